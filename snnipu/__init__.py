@@ -1,0 +1,16 @@
+"""Spiking neural networks in PyTorch, trained fast: ``import snnipu as snn`` in place of ``import snntorch as snn``."""
+
+from typing import Any
+
+from snnipu import _passthrough
+
+_passthrough.install()
+
+from snnipu._version import __version__  # noqa: E402
+from snnipu.neurons import Leaky, MultiStep  # noqa: E402
+
+__all__ = ["Leaky", "MultiStep", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    return _passthrough.resolve(name)

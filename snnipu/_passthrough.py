@@ -1,0 +1,61 @@
+"""Every snnTorch name that snnipu does not accelerate resolves to snnTorch's own object.
+
+``snnipu.Synaptic`` is ``snntorch.Synaptic``; ``import snnipu.spikegen`` and ``from snnipu.functional import loss``
+give snnTorch's modules. Modules of our own come first: this finder is the last one asked.
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from types import ModuleType
+from typing import Any, Optional, Sequence
+
+import snntorch
+
+PREFIX = "snnipu."
+
+
+def snntorch_module_name(fullname: str) -> Optional[str]:
+    """``snnipu.functional.loss`` -> ``snntorch.functional.loss``, or None where snnTorch has no such module."""
+    name = "snntorch." + fullname[len(PREFIX) :]
+    if name in sys.modules:
+        return name
+    try:
+        return name if importlib.util.find_spec(name) is not None else None
+    except ModuleNotFoundError:
+        return None
+
+
+class _AliasLoader(importlib.abc.Loader):
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Optional[ModuleType]:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        # importlib hands out what stands in sys.modules after exec_module: the real module keeps its own __spec__.
+        sys.modules[module.__name__] = importlib.import_module("snntorch." + module.__name__[len(PREFIX) :])
+
+
+class PassthroughFinder(importlib.abc.MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
+    ) -> Optional[importlib.machinery.ModuleSpec]:
+        if not fullname.startswith(PREFIX) or snntorch_module_name(fullname) is None:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, _AliasLoader())
+
+
+def install() -> None:
+    """Append the finder to ``sys.meta_path``, once."""
+    if not any(isinstance(finder, PassthroughFinder) for finder in sys.meta_path):
+        sys.meta_path.append(PassthroughFinder())
+
+
+def resolve(name: str) -> Any:
+    """The snnTorch attribute or submodule called ``name``."""
+    if hasattr(snntorch, name):
+        return getattr(snntorch, name)
+    if not name.startswith("_") and snntorch_module_name(PREFIX + name) is not None:
+        return importlib.import_module("snntorch." + name)
+    raise AttributeError(f"module 'snnipu' has no attribute {name!r}, and neither has snntorch {snntorch.__version__}")

@@ -1,0 +1,31 @@
+"""``python -m snnipu``: one sub-command a module; a module is imported only when its command is asked for."""
+
+import argparse
+import importlib
+import sys
+from typing import List, Optional
+
+COMMANDS = {
+    "info": "versions, instruction set, threads, and on which backend each op runs here",
+    "train": "train a spiking network on real digits",
+    "run": "run an unmodified PopTorch (or snnTorch) script on this machine",
+    "bench": "time snnipu beside its peers, in one run",
+}
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Run the sub-command that ``argv`` (default: ``sys.argv[1:]``) names; returns the exit status."""
+    from snnipu._version import __version__
+
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in COMMANDS:
+        status: int = importlib.import_module(f"snnipu.cli.{argv[0]}").main(argv[1:])
+        return status
+    parser = argparse.ArgumentParser(prog="snnipu", description="Fast training of spiking neural networks.")
+    parser.add_argument("--version", action="version", version=f"snnipu {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name, summary in COMMANDS.items():
+        commands.add_parser(name, help=summary)
+    parser.parse_args(argv)
+    parser.print_help()
+    return 2
