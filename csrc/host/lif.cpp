@@ -1,0 +1,356 @@
+// Host side of lif_sequence: cache-sized blocks of elements, each one call of a vertex.
+#include "host/parallel.hpp"
+#include "host/snnipu.h"
+#include "host/workers.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <new>
+#include <vector>
+
+// The codelet file itself: its templates are instantiated here for the host's storage types.
+#include "vertices/lif.cpp"
+
+namespace snnipu {
+namespace {
+
+// Elements of a block: state, parameters and sums of a block stay in the first-level cache.
+constexpr std::size_t blockElements = 1024;
+
+template <typename C> struct Parameter {
+  const C *values;
+  std::size_t size;
+
+  // The values of elements [begin, begin + count), one each.
+  void expand(C *to, std::size_t begin, std::size_t count) const {
+    std::size_t from = begin % size;
+    for (std::size_t i = 0; i < count; ++i) {
+      to[i] = values[from];
+      if (++from == size)
+        from = 0;
+    }
+  }
+};
+
+template <typename C> struct Parameters {
+  Parameter<C> beta, threshold, graded;
+
+  bool perElement() const { return beta.size > 1 || threshold.size > 1 || graded.size > 1; }
+};
+
+// A block's parameters: expanded where any of them is per element, else the single values.
+template <typename C> struct BlockParameters {
+  C expanded[3][blockElements];
+
+  template <typename Vertex>
+  void connect(Vertex &vertex, const Parameters<C> &p, std::size_t begin, std::size_t count) {
+    vertex.perElement = p.perElement();
+    if (!vertex.perElement) {
+      vertex.beta.connect(p.beta.values);
+      vertex.threshold.connect(p.threshold.values);
+      vertex.graded.connect(p.graded.values);
+      return;
+    }
+    p.beta.expand(expanded[0], begin, count);
+    p.threshold.expand(expanded[1], begin, count);
+    p.graded.expand(expanded[2], begin, count);
+    vertex.beta.connect(expanded[0]);
+    vertex.threshold.connect(expanded[1]);
+    vertex.graded.connect(expanded[2]);
+  }
+};
+
+template <typename S> struct ForwardArgs {
+  using C = Compute<S>;
+  const S *x;
+  const C *mem0;
+  Parameters<C> parameters;
+  S *spk, *mem, *preReset;
+  std::size_t steps, elements;
+  bool constantInput;
+  unsigned threads;
+};
+
+template <typename Vertex, typename S> void forward(const ForwardArgs<S> &a) {
+  using C = Compute<S>;
+  const WorkerOrder order = workerOrder();
+  const std::size_t blocks = (a.elements + blockElements - 1) / blockElements;
+  parallelFor(blocks, a.threads, [&](std::size_t block) {
+    alignas(64) C state[blockElements];
+    alignas(64) BlockParameters<C> parameters;
+    const std::size_t begin = block * blockElements;
+    const std::size_t count = std::min(blockElements, a.elements - begin);
+    if (a.mem0)
+      std::copy_n(a.mem0 + begin, count, state);
+    else
+      std::fill_n(state, count, C(0));
+    Vertex vertex;
+    vertex.x.connect(a.x + begin);
+    vertex.state.connect(state);
+    vertex.spk.connect(a.spk + begin);
+    vertex.mem.connect(a.mem + begin);
+    vertex.preReset.connect(a.preReset ? a.preReset + begin : nullptr);
+    vertex.steps = static_cast<unsigned>(a.steps);
+    vertex.stride = static_cast<unsigned>(a.elements);
+    vertex.size = static_cast<unsigned>(count);
+    vertex.constantInput = a.constantInput;
+    parameters.connect(vertex, a.parameters, begin, count);
+    runVertex(vertex, order);
+  });
+}
+
+template <typename S> struct BackwardArgs {
+  using C = Compute<S>;
+  const S *gradSpk, *gradMem, *mem, *preReset;
+  const C *mem0;
+  Parameters<C> parameters;
+  S *gradX;
+  C *gradMem0;
+  C *gradParameters[3]; // beta, threshold, graded; each may be null
+  std::size_t steps, elements;
+  bool constantInput;
+  C surrogateA, surrogateB;
+  unsigned threads;
+};
+
+// Sums over elements of one parameter's gradient. A single parameter: a double for each block. One per element: the
+// elements' sums are kept and those of the same neuron added up at the end. Either way the order does not depend on
+// the threads.
+template <typename C> class ParameterSum {
+public:
+  ParameterSum(C *result, std::size_t size, std::size_t elements, std::size_t blocks)
+      : result_(result), size_(size), elements_(elements) {
+    if (result)
+      size == 1 ? blockSums_.resize(blocks) : elementSums_.resize(elements);
+  }
+
+  void addBlock(std::size_t block, const C *sums, std::size_t count) {
+    if (!result_)
+      return;
+    if (size_ > 1) {
+      std::copy_n(sums, count, elementSums_.data() + block * blockElements);
+      return;
+    }
+    double total = 0;
+    for (std::size_t i = 0; i < count; ++i)
+      total += static_cast<double>(sums[i]);
+    blockSums_[block] = total;
+  }
+
+  void finish() {
+    if (!result_)
+      return;
+    if (size_ == 1) {
+      double total = 0;
+      for (const double sum : blockSums_)
+        total += sum;
+      result_[0] = static_cast<C>(total);
+      return;
+    }
+    std::vector<double> totals(size_);
+    for (std::size_t row = 0; row < elements_; row += size_)
+      for (std::size_t i = 0; i < size_; ++i)
+        totals[i] += static_cast<double>(elementSums_[row + i]);
+    std::transform(totals.begin(), totals.end(), result_, [](double total) { return static_cast<C>(total); });
+  }
+
+private:
+  C *result_;
+  std::size_t size_, elements_;
+  std::vector<double> blockSums_;
+  std::vector<C> elementSums_;
+};
+
+template <typename Vertex, typename S> void backward(const BackwardArgs<S> &a) {
+  using C = Compute<S>;
+  const WorkerOrder order = workerOrder();
+  const std::size_t blocks = (a.elements + blockElements - 1) / blockElements;
+  const Parameter<C> *const parameter[3] = {&a.parameters.beta, &a.parameters.threshold, &a.parameters.graded};
+  std::vector<ParameterSum<C>> sums;
+  bool parameterGradients = false;
+  for (int i = 0; i < 3; ++i) {
+    sums.emplace_back(a.gradParameters[i], parameter[i]->size, a.elements, blocks);
+    parameterGradients = parameterGradients || a.gradParameters[i];
+  }
+  parallelFor(blocks, a.threads, [&](std::size_t block) {
+    alignas(64) C gradState[blockElements];
+    alignas(64) C gradConstant[blockElements];
+    alignas(64) C zeros[blockElements];
+    alignas(64) C parameterSums[3][blockElements];
+    alignas(64) BlockParameters<C> parameters;
+    const std::size_t begin = block * blockElements;
+    const std::size_t count = std::min(blockElements, a.elements - begin);
+    std::fill_n(gradState, count, C(0));
+    if (a.constantInput)
+      std::fill_n(gradConstant, count, C(0));
+    if (!a.mem0)
+      std::fill_n(zeros, count, C(0));
+    if (parameterGradients)
+      for (auto &sum : parameterSums)
+        std::fill_n(sum, count, C(0));
+    Vertex vertex;
+    vertex.hasGradSpk = a.gradSpk != nullptr;
+    vertex.hasGradMem = a.gradMem != nullptr;
+    vertex.parameterGradients = parameterGradients;
+    vertex.gradSpk.connect(a.gradSpk ? a.gradSpk + begin : nullptr);
+    vertex.gradMem.connect(a.gradMem ? a.gradMem + begin : nullptr);
+    vertex.mem.connect(a.mem + begin);
+    vertex.preReset.connect(a.preReset ? a.preReset + begin : nullptr);
+    vertex.memInitial.connect(a.mem0 ? a.mem0 + begin : zeros);
+    vertex.gradX.connect(a.gradX + begin);
+    vertex.gradConstant.connect(gradConstant);
+    vertex.gradState.connect(gradState);
+    vertex.gradBeta.connect(parameterSums[0]);
+    vertex.gradThreshold.connect(parameterSums[1]);
+    vertex.gradGraded.connect(parameterSums[2]);
+    vertex.surrogateA = a.surrogateA;
+    vertex.surrogateB = a.surrogateB;
+    vertex.steps = static_cast<unsigned>(a.steps);
+    vertex.stride = static_cast<unsigned>(a.elements);
+    vertex.size = static_cast<unsigned>(count);
+    vertex.constantInput = a.constantInput;
+    parameters.connect(vertex, a.parameters, begin, count);
+    runVertex(vertex, order);
+    if (a.constantInput)
+      for (std::size_t i = 0; i < count; ++i)
+        store(a.gradX + begin + i, SingleLane<C>{gradConstant[i]});
+    if (a.gradMem0)
+      std::copy_n(gradState, count, a.gradMem0 + begin);
+    if (parameterGradients)
+      for (int i = 0; i < 3; ++i)
+        sums[i].addBlock(block, parameterSums[i], count);
+  });
+  for (auto &sum : sums)
+    sum.finish();
+}
+
+template <typename S, Reset R, typename Spike> void forwardDelay(const ForwardArgs<S> &a, bool resetDelay) {
+  if (resetDelay)
+    forward<LifForward<S, R, true, Spike>>(a);
+  else
+    forward<LifForward<S, R, false, Spike>>(a);
+}
+
+template <typename Spike, typename S> int forwardReset(const ForwardArgs<S> &a, int reset, bool resetDelay) {
+  switch (reset) {
+  case SNNIPU_RESET_SUBTRACT:
+    forwardDelay<S, Reset::Subtract, Spike>(a, resetDelay);
+    return 0;
+  case SNNIPU_RESET_ZERO:
+    forwardDelay<S, Reset::Zero, Spike>(a, resetDelay);
+    return 0;
+  case SNNIPU_RESET_NONE:
+    forwardDelay<S, Reset::None, Spike>(a, resetDelay);
+    return 0;
+  default:
+    return 1;
+  }
+}
+
+template <typename S, Reset R, template <typename> class Surrogate, typename Spike>
+void backwardDelay(const BackwardArgs<S> &a, bool resetDelay) {
+  if (resetDelay)
+    backward<LifBackward<S, R, true, Surrogate, Spike>>(a);
+  else
+    backward<LifBackward<S, R, false, Surrogate, Spike>>(a);
+}
+
+template <template <typename> class Surrogate, typename Spike, typename S>
+int backwardReset(const BackwardArgs<S> &a, int reset, bool resetDelay) {
+  switch (reset) {
+  case SNNIPU_RESET_SUBTRACT:
+    backwardDelay<S, Reset::Subtract, Surrogate, Spike>(a, resetDelay);
+    return 0;
+  case SNNIPU_RESET_ZERO:
+    backwardDelay<S, Reset::Zero, Surrogate, Spike>(a, resetDelay);
+    return 0;
+  case SNNIPU_RESET_NONE:
+    backwardDelay<S, Reset::None, Surrogate, Spike>(a, resetDelay);
+    return 0;
+  default:
+    return 1;
+  }
+}
+
+template <typename S> int backwardSurrogate(const BackwardArgs<S> &a, int reset, bool resetDelay, int surrogate) {
+  switch (surrogate) {
+  case SNNIPU_LEAKY_STEP:
+    return backwardReset<LeakyStep, HardSpike>(a, reset, resetDelay);
+  case SNNIPU_TRIANGULAR:
+    return backwardReset<Triangular, HardSpike>(a, reset, resetDelay);
+  case SNNIPU_FAST_SIGMOID:
+    return backwardReset<FastSigmoid, HardSpike>(a, reset, resetDelay);
+  case SNNIPU_ATAN:
+    return backwardReset<ATan, HardSpike>(a, reset, resetDelay);
+  case SNNIPU_SIGMOID:
+    return backwardReset<Sigmoid, HardSpike>(a, reset, resetDelay);
+  case SNNIPU_SPIKE_RATE_ESCAPE:
+    return backwardReset<SpikeRateEscape, HardSpike>(a, reset, resetDelay);
+  default:
+    return 1;
+  }
+}
+
+} // namespace
+} // namespace snnipu
+
+using snnipu::BFloat16;
+using snnipu::Float16;
+
+#define FORWARD_ARGS(S)                                                                                                \
+  snnipu::ForwardArgs<S> {                                                                                             \
+    x, mem0,                                                                                                           \
+        {{beta, static_cast<std::size_t>(beta_size)},                                                                  \
+         {threshold, static_cast<std::size_t>(threshold_size)},                                                        \
+         {graded, static_cast<std::size_t>(graded_size)}},                                                             \
+        spk, mem, pre_reset, static_cast<std::size_t>(steps), static_cast<std::size_t>(elements),                      \
+        constant_input != 0 && steps > 1, static_cast<unsigned>(threads)                                                                                 \
+  }
+
+#define BACKWARD_ARGS(S)                                                                                               \
+  snnipu::BackwardArgs<S> {                                                                                            \
+    grad_spk, grad_mem, mem, pre_reset, mem0,                                                                          \
+        {{beta, static_cast<std::size_t>(beta_size)},                                                                  \
+         {threshold, static_cast<std::size_t>(threshold_size)},                                                        \
+         {graded, static_cast<std::size_t>(graded_size)}},                                                             \
+        grad_x, grad_mem0, {grad_beta, grad_threshold, grad_graded}, static_cast<std::size_t>(steps),                  \
+        static_cast<std::size_t>(elements), constant_input != 0 && steps > 1,                                          \
+        static_cast<snnipu::Compute<S>>(surrogate_a),                                                                  \
+        static_cast<snnipu::Compute<S>>(surrogate_b), static_cast<unsigned>(threads)                                   \
+  }
+
+#define LIF_SEQUENCE(SUFFIX, S, C)                                                                                     \
+  SNNIPU_LIF_SEQUENCE_FWD(snnipu_lif_sequence_fwd_##SUFFIX, S, C) {                                                    \
+    return snnipu::forwardReset<snnipu::HardSpike>(FORWARD_ARGS(S), reset, reset_delay != 0);                          \
+  }                                                                                                                    \
+  SNNIPU_LIF_SEQUENCE_BWD(snnipu_lif_sequence_bwd_##SUFFIX, S, C) {                                                    \
+    try {                                                                                                              \
+      return snnipu::backwardSurrogate(BACKWARD_ARGS(S), reset, reset_delay != 0, surrogate);                          \
+    } catch (const std::bad_alloc &) {                                                                                 \
+      return 2;                                                                                                        \
+    }                                                                                                                  \
+  }
+
+extern "C" {
+
+LIF_SEQUENCE(f32, float, float)
+LIF_SEQUENCE(f64, double, double)
+LIF_SEQUENCE(f16, Float16, float)
+LIF_SEQUENCE(bf16, BFloat16, float)
+
+// The same vertices with a smooth spike, whose true derivative is the surrogate: for checking the adjoint by finite
+// differences.
+SNNIPU_LIF_SEQUENCE_FWD(snnipu_lif_sequence_fwd_smooth_f64, double, double) {
+  return snnipu::forwardReset<snnipu::SmoothSpike>(FORWARD_ARGS(double), reset, reset_delay != 0);
+}
+SNNIPU_LIF_SEQUENCE_BWD(snnipu_lif_sequence_bwd_smooth_f64, double, double) {
+  if (surrogate != SNNIPU_FAST_SIGMOID)
+    return 1;
+  try {
+    return snnipu::backwardReset<snnipu::FastSigmoid, snnipu::SmoothSpike>(BACKWARD_ARGS(double), reset,
+                                                                           reset_delay != 0);
+  } catch (const std::bad_alloc &) {
+    return 2;
+  }
+}
+}

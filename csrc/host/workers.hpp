@@ -1,0 +1,22 @@
+// Running a MultiVertex on the host.
+#pragma once
+
+#include <poplar/Vertex.hpp>
+
+namespace snnipu {
+
+struct WorkerOrder {
+  unsigned workers = 1;
+  bool descending = false;
+};
+
+// Of the calling thread.
+WorkerOrder &workerOrder();
+
+template <typename Vertex> void runVertex(Vertex &vertex, const WorkerOrder &order) {
+  poplar::MultiVertex::setNumWorkers(order.workers);
+  for (unsigned i = 0; i < order.workers; ++i)
+    vertex.compute(order.descending ? order.workers - 1 - i : i);
+}
+
+} // namespace snnipu

@@ -1,0 +1,95 @@
+// Stand-in for Poplar's <poplar/Vertex.hpp> on the host: the field types a codelet declares, backed by plain pointers.
+// Written against the Poplar API reference ("Writing vertices in C++"). Never on popc's include path.
+#pragma once
+
+#include <cstddef>
+
+namespace poplar {
+
+enum class VectorLayout { SPAN, ONE_PTR };
+
+// A field over `size()` consecutive elements. ONE_PTR fields do not know their size, as on the device.
+template <typename T, VectorLayout Layout = VectorLayout::SPAN, unsigned MinAlign = alignof(T)>
+class Vector {
+public:
+  using value_type = T;
+};
+
+namespace detail {
+
+// What an edge of a vertex is connected to.
+template <typename T> class Field {
+public:
+  void connect(T *data) { data_ = data; }
+  T &operator*() const { return *data_; }
+  operator T &() const { return *data_; }
+
+private:
+  T *data_ = nullptr;
+};
+
+template <typename T> class PointerField {
+public:
+  void connect(T *data) { data_ = data; }
+  T &operator[](std::size_t index) const { return data_[index]; }
+  T *data() const { return data_; }
+
+protected:
+  T *data_ = nullptr;
+};
+
+template <typename T> class SpanField : public PointerField<T> {
+public:
+  void connect(T *data, std::size_t size) {
+    this->data_ = data;
+    size_ = size;
+  }
+  std::size_t size() const { return size_; }
+  T *begin() const { return this->data_; }
+  T *end() const { return this->data_ + size_; }
+
+private:
+  std::size_t size_ = 0;
+};
+
+} // namespace detail
+
+template <typename T> class Output : public detail::Field<T> {
+public:
+  T &operator=(const T &value) const { return **this = value; }
+};
+template <typename T> class InOut : public Output<T> {
+public:
+  using Output<T>::operator=;
+};
+template <typename T> class Input : public detail::Field<const T> {};
+
+template <typename T, unsigned A>
+class Input<Vector<T, VectorLayout::ONE_PTR, A>> : public detail::PointerField<const T> {};
+template <typename T, unsigned A>
+class Output<Vector<T, VectorLayout::ONE_PTR, A>> : public detail::PointerField<T> {};
+template <typename T, unsigned A>
+class InOut<Vector<T, VectorLayout::ONE_PTR, A>> : public detail::PointerField<T> {};
+template <typename T, unsigned A>
+class Input<Vector<T, VectorLayout::SPAN, A>> : public detail::SpanField<const T> {};
+template <typename T, unsigned A>
+class Output<Vector<T, VectorLayout::SPAN, A>> : public detail::SpanField<T> {};
+template <typename T, unsigned A>
+class InOut<Vector<T, VectorLayout::SPAN, A>> : public detail::SpanField<T> {};
+
+class Vertex {};
+
+// compute(workerId) runs once for each of numWorkers() workers. A tile has six; one host thread is one worker.
+class MultiVertex : public Vertex {
+public:
+  static unsigned numWorkers() { return workers(); }
+  static void setNumWorkers(unsigned count) { workers() = count; }
+
+private:
+  static unsigned &workers() {
+    static thread_local unsigned count = 1;
+    return count;
+  }
+};
+
+} // namespace poplar

@@ -1,0 +1,206 @@
+// SIMD lane types and the storage formats they are loaded from.
+//
+// A neuron's maths is written once, on a vector V of `lanes` elements of float or double: one register of the host's
+// instruction set, a float2 on the IPU, or a single lane for the elements left over at the end of a row.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+// Bytes of one register: 8 is the IPU's float2.
+#if !defined(SNNIPU_LANE_BYTES)
+#if defined(__AVX512F__)
+#define SNNIPU_LANE_BYTES 64
+#elif defined(__AVX2__)
+#define SNNIPU_LANE_BYTES 32
+#elif defined(__x86_64__) || defined(__aarch64__)
+#define SNNIPU_LANE_BYTES 16
+#else
+#define SNNIPU_LANE_BYTES 8
+#endif
+#endif
+
+namespace snnipu {
+
+template <typename C, unsigned N> struct VectorOf {
+  typedef C type __attribute__((vector_size(N * sizeof(C))));
+};
+template <typename C, unsigned N> using VectorN = typename VectorOf<C, N>::type;
+
+template <typename C> constexpr unsigned registerLanes = SNNIPU_LANE_BYTES / sizeof(C);
+template <typename C> using Register = VectorN<C, registerLanes<C>>;
+template <typename C> using SingleLane = VectorN<C, 1>;
+
+template <typename V> using Element = std::remove_cv_t<std::remove_reference_t<decltype(std::declval<V &>()[0])>>;
+template <typename V> constexpr unsigned lanes = sizeof(V) / sizeof(Element<V>);
+
+template <typename V> inline V splat(Element<V> value) { return V{} + value; }
+
+template <typename V> inline V abs(V v) { return v < splat<V>(0) ? -v : v; }
+
+// exp(v): Cody-Waite reduction and a degree-6 polynomial, within 2 ulp for float; 0 below and inf above float's range.
+template <typename V> inline V exp(V v) {
+  using C = Element<V>;
+  if constexpr (std::is_same_v<C, float>) {
+    typedef VectorN<int32_t, lanes<V>> Bits;
+    const V low = splat<V>(-87.3365447f), high = splat<V>(88.7228394f);
+    const V clamped = v < low ? low : (v > high ? high : v);
+    // Adding and taking away 1.5 * 2^23 rounds to the nearest integer.
+    const V magic = splat<V>(12582912.0f);
+    V n = clamped * 1.44269504f + magic;
+    n = n - magic;
+    const V r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+    V p = splat<V>(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    // 2^n in two factors, as n may be 128.
+    const Bits exponent = __builtin_convertvector(n, Bits);
+    const Bits half = exponent >> 1;
+    V scale1, scale2;
+    const Bits bits1 = (half + 127) << 23, bits2 = (exponent - half + 127) << 23;
+    std::memcpy(&scale1, &bits1, sizeof(V));
+    std::memcpy(&scale2, &bits2, sizeof(V));
+    V result = p * scale1 * scale2;
+    result = v < low ? splat<V>(0.0f) : result;
+    result = v > high ? splat<V>(INFINITY) : result;
+    return v != v ? v : result;
+  } else {
+    V result;
+    for (unsigned i = 0; i < lanes<V>; ++i)
+      result[i] = std::exp(v[i]);
+    return result;
+  }
+}
+
+// 16-bit storage formats of the host. On the IPU `half` is a type of the compiler's.
+struct Float16 {
+  uint16_t bits;
+};
+struct BFloat16 {
+  uint16_t bits;
+};
+
+// Arithmetic is in float whatever the storage, in double for double.
+template <typename S> using Compute = std::conditional_t<std::is_same_v<S, double>, double, float>;
+
+template <typename V> struct Convert {
+  typedef VectorN<uint32_t, lanes<V>> Bits32;
+  typedef VectorN<uint16_t, lanes<V>> Bits16;
+
+  static V fromBits(Bits32 bits) {
+    V v;
+    std::memcpy(&v, &bits, sizeof(V));
+    return v;
+  }
+  static Bits32 toBits(V v) {
+    Bits32 bits;
+    std::memcpy(&bits, &v, sizeof(V));
+    return bits;
+  }
+
+  static V fromBFloat16(Bits16 h) { return fromBits(__builtin_convertvector(h, Bits32) << 16); }
+  // Round to nearest, ties to even; NaN stays NaN.
+  static Bits16 toBFloat16(V v) {
+    const Bits32 bits = toBits(v);
+    const Bits32 rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+    const Bits32 kept = v != v ? (bits | 0x400000u) : rounded;
+    return __builtin_convertvector(kept >> 16, Bits16);
+  }
+
+  static V fromFloat16(Bits16 h) {
+#if defined(__AVX512F__)
+    if constexpr (lanes<V> == 16)
+      return reinterpret_cast<V>(_mm512_maskz_cvtph_ps(0xffff, reinterpret_cast<__m256i>(h)));
+#endif
+#if defined(__F16C__)
+    if constexpr (lanes<V> == 8)
+      return reinterpret_cast<V>(_mm256_cvtph_ps(reinterpret_cast<__m128i>(h)));
+#endif
+    const Bits32 wide = __builtin_convertvector(h, Bits32);
+    const Bits32 sign = (wide & 0x8000u) << 16;
+    const Bits32 magnitude = wide & 0x7fffu;
+    // Exponent rebias by a multiplication with 2^112: subnormals come out right without a special case.
+    const V scaled = fromBits(magnitude << 13) * 0x1p112f;
+    const Bits32 special = (magnitude << 13) | 0x7f800000u;
+    return fromBits(sign | (magnitude >= 0x7c00u ? special : toBits(scaled)));
+  }
+  static Bits16 toFloat16(V v) {
+#if defined(__AVX512F__)
+    if constexpr (lanes<V> == 16)
+      return reinterpret_cast<Bits16>(_mm512_maskz_cvtps_ph(0xffff, reinterpret_cast<__m512>(v), _MM_FROUND_TO_NEAREST_INT));
+#endif
+#if defined(__F16C__)
+    if constexpr (lanes<V> == 8)
+      return reinterpret_cast<Bits16>(_mm256_cvtps_ph(reinterpret_cast<__m256>(v), _MM_FROUND_TO_NEAREST_INT));
+#endif
+    const Bits32 bits = toBits(v);
+    const Bits32 sign = (bits >> 16) & 0x8000u;
+    const Bits32 magnitude = bits & 0x7fffffffu;
+    // Normal numbers: rebias, then round to nearest even. Subnormals: let an addition of 0.5 do the rounding.
+    const Bits32 normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+    const Bits32 subnormal = toBits(fromBits(magnitude) + 0.5f) - 0x3f000000u;
+    Bits32 result = magnitude < 0x38800000u ? subnormal : normal;
+    result = magnitude >= 0x477ff000u ? Bits32{} + 0x7c00u : result;
+    result = magnitude > 0x7f800000u ? (0x7e00u | ((magnitude >> 13) & 0x3ffu)) : result;
+    return __builtin_convertvector(sign | result, Bits16);
+  }
+};
+
+// lanes<V> consecutive elements of storage type S as a V, and back. Unaligned.
+template <typename V, typename S> inline V load(const S *from) {
+  if constexpr (std::is_same_v<S, Element<V>>) {
+    V v;
+    std::memcpy(&v, from, sizeof(V));
+    return v;
+  } else if constexpr (std::is_same_v<S, Float16> || std::is_same_v<S, BFloat16>) {
+    typename Convert<V>::Bits16 bits;
+    std::memcpy(&bits, from, sizeof(bits));
+    if constexpr (std::is_same_v<S, Float16>)
+      return Convert<V>::fromFloat16(bits);
+    else
+      return Convert<V>::fromBFloat16(bits);
+  } else {
+    V v;
+    for (unsigned i = 0; i < lanes<V>; ++i)
+      v[i] = static_cast<Element<V>>(from[i]);
+    return v;
+  }
+}
+
+template <typename V, typename S> inline void store(S *to, V v) {
+  if constexpr (std::is_same_v<S, Element<V>>) {
+    std::memcpy(to, &v, sizeof(V));
+  } else if constexpr (std::is_same_v<S, Float16>) {
+    const auto bits = Convert<V>::toFloat16(v);
+    std::memcpy(to, &bits, sizeof(bits));
+  } else if constexpr (std::is_same_v<S, BFloat16>) {
+    const auto bits = Convert<V>::toBFloat16(v);
+    std::memcpy(to, &bits, sizeof(bits));
+  } else {
+    for (unsigned i = 0; i < lanes<V>; ++i)
+      to[i] = static_cast<S>(v[i]);
+  }
+}
+
+// v as storage type S would give it back.
+template <typename S, typename V> inline V quantise(V v) {
+  if constexpr (std::is_same_v<S, Element<V>>) {
+    return v;
+  } else {
+    S stored[lanes<V>];
+    store(stored, v);
+    return load<V>(stored);
+  }
+}
+
+} // namespace snnipu

@@ -1,0 +1,61 @@
+// Surrogate gradients of the spike S = H(u), u = mem - threshold: what takes the place of dS/du in the backward pass.
+//
+// Equations and parameter names are snnTorch 1.0's (snntorch.surrogate). Each is a small struct with up to two
+// parameters, a template argument of the vertices; `gradient(u, g)` is g * dS/du.
+#pragma once
+
+#include "neuron/lanes.hpp"
+
+namespace snnipu {
+
+// u > 0 ? 1 : slope. straight_through_estimator: slope 1; heaviside: slope 0; LSO: slope.
+template <typename C> struct LeakyStep {
+  C slope, unused;
+  template <typename V> V gradient(V u, V g) const { return u > splat<V>(0) ? g : slope * g; }
+};
+
+// u < 0 ? threshold : -threshold.
+template <typename C> struct Triangular {
+  C threshold, unused;
+  template <typename V> V gradient(V u, V g) const {
+    const V scaled = g * threshold;
+    return u >= splat<V>(0) ? -scaled : scaled;
+  }
+};
+
+// 1 / (slope |u| + 1)^2 where u > cutoff, else 0. fast_sigmoid: cutoff -inf; SFS: cutoff B.
+template <typename C> struct FastSigmoid {
+  C slope, cutoff;
+  template <typename V> V gradient(V u, V g) const {
+    const V base = slope * abs(u) + C(1);
+    const V value = g / (base * base);
+    return u <= splat<V>(cutoff) ? splat<V>(0) : value;
+  }
+};
+
+// alpha / 2 / (1 + (pi/2 alpha u)^2).
+template <typename C> struct ATan {
+  C alpha, unused;
+  template <typename V> V gradient(V u, V g) const {
+    const V scaled = C(1.57079632679489661923) * alpha * u;
+    return (alpha / C(2)) / (C(1) + scaled * scaled) * g;
+  }
+};
+
+// slope e / (e + 1)^2 with e = exp(-slope |u|): even in u, so that exp never overflows.
+template <typename C> struct Sigmoid {
+  C slope, unused;
+  template <typename V> V gradient(V u, V g) const {
+    const V e = exp(-abs(slope * u));
+    const V base = e + C(1);
+    return g * slope * e / (base * base);
+  }
+};
+
+// slope exp(-beta |u - 1|).
+template <typename C> struct SpikeRateEscape {
+  C beta, slope;
+  template <typename V> V gradient(V u, V g) const { return g * slope * exp(-beta * abs(u - C(1))); }
+};
+
+} // namespace snnipu

@@ -1,0 +1,219 @@
+// LifForward and LifBackward: a leaky integrate-and-fire layer over a whole sequence, for the elements one tile holds.
+//
+// An element is one neuron of one sample. Time step t of element i lies at [t * stride + i]; elements are independent,
+// so the workers of a tile share them out and no worker waits for another. Parameters are either one value for all
+// elements or one each (perElement). State and parameters are in float (double for double) whatever the storage is.
+// Spikes are decided on the membrane as stored, so that spk == (mem > threshold) holds exactly on the outputs and the
+// backward pass sees the forward pass's decisions.
+#include <poplar/Vertex.hpp>
+
+#include "neuron/lif.hpp"
+#include "neuron/surrogate.hpp"
+
+namespace snnipu {
+
+template <typename T> using In = poplar::Input<poplar::Vector<T, poplar::VectorLayout::ONE_PTR>>;
+template <typename T> using Out = poplar::Output<poplar::Vector<T, poplar::VectorLayout::ONE_PTR>>;
+template <typename T> using Through = poplar::InOut<poplar::Vector<T, poplar::VectorLayout::ONE_PTR>>;
+
+struct WorkerRange {
+  unsigned begin, end;
+};
+
+// Worker's share of size elements, in whole registers.
+template <typename C> inline WorkerRange workerRange(unsigned worker, unsigned workers, unsigned size) {
+  constexpr unsigned step = registerLanes<C>;
+  const unsigned registers = (size + step - 1) / step;
+  const unsigned share = (registers + workers - 1) / workers * step;
+  const unsigned begin = worker * share < size ? worker * share : size;
+  return {begin, share < size - begin ? begin + share : size};
+}
+
+// body(index, V{}) for every register of [begin, end), then for every element left over. The second argument only
+// carries the type.
+template <typename C, typename Body> inline void forLanes(WorkerRange range, const Body &body) {
+  unsigned i = range.begin;
+  for (; i + registerLanes<C> <= range.end; i += registerLanes<C>)
+    body(i, Register<C>{});
+  for (; i < range.end; ++i)
+    body(i, SingleLane<C>{});
+}
+
+// PerElement is chosen at run time, once a call.
+template <bool PerElement, typename V, typename C>
+inline LifParameters<V> lifParameters(const C *beta, const C *threshold, const C *graded, unsigned i) {
+  if constexpr (PerElement)
+    return {clampUnit(load<V>(beta + i)), load<V>(threshold + i), load<V>(graded + i)};
+  else
+    return {clampUnit(splat<V>(beta[0])), splat<V>(threshold[0]), splat<V>(graded[0])};
+}
+
+template <typename S, Reset R, bool ResetDelay, typename Spike = HardSpike>
+class LifForward : public poplar::MultiVertex {
+public:
+  using C = Compute<S>;
+
+  In<S> x;
+  In<C> beta;
+  In<C> threshold;
+  In<C> graded;
+  Through<C> state; // membrane: before the first step -> after the last
+  Out<S> spk;
+  Out<S> mem;
+  Out<S> preReset; // membrane before an immediate reset; unused with a delayed one
+  unsigned steps;
+  unsigned stride;
+  unsigned size;
+  bool perElement;
+  bool constantInput; // x is [size], the same at every step
+
+  void compute(unsigned workerId) {
+    const WorkerRange range = workerRange<C>(workerId, numWorkers(), size);
+    if (perElement)
+      run<true>(range);
+    else
+      run<false>(range);
+  }
+
+private:
+  template <bool PerElement> void run(WorkerRange range) {
+    for (unsigned t = 0; t < steps; ++t) {
+      const std::size_t row = static_cast<std::size_t>(t) * stride;
+      const S *const xRow = &x[constantInput ? 0 : row];
+      S *const spkRow = &spk[row];
+      S *const memRow = &mem[row];
+      S *const preRow = ResetDelay ? nullptr : &preReset[row];
+      C *const stateRow = &state[0];
+      const C *const b = &beta[0], *const thr = &threshold[0], *const g = &graded[0];
+      forLanes<C>(range, [=](unsigned i, auto lane) {
+        using V = decltype(lane);
+        const auto p = lifParameters<PerElement, V>(b, thr, g, i);
+        const V before = load<V>(stateRow + i);
+        const V reset = heaviside(quantise<S>(before) - p.threshold);
+        const V u = lifIntegrate<R>(p, load<V>(xRow + i), before, reset);
+        const V spike = Spike::value(quantise<S>(u) - p.threshold);
+        V after = u;
+        if constexpr (!ResetDelay) {
+          store(preRow + i, u);
+          after = lifResetNow<R>(p, u, spike, reset);
+        }
+        store(spkRow + i, spike * p.graded);
+        store(memRow + i, after);
+        store(stateRow + i, after);
+      });
+    }
+  }
+};
+
+// Gradients flow from gradSpk and gradMem (either may be absent) and from the steps after (gradState).
+template <typename S, Reset R, bool ResetDelay, template <typename> class Surrogate, typename Spike = HardSpike>
+class LifBackward : public poplar::MultiVertex {
+public:
+  using C = Compute<S>;
+
+  In<S> gradSpk;
+  In<S> gradMem;
+  In<S> mem; // the forward pass's output
+  In<S> preReset;
+  In<C> memInitial; // membrane before the first step
+  In<C> beta;
+  In<C> threshold;
+  In<C> graded;
+  Out<S> gradX; // unused with a constant input
+  Through<C> gradConstant; // of a constant input: the sum over time
+  Through<C> gradState; // gradient of the membrane: after the last step -> before the first
+  // One sum over time per element; clamped beta's mask is already applied. Unused without parameterGradients.
+  Through<C> gradBeta;
+  Through<C> gradThreshold;
+  Through<C> gradGraded;
+  C surrogateA;
+  C surrogateB;
+  unsigned steps;
+  unsigned stride;
+  unsigned size;
+  bool perElement;
+  bool hasGradSpk;
+  bool hasGradMem;
+  bool parameterGradients;
+  bool constantInput;
+
+  void compute(unsigned workerId) {
+    const WorkerRange range = workerRange<C>(workerId, numWorkers(), size);
+    if (perElement)
+      run<true>(range);
+    else
+      run<false>(range);
+  }
+
+private:
+  template <bool PerElement> void run(WorkerRange range) {
+    const Surrogate<C> surrogate{surrogateA, surrogateB};
+    const bool withSpk = hasGradSpk, withMem = hasGradMem, withParameters = parameterGradients;
+    const bool constant = constantInput;
+    for (unsigned t = steps; t-- > 0;) {
+      const std::size_t row = static_cast<std::size_t>(t) * stride;
+      const S *const spkRow = withSpk ? &gradSpk[row] : nullptr;
+      const S *const gradMemRow = withMem ? &gradMem[row] : nullptr;
+      const S *const uRow = ResetDelay ? &mem[row] : &preReset[row];
+      const S *const previousRow = t > 0 ? &mem[row - stride] : nullptr;
+      const C *const initialRow = &memInitial[0];
+      S *const gradXRow = constant ? nullptr : &gradX[row];
+      C *const constantSum = constant ? &gradConstant[0] : nullptr;
+      C *const stateRow = &gradState[0];
+      C *const betaSum = withParameters ? &gradBeta[0] : nullptr;
+      C *const thresholdSum = withParameters ? &gradThreshold[0] : nullptr;
+      C *const gradedSum = withParameters ? &gradGraded[0] : nullptr;
+      const C *const b = &beta[0], *const thr = &threshold[0], *const g = &graded[0];
+      forLanes<C>(range, [=](unsigned i, auto lane) {
+        using V = decltype(lane);
+        const V zero = splat<V>(0);
+        const auto p = lifParameters<PerElement, V>(b, thr, g, i);
+        const V before = previousRow ? load<V>(previousRow + i) : load<V>(initialRow + i);
+        const V reset = heaviside(quantise<S>(before) - p.threshold);
+        const V gradSpkNow = withSpk ? load<V>(spkRow + i) : zero;
+        V gradMemNow = load<V>(stateRow + i);
+        if (withMem)
+          gradMemNow = gradMemNow + load<V>(gradMemRow + i);
+        const auto adjoint =
+            lifAdjoint<R, ResetDelay, Spike>(p, surrogate, load<V>(uRow + i), before, reset, gradSpkNow, gradMemNow);
+        if (constant)
+          store(constantSum + i, load<V>(constantSum + i) + adjoint.gradX);
+        else
+          store(gradXRow + i, adjoint.gradX);
+        store(stateRow + i, adjoint.gradMem);
+        if (withParameters) {
+          const V raw = PerElement ? load<V>(b + i) : splat<V>(b[0]);
+          const V inside = raw == p.beta ? adjoint.gradBeta : zero;
+          store(betaSum + i, load<V>(betaSum + i) + inside);
+          store(thresholdSum + i, load<V>(thresholdSum + i) + adjoint.gradThreshold);
+          store(gradedSum + i, load<V>(gradedSum + i) + adjoint.gradGraded);
+        }
+      });
+    }
+  }
+};
+
+// What popc compiles. The host instantiates more storage types (csrc/host/lif.cpp) from this same file.
+#define SNNIPU_LIF_BACKWARD(S, R, DELAY)                                                                               \
+  template class LifBackward<S, R, DELAY, LeakyStep>;                                                                  \
+  template class LifBackward<S, R, DELAY, Triangular>;                                                                 \
+  template class LifBackward<S, R, DELAY, FastSigmoid>;                                                                \
+  template class LifBackward<S, R, DELAY, ATan>;                                                                       \
+  template class LifBackward<S, R, DELAY, Sigmoid>;                                                                    \
+  template class LifBackward<S, R, DELAY, SpikeRateEscape>;
+#define SNNIPU_LIF_RESET(S, R)                                                                                         \
+  template class LifForward<S, R, true>;                                                                               \
+  template class LifForward<S, R, false>;                                                                              \
+  SNNIPU_LIF_BACKWARD(S, R, true)                                                                                      \
+  SNNIPU_LIF_BACKWARD(S, R, false)
+#define SNNIPU_LIF(S)                                                                                                  \
+  SNNIPU_LIF_RESET(S, Reset::Subtract)                                                                                 \
+  SNNIPU_LIF_RESET(S, Reset::Zero)                                                                                     \
+  SNNIPU_LIF_RESET(S, Reset::None)
+
+#if defined(__POPC__)
+SNNIPU_LIF(float)
+SNNIPU_LIF(half)
+#endif
+
+} // namespace snnipu

@@ -1,0 +1,129 @@
+"""Build of the torch-free native library: one shared library for each instruction set, chosen when it is loaded.
+
+Environment:
+  SNNIPU_REQUIRE_NATIVE=1  a failed native build is an error (default: install without it; the slow reference runs)
+  CXX, CXXFLAGS, LDFLAGS   compiler and further flags
+"""
+
+import ast
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:  # setuptools before 70.1
+    from wheel.bdist_wheel import bdist_wheel
+
+ROOT = Path(__file__).resolve().parent
+CSRC = ROOT / "csrc"
+SOURCES = ["host/lif.cpp", "host/library.cpp", "host/parallel.cpp"]
+# Contraction of multiply and add would break the equality, bit by bit, with PyTorch.
+FLAGS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno"]
+FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"]
+X86_FLAGS = {
+    "baseline": [],
+    "avx2": ["-mavx2", "-mf16c"],
+    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mf16c"],
+}
+
+
+def instruction_sets():
+    """Name -> compiler flags, for the machine that is built for."""
+    machine = platform.machine().lower()
+    if machine in ("x86_64", "amd64"):
+        return X86_FLAGS
+    if machine in ("aarch64", "arm64"):
+        return {"neon": []}
+    return {"baseline": []}
+
+
+def package_version():
+    tree = ast.parse((ROOT / "snnipu" / "_version.py").read_text())
+    return next(ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign))
+
+
+def find_compiler():
+    if os.environ.get("CXX"):
+        return shlex.split(os.environ["CXX"])
+    for name in ("c++", "g++", "clang++"):
+        if shutil.which(name):
+            return [name]
+    raise RuntimeError("no C++ compiler found (looked for $CXX, c++, g++, clang++)")
+
+
+class BuildNative(build_ext):
+    """Compiles csrc into snnipu/_native; what went wrong is left there for `python -m snnipu info`."""
+
+    def native_folder(self):
+        return (ROOT if self.inplace else Path(self.build_lib)) / "snnipu" / "_native"
+
+    def run(self):
+        folder = self.native_folder()
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        try:
+            self.compile_all(folder)
+        except (RuntimeError, OSError) as error:
+            if os.environ.get("SNNIPU_REQUIRE_NATIVE") == "1":
+                raise
+            for partial in folder.iterdir():
+                partial.unlink()
+            (folder / "build_failed.txt").write_text(f"{error}\n")
+            print(f"warning: snnipu's native library was not built: {error}", file=sys.stderr)
+
+    def compile_all(self, folder):
+        if sys.platform == "win32":
+            raise RuntimeError("the native library needs GCC or Clang; Windows is not supported yet")
+        compiler = find_compiler()
+        version = package_version()
+
+        def compile_one(item):
+            isa, isa_flags = item
+            command = [*compiler, *FLAGS, *isa_flags, *shlex.split(os.environ.get("CXXFLAGS", ""))]
+            command += [f"-I{CSRC}", f"-I{CSRC / 'ipu_model' / 'poplar' / 'include'}"]
+            command += [f'-DSNNIPU_VERSION="{version}"', f'-DSNNIPU_ISA="{isa}"']
+            command += [str(CSRC / source) for source in SOURCES]
+            command += ["-o", str(folder / f"libsnnipu-{isa}.so"), *shlex.split(os.environ.get("LDFLAGS", ""))]
+            command += ["-ldl"] if sys.platform.startswith("linux") else []
+            print(" ".join(shlex.quote(word) for word in command), flush=True)
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
+            if done.stdout:
+                print(done.stdout, flush=True)
+            if done.returncode != 0:
+                lines = [line for line in done.stdout.splitlines() if "error" in line] or done.stdout.splitlines()
+                raise RuntimeError(f"{compiler[0]} failed for {isa}: {lines[0] if lines else 'no message'}")
+
+        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+            list(pool.map(compile_one, instruction_sets().items()))
+
+    def get_outputs(self):
+        return [str(path) for path in sorted(self.native_folder().glob("*"))]
+
+    def get_output_mapping(self):
+        return {}
+
+
+class PlatformWheel(bdist_wheel):
+    """The library is loaded with ctypes: one wheel serves every Python 3."""
+
+    def finalize_options(self):
+        super().finalize_options()
+        self.root_is_pure = False
+
+    def get_tag(self):
+        return ("py3", "none", super().get_tag()[2])
+
+
+setup(
+    ext_modules=[Extension("snnipu._native", sources=[])],
+    cmdclass={"build_ext": BuildNative, "bdist_wheel": PlatformWheel},
+)
