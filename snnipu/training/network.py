@@ -1,0 +1,81 @@
+"""The network of snnTorch's tutorials, features-hidden-classes, and the activity of its layers."""
+
+from typing import Dict, List, Tuple
+
+import snntorch
+import torch
+from torch import nn
+
+from snnipu.neurons import Leaky, MultiStep
+from snnipu.training.config import TrainConfig
+
+
+class StepLoop(nn.Sequential):
+    """snnTorch's way: one Python pass over all layers per time step.
+
+    Gives what ``MultiStep`` gives, from the same weights (the state_dicts have the same keys): the yardstick for speed
+    and accuracy.
+    """
+
+    def forward(  # type: ignore[override]
+        self, x: torch.Tensor, num_steps: int
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        """``x`` ``[B, features]``, held constant -> spikes and membranes of the last layer, ``[T, B, classes]``."""
+        state: Dict[int, torch.Tensor] = {}
+        spk_steps: List[torch.Tensor] = []
+        mem_steps: List[torch.Tensor] = []
+        for _ in range(num_steps):
+            out = x
+            for index, module in enumerate(self):
+                if isinstance(module, snntorch.Leaky):
+                    out, state[index] = module(out, state.get(index, torch.zeros_like(out)))
+                else:
+                    out = module(out)
+            spk_steps.append(out)
+            mem_steps.append(state[len(self) - 1])
+        return torch.stack(spk_steps), torch.stack(mem_steps)
+
+
+def build_network(config: TrainConfig, num_features: int, num_classes: int) -> nn.Sequential:
+    """Linear, Leaky, Linear, Leaky, called as ``spk, mem = network(x, num_steps=T)``.
+
+    The initial weights come from ``config.seed`` alone and are the same for every engine; torch's global random state
+    is left as it was.
+    """
+    leaky = Leaky if config.engine == "snnipu" else snntorch.Leaky
+    container = MultiStep if config.engine == "snnipu" else StepLoop
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return container(
+            nn.Linear(num_features, config.hidden),
+            leaky(beta=config.beta),
+            nn.Linear(config.hidden, num_classes),
+            leaky(beta=config.beta),
+        )
+
+
+def run_sequence(lif: snntorch.Leaky, current: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Spikes and membranes ``[T, B, neurons]`` of one layer for its input current of the same shape."""
+    if isinstance(lif, Leaky):
+        spk, mem = lif.sequence(current)
+        return spk, mem
+    mem = torch.zeros_like(current[0])
+    steps = []
+    for step in current:
+        spk, mem = lif(step, mem)
+        steps.append((spk, mem))
+    return torch.stack([spk for spk, _ in steps]), torch.stack([mem for _, mem in steps])
+
+
+@torch.no_grad()
+def layer_activity(network: nn.Sequential, x: torch.Tensor, num_steps: int) -> List[Tuple[torch.Tensor, torch.Tensor]]:
+    """Spikes and membranes, ``[T, B, neurons]``, of every spiking layer for ``x`` ``[B, features]`` held constant."""
+    layers: List[Tuple[torch.Tensor, torch.Tensor]] = []
+    out = x
+    for module in network:
+        if isinstance(module, snntorch.Leaky):
+            layers.append(run_sequence(module, out if layers else out.expand(num_steps, *out.shape)))
+            out = layers[-1][0]
+        else:
+            out = module(out)
+    return layers

@@ -1,0 +1,39 @@
+"""Where the tests find the repository, and data sets that are too large for it."""
+
+import os
+from pathlib import Path
+
+import pytest
+from support.torchvision_schemas import define_torchvision_schemas
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def repository():
+    """The root of the working tree."""
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def torchvision():
+    """torchvision, made importable where its compiled operators do not load; skips where it is not installed."""
+    define_torchvision_schemas()
+    return pytest.importorskip("torchvision")
+
+
+@pytest.fixture(scope="session")
+def data_folder():
+    """The folder that ``SNNIPU_DATA`` names, ``../shared/data`` beside the repository by default; skips without it."""
+    folder = Path(os.environ.get("SNNIPU_DATA", REPOSITORY.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no data in {folder} (set SNNIPU_DATA to a folder that holds mnist/MNIST/raw)")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def mnist_folder(data_folder, torchvision):
+    """A folder with MNIST in torchvision's layout; skips without one."""
+    if not (data_folder / "mnist" / "MNIST" / "raw").is_dir():
+        pytest.skip(f"no MNIST in {data_folder / 'mnist'}")
+    return data_folder / "mnist"

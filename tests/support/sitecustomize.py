@@ -1,0 +1,5 @@
+"""Read by every Python started with this folder on PYTHONPATH: see torchvision_schemas.py."""
+
+from torchvision_schemas import define_torchvision_schemas
+
+define_torchvision_schemas()
