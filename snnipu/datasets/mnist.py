@@ -32,7 +32,7 @@ def mnist(root: Union[str, "os.PathLike[str]"], download: bool = False) -> Image
         except (OSError, RuntimeError) as error:
             raise RuntimeError(f"root: MNIST could not be downloaded into {root!r}: {error}") from error
     elif not os.path.isdir(root):
-        raise FileNotFoundError(f"root: {root!r} is not a folder; it should hold MNIST/raw")
+        raise FileNotFoundError(f"root: {root!r} is not a folder: no MNIST there; download=True makes and fills it")
 
     def split(train: bool) -> Tuple[torch.Tensor, torch.Tensor]:
         try:

@@ -1,0 +1,320 @@
+import json
+import os
+import pickle
+import shlex
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from snnipu import datasets
+from snnipu.cli import train
+
+pytest.importorskip("sklearn")
+
+SMALL = ["--hidden", "16", "--steps", "5", "--epochs", "2", "--batch-size", "128"]
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments):
+    return train.main([*SMALL, *map(str, arguments)])
+
+
+def fails(capsys, *arguments):
+    """Run the command, which must fail before it trains; returns what it says on standard error."""
+    with pytest.raises(SystemExit) as caught:
+        train.main([*SMALL, *map(str, arguments)])
+    assert caught.value.code == 2
+    output = capsys.readouterr()
+    assert "epoch" not in output.out
+    return output.err.splitlines()[-1]
+
+
+def without_times(history):
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in history]
+
+
+def test_defaults_reach_95_percent_on_digits(tmp_path, capsys):
+    assert train.main(["--json", "report.json", "--device", "cpu"]) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert 0.95 <= report["test_accuracy"] <= 1
+    assert report["test_accuracy"] == report["history"][-1]["test_accuracy"]
+    assert (tmp_path / "out" / "train-digits.pt").exists()
+    assert "64-128-10, T=25" in capsys.readouterr().out
+
+
+def test_report_and_pictures(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    assert run("--json", "report.json", "--plot-dir", "new/pictures", "--no-checkpoint", "--device", "cpu") == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["finished"] is True
+    assert report["backend"]
+    assert report["train_samples_per_s"] > 0
+    settings = {"dataset": "digits", "engine": "snnipu", "steps": 5, "hidden": 16, "epochs": 2, "batch_size": 128}
+    settings.update(lr=1e-3, beta=0.9, seed=0, device="cpu", epochs_done=2, train_samples=1442, test_samples=355)
+    assert {name: report[name] for name in settings} == settings
+    assert set(report["versions"]) == {"snnipu", "torch", "snntorch"}
+    assert set(report["spikes_per_neuron_and_step"]) == {"hidden", "output"}
+    assert len(report["history"]) == 2
+    assert set(report["history"][0]) == {"train_loss", "train_accuracy", "test_accuracy", "seconds"}
+    output = capsys.readouterr().out
+    for name in ("raster", "membranes", "training"):
+        assert f"picture: new/pictures/{name}.png" in output.replace(os.sep, "/")
+        assert (tmp_path / "new" / "pictures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "report.json"]
+
+
+def test_one_hidden_neuron_and_one_step_are_enough(tmp_path):
+    pytest.importorskip("matplotlib")
+    assert (
+        train.main(["--hidden", "1", "--steps", "1", "--epochs", "1", "--batch-size", "1442", "--plot-dir", "p"]) == 0
+    )
+
+
+def test_same_seed_same_result():
+    reports = []
+    for index, seed in enumerate((3, 3, 4)):
+        assert run("--seed", seed, "--json", f"{index}.json", "--no-checkpoint") == 0
+        with open(f"{index}.json") as file:
+            reports.append(without_times(json.load(file)["history"]))
+    assert reports[0] == reports[1] != reports[2]
+
+
+def test_resume_gives_what_an_uninterrupted_run_gives(capsys):
+    assert run("--epochs", 3, "--checkpoint", "straight.pt") == 0
+    assert run("--epochs", 1, "--checkpoint", "parts.pt") == 0
+    assert train.main(["--resume", "--checkpoint", "parts.pt", "--epochs", "3", "--json", "report.json"]) == 0
+    assert "resumed after epoch 1" in capsys.readouterr().out
+    straight, parts = (torch.load(f"{name}.pt", weights_only=True) for name in ("straight", "parts"))
+    assert straight["config"] == parts["config"]
+    for name, value in straight["model"].items():
+        assert torch.equal(value, parts["model"][name]), name
+    assert without_times(straight["history"]) == without_times(parts["history"])
+    # nothing is left to do, and the report is of the whole run
+    assert train.main(["--resume", "--checkpoint", "parts.pt", "--json", "again.json"]) == 0
+    with open("report.json") as first, open("again.json") as second:
+        assert json.load(first) == json.load(second)
+
+
+def test_an_old_checkpoint_is_announced(capsys):
+    run("--checkpoint", "run.pt", "--epochs", 1)
+    run("--checkpoint", "run.pt", "--epochs", 1)
+    assert "run.pt will be replaced after the first epoch" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_loses_only_the_running_epoch(repository, tmp_path, signum):
+    pytest.importorskip("matplotlib")
+    command = [sys.executable, "-m", "snnipu", "train", *SMALL, "--epochs", "100000", "--device", "cpu"]
+    command += ["--checkpoint", "my run.pt", "--json", "report.json", "--plot-dir", "pictures"]
+    environment = {**os.environ, "PYTHONPATH": str(repository)}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        for line in process.stdout:
+            if line.startswith("epoch 2/"):
+                break
+        process.send_signal(signum)
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signum
+    assert errors == ""
+
+    saved = torch.load(tmp_path / "my run.pt", weights_only=True)
+    done = len(saved["history"])
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert 2 <= done == report["epochs_done"] == len(report["history"])
+    assert report["finished"] is False
+    assert (tmp_path / "pictures" / "training.png").exists()
+    assert f"stopped after {done} of 100000 epochs" in output
+
+    line = output.splitlines()[output.splitlines().index("resume with:") + 1]
+    resume = shlex.split(line)
+    assert resume[:4] == ["python", "-m", "snnipu", "train"]
+    assert train.main([*resume[4:], "--epochs", str(done + 1)]) == 0
+    assert json.loads((tmp_path / "report.json").read_text())["epochs_done"] == done + 1
+
+
+def test_interrupt_before_the_first_epoch_is_done(monkeypatch, capsys, tmp_path):
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+
+    def load(*arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        return datasets.digits()
+
+    monkeypatch.setattr(train, "load_data", load)
+    assert run("--json", "report.json", "--plot-dir", "pictures", "--checkpoint", "run.pt") == 130
+    assert "there is no checkpoint to resume from" in capsys.readouterr().out
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["test_accuracy"] is None
+    assert report["train_samples_per_s"] is None
+    assert not (tmp_path / "run.pt").exists()
+    assert list((tmp_path / "pictures").iterdir()) == []
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+
+
+def test_second_interrupt_acts_at_once(monkeypatch, capsys):
+    def load(*arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("not interrupted")
+
+    monkeypatch.setattr(train, "load_data", load)
+    assert run("--no-checkpoint") == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_engines_reach_the_same_accuracy():
+    accuracy = {}
+    for engine in ("snnipu", "snntorch"):
+        arguments = ["--hidden", "64", "--steps", "10", "--epochs", "5", "--batch-size", "64", "--lr", "2e-3"]
+        assert (
+            train.main([*arguments, "--engine", engine, "--no-checkpoint", "--json", "r.json", "--device", "cpu"]) == 0
+        )
+        with open("r.json") as file:
+            report = json.load(file)
+        accuracy[engine] = report["test_accuracy"]
+        assert (report["backend"] == "snntorch") == (engine == "snntorch")
+    assert min(accuracy.values()) > 0.9
+    assert abs(accuracy["snnipu"] - accuracy["snntorch"]) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--steps", "0"], "argument --steps: expected a positive integer, got '0'"),
+        (["--steps", "many"], "argument --steps: expected a positive integer, got 'many'"),
+        (["--hidden", "-3"], "argument --hidden: expected a positive integer, got '-3'"),
+        (["--epochs", "0"], "argument --epochs: expected a positive integer, got '0'"),
+        (["--batch-size", "-1"], "argument --batch-size: expected a positive integer, got '-1'"),
+        (
+            ["--batch-size", "1443"],
+            "argument --batch-size: 1443 is larger than the training set of digits",
+        ),
+        (["--lr", "0"], "argument --lr: expected a number above 0, got 0.0"),
+        (["--lr", "-0.1"], "argument --lr: expected a number above 0"),
+        (["--lr", "nan"], "argument --lr: expected a number above 0"),
+        (["--beta", "1.5"], "argument --beta: expected a number from 0 to 1"),
+        (["--seed", "-1"], "argument --seed: expected an integer from 0"),
+        (["--dataset", "cifar"], "argument --dataset: invalid choice: 'cifar'"),
+        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
+        (["--engine", "norse"], "argument --engine: invalid choice: 'norse'"),
+        (["--dataset", "mnist"], "argument --data-dir: needed for --dataset mnist"),
+        (["--no-checkpoint", "--resume"], "argument --no-checkpoint: not allowed with --resume"),
+        (["--no-checkpoint", "--checkpoint", "a.pt"], "argument --no-checkpoint: not allowed with --checkpoint"),
+        (["--json", "absent/report.json"], "argument --json: the folder "),
+        (["--json", "."], "is not a plain file"),
+        (["--checkpoint", "absent/run.pt"], "argument --checkpoint: the folder "),
+        (["--checkpoint", "absent.pt", "--resume"], "argument --checkpoint: there is no checkpoint at "),
+        (["--resume"], "argument --checkpoint: there is no checkpoint at "),
+    ],
+)
+def test_bad_arguments(capsys, arguments, message):
+    assert message in fails(capsys, *arguments)
+
+
+def test_unwritable_places_are_found_before_training(capsys, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "out").write_text("")
+    assert "argument --plot-dir: cannot make the folder file" in fails(capsys, "--plot-dir", "file")
+    assert "argument --plot-dir: cannot make the folder file/a" in fails(capsys, "--plot-dir", "file/a")
+    assert "argument --json: the folder" in fails(capsys, "--json", "file/report.json")
+    assert "argument --checkpoint: cannot make the folder out" in fails(capsys, "--resume")
+
+    monkeypatch.setattr("pathlib.Path.open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+    for name, value in (("--json", "report.json"), ("--plot-dir", "."), ("--checkpoint", "run.pt")):
+        message = fails(capsys, name, value)
+        assert f"argument {name}: cannot write in {tmp_path}: Permission denied" in message
+
+
+def test_a_default_checkpoint_that_cannot_be_written_is_said_and_done_without(capsys, tmp_path):
+    (tmp_path / "out").write_text("a file, not a folder")
+    assert run("--epochs", 1) == 0
+    assert "no checkpoint will be saved: " in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_cuda_asked_for_and_absent(capsys):
+    assert "argument --device: no CUDA device" in fails(capsys, "--device", "cuda")
+
+
+class Hostile:
+    """Unpickling it makes a file."""
+
+    def __reduce__(self):
+        return open, ("owned", "w")
+
+
+def test_bad_checkpoints(capsys, tmp_path):
+    path = tmp_path / "run.pt"
+    run("--checkpoint", path)
+    whole = path.read_bytes()
+    capsys.readouterr()
+    for content in (b"", os.urandom(1000), whole[:-500], pickle.dumps(Hostile(), protocol=2)):
+        path.write_bytes(content)
+        assert f"argument --checkpoint: {path} is damaged" in fails(capsys, "--checkpoint", path, "--resume")
+    assert not (tmp_path / "owned").exists()
+    state = {"format": "snnipu-train-1", "config": {"a": 1}, "data": {}, "model": {}, "optimizer": {}, "rng": {}}
+    torch.save({**state, "history": []}, path)
+    assert "argument --checkpoint: the checkpoint is damaged" in fails(capsys, "--checkpoint", path, "--resume")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--hidden", "17"], "hidden is 16 there and 17 here"),
+        (["--dataset", "mnist", "--data-dir", "."], "dataset is 'digits' there and 'mnist' here"),
+        (["--seed", "1", "--lr", "0.1"], "lr is 0.001 there and 0.1 here, seed is 0 there and 1 here"),
+        (["--engine", "snntorch"], "engine is 'snnipu' there and 'snntorch' here"),
+        (["--epochs", "1"], "has 2 epochs behind it, more than epochs=1"),
+    ],
+)
+def test_checkpoint_of_another_run(capsys, arguments, message):
+    run("--checkpoint", "run.pt")
+    capsys.readouterr()
+    error = fails(capsys, "--checkpoint", "run.pt", "--resume", *arguments)
+    assert error.startswith("python -m snnipu train: error: argument --checkpoint: the checkpoint ")
+    assert message in error
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "arguments"),
+    [
+        ("sklearn.datasets", "scikit-learn", []),
+        ("torchvision.datasets", "torchvision", ["--dataset", "mnist", "--data-dir", "."]),
+        ("matplotlib", "matplotlib", ["--plot-dir", "pictures"]),
+    ],
+)
+def test_missing_packages(capsys, monkeypatch, module, package, arguments):
+    monkeypatch.setitem(sys.modules, module.split(".")[0], None)
+    monkeypatch.setitem(sys.modules, module, None)
+    error = fails(capsys, *arguments)
+    assert f"needs {package}, which cannot be imported" in error
+    assert 'pip install "snnipu[data]"' in error
+
+
+def test_mnist(mnist_folder, tmp_path):
+    arguments = ["--dataset", "mnist", "--data-dir", str(mnist_folder), "--json", "report.json"]
+    assert run(*arguments, "--epochs", 1) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["dataset"] == "mnist"
+    assert report["test_accuracy"] > 0.3
+    assert (tmp_path / "out" / "train-mnist.pt").exists()
+
+
+def test_missing_and_damaged_mnist(torchvision, capsys, tmp_path):
+    arguments = ["--dataset", "mnist", "--data-dir"]
+    assert "argument --data-dir: " in fails(capsys, *arguments, "absent")
+    assert "--download" in fails(capsys, *arguments, ".")
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        (raw / f"{name}-ubyte").write_bytes(b"damaged")
+    error = fails(capsys, *arguments, ".")
+    assert "argument --data-dir: damaged MNIST files" in error
+    assert "--download" not in error

@@ -1,0 +1,249 @@
+import pickle
+
+import pytest
+import torch
+
+import snnipu as snn
+from snnipu import datasets, training
+
+pytest.importorskip("sklearn")
+
+
+@pytest.fixture(scope="module")
+def few_digits():
+    data = datasets.digits()
+    return datasets.ImageData(
+        "digits", data.train_images[:200], data.train_labels[:200], data.test_images, data.test_labels, 10
+    )
+
+
+def config(**settings):
+    return training.TrainConfig(**{"hidden": 16, "steps": 5, "epochs": 2, "batch_size": 32, **settings})
+
+
+def equal(a, b):
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return a == b
+
+
+def without_times(state):
+    history = [{name: value for name, value in record.items() if name != "seconds"} for record in state["history"]]
+    return {**state, "history": history}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dataset": "cifar"}, "dataset: expected one of digits, mnist, got 'cifar'"),
+        ({"engine": "norse"}, "engine: expected one of snnipu, snntorch"),
+        ({"steps": 0}, "steps: expected a positive integer, got 0"),
+        ({"hidden": -1}, "hidden: expected a positive integer, got -1"),
+        ({"epochs": 1.5}, "epochs: expected a positive integer, got 1.5"),
+        ({"batch_size": True}, "batch_size: expected a positive integer, got True"),
+        ({"lr": 0}, "lr: expected a number above 0, got 0"),
+        ({"lr": float("inf")}, "lr: expected a number above 0, got inf"),
+        ({"lr": float("nan")}, "lr: expected a number above 0, got nan"),
+        ({"beta": 1.1}, "beta: expected a number from 0 to 1, got 1.1"),
+        ({"beta": "0.9"}, "beta: expected a number from 0 to 1, got '0.9'"),
+        ({"seed": -1}, "seed: expected an integer from 0"),
+    ],
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(ValueError, match="^" + message.replace(".", r"\.")):
+        config(**settings)
+
+
+def test_settings_survive_the_round_trip():
+    original = training.TrainConfig.for_dataset("mnist", seed=3)
+    assert original.hidden == 1000
+    assert training.TrainConfig.from_dict(original.to_dict()) == original
+    with pytest.raises(ValueError, match="expected the settings"):
+        training.TrainConfig.from_dict({"hidden": 3})
+
+
+def test_engines_have_the_same_network():
+    ours, snntorchs = (training.build_network(config(engine=engine), 64, 10) for engine in training.ENGINES)
+    assert isinstance(ours, snn.MultiStep)
+    assert equal(dict(ours.state_dict()), dict(snntorchs.state_dict()))
+    x = torch.rand(8, 64)
+    (spk, mem), (spk_snntorch, mem_snntorch) = ours(x, num_steps=5), snntorchs(x, num_steps=5)
+    assert spk.shape == mem.shape == (5, 8, 10)
+    assert torch.equal(spk, spk_snntorch)
+    torch.testing.assert_close(mem, mem_snntorch)
+    for (spk, mem), (spk_snntorch, mem_snntorch) in zip(
+        training.layer_activity(ours, x, 5), training.layer_activity(snntorchs, x, 5)
+    ):
+        assert torch.equal(spk, spk_snntorch)
+        torch.testing.assert_close(mem, mem_snntorch)
+
+
+def test_building_leaves_the_global_random_state():
+    torch.manual_seed(7)
+    state = torch.get_rng_state()
+    training.build_network(config(seed=1), 64, 10)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("engine", training.ENGINES)
+def test_equal_settings_give_equal_results(few_digits, engine):
+    states = []
+    for global_seed in (0, 1):
+        torch.manual_seed(global_seed)
+        trainer = training.Trainer(config(engine=engine), few_digits)
+        assert trainer.fit()
+        states.append(without_times(trainer.state_dict()))
+    assert equal(*states)
+    assert not equal(states[0]["model"], training.Trainer(config(seed=1), few_digits).state_dict()["model"])
+
+
+def test_a_stop_takes_the_running_epoch_back(few_digits):
+    straight = training.Trainer(config(), few_digits)
+    straight.fit()
+
+    asked = iter([False] * 10 + [True])
+    trainer = training.Trainer(config(), few_digits)
+    before = {name: value.clone() for name, value in trainer.network.state_dict().items()}
+    # 7 batches and 2 evaluations an epoch: the second epoch is under way at the 11th question
+    assert not trainer.fit(should_stop=lambda: next(asked))
+    assert len(trainer.history) == 1
+    assert not equal(before, dict(trainer.network.state_dict()))
+    assert trainer.fit()
+    assert equal(without_times(trainer.state_dict()), without_times(straight.state_dict()))
+
+
+def test_an_error_takes_the_running_epoch_back(few_digits):
+    trainer = training.Trainer(config(), few_digits)
+    before = {name: value.clone() for name, value in trainer.network.state_dict().items()}
+    asked = iter([False, False])
+    with pytest.raises(StopIteration):
+        trainer.fit(should_stop=lambda: next(asked))
+    assert equal(before, dict(trainer.network.state_dict()))
+    assert trainer.history == []
+    assert trainer.samples_per_second() is None
+
+
+def test_resumed_run_equals_the_uninterrupted_one(few_digits, tmp_path):
+    straight = training.Trainer(config(epochs=3), few_digits)
+    straight.fit()
+
+    first = training.Trainer(config(epochs=1), few_digits)
+    first.fit()
+    training.save_checkpoint(tmp_path / "run.pt", first.state_dict())
+    second = training.Trainer(config(epochs=3), few_digits)
+    second.load_state_dict(training.load_checkpoint(tmp_path / "run.pt"))
+    assert second.history == first.history
+    second.fit()
+    assert equal(without_times(second.state_dict()), without_times(straight.state_dict()))
+    assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
+
+
+def test_diverging_training_is_an_error(few_digits):
+    trainer = training.Trainer(config(), few_digits)
+    with torch.no_grad():
+        trainer.network[0].weight.fill_(float("nan"))
+    trainer._loss = lambda spk, labels: trainer.network[0].weight.sum()
+    with pytest.raises(training.DivergedError, match="the loss is nan in epoch 1; a smaller lr"):
+        trainer.fit()
+
+
+def test_batch_larger_than_the_training_set(few_digits):
+    training.Trainer(config(batch_size=200), few_digits)
+    with pytest.raises(ValueError, match="batch_size: 201 is larger than the training set of digits, 200 images"):
+        training.Trainer(config(batch_size=201), few_digits)
+
+
+class Hostile:
+    """Unpickling it makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_checkpoint_runs_no_code(tmp_path):
+    for write in (torch.save, lambda content, path: path.write_bytes(pickle.dumps(content, protocol=2))):
+        write({"format": "snnipu-train-1", "config": Hostile(tmp_path / "owned")}, tmp_path / "hostile.pt")
+        with pytest.raises(training.CheckpointError, match="damaged or no checkpoint"):
+            training.load_checkpoint(tmp_path / "hostile.pt")
+        assert not (tmp_path / "owned").exists()
+
+
+def test_unreadable_checkpoints(few_digits, tmp_path):
+    path = tmp_path / "run.pt"
+    with pytest.raises(training.CheckpointError, match="there is no checkpoint at"):
+        training.load_checkpoint(path)
+    training.save_checkpoint(path, training.Trainer(config(), few_digits).state_dict())
+    whole = path.read_bytes()
+    for content in (b"", b"no checkpoint", whole[: len(whole) // 2], whole[:100] + bytes(1000) + whole[1100:]):
+        path.write_bytes(content)
+        with pytest.raises(training.CheckpointError, match="is damaged or no checkpoint"):
+            training.load_checkpoint(path)
+    for other in ([1, 2], {"weight": torch.zeros(2)}, {"format": "snnipu-train-0"}):
+        torch.save(other, path)
+        with pytest.raises(training.CheckpointError, match="is not a checkpoint of this version"):
+            training.load_checkpoint(path)
+    torch.save({"format": "snnipu-train-1", "config": 3}, path)
+    with pytest.raises(training.CheckpointError, match="its entry 'config' should be a dict"):
+        training.load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("model", {}),
+        ("optimizer", {"state": {}, "param_groups": []}),
+        ("optimizer", {}),
+        ("rng", {}),
+        ("rng", {"batch_order": torch.zeros(3)}),
+        ("history", [{"train_loss": "low"}]),
+    ],
+)
+def test_damaged_entries(few_digits, entry, value):
+    trainer = training.Trainer(config(), few_digits)
+    with pytest.raises(training.CheckpointError, match="the checkpoint is damaged"):
+        trainer.load_state_dict({**trainer.state_dict(), entry: value})
+
+
+def test_checkpoint_of_another_run(few_digits):
+    state = training.Trainer(config(), few_digits).state_dict()
+    with pytest.raises(training.CheckpointError, match="steps is 5 there and 6 here, hidden is 16 there and 8 here"):
+        training.Trainer(config(hidden=8, steps=6), few_digits).load_state_dict(state)
+    with pytest.raises(training.CheckpointError, match="train_samples is 200 there and 1442 here"):
+        training.Trainer(config(), datasets.digits()).load_state_dict(state)
+    ahead = {**state, "history": [dict.fromkeys(("train_loss", "train_accuracy", "test_accuracy", "seconds"), 1.0)] * 3}
+    with pytest.raises(training.CheckpointError, match="has 3 epochs behind it, more than epochs=2"):
+        training.Trainer(config(), few_digits).load_state_dict(ahead)
+
+
+def test_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def fail(file):
+        file.write(b"half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        training.write_atomically(path, fail)
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_spike_rates_and_speed(few_digits):
+    trainer = training.Trainer(config(epochs=1), few_digits)
+    trainer.fit()
+    rates = trainer.spike_rates()
+    assert set(rates) == {"hidden", "output"}
+    assert 0 < rates["hidden"] < 1
+    x = few_digits.test_images.flatten(1)
+    spk, _ = trainer.network(x, num_steps=5)
+    spk = spk.detach()
+    assert rates["output"] == pytest.approx(float(spk.mean()), abs=1e-6)
+    assert trainer.samples_per_second() == pytest.approx(200 / trainer.history[0]["seconds"])
