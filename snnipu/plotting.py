@@ -64,7 +64,7 @@ def raster(
         digit_axis.set(xticks=[], yticks=[])
         digit_axis.set_title(f"test image of a {label}")
 
-        draw_spikes(hidden_axis, hidden_spikes[:, row], BLUE, max(1.0, min(4.0, 500 / hidden)))
+        draw_spikes(hidden_axis, hidden_spikes[:, row], BLUE, max(2.0, min(4.0, 500 / hidden)))
         rate = float(hidden_spikes[:, row].mean())
         hidden_axis.set_title(f"hidden spikes: {100 * rate:.1f} % of neurons per step")
         hidden_axis.set(ylabel="hidden neuron", ylim=(-0.5, hidden - 0.5))
@@ -175,7 +175,7 @@ def draw_spikes(axis: Any, spikes: torch.Tensor, color: str, size: float, chosen
     """A mark for every spike of ``spikes`` ``[T, neurons]``; those of the neuron ``chosen`` in red."""
     step, neuron = (index.cpu() for index in torch.nonzero(spikes, as_tuple=True))
     colors = [RED if int(n) == chosen else color for n in neuron]
-    axis.scatter(step.numpy(), neuron.numpy(), s=size**2, c=colors, marker="|", linewidths=min(1.5, 0.35 * size))
+    axis.scatter(step.numpy(), neuron.numpy(), s=size**2, c=colors, marker="|", linewidths=min(1.5, 0.45 * size))
     axis.spines[["top", "right"]].set_visible(False)
 
 
