@@ -1,16 +1,23 @@
 """Spiking neural networks in PyTorch, trained fast: ``import snnipu as snn`` in place of ``import snntorch as snn``."""
 
-from typing import Any
+from typing import Any, List
 
 from snnipu import _passthrough
 
 _passthrough.install()
 
 from snnipu._version import __version__  # noqa: E402
+from snnipu import backends, ops, surrogate  # noqa: E402
 from snnipu.neurons import Leaky, MultiStep  # noqa: E402
 
-__all__ = ["Leaky", "MultiStep", "__version__"]
+__all__ = ["Leaky", "MultiStep", "__version__", "ops", "surrogate"]
+
+backends.warn_if_slow()
 
 
 def __getattr__(name: str) -> Any:
     return _passthrough.resolve(name)
+
+
+def __dir__() -> List[str]:
+    return sorted({*globals(), *_passthrough.names()})

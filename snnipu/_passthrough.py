@@ -10,7 +10,7 @@ import importlib.machinery
 import importlib.util
 import sys
 from types import ModuleType
-from typing import Any, Optional, Sequence
+from typing import Any, List, Optional, Sequence
 
 import snntorch
 
@@ -53,9 +53,15 @@ def install() -> None:
 
 
 def resolve(name: str) -> Any:
-    """The snnTorch attribute or submodule called ``name``."""
-    if hasattr(snntorch, name):
-        return getattr(snntorch, name)
-    if not name.startswith("_") and snntorch_module_name(PREFIX + name) is not None:
-        return importlib.import_module("snntorch." + name)
+    """The submodule called ``name``, ours before snnTorch's, or the snnTorch attribute."""
+    attribute = getattr(snntorch, name, None)
+    if attribute is not None and not isinstance(attribute, ModuleType):
+        return attribute
+    if not name.startswith("_") and importlib.util.find_spec(PREFIX + name) is not None:
+        return importlib.import_module(PREFIX + name)
     raise AttributeError(f"module 'snnipu' has no attribute {name!r}, and neither has snntorch {snntorch.__version__}")
+
+
+def names() -> List[str]:
+    """snnTorch's public names, for ``dir(snnipu)``."""
+    return [name for name in dir(snntorch) if not name.startswith("_")]

@@ -1,18 +1,267 @@
-"""PLACEHOLDER while the fused layer is written: same interface, snnTorch's speed."""
+"""``snnipu.Leaky``: snnTorch's leaky integrate-and-fire layer on fused kernels."""
+
+import warnings
+from typing import Any, Dict, Optional, Tuple, Union
 
 import snntorch
 import torch
 
+from snnipu.ops._arguments import DTYPES, RESET_MECHANISMS, check_input, reset_code
+from snnipu.ops.lif_sequence import check_num_steps, lif_apply
+from snnipu.surrogate import SpikeGrad, Surrogate, as_surrogate
+
+_LOW_PRECISION = (torch.float16, torch.bfloat16)
+
 
 class Leaky(snntorch.Leaky):
-    def sequence(self, x, mem=None):
-        if mem is None and not self.init_hidden:
-            mem = torch.zeros_like(x[0])
+    r"""First-order leaky integrate-and-fire neurons: ``snntorch.Leaky`` 1.0, fused.
+
+    Signature, defaults, numbers, gradients and ``state_dict`` are snnTorch's, and so are the dtypes of a step: spikes
+    are float32, and so is the membrane of 16-bit inputs. See ``snntorch.Leaky`` for the keywords. The equations are those
+    of :func:`snnipu.ops.lif_sequence`.
+
+    .. code-block:: python
+
+        lif = snn.Leaky(beta=0.9)
+        spk, mem = lif(x, mem)           # one step, x and mem [B, ...]
+        spk, mem = lif.sequence(x)       # all steps at once, x [T, B, ...]
+
+    Fused: every reset mechanism and delay, scalar and per-neuron ``beta``, ``threshold`` and ``graded_spikes_factor``,
+    learnable or not, and every surrogate of ``snntorch.surrogate``, given as ours or as snnTorch's. snnTorch's own code
+    runs for ``inhibition``, ``state_quant`` and any other ``spike_grad``.
+
+    Differences from snnTorch, each of them a repair:
+
+    * setting ``reset_mechanism`` after construction takes effect;
+    * the ``sigmoid`` surrogate is finite far from the threshold and ``LSO`` works;
+    * modules can be pickled and deep-copied, also after a forward pass;
+    * a membrane of another layer's shape is an error; of another batch size, it starts from zeros as in snnTorch, with
+      a warning.
+    """
+
+    def __init__(
+        self,
+        beta: Any,
+        threshold: Any = 1.0,
+        spike_grad: Optional[SpikeGrad] = None,
+        surrogate_disable: bool = False,
+        init_hidden: bool = False,
+        inhibition: bool = False,
+        learn_beta: bool = False,
+        learn_threshold: bool = False,
+        reset_mechanism: str = "subtract",
+        state_quant: Any = False,
+        output: bool = False,
+        graded_spikes_factor: Any = 1.0,
+        learn_graded_spikes_factor: bool = False,
+        reset_delay: bool = True,
+    ) -> None:
+        if spike_grad is not None and not callable(spike_grad):
+            raise TypeError(f"spike_grad must be callable or None, got {spike_grad!r}")
+        reset_code(reset_mechanism)
+        known = as_surrogate(spike_grad)
+        super().__init__(
+            beta,
+            threshold=threshold,
+            spike_grad=spike_grad if known is None else known,
+            surrogate_disable=surrogate_disable,
+            init_hidden=init_hidden,
+            inhibition=inhibition,
+            learn_beta=learn_beta,
+            learn_threshold=learn_threshold,
+            reset_mechanism=reset_mechanism,
+            state_quant=state_quant,
+            output=output,
+            graded_spikes_factor=graded_spikes_factor,
+            learn_graded_spikes_factor=learn_graded_spikes_factor,
+            reset_delay=reset_delay,
+        )
+        self._resolved: Tuple[Any, Optional[Surrogate]] = (None, None)
+        self._before_step: Optional[torch.Tensor] = None
+
+    @property
+    def reset_mechanism(self) -> str:
+        """``"subtract"``, ``"zero"`` or ``"none"``; may be set at any time."""
+        return self._reset_mechanism
+
+    @reset_mechanism.setter
+    def reset_mechanism(self, reset_mechanism: str) -> None:
+        code = reset_code(reset_mechanism)
+        self.reset_mechanism_val = torch.as_tensor(code, device=self.reset_mechanism_val.device)
+        self._reset_mechanism = reset_mechanism
+        self.state_function = (self._base_sub, self._base_zero, self._base_int)[code]
+
+    @property
+    def reset(self) -> torch.Tensor:
+        """The detached reset signal of the last step."""
+        if self._before_step is None:
+            raise AttributeError("reset: this layer has not run yet")
+        return self.mem_reset(self._before_step)
+
+    @reset.setter
+    def reset(self, reset: torch.Tensor) -> None:
+        # snnTorch's code path assigns it in every step; it is recomputed on demand instead.
+        pass
+
+    def _surrogate(self) -> Optional[Surrogate]:
+        """What the fused kernels take for ``spike_grad``, which may be exchanged at any time."""
+        if self._resolved[0] is not self.spike_grad:
+            self._resolved = (self.spike_grad, as_surrogate(self.spike_grad))
+        return self._resolved[1]
+
+    def _fuses(self) -> bool:
+        return not self.inhibition and not self.state_quant and self._surrogate() is not None
+
+    def forward(
+        self, input_: torch.Tensor, mem: Optional[torch.Tensor] = None
+    ) -> Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]:
+        """One time step.
+
+        Args:
+            input_: current, ``[B, ...]``.
+            mem: membrane of the step before, of the same shape; None: the layer's own ``mem``, or zeros where its shape
+                is another.
+
+        Returns:
+            ``(spk, mem)``; only ``spk`` with ``init_hidden=True`` unless ``output=True``.
+
+        Raises:
+            TypeError: ``mem`` passed with ``init_hidden=True``; not a floating tensor.
+            ValueError: ``beta``, ``threshold``, ``graded_spikes_factor`` or ``mem`` of a shape that does not fit.
+        """
+        if not isinstance(input_, torch.Tensor):
+            raise TypeError(f"input_ must be a torch.Tensor, got {type(input_).__name__}")
+        if mem is not None:
+            if self.init_hidden:
+                raise TypeError("`mem` should not be passed as an argument while `init_hidden=True`")
+            self._check_state(input_, mem)
+            self.mem = mem
+        state = self.mem
+        fresh = state.shape != input_.shape
+        mixed = state.dtype if not fresh else input_.dtype
+        dtype = input_.dtype if mixed == input_.dtype else torch.promote_types(input_.dtype, mixed)
+        dtype = self._promoted(dtype)
+        if dtype not in DTYPES:
+            raise TypeError(f"input_ must be real and floating (or integer), got {input_.dtype}")
+        # In 16 bit snnTorch rounds the decayed membrane; only its own operations give the same bits.
+        rounds = dtype in _LOW_PRECISION and (not fresh or self._reset_mechanism == "none")
+        if rounds or not self._fuses():
+            self._before_step = (torch.zeros_like(input_) if fresh else state).detach()
+            return super().forward(input_)
+        dtype = torch.float32 if dtype in _LOW_PRECISION else dtype
+        spk, self.mem = lif_apply(
+            input_ if input_.dtype == dtype else input_.to(dtype),
+            None if fresh else state,
+            self.beta,
+            self.threshold,
+            self.graded_spikes_factor,
+            1,
+            RESET_MECHANISMS[self._reset_mechanism],
+            self.reset_delay,
+            self._surrogate(),
+            squeeze=True,
+        )
+        self._before_step = torch.zeros_like(self.mem) if fresh else state.detach()
+        if dtype == torch.float64:
+            spk = spk.to(self._promoted(torch.float32, (self.graded_spikes_factor,)))
+        if self.init_hidden and not self.output:
+            return spk
+        return spk, self.mem
+
+    def _promoted(self, dtype: torch.dtype, parameters: Optional[Tuple[torch.Tensor, ...]] = None) -> torch.dtype:
+        """``dtype`` after arithmetic with the parameters: those of no dimension do not widen a floating dtype."""
+        if parameters is None:
+            parameters = (self.beta, self.threshold)
+        for parameter in parameters:
+            if (parameter.dim() > 0 or not dtype.is_floating_point) and parameter.dtype != dtype:
+                dtype = torch.promote_types(dtype, parameter.dtype)
+        return dtype
+
+    def _check_state(self, input_: torch.Tensor, mem: torch.Tensor) -> None:
+        if not isinstance(mem, torch.Tensor):
+            raise TypeError(f"mem must be a torch.Tensor or None, got {type(mem).__name__}")
+        if mem.shape == input_.shape or mem.numel() <= 1:
+            return
+        if mem.dim() > 1 and mem.shape[1:] != input_.shape[1:]:
+            raise ValueError(
+                f"mem must have the input's shape {tuple(input_.shape)}, got {tuple(mem.shape)}: is it another layer's?"
+            )
+        warnings.warn(
+            f"mem of shape {tuple(mem.shape)} does not fit the input's {tuple(input_.shape)}: starting from zeros",
+            stacklevel=3,
+        )
+
+    def sequence(
+        self, x: torch.Tensor, mem: Optional[torch.Tensor] = None, *, num_steps: Optional[int] = None
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        """All time steps as one fused operator.
+
+        Args:
+            x: current, ``[T, B, ...]``; or ``[B, ...]``, held constant, with ``num_steps``.
+            mem: membrane before the first step, ``[B, ...]``; None: zeros, or with ``init_hidden=True`` where the last call
+                ended.
+            num_steps: number of steps of a constant current.
+
+        Returns:
+            ``(spk, mem)``, both ``[T, B, ...]`` in x's dtype (the state is kept in float32 for 16-bit inputs).
+
+        Raises:
+            TypeError: ``mem`` passed with ``init_hidden=True``; ``x`` not a floating tensor.
+            ValueError: a shape or device that does not fit; the message names the argument.
+        """
+        if num_steps is None:
+            check_input(x, 1, "[T, B, ...]")
+        else:
+            check_input(x, 0, "[B, ...]")
+            check_num_steps(num_steps)
+        if self.init_hidden:
+            if mem is not None:
+                raise TypeError("`mem` should not be passed as an argument while `init_hidden=True`")
+            step_shape = x.shape[1:] if num_steps is None else x.shape
+            mem = self.mem if self.mem.shape == step_shape and self.mem.numel() else None
+        if self._fuses():
+            spk, mems = lif_apply(
+                x,
+                mem,
+                self.beta,
+                self.threshold,
+                self.graded_spikes_factor,
+                num_steps,
+                RESET_MECHANISMS[self._reset_mechanism],
+                self.reset_delay,
+                self._surrogate(),
+            )
+        else:
+            spk, mems = self._sequence_by_steps(x, mem, num_steps)
+        if self.init_hidden and mems.shape[0]:
+            # A copy, so that the whole sequence's membranes are not kept.
+            self.mem = mems[-1].clone()
+        return spk, mems
+
+    def _sequence_by_steps(
+        self, x: torch.Tensor, mem: Optional[torch.Tensor], num_steps: Optional[int]
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        steps = x.shape[0] if num_steps is None else num_steps
+        step_shape = x.shape[1:] if num_steps is None else x.shape
+        if steps == 0:
+            return torch.empty_like(x), torch.empty_like(x)
+        if mem is not None and mem.shape != step_shape:
+            raise ValueError(
+                f"mem must have the shape of one step of x, {tuple(step_shape)}, got {tuple(mem.shape)}"
+            )
+        self.mem = x.new_zeros(step_shape) if mem is None else mem
         spks, mems = [], []
-        for step in x:
-            out = super().forward(step, mem) if not self.init_hidden else super().forward(step)
-            spk = out[0] if isinstance(out, tuple) else out
-            mem = self.mem
-            spks.append(spk)
-            mems.append(mem)
-        return torch.stack(spks), torch.stack(mems)
+        for t in range(steps):
+            current = x if num_steps is not None else x[t]
+            out = super().forward(current)
+            spks.append(out[0] if isinstance(out, tuple) else out)
+            mems.append(self.mem)
+        return torch.stack(spks).to(x.dtype), torch.stack(mems).to(x.dtype)
+
+    def __getstate__(self) -> Dict[str, Any]:
+        # What a forward pass left behind belongs to its autograd graph, which cannot be copied.
+        state = self.__dict__.copy()
+        state["_buffers"] = self._buffers.copy()
+        state["_buffers"]["mem"] = self.mem.detach()
+        state["_before_step"] = None
+        return state

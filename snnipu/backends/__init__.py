@@ -1,0 +1,35 @@
+"""Where an op runs: the C++ vertices on the host's threads, Triton kernels on CUDA, or the PyTorch reference."""
+
+import warnings
+from typing import Optional
+
+import torch
+
+from snnipu.backends import host
+
+
+def backend_for(op: str, device: torch.device) -> str:
+    """The backend that runs ``snnipu.ops.<op>`` for tensors on ``device``: ``host`` or ``reference``.
+
+    Raises ValueError for an op that does not exist.
+    """
+    from snnipu import ops
+
+    if op not in ops.__all__:
+        raise ValueError(f"op must be one of {sorted(ops.__all__)}, got {op!r}")
+    return "host" if device.type == "cpu" and host.library is not None else "reference"
+
+
+def why_reference(device: torch.device) -> Optional[str]:
+    """Why the reference runs for tensors on ``device``, or None where it does not."""
+    if device.type == "cpu":
+        return host.unavailable_reason
+    return f"snnipu {host.__version__} has no kernels for {device.type} devices"
+
+
+def warn_if_slow() -> None:
+    """Say once, at import, that the reference will run."""
+    if host.library is None:
+        warnings.warn(
+            f"snnipu runs its slow PyTorch reference on the CPU: {host.unavailable_reason}", RuntimeWarning, stacklevel=3
+        )

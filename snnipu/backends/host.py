@@ -1,0 +1,238 @@
+"""The host backend: the C++ vertices on CPU threads, through the C interface of csrc/host/snnipu.h.
+
+The library is torch-free and is loaded with ctypes. Environment: ``SNNIPU_ISA`` (``baseline``, ``avx2``, ``avx512``,
+``neon``) overrides the choice of instruction set; ``SNNIPU_NATIVE_DIR`` the folder it is looked for in.
+"""
+
+import ctypes
+import os
+from ctypes import c_char_p, c_double, c_int32, c_int64, c_uint32, c_void_p
+from pathlib import Path
+from typing import List, Optional, Tuple
+
+import torch
+
+from snnipu._version import __version__
+
+BUILD_HINT = (
+    "build it with a C++17 compiler (GCC or Clang) installed: "
+    "`SNNIPU_REQUIRE_NATIVE=1 pip install --no-cache-dir --force-reinstall --no-deps snnipu`, "
+    "or `SNNIPU_REQUIRE_NATIVE=1 pip install .` in a source tree"
+)
+
+_SUFFIX = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
+_FWD_ARGTYPES = [c_void_p] * 8 + [c_int64] * 5 + [c_int32] * 4
+_BWD_ARGTYPES = [c_void_p] * 13 + [c_int64] * 5 + [c_int32] * 4 + [c_double] * 2 + [c_int32]
+# Sizes are 32-bit in a vertex, as on a tile.
+_MAX_SIZE = 2**32 - 1
+
+
+class NativeLibraryError(RuntimeError):
+    """The native library is missing, of another version, or cannot be loaded."""
+
+
+def native_folder() -> Path:
+    """Where the libraries are looked for."""
+    override = os.environ.get("SNNIPU_NATIVE_DIR")
+    return Path(override) if override else Path(__file__).resolve().parent.parent / "_native"
+
+
+def available_isas() -> List[str]:
+    """Instruction sets a library was built for."""
+    return sorted(path.stem.split("-", 1)[1] for path in native_folder().glob("libsnnipu-*.so"))
+
+
+def _open(isa: str) -> ctypes.CDLL:
+    path = native_folder() / f"libsnnipu-{isa}.so"
+    try:
+        library = ctypes.CDLL(str(path))
+        for name in ("version", "isa", "best_isa", "thread_runtime"):
+            getattr(library, f"snnipu_{name}").restype = c_char_p
+    except (OSError, AttributeError) as error:
+        raise NativeLibraryError(f"{path} cannot be loaded: {error}") from None
+    found = library.snnipu_version().decode()
+    if found != __version__:
+        raise NativeLibraryError(f"{path} is of version {found}, the package of {__version__}: {BUILD_HINT}")
+    return library
+
+
+def _load() -> ctypes.CDLL:
+    isas = available_isas()
+    if not isas:
+        reason = native_folder() / "build_failed.txt"
+        why = f" ({reason.read_text().strip()})" if reason.is_file() else ""
+        raise NativeLibraryError(f"the native library was not built{why}: {BUILD_HINT}")
+    wanted = os.environ.get("SNNIPU_ISA")
+    if wanted is None:
+        # Any library of the folder runs the question; the baseline runs everywhere.
+        wanted = _open("baseline" if "baseline" in isas else isas[0]).snnipu_best_isa().decode()
+        if wanted not in isas:
+            wanted = "baseline" if "baseline" in isas else isas[0]
+    elif wanted not in isas:
+        raise NativeLibraryError(f"SNNIPU_ISA must be one of {isas}, got {wanted!r}")
+    library = _open(wanted)
+    library.snnipu_set_workers.argtypes = [c_uint32, c_uint32]
+    library.snnipu_set_workers.restype = None
+    for suffix in [*_SUFFIX.values(), "smooth_f64"]:
+        for direction, argtypes in (("fwd", _FWD_ARGTYPES), ("bwd", _BWD_ARGTYPES)):
+            function = getattr(library, f"snnipu_lif_sequence_{direction}_{suffix}")
+            function.argtypes = argtypes
+            function.restype = c_int32
+    return library
+
+
+library: Optional[ctypes.CDLL]
+unavailable_reason: Optional[str]
+try:
+    library = _load()
+    unavailable_reason = None
+except NativeLibraryError as error:
+    library = None
+    unavailable_reason = str(error)
+
+
+def isa() -> Optional[str]:
+    """Instruction set in use, or None where the library is missing."""
+    return library.snnipu_isa().decode() if library is not None else None
+
+
+def thread_runtime() -> Optional[str]:
+    """What runs the threads: ``openmp`` (shared with PyTorch) or ``std::thread``; None where the library is missing."""
+    return library.snnipu_thread_runtime().decode() if library is not None else None
+
+
+def _pointer(tensor: Optional[torch.Tensor]) -> Optional[int]:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _check(status: int, name: str) -> None:
+    if status == 2:
+        raise MemoryError(f"{name}: no memory for the sums of the parameters' gradients")
+    if status != 0:
+        raise RuntimeError(f"{name} refused its arguments (status {status})")
+
+
+def _layout(x: torch.Tensor, num_steps: Optional[int]) -> Tuple[int, int]:
+    """(steps, elements of a step)."""
+    steps = x.shape[0] if num_steps is None else num_steps
+    elements = x.numel() if num_steps is not None else x.numel() // max(steps, 1)
+    if max(steps, elements) > _MAX_SIZE:
+        raise ValueError(f"x must have at most {_MAX_SIZE} steps and elements a step, got {steps} and {elements}")
+    return steps, elements
+
+
+def lif_sequence_fwd(
+    x: torch.Tensor,
+    mem0: Optional[torch.Tensor],
+    beta: torch.Tensor,
+    threshold: torch.Tensor,
+    graded: torch.Tensor,
+    num_steps: Optional[int],
+    reset: int,
+    reset_delay: bool,
+    smooth: bool = False,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """CPU kernel of ``snnipu::lif_sequence_fwd``; ``smooth`` is for checks of the adjoint."""
+    assert library is not None
+    steps, elements = _layout(x, num_steps)
+    x = x.contiguous()
+    mem0 = None if mem0 is None else mem0.contiguous()
+    beta, threshold, graded = beta.contiguous(), threshold.contiguous(), graded.contiguous()
+    shape = x.shape if num_steps is None else (num_steps, *x.shape)
+    spk, mem = x.new_empty(shape), x.new_empty(shape)
+    pre_reset = x.new_empty(0 if reset_delay else shape)
+    if elements and steps:
+        suffix = "smooth_f64" if smooth else _SUFFIX[x.dtype]
+        function = getattr(library, "snnipu_lif_sequence_fwd_" + suffix)
+        status = function(
+            x.data_ptr(),
+            _pointer(mem0),
+            beta.data_ptr(),
+            threshold.data_ptr(),
+            graded.data_ptr(),
+            spk.data_ptr(),
+            mem.data_ptr(),
+            None if reset_delay else pre_reset.data_ptr(),
+            steps,
+            elements,
+            beta.numel(),
+            threshold.numel(),
+            graded.numel(),
+            num_steps is not None,
+            reset,
+            reset_delay,
+            torch.get_num_threads(),
+        )
+        _check(status, "lif_sequence_fwd")
+    return spk, mem, pre_reset
+
+
+def lif_sequence_bwd(
+    grad_spk: Optional[torch.Tensor],
+    grad_mem: Optional[torch.Tensor],
+    mem: torch.Tensor,
+    pre_reset: torch.Tensor,
+    mem0: Optional[torch.Tensor],
+    beta: torch.Tensor,
+    threshold: torch.Tensor,
+    graded: torch.Tensor,
+    constant_input: bool,
+    reset: int,
+    reset_delay: bool,
+    surrogate: int,
+    surrogate_a: float,
+    surrogate_b: float,
+    need_mem0: bool,
+    need_beta: bool,
+    need_threshold: bool,
+    need_graded: bool,
+    smooth: bool = False,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """CPU kernel of ``snnipu::lif_sequence_bwd``: gradients of x, mem0, beta, threshold, graded (empty if not needed)."""
+    assert library is not None
+    steps, elements = _layout(mem, None)
+    grad_spk = None if grad_spk is None else grad_spk.contiguous()
+    grad_mem = None if grad_mem is None else grad_mem.contiguous()
+    mem, pre_reset = mem.contiguous(), pre_reset.contiguous()
+    mem0 = None if mem0 is None else mem0.contiguous()
+    beta, threshold, graded = beta.contiguous(), threshold.contiguous(), graded.contiguous()
+    grad_x = mem.new_empty(mem.shape[1:] if constant_input else mem.shape)
+    grad_mem0 = beta.new_empty(mem.shape[1:]) if need_mem0 else None
+    grad_beta = torch.empty_like(beta) if need_beta else None
+    grad_threshold = torch.empty_like(threshold) if need_threshold else None
+    grad_graded = torch.empty_like(graded) if need_graded else None
+    outputs = (grad_x, grad_mem0, grad_beta, grad_threshold, grad_graded)
+    if elements and steps:
+        suffix = "smooth_f64" if smooth else _SUFFIX[mem.dtype]
+        function = getattr(library, "snnipu_lif_sequence_bwd_" + suffix)
+        status = function(
+            _pointer(grad_spk),
+            _pointer(grad_mem),
+            mem.data_ptr(),
+            None if reset_delay else pre_reset.data_ptr(),
+            _pointer(mem0),
+            beta.data_ptr(),
+            threshold.data_ptr(),
+            graded.data_ptr(),
+            *map(_pointer, outputs),
+            steps,
+            elements,
+            beta.numel(),
+            threshold.numel(),
+            graded.numel(),
+            constant_input,
+            reset,
+            reset_delay,
+            surrogate,
+            surrogate_a,
+            surrogate_b,
+            torch.get_num_threads(),
+        )
+        _check(status, "lif_sequence_bwd")
+    else:
+        for output in outputs:
+            if output is not None:
+                output.zero_()
+    empty = beta.new_empty(0)
+    gradients = [empty if output is None else output for output in outputs[1:]]
+    return (grad_x, gradients[0], gradients[1], gradients[2], gradients[3])

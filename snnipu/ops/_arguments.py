@@ -1,0 +1,81 @@
+"""Checks of the ops' arguments: each error names the argument, what was expected and what was found."""
+
+from typing import Tuple, Union
+
+import torch
+
+RESET_MECHANISMS = {"subtract": 0, "zero": 1, "none": 2}
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of state and parameters for inputs of ``dtype``: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def check_input(x: object, minimum_dims: int, shape: str) -> None:
+    """``x`` is a floating tensor of at least ``minimum_dims`` dimensions."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
+    if x.dtype not in DTYPES:
+        raise TypeError(f"x must be float32, float64, float16 or bfloat16, got {x.dtype}")
+    if x.dim() < minimum_dims:
+        raise ValueError(f"x must have shape {shape}, got {tuple(x.shape)}")
+
+
+def reset_code(reset_mechanism: str) -> int:
+    """snnTorch's number of the reset mechanism."""
+    code = RESET_MECHANISMS.get(reset_mechanism)
+    if code is None:
+        raise ValueError(f"reset_mechanism must be 'subtract', 'zero' or 'none', got {reset_mechanism!r}")
+    return code
+
+
+def state_argument(name: str, value: torch.Tensor, shape: torch.Size, x: torch.Tensor) -> torch.Tensor:
+    """``value`` in the compute dtype; it must have ``shape`` and be on x's device."""
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor or None, got {type(value).__name__}")
+    if not value.dtype.is_floating_point:
+        raise TypeError(f"{name} must be floating, got {value.dtype}")
+    if value.shape != shape:
+        raise ValueError(f"{name} must have the shape of one step of x, {tuple(shape)}, got {tuple(value.shape)}")
+    if value.device != x.device:
+        raise ValueError(f"{name} must be on x's device {x.device}, got {value.device}")
+    return value.to(compute_dtype(x.dtype))
+
+
+def parameter_argument(
+    name: str, value: Union[float, torch.Tensor], step_shape: Tuple[int, ...], x: torch.Tensor
+) -> torch.Tensor:
+    """``value`` in the compute dtype with one element, or flattened to the length of the trailing dimensions it spans.
+
+    Element ``i`` of a step of x (flattened) has parameter ``value[i % value.numel()]``. Differentiable in ``value``.
+    """
+    dtype = compute_dtype(x.dtype)
+    if not isinstance(value, torch.Tensor):
+        if not isinstance(value, (int, float)):
+            raise TypeError(f"{name} must be a number or a torch.Tensor, got {type(value).__name__}")
+        return torch.full((), value, dtype=dtype, device=x.device)
+    if value.dtype != dtype:
+        if value.dtype.is_complex:
+            raise TypeError(f"{name} must be real, got {value.dtype}")
+        value = value.to(dtype)
+    if value.device != x.device:
+        if value.dim() > 0:
+            raise ValueError(f"{name} must be on x's device {x.device}, got {value.device}")
+        value = value.to(x.device)
+    dims = value.dim()
+    if dims == 0 or value.numel() == 1:
+        return value
+    shape = tuple(value.shape)
+    trailing = step_shape[len(step_shape) - dims :] if dims <= len(step_shape) else None
+    if shape == trailing:
+        return value.reshape(-1)
+    while shape and shape[0] == 1:
+        shape = shape[1:]
+    trailing = step_shape[len(step_shape) - len(shape) :] if len(shape) <= len(step_shape) else None
+    if trailing is None or any(own not in (1, wanted) for own, wanted in zip(shape, trailing)):
+        raise ValueError(
+            f"{name} must broadcast to one step of x, {tuple(step_shape)}, got a tensor of shape {tuple(value.shape)}"
+        )
+    return value.reshape(shape).expand(trailing).reshape(-1)

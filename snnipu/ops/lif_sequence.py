@@ -1,0 +1,463 @@
+"""Leaky integrate-and-fire neurons over a whole sequence: public function, schema, meta, autograd, reference."""
+
+from typing import Any, List, Optional, Tuple, Union
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from snnipu import surrogate as surrogates
+from snnipu.backends import host
+from snnipu.ops import _library
+from snnipu.ops._arguments import check_input, compute_dtype, parameter_argument, reset_code, state_argument
+from snnipu.surrogate import Kernel, SpikeGrad, Surrogate
+
+Parameter = Union[float, torch.Tensor]
+
+# A gradient that passes unchanged: what the adjoint runs with when the surrogate was evaluated outside of it.
+_IDENTITY = Kernel(surrogates.LEAKY_STEP, 1.0, 0.0)
+
+_SCHEMA_FWD = (
+    "lif_sequence_fwd(Tensor x, Tensor? mem0, Tensor beta, Tensor threshold, Tensor graded, int? num_steps, int reset, "
+    "bool reset_delay) -> (Tensor spk, Tensor mem, Tensor pre_reset)"
+)
+_SCHEMA_BWD = (
+    "lif_sequence_bwd(Tensor? grad_spk, Tensor? grad_mem, Tensor mem, Tensor pre_reset, Tensor? mem0, Tensor beta, "
+    "Tensor threshold, Tensor graded, bool constant_input, int reset, bool reset_delay, int surrogate, "
+    "float surrogate_a, float surrogate_b, bool need_mem0, bool need_beta, bool need_threshold, bool need_graded) -> "
+    "(Tensor grad_x, Tensor grad_mem0, Tensor grad_beta, Tensor grad_threshold, Tensor grad_graded)"
+)
+
+
+def _spread(parameter: torch.Tensor, step_shape: torch.Size) -> torch.Tensor:
+    """A parameter as the ops take it (one value, or one for each element modulo its length), as [*step_shape]."""
+    if parameter.numel() == 1:
+        return parameter.reshape(())
+    elements = step_shape.numel()
+    return parameter.reshape(-1).repeat(elements // max(parameter.numel(), 1)).reshape(step_shape)
+
+
+def lif_sequence_fwd_reference(
+    x: torch.Tensor,
+    mem0: Optional[torch.Tensor],
+    beta: torch.Tensor,
+    threshold: torch.Tensor,
+    graded: torch.Tensor,
+    num_steps: Optional[int],
+    reset: int,
+    reset_delay: bool,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What ``snnipu::lif_sequence_fwd`` computes, in plain PyTorch: the equations of csrc/neuron/lif.hpp."""
+    steps = x.shape[0] if num_steps is None else num_steps
+    step_shape = x.shape[1:] if num_steps is None else x.shape
+    beta, threshold, graded = (_spread(p, step_shape) for p in (beta.clamp(0, 1), threshold, graded))
+    state = beta.new_zeros(step_shape) if mem0 is None else mem0
+    spk = x.new_empty((steps, *step_shape))
+    mem = torch.empty_like(spk)
+    pre_reset = x.new_empty(0) if reset_delay else torch.empty_like(spk)
+    for t in range(steps):
+        current = (x[t] if num_steps is None else x).to(state.dtype)
+        was_above = _spike(state, threshold, x.dtype)
+        if reset == 0:
+            u = (beta * state + current) - was_above * threshold
+        elif reset == 1:
+            u = beta * ((1 - was_above) * state) + current
+        else:
+            u = beta * state + current
+        spike = _spike(u, threshold, x.dtype)
+        spk[t] = spike * graded
+        state = u
+        if not reset_delay:
+            pre_reset[t] = u
+            if reset == 0:
+                state = u - (spike - was_above) * threshold
+            elif reset == 1:
+                state = u - (spike - was_above) * u
+        mem[t] = state
+    return spk, mem, pre_reset
+
+
+def _spike(mem: torch.Tensor, threshold: torch.Tensor, storage: torch.dtype) -> torch.Tensor:
+    """H(mem - threshold), decided on the membrane as it is stored."""
+    return (mem.to(storage).to(mem.dtype) - threshold > 0).to(mem.dtype)
+
+
+def lif_sequence_bwd_reference(
+    grad_spk: Optional[torch.Tensor],
+    grad_mem: Optional[torch.Tensor],
+    mem: torch.Tensor,
+    pre_reset: torch.Tensor,
+    mem0: Optional[torch.Tensor],
+    beta: torch.Tensor,
+    threshold: torch.Tensor,
+    graded: torch.Tensor,
+    constant_input: bool,
+    reset: int,
+    reset_delay: bool,
+    surrogate: int,
+    surrogate_a: float,
+    surrogate_b: float,
+    need_mem0: bool,
+    need_beta: bool,
+    need_threshold: bool,
+    need_graded: bool,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What ``snnipu::lif_sequence_bwd`` computes, in plain PyTorch."""
+    kernel = Kernel(surrogate, surrogate_a, surrogate_b)
+    step_shape = mem.shape[1:]
+    dtype = beta.dtype
+    thr, graded_all = _spread(threshold, step_shape), _spread(graded, step_shape)
+    raw_beta = _spread(beta, step_shape)
+    decay = raw_beta.clamp(0, 1)
+    zeros = beta.new_zeros(step_shape)
+    carry, sum_beta, sum_threshold, sum_graded, sum_x = (zeros.clone() for _ in range(5))
+    grad_x = mem.new_empty(step_shape if constant_input else mem.shape)
+    for t in range(mem.shape[0] - 1, -1, -1):
+        before = mem[t - 1].to(dtype) if t > 0 else (zeros if mem0 is None else mem0)
+        was_above = _spike(before, thr, mem.dtype)
+        u = (mem if reset_delay else pre_reset)[t].to(dtype)
+        spike = (u - thr > 0).to(dtype)
+        from_spk = zeros if grad_spk is None else grad_spk[t].to(dtype)
+        grad_state = carry if grad_mem is None else carry + grad_mem[t].to(dtype)
+        grad_spike, grad_u = from_spk * graded_all, grad_state
+        if not reset_delay and reset == 0:
+            grad_spike = grad_spike - grad_state * thr
+            sum_threshold = sum_threshold - grad_state * (spike - was_above)
+        elif not reset_delay and reset == 1:
+            grad_spike = grad_spike - grad_state * u
+            grad_u = grad_state * (1 - (spike - was_above))
+        through_spike = surrogates.surrogate_gradient(kernel, u - thr, grad_spike)
+        grad_u = grad_u + through_spike
+        sum_threshold = sum_threshold - through_spike
+        kept = before
+        if reset == 0:
+            sum_threshold = sum_threshold - grad_u * was_above
+        elif reset == 1:
+            kept = (1 - was_above) * before
+        sum_beta = sum_beta + grad_u * kept
+        sum_graded = sum_graded + from_spk * spike
+        carry = decay * grad_u if reset != 1 else decay * (1 - was_above) * grad_u
+        if constant_input:
+            sum_x = sum_x + grad_u
+        else:
+            grad_x[t] = grad_u
+    if constant_input:
+        grad_x.copy_(sum_x)
+    sum_beta = torch.where((raw_beta >= 0) & (raw_beta <= 1), sum_beta, zeros)
+
+    def reduced(total: torch.Tensor, like: torch.Tensor, needed: bool) -> torch.Tensor:
+        if not needed:
+            return beta.new_empty(0)
+        if like.numel() == 1:
+            return total.sum().reshape(like.shape)
+        return total.reshape(-1, like.numel()).sum(0).reshape(like.shape)
+
+    return (
+        grad_x,
+        carry if need_mem0 else beta.new_empty(0),
+        reduced(sum_beta, beta, need_beta),
+        reduced(sum_threshold, threshold, need_threshold),
+        reduced(sum_graded, graded, need_graded),
+    )
+
+
+def _fwd_meta(
+    x: torch.Tensor,
+    mem0: Optional[torch.Tensor],
+    beta: torch.Tensor,
+    threshold: torch.Tensor,
+    graded: torch.Tensor,
+    num_steps: Optional[int],
+    reset: int,
+    reset_delay: bool,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    shape = x.shape if num_steps is None else (num_steps, *x.shape)
+    return x.new_empty(shape), x.new_empty(shape), x.new_empty(0 if reset_delay else shape)
+
+
+def _bwd_meta(
+    grad_spk: Optional[torch.Tensor],
+    grad_mem: Optional[torch.Tensor],
+    mem: torch.Tensor,
+    pre_reset: torch.Tensor,
+    mem0: Optional[torch.Tensor],
+    beta: torch.Tensor,
+    threshold: torch.Tensor,
+    graded: torch.Tensor,
+    constant_input: bool,
+    reset: int,
+    reset_delay: bool,
+    surrogate: int,
+    surrogate_a: float,
+    surrogate_b: float,
+    need_mem0: bool,
+    need_beta: bool,
+    need_threshold: bool,
+    need_graded: bool,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def parameter(like: torch.Tensor, needed: bool) -> torch.Tensor:
+        return like.new_empty(like.shape if needed else 0)
+
+    return (
+        mem.new_empty(mem.shape[1:] if constant_input else mem.shape),
+        beta.new_empty(mem.shape[1:] if need_mem0 else 0),
+        parameter(beta, need_beta),
+        parameter(threshold, need_threshold),
+        parameter(graded, need_graded),
+    )
+
+
+_library.define(_SCHEMA_FWD, reference=lif_sequence_fwd_reference, meta=_fwd_meta)
+_library.define(_SCHEMA_BWD, reference=lif_sequence_bwd_reference, meta=_bwd_meta)
+if host.library is not None:
+    _library.implement("lif_sequence_fwd", "CPU", host.lif_sequence_fwd)
+    _library.implement("lif_sequence_bwd", "CPU", host.lif_sequence_bwd)
+
+
+def _evaluate(spike_grad: SpikeGrad, u: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    """grad * dS/du of a surrogate known only as a PyTorch function."""
+    with torch.enable_grad():
+        u = u.detach().requires_grad_()
+        return torch.autograd.grad(spike_grad(u), u, grad.float())[0]
+
+
+class LifSequence(torch.autograd.Function):
+    """Forward and backward operator as one differentiable function."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        x: torch.Tensor,
+        mem0: Optional[torch.Tensor],
+        beta: torch.Tensor,
+        threshold: torch.Tensor,
+        graded: torch.Tensor,
+        num_steps: Optional[int],
+        reset: int,
+        reset_delay: bool,
+        kernel: Kernel,
+        evaluated: Optional[Surrogate],
+        squeeze: bool,
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        spk, mem, pre_reset = torch.ops.snnipu.lif_sequence_fwd(
+            x, mem0, beta, threshold, graded, num_steps, reset, reset_delay
+        )
+        ctx.save_for_backward(mem, pre_reset, mem0, beta, threshold, graded)
+        ctx.set_materialize_grads(False)
+        ctx.constant_input = num_steps is not None
+        ctx.reset = reset
+        ctx.reset_delay = reset_delay
+        ctx.kernel = kernel
+        ctx.evaluated = evaluated
+        ctx.squeeze = squeeze
+        if squeeze:
+            return spk[0], mem[0]
+        return spk, mem
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_spk: Optional[torch.Tensor], grad_mem: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
+        mem, pre_reset, mem0, beta, threshold, graded = ctx.saved_tensors
+        if grad_spk is None and grad_mem is None:
+            return (None,) * 11
+        if ctx.squeeze:
+            grad_spk = None if grad_spk is None else grad_spk.unsqueeze(0)
+            grad_mem = None if grad_mem is None else grad_mem.unsqueeze(0)
+        _, need_mem0, need_beta, need_threshold, need_graded = ctx.needs_input_grad[:5]
+        kernel = ctx.kernel
+        grad_graded_evaluated = None
+        if ctx.evaluated is not None:
+            kernel = _IDENTITY
+            if grad_spk is not None:
+                grad_spk, grad_graded_evaluated = _through_evaluated(ctx.evaluated, grad_spk, mem, threshold, graded)
+            graded = torch.ones_like(graded)
+        grad_x, grad_mem0, grad_beta, grad_threshold, grad_graded = torch.ops.snnipu.lif_sequence_bwd(
+            grad_spk,
+            grad_mem,
+            mem,
+            pre_reset,
+            mem0,
+            beta,
+            threshold,
+            graded,
+            ctx.constant_input,
+            ctx.reset,
+            ctx.reset_delay,
+            kernel.id,
+            kernel.a,
+            kernel.b,
+            need_mem0,
+            need_beta,
+            need_threshold,
+            need_graded and ctx.evaluated is None,
+        )
+        if ctx.evaluated is not None:
+            grad_graded = grad_graded_evaluated
+        return (
+            grad_x,
+            grad_mem0 if need_mem0 else None,
+            grad_beta if need_beta else None,
+            grad_threshold if need_threshold else None,
+            grad_graded if need_graded else None,
+            *(None,) * 6,
+        )
+
+
+def _through_evaluated(
+    spike_grad: Surrogate, grad_spk: torch.Tensor, mem: torch.Tensor, threshold: torch.Tensor, graded: torch.Tensor
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Gradient behind a surrogate evaluated in PyTorch, one time step at a time from the last, and graded's gradient.
+
+    Possible ahead of the recurrence because the reset carries no gradient.
+    """
+    step_shape = mem.shape[1:]
+    thr, factor = _spread(threshold, step_shape), _spread(graded, step_shape)
+    out: List[torch.Tensor] = []
+    for t in range(mem.shape[0] - 1, -1, -1):
+        out.append(_evaluate(spike_grad, mem[t].to(thr.dtype) - thr, grad_spk[t].to(thr.dtype) * factor))
+    spike = (mem.to(thr.dtype) - thr > 0).to(thr.dtype)
+    total = (grad_spk.to(thr.dtype) * spike).sum(0)
+    shape = graded.shape
+    grad_graded = total.sum() if graded.numel() == 1 else total.reshape(-1, graded.numel()).sum(0)
+    return torch.stack(out[::-1]).to(mem.dtype), grad_graded.reshape(shape)
+
+
+def lif_by_steps(
+    x: torch.Tensor,
+    mem: torch.Tensor,
+    beta: torch.Tensor,
+    threshold: torch.Tensor,
+    graded: torch.Tensor,
+    steps: int,
+    constant_input: bool,
+    reset: int,
+    reset_delay: bool,
+    spike_grad: SpikeGrad,
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """snnTorch's step, differentiated by autograd: the path of a ``spike_grad`` that may not be a Heaviside step."""
+    spks, mems = [], []
+    beta = beta.clamp(0, 1)
+    for t in range(steps):
+        was_above = spike_grad(mem - threshold).detach()
+        current = x if constant_input else x[t]
+        if reset == 0:
+            mem = beta * mem + current - was_above * threshold
+        elif reset == 1:
+            mem = beta * ((1 - was_above) * mem) + current
+        else:
+            mem = beta * mem + current
+        spike = spike_grad(mem - threshold)
+        if not reset_delay and reset == 0:
+            mem = mem - (spike - was_above) * threshold
+        elif not reset_delay and reset == 1:
+            mem = mem - (spike - was_above) * mem
+        spks.append(spike * graded)
+        mems.append(mem)
+    return torch.stack(spks), torch.stack(mems)
+
+
+def lif_apply(
+    x: torch.Tensor,
+    mem: Optional[torch.Tensor],
+    beta: Parameter,
+    threshold: Parameter,
+    graded_spikes_factor: Parameter,
+    num_steps: Optional[int],
+    reset: int,
+    reset_delay: bool,
+    spike_grad: Optional[SpikeGrad],
+    squeeze: bool = False,
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Common way of ``lif_step`` and ``lif_sequence`` once x and the options have been checked."""
+    step_shape = x.shape[1:] if num_steps is None else x.shape
+    state = None if mem is None else state_argument("mem", mem, step_shape, x)
+    beta_ = parameter_argument("beta", beta, step_shape, x)
+    threshold_ = parameter_argument("threshold", threshold, step_shape, x)
+    graded = parameter_argument("graded_spikes_factor", graded_spikes_factor, step_shape, x)
+    known = surrogates.as_surrogate(spike_grad)
+    evaluated = known if known is not None and known.kernel is None else None
+    if known is None or (evaluated is not None and not reset_delay):
+        # With an immediate reset the membrane's gradient passes through the spike: the recurrence needs the surrogate.
+        function = known if known is not None else spike_grad
+        if not callable(function):
+            raise TypeError(f"spike_grad must be callable or None, got {function!r}")
+        parameters = [_spread(p, step_shape) for p in (beta_, threshold_, graded)]
+        dtype = compute_dtype(x.dtype)
+        first = x.new_zeros(step_shape, dtype=dtype) if state is None else state
+        steps = x.shape[0] if num_steps is None else num_steps
+        spk, out = lif_by_steps(
+            x.to(dtype), first, *parameters, steps, num_steps is not None, reset, reset_delay, function
+        )
+        spk, out = spk.to(x.dtype), out.to(x.dtype)
+        return (spk[0], out[0]) if squeeze else (spk, out)
+    kernel = known.kernel if known.kernel is not None else _IDENTITY
+    return LifSequence.apply(
+        x, state, beta_, threshold_, graded, num_steps, reset, reset_delay, kernel, evaluated, squeeze
+    )
+
+
+def lif_sequence(
+    x: torch.Tensor,
+    mem: Optional[torch.Tensor] = None,
+    *,
+    beta: Parameter,
+    threshold: Parameter = 1.0,
+    reset_mechanism: str = "subtract",
+    spike_grad: Optional[SpikeGrad] = None,
+    graded_spikes_factor: Parameter = 1.0,
+    reset_delay: bool = True,
+    num_steps: Optional[int] = None,
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    r"""Leaky integrate-and-fire neurons over ``T`` time steps, as one operator.
+
+    .. math::
+
+        r_t &= H(u_{t-1} - \theta) \\
+        u_t &= \beta u_{t-1} + x_t - r_t \theta            &\text{(subtract)} \\
+        u_t &= \beta (1 - r_t) u_{t-1} + x_t               &\text{(zero)} \\
+        u_t &= \beta u_{t-1} + x_t                         &\text{(none)} \\
+        s_t &= H(u_t - \theta)
+
+    with :math:`H(0) = 0`; ``spk = graded_spikes_factor * s`` and ``mem = u``. The reset carries no gradient, the spike
+    the surrogate's. With ``reset_delay=False`` the reset takes place in the step of its spike:
+    ``mem = u - (s - r) * threshold`` (subtract) or ``u - (s - r) * u`` (zero), and its gradient passes through ``s``.
+
+    Args:
+        x: input current, ``[T, B, ...]`` (any shape behind time); float32, float64, float16 or bfloat16.
+        mem: membrane before the first step, ``x.shape[1:]``; None: zeros.
+        beta: decay of the membrane per step, clamped to [0, 1] (its gradient is 0 outside). A number, or a tensor that
+            broadcasts to one step of ``x``.
+        threshold: firing threshold, likewise.
+        reset_mechanism: ``"subtract"``, ``"zero"`` or ``"none"``.
+        spike_grad: a surrogate of ``snnipu.surrogate`` or ``snntorch.surrogate`` (None: ``atan()``), fused; or any
+            callable of ``u - threshold``, evaluated step by step in PyTorch.
+        graded_spikes_factor: value of a spike, likewise.
+        reset_delay: the reset takes place one step after its spike.
+        num_steps: if given, ``x`` is ``[B, ...]``, held constant for so many steps.
+
+    Returns:
+        ``(spk, mem)``, both ``[T, B, ...]`` in x's dtype. State and parameters are float32 (float64 for float64
+        inputs) whatever the dtype of ``x``; spikes are decided on ``mem`` as it is returned. In float32 and float64 the
+        result equals snnTorch's loop bit by bit.
+
+    Raises:
+        TypeError: an argument of the wrong type or dtype.
+        ValueError: a shape, device, reset mechanism or number of steps that does not fit; the message names it.
+
+    Source: ``snntorch.Leaky`` 1.0; Eshraghian et al., "Training spiking neural networks using lessons from deep
+    learning", Proc. IEEE 2023.
+    """
+    if num_steps is None:
+        check_input(x, 1, "[T, B, ...]")
+    else:
+        check_input(x, 0, "[B, ...]")
+        check_num_steps(num_steps)
+    reset = reset_code(reset_mechanism)
+    return lif_apply(x, mem, beta, threshold, graded_spikes_factor, num_steps, reset, bool(reset_delay), spike_grad)
+
+
+def check_num_steps(num_steps: object) -> None:
+    """``num_steps`` is a positive int."""
+    if not isinstance(num_steps, int) or isinstance(num_steps, bool):
+        raise TypeError(f"num_steps must be an int, got {num_steps!r}")
+    if num_steps < 1:
+        raise ValueError(f"num_steps must be at least 1, got {num_steps}")

@@ -1,0 +1,224 @@
+"""Surrogate gradients under snnTorch's names and parameters, as picklable objects the fused kernels understand.
+
+The forward pass of every surrogate is the Heaviside step ``S = H(u)``, ``u = mem - threshold``, ``H(0) = 0``; the
+backward pass puts a smooth function in the place of ``dS/du``. Equations: snnTorch's documentation of
+``snntorch.surrogate``; the kernels' are in ``csrc/neuron/surrogate.hpp``.
+
+``snnipu.surrogate.atan()`` and ``snntorch.surrogate.atan()`` are interchangeable wherever a ``spike_grad`` is expected.
+"""
+
+import inspect
+import math
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Union
+
+import snntorch.surrogate
+import torch
+
+SpikeGrad = Callable[[torch.Tensor], torch.Tensor]
+
+# Kernels of csrc/neuron/surrogate.hpp, in the order of enum snnipu_surrogate in csrc/host/snnipu.h.
+LEAKY_STEP, TRIANGULAR, FAST_SIGMOID, ATAN, SIGMOID, SPIKE_RATE_ESCAPE = range(6)
+
+
+class Kernel(NamedTuple):
+    """A native surrogate and its two parameters."""
+
+    id: int
+    a: float
+    b: float
+
+
+def surrogate_gradient(kernel: Kernel, u: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    """``grad * dS/du`` in plain PyTorch: the reference of csrc/neuron/surrogate.hpp."""
+    _, a, b = kernel
+    if kernel.id == LEAKY_STEP:
+        return torch.where(u > 0, grad, a * grad)
+    if kernel.id == TRIANGULAR:
+        return torch.where(u >= 0, -a * grad, a * grad)
+    if kernel.id == FAST_SIGMOID:
+        return torch.where(u <= b, torch.zeros_like(grad), grad / (a * u.abs() + 1.0) ** 2)
+    if kernel.id == ATAN:
+        return a / 2 / (1 + (math.pi / 2 * a * u) ** 2) * grad
+    if kernel.id == SIGMOID:
+        e = torch.exp(-(a * u).abs())
+        return grad * a * e / (e + 1) ** 2
+    if kernel.id == SPIKE_RATE_ESCAPE:
+        return grad * b * torch.exp(-a * (u - 1).abs())
+    raise ValueError(f"kernel must be one of the native surrogates, got {kernel}")
+
+
+class _Spike(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, u: torch.Tensor, kernel: Kernel) -> torch.Tensor:
+        ctx.save_for_backward(u)
+        ctx.kernel = kernel
+        return (u > 0).float()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[torch.Tensor, None]:  # type: ignore[override]
+        (u,) = ctx.saved_tensors
+        return surrogate_gradient(ctx.kernel, u, grad), None
+
+
+class Surrogate:
+    """A spike function ``S = H(u)`` with a surrogate gradient; call it with ``u`` as a function of snnTorch's.
+
+    ``kernel`` tells which native surrogate it is, or is None where the gradient is evaluated in PyTorch (random or
+    user-defined): the forward pass and the recurrence of the backward pass are fused all the same.
+    """
+
+    def __init__(self, name: str, **parameters: Any) -> None:
+        self.name = name
+        self.parameters = parameters
+        build = _KERNELS.get(name)
+        self.kernel: Optional[Kernel] = build(**parameters) if build else None
+
+    def __call__(self, u: torch.Tensor) -> torch.Tensor:
+        """Spikes of ``u = mem - threshold``, float32 of the same shape, differentiable through the surrogate."""
+        if self.kernel is not None:
+            return _Spike.apply(u, self.kernel)
+        function = getattr(snntorch.surrogate, _EVALUATED[self.name])
+        return function.apply(u, *self.parameters.values())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Surrogate):
+            return NotImplemented
+        return (self.name, self.parameters) == (other.name, other.parameters)
+
+    def __hash__(self) -> int:
+        return hash((self.name, tuple(self.parameters)))
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(f'{key}={value!r}' for key, value in self.parameters.items())})"
+
+
+_KERNELS: Dict[str, Callable[..., Kernel]] = {
+    "straight_through_estimator": lambda: Kernel(LEAKY_STEP, 1.0, 0.0),
+    "heaviside": lambda: Kernel(LEAKY_STEP, 0.0, 0.0),
+    "LSO": lambda slope: Kernel(LEAKY_STEP, slope, 0.0),
+    "triangular": lambda threshold: Kernel(TRIANGULAR, threshold, 0.0),
+    "fast_sigmoid": lambda slope: Kernel(FAST_SIGMOID, slope, -math.inf),
+    "SFS": lambda slope, B: Kernel(FAST_SIGMOID, slope, B),
+    # No gradient: cut off everywhere.
+    "no_gradient": lambda: Kernel(FAST_SIGMOID, 1.0, math.inf),
+    "atan": lambda alpha: Kernel(ATAN, alpha, 0.0),
+    "sigmoid": lambda slope: Kernel(SIGMOID, slope, 0.0),
+    "spike_rate_escape": lambda beta, slope: Kernel(SPIKE_RATE_ESCAPE, beta, slope),
+}
+
+# Evaluated in PyTorch by snnTorch's own function.
+_EVALUATED = {"SSO": "StochasticSpikeOperator", "custom_surrogate": "CustomSurrogate"}
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, got {value!r}") from None
+
+
+def straight_through_estimator() -> Surrogate:
+    """``dS/du = 1``."""
+    return Surrogate("straight_through_estimator")
+
+
+def triangular(threshold: float = 1) -> Surrogate:
+    """``dS/du = threshold`` where ``u < 0``, else ``-threshold``."""
+    return Surrogate("triangular", threshold=_number("threshold", threshold))
+
+
+def fast_sigmoid(slope: float = 25) -> Surrogate:
+    """``dS/du = 1 / (slope |u| + 1)^2`` (Zenke and Ganguli, SuperSpike, 2018)."""
+    return Surrogate("fast_sigmoid", slope=_number("slope", slope))
+
+
+def atan(alpha: float = 2.0) -> Surrogate:
+    """``dS/du = alpha / 2 / (1 + (pi/2 alpha u)^2)`` (Fang et al., ICCV 2021); snnTorch's default."""
+    return Surrogate("atan", alpha=_number("alpha", alpha))
+
+
+def heaviside() -> Surrogate:
+    """``dS/du = H(u)``."""
+    return Surrogate("heaviside")
+
+
+def sigmoid(slope: float = 25) -> Surrogate:
+    """``dS/du = slope e / (e + 1)^2``, ``e = exp(-slope |u|)``: finite for every ``u``."""
+    return Surrogate("sigmoid", slope=_number("slope", slope))
+
+
+def spike_rate_escape(beta: float = 1, slope: float = 25) -> Surrogate:
+    """``dS/du = slope exp(-beta |u - 1|)`` (Gerstner and Kistler, Spiking Neuron Models, 2002)."""
+    return Surrogate("spike_rate_escape", beta=_number("beta", beta), slope=_number("slope", slope))
+
+
+def SSO(mean: float = 0, variance: float = 0.2) -> Surrogate:
+    """``dS/du = 1`` where ``u > 0``, else uniform noise ``(U[-0.5, 0.5) + mean) variance`` drawn in the backward pass."""
+    return Surrogate("SSO", mean=_number("mean", mean), variance=_number("variance", variance))
+
+
+def LSO(slope: float = 0.1) -> Surrogate:
+    """``dS/du = 1`` where ``u > 0``, else ``slope``."""
+    return Surrogate("LSO", slope=_number("slope", slope))
+
+
+def SFS(slope: float = 25, B: float = 1) -> Surrogate:
+    """``dS/du = 1 / (slope |u| + 1)^2`` where ``u > B``, else 0 (Perez-Nieves and Goodman, 2021)."""
+    return Surrogate("SFS", slope=_number("slope", slope), B=_number("B", B))
+
+
+def custom_surrogate(
+    custom_surrogate_function: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+) -> Surrogate:
+    """``custom_surrogate_function(u, grad, spikes)`` gives the gradient with respect to ``u``, one time step a call."""
+    if not callable(custom_surrogate_function):
+        raise TypeError(f"custom_surrogate_function must be callable, got {custom_surrogate_function!r}")
+    return Surrogate("custom_surrogate", custom_surrogate_function=custom_surrogate_function)
+
+
+_FACTORIES: Dict[str, Callable[..., Surrogate]] = {
+    factory.__name__: factory
+    for factory in (
+        straight_through_estimator,
+        triangular,
+        fast_sigmoid,
+        atan,
+        heaviside,
+        sigmoid,
+        spike_rate_escape,
+        SSO,
+        LSO,
+        SFS,
+        custom_surrogate,
+    )
+}
+
+
+def as_surrogate(spike_grad: Union[Surrogate, SpikeGrad, None]) -> Optional[Surrogate]:
+    """The :class:`Surrogate` that ``spike_grad`` is: ours, or what one of snnTorch's factories returned.
+
+    ``None`` stands for snnTorch's default, :func:`atan`. Returns None for any other callable, whose forward pass is not
+    known to be the Heaviside step.
+    """
+    if spike_grad is None:
+        return atan()
+    if isinstance(spike_grad, Surrogate):
+        return spike_grad
+    if spike_grad is snntorch.SpikingNeuron._surrogate_bypass:
+        return Surrogate("no_gradient")
+    if getattr(spike_grad, "__module__", None) != snntorch.surrogate.__name__ or not inspect.isfunction(spike_grad):
+        return None
+    factory = _FACTORIES.get(spike_grad.__qualname__.split(".")[0])
+    if factory is None:
+        return None
+    values = inspect.getclosurevars(spike_grad).nonlocals
+    if factory is custom_surrogate:
+        return custom_surrogate(values["func"])
+    try:
+        return factory(**values)
+    except (TypeError, RuntimeError):
+        return None  # a parameter that is no number: a learnable slope, say
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(snntorch.surrogate, name)

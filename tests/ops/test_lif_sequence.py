@@ -1,0 +1,565 @@
+"""The contract of ``snnipu.ops.lif_sequence``."""
+
+import copy
+import importlib
+import itertools
+
+import pytest
+import snntorch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import relative_error, snntorch_loop
+
+from snnipu import ops, surrogate
+from snnipu.backends import host
+from snnipu.surrogate import FAST_SIGMOID
+
+# The module: the package's attribute of that name is the function.
+REFERENCE = importlib.import_module("snnipu.ops.lif_sequence")
+RESETS = ["subtract", "zero", "none"]
+SURROGATES = [
+    surrogate.straight_through_estimator(),
+    surrogate.triangular(0.7),
+    surrogate.fast_sigmoid(10),
+    surrogate.atan(3.0),
+    surrogate.heaviside(),
+    surrogate.sigmoid(2.0),
+    surrogate.spike_rate_escape(1.5, 2.0),
+    surrogate.SFS(5, 0.1),
+]
+# snnTorch's own objects of the same surrogates.
+SNNTORCH = [
+    snntorch.surrogate.straight_through_estimator(),
+    snntorch.surrogate.triangular(0.7),
+    snntorch.surrogate.fast_sigmoid(10),
+    snntorch.surrogate.atan(3.0),
+    snntorch.surrogate.heaviside(),
+    snntorch.surrogate.sigmoid(2.0),
+    snntorch.surrogate.spike_rate_escape(1.5, 2.0),
+    snntorch.surrogate.SFS(5, 0.1),
+]
+IDS = [s.name for s in SURROGATES]
+
+needs_native = pytest.mark.skipif(host.library is None, reason=f"no native library: {host.unavailable_reason}")
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    """Every output the native kernels are given is NaN before they write it."""
+    new_empty, empty_like = torch.Tensor.new_empty, torch.empty_like
+
+    def poison(tensor):
+        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *args, **kwargs: poison(new_empty(*args, **kwargs)))
+    monkeypatch.setattr(torch, "empty_like", lambda *args, **kwargs: poison(empty_like(*args, **kwargs)))
+
+
+def both(x, mem, options, parameters, upstream_spk=True, upstream_mem=True, num_steps=None):
+    """Outputs and gradients of snnTorch's loop and of ours, for equal inputs and random upstream gradients."""
+    results = []
+    upstream = None
+    for ours in (False, True):
+        leaf = x.detach().clone().requires_grad_()
+        state = None if mem is None else mem.detach().clone().requires_grad_()
+        own = {name: torch.as_tensor(value).clone().requires_grad_() for name, value in parameters.items()}
+        if ours:
+            spk, out = ops.lif_sequence(leaf, state, num_steps=num_steps, **own, **options)
+        else:
+            keywords = {**options, **own}
+            spk, out, _ = snntorch_loop(leaf, state, num_steps=num_steps, **keywords)
+        if upstream is None:
+            upstream = torch.randn_like(spk), torch.randn_like(out)
+        loss = out.sum() * 0
+        if upstream_spk:
+            loss = loss + (spk * upstream[0]).sum()
+        if upstream_mem:
+            loss = loss + (out * upstream[1]).sum()
+        loss.backward()
+        gradients = {"x": leaf.grad, **{name: value.grad for name, value in own.items()}}
+        if state is not None:
+            gradients["mem"] = state.grad
+        results.append((spk.detach(), out.detach(), gradients))
+    return results
+
+
+def assert_same(results, tolerance=1e-5):
+    (spk, mem, gradients), (own_spk, own_mem, own_gradients) = results
+    assert torch.equal(own_spk, spk)
+    assert torch.equal(own_mem, mem)
+    assert own_gradients.keys() == gradients.keys()
+    for name, expected in gradients.items():
+        if expected is None:
+            assert own_gradients[name] is None or not own_gradients[name].any(), name
+            continue
+        assert own_gradients[name].shape == expected.shape
+        assert own_gradients[name].dtype == expected.dtype
+        assert relative_error(own_gradients[name], expected) <= tolerance, name
+
+
+@pytest.mark.parametrize("reset_delay", [True, False], ids=["delayed", "immediate"])
+@pytest.mark.parametrize("reset", RESETS)
+@pytest.mark.parametrize("index", range(len(SURROGATES)), ids=IDS)
+def test_equals_snntorch(index, reset, reset_delay, poisoned):
+    x = 0.7 * torch.randn(9, 3, 37)
+    mem = torch.randn(3, 37)
+    options = {"reset_mechanism": reset, "reset_delay": reset_delay, "spike_grad": SNNTORCH[index]}
+    parameters = {"beta": 0.8, "threshold": 0.5, "graded_spikes_factor": 1.25}
+    expected, actual = both(x, mem, options, parameters)
+    assert_same([expected, actual])
+    # The same surrogate as an object of ours gives the same gradient.
+    again = both(x, mem, {**options, "spike_grad": SURROGATES[index]}, parameters)[1]
+    torch.manual_seed(1)
+    assert torch.equal(again[0], actual[0])
+
+
+@pytest.mark.parametrize("neurons", [1, 5, 63, 1000])
+@pytest.mark.parametrize("reset", RESETS)
+@pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
+def test_sizes_and_per_neuron_parameters(neurons, reset, delay, poisoned):
+    x = torch.randn(6, 4, neurons)
+    options = {"reset_mechanism": reset, "reset_delay": delay}
+    parameters = {
+        "beta": torch.rand(neurons) * 1.4 - 0.2,  # some outside [0, 1]: clamped, no gradient
+        "threshold": torch.rand(neurons) + 0.2,
+        "graded_spikes_factor": torch.rand(neurons) + 0.5,
+    }
+    assert_same(both(x, None, options, parameters))
+
+
+@pytest.mark.parametrize(
+    ("shape", "beta_shape"),
+    [
+        ((5, 2, 3, 4, 4), (3, 1, 1)),
+        ((5, 2, 3, 4, 4), (4,)),
+        ((5, 2, 3, 4, 4), (1, 3, 4, 4)),
+        ((5, 2, 3), (2, 3)),
+        ((5, 2, 3), (2, 1)),
+        ((5, 2, 3), (1,)),
+        ((5, 2, 3), (1, 1)),
+        ((5, 7), (7,)),
+        ((5, 7), (1,)),
+        ((5,), ()),
+    ],
+)
+def test_any_trailing_shape(shape, beta_shape, poisoned):
+    x = torch.randn(shape)
+    parameters = {"beta": torch.rand(beta_shape), "threshold": torch.rand(beta_shape) + 0.1}
+    assert_same(both(x, None, {}, parameters))
+
+
+@pytest.mark.parametrize(("upstream_spk", "upstream_mem"), [(True, False), (False, True)])
+@pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
+def test_one_upstream_gradient(upstream_spk, upstream_mem, delay, poisoned):
+    x = torch.randn(7, 2, 33)
+    parameters = {"beta": 0.9, "threshold": 1.0}
+    assert_same(both(x, None, {"reset_delay": delay}, parameters, upstream_spk, upstream_mem))
+
+
+@pytest.mark.parametrize("reset", RESETS)
+def test_constant_input(reset, poisoned):
+    x = torch.rand(3, 41)
+    mem = torch.rand(3, 41)
+    parameters = {"beta": torch.rand(41), "threshold": 0.8}
+    assert_same(both(x, mem, {"reset_mechanism": reset}, parameters, num_steps=8))
+
+
+@pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
+def test_float64(delay, poisoned):
+    x = torch.randn(6, 3, 21, dtype=torch.float64)
+    spk, mem = ops.lif_sequence(x, beta=torch.tensor(0.85), reset_delay=delay)
+    expected_spk, expected_mem, _ = snntorch_loop(x, beta=0.85, reset_delay=delay)
+    assert spk.dtype == mem.dtype == torch.float64
+    assert torch.equal(spk, expected_spk.double())
+    assert torch.equal(mem, expected_mem)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("reset", RESETS)
+@pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
+def test_low_precision(dtype, reset, delay, poisoned):
+    """16-bit storage, float32 state: kernels equal the reference; both follow float32 but for crossings of the threshold."""
+    x = torch.randn(20, 8, 203).to(dtype)
+    parameters = {"beta": 0.9, "threshold": 1.0, "reset_mechanism": reset, "reset_delay": delay}
+    spk, mem = ops.lif_sequence(x, **parameters)
+    assert spk.dtype == mem.dtype == dtype
+    scalars = [torch.tensor(v) for v in (0.9, 1.0, 1.0)]
+    expected_spk, expected_mem, _ = REFERENCE.lif_sequence_fwd_reference(
+        x, None, *scalars, None, RESETS.index(reset), delay
+    )
+    assert torch.equal(spk, expected_spk)
+    assert torch.equal(mem, expected_mem)
+    if delay:
+        assert torch.equal(spk, (mem > 1).to(dtype))
+    full, _ = ops.lif_sequence(x.float(), **parameters)
+    flips = (spk.float() != full).float().mean().item()
+    assert flips < (0.02 if dtype == torch.bfloat16 else 0.004)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_low_precision_gradients(dtype, poisoned):
+    x = (0.5 * torch.randn(10, 4, 50)).to(dtype)
+    upstream = torch.randn(10, 4, 50)
+    gradients = []
+    for own in (x, x.float()):
+        leaf = own.clone().requires_grad_()
+        beta = torch.tensor(0.9, requires_grad=True)
+        # Reset none: no decision feeds back, so that the precisions stay comparable everywhere.
+        spk, mem = ops.lif_sequence(leaf, beta=beta, reset_mechanism="none")
+        ((spk + mem).float() * upstream).sum().backward()
+        gradients.append((leaf.grad.float(), beta.grad))
+        assert leaf.grad.dtype == own.dtype
+        assert beta.grad.dtype == torch.float32
+    tolerance = 0.02 if dtype == torch.bfloat16 else 0.003
+    assert relative_error(gradients[0][0], gradients[1][0]) < tolerance
+    assert relative_error(gradients[0][1], gradients[1][1]) < tolerance
+
+
+def test_half_conversions_are_torchs():
+    """Every float16 and bfloat16 value in, and float32 values around the rounding edges out, as PyTorch converts them."""
+    for dtype in (torch.float16, torch.bfloat16):
+        every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+        _, mem = ops.lif_sequence(every.reshape(1, 16, -1), beta=0.0, reset_mechanism="none")
+        same = (mem.reshape(-1) == every) | (mem.reshape(-1).isnan() & every.isnan())
+        assert same.all()
+        base = every.float()
+        nudged = torch.cat([base * (1 + 2**-k) for k in (9, 10, 11, 12, 13)])
+        nudged = nudged[torch.isfinite(nudged)]
+        # beta * mem0 + 0 reaches the store unrounded.
+        _, mem = ops.lif_sequence(
+            torch.zeros(1, nudged.numel(), dtype=dtype), nudged, beta=1.0, reset_mechanism="none"
+        )
+        assert torch.equal(mem[0], nudged.to(dtype))
+
+
+@pytest.mark.parametrize("name", ["SSO", "custom_surrogate"])
+def test_surrogates_evaluated_in_pytorch(name):
+    def boxcar(u, grad, spikes):
+        return grad * (u.abs() < 0.5) + 0.1 * spikes
+
+    def make(source):
+        return source.SSO(0.1, 0.3) if name == "SSO" else source.custom_surrogate(boxcar)
+
+    x = torch.randn(6, 3, 19)
+    options = {"spike_grad": make(snntorch.surrogate)}
+    parameters = {"beta": 0.9, "threshold": torch.rand(19) + 0.5, "graded_spikes_factor": torch.rand(19) + 0.5}
+    results = []
+    for spike_grad in (options["spike_grad"], make(surrogate)):
+        torch.manual_seed(3)
+        expected, _ = both(x, None, {"spike_grad": spike_grad}, parameters)
+        torch.manual_seed(3)
+        both_again = both(x, None, {"spike_grad": spike_grad}, parameters)
+        assert both_again[0][0].equal(expected[0])
+        results.append(both_again)
+    for expected, actual in results:
+        assert torch.equal(actual[0], expected[0])
+        if name == "custom_surrogate":
+            assert_same([expected, actual])
+    # The noise is drawn in snnTorch's order: equal seeds before the backward pass give equal gradients.
+    gradients = []
+    for ours in (False, True):
+        leaf = x.clone().requires_grad_()
+        spk = (
+            ops.lif_sequence(leaf, beta=0.9, spike_grad=options["spike_grad"])[0]
+            if ours
+            else snntorch_loop(leaf, beta=0.9, spike_grad=options["spike_grad"])[0]
+        )
+        torch.manual_seed(4)
+        spk.sum().backward()
+        gradients.append(leaf.grad)
+    assert relative_error(gradients[1], gradients[0]) <= 1e-5
+
+
+def test_any_callable_runs_by_steps():
+    def soft(u):
+        return torch.sigmoid(4 * u)
+
+    x = torch.randn(5, 2, 11)
+    for reset, delay in itertools.product(RESETS, (True, False)):
+        options = {"spike_grad": soft, "reset_mechanism": reset, "reset_delay": delay}
+        (spk, mem, gradients), (own_spk, own_mem, own) = both(x, None, options, {"beta": 0.9, "threshold": 0.7})
+        assert torch.equal(own_spk, spk)
+        assert torch.equal(own_mem, mem)
+        assert relative_error(own["x"], gradients["x"]) <= 1e-5
+        assert relative_error(own["threshold"], gradients["threshold"]) <= 1e-5
+
+
+def test_no_gradient_where_disabled():
+    x = torch.randn(5, 2, 11, requires_grad=True)
+    spk, mem = ops.lif_sequence(x, beta=0.9, spike_grad=snntorch.SpikingNeuron._surrogate_bypass)
+    (mem.sum() + spk.sum()).backward()
+    expected = torch.zeros(11)
+    for _ in range(5):
+        expected = expected * 0.9 + 1
+    assert torch.allclose(x.grad[0], expected.expand(2, 11))
+
+
+def test_far_from_the_threshold_gradients_are_finite():
+    x = torch.linspace(-1e4, 1e4, 1001).reshape(1, -1).requires_grad_()
+    for spike_grad in SURROGATES:
+        x.grad = None
+        ops.lif_sequence(x, beta=0.9, spike_grad=spike_grad)[0].sum().backward()
+        assert torch.isfinite(x.grad).all(), spike_grad
+
+
+def test_nan_and_infinity_propagate_as_in_snntorch():
+    x = torch.zeros(4, 1, 40)
+    x[0, 0, 3], x[1, 0, 17], x[1, 0, 35], x[2, 0, 39] = float("nan"), float("inf"), -float("inf"), float("nan")
+    for reset, delay in itertools.product(RESETS, (True, False)):
+        spk, mem = ops.lif_sequence(x, beta=0.9, reset_mechanism=reset, reset_delay=delay)
+        expected_spk, expected_mem, _ = snntorch_loop(x, beta=0.9, reset_mechanism=reset, reset_delay=delay)
+        assert torch.allclose(spk, expected_spk, rtol=0, atol=0, equal_nan=True)
+        assert torch.allclose(mem, expected_mem, rtol=0, atol=0, equal_nan=True)
+
+
+def test_non_contiguous_inputs():
+    x = torch.randn(33, 4, 7).permute(2, 1, 0)
+    mem = torch.randn(33, 4).t()
+    assert not x.is_contiguous()
+    assert not mem.is_contiguous()
+    assert_same(both(x, mem, {}, {"beta": torch.rand(66)[::2].clone()}))
+    leaf = x.clone().requires_grad_()
+    spk, _ = ops.lif_sequence(leaf, mem, beta=0.9)
+    spk.sum().backward()  # an expanded upstream gradient
+    other = x.clone().requires_grad_()
+    spk, _ = ops.lif_sequence(other, mem, beta=0.9)
+    spk.backward(torch.ones_like(spk))
+    assert torch.equal(leaf.grad, other.grad)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (5, 0, 4), (5, 3, 0)])
+def test_empty_inputs(shape):
+    x = torch.randn(shape, requires_grad=True)
+    beta = torch.tensor(0.9, requires_grad=True)
+    spk, mem = ops.lif_sequence(x, beta=beta)
+    assert spk.shape == mem.shape == shape
+    (spk.sum() + mem.sum()).backward()
+    assert x.grad.shape == shape
+    assert beta.grad == 0
+
+
+@needs_native
+def test_adjoint_by_finite_differences():
+    """The kernels instantiated with double and a smooth spike whose true derivative is the surrogate."""
+
+    class Smooth(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, mem0, beta, threshold, graded, num_steps, reset, delay):
+            spk, mem, pre = host.lif_sequence_fwd(
+                x, mem0, beta, threshold, graded, num_steps, reset, delay, smooth=True
+            )
+            ctx.save_for_backward(mem, pre, mem0, beta, threshold, graded)
+            ctx.rest = (num_steps is not None, reset, delay)
+            return spk, mem
+
+        @staticmethod
+        def backward(ctx, grad_spk, grad_mem):
+            gradients = host.lif_sequence_bwd(
+                grad_spk,
+                grad_mem,
+                *ctx.saved_tensors,
+                *ctx.rest,
+                FAST_SIGMOID,
+                25.0,
+                -float("inf"),
+                True,
+                True,
+                True,
+                True,
+                smooth=True,
+            )
+            return (*gradients, None, None, None)
+
+    for reset, delay, constant, neurons in itertools.product(range(3), (True, False), (True, False), (1, 11)):
+        shape = (2, neurons)
+        x = torch.randn(shape if constant else (4, *shape), dtype=torch.float64, requires_grad=True)
+        mem0 = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        beta = torch.empty(neurons, dtype=torch.float64).uniform_(0.2, 0.8).requires_grad_()
+        threshold = torch.empty(neurons, dtype=torch.float64).uniform_(0.5, 1.5).requires_grad_()
+        graded = torch.empty(neurons, dtype=torch.float64).uniform_(0.5, 1.5).requires_grad_()
+        steps = 4 if constant else None
+        assert torch.autograd.gradcheck(
+            Smooth.apply, (x, mem0, beta, threshold, graded, steps, reset, delay), eps=1e-7, atol=1e-5, rtol=1e-4
+        )
+
+
+@needs_native
+@pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
+@pytest.mark.parametrize("reset", range(3), ids=RESETS)
+@pytest.mark.parametrize("spike_grad", SURROGATES, ids=IDS)
+def test_kernels_equal_the_reference(spike_grad, reset, delay):
+    for dtype in (torch.float32, torch.float64):
+        x = torch.randn(5, 3, 45, dtype=dtype)
+        mem0 = torch.randn(3, 45, dtype=dtype)
+        beta, threshold, graded = (torch.rand(45, dtype=dtype) + low for low in (0.1, 0.4, 0.5))
+        arguments = (x, mem0, beta, threshold, graded, None, reset, delay)
+        actual, expected = host.lif_sequence_fwd(*arguments), REFERENCE.lif_sequence_fwd_reference(*arguments)
+        for own, other in zip(actual, expected):
+            assert torch.equal(own, other)
+        spk, mem, pre = expected
+        backward = (torch.randn_like(spk), torch.randn_like(mem), mem, pre, mem0, beta, threshold, graded)
+        backward += (False, reset, delay, *spike_grad.kernel, True, True, True, True)
+        actual, expected = host.lif_sequence_bwd(*backward), REFERENCE.lif_sequence_bwd_reference(*backward)
+        for own, other in zip(actual, expected):
+            assert own.shape == other.shape
+            assert relative_error(own, other) <= (1e-5 if dtype == torch.float32 else 1e-12)
+
+
+@needs_native
+@pytest.mark.parametrize("workers", [1, 2, 6])
+def test_order_of_workers_does_not_matter(workers):
+    """The vertices give the same bits whatever the number of a tile's workers and the order they run in."""
+    x, mem0 = torch.randn(7, 3, 149), torch.randn(3, 149)
+    beta, threshold, graded = torch.rand(149), torch.rand(149) + 0.5, torch.rand(149) + 0.5
+
+    def run():
+        spk, mem, pre = host.lif_sequence_fwd(x, mem0, beta, threshold, graded, None, 0, False)
+        upstream = torch.linspace(-1, 1, spk.numel()).reshape(spk.shape)
+        gradients = host.lif_sequence_bwd(
+            upstream,
+            upstream,
+            mem,
+            pre,
+            mem0,
+            beta,
+            threshold,
+            graded,
+            False,
+            0,
+            False,
+            *surrogate.sigmoid(3.0).kernel,
+            True,
+            True,
+            True,
+            True,
+        )
+        return (spk, mem, pre, *gradients)
+
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)  # the order is the calling thread's
+        expected = run()
+        for descending in (0, 1):
+            host.library.snnipu_set_workers(workers, descending)
+            for own, other in zip(run(), expected):
+                assert torch.equal(own, other)
+    finally:
+        host.library.snnipu_set_workers(1, 0)
+        torch.set_num_threads(threads)
+
+
+def test_threads_do_not_change_a_bit():
+    x = torch.randn(9, 16, 300)
+    beta = torch.rand(300)
+    results = []
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            leaf, own = x.clone().requires_grad_(), beta.clone().requires_grad_()
+            scalar = torch.tensor(1.0, requires_grad=True)
+            spk, mem = ops.lif_sequence(leaf, beta=own, threshold=scalar)
+            (spk.sum() + (mem**2).sum()).backward()
+            results.append((spk.detach(), mem.detach(), leaf.grad, own.grad, scalar.grad))
+    finally:
+        torch.set_num_threads(threads)
+    for other in results[1:]:
+        for own, expected in zip(other, results[0]):
+            assert torch.equal(own, expected)
+
+
+def test_opcheck():
+    if not hasattr(torch.library, "opcheck"):
+        pytest.skip("torch.library.opcheck came with torch 2.4")
+    scalars = [torch.tensor(0.9), torch.tensor(1.0), torch.tensor(1.0)]
+    for delay, steps in itertools.product((True, False), (None, 3)):
+        x = torch.randn(2, 5) if steps else torch.randn(3, 2, 5)
+        tests = ("test_schema", "test_faketensor")
+        torch.library.opcheck(
+            torch.ops.snnipu.lif_sequence_fwd.default, (x, None, *scalars, steps, 0, delay), test_utils=tests
+        )
+        spk, mem, pre = torch.ops.snnipu.lif_sequence_fwd(x, None, *scalars, steps, 0, delay)
+        arguments = (torch.randn_like(spk), None, mem, pre, None, *scalars, steps is not None, 0, delay)
+        arguments += (*surrogate.atan().kernel, True, True, False, True)
+        torch.library.opcheck(torch.ops.snnipu.lif_sequence_bwd.default, arguments, test_utils=tests)
+
+
+def test_compiles_into_one_graph():
+    def loss(x, beta):
+        spk, mem = ops.lif_sequence(x, beta=beta, spike_grad=None)
+        return (spk * mem).sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    gradients = []
+    for function in (loss, compiled):
+        x = torch.linspace(-1, 2, 60).reshape(4, 3, 5).requires_grad_()
+        beta = torch.tensor(0.9, requires_grad=True)
+        function(x, beta).backward()
+        gradients.append((x.grad, beta.grad))
+    assert torch.equal(gradients[0][0], gradients[1][0])
+    assert torch.equal(gradients[0][1], gradients[1][1])
+
+
+def test_second_derivative_is_refused():
+    x = torch.randn(3, 2, 4, requires_grad=True)
+    spk, mem = ops.lif_sequence(x, beta=0.9)
+    (gradient,) = torch.autograd.grad((spk.sum() + (mem**2).sum()), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        gradient.sum().backward()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.integers(1, 8),
+    batch=st.integers(1, 4),
+    neurons=st.integers(1, 70),
+    reset=st.sampled_from(RESETS),
+    delay=st.booleans(),
+    beta=st.floats(-0.5, 1.5),
+    threshold=st.floats(0.05, 2.0),
+    seed=st.integers(0, 2**16),
+)
+def test_property_equals_snntorch(steps, batch, neurons, reset, delay, beta, threshold, seed):
+    torch.manual_seed(seed)
+    x = torch.randn(steps, batch, neurons)
+    options = {"reset_mechanism": reset, "reset_delay": delay}
+    assert_same(both(x, None, options, {"beta": beta, "threshold": threshold}), tolerance=2e-5)
+
+
+X = torch.zeros(4, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"x": [1.0, 2.0]}, TypeError, "x must be a torch.Tensor"),
+        ({"x": torch.zeros(4, 2, 3, dtype=torch.int64)}, TypeError, "x must be float32"),
+        ({"x": torch.zeros(4, 2, 3, dtype=torch.complex64)}, TypeError, "x must be float32"),
+        ({"x": torch.zeros(())}, ValueError, r"x must have shape \[T, B, ...\]"),
+        ({"mem": torch.zeros(3, 3)}, ValueError, r"mem must have the shape of one step of x, \(2, 3\), got \(3, 3\)"),
+        ({"mem": torch.zeros(2, 3, dtype=torch.int32)}, TypeError, "mem must be floating"),
+        ({"mem": torch.zeros(2, 3, device="meta")}, ValueError, "mem must be on x's device cpu, got meta"),
+        ({"mem": 0.0}, TypeError, "mem must be a torch.Tensor or None"),
+        ({"beta": torch.rand(4)}, ValueError, r"beta must broadcast to one step of x, \(2, 3\), got .* \(4,\)"),
+        ({"beta": torch.rand(5, 2, 3)}, ValueError, "beta must broadcast"),
+        ({"beta": "0.9"}, TypeError, "beta must be a number or a torch.Tensor"),
+        ({"beta": torch.rand(3, device="meta")}, ValueError, "beta must be on x's device"),
+        ({"threshold": torch.rand(2)}, ValueError, "threshold must broadcast"),
+        ({"graded_spikes_factor": torch.rand(7, 1)}, ValueError, "graded_spikes_factor must broadcast"),
+        ({"reset_mechanism": "substract"}, ValueError, "reset_mechanism must be 'subtract', 'zero' or 'none'"),
+        ({"spike_grad": 25}, TypeError, "spike_grad must be callable"),
+        ({"num_steps": 0}, ValueError, "num_steps must be at least 1"),
+        ({"num_steps": 2.5}, TypeError, "num_steps must be an int"),
+    ],
+)
+def test_bad_input(arguments, error, message):
+    arguments = copy.copy(arguments)
+    keywords = {"x": X, "beta": 0.9, **arguments}
+    with pytest.raises(error, match=message):
+        ops.lif_sequence(**keywords)
