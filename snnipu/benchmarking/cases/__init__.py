@@ -1,0 +1,12 @@
+"""The cases, one module each: ``SUMMARY`` (one line for ``--help``) and ``build(settings) -> Case``."""
+
+import importlib
+import pkgutil
+from types import ModuleType
+from typing import Dict
+
+
+def available() -> Dict[str, ModuleType]:
+    """Every case by name, in alphabetical order."""
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return {name: importlib.import_module(f"{__name__}.{name}") for name in names}

@@ -1,0 +1,112 @@
+"""Correctness gates: what a contender computed against what it should have computed."""
+
+from dataclasses import dataclass, field
+from typing import Dict, Sequence
+
+import torch
+
+
+@dataclass(frozen=True)
+class Check:
+    """Outcome of a gate.
+
+    Attributes:
+        against: what the results were compared with.
+        detail: the errors and what was allowed, as a sentence.
+        errors: the errors as numbers.
+    """
+
+    passed: bool
+    against: str
+    detail: str
+    errors: Dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far a result may be from its reference.
+
+    Attributes:
+        flips: largest fraction of spikes that may differ.
+        gradient: largest gradient error relative to the largest gradient, over the neurons whose spikes all agree: one
+            flipped spike changes the gradient of its whole train, rightly.
+    """
+
+    flips: float
+    gradient: float
+
+
+# Half precision and the fused multiply-adds of a GPU round the membrane differently from the reference, so that values
+# at the threshold may fall on either side of it; on a CPU float32 and float64 leave no such freedom.
+_HALF = {torch.float16: Tolerance(1e-2, 2e-2), torch.bfloat16: Tolerance(5e-2, 1e-1)}
+_EXACT = Tolerance(0.0, 1e-5)
+_FUSED_MULTIPLY_ADD = Tolerance(1e-4, 1e-5)
+
+
+def tolerance_for(dtype: torch.dtype, device: torch.device, same_operations: bool = True) -> Tolerance:
+    """Tolerance of a LIF layer; with ``same_operations`` both sides round in the same order."""
+    if dtype in _HALF:
+        return _HALF[dtype]
+    return _EXACT if device.type == "cpu" and same_operations else _FUSED_MULTIPLY_ADD
+
+
+def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
+    """Largest absolute difference over the largest absolute reference; infinite where either is not finite."""
+    if value.shape != reference.shape:
+        raise ValueError(f"value: shape {tuple(value.shape)}, but the reference has {tuple(reference.shape)}")
+    if reference.numel() == 0:
+        return 0.0
+    value, reference = value.detach().double(), reference.detach().double()
+    error = float((value - reference).abs().max())
+    scale = float(reference.abs().max())
+    if not torch.isfinite(torch.tensor([error, scale])).all():
+        return float("inf")
+    return error / scale if scale > 0 else error
+
+
+def check_layer(
+    spikes: torch.Tensor,
+    gradient: torch.Tensor,
+    reference_spikes: torch.Tensor,
+    reference_gradient: torch.Tensor,
+    tolerance: Tolerance,
+    against: str,
+) -> Check:
+    """Gate of a layer over a sequence: spikes and gradient of its input, all ``[T, B, N]``."""
+    differs = spikes.detach().double() != reference_spikes.detach().double()
+    flips = int(differs.sum())
+    fraction = flips / max(1, differs.numel())
+    agrees = ~differs.any(dim=0)
+    error = (
+        relative_error(gradient[:, agrees], reference_gradient[:, agrees])
+        if bool(agrees.any()) or not differs.numel()
+        else float("inf")
+    )
+    spikes_pass, gradient_passes = fraction <= tolerance.flips, error <= tolerance.gradient
+    said = "all spikes equal" if flips == 0 else f"{flips:,} of {differs.numel():,} spikes differ"
+    return Check(
+        passed=spikes_pass and gradient_passes,
+        against=against,
+        detail=f"{said} (allowed: {tolerance.flips:.2%}); "
+        f"gradient error {error:.1e} (allowed: {tolerance.gradient:.0e})",
+        errors={"spikes_differing": float(flips), "spikes_differing_fraction": fraction, "gradient_error": error},
+    )
+
+
+def check_training(
+    loss: torch.Tensor,
+    gradients: Sequence[torch.Tensor],
+    reference_loss: torch.Tensor,
+    reference_gradients: Sequence[torch.Tensor],
+    tolerance: float,
+    against: str,
+) -> Check:
+    """Gate of a training step: the loss and the gradient of every parameter, in the same order on both sides."""
+    loss_error = relative_error(loss.reshape(()), reference_loss.reshape(()))
+    gradient_error = max(relative_error(g, r) for g, r in zip(gradients, reference_gradients))
+    return Check(
+        passed=loss_error <= tolerance and gradient_error <= tolerance,
+        against=against,
+        detail=f"loss error {loss_error:.1e}, gradient error {gradient_error:.1e} (allowed: {tolerance:.0e})",
+        errors={"loss_error": loss_error, "gradient_error": gradient_error},
+    )

@@ -1,0 +1,62 @@
+"""Peak memory of one step, above what was allocated when it began."""
+
+import gc
+import json
+import os
+import tempfile
+from typing import Any, Callable, Iterable, Mapping
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from snnipu.benchmarking.timing import synchronise
+
+METHODS = {
+    "cpu": "torch.profiler memory events: largest sum of live bytes of torch's CPU allocator during one warm step",
+    "cuda": "torch.cuda.max_memory_allocated during one warm step, less what was allocated before it",
+}
+
+
+def peak_of_events(events: Iterable[Mapping[str, Any]]) -> int:
+    """Largest running sum of the bytes of allocator events (frees are negative), in the order they happened."""
+    live = peak = 0
+    for event in events:
+        live += int(event["args"]["Bytes"])
+        peak = max(peak, live)
+    return peak
+
+
+def peak_extra_bytes(step: Callable[[], Any], device: torch.device) -> int:
+    """Bytes that ``step`` holds at its peak beyond what is allocated before it.
+
+    Counted: every tensor of every library, whether Python, compiled code or a native op asked for it, since all of them
+    allocate through torch; results count, inputs do not. Not counted: what bypasses torch's allocator, such
+    as a GEMM library's packing buffers. ``step`` should have run before, so that nothing is set up lazily.
+    """
+    if device.type == "cuda":
+        gc.collect()  # garbage that is only collected during the step would lower its peak
+        synchronise(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        result = step()
+        synchronise(device)
+        peak = torch.cuda.max_memory_allocated(device) - before
+        del result
+        return int(peak)
+    # Above every level it has: it would report its start and stop on stderr, in the middle of the progress bar.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = step()
+    del result
+    handle, path = tempfile.mkstemp(suffix=".json")
+    os.close(handle)
+    try:
+        profiler.export_chrome_trace(path)
+        with open(path, encoding="utf-8") as file:
+            trace = json.load(file)["traceEvents"]
+    finally:
+        os.unlink(path)
+    events = [event for event in trace if event.get("name") == "[memory]"]
+    # Time stamps can repeat; the profiler's own index, where this torch writes one, says which came first.
+    events.sort(key=lambda event: (event["ts"], event["args"].get("Ev Idx", 0)))
+    return peak_of_events(events)

@@ -1,0 +1,134 @@
+"""The peers: how each is imported, and the update rule it claims, in plain PyTorch.
+
+snnTorch is a dependency of snnipu; the others are optional and are only imported when a case builds their contender.
+"""
+
+import math
+import os
+import shutil
+import time
+import warnings
+from typing import Any, Callable, Tuple
+
+import torch
+
+from snnipu._extras import MissingExtra, require
+
+PEERS = {
+    "snntorch": "snnTorch, eager: its step in a Python loop",
+    "compile": "the same snnTorch loop under torch.compile",
+    "spikingjelly": "SpikingJelly's multi-step LIFNode",
+    "norse": "norse's LIFBoxCell over the sequence",
+}
+
+Rule = Callable[[torch.Tensor, torch.Tensor], Tuple[torch.Tensor, torch.Tensor]]
+
+
+class Unavailable(RuntimeError):
+    """A contender cannot run here; the message says why and what would help."""
+
+
+def _import(module: str, package: str) -> Any:
+    try:
+        return require(module, "bench", f"the {package} row")
+    except MissingExtra as error:
+        cause = error.__cause__
+        if isinstance(cause, ModuleNotFoundError) and cause.name == package:
+            raise Unavailable('not installed: pip install "snnipu[bench]"') from error
+        raise Unavailable(f"installed, but its import fails: {type(cause).__name__}: {cause}") from error
+
+
+def spikingjelly_lif(beta: float, store_v_seq: bool = False) -> Any:
+    """SpikingJelly's ``LIFNode`` with snnTorch's recurrence: no input decay, soft detached reset, ATan(2) surrogate."""
+    neuron = _import("spikingjelly.activation_based.neuron", "spikingjelly")
+    surrogate = _import("spikingjelly.activation_based.surrogate", "spikingjelly")
+    return neuron.LIFNode(
+        tau=1 / (1 - beta),
+        decay_input=False,
+        v_threshold=1.0,
+        v_reset=None,
+        surrogate_function=surrogate.ATan(alpha=2.0),
+        detach_reset=True,
+        step_mode="m",
+        store_v_seq=store_v_seq,
+    )
+
+
+def norse_lif(beta: float, dtype: torch.dtype, device: torch.device) -> Any:
+    """norse's ``LIFBoxCell`` (a LIF neuron without synaptic current) with decay ``beta`` and soft reset."""
+    lif_box = _import("norse.torch.module.lif_box", "norse")
+    reset = _import("norse.torch.functional.reset", "norse")
+
+    def scalar(value: float) -> torch.Tensor:
+        return torch.tensor(value, dtype=dtype, device=device)
+
+    parameters = lif_box.LIFBoxParameters(
+        tau_mem_inv=scalar(1 - beta),
+        v_leak=scalar(0.0),
+        v_th=scalar(1.0),
+        v_reset=scalar(0.0),
+        reset_method=reset.reset_subtract,
+    )
+    return lif_box.LIFBoxCell(parameters, dt=1.0)
+
+
+def norse_lift(cell: Any) -> Any:
+    """norse's own loop over the first dimension."""
+    return _import("norse.torch.module.lift", "norse").Lift(cell)
+
+
+def _spike(distance: torch.Tensor, primitive: torch.Tensor, at_threshold: float) -> torch.Tensor:
+    """Heaviside forward, the derivative of ``primitive`` backward."""
+    hard = torch.heaviside(distance.detach(), torch.tensor(at_threshold, dtype=distance.dtype, device=distance.device))
+    return hard + (primitive - primitive.detach())
+
+
+def spikingjelly_rule(beta: float) -> Rule:
+    """``h = v - v/tau + x``; ``spk = H(h - 1)``, ``H(0) = 1``; ``v' = h - spk``, detached: a reset in the same step."""
+    tau = 1 / (1 - beta)
+
+    def rule(x: torch.Tensor, v: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        h = v - v / tau + x
+        spk = _spike(h - 1, torch.atan(math.pi * (h - 1)) / math.pi, 1.0)
+        return spk, h - spk.detach()
+
+    return rule
+
+
+def norse_rule(beta: float) -> Rule:
+    """``h = v + (1 - beta)(x - v)``; ``spk = H(h - 1)``; ``v' = h - spk``, with gradient through the reset."""
+
+    def rule(x: torch.Tensor, v: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        h = v + (1 - beta) * (x - v)
+        spk = _spike(h - 1, (h - 1) / (1 + (h - 1).abs()), 0.0)
+        return spk, (1 - spk) * h + spk * (h - 1)
+
+    return rule
+
+
+def compiled(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """``torch.compile`` of the whole ``function`` (a graph break is an error: the row would not be what it says)."""
+    if not hasattr(torch, "compile"):
+        raise Unavailable(f"torch {torch.__version__} has no torch.compile")
+    compilers = (os.environ.get("CXX", ""), "g++", "clang++", "cl")
+    if device.type == "cpu" and not any(map(shutil.which, compilers)):
+        raise Unavailable("torch.compile needs a C++ compiler: install g++ or clang++, or set CXX")
+    # A process compiles several variants of the same loop; each must start from a clean slate of recompilations.
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True)
+
+
+def compile_seconds(run: Callable[[], Any]) -> float:
+    """Time until ``run`` is compiled, forward and backward, with no help from compilations cached on disk.
+
+    Two calls: snnTorch's neurons keep their membrane, whose shape is only there after the first, as an attribute.
+    """
+    import torch._inductor.config as inductor_config
+
+    patch = {"force_disable_caches": True} if hasattr(inductor_config, "force_disable_caches") else {}
+    start = time.perf_counter()
+    with warnings.catch_warnings(), inductor_config.patch(patch):
+        warnings.simplefilter("ignore")  # it says that the caches are off
+        for _ in range(2):
+            run()
+    return time.perf_counter() - start

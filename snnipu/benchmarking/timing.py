@@ -1,0 +1,98 @@
+"""Interleaved timing: every round times every contender once, so that drift of the machine hits all alike."""
+
+import gc
+import math
+import random
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Mapping, Sequence
+
+import torch
+
+# A sample shorter than this is repeated within the clock's reach: timer and interpreter jitter are then below 1 %.
+MIN_SAMPLE_SECONDS = 5e-3
+WARM_UP_CALLS = 2
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds a call: median and quartiles over ``rounds`` samples, each the mean of ``calls`` calls in a row."""
+
+    median: float
+    lower_quartile: float
+    upper_quartile: float
+    rounds: int
+    calls: int
+
+
+def summarise(samples: Sequence[float], calls: int = 1) -> Timing:
+    """Median and quartiles of ``samples`` (seconds a call)."""
+    if not samples:
+        raise ValueError("samples: at least one is needed")
+    if len(samples) == 1:
+        lower = median = upper = samples[0]
+    else:
+        lower, median, upper = statistics.quantiles(samples, n=4, method="inclusive")
+    return Timing(median, lower, upper, rounds=len(samples), calls=calls)
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for what was started on ``device``."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def measure(
+    steps: Mapping[str, Callable[[], Any]],
+    device: torch.device,
+    repeats: int,
+    min_seconds: float,
+    on_round: Callable[[], Any] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Dict[str, Timing]:
+    """Time ``steps`` side by side.
+
+    Rounds go on until there are ``repeats`` of them and ``min_seconds`` have passed. A round visits the contenders in a
+    new random order, so that none always runs in the caches its predecessor left, and each contender runs once untimed
+    before its timed calls, as it would in a training loop.
+    """
+
+    def timed(step: Callable[[], Any], calls: int) -> float:
+        synchronise(device)
+        start = clock()
+        for _ in range(calls):
+            step()
+        synchronise(device)
+        return (clock() - start) / calls
+
+    calls: Dict[str, int] = {}
+    for name, step in steps.items():
+        for _ in range(WARM_UP_CALLS):
+            step()
+        calls[name] = max(1, math.ceil(MIN_SAMPLE_SECONDS / max(timed(step, 1), 1e-9)))
+
+    samples: Dict[str, List[float]] = {name: [] for name in steps}
+    order = list(steps)
+    shuffle = random.Random(0).shuffle
+    rounds, start = 0, clock()
+    collector_was_on = gc.isenabled()
+    gc.collect()
+    gc.freeze()  # the collections between the rounds then only visit what the rounds left
+    try:
+        while steps and (rounds < repeats or clock() - start < min_seconds):
+            gc.collect()
+            gc.disable()
+            shuffle(order)
+            for name in order:
+                steps[name]()
+                samples[name].append(timed(steps[name], calls[name]))
+            if collector_was_on:
+                gc.enable()
+            rounds += 1
+            on_round()
+    finally:
+        gc.unfreeze()
+        if collector_was_on:
+            gc.enable()
+    return {name: summarise(samples[name], calls[name]) for name in steps}
