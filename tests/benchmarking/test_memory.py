@@ -1,0 +1,58 @@
+import pytest
+import torch
+
+from snnipu.benchmarking.memory import peak_extra_bytes, peak_of_events
+
+CPU = torch.device("cpu")
+KIB = 1024
+
+
+def block(kib):
+    return torch.empty(kib * KIB, dtype=torch.uint8)
+
+
+def events(*sizes):
+    return [{"args": {"Bytes": size}} for size in sizes]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "peak"),
+    [((), 0), ((5,), 5), ((5, -5, 7, -7), 7), ((5, 7, -5, 1), 12), ((-3, 2), 0), ((4, -4, 4, 4, -8), 8)],
+)
+def test_peak_of_events(sizes, peak):
+    assert peak_of_events(events(*sizes)) == peak
+
+
+def test_peak_of_a_known_pattern():
+    def step():
+        first = block(100)
+        second = block(50)
+        del first
+        third = block(80)
+        return second, third
+
+    assert peak_extra_bytes(step, CPU) == 150 * KIB
+
+
+def test_results_count_and_inputs_do_not():
+    x = torch.ones(64 * KIB // 4)
+    assert peak_extra_bytes(x.exp, CPU) == 64 * KIB
+    assert peak_extra_bytes(x.exp_, CPU) == 0
+
+
+def test_memory_saved_for_backward_counts():
+    x = torch.ones(16 * KIB, requires_grad=True)
+
+    def step():
+        y = x.exp()  # its result is saved for backward
+        return torch.autograd.grad(y.sum(), x)
+
+    # exp's result, the gradient of the sum (expanded: a scalar), and exp's gradient
+    assert 128 * KIB <= peak_extra_bytes(step, CPU) < 130 * KIB
+
+
+def test_same_answer_twice():
+    def step():
+        return [block(size) for size in (30, 20, 10)]
+
+    assert peak_extra_bytes(step, CPU) == peak_extra_bytes(step, CPU) == 60 * KIB

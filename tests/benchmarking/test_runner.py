@@ -1,0 +1,90 @@
+import pytest
+
+
+def by_name(result):
+    return {r.contender.name: r for r in result.results}
+
+
+def test_every_kind_of_row(mixed_result):
+    rows = by_name(mixed_result)
+    assert {name: r.status for name, r in rows.items()} == {
+        "own": "ok",
+        "snntorch": "ok",
+        "wrong": "red",
+        "absent": "unavailable",
+        "raising": "failed",
+    }
+    assert rows["absent"].reason == 'not installed: pip install "snnipu[bench]"'
+    assert rows["raising"].reason == "TypeError: no float16 here"
+    assert rows["wrong"].reason == "detail of wrong"
+
+
+def test_red_gate_gives_no_time(mixed_result):
+    red = by_name(mixed_result)["wrong"]
+    assert red.timing is None
+    assert red.peak_bytes is None
+    assert red.ratios == {}
+    assert red.contender.steps == []
+    assert not mixed_result.passed
+
+
+def test_ratios_are_of_medians(mixed_result):
+    rows = by_name(mixed_result)
+    assert rows["own"].ratios == {"own": 1.0}
+    assert rows["snntorch"].ratios["own"] == rows["snntorch"].timing.median / rows["own"].timing.median
+
+
+def test_peak_memory(mixed_result):
+    assert by_name(mixed_result)["own"].peak_bytes == 4096
+    assert mixed_result.memory_reference() == 4096
+
+
+def test_missing_or_raising_peer_is_no_failure(run, make_contender):
+    assert run(make_contender("own"), make_contender("peer", peer="norse", raises=ImportError("no"))).passed
+
+
+def test_raising_own_row_is_a_failure(run, make_contender):
+    result = run(make_contender("own", raises=RuntimeError("no")), make_contender("peer", peer="norse"))
+    assert not result.passed
+    assert by_name(result)["peer"].ratios == {}
+    assert by_name(result)["peer"].timing is not None
+
+
+def test_red_own_row_gives_no_ratio(run, make_contender):
+    result = run(make_contender("a", passed=False), make_contender("b"), make_contender("peer", peer="norse"))
+    assert not result.passed
+    assert list(by_name(result)["peer"].ratios) == ["b"]
+
+
+def test_only_asked_peers_run(run, make_contender):
+    own, asked, other = make_contender("own"), make_contender("p", peer="norse"), make_contender("q", peer="snntorch")
+    result = run(own, asked, other, peers=["norse"])
+    assert [r.contender.name for r in result.results] == ["own", "p"]
+    assert other.steps == []
+    assert result.memory_reference() is None
+
+
+def test_no_peer_at_all(run, make_contender):
+    result = run(make_contender("own"), make_contender("p", peer="norse"), peers=[])
+    assert [r.contender.name for r in result.results] == ["own"]
+    assert result.passed
+
+
+def test_stages_and_rounds_are_told(run, make_contender):
+    stages, rounds = [], []
+    run(make_contender("own"), repeats=3, on_stage=stages.append, on_round=lambda: rounds.append(1))
+    assert stages == ["case: checking label of own", "case: timing"]
+    assert len(rounds) == 3
+
+
+def test_long_reason_is_cut(run, make_contender):
+    result = run(make_contender("own"), make_contender("p", peer="norse", raises=ValueError("x" * 5000)))
+    reason = by_name(result)["p"].reason
+    assert reason.startswith("ValueError: xxx")
+    assert len(reason) == 200
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_a_stop_stops(run, make_contender, stop):
+    with pytest.raises(stop):
+        run(make_contender("own", raises=stop()))

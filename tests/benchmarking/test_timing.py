@@ -1,0 +1,100 @@
+import gc
+
+import pytest
+import torch
+
+from snnipu.benchmarking.timing import MIN_SAMPLE_SECONDS, WARM_UP_CALLS, measure, summarise
+
+CPU = torch.device("cpu")
+
+
+class Clock:
+    """A clock that only moves when a step says so."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def fake_steps(clock, **seconds):
+    calls = []
+
+    def step(name, duration):
+        def run():
+            calls.append(name)
+            clock.now += duration
+
+        return run
+
+    return {name: step(name, duration) for name, duration in seconds.items()}, calls
+
+
+def test_summarise_median_and_quartiles():
+    timing = summarise([4.0, 1.0, 3.0, 2.0, 5.0], calls=7)
+    assert (timing.lower_quartile, timing.median, timing.upper_quartile) == (2.0, 3.0, 4.0)
+    assert (timing.rounds, timing.calls) == (5, 7)
+
+
+def test_summarise_one_sample():
+    timing = summarise([2.5])
+    assert timing.lower_quartile == timing.median == timing.upper_quartile == 2.5
+
+
+def test_summarise_nothing():
+    with pytest.raises(ValueError, match="samples"):
+        summarise([])
+
+
+def test_measure_reports_seconds_per_call():
+    clock = Clock()
+    steps, _ = fake_steps(clock, slow=1.0, fast=0.25)
+    timings = measure(steps, CPU, repeats=5, min_seconds=0.0, clock=clock)
+    assert timings["slow"].median == pytest.approx(1.0)
+    assert timings["fast"].median == pytest.approx(0.25)
+    assert timings["slow"].rounds == timings["fast"].rounds == 5
+    assert timings["slow"].calls == 1
+
+
+def test_measure_repeats_short_steps_until_a_sample_is_long_enough():
+    clock = Clock()
+    steps, _ = fake_steps(clock, short=1e-3)
+    timing = measure(steps, CPU, repeats=2, min_seconds=0.0, clock=clock)["short"]
+    assert timing.calls == pytest.approx(MIN_SAMPLE_SECONDS / 1e-3, abs=1)
+    assert timing.median == pytest.approx(1e-3)
+
+
+def test_measure_interleaves_contenders():
+    clock = Clock()
+    steps, calls = fake_steps(clock, a=1.0, b=1.0, c=1.0)
+    measure(steps, CPU, repeats=4, min_seconds=0.0, clock=clock)
+    rounds = calls[3 * (WARM_UP_CALLS + 1) :]
+    # Every contender runs twice a round: once untimed, once timed.
+    assert len(rounds) == 4 * 3 * 2
+    for i in range(0, len(rounds), 6):
+        assert sorted(rounds[i : i + 6 : 2]) == ["a", "b", "c"]
+        assert rounds[i : i + 6 : 2] == rounds[i + 1 : i + 6 : 2]
+
+
+def test_measure_goes_on_for_min_seconds():
+    clock = Clock()
+    steps, _ = fake_steps(clock, only=1.0)
+    ended = []
+    timing = measure(steps, CPU, repeats=1, min_seconds=9.5, on_round=lambda: ended.append(clock.now), clock=clock)
+    assert timing["only"].rounds == len(ended) == 5  # two calls of one second a round
+
+
+def test_measure_nothing_ends():
+    assert measure({}, CPU, repeats=3, min_seconds=1.0) == {}
+
+
+def test_measure_leaves_the_garbage_collector_as_it_was():
+    def fails_when_timed():
+        if not gc.isenabled():
+            raise RuntimeError("in a round")
+
+    assert gc.isenabled()
+    with pytest.raises(RuntimeError, match="in a round"):
+        measure({"fails": fails_when_timed}, CPU, repeats=1, min_seconds=0.0)
+    assert gc.isenabled()
