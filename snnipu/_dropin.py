@@ -1,0 +1,134 @@
+"""Other packages' names for our modules: ``poptorch`` for ``snnipu.poptorch``, ``snntorch`` for ``snnipu``.
+
+``python -m snnipu run`` uses this; nothing here happens on ``import snnipu``.
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from types import ModuleType
+from typing import Any, Dict, Iterable, Optional, Sequence
+
+
+class _AliasLoader(importlib.abc.Loader):
+    """Loads one module under another name: both names give the same object."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Optional[ModuleType]:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        # importlib hands out what stands in sys.modules after exec_module: the target keeps its own __spec__.
+        sys.modules[module.__name__] = importlib.import_module(self._target)
+
+
+def _alias(name: str, target: str) -> importlib.machinery.ModuleSpec:
+    return importlib.machinery.ModuleSpec(name, _AliasLoader(target), is_package=True)
+
+
+class _PoptorchFinder(importlib.abc.MetaPathFinder):
+    """``poptorch`` and everything below it is ``snnipu.poptorch`` and what is below that."""
+
+    def find_spec(
+        self, fullname: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
+    ) -> Optional[importlib.machinery.ModuleSpec]:
+        if fullname != "poptorch" and not fullname.startswith("poptorch."):
+            return None
+        name = "snnipu." + fullname
+        known = name in sys.modules or importlib.util.find_spec(name) is not None
+        return _alias(fullname, name) if known else None
+
+
+class _SnntorchFinder(importlib.abc.MetaPathFinder):
+    """``snntorch.x`` is ``snnipu.x`` where snnipu has such a module of its own, else snnTorch's, from its own files."""
+
+    def __init__(self, real: ModuleType) -> None:
+        self._roots: Dict[str, Iterable[str]] = {"snntorch": list(real.__path__)}
+
+    def find_spec(
+        self, fullname: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
+    ) -> Optional[importlib.machinery.ModuleSpec]:
+        if not fullname.startswith("snntorch."):
+            return None
+        own = _own_module(fullname)
+        return _alias(fullname, own) if own is not None else self._real_spec(fullname)
+
+    def _real_spec(self, fullname: str) -> Optional[importlib.machinery.ModuleSpec]:
+        parent = fullname.rpartition(".")[0]
+        if parent not in self._roots:
+            spec = self._real_spec(parent)
+            locations = spec.submodule_search_locations if spec is not None else None
+            self._roots[parent] = list(locations or [])
+        return importlib.machinery.PathFinder.find_spec(fullname, list(self._roots[parent]))
+
+
+def _own_module(fullname: str) -> Optional[str]:
+    """``snntorch.functional`` -> ``snnipu.functional`` where snnipu has a file for it, not a pass-through."""
+    import snnipu
+
+    name, path = "snnipu", list(snnipu.__path__)
+    for part in fullname.split(".")[1:]:
+        name = f"{name}.{part}"
+        spec = None if part.startswith("_") else importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is None:
+            return None
+        path = list(spec.submodule_search_locations or [])
+    return name
+
+
+def is_installed(name: str) -> bool:
+    """True where a package of this name is installed, our stand-ins for it left aside."""
+    if name in sys.modules:
+        spec = getattr(sys.modules[name], "__spec__", None)
+        return spec is not None and spec.name == name and not isinstance(spec.loader, _AliasLoader)
+    finders = [finder for finder in sys.meta_path if not isinstance(finder, _PoptorchFinder)]
+    return any(finder.find_spec(name, None) is not None for finder in finders if hasattr(finder, "find_spec"))
+
+
+class _PopartStandIn(ModuleType):
+    """``import popart`` without PopART: its attributes raise an error that names them."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        from snnipu.poptorch._errors import not_available
+
+        raise not_available(f"popart.{name}", "PopART is not installed.")
+
+
+def provide_poptorch() -> None:
+    """Make ``import poptorch`` and ``import popart`` work where they are not installed."""
+    if not is_installed("poptorch") and not provides_poptorch():
+        sys.meta_path.insert(0, _PoptorchFinder())
+    if not is_installed("popart"):
+        sys.modules["popart"] = _PopartStandIn("popart", "A stand-in for PopART, which is not installed.")
+
+
+def provides_poptorch() -> bool:
+    """True once ``import poptorch`` gives the host runtime."""
+    return any(isinstance(finder, _PoptorchFinder) for finder in sys.meta_path)
+
+
+def provide_snntorch() -> None:
+    """Make ``import snntorch`` give snnipu, and its submodules ours where there are any, snnTorch's own for the rest.
+
+    Modules of ours that stand for one of snnTorch's are imported here first: their own ``import snntorch`` must still
+    give the real one.
+    """
+    import snntorch
+
+    import snnipu
+
+    if snntorch is snnipu:
+        return
+    finder = _SnntorchFinder(snntorch)
+    loaded = [name for name in sys.modules if name.startswith("snntorch.")]
+    owned = {name: own for name, own in ((name, _own_module(name)) for name in loaded) if own is not None}
+    modules = {name: importlib.import_module(own) for name, own in owned.items()}
+    sys.meta_path.insert(0, finder)
+    sys.modules.update(modules)
+    sys.modules["snntorch"] = snnipu

@@ -1,0 +1,67 @@
+"""``python -m snnipu run SCRIPT [ARGS]``: run an unmodified PopTorch (or snnTorch) script on this machine."""
+
+import argparse
+import os
+import runpy
+import sys
+from types import TracebackType
+from typing import List, Optional
+
+from snnipu import _dropin
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="snnipu run",
+        description="Run a Python script in which 'import poptorch' gives PopTorch where it is installed, else "
+        "snnipu's host runtime of it.",
+    )
+    parser.add_argument(
+        "--drop-in", action="store_true", help="'import snntorch' gives snnipu in the script and all that it imports"
+    )
+    parser.add_argument("script", metavar="SCRIPT", help="the script to run")
+    parser.add_argument("args", metavar="ARGS", nargs=argparse.REMAINDER, help="the script's own arguments")
+    return parser
+
+
+def _can_run(script: str) -> bool:
+    return os.path.isfile(script) or os.path.isfile(os.path.join(script, "__main__.py"))
+
+
+def _of_script(traceback: Optional[TracebackType]) -> Optional[TracebackType]:
+    """The traceback from the script's first line on, or all of it where the script never ran."""
+    own = {__file__, runpy.__file__, "<frozen runpy>"}
+    current = traceback
+    while current is not None and current.tb_frame.f_code.co_filename in own:
+        current = current.tb_next
+    return current or traceback
+
+
+def main(argv: List[str]) -> int:
+    """Run the script that ``argv`` names as ``__main__``; returns the exit status.
+
+    An exception of the script's is printed as Python does, from the script's own lines on, and gives status 1; its
+    ``sys.exit`` passes through; an interrupt gives 130; a script that is not there gives 2.
+    """
+    arguments = _parser().parse_args(argv)
+    script: str = arguments.script
+    if not _can_run(script):
+        print(f"snnipu run: there is no script {script!r}", file=sys.stderr)
+        return 2
+    _dropin.provide_poptorch()
+    if arguments.drop_in:
+        _dropin.provide_snntorch()
+    before = sys.argv, sys.path
+    folder = script if os.path.isdir(script) else os.path.dirname(os.path.abspath(script))
+    sys.argv, sys.path = [script, *arguments.args], [folder, *sys.path[1:]]
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except KeyboardInterrupt:
+        print("snnipu run: interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        sys.excepthook(type(error), error, _of_script(error.__traceback__))
+        return 1
+    finally:
+        sys.argv, sys.path = before
+    return 0

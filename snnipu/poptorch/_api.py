@@ -1,0 +1,165 @@
+"""The public names of the host runtime."""
+
+from snnipu._version import __version__ as _snnipu_version
+from snnipu.poptorch._blocks import Attribute
+from snnipu.poptorch._dataloader import AsynchronousDataAccessor, DataLoader
+from snnipu.poptorch._errors import (
+    ConfigFileError,
+    Error,
+    InvalidArgument,
+    RecoverableError,
+    UnrecoverableError,
+    check_int,
+)
+from snnipu.poptorch._execution import (
+    ParallelPhasedExecution,
+    Phase,
+    PipelinedExecution,
+    SerialPhasedExecution,
+    ShardedExecution,
+    Stage,
+)
+from snnipu.poptorch._executor import (
+    PoplarExecutor,
+    inferenceModel,
+    registerPostCompileHook,
+    registerPreCompileHook,
+    trainingModel,
+)
+from snnipu.poptorch._logging import logger, setLogLevel
+from snnipu.poptorch._storage import load
+from snnipu.poptorch._structure import ICustomArgParser, registerCustomArgParser
+from snnipu.poptorch._tracing import isRunningOnIpu
+from snnipu.poptorch.enums import (
+    AutoStage,
+    CommGroupType,
+    ConnectionType,
+    DataLoaderMode,
+    HalfFloatCastingBehavior,
+    Liveness,
+    MatMulSerializationMode,
+    MeanReductionStrategy,
+    MultiConvPlanType,
+    OutputMode,
+    OverlapMode,
+    ReductionType,
+    SharingStrategy,
+    SyncPattern,
+    VariableRetrievalMode,
+)
+from snnipu.poptorch.ops import (
+    CPU,
+    BeginBlock,
+    Block,
+    BlockFunction,
+    MultiConv,
+    NameScope,
+    cond,
+    ctc_beam_search_decoder,
+    custom_op,
+    dynamic_slice,
+    dynamic_update,
+    for_loop,
+    fps,
+    identity_loss,
+    ipu_print_tensor,
+    nearest,
+    nop,
+    recomputationCheckpoint,
+    removeBlocks,
+    serializedMatMul,
+    set_available_memory,
+    set_overlap_for_input,
+    set_overlap_for_output,
+)
+from snnipu.poptorch.options import Options, TensorLocationSettings
+
+# The PopTorch whose behaviour this follows, and whose it is.
+VERSION = f"3.4.0+snnipu.host.{_snnipu_version}"
+
+
+def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
+    """False: the host runtime knows no IPU hardware."""
+    check_int(num_ipus, "ipuHardwareIsAvailable: num_ipus", 1)
+    return False
+
+
+def ipuHardwareVersion() -> int:
+    """Raises ``poptorch.Error``, as PopTorch does on a machine without IPUs."""
+    raise InvalidArgument("ipuHardwareVersion: no IPU hardware available on this system")
+
+
+def createPoptorchError(msg: str) -> Error:
+    """A ``poptorch.Error`` with this message."""
+    return Error(msg)
+
+
+__all__ = [
+    "CPU",
+    "AsynchronousDataAccessor",
+    "Attribute",
+    "AutoStage",
+    "BeginBlock",
+    "Block",
+    "BlockFunction",
+    "CommGroupType",
+    "ConfigFileError",
+    "ConnectionType",
+    "DataLoader",
+    "DataLoaderMode",
+    "Error",
+    "HalfFloatCastingBehavior",
+    "ICustomArgParser",
+    "Liveness",
+    "MatMulSerializationMode",
+    "MeanReductionStrategy",
+    "MultiConv",
+    "MultiConvPlanType",
+    "NameScope",
+    "Options",
+    "OutputMode",
+    "OverlapMode",
+    "ParallelPhasedExecution",
+    "Phase",
+    "PipelinedExecution",
+    "PoplarExecutor",
+    "RecoverableError",
+    "ReductionType",
+    "SerialPhasedExecution",
+    "ShardedExecution",
+    "SharingStrategy",
+    "Stage",
+    "SyncPattern",
+    "TensorLocationSettings",
+    "UnrecoverableError",
+    "VariableRetrievalMode",
+    "cond",
+    "createPoptorchError",
+    "ctc_beam_search_decoder",
+    "custom_op",
+    "dynamic_slice",
+    "dynamic_update",
+    "for_loop",
+    "fps",
+    "identity_loss",
+    "inferenceModel",
+    "ipuHardwareIsAvailable",
+    "ipuHardwareVersion",
+    "ipu_print_tensor",
+    "isRunningOnIpu",
+    "load",
+    "logger",
+    "nearest",
+    "nop",
+    "recomputationCheckpoint",
+    "registerCustomArgParser",
+    "registerPostCompileHook",
+    "registerPreCompileHook",
+    "removeBlocks",
+    "serializedMatMul",
+    "setLogLevel",
+    "set_available_memory",
+    "set_overlap_for_input",
+    "set_overlap_for_output",
+    "trainingModel",
+]

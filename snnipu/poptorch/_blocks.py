@@ -1,0 +1,207 @@
+"""Marks in a model's code: blocks (which IPU runs what), names, attributes and convolution groups.
+
+None of them changes a result. Their arguments are checked, and blocks are followed by the execution strategy.
+"""
+
+from typing import Any, Callable, Dict, List, Optional, Sequence, TypeVar, Union
+
+import torch
+
+from snnipu.poptorch._errors import InvalidArgument, InvalidType, check_enum, check_fraction, check_int, check_str
+from snnipu.poptorch._execution import StageManager
+from snnipu.poptorch.enums import MultiConvPlanType
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _check_ids(what: str, user_id: Optional[str], ipu_id: Optional[int]) -> None:
+    if user_id is not None:
+        check_str(user_id, f"{what}: user_id")
+    if ipu_id is not None:
+        check_int(ipu_id, f"{what}: ipu_id")
+
+
+class Block(torch.nn.Module):
+    """``with poptorch.Block("name", ipu_id=0):`` marks the layers called inside (user guide, "Annotations")."""
+
+    # The strategy of the wrapper whose forward is running; None outside wrappers, where blocks do nothing.
+    _manager: Optional[StageManager] = None
+
+    def __init__(self, user_id: Optional[str] = None, ipu_id: Optional[int] = None) -> None:
+        super().__init__()
+        _check_ids("Block", user_id, ipu_id)
+        self._user_id = user_id
+        self._ipu_id = ipu_id
+
+    @staticmethod
+    def useAutoId() -> None:
+        """Number the blocks without an id from 0 again; call it first in ``forward``."""
+        if Block._manager is not None:
+            Block._manager.resetAutoId()
+
+    @staticmethod
+    def start(user_id: Optional[str] = None, ipu_id: Optional[int] = None) -> None:
+        """Begin a block that lasts until the next one begins."""
+        _check_ids("Block.start", user_id, ipu_id)
+        if Block._manager is not None:
+            Block._manager.beginStage(user_id, ipu_id)
+
+    def __enter__(self) -> None:
+        Block.start(self._user_id, self._ipu_id)
+
+    def __exit__(self, *exc_info: Any) -> None:
+        pass
+
+
+class _BlockHook:
+    """The forward pre-hook that :func:`BeginBlock` adds to a module."""
+
+    def __init__(self, user_id: Optional[str], ipu_id: Optional[int]) -> None:
+        self._user_id = user_id
+        self._ipu_id = ipu_id
+
+    def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
+        if Block._manager is not None and self._user_id is None:
+            self._user_id = Block._manager.nextAutoId()  # one block, however often the module runs
+        Block.start(self._user_id, self._ipu_id)
+
+    def __repr__(self) -> str:
+        return f"BeginBlock(user_id={self._user_id}, ipu_id={self._ipu_id})"
+
+
+def BeginBlock(layer_to_call: Any, user_id: Optional[str] = None, ipu_id: Optional[int] = None) -> Any:
+    """Begin a block whenever ``layer_to_call`` runs; returns the module itself, or a wrapper of a function.
+
+    Raises ``poptorch.Error`` for a module that begins a block already.
+    """
+    _check_ids("BeginBlock", user_id, ipu_id)
+    if not isinstance(layer_to_call, torch.nn.Module):
+        if not callable(layer_to_call):
+            raise InvalidType(f"BeginBlock: expected a torch.nn.Module or a function, got {layer_to_call!r}")
+        return BlockFunction(user_id, ipu_id)(layer_to_call)
+    if any(isinstance(hook, _BlockHook) for hook in layer_to_call._forward_pre_hooks.values()):
+        raise InvalidArgument("BeginBlock: the module has already been assigned to a block; see removeBlocks")
+    layer_to_call.register_forward_pre_hook(_BlockHook(user_id, ipu_id))
+    return layer_to_call
+
+
+def BlockFunction(user_id: Optional[str] = None, ipu_id: Optional[int] = None) -> Callable[[_F], _F]:
+    """A decorator that makes each call of a function a block."""
+    _check_ids("BlockFunction", user_id, ipu_id)
+
+    def decorate(function: _F) -> _F:
+        def in_block(*args: Any, **kwargs: Any) -> Any:
+            with Block(user_id, ipu_id):
+                return function(*args, **kwargs)
+
+        return in_block  # type: ignore[return-value]
+
+    return decorate
+
+
+def removeBlocks(module: torch.nn.Module) -> None:
+    """Remove what :func:`BeginBlock` added to a module and all that it holds."""
+    if not isinstance(module, torch.nn.Module):
+        raise InvalidType(f"removeBlocks: expected a torch.nn.Module, got {type(module).__name__}")
+    for child in module.modules():
+        for key in [key for key, hook in child._forward_pre_hooks.items() if isinstance(hook, _BlockHook)]:
+            del child._forward_pre_hooks[key]
+
+
+def module_repr(module: torch.nn.Module) -> str:
+    """The module's text with the blocks that it and its children begin."""
+    lines = repr(module).split("\n")
+    blocks = [
+        f"{name or '(the module itself)'}: {hook!r}"
+        for name, child in module.named_modules()
+        for hook in child._forward_pre_hooks.values()
+        if isinstance(hook, _BlockHook)
+    ]
+    return "\n".join([*lines, *blocks])
+
+
+class Attribute:
+    """``with poptorch.Attribute(name={key: value}):`` gives operators PopART attributes; no effect on a host."""
+
+    def __init__(self, **kwargs: Dict[str, Any]) -> None:
+        for name, values in kwargs.items():
+            if not isinstance(values, dict):
+                raise InvalidType(f"Attribute: expected a dict for {name}, got {values!r}")
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exc_info: Any) -> None:
+        pass
+
+
+class NameScope:
+    """``with poptorch.NameScope("name"):`` names operators; no effect on a host."""
+
+    def __init__(self, name: str) -> None:
+        self.name = check_str(name, "NameScope: name")
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exc_info: Any) -> None:
+        pass
+
+
+_Types = Union[torch.dtype, Sequence[torch.dtype]]
+
+
+class MultiConv:
+    """``with poptorch.MultiConv():`` plans convolutions together; no effect on a host. Setters return self."""
+
+    def __init__(self) -> None:
+        self._settings: Dict[str, Any] = {}
+
+    def availableMemoryProportions(self, value: Union[float, Sequence[float]]) -> "MultiConv":
+        """Temporary memory of each convolution, between 0 and 1."""
+        return self._keep("availableMemoryProportions", value, lambda v, name: check_fraction(v, name))
+
+    def partialsTypes(self, value: _Types) -> "MultiConv":
+        """Format of partial sums: ``torch.float`` or ``torch.half``."""
+        return self._keep("partialsTypes", value, _check_partials)
+
+    def enableConvDithering(self, value: Union[bool, Sequence[bool]]) -> "MultiConv":
+        """Spread each convolution over tiles."""
+        return self._keep("enableConvDithering", value, _check_dithering)
+
+    def planType(self, value: MultiConvPlanType) -> "MultiConv":
+        """Parallel or serial."""
+        return self._keep("planType", value, lambda v, name: check_enum(v, name, MultiConvPlanType))
+
+    def perConvReservedTiles(self, value: int) -> "MultiConv":
+        """Tiles to reserve for each convolution."""
+        return self._keep("perConvReservedTiles", value, lambda v, name: check_int(v, name))
+
+    def cycleBackOff(self, value: float) -> "MultiConv":
+        """Between 0 and 1."""
+        return self._keep("cycleBackOff", value, lambda v, name: check_fraction(v, name))
+
+    def _keep(self, name: str, value: Any, check: Callable[[Any, str], Any]) -> "MultiConv":
+        values: List[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
+        if not values:
+            raise InvalidArgument(f"MultiConv.{name}: expected at least one value")
+        self._settings[name] = tuple(check(element, f"MultiConv.{name}") for element in values if element is not None)
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exc_info: Any) -> None:
+        pass
+
+
+def _check_partials(value: Any, name: str) -> Any:
+    if value not in (torch.float32, torch.float16):
+        raise InvalidArgument(f"{name}: expected torch.float or torch.half, got {value!r}")
+    return value
+
+
+def _check_dithering(value: Any, name: str) -> Any:
+    if not isinstance(value, bool):
+        raise InvalidType(f"{name}: expected a bool or a list of bools, got {value!r}")
+    return value

@@ -1,0 +1,338 @@
+"""``poptorch.DataLoader``: PyTorch's, in combined batches (PopTorch user guide, "Efficient data batching")."""
+
+import atexit
+import multiprocessing
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Union
+
+import torch
+import torch.utils.data
+
+from snnipu import _dropin
+from snnipu.poptorch._errors import Error, InvalidArgument, InvalidType, check_bool, check_enum, check_int
+from snnipu.poptorch._logging import logger
+from snnipu.poptorch._structure import flatten, rebuild
+from snnipu.poptorch.enums import DataLoaderMode, SharingStrategy
+from snnipu.poptorch.options import Options
+
+
+class _ProcessShare(torch.utils.data.Dataset):
+    """What one of several processes sees of a dataset: its own, equally long stretch.
+
+    With ``drop_last`` some elements belong to no stretch; every second epoch starts after as many elements, so that
+    shuffling brings all of them to use.
+    """
+
+    def __init__(self, dataset: Any, options: Options, step: int, drop_last: bool) -> None:
+        processes, process = options.Distributed.numProcesses, options.Distributed.processId
+        size = len(dataset)
+        if drop_last:
+            length = step * (size // (step * processes))
+            if length == 0:
+                raise InvalidArgument(
+                    f"DataLoader: the dataset of {size} elements has less than one combined batch of {step} for each "
+                    f"of {processes} processes"
+                )
+            self._start, self._length = process * length, length
+            self._leftover = size - processes * length
+        else:
+            lengths = [size // processes + (number < size % processes) for number in range(processes)]
+            self._start, self._length = sum(lengths[:process]), lengths[process]
+            self._leftover = 0
+        self._dataset = dataset
+        self._shift = 0
+        self._generator = torch.Generator()
+        self._order: Optional[torch.Tensor] = None
+
+    def seed(self, seed: int) -> None:
+        self._generator.manual_seed(seed)
+
+    def next_epoch(self) -> None:
+        """Another order, the same one in every process."""
+        order = torch.randperm(len(self._dataset), generator=self._generator)
+        # In shared memory: workers that live on see the new order.
+        if self._order is None:
+            self._order = order.share_memory_()
+        else:
+            self._order.copy_(order)
+        self._shift = self._leftover - self._shift
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        position = self._start + self._shift + index
+        return self._dataset[position if self._order is None else int(self._order[position])]
+
+
+def _join(batches: List[Any]) -> Any:
+    columns = zip(*(flatten(batch) for batch in batches))
+    return rebuild(batches[0], iter([torch.cat(list(column)) for column in columns]))
+
+
+def _combined(batches: Iterable[Any], count: int, drop_last: bool) -> Iterator[Any]:
+    """``count`` batches at a time joined along dim 0."""
+    waiting: List[Any] = []
+    for batch in batches:
+        waiting.append(batch)
+        if len(waiting) == count:
+            yield _join(waiting)
+            waiting = []
+    if waiting and not drop_last:
+        yield _join(waiting)
+
+
+def _rebatched(batches: Iterable[Any], size: int, drop_last: bool) -> Iterator[Any]:
+    """Batches of any sizes cut and joined to batches of ``size``."""
+    waiting: List[Any] = []
+    held = 0
+    for batch in batches:
+        while True:
+            tensors = flatten(batch)
+            length = tensors[0].shape[0]
+            if held + length < size:
+                break
+            take = size - held
+            waiting.append(rebuild(batch, iter([tensor[:take] for tensor in tensors])))
+            yield _join(waiting)
+            waiting, held = [], 0
+            if take == length:
+                batch = None
+                break
+            batch = rebuild(batch, iter([tensor[take:] for tensor in tensors]))
+        if batch is not None:
+            waiting.append(batch)
+            held += flatten(batch)[0].shape[0]
+    if waiting and not drop_last:
+        yield _join(waiting)
+
+
+class AsynchronousDataAccessor:
+    """Iterates over a dataset or ``DataLoader`` as PopTorch's does from a worker process; here in this process.
+
+    The arguments that steer the worker process are checked and have no effect. ``rebatched_size``: join and cut what
+    the dataset gives to batches of that size. After ``terminate()`` iterating raises ``poptorch.Error``.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        buffer_size: int = 3,
+        miss_sleep_time_in_ms: float = 0.1,
+        load_indefinitely: bool = True,
+        early_preload: bool = False,
+        sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
+        rebatched_size: Optional[int] = None,
+    ) -> None:
+        self._terminated = True  # in case the checks below fail
+        check_int(buffer_size, "AsynchronousDataAccessor: buffer_size", 1)
+        check_bool(load_indefinitely, "AsynchronousDataAccessor: load_indefinitely")
+        check_bool(early_preload, "AsynchronousDataAccessor: early_preload")
+        check_enum(sharing_strategy, "AsynchronousDataAccessor: sharing_strategy", SharingStrategy)
+        if rebatched_size is not None:
+            check_int(rebatched_size, "AsynchronousDataAccessor: rebatched_size", 2)
+        if isinstance(dataset, DataLoader):
+            if dataset._accessor is not None:
+                raise InvalidArgument(
+                    "AsynchronousDataAccessor: the DataLoader has one already; use that, or create the DataLoader with "
+                    "mode=poptorch.DataLoaderMode.Sync"
+                )
+            whole = dataset.drop_last or dataset._combined_batch_size in (None, 1) or dataset._user_sampler
+            if not whole and rebatched_size is None:
+                raise InvalidArgument(
+                    "AsynchronousDataAccessor: a DataLoader with drop_last=False needs rebatched_size as well"
+                )
+        self._dataset = dataset
+        self.rebatched_size = rebatched_size
+        self._iterator: Optional[Iterator[Any]] = None
+        self._terminated = False
+        atexit.register(self.terminate)
+
+    def terminate(self) -> None:
+        """Stop for good."""
+        if not self._terminated:
+            self._terminated = True
+            self._iterator = None
+            atexit.unregister(self.terminate)
+
+    def __len__(self) -> int:
+        length = len(self._dataset)
+        if self.rebatched_size and getattr(self._dataset, "_accessor", None) is not self:
+            length = length * self._dataset.batch_size // self.rebatched_size
+        return length
+
+    def __iter__(self) -> "AsynchronousDataAccessor":
+        if self._terminated:
+            raise Error("AsynchronousDataAccessor: it has been terminated; create a new one")
+        batches = self._dataset._plain_iterator() if isinstance(self._dataset, DataLoader) else iter(self._dataset)
+        if self.rebatched_size:
+            drop_last = getattr(self._dataset, "_rebatched_drop_last", True)
+            batches = _rebatched(batches, self.rebatched_size, drop_last)
+        self._iterator = batches
+        return self
+
+    def __next__(self) -> Any:
+        if self._iterator is None:
+            iter(self)
+        assert self._iterator is not None
+        return next(self._iterator)
+
+
+class DataLoader(torch.utils.data.DataLoader):
+    """PyTorch's data loader, giving what one call of a wrapped model takes.
+
+    ``batch_size`` is the size of a micro-batch; a batch has ``batch_size`` * deviceIterations * replicationFactor /
+    input_group_size * gradientAccumulation elements (``combinedBatchSize``). ``drop_last`` is True by default. With
+    several processes (``options.Distributed``) each gets its own part of a map-style dataset. Freezes ``options``.
+
+    The asynchronous modes read in this process and give the same batches; ``AsyncRebatched`` lets workers read batches
+    of ``rebatched_worker_size`` and joins them here, so that an iterable dataset loses nothing at the workers' ends.
+
+    Raises ``poptorch.Error`` for options of another type, a ``batch_sampler`` beside ``batch_size`` or ``shuffle``, and
+    what several processes do not allow: no ``randomSeed`` when shuffling, iterable datasets, ``batch_size=None``.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        dataset: Any,
+        batch_size: Optional[int] = 1,
+        shuffle: Optional[bool] = None,
+        num_workers: int = 0,
+        drop_last: bool = True,
+        persistent_workers: Optional[bool] = None,
+        auto_distributed_partitioning: bool = True,
+        mode: DataLoaderMode = DataLoaderMode.Sync,
+        async_options: Optional[Dict[str, Any]] = None,
+        rebatched_worker_size: Optional[int] = None,
+        batch_sampler: Optional[Union[torch.utils.data.Sampler, Iterable[Any]]] = None,
+        **kwargs: Any,
+    ) -> None:
+        self._accessor: Optional[AsynchronousDataAccessor] = None
+        if not isinstance(options, Options):
+            raise InvalidType(f"DataLoader: expected options to be poptorch.Options, got {type(options).__name__}")
+        check_enum(mode, "DataLoader: mode", DataLoaderMode)
+        if batch_size is not None and batch_sampler is None:
+            check_int(batch_size, "DataLoader: batch_size", 1)
+        self._user_sampler = batch_sampler is not None
+        if self._user_sampler:
+            if batch_size != 1 or shuffle:
+                raise InvalidArgument("DataLoader: batch_sampler excludes batch_size and shuffle")
+            if options.Distributed.numProcesses > 1 and auto_distributed_partitioning:
+                raise InvalidArgument("DataLoader: batch_sampler excludes auto_distributed_partitioning=True")
+            batch_size = getattr(batch_sampler, "batch_size", batch_size)
+        options._freeze()
+        self._options = options
+        groups, _ = options._replica_of_input()
+        self._combine = options.device_iterations * groups * options.Training.gradient_accumulation
+        self._combined_batch_size = None if batch_size is None else batch_size * self._combine
+        self._keep_incomplete = not drop_last
+        self._rebatched_drop_last = drop_last
+
+        self._share: Optional[_ProcessShare] = None
+        iterable = isinstance(dataset, torch.utils.data.IterableDataset)
+        if options.Distributed.numProcesses > 1 and auto_distributed_partitioning:
+            if iterable:
+                raise InvalidArgument("DataLoader: auto_distributed_partitioning does not support an IterableDataset")
+            dataset, shuffle = self._shared_dataset(dataset, bool(shuffle), drop_last)
+        if iterable and num_workers > 1 and "worker_init_fn" not in kwargs:
+            logger.warning(
+                "IterableDataset with num_workers=%d and no worker_init_fn: each element comes %d times.",
+                num_workers,
+                num_workers,
+            )
+
+        worker_batch, worker_drop_last, rebatched = self._combined_batch_size, drop_last, None
+        asynchronous = mode != DataLoaderMode.Sync
+        remainder = mode == DataLoaderMode.Async and not drop_last
+        if (mode == DataLoaderMode.AsyncRebatched or remainder) and (self._combined_batch_size or 0) > 1:
+            rebatched, worker_drop_last = self._combined_batch_size, False
+            if rebatched_worker_size is not None and rebatched is not None:
+                if check_int(rebatched_worker_size, "DataLoader: rebatched_worker_size", 1) > rebatched:
+                    raise InvalidArgument(
+                        f"DataLoader: rebatched_worker_size {rebatched_worker_size} is above the combined batch size "
+                        f"{rebatched}"
+                    )
+                worker_batch = rebatched_worker_size
+
+        if self._user_sampler:
+            settings: Dict[str, Any] = {"batch_sampler": batch_sampler}
+        elif self._combined_batch_size is None:
+            settings = {"batch_size": None, "shuffle": None if iterable else bool(shuffle)}
+        else:
+            settings = {
+                "batch_size": worker_batch,
+                "shuffle": None if iterable and not shuffle else bool(shuffle),
+                "drop_last": worker_drop_last,
+            }
+        if persistent_workers is None:
+            persistent_workers = num_workers > 0
+        if num_workers > 0 and _dropin.provides_poptorch() and "fork" in multiprocessing.get_all_start_methods():
+            # Workers started in any other way would run the script's imports without our names for them.
+            kwargs.setdefault("multiprocessing_context", "fork")
+        super().__init__(dataset, num_workers=num_workers, persistent_workers=persistent_workers, **settings, **kwargs)
+        self._warn_of_incomplete(iterable, drop_last)
+        if asynchronous:
+            if "rebatched_size" in (async_options or {}):
+                raise InvalidArgument("DataLoader: async_options cannot set rebatched_size, the mode does")
+            self._accessor = AsynchronousDataAccessor(self, **(async_options or {}), rebatched_size=rebatched)
+
+    def _shared_dataset(self, dataset: Any, shuffle: bool, drop_last: bool) -> Any:
+        if shuffle and not self._options.exists("random_seed"):
+            raise InvalidArgument(
+                "DataLoader: shuffling in several processes needs poptorch.Options.randomSeed(), the same in each"
+            )
+        if self._combined_batch_size is None:
+            raise InvalidArgument("DataLoader: batch_size=None does not go with auto_distributed_partitioning")
+        share = _ProcessShare(dataset, self._options, self._combined_batch_size, drop_last)
+        if shuffle:
+            share.seed(self._options.random_seed)
+            self._share = share
+        return share, False
+
+    def _warn_of_incomplete(self, iterable: bool, drop_last: bool) -> None:
+        if iterable or drop_last or not self._combined_batch_size or self._user_sampler:
+            return
+        left = len(self.dataset) % self._combined_batch_size  # type: ignore[arg-type]
+        if left:
+            logger.warning(
+                "The dataset's %d elements do not divide by the combined batch size of %d and drop_last=False: the "
+                "last batch has %d elements, which a compiled model refuses.",
+                len(self.dataset),  # type: ignore[arg-type]
+                self._combined_batch_size,
+                left,
+            )
+
+    @property
+    def combinedBatchSize(self) -> Optional[int]:
+        """Elements that one call of the model takes; None with ``batch_size=None``."""
+        return self._combined_batch_size
+
+    @property
+    def options(self) -> Options:
+        """The options that this loader was made with."""
+        return self._options
+
+    def terminate(self) -> None:
+        """Stop the accessor of an asynchronous mode for good; nothing happens in ``Sync`` mode."""
+        if self._accessor is not None:
+            self._accessor.terminate()
+
+    def __len__(self) -> int:
+        if self._accessor is not None and self._accessor.rebatched_size:
+            size, left = divmod(len(self.dataset), self._accessor.rebatched_size)  # type: ignore[arg-type]
+            return size + bool(left and not self._rebatched_drop_last)
+        if self._user_sampler and self._combine > 1:
+            size, left = divmod(super().__len__(), self._combine)
+            return size + bool(left and self._keep_incomplete)
+        return super().__len__()
+
+    def __iter__(self) -> Any:
+        return iter(self._accessor) if self._accessor is not None else self._plain_iterator()
+
+    def _plain_iterator(self) -> Iterator[Any]:
+        if self._share is not None:
+            self._share.next_epoch()
+        batches = super().__iter__()
+        if self._user_sampler and self._combine > 1:
+            return _combined(batches, self._combine, not self._keep_incomplete)
+        return batches

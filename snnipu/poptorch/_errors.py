@@ -1,0 +1,116 @@
+"""The errors of the host runtime.
+
+PopTorch raises its own ``Error`` for some mistakes and Python's ``AssertionError``, ``ValueError``, ``RuntimeError`` or
+``AttributeError`` for others. Every error here is a ``poptorch.Error`` *and* what PopTorch would have raised, so that
+``except`` clauses written for either work.
+"""
+
+import difflib
+from typing import Any, Iterable, Type
+
+
+class Error(Exception):
+    """Base of all errors, with PopTorch's attributes ``type``, ``message`` and ``location``."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
+        self.type = "poptorch_py_error"
+        self.message = message
+        self.location = ""
+
+
+class RecoverableError(Error):
+    """A failure of IPU hardware that a reset cures; never raised on a host, where there is none."""
+
+    recovery_action = ""
+
+
+class UnrecoverableError(Error):
+    """A failure of IPU hardware that no reset cures; never raised on a host, where there is none."""
+
+
+class ConfigFileError(Error):
+    """``Options.loadFromFile`` met a line that it cannot apply."""
+
+
+class InvalidArgument(Error, ValueError, AssertionError):
+    """An argument has a value outside its range."""
+
+
+class InvalidType(InvalidArgument, TypeError):
+    """An argument is of the wrong type."""
+
+
+class FrozenOptions(Error, AttributeError):
+    """Options were changed after a model or a data loader had used them."""
+
+
+class UnknownName(Error, AttributeError):
+    """No such option or attribute."""
+
+
+class AlreadyWrapped(Error, RuntimeError):
+    """A model was given to ``trainingModel`` twice."""
+
+
+class InvalidState(Error, RuntimeError):
+    """An optimizer state that cannot be loaded."""
+
+
+class NotAvailable(Error, AttributeError, NotImplementedError):
+    """PopTorch has it, the host runtime does not."""
+
+
+def not_available(what: str, why: str = "") -> NotAvailable:
+    """The error to raise for a part of PopTorch that the host runtime does not have."""
+    return NotAvailable(f"{what} is not available in snnipu's host runtime of PopTorch{': ' + why if why else '.'}")
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` where a known name is close to ``name``, else nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def check_int(value: Any, name: str, minimum: int = 0) -> int:
+    """``value`` where it is an int of at least ``minimum`` (a bool is not an int here)."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidType(f"{name}: expected an int, got {value!r} of type {type(value).__name__}")
+    if value < minimum:
+        raise InvalidArgument(f"{name}: expected an int of at least {minimum}, got {value}")
+    return value
+
+
+def check_bool(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidType(f"{name}: expected True or False, got {value!r} of type {type(value).__name__}")
+    return value
+
+
+def check_str(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidType(f"{name}: expected a str, got {value!r} of type {type(value).__name__}")
+    return value
+
+
+def check_fraction(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidType(f"{name}: expected a number between 0 and 1, got {value!r} of type {type(value).__name__}")
+    if not 0.0 <= value <= 1.0:
+        raise InvalidArgument(f"{name}: expected a number between 0 and 1, got {value}")
+    return float(value)
+
+
+def check_enum(value: Any, name: str, enum_type: Type[Any]) -> Any:
+    if not isinstance(value, enum_type):
+        members = ", ".join(f"{enum_type.__name__}.{member.name}" for member in enum_type)
+        raise InvalidType(f"{name}: expected one of {members}; got {value!r} of type {type(value).__name__}")
+    return value
+
+
+def check_tensor(value: Any, name: str) -> Any:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        raise InvalidType(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
+    return value

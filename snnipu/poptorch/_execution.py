@@ -1,0 +1,253 @@
+"""Execution strategies: which block of a model runs where and when.
+
+A host runs the blocks one after another in the order of the code, whatever the strategy says. Strategies are checked
+and followed far enough to find the mistakes that an IPU would refuse, which are reported as warnings.
+"""
+
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+
+from snnipu.poptorch._errors import InvalidArgument, InvalidType, check_bool, check_enum, check_int
+from snnipu.poptorch._logging import logger
+from snnipu.poptorch.enums import AutoStage, Liveness
+
+
+class Stage:
+    """One or more blocks that run on one IPU (PopTorch user guide, "Parallel execution")."""
+
+    def __init__(self, *block_ids: str) -> None:
+        for block_id in block_ids:
+            if not isinstance(block_id, str):
+                raise InvalidType(f"Stage: block ids are strings, got {block_id!r} of type {type(block_id).__name__}")
+        self._blocks = block_ids
+        self._stage_id = -1
+        self._phase_id = -1
+        self._ipu: Optional[int] = None
+
+    @property
+    def blocks(self) -> Tuple[str, ...]:
+        """The ids of the blocks of this stage."""
+        return self._blocks
+
+    def ipu(self, ipu: int) -> "Stage":
+        """Run this stage on IPU number ``ipu``; returns self."""
+        self._ipu = check_int(ipu, "Stage.ipu")
+        return self
+
+
+class Phase:
+    """Stages that run in parallel. Made of stages, or of block ids, which then form one stage."""
+
+    def __init__(self, *arg: Union[str, Stage]) -> None:
+        if all(isinstance(element, Stage) for element in arg):
+            self.stages: List[Stage] = [element for element in arg if isinstance(element, Stage)]
+        elif all(isinstance(element, str) for element in arg):
+            self.stages = [Stage(*(element for element in arg if isinstance(element, str)))]
+        else:
+            raise InvalidType(f"Phase: expected only stages or only block ids, got {[type(e).__name__ for e in arg]}")
+
+    def stage(self, idx: int) -> Stage:
+        """The stage at position ``idx``."""
+        return self.stages[idx]
+
+    def ipus(self, *ipus: int) -> None:
+        """One IPU number for each stage. Raises ``poptorch.Error`` where their count differs from the stages'."""
+        if len(ipus) != len(self.stages):
+            raise InvalidArgument(f"Phase.ipus: the phase has {len(self.stages)} stages, got {len(ipus)} ipus")
+        for stage, ipu in zip(self.stages, ipus):
+            stage.ipu(ipu)
+
+
+class StageManager:
+    """Follows the blocks that one run of a model enters."""
+
+    def __init__(self, blocks: Optional[Dict[str, Stage]], auto_stage: AutoStage) -> None:
+        self._explicit = blocks
+        self._auto_stage = auto_stage
+        self.reset()
+
+    def reset(self) -> None:
+        self._found: Dict[str, Stage] = {}
+        self._next_auto_id = 0
+        self.warnings: List[str] = []
+
+    def resetAutoId(self) -> None:
+        self._next_auto_id = 0
+
+    def nextAutoId(self) -> str:
+        self._next_auto_id += 1
+        return str(self._next_auto_id - 1)
+
+    def beginStage(self, user_id: Optional[str], ipu_id: Optional[int]) -> Stage:
+        block = user_id if user_id is not None else self.nextAutoId()
+        if self._explicit is not None and block not in self._explicit:
+            raise InvalidArgument(f"Block: {block!r} is in no stage of the execution strategy: {list(self._explicit)}")
+        if block not in self._found:
+            self._found[block] = self._explicit[block] if self._explicit is not None else self._new(block, ipu_id)
+        return self._found[block]
+
+    def _new(self, block: str, ipu_id: Optional[int]) -> Stage:
+        stage = Stage(block)
+        stage._stage_id = len(self._found)
+        if self._auto_stage == AutoStage.SameAsIpu:
+            if ipu_id is None:
+                self.warnings.append(f"block {block!r} has no ipu_id, which AutoStage.SameAsIpu needs on an IPU")
+            else:
+                stage._stage_id = ipu_id
+        stage._ipu = ipu_id
+        return stage
+
+    def stages(self) -> int:
+        """How many stages the blocks entered so far form."""
+        return max(1, len({stage._stage_id for stage in self._found.values()}))
+
+
+class _IExecutionStrategy:
+    """What ``Options.setExecutionStrategy`` accepts."""
+
+    _pipelined = False
+
+    def __init__(self, blocks: Dict[str, Stage], auto_stage: AutoStage = AutoStage.SameAsIpu) -> None:
+        self._block_map = blocks
+        self._manager = StageManager(blocks or None, auto_stage)
+
+    def stage(self, block_id: str) -> Stage:
+        """The stage of a block. Raises ``poptorch.Error`` for a block that is in none."""
+        if block_id not in self._block_map:
+            raise InvalidArgument(f"stage: unknown block {block_id!r}; known: {list(self._block_map)}")
+        return self._block_map[block_id]
+
+    def backendOptions(self) -> Dict[str, Any]:
+        return {}
+
+    def _start(self) -> StageManager:
+        self._manager.reset()
+        return self._manager
+
+    def _report(self, training: bool, accumulation: int, iterations: int) -> None:
+        """Warn of what an IPU would refuse, once a model's blocks are known."""
+        stages = self._manager.stages()
+        needed, have, option = (
+            (2 * stages - 1, accumulation, "Training.gradientAccumulation")
+            if training
+            else (stages, iterations, "deviceIterations")
+        )
+        if self._pipelined and stages > 1 and have < needed:
+            self._manager.warnings.append(
+                f"PipelinedExecution of {stages} stages needs {option} of at least {needed} on an IPU, got {have}"
+            )
+        for warning in self._manager.warnings:
+            logger.warning("%s; a host runs it all the same.", warning)
+
+
+def _collect(stages: Sequence[Stage]) -> Dict[str, Stage]:
+    blocks: Dict[str, Stage] = {}
+    for stage in stages:
+        for block in stage.blocks:
+            if block in blocks:
+                raise InvalidArgument(f"execution strategy: block {block!r} is in more than one stage")
+            blocks[block] = stage
+    return blocks
+
+
+class PipelinedExecution(_IExecutionStrategy):
+    """Stages as a pipeline: ``PipelinedExecution("A", Stage("B", "C"))`` or ``PipelinedExecution(AutoStage...)``."""
+
+    _pipelined = True
+
+    def __init__(self, *args: Union[str, Stage, Sequence[str], AutoStage]) -> None:
+        auto_stage = AutoStage.SameAsIpu
+        stages: List[Stage] = []
+        if len(args) == 1 and isinstance(args[0], AutoStage):
+            auto_stage = args[0]
+        else:
+            for number, arg in enumerate(args):
+                if isinstance(arg, Stage):
+                    stage = arg
+                elif isinstance(arg, str):
+                    stage = Stage(arg)
+                elif isinstance(arg, (list, tuple)):
+                    stage = Stage(*arg)
+                else:
+                    raise InvalidType(
+                        f"{type(self).__name__}: expected block ids, stages or one AutoStage, got {arg!r}"
+                    )
+                stage._stage_id = number
+                stages.append(stage)
+        super().__init__(_collect(stages), auto_stage)
+
+    def backendOptions(self) -> Dict[str, Any]:
+        return {"execution_mode": 0}
+
+
+class ShardedExecution(PipelinedExecution):
+    """Stages one after another, each on its own IPU."""
+
+    _pipelined = False
+
+    def backendOptions(self) -> Dict[str, Any]:
+        return {"execution_mode": 1}
+
+
+class _IPhasedExecution(_IExecutionStrategy):
+    """Blocks in phases: a list of phases, of lists of stages or of lists of block ids."""
+
+    def __init__(self, *phases: Union[Phase, str, Sequence[Any]]) -> None:
+        self._phases: List[Phase] = []
+        for phase in self._flat(phases):
+            made = phase if isinstance(phase, Phase) else Phase(*(phase if isinstance(phase, list) else [phase]))
+            for stage in made.stages:
+                stage._phase_id = len(self._phases)
+            self._phases.append(made)
+        if not self._phases:
+            raise InvalidArgument(f"{type(self).__name__}: expected at least one phase; there is no automatic choice")
+        self._tensors_liveness = Liveness.AlwaysLive
+        self._separate_backward_phase = False
+        stages = [stage for phase in self._phases for stage in phase.stages]
+        super().__init__(_collect(stages))
+
+    @staticmethod
+    def _flat(phases: Sequence[Any]) -> Sequence[Any]:
+        # A single list of phases is what the user guide's examples pass.
+        only = phases[0] if len(phases) == 1 and isinstance(phases[0], (list, tuple)) else []
+        return only if only and all(isinstance(phase, (Phase, list, tuple)) for phase in only) else phases
+
+    def phase(self, phase: int) -> Phase:
+        """The phase at position ``phase``."""
+        return self._phases[check_int(phase, "phase")]
+
+    def useSeparateBackwardPhase(self, use: bool = True) -> "_IPhasedExecution":
+        """Share no phase between forward and backward pass; returns self."""
+        self._separate_backward_phase = check_bool(use, "useSeparateBackwardPhase")
+        return self
+
+    def backendOptions(self) -> Dict[str, Any]:
+        return {
+            "execution_mode": 2,
+            "separate_backward_phase": self._separate_backward_phase,
+            "tensors_liveness": self._tensors_liveness.value,
+        }
+
+
+class ParallelPhasedExecution(_IPhasedExecution):
+    """Phases alternate between two groups of IPUs."""
+
+    def sendTensorsOffChipAfterFwd(self, off_chip: bool = True) -> "ParallelPhasedExecution":
+        """Store tensors off chip between forward and backward pass; returns self."""
+        check_bool(off_chip, "sendTensorsOffChipAfterFwd")
+        self._tensors_liveness = Liveness.OffChipAfterFwd if off_chip else Liveness.AlwaysLive
+        return self
+
+    def backendOptions(self) -> Dict[str, Any]:
+        return {**super().backendOptions(), "serial_phases_execution": False}
+
+
+class SerialPhasedExecution(_IPhasedExecution):
+    """Phases one after another on one group of IPUs."""
+
+    def setTensorsLiveness(self, liveness: Liveness) -> "SerialPhasedExecution":
+        """Where tensors stay between phases; returns self."""
+        self._tensors_liveness = check_enum(liveness, "setTensorsLiveness", Liveness)
+        return self
+
+    def backendOptions(self) -> Dict[str, Any]:
+        return {**super().backendOptions(), "serial_phases_execution": True}

@@ -1,0 +1,583 @@
+"""``PoplarExecutor``: what ``trainingModel`` and ``inferenceModel`` return, running on the host.
+
+One copy of the model runs the micro-batches of all device iterations, accumulation steps and replicas in turn.
+Weights live in the user's model itself, so copies to and from a device have nothing to move.
+"""
+
+import contextlib
+import copy
+import datetime
+import time
+import weakref
+from collections import OrderedDict
+from typing import Any, Callable, ClassVar, Dict, Iterator, List, Optional, Tuple
+
+import torch
+
+from snnipu.poptorch import _storage, _tracing
+from snnipu.poptorch._blocks import Block, module_repr
+from snnipu.poptorch._errors import (
+    AlreadyWrapped,
+    Error,
+    InvalidArgument,
+    InvalidType,
+    not_available,
+)
+from snnipu.poptorch._inputs import InputParser, Inputs, check_model, check_same, split
+from snnipu.poptorch._logging import logger
+from snnipu.poptorch._optimizer_runner import OptimizerRunner
+from snnipu.poptorch._outputs import OutputCollector
+from snnipu.poptorch._structure import flatten
+from snnipu.poptorch.enums import CommGroupType, ConnectionType, OutputMode, ReductionType, VariableRetrievalMode
+from snnipu.poptorch.optim import SGD
+from snnipu.poptorch.options import Options
+
+_Hooks = Dict[int, Callable[[], Any]]
+_NO_EXECUTABLE = "Model has not been compiled or has been destroyed."
+
+
+def refuse_backward(*args: Any, **kwargs: Any) -> None:
+    """What ``backward`` is on the outputs of a wrapped model."""
+    raise Error(
+        "backward() cannot be called explicitly on outputs of a PopTorch model. A trainingModel runs the backward pass "
+        "and the optimizer by itself on every call; in place of an inferenceModel, use a trainingModel."
+    )
+
+
+if hasattr(torch.serialization, "add_safe_globals"):  # outputs saved with torch.save load with weights_only=True
+    torch.serialization.add_safe_globals([refuse_backward])
+
+
+class _WrappedModel:
+    """Mixed into the class of a model while a ``trainingModel`` wraps it."""
+
+    _poptorch_executor: "Callable[[], Optional[PoplarExecutor]]"
+
+    def copyWeightsToHostIfNeeded(self) -> bool:
+        """False: the weights on the host are always the current ones."""
+        return False
+
+    def destroy(self) -> None:
+        """Undo the wrapping; the model can be wrapped again."""
+        executor = type(self)._poptorch_executor()
+        if executor is not None:
+            executor.destroy()
+        else:
+            _unwrap(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Copies and pickles are of the class that the user wrote.
+        function, arguments, *rest = super().__reduce_ex__(protocol)  # type: ignore
+        if arguments and arguments[0] is type(self):
+            arguments = (type(self).__mro__[2], *arguments[1:])
+        return (function, arguments, *rest)
+
+
+def _is_wrapped(model: Any) -> bool:
+    return isinstance(model, _WrappedModel)
+
+
+def _wrap(model: torch.nn.Module, executor: "PoplarExecutor") -> None:
+    cls = type(model)
+    wrapped = type(f"Poptorch{cls.__name__}", (_WrappedModel, cls), {"_poptorch_executor": weakref.ref(executor)})
+    wrapped.__module__ = cls.__module__
+    model.__class__ = wrapped  # type: ignore[assignment]
+
+
+def _unwrap(model: Any) -> None:
+    if _is_wrapped(model):
+        model.__class__ = type(model).__mro__[2]
+
+
+class _ModelParameter(torch.nn.Parameter):
+    """A parameter read from an executor: the model's own memory, with PopTorch's ``replicaGrouping``."""
+
+    def replicaGrouping(
+        self, comm_group_type: CommGroupType, shards: int, variable_retrieval_mode: VariableRetrievalMode
+    ) -> None:
+        """Raises ``poptorch.Error`` unless all replicas share the parameter: the host has one copy of the model."""
+        if comm_group_type != CommGroupType.All:
+            raise not_available("replicaGrouping", "a host keeps one copy of the weights for all replicas.")
+
+
+class PoplarExecutor:
+    """A model wrapped for running; made by ``trainingModel`` and ``inferenceModel``.
+
+    Attributes that it does not have itself are the wrapped model's, ``parameters()`` and ``state_dict()`` among them.
+    """
+
+    _precompile_hooks: ClassVar[_Hooks] = OrderedDict()
+    _postcompile_hooks: ClassVar[_Hooks] = OrderedDict()
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        options: Optional[Options],
+        training: bool,
+        optimizer: Optional[torch.optim.Optimizer] = None,
+    ) -> None:
+        check_model(model)
+        if options is None:
+            options = Options()
+        elif not isinstance(options, Options):
+            raise InvalidType(f"options: expected a poptorch.Options, got {type(options).__name__}")
+        self._training = training
+        self._user_model = model
+        if training and _is_wrapped(model):
+            raise AlreadyWrapped(
+                "Model has already been wrapped in 'poptorch.trainingModel'. Call model.destroy() on the model to "
+                "unwrap before wrapping again."
+            )
+        options._freeze()
+        self._options = options.clone()
+        self._check_options()
+        # As in PopTorch, a shallow copy runs: it shares parameters and children, not flags like ``training``.
+        self._model = copy.copy(model)
+        self._parser = InputParser(self._model.forward)
+        self._runner: Optional[OptimizerRunner] = None
+        self._compiled: Optional[Inputs] = None
+        self._attached = False
+        self._module_modes: List[Tuple[torch.nn.Module, bool]] = []
+        self._needs_mode = True
+        self._loss_position: Dict[int, int] = {}
+        self._compilation_time = datetime.timedelta()
+        self._times: Dict[str, List[float]] = {"input": [], "input_complete": [], "output": [], "output_complete": []}
+        if training:
+            self._runner = OptimizerRunner(model, self._options._relax_optimizer_checks)
+            self.setOptimizer(SGD(model.parameters(), lr=0.01) if optimizer is None else optimizer)
+        self._options._freeze()
+        if training:
+            _wrap(model, self)
+
+    def _check_options(self) -> None:
+        options = self._options
+        if options.defaultOutputMode():
+            options.outputMode(OutputMode.Final if self._training else OutputMode.All)
+        if not self._training and options.Training.gradient_accumulation != 1:
+            raise InvalidArgument(
+                "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its default value "
+                f"(1) when running a poptorch.inferenceModel(), got {options.Training.gradient_accumulation}. Use "
+                "poptorch.Options().deviceIterations() to process several batches in each run instead."
+            )
+        if self._training and options.Distributed.numProcesses > 1:
+            raise not_available(
+                "training in several processes (Options.Distributed)", "gradients would not be shared between them."
+            )
+        OutputCollector(options)  # the output mode and period fit the device iterations
+        options._replica_of_input()
+
+    # The model and its options.
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The wrapped model."""
+        return self._user_model
+
+    @property
+    def options(self) -> Options:
+        """The options, frozen."""
+        return self._options
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_user_model" not in self.__dict__:
+            raise AttributeError(name)
+        value = getattr(self._user_model, name)
+        if isinstance(value, torch.nn.Parameter):
+            return torch.Tensor._make_subclass(_ModelParameter, value.data, value.requires_grad)
+        return value
+
+    def __repr__(self) -> str:
+        return module_repr(self._user_model)
+
+    def load_state_dict(self, state_dict: Dict[str, Any], strict: bool = True) -> Any:
+        """The model's ``load_state_dict``; the next call runs with the new weights."""
+        return self._user_model.load_state_dict(state_dict, strict)
+
+    def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take over ``optimizer`` and its hyperparameters as they are now.
+
+        Changes of an optimizer, a scheduler's included, count from here on only. A new optimizer of the same kind
+        without a state of its own goes on with the state of the one before. Raises ``poptorch.Error`` for an inference
+        model, a kind of optimizer that PopTorch lacks, and a change of what the compiled model holds constant.
+        """
+        if self._runner is None:
+            raise InvalidArgument("setOptimizer: an inferenceModel has no optimizer")
+        self._runner.set(optimizer, self.isCompiled())
+
+    # Compiling and running.
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Run ``forward`` once on the first micro-batch, as PopTorch traces it, and put the model's state back.
+
+        Raises ``poptorch.Error`` for inputs that do not divide into micro-batches and for a training model without one
+        final loss.
+        """
+        inputs = self._parser(args, kwargs)
+        if self.isCompiled():
+            logger.warning("Call to compile() ignored: the model is already compiled.")
+            return
+        with self._compiling(inputs), self._modes():
+            groups, _ = self._options._replica_of_input()
+            pieces = split(inputs, self._options, groups)
+            buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+            # Some modules keep state in attributes that are replaced, not changed: those are put back as well.
+            attributes = [(module, dict(module.__dict__), dict(module._buffers)) for module in self._model.modules()]
+            with torch.random.fork_rng(devices=[]):
+                self._forward(inputs, [piece[0].clone() for piece in pieces])
+            for module, values, held in attributes:
+                module.__dict__.update(values)
+                module._buffers.update(held)
+            with torch.no_grad():
+                for name, buffer in self._model.named_buffers():
+                    if name in buffers:
+                        buffer.copy_(buffers[name])
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run all micro-batches of the inputs; in training, step the optimizer after each accumulation.
+
+        Takes what ``forward`` takes, dim 0 of every tensor being deviceIterations * gradientAccumulation *
+        replicationFactor micro-batches, and returns what the output mode says.
+        """
+        if self._options.connection_type == ConnectionType.Never:
+            raise InvalidArgument(
+                "Trying to run a model on an offline device (ConnectionType.Never): use model.compile(inputs) instead "
+                "of model(inputs)"
+            )
+        inputs = self._parser(args, kwargs)
+        if self._compiled is not None:
+            check_same(self._compiled, inputs)
+            if not self._attached:
+                self.attachToDevice()
+            with self._modes():
+                return self._run(inputs)
+        with self._compiling(inputs), self._modes():
+            return self._run(inputs)
+
+    @contextlib.contextmanager
+    def _compiling(self, inputs: Inputs) -> Iterator[None]:
+        """Around the first run of ``forward``: compiled afterwards, unless it failed."""
+        if self._options.exists("random_seed"):
+            torch.manual_seed(self._options.random_seed)
+        for hook in list(self._precompile_hooks.values()):
+            hook()
+        self._module_modes = [(module, module.training) for module in self._model.modules()]
+        self._needs_mode = True
+        self._loss_position = {}
+        spec = inputs.spec()
+        parameters = dict(self._model.named_parameters())
+        start = time.perf_counter()
+        try:
+            yield
+            for name, parameter in parameters.items():
+                if dict(self._model.named_parameters()).get(name) is not parameter:
+                    raise Error(
+                        f"Parameter {name} is reassigned within the model when calling the forward method. This is not "
+                        f"supported. Use self.{name}.copy_(src) to change its values."
+                    )
+        finally:
+            for hook in list(self._postcompile_hooks.values()):
+                hook()
+        self._compilation_time = datetime.timedelta(seconds=time.perf_counter() - start)
+        self._compiled = spec
+        self._attached = self._options.connection_type != ConnectionType.Never
+        self._options._execution_strategy._report(
+            self._training, self._options.Training.gradient_accumulation, self._options.device_iterations
+        )
+
+    @contextlib.contextmanager
+    def _modes(self) -> Iterator[None]:
+        """Every module in the mode, training or not, that it was compiled in."""
+        before = [(module, module.training) for module, _ in self._module_modes]
+        for module, training in self._module_modes:
+            module.training = training
+        try:
+            yield
+        finally:
+            for module, training in before:
+                module.training = training
+
+    def _run(self, inputs: Inputs) -> Any:
+        options = self._options
+        groups, group_of_replica = options._replica_of_input()
+        accumulation = options.Training.gradient_accumulation
+        pieces = split(inputs, options, groups)
+        collector = OutputCollector(options)
+        for times in self._times.values():
+            times.clear()
+        if self._runner is not None:
+            self._runner.warn_of_unset_changes()
+        for iteration in range(options.device_iterations):
+            started = time.perf_counter()
+            gradients = _Gradients(self._runner)
+            for step in range(accumulation):
+                for replica, group in enumerate(group_of_replica):
+                    position = (iteration * accumulation + step) * groups + group
+                    outputs, loss = self._forward(inputs, [piece[position] for piece in pieces])
+                    if loss is not None:
+                        gradients.backward(loss)
+                    collector.add(outputs, iteration, step, replica)
+            if self._runner is not None:
+                mean = options.Training.accumulation_and_replication_reduction_type == ReductionType.Mean
+                self._runner.step(gradients.reduced(accumulation * len(group_of_replica) if mean else 1))
+            self._note_times(iteration, started)
+        result = collector.result()
+        for tensor in flatten(result):
+            tensor.backward = refuse_backward  # type: ignore[method-assign]
+        return result
+
+    def _forward(self, inputs: Inputs, tensors: List[torch.Tensor]) -> Tuple[Any, Optional[torch.Tensor]]:
+        """The outputs of one micro-batch, and in training its loss."""
+        args, kwargs = inputs.with_tensors(tensors)
+        Block._manager = self._options._execution_strategy._start()
+        grad_mode = torch.enable_grad() if self._training else torch.no_grad()
+        try:
+            with torch.inference_mode(False), grad_mode, _tracing.tracing(self._training) as trace:
+                mode = _tracing.HostMode(trace)
+                with mode if self._needs_mode else contextlib.nullcontext():
+                    outputs = self._model(*args, **kwargs)
+                loss = self._loss(trace) if self._training else None
+                # The first run shows whether forward needs the mode: an IPU would repeat exactly what it did then.
+                self._needs_mode = self._needs_mode and (mode.acted or (loss is not None and not loss.explicit))
+                return outputs, (loss.tensor if loss is not None else None)
+        finally:
+            Block._manager = None
+
+    def _loss(self, trace: _tracing.Trace) -> _tracing.Loss:
+        count = len(trace.losses)
+        if count not in self._loss_position:
+            self._loss_position[count] = _tracing.find_loss(trace.losses)
+        loss = trace.losses[self._loss_position[count]]
+        if loss.tensor.numel() != 1:
+            raise Error(
+                f"The final loss must be a scalar, got shape {tuple(loss.tensor.shape)}: reduce it, for instance with "
+                "poptorch.identity_loss(loss, 'mean')."
+            )
+        if not loss.tensor.requires_grad:
+            raise Error("The final loss depends on no parameter that requires a gradient: there is nothing to train.")
+        return loss
+
+    # Weights and devices.
+
+    def isCompiled(self) -> bool:
+        """True once compiled, by ``compile`` or the first call, until ``destroy``."""
+        return self._compiled is not None
+
+    def isAttachedToDevice(self) -> bool:
+        """True from compiling until ``detachFromDevice`` or ``destroy``."""
+        return self.isCompiled() and self._attached
+
+    def attachToDevice(self) -> None:
+        """Raises ``poptorch.Error`` where the model is not compiled, is attached already, or may not attach."""
+        self._require_compiled()
+        if self._options.connection_type == ConnectionType.Never:
+            raise InvalidArgument("Trying to attach to an offline device (ConnectionType.Never)")
+        if self._attached:
+            raise Error("Device is already attached")
+        self._attached = True
+
+    def detachFromDevice(self) -> None:
+        """Raises ``poptorch.Error`` where the model is not compiled or not attached. The next call attaches again."""
+        self._require_compiled()
+        if not self._attached:
+            raise Error("Device is not attached")
+        self._attached = False
+
+    def copyWeightsToHostIfNeeded(self) -> bool:
+        """False: the weights on the host are always the current ones."""
+        return False
+
+    def copyWeightsToHost(self) -> None:
+        """Nothing to copy. Raises ``poptorch.Error`` where the model is not compiled."""
+        self._require_compiled()
+
+    def copyWeightsToDevice(self) -> None:
+        """Nothing to copy. Raises ``poptorch.Error`` where the model is not compiled."""
+        self._require_compiled()
+
+    def copyNamedBuffersToDevice(self) -> None:
+        """Nothing to copy. Raises ``poptorch.Error`` where no buffer was named with ``updatableNamedBuffers``."""
+        self._require_compiled()
+        named = self._options._Popart.options.get("updatableNamedBuffers")
+        if named is None:
+            raise Error("No named buffers marked as updatable via updatableNamedBuffers option")
+        missing = sorted(set(named) - {name for name, _ in self._user_model.named_buffers()})
+        if missing:
+            raise InvalidArgument(f"updatableNamedBuffers: the model has no buffers {missing}")
+
+    def destroy(self) -> None:
+        """Forget what was compiled and unwrap the model, which can then be wrapped again."""
+        self._compiled = None
+        self._attached = False
+        self._module_modes = []
+        if self._training:
+            _unwrap(self._user_model)
+
+    def _require_compiled(self) -> None:
+        if not self.isCompiled():
+            raise Error(_NO_EXECUTABLE)
+
+    @property
+    def rng_state(self) -> List[int]:
+        """The seed and the state of the random number generator."""
+        self._require_compiled()
+        return [torch.initial_seed(), *torch.get_rng_state().tolist()]
+
+    @rng_state.setter
+    def rng_state(self, state: List[int]) -> None:
+        self._require_compiled()
+        torch.manual_seed(state[0])
+        torch.set_rng_state(torch.tensor(state[1:], dtype=torch.uint8))
+
+    # Files.
+
+    def save(self, filename: str, export_model: bool = True, save_rng_state: bool = True) -> None:
+        """Write the compiled model to a file for ``poptorch.load`` or, without the model, ``loadExecutable``."""
+        self._require_compiled()
+        _storage.save(self, filename, export_model, save_rng_state)
+
+    def compileAndExport(self, filename: str, *args: Any, export_model: bool = True, **kwargs: Any) -> None:
+        """``compile(*args, **kwargs)``, then ``save(filename, export_model)``."""
+        self.compile(*args, **kwargs)
+        self.save(filename, export_model)
+
+    def loadExecutable(self, filename: str) -> None:
+        """Be compiled as the model in ``filename`` was, without running ``forward``."""
+        data = _storage.read(filename)
+        self._compiled = data["inputs"]
+        self._module_modes = [(module, module.training) for module in self._model.modules()]
+        self._attached = self._options.connection_type != ConnectionType.Never
+
+    # Measurements.
+
+    def compilationTime(self) -> datetime.timedelta:
+        """How long the first run of ``forward`` took."""
+        if not self.isCompiled():
+            raise Error("Please compile the model before obtaining compilation time.")
+        if not self._options._show_compilation_progress_bar:
+            raise Error("Please set showCompilationProgressBar option to obtain compilation time.")
+        return self._compilation_time
+
+    def cycleCount(self) -> int:
+        """Not available: there are no IPU cycles to count."""
+        raise not_available("cycleCount", "cycles can only be counted on IPU hardware.")
+
+    def getTensorNames(self) -> List[str]:
+        """Not available: there is no PopART graph."""
+        raise not_available("getTensorNames", "there is no PopART graph.")
+
+    def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
+        """Not available: there is no PopART graph whose tensors could be anchored."""
+        raise not_available("getAnchoredTensor", "there is no PopART graph; return the tensor from forward instead.")
+
+    def _note_times(self, iteration: int, started: float) -> None:
+        options, ended = self._options, time.perf_counter()
+        self._times["input"].append(started)
+        self._times["input_complete"].append(started)
+        mode, last = options.output_mode, iteration == options.device_iterations - 1
+        if (
+            mode == OutputMode.All
+            or last
+            or (mode == OutputMode.EveryN and (iteration + 1) % options.output_return_period == 0)
+        ):
+            self._times["output"].append(ended)
+            self._times["output_complete"].append(ended)
+
+    def getPerfCounters(self) -> Dict[str, List[List[float]]]:
+        """When inputs were taken and outputs returned in the last call, in seconds, one entry a device iteration."""
+        return {name: [list(times)] for name, times in self._times.items()}
+
+    def getLatency(self) -> Tuple[float, float, float]:
+        """Least, greatest and mean time from inputs to outputs in the last call, in seconds."""
+        starts, ends = self._times["input"], self._times["output_complete"]
+        if not ends:
+            return 0.0, 0.0, 0.0
+        # One output may stand for several device iterations: it is timed from the first of them.
+        every = len(starts) // len(ends)
+        durations = [end - starts[number * every] for number, end in enumerate(ends)]
+        return min(durations), max(durations), sum(durations) / len(durations)
+
+    def getComputeLatency(self) -> Tuple[float, float, float]:
+        """As :meth:`getLatency`: a host has no transfers to take off."""
+        return self.getLatency()
+
+    def getHostIpuLatency(self) -> Tuple[float, float, float]:
+        """Zeros: there is no transfer to a device."""
+        return 0.0, 0.0, 0.0
+
+    def getIpuHostLatency(self) -> Tuple[float, float, float]:
+        """Zeros: there is no transfer from a device."""
+        return 0.0, 0.0, 0.0
+
+
+class _Gradients:
+    """The gradients of one optimizer step, summed over micro-batches in float32 (float64 for such parameters)."""
+
+    def __init__(self, runner: Optional[OptimizerRunner]) -> None:
+        self._scaling = 1.0 if runner is None else runner.loss_scaling
+        self._parameters = [] if runner is None else [p for p in runner.parameters() if p.requires_grad]
+        self._sums: Dict[torch.nn.Parameter, torch.Tensor] = {}
+
+    def backward(self, loss: torch.Tensor) -> None:
+        if not self._parameters:
+            return
+        scale = torch.full_like(loss, self._scaling)
+        gradients = torch.autograd.grad(loss, self._parameters, scale, allow_unused=True)
+        for parameter, gradient in zip(self._parameters, gradients):
+            if gradient is None:
+                continue
+            if parameter in self._sums:
+                self._sums[parameter].add_(gradient)
+            elif gradient.dtype == torch.float16:
+                self._sums[parameter] = gradient.float()
+            else:
+                self._sums[parameter] = gradient.detach().clone()
+
+    def reduced(self, divisor: int) -> Dict[torch.nn.Parameter, torch.Tensor]:
+        factor = 1.0 / (divisor * self._scaling)
+        if factor != 1.0:
+            for total in self._sums.values():
+                total.mul_(factor)
+        return self._sums
+
+
+def _register(hooks: _Hooks, hook: Callable[[], Any]) -> torch.utils.hooks.RemovableHandle:
+    if not callable(hook):
+        raise InvalidType(f"hook: expected a callable, got {hook!r}")
+    handle = torch.utils.hooks.RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
+
+
+def registerPreCompileHook(hook: Callable[[], Any]) -> torch.utils.hooks.RemovableHandle:
+    """Call ``hook()`` before every compilation; ``remove()`` on the result ends that."""
+    return _register(PoplarExecutor._precompile_hooks, hook)
+
+
+def registerPostCompileHook(hook: Callable[[], Any]) -> torch.utils.hooks.RemovableHandle:
+    """Call ``hook()`` after every compilation; ``remove()`` on the result ends that."""
+    return _register(PoplarExecutor._postcompile_hooks, hook)
+
+
+def trainingModel(
+    model: Any, options: Optional[Options] = None, optimizer: Optional[torch.optim.Optimizer] = None
+) -> PoplarExecutor:
+    """Wrap a model for training: every call runs forward, backward and the optimizer.
+
+    ``forward`` computes the loss and normally returns it beside the outputs. ``optimizer`` is one of ``torch.optim`` or
+    ``poptorch.optim`` (default: SGD with a learning rate of 0.01). Raises ``poptorch.Error`` for a model that a
+    ``trainingModel`` wraps already; ``model.destroy()`` undoes that.
+    """
+    if isinstance(model, PoplarExecutor):
+        model = model._user_model
+    return PoplarExecutor(model, options, training=True, optimizer=optimizer)
+
+
+def inferenceModel(model: Any, options: Optional[Options] = None) -> PoplarExecutor:
+    """Wrap a model for inference: every call runs forward, without gradients.
+
+    A model wrapped by ``trainingModel`` can be wrapped for inference as well and shares its weights. Raises
+    ``poptorch.Error`` for options with gradient accumulation.
+    """
+    if isinstance(model, PoplarExecutor):
+        model = model._user_model
+    return PoplarExecutor(model, options, training=False)

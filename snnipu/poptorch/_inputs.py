@@ -1,0 +1,234 @@
+"""The inputs of a call: matched to the parameters of ``forward``, compared with those compiled for, cut up."""
+
+import inspect
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+import torch
+
+from snnipu.poptorch._errors import Error, InvalidArgument, InvalidType
+from snnipu.poptorch._logging import logger
+from snnipu.poptorch._structure import flatten, rebuild
+from snnipu.poptorch.options import Options
+
+_ADVICE = (
+    " The model was compiled for the inputs of its first call. To change them, create a new trainingModel or "
+    "inferenceModel, or call destroy() on this one and try again."
+)
+_DTYPES = (
+    torch.float16,
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+)
+
+
+class TensorSpec:
+    """What a compiled model remembers of a tensor input."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape = tuple(tensor.shape)
+        self.dtype = tensor.dtype
+
+
+class Inputs:
+    """The positional and keyword arguments of one call, each positional one with its parameter's name."""
+
+    def __init__(self, names: List[str], args: List[Any], kwargs: Dict[str, Any]) -> None:
+        self.names = names
+        self.args = args
+        self.kwargs = kwargs
+
+    def tensors(self) -> List[torch.Tensor]:
+        return flatten([self.args, self.kwargs])
+
+    def named_tensors(self) -> Iterator[Tuple[str, torch.Tensor]]:
+        for name, value in [*zip(self.names, self.args), *self.kwargs.items()]:
+            found = flatten(value)
+            for number, tensor in enumerate(found):
+                yield (name if len(found) == 1 else f"{name}[{number}]"), tensor
+
+    def with_tensors(self, tensors: List[torch.Tensor]) -> Tuple[List[Any], Dict[str, Any]]:
+        args, kwargs = rebuild([self.args, self.kwargs], iter(tensors))
+        return args, kwargs
+
+    def spec(self) -> "Inputs":
+        """The same arguments with a :class:`TensorSpec` in place of each tensor."""
+        return Inputs(self.names, [_spec(arg) for arg in self.args], {k: _spec(v) for k, v in self.kwargs.items()})
+
+
+def _spec(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return TensorSpec(value)
+    if isinstance(value, dict):
+        return {key: _spec(element) for key, element in value.items()}
+    if isinstance(value, (list, tuple)):
+        return tuple(_spec(element) for element in value)
+    tensors = flatten(value)
+    return tuple(TensorSpec(tensor) for tensor in tensors) if tensors else value
+
+
+class InputParser:
+    """Matches calls to the signature of ``forward``."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        try:
+            self._parameters = list(inspect.signature(forward).parameters.values())
+        except ValueError:  # no signature to be found, as for some built-in functions
+            kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+            self._parameters = [inspect.Parameter(name, kind) for name, kind in zip(("args", "kwargs"), kinds)]
+        self._warned: Dict[str, bool] = {}
+
+    def __call__(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Inputs:
+        """Raises ``poptorch.Error`` naming a missing, surplus or doubled argument, or one of a type IPUs lack."""
+        names: List[str] = []
+        values: List[Any] = []
+        named: Dict[str, Any] = {}
+        remaining, given = list(args), dict(kwargs)
+        variadic = False
+        for parameter in self._parameters:
+            if parameter.kind == inspect.Parameter.VAR_POSITIONAL:
+                variadic = True
+                names.extend(f"*{parameter.name}[{number}]" for number in range(len(remaining)))
+                values.extend(remaining)
+                remaining = []
+            elif parameter.kind == inspect.Parameter.VAR_KEYWORD:
+                named.update(given)
+                given = {}
+            elif remaining and parameter.kind != inspect.Parameter.KEYWORD_ONLY:
+                if parameter.name in given:
+                    raise InvalidArgument(f"forward: argument {parameter.name!r} was passed twice")
+                names.append(parameter.name)
+                values.append(remaining.pop(0))
+            else:
+                if parameter.name in given:
+                    value = given.pop(parameter.name)
+                elif parameter.default is not inspect.Parameter.empty:
+                    value = parameter.default
+                else:
+                    raise InvalidArgument(f"Mandatory parameter {parameter.name} missing")
+                if variadic or parameter.kind == inspect.Parameter.KEYWORD_ONLY:
+                    named[parameter.name] = value
+                else:
+                    names.append(parameter.name)
+                    values.append(value)
+        known = [parameter.name for parameter in self._parameters]
+        if remaining:
+            raise InvalidArgument(f"Too many arguments: forward takes {known}, got {len(args)} positional arguments")
+        if given:
+            raise InvalidArgument(f"forward: {sorted(given)} are not among its parameters {known}")
+        return self._prepared(Inputs(names, values, named))
+
+    def _prepared(self, inputs: Inputs) -> Inputs:
+        tensors = []
+        for name, tensor in inputs.named_tensors():
+            if tensor.dtype not in _DTYPES:
+                raise InvalidType(f"input {name}: IPUs have no type {tensor.dtype}")
+            if tensor.numel() == 0:
+                raise InvalidArgument(f"input {name}: zero-sized tensors of shape {tuple(tensor.shape)} do not run")
+            if tensor.requires_grad:
+                self._warn_once(
+                    "requires_grad",
+                    f"input {name} has requires_grad=True and is detached: a call runs its own backward",
+                )
+                tensor = tensor.detach()
+            if tensor.device.type != "cpu":
+                tensor = tensor.cpu()
+            tensors.append(tensor)
+        args, kwargs = inputs.with_tensors(tensors)
+        return Inputs(inputs.names, args, kwargs)
+
+    def _warn_once(self, key: str, message: str) -> None:
+        if not self._warned.get(key):
+            self._warned[key] = True
+            logger.warning(message)
+
+
+def check_same(compiled: Inputs, inputs: Inputs) -> None:
+    """Raise ``poptorch.Error`` naming the first input that differs from those that the model was compiled for."""
+    if len(compiled.args) != len(inputs.args):
+        raise InvalidArgument(
+            f"Number of positional arguments mismatch: expected {len(compiled.args)} arguments but got "
+            f"{len(inputs.args)}.{_ADVICE}"
+        )
+    for name, expected, value in zip(compiled.names, compiled.args, inputs.args):
+        _check_value(name, expected, _spec(value))
+    _check_value("named arguments", compiled.kwargs, _spec(inputs.kwargs))
+
+
+def _check_value(name: str, expected: Any, got: Any) -> None:
+    if type(expected) is not type(got):
+        raise InvalidType(
+            f"Type mismatch for {name}: expected {_type_name(expected)} but got {_type_name(got)}.{_ADVICE}"
+        )
+    if isinstance(expected, TensorSpec):
+        if expected.dtype != got.dtype:
+            raise InvalidType(f"Data type mismatch for {name}: expected {expected.dtype} but got {got.dtype}.{_ADVICE}")
+        if expected.shape != got.shape:
+            raise InvalidArgument(f"Shape mismatch for {name}: expected {expected.shape} but got {got.shape}.{_ADVICE}")
+    elif isinstance(expected, tuple):
+        if len(expected) != len(got):
+            raise InvalidArgument(
+                f"Length mismatch for {name}: expected {len(expected)} elements but got {len(got)}.{_ADVICE}"
+            )
+        for number, (old, new) in enumerate(zip(expected, got)):
+            _check_value(f"{name}[{number}]", old, new)
+    elif isinstance(expected, dict):
+        if expected.keys() != got.keys():
+            missing, extra = sorted(expected.keys() - got.keys()), sorted(got.keys() - expected.keys())
+            raise InvalidArgument(f"Keys mismatch for {name}: missing {missing}, unexpected {extra}.{_ADVICE}")
+        for key, old in expected.items():
+            _check_value(key if name == "named arguments" else f"{name}[{key!r}]", old, got[key])
+    elif expected is not got and expected != got:
+        raise InvalidArgument(
+            f"Value mismatch for {name}: expected {expected!r} but got {got!r}: all but tensors is compiled in.{_ADVICE}"
+        )
+
+
+def _type_name(value: Any) -> str:
+    return "torch.Tensor" if isinstance(value, TensorSpec) else type(value).__name__
+
+
+def split(inputs: Inputs, options: Options, groups: int) -> List[List[torch.Tensor]]:
+    """Each input tensor cut along dim 0 into its micro-batches: ``result[input][micro-batch]``.
+
+    Micro-batches are ordered [device iteration, accumulation, input replica group]. 64-bit floats become 32-bit here,
+    at the border. 64-bit integers stay what they are inside the model, since host PyTorch indexes with nothing else.
+    Raises ``poptorch.Error`` naming an input whose dim 0 does not divide.
+    """
+    iterations, accumulation = options.device_iterations, options.Training.gradient_accumulation
+    count = iterations * accumulation * groups
+    pieces = []
+    for name, tensor in inputs.named_tensors():
+        size = tensor.shape[0] if tensor.dim() else 1
+        if size % count:
+            raise InvalidArgument(
+                f"Invalid batch dimension: input {name} of shape {tuple(tensor.shape)} has dim 0 of {size}, which must "
+                f"be a multiple of deviceIterations ({iterations}) * replicationFactor "
+                f"({options.replication_factor}) / input_group_size ({options.input_group_size}) * "
+                f"Training.gradientAccumulation ({accumulation}) = {count}"
+            )
+        if tensor.dtype in (torch.float64, torch.bfloat16):
+            tensor = tensor.float()
+        pieces.append([tensor] if count == 1 else list(tensor.chunk(count)))
+    return pieces
+
+
+def border_output(tensor: torch.Tensor) -> torch.Tensor:
+    """An output as it leaves an IPU: int64 as int32, float64 as float32, no gradient, memory of its own."""
+    dtype: Optional[torch.dtype] = {torch.int64: torch.int32, torch.float64: torch.float32}.get(tensor.dtype)
+    detached = tensor.detach()
+    return detached.clone() if dtype is None else detached.to(dtype)
+
+
+def check_model(model: Any) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidType(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+
+
+__all__ = ["Error", "InputParser", "Inputs", "TensorSpec", "border_output", "check_model", "check_same", "split"]

@@ -1,0 +1,192 @@
+"""The optimizer as a wrapped model knows it: hyperparameters as of ``setOptimizer``, one step per accumulation.
+
+On an IPU the compiled program holds the optimizer. It takes the hyperparameters when the model is wrapped and on every
+``setOptimizer``; what changes in between, a learning rate stepped by a scheduler for one, it does not see.
+"""
+
+import math
+from typing import Any, Dict, List, Optional, Set, Tuple
+
+import torch
+
+from snnipu.poptorch import optim
+from snnipu.poptorch._errors import Error, InvalidArgument, InvalidType
+from snnipu.poptorch._logging import logger
+
+# Kind, and the value at which a torch.optim optimizer's attribute is a constant of the compiled model.
+_ALWAYS = object()
+_CONSTANT_AT: Dict[str, Any] = {
+    "weight_decay": 0.0,
+    "momentum": 0.0,
+    "dampening": 0.0,
+    "eps": 1e-8,
+    "betas": _ALWAYS,
+    "alpha": _ALWAYS,
+    "nesterov": _ALWAYS,
+}
+
+
+def _kind(optimizer: Any) -> str:
+    if isinstance(optimizer, optim.LAMB):
+        return "LAMB"
+    # AdamW first: PyTorch makes it a kind of Adam in its later versions.
+    for name in ("SGD", "AdamW", "Adam", "RMSprop"):
+        if isinstance(optimizer, getattr(torch.optim, name)):
+            return name
+    raise InvalidType(
+        f"optimizer: {type(optimizer).__name__} is not one that PopTorch supports: SGD, Adam, AdamW and RMSprop of "
+        "torch.optim or poptorch.optim, and poptorch.optim.LAMB"
+    )
+
+
+class _Settings:
+    """The hyperparameters of an optimizer at one moment."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.kind = _kind(optimizer)
+        self.groups: List[Dict[str, Any]] = [
+            {name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups
+        ]
+        self.loss_scaling = float(getattr(optimizer, "loss_scaling", 1.0))
+        self.max_grad_norm = float(getattr(optimizer, "max_grad_norm", math.inf))
+        variable = getattr(optimizer, "variable_attrs", None)
+        self.constants: List[Set[str]] = [
+            {name for name, value in group.items() if self._constant(variable, name, value)} for group in self.groups
+        ]
+
+    def _constant(self, variable: Any, name: str, value: Any) -> bool:
+        if variable is not None:
+            return bool(name in variable._allowed and variable.isConstant(name))
+        if name not in _CONSTANT_AT:
+            return False
+        at = 1e-2 if (self.kind, name) == ("AdamW", "weight_decay") else _CONSTANT_AT[name]
+        return at is _ALWAYS or bool(at == value)
+
+    def check_replaces(self, old: "_Settings") -> None:
+        """Raise ``poptorch.Error`` where a compiled model with settings ``old`` cannot take these."""
+        if self.kind != old.kind:
+            raise Error(f"setOptimizer: the model is compiled for {old.kind} and cannot change to {self.kind}")
+        if len(self.groups) != len(old.groups):
+            raise Error(f"setOptimizer: the model is compiled for {len(old.groups)} groups, got {len(self.groups)}")
+        for number, (new, before) in enumerate(zip(self.groups, old.groups)):
+            for name in sorted(old.constants[number]):
+                if name in new and new[name] != before[name]:
+                    raise Error(
+                        f"setOptimizer: {name} of group {number} is a constant of the compiled model: {before[name]} "
+                        f"cannot become {new[name]}. Give it explicitly when creating the poptorch.optim optimizer, or "
+                        f"call optimizer.variable_attrs.markAsVariable({name!r}), before compiling."
+                    )
+
+
+class OptimizerRunner:
+    """Steps the user's optimizer with the hyperparameters of the last ``set``."""
+
+    def __init__(self, model: torch.nn.Module, relax_checks: bool) -> None:
+        self._parameters = {id(parameter) for parameter in model.parameters()}
+        self._relax_checks = relax_checks
+        self._warned: Set[Tuple[int, str]] = set()
+        self.optimizer: Optional[Any] = None
+        self._settings: Optional[_Settings] = None
+
+    def set(self, optimizer: Any, compiled: bool) -> None:
+        """Take over an optimizer and its hyperparameters. A new one without a state goes on with the old one's."""
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise InvalidType(f"optimizer: expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        settings = _Settings(optimizer)
+        if not type(optimizer).__module__.startswith(("torch.optim", "snnipu.poptorch")):
+            logger.warning(
+                "Optimizer %s is a subclass: an IPU runs PopART's own %s, not the subclass's code.",
+                type(optimizer).__name__,
+                settings.kind,
+            )
+        if any(group.get("amsgrad") for group in settings.groups):
+            raise InvalidArgument("optimizer: only non-amsgrad Adam and AdamW are supported; set amsgrad=False")
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in self._parameters:
+                    raise InvalidArgument(
+                        f"optimizer: it holds a parameter of shape {tuple(parameter.shape)} that is not the model's"
+                    )
+        if compiled and self._settings is not None:
+            settings.check_replaces(self._settings)
+            self._warn_of_new_attributes(settings)
+            if optimizer is not self.optimizer and self.optimizer is not None and not optimizer.state:
+                optimizer.state.update(self.optimizer.state)
+        self.optimizer, self._settings = optimizer, settings
+        self._warned.clear()
+
+    def _warn_of_new_attributes(self, settings: _Settings) -> None:
+        assert self._settings is not None
+        for number, (new, old) in enumerate(zip(settings.groups, self._settings.groups)):
+            extra = sorted(set(new) - set(old))
+            if extra and not self._relax_checks:
+                logger.warning("Ignoring unexpected group %d attribute in %s: %s", number, settings.kind, extra)
+
+    @property
+    def loss_scaling(self) -> float:
+        return self._settings.loss_scaling if self._settings else 1.0
+
+    def parameters(self) -> List[torch.nn.Parameter]:
+        assert self.optimizer is not None
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def warn_of_unset_changes(self) -> None:
+        """Say so, once, where the optimizer has changed since the last ``set``: the change does not count."""
+        assert self.optimizer is not None
+        assert self._settings is not None
+        for number, (group, taken) in enumerate(zip(self.optimizer.param_groups, self._settings.groups)):
+            for name, value in taken.items():
+                if name in group and group[name] is not value and group[name] != value:
+                    key = (number, name)
+                    if key not in self._warned:
+                        self._warned.add(key)
+                        logger.warning(
+                            "The optimizer's %s is now %s but training goes on with %s: call setOptimizer(optimizer) "
+                            "on the poptorch model after changing it, or stepping a learning rate scheduler.",
+                            name,
+                            group[name],
+                            value,
+                        )
+
+    def step(self, gradients: Dict[torch.nn.Parameter, torch.Tensor]) -> None:
+        """One update with float32 gradients, which are clipped first. Half parameters are updated in float32."""
+        assert self.optimizer is not None
+        assert self._settings is not None
+        _clip(gradients, self._settings.max_grad_norm)
+        halves = {parameter: parameter.data for parameter in gradients if parameter.dtype == torch.float16}
+        kept = [dict(group) for group in self.optimizer.param_groups]
+        previous = {parameter: parameter.grad for parameter in self.parameters()}
+        try:
+            for group, taken in zip(self.optimizer.param_groups, self._settings.groups):
+                group.update(taken)
+            for parameter in previous:
+                parameter.grad = None
+            for parameter, gradient in gradients.items():
+                if parameter in halves:
+                    parameter.data = halves[parameter].float()
+                    state = self.optimizer.state.get(parameter, {})
+                    state.update({name: value.float() for name, value in state.items() if _is_half(value)})
+                parameter.grad = gradient.to(parameter.dtype)
+            self.optimizer.step()
+        finally:
+            for group, before in zip(self.optimizer.param_groups, kept):
+                group.update(before)
+            for parameter, half in halves.items():
+                parameter.grad = None
+                half.copy_(parameter.data)
+                parameter.data = half
+            for parameter, gradient_before in previous.items():
+                parameter.grad = gradient_before
+
+
+def _is_half(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == torch.float16
+
+
+def _clip(gradients: Dict[torch.nn.Parameter, torch.Tensor], maximum: float) -> None:
+    if math.isinf(maximum) or not gradients:
+        return
+    norm = float(torch.stack([gradient.float().norm() for gradient in gradients.values()]).norm())
+    if norm > maximum:
+        for gradient in gradients.values():
+            gradient.mul_(maximum / norm)

@@ -1,0 +1,81 @@
+"""Which outputs a call returns, and in which order.
+
+One call runs micro-batches in the order [device iteration, accumulation, replica] and returns, by output mode:
+
+========  ================================================================  ===========
+mode      micro-batches                                                     how many
+========  ================================================================  ===========
+All       every one                                                         D * A * R
+EveryN    all of every N-th device iteration                                D / N * A * R
+Final     those of the last accumulation step, one per replica              R
+Sum       their sum over device iterations and accumulation, per replica    R
+========  ================================================================  ===========
+
+They are joined along dim 0, scalars as a 1-D tensor where there is more than one (PopTorch user guide, "Efficient data
+batching", ``outputMode``).
+"""
+
+from typing import Any, List, Optional
+
+import torch
+
+from snnipu.poptorch._errors import Error, InvalidArgument
+from snnipu.poptorch._inputs import border_output
+from snnipu.poptorch._structure import flatten, rebuild
+from snnipu.poptorch.enums import OutputMode
+from snnipu.poptorch.options import Options
+
+
+class OutputCollector:
+    """Takes the outputs of micro-batches one after another, keeping no more than will be returned."""
+
+    def __init__(self, options: Options) -> None:
+        self._mode = OutputMode(options.output_mode)
+        self._period = options.output_return_period
+        self._iterations = options.device_iterations
+        self._accumulation = options.Training.gradient_accumulation
+        self._replicas = options.replication_factor
+        if self._mode == OutputMode.EveryN and self._iterations % self._period:
+            raise InvalidArgument(
+                f"outputMode: EveryN needs an output_return_period that divides deviceIterations "
+                f"({self._iterations}), got {self._period}"
+            )
+        self._structure: Any = None
+        self._count: Optional[int] = None
+        self._kept: List[List[torch.Tensor]] = []  # by micro-batch (Sum, Final: by replica), then by output
+
+    def add(self, outputs: Any, iteration: int, accumulation: int, replica: int) -> None:
+        """The outputs of one micro-batch. Raises ``poptorch.Error`` where there are more or fewer than before."""
+        tensors = [border_output(tensor) for tensor in flatten(outputs)]
+        if self._count is None:
+            self._structure, self._count = outputs, len(tensors)
+        elif len(tensors) != self._count:
+            raise Error(f"forward returned {len(tensors)} tensors after {self._count}: an IPU runs one fixed graph")
+        if self._mode == OutputMode.Sum:
+            if len(self._kept) <= replica:
+                self._kept.append(tensors)
+            else:
+                self._kept[replica] = [old + new for old, new in zip(self._kept[replica], tensors)]
+        elif self._keeps(iteration, accumulation):
+            self._kept.append(tensors)
+
+    def _keeps(self, iteration: int, accumulation: int) -> bool:
+        if self._mode == OutputMode.All:
+            return True
+        if self._mode == OutputMode.EveryN:
+            return (iteration + 1) % self._period == 0
+        return iteration == self._iterations - 1 and accumulation == self._accumulation - 1
+
+    def result(self) -> Any:
+        """What the call returns, in the structure that ``forward`` returned."""
+        return rebuild(self._structure, iter([self._join(list(pieces)) for pieces in zip(*self._kept)]))
+
+    @staticmethod
+    def _join(pieces: List[torch.Tensor]) -> torch.Tensor:
+        if len(pieces) == 1:
+            return pieces[0]
+        if pieces[0].dim() == 0:
+            return torch.stack(pieces)
+        if any(piece.shape != pieces[0].shape for piece in pieces):
+            raise Error(f"outputs of micro-batches differ in shape: {sorted({tuple(piece.shape) for piece in pieces})}")
+        return torch.cat(pieces)

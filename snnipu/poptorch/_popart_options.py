@@ -1,0 +1,92 @@
+"""``Options._Popart``: settings of a PopART session. Checked by name and kind, and kept; a host has no session."""
+
+import copy
+from typing import Any, Dict
+
+from snnipu.poptorch._errors import FrozenOptions, InvalidArgument, InvalidType, check_int, suggestion
+
+_BOOLS = """
+aliasZeroCopy automaticLossScalingSettings.enabled batchSerializationSettings.concatOnVirtualGraphChange compileEngine
+constantWeights decomposeGradSum delayVarUpdates disableGradAccumulationTensorStreams
+disableOptimizerStateTensorStreams dotOpNames enableDistributedReplicatedGraphs enableEngineCaching enableExplicitIR
+enableExplicitMainLoops enableFloatingPointChecks enableFullyConnectedPass enableGradientAccumulation
+enableInplaceAmbiguityChecking enableLoadAndOffloadRNGState enableMergeExchange enableNonStableSoftmax enableOutlining
+enableOutliningCopyCostPruning enablePipelining enablePrefetchDatastreams enableReplicatedGraphs
+enableSerializedMatmuls enableStableNorm enableStochasticRounding enableSupportedDataTypeCasting
+ensureFp32LossScaleTensor explicitRecomputation exportPoplarComputationGraph exportPoplarVertexGraph groupHostSync
+groupNormStridedChannelGrouping instrumentWithHardwareCycleCounter opxAliasChecking opxModifyChecking
+rearrangeAnchorsOnHost rearrangeStreamsOnHost scheduleNonWeightUpdateGradientConsumersEarly separateCallOpPdfs
+strictOpVersions useHostCopyOps
+"""
+_NUMBERS = """
+accumulationFactor autoRecomputation automaticLossScalingSettings.binEdgeLocation
+automaticLossScalingSettings.updatePeriod batchSerializationSettings.factor compilationProgressTotal
+defaultBufferingDepth defaultPrefetchBufferingDepth executionPhaseSettings.phases executionPhaseSettings.stages
+finalDotOp firstDotOp globalReplicaOffset globalReplicationFactor looseThresholdAtPeak mergeVarUpdate
+mergeVarUpdateMemThreshold numIOTiles outlineSequenceBreakCost outlineThreshold patterns_level subgraphCopyingStrategy
+swapLimitScheduler syntheticDataMode timeLimitScheduler transitiveClosureOptimizationThreshold virtualGraphMode
+"""
+_STRINGS = """
+cachePath customCodeletCompileFlags kahnTieBreaker logDir partialsTypeMatMuls saveInitializersToFile
+serializedPoprithmsShiftGraphsDir
+"""
+_CONTAINERS = """
+convolutionOptions customCodelets dotChecks engineOptions gclOptions hardwareInstrumentations lstmOptions matmulOptions
+patterns reportOptions updatableNamedBuffers
+"""
+
+# name -> (what to call the kind, accepted types)
+_KINDS = {
+    **dict.fromkeys(_BOOLS.split(), ("True or False", (bool, int))),
+    **dict.fromkeys(_NUMBERS.split(), ("a number", (int, float))),
+    **dict.fromkeys(_STRINGS.split(), ("a str", (str,))),
+    **dict.fromkeys(_CONTAINERS.split(), ("a list, set or dict", (list, tuple, set, dict))),
+}
+
+
+class _PopartOptions:
+    """Session options by PopART's names; enumerations are given as their integers.
+
+    Raises ``poptorch.Error`` naming an unknown option at once; PopTorch itself does so when it compiles.
+    """
+
+    def __init__(self) -> None:
+        self._is_frozen = False
+        self.options: Dict[str, Any] = {}
+        self.set("instrumentWithHardwareCycleCounter", False)
+        self.set("rearrangeAnchorsOnHost", False)
+
+    def checkIsFrozen(self) -> None:
+        if self._is_frozen:
+            raise FrozenOptions("Can't modify frozen Options: _Popart belongs to a model or a DataLoader already")
+
+    def set(self, key: str, value: Any) -> "_PopartOptions":
+        """Set one session option; returns self."""
+        self.checkIsFrozen()
+        if key not in _KINDS:
+            raise InvalidArgument(f"_Popart.set: unknown PopART option {key!r}{suggestion(str(key), _KINDS)}")
+        kind, types = _KINDS[key]
+        if not isinstance(value, types):
+            raise InvalidType(f"_Popart.set({key!r}): expected {kind}, got {value!r} of type {type(value).__name__}")
+        self.options[key] = value
+        return self
+
+    def setEngineOptions(self, engine_options: Dict[str, str]) -> "_PopartOptions":
+        """Options of the Poplar engine; returns self."""
+        return self.set("engineOptions", engine_options)
+
+    def setPatterns(self, patterns: Dict[str, bool], level: int = 2) -> "_PopartOptions":
+        """Turn PopART's graph patterns on or off; returns self."""
+        if not isinstance(patterns, dict):
+            raise InvalidType(f"_Popart.setPatterns: expected a dict of names to True or False, got {patterns!r}")
+        self.set("patterns_level", check_int(level, "_Popart.setPatterns: level"))
+        return self.set("patterns", patterns)
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> "_PopartOptions":
+        copied = type(self)()
+        memo[id(self)] = copied
+        copied.options = copy.deepcopy(self.options, memo)
+        return copied
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.options.items())})"

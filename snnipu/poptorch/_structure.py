@@ -1,0 +1,82 @@
+"""Tensors inside tuples, lists, dictionaries and types of the user's own, taken out and put back in order."""
+
+import abc
+from typing import Any, Callable, Dict, Iterator, List, Optional, Type
+
+import torch
+
+from snnipu.poptorch._errors import InvalidType
+
+
+class ICustomArgParser(abc.ABC):
+    """How to take the tensors out of a type that PopTorch does not know (PopTorch user guide, "Custom arguments")."""
+
+    @abc.abstractmethod
+    def yieldTensors(self, struct: Any) -> Any:
+        """Yield every tensor of ``struct``, always in the same order."""
+
+    @abc.abstractmethod
+    def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[torch.Tensor]) -> Any:
+        """A copy of ``original_structure`` with its tensors taken from ``tensor_iterator`` in that order."""
+
+
+_parsers: Dict[Type[Any], ICustomArgParser] = {}
+
+
+def registerCustomArgParser(arg_data_type: Type[Any], arg_parser: Optional[ICustomArgParser]) -> None:
+    """Use ``arg_parser`` for inputs and outputs of ``arg_data_type``; None removes the one in use."""
+    if arg_parser is None:
+        _parsers.pop(arg_data_type, None)
+    elif isinstance(arg_parser, ICustomArgParser):
+        _parsers[arg_data_type] = arg_parser
+    else:
+        raise InvalidType(f"registerCustomArgParser: arg_parser must be an ICustomArgParser, got {arg_parser!r}")
+
+
+def _parser_of(value: Any) -> Optional[ICustomArgParser]:
+    if type(value) in _parsers:
+        return _parsers[type(value)]
+    return next((parser for kind, parser in _parsers.items() if isinstance(value, kind)), None)
+
+
+def flatten(structure: Any) -> List[torch.Tensor]:
+    """The tensors of ``structure`` in order; what is no tensor is left out."""
+    if isinstance(structure, torch.Tensor):
+        return [structure]
+    parser = _parser_of(structure) if _parsers else None
+    if parser is not None:
+        return list(parser.yieldTensors(structure))
+    if isinstance(structure, dict):
+        return [tensor for value in structure.values() for tensor in flatten(value)]
+    if isinstance(structure, (list, tuple)):
+        return [tensor for value in structure for tensor in flatten(value)]
+    return []
+
+
+def rebuild(structure: Any, tensors: Iterator[torch.Tensor]) -> Any:
+    """A copy of ``structure`` whose tensors are taken from ``tensors`` in the order of :func:`flatten`."""
+    if isinstance(structure, torch.Tensor):
+        return next(tensors)
+    parser = _parser_of(structure) if _parsers else None
+    if parser is not None:
+        return parser.reconstruct(structure, tensors)
+    if isinstance(structure, dict):
+        values = {key: rebuild(value, tensors) for key, value in structure.items()}
+        return values if type(structure) is dict else _same_mapping(structure, values)
+    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
+        return type(structure)(*(rebuild(value, tensors) for value in structure))
+    if isinstance(structure, (list, tuple)):
+        return type(structure)(rebuild(value, tensors) for value in structure)
+    return structure
+
+
+def _same_mapping(structure: Any, values: Dict[Any, Any]) -> Any:
+    try:
+        return type(structure)(values)
+    except TypeError:  # a mapping built from keyword arguments, such as a dataclass
+        return type(structure)(**values)
+
+
+def map_tensors(structure: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """``structure`` with ``function`` applied to each of its tensors."""
+    return rebuild(structure, iter([function(tensor) for tensor in flatten(structure)]))

@@ -1,0 +1,246 @@
+"""What surrounds a model's ``forward`` while a wrapper runs it.
+
+On an IPU ``forward`` runs once, to be traced; here it runs for every micro-batch. While it does,
+
+* ``isRunningOnIpu()`` is true;
+* ``identity_loss`` and PyTorch's own loss functions leave a mark on their results, from which the loss is found;
+* operands that host PyTorch refuses to mix are brought to one type, as an IPU compiler does: half with float becomes
+  float, int32 indices become int64; half matrix products and convolutions compute in float and round their result;
+* ``device="ipu"`` means this host.
+
+``set_execution_hook`` lets another executor (an IPU model) take over custom operators while ``forward`` runs.
+"""
+
+import contextlib
+import threading
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from snnipu.poptorch._errors import Error
+from snnipu.poptorch._structure import flatten, map_tensors
+
+# The functions that become a loss of the graph in PopTorch; all others need identity_loss.
+_LOSS_NAMES = """
+binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cross_entropy ctc_loss hinge_embedding_loss
+kl_div l1_loss margin_ranking_loss mse_loss nll_loss poisson_nll_loss smooth_l1_loss soft_margin_loss
+triplet_margin_loss
+"""
+_PRODUCT_NAMES = """
+addmm addmv addbmm baddbmm bilinear bmm chain_matmul conv1d conv2d conv3d conv_transpose1d conv_transpose2d
+conv_transpose3d convolution dot einsum inner linear matmul mm mv tensordot __matmul__ __rmatmul__
+"""
+
+
+def _functions(names: str) -> Set[Any]:
+    places = (F, torch, torch.Tensor, torch._C._nn)
+    return {getattr(place, name) for name in names.split() for place in places if hasattr(place, name)}
+
+
+_LOSSES = _functions(_LOSS_NAMES)
+_PRODUCTS = _functions(_PRODUCT_NAMES)
+_FLOATS = (torch.float16, torch.float32, torch.float64)
+
+_state = threading.local()
+
+
+class Loss(NamedTuple):
+    """A tensor marked as a loss, with the gradient function it had then."""
+
+    tensor: torch.Tensor
+    function: Any
+    explicit: bool  # by identity_loss, not by a loss function of PyTorch's
+
+
+class Trace:
+    """One run of ``forward``: its mode (training or not) and the losses marked so far."""
+
+    def __init__(self, training: bool) -> None:
+        self.training = training
+        self.losses: List[Loss] = []
+
+    def mark_loss(self, tensor: torch.Tensor, explicit: bool) -> None:
+        self.losses.append(Loss(tensor, tensor.grad_fn, explicit))
+
+
+def current() -> Optional[Trace]:
+    """The run of ``forward`` that is under way in this thread, or None."""
+    return getattr(_state, "trace", None)
+
+
+def isRunningOnIpu() -> bool:
+    """True while a PopTorch wrapper runs a model's ``forward``; false everywhere else.
+
+    On an IPU it is true while the model is traced, which is the only time that ``forward`` runs. Here ``forward`` runs
+    for every micro-batch, and it is true each time, so that a model takes the branch it would take on an IPU.
+    """
+    return current() is not None
+
+
+@contextlib.contextmanager
+def tracing(training: bool) -> Iterator[Trace]:
+    """The context in which a wrapper runs ``forward``."""
+    before = current()
+    trace = Trace(training)
+    _state.trace = trace
+    try:
+        yield trace
+    finally:
+        _state.trace = before
+
+
+ExecutionHook = Callable[[str, str, int, List[torch.Tensor], Dict[str, Any]], Optional[List[torch.Tensor]]]
+_execution_hook: Optional[ExecutionHook] = None
+
+
+def set_execution_hook(hook: Optional[ExecutionHook]) -> Optional[ExecutionHook]:
+    """Let ``hook(name, domain, version, inputs, attributes)`` run custom operators inside wrappers; None: nobody.
+
+    The hook returns the outputs, or None to leave the operator to the registry of Python implementations. Returns the
+    hook that was set before.
+    """
+    global _execution_hook
+    before, _execution_hook = _execution_hook, hook
+    return before
+
+
+def execution_hook() -> Optional[ExecutionHook]:
+    return _execution_hook
+
+
+class HostMode(TorchFunctionMode):
+    """Sees every PyTorch call inside ``forward``; ``acted`` tells whether the types or device of any had to change."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self._trace = trace
+        self.acted = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _LOSSES:
+            result = self._run(func, args, kwargs)
+            if self._trace.training and isinstance(result, torch.Tensor):
+                self._trace.mark_loss(result, explicit=False)
+            return result
+        if func in _PRODUCTS:
+            tensors = flatten([args, kwargs])
+            if any(tensor.dtype == torch.float16 for tensor in tensors):
+                self.acted = True
+                return _in_float(func, args, kwargs, tensors)
+        return self._run(func, args, kwargs)
+
+    def _run(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except (RuntimeError, NotImplementedError, IndexError):
+            on_host = _on_host(args, kwargs)
+            if on_host is not None:
+                self.acted = True
+                return self._run(func, *on_host)
+            retyped = _retyped(func, args, kwargs)
+            if retyped is None:
+                raise
+            try:
+                result = retyped()
+            except (RuntimeError, NotImplementedError, IndexError):
+                retyped = None
+            if retyped is None:
+                raise
+            self.acted = True
+            return result
+
+
+def _in_float(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], tensors: List[torch.Tensor]) -> Any:
+    """A product in float; its result in half only where no operand was wider."""
+    all_half = all(tensor.dtype == torch.float16 for tensor in tensors if tensor.is_floating_point())
+    result = func(*_cast(args, torch.float16, torch.float32), **_cast(kwargs, torch.float16, torch.float32))
+    return result.half() if all_half else result
+
+
+def _cast(structure: Any, old: torch.dtype, new: torch.dtype) -> Any:
+    return map_tensors(structure, lambda tensor: tensor.to(new) if tensor.dtype == old else tensor)
+
+
+def _retyped(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Callable[[], Any]]:
+    """A second try of a call that failed, with the types of its operands brought together; None where they agree."""
+    name = getattr(func, "__name__", "")
+    if name.endswith("_") and not name.endswith("__"):
+        return None  # an operation in place must not work on a copy
+    tensors = flatten([args, kwargs])
+    floats = {tensor.dtype for tensor in tensors if tensor.dtype in _FLOATS}
+    casts = []
+    if len(floats) > 1 or torch.float16 in floats:
+        widest = torch.float64 if torch.float64 in floats else torch.float32
+        casts += [(dtype, widest) for dtype in floats if dtype != widest]
+    if any(tensor.dtype == torch.int32 for tensor in tensors):
+        casts.append((torch.int32, torch.int64))
+    if not casts:
+        return None
+
+    def retry() -> Any:
+        new_args, new_kwargs = args, kwargs
+        for old, new in casts:
+            new_args, new_kwargs = _cast(new_args, old, new), _cast(new_kwargs, old, new)
+        result = func(*new_args, **new_kwargs)
+        return _cast(result, torch.float32, torch.float16) if floats == {torch.float16} else result
+
+    return retry
+
+
+def _on_host(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Tuple[Tuple[Any, ...], Dict[str, Any]]]:
+    """The call with the device "ipu" replaced by this host; None where it names no IPU."""
+    if not any(_is_ipu(value) for value in (*args, *kwargs.values())):
+        return None
+    new_args = tuple("cpu" if _is_ipu(value) else value for value in args)
+    return new_args, {name: "cpu" if _is_ipu(value) else value for name, value in kwargs.items()}
+
+
+def _is_ipu(value: Any) -> bool:
+    if isinstance(value, torch.device):
+        return value.type == "ipu"
+    return isinstance(value, str) and (value == "ipu" or value.startswith("ipu:"))
+
+
+def find_loss(losses: List[Loss]) -> int:
+    """The position of the one loss on which no other loss is built.
+
+    Raises ``poptorch.Error`` where there is none, or more than one (PopTorch user guide, "Multiple/custom losses").
+    """
+    if not losses:
+        raise Error(
+            "Couldn't find a loss in graph: a trainingModel's forward must compute one with a torch.nn loss, or mark "
+            "it with poptorch.identity_loss(loss, reduction)."
+        )
+    if len(losses) == 1:
+        return 0
+    positions = {loss.function: number for number, loss in enumerate(losses) if loss.function is not None}
+    consumed: Set[int] = set()
+    for loss in losses:
+        consumed |= _ancestors(loss.function, positions)
+    final = [number for number in range(len(losses)) if number not in consumed]
+    if len(final) != 1:
+        raise Error(
+            f"Multiple independent losses found in graph ({len(final)} of {len(losses)}). Graph must have one final "
+            "loss. Combine them and wrap the final loss in poptorch.identity_loss."
+        )
+    return final[0]
+
+
+def _ancestors(function: Any, positions: Dict[Any, int]) -> Set[int]:
+    found: Set[int] = set()
+    seen = {function}
+    stack = [parent for parent, _ in function.next_functions] if function is not None else []
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node in positions:
+            found.add(positions[node])
+        stack.extend(parent for parent, _ in node.next_functions)
+    return found

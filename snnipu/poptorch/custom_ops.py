@@ -1,0 +1,113 @@
+"""Custom operators: which Python function stands for a PopART operator on a host.
+
+On an IPU, ``poptorch.custom_op`` names an operator that a shared library registered with PopART. A host has no PopART:
+it looks the name up here. snnipu's own operators find their implementation on first use.
+"""
+
+import importlib
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from snnipu.poptorch import _tracing
+from snnipu.poptorch._errors import Error, InvalidArgument, InvalidType, check_int, check_str
+
+# (inputs, attributes) -> outputs
+HostImplementation = Callable[[List[torch.Tensor], Dict[str, Any]], Sequence[torch.Tensor]]
+
+_registry: Dict[Tuple[str, str, int], HostImplementation] = {}
+
+# Operators of snnipu: name -> "module:function", imported on first use. The function is a HostImplementation.
+DOMAIN = "ai.snnipu"
+_LAZY: Dict[Tuple[str, str, int], str] = {
+    ("LifSequence", DOMAIN, 1): "snnipu.ops.lif_sequence:popart_implementation",
+}
+
+
+def register(name: str, domain: str, domain_version: int, implementation: HostImplementation) -> None:
+    """Run ``implementation(inputs, attributes)`` for ``custom_op(inputs, name, domain, domain_version, ...)``.
+
+    It returns the outputs in order and is differentiable where the operator has a gradient.
+    """
+    if not callable(implementation):
+        raise InvalidType(f"register: implementation of {domain}.{name} must be callable, got {implementation!r}")
+    _registry[check_str(name, "name"), check_str(domain, "domain"), check_int(domain_version, "domain_version", 1)] = (
+        implementation
+    )
+
+
+def unregister(name: str, domain: str, domain_version: int) -> None:
+    """Forget an implementation; nothing happens where there is none."""
+    _registry.pop((name, domain, domain_version), None)
+
+
+def registered() -> List[str]:
+    """The operators that ``custom_op`` can run here, as ``domain.name:version``."""
+    return sorted({f"{domain}.{name}:{version}" for name, domain, version in [*_registry, *_LAZY]})
+
+
+def _implementation(name: str, domain: str, version: int) -> HostImplementation:
+    key = (name, domain, version)
+    if key not in _registry and key in _LAZY:
+        module_name, function = _LAZY[key].split(":")
+        try:
+            _registry[key] = getattr(importlib.import_module(module_name), function)
+        except (ImportError, AttributeError) as error:
+            raise Error(f"custom_op: {domain}.{name} has no implementation for this machine: {error}") from error
+    if key not in _registry:
+        raise Error(
+            f"custom_op: no operator {name!r} of domain {domain!r}, version {version}, on this machine. Operators that "
+            f"a shared library registers with PopART need PopTorch itself. Here: {', '.join(registered())}."
+        )
+    return _registry[key]
+
+
+def _check_attributes(attributes: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+    scalars = (float, int, str)
+    for key, value in (attributes or {}).items():
+        if not isinstance(key, str):
+            raise InvalidType(f"custom_op: attribute names are strings, got {key!r}")
+        elements = list(value) if isinstance(value, (list, tuple)) else [value]
+        if not all(isinstance(element, scalars) for element in elements):
+            raise InvalidType(
+                f"custom_op: attribute {key!r} must be a float, int, str or a list of them, got {value!r}"
+            )
+        if any(type(element) is not type(elements[0]) for element in elements):
+            raise InvalidType(f"custom_op: the elements of attribute {key!r} must be of one type, got {value!r}")
+        for text in [key, *elements]:
+            if isinstance(text, str) and not text.isascii():
+                raise InvalidArgument(f"custom_op: {text!r} contains non-ASCII characters")
+    return dict(attributes or {})
+
+
+def custom_op(
+    inputs: Sequence[torch.Tensor],
+    name: str,
+    domain: str,
+    domain_version: int,
+    example_outputs: Sequence[torch.Tensor],
+    attributes: Optional[Dict[str, Any]] = None,
+) -> List[torch.Tensor]:
+    """Apply a custom operator (PopTorch user guide, "Creating custom operators"); returns its outputs.
+
+    ``example_outputs`` give the number, shapes and types of the outputs; their values do not matter. Raises
+    ``poptorch.Error`` for an operator that this machine does not have, for malformed attributes, and where the outputs
+    are not what ``example_outputs`` promise.
+    """
+    for number, tensor in enumerate(inputs):
+        if not isinstance(tensor, torch.Tensor):
+            raise InvalidType(f"custom_op: inputs[{number}] must be a torch.Tensor, got {type(tensor).__name__}")
+    checked = _check_attributes(attributes)
+    hook = _tracing.execution_hook() if _tracing.isRunningOnIpu() else None
+    outputs = hook(name, domain, domain_version, list(inputs), checked) if hook is not None else None
+    if outputs is None:
+        outputs = list(_implementation(name, domain, domain_version)(list(inputs), checked))
+    if len(outputs) != len(example_outputs):
+        raise Error(f"custom_op: {domain}.{name} has {len(outputs)} outputs, example_outputs {len(example_outputs)}")
+    for number, (output, example) in enumerate(zip(outputs, example_outputs)):
+        if output.shape != example.shape or output.dtype != example.dtype:
+            raise Error(
+                f"custom_op: output {number} of {domain}.{name} is {tuple(output.shape)} {output.dtype}, "
+                f"example_outputs[{number}] {tuple(example.shape)} {example.dtype}"
+            )
+    return outputs

@@ -1,0 +1,414 @@
+"""``poptorch.optim``: PyTorch's optimizers with PopTorch's extra arguments, and LAMB.
+
+The update rules are PyTorch's (PopTorch user guide, "Optimizers"). What the extra arguments do here:
+
+* ``loss_scaling`` multiplies the loss before the backward pass and divides the gradients before the update;
+* ``max_grad_norm`` scales the gradients of all parameters so that their common L2 norm is at most that;
+* ``bias_correction=False`` (AdamW, LAMB) leaves out the correction for the first steps;
+* ``use_tf_variant`` (RMSprop): the average of squared gradients starts at one, ``eps`` is under the root and the
+  learning rate is inside the momentum;
+* ``max_weight_norm`` (LAMB) bounds the weight norm in the trust ratio; None: 65500, as PopTorch has it;
+* ``accum_type``, ``velocity_accum_type``, ``first_order_momentum_accum_type``, ``second_order_momentum_accum_type``,
+  ``velocity_scaling`` and ``use_combined_accum`` say how an IPU stores what it accumulates: checked and kept; a host
+  stores it in float32.
+
+An argument left out is a constant of the compiled model: ``setOptimizer`` then refuses to change it, unless
+``optimizer.variable_attrs.markAsVariable(name)`` was called before compiling.
+"""
+
+import math
+from typing import Any, Callable, Dict, Iterable, Optional, Tuple
+
+import torch
+
+from snnipu.poptorch._errors import InvalidArgument, InvalidState, InvalidType, check_bool
+from snnipu.poptorch._logging import logger
+
+__all__ = ["LAMB", "SGD", "Adam", "AdamW", "Optimizer", "RMSprop", "VariableAttributes"]
+
+
+class VariableAttributes:
+    """Which attributes of an optimizer may change after the model is compiled."""
+
+    def __init__(self, variable_attributes: Iterable[str], allowed_attributes: Iterable[str]) -> None:
+        self._variable = set(variable_attributes)
+        self._allowed = set(allowed_attributes)
+
+    def isConstant(self, attr: str) -> bool:
+        """True where ``attr`` may not change."""
+        return attr not in self._variable
+
+    def markAsConstant(self, attr: str) -> None:
+        """``attr`` may not change."""
+        self._variable.discard(self._known(attr))
+
+    def markAsVariable(self, attr: str) -> None:
+        """``attr`` may change."""
+        self._variable.add(self._known(attr))
+
+    def _known(self, attr: str) -> str:
+        if attr not in self._allowed:
+            raise InvalidArgument(f"variable_attrs: unknown attribute {attr!r}, known: {sorted(self._allowed)}")
+        return attr
+
+
+def _dtype(value: Optional[torch.dtype], name: str) -> torch.dtype:
+    if value is None:
+        return torch.float32
+    if value not in (torch.float16, torch.float32):
+        raise InvalidArgument(f"{name}: expected torch.float32 or torch.float16, got {value!r}")
+    return value
+
+
+def _positive(value: Optional[float], name: str, default: float) -> float:
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidType(f"{name}: expected a number, got {value!r} of type {type(value).__name__}")
+    if not value > 0:
+        raise InvalidArgument(f"{name}: expected a number above 0, got {value}")
+    return float(value)
+
+
+def _given(**arguments: Any) -> Dict[str, Any]:
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+class Optimizer:
+    """What PopTorch adds to PyTorch's optimizers."""
+
+    # Attributes kept beside PyTorch's defaults, groups and state.
+    _extras: Tuple[str, ...] = ()
+
+    def _set_extras(self, given: Iterable[str], **extras: Any) -> None:
+        for name, value in extras.items():
+            setattr(self, name, value)
+        self._extras = tuple(extras)
+        self.variable_attrs = VariableAttributes(given, [*self.defaults, "loss_scaling"])  # type: ignore[attr-defined]
+
+    def state_dict(self) -> Dict[str, Any]:
+        """PyTorch's state, with PopTorch's ``ipu_state`` and ``ipu_param`` beside it (None before the first step)."""
+        state = torch.optim.Optimizer.state_dict(self)  # type: ignore[arg-type]
+        tensors = {
+            f"{name}___{number}": value
+            for number, entry in state["state"].items()
+            for name, value in entry.items()
+            if isinstance(value, torch.Tensor)
+        }
+        parameters = {
+            f"{name}___{number}": torch.tensor(float(value))
+            for number, group in enumerate(state["param_groups"])
+            for name, value in group.items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
+        }
+        ran = bool(state["state"])
+        return {"ipu_state": tensors if ran else None, "ipu_param": parameters if ran else None, **state}
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """Load what :meth:`state_dict` gave. Raises ``poptorch.Error`` for an empty or a plain PyTorch state."""
+        if not state:
+            raise InvalidState("load_state_dict: cannot load the optimizer's state because it is empty")
+        if "ipu_state" not in state or "ipu_param" not in state:
+            raise InvalidState(
+                "load_state_dict: only the state of a poptorch.optim optimizer can be loaded; this one has no "
+                "'ipu_state' and 'ipu_param'"
+            )
+        pytorch = {name: value for name, value in state.items() if name not in ("ipu_state", "ipu_param")}
+        torch.optim.Optimizer.load_state_dict(self, pytorch)  # type: ignore[arg-type]
+
+    def has_state(self) -> bool:
+        """True once a step has been taken or a state been loaded."""
+        return bool(self.state)  # type: ignore[attr-defined]
+
+    def __getstate__(self) -> Dict[str, Any]:
+        state: Dict[str, Any] = torch.optim.Optimizer.__getstate__(self)  # type: ignore[arg-type]
+        kept = ("_extras", "variable_attrs", *self._extras)
+        return {**state, **{name: self.__dict__[name] for name in kept if name in self.__dict__}}
+
+
+class SGD(Optimizer, torch.optim.SGD):
+    """``torch.optim.SGD`` with PopTorch's arguments."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        momentum: Optional[float] = None,
+        dampening: Optional[float] = None,
+        weight_decay: Optional[float] = None,
+        nesterov: Optional[bool] = None,
+        maximize: Optional[bool] = None,
+        foreach: Optional[bool] = None,
+        differentiable: Optional[bool] = None,
+        loss_scaling: Optional[float] = None,
+        velocity_scaling: Optional[float] = None,
+        use_combined_accum: Optional[bool] = None,
+        accum_type: Optional[torch.dtype] = None,
+        velocity_accum_type: Optional[torch.dtype] = None,
+        max_grad_norm: Optional[float] = None,
+    ) -> None:
+        given = _given(
+            lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov,
+            maximize=maximize, foreach=foreach, differentiable=differentiable,
+        )  # fmt: skip
+        torch.optim.SGD.__init__(self, params, **given)
+        combined = False if use_combined_accum is None else check_bool(use_combined_accum, "use_combined_accum")
+        scaling = _positive(velocity_scaling, "velocity_scaling", 1.0)
+        if combined:
+            self.defaults["velocity_scaling"] = scaling
+            for group in self.param_groups:
+                group.setdefault("velocity_scaling", scaling)
+        elif velocity_scaling is not None:
+            logger.warning("SGD: velocity_scaling has no effect without use_combined_accum=True.")
+        self._set_extras(
+            [*given, *_given(loss_scaling=loss_scaling, velocity_scaling=velocity_scaling)],
+            loss_scaling=_positive(loss_scaling, "loss_scaling", 1.0),
+            use_combined_accum=combined,
+            accum_type=_dtype(accum_type, "accum_type"),
+            velocity_accum_type=_dtype(velocity_accum_type, "velocity_accum_type"),
+            max_grad_norm=_positive(max_grad_norm, "max_grad_norm", math.inf),
+        )
+
+
+class Adam(Optimizer, torch.optim.Adam):
+    """``torch.optim.Adam`` with PopTorch's arguments; ``amsgrad`` is not supported."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: Optional[float] = None,
+        betas: Optional[Tuple[float, float]] = None,
+        eps: Optional[float] = None,
+        weight_decay: Optional[float] = None,
+        amsgrad: Optional[bool] = None,
+        foreach: Optional[bool] = None,
+        maximize: Optional[bool] = None,
+        capturable: Optional[bool] = None,
+        differentiable: Optional[bool] = None,
+        fused: Optional[bool] = None,
+        loss_scaling: Optional[float] = None,
+        accum_type: Optional[torch.dtype] = None,
+        first_order_momentum_accum_type: Optional[torch.dtype] = None,
+        second_order_momentum_accum_type: Optional[torch.dtype] = None,
+        max_grad_norm: Optional[float] = None,
+    ) -> None:
+        given = _given(
+            lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, foreach=foreach,
+            maximize=maximize, capturable=capturable, differentiable=differentiable, fused=fused,
+        )  # fmt: skip
+        torch.optim.Adam.__init__(self, params, **given)
+        self._set_extras(
+            [*given, *_given(loss_scaling=loss_scaling)],
+            loss_scaling=_positive(loss_scaling, "loss_scaling", 1.0),
+            max_grad_norm=_positive(max_grad_norm, "max_grad_norm", math.inf),
+            **_moment_types(accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type),
+        )
+
+
+class AdamW(Optimizer, torch.optim.AdamW):
+    """``torch.optim.AdamW`` with PopTorch's arguments; ``amsgrad`` is not supported."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: Optional[float] = None,
+        betas: Optional[Tuple[float, float]] = None,
+        eps: Optional[float] = None,
+        weight_decay: Optional[float] = None,
+        amsgrad: Optional[bool] = None,
+        maximize: Optional[bool] = None,
+        foreach: Optional[bool] = None,
+        capturable: Optional[bool] = None,
+        differentiable: Optional[bool] = None,
+        fused: Optional[bool] = None,
+        loss_scaling: Optional[float] = None,
+        bias_correction: Optional[bool] = None,
+        accum_type: Optional[torch.dtype] = None,
+        first_order_momentum_accum_type: Optional[torch.dtype] = None,
+        second_order_momentum_accum_type: Optional[torch.dtype] = None,
+        max_grad_norm: Optional[float] = None,
+    ) -> None:
+        given = _given(
+            lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, maximize=maximize,
+            foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused,
+        )  # fmt: skip
+        torch.optim.AdamW.__init__(self, params, **given)
+        self._set_extras(
+            [*given, *_given(loss_scaling=loss_scaling)],
+            loss_scaling=_positive(loss_scaling, "loss_scaling", 1.0),
+            bias_correction=True if bias_correction is None else check_bool(bias_correction, "bias_correction"),
+            max_grad_norm=_positive(max_grad_norm, "max_grad_norm", math.inf),
+            **_moment_types(accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type),
+        )
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        """One update of all parameters that have a gradient."""
+        if self.bias_correction:  # type: ignore[attr-defined]
+            return torch.optim.AdamW.step(self, closure)
+        return _step(self, closure, _uncorrected_adamw)
+
+
+class RMSprop(Optimizer, torch.optim.RMSprop):
+    """``torch.optim.RMSprop`` with PopTorch's arguments."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: Optional[float] = None,
+        alpha: Optional[float] = None,
+        eps: Optional[float] = None,
+        weight_decay: Optional[float] = None,
+        momentum: Optional[float] = None,
+        centered: Optional[bool] = None,
+        foreach: Optional[bool] = None,
+        maximize: Optional[bool] = None,
+        differentiable: Optional[bool] = None,
+        loss_scaling: Optional[float] = None,
+        accum_type: Optional[torch.dtype] = None,
+        first_order_momentum_accum_type: Optional[torch.dtype] = None,
+        second_order_momentum_accum_type: Optional[torch.dtype] = None,
+        use_tf_variant: Optional[bool] = None,
+    ) -> None:
+        given = _given(
+            lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered,
+            foreach=foreach, maximize=maximize, differentiable=differentiable,
+        )  # fmt: skip
+        torch.optim.RMSprop.__init__(self, params, **given)
+        self._set_extras(
+            [*given, *_given(loss_scaling=loss_scaling)],
+            loss_scaling=_positive(loss_scaling, "loss_scaling", 1.0),
+            use_tf_variant=False if use_tf_variant is None else check_bool(use_tf_variant, "use_tf_variant"),
+            **_moment_types(accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type),
+        )
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        """One update of all parameters that have a gradient."""
+        if not self.use_tf_variant:  # type: ignore[attr-defined]
+            return torch.optim.RMSprop.step(self, closure)
+        return _step(self, closure, _tensorflow_rmsprop)
+
+
+class LAMB(Optimizer, torch.optim.Optimizer):
+    """Layer-wise adaptive moments (You et al., "Large Batch Optimization for Deep Learning", arXiv:1904.00962).
+
+    For each parameter w with gradient g, m and v being the averages of g and g² as in Adam:
+    ``u = m / (sqrt(v) + eps) + weight_decay * w``, ``w -= lr * min(|w|, max_weight_norm) / |u| * u``, the ratio of
+    norms being 1 where either norm is 0. m and v are corrected for their start at 0 unless ``bias_correction=False``.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: Optional[float] = None,
+        betas: Optional[Tuple[float, float]] = None,
+        eps: Optional[float] = None,
+        weight_decay: Optional[float] = None,
+        bias_correction: Optional[bool] = None,
+        loss_scaling: Optional[float] = None,
+        max_weight_norm: Optional[float] = None,
+        accum_type: Optional[torch.dtype] = None,
+        first_order_momentum_accum_type: Optional[torch.dtype] = None,
+        second_order_momentum_accum_type: Optional[torch.dtype] = None,
+    ) -> None:
+        given = _given(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, max_weight_norm=max_weight_norm)
+        defaults = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2, "max_weight_norm": 65500.0}
+        defaults.update(given)
+        _check_adam_defaults(defaults)
+        _positive(max_weight_norm, "max_weight_norm", 1.0)
+        torch.optim.Optimizer.__init__(self, params, defaults)
+        self._set_extras(
+            [*given, *_given(loss_scaling=loss_scaling)],
+            loss_scaling=_positive(loss_scaling, "loss_scaling", 1.0),
+            bias_correction=True if bias_correction is None else check_bool(bias_correction, "bias_correction"),
+            **_moment_types(accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type),
+        )
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        """One update of all parameters that have a gradient."""
+        return _step(self, closure, _lamb)
+
+
+def _check_adam_defaults(defaults: Dict[str, Any]) -> None:
+    for name in ("lr", "eps", "weight_decay"):
+        if not defaults[name] >= 0:
+            raise InvalidArgument(f"{name}: expected a number of at least 0, got {defaults[name]}")
+    betas = defaults["betas"]
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise InvalidArgument(f"betas: expected two numbers, at least 0 and below 1, got {betas}")
+
+
+def _moment_types(
+    accum: Optional[torch.dtype], first: Optional[torch.dtype], second: Optional[torch.dtype]
+) -> Dict[str, torch.dtype]:
+    return {
+        "accum_type": _dtype(accum, "accum_type"),
+        "first_order_momentum_accum_type": _dtype(first, "first_order_momentum_accum_type"),
+        "second_order_momentum_accum_type": _dtype(second, "second_order_momentum_accum_type"),
+    }
+
+
+_Update = Callable[[Any, Dict[str, Any], torch.Tensor, torch.Tensor], None]
+
+
+def _step(optimizer: Any, closure: Optional[Callable[[], Any]], update: _Update) -> Any:
+    loss = None
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
+    with torch.no_grad():
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    gradient = -parameter.grad if group.get("maximize") else parameter.grad
+                    update(optimizer, group, parameter, gradient)
+    return loss
+
+
+def _moments(optimizer: Any, group: Dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> Any:
+    """Adam's running averages of the gradient and its square, and the number of steps."""
+    state = optimizer.state[parameter]
+    if not state:
+        state["step"] = torch.tensor(0.0)
+        state["exp_avg"] = torch.zeros_like(parameter)
+        state["exp_avg_sq"] = torch.zeros_like(parameter)
+    state["step"] += 1
+    beta1, beta2 = group["betas"]
+    state["exp_avg"].mul_(beta1).add_(gradient, alpha=1 - beta1)
+    state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    return state["exp_avg"], state["exp_avg_sq"], float(state["step"])
+
+
+def _uncorrected_adamw(optimizer: Any, group: Dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    mean, square, _ = _moments(optimizer, group, parameter, gradient)
+    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+    parameter.addcdiv_(mean, square.sqrt().add_(group["eps"]), value=-group["lr"])
+
+
+def _lamb(optimizer: Any, group: Dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    mean, square, steps = _moments(optimizer, group, parameter, gradient)
+    if optimizer.bias_correction:
+        beta1, beta2 = group["betas"]
+        mean, square = mean / (1 - beta1**steps), square / (1 - beta2**steps)
+    direction = mean / (square.sqrt() + group["eps"]) + group["weight_decay"] * parameter
+    weight_norm = float(parameter.norm().clamp(max=group["max_weight_norm"]))
+    direction_norm = float(direction.norm())
+    trust = weight_norm / direction_norm if weight_norm > 0 and direction_norm > 0 else 1.0
+    parameter.add_(direction, alpha=-group["lr"] * trust)
+
+
+def _tensorflow_rmsprop(optimizer: Any, group: Dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    state = optimizer.state[parameter]
+    if not state:
+        state["square_avg"] = torch.ones_like(parameter)
+        state["grad_avg"] = torch.zeros_like(parameter)
+        state["momentum_buffer"] = torch.zeros_like(parameter)
+    if group["weight_decay"]:
+        gradient = gradient.add(parameter, alpha=group["weight_decay"])
+    square, alpha = state["square_avg"], group["alpha"]
+    square.mul_(alpha).addcmul_(gradient, gradient, value=1 - alpha)
+    variance = square
+    if group["centered"]:
+        state["grad_avg"].mul_(alpha).add_(gradient, alpha=1 - alpha)
+        variance = square - state["grad_avg"] ** 2
+    change = group["lr"] * gradient / (variance + group["eps"]).sqrt()
+    parameter.sub_(state["momentum_buffer"].mul_(group["momentum"]).add_(change))
