@@ -1,7 +1,7 @@
 """Every snnTorch name that snnipu does not accelerate resolves to snnTorch's own object.
 
 ``snnipu.Synaptic`` is ``snntorch.Synaptic``; ``import snnipu.spikegen`` and ``from snnipu.functional import loss``
-give snnTorch's modules. Modules of our own come first: this finder is the last one asked.
+give snnTorch's modules, the same objects. Modules of our own come first.
 """
 
 import importlib
@@ -9,6 +9,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any, List, Optional, Sequence
 
@@ -28,6 +29,11 @@ def snntorch_module_name(fullname: str) -> Optional[str]:
         return None
 
 
+def _is_own(fullname: str) -> bool:
+    top = Path(__file__).parent / fullname[len(PREFIX) :].split(".")[0]
+    return top.is_dir() or top.with_suffix(".py").is_file()
+
+
 class _AliasLoader(importlib.abc.Loader):
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> Optional[ModuleType]:
         return None
@@ -41,15 +47,15 @@ class PassthroughFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
     ) -> Optional[importlib.machinery.ModuleSpec]:
-        if not fullname.startswith(PREFIX) or snntorch_module_name(fullname) is None:
+        if not fullname.startswith(PREFIX) or _is_own(fullname) or snntorch_module_name(fullname) is None:
             return None
         return importlib.machinery.ModuleSpec(fullname, _AliasLoader())
 
 
 def install() -> None:
-    """Append the finder to ``sys.meta_path``, once."""
+    """Put the finder on ``sys.meta_path``, once: before the path finder, which would load a module's second copy."""
     if not any(isinstance(finder, PassthroughFinder) for finder in sys.meta_path):
-        sys.meta_path.append(PassthroughFinder())
+        sys.meta_path.insert(0, PassthroughFinder())
 
 
 def resolve(name: str) -> Any:
@@ -59,6 +65,8 @@ def resolve(name: str) -> Any:
         return attribute
     if not name.startswith("_") and importlib.util.find_spec(PREFIX + name) is not None:
         return importlib.import_module(PREFIX + name)
+    if attribute is not None:
+        return attribute
     raise AttributeError(f"module 'snnipu' has no attribute {name!r}, and neither has snntorch {snntorch.__version__}")
 
 

@@ -27,6 +27,11 @@ class Kernel(NamedTuple):
     a: float
     b: float
 
+    @property
+    def is_zero(self) -> bool:
+        """Whether no gradient passes at all."""
+        return self.id == FAST_SIGMOID and self.b == math.inf
+
 
 def surrogate_gradient(kernel: Kernel, u: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
     """``grad * dS/du`` in plain PyTorch: the reference of csrc/neuron/surrogate.hpp."""
@@ -111,6 +116,8 @@ _EVALUATED = {"SSO": "StochasticSpikeOperator", "custom_surrogate": "CustomSurro
 
 
 def _number(name: str, value: Any) -> float:
+    if isinstance(value, torch.Tensor) and value.requires_grad:
+        raise TypeError(f"{name} must be a number, got a tensor that requires a gradient")
     try:
         return float(value)
     except (TypeError, ValueError):

@@ -48,6 +48,8 @@ def without_times(state):
         ({"lr": 0}, "lr: expected a number above 0, got 0"),
         ({"lr": float("inf")}, "lr: expected a number above 0, got inf"),
         ({"lr": float("nan")}, "lr: expected a number above 0, got nan"),
+        ({"lr_decay": 0}, "lr_decay: expected a number above 0 and up to 1, got 0"),
+        ({"lr_decay": 1.01}, "lr_decay: expected a number above 0 and up to 1, got 1.01"),
         ({"beta": 1.1}, "beta: expected a number from 0 to 1, got 1.1"),
         ({"beta": "0.9"}, "beta: expected a number from 0 to 1, got '0.9'"),
         ({"seed": -1}, "seed: expected an integer from 0"),
@@ -140,6 +142,13 @@ def test_resumed_run_equals_the_uninterrupted_one(few_digits, tmp_path):
     second.fit()
     assert equal(without_times(second.state_dict()), without_times(straight.state_dict()))
     assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
+
+
+def test_learning_rate_decays_by_epoch(few_digits):
+    trainer = training.Trainer(config(lr=0.01, lr_decay=0.5, epochs=3), few_digits)
+    rates = []
+    trainer.fit(on_epoch=lambda trainer: rates.append(trainer.optimizer.param_groups[0]["lr"]))
+    assert rates == pytest.approx([0.01, 0.005, 0.0025])
 
 
 def test_diverging_training_is_an_error(few_digits):

@@ -12,6 +12,7 @@ from typing import List, Optional, Tuple
 
 import torch
 
+from snnipu._layout import layout
 from snnipu._version import __version__
 
 BUILD_HINT = (
@@ -112,13 +113,9 @@ def _check(status: int, name: str) -> None:
         raise RuntimeError(f"{name} refused its arguments (status {status})")
 
 
-def _layout(x: torch.Tensor, num_steps: Optional[int]) -> Tuple[int, int]:
-    """(steps, elements of a step)."""
-    steps = x.shape[0] if num_steps is None else num_steps
-    elements = x.numel() if num_steps is not None else x.numel() // max(steps, 1)
+def _check_sizes(steps: int, elements: int) -> None:
     if max(steps, elements) > _MAX_SIZE:
         raise ValueError(f"x must have at most {_MAX_SIZE} steps and elements a step, got {steps} and {elements}")
-    return steps, elements
 
 
 def lif_sequence_fwd(
@@ -134,11 +131,12 @@ def lif_sequence_fwd(
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """CPU kernel of ``snnipu::lif_sequence_fwd``; ``smooth`` is for checks of the adjoint."""
     assert library is not None
-    steps, elements = _layout(x, num_steps)
+    steps, step_shape, shape = layout(x, num_steps)
+    elements = step_shape.numel()
+    _check_sizes(steps, elements)
     x = x.contiguous()
     mem0 = None if mem0 is None else mem0.contiguous()
     beta, threshold, graded = beta.contiguous(), threshold.contiguous(), graded.contiguous()
-    shape = x.shape if num_steps is None else (num_steps, *x.shape)
     spk, mem = x.new_empty(shape), x.new_empty(shape)
     pre_reset = x.new_empty(0 if reset_delay else shape)
     if elements and steps:
@@ -190,7 +188,8 @@ def lif_sequence_bwd(
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """CPU kernel of ``snnipu::lif_sequence_bwd``: gradients of x, mem0, beta, threshold, graded (empty if not needed)."""
     assert library is not None
-    steps, elements = _layout(mem, None)
+    steps, elements = mem.shape[0], mem.shape[1:].numel()
+    _check_sizes(steps, elements)
     grad_spk = None if grad_spk is None else grad_spk.contiguous()
     grad_mem = None if grad_mem is None else grad_mem.contiguous()
     mem, pre_reset = mem.contiguous(), pre_reset.contiguous()

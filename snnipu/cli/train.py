@@ -17,7 +17,7 @@ from snnipu._version import __version__
 from snnipu.training.config import DATASET_DEFAULTS
 from snnipu.training.interrupt import StopRequest
 
-SETTINGS = ("dataset", "engine", "steps", "hidden", "epochs", "batch_size", "lr", "beta", "seed")
+SETTINGS = ("dataset", "engine", "steps", "hidden", "epochs", "batch_size", "lr", "lr_decay", "beta", "seed")
 DESCRIPTION = """\
 Train a spiking network (features-hidden-10 leaky integrate-and-fire neurons) on handwritten digits.
 
@@ -71,6 +71,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--batch-size", type=positive_int, metavar="N", help=f"images a batch (default: {by_dataset('batch_size')})"
     )
     network.add_argument("--lr", type=float, help=f"learning rate of Adam (default: {by_dataset('lr')})")
+    network.add_argument(
+        "--lr-decay",
+        type=float,
+        metavar="F",
+        help=f"multiplies the learning rate after each epoch (default: {by_dataset('lr_decay')})",
+    )
     network.add_argument("--beta", type=float, help=f"decay of the membrane per step (default: {defaults.beta})")
     network.add_argument("--seed", type=int, help=f"of weights and batch order (default: {defaults.seed})")
     network.add_argument(

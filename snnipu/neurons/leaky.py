@@ -6,6 +6,7 @@ from typing import Any, Dict, Optional, Tuple, Union
 import snntorch
 import torch
 
+from snnipu._layout import SINGLE_STEP
 from snnipu.ops._arguments import DTYPES, RESET_MECHANISMS, check_input, reset_code
 from snnipu.ops.lif_sequence import check_num_steps, lif_apply
 from snnipu.surrogate import SpikeGrad, Surrogate, as_surrogate
@@ -78,6 +79,7 @@ class Leaky(snntorch.Leaky):
         )
         self._resolved: Tuple[Any, Optional[Surrogate]] = (None, None)
         self._before_step: Optional[torch.Tensor] = None
+        self._reset: Optional[torch.Tensor] = None
 
     @property
     def reset_mechanism(self) -> str:
@@ -93,15 +95,16 @@ class Leaky(snntorch.Leaky):
 
     @property
     def reset(self) -> torch.Tensor:
-        """The detached reset signal of the last step."""
+        """The detached reset signal of the last step; after a fused step, computed when it is asked for."""
+        if self._reset is not None:
+            return self._reset
         if self._before_step is None:
-            raise AttributeError("reset: this layer has not run yet")
+            raise AttributeError("reset: this layer has not made a step yet")
         return self.mem_reset(self._before_step)
 
     @reset.setter
     def reset(self, reset: torch.Tensor) -> None:
-        # snnTorch's code path assigns it in every step; it is recomputed on demand instead.
-        pass
+        self._reset = reset
 
     def _surrogate(self) -> Optional[Surrogate]:
         """What the fused kernels take for ``spike_grad``, which may be exchanged at any time."""
@@ -146,7 +149,6 @@ class Leaky(snntorch.Leaky):
         # In 16 bit snnTorch rounds the decayed membrane; only its own operations give the same bits.
         rounds = dtype in _LOW_PRECISION and (not fresh or self._reset_mechanism == "none")
         if rounds or not self._fuses():
-            self._before_step = (torch.zeros_like(input_) if fresh else state).detach()
             return super().forward(input_)
         dtype = torch.float32 if dtype in _LOW_PRECISION else dtype
         spk, self.mem = lif_apply(
@@ -155,12 +157,12 @@ class Leaky(snntorch.Leaky):
             self.beta,
             self.threshold,
             self.graded_spikes_factor,
-            1,
+            SINGLE_STEP,
             RESET_MECHANISMS[self._reset_mechanism],
             self.reset_delay,
             self._surrogate(),
-            squeeze=True,
         )
+        self._reset = None
         self._before_step = torch.zeros_like(self.mem) if fresh else state.detach()
         if dtype == torch.float64:
             spk = spk.to(self._promoted(torch.float32, (self.graded_spikes_factor,)))
@@ -263,5 +265,5 @@ class Leaky(snntorch.Leaky):
         state = self.__dict__.copy()
         state["_buffers"] = self._buffers.copy()
         state["_buffers"]["mem"] = self.mem.detach()
-        state["_before_step"] = None
+        state["_before_step"] = state["_reset"] = None
         return state

@@ -6,6 +6,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from snnipu import surrogate as surrogates
+from snnipu._layout import SINGLE_STEP, layout
 from snnipu.backends import host
 from snnipu.ops import _library
 from snnipu.ops._arguments import check_input, compute_dtype, parameter_argument, reset_code, state_argument
@@ -47,8 +48,7 @@ def lif_sequence_fwd_reference(
     reset_delay: bool,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What ``snnipu::lif_sequence_fwd`` computes, in plain PyTorch: the equations of csrc/neuron/lif.hpp."""
-    steps = x.shape[0] if num_steps is None else num_steps
-    step_shape = x.shape[1:] if num_steps is None else x.shape
+    steps, step_shape, shape = layout(x, num_steps)
     beta, threshold, graded = (_spread(p, step_shape) for p in (beta.clamp(0, 1), threshold, graded))
     state = beta.new_zeros(step_shape) if mem0 is None else mem0
     spk = x.new_empty((steps, *step_shape))
@@ -73,7 +73,7 @@ def lif_sequence_fwd_reference(
             elif reset == 1:
                 state = u - (spike - was_above) * u
         mem[t] = state
-    return spk, mem, pre_reset
+    return spk.reshape(shape), mem.reshape(shape), pre_reset.reshape(0 if reset_delay else shape)
 
 
 def _spike(mem: torch.Tensor, threshold: torch.Tensor, storage: torch.dtype) -> torch.Tensor:
@@ -170,7 +170,7 @@ def _fwd_meta(
     reset: int,
     reset_delay: bool,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    shape = x.shape if num_steps is None else (num_steps, *x.shape)
+    shape = layout(x, num_steps)[2]
     return x.new_empty(shape), x.new_empty(shape), x.new_empty(0 if reset_delay else shape)
 
 
@@ -236,7 +236,6 @@ class LifSequence(torch.autograd.Function):
         reset_delay: bool,
         kernel: Kernel,
         evaluated: Optional[Surrogate],
-        squeeze: bool,
     ) -> Tuple[torch.Tensor, torch.Tensor]:
         spk, mem, pre_reset = torch.ops.snnipu.lif_sequence_fwd(
             x, mem0, beta, threshold, graded, num_steps, reset, reset_delay
@@ -248,9 +247,9 @@ class LifSequence(torch.autograd.Function):
         ctx.reset_delay = reset_delay
         ctx.kernel = kernel
         ctx.evaluated = evaluated
-        ctx.squeeze = squeeze
-        if squeeze:
-            return spk[0], mem[0]
+        ctx.single_step = num_steps == SINGLE_STEP
+        if kernel.is_zero and not ctx.needs_input_grad[4]:
+            ctx.mark_non_differentiable(spk)
         return spk, mem
 
     @staticmethod
@@ -258,10 +257,12 @@ class LifSequence(torch.autograd.Function):
     def backward(ctx: Any, grad_spk: Optional[torch.Tensor], grad_mem: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
         mem, pre_reset, mem0, beta, threshold, graded = ctx.saved_tensors
         if grad_spk is None and grad_mem is None:
-            return (None,) * 11
-        if ctx.squeeze:
+            return (None,) * 10
+        if ctx.single_step:
             grad_spk = None if grad_spk is None else grad_spk.unsqueeze(0)
             grad_mem = None if grad_mem is None else grad_mem.unsqueeze(0)
+            mem = mem.unsqueeze(0)
+            pre_reset = pre_reset if ctx.reset_delay else pre_reset.unsqueeze(0)
         _, need_mem0, need_beta, need_threshold, need_graded = ctx.needs_input_grad[:5]
         kernel = ctx.kernel
         grad_graded_evaluated = None
@@ -298,7 +299,7 @@ class LifSequence(torch.autograd.Function):
             grad_beta if need_beta else None,
             grad_threshold if need_threshold else None,
             grad_graded if need_graded else None,
-            *(None,) * 6,
+            *(None,) * 5,
         )
 
 
@@ -365,10 +366,9 @@ def lif_apply(
     reset: int,
     reset_delay: bool,
     spike_grad: Optional[SpikeGrad],
-    squeeze: bool = False,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """Common way of ``lif_step`` and ``lif_sequence`` once x and the options have been checked."""
-    step_shape = x.shape[1:] if num_steps is None else x.shape
+    steps, step_shape, shape = layout(x, num_steps)
     state = None if mem is None else state_argument("mem", mem, step_shape, x)
     beta_ = parameter_argument("beta", beta, step_shape, x)
     threshold_ = parameter_argument("threshold", threshold, step_shape, x)
@@ -383,16 +383,12 @@ def lif_apply(
         parameters = [_spread(p, step_shape) for p in (beta_, threshold_, graded)]
         dtype = compute_dtype(x.dtype)
         first = x.new_zeros(step_shape, dtype=dtype) if state is None else state
-        steps = x.shape[0] if num_steps is None else num_steps
         spk, out = lif_by_steps(
             x.to(dtype), first, *parameters, steps, num_steps is not None, reset, reset_delay, function
         )
-        spk, out = spk.to(x.dtype), out.to(x.dtype)
-        return (spk[0], out[0]) if squeeze else (spk, out)
+        return spk.to(x.dtype).reshape(shape), out.to(x.dtype).reshape(shape)
     kernel = known.kernel if known.kernel is not None else _IDENTITY
-    return LifSequence.apply(
-        x, state, beta_, threshold_, graded, num_steps, reset, reset_delay, kernel, evaluated, squeeze
-    )
+    return LifSequence.apply(x, state, beta_, threshold_, graded, num_steps, reset, reset_delay, kernel, evaluated)
 
 
 def lif_sequence(

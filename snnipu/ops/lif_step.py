@@ -4,6 +4,7 @@ from typing import Optional, Tuple
 
 import torch
 
+from snnipu._layout import SINGLE_STEP
 from snnipu.ops._arguments import check_input, reset_code
 from snnipu.ops.lif_sequence import Parameter, lif_apply
 from snnipu.surrogate import SpikeGrad
@@ -27,5 +28,5 @@ def lif_step(
     check_input(x, 0, "[B, ...]")
     reset = reset_code(reset_mechanism)
     return lif_apply(
-        x, mem, beta, threshold, graded_spikes_factor, 1, reset, bool(reset_delay), spike_grad, squeeze=True
+        x, mem, beta, threshold, graded_spikes_factor, SINGLE_STEP, reset, bool(reset_delay), spike_grad
     )

@@ -103,6 +103,8 @@ class Trainer:
 
     def _run_epoch(self, should_stop: Callable[[], bool], progress: bool) -> Dict[str, float]:
         samples = len(self._train_y)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.lr * self.config.lr_decay ** len(self.history)
         loss_sum = torch.zeros((), device=self.device)
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         started = self._clock()

@@ -57,7 +57,9 @@ def test_report_and_pictures(tmp_path, capsys):
     assert report["backend"]
     assert report["train_samples_per_s"] > 0
     settings = {"dataset": "digits", "engine": "snnipu", "steps": 5, "hidden": 16, "epochs": 2, "batch_size": 128}
-    settings.update(lr=1e-3, beta=0.9, seed=0, device="cpu", epochs_done=2, train_samples=1442, test_samples=355)
+    settings.update(
+        lr=1e-3, lr_decay=0.85, beta=0.9, seed=0, device="cpu", epochs_done=2, train_samples=1442, test_samples=355
+    )
     assert {name: report[name] for name in settings} == settings
     assert set(report["versions"]) == {"snnipu", "torch", "snntorch"}
     assert set(report["spikes_per_neuron_and_step"]) == {"hidden", "output"}
@@ -199,6 +201,7 @@ def test_engines_reach_the_same_accuracy():
         (["--lr", "0"], "argument --lr: expected a number above 0, got 0.0"),
         (["--lr", "-0.1"], "argument --lr: expected a number above 0"),
         (["--lr", "nan"], "argument --lr: expected a number above 0"),
+        (["--lr-decay", "2"], "argument --lr-decay: expected a number above 0 and up to 1"),
         (["--beta", "1.5"], "argument --beta: expected a number from 0 to 1"),
         (["--seed", "-1"], "argument --seed: expected an integer from 0"),
         (["--dataset", "cifar"], "argument --dataset: invalid choice: 'cifar'"),

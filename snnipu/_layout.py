@@ -1,0 +1,20 @@
+"""Shapes of a sequence operator's input and outputs."""
+
+from typing import Optional, Tuple
+
+import torch
+
+# As num_steps: x is one step, and so are the outputs, without a time dimension.
+SINGLE_STEP = 0
+
+
+def layout(x: torch.Tensor, num_steps: Optional[int]) -> Tuple[int, torch.Size, torch.Size]:
+    """Number of steps, shape of a step, shape of the outputs.
+
+    ``num_steps`` None: ``x`` is ``[T, ...]``; a number: ``x`` is one step, held constant for so many.
+    """
+    if num_steps is None:
+        return x.shape[0], x.shape[1:], x.shape
+    if num_steps == SINGLE_STEP:
+        return 1, x.shape, x.shape
+    return num_steps, x.shape, torch.Size((num_steps, *x.shape))

@@ -1,0 +1,422 @@
+"""``snnipu.Leaky`` beside ``snntorch.Leaky``."""
+
+import copy
+import inspect
+import itertools
+import pickle
+import warnings
+
+import pytest
+import snntorch
+import snntorch.utils
+import torch
+from oracle import relative_error
+from snntorch.functional import quant
+from torch import nn
+
+import snnipu as snn
+from snnipu.ops.lif_sequence import LifSequence
+
+RESETS = ["subtract", "zero", "none"]
+
+
+@pytest.fixture(autouse=True)
+def _clean():
+    torch.manual_seed(0)
+    snntorch.SpikingNeuron.init()
+    yield
+    snntorch.SpikingNeuron.init()
+
+
+@pytest.fixture
+def fused_calls(monkeypatch):
+    """Counts the calls of the fused operator."""
+    calls = []
+    apply = LifSequence.apply
+    monkeypatch.setattr(LifSequence, "apply", lambda *args: calls.append(1) or apply(*args))
+    return calls
+
+
+def loop(layer, x, mem=None):
+    spks, mems = [], []
+    for current in x:
+        spk, mem = layer(current) if mem is None else layer(current, mem)
+        spks.append(spk)
+        mems.append(mem)
+    return torch.stack(spks), torch.stack(mems)
+
+
+def pair(**keywords):
+    return [source.Leaky(**copy.deepcopy(keywords)) for source in (snntorch, snn)]
+
+
+def run(layer, x, upstream, function=loop):
+    leaf = x.clone().requires_grad_()
+    spk, mem = function(layer, leaf)
+    ((spk * upstream[0]).sum() + (mem * upstream[1]).sum()).backward()
+    gradients = {"x": leaf.grad, **{name: p.grad for name, p in layer.named_parameters()}}
+    return spk, mem, gradients
+
+
+def test_signature_is_snntorchs():
+    ours, theirs = (inspect.signature(c.__init__).parameters for c in (snn.Leaky, snntorch.Leaky))
+    assert list(ours) == list(theirs)
+    assert [p.default for p in ours.values()] == [p.default for p in theirs.values()]
+
+
+def test_is_a_snntorch_layer():
+    layer = snn.Leaky(beta=0.9)
+    assert isinstance(layer, snntorch.Leaky)
+    assert snntorch.SpikingNeuron.instances[-1] is layer
+
+
+KEYWORDS = {
+    "defaults": {},
+    "threshold": {"threshold": 0.4},
+    "per neuron": {"beta": torch.rand(37), "threshold": torch.rand(37) + 0.3},
+    "learnable": {
+        "learn_beta": True,
+        "learn_threshold": True,
+        "learn_graded_spikes_factor": True,
+        "graded_spikes_factor": 1.5,
+    },
+    "learnable per neuron": {
+        "beta": torch.rand(37) * 1.2,
+        "threshold": torch.rand(37) + 0.3,
+        "graded_spikes_factor": torch.rand(37) + 0.5,
+        "learn_beta": True,
+        "learn_threshold": True,
+        "learn_graded_spikes_factor": True,
+    },
+    "immediate reset": {"reset_delay": False, "threshold": 0.4, "learn_threshold": True},
+    "fast sigmoid": {"spike_grad": snntorch.surrogate.fast_sigmoid(slope=10)},
+    "out of range beta": {"beta": 1.3, "learn_beta": True},
+    "integer threshold": {"threshold": 1},
+}
+
+
+@pytest.mark.parametrize("reset", RESETS)
+@pytest.mark.parametrize("name", KEYWORDS)
+@pytest.mark.parametrize("fused", ["steps", "sequence"])
+def test_equals_snntorch(name, reset, fused, fused_calls):
+    keywords = {"beta": 0.85, "reset_mechanism": reset, **KEYWORDS[name]}
+    theirs, ours = pair(**keywords)
+    x = torch.randn(12, 5, 37)
+    upstream = torch.randn(2, 12, 5, 37)
+    spk, mem, gradients = run(theirs, x, upstream)
+    function = loop if fused == "steps" else lambda layer, leaf: layer.sequence(leaf)
+    own_spk, own_mem, own_gradients = run(ours, x, upstream, function)
+    assert len(fused_calls) == (12 if fused == "steps" else 1)
+    assert own_spk.dtype == spk.dtype
+    assert torch.equal(own_spk, spk)
+    assert torch.equal(own_mem, mem)
+    assert own_gradients.keys() == gradients.keys()
+    for key, expected in gradients.items():
+        assert relative_error(own_gradients[key], expected) <= 1e-5, key
+    assert torch.equal(ours.mem_reset(mem[-2]), theirs.reset)
+    if fused == "steps":
+        assert torch.equal(ours.reset, theirs.reset)
+        assert torch.equal(ours.mem, theirs.mem)
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"inhibition": True},
+        {"state_quant": quant.state_quant(num_bits=4, threshold=1)},
+        {"spike_grad": lambda u: torch.sigmoid(5 * u)},
+        {"inhibition": True, "reset_delay": False},
+    ],
+    ids=["inhibition", "state_quant", "any callable", "inhibition, immediate"],
+)
+@pytest.mark.parametrize("fused", ["steps", "sequence"])
+@pytest.mark.filterwarnings("ignore:Inhibition is an unstable feature")
+def test_what_snntorchs_code_runs(keywords, fused):
+    theirs, ours = (source.Leaky(beta=0.9, threshold=0.6, **keywords) for source in (snntorch, snn))
+    x = torch.randn(7, 4, 9)
+    upstream = torch.randn(2, 7, 4, 9)
+    spk, mem, gradients = run(theirs, x, upstream)
+    function = loop if fused == "steps" else lambda layer, leaf: layer.sequence(leaf)
+    own_spk, own_mem, own_gradients = run(ours, x, upstream, function)
+    assert torch.equal(own_spk, spk)
+    assert torch.equal(own_mem, mem)
+    assert torch.allclose(own_gradients["x"], gradients["x"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("reset", RESETS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("module_dtype", [False, True], ids=["float32 module", "cast module"])
+@pytest.mark.parametrize("given_state", [False, True], ids=["zeros", "given state"])
+def test_dtypes_of_steps_are_snntorchs(dtype, reset, module_dtype, given_state):
+    theirs, ours = pair(beta=0.9, reset_mechanism=reset)
+    if module_dtype:
+        theirs.to(dtype)
+        ours.to(dtype)
+    x = torch.randn(8, 3, 19).to(dtype)
+    mem = torch.rand(3, 19).to(dtype) if given_state else None
+    spk, state = loop_states(theirs, x, mem)
+    own_spk, own_state = loop_states(ours, x, mem)
+    for own, expected in zip(own_spk + own_state, spk + state):
+        assert own.dtype == expected.dtype
+        assert torch.equal(own, expected)
+
+
+def loop_states(layer, x, mem):
+    spks, mems = [], []
+    for current in x:
+        spk, mem = layer(current, mem)
+        spks.append(spk)
+        mems.append(mem)
+    return spks, mems
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_sequence_keeps_the_inputs_dtype(dtype):
+    layer = snn.Leaky(beta=0.9)
+    spk, mem = layer.sequence(torch.randn(4, 3, 7).to(dtype))
+    assert spk.dtype == mem.dtype == dtype
+
+
+def test_integer_input_is_promoted_as_in_snntorch():
+    x = torch.randint(0, 3, (5, 2, 4))
+    theirs, ours = pair(beta=0.9)
+    for expected, own in zip(loop_states(theirs, x, None), loop_states(ours, x, None)):
+        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(own, expected))
+
+
+def test_autocast():
+    nets = []
+    for source in (snntorch, snn):
+        torch.manual_seed(1)
+        nets.append((nn.Linear(6, 8), source.Leaky(beta=0.9), nn.Linear(8, 3)))
+    x = torch.rand(5, 4, 6)
+    results = []
+    for fc1, lif, fc2 in nets:
+        mem = None
+        outs = []
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for current in x:
+                spk, mem = lif(fc1(current), mem)
+                outs.append(fc2(spk))
+        out = torch.stack(outs)
+        out.float().sum().backward()
+        results.append((out, mem, fc1.weight.grad))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+    assert results[0][1].dtype == results[1][1].dtype
+    assert relative_error(results[1][2], results[0][2]) <= 1e-2
+
+
+@pytest.mark.parametrize("output", [False, True])
+def test_init_hidden(output):
+    x = torch.randn(6, 3, 5)
+    nets = [source.Leaky(beta=0.9, init_hidden=True, output=output) for source in (snntorch, snn)]
+    for _ in range(2):
+        results = []
+        for layer in nets:
+            outs = [layer(current) for current in x]
+            outs = [out if isinstance(out, tuple) else (out,) for out in outs]
+            assert all(len(out) == (2 if output else 1) for out in outs)
+            results.append(torch.stack([out[0] for out in outs]))
+        assert torch.equal(*results)
+        assert torch.equal(nets[0].mem, nets[1].mem)
+    assert nets[1].mem.any()
+    for layer in nets:
+        snntorch.utils.reset(nn.Sequential(layer))
+    assert not nets[1].mem.any()
+    snntorch.SpikingNeuron.init()
+    assert snntorch.SpikingNeuron.instances == []
+
+
+def test_init_hidden_sequence_continues():
+    x = torch.randn(8, 3, 5)
+    whole = snn.Leaky(beta=0.9)
+    parts = snn.Leaky(beta=0.9, init_hidden=True)
+    spk, mem = whole.sequence(x)
+    first, second = parts.sequence(x[:3]), parts.sequence(x[3:])
+    assert torch.equal(torch.cat([first[0], second[0]]), spk)
+    assert torch.equal(torch.cat([first[1], second[1]]), mem)
+    assert torch.equal(parts.mem, mem[-1])
+    snntorch.utils.reset(nn.Sequential(parts))
+    assert torch.equal(parts.sequence(x)[0], spk)
+    # Without init_hidden every call starts anew.
+    assert torch.equal(whole.sequence(x)[0], spk)
+
+
+def test_detach_and_reset_hidden():
+    layer = snn.Leaky(beta=0.9, init_hidden=True)
+    layer(torch.rand(2, 3, requires_grad=True))
+    assert layer.mem.requires_grad
+    snn.Leaky.detach_hidden()
+    assert not layer.mem.requires_grad
+    snn.Leaky.reset_hidden()
+    assert not layer.mem.any()
+
+
+def test_surrogate_disable():
+    theirs, ours = pair(beta=0.9, surrogate_disable=True)
+    x = torch.randn(5, 3, 4)
+    for expected, own in zip(loop(theirs, x), loop(ours, x)):
+        assert torch.equal(own, expected)
+    leaf = torch.randn(2, 4, requires_grad=True)
+    for layer in (theirs, ours):
+        spk, mem = layer(leaf)
+        assert not spk.requires_grad
+        assert mem.requires_grad
+
+
+def test_state_dicts_load_both_ways():
+    keywords = {"beta": torch.rand(4), "threshold": torch.rand(4), "learn_beta": True, "reset_mechanism": "zero"}
+    theirs, ours = pair(**keywords)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    for source, target in ((theirs, ours), (ours, theirs)):
+        with torch.no_grad():
+            source.beta.uniform_()
+        target.load_state_dict(source.state_dict())
+        assert torch.equal(target.beta, source.beta)
+
+
+def test_reset_mechanism_may_be_set():
+    layer = snn.Leaky(beta=0.9)
+    layer.reset_mechanism = "zero"
+    assert layer.reset_mechanism_val == 1
+    x = 2 * torch.rand(5, 2, 3)
+    expected = snntorch.Leaky(beta=0.9, reset_mechanism="zero")
+    assert torch.equal(loop(layer, x)[1], loop(expected, x)[1])
+    layer.state_quant = lambda mem: mem  # the path of snnTorch's code
+    assert torch.equal(layer.sequence(x)[1], layer.sequence(x)[1])
+    with pytest.raises(ValueError, match="reset_mechanism must be"):
+        layer.reset_mechanism = "one"
+    assert layer.reset_mechanism == "zero"
+
+
+def test_spike_grad_may_be_exchanged(fused_calls):
+    layer = snn.Leaky(beta=0.9)
+    x = torch.randn(4, 2, 3, requires_grad=True)
+    gradients = []
+    for spike_grad in (snn.surrogate.atan(), snntorch.surrogate.fast_sigmoid(5)):
+        layer.spike_grad = spike_grad
+        x.grad = None
+        layer.sequence(x)[0].sum().backward()
+        gradients.append(x.grad)
+    assert len(fused_calls) == 2
+    assert not torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
+def test_copies(copied):
+    layer = snn.Leaky(
+        beta=torch.rand(3), spike_grad=snntorch.surrogate.fast_sigmoid(10), learn_beta=True, init_hidden=True
+    )
+    layer(torch.rand(2, 3, requires_grad=True))  # leaves a membrane with a graph behind
+    other = copied(layer)
+    assert torch.equal(other.mem, layer.mem)
+    x = torch.rand(2, 3)
+    assert torch.equal(other(x), layer(x))
+    assert other.spike_grad == snn.surrogate.fast_sigmoid(10)
+    other.reset_mechanism = "none"
+    assert layer.reset_mechanism == "subtract"
+    assert other.beta is not layer.beta
+
+
+def test_continues_from_its_own_membrane_as_in_snntorch():
+    theirs, ours = pair(beta=0.9)
+    for x in (torch.rand(3, 4), torch.rand(3, 4), torch.rand(2, 4)):  # a smaller last batch starts anew
+        (spk, mem), (own_spk, own_mem) = theirs(x), ours(x)
+        assert torch.equal(own_spk, spk)
+        assert torch.equal(own_mem, mem)
+
+
+def test_membrane_of_another_shape():
+    layer = snn.Leaky(beta=0.9)
+    x = torch.rand(4, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer(x, layer.init_leaky())  # snnTorch's idiom: an empty membrane
+        layer(torch.tensor(0.3), torch.zeros(1))
+    with pytest.warns(UserWarning, match=r"mem of shape \(8, 3\) does not fit the input's \(4, 3\)"):
+        assert torch.equal(layer(x, torch.ones(8, 3))[1], x)
+    with pytest.raises(ValueError, match=r"mem must have the input's shape \(4, 3\), got \(4, 5\)"):
+        layer(x, torch.ones(4, 5))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiles_into_one_graph(backend):
+    layer = snn.Leaky(beta=torch.rand(5), learn_beta=True, learn_threshold=True)
+
+    def train(x):
+        spk, mem = layer.sequence(x)
+        state = mem[-1]
+        for _ in range(2):
+            more, state = layer(x[0], state)
+            spk = spk + more
+        return (spk * 0.1).sum() + (state**2).sum()
+
+    try:
+        compiled = torch.compile(train, fullgraph=True, backend=backend)
+        gradients = []
+        for function in (train, compiled):
+            layer.zero_grad()
+            x = torch.linspace(-1, 2, 60).reshape(4, 3, 5).requires_grad_()
+            function(x).backward()
+            gradients.append((x.grad, layer.beta.grad.clone(), layer.threshold.grad.clone()))
+    except Exception as error:
+        if "InvalidCxxCompiler" in repr(error):
+            pytest.skip(f"inductor needs a C++ compiler: {error}")
+        raise
+    for own, expected in zip(gradients[1], gradients[0]):
+        assert torch.allclose(own, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_extra_memory_is_small():
+    """Forward and backward of a sequence allocate spikes, membranes and one gradient, nothing else of that size."""
+    x = torch.randn(25, 16, 100, requires_grad=True)
+    layer = snn.Leaky(beta=0.9)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        spk, _ = layer.sequence(x)
+        spk.backward(torch.ones(1).expand_as(spk))
+    allocated = sum(max(event.self_cpu_memory_usage, 0) for event in profile.events())
+    # spk, mem, grad_x, and the contiguous copy of the expanded upstream gradient
+    assert allocated <= 4 * x.numel() * 4 + 65536
+
+
+X = torch.zeros(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("build", "call", "error", "message"),
+    [
+        ({"reset_mechanism": "hard"}, None, ValueError, "reset_mechanism must be"),
+        ({"spike_grad": 3}, None, TypeError, "spike_grad must be callable"),
+        ({}, lambda lif: lif([0.0]), TypeError, "input_ must be a torch.Tensor"),
+        ({}, lambda lif: lif(X.to(torch.complex64)), TypeError, "input_ must be real"),
+        ({}, lambda lif: lif(X, 0.0), TypeError, "mem must be a torch.Tensor"),
+        ({"init_hidden": True}, lambda lif: lif(X, X), TypeError, "`mem` should not be passed"),
+        ({"init_hidden": True}, lambda lif: lif.sequence(X[None], X), TypeError, "`mem` should not be passed"),
+        ({"beta": torch.rand(4)}, lambda lif: lif(X), ValueError, r"beta must broadcast .* \(4,\)"),
+        ({"threshold": torch.rand(2)}, lambda lif: lif(X), ValueError, "threshold must broadcast"),
+        ({"beta": torch.rand(4)}, lambda lif: lif.sequence(X[None]), ValueError, "beta must broadcast"),
+        ({}, lambda lif: lif(X, torch.zeros(2, 3, device="meta")), ValueError, "mem must be on x's device"),
+        ({}, lambda lif: lif.sequence(X[None], torch.zeros(1, 3)), ValueError, "mem must have the shape of one step"),
+        ({}, lambda lif: lif.sequence(X[None].long()), TypeError, "x must be float32"),
+        ({}, lambda lif: lif.sequence(X, num_steps=-1), ValueError, "num_steps must be at least 1"),
+        (
+            {"state_quant": lambda mem: mem},
+            lambda lif: lif.sequence(X[None], torch.zeros(1, 3)),
+            ValueError,
+            "mem must have the shape of one step",
+        ),
+    ],
+)
+def test_bad_input(build, call, error, message):
+    with pytest.raises(error, match=message):
+        call(snn.Leaky(**{"beta": 0.9, **build}))
+
+
+def test_every_combination_of_flags_runs():
+    for init_hidden, output, learn in itertools.product((False, True), repeat=3):
+        layer = snn.Leaky(beta=0.9, init_hidden=init_hidden, output=output, learn_beta=learn, learn_threshold=learn)
+        out = layer(torch.rand(2, 3))
+        assert isinstance(out, tuple) == (output or not init_hidden)
+        spk, mem = layer.sequence(torch.rand(4, 2, 3))
+        assert spk.shape == mem.shape == (4, 2, 3)

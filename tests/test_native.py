@@ -1,0 +1,160 @@
+"""The native library: build, choice of instruction set, refusal of what does not fit."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from snnipu import backends
+from snnipu._version import __version__
+from snnipu.backends import host
+
+ROOT = Path(__file__).resolve().parent.parent
+CHECK = (
+    "import torch, snntorch, snnipu\n"
+    "from snnipu.backends import host\n"
+    "torch.manual_seed(0)\n"
+    "x = torch.randn(6, 4, 77)\n"
+    "lif, ref = snnipu.Leaky(beta=0.9), snntorch.Leaky(beta=0.9)\n"
+    "spk, mem = lif.sequence(x)\n"
+    "state = ref.reset_mem()\n"
+    "for t in range(6):\n"
+    "    s, state = ref(x[t], state)\n"
+    "    assert torch.equal(spk[t], s) and torch.equal(mem[t], state)\n"
+    "print(host.isa())\n"
+)
+
+needs_native = pytest.mark.skipif(host.library is None, reason=f"no native library: {host.unavailable_reason}")
+
+
+def run(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+    )
+
+
+def test_native_library_is_there_where_it_is_required():
+    if os.environ.get("SNNIPU_REQUIRE_NATIVE") != "1":
+        pytest.skip("SNNIPU_REQUIRE_NATIVE is not 1")
+    assert host.library is not None, host.unavailable_reason
+
+
+@needs_native
+@pytest.mark.parametrize("isa", host.available_isas())
+def test_every_instruction_set(isa):
+    best = host.library.snnipu_best_isa().decode()
+    order = ["baseline", "avx2", "avx512"]
+    if isa in order and order.index(isa) > order.index(best):
+        pytest.skip(f"this processor has no {isa}")
+    done = run(CHECK, SNNIPU_ISA=isa)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == isa
+
+
+@needs_native
+def test_the_best_instruction_set_is_chosen():
+    environment = {k: v for k, v in os.environ.items() if k != "SNNIPU_ISA"}
+    done = subprocess.run([sys.executable, "-c", CHECK], env=environment, stdout=subprocess.PIPE, check=True)
+    assert done.stdout.decode().strip() == host.library.snnipu_best_isa().decode()
+
+
+@needs_native
+def test_unknown_instruction_set():
+    done = run(CHECK, SNNIPU_ISA="avx9000")
+    assert "SNNIPU_ISA must be one of" in done.stderr
+
+
+def test_without_the_library_the_reference_runs_and_says_so_once(tmp_path):
+    done = run(CHECK, SNNIPU_NATIVE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "None"
+    assert done.stderr.count("slow PyTorch reference") == 1
+    assert "SNNIPU_REQUIRE_NATIVE=1 pip install" in done.stderr
+
+
+def test_why_the_build_failed_is_told(tmp_path):
+    (tmp_path / "build_failed.txt").write_text("no C++ compiler found\n")
+    assert "was not built (no C++ compiler found)" in run(CHECK, SNNIPU_NATIVE_DIR=str(tmp_path)).stderr
+
+
+@needs_native
+def test_a_library_of_another_version_is_refused(tmp_path):
+    other = __version__.translate(str.maketrans("0123456789", "9876543210"))
+    for path in host.native_folder().glob("*.so"):
+        binary = path.read_bytes()
+        own = __version__.encode() + b"\0"
+        assert own in binary
+        (tmp_path / path.name).write_bytes(binary.replace(own, other.encode() + b"\0"))
+    done = run(CHECK, SNNIPU_NATIVE_DIR=str(tmp_path))
+    assert f"of version {other}, the package of {__version__}" in done.stderr
+    assert done.stdout.strip() == "None"
+
+
+def test_a_damaged_library_is_told(tmp_path):
+    (tmp_path / "libsnnipu-baseline.so").write_bytes(b"not a library")
+    assert "cannot be loaded" in run(CHECK, SNNIPU_NATIVE_DIR=str(tmp_path)).stderr
+
+
+def build(folder, **environment):
+    source = folder / "source"
+    source.mkdir()
+    for name in ("setup.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, source)
+    (source / "README.md").write_text("")
+    for name in ("csrc", "snnipu"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("*.so", "__pycache__", "_native"))
+    done = subprocess.run(
+        [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
+        cwd=str(source),
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+    )
+    return done, source / "snnipu" / "_native"
+
+
+def test_without_a_compiler_the_build_goes_on(tmp_path):
+    pytest.importorskip("setuptools")
+    done, native = build(tmp_path, CXX="/no/such/compiler", SNNIPU_REQUIRE_NATIVE="0")
+    assert done.returncode == 0, done.stdout
+    assert "native library was not built" in done.stdout
+    assert "/no/such/compiler" in (native / "build_failed.txt").read_text()
+
+
+def test_without_a_compiler_the_build_fails_where_it_is_required(tmp_path):
+    pytest.importorskip("setuptools")
+    done, _ = build(tmp_path, CXX="/no/such/compiler", SNNIPU_REQUIRE_NATIVE="1")
+    assert done.returncode != 0
+    assert "/no/such/compiler" in done.stdout
+
+
+def test_backend_for():
+    expected = "reference" if host.library is None else "host"
+    assert backends.backend_for("lif_sequence", torch.device("cpu")) == expected
+    assert backends.backend_for("lif_step", torch.device("cuda")) == "reference"
+    assert "cuda" in backends.why_reference(torch.device("cuda"))
+    with pytest.raises(ValueError, match="op must be one of"):
+        backends.backend_for("no_such_op", torch.device("cpu"))
+
+
+def test_vertices_are_free_of_host_code():
+    """Codelets and the maths see Poplar's vertex header and the standard headers popc has, nothing of the host's."""
+    allowed = {"<poplar/Vertex.hpp>", "<cmath>", "<cstdint>", "<cstring>", "<type_traits>", "<utility>", "<cstddef>"}
+    for folder in ("neuron", "vertices"):
+        for path in (ROOT / "csrc" / folder).iterdir():
+            lines = path.read_text().splitlines()
+            guarded = False
+            for line in lines:
+                guarded = (guarded or line.startswith("#if defined(__F16C__)")) and not line.startswith("#endif")
+                if line.startswith("#include") and not guarded:
+                    included = line.split()[1]
+                    assert included in allowed or included.startswith('"neuron/'), f"{path.name}: {line}"

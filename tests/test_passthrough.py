@@ -1,0 +1,49 @@
+"""Every snnTorch name resolves through snnipu."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+import snntorch
+
+import snnipu as snn
+
+OWN = {"Leaky", "surrogate"}
+
+
+def test_every_public_name():
+    for name in dir(snntorch):
+        if name.startswith("_"):
+            continue
+        assert hasattr(snn, name), name
+        assert name in dir(snn), name
+        if name not in OWN and not isinstance(getattr(snntorch, name), type(snntorch)):
+            assert getattr(snn, name) is getattr(snntorch, name), name
+
+
+@pytest.mark.parametrize("name", ["functional", "functional.loss", "spikegen", "utils", "functional.quant"])
+def test_submodules(name):
+    assert importlib.import_module(f"snnipu.{name}") is importlib.import_module(f"snntorch.{name}")
+
+
+def test_names_resolve_in_a_fresh_process():
+    code = (
+        "import snnipu as snn, snntorch\n"
+        "assert snn.Synaptic is snntorch.Synaptic\n"
+        "import snntorch.functional, snntorch.spikegen\n"
+        "assert snn.functional.ce_count_loss is snntorch.functional.ce_count_loss\n"
+        "assert snn.spikegen.rate is snntorch.spikegen.rate\n"
+        "from snnipu.functional import loss\n"
+        "from snnipu import utils, spikegen\n"
+        "assert snn.Leaky is not snntorch.Leaky\n"
+        "assert snntorch.spikegen.__spec__.name == 'snntorch.spikegen'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_unknown_name():
+    with pytest.raises(AttributeError, match="module 'snnipu' has no attribute 'no_such_neuron'"):
+        snn.no_such_neuron  # noqa: B018
+    with pytest.raises(ImportError):
+        importlib.import_module("snnipu.no_such_module")

@@ -1,0 +1,110 @@
+"""``snnipu.surrogate`` beside ``snntorch.surrogate``."""
+
+import inspect
+import pickle
+
+import pytest
+import snntorch
+import torch
+
+from snnipu import surrogate
+
+FACTORIES = [
+    ("straight_through_estimator", {}),
+    ("triangular", {"threshold": 0.5}),
+    ("fast_sigmoid", {"slope": 7}),
+    ("atan", {"alpha": 3.0}),
+    ("heaviside", {}),
+    ("sigmoid", {"slope": 3}),
+    ("spike_rate_escape", {"beta": 2, "slope": 3}),
+    ("SSO", {"mean": 0.1, "variance": 0.4}),
+    ("SFS", {"slope": 4, "B": 0.2}),
+]
+U = torch.linspace(-3, 3, 101)
+
+
+def gradient(function, u=U):
+    torch.manual_seed(0)
+    leaf = u.clone().requires_grad_()
+    spk = function(leaf)
+    spk.backward(torch.linspace(0.5, 2, u.numel()))
+    return spk.detach(), leaf.grad
+
+
+@pytest.mark.parametrize(("name", "parameters"), FACTORIES)
+def test_equals_snntorch(name, parameters):
+    theirs, ours = (getattr(source, name)(**parameters) for source in (snntorch.surrogate, surrogate))
+    expected, actual = gradient(theirs), gradient(ours)
+    assert torch.equal(actual[0], expected[0])
+    assert torch.allclose(actual[1], expected[1], rtol=1e-6, atol=1e-7)
+    assert surrogate.as_surrogate(theirs) == ours
+    assert surrogate.as_surrogate(ours) is ours
+    assert pickle.loads(pickle.dumps(ours)) == ours
+
+
+@pytest.mark.parametrize("name", [*dict(FACTORIES), "LSO", "custom_surrogate"])
+def test_signatures_are_snntorchs(name):
+    ours, theirs = (inspect.signature(getattr(s, name)).parameters for s in (surrogate, snntorch.surrogate))
+    assert list(ours) == list(theirs)
+    assert [p.default for p in ours.values()] == [p.default for p in theirs.values()]
+
+
+def test_every_factory_of_snntorch_is_covered():
+    factories = {
+        name
+        for name, value in vars(snntorch.surrogate).items()
+        if inspect.isfunction(value) and value.__module__ == snntorch.surrogate.__name__
+    }
+    assert factories == set(surrogate._FACTORIES)
+
+
+def test_lso_works_as_documented():
+    spk, grad = gradient(surrogate.LSO(0.25))
+    upstream = torch.linspace(0.5, 2, U.numel())
+    assert torch.equal(spk, (U > 0).float())
+    assert torch.allclose(grad, torch.where(U > 0, upstream, 0.25 * upstream))
+    assert surrogate.as_surrogate(snntorch.surrogate.LSO(0.25)) == surrogate.LSO(0.25)
+
+
+def test_sigmoid_is_finite_where_snntorchs_is_not():
+    u = torch.tensor([-8.0, 8.0])
+    assert gradient(snntorch.surrogate.sigmoid(), u)[1].isnan().any()
+    assert torch.equal(gradient(surrogate.sigmoid(), u)[1], torch.zeros(2))
+
+
+def test_custom_surrogate():
+    def gradient_function(u, grad, spikes):
+        return grad * spikes
+
+    ours = surrogate.custom_surrogate(gradient_function)
+    theirs = snntorch.surrogate.custom_surrogate(gradient_function)
+    assert surrogate.as_surrogate(theirs) == ours
+    assert torch.equal(gradient(ours)[1], gradient(theirs)[1])
+
+
+def test_what_is_not_a_known_surrogate():
+    assert surrogate.as_surrogate(lambda u: u) is None
+    assert surrogate.as_surrogate(torch.sigmoid) is None
+    learnable = torch.tensor([1.0, 2.0], requires_grad=True)
+    assert surrogate.as_surrogate(snntorch.surrogate.fast_sigmoid(learnable)) is None
+    assert surrogate.as_surrogate(None) == surrogate.atan()
+
+
+def test_snntorchs_other_names_resolve():
+    assert surrogate.ATan is snntorch.surrogate.ATan
+    with pytest.raises(AttributeError):
+        surrogate.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: surrogate.fast_sigmoid("steep"), "slope must be a number"),
+        (lambda: surrogate.atan(None), "alpha must be a number"),
+        (lambda: surrogate.SFS(1, [2]), "B must be a number"),
+        (lambda: surrogate.custom_surrogate(3), "custom_surrogate_function must be callable"),
+    ],
+)
+def test_bad_parameters(build, message):
+    with pytest.raises(TypeError, match=message):
+        build()
