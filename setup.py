@@ -95,7 +95,7 @@ class BuildNative(build_ext):
             command += ["-o", str(folder / f"libsnnipu-{isa}.so"), *shlex.split(os.environ.get("LDFLAGS", ""))]
             command += ["-ldl"] if sys.platform.startswith("linux") else []
             print(" ".join(shlex.quote(word) for word in command), flush=True)
-            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             if done.stdout:
                 print(done.stdout, flush=True)
             if done.returncode != 0:

@@ -6,8 +6,8 @@ from snnipu import _passthrough
 
 _passthrough.install()
 
-from snnipu._version import __version__  # noqa: E402
 from snnipu import backends, ops, surrogate  # noqa: E402
+from snnipu._version import __version__  # noqa: E402
 from snnipu.neurons import Leaky, MultiStep  # noqa: E402
 
 __all__ = ["Leaky", "MultiStep", "__version__", "ops", "surrogate"]

@@ -160,7 +160,7 @@ def spike_rate_escape(beta: float = 1, slope: float = 25) -> Surrogate:
 
 
 def SSO(mean: float = 0, variance: float = 0.2) -> Surrogate:
-    """``dS/du = 1`` where ``u > 0``, else uniform noise ``(U[-0.5, 0.5) + mean) variance`` drawn in the backward pass."""
+    """``dS/du = 1`` where ``u > 0``, else ``(U[-0.5, 0.5) + mean) variance``, drawn in the backward pass."""
     return Surrogate("SSO", mean=_number("mean", mean), variance=_number("variance", variance))
 
 

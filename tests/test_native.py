@@ -35,9 +35,8 @@ def run(code, **environment):
     return subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        universal_newlines=True,
+        capture_output=True,
+        text=True,
     )
 
 
@@ -117,7 +116,7 @@ def build(folder, **environment):
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        universal_newlines=True,
+        text=True,
     )
     return done, source / "snnipu" / "_native"
 

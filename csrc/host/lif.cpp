@@ -304,7 +304,7 @@ using snnipu::Float16;
          {threshold, static_cast<std::size_t>(threshold_size)},                                                        \
          {graded, static_cast<std::size_t>(graded_size)}},                                                             \
         spk, mem, pre_reset, static_cast<std::size_t>(steps), static_cast<std::size_t>(elements),                      \
-        constant_input != 0 && steps > 1, static_cast<unsigned>(threads)                                                                                 \
+        constant_input != 0 && steps > 1, static_cast<unsigned>(threads)                                               \
   }
 
 #define BACKWARD_ARGS(S)                                                                                               \
@@ -315,8 +315,8 @@ using snnipu::Float16;
          {graded, static_cast<std::size_t>(graded_size)}},                                                             \
         grad_x, grad_mem0, {grad_beta, grad_threshold, grad_graded}, static_cast<std::size_t>(steps),                  \
         static_cast<std::size_t>(elements), constant_input != 0 && steps > 1,                                          \
-        static_cast<snnipu::Compute<S>>(surrogate_a),                                                                  \
-        static_cast<snnipu::Compute<S>>(surrogate_b), static_cast<unsigned>(threads)                                   \
+        static_cast<snnipu::Compute<S>>(surrogate_a), static_cast<snnipu::Compute<S>>(surrogate_b),                    \
+        static_cast<unsigned>(threads)                                                                                 \
   }
 
 #define LIF_SEQUENCE(SUFFIX, S, C)                                                                                     \

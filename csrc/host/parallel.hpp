@@ -8,8 +8,8 @@ namespace snnipu {
 
 using ThreadBody = void (*)(void *);
 
-// Runs body(data) on up to `threads` threads at once, the calling one among them, and returns when all are done. Uses the
-// OpenMP runtime of the process where there is one, so that its threads (PyTorch's) do not compete with ours.
+// Runs body(data) on up to `threads` threads at once, the calling one among them, and returns when all are done. Uses
+// the OpenMP runtime of the process where there is one, so that its threads (PyTorch's) do not compete with ours.
 void runThreads(ThreadBody body, void *data, unsigned threads);
 
 const char *threadRuntime();

@@ -51,7 +51,8 @@ enum snnipu_surrogate {
 #define SNNIPU_LIF_SEQUENCE_FWD(NAME, S, C)                                                                            \
   SNNIPU_API int NAME(const S *x, const C *mem0, const C *beta, const C *threshold, const C *graded, S *spk, S *mem,   \
                       S *pre_reset, int64_t steps, int64_t elements, int64_t beta_size, int64_t threshold_size,        \
-                      int64_t graded_size, int32_t constant_input, int32_t reset, int32_t reset_delay, int32_t threads)
+                      int64_t graded_size, int32_t constant_input, int32_t reset, int32_t reset_delay,                 \
+                      int32_t threads)
 
 /* Its adjoint.
  *   grad_spk, grad_mem [steps, elements], either may be NULL
@@ -65,8 +66,8 @@ enum snnipu_surrogate {
   SNNIPU_API int NAME(const S *grad_spk, const S *grad_mem, const S *mem, const S *pre_reset, const C *mem0,           \
                       const C *beta, const C *threshold, const C *graded, S *grad_x, C *grad_mem0, C *grad_beta,       \
                       C *grad_threshold, C *grad_graded, int64_t steps, int64_t elements, int64_t beta_size,           \
-                      int64_t threshold_size, int64_t graded_size, int32_t constant_input, int32_t reset, int32_t reset_delay, \
-                      int32_t surrogate, double surrogate_a, double surrogate_b, int32_t threads)
+                      int64_t threshold_size, int64_t graded_size, int32_t constant_input, int32_t reset,              \
+                      int32_t reset_delay, int32_t surrogate, double surrogate_a, double surrogate_b, int32_t threads)
 
 #ifdef __cplusplus
 } /* the functions themselves are declared where their storage types are: csrc/host/lif.cpp */

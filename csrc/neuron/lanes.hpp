@@ -28,9 +28,7 @@
 
 namespace snnipu {
 
-template <typename C, unsigned N> struct VectorOf {
-  typedef C type __attribute__((vector_size(N * sizeof(C))));
-};
+template <typename C, unsigned N> struct VectorOf { typedef C type __attribute__((vector_size(N * sizeof(C)))); };
 template <typename C, unsigned N> using VectorN = typename VectorOf<C, N>::type;
 
 template <typename C> constexpr unsigned registerLanes = SNNIPU_LANE_BYTES / sizeof(C);
@@ -65,9 +63,9 @@ template <typename V> inline V exp(V v) {
     p = p * (r * r) + r + 1.0f;
     // 2^n in two factors, as n may be 128.
     const Bits exponent = __builtin_convertvector(n, Bits);
-    const Bits half = exponent >> 1;
+    const Bits halved = exponent >> 1;
     V scale1, scale2;
-    const Bits bits1 = (half + 127) << 23, bits2 = (exponent - half + 127) << 23;
+    const Bits bits1 = (halved + 127) << 23, bits2 = (exponent - halved + 127) << 23;
     std::memcpy(&scale1, &bits1, sizeof(V));
     std::memcpy(&scale2, &bits2, sizeof(V));
     V result = p * scale1 * scale2;
@@ -137,7 +135,8 @@ template <typename V> struct Convert {
   static Bits16 toFloat16(V v) {
 #if defined(__AVX512F__)
     if constexpr (lanes<V> == 16)
-      return reinterpret_cast<Bits16>(_mm512_maskz_cvtps_ph(0xffff, reinterpret_cast<__m512>(v), _MM_FROUND_TO_NEAREST_INT));
+      return reinterpret_cast<Bits16>(
+          _mm512_maskz_cvtps_ph(0xffff, reinterpret_cast<__m512>(v), _MM_FROUND_TO_NEAREST_INT));
 #endif
 #if defined(__F16C__)
     if constexpr (lanes<V> == 8)

@@ -41,7 +41,8 @@ struct HardSpike {
   template <typename V> static V value(V u) { return heaviside(u); }
 };
 
-// S(u) = u / (1 + 25 |u|), whose derivative is FastSigmoid(25): with it the adjoint can be checked by finite differences.
+// S(u) = u / (1 + 25 |u|), whose derivative is FastSigmoid(25): with it the adjoint can be checked by finite
+// differences.
 struct SmoothSpike {
   template <typename V> static V value(V u) { return u / (splat<V>(1) + Element<V>(25) * abs(u)); }
 };
@@ -74,8 +75,8 @@ template <typename V> struct LifAdjoint {
   V gradGraded;
 };
 
-// u: membrane before an immediate reset; memPrev, reset: of the step before; gradSpk, gradMem: from the outputs and from the
-// next step. Spike is the forward pass's.
+// u: membrane before an immediate reset; memPrev, reset: of the step before; gradSpk, gradMem: from the outputs and
+// from the next step. Spike is the forward pass's.
 template <Reset R, bool ResetDelay, typename Spike, typename V, typename Surrogate>
 inline LifAdjoint<V> lifAdjoint(const LifParameters<V> &p, const Surrogate &surrogate, V u, V memPrev, V reset,
                                 V gradSpk, V gradMem) {

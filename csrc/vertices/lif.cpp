@@ -119,9 +119,9 @@ public:
   In<C> beta;
   In<C> threshold;
   In<C> graded;
-  Out<S> gradX; // unused with a constant input
+  Out<S> gradX;            // unused with a constant input
   Through<C> gradConstant; // of a constant input: the sum over time
-  Through<C> gradState; // gradient of the membrane: after the last step -> before the first
+  Through<C> gradState;    // gradient of the membrane: after the last step -> before the first
   // One sum over time per element; clamped beta's mask is already applied. Unused without parameterGradients.
   Through<C> gradBeta;
   Through<C> gradThreshold;

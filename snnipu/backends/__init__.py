@@ -31,5 +31,7 @@ def warn_if_slow() -> None:
     """Say once, at import, that the reference will run."""
     if host.library is None:
         warnings.warn(
-            f"snnipu runs its slow PyTorch reference on the CPU: {host.unavailable_reason}", RuntimeWarning, stacklevel=3
+            f"snnipu runs its slow PyTorch reference on the CPU: {host.unavailable_reason}",
+            RuntimeWarning,
+            stacklevel=3,
         )

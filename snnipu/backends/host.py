@@ -186,7 +186,7 @@ def lif_sequence_bwd(
     need_graded: bool,
     smooth: bool = False,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """CPU kernel of ``snnipu::lif_sequence_bwd``: gradients of x, mem0, beta, threshold, graded (empty if not needed)."""
+    """CPU kernel of ``snnipu::lif_sequence_bwd``: gradients of x, mem0 and the parameters, empty if not needed."""
     assert library is not None
     steps, elements = mem.shape[0], mem.shape[1:].numel()
     _check_sizes(steps, elements)

@@ -18,8 +18,8 @@ class Leaky(snntorch.Leaky):
     r"""First-order leaky integrate-and-fire neurons: ``snntorch.Leaky`` 1.0, fused.
 
     Signature, defaults, numbers, gradients and ``state_dict`` are snnTorch's, and so are the dtypes of a step: spikes
-    are float32, and so is the membrane of 16-bit inputs. See ``snntorch.Leaky`` for the keywords. The equations are those
-    of :func:`snnipu.ops.lif_sequence`.
+    are float32, and so is the membrane of 16-bit inputs. See ``snntorch.Leaky`` for the keywords. The equations are
+    those of :func:`snnipu.ops.lif_sequence`.
 
     .. code-block:: python
 
@@ -80,6 +80,10 @@ class Leaky(snntorch.Leaky):
         self._resolved: Tuple[Any, Optional[Surrogate]] = (None, None)
         self._before_step: Optional[torch.Tensor] = None
         self._reset: Optional[torch.Tensor] = None
+
+    # Set by snnTorch's constructor.
+    _reset_mechanism: str
+    reset_mechanism_val: torch.Tensor
 
     @property
     def reset_mechanism(self) -> str:
@@ -200,8 +204,8 @@ class Leaky(snntorch.Leaky):
 
         Args:
             x: current, ``[T, B, ...]``; or ``[B, ...]``, held constant, with ``num_steps``.
-            mem: membrane before the first step, ``[B, ...]``; None: zeros, or with ``init_hidden=True`` where the last call
-                ended.
+            mem: membrane before the first step, ``[B, ...]``; None: zeros, or with ``init_hidden=True`` where the
+                last call ended.
             num_steps: number of steps of a constant current.
 
         Returns:
@@ -248,9 +252,7 @@ class Leaky(snntorch.Leaky):
         if steps == 0:
             return torch.empty_like(x), torch.empty_like(x)
         if mem is not None and mem.shape != step_shape:
-            raise ValueError(
-                f"mem must have the shape of one step of x, {tuple(step_shape)}, got {tuple(mem.shape)}"
-            )
+            raise ValueError(f"mem must have the shape of one step of x, {tuple(step_shape)}, got {tuple(mem.shape)}")
         self.mem = x.new_zeros(step_shape) if mem is None else mem
         spks, mems = [], []
         for t in range(steps):

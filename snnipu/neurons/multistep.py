@@ -96,15 +96,15 @@ class MultiStep(nn.Sequential):
         spk, mem = net(x)                  # x [T, B, 784]: one current for each step
         spk, mem = net(x, num_steps=25)    # x [B, 784], held constant: the first Linear runs once
 
-    The result is that of a loop over time which passes each step through all modules; spikes are what goes from a neuron
-    to the next module, and the last module's result is returned with all steps stacked (``(spk, mem)`` from a
+    The result is that of a loop over time which passes each step through all modules; spikes are what goes from a
+    neuron to the next module, and the last module's result is returned with all steps stacked (``(spk, mem)`` from a
     :class:`Leaky`). What runs how:
 
     * :class:`Leaky`: the whole sequence as one fused operator;
     * PyTorch's own stateless modules (linear, convolution, pooling, activations, layer norm, dropout; batch norm in
       evaluation): all steps as one batch, and once for a constant input;
-    * snnTorch's other neurons and any other module: step by step, in order. Neurons' states are passed from step to step.
-      Batch norm in training uses each step's statistics.
+    * snnTorch's other neurons and any other module: step by step, in order. Neurons' states are passed from step to
+      step. Batch norm in training uses each step's statistics.
 
     Neurons start from zeros in each call; those with ``init_hidden=True`` go on where they ended, until
     ``utils.reset(net)``.

@@ -380,11 +380,11 @@ def lif_apply(
         function = known if known is not None else spike_grad
         if not callable(function):
             raise TypeError(f"spike_grad must be callable or None, got {function!r}")
-        parameters = [_spread(p, step_shape) for p in (beta_, threshold_, graded)]
+        beta_, threshold_, graded = (_spread(p, step_shape) for p in (beta_, threshold_, graded))
         dtype = compute_dtype(x.dtype)
         first = x.new_zeros(step_shape, dtype=dtype) if state is None else state
         spk, out = lif_by_steps(
-            x.to(dtype), first, *parameters, steps, num_steps is not None, reset, reset_delay, function
+            x.to(dtype), first, beta_, threshold_, graded, steps, num_steps is not None, reset, reset_delay, function
         )
         return spk.to(x.dtype).reshape(shape), out.to(x.dtype).reshape(shape)
     kernel = known.kernel if known.kernel is not None else _IDENTITY

@@ -27,6 +27,4 @@ def lif_step(
     """
     check_input(x, 0, "[B, ...]")
     reset = reset_code(reset_mechanism)
-    return lif_apply(
-        x, mem, beta, threshold, graded_spikes_factor, SINGLE_STEP, reset, bool(reset_delay), spike_grad
-    )
+    return lif_apply(x, mem, beta, threshold, graded_spikes_factor, SINGLE_STEP, reset, bool(reset_delay), spike_grad)

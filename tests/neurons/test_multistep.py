@@ -133,7 +133,9 @@ def test_snntorchs_other_neurons(neuron):
 
 
 def test_hidden_states_go_on_until_reset():
-    net = snn.MultiStep(nn.Linear(4, 6), snn.Leaky(beta=0.9, init_hidden=True), snn.Synaptic(0.8, 0.9, init_hidden=True))
+    net = snn.MultiStep(
+        nn.Linear(4, 6), snn.Leaky(beta=0.9, init_hidden=True), snn.Synaptic(0.8, 0.9, init_hidden=True)
+    )
     x = torch.rand(6, 3, 4)
     with torch.no_grad():
         whole = net(x)

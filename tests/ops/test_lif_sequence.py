@@ -184,7 +184,7 @@ def test_float64(delay, poisoned):
 @pytest.mark.parametrize("reset", RESETS)
 @pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
 def test_low_precision(dtype, reset, delay, poisoned):
-    """16-bit storage, float32 state: kernels equal the reference; both follow float32 but for crossings of the threshold."""
+    """16-bit storage, float32 state: kernels equal the reference, and float32 but for threshold crossings."""
     x = torch.randn(20, 8, 203).to(dtype)
     parameters = {"beta": 0.9, "threshold": 1.0, "reset_mechanism": reset, "reset_delay": delay}
     spk, mem = ops.lif_sequence(x, **parameters)
@@ -222,7 +222,7 @@ def test_low_precision_gradients(dtype, poisoned):
 
 
 def test_half_conversions_are_torchs():
-    """Every float16 and bfloat16 value in, and float32 values around the rounding edges out, as PyTorch converts them."""
+    """Every 16-bit value in, and float32 values around the rounding edges out, as PyTorch converts them."""
     for dtype in (torch.float16, torch.bfloat16):
         every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
         _, mem = ops.lif_sequence(every.reshape(1, 16, -1), beta=0.0, reset_mechanism="none")
@@ -232,9 +232,7 @@ def test_half_conversions_are_torchs():
         nudged = torch.cat([base * (1 + 2**-k) for k in (9, 10, 11, 12, 13)])
         nudged = nudged[torch.isfinite(nudged)]
         # beta * mem0 + 0 reaches the store unrounded.
-        _, mem = ops.lif_sequence(
-            torch.zeros(1, nudged.numel(), dtype=dtype), nudged, beta=1.0, reset_mechanism="none"
-        )
+        _, mem = ops.lif_sequence(torch.zeros(1, nudged.numel(), dtype=dtype), nudged, beta=1.0, reset_mechanism="none")
         assert torch.equal(mem[0], nudged.to(dtype))
 
 

@@ -9,8 +9,7 @@ namespace poplar {
 enum class VectorLayout { SPAN, ONE_PTR };
 
 // A field over `size()` consecutive elements. ONE_PTR fields do not know their size, as on the device.
-template <typename T, VectorLayout Layout = VectorLayout::SPAN, unsigned MinAlign = alignof(T)>
-class Vector {
+template <typename T, VectorLayout Layout = VectorLayout::SPAN, unsigned MinAlign = alignof(T)> class Vector {
 public:
   using value_type = T;
 };
@@ -66,16 +65,11 @@ template <typename T> class Input : public detail::Field<const T> {};
 
 template <typename T, unsigned A>
 class Input<Vector<T, VectorLayout::ONE_PTR, A>> : public detail::PointerField<const T> {};
-template <typename T, unsigned A>
-class Output<Vector<T, VectorLayout::ONE_PTR, A>> : public detail::PointerField<T> {};
-template <typename T, unsigned A>
-class InOut<Vector<T, VectorLayout::ONE_PTR, A>> : public detail::PointerField<T> {};
-template <typename T, unsigned A>
-class Input<Vector<T, VectorLayout::SPAN, A>> : public detail::SpanField<const T> {};
-template <typename T, unsigned A>
-class Output<Vector<T, VectorLayout::SPAN, A>> : public detail::SpanField<T> {};
-template <typename T, unsigned A>
-class InOut<Vector<T, VectorLayout::SPAN, A>> : public detail::SpanField<T> {};
+template <typename T, unsigned A> class Output<Vector<T, VectorLayout::ONE_PTR, A>> : public detail::PointerField<T> {};
+template <typename T, unsigned A> class InOut<Vector<T, VectorLayout::ONE_PTR, A>> : public detail::PointerField<T> {};
+template <typename T, unsigned A> class Input<Vector<T, VectorLayout::SPAN, A>> : public detail::SpanField<const T> {};
+template <typename T, unsigned A> class Output<Vector<T, VectorLayout::SPAN, A>> : public detail::SpanField<T> {};
+template <typename T, unsigned A> class InOut<Vector<T, VectorLayout::SPAN, A>> : public detail::SpanField<T> {};
 
 class Vertex {};
 
