@@ -7,7 +7,7 @@ from torch.autograd.function import once_differentiable
 
 from snnipu import surrogate as surrogates
 from snnipu._layout import SINGLE_STEP, layout
-from snnipu.backends import host
+from snnipu.backends import host, popart
 from snnipu.ops import _library
 from snnipu.ops._arguments import check_input, compute_dtype, parameter_argument, reset_code, state_argument
 from snnipu.surrogate import Kernel, SpikeGrad, Surrogate
@@ -368,6 +368,7 @@ def lif_apply(
     spike_grad: Optional[SpikeGrad],
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """Common way of ``lif_step`` and ``lif_sequence`` once x and the options have been checked."""
+    popart.refuse_tracing("lif_sequence")
     steps, step_shape, shape = layout(x, num_steps)
     state = None if mem is None else state_argument("mem", mem, step_shape, x)
     beta_ = parameter_argument("beta", beta, step_shape, x)

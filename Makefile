@@ -1,0 +1,78 @@
+# Every target sets up what it needs in $(VENV). Overridable: PYTHON, VENV, TORCH, TORCHVISION, PYTEST_ARGS.
+#   make demo   train on scikit-learn's digits, with pictures
+#   make test   the whole test suite
+#   make bench  snnipu beside its peers
+#   make lint   ruff, mypy, clang-format, C++ warnings
+#   make docs   the documentation as HTML
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+TORCHVISION ?= torchvision==0.28.0
+PYTEST_ARGS ?=
+OUT ?= out
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+NATIVE := $(shell find csrc -name '*.[ch]pp' -o -name '*.h')
+CPP := $(shell find csrc custom_ops -name '*.[ch]pp' -o -name '*.h')
+# A failed native build must not go unnoticed here.
+export SNNIPU_REQUIRE_NATIVE ?= 1
+
+.PHONY: demo test bench lint docs clean
+
+$(VENV)/.torch:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip
+	$(PIP) "$(TORCH)"
+	touch $@
+
+$(VENV)/.snnipu: $(VENV)/.torch pyproject.toml setup.py snnipu/_version.py $(NATIVE)
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/.data: $(VENV)/.snnipu
+	$(PIP) "$(TORCHVISION)" --editable ".[data]"
+	touch $@
+
+$(VENV)/.test: $(VENV)/.data
+	$(PIP) --editable ".[test]"
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.snnipu
+	$(PIP) "$(TORCHVISION)" --editable ".[bench]"
+	touch $@
+
+$(VENV)/.lint: $(VENV)/.snnipu
+	$(PIP) --editable ".[lint]"
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.snnipu
+	$(PIP) --editable ".[docs]"
+	touch $@
+
+demo: $(VENV)/.data
+	mkdir -p $(OUT)/demo
+	$(BIN)/python -m snnipu train --plot-dir $(OUT)/demo --json $(OUT)/demo/train.json
+	@echo "pictures and results: $(abspath $(OUT)/demo)"
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: $(VENV)/.bench
+	mkdir -p $(OUT)/bench
+	$(BIN)/python -m snnipu bench --json $(OUT)/bench/bench.json --chart $(OUT)/bench/bench.png
+	@echo "chart and results: $(abspath $(OUT)/bench)"
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
+	CXXFLAGS="$(CXXFLAGS) -O0 -Werror" $(BIN)/python setup.py --quiet build_ext --build-lib $(OUT)/lint
+
+docs: $(VENV)/.docs
+	$(BIN)/sphinx-build -W -q -b html docs $(OUT)/docs
+	@echo "documentation: $(abspath $(OUT)/docs)/index.html"
+
+clean:
+	rm -rf $(OUT) build snnipu/_native snnipu.egg-info

@@ -1,0 +1,107 @@
+"""``python -m snnipu info``: versions, instruction set, threads, and what runs where."""
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import sys
+from importlib import metadata
+from typing import Any, Dict, List, Optional
+
+import torch
+
+import snnipu
+from snnipu import backends, ops
+from snnipu.backends import host
+
+_OPTIONAL = ("poptorch", "triton", "torchvision", "sklearn", "matplotlib", "spikingjelly", "norse")
+# Import name -> name of its distribution, where the two differ.
+_DISTRIBUTIONS = {"sklearn": "scikit-learn"}
+
+
+def _version(module: str) -> Optional[str]:
+    try:
+        return metadata.version(_DISTRIBUTIONS.get(module, module))
+    except metadata.PackageNotFoundError:
+        return "installed, version unknown" if importlib.util.find_spec(module) is not None else None
+
+
+def _backends() -> Dict[str, Dict[str, Any]]:
+    cuda = torch.cuda.is_available()
+    ipu = "PopTorch is installed" if importlib.util.find_spec("poptorch") is not None else "PopTorch is not installed"
+    return {
+        "host": {"available": host.library is not None, "reason": host.unavailable_reason},
+        "cuda": {
+            "available": False,
+            "reason": f"snnipu {snnipu.__version__} has no CUDA kernels"
+            + ("; tensors on CUDA run the reference" if cuda else "; and this machine has no CUDA device"),
+        },
+        "ipu": {"available": False, "reason": f"snnipu {snnipu.__version__} has no PopART operators; {ipu}"},
+        "reference": {"available": True, "reason": None},
+    }
+
+
+def collect() -> Dict[str, Any]:
+    """Everything ``info`` prints, as a dictionary that can be written as JSON."""
+    devices = [torch.device("cpu")] + ([torch.device("cuda")] if torch.cuda.is_available() else [])
+    return {
+        "versions": {
+            "snnipu": snnipu.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            **{name: _version(name) for name in ("snntorch", "numpy", *_OPTIONAL)},
+        },
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
+        "native": {
+            "folder": str(host.native_folder()),
+            "instruction_sets": host.available_isas(),
+            "in_use": host.isa(),
+            "threads": torch.get_num_threads(),
+            "thread_runtime": host.thread_runtime(),
+        },
+        "backends": _backends(),
+        "ops": {op: {device.type: backends.backend_for(op, device) for device in devices} for op in sorted(ops.__all__)},
+    }
+
+
+def render(found: Dict[str, Any]) -> str:
+    """``collect()``'s result as text."""
+    lines = ["versions"]
+    lines += [f"  {name:13} {version or 'not installed'}" for name, version in found["versions"].items()]
+    native = found["native"]
+    lines += [f"machine         {found['machine']}", "native library"]
+    lines += [f"  folder        {native['folder']}"]
+    lines += [f"  built for     {', '.join(native['instruction_sets']) or 'nothing'}"]
+    lines += [f"  in use        {native['in_use'] or 'none'}"]
+    lines += [f"  threads       {native['threads']} (torch.get_num_threads), run by {native['thread_runtime'] or 'none'}"]
+    lines += ["backends"]
+    for name, backend in found["backends"].items():
+        lines.append(f"  {name:13} {'available' if backend['available'] else 'not available: ' + backend['reason']}")
+    lines += ["ops"]
+    for op, where in found["ops"].items():
+        lines.append(f"  {op:13} " + ", ".join(f"{device}: {backend}" for device, backend in where.items()))
+    return "\n".join(lines)
+
+
+def main(argv: List[str]) -> int:
+    """Print what this installation is and can do."""
+    parser = argparse.ArgumentParser(
+        prog="snnipu info", description="Versions, instruction set, threads, and on which backend each op runs here."
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the same as JSON to FILE ('-': to standard output)")
+    args = parser.parse_args(argv)
+    found = collect()
+    if args.json == "-":
+        json.dump(found, sys.stdout, indent=2)
+        print()
+        return 0
+    print(render(found))
+    if args.json:
+        try:
+            with open(args.json, "w") as file:
+                json.dump(found, file, indent=2)
+        except OSError as error:
+            print(f"snnipu info: --json cannot be written: {error}", file=sys.stderr)
+            return 2
+    return 0

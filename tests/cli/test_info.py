@@ -1,0 +1,64 @@
+"""``python -m snnipu info``."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from snnipu.backends import host
+from snnipu.cli import info, main
+
+
+def test_text_names_every_part(capsys):
+    assert main(["info"]) == 0
+    printed = capsys.readouterr().out
+    for word in ("snnipu", "snntorch", "threads", "lif_sequence", "lif_step", "backends", "not available"):
+        assert word in printed
+    if host.library is not None:
+        assert f"in use        {host.isa()}" in printed
+        assert "cpu: host" in printed
+
+
+def test_json(tmp_path, capsys):
+    assert main(["info", "--json", str(tmp_path / "info.json")]) == 0
+    found = json.loads((tmp_path / "info.json").read_text())
+    assert found["versions"]["torch"] == torch.__version__
+    assert found["native"]["threads"] == torch.get_num_threads()
+    capsys.readouterr()
+    assert main(["info", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out) == found
+
+
+def test_says_why_the_library_is_missing(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "snnipu", "info"],
+        env={**os.environ, "SNNIPU_NATIVE_DIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    printed = done.stdout.decode()
+    assert "host          not available: the native library was not built" in printed
+    assert "cpu: reference" in printed
+
+
+def test_bad_arguments(tmp_path, capsys):
+    assert info.main(["--json", str(tmp_path / "missing" / "info.json")]) == 2
+    assert "--json cannot be written" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        main(["info", "--no-such-option"])
+    assert stop.value.code == 2
+
+
+def test_no_or_unknown_command(capsys):
+    assert main([]) == 2
+    assert "train" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stop:
+        main(["fly"])
+    assert stop.value.code == 2
+    assert "invalid choice: 'fly'" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
