@@ -81,12 +81,20 @@ def _own_module(fullname: str) -> Optional[str]:
 
 
 def is_installed(name: str) -> bool:
-    """True where a package of this name is installed, our stand-ins for it left aside."""
+    """True where a package of this name is installed, our stand-ins for it left aside.
+
+    A folder of that name without ``__init__.py`` is no such package.
+    """
     if name in sys.modules:
-        spec = getattr(sys.modules[name], "__spec__", None)
-        return spec is not None and spec.name == name and not isinstance(spec.loader, _AliasLoader)
+        return _is_package(name, getattr(sys.modules[name], "__spec__", None))
     finders = [finder for finder in sys.meta_path if not isinstance(finder, _PoptorchFinder)]
-    return any(finder.find_spec(name, None) is not None for finder in finders if hasattr(finder, "find_spec"))
+    return any(_is_package(name, finder.find_spec(name, None)) for finder in finders if hasattr(finder, "find_spec"))
+
+
+def _is_package(name: str, spec: Optional[importlib.machinery.ModuleSpec]) -> bool:
+    return (
+        spec is not None and spec.name == name and spec.origin is not None and not isinstance(spec.loader, _AliasLoader)
+    )
 
 
 class _PopartStandIn(ModuleType):

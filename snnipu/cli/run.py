@@ -60,7 +60,8 @@ def main(argv: List[str]) -> int:
         print("snnipu run: interrupted", file=sys.stderr)
         return 130
     except Exception as error:
-        sys.excepthook(type(error), error, _of_script(error.__traceback__))
+        traceback = _of_script(error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(traceback), traceback)
         return 1
     finally:
         sys.argv, sys.path = before

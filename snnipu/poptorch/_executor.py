@@ -6,6 +6,7 @@ Weights live in the user's model itself, so copies to and from a device have not
 
 import contextlib
 import copy
+import copyreg
 import datetime
 import time
 import weakref
@@ -66,10 +67,11 @@ class _WrappedModel:
             _unwrap(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Copies and pickles are of the class that the user wrote.
+        # Copies and pickles are of the class that the user wrote, and load without snnipu.
         function, arguments, *rest = super().__reduce_ex__(protocol)  # type: ignore
         if arguments and arguments[0] is type(self):
-            arguments = (type(self).__mro__[2], *arguments[1:])
+            cls = type(self).__mro__[2]
+            return (copyreg._reconstructor, (cls, object, None), *rest)  # type: ignore[attr-defined]
         return (function, arguments, *rest)
 
 

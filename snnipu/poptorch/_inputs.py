@@ -186,7 +186,7 @@ def _check_value(name: str, expected: Any, got: Any) -> None:
             _check_value(key if name == "named arguments" else f"{name}[{key!r}]", old, got[key])
     elif expected is not got and expected != got:
         raise InvalidArgument(
-            f"Value mismatch for {name}: expected {expected!r} but got {got!r}: all but tensors is compiled in.{_ADVICE}"
+            f"Value mismatch for {name}: expected {expected!r} but got {got!r}. Constants are compiled in.{_ADVICE}"
         )
 
 

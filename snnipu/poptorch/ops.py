@@ -4,8 +4,10 @@ The marks of ``_blocks`` and ``custom_op`` are offered here too, under the names
 """
 
 import builtins
+import sys
 from typing import Any, Callable, Dict, List, Sequence
 
+import numpy
 import torch
 
 from snnipu.poptorch import _tracing
@@ -247,30 +249,32 @@ def ipu_print_tensor(
 ) -> torch.Tensor:
     """The tensor itself, printed with its title, and its gradient in the backward pass as ``title_gradient``.
 
-    Prints with PyTorch's formatting: ``summarise_threshold``, ``edge_items``, ``max_line_width`` and ``digits`` count,
-    the separator and brackets are PyTorch's own.
+    More than ``summarise_threshold`` elements (0: never) are shortened to ``edge_items`` at each edge; lines longer
+    than ``max_line_width`` (0: never) are broken; ``digits`` follow the decimal point.
     """
     check_tensor(tensor, "ipu_print_tensor: tensor")
     if float_format not in _FLOAT_FORMATS:
         raise InvalidArgument(f"ipu_print_tensor: expected float_format {_FLOAT_FORMATS}, got {float_format!r}")
-    settings = {
-        "threshold": summarise_threshold or 2**62,
-        "edgeitems": edge_items,
-        "linewidth": max_line_width or 2**31,
-        "precision": digits,
-    }
-    _print_tensor(title or "tensor", tensor, settings)
+    kinds = {"fixed": f"{{:.{digits}f}}", "scientific": f"{{:.{digits}e}}"}
+
+    def show(what: str, values: torch.Tensor) -> None:
+        text = numpy.array2string(
+            values.detach().cpu().numpy(),
+            threshold=summarise_threshold or sys.maxsize,
+            edgeitems=edge_items,
+            max_line_width=max_line_width or sys.maxsize,
+            precision=digits,
+            separator=separator,
+            formatter={"float_kind": kinds[float_format].format} if float_format in kinds else None,
+        )
+        builtins.print(f"{what}: {text.replace('[', open_bracket).replace(']', close_bracket)}")
+
+    name = title or "tensor"
+    show(name, tensor)
     same = tensor.clone()
     if print_gradient and same.requires_grad:
-        same.register_hook(lambda gradient: _print_tensor(f"{title or 'tensor'}_gradient", gradient, settings))
+        same.register_hook(lambda gradient: show(f"{name}_gradient", gradient))
     return same
-
-
-def _print_tensor(title: str, tensor: torch.Tensor, settings: Any) -> None:
-    import numpy
-
-    values = tensor.detach().cpu().numpy()
-    builtins.print(f"{title}: {numpy.array2string(values, **settings)}")
 
 
 class CPU:

@@ -1,0 +1,190 @@
+"""Micro-batches, device iterations, accumulation, replicas and output modes, with inputs that encode their position."""
+
+import pytest
+import torch
+
+from snnipu import poptorch
+from snnipu.poptorch import OutputMode
+
+D, A, R = 2, 3, 2
+
+
+class Echo(torch.nn.Module):
+    """Returns its micro-batch and the sum of it; trains nothing to speak of."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return x, x.sum(), poptorch.identity_loss((self.w * x).sum(), "none")
+
+
+def options(mode=None, period=None, accumulation=A):
+    opts = poptorch.Options().deviceIterations(D).replicationFactor(R)
+    opts.Training.gradientAccumulation(accumulation)
+    if mode is not None:
+        opts.outputMode(mode, period)
+    return opts
+
+
+def micro(*positions, size=2):
+    """The elements of these micro-batches in an input of 0, 1, 2, ..."""
+    return torch.cat([torch.arange(p * size, (p + 1) * size, dtype=torch.float32) for p in positions])
+
+
+# Micro-batch p = (iteration * A + accumulation) * R + replica.
+@pytest.mark.parametrize(
+    ("mode", "period", "positions"),
+    [
+        (None, None, [10, 11]),
+        (OutputMode.Final, None, [10, 11]),
+        (OutputMode.All, None, list(range(12))),
+        (OutputMode.EveryN, 1, list(range(12))),
+        (OutputMode.EveryN, 2, [6, 7, 8, 9, 10, 11]),
+    ],
+)
+def test_training_outputs_in_order(mode, period, positions):
+    model = poptorch.trainingModel(Echo(), options(mode, period))
+    x, total, _ = model(torch.arange(24.0))
+    assert torch.equal(x, micro(*positions))
+    assert torch.equal(total, torch.stack([micro(p).sum() for p in positions]))
+
+
+def test_training_outputs_summed_per_replica():
+    model = poptorch.trainingModel(Echo(), options(OutputMode.Sum))
+    x, total, _ = model(torch.arange(24.0))
+    of_replica = [[micro(p) for p in range(r, 12, R)] for r in range(R)]
+    assert torch.equal(x, torch.cat([torch.stack(pieces).sum(0) for pieces in of_replica]))
+    assert torch.equal(total, torch.stack([torch.stack(pieces).sum() for pieces in of_replica]))
+
+
+@pytest.mark.parametrize(
+    ("mode", "period", "positions"),
+    [
+        (None, None, [0, 1, 2, 3]),
+        (OutputMode.Default, None, [0, 1, 2, 3]),
+        (OutputMode.All, None, [0, 1, 2, 3]),
+        (OutputMode.Final, None, [2, 3]),
+        (OutputMode.EveryN, 2, [2, 3]),
+    ],
+)
+def test_inference_outputs_in_order(mode, period, positions):
+    model = poptorch.inferenceModel(Echo(), options(mode, period, accumulation=1))
+    assert torch.equal(model(torch.arange(8.0))[0], micro(*positions))
+
+
+def test_scalars_stay_scalars_where_there_is_one_of_them():
+    assert poptorch.inferenceModel(Echo())(torch.arange(4.0))[1].shape == ()
+    one = poptorch.trainingModel(Echo(), poptorch.Options().deviceIterations(2))
+    assert one(torch.arange(4.0))[1].shape == ()
+    two = poptorch.trainingModel(Echo(), poptorch.Options().replicationFactor(2))
+    assert two(torch.arange(4.0))[1].shape == (2,)
+
+
+def test_structure_of_outputs_is_kept():
+    class Nested(torch.nn.Module):
+        def forward(self, x, y):
+            return {"b": x, "a": [y, (x + y, "text", None)]}
+
+    opts = poptorch.Options().deviceIterations(2)
+    out = poptorch.inferenceModel(Nested(), opts)(torch.arange(4.0), torch.ones(4))
+    assert list(out) == ["b", "a"]
+    assert torch.equal(out["b"], torch.arange(4.0))
+    assert torch.equal(out["a"][1][0], torch.arange(4.0) + 1)
+    assert out["a"][1][1:] == ("text", None)
+
+
+class Regression(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.fc = torch.nn.Linear(4, 3)
+
+    def forward(self, x, y):
+        out = self.fc(x)
+        return out, torch.nn.functional.mse_loss(out, y)
+
+
+def data(n):
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(n, 4, generator=generator), torch.randn(n, 3, generator=generator)
+
+
+def by_hand(x, y, steps, lr):
+    model = Regression()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    for xs, ys in zip(x.chunk(steps), y.chunk(steps)):
+        optimizer.zero_grad()
+        model(xs, ys)[1].backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize(("iterations", "accumulation", "replicas"), [(1, 4, 1), (2, 3, 2), (3, 1, 4), (2, 1, 1)])
+@pytest.mark.parametrize("reduction", [poptorch.ReductionType.Mean, poptorch.ReductionType.Sum])
+def test_accumulated_training_equals_big_batches(iterations, accumulation, replicas, reduction):
+    opts = poptorch.Options().deviceIterations(iterations).replicationFactor(replicas)
+    opts.Training.gradientAccumulation(accumulation).accumulationAndReplicationReductionType(reduction)
+    x, y = data(5 * iterations * accumulation * replicas)
+    model = Regression()
+    trained = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    trained(x, y)
+    # The loss is a mean over the batch, so the mean of gradients is the big batch's, and the sum so many times that.
+    factor = 1 if reduction == poptorch.ReductionType.Mean else accumulation * replicas
+    expected = by_hand(x, y, iterations, 0.1 * factor)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("grouping", "first_of_replica"),
+    [(poptorch.CommGroupType.Consecutive, [0, 0, 1, 1]), (poptorch.CommGroupType.Orthogonal, [0, 1, 0, 1])],
+)
+def test_replicas_of_a_group_read_the_same_input(grouping, first_of_replica):
+    opts = poptorch.Options().replicationFactor(4).inputReplicaGrouping(2, grouping)
+    out, _, _ = poptorch.inferenceModel(Echo(), opts)(torch.arange(4.0))
+    assert torch.equal(out, micro(*first_of_replica))
+
+
+@pytest.mark.parametrize("size", [23, 1])
+def test_a_batch_that_does_not_divide_names_the_input(size):
+    model = poptorch.trainingModel(Echo(), options())
+    with pytest.raises(poptorch.Error, match=r"input x of shape \(\d+,\).*deviceIterations \(2\).* = 12"):
+        model(torch.arange(float(size)))
+    with pytest.raises(AssertionError):  # PopTorch's own kind of error for it
+        model(torch.arange(float(size)))
+
+
+def test_a_scalar_input_divides_into_one_micro_batch_only():
+    class Square(torch.nn.Module):
+        def forward(self, x):
+            return x * x
+
+    assert poptorch.inferenceModel(Square())(torch.tensor(3.0)) == 9
+    with pytest.raises(poptorch.Error, match="input x of shape"):
+        poptorch.inferenceModel(Square(), poptorch.Options().deviceIterations(2))(torch.tensor(3.0))
+
+
+def test_a_period_that_does_not_divide_the_iterations_is_refused():
+    opts = poptorch.Options().deviceIterations(4).outputMode(OutputMode.EveryN, 3)
+    with pytest.raises(poptorch.Error, match="output_return_period that divides deviceIterations"):
+        poptorch.inferenceModel(Echo(), opts)
+
+
+def test_accumulation_in_inference_is_refused():
+    opts = poptorch.Options()
+    opts.Training.gradientAccumulation(2)
+    with pytest.raises(poptorch.Error, match="gradientAccumulation to 1"):
+        poptorch.inferenceModel(Echo(), opts)
+
+
+def test_performance_counters_time_the_last_call():
+    model = poptorch.inferenceModel(Echo(), poptorch.Options().deviceIterations(3))
+    assert model.getPerfCounters()["input"] == [[]]
+    assert model.getLatency() == (0.0, 0.0, 0.0)
+    model(torch.arange(6.0))
+    counters = model.getPerfCounters()
+    assert len(counters["input"][0]) == len(counters["output_complete"][0]) == 3
+    low, high, mean = model.getLatency()
+    assert 0 < low <= mean <= high

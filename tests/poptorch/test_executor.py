@@ -1,0 +1,559 @@
+"""Wrapping, compiling, running and unwrapping models."""
+
+import copy
+import logging
+import pickle
+
+import pytest
+import torch
+
+from snnipu import poptorch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc = torch.nn.Linear(4, 3)
+        self.drop = torch.nn.Dropout(0.5)
+        self.criterion = torch.nn.CrossEntropyLoss()
+
+    def forward(self, x, y=None):
+        out = self.fc(x)
+        return out if y is None else (out, self.criterion(out, y))
+
+
+X = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+Y = torch.arange(8) % 3
+
+
+# Losses.
+
+
+class WithLosses(torch.nn.Module):
+    def __init__(self, losses):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 3)
+        self.losses = losses
+
+    def forward(self, x):
+        out = self.fc(x)
+        return out, self.losses(out)
+
+
+def mse(out):
+    return torch.nn.functional.mse_loss(out, torch.ones_like(out))
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        mse,
+        lambda out: poptorch.identity_loss(mse(out) + 2 * mse(out), "none"),
+        lambda out: poptorch.identity_loss(out, "mean"),
+        lambda out: poptorch.identity_loss(poptorch.identity_loss(out, "none") ** 2, "sum"),
+        lambda out: (poptorch.identity_loss(mse(out), "none") * 3, "not even a tensor")[1],
+    ],
+)
+def test_the_loss_is_the_one_that_no_other_is_built_on(losses):
+    model = WithLosses(losses)
+    before = copy.deepcopy(model.state_dict())
+    trained = poptorch.trainingModel(model)
+    for _ in range(2):
+        trained(X)
+    assert not torch.equal(model.fc.weight, before["fc.weight"])
+
+
+def test_the_loss_need_not_be_returned():
+    class Silent(WithLosses):
+        def forward(self, x):
+            return super().forward(x)[0]
+
+    model = Silent(mse)
+    reference = copy.deepcopy(model)
+    poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))(X)
+    mse(reference(X)).backward()
+    torch.testing.assert_close(model.fc.weight, reference.fc.weight - 0.1 * reference.fc.weight.grad)
+
+
+@pytest.mark.parametrize(
+    ("losses", "message"),
+    [
+        (lambda out: out.sum(), "Couldn't find a loss"),
+        (lambda out: mse(out) + mse(out) * 5, "Multiple independent losses.*2 of 2"),
+        (lambda out: (poptorch.identity_loss(out, "mean"), mse(out)), "Multiple independent losses"),
+        (lambda out: poptorch.identity_loss(out, "none"), "must be a scalar, got shape"),
+        (lambda out: mse(out.detach()), "no parameter that requires a gradient"),
+    ],
+)
+def test_a_loss_that_cannot_be_found_or_used_is_refused(losses, message):
+    model = poptorch.trainingModel(WithLosses(losses))
+    for run in (model.compile, model):
+        with pytest.raises(poptorch.Error, match=message):
+            run(X)
+    assert not model.isCompiled()
+
+
+def test_an_unknown_reduction_names_the_argument():
+    with pytest.raises(poptorch.Error, match="reduction 'sum', 'mean' or 'none', got 'max'"):
+        poptorch.identity_loss(torch.ones(2), "max")
+
+
+def test_identity_loss_outside_wrappers_only_reduces():
+    x = torch.arange(4.0)
+    assert poptorch.identity_loss(x, "sum") == 6
+    assert poptorch.identity_loss(x, "mean") == 1.5
+    assert torch.equal(poptorch.identity_loss(x, reduction="none"), x)
+
+
+# Wrapping.
+
+
+def test_wrapping_twice_is_refused_until_destroyed():
+    model = Net()
+    wrapped = poptorch.trainingModel(model)
+    for again in (model, wrapped):
+        with pytest.raises(poptorch.Error, match="already been wrapped"):
+            poptorch.trainingModel(again)
+    with pytest.raises(RuntimeError, match=r"model\.destroy\(\)"):  # PopTorch's own kind of error for it
+        poptorch.trainingModel(model)
+    assert isinstance(model, Net)
+    model.destroy()
+    assert type(model) is Net
+    poptorch.trainingModel(model)(X, Y)
+
+
+def test_a_destroyed_model_must_be_compiled_again():
+    wrapped = poptorch.trainingModel(Net())
+    wrapped(X, Y)
+    wrapped.destroy()
+    assert not wrapped.isCompiled()
+    with pytest.raises(poptorch.Error, match="not been compiled or has been destroyed"):
+        wrapped.copyWeightsToHost()
+    wrapped.compile(X[:4], Y[:4])
+    assert wrapped.isCompiled()
+
+
+def test_weights_are_shared_by_model_training_and_inference():
+    model = Net()
+    training = poptorch.trainingModel(model, optimizer=poptorch.optim.SGD(model.parameters(), lr=1.0))
+    inference = poptorch.inferenceModel(training)
+    before = inference(X)
+    training(X, Y)
+    after = inference(X)
+    assert not torch.equal(before, after)
+    assert torch.equal(after, torch.nn.functional.linear(X, model.fc.weight, model.fc.bias))
+    assert all(torch.equal(a, b) for a, b in zip(training.parameters(), model.parameters()))
+    training.load_state_dict({name: torch.zeros_like(value) for name, value in model.state_dict().items()})
+    assert not inference(X).any()
+    assert list(training.state_dict()) == list(model.state_dict())
+
+
+def test_attributes_are_the_models_and_its_parameters_the_same_memory():
+    wrapped = poptorch.inferenceModel(torch.nn.Linear(2, 2))
+    assert wrapped.in_features == 2
+    assert wrapped.weight.data_ptr() == wrapped.model.weight.data_ptr()
+    assert isinstance(wrapped.weight, torch.nn.Parameter)
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        _ = wrapped.no_such_thing
+    wrapped.weight.replicaGrouping(poptorch.CommGroupType.All, 0, poptorch.VariableRetrievalMode.OnePerGroup)
+    with pytest.raises(poptorch.Error, match="replicaGrouping is not available"):
+        wrapped.weight.replicaGrouping(poptorch.CommGroupType.NoGrouping, 0, poptorch.VariableRetrievalMode.OnePerGroup)
+
+
+def test_copies_and_pickles_of_a_wrapped_model_are_of_its_own_class():
+    model = Net()
+    poptorch.trainingModel(model)
+    for other in (copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert type(other) is Net
+        assert torch.equal(other.fc.weight, model.fc.weight)
+
+
+@pytest.mark.parametrize("wrap", [poptorch.trainingModel, poptorch.inferenceModel])
+def test_arguments_of_the_wrong_type_are_named(wrap):
+    with pytest.raises(poptorch.Error, match=r"model: expected a torch\.nn\.Module, got function"):
+        wrap(lambda x: x)
+    with pytest.raises(poptorch.Error, match=r"options: expected a poptorch\.Options, got dict"):
+        wrap(Net(), {})
+
+
+def test_training_in_several_processes_is_not_available():
+    opts = poptorch.Options()
+    opts.Distributed.configureProcessId(0, 2)
+    with pytest.raises(poptorch.Error, match=r"training in several processes.*not available"):
+        poptorch.trainingModel(Net(), opts)
+
+
+# Modes of modules and where forward runs.
+
+
+def test_is_running_on_ipu_only_inside_forward():
+    seen = []
+
+    class Probe(torch.nn.Module):
+        def forward(self, x):
+            seen.append((poptorch.isRunningOnIpu(), torch.is_grad_enabled()))
+            return x
+
+    model = poptorch.inferenceModel(Probe())
+    model.compile(X)
+    model(X)
+    assert seen == [(True, False)] * 2
+    assert not poptorch.isRunningOnIpu()
+    assert not poptorch.ipuHardwareIsAvailable()
+    with pytest.raises(poptorch.Error, match="no IPU hardware"):
+        poptorch.ipuHardwareVersion()
+
+
+def test_a_failing_forward_leaves_nothing_behind():
+    class Broken(torch.nn.Module):
+        def forward(self, x):
+            raise KeyError("mine")
+
+    model = poptorch.inferenceModel(Broken())
+    with pytest.raises(KeyError, match="mine"):
+        model(X)
+    assert not poptorch.isRunningOnIpu()
+    assert not model.isCompiled()
+
+
+def test_modules_keep_the_mode_that_they_were_compiled_in():
+    class Dropping(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop = torch.nn.Dropout(0.5)
+
+        def forward(self, x):
+            return self.drop(x)
+
+    model = Dropping().eval()
+    compiled = poptorch.inferenceModel(model)
+    assert torch.equal(compiled(X), X)
+    model.train()
+    assert torch.equal(compiled(X), X)
+    assert model.drop.training
+    fresh = poptorch.inferenceModel(model)
+    assert not torch.equal(fresh(X), X)
+
+
+def test_compile_changes_neither_weights_nor_statistics_nor_random_numbers():
+    class Normed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = torch.nn.Linear(4, 4)
+            self.norm = torch.nn.BatchNorm1d(4)
+            self.calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return poptorch.identity_loss(self.norm(self.fc(x) * torch.rand(1)), "sum")
+
+    model = Normed()
+    before = copy.deepcopy(model.state_dict())
+    wrapped = poptorch.trainingModel(model)
+    state = torch.get_rng_state()
+    wrapped.compile(X)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    wrapped(X)
+    assert not torch.equal(model.norm.running_mean, before["norm.running_mean"])
+
+
+def test_a_parameter_replaced_in_forward_is_refused():
+    class Replacing(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            self.w = torch.nn.Parameter(self.w * 2)
+            return x * self.w
+
+    with pytest.raises(poptorch.Error, match="Parameter w is reassigned"):
+        poptorch.inferenceModel(Replacing())(X)
+
+
+# Inputs.
+
+
+@pytest.mark.parametrize("wrap", [poptorch.inferenceModel, poptorch.trainingModel])
+def test_changed_inputs_are_refused_and_named(wrap):
+    model = wrap(Net())
+    model(X, Y)
+    with pytest.raises(poptorch.Error, match=r"Shape mismatch for x: expected \(8, 4\) but got \(4, 4\).*destroy"):
+        model(X[:4], Y)
+    with pytest.raises(poptorch.Error, match=r"Data type mismatch for x: expected torch.float32 but got torch.float16"):
+        model(X.half(), Y)
+    with pytest.raises(poptorch.Error, match=r"Type mismatch for y: expected torch.Tensor but got NoneType"):
+        model(X)
+    model.destroy()
+    model(X[:4], Y[:4])
+
+
+def test_arguments_are_matched_to_the_parameters_of_forward():
+    class Many(torch.nn.Module):
+        def forward(self, a, *rest, scale=1, **named):
+            return a * scale + sum(rest) + named.get("extra", 0)
+
+    model = poptorch.inferenceModel(Many())
+    out = model(X, X, X, scale=2, extra=X)
+    assert torch.allclose(out, 5 * X)
+    with pytest.raises(poptorch.Error, match="Value mismatch for scale: expected 2 but got 3"):
+        model(X, X, X, scale=3, extra=X)
+    with pytest.raises(poptorch.Error, match="expected 3 arguments but got 2"):
+        model(X, X, scale=2, extra=X)
+    with pytest.raises(poptorch.Error, match=r"Keys mismatch for named arguments: missing \['extra'\]"):
+        model(X, X, X, scale=2)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((), {}, "Mandatory parameter x missing"),
+        ((X, Y, Y), {}, r"Too many arguments: forward takes \['x', 'y'\]"),
+        ((X,), {"x": X}, "'x' was passed twice"),
+        ((X,), {"z": Y}, r"\['z'\] are not among its parameters"),
+        ((X.to(torch.complex64),), {}, "input x: IPUs have no type torch.complex64"),
+        ((X[:0],), {}, "input x: zero-sized tensors"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(args, kwargs, message):
+    with pytest.raises(poptorch.Error, match=message):
+        poptorch.inferenceModel(Net())(*args, **kwargs)
+
+
+def test_inputs_inside_structures_are_split_and_checked():
+    class Nested(torch.nn.Module):
+        def forward(self, pair, table):
+            return pair[0] + table["b"]
+
+    model = poptorch.inferenceModel(Nested(), poptorch.Options().deviceIterations(2))
+    assert torch.equal(model((X, [Y]), {"b": X}), 2 * X)
+    with pytest.raises(poptorch.Error, match=r"Shape mismatch for pair\[1\]\[0\]"):
+        model((X, [Y[:4]]), {"b": X})
+    with pytest.raises(poptorch.Error, match=r"Shape mismatch for table\['b'\]"):
+        model((X, [Y]), {"b": X[:2]})
+
+
+def test_types_of_the_users_own_take_part_through_a_parser():
+    class Pair:
+        def __init__(self, first=None, second=None):
+            self.first, self.second = first, second
+
+    class PairParser(poptorch.ICustomArgParser):
+        def yieldTensors(self, struct):
+            yield struct.first
+            yield struct.second
+
+        def reconstruct(self, original_structure, tensor_iterator):
+            return Pair(next(tensor_iterator), next(tensor_iterator))
+
+    class Swap(torch.nn.Module):
+        def forward(self, pair):
+            return Pair(pair.second, pair.first)
+
+    poptorch.registerCustomArgParser(Pair, PairParser())
+    try:
+        model = poptorch.inferenceModel(Swap(), poptorch.Options().deviceIterations(2))
+        out = model(Pair(X, 2 * X))
+        assert torch.equal(out.first, 2 * X)
+        assert torch.equal(out.second, X)
+    finally:
+        poptorch.registerCustomArgParser(Pair, None)
+    with pytest.raises(poptorch.Error, match="arg_parser must be an ICustomArgParser"):
+        poptorch.registerCustomArgParser(Pair, object())
+
+
+def test_a_gradient_of_an_input_is_cut_off_and_said_so(caplog):
+    model = poptorch.inferenceModel(Net())
+    with caplog.at_level(logging.WARNING, "poptorch::python"):
+        model(X.clone().requires_grad_())
+        model(X.clone().requires_grad_())
+    assert [record.message for record in caplog.records if "requires_grad" in record.message] == [
+        "input x has requires_grad=True and is detached: a call runs its own backward"
+    ]
+
+
+# Outputs.
+
+
+@pytest.mark.parametrize("wrap", [poptorch.inferenceModel, poptorch.trainingModel])
+def test_backward_on_outputs_is_refused(wrap):
+    out, loss = wrap(Net())(X, Y)
+    for tensor in (out, loss):
+        assert not tensor.requires_grad
+        with pytest.raises(poptorch.Error, match=r"backward\(\) cannot be called explicitly"):
+            tensor.backward()
+
+
+def test_outputs_can_be_saved_and_turned_into_arrays(tmp_path):
+    out = poptorch.inferenceModel(Net())(X)
+    assert out.numpy().shape == (8, 3)
+    torch.save(out, tmp_path / "out.pt")
+    assert torch.equal(torch.load(tmp_path / "out.pt"), out)
+
+
+def test_an_output_is_not_the_input_or_a_weight():
+    class Same(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(2))
+
+        def forward(self, x):
+            return x, self.w
+
+    model = Same()
+    x = torch.ones(4)
+    out, weight = poptorch.inferenceModel(model)(x)
+    out.zero_()
+    weight.zero_()
+    assert x.all()
+    assert model.w.all()
+
+
+# Devices, files and the rest.
+
+
+def test_attaching_and_detaching():
+    model = poptorch.inferenceModel(Net())
+    with pytest.raises(poptorch.Error, match="not been compiled"):
+        model.detachFromDevice()
+    model.compile(X)
+    assert model.isAttachedToDevice()
+    with pytest.raises(poptorch.Error, match="already attached"):
+        model.attachToDevice()
+    model.detachFromDevice()
+    assert not model.isAttachedToDevice()
+    with pytest.raises(poptorch.Error, match="not attached"):
+        model.detachFromDevice()
+    model(X)
+    assert model.isAttachedToDevice()
+    assert model.copyWeightsToHostIfNeeded() is False
+    model.copyWeightsToHost()
+    model.copyWeightsToDevice()
+
+
+def test_an_offline_target_compiles_and_refuses_to_run():
+    model = poptorch.inferenceModel(Net(), poptorch.Options().useOfflineIpuTarget())
+    model.compile(X)
+    assert model.isCompiled()
+    assert not model.isAttachedToDevice()
+    with pytest.raises(poptorch.Error, match=r"ConnectionType\.Never"):
+        model(X)
+    with pytest.raises(poptorch.Error, match="offline device"):
+        model.attachToDevice()
+
+
+def test_named_buffers_must_be_announced():
+    class Buffered(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("offset", torch.ones(1))
+
+        def forward(self, x):
+            return x + self.offset
+
+    plain = poptorch.inferenceModel(Buffered())
+    plain(X)
+    with pytest.raises(poptorch.Error, match="updatableNamedBuffers"):
+        plain.copyNamedBuffersToDevice()
+    model = poptorch.inferenceModel(Buffered(), poptorch.Options().updatableNamedBuffers(["offset"]))
+    model(X)
+    model.offset.add_(1)
+    model.copyNamedBuffersToDevice()
+    assert torch.equal(model(X), X + 2)
+    wrong = poptorch.inferenceModel(Buffered(), poptorch.Options().updatableNamedBuffers(["ofset"]))
+    wrong(X)
+    with pytest.raises(poptorch.Error, match=r"no buffers \['ofset'\]"):
+        wrong.copyNamedBuffersToDevice()
+
+
+def test_a_saved_training_model_goes_on_where_it_stopped(tmp_path):
+    def run(model, times):
+        return [float(model(X, Y)[1]) for _ in range(times)]
+
+    file = str(tmp_path / "folder" / "model.poptorch")
+    whole = Net()
+    expected = run(poptorch.trainingModel(whole, optimizer=poptorch.optim.Adam(whole.parameters(), lr=0.1)), 5)
+    net = Net()
+    first = poptorch.trainingModel(net, optimizer=poptorch.optim.Adam(net.parameters(), lr=0.1))
+    with pytest.raises(poptorch.Error, match="not been compiled"):
+        first.save(file)
+    losses = run(first, 2)
+    first.save(file)
+    second = poptorch.load(file)
+    assert second.isCompiled()
+    assert losses + run(second, 3) == expected
+    with pytest.raises(poptorch.Error, match="Shape mismatch for x"):
+        second(X[:4], Y[:4])
+
+
+def test_an_exported_executable_loads_into_a_new_wrapper(tmp_path):
+    file = str(tmp_path / "model.poptorch")
+    poptorch.inferenceModel(Net(), poptorch.Options().useOfflineIpuTarget()).compileAndExport(file, X)
+    loaded = poptorch.load(file, lambda opts: opts.modelName("edited"))
+    assert loaded.options.model_name == "edited"
+    assert loaded(X).shape == (8, 3)
+    other = poptorch.inferenceModel(Net())
+    other.compile(X[:4])
+    other.save(file, export_model=False)
+    with pytest.raises(poptorch.Error, match="export_model=False"):
+        poptorch.load(file)
+    again = poptorch.inferenceModel(Net())
+    again.loadExecutable(file)
+    with pytest.raises(poptorch.Error, match="Shape mismatch for x"):
+        again(X)
+    (tmp_path / "other").write_bytes(pickle.dumps([1]))
+    with pytest.raises(poptorch.Error, match="was not written by"):
+        poptorch.load(str(tmp_path / "other"))
+
+
+def test_the_seed_makes_a_model_repeat_itself():
+    class Random(torch.nn.Module):
+        def forward(self, x):
+            return x + torch.rand_like(x)
+
+    outs = [poptorch.inferenceModel(Random(), poptorch.Options().randomSeed(7))(X) for _ in range(2)]
+    assert torch.equal(*outs)
+    model = poptorch.inferenceModel(Random())
+    model.compile(X)
+    state = model.rng_state
+    first = model(X)
+    model.rng_state = state
+    assert torch.equal(model(X), first)
+
+
+def test_hooks_run_around_compiling_only():
+    events = []
+    with pytest.raises(poptorch.Error, match="expected a callable"):
+        poptorch.registerPreCompileHook(1)
+    handles = [
+        poptorch.registerPreCompileHook(lambda: events.append("before")),
+        poptorch.registerPostCompileHook(lambda: events.append("after")),
+    ]
+    model = poptorch.inferenceModel(Net())
+    model(X)
+    model(X)
+    for handle in handles:
+        handle.remove()
+    poptorch.inferenceModel(Net())(X)
+    assert events == ["before", "after"]
+
+
+def test_what_has_no_meaning_on_a_host_says_so():
+    model = poptorch.inferenceModel(Net(), poptorch.Options().logCycleCount(True))
+    with pytest.raises(poptorch.Error, match="Please compile the model"):
+        model.compilationTime()
+    model(X)
+    assert model.compilationTime().total_seconds() > 0
+    for call in (model.cycleCount, model.getTensorNames, lambda: model.getAnchoredTensor("x")):
+        with pytest.raises(poptorch.Error, match="not available in snnipu's host runtime"):
+            call()
+
+
+def test_compiling_twice_is_ignored_with_a_warning(caplog):
+    model = poptorch.inferenceModel(Net())
+    model.compile(X)
+    with caplog.at_level(logging.WARNING, "poptorch::python"):
+        model.compile(X)
+    assert "already compiled" in caplog.text

@@ -1,0 +1,371 @@
+"""poptorch.optim against torch.optim and against formulas written out, and what setOptimizer takes over."""
+
+import copy
+import logging
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from snnipu import poptorch
+
+STEPS = 6
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.a = torch.nn.Linear(5, 4)
+        self.b = torch.nn.Linear(4, 2)
+
+    def forward(self, x, y):
+        out = self.b(torch.tanh(self.a(x)))
+        return out, torch.nn.functional.mse_loss(out, y)
+
+
+GENERATOR = torch.Generator().manual_seed(6)
+X, Y = torch.randn(STEPS, 3, 5, generator=GENERATOR), torch.randn(STEPS, 3, 2, generator=GENERATOR)
+
+
+def by_torch(make, clip=None):
+    model = Net()
+    optimizer = make(model.parameters())
+    for x, y in zip(X, Y):
+        optimizer.zero_grad()
+        model(x, y)[1].backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+    return model.state_dict()
+
+
+def by_poptorch(make):
+    model = Net()
+    wrapped = poptorch.trainingModel(model, optimizer=make(model.parameters()))
+    for x, y in zip(X, Y):
+        wrapped(x, y)
+    return model.state_dict()
+
+
+def check(got, expected, rtol=1e-6, atol=1e-7):
+    for name, value in expected.items():
+        torch.testing.assert_close(got[name], value, rtol=rtol, atol=atol)
+
+
+OPTIMIZERS = [
+    ("SGD", {"lr": 0.1}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    ("Adam", {}),
+    ("Adam", {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.1}),
+    ("AdamW", {"lr": 0.1, "weight_decay": 0.1}),
+    ("RMSprop", {"lr": 0.01, "alpha": 0.9, "momentum": 0.5, "weight_decay": 0.01}),
+    ("RMSprop", {"lr": 0.01, "centered": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments"), OPTIMIZERS)
+def test_trajectories_are_those_of_torch(name, arguments):
+    expected = by_torch(lambda parameters: getattr(torch.optim, name)(parameters, **arguments))
+    check(by_poptorch(lambda parameters: getattr(torch.optim, name)(parameters, **arguments)), expected)
+    check(by_poptorch(lambda parameters: getattr(poptorch.optim, name)(parameters, **arguments)), expected)
+    scaled = by_poptorch(lambda parameters: getattr(poptorch.optim, name)(parameters, loss_scaling=64.0, **arguments))
+    check(scaled, expected)
+
+
+@pytest.mark.parametrize(("name", "arguments"), [entry for entry in OPTIMIZERS if entry[0] != "RMSprop"])
+def test_gradients_are_clipped_to_a_common_norm(name, arguments):
+    expected = by_torch(lambda parameters: getattr(torch.optim, name)(parameters, **arguments), clip=0.05)
+    make = getattr(poptorch.optim, name)
+    got = by_poptorch(lambda parameters: make(parameters, max_grad_norm=0.05, loss_scaling=8.0, **arguments))
+    check(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def lamb_by_hand(gradients, w, lr, beta1, beta2, eps, decay, bias, cap):
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    for t, g in enumerate(gradients, start=1):
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g * g
+        corrected = (m / (1 - beta1**t), v / (1 - beta2**t)) if bias else (m, v)
+        u = corrected[0] / (np.sqrt(corrected[1]) + eps) + decay * w
+        norms = min(np.sqrt((w * w).sum()), cap), np.sqrt((u * u).sum())
+        w = w - lr * (norms[0] / norms[1] if norms[0] > 0 and norms[1] > 0 else 1.0) * u
+    return w
+
+
+@pytest.mark.parametrize("bias", [None, True, False])
+@pytest.mark.parametrize("cap", [None, 0.5])
+@pytest.mark.parametrize("start", [1.0, 0.0])
+def test_lamb_against_the_paper_in_double(bias, cap, start):
+    generator = torch.Generator().manual_seed(8)
+    gradients = torch.randn(STEPS, 7, generator=generator)
+    weights = torch.nn.Parameter(start * torch.randn(7, generator=generator))
+    expected = lamb_by_hand(
+        gradients.double().numpy(),
+        weights.detach().double().numpy(),
+        lr=0.05,
+        beta1=0.8,
+        beta2=0.95,
+        eps=1e-6,
+        decay=0.02,
+        bias=bias is not False,
+        cap=65500.0 if cap is None else cap,
+    )
+    optimizer = poptorch.optim.LAMB(
+        [weights], lr=0.05, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.02, bias_correction=bias, max_weight_norm=cap
+    )
+    for gradient in gradients:
+        weights.grad = gradient
+        optimizer.step()
+    np.testing.assert_allclose(weights.detach().numpy(), expected, rtol=2e-5, atol=1e-6)
+
+
+def test_adamw_without_bias_correction():
+    w = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
+    optimizer = poptorch.optim.AdamW([w], lr=0.1, betas=(0.5, 0.8), weight_decay=0.3, bias_correction=False)
+    expected, m, v = w.detach().clone(), torch.zeros(2).double(), torch.zeros(2).double()
+    for gradient in (torch.tensor([0.5, 1.0]).double(), torch.tensor([-1.0, 0.25]).double()):
+        m, v = 0.5 * m + 0.5 * gradient, 0.8 * v + 0.2 * gradient**2
+        expected = expected * (1 - 0.1 * 0.3) - 0.1 * m / (v.sqrt() + 1e-8)
+        w.grad = gradient
+        optimizer.step()
+    torch.testing.assert_close(w.detach(), expected)
+
+
+@pytest.mark.parametrize("centered", [False, True])
+def test_rmsprop_as_tensorflow_has_it(centered):
+    w = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
+    optimizer = poptorch.optim.RMSprop(
+        [w], lr=0.1, alpha=0.7, eps=1e-2, momentum=0.6, centered=centered, use_tf_variant=True
+    )
+    expected = w.detach().clone()
+    square, mean, momentum = torch.ones(2).double(), torch.zeros(2).double(), torch.zeros(2).double()
+    for gradient in (torch.tensor([0.5, 1.0]).double(), torch.tensor([-1.0, 0.25]).double()):
+        square = 0.7 * square + 0.3 * gradient**2
+        mean = 0.7 * mean + 0.3 * gradient
+        momentum = 0.6 * momentum + 0.1 * gradient / (square - centered * mean**2 + 1e-2).sqrt()
+        expected = expected - momentum
+        w.grad = gradient
+        optimizer.step()
+    torch.testing.assert_close(w.detach(), expected)
+
+
+def test_the_default_optimizer_is_sgd_with_a_learning_rate_of_a_hundredth():
+    model = Net()
+    wrapped = poptorch.trainingModel(model)
+    for x, y in zip(X, Y):
+        wrapped(x, y)
+    check(model.state_dict(), by_torch(lambda parameters: torch.optim.SGD(parameters, lr=0.01)))
+
+
+def test_groups_and_parameters_left_out():
+    model = Net()
+    before = copy.deepcopy(model.state_dict())
+    optimizer = poptorch.optim.SGD([{"params": [model.a.weight], "lr": 0.0}, {"params": [model.b.bias]}], lr=0.5)
+    wrapped = poptorch.trainingModel(model, optimizer=optimizer)
+    wrapped(X[0], Y[0])
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"b.bias"}
+
+
+def test_gradients_of_the_users_own_are_left_alone():
+    model = Net()
+    model(X[0], Y[0])[1].backward()
+    before = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    wrapped = poptorch.trainingModel(model)
+    wrapped(X[1], Y[1])
+    assert all(torch.equal(parameter.grad, before[name]) for name, parameter in model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("SGD", {"loss_scaling": 0}, "loss_scaling: expected a number above 0, got 0"),
+        ("Adam", {"accum_type": torch.float64}, "accum_type: expected torch.float32 or torch.float16"),
+        ("SGD", {"velocity_accum_type": int}, "velocity_accum_type: expected torch.float32"),
+        ("AdamW", {"first_order_momentum_accum_type": "half"}, "first_order_momentum_accum_type: expected"),
+        ("LAMB", {"second_order_momentum_accum_type": torch.int8}, "second_order_momentum_accum_type: expected"),
+        ("Adam", {"max_grad_norm": -1.0}, "max_grad_norm: expected a number above 0"),
+        ("Adam", {"max_grad_norm": math.nan}, "max_grad_norm: expected a number above 0"),
+        ("AdamW", {"bias_correction": 1}, "bias_correction: expected True or False"),
+        ("RMSprop", {"use_tf_variant": "yes"}, "use_tf_variant: expected True or False"),
+        ("SGD", {"use_combined_accum": 0}, "use_combined_accum: expected True or False"),
+        ("LAMB", {"lr": -1.0}, "lr: expected a number of at least 0"),
+        ("LAMB", {"betas": (0.9, 1.0)}, "betas: expected two numbers"),
+        ("LAMB", {"max_weight_norm": 0.0}, "max_weight_norm: expected a number above 0"),
+    ],
+)
+def test_wrong_arguments_are_named(name, arguments, message):
+    with pytest.raises(poptorch.Error, match=message):
+        getattr(poptorch.optim, name)(Net().parameters(), **{"lr": 0.1, **arguments})
+
+
+def test_extra_arguments_are_kept():
+    model = Net()
+    sgd = poptorch.optim.SGD(
+        model.parameters(),
+        lr=0.1,
+        use_combined_accum=True,
+        velocity_scaling=4.0,
+        accum_type=torch.float16,
+        velocity_accum_type=torch.half,
+    )
+    assert sgd.param_groups[0]["velocity_scaling"] == 4.0
+    assert (sgd.use_combined_accum, sgd.accum_type, sgd.velocity_accum_type) == (True, torch.float16, torch.float16)
+    poptorch.trainingModel(model, optimizer=sgd)(X[0], Y[0])
+    adam = poptorch.optim.Adam(Net().parameters(), loss_scaling=2.0, first_order_momentum_accum_type=torch.float16)
+    again = pickle.loads(pickle.dumps(adam))
+    assert (again.loss_scaling, again.first_order_momentum_accum_type) == (2.0, torch.float16)
+    assert again.variable_attrs.isConstant("lr")
+
+
+# setOptimizer.
+
+
+def weights_after(model, wrapped, number):
+    before = model.b.bias.detach().clone()
+    wrapped(X[number], Y[number])
+    return before - model.b.bias.detach()
+
+
+def test_a_learning_rate_counts_from_set_optimizer_on(caplog):
+    model = Net()
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.0)
+    wrapped = poptorch.trainingModel(model, optimizer=optimizer)
+    wrapped(X[0], Y[0])
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.0
+    with caplog.at_level(logging.WARNING, "poptorch::python"):
+        assert weights_after(model, wrapped, 1).any()
+        assert weights_after(model, wrapped, 2).any()
+    warnings = [record.message for record in caplog.records]
+    assert len(warnings) == 1
+    assert "lr is now 0.0 but training goes on with 0.1: call setOptimizer" in warnings[0]
+    assert optimizer.param_groups[0]["lr"] == 0.0
+    wrapped.setOptimizer(optimizer)
+    assert not weights_after(model, wrapped, 3).any()
+
+
+def test_a_new_optimizer_goes_on_with_the_old_ones_state():
+    def run(replace):
+        model = Net()
+        wrapped = poptorch.trainingModel(model, optimizer=poptorch.optim.Adam(model.parameters(), lr=0.1))
+        for number in range(4):
+            if replace and number == 2:
+                wrapped.setOptimizer(poptorch.optim.Adam(model.parameters(), lr=0.1))
+            wrapped(X[number], Y[number])
+        return model.state_dict()
+
+    check(run(replace=True), run(replace=False), rtol=0, atol=0)
+
+
+def test_optimizer_states_load_into_a_new_optimizer():
+    model, other = Net(), Net()
+    optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1)
+    assert optimizer.state_dict()["ipu_state"] is None
+    assert not optimizer.has_state()
+    wrapped = poptorch.trainingModel(model, optimizer=optimizer)
+    for number in range(3):
+        wrapped(X[number], Y[number])
+    state = optimizer.state_dict()
+    assert all(isinstance(value, torch.Tensor) for value in state["ipu_state"].values())
+    other.load_state_dict(model.state_dict())
+    loaded = poptorch.optim.Adam(other.parameters(), lr=0.1)
+    loaded.load_state_dict(copy.deepcopy(state))
+    again = poptorch.trainingModel(other, optimizer=loaded)
+    wrapped(X[3], Y[3])
+    again(X[3], Y[3])
+    check(other.state_dict(), model.state_dict(), rtol=0, atol=0)
+    with pytest.raises(poptorch.Error, match="because it is empty"):
+        loaded.load_state_dict({})
+    with pytest.raises(poptorch.Error, match="no 'ipu_state' and 'ipu_param'"):
+        loaded.load_state_dict(torch.optim.Adam(other.parameters()).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda model: torch.optim.Adagrad(model.parameters()), "Adagrad is not one that PopTorch supports"),
+        (lambda model: "SGD", "expected a torch.optim.Optimizer, got str"),
+        (lambda model: torch.optim.Adam(model.parameters(), amsgrad=True), "only non-amsgrad"),
+        (lambda model: torch.optim.SGD(Net().parameters(), lr=0.1), r"a parameter of shape \(4, 5\) that is not"),
+    ],
+)
+def test_optimizers_that_cannot_be_used_are_refused(make, message):
+    model = Net()
+    with pytest.raises(poptorch.Error, match=message):
+        poptorch.trainingModel(model, optimizer=make(model))
+
+
+def test_constants_of_a_compiled_model_cannot_change():
+    model = Net()
+    optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1, weight_decay=0.1)
+    wrapped = poptorch.trainingModel(model, optimizer=optimizer)
+    optimizer.param_groups[0]["eps"] = 1e-3
+    wrapped.setOptimizer(optimizer)  # not compiled yet
+    wrapped(X[0], Y[0])
+    optimizer.param_groups[0].update(lr=0.2, weight_decay=0.2)
+    wrapped.setOptimizer(optimizer)
+    optimizer.param_groups[0]["betas"] = (0.5, 0.5)
+    with pytest.raises(poptorch.Error, match="betas of group 0 is a constant of the compiled model"):
+        wrapped.setOptimizer(optimizer)
+
+
+def test_constants_marked_as_variable_can_change():
+    model = Net()
+    optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1)
+    optimizer.variable_attrs.markAsVariable("betas")
+    optimizer.variable_attrs.markAsConstant("lr")
+    with pytest.raises(poptorch.Error, match="unknown attribute 'beta'"):
+        optimizer.variable_attrs.markAsVariable("beta")
+    wrapped = poptorch.trainingModel(model, optimizer=optimizer)
+    wrapped(X[0], Y[0])
+    optimizer.param_groups[0]["betas"] = (0.5, 0.5)
+    wrapped.setOptimizer(optimizer)
+    optimizer.param_groups[0]["lr"] = 0.5
+    with pytest.raises(poptorch.Error, match="lr of group 0 is a constant"):
+        wrapped.setOptimizer(optimizer)
+
+
+def test_the_kind_of_optimizer_cannot_change_once_compiled():
+    model = Net()
+    wrapped = poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    wrapped.setOptimizer(torch.optim.Adam(model.parameters()))
+    wrapped(X[0], Y[0])
+    with pytest.raises(poptorch.Error, match="compiled for Adam and cannot change to SGD"):
+        wrapped.setOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    groups = [{"params": [parameter]} for parameter in model.parameters()]
+    with pytest.raises(poptorch.Error, match="compiled for 1 groups, got 4"):
+        wrapped.setOptimizer(torch.optim.Adam(groups))
+
+
+def test_an_inference_model_has_no_optimizer():
+    model = Net()
+    with pytest.raises(poptorch.Error, match="an inferenceModel has no optimizer"):
+        poptorch.inferenceModel(model).setOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_subclasses_of_optimizers_are_warned_of(caplog):
+    class Mine(torch.optim.SGD):
+        pass
+
+    model = Net()
+    with caplog.at_level(logging.WARNING, "poptorch::python"):
+        poptorch.trainingModel(model, optimizer=Mine(model.parameters(), lr=0.1))
+    assert "Optimizer Mine is a subclass" in caplog.text
+
+
+@pytest.mark.parametrize("relax", [False, True])
+def test_new_attributes_of_a_group_are_warned_of(caplog, relax):
+    model = Net()
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = poptorch.trainingModel(model, poptorch.Options().relaxOptimizerAttributesChecks(relax), optimizer)
+    wrapped(X[0], Y[0])
+    optimizer.param_groups[0]["initial_lr"] = 0.1
+    with caplog.at_level(logging.WARNING, "poptorch::python"):
+        wrapped.setOptimizer(optimizer)
+    assert ("unexpected group 0 attribute" in caplog.text) is not relax
