@@ -24,6 +24,12 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
+def torch_instruction_set() -> Optional[str]:
+    """Instruction set of PyTorch's own CPU kernels; None where this PyTorch does not tell."""
+    capability = getattr(getattr(torch.backends, "cpu", None), "get_cpu_capability", None)
+    return None if capability is None else str(capability())
+
+
 def package_version(name: str) -> Optional[str]:
     """Version of an installed distribution, else None."""
     try:
@@ -40,9 +46,7 @@ def record(device: torch.device, dtype: torch.dtype) -> Dict[str, Any]:
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model(),
         "cpu_model": cpu_model(),
         "architecture": platform.machine(),
-        "instruction_set": torch.backends.cpu.get_cpu_capability()
-        if hasattr(torch.backends.cpu, "get_cpu_capability")
-        else None,
+        "instruction_set": torch_instruction_set(),
         "native_instruction_set": host.isa(),
         "threads": torch.get_num_threads(),
         "dtype": str(dtype).replace("torch.", ""),

@@ -3,6 +3,7 @@
 snnTorch is a dependency of snnipu; the others are optional and are only imported when a case builds their contender.
 """
 
+import importlib
 import math
 import os
 import shutil
@@ -114,8 +115,11 @@ def compiled(function: Callable[..., Any], device: torch.device) -> Callable[...
     if device.type == "cpu" and not any(map(shutil.which, compilers)):
         raise Unavailable("torch.compile needs a C++ compiler: install g++ or clang++, or set CXX")
     # A process compiles several variants of the same loop; each must start from a clean slate of recompilations.
-    torch._dynamo.reset()
-    return torch.compile(function, fullgraph=True)
+    importlib.import_module("torch._dynamo").reset()
+    try:
+        return torch.compile(function, fullgraph=True)
+    except RuntimeError as error:  # this Python, or this system, is one that this PyTorch cannot compile on
+        raise Unavailable(f"torch.compile: {error}") from error
 
 
 def compile_seconds(run: Callable[[], Any]) -> float:

@@ -4,6 +4,7 @@ import textwrap
 from typing import Any, Dict, List, Sequence
 
 from snnipu.benchmarking.memory import METHODS
+from snnipu.benchmarking.resident import METHOD as RESIDENT_METHOD
 from snnipu.benchmarking.runner import RED, CaseResult, ContenderResult
 
 SCHEMA = 1
@@ -34,6 +35,9 @@ def table_rows(result: CaseResult) -> List[List[str]]:
     heading = ["", "check", "median ms", "quartiles ms", *(f"÷ {r.contender.ratio_label}" for r in columns), "peak MiB"]
     if reference:
         heading.append("of snnTorch")
+    resident = any(r.resident_bytes is not None for r in result.results)
+    if resident:
+        heading.append("resident MiB")
     rows = [heading]
     marks = note_marks(result)
     for r in result.results:
@@ -48,6 +52,8 @@ def table_rows(result: CaseResult) -> List[List[str]]:
         row.append(f"{r.peak_bytes / MEBIBYTE:.1f}")
         if reference:
             row.append(f"{r.peak_bytes / reference:.0%}")
+        if resident:
+            row.append("–" if r.resident_bytes is None else f"{r.resident_bytes / MEBIBYTE:.1f}")
         rows.append(row)
     return rows
 
@@ -81,6 +87,7 @@ def reading_aid(result: CaseResult) -> str:
         "check: the same results as snnTorch's eager loop, or, for a library whose neuron is another function, as its "
         f"own update rule in plain PyTorch. ÷: how many times as long as that row, by medians ({own}). "
         "peak: what one step allocates beyond its inputs."
+        + (f" resident: {RESIDENT_METHOD}." if any(r.resident_bytes is not None for r in result.results) else "")
     )
 
 
@@ -143,6 +150,7 @@ def to_json(results: Sequence[CaseResult], environment: Dict[str, Any], settings
         "environment": environment,
         "settings": settings,
         "memory_method": METHODS[environment["device"].split(":")[0]],
+        "resident_memory_method": RESIDENT_METHOD,
         "cases": [_case_to_json(result) for result in results],
     }
 
@@ -184,6 +192,7 @@ def _case_to_json(result: CaseResult) -> Dict[str, Any]:
                 },
                 "ratios": r.ratios,
                 "peak_bytes": r.peak_bytes,
+                "resident_peak_bytes": r.resident_bytes,
                 "peak_ratio": r.peak_bytes / reference if r.peak_bytes is not None and reference else None,
                 "compile_s": r.compile_seconds,
             }

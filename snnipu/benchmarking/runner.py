@@ -24,6 +24,7 @@ class ContenderResult:
         reason: why the status is not ``ok``.
         ratios: how many times as long as each of snnipu's own rows this one takes, by the name of that row (medians).
         peak_bytes: memory that one step holds at its peak beyond what was allocated before.
+        resident_bytes: growth of the resident memory of a process of its own, where that was asked for.
     """
 
     contender: Contender
@@ -33,6 +34,7 @@ class ContenderResult:
     timing: Optional[Timing] = None
     ratios: Dict[str, float] = field(default_factory=dict)
     peak_bytes: Optional[int] = None
+    resident_bytes: Optional[int] = None
     compile_seconds: Optional[float] = None
 
 
@@ -68,13 +70,15 @@ def run_case(
     device: torch.device,
     repeats: int = 20,
     min_seconds: float = 5.0,
+    resident: Optional[Callable[[str], int]] = None,
     on_stage: Callable[[str], None] = lambda stage: None,
     on_round: Callable[[], None] = lambda: None,
 ) -> CaseResult:
     """Run ``case`` with snnipu's own rows and those of ``peers``.
 
-    ``on_stage`` is told what is being prepared, ``on_round`` that a timing round is over. A contender that cannot be
-    built, or raises, keeps its row, with the reason; the others go on.
+    ``resident`` measures a contender's resident memory, by its name. ``on_stage`` is told what is being prepared,
+    ``on_round`` that a timing round is over. A contender that cannot be built, or raises, keeps its row, with the
+    reason; the others go on.
     """
     results: List[ContenderResult] = []
     workloads: Dict[str, Workload] = {}
@@ -91,6 +95,8 @@ def run_case(
                 continue
             workload.step()
             result.peak_bytes = peak_extra_bytes(workload.step, device)
+            if resident is not None:
+                result.resident_bytes = resident(contender.name)
             workloads[contender.name] = workload
         except Unavailable as error:
             result.status, result.reason = UNAVAILABLE, str(error)

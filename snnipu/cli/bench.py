@@ -1,6 +1,7 @@
 """``python -m snnipu bench``: snnipu beside its peers, in one run."""
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from tqdm import tqdm
 from snnipu._extras import MissingExtra, require
 from snnipu.benchmarking import PEERS, CaseResult, Settings, cases, chart, report, run_case
 from snnipu.benchmarking.environment import record
+from snnipu.benchmarking.resident import resident_peak_bytes, supported
 
 DTYPES = {
     "float32": torch.float32,
@@ -115,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--neurons", type=_positive_integer, metavar="N", help=f"neurons of the layer (default: {FULL['neurons']})")
     add("--repeats", type=_positive_integer, metavar="N", help=f"rounds, at least (default: {FULL['repeats']})")
     add("--min-seconds", type=_seconds, metavar="S", help=f"timing a case, at least (default: {FULL['min_seconds']:g})")
+    add("--resident-memory", action="store_true", help="peak resident memory too, each in a process of its own (Linux)")
     add("--quick", action="store_true", help="small sizes, few rounds: does everything run? The times mean little")
     return parser
 
@@ -124,6 +127,12 @@ def _run(arguments: argparse.Namespace, settings: Settings) -> List[CaseResult]:
     names = list(modules) if arguments.case == "all" else [arguments.case]
     results = []
     for name in names:
+        if settings.dtype not in modules[name].DTYPES:
+            print(f"{name} is left out: it does not run in {arguments.dtype}\n")
+            continue
+        resident = (
+            functools.partial(resident_peak_bytes, name, settings=settings) if arguments.resident_memory else None
+        )
         with tqdm(total=arguments.repeats, bar_format=PROGRESS, file=sys.stderr, leave=False) as progress:
             results.append(
                 run_case(
@@ -132,6 +141,7 @@ def _run(arguments: argparse.Namespace, settings: Settings) -> List[CaseResult]:
                     settings.device,
                     arguments.repeats,
                     arguments.min_seconds,
+                    resident,
                     on_stage=progress.set_description,
                     on_round=progress.update,
                 )
@@ -165,6 +175,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             require("matplotlib.figure", "bench", "a chart")
         except MissingExtra as error:
             parser.error(f"argument --chart: {error}")
+    if arguments.resident_memory and not supported(arguments.device):
+        parser.error("argument --resident-memory: only on Linux, and only with --device cpu")
+    module = cases.available().get(arguments.case)
+    if module is not None and DTYPES[arguments.dtype] not in module.DTYPES:
+        parser.error(f"argument --dtype: {arguments.case} does not run in {arguments.dtype}")
     settings = Settings(
         steps=arguments.steps,
         batch_size=arguments.batch_size,

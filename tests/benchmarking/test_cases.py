@@ -1,19 +1,23 @@
-import importlib.util
-import shutil
-
 import pytest
 import torch
 
 import snnipu
-from snnipu.benchmarking import Settings, cases, peers, run_case
+from snnipu.benchmarking import Settings, Unavailable, cases, peers, run_case
 from snnipu.benchmarking.cases import lif, network
 
 SMALL = {"steps": 6, "batch_size": 3, "neurons": 20}
 
 
-def check(case, name):
+def build(case, name):
     contender = next(c for c in case.contenders if c.name == name)
-    return contender.build().check()
+    try:
+        return contender.build()
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
+def check(case, name):
+    return build(case, name).check()
 
 
 def test_available_cases():
@@ -26,6 +30,7 @@ def test_what_every_case_has(name):
     module = cases.available()[name]
     case = module.build(Settings(**SMALL))
     assert module.SUMMARY
+    assert torch.float32 in module.DTYPES
     assert case.name == name
     assert case.title
     assert case.caption
@@ -52,22 +57,18 @@ def test_network_is_the_same_training(name):
     assert result.against == "snnTorch"
 
 
-@pytest.mark.parametrize("build", [lif.build, network.build])
+@pytest.mark.parametrize(
+    ("case", "dtype"), [(lif, torch.float32), (lif, torch.float64), (lif, torch.bfloat16), (network, torch.float32)]
+)
 @pytest.mark.parametrize("peer", ["spikingjelly", "norse"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_peers_follow_their_rules(build, peer, dtype):
-    if importlib.util.find_spec(peer) is None:
-        pytest.skip(f"{peer} is not installed")
-    result = check(build(Settings(dtype=dtype, **SMALL)), peer)
+def test_peers_follow_their_rules(case, peer, dtype):
+    result = check(case.build(Settings(dtype=dtype, **SMALL)), peer)
     assert result.passed, result.detail
     assert result.against == "its own rule"
 
 
-@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="torch.compile needs a C++ compiler")
-@pytest.mark.skipif(not hasattr(torch, "compile"), reason="no torch.compile")
 def test_compiled_loop():
-    case = lif.build(Settings(steps=2, batch_size=2, neurons=5))
-    workload = next(c for c in case.contenders if c.name == "compile").build()
+    workload = build(lif.build(Settings(steps=2, batch_size=2, neurons=5)), "compile")
     assert workload.compile_seconds > 0
     result = workload.check()
     assert result.passed, result.detail
@@ -99,8 +100,7 @@ def test_batched_loss_is_the_tutorials_loss():
 
 
 def test_training_step_trains():
-    case = network.build(Settings(**SMALL))
-    workload = next(c for c in case.contenders if c.name == "snnipu-loop").build()
+    workload = build(network.build(Settings(**SMALL)), "snnipu-loop")
     losses = [float(workload.step().detach()) for _ in range(10)]
     assert losses[-1] < losses[0]
 

@@ -66,7 +66,15 @@ def test_times(ratio, said):
 
 def test_json(mixed_result, machine):
     document = json.loads(json.dumps(report.to_json([mixed_result], machine, SETTINGS), allow_nan=False))
-    assert list(document) == ["schema", "passed", "environment", "settings", "memory_method", "cases"]
+    assert list(document) == [
+        "schema",
+        "passed",
+        "environment",
+        "settings",
+        "memory_method",
+        "resident_memory_method",
+        "cases",
+    ]
     assert document["schema"] == report.SCHEMA
     assert document["passed"] is False
     assert document["settings"] == SETTINGS
@@ -86,6 +94,7 @@ def test_json(mixed_result, machine):
             "time",
             "ratios",
             "peak_bytes",
+            "resident_peak_bytes",
             "peak_ratio",
             "compile_s",
         ]

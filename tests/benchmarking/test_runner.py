@@ -39,6 +39,13 @@ def test_peak_memory(mixed_result):
     assert mixed_result.memory_reference() == 4096
 
 
+def test_resident_memory_is_asked_for_by_name(run, make_contender):
+    asked = []
+    result = run(make_contender("a"), make_contender("b", passed=False), resident=lambda name: asked.append(name) or 7)
+    assert asked == ["a"]
+    assert by_name(result)["a"].resident_bytes == 7
+
+
 def test_missing_or_raising_peer_is_no_failure(run, make_contender):
     assert run(make_contender("own"), make_contender("peer", peer="norse", raises=ImportError("no"))).passed
 

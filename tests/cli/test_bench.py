@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import snnipu
+from snnipu.benchmarking.resident import supported
 from snnipu.cli import main
 
 TINY = ["--steps", "3", "--batch-size", "2", "--neurons", "9", "--repeats", "1", "--min-seconds", "0"]
@@ -16,7 +17,8 @@ def bench(*arguments):
 def test_quick_run_of_everything(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     out, picture = tmp_path / "out.json", tmp_path / "out.png"
-    assert bench("--quick", "--peers", "snntorch,spikingjelly,norse", "--json", str(out), "--chart", str(picture)) == 0
+    arguments = ["--quick", "--repeats", "1", "--threads", "1", "--peers", "snntorch,spikingjelly,norse"]
+    assert bench(*arguments, "--json", str(out), "--chart", str(picture)) == 0
     printed = capsys.readouterr().out
     document = json.loads(out.read_text(encoding="utf-8"))
     assert document["passed"] is True
@@ -60,9 +62,39 @@ def test_progress_goes_to_stderr(capsys):
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 def test_dtypes(dtype, tmp_path):
+    try:
+        torch.ones(1, dtype=getattr(torch, dtype)).clamp(0, 1)
+    except RuntimeError as error:
+        pytest.skip(str(error))
     out = tmp_path / "out.json"
     assert bench("lif", *TINY, "--dtype", dtype, "--json", str(out), "--peers", "snntorch") == 0
     assert json.loads(out.read_text(encoding="utf-8"))["environment"]["dtype"] == dtype
+
+
+def test_all_leaves_out_what_does_not_run_in_a_dtype(capsys):
+    assert bench("all", *TINY, "--dtype", "float64", "--peers", "none") == 0
+    printed = capsys.readouterr().out
+    assert "network is left out: it does not run in float64" in printed
+    assert "LIF alone" in printed
+
+
+@pytest.mark.skipif(not supported(torch.device("cpu")), reason="the system does not tell")
+def test_resident_memory(tmp_path, capsys):
+    out = tmp_path / "out.json"
+    sizes = ["--steps", "20", "--batch-size", "64", "--neurons", "1024"]
+    assert bench("lif", *TINY, *sizes, "--peers", "none", "--resident-memory", "--json", str(out)) == 0
+    assert "resident MiB" in capsys.readouterr().out
+    (row,) = json.loads(out.read_text(encoding="utf-8"))["cases"][0]["results"]
+    sequence = 20 * 64 * 1024 * 4
+    assert 1.5 * sequence < row["resident_peak_bytes"] < 6 * sequence
+
+
+def test_resident_memory_where_the_system_does_not_tell(monkeypatch, capsys):
+    monkeypatch.setattr("snnipu.cli.bench.supported", lambda device: False)
+    with pytest.raises(SystemExit) as stop:
+        bench("--resident-memory")
+    assert stop.value.code == 2
+    assert "argument --resident-memory" in capsys.readouterr().err
 
 
 def test_threads_are_set_recorded_and_restored(tmp_path):
@@ -91,6 +123,7 @@ def test_red_gate_is_status_1(monkeypatch, tmp_path, capsys):
         (["--device", "tpu"], "argument --device: unknown device 'tpu'"),
         (["--device", "meta"], "argument --device: unknown device 'meta'"),
         (["--dtype", "float8"], "argument --dtype"),
+        (["network", "--dtype", "float64"], "argument --dtype: network does not run in float64"),
         (["--steps", "0"], "argument --steps: must be at least 1"),
         (["--batch-size", "-3"], "argument --batch-size: must be at least 1"),
         (["--neurons", "many"], "argument --neurons: 'many' is not a whole number"),

@@ -1,4 +1,8 @@
-"""The cases, one module each: ``SUMMARY`` (one line for ``--help``) and ``build(settings) -> Case``."""
+"""The cases, one module each.
+
+A module has ``SUMMARY`` (one line for ``--help``), ``DTYPES`` (the element types that it can run in) and
+``build(settings) -> Case``.
+"""
 
 import importlib
 import pkgutil

@@ -12,6 +12,7 @@ from snnipu.benchmarking.case import Case, Contender, Settings, Workload
 from snnipu.benchmarking.checks import Check, check_layer, tolerance_for
 
 SUMMARY = "LIF neurons alone over a sequence, forward + backward"
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 SpikesAndGradient = Tuple[torch.Tensor, torch.Tensor]

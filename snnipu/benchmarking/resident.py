@@ -1,0 +1,72 @@
+"""Peak resident memory of one step, in a process of its own: what the system sees, fragmentation and all.
+
+The cross-check of :mod:`snnipu.benchmarking.memory`, which counts live bytes of torch's allocator. Linux and CPU only.
+"""
+
+import ctypes
+import gc
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List
+
+import torch
+
+import snnipu
+from snnipu.benchmarking.case import Settings
+
+METHOD = (
+    "growth of VmHWM over VmRSS during one warm step in a fresh process, free heap returned to the system before it"
+)
+
+
+def supported(device: torch.device) -> bool:
+    """Whether this system tells the peak of a process, and lets it be reset."""
+    return device.type == "cpu" and Path("/proc/self/clear_refs").exists()
+
+
+def resident_peak_bytes(case: str, contender: str, settings: Settings) -> int:
+    """Measure ``contender`` of ``case`` in a fresh process."""
+    request = {
+        "case": case,
+        "contender": contender,
+        "dtype": str(settings.dtype).replace("torch.", ""),
+        "threads": torch.get_num_threads(),
+        **{name: getattr(settings, name) for name in ("steps", "batch_size", "neurons", "beta", "seed")},
+    }
+    root = str(Path(snnipu.__file__).resolve().parent.parent)
+    script = f"import sys; sys.path.insert(0, {root!r}); from snnipu.benchmarking import resident; resident.child()"
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=json.dumps(request), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"the process that measures resident memory failed: {done.stderr.strip()[-150:]}")
+    return int(done.stdout.split()[-1])
+
+
+def _status(field: str) -> int:
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(field + ":"))
+
+
+def child() -> None:
+    """What the fresh process runs: the request on stdin, the bytes on stdout."""
+    from snnipu.benchmarking import cases
+
+    request: Dict[str, Any] = json.load(sys.stdin)
+    torch.set_num_threads(request.pop("threads"))
+    case, name = request.pop("case"), request.pop("contender")
+    settings = Settings(dtype=getattr(torch, request.pop("dtype")), **request)
+    contenders = cases.available()[case].build(settings).contenders
+    step = next(contender for contender in contenders if contender.name == name).build().step
+    step()
+    gc.collect()
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    before = _status("VmRSS")
+    kept: List[Any] = [step()]
+    print(max(0, _status("VmHWM") - before))
+    kept.clear()
