@@ -43,7 +43,7 @@ def test_leaky_mnist_poptorch_runs(repository, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     pytest.importorskip("sklearn")
     data = os.environ.get("SNNIPU_DATA", str(repository.parent / "shared" / "data"))
-    settings = {"SNNIPU_TUTORIAL_SAMPLES": "400", "SNNIPU_TUTORIAL_EPOCHS": "15", "SNNIPU_TUTORIAL_HIDDEN": "100"}
+    settings = {"SNNIPU_TUTORIAL_SAMPLES": "400", "SNNIPU_TUTORIAL_EPOCHS": "30", "SNNIPU_TUTORIAL_HIDDEN": "100"}
     for variable, value in {**settings, "SNNIPU_DATA": data, "IPYTHONDIR": str(tmp_path)}.items():
         monkeypatch.setenv(variable, value)
     path = os.pathsep.join([str(repository), str(repository / "tests" / "support"), os.environ.get("PYTHONPATH", "")])

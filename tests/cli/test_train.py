@@ -58,7 +58,7 @@ def test_report_and_pictures(tmp_path, capsys):
     assert report["train_samples_per_s"] > 0
     settings = {"dataset": "digits", "engine": "snnipu", "steps": 5, "hidden": 16, "epochs": 2, "batch_size": 128}
     settings.update(
-        lr=1e-3, lr_decay=0.85, beta=0.9, seed=0, device="cpu", epochs_done=2, train_samples=1442, test_samples=355
+        lr=1e-3, lr_decay=0.92, beta=0.9, seed=0, device="cpu", epochs_done=2, train_samples=1442, test_samples=355
     )
     assert {name: report[name] for name in settings} == settings
     assert set(report["versions"]) == {"snnipu", "torch", "snntorch"}
