@@ -4,6 +4,15 @@ import torch
 from snnipu.benchmarking import Case, Check, Contender, Unavailable, Workload, run_case
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small steps on several threads mostly wait for each other, for long where other tests run beside them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def contender(name, passed=True, raises=None, peer=None, **fields):
     """A contender that allocates 4 KiB a step, and counts its steps in ``contender.steps``."""
     steps = []

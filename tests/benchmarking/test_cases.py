@@ -68,7 +68,7 @@ def test_peers_follow_their_rules(case, peer, dtype):
 
 
 def test_compiled_loop():
-    workload = build(lif.build(Settings(steps=2, batch_size=2, neurons=5)), "compile")
+    workload = build(lif.build(Settings(steps=1, batch_size=2, neurons=5)), "compile")
     assert workload.compile_seconds > 0
     result = workload.check()
     assert result.passed, result.detail
