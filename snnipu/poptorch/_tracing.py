@@ -123,7 +123,11 @@ class HostMode(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in _LOSSES:
-            result = self._run(func, args, kwargs)
+            # Losses of mixed operands can fail as late as in their backward pass.
+            mixed = len({tensor.dtype for tensor in flatten([args, kwargs]) if tensor.dtype in _FLOATS}) > 1
+            self.acted = self.acted or mixed
+            retyped = _retyped(func, args, kwargs) if mixed else None
+            result = self._run(func, args, kwargs) if retyped is None else retyped()
             if self._trace.training and isinstance(result, torch.Tensor):
                 self._trace.mark_loss(result, explicit=False)
             return result

@@ -20,7 +20,7 @@ _registry: Dict[Tuple[str, str, int], HostImplementation] = {}
 # Operators of snnipu: name -> "module:function", imported on first use. The function is a HostImplementation.
 DOMAIN = "ai.snnipu"
 _LAZY: Dict[Tuple[str, str, int], str] = {
-    ("LifSequence", DOMAIN, 1): "snnipu.ops.lif_sequence:popart_implementation",
+    ("LifSequence", DOMAIN, 1): "snnipu.backends.popart:lif_sequence",
 }
 
 
