@@ -112,7 +112,7 @@ class Trainer:
         with tqdm(
             total=samples,
             desc=f"epoch {len(self.history) + 1}/{self.config.epochs}",
-            unit="image",
+            unit=" images",
             leave=False,
             disable=None if progress else True,
         ) as bar:

@@ -125,7 +125,7 @@ def test_interrupt_loses_only_the_running_epoch(repository, tmp_path, signum):
         process.send_signal(signum)
         output, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + signum
-    assert errors == ""
+    assert "Traceback" not in errors
 
     saved = torch.load(tmp_path / "my run.pt", weights_only=True)
     done = len(saved["history"])
