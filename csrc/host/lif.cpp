@@ -16,6 +16,15 @@ namespace {
 
 // Elements of a block: state, parameters and sums of a block stay in the first-level cache.
 constexpr std::size_t blockElements = 1024;
+// Neuron updates that are worth a thread: waking one costs microseconds.
+constexpr std::size_t updatesPerThread = 32768;
+
+// As many threads as the work feeds, and no more than were offered.
+unsigned usefulThreads(std::size_t steps, std::size_t elements, std::int32_t offered) {
+  const std::size_t fed = steps * elements / updatesPerThread + 1;
+  return offered > 0 && fed > static_cast<std::size_t>(offered) ? static_cast<unsigned>(offered)
+                                                                : static_cast<unsigned>(fed);
+}
 
 template <typename C> struct Parameter {
   const C *values;
@@ -304,7 +313,7 @@ using snnipu::Float16;
          {threshold, static_cast<std::size_t>(threshold_size)},                                                        \
          {graded, static_cast<std::size_t>(graded_size)}},                                                             \
         spk, mem, pre_reset, static_cast<std::size_t>(steps), static_cast<std::size_t>(elements),                      \
-        constant_input != 0 && steps > 1, static_cast<unsigned>(threads)                                               \
+        constant_input != 0 && steps > 1, snnipu::usefulThreads(steps, elements, threads)                              \
   }
 
 #define BACKWARD_ARGS(S)                                                                                               \
@@ -316,7 +325,7 @@ using snnipu::Float16;
         grad_x, grad_mem0, {grad_beta, grad_threshold, grad_graded}, static_cast<std::size_t>(steps),                  \
         static_cast<std::size_t>(elements), constant_input != 0 && steps > 1,                                          \
         static_cast<snnipu::Compute<S>>(surrogate_a), static_cast<snnipu::Compute<S>>(surrogate_b),                    \
-        static_cast<unsigned>(threads)                                                                                 \
+        snnipu::usefulThreads(steps, elements, threads)                                                                \
   }
 
 #define LIF_SEQUENCE(SUFFIX, S, C)                                                                                     \

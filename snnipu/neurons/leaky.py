@@ -78,8 +78,8 @@ class Leaky(snntorch.Leaky):
             reset_delay=reset_delay,
         )
         self._resolved: Tuple[Any, Optional[Surrogate]] = (None, None)
-        self._before_step: Optional[torch.Tensor] = None
-        self._reset: Optional[torch.Tensor] = None
+        # What `reset` is made from: the reset signal itself, or the membrane before the step (None: zeros).
+        self._last_step: Optional[Tuple[str, Optional[torch.Tensor]]] = None
 
     # Set by snnTorch's constructor.
     _reset_mechanism: str
@@ -100,15 +100,16 @@ class Leaky(snntorch.Leaky):
     @property
     def reset(self) -> torch.Tensor:
         """The detached reset signal of the last step; after a fused step, computed when it is asked for."""
-        if self._reset is not None:
-            return self._reset
-        if self._before_step is None:
+        if self._last_step is None:
             raise AttributeError("reset: this layer has not made a step yet")
-        return self.mem_reset(self._before_step)
+        kind, tensor = self._last_step
+        if kind == "reset" and tensor is not None:
+            return tensor
+        return self.mem_reset(torch.zeros_like(self.mem) if tensor is None else tensor)
 
     @reset.setter
     def reset(self, reset: torch.Tensor) -> None:
-        self._reset = reset
+        self._last_step = ("reset", reset)
 
     def _surrogate(self) -> Optional[Surrogate]:
         """What the fused kernels take for ``spike_grad``, which may be exchanged at any time."""
@@ -142,8 +143,7 @@ class Leaky(snntorch.Leaky):
             if self.init_hidden:
                 raise TypeError("`mem` should not be passed as an argument while `init_hidden=True`")
             self._check_state(input_, mem)
-            self.mem = mem
-        state = self.mem
+        state = self.mem if mem is None else mem
         fresh = state.shape != input_.shape
         mixed = state.dtype if not fresh else input_.dtype
         dtype = input_.dtype if mixed == input_.dtype else torch.promote_types(input_.dtype, mixed)
@@ -153,9 +153,10 @@ class Leaky(snntorch.Leaky):
         # In 16 bit snnTorch rounds the decayed membrane; only its own operations give the same bits.
         rounds = dtype in _LOW_PRECISION and (not fresh or self._reset_mechanism == "none")
         if rounds or not self._fuses():
+            self.mem = state
             return super().forward(input_)
         dtype = torch.float32 if dtype in _LOW_PRECISION else dtype
-        spk, self.mem = lif_apply(
+        spk, mem = lif_apply(
             input_ if input_.dtype == dtype else input_.to(dtype),
             None if fresh else state,
             self.beta,
@@ -166,13 +167,13 @@ class Leaky(snntorch.Leaky):
             self.reset_delay,
             self._surrogate(),
         )
-        self._reset = None
-        self._before_step = torch.zeros_like(self.mem) if fresh else state.detach()
+        self._last_step = ("before", None if fresh else state.detach())
         if dtype == torch.float64:
             spk = spk.to(self._promoted(torch.float32, (self.graded_spikes_factor,)))
+        self.mem = mem
         if self.init_hidden and not self.output:
             return spk
-        return spk, self.mem
+        return spk, mem
 
     def _promoted(self, dtype: torch.dtype, parameters: Optional[Tuple[torch.Tensor, ...]] = None) -> torch.dtype:
         """``dtype`` after arithmetic with the parameters: those of no dimension do not widen a floating dtype."""
@@ -267,5 +268,5 @@ class Leaky(snntorch.Leaky):
         state = self.__dict__.copy()
         state["_buffers"] = self._buffers.copy()
         state["_buffers"]["mem"] = self.mem.detach()
-        state["_before_step"] = state["_reset"] = None
+        state["_last_step"] = None
         return state
