@@ -1,0 +1,249 @@
+"""README, CONTRIBUTING and docs: their code runs, their links lead somewhere, what they name exists."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from snnipu import poptorch, surrogate
+from snnipu.cli import COMMANDS
+from snnipu.cli import main as command_line
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS]
+FENCE = re.compile(r"^( *)```(\S*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+NOT_RUN = re.compile(r"<!-- not run: .+ -->\s*$")
+
+
+def name_of(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+def text_of(page):
+    return page.read_text(encoding="utf-8")
+
+
+def blocks(page, language):
+    """The code blocks of a language, without the indent of a list; those marked ``<!-- not run: why -->`` left out."""
+    text = text_of(page)
+    found = [match for match in FENCE.finditer(text) if match.group(2) == language]
+    found = [match for match in found if not NOT_RUN.search(text[: match.start()])]
+    return [re.sub(f"^{match.group(1)}", "", match.group(3), flags=re.MULTILINE) for match in found]
+
+
+def run_block(page, number, code, namespace):
+    exec(compile(code, f"{name_of(page)}, block {number}", "exec"), namespace)
+
+
+WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
+WITH_DIFF = [page for page in PAGES if blocks(page, "diff")]
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=name_of)
+def test_python_code_runs(page, tmp_path, monkeypatch):
+    """A page's blocks run in order, as one script."""
+    if "datasets" in "".join(blocks(page, "python")):
+        pytest.importorskip("sklearn")
+    if not hasattr(poptorch, "is_host_runtime") and "poptorch" in text_of(page):
+        pytest.skip("a real PopTorch is installed, which has no operators of ours yet")
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "__main__"}
+    for number, code in enumerate(blocks(page, "python"), start=1):
+        run_block(page, number, code, namespace)
+
+
+@pytest.mark.parametrize("page", WITH_DIFF, ids=name_of)
+def test_drop_in_diffs_change_one_import_and_no_spike(page):
+    for number, diff in enumerate(blocks(page, "diff"), start=1):
+        lines = diff.splitlines()
+        assert [line for line in lines if line.startswith("-")] == ["-import snntorch as snn"]
+        assert [line for line in lines if line.startswith("+")] == ["+import snnipu as snn"]
+        spikes = []
+        for sign in "-+":
+            torch.manual_seed(0)
+            namespace = {}
+            run_block(page, number, "\n".join(line[1:] for line in lines if line[:1] in ("", " ", sign)), namespace)
+            spikes.append(torch.stack(namespace["spikes"]))
+        assert spikes[0].any()
+        assert torch.equal(*spikes)
+
+
+def test_main_pages_have_code():
+    assert {"README.md", "docs/how-to/speed-up.md", "docs/explanation/gradient.md"} <= set(map(name_of, WITH_PYTHON))
+    assert {"README.md", "docs/how-to/port-from-snntorch.md"} == set(map(name_of, WITH_DIFF))
+
+
+def options_of(command, capsys):
+    """The option strings that ``python -m snnipu COMMAND --help`` shows."""
+    with pytest.raises(SystemExit) as stopped:
+        command_line([command, "--help"])
+    assert stopped.value.code == 0
+    return set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", capsys.readouterr().out))
+
+
+def command_lines(page):
+    """What follows ``python -m snnipu`` in shell blocks and in code in running text."""
+    text = text_of(page)
+    shell = re.findall(r"^(?:\w+=\S+ )*python -m snnipu(.*)$", "\n".join(blocks(page, "sh")), re.MULTILINE)
+    return shell + re.findall(r"`python -m snnipu([^`\n]*)`", FENCE.sub("", text))
+
+
+def test_commands_and_options_exist(capsys):
+    known = {command: options_of(command, capsys) for command in COMMANDS}
+    known["--version"] = known["COMMAND"] = set()
+    named = set()
+    for page in PAGES:
+        for line in command_lines(page):
+            command, *words = shlex.split(line.translate({ord("["): " ", ord("]"): " "}), comments=True) or ["COMMAND"]
+            assert command in known, (name_of(page), line)
+            if command == "run":  # what follows the script is the script's own
+                scripts = [place for place, word in enumerate(words) if word in ("SCRIPT", "script.py")]
+                words = words[: scripts[0]] if scripts else words
+            assert {word for word in words if word.startswith("-") and word != "-"} <= known[command], line
+            named.add(command)
+    assert set(COMMANDS) <= named
+
+
+def test_options_named_beside_a_command_exist(capsys):
+    """Options in running text belong to some command."""
+    known = set().union(*(options_of(command, capsys) for command in COMMANDS)) | {"--version", "--editable"}
+    for page in PAGES:
+        for option in re.findall(r"`(--[a-z][a-z-]*)", text_of(page)):
+            assert option in known, (name_of(page), option)
+
+
+def heading_anchors(page):
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text_of(page), flags=re.M | re.S), re.MULTILINE)
+    slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return slugs | set(re.findall(r"^\((\w+)\)=$", text_of(page), re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page):
+    text = FENCE.sub("", text_of(page))
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        assert not link.startswith("/"), link
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert ROOT in target.resolve().parents, link
+        if anchor:
+            assert anchor in heading_anchors(target), link
+
+
+def test_every_page_is_in_the_index():
+    index = text_of(ROOT / "docs" / "index.md")
+    tocs = "\n".join(re.findall(r"```{toctree}\n(.*?)```", index, re.DOTALL))
+    for page in DOCS:
+        name = page.relative_to(ROOT / "docs").with_suffix("").as_posix()
+        assert name == "index" or name in tocs.splitlines(), name
+
+
+def test_what_the_layout_names_exists():
+    (layout,) = blocks(ROOT / "docs" / "explanation" / "architecture.md", "text")
+    for line in layout.splitlines():
+        path = ROOT / line.split()[0]
+        assert path.is_dir() if line.split()[0].endswith("/") else path.is_file(), line
+
+
+def test_environment_variables_are_read_somewhere():
+    sources = [ROOT / "setup.py", ROOT / "Makefile"]
+    for folder in ("snnipu", "tests", "tutorials"):
+        sources += [path for path in (ROOT / folder).rglob("*.py") if path.name != Path(__file__).name]
+    code = "".join(map(text_of, sources))
+    named = {
+        name for page in PAGES for name in re.findall(r"\b(?:SNNIPU|POPTORCH)_[A-Z_]+\b", FENCE.sub("", text_of(page)))
+    }
+    named -= {"SNNIPU_LIF_SEQUENCE_FWD", "SNNIPU_LIF_SEQUENCE_BWD", "SNNIPU_"}
+    assert "SNNIPU_REQUIRE_NATIVE" in named
+    assert [name for name in sorted(named) if name not in code] == []
+    listed = text_of(ROOT / "docs" / "reference" / "environment.md")
+    read = set(re.findall(r"environ(?:\.get\(|\[)\"(SNNIPU_\w+|POPTORCH_\w+)\"", code))
+    assert [name for name in sorted(read) if name not in listed] == []
+
+
+def test_extras_and_make_targets_exist():
+    extras = set(re.findall(r"^(\w+) = \[", text_of(ROOT / "pyproject.toml").split("optional-dependencies]")[1], re.M))
+    targets = set(re.findall(r"^(\w+):", text_of(ROOT / "Makefile"), re.MULTILINE))
+    for page in PAGES:
+        for names in re.findall(r"\.\[([\w,]+)\]", text_of(page)):
+            assert set(names.split(",")) <= extras, (name_of(page), names)
+        for target in re.findall(r"`make (\w+)", text_of(page)):
+            assert target in targets, (name_of(page), target)
+
+
+def test_nothing_is_installed_from_an_index_by_name():
+    """The package is not on an index: pages install it from a clone."""
+    for page in PAGES:
+        assert not re.search(r"pip install \S*snnipu", text_of(page)), name_of(page)
+
+
+def test_readme_is_short_and_marked():
+    text = text_of(ROOT / "README.md")
+    assert len(text.splitlines()) <= 150
+    for mark in ("benchmark", "status"):
+        assert text.count(f"<!-- {mark}:begin -->") == text.count(f"<!-- {mark}:end -->") == 1
+
+
+needs_host_runtime = pytest.mark.skipif(
+    not hasattr(poptorch, "is_host_runtime"), reason="a real PopTorch is installed, the page is about the host runtime"
+)
+
+
+@needs_host_runtime
+def test_poptorch_page_names_what_there_is():
+    page = text_of(ROOT / "docs" / "reference" / "poptorch.md")
+    words = set(re.findall(r"\w+", page))
+    modules = {"custom_ops", "enums", "ops", "optim", "options", "poptorch_core", "print", "profiling", "testing"}
+    assert [name for name in poptorch.__all__ if name not in words | modules | {"__version__", "is_host_runtime"}] == []
+    groups = ("Distributed", "Jit", "Precision", "TensorLocations", "Training")
+    options = poptorch.Options()
+    methods = {name: options for name in dir(type(options)) if callable(getattr(type(options), name))}
+    for group in groups:
+        if group != "TensorLocations":  # accepted as a whole
+            own = type(getattr(options, group))
+            methods.update({name: own for name in vars(own) if callable(getattr(own, name))})
+    inherited = {*dir(type(options).__mro__[1]), "defaultOutputMode"}
+    public = [name for name in sorted(methods) if not name.startswith("_") and name not in inherited]
+    assert [name for name in public if name not in words] == []
+    assert "deviceIterations" in public
+    assert set(poptorch.optim.__all__) - {"Optimizer", "VariableAttributes"} <= words
+
+
+@needs_host_runtime
+@pytest.mark.parametrize("name", ["ctc_beam_search_decoder", "fps", "nearest"])
+def test_what_the_poptorch_page_calls_an_error_is_one(name):
+    with pytest.raises(poptorch.Error, match="not available"):
+        getattr(poptorch, name)()
+    with pytest.raises(poptorch.Error, match="not available"):
+        poptorch.no_such_name  # noqa: B018
+
+
+def test_surrogate_table_is_the_code():
+    table = text_of(ROOT / "docs" / "explanation" / "gradient.md").split("## Surrogates")[1]
+    rows = [[cell.strip() for cell in line.split(" | ")] for line in table.splitlines() if re.match(r"\| `\w+\(", line)]
+    kernels = ["LeakyStep", "Triangular", "FastSigmoid", "ATan", "Sigmoid", "SpikeRateEscape"]
+    assert {re.match(r"\| `(\w+)", row[0]).group(1) for row in rows} == set(surrogate._FACTORIES)
+    for row in rows:
+        call = re.match(r"\| `([^`]+)`", row[0]).group(1)
+        made = eval(call, {**surrogate._FACTORIES, "function": lambda u, grad, spikes: grad})
+        if made.name != "custom_surrogate":  # the parameters shown are the defaults
+            assert made == surrogate._FACTORIES[made.name]()
+        expected = f"`{kernels[made.kernel.id]}`" if made.kernel is not None else "PyTorch"
+        assert row[2] == expected, call
+
+
+def test_reference_is_built_without_a_warning(tmp_path):
+    for module in ("sphinx", "myst_parser", "furo"):
+        pytest.importorskip(module)
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", str(ROOT / "docs"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "index.html").is_file()
