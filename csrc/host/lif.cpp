@@ -4,6 +4,7 @@
 #include "host/workers.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <new>
 #include <vector>
@@ -16,6 +17,8 @@ namespace {
 
 // Elements of a block: state, parameters and sums of a block stay in the first-level cache.
 constexpr std::size_t blockElements = 1024;
+// Bytes of membranes that a block of the backward pass recomputes: they stay in the second-level cache.
+constexpr std::size_t recomputedBytes = 256 * 1024;
 // Neuron updates that are worth a thread: waking one costs microseconds.
 constexpr std::size_t updatesPerThread = 32768;
 
@@ -80,46 +83,54 @@ template <typename S> struct ForwardArgs {
   unsigned threads;
 };
 
-template <typename Vertex, typename S> void forward(const ForwardArgs<S> &a) {
+// One block of the forward pass. Outputs point at the block's first element; spk or mem may be null.
+template <typename Vertex, typename S>
+void forwardBlock(const ForwardArgs<S> &a, std::size_t begin, std::size_t count, S *spk, S *mem, S *preReset,
+                  std::size_t memStride, const WorkerOrder &order) {
   using C = Compute<S>;
+  alignas(64) C state[blockElements];
+  alignas(64) BlockParameters<C> parameters;
+  if (a.mem0)
+    std::copy_n(a.mem0 + begin, count, state);
+  else
+    std::fill_n(state, count, C(0));
+  Vertex vertex;
+  vertex.x.connect(a.x + begin);
+  vertex.state.connect(state);
+  vertex.spk.connect(spk);
+  vertex.mem.connect(mem);
+  vertex.preReset.connect(preReset);
+  vertex.storeSpk = spk != nullptr;
+  vertex.storeMem = mem != nullptr;
+  vertex.storePreReset = preReset != nullptr;
+  vertex.steps = static_cast<unsigned>(a.steps);
+  vertex.size = static_cast<unsigned>(count);
+  vertex.xStride = a.constantInput ? 0 : static_cast<unsigned>(a.elements);
+  vertex.spkStride = static_cast<unsigned>(a.elements);
+  vertex.memStride = static_cast<unsigned>(memStride);
+  parameters.connect(vertex, a.parameters, begin, count);
+  runVertex(vertex, order);
+}
+
+template <typename Vertex, typename S> void forward(const ForwardArgs<S> &a) {
   const WorkerOrder order = workerOrder();
-  const std::size_t blocks = (a.elements + blockElements - 1) / blockElements;
-  parallelFor(blocks, a.threads, [&](std::size_t block) {
-    alignas(64) C state[blockElements];
-    alignas(64) BlockParameters<C> parameters;
+  const auto at = [](S *array, std::size_t begin) { return array ? array + begin : nullptr; };
+  parallelFor((a.elements + blockElements - 1) / blockElements, a.threads, [&](std::size_t block) {
     const std::size_t begin = block * blockElements;
     const std::size_t count = std::min(blockElements, a.elements - begin);
-    if (a.mem0)
-      std::copy_n(a.mem0 + begin, count, state);
-    else
-      std::fill_n(state, count, C(0));
-    Vertex vertex;
-    vertex.x.connect(a.x + begin);
-    vertex.state.connect(state);
-    vertex.spk.connect(a.spk + begin);
-    vertex.mem.connect(a.mem + begin);
-    vertex.preReset.connect(a.preReset ? a.preReset + begin : nullptr);
-    vertex.steps = static_cast<unsigned>(a.steps);
-    vertex.stride = static_cast<unsigned>(a.elements);
-    vertex.size = static_cast<unsigned>(count);
-    vertex.constantInput = a.constantInput;
-    parameters.connect(vertex, a.parameters, begin, count);
-    runVertex(vertex, order);
+    forwardBlock<Vertex>(a, begin, count, at(a.spk, begin), at(a.mem, begin), at(a.preReset, begin), a.elements, order);
   });
 }
 
 template <typename S> struct BackwardArgs {
   using C = Compute<S>;
   const S *gradSpk, *gradMem, *mem, *preReset;
-  const C *mem0;
-  Parameters<C> parameters;
+  ForwardArgs<S> forward; // inputs of the forward pass: x is read only where mem is null
   S *gradX;
   C *gradMem0;
   C *gradParameters[3]; // beta, threshold, graded; each may be null
-  std::size_t steps, elements;
-  bool constantInput;
+  bool gradSpkConstant, gradMemConstant;
   C surrogateA, surrogateB;
-  unsigned threads;
 };
 
 // Sums over elements of one parameter's gradient. A single parameter: a double for each block. One per element: the
@@ -133,11 +144,11 @@ public:
       size == 1 ? blockSums_.resize(blocks) : elementSums_.resize(elements);
   }
 
-  void addBlock(std::size_t block, const C *sums, std::size_t count) {
+  void addBlock(std::size_t block, const C *sums, std::size_t begin, std::size_t count) {
     if (!result_)
       return;
     if (size_ > 1) {
-      std::copy_n(sums, count, elementSums_.data() + block * blockElements);
+      std::copy_n(sums, count, elementSums_.data() + begin);
       return;
     }
     double total = 0;
@@ -170,42 +181,68 @@ private:
   std::vector<C> elementSums_;
 };
 
-template <typename Vertex, typename S> void backward(const BackwardArgs<S> &a) {
+// Returns 0, or 2 where memory could not be had.
+template <typename Forward, typename Backward, typename S> int backward(const BackwardArgs<S> &a) {
   using C = Compute<S>;
+  const ForwardArgs<S> &f = a.forward;
   const WorkerOrder order = workerOrder();
-  const std::size_t blocks = (a.elements + blockElements - 1) / blockElements;
-  const Parameter<C> *const parameter[3] = {&a.parameters.beta, &a.parameters.threshold, &a.parameters.graded};
+  const bool recompute = a.mem == nullptr;
+  constexpr std::size_t arrays = Forward::delaysReset ? 1 : 2;
+  std::size_t blockSize = blockElements;
+  if (recompute) {
+    constexpr std::size_t least = 2 * registerLanes<C>;
+    const std::size_t fitting = recomputedBytes / (f.steps * arrays * sizeof(S)) / least * least;
+    blockSize = std::min(blockElements, std::max(least, fitting));
+  }
+  const std::size_t blocks = (f.elements + blockSize - 1) / blockSize;
+  const Parameter<C> *const parameter[3] = {&f.parameters.beta, &f.parameters.threshold, &f.parameters.graded};
   std::vector<ParameterSum<C>> sums;
   bool parameterGradients = false;
   for (int i = 0; i < 3; ++i) {
-    sums.emplace_back(a.gradParameters[i], parameter[i]->size, a.elements, blocks);
+    sums.emplace_back(a.gradParameters[i], parameter[i]->size, f.elements, blocks);
     parameterGradients = parameterGradients || a.gradParameters[i];
   }
-  parallelFor(blocks, a.threads, [&](std::size_t block) {
+  std::atomic<bool> outOfMemory{false};
+  parallelFor(blocks, f.threads, [&](std::size_t block) {
     alignas(64) C gradState[blockElements];
     alignas(64) C gradConstant[blockElements];
     alignas(64) C zeros[blockElements];
     alignas(64) C parameterSums[3][blockElements];
     alignas(64) BlockParameters<C> parameters;
-    const std::size_t begin = block * blockElements;
-    const std::size_t count = std::min(blockElements, a.elements - begin);
+    const std::size_t begin = block * blockSize;
+    const std::size_t count = std::min(blockSize, f.elements - begin);
+    const auto at = [begin](const auto *array) { return array ? array + begin : nullptr; };
+    Backward vertex;
+    std::unique_ptr<S[]> recomputed;
+    if (recompute) {
+      recomputed.reset(new (std::nothrow) S[arrays * f.steps * count]);
+      if (!recomputed) {
+        outOfMemory = true;
+        return;
+      }
+      S *const preReset = arrays == 2 ? recomputed.get() + f.steps * count : nullptr;
+      forwardBlock<Forward>(f, begin, count, static_cast<S *>(nullptr), recomputed.get(), preReset, count, order);
+      vertex.mem.connect(recomputed.get());
+      vertex.preReset.connect(preReset);
+    } else {
+      vertex.mem.connect(at(a.mem));
+      vertex.preReset.connect(at(a.preReset));
+    }
     std::fill_n(gradState, count, C(0));
-    if (a.constantInput)
+    if (f.constantInput)
       std::fill_n(gradConstant, count, C(0));
-    if (!a.mem0)
+    if (!f.mem0)
       std::fill_n(zeros, count, C(0));
     if (parameterGradients)
       for (auto &sum : parameterSums)
         std::fill_n(sum, count, C(0));
-    Vertex vertex;
     vertex.hasGradSpk = a.gradSpk != nullptr;
     vertex.hasGradMem = a.gradMem != nullptr;
     vertex.parameterGradients = parameterGradients;
-    vertex.gradSpk.connect(a.gradSpk ? a.gradSpk + begin : nullptr);
-    vertex.gradMem.connect(a.gradMem ? a.gradMem + begin : nullptr);
-    vertex.mem.connect(a.mem + begin);
-    vertex.preReset.connect(a.preReset ? a.preReset + begin : nullptr);
-    vertex.memInitial.connect(a.mem0 ? a.mem0 + begin : zeros);
+    vertex.constantInput = f.constantInput;
+    vertex.gradSpk.connect(at(a.gradSpk));
+    vertex.gradMem.connect(at(a.gradMem));
+    vertex.memInitial.connect(f.mem0 ? f.mem0 + begin : zeros);
     vertex.gradX.connect(a.gradX + begin);
     vertex.gradConstant.connect(gradConstant);
     vertex.gradState.connect(gradState);
@@ -214,23 +251,26 @@ template <typename Vertex, typename S> void backward(const BackwardArgs<S> &a) {
     vertex.gradGraded.connect(parameterSums[2]);
     vertex.surrogateA = a.surrogateA;
     vertex.surrogateB = a.surrogateB;
-    vertex.steps = static_cast<unsigned>(a.steps);
-    vertex.stride = static_cast<unsigned>(a.elements);
+    vertex.steps = static_cast<unsigned>(f.steps);
     vertex.size = static_cast<unsigned>(count);
-    vertex.constantInput = a.constantInput;
-    parameters.connect(vertex, a.parameters, begin, count);
+    vertex.gradXStride = static_cast<unsigned>(f.elements);
+    vertex.gradSpkStride = a.gradSpkConstant ? 0 : vertex.gradXStride;
+    vertex.gradMemStride = a.gradMemConstant ? 0 : vertex.gradXStride;
+    vertex.memStride = recompute ? vertex.size : vertex.gradXStride;
+    parameters.connect(vertex, f.parameters, begin, count);
     runVertex(vertex, order);
-    if (a.constantInput)
+    if (f.constantInput)
       for (std::size_t i = 0; i < count; ++i)
         store(a.gradX + begin + i, SingleLane<C>{gradConstant[i]});
     if (a.gradMem0)
       std::copy_n(gradState, count, a.gradMem0 + begin);
     if (parameterGradients)
       for (int i = 0; i < 3; ++i)
-        sums[i].addBlock(block, parameterSums[i], count);
+        sums[i].addBlock(block, parameterSums[i], begin, count);
   });
   for (auto &sum : sums)
     sum.finish();
+  return outOfMemory ? 2 : 0;
 }
 
 template <typename S, Reset R, typename Spike> void forwardDelay(const ForwardArgs<S> &a, bool resetDelay) {
@@ -257,25 +297,21 @@ template <typename Spike, typename S> int forwardReset(const ForwardArgs<S> &a, 
 }
 
 template <typename S, Reset R, template <typename> class Surrogate, typename Spike>
-void backwardDelay(const BackwardArgs<S> &a, bool resetDelay) {
+int backwardDelay(const BackwardArgs<S> &a, bool resetDelay) {
   if (resetDelay)
-    backward<LifBackward<S, R, true, Surrogate, Spike>>(a);
-  else
-    backward<LifBackward<S, R, false, Surrogate, Spike>>(a);
+    return backward<LifForward<S, R, true, Spike>, LifBackward<S, R, true, Surrogate, Spike>>(a);
+  return backward<LifForward<S, R, false, Spike>, LifBackward<S, R, false, Surrogate, Spike>>(a);
 }
 
 template <template <typename> class Surrogate, typename Spike, typename S>
 int backwardReset(const BackwardArgs<S> &a, int reset, bool resetDelay) {
   switch (reset) {
   case SNNIPU_RESET_SUBTRACT:
-    backwardDelay<S, Reset::Subtract, Surrogate, Spike>(a, resetDelay);
-    return 0;
+    return backwardDelay<S, Reset::Subtract, Surrogate, Spike>(a, resetDelay);
   case SNNIPU_RESET_ZERO:
-    backwardDelay<S, Reset::Zero, Surrogate, Spike>(a, resetDelay);
-    return 0;
+    return backwardDelay<S, Reset::Zero, Surrogate, Spike>(a, resetDelay);
   case SNNIPU_RESET_NONE:
-    backwardDelay<S, Reset::None, Surrogate, Spike>(a, resetDelay);
-    return 0;
+    return backwardDelay<S, Reset::None, Surrogate, Spike>(a, resetDelay);
   default:
     return 1;
   }
@@ -306,31 +342,26 @@ template <typename S> int backwardSurrogate(const BackwardArgs<S> &a, int reset,
 using snnipu::BFloat16;
 using snnipu::Float16;
 
-#define FORWARD_ARGS(S)                                                                                                \
+#define FORWARD_ARGS(S, SPK, MEM, PRE_RESET)                                                                           \
   snnipu::ForwardArgs<S> {                                                                                             \
     x, mem0,                                                                                                           \
         {{beta, static_cast<std::size_t>(beta_size)},                                                                  \
          {threshold, static_cast<std::size_t>(threshold_size)},                                                        \
          {graded, static_cast<std::size_t>(graded_size)}},                                                             \
-        spk, mem, pre_reset, static_cast<std::size_t>(steps), static_cast<std::size_t>(elements),                      \
+        SPK, MEM, PRE_RESET, static_cast<std::size_t>(steps), static_cast<std::size_t>(elements),                      \
         constant_input != 0 && steps > 1, snnipu::usefulThreads(steps, elements, threads)                              \
   }
 
 #define BACKWARD_ARGS(S)                                                                                               \
   snnipu::BackwardArgs<S> {                                                                                            \
-    grad_spk, grad_mem, mem, pre_reset, mem0,                                                                          \
-        {{beta, static_cast<std::size_t>(beta_size)},                                                                  \
-         {threshold, static_cast<std::size_t>(threshold_size)},                                                        \
-         {graded, static_cast<std::size_t>(graded_size)}},                                                             \
-        grad_x, grad_mem0, {grad_beta, grad_threshold, grad_graded}, static_cast<std::size_t>(steps),                  \
-        static_cast<std::size_t>(elements), constant_input != 0 && steps > 1,                                          \
-        static_cast<snnipu::Compute<S>>(surrogate_a), static_cast<snnipu::Compute<S>>(surrogate_b),                    \
-        snnipu::usefulThreads(steps, elements, threads)                                                                \
+    grad_spk, grad_mem, mem, pre_reset, FORWARD_ARGS(S, nullptr, nullptr, nullptr), grad_x, grad_mem0,                 \
+        {grad_beta, grad_threshold, grad_graded}, grad_spk_constant != 0, grad_mem_constant != 0,                      \
+        static_cast<snnipu::Compute<S>>(surrogate_a), static_cast<snnipu::Compute<S>>(surrogate_b)                     \
   }
 
 #define LIF_SEQUENCE(SUFFIX, S, C)                                                                                     \
   SNNIPU_LIF_SEQUENCE_FWD(snnipu_lif_sequence_fwd_##SUFFIX, S, C) {                                                    \
-    return snnipu::forwardReset<snnipu::HardSpike>(FORWARD_ARGS(S), reset, reset_delay != 0);                          \
+    return snnipu::forwardReset<snnipu::HardSpike>(FORWARD_ARGS(S, spk, mem, pre_reset), reset, reset_delay != 0);     \
   }                                                                                                                    \
   SNNIPU_LIF_SEQUENCE_BWD(snnipu_lif_sequence_bwd_##SUFFIX, S, C) {                                                    \
     try {                                                                                                              \
@@ -350,7 +381,7 @@ LIF_SEQUENCE(bf16, BFloat16, float)
 // The same vertices with a smooth spike, whose true derivative is the surrogate: for checking the adjoint by finite
 // differences.
 SNNIPU_LIF_SEQUENCE_FWD(snnipu_lif_sequence_fwd_smooth_f64, double, double) {
-  return snnipu::forwardReset<snnipu::SmoothSpike>(FORWARD_ARGS(double), reset, reset_delay != 0);
+  return snnipu::forwardReset<snnipu::SmoothSpike>(FORWARD_ARGS(double, spk, mem, pre_reset), reset, reset_delay != 0);
 }
 SNNIPU_LIF_SEQUENCE_BWD(snnipu_lif_sequence_bwd_smooth_f64, double, double) {
   if (surrogate != SNNIPU_FAST_SIGMOID)

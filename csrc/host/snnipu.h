@@ -43,7 +43,9 @@ enum snnipu_surrogate {
 
 /* Leaky integrate-and-fire over a sequence; the equations are in csrc/neuron/lif.hpp.
  *   x                       [steps, elements], or [elements] with constant_input: the same at every step
- *   spk, mem, pre_reset     [steps, elements]; pre_reset only with reset_delay = 0, else NULL
+ *   spk                     [steps, elements]
+ *   mem                     [steps, elements] or NULL
+ *   pre_reset               [steps, elements] or NULL: the membrane before an immediate reset
  *   mem0                    [elements] or NULL for zeros
  *   beta, threshold, graded [*_size], 1 or a divisor of elements: value i % size belongs to element i
  *   threads                 at most this many run
@@ -55,7 +57,9 @@ enum snnipu_surrogate {
                       int32_t threads)
 
 /* Its adjoint.
- *   grad_spk, grad_mem [steps, elements], either may be NULL
+ *   grad_spk, grad_mem [steps, elements], or [elements] where *_constant: the same at every step; either may be NULL
+ *   mem, pre_reset     of the forward pass; or mem NULL: recomputed, block by block, from
+ *   x                  of the forward pass, else not read
  *   grad_x             of x's shape
  *   grad_mem0          [elements] or NULL
  *   grad_beta, grad_threshold, grad_graded  [*_size] or NULL; sums over time and elements in a fixed order,
@@ -63,11 +67,12 @@ enum snnipu_surrogate {
  *   surrogate_a, surrogate_b  its parameters, in the order of csrc/neuron/surrogate.hpp
  * Returns 0, 1 where reset or surrogate is unknown, 2 where memory could not be had. */
 #define SNNIPU_LIF_SEQUENCE_BWD(NAME, S, C)                                                                            \
-  SNNIPU_API int NAME(const S *grad_spk, const S *grad_mem, const S *mem, const S *pre_reset, const C *mem0,           \
-                      const C *beta, const C *threshold, const C *graded, S *grad_x, C *grad_mem0, C *grad_beta,       \
-                      C *grad_threshold, C *grad_graded, int64_t steps, int64_t elements, int64_t beta_size,           \
-                      int64_t threshold_size, int64_t graded_size, int32_t constant_input, int32_t reset,              \
-                      int32_t reset_delay, int32_t surrogate, double surrogate_a, double surrogate_b, int32_t threads)
+  SNNIPU_API int NAME(const S *grad_spk, const S *grad_mem, const S *x, const S *mem, const S *pre_reset,              \
+                      const C *mem0, const C *beta, const C *threshold, const C *graded, S *grad_x, C *grad_mem0,      \
+                      C *grad_beta, C *grad_threshold, C *grad_graded, int64_t steps, int64_t elements,                \
+                      int64_t beta_size, int64_t threshold_size, int64_t graded_size, int32_t grad_spk_constant,       \
+                      int32_t grad_mem_constant, int32_t constant_input, int32_t reset, int32_t reset_delay,           \
+                      int32_t surrogate, double surrogate_a, double surrogate_b, int32_t threads)
 
 #ifdef __cplusplus
 } /* the functions themselves are declared where their storage types are: csrc/host/lif.cpp */

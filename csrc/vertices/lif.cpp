@@ -1,10 +1,10 @@
 // LifForward and LifBackward: a leaky integrate-and-fire layer over a whole sequence, for the elements one tile holds.
 //
-// An element is one neuron of one sample. Time step t of element i lies at [t * stride + i]; elements are independent,
-// so the workers of a tile share them out and no worker waits for another. Parameters are either one value for all
-// elements or one each (perElement). State and parameters are in float (double for double) whatever the storage is.
-// Spikes are decided on the membrane as stored, so that spk == (mem > threshold) holds exactly on the outputs and the
-// backward pass sees the forward pass's decisions.
+// An element is one neuron of one sample. Time step t of element i lies at [t * stride + i], each array with a stride
+// of its own (0: the same at every step); elements are independent, so the workers of a tile share them out and no
+// worker waits for another. Parameters are either one value for all elements or one each (perElement). State and
+// parameters are in float (double for double) whatever the storage is. Spikes are decided on the membrane as stored, so
+// that spk == (mem > threshold) holds exactly on the outputs and the backward pass sees the forward pass's decisions.
 #include <poplar/Vertex.hpp>
 
 #include "neuron/lif.hpp"
@@ -52,20 +52,25 @@ template <typename S, Reset R, bool ResetDelay, typename Spike = HardSpike>
 class LifForward : public poplar::MultiVertex {
 public:
   using C = Compute<S>;
+  static constexpr bool delaysReset = ResetDelay;
 
   In<S> x;
   In<C> beta;
   In<C> threshold;
   In<C> graded;
   Through<C> state; // membrane: before the first step -> after the last
-  Out<S> spk;
-  Out<S> mem;
-  Out<S> preReset; // membrane before an immediate reset; unused with a delayed one
+  Out<S> spk;       // unused without storeSpk
+  Out<S> mem;       // unused without storeMem
+  Out<S> preReset;  // membrane before an immediate reset; unused without storePreReset
   unsigned steps;
-  unsigned stride;
   unsigned size;
+  unsigned xStride;
+  unsigned spkStride;
+  unsigned memStride; // of preReset too
   bool perElement;
-  bool constantInput; // x is [size], the same at every step
+  bool storeSpk;
+  bool storeMem;
+  bool storePreReset;
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerRange<C>(workerId, numWorkers(), size);
@@ -77,12 +82,13 @@ public:
 
 private:
   template <bool PerElement> void run(WorkerRange range) {
+    const bool withSpk = storeSpk, withMem = storeMem, withPreReset = storePreReset && !ResetDelay;
     for (unsigned t = 0; t < steps; ++t) {
-      const std::size_t row = static_cast<std::size_t>(t) * stride;
-      const S *const xRow = &x[constantInput ? 0 : row];
-      S *const spkRow = &spk[row];
-      S *const memRow = &mem[row];
-      S *const preRow = ResetDelay ? nullptr : &preReset[row];
+      const std::size_t memRowStart = static_cast<std::size_t>(t) * memStride;
+      const S *const xRow = &x[static_cast<std::size_t>(t) * xStride];
+      S *const spkRow = withSpk ? &spk[static_cast<std::size_t>(t) * spkStride] : nullptr;
+      S *const memRow = withMem ? &mem[memRowStart] : nullptr;
+      S *const preRow = withPreReset ? &preReset[memRowStart] : nullptr;
       C *const stateRow = &state[0];
       const C *const b = &beta[0], *const thr = &threshold[0], *const g = &graded[0];
       forLanes<C>(range, [=](unsigned i, auto lane) {
@@ -94,11 +100,14 @@ private:
         const V spike = Spike::value(quantise<S>(u) - p.threshold);
         V after = u;
         if constexpr (!ResetDelay) {
-          store(preRow + i, u);
+          if (withPreReset)
+            store(preRow + i, u);
           after = lifResetNow<R>(p, u, spike, reset);
         }
-        store(spkRow + i, spike * p.graded);
-        store(memRow + i, after);
+        if (withSpk)
+          store(spkRow + i, spike * p.graded);
+        if (withMem)
+          store(memRow + i, after);
         store(stateRow + i, after);
       });
     }
@@ -129,8 +138,11 @@ public:
   C surrogateA;
   C surrogateB;
   unsigned steps;
-  unsigned stride;
   unsigned size;
+  unsigned gradSpkStride;
+  unsigned gradMemStride;
+  unsigned memStride; // of preReset too
+  unsigned gradXStride;
   bool perElement;
   bool hasGradSpk;
   bool hasGradMem;
@@ -151,13 +163,13 @@ private:
     const bool withSpk = hasGradSpk, withMem = hasGradMem, withParameters = parameterGradients;
     const bool constant = constantInput;
     for (unsigned t = steps; t-- > 0;) {
-      const std::size_t row = static_cast<std::size_t>(t) * stride;
-      const S *const spkRow = withSpk ? &gradSpk[row] : nullptr;
-      const S *const gradMemRow = withMem ? &gradMem[row] : nullptr;
+      const std::size_t row = static_cast<std::size_t>(t) * memStride;
+      const S *const spkRow = withSpk ? &gradSpk[static_cast<std::size_t>(t) * gradSpkStride] : nullptr;
+      const S *const gradMemRow = withMem ? &gradMem[static_cast<std::size_t>(t) * gradMemStride] : nullptr;
       const S *const uRow = ResetDelay ? &mem[row] : &preReset[row];
-      const S *const previousRow = t > 0 ? &mem[row - stride] : nullptr;
+      const S *const previousRow = t > 0 ? &mem[row - memStride] : nullptr;
       const C *const initialRow = &memInitial[0];
-      S *const gradXRow = constant ? nullptr : &gradX[row];
+      S *const gradXRow = constant ? nullptr : &gradX[static_cast<std::size_t>(t) * gradXStride];
       C *const constantSum = constant ? &gradConstant[0] : nullptr;
       C *const stateRow = &gradState[0];
       C *const betaSum = withParameters ? &gradBeta[0] : nullptr;

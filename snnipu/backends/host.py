@@ -12,7 +12,7 @@ from typing import List, Optional, Tuple
 
 import torch
 
-from snnipu._layout import layout
+from snnipu._layout import layout, saved_layout
 from snnipu._version import __version__
 
 BUILD_HINT = (
@@ -23,7 +23,7 @@ BUILD_HINT = (
 
 _SUFFIX = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
 _FWD_ARGTYPES = [c_void_p] * 8 + [c_int64] * 5 + [c_int32] * 4
-_BWD_ARGTYPES = [c_void_p] * 13 + [c_int64] * 5 + [c_int32] * 4 + [c_double] * 2 + [c_int32]
+_BWD_ARGTYPES = [c_void_p] * 14 + [c_int64] * 5 + [c_int32] * 6 + [c_double] * 2 + [c_int32]
 # Sizes are 32-bit in a vertex, as on a tile.
 _MAX_SIZE = 2**32 - 1
 
@@ -127,6 +127,8 @@ def lif_sequence_fwd(
     num_steps: Optional[int],
     reset: int,
     reset_delay: bool,
+    store_mem: bool,
+    store_pre_reset: bool,
     smooth: bool = False,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """CPU kernel of ``snnipu::lif_sequence_fwd``; ``smooth`` is for checks of the adjoint."""
@@ -137,8 +139,9 @@ def lif_sequence_fwd(
     x = x.contiguous()
     mem0 = None if mem0 is None else mem0.contiguous()
     beta, threshold, graded = beta.contiguous(), threshold.contiguous(), graded.contiguous()
-    spk, mem = x.new_empty(shape), x.new_empty(shape)
-    pre_reset = x.new_empty(0 if reset_delay else shape)
+    spk = x.new_empty(shape)
+    mem = x.new_empty(shape if store_mem else 0)
+    pre_reset = x.new_empty(shape if store_pre_reset else 0)
     if elements and steps:
         suffix = "smooth_f64" if smooth else _SUFFIX[x.dtype]
         function = getattr(library, "snnipu_lif_sequence_fwd_" + suffix)
@@ -149,8 +152,8 @@ def lif_sequence_fwd(
             threshold.data_ptr(),
             graded.data_ptr(),
             spk.data_ptr(),
-            mem.data_ptr(),
-            None if reset_delay else pre_reset.data_ptr(),
+            mem.data_ptr() if store_mem else None,
+            pre_reset.data_ptr() if store_pre_reset else None,
             steps,
             elements,
             beta.numel(),
@@ -165,16 +168,26 @@ def lif_sequence_fwd(
     return spk, mem, pre_reset
 
 
+def _upstream(grad: Optional[torch.Tensor]) -> Tuple[Optional[torch.Tensor], bool]:
+    """An upstream gradient as the kernel takes it; one that is the same at all steps, as of a sum over time, once."""
+    if grad is None:
+        return None, False
+    if grad.shape[0] > 1 and grad.stride(0) == 0:
+        return grad[0].contiguous(), True
+    return grad.contiguous(), False
+
+
 def lif_sequence_bwd(
     grad_spk: Optional[torch.Tensor],
     grad_mem: Optional[torch.Tensor],
-    mem: torch.Tensor,
-    pre_reset: torch.Tensor,
+    x: Optional[torch.Tensor],
+    mem: Optional[torch.Tensor],
+    pre_reset: Optional[torch.Tensor],
     mem0: Optional[torch.Tensor],
     beta: torch.Tensor,
     threshold: torch.Tensor,
     graded: torch.Tensor,
-    constant_input: bool,
+    num_steps: Optional[int],
     reset: int,
     reset_delay: bool,
     surrogate: int,
@@ -188,27 +201,29 @@ def lif_sequence_bwd(
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """CPU kernel of ``snnipu::lif_sequence_bwd``: gradients of x, mem0 and the parameters, empty if not needed."""
     assert library is not None
-    steps, elements = mem.shape[0], mem.shape[1:].numel()
+    steps, step_shape, like = saved_layout(x, mem, num_steps)
+    elements = step_shape.numel()
     _check_sizes(steps, elements)
-    grad_spk = None if grad_spk is None else grad_spk.contiguous()
-    grad_mem = None if grad_mem is None else grad_mem.contiguous()
-    mem, pre_reset = mem.contiguous(), pre_reset.contiguous()
+    grad_spk, grad_spk_constant = _upstream(grad_spk)
+    grad_mem, grad_mem_constant = _upstream(grad_mem)
+    x, mem, pre_reset = (None if t is None else t.contiguous() for t in (x, mem, pre_reset))
     mem0 = None if mem0 is None else mem0.contiguous()
     beta, threshold, graded = beta.contiguous(), threshold.contiguous(), graded.contiguous()
-    grad_x = mem.new_empty(mem.shape[1:] if constant_input else mem.shape)
-    grad_mem0 = beta.new_empty(mem.shape[1:]) if need_mem0 else None
+    grad_x = like.new_empty(step_shape if num_steps is not None else (steps, *step_shape))
+    grad_mem0 = beta.new_empty(step_shape) if need_mem0 else None
     grad_beta = torch.empty_like(beta) if need_beta else None
     grad_threshold = torch.empty_like(threshold) if need_threshold else None
     grad_graded = torch.empty_like(graded) if need_graded else None
     outputs = (grad_x, grad_mem0, grad_beta, grad_threshold, grad_graded)
     if elements and steps:
-        suffix = "smooth_f64" if smooth else _SUFFIX[mem.dtype]
+        suffix = "smooth_f64" if smooth else _SUFFIX[like.dtype]
         function = getattr(library, "snnipu_lif_sequence_bwd_" + suffix)
         status = function(
             _pointer(grad_spk),
             _pointer(grad_mem),
-            mem.data_ptr(),
-            None if reset_delay else pre_reset.data_ptr(),
+            _pointer(x),
+            _pointer(mem),
+            _pointer(pre_reset),
             _pointer(mem0),
             beta.data_ptr(),
             threshold.data_ptr(),
@@ -219,7 +234,9 @@ def lif_sequence_bwd(
             beta.numel(),
             threshold.numel(),
             graded.numel(),
-            constant_input,
+            grad_spk_constant,
+            grad_mem_constant,
+            num_steps is not None,
             reset,
             reset_delay,
             surrogate,

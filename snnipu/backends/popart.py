@@ -19,9 +19,9 @@ def refuse_tracing(op: str) -> None:
             from snnipu import __version__
 
             raise RuntimeError(
-                f"{op} cannot run on an IPU yet: snnipu {__version__} has no PopART operators. Without them the gradient "
-                "of the spikes would be lost silently. Run the model without PopTorch, or on a machine without it, where "
-                "snnipu.poptorch runs the same script on the host."
+                f"{op} cannot run on an IPU yet: snnipu {__version__} has no PopART operators, and without them the "
+                "gradient of the spikes would be lost silently. Run the model without PopTorch, or on a machine without "
+                "it, where snnipu.poptorch runs the same script on the host."
             )
 
 
@@ -45,4 +45,6 @@ def lif_sequence(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequ
     if set(attributes) != expected:
         raise ValueError(f"LifSequence takes the attributes {sorted(expected)}, got {sorted(attributes)}")
     kernel = Kernel(attributes["surrogate"], attributes["surrogate_a"], attributes["surrogate_b"])
-    return LifSequence.apply(*inputs, None, attributes["reset"], bool(attributes["reset_delay"]), kernel, None)
+    return LifSequence.apply(
+        *inputs, None, attributes["reset"], bool(attributes["reset_delay"]), kernel, None, True, False
+    )

@@ -84,6 +84,7 @@ class Leaky(snntorch.Leaky):
     # Set by snnTorch's constructor.
     _reset_mechanism: str
     reset_mechanism_val: torch.Tensor
+    mem: torch.Tensor
 
     @property
     def reset_mechanism(self) -> str:
@@ -156,7 +157,7 @@ class Leaky(snntorch.Leaky):
             self.mem = state
             return super().forward(input_)
         dtype = torch.float32 if dtype in _LOW_PRECISION else dtype
-        spk, mem = lif_apply(
+        spk, after = lif_apply(
             input_ if input_.dtype == dtype else input_.to(dtype),
             None if fresh else state,
             self.beta,
@@ -167,13 +168,14 @@ class Leaky(snntorch.Leaky):
             self.reset_delay,
             self._surrogate(),
         )
+        assert after is not None
         self._last_step = ("before", None if fresh else state.detach())
         if dtype == torch.float64:
             spk = spk.to(self._promoted(torch.float32, (self.graded_spikes_factor,)))
-        self.mem = mem
+        self.mem = after
         if self.init_hidden and not self.output:
             return spk
-        return spk, mem
+        return spk, after
 
     def _promoted(self, dtype: torch.dtype, parameters: Optional[Tuple[torch.Tensor, ...]] = None) -> torch.dtype:
         """``dtype`` after arithmetic with the parameters: those of no dimension do not widen a floating dtype."""
@@ -216,6 +218,17 @@ class Leaky(snntorch.Leaky):
             TypeError: ``mem`` passed with ``init_hidden=True``; ``x`` not a floating tensor.
             ValueError: a shape or device that does not fit; the message names the argument.
         """
+        spk, mems = self._sequence(x, mem, num_steps, need_mem=True)
+        assert mems is not None
+        return spk, mems
+
+    def spikes(self, x: torch.Tensor, *, num_steps: Optional[int] = None) -> torch.Tensor:
+        """The spikes of :meth:`sequence` alone: the membranes are not stored, and recomputed for the gradient."""
+        return self._sequence(x, None, num_steps, need_mem=False)[0]
+
+    def _sequence(
+        self, x: torch.Tensor, mem: Optional[torch.Tensor], num_steps: Optional[int], need_mem: bool
+    ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
         if num_steps is None:
             check_input(x, 1, "[T, B, ...]")
         else:
@@ -237,10 +250,11 @@ class Leaky(snntorch.Leaky):
                 RESET_MECHANISMS[self._reset_mechanism],
                 self.reset_delay,
                 self._surrogate(),
+                need_mem=need_mem or self.init_hidden,
             )
         else:
             spk, mems = self._sequence_by_steps(x, mem, num_steps)
-        if self.init_hidden and mems.shape[0]:
+        if self.init_hidden and mems is not None and mems.shape[0]:
             # A copy, so that the whole sequence's membranes are not kept.
             self.mem = mems[-1].clone()
         return spk, mems

@@ -140,7 +140,7 @@ class MultiStep(nn.Sequential):
             raise ValueError(f"x must have at least one time step, got shape {tuple(x.shape)}")
         out: Any = x
         constant = num_steps  # not None: `out` is one step's value, the same at all of them
-        for module in self:
+        for position, module in enumerate(self):
             if isinstance(out, tuple):
                 out = out[0]
             if constant is not None and is_stateless(module):
@@ -149,7 +149,8 @@ class MultiStep(nn.Sequential):
                 out = module(out, num_steps=constant)
                 constant = None
             elif isinstance(module, Leaky) and not module._forward_hooks and not module._forward_pre_hooks:
-                out = module.sequence(out, num_steps=constant)
+                last = position == len(self) - 1
+                out = (module.sequence if last else module.spikes)(out, num_steps=constant)
                 constant = None
             else:
                 if constant is not None:

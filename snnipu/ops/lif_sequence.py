@@ -6,7 +6,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from snnipu import surrogate as surrogates
-from snnipu._layout import SINGLE_STEP, layout
+from snnipu._layout import SINGLE_STEP, layout, saved_layout
 from snnipu.backends import host, popart
 from snnipu.ops import _library
 from snnipu.ops._arguments import check_input, compute_dtype, parameter_argument, reset_code, state_argument
@@ -19,13 +19,13 @@ _IDENTITY = Kernel(surrogates.LEAKY_STEP, 1.0, 0.0)
 
 _SCHEMA_FWD = (
     "lif_sequence_fwd(Tensor x, Tensor? mem0, Tensor beta, Tensor threshold, Tensor graded, int? num_steps, int reset, "
-    "bool reset_delay) -> (Tensor spk, Tensor mem, Tensor pre_reset)"
+    "bool reset_delay, bool store_mem, bool store_pre_reset) -> (Tensor spk, Tensor mem, Tensor pre_reset)"
 )
 _SCHEMA_BWD = (
-    "lif_sequence_bwd(Tensor? grad_spk, Tensor? grad_mem, Tensor mem, Tensor pre_reset, Tensor? mem0, Tensor beta, "
-    "Tensor threshold, Tensor graded, bool constant_input, int reset, bool reset_delay, int surrogate, "
-    "float surrogate_a, float surrogate_b, bool need_mem0, bool need_beta, bool need_threshold, bool need_graded) -> "
-    "(Tensor grad_x, Tensor grad_mem0, Tensor grad_beta, Tensor grad_threshold, Tensor grad_graded)"
+    "lif_sequence_bwd(Tensor? grad_spk, Tensor? grad_mem, Tensor? x, Tensor? mem, Tensor? pre_reset, "
+    "Tensor? mem0, Tensor beta, Tensor threshold, Tensor graded, int? num_steps, int reset, bool reset_delay, "
+    "int surrogate, float surrogate_a, float surrogate_b, bool need_mem0, bool need_beta, bool need_threshold, "
+    "bool need_graded) -> (Tensor grad_x, Tensor grad_mem0, Tensor grad_beta, Tensor grad_threshold, Tensor grad_graded)"
 )
 
 
@@ -46,14 +46,19 @@ def lif_sequence_fwd_reference(
     num_steps: Optional[int],
     reset: int,
     reset_delay: bool,
+    store_mem: bool,
+    store_pre_reset: bool,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What ``snnipu::lif_sequence_fwd`` computes, in plain PyTorch: the equations of csrc/neuron/lif.hpp."""
+    """What ``snnipu::lif_sequence_fwd`` computes, in plain PyTorch: the equations of csrc/neuron/lif.hpp.
+
+    ``mem`` and ``pre_reset``, the membrane before an immediate reset, are empty where they are not to be stored.
+    """
     steps, step_shape, shape = layout(x, num_steps)
     beta, threshold, graded = (_spread(p, step_shape) for p in (beta.clamp(0, 1), threshold, graded))
     state = beta.new_zeros(step_shape) if mem0 is None else mem0
     spk = x.new_empty((steps, *step_shape))
-    mem = torch.empty_like(spk)
-    pre_reset = x.new_empty(0) if reset_delay else torch.empty_like(spk)
+    mem = torch.empty_like(spk) if store_mem else x.new_empty(0)
+    pre_reset = torch.empty_like(spk) if store_pre_reset else x.new_empty(0)
     for t in range(steps):
         current = (x[t] if num_steps is None else x).to(state.dtype)
         was_above = _spike(state, threshold, x.dtype)
@@ -66,14 +71,19 @@ def lif_sequence_fwd_reference(
         spike = _spike(u, threshold, x.dtype)
         spk[t] = spike * graded
         state = u
-        if not reset_delay:
+        if store_pre_reset:
             pre_reset[t] = u
-            if reset == 0:
-                state = u - (spike - was_above) * threshold
-            elif reset == 1:
-                state = u - (spike - was_above) * u
-        mem[t] = state
-    return spk.reshape(shape), mem.reshape(shape), pre_reset.reshape(0 if reset_delay else shape)
+        if not reset_delay and reset == 0:
+            state = u - (spike - was_above) * threshold
+        elif not reset_delay and reset == 1:
+            state = u - (spike - was_above) * u
+        if store_mem:
+            mem[t] = state
+    return (
+        spk.reshape(shape),
+        mem.reshape(shape if store_mem else 0),
+        pre_reset.reshape(shape if store_pre_reset else 0),
+    )
 
 
 def _spike(mem: torch.Tensor, threshold: torch.Tensor, storage: torch.dtype) -> torch.Tensor:
@@ -84,13 +94,14 @@ def _spike(mem: torch.Tensor, threshold: torch.Tensor, storage: torch.dtype) -> 
 def lif_sequence_bwd_reference(
     grad_spk: Optional[torch.Tensor],
     grad_mem: Optional[torch.Tensor],
-    mem: torch.Tensor,
-    pre_reset: torch.Tensor,
+    x: Optional[torch.Tensor],
+    mem: Optional[torch.Tensor],
+    pre_reset: Optional[torch.Tensor],
     mem0: Optional[torch.Tensor],
     beta: torch.Tensor,
     threshold: torch.Tensor,
     graded: torch.Tensor,
-    constant_input: bool,
+    num_steps: Optional[int],
     reset: int,
     reset_delay: bool,
     surrogate: int,
@@ -101,9 +112,16 @@ def lif_sequence_bwd_reference(
     need_threshold: bool,
     need_graded: bool,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What ``snnipu::lif_sequence_bwd`` computes, in plain PyTorch."""
+    """What ``snnipu::lif_sequence_bwd`` computes, in plain PyTorch: from ``mem`` or, where it is None, from ``x``."""
     kernel = Kernel(surrogate, surrogate_a, surrogate_b)
-    step_shape = mem.shape[1:]
+    steps, step_shape, _ = saved_layout(x, mem, num_steps)
+    if mem is None:
+        assert x is not None
+        forward = (x, mem0, beta, threshold, graded, num_steps, reset, reset_delay, True, not reset_delay)
+        _, mem, pre_reset = lif_sequence_fwd_reference(*forward)
+        mem = mem.reshape(steps, *step_shape)
+    membranes = mem if reset_delay or pre_reset is None else pre_reset.reshape(steps, *step_shape)
+    constant_input = num_steps is not None
     dtype = beta.dtype
     thr, graded_all = _spread(threshold, step_shape), _spread(graded, step_shape)
     raw_beta = _spread(beta, step_shape)
@@ -111,10 +129,10 @@ def lif_sequence_bwd_reference(
     zeros = beta.new_zeros(step_shape)
     carry, sum_beta, sum_threshold, sum_graded, sum_x = (zeros.clone() for _ in range(5))
     grad_x = mem.new_empty(step_shape if constant_input else mem.shape)
-    for t in range(mem.shape[0] - 1, -1, -1):
+    for t in range(steps - 1, -1, -1):
         before = mem[t - 1].to(dtype) if t > 0 else (zeros if mem0 is None else mem0)
         was_above = _spike(before, thr, mem.dtype)
-        u = (mem if reset_delay else pre_reset)[t].to(dtype)
+        u = membranes[t].to(dtype)
         spike = (u - thr > 0).to(dtype)
         from_spk = zeros if grad_spk is None else grad_spk[t].to(dtype)
         grad_state = carry if grad_mem is None else carry + grad_mem[t].to(dtype)
@@ -169,21 +187,24 @@ def _fwd_meta(
     num_steps: Optional[int],
     reset: int,
     reset_delay: bool,
+    store_mem: bool,
+    store_pre_reset: bool,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     shape = layout(x, num_steps)[2]
-    return x.new_empty(shape), x.new_empty(shape), x.new_empty(0 if reset_delay else shape)
+    return x.new_empty(shape), x.new_empty(shape if store_mem else 0), x.new_empty(shape if store_pre_reset else 0)
 
 
 def _bwd_meta(
     grad_spk: Optional[torch.Tensor],
     grad_mem: Optional[torch.Tensor],
-    mem: torch.Tensor,
-    pre_reset: torch.Tensor,
+    x: Optional[torch.Tensor],
+    mem: Optional[torch.Tensor],
+    pre_reset: Optional[torch.Tensor],
     mem0: Optional[torch.Tensor],
     beta: torch.Tensor,
     threshold: torch.Tensor,
     graded: torch.Tensor,
-    constant_input: bool,
+    num_steps: Optional[int],
     reset: int,
     reset_delay: bool,
     surrogate: int,
@@ -197,9 +218,10 @@ def _bwd_meta(
     def parameter(like: torch.Tensor, needed: bool) -> torch.Tensor:
         return like.new_empty(like.shape if needed else 0)
 
+    steps, step_shape, like = saved_layout(x, mem, num_steps)
     return (
-        mem.new_empty(mem.shape[1:] if constant_input else mem.shape),
-        beta.new_empty(mem.shape[1:] if need_mem0 else 0),
+        like.new_empty(step_shape if num_steps is not None else (steps, *step_shape)),
+        beta.new_empty(step_shape if need_mem0 else 0),
         parameter(beta, need_beta),
         parameter(threshold, need_threshold),
         parameter(graded, need_graded),
@@ -221,7 +243,11 @@ def _evaluate(spike_grad: SpikeGrad, u: torch.Tensor, grad: torch.Tensor) -> tor
 
 
 class LifSequence(torch.autograd.Function):
-    """Forward and backward operator as one differentiable function."""
+    """Forward and backward operator as one differentiable function: ``(spk, mem)``, without ``need_mem`` ``spk``.
+
+    The backward pass needs the membranes. They are saved where they are an output anyway, and recomputed from the input
+    where that costs less memory: the input is held constant, or is a leaf that lives on, or ``mem`` is not asked for.
+    """
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -236,33 +262,48 @@ class LifSequence(torch.autograd.Function):
         reset_delay: bool,
         kernel: Kernel,
         evaluated: Optional[Surrogate],
-    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        need_mem: bool,
+        recompute: bool,
+    ) -> Any:
+        store_mem = need_mem or not recompute
         spk, mem, pre_reset = torch.ops.snnipu.lif_sequence_fwd(
-            x, mem0, beta, threshold, graded, num_steps, reset, reset_delay
+            x,
+            mem0,
+            beta,
+            threshold,
+            graded,
+            num_steps,
+            reset,
+            reset_delay,
+            store_mem,
+            not recompute and not reset_delay,
         )
-        ctx.save_for_backward(mem, pre_reset, mem0, beta, threshold, graded)
+        if recompute:
+            ctx.save_for_backward(x, None, None, mem0, beta, threshold, graded)
+        else:
+            ctx.save_for_backward(None, mem, None if reset_delay else pre_reset, mem0, beta, threshold, graded)
         ctx.set_materialize_grads(False)
-        ctx.constant_input = num_steps is not None
+        ctx.num_steps = num_steps
         ctx.reset = reset
         ctx.reset_delay = reset_delay
         ctx.kernel = kernel
         ctx.evaluated = evaluated
-        ctx.single_step = num_steps == SINGLE_STEP
         if kernel.is_zero and not ctx.needs_input_grad[4]:
             ctx.mark_non_differentiable(spk)
-        return spk, mem
+        return (spk, mem) if need_mem else spk
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_spk: Optional[torch.Tensor], grad_mem: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
-        mem, pre_reset, mem0, beta, threshold, graded = ctx.saved_tensors
+    def backward(ctx: Any, grad_spk: Optional[torch.Tensor], grad_mem: Optional[torch.Tensor] = None) -> Any:  # type: ignore[override]
+        x, mem, pre_reset, mem0, beta, threshold, graded = ctx.saved_tensors
         if grad_spk is None and grad_mem is None:
-            return (None,) * 10
-        if ctx.single_step:
-            grad_spk = None if grad_spk is None else grad_spk.unsqueeze(0)
-            grad_mem = None if grad_mem is None else grad_mem.unsqueeze(0)
-            mem = mem.unsqueeze(0)
-            pre_reset = pre_reset if ctx.reset_delay else pre_reset.unsqueeze(0)
+            return (None,) * 12
+        num_steps = ctx.num_steps
+        if num_steps == SINGLE_STEP:
+            num_steps = 1
+            grad_spk, grad_mem, mem, pre_reset = (
+                None if tensor is None else tensor.unsqueeze(0) for tensor in (grad_spk, grad_mem, mem, pre_reset)
+            )
         _, need_mem0, need_beta, need_threshold, need_graded = ctx.needs_input_grad[:5]
         kernel = ctx.kernel
         grad_graded_evaluated = None
@@ -274,13 +315,14 @@ class LifSequence(torch.autograd.Function):
         grad_x, grad_mem0, grad_beta, grad_threshold, grad_graded = torch.ops.snnipu.lif_sequence_bwd(
             grad_spk,
             grad_mem,
+            x,
             mem,
             pre_reset,
             mem0,
             beta,
             threshold,
             graded,
-            ctx.constant_input,
+            num_steps,
             ctx.reset,
             ctx.reset_delay,
             kernel.id,
@@ -299,7 +341,7 @@ class LifSequence(torch.autograd.Function):
             grad_beta if need_beta else None,
             grad_threshold if need_threshold else None,
             grad_graded if need_graded else None,
-            *(None,) * 5,
+            *(None,) * 7,
         )
 
 
@@ -366,8 +408,12 @@ def lif_apply(
     reset: int,
     reset_delay: bool,
     spike_grad: Optional[SpikeGrad],
-) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Common way of ``lif_step`` and ``lif_sequence`` once x and the options have been checked."""
+    need_mem: bool = True,
+) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+    """Common way of ``lif_step`` and ``lif_sequence`` once x and the options have been checked.
+
+    Without ``need_mem`` the membranes are not stored and None stands for them.
+    """
     popart.refuse_tracing("lif_sequence")
     steps, step_shape, shape = layout(x, num_steps)
     state = None if mem is None else state_argument("mem", mem, step_shape, x)
@@ -389,7 +435,11 @@ def lif_apply(
         )
         return spk.to(x.dtype).reshape(shape), out.to(x.dtype).reshape(shape)
     kernel = known.kernel if known.kernel is not None else _IDENTITY
-    return LifSequence.apply(x, state, beta_, threshold_, graded, num_steps, reset, reset_delay, kernel, evaluated)
+    cheap_input = x.is_leaf or (num_steps is not None and num_steps != SINGLE_STEP) or not need_mem
+    recompute = cheap_input and num_steps != SINGLE_STEP and evaluated is None
+    arguments = (x, state, beta_, threshold_, graded, num_steps, reset, reset_delay, kernel, evaluated)
+    out = LifSequence.apply(*arguments, need_mem, recompute)
+    return out if need_mem else (out, None)
 
 
 def lif_sequence(
@@ -449,7 +499,11 @@ def lif_sequence(
         check_input(x, 0, "[B, ...]")
         check_num_steps(num_steps)
     reset = reset_code(reset_mechanism)
-    return lif_apply(x, mem, beta, threshold, graded_spikes_factor, num_steps, reset, bool(reset_delay), spike_grad)
+    spk, mems = lif_apply(
+        x, mem, beta, threshold, graded_spikes_factor, num_steps, reset, bool(reset_delay), spike_grad
+    )
+    assert mems is not None
+    return spk, mems
 
 
 def check_num_steps(num_steps: object) -> None:

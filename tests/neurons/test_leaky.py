@@ -368,16 +368,26 @@ def test_compiles_into_one_graph(backend):
         assert torch.allclose(own, expected, rtol=1e-5, atol=1e-6)
 
 
+def allocated(function):
+    """Bytes that PyTorch's allocator hands out during a call."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        function()
+    return sum(max(event.self_cpu_memory_usage, 0) for event in profile.events())
+
+
 def test_extra_memory_is_small():
-    """Forward and backward of a sequence allocate spikes, membranes and one gradient, nothing else of that size."""
+    """Forward and backward allocate the outputs and one gradient, nothing else of that size."""
     x = torch.randn(25, 16, 100, requires_grad=True)
     layer = snn.Leaky(beta=0.9)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        spk, _ = layer.sequence(x)
-        spk.backward(torch.ones(1).expand_as(spk))
-    allocated = sum(max(event.self_cpu_memory_usage, 0) for event in profile.events())
-    # spk, mem, grad_x, and the contiguous copy of the expanded upstream gradient
-    assert allocated <= 4 * x.numel() * 4 + 65536
+    one_sequence, little = x.numel() * 4, 65536
+    assert allocated(lambda: layer.sequence(x)[0].sum(0).sum().backward()) <= 3 * one_sequence + little
+    x.grad = None
+    assert allocated(lambda: layer.spikes(x).sum(0).sum().backward()) <= 2 * one_sequence + little
+    constant = x[0].detach().requires_grad_()
+    spikes = layer.spikes(constant, num_steps=25)
+    assert torch.equal(spikes, layer.sequence(constant, num_steps=25)[0])
+    steps_only = allocated(lambda: layer.spikes(constant, num_steps=25).sum(0).sum().backward())
+    assert steps_only <= one_sequence + little
 
 
 X = torch.zeros(2, 3)

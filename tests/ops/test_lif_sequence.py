@@ -191,7 +191,7 @@ def test_low_precision(dtype, reset, delay, poisoned):
     assert spk.dtype == mem.dtype == dtype
     scalars = [torch.tensor(v) for v in (0.9, 1.0, 1.0)]
     expected_spk, expected_mem, _ = REFERENCE.lif_sequence_fwd_reference(
-        x, None, *scalars, None, RESETS.index(reset), delay
+        x, None, *scalars, None, RESETS.index(reset), delay, True, False
     )
     assert torch.equal(spk, expected_spk)
     assert torch.equal(mem, expected_mem)
@@ -331,6 +331,39 @@ def test_non_contiguous_inputs():
     assert torch.equal(leaf.grad, other.grad)
 
 
+@pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
+@pytest.mark.parametrize("leaf", [True, False], ids=["recomputed", "saved"])
+def test_upstream_gradients_that_do_not_change_with_time(leaf, delay):
+    """Sums over time hand back one step's gradient for all: it is read as it is, not copied out."""
+    x = torch.randn(6, 3, 41)
+    results = []
+    for own in (True, False):
+        start = x.clone().requires_grad_()
+        current = start if leaf else start * 1
+        function = ops.lif_sequence if own else (lambda x, **keywords: snntorch_loop(x, **keywords)[:2])
+        spk, mem = function(current, beta=0.9, threshold=0.6, reset_delay=delay)
+        counts = spk.sum(0)
+        (counts * torch.linspace(-1, 1, 123).reshape(3, 41)).sum().backward(retain_graph=True)
+        mem.sum().backward()
+        results.append(start.grad)
+    assert relative_error(*results) <= 1e-5
+
+
+@pytest.mark.parametrize("steps", [1, 7, 300])
+def test_recomputed_membranes_give_the_same_bits(steps):
+    """A leaf's membranes are recomputed in the backward pass, another input's are saved."""
+    gradients = []
+    for leaf in (True, False):
+        torch.manual_seed(0)
+        x = torch.randn(steps, 5, 450, requires_grad=True)
+        beta = torch.rand(450, requires_grad=True)
+        spk, mem = ops.lif_sequence(x if leaf else x * 1, beta=beta)
+        (spk * torch.randn(steps, 5, 450) + 0.1 * mem).sum().backward()
+        gradients.append((x.grad, beta.grad))
+    assert torch.equal(gradients[0][0], gradients[1][0])
+    assert torch.equal(gradients[0][1], gradients[1][1])
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 4), (5, 0, 4), (5, 3, 0)])
 def test_empty_inputs(shape):
     x = torch.randn(shape, requires_grad=True)
@@ -350,10 +383,10 @@ def test_adjoint_by_finite_differences():
         @staticmethod
         def forward(ctx, x, mem0, beta, threshold, graded, num_steps, reset, delay):
             spk, mem, pre = host.lif_sequence_fwd(
-                x, mem0, beta, threshold, graded, num_steps, reset, delay, smooth=True
+                x, mem0, beta, threshold, graded, num_steps, reset, delay, True, not delay, smooth=True
             )
             ctx.save_for_backward(mem, pre, mem0, beta, threshold, graded)
-            ctx.rest = (num_steps is not None, reset, delay)
+            ctx.rest = (num_steps, reset, delay)
             return spk, mem
 
         @staticmethod
@@ -361,6 +394,7 @@ def test_adjoint_by_finite_differences():
             gradients = host.lif_sequence_bwd(
                 grad_spk,
                 grad_mem,
+                None,
                 *ctx.saved_tensors,
                 *ctx.rest,
                 FAST_SIGMOID,
@@ -396,16 +430,21 @@ def test_kernels_equal_the_reference(spike_grad, reset, delay):
         x = torch.randn(5, 3, 45, dtype=dtype)
         mem0 = torch.randn(3, 45, dtype=dtype)
         beta, threshold, graded = (torch.rand(45, dtype=dtype) + low for low in (0.1, 0.4, 0.5))
-        arguments = (x, mem0, beta, threshold, graded, None, reset, delay)
-        actual, expected = host.lif_sequence_fwd(*arguments), REFERENCE.lif_sequence_fwd_reference(*arguments)
+        forward = (x, mem0, beta, threshold, graded, None, reset, delay, True, not delay)
+        actual, expected = host.lif_sequence_fwd(*forward), REFERENCE.lif_sequence_fwd_reference(*forward)
         for own, other in zip(actual, expected):
             assert torch.equal(own, other)
         spk, mem, pre = expected
-        backward = (torch.randn_like(spk), torch.randn_like(mem), mem, pre, mem0, beta, threshold, graded)
-        backward += (False, reset, delay, *spike_grad.kernel, True, True, True, True)
-        actual, expected = host.lif_sequence_bwd(*backward), REFERENCE.lif_sequence_bwd_reference(*backward)
-        for own, other in zip(actual, expected):
+        rest = (mem0, beta, threshold, graded, None, reset, delay, *spike_grad.kernel, True, True, True, True)
+        upstream = (torch.randn_like(spk), torch.randn_like(mem))
+        saved = host.lif_sequence_bwd(*upstream, None, mem, None if delay else pre, *rest)
+        recomputed = host.lif_sequence_bwd(*upstream, x, None, None, *rest)
+        expected = REFERENCE.lif_sequence_bwd_reference(*upstream, None, mem, None if delay else pre, *rest)
+        expected_recomputed = REFERENCE.lif_sequence_bwd_reference(*upstream, x, None, None, *rest)
+        for own, again, other, other_again in zip(saved, recomputed, expected, expected_recomputed):
             assert own.shape == other.shape
+            assert torch.equal(own, again)
+            assert torch.equal(other, other_again)
             assert relative_error(own, other) <= (1e-5 if dtype == torch.float32 else 1e-12)
 
 
@@ -417,18 +456,19 @@ def test_order_of_workers_does_not_matter(workers):
     beta, threshold, graded = torch.rand(149), torch.rand(149) + 0.5, torch.rand(149) + 0.5
 
     def run():
-        spk, mem, pre = host.lif_sequence_fwd(x, mem0, beta, threshold, graded, None, 0, False)
+        spk, mem, pre = host.lif_sequence_fwd(x, mem0, beta, threshold, graded, None, 0, False, True, True)
         upstream = torch.linspace(-1, 1, spk.numel()).reshape(spk.shape)
         gradients = host.lif_sequence_bwd(
             upstream,
             upstream,
+            None,
             mem,
             pre,
             mem0,
             beta,
             threshold,
             graded,
-            False,
+            None,
             0,
             False,
             *surrogate.sigmoid(3.0).kernel,
@@ -476,16 +516,19 @@ def test_opcheck():
     if not hasattr(torch.library, "opcheck"):
         pytest.skip("torch.library.opcheck came with torch 2.4")
     scalars = [torch.tensor(0.9), torch.tensor(1.0), torch.tensor(1.0)]
-    for delay, steps in itertools.product((True, False), (None, 3)):
-        x = torch.randn(2, 5) if steps else torch.randn(3, 2, 5)
-        tests = ("test_schema", "test_faketensor")
-        torch.library.opcheck(
-            torch.ops.snnipu.lif_sequence_fwd.default, (x, None, *scalars, steps, 0, delay), test_utils=tests
-        )
-        spk, mem, pre = torch.ops.snnipu.lif_sequence_fwd(x, None, *scalars, steps, 0, delay)
-        arguments = (torch.randn_like(spk), None, mem, pre, None, *scalars, steps is not None, 0, delay)
+    tests = ("test_schema", "test_faketensor")
+    forward, backward = torch.ops.snnipu.lif_sequence_fwd.default, torch.ops.snnipu.lif_sequence_bwd.default
+    for delay, steps, store in itertools.product((True, False), (None, 0, 3), (True, False)):
+        x = torch.randn(3, 2, 5) if steps is None else torch.randn(2, 5)
+        arguments = (x, None, *scalars, steps, 0, delay, store, store and not delay)
+        torch.library.opcheck(forward, arguments, test_utils=tests)
+        if steps == 0:
+            continue
+        spk, mem, pre = forward(*arguments)
+        arguments = (torch.randn_like(spk), None, None if store else x, mem if store else None)
+        arguments += (pre if store and not delay else None, None, *scalars, steps, 0, delay)
         arguments += (*surrogate.atan().kernel, True, True, False, True)
-        torch.library.opcheck(torch.ops.snnipu.lif_sequence_bwd.default, arguments, test_utils=tests)
+        torch.library.opcheck(backward, arguments, test_utils=tests)
 
 
 def test_compiles_into_one_graph():
