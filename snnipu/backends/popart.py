@@ -20,8 +20,8 @@ def refuse_tracing(op: str) -> None:
 
             raise RuntimeError(
                 f"{op} cannot run on an IPU yet: snnipu {__version__} has no PopART operators, and without them the "
-                "gradient of the spikes would be lost silently. Run the model without PopTorch, or on a machine without "
-                "it, where snnipu.poptorch runs the same script on the host."
+                "gradient of the spikes would be lost silently. Run the model without PopTorch, or on a machine "
+                "without it, where snnipu.poptorch runs the same script on the host."
             )
 
 

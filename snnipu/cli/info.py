@@ -45,6 +45,7 @@ def _backends() -> Dict[str, Dict[str, Any]]:
 def collect() -> Dict[str, Any]:
     """Everything ``info`` prints, as a dictionary that can be written as JSON."""
     devices = [torch.device("cpu")] + ([torch.device("cuda")] if torch.cuda.is_available() else [])
+    ran_by = {op: {device.type: backends.backend_for(op, device) for device in devices} for op in sorted(ops.__all__)}
     return {
         "versions": {
             "snnipu": snnipu.__version__,
@@ -61,7 +62,7 @@ def collect() -> Dict[str, Any]:
             "thread_runtime": host.thread_runtime(),
         },
         "backends": _backends(),
-        "ops": {op: {device.type: backends.backend_for(op, device) for device in devices} for op in sorted(ops.__all__)},
+        "ops": ran_by,
     }
 
 
@@ -74,7 +75,8 @@ def render(found: Dict[str, Any]) -> str:
     lines += [f"  folder        {native['folder']}"]
     lines += [f"  built for     {', '.join(native['instruction_sets']) or 'nothing'}"]
     lines += [f"  in use        {native['in_use'] or 'none'}"]
-    lines += [f"  threads       {native['threads']} (torch.get_num_threads), run by {native['thread_runtime'] or 'none'}"]
+    runtime = native["thread_runtime"] or "none"
+    lines += [f"  threads       {native['threads']} (torch.get_num_threads), run by {runtime}"]
     lines += ["backends"]
     for name, backend in found["backends"].items():
         lines.append(f"  {name:13} {'available' if backend['available'] else 'not available: ' + backend['reason']}")

@@ -25,7 +25,8 @@ _SCHEMA_BWD = (
     "lif_sequence_bwd(Tensor? grad_spk, Tensor? grad_mem, Tensor? x, Tensor? mem, Tensor? pre_reset, "
     "Tensor? mem0, Tensor beta, Tensor threshold, Tensor graded, int? num_steps, int reset, bool reset_delay, "
     "int surrogate, float surrogate_a, float surrogate_b, bool need_mem0, bool need_beta, bool need_threshold, "
-    "bool need_graded) -> (Tensor grad_x, Tensor grad_mem0, Tensor grad_beta, Tensor grad_threshold, Tensor grad_graded)"
+    "bool need_graded) -> "
+    "(Tensor grad_x, Tensor grad_mem0, Tensor grad_beta, Tensor grad_threshold, Tensor grad_graded)"
 )
 
 
