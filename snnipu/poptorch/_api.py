@@ -1,7 +1,7 @@
 """The public names of the host runtime."""
 
 from snnipu._version import __version__ as _snnipu_version
-from snnipu.poptorch._blocks import Attribute
+from snnipu.poptorch._blocks import Attribute, module_repr
 from snnipu.poptorch._dataloader import AsynchronousDataAccessor, DataLoader
 from snnipu.poptorch._errors import (
     ConfigFileError,
@@ -86,7 +86,7 @@ def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
 
 def ipuHardwareVersion() -> int:
     """Raises ``poptorch.Error``, as PopTorch does on a machine without IPUs."""
-    raise InvalidArgument("ipuHardwareVersion: no IPU hardware available on this system")
+    raise InvalidArgument("ipuHardwareVersion: there is no IPU on this machine")
 
 
 def createPoptorchError(msg: str) -> Error:
@@ -149,6 +149,7 @@ __all__ = [
     "isRunningOnIpu",
     "load",
     "logger",
+    "module_repr",
     "nearest",
     "nop",
     "recomputationCheckpoint",

@@ -15,7 +15,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _check_ids(what: str, user_id: Optional[str], ipu_id: Optional[int]) -> None:
-    if user_id is not None:
+    if user_id is not None and not isinstance(user_id, int):  # PopTorch takes a number as well
         check_str(user_id, f"{what}: user_id")
     if ipu_id is not None:
         check_int(ipu_id, f"{what}: ipu_id")
@@ -80,7 +80,7 @@ def BeginBlock(layer_to_call: Any, user_id: Optional[str] = None, ipu_id: Option
             raise InvalidType(f"BeginBlock: expected a torch.nn.Module or a function, got {layer_to_call!r}")
         return BlockFunction(user_id, ipu_id)(layer_to_call)
     if any(isinstance(hook, _BlockHook) for hook in layer_to_call._forward_pre_hooks.values()):
-        raise InvalidArgument("BeginBlock: the module has already been assigned to a block; see removeBlocks")
+        raise InvalidArgument("BeginBlock: the module begins a block already; removeBlocks undoes that")
     layer_to_call.register_forward_pre_hook(_BlockHook(user_id, ipu_id))
     return layer_to_call
 
@@ -154,6 +154,8 @@ _Types = Union[torch.dtype, Sequence[torch.dtype]]
 class MultiConv:
     """``with poptorch.MultiConv():`` plans convolutions together; no effect on a host. Setters return self."""
 
+    _active = False
+
     def __init__(self) -> None:
         self._settings: Dict[str, Any] = {}
 
@@ -189,10 +191,12 @@ class MultiConv:
         return self
 
     def __enter__(self) -> None:
-        pass
+        if MultiConv._active:
+            raise InvalidArgument("MultiConv: one inside another is not supported")
+        MultiConv._active = True
 
     def __exit__(self, *exc_info: Any) -> None:
-        pass
+        MultiConv._active = False
 
 
 def _check_partials(value: Any, name: str) -> Any:

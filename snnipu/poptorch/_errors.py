@@ -53,8 +53,8 @@ class AlreadyWrapped(Error, RuntimeError):
     """A model was given to ``trainingModel`` twice."""
 
 
-class InvalidState(Error, RuntimeError):
-    """An optimizer state that cannot be loaded."""
+class InvalidUse(Error, RuntimeError):
+    """Something that cannot be used for this."""
 
 
 class NotAvailable(Error, AttributeError, NotImplementedError):

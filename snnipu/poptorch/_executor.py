@@ -22,6 +22,7 @@ from snnipu.poptorch._errors import (
     Error,
     InvalidArgument,
     InvalidType,
+    InvalidUse,
     not_available,
 )
 from snnipu.poptorch._inputs import InputParser, Inputs, check_model, check_same, split
@@ -29,19 +30,20 @@ from snnipu.poptorch._logging import logger
 from snnipu.poptorch._optimizer_runner import OptimizerRunner
 from snnipu.poptorch._outputs import OutputCollector
 from snnipu.poptorch._structure import flatten
+from snnipu.poptorch._watch import ModelWatch, accept_weights
 from snnipu.poptorch.enums import CommGroupType, ConnectionType, OutputMode, ReductionType, VariableRetrievalMode
 from snnipu.poptorch.optim import SGD
 from snnipu.poptorch.options import Options
 
 _Hooks = Dict[int, Callable[[], Any]]
-_NO_EXECUTABLE = "Model has not been compiled or has been destroyed."
+_NO_EXECUTABLE = "the model is not compiled: call it, or compile() it, first"
 
 
 def refuse_backward(*args: Any, **kwargs: Any) -> None:
     """What ``backward`` is on the outputs of a wrapped model."""
     raise Error(
-        "backward() cannot be called explicitly on outputs of a PopTorch model. A trainingModel runs the backward pass "
-        "and the optimizer by itself on every call; in place of an inferenceModel, use a trainingModel."
+        "backward(): outputs of a PopTorch model carry no gradient. A trainingModel runs the backward pass and the "
+        "optimizer itself in every call; to train what is now an inferenceModel, make it a trainingModel."
     )
 
 
@@ -127,8 +129,8 @@ class PoplarExecutor:
         self._user_model = model
         if training and _is_wrapped(model):
             raise AlreadyWrapped(
-                "Model has already been wrapped in 'poptorch.trainingModel'. Call model.destroy() on the model to "
-                "unwrap before wrapping again."
+                "trainingModel: the model is wrapped by a trainingModel already; call its destroy() before wrapping it "
+                "again"
             )
         options._freeze()
         self._options = options.clone()
@@ -138,6 +140,7 @@ class PoplarExecutor:
         self._parser = InputParser(self._model.forward)
         self._runner: Optional[OptimizerRunner] = None
         self._compiled: Optional[Inputs] = None
+        self._watch: Optional[ModelWatch] = None
         self._attached = False
         self._module_modes: List[Tuple[torch.nn.Module, bool]] = []
         self._needs_mode = True
@@ -157,14 +160,17 @@ class PoplarExecutor:
             options.outputMode(OutputMode.Final if self._training else OutputMode.All)
         if not self._training and options.Training.gradient_accumulation != 1:
             raise InvalidArgument(
-                "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its default value "
-                f"(1) when running a poptorch.inferenceModel(), got {options.Training.gradient_accumulation}. Use "
-                "poptorch.Options().deviceIterations() to process several batches in each run instead."
+                "inferenceModel: Training.gradientAccumulation must be 1, its default, got "
+                f"{options.Training.gradient_accumulation}; deviceIterations runs several micro-batches in one call"
             )
         if self._training and options.Distributed.numProcesses > 1:
             raise not_available(
                 "training in several processes (Options.Distributed)", "gradients would not be shared between them."
             )
+        named = set(options._Popart.options.get("updatableNamedBuffers", ()))
+        missing = sorted(named - {name for name, _ in self._user_model.named_buffers()})
+        if missing:
+            raise InvalidArgument(f"updatableNamedBuffers: the model has no buffers {missing}")
         OutputCollector(options)  # the output mode and period fit the device iterations
         options._replica_of_input()
 
@@ -193,7 +199,9 @@ class PoplarExecutor:
 
     def load_state_dict(self, state_dict: Dict[str, Any], strict: bool = True) -> Any:
         """The model's ``load_state_dict``; the next call runs with the new weights."""
-        return self._user_model.load_state_dict(state_dict, strict)
+        result = self._user_model.load_state_dict(state_dict, strict)
+        accept_weights(self._user_model.parameters())
+        return result
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Take over ``optimizer`` and its hyperparameters as they are now.
@@ -216,7 +224,7 @@ class PoplarExecutor:
         """
         inputs = self._parser(args, kwargs)
         if self.isCompiled():
-            logger.warning("Call to compile() ignored: the model is already compiled.")
+            logger.warning("compile: the model is compiled already, nothing is done.")
             return
         with self._compiling(inputs), self._modes():
             groups, _ = self._options._replica_of_input()
@@ -242,14 +250,15 @@ class PoplarExecutor:
         """
         if self._options.connection_type == ConnectionType.Never:
             raise InvalidArgument(
-                "Trying to run a model on an offline device (ConnectionType.Never): use model.compile(inputs) instead "
-                "of model(inputs)"
+                "ConnectionType.Never: the model can be compiled, with model.compile(inputs), but not run"
             )
         inputs = self._parser(args, kwargs)
         if self._compiled is not None:
             check_same(self._compiled, inputs)
             if not self._attached:
                 self.attachToDevice()
+            if self._watch is not None:
+                self._watch.warn_of_changed_weights()
             with self._modes():
                 return self._run(inputs)
         with self._compiling(inputs), self._modes():
@@ -266,21 +275,19 @@ class PoplarExecutor:
         self._needs_mode = True
         self._loss_position = {}
         spec = inputs.spec()
-        parameters = dict(self._model.named_parameters())
+        watched = ModelWatch(self._model, self._options)
         start = time.perf_counter()
         try:
             yield
-            for name, parameter in parameters.items():
-                if dict(self._model.named_parameters()).get(name) is not parameter:
-                    raise Error(
-                        f"Parameter {name} is reassigned within the model when calling the forward method. This is not "
-                        f"supported. Use self.{name}.copy_(src) to change its values."
-                    )
+            watched.check_forward()
         finally:
             for hook in list(self._postcompile_hooks.values()):
                 hook()
         self._compilation_time = datetime.timedelta(seconds=time.perf_counter() - start)
         self._compiled = spec
+        self._watch = watched
+        if self._runner is not None:
+            self._runner.note_compiled()
         self._attached = self._options.connection_type != ConnectionType.Never
         self._options._execution_strategy._report(
             self._training, self._options.Training.gradient_accumulation, self._options.device_iterations
@@ -321,6 +328,7 @@ class PoplarExecutor:
             if self._runner is not None:
                 mean = options.Training.accumulation_and_replication_reduction_type == ReductionType.Mean
                 self._runner.step(gradients.reduced(accumulation * len(group_of_replica) if mean else 1))
+                accept_weights(self._runner.parameters())
             self._note_times(iteration, started)
         result = collector.result()
         for tensor in flatten(result):
@@ -351,11 +359,11 @@ class PoplarExecutor:
         loss = trace.losses[self._loss_position[count]]
         if loss.tensor.numel() != 1:
             raise Error(
-                f"The final loss must be a scalar, got shape {tuple(loss.tensor.shape)}: reduce it, for instance with "
-                "poptorch.identity_loss(loss, 'mean')."
+                f"forward: the final loss must be a scalar, got shape {tuple(loss.tensor.shape)}; reduce it, for "
+                "instance with poptorch.identity_loss(loss, 'mean')"
             )
         if not loss.tensor.requires_grad:
-            raise Error("The final loss depends on no parameter that requires a gradient: there is nothing to train.")
+            raise Error("forward: the final loss depends on no parameter that requires a gradient")
         return loss
 
     # Weights and devices.
@@ -372,16 +380,17 @@ class PoplarExecutor:
         """Raises ``poptorch.Error`` where the model is not compiled, is attached already, or may not attach."""
         self._require_compiled()
         if self._options.connection_type == ConnectionType.Never:
-            raise InvalidArgument("Trying to attach to an offline device (ConnectionType.Never)")
+            raise InvalidArgument("attachToDevice: ConnectionType.Never does not allow it")
         if self._attached:
-            raise Error("Device is already attached")
+            raise Error("attachToDevice: the model is attached already")
         self._attached = True
+        accept_weights(self._user_model.parameters())
 
     def detachFromDevice(self) -> None:
         """Raises ``poptorch.Error`` where the model is not compiled or not attached. The next call attaches again."""
         self._require_compiled()
         if not self._attached:
-            raise Error("Device is not attached")
+            raise Error("detachFromDevice: the model is not attached")
         self._attached = False
 
     def copyWeightsToHostIfNeeded(self) -> bool:
@@ -393,18 +402,18 @@ class PoplarExecutor:
         self._require_compiled()
 
     def copyWeightsToDevice(self) -> None:
-        """Nothing to copy. Raises ``poptorch.Error`` where the model is not compiled."""
+        """Nothing to copy. Raises ``poptorch.Error`` where the model is not compiled.
+
+        Call it after changing weights on the host: an IPU goes on with its own copy of them otherwise.
+        """
         self._require_compiled()
+        accept_weights(self._user_model.parameters())
 
     def copyNamedBuffersToDevice(self) -> None:
         """Nothing to copy. Raises ``poptorch.Error`` where no buffer was named with ``updatableNamedBuffers``."""
         self._require_compiled()
-        named = self._options._Popart.options.get("updatableNamedBuffers")
-        if named is None:
-            raise Error("No named buffers marked as updatable via updatableNamedBuffers option")
-        missing = sorted(set(named) - {name for name, _ in self._user_model.named_buffers()})
-        if missing:
-            raise InvalidArgument(f"updatableNamedBuffers: the model has no buffers {missing}")
+        if "updatableNamedBuffers" not in self._options._Popart.options:
+            raise Error("copyNamedBuffersToDevice: no buffers were named with Options.updatableNamedBuffers")
 
     def destroy(self) -> None:
         """Forget what was compiled and unwrap the model, which can then be wrapped again."""
@@ -446,6 +455,7 @@ class PoplarExecutor:
         """Be compiled as the model in ``filename`` was, without running ``forward``."""
         data = _storage.read(filename)
         self._compiled = data["inputs"]
+        self._watch = ModelWatch(self._model, self._options)
         self._module_modes = [(module, module.training) for module in self._model.modules()]
         self._attached = self._options.connection_type != ConnectionType.Never
 
@@ -454,9 +464,9 @@ class PoplarExecutor:
     def compilationTime(self) -> datetime.timedelta:
         """How long the first run of ``forward`` took."""
         if not self.isCompiled():
-            raise Error("Please compile the model before obtaining compilation time.")
+            raise Error("compilationTime: " + _NO_EXECUTABLE)
         if not self._options._show_compilation_progress_bar:
-            raise Error("Please set showCompilationProgressBar option to obtain compilation time.")
+            raise Error("compilationTime: it is measured with showCompilationProgressBar(True) only")
         return self._compilation_time
 
     def cycleCount(self) -> int:
@@ -544,7 +554,7 @@ class _Gradients:
 
 def _register(hooks: _Hooks, hook: Callable[[], Any]) -> torch.utils.hooks.RemovableHandle:
     if not callable(hook):
-        raise InvalidType(f"hook: expected a callable, got {hook!r}")
+        raise InvalidUse(f"hook: expected a callable, got {hook!r}")
     handle = torch.utils.hooks.RemovableHandle(hooks)
     hooks[handle.id] = hook
     return handle

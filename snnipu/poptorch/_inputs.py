@@ -11,8 +11,8 @@ from snnipu.poptorch._structure import flatten, rebuild
 from snnipu.poptorch.options import Options
 
 _ADVICE = (
-    " The model was compiled for the inputs of its first call. To change them, create a new trainingModel or "
-    "inferenceModel, or call destroy() on this one and try again."
+    "; a model stays compiled for the inputs of its first call. For others, wrap it anew or call destroy() on this "
+    "wrapper first"
 )
 _DTYPES = (
     torch.float16,
@@ -32,7 +32,7 @@ class TensorSpec:
     """What a compiled model remembers of a tensor input."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.shape = tuple(tensor.shape)
+        self.shape = tensor.shape
         self.dtype = tensor.dtype
 
 
@@ -111,7 +111,7 @@ class InputParser:
                 elif parameter.default is not inspect.Parameter.empty:
                     value = parameter.default
                 else:
-                    raise InvalidArgument(f"Mandatory parameter {parameter.name} missing")
+                    raise InvalidArgument(f"forward: argument {parameter.name!r} is missing")
                 if variadic or parameter.kind == inspect.Parameter.KEYWORD_ONLY:
                     named[parameter.name] = value
                 else:
@@ -119,7 +119,7 @@ class InputParser:
                     values.append(value)
         known = [parameter.name for parameter in self._parameters]
         if remaining:
-            raise InvalidArgument(f"Too many arguments: forward takes {known}, got {len(args)} positional arguments")
+            raise InvalidArgument(f"forward: takes {known}, got {len(args)} positional arguments")
         if given:
             raise InvalidArgument(f"forward: {sorted(given)} are not among its parameters {known}")
         return self._prepared(Inputs(names, values, named))
@@ -153,41 +153,42 @@ def check_same(compiled: Inputs, inputs: Inputs) -> None:
     """Raise ``poptorch.Error`` naming the first input that differs from those that the model was compiled for."""
     if len(compiled.args) != len(inputs.args):
         raise InvalidArgument(
-            f"Number of positional arguments mismatch: expected {len(compiled.args)} arguments but got "
-            f"{len(inputs.args)}.{_ADVICE}"
+            f"inputs: expected {len(compiled.args)} positional arguments but got {len(inputs.args)}{_ADVICE}"
         )
     for name, expected, value in zip(compiled.names, compiled.args, inputs.args):
         _check_value(name, expected, _spec(value))
-    _check_value("named arguments", compiled.kwargs, _spec(inputs.kwargs))
+    _check_keys("keyword arguments", compiled.kwargs, inputs.kwargs)
+    for name, expected in compiled.kwargs.items():
+        _check_value(name, expected, _spec(inputs.kwargs[name]))
 
 
 def _check_value(name: str, expected: Any, got: Any) -> None:
     if type(expected) is not type(got):
-        raise InvalidType(
-            f"Type mismatch for {name}: expected {_type_name(expected)} but got {_type_name(got)}.{_ADVICE}"
-        )
+        raise InvalidType(f"input {name}: expected a {_type_name(expected)} but got a {_type_name(got)}{_ADVICE}")
     if isinstance(expected, TensorSpec):
         if expected.dtype != got.dtype:
-            raise InvalidType(f"Data type mismatch for {name}: expected {expected.dtype} but got {got.dtype}.{_ADVICE}")
+            raise InvalidType(f"input {name}: expected {expected.dtype} but got {got.dtype}{_ADVICE}")
         if expected.shape != got.shape:
-            raise InvalidArgument(f"Shape mismatch for {name}: expected {expected.shape} but got {got.shape}.{_ADVICE}")
+            raise InvalidArgument(f"input {name}: expected shape {expected.shape} but got {got.shape}{_ADVICE}")
     elif isinstance(expected, tuple):
         if len(expected) != len(got):
-            raise InvalidArgument(
-                f"Length mismatch for {name}: expected {len(expected)} elements but got {len(got)}.{_ADVICE}"
-            )
+            raise InvalidArgument(f"input {name}: expected {len(expected)} elements but got {len(got)}{_ADVICE}")
         for number, (old, new) in enumerate(zip(expected, got)):
             _check_value(f"{name}[{number}]", old, new)
     elif isinstance(expected, dict):
-        if expected.keys() != got.keys():
-            missing, extra = sorted(expected.keys() - got.keys()), sorted(got.keys() - expected.keys())
-            raise InvalidArgument(f"Keys mismatch for {name}: missing {missing}, unexpected {extra}.{_ADVICE}")
+        _check_keys(f"input {name}", expected, got)
         for key, old in expected.items():
-            _check_value(key if name == "named arguments" else f"{name}[{key!r}]", old, got[key])
+            _check_value(f"{name}[{key!r}]", old, got[key])
     elif expected is not got and expected != got:
         raise InvalidArgument(
-            f"Value mismatch for {name}: expected {expected!r} but got {got!r}. Constants are compiled in.{_ADVICE}"
+            f"input {name}: expected {expected!r} but got {got!r}, and what is no tensor is compiled in{_ADVICE}"
         )
+
+
+def _check_keys(what: str, expected: Dict[str, Any], got: Dict[str, Any]) -> None:
+    if expected.keys() != got.keys():
+        missing, extra = sorted(expected.keys() - got.keys()), sorted(got.keys() - expected.keys())
+        raise InvalidArgument(f"{what}: missing {missing}, not expected {extra}{_ADVICE}")
 
 
 def _type_name(value: Any) -> str:
@@ -208,10 +209,9 @@ def split(inputs: Inputs, options: Options, groups: int) -> List[List[torch.Tens
         size = tensor.shape[0] if tensor.dim() else 1
         if size % count:
             raise InvalidArgument(
-                f"Invalid batch dimension: input {name} of shape {tuple(tensor.shape)} has dim 0 of {size}, which must "
-                f"be a multiple of deviceIterations ({iterations}) * replicationFactor "
-                f"({options.replication_factor}) / input_group_size ({options.input_group_size}) * "
-                f"Training.gradientAccumulation ({accumulation}) = {count}"
+                f"input {name} of shape {tuple(tensor.shape)}: dim 0 must be a multiple of deviceIterations "
+                f"({iterations}) * replicationFactor ({options.replication_factor}) / input_group_size "
+                f"({options.input_group_size}) * Training.gradientAccumulation ({accumulation}) = {count}"
             )
         if tensor.dtype in (torch.float64, torch.bfloat16):
             tensor = tensor.float()

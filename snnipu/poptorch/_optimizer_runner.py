@@ -95,12 +95,12 @@ class OptimizerRunner:
         settings = _Settings(optimizer)
         if not type(optimizer).__module__.startswith(("torch.optim", "snnipu.poptorch")):
             logger.warning(
-                "Optimizer %s is a subclass: an IPU runs PopART's own %s, not the subclass's code.",
+                "The code of the optimizer subclass %s counts on a host only: an IPU runs PopART's own %s.",
                 type(optimizer).__name__,
                 settings.kind,
             )
         if any(group.get("amsgrad") for group in settings.groups):
-            raise InvalidArgument("optimizer: only non-amsgrad Adam and AdamW are supported; set amsgrad=False")
+            raise InvalidArgument("optimizer: amsgrad=True is not supported")
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if id(parameter) not in self._parameters:
@@ -113,6 +113,8 @@ class OptimizerRunner:
             if optimizer is not self.optimizer and self.optimizer is not None and not optimizer.state:
                 optimizer.state.update(self.optimizer.state)
         self.optimizer, self._settings = optimizer, settings
+        if compiled:
+            self.note_compiled()
         self._warned.clear()
 
     def _warn_of_new_attributes(self, settings: _Settings) -> None:
@@ -120,7 +122,17 @@ class OptimizerRunner:
         for number, (new, old) in enumerate(zip(settings.groups, self._settings.groups)):
             extra = sorted(set(new) - set(old))
             if extra and not self._relax_checks:
-                logger.warning("Ignoring unexpected group %d attribute in %s: %s", number, settings.kind, extra)
+                logger.warning(
+                    "Group %d of the %s optimizer has attributes that PopTorch ignores: %s",
+                    number,
+                    settings.kind,
+                    extra,
+                )
+
+    def note_compiled(self) -> None:
+        """From now on the optimizer's state is that of a compiled model."""
+        if isinstance(self.optimizer, optim.Optimizer):
+            self.optimizer._on_device = True
 
     @property
     def loss_scaling(self) -> float:

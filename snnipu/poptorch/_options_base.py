@@ -48,8 +48,7 @@ class OptionsDict:
         """Raise ``poptorch.Error`` where the options have been used already."""
         if self.__dict__.get("_is_frozen"):
             raise FrozenOptions(
-                "Can't modify frozen Options: they belong to a model or a DataLoader already. "
-                "Change a copy (options.clone()) and use that."
+                "these options are frozen: a model or a DataLoader uses them. Change a copy (options.clone())."
             )
 
     def toDict(self) -> Dict[str, Any]:

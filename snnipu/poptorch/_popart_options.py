@@ -6,8 +6,9 @@ from typing import Any, Dict
 from snnipu.poptorch._errors import FrozenOptions, InvalidArgument, InvalidType, check_int, suggestion
 
 _BOOLS = """
-aliasZeroCopy automaticLossScalingSettings.enabled batchSerializationSettings.concatOnVirtualGraphChange compileEngine
-constantWeights decomposeGradSum delayVarUpdates disableGradAccumulationTensorStreams
+aliasZeroCopy automaticLossScalingSettings.enabled batchSerializationSettings.concatOnExecutionPhaseChange
+batchSerializationSettings.concatOnPipelineStageChange batchSerializationSettings.concatOnVirtualGraphChange
+compileEngine constantWeights decomposeGradSum delayVarUpdates disableGradAccumulationTensorStreams
 disableOptimizerStateTensorStreams dotOpNames enableDistributedReplicatedGraphs enableEngineCaching enableExplicitIR
 enableExplicitMainLoops enableFloatingPointChecks enableFullyConnectedPass enableGradientAccumulation
 enableInplaceAmbiguityChecking enableLoadAndOffloadRNGState enableMergeExchange enableNonStableSoftmax enableOutlining
@@ -15,24 +16,29 @@ enableOutliningCopyCostPruning enablePipelining enablePrefetchDatastreams enable
 enableSerializedMatmuls enableStableNorm enableStochasticRounding enableSupportedDataTypeCasting
 ensureFp32LossScaleTensor explicitRecomputation exportPoplarComputationGraph exportPoplarVertexGraph groupHostSync
 groupNormStridedChannelGrouping instrumentWithHardwareCycleCounter opxAliasChecking opxModifyChecking
-rearrangeAnchorsOnHost rearrangeStreamsOnHost scheduleNonWeightUpdateGradientConsumersEarly separateCallOpPdfs
-strictOpVersions useHostCopyOps
+rearrangeAnchorsOnHost rearrangeStreamsOnHost replicatedCollectivesSettings.mergeAllReduceCollectives
+replicatedCollectivesSettings.prepareScheduleForMergingCollectives scheduleNonWeightUpdateGradientConsumersEarly
+separateCallOpPdfs strictOpVersions useHostCopyOps
 """
 _NUMBERS = """
-accumulationFactor autoRecomputation automaticLossScalingSettings.binEdgeLocation
-automaticLossScalingSettings.updatePeriod batchSerializationSettings.factor compilationProgressTotal
+accumulateOuterFragmentSettings.schedule accumulationAndReplicationReductionType accumulationFactor autoRecomputation
+autodiffSettings.stitchStrategy automaticLossScalingSettings.binEdgeLocation
+automaticLossScalingSettings.gradientTensorTrackingMethod automaticLossScalingSettings.thresholdUpperCountProportion
+automaticLossScalingSettings.updatePeriod batchSerializationSettings.batchSchedule batchSerializationSettings.factor
+batchSerializationSettings.method batchSerializationSettings.transformContext compilationProgressTotal
 defaultBufferingDepth defaultPrefetchBufferingDepth executionPhaseSettings.phases executionPhaseSettings.stages
-finalDotOp firstDotOp globalReplicaOffset globalReplicationFactor looseThresholdAtPeak mergeVarUpdate
-mergeVarUpdateMemThreshold numIOTiles outlineSequenceBreakCost outlineThreshold patterns_level subgraphCopyingStrategy
-swapLimitScheduler syntheticDataMode timeLimitScheduler transitiveClosureOptimizationThreshold virtualGraphMode
+finalDotOp firstDotOp globalReplicaOffset globalReplicationFactor looseThresholdAtPeak
+meanAccumulationAndReplicationReductionStrategy mergeVarUpdate mergeVarUpdateMemThreshold numIOTiles
+outlineSequenceBreakCost outlineThreshold patterns_level subgraphCopyingStrategy swapLimitScheduler syntheticDataMode
+timeLimitScheduler transitiveClosureOptimizationThreshold virtualGraphMode
 """
 _STRINGS = """
 cachePath customCodeletCompileFlags kahnTieBreaker logDir partialsTypeMatMuls saveInitializersToFile
 serializedPoprithmsShiftGraphsDir
 """
 _CONTAINERS = """
-convolutionOptions customCodelets dotChecks engineOptions gclOptions hardwareInstrumentations lstmOptions matmulOptions
-patterns reportOptions updatableNamedBuffers
+accumulateOuterFragmentSettings.excludedVirtualGraphs convolutionOptions customCodelets dotChecks engineOptions
+gclOptions hardwareInstrumentations lstmOptions matmulOptions patterns reportOptions updatableNamedBuffers
 """
 
 # name -> (what to call the kind, accepted types)
@@ -58,7 +64,9 @@ class _PopartOptions:
 
     def checkIsFrozen(self) -> None:
         if self._is_frozen:
-            raise FrozenOptions("Can't modify frozen Options: _Popart belongs to a model or a DataLoader already")
+            raise FrozenOptions(
+                "these options are frozen: a model or a DataLoader uses them. Change a copy (options.clone())."
+            )
 
     def set(self, key: str, value: Any) -> "_PopartOptions":
         """Set one session option; returns self."""

@@ -20,7 +20,7 @@ _FORMAT = "snnipu.poptorch/1"
 
 def save(executor: "PoplarExecutor", filename: str, export_model: bool, save_rng_state: bool) -> None:
     if os.path.isdir(filename):
-        logger.warning("save(): %s is a directory, saving model to %s", filename, filename + "/model.poptorch")
+        logger.warning("save: %s is a folder, writing model.poptorch into it", filename)
         filename = os.path.join(filename, "model.poptorch")
     folder = os.path.dirname(filename)
     if folder:
@@ -45,9 +45,9 @@ def read(filename: str) -> Dict[str, Any]:
         with open(filename, "rb") as file:
             data = pickle.load(file)
     except pickle.UnpicklingError as error:
-        raise Error(f"Invalid file {filename}: {error}") from error
+        raise Error(f"{filename} is no model file: {error}") from error
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
-        raise Error(f"Invalid file {filename}: it was not written by snnipu's host runtime of PopTorch")
+        raise Error(f"{filename} was not written by snnipu's host runtime of PopTorch")
     return data
 
 

@@ -217,8 +217,8 @@ def find_loss(losses: List[Loss]) -> int:
     """
     if not losses:
         raise Error(
-            "Couldn't find a loss in graph: a trainingModel's forward must compute one with a torch.nn loss, or mark "
-            "it with poptorch.identity_loss(loss, reduction)."
+            "forward computes no loss: a trainingModel needs one, from a torch.nn loss function or marked with "
+            "poptorch.identity_loss(loss, reduction)."
         )
     if len(losses) == 1:
         return 0
@@ -229,8 +229,8 @@ def find_loss(losses: List[Loss]) -> int:
     final = [number for number in range(len(losses)) if number not in consumed]
     if len(final) != 1:
         raise Error(
-            f"Multiple independent losses found in graph ({len(final)} of {len(losses)}). Graph must have one final "
-            "loss. Combine them and wrap the final loss in poptorch.identity_loss."
+            f"forward computes {len(losses)} losses of which {len(final)} are independent of each other: a "
+            "trainingModel needs one final loss. Combine them and mark the result with poptorch.identity_loss."
         )
     return final[0]
 

@@ -76,7 +76,7 @@ def _check_attributes(attributes: Optional[Dict[str, Any]]) -> Dict[str, Any]:
             raise InvalidType(f"custom_op: the elements of attribute {key!r} must be of one type, got {value!r}")
         for text in [key, *elements]:
             if isinstance(text, str) and not text.isascii():
-                raise InvalidArgument(f"custom_op: {text!r} contains non-ASCII characters")
+                raise InvalidArgument(f"custom_op: attributes are ASCII, got {text!r}")
     return dict(attributes or {})
 
 

@@ -89,17 +89,11 @@ def for_loop(count: int, body: Callable[..., Any], inputs: List[torch.Tensor]) -
     """
     check_int(count, "for_loop: count")
     if not isinstance(inputs, list):
-        raise InvalidType(
-            f"poptorch.for_loop expects input tensors (inputs) to be a list of tensors, got {type(inputs).__name__}. "
-            "(Object is not list)"
-        )
+        raise InvalidType(f"for_loop: inputs must be a list of tensors, got an object of type {type(inputs).__name__}")
     for number, tensor in enumerate(inputs):
         if not isinstance(tensor, torch.Tensor):
-            raise InvalidType(
-                "poptorch.for_loop expects input tensors (inputs) to be a list of tensors. (Object contained in list "
-                f"at index {number} is not torch.tensor)"
-            )
-    _only_in_inference("poptorch.for_loop()")
+            raise InvalidType(f"for_loop: inputs[{number}] must be a torch.Tensor, got {type(tensor).__name__}")
+    _only_in_inference("for_loop")
     state = [tensor.clone() for tensor in inputs]
     for _ in range(count):
         outputs = body(*state)
@@ -124,7 +118,7 @@ def _check_same_signature(what: str, expected: Sequence[torch.Tensor], got: Sequ
 def _only_in_inference(what: str) -> None:
     trace = _tracing.current()
     if trace is not None and trace.training:
-        raise Error(f"{what} is only supported in inference models: an IPU has no gradient for it")
+        raise Error(f"poptorch.{what} works in inference models only: an IPU has no gradient for it")
 
 
 def cond(
@@ -137,8 +131,8 @@ def cond(
     """The outputs of ``then_body`` or ``else_body``, chosen by the value of ``condition``. In inference only."""
     for name, value in (("then_inps", then_inps), ("else_inps", else_inps)):
         if not isinstance(value, list):
-            raise InvalidType(f"poptorch.cond expects {name} to be a list of tensors, got {type(value).__name__}")
-    _only_in_inference("poptorch.cond()")
+            raise InvalidType(f"cond: {name} must be a list of tensors, got {type(value).__name__}")
+    _only_in_inference("cond")
     body, arguments = (then_body, then_inps) if bool(condition) else (else_body, else_inps)
     outputs = body(*arguments)
     return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
@@ -289,7 +283,7 @@ class CPU:
         self._ID = ID
 
     def __call__(self, *input: Any, **kwargs: Any) -> Any:
-        _only_in_inference("poptorch.CPU")
+        _only_in_inference("CPU")
         return self._layer_to_call(*input, **kwargs)
 
 

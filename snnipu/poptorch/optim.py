@@ -21,7 +21,7 @@ from typing import Any, Callable, Dict, Iterable, Optional, Tuple
 
 import torch
 
-from snnipu.poptorch._errors import InvalidArgument, InvalidState, InvalidType, check_bool
+from snnipu.poptorch._errors import InvalidArgument, InvalidType, InvalidUse, check_bool
 from snnipu.poptorch._logging import logger
 
 __all__ = ["LAMB", "SGD", "Adam", "AdamW", "Optimizer", "RMSprop", "VariableAttributes"]
@@ -79,6 +79,8 @@ class Optimizer:
 
     # Attributes kept beside PyTorch's defaults, groups and state.
     _extras: Tuple[str, ...] = ()
+    # Whether a compiled model holds this optimizer.
+    _on_device = False
 
     def _set_extras(self, given: Iterable[str], **extras: Any) -> None:
         for name, value in extras.items():
@@ -101,17 +103,16 @@ class Optimizer:
             for name, value in group.items()
             if isinstance(value, (int, float)) and not isinstance(value, bool)
         }
-        ran = bool(state["state"])
+        ran = self._on_device or bool(state["state"])
         return {"ipu_state": tensors if ran else None, "ipu_param": parameters if ran else None, **state}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Load what :meth:`state_dict` gave. Raises ``poptorch.Error`` for an empty or a plain PyTorch state."""
         if not state:
-            raise InvalidState("load_state_dict: cannot load the optimizer's state because it is empty")
+            raise InvalidUse("load_state_dict: the state is empty")
         if "ipu_state" not in state or "ipu_param" not in state:
-            raise InvalidState(
-                "load_state_dict: only the state of a poptorch.optim optimizer can be loaded; this one has no "
-                "'ipu_state' and 'ipu_param'"
+            raise InvalidUse(
+                "load_state_dict: not the state of a poptorch.optim optimizer, it has no 'ipu_state' and 'ipu_param'"
             )
         pytorch = {name: value for name, value in state.items() if name not in ("ipu_state", "ipu_param")}
         torch.optim.Optimizer.load_state_dict(self, pytorch)  # type: ignore[arg-type]

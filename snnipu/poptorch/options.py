@@ -524,7 +524,7 @@ class Options(OptionsDict):
                 eval(f"options.{line}", {"__builtins__": {}}, {"options": self, "poptorch": poptorch})
             except (SyntaxError, NameError, TypeError, Error) as error:
                 raise ConfigFileError(
-                    f"{type(error).__name__} at line {number} of {os.path.basename(filepath)}: {error}\n> {line}"
+                    f"{os.path.basename(filepath)}, line {number}: {line}: {type(error).__name__}: {error}"
                 ) from error
         return self
 

@@ -80,7 +80,7 @@ def test_used_options_refuse_every_change(path, args):
     if path == "Jit.traceModel":
         return  # changes nothing
     before = repr(opts)
-    with pytest.raises(poptorch.Error, match="Can't modify frozen Options"):
+    with pytest.raises(poptorch.Error, match="these options are frozen"):
         resolve(opts, path)[1](*args)
     with pytest.raises(AttributeError):  # PopTorch's own kind of error for it
         resolve(opts, path)[1](*args)
@@ -217,7 +217,7 @@ def test_from_a_file(tmp_path):
 def test_from_a_file_that_is_wrong(tmp_path, line):
     file = tmp_path / "options.cfg"
     file.write_text(f"deviceIterations(2)\n{line}\n")
-    with pytest.raises(poptorch.ConfigFileError, match=r"line 2 of options\.cfg"):
+    with pytest.raises(poptorch.ConfigFileError, match=r"options\.cfg, line 2"):
         poptorch.Options().loadFromFile(str(file))
 
 
