@@ -65,9 +65,7 @@ class ModelWatch:
                     name,
                     name,
                 )
-            elif (
-                buffer._version != version and self._options.replication_factor > 1 and self._options.broadcast_buffers
-            ):
+            elif name in self._values and not torch.equal(buffer, self._values[name]):
                 logger.warning(
                     "forward changes buffer %s, which several replicas cannot share on an IPU unless "
                     "Options.broadcastBuffers(False) lets each have its own; a host has one.",
