@@ -362,7 +362,7 @@ class PoplarExecutor:
                 f"forward: the final loss must be a scalar, got shape {tuple(loss.tensor.shape)}; reduce it, for "
                 "instance with poptorch.identity_loss(loss, 'mean')"
             )
-        if not loss.tensor.requires_grad:
+        if not loss.tensor.requires_grad and any(weight.requires_grad for weight in self._model.parameters()):
             raise Error("forward: the final loss depends on no parameter that requires a gradient")
         return loss
 
@@ -530,7 +530,7 @@ class _Gradients:
         self._sums: Dict[torch.nn.Parameter, torch.Tensor] = {}
 
     def backward(self, loss: torch.Tensor) -> None:
-        if not self._parameters:
+        if not self._parameters or not loss.requires_grad:
             return
         scale = torch.full_like(loss, self._scaling)
         gradients = torch.autograd.grad(loss, self._parameters, scale, allow_unused=True)

@@ -94,6 +94,12 @@ def test_a_loss_that_cannot_be_found_or_used_is_refused(losses, message):
     assert not model.isCompiled()
 
 
+def test_a_model_without_weights_to_train_runs_all_the_same():
+    model = WithLosses(mse).requires_grad_(False)
+    out, loss = poptorch.trainingModel(model)(X)
+    torch.testing.assert_close(loss, mse(out))
+
+
 def test_an_unknown_reduction_names_the_argument():
     with pytest.raises(poptorch.Error, match="reduction 'sum', 'mean' or 'none', got 'max'"):
         poptorch.identity_loss(torch.ones(2), "max")
