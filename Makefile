@@ -1,4 +1,4 @@
-# Every target sets up what it needs in $(VENV). Overridable: PYTHON, VENV, TORCH, TORCHVISION, PYTEST_ARGS.
+# Every target sets up what it needs in $(VENV). Overridable: PYTHON, VENV, TORCH, TORCHVISION, PYTEST_ARGS, BENCH_ARGS, OUT.
 #   make demo   train on scikit-learn's digits, with pictures
 #   make test   the whole test suite
 #   make bench  snnipu beside its peers
@@ -9,6 +9,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
 PYTEST_ARGS ?=
+BENCH_ARGS ?= --resident-memory
 OUT ?= out
 
 BIN := $(VENV)/bin
@@ -35,7 +36,7 @@ $(VENV)/.data: $(VENV)/.snnipu
 	touch $@
 
 $(VENV)/.test: $(VENV)/.data
-	$(PIP) --editable ".[test]"
+	$(PIP) --editable ".[test,docs]"
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.snnipu
@@ -60,7 +61,7 @@ test: $(VENV)/.test
 
 bench: $(VENV)/.bench
 	mkdir -p $(OUT)/bench
-	$(BIN)/python -m snnipu bench --json $(OUT)/bench/bench.json --chart $(OUT)/bench/bench.png
+	$(BIN)/python -m snnipu bench --json $(OUT)/bench/bench.json --chart $(OUT)/bench/bench.png $(BENCH_ARGS)
 	@echo "chart and results: $(abspath $(OUT)/bench)"
 
 lint: $(VENV)/.lint

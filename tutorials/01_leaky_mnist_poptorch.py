@@ -293,11 +293,10 @@ for name, median in medians.items():
 # %% [markdown]
 # ## On a real IPU
 #
-# The cells above stay as they are. What changes:
+# This version of snnipu has no PopART operators yet: under Graphcore's own PopTorch `Leaky` raises an error, because
+# the gradient of the spikes would be lost without a word. The training loop itself is PopTorch's, and what it asks
+# for on hardware is known:
 #
-# * With the Poplar SDK and its `poptorch` wheel installed, `from snnipu import poptorch` is Graphcore's PopTorch, and
-#   the neurons run as a PopART custom operator, compiled from the same C++ vertices that ran here. It is built once,
-#   from the folder `custom_ops`.
 # * The first call of `training_model` compiles the program, which takes minutes;
 #   `options.enableExecutableCaching("cache")` keeps it for the next time.
 # * Larger `deviceIterations` keep the IPU busy between two visits to Python.

@@ -1,14 +1,14 @@
 """The PopART backend's operator interface, and what stands for it on machines without PopART."""
 
-import importlib.util
 import sys
 from typing import Any, Dict, List, Sequence
 
 import torch
 
+from snnipu._dropin import is_installed
 from snnipu.surrogate import Kernel
 
-_POPTORCH_INSTALLED = importlib.util.find_spec("poptorch") is not None
+_POPTORCH_INSTALLED = is_installed("poptorch")
 
 
 def refuse_tracing(op: str) -> None:

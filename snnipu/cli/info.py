@@ -1,7 +1,6 @@
 """``python -m snnipu info``: versions, instruction set, threads, and what runs where."""
 
 import argparse
-import importlib.util
 import json
 import os
 import platform
@@ -13,6 +12,7 @@ import torch
 
 import snnipu
 from snnipu import backends, ops
+from snnipu._dropin import is_installed
 from snnipu.backends import host
 
 _OPTIONAL = ("poptorch", "triton", "torchvision", "sklearn", "matplotlib", "spikingjelly", "norse")
@@ -24,12 +24,12 @@ def _version(module: str) -> Optional[str]:
     try:
         return metadata.version(_DISTRIBUTIONS.get(module, module))
     except metadata.PackageNotFoundError:
-        return "installed, version unknown" if importlib.util.find_spec(module) is not None else None
+        return "installed, version unknown" if is_installed(module) else None
 
 
 def _backends() -> Dict[str, Dict[str, Any]]:
     cuda = torch.cuda.is_available()
-    ipu = "PopTorch is installed" if importlib.util.find_spec("poptorch") is not None else "PopTorch is not installed"
+    ipu = "PopTorch is installed" if is_installed("poptorch") else "PopTorch is not installed"
     return {
         "host": {"available": host.library is not None, "reason": host.unavailable_reason},
         "cuda": {

@@ -7,6 +7,7 @@ import snntorch
 import torch
 
 from snnipu._layout import SINGLE_STEP
+from snnipu.backends import popart
 from snnipu.ops._arguments import DTYPES, RESET_MECHANISMS, check_input, reset_code
 from snnipu.ops.lif_sequence import check_num_steps, lif_apply
 from snnipu.surrogate import SpikeGrad, Surrogate, as_surrogate
@@ -31,13 +32,14 @@ class Leaky(snntorch.Leaky):
     learnable or not, and every surrogate of ``snntorch.surrogate``, given as ours or as snnTorch's. snnTorch's own code
     runs for ``inhibition``, ``state_quant`` and any other ``spike_grad``.
 
-    Differences from snnTorch, each of them a repair:
+    Differences from snnTorch:
 
     * setting ``reset_mechanism`` after construction takes effect;
     * the ``sigmoid`` surrogate is finite far from the threshold and ``LSO`` works;
     * modules can be pickled and deep-copied, also after a forward pass;
     * a membrane of another layer's shape is an error; of another batch size, it starts from zeros as in snnTorch, with
-      a warning.
+      a warning;
+    * a second derivative through fused neurons is an error.
     """
 
     def __init__(
@@ -138,6 +140,7 @@ class Leaky(snntorch.Leaky):
             TypeError: ``mem`` passed with ``init_hidden=True``; not a floating tensor.
             ValueError: ``beta``, ``threshold``, ``graded_spikes_factor`` or ``mem`` of a shape that does not fit.
         """
+        popart.refuse_tracing("Leaky")
         if not isinstance(input_, torch.Tensor):
             raise TypeError(f"input_ must be a torch.Tensor, got {type(input_).__name__}")
         if mem is not None:
@@ -223,12 +226,24 @@ class Leaky(snntorch.Leaky):
         return spk, mems
 
     def spikes(self, x: torch.Tensor, *, num_steps: Optional[int] = None) -> torch.Tensor:
-        """The spikes of :meth:`sequence` alone: the membranes are not stored, and recomputed for the gradient."""
+        """The spikes of :meth:`sequence` alone: the membranes are not stored, and recomputed for the gradient.
+
+        Args:
+            x: current, ``[T, B, ...]``; or ``[B, ...]``, held constant, with ``num_steps``.
+            num_steps: number of steps of a constant current.
+
+        Returns:
+            Spikes ``[T, B, ...]`` in x's dtype.
+
+        Raises:
+            TypeError, ValueError: as :meth:`sequence`.
+        """
         return self._sequence(x, None, num_steps, need_mem=False)[0]
 
     def _sequence(
         self, x: torch.Tensor, mem: Optional[torch.Tensor], num_steps: Optional[int], need_mem: bool
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+        popart.refuse_tracing("Leaky")
         if num_steps is None:
             check_input(x, 1, "[T, B, ...]")
         else:

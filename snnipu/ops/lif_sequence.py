@@ -436,8 +436,8 @@ def lif_apply(
         )
         return spk.to(x.dtype).reshape(shape), out.to(x.dtype).reshape(shape)
     kernel = known.kernel if known.kernel is not None else _IDENTITY
-    cheap_input = x.is_leaf or (num_steps is not None and num_steps != SINGLE_STEP) or not need_mem
-    recompute = cheap_input and num_steps != SINGLE_STEP and evaluated is None
+    lives_on = x.is_leaf and x.requires_grad
+    recompute = num_steps != SINGLE_STEP and evaluated is None and (lives_on or num_steps is not None or not need_mem)
     arguments = (x, state, beta_, threshold_, graded, num_steps, reset, reset_delay, kernel, evaluated)
     out = LifSequence.apply(*arguments, need_mem, recompute)
     return out if need_mem else (out, None)
@@ -460,9 +460,9 @@ def lif_sequence(
     .. math::
 
         r_t &= H(u_{t-1} - \theta) \\
-        u_t &= \beta u_{t-1} + x_t - r_t \theta            &\text{(subtract)} \\
-        u_t &= \beta (1 - r_t) u_{t-1} + x_t               &\text{(zero)} \\
-        u_t &= \beta u_{t-1} + x_t                         &\text{(none)} \\
+        u_t &= \beta u_{t-1} + x_t - r_t \theta \quad \text{(subtract)} \\
+        u_t &= \beta (1 - r_t) u_{t-1} + x_t \quad \text{(zero)} \\
+        u_t &= \beta u_{t-1} + x_t \quad \text{(none)} \\
         s_t &= H(u_t - \theta)
 
     with :math:`H(0) = 0`; ``spk = graded_spikes_factor * s`` and ``mem = u``. The reset carries no gradient, the spike

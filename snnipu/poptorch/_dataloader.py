@@ -1,6 +1,5 @@
 """``poptorch.DataLoader``: PyTorch's, in combined batches (PopTorch user guide, "Efficient data batching")."""
 
-import atexit
 import multiprocessing
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Union
 
@@ -123,7 +122,6 @@ class AsynchronousDataAccessor:
         sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
         rebatched_size: Optional[int] = None,
     ) -> None:
-        self._terminated = True  # in case the checks below fail
         check_int(buffer_size, "AsynchronousDataAccessor: buffer_size", 1)
         check_bool(load_indefinitely, "AsynchronousDataAccessor: load_indefinitely")
         check_bool(early_preload, "AsynchronousDataAccessor: early_preload")
@@ -145,14 +143,11 @@ class AsynchronousDataAccessor:
         self.rebatched_size = rebatched_size
         self._iterator: Optional[Iterator[Any]] = None
         self._terminated = False
-        atexit.register(self.terminate)
 
     def terminate(self) -> None:
         """Stop for good."""
-        if not self._terminated:
-            self._terminated = True
-            self._iterator = None
-            atexit.unregister(self.terminate)
+        self._terminated = True
+        self._iterator = None
 
     def __len__(self) -> int:
         length = len(self._dataset)

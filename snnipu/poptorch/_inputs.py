@@ -1,7 +1,7 @@
 """The inputs of a call: matched to the parameters of ``forward``, compared with those compiled for, cut up."""
 
 import inspect
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import torch
 
@@ -26,6 +26,7 @@ _DTYPES = (
     torch.int32,
     torch.int64,
 )
+_AT_BORDER = {torch.int64: torch.int32, torch.float64: torch.float32, torch.bfloat16: torch.float32}
 
 
 class TensorSpec:
@@ -220,10 +221,9 @@ def split(inputs: Inputs, options: Options, groups: int) -> List[List[torch.Tens
 
 
 def border_output(tensor: torch.Tensor) -> torch.Tensor:
-    """An output as it leaves an IPU: int64 as int32, float64 as float32, no gradient, memory of its own."""
-    dtype: Optional[torch.dtype] = {torch.int64: torch.int32, torch.float64: torch.float32}.get(tensor.dtype)
+    """An output as it leaves an IPU: 64-bit types as 32-bit, bfloat16 as float32, no gradient, memory of its own."""
     detached = tensor.detach()
-    return detached.clone() if dtype is None else detached.to(dtype)
+    return detached.to(_AT_BORDER[tensor.dtype]) if tensor.dtype in _AT_BORDER else detached.clone()
 
 
 def check_model(model: Any) -> None:

@@ -39,11 +39,11 @@ class ModelWatch:
         accept_weights(parameter for _, parameter in self._parameters)
 
     def _own_buffers(self) -> List[Tuple[str, torch.Tensor]]:
-        # Neurons of snnTorch replace the buffers that hold their state: their users are not to blame.
+        # Neurons of snnTorch and snnipu replace the buffers that hold their state: their users are not to blame.
         return [
             (f"{module_name}.{name}" if module_name else name, buffer)
             for module_name, module in self._model.named_modules()
-            if not any(base.__module__.startswith("snntorch.") for base in type(module).__mro__)
+            if not any(base.__module__.startswith(("snntorch.", "snnipu.")) for base in type(module).__mro__)
             for name, buffer in module._buffers.items()
             if isinstance(buffer, torch.Tensor)
         ]

@@ -112,7 +112,7 @@ def test_64_bits_become_32_at_the_border():
     class Types(torch.nn.Module):
         def forward(self, x, n):
             assert x.dtype == torch.float32
-            return x + 1, n + 1, x.double(), n.bool(), x.half(), n.to(torch.int8)
+            return x + 1, n + 1, x.double(), n.bool(), x.half(), n.to(torch.int8), x.bfloat16()
 
     outs = poptorch.inferenceModel(Types())(torch.ones(2, dtype=torch.float64), torch.arange(2))
     assert [out.dtype for out in outs] == [
@@ -122,6 +122,7 @@ def test_64_bits_become_32_at_the_border():
         torch.bool,
         torch.float16,
         torch.int8,
+        torch.float32,
     ]
 
 
