@@ -15,10 +15,13 @@
 namespace snnipu {
 namespace {
 
-// Elements of a block: state, parameters and sums of a block stay in the first-level cache.
-constexpr std::size_t blockElements = 1024;
-// Bytes of membranes that a block of the backward pass recomputes: they stay in the second-level cache.
-constexpr std::size_t recomputedBytes = 256 * 1024;
+// Elements of a block, at most: a block's state stays in the second-level cache, and a row of it is long enough to
+// stream. Measured: rows of 4 KiB run at a third of the speed of rows of 64 KiB, as every row is a new page.
+constexpr std::size_t blockElements = 16384;
+// Blocks are multiples of this, so that sums over it do not depend on the size of the blocks.
+constexpr std::size_t sumElements = 256;
+// Bytes of membranes that a block of the backward pass recomputes: about the second-level cache.
+constexpr std::size_t recomputedBytes = 1024 * 1024;
 // Neuron updates that are worth a thread: waking one costs microseconds.
 constexpr std::size_t updatesPerThread = 32768;
 
@@ -27,6 +30,49 @@ unsigned usefulThreads(std::size_t steps, std::size_t elements, std::int32_t off
   const std::size_t fed = steps * elements / updatesPerThread + 1;
   return offered > 0 && fed > static_cast<std::size_t>(offered) ? static_cast<unsigned>(offered)
                                                                 : static_cast<unsigned>(fed);
+}
+
+// Elements of a block: two blocks a thread, within [sumElements, most].
+std::size_t blockSize(std::size_t elements, unsigned threads, std::size_t most) {
+  const std::size_t shares = 2 * static_cast<std::size_t>(threads);
+  const std::size_t share = (elements + shares - 1) / shares;
+  const std::size_t rounded = (share + sumElements - 1) / sumElements * sumElements;
+  return std::min(rounded, std::max(sumElements, most / sumElements * sumElements));
+}
+
+// Memory for one block's intermediate values. Kept by the thread, as mapping it anew costs more than a block's work.
+class Scratch {
+public:
+  // Makes room for `bytes` and starts over; false where memory could not be had.
+  bool reserve(std::size_t bytes) {
+    bytes += alignment;
+    if (bytes > capacity_) {
+      buffer_.reset(new (std::nothrow) char[bytes]);
+      capacity_ = buffer_ ? bytes : 0;
+    }
+    void *start = buffer_.get();
+    next_ = buffer_ ? static_cast<char *>(std::align(alignment, 1, start, bytes)) : nullptr;
+    return next_ != nullptr;
+  }
+
+  template <typename T> T *take(std::size_t count) {
+    T *const taken = reinterpret_cast<T *>(next_);
+    next_ += roundUp(count * sizeof(T));
+    return taken;
+  }
+
+  static std::size_t roundUp(std::size_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
+
+private:
+  static constexpr std::size_t alignment = 64;
+  std::unique_ptr<char[]> buffer_;
+  std::size_t capacity_ = 0;
+  char *next_ = nullptr;
+};
+
+Scratch &threadScratch() {
+  static thread_local Scratch scratch;
+  return scratch;
 }
 
 template <typename C> struct Parameter {
@@ -50,25 +96,30 @@ template <typename C> struct Parameters {
   bool perElement() const { return beta.size > 1 || threshold.size > 1 || graded.size > 1; }
 };
 
-// A block's parameters: expanded where any of them is per element, else the single values.
+// A block's parameters: one of each, or one of each for every element where any of them is per element.
 template <typename C> struct BlockParameters {
-  C expanded[3][blockElements];
+  const C *beta, *threshold, *graded;
+  bool perElement;
 
-  template <typename Vertex>
-  void connect(Vertex &vertex, const Parameters<C> &p, std::size_t begin, std::size_t count) {
-    vertex.perElement = p.perElement();
-    if (!vertex.perElement) {
-      vertex.beta.connect(p.beta.values);
-      vertex.threshold.connect(p.threshold.values);
-      vertex.graded.connect(p.graded.values);
+  BlockParameters(const Parameters<C> &p, std::size_t begin, std::size_t count, Scratch &scratch)
+      : beta(p.beta.values), threshold(p.threshold.values), graded(p.graded.values), perElement(p.perElement()) {
+    if (!perElement)
       return;
-    }
-    p.beta.expand(expanded[0], begin, count);
-    p.threshold.expand(expanded[1], begin, count);
-    p.graded.expand(expanded[2], begin, count);
-    vertex.beta.connect(expanded[0]);
-    vertex.threshold.connect(expanded[1]);
-    vertex.graded.connect(expanded[2]);
+    const auto expanded = [&](const Parameter<C> &parameter) {
+      C *const to = scratch.take<C>(count);
+      parameter.expand(to, begin, count);
+      return to;
+    };
+    beta = expanded(p.beta);
+    threshold = expanded(p.threshold);
+    graded = expanded(p.graded);
+  }
+
+  template <typename Vertex> void connect(Vertex &vertex) const {
+    vertex.perElement = perElement;
+    vertex.beta.connect(beta);
+    vertex.threshold.connect(threshold);
+    vertex.graded.connect(graded);
   }
 };
 
@@ -83,17 +134,15 @@ template <typename S> struct ForwardArgs {
   unsigned threads;
 };
 
-// One block of the forward pass. Outputs point at the block's first element; spk or mem may be null.
+// One block of the forward pass. Outputs point at the block's first element; each may be null.
 template <typename Vertex, typename S>
-void forwardBlock(const ForwardArgs<S> &a, std::size_t begin, std::size_t count, S *spk, S *mem, S *preReset,
-                  std::size_t memStride, const WorkerOrder &order) {
-  using C = Compute<S>;
-  alignas(64) C state[blockElements];
-  alignas(64) BlockParameters<C> parameters;
+void forwardBlock(const ForwardArgs<S> &a, const BlockParameters<Compute<S>> &parameters, Compute<S> *state,
+                  std::size_t begin, std::size_t count, S *spk, S *mem, S *preReset, std::size_t memStride,
+                  const WorkerOrder &order) {
   if (a.mem0)
     std::copy_n(a.mem0 + begin, count, state);
   else
-    std::fill_n(state, count, C(0));
+    std::fill_n(state, count, Compute<S>(0));
   Vertex vertex;
   vertex.x.connect(a.x + begin);
   vertex.state.connect(state);
@@ -108,18 +157,40 @@ void forwardBlock(const ForwardArgs<S> &a, std::size_t begin, std::size_t count,
   vertex.xStride = a.constantInput ? 0 : static_cast<unsigned>(a.elements);
   vertex.spkStride = static_cast<unsigned>(a.elements);
   vertex.memStride = static_cast<unsigned>(memStride);
-  parameters.connect(vertex, a.parameters, begin, count);
+  parameters.connect(vertex);
   runVertex(vertex, order);
 }
 
-template <typename Vertex, typename S> void forward(const ForwardArgs<S> &a) {
-  const WorkerOrder order = workerOrder();
-  const auto at = [](S *array, std::size_t begin) { return array ? array + begin : nullptr; };
-  parallelFor((a.elements + blockElements - 1) / blockElements, a.threads, [&](std::size_t block) {
-    const std::size_t begin = block * blockElements;
-    const std::size_t count = std::min(blockElements, a.elements - begin);
-    forwardBlock<Vertex>(a, begin, count, at(a.spk, begin), at(a.mem, begin), at(a.preReset, begin), a.elements, order);
+// body(begin, count, scratch) for every block, with `bytesPerElement` of scratch. Returns 0, or 2 where memory could
+// not be had.
+template <typename Body>
+int forBlocks(std::size_t elements, unsigned threads, std::size_t most, std::size_t bytesPerElement, const Body &body) {
+  const std::size_t size = blockSize(elements, threads, most);
+  std::atomic<bool> outOfMemory{false};
+  parallelFor((elements + size - 1) / size, threads, [&](std::size_t block) {
+    const std::size_t begin = block * size;
+    const std::size_t count = std::min(size, elements - begin);
+    Scratch &scratch = threadScratch();
+    // Every array is rounded up to the alignment: 16 of them at the most.
+    if (scratch.reserve(count * bytesPerElement + 16 * Scratch::roundUp(1)))
+      body(begin, count, scratch);
+    else
+      outOfMemory = true;
   });
+  return outOfMemory ? 2 : 0;
+}
+
+template <typename Vertex, typename S> int forward(const ForwardArgs<S> &a) {
+  using C = Compute<S>;
+  const WorkerOrder order = workerOrder();
+  const std::size_t bytes = sizeof(C) * (1 + (a.parameters.perElement() ? 3 : 0));
+  return forBlocks(a.elements, a.threads, blockElements, bytes,
+                   [&](std::size_t begin, std::size_t count, Scratch &scratch) {
+                     const auto at = [begin](S *array) { return array ? array + begin : nullptr; };
+                     const BlockParameters<C> parameters(a.parameters, begin, count, scratch);
+                     forwardBlock<Vertex>(a, parameters, scratch.take<C>(count), begin, count, at(a.spk), at(a.mem),
+                                          at(a.preReset), a.elements, order);
+                   });
 }
 
 template <typename S> struct BackwardArgs {
@@ -133,28 +204,29 @@ template <typename S> struct BackwardArgs {
   C surrogateA, surrogateB;
 };
 
-// Sums over elements of one parameter's gradient. A single parameter: a double for each block. One per element: the
-// elements' sums are kept and those of the same neuron added up at the end. Either way the order does not depend on
-// the threads.
+// Sums over elements of one parameter's gradient. A single parameter: doubles over sumElements each. One per element:
+// the elements' sums are kept and those of the same neuron added up at the end. Either way the order of additions does
+// not depend on blocks or threads.
 template <typename C> class ParameterSum {
 public:
-  ParameterSum(C *result, std::size_t size, std::size_t elements, std::size_t blocks)
-      : result_(result), size_(size), elements_(elements) {
+  ParameterSum(C *result, std::size_t size, std::size_t elements) : result_(result), size_(size), elements_(elements) {
     if (result)
-      size == 1 ? blockSums_.resize(blocks) : elementSums_.resize(elements);
+      size == 1 ? partialSums_.resize((elements + sumElements - 1) / sumElements) : elementSums_.resize(elements);
   }
 
-  void addBlock(std::size_t block, const C *sums, std::size_t begin, std::size_t count) {
+  void addBlock(const C *sums, std::size_t begin, std::size_t count) {
     if (!result_)
       return;
     if (size_ > 1) {
       std::copy_n(sums, count, elementSums_.data() + begin);
       return;
     }
-    double total = 0;
-    for (std::size_t i = 0; i < count; ++i)
-      total += static_cast<double>(sums[i]);
-    blockSums_[block] = total;
+    for (std::size_t start = 0; start < count; start += sumElements) {
+      double total = 0;
+      for (std::size_t i = start; i < std::min(start + sumElements, count); ++i)
+        total += static_cast<double>(sums[i]);
+      partialSums_[(begin + start) / sumElements] = total;
+    }
   }
 
   void finish() {
@@ -162,7 +234,7 @@ public:
       return;
     if (size_ == 1) {
       double total = 0;
-      for (const double sum : blockSums_)
+      for (const double sum : partialSums_)
         total += sum;
       result_[0] = static_cast<C>(total);
       return;
@@ -177,72 +249,58 @@ public:
 private:
   C *result_;
   std::size_t size_, elements_;
-  std::vector<double> blockSums_;
+  std::vector<double> partialSums_;
   std::vector<C> elementSums_;
 };
 
-// Returns 0, or 2 where memory could not be had.
 template <typename Forward, typename Backward, typename S> int backward(const BackwardArgs<S> &a) {
   using C = Compute<S>;
   const ForwardArgs<S> &f = a.forward;
   const WorkerOrder order = workerOrder();
-  const bool recompute = a.mem == nullptr;
-  constexpr std::size_t arrays = Forward::delaysReset ? 1 : 2;
-  std::size_t blockSize = blockElements;
-  if (recompute) {
-    constexpr std::size_t least = 2 * registerLanes<C>;
-    const std::size_t fitting = recomputedBytes / (f.steps * arrays * sizeof(S)) / least * least;
-    blockSize = std::min(blockElements, std::max(least, fitting));
-  }
-  const std::size_t blocks = (f.elements + blockSize - 1) / blockSize;
   const Parameter<C> *const parameter[3] = {&f.parameters.beta, &f.parameters.threshold, &f.parameters.graded};
   std::vector<ParameterSum<C>> sums;
   bool parameterGradients = false;
   for (int i = 0; i < 3; ++i) {
-    sums.emplace_back(a.gradParameters[i], parameter[i]->size, f.elements, blocks);
+    sums.emplace_back(a.gradParameters[i], parameter[i]->size, f.elements);
     parameterGradients = parameterGradients || a.gradParameters[i];
   }
-  std::atomic<bool> outOfMemory{false};
-  parallelFor(blocks, f.threads, [&](std::size_t block) {
-    alignas(64) C gradState[blockElements];
-    alignas(64) C gradConstant[blockElements];
-    alignas(64) C zeros[blockElements];
-    alignas(64) C parameterSums[3][blockElements];
-    alignas(64) BlockParameters<C> parameters;
-    const std::size_t begin = block * blockSize;
-    const std::size_t count = std::min(blockSize, f.elements - begin);
+  const bool recompute = a.mem == nullptr;
+  constexpr std::size_t recomputedArrays = Forward::delaysReset ? 1 : 2;
+  const std::size_t recomputedPerElement = recompute ? recomputedArrays * f.steps * sizeof(S) : 0;
+  const std::size_t most = recompute ? std::min(blockElements, recomputedBytes / recomputedPerElement) : blockElements;
+  const std::size_t bytes = sizeof(C) * (3 + (f.parameters.perElement() ? 3 : 0) + (parameterGradients ? 3 : 0));
+  const auto block = [&](std::size_t begin, std::size_t count, Scratch &scratch) {
     const auto at = [begin](const auto *array) { return array ? array + begin : nullptr; };
+    const auto zeros = [&] {
+      C *const array = scratch.take<C>(count);
+      std::fill_n(array, count, C(0));
+      return array;
+    };
+    const BlockParameters<C> parameters(f.parameters, begin, count, scratch);
     Backward vertex;
-    std::unique_ptr<S[]> recomputed;
+    vertex.mem.connect(at(a.mem));
+    vertex.preReset.connect(at(a.preReset));
     if (recompute) {
-      recomputed.reset(new (std::nothrow) S[arrays * f.steps * count]);
-      if (!recomputed) {
-        outOfMemory = true;
-        return;
-      }
-      S *const preReset = arrays == 2 ? recomputed.get() + f.steps * count : nullptr;
-      forwardBlock<Forward>(f, begin, count, static_cast<S *>(nullptr), recomputed.get(), preReset, count, order);
-      vertex.mem.connect(recomputed.get());
+      S *const mem = scratch.take<S>(f.steps * count);
+      S *const preReset = recomputedArrays == 2 ? scratch.take<S>(f.steps * count) : nullptr;
+      C *const state = scratch.take<C>(count);
+      forwardBlock<Forward>(f, parameters, state, begin, count, static_cast<S *>(nullptr), mem, preReset, count, order);
+      vertex.mem.connect(mem);
       vertex.preReset.connect(preReset);
-    } else {
-      vertex.mem.connect(at(a.mem));
-      vertex.preReset.connect(at(a.preReset));
     }
-    std::fill_n(gradState, count, C(0));
-    if (f.constantInput)
-      std::fill_n(gradConstant, count, C(0));
-    if (!f.mem0)
-      std::fill_n(zeros, count, C(0));
+    C *const gradState = zeros();
+    C *const gradConstant = f.constantInput ? zeros() : nullptr;
+    C *parameterSums[3] = {};
     if (parameterGradients)
       for (auto &sum : parameterSums)
-        std::fill_n(sum, count, C(0));
+        sum = zeros();
+    vertex.memInitial.connect(f.mem0 ? f.mem0 + begin : zeros());
     vertex.hasGradSpk = a.gradSpk != nullptr;
     vertex.hasGradMem = a.gradMem != nullptr;
     vertex.parameterGradients = parameterGradients;
     vertex.constantInput = f.constantInput;
     vertex.gradSpk.connect(at(a.gradSpk));
     vertex.gradMem.connect(at(a.gradMem));
-    vertex.memInitial.connect(f.mem0 ? f.mem0 + begin : zeros);
     vertex.gradX.connect(a.gradX + begin);
     vertex.gradConstant.connect(gradConstant);
     vertex.gradState.connect(gradState);
@@ -257,7 +315,7 @@ template <typename Forward, typename Backward, typename S> int backward(const Ba
     vertex.gradSpkStride = a.gradSpkConstant ? 0 : vertex.gradXStride;
     vertex.gradMemStride = a.gradMemConstant ? 0 : vertex.gradXStride;
     vertex.memStride = recompute ? vertex.size : vertex.gradXStride;
-    parameters.connect(vertex, f.parameters, begin, count);
+    parameters.connect(vertex);
     runVertex(vertex, order);
     if (f.constantInput)
       for (std::size_t i = 0; i < count; ++i)
@@ -266,31 +324,27 @@ template <typename Forward, typename Backward, typename S> int backward(const Ba
       std::copy_n(gradState, count, a.gradMem0 + begin);
     if (parameterGradients)
       for (int i = 0; i < 3; ++i)
-        sums[i].addBlock(block, parameterSums[i], begin, count);
-  });
+        sums[i].addBlock(parameterSums[i], begin, count);
+  };
+  // In recomputing, the state of the forward pass and, without mem0, its zeros come on top of the gradient's.
+  const int status = forBlocks(f.elements, f.threads, most, bytes + sizeof(C) + recomputedPerElement, block);
   for (auto &sum : sums)
     sum.finish();
-  return outOfMemory ? 2 : 0;
+  return status;
 }
 
-template <typename S, Reset R, typename Spike> void forwardDelay(const ForwardArgs<S> &a, bool resetDelay) {
-  if (resetDelay)
-    forward<LifForward<S, R, true, Spike>>(a);
-  else
-    forward<LifForward<S, R, false, Spike>>(a);
+template <typename S, Reset R, typename Spike> int forwardDelay(const ForwardArgs<S> &a, bool resetDelay) {
+  return resetDelay ? forward<LifForward<S, R, true, Spike>>(a) : forward<LifForward<S, R, false, Spike>>(a);
 }
 
 template <typename Spike, typename S> int forwardReset(const ForwardArgs<S> &a, int reset, bool resetDelay) {
   switch (reset) {
   case SNNIPU_RESET_SUBTRACT:
-    forwardDelay<S, Reset::Subtract, Spike>(a, resetDelay);
-    return 0;
+    return forwardDelay<S, Reset::Subtract, Spike>(a, resetDelay);
   case SNNIPU_RESET_ZERO:
-    forwardDelay<S, Reset::Zero, Spike>(a, resetDelay);
-    return 0;
+    return forwardDelay<S, Reset::Zero, Spike>(a, resetDelay);
   case SNNIPU_RESET_NONE:
-    forwardDelay<S, Reset::None, Spike>(a, resetDelay);
-    return 0;
+    return forwardDelay<S, Reset::None, Spike>(a, resetDelay);
   default:
     return 1;
   }

@@ -49,7 +49,7 @@ enum snnipu_surrogate {
  *   mem0                    [elements] or NULL for zeros
  *   beta, threshold, graded [*_size], 1 or a divisor of elements: value i % size belongs to element i
  *   threads                 at most this many run
- * Returns 0, or 1 where reset is not one of enum snnipu_reset. */
+ * Returns 0, 1 where reset is not one of enum snnipu_reset, 2 where memory could not be had. */
 #define SNNIPU_LIF_SEQUENCE_FWD(NAME, S, C)                                                                            \
   SNNIPU_API int NAME(const S *x, const C *mem0, const C *beta, const C *threshold, const C *graded, S *spk, S *mem,   \
                       S *pre_reset, int64_t steps, int64_t elements, int64_t beta_size, int64_t threshold_size,        \

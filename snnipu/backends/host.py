@@ -108,7 +108,7 @@ def _pointer(tensor: Optional[torch.Tensor]) -> Optional[int]:
 
 def _check(status: int, name: str) -> None:
     if status == 2:
-        raise MemoryError(f"{name}: no memory for the sums of the parameters' gradients")
+        raise MemoryError(f"{name}: no memory for intermediate values")
     if status != 0:
         raise RuntimeError(f"{name} refused its arguments (status {status})")
 

@@ -247,7 +247,7 @@ class LifSequence(torch.autograd.Function):
     """Forward and backward operator as one differentiable function: ``(spk, mem)``, without ``need_mem`` ``spk``.
 
     The backward pass needs the membranes. They are saved where they are an output anyway, and recomputed from the input
-    where that costs less memory: the input is held constant, or is a leaf that lives on, or ``mem`` is not asked for.
+    where that saves a sequence of memory: the input is held constant, or ``mem`` is not asked for.
     """
 
     @staticmethod
@@ -436,8 +436,7 @@ def lif_apply(
         )
         return spk.to(x.dtype).reshape(shape), out.to(x.dtype).reshape(shape)
     kernel = known.kernel if known.kernel is not None else _IDENTITY
-    lives_on = x.is_leaf and x.requires_grad
-    recompute = num_steps != SINGLE_STEP and evaluated is None and (lives_on or num_steps is not None or not need_mem)
+    recompute = num_steps != SINGLE_STEP and evaluated is None and (num_steps is not None or not need_mem)
     arguments = (x, state, beta_, threshold_, graded, num_steps, reset, reset_delay, kernel, evaluated)
     out = LifSequence.apply(*arguments, need_mem, recompute)
     return out if need_mem else (out, None)

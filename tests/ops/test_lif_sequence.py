@@ -332,36 +332,19 @@ def test_non_contiguous_inputs():
 
 
 @pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
-@pytest.mark.parametrize("leaf", [True, False], ids=["recomputed", "saved"])
-def test_upstream_gradients_that_do_not_change_with_time(leaf, delay):
+def test_upstream_gradients_that_do_not_change_with_time(delay):
     """Sums over time hand back one step's gradient for all: it is read as it is, not copied out."""
     x = torch.randn(6, 3, 41)
     results = []
     for own in (True, False):
         start = x.clone().requires_grad_()
-        current = start if leaf else start * 1
         function = ops.lif_sequence if own else (lambda x, **keywords: snntorch_loop(x, **keywords)[:2])
-        spk, mem = function(current, beta=0.9, threshold=0.6, reset_delay=delay)
+        spk, mem = function(start, beta=0.9, threshold=0.6, reset_delay=delay)
         counts = spk.sum(0)
         (counts * torch.linspace(-1, 1, 123).reshape(3, 41)).sum().backward(retain_graph=True)
         mem.sum().backward()
         results.append(start.grad)
     assert relative_error(*results) <= 1e-5
-
-
-@pytest.mark.parametrize("steps", [1, 7, 300])
-def test_recomputed_membranes_give_the_same_bits(steps):
-    """A leaf's membranes are recomputed in the backward pass, another input's are saved."""
-    gradients = []
-    for leaf in (True, False):
-        torch.manual_seed(0)
-        x = torch.randn(steps, 5, 450, requires_grad=True)
-        beta = torch.rand(450, requires_grad=True)
-        spk, mem = ops.lif_sequence(x if leaf else x * 1, beta=beta)
-        (spk * torch.randn(steps, 5, 450) + 0.1 * mem).sum().backward()
-        gradients.append((x.grad, beta.grad))
-    assert torch.equal(gradients[0][0], gradients[1][0])
-    assert torch.equal(gradients[0][1], gradients[1][1])
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4), (5, 0, 4), (5, 3, 0)])
@@ -449,6 +432,22 @@ def test_kernels_equal_the_reference(spike_grad, reset, delay):
 
 
 @needs_native
+@pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
+@pytest.mark.parametrize(("steps", "neurons"), [(1, 40000), (7, 450), (3000, 300)])
+def test_recomputed_membranes_give_the_same_bits(steps, neurons, delay):
+    """Blocks of every size: many of them, one, and such as are cut small because of a long sequence."""
+    x = torch.randn(steps, neurons)
+    parameters = (torch.tensor(0.9), torch.rand(neurons) + 0.5, torch.tensor(1.0))
+    _, mem, pre = host.lif_sequence_fwd(x, None, *parameters, None, 0, delay, True, not delay)
+    rest = (None, *parameters, None, 0, delay, *surrogate.atan().kernel, True, True, True, True)
+    upstream = torch.randn(steps, neurons)
+    saved = host.lif_sequence_bwd(upstream, None, None, mem, None if delay else pre, *rest)
+    recomputed = host.lif_sequence_bwd(upstream, None, x, None, None, *rest)
+    for own, expected in zip(recomputed, saved):
+        assert torch.equal(own, expected)
+
+
+@needs_native
 @pytest.mark.parametrize("workers", [1, 2, 6])
 def test_order_of_workers_does_not_matter(workers):
     """The vertices give the same bits whatever the number of a tile's workers and the order they run in."""
@@ -493,7 +492,7 @@ def test_order_of_workers_does_not_matter(workers):
 
 
 def test_threads_do_not_change_a_bit():
-    x = torch.randn(9, 16, 300)
+    x = torch.randn(9, 160, 300)  # enough work for several threads and blocks
     beta = torch.rand(300)
     results = []
     threads = torch.get_num_threads()
