@@ -40,6 +40,15 @@ std::size_t blockSize(std::size_t elements, unsigned threads, std::size_t most) 
   return std::min(rounded, std::max(sumElements, most / sumElements * sumElements));
 }
 
+// What a pass over more bytes than this has written is not in the caches any more when it is read: it may go past them.
+// The last-level cache of one core complex; what the system reports is often that of the whole chip.
+constexpr std::size_t cachedBytes = 32 * 1024 * 1024;
+
+// Whether every row of an array starts at a multiple of a register's size.
+bool rowsAligned(const void *array, std::size_t rowBytes) {
+  return (reinterpret_cast<std::uintptr_t>(array) | rowBytes) % SNNIPU_LANE_BYTES == 0;
+}
+
 // Memory for one block's intermediate values. Kept by the thread, as mapping it anew costs more than a block's work.
 class Scratch {
 public:
@@ -132,13 +141,15 @@ template <typename S> struct ForwardArgs {
   std::size_t steps, elements;
   bool constantInput;
   unsigned threads;
+
+  std::size_t rowBytes() const { return elements * sizeof(S); }
 };
 
 // One block of the forward pass. Outputs point at the block's first element; each may be null.
 template <typename Vertex, typename S>
 void forwardBlock(const ForwardArgs<S> &a, const BlockParameters<Compute<S>> &parameters, Compute<S> *state,
                   std::size_t begin, std::size_t count, S *spk, S *mem, S *preReset, std::size_t memStride,
-                  const WorkerOrder &order) {
+                  bool streaming, const WorkerOrder &order) {
   if (a.mem0)
     std::copy_n(a.mem0 + begin, count, state);
   else
@@ -152,6 +163,7 @@ void forwardBlock(const ForwardArgs<S> &a, const BlockParameters<Compute<S>> &pa
   vertex.storeSpk = spk != nullptr;
   vertex.storeMem = mem != nullptr;
   vertex.storePreReset = preReset != nullptr;
+  vertex.streaming = streaming;
   vertex.steps = static_cast<unsigned>(a.steps);
   vertex.size = static_cast<unsigned>(count);
   vertex.xStride = a.constantInput ? 0 : static_cast<unsigned>(a.elements);
@@ -184,12 +196,17 @@ template <typename Vertex, typename S> int forward(const ForwardArgs<S> &a) {
   using C = Compute<S>;
   const WorkerOrder order = workerOrder();
   const std::size_t bytes = sizeof(C) * (1 + (a.parameters.perElement() ? 3 : 0));
+  const std::size_t sequences = 1 + (a.constantInput ? 0 : 1) + (a.mem ? 1 : 0) + (a.preReset ? 1 : 0);
+  const bool streaming = sequences * a.steps * a.rowBytes() > cachedBytes && rowsAligned(a.spk, a.rowBytes()) &&
+                         rowsAligned(a.mem, a.rowBytes());
   return forBlocks(a.elements, a.threads, blockElements, bytes,
                    [&](std::size_t begin, std::size_t count, Scratch &scratch) {
                      const auto at = [begin](S *array) { return array ? array + begin : nullptr; };
                      const BlockParameters<C> parameters(a.parameters, begin, count, scratch);
                      forwardBlock<Vertex>(a, parameters, scratch.take<C>(count), begin, count, at(a.spk), at(a.mem),
-                                          at(a.preReset), a.elements, order);
+                                          at(a.preReset), a.elements, streaming, order);
+                     if (streaming)
+                       streamFence();
                    });
 }
 
@@ -269,6 +286,10 @@ template <typename Forward, typename Backward, typename S> int backward(const Ba
   const std::size_t recomputedPerElement = recompute ? recomputedArrays * f.steps * sizeof(S) : 0;
   const std::size_t most = recompute ? std::min(blockElements, recomputedBytes / recomputedPerElement) : blockElements;
   const std::size_t bytes = sizeof(C) * (3 + (f.parameters.perElement() ? 3 : 0) + (parameterGradients ? 3 : 0));
+  const std::size_t sequences =
+      1 + (a.gradSpk && !a.gradSpkConstant) + (a.gradMem && !a.gradMemConstant) + !f.constantInput;
+  const bool streaming =
+      !f.constantInput && sequences * f.steps * f.rowBytes() > cachedBytes && rowsAligned(a.gradX, f.rowBytes());
   const auto block = [&](std::size_t begin, std::size_t count, Scratch &scratch) {
     const auto at = [begin](const auto *array) { return array ? array + begin : nullptr; };
     const auto zeros = [&] {
@@ -284,11 +305,13 @@ template <typename Forward, typename Backward, typename S> int backward(const Ba
       S *const mem = scratch.take<S>(f.steps * count);
       S *const preReset = recomputedArrays == 2 ? scratch.take<S>(f.steps * count) : nullptr;
       C *const state = scratch.take<C>(count);
-      forwardBlock<Forward>(f, parameters, state, begin, count, static_cast<S *>(nullptr), mem, preReset, count, order);
+      forwardBlock<Forward>(f, parameters, state, begin, count, static_cast<S *>(nullptr), mem, preReset, count, false,
+                            order);
       vertex.mem.connect(mem);
       vertex.preReset.connect(preReset);
     }
-    C *const gradState = zeros();
+    C *const gradState = a.gradMem0 ? a.gradMem0 + begin : scratch.take<C>(count);
+    std::fill_n(gradState, count, C(0));
     C *const gradConstant = f.constantInput ? zeros() : nullptr;
     C *parameterSums[3] = {};
     if (parameterGradients)
@@ -299,6 +322,7 @@ template <typename Forward, typename Backward, typename S> int backward(const Ba
     vertex.hasGradMem = a.gradMem != nullptr;
     vertex.parameterGradients = parameterGradients;
     vertex.constantInput = f.constantInput;
+    vertex.streaming = streaming;
     vertex.gradSpk.connect(at(a.gradSpk));
     vertex.gradMem.connect(at(a.gradMem));
     vertex.gradX.connect(a.gradX + begin);
@@ -317,11 +341,11 @@ template <typename Forward, typename Backward, typename S> int backward(const Ba
     vertex.memStride = recompute ? vertex.size : vertex.gradXStride;
     parameters.connect(vertex);
     runVertex(vertex, order);
+    if (streaming)
+      streamFence();
     if (f.constantInput)
       for (std::size_t i = 0; i < count; ++i)
         store(a.gradX + begin + i, SingleLane<C>{gradConstant[i]});
-    if (a.gradMem0)
-      std::copy_n(gradState, count, a.gradMem0 + begin);
     if (parameterGradients)
       for (int i = 0; i < 3; ++i)
         sums[i].addBlock(parameterSums[i], begin, count);

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <type_traits>
 
-#if defined(__F16C__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -189,6 +189,41 @@ template <typename V, typename S> inline void store(S *to, V v) {
     for (unsigned i = 0; i < lanes<V>; ++i)
       to[i] = static_cast<S>(v[i]);
   }
+}
+
+// Writes whole registers past the caches, to addresses that are multiples of their size: for arrays that no cache would
+// hold until they are read. Needs a streamFence() before another thread reads them.
+template <typename Bits> inline void streamBits(void *to, Bits bits) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Bits) == 64)
+    return _mm512_stream_si512(static_cast<__m512i *>(to), reinterpret_cast<__m512i>(bits));
+#endif
+#if defined(__AVX__)
+  if constexpr (sizeof(Bits) == 32)
+    return _mm256_stream_si256(static_cast<__m256i *>(to), reinterpret_cast<__m256i>(bits));
+#endif
+#if defined(__SSE2__)
+  if constexpr (sizeof(Bits) == 16)
+    return _mm_stream_si128(static_cast<__m128i *>(to), reinterpret_cast<__m128i>(bits));
+#endif
+  std::memcpy(to, &bits, sizeof(Bits));
+}
+
+inline void streamFence() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+template <typename V, typename S> inline void stream(S *to, V v) {
+  if constexpr (std::is_same_v<S, Float16> && lanes<V> != 1)
+    streamBits(to, Convert<V>::toFloat16(v));
+  else if constexpr (std::is_same_v<S, BFloat16> && lanes<V> != 1)
+    streamBits(to, Convert<V>::toBFloat16(v));
+  else if constexpr (std::is_same_v<S, Element<V>> && lanes<V> != 1)
+    streamBits(to, v);
+  else
+    store(to, v);
 }
 
 // v as storage type S would give it back.

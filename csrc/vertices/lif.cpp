@@ -39,6 +39,13 @@ template <typename C, typename Body> inline void forLanes(WorkerRange range, con
     body(i, SingleLane<C>{});
 }
 
+template <typename V, typename S> inline void put(S *to, V v, bool pastCaches) {
+  if (pastCaches)
+    stream(to, v);
+  else
+    store(to, v);
+}
+
 // PerElement is chosen at run time, once a call.
 template <bool PerElement, typename V, typename C>
 inline LifParameters<V> lifParameters(const C *beta, const C *threshold, const C *graded, unsigned i) {
@@ -71,6 +78,7 @@ public:
   bool storeSpk;
   bool storeMem;
   bool storePreReset;
+  bool streaming; // spk and mem go past the caches: rows are aligned to registers, the caller fences
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerRange<C>(workerId, numWorkers(), size);
@@ -82,7 +90,7 @@ public:
 
 private:
   template <bool PerElement> void run(WorkerRange range) {
-    const bool withSpk = storeSpk, withMem = storeMem, withPreReset = storePreReset && !ResetDelay;
+    const bool withSpk = storeSpk, withMem = storeMem, withPreReset = storePreReset && !ResetDelay, past = streaming;
     for (unsigned t = 0; t < steps; ++t) {
       const std::size_t memRowStart = static_cast<std::size_t>(t) * memStride;
       const S *const xRow = &x[static_cast<std::size_t>(t) * xStride];
@@ -105,9 +113,9 @@ private:
           after = lifResetNow<R>(p, u, spike, reset);
         }
         if (withSpk)
-          store(spkRow + i, spike * p.graded);
+          put(spkRow + i, spike * p.graded, past);
         if (withMem)
-          store(memRow + i, after);
+          put(memRow + i, after, past);
         store(stateRow + i, after);
       });
     }
@@ -148,6 +156,7 @@ public:
   bool hasGradMem;
   bool parameterGradients;
   bool constantInput;
+  bool streaming; // gradX goes past the caches, as in LifForward
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerRange<C>(workerId, numWorkers(), size);
@@ -161,7 +170,7 @@ private:
   template <bool PerElement> void run(WorkerRange range) {
     const Surrogate<C> surrogate{surrogateA, surrogateB};
     const bool withSpk = hasGradSpk, withMem = hasGradMem, withParameters = parameterGradients;
-    const bool constant = constantInput;
+    const bool constant = constantInput, past = streaming;
     for (unsigned t = steps; t-- > 0;) {
       const std::size_t row = static_cast<std::size_t>(t) * memStride;
       const S *const spkRow = withSpk ? &gradSpk[static_cast<std::size_t>(t) * gradSpkStride] : nullptr;
@@ -191,7 +200,7 @@ private:
         if (constant)
           store(constantSum + i, load<V>(constantSum + i) + adjoint.gradX);
         else
-          store(gradXRow + i, adjoint.gradX);
+          put(gradXRow + i, adjoint.gradX, past);
         store(stateRow + i, adjoint.gradMem);
         if (withParameters) {
           const V raw = PerElement ? load<V>(b + i) : splat<V>(b[0]);
