@@ -226,6 +226,15 @@ template <typename V, typename S> inline void stream(S *to, V v) {
     store(to, v);
 }
 
+// Asks for an address that will be read soon, where there are caches to hold it.
+inline void prefetch(const void *address) {
+#if defined(__x86_64__) || defined(__aarch64__)
+  __builtin_prefetch(address, 0, 2);
+#else
+  (void)address;
+#endif
+}
+
 // v as storage type S would give it back.
 template <typename S, typename V> inline V quantise(V v) {
   if constexpr (std::is_same_v<S, Element<V>>) {

@@ -94,6 +94,8 @@ private:
     for (unsigned t = 0; t < steps; ++t) {
       const std::size_t memRowStart = static_cast<std::size_t>(t) * memStride;
       const S *const xRow = &x[static_cast<std::size_t>(t) * xStride];
+      // Rows are too short and too far apart for the processor to see the next one coming.
+      const S *const xNext = t + 1 < steps ? xRow + xStride : xRow;
       S *const spkRow = withSpk ? &spk[static_cast<std::size_t>(t) * spkStride] : nullptr;
       S *const memRow = withMem ? &mem[memRowStart] : nullptr;
       S *const preRow = withPreReset ? &preReset[memRowStart] : nullptr;
@@ -101,6 +103,7 @@ private:
       const C *const b = &beta[0], *const thr = &threshold[0], *const g = &graded[0];
       forLanes<C>(range, [=](unsigned i, auto lane) {
         using V = decltype(lane);
+        prefetch(xNext + i);
         const auto p = lifParameters<PerElement, V>(b, thr, g, i);
         const V before = load<V>(stateRow + i);
         const V reset = heaviside(quantise<S>(before) - p.threshold);
@@ -178,6 +181,9 @@ private:
       const S *const uRow = ResetDelay ? &mem[row] : &preReset[row];
       const S *const previousRow = t > 0 ? &mem[row - memStride] : nullptr;
       const C *const initialRow = &memInitial[0];
+      const S *const spkNext = withSpk ? (t > 0 ? spkRow - gradSpkStride : spkRow) : uRow;
+      const S *const gradMemNext = withMem ? (t > 0 ? gradMemRow - gradMemStride : gradMemRow) : uRow;
+      const S *const previousNext = t > 1 ? previousRow - memStride : uRow;
       S *const gradXRow = constant ? nullptr : &gradX[static_cast<std::size_t>(t) * gradXStride];
       C *const constantSum = constant ? &gradConstant[0] : nullptr;
       C *const stateRow = &gradState[0];
@@ -188,6 +194,9 @@ private:
       forLanes<C>(range, [=](unsigned i, auto lane) {
         using V = decltype(lane);
         const V zero = splat<V>(0);
+        prefetch(spkNext + i);
+        prefetch(gradMemNext + i);
+        prefetch(previousNext + i);
         const auto p = lifParameters<PerElement, V>(b, thr, g, i);
         const V before = previousRow ? load<V>(previousRow + i) : load<V>(initialRow + i);
         const V reset = heaviside(quantise<S>(before) - p.threshold);
