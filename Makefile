@@ -31,24 +31,25 @@ $(VENV)/.snnipu: $(VENV)/.torch pyproject.toml setup.py snnipu/_version.py $(NAT
 	$(PIP) --editable .
 	touch $@
 
+# The extras of the package that is installed: nothing is built again.
 $(VENV)/.data: $(VENV)/.snnipu
-	$(PIP) "$(TORCHVISION)" --editable ".[data]"
+	$(PIP) "$(TORCHVISION)" "snnipu[data]"
 	touch $@
 
 $(VENV)/.test: $(VENV)/.data
-	$(PIP) --editable ".[test,docs]"
+	$(PIP) "snnipu[test,docs]"
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.snnipu
-	$(PIP) "$(TORCHVISION)" --editable ".[bench]"
+	$(PIP) "$(TORCHVISION)" "snnipu[bench]"
 	touch $@
 
 $(VENV)/.lint: $(VENV)/.snnipu
-	$(PIP) --editable ".[lint]"
+	$(PIP) "snnipu[lint]"
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.snnipu
-	$(PIP) --editable ".[docs]"
+	$(PIP) "snnipu[docs]"
 	touch $@
 
 demo: $(VENV)/.data
