@@ -8,9 +8,20 @@ _passthrough.install()
 
 from snnipu import backends, ops, surrogate  # noqa: E402
 from snnipu._version import __version__  # noqa: E402
-from snnipu.neurons import Leaky, MultiStep  # noqa: E402
+from snnipu.neurons import Leaky, MultiStep, SparseLeaky, SparseLinear, SparseNetwork  # noqa: E402
+from snnipu.spikes import SparseSpikes  # noqa: E402
 
-__all__ = ["Leaky", "MultiStep", "__version__", "ops", "surrogate"]
+__all__ = [
+    "Leaky",
+    "MultiStep",
+    "SparseLeaky",
+    "SparseLinear",
+    "SparseNetwork",
+    "SparseSpikes",
+    "__version__",
+    "ops",
+    "surrogate",
+]
 
 backends.warn_if_slow()
 

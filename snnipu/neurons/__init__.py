@@ -2,5 +2,8 @@
 
 from snnipu.neurons.leaky import Leaky
 from snnipu.neurons.multistep import MultiStep
+from snnipu.neurons.sparse_leaky import SparseLeaky
+from snnipu.neurons.sparse_linear import SparseLinear
+from snnipu.neurons.sparse_network import SparseNetwork
 
-__all__ = ["Leaky", "MultiStep"]
+__all__ = ["Leaky", "MultiStep", "SparseLeaky", "SparseLinear", "SparseNetwork"]

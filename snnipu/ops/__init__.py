@@ -1,6 +1,19 @@
 """The operators behind the modules: functions of tensors, with their own gradients, on every backend."""
 
+from snnipu.ops.dense_to_sparse import dense_to_sparse
 from snnipu.ops.lif_sequence import lif_sequence
 from snnipu.ops.lif_step import lif_step
+from snnipu.ops.select_spikes import select_spikes
+from snnipu.ops.sparse_lif_sequence import sparse_lif_sequence
+from snnipu.ops.sparse_linear import sparse_linear
+from snnipu.ops.sparse_to_dense import sparse_to_dense
 
-__all__ = ["lif_sequence", "lif_step"]
+__all__ = [
+    "dense_to_sparse",
+    "lif_sequence",
+    "lif_step",
+    "select_spikes",
+    "sparse_lif_sequence",
+    "sparse_linear",
+    "sparse_to_dense",
+]

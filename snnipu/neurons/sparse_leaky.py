@@ -1,0 +1,315 @@
+"""``snnipu.SparseLeaky``: a fully connected layer of spiking neurons, from spikes to spikes."""
+
+from typing import Any, Dict, Optional, Union
+
+import torch
+from torch import nn
+
+from snnipu import ops
+from snnipu.backends import popart
+from snnipu.neurons.leaky import Leaky
+from snnipu.neurons.sparse_linear import check_features, check_path, choose_path, init_like_linear
+from snnipu.ops._arguments import reset_code
+from snnipu.ops._slots import check_max_spikes, overflow_code
+from snnipu.ops._spike_gradient import fused
+from snnipu.ops.lif_sequence import lif_apply
+from snnipu.ops.select_spikes import grad_threshold_argument
+from snnipu.ops.sparse_lif_sequence import delayed
+from snnipu.spikes import SparseSpikes
+from snnipu.surrogate import SpikeGrad, as_surrogate
+
+Parameter = Union[float, torch.Tensor]
+
+
+class SparseLeaky(nn.Module):
+    r"""``nn.Linear`` and leaky integrate-and-fire neurons as one event-driven layer.
+
+    Only weights of neurons that spiked are read, and only neurons whose membrane is above ``grad_threshold`` carry
+    gradient. With ``max_spikes=None`` and ``grad_threshold=None`` the layer equals ``nn.Linear`` followed by
+    ``Leaky``, up to the order of the additions. Equations, gradients and source are those of
+    :func:`snnipu.ops.sparse_lif_sequence`.
+
+    .. code-block:: python
+
+        layer = snn.SparseLeaky(700, 128, beta=0.95, grad_threshold=0.9, max_spikes=16)
+        spikes = layer(x)                # x: SparseSpikes or a dense [T, B, 700] -> SparseSpikes of 128 neurons
+        layer.activity, layer.overflow   # of that call
+
+    Args:
+        in_features: neurons of the input.
+        out_features: neurons of the layer.
+        beta: decay of the membrane per step, clamped to [0, 1]: a number, or a tensor of one element or ``[out]``.
+        threshold: firing threshold, likewise.
+        grad_threshold: second threshold, below ``threshold``; None: every neuron carries gradient. May be changed at
+            any time, so that a schedule can raise it.
+        max_spikes: slots for spikes and gradient-only neurons; None: as many as needed. May be changed at any time.
+        reset_mechanism: ``"subtract"``, ``"zero"`` or ``"none"``.
+        spike_grad: surrogate gradient; None: ``atan()``.
+        bias: whether to add a learnable bias to the current.
+        learn_beta: whether ``beta`` is learnt.
+        learn_threshold: whether ``threshold`` is learnt.
+        input_scale: factor of the weighted spikes. ``(1 - beta) * 10`` gives the update rule of the published sparse
+            benchmark (arXiv 2311.04386).
+        overflow: what is dropped where more neurons want a slot than there are: see
+            :func:`snnipu.ops.select_spikes`.
+        recurrent: whether the layer reads its own spikes of the step before, through ``recurrent_weight``.
+        path: ``"sparse"``, ``"dense"`` (matrix products over all time steps), or ``"auto"``: whichever is faster at the
+            measured activity of the input. The results are the same, up to the order of the additions.
+
+    Attributes:
+        weight: ``[out, in]``.
+        activity: mean spikes per neuron and step in the last forward, 0 to 1.
+        overflow: spikes dropped in the last forward.
+
+    Raises:
+        TypeError, ValueError: the message names the argument.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        beta: Parameter,
+        threshold: Parameter = 1.0,
+        grad_threshold: Optional[float] = None,
+        max_spikes: Optional[int] = None,
+        reset_mechanism: str = "zero",
+        spike_grad: Optional[SpikeGrad] = None,
+        bias: bool = False,
+        learn_beta: bool = False,
+        learn_threshold: bool = False,
+        input_scale: float = 1.0,
+        overflow: str = "lowest",
+        recurrent: bool = False,
+        path: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.in_features = check_features("in_features", in_features)
+        self.out_features = check_features("out_features", out_features)
+        reset_code(reset_mechanism)
+        check_max_spikes(max_spikes)
+        overflow_code(overflow)
+        fused(spike_grad)
+        if isinstance(input_scale, bool) or not isinstance(input_scale, (int, float)) or input_scale == 0:
+            raise ValueError(f"input_scale must be a number other than 0, got {input_scale!r}")
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        self.recurrent_weight = nn.Parameter(torch.empty(out_features, out_features)) if recurrent else None
+        self._register("beta", beta, learn_beta)
+        self._register("threshold", threshold, learn_threshold)
+        self.grad_threshold = grad_threshold_argument(grad_threshold)
+        self.max_spikes = max_spikes
+        self.reset_mechanism = reset_mechanism
+        known = as_surrogate(spike_grad)
+        self.spike_grad = spike_grad if known is None else known
+        self.input_scale = float(input_scale)
+        self.overflow_order = overflow
+        self.path = check_path(path)
+        self._last: Optional[SparseSpikes] = None
+        self.reset_parameters()
+
+    # Set by _register.
+    beta: torch.Tensor
+    threshold: torch.Tensor
+
+    def _register(self, name: str, value: Parameter, learn: bool) -> None:
+        if isinstance(value, bool) or not isinstance(value, (int, float, torch.Tensor)):
+            raise TypeError(f"{name} must be a number or a torch.Tensor, got {value!r}")
+        tensor = torch.as_tensor(value, dtype=torch.float32) if not isinstance(value, torch.Tensor) else value
+        if not tensor.dtype.is_floating_point:
+            tensor = tensor.float()
+        tensor = tensor.detach().clone()
+        if tensor.numel() != 1 and tensor.shape != (self.out_features,):
+            raise ValueError(f"{name} must have one element or shape {(self.out_features,)}, got {tuple(tensor.shape)}")
+        if not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{name} must be finite, got {value!r}")
+        if learn:
+            setattr(self, name, nn.Parameter(tensor))
+        else:
+            self.register_buffer(name, tensor)
+
+    def reset_parameters(self) -> None:
+        """``nn.Linear``'s initial weights."""
+        init_like_linear(self.weight, self.bias)
+        if self.recurrent_weight is not None:
+            init_like_linear(self.recurrent_weight, None)
+
+    def forward(self, x: Union[torch.Tensor, SparseSpikes], *, delay: int = 0) -> SparseSpikes:
+        """All time steps of a batch.
+
+        Args:
+            x: SparseSpikes of ``in_features`` neurons, or a dense ``[T, B, in]``. A dense tensor that needs a gradient
+                gets the whole of it, by way of the matrix product, unless ``path="sparse"``: then only its nonzero
+                elements do.
+            delay: steps that the input takes to arrive.
+
+        Returns:
+            SparseSpikes of ``out_features`` neurons.
+
+        Raises:
+            TypeError, ValueError: ``x`` of another type, shape or device; the message says which.
+        """
+        popart.refuse_tracing("SparseLeaky")
+        chosen = choose_path(x, self.in_features, "sparse" if self.recurrent_weight is not None else self.path)
+        if isinstance(chosen, SparseSpikes):
+            out = ops.sparse_lif_sequence(
+                chosen,
+                self.weight,
+                self.bias,
+                beta=self.beta,
+                threshold=self.threshold,
+                grad_threshold=self.grad_threshold,
+                max_spikes=self.max_spikes,
+                reset_mechanism=self.reset_mechanism,
+                spike_grad=self.spike_grad,
+                input_scale=self.input_scale,
+                overflow=self.overflow_order,
+                delay=delay,
+                recurrent_weight=self.recurrent_weight,
+            )
+        else:
+            out = self._dense(chosen, delay)
+        self._last = out._summary()
+        return out
+
+    def membranes(self, x: Union[torch.Tensor, SparseSpikes], *, delay: int = 0) -> torch.Tensor:
+        """Membranes ``[T, B, out]`` for ``x``, dense: to look at, or for a loss on them. Not for recurrent layers."""
+        if self.recurrent_weight is not None:
+            raise ValueError("membranes: a recurrent layer's membranes depend on its spikes and are not kept")
+        chosen = choose_path(x, self.in_features, self.path)
+        if isinstance(chosen, SparseSpikes):
+            current = ops.sparse_linear(chosen, self.weight) * self.input_scale
+        else:
+            current = nn.functional.linear(chosen.to(self.weight.dtype), self.weight) * self.input_scale
+        current = delayed(current, delay)
+        if self.bias is not None:
+            current = current + self.bias
+        _, mem = lif_apply(
+            current,
+            None,
+            self.beta,
+            self.threshold,
+            1.0,
+            None,
+            reset_code(self.reset_mechanism),
+            True,
+            self.spike_grad,
+        )
+        assert mem is not None
+        return mem
+
+    def _dense(self, x: torch.Tensor, delay: int) -> SparseSpikes:
+        """The layer by matrix product, fused neurons and selection: what the sparse operator equals."""
+        current = nn.functional.linear(x.to(self.weight.dtype), self.weight)
+        if self.input_scale != 1:
+            current = current * self.input_scale
+        current = delayed(current, delay)
+        if self.bias is not None:
+            current = current + self.bias
+        _, mem = lif_apply(
+            current,
+            None,
+            self.beta,
+            self.threshold,
+            1.0,
+            None,
+            reset_code(self.reset_mechanism),
+            True,
+            self.spike_grad,
+        )
+        assert mem is not None
+        return ops.select_spikes(
+            mem,
+            self.threshold,
+            self.grad_threshold,
+            self.max_spikes,
+            spike_grad=self.spike_grad,
+            overflow=self.overflow_order,
+        )
+
+    @property
+    def activity(self) -> float:
+        """Mean spikes per neuron and step in the last forward, 0 to 1."""
+        return self._stats().activity
+
+    @property
+    def overflow(self) -> int:
+        """Spikes dropped in the last forward."""
+        return self._stats().overflow
+
+    def _stats(self) -> SparseSpikes:
+        if self._last is None:
+            raise RuntimeError("activity and overflow are those of the last forward: there has been none")
+        return self._last
+
+    # ---- to and from nn.Linear + Leaky
+
+    def dense_state_dict(self) -> Dict[str, torch.Tensor]:
+        """The ``state_dict`` of ``nn.Sequential(nn.Linear(...), Leaky(...))`` that computes the same."""
+        linear, leaky = self.to_dense()
+        return {
+            **{f"0.{name}": value for name, value in linear.state_dict().items()},
+            **{f"1.{name}": value for name, value in leaky.state_dict().items()},
+        }
+
+    def load_dense_state_dict(self, state: Dict[str, torch.Tensor]) -> None:
+        """Take weight, bias, beta and threshold from the ``state_dict`` of ``nn.Sequential(nn.Linear, Leaky)``."""
+        wanted = {"0.weight", "1.beta", "1.threshold"} | ({"0.bias"} if self.bias is not None else set())
+        if self.recurrent_weight is not None:
+            raise ValueError("state: a recurrent layer has no dense twin")
+        missing = sorted(wanted - set(state))
+        if missing or ("0.bias" in state and self.bias is None):
+            raise ValueError(f"state must hold {sorted(wanted)} and no other weights, got {sorted(state)}")
+        own = {"weight": state["0.weight"] / self.input_scale}
+        own.update({name: state[f"1.{name}"] for name in ("beta", "threshold")})
+        if self.bias is not None:
+            own["bias"] = state["0.bias"]
+        with torch.no_grad():
+            for name, value in own.items():
+                current = getattr(self, name)
+                if value.numel() != current.numel() and name in ("beta", "threshold") and value.dim() <= 1:
+                    replaced = value.detach().to(current).clone()
+                    setattr(self, name, nn.Parameter(replaced) if isinstance(current, nn.Parameter) else replaced)
+                elif value.numel() != current.numel():
+                    raise ValueError(f"state: {name} must have shape {tuple(current.shape)}, got {tuple(value.shape)}")
+                else:
+                    current.copy_(value.reshape(current.shape))
+
+    def to_dense(self) -> nn.Sequential:
+        """``nn.Sequential(nn.Linear, Leaky)`` with the same parameters; ``Leaky`` takes ``[T, B, out]`` with
+        ``.sequence``."""
+        if self.recurrent_weight is not None:
+            raise ValueError("to_dense: a recurrent layer has no dense twin")
+        device, dtype = self.weight.device, self.weight.dtype
+        linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device=device, dtype=dtype)
+        leaky = Leaky(
+            self.beta.detach().clone(),
+            threshold=self.threshold.detach().clone(),
+            spike_grad=self.spike_grad,
+            learn_beta=isinstance(self.beta, nn.Parameter),
+            learn_threshold=isinstance(self.threshold, nn.Parameter),
+            reset_mechanism=self.reset_mechanism,
+        )
+        with torch.no_grad():
+            linear.weight.copy_(self.weight * self.input_scale)
+            if self.bias is not None:
+                linear.bias.copy_(self.bias)
+        return nn.Sequential(linear, leaky)
+
+    def extra_repr(self) -> str:
+        parts = [f"in_features={self.in_features}, out_features={self.out_features}"]
+        for name in ("beta", "threshold"):
+            value = getattr(self, name)
+            parts.append(f"{name}={value.item():g}" if value.numel() == 1 else f"{name}=[{value.numel()}]")
+        parts.append(f"reset_mechanism={self.reset_mechanism!r}")
+        for name, default in (("grad_threshold", None), ("max_spikes", None), ("input_scale", 1.0), ("path", "auto")):
+            value = getattr(self, name)
+            parts += [f"{name}={value!r}"] if value != default else []
+        parts += ["recurrent=True"] if self.recurrent_weight is not None else []
+        return ", ".join(parts)
+
+    def __getstate__(self) -> Dict[str, Any]:
+        state = self.__dict__.copy()
+        state["_last"] = None
+        return state

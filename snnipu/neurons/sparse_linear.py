@@ -1,0 +1,100 @@
+"""``snnipu.SparseLinear``: ``nn.Linear`` on spikes, and which of the two ways a layer's product is computed."""
+
+import math
+from typing import Optional, Union
+
+import torch
+from torch import nn
+
+from snnipu import ops
+from snnipu.backends import popart
+from snnipu.ops.dense_to_sparse import dense_argument
+from snnipu.spikes import SparseSpikes
+
+PATHS = ("auto", "sparse", "dense")
+# Share of the input neurons that spike in a step, from which on `path="auto"` takes the dense product. Where forward
+# and backward pass together cost the same: measured by `bench sparse`, see docs/how-to/choose-caps-and-thresholds.md.
+BREAK_EVEN = 0.35
+
+
+def check_path(path: object) -> str:
+    """``path`` is one of ``PATHS``."""
+    if path not in PATHS:
+        raise ValueError(f"path must be 'auto', 'sparse' or 'dense', got {path!r}")
+    return str(path)
+
+
+def check_features(name: str, value: object) -> int:
+    """``value`` is a positive int."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+    return value
+
+
+def choose_path(
+    x: Union[torch.Tensor, SparseSpikes], in_features: int, path: str, max_spikes: Optional[int] = None
+) -> Union[torch.Tensor, SparseSpikes]:
+    """The layer's input in the form whose product is to be computed: a dense tensor, or spikes.
+
+    ``auto``: spikes where fewer than ``BREAK_EVEN`` of the input neurons spike in a step. A dense tensor that needs a
+    gradient stays dense, as the gradient of its zeros would be lost.
+    """
+    if isinstance(x, SparseSpikes):
+        if x.num_neurons != in_features:
+            raise ValueError(f"x must be spikes of in_features={in_features} neurons, got {x.num_neurons}")
+        if path == "dense" or (path == "auto" and x.activity > BREAK_EVEN):
+            return x.to_dense()
+        return x
+    x = dense_argument("x", x)
+    if x.shape[2] != in_features:
+        raise ValueError(f"x must have shape [T, B, in_features={in_features}], got {tuple(x.shape)}")
+    if path == "dense":
+        return x
+    if path == "auto" and (x.requires_grad or int(torch.count_nonzero(x)) > BREAK_EVEN * x.numel()):
+        return x
+    return ops.dense_to_sparse(x, max_spikes)
+
+
+def init_like_linear(weight: torch.Tensor, bias: Optional[torch.Tensor]) -> None:
+    """``nn.Linear``'s initial values."""
+    nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
+    if bias is not None:
+        bound = 1 / math.sqrt(weight.shape[1])
+        nn.init.uniform_(bias, -bound, bound)
+
+
+class SparseLinear(nn.Linear):
+    r"""``nn.Linear`` whose input is spikes: :math:`y = s W^T + b`, touching the weights of spikes only.
+
+    A read-out: ``SparseLinear`` followed by ``Leaky.sequence``. Equation, gradients and source are those of
+    :func:`snnipu.ops.sparse_linear`; the ``state_dict`` is ``nn.Linear``'s.
+
+    Args:
+        in_features: neurons that spike.
+        out_features: size of the output.
+        bias: whether to add a learnable bias.
+        path: ``"sparse"``, ``"dense"`` (a matrix product over all time steps at once), or ``"auto"``: whichever is
+            faster at the measured activity of the input.
+
+    Raises:
+        TypeError, ValueError: the message names the argument.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = False, *, path: str = "auto") -> None:
+        super().__init__(
+            check_features("in_features", in_features), check_features("out_features", out_features), bias=bias
+        )
+        self.path = check_path(path)
+
+    def forward(self, x: Union[torch.Tensor, SparseSpikes]) -> torch.Tensor:  # type: ignore[override]
+        """``x``: SparseSpikes, or a dense ``[T, B, in]`` -> ``[T, B, out]``."""
+        popart.refuse_tracing("SparseLinear")
+        chosen = choose_path(x, self.in_features, self.path)
+        if isinstance(chosen, SparseSpikes):
+            return ops.sparse_linear(chosen, self.weight, self.bias)
+        return nn.functional.linear(chosen.to(self.weight.dtype), self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + ("" if self.path == "auto" else f", path={self.path!r}")

@@ -1,0 +1,162 @@
+"""Slots of SparseSpikes in plain PyTorch: which neurons get one, and the way between slots and a dense tensor."""
+
+from typing import Optional, Tuple
+
+import torch
+
+from snnipu.spikes import SparseSpikes, check_ids
+
+OVERFLOWS = {"lowest": False, "rotate": True}
+# Capacity of an op that makes as many slots as the busiest row needs.
+AS_NEEDED = -1
+
+
+def overflow_code(overflow: str) -> bool:
+    """Whether the order is ``rotate``."""
+    if overflow not in OVERFLOWS:
+        raise ValueError(f"overflow must be 'lowest' or 'rotate', got {overflow!r}")
+    return OVERFLOWS[overflow]
+
+
+def check_max_spikes(max_spikes: object) -> None:
+    """``max_spikes`` is None or an int of 0 or more."""
+    if max_spikes is None:
+        return
+    if isinstance(max_spikes, bool) or not isinstance(max_spikes, int):
+        raise TypeError(f"max_spikes must be an int or None, got {max_spikes!r}")
+    if max_spikes < 0:
+        raise ValueError(f"max_spikes must be 0 or more, got {max_spikes}")
+
+
+def capacity_argument(max_spikes: Optional[int], num_neurons: int, x: torch.Tensor) -> int:
+    """Slots an op makes for ``max_spikes``: no more than neurons, and for None as needed.
+
+    Without data (meta tensors, tracing) nobody knows what is needed: as many as neurons.
+    """
+    check_max_spikes(max_spikes)
+    if max_spikes is not None:
+        return min(max_spikes, num_neurons)
+    compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)()
+    return num_neurons if compiling or x.device.type == "meta" else AS_NEEDED
+
+
+def first_ids(steps: int, num_neurons: int, capacity: int, rotate: bool, device: torch.device) -> torch.Tensor:
+    """The neuron that comes first at each time step, int64 ``[T]``: 0, or with ``rotate`` ``t * capacity % N``."""
+    if not rotate or capacity <= 0:
+        return torch.zeros(steps, dtype=torch.int64, device=device)
+    return torch.arange(steps, device=device) * capacity % num_neurons
+
+
+def select(
+    fired: torch.Tensor, carried: torch.Tensor, capacity: int, rotate: bool
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Slots of the neurons that fired and of those that only carry gradient, both bool ``[T, B, N]``.
+
+    Spikes come before gradient-only neurons; among each, what fits is taken from the first id of the step on, in
+    cyclic order, and stored by ascending id. Returns ids, counts and dropped as in SparseSpikes.
+    """
+    steps, _, neurons = fired.shape
+    carried = carried | fired
+    found = torch.stack([fired.sum(-1), carried.sum(-1)], -1)
+    if capacity == AS_NEEDED:
+        capacity = int(found[..., 1].max()) if found.numel() else 0
+    everyone = torch.arange(neurons, device=fired.device)
+    first = first_ids(steps, neurons, capacity, rotate, fired.device)
+    rank = (everyone - first[:, None]).remainder(neurons)[:, None]
+    group = torch.where(fired, 0, torch.where(carried, 1, 2))
+    chosen = (group * neurons + rank).argsort(-1)[..., :capacity]
+    order = (group.gather(-1, chosen) * neurons + chosen).sort(-1).values
+    counts = found.clamp(max=capacity)
+    used = torch.arange(capacity, device=fired.device) < counts[..., 1:]
+    ids = torch.where(used, order % neurons, 0)
+    return ids.int(), counts.int(), (found - counts).int()
+
+
+def keep(
+    ids: torch.Tensor, counts: torch.Tensor, num_neurons: int, capacity: int, rotate: bool
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """:func:`select` among slots there already are. Returns ids, the slot each came from, counts and dropped."""
+    slots = torch.arange(ids.shape[2], device=ids.device)
+    first = first_ids(ids.shape[0], num_neurons, capacity, rotate, ids.device)
+    rank = (ids - first[:, None, None]).remainder(num_neurons)
+    group = (slots >= counts[..., :1]).long() + (slots >= counts[..., 1:]).long()
+    chosen = (group * num_neurons + rank).argsort(-1)[..., :capacity]
+    order = (group.gather(-1, chosen) * num_neurons + ids.gather(-1, chosen)).argsort(-1)
+    chosen = chosen.gather(-1, order)
+    fits = counts.clamp(max=capacity)
+    return ids.gather(-1, chosen).contiguous(), chosen, fits, counts - fits
+
+
+def pick(
+    rows: torch.Tensor,
+    neurons: torch.Tensor,
+    steps: int,
+    batch: int,
+    num_neurons: int,
+    max_spikes: Optional[int],
+    rotate: bool,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """:func:`select` for spikes given one by one, sorted by row (``t * batch + b``) and neuron, none twice.
+
+    Returns ids, the flat slot of each spike (-1: it did not fit), counts and dropped.
+    """
+    found = torch.bincount(rows, minlength=steps * batch)
+    begin = found.cumsum(0) - found
+    position = torch.arange(len(rows)) - begin[rows]
+    most = int(found.max()) if len(found) else 0
+    capacity = most if max_spikes is None else min(max_spikes, num_neurons)
+    kept = found.clamp(max=capacity)
+    if rotate and most > capacity:
+        first = first_ids(steps, num_neurons, capacity, rotate, rows.device).repeat_interleave(batch)
+        before = torch.bincount(rows[neurons < first[rows]], minlength=steps * batch)
+        turn = (position - before[rows]).remainder(found[rows])
+        chosen = turn < capacity
+        # Their positions among the chosen of the row, by ascending id.
+        running = chosen.long().cumsum(0)
+        ahead = running[begin.clamp(max=max(len(rows) - 1, 0))] - chosen[begin.clamp(max=max(len(rows) - 1, 0))].long()
+        position = running - 1 - ahead[rows]
+    else:
+        chosen = position < capacity
+    slots = torch.where(chosen, rows * capacity + position, -1)
+    ids = torch.zeros(steps * batch * capacity, dtype=torch.int32)
+    ids[slots[chosen]] = neurons[chosen].int()
+    counts, dropped = (n.reshape(steps, batch, 1).expand(-1, -1, 2).int() for n in (kept, found - kept))
+    return ids.reshape(steps, batch, capacity), slots, counts.contiguous(), dropped.contiguous()
+
+
+def scatter(values: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor, num_neurons: int) -> torch.Tensor:
+    """Dense ``[T, B, N]``: what the carried slots hold, 0 elsewhere."""
+    used = torch.arange(ids.shape[2], device=ids.device) < counts[..., 1:]
+    dense = values.new_zeros(*ids.shape[:2], num_neurons + 1)
+    # Padding goes to a column behind the last.
+    dense.scatter_add_(2, torch.where(used, ids.long(), num_neurons), torch.where(used, values, 0))
+    return dense[..., :num_neurons]
+
+
+def gather(dense: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """What a dense ``[T, B, N]`` holds at the carried slots; 0 in padding."""
+    used = torch.arange(ids.shape[2], device=ids.device) < counts[..., 1:]
+    return torch.where(used, dense.gather(2, torch.where(used, ids.long(), 0)), 0)
+
+
+def check_spikes(name: str, spikes: object) -> SparseSpikes:
+    """``spikes`` is a SparseSpikes."""
+    if not isinstance(spikes, SparseSpikes):
+        raise TypeError(f"{name} must be a snnipu.SparseSpikes, got {type(spikes).__name__}")
+    return spikes
+
+
+__all__ = [
+    "AS_NEEDED",
+    "capacity_argument",
+    "check_ids",
+    "check_max_spikes",
+    "check_spikes",
+    "first_ids",
+    "gather",
+    "keep",
+    "overflow_code",
+    "pick",
+    "scatter",
+    "select",
+]

@@ -1,0 +1,60 @@
+"""The surrogate gradient at the slots of SparseSpikes."""
+
+from typing import Optional, Tuple
+
+import torch
+
+from snnipu import surrogate as surrogates
+from snnipu.surrogate import Kernel, SpikeGrad
+
+# A gradient that passes unchanged: what the adjoint runs with when the surrogate was evaluated outside of it.
+IDENTITY = Kernel(surrogates.LEAKY_STEP, 1.0, 0.0)
+
+
+def fused(spike_grad: Optional[SpikeGrad]) -> Tuple[Optional[Kernel], Optional[SpikeGrad]]:
+    """The native surrogate that ``spike_grad`` is, or None and the function to be evaluated in PyTorch."""
+    known = surrogates.as_surrogate(spike_grad)
+    if known is not None and known.kernel is not None:
+        return known.kernel, None
+    function = known if known is not None else spike_grad
+    if not callable(function):
+        raise TypeError(f"spike_grad must be callable or None, got {function!r}")
+    return None, function
+
+
+def at_slots(parameter: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """A parameter of one element, or the elements that belong to the slots."""
+    return parameter.reshape(()) if parameter.numel() == 1 else parameter.reshape(-1)[ids.long()]
+
+
+def _in_use(ids: torch.Tensor, counts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    return torch.where(torch.arange(ids.shape[2], device=ids.device) < counts[..., 1:], values, 0)
+
+
+def through_spikes(
+    kernel: Kernel,
+    slot_mem: torch.Tensor,
+    threshold: torch.Tensor,
+    ids: torch.Tensor,
+    counts: torch.Tensor,
+    grad: torch.Tensor,
+) -> torch.Tensor:
+    """Gradient behind the spike function at every slot; 0 in padding."""
+    u = slot_mem - at_slots(threshold, ids)
+    return _in_use(ids, counts, surrogates.surrogate_gradient(kernel, u, grad))
+
+
+def evaluate(
+    spike_grad: SpikeGrad,
+    slot_mem: torch.Tensor,
+    threshold: torch.Tensor,
+    ids: torch.Tensor,
+    counts: torch.Tensor,
+    grad: torch.Tensor,
+) -> torch.Tensor:
+    """:func:`through_spikes` of a surrogate known only as a PyTorch function."""
+    with torch.enable_grad():
+        u = (slot_mem - at_slots(threshold, ids)).detach().requires_grad_()
+        spikes = spike_grad(u)
+        through = torch.autograd.grad(spikes, u, grad.to(spikes.dtype))[0]
+    return _in_use(ids, counts, through)

@@ -1,0 +1,104 @@
+"""Nonzero elements of a dense tensor as spikes: public function, schema, meta, autograd, reference."""
+
+from typing import Any, Optional, Tuple
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from snnipu.backends import host
+from snnipu.ops import _library
+from snnipu.ops._slots import capacity_argument, gather, overflow_code, select
+from snnipu.spikes import SparseSpikes
+
+_SCHEMA_FWD = (
+    "dense_to_sparse_fwd(Tensor x, int capacity, bool rotate) -> "
+    "(Tensor ids, Tensor values, Tensor counts, Tensor dropped)"
+)
+
+
+def dense_to_sparse_fwd_reference(
+    x: torch.Tensor, capacity: int, rotate: bool
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What ``snnipu::dense_to_sparse_fwd`` computes, in plain PyTorch."""
+    ids, counts, dropped = select(x != 0, x != 0, capacity, rotate)
+    return ids, gather(x, ids, counts), counts, dropped
+
+
+def meta_slots(x: torch.Tensor, capacity: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Shapes and dtypes of ids, values, counts and dropped."""
+    shape = (*x.shape[:2], capacity if capacity >= 0 else x.shape[2])
+    pair = (*x.shape[:2], 2)
+    counts = x.new_empty(pair, dtype=torch.int32)
+    return x.new_empty(shape, dtype=torch.int32), x.new_empty(shape), counts, torch.empty_like(counts)
+
+
+def _fwd_meta(
+    x: torch.Tensor, capacity: int, rotate: bool
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return meta_slots(x, capacity)
+
+
+_library.define(_SCHEMA_FWD, reference=dense_to_sparse_fwd_reference, meta=_fwd_meta)
+if host.library is not None and hasattr(host, "dense_to_sparse_fwd"):
+    _library.implement("dense_to_sparse_fwd", "CPU", host.dense_to_sparse_fwd)
+
+
+class DenseToSparse(torch.autograd.Function):
+    """Autograd around ``snnipu::dense_to_sparse_fwd``; its adjoint is ``snnipu::sparse_to_dense_fwd``."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: torch.Tensor, capacity: int, rotate: bool
+    ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        ids, values, counts, dropped = torch.ops.snnipu.dense_to_sparse_fwd(x, capacity, rotate)
+        ctx.save_for_backward(ids, counts)
+        ctx.num_neurons = x.shape[2]
+        ctx.mark_non_differentiable(ids, counts, dropped)
+        return ids, values, counts, dropped
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # type: ignore[override]
+        ctx: Any, _ids: torch.Tensor, grad: torch.Tensor, *_: Any
+    ) -> Tuple[torch.Tensor, None, None]:
+        ids, counts = ctx.saved_tensors
+        return torch.ops.snnipu.sparse_to_dense_fwd(ids, grad.contiguous(), counts, ctx.num_neurons), None, None
+
+
+def dense_to_sparse(x: torch.Tensor, max_spikes: Optional[int] = None, *, overflow: str = "lowest") -> SparseSpikes:
+    r"""The nonzero elements of a dense tensor, with their values, as :class:`snnipu.SparseSpikes`.
+
+    .. math::
+
+        \{(i_s, v_s)\}_{t,b} = \{(n, x_{tbn}) : x_{tbn} \neq 0\}
+
+    The gradient of ``x`` is that of the values, 0 where there is no slot.
+
+    Args:
+        x: ``[T, B, N]``, floating; float16 and bfloat16 are converted to float32. NaN counts as nonzero.
+        max_spikes: slots; None: as many as the busiest step needs.
+        overflow: which elements are kept where more are nonzero: see :func:`select_spikes`.
+
+    Returns:
+        SparseSpikes with ids in ascending order, all slots in use being spikes.
+
+    Raises:
+        TypeError, ValueError: a dtype, shape or option that does not fit; the message names it.
+
+    Source: the format of Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
+    """
+    x = dense_argument("x", x)
+    capacity = capacity_argument(max_spikes, x.shape[2], x)
+    ids, values, counts, dropped = DenseToSparse.apply(x, capacity, overflow_code(overflow))
+    return SparseSpikes._trusted(ids, values, counts, x.shape[2], dropped)
+
+
+def dense_argument(name: str, x: object) -> torch.Tensor:
+    """``x`` as float32 or float64; it is a floating tensor ``[T, B, N]`` with at least one neuron."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+    if not x.dtype.is_floating_point:
+        raise TypeError(f"{name} must be floating, got {x.dtype}")
+    if x.dim() != 3 or x.shape[2] == 0:
+        raise ValueError(f"{name} must have shape [T, B, N] with N of 1 or more, got {tuple(x.shape)}")
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()

@@ -1,0 +1,194 @@
+"""Spikes of a dense membrane, by two thresholds: public function, schema, meta, autograd, reference."""
+
+from typing import Any, Optional, Tuple
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from snnipu.backends import host
+from snnipu.ops import _library
+from snnipu.ops._arguments import parameter_argument
+from snnipu.ops._slots import capacity_argument, gather, overflow_code, scatter, select
+from snnipu.ops._spike_gradient import IDENTITY, evaluate, fused, through_spikes
+from snnipu.ops.dense_to_sparse import dense_argument, meta_slots
+from snnipu.ops.lif_sequence import Parameter
+from snnipu.spikes import SparseSpikes
+from snnipu.surrogate import Kernel, SpikeGrad
+
+_SCHEMA_FWD = (
+    "select_spikes_fwd(Tensor mem, Tensor threshold, float? grad_threshold, int capacity, bool rotate) -> "
+    "(Tensor ids, Tensor values, Tensor counts, Tensor dropped)"
+)
+_SCHEMA_BWD = (
+    "select_spikes_bwd(Tensor grad, Tensor mem, Tensor threshold, Tensor ids, Tensor counts, int surrogate, "
+    "float surrogate_a, float surrogate_b) -> (Tensor grad_mem, Tensor through)"
+)
+
+
+def select_spikes_fwd_reference(
+    mem: torch.Tensor, threshold: torch.Tensor, grad_threshold: Optional[float], capacity: int, rotate: bool
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What ``snnipu::select_spikes_fwd`` computes, in plain PyTorch."""
+    fired = mem - threshold > 0
+    carried = torch.ones_like(fired) if grad_threshold is None else mem > grad_threshold
+    ids, counts, dropped = select(fired, carried, capacity, rotate)
+    return ids, spike_values(ids, counts, mem.dtype), counts, dropped
+
+
+def spike_values(ids: torch.Tensor, counts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """1 for a spike, 0 for a slot that only carries gradient and for padding."""
+    return (torch.arange(ids.shape[2], device=ids.device) < counts[..., :1]).to(dtype)
+
+
+def select_spikes_bwd_reference(
+    grad: torch.Tensor,
+    mem: torch.Tensor,
+    threshold: torch.Tensor,
+    ids: torch.Tensor,
+    counts: torch.Tensor,
+    surrogate: int,
+    surrogate_a: float,
+    surrogate_b: float,
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """What ``snnipu::select_spikes_bwd`` computes, in plain PyTorch; ``through`` is the gradient at each slot."""
+    kernel = Kernel(surrogate, surrogate_a, surrogate_b)
+    through = through_spikes(kernel, gather(mem, ids, counts), threshold, ids, counts, grad)
+    return scatter(through, ids, counts, mem.shape[2]).contiguous(), through
+
+
+def _fwd_meta(
+    mem: torch.Tensor, threshold: torch.Tensor, grad_threshold: Optional[float], capacity: int, rotate: bool
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return meta_slots(mem, capacity)
+
+
+def _bwd_meta(
+    grad: torch.Tensor,
+    mem: torch.Tensor,
+    threshold: torch.Tensor,
+    ids: torch.Tensor,
+    counts: torch.Tensor,
+    surrogate: int,
+    surrogate_a: float,
+    surrogate_b: float,
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(mem, memory_format=torch.contiguous_format), grad.new_empty(grad.shape)
+
+
+_library.define(_SCHEMA_FWD, reference=select_spikes_fwd_reference, meta=_fwd_meta)
+_library.define(_SCHEMA_BWD, reference=select_spikes_bwd_reference, meta=_bwd_meta)
+if host.library is not None and hasattr(host, "dense_to_sparse_fwd"):
+    _library.implement("select_spikes_fwd", "CPU", host.select_spikes_fwd)
+    _library.implement("select_spikes_bwd", "CPU", host.select_spikes_bwd)
+
+
+def threshold_gradient(through: torch.Tensor, ids: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
+    """Gradient of the threshold where the spikes are compared with it; ``through`` is 0 in padding."""
+    if threshold.numel() == 1:
+        return -through.sum().reshape(threshold.shape)
+    total = through.new_zeros(threshold.numel())
+    return -total.index_add(0, ids.reshape(-1).long(), through.reshape(-1)).reshape(threshold.shape)
+
+
+class SelectSpikes(torch.autograd.Function):
+    """Autograd around ``snnipu::select_spikes_fwd`` and ``snnipu::select_spikes_bwd``."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        mem: torch.Tensor,
+        threshold: torch.Tensor,
+        grad_threshold: Optional[float],
+        capacity: int,
+        rotate: bool,
+        kernel: Optional[Kernel],
+        spike_grad: Optional[SpikeGrad],
+    ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        ids, values, counts, dropped = torch.ops.snnipu.select_spikes_fwd(
+            mem, threshold, grad_threshold, capacity, rotate
+        )
+        ctx.save_for_backward(mem, threshold, ids, counts)
+        ctx.kernel, ctx.spike_grad = kernel, spike_grad
+        ctx.mark_non_differentiable(ids, counts, dropped)
+        return ids, values, counts, dropped
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # type: ignore[override]
+        ctx: Any, _ids: torch.Tensor, grad: torch.Tensor, *_: Any
+    ) -> Tuple[Optional[torch.Tensor], ...]:
+        mem, threshold, ids, counts = ctx.saved_tensors
+        kernel = ctx.kernel
+        if kernel is None:
+            kernel = IDENTITY
+            grad = evaluate(ctx.spike_grad, gather(mem, ids, counts), threshold, ids, counts, grad)
+        grad_mem, through = torch.ops.snnipu.select_spikes_bwd(
+            grad.contiguous(), mem, threshold, ids, counts, kernel.id, kernel.a, kernel.b
+        )
+        need_threshold = ctx.needs_input_grad[1]
+        return grad_mem, threshold_gradient(through, ids, threshold) if need_threshold else None, *(None,) * 5
+
+
+def select_spikes(
+    mem: torch.Tensor,
+    threshold: Parameter = 1.0,
+    grad_threshold: Optional[float] = None,
+    max_spikes: Optional[int] = None,
+    *,
+    spike_grad: Optional[SpikeGrad] = None,
+    overflow: str = "lowest",
+) -> SparseSpikes:
+    r"""The neurons whose membrane is above the threshold, and those above a second one, which only carry gradient.
+
+    .. math::
+
+        s_{tbn} = H(u_{tbn} - \theta), \qquad
+        \frac{\partial L}{\partial u_{tbn}} = \frac{\partial L}{\partial s_{tbn}}\, \sigma'(u_{tbn} - \theta)
+        \quad \text{where } n \text{ has a slot, else } 0
+
+    A neuron gets a slot when it spikes, :math:`u > \theta`, or when :math:`u > \theta_g`, the second threshold
+    (``grad_threshold``). Where more want one than there are, spikes go before gradient-only neurons, and among each:
+
+    * ``overflow="lowest"``: those of the lowest ids are kept;
+    * ``overflow="rotate"``: those that come first in cyclic order from id ``t * max_spikes % N`` on, so that over time
+      every neuron has its turn.
+
+    What does not fit is dropped, and counted in ``.dropped`` and ``.overflow``.
+
+    Args:
+        mem: membrane ``[T, B, N]``; float16 and bfloat16 are converted to float32. NaN does not spike.
+        threshold: firing threshold: a number, or a tensor of one element or ``[N]``.
+        grad_threshold: second threshold; None: every neuron carries gradient.
+        max_spikes: slots, for spikes and gradient-only neurons together; None: as many as the busiest step needs.
+        spike_grad: surrogate gradient :math:`\sigma'`, as in :func:`lif_sequence`; None: ``atan()``.
+        overflow: ``"lowest"`` or ``"rotate"``.
+
+    Returns:
+        SparseSpikes; among the spikes and among the gradient-only slots, ids are in ascending order.
+
+    Raises:
+        TypeError, ValueError: a dtype, shape or option that does not fit; the message names it.
+
+    Source: Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023 (two thresholds,
+    capacity); Perez-Nieves & Goodman, "Sparse spiking gradient descent", NeurIPS 2021.
+    """
+    mem = dense_argument("mem", mem)
+    threshold_ = parameter_argument("threshold", threshold, tuple(mem.shape[2:]), mem)
+    grad_threshold = grad_threshold_argument(grad_threshold)
+    capacity = capacity_argument(max_spikes, mem.shape[2], mem)
+    kernel, function = fused(spike_grad)
+    ids, values, counts, dropped = SelectSpikes.apply(
+        mem, threshold_, grad_threshold, capacity, overflow_code(overflow), kernel, function
+    )
+    return SparseSpikes._trusted(ids, values, counts, mem.shape[2], dropped)
+
+
+def grad_threshold_argument(grad_threshold: object) -> Optional[float]:
+    """``grad_threshold`` is None or a number that is not NaN."""
+    if grad_threshold is None:
+        return None
+    if isinstance(grad_threshold, bool) or not isinstance(grad_threshold, (int, float)):
+        raise TypeError(f"grad_threshold must be a number or None, got {grad_threshold!r}")
+    if grad_threshold != grad_threshold:
+        raise ValueError("grad_threshold must not be NaN")
+    return float(grad_threshold)

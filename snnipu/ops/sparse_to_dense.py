@@ -1,0 +1,85 @@
+"""Spikes as a dense tensor: public function, schema, meta, autograd, reference."""
+
+from typing import Any, Tuple
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from snnipu.backends import host
+from snnipu.ops import _library
+from snnipu.ops._slots import check_ids, check_spikes, gather, scatter
+from snnipu.spikes import SparseSpikes
+
+_SCHEMA_FWD = "sparse_to_dense_fwd(Tensor ids, Tensor values, Tensor counts, int num_neurons) -> Tensor"
+_SCHEMA_BWD = "sparse_to_dense_bwd(Tensor grad, Tensor ids, Tensor counts) -> Tensor"
+
+
+def sparse_to_dense_fwd_reference(
+    ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, num_neurons: int
+) -> torch.Tensor:
+    """What ``snnipu::sparse_to_dense_fwd`` computes, in plain PyTorch."""
+    check_ids(ids, counts, num_neurons)
+    return scatter(values, ids, counts, num_neurons).contiguous()
+
+
+def sparse_to_dense_bwd_reference(grad: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """What ``snnipu::sparse_to_dense_bwd`` computes, in plain PyTorch."""
+    check_ids(ids, counts, grad.shape[2])
+    return gather(grad, ids, counts)
+
+
+def _fwd_meta(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, num_neurons: int) -> torch.Tensor:
+    return values.new_empty((*ids.shape[:2], num_neurons))
+
+
+def _bwd_meta(grad: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    return grad.new_empty(ids.shape)
+
+
+_library.define(_SCHEMA_FWD, reference=sparse_to_dense_fwd_reference, meta=_fwd_meta)
+_library.define(_SCHEMA_BWD, reference=sparse_to_dense_bwd_reference, meta=_bwd_meta)
+if host.library is not None and hasattr(host, "dense_to_sparse_fwd"):
+    _library.implement("sparse_to_dense_fwd", "CPU", host.sparse_to_dense_fwd)
+    _library.implement("sparse_to_dense_bwd", "CPU", host.sparse_to_dense_bwd)
+
+
+class SparseToDense(torch.autograd.Function):
+    """Autograd around ``snnipu::sparse_to_dense_fwd`` and ``snnipu::sparse_to_dense_bwd``."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, values: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor, num_neurons: int
+    ) -> torch.Tensor:
+        ctx.save_for_backward(ids, counts)
+        return torch.ops.snnipu.sparse_to_dense_fwd(ids, values, counts, num_neurons)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
+        ids, counts = ctx.saved_tensors
+        return torch.ops.snnipu.sparse_to_dense_bwd(grad.contiguous(), ids, counts), None, None, None
+
+
+def sparse_to_dense(spikes: SparseSpikes) -> torch.Tensor:
+    r"""Spikes as a dense tensor.
+
+    .. math::
+
+        x_{tbn} = \sum_{s\,:\,i_{tbs} = n} v_{tbs}
+
+    over the carried slots; a slot that only carries gradient has value 0 and gets the gradient of its element.
+
+    Args:
+        spikes: SparseSpikes.
+
+    Returns:
+        ``[T, B, N]`` in the dtype of ``spikes.values``, differentiable in them.
+
+    Raises:
+        TypeError: ``spikes`` is something else.
+        ValueError: an id or count out of range (the tensors were changed after construction).
+
+    Source: the format of Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
+    """
+    spikes = check_spikes("spikes", spikes)
+    return SparseToDense.apply(spikes.values, spikes.ids, spikes.counts, spikes.num_neurons)
