@@ -188,12 +188,15 @@ def sparse_lif_sequence_bwd_reference(
         if need_beta and t > 0:
             sum_beta = sum_beta + g[t] * (mem[t - 1] if reset != 1 else (1 - was_above) * mem[t - 1])
     inside = torch.where((beta >= 0) & (beta <= 1), torch.ones_like(beta), torch.zeros_like(beta))
-    none = weight.new_empty(0)
+    # No two outputs may be the same tensor.
+    grad_values, grad_weight, grad_bias, grad_recurrent, grad_beta, grad_threshold = (
+        weight.new_empty(0) for _ in range(6)
+    )
     # What reached the input, at the step it came from.
     early = torch.cat([g[delay:], torch.zeros_like(g[: min(delay, steps)])]) if delay else g
     flat = (early * input_scale).reshape(-1, neurons)
-    grad_values = gather(early @ weight * input_scale, ids, counts) if need_values else none
-    grad_weight, grad_recurrent = none, none
+    if need_values:
+        grad_values = gather(early @ weight * input_scale, ids, counts)
     if need_weight:
         grad_weight = flat.t() @ spikes_only(values, ids, counts, weight.shape[1]).reshape(-1, weight.shape[1])
     if need_recurrent:
@@ -208,10 +211,10 @@ def sparse_lif_sequence_bwd_reference(
     return (
         grad_values,
         grad_weight,
-        g.sum((0, 1)) if need_bias else none,
+        g.sum((0, 1)) if need_bias else grad_bias,
         grad_recurrent,
-        reduced(sum_beta, beta) * inside if need_beta else none,
-        reduced(sum_threshold, threshold) if need_threshold else none,
+        reduced(sum_beta, beta) * inside if need_beta else grad_beta,
+        reduced(sum_threshold, threshold) if need_threshold else grad_threshold,
     )
 
 

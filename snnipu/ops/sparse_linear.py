@@ -47,13 +47,14 @@ def sparse_linear_bwd_reference(
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What ``snnipu::sparse_linear_bwd`` computes, in plain PyTorch; empty where not needed."""
     check_ids(ids, counts, weight.shape[1])
-    none = weight.new_empty(0)
     flat = grad.reshape(-1, grad.shape[-1])
-    grad_values = gather(grad @ weight, ids, counts) if need_values else none
-    grad_weight = none
+    # No two outputs may be the same tensor.
+    grad_values, grad_weight, grad_bias = (weight.new_empty(0) for _ in range(3))
+    if need_values:
+        grad_values = gather(grad @ weight, ids, counts)
     if need_weight:
         grad_weight = flat.t() @ spikes_only(values, ids, counts, weight.shape[1]).reshape(-1, weight.shape[1])
-    return grad_values, grad_weight, flat.sum(0) if need_bias else none
+    return grad_values, grad_weight, flat.sum(0) if need_bias else grad_bias
 
 
 def _fwd_meta(
