@@ -1,12 +1,14 @@
 """Binning of events into time steps, without a dense detour."""
 
-from typing import Any, Optional
+from typing import Any, Optional, Tuple
 
 import numpy as np
 import torch
 
 from snnipu.ops._slots import check_max_spikes, overflow_code, pick
 from snnipu.spikes import SparseSpikes, check_num_neurons
+
+_INT64 = np.iinfo(np.int64)
 
 
 def bin_events(
@@ -36,72 +38,125 @@ def bin_events(
     check_max_spikes(max_spikes)
     when = _array("times", times, integer=False)
     unit = _array("units", units, integer=True)
-    sample = torch.zeros_like(unit) if samples is None else _array("samples", samples, integer=True)
-    if not len(when) == len(unit) == len(sample):
-        raise ValueError(
-            f"times, units and samples must be of one length, got {len(when)}, {len(unit)} and {len(sample)}"
-        )
+    sample = None if samples is None else _array("samples", samples, integer=True)
+    lengths = [len(when), len(unit), len(when) if sample is None else len(sample)]
+    if len(set(lengths)) > 1:
+        raise ValueError(f"times, units and samples must be of one length, got {', '.join(map(str, lengths))}")
     if batch_size is None:
-        batch_size = int(sample.max()) + 1 if samples is not None and len(sample) else 1
+        batch_size = max(int(sample.max()) + 1, 0) if sample is not None and len(sample) else 1
     elif isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 0:
         raise ValueError(f"batch_size must be an int of 0 or more, got {batch_size!r}")
     _in_range("units", unit, num_neurons)
-    _in_range("samples", sample, batch_size)
-    at = _steps(when, step)
-    late = at >= num_steps
-    left_out = int(late.sum())
-    if left_out:
+    if sample is not None:
+        _in_range("samples", sample, batch_size)
+    elif len(when) and not batch_size:
+        raise ValueError(f"batch_size must be 1 or more where there are events, got {batch_size}")
+    row, late = _steps(when, step, num_steps)
+    left_out = 0 if late is None else int(np.count_nonzero(late))
+    if late is not None:
         if outside == "raise":
-            first = int(late.nonzero()[0])
+            first = int(late.argmax())
             raise ValueError(
-                f"times must be below num_steps * step = {num_steps * step:g}, got {when[first].item():g} (event "
+                f"times must be below num_steps * step = {num_steps * step:g}, got {when[first]:g} (event "
                 f'{first}); outside="drop" leaves such events out'
             )
-        at, unit, sample = at[~late], unit[~late], sample[~late]
-    cells, number = torch.unique((at * batch_size + sample) * num_neurons + unit, return_counts=True)
-    rows, unit = torch.div(cells, num_neurons, rounding_mode="floor"), cells % num_neurons
-    ids, slots, counts, dropped = pick(rows, unit, num_steps, batch_size, num_neurons, max_spikes, rotate)
-    events = torch.zeros(ids.shape, dtype=torch.float32)
-    kept = slots >= 0
-    events.view(-1)[slots[kept]] = number[kept].float() if values == "count" else 1.0
-    return SparseSpikes._trusted(ids, events, counts, num_neurons, dropped, left_out)
+        unit, sample = unit[~late], None if sample is None else sample[~late]
+    if batch_size != 1:
+        row = row * batch_size
+    if sample is not None:
+        row = row + sample
+    cells, number = _tally(row * num_neurons + unit, values == "count")
+
+    rows = num_steps * batch_size
+    begin = np.searchsorted(cells, np.arange(rows + 1) * num_neurons)
+    found = np.diff(begin)
+    row = np.repeat(np.arange(rows), found)
+    unit = cells - row * num_neurons
+    most = int(found.max()) if rows else 0
+    capacity = most if max_spikes is None else min(max_spikes, num_neurons)
+    if most > capacity:
+        ids, slots, counts, dropped = pick(
+            torch.from_numpy(row), torch.from_numpy(unit), num_steps, batch_size, num_neurons, max_spikes, rotate
+        )
+        kept = slots >= 0
+        amounts = torch.zeros(ids.shape, dtype=torch.float32)
+        amounts.view(-1)[slots[kept]] = 1.0 if number is None else torch.from_numpy(number)[kept]
+        return SparseSpikes._trusted(ids, amounts, counts, num_neurons, dropped, left_out)
+    # Everything fits: a spike's slot is the first of its row plus its place there.
+    at = np.repeat(np.arange(rows) * capacity - begin[:-1], found) + np.arange(len(cells))
+    shape = (num_steps, batch_size, capacity)
+    filled, amount = np.zeros(rows * capacity, np.int32), np.zeros(rows * capacity, np.float32)
+    filled[at], amount[at] = unit, 1 if number is None else number
+    pairs = np.repeat(found.astype(np.int32)[:, None], 2, 1).reshape(num_steps, batch_size, 2)
+    return SparseSpikes._trusted(
+        torch.from_numpy(filled.reshape(shape)),
+        torch.from_numpy(amount.reshape(shape)),
+        torch.from_numpy(pairs),
+        num_neurons,
+        torch.zeros(num_steps, batch_size, 2, dtype=torch.int32),
+        left_out,
+    )
 
 
-def _array(name: str, values: Any, integer: bool) -> torch.Tensor:
-    if not isinstance(values, torch.Tensor):
-        array = np.asarray(values)
-        if array.dtype.kind not in "iufb":
-            raise TypeError(f"{name} must hold numbers, got dtype {array.dtype}")
-        # torch has no unsigned types but uint8.
-        array = array.astype(np.int64 if array.dtype.kind in "iub" else np.float64)
-        values = torch.from_numpy(np.ascontiguousarray(array))
-    if values.dim() != 1:
-        raise ValueError(f"{name} must have one dimension, got shape {tuple(values.shape)}")
-    if values.is_complex():
-        raise TypeError(f"{name} must hold real numbers, got {values.dtype}")
-    if values.is_floating_point():
-        if len(values) and not bool(torch.isfinite(values).all()):
-            raise ValueError(f"{name} must be finite, got {values[~torch.isfinite(values)][0].item()}")
-        if integer and len(values):
-            if bool((values != values.floor()).any()):
-                raise ValueError(f"{name} must hold whole numbers, got {values[values != values.floor()][0].item()}")
-            return values.long()
-        return values.double()
-    return values.long()
+def _array(name: str, values: Any, integer: bool) -> np.ndarray:
+    """One dimension, int64 or (only without ``integer``) finite float64."""
+    if isinstance(values, torch.Tensor):
+        if values.is_complex():
+            raise TypeError(f"{name} must hold real numbers, got {values.dtype}")
+        # NumPy has no bfloat16.
+        values = values.detach().to("cpu", torch.float64 if values.is_floating_point() else torch.int64).numpy()
+    array = np.asarray(values)
+    if array.dtype.kind not in "iufb":
+        raise TypeError(f"{name} must hold numbers, got dtype {array.dtype}")
+    if array.ndim != 1:
+        raise ValueError(f"{name} must have one dimension, got shape {array.shape}")
+    if array.dtype.kind == "u" and array.dtype.itemsize == 8:
+        array = np.minimum(array, array.dtype.type(_INT64.max))
+    if array.dtype.kind != "f":
+        return np.ascontiguousarray(array, dtype=np.int64)
+    array = np.ascontiguousarray(array, dtype=np.float64)
+    finite = np.isfinite(array)
+    if not finite.all():
+        raise ValueError(f"{name} must be finite, got {array[~finite][0]}")
+    if not integer:
+        return array
+    broken = array != np.floor(array)
+    if broken.any():
+        raise ValueError(f"{name} must hold whole numbers, got {array[broken][0]}")
+    # Of what does not fit into 64 bits only the sign matters.
+    return np.clip(array, -(2.0**62), 2.0**62).astype(np.int64)
 
 
-def _in_range(name: str, values: torch.Tensor, end: int) -> None:
-    if len(values) and not (int(values.min()) >= 0 and int(values.max()) < end):
-        first = int(((values < 0) | (values >= end)).nonzero()[0])
-        raise ValueError(f"{name} must be from 0 to {end - 1}, got {int(values[first])} (event {first})")
+def _in_range(name: str, values: np.ndarray, end: int) -> None:
+    if len(values) and not (values.min() >= 0 and values.max() < end):
+        first = int(((values < 0) | (values >= end)).argmax())
+        expected = f"from 0 to {end - 1}" if end else "0 or more"
+        raise ValueError(f"{name} must be {expected}, got {values[first]} (event {first})")
 
 
-def _steps(when: torch.Tensor, step: float) -> torch.Tensor:
-    if len(when) and float(when.min()) < 0:
-        raise ValueError(f"times must be 0 or more, got {when.min().item():g}")
-    if when.is_floating_point() or step != int(step):
-        return torch.floor(when.double() / step).long()
-    return torch.div(when, int(step), rounding_mode="floor")
+def _steps(when: np.ndarray, step: float, num_steps: int) -> Tuple[np.ndarray, Optional[np.ndarray]]:
+    """Time step of the events within the window, and a mask of those behind it, if there are any."""
+    if len(when) and when.min() < 0:
+        raise ValueError(f"times must be 0 or more, got {when.min():g}")
+    if when.dtype.kind == "f" or step != int(step):
+        at = np.floor(when / step)
+    else:
+        at = when if step == 1 else when // int(step)
+    late = at >= num_steps if len(at) and at.max() >= num_steps else None
+    # What is within the window fits into an integer; what is behind it may not.
+    return (at if late is None else at[~late]).astype(np.int64, copy=False), late
+
+
+def _tally(cells: np.ndarray, count: bool) -> Tuple[np.ndarray, Optional[np.ndarray]]:
+    """The different numbers among ``cells``, sorted, and if asked for how often there is each, float32."""
+    if len(cells) and not (cells[1:] > cells[:-1]).all():
+        cells = np.sort(cells)
+        new = np.concatenate([[True], cells[1:] != cells[:-1]])
+        if count:
+            first = np.flatnonzero(new)
+            return cells[first], np.diff(first, append=len(cells)).astype(np.float32)
+        return cells[new], None
+    return cells, np.ones(len(cells), np.float32) if count else None
 
 
 __all__ = ["bin_events"]

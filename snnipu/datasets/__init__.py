@@ -1,7 +1,25 @@
-"""Real data sets as tensors: scikit-learn's digits (no download) and MNIST (through torchvision)."""
+"""Data sets: images as tensors (digits, MNIST), and events as SparseSpikes (N-MNIST, SHD, DVS128 Gesture, Randman)."""
 
 from snnipu.datasets.digits import digits
+from snnipu.datasets.dvs_gesture import dvs_gesture
+from snnipu.datasets.event_data import EventData, EventDataset, event_loader
 from snnipu.datasets.images import ImageData
 from snnipu.datasets.mnist import mnist
+from snnipu.datasets.nmnist import nmnist
+from snnipu.datasets.randman import randman
+from snnipu.datasets.random_spikes import random_spikes
+from snnipu.datasets.shd import shd
 
-__all__ = ["ImageData", "digits", "mnist"]
+__all__ = [
+    "EventData",
+    "EventDataset",
+    "ImageData",
+    "digits",
+    "dvs_gesture",
+    "event_loader",
+    "mnist",
+    "nmnist",
+    "randman",
+    "random_spikes",
+    "shd",
+]

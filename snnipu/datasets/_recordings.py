@@ -1,0 +1,119 @@
+"""What the readers of event recordings share: time windows, event cameras, downloads."""
+
+import os
+from typing import Any, NamedTuple, Optional, Tuple, Union
+
+import numpy as np
+
+from snnipu._extras import require
+
+PathLike = Union[str, "os.PathLike[str]"]
+Size = Union[int, Tuple[int, int]]
+
+
+def step_length(num_steps: int, step_us: Optional[float], window_us: Optional[float], default_us: float) -> float:
+    """Microseconds of a time step: ``step_us``, or what divides the window into ``num_steps``.
+
+    Raises:
+        ValueError: both are given, or one is not a number above 0.
+    """
+    if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
+        raise ValueError(f"num_steps must be an int of 1 or more, got {num_steps!r}")
+    if step_us is not None and window_us is not None:
+        raise ValueError(f"step_us and window_us exclude each other, got {step_us!r} and {window_us!r}")
+    for name, value in (("step_us", step_us), ("window_us", window_us)):
+        if value is not None and not 0 < value < float("inf"):
+            raise ValueError(f"{name} must be a number of microseconds above 0, got {value!r}")
+    step = step_us if step_us is not None else (default_us if window_us is None else window_us) / num_steps
+    return int(step) if step == int(step) else step
+
+
+class Camera(NamedTuple):
+    """The part of an event camera's sensor that is used, and what its pixels become."""
+
+    polarities: int
+    height: int
+    width: int
+    top: int = 0
+    left: int = 0
+    downsample: int = 1
+
+    @classmethod
+    def of(cls, height: int, width: int, crop: Optional[Size], downsample: int, merge_polarity: bool) -> "Camera":
+        """Of a sensor of ``height`` x ``width`` pixels: its centre of size ``crop``, in squares of ``downsample``.
+
+        Raises:
+            ValueError: ``crop`` is not within the sensor, or ``downsample`` does not divide it.
+        """
+        size: Tuple[int, ...] = (height, width)
+        if crop is not None:
+            size = (crop, crop) if isinstance(crop, int) else tuple(crop)
+        fits = len(size) == 2 and all(isinstance(n, int) and 1 <= n <= most for n, most in zip(size, (height, width)))
+        if not fits or isinstance(crop, bool):
+            raise ValueError(f"crop must be an int or (height, width), from 1 to {(height, width)}, got {crop!r}")
+        if isinstance(downsample, bool) or not isinstance(downsample, int) or downsample < 1:
+            raise ValueError(f"downsample must be an int of 1 or more, got {downsample!r}")
+        if size[0] % downsample or size[1] % downsample:
+            raise ValueError(f"downsample must divide the {size[0]} x {size[1]} pixels used, got {downsample}")
+        top, left = (height - size[0]) // 2, (width - size[1]) // 2
+        used = (size[0] // downsample, size[1] // downsample)
+        return cls(1 if merge_polarity else 2, *used, top, left, downsample)
+
+    @property
+    def shape(self) -> Tuple[int, int, int]:
+        return self.polarities, self.height, self.width
+
+    @property
+    def num_neurons(self) -> int:
+        return self.polarities * self.height * self.width
+
+    def neurons(
+        self, times: np.ndarray, x: np.ndarray, y: np.ndarray, polarity: np.ndarray
+    ) -> Tuple[np.ndarray, np.ndarray]:
+        """Times and neuron ids of the events within the crop."""
+        row, column = y.astype(np.int64) - self.top, x.astype(np.int64) - self.left
+        within = (row >= 0) & (row < self.height * self.downsample)
+        within &= (column >= 0) & (column < self.width * self.downsample)
+        row, column = row // self.downsample, column // self.downsample
+        unit = row * self.width + column
+        if self.polarities == 2:
+            unit += polarity.astype(np.int64) * (self.height * self.width)
+        return (times, unit) if within.all() else (times[within], unit[within])
+
+
+def check_pixels(path: str, x: np.ndarray, y: np.ndarray, height: int, width: int) -> None:
+    """Every event is on the sensor; else a ValueError that names the file."""
+    off = (x < 0) | (x >= width) | (y < 0) | (y >= height)
+    if off.any():
+        at = int(off.argmax())
+        raise ValueError(
+            f"root: damaged file {path}: event {at} is at x={x[at]:g}, y={y[at]:g}, outside the sensor's "
+            f"{width} x {height} pixels"
+        )
+
+
+def check_order(path: str, times: np.ndarray) -> None:
+    """Time does not run backwards; else a ValueError that names the file."""
+    back = times[1:] < times[:-1]
+    if back.any():
+        at = int(back.argmax())
+        raise ValueError(
+            f"root: damaged file {path}: time runs backwards, from {times[at]:g} to {times[at + 1]:g} at event {at + 1}"
+        )
+
+
+def fetch(name: str, root: str) -> None:
+    """Let tonic fetch both parts of ``tonic.datasets.<name>`` into ``root/<name>``, where they are not there yet.
+
+    Raises:
+        MissingExtra: tonic is not installed.
+        RuntimeError: the download failed.
+    """
+    tonics: Any = getattr(require("tonic.datasets", extra="events", purpose=f"downloading {name}"), name)
+    for train in (True, False):
+        try:
+            tonics(save_to=root, train=train)
+        except Exception as error:
+            raise RuntimeError(
+                f"root: {name} could not be downloaded into {root!r}: {type(error).__name__} {error}"
+            ) from error

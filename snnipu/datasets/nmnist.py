@@ -1,0 +1,150 @@
+"""N-MNIST: MNIST's digits as an event camera saw them, from the data set's own files."""
+
+import os
+from typing import List, Optional, Tuple
+
+import numpy as np
+
+from snnipu.datasets._recordings import Camera, PathLike, Size, check_order, check_pixels, fetch, step_length
+from snnipu.datasets.event_data import EventData, EventDataset
+
+SIDE = 34
+CLASSES = 10
+# The camera makes three saccades of about 100 ms; a recording is over after them.
+SACCADE_US = 105_000
+RECORDING_US = 3 * SACCADE_US
+
+_EVENT_BYTES = 5
+# In an event with this y the rest is void: it says that the clock of 13 bits has turned over.
+_OVERFLOW_Y = 240
+_OVERFLOW_US = 2**13
+
+
+def read_events(path: str) -> Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Times in microseconds, x, y and polarity (0 or 1) of the events of a ``.bin`` file.
+
+    An event has 40 bits, the first byte first: x (8 bits), y (8), polarity (1), time (23).
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is empty, ends within an event, names a pixel off the sensor, or time runs backwards.
+    """
+    data = np.fromfile(path, dtype=np.uint8)
+    if not len(data):
+        raise ValueError(f"root: damaged file {path}: it is empty")
+    if len(data) % _EVENT_BYTES:
+        raise ValueError(
+            f"root: damaged file {path}: {len(data)} bytes, not a multiple of the {_EVENT_BYTES} of an event"
+        )
+    x, y, high, middle, low = np.ascontiguousarray(data.reshape(-1, _EVENT_BYTES).T).astype(np.int64)
+    polarity, times = high >> 7, (high & 127) << 16 | middle << 8 | low
+    overflow = y == _OVERFLOW_Y
+    if overflow.any():
+        times += overflow.cumsum() * _OVERFLOW_US
+        times, x, y, polarity = (column[~overflow] for column in (times, x, y, polarity))
+        if not len(times):
+            raise ValueError(f"root: damaged file {path}: it holds no event of a pixel")
+    check_pixels(path, x, y, SIDE, SIDE)
+    check_order(path, times)
+    return times, x, y, polarity
+
+
+class _Recordings:
+    """Recording ``i`` as times and neuron ids."""
+
+    def __init__(self, paths: List[str], camera: Camera, until: Optional[float]) -> None:
+        self._paths, self._camera, self._until = paths, camera, until
+
+    def __call__(self, index: int) -> Tuple[np.ndarray, np.ndarray]:
+        times, x, y, polarity = read_events(self._paths[index])
+        if self._until is not None:
+            end = int(np.searchsorted(times, self._until))
+            times, x, y, polarity = times[:end], x[:end], y[:end], polarity[:end]
+        return self._camera.neurons(times, x, y, polarity)
+
+
+def _files(folder: str) -> Tuple[List[str], List[int]]:
+    """Recordings of ``folder/<label>/*.bin`` by label and name, and their labels."""
+    paths, labels = [], []
+    for name in sorted(os.listdir(folder)):
+        inner = os.path.join(folder, name)
+        if name.startswith((".", "_")) or not os.path.isdir(inner):
+            continue
+        if not (name.isdecimal() and int(name) < CLASSES):
+            raise ValueError(f"root: {inner} is not a folder of N-MNIST: expected folders named 0 to {CLASSES - 1}")
+        files = sorted(file for file in os.listdir(inner) if file.endswith(".bin"))
+        paths += [os.path.join(inner, file) for file in files]
+        labels += [int(name)] * len(files)
+    if not paths:
+        raise FileNotFoundError(f"root: no recordings in {folder}: expected {os.path.join(folder, '<label>', '*.bin')}")
+    return paths, labels
+
+
+def nmnist(
+    root: PathLike,
+    num_steps: int = 100,
+    *,
+    step_us: Optional[float] = None,
+    window_us: Optional[float] = None,
+    first_saccade: bool = False,
+    crop: Optional[Size] = None,
+    merge_polarity: bool = False,
+    values: str = "binary",
+    max_spikes: Optional[int] = None,
+    overflow: str = "lowest",
+    cache: bool = True,
+    download: bool = False,
+) -> EventData:
+    """N-MNIST from its ``.bin`` files: 34 x 34 pixels, 2 polarities (0: darker, 1: brighter), 10 classes.
+
+    Args:
+        root: the folder that holds ``Train/<label>/*.bin`` and ``Test/<label>/*.bin``, or whose folder ``NMNIST`` does.
+        num_steps: time steps T.
+        step_us: microseconds of a time step; events behind the last step are left out. The published runs on sparse
+            networks have 1,000 and 100 steps: roughly the first saccade.
+        window_us: in place of ``step_us``: microseconds that the steps divide evenly. With neither, 315,000, the
+            recording, or 105,000 with ``first_saccade``.
+        first_saccade: leave out events from 105,000 microseconds on: the camera's first of three moves.
+        crop: use the central ``crop`` x ``crop`` or ``(height, width)`` pixels only.
+        merge_polarity: one neuron per pixel, for events of both polarities.
+        values, max_spikes, overflow: as in :meth:`~snnipu.SparseSpikes.from_events`.
+        cache: keep binned recordings in memory.
+        download: let tonic download what is missing into ``root/NMNIST``. By default nothing is downloaded.
+
+    Raises:
+        FileNotFoundError: ``root`` does not hold the data set, and ``download`` is false.
+        ValueError: an argument is out of range. Reading a recording raises it for a damaged file.
+        MissingExtra, RuntimeError: ``download`` without tonic, or it failed.
+
+    Source: Orchard, Jayawant, Cohen & Thakor, Converting static image datasets to spiking neuromorphic datasets using
+    saccades, Frontiers in Neuroscience 9 (2015). Published runs: arXiv 2311.04386.
+    """
+    step = step_length(num_steps, step_us, window_us, SACCADE_US if first_saccade else RECORDING_US)
+    camera = Camera.of(SIDE, SIDE, crop, 1, merge_polarity)
+    root = os.fspath(root)
+    if download:
+        fetch("NMNIST", root)
+    places = [root, os.path.join(root, "NMNIST")]
+    found = [place for place in places if all(os.path.isdir(os.path.join(place, part)) for part in ("Train", "Test"))]
+    if not found:
+        what = "has no folders Train and Test" if os.path.isdir(root) else "is not a folder"
+        raise FileNotFoundError(f"root: no N-MNIST: {root!r} {what}; download=True fetches the data set with tonic")
+
+    def part(name: str) -> EventDataset:
+        paths, labels = _files(os.path.join(found[0], name))
+        return EventDataset(
+            _Recordings(paths, camera, SACCADE_US if first_saccade else None),
+            labels,
+            num_steps=num_steps,
+            num_neurons=camera.num_neurons,
+            step=step,
+            max_spikes=max_spikes,
+            overflow=overflow,
+            values=values,
+            cache=cache,
+        )
+
+    return EventData("nmnist", part("Train"), part("Test"), camera.num_neurons, num_steps, CLASSES, camera.shape)
+
+
+__all__ = ["nmnist"]

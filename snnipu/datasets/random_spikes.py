@@ -1,0 +1,97 @@
+"""Random spikes of a given activity, for benchmarks and tests."""
+
+import math
+from typing import Optional
+
+import torch
+
+from snnipu.ops._slots import check_max_spikes, overflow_code, pick
+from snnipu.spikes import SparseSpikes, check_num_neurons
+
+
+def random_spikes(
+    num_steps: int,
+    batch_size: int,
+    num_neurons: int,
+    activity: float,
+    generator: Optional[torch.Generator] = None,
+    max_spikes: Optional[int] = None,
+    *,
+    exact: bool = True,
+    overflow: str = "lowest",
+) -> SparseSpikes:
+    """Spikes ``[T, B, S]`` of value 1 at random places, made without a dense tensor: memory goes with the spikes.
+
+    Args:
+        num_steps, batch_size, num_neurons: T, B and N.
+        activity: spikes per neuron and step, 0 to 1.
+        generator: of the random numbers, on the CPU; None: PyTorch's.
+        max_spikes: slots; None: as many as the busiest step needs.
+        exact: True: ``round(activity * T * B * N)`` spikes, every step of a sample has the same number of them, give
+            or take one. False: each neuron spikes at each step with probability ``activity``, independently.
+        overflow: what is dropped where a step has more than ``max_spikes``: see :func:`snnipu.ops.select_spikes`.
+
+    Raises:
+        TypeError, ValueError: an argument is out of range.
+    """
+    for name, value in (("num_steps", num_steps), ("batch_size", batch_size)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} must be an int, got {value!r}")
+        if value < 0:
+            raise ValueError(f"{name} must be 0 or more, got {value}")
+    check_num_neurons(num_neurons)
+    if not 0 <= activity <= 1:
+        raise ValueError(f"activity must be from 0 to 1, got {activity!r}")
+    check_max_spikes(max_spikes)
+    rotate = overflow_code(overflow)
+    rows = num_steps * batch_size
+    draw = _exact if exact else _independent
+    # Of the cells of [T * B, N], those that spike, or where that is less, those that do not.
+    cells = draw(rows, num_neurons, min(activity, 1 - activity), generator)
+    if activity > 0.5:
+        cells = _others(cells, rows * num_neurons)
+    row, unit = torch.div(cells, num_neurons, rounding_mode="floor"), cells % num_neurons
+    ids, slots, counts, dropped = pick(row, unit, num_steps, batch_size, num_neurons, max_spikes, rotate)
+    values = torch.zeros(ids.shape)
+    values.view(-1)[slots[slots >= 0]] = 1
+    return SparseSpikes._trusted(ids, values, counts, num_neurons, dropped)
+
+
+def _exact(rows: int, neurons: int, activity: float, generator: Optional[torch.Generator]) -> torch.Tensor:
+    """Sorted cells, the same number in each row, give or take one."""
+    total = round(activity * rows * neurons)
+    wanted = torch.arange(1, rows + 1) * total // max(rows, 1)
+    wanted[1:] -= wanted[:-1].clone()
+    cells = torch.empty(0, dtype=torch.int64)
+    missing = wanted
+    # What was drawn twice is drawn again; no neuron is preferred, so every subset of a row is as likely.
+    while bool(missing.any()):
+        row = torch.repeat_interleave(torch.arange(rows), missing)
+        new = row * neurons + torch.randint(neurons, (len(row),), generator=generator)
+        cells = torch.unique(torch.cat([cells, new]))
+        missing = wanted - torch.bincount(torch.div(cells, neurons, rounding_mode="floor"), minlength=rows)
+    return cells
+
+
+def _independent(rows: int, neurons: int, activity: float, generator: Optional[torch.Generator]) -> torch.Tensor:
+    """Sorted cells, each there with probability ``activity``: the gaps between them are geometric."""
+    total, parts, last = rows * neurons, [], -1
+    while activity > 0 and last < total:
+        number = int((total - last) * activity * 1.05) + 16
+        uniform = 1 - torch.rand(number, generator=generator, dtype=torch.float64)  # above 0
+        # A gap wider than all cells together is as good as the widest.
+        gaps = torch.floor(uniform.log() / math.log1p(-activity)).clamp(max=total).long() + 1
+        parts.append(last + gaps.cumsum(0))
+        last = int(parts[-1][-1])
+    cells = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+    return cells[cells < total]
+
+
+def _others(cells: torch.Tensor, total: int) -> torch.Tensor:
+    """The cells of ``range(total)`` that are not among the sorted ``cells``."""
+    others = torch.arange(total - len(cells))
+    # Before cell c there are c - i others, if it is the i-th.
+    return others + torch.searchsorted(cells - torch.arange(len(cells)), others, right=True)
+
+
+__all__ = ["random_spikes"]
