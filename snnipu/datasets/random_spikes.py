@@ -45,9 +45,12 @@ def random_spikes(
     check_max_spikes(max_spikes)
     rotate = overflow_code(overflow)
     rows = num_steps * batch_size
-    draw = _exact if exact else _independent
     # Of the cells of [T * B, N], those that spike, or where that is less, those that do not.
-    cells = draw(rows, num_neurons, min(activity, 1 - activity), generator)
+    if exact:
+        total = round(activity * rows * num_neurons)
+        cells = _exact(rows, num_neurons, rows * num_neurons - total if activity > 0.5 else total, generator)
+    else:
+        cells = _independent(rows * num_neurons, min(activity, 1 - activity), generator)
     if activity > 0.5:
         cells = _others(cells, rows * num_neurons)
     row, unit = torch.div(cells, num_neurons, rounding_mode="floor"), cells % num_neurons
@@ -57,9 +60,8 @@ def random_spikes(
     return SparseSpikes._trusted(ids, values, counts, num_neurons, dropped)
 
 
-def _exact(rows: int, neurons: int, activity: float, generator: Optional[torch.Generator]) -> torch.Tensor:
-    """Sorted cells, the same number in each row, give or take one."""
-    total = round(activity * rows * neurons)
+def _exact(rows: int, neurons: int, total: int, generator: Optional[torch.Generator]) -> torch.Tensor:
+    """Sorted cells, ``total`` in all, the same number in each row, give or take one."""
     wanted = torch.arange(1, rows + 1) * total // max(rows, 1)
     wanted[1:] -= wanted[:-1].clone()
     cells = torch.empty(0, dtype=torch.int64)
@@ -73,14 +75,14 @@ def _exact(rows: int, neurons: int, activity: float, generator: Optional[torch.G
     return cells
 
 
-def _independent(rows: int, neurons: int, activity: float, generator: Optional[torch.Generator]) -> torch.Tensor:
-    """Sorted cells, each there with probability ``activity``: the gaps between them are geometric."""
-    total, parts, last = rows * neurons, [], -1
-    while activity > 0 and last < total:
-        number = int((total - last) * activity * 1.05) + 16
+def _independent(total: int, probability: float, generator: Optional[torch.Generator]) -> torch.Tensor:
+    """Sorted cells of ``range(total)``, each there with ``probability``: the gaps between them are geometric."""
+    parts, last = [], -1
+    while probability > 0 and last < total:
+        number = int((total - last) * probability * 1.05) + 16
         uniform = 1 - torch.rand(number, generator=generator, dtype=torch.float64)  # above 0
         # A gap wider than all cells together is as good as the widest.
-        gaps = torch.floor(uniform.log() / math.log1p(-activity)).clamp(max=total).long() + 1
+        gaps = torch.floor(uniform.log() / math.log1p(-probability)).clamp(max=total).long() + 1
         parts.append(last + gaps.cumsum(0))
         last = int(parts[-1][-1])
     cells = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)

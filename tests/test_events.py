@@ -1,0 +1,277 @@
+"""``SparseSpikes.from_events`` against a histogram made event by event."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from snnipu import SparseSpikes
+
+
+def naive(times, units, samples, steps, batch, neurons, step, slots=None, rotate=False):
+    """``{(t, b): {unit: number of events}}`` of what is kept, and ``{(t, b): spikes dropped}``."""
+    rows = {(t, b): Counter() for t in range(steps) for b in range(batch)}
+    for time, unit, sample in zip(times, units, samples):
+        t = math.floor(time / step)
+        if t < steps:
+            rows[t, sample][unit] += 1
+    dropped = {}
+    for (t, b), row in rows.items():
+        fits = len(row) if slots is None else min(slots, neurons)
+        first = t * fits % neurons if rotate else 0
+        order = sorted(row, key=lambda unit: (unit - first) % neurons)
+        dropped[t, b] = len(order[fits:])
+        for unit in order[fits:]:
+            del row[unit]
+    return rows, dropped
+
+
+def check(spikes, rows, dropped, values, slots=None):
+    steps, batch, neurons = spikes.shape
+    # The constructor checks ids and counts.
+    SparseSpikes(spikes.ids, spikes.values, spikes.counts, neurons, dropped=spikes.dropped)
+    assert set(rows) == {(t, b) for t in range(steps) for b in range(batch)}
+    busiest = max(map(len, rows.values()), default=0)
+    assert spikes.capacity == (busiest if slots is None else min(slots, neurons))
+    for (t, b), row in rows.items():
+        number = len(row)
+        assert spikes.counts[t, b].tolist() == [number, number]
+        assert spikes.dropped[t, b].tolist() == [dropped[t, b]] * 2
+        assert spikes.ids[t, b, :number].tolist() == sorted(row)
+        expected = [row[unit] if values == "count" else 1 for unit in sorted(row)]
+        assert spikes.values[t, b, :number].tolist() == expected
+
+
+@st.composite
+def recordings(draw):
+    steps, batch, neurons = draw(st.integers(0, 5)), draw(st.integers(1, 3)), draw(st.integers(1, 9))
+    step = draw(st.sampled_from([1, 2, 7, 0.5, 0.1, 1000, 1e-3]))
+    whole = draw(st.booleans())
+    end = 1.3 * steps * step
+    time = st.integers(0, math.ceil(end)) if whole else st.floats(0, end, allow_subnormal=False)
+    event = st.tuples(time, st.integers(0, neurons - 1), st.integers(0, batch - 1))
+    events = draw(st.lists(event, max_size=60))
+    return steps, batch, neurons, step, whole, events
+
+
+@given(
+    recordings(),
+    st.sampled_from(["binary", "count"]),
+    st.one_of(st.none(), st.integers(0, 10)),
+    st.sampled_from(["lowest", "rotate"]),
+)
+@settings(deadline=None, max_examples=300)
+def test_is_the_histogram(recording, values, slots, overflow):
+    steps, batch, neurons, step, whole, events = recording
+    times, units, samples = ([event[i] for event in events] for i in range(3))
+    spikes = SparseSpikes.from_events(
+        np.array(times, dtype=np.int64 if whole else np.float64),
+        units,
+        samples,
+        num_steps=steps,
+        num_neurons=neurons,
+        batch_size=batch,
+        step=step,
+        max_spikes=slots,
+        overflow=overflow,
+        values=values,
+        outside="drop",
+    )
+    assert spikes.shape == (steps, batch, neurons)
+    check(
+        spikes, *naive(times, units, samples, steps, batch, neurons, step, slots, overflow == "rotate"), values, slots
+    )
+    assert spikes.outside == sum(math.floor(time / step) >= steps for time in times)
+
+
+def random_events(number=5000, steps=20, batch=4, neurons=300, seed=0):
+    random = np.random.default_rng(seed)
+    times, units = random.integers(0, 10 * steps, number), random.integers(0, neurons, number)
+    return times, units, random.integers(0, batch, number)
+
+
+@pytest.mark.parametrize("values", ["binary", "count"])
+@pytest.mark.parametrize("slots", [None, 40])
+def test_order_of_the_events_does_not_matter(values, slots):
+    times, units, samples = random_events()
+    order = np.lexsort((units, samples, times))
+    size = {"num_steps": 20, "num_neurons": 300, "step": 10, "values": values, "max_spikes": slots}
+    one = SparseSpikes.from_events(times, units, samples, **size)
+    other = SparseSpikes.from_events(times[order], units[order], samples[order], **size)
+    for name in ("ids", "values", "counts", "dropped"):
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
+    check(one, *naive(times, units, samples, 20, 4, 300, 10, slots), values, slots)
+    assert (one.overflow > 0) == (slots is not None)
+
+
+CONVERSIONS = {
+    "list": list,
+    "uint8": lambda x: x.astype(np.uint8),
+    "uint16": lambda x: x.astype(np.uint16),
+    "big-endian": lambda x: x.astype(">u4"),
+    "uint64": lambda x: x.astype(np.uint64),
+    "int16": lambda x: x.astype(np.int16),
+    "float16": lambda x: x.astype(np.float16),
+    "strided": lambda x: np.stack([x, x], 1)[:, 1],
+    "torch int16": lambda x: torch.tensor(x, dtype=torch.int16),
+    "torch uint8": lambda x: torch.tensor(x, dtype=torch.uint8),
+    "torch bfloat16": lambda x: torch.tensor(x, dtype=torch.bfloat16),
+    "torch strided": lambda x: torch.tensor(np.stack([x, x], 1))[:, 0],
+}
+
+
+@pytest.mark.parametrize("convert", CONVERSIONS.values(), ids=CONVERSIONS)
+def test_types(convert):
+    times, units, samples = random_events(300, steps=10, neurons=100)
+    size = {"num_steps": 10, "num_neurons": 100, "step": 10, "batch_size": 4}
+    spikes = SparseSpikes.from_events(convert(times), convert(units), convert(samples), **size)
+    check(spikes, *naive(times, units, samples, 10, 4, 100, 10), "binary")
+    assert spikes.ids.dtype == spikes.counts.dtype == torch.int32
+    assert spikes.values.dtype == torch.float32
+
+
+def test_fields_of_a_structured_array():
+    events = np.zeros(200, dtype=[("x", "u1"), ("y", "u1"), ("t", "<u4"), ("p", "?")])
+    random = np.random.default_rng(0)
+    for name, end in (("x", 5), ("y", 4), ("t", 300), ("p", 2)):
+        events[name] = random.integers(0, end, 200)
+    events.flags.writeable = False
+    units = events["x"] + 5 * events["y"].astype(int)
+    spikes = SparseSpikes.from_events(events["t"], units, events["p"], num_steps=3, num_neurons=20, step=100)
+    check(spikes, *naive(events["t"], units, events["p"].astype(int), 3, 2, 20, 100), "binary")
+    with pytest.raises(TypeError, match="times must hold numbers"):
+        SparseSpikes.from_events(events, units, num_steps=3, num_neurons=20)
+
+
+def test_input_is_left_alone():
+    arrays = [array.copy() for array in random_events(100)]
+    before = [array.copy() for array in arrays]
+    spikes = SparseSpikes.from_events(*arrays, num_steps=20, num_neurons=300, step=10)
+    assert all(np.array_equal(*pair) for pair in zip(arrays, before))
+    for array in arrays:
+        array[:] = 0
+    check(spikes, *naive(*before, 20, int(before[2].max()) + 1, 300, 10), "binary")
+
+
+@pytest.mark.parametrize("samples", [None, []])
+def test_no_events(samples):
+    spikes = SparseSpikes.from_events([], [], samples, num_steps=3, num_neurons=5)
+    assert spikes.shape == (3, 1, 5)
+    assert spikes.ids.shape == (3, 1, 0)
+    assert spikes.to_dense().eq(0).all()
+    assert SparseSpikes.from_events([], [], samples, num_steps=3, num_neurons=5, batch_size=0).shape == (3, 0, 5)
+    assert SparseSpikes.from_events([], [], samples, num_steps=0, num_neurons=5, max_spikes=2).ids.shape == (0, 1, 2)
+
+
+def test_batch_size():
+    assert SparseSpikes.from_events([0], [0], [2], num_steps=1, num_neurons=1).batch_size == 3
+    assert SparseSpikes.from_events([0], [0], [2], num_steps=1, num_neurons=1, batch_size=5).batch_size == 5
+    spikes = SparseSpikes.from_events([0, 1], [1, 0], num_steps=2, num_neurons=2, batch_size=2)
+    assert spikes.to_dense().tolist() == [[[0, 1], [0, 0]], [[1, 0], [0, 0]]]
+
+
+def test_slots():
+    every = {"times": np.repeat(np.arange(4), 5), "units": np.tile(np.arange(5), 4), "num_steps": 4, "num_neurons": 5}
+    assert SparseSpikes.from_events(**every).capacity == 5
+    assert SparseSpikes.from_events(**every, max_spikes=9).capacity == 5  # no more than neurons
+    lowest = SparseSpikes.from_events(**every, max_spikes=2)
+    assert lowest.ids[:, 0].tolist() == [[0, 1]] * 4
+    assert lowest.overflow == 12
+    # Step t starts at id t * 2 % 5; what is kept is stored by ascending id.
+    rotating = SparseSpikes.from_events(**every, max_spikes=2, overflow="rotate")
+    assert rotating.ids[:, 0].tolist() == [[0, 1], [2, 3], [0, 4], [1, 2]]
+    assert rotating.dropped.tolist() == [[[3, 3]]] * 4
+    none = SparseSpikes.from_events(**every, max_spikes=0, overflow="rotate")
+    assert none.ids.shape == (4, 1, 0)
+    assert none.overflow == 20
+
+
+def test_rotation_keeps_counts_with_their_units():
+    units = [0] + [1] * 2 + [2] * 3 + [3] * 4
+    arguments = {"num_steps": 2, "num_neurons": 4, "max_spikes": 3, "overflow": "rotate", "values": "count"}
+    spikes = SparseSpikes.from_events([1] * 10, units, **arguments)
+    assert spikes.ids[1, 0].tolist() == [0, 1, 3]
+    assert spikes.values[1, 0].tolist() == [1, 2, 4]
+
+
+def test_a_time_belongs_to_the_step_it_starts():
+    times = [0, 99, 100, 199, 299]
+    spikes = SparseSpikes.from_events(times, [0] * 5, num_steps=3, num_neurons=1, step=100, values="count")
+    assert spikes.values.flatten().tolist() == [2, 2, 1]
+    spikes = SparseSpikes.from_events([0.0, 0.25, 0.49, 0.5], [0] * 4, num_steps=3, num_neurons=1, step=0.25)
+    assert spikes.counts[:, 0, 0].tolist() == [1, 1, 1]
+    spikes = SparseSpikes.from_events([3, 5], [0, 0], num_steps=3, num_neurons=1, step=2.5)
+    assert spikes.counts[:, 0, 0].tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("late", [3, 3.0, 2**40, 1e300, np.uint64(2**64 - 1)])
+def test_events_behind_the_window(late):
+    times = np.array([0, late, 1], dtype=np.asarray(late).dtype)
+    with pytest.raises(ValueError, match=r"times must be below num_steps \* step = 3, got .* \(event 1\).*drop"):
+        SparseSpikes.from_events(times, [0, 1, 1], num_steps=3, num_neurons=2)
+    spikes = SparseSpikes.from_events(times, [0, 1, 1], num_steps=3, num_neurons=2, outside="drop")
+    assert spikes.outside == 1
+    assert spikes.to_dense()[:, 0].tolist() == [[1, 0], [0, 1], [0, 0]]
+    nothing = SparseSpikes.from_events(times, [0, 1, 1], num_steps=0, num_neurons=2, outside="drop")
+    assert (nothing.outside, nothing.num_spikes) == (3, 0)
+
+
+WRONG = {
+    "negative time": (ValueError, "times must be 0 or more, got -1", {"times": [0, -1]}),
+    "negative fraction": (ValueError, "times must be 0 or more", {"times": [0, -0.25]}),
+    "NaN": (ValueError, "times must be finite, got nan", {"times": [0, math.nan]}),
+    "infinite": (ValueError, "times must be finite, got inf", {"times": [0, math.inf]}),
+    "NaN, dropping": (ValueError, "times must be finite", {"times": [0, math.nan], "outside": "drop"}),
+    "negative, dropping": (ValueError, "times must be 0 or more", {"times": [0, -1], "outside": "drop"}),
+    "unit too high": (ValueError, r"units must be from 0 to 2, got 3 \(event 1\)", {"units": [0, 3]}),
+    "unit far too high": (ValueError, "units must be from 0 to 2", {"units": np.array([0, 2**64 - 1], np.uint64)}),
+    "unit of 1e300": (ValueError, "units must be from 0 to 2", {"units": [0, 1e300]}),
+    "unit of -1e300": (ValueError, "units must be from 0 to 2", {"units": [-1e300, 0]}),
+    "negative unit": (ValueError, r"units must be from 0 to 2, got -1 \(event 0\)", {"units": [-1, 0]}),
+    "fraction of a unit": (ValueError, "units must hold whole numbers, got 0.5", {"units": [0.5, 1]}),
+    "NaN unit": (ValueError, "units must be finite", {"units": [math.nan, 1]}),
+    "sample too high": (ValueError, r"samples must be from 0 to 1, got 2", {"samples": [0, 2], "batch_size": 2}),
+    "negative sample": (ValueError, "samples must be .*, got -1", {"samples": [-1, 1]}),
+    "only negative samples": (ValueError, "samples must be 0 or more, got -1", {"samples": [-1, -1]}),
+    "events for no sample": (ValueError, "batch_size must be 1 or more", {"batch_size": 0}),
+    "lengths": (ValueError, "one length, got 2, 3, 2", {"units": [0, 1, 2]}),
+    "length of samples": (ValueError, "one length, got 2, 2, 1", {"samples": [0]}),
+    "two dimensions": (ValueError, "times must have one dimension", {"times": [[0, 1]]}),
+    "words": (TypeError, "units must hold numbers", {"units": ["a", "b"]}),
+    "complex": (TypeError, "times must hold", {"times": torch.zeros(2, dtype=torch.complex64)}),
+    "complex array": (TypeError, "times must hold numbers", {"times": np.zeros(2, complex)}),
+    "num_steps": (ValueError, "num_steps must be an int", {"num_steps": 2.0}),
+    "negative num_steps": (ValueError, "num_steps must be", {"num_steps": -1}),
+    "num_neurons": (ValueError, "num_neurons must be", {"num_neurons": 0}),
+    "num_neurons, a float": (TypeError, "num_neurons must be an int", {"num_neurons": 3.0}),
+    "batch_size": (ValueError, "batch_size must be an int", {"batch_size": -1}),
+    "step 0": (ValueError, "step must be a number above 0", {"step": 0}),
+    "negative step": (ValueError, "step must be", {"step": -1.0}),
+    "NaN step": (ValueError, "step must be", {"step": math.nan}),
+    "infinite step": (ValueError, "step must be", {"step": math.inf}),
+    "max_spikes": (ValueError, "max_spikes must be 0 or more", {"max_spikes": -1}),
+    "max_spikes, a float": (TypeError, "max_spikes must be an int", {"max_spikes": 1.0}),
+    "overflow": (ValueError, "overflow must be 'lowest' or 'rotate'", {"overflow": "highest"}),
+    "values": (ValueError, "values must be 'binary' or 'count'", {"values": "sum"}),
+    "outside": (ValueError, "outside must be 'raise' or 'drop'", {"outside": "clamp"}),
+}
+
+
+@pytest.mark.parametrize(("error", "message", "change"), WRONG.values(), ids=WRONG)
+def test_wrong_input(error, message, change):
+    right = {"times": [0, 1], "units": [0, 1], "num_steps": 2, "num_neurons": 3}
+    assert SparseSpikes.from_events(**right).num_spikes == 2
+    with pytest.raises(error, match=message):
+        SparseSpikes.from_events(**{**right, **change})
+
+
+def test_many_neurons_without_a_dense_detour():
+    """A dense tensor of this size would take 4 TiB."""
+    spikes = SparseSpikes.from_events([0, 499], [2**31 - 2, 7], num_steps=500, num_neurons=2**31 - 1)
+    assert spikes.ids.shape == (500, 1, 1)
+    assert spikes.ids[[0, -1], 0, 0].tolist() == [2**31 - 2, 7]
+    assert spikes.num_spikes == 2
