@@ -25,7 +25,8 @@ except ImportError:  # setuptools before 70.1
 
 ROOT = Path(__file__).resolve().parent
 CSRC = ROOT / "csrc"
-SOURCES = ["host/lif.cpp", "host/library.cpp", "host/parallel.cpp"]
+SOURCES = ["host/lif.cpp", "host/select_spikes.cpp", "host/sparse_lif.cpp", "host/sparse_linear.cpp"]
+SOURCES += ["host/library.cpp", "host/parallel.cpp"]
 # Contraction of multiply and add would break the equality, bit by bit, with PyTorch.
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno"]
 FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"]

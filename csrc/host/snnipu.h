@@ -74,8 +74,108 @@ enum snnipu_surrogate {
                       int32_t grad_mem_constant, int32_t constant_input, int32_t reset, int32_t reset_delay,           \
                       int32_t surrogate, double surrogate_a, double surrogate_b, int32_t threads)
 
+/* Sparse operators. Spikes come as ids [steps, batch, slots] of `inputs` (or `neurons`) neurons, values of the same shape
+ * and counts [steps, batch, 2]: how many slots hold spikes, and how many are carried. Slots behind those are padding.
+ * Bits of neurons: [steps, batch, words], 32 to a word, the lowest bit first.
+ * All return 0, 1 for an unknown option, 2 where memory could not be had, 3 where a count or a carried id is out of
+ * range (nothing has been written then). */
+
+/* Length of a packed weight. */
+SNNIPU_API int64_t snnipu_packed_size(int64_t neurons, int64_t inputs);
+/* A number that tells arrays of `count` bytes apart. */
+SNNIPU_API uint64_t snnipu_fingerprint(const void *bytes, int64_t count);
+
+/* The matrix weight [neurons, inputs] in blocks of 64 neurons, [block][inputs][lanes]: what gathers read. */
+#define SNNIPU_PACK_WEIGHT(NAME, C)                                                                                    \
+  SNNIPU_API int NAME(const C *weight, int64_t neurons, int64_t inputs, C *packed, int32_t threads)
+
+/* out [steps, batch, neurons] = spikes * weight^T + bias; bias may be NULL. */
+#define SNNIPU_SPARSE_LINEAR_FWD(NAME, C)                                                                              \
+  SNNIPU_API int NAME(const int32_t *ids, const C *values, const int32_t *counts, const C *packed, const C *bias,      \
+                      C *out, int64_t steps, int64_t batch, int64_t slots, int64_t inputs, int64_t neurons,            \
+                      int32_t threads)
+
+/* Its adjoint: grad [steps, batch, neurons] -> grad_values [steps, batch, slots], grad_weight [neurons, inputs],
+ * grad_bias [neurons]; each may be NULL, packed where grad_values is. */
+#define SNNIPU_SPARSE_LINEAR_BWD(NAME, C)                                                                              \
+  SNNIPU_API int NAME(const C *grad, const int32_t *ids, const C *values, const int32_t *counts, const C *packed,      \
+                      C *grad_values, C *grad_weight, C *grad_bias, int64_t steps, int64_t batch, int64_t slots,       \
+                      int64_t inputs, int64_t neurons, int32_t threads)
+
+/* A layer of leaky integrate-and-fire neurons on spikes, over a sequence; the equations are in the docstring of
+ * snnipu.ops.sparse_lif_sequence.
+ *   recurrent            packed [neurons, neurons], or NULL; then own_slots, rotate tell which own spikes are seen
+ *   bias                 [neurons] or NULL
+ *   beta, threshold      [*_size], 1 or neurons
+ *   has_grad_threshold   0: every neuron carries gradient
+ *   fired, carried       out: bits of the neurons above the threshold, and above the second one too
+ *   mem                  out: [steps, batch, neurons] or NULL
+ *   kept                 out: the membranes of the carried neurons, for snnipu_slot_membranes_*, which frees them;
+ *                        NULL unless the result is 0
+ *   most                 out: the most neurons carried in a row */
+#define SNNIPU_SPARSE_LIF_SEQUENCE_FWD(NAME, C)                                                                        \
+  SNNIPU_API int NAME(const int32_t *ids, const C *values, const int32_t *counts, const C *packed, const C *recurrent, \
+                      const C *bias, const C *beta, const C *threshold, double grad_threshold, double input_scale,     \
+                      uint32_t *fired, uint32_t *carried, C *mem, void **kept, int64_t *most, int64_t steps,           \
+                      int64_t batch, int64_t slots, int64_t inputs, int64_t neurons, int64_t beta_size,                \
+                      int64_t threshold_size, int64_t own_slots, int64_t delay, int32_t has_grad_threshold,            \
+                      int32_t rotate, int32_t reset, int32_t threads)
+
+/* Membranes at the carried slots, 0 in padding. ids NULL: only frees. */
+#define SNNIPU_SLOT_MEMBRANES(NAME, C)                                                                                 \
+  SNNIPU_API int NAME(void *kept, const int32_t *ids, const int32_t *counts, const uint32_t *carried, C *slot_mem,     \
+                      int64_t slots, int32_t threads)
+
+/* Its adjoint, from grad [steps, batch, own_slots], the gradient of the layer's values.
+ *   packed               may be NULL without grad_values
+ *   recurrent            packed [neurons, neurons], or NULL
+ *   own_*                the layer's spikes; slot_mem [steps, batch, own_slots], fired, mem: of the forward pass, mem
+ *                        only with grad_beta
+ *   grad_values          [steps, batch, slots]        grad_weight     [neurons, inputs]
+ *   grad_bias            [neurons]                    grad_recurrent  [neurons, neurons]
+ *   grad_beta            [beta_size]                  grad_threshold  [threshold_size]
+ *   grad_current         [steps, batch, neurons]: of the membrane
+ * Each result may be NULL. */
+#define SNNIPU_SPARSE_LIF_SEQUENCE_BWD(NAME, C)                                                                        \
+  SNNIPU_API int NAME(const C *grad, const int32_t *ids, const C *values, const int32_t *counts, const C *packed,      \
+                      const C *recurrent, const C *beta, const C *threshold, const int32_t *own_ids,                   \
+                      const int32_t *own_counts, const C *slot_mem, const uint32_t *fired, const C *mem,               \
+                      C *grad_values, C *grad_weight, C *grad_bias, C *grad_recurrent, C *grad_beta,                   \
+                      C *grad_threshold, C *grad_current, double input_scale, int64_t steps, int64_t batch,            \
+                      int64_t slots, int64_t inputs, int64_t neurons, int64_t own_slots, int64_t beta_size,            \
+                      int64_t threshold_size, int64_t delay, int32_t reset, int32_t surrogate, double surrogate_a,     \
+                      double surrogate_b, int32_t threads)
+
+/* Bits of x [rows, neurons]. With threshold: fired where x > threshold ([threshold_size], 1 or neurons), carried also
+ * where x > grad_threshold or, without one, everywhere. threshold NULL: both where x is not 0. */
+#define SNNIPU_ABOVE(NAME, C)                                                                                          \
+  SNNIPU_API int NAME(const C *x, const C *threshold, int64_t threshold_size, double grad_threshold,                   \
+                      int32_t has_grad_threshold, uint32_t *fired, uint32_t *carried, int64_t *most, int64_t rows,     \
+                      int64_t neurons, int32_t threads)
+
+/* Slots from bits: ids, values (1 for a spike, else 0), counts, dropped. */
+#define SNNIPU_SELECT_SPIKES_FWD(NAME, C)                                                                              \
+  SNNIPU_API int NAME(const uint32_t *fired, const uint32_t *carried, int32_t *ids, C *values, int32_t *counts,        \
+                      int32_t *dropped, int64_t steps, int64_t batch, int64_t neurons, int64_t slots, int32_t rotate,  \
+                      int32_t threads)
+
+/* Gradient behind the spike function at each slot, 0 in padding; mem [steps, batch, slots]. */
+#define SNNIPU_SELECT_SPIKES_BWD(NAME, C)                                                                              \
+  SNNIPU_API int NAME(const C *grad, const C *mem, const C *threshold, const int32_t *ids, const int32_t *counts,      \
+                      C *through, int64_t rows, int64_t slots, int64_t threshold_size, int32_t surrogate,              \
+                      double surrogate_a, double surrogate_b, int32_t threads)
+
+/* dense [rows, neurons] += values at the carried slots (dense is cleared first), and back: values = dense there, 0 in
+ * padding. */
+#define SNNIPU_SPARSE_TO_DENSE_FWD(NAME, C)                                                                            \
+  SNNIPU_API int NAME(const int32_t *ids, const C *values, const int32_t *counts, C *dense, int64_t rows,              \
+                      int64_t slots, int64_t neurons, int32_t threads)
+#define SNNIPU_SPARSE_TO_DENSE_BWD(NAME, C)                                                                            \
+  SNNIPU_API int NAME(const C *dense, const int32_t *ids, const int32_t *counts, C *values, int64_t rows,              \
+                      int64_t slots, int64_t neurons, int32_t threads)
+
 #ifdef __cplusplus
-} /* the functions themselves are declared where their storage types are: csrc/host/lif.cpp */
+} /* the functions themselves are declared where their storage types are: csrc/host/{lif,sparse_*,select_spikes}.cpp */
 #endif
 
 #endif

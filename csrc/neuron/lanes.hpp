@@ -191,6 +191,128 @@ template <typename V, typename S> inline void store(S *to, V v) {
   }
 }
 
+// K registers that stand side by side, each of them named, so that the compiler keeps them in registers.
+template <typename V, unsigned K> struct Registers {
+  V first;
+  Registers<V, K - 1> rest;
+
+  // this += factor * from[0 .. K registers)
+  template <typename S> void addScaled(V factor, const S *from) {
+    first = first + factor * load<V>(from);
+    rest.addScaled(factor, from + lanes<V>);
+  }
+  // Sum over the registers of this * from.
+  template <typename S> V products(const S *from) const { return rest.addProducts(first * load<V>(from), from + lanes<V>); }
+  template <typename S> V addProducts(V sum, const S *from) const {
+    return rest.addProducts(sum + first * load<V>(from), from + lanes<V>);
+  }
+  template <typename S> void loadFrom(const S *from) {
+    first = load<V>(from);
+    rest.loadFrom(from + lanes<V>);
+  }
+  template <typename S> void storeTo(S *to) const {
+    store(to, first);
+    rest.storeTo(to + lanes<V>);
+  }
+  void clear() {
+    first = V{};
+    rest.clear();
+  }
+  // body(lane offset, register) for each.
+  template <typename Body> void forEach(const Body &body, unsigned lane = 0) {
+    body(lane, first);
+    rest.forEach(body, lane + lanes<V>);
+  }
+};
+
+template <typename V> struct Registers<V, 0> {
+  template <typename S> void addScaled(V, const S *) {}
+  template <typename S> V addProducts(V sum, const S *) const { return sum; }
+  template <typename S> void loadFrom(const S *) {}
+  template <typename S> void storeTo(S *) const {}
+  void clear() {}
+  template <typename Body> void forEach(const Body &, unsigned = 0) {}
+};
+
+// One bit for each lane where a > b, the first lane's the lowest.
+template <typename V> inline uint64_t bitsAbove(V a, V b) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64 && std::is_same_v<Element<V>, float>)
+    return _mm512_cmp_ps_mask(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), _CMP_GT_OQ);
+  if constexpr (sizeof(V) == 64 && std::is_same_v<Element<V>, double>)
+    return _mm512_cmp_pd_mask(reinterpret_cast<__m512d>(a), reinterpret_cast<__m512d>(b), _CMP_GT_OQ);
+#endif
+#if defined(__AVX__)
+  if constexpr (sizeof(V) == 32 && std::is_same_v<Element<V>, float>)
+    return static_cast<unsigned>(_mm256_movemask_ps(reinterpret_cast<__m256>(a > b)));
+  if constexpr (sizeof(V) == 32 && std::is_same_v<Element<V>, double>)
+    return static_cast<unsigned>(_mm256_movemask_pd(reinterpret_cast<__m256d>(a > b)));
+#endif
+#if defined(__SSE2__)
+  if constexpr (sizeof(V) == 16 && std::is_same_v<Element<V>, float>)
+    return static_cast<unsigned>(_mm_movemask_ps(reinterpret_cast<__m128>(a > b)));
+  if constexpr (sizeof(V) == 16 && std::is_same_v<Element<V>, double>)
+    return static_cast<unsigned>(_mm_movemask_pd(reinterpret_cast<__m128d>(a > b)));
+#endif
+  uint64_t bits = 0;
+  for (unsigned i = 0; i < lanes<V>; ++i)
+    bits |= static_cast<uint64_t>(a[i] > b[i]) << i;
+  return bits;
+}
+
+// 1 in each lane whose bit is set, else 0.
+template <typename V> inline V lanesOf(uint64_t bits) {
+  using Integer = std::conditional_t<sizeof(Element<V>) == 8, uint64_t, uint32_t>;
+  typedef VectorN<Integer, lanes<V>> Bits;
+  Bits lane{};
+  for (unsigned i = 0; i < lanes<V>; ++i)
+    lane[i] = Integer(1) << i;
+  const Bits set = (Bits{} + static_cast<Integer>(bits)) & lane;
+  return set != Bits{} ? splat<V>(1) : splat<V>(0);
+}
+
+// Sum of the lanes, by halves.
+template <typename V> inline Element<V> sumLanes(V v) {
+  if constexpr (lanes<V> == 1) {
+    return v[0];
+  } else {
+    VectorN<Element<V>, lanes<V> / 2> low, high;
+    std::memcpy(&low, &v, sizeof(low));
+    std::memcpy(&high, reinterpret_cast<const char *>(&v) + sizeof(low), sizeof(high));
+    return sumLanes(low + high);
+  }
+}
+
+// The first four lanes' worth of sums by halves.
+template <typename V> inline VectorN<Element<V>, 4> sumToFour(V v) {
+  if constexpr (lanes<V> == 4) {
+    return v;
+  } else {
+    VectorN<Element<V>, lanes<V> / 2> low, high;
+    std::memcpy(&low, &v, sizeof(low));
+    std::memcpy(&high, reinterpret_cast<const char *>(&v) + sizeof(low), sizeof(high));
+    return sumToFour(low + high);
+  }
+}
+
+// Adds the sums of the lanes of four vectors to to[0 .. 4).
+template <typename V> inline void addFourSums(Element<V> *to, V a, V b, V c, V d) {
+#if defined(__SSE2__)
+  if constexpr (std::is_same_v<Element<V>, float> && lanes<V> >= 4) {
+    __m128 p = reinterpret_cast<__m128>(sumToFour(a)), q = reinterpret_cast<__m128>(sumToFour(b));
+    __m128 r = reinterpret_cast<__m128>(sumToFour(c)), s = reinterpret_cast<__m128>(sumToFour(d));
+    _MM_TRANSPOSE4_PS(p, q, r, s);
+    const __m128 sums = _mm_add_ps(_mm_add_ps(p, r), _mm_add_ps(q, s));
+    _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), sums));
+    return;
+  }
+#endif
+  to[0] += sumLanes(a);
+  to[1] += sumLanes(b);
+  to[2] += sumLanes(c);
+  to[3] += sumLanes(d);
+}
+
 // Writes whole registers past the caches, to addresses that are multiples of their size: for arrays that no cache would
 // hold until they are read. Needs a streamFence() before another thread reads them.
 template <typename Bits> inline void streamBits(void *to, Bits bits) {

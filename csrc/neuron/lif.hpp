@@ -75,6 +75,23 @@ template <typename V> struct LifAdjoint {
   V gradGraded;
 };
 
+// The way of a membrane's gradient to the step before, and the parts of the parameters' gradients on it. memPrev, reset:
+// of the step before.
+template <typename V> struct LifCarry {
+  V gradMem;
+  V gradBeta;      // of the clamped beta
+  V gradThreshold; // to be subtracted
+};
+
+template <Reset R, typename V> inline LifCarry<V> lifCarry(const LifParameters<V> &p, V gradU, V memPrev, V reset) {
+  if constexpr (R == Reset::Subtract)
+    return {p.beta * gradU, gradU * memPrev, gradU * reset};
+  else if constexpr (R == Reset::Zero)
+    return {(p.beta * (splat<V>(1) - reset)) * gradU, gradU * ((splat<V>(1) - reset) * memPrev), splat<V>(0)};
+  else
+    return {p.beta * gradU, gradU * memPrev, splat<V>(0)};
+}
+
 // u: membrane before an immediate reset; memPrev, reset: of the step before; gradSpk, gradMem: from the outputs and
 // from the next step. Spike is the forward pass's.
 template <Reset R, bool ResetDelay, typename Spike, typename V, typename Surrogate>
@@ -96,17 +113,12 @@ inline LifAdjoint<V> lifAdjoint(const LifParameters<V> &p, const Surrogate &surr
   const V throughSpike = surrogate.gradient(shifted, gradSpike);
   gradU = gradU + throughSpike;
   gradThreshold = gradThreshold - throughSpike;
-  V kept = memPrev;
-  V decay = p.beta;
-  if constexpr (R == Reset::Subtract) {
-    gradThreshold = gradThreshold - gradU * reset;
-  } else if constexpr (R == Reset::Zero) {
-    kept = (splat<V>(1) - reset) * memPrev;
-    decay = p.beta * (splat<V>(1) - reset);
-  }
+  const LifCarry<V> carry = lifCarry<R>(p, gradU, memPrev, reset);
+  if constexpr (R == Reset::Subtract)
+    gradThreshold = gradThreshold - carry.gradThreshold;
   out.gradX = gradU;
-  out.gradMem = decay * gradU;
-  out.gradBeta = gradU * kept;
+  out.gradMem = carry.gradMem;
+  out.gradBeta = carry.gradBeta;
   out.gradThreshold = gradThreshold;
   out.gradGraded = gradSpk * spike;
   return out;

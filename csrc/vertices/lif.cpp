@@ -5,28 +5,15 @@
 // worker waits for another. Parameters are either one value for all elements or one each (perElement). State and
 // parameters are in float (double for double) whatever the storage is. Spikes are decided on the membrane as stored, so
 // that spk == (mem > threshold) holds exactly on the outputs and the backward pass sees the forward pass's decisions.
-#include <poplar/Vertex.hpp>
-
 #include "neuron/lif.hpp"
 #include "neuron/surrogate.hpp"
+#include "vertices/vertex.hpp"
 
 namespace snnipu {
 
-template <typename T> using In = poplar::Input<poplar::Vector<T, poplar::VectorLayout::ONE_PTR>>;
-template <typename T> using Out = poplar::Output<poplar::Vector<T, poplar::VectorLayout::ONE_PTR>>;
-template <typename T> using Through = poplar::InOut<poplar::Vector<T, poplar::VectorLayout::ONE_PTR>>;
-
-struct WorkerRange {
-  unsigned begin, end;
-};
-
 // Worker's share of size elements, in whole registers.
 template <typename C> inline WorkerRange workerRange(unsigned worker, unsigned workers, unsigned size) {
-  constexpr unsigned step = registerLanes<C>;
-  const unsigned registers = (size + step - 1) / step;
-  const unsigned share = (registers + workers - 1) / workers * step;
-  const unsigned begin = worker * share < size ? worker * share : size;
-  return {begin, share < size - begin ? begin + share : size};
+  return workerShare(worker, workers, size, registerLanes<C>);
 }
 
 // body(index, V{}) for every register of [begin, end), then for every element left over. The second argument only

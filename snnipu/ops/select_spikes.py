@@ -5,7 +5,7 @@ from typing import Any, Optional, Tuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from snnipu.backends import host
+from snnipu.backends import host, host_sparse
 from snnipu.ops import _library
 from snnipu.ops._arguments import parameter_argument
 from snnipu.ops._slots import capacity_argument, gather, overflow_code, scatter, select
@@ -77,9 +77,9 @@ def _bwd_meta(
 
 _library.define(_SCHEMA_FWD, reference=select_spikes_fwd_reference, meta=_fwd_meta)
 _library.define(_SCHEMA_BWD, reference=select_spikes_bwd_reference, meta=_bwd_meta)
-if host.library is not None and hasattr(host, "dense_to_sparse_fwd"):
-    _library.implement("select_spikes_fwd", "CPU", host.select_spikes_fwd)
-    _library.implement("select_spikes_bwd", "CPU", host.select_spikes_bwd)
+if host.library is not None:
+    _library.implement("select_spikes_fwd", "CPU", host_sparse.select_spikes_fwd)
+    _library.implement("select_spikes_bwd", "CPU", host_sparse.select_spikes_bwd)
 
 
 def threshold_gradient(through: torch.Tensor, ids: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from typing import Any, List, Optional, Tuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from snnipu.backends import host
+from snnipu.backends import host, host_sparse
 from snnipu.ops import _library
 from snnipu.ops._arguments import parameter_argument, reset_code
 from snnipu.ops._slots import (
@@ -63,7 +63,7 @@ def pack_bits(fired: torch.Tensor) -> torch.Tensor:
 def unpack_bits(packed: torch.Tensor, num_neurons: int) -> torch.Tensor:
     """The inverse of :func:`pack_bits`."""
     bits = (packed[..., None].long() >> torch.arange(WORD_BITS, device=packed.device)) & 1
-    return bits.reshape(*packed.shape[:-1], -1)[..., :num_neurons].bool()
+    return bits.reshape(*packed.shape[:-1], packed.shape[-1] * WORD_BITS)[..., :num_neurons].bool()
 
 
 def delayed(x: torch.Tensor, delay: int) -> torch.Tensor:
@@ -290,9 +290,9 @@ def _bwd_meta(
 
 _library.define(_SCHEMA_FWD, reference=sparse_lif_sequence_fwd_reference, meta=_fwd_meta)
 _library.define(_SCHEMA_BWD, reference=sparse_lif_sequence_bwd_reference, meta=_bwd_meta)
-if host.library is not None and hasattr(host, "dense_to_sparse_fwd"):
-    _library.implement("sparse_lif_sequence_fwd", "CPU", host.sparse_lif_sequence_fwd)
-    _library.implement("sparse_lif_sequence_bwd", "CPU", host.sparse_lif_sequence_bwd)
+if host.library is not None:
+    _library.implement("sparse_lif_sequence_fwd", "CPU", host_sparse.sparse_lif_sequence_fwd)
+    _library.implement("sparse_lif_sequence_bwd", "CPU", host_sparse.sparse_lif_sequence_bwd)
 
 
 class SparseLifSequence(torch.autograd.Function):
@@ -460,6 +460,8 @@ def sparse_lif_sequence(
     if recurrent_weight is not None:
         if not isinstance(recurrent_weight, torch.Tensor):
             raise TypeError(f"recurrent_weight must be a torch.Tensor or None, got {type(recurrent_weight).__name__}")
+        if not recurrent_weight.dtype.is_floating_point:
+            raise TypeError(f"recurrent_weight must be floating, got {recurrent_weight.dtype}")
         if recurrent_weight.shape != (neurons, neurons):
             raise ValueError(
                 f"recurrent_weight must have shape {(neurons, neurons)}, got {tuple(recurrent_weight.shape)}"

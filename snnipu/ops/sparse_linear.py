@@ -5,7 +5,7 @@ from typing import Any, Optional, Tuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from snnipu.backends import host
+from snnipu.backends import host, host_sparse
 from snnipu.ops import _library
 from snnipu.ops._arguments import DTYPES, compute_dtype
 from snnipu.ops._slots import check_ids, check_spikes, gather, scatter
@@ -86,9 +86,9 @@ def _bwd_meta(
 
 _library.define(_SCHEMA_FWD, reference=sparse_linear_fwd_reference, meta=_fwd_meta)
 _library.define(_SCHEMA_BWD, reference=sparse_linear_bwd_reference, meta=_bwd_meta)
-if host.library is not None and hasattr(host, "dense_to_sparse_fwd"):
-    _library.implement("sparse_linear_fwd", "CPU", host.sparse_linear_fwd)
-    _library.implement("sparse_linear_bwd", "CPU", host.sparse_linear_bwd)
+if host.library is not None:
+    _library.implement("sparse_linear_fwd", "CPU", host_sparse.sparse_linear_fwd)
+    _library.implement("sparse_linear_bwd", "CPU", host_sparse.sparse_linear_bwd)
 
 
 class SparseLinear(torch.autograd.Function):

@@ -5,7 +5,7 @@ from typing import Any, Tuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from snnipu.backends import host
+from snnipu.backends import host, host_sparse
 from snnipu.ops import _library
 from snnipu.ops._slots import check_ids, check_spikes, gather, scatter
 from snnipu.spikes import SparseSpikes
@@ -38,9 +38,9 @@ def _bwd_meta(grad: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> to
 
 _library.define(_SCHEMA_FWD, reference=sparse_to_dense_fwd_reference, meta=_fwd_meta)
 _library.define(_SCHEMA_BWD, reference=sparse_to_dense_bwd_reference, meta=_bwd_meta)
-if host.library is not None and hasattr(host, "dense_to_sparse_fwd"):
-    _library.implement("sparse_to_dense_fwd", "CPU", host.sparse_to_dense_fwd)
-    _library.implement("sparse_to_dense_bwd", "CPU", host.sparse_to_dense_bwd)
+if host.library is not None:
+    _library.implement("sparse_to_dense_fwd", "CPU", host_sparse.sparse_to_dense_fwd)
+    _library.implement("sparse_to_dense_bwd", "CPU", host_sparse.sparse_to_dense_bwd)
 
 
 class SparseToDense(torch.autograd.Function):

@@ -1,0 +1,240 @@
+// Host side of select_spikes, dense_to_sparse and sparse_to_dense: rows of (time, sample), shared out over threads.
+#include "host/sparse.hpp"
+
+// The codelet file itself: its templates are instantiated here for the host's types.
+#include "vertices/select_spikes.cpp"
+
+namespace snnipu {
+
+template <typename C>
+void selectSteps(const uint32_t *fired, const uint32_t *carried, const Slots<C> &to, size_t firstStep, size_t steps,
+                 unsigned threads) {
+  const WorkerOrder order = workerOrder();
+  const size_t words = (to.neurons + 31) / 32;
+  parallelFor(steps, threads, [&](size_t step) {
+    const size_t row = step * to.batch, t = firstStep + step;
+    SelectSpikes<C> vertex;
+    vertex.fired.connect(fired + row * words);
+    vertex.carried.connect(carried + row * words);
+    vertex.ids.connect(to.ids + row * to.slots);
+    vertex.values.connect(to.values + row * to.slots);
+    vertex.counts.connect(to.counts + 2 * row);
+    vertex.dropped.connect(to.dropped + 2 * row);
+    vertex.rows = static_cast<unsigned>(to.batch);
+    vertex.words = static_cast<unsigned>(words);
+    vertex.slots = static_cast<unsigned>(to.slots);
+    vertex.first = to.rotate ? static_cast<unsigned>(t * to.slots % to.neurons) : 0;
+    runVertex(vertex, order);
+  });
+}
+
+template void selectSteps(const uint32_t *, const uint32_t *, const Slots<float> &, size_t, size_t, unsigned);
+template void selectSteps(const uint32_t *, const uint32_t *, const Slots<double> &, size_t, size_t, unsigned);
+
+namespace {
+
+// Rows a thread takes at a time.
+constexpr size_t rowsAtOnce = 64;
+
+// body(begin, end) for pieces of [0, rows).
+template <typename Body> void forRows(size_t rows, unsigned threads, const Body &body) {
+  parallelFor((rows + rowsAtOnce - 1) / rowsAtOnce, threads,
+              [&](size_t piece) { body(piece * rowsAtOnce, std::min(rows, (piece + 1) * rowsAtOnce)); });
+}
+
+template <template <typename> class Surrogate, typename C>
+void spikeGradientOf(const SpikeGradient<C> &a, size_t rows, unsigned threads) {
+  const WorkerOrder order = workerOrder();
+  forRows(rows, threads, [&](size_t begin, size_t end) {
+    SelectSpikesBackward<C, Surrogate> vertex;
+    vertex.grad.connect(a.grad + begin * a.slots);
+    vertex.mem.connect(a.mem + begin * a.slots);
+    vertex.threshold.connect(a.threshold);
+    vertex.ids.connect(a.ids + begin * a.slots);
+    vertex.counts.connect(a.counts + 2 * begin);
+    vertex.through.connect(a.through + begin * a.slots);
+    vertex.surrogateA = a.a;
+    vertex.surrogateB = a.b;
+    vertex.rows = static_cast<unsigned>(end - begin);
+    vertex.slots = static_cast<unsigned>(a.slots);
+    vertex.perNeuron = a.perNeuron;
+    runVertex(vertex, order);
+  });
+}
+
+} // namespace
+
+template <typename C> int spikeGradient(const SpikeGradient<C> &arguments, size_t rows, unsigned threads) {
+  switch (arguments.surrogate) {
+  case SNNIPU_LEAKY_STEP:
+    spikeGradientOf<LeakyStep>(arguments, rows, threads);
+    return Done;
+  case SNNIPU_TRIANGULAR:
+    spikeGradientOf<Triangular>(arguments, rows, threads);
+    return Done;
+  case SNNIPU_FAST_SIGMOID:
+    spikeGradientOf<FastSigmoid>(arguments, rows, threads);
+    return Done;
+  case SNNIPU_ATAN:
+    spikeGradientOf<ATan>(arguments, rows, threads);
+    return Done;
+  case SNNIPU_SIGMOID:
+    spikeGradientOf<Sigmoid>(arguments, rows, threads);
+    return Done;
+  case SNNIPU_SPIKE_RATE_ESCAPE:
+    spikeGradientOf<SpikeRateEscape>(arguments, rows, threads);
+    return Done;
+  default:
+    return Unknown;
+  }
+}
+
+template int spikeGradient(const SpikeGradient<float> &, size_t, unsigned);
+template int spikeGradient(const SpikeGradient<double> &, size_t, unsigned);
+
+size_t mostBits(const uint32_t *bits, size_t rows, size_t words) {
+  size_t most = 0;
+  for (size_t row = 0; row < rows; ++row) {
+    size_t found = 0;
+    for (size_t word = 0; word < words; ++word)
+      found += static_cast<size_t>(__builtin_popcount(bits[row * words + word]));
+    most = std::max(most, found);
+  }
+  return most;
+}
+
+namespace {
+
+// One bit for each of up to 32 neurons where is(neuron).
+template <typename Is> uint32_t wordOf(size_t neurons, const Is &is) {
+  uint32_t bits = 0;
+  for (size_t i = 0; i < neurons; ++i)
+    bits |= static_cast<uint32_t>(is(i)) << i;
+  return bits;
+}
+
+// One bit for each of 32 neurons where a(lane, V{}) > b(lane, V{}).
+template <typename C, typename A, typename B> uint32_t wordAbove(const A &a, const B &b) {
+  uint64_t bits = 0;
+  for (unsigned lane = 0; lane < 32; lane += registerLanes<C>)
+    bits |= bitsAbove(a(lane, Register<C>{}), b(lane, Register<C>{})) << lane;
+  return static_cast<uint32_t>(bits);
+}
+
+template <typename C>
+void aboveRow(const C *x, const C *threshold, bool perNeuron, bool second, C gradThreshold, size_t neurons,
+              uint32_t *fired, uint32_t *carried) {
+  for (size_t word = 0; 32 * word < neurons; ++word) {
+    const C *const at = x + 32 * word;
+    const size_t held = std::min<size_t>(32, neurons - 32 * word);
+    const uint32_t everyone = held == 32 ? ~0u : (1u << held) - 1;
+    if (!threshold) {
+      fired[word] = carried[word] = wordOf(held, [&](size_t i) { return at[i] != C(0); });
+      continue;
+    }
+    const C *const thr = threshold + (perNeuron ? 32 * word : 0);
+    if (held == 32) {
+      fired[word] = wordAbove<C>(
+          [&](unsigned lane, auto type) {
+            using V = decltype(type);
+            return load<V>(at + lane) - (perNeuron ? load<V>(thr + lane) : splat<V>(thr[0]));
+          },
+          [](unsigned, auto type) { return splat<decltype(type)>(0); });
+      carried[word] = second ? wordAbove<C>([&](unsigned lane, auto type) { return load<decltype(type)>(at + lane); },
+                                            [&](unsigned, auto type) { return splat<decltype(type)>(gradThreshold); })
+                             : everyone;
+    } else {
+      fired[word] = wordOf(held, [&](size_t i) { return at[i] - thr[perNeuron ? i : 0] > C(0); });
+      carried[word] = second ? wordOf(held, [&](size_t i) { return at[i] > gradThreshold; }) : everyone;
+    }
+    carried[word] |= fired[word];
+  }
+}
+
+template <typename C> bool validRows(const int32_t *ids, const int32_t *counts, size_t rows, size_t slots, size_t neurons) {
+  return Spikes<C>{ids, nullptr, counts, rows, 1, slots, neurons}.valid();
+}
+
+// body(id, slot) for the carried slots of a row.
+template <typename Body>
+void forCarried(const int32_t *ids, const int32_t *counts, size_t row, size_t slots, const Body &body) {
+  for (size_t slot = row * slots; slot < row * slots + static_cast<size_t>(counts[2 * row + 1]); ++slot)
+    body(static_cast<size_t>(ids[slot]), slot);
+}
+
+} // namespace
+} // namespace snnipu
+
+using std::size_t;
+
+#define SELECT_SPIKES(SUFFIX, C)                                                                                       \
+  SNNIPU_ABOVE(snnipu_above_##SUFFIX, C) {                                                                             \
+    const size_t count = static_cast<size_t>(rows), size = static_cast<size_t>(neurons), words = (size + 31) / 32;     \
+    snnipu::forRows(count, snnipu::threadsFor(count * size, threads), [=](size_t begin, size_t end) {                  \
+      for (size_t row = begin; row < end; ++row)                                                                       \
+        snnipu::aboveRow(x + row * size, threshold, threshold_size > 1, has_grad_threshold != 0,                       \
+                         static_cast<C>(grad_threshold), size, fired + row * words, carried + row * words);            \
+    });                                                                                                                \
+    *most = static_cast<int64_t>(snnipu::mostBits(carried, count, words));                                             \
+    return snnipu::Done;                                                                                               \
+  }                                                                                                                    \
+  SNNIPU_SELECT_SPIKES_FWD(snnipu_select_spikes_fwd_##SUFFIX, C) {                                                     \
+    const snnipu::Slots<C> to{ids,                                                                                     \
+                              values,                                                                                  \
+                              counts,                                                                                  \
+                              dropped,                                                                                 \
+                              static_cast<size_t>(batch),                                                              \
+                              static_cast<size_t>(slots),                                                              \
+                              static_cast<size_t>(neurons),                                                            \
+                              rotate != 0};                                                                            \
+    snnipu::selectSteps(fired, carried, to, 0, static_cast<size_t>(steps),                                             \
+                        snnipu::threadsFor(static_cast<size_t>(steps * batch) * (to.neurons / 4 + to.slots), threads)); \
+    return snnipu::Done;                                                                                               \
+  }                                                                                                                    \
+  SNNIPU_SELECT_SPIKES_BWD(snnipu_select_spikes_bwd_##SUFFIX, C) {                                                     \
+    const size_t count = static_cast<size_t>(rows);                                                                    \
+    const snnipu::SpikeGradient<C> arguments{grad,                                                                     \
+                                             mem,                                                                      \
+                                             threshold,                                                                \
+                                             ids,                                                                      \
+                                             counts,                                                                   \
+                                             through,                                                                  \
+                                             static_cast<size_t>(slots),                                               \
+                                             threshold_size > 1,                                                       \
+                                             surrogate,                                                                \
+                                             static_cast<C>(surrogate_a),                                              \
+                                             static_cast<C>(surrogate_b)};                                             \
+    return snnipu::spikeGradient(arguments, count, snnipu::threadsFor(4 * count * arguments.slots, threads));          \
+  }                                                                                                                    \
+  SNNIPU_SPARSE_TO_DENSE_FWD(snnipu_sparse_to_dense_fwd_##SUFFIX, C) {                                                 \
+    const size_t count = static_cast<size_t>(rows), size = static_cast<size_t>(neurons);                               \
+    const size_t wide = static_cast<size_t>(slots);                                                                    \
+    if (!snnipu::validRows<C>(ids, counts, count, wide, size))                                                         \
+      return snnipu::BadSpikes;                                                                                        \
+    snnipu::forRows(count, snnipu::threadsFor(count * size, threads), [=](size_t begin, size_t end) {                  \
+      std::fill(dense + begin * size, dense + end * size, C(0));                                                       \
+      for (size_t row = begin; row < end; ++row)                                                                       \
+        snnipu::forCarried(ids, counts, row, wide,                                                                     \
+                           [=](size_t id, size_t slot) { dense[row * size + id] += values[slot]; });                   \
+    });                                                                                                                \
+    return snnipu::Done;                                                                                               \
+  }                                                                                                                    \
+  SNNIPU_SPARSE_TO_DENSE_BWD(snnipu_sparse_to_dense_bwd_##SUFFIX, C) {                                                 \
+    const size_t count = static_cast<size_t>(rows), size = static_cast<size_t>(neurons);                               \
+    const size_t wide = static_cast<size_t>(slots);                                                                    \
+    if (!snnipu::validRows<C>(ids, counts, count, wide, size))                                                         \
+      return snnipu::BadSpikes;                                                                                        \
+    snnipu::forRows(count, snnipu::threadsFor(4 * count * wide, threads), [=](size_t begin, size_t end) {              \
+      std::fill(values + begin * wide, values + end * wide, C(0));                                                     \
+      for (size_t row = begin; row < end; ++row)                                                                       \
+        snnipu::forCarried(ids, counts, row, wide,                                                                     \
+                           [=](size_t id, size_t slot) { values[slot] = dense[row * size + id]; });                    \
+    });                                                                                                                \
+    return snnipu::Done;                                                                                               \
+  }
+
+extern "C" {
+
+SELECT_SPIKES(f32, float)
+SELECT_SPIKES(f64, double)
+}

@@ -1,0 +1,257 @@
+// What the host sides of the sparse operators share: spikes, blocks of neurons, and the two gradients of a weight that
+// is gathered by spike id.
+#pragma once
+
+#include "host/parallel.hpp"
+#include "host/snnipu.h"
+#include "host/workers.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "neuron/sparse.hpp"
+
+namespace snnipu {
+
+using std::size_t;
+
+// Additions that are worth a thread: waking one costs microseconds.
+constexpr size_t additionsPerThread = 65536;
+// Bytes of membrane gradients of one block that are worked on together: they and the block's weights stay in the
+// second-level cache.
+constexpr size_t chunkBytes = 512 * 1024;
+// Groups of blocks, each with its own partial sums of the gradient of the input's values: as many as fit into
+// partialBytes, within these bounds. They depend on sizes alone, so that the order of additions does not depend on the
+// number of threads.
+constexpr size_t fewestGroups = 8, mostGroups = 16;
+constexpr size_t partialBytes = 8 * 1024 * 1024;
+
+enum Status { Done = 0, Unknown = 1, OutOfMemory = 2, BadSpikes = 3 };
+
+// As many threads as the work feeds, and no more than were offered.
+inline unsigned threadsFor(size_t additions, int32_t offered) {
+  const size_t fed = additions / additionsPerThread + 1;
+  return offered > 0 && fed > static_cast<size_t>(offered) ? static_cast<unsigned>(offered) : static_cast<unsigned>(fed);
+}
+
+template <typename C> struct Spikes {
+  const int32_t *ids;
+  const C *values; // may be null where they are not read
+  const int32_t *counts;
+  size_t steps, batch, slots, neurons;
+
+  size_t rows() const { return steps * batch; }
+
+  // Whether every count and every carried id is in range.
+  bool valid() const {
+    for (size_t row = 0; row < rows(); ++row) {
+      const int32_t spikes = counts[2 * row], carried = counts[2 * row + 1];
+      if (spikes < 0 || carried < spikes || static_cast<size_t>(carried) > slots)
+        return false;
+      uint32_t highest = 0; // a negative id is a high one
+      for (int32_t slot = 0; slot < carried; ++slot)
+        highest = std::max(highest, static_cast<uint32_t>(ids[row * slots + static_cast<size_t>(slot)]));
+      if (carried > 0 && highest >= neurons)
+        return false;
+    }
+    return true;
+  }
+
+  size_t count(int which) const {
+    size_t total = 0;
+    for (size_t row = 0; row < rows(); ++row)
+      total += static_cast<size_t>(counts[2 * row + static_cast<size_t>(which)]);
+    return total;
+  }
+};
+
+// Output neurons in blocks of 64; the last one is as wide as whole registers of an 8-byte-to-64-byte machine need.
+struct Blocks {
+  size_t neurons, inputs;
+
+  size_t count() const { return (neurons + blockLanes - 1) / blockLanes; }
+  size_t first(size_t block) const { return block * blockLanes; }
+  unsigned held(size_t block) const {
+    return static_cast<unsigned>(std::min<size_t>(blockLanes, neurons - first(block)));
+  }
+  // With padding. The same for every instruction set, as packed weights are.
+  unsigned lanes(size_t block) const { return (held(block) + 15) / 16 * 16; }
+  // Where a block's weights begin in the packed matrix.
+  size_t offset(size_t block) const { return first(block) * inputs; }
+  size_t packedSize() const {
+    return neurons == 0 ? 0 : offset(count() - 1) + inputs * lanes(count() - 1);
+  }
+  size_t words() const { return (neurons + 31) / 32; }
+};
+
+// Memory of a thread's own, kept for its next call: mapping it anew costs more than a block's work.
+template <typename T> class ThreadBuffer {
+public:
+  T *reserve(size_t count) {
+    if (count > capacity_) {
+      data_.reset();
+      data_.reset(static_cast<T *>(::operator new(count * sizeof(T), std::align_val_t(64))));
+      capacity_ = count;
+    }
+    return data_.get();
+  }
+  T *zeros(size_t count) {
+    T *const data = reserve(count);
+    std::fill_n(data, count, T(0));
+    return data;
+  }
+
+private:
+  struct Free {
+    void operator()(T *data) const { ::operator delete(data, std::align_val_t(64)); }
+  };
+  std::unique_ptr<T, Free> data_;
+  size_t capacity_ = 0;
+};
+
+// parallelFor whose body may run out of memory.
+template <typename Body> int parallelTry(size_t blocks, unsigned threads, const Body &body) {
+  std::atomic<int> status{Done};
+  parallelFor(blocks, threads, [&](size_t block) {
+    try {
+      if (status == Done)
+        body(block);
+    } catch (const std::bad_alloc &) {
+      status = OutOfMemory;
+    }
+  });
+  return status;
+}
+
+// A range of time steps of the layer, and where the input spikes that arrive in it come from.
+struct Chunk {
+  size_t begin, end; // steps
+};
+
+inline std::vector<Chunk> timeChunks(size_t steps, size_t batch, size_t bytesPerRow) {
+  const size_t rows = std::max<size_t>(1, chunkBytes / bytesPerRow);
+  const size_t length = std::max<size_t>(1, rows / std::max<size_t>(1, batch));
+  std::vector<Chunk> chunks;
+  for (size_t begin = 0; begin < steps; begin += length)
+    chunks.push_back({begin, std::min(steps, begin + length)});
+  return chunks;
+}
+
+// The spikes of a chunk by neuron: which rows it spiked in. Rows are counted from the chunk's first.
+template <typename C> struct SpikesByNeuron {
+  std::vector<uint32_t> begin, rowOf;
+  std::vector<C> values;
+
+  // Of the rows [firstRow, firstRow + rows) of `spikes`, which are rows offset, offset + 1, ... of the chunk.
+  void build(const Spikes<C> &spikes, size_t firstRow, size_t rows, size_t offset) {
+    begin.assign(spikes.neurons + 1, 0);
+    const auto forSpikes = [&](const auto &body) {
+      for (size_t row = 0; row < rows; ++row) {
+        const size_t from = firstRow + row;
+        for (int32_t slot = 0; slot < spikes.counts[2 * from]; ++slot)
+          body(static_cast<size_t>(spikes.ids[from * spikes.slots + static_cast<size_t>(slot)]), row,
+               from * spikes.slots + static_cast<size_t>(slot));
+      }
+    };
+    forSpikes([&](size_t id, size_t, size_t) { ++begin[id + 1]; });
+    for (size_t id = 0; id < spikes.neurons; ++id)
+      begin[id + 1] += begin[id];
+    rowOf.resize(begin.back());
+    values.resize(begin.back());
+    forSpikes([&](size_t id, size_t row, size_t at) {
+      const uint32_t to = begin[id]++;
+      rowOf[to] = static_cast<uint32_t>(row + offset);
+      values[to] = spikes.values[at];
+    });
+    // Every begin has moved on to the next neuron's.
+    for (size_t id = spikes.neurons; id > 0; --id)
+      begin[id] = begin[id - 1];
+    begin[0] = 0;
+  }
+};
+
+// The matrix [neurons][inputs] as blocks [inputs][lanes], zeros in the padding.
+template <typename C> int packWeight(const C *weight, const Blocks &blocks, C *packed, int32_t threads);
+
+// SelectSpikes for the rows of some time steps from `step` on, and SelectSpikesBackward for rows: csrc/host/select_spikes.cpp.
+template <typename C> struct Slots {
+  int32_t *ids;
+  C *values;
+  int32_t *counts, *dropped;
+  size_t batch, slots, neurons;
+  bool rotate;
+};
+template <typename C>
+void selectSteps(const uint32_t *fired, const uint32_t *carried, const Slots<C> &to, size_t firstStep, size_t steps,
+                 unsigned threads);
+template <typename C> struct SpikeGradient {
+  const C *grad, *mem, *threshold;
+  const int32_t *ids, *counts;
+  C *through;
+  size_t slots;
+  bool perNeuron;
+  int32_t surrogate;
+  C a, b;
+};
+template <typename C> int spikeGradient(const SpikeGradient<C> &arguments, size_t rows, unsigned threads);
+inline bool knownSurrogate(int32_t surrogate) {
+  return surrogate >= SNNIPU_LEAKY_STEP && surrogate <= SNNIPU_SPIKE_RATE_ESCAPE;
+}
+
+// The most bits set in a row of words.
+size_t mostBits(const uint32_t *bits, size_t rows, size_t words);
+
+// What a layer's membrane gradient means for its input: sums for the weight and the input's values. One chunk of one
+// block at a time, chunks of a block in a fixed order by one thread.
+template <typename C> class InputGradient {
+public:
+  // weight: packed, or null where gradValues is. Each output may be null. delay: steps the spikes take.
+  InputGradient(const Spikes<C> &spikes, size_t delay, const Blocks &blocks, const C *weight, C scale, C *gradWeight,
+                C *gradValues, const std::vector<Chunk> &chunks)
+      : spikes_(spikes), delay_(delay), blocks_(blocks), weight_(weight), scale_(scale), gradWeight_(gradWeight),
+        gradValues_(gradValues), chunks_(chunks), groups_(blocks.count()) {
+    if (gradValues) {
+      const size_t fit = partialBytes / (sizeof(C) * std::max<size_t>(1, spikes.rows() * spikes.slots));
+      groups_ = std::min(groups_, std::min(mostGroups, std::max(fewestGroups, fit)));
+    }
+  }
+
+  // What threads share out: groups of blocks, [groupBegin(g), groupBegin(g + 1)).
+  size_t groups() const { return groups_; }
+  size_t groupBegin(size_t group) const { return group * blocks_.count() / groups_; }
+
+  // To be called once, before the blocks.
+  int prepare(unsigned threads);
+  // Called by the thread that has the group, for each of its blocks.
+  void beginBlock(size_t block, C *sums);
+  // grad: [rows of the chunk][lanes of the block].
+  void add(size_t group, size_t block, size_t chunk, const C *grad, C *sums);
+  void endBlock(size_t block, C *sums);
+  // To be called once, behind the blocks.
+  void finish(unsigned threads);
+
+  size_t sumsSize() const { return gradWeight_ ? blocks_.inputs * blockLanes : 0; }
+
+private:
+  // The part of a chunk at which input arrives.
+  Chunk arriving(size_t chunk) const {
+    return {std::max(chunks_[chunk].begin, delay_), std::max(chunks_[chunk].end, delay_)};
+  }
+
+  Spikes<C> spikes_;
+  size_t delay_;
+  Blocks blocks_;
+  const C *weight_;
+  C scale_;
+  C *gradWeight_, *gradValues_;
+  const std::vector<Chunk> &chunks_;
+  size_t groups_;
+  std::vector<SpikesByNeuron<C>> byNeuron_;
+  std::vector<C> partial_; // [groups][rows][slots]
+};
+
+} // namespace snnipu

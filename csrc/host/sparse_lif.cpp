@@ -1,0 +1,547 @@
+// Host side of sparse_lif_sequence: blocks of neurons, each with its weights in the cache while all rows stream past.
+#include "host/sparse.hpp"
+
+#include <limits>
+
+// The codelet file itself: its templates are instantiated here for the host's types.
+#include "vertices/sparse_lif.cpp"
+
+namespace snnipu {
+namespace {
+
+// beta, threshold, ...: one value, or one for each neuron.
+template <typename C> struct PerNeuron {
+  const C *values;
+  size_t size;
+
+  // The block's values, `padding` behind them.
+  void copyTo(C *to, const Blocks &blocks, size_t block, C padding) const {
+    for (size_t lane = 0; lane < blocks.lanes(block); ++lane)
+      to[lane] = lane >= blocks.held(block) ? padding : values[size > 1 ? blocks.first(block) + lane : 0];
+  }
+};
+
+// Membranes of the neurons that carry gradient: of each block, row after row, by ascending id.
+template <typename C> struct KeptMembranes {
+  Blocks blocks;
+  size_t rows;
+  std::vector<std::vector<C>> values;   // [block]
+  std::vector<std::vector<size_t>> begin; // [block][row]
+
+  KeptMembranes(const Blocks &b, size_t r) : blocks(b), rows(r), values(b.count()), begin(b.count()) {
+    for (auto &starts : begin)
+      starts.resize(r);
+  }
+};
+
+template <typename C> struct ForwardArguments {
+  Spikes<C> spikes;
+  Blocks blocks;
+  const C *packed, *recurrent, *bias;
+  PerNeuron<C> beta, threshold;
+  bool second;
+  C gradThreshold, inputScale;
+  uint32_t *fired, *carried;
+  C *mem; // may be null
+  size_t ownSlots, delay;
+  bool rotate;
+  int32_t offered;
+};
+
+// What a block needs beside its weights.
+template <typename C> struct BlockParameters {
+  alignas(64) C bias[blockLanes], beta[blockLanes], threshold[blockLanes], gradThreshold[blockLanes];
+
+  BlockParameters(const ForwardArguments<C> &a, size_t block) {
+    // Padding never reaches its threshold.
+    constexpr C never = std::numeric_limits<C>::max();
+    const PerNeuron<C> one{&a.gradThreshold, 1};
+    a.beta.copyTo(beta, a.blocks, block, C(0));
+    a.threshold.copyTo(threshold, a.blocks, block, never);
+    one.copyTo(gradThreshold, a.blocks, block, never);
+    std::fill_n(bias, blockLanes, C(0));
+    if (a.bias)
+      std::copy_n(a.bias + a.blocks.first(block), a.blocks.held(block), bias);
+  }
+};
+
+// One time step of one block, for the samples [begin, end) of the batch.
+template <typename C, Reset R> class StepForward {
+public:
+  explicit StepForward(const ForwardArguments<C> &arguments) : a_(arguments), order_(workerOrder()) {}
+
+  void run(const BlockParameters<C> &parameters, size_t block, size_t t, size_t begin, size_t end, C *state,
+           const Slots<C> *own) const {
+    const unsigned lanes = a_.blocks.lanes(block);
+    const size_t row = t * a_.spikes.batch + begin, words = a_.blocks.words();
+    SparseLifForward<C, R> vertex;
+    vertex.input = t >= a_.delay;
+    if (vertex.input) {
+      const size_t from = (t - a_.delay) * a_.spikes.batch + begin;
+      vertex.ids.connect(a_.spikes.ids + from * a_.spikes.slots);
+      vertex.values.connect(a_.spikes.values + from * a_.spikes.slots);
+      vertex.counts.connect(a_.spikes.counts + 2 * from);
+    }
+    vertex.weight.connect(a_.packed + a_.blocks.offset(block));
+    vertex.bias.connect(parameters.bias);
+    vertex.beta.connect(parameters.beta);
+    vertex.threshold.connect(parameters.threshold);
+    vertex.gradThreshold.connect(parameters.gradThreshold);
+    vertex.recurrent = own != nullptr;
+    if (own) {
+      vertex.recurrentWeight.connect(a_.recurrent + block * blockLanes * a_.blocks.neurons);
+      vertex.ownIds.connect(own->ids + begin * own->slots);
+      vertex.ownValues.connect(own->values + begin * own->slots);
+      vertex.ownCounts.connect(own->counts + 2 * begin);
+      vertex.ownSlots = static_cast<unsigned>(own->slots);
+    }
+    vertex.state.connect(state);
+    vertex.fired.connect(a_.fired + row * words + block * (blockLanes / 32));
+    vertex.carried.connect(a_.carried + row * words + block * (blockLanes / 32));
+    vertex.inputScale = a_.inputScale;
+    vertex.rows = static_cast<unsigned>(end - begin);
+    vertex.slots = static_cast<unsigned>(a_.spikes.slots);
+    vertex.lanes = lanes;
+    vertex.neurons = a_.blocks.held(block);
+    vertex.wordStride = static_cast<unsigned>(words);
+    runVertex(vertex, order_);
+    for (size_t sample = begin; sample < end; ++sample)
+      record(block, t * a_.spikes.batch + sample, state + (sample - begin) * lanes);
+  }
+
+  // Where the membranes of carried neurons go; null: nowhere.
+  KeptMembranes<C> *kept = nullptr;
+
+private:
+  void record(size_t block, size_t row, const C *state) const {
+    const size_t held = a_.blocks.held(block);
+    if (a_.mem)
+      std::copy_n(state, held, a_.mem + row * a_.blocks.neurons + a_.blocks.first(block));
+    uint32_t *const carried = a_.carried + row * a_.blocks.words() + block * (blockLanes / 32);
+    std::vector<C> &values = kept->values[block];
+    kept->begin[block][row] = values.size();
+    if (!a_.second) {
+      const uint64_t everyone = held == 64 ? ~uint64_t{0} : (uint64_t{1} << held) - 1;
+      writeWords(carried, static_cast<unsigned>(held), everyone);
+      values.insert(values.end(), state, state + held);
+      return;
+    }
+    for (uint64_t bits = readWords(carried, static_cast<unsigned>(held)); bits != 0; bits &= bits - 1)
+      values.push_back(state[__builtin_ctzll(bits)]);
+  }
+
+  const ForwardArguments<C> &a_;
+  WorkerOrder order_;
+};
+
+template <typename C, Reset R> int forward(const ForwardArguments<C> &a, void **kept, int64_t *most) {
+  *kept = nullptr;
+  *most = 0;
+  if (!a.spikes.valid())
+    return BadSpikes;
+  const size_t steps = a.spikes.steps, batch = a.spikes.batch, rows = a.spikes.rows();
+  const unsigned threads = threadsFor((a.spikes.count(0) + 4 * rows) * a.blocks.neurons, a.offered);
+  auto membranes = std::make_unique<KeptMembranes<C>>(a.blocks, rows);
+  StepForward<C, R> step(a);
+  step.kept = membranes.get();
+  int status = Done;
+  if (!a.recurrent) {
+    status = parallelTry(a.blocks.count(), threads, [&](size_t block) {
+      static thread_local ThreadBuffer<C> buffer;
+      const BlockParameters<C> parameters(a, block);
+      C *const state = buffer.zeros(batch * a.blocks.lanes(block));
+      for (size_t t = 0; t < steps; ++t)
+        step.run(parameters, block, t, 0, batch, state, nullptr);
+    });
+  } else {
+    // The spikes of all blocks are needed before any block goes on.
+    std::vector<BlockParameters<C>> parameters;
+    std::vector<std::vector<C>> states;
+    for (size_t block = 0; block < a.blocks.count(); ++block) {
+      parameters.emplace_back(a, block);
+      states.emplace_back(batch * a.blocks.lanes(block), C(0));
+    }
+    std::vector<int32_t> ids(batch * a.ownSlots), counts(2 * batch), dropped(2 * batch);
+    std::vector<C> values(batch * a.ownSlots);
+    Slots<C> own{ids.data(), values.data(), counts.data(), dropped.data(), batch, a.ownSlots, a.blocks.neurons, a.rotate};
+    for (size_t t = 0; t < steps && status == Done; ++t) {
+      status = parallelTry(a.blocks.count(), threads, [&](size_t block) {
+        step.run(parameters[block], block, t, 0, batch, states[block].data(), &own);
+      });
+      const size_t word = t * batch * a.blocks.words();
+      selectSteps(a.fired + word, a.carried + word, own, t, 1, 1);
+    }
+  }
+  if (status != Done)
+    return status;
+  *most = static_cast<int64_t>(mostBits(a.carried, rows, a.blocks.words()));
+  *kept = membranes.release();
+  return Done;
+}
+
+template <typename C>
+void slotMembranes(const KeptMembranes<C> &kept, const int32_t *ids, const int32_t *counts, const uint32_t *carried,
+                   C *slotMem, size_t slots, int32_t offered) {
+  const size_t words = kept.blocks.words();
+  constexpr size_t rowsAtOnce = 64;
+  parallelFor((kept.rows + rowsAtOnce - 1) / rowsAtOnce, threadsFor(4 * kept.rows * slots, offered), [&](size_t piece) {
+    for (size_t row = piece * rowsAtOnce; row < std::min(kept.rows, (piece + 1) * rowsAtOnce); ++row) {
+      const size_t used = static_cast<size_t>(counts[2 * row + 1]);
+      for (size_t slot = 0; slot < slots; ++slot) {
+        C &to = slotMem[row * slots + slot];
+        if (slot >= used) {
+          to = C(0);
+          continue;
+        }
+        const size_t id = static_cast<size_t>(ids[row * slots + slot]), block = id / blockLanes;
+        const uint64_t bits = readWords(carried + row * words + block * (blockLanes / 32), kept.blocks.held(block));
+        const uint64_t before = bits & ((uint64_t{1} << id % blockLanes) - 1);
+        to = kept.values[block][kept.begin[block][row] + static_cast<size_t>(__builtin_popcountll(before))];
+      }
+    }
+  });
+}
+
+template <typename C> struct BackwardArguments {
+  const C *grad;
+  Spikes<C> spikes;
+  Blocks blocks;
+  const C *packed, *recurrent;
+  PerNeuron<C> beta, threshold;
+  Spikes<C> own; // values are not read
+  const C *slotMem;
+  const uint32_t *fired;
+  const C *mem;
+  C *gradValues, *gradWeight, *gradBias, *gradRecurrent, *gradBeta, *gradThreshold, *gradCurrent;
+  C inputScale;
+  size_t delay;
+  int32_t surrogate;
+  C surrogateA, surrogateB;
+  int32_t offered;
+};
+
+// Where each block's slots begin, [rows][blocks + 1]: among the spikes, and among the slots that only carry gradient.
+struct SlotsByBlock {
+  std::vector<uint32_t> spikes, others;
+
+  template <typename C> void build(const Spikes<C> &own, const Blocks &blocks, unsigned threads) {
+    const size_t stride = blocks.count() + 1;
+    spikes.resize(own.rows() * stride);
+    others.resize(own.rows() * stride);
+    parallelFor(own.steps, threads, [&](size_t t) {
+      for (size_t row = t * own.batch; row < (t + 1) * own.batch; ++row) {
+        const auto split = [&](uint32_t *begin, int32_t first, int32_t last) {
+          size_t block = 0;
+          for (int32_t slot = first; slot < last; ++slot) {
+            const size_t at = static_cast<size_t>(own.ids[row * own.slots + static_cast<size_t>(slot)]) / blockLanes;
+            for (; block <= at; ++block)
+              begin[block] = static_cast<uint32_t>(slot);
+          }
+          for (; block < stride; ++block)
+            begin[block] = static_cast<uint32_t>(last);
+        };
+        split(&spikes[row * stride], 0, own.counts[2 * row]);
+        split(&others[row * stride], own.counts[2 * row], own.counts[2 * row + 1]);
+      }
+    });
+  }
+};
+
+// Sums over time and samples of one block: in the compute type within a step, in double over the steps.
+template <typename C> struct ParameterSums {
+  alignas(64) C step[3][blockLanes] = {}; // bias, beta, threshold
+  double total[3][blockLanes] = {};
+
+  void endStep() {
+    for (int i = 0; i < 3; ++i)
+      for (size_t lane = 0; lane < blockLanes; ++lane) {
+        total[i][lane] += static_cast<double>(step[i][lane]);
+        step[i][lane] = C(0);
+      }
+  }
+};
+
+template <typename C, Reset R> class Backward {
+public:
+  explicit Backward(const BackwardArguments<C> &arguments)
+      : a_(arguments), batch_(a_.spikes.batch), order_(workerOrder()),
+        chunks_(timeChunks(a_.spikes.steps, batch_, blockLanes * sizeof(C))),
+        threads_(threadsFor((a_.spikes.count(0) + 4 * a_.spikes.rows()) * a_.blocks.neurons, a_.offered)),
+        through_(a_.own.rows() * a_.own.slots), sums_(a_.blocks.count()), toInput_(a_.spikes, a_.delay, a_.blocks, a_.packed, a_.inputScale, a_.gradWeight, a_.gradValues, chunks_) {}
+
+  int run() {
+    if (!a_.spikes.valid() || !a_.own.valid())
+      return BadSpikes;
+    if (!knownSurrogate(a_.surrogate))
+      return Unknown;
+    slots_.build(a_.own, a_.blocks, threads_);
+    int status = toInput_.prepare(threads_);
+    if (status == Done)
+      status = a_.recurrent ? recurrent() : feedForward();
+    if (status == Done)
+      toInput_.finish(threads_);
+    finishParameters();
+    return status;
+  }
+
+private:
+  int feedForward() {
+    behindSpikes(a_.grad, 0, a_.spikes.steps);
+    return parallelTry(toInput_.groups(), threads_, [&](size_t group) {
+      static thread_local ThreadBuffer<C> carryBuffer, gradBuffer, sumsBuffer;
+      C *const sums = sumsBuffer.reserve(toInput_.sumsSize());
+      for (size_t block = toInput_.groupBegin(group); block < toInput_.groupBegin(group + 1); ++block) {
+        const size_t lanes = a_.blocks.lanes(block);
+        C *const carry = carryBuffer.zeros(batch_ * lanes);
+        toInput_.beginBlock(block, sums);
+        for (size_t chunk = chunks_.size(); chunk-- > 0;) {
+          const size_t begin = chunks_[chunk].begin, end = chunks_[chunk].end;
+          C *const grad = gradBuffer.reserve((end - begin) * batch_ * lanes);
+          for (size_t t = end; t-- > begin;)
+            step(block, t, carry, grad + (t - begin) * batch_ * lanes);
+          toInput_.add(group, block, chunk, grad, sums);
+        }
+        toInput_.endBlock(block, sums);
+      }
+    });
+  }
+
+  // The gradient of a step's spikes comes from all neurons in the step after: blocks go through time together.
+  int recurrent() {
+    const size_t steps = a_.spikes.steps, blocks = a_.blocks.count();
+    std::vector<std::vector<C>> grads(blocks), carries(blocks);
+    for (size_t block = 0; block < blocks; ++block) {
+      grads[block].resize(a_.spikes.rows() * a_.blocks.lanes(block));
+      carries[block].assign(batch_ * a_.blocks.lanes(block), C(0));
+    }
+    std::vector<C> upstream(batch_ * a_.own.slots);
+    for (size_t t = steps; t-- > 0;) {
+      const size_t slot = t * batch_ * a_.own.slots;
+      std::copy_n(a_.grad + slot, upstream.size(), upstream.data());
+      if (t + 1 < steps)
+        addRecurrent(t, grads, upstream.data());
+      behindSpikes(upstream.data() - slot, t, t + 1);
+      parallelFor(blocks, threads_, [&](size_t block) {
+        step(block, t, carries[block].data(), grads[block].data() + t * batch_ * a_.blocks.lanes(block));
+      });
+    }
+    std::vector<C> ones(a_.own.rows() * a_.own.slots, C(1));
+    Spikes<C> own = a_.own;
+    own.values = ones.data();
+    InputGradient<C> toOwn(own, 1, {a_.blocks.neurons, a_.blocks.neurons}, nullptr, a_.inputScale, a_.gradRecurrent,
+                           nullptr, chunks_);
+    int status = toOwn.prepare(threads_);
+    for (InputGradient<C> *to : {&toInput_, &toOwn})
+      if (status == Done)
+        status = parallelTry(to->groups(), threads_, [&](size_t group) {
+          static thread_local ThreadBuffer<C> sumsBuffer;
+          C *const sums = sumsBuffer.reserve(to->sumsSize());
+          for (size_t block = to->groupBegin(group); block < to->groupBegin(group + 1); ++block) {
+            to->beginBlock(block, sums);
+            for (size_t chunk = chunks_.size(); chunk-- > 0;)
+              to->add(group, block, chunk,
+                      grads[block].data() + chunks_[chunk].begin * batch_ * a_.blocks.lanes(block), sums);
+            to->endBlock(block, sums);
+          }
+        });
+    return status;
+  }
+
+  // upstream += inputScale * recurrent weights . gradient of step t + 1, at the slots of step t.
+  void addRecurrent(size_t t, const std::vector<std::vector<C>> &grads, C *upstream) const {
+    const size_t first = t * batch_, next = (t + 1) * batch_, slots = a_.own.slots;
+    parallelFor(batch_, threads_, [&](size_t sample) {
+      for (size_t slot = 0; slot < static_cast<size_t>(a_.own.counts[2 * (first + sample) + 1]); ++slot) {
+        const size_t id = static_cast<size_t>(a_.own.ids[(first + sample) * slots + slot]);
+        C total = 0;
+        for (size_t block = 0; block < a_.blocks.count(); ++block) {
+          const unsigned lanes = a_.blocks.lanes(block);
+          const C *const weight = a_.recurrent + block * blockLanes * a_.blocks.neurons + id * lanes;
+          const C *const grad = grads[block].data() + (next + sample) * lanes;
+          forLaneGroups<C>(lanes, [&](unsigned lane, auto group) {
+            group.loadFrom(grad + lane);
+            total += sumLanes(group.products(weight + lane));
+          });
+        }
+        upstream[sample * slots + slot] += a_.inputScale * total;
+      }
+    });
+  }
+
+  // through of the steps [begin, end); grad points at step 0's slots.
+  void behindSpikes(const C *grad, size_t begin, size_t end) {
+    const size_t row = begin * batch_, slot = row * a_.own.slots;
+    const SpikeGradient<C> arguments{grad + slot,        a_.slotMem + slot,      a_.threshold.values,
+                                     a_.own.ids + slot,  a_.own.counts + 2 * row, through_.data() + slot,
+                                     a_.own.slots,       a_.threshold.size > 1,  a_.surrogate,
+                                     a_.surrogateA,      a_.surrogateB};
+    spikeGradient(arguments, (end - begin) * batch_, threads_);
+  }
+
+  void step(size_t block, size_t t, C *carry, C *grad) {
+    const size_t row = t * batch_, stride = a_.blocks.count() + 1, words = a_.blocks.words();
+    const unsigned held = a_.blocks.held(block);
+    alignas(64) C beta[blockLanes], threshold[blockLanes];
+    a_.beta.copyTo(beta, a_.blocks, block, C(0));
+    a_.threshold.copyTo(threshold, a_.blocks, block, C(0));
+    ParameterSums<C> &sums = sums_[block];
+    SparseLifBackward<C, R> vertex;
+    vertex.beta.connect(beta);
+    vertex.threshold.connect(threshold);
+    vertex.ids.connect(a_.own.ids + row * a_.own.slots);
+    vertex.through.connect(through_.data() + row * a_.own.slots);
+    vertex.begin.connect(slots_.spikes.data() + row * stride + block);
+    vertex.beginOther.connect(slots_.others.data() + row * stride + block);
+    vertex.firstStep = t == 0;
+    vertex.betaGradient = a_.gradBeta != nullptr;
+    if (t > 0) {
+      vertex.fired.connect(a_.fired + (row - batch_) * words + block * (blockLanes / 32));
+      vertex.memBefore.connect(a_.mem ? a_.mem + (row - batch_) * a_.blocks.neurons + a_.blocks.first(block) : nullptr);
+    }
+    vertex.carry.connect(carry);
+    vertex.grad.connect(grad);
+    vertex.gradBias.connect(sums.step[0]);
+    vertex.gradBeta.connect(sums.step[1]);
+    vertex.gradThreshold.connect(sums.step[2]);
+    vertex.rows = static_cast<unsigned>(batch_);
+    vertex.slots = static_cast<unsigned>(a_.own.slots);
+    vertex.lanes = a_.blocks.lanes(block);
+    vertex.neurons = held;
+    vertex.firstNeuron = static_cast<unsigned>(a_.blocks.first(block));
+    vertex.beginStride = static_cast<unsigned>(stride);
+    vertex.wordStride = static_cast<unsigned>(words);
+    vertex.memStride = static_cast<unsigned>(a_.blocks.neurons);
+    runVertex(vertex, order_);
+    sums.endStep();
+    if (a_.gradCurrent)
+      for (size_t sample = 0; sample < batch_; ++sample)
+        std::copy_n(grad + sample * vertex.lanes, held,
+                    a_.gradCurrent + (row + sample) * a_.blocks.neurons + a_.blocks.first(block));
+  }
+
+  void finishParameters() const {
+    const auto finish = [&](int which, C *result, size_t size) {
+      if (!result)
+        return;
+      double everyone = 0;
+      for (size_t block = 0; block < a_.blocks.count(); ++block)
+        for (size_t lane = 0; lane < a_.blocks.held(block); ++lane) {
+          const double total = sums_[block].total[which][lane];
+          everyone += total;
+          if (size > 1)
+            result[a_.blocks.first(block) + lane] = static_cast<C>(total);
+        }
+      if (size == 1)
+        result[0] = static_cast<C>(everyone);
+    };
+    finish(0, a_.gradBias, a_.blocks.neurons);
+    finish(1, a_.gradBeta, a_.beta.size);
+    finish(2, a_.gradThreshold, a_.threshold.size);
+  }
+
+  const BackwardArguments<C> &a_;
+  size_t batch_;
+  WorkerOrder order_;
+  std::vector<Chunk> chunks_;
+  unsigned threads_;
+  std::vector<C> through_; // [rows][slots of the layer]
+  SlotsByBlock slots_;
+  std::vector<ParameterSums<C>> sums_;
+  InputGradient<C> toInput_;
+};
+
+// body(std::integral_constant of the reset), or Unknown.
+template <typename Body> int forReset(int32_t reset, const Body &body) {
+  switch (reset) {
+  case SNNIPU_RESET_SUBTRACT:
+    return body(std::integral_constant<Reset, Reset::Subtract>{});
+  case SNNIPU_RESET_ZERO:
+    return body(std::integral_constant<Reset, Reset::Zero>{});
+  case SNNIPU_RESET_NONE:
+    return body(std::integral_constant<Reset, Reset::None>{});
+  default:
+    return Unknown;
+  }
+}
+
+} // namespace
+} // namespace snnipu
+
+using snnipu::Blocks;
+using snnipu::Spikes;
+using std::size_t;
+
+#define SPARSE_LIF_SEQUENCE(SUFFIX, C)                                                                                 \
+  SNNIPU_SPARSE_LIF_SEQUENCE_FWD(snnipu_sparse_lif_sequence_fwd_##SUFFIX, C) {                                         \
+    const auto at = [](int64_t value) { return static_cast<size_t>(value); };                                          \
+    const snnipu::ForwardArguments<C> arguments{                                                                       \
+        {ids, values, counts, at(steps), at(batch), at(slots), at(inputs)},                                            \
+        {at(neurons), at(inputs)},                                                                                     \
+        packed,                                                                                                        \
+        recurrent,                                                                                                     \
+        bias,                                                                                                          \
+        {beta, at(beta_size)},                                                                                         \
+        {threshold, at(threshold_size)},                                                                               \
+        has_grad_threshold != 0,                                                                                       \
+        static_cast<C>(grad_threshold),                                                                                \
+        static_cast<C>(input_scale),                                                                                   \
+        fired,                                                                                                         \
+        carried,                                                                                                       \
+        mem,                                                                                                           \
+        at(own_slots),                                                                                                 \
+        at(delay),                                                                                                     \
+        rotate != 0,                                                                                                   \
+        threads};                                                                                                      \
+    try {                                                                                                              \
+      return snnipu::forReset(                                                                                         \
+          reset, [&](auto r) { return snnipu::forward<C, decltype(r)::value>(arguments, kept, most); });               \
+    } catch (const std::bad_alloc &) {                                                                                 \
+      return snnipu::OutOfMemory;                                                                                      \
+    }                                                                                                                  \
+  }                                                                                                                    \
+  SNNIPU_SLOT_MEMBRANES(snnipu_slot_membranes_##SUFFIX, C) {                                                           \
+    const std::unique_ptr<snnipu::KeptMembranes<C>> owned(static_cast<snnipu::KeptMembranes<C> *>(kept));              \
+    if (owned && ids)                                                                                                  \
+      snnipu::slotMembranes(*owned, ids, counts, carried, slot_mem, static_cast<size_t>(slots), threads);              \
+    return snnipu::Done;                                                                                               \
+  }                                                                                                                    \
+  SNNIPU_SPARSE_LIF_SEQUENCE_BWD(snnipu_sparse_lif_sequence_bwd_##SUFFIX, C) {                                         \
+    const auto at = [](int64_t value) { return static_cast<size_t>(value); };                                          \
+    const snnipu::BackwardArguments<C> arguments{                                                                      \
+        grad,                                                                                                          \
+        {ids, values, counts, at(steps), at(batch), at(slots), at(inputs)},                                            \
+        {at(neurons), at(inputs)},                                                                                     \
+        packed,                                                                                                        \
+        recurrent,                                                                                                     \
+        {beta, at(beta_size)},                                                                                         \
+        {threshold, at(threshold_size)},                                                                               \
+        {own_ids, nullptr, own_counts, at(steps), at(batch), at(own_slots), at(neurons)},                              \
+        slot_mem,                                                                                                      \
+        fired,                                                                                                         \
+        mem,                                                                                                           \
+        grad_values,                                                                                                   \
+        grad_weight,                                                                                                   \
+        grad_bias,                                                                                                     \
+        grad_recurrent,                                                                                                \
+        grad_beta,                                                                                                     \
+        grad_threshold,                                                                                                \
+        grad_current,                                                                                                  \
+        static_cast<C>(input_scale),                                                                                   \
+        at(delay),                                                                                                     \
+        surrogate,                                                                                                     \
+        static_cast<C>(surrogate_a),                                                                                   \
+        static_cast<C>(surrogate_b),                                                                                   \
+        threads};                                                                                                      \
+    try {                                                                                                              \
+      return snnipu::forReset(                                                                                         \
+          reset, [&](auto r) { return snnipu::Backward<C, decltype(r)::value>(arguments).run(); });                    \
+    } catch (const std::bad_alloc &) {                                                                                 \
+      return snnipu::OutOfMemory;                                                                                      \
+    }                                                                                                                  \
+  }
+
+extern "C" {
+
+SPARSE_LIF_SEQUENCE(f32, float)
+SPARSE_LIF_SEQUENCE(f64, double)
+}

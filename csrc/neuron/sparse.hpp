@@ -1,0 +1,57 @@
+// Weights gathered by spike id, on the lanes of a block of neurons.
+#pragma once
+
+#include "neuron/lanes.hpp"
+
+namespace snnipu {
+
+// Neurons of a block at most: one bit each in a 64-bit word.
+constexpr unsigned blockLanes = 64;
+
+// Registers that are worked on at once. As many as make a block, and leave room for the weights.
+#if SNNIPU_LANE_BYTES >= 32
+template <typename C> constexpr unsigned groupRegisters = blockLanes / registerLanes<C> < 8 ? blockLanes / registerLanes<C> : 8;
+#elif SNNIPU_LANE_BYTES == 16
+template <typename C> constexpr unsigned groupRegisters = 8;
+#else
+template <typename C> constexpr unsigned groupRegisters = 4;
+#endif
+
+// body(first lane, Registers<V, K>{}) for all `lanes`, a multiple of a register's, in as large groups as there are. The
+// second argument only carries the type.
+template <typename C, typename Body> inline void forLaneGroups(unsigned lanes, const Body &body) {
+  constexpr unsigned group = groupRegisters<C>;
+  unsigned lane = 0;
+  for (; lane + group * registerLanes<C> <= lanes; lane += group * registerLanes<C>)
+    body(lane, Registers<Register<C>, group>{});
+  for (; lane < lanes; lane += registerLanes<C>)
+    body(lane, Registers<Register<C>, 1>{});
+}
+
+// sum += value * weight[id] over `count` spikes; weight points at the group's first lane of neuron 0.
+template <typename Group, typename S, typename C>
+inline void gather(Group &sum, const S *weight, unsigned lanes, const int *ids, const C *values, unsigned count) {
+  using V = decltype(sum.first);
+  for (unsigned i = 0; i < count; ++i)
+    sum.addScaled(splat<V>(values[i]), weight + static_cast<std::size_t>(ids[i]) * lanes);
+}
+
+// v at to[0 .. lanes), as far as neurons reach; `lane` is v's first.
+template <typename V, typename C> inline void storeFirst(C *to, V v, unsigned neurons, unsigned lane) {
+  if (lane + lanes<V> <= neurons)
+    return store(to, v);
+  for (unsigned i = 0; lane + i < neurons; ++i)
+    to[i] = v[i];
+}
+
+// The inverse: from[0 .. lanes) as far as neurons reach, 0 behind.
+template <typename V, typename C> inline V loadFirst(const C *from, unsigned neurons, unsigned lane) {
+  if (lane + lanes<V> <= neurons)
+    return load<V>(from + lane);
+  V v{};
+  for (unsigned i = 0; lane + i < neurons; ++i)
+    v[i] = from[lane + i];
+  return v;
+}
+
+} // namespace snnipu

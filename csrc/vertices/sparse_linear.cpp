@@ -1,0 +1,123 @@
+// A linear layer on spike ids, for the block of output neurons that one tile holds.
+//
+// A block has up to 64 neurons, `lanes` of them with padding, and their weights [inputs][lanes]; rows of (time, sample)
+// stream past it. Row r has its spikes at [r * slots]: counts[2r] spikes, then up to counts[2r + 1] slots that only carry
+// gradient. Ids have been checked.
+#include "neuron/sparse.hpp"
+#include "vertices/vertex.hpp"
+
+namespace snnipu {
+
+// out[row] = sum over the spikes of value * weight[id], + bias.
+template <typename S> class SparseLinearForward : public poplar::MultiVertex {
+public:
+  using C = Compute<S>;
+
+  In<S> weight;    // [inputs][lanes]
+  In<C> bias;      // [lanes]
+  In<int> ids;     // [rows][slots]
+  In<C> values;    // [rows][slots]
+  In<int> counts;  // [rows][2]
+  Out<C> out;      // [rows], each outStride apart: the first `neurons` lanes
+  unsigned rows;
+  unsigned slots;
+  unsigned lanes;
+  unsigned neurons;
+  unsigned outStride;
+
+  void compute(unsigned workerId) {
+    const WorkerRange range = workerShare(workerId, numWorkers(), rows);
+    forLaneGroups<C>(lanes, [&](unsigned lane, auto group) {
+      using Group = decltype(group);
+      Group start;
+      start.loadFrom(&bias[lane]);
+      for (unsigned row = range.begin; row < range.end; ++row) {
+        Group sum = start;
+        const std::size_t slot = static_cast<std::size_t>(row) * slots;
+        gather(sum, &weight[lane], lanes, &ids[slot], &values[slot], static_cast<unsigned>(counts[2 * row]));
+        C *const to = &out[static_cast<std::size_t>(row) * outStride];
+        sum.forEach([&](unsigned offset, auto v) { storeFirst(to + lane + offset, v, neurons, lane + offset); });
+      }
+    });
+  }
+};
+
+// gradWeight[id] += sum over the rows where id spiked of value * grad[row].
+template <typename S> class SparseLinearWeightGradient : public poplar::MultiVertex {
+public:
+  using C = Compute<S>;
+
+  In<unsigned> begin;     // [inputs + 1]: where an input neuron's spikes stand in rowOf and values
+  In<unsigned> rowOf;     // row of each spike
+  In<C> values;           // of each spike
+  In<C> grad;             // [rows][lanes]
+  Through<C> gradWeight;  // [inputs][lanes]
+  unsigned inputs;
+  unsigned lanes;
+
+  void compute(unsigned workerId) {
+    const WorkerRange range = workerShare(workerId, numWorkers(), inputs);
+    forLaneGroups<C>(lanes, [&](unsigned lane, auto group) {
+      using Group = decltype(group);
+      using V = decltype(group.first);
+      for (unsigned id = range.begin; id < range.end; ++id) {
+        if (begin[id] == begin[id + 1])
+          continue;
+        C *const to = &gradWeight[static_cast<std::size_t>(id) * lanes + lane];
+        Group sum;
+        sum.loadFrom(to);
+        for (unsigned i = begin[id]; i < begin[id + 1]; ++i)
+          sum.addScaled(splat<V>(values[i]), &grad[static_cast<std::size_t>(rowOf[i]) * lanes + lane]);
+        sum.storeTo(to);
+      }
+    });
+  }
+};
+
+// gradValues[row][slot] += weight[id] . grad[row], at every carried slot.
+template <typename S> class SparseLinearValueGradient : public poplar::MultiVertex {
+public:
+  using C = Compute<S>;
+
+  In<S> weight;          // [inputs][lanes]
+  In<C> grad;            // [rows][lanes]
+  In<int> ids;           // [rows][slots]
+  In<int> counts;        // [rows][2]
+  Through<C> gradValues; // [rows][slots]
+  unsigned rows;
+  unsigned slots;
+  unsigned lanes;
+
+  void compute(unsigned workerId) {
+    const WorkerRange range = workerShare(workerId, numWorkers(), rows);
+    forLaneGroups<C>(lanes, [&](unsigned lane, auto group) {
+      using Group = decltype(group);
+      for (unsigned row = range.begin; row < range.end; ++row) {
+        const std::size_t first = static_cast<std::size_t>(row) * slots;
+        const int *const id = &ids[first];
+        C *const to = &gradValues[first];
+        const unsigned carried = static_cast<unsigned>(counts[2 * row + 1]);
+        const auto of = [&](unsigned slot) { return &weight[static_cast<std::size_t>(id[slot]) * lanes + lane]; };
+        Group g;
+        g.loadFrom(&grad[static_cast<std::size_t>(row) * lanes + lane]);
+        unsigned slot = 0;
+        for (; slot + 4 <= carried; slot += 4)
+          addFourSums(to + slot, g.products(of(slot)), g.products(of(slot + 1)), g.products(of(slot + 2)),
+                      g.products(of(slot + 3)));
+        for (; slot < carried; ++slot)
+          to[slot] += sumLanes(g.products(of(slot)));
+      }
+    });
+  }
+};
+
+#if defined(__POPC__)
+template class SparseLinearForward<float>;
+template class SparseLinearForward<half>;
+template class SparseLinearWeightGradient<float>;
+template class SparseLinearWeightGradient<half>;
+template class SparseLinearValueGradient<float>;
+template class SparseLinearValueGradient<half>;
+#endif
+
+} // namespace snnipu
