@@ -205,5 +205,5 @@ def test_compiles_into_one_graph():
 
 @pytest.mark.parametrize("spikes", [torch.zeros(4, 2, 3), None, [1]])
 def test_bad_input(spikes):
-    with pytest.raises(TypeError, match="spikes must be a snnipu.SparseSpikes, got"):
+    with pytest.raises(TypeError, match=r"spikes must be a snnipu\.SparseSpikes, got"):
         ops.sparse_to_dense(spikes)
