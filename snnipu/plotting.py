@@ -4,7 +4,7 @@ Every function returns a matplotlib ``Figure`` made without pyplot: nothing glob
 ``figure.savefig("raster.png")`` writes it; a notebook shows it.
 """
 
-from typing import TYPE_CHECKING, Any, Dict, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 INK = "#1f2933"
 MUTED = "#9aa5b1"
+SLATE = "#616e7c"
 BLUE = "#1f77b4"
 RED = "#d1495b"
 GREEN = "#2a9d6f"
@@ -169,6 +170,167 @@ def training_curve(history: Sequence[Dict[str, float]], title: str = "training")
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def layer_rasters(
+    layers: Sequence[torch.Tensor], labels: torch.Tensor, names: Optional[Sequence[str]] = None
+) -> "Figure":
+    """The spikes of every layer, one below the other, one column a sample.
+
+    Args:
+        layers: ``[T, B, neurons]`` of each layer, from the input to the output, whose neurons are the classes; the one
+            with the most spikes is the prediction.
+        labels: ``[B]``, the true classes.
+        names: one a layer; by default ``input``, ``layer 1``, ..., ``output``.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+        ValueError: there are fewer than two layers, or numbers of steps, samples, labels or names do not fit.
+    """
+    if len(layers) < 2:
+        raise ValueError(f"layers: expected an input and one or more layers, got {len(layers)}")
+    for layer in layers:
+        check_layout("layers", layer, 3)
+        if layer.shape[:2] != layers[0].shape[:2]:
+            raise ValueError(
+                f"layers: expected {tuple(layers[0].shape[:2])} steps and samples, as of the first, got "
+                f"{tuple(layer.shape[:2])}"
+            )
+    num_steps, samples = layers[0].shape[:2]
+    if len(labels) != samples:
+        raise ValueError(f"labels: expected one for each of the {samples} samples, got {len(labels)}")
+    if names is None:
+        names = ["input", *(f"layer {index}" for index in range(1, len(layers) - 1)), "output"]
+    elif len(names) != len(layers):
+        raise ValueError(f"names: expected {len(layers)} of them, got {len(names)}")
+
+    heights = [1.5] * (len(layers) - 1) + [1.9]
+    figure = new_figure(max(5.0, 4.2 * samples), 0.9 + sum(heights))
+    axes = figure.subplots(len(layers), samples, squeeze=False, sharex=True, gridspec_kw={"height_ratios": heights})
+    counts = layers[-1].sum(0)
+    for row, (name, layer) in enumerate(zip(names, layers)):
+        neurons = layer.shape[2]
+        output = row == len(layers) - 1
+        # Marks as tall as a neuron's share of the panel, within what the eye can tell apart.
+        size = min(max(72 * heights[row] / neurons, 2.4), 6.0)
+        for column in range(samples):
+            axis, spikes = axes[row, column], layer[:, column]
+            predicted, label = int(counts[column].argmax()), int(labels[column])
+            color = SLATE if row == 0 else INK if output else BLUE
+            draw_spikes(axis, spikes, color, size, chosen=predicted if output else None)
+            axis.set(ylim=(-0.5, neurons - 0.5), xlim=(-0.5, num_steps - 0.5))
+            share = float((spikes > 0).float().mean())
+            axis.set_title(
+                f"{100 * share:.2g} % of {neurons:,} neurons a step", fontsize=8, color=INK, loc="right", pad=3
+            )
+            if row == 0:
+                right = predicted == label
+                axis.annotate(
+                    f"class {label}: prediction {predicted}, {'correct' if right else 'wrong'}",
+                    (0.5, 1),
+                    xycoords="axes fraction",
+                    xytext=(0, 18),
+                    textcoords="offset points",
+                    ha="center",
+                    color=GREEN if right else RED,
+                )
+            if output:
+                axis.set_xlabel("time step")
+                if neurons <= 24:
+                    axis.set_yticks(range(neurons))
+                    axis.tick_params(axis="y", labelsize=7)
+        axes[row, 0].set_ylabel(name)
+    return figure
+
+
+def activity_curve(
+    activity: Sequence[Sequence[float]],
+    names: Optional[Sequence[str]] = None,
+    *,
+    caps: Optional[Sequence[Optional[float]]] = None,
+    dropped: Optional[Sequence[Sequence[int]]] = None,
+    cells: Optional[Sequence[int]] = None,
+    title: str = "activity",
+) -> "Figure":
+    """Activity of each layer over the epochs and, where slots are limited, the share of its spikes that was dropped.
+
+    Args:
+        activity: one entry an epoch: mean spikes per neuron and step of each layer, 0 to 1.
+        names: one a layer; by default ``layer 1``, ``layer 2``, ...
+        caps: slots per neuron of each layer, 0 to 1, drawn dashed; None: no limit.
+        dropped: one entry an epoch: spikes dropped in each layer. None: no second panel.
+        cells: neurons times steps times samples of each layer, over which ``activity`` is a mean; with ``dropped``.
+        title: the title of the figure.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+        ValueError: there is no epoch, or lengths do not fit.
+    """
+    if not activity:
+        raise ValueError("activity: expected at least one epoch, got none")
+    layers = len(activity[0])
+    names = [f"layer {index + 1}" for index in range(layers)] if names is None else names
+    if (dropped is None) != (cells is None) and dropped is not None:
+        raise ValueError("cells: needed with dropped")
+    for name, entries in (("activity", activity), ("dropped", dropped or [])):
+        if any(len(entry) != layers for entry in entries):
+            raise ValueError(f"{name}: expected {layers} layers in every epoch, got {[len(e) for e in entries]}")
+    for name, given in (("names", names), ("caps", caps), ("cells", cells)):
+        if given is not None and len(given) != layers:
+            raise ValueError(f"{name}: expected {layers} of them, got {len(given)}")
+    if dropped is not None and len(dropped) != len(activity):
+        raise ValueError(f"dropped: expected {len(activity)} epochs, as in activity, got {len(dropped)}")
+
+    epochs = list(range(1, len(activity) + 1))
+    colors = [RED] if layers == 1 else [*_shades(layers - 1), RED]
+    figure = new_figure(10 if dropped is not None else 6, 3.8)
+    figure.suptitle(title)
+    panels = figure.subplots(1, 2 if dropped is not None else 1, squeeze=False)[0]
+    for index, (name, color) in enumerate(zip(names, colors)):
+        style: Dict[str, Any] = {"color": color, "markersize": 4}
+        share = [100 * entry[index] for entry in activity]
+        panels[0].plot(epochs, share, "o-", label=name, **style)
+        if dropped is not None:
+            assert cells is not None
+            kept = [entry[index] * cells[index] for entry in activity]
+            lost = [100 * gone / max(gone + stay, 1) for gone, stay in zip((e[index] for e in dropped), kept)]
+            panels[1].plot(epochs, lost, "o-", label=name, **style)
+    panels[0].set(ylabel="activity (% of the neurons a step)", ylim=(0, None))
+    top = panels[0].get_ylim()[1]
+    # Caps far above what is used would flatten the curves.
+    shown = sorted({100 * cap for cap in caps or [] if cap is not None and 100 * cap <= 1.6 * top})
+    for cap in shown:
+        panels[0].axhline(cap, color=MUTED, linestyle="--", linewidth=1)
+        panels[0].annotate(
+            f"slots, {cap:.3g} %",
+            (1, cap),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="bottom",
+            color=INK,
+            fontsize=8,
+        )
+    panels[0].set_ylim(0, 1.08 * max([top / 1.05, *shown]))
+    if dropped is not None:
+        panels[1].set(ylabel="spikes dropped (% of the layer's)", ylim=(0, max(panels[1].get_ylim()[1], 1.0)))
+    for axis in panels:
+        axis.set(xlabel="epoch")
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    handles, texts = panels[0].get_legend_handles_labels()
+    figure.legend(handles, texts, loc="outside lower center", ncols=min(layers, 6), frameon=False)
+    return figure
+
+
+def _shades(count: int) -> List[Tuple[float, float, float]]:
+    """Blues from dark to light: the first layer's is the darkest."""
+    dark, light = (0.03, 0.19, 0.42), (0.55, 0.77, 0.93)
+    part = [index / max(count - 1, 1) for index in range(count)]
+    return [
+        (dark[0] + p * (light[0] - dark[0]), dark[1] + p * (light[1] - dark[1]), dark[2] + p * (light[2] - dark[2]))
+        for p in part
+    ]
 
 
 def draw_spikes(axis: Any, spikes: torch.Tensor, color: str, size: float, chosen: Optional[int] = None) -> None:

@@ -1,4 +1,4 @@
-"""``python -m snnipu train``: train a spiking network on real digits, resumably."""
+"""``python -m snnipu train``: train a spiking network on digits or on events, resumably."""
 
 import argparse
 import functools
@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple, Type, Union
 
 import snntorch
 import torch
@@ -14,16 +14,25 @@ import torch
 from snnipu import datasets, training
 from snnipu._extras import MissingExtra, require
 from snnipu._version import __version__
-from snnipu.training.config import DATASET_DEFAULTS
+from snnipu.training.config import DATASET_DEFAULTS, EVENT_DEFAULTS, OVERFLOW_ORDERS
 from snnipu.training.interrupt import StopRequest
 
-SETTINGS = ("dataset", "engine", "steps", "hidden", "epochs", "batch_size", "lr", "lr_decay", "beta", "seed")
-DESCRIPTION = """\
-Train a spiking network (features-hidden-10 leaky integrate-and-fire neurons) on handwritten digits.
+Config = Union[training.TrainConfig, training.EventConfig]
+AnyTrainer = Union[training.Trainer, training.EventTrainer]
 
-Each image is shown for --steps time steps; the class whose output neuron spikes most is the answer. The loss is the
-cross entropy of these spike counts (snnTorch's ce_count_loss), the optimizer Adam. After each epoch a checkpoint is
-written; Ctrl-C stops at once and loses the running epoch only.
+SETTINGS = tuple(dict.fromkeys([*training.TrainConfig.names(), *training.EventConfig.names()]))
+# Flags that are not called as the setting is.
+FLAGS = {"slot_activity": "--activity"}
+NONE = "none"
+DESCRIPTION = """\
+Train a spiking network on handwritten digits or, with --dataset randman, nmnist, shd or dvs, on events.
+
+Digits: features-hidden-10 leaky integrate-and-fire neurons; each image is shown for --steps time steps. Events: the
+network, initial weights and update rule of the published sparse benchmark (arXiv 2311.04386); recordings are binned
+into --steps time steps, and --method tells what runs the layers.
+
+The class whose output neuron spikes most is the answer. The loss is the cross entropy of these spike counts, the
+optimizer Adam. After each epoch a checkpoint is written; Ctrl-C stops at once and loses the running epoch only.
 """
 
 
@@ -52,48 +61,170 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m snnipu train", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     defaults = training.TrainConfig()
+    steps = {dataset: {"steps": defaults.steps, "beta": defaults.beta} for dataset in training.DATASETS}
+    batch = {dataset: {"batch_size": training.EventConfig.batch_size} for dataset in training.EVENT_DATASETS}
+    known: Dict[str, Dict[str, Any]] = {}
+    for part in (steps, DATASET_DEFAULTS, batch, EVENT_DEFAULTS):
+        for dataset, values in part.items():
+            known.setdefault(dataset, {}).update(values)
 
     def by_dataset(name: str) -> str:
-        return ", ".join(f"{DATASET_DEFAULTS[dataset][name]} for {dataset}" for dataset in training.DATASETS)
+        """``25 for digits and mnist, 100 for randman``."""
+        having: Dict[str, List[str]] = {}
+        for dataset, values in known.items():
+            if values.get(name) is not None:
+                value = values[name]
+                text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+                having.setdefault(text, []).append(dataset)
+        return "default: " + ", ".join(f"{text} for {' and '.join(names)}" for text, names in having.items())
 
     network = parser.add_argument_group("network and schedule")
-    network.add_argument("--dataset", choices=training.DATASETS, help=f"default: {defaults.dataset}")
     network.add_argument(
-        "--steps", type=positive_int, metavar="T", help=f"time steps per image (default: {defaults.steps})"
+        "--dataset",
+        choices=(*training.DATASETS, *training.EVENT_DATASETS),
+        help=f"default: {defaults.dataset}",
+    )
+    network.add_argument("--steps", type=positive_int, metavar="T", help=f"time steps ({by_dataset('steps')})")
+    network.add_argument(
+        "--hidden",
+        type=positive_ints,
+        metavar="N[,N...]",
+        help=f"hidden neurons, for events of one or more layers ({by_dataset('hidden')})",
     )
     network.add_argument(
-        "--hidden", type=positive_int, metavar="N", help=f"hidden neurons (default: {by_dataset('hidden')})"
+        "--epochs", type=positive_int, metavar="N", help=f"passes over the data ({by_dataset('epochs')})"
     )
     network.add_argument(
-        "--epochs", type=positive_int, metavar="N", help=f"passes over the data (default: {by_dataset('epochs')})"
+        "--batch-size", type=positive_int, metavar="N", help=f"samples a batch ({by_dataset('batch_size')})"
     )
-    network.add_argument(
-        "--batch-size", type=positive_int, metavar="N", help=f"images a batch (default: {by_dataset('batch_size')})"
-    )
-    network.add_argument("--lr", type=float, help=f"learning rate of Adam (default: {by_dataset('lr')})")
+    network.add_argument("--lr", type=float, help=f"learning rate of Adam ({by_dataset('lr')})")
     network.add_argument(
         "--lr-decay",
         type=float,
         metavar="F",
-        help=f"multiplies the learning rate after each epoch (default: {by_dataset('lr_decay')})",
+        help=f"multiplies the learning rate after each epoch ({by_dataset('lr_decay')})",
     )
-    network.add_argument("--beta", type=float, help=f"decay of the membrane per step (default: {defaults.beta})")
+    network.add_argument("--beta", type=float, help=f"decay of the membrane per step ({by_dataset('beta')})")
     network.add_argument("--seed", type=int, help=f"of weights and batch order (default: {defaults.seed})")
     network.add_argument(
         "--engine",
         choices=training.ENGINES,
-        help="what runs the neurons: snnipu (default), or snnTorch's step loop from the same weights, to compare",
+        help="digits and mnist: what runs the neurons: snnipu (default), or snnTorch's step loop from the same "
+        "weights, to compare",
     )
+    events = parser.add_argument_group("events: how sparse")
+    events.add_argument(
+        "--method",
+        choices=tuple(training.METHODS),
+        help="sparse_network (default): one operator a layer; sparse_ops: operator by operator; dense: matrix products "
+        "over all steps, which has no slots and no second threshold",
+    )
+    events.add_argument(
+        "--activity",
+        dest="slot_activity",
+        type=none_or(float, "a number"),
+        metavar="A",
+        help="share of the hidden neurons that have a slot for their spike in a step: 2 * floor(A * N / 2) slots "
+        f"({by_dataset('slot_activity')})",
+    )
+    events.add_argument(
+        "--input-slots",
+        type=none_or(positive_int),
+        metavar="N",
+        help=f"with --activity: slots of the input, or none: as many as needed ({by_dataset('input_slots')})",
+    )
+    events.add_argument(
+        "--max-spikes",
+        type=slot_numbers,
+        metavar="N[,N...]",
+        help="in place of --activity: slots of the input and of each layer, one number for all or one for each; none: "
+        f"as many as needed ({by_dataset('max_spikes')})",
+    )
+    events.add_argument(
+        "--overflow-order",
+        choices=OVERFLOW_ORDERS,
+        help="which spikes get a slot where there are too few: of the lowest ids (default), or in rotation",
+    )
+    events.add_argument(
+        "--grad-threshold",
+        type=none_or(float, "a number"),
+        metavar="G",
+        help="second threshold, above which neurons carry gradient, or none: every neuron does (default: 0.9)",
+    )
+    events.add_argument(
+        "--grad-threshold-start",
+        type=none_or(float, "a number"),
+        metavar="G",
+        help="where the second threshold starts, or none: no schedule (default: -100)",
+    )
+    events.add_argument(
+        "--grad-threshold-every",
+        type=positive_int,
+        metavar="N",
+        help="batches after which its distance to --grad-threshold is halved, again and again "
+        f"({by_dataset('grad_threshold_every')})",
+    )
+    events.add_argument(
+        "--initial-activity",
+        type=none_or(float, "a number"),
+        metavar="A",
+        help="spikes per neuron and step that the initial weights of each layer are scaled to, or none: as drawn "
+        f"({by_dataset('initial_activity')})",
+    )
+    events.add_argument(
+        "--rate-limit",
+        type=none_or(float, "a number"),
+        metavar="A",
+        help="mean spikes per step above which hidden neurons are held back by a term of the loss (default: none)",
+    )
+    events.add_argument(
+        "--rate-strength",
+        type=float,
+        metavar="S",
+        help=f"factor of that term (default: {training.EventConfig.rate_strength:g})",
+    )
+    events.add_argument("--delay", type=int, choices=(0, 1), help="steps from layer to layer (default: 1)")
     data = parser.add_argument_group("data and device")
     data.add_argument(
-        "--data-dir", type=Path, metavar="D", help="the folder that holds MNIST/raw; needed for --dataset mnist"
+        "--data-dir",
+        type=Path,
+        metavar="D",
+        help="the folder that holds MNIST/raw, or the recordings; needed for --dataset mnist, nmnist, shd and dvs",
     )
-    data.add_argument("--download", action="store_true", help="let torchvision download MNIST into --data-dir")
+    data.add_argument(
+        "--download", action="store_true", help="let torchvision download MNIST, tonic the others, into --data-dir"
+    )
+    data.add_argument(
+        "--step-us",
+        type=float,
+        metavar="US",
+        help=f"nmnist, shd, dvs: a time step ({by_dataset('step_us')}, else the recording over --steps)",
+    )
+    data.add_argument("--crop", type=positive_int, metavar="N", help="nmnist, dvs: the central N x N pixels only")
+    data.add_argument(
+        "--downsample",
+        type=positive_int,
+        metavar="N",
+        help=f"dvs: squares of N x N pixels become one ({by_dataset('downsample')})",
+    )
+    for name, what in (("classes", "classes"), ("samples_per_class", "samples of a class, training and test")):
+        data.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=positive_int,
+            metavar="N",
+            help=f"randman: {what} (default: {EVENT_DEFAULTS['randman'][name]})",
+        )
+    data.add_argument("--manifold-dim", type=positive_int, metavar="D", help="randman: of the manifolds (default: 1)")
+    data.add_argument("--alpha", type=float, help="randman: smoothness of the manifolds (default: 2)")
+    data.add_argument("--workers", type=natural_int, metavar="N", help="events: processes that read recordings")
     data.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: auto, a GPU if any")
     output = parser.add_argument_group("output")
     output.add_argument("--json", type=Path, metavar="FILE", help="write settings and results (accuracies: 0 to 1)")
     output.add_argument(
-        "--plot-dir", type=Path, metavar="D", help="write raster.png, membranes.png and training.png there"
+        "--plot-dir",
+        type=Path,
+        metavar="D",
+        help="write raster.png, training.png and membranes.png (for events: activity.png) there",
     )
     output.add_argument(
         "--checkpoint",
@@ -120,6 +251,39 @@ def positive_int(text: str) -> int:
     return value
 
 
+def natural_int(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected an integer from 0, got {text!r}")
+    return int(text)
+
+
+def positive_ints(text: str) -> Tuple[int, ...]:
+    """``256`` or ``256,128``."""
+    return tuple(map(positive_int, text.split(",")))
+
+
+def none_or(kind: Callable[[str], Any], what: str = "") -> Callable[[str], Any]:
+    """``kind``, or the word none, which an option not given must be told from."""
+
+    def read(text: str) -> Any:
+        if text.lower() == NONE:
+            return NONE
+        try:
+            return kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"expected {what} or none, got {text!r}") from None
+
+    return read
+
+
+def slot_numbers(text: str) -> Any:
+    """``64``, ``none`` or ``64,16,none``: a number for all, or one for each."""
+    values = tuple(None if part == NONE else positive_int(part) for part in text.lower().split(","))
+    if len(values) > 1:
+        return values
+    return NONE if values[0] is None else values[0]
+
+
 def run(options: argparse.Namespace, stop: StopRequest) -> int:
     device = choose_device(options.device)
     if options.plot_dir is not None:
@@ -130,28 +294,17 @@ def run(options: argparse.Namespace, stop: StopRequest) -> int:
     checkpoint = choose_checkpoint(options)
     saved = training.load_checkpoint(checkpoint) if options.resume and checkpoint is not None else None
     config = choose_config(options, saved)
-    data = load_data(config.dataset, options)
-    try:
-        trainer = training.Trainer(config, data, device)
-    except ValueError as error:
-        raise UsageError(f"argument {flag_message(str(error))}") from error
+    data = load_data(config, options)
+    trainer = make_trainer(config, data, device, options)
     if saved is not None:
         trainer.load_state_dict(saved)
-
-    backend = training.backend_name(config.engine, device)
-    print(
-        f"{data.name}: {len(data.train_labels):,} training and {len(data.test_labels):,} test images of "
-        f"{'x'.join(map(str, data.image_shape))}\n"
-        f"network: {data.num_features}-{config.hidden}-{data.num_classes}, T={config.steps}, beta={config.beta:g}; "
-        f"device: {device}; neurons run by: {backend}",
-        flush=True,
-    )
+    print(trainer.describe(), flush=True)
     if saved is not None:
         print(f"resumed after epoch {len(trainer.history)} from {checkpoint}", flush=True)
     elif checkpoint is not None and checkpoint.exists():
         print(f"{checkpoint} will be replaced after the first epoch (--resume would go on from it)", flush=True)
 
-    def on_epoch(trainer: training.Trainer) -> None:
+    def on_epoch(trainer: AnyTrainer) -> None:
         if checkpoint is not None:
             training.save_checkpoint(checkpoint, trainer.state_dict())
         print_epoch(trainer)
@@ -162,9 +315,11 @@ def run(options: argparse.Namespace, stop: StopRequest) -> int:
         raise UsageError(f"argument --lr: {error}") from error
     except OSError as error:
         raise UsageError(f"argument --checkpoint: cannot write {checkpoint}: {error}") from error
+    except ValueError as error:
+        raise UsageError(data_message(error)) from error
 
     if options.json is not None:
-        text = json.dumps(make_report(trainer, finished, backend), indent=2) + "\n"
+        text = json.dumps(make_report(trainer, finished), indent=2) + "\n"
         as_usage_error(
             lambda: training.write_atomically(options.json, lambda file: file.write(text.encode())),
             OSError,
@@ -188,7 +343,7 @@ def run(options: argparse.Namespace, stop: StopRequest) -> int:
 def resume_command(options: argparse.Namespace, checkpoint: Path) -> List[str]:
     """The command that goes on from ``checkpoint``, which holds all settings, with the same data and outputs."""
     command = ["python", "-m", "snnipu", "train", "--resume", "--checkpoint", str(checkpoint)]
-    for name in ("data_dir", "json", "plot_dir"):
+    for name in ("data_dir", "json", "plot_dir", "workers"):
         if getattr(options, name) is not None:
             command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
     return command + (["--device", options.device] if options.device != "auto" else [])
@@ -204,7 +359,12 @@ def as_usage_error(action: Callable[[], Any], kind: Any, prefix: str = "") -> An
 def flag_message(message: str) -> str:
     """``batch_size: expected ...`` -> ``--batch-size: expected ...``."""
     name, colon, rest = message.partition(":")
-    return f"--{name.replace('_', '-')}{colon}{rest}"
+    return f"{flag(name)}{colon}{rest}"
+
+
+def flag(name: str) -> str:
+    """``batch_size`` -> ``--batch-size``."""
+    return FLAGS.get(name, f"--{name.replace('_', '-')}")
 
 
 def choose_device(name: str) -> torch.device:
@@ -250,94 +410,145 @@ def choose_checkpoint(options: argparse.Namespace) -> Optional[Path]:
     return path
 
 
-def choose_config(options: argparse.Namespace, saved: Optional[Dict[str, Any]]) -> training.TrainConfig:
+def choose_config(options: argparse.Namespace, saved: Optional[Dict[str, Any]]) -> Config:
     """The settings asked for, over those of the checkpoint or, without one, the data set's defaults."""
-    asked = {name: getattr(options, name) for name in SETTINGS if getattr(options, name) is not None}
+    given = {name: getattr(options, name) for name in SETTINGS if getattr(options, name) is not None}
+    asked: Dict[str, Any] = {name: None if value == NONE else value for name, value in given.items()}
+    dataset = (saved["config"] if saved is not None else asked).get("dataset", training.TrainConfig.dataset)
+    if saved is not None and "dataset" in asked and isinstance(dataset, str):
+        training.check_same_run({"dataset": dataset}, {"dataset": asked["dataset"]})
+    kind = config_kind(dataset)
+    for name in asked:
+        if name not in kind.names():
+            wanted = training.EVENT_DATASETS if kind is training.TrainConfig else training.DATASETS
+            raise UsageError(f"argument {flag(name)}: only for --dataset {' or '.join(wanted)}, not {dataset}")
+    if kind is training.TrainConfig and "hidden" in asked:
+        if len(asked["hidden"]) > 1:
+            raise UsageError(f"argument --hidden: expected one number for --dataset {dataset}, got several")
+        (asked["hidden"],) = asked["hidden"]
     try:
         if saved is None:
-            return training.TrainConfig.for_dataset(**asked)
+            return kind.for_dataset(**{"dataset": dataset, **asked})
         try:
-            stored = training.TrainConfig.from_dict(saved["config"])
+            stored = kind.from_dict(saved["config"])
         except ValueError as error:
             raise training.CheckpointError(f"the checkpoint is damaged: {error}") from error
-        config = training.TrainConfig(**{**stored.to_dict(), **asked})
-        training.check_same_run(saved["config"], config.to_dict())
-        return config
+        settings = {**stored.to_dict(), **asked}
+        training.check_same_run(stored.to_dict(), settings)
+        return kind(**settings)
     except ValueError as error:
         raise UsageError(f"argument {flag_message(str(error))}") from error
 
 
-def load_data(dataset: str, options: argparse.Namespace) -> datasets.ImageData:
+def config_kind(dataset: object) -> Type[Config]:
+    return training.EventConfig if dataset in training.EVENT_DATASETS else training.TrainConfig
+
+
+def load_data(config: Config, options: argparse.Namespace) -> Union[datasets.ImageData, datasets.EventData]:
+    dataset = config.dataset
+    if options.data_dir is None and dataset not in ("digits", "randman"):
+        holds = {"mnist": "MNIST/raw", "nmnist": "Train and Test", "shd": "shd_train.h5 and shd_test.h5"}
+        holds["dvs"] = "ibmGestureTrain and ibmGestureTest"
+        by = "torchvision" if dataset == "mnist" else "tonic"
+        raise UsageError(
+            f"argument --data-dir: needed for --dataset {dataset}: the folder that holds {holds[dataset]} "
+            f"(--download lets {by} fetch it)"
+        )
     try:
+        if isinstance(config, training.EventConfig):
+            return load_events(config, options)
         if dataset == "digits":
             return datasets.digits()
-        if options.data_dir is None:
-            raise UsageError(
-                "argument --data-dir: needed for --dataset mnist: the folder that holds MNIST/raw "
-                "(--download lets torchvision fetch it)"
-            )
         return datasets.mnist(options.data_dir, download=options.download)
     except MissingExtra as error:
         raise UsageError(f"argument --dataset: {error}") from error
     except (OSError, ValueError, RuntimeError) as error:
-        message = str(error).partition(": ")[2]
         hint = "; on the command line: --download" if isinstance(error, FileNotFoundError) else ""
-        raise UsageError(f"argument --data-dir: {message}{hint}") from error
+        raise UsageError(data_message(error) + hint) from error
 
 
-def print_epoch(trainer: training.Trainer) -> None:
+def load_events(config: training.EventConfig, options: argparse.Namespace) -> datasets.EventData:
+    if config.dataset == "randman":
+        assert config.alpha is not None
+        return datasets.randman(
+            num_classes=config.classes or 0,
+            samples_per_class=config.samples_per_class or 0,
+            num_steps=config.steps,
+            dim=config.manifold_dim or 0,
+            alpha=config.alpha,
+        )
+    settings: Dict[str, Any] = {"num_steps": config.steps, "step_us": config.step_us, "download": options.download}
+    if config.dataset == "shd":
+        return datasets.shd(options.data_dir, **settings)
+    if config.dataset == "nmnist":
+        return datasets.nmnist(options.data_dir, crop=config.crop, **settings)
+    return datasets.dvs_gesture(options.data_dir, crop=config.crop, downsample=config.downsample or 1, **settings)
+
+
+def make_trainer(config: Config, data: Any, device: torch.device, options: argparse.Namespace) -> AnyTrainer:
+    try:
+        if isinstance(config, training.EventConfig):
+            return training.EventTrainer(config, data, device, options.workers or 0)
+        if options.workers is not None:
+            raise ValueError(
+                f"workers: only for --dataset {' or '.join(training.EVENT_DATASETS)}, not {config.dataset}"
+            )
+        return training.Trainer(config, data, device)
+    except ValueError as error:
+        raise UsageError(f"argument {flag_message(str(error))}") from error
+
+
+def data_message(error: Exception) -> str:
+    """``root: no MNIST ...``, ``crop must be ...`` -> ``argument --data-dir: no MNIST ...``, ``argument --crop: ...``.
+
+    A worker process wraps the message that counts in a traceback.
+    """
+    message = str(error)
+    _, found, rest = message.rpartition("root: ")
+    if found:
+        return f"argument --data-dir: {rest.strip()}"
+    words = {"num_steps": "steps", "num_classes": "classes", "dim": "manifold_dim"}
+    first, _, rest = message.partition(" ")
+    name = words.get(first.rstrip(":"), first.rstrip(":"))
+    if name not in SETTINGS:
+        raise error
+    return f"argument {flag(name)}: {rest}"
+
+
+def print_epoch(trainer: AnyTrainer) -> None:
     record = trainer.history[-1]
-    speed = len(trainer.data.train_labels) / record["seconds"]
+    speed = trainer.train_samples / record["seconds"]
+    more = trainer.describe_epoch()
     print(
         f"epoch {len(trainer.history)}/{trainer.config.epochs}: loss {record['train_loss']:.4f}, "
         f"training {100 * record['train_accuracy']:.1f} %, test {100 * record['test_accuracy']:.1f} %, "
-        f"{speed:,.0f} images/s",
+        f"{more + ', ' if more else ''}{speed:,.0f} {trainer.unit}/s",
         flush=True,
     )
 
 
-def make_report(trainer: training.Trainer, finished: bool, backend: str) -> Dict[str, Any]:
+def make_report(trainer: AnyTrainer, finished: bool) -> Dict[str, Any]:
     """What ``--json`` holds; accuracies are fractions, 0 to 1, and None where no epoch was finished."""
     return {
         "test_accuracy": trainer.history[-1]["test_accuracy"] if trainer.history else None,
         "train_samples_per_s": trainer.samples_per_second(),
-        "backend": backend,
+        "backend": trainer.backend,
         "finished": finished,
         **trainer.config.to_dict(),
         "epochs_done": len(trainer.history),
         "device": str(trainer.device),
-        "train_samples": len(trainer.data.train_labels),
-        "test_samples": len(trainer.data.test_labels),
-        "spikes_per_neuron_and_step": trainer.spike_rates(),
+        "train_samples": trainer.train_samples,
+        "test_samples": trainer.test_samples,
+        **trainer.results(),
         "history": trainer.history,
         "versions": {"snnipu": __version__, "torch": torch.__version__, "snntorch": snntorch.__version__},
     }
 
 
-def draw(trainer: training.Trainer, folder: Path) -> List[Path]:
-    """Write the pictures of test images of three different classes; returns their paths."""
-    from snnipu import plotting
-
-    data, config = trainer.data, trainer.config
-    chosen = [int((data.test_labels == label).nonzero()[0]) for label in data.test_labels.unique()[:3]]
-    x = data.test_images[chosen].flatten(1).to(trainer.device)
-    (hidden_spk, hidden_mem), (output_spk, output_mem) = training.layer_activity(trainer.network, x, config.steps)
-    label = int(data.test_labels[chosen[0]])
-    # neurons that spike about every fifth step show integration, threshold and reset best
-    telling = (hidden_spk[:, 0].mean(0) - 0.2).abs().argsort()[:3]
-    leading = output_mem[:, 0].sum(0).topk(4).indices.sort().values
-    figures = {
-        "raster": plotting.raster(data.test_images[chosen], data.test_labels[chosen], hidden_spk, output_spk),
-        "membranes": plotting.membranes(
-            torch.cat([hidden_mem[:, 0, telling], output_mem[:, 0, leading]], dim=1),
-            torch.cat([hidden_spk[:, 0, telling], output_spk[:, 0, leading]], dim=1),
-            names=[f"hidden {int(index)}" for index in telling] + [f"class {int(index)}" for index in leading],
-            title=f"membranes while a test image of a {label} is shown",
-        ),
-        "training": plotting.training_curve(trainer.history, title=f"{data.name}, {config.hidden} hidden neurons"),
-    }
+def draw(trainer: AnyTrainer, folder: Path) -> List[Path]:
+    """Write the pictures of the trainer; returns their paths."""
     paths = []
-    for name, figure in figures.items():
+    for name, figure in trainer.figures().items():
         paths.append(folder / f"{name}.png")
         training.write_atomically(paths[-1], functools.partial(figure.savefig, format="png"))
     return paths

@@ -1,32 +1,58 @@
-"""Train a two-layer spiking classifier: what ``python -m snnipu train`` does, as functions to build on.
+"""Train spiking classifiers: what ``python -m snnipu train`` does, as functions to build on.
 
 >>> from snnipu import datasets, training
 >>> config = training.TrainConfig(dataset="digits", hidden=128, epochs=5)
 >>> trainer = training.Trainer(config, datasets.digits())
 >>> trainer.fit()
 >>> trainer.history[-1]["test_accuracy"]
+
+Events: :class:`EventConfig` and :class:`EventTrainer`. Training at low activity, with a loop of one's own:
+:class:`GradThresholdSchedule`, :func:`scale_to_activity`, :class:`ActivityRegularizer`, :func:`benchmark_network`.
 """
 
 from snnipu.training.checkpoint import CheckpointError, check_same_run, load_checkpoint, save_checkpoint
-from snnipu.training.config import DATASETS, ENGINES, TrainConfig
+from snnipu.training.config import DATASETS, ENGINES, EVENT_DATASETS, EventConfig, TrainConfig
+from snnipu.training.events import EventTrainer
 from snnipu.training.files import writable_file, write_atomically
+from snnipu.training.loop import DivergedError, TrainingLoop
+from snnipu.training.low_activity import ActivityRegularizer, GradThresholdSchedule, LayerScale, scale_to_activity
+from snnipu.training.methods import METHODS
 from snnipu.training.network import StepLoop, build_network, layer_activity
-from snnipu.training.trainer import DivergedError, Trainer, backend_name
+from snnipu.training.sparse_benchmark import (
+    benchmark_max_spikes,
+    benchmark_network,
+    benchmark_slots,
+    benchmark_weights_,
+)
+from snnipu.training.trainer import Trainer, backend_name
 
 __all__ = [
     "DATASETS",
     "ENGINES",
+    "EVENT_DATASETS",
+    "METHODS",
+    "ActivityRegularizer",
     "CheckpointError",
     "DivergedError",
+    "EventConfig",
+    "EventTrainer",
+    "GradThresholdSchedule",
+    "LayerScale",
     "StepLoop",
     "TrainConfig",
     "Trainer",
+    "TrainingLoop",
     "backend_name",
+    "benchmark_max_spikes",
+    "benchmark_network",
+    "benchmark_slots",
+    "benchmark_weights_",
     "build_network",
     "check_same_run",
     "layer_activity",
     "load_checkpoint",
     "save_checkpoint",
+    "scale_to_activity",
     "writable_file",
     "write_atomically",
 ]

@@ -2,10 +2,17 @@
 
 import math
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Dict
+from typing import Any, Dict, Optional, Sequence, Tuple, Type, TypeVar, Union
+
+from snnipu.training.methods import METHODS
+from snnipu.training.sparse_benchmark import SECOND_THRESHOLD, benchmark_max_spikes
 
 DATASETS = ("digits", "mnist")
+EVENT_DATASETS = ("randman", "nmnist", "shd", "dvs")
 ENGINES = ("snnipu", "snntorch")
+OVERFLOW_ORDERS = ("lowest", "rotate")
+
+_Config = TypeVar("_Config", bound="Settings")
 
 # What differs between the data sets. With the decay, the last epochs settle instead of wandering about: runs that
 # differ in rounding only then end at the same accuracy.
@@ -15,9 +22,49 @@ DATASET_DEFAULTS: Dict[str, Dict[str, Any]] = {
 }
 
 
+class Settings:
+    """What configurations have in common: to and from dicts."""
+
+    @classmethod
+    def from_dict(cls: Type[_Config], values: Dict[str, Any]) -> _Config:
+        """The inverse of :meth:`to_dict`; raises ``ValueError`` where names are missing or unknown."""
+        names = cls.names()
+        if set(values) != set(names):
+            raise ValueError(f"expected the settings {sorted(names)}, got {sorted(map(str, values))}")
+        return cls(**values)
+
+    @classmethod
+    def names(cls) -> Tuple[str, ...]:
+        """The settings there are."""
+        return tuple(field.name for field in fields(cls))  # type: ignore[arg-type]
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Names and values, as they stand in a checkpoint and in the JSON report."""
+        return asdict(self)  # type: ignore[call-overload,no-any-return]
+
+    def _check_training(self) -> None:
+        """Epochs, batches, learning rate, decay and seed."""
+        values = vars(self)
+        for name in ("steps", "epochs", "batch_size"):
+            check_positive_int(name, values[name])
+        if isinstance(values["seed"], bool) or not isinstance(values["seed"], int) or not 0 <= values["seed"] < 2**63:
+            raise ValueError(f"seed: expected an integer from 0 to 2**63 - 1, got {values['seed']!r}")
+        if not (is_number(values["lr"]) and 0 < values["lr"] < math.inf):
+            raise ValueError(f"lr: expected a number above 0, got {values['lr']!r}")
+        if not (is_number(values["lr_decay"]) and 0 < values["lr_decay"] <= 1):
+            raise ValueError(f"lr_decay: expected a number above 0 and up to 1, got {values['lr_decay']!r}")
+        if not (is_number(values["beta"]) and 0 <= values["beta"] <= 1):
+            raise ValueError(f"beta: expected a number from 0 to 1, got {values['beta']!r}")
+
+    def _check_choice(self, name: str, allowed: Sequence[str]) -> None:
+        value = getattr(self, name)
+        if value not in allowed:
+            raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
+
+
 @dataclass(frozen=True)
-class TrainConfig:
-    """The settings of a run; two runs with equal settings on one machine give equal results.
+class TrainConfig(Settings):
+    """The settings of a run on images; two runs with equal settings on one machine give equal results.
 
     Attributes:
         dataset: ``"digits"`` or ``"mnist"``.
@@ -47,36 +94,272 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, allowed in (("dataset", DATASETS), ("engine", ENGINES)):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}")
-        for name in ("steps", "hidden", "epochs", "batch_size"):
-            check_positive_int(name, getattr(self, name))
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed: expected an integer from 0 to 2**63 - 1, got {self.seed!r}")
-        if not (is_number(self.lr) and 0 < self.lr < math.inf):
-            raise ValueError(f"lr: expected a number above 0, got {self.lr!r}")
-        if not (is_number(self.lr_decay) and 0 < self.lr_decay <= 1):
-            raise ValueError(f"lr_decay: expected a number above 0 and up to 1, got {self.lr_decay!r}")
-        if not (is_number(self.beta) and 0 <= self.beta <= 1):
-            raise ValueError(f"beta: expected a number from 0 to 1, got {self.beta!r}")
+        self._check_choice("dataset", DATASETS)
+        self._check_choice("engine", ENGINES)
+        check_positive_int("hidden", self.hidden)
+        self._check_training()
 
     @classmethod
     def for_dataset(cls, dataset: str = "digits", **settings: Any) -> "TrainConfig":
         """The defaults of ``dataset``, with ``settings`` over them."""
         return cls(**{"dataset": dataset, **DATASET_DEFAULTS.get(dataset, {}), **settings})
 
-    @classmethod
-    def from_dict(cls, values: Dict[str, Any]) -> "TrainConfig":
-        """The inverse of :meth:`to_dict`; raises ``ValueError`` where names are missing or unknown."""
-        names = {field.name for field in fields(cls)}
-        if set(values) != names:
-            raise ValueError(f"expected the settings {sorted(names)}, got {sorted(map(str, values))}")
-        return cls(**values)
 
-    def to_dict(self) -> Dict[str, Any]:
-        """Names and values, as they stand in a checkpoint and in the JSON report."""
-        return asdict(self)
+EVENT_DEFAULTS: Dict[str, Dict[str, Any]] = {
+    "randman": {
+        "steps": 100,
+        "hidden": (256, 256, 256, 64),
+        "epochs": 5,
+        "lr": 3e-3,
+        "lr_decay": 0.7,
+        "beta": 0.92,
+        "max_spikes": (64, 16, 16, 16, 8, 10),
+        "grad_threshold_every": 50,
+        "initial_activity": 0.03,
+        "classes": 10,
+        "samples_per_class": 1000,
+        "manifold_dim": 1,
+        "alpha": 2.0,
+    },
+    "nmnist": {
+        "steps": 100,
+        "hidden": (1466, 1466),
+        "epochs": 15,
+        "lr": 1e-3,
+        "lr_decay": 0.9,
+        "beta": 0.95,
+        "slot_activity": 0.05,
+        "input_slots": 32,
+        "step_us": 1000.0,
+        "grad_threshold_every": 10,
+        "initial_activity": 0.03,
+    },
+    "shd": {
+        "steps": 100,
+        "hidden": (1462, 1460),
+        "epochs": 15,
+        "lr": 1e-3,
+        "lr_decay": 0.9,
+        "beta": 0.95,
+        "slot_activity": 0.05,
+        "input_slots": 48,
+        "grad_threshold_every": 50,
+        "initial_activity": 0.03,
+    },
+    "dvs": {
+        "steps": 50,
+        "hidden": (1466, 1466),
+        "epochs": 15,
+        "lr": 1e-3,
+        "lr_decay": 0.9,
+        "beta": 0.95,
+        "slot_activity": 0.05,
+        "input_slots": 128,
+        "downsample": 4,
+        "grad_threshold_every": 10,
+        "initial_activity": 0.03,
+    },
+}
+# Of a method without slots.
+_SPARSE_ONLY = (
+    "slot_activity",
+    "max_spikes",
+    "input_slots",
+    "grad_threshold",
+    "grad_threshold_start",
+    "grad_threshold_every",
+)
+_RANDMAN_ONLY = ("classes", "samples_per_class", "manifold_dim", "alpha")
+_RECORDINGS_ONLY = {"step_us": ("nmnist", "shd", "dvs"), "crop": ("nmnist", "dvs"), "downsample": ("dvs",)}
+
+
+@dataclass(frozen=True)
+class EventConfig(Settings):
+    """The settings of a run on events; two runs with equal settings on one machine give equal results.
+
+    Attributes:
+        dataset: ``"randman"``, ``"nmnist"``, ``"shd"`` or ``"dvs"``.
+        method: ``"sparse_network"``, ``"sparse_ops"`` or ``"dense"``; see :mod:`snnipu.training.methods`.
+        steps: time steps T of a recording.
+        hidden: hidden neurons, one entry a layer.
+        epochs, batch_size, lr, lr_decay, beta, seed: as in :class:`TrainConfig`.
+        delay: steps from layer to layer, 0 or 1.
+        slot_activity: share of the hidden neurons that have a slot, by
+            :func:`~snnipu.training.benchmark_slots`; None: ``max_spikes`` tells.
+        input_slots: slots of the input, with ``slot_activity``; None: as many as needed.
+        max_spikes: slots of the input and of each layer; an int stands for all of them, None for as many as needed.
+        overflow_order: what is dropped where slots are too few, ``"lowest"`` or ``"rotate"``.
+        grad_threshold: second threshold; None: every neuron carries gradient.
+        grad_threshold_start: where its schedule starts, see :class:`~snnipu.training.GradThresholdSchedule`; None: it
+            is ``grad_threshold`` from the beginning.
+        grad_threshold_every: batches from one halving of its distance to the next.
+        initial_activity: what the initial weights of each layer are scaled to, see
+            :func:`~snnipu.training.scale_to_activity`; None: they stay as they are.
+        rate_limit: mean rate, in spikes per step, above which hidden neurons are held back, see
+            :class:`~snnipu.training.ActivityRegularizer`; None: no limit.
+        rate_strength: how strongly.
+        classes, samples_per_class, manifold_dim, alpha: of :func:`~snnipu.datasets.randman`; None for other data sets.
+        step_us: microseconds of a time step of a recording; None: the data set's default. Not of Randman.
+        crop: use the central ``crop`` x ``crop`` pixels of an event camera only; None: all of them.
+        downsample: take squares of so many pixels' side as one; of ``"dvs"``.
+
+    Raises:
+        ValueError: an argument is out of its range, or does not go with another; the message starts with its name.
+    """
+
+    dataset: str
+    method: str = "sparse_network"
+    steps: int = 100
+    hidden: Tuple[int, ...] = (256,)
+    epochs: int = 10
+    batch_size: int = 48
+    lr: float = 1e-3
+    lr_decay: float = 1.0
+    beta: float = 0.95
+    seed: int = 0
+    delay: int = 1
+    slot_activity: Optional[float] = None
+    input_slots: Optional[int] = None
+    max_spikes: Union[int, Tuple[Optional[int], ...], None] = None
+    overflow_order: str = "lowest"
+    grad_threshold: Optional[float] = None
+    grad_threshold_start: Optional[float] = None
+    grad_threshold_every: Optional[int] = None
+    initial_activity: Optional[float] = None
+    rate_limit: Optional[float] = None
+    rate_strength: float = 100.0
+    classes: Optional[int] = None
+    samples_per_class: Optional[int] = None
+    manifold_dim: Optional[int] = None
+    alpha: Optional[float] = None
+    step_us: Optional[float] = None
+    crop: Optional[int] = None
+    downsample: Optional[int] = None
+
+    def __post_init__(self) -> None:
+        self._check_choice("dataset", EVENT_DATASETS)
+        self._check_choice("method", tuple(METHODS))
+        self._check_training()
+        if self.beta == 1:
+            raise ValueError("beta: expected a number below 1: the input is scaled with 1 - beta, got 1")
+        self._check_layers()
+        if self.method == "dense":
+            self._check_absent(_SPARSE_ONLY, "the dense method has no slots and no second threshold")
+        self._check_slots()
+        self._check_grad_threshold()
+        if self.delay not in (0, 1) or isinstance(self.delay, bool):
+            raise ValueError(f"delay: expected 0 or 1, got {self.delay!r}")
+        self._check_choice("overflow_order", OVERFLOW_ORDERS)
+        for name in ("initial_activity", "rate_limit"):
+            value = getattr(self, name)
+            if value is not None and not (is_number(value) and 0 < value < 1):
+                raise ValueError(f"{name}: expected a number above 0 and below 1, got {value!r}")
+        if not (is_number(self.rate_strength) and 0 <= self.rate_strength < math.inf):
+            raise ValueError(f"rate_strength: expected a number from 0, got {self.rate_strength!r}")
+        self._check_data()
+
+    def _check_layers(self) -> None:
+        hidden: Any = self.hidden
+        hidden = (hidden,) if isinstance(hidden, int) else hidden
+        if not isinstance(hidden, (list, tuple)) or not hidden:
+            raise ValueError(f"hidden: expected one number of neurons or several, got {hidden!r}")
+        for size in hidden:
+            check_positive_int("hidden", size)
+        object.__setattr__(self, "hidden", tuple(hidden))
+
+    def _check_slots(self) -> None:
+        layers = len(self.hidden) + 2
+        if isinstance(self.max_spikes, (list, tuple)):
+            object.__setattr__(self, "max_spikes", tuple(self.max_spikes))
+        slots = self.max_spikes if isinstance(self.max_spikes, tuple) else (self.max_spikes,)
+        if isinstance(self.max_spikes, tuple) and len(slots) != layers:
+            raise ValueError(
+                f"max_spikes: expected {layers} numbers, for the input, {layers - 2} hidden layers and the output, "
+                f"got {len(slots)}"
+            )
+        for name, value in [("max_spikes", entry) for entry in slots] + [("input_slots", self.input_slots)]:
+            if value is not None:
+                check_positive_int(name, value)
+        if self.slot_activity is not None:
+            if not (is_number(self.slot_activity) and 0 < self.slot_activity <= 1):
+                raise ValueError(f"slot_activity: expected a number above 0 and up to 1, got {self.slot_activity!r}")
+            self._check_absent(("max_spikes",), "slot_activity tells the slots")
+        elif self.input_slots is not None:
+            raise ValueError("input_slots: only with slot_activity; max_spikes has an entry for the input")
+
+    def _check_grad_threshold(self) -> None:
+        for name in ("grad_threshold", "grad_threshold_start"):
+            value = getattr(self, name)
+            if value is not None and not (is_number(value) and math.isfinite(value)):
+                raise ValueError(f"{name}: expected a finite number, got {value!r}")
+        if self.grad_threshold is None:
+            self._check_absent(("grad_threshold_start", "grad_threshold_every"), "there is no grad_threshold")
+        elif self.grad_threshold_start is None:
+            self._check_absent(("grad_threshold_every",), "there is no grad_threshold_start")
+        else:
+            check_positive_int("grad_threshold_every", self.grad_threshold_every)
+            if self.grad_threshold_start > self.grad_threshold:
+                raise ValueError(
+                    f"grad_threshold_start: expected a number up to grad_threshold, {self.grad_threshold:g}, got "
+                    f"{self.grad_threshold_start:g}"
+                )
+
+    def _check_data(self) -> None:
+        for name, having in _RECORDINGS_ONLY.items():
+            if self.dataset not in having:
+                self._check_absent((name,), f"only for the data set {' or '.join(having)}")
+        for name in ("crop", "downsample"):
+            if getattr(self, name) is not None:
+                check_positive_int(name, getattr(self, name))
+        if self.step_us is not None and not (is_number(self.step_us) and 0 < self.step_us < math.inf):
+            raise ValueError(f"step_us: expected a number above 0, got {self.step_us!r}")
+        if self.dataset != "randman":
+            self._check_absent(_RANDMAN_ONLY, "only for the data set randman")
+            return
+        for name in ("classes", "samples_per_class", "manifold_dim"):
+            check_positive_int(name, getattr(self, name))
+        if self.alpha is None or not (is_number(self.alpha) and 0 <= self.alpha < math.inf):
+            raise ValueError(f"alpha: expected a number from 0, got {self.alpha!r}")
+
+    def _check_absent(self, names: Sequence[str], reason: str) -> None:
+        for name in names:
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}: expected none, got {getattr(self, name)!r}: {reason}")
+
+    @classmethod
+    def for_dataset(cls, dataset: str, **settings: Any) -> "EventConfig":
+        """The defaults of ``dataset``, the published configuration where there is one, with ``settings`` over them.
+
+        Defaults make way for settings that they do not go with: slots for other slots, and for other hidden layers;
+        slots and second threshold for ``method="dense"``.
+        """
+        threshold = {"grad_threshold": SECOND_THRESHOLD, "grad_threshold_start": -100.0}
+        defaults = {**threshold, **EVENT_DEFAULTS.get(dataset, {})}
+        given = settings.keys()
+        if "max_spikes" in given:
+            dropped = {"slot_activity", "input_slots"}
+        elif "slot_activity" in given:
+            dropped = {"max_spikes"} if settings["slot_activity"] is not None else {"max_spikes", "input_slots"}
+        elif "hidden" in given and "max_spikes" in defaults:
+            # A share in place of the numbers, the input as it was.
+            slots = defaults["max_spikes"]
+            defaults.update(slot_activity=slots[1] / defaults["hidden"][0], input_slots=slots[0])
+            dropped = {"max_spikes"}
+        else:
+            dropped = set()
+        if settings.get("grad_threshold", 0) is None:
+            dropped |= {"grad_threshold_start", "grad_threshold_every"}
+        elif settings.get("grad_threshold_start", 0) is None:
+            dropped |= {"grad_threshold_every"}
+        if settings.get("method") == "dense":
+            dropped |= set(_SPARSE_ONLY)
+        return cls(**{"dataset": dataset, **{k: v for k, v in defaults.items() if k not in dropped}, **settings})
+
+    def slots(self, sizes: Sequence[int]) -> Tuple[Optional[int], ...]:
+        """Slots of the input and of each layer of a network of ``sizes``; None: as many as needed."""
+        if self.slot_activity is not None:
+            return tuple(benchmark_max_spikes(sizes, self.slot_activity, self.input_slots))
+        return self.max_spikes if isinstance(self.max_spikes, tuple) else (self.max_spikes,) * len(sizes)
 
 
 def is_number(value: Any) -> bool:

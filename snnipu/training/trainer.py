@@ -1,31 +1,23 @@
-"""The training loop: epochs that are finished or did not happen."""
+"""Training on images, each held constant over the time steps."""
 
-import copy
-import math
-import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Optional, Tuple
 
 import torch
 from snntorch.functional import ce_count_loss
-from tqdm import tqdm
+from torch import nn
 
 from snnipu.datasets import ImageData
-from snnipu.training.checkpoint import CheckpointError, check_same_run
 from snnipu.training.config import TrainConfig
+from snnipu.training.loop import Never, Stopped, TrainingLoop
 from snnipu.training.network import build_network, layer_activity
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 EVALUATION_BATCH = 256
 
 
-class DivergedError(ArithmeticError):
-    """The loss is not finite any more."""
-
-
-class Stopped(Exception):
-    """Raised inside an epoch when the caller asks for a stop; never leaves this module."""
-
-
-class Trainer:
+class Trainer(TrainingLoop):
     """Trains the network of ``config`` on ``data`` with Adam and snnTorch's ``ce_count_loss``.
 
     A class's score is the number of spikes of its output neuron over the T steps; the loss is the cross entropy of
@@ -46,109 +38,45 @@ class Trainer:
         ValueError: ``config.batch_size`` is larger than the training set.
     """
 
+    unit = "images"
+    network: nn.Sequential
+
     def __init__(self, config: TrainConfig, data: ImageData, device: Optional[torch.device] = None) -> None:
-        samples = len(data.train_labels)
-        if config.batch_size > samples:
-            raise ValueError(
-                f"batch_size: {config.batch_size} is larger than the training set of {data.name}, {samples} images"
-            )
-        self.config = config
+        description = {
+            "name": data.name,
+            "train_samples": len(data.train_labels),
+            "test_samples": len(data.test_labels),
+            "num_features": data.num_features,
+            "num_classes": data.num_classes,
+        }
+        network = build_network(config, data.num_features, data.num_classes)
+        super().__init__(config, network, description, device)
         self.data = data
-        self.device = torch.device("cpu") if device is None else device
-        self.network = build_network(config, data.num_features, data.num_classes).to(self.device)
-        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=config.lr)
-        self.history: List[Dict[str, float]] = []
+        self.backend = backend_name(config.engine, self.device)
         self._loss = ce_count_loss()
-        self._batch_order = torch.Generator().manual_seed(config.seed)
         self._train_x = data.train_images.flatten(1).to(self.device)
         self._train_y = data.train_labels.to(self.device)
         self._test_x = data.test_images.flatten(1).to(self.device)
         self._test_y = data.test_labels.to(self.device)
 
-    def fit(
-        self,
-        should_stop: Callable[[], bool] = lambda: False,
-        on_epoch: Optional[Callable[["Trainer"], object]] = None,
-        progress: bool = False,
-    ) -> bool:
-        """Train until ``config.epochs`` epochs are done.
+    def _batches(self) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
+        order = torch.randperm(self.train_samples, generator=self._batch_order).to(self.device)
+        for index in order.split(self.config.batch_size):
+            yield self._train_x[index], self._train_y[index]
 
-        An epoch that does not finish, whatever ended it, is taken back: weights, optimizer and batch order are again
-        those of the last finished epoch.
-
-        Args:
-            should_stop: asked between batches; true ends the training.
-            on_epoch: called with this trainer after every finished epoch.
-            progress: show a progress bar where standard error is a terminal.
-
-        Returns:
-            True when all epochs are done, False after a stop.
-
-        Raises:
-            DivergedError: the loss became infinite or NaN.
-        """
-        while len(self.history) < self.config.epochs:
-            finished = copy.deepcopy(self.state_dict())
-            try:
-                record = self._run_epoch(should_stop, progress)
-            except BaseException as error:
-                self.load_state_dict(finished)
-                if isinstance(error, Stopped):
-                    return False
-                raise
-            self.history.append(record)
-            if on_epoch is not None:
-                on_epoch(self)
-        return True
-
-    def _run_epoch(self, should_stop: Callable[[], bool], progress: bool) -> Dict[str, float]:
-        samples = len(self._train_y)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.lr * self.config.lr_decay ** len(self.history)
-        loss_sum = torch.zeros((), device=self.device)
-        correct = torch.zeros((), dtype=torch.int64, device=self.device)
-        started = self._clock()
-        order = torch.randperm(samples, generator=self._batch_order).to(self.device)
-        with tqdm(
-            total=samples,
-            desc=f"epoch {len(self.history) + 1}/{self.config.epochs}",
-            unit=" images",
-            leave=False,
-            disable=None if progress else True,
-        ) as bar:
-            for index in order.split(self.config.batch_size):
-                if should_stop():
-                    raise Stopped
-                labels = self._train_y[index]
-                spk, _ = self.network(self._train_x[index], num_steps=self.config.steps)
-                loss = self._loss(spk, labels)
-                self.optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                self.optimizer.step()
-                loss_sum += loss.detach() * len(index)
-                correct += (spk.detach().sum(0).argmax(1) == labels).sum()
-                bar.update(len(index))
-        seconds = self._clock() - started
-        train_loss = loss_sum.item() / samples
-        if not math.isfinite(train_loss):
-            raise DivergedError(f"the loss is {train_loss} in epoch {len(self.history) + 1}; a smaller lr may help")
-        return {
-            "train_loss": train_loss,
-            "train_accuracy": correct.item() / samples,
-            "test_accuracy": self.evaluate(should_stop),
-            "seconds": seconds,
-        }
+    def _forward(self, x: torch.Tensor, labels: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        spk, _ = self.network(x, num_steps=self.config.steps)
+        return self._loss(spk, labels), spk.detach().sum(0)
 
     @torch.no_grad()
-    def evaluate(self, should_stop: Callable[[], bool] = lambda: False) -> float:
-        """Accuracy on the test set, 0 to 1."""
+    def _evaluation(self, should_stop: Callable[[], bool] = Never) -> Dict[str, Any]:
         correct = 0
         for x, labels in zip(self._test_x.split(EVALUATION_BATCH), self._test_y.split(EVALUATION_BATCH)):
             if should_stop():
                 raise Stopped
             spk, _ = self.network(x, num_steps=self.config.steps)
             correct += int((spk.sum(0).argmax(1) == labels).sum())
-        return correct / len(self._test_y)
+        return {"test_accuracy": correct / len(self._test_y)}
 
     def spike_rates(self) -> Dict[str, float]:
         """Mean spikes per neuron and step of each spiking layer over the test set."""
@@ -158,59 +86,48 @@ class Trainer:
                 totals[layer] += float(spk.mean()) * len(x)
         return dict(zip(("hidden", "output"), (total / len(self._test_x) for total in totals)))
 
-    def samples_per_second(self) -> Optional[float]:
-        """Training images per second over the finished epochs, evaluation excluded; None before the first."""
-        seconds = sum(record["seconds"] for record in self.history)
-        return len(self.history) * len(self._train_y) / seconds if self.history else None
+    # ---- what `python -m snnipu train` tells
 
-    def state_dict(self) -> Dict[str, Any]:
-        """All that a later :meth:`load_state_dict` needs to go on exactly as if nothing had happened."""
+    def describe(self) -> str:
+        """Data, network and device in two lines."""
+        data, config = self.data, self.config
+        return (
+            f"{data.name}: {len(data.train_labels):,} training and {len(data.test_labels):,} test images of "
+            f"{'x'.join(map(str, data.image_shape))}\n"
+            f"network: {data.num_features}-{config.hidden}-{data.num_classes}, T={config.steps}, "
+            f"beta={config.beta:g}; device: {self.device}; neurons run by: {self.backend}"
+        )
+
+    def describe_epoch(self) -> str:
+        """What the last epoch's line has to say besides loss and accuracies."""
+        return ""
+
+    def results(self) -> Dict[str, Any]:
+        """Entries of the report that only image runs have."""
+        return {"spikes_per_neuron_and_step": self.spike_rates()}
+
+    def figures(self) -> Dict[str, "Figure"]:
+        """Pictures of test images of three different classes, and of the training."""
+        from snnipu import plotting
+
+        data, config = self.data, self.config
+        chosen = [int((data.test_labels == label).nonzero()[0]) for label in data.test_labels.unique()[:3]]
+        x = data.test_images[chosen].flatten(1).to(self.device)
+        (hidden_spk, hidden_mem), (output_spk, output_mem) = layer_activity(self.network, x, config.steps)
+        label = int(data.test_labels[chosen[0]])
+        # neurons that spike about every fifth step show integration, threshold and reset best
+        telling = (hidden_spk[:, 0].mean(0) - 0.2).abs().argsort()[:3]
+        leading = output_mem[:, 0].sum(0).topk(4).indices.sort().values
         return {
-            "config": self.config.to_dict(),
-            "data": self._describe_data(),
-            "model": self.network.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "rng": {"batch_order": self._batch_order.get_state()},
-            "history": list(self.history),
+            "raster": plotting.raster(data.test_images[chosen], data.test_labels[chosen], hidden_spk, output_spk),
+            "membranes": plotting.membranes(
+                torch.cat([hidden_mem[:, 0, telling], output_mem[:, 0, leading]], dim=1),
+                torch.cat([hidden_spk[:, 0, telling], output_spk[:, 0, leading]], dim=1),
+                names=[f"hidden {int(index)}" for index in telling] + [f"class {int(index)}" for index in leading],
+                title=f"membranes while a test image of a {label} is shown",
+            ),
+            "training": plotting.training_curve(self.history, title=f"{data.name}, {config.hidden} hidden neurons"),
         }
-
-    def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Go on from ``state``, which may come from a run that had fewer ``epochs`` set, and from another device.
-
-        Raises:
-            CheckpointError: ``state`` is of another network, data set or schedule, or is damaged.
-        """
-        check_same_run(state["config"], self.config.to_dict())
-        check_same_run(state["data"], self._describe_data())
-        if len(state["history"]) > self.config.epochs:
-            raise CheckpointError(
-                f"the checkpoint has {len(state['history'])} epochs behind it, more than epochs={self.config.epochs}"
-            )
-        try:
-            history = [{name: float(record[name]) for name in HISTORY_ENTRIES} for record in state["history"]]
-            self.network.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            self._batch_order.set_state(state["rng"]["batch_order"])
-        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-            raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
-        self.history = history
-
-    def _describe_data(self) -> Dict[str, Any]:
-        return {
-            "name": self.data.name,
-            "train_samples": len(self.data.train_labels),
-            "test_samples": len(self.data.test_labels),
-            "num_features": self.data.num_features,
-            "num_classes": self.data.num_classes,
-        }
-
-    def _clock(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
-
-
-HISTORY_ENTRIES = ("train_loss", "train_accuracy", "test_accuracy", "seconds")
 
 
 def backend_name(engine: str, device: torch.device) -> str:

@@ -1,0 +1,279 @@
+"""Training on events: a :class:`snnipu.SparseNetwork`, run by one of three methods."""
+
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, Iterator, List, Optional, Tuple
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from snnipu.datasets import EventData, event_loader
+from snnipu.neurons import SparseNetwork
+from snnipu.spikes import SparseSpikes
+from snnipu.training.config import EventConfig
+from snnipu.training.loop import HISTORY_ENTRIES, Never, Stopped, TrainingLoop
+from snnipu.training.low_activity import ActivityRegularizer, GradThresholdSchedule, LayerScale, scale_to_activity
+from snnipu.training.methods import METHODS, Layers, limited, num_spikes, overflow, spike_count
+from snnipu.training.sparse_benchmark import benchmark_network
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# What runs a method's layers.
+_OPERATOR = {"dense": "lif_sequence", "sparse_ops": "sparse_linear", "sparse_network": "sparse_lif_sequence"}
+
+
+def _floats(values: Any) -> List[float]:
+    return [float(value) for value in values]
+
+
+def _ints(values: Any) -> List[int]:
+    return [int(value) for value in values]
+
+
+def _optional_float(value: Any) -> Optional[float]:
+    return None if value is None else float(value)
+
+
+class EventTrainer(TrainingLoop):
+    r"""Trains a network of the published sparse benchmark's neurons on events, with Adam.
+
+    The loss is the cross entropy of the output neurons' spike counts over the T steps,
+    :math:`-\log \mathrm{softmax}(\sum_t s_t)_y`, plus that of rates above ``config.rate_limit``. Initial weights and
+    order of the batches depend on ``config`` alone, not on the method: where no cap binds and every neuron carries
+    gradient, the three methods give the same curve up to rounding.
+
+    Args:
+        config: the settings.
+        data: the recordings.
+        device: where to train.
+        workers: processes that read and bin recordings.
+
+    Attributes:
+        network: the :class:`snnipu.SparseNetwork`.
+        scaling: what :func:`~snnipu.training.scale_to_activity` did to the initial weights; empty before.
+        history: one dict a finished epoch: ``train_loss``, ``train_accuracy``, ``test_accuracy`` and ``seconds`` as in
+            :class:`Trainer`; over the test set, ``activity`` (mean spikes per neuron and step, one number a layer),
+            ``overflow`` (spikes dropped, one number a layer), ``input_activity``, ``input_overflow``; while training,
+            ``train_overflow`` (the input's first, then one number a layer) and ``grad_threshold`` at the end.
+
+    Raises:
+        ValueError: ``config.batch_size`` is larger than the training set, or ``data`` has another number of steps.
+
+    Source: Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
+    """
+
+    entries: ClassVar[Dict[str, Callable[[Any], Any]]] = {
+        **HISTORY_ENTRIES,
+        "activity": _floats,
+        "overflow": _ints,
+        "input_activity": float,
+        "input_overflow": int,
+        "train_overflow": _ints,
+        "grad_threshold": _optional_float,
+    }
+    unit = "recordings"
+    network: SparseNetwork
+
+    def __init__(
+        self, config: EventConfig, data: EventData, device: Optional[torch.device] = None, workers: int = 0
+    ) -> None:
+        if data.num_steps != config.steps:
+            raise ValueError(f"steps: {config.steps} of the settings are not the {data.num_steps} of the data")
+        self.sizes = [data.num_neurons, *config.hidden, data.num_classes]
+        description = {
+            "name": data.name,
+            "train_samples": len(data.train),
+            "test_samples": len(data.test),
+            "num_neurons": data.num_neurons,
+            "num_classes": data.num_classes,
+        }
+        super().__init__(config, build_event_network(config, self.sizes), description, device)
+        self.data = data
+        self.scaling: List[LayerScale] = []
+        self._run = METHODS[config.method]
+        self._schedule: Optional[GradThresholdSchedule] = None
+        if config.grad_threshold_start is not None:
+            assert config.grad_threshold is not None
+            assert config.grad_threshold_every is not None
+            self._schedule = GradThresholdSchedule(
+                self.network, config.grad_threshold_start, config.grad_threshold, config.grad_threshold_every
+            )
+        self._regularizer: Optional[ActivityRegularizer] = None
+        if config.rate_limit is not None:
+            self._regularizer = ActivityRegularizer(upper=config.rate_limit, strength=config.rate_strength)
+        self._train_loader = event_loader(
+            data.train, config.batch_size, shuffle=True, generator=self._batch_order, num_workers=workers
+        )
+        self._test_loader = event_loader(data.test, config.batch_size, num_workers=workers)
+        self._dropped = torch.zeros(len(self.sizes), dtype=torch.int64)
+
+    @property
+    def backend(self) -> str:
+        """Which code runs the method's layers."""
+        from snnipu.backends import backend_for
+
+        return backend_for(_OPERATOR[self.config.method], self.device)
+
+    # ---- what the loop asks for
+
+    def _before_first_epoch(self) -> None:
+        if self.config.initial_activity is None or self.scaling:
+            return
+        generator = torch.Generator().manual_seed(self.config.seed)
+        loader = event_loader(self.data.train, self.config.batch_size, shuffle=True, generator=generator)
+        spikes, _ = next(iter(loader))
+        try:
+            self.scaling = scale_to_activity(self.network, spikes.to(self.device), self.config.initial_activity)
+        except ValueError as error:
+            raise ValueError(f"initial_activity: {error}") from error
+
+    def _before_epoch(self) -> None:
+        self._dropped.zero_()
+
+    def _batches(self) -> Iterator[Tuple[SparseSpikes, torch.Tensor]]:
+        for spikes, labels in self._train_loader:
+            yield spikes.to(self.device), labels.to(self.device)
+
+    def _forward(self, x: SparseSpikes, labels: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        layers, dropped, _ = self._layers(x)
+        self._dropped += dropped
+        scores = spike_count(layers[-1])
+        loss = cross_entropy(scores, labels)
+        if self._regularizer is not None:
+            loss = loss + self._regularizer(layers[:-1])
+        return loss, scores.detach()
+
+    def _layers(self, x: SparseSpikes) -> Tuple[Layers, torch.Tensor, torch.Tensor]:
+        """Spikes of every layer; spikes dropped and spikes kept, of the input and of every layer, int64."""
+        given = x if self.config.method == "dense" else limited(self.network, x)
+        layers = self._run(self.network, given)
+        every = [given, *layers]
+        dropped, kept = (torch.tensor([count(part) for part in every]) for count in (overflow, num_spikes))
+        return layers, dropped, kept
+
+    def _after_step(self) -> None:
+        if self._schedule is not None:
+            self._schedule.step()
+
+    @torch.no_grad()
+    def _evaluation(self, should_stop: Callable[[], bool] = Never) -> Dict[str, Any]:
+        correct, samples = 0, 0
+        all_dropped, all_kept = (torch.zeros(len(self.sizes), dtype=torch.int64) for _ in range(2))
+        for x, labels in self._test_loader:
+            if should_stop():
+                raise Stopped
+            layers, dropped, kept = self._layers(x.to(self.device))
+            correct += int((spike_count(layers[-1]).argmax(1).cpu() == labels).sum())
+            samples += len(labels)
+            all_dropped += dropped
+            all_kept += kept
+        cells = [samples * self.config.steps * size for size in self.sizes]
+        activity = [count / cell for count, cell in zip(all_kept.tolist(), cells)]
+        return {
+            "test_accuracy": correct / samples,
+            "activity": activity[1:],
+            "overflow": all_dropped[1:].tolist(),
+            "input_activity": activity[0],
+            "input_overflow": int(all_dropped[0]),
+        }
+
+    def _training_record(self) -> Dict[str, Any]:
+        present = self._schedule.value if self._schedule is not None else self.config.grad_threshold
+        return {"train_overflow": self._dropped.tolist(), "grad_threshold": present}
+
+    def _more_state(self) -> Dict[str, Any]:
+        scaling = [tuple(scale) for scale in self.scaling]
+        return {"schedule": None if self._schedule is None else self._schedule.state_dict(), "scaling": scaling}
+
+    def _load_more_state(self, state: Dict[str, Any]) -> None:
+        if self._schedule is not None:
+            self._schedule.load_state_dict(state["schedule"])
+        self.scaling = [LayerScale(*scale) for scale in state["scaling"]]
+
+    # ---- what `python -m snnipu train` tells
+
+    @property
+    def layer_names(self) -> List[str]:
+        """``hidden 1``, ``hidden 2``, ..., ``output``."""
+        return [f"hidden {index + 1}" for index in range(len(self.sizes) - 2)] + ["output"]
+
+    def describe(self) -> str:
+        """Data, network and device in a few lines."""
+        data, config = self.data, self.config
+        text = (
+            f"{data.name}: {len(data.train):,} training and {len(data.test):,} test recordings of "
+            f"{data.num_neurons:,} neurons, T={data.num_steps}\n"
+            f"network: {'-'.join(map(str, self.sizes))}, beta={config.beta:g}, delay {config.delay}; method: "
+            f"{config.method}; device: {self.device}; layers run by: {self.backend}"
+        )
+        if config.method == "dense":
+            return text
+        slots = ", ".join("as needed" if slot is None else str(slot) for slot in config.slots(self.sizes))
+        second = "none: every neuron carries gradient"
+        if config.grad_threshold is not None:
+            second = f"{config.grad_threshold:g}"
+            if config.grad_threshold_start is not None:
+                second += f", from {config.grad_threshold_start:g} on, halfway every {config.grad_threshold_every}"
+        return text + f"\nslots: {slots}; second threshold: {second}"
+
+    def describe_epoch(self) -> str:
+        """What the last epoch's line has to say besides loss and accuracies."""
+        record = self.history[-1]
+        text = "activity " + " ".join(f"{100 * value:.2g}" for value in record["activity"]) + " %"
+        dropped = sum(record["train_overflow"])
+        return text + (f", {dropped:,} spikes dropped" if dropped else "")
+
+    def results(self) -> Dict[str, Any]:
+        """Entries of the report that only event runs have; the first are None before the first epoch is done."""
+        last = self.history[-1] if self.history else {}
+        names = ("activity", "overflow", "input_activity", "input_overflow")
+        totals = [record["train_overflow"] for record in self.history]
+        return {
+            **{name: last.get(name) for name in names},
+            "train_overflow": [sum(column) for column in zip(*totals)] if totals else None,
+            "sizes": self.sizes,
+            "slots": list(self.config.slots(self.sizes)),
+            "initial_scale": [scale.scale for scale in self.scaling],
+        }
+
+    @torch.no_grad()
+    def figures(self) -> Dict[str, "Figure"]:
+        """Pictures of test recordings of three different classes, and of the training."""
+        from snnipu import plotting
+
+        labels = self.data.test.labels
+        chosen = [int((labels == label).nonzero()[0]) for label in labels.unique()[:3]]
+        x, _ = self.data.test.batch(chosen)
+        x = x.to(self.device)
+        given = x if self.config.method == "dense" else limited(self.network, x)
+        every = [
+            part.to_dense() if isinstance(part, SparseSpikes) else part
+            for part in [given, *self._run(self.network, given)]
+        ]
+        title = f"{self.data.name}, {'-'.join(map(str, self.sizes))}, {self.config.method}"
+        history = self.history
+        slots = self.config.slots(self.sizes)[1:]
+        return {
+            "raster": plotting.layer_rasters(every, labels[chosen], ["input", *self.layer_names]),
+            "training": plotting.training_curve(history, title=title),
+            "activity": plotting.activity_curve(
+                [record["activity"] for record in history],
+                self.layer_names,
+                caps=[None if slot is None else min(slot / size, 1) for slot, size in zip(slots, self.sizes[1:])],
+                dropped=None if self.config.method == "dense" else [record["overflow"] for record in history],
+                cells=[len(self.data.test) * self.config.steps * size for size in self.sizes[1:]],
+                title=title,
+            ),
+        }
+
+
+def build_event_network(config: EventConfig, sizes: List[int]) -> SparseNetwork:
+    """The network of ``config``; its weights come from ``config.seed`` alone and are the same for every method."""
+    return benchmark_network(
+        sizes,
+        max_spikes=config.slots(sizes),
+        decay=config.beta,
+        grad_threshold=config.grad_threshold,
+        delay=config.delay,
+        overflow=config.overflow_order,
+        generator=torch.Generator().manual_seed(config.seed),
+    )
