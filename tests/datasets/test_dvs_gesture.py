@@ -1,0 +1,151 @@
+"""DVS128 Gesture, from small files in the layout that tonic makes."""
+
+import numpy as np
+import pytest
+import torch
+
+from snnipu import datasets
+from snnipu.datasets.dvs_gesture import read_events
+
+# x, y, polarity, milliseconds
+EVENTS = np.array(
+    [[0, 0, 0, 50], [127, 127, 1, 50], [64, 33, 1, 51], [65, 32, 1, 51], [9, 9, 0, 1549], [9, 9, 0, 1550]]
+)
+
+
+def write(root, files, test=None):
+    for part, content in (("ibmGestureTrain", files), ("ibmGestureTest", test or files)):
+        for name, events in content.items():
+            path = root / part / f"{name}.npy"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.save(path, events)
+    return root
+
+
+@pytest.fixture
+def folder(tmp_path):
+    files = {"user02_led/10": EVENTS, "user02_led/2": EVENTS[:1], "user01_fluorescent_led/0": EVENTS[:2]}
+    return write(tmp_path, files)
+
+
+def places(spikes):
+    """``(t, id, value)`` of the spikes of one sample, without the 32,768 neurons of each step."""
+    used = (torch.arange(spikes.capacity) < spikes.counts[:, 0, :1]).nonzero()
+    return [(int(t), int(spikes.ids[t, 0, s]), float(spikes.values[t, 0, s])) for t, s in used]
+
+
+def test_reads_the_layout(folder):
+    data = datasets.dvs_gesture(folder, 1500)
+    assert (data.name, data.num_neurons, data.num_steps, data.num_classes) == ("dvs_gesture", 32768, 1500, 11)
+    assert data.sensor_shape == (2, 128, 128)
+    assert data.train.labels.tolist() == [0, 2, 10]
+    spikes, label = data.train[2]
+    assert label == 10
+    half = 128 * 128
+    first = [(0, 0, 1), (0, 2 * half - 1, 1), (1, half + 32 * 128 + 65, 1), (1, half + 33 * 128 + 64, 1)]
+    assert places(spikes) == [*first, (1499, 9 * 128 + 9, 1)]
+    assert spikes.outside == 1  # 1,500 ms after the first event
+    assert data.test[0][0].num_spikes == 2
+
+
+def test_window(folder):
+    assert datasets.dvs_gesture(folder).train.step == 30_000
+    assert datasets.dvs_gesture(folder, 50, step_us=1000).train[2][0].outside == 2
+    assert datasets.dvs_gesture(folder, 4, window_us=1_500_001).train[2][0].outside == 0
+
+
+def test_downsampling_and_cropping(folder):
+    data = datasets.dvs_gesture(folder, 1500, downsample=4, values="count")
+    assert data.sensor_shape == (2, 32, 32)
+    assert data.num_neurons == 2048
+    corners = [(0, 0, 1), (0, 2047, 1)]
+    assert places(data.train[2][0]) == [*corners, (1, 1024 + 8 * 32 + 16, 2), (1499, 2 * 32 + 2, 1)]
+    data = datasets.dvs_gesture(folder, 1500, crop=(64, 64), downsample=2, merge_polarity=True, values="count")
+    assert data.sensor_shape == (1, 32, 32)
+    assert places(data.train[2][0]) == [(1, 16, 2)]
+    with pytest.raises(ValueError, match="downsample must divide the 128 x 128 pixels used, got 3"):
+        datasets.dvs_gesture(folder, downsample=3)
+    with pytest.raises(ValueError, match="downsample must be an int of 1 or more"):
+        datasets.dvs_gesture(folder, downsample=0)
+    with pytest.raises(ValueError, match="crop must be"):
+        datasets.dvs_gesture(folder, crop=129)
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.uint16, np.int64, np.float32, np.float64])
+def test_types(tmp_path, dtype):
+    path = tmp_path / "1.npy"
+    np.save(path, EVENTS.astype(dtype))
+    times, x, y, polarity = read_events(str(path))
+    assert times.tolist() == [0, 0, 1000, 1000, 1_499_000, 1_500_000]
+    assert np.array_equal(np.stack([x, y, polarity], 1), EVENTS[:, :3])
+
+
+def test_reads_what_tonic_reads(tmp_path):
+    tonic_datasets = pytest.importorskip("tonic.datasets")
+    random = np.random.default_rng(0)
+    files = {}
+    for user in range(10):  # tonic wants 100 files
+        for label in range(11):
+            events = random.integers(0, 128, (20, 4))
+            events[:, 2] %= 2
+            events[:, 3] = np.sort(events[:, 3]) * 5
+            events[0, 3] = 0
+            files[f"user{user:02}_lab/{label}"] = events
+    write(tmp_path / "DVSGesture", files)
+    (tmp_path / "DVSGesture" / "ibmGestureTrain.tar.gz").write_bytes(b"")
+    theirs = tonic_datasets.DVSGesture(save_to=str(tmp_path), train=True)
+    ours = datasets.dvs_gesture(tmp_path, 700, step_us=1000, values="count").train
+    assert len(ours) == len(theirs) == 110
+
+    def key(label, events):
+        return label, sorted(events)
+
+    got = [key(label, [(t, n) for t, n, number in places(s) for _ in range(int(number))]) for s, label in ours]
+    expected = []
+    for index in range(len(theirs)):
+        events, label = theirs[index]
+        units = (events["p"].astype(int) * 128 + events["y"]) * 128 + events["x"]
+        expected.append(key(label, [(int(t) // 1000, int(n)) for t, n in zip(events["t"], units)]))
+    assert sorted(got) == sorted(expected)
+
+
+DAMAGE = {
+    "off the sensor": (np.array([[128, 0, 0, 1]]), "event 0 is at x=128, y=0, outside"),
+    "negative": (np.array([[0, -1, 0, 1]]), "event 0 is at x=0, y=-1"),
+    "polarity": (np.array([[0, 0, 2, 1]]), "polarities must be 0 or 1"),
+    "NaN": (np.array([[0, 0, 0, np.nan]]), "not finite"),
+    "no event": (np.zeros((0, 4)), "holds no event"),
+    "columns": (np.zeros((3, 5)), r"expected numbers \[events, 4\], got float64 \(3, 5\)"),
+    "words": (np.array([["a"] * 4]), "expected numbers"),
+    "objects": (np.array([[{}] * 4]), "allow_pickle"),
+}
+
+
+@pytest.mark.parametrize(("events", "message"), DAMAGE.values(), ids=DAMAGE)
+def test_damaged_file(folder, events, message):
+    np.save(folder / "ibmGestureTrain" / "user02_led" / "10.npy", events)
+    train = datasets.dvs_gesture(folder).train
+    with pytest.raises(ValueError, match=rf"root: damaged file .*user02_led.10.npy: .*{message}"):
+        train[2]
+
+
+@pytest.mark.parametrize("keep", [0, 50, 150])
+def test_cut_off_file(folder, keep):
+    path = folder / "ibmGestureTrain" / "user02_led" / "10.npy"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ValueError, match=r"root: damaged file .*10.npy"):
+        datasets.dvs_gesture(folder).train[2]
+
+
+def test_missing_data(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"root: no DVS128 Gesture: .*absent' is not a folder"):
+        datasets.dvs_gesture(tmp_path / "absent")
+    with pytest.raises(FileNotFoundError, match="has no folders ibmGestureTrain and ibmGestureTest; download=True"):
+        datasets.dvs_gesture(tmp_path)
+    for name in ("ibmGestureTrain", "ibmGestureTest"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(FileNotFoundError, match=r"root: no recordings in .*ibmGestureTrain"):
+        datasets.dvs_gesture(tmp_path)
+    write(tmp_path, {"user01_led/11": EVENTS})
+    with pytest.raises(ValueError, match=r"root: .*11.npy is not of DVS128 Gesture"):
+        datasets.dvs_gesture(tmp_path)

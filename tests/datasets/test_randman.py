@@ -1,0 +1,131 @@
+"""Random manifolds as spike times."""
+
+import math
+
+import pytest
+import torch
+
+from snnipu import datasets
+from snnipu.datasets.randman import _manifold
+
+SMALL = {"num_neurons": 16, "num_classes": 3, "samples_per_class": 20, "num_steps": 50}
+
+
+def steps_of(dataset):
+    """Spike times ``[samples, neurons]``; fails unless every neuron spikes exactly once."""
+    dense = dataset.batch(range(len(dataset)))[0].to_dense()
+    assert dense.sum(0).eq(1).all()
+    return dense.argmax(0)
+
+
+def test_default_is_the_published_configuration():
+    data = datasets.randman()
+    assert (data.name, data.num_neurons, data.num_steps, data.num_classes) == ("randman", 128, 100, 10)
+    assert data.sensor_shape is None
+    assert (len(data.train), len(data.test)) == (8000, 2000)
+    spikes, label = data.test[13]
+    assert spikes.shape == (100, 1, 128)
+    assert label == 3
+    assert spikes.counts[..., 0].sum() == 128
+    assert spikes.activity == pytest.approx(0.01)
+
+
+def test_every_neuron_spikes_once_and_uses_the_whole_window():
+    data = datasets.randman(**SMALL, test_fraction=0.25)
+    assert (len(data.train), len(data.test)) == (45, 15)
+    assert data.train.labels.tolist() == [0, 1, 2] * 15
+    steps = torch.cat([steps_of(part).reshape(-1, 3, 16) for part in (data.train, data.test)])
+    assert steps.amin(0).eq(0).all()
+    assert steps.amax(0).eq(49).all()
+
+
+def test_the_seed_decides():
+    one, same, other = (steps_of(datasets.randman(**SMALL, seed=seed).train) for seed in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    state = torch.get_rng_state()
+    datasets.randman(**SMALL)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_formula(dim):
+    neurons, alpha, cutoff = 3, 1.5, 4
+    points = torch.rand(7, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    got = _manifold(points, neurons, alpha, cutoff, torch.Generator().manual_seed(1))
+    shape = (3, dim, neurons, cutoff)
+    a, b, c = torch.rand(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).tolist()
+    for i in range(neurons):
+        values = [
+            math.prod(
+                sum(
+                    a[d][i][k - 1] / k**alpha * math.sin(2 * math.pi * (k * b[d][i][k - 1] * x + c[d][i][k - 1]))
+                    for k in range(1, cutoff + 1)
+                )
+                for d, x in enumerate(point)
+            )
+            for point in points.tolist()
+        ]
+        expected = [(value - min(values)) / (max(values) - min(values)) for value in values]
+        assert got[:, i].tolist() == pytest.approx(expected)
+
+
+def test_blocks_of_neurons_are_the_whole(monkeypatch):
+    """More waves than fit into one block."""
+    points = torch.rand(600, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values = _manifold(points, 5, 1.0, 1000, torch.Generator().manual_seed(1))
+    height, rate, phase = torch.rand(3, 5, 1000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    k = torch.arange(1, 1001, dtype=torch.float64)
+    whole = (torch.sin(2 * math.pi * (points[:, :, None] * rate * k + phase)) * height / k).sum(-1)
+    whole = (whole - whole.amin(0)) / (whole.amax(0) - whole.amin(0))
+    assert torch.allclose(values, whole)
+
+
+def test_a_higher_alpha_is_smoother():
+    points = torch.linspace(0, 1, 2000, dtype=torch.float64)[:, None]
+    lengths = []
+    for alpha in (0.5, 1.0, 2.0, 4.0):
+        values = _manifold(points, 20, alpha, 100, torch.Generator().manual_seed(0))
+        lengths.append(float(values.diff(dim=0).abs().sum(0).mean()))
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] > 5 * lengths[-1]
+
+
+def test_classes_are_told_apart_by_spike_times():
+    """By the nearest training sample, most test samples are of its class."""
+    data = datasets.randman(32, 4, 60, 100, seed=3)
+    train, test = steps_of(data.train).double(), steps_of(data.test).double()
+    nearest = data.train.labels[torch.cdist(test, train).argmin(1)]
+    assert (nearest == data.test.labels).double().mean() > 0.9
+
+
+def test_few_steps():
+    assert steps_of(datasets.randman(**{**SMALL, "num_steps": 1}).test).eq(0).all()
+
+
+@pytest.mark.parametrize("cutoff", [None, 1])
+@pytest.mark.parametrize("alpha", [0, 1e-9, 0.5, 3, 100.0])
+def test_smoothness_and_cutoff(alpha, cutoff):
+    steps_of(datasets.randman(2, 2, 5, 20, alpha=alpha, cutoff=cutoff).train)
+
+
+WRONG = [
+    ("num_neurons", 0, ValueError),
+    ("num_neurons", 2.0, TypeError),
+    ("num_classes", 0, ValueError),
+    ("samples_per_class", 1, ValueError),
+    ("num_steps", 0, ValueError),
+    ("dim", 0, ValueError),
+    ("cutoff", 0, ValueError),
+    ("alpha", -1, ValueError),
+    ("alpha", math.nan, ValueError),
+    ("test_fraction", 0, ValueError),
+    ("test_fraction", 1, ValueError),
+    ("test_fraction", 0.01, ValueError),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "error"), WRONG)
+def test_wrong_argument(name, value, error):
+    with pytest.raises(error, match=f"^{name} must be"):
+        datasets.randman(**{**SMALL, name: value})
