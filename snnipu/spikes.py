@@ -110,7 +110,8 @@ class SparseSpikes:
     ) -> "SparseSpikes":
         """Events, as event cameras and spike recordings give them, binned into time steps.
 
-        An event at time ``τ`` falls into step ``floor(τ / step)``. Events need not be sorted.
+        An event at time ``τ`` falls into step ``floor(τ / step)``. Events need not be sorted. The work is done on the
+        CPU, and the result is there, wherever the events are.
 
         Args:
             times: time of each event, from 0; any unit. A tensor, an array or a list, as are the next two.

@@ -64,7 +64,7 @@ def recordings(draw):
     st.one_of(st.none(), st.integers(0, 10)),
     st.sampled_from(["lowest", "rotate"]),
 )
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=200)
 def test_is_the_histogram(recording, values, slots, overflow):
     steps, batch, neurons, step, whole, events = recording
     times, units, samples = ([event[i] for event in events] for i in range(3))

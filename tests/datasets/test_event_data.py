@@ -175,6 +175,7 @@ def test_loader_gives_every_recording_once(wrap, workers):
     expected = [(2 * spikes.num_spikes, label) for spikes, label in make()]
     assert len(loader) == 3
     assert loader.batch_size == 4
+    assert loader.persistent_workers == (workers > 0)  # they keep what they have cached
     assert seen(loader) == expected
     assert seen(loader) == expected
     shuffled = datasets.event_loader(wrap(dataset), 4, shuffle=True, generator=torch.Generator().manual_seed(1))

@@ -53,7 +53,7 @@ def test_nothing_and_everything(activity):
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("activity", [0.1, 0.4, 0.7])
 def test_no_neuron_step_or_sample_is_preferred(activity, exact):
-    dense = random_spikes(200, 20, 30, activity, seeded(), exact=exact).to_dense().double()
+    dense = random_spikes(50, 20, 30, activity, seeded(), exact=exact).to_dense().double()
     for dims in ((0, 1), (0, 2), (1, 2)):
         rate = dense.mean(dims)
         deviation = (activity * (1 - activity) * len(rate) / dense.numel()) ** 0.5
