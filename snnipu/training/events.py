@@ -103,6 +103,8 @@ class EventTrainer(TrainingLoop):
         self._train_loader = event_loader(
             data.train, config.batch_size, shuffle=True, generator=self._batch_order, num_workers=workers
         )
+        # Seeds of worker processes come from elsewhere: their number must not change the order of the batches.
+        self._train_loader.generator = torch.Generator()
         self._test_loader = event_loader(data.test, config.batch_size, num_workers=workers)
         self._dropped = torch.zeros(len(self.sizes), dtype=torch.int64)
 

@@ -1,0 +1,374 @@
+import pytest
+import torch
+
+import snnipu as snn
+from snnipu import datasets, training
+
+METHODS = tuple(training.METHODS)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return datasets.randman(20, num_classes=3, samples_per_class=30, num_steps=20, seed=1)
+
+
+def config(**settings):
+    small = {"classes": 3, "samples_per_class": 30, "steps": 20, "hidden": (24, 16), "epochs": 2, "batch_size": 16}
+    small.update(grad_threshold_every=2, beta=0.9, max_spikes=(8, 3, 2, 3))
+    if settings.get("method") == "dense":
+        small.pop("max_spikes")
+        small.pop("grad_threshold_every")
+    return training.EventConfig.for_dataset("randman", **{**small, **settings})
+
+
+def plain(**settings):
+    """No slots and no second threshold: where the methods are the same."""
+    sparse = {} if settings.get("method") == "dense" else {"max_spikes": None, "grad_threshold": None}
+    if sparse:
+        sparse["grad_threshold_every"] = None
+    return config(**sparse, **settings)
+
+
+def without_times(state):
+    history = [{name: value for name, value in record.items() if name != "seconds"} for record in state["history"]]
+    return {**state, "history": history}
+
+
+def equal(a, b):
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return a == b
+
+
+def dense_of(spikes):
+    return spikes.to_dense() if isinstance(spikes, snn.SparseSpikes) else spikes
+
+
+# ---- the three methods
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_methods_are_equal_without_caps(data, delay):
+    """Spikes and gradients of every layer, in double precision."""
+    x, labels = data.train.batch(range(24))
+    spikes, gradients = {}, {}
+    for method in METHODS:
+        generator = torch.Generator().manual_seed(0)
+        net = training.benchmark_network(
+            [20, 24, 16, 3], decay=0.9, grad_threshold=None, delay=delay, generator=generator
+        ).double()
+        layers = training.METHODS[method](net, x.to(torch.float64))
+        spikes[method] = [dense_of(layer) for layer in layers]
+        score = dense_of(layers[-1]).sum(0)
+        torch.nn.functional.cross_entropy(score, labels).backward()
+        gradients[method] = [layer.weight.grad for layer in net.layers]
+    for method in ("sparse_ops", "sparse_network"):
+        for ours, theirs in zip(spikes[method], spikes["dense"]):
+            assert torch.equal(ours, theirs)
+            assert float(theirs.sum()) > 50
+        for ours, theirs in zip(gradients[method], gradients["dense"]):
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+            assert float(theirs.abs().max()) > 1e-4
+
+
+def test_curves_of_the_methods_are_equal_without_caps(data):
+    """Over several steps of Adam in single precision; a difference of summation order may not change a spike here."""
+    trainers = {method: training.EventTrainer(plain(method=method), data) for method in METHODS}
+    for trainer in trainers.values():
+        trainer.fit()
+    dense = trainers["dense"]
+    assert dense.history[1]["train_loss"] < dense.history[0]["train_loss"]
+    for method in ("sparse_ops", "sparse_network"):
+        for ours, theirs in zip(trainers[method].history, dense.history):
+            assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-3), method
+            assert ours["activity"] == pytest.approx(theirs["activity"], rel=1e-2), method
+            assert ours["overflow"] == theirs["overflow"] == [0, 0, 0]
+        for ours, theirs in zip(trainers[method].network.parameters(), dense.network.parameters()):
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("overflow_order", ["lowest", "rotate"])
+def test_sparse_methods_are_equal_where_caps_bind(data, overflow_order):
+    x, labels = data.train.batch(range(24))
+    found = {}
+    for method in ("sparse_ops", "sparse_network"):
+        generator = torch.Generator().manual_seed(0)
+        net = training.benchmark_network(
+            [20, 24, 16, 3],
+            decay=0.9,
+            max_spikes=[1, 4, 3, 3],
+            grad_threshold=0.2,
+            overflow=overflow_order,
+            generator=generator,
+        ).double()
+        layers = training.METHODS[method](net, x.to(torch.float64))
+        torch.nn.functional.cross_entropy(layers[-1].spike_count(), labels).backward()
+        found[method] = layers, [layer.weight.grad for layer in net.layers]
+    (ours, our_gradients), (theirs, their_gradients) = found.values()
+    for mine, other in zip(ours, theirs):
+        assert torch.equal(mine.to_dense(), other.to_dense())
+        assert torch.equal(mine.counts, other.counts)
+        assert mine.overflow == other.overflow
+    assert ours[0].overflow > 0
+    assert int((ours[0].counts[..., 1] - ours[0].counts[..., 0]).sum()) > 0
+    for mine, other in zip(our_gradients, their_gradients):
+        torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-12)
+        assert float(mine.abs().max()) > 0
+
+
+def test_methods_start_from_the_same_weights(data):
+    states = []
+    for method in METHODS:
+        trainer = training.EventTrainer(config(method=method), data)
+        trainer._before_first_epoch()
+        states.append(dict(trainer.network.state_dict()))
+        assert [scale.reached for scale in trainer.scaling] == [True] * 3
+    assert equal(states[0], states[1])
+    assert equal(states[0], states[2])
+
+
+# ---- the trainer
+
+
+def test_it_learns(data):
+    trainer = training.EventTrainer(config(epochs=10, lr=0.02, lr_decay=0.9, hidden=(64,), max_spikes=(8, 10, 3)), data)
+    assert trainer.fit()
+    assert trainer.history[-1]["train_loss"] < 0.5 * trainer.history[0]["train_loss"]
+    assert trainer.history[-1]["test_accuracy"] > 0.7
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_equal_settings_give_equal_results(data, method):
+    states = []
+    for global_seed in (0, 1):
+        torch.manual_seed(global_seed)
+        trainer = training.EventTrainer(config(method=method), data)
+        assert trainer.fit()
+        states.append(without_times(trainer.state_dict()))
+    assert equal(*states)
+    assert not equal(states[0]["model"], training.EventTrainer(config(seed=1), data).state_dict()["model"])
+
+
+def test_record_tells_activity_and_overflow(data):
+    trainer = training.EventTrainer(config(epochs=1, max_spikes=(1, 2, 2, 3)), data)
+    trainer.fit()
+    (record,) = trainer.history
+    assert set(record) == set(trainer.entries)
+    x, labels = data.test.batch(range(len(data.test)))
+    layers = trainer.network(x, all_layers=True)
+    assert record["activity"] == pytest.approx([layer.activity for layer in layers])
+    assert record["overflow"] == [layer.overflow for layer in layers]
+    assert record["overflow"][0] > 0
+    limited = x.limit(1)
+    assert record["input_overflow"] == limited.overflow > 0
+    assert record["input_activity"] == pytest.approx(limited.activity)
+    correct = layers[-1].spike_count().argmax(1) == labels
+    assert record["test_accuracy"] == pytest.approx(float(correct.float().mean()))
+    assert len(record["train_overflow"]) == 4
+    # As large a part of each recording is dropped of the training set.
+    share = len(data.train) / len(data.test)
+    assert record["train_overflow"][0] == pytest.approx(record["input_overflow"] * share, rel=0.5)
+
+
+def test_dense_reports_no_overflow(data):
+    trainer = training.EventTrainer(config(epochs=1, method="dense"), data)
+    trainer.fit()
+    (record,) = trainer.history
+    assert record["overflow"] == [0, 0, 0]
+    assert record["train_overflow"] == [0, 0, 0, 0]
+    assert record["grad_threshold"] is None
+    x, _ = data.test.batch(range(len(data.test)))
+    assert record["input_activity"] == pytest.approx(x.activity)
+    trainer.network.layers[0].grad_threshold = None
+    trainer.network(x)
+    assert record["activity"] == pytest.approx(trainer.network.activity, rel=1e-3)
+
+
+def test_the_second_threshold_rises(data):
+    trainer = training.EventTrainer(config(grad_threshold_start=-3.1, grad_threshold=0.9), data)
+    trainer.fit()
+    # 72 recordings in batches of 16: 5 steps an epoch, halved every 2.
+    assert [record["grad_threshold"] for record in trainer.history] == pytest.approx([0.9 - 4 / 4, 0.9 - 4 / 32])
+    assert trainer.network.layers[0].grad_threshold == trainer.history[-1]["grad_threshold"]
+    fixed = config(grad_threshold_start=None, grad_threshold_every=None, epochs=1)
+    trainer = training.EventTrainer(fixed, data)
+    trainer.fit()
+    assert trainer.history[0]["grad_threshold"] == trainer.network.layers[0].grad_threshold == 0.9
+
+
+def test_rates_are_limited(data):
+    activity = []
+    for limit in (None, 0.001):
+        settings = config(rate_limit=limit, rate_strength=1e5, initial_activity=0.1, lr=0.03, max_spikes=24)
+        trainer = training.EventTrainer(settings, data)
+        trainer.fit()
+        activity.append(trainer.history[-1]["activity"][0])
+    assert activity[1] < 0.8 * activity[0]
+
+
+def test_resumed_run_equals_the_uninterrupted_one(data, tmp_path):
+    straight = training.EventTrainer(config(epochs=3), data)
+    straight.fit()
+    first = training.EventTrainer(config(epochs=1), data)
+    first.fit()
+    training.save_checkpoint(tmp_path / "run.pt", first.state_dict())
+    second = training.EventTrainer(config(epochs=3), data)
+    second.load_state_dict(training.load_checkpoint(tmp_path / "run.pt"))
+    assert second.history == first.history
+    second.fit()
+    assert equal(without_times(second.state_dict()), without_times(straight.state_dict()))
+    assert second.network.layers[0].grad_threshold == straight.network.layers[0].grad_threshold
+
+
+def test_a_stop_takes_the_running_epoch_back(data):
+    straight = training.EventTrainer(config(), data)
+    straight.fit()
+    trainer = training.EventTrainer(config(), data)
+    asked = iter([False] * 10 + [True])
+    # 5 batches and 2 evaluations an epoch: the second epoch is under way at the 11th question
+    assert not trainer.fit(should_stop=lambda: next(asked))
+    assert len(trainer.history) == 1
+    assert trainer.network.layers[0].grad_threshold == trainer.history[0]["grad_threshold"]
+    assert trainer.fit()
+    assert equal(without_times(trainer.state_dict()), without_times(straight.state_dict()))
+
+
+def test_a_stop_in_the_first_epoch_scales_once(data):
+    straight = training.EventTrainer(config(), data)
+    straight.fit()
+    trainer = training.EventTrainer(config(), data)
+    asked = iter([False, True])
+    assert not trainer.fit(should_stop=lambda: next(asked))
+    assert trainer.fit()
+    assert equal(without_times(trainer.state_dict()), without_times(straight.state_dict()))
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [("schedule", None), ("schedule", {"calls": -1}), ("scaling", [(1.0,)]), ("scaling", None), ("model", {})],
+)
+def test_damaged_entries(data, entry, value):
+    trainer = training.EventTrainer(config(), data)
+    with pytest.raises(training.CheckpointError, match="the checkpoint is damaged"):
+        trainer.load_state_dict({**trainer.state_dict(), entry: value})
+
+
+def test_checkpoint_of_another_run(data):
+    state = training.EventTrainer(config(), data).state_dict()
+    other = config(method="sparse_ops", hidden=(20, 16))
+    with pytest.raises(
+        training.CheckpointError, match="method is 'sparse_network' there and 'sparse_ops' here, hidden"
+    ):
+        training.EventTrainer(other, data).load_state_dict(state)
+
+
+def test_workers_change_nothing(data):
+    states = []
+    for workers in (0, 1):
+        trainer = training.EventTrainer(config(), data, workers=workers)
+        trainer.fit()
+        states.append(without_times(trainer.state_dict()))
+    assert equal(*states)
+
+
+def test_data_of_another_length(data):
+    with pytest.raises(ValueError, match="steps: 10 of the settings are not the 20 of the data"):
+        training.EventTrainer(config(steps=10), data)
+    with pytest.raises(ValueError, match="batch_size: 73 is larger than the training set of randman, 72 recordings"):
+        training.EventTrainer(config(batch_size=73), data)
+
+
+def test_silent_data_names_the_setting(data):
+    silent = datasets.EventDataset(lambda i: ([], []), [0, 1, 2] * 8, num_steps=20, num_neurons=20)
+    quiet = datasets.EventData("silent", silent, silent, 20, 20, 3)
+    trainer = training.EventTrainer(config(), quiet)
+    with pytest.raises(ValueError, match="initial_activity: x: layer 0 cannot be scaled"):
+        trainer.fit()
+
+
+# ---- settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dataset": "digits"}, "dataset: expected one of randman, nmnist, shd, dvs, got 'digits'"),
+        ({"method": "gemm"}, "method: expected one of dense, sparse_ops, sparse_network"),
+        ({"hidden": ()}, "hidden: expected one number of neurons or several"),
+        ({"hidden": (8, 0)}, "hidden: expected a positive integer, got 0"),
+        ({"steps": 0}, "steps: expected a positive integer, got 0"),
+        ({"beta": 1}, "beta: expected a number below 1"),
+        ({"delay": 2}, "delay: expected 0 or 1, got 2"),
+        ({"max_spikes": (1, 2)}, "max_spikes: expected 3 numbers, for the input, 1 hidden layers and the output"),
+        ({"max_spikes": 0}, "max_spikes: expected a positive integer, got 0"),
+        ({"slot_activity": 2}, "slot_activity: expected a number above 0 and up to 1, got 2"),
+        ({"slot_activity": 0.1, "max_spikes": 3}, "max_spikes: expected none, got 3: slot_activity tells the slots"),
+        ({"input_slots": 3}, "input_slots: only with slot_activity"),
+        ({"overflow_order": "last"}, "overflow_order: expected one of lowest, rotate"),
+        ({"grad_threshold": float("nan")}, "grad_threshold: expected a finite number"),
+        ({"grad_threshold_start": -1.0}, "grad_threshold_start: expected none, got -1.0: there is no grad_threshold"),
+        (
+            {"grad_threshold": 0.9, "grad_threshold_every": 3},
+            "grad_threshold_every: expected none, got 3: there is no grad_threshold_start",
+        ),
+        (
+            {"grad_threshold": 0.9, "grad_threshold_start": 1.0, "grad_threshold_every": 3},
+            "grad_threshold_start: expected a number up to grad_threshold, 0.9, got 1",
+        ),
+        (
+            {"grad_threshold": 0.9, "grad_threshold_start": -1.0},
+            "grad_threshold_every: expected a positive integer, got None",
+        ),
+        ({"initial_activity": 0}, "initial_activity: expected a number above 0 and below 1, got 0"),
+        ({"rate_limit": 1.5}, "rate_limit: expected a number above 0 and below 1"),
+        ({"rate_strength": -1}, "rate_strength: expected a number from 0"),
+        ({"classes": 3}, "classes: expected none, got 3: only for the data set randman"),
+        ({"downsample": 2}, "downsample: expected none, got 2: only for the data set dvs"),
+        ({"step_us": 0}, "step_us: expected a number above 0, got 0"),
+        ({"method": "dense", "max_spikes": 8}, "max_spikes: expected none, got 8: the dense method has no slots"),
+        ({"method": "dense", "grad_threshold": 0.5}, "grad_threshold: expected none, got 0.5: the dense method"),
+    ],
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(ValueError, match="^" + message.replace(".", r"\.")):
+        training.EventConfig(**{"dataset": "nmnist", **settings})
+
+
+def test_bad_randman_settings():
+    for name in ("classes", "samples_per_class", "manifold_dim", "alpha"):
+        with pytest.raises(ValueError, match=f"^{name}: expected a"):
+            training.EventConfig.for_dataset("randman", **{name: -1})
+
+
+def test_defaults_are_the_published_configurations():
+    randman = training.EventConfig.for_dataset("randman")
+    assert randman.slots([128, 256, 256, 256, 64, 10]) == (64, 16, 16, 16, 8, 10)
+    assert (randman.batch_size, randman.steps, randman.beta, randman.delay) == (48, 100, 0.92, 1)
+    assert (randman.classes, randman.samples_per_class, randman.manifold_dim, randman.alpha) == (10, 1000, 1, 2.0)
+    nmnist = training.EventConfig.for_dataset("nmnist")
+    assert (nmnist.hidden, nmnist.beta, nmnist.steps, nmnist.batch_size) == ((1466, 1466), 0.95, 100, 48)
+    assert training.EventConfig.for_dataset("shd").hidden == (1462, 1460)
+    assert training.EventConfig.for_dataset("dvs").steps == 50
+    for dataset in training.EVENT_DATASETS:
+        settings = training.EventConfig.for_dataset(dataset)
+        assert (settings.grad_threshold, settings.grad_threshold_start) == (0.9, -100.0)
+        assert training.EventConfig.from_dict(settings.to_dict()) == settings
+
+
+def test_defaults_make_way():
+    build = training.EventConfig.for_dataset
+    assert build("randman", hidden=(100,)).slots([128, 100, 10]) == (64, 6, 10)
+    assert build("randman", slot_activity=0.1).slots([128, 256, 256, 256, 64, 10]) == (None, 24, 24, 24, 6, 10)
+    assert build("randman", max_spikes=None).slots([128, 256, 10]) == (None, None, None)
+    assert build("nmnist", max_spikes=7).slots([2312, 5, 10]) == (7, 7, 7)
+    assert build("nmnist", slot_activity=None).slots([2312, 5, 10]) == (None, None, None)
+    assert build("nmnist", grad_threshold=None).grad_threshold_start is None
+    assert build("nmnist", grad_threshold_start=None).grad_threshold_every is None
+    dense = build("nmnist", method="dense")
+    assert dense.slots([2312, 1466, 1466, 10]) == (None,) * 4
+    assert dense.grad_threshold is None
+    assert build("nmnist", hidden=[30, 20]).hidden == (30, 20)
