@@ -26,15 +26,14 @@ public:
 
   In<S> weight;        // [inputs][lanes]
   In<C> bias;          // [lanes]
-  In<C> beta;          // [lanes]
+  In<C> beta;          // [lanes], in [0, 1]
   In<C> threshold;     // [lanes]; the largest number in padding, which so never fires
   In<C> gradThreshold; // [lanes]; likewise
   In<int> ids;         // [rows][slots]; unused without input
-  In<C> values;
+  In<C> values; // not read with unitValues: all are 1
   In<int> counts;
   In<S> recurrentWeight; // [neurons of the layer][lanes]; unused without recurrent
   In<int> ownIds;        // [rows][ownSlots]: the layer's spikes of the step before
-  In<C> ownValues;
   In<int> ownCounts;
   Through<C> state; // [rows][lanes]: membrane
   Out<unsigned> fired;
@@ -46,11 +45,20 @@ public:
   unsigned lanes;
   unsigned neurons;
   unsigned wordStride;
+  bool unitValues;
   bool input; // false while nothing has arrived
   bool recurrent;
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerShare(workerId, numWorkers(), rows);
+    if (unitValues)
+      run<true>(range);
+    else
+      run<false>(range);
+  }
+
+private:
+  template <bool Unit> void run(WorkerRange range) {
     const C scale = inputScale;
     for (unsigned row = range.begin; row < range.end; ++row) {
       uint64_t above = 0, aboveSecond = 0;
@@ -61,16 +69,16 @@ public:
         sum.clear();
         if (input) {
           const std::size_t slot = static_cast<std::size_t>(row) * slots;
-          gather(sum, &weight[lane], lanes, &ids[slot], &values[slot], static_cast<unsigned>(counts[2 * row]));
+          gather<Unit>(sum, &weight[lane], lanes, &ids[slot], &values[slot], static_cast<unsigned>(counts[2 * row]));
         }
         if (recurrent) {
           const std::size_t slot = static_cast<std::size_t>(row) * ownSlots;
-          gather(sum, &recurrentWeight[lane], lanes, &ownIds[slot], &ownValues[slot],
-                 static_cast<unsigned>(ownCounts[2 * row]));
+          gather<true>(sum, &recurrentWeight[lane], lanes, &ownIds[slot], &inputScale,
+                       static_cast<unsigned>(ownCounts[2 * row]));
         }
         sum.forEach([&](unsigned offset, V current) {
           const unsigned at = lane + offset;
-          const LifParameters<V> p{clampUnit(load<V>(&beta[at])), load<V>(&threshold[at]), splat<V>(1)};
+          const LifParameters<V> p{load<V>(&beta[at]), load<V>(&threshold[at]), splat<V>(1)};
           const V before = load<V>(stateRow + at);
           const V u = lifIntegrate<R>(p, current * scale + load<V>(&bias[at]), before, heaviside(before - p.threshold));
           store(stateRow + at, u);
@@ -88,13 +96,15 @@ public:
 // grad[row]: gradient of the membrane, from the later steps (carry) and from the spikes (through).
 template <typename C, Reset R> class SparseLifBackward : public poplar::MultiVertex {
 public:
-  In<C> beta;        // [lanes]
+  In<C> beta;        // [lanes], in [0, 1]
   In<C> threshold;   // [lanes]
   In<int> ids;       // [rows][slots]: the layer's carried slots, ascending among spikes and among the others
   In<C> through;     // [rows][slots]: gradient behind the spike function
-  In<unsigned> begin; // [rows], beginStride apart: this block's spikes, [begin[0], begin[1]) ...
-  In<unsigned> beginOther; // ... and its slots that only carry gradient
-  In<unsigned> fired;      // of the step before; unused in the first step
+  In<unsigned> begin;      // [rows]: first slot of this block's spikes ...
+  In<unsigned> end;        // ... and behind the last
+  In<unsigned> beginOther; // likewise, of its slots that only carry gradient
+  In<unsigned> endOther;
+  In<uint64_t> fired;      // [rows]: one bit for each neuron that fired in the step before; unused in the first step
   In<C> memBefore;         // [rows], memStride apart: membrane of the step before; unused without betaGradient
   Through<C> carry;        // [rows][lanes]: from the step after -> for the step before
   Out<C> grad;             // [rows][lanes]
@@ -107,8 +117,6 @@ public:
   unsigned lanes;
   unsigned neurons;
   unsigned firstNeuron;
-  unsigned beginStride;
-  unsigned wordStride;
   unsigned memStride;
   bool firstStep;
   bool betaGradient;
@@ -120,17 +128,17 @@ public:
     for (unsigned row = 0; row < rows; ++row) {
       C *const gradRow = &grad[static_cast<std::size_t>(row) * lanes];
       C *const carryRow = &carry[static_cast<std::size_t>(row) * lanes];
-      const uint64_t bits =
-          firstStep ? 0 : readWords(&fired[static_cast<std::size_t>(row) * wordStride], neurons);
+      const uint64_t bits = firstStep ? 0 : fired[row];
       for (unsigned lane = 0; lane < lanes; ++lane)
         gradRow[lane] = carryRow[lane];
-      inject(gradRow, row, begin);
-      inject(gradRow, row, beginOther);
+      inject(gradRow, row, begin[row], end[row]);
+      inject(gradRow, row, beginOther[row], endOther[row]);
       for (unsigned lane = 0; lane < lanes; lane += registerLanes<C>) {
         using V = Register<C>;
-        const V raw = load<V>(&beta[lane]);
-        const LifParameters<V> p{clampUnit(raw), load<V>(&threshold[lane]), splat<V>(1)};
-        const V g = load<V>(gradRow + lane), reset = lanesOf<V>(bits >> lane);
+        const LifParameters<V> p{load<V>(&beta[lane]), load<V>(&threshold[lane]), splat<V>(1)};
+        const V g = load<V>(gradRow + lane);
+        // Before the first step the membrane is 0, which is above a negative threshold.
+        const V reset = firstStep ? heaviside(-p.threshold) : lanesOf<V>(bits >> lane);
         const V before = betaGradient && !firstStep ? loadFirst<V>(&memBefore[static_cast<std::size_t>(row) * memStride],
                                                                   neurons, lane)
                                                     : splat<V>(0);
@@ -140,16 +148,15 @@ public:
         if constexpr (R == Reset::Subtract)
           store(&gradThreshold[lane], load<V>(&gradThreshold[lane]) - out.gradThreshold);
         if (betaGradient)
-          store(&gradBeta[lane], load<V>(&gradBeta[lane]) + (raw == p.beta ? out.gradBeta : splat<V>(0)));
+          store(&gradBeta[lane], load<V>(&gradBeta[lane]) + out.gradBeta);
       }
     }
   }
 
 private:
-  void inject(C *gradRow, unsigned row, const In<unsigned> &starts) {
-    const unsigned *const range = &starts[static_cast<std::size_t>(row) * beginStride];
+  void inject(C *gradRow, unsigned row, unsigned slot, unsigned last) {
     const std::size_t first = static_cast<std::size_t>(row) * slots;
-    for (unsigned slot = range[0]; slot < range[1]; ++slot) {
+    for (; slot < last; ++slot) {
       const unsigned lane = static_cast<unsigned>(ids[first + slot]) - firstNeuron;
       gradRow[lane] += through[first + slot];
       gradThreshold[lane] -= through[first + slot];

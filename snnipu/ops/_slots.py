@@ -77,6 +77,7 @@ def keep(
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """:func:`select` among slots there already are. Returns ids, the slot each came from, counts and dropped."""
     slots = torch.arange(ids.shape[2], device=ids.device)
+    ids = torch.where(slots < counts[..., 1:], ids, 0)  # padding may hold anything
     first = first_ids(ids.shape[0], num_neurons, capacity, rotate, ids.device)
     rank = (ids - first[:, None, None]).remainder(num_neurons)
     group = (slots >= counts[..., :1]).long() + (slots >= counts[..., 1:]).long()

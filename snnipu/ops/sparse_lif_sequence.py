@@ -182,7 +182,8 @@ def sparse_lif_sequence_bwd_reference(
         through[now] = through_spikes(kernel, slot_mem[now], threshold, ids_out[now], counts_out[now], upstream)
         spread = scatter(through[now], ids_out[now], counts_out[now], neurons)[0]
         g[t] = carry + spread
-        was_above = above[t - 1] if t > 0 else torch.zeros_like(carry)
+        # Before the first step the membrane is 0, which is above a negative threshold.
+        was_above = above[t - 1] if t > 0 else (0 - threshold > 0).to(carry.dtype).expand_as(carry)
         sum_threshold = sum_threshold - spread - (g[t] * was_above if reset == 0 else 0)
         carry = decay * g[t] if reset != 1 else decay * (1 - was_above) * g[t]
         if need_beta and t > 0:

@@ -243,6 +243,15 @@ def test_the_benchmarks_update_rule(poisoned):
     assert results[1][0].overflow > 0
 
 
+@pytest.mark.parametrize("reset", RESETS)
+def test_negative_thresholds(reset, poisoned):
+    """The membrane of 0 before the first step is above them: the first step begins with a reset."""
+    spikes = random_spikes(3, 2, 20)
+    for threshold in (torch.tensor(-0.25), torch.rand(70) - 0.6):
+        tensors = {**some(20, 70, "bias", "recurrent_weight", "beta"), "threshold": threshold}
+        assert_same(both(spikes, tensors, reset_mechanism=reset, grad_threshold=-0.5))
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (70,), (1, 70), (1, 1)])
 def test_shapes_of_beta_and_threshold(shape, poisoned):
     spikes = random_spikes(6, 3, 40)
@@ -469,6 +478,10 @@ def test_weights_changed_in_place_are_seen():
         weight.data[2, 3] += 2.0
         recurrent.data[5, 2] += 2.0
 
+    def swap_rows_by_data():
+        weight.data[[1, 2]] = weight.data[[2, 1]]
+        recurrent.data[[1, 64]] = recurrent.data[[64, 1]]
+
     def set_without_gradient():
         with torch.no_grad():
             weight.add_(0.125)
@@ -478,15 +491,32 @@ def test_weights_changed_in_place_are_seen():
         weight.detach().numpy()[64] = 3.0
         recurrent.detach().numpy()[:, 64] = 3.0
 
-    for change in (set_by_data, set_without_gradient, set_through_numpy):
-        change()
-        own = {"weight": weight.detach(), "recurrent_weight": recurrent.detach()}
-        results = both(spikes, own, threshold=0.7, grad_threshold=0.2)
-        assert_same(results)
-        out = ops.sparse_lif_sequence(
+    def run():
+        return ops.sparse_lif_sequence(
             spikes, weight, beta=0.9, threshold=0.7, grad_threshold=0.2, recurrent_weight=recurrent
         )
-        assert torch.equal(out.ids, results[1][0].ids), change.__name__
+
+    for change in (set_by_data, swap_rows_by_data, set_without_gradient, set_through_numpy):
+        for _ in range(3):  # whatever is kept of the weights is kept by now
+            run().values.sum().backward()
+        change()
+        own = {"weight": weight.detach().clone(), "recurrent_weight": recurrent.detach().clone()}
+        results = both(spikes, own, threshold=0.7, grad_threshold=0.2)
+        assert_same(results)
+        out = run()
+        assert_slots(out, results[0][0])
+        spikes.values.grad = None
+        out.values.sum().backward()
+        fresh = SparseSpikes(spikes.ids, spikes.values.detach().clone().requires_grad_(), spikes.counts, 20)
+        ops.sparse_lif_sequence(
+            fresh,
+            own["weight"],
+            beta=0.9,
+            threshold=0.7,
+            grad_threshold=0.2,
+            recurrent_weight=own["recurrent_weight"],
+        ).values.sum().backward()
+        assert torch.equal(spikes.values.grad, fresh.values.grad), change.__name__
 
 
 def test_two_layers_by_autograd(poisoned):
