@@ -60,11 +60,59 @@ def test_training_curve_is_in_percent(tmp_path):
     assert png(figure, tmp_path).startswith(b"\x89PNG")
 
 
+def test_layer_rasters_mark_every_spike_of_every_layer(tmp_path):
+    layers = [(torch.rand(25, 2, neurons) < 0.1).float() for neurons in (300, 40)]
+    output = torch.zeros(25, 2, 10)
+    output[:7, 0, 3] = 1
+    output[:2, 0, 5] = 1
+    output[::2, 1, 9] = 1
+    figure = plotting.layer_rasters([*layers, output], torch.tensor([3, 1]))
+    axes = figure.axes
+    assert len(axes) == 6
+    for row, layer in enumerate([*layers, output]):
+        for column in range(2):
+            axis = axes[2 * row + column]
+            assert len(axis.collections[0].get_offsets()) == int(layer[:, column].sum())
+            share = f"{100 * float(layer[:, column].mean()):.2g} % of {layer.shape[2]} neurons a step"
+            assert axis.get_title(loc="right") == share
+    assert [axes[row].get_ylabel() for row in (0, 2, 4)] == ["input", "layer 1", "output"]
+    assert axes[4].get_xlabel() == "time step"
+    assert [axes[column].texts[0].get_text() for column in range(2)] == [
+        "class 3: prediction 3, correct",
+        "class 1: prediction 9, wrong",
+    ]
+    assert png(figure, tmp_path).startswith(b"\x89PNG")
+
+
+def test_activity_curve_is_in_percent(tmp_path):
+    figure = plotting.activity_curve(
+        [[0.04, 0.02], [0.03, 0.01]],
+        ["hidden", "output"],
+        caps=[0.05, None],
+        dropped=[[40, 0], [0, 0]],
+        cells=[1000, 500],
+        title="slots",
+    )
+    activity, dropped = figure.axes
+    assert list(activity.lines[0].get_ydata()) == pytest.approx([4, 3])
+    assert list(activity.lines[1].get_ydata()) == pytest.approx([2, 1])
+    assert list(activity.lines[2].get_ydata()) == pytest.approx([5, 5])
+    assert activity.get_ylim()[1] > 5
+    # 40 of 80 spikes.
+    assert list(dropped.lines[0].get_ydata()) == pytest.approx([50, 0])
+    assert list(dropped.lines[1].get_ydata()) == pytest.approx([0, 0])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["hidden", "output"]
+    assert png(figure, tmp_path).startswith(b"\x89PNG")
+    assert len(plotting.activity_curve([[0.1]]).axes) == 1
+
+
 def test_silent_network_and_single_epoch(tmp_path):
     silent = torch.zeros(5, 1, 4)
     png(plotting.raster(torch.zeros(1, 8, 8), torch.tensor([0]), silent, silent), tmp_path)
     png(plotting.membranes(torch.zeros(5, 1), torch.zeros(5, 1)), tmp_path)
     png(plotting.training_curve(HISTORY[:1]), tmp_path)
+    png(plotting.layer_rasters([silent, silent], torch.tensor([0])), tmp_path)
+    png(plotting.activity_curve([[0.0, 0.0]], dropped=[[0, 0]], cells=[0, 0]), tmp_path)
 
 
 def test_pyplot_is_left_alone():
@@ -86,6 +134,16 @@ def test_pyplot_is_left_alone():
         (lambda x: plotting.membranes(x[0], x[1, :1]), "spikes: expected the shape of mem"),
         (lambda x: plotting.membranes(x[0], x[1], names=["one"]), "names: expected 4"),
         (lambda x: plotting.membranes(torch.zeros(0, 4), torch.zeros(0, 4)), "mem: expected a non-empty"),
+        (lambda x: plotting.layer_rasters([x], torch.zeros(2)), "layers: expected an input and one or more layers"),
+        (lambda x: plotting.layer_rasters([x, x[0]], torch.zeros(2)), "layers: expected .*T, B, neurons"),
+        (lambda x: plotting.layer_rasters([x, x[1:]], torch.zeros(2)), r"layers: expected \(5, 2\) steps and samples"),
+        (lambda x: plotting.layer_rasters([x, x], torch.zeros(3)), "labels: expected one for each of the 2 samples"),
+        (lambda x: plotting.layer_rasters([x, x], torch.zeros(2), ["in"]), "names: expected 2 of them, got 1"),
+        (lambda x: plotting.activity_curve([]), "activity: expected at least one epoch"),
+        (lambda x: plotting.activity_curve([[0.1], [0.1, 0.2]]), "activity: expected 1 layers in every epoch"),
+        (lambda x: plotting.activity_curve([[0.1]], ["a", "b"]), "names: expected 1 of them, got 2"),
+        (lambda x: plotting.activity_curve([[0.1]], dropped=[[1]]), "cells: needed with dropped"),
+        (lambda x: plotting.activity_curve([[0.1]], dropped=[], cells=[9]), "dropped: expected 1 epochs"),
         (lambda x: plotting.training_curve([]), "history: expected at least one epoch"),
     ],
 )

@@ -188,6 +188,22 @@ def test_dense_reports_no_overflow(data):
     assert record["activity"] == pytest.approx(trainer.network.activity, rel=1e-3)
 
 
+@pytest.mark.parametrize("method", ["dense", "sparse_network"])
+def test_figures_show_what_the_network_does(data, method):
+    pytest.importorskip("matplotlib")
+    trainer = training.EventTrainer(config(method=method, epochs=1), data)
+    trainer.fit()
+    figures = trainer.figures()
+    assert set(figures) == {"raster", "training", "activity"}
+    assert len(figures["activity"].axes) == (1 if method == "dense" else 2)
+    axes = figures["raster"].axes
+    assert [axis.get_ylabel() for axis in axes[::3]] == ["input", "hidden 1", "hidden 2", "output"]
+    # Of the first recording of each class, the input's spikes.
+    for column, label in enumerate(range(3)):
+        x, _ = data.test.batch([data.test.labels.tolist().index(label)])
+        assert len(axes[column].collections[0].get_offsets()) == x.limit(8).num_spikes if method != "dense" else 20
+
+
 def test_the_second_threshold_rises(data):
     trainer = training.EventTrainer(config(grad_threshold_start=-3.1, grad_threshold=0.9), data)
     trainer.fit()

@@ -1,0 +1,266 @@
+import json
+import os
+import signal
+
+import pytest
+import torch
+
+from snnipu import training
+from snnipu.cli import train
+
+# Of ten samples some layers cannot come close to their activity.
+pytestmark = pytest.mark.filterwarnings("ignore:layer .* in place of:RuntimeWarning")
+
+RANDMAN = ["--dataset", "randman", "--classes", "3", "--samples-per-class", "10", "--steps", "12", "--batch-size", "8"]
+SMALL = [*RANDMAN, "--hidden", "12,8", "--epochs", "2", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments):
+    return train.main([*SMALL, *map(str, arguments)])
+
+
+def report_of(*arguments):
+    assert run(*arguments, "--json", "report.json", "--no-checkpoint") == 0
+    with open("report.json") as file:
+        return json.load(file)
+
+
+def fails(capsys, *arguments):
+    """Run the command, which must fail before an epoch is done; returns what it says on standard error."""
+    with pytest.raises(SystemExit) as caught:
+        train.main([*map(str, arguments)])
+    assert caught.value.code == 2
+    output = capsys.readouterr()
+    assert "epoch " not in output.out
+    return output.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("method", training.METHODS)
+def test_report(method, tmp_path, capsys):
+    report = report_of("--method", method)
+    assert report["finished"] is True
+    assert (report["dataset"], report["method"], report["hidden"]) == ("randman", method, [12, 8])
+    assert report["sizes"] == [128, 12, 8, 3]
+    assert 0 <= report["test_accuracy"] == report["history"][-1]["test_accuracy"] <= 1
+    assert len(report["activity"]) == len(report["overflow"]) == 3
+    assert all(0 <= value <= 1 for value in report["activity"])
+    assert report["activity"] == report["history"][-1]["activity"]
+    # Every input neuron fires once in 12 steps.
+    assert report["input_activity"] == pytest.approx(1 / 12)
+    assert (report["train_samples"], report["test_samples"], report["epochs_done"]) == (24, 6, 2)
+    assert report["train_samples_per_s"] > 0
+    assert report["backend"]
+    totals = [sum(column) for column in zip(*(record["train_overflow"] for record in report["history"]))]
+    assert report["train_overflow"] == totals
+    output = capsys.readouterr().out
+    assert f"network: 128-12-8-3, beta=0.92, delay 1; method: {method}" in output
+    assert "epoch 2/2: loss " in output
+    assert ", activity " in output
+    # With hidden layers of one's own, the published slots become a share: of 12 neurons less than 2, so 2.
+    assert report["slots"] == ([None] * 4 if method == "dense" else [64, 2, 2, 3])
+    assert (" spikes dropped, " in output) == (sum(totals) > 0)
+    assert ("slots: 64, 2, 2, 3; second threshold: 0.9, from -100 on" in output) == (method != "dense")
+    assert os.listdir(tmp_path) == ["report.json"]
+
+
+def test_dropped_spikes_are_told_in_the_line_of_the_epoch(capsys):
+    report = report_of("--max-spikes", "3,1,1,3", "--initial-activity", 0.2)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch ")]
+    for line, record in zip(lines, report["history"]):
+        dropped = sum(record["train_overflow"])
+        assert dropped > 0
+        assert f", {dropped:,} spikes dropped, " in line
+    assert report["overflow"][0] > 0
+    assert report["input_overflow"] > 0
+
+
+def test_methods_agree_where_nothing_is_dropped():
+    free = ["--max-spikes", "none", "--grad-threshold", "none"]
+    losses = {}
+    for method in training.METHODS:
+        report = report_of("--method", method, *(free if method != "dense" else []))
+        losses[method] = [record["train_loss"] for record in report["history"]]
+        assert report["slots"] == [None] * 4
+        assert report["grad_threshold"] is None
+    assert losses["sparse_ops"] == pytest.approx(losses["dense"], rel=1e-3)
+    assert losses["sparse_network"] == pytest.approx(losses["dense"], rel=1e-3)
+
+
+def test_pictures(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    assert run("--hidden", 8, "--plot-dir", "pictures", "--no-checkpoint") == 0
+    output = capsys.readouterr().out.replace(os.sep, "/")
+    for name in ("raster", "training", "activity"):
+        assert (tmp_path / "pictures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert f"picture: pictures/{name}.png" in output
+    assert len(os.listdir(tmp_path / "pictures")) == 3
+
+
+def test_same_seed_same_result():
+    losses = [
+        [record["train_loss"] for record in report_of("--seed", seed, "--epochs", 1)["history"]] for seed in (3, 3, 4)
+    ]
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_resume_gives_what_an_uninterrupted_run_gives(capsys):
+    assert run("--epochs", 3, "--checkpoint", "straight.pt") == 0
+    assert run("--epochs", 1, "--checkpoint", "parts.pt") == 0
+    assert train.main(["--resume", "--checkpoint", "parts.pt", "--epochs", "3", "--device", "cpu"]) == 0
+    assert "resumed after epoch 1" in capsys.readouterr().out
+    straight, parts = (torch.load(f"{name}.pt", weights_only=True) for name in ("straight", "parts"))
+    assert straight["config"] == parts["config"]
+    assert straight["schedule"] == parts["schedule"] == {"calls": 9}
+    for name, value in straight["model"].items():
+        assert torch.equal(value, parts["model"][name]), name
+    for ours, theirs in zip(straight["history"], parts["history"]):
+        assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
+
+
+def test_interrupt_keeps_the_finished_epochs(monkeypatch, capsys, tmp_path):
+    batches = training.EventTrainer._batches
+
+    def interrupted(trainer):
+        for index, batch in enumerate(batches(trainer)):
+            if len(trainer.history) == 1 and index == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield batch
+
+    monkeypatch.setattr(training.EventTrainer, "_batches", interrupted)
+    assert run("--epochs", 5, "--json", "report.json", "--workers", 0) == 130
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["finished"], report["epochs_done"]) == (False, 1)
+    output = capsys.readouterr().out
+    assert "stopped after 1 of 5 epochs" in output
+    assert "--resume --checkpoint out/train-randman.pt --json " in output.replace(os.sep, "/")
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert train.main(["--resume", "--checkpoint", "out/train-randman.pt", "--epochs", "2"]) == 0
+
+
+def test_interrupt_before_the_first_epoch_reports_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr(training.EventTrainer, "_before_first_epoch", lambda _: os.kill(os.getpid(), signal.SIGINT))
+    assert run("--json", "report.json", "--plot-dir", "pictures") == 130
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["test_accuracy"] is report["activity"] is report["overflow"] is report["train_overflow"] is None
+    assert os.listdir(tmp_path / "pictures") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "gemm"], "argument --method: invalid choice: 'gemm'"),
+        (["--hidden", "12,0"], "argument --hidden: expected a positive integer, got '0'"),
+        (["--hidden", "12,"], "argument --hidden: expected a positive integer, got ''"),
+        (["--engine", "snntorch"], "argument --engine: only for --dataset digits or mnist, not randman"),
+        (["--activity", "0"], "argument --activity: expected a number above 0 and up to 1, got 0.0"),
+        (["--activity", "few"], "argument --activity: expected a number or none, got 'few'"),
+        (["--activity", "0.1", "--max-spikes", "3"], "argument --max-spikes: expected none, got 3: "),
+        (["--max-spikes", "3,4"], "argument --max-spikes: expected 4 numbers, for the input, 2 hidden layers"),
+        (["--max-spikes", "-1"], "argument --max-spikes: expected a positive integer, got '-1'"),
+        (["--max-spikes", "3", "--input-slots", "3"], "argument --input-slots: only with slot_activity"),
+        (["--grad-threshold", "x"], "argument --grad-threshold: expected a number or none, got 'x'"),
+        (["--grad-threshold-start", "2"], "argument --grad-threshold-start: expected a number up to grad_threshold"),
+        (["--method", "dense", "--activity", "0.1"], "argument --activity: expected none, got 0.1: the dense method"),
+        (["--method", "dense", "--grad-threshold", "0.1"], "argument --grad-threshold: expected none, got 0.1: the "),
+        (["--initial-activity", "1"], "argument --initial-activity: expected a number above 0 and below 1"),
+        (["--delay", "2"], "argument --delay: invalid choice: 2"),
+        (["--beta", "1"], "argument --beta: expected a number below 1"),
+        (["--crop", "2"], "argument --crop: expected none, got 2: only for the data set nmnist or dvs"),
+        (["--step-us", "2"], "argument --step-us: expected none, got 2.0: only for the data set nmnist or shd or dvs"),
+        (["--workers", "-1"], "argument --workers: expected an integer from 0, got '-1'"),
+        (["--batch-size", "25"], "argument --batch-size: 25 is larger than the training set of randman, 24 recordings"),
+        (["--classes", "1", "--samples-per-class", "1"], "argument --samples-per-class: "),
+        (["--dataset", "nmnist"], "argument --classes: expected none, got 3: only for the data set randman"),
+    ],
+)
+def test_bad_arguments(capsys, arguments, message):
+    assert message in fails(capsys, *SMALL, *arguments)
+
+
+@pytest.mark.parametrize("dataset", ["nmnist", "shd", "dvs"])
+def test_recordings_need_a_folder(capsys, dataset, tmp_path):
+    assert f"argument --data-dir: needed for --dataset {dataset}: the folder that holds " in fails(
+        capsys, "--dataset", dataset
+    )
+    if dataset == "shd":
+        pytest.importorskip("h5py")
+    error = fails(capsys, "--dataset", dataset, "--data-dir", tmp_path)
+    assert "argument --data-dir: no " in error
+    assert "--download" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "dense"], "argument --method: only for --dataset randman or nmnist or shd or dvs, not digits"),
+        (["--activity", "0.1"], "argument --activity: only for --dataset randman"),
+        (["--classes", "3"], "argument --classes: only for --dataset randman"),
+        (["--hidden", "16,16"], "argument --hidden: expected one number for --dataset digits, got several"),
+        (["--workers", "1"], "argument --workers: only for --dataset randman"),
+    ],
+)
+def test_options_of_events_with_digits(capsys, arguments, message):
+    pytest.importorskip("sklearn")
+    assert message in fails(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "dense"], "method is 'sparse_network' there and 'dense' here"),
+        (["--hidden", "12"], "hidden is (12, 8) there and (12,) here"),
+        (["--dataset", "digits"], "dataset is 'randman' there and 'digits' here"),
+        (["--grad-threshold", "none"], "grad_threshold is 0.9 there and None here"),
+    ],
+)
+def test_checkpoint_of_another_run(capsys, arguments, message):
+    run("--epochs", 1, "--checkpoint", "run.pt")
+    capsys.readouterr()
+    error = fails(capsys, "--checkpoint", "run.pt", "--resume", *arguments)
+    assert error.startswith("python -m snnipu train: error: argument --checkpoint: the checkpoint ")
+    assert message in error
+
+
+def write_recordings(folder, samples):
+    """N-MNIST files in which the digits 0 and 1 light different rows."""
+    generator = torch.Generator().manual_seed(0)
+    for part in ("Train", "Test"):
+        for label in (0, 1):
+            place = folder / part / str(label)
+            place.mkdir(parents=True)
+            for index in range(samples):
+                times = torch.randint(0, 20_000, (200,), generator=generator).sort().values.tolist()
+                pixels = torch.randint(0, 34, (200, 2), generator=generator).tolist()
+                events = bytearray()
+                for time, (x, y) in zip(times, pixels):
+                    row = y // 2 + 17 * label
+                    events += bytes([x, row, time >> 16, time >> 8 & 255, time & 255])
+                (place / f"{index:05}.bin").write_bytes(bytes(events))
+
+
+def test_nmnist(tmp_path):
+    write_recordings(tmp_path / "data", samples=8)
+    arguments = ["--dataset", "nmnist", "--data-dir", "data", "--steps", "20", "--hidden", "20", "--epochs", "3"]
+    arguments += ["--batch-size", "4", "--lr", "0.01", "--activity", "0.2", "--grad-threshold-every", "1"]
+    assert train.main([*arguments, "--json", "report.json", "--no-checkpoint"]) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["sizes"] == [2312, 20, 10]
+    assert report["slots"] == [32, 4, 10]
+    assert report["step_us"] == 1000
+    assert report["test_accuracy"] > 0.8
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_damaged_recordings_name_the_file(workers, tmp_path, capsys):
+    write_recordings(tmp_path, samples=4)
+    broken = tmp_path / "Train" / "0" / "00002.bin"
+    broken.write_bytes(b"123")
+    arguments = ["--dataset", "nmnist", "--data-dir", tmp_path, "--hidden", "4", "--batch-size", "4", "--no-checkpoint"]
+    error = fails(capsys, *arguments, "--initial-activity", "none", "--workers", workers)
+    assert f"argument --data-dir: damaged file {broken}" in error
