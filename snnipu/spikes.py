@@ -313,6 +313,8 @@ class SparseSpikes:
         from snnipu.ops._slots import check_max_spikes, keep, overflow_code
 
         check_max_spikes(max_spikes)
+        if max_spikes is None:
+            raise TypeError("max_spikes must be an int, got None")
         ids, slots, counts, dropped = keep(self.ids, self.counts, self.num_neurons, max_spikes, overflow_code(overflow))
         values = self.values.gather(2, slots)
         if self.dropped is not None:

@@ -1,0 +1,451 @@
+"""``snnipu.SparseSpikes``."""
+
+import collections
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from oracle import at_slots, densified, random_spikes
+from torch.utils.data import DataLoader, Dataset
+
+import snnipu as snn
+from snnipu import SparseSpikes
+from snnipu.spikes import collate
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def parts(**changes):
+    """Arguments of the constructor for 2 steps, 3 samples and 4 slots of 5 neurons."""
+    made = {
+        "ids": torch.arange(4, dtype=torch.int32).repeat(2, 3, 1),
+        "values": torch.ones(2, 3, 4),
+        "counts": torch.tensor([2, 3], dtype=torch.int32).repeat(2, 3, 1),
+        "num_neurons": 5,
+    }
+    return {**made, **changes}
+
+
+def changed(name, at, value):
+    """Arguments with one element changed."""
+    made = parts()
+    tensor = made[name].clone()
+    tensor[at] = value
+    return {**made, name: tensor}
+
+
+def assert_equal(actual, expected):
+    """Everything, padding included."""
+    for name in ("ids", "values", "counts", "dropped"):
+        own, other = getattr(actual, name), getattr(expected, name)
+        assert (own is None) == (other is None), name
+        if own is not None:
+            assert own.dtype == other.dtype, name
+            assert torch.equal(own, other), name
+    assert actual.num_neurons == expected.num_neurons
+    assert actual.outside == expected.outside
+
+
+def clean(*arguments, **keywords):
+    """Random spikes whose padding is 0, so that they compare equal to their copies."""
+    spikes = random_spikes(*arguments, graded=True, **keywords)
+    used = torch.arange(spikes.capacity) < spikes.counts[..., 1:]
+    zero = torch.zeros((), dtype=spikes.dtype)
+    dropped = torch.randint(0, 3, spikes.counts.shape, dtype=torch.int32)
+    values = torch.where(used, spikes.values, zero)
+    return SparseSpikes(torch.where(used, spikes.ids, 0), values, spikes.counts, spikes.num_neurons, dropped=dropped)
+
+
+# ---- what the constructor takes
+
+
+def test_constructor():
+    spikes = SparseSpikes(**parts())
+    assert spikes.shape == torch.Size([2, 3, 5])
+    assert (spikes.num_steps, spikes.batch_size, spikes.num_neurons, spikes.capacity) == (2, 3, 5, 4)
+    assert len(spikes) == 2
+    assert spikes.dtype == torch.float32
+    assert spikes.device == torch.device("cpu")
+    assert not spikes.requires_grad
+    assert spikes.num_spikes == 12
+    assert spikes.activity == 12 / 30
+    assert spikes.overflow == 0
+    assert spikes.dropped is None
+    assert spikes.outside == 0
+    dropped = torch.tensor([2, 7], dtype=torch.int32).repeat(2, 3, 1)
+    assert SparseSpikes(**parts(), dropped=dropped).overflow == 12
+    assert isinstance(snn.SparseSpikes(**parts()), SparseSpikes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (parts(ids=[[[0]]]), TypeError, "ids must be a torch.Tensor, got list"),
+        (parts(ids=torch.zeros(2, 3, 4, dtype=torch.int64)), TypeError, "ids must be int32, got torch.int64"),
+        (parts(ids=torch.zeros(2, 3, dtype=torch.int32)), ValueError, r"ids must have shape \[T, B, S\], got \(2, 3\)"),
+        (parts(values=None), TypeError, "values must be a torch.Tensor, got NoneType"),
+        (parts(values=torch.ones(2, 3, 4).half()), TypeError, "values must be float32 or float64, got torch.float16"),
+        (parts(values=torch.ones(2, 3, 4).int()), TypeError, "values must be float32 or float64, got torch.int32"),
+        (parts(values=torch.ones(2, 3, 5)), ValueError, r"values must have shape \(2, 3, 4\).* got \(2, 3, 5\)"),
+        (parts(counts=3), TypeError, "counts must be a torch.Tensor, got int"),
+        (parts(counts=torch.ones(2, 3, 2)), TypeError, "counts must be int32, got torch.float32"),
+        (parts(counts=torch.ones(2, 3).int()), ValueError, r"counts must have shape \(2, 3, 2\).* got \(2, 3\)"),
+        (parts(counts=torch.ones(3, 2, 2).int()), ValueError, "counts must have shape"),
+        (parts(dropped=7), TypeError, "dropped must be a torch.Tensor, got int"),
+        (parts(dropped=torch.zeros(2, 3, 2)), TypeError, "dropped must be int32"),
+        (parts(dropped=torch.zeros(2, 3).int()), ValueError, r"dropped must have shape \(2, 3, 2\)"),
+        (parts(num_neurons=5.0), TypeError, "num_neurons must be an int, got 5.0"),
+        (parts(num_neurons=True), TypeError, "num_neurons must be an int, got True"),
+        (parts(num_neurons=0), ValueError, "num_neurons must be from 1 to .*, got 0"),
+        (parts(num_neurons=2**31), ValueError, "num_neurons must be from 1 to"),
+        (parts(values=torch.ones(2, 3, 4, device="meta")), ValueError, "values must be on the device of ids, cpu"),
+        (parts(counts=torch.ones(2, 3, 2, device="meta").int()), ValueError, "counts must be on the device of ids"),
+        (changed("ids", (1, 2, 1), 5), ValueError, "ids must be from 0 to 4, got 5 at step 1, sample 2, slot 1"),
+        (changed("ids", (1, 2, 2), 5), ValueError, "ids must be from 0 to 4, got 5 at step 1, sample 2, slot 2"),
+        (changed("ids", (0, 0, 0), -1), ValueError, "ids must be from 0 to 4, got -1"),
+        (changed("ids", (1, 0, 2), 1), ValueError, "ids must not name a neuron twice in a step: step 1, sample 0"),
+        (changed("counts", (1, 1, 0), -1), ValueError, r"counts must satisfy .*, got \[-1, 3\] at step 1, sample 1"),
+        (changed("counts", (1, 1, 0), 4), ValueError, r"counts must satisfy .*, got \[4, 3\]"),
+        (changed("counts", (1, 1, 1), 5), ValueError, r"counts must satisfy 0 <= spikes <= carried <= 4 slots, got"),
+    ],
+)
+def test_bad_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        SparseSpikes(**arguments)
+
+
+def test_padding_may_hold_anything():
+    for value in (1, 5, -1, 2**31 - 1, -(2**31)):
+        made = changed("ids", (1, 2, 3), value)
+        made["values"] = made["values"].clone()
+        made["values"][1, 2, 3] = float("nan")
+        spikes = SparseSpikes(**made)
+        assert torch.isfinite(spikes.to_dense()).all()
+        assert torch.isfinite(spikes.spike_count()).all()
+        assert torch.isfinite(spikes.limit(2).to_dense()).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4), (2, 3, 0), (0, 0, 0)])
+def test_empty(shape):
+    ids = torch.zeros(shape, dtype=torch.int32)
+    spikes = SparseSpikes(ids, ids.float(), torch.zeros(*shape[:2], 2, dtype=torch.int32), 5)
+    assert spikes.num_spikes == 0
+    assert spikes.activity == 0.0
+    assert spikes.trim().capacity == 0
+    assert spikes.spike_count().shape == (shape[1], 5)
+    assert spikes.limit(2).shape == spikes.shape
+    assert SparseSpikes.cat([spikes, spikes]).batch_size == 2 * shape[1]
+    assert "0 spikes" in repr(spikes)
+
+
+# ---- dense, and counts
+
+
+def test_from_dense_and_back():
+    x = torch.zeros(2, 1, 4)
+    x[0, 0, 1], x[1, 0, 3], x[1, 0, 0] = 1, 2, 1
+    spikes = SparseSpikes.from_dense(x)
+    assert spikes.ids.tolist() == [[[1, 0]], [[0, 3]]]
+    assert spikes.counts.tolist() == [[[1, 1]], [[2, 2]]]
+    assert torch.equal(spikes.to_dense(), x)
+    capped = SparseSpikes.from_dense(x, 1)
+    assert capped.overflow == 1
+    assert capped.to_dense().sum() == 2
+    assert SparseSpikes.from_dense(x, 1, overflow="rotate").ids.tolist() == [[[1]], [[3]]]
+    with pytest.raises(ValueError, match="overflow must be"):
+        SparseSpikes.from_dense(x, 1, overflow="first")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_spike_count(dtype):
+    spikes = random_spikes(5, 3, 20, 0.4, 0.2, graded=True, dtype=dtype).requires_grad_()
+    counts = spikes.spike_count()
+    assert counts.dtype == dtype
+    assert torch.equal(counts, densified(spikes.values, spikes).sum(0))
+    upstream = torch.randn(3, 20, dtype=dtype)
+    counts.backward(upstream)
+    assert torch.equal(spikes.values.grad, at_slots(upstream.expand(5, 3, 20), spikes))
+
+
+def test_activity_and_overflow_are_of_spikes_only():
+    spikes = random_spikes(6, 3, 20, 0.3, 0.4)
+    dense = spikes.to_dense()
+    assert spikes.counts[..., 1].sum() > spikes.counts[..., 0].sum()
+    assert spikes.num_spikes == int((dense == 1).sum())
+    assert spikes.activity == pytest.approx(float(dense.mean()), rel=1e-6)
+    limited = spikes.limit(3)
+    assert limited.overflow == spikes.num_spikes - limited.num_spikes > 0
+
+
+# ---- parts and copies
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        slice(1, 4),
+        slice(None, None, 2),
+        slice(-2, None),
+        slice(9, 9),
+        (slice(None), slice(1, 3)),
+        (slice(2, 5), slice(None, None, 2)),
+        [0, 4, 0],
+        (slice(None), [2, 0]),
+        ([3, 1], [1]),
+        (slice(None), []),
+        torch.tensor([5, 1]),
+        (slice(None), torch.tensor([True, False, True])),
+        ([True, False, False, True, True, False],),
+    ],
+    ids=str,
+)
+def test_indexing(index):
+    spikes = clean(6, 3, 20)
+    dense, dropped = spikes.to_dense(), spikes.dropped
+    part = spikes[index]
+    for position, one in enumerate(index if isinstance(index, tuple) else (index,)):
+        one = torch.as_tensor(one, dtype=torch.int64 if one == [] else None) if isinstance(one, list) else one
+        at = (slice(None),) * position + (one,)
+        dense, dropped = dense[at], dropped[at]
+    assert torch.equal(part.to_dense(), dense)
+    assert torch.equal(part.dropped, dropped)
+    assert part.num_neurons == 20
+    assert part.shape == dense.shape
+
+
+@pytest.mark.parametrize(
+    ("index", "error", "message"),
+    [
+        (0, TypeError, "use 0:1 in place of 0"),
+        ((slice(None), 2), TypeError, "use 2:3 in place of 2"),
+        (None, TypeError, "slices, lists and tensors as indices, got NoneType"),
+        ("a", TypeError, "got str"),
+        ((slice(None),) * 3, IndexError, "two dimensions to index, time and batch, got 3"),
+        (torch.zeros(2, 2, dtype=torch.int64), TypeError, "tensors of one dimension as indices, got 2"),
+        ([9], IndexError, "out of bounds"),
+    ],
+)
+def test_bad_index(index, error, message):
+    with pytest.raises(error, match=message):
+        clean(6, 3, 20)[index]
+
+
+def test_a_part_has_the_gradient_of_the_whole():
+    spikes = random_spikes(6, 3, 20).requires_grad_()
+    spikes[2:4, [0, 2]].to_dense().sum().backward()
+    expected = torch.zeros(6, 3, 20)
+    expected[2:4, [0, 2]] = 1
+    assert torch.equal(spikes.values.grad, at_slots(expected, spikes))
+
+
+def test_cat():
+    first, second = clean(6, 3, 20, slack=0), clean(6, 2, 20, rate=0.6)
+    assert first.capacity < second.capacity
+    both = SparseSpikes.cat([first, second])
+    assert torch.equal(both.to_dense(), torch.cat([first.to_dense(), second.to_dense()], 1))
+    assert both.capacity == second.capacity
+    assert both.overflow == first.overflow + second.overflow
+    assert_equal(SparseSpikes.cat([first]), first)
+    # Where only one counts what it dropped, the other has dropped nothing.
+    silent = SparseSpikes(first.ids, first.values, first.counts, 20)
+    assert SparseSpikes.cat([silent, silent]).dropped is None
+    assert torch.equal(SparseSpikes.cat([silent, second]).dropped[:, :3], torch.zeros(6, 3, 2, dtype=torch.int32))
+    assert SparseSpikes.cat(iter([silent, second])).overflow == second.overflow
+
+
+def test_cat_has_gradients():
+    pieces = [random_spikes(4, 2, 9).requires_grad_() for _ in range(2)]
+    SparseSpikes.cat(pieces).spike_count().sum().backward()
+    for piece in pieces:
+        assert torch.equal(piece.values.grad, at_slots(torch.ones(4, 2, 9), piece))
+
+
+@pytest.mark.parametrize(
+    ("pieces", "error", "message"),
+    [
+        ([], TypeError, "parts must be one or more SparseSpikes"),
+        ([torch.zeros(3)], TypeError, r"parts must be one or more SparseSpikes, got \['Tensor'\]"),
+        ([random_spikes(3, 1, 5), random_spikes(4, 1, 5)], ValueError, "parts must agree in time steps and neurons"),
+        ([random_spikes(3, 1, 5), random_spikes(3, 1, 6)], ValueError, r"got \[\(3, 5\), \(3, 6\)\]"),
+    ],
+)
+def test_bad_cat(pieces, error, message):
+    with pytest.raises(error, match=message):
+        SparseSpikes.cat(pieces)
+
+
+def test_trim():
+    spikes = clean(6, 3, 20, slack=7)
+    trimmed = spikes.trim()
+    assert trimmed.capacity == int(spikes.counts[..., 1].max()) < spikes.capacity
+    assert torch.equal(trimmed.to_dense(), spikes.to_dense())
+    assert trimmed.overflow == spikes.overflow
+    assert trimmed.ids.is_contiguous()
+
+
+def test_limit():
+    ids = torch.tensor([7, 1, 5, 3, 0, 2, 6, 9], dtype=torch.int32).repeat(3, 1, 1)
+    values = torch.tensor([4.0, 1.0, 3.0, 2.0, 0.0, 0.0, 0.0, 0.0]).repeat(3, 1, 1).requires_grad_()
+    counts = torch.tensor([4, 7], dtype=torch.int32).repeat(3, 1, 1)
+    spikes = SparseSpikes(ids, values, counts, 8, dropped=torch.ones(3, 1, 2, dtype=torch.int32))
+    limited = spikes.limit(6)
+    assert limited.ids.tolist() == [[[1, 3, 5, 7, 0, 2]]] * 3
+    assert limited.values.tolist() == [[[1.0, 2.0, 3.0, 4.0, 0.0, 0.0]]] * 3
+    assert limited.counts.tolist() == [[[4, 6]]] * 3
+    assert limited.dropped.tolist() == [[[1, 2]]] * 3
+    limited.values.backward(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).repeat(3, 1, 1))
+    assert values.grad.tolist() == [[[4.0, 1.0, 3.0, 2.0, 5.0, 6.0, 0.0, 0.0]]] * 3
+    # From 0, 3 and 6 on.
+    rotated = spikes.limit(3, overflow="rotate")
+    assert rotated.ids.tolist() == [[[1, 3, 5]], [[3, 5, 7]], [[1, 3, 7]]]
+    assert rotated.values.tolist() == [[[1.0, 2.0, 3.0]], [[2.0, 3.0, 4.0]], [[1.0, 2.0, 4.0]]]
+    assert rotated.dropped.tolist() == [[[2, 5]]] * 3
+    assert spikes.limit(0).capacity == 0
+    assert spikes.limit(0).overflow == 15
+    assert torch.equal(spikes.limit(100).to_dense(), spikes.to_dense())
+    for wrong, error in ((-1, ValueError), (1.5, TypeError), (True, TypeError), (None, TypeError)):
+        with pytest.raises(error, match="max_spikes must be"):
+            spikes.limit(wrong)
+    with pytest.raises(ValueError, match="overflow must be"):
+        spikes.limit(2, overflow="highest")
+
+
+def test_to():
+    spikes = clean(4, 2, 9)
+    double = spikes.to(torch.float64)
+    assert double.dtype == torch.float64
+    assert double.ids.dtype == double.counts.dtype == torch.int32
+    assert torch.equal(double.to_dense(), spikes.to_dense().double())
+    assert_equal(double.to(dtype=torch.float32), spikes)
+    assert_equal(spikes.to("cpu"), spikes)
+    assert_equal(spikes.cpu(), spikes)
+    assert spikes.to("meta").device.type == "meta"
+    assert "meta" in repr(spikes.to("meta"))
+    with pytest.raises(TypeError, match="dtype of SparseSpikes must be float32 or float64"):
+        spikes.to(torch.float16)
+    leaf = clean(4, 2, 9).requires_grad_()
+    leaf.to(torch.float64).values.sum().backward()
+    assert torch.equal(leaf.values.grad, torch.ones_like(leaf.values))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="pinned memory is CUDA's")
+def test_pin_memory():
+    spikes = clean(4, 2, 9)
+    pinned = spikes.pin_memory()
+    assert pinned.values.is_pinned()
+    assert pinned.ids.is_pinned()
+    assert_equal(pinned, spikes)
+    assert_equal(pinned.cuda(non_blocking=True).cpu(), spikes)
+
+
+def test_clone_and_detach():
+    spikes = clean(4, 2, 9).requires_grad_()
+    copied = spikes.clone()
+    assert_equal(copied, spikes)
+    assert copied.requires_grad
+    for name in ("ids", "values", "counts", "dropped"):
+        assert getattr(copied, name).data_ptr() != getattr(spikes, name).data_ptr()
+    detached = spikes.detach()
+    assert not detached.requires_grad
+    assert detached.values.data_ptr() == spikes.values.data_ptr()
+    assert spikes.requires_grad_(False) is spikes
+    assert not spikes.requires_grad
+
+
+def test_pickle_deepcopy_and_save():
+    spikes = clean(4, 2, 9).requires_grad_()
+    spikes.outside = 3
+    file = io.BytesIO()
+    torch.save(spikes, file)
+    file.seek(0)
+    copies = [pickle.loads(pickle.dumps(spikes)), copy.deepcopy(spikes), copy.copy(spikes)]
+    for copied in [*copies, torch.load(file, weights_only=False)]:
+        assert_equal(copied, spikes)
+        assert copied.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("spikes", "expected"),
+    [
+        (
+            lambda: SparseSpikes(**parts()),
+            "SparseSpikes(T=2, B=3, N=5, slots=4, 12 spikes, activity 40 %, 6 gradient-only slots)",
+        ),
+        (
+            lambda: SparseSpikes.from_dense(torch.eye(4).double()[None], 1),
+            "SparseSpikes(T=1, B=4, N=4, slots=1, 4 spikes, activity 25 %, dtype=torch.float64)",
+        ),
+        (
+            lambda: SparseSpikes.from_dense(torch.ones(1, 1, 4), 1).requires_grad_(),
+            "SparseSpikes(T=1, B=1, N=4, slots=1, 1 spikes, activity 25 %, overflow 3, requires_grad=True)",
+        ),
+    ],
+)
+def test_repr(spikes, expected):
+    assert repr(spikes()) == expected
+
+
+# ---- DataLoader
+
+Pair = collections.namedtuple("Pair", ["spikes", "label"])
+
+
+class Recordings(Dataset):
+    """Samples of different capacity, as spikes and labels, in one of several forms."""
+
+    def __init__(self, form):
+        self.form = form
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        dense = torch.zeros(5, 1, 12)
+        dense[:, 0, : index + 1] = torch.arange(1.0, 6.0)[:, None]
+        spikes = SparseSpikes.from_dense(dense, 8)
+        made = {
+            "alone": spikes,
+            "tuple": (spikes, index),
+            "dict": {"spikes": spikes, "label": index, "more": [spikes, torch.tensor([1.0, 2.0])]},
+            "named": Pair(spikes, index),
+        }
+        return made[self.form]
+
+
+@pytest.mark.parametrize(
+    ("form", "workers"), [("alone", 0), ("alone", 2), ("tuple", 0), ("named", 0), ("dict", 0), ("dict", 2)]
+)
+def test_data_loader(form, workers):
+    data = Recordings(form)
+    first = 0
+    for batch in DataLoader(data, batch_size=4, collate_fn=collate, num_workers=workers):
+        size = min(4, 10 - first)
+        if form == "alone":
+            spikes, labels = batch, None
+        elif form == "dict":
+            spikes, labels = batch["spikes"], batch["label"]
+            assert_equal(batch["more"][0], spikes)
+            assert torch.equal(batch["more"][1], torch.tensor([[1.0, 2.0]]).expand(size, 2))
+        else:
+            spikes, labels = batch
+            assert isinstance(batch, Pair if form == "named" else (tuple, list))
+        assert spikes.shape == (5, size, 12)
+        assert labels is None or labels.tolist() == list(range(first, first + size))
+        for sample in range(size):
+            expected = torch.zeros(5, 12)
+            expected[:, : min(first + sample + 1, 8)] = torch.arange(1.0, 6.0)[:, None]
+            assert torch.equal(spikes[:, [sample]].to_dense()[:, 0], expected)
+        assert spikes.overflow == sum(5 * max(0, first + sample + 1 - 8) for sample in range(size))
+        first += size
+    assert first == 10
+
+
+def test_collate_refuses_samples_of_different_length():
+    spikes = clean(2, 1, 5)
+    with pytest.raises(ValueError, match=r"batch must hold samples of one length, got \[1, 2\]"):
+        collate([(spikes, 1), (spikes,)])
