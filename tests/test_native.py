@@ -156,7 +156,7 @@ def test_vertices_are_free_of_host_code():
                 guarded = (guarded or line.startswith("#if defined(__SSE2__)")) and not line.startswith("#endif")
                 if line.startswith("#include") and not guarded:
                     included = line.split()[1]
-                    assert included in allowed or included.startswith('"neuron/'), f"{path.name}: {line}"
+                    assert included in allowed or included.startswith(('"neuron/', '"vertices/')), f"{path.name}: {line}"
 
 
 @needs_native

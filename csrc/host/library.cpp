@@ -28,8 +28,8 @@ const char *snnipu_best_isa(void) {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl"))
     return "avx512";
-  // Every processor with AVX2 has F16C too, which Clang 14 cannot ask for.
-  if (__builtin_cpu_supports("avx2"))
+  // Every processor with AVX2 and FMA has F16C too, which Clang 14 cannot ask for.
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi"))
     return "avx2";
   return "baseline";
 #else

@@ -151,8 +151,9 @@ void aboveRow(const C *x, const C *threshold, bool perNeuron, bool second, C gra
   }
 }
 
-template <typename C> bool validRows(const int32_t *ids, const int32_t *counts, size_t rows, size_t slots, size_t neurons) {
-  return Spikes<C>{ids, nullptr, counts, rows, 1, slots, neurons}.valid();
+template <typename C>
+bool validRows(const int32_t *ids, const int32_t *counts, size_t rows, size_t slots, size_t neurons, int32_t threads) {
+  return Spikes<C>{ids, nullptr, counts, rows, 1, slots, neurons}.check(threads).valid;
 }
 
 // body(id, slot) for the carried slots of a row.
@@ -170,7 +171,7 @@ using std::size_t;
 #define SELECT_SPIKES(SUFFIX, C)                                                                                       \
   SNNIPU_ABOVE(snnipu_above_##SUFFIX, C) {                                                                             \
     const size_t count = static_cast<size_t>(rows), size = static_cast<size_t>(neurons), words = (size + 31) / 32;     \
-    snnipu::forRows(count, snnipu::threadsFor(count * size, threads), [=](size_t begin, size_t end) {                  \
+    snnipu::forRows(count, snnipu::threadsFor(count *size, threads), [=](size_t begin, size_t end) {                   \
       for (size_t row = begin; row < end; ++row)                                                                       \
         snnipu::aboveRow(x + row * size, threshold, threshold_size > 1, has_grad_threshold != 0,                       \
                          static_cast<C>(grad_threshold), size, fired + row * words, carried + row * words);            \
@@ -187,8 +188,9 @@ using std::size_t;
                               static_cast<size_t>(slots),                                                              \
                               static_cast<size_t>(neurons),                                                            \
                               rotate != 0};                                                                            \
-    snnipu::selectSteps(fired, carried, to, 0, static_cast<size_t>(steps),                                             \
-                        snnipu::threadsFor(static_cast<size_t>(steps * batch) * (to.neurons / 4 + to.slots), threads)); \
+    snnipu::selectSteps(                                                                                               \
+        fired, carried, to, 0, static_cast<size_t>(steps),                                                             \
+        snnipu::threadsFor(static_cast<size_t>(steps * batch) * (to.neurons / 4 + to.slots), threads));                \
     return snnipu::Done;                                                                                               \
   }                                                                                                                    \
   SNNIPU_SELECT_SPIKES_BWD(snnipu_select_spikes_bwd_##SUFFIX, C) {                                                     \
@@ -209,9 +211,9 @@ using std::size_t;
   SNNIPU_SPARSE_TO_DENSE_FWD(snnipu_sparse_to_dense_fwd_##SUFFIX, C) {                                                 \
     const size_t count = static_cast<size_t>(rows), size = static_cast<size_t>(neurons);                               \
     const size_t wide = static_cast<size_t>(slots);                                                                    \
-    if (!snnipu::validRows<C>(ids, counts, count, wide, size))                                                         \
+    if (!snnipu::validRows<C>(ids, counts, count, wide, size, threads))                                                \
       return snnipu::BadSpikes;                                                                                        \
-    snnipu::forRows(count, snnipu::threadsFor(count * size, threads), [=](size_t begin, size_t end) {                  \
+    snnipu::forRows(count, snnipu::threadsFor(count *size, threads), [=](size_t begin, size_t end) {                   \
       std::fill(dense + begin * size, dense + end * size, C(0));                                                       \
       for (size_t row = begin; row < end; ++row)                                                                       \
         snnipu::forCarried(ids, counts, row, wide,                                                                     \
@@ -222,7 +224,7 @@ using std::size_t;
   SNNIPU_SPARSE_TO_DENSE_BWD(snnipu_sparse_to_dense_bwd_##SUFFIX, C) {                                                 \
     const size_t count = static_cast<size_t>(rows), size = static_cast<size_t>(neurons);                               \
     const size_t wide = static_cast<size_t>(slots);                                                                    \
-    if (!snnipu::validRows<C>(ids, counts, count, wide, size))                                                         \
+    if (!snnipu::validRows<C>(ids, counts, count, wide, size, threads))                                                \
       return snnipu::BadSpikes;                                                                                        \
     snnipu::forRows(count, snnipu::threadsFor(4 * count * wide, threads), [=](size_t begin, size_t end) {              \
       std::fill(values + begin * wide, values + end * wide, C(0));                                                     \

@@ -74,16 +74,16 @@ enum snnipu_surrogate {
                       int32_t grad_mem_constant, int32_t constant_input, int32_t reset, int32_t reset_delay,           \
                       int32_t surrogate, double surrogate_a, double surrogate_b, int32_t threads)
 
-/* Sparse operators. Spikes come as ids [steps, batch, slots] of `inputs` (or `neurons`) neurons, values of the same shape
- * and counts [steps, batch, 2]: how many slots hold spikes, and how many are carried. Slots behind those are padding.
- * Bits of neurons: [steps, batch, words], 32 to a word, the lowest bit first.
- * All return 0, 1 for an unknown option, 2 where memory could not be had, 3 where a count or a carried id is out of
- * range (nothing has been written then). */
+/* Sparse operators. Spikes come as ids [steps, batch, slots] of `inputs` (or `neurons`) neurons, values of the same
+ * shape and counts [steps, batch, 2]: how many slots hold spikes, and how many are carried. Slots behind those are
+ * padding. Bits of neurons: [steps, batch, words], 32 to a word, the lowest bit first. All return 0, 1 for an unknown
+ * option, 2 where memory could not be had, 3 where a count or a carried id is out of range (nothing has been written
+ * then). */
 
 /* Length of a packed weight. */
 SNNIPU_API int64_t snnipu_packed_size(int64_t neurons, int64_t inputs);
 /* A number that tells arrays of `count` bytes apart. */
-SNNIPU_API uint64_t snnipu_fingerprint(const void *bytes, int64_t count);
+SNNIPU_API uint64_t snnipu_fingerprint(const void *bytes, int64_t count, int32_t threads);
 
 /* The matrix weight [neurons, inputs] in blocks of 64 neurons, [block][inputs][lanes]: what gathers read. */
 #define SNNIPU_PACK_WEIGHT(NAME, C)                                                                                    \
@@ -112,7 +112,7 @@ SNNIPU_API uint64_t snnipu_fingerprint(const void *bytes, int64_t count);
  *   mem                  out: [steps, batch, neurons] or NULL
  *   kept                 out: the membranes of the carried neurons, for snnipu_slot_membranes_*, which frees them;
  *                        NULL unless the result is 0
- *   most                 out: the most neurons carried in a row */
+ *   most                 out: the most neurons carried in a row, or NULL */
 #define SNNIPU_SPARSE_LIF_SEQUENCE_FWD(NAME, C)                                                                        \
   SNNIPU_API int NAME(const int32_t *ids, const C *values, const int32_t *counts, const C *packed, const C *recurrent, \
                       const C *bias, const C *beta, const C *threshold, double grad_threshold, double input_scale,     \
@@ -137,14 +137,13 @@ SNNIPU_API uint64_t snnipu_fingerprint(const void *bytes, int64_t count);
  *   grad_current         [steps, batch, neurons]: of the membrane
  * Each result may be NULL. */
 #define SNNIPU_SPARSE_LIF_SEQUENCE_BWD(NAME, C)                                                                        \
-  SNNIPU_API int NAME(const C *grad, const int32_t *ids, const C *values, const int32_t *counts, const C *packed,      \
-                      const C *recurrent, const C *beta, const C *threshold, const int32_t *own_ids,                   \
-                      const int32_t *own_counts, const C *slot_mem, const uint32_t *fired, const C *mem,               \
-                      C *grad_values, C *grad_weight, C *grad_bias, C *grad_recurrent, C *grad_beta,                   \
-                      C *grad_threshold, C *grad_current, double input_scale, int64_t steps, int64_t batch,            \
-                      int64_t slots, int64_t inputs, int64_t neurons, int64_t own_slots, int64_t beta_size,            \
-                      int64_t threshold_size, int64_t delay, int32_t reset, int32_t surrogate, double surrogate_a,     \
-                      double surrogate_b, int32_t threads)
+  SNNIPU_API int NAME(                                                                                                 \
+      const C *grad, const int32_t *ids, const C *values, const int32_t *counts, const C *packed, const C *recurrent,  \
+      const C *beta, const C *threshold, const int32_t *own_ids, const int32_t *own_counts, const C *slot_mem,         \
+      const uint32_t *fired, const C *mem, C *grad_values, C *grad_weight, C *grad_bias, C *grad_recurrent,            \
+      C *grad_beta, C *grad_threshold, C *grad_current, double input_scale, int64_t steps, int64_t batch,              \
+      int64_t slots, int64_t inputs, int64_t neurons, int64_t own_slots, int64_t beta_size, int64_t threshold_size,    \
+      int64_t delay, int32_t reset, int32_t surrogate, double surrogate_a, double surrogate_b, int32_t threads)
 
 /* Bits of x [rows, neurons]. With threshold: fired where x > threshold ([threshold_size], 1 or neurons), carried also
  * where x > grad_threshold or, without one, everywhere. threshold NULL: both where x is not 0. */

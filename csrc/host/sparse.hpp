@@ -35,7 +35,8 @@ enum Status { Done = 0, Unknown = 1, OutOfMemory = 2, BadSpikes = 3 };
 // As many threads as the work feeds, and no more than were offered.
 inline unsigned threadsFor(size_t additions, int32_t offered) {
   const size_t fed = additions / additionsPerThread + 1;
-  return offered > 0 && fed > static_cast<size_t>(offered) ? static_cast<unsigned>(offered) : static_cast<unsigned>(fed);
+  return offered > 0 && fed > static_cast<size_t>(offered) ? static_cast<unsigned>(offered)
+                                                           : static_cast<unsigned>(fed);
 }
 
 template <typename C> struct Spikes {
@@ -46,19 +47,43 @@ template <typename C> struct Spikes {
 
   size_t rows() const { return steps * batch; }
 
-  // Whether every count and every carried id is in range.
-  bool valid() const {
-    for (size_t row = 0; row < rows(); ++row) {
-      const int32_t spikes = counts[2 * row], carried = counts[2 * row + 1];
-      if (spikes < 0 || carried < spikes || static_cast<size_t>(carried) > slots)
-        return false;
-      uint32_t highest = 0; // a negative id is a high one
-      for (int32_t slot = 0; slot < carried; ++slot)
-        highest = std::max(highest, static_cast<uint32_t>(ids[row * slots + static_cast<size_t>(slot)]));
-      if (carried > 0 && highest >= neurons)
-        return false;
-    }
-    return true;
+  // Whether every count and every carried id of a row is in range, ...
+  bool validRow(size_t row) const {
+    const int32_t spikes = counts[2 * row], carried = counts[2 * row + 1];
+    if (spikes < 0 || carried < spikes || static_cast<size_t>(carried) > slots)
+      return false;
+    uint32_t highest = 0; // a negative id is a high one
+    for (int32_t slot = 0; slot < carried; ++slot)
+      highest = std::max(highest, static_cast<uint32_t>(ids[row * slots + static_cast<size_t>(slot)]));
+    return carried == 0 || highest < neurons;
+  }
+  // ... and every spike has the value 1.
+  bool unitRow(size_t row) const {
+    bool unit = true;
+    for (size_t slot = row * slots; slot < row * slots + static_cast<size_t>(counts[2 * row]); ++slot)
+      unit &= values[slot] == C(1);
+    return unit;
+  }
+
+  struct Check {
+    bool valid, unitValues;
+  };
+  // Of all rows; values are looked at where there are any.
+  Check check(int32_t offered) const {
+    std::atomic<bool> valid{true}, unit{values != nullptr};
+    constexpr size_t piece = 256;
+    parallelFor((rows() + piece - 1) / piece, threadsFor(rows() * slots, offered), [&](size_t part) {
+      bool partValid = true, partUnit = values != nullptr;
+      for (size_t row = part * piece; row < std::min(rows(), (part + 1) * piece); ++row) {
+        partValid = partValid && validRow(row);
+        partUnit = partUnit && partValid && unitRow(row);
+      }
+      if (!partValid)
+        valid = false;
+      if (!partUnit)
+        unit = false;
+    });
+    return {valid, unit};
   }
 
   size_t count(int which) const {
@@ -82,9 +107,7 @@ struct Blocks {
   unsigned lanes(size_t block) const { return (held(block) + 15) / 16 * 16; }
   // Where a block's weights begin in the packed matrix.
   size_t offset(size_t block) const { return first(block) * inputs; }
-  size_t packedSize() const {
-    return neurons == 0 ? 0 : offset(count() - 1) + inputs * lanes(count() - 1);
-  }
+  size_t packedSize() const { return neurons == 0 ? 0 : offset(count() - 1) + inputs * lanes(count() - 1); }
   size_t words() const { return (neurons + 31) / 32; }
 };
 
@@ -127,6 +150,20 @@ template <typename Body> int parallelTry(size_t blocks, unsigned threads, const 
   return status;
 }
 
+// Memory that is written before it is read.
+template <typename T> class Uninitialised {
+public:
+  Uninitialised() = default;
+  explicit Uninitialised(size_t size) : data_(new T[size]) {}
+  T *data() { return data_.get(); }
+  const T *data() const { return data_.get(); }
+  T &operator[](size_t at) { return data_[at]; }
+  const T &operator[](size_t at) const { return data_[at]; }
+
+private:
+  std::unique_ptr<T[]> data_;
+};
+
 // A range of time steps of the layer, and where the input spikes that arrive in it come from.
 struct Chunk {
   size_t begin, end; // steps
@@ -147,7 +184,7 @@ template <typename C> struct SpikesByNeuron {
   std::vector<C> values;
 
   // Of the rows [firstRow, firstRow + rows) of `spikes`, which are rows offset, offset + 1, ... of the chunk.
-  void build(const Spikes<C> &spikes, size_t firstRow, size_t rows, size_t offset) {
+  void build(const Spikes<C> &spikes, size_t firstRow, size_t rows, size_t offset, bool unitValues) {
     begin.assign(spikes.neurons + 1, 0);
     const auto forSpikes = [&](const auto &body) {
       for (size_t row = 0; row < rows; ++row) {
@@ -161,11 +198,12 @@ template <typename C> struct SpikesByNeuron {
     for (size_t id = 0; id < spikes.neurons; ++id)
       begin[id + 1] += begin[id];
     rowOf.resize(begin.back());
-    values.resize(begin.back());
+    values.resize(unitValues ? 0 : begin.back());
     forSpikes([&](size_t id, size_t row, size_t at) {
       const uint32_t to = begin[id]++;
       rowOf[to] = static_cast<uint32_t>(row + offset);
-      values[to] = spikes.values[at];
+      if (!unitValues)
+        values[to] = spikes.values[at];
     });
     // Every begin has moved on to the next neuron's.
     for (size_t id = spikes.neurons; id > 0; --id)
@@ -177,7 +215,8 @@ template <typename C> struct SpikesByNeuron {
 // The matrix [neurons][inputs] as blocks [inputs][lanes], zeros in the padding.
 template <typename C> int packWeight(const C *weight, const Blocks &blocks, C *packed, int32_t threads);
 
-// SelectSpikes for the rows of some time steps from `step` on, and SelectSpikesBackward for rows: csrc/host/select_spikes.cpp.
+// SelectSpikes for the rows of some time steps from `step` on, and SelectSpikesBackward for rows:
+// csrc/host/select_spikes.cpp.
 template <typename C> struct Slots {
   int32_t *ids;
   C *values;
@@ -210,10 +249,10 @@ size_t mostBits(const uint32_t *bits, size_t rows, size_t words);
 template <typename C> class InputGradient {
 public:
   // weight: packed, or null where gradValues is. Each output may be null. delay: steps the spikes take.
-  InputGradient(const Spikes<C> &spikes, size_t delay, const Blocks &blocks, const C *weight, C scale, C *gradWeight,
-                C *gradValues, const std::vector<Chunk> &chunks)
-      : spikes_(spikes), delay_(delay), blocks_(blocks), weight_(weight), scale_(scale), gradWeight_(gradWeight),
-        gradValues_(gradValues), chunks_(chunks), groups_(blocks.count()) {
+  InputGradient(const Spikes<C> &spikes, bool unitValues, size_t delay, const Blocks &blocks, const C *weight, C scale,
+                C *gradWeight, C *gradValues, const std::vector<Chunk> &chunks)
+      : spikes_(spikes), unitValues_(unitValues), delay_(delay), blocks_(blocks), weight_(weight), scale_(scale),
+        gradWeight_(gradWeight), gradValues_(gradValues), chunks_(chunks), groups_(blocks.count()) {
     if (gradValues) {
       const size_t fit = partialBytes / (sizeof(C) * std::max<size_t>(1, spikes.rows() * spikes.slots));
       groups_ = std::min(groups_, std::min(mostGroups, std::max(fewestGroups, fit)));
@@ -243,6 +282,7 @@ private:
   }
 
   Spikes<C> spikes_;
+  bool unitValues_;
   size_t delay_;
   Blocks blocks_;
   const C *weight_;
@@ -251,7 +291,7 @@ private:
   const std::vector<Chunk> &chunks_;
   size_t groups_;
   std::vector<SpikesByNeuron<C>> byNeuron_;
-  std::vector<C> partial_; // [groups][rows][slots]
+  Uninitialised<C> partial_; // [groups][rows][slots]
 };
 
 } // namespace snnipu

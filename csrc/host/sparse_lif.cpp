@@ -21,11 +21,14 @@ template <typename C> struct PerNeuron {
   }
 };
 
+// beta, clamped to [0, 1].
+template <typename C> C clamped(C beta) { return clampUnit(SingleLane<C>{beta})[0]; }
+
 // Membranes of the neurons that carry gradient: of each block, row after row, by ascending id.
 template <typename C> struct KeptMembranes {
   Blocks blocks;
   size_t rows;
-  std::vector<std::vector<C>> values;   // [block]
+  std::vector<std::vector<C>> values;     // [block]
   std::vector<std::vector<size_t>> begin; // [block][row]
 
   KeptMembranes(const Blocks &b, size_t r) : blocks(b), rows(r), values(b.count()), begin(b.count()) {
@@ -57,6 +60,7 @@ template <typename C> struct BlockParameters {
     constexpr C never = std::numeric_limits<C>::max();
     const PerNeuron<C> one{&a.gradThreshold, 1};
     a.beta.copyTo(beta, a.blocks, block, C(0));
+    std::transform(beta, beta + a.blocks.lanes(block), beta, clamped<C>);
     a.threshold.copyTo(threshold, a.blocks, block, never);
     one.copyTo(gradThreshold, a.blocks, block, never);
     std::fill_n(bias, blockLanes, C(0));
@@ -68,12 +72,14 @@ template <typename C> struct BlockParameters {
 // One time step of one block, for the samples [begin, end) of the batch.
 template <typename C, Reset R> class StepForward {
 public:
-  explicit StepForward(const ForwardArguments<C> &arguments) : a_(arguments), order_(workerOrder()) {}
+  StepForward(const ForwardArguments<C> &arguments, bool unitValues, KeptMembranes<C> &kept)
+      : a_(arguments), kept_(kept), order_(workerOrder()), unitValues_(unitValues),
+        bits_(2 * arguments.blocks.count() * arguments.spikes.rows() * wordsOfBlock) {}
 
   void run(const BlockParameters<C> &parameters, size_t block, size_t t, size_t begin, size_t end, C *state,
-           const Slots<C> *own) const {
+           const Slots<C> *own) {
     const unsigned lanes = a_.blocks.lanes(block);
-    const size_t row = t * a_.spikes.batch + begin, words = a_.blocks.words();
+    const size_t row = t * a_.spikes.batch + begin;
     SparseLifForward<C, R> vertex;
     vertex.input = t >= a_.delay;
     if (vertex.input) {
@@ -91,59 +97,77 @@ public:
     if (own) {
       vertex.recurrentWeight.connect(a_.recurrent + block * blockLanes * a_.blocks.neurons);
       vertex.ownIds.connect(own->ids + begin * own->slots);
-      vertex.ownValues.connect(own->values + begin * own->slots);
       vertex.ownCounts.connect(own->counts + 2 * begin);
       vertex.ownSlots = static_cast<unsigned>(own->slots);
     }
     vertex.state.connect(state);
-    vertex.fired.connect(a_.fired + row * words + block * (blockLanes / 32));
-    vertex.carried.connect(a_.carried + row * words + block * (blockLanes / 32));
+    vertex.fired.connect(fired(block) + row * wordsOfBlock);
+    vertex.carried.connect(carried(block) + row * wordsOfBlock);
     vertex.inputScale = a_.inputScale;
     vertex.rows = static_cast<unsigned>(end - begin);
     vertex.slots = static_cast<unsigned>(a_.spikes.slots);
     vertex.lanes = lanes;
     vertex.neurons = a_.blocks.held(block);
-    vertex.wordStride = static_cast<unsigned>(words);
+    vertex.wordStride = wordsOfBlock;
+    vertex.unitValues = unitValues_;
     runVertex(vertex, order_);
     for (size_t sample = begin; sample < end; ++sample)
       record(block, t * a_.spikes.batch + sample, state + (sample - begin) * lanes);
   }
 
-  // Where the membranes of carried neurons go; null: nowhere.
-  KeptMembranes<C> *kept = nullptr;
+  // The bits of all blocks, for the steps [begin, end), as the caller wants them: row by row.
+  void writeBits(size_t begin, size_t end, unsigned threads) {
+    const size_t words = a_.blocks.words(), batch = a_.spikes.batch;
+    parallelFor(end - begin, threads, [&](size_t step) {
+      for (size_t row = (begin + step) * batch; row < (begin + step + 1) * batch; ++row)
+        for (size_t word = 0; word < words; ++word) {
+          const size_t block = word / wordsOfBlock, at = row * wordsOfBlock + word % wordsOfBlock;
+          a_.fired[row * words + word] = fired(block)[at];
+          a_.carried[row * words + word] = carried(block)[at];
+        }
+    });
+  }
 
 private:
-  void record(size_t block, size_t row, const C *state) const {
+  static constexpr unsigned wordsOfBlock = blockLanes / 32;
+
+  // While blocks work, each has its bits to itself: neighbours in a row would share cache lines.
+  uint32_t *fired(size_t block) { return bits_.data() + 2 * block * a_.spikes.rows() * wordsOfBlock; }
+  uint32_t *carried(size_t block) { return bits_.data() + (2 * block + 1) * a_.spikes.rows() * wordsOfBlock; }
+
+  void record(size_t block, size_t row, const C *state) {
     const size_t held = a_.blocks.held(block);
     if (a_.mem)
       std::copy_n(state, held, a_.mem + row * a_.blocks.neurons + a_.blocks.first(block));
-    uint32_t *const carried = a_.carried + row * a_.blocks.words() + block * (blockLanes / 32);
-    std::vector<C> &values = kept->values[block];
-    kept->begin[block][row] = values.size();
+    uint32_t *const words = carried(block) + row * wordsOfBlock;
+    std::vector<C> &values = kept_.values[block];
+    kept_.begin[block][row] = values.size();
     if (!a_.second) {
       const uint64_t everyone = held == 64 ? ~uint64_t{0} : (uint64_t{1} << held) - 1;
-      writeWords(carried, static_cast<unsigned>(held), everyone);
+      writeWords(words, static_cast<unsigned>(held), everyone);
       values.insert(values.end(), state, state + held);
       return;
     }
-    for (uint64_t bits = readWords(carried, static_cast<unsigned>(held)); bits != 0; bits &= bits - 1)
+    for (uint64_t bits = readWords(words, static_cast<unsigned>(held)); bits != 0; bits &= bits - 1)
       values.push_back(state[__builtin_ctzll(bits)]);
   }
 
   const ForwardArguments<C> &a_;
+  KeptMembranes<C> &kept_;
   WorkerOrder order_;
+  bool unitValues_;
+  Uninitialised<uint32_t> bits_; // [block][fired, carried][row][word]
 };
 
 template <typename C, Reset R> int forward(const ForwardArguments<C> &a, void **kept, int64_t *most) {
   *kept = nullptr;
-  *most = 0;
-  if (!a.spikes.valid())
+  const auto check = a.spikes.check(a.offered);
+  if (!check.valid)
     return BadSpikes;
   const size_t steps = a.spikes.steps, batch = a.spikes.batch, rows = a.spikes.rows();
   const unsigned threads = threadsFor((a.spikes.count(0) + 4 * rows) * a.blocks.neurons, a.offered);
   auto membranes = std::make_unique<KeptMembranes<C>>(a.blocks, rows);
-  StepForward<C, R> step(a);
-  step.kept = membranes.get();
+  StepForward<C, R> step(a, check.unitValues, *membranes);
   int status = Done;
   if (!a.recurrent) {
     status = parallelTry(a.blocks.count(), threads, [&](size_t block) {
@@ -153,6 +177,7 @@ template <typename C, Reset R> int forward(const ForwardArguments<C> &a, void **
       for (size_t t = 0; t < steps; ++t)
         step.run(parameters, block, t, 0, batch, state, nullptr);
     });
+    step.writeBits(0, steps, threads);
   } else {
     // The spikes of all blocks are needed before any block goes on.
     std::vector<BlockParameters<C>> parameters;
@@ -163,18 +188,21 @@ template <typename C, Reset R> int forward(const ForwardArguments<C> &a, void **
     }
     std::vector<int32_t> ids(batch * a.ownSlots), counts(2 * batch), dropped(2 * batch);
     std::vector<C> values(batch * a.ownSlots);
-    Slots<C> own{ids.data(), values.data(), counts.data(), dropped.data(), batch, a.ownSlots, a.blocks.neurons, a.rotate};
+    Slots<C> own{ids.data(), values.data(), counts.data(),    dropped.data(),
+                 batch,      a.ownSlots,    a.blocks.neurons, a.rotate};
     for (size_t t = 0; t < steps && status == Done; ++t) {
       status = parallelTry(a.blocks.count(), threads, [&](size_t block) {
         step.run(parameters[block], block, t, 0, batch, states[block].data(), &own);
       });
+      step.writeBits(t, t + 1, 1);
       const size_t word = t * batch * a.blocks.words();
       selectSteps(a.fired + word, a.carried + word, own, t, 1, 1);
     }
   }
   if (status != Done)
     return status;
-  *most = static_cast<int64_t>(mostBits(a.carried, rows, a.blocks.words()));
+  if (most)
+    *most = static_cast<int64_t>(mostBits(a.carried, rows, a.blocks.words()));
   *kept = membranes.release();
   return Done;
 }
@@ -220,14 +248,18 @@ template <typename C> struct BackwardArguments {
   int32_t offered;
 };
 
-// Where each block's slots begin, [rows][blocks + 1]: among the spikes, and among the slots that only carry gradient.
-struct SlotsByBlock {
-  std::vector<uint32_t> spikes, others;
+// For each block, row by row: where its slots begin among the spikes and among the slots that only carry gradient
+// (those of the next block being their end), and the bits of its neurons that fired.
+struct BlockRows {
+  Uninitialised<uint32_t> spikes, others; // [blocks + 1][rows]
+  Uninitialised<uint64_t> fired;          // [blocks][rows]
 
-  template <typename C> void build(const Spikes<C> &own, const Blocks &blocks, unsigned threads) {
-    const size_t stride = blocks.count() + 1;
-    spikes.resize(own.rows() * stride);
-    others.resize(own.rows() * stride);
+  template <typename C>
+  void build(const Spikes<C> &own, const uint32_t *firedWords, const Blocks &blocks, unsigned threads) {
+    const size_t rows = own.rows(), words = blocks.words();
+    spikes = Uninitialised<uint32_t>(rows * (blocks.count() + 1));
+    others = Uninitialised<uint32_t>(rows * (blocks.count() + 1));
+    fired = Uninitialised<uint64_t>(rows * blocks.count());
     parallelFor(own.steps, threads, [&](size_t t) {
       for (size_t row = t * own.batch; row < (t + 1) * own.batch; ++row) {
         const auto split = [&](uint32_t *begin, int32_t first, int32_t last) {
@@ -235,13 +267,16 @@ struct SlotsByBlock {
           for (int32_t slot = first; slot < last; ++slot) {
             const size_t at = static_cast<size_t>(own.ids[row * own.slots + static_cast<size_t>(slot)]) / blockLanes;
             for (; block <= at; ++block)
-              begin[block] = static_cast<uint32_t>(slot);
+              begin[block * rows] = static_cast<uint32_t>(slot);
           }
-          for (; block < stride; ++block)
-            begin[block] = static_cast<uint32_t>(last);
+          for (; block <= blocks.count(); ++block)
+            begin[block * rows] = static_cast<uint32_t>(last);
         };
-        split(&spikes[row * stride], 0, own.counts[2 * row]);
-        split(&others[row * stride], own.counts[2 * row], own.counts[2 * row + 1]);
+        split(&spikes[row], 0, own.counts[2 * row]);
+        split(&others[row], own.counts[2 * row], own.counts[2 * row + 1]);
+        for (size_t block = 0; block < blocks.count(); ++block)
+          fired[block * rows + row] =
+              readWords(firedWords + row * words + block * (blockLanes / 32), blocks.held(block));
       }
     });
   }
@@ -267,14 +302,16 @@ public:
       : a_(arguments), batch_(a_.spikes.batch), order_(workerOrder()),
         chunks_(timeChunks(a_.spikes.steps, batch_, blockLanes * sizeof(C))),
         threads_(threadsFor((a_.spikes.count(0) + 4 * a_.spikes.rows()) * a_.blocks.neurons, a_.offered)),
-        through_(a_.own.rows() * a_.own.slots), sums_(a_.blocks.count()), toInput_(a_.spikes, a_.delay, a_.blocks, a_.packed, a_.inputScale, a_.gradWeight, a_.gradValues, chunks_) {}
+        check_(a_.spikes.check(a_.offered)), through_(a_.own.rows() * a_.own.slots), sums_(a_.blocks.count()),
+        toInput_(a_.spikes, check_.unitValues, a_.delay, a_.blocks, a_.packed, a_.inputScale, a_.gradWeight,
+                 a_.gradValues, chunks_) {}
 
   int run() {
-    if (!a_.spikes.valid() || !a_.own.valid())
+    if (!check_.valid || !a_.own.check(a_.offered).valid)
       return BadSpikes;
     if (!knownSurrogate(a_.surrogate))
       return Unknown;
-    slots_.build(a_.own, a_.blocks, threads_);
+    blockRows_.build(a_.own, a_.fired, a_.blocks, threads_);
     int status = toInput_.prepare(threads_);
     if (status == Done)
       status = a_.recurrent ? recurrent() : feedForward();
@@ -328,8 +365,8 @@ private:
     std::vector<C> ones(a_.own.rows() * a_.own.slots, C(1));
     Spikes<C> own = a_.own;
     own.values = ones.data();
-    InputGradient<C> toOwn(own, 1, {a_.blocks.neurons, a_.blocks.neurons}, nullptr, a_.inputScale, a_.gradRecurrent,
-                           nullptr, chunks_);
+    InputGradient<C> toOwn(own, true, 1, {a_.blocks.neurons, a_.blocks.neurons}, nullptr, a_.inputScale,
+                           a_.gradRecurrent, nullptr, chunks_);
     int status = toOwn.prepare(threads_);
     for (InputGradient<C> *to : {&toInput_, &toOwn})
       if (status == Done)
@@ -339,8 +376,8 @@ private:
           for (size_t block = to->groupBegin(group); block < to->groupBegin(group + 1); ++block) {
             to->beginBlock(block, sums);
             for (size_t chunk = chunks_.size(); chunk-- > 0;)
-              to->add(group, block, chunk,
-                      grads[block].data() + chunks_[chunk].begin * batch_ * a_.blocks.lanes(block), sums);
+              to->add(group, block, chunk, grads[block].data() + chunks_[chunk].begin * batch_ * a_.blocks.lanes(block),
+                      sums);
             to->endBlock(block, sums);
           }
         });
@@ -371,18 +408,26 @@ private:
   // through of the steps [begin, end); grad points at step 0's slots.
   void behindSpikes(const C *grad, size_t begin, size_t end) {
     const size_t row = begin * batch_, slot = row * a_.own.slots;
-    const SpikeGradient<C> arguments{grad + slot,        a_.slotMem + slot,      a_.threshold.values,
-                                     a_.own.ids + slot,  a_.own.counts + 2 * row, through_.data() + slot,
-                                     a_.own.slots,       a_.threshold.size > 1,  a_.surrogate,
-                                     a_.surrogateA,      a_.surrogateB};
+    const SpikeGradient<C> arguments{grad + slot,
+                                     a_.slotMem + slot,
+                                     a_.threshold.values,
+                                     a_.own.ids + slot,
+                                     a_.own.counts + 2 * row,
+                                     through_.data() + slot,
+                                     a_.own.slots,
+                                     a_.threshold.size > 1,
+                                     a_.surrogate,
+                                     a_.surrogateA,
+                                     a_.surrogateB};
     spikeGradient(arguments, (end - begin) * batch_, threads_);
   }
 
   void step(size_t block, size_t t, C *carry, C *grad) {
-    const size_t row = t * batch_, stride = a_.blocks.count() + 1, words = a_.blocks.words();
+    const size_t row = t * batch_, rows = a_.spikes.rows(), at = block * rows + row;
     const unsigned held = a_.blocks.held(block);
     alignas(64) C beta[blockLanes], threshold[blockLanes];
     a_.beta.copyTo(beta, a_.blocks, block, C(0));
+    std::transform(beta, beta + a_.blocks.lanes(block), beta, clamped<C>);
     a_.threshold.copyTo(threshold, a_.blocks, block, C(0));
     ParameterSums<C> &sums = sums_[block];
     SparseLifBackward<C, R> vertex;
@@ -390,12 +435,14 @@ private:
     vertex.threshold.connect(threshold);
     vertex.ids.connect(a_.own.ids + row * a_.own.slots);
     vertex.through.connect(through_.data() + row * a_.own.slots);
-    vertex.begin.connect(slots_.spikes.data() + row * stride + block);
-    vertex.beginOther.connect(slots_.others.data() + row * stride + block);
+    vertex.begin.connect(&blockRows_.spikes[at]);
+    vertex.end.connect(&blockRows_.spikes[at + rows]);
+    vertex.beginOther.connect(&blockRows_.others[at]);
+    vertex.endOther.connect(&blockRows_.others[at + rows]);
     vertex.firstStep = t == 0;
     vertex.betaGradient = a_.gradBeta != nullptr;
     if (t > 0) {
-      vertex.fired.connect(a_.fired + (row - batch_) * words + block * (blockLanes / 32));
+      vertex.fired.connect(&blockRows_.fired[at - batch_]);
       vertex.memBefore.connect(a_.mem ? a_.mem + (row - batch_) * a_.blocks.neurons + a_.blocks.first(block) : nullptr);
     }
     vertex.carry.connect(carry);
@@ -408,8 +455,6 @@ private:
     vertex.lanes = a_.blocks.lanes(block);
     vertex.neurons = held;
     vertex.firstNeuron = static_cast<unsigned>(a_.blocks.first(block));
-    vertex.beginStride = static_cast<unsigned>(stride);
-    vertex.wordStride = static_cast<unsigned>(words);
     vertex.memStride = static_cast<unsigned>(a_.blocks.neurons);
     runVertex(vertex, order_);
     sums.endStep();
@@ -436,6 +481,10 @@ private:
     };
     finish(0, a_.gradBias, a_.blocks.neurons);
     finish(1, a_.gradBeta, a_.beta.size);
+    // Outside [0, 1] beta makes no difference.
+    for (size_t i = 0; a_.gradBeta && i < a_.beta.size; ++i)
+      if (clamped(a_.beta.values[i]) != a_.beta.values[i])
+        a_.gradBeta[i] = C(0);
     finish(2, a_.gradThreshold, a_.threshold.size);
   }
 
@@ -444,8 +493,9 @@ private:
   WorkerOrder order_;
   std::vector<Chunk> chunks_;
   unsigned threads_;
-  std::vector<C> through_; // [rows][slots of the layer]
-  SlotsByBlock slots_;
+  typename Spikes<C>::Check check_;
+  Uninitialised<C> through_; // [rows][slots of the layer]
+  BlockRows blockRows_;
   std::vector<ParameterSums<C>> sums_;
   InputGradient<C> toInput_;
 };
@@ -474,27 +524,26 @@ using std::size_t;
 #define SPARSE_LIF_SEQUENCE(SUFFIX, C)                                                                                 \
   SNNIPU_SPARSE_LIF_SEQUENCE_FWD(snnipu_sparse_lif_sequence_fwd_##SUFFIX, C) {                                         \
     const auto at = [](int64_t value) { return static_cast<size_t>(value); };                                          \
-    const snnipu::ForwardArguments<C> arguments{                                                                       \
-        {ids, values, counts, at(steps), at(batch), at(slots), at(inputs)},                                            \
-        {at(neurons), at(inputs)},                                                                                     \
-        packed,                                                                                                        \
-        recurrent,                                                                                                     \
-        bias,                                                                                                          \
-        {beta, at(beta_size)},                                                                                         \
-        {threshold, at(threshold_size)},                                                                               \
-        has_grad_threshold != 0,                                                                                       \
-        static_cast<C>(grad_threshold),                                                                                \
-        static_cast<C>(input_scale),                                                                                   \
-        fired,                                                                                                         \
-        carried,                                                                                                       \
-        mem,                                                                                                           \
-        at(own_slots),                                                                                                 \
-        at(delay),                                                                                                     \
-        rotate != 0,                                                                                                   \
-        threads};                                                                                                      \
+    const snnipu::ForwardArguments<C> arguments{{ids, values, counts, at(steps), at(batch), at(slots), at(inputs)},    \
+                                                {at(neurons), at(inputs)},                                             \
+                                                packed,                                                                \
+                                                recurrent,                                                             \
+                                                bias,                                                                  \
+                                                {beta, at(beta_size)},                                                 \
+                                                {threshold, at(threshold_size)},                                       \
+                                                has_grad_threshold != 0,                                               \
+                                                static_cast<C>(grad_threshold),                                        \
+                                                static_cast<C>(input_scale),                                           \
+                                                fired,                                                                 \
+                                                carried,                                                               \
+                                                mem,                                                                   \
+                                                at(own_slots),                                                         \
+                                                at(delay),                                                             \
+                                                rotate != 0,                                                           \
+                                                threads};                                                              \
     try {                                                                                                              \
-      return snnipu::forReset(                                                                                         \
-          reset, [&](auto r) { return snnipu::forward<C, decltype(r)::value>(arguments, kept, most); });               \
+      return snnipu::forReset(reset,                                                                                   \
+                              [&](auto r) { return snnipu::forward<C, decltype(r)::value>(arguments, kept, most); });  \
     } catch (const std::bad_alloc &) {                                                                                 \
       return snnipu::OutOfMemory;                                                                                      \
     }                                                                                                                  \
@@ -533,8 +582,8 @@ using std::size_t;
         static_cast<C>(surrogate_b),                                                                                   \
         threads};                                                                                                      \
     try {                                                                                                              \
-      return snnipu::forReset(                                                                                         \
-          reset, [&](auto r) { return snnipu::Backward<C, decltype(r)::value>(arguments).run(); });                    \
+      return snnipu::forReset(reset,                                                                                   \
+                              [&](auto r) { return snnipu::Backward<C, decltype(r)::value>(arguments).run(); });       \
     } catch (const std::bad_alloc &) {                                                                                 \
       return snnipu::OutOfMemory;                                                                                      \
     }                                                                                                                  \

@@ -6,44 +6,81 @@
 
 namespace snnipu {
 
+namespace {
+
+// to[j][i] = scale * from[i][j] for 4 x 4 elements.
+template <typename C> void transposeFour(const C *from, size_t fromStride, C *to, size_t toStride, C scale) {
+#if defined(__SSE2__)
+  if constexpr (std::is_same_v<C, float>) {
+    __m128 row[4];
+    for (size_t i = 0; i < 4; ++i)
+      row[i] = _mm_mul_ps(_mm_loadu_ps(from + i * fromStride), _mm_set1_ps(scale));
+    _MM_TRANSPOSE4_PS(row[0], row[1], row[2], row[3]);
+    for (size_t i = 0; i < 4; ++i)
+      _mm_storeu_ps(to + i * toStride, row[i]);
+    return;
+  }
+#endif
+  for (size_t i = 0; i < 4; ++i)
+    for (size_t j = 0; j < 4; ++j)
+      to[j * toStride + i] = scale * from[i * fromStride + j];
+}
+
+// to[j][i] = scale * from[i][j] for i < rows, j < columns: in squares of a cache line, so that every line is touched
+// once.
+template <typename C>
+void transpose(const C *from, size_t fromStride, size_t rows, size_t columns, C *to, size_t toStride, C scale) {
+  constexpr size_t square = 16;
+  for (size_t left = 0; left < columns; left += square)
+    for (size_t top = 0; top < rows; top += square) {
+      const size_t right = std::min(columns, left + square), bottom = std::min(rows, top + square);
+      size_t i = top;
+      for (; i + 4 <= bottom; i += 4) {
+        size_t j = left;
+        for (; j + 4 <= right; j += 4)
+          transposeFour(from + i * fromStride + j, fromStride, to + j * toStride + i, toStride, scale);
+        for (; j < right; ++j)
+          for (size_t k = i; k < i + 4; ++k)
+            to[j * toStride + k] = scale * from[k * fromStride + j];
+      }
+      for (; i < bottom; ++i)
+        for (size_t j = left; j < right; ++j)
+          to[j * toStride + i] = scale * from[i * fromStride + j];
+    }
+}
+
+} // namespace
+
 template <typename C> int packWeight(const C *weight, const Blocks &blocks, C *packed, int32_t threads) {
   const size_t inputs = blocks.inputs;
   return parallelTry(blocks.count(), threadsFor(blocks.packedSize(), threads), [&](size_t block) {
     const size_t lanes = blocks.lanes(block), held = blocks.held(block);
-    const C *const from = weight + blocks.first(block) * inputs;
     C *const to = packed + blocks.offset(block);
-    // 16 inputs at a time: a cache line of each neuron's row.
-    for (size_t first = 0; first < inputs; first += 16) {
-      const size_t last = std::min(inputs, first + 16);
-      for (size_t lane = 0; lane < lanes; ++lane)
-        for (size_t input = first; input < last; ++input)
-          to[input * lanes + lane] = lane < held ? from[lane * inputs + input] : C(0);
-    }
+    transpose(weight + blocks.first(block) * inputs, inputs, held, inputs, to, lanes, C(1));
+    for (size_t input = 0; held < lanes && input < inputs; ++input)
+      std::fill(to + input * lanes + held, to + (input + 1) * lanes, C(0));
   });
 }
 
 // One block's rows of the matrix: scale * packed.
 template <typename C> static void unpackBlock(const C *packed, const Blocks &blocks, size_t block, C scale, C *weight) {
-  const size_t inputs = blocks.inputs, lanes = blocks.lanes(block), held = blocks.held(block);
-  C *const to = weight + blocks.first(block) * inputs;
-  for (size_t first = 0; first < inputs; first += 16) {
-    const size_t last = std::min(inputs, first + 16);
-    for (size_t lane = 0; lane < held; ++lane)
-      for (size_t input = first; input < last; ++input)
-        to[lane * inputs + input] = scale * packed[input * lanes + lane];
-  }
+  transpose(packed, blocks.lanes(block), blocks.inputs, blocks.held(block),
+            weight + blocks.first(block) * blocks.inputs, blocks.inputs, scale);
 }
 
 template <typename C> int InputGradient<C>::prepare(unsigned threads) {
-  if (gradValues_)
-    partial_.assign(groups_ * spikes_.rows() * spikes_.slots, C(0));
+  if (gradValues_) {
+    const size_t size = spikes_.rows() * spikes_.slots;
+    partial_ = Uninitialised<C>(groups_ * size);
+    parallelFor(groups_, threads, [&](size_t group) { std::fill_n(partial_.data() + group * size, size, C(0)); });
+  }
   if (!gradWeight_)
     return Done;
   byNeuron_.resize(chunks_.size());
   return parallelTry(chunks_.size(), threads, [&](size_t chunk) {
     const Chunk part = arriving(chunk);
     byNeuron_[chunk].build(spikes_, (part.begin - delay_) * spikes_.batch, (part.end - part.begin) * spikes_.batch,
-                           (part.begin - chunks_[chunk].begin) * spikes_.batch);
+                           (part.begin - chunks_[chunk].begin) * spikes_.batch, unitValues_);
   });
 }
 
@@ -52,8 +89,7 @@ template <typename C> void InputGradient<C>::beginBlock(size_t block, C *sums) {
     std::fill_n(sums, blocks_.inputs * blocks_.lanes(block), C(0));
 }
 
-template <typename C>
-void InputGradient<C>::add(size_t group, size_t block, size_t chunk, const C *grad, C *sums) {
+template <typename C> void InputGradient<C>::add(size_t group, size_t block, size_t chunk, const C *grad, C *sums) {
   const WorkerOrder order = workerOrder();
   const unsigned lanes = blocks_.lanes(block);
   if (gradWeight_) {
@@ -64,6 +100,7 @@ void InputGradient<C>::add(size_t group, size_t block, size_t chunk, const C *gr
     vertex.values.connect(spikes.values.data());
     vertex.grad.connect(grad);
     vertex.gradWeight.connect(sums);
+    vertex.unitValues = unitValues_;
     vertex.inputs = static_cast<unsigned>(blocks_.inputs);
     vertex.lanes = lanes;
     runVertex(vertex, order);
@@ -115,7 +152,8 @@ namespace {
 template <typename C>
 int linearForward(const Spikes<C> &spikes, const C *packed, const C *bias, const Blocks &blocks, C *out,
                   int32_t offered) {
-  if (!spikes.valid())
+  const auto check = spikes.check(offered);
+  if (!check.valid)
     return BadSpikes;
   const size_t rows = spikes.rows();
   const unsigned threads = threadsFor((spikes.count(0) + rows) * blocks.neurons, offered);
@@ -141,6 +179,7 @@ int linearForward(const Spikes<C> &spikes, const C *packed, const C *bias, const
     vertex.lanes = lanes;
     vertex.neurons = blocks.held(block);
     vertex.outStride = static_cast<unsigned>(blocks.neurons);
+    vertex.unitValues = check.unitValues;
     runVertex(vertex, order);
   });
 }
@@ -148,12 +187,13 @@ int linearForward(const Spikes<C> &spikes, const C *packed, const C *bias, const
 template <typename C>
 int linearBackward(const C *grad, const Spikes<C> &spikes, const C *packed, const Blocks &blocks, C *gradValues,
                    C *gradWeight, C *gradBias, int32_t offered) {
-  if (!spikes.valid())
+  const auto check = spikes.check(offered);
+  if (!check.valid)
     return BadSpikes;
   const size_t batch = spikes.batch;
   const unsigned threads = threadsFor((spikes.count(0) + spikes.rows()) * blocks.neurons, offered);
   const std::vector<Chunk> chunks = timeChunks(spikes.steps, batch, blockLanes * sizeof(C));
-  InputGradient<C> input(spikes, 0, blocks, packed, C(1), gradWeight, gradValues, chunks);
+  InputGradient<C> input(spikes, check.unitValues, 0, blocks, packed, C(1), gradWeight, gradValues, chunks);
   int status = input.prepare(threads);
   if (status != Done)
     return status;
@@ -189,7 +229,34 @@ int linearBackward(const C *grad, const Spikes<C> &spikes, const C *packed, cons
   return status;
 }
 
-uint64_t mixed(uint64_t hash, uint64_t word) { return (hash ^ word) * 0x9e3779b97f4a7c15u + (hash >> 32); }
+// A change of one word always changes the result, as every step can be undone.
+uint64_t fingerprint(const char *bytes, size_t size, int32_t offered) {
+  typedef VectorN<uint32_t, 16> Words;
+  constexpr size_t chains = 4, step = chains * sizeof(Words), piece = 4096 * step;
+  constexpr uint32_t factor = 0x9e3779b1u;
+  const size_t pieces = (size + piece - 1) / piece;
+  std::vector<uint32_t> results(pieces);
+  parallelFor(pieces, threadsFor(size / 8, offered), [&](size_t which) {
+    Words hash[chains] = {};
+    const size_t end = std::min(size, (which + 1) * piece);
+    for (size_t at = which * piece; at < end; at += step) {
+      Words words[chains] = {};
+      if (at + step <= end)
+        std::memcpy(words, bytes + at, step);
+      else
+        std::memcpy(words, bytes + at, end - at);
+      for (size_t chain = 0; chain < chains; ++chain)
+        hash[chain] = (hash[chain] ^ words[chain]) * factor;
+    }
+    for (const Words &chain : hash)
+      for (unsigned i = 0; i < 16; ++i)
+        results[which] = (results[which] ^ chain[i]) * factor;
+  });
+  uint64_t total = size;
+  for (const uint32_t result : results)
+    total = (total ^ result) * 0x9e3779b97f4a7c15u;
+  return total;
+}
 
 } // namespace
 } // namespace snnipu
@@ -229,24 +296,10 @@ SPARSE_LINEAR(f32, float)
 SPARSE_LINEAR(f64, double)
 
 int64_t snnipu_packed_size(int64_t neurons, int64_t inputs) {
-  return static_cast<int64_t>(
-      Blocks{static_cast<std::size_t>(neurons), static_cast<std::size_t>(inputs)}.packedSize());
+  return static_cast<int64_t>(Blocks{static_cast<std::size_t>(neurons), static_cast<std::size_t>(inputs)}.packedSize());
 }
 
-uint64_t snnipu_fingerprint(const void *bytes, int64_t count) {
-  const char *const from = static_cast<const char *>(bytes);
-  const std::size_t size = static_cast<std::size_t>(count);
-  // Several chains, so that multiplications overlap.
-  uint64_t hash[8] = {1, 2, 3, 4, 5, 6, 7, 8};
-  for (std::size_t i = 0; i < size; i += sizeof(hash)) {
-    uint64_t words[8] = {};
-    std::memcpy(words, from + i, std::min(sizeof(words), size - i));
-    for (int chain = 0; chain < 8; ++chain)
-      hash[chain] = snnipu::mixed(hash[chain], words[chain]);
-  }
-  uint64_t total = size;
-  for (const uint64_t part : hash)
-    total = snnipu::mixed(total, part);
-  return total;
+uint64_t snnipu_fingerprint(const void *bytes, int64_t count, int32_t threads) {
+  return snnipu::fingerprint(static_cast<const char *>(bytes), static_cast<std::size_t>(count), threads);
 }
 }

@@ -38,7 +38,8 @@ template <typename C> using SingleLane = VectorN<C, 1>;
 template <typename V> using Element = std::remove_cv_t<std::remove_reference_t<decltype(std::declval<V &>()[0])>>;
 template <typename V> constexpr unsigned lanes = sizeof(V) / sizeof(Element<V>);
 
-template <typename V> inline V splat(Element<V> value) { return V{} + value; }
+// value - 0 is value, whatever its sign.
+template <typename V> inline V splat(Element<V> value) { return value - V{}; }
 
 template <typename V> inline V abs(V v) { return v < splat<V>(0) ? -v : v; }
 
@@ -191,6 +192,28 @@ template <typename V, typename S> inline void store(S *to, V v) {
   }
 }
 
+// a * b + c, rounded once where the machine has an instruction for it, else twice: exact in a * b either way where a
+// is 1.
+template <typename V> inline V multiplyAdd(V a, V b, V c) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64 && std::is_same_v<Element<V>, float>)
+    return reinterpret_cast<V>(
+        _mm512_fmadd_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
+  if constexpr (sizeof(V) == 64 && std::is_same_v<Element<V>, double>)
+    return reinterpret_cast<V>(
+        _mm512_fmadd_pd(reinterpret_cast<__m512d>(a), reinterpret_cast<__m512d>(b), reinterpret_cast<__m512d>(c)));
+#endif
+#if defined(__FMA__)
+  if constexpr (sizeof(V) == 32 && std::is_same_v<Element<V>, float>)
+    return reinterpret_cast<V>(
+        _mm256_fmadd_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(c)));
+  if constexpr (sizeof(V) == 32 && std::is_same_v<Element<V>, double>)
+    return reinterpret_cast<V>(
+        _mm256_fmadd_pd(reinterpret_cast<__m256d>(a), reinterpret_cast<__m256d>(b), reinterpret_cast<__m256d>(c)));
+#endif
+  return a * b + c;
+}
+
 // K registers that stand side by side, each of them named, so that the compiler keeps them in registers.
 template <typename V, unsigned K> struct Registers {
   V first;
@@ -198,13 +221,20 @@ template <typename V, unsigned K> struct Registers {
 
   // this += factor * from[0 .. K registers)
   template <typename S> void addScaled(V factor, const S *from) {
-    first = first + factor * load<V>(from);
+    first = multiplyAdd(factor, load<V>(from), first);
     rest.addScaled(factor, from + lanes<V>);
   }
+  // this += from[0 .. K registers)
+  template <typename S> void add(const S *from) {
+    first = first + load<V>(from);
+    rest.add(from + lanes<V>);
+  }
   // Sum over the registers of this * from.
-  template <typename S> V products(const S *from) const { return rest.addProducts(first * load<V>(from), from + lanes<V>); }
+  template <typename S> V products(const S *from) const {
+    return rest.addProducts(first * load<V>(from), from + lanes<V>);
+  }
   template <typename S> V addProducts(V sum, const S *from) const {
-    return rest.addProducts(sum + first * load<V>(from), from + lanes<V>);
+    return rest.addProducts(multiplyAdd(first, load<V>(from), sum), from + lanes<V>);
   }
   template <typename S> void loadFrom(const S *from) {
     first = load<V>(from);
@@ -227,6 +257,7 @@ template <typename V, unsigned K> struct Registers {
 
 template <typename V> struct Registers<V, 0> {
   template <typename S> void addScaled(V, const S *) {}
+  template <typename S> void add(const S *) {}
   template <typename S> V addProducts(V sum, const S *) const { return sum; }
   template <typename S> void loadFrom(const S *) {}
   template <typename S> void storeTo(S *) const {}
@@ -271,36 +302,61 @@ template <typename V> inline V lanesOf(uint64_t bits) {
   return set != Bits{} ? splat<V>(1) : splat<V>(0);
 }
 
-// Sum of the lanes, by halves.
-template <typename V> inline Element<V> sumLanes(V v) {
-  if constexpr (lanes<V> == 1) {
-    return v[0];
-  } else {
-    VectorN<Element<V>, lanes<V> / 2> low, high;
-    std::memcpy(&low, &v, sizeof(low));
-    std::memcpy(&high, reinterpret_cast<const char *>(&v) + sizeof(low), sizeof(high));
-    return sumLanes(low + high);
+// The sum of the two halves of a vector.
+template <typename V> inline VectorN<Element<V>, lanes<V> / 2> addHalves(V v) {
+  typedef VectorN<Element<V>, lanes<V> / 2> Half;
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64) {
+    const __m512d all = reinterpret_cast<__m512d>(v);
+    // Masked by all: the plain intrinsics make GCC 12 warn of undefined values of its own.
+    return reinterpret_cast<Half>(_mm512_maskz_extractf64x4_pd(0xf, all, 0)) +
+           reinterpret_cast<Half>(_mm512_maskz_extractf64x4_pd(0xf, all, 1));
   }
+#endif
+#if defined(__AVX__)
+  if constexpr (sizeof(V) == 32) {
+    const __m256d all = reinterpret_cast<__m256d>(v);
+    return reinterpret_cast<Half>(_mm256_castpd256_pd128(all)) + reinterpret_cast<Half>(_mm256_extractf128_pd(all, 1));
+  }
+#endif
+  Half low, high;
+  std::memcpy(&low, &v, sizeof(low));
+  std::memcpy(&high, reinterpret_cast<const char *>(&v) + sizeof(low), sizeof(high));
+  return low + high;
 }
 
-// The first four lanes' worth of sums by halves.
-template <typename V> inline VectorN<Element<V>, 4> sumToFour(V v) {
-  if constexpr (lanes<V> == 4) {
+// Sum of the lanes, by halves.
+template <typename V> inline Element<V> sumLanes(V v) {
+  if constexpr (lanes<V> == 1)
+    return v[0];
+  else
+    return sumLanes(addHalves(v));
+}
+
+// Sums of the lanes until N are left.
+template <unsigned N, typename V> inline VectorN<Element<V>, N> sumTo(V v) {
+  if constexpr (lanes<V> == N)
     return v;
-  } else {
-    VectorN<Element<V>, lanes<V> / 2> low, high;
-    std::memcpy(&low, &v, sizeof(low));
-    std::memcpy(&high, reinterpret_cast<const char *>(&v) + sizeof(low), sizeof(high));
-    return sumToFour(low + high);
-  }
+  else
+    return sumTo<N>(addHalves(v));
 }
 
 // Adds the sums of the lanes of four vectors to to[0 .. 4).
 template <typename V> inline void addFourSums(Element<V> *to, V a, V b, V c, V d) {
+#if defined(__AVX__)
+  if constexpr (std::is_same_v<Element<V>, float> && lanes<V> >= 8) {
+    const __m256 p = reinterpret_cast<__m256>(sumTo<8>(a)), q = reinterpret_cast<__m256>(sumTo<8>(b));
+    const __m256 r = reinterpret_cast<__m256>(sumTo<8>(c)), s = reinterpret_cast<__m256>(sumTo<8>(d));
+    const __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(p, q), _mm256_hadd_ps(r, s));
+    const __m128 sums = _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
+    _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), sums));
+    return;
+  }
+#endif
 #if defined(__SSE2__)
-  if constexpr (std::is_same_v<Element<V>, float> && lanes<V> >= 4) {
-    __m128 p = reinterpret_cast<__m128>(sumToFour(a)), q = reinterpret_cast<__m128>(sumToFour(b));
-    __m128 r = reinterpret_cast<__m128>(sumToFour(c)), s = reinterpret_cast<__m128>(sumToFour(d));
+  if constexpr (std::is_same_v<Element<V>, float> && lanes<V> == 4) {
+    __m128 p = reinterpret_cast<__m128>(a), q = reinterpret_cast<__m128>(b);
+    __m128 r = reinterpret_cast<__m128>(c), s = reinterpret_cast<__m128>(d);
     _MM_TRANSPOSE4_PS(p, q, r, s);
     const __m128 sums = _mm_add_ps(_mm_add_ps(p, r), _mm_add_ps(q, s));
     _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), sums));

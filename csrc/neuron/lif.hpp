@@ -75,8 +75,8 @@ template <typename V> struct LifAdjoint {
   V gradGraded;
 };
 
-// The way of a membrane's gradient to the step before, and the parts of the parameters' gradients on it. memPrev, reset:
-// of the step before.
+// The way of a membrane's gradient to the step before, and the parts of the parameters' gradients on it. memPrev,
+// reset: of the step before.
 template <typename V> struct LifCarry {
   V gradMem;
   V gradBeta;      // of the clamped beta

@@ -10,7 +10,8 @@ constexpr unsigned blockLanes = 64;
 
 // Registers that are worked on at once. As many as make a block, and leave room for the weights.
 #if SNNIPU_LANE_BYTES >= 32
-template <typename C> constexpr unsigned groupRegisters = blockLanes / registerLanes<C> < 8 ? blockLanes / registerLanes<C> : 8;
+template <typename C>
+constexpr unsigned groupRegisters = blockLanes / registerLanes<C> < 8 ? blockLanes / registerLanes<C> : 8;
 #elif SNNIPU_LANE_BYTES == 16
 template <typename C> constexpr unsigned groupRegisters = 8;
 #else
@@ -28,12 +29,18 @@ template <typename C, typename Body> inline void forLaneGroups(unsigned lanes, c
     body(lane, Registers<Register<C>, 1>{});
 }
 
-// sum += value * weight[id] over `count` spikes; weight points at the group's first lane of neuron 0.
-template <typename Group, typename S, typename C>
+// sum += value * weight[id] over `count` spikes; weight points at the group's first lane of neuron 0. Unit: every value
+// is 1, and values are not read.
+template <bool Unit, typename Group, typename S, typename C>
 inline void gather(Group &sum, const S *weight, unsigned lanes, const int *ids, const C *values, unsigned count) {
   using V = decltype(sum.first);
-  for (unsigned i = 0; i < count; ++i)
-    sum.addScaled(splat<V>(values[i]), weight + static_cast<std::size_t>(ids[i]) * lanes);
+  for (unsigned i = 0; i < count; ++i) {
+    const S *const from = weight + static_cast<std::size_t>(ids[i]) * lanes;
+    if constexpr (Unit)
+      sum.add(from);
+    else
+      sum.addScaled(splat<V>(values[i]), from);
+  }
 }
 
 // v at to[0 .. lanes), as far as neurons reach; `lane` is v's first.

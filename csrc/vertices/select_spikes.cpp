@@ -4,8 +4,8 @@
 
 namespace snnipu {
 
-// Spikes first, then neurons that only carry gradient; among each, what fits is taken from id `first` on in cyclic order
-// and stored by ascending id. Padding holds id 0 and value 0.
+// Spikes first, then neurons that only carry gradient; among each, what fits is taken from id `first` on in cyclic
+// order and stored by ascending id. Padding holds id 0 and value 0.
 template <typename C> class SelectSpikes : public poplar::MultiVertex {
 public:
   In<unsigned> fired;   // [rows][words]
@@ -28,11 +28,23 @@ public:
       C *const value = slots ? &values[static_cast<std::size_t>(row) * slots] : nullptr;
       const auto fired = [=](unsigned word) { return spikes[word]; };
       const auto others = [=](unsigned word) { return all[word] & ~spikes[word]; };
-      const unsigned foundFired = count(fired, 0), found = foundFired + count(others, 0);
+      unsigned foundFired = 0, found = 0;
+      for (unsigned word = 0; word < words; ++word) {
+        foundFired += static_cast<unsigned>(__builtin_popcount(spikes[word]));
+        found += static_cast<unsigned>(__builtin_popcount(all[word]));
+      }
       const unsigned keptFired = foundFired < slots ? foundFired : slots;
       const unsigned kept = found < slots ? found : slots;
-      emit(fired, foundFired, keptFired, id);
-      emit(others, found - foundFired, kept - keptFired, id + keptFired);
+      if (found <= slots) {
+        int *toFired = id, *toOther = id + foundFired;
+        for (unsigned word = 0; word < words; ++word) {
+          toFired = emitWord(fired(word), word, toFired);
+          toOther = emitWord(others(word), word, toOther);
+        }
+      } else {
+        emit(fired, foundFired, keptFired, id);
+        emit(others, found - foundFired, kept - keptFired, id + keptFired);
+      }
       for (unsigned slot = 0; slot < slots; ++slot)
         value[slot] = slot < keptFired ? C(1) : C(0);
       for (unsigned slot = kept; slot < slots; ++slot)
@@ -45,11 +57,18 @@ public:
   }
 
 private:
+  static int *emitWord(unsigned bits, unsigned word, int *to) {
+    for (; bits != 0; bits &= bits - 1)
+      *to++ = static_cast<int>(32 * word + static_cast<unsigned>(__builtin_ctz(bits)));
+    return to;
+  }
+
   // Bits from id `from` on.
   template <typename Bits> unsigned count(const Bits &bits, unsigned from) const {
     unsigned total = 0;
     for (unsigned word = from / 32; word < words; ++word)
-      total += static_cast<unsigned>(__builtin_popcount(word == from / 32 ? bits(word) & (~0u << from % 32) : bits(word)));
+      total +=
+          static_cast<unsigned>(__builtin_popcount(word == from / 32 ? bits(word) & (~0u << from % 32) : bits(word)));
     return total;
   }
 

@@ -1,8 +1,8 @@
 // One time step of leaky integrate-and-fire neurons on spike ids, and its adjoint, for the block of neurons that one
 // tile holds: as csrc/vertices/sparse_linear.cpp, with the neurons of csrc/neuron/lif.hpp behind it.
 //
-// Neurons that fired and neurons that carry gradient leave the block as one bit each, 32 to a word, the lowest bit first;
-// row r's words start at [r * wordStride].
+// Neurons that fired and neurons that carry gradient leave the block as one bit each, 32 to a word, the lowest bit
+// first; row r's words start at [r * wordStride].
 #include "neuron/lif.hpp"
 #include "neuron/sparse.hpp"
 #include "neuron/surrogate.hpp"
@@ -30,7 +30,7 @@ public:
   In<C> threshold;     // [lanes]; the largest number in padding, which so never fires
   In<C> gradThreshold; // [lanes]; likewise
   In<int> ids;         // [rows][slots]; unused without input
-  In<C> values; // not read with unitValues: all are 1
+  In<C> values;        // not read with unitValues: all are 1
   In<int> counts;
   In<S> recurrentWeight; // [neurons of the layer][lanes]; unused without recurrent
   In<int> ownIds;        // [rows][ownSlots]: the layer's spikes of the step before
@@ -96,18 +96,18 @@ private:
 // grad[row]: gradient of the membrane, from the later steps (carry) and from the spikes (through).
 template <typename C, Reset R> class SparseLifBackward : public poplar::MultiVertex {
 public:
-  In<C> beta;        // [lanes], in [0, 1]
-  In<C> threshold;   // [lanes]
-  In<int> ids;       // [rows][slots]: the layer's carried slots, ascending among spikes and among the others
-  In<C> through;     // [rows][slots]: gradient behind the spike function
+  In<C> beta;              // [lanes], in [0, 1]
+  In<C> threshold;         // [lanes]
+  In<int> ids;             // [rows][slots]: the layer's carried slots, ascending among spikes and among the others
+  In<C> through;           // [rows][slots]: gradient behind the spike function
   In<unsigned> begin;      // [rows]: first slot of this block's spikes ...
   In<unsigned> end;        // ... and behind the last
   In<unsigned> beginOther; // likewise, of its slots that only carry gradient
   In<unsigned> endOther;
-  In<uint64_t> fired;      // [rows]: one bit for each neuron that fired in the step before; unused in the first step
-  In<C> memBefore;         // [rows], memStride apart: membrane of the step before; unused without betaGradient
-  Through<C> carry;        // [rows][lanes]: from the step after -> for the step before
-  Out<C> grad;             // [rows][lanes]
+  In<uint64_t> fired; // [rows]: one bit for each neuron that fired in the step before; unused in the first step
+  In<C> memBefore;    // [rows], memStride apart: membrane of the step before; unused without betaGradient
+  Through<C> carry;   // [rows][lanes]: from the step after -> for the step before
+  Out<C> grad;        // [rows][lanes]
   // One sum over time and samples for each lane.
   Through<C> gradBias;
   Through<C> gradBeta;
@@ -139,9 +139,9 @@ public:
         const V g = load<V>(gradRow + lane);
         // Before the first step the membrane is 0, which is above a negative threshold.
         const V reset = firstStep ? heaviside(-p.threshold) : lanesOf<V>(bits >> lane);
-        const V before = betaGradient && !firstStep ? loadFirst<V>(&memBefore[static_cast<std::size_t>(row) * memStride],
-                                                                  neurons, lane)
-                                                    : splat<V>(0);
+        const V before = betaGradient && !firstStep
+                             ? loadFirst<V>(&memBefore[static_cast<std::size_t>(row) * memStride], neurons, lane)
+                             : splat<V>(0);
         const LifCarry<V> out = lifCarry<R>(p, g, before, reset);
         store(carryRow + lane, out.gradMem);
         store(&gradBias[lane], load<V>(&gradBias[lane]) + g);

@@ -1,8 +1,8 @@
 // A linear layer on spike ids, for the block of output neurons that one tile holds.
 //
 // A block has up to 64 neurons, `lanes` of them with padding, and their weights [inputs][lanes]; rows of (time, sample)
-// stream past it. Row r has its spikes at [r * slots]: counts[2r] spikes, then up to counts[2r + 1] slots that only carry
-// gradient. Ids have been checked.
+// stream past it. Row r has its spikes at [r * slots]: counts[2r] spikes, then up to counts[2r + 1] slots that only
+// carry gradient. Ids have been checked.
 #include "neuron/sparse.hpp"
 #include "vertices/vertex.hpp"
 
@@ -13,20 +13,29 @@ template <typename S> class SparseLinearForward : public poplar::MultiVertex {
 public:
   using C = Compute<S>;
 
-  In<S> weight;    // [inputs][lanes]
-  In<C> bias;      // [lanes]
-  In<int> ids;     // [rows][slots]
-  In<C> values;    // [rows][slots]
-  In<int> counts;  // [rows][2]
-  Out<C> out;      // [rows], each outStride apart: the first `neurons` lanes
+  In<S> weight;   // [inputs][lanes]
+  In<C> bias;     // [lanes]
+  In<int> ids;    // [rows][slots]
+  In<C> values;   // [rows][slots]; not read with unitValues: all are 1
+  In<int> counts; // [rows][2]
+  Out<C> out;     // [rows], each outStride apart: the first `neurons` lanes
   unsigned rows;
   unsigned slots;
   unsigned lanes;
   unsigned neurons;
   unsigned outStride;
+  bool unitValues;
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerShare(workerId, numWorkers(), rows);
+    if (unitValues)
+      run<true>(range);
+    else
+      run<false>(range);
+  }
+
+private:
+  template <bool Unit> void run(WorkerRange range) {
     forLaneGroups<C>(lanes, [&](unsigned lane, auto group) {
       using Group = decltype(group);
       Group start;
@@ -34,7 +43,7 @@ public:
       for (unsigned row = range.begin; row < range.end; ++row) {
         Group sum = start;
         const std::size_t slot = static_cast<std::size_t>(row) * slots;
-        gather(sum, &weight[lane], lanes, &ids[slot], &values[slot], static_cast<unsigned>(counts[2 * row]));
+        gather<Unit>(sum, &weight[lane], lanes, &ids[slot], &values[slot], static_cast<unsigned>(counts[2 * row]));
         C *const to = &out[static_cast<std::size_t>(row) * outStride];
         sum.forEach([&](unsigned offset, auto v) { storeFirst(to + lane + offset, v, neurons, lane + offset); });
       }
@@ -47,27 +56,41 @@ template <typename S> class SparseLinearWeightGradient : public poplar::MultiVer
 public:
   using C = Compute<S>;
 
-  In<unsigned> begin;     // [inputs + 1]: where an input neuron's spikes stand in rowOf and values
-  In<unsigned> rowOf;     // row of each spike
-  In<C> values;           // of each spike
-  In<C> grad;             // [rows][lanes]
-  Through<C> gradWeight;  // [inputs][lanes]
+  In<unsigned> begin;    // [inputs + 1]: where an input neuron's spikes stand in rowOf and values
+  In<unsigned> rowOf;    // row of each spike
+  In<C> values;          // of each spike; not read with unitValues
+  In<C> grad;            // [rows][lanes]
+  Through<C> gradWeight; // [inputs][lanes]
   unsigned inputs;
   unsigned lanes;
+  bool unitValues;
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerShare(workerId, numWorkers(), inputs);
+    if (unitValues)
+      run<true>(range);
+    else
+      run<false>(range);
+  }
+
+private:
+  template <bool Unit> void run(WorkerRange range) {
     forLaneGroups<C>(lanes, [&](unsigned lane, auto group) {
       using Group = decltype(group);
-      using V = decltype(group.first);
+      using V [[maybe_unused]] = decltype(group.first);
       for (unsigned id = range.begin; id < range.end; ++id) {
         if (begin[id] == begin[id + 1])
           continue;
         C *const to = &gradWeight[static_cast<std::size_t>(id) * lanes + lane];
         Group sum;
         sum.loadFrom(to);
-        for (unsigned i = begin[id]; i < begin[id + 1]; ++i)
-          sum.addScaled(splat<V>(values[i]), &grad[static_cast<std::size_t>(rowOf[i]) * lanes + lane]);
+        for (unsigned i = begin[id]; i < begin[id + 1]; ++i) {
+          const C *const from = &grad[static_cast<std::size_t>(rowOf[i]) * lanes + lane];
+          if constexpr (Unit)
+            sum.add(from);
+          else
+            sum.addScaled(splat<V>(values[i]), from);
+        }
         sum.storeTo(to);
       }
     });
@@ -104,8 +127,16 @@ public:
         for (; slot + 4 <= carried; slot += 4)
           addFourSums(to + slot, g.products(of(slot)), g.products(of(slot + 1)), g.products(of(slot + 2)),
                       g.products(of(slot + 3)));
-        for (; slot < carried; ++slot)
-          to[slot] += sumLanes(g.products(of(slot)));
+        if (slot < carried) {
+          // The last ones, one of them several times.
+          const auto last = [&](unsigned ahead) {
+            return g.products(of(slot + ahead < carried ? slot + ahead : slot));
+          };
+          C sums[4] = {};
+          addFourSums(sums, g.products(of(slot)), last(1), last(2), last(3));
+          for (unsigned i = 0; slot < carried; ++i, ++slot)
+            to[slot] += sums[i];
+        }
       }
     });
   }

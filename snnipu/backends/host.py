@@ -104,7 +104,7 @@ def _load() -> ctypes.CDLL:
     library.snnipu_set_workers.restype = None
     library.snnipu_packed_size.argtypes = [c_int64, c_int64]
     library.snnipu_packed_size.restype = c_int64
-    library.snnipu_fingerprint.argtypes = [c_void_p, c_int64]
+    library.snnipu_fingerprint.argtypes = [c_void_p, c_int64, c_int32]
     library.snnipu_fingerprint.restype = c_uint64
     for name, sparse_argtypes in _SPARSE_ARGTYPES.items():
         for suffix in ("f32", "f64"):

@@ -83,7 +83,8 @@ def _pack(weight: torch.Tensor) -> torch.Tensor:
 def _fingerprint(weight: torch.Tensor) -> int:
     assert host.library is not None
     source = weight.detach().contiguous()
-    return int(host.library.snnipu_fingerprint(source.data_ptr(), source.numel() * source.element_size()))
+    size = source.numel() * source.element_size()
+    return int(host.library.snnipu_fingerprint(source.data_ptr(), size, torch.get_num_threads()))
 
 
 def _words(num_neurons: int) -> int:
@@ -388,7 +389,7 @@ def sparse_lif_sequence_fwd(
             carried.data_ptr(),
             mem.data_ptr() if store_mem else None,
             byref(kept),
-            byref(most),
+            byref(most) if capacity == AS_NEEDED else None,
             steps,
             batch,
             slots,

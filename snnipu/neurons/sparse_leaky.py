@@ -10,7 +10,7 @@ from snnipu.backends import popart
 from snnipu.neurons.leaky import Leaky
 from snnipu.neurons.sparse_linear import check_features, check_path, choose_path, init_like_linear
 from snnipu.ops._arguments import reset_code
-from snnipu.ops._slots import check_max_spikes, overflow_code
+from snnipu.ops._slots import check_delay, check_max_spikes, overflow_code
 from snnipu.ops._spike_gradient import fused
 from snnipu.ops.lif_sequence import lif_apply
 from snnipu.ops.select_spikes import grad_threshold_argument
@@ -90,7 +90,8 @@ class SparseLeaky(nn.Module):
         reset_code(reset_mechanism)
         check_max_spikes(max_spikes)
         overflow_code(overflow)
-        fused(spike_grad)
+        if fused(spike_grad)[1] is not None and recurrent:
+            raise ValueError(f"spike_grad must be a fused surrogate where recurrent=True, got {spike_grad!r}")
         if isinstance(input_scale, bool) or not isinstance(input_scale, (int, float)) or input_scale == 0:
             raise ValueError(f"input_scale must be a number other than 0, got {input_scale!r}")
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
@@ -151,6 +152,7 @@ class SparseLeaky(nn.Module):
             TypeError, ValueError: ``x`` of another type, shape or device; the message says which.
         """
         popart.refuse_tracing("SparseLeaky")
+        check_delay(delay)
         chosen = choose_path(x, self.in_features, "sparse" if self.recurrent_weight is not None else self.path)
         if isinstance(chosen, SparseSpikes):
             out = ops.sparse_lif_sequence(
@@ -177,50 +179,33 @@ class SparseLeaky(nn.Module):
         """Membranes ``[T, B, out]`` for ``x``, dense: to look at, or for a loss on them. Not for recurrent layers."""
         if self.recurrent_weight is not None:
             raise ValueError("membranes: a recurrent layer's membranes depend on its spikes and are not kept")
+        check_delay(delay)
         chosen = choose_path(x, self.in_features, self.path)
         if isinstance(chosen, SparseSpikes):
-            current = ops.sparse_linear(chosen, self.weight) * self.input_scale
+            current = ops.sparse_linear(chosen, self.weight)
         else:
-            current = nn.functional.linear(chosen.to(self.weight.dtype), self.weight) * self.input_scale
+            current = nn.functional.linear(chosen.to(self.weight.dtype), self.weight)
+        return self._integrate(current, delay)
+
+    def _integrate(self, current: torch.Tensor, delay: int) -> torch.Tensor:
+        """Membranes from the weighted spikes."""
+        if self.input_scale != 1:
+            current = current * self.input_scale
         current = delayed(current, delay)
         if self.bias is not None:
             current = current + self.bias
+        # The spikes are selected from the membranes: no gradient passes through this operator's, and the surrogate is
+        # not passed on. A callable of one's own would be asked for the value of the spike that resets.
         _, mem = lif_apply(
-            current,
-            None,
-            self.beta,
-            self.threshold,
-            1.0,
-            None,
-            reset_code(self.reset_mechanism),
-            True,
-            self.spike_grad,
+            current, None, self.beta, self.threshold, 1.0, None, reset_code(self.reset_mechanism), True, None
         )
         assert mem is not None
         return mem
 
     def _dense(self, x: torch.Tensor, delay: int) -> SparseSpikes:
         """The layer by matrix product, fused neurons and selection: what the sparse operator equals."""
-        current = nn.functional.linear(x.to(self.weight.dtype), self.weight)
-        if self.input_scale != 1:
-            current = current * self.input_scale
-        current = delayed(current, delay)
-        if self.bias is not None:
-            current = current + self.bias
-        _, mem = lif_apply(
-            current,
-            None,
-            self.beta,
-            self.threshold,
-            1.0,
-            None,
-            reset_code(self.reset_mechanism),
-            True,
-            self.spike_grad,
-        )
-        assert mem is not None
         return ops.select_spikes(
-            mem,
+            self._integrate(nn.functional.linear(x.to(self.weight.dtype), self.weight), delay),
             self.threshold,
             self.grad_threshold,
             self.max_spikes,
@@ -265,16 +250,19 @@ class SparseLeaky(nn.Module):
         own.update({name: state[f"1.{name}"] for name in ("beta", "threshold")})
         if self.bias is not None:
             own["bias"] = state["0.bias"]
+        for name, value in own.items():
+            number = name in ("beta", "threshold") and value.numel() == 1
+            shape = (self.out_features, self.in_features)[: 2 if name == "weight" else 1]
+            if not number and tuple(value.shape) != shape:
+                raise ValueError(f"state: {name} must have shape {shape}, got {tuple(value.shape)}")
         with torch.no_grad():
             for name, value in own.items():
                 current = getattr(self, name)
-                if value.numel() != current.numel() and name in ("beta", "threshold") and value.dim() <= 1:
+                if value.numel() == current.numel():
+                    current.copy_(value.reshape(current.shape))
+                else:  # one number for all neurons in place of one for each, or the other way round
                     replaced = value.detach().to(current).clone()
                     setattr(self, name, nn.Parameter(replaced) if isinstance(current, nn.Parameter) else replaced)
-                elif value.numel() != current.numel():
-                    raise ValueError(f"state: {name} must have shape {tuple(current.shape)}, got {tuple(value.shape)}")
-                else:
-                    current.copy_(value.reshape(current.shape))
 
     def to_dense(self) -> nn.Sequential:
         """``nn.Sequential(nn.Linear, Leaky)`` with the same parameters; ``Leaky`` takes ``[T, B, out]`` with

@@ -28,6 +28,14 @@ def check_max_spikes(max_spikes: object) -> None:
         raise ValueError(f"max_spikes must be 0 or more, got {max_spikes}")
 
 
+def check_delay(delay: object) -> None:
+    """``delay`` is an int of 0 or more."""
+    if isinstance(delay, bool) or not isinstance(delay, int):
+        raise TypeError(f"delay must be an int, got {delay!r}")
+    if delay < 0:
+        raise ValueError(f"delay must be 0 or more, got {delay}")
+
+
 def capacity_argument(max_spikes: Optional[int], num_neurons: int, x: torch.Tensor) -> int:
     """Slots an op makes for ``max_spikes``: no more than neurons, and for None as needed.
 
@@ -150,6 +158,7 @@ def check_spikes(name: str, spikes: object) -> SparseSpikes:
 __all__ = [
     "AS_NEEDED",
     "capacity_argument",
+    "check_delay",
     "check_ids",
     "check_max_spikes",
     "check_spikes",

@@ -11,6 +11,7 @@ from snnipu.ops._arguments import parameter_argument, reset_code
 from snnipu.ops._slots import (
     AS_NEEDED,
     capacity_argument,
+    check_delay,
     check_ids,
     check_spikes,
     gather,
@@ -451,10 +452,7 @@ def sparse_lif_sequence(
     grad_threshold = grad_threshold_argument(grad_threshold)
     reset = reset_code(reset_mechanism)
     capacity = capacity_argument(max_spikes, neurons, weight)
-    if isinstance(delay, bool) or not isinstance(delay, int):
-        raise TypeError(f"delay must be an int, got {delay!r}")
-    if delay < 0:
-        raise ValueError(f"delay must be 0 or more, got {delay}")
+    check_delay(delay)
     if isinstance(input_scale, bool) or not isinstance(input_scale, (int, float)):
         raise TypeError(f"input_scale must be a number, got {input_scale!r}")
     kernel, function = fused(spike_grad)

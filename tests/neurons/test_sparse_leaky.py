@@ -1,0 +1,485 @@
+"""``snnipu.SparseLeaky``."""
+
+import copy
+import inspect
+import pickle
+
+import pytest
+import snntorch
+import torch
+from oracle import (
+    FUSED,
+    RESETS,
+    SURROGATES,
+    assert_slots,
+    at_slots,
+    dense_layer,
+    densified,
+    on_grid,
+    random_spikes,
+    relative_error,
+    soft,
+)
+from torch import nn
+
+import snnipu as snn
+from snnipu import SparseSpikes, surrogate
+
+PATHS = ["auto", "sparse", "dense"]
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def made(inputs=40, outputs=65, **keywords):
+    """A layer whose sums are exact, in whatever order, and that spikes now and then."""
+    layer = snn.SparseLeaky(inputs, outputs, **{"beta": 0.85, "threshold": 0.7, **keywords})
+    with torch.no_grad():
+        layer.weight.copy_(on_grid(outputs, inputs) + 1 / 8)
+        if layer.bias is not None:
+            layer.bias.copy_(on_grid(outputs, most=0.25))
+        if layer.recurrent_weight is not None:
+            layer.recurrent_weight.copy_(on_grid(outputs, outputs, most=0.25))
+    return layer
+
+
+def oracle(layer, x, delay=0, spike_grad=None):
+    """The layer by the dense oracle, on copies of its parameters: spikes, slots, and the copies."""
+    own = {"beta": layer.beta, "threshold": layer.threshold, **dict(layer.named_parameters())}
+    own = {name: value.detach().clone().requires_grad_() for name, value in own.items()}
+    spk, slots, _ = dense_layer(
+        x,
+        grad_threshold=layer.grad_threshold,
+        max_spikes=layer.max_spikes,
+        reset_mechanism=layer.reset_mechanism,
+        input_scale=layer.input_scale,
+        overflow=layer.overflow_order,
+        spike_grad=spike_grad,
+        delay=delay,
+        **own,
+    )
+    return spk, slots, own
+
+
+def assert_equals_oracle(layer, x, spike_grad=None, tolerance=1e-5):
+    dense = densified(x.values, x) if isinstance(x, SparseSpikes) else x
+    spk, slots, own = oracle(layer, dense, spike_grad=spike_grad)
+    upstream = torch.randn_like(spk)
+    (spk * upstream).sum().backward()
+    layer.zero_grad()
+    out = layer(x)
+    assert_slots(out, slots)
+    (out.to_dense() * upstream).sum().backward()
+    for name, parameter in layer.named_parameters():
+        terms = own["weight"].grad if parameter.numel() == 1 else None
+        assert relative_error(parameter.grad, own[name].grad, terms) <= tolerance, name
+    assert layer.weight.grad.any()
+    return out
+
+
+def test_signature():
+    parameters = inspect.signature(snn.SparseLeaky).parameters
+    pinned = {
+        "threshold": 1.0,
+        "grad_threshold": None,
+        "max_spikes": None,
+        "reset_mechanism": "zero",
+        "spike_grad": None,
+        "bias": False,
+        "learn_beta": False,
+        "learn_threshold": False,
+        "input_scale": 1.0,
+        "overflow": "lowest",
+    }
+    assert list(parameters)[:3] == ["in_features", "out_features", "beta"]
+    assert {name: parameters[name].default for name in pinned} == pinned
+    assert all(p.kind is p.KEYWORD_ONLY for name, p in parameters.items() if not name.endswith("features"))
+    assert parameters["beta"].default is inspect.Parameter.empty
+
+
+@pytest.mark.parametrize("reset", RESETS)
+@pytest.mark.parametrize("path", PATHS)
+def test_equals_the_dense_layer(path, reset):
+    """No cap, no second threshold: nn.Linear followed by snnTorch's Leaky."""
+    layer = made(path=path, reset_mechanism=reset, bias=True, learn_beta=True, learn_threshold=True)
+    linear = nn.Linear(40, 65)
+    linear.load_state_dict({"weight": layer.weight, "bias": layer.bias})
+    leaky = snntorch.Leaky(0.85, threshold=0.7, reset_mechanism=reset, learn_beta=True, learn_threshold=True)
+    spikes = random_spikes(9, 3, 40, 0.2, 0.0)
+    current, mem, spks = linear(densified(spikes.values, spikes)), leaky.reset_mem(), []
+    for t in range(9):
+        spk, mem = leaky(current[t], mem)
+        spks.append(spk)
+    spk = torch.stack(spks)
+    upstream = torch.randn_like(spk)
+    (spk * upstream).sum().backward()
+    for x in (spikes, densified(spikes.values, spikes)):
+        layer.zero_grad()
+        out = layer(x)
+        assert isinstance(out, SparseSpikes)
+        assert torch.equal(out.to_dense(), spk)
+        assert layer.activity == pytest.approx(float(spk.mean()), rel=1e-6)
+        assert layer.overflow == 0
+        (out.to_dense() * upstream).sum().backward()
+        pairs = [(layer.weight, linear.weight), (layer.bias, linear.bias)]
+        pairs += [(layer.beta, leaky.beta), (layer.threshold, leaky.threshold)]
+        for own, expected in pairs:
+            assert relative_error(own.grad, expected.grad, terms=linear.weight.grad) <= 1e-5
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"grad_threshold": 0.3},
+        {"grad_threshold": 0.3, "max_spikes": 12, "overflow": "rotate"},
+        {"max_spikes": 12},
+        {"max_spikes": 0},
+        {"grad_threshold": 0.3, "input_scale": 0.5, "bias": True},
+        {"beta": torch.rand(65), "threshold": torch.rand(65) + 0.3, "learn_beta": True, "learn_threshold": True},
+        {"learn_beta": True, "grad_threshold": 0.2, "reset_mechanism": "subtract"},
+    ],
+    ids=str,
+)
+def test_every_path_equals_the_oracle(keywords, path):
+    layer = made(path=path, **keywords)
+    for rate in (0.1, 0.6):
+        spikes = random_spikes(7, 3, 40, rate, 0.0)
+        if keywords.get("max_spikes") == 0:
+            assert layer(spikes).num_spikes == 0
+            assert layer.overflow > 0
+            continue
+        for x in (spikes, densified(spikes.values, spikes)):
+            out = assert_equals_oracle(layer, x)
+            assert layer.overflow == out.overflow
+            assert layer.activity == out.activity
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", SURROGATES)
+def test_surrogates(name, path):
+    ours, theirs = SURROGATES[name]
+    layer = made(path=path, spike_grad=ours, grad_threshold=0.2)
+    assert_equals_oracle(layer, random_spikes(7, 3, 40), spike_grad=theirs)
+
+
+def test_snntorchs_surrogates_are_recognised():
+    for ours, theirs in (FUSED["atan"], FUSED["fast_sigmoid"]):
+        assert snn.SparseLeaky(3, 4, beta=0.9, spike_grad=theirs).spike_grad == ours
+    assert snn.SparseLeaky(3, 4, beta=0.9, spike_grad=soft).spike_grad is soft
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("delay", [0, 1, 3, 9])
+def test_delay(delay, path):
+    layer = made(path=path, bias=True, threshold=0.3)
+    spikes = random_spikes(5, 3, 40)
+    for x in (spikes, densified(spikes.values, spikes)):
+        spk, slots, _ = oracle(layer, densified(spikes.values, spikes), delay)
+        assert spk.any()
+        assert_slots(layer(x, delay=delay), slots)
+
+
+def test_recurrent():
+    layer = made(recurrent=True, bias=True, grad_threshold=0.3, max_spikes=30)
+    spikes = random_spikes(7, 3, 40)
+    for x in (spikes, densified(spikes.values, spikes)):
+        assert_equals_oracle(layer, x)
+    assert layer.recurrent_weight.grad.any()
+    assert "recurrent=True" in repr(layer)
+    for call in (layer.to_dense, layer.dense_state_dict, lambda: layer.membranes(spikes)):
+        with pytest.raises(ValueError, match="a recurrent layer"):
+            call()
+    with pytest.raises(ValueError, match="a recurrent layer"):
+        layer.load_dense_state_dict({})
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_gradient_of_the_input(path):
+    layer = made(path=path, grad_threshold=0.2)
+    spikes = random_spikes(6, 3, 40, 0.2, 0.2).requires_grad_()
+    x = densified(spikes.values, spikes).requires_grad_()
+    spk, _, _ = oracle(layer, x)
+    upstream = torch.randn_like(spk)
+    (spk * upstream).sum().backward()
+    (layer(spikes).to_dense() * upstream).sum().backward()
+    assert relative_error(spikes.values.grad, at_slots(x.grad, spikes)) <= 1e-5
+    leaf = x.detach().clone().requires_grad_()
+    (layer(leaf).to_dense() * upstream).sum().backward()
+    # The zeros of a dense input have a gradient, but where it was made sparse on request.
+    expected = x.grad * (x != 0) if path == "sparse" else x.grad
+    assert relative_error(leaf.grad, expected) <= 1e-5
+
+
+def test_options_may_change_between_calls():
+    layer = made()
+    spikes = random_spikes(6, 3, 40)
+    assert layer(spikes).capacity == 65
+    layer.grad_threshold = 0.5
+    needed = layer(spikes)
+    assert needed.capacity == int(needed.counts[..., 1].max()) < 65
+    layer.max_spikes = 3
+    assert layer(spikes).capacity == 3
+    assert layer.overflow > 0
+    assert_equals_oracle(layer, spikes)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_membranes(path):
+    layer = made(path=path, bias=True, input_scale=0.5)
+    spikes = random_spikes(6, 3, 40)
+    for delay in (0, 1):
+        own = {"beta": layer.beta, "threshold": layer.threshold, "bias": layer.bias}
+        _, _, mem = dense_layer(densified(spikes.values, spikes), layer.weight, **own, input_scale=0.5, delay=delay)
+        assert torch.equal(layer.membranes(spikes, delay=delay), mem)
+        assert torch.equal(layer.membranes(densified(spikes.values, spikes), delay=delay), mem)
+    mem = layer.membranes(spikes)
+    mem.sum().backward()
+    assert layer.weight.grad.any()
+
+
+def test_parameters_and_buffers():
+    layer = snn.SparseLeaky(3, 4, beta=0.9)
+    assert [name for name, _ in layer.named_parameters()] == ["weight"]
+    assert [name for name, _ in layer.named_buffers()] == ["beta", "threshold"]
+    assert sorted(layer.state_dict()) == ["beta", "threshold", "weight"]
+    layer = snn.SparseLeaky(3, 4, beta=0.9, learn_beta=True, learn_threshold=True, bias=True, recurrent=True)
+    assert sorted(name for name, _ in layer.named_parameters()) == [
+        "beta",
+        "bias",
+        "recurrent_weight",
+        "threshold",
+        "weight",
+    ]
+    given = torch.rand(4)
+    layer = snn.SparseLeaky(3, 4, beta=given, learn_beta=True)
+    with torch.no_grad():
+        layer.beta += 1
+    assert (given <= 1).all()
+    torch.manual_seed(3)
+    linear = nn.Linear(3, 4)
+    torch.manual_seed(3)
+    layer = snn.SparseLeaky(3, 4, beta=0.9, bias=True)
+    assert torch.equal(layer.weight, linear.weight)
+    assert torch.equal(layer.bias, linear.bias)
+
+
+def test_state_dict_round_trip():
+    spikes = random_spikes(6, 3, 40)
+    keywords = {"bias": True, "learn_beta": True, "beta": torch.rand(65), "threshold": torch.rand(65) + 0.3}
+    layer = made(**keywords)
+    other = snn.SparseLeaky(40, 65, **{**keywords, "beta": torch.zeros(65)})
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other(spikes).to_dense(), layer(spikes).to_dense())
+
+
+@pytest.mark.parametrize("reset", RESETS)
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {},
+        {"bias": True},
+        {"learn_beta": True, "learn_threshold": True},
+        {"beta": torch.rand(65), "threshold": torch.rand(65) + 0.3, "bias": True},
+        {"input_scale": 0.5, "bias": True},
+    ],
+    ids=str,
+)
+def test_to_and_from_the_dense_layer(keywords, reset):
+    layer = made(reset_mechanism=reset, spike_grad=surrogate.fast_sigmoid(10), **keywords)
+    spikes = random_spikes(7, 3, 40)
+    linear, leaky = layer.to_dense()
+    assert isinstance(linear, nn.Linear)
+    assert isinstance(leaky, snn.Leaky)
+    assert isinstance(leaky.beta, nn.Parameter) == keywords.get("learn_beta", False)
+    spk, _ = leaky.sequence(linear(densified(spikes.values, spikes)))
+    upstream = torch.randn_like(spk)
+    (spk * upstream).sum().backward()
+    out = layer(spikes)
+    assert torch.equal(out.to_dense(), spk)
+    (out.to_dense() * upstream).sum().backward()
+    expected = linear.weight.grad * layer.input_scale
+    assert relative_error(layer.weight.grad, expected) <= 1e-5
+
+    state = layer.dense_state_dict()
+    assert state.keys() == nn.Sequential(linear, leaky).state_dict().keys()
+    nn.Sequential(linear, leaky).load_state_dict(state)
+    other = snn.SparseLeaky(
+        40,
+        65,
+        beta=0.1,
+        reset_mechanism=reset,
+        bias=keywords.get("bias", False),
+        input_scale=keywords.get("input_scale", 1.0),
+        learn_beta=keywords.get("learn_beta", False),
+    )
+    other.load_dense_state_dict(state)
+    assert torch.equal(other(spikes).to_dense(), spk)
+    assert isinstance(other.beta, nn.Parameter) == keywords.get("learn_beta", False)
+
+
+def test_load_dense_state_dict_of_snntorch():
+    linear, leaky = nn.Linear(40, 65), snntorch.Leaky(0.8, threshold=0.4)
+    layer = snn.SparseLeaky(40, 65, beta=0.9, bias=True)
+    layer.load_dense_state_dict(nn.Sequential(linear, leaky).state_dict())
+    assert torch.equal(layer.weight, linear.weight)
+    assert torch.equal(layer.bias, linear.bias)
+    assert layer.beta == 0.8
+    assert layer.threshold == 0.4
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({}, "state must hold .* got \\[\\]"),
+        ({"0.weight": torch.zeros(4, 3), "1.beta": torch.tensor(0.9)}, "state must hold"),
+        (
+            {
+                "0.weight": torch.zeros(4, 3),
+                "0.bias": torch.zeros(4),
+                "1.beta": torch.ones(()),
+                "1.threshold": torch.ones(()),
+            },
+            "state must hold .* and no other weights",
+        ),
+        (
+            {"0.weight": torch.zeros(4, 4), "1.beta": torch.ones(()), "1.threshold": torch.ones(())},
+            r"state: weight must have shape \(4, 3\), got \(4, 4\)",
+        ),
+        (
+            {"0.weight": torch.zeros(3, 4), "1.beta": torch.ones(()), "1.threshold": torch.ones(())},
+            r"state: weight must have shape \(4, 3\), got \(3, 4\)",
+        ),
+        (
+            {"0.weight": torch.zeros(4, 3), "1.beta": torch.ones(7), "1.threshold": torch.ones(())},
+            r"state: beta must have .*, got \(7,\)",
+        ),
+    ],
+)
+def test_bad_dense_state(state, message):
+    layer = snn.SparseLeaky(3, 4, beta=0.9)
+    before = copy.deepcopy(layer.state_dict())
+    with pytest.raises(ValueError, match=message):
+        layer.load_dense_state_dict(state)
+    for name, value in layer.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_activity_and_overflow_are_of_the_last_forward():
+    layer = made(max_spikes=2)
+    for name in ("activity", "overflow"):
+        with pytest.raises(RuntimeError, match="there has been none"):
+            getattr(layer, name)
+    out = layer(random_spikes(6, 3, 40))
+    assert layer.activity == out.activity == out.num_spikes / (6 * 3 * 65)
+    assert layer.overflow == out.overflow > 0
+    again = layer(random_spikes(6, 3, 40, 0.0, 0.0))
+    assert again.num_spikes == layer.activity == layer.overflow == 0
+    # Nothing of the graph or of the spikes is kept alive.
+    assert layer._last.values.numel() == 0
+    assert not layer._last.requires_grad
+
+
+def test_copies_after_a_forward():
+    layer = made(bias=True, learn_beta=True, spike_grad=surrogate.sigmoid(5))
+    spikes = random_spikes(6, 3, 40)
+    out = layer(spikes)
+    for copied in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(copied(spikes).to_dense(), out.to_dense())
+        assert copied.weight is not layer.weight
+
+
+def test_double_precision():
+    layer = made(bias=True, learn_beta=True).to(torch.float64)
+    assert layer.beta.dtype == layer.threshold.dtype == torch.float64
+    for path in PATHS:
+        layer.path = path
+        for x in (random_spikes(6, 3, 40, dtype=torch.float64), random_spikes(6, 3, 40)):
+            out = layer(x)
+            assert out.dtype == torch.float64
+            _, slots, _ = oracle(layer, densified(x.values, x).double())
+            assert_slots(out, slots)
+        assert_equals_oracle(layer, random_spikes(6, 3, 40, dtype=torch.float64), tolerance=1e-12)
+
+
+def test_training_lowers_the_loss():
+    layer = snn.SparseLeaky(
+        60, 10, beta=0.9, grad_threshold=0.2, max_spikes=8, learn_beta=True, learn_threshold=True, bias=True
+    )
+    spikes = random_spikes(12, 16, 60, 0.2, 0.0)
+    labels = torch.arange(16) % 10
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.02)
+    losses = []
+    before = [parameter.detach().clone() for parameter in layer.parameters()]
+    for _ in range(15):
+        loss = nn.functional.cross_entropy(layer(spikes).spike_count(), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.7 * losses[0]
+    assert all(not torch.equal(own, old) for own, old in zip(layer.parameters(), before))
+
+
+def test_repr():
+    assert repr(snn.SparseLeaky(3, 4, beta=0.9)) == (
+        "SparseLeaky(in_features=3, out_features=4, beta=0.9, threshold=1, reset_mechanism='zero')"
+    )
+    text = repr(
+        snn.SparseLeaky(3, 4, beta=torch.rand(4), grad_threshold=0.5, max_spikes=2, input_scale=2, path="dense")
+    )
+    for part in ("beta=[4]", "grad_threshold=0.5", "max_spikes=2", "input_scale=2.0", "path='dense'"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"in_features": 0}, ValueError, "in_features must be at least 1, got 0"),
+        ({"in_features": 2.0}, TypeError, "in_features must be an int, got 2.0"),
+        ({"out_features": -1}, ValueError, "out_features must be at least 1"),
+        ({"beta": "0.9"}, TypeError, "beta must be a number or a torch.Tensor, got '0.9'"),
+        ({"beta": True}, TypeError, "beta must be a number"),
+        ({"beta": torch.rand(5)}, ValueError, r"beta must have one element or shape \(4,\), got \(5,\)"),
+        ({"beta": float("nan")}, ValueError, "beta must be finite"),
+        ({"threshold": torch.rand(4, 4)}, ValueError, "threshold must have one element or shape"),
+        ({"threshold": float("inf")}, ValueError, "threshold must be finite"),
+        ({"grad_threshold": "x"}, TypeError, "grad_threshold must be a number or None"),
+        ({"grad_threshold": float("nan")}, ValueError, "grad_threshold must not be NaN"),
+        ({"max_spikes": 1.5}, TypeError, "max_spikes must be an int or None"),
+        ({"max_spikes": -2}, ValueError, "max_spikes must be 0 or more"),
+        ({"reset_mechanism": "substract"}, ValueError, "reset_mechanism must be"),
+        ({"spike_grad": 25}, TypeError, "spike_grad must be callable"),
+        ({"input_scale": "1"}, (TypeError, ValueError), "input_scale must be a number"),
+        ({"input_scale": 0}, ValueError, "input_scale must be a number other than 0"),
+        ({"overflow": "first"}, ValueError, "overflow must be 'lowest' or 'rotate'"),
+        ({"path": "fast"}, ValueError, "path must be 'auto', 'sparse' or 'dense'"),
+        ({"recurrent": True, "spike_grad": soft}, ValueError, "spike_grad must be a fused surrogate"),
+    ],
+)
+def test_bad_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        snn.SparseLeaky(**{"in_features": 3, "out_features": 4, "beta": 0.9, **arguments})
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("x", "delay", "error", "message"),
+    [
+        (torch.zeros(2, 3, 4), 0, ValueError, r"x must have shape \[T, B, in_features=5\], got \(2, 3, 4\)"),
+        (torch.zeros(3, 5), 0, ValueError, r"x must have shape \[T, B, N\]"),
+        (torch.zeros(2, 3, 5).int(), 0, TypeError, "x must be floating"),
+        ([1.0], 0, TypeError, "x must be a torch.Tensor, got list"),
+        (random_spikes(2, 3, 4), 0, ValueError, "x must be spikes of in_features=5 neurons, got 4"),
+        (torch.ones(2, 3, 5), -1, ValueError, "delay must be 0 or more, got -1"),
+        (torch.ones(2, 3, 5), 1.0, TypeError, "delay must be an int, got 1.0"),
+    ],
+)
+def test_bad_input(x, delay, error, message, path):
+    layer = snn.SparseLeaky(5, 2, beta=0.9, path=path)
+    with pytest.raises(error, match=message):
+        layer(x, delay=delay)
+    with pytest.raises(error, match=message):
+        layer.membranes(x, delay=delay)
