@@ -1,6 +1,7 @@
-"""No op lacks a part: the list in CONTRIBUTING.md is checked for every op of ``snnipu.ops``."""
+"""No op lacks a part: the tables in CONTRIBUTING.md are checked for every op of ``snnipu.ops``."""
 
 import ast
+import itertools
 import re
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from snnipu.poptorch import custom_ops
 
 ROOT = Path(__file__).resolve().parent.parent
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-SUFFIXES = ["f32", "f64", "f16", "bf16"]
 
 
 def table(name):
@@ -25,65 +25,77 @@ def table(name):
 
 
 def code(cell):
-    return re.findall(r"`([^`]+)`", cell)
+    return [piece.strip("`") for piece in re.findall(r"`[^`]+`", cell)]
 
 
 def camel(name):
     return "".join(word.capitalize() for word in name.split("_"))
 
 
-OPS = {code(op)[0]: (code(operators)[0], code(neuron)[0]) for op, operators, neuron in table("ops")}
+COLUMNS = ("kernels", "backend", "function", "type", "vertex", "maths", "popart")
+KERNELS = {code(row[0])[0]: dict(zip(COLUMNS, map(code, row))) for row in table("kernels")}
+# op -> placeholder -> what it stands for, in turn
+OPS = {
+    code(op)[0]: {"op": code(op), "operator": code(operators), **KERNELS[code(kernels)[0]]}
+    for op, operators, kernels in table("ops")
+}
 PARTS = [(part, code(file)[0], code(holds)) for part, file, holds in table("parts")]
 
 
-def fill(pattern, op, operators, neuron):
-    """``pattern`` with its placeholders replaced."""
-    names = {
-        "op": op,
-        "operators": operators,
-        "neuron": neuron,
-        "Operators": camel(operators),
-        "Neuron": camel(neuron),
-        "OPERATORS": operators.upper(),
-    }
-    return re.sub(r"<(\w+)>", lambda match: names[match.group(1)], pattern)
+def fill(patterns, names):
+    """The patterns with their placeholders replaced, once for every combination of what those stand for."""
+    wanted = {word.lower() for pattern in patterns for word in re.findall(r"<(\w+)>", pattern)}
+    columns = sorted({"operator" if word == "group" else word for word in wanted})
+    for values in itertools.product(*(names[column] for column in columns)):
+        chosen = dict(zip(columns, values))
+        chosen["group"] = re.sub("_(fwd|bwd)$", "", chosen.get("operator", ""))
+        for word in list(chosen):
+            chosen[camel(word)], chosen[word.upper()] = camel(chosen[word]), chosen[word].upper()
+        yield [re.sub(r"<(\w+)>", lambda match, chosen=chosen: chosen[match.group(1)], p) for p in patterns]
 
 
-def missing_parts(op, operators, neuron):
+def missing_parts(names):
     """What of CONTRIBUTING.md's list is not there, one line each."""
     missing = []
     for part, file, holds in PARTS:
-        path = fill(file, op, operators, neuron)
-        text = (ROOT / path).read_text(encoding="utf-8") if (ROOT / path).is_file() else None
-        if text is None:
-            missing.append(f"{part}: there is no {path}")
-        else:
-            wanted = [fill(piece, op, operators, neuron) for piece in holds]
-            missing += [f"{part}: {path} lacks {piece}" for piece in wanted if piece not in text]
+        for path, piece in (filled for pattern in holds for filled in fill([file, pattern], names)):
+            if not (ROOT / path).is_file():
+                missing.append(f"{part}: there is no {path}")
+            elif piece not in (ROOT / path).read_text(encoding="utf-8"):
+                missing.append(f"{part}: {path} lacks {piece}")
     return missing
 
 
 def test_every_op_is_listed():
     assert sorted(OPS) == sorted(ops.__all__)
-    assert all(operators in OPS for operators, _ in OPS.values())
+    assert {names["kernels"][0] for names in OPS.values()} == set(KERNELS)
 
 
 @pytest.mark.parametrize("op", sorted(ops.__all__))
 def test_no_part_is_missing(op):
-    assert missing_parts(op, *OPS[op]) == []
+    assert missing_parts(OPS[op]) == []
 
 
-def test_a_missing_part_is_noticed():
-    missing = missing_parts("no_such_op", "no_such_operator", "no_such_neuron")
-    assert [part for part, _, _ in PARTS if not any(line.startswith(part + ": ") for line in missing)] == []
+@pytest.mark.parametrize("column", sorted(OPS["lif_sequence"]))
+def test_a_missing_part_is_noticed(column):
+    """A name that is nowhere makes every part missing that is told with it, and no other."""
+    missing = missing_parts({**OPS["lif_sequence"], column: ["no_such_name"]})
+    words = {column, "group"} if column == "operator" else {column}
+    about = [
+        part
+        for part, file, holds in PARTS
+        if words & {word.lower() for word in re.findall(r"<(\w+)>", " ".join([file, *holds]))}
+    ]
+    assert [part for part, _, _ in PARTS if any(line.startswith(part + ": ") for line in missing)] == about
+    assert bool(about) == (column != "type")  # checked by test_c_functions
 
 
 @pytest.mark.parametrize("op", sorted(ops.__all__))
 def test_docstring(op):
     """Equation, arguments, results, errors and source, or the op of the list that has them."""
     docstring = getattr(ops, op).__doc__
-    referred = [name for name in re.findall(r":func:`(\w+)`", docstring) if name in ops.__all__ and name != op]
-    if referred:
+    if "Args:" not in docstring:
+        referred = [name for name in re.findall(r":func:`(\w+)`", docstring) if name in ops.__all__ and name != op]
         docstring = getattr(ops, referred[0]).__doc__
     for section in (".. math::", "Args:", "Returns:", "Raises:", "Source:"):
         assert section in docstring, section
@@ -93,28 +105,37 @@ def test_docstring(op):
 @pytest.mark.parametrize("op", sorted(ops.__all__))
 def test_schemas_and_kernels(op):
     expected = {"CompositeExplicitAutograd", "Meta"} | ({"CPU"} if host.library is not None else set())
-    for direction in ("fwd", "bwd"):
-        name = f"{OPS[op][0]}_{direction}"
+    assert len(OPS[op]["operator"]) == 2
+    for name in OPS[op]["operator"]:
         assert set(_library.REGISTERED[name]) >= expected
         assert callable(getattr(torch.ops.snnipu, name))
 
 
 def test_no_operator_is_without_an_op():
-    operators = {operators for operators, _ in OPS.values()}
-    assert set(_library.REGISTERED) == {f"{name}_{direction}" for name in operators for direction in ("fwd", "bwd")}
+    assert set(_library.REGISTERED) == {name for names in OPS.values() for name in names["operator"]}
 
 
 @pytest.mark.skipif(host.library is None, reason=f"no native library: {host.unavailable_reason}")
-@pytest.mark.parametrize("op", sorted(ops.__all__))
-def test_c_functions(op):
-    names = [f"snnipu_{OPS[op][0]}_{direction}_{suffix}" for direction in ("fwd", "bwd") for suffix in SUFFIXES]
-    assert [name for name in names if not hasattr(host.library, name)] == []
+@pytest.mark.parametrize("kernels", sorted(KERNELS))
+def test_c_functions(kernels):
+    names = KERNELS[kernels]
+    every = {kind for row in KERNELS.values() for kind in row["type"]}
+    for function in names["function"]:
+        exported = {kind for kind in every if hasattr(host.library, f"snnipu_{function}_{kind}")}
+        assert exported == set(names["type"]), function
 
 
-@pytest.mark.parametrize("op", sorted(ops.__all__))
-def test_popart_interface(op):
-    name = f"{custom_ops.DOMAIN}.{camel(OPS[op][0])}:1"
-    assert name in custom_ops.registered()
+def test_no_c_function_is_without_a_row():
+    header = (ROOT / "csrc" / "host" / "snnipu.h").read_text(encoding="utf-8")
+    declared = re.findall(r"#define SNNIPU_(\w+)\(NAME", header)
+    assert sorted(declared) == sorted(function.upper() for row in KERNELS.values() for function in row["function"])
+
+
+def test_popart_operators():
+    """Those of the table, and no others: the sparse operators get theirs with a row that says so."""
+    named = {f"{custom_ops.DOMAIN}.{camel(name)}:1" for row in KERNELS.values() for name in row["popart"]}
+    assert {name for name in custom_ops.registered() if name.startswith(custom_ops.DOMAIN + ".")} == named
+    assert all(row["popart"] or "none yet" in cells[-1] for row, cells in zip(KERNELS.values(), table("kernels")))
 
 
 @pytest.mark.parametrize("op", sorted(ops.__all__))
