@@ -130,8 +130,9 @@ class SparseNetwork(nn.Module):
         out: Union[torch.Tensor, SparseSpikes] = first
         every: List[SparseSpikes] = []
         for index, layer in enumerate(self.layers):
-            out = layer(out, delay=self.delay if index else 0)
-            every.append(out)
+            spikes: SparseSpikes = layer(out, delay=self.delay if index else 0)
+            every.append(spikes)
+            out = spikes
         return every if all_layers else every[-1]
 
     def _limited(self, x: Union[torch.Tensor, SparseSpikes]) -> Union[torch.Tensor, SparseSpikes]:
