@@ -153,7 +153,7 @@ class SparseLeaky(nn.Module):
         """
         popart.refuse_tracing("SparseLeaky")
         check_delay(delay)
-        chosen = choose_path(x, self.in_features, "sparse" if self.recurrent_weight is not None else self.path)
+        chosen = choose_path(x, self.weight, "sparse" if self.recurrent_weight is not None else self.path)
         if isinstance(chosen, SparseSpikes):
             out = ops.sparse_lif_sequence(
                 chosen,
@@ -180,7 +180,7 @@ class SparseLeaky(nn.Module):
         if self.recurrent_weight is not None:
             raise ValueError("membranes: a recurrent layer's membranes depend on its spikes and are not kept")
         check_delay(delay)
-        chosen = choose_path(x, self.in_features, self.path)
+        chosen = choose_path(x, self.weight, self.path)
         if isinstance(chosen, SparseSpikes):
             current = ops.sparse_linear(chosen, self.weight)
         else:
@@ -240,6 +240,10 @@ class SparseLeaky(nn.Module):
 
     def load_dense_state_dict(self, state: Dict[str, torch.Tensor]) -> None:
         """Take weight, bias, beta and threshold from the ``state_dict`` of ``nn.Sequential(nn.Linear, Leaky)``."""
+        self._load(self._own_state(state))
+
+    def _own_state(self, state: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
+        """This layer's names and values for the dense layer's; raises ValueError where they do not fit."""
         wanted = {"0.weight", "1.beta", "1.threshold"} | ({"0.bias"} if self.bias is not None else set())
         if self.recurrent_weight is not None:
             raise ValueError("state: a recurrent layer has no dense twin")
@@ -255,6 +259,9 @@ class SparseLeaky(nn.Module):
             shape = (self.out_features, self.in_features)[: 2 if name == "weight" else 1]
             if not number and tuple(value.shape) != shape:
                 raise ValueError(f"state: {name} must have shape {shape}, got {tuple(value.shape)}")
+        return own
+
+    def _load(self, own: Dict[str, torch.Tensor]) -> None:
         with torch.no_grad():
             for name, value in own.items():
                 current = getattr(self, name)

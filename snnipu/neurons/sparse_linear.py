@@ -11,6 +11,7 @@ from snnipu.backends import popart
 from snnipu.ops.dense_to_sparse import dense_argument
 from snnipu.spikes import SparseSpikes
 
+DenseOrSparse = Union[torch.Tensor, SparseSpikes]
 PATHS = ("auto", "sparse", "dense")
 # Share of the input neurons that spike in a step, from which on `path="auto"` takes the dense product. Where forward
 # and backward pass together cost the same: measured by `bench sparse`, see docs/how-to/choose-caps-and-thresholds.md.
@@ -33,28 +34,35 @@ def check_features(name: str, value: object) -> int:
     return value
 
 
-def choose_path(
-    x: Union[torch.Tensor, SparseSpikes], in_features: int, path: str, max_spikes: Optional[int] = None
-) -> Union[torch.Tensor, SparseSpikes]:
-    """The layer's input in the form whose product is to be computed: a dense tensor, or spikes.
+def choose_path(x: DenseOrSparse, weight: torch.Tensor, path: str) -> DenseOrSparse:
+    """The input of a layer with this weight in the form whose product is to be computed: a dense tensor, or spikes.
 
     ``auto``: spikes where fewer than ``BREAK_EVEN`` of the input neurons spike in a step. A dense tensor that needs a
-    gradient stays dense, as the gradient of its zeros would be lost.
+    gradient stays dense, as the gradient of its zeros would be lost; so does one without data.
     """
+    in_features = weight.shape[1]
     if isinstance(x, SparseSpikes):
         if x.num_neurons != in_features:
             raise ValueError(f"x must be spikes of in_features={in_features} neurons, got {x.num_neurons}")
-        if path == "dense" or (path == "auto" and x.activity > BREAK_EVEN):
-            return x.to_dense()
-        return x
+        _check_device(x, weight)
+        countable = path == "auto" and x.device.type != "meta"
+        return x.to_dense() if path == "dense" or (countable and x.activity > BREAK_EVEN) else x
     x = dense_argument("x", x)
     if x.shape[2] != in_features:
         raise ValueError(f"x must have shape [T, B, in_features={in_features}], got {tuple(x.shape)}")
+    _check_device(x, weight)
     if path == "dense":
         return x
-    if path == "auto" and (x.requires_grad or int(torch.count_nonzero(x)) > BREAK_EVEN * x.numel()):
+    if path == "auto" and (x.requires_grad or x.device.type == "meta"):
         return x
-    return ops.dense_to_sparse(x, max_spikes)
+    if path == "auto" and int(torch.count_nonzero(x)) > BREAK_EVEN * x.numel():
+        return x
+    return ops.dense_to_sparse(x)
+
+
+def _check_device(x: DenseOrSparse, weight: torch.Tensor) -> None:
+    if x.device != weight.device:
+        raise ValueError(f"x must be on the device of the layer, {weight.device}, got {x.device}")
 
 
 def init_like_linear(weight: torch.Tensor, bias: Optional[torch.Tensor]) -> None:
@@ -91,7 +99,7 @@ class SparseLinear(nn.Linear):
     def forward(self, x: Union[torch.Tensor, SparseSpikes]) -> torch.Tensor:  # type: ignore[override]
         """``x``: SparseSpikes, or a dense ``[T, B, in]`` -> ``[T, B, out]``."""
         popart.refuse_tracing("SparseLinear")
-        chosen = choose_path(x, self.in_features, self.path)
+        chosen = choose_path(x, self.weight, self.path)
         if isinstance(chosen, SparseSpikes):
             return ops.sparse_linear(chosen, self.weight, self.bias)
         return nn.functional.linear(chosen.to(self.weight.dtype), self.weight, self.bias)

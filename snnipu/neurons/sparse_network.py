@@ -9,9 +9,8 @@ from snnipu import ops
 from snnipu.backends import popart
 from snnipu.neurons.multistep import MultiStep
 from snnipu.neurons.sparse_leaky import Parameter, SparseLeaky
-from snnipu.neurons.sparse_linear import BREAK_EVEN, check_features, check_path
+from snnipu.neurons.sparse_linear import check_features, check_path, choose_path
 from snnipu.ops._slots import check_max_spikes
-from snnipu.ops.dense_to_sparse import dense_argument
 from snnipu.spikes import SparseSpikes
 from snnipu.surrogate import SpikeGrad
 
@@ -140,14 +139,10 @@ class SparseNetwork(nn.Module):
         limit = self.max_input_spikes
         if isinstance(x, SparseSpikes):
             return x if limit is None or x.capacity <= limit else x.limit(limit, overflow=self.overflow_order)
-        x = dense_argument("x", x)
-        if x.shape[2] != self.sizes[0]:
-            raise ValueError(f"x must have shape [T, B, sizes[0]={self.sizes[0]}], got {tuple(x.shape)}")
-        if limit is not None:
-            return ops.dense_to_sparse(x, limit, overflow=self.overflow_order)
-        if self.path == "auto" and not x.requires_grad and int(torch.count_nonzero(x)) <= BREAK_EVEN * x.numel():
-            return ops.dense_to_sparse(x)
-        return x
+        chosen = choose_path(x, self.layers[0].weight, self.path if limit is None else "dense")
+        if limit is not None and isinstance(chosen, torch.Tensor):
+            return ops.dense_to_sparse(chosen, limit, overflow=self.overflow_order)
+        return chosen
 
     @property
     def activity(self) -> List[float]:
@@ -186,6 +181,7 @@ class SparseNetwork(nn.Module):
         unknown = sorted(name for name in state if not 0 <= _index(name) <= highest)
         if unknown:
             raise ValueError(f"state must have the modules 0 to {highest}, got {unknown}")
+        every = []
         for index, layer in enumerate(self.layers):
             part = {
                 f"{_index(name) - 2 * index}.{name.partition('.')[2]}": value
@@ -193,9 +189,12 @@ class SparseNetwork(nn.Module):
                 if _index(name) // 2 == index
             }
             try:
-                layer.load_dense_state_dict(part)
+                every.append(layer._own_state(part))
             except ValueError as error:
                 raise ValueError(f"layer {index}: {error}") from None
+        # Not before all of them fit.
+        for layer, own in zip(self.layers, every):
+            layer._load(own)
 
     def to_dense(self) -> MultiStep:
         """``MultiStep(nn.Linear, Leaky, ...)`` with the same parameters, which computes the same where no cap binds.
