@@ -208,18 +208,35 @@ def on_grid(*shape, step=64, most=0.5, dtype=torch.float32, generator=None):
 
 
 def random_spikes(
-    steps, batch, neurons, rate=0.2, carried=0.1, slack=2, graded=False, dtype=torch.float32, generator=None
+    steps,
+    batch,
+    neurons,
+    rate=0.2,
+    carried=0.1,
+    slack=2,
+    graded=False,
+    dtype=torch.float32,
+    generator=None,
+    shuffled=False,
 ):
-    """SparseSpikes with spikes, gradient-only slots, and padding that must not be read: ids and values are no such."""
+    """SparseSpikes with spikes, gradient-only slots, and padding that must not be read: ids and values are no such.
+
+    ``graded``: spikes have values other than 1, 0 and negative ones among them. ``shuffled``: ids are in any order.
+    """
     drawn = torch.rand(steps, batch, neurons, generator=generator)
     slots = slots_of(drawn < rate, drawn < rate + carried, None, dtype=dtype)
     used = torch.arange(slots.ids.shape[2]) < slots.counts[..., 1:]
     ids = torch.where(used, slots.ids, torch.tensor(-7, dtype=torch.int32))
     values = slots.values
     if graded:
-        halves = torch.randint(1, 6, values.shape, generator=generator).to(dtype) / 2
+        halves = torch.randint(0, 6, values.shape, generator=generator).to(dtype) / 2
         values = values * torch.where(torch.rand(values.shape, generator=generator) < 0.5, -halves, halves)
     values = torch.where(used, values, torch.tensor(float("nan"), dtype=dtype))
+    if shuffled:
+        places = torch.arange(ids.shape[2])
+        group = (places >= slots.counts[..., :1]).int() + (places >= slots.counts[..., 1:]).int()
+        order = (group + torch.rand(ids.shape, generator=generator)).argsort(-1)
+        ids, values = ids.gather(-1, order), values.gather(-1, order)
     ids = torch.nn.functional.pad(ids, (0, slack), value=2**31 - 1)
     values = torch.nn.functional.pad(values, (0, slack), value=float("nan"))
     return SparseSpikes(ids, values, slots.counts, neurons)

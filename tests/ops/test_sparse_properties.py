@@ -8,7 +8,6 @@ same neurons must spike, also those that are exactly at the threshold.
 
 import os
 
-import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,6 +20,7 @@ from oracle import (
     dense_layer,
     densified,
     masked_spikes,
+    needs_kernel,
     on_grid,
     random_spikes,
     reference_of,
@@ -30,7 +30,6 @@ from oracle import (
 )
 
 from snnipu import SparseSpikes, ops
-from snnipu.ops import _library
 from snnipu.ops._slots import AS_NEEDED
 
 EXAMPLES = int(os.environ.get("SNNIPU_HYPOTHESIS_EXAMPLES", "60"))
@@ -104,10 +103,10 @@ def test_select_spikes(T, B, N, max_spikes, overflow, grad_threshold, name, dtyp
 
 
 @tried
-@given(steps, batches, neurons, neurons, rates, rates, st.booleans(), dtypes, seeds)
-def test_sparse_linear(T, B, inputs, outputs, rate, carried, bias, dtype, seed):
+@given(steps, batches, neurons, neurons, rates, rates, *[st.booleans()] * 3, dtypes, seeds)
+def test_sparse_linear(T, B, inputs, outputs, rate, carried, graded, shuffled, bias, dtype, seed):
     torch.manual_seed(seed)
-    spikes = random_spikes(T, B, inputs, rate, carried, graded=True, dtype=dtype)
+    spikes = random_spikes(T, B, inputs, rate, carried, graded=graded, dtype=dtype, shuffled=shuffled)
     own = [on_grid(outputs, inputs, dtype=dtype), on_grid(outputs, dtype=dtype) if bias else None]
     x = densified(spikes.values, spikes).requires_grad_()
     theirs = [p if p is None else p.clone().requires_grad_() for p in own]
@@ -130,8 +129,9 @@ def layers(draw, surrogates):
     """Sizes, tensors and options of a layer; sums of its forward pass are exact."""
     torch.manual_seed(draw(seeds))
     dtype, inputs, outputs = draw(dtypes), draw(neurons), draw(neurons)
-    graded = draw(st.booleans())
-    spikes = random_spikes(draw(steps), draw(batches), inputs, draw(rates), draw(rates), graded=graded, dtype=dtype)
+    sizes = (draw(steps), draw(batches), inputs)
+    kinds = {"graded": draw(st.booleans()), "shuffled": draw(st.booleans())}
+    spikes = random_spikes(*sizes, draw(rates), draw(rates), dtype=dtype, **kinds)
     betas = torch.tensor([0.0, 0.25, 0.5, 1.0, 1.5, -0.5], dtype=dtype)
     sized = st.sampled_from([(), (1,), (outputs,)])
     tensors = {
@@ -181,12 +181,11 @@ def test_sparse_lif_sequence(layer):
     SparseSpikes(out.ids, out.values, out.counts, out.num_neurons, dropped=out.dropped)
 
 
+@needs_kernel("sparse_lif_sequence_fwd")
 @tried
 @given(layers(list(FUSED)), st.booleans())
 def test_sparse_lif_sequence_kernels(layer, needed):
     """Kernel and reference on the same arguments, forward and backward."""
-    if "CPU" not in _library.REGISTERED["sparse_lif_sequence_fwd"]:
-        pytest.skip("snnipu::sparse_lif_sequence_fwd has no CPU kernel")
     spikes, tensors, options, name = layer
     outputs = tensors["weight"].shape[0]
     cap = options["max_spikes"]
@@ -222,11 +221,69 @@ def test_sparse_lif_sequence_kernels(layer, needed):
         assert_close(own, other, terms, grad.dtype)
 
 
+def assert_kernel_equals_reference(operator, *arguments, exact=True):
+    """The results of the kernel, after they have been found to be the reference's."""
+    results = getattr(torch.ops.snnipu, operator)(*arguments)
+    results = [results] if isinstance(results, torch.Tensor) else list(results)
+    expected = reference_of(operator)(*arguments)
+    for own, other in zip(results, [expected] if isinstance(expected, torch.Tensor) else expected):
+        assert own.dtype == other.dtype
+        assert own.shape == other.shape
+        if exact or not other.dtype.is_floating_point:
+            assert torch.equal(own, other), operator
+        else:
+            assert_close(own, other, arguments[0], other.dtype, operator)
+    return results
+
+
+@needs_kernel("select_spikes_fwd")
 @tried
-@given(steps, batches, neurons, caps, orders, rates, rates, seeds)
-def test_limit_trim_and_cat(T, B, N, max_spikes, overflow, rate, carried, seed):
+@given(steps, batches, neurons, caps, orders, grad_thresholds, st.sampled_from(list(FUSED)), dtypes, seeds)
+def test_slot_kernels(T, B, N, max_spikes, overflow, grad_threshold, name, dtype, seed):
+    """Kernel and reference of the operators between slots and dense tensors; NaN and -0 are in them."""
     torch.manual_seed(seed)
-    spikes = random_spikes(T, B, N, rate, carried, graded=True)
+    cap, rotate = AS_NEEDED if max_spikes is None else min(max_spikes, N), overflow == "rotate"
+    mem = on_grid(T, B, N, step=4, most=2.0, dtype=dtype)
+    mem = torch.where(torch.rand(T, B, N) < 0.05, torch.tensor(-0.0, dtype=dtype), mem)
+    threshold = on_grid(*[(), (1,), (N,)][seed % 3], step=4, most=1.0, dtype=dtype)
+    assert_kernel_equals_reference("dense_to_sparse_fwd", mem, cap, rotate)
+    slots = assert_kernel_equals_reference("select_spikes_fwd", mem, threshold, grad_threshold, cap, rotate)
+    ids, values, counts, _ = slots
+    grad = torch.randn(values.shape, dtype=dtype)
+    kernel = FUSED[name][0].kernel
+    arguments = (grad, mem, threshold, ids, counts, *kernel)
+    assert_kernel_equals_reference("select_spikes_bwd", *arguments, exact=False)
+    assert_kernel_equals_reference("sparse_to_dense_fwd", ids, grad, counts, N)
+    assert_kernel_equals_reference("sparse_to_dense_bwd", mem, ids, counts)
+    with_nan = torch.where(torch.rand(T, B, N) < 0.1, torch.tensor(float("nan"), dtype=dtype), mem)
+    for own, other in zip(
+        torch.ops.snnipu.select_spikes_fwd(with_nan, threshold, grad_threshold, cap, rotate),
+        reference_of("select_spikes_fwd")(with_nan, threshold, grad_threshold, cap, rotate),
+    ):
+        assert torch.equal(own, other)
+
+
+@needs_kernel("sparse_linear_fwd")
+@tried
+@given(steps, batches, neurons, neurons, rates, rates, st.tuples(*[st.booleans()] * 5), dtypes, seeds)
+def test_sparse_linear_kernels(T, B, inputs, outputs, rate, carried, flags, dtype, seed):
+    """Kernel and reference on the same arguments, whatever of the gradients is needed."""
+    torch.manual_seed(seed)
+    graded, shuffled, *need = flags
+    spikes = random_spikes(T, B, inputs, rate, carried, graded=graded, dtype=dtype, shuffled=shuffled)
+    start = (spikes.ids, spikes.values, spikes.counts)
+    weight = on_grid(outputs, inputs, dtype=dtype)
+    bias = on_grid(outputs, dtype=dtype) if need[2] else None
+    out = assert_kernel_equals_reference("sparse_linear_fwd", *start, weight, bias)
+    grad = on_grid(*out[0].shape, step=8, most=4.0, dtype=dtype)
+    assert_kernel_equals_reference("sparse_linear_bwd", grad, *start, weight, *need)
+
+
+@tried
+@given(steps, batches, neurons, caps, orders, rates, rates, st.booleans(), seeds)
+def test_limit_trim_and_cat(T, B, N, max_spikes, overflow, rate, carried, shuffled, seed):
+    torch.manual_seed(seed)
+    spikes = random_spikes(T, B, N, rate, carried, graded=True, shuffled=shuffled)
     cap = N if max_spikes is None else max_spikes
     limited = spikes.limit(cap, overflow=overflow)
     dense = densified(spikes.values, spikes)
