@@ -1,4 +1,5 @@
 import os
+import re
 
 import pytest
 
@@ -6,7 +7,7 @@ jupytext = pytest.importorskip("jupytext")
 nbclient = pytest.importorskip("nbclient")
 nbformat = pytest.importorskip("nbformat")
 
-TUTORIALS = ["01_leaky_mnist_poptorch"]
+TUTORIALS = ["01_leaky_mnist_poptorch", "02_sparse_nmnist"]
 
 
 def notebook_of(repository, name):
@@ -38,29 +39,72 @@ def test_notebook_is_kept_without_outputs(repository, name):
         assert cell.get("execution_count") is None
 
 
-def test_leaky_mnist_poptorch_runs(repository, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", TUTORIALS)
+def test_links_lead_somewhere(repository, name):
+    text = "\n".join(cell.source for cell in notebook_of(repository, name).cells if cell.cell_type == "markdown")
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        assert "://" in link or (repository / "tutorials" / link).is_file(), link
+
+
+def outputs_of(repository, tmp_path, monkeypatch, name, settings):
+    """Runs a notebook; the text that it printed, and how many pictures it drew."""
     pytest.importorskip("ipykernel")
     pytest.importorskip("matplotlib")
-    pytest.importorskip("sklearn")
-    data = os.environ.get("SNNIPU_DATA", str(repository.parent / "shared" / "data"))
-    settings = {"SNNIPU_TUTORIAL_SAMPLES": "400", "SNNIPU_TUTORIAL_EPOCHS": "30", "SNNIPU_TUTORIAL_HIDDEN": "100"}
-    for variable, value in {**settings, "SNNIPU_DATA": data, "IPYTHONDIR": str(tmp_path)}.items():
+    for variable, value in {**settings, "IPYTHONDIR": str(tmp_path)}.items():
         monkeypatch.setenv(variable, value)
     path = os.pathsep.join([str(repository), str(repository / "tests" / "support"), os.environ.get("PYTHONPATH", "")])
     monkeypatch.setenv("PYTHONPATH", path)
-
-    notebook = notebook_of(repository, "01_leaky_mnist_poptorch")
+    notebook = notebook_of(repository, name)
     nbclient.NotebookClient(
         notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
-
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    text = "".join(output.get("text", "") for output in outputs)
+    pictures = sum("image/png" in output.get("data", {}) for output in outputs)
+    return "".join(output.get("text", "") for output in outputs), pictures
+
+
+def percent_behind(words, text):
+    return float(text.split(words)[1].split(" %")[0])
+
+
+def test_leaky_mnist_poptorch_runs(repository, tmp_path, monkeypatch):
+    pytest.importorskip("sklearn")
+    settings = {
+        "SNNIPU_DATA": os.environ.get("SNNIPU_DATA", str(repository.parent / "shared" / "data")),
+        "SNNIPU_TUTORIAL_SAMPLES": "400",
+        "SNNIPU_TUTORIAL_EPOCHS": "30",
+        "SNNIPU_TUTORIAL_HIDDEN": "100",
+    }
+    text, pictures = outputs_of(repository, tmp_path, monkeypatch, "01_leaky_mnist_poptorch", settings)
     assert "400 training" in text
-    equal = float(text.split("equal spikes: ")[1].split(" %")[0])
-    assert equal > 99.9
-    accuracy = float(text.split("test accuracy: ")[1].split(" %")[0])
-    assert accuracy > 70
+    assert percent_behind("equal spikes: ", text) > 99.9
+    assert percent_behind("test accuracy: ", text) > 70
     speeds = [line for line in text.splitlines() if line.endswith("x snnTorch's speed")]
     assert len(speeds) == 3
-    assert sum("image/png" in output.get("data", {}) for output in outputs) == 3
+    assert pictures == 3
+
+
+# One thread: a few hundred neurons are no work for more, and on a busy machine threads wait long for each other.
+SMALL_SPARSE = {"SNNIPU_TUTORIAL_HIDDEN": "200", "SNNIPU_TUTORIAL_EPOCHS": "6", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("source", ["nmnist", "randman"])
+def test_sparse_nmnist_runs(repository, tmp_path, monkeypatch, request, source):
+    """On recordings, where there are any, and on what takes their place."""
+    folder = tmp_path / "nothing"
+    if source == "nmnist":
+        folder = request.getfixturevalue("data_folder")
+        if not (folder / "nmnist" / "Train").is_dir():
+            pytest.skip(f"no N-MNIST in {folder / 'nmnist'}")
+    settings = {**SMALL_SPARSE, "SNNIPU_DATA": str(folder), "SNNIPU_TUTORIAL_SAMPLES": "240"}
+    text, pictures = outputs_of(repository, tmp_path, monkeypatch, "02_sparse_nmnist", settings)
+    assert f"{source}: 240 training" in text
+    assert ("Going on with Randman" in text) == (source == "randman")
+    assert percent_behind("equal spikes: ", text) > 99.9
+    accuracies = [float(found) for found in re.findall(r"training accuracy ([\d.]+) %", text)]
+    assert len(accuracies) == 6
+    assert accuracies[-1] > max(20, accuracies[0])
+    assert percent_behind("test accuracy: ", text) > (30 if source == "nmnist" else 10)
+    assert len(re.findall(r"x the dense layer's speed", text)) == 7
+    assert "[0.9, 0.8]" in text
+    assert pictures == 8
