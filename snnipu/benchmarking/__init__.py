@@ -1,22 +1,27 @@
 """Benchmarks of snnipu beside its peers: what ``python -m snnipu bench`` runs.
 
 One run prepares every contender of a case, checks what each of them computes, and only then times those whose check
-passed, in interleaved rounds. A case is one module of :mod:`snnipu.benchmarking.cases`.
+passed, in interleaved rounds. A case is one module of :mod:`snnipu.benchmarking.cases`; one that has a ``sweep`` runs
+over a range of settings, each with a table.
 """
 
-from snnipu.benchmarking.case import Case, Contender, Settings, Workload
+from snnipu.benchmarking.case import Axis, Case, Contender, Settings, Sweep, Workload
 from snnipu.benchmarking.checks import Check
 from snnipu.benchmarking.peers import PEERS, Unavailable
 from snnipu.benchmarking.runner import CaseResult, ContenderResult, run_case
+from snnipu.benchmarking.sweep import SweepResult
 
 __all__ = [
     "PEERS",
+    "Axis",
     "Case",
     "CaseResult",
     "Check",
     "Contender",
     "ContenderResult",
     "Settings",
+    "Sweep",
+    "SweepResult",
     "Unavailable",
     "Workload",
     "run_case",

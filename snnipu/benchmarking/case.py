@@ -1,7 +1,7 @@
-"""What a case is made of: settings, contenders and the workloads they build."""
+"""What a case is made of: settings, contenders and the workloads they build; and a sweep, of cases."""
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import torch
 
@@ -10,7 +10,17 @@ from snnipu.benchmarking.checks import Check
 
 @dataclass(frozen=True)
 class Settings:
-    """Sizes and where to run. ``beta`` is the decay of every neuron of every contender."""
+    """Sizes and where to run.
+
+    Attributes:
+        steps, batch_size: T and B.
+        neurons: of the layer, in the cases that have one.
+        beta: decay of every neuron of every contender.
+        input: what the layers of ``sparse`` were published for: ``"nmnist"`` or ``"shd"``.
+        hidden_layers: their number in ``sparse``.
+        hidden_neurons: of each of them; None: the published numbers.
+        activity: spikes per neuron and step in ``sparse``.
+    """
 
     steps: int = 25
     batch_size: int = 128
@@ -19,6 +29,10 @@ class Settings:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     beta: float = 0.9
     seed: int = 0
+    input: str = "nmnist"
+    hidden_layers: int = 2
+    hidden_neurons: Optional[int] = None
+    activity: float = 0.02
 
 
 @dataclass(frozen=True)
@@ -63,10 +77,68 @@ class Contender:
 
 @dataclass(frozen=True)
 class Case:
-    """One table. ``memory_reference`` names the contender whose peak memory is 100 %."""
+    """One table.
+
+    Attributes:
+        memory_reference: the contender whose peak memory is 100 %.
+        memory_label: its short name in headings.
+        parameters: what tells this table from the others of a sweep, and what a reader needs to repeat it.
+        measured: told once the contenders have been checked: what the data turned out to be.
+        slow_seconds: contenders that take longer than this take part in fewer rounds; None: all in every round.
+        check_meaning: what a passed check says, for the line under the table; empty: the usual.
+    """
 
     name: str
     title: str
     caption: str
     contenders: List[Contender]
     memory_reference: str = "snntorch"
+    memory_label: str = "snnTorch"
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    measured: Callable[[], Dict[str, Any]] = dict
+    slow_seconds: Optional[float] = None
+    check_meaning: str = ""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One panel of a sweep: times against a parameter of the cases.
+
+    Attributes:
+        parameter: key of :attr:`Case.parameters`.
+        label: of the axis.
+        values: in ascending order.
+        fixed: the other parameters, by their keys; the points of the panel have these.
+        percent: whether the values are shares, to be told in per cent.
+    """
+
+    parameter: str
+    label: str
+    values: Sequence[float]
+    fixed: Mapping[str, Any]
+    percent: bool = False
+
+    def tell(self, value: float) -> str:
+        """The value as the tables and the chart have it."""
+        # A no-break space: a number and its sign stay on one line.
+        return f"{100 * value:.3g}\u00a0%" if self.percent else f"{value:g}"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One case over a range of settings.
+
+    Attributes:
+        points: the settings of each table.
+        axes: what the times are shown against. Along the first, the time of snnipu's own rows is compared with that of
+            the row named ``reference``: where they cross is the break-even.
+        headline: the parameters of the point whose whole table is shown.
+    """
+
+    name: str
+    title: str
+    caption: str
+    points: Sequence[Settings]
+    axes: Sequence[Axis]
+    reference: str
+    headline: Mapping[str, Any]

@@ -92,7 +92,7 @@ def draw(results: Sequence[CaseResult], environment: Dict[str, Any], path: Path)
         reference = result.memory_reference()
         peaks = [(r.peak_bytes or 0) / MEBIBYTE for r in rows]
         peak_labels = [_memory_label(r, reference) for r in rows]
-        title = "peak memory" + (", and share of snnTorch's" if reference else "")
+        title = "peak memory" + (f", and share of {result.case.memory_label}'s" if reference else "")
         _panel(memory_axes, rows, peaks, peak_labels, title)
         memory_axes.set_yticks([])
         top -= height

@@ -93,6 +93,27 @@ def check_layer(
     )
 
 
+def check_network(
+    spikes: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor],
+    reference_spikes: Sequence[torch.Tensor],
+    reference_gradients: Sequence[torch.Tensor],
+    tolerance: float,
+    against: str,
+) -> Check:
+    """Gate of a network of spiking layers: the spikes of every layer, which must be equal, and its weight gradients."""
+    differing = sum(int((s.detach().double() != r.detach().double()).sum()) for s, r in zip(spikes, reference_spikes))
+    total = sum(r.numel() for r in reference_spikes)
+    error = max(relative_error(g, r) for g, r in zip(gradients, reference_gradients))
+    said = "all spikes equal" if differing == 0 else f"{differing:,} of {total:,} spikes differ (allowed: none)"
+    return Check(
+        passed=differing == 0 and error <= tolerance and len(spikes) == len(reference_spikes),
+        against=against,
+        detail=f"{said}; gradient error {error:.1e} (allowed: {tolerance:.0e})",
+        errors={"spikes_differing": float(differing), "gradient_error": error},
+    )
+
+
 def check_training(
     loss: torch.Tensor,
     gradients: Sequence[torch.Tensor],

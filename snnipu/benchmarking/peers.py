@@ -55,6 +55,21 @@ def spikingjelly_lif(beta: float, store_v_seq: bool = False) -> Any:
     )
 
 
+def spikingjelly_hard_reset_lif(beta: float, slope: float) -> Any:
+    """SpikingJelly's ``LIFNode`` with a detached reset to zero and its ``SoftSign`` surrogate."""
+    neuron = _import("spikingjelly.activation_based.neuron", "spikingjelly")
+    surrogate = _import("spikingjelly.activation_based.surrogate", "spikingjelly")
+    return neuron.LIFNode(
+        tau=1 / (1 - beta),
+        decay_input=False,
+        v_threshold=1.0,
+        v_reset=0.0,
+        surrogate_function=surrogate.SoftSign(alpha=slope),
+        detach_reset=True,
+        step_mode="m",
+    )
+
+
 def norse_lif(beta: float, dtype: torch.dtype, device: torch.device) -> Any:
     """norse's ``LIFBoxCell`` (a LIF neuron without synaptic current) with decay ``beta`` and soft reset."""
     lif_box = _import("norse.torch.module.lif_box", "norse")
@@ -92,6 +107,23 @@ def spikingjelly_rule(beta: float) -> Rule:
         h = v - v / tau + x
         spk = _spike(h - 1, torch.atan(math.pi * (h - 1)) / math.pi, 1.0)
         return spk, h - spk.detach()
+
+    return rule
+
+
+def spikingjelly_hard_reset_rule(beta: float, slope: float) -> Rule:
+    """``h = v - v/tau + x``; ``spk = H(h - 1)``, ``H(0) = 1``; ``v' = (1 - spk) h``, ``spk`` detached.
+
+    The surrogate is ``slope / 2 / (1 + slope |h - 1|)^2``, the derivative of ``slope u / (1 + slope |u|) / 2``. With it
+    and the reset to zero this is snnTorch's neuron, up to rounding and the factor of the surrogate.
+    """
+    tau = 1 / (1 - beta)
+
+    def rule(x: torch.Tensor, v: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        h = v - v / tau + x
+        u = slope * (h - 1)
+        spk = _spike(h - 1, u / (1 + u.abs()) / 2, 1.0)
+        return spk, (1 - spk.detach()) * h
 
     return rule
 

@@ -1,11 +1,14 @@
 """Results as a plain-text table, a Markdown table and JSON."""
 
+import math
 import textwrap
 from typing import Any, Dict, List, Sequence
 
+from snnipu.benchmarking.case import Axis
 from snnipu.benchmarking.memory import METHODS
 from snnipu.benchmarking.resident import METHOD as RESIDENT_METHOD
-from snnipu.benchmarking.runner import RED, CaseResult, ContenderResult
+from snnipu.benchmarking.runner import OK, RED, UNAVAILABLE, CaseResult, ContenderResult
+from snnipu.benchmarking.sweep import SweepResult
 
 SCHEMA = 1
 WIDTH = 120
@@ -34,7 +37,7 @@ def table_rows(result: CaseResult) -> List[List[str]]:
     reference = result.memory_reference()
     heading = ["", "check", "median ms", "quartiles ms", *(f"÷ {r.contender.ratio_label}" for r in columns), "peak MiB"]
     if reference:
-        heading.append("of snnTorch")
+        heading.append(f"of {result.case.memory_label}")
     resident = any(r.resident_bytes is not None for r in result.results)
     if resident:
         heading.append("resident MiB")
@@ -83,29 +86,47 @@ def note_marks(result: CaseResult) -> Dict[str, List[int]]:
 def reading_aid(result: CaseResult) -> str:
     """What the columns mean."""
     own = "; ".join(f"{r.contender.ratio_label} = {r.contender.label}" for r in _ratio_columns(result))
-    return (
+    check = (
         "check: the same results as snnTorch's eager loop, or, for a library whose neuron is another function, as its "
-        f"own update rule in plain PyTorch. ÷: how many times as long as that row, by medians ({own}). "
+        "own update rule in plain PyTorch."
+    )
+    return (
+        f"{result.case.check_meaning or check} ÷: how many times as long as that row, by medians ({own}). "
         "peak: what one step allocates beyond its inputs."
         + (f" resident: {RESIDENT_METHOD}." if any(r.resident_bytes is not None for r in result.results) else "")
     )
 
 
-def text(result: CaseResult) -> str:
-    """Aligned plain text."""
-    rows = table_rows(result)
-    full = [row for row in rows if len(row) > 2]
-    first = max(len(row[0]) for row in rows)
-    widths = [first, *(max(len(row[i]) for row in full) for i in range(1, len(rows[0])))]
+def _aligned(rows: Sequence[Sequence[str]], left: int = 2) -> List[str]:
+    """Rows as lines; the first ``left`` columns flush left. A row of two cells is a name and a remark."""
+    full = [row for row in rows if len(row) == len(rows[0])]
+    widths = [max(len(row[i]) for row in full) for i in range(len(rows[0]))]
+    widths[0] = max(len(row[0]) for row in rows)
 
     def line(row: Sequence[str]) -> str:
-        if len(row) == 2:
-            return f"{row[0]:<{first}}  {row[1]}"
-        cells = [f"{row[0]:<{first}}", f"{row[1]:<{widths[1]}}"]
-        return "  ".join(cells + [f"{cell:>{width}}" for cell, width in zip(row[2:], widths[2:])])
+        if len(row) < len(widths):
+            return f"{row[0]:<{widths[0]}}  {row[1]}"
+        cells = [f"{cell:<{width}}" for cell, width in zip(row[:left], widths)]
+        return "  ".join(cells + [f"{cell:>{width}}" for cell, width in zip(row[left:], widths[left:])])
 
+    return [line(rows[0]).rstrip(), "-" * len(line(rows[0])), *(line(row).rstrip() for row in rows[1:])]
+
+
+def _markdown_rows(rows: Sequence[Sequence[str]], left: int = 2) -> List[str]:
+    columns = len(rows[0])
+
+    def line(row: Sequence[str]) -> str:
+        cells = list(row) + [""] * (columns - len(row))
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    rule = "| " + " | ".join(["---"] * left + ["---:"] * (columns - left)) + " |"
+    return [line(rows[0]), rule, *(line(row) for row in rows[1:])]
+
+
+def text(result: CaseResult) -> str:
+    """Aligned plain text."""
     lines = [result.case.title, *textwrap.wrap(result.case.caption, WIDTH), ""]
-    lines += [line(rows[0]).rstrip(), "-" * len(line(rows[0])), *(line(row).rstrip() for row in rows[1:]), ""]
+    lines += [*_aligned(table_rows(result)), ""]
     lines += textwrap.wrap(reading_aid(result), WIDTH)
     for number, note in enumerate(notes(result), start=1):
         lines += textwrap.wrap(f"[{number}] {note}", WIDTH, subsequent_indent="    ")
@@ -114,18 +135,91 @@ def text(result: CaseResult) -> str:
 
 def markdown(result: CaseResult) -> str:
     """A Markdown section, ready to paste."""
-    rows = table_rows(result)
-    columns = len(rows[0])
-
-    def line(row: Sequence[str]) -> str:
-        cells = list(row) + [""] * (columns - len(row))
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-    lines = [f"### {result.case.title}", "", result.case.caption, "", line(rows[0])]
-    lines += ["| " + " | ".join(["---", "---"] + ["---:"] * (columns - 2)) + " |", *(line(row) for row in rows[1:])]
+    lines = [f"### {result.case.title}", "", result.case.caption, "", *_markdown_rows(table_rows(result))]
     lines += ["", reading_aid(result), ""]
     lines += [f"{number}. {note}" for number, note in enumerate(notes(result), start=1)]
     return "\n".join(lines).rstrip()
+
+
+def axis_title(sweep: SweepResult, axis: Axis) -> str:
+    """``median ms against hidden layers, activity 2 %``: what the table along ``axis`` tells."""
+    tell = {other.parameter: other.tell for other in sweep.sweep.axes}
+    fixed = [f"{key.replace('_', ' ')} {tell.get(key, str)(value)}" for key, value in axis.fixed.items()]
+    return f"median ms against {', '.join([axis.label, *fixed])}"
+
+
+def axis_rows(sweep: SweepResult, axis: Axis) -> List[List[str]]:
+    """Heading and one row a contender: medians; then the first row's advantage over the reference."""
+    rows = [["", *(axis.tell(value) for value in axis.values)]]
+    for contender in sweep.contenders():
+        cells = [_time_cell(row) for _, row in sweep.rows(axis, contender.name)]
+        rows.append([contender.label, *cells])
+    reference = next((c.label for c in sweep.contenders() if c.name == sweep.sweep.reference), "")
+    for contender in sweep.compared()[:1]:
+        pairs = zip(sweep.medians(axis, sweep.sweep.reference), sweep.medians(axis, contender.name))
+        rows.append([f"{reference} ÷ {contender.label}", *(times(r / o) if r and o else "–" for r, o in pairs)])
+    return rows
+
+
+def _time_cell(row: Any) -> str:
+    if row is None:
+        return "–"
+    return "RED" if row.status == RED else row.status if row.timing is None else milliseconds(row.timing.median)
+
+
+def break_even_sentence(sweep: SweepResult) -> str:
+    """Where the sparse rows begin to take longer than the dense one."""
+    axis = sweep.sweep.axes[0]
+    reference = next((c.label for c in sweep.contenders() if c.name == sweep.sweep.reference), "")
+    said = []
+    for contender in sweep.compared():
+        value = sweep.break_even(contender.name)
+        if math.isnan(value):
+            continue
+        if math.isinf(value):
+            said.append(f"{contender.label} faster up to {axis.tell(axis.values[-1])}, the highest of the sweep")
+        elif value == 0:
+            said.append(f"{contender.label} slower from {axis.tell(axis.values[0])}, the lowest of the sweep, on")
+        else:
+            said.append(f"{contender.label} faster below {axis.tell(float(f'{value:.2g}'))}")
+    return f"Break-even with {reference}: {'; '.join(said)}." if said else ""
+
+
+def _failures(sweep: SweepResult) -> List[str]:
+    """Why points have no time: each reason once."""
+    said: Dict[str, List[str]] = {}
+    for result in sweep.results:
+        for r in result.results:
+            if r.status != OK:
+                what = "RED, not timed" if r.status == RED else r.status
+                where = ", ".join(
+                    f"{axis.label} {axis.tell(result.case.parameters[axis.parameter])}" for axis in sweep.sweep.axes
+                )
+                places = said.setdefault(f"{r.contender.label}: {what}: {r.reason}", [])
+                places += [] if r.status == UNAVAILABLE else [where]
+    return [reason + (f" ({'; '.join(places)})" if places else "") for reason, places in said.items()]
+
+
+def sweep_text(sweep: SweepResult) -> str:
+    """Aligned plain text: the times along each axis, then the whole table of one point."""
+    lines = [sweep.sweep.title, *textwrap.wrap(sweep.sweep.caption, WIDTH)]
+    for axis in sweep.sweep.axes:
+        lines += ["", axis_title(sweep, axis), *_aligned(axis_rows(sweep, axis), left=1)]
+    for remark in [break_even_sentence(sweep), *_failures(sweep)]:
+        lines += ["", *textwrap.wrap(remark, WIDTH)] if remark else []
+    headline = sweep.headline()
+    return "\n".join([*lines, "", text(headline)] if headline else lines)
+
+
+def sweep_markdown(sweep: SweepResult) -> str:
+    """Markdown sections, ready to paste: as :func:`sweep_text`."""
+    lines = [f"### {sweep.sweep.title}", "", sweep.sweep.caption, ""]
+    for axis in sweep.sweep.axes:
+        lines += [f"{axis_title(sweep, axis)}:", "", *_markdown_rows(axis_rows(sweep, axis), left=1), ""]
+    for remark in [break_even_sentence(sweep), *_failures(sweep)]:
+        lines += [remark, ""] if remark else []
+    headline = sweep.headline()
+    return "\n".join([*lines, markdown(headline)] if headline else lines).rstrip()
 
 
 def environment_line(environment: Dict[str, Any]) -> str:
@@ -142,8 +236,16 @@ def environment_line(environment: Dict[str, Any]) -> str:
     )
 
 
-def to_json(results: Sequence[CaseResult], environment: Dict[str, Any], settings: Dict[str, Any]) -> Dict[str, Any]:
-    """The whole run as JSON values; ``benchmarks/README.md`` describes the fields."""
+def to_json(
+    results: Sequence[CaseResult],
+    environment: Dict[str, Any],
+    settings: Dict[str, Any],
+    sweeps: Sequence[SweepResult] = (),
+) -> Dict[str, Any]:
+    """The whole run as JSON values; ``benchmarks/README.md`` describes the fields.
+
+    ``results`` has the points of the ``sweeps`` too.
+    """
     return {
         "schema": SCHEMA,
         "passed": all(result.passed for result in results),
@@ -152,6 +254,27 @@ def to_json(results: Sequence[CaseResult], environment: Dict[str, Any], settings
         "memory_method": METHODS[environment["device"].split(":")[0]],
         "resident_memory_method": RESIDENT_METHOD,
         "cases": [_case_to_json(result) for result in results],
+        "sweeps": [_sweep_to_json(sweep) for sweep in sweeps],
+    }
+
+
+def _sweep_to_json(sweep: SweepResult) -> Dict[str, Any]:
+    axis = sweep.sweep.axes[0]
+    values = {contender.name: sweep.break_even(contender.name) for contender in sweep.compared()}
+    return {
+        "case": sweep.sweep.name,
+        "title": sweep.sweep.title,
+        "axes": [
+            {"parameter": axis.parameter, "values": list(axis.values), "fixed": dict(axis.fixed)}
+            for axis in sweep.sweep.axes
+        ],
+        "break_even": {
+            "parameter": axis.parameter,
+            "reference": sweep.sweep.reference,
+            # Null: the lines do not cross within the sweep.
+            "values": {name: value if 0 < value < math.inf else None for name, value in values.items()},
+            "faster_throughout": [name for name, value in values.items() if value == math.inf],
+        },
     }
 
 
@@ -162,6 +285,8 @@ def _case_to_json(result: CaseResult) -> Dict[str, Any]:
         "title": result.case.title,
         "caption": result.case.caption,
         "passed": result.passed,
+        "parameters": dict(result.case.parameters),
+        "measured": result.measured,
         "memory_reference": result.case.memory_reference,
         "results": [
             {

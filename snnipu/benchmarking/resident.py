@@ -4,6 +4,7 @@ The cross-check of :mod:`snnipu.benchmarking.memory`, which counts live bytes of
 """
 
 import ctypes
+import dataclasses
 import gc
 import json
 import subprocess
@@ -31,9 +32,12 @@ def resident_peak_bytes(case: str, contender: str, settings: Settings) -> int:
     request = {
         "case": case,
         "contender": contender,
-        "dtype": str(settings.dtype).replace("torch.", ""),
         "threads": torch.get_num_threads(),
-        **{name: getattr(settings, name) for name in ("steps", "batch_size", "neurons", "beta", "seed")},
+        "settings": {
+            **{field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)},
+            "dtype": str(settings.dtype).replace("torch.", ""),
+            "device": str(settings.device),
+        },
     }
     root = str(Path(snnipu.__file__).resolve().parent.parent)
     script = f"import sys; sys.path.insert(0, {root!r}); from snnipu.benchmarking import resident; resident.child()"
@@ -55,11 +59,13 @@ def child() -> None:
     from snnipu.benchmarking import cases
 
     request: Dict[str, Any] = json.load(sys.stdin)
-    torch.set_num_threads(request.pop("threads"))
-    case, name = request.pop("case"), request.pop("contender")
-    settings = Settings(dtype=getattr(torch, request.pop("dtype")), **request)
-    contenders = cases.available()[case].build(settings).contenders
-    step = next(contender for contender in contenders if contender.name == name).build().step
+    torch.set_num_threads(request["threads"])
+    values = request["settings"]
+    settings = Settings(
+        **{**values, "dtype": getattr(torch, values["dtype"]), "device": torch.device(values["device"])}
+    )
+    contenders = cases.available()[request["case"]].build(settings).contenders
+    step = next(contender for contender in contenders if contender.name == request["contender"]).build().step
     step()
     gc.collect()
     libc = ctypes.CDLL(None)

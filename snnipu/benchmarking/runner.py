@@ -1,7 +1,7 @@
 """Run a case: prepare, check, measure memory, time; what fails its check gets no numbers."""
 
 from dataclasses import dataclass, field
-from typing import Callable, Collection, Dict, List, Optional
+from typing import Any, Callable, Collection, Dict, List, Optional
 
 import torch
 
@@ -40,8 +40,11 @@ class ContenderResult:
 
 @dataclass
 class CaseResult:
+    """One table. ``measured`` is what :attr:`Case.measured` told."""
+
     case: Case
     results: List[ContenderResult]
+    measured: Dict[str, Any] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -105,10 +108,10 @@ def run_case(
 
     on_stage(f"{case.name}: timing")
     steps = {name: workload.step for name, workload in workloads.items()}
-    timings = measure(steps, device, repeats, min_seconds, on_round)
+    timings = measure(steps, device, repeats, min_seconds, on_round, slow_seconds=case.slow_seconds)
     own = {r.contender.name: timings[r.contender.name].median for r in results if r.contender.own and r.status == OK}
     for result in results:
         if result.status == OK:
             result.timing = timings[result.contender.name]
             result.ratios = {name: result.timing.median / median for name, median in own.items()}
-    return CaseResult(case, results)
+    return CaseResult(case, results, case.measured() if workloads else {})

@@ -6,13 +6,15 @@ import random
 import statistics
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Mapping, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import torch
 
 # A sample shorter than this is repeated within the clock's reach: timer and interpreter jitter are then below 1 %.
 MIN_SAMPLE_SECONDS = 5e-3
 WARM_UP_CALLS = 2
+# A slow contender has at least as many samples, where there are as many rounds.
+SLOW_ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,17 @@ def measure(
     min_seconds: float,
     on_round: Callable[[], Any] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
+    slow_seconds: Optional[float] = None,
 ) -> Dict[str, Timing]:
     """Time ``steps`` side by side.
 
     Rounds go on until there are ``repeats`` of them and ``min_seconds`` have passed. A round visits the contenders in a
     new random order, so that none always runs in the caches its predecessor left, and each contender runs once untimed
     before its timed calls, as it would in a training loop.
+
+    With ``slow_seconds``, a contender that takes n times as long (rounded up) takes part in every n-th round only, but
+    in at least :data:`SLOW_ROUNDS` of ``repeats``, and without the untimed calls: whatever they would set up is lost in
+    such a time. Its samples still lie all over the run.
     """
 
     def timed(step: Callable[[], Any], calls: int) -> float:
@@ -67,10 +74,16 @@ def measure(
         return (clock() - start) / calls
 
     calls: Dict[str, int] = {}
+    every: Dict[str, int] = {}
     for name, step in steps.items():
-        for _ in range(WARM_UP_CALLS):
-            step()
-        calls[name] = max(1, math.ceil(MIN_SAMPLE_SECONDS / max(timed(step, 1), 1e-9)))
+        seconds = timed(step, 1)
+        if slow_seconds is None or seconds <= slow_seconds:
+            for _ in range(WARM_UP_CALLS - 1):
+                step()
+            seconds = timed(step, 1)
+        calls[name] = max(1, math.ceil(MIN_SAMPLE_SECONDS / max(seconds, 1e-9)))
+        most = max(1, repeats // SLOW_ROUNDS)
+        every[name] = 1 if slow_seconds is None else min(max(1, math.ceil(seconds / slow_seconds)), most)
 
     samples: Dict[str, List[float]] = {name: [] for name in steps}
     order = list(steps)
@@ -85,7 +98,10 @@ def measure(
             gc.disable()
             shuffle(order)
             for name in order:
-                steps[name]()
+                if rounds % every[name] != every[name] // 2:
+                    continue
+                if every[name] == 1:
+                    steps[name]()
                 samples[name].append(timed(steps[name], calls[name]))
             if collector_was_on:
                 gc.enable()

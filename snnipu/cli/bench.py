@@ -6,13 +6,15 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from types import ModuleType
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from tqdm import tqdm
 
 from snnipu._extras import MissingExtra, require
-from snnipu.benchmarking import PEERS, CaseResult, Settings, cases, chart, report, run_case
+from snnipu.benchmarking import PEERS, CaseResult, Settings, SweepResult, cases, chart, report, run_case, sweep_chart
+from snnipu.benchmarking.cases import sparse
 from snnipu.benchmarking.environment import record
 from snnipu.benchmarking.resident import resident_peak_bytes, supported
 
@@ -23,6 +25,7 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
 }
 PROGRESS = "{desc}: {bar:30} round {n} of {total} [{elapsed}]"
+SWEEP_PROGRESS = "{desc}: {bar:30} {n} of {total} points done [{elapsed}<{remaining}]"
 FULL = {"steps": 25, "batch_size": 128, "neurons": 1000, "repeats": 20, "min_seconds": 5.0}
 QUICK = {"steps": 5, "batch_size": 16, "neurons": 64, "repeats": 3, "min_seconds": 0.0}
 
@@ -45,6 +48,37 @@ def _seconds(text: str) -> float:
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"must be finite and not negative, but is {text}")
     return value
+
+
+def _list(text: str, kind: Callable[[str], Any], what: str) -> List[Any]:
+    """Comma-separated values without repetition, in ascending order."""
+    try:
+        values = sorted({kind(part) for part in text.split(",")})
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected {what}, separated by commas, but is {text!r}") from None
+    return values
+
+
+def _activity(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"must be above 0 and below 1, but is {text}")
+    return value
+
+
+def _activities(text: str) -> List[float]:
+    return [_activity(str(value)) for value in _list(text, float, "numbers above 0 and below 1")]
+
+
+def _depths(text: str) -> List[int]:
+    values = _list(text, int, "whole numbers")
+    unknown = [value for value in values if value not in sparse.DEPTHS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"published are 2, 3, 4 and 5 hidden layers, not {unknown[0]}")
+    return values
 
 
 def _peers(text: str) -> List[str]:
@@ -119,46 +153,129 @@ def _parser() -> argparse.ArgumentParser:
     add("--min-seconds", type=_seconds, metavar="S", help=f"timing a case, at least (default: {FULL['min_seconds']:g})")
     add("--resident-memory", action="store_true", help="peak resident memory too, each in a process of its own (Linux)")
     add("--quick", action="store_true", help="small sizes, few rounds: does everything run? The times mean little")
+    add = parser.add_argument_group("only for sparse").add_argument
+    add("--input", choices=list(sparse.NETWORKS), help="whose published sizes to take (default: nmnist)")
+    add("--activities", type=_activities, metavar="LIST", help=f"default: {','.join(map(str, sparse.ACTIVITIES))}")
+    add("--depths", type=_depths, metavar="LIST", help=f"hidden layers; default: {','.join(map(str, sparse.DEPTHS))}")
+    add("--depth-activity", type=_activity, metavar="A", help="activity of the sweep over the depths (default: 0.02)")
     return parser
 
 
-def _run(arguments: argparse.Namespace, settings: Settings) -> List[CaseResult]:
-    modules = cases.available()
-    names = list(modules) if arguments.case == "all" else [arguments.case]
-    results = []
-    for name in names:
-        if settings.dtype not in modules[name].DTYPES:
-            print(f"{name} is left out: it does not run in {arguments.dtype}\n")
-            continue
-        resident = (
-            functools.partial(resident_peak_bytes, name, settings=settings) if arguments.resident_memory else None
+def _defaults(module: Optional[ModuleType], quick: bool) -> Dict[str, Any]:
+    """Of the command, or those that a case has in their place."""
+    own = getattr(module, "QUICK" if quick else "FULL", {})
+    return {**(QUICK if quick else FULL), **own}
+
+
+def _run_settings(arguments: argparse.Namespace, module: ModuleType) -> Tuple[Settings, int, float]:
+    """Settings of a case, rounds, and seconds at least."""
+    values = _defaults(module, arguments.quick)
+    asked = {name: getattr(arguments, name) for name in FULL if getattr(arguments, name) is not None}
+    if "neurons" in asked:
+        asked["hidden_neurons"] = asked["neurons"]
+    values.update(asked)
+    repeats, min_seconds = values.pop("repeats"), values.pop("min_seconds")
+    if module is sparse:
+        values.update(
+            {
+                name: value
+                for name, value in (("input", arguments.input), ("activity", arguments.depth_activity))
+                if value is not None
+            }
         )
-        with tqdm(total=arguments.repeats, bar_format=PROGRESS, file=sys.stderr, leave=False) as progress:
+    settings = Settings(dtype=DTYPES[arguments.dtype], device=arguments.device, **values)
+    return settings, repeats, min_seconds
+
+
+def _run_case(arguments: argparse.Namespace, name: str, settings: Settings, **more: Any) -> CaseResult:
+    module = cases.available()[name]
+    _, repeats, min_seconds = _run_settings(arguments, module)
+    return run_case(module.build(settings), arguments.peers, settings.device, repeats, min_seconds, **more)
+
+
+def _resident(arguments: argparse.Namespace, name: str, settings: Settings) -> Optional[Callable[[str], int]]:
+    return functools.partial(resident_peak_bytes, name, settings=settings) if arguments.resident_memory else None
+
+
+def _run_sweep(arguments: argparse.Namespace, name: str, module: ModuleType) -> SweepResult:
+    settings, _, _ = _run_settings(arguments, module)
+    sweep = module.sweep(
+        settings,
+        arguments.activities or (sparse.QUICK_ACTIVITIES if arguments.quick else sparse.ACTIVITIES),
+        arguments.depths or (sparse.QUICK_DEPTHS if arguments.quick else sparse.DEPTHS),
+    )
+    found = SweepResult(sweep, [])
+    with tqdm(total=len(sweep.points), bar_format=SWEEP_PROGRESS, file=sys.stderr, leave=False) as progress:
+        for point in sweep.points:
+            where = f"{100 * point.activity:.3g} % active, {point.hidden_layers} hidden layers"
+            headline = point.activity == sweep.headline["activity"] and (
+                point.hidden_layers == sweep.headline["hidden_layers"]
+            )
+            found.results.append(
+                _run_case(
+                    arguments,
+                    name,
+                    point,
+                    # A process for each contender takes long: the whole table of one point has this column.
+                    resident=_resident(arguments, name, point) if headline else None,
+                    on_stage=lambda stage, where=where: progress.set_description(f"{stage}, {where}"),
+                )
+            )
+            progress.update()
+    return found
+
+
+def _left_out(arguments: argparse.Namespace, module: ModuleType) -> str:
+    """Why a case does not run with these arguments: empty where it does."""
+    if DTYPES[arguments.dtype] not in module.DTYPES:
+        return f"it does not run in {arguments.dtype}"
+    if arguments.device.type not in getattr(module, "DEVICES", (arguments.device.type,)):
+        return f"it does not run on {arguments.device.type}"
+    return ""
+
+
+def _run(arguments: argparse.Namespace) -> Tuple[List[CaseResult], List[SweepResult]]:
+    """All tables, and the sweeps that some of them are points of."""
+    modules = cases.available()
+    if hasattr(modules.get(arguments.case), "sweep"):
+        sweep = _run_sweep(arguments, arguments.case, modules[arguments.case])
+        return sweep.results, [sweep]
+    results = []
+    for name in modules if arguments.case == "all" else [arguments.case]:
+        module = modules[name]
+        why = _left_out(arguments, module)
+        if why:
+            print(f"{name} is left out: {why}\n")
+            continue
+        settings, repeats, _ = _run_settings(arguments, module)
+        with tqdm(total=repeats, bar_format=PROGRESS, file=sys.stderr, leave=False) as progress:
             results.append(
-                run_case(
-                    modules[name].build(settings),
-                    arguments.peers,
-                    settings.device,
-                    arguments.repeats,
-                    arguments.min_seconds,
-                    resident,
+                _run_case(
+                    arguments,
+                    name,
+                    settings,
+                    resident=_resident(arguments, name, settings),
                     on_stage=progress.set_description,
                     on_round=progress.update,
                 )
             )
-    return results
+    return results, []
 
 
-def _settings_record(arguments: argparse.Namespace, settings: Settings) -> Dict[str, Any]:
+def _settings_record(arguments: argparse.Namespace) -> Dict[str, Any]:
+    """What the run was asked for; in a run of all cases, what differs from it stands in a case's ``parameters``."""
+    module = cases.available().get(arguments.case)
+    values = _defaults(module, arguments.quick)
+    values.update({name: getattr(arguments, name) for name in FULL if getattr(arguments, name) is not None})
     return {
         "case": arguments.case,
         "peers": arguments.peers,
-        "steps": settings.steps,
-        "batch_size": settings.batch_size,
-        "neurons": settings.neurons,
-        "beta": settings.beta,
-        "repeats": arguments.repeats,
-        "min_seconds": arguments.min_seconds,
+        "steps": values["steps"],
+        "batch_size": values["batch_size"],
+        "neurons": values["neurons"],
+        "beta": values.get("beta", Settings().beta),
+        "repeats": values["repeats"],
+        "min_seconds": values["min_seconds"],
         "quick": arguments.quick,
     }
 
@@ -167,9 +284,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the benchmarks that ``argv`` asks for; returns the exit status."""
     parser = _parser()
     arguments = parser.parse_args(argv)
-    for name, value in (QUICK if arguments.quick else FULL).items():
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, value)
     if arguments.chart:
         try:
             require("matplotlib.figure", "bench", "a chart")
@@ -178,32 +292,34 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if arguments.resident_memory and not supported(arguments.device):
         parser.error("argument --resident-memory: only on Linux, and only with --device cpu")
     module = cases.available().get(arguments.case)
-    if module is not None and DTYPES[arguments.dtype] not in module.DTYPES:
-        parser.error(f"argument --dtype: {arguments.case} does not run in {arguments.dtype}")
-    settings = Settings(
-        steps=arguments.steps,
-        batch_size=arguments.batch_size,
-        neurons=arguments.neurons,
-        dtype=DTYPES[arguments.dtype],
-        device=arguments.device,
-    )
+    if module is not None and _left_out(arguments, module):
+        option = "--dtype" if DTYPES[arguments.dtype] not in module.DTYPES else "--device"
+        parser.error(f"argument {option}: {_left_out(arguments, module).replace('it', arguments.case, 1)}")
+    for name in ("input", "activities", "depths", "depth_activity"):
+        if module is not sparse and getattr(arguments, name) is not None:
+            parser.error(f"argument --{name.replace('_', '-')}: only for the case sparse, not for {arguments.case}")
     threads_before = torch.get_num_threads()
     try:
         if arguments.threads:
             torch.set_num_threads(arguments.threads)
-        environment = record(settings.device, settings.dtype)
-        results = _run(arguments, settings)
+        environment = record(arguments.device, DTYPES[arguments.dtype])
+        results, sweeps = _run(arguments)
     finally:
         torch.set_num_threads(threads_before)
 
-    render = report.markdown if arguments.markdown else report.text
-    print("\n\n".join(render(result) for result in results))
+    said = [(report.sweep_markdown if arguments.markdown else report.sweep_text)(sweep) for sweep in sweeps]
+    if not sweeps:
+        said = [(report.markdown if arguments.markdown else report.text)(result) for result in results]
+    print("\n\n".join(said))
     print("\n" + report.environment_line(environment))
     if arguments.quick:
         print("Small sizes (--quick): the times say that it runs, not how fast it is.")
     if arguments.json:
-        document = report.to_json(results, environment, _settings_record(arguments, settings))
+        document = report.to_json(results, environment, _settings_record(arguments), sweeps)
         arguments.json.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     if arguments.chart:
-        chart.draw(results, environment, arguments.chart)
+        if sweeps:
+            sweep_chart.draw(sweeps[0], environment, arguments.chart)
+        else:
+            chart.draw(results, environment, arguments.chart)
     return 0 if all(result.passed for result in results) else 1

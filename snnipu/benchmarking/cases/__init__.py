@@ -1,7 +1,11 @@
 """The cases, one module each.
 
 A module has ``SUMMARY`` (one line for ``--help``), ``DTYPES`` (the element types that it can run in) and
-``build(settings) -> Case``.
+``build(settings) -> Case``. It may have
+
+* ``DEVICES``: the types of device that it can run on, where not all;
+* ``FULL`` and ``QUICK``: its own defaults in place of the command's, without and with ``--quick``;
+* ``sweep(settings, ...) -> Sweep``: what the command runs when it is asked for this case alone.
 """
 
 import importlib

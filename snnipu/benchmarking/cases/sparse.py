@@ -1,0 +1,502 @@
+"""The networks of the published benchmark of sparse training, at a given activity: one whole forward and backward pass.
+
+The second threshold, the decay, the surrogate and the layers are those of Gruen et al., "Sparse spiking neural networks
+on the IPU", arXiv 2311.04386, 2023; the spikes are random and the weights scaled, so that every layer has the activity.
+"""
+
+import functools
+import math
+import warnings
+from dataclasses import replace
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import snntorch
+import torch
+from snntorch import surrogate as snntorch_surrogate
+from torch import nn
+from torch.nn import functional
+
+from snnipu import SparseNetwork, SparseSpikes
+from snnipu.benchmarking import peers
+from snnipu.benchmarking.case import Axis, Case, Contender, Settings, Sweep, Workload
+from snnipu.benchmarking.checks import Check, check_network
+from snnipu.datasets.random_spikes import random_spikes
+from snnipu.training import benchmark_network, scale_to_activity
+from snnipu.training.methods import sparse_ops
+from snnipu.training.sparse_benchmark import SECOND_THRESHOLD, SURROGATE_SLOPE
+
+SUMMARY = "networks of spike ids beside dense ones, against activity and depth"
+# snnTorch's spikes are float32 whatever its input is, and a Linear layer of another type refuses them.
+DTYPES = (torch.float32,)
+DEVICES = ("cpu",)
+FULL = {"steps": 100, "batch_size": 48, "beta": 0.95, "repeats": 15, "min_seconds": 0.0}
+QUICK = {"steps": 10, "batch_size": 4, "beta": 0.95, "repeats": 2, "min_seconds": 0.0, "hidden_neurons": 32}
+ACTIVITIES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
+QUICK_ACTIVITIES = (0.02, 0.1, 0.3)
+DEPTHS = (2, 3, 4, 5)
+QUICK_DEPTHS = (2, 3)
+
+# Neurons of the input, of the hidden layers by their number, and of the output.
+NETWORKS: Dict[str, Tuple[int, Dict[int, List[int]], int]] = {
+    "nmnist": (
+        34 * 34 * 2,
+        {2: [1466] * 2, 3: [978, 978, 976], 4: [734, 734, 732, 732], 5: [588, *[586] * 4]},
+        10,
+    ),
+    "shd": (700, {2: [1462, 1460], 3: [974] * 3, 4: [732, *[730] * 3], 5: [586, *[584] * 4]}, 20),
+}
+INPUT_NAMES = {"nmnist": "N-MNIST", "shd": "SHD"}
+
+THRESHOLD = 1.0
+GRADIENT_TOLERANCE = 1e-4
+SLOW_SECONDS = 0.1
+# Activities from here on are out of reach of weights of mean zero, half of whose sums are negative.
+HIGH_ACTIVITY = 0.2
+# What the weights are shifted by there, as a share of the largest.
+MEAN_SHIFT = 0.05
+FLOAT32_DIGITS = 24
+
+Layers = List[torch.Tensor]
+Gradients = List[torch.Tensor]
+Forward = Callable[[], Layers]
+
+
+def network_sizes(settings: Settings) -> List[int]:
+    """Neurons of the input and of every layer."""
+    inputs, published, outputs = NETWORKS[settings.input]
+    if settings.hidden_neurons is not None:
+        return [inputs, *[settings.hidden_neurons] * settings.hidden_layers, outputs]
+    return [inputs, *published[settings.hidden_layers], outputs]
+
+
+def on_grid(weight: torch.Tensor) -> torch.Tensor:
+    """``weight`` ``[out, in]`` rounded to multiples of a power of two so large that float32 sums of them are exact.
+
+    Any sum of a row's weights is then the same in whatever order it is added up, and with it the spikes of a gather and
+    of a matrix product.
+    """
+    largest = float(weight.abs().max()) * weight.shape[1]
+    if largest == 0:
+        return weight.clone()
+    # One bit is for the rounding up of the weights themselves.
+    step = 2.0 ** (math.ceil(math.log2(largest)) + 1 - FLOAT32_DIGITS)
+    return (weight / step).round() * step
+
+
+class Problem:
+    """One point of the sweep: the same input, weights and targets for every contender, and what must come out.
+
+    Attributes:
+        x: input ``[T, B, S]``, spikes with probability ``settings.activity``.
+        dense_x: the same, ``[T, B, N]``.
+        weights: of each layer, ``[out, in]``, on a grid: see :func:`on_grid`.
+        targets: ``[B]``, classes.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.sizes = network_sizes(settings)
+        generator = torch.Generator().manual_seed(settings.seed)
+        self.x = random_spikes(
+            settings.steps, settings.batch_size, self.sizes[0], settings.activity, generator, exact=False
+        )
+        self.dense_x = self.x.to_dense()
+        self.targets = torch.randint(self.sizes[-1], (settings.batch_size,), generator=generator)
+        net = self._network(generator)
+        with torch.no_grad():
+            for layer in net.layers if settings.activity > HIGH_ACTIVITY else []:
+                layer.weight.add_(MEAN_SHIFT * layer.weight.abs().max())
+        with warnings.catch_warnings():
+            # A layer of few neurons cannot have any activity; the measured one is told.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            scale_to_activity(net, self.x, settings.activity, tolerance=0.01)
+        self.weights = [on_grid(layer.weight.detach()) for layer in net.layers]
+        self.input_scale = net.layers[0].input_scale
+
+    def _network(
+        self, generator: Optional[torch.Generator] = None, grad_threshold: Optional[float] = SECOND_THRESHOLD
+    ) -> SparseNetwork:
+        net = benchmark_network(
+            self.sizes,
+            decay=self.settings.beta,
+            threshold=THRESHOLD,
+            grad_threshold=grad_threshold,
+            generator=generator or torch.Generator(),
+        )
+        # "auto" would take the matrix product at high activity: here the two are compared.
+        net.path = "sparse"
+        for layer in net.layers:
+            layer.path = "sparse"
+        return net
+
+    def network(self, grad_threshold: Optional[float] = SECOND_THRESHOLD) -> SparseNetwork:
+        """The network with these weights; nothing is dropped."""
+        net = self._network(grad_threshold=grad_threshold)
+        with torch.no_grad():
+            for layer, weight in zip(net.layers, self.weights):
+                layer.weight.copy_(weight)
+        return net
+
+    def linears(self) -> nn.ModuleList:
+        """``nn.Linear`` layers with these weights times the input scale, which no dense network has."""
+        layers = nn.ModuleList(nn.Linear(w.shape[1], w.shape[0], bias=False) for w in self.weights)
+        with torch.no_grad():
+            for layer, weight in zip(layers, self.weights):
+                layer.weight.copy_(weight * self.input_scale)
+        return layers
+
+    def loss(self, spike_count: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy of the summed output spikes ``[B, classes]``."""
+        return functional.cross_entropy(spike_count, self.targets)
+
+    def gradients(self, spike_count: torch.Tensor, weights: Sequence[torch.Tensor]) -> Gradients:
+        """Of the loss with respect to ``weights``."""
+        return list(torch.autograd.grad(self.loss(spike_count), weights))
+
+    def _reference(self, spike_grad: Callable[[torch.Tensor], torch.Tensor]) -> Tuple[Layers, Gradients]:
+        net = SnnTorchNet(self.linears(), self.settings.beta, spike_grad)
+        layers = net.all_layers(self.dense_x)
+        gradients = self.gradients(layers[-1].sum(0), net.weights())
+        return [layer.detach().bool() for layer in layers], gradients
+
+    @functools.cached_property
+    def reference(self) -> Tuple[Layers, Gradients]:
+        """Spikes of every layer and weight gradients by snnTorch's loop."""
+        return self._reference(snntorch_surrogate.fast_sigmoid(slope=SURROGATE_SLOPE))
+
+    @functools.cached_property
+    def selected_reference(self) -> Tuple[Layers, Gradients]:
+        """The same with the gradient only of neurons above the second threshold: a surrogate that is cut off there."""
+        cut_off = SECOND_THRESHOLD - THRESHOLD
+        return self._reference(snntorch_surrogate.SFS(slope=SURROGATE_SLOPE, B=cut_off))
+
+    @functools.cached_property
+    def spikingjelly_reference(self) -> Tuple[Layers, Gradients]:
+        """The same by SpikingJelly's update rule in plain PyTorch, with its soft-sign surrogate."""
+        rule = peers.spikingjelly_hard_reset_rule(self.settings.beta, SURROGATE_SLOPE)
+        linears = self.linears()
+        out = self.dense_x
+        layers: Layers = []
+        for index, linear in enumerate(linears):
+            v = torch.zeros(self.settings.batch_size, linear.out_features)
+            spk_rec = []
+            for cur in linear(before(out, index)).unbind():
+                spk, v = rule(cur, v)
+                spk_rec.append(spk)
+            out = torch.stack(spk_rec)
+            layers.append(out)
+        gradients = self.gradients(out.sum(0), [linear.weight for linear in linears])
+        return [layer.detach().bool() for layer in layers], gradients
+
+    def measured(self) -> Dict[str, Any]:
+        """Of the input and each layer: spikes and carried slots per neuron and step, and slots of the busiest step."""
+        with torch.no_grad():
+            layers = self.network()(self.x, all_layers=True)
+        assert isinstance(layers, list)
+        trains = [self.x, *layers]
+        rows = self.settings.steps * self.settings.batch_size
+        return {
+            "activity": [train.activity for train in trains],
+            "carried": [int(train.counts[..., 1].sum()) / (rows * train.num_neurons) for train in trains],
+            "slots": [int(train.counts[..., 1].max()) for train in trains],
+            "dropped": sum(train.overflow for train in trains),
+        }
+
+
+# One at a time: the next point of a sweep takes the place of the last.
+_problem = functools.lru_cache(maxsize=1)(Problem)
+
+
+def before(spikes: torch.Tensor, layer: int) -> torch.Tensor:
+    """What reaches ``layer``: all of the input, and of another layer what arrives by the last step.
+
+    Spikes take a step from layer to layer. A dense layer need not be shifted for it: it begins a step later.
+    """
+    return spikes if layer == 0 else spikes[:-1]
+
+
+def aligned(layers: Sequence[torch.Tensor], steps: int) -> Layers:
+    """Layers that began late, with the silent steps before; the last ``steps`` in all."""
+    return [functional.pad(layer, (0, 0, 0, 0, steps - layer.shape[0], 0)) for layer in layers]
+
+
+class SnnTorchNet(nn.Module):
+    """The step loop of a user of snnTorch; every layer reads what its predecessor did in the step before."""
+
+    def __init__(self, linears: nn.ModuleList, beta: float, spike_grad: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.fcs = linears
+        self.lifs = nn.ModuleList(
+            snntorch.Leaky(beta=beta, threshold=THRESHOLD, spike_grad=spike_grad, reset_mechanism="zero")
+            for _ in linears
+        )
+
+    def weights(self) -> List[torch.Tensor]:
+        return [fc.weight for fc in self.fcs]
+
+    def _run(self, x: torch.Tensor, spk_rec: List[List[torch.Tensor]]) -> None:
+        mems = [lif.reset_mem() for lif in self.lifs]
+        spks = [x.new_zeros(x.shape[1], fc.out_features) for fc in self.fcs]
+        for step in range(x.shape[0]):
+            inputs = [x[step], *spks[:-1]]
+            for index, (fc, lif) in enumerate(zip(self.fcs, self.lifs)):
+                spks[index], mems[index] = lif(fc(inputs[index]), mems[index])
+            for record, spk in zip(reversed(spk_rec), reversed(spks)):
+                record.append(spk)
+
+    def all_layers(self, x: torch.Tensor) -> Layers:
+        """Spikes ``[T, B, N]`` of every layer."""
+        spk_rec: List[List[torch.Tensor]] = [[] for _ in self.fcs]
+        self._run(x, spk_rec)
+        return [torch.stack(record) for record in spk_rec]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Spikes ``[T, B, N]`` of the last layer."""
+        spk_rec: List[List[torch.Tensor]] = [[]]
+        self._run(x, spk_rec)
+        return torch.stack(spk_rec[0])
+
+
+def _dense_layers(spikes: Sequence[Any]) -> Layers:
+    """Spikes ``[T, B, N]``, bool, of SparseSpikes."""
+    return [layer.to_dense().detach().bool() for layer in spikes]
+
+
+def _sparse_network(net: SparseNetwork, x: SparseSpikes) -> Sequence[Any]:
+    """The last layer's spikes; the layers before are not handed out."""
+    return [net(x)]
+
+
+def _sparse(settings: Settings, run: Callable[[SparseNetwork, SparseSpikes], Sequence[Any]]) -> Workload:
+    problem = _problem(settings)
+    net = problem.network()
+
+    def gradients(net: SparseNetwork, layers: Sequence[Any]) -> Gradients:
+        return problem.gradients(layers[-1].spike_count(), [layer.weight for layer in net.layers])
+
+    def step() -> Gradients:
+        return gradients(net, run(net, problem.x))
+
+    def all_layers(net: SparseNetwork) -> Sequence[Any]:
+        if run is not _sparse_network:
+            return run(net, problem.x)
+        layers = net(problem.x, all_layers=True)
+        assert isinstance(layers, list)
+        return layers
+
+    def check() -> Check:
+        # The dense networks have their weights times the input scale.
+        def compare(net: SparseNetwork, expected: Tuple[Layers, Gradients]) -> Check:
+            layers = all_layers(net)
+            scaled = [gradient / problem.input_scale for gradient in gradients(net, layers)]
+            return check_network(_dense_layers(layers), scaled, *expected, GRADIENT_TOLERANCE, "snnTorch")
+
+        every = compare(problem.network(grad_threshold=None), problem.reference)
+        selected = compare(net, problem.selected_reference)
+        return Check(
+            every.passed and selected.passed,
+            selected.against,
+            f"second threshold {SECOND_THRESHOLD:g}: {selected.detail}; none: {every.detail}",
+            {**selected.errors, **{f"{name}_without_second_threshold": e for name, e in every.errors.items()}},
+        )
+
+    return Workload(step, check)
+
+
+def _dense_workload(
+    problem: Problem,
+    weights: List[torch.Tensor],
+    forward: Forward,
+    expected: Callable[[], Tuple[Layers, Gradients]],
+    against: str,
+    all_layers: Optional[Forward] = None,
+) -> Workload:
+    """``forward`` tells the spikes ``[T', B, N]`` of one or more layers, the last of them the output."""
+
+    def step() -> Gradients:
+        return problem.gradients(forward()[-1].sum(0), weights)
+
+    def check() -> Check:
+        layers = (all_layers or forward)()
+        gradients = problem.gradients(layers[-1].sum(0), weights)
+        spikes = aligned([layer.detach() for layer in layers], problem.settings.steps)
+        wanted = aligned(expected()[0], problem.settings.steps)
+        return check_network(spikes, gradients, wanted, expected()[1], GRADIENT_TOLERANCE, against)
+
+    return Workload(step, check)
+
+
+def _snntorch(settings: Settings) -> Workload:
+    problem = _problem(settings)
+    net = SnnTorchNet(problem.linears(), settings.beta, snntorch_surrogate.fast_sigmoid(slope=SURROGATE_SLOPE))
+    return _dense_workload(
+        problem,
+        net.weights(),
+        lambda: [net(problem.dense_x)],
+        lambda: problem.reference,
+        "snnTorch",
+        lambda: net.all_layers(problem.dense_x),
+    )
+
+
+def _dense(settings: Settings) -> Workload:
+    problem = _problem(settings)
+    layers = [layer.to_dense() for layer in problem.network().layers]
+
+    def forward() -> Layers:
+        out = problem.dense_x
+        every = []
+        for index, (linear, leaky) in enumerate(layers):
+            out, _ = leaky.sequence(linear(before(out, index)))
+            every.append(out)
+        return every
+
+    weights = [linear.weight for linear, _ in layers]
+    return _dense_workload(problem, weights, forward, lambda: problem.reference, "snnTorch")
+
+
+def _spikingjelly(settings: Settings) -> Workload:
+    problem = _problem(settings)
+    linears = problem.linears()
+    lifs = [peers.spikingjelly_hard_reset_lif(settings.beta, SURROGATE_SLOPE) for _ in linears]
+
+    def forward() -> Layers:
+        out = problem.dense_x
+        every = []
+        for index, (linear, lif) in enumerate(zip(linears, lifs)):
+            lif.reset()
+            out = lif(linear(before(out, index)))
+            every.append(out)
+        return every
+
+    weights = [linear.weight for linear in linears]
+    return _dense_workload(problem, weights, forward, lambda: problem.spikingjelly_reference, "its own rule")
+
+
+def build(settings: Settings) -> Case:
+    """One point: the network of ``settings.input`` with ``settings.hidden_layers`` at ``settings.activity``.
+
+    Input, weights and references are made when the first contender is built.
+
+    Raises:
+        ValueError: there is no published network with so many hidden layers, or the activity is out of range.
+    """
+    if settings.hidden_neurons is None and settings.hidden_layers not in DEPTHS:
+        raise ValueError(
+            f"hidden_layers: the published networks have 2 to 5 hidden layers, got {settings.hidden_layers}"
+        )
+    if not 0 < settings.activity < 1:
+        raise ValueError(f"activity: expected a number between 0 and 1, got {settings.activity}")
+    sizes = network_sizes(settings)
+    contenders = [
+        Contender(
+            "sparse-network",
+            "snnipu SparseNetwork",
+            functools.partial(_sparse, settings, _sparse_network),
+            ratio_label="SparseNetwork",
+            note="path='sparse' and max_spikes=None: the sparse kernels at every activity, and nothing is dropped",
+        ),
+        Contender(
+            "sparse-ops",
+            "snnipu sparse operators",
+            functools.partial(_sparse, settings, sparse_ops),
+            note="sparse_linear, lif_sequence and select_spikes one by one, with a dense membrane between them",
+        ),
+        Contender(
+            "dense",
+            "snnipu dense, batched",
+            functools.partial(_dense, settings),
+            ratio_label="dense",
+            note="a layer is one matrix product over all steps and samples, then Leaky.sequence; every neuron carries "
+            "gradient",
+        ),
+        Contender(
+            "snntorch",
+            "snnTorch loop",
+            functools.partial(_snntorch, settings),
+            peer="snntorch",
+            note="nn.Linear and Leaky at every step; every neuron carries gradient",
+        ),
+        Contender(
+            "spikingjelly",
+            "SpikingJelly multi-step",
+            functools.partial(_spikingjelly, settings),
+            peer="spikingjelly",
+            note="one matrix product a layer, then LIFNode with hard reset, which rounds its membrane in another order, and "
+            "SoftSign(10), 5 times the others' surrogate; every neuron carries gradient",
+        ),
+    ]
+    return Case(
+        name="sparse",
+        title=(
+            f"Sparse network {'-'.join(map(str, sizes))}, {100 * settings.activity:.3g} % active, forward + backward: "
+            f"T={settings.steps} × B={settings.batch_size}"
+        ),
+        caption=_caption(settings),
+        contenders=contenders,
+        memory_reference="dense",
+        memory_label="dense",
+        parameters={
+            "input": settings.input,
+            "sizes": sizes,
+            "steps": settings.steps,
+            "batch_size": settings.batch_size,
+            "activity": settings.activity,
+            "hidden_layers": settings.hidden_layers,
+            "beta": settings.beta,
+            "threshold": THRESHOLD,
+            "grad_threshold": SECOND_THRESHOLD,
+        },
+        measured=lambda: _problem(settings).measured(),
+        slow_seconds=SLOW_SECONDS,
+        check_meaning=(
+            "check: the spikes of every layer equal and the weight gradients within 1e-4 of those of snnTorch's loop, "
+            "for the sparse rows without a second threshold and with it (there snnTorch's surrogate is cut off below "
+            "it), or, for a library that rounds otherwise, of its own update rule in plain PyTorch."
+        ),
+    )
+
+
+def _caption(settings: Settings) -> str:
+    return (
+        f"The work: from random input spikes, the spikes of {settings.steps} steps, the cross-entropy of the summed "
+        "output spikes, and the gradient of every weight. Every layer has the activity, by the scale of its weights; "
+        f"decay {settings.beta:g}, threshold 1, second threshold {SECOND_THRESHOLD:g}, reset to zero, one step from "
+        "layer to layer."
+    )
+
+
+def sweep(settings: Settings, activities: Sequence[float], depths: Sequence[int]) -> Sweep:
+    """The points against activity, with ``settings.hidden_layers``, and against depth, at ``settings.activity``.
+
+    A point that lies on both lines is run once.
+
+    Raises:
+        ValueError: as for :func:`build`.
+    """
+    activities, depths = sorted(set(activities)), sorted(set(depths))
+    across = [replace(settings, activity=activity) for activity in activities]
+    down = [replace(settings, hidden_layers=depth) for depth in depths]
+    points = list(dict.fromkeys([*across, *down]))
+    headline = settings if settings in points else points[0]
+    return Sweep(
+        name="sparse",
+        title=(
+            f"Sparse networks of {INPUT_NAMES[settings.input]}'s size, forward + backward: "
+            f"T={settings.steps} × B={settings.batch_size}"
+        ),
+        caption=_caption(settings),
+        points=points,
+        axes=[
+            Axis(
+                "activity",
+                "activity of every layer",
+                activities,
+                {"hidden_layers": settings.hidden_layers},
+                percent=True,
+            ),
+            Axis("hidden_layers", "hidden layers", depths, {"activity": settings.activity}),
+        ],
+        reference="dense",
+        headline={"activity": headline.activity, "hidden_layers": headline.hidden_layers},
+    )

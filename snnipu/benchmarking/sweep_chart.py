@@ -1,0 +1,258 @@
+"""The chart of a sweep: time along each axis, one line a contender, and where the sparse lines meet the dense one."""
+
+import math
+import textwrap
+from pathlib import Path
+from typing import Any, Dict, List, Sequence, Tuple
+
+from snnipu._extras import require
+from snnipu.benchmarking.case import Axis, Contender
+from snnipu.benchmarking.chart import OWN_COLOUR, QUIET_COLOUR, TEXT_COLOUR
+from snnipu.benchmarking.report import MEBIBYTE, environment_line, times
+from snnipu.benchmarking.runner import RED
+from snnipu.benchmarking.sweep import SweepResult
+
+GRID_COLOUR, AXIS_COLOUR = "#e6eaee", "#c3ccd4"
+REFERENCE_COLOUR = "#1f4e79"
+OWN_COLOURS = (OWN_COLOUR, "#e39aa5", "#b07aa1")
+PEER_COLOURS = ("#8a97a3", "#c2a15a", "#6fa287", "#9aa7d0")
+_UNITS = {"hidden_layers": "hidden layers", "activity": "active"}
+# Labels at the ends of the lines keep this distance, as a share of the height of the panel.
+LABEL_DISTANCE = 0.088
+FOOT_WIDTH = 230
+
+
+def _styles(sweep: SweepResult) -> Dict[str, Dict[str, Any]]:
+    own, peers = iter(OWN_COLOURS * 3), iter(PEER_COLOURS * 3)
+    styles: Dict[str, Dict[str, Any]] = {}
+    for index, contender in enumerate(sweep.contenders()):
+        colour = REFERENCE_COLOUR if contender.name == sweep.sweep.reference else next(own if contender.own else peers)
+        styles[contender.name] = {
+            "color": colour,
+            "linewidth": 2.6 if index == 0 else 1.8,
+            "marker": "o",
+            "markersize": 5.5 if index == 0 else 4,
+            "zorder": 5 if index == 0 else 3,
+        }
+    return styles
+
+
+def spread(positions: Sequence[float], distance: float) -> List[float]:
+    """``positions`` moved apart to at least ``distance``, as little as their order allows; the order is kept."""
+    order = sorted(range(len(positions)), key=lambda i: positions[i])
+    groups: List[Tuple[float, List[int]]] = []
+    for index in order:
+        groups.append((positions[index], [index]))
+        while len(groups) > 1:
+            (low, below), (high, above) = groups[-2:]
+            if high - low >= distance * (len(below) + len(above)) / 2:
+                break
+            members = below + above
+            groups[-2:] = [((low * len(below) + high * len(above)) / len(members), members)]
+    moved = [0.0] * len(positions)
+    for centre, members in groups:
+        for place, index in enumerate(members):
+            moved[index] = centre + distance * (place - (len(members) - 1) / 2)
+    return moved
+
+
+def _lines(
+    axes: Any, sweep: SweepResult, axis: Axis, styles: Dict[str, Dict[str, Any]]
+) -> List[Tuple[Contender, float]]:
+    """Draws the lines; returns each contender with its last time, where it has one."""
+    ends = []
+    for contender in sweep.contenders():
+        measured = [(v, t) for v, t in zip(axis.values, sweep.times(axis, contender.name)) if t is not None]
+        if not measured:
+            continue
+        where = [value for value, _ in measured]
+        axes.plot(where, [1e3 * t.median for _, t in measured], **styles[contender.name])
+        axes.fill_between(
+            where,
+            [1e3 * t.lower_quartile for _, t in measured],
+            [1e3 * t.upper_quartile for _, t in measured],
+            color=styles[contender.name]["color"],
+            alpha=0.15,
+            linewidth=0,
+        )
+        ends.append((contender, 1e3 * measured[-1][1].median))
+    return ends
+
+
+def _frame(axes: Any, axis: Axis, title: str) -> None:
+    ticker = require("matplotlib.ticker", "bench", "the chart")
+    axes.set_title(title, fontsize=10.5, loc="left", color=TEXT_COLOUR, pad=10)
+    axes.set_xlabel(axis.label, fontsize=9, color=QUIET_COLOUR)
+    axes.set_xticks(list(axis.values), [axis.tell(value) for value in axis.values])
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.minorticks_off()
+    axes.grid(axis="y", color=GRID_COLOUR, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=8.5, colors=QUIET_COLOUR, length=0)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(AXIS_COLOUR)
+
+
+def _limits(axes: Any) -> None:
+    """A whole decade more often than not, with room for the labels."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(low / 1.1, high * 1.25)
+
+
+def _label_ends(
+    axes: Any, sweep: SweepResult, ends: Sequence[Tuple[Contender, float]], styles: Dict[str, Dict[str, Any]]
+) -> None:
+    """The names of the lines and their peak memory beside their ends, moved apart where they meet."""
+    memory = _memory_labels(sweep)
+    low, high = (math.log(limit) for limit in axes.get_ylim())
+    heights = [(math.log(time) - low) / (high - low) for _, time in ends]
+    for (contender, _), height in zip(ends, spread(heights, LABEL_DISTANCE)):
+        place = {"transform": axes.transAxes, "color": styles[contender.name]["color"]}
+        weight = "bold" if contender.own else "normal"
+        axes.text(1.03, height, contender.label, va="center", fontsize=9, fontweight=weight, **place)
+        axes.text(1.03, height - 0.022, memory.get(contender.name, ""), va="top", fontsize=7.5, **place)
+
+
+def _guide(axes: Any, sweep: SweepResult, axis: Axis) -> None:
+    """What time in proportion to the spikes would look like, through the first own row's time at the highest value."""
+    name = sweep.contenders()[0].name
+    measured = [(v, t) for v, t in zip(axis.values, sweep.medians(axis, name)) if t is not None]
+    if len(measured) < 2:
+        return
+    (last, time), first = measured[-1], measured[0][0]
+    limits = axes.get_ylim()
+    start = max(first, last * limits[0] / (1e3 * time))
+    axes.plot([start, last], [1e3 * time * start / last, 1e3 * time], color=QUIET_COLOUR, linestyle=":", linewidth=1.2)
+    middle = math.sqrt(start * last)
+    axes.annotate(
+        "linear in spikes",
+        (middle, 1e3 * time * middle / last),
+        xytext=(6, -5),
+        textcoords="offset points",
+        va="top",
+        fontsize=8,
+        color=QUIET_COLOUR,
+    )
+    axes.set_ylim(limits)
+
+
+def _mark_break_even(axes: Any, sweep: SweepResult, axis: Axis, styles: Dict[str, Dict[str, Any]]) -> None:
+    for contender in sweep.compared()[:1]:
+        value = sweep.break_even(contender.name)
+        if not 0 < value < math.inf:
+            continue
+        dense = sweep.medians(axis, sweep.sweep.reference)
+        known = [(math.log(v), math.log(1e3 * t)) for v, t in zip(axis.values, dense) if t is not None]
+        height = math.exp(_interpolate(known, math.log(value)))
+        colour = styles[contender.name]["color"]
+        axes.plot([value, value], [axes.get_ylim()[0], height], color=colour, linewidth=1, linestyle="--", zorder=1)
+        axes.plot([value], [height], marker="o", markersize=10, markerfacecolor="white", color=colour, zorder=6)
+        axes.annotate(
+            f"break-even with\nthe dense path: {axis.tell(float(f'{value:.2g}'))}",
+            (value, axes.get_ylim()[0]),
+            xytext=(-6, 8),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            fontsize=8.5,
+            color=colour,
+        )
+
+
+def _interpolate(points: Sequence[Tuple[float, float]], where: float) -> float:
+    for (left, low), (right, high) in zip(points, points[1:]):
+        if left <= where <= right:
+            return low + (high - low) * (where - left) / (right - left)
+    return points[-1][1]
+
+
+def _mark_ratios(axes: Any, sweep: SweepResult, axis: Axis, styles: Dict[str, Dict[str, Any]]) -> None:
+    """How many times as long the reference takes, at every point of the first own row."""
+    for contender in sweep.compared()[:1]:
+        pairs = zip(axis.values, sweep.medians(axis, contender.name), sweep.medians(axis, sweep.sweep.reference))
+        for value, time, reference in pairs:
+            if time is None or reference is None:
+                continue
+            axes.annotate(
+                times(reference / time),
+                (value, 1e3 * time),
+                xytext=(0, -9),
+                textcoords="offset points",
+                ha="center",
+                va="top",
+                fontsize=8.5,
+                color=styles[contender.name]["color"],
+            )
+
+
+def _memory_labels(sweep: SweepResult) -> Dict[str, str]:
+    """Peak memory of each contender at the point whose whole table is shown."""
+    point = sweep.headline()
+    if point is None:
+        return {}
+    reference = point.memory_reference()
+    said = {}
+    for row in point.results:
+        if row.peak_bytes is not None:
+            share = f", {row.peak_bytes / reference:.0%} of {point.case.memory_label}" if reference else ""
+            said[row.contender.name] = f"{row.peak_bytes / MEBIBYTE:.0f} MiB{share}"
+    return said
+
+
+def _foot(sweep: SweepResult) -> str:
+    """What the labels mean, and who was not timed."""
+    axes = sweep.sweep.axes
+    tell = {axis.parameter: axis.tell for axis in axes}
+    where = ", ".join(f"{tell[key](value)} {_UNITS.get(key, key)}" for key, value in sweep.sweep.headline.items())
+    said = [f"Medians and quartiles. MiB: peak memory of one step, {where}."]
+    for contender in sweep.contenders():
+        rows = [row for axis in axes for _, row in sweep.rows(axis, contender.name) if row is not None]
+        red = sum(row.status == RED for row in rows)
+        other = sum(row.timing is None for row in rows) - red
+        if red:
+            said.append(f"{contender.label}: check failed at {red} of {len(rows)} points, not timed there.")
+        if other:
+            said.append(f"{contender.label}: did not run at {other} of {len(rows)} points.")
+    return " ".join(said)
+
+
+def draw(sweep: SweepResult, environment: Dict[str, Any], path: Path) -> None:
+    """Write the chart to ``path``; its suffix is one of :data:`snnipu.benchmarking.chart.FORMATS`.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
+    figure = require("matplotlib.figure", "bench", "the chart").Figure(figsize=(12, 6.1), dpi=150, facecolor="white")
+    styles = _styles(sweep)
+    figure.text(0.012, 0.965, sweep.sweep.title, fontsize=13, fontweight="bold", color=TEXT_COLOUR, va="center")
+    first, second = sweep.sweep.axes
+    left = figure.add_axes((0.045, 0.165, 0.52, 0.70))
+    right = figure.add_axes((0.63, 0.165, 0.215, 0.70), sharey=left)
+    left.set_xscale("log")
+    left.set_yscale("log")
+    _lines(left, sweep, first, styles)
+    ends = _lines(right, sweep, second, styles)
+    fixed = {axis.parameter: axis.tell for axis in sweep.sweep.axes}
+
+    def title(axis: Axis) -> str:
+        return ", ".join(f"{fixed[key](value)} {_UNITS.get(key, key)}" for key, value in axis.fixed.items())
+
+    _frame(left, first, f"ms a step, {title(first)}")
+    ratio = "; ×: dense ÷ sparse" if sweep.compared() else ""
+    _frame(right, second, f"{title(second)}{ratio}")
+    right.set_xlim(second.values[0] - 0.3, second.values[-1] + 0.3)
+    right.tick_params(labelleft=False)
+    if left.lines or right.lines:
+        _limits(left)
+        _guide(left, sweep, first)
+        _mark_break_even(left, sweep, first, styles)
+        _mark_ratios(right, sweep, second, styles)
+        _label_ends(right, sweep, ends, styles)
+    foot = [*textwrap.wrap(_foot(sweep), FOOT_WIDTH), *textwrap.wrap(environment_line(environment), FOOT_WIDTH)]
+    figure.text(0.012, 0.012, "\n".join(foot), fontsize=6.5, color=QUIET_COLOUR, va="bottom", linespacing=1.4)
+    figure.savefig(path)
+
+
+_UNITS = {"hidden_layers": "hidden layers", "activity": "active"}
