@@ -29,7 +29,9 @@ private:
 
 template <typename T> class PointerField {
 public:
-  void connect(T *data) { data_ = data; }
+  // Without elements there may be no memory either. An edge has an address all the same, as on the device: a vertex may
+  // name an element that it does not touch.
+  void connect(T *data) { data_ = data ? data : reinterpret_cast<T *>(alignof(std::max_align_t)); }
   T &operator[](std::size_t index) const { return data_[index]; }
   T *data() const { return data_; }
 
