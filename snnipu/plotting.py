@@ -240,6 +240,7 @@ def layer_rasters(
                     axis.set_yticks(range(neurons))
                     axis.tick_params(axis="y", labelsize=7)
         axes[row, 0].set_ylabel(name)
+    figure.align_ylabels(axes[:, 0])
     return figure
 
 
