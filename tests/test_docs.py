@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from snnipu import poptorch, surrogate
+import snnipu
+from snnipu import datasets, neurons, ops, poptorch, surrogate
 from snnipu.cli import COMMANDS
 from snnipu.cli import main as command_line
+from snnipu.training import low_activity, sparse_benchmark
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -224,6 +226,40 @@ def test_what_the_poptorch_page_calls_an_error_is_one(name):
         getattr(poptorch, name)()
     with pytest.raises(poptorch.Error, match="not available"):
         poptorch.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("page", "module"),
+    [
+        ("snnipu.md", snnipu),
+        ("ops.md", ops),
+        ("neurons.md", neurons),
+        ("training.md", low_activity),
+        ("training.md", sparse_benchmark),
+    ],
+    ids=lambda given: given if isinstance(given, str) else given.__name__,
+)
+def test_public_names_are_in_the_reference(page, module):
+    text = text_of(ROOT / "docs" / "reference" / page)
+    named = set(re.findall(r"[\w.]*\w", text.replace("snnipu.", " ")))
+    last = {name.split(".")[-1] for name in named}
+    assert [name for name in module.__all__ if name not in last | {"__version__"}] == []
+
+
+def test_every_data_set_is_in_the_reference():
+    text = "".join(text_of(ROOT / "docs" / "reference" / page) for page in ("datasets.md", "snnipu.md"))
+    assert [name for name in datasets.__all__ if f":: snnipu.datasets.{name}\n" not in text] == []
+
+
+def test_every_c_function_is_told_of():
+    """The page's table of suffixes, beside the header that it includes."""
+    page = text_of(ROOT / "docs" / "reference" / "c-interface.md")
+    header = text_of(ROOT / "csrc" / "host" / "snnipu.h")
+    kinds = [name.lower() for name in re.findall(r"^#define (SNNIPU_\w+)\(NAME", header, re.MULTILINE)]
+    assert len(kinds) > 8
+    families = [name[:-1] for name in re.findall(r"`(snnipu_\w+_\*)`", page)]
+    for kind in kinds:
+        assert f"`{kind}`" in page or any(kind.startswith(family) for family in families), kind
 
 
 def test_surrogate_table_is_the_code():
