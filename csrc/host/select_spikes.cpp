@@ -151,88 +151,94 @@ void aboveRow(const C *x, const C *threshold, bool perNeuron, bool second, C gra
   }
 }
 
+// One piece of [0, rows) after another, once all ids have been found in range: BadSpikes where they are not.
+template <typename C> struct SlotRows {
+  const int32_t *ids, *counts;
+  size_t rows, slots, neurons;
+  int32_t offered;
+
+  template <typename Body> int forPieces(size_t additions, const Body &body) const {
+    if (!CheckedSpikes<C>({ids, nullptr, counts, rows, 1, slots, neurons}, 1, false).fill(offered))
+      return BadSpikes;
+    forRows(rows, threadsFor(additions, offered), body);
+    return Done;
+  }
+  // body(id, slot) for the carried slots of a row.
+  template <typename Body> void forCarried(size_t row, const Body &body) const {
+    for (size_t slot = row * slots; slot < row * slots + static_cast<size_t>(counts[2 * row + 1]); ++slot)
+      body(static_cast<size_t>(ids[slot]), slot);
+  }
+
+  int toDense(const C *values, C *dense) const {
+    return forPieces(rows * neurons, [=](size_t begin, size_t end) {
+      std::fill(dense + begin * neurons, dense + end * neurons, C(0));
+      for (size_t row = begin; row < end; ++row)
+        forCarried(row, [=](size_t id, size_t slot) { dense[row * neurons + id] += values[slot]; });
+    });
+  }
+  int fromDense(const C *dense, C *values) const {
+    return forPieces(4 * rows * slots, [=](size_t begin, size_t end) {
+      std::fill(values + begin * slots, values + end * slots, C(0));
+      for (size_t row = begin; row < end; ++row)
+        forCarried(row, [=](size_t id, size_t slot) { values[slot] = dense[row * neurons + id]; });
+    });
+  }
+};
+
 template <typename C>
-bool validRows(const int32_t *ids, const int32_t *counts, size_t rows, size_t slots, size_t neurons, int32_t threads) {
-  return Spikes<C>{ids, nullptr, counts, rows, 1, slots, neurons}.check(threads).valid;
+void above(const C *x, const C *threshold, bool perNeuron, bool second, C gradThreshold, uint32_t *fired,
+           uint32_t *carried, int64_t *most, size_t rows, size_t neurons, int32_t offered) {
+  const size_t words = (neurons + 31) / 32;
+  forRows(rows, threadsFor(rows * neurons, offered), [=](size_t begin, size_t end) {
+    for (size_t row = begin; row < end; ++row)
+      aboveRow(x + row * neurons, threshold, perNeuron, second, gradThreshold, neurons, fired + row * words,
+               carried + row * words);
+  });
+  *most = static_cast<int64_t>(mostBits(carried, rows, words));
 }
 
-// body(id, slot) for the carried slots of a row.
-template <typename Body>
-void forCarried(const int32_t *ids, const int32_t *counts, size_t row, size_t slots, const Body &body) {
-  for (size_t slot = row * slots; slot < row * slots + static_cast<size_t>(counts[2 * row + 1]); ++slot)
-    body(static_cast<size_t>(ids[slot]), slot);
-}
+size_t at(int64_t value) { return static_cast<size_t>(value); }
 
 } // namespace
 } // namespace snnipu
 
+using snnipu::at;
+using snnipu::SlotRows;
 using std::size_t;
 
 #define SELECT_SPIKES(SUFFIX, C)                                                                                       \
   SNNIPU_ABOVE(snnipu_above_##SUFFIX, C) {                                                                             \
-    const size_t count = static_cast<size_t>(rows), size = static_cast<size_t>(neurons), words = (size + 31) / 32;     \
-    snnipu::forRows(count, snnipu::threadsFor(count *size, threads), [=](size_t begin, size_t end) {                   \
-      for (size_t row = begin; row < end; ++row)                                                                       \
-        snnipu::aboveRow(x + row * size, threshold, threshold_size > 1, has_grad_threshold != 0,                       \
-                         static_cast<C>(grad_threshold), size, fired + row * words, carried + row * words);            \
-    });                                                                                                                \
-    *most = static_cast<int64_t>(snnipu::mostBits(carried, count, words));                                             \
+    snnipu::above(x, threshold, threshold_size > 1, has_grad_threshold != 0, static_cast<C>(grad_threshold), fired,    \
+                  carried, most, at(rows), at(neurons), threads);                                                      \
     return snnipu::Done;                                                                                               \
   }                                                                                                                    \
   SNNIPU_SELECT_SPIKES_FWD(snnipu_select_spikes_fwd_##SUFFIX, C) {                                                     \
-    const snnipu::Slots<C> to{ids,                                                                                     \
-                              values,                                                                                  \
-                              counts,                                                                                  \
-                              dropped,                                                                                 \
-                              static_cast<size_t>(batch),                                                              \
-                              static_cast<size_t>(slots),                                                              \
-                              static_cast<size_t>(neurons),                                                            \
-                              rotate != 0};                                                                            \
+    const size_t work = at(steps * batch) * at(neurons / 4 + slots);                                                   \
     snnipu::selectSteps(                                                                                               \
-        fired, carried, to, 0, static_cast<size_t>(steps),                                                             \
-        snnipu::threadsFor(static_cast<size_t>(steps * batch) * (to.neurons / 4 + to.slots), threads));                \
+        fired, carried,                                                                                                \
+        snnipu::Slots<C>{ids, values, counts, dropped, at(batch), at(slots), at(neurons), rotate != 0}, 0, at(steps),  \
+        snnipu::threadsFor(work, threads));                                                                            \
     return snnipu::Done;                                                                                               \
   }                                                                                                                    \
   SNNIPU_SELECT_SPIKES_BWD(snnipu_select_spikes_bwd_##SUFFIX, C) {                                                     \
-    const size_t count = static_cast<size_t>(rows);                                                                    \
     const snnipu::SpikeGradient<C> arguments{grad,                                                                     \
                                              mem,                                                                      \
                                              threshold,                                                                \
                                              ids,                                                                      \
                                              counts,                                                                   \
                                              through,                                                                  \
-                                             static_cast<size_t>(slots),                                               \
+                                             at(slots),                                                                \
                                              threshold_size > 1,                                                       \
                                              surrogate,                                                                \
                                              static_cast<C>(surrogate_a),                                              \
                                              static_cast<C>(surrogate_b)};                                             \
-    return snnipu::spikeGradient(arguments, count, snnipu::threadsFor(4 * count * arguments.slots, threads));          \
+    return snnipu::spikeGradient(arguments, at(rows), snnipu::threadsFor(4 * at(rows * slots), threads));              \
   }                                                                                                                    \
   SNNIPU_SPARSE_TO_DENSE_FWD(snnipu_sparse_to_dense_fwd_##SUFFIX, C) {                                                 \
-    const size_t count = static_cast<size_t>(rows), size = static_cast<size_t>(neurons);                               \
-    const size_t wide = static_cast<size_t>(slots);                                                                    \
-    if (!snnipu::validRows<C>(ids, counts, count, wide, size, threads))                                                \
-      return snnipu::BadSpikes;                                                                                        \
-    snnipu::forRows(count, snnipu::threadsFor(count *size, threads), [=](size_t begin, size_t end) {                   \
-      std::fill(dense + begin * size, dense + end * size, C(0));                                                       \
-      for (size_t row = begin; row < end; ++row)                                                                       \
-        snnipu::forCarried(ids, counts, row, wide,                                                                     \
-                           [=](size_t id, size_t slot) { dense[row * size + id] += values[slot]; });                   \
-    });                                                                                                                \
-    return snnipu::Done;                                                                                               \
+    return SlotRows<C>{ids, counts, at(rows), at(slots), at(neurons), threads}.toDense(values, dense);                 \
   }                                                                                                                    \
   SNNIPU_SPARSE_TO_DENSE_BWD(snnipu_sparse_to_dense_bwd_##SUFFIX, C) {                                                 \
-    const size_t count = static_cast<size_t>(rows), size = static_cast<size_t>(neurons);                               \
-    const size_t wide = static_cast<size_t>(slots);                                                                    \
-    if (!snnipu::validRows<C>(ids, counts, count, wide, size, threads))                                                \
-      return snnipu::BadSpikes;                                                                                        \
-    snnipu::forRows(count, snnipu::threadsFor(4 * count * wide, threads), [=](size_t begin, size_t end) {              \
-      std::fill(values + begin * wide, values + end * wide, C(0));                                                     \
-      for (size_t row = begin; row < end; ++row)                                                                       \
-        snnipu::forCarried(ids, counts, row, wide,                                                                     \
-                           [=](size_t id, size_t slot) { values[slot] = dense[row * size + id]; });                    \
-    });                                                                                                                \
-    return snnipu::Done;                                                                                               \
+    return SlotRows<C>{ids, counts, at(rows), at(slots), at(neurons), threads}.fromDense(dense, values);               \
   }
 
 extern "C" {

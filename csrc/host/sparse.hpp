@@ -27,8 +27,8 @@ constexpr size_t chunkBytes = 512 * 1024;
 // Groups of blocks, each with its own partial sums of the gradient of the input's values: as many as fit into
 // partialBytes, within these bounds. They depend on sizes alone, so that the order of additions does not depend on the
 // number of threads.
-constexpr size_t fewestGroups = 8, mostGroups = 16;
-constexpr size_t partialBytes = 8 * 1024 * 1024;
+constexpr size_t fewestGroups = 12, mostGroups = 16;
+constexpr size_t partialBytes = 16 * 1024 * 1024;
 
 enum Status { Done = 0, Unknown = 1, OutOfMemory = 2, BadSpikes = 3 };
 
@@ -41,57 +41,109 @@ inline unsigned threadsFor(size_t additions, int32_t offered) {
 
 template <typename C> struct Spikes {
   const int32_t *ids;
-  const C *values; // may be null where they are not read
+  const C *values; // null: all are 1, or not read
   const int32_t *counts;
   size_t steps, batch, slots, neurons;
 
   size_t rows() const { return steps * batch; }
+};
 
-  // Whether every count and every carried id of a row is in range, ...
-  bool validRow(size_t row) const {
-    const int32_t spikes = counts[2 * row], carried = counts[2 * row + 1];
-    if (spikes < 0 || carried < spikes || static_cast<size_t>(carried) > slots)
+// Memory that is written before it is read.
+template <typename T> class Uninitialised {
+public:
+  Uninitialised() = default;
+  explicit Uninitialised(size_t size) : data_(new T[size]) {}
+  T *data() { return data_.get(); }
+  const T *data() const { return data_.get(); }
+  T &operator[](size_t at) { return data_[at]; }
+  const T &operator[](size_t at) const { return data_[at]; }
+
+private:
+  std::unique_ptr<T[]> data_;
+};
+
+// Spikes as the kernels read them, once for each block of neurons: checked, ids in 16 bits where the layer's neurons
+// allow it, rows as close to one another as the fullest one lets them be.
+template <typename C> class CheckedSpikes {
+public:
+  // Looks at the counts alone; fill() at the rest. which: 0 for the spikes, 1 for all carried slots. copy: false where
+  // ids are not read.
+  CheckedSpikes(const Spikes<C> &spikes, int which, bool copy = true)
+      : spikes_(spikes), which_(static_cast<size_t>(which)), narrow_(copy && spikes.neurons <= 65536),
+        unit_(spikes.values == nullptr) {
+    for (size_t row = 0; row < spikes.rows(); ++row) {
+      const int32_t firing = spikes.counts[2 * row], carried = spikes.counts[2 * row + 1];
+      valid_ = valid_ && firing >= 0 && carried >= firing && static_cast<size_t>(carried) <= spikes.slots;
+      total_[0] += valid_ ? static_cast<size_t>(firing) : 0;
+      total_[1] += valid_ ? static_cast<size_t>(carried) : 0;
+      most_ = valid_ ? std::max(most_, static_cast<size_t>(spikes.counts[2 * row + which_])) : 0;
+    }
+  }
+
+  bool fill(int32_t offered) {
+    if (!valid_)
       return false;
-    uint32_t highest = 0; // a negative id is a high one
-    for (int32_t slot = 0; slot < carried; ++slot)
-      highest = std::max(highest, static_cast<uint32_t>(ids[row * slots + static_cast<size_t>(slot)]));
-    return carried == 0 || highest < neurons;
-  }
-  // ... and every spike has the value 1.
-  bool unitRow(size_t row) const {
-    bool unit = true;
-    for (size_t slot = row * slots; slot < row * slots + static_cast<size_t>(counts[2 * row]); ++slot)
-      unit &= values[slot] == C(1);
-    return unit;
-  }
-
-  struct Check {
-    bool valid, unitValues;
-  };
-  // Of all rows; values are looked at where there are any.
-  Check check(int32_t offered) const {
-    std::atomic<bool> valid{true}, unit{values != nullptr};
+    if (narrow_)
+      ids_ = Uninitialised<uint16_t>(spikes_.rows() * most_);
+    std::atomic<bool> valid{true}, unit{true};
     constexpr size_t piece = 256;
-    parallelFor((rows() + piece - 1) / piece, threadsFor(rows() * slots, offered), [&](size_t part) {
-      bool partValid = true, partUnit = values != nullptr;
-      for (size_t row = part * piece; row < std::min(rows(), (part + 1) * piece); ++row) {
-        partValid = partValid && validRow(row);
-        partUnit = partUnit && partValid && unitRow(row);
+    parallelFor((spikes_.rows() + piece - 1) / piece, threadsFor(total_[1], offered), [&](size_t part) {
+      bool partValid = true, partUnit = true;
+      for (size_t row = part * piece; row < std::min(spikes_.rows(), (part + 1) * piece); ++row) {
+        partValid = copyRow(row) && partValid;
+        partUnit = partUnit && unitRow(row);
       }
       if (!partValid)
         valid = false;
       if (!partUnit)
         unit = false;
     });
-    return {valid, unit};
+    unit_ = unit;
+    return valid_ = valid;
   }
 
-  size_t count(int which) const {
-    size_t total = 0;
-    for (size_t row = 0; row < rows(); ++row)
-      total += static_cast<size_t>(counts[2 * row + static_cast<size_t>(which)]);
-    return total;
+  bool unitValues() const { return unit_; }
+  size_t total(int which) const { return total_[which]; }
+  // Slots from row to row: of ids, and of values where there are other ones than 1.
+  size_t slots() const { return narrow_ ? most_ : spikes_.slots; }
+  size_t valueSlots() const { return spikes_.slots; }
+  // body(ids of the row and those behind it)
+  template <typename Body> void withIds(size_t row, const Body &body) const {
+    if (narrow_)
+      body(ids_.data() + row * most_);
+    else
+      body(reinterpret_cast<const uint32_t *>(spikes_.ids) + row * spikes_.slots);
   }
+
+private:
+  bool copyRow(size_t row) {
+    const size_t carried = static_cast<size_t>(spikes_.counts[2 * row + 1]);
+    const size_t wanted = static_cast<size_t>(spikes_.counts[2 * row + which_]);
+    const int32_t *const from = spikes_.ids + row * spikes_.slots;
+    uint32_t highest = 0; // a negative id is a high one
+    for (size_t slot = 0; slot < carried; ++slot)
+      highest = std::max(highest, static_cast<uint32_t>(from[slot]));
+    if (narrow_) {
+      uint16_t *const to = ids_.data() + row * most_;
+      for (size_t slot = 0; slot < wanted; ++slot)
+        to[slot] = static_cast<uint16_t>(from[slot]);
+    }
+    return carried == 0 || highest < spikes_.neurons;
+  }
+  bool unitRow(size_t row) const {
+    const C *const from = spikes_.values + row * spikes_.slots;
+    const size_t firing = static_cast<size_t>(spikes_.counts[2 * row]);
+    unsigned others = 0;
+    for (size_t slot = 0; spikes_.values && slot < firing; ++slot)
+      others |= from[slot] != C(1);
+    return others == 0;
+  }
+
+  Spikes<C> spikes_;
+  size_t which_;
+  bool narrow_, valid_ = true, unit_;
+  size_t total_[2] = {}, most_ = 0;
+  Uninitialised<uint16_t> ids_;
 };
 
 // Output neurons in blocks of 64; the last one is as wide as whole registers of an 8-byte-to-64-byte machine need.
@@ -149,20 +201,6 @@ template <typename Body> int parallelTry(size_t blocks, unsigned threads, const 
   });
   return status;
 }
-
-// Memory that is written before it is read.
-template <typename T> class Uninitialised {
-public:
-  Uninitialised() = default;
-  explicit Uninitialised(size_t size) : data_(new T[size]) {}
-  T *data() { return data_.get(); }
-  const T *data() const { return data_.get(); }
-  T &operator[](size_t at) { return data_[at]; }
-  const T &operator[](size_t at) const { return data_[at]; }
-
-private:
-  std::unique_ptr<T[]> data_;
-};
 
 // A range of time steps of the layer, and where the input spikes that arrive in it come from.
 struct Chunk {
@@ -248,13 +286,14 @@ size_t mostBits(const uint32_t *bits, size_t rows, size_t words);
 // block at a time, chunks of a block in a fixed order by one thread.
 template <typename C> class InputGradient {
 public:
-  // weight: packed, or null where gradValues is. Each output may be null. delay: steps the spikes take.
-  InputGradient(const Spikes<C> &spikes, bool unitValues, size_t delay, const Blocks &blocks, const C *weight, C scale,
-                C *gradWeight, C *gradValues, const std::vector<Chunk> &chunks)
-      : spikes_(spikes), unitValues_(unitValues), delay_(delay), blocks_(blocks), weight_(weight), scale_(scale),
+  // weight: packed, or null where gradValues is. Each output may be null. delay: steps the spikes take. checked: all
+  // carried slots of the spikes.
+  InputGradient(const Spikes<C> &spikes, const CheckedSpikes<C> &checked, size_t delay, const Blocks &blocks,
+                const C *weight, C scale, C *gradWeight, C *gradValues, const std::vector<Chunk> &chunks)
+      : spikes_(spikes), checked_(checked), delay_(delay), blocks_(blocks), weight_(weight), scale_(scale),
         gradWeight_(gradWeight), gradValues_(gradValues), chunks_(chunks), groups_(blocks.count()) {
     if (gradValues) {
-      const size_t fit = partialBytes / (sizeof(C) * std::max<size_t>(1, spikes.rows() * spikes.slots));
+      const size_t fit = partialBytes / (sizeof(C) * std::max<size_t>(1, spikes.rows() * checked.slots()));
       groups_ = std::min(groups_, std::min(mostGroups, std::max(fewestGroups, fit)));
     }
   }
@@ -265,8 +304,7 @@ public:
 
   // To be called once, before the blocks.
   int prepare(unsigned threads);
-  // Called by the thread that has the group, for each of its blocks.
-  void beginBlock(size_t block, C *sums);
+  // Called by the thread that has the group: for each of its blocks, the chunks from the last one to the first one.
   // grad: [rows of the chunk][lanes of the block].
   void add(size_t group, size_t block, size_t chunk, const C *grad, C *sums);
   void endBlock(size_t block, C *sums);
@@ -282,7 +320,7 @@ private:
   }
 
   Spikes<C> spikes_;
-  bool unitValues_;
+  const CheckedSpikes<C> &checked_;
   size_t delay_;
   Blocks blocks_;
   const C *weight_;

@@ -24,17 +24,37 @@ template <typename C> struct PerNeuron {
 // beta, clamped to [0, 1].
 template <typename C> C clamped(C beta) { return clampUnit(SingleLane<C>{beta})[0]; }
 
+// Numbers one behind the other; room for the next ones is made before they are written.
+template <typename C> class Stream {
+public:
+  size_t size() const { return size_; }
+  const C &operator[](size_t at) const { return data_[at]; }
+  // Where to write up to `count` numbers, of which advanced(n) keeps the first n.
+  C *room(size_t count) {
+    if (size_ + count > capacity_) {
+      const size_t capacity = 2 * (size_ + count);
+      Uninitialised<C> larger(capacity);
+      std::copy_n(data_.data(), size_, larger.data());
+      data_ = std::move(larger);
+      capacity_ = capacity;
+    }
+    return data_.data() + size_;
+  }
+  void advance(size_t count) { size_ += count; }
+
+private:
+  Uninitialised<C> data_;
+  size_t size_ = 0, capacity_ = 0;
+};
+
 // Membranes of the neurons that carry gradient: of each block, row after row, by ascending id.
 template <typename C> struct KeptMembranes {
   Blocks blocks;
   size_t rows;
-  std::vector<std::vector<C>> values;     // [block]
-  std::vector<std::vector<size_t>> begin; // [block][row]
+  std::vector<Stream<C>> values; // [block]
+  Uninitialised<uint32_t> begin; // [block][row]
 
-  KeptMembranes(const Blocks &b, size_t r) : blocks(b), rows(r), values(b.count()), begin(b.count()) {
-    for (auto &starts : begin)
-      starts.resize(r);
-  }
+  KeptMembranes(const Blocks &b, size_t r) : blocks(b), rows(r), values(b.count()), begin(b.count() * r) {}
 };
 
 template <typename C> struct ForwardArguments {
@@ -72,45 +92,18 @@ template <typename C> struct BlockParameters {
 // One time step of one block, for the samples [begin, end) of the batch.
 template <typename C, Reset R> class StepForward {
 public:
-  StepForward(const ForwardArguments<C> &arguments, bool unitValues, KeptMembranes<C> &kept)
-      : a_(arguments), kept_(kept), order_(workerOrder()), unitValues_(unitValues),
+  StepForward(const ForwardArguments<C> &arguments, const CheckedSpikes<C> &checked, KeptMembranes<C> &kept)
+      : a_(arguments), checked_(checked), kept_(kept), order_(workerOrder()),
         bits_(2 * arguments.blocks.count() * arguments.spikes.rows() * wordsOfBlock) {}
 
   void run(const BlockParameters<C> &parameters, size_t block, size_t t, size_t begin, size_t end, C *state,
            const Slots<C> *own) {
+    checked_.withIds(t < a_.delay ? 0 : (t - a_.delay) * a_.spikes.batch + begin, [&](auto *ids) {
+      SparseLifForward<C, std::remove_const_t<std::remove_pointer_t<decltype(ids)>>, R> vertex;
+      vertex.ids.connect(ids);
+      runStep(vertex, parameters, block, t, begin, end, state, own);
+    });
     const unsigned lanes = a_.blocks.lanes(block);
-    const size_t row = t * a_.spikes.batch + begin;
-    SparseLifForward<C, R> vertex;
-    vertex.input = t >= a_.delay;
-    if (vertex.input) {
-      const size_t from = (t - a_.delay) * a_.spikes.batch + begin;
-      vertex.ids.connect(a_.spikes.ids + from * a_.spikes.slots);
-      vertex.values.connect(a_.spikes.values + from * a_.spikes.slots);
-      vertex.counts.connect(a_.spikes.counts + 2 * from);
-    }
-    vertex.weight.connect(a_.packed + a_.blocks.offset(block));
-    vertex.bias.connect(parameters.bias);
-    vertex.beta.connect(parameters.beta);
-    vertex.threshold.connect(parameters.threshold);
-    vertex.gradThreshold.connect(parameters.gradThreshold);
-    vertex.recurrent = own != nullptr;
-    if (own) {
-      vertex.recurrentWeight.connect(a_.recurrent + block * blockLanes * a_.blocks.neurons);
-      vertex.ownIds.connect(own->ids + begin * own->slots);
-      vertex.ownCounts.connect(own->counts + 2 * begin);
-      vertex.ownSlots = static_cast<unsigned>(own->slots);
-    }
-    vertex.state.connect(state);
-    vertex.fired.connect(fired(block) + row * wordsOfBlock);
-    vertex.carried.connect(carried(block) + row * wordsOfBlock);
-    vertex.inputScale = a_.inputScale;
-    vertex.rows = static_cast<unsigned>(end - begin);
-    vertex.slots = static_cast<unsigned>(a_.spikes.slots);
-    vertex.lanes = lanes;
-    vertex.neurons = a_.blocks.held(block);
-    vertex.wordStride = wordsOfBlock;
-    vertex.unitValues = unitValues_;
-    runVertex(vertex, order_);
     for (size_t sample = begin; sample < end; ++sample)
       record(block, t * a_.spikes.batch + sample, state + (sample - begin) * lanes);
   }
@@ -131,6 +124,43 @@ public:
 private:
   static constexpr unsigned wordsOfBlock = blockLanes / 32;
 
+  template <typename Vertex>
+  void runStep(Vertex &vertex, const BlockParameters<C> &parameters, size_t block, size_t t, size_t begin, size_t end,
+               C *state, const Slots<C> *own) {
+    const unsigned lanes = a_.blocks.lanes(block);
+    const size_t row = t * a_.spikes.batch + begin;
+    vertex.input = t >= a_.delay;
+    if (vertex.input) {
+      const size_t from = (t - a_.delay) * a_.spikes.batch + begin;
+      vertex.values.connect(a_.spikes.values + from * a_.spikes.slots);
+      vertex.counts.connect(a_.spikes.counts + 2 * from);
+    }
+    vertex.weight.connect(a_.packed + a_.blocks.offset(block));
+    vertex.bias.connect(parameters.bias);
+    vertex.beta.connect(parameters.beta);
+    vertex.threshold.connect(parameters.threshold);
+    vertex.gradThreshold.connect(parameters.gradThreshold);
+    vertex.recurrent = own != nullptr;
+    if (own) {
+      vertex.recurrentWeight.connect(a_.recurrent + block * blockLanes * a_.blocks.neurons);
+      vertex.ownIds.connect(own->ids + begin * own->slots);
+      vertex.ownCounts.connect(own->counts + 2 * begin);
+    }
+    vertex.ownSlots = own ? static_cast<unsigned>(own->slots) : 0;
+    vertex.state.connect(state);
+    vertex.fired.connect(fired(block) + row * wordsOfBlock);
+    vertex.carried.connect(carried(block) + row * wordsOfBlock);
+    vertex.inputScale = a_.inputScale;
+    vertex.rows = static_cast<unsigned>(end - begin);
+    vertex.slots = static_cast<unsigned>(checked_.slots());
+    vertex.valueSlots = static_cast<unsigned>(a_.spikes.slots);
+    vertex.lanes = lanes;
+    vertex.neurons = a_.blocks.held(block);
+    vertex.wordStride = wordsOfBlock;
+    vertex.unitValues = checked_.unitValues();
+    runVertex(vertex, order_);
+  }
+
   // While blocks work, each has its bits to itself: neighbours in a row would share cache lines.
   uint32_t *fired(size_t block) { return bits_.data() + 2 * block * a_.spikes.rows() * wordsOfBlock; }
   uint32_t *carried(size_t block) { return bits_.data() + (2 * block + 1) * a_.spikes.rows() * wordsOfBlock; }
@@ -140,34 +170,36 @@ private:
     if (a_.mem)
       std::copy_n(state, held, a_.mem + row * a_.blocks.neurons + a_.blocks.first(block));
     uint32_t *const words = carried(block) + row * wordsOfBlock;
-    std::vector<C> &values = kept_.values[block];
-    kept_.begin[block][row] = values.size();
-    if (!a_.second) {
+    Stream<C> &values = kept_.values[block];
+    kept_.begin[block * kept_.rows + row] = static_cast<uint32_t>(values.size());
+    C *const from = values.room(held), *to = from;
+    if (a_.second) {
+      for (uint64_t bits = readWords(words, static_cast<unsigned>(held)); bits != 0; bits &= bits - 1)
+        *to++ = state[__builtin_ctzll(bits)];
+    } else {
       const uint64_t everyone = held == 64 ? ~uint64_t{0} : (uint64_t{1} << held) - 1;
       writeWords(words, static_cast<unsigned>(held), everyone);
-      values.insert(values.end(), state, state + held);
-      return;
+      to = std::copy_n(state, held, to);
     }
-    for (uint64_t bits = readWords(words, static_cast<unsigned>(held)); bits != 0; bits &= bits - 1)
-      values.push_back(state[__builtin_ctzll(bits)]);
+    values.advance(static_cast<size_t>(to - from));
   }
 
   const ForwardArguments<C> &a_;
+  const CheckedSpikes<C> &checked_;
   KeptMembranes<C> &kept_;
   WorkerOrder order_;
-  bool unitValues_;
   Uninitialised<uint32_t> bits_; // [block][fired, carried][row][word]
 };
 
 template <typename C, Reset R> int forward(const ForwardArguments<C> &a, void **kept, int64_t *most) {
   *kept = nullptr;
-  const auto check = a.spikes.check(a.offered);
-  if (!check.valid)
+  CheckedSpikes<C> checked(a.spikes, 0);
+  if (!checked.fill(a.offered))
     return BadSpikes;
   const size_t steps = a.spikes.steps, batch = a.spikes.batch, rows = a.spikes.rows();
-  const unsigned threads = threadsFor((a.spikes.count(0) + 4 * rows) * a.blocks.neurons, a.offered);
+  const unsigned threads = threadsFor((checked.total(0) + 4 * rows) * a.blocks.neurons, a.offered);
   auto membranes = std::make_unique<KeptMembranes<C>>(a.blocks, rows);
-  StepForward<C, R> step(a, check.unitValues, *membranes);
+  StepForward<C, R> step(a, checked, *membranes);
   int status = Done;
   if (!a.recurrent) {
     status = parallelTry(a.blocks.count(), threads, [&](size_t block) {
@@ -210,24 +242,32 @@ template <typename C, Reset R> int forward(const ForwardArguments<C> &a, void **
 template <typename C>
 void slotMembranes(const KeptMembranes<C> &kept, const int32_t *ids, const int32_t *counts, const uint32_t *carried,
                    C *slotMem, size_t slots, int32_t offered) {
-  const size_t words = kept.blocks.words();
+  const size_t words = kept.blocks.words(), rows = kept.rows;
+  const uint32_t *const begin = kept.begin.data();
+  std::vector<const C *> values;
+  for (const Stream<C> &block : kept.values)
+    values.push_back(&block[0]);
   constexpr size_t rowsAtOnce = 64;
-  parallelFor((kept.rows + rowsAtOnce - 1) / rowsAtOnce, threadsFor(4 * kept.rows * slots, offered), [&](size_t piece) {
-    for (size_t row = piece * rowsAtOnce; row < std::min(kept.rows, (piece + 1) * rowsAtOnce); ++row) {
+  const auto run = [=, values = values.data()](size_t piece) {
+    for (size_t row = piece * rowsAtOnce; row < std::min(rows, (piece + 1) * rowsAtOnce); ++row) {
       const size_t used = static_cast<size_t>(counts[2 * row + 1]);
-      for (size_t slot = 0; slot < slots; ++slot) {
-        C &to = slotMem[row * slots + slot];
-        if (slot >= used) {
-          to = C(0);
-          continue;
-        }
-        const size_t id = static_cast<size_t>(ids[row * slots + slot]), block = id / blockLanes;
-        const uint64_t bits = readWords(carried + row * words + block * (blockLanes / 32), kept.blocks.held(block));
-        const uint64_t before = bits & ((uint64_t{1} << id % blockLanes) - 1);
-        to = kept.values[block][kept.begin[block][row] + static_cast<size_t>(__builtin_popcountll(before))];
+      const int32_t *const id = ids + row * slots;
+      C *const to = slotMem + row * slots;
+      for (size_t slot = 0; slot < used; ++slot) {
+        const size_t block = static_cast<uint32_t>(id[slot]) / blockLanes;
+        const uint64_t bit = uint64_t{1} << static_cast<uint32_t>(id[slot]) % blockLanes;
+        const uint32_t *const word = carried + row * words + block * (blockLanes / 32);
+        // A neuron of the low word has none before it in the high one.
+        uint64_t bits = word[0];
+        if (bit >> 32)
+          bits |= static_cast<uint64_t>(word[1]) << 32;
+        to[slot] =
+            values[block][begin[block * rows + row] + static_cast<size_t>(__builtin_popcountll(bits & (bit - 1)))];
       }
+      std::fill(to + used, to + slots, C(0));
     }
-  });
+  };
+  parallelFor((rows + rowsAtOnce - 1) / rowsAtOnce, threadsFor(4 * rows * slots, offered), run);
 }
 
 template <typename C> struct BackwardArguments {
@@ -236,7 +276,7 @@ template <typename C> struct BackwardArguments {
   Blocks blocks;
   const C *packed, *recurrent;
   PerNeuron<C> beta, threshold;
-  Spikes<C> own; // values are not read
+  Spikes<C> own; // values are 1
   const C *slotMem;
   const uint32_t *fired;
   const C *mem;
@@ -248,37 +288,71 @@ template <typename C> struct BackwardArguments {
   int32_t offered;
 };
 
-// For each block, row by row: where its slots begin among the spikes and among the slots that only carry gradient
-// (those of the next block being their end), and the bits of its neurons that fired.
-struct BlockRows {
-  Uninitialised<uint32_t> spikes, others; // [blocks + 1][rows]
-  Uninitialised<uint64_t> fired;          // [blocks][rows]
+// The layer's slots by block: of each step, those of the first block, then of the next one; and the bits of the neurons
+// that fired, block after block.
+template <typename C> struct SlotsByBlock {
+  Uninitialised<uint32_t> begin;  // [steps][blocks + 1]: first slot of a block
+  Uninitialised<uint32_t> at;     // sample * lanes + lane of its neuron
+  Uninitialised<uint32_t> source; // where it stands in the step
+  Uninitialised<C> through;
+  Uninitialised<uint64_t> fired; // [blocks][rows]
 
-  template <typename C>
   void build(const Spikes<C> &own, const uint32_t *firedWords, const Blocks &blocks, unsigned threads) {
-    const size_t rows = own.rows(), words = blocks.words();
-    spikes = Uninitialised<uint32_t>(rows * (blocks.count() + 1));
-    others = Uninitialised<uint32_t>(rows * (blocks.count() + 1));
+    const size_t rows = own.rows(), words = blocks.words(), ends = blocks.count() + 1;
+    begin = Uninitialised<uint32_t>(own.steps * ends);
+    uint32_t total = 0;
+    for (size_t t = 0; t < own.steps; ++t) {
+      begin[t * ends] = total;
+      for (size_t sample = 0; sample < own.batch; ++sample)
+        total += static_cast<uint32_t>(own.counts[2 * (t * own.batch + sample) + 1]);
+    }
+    at = Uninitialised<uint32_t>(total);
+    source = Uninitialised<uint32_t>(total);
+    through = Uninitialised<C>(total);
     fired = Uninitialised<uint64_t>(rows * blocks.count());
     parallelFor(own.steps, threads, [&](size_t t) {
-      for (size_t row = t * own.batch; row < (t + 1) * own.batch; ++row) {
-        const auto split = [&](uint32_t *begin, int32_t first, int32_t last) {
-          size_t block = 0;
-          for (int32_t slot = first; slot < last; ++slot) {
-            const size_t at = static_cast<size_t>(own.ids[row * own.slots + static_cast<size_t>(slot)]) / blockLanes;
-            for (; block <= at; ++block)
-              begin[block * rows] = static_cast<uint32_t>(slot);
-          }
-          for (; block <= blocks.count(); ++block)
-            begin[block * rows] = static_cast<uint32_t>(last);
-        };
-        split(&spikes[row], 0, own.counts[2 * row]);
-        split(&others[row], own.counts[2 * row], own.counts[2 * row + 1]);
-        for (size_t block = 0; block < blocks.count(); ++block)
+      sort(own, blocks, t, &begin[t * ends]);
+      const size_t first = t * own.batch;
+      for (size_t block = 0; block < blocks.count(); ++block)
+        for (size_t row = first; row < first + own.batch; ++row)
           fired[block * rows + row] =
               readWords(firedWords + row * words + block * (blockLanes / 32), blocks.held(block));
-      }
     });
+  }
+
+  // Slots of one step by block: where each block begins is counted, and moves on to its end while it is filled.
+  void sort(const Spikes<C> &own, const Blocks &blocks, size_t t, uint32_t *next) {
+    const size_t count = blocks.count(), slots = own.slots, batch = own.batch;
+    const int32_t *const ids = own.ids + t * batch * slots, *const counts = own.counts + 2 * t * batch;
+    uint32_t *const toAt = at.data(), *const toSource = source.data();
+    const uint32_t start = next[0], lastLanes = blocks.lanes(count - 1);
+    std::fill_n(next, count + 1, 0);
+    for (size_t sample = 0; sample < batch; ++sample) {
+      const size_t end = sample * slots + static_cast<size_t>(counts[2 * sample + 1]);
+      for (size_t slot = sample * slots; slot < end; ++slot)
+        ++next[static_cast<uint32_t>(ids[slot]) / blockLanes + 1];
+    }
+    next[0] = start;
+    for (size_t block = 1; block <= count; ++block)
+      next[block] += next[block - 1];
+    for (size_t sample = 0; sample < batch; ++sample) {
+      const size_t end = sample * slots + static_cast<size_t>(counts[2 * sample + 1]);
+      for (size_t slot = sample * slots; slot < end; ++slot) {
+        const uint32_t id = static_cast<uint32_t>(ids[slot]), block = id / blockLanes;
+        const uint32_t to = next[block]++, lanes = block + 1 < count ? blockLanes : lastLanes;
+        toAt[to] = static_cast<uint32_t>(sample) * lanes + id % blockLanes;
+        toSource[to] = static_cast<uint32_t>(slot);
+      }
+    }
+    for (size_t block = count; block > 0; --block)
+      next[block] = next[block - 1];
+    next[0] = start;
+  }
+
+  // Takes over what stands behind the spikes of one step.
+  void take(size_t t, const C *step, size_t blocks) {
+    for (uint32_t slot = begin[t * (blocks + 1)]; slot < begin[t * (blocks + 1) + blocks]; ++slot)
+      through[slot] = step[source[slot]];
   }
 };
 
@@ -300,18 +374,18 @@ template <typename C, Reset R> class Backward {
 public:
   explicit Backward(const BackwardArguments<C> &arguments)
       : a_(arguments), batch_(a_.spikes.batch), order_(workerOrder()),
-        chunks_(timeChunks(a_.spikes.steps, batch_, blockLanes * sizeof(C))),
-        threads_(threadsFor((a_.spikes.count(0) + 4 * a_.spikes.rows()) * a_.blocks.neurons, a_.offered)),
-        check_(a_.spikes.check(a_.offered)), through_(a_.own.rows() * a_.own.slots), sums_(a_.blocks.count()),
-        toInput_(a_.spikes, check_.unitValues, a_.delay, a_.blocks, a_.packed, a_.inputScale, a_.gradWeight,
-                 a_.gradValues, chunks_) {}
+        chunks_(timeChunks(a_.spikes.steps, batch_, blockLanes * sizeof(C))), checked_(a_.spikes, 1),
+        threads_(threadsFor((checked_.total(0) + 4 * a_.spikes.rows()) * a_.blocks.neurons, a_.offered)),
+        through_(a_.own.rows() * a_.own.slots), sums_(a_.blocks.count()),
+        toInput_(a_.spikes, checked_, a_.delay, a_.blocks, a_.packed, a_.inputScale, a_.gradWeight, a_.gradValues,
+                 chunks_) {}
 
   int run() {
-    if (!check_.valid || !a_.own.check(a_.offered).valid)
+    if (!checked_.fill(a_.offered) || !CheckedSpikes<C>(a_.own, 1, false).fill(a_.offered))
       return BadSpikes;
     if (!knownSurrogate(a_.surrogate))
       return Unknown;
-    blockRows_.build(a_.own, a_.fired, a_.blocks, threads_);
+    slots_.build(a_.own, a_.fired, a_.blocks, threads_);
     int status = toInput_.prepare(threads_);
     if (status == Done)
       status = a_.recurrent ? recurrent() : feedForward();
@@ -330,7 +404,6 @@ private:
       for (size_t block = toInput_.groupBegin(group); block < toInput_.groupBegin(group + 1); ++block) {
         const size_t lanes = a_.blocks.lanes(block);
         C *const carry = carryBuffer.zeros(batch_ * lanes);
-        toInput_.beginBlock(block, sums);
         for (size_t chunk = chunks_.size(); chunk-- > 0;) {
           const size_t begin = chunks_[chunk].begin, end = chunks_[chunk].end;
           C *const grad = gradBuffer.reserve((end - begin) * batch_ * lanes);
@@ -362,10 +435,8 @@ private:
         step(block, t, carries[block].data(), grads[block].data() + t * batch_ * a_.blocks.lanes(block));
       });
     }
-    std::vector<C> ones(a_.own.rows() * a_.own.slots, C(1));
-    Spikes<C> own = a_.own;
-    own.values = ones.data();
-    InputGradient<C> toOwn(own, true, 1, {a_.blocks.neurons, a_.blocks.neurons}, nullptr, a_.inputScale,
+    const CheckedSpikes<C> own(a_.own, 0, false);
+    InputGradient<C> toOwn(a_.own, own, 1, {a_.blocks.neurons, a_.blocks.neurons}, nullptr, a_.inputScale,
                            a_.gradRecurrent, nullptr, chunks_);
     int status = toOwn.prepare(threads_);
     for (InputGradient<C> *to : {&toInput_, &toOwn})
@@ -374,7 +445,6 @@ private:
           static thread_local ThreadBuffer<C> sumsBuffer;
           C *const sums = sumsBuffer.reserve(to->sumsSize());
           for (size_t block = to->groupBegin(group); block < to->groupBegin(group + 1); ++block) {
-            to->beginBlock(block, sums);
             for (size_t chunk = chunks_.size(); chunk-- > 0;)
               to->add(group, block, chunk, grads[block].data() + chunks_[chunk].begin * batch_ * a_.blocks.lanes(block),
                       sums);
@@ -420,10 +490,13 @@ private:
                                      a_.surrogateA,
                                      a_.surrogateB};
     spikeGradient(arguments, (end - begin) * batch_, threads_);
+    parallelFor(end - begin, threads_, [&](size_t step) {
+      slots_.take(begin + step, through_.data() + (begin + step) * batch_ * a_.own.slots, a_.blocks.count());
+    });
   }
 
   void step(size_t block, size_t t, C *carry, C *grad) {
-    const size_t row = t * batch_, rows = a_.spikes.rows(), at = block * rows + row;
+    const size_t row = t * batch_;
     const unsigned held = a_.blocks.held(block);
     alignas(64) C beta[blockLanes], threshold[blockLanes];
     a_.beta.copyTo(beta, a_.blocks, block, C(0));
@@ -433,16 +506,15 @@ private:
     SparseLifBackward<C, R> vertex;
     vertex.beta.connect(beta);
     vertex.threshold.connect(threshold);
-    vertex.ids.connect(a_.own.ids + row * a_.own.slots);
-    vertex.through.connect(through_.data() + row * a_.own.slots);
-    vertex.begin.connect(&blockRows_.spikes[at]);
-    vertex.end.connect(&blockRows_.spikes[at + rows]);
-    vertex.beginOther.connect(&blockRows_.others[at]);
-    vertex.endOther.connect(&blockRows_.others[at + rows]);
+    const uint32_t *const begin = &slots_.begin[t * (a_.blocks.count() + 1) + block];
+    vertex.at.connect(slots_.at.data() + begin[0]);
+    vertex.through.connect(slots_.through.data() + begin[0]);
+    vertex.slots = begin[1] - begin[0];
     vertex.firstStep = t == 0;
     vertex.betaGradient = a_.gradBeta != nullptr;
+    vertex.thresholdGradient = a_.gradThreshold != nullptr;
     if (t > 0) {
-      vertex.fired.connect(&blockRows_.fired[at - batch_]);
+      vertex.fired.connect(&slots_.fired[block * a_.spikes.rows() + row - batch_]);
       vertex.memBefore.connect(a_.mem ? a_.mem + (row - batch_) * a_.blocks.neurons + a_.blocks.first(block) : nullptr);
     }
     vertex.carry.connect(carry);
@@ -451,13 +523,12 @@ private:
     vertex.gradBeta.connect(sums.step[1]);
     vertex.gradThreshold.connect(sums.step[2]);
     vertex.rows = static_cast<unsigned>(batch_);
-    vertex.slots = static_cast<unsigned>(a_.own.slots);
     vertex.lanes = a_.blocks.lanes(block);
     vertex.neurons = held;
-    vertex.firstNeuron = static_cast<unsigned>(a_.blocks.first(block));
     vertex.memStride = static_cast<unsigned>(a_.blocks.neurons);
     runVertex(vertex, order_);
-    sums.endStep();
+    if (a_.gradBias || a_.gradBeta || a_.gradThreshold)
+      sums.endStep();
     if (a_.gradCurrent)
       for (size_t sample = 0; sample < batch_; ++sample)
         std::copy_n(grad + sample * vertex.lanes, held,
@@ -492,10 +563,10 @@ private:
   size_t batch_;
   WorkerOrder order_;
   std::vector<Chunk> chunks_;
+  CheckedSpikes<C> checked_;
   unsigned threads_;
-  typename Spikes<C>::Check check_;
   Uninitialised<C> through_; // [rows][slots of the layer]
-  BlockRows blockRows_;
+  SlotsByBlock<C> slots_;
   std::vector<ParameterSums<C>> sums_;
   InputGradient<C> toInput_;
 };

@@ -8,45 +8,66 @@ namespace snnipu {
 
 namespace {
 
-// to[j][i] = scale * from[i][j] for 4 x 4 elements.
-template <typename C> void transposeFour(const C *from, size_t fromStride, C *to, size_t toStride, C scale) {
-#if defined(__SSE2__)
-  if constexpr (std::is_same_v<C, float>) {
-    __m128 row[4];
-    for (size_t i = 0; i < 4; ++i)
-      row[i] = _mm_mul_ps(_mm_loadu_ps(from + i * fromStride), _mm_set1_ps(scale));
-    _MM_TRANSPOSE4_PS(row[0], row[1], row[2], row[3]);
-    for (size_t i = 0; i < 4; ++i)
-      _mm_storeu_ps(to + i * toStride, row[i]);
-    return;
-  }
-#endif
-  for (size_t i = 0; i < 4; ++i)
-    for (size_t j = 0; j < 4; ++j)
+// to[j][i] = scale * from[i][j] for i, j < tile<C>.
+template <typename C> constexpr size_t tile = 4;
+template <typename C> void transposeTile(const C *from, size_t fromStride, C *to, size_t toStride, C scale) {
+  for (size_t i = 0; i < tile<C>; ++i)
+    for (size_t j = 0; j < tile<C>; ++j)
       to[j * toStride + i] = scale * from[i * fromStride + j];
 }
+#if defined(__AVX__)
+template <> constexpr size_t tile<float> = 8;
+template <> void transposeTile<float>(const float *from, size_t fromStride, float *to, size_t toStride, float scale) {
+  __m256 half[8], quad[8];
+  // Left and right halves of rows i and i + 4 side by side: what is left to do stays within 128 bits.
+  for (size_t i = 0; i < 4; ++i)
+    for (size_t right = 0; right < 2; ++right) {
+      const __m128 low = _mm_loadu_ps(from + i * fromStride + 4 * right);
+      const __m128 high = _mm_loadu_ps(from + (i + 4) * fromStride + 4 * right);
+      half[i + 4 * right] =
+          _mm256_mul_ps(_mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1), _mm256_set1_ps(scale));
+    }
+  for (size_t i = 0; i < 8; i += 4) {
+    const __m256 a = _mm256_unpacklo_ps(half[i], half[i + 1]), b = _mm256_unpackhi_ps(half[i], half[i + 1]);
+    const __m256 c = _mm256_unpacklo_ps(half[i + 2], half[i + 3]), d = _mm256_unpackhi_ps(half[i + 2], half[i + 3]);
+    quad[i] = _mm256_shuffle_ps(a, c, 0x44);
+    quad[i + 1] = _mm256_shuffle_ps(a, c, 0xee);
+    quad[i + 2] = _mm256_shuffle_ps(b, d, 0x44);
+    quad[i + 3] = _mm256_shuffle_ps(b, d, 0xee);
+  }
+  for (size_t j = 0; j < 8; ++j)
+    _mm256_storeu_ps(to + j * toStride, quad[j]);
+}
+#elif defined(__SSE2__)
+template <> void transposeTile<float>(const float *from, size_t fromStride, float *to, size_t toStride, float scale) {
+  __m128 row[4];
+  for (size_t i = 0; i < 4; ++i)
+    row[i] = _mm_mul_ps(_mm_loadu_ps(from + i * fromStride), _mm_set1_ps(scale));
+  _MM_TRANSPOSE4_PS(row[0], row[1], row[2], row[3]);
+  for (size_t i = 0; i < 4; ++i)
+    _mm_storeu_ps(to + i * toStride, row[i]);
+}
+#endif
 
-// to[j][i] = scale * from[i][j] for i < rows, j < columns: in squares of a cache line, so that every line is touched
-// once.
+// to[j][i] = scale * from[i][j] for i < rows, j < columns: whole cache lines of either side are worked on together.
 template <typename C>
 void transpose(const C *from, size_t fromStride, size_t rows, size_t columns, C *to, size_t toStride, C scale) {
-  constexpr size_t square = 16;
-  for (size_t left = 0; left < columns; left += square)
-    for (size_t top = 0; top < rows; top += square) {
-      const size_t right = std::min(columns, left + square), bottom = std::min(rows, top + square);
-      size_t i = top;
-      for (; i + 4 <= bottom; i += 4) {
-        size_t j = left;
-        for (; j + 4 <= right; j += 4)
-          transposeFour(from + i * fromStride + j, fromStride, to + j * toStride + i, toStride, scale);
-        for (; j < right; ++j)
-          for (size_t k = i; k < i + 4; ++k)
-            to[j * toStride + k] = scale * from[k * fromStride + j];
-      }
-      for (; i < bottom; ++i)
-        for (size_t j = left; j < right; ++j)
-          to[j * toStride + i] = scale * from[i * fromStride + j];
+  constexpr size_t side = tile<C>, line = 64 / sizeof(C);
+  for (size_t left = 0; left < columns; left += line) {
+    const size_t right = std::min(columns, left + line);
+    size_t i = 0;
+    for (; i + side <= rows; i += side) {
+      size_t j = left;
+      for (; j + side <= right; j += side)
+        transposeTile(from + i * fromStride + j, fromStride, to + j * toStride + i, toStride, scale);
+      for (; j < right; ++j)
+        for (size_t k = i; k < i + side; ++k)
+          to[j * toStride + k] = scale * from[k * fromStride + j];
     }
+    for (; i < rows; ++i)
+      for (size_t j = left; j < right; ++j)
+        to[j * toStride + i] = scale * from[i * fromStride + j];
+  }
 }
 
 } // namespace
@@ -70,9 +91,8 @@ template <typename C> static void unpackBlock(const C *packed, const Blocks &blo
 
 template <typename C> int InputGradient<C>::prepare(unsigned threads) {
   if (gradValues_) {
-    const size_t size = spikes_.rows() * spikes_.slots;
+    const size_t size = spikes_.rows() * checked_.slots();
     partial_ = Uninitialised<C>(groups_ * size);
-    parallelFor(groups_, threads, [&](size_t group) { std::fill_n(partial_.data() + group * size, size, C(0)); });
   }
   if (!gradWeight_)
     return Done;
@@ -80,13 +100,8 @@ template <typename C> int InputGradient<C>::prepare(unsigned threads) {
   return parallelTry(chunks_.size(), threads, [&](size_t chunk) {
     const Chunk part = arriving(chunk);
     byNeuron_[chunk].build(spikes_, (part.begin - delay_) * spikes_.batch, (part.end - part.begin) * spikes_.batch,
-                           (part.begin - chunks_[chunk].begin) * spikes_.batch, unitValues_);
+                           (part.begin - chunks_[chunk].begin) * spikes_.batch, checked_.unitValues());
   });
-}
-
-template <typename C> void InputGradient<C>::beginBlock(size_t block, C *sums) {
-  if (gradWeight_)
-    std::fill_n(sums, blocks_.inputs * blocks_.lanes(block), C(0));
 }
 
 template <typename C> void InputGradient<C>::add(size_t group, size_t block, size_t chunk, const C *grad, C *sums) {
@@ -100,7 +115,8 @@ template <typename C> void InputGradient<C>::add(size_t group, size_t block, siz
     vertex.values.connect(spikes.values.data());
     vertex.grad.connect(grad);
     vertex.gradWeight.connect(sums);
-    vertex.unitValues = unitValues_;
+    vertex.unitValues = checked_.unitValues();
+    vertex.accumulate = chunk + 1 < chunks_.size(); // the last one comes first
     vertex.inputs = static_cast<unsigned>(blocks_.inputs);
     vertex.lanes = lanes;
     runVertex(vertex, order);
@@ -108,16 +124,19 @@ template <typename C> void InputGradient<C>::add(size_t group, size_t block, siz
   const Chunk part = arriving(chunk);
   if (gradValues_ && part.begin < part.end) {
     const size_t from = (part.begin - delay_) * spikes_.batch;
-    SparseLinearValueGradient<C> vertex;
-    vertex.weight.connect(weight_ + blocks_.offset(block));
-    vertex.grad.connect(grad + (part.begin - chunks_[chunk].begin) * spikes_.batch * lanes);
-    vertex.ids.connect(spikes_.ids + from * spikes_.slots);
-    vertex.counts.connect(spikes_.counts + 2 * from);
-    vertex.gradValues.connect(partial_.data() + (group * spikes_.rows() + from) * spikes_.slots);
-    vertex.rows = static_cast<unsigned>((part.end - part.begin) * spikes_.batch);
-    vertex.slots = static_cast<unsigned>(spikes_.slots);
-    vertex.lanes = lanes;
-    runVertex(vertex, order);
+    checked_.withIds(from, [&](auto *ids) {
+      SparseLinearValueGradient<C, std::remove_const_t<std::remove_pointer_t<decltype(ids)>>> vertex;
+      vertex.weight.connect(weight_ + blocks_.offset(block));
+      vertex.grad.connect(grad + (part.begin - chunks_[chunk].begin) * spikes_.batch * lanes);
+      vertex.ids.connect(ids);
+      vertex.counts.connect(spikes_.counts + 2 * from);
+      vertex.gradValues.connect(partial_.data() + (group * spikes_.rows() + from) * checked_.slots());
+      vertex.rows = static_cast<unsigned>((part.end - part.begin) * spikes_.batch);
+      vertex.slots = static_cast<unsigned>(checked_.slots());
+      vertex.lanes = lanes;
+      vertex.accumulate = block > groupBegin(group);
+      runVertex(vertex, order);
+    });
   }
 }
 
@@ -129,15 +148,20 @@ template <typename C> void InputGradient<C>::endBlock(size_t block, C *sums) {
 template <typename C> void InputGradient<C>::finish(unsigned threads) {
   if (!gradValues_)
     return;
-  const size_t size = spikes_.rows() * spikes_.slots, groups = groups_;
-  constexpr size_t piece = 16384;
-  parallelFor((size + piece - 1) / piece, threads, [&](size_t part) {
-    const size_t begin = part * piece, end = std::min(size, begin + piece);
-    for (size_t i = begin; i < end; ++i) {
-      C total = partial_[i];
-      for (size_t group = 1; group < groups; ++group)
-        total += partial_[group * size + i];
-      gradValues_[i] = scale_ * total;
+  const size_t size = spikes_.rows() * checked_.slots();
+  parallelFor(spikes_.steps, threads, [&](size_t step) {
+    const bool arrives = step + delay_ < spikes_.steps;
+    for (size_t row = step * spikes_.batch; row < (step + 1) * spikes_.batch; ++row) {
+      const C *const from = partial_.data() + row * checked_.slots();
+      C *const to = gradValues_ + row * spikes_.slots;
+      const size_t carried = arrives ? static_cast<size_t>(spikes_.counts[2 * row + 1]) : 0;
+      for (size_t slot = 0; slot < carried; ++slot) {
+        C total = from[slot];
+        for (size_t group = 1; group < groups_; ++group)
+          total += from[group * size + slot];
+        to[slot] = scale_ * total;
+      }
+      std::fill(to + carried, to + spikes_.slots, C(0));
     }
   });
 }
@@ -152,11 +176,11 @@ namespace {
 template <typename C>
 int linearForward(const Spikes<C> &spikes, const C *packed, const C *bias, const Blocks &blocks, C *out,
                   int32_t offered) {
-  const auto check = spikes.check(offered);
-  if (!check.valid)
+  CheckedSpikes<C> checked(spikes, 0);
+  if (!checked.fill(offered))
     return BadSpikes;
   const size_t rows = spikes.rows();
-  const unsigned threads = threadsFor((spikes.count(0) + rows) * blocks.neurons, offered);
+  const unsigned threads = threadsFor((checked.total(0) + rows) * blocks.neurons, offered);
   const WorkerOrder order = workerOrder();
   // Few blocks: rows are shared out too.
   const size_t parts = blocks.count() >= 2 * threads ? 1 : std::min<size_t>(rows, 2 * threads);
@@ -167,33 +191,36 @@ int linearForward(const Spikes<C> &spikes, const C *packed, const C *bias, const
     C blockBias[blockLanes] = {};
     if (bias)
       std::copy_n(bias + blocks.first(block), blocks.held(block), blockBias);
-    SparseLinearForward<C> vertex;
-    vertex.weight.connect(packed + blocks.offset(block));
-    vertex.bias.connect(blockBias);
-    vertex.ids.connect(spikes.ids + begin * spikes.slots);
-    vertex.values.connect(spikes.values + begin * spikes.slots);
-    vertex.counts.connect(spikes.counts + 2 * begin);
-    vertex.out.connect(out + begin * blocks.neurons + blocks.first(block));
-    vertex.rows = static_cast<unsigned>(end - begin);
-    vertex.slots = static_cast<unsigned>(spikes.slots);
-    vertex.lanes = lanes;
-    vertex.neurons = blocks.held(block);
-    vertex.outStride = static_cast<unsigned>(blocks.neurons);
-    vertex.unitValues = check.unitValues;
-    runVertex(vertex, order);
+    checked.withIds(begin, [&](auto *ids) {
+      SparseLinearForward<C, std::remove_const_t<std::remove_pointer_t<decltype(ids)>>> vertex;
+      vertex.weight.connect(packed + blocks.offset(block));
+      vertex.bias.connect(blockBias);
+      vertex.ids.connect(ids);
+      vertex.values.connect(spikes.values + begin * spikes.slots);
+      vertex.counts.connect(spikes.counts + 2 * begin);
+      vertex.out.connect(out + begin * blocks.neurons + blocks.first(block));
+      vertex.rows = static_cast<unsigned>(end - begin);
+      vertex.slots = static_cast<unsigned>(checked.slots());
+      vertex.valueSlots = static_cast<unsigned>(spikes.slots);
+      vertex.lanes = lanes;
+      vertex.neurons = blocks.held(block);
+      vertex.outStride = static_cast<unsigned>(blocks.neurons);
+      vertex.unitValues = checked.unitValues();
+      runVertex(vertex, order);
+    });
   });
 }
 
 template <typename C>
 int linearBackward(const C *grad, const Spikes<C> &spikes, const C *packed, const Blocks &blocks, C *gradValues,
                    C *gradWeight, C *gradBias, int32_t offered) {
-  const auto check = spikes.check(offered);
-  if (!check.valid)
+  CheckedSpikes<C> checked(spikes, 1);
+  if (!checked.fill(offered))
     return BadSpikes;
   const size_t batch = spikes.batch;
-  const unsigned threads = threadsFor((spikes.count(0) + spikes.rows()) * blocks.neurons, offered);
+  const unsigned threads = threadsFor((checked.total(0) + spikes.rows()) * blocks.neurons, offered);
   const std::vector<Chunk> chunks = timeChunks(spikes.steps, batch, blockLanes * sizeof(C));
-  InputGradient<C> input(spikes, check.unitValues, 0, blocks, packed, C(1), gradWeight, gradValues, chunks);
+  InputGradient<C> input(spikes, checked, 0, blocks, packed, C(1), gradWeight, gradValues, chunks);
   int status = input.prepare(threads);
   if (status != Done)
     return status;
@@ -203,7 +230,6 @@ int linearBackward(const C *grad, const Spikes<C> &spikes, const C *packed, cons
     for (size_t block = input.groupBegin(group); block < input.groupBegin(group + 1); ++block) {
       const size_t lanes = blocks.lanes(block), held = blocks.held(block);
       double biasSums[blockLanes] = {};
-      input.beginBlock(block, sums);
       for (size_t chunk = chunks.size(); chunk-- > 0;) {
         const size_t first = chunks[chunk].begin * batch, rows = (chunks[chunk].end - chunks[chunk].begin) * batch;
         C *const g = chunkBuffer.reserve(rows * lanes);

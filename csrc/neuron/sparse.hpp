@@ -31,8 +31,8 @@ template <typename C, typename Body> inline void forLaneGroups(unsigned lanes, c
 
 // sum += value * weight[id] over `count` spikes; weight points at the group's first lane of neuron 0. Unit: every value
 // is 1, and values are not read.
-template <bool Unit, typename Group, typename S, typename C>
-inline void gather(Group &sum, const S *weight, unsigned lanes, const int *ids, const C *values, unsigned count) {
+template <bool Unit, typename Group, typename S, typename Id, typename C>
+inline void gather(Group &sum, const S *weight, unsigned lanes, const Id *ids, const C *values, unsigned count) {
   using V = decltype(sum.first);
   for (unsigned i = 0; i < count; ++i) {
     const S *const from = weight + static_cast<std::size_t>(ids[i]) * lanes;

@@ -20,7 +20,7 @@ inline void writeWords(unsigned *words, unsigned lanes, uint64_t bits) {
     words[1] = static_cast<unsigned>(bits >> 32);
 }
 
-template <typename S, Reset R> class SparseLifForward : public poplar::MultiVertex {
+template <typename S, typename Id, Reset R> class SparseLifForward : public poplar::MultiVertex {
 public:
   using C = Compute<S>;
 
@@ -29,8 +29,8 @@ public:
   In<C> beta;          // [lanes], in [0, 1]
   In<C> threshold;     // [lanes]; the largest number in padding, which so never fires
   In<C> gradThreshold; // [lanes]; likewise
-  In<int> ids;         // [rows][slots]; unused without input
-  In<C> values;        // not read with unitValues: all are 1
+  In<Id> ids;          // [rows][slots]; unused without input
+  In<C> values;        // [rows][valueSlots]; not read with unitValues: all are 1
   In<int> counts;
   In<S> recurrentWeight; // [neurons of the layer][lanes]; unused without recurrent
   In<int> ownIds;        // [rows][ownSlots]: the layer's spikes of the step before
@@ -41,6 +41,7 @@ public:
   C inputScale;
   unsigned rows;
   unsigned slots;
+  unsigned valueSlots;
   unsigned ownSlots;
   unsigned lanes;
   unsigned neurons;
@@ -68,8 +69,8 @@ private:
         using V = decltype(group.first);
         sum.clear();
         if (input) {
-          const std::size_t slot = static_cast<std::size_t>(row) * slots;
-          gather<Unit>(sum, &weight[lane], lanes, &ids[slot], &values[slot], static_cast<unsigned>(counts[2 * row]));
+          gather<Unit>(sum, &weight[lane], lanes, &ids[static_cast<std::size_t>(row) * slots],
+                       &values[static_cast<std::size_t>(row) * valueSlots], static_cast<unsigned>(counts[2 * row]));
         }
         if (recurrent) {
           const std::size_t slot = static_cast<std::size_t>(row) * ownSlots;
@@ -96,14 +97,10 @@ private:
 // grad[row]: gradient of the membrane, from the later steps (carry) and from the spikes (through).
 template <typename C, Reset R> class SparseLifBackward : public poplar::MultiVertex {
 public:
-  In<C> beta;              // [lanes], in [0, 1]
-  In<C> threshold;         // [lanes]
-  In<int> ids;             // [rows][slots]: the layer's carried slots, ascending among spikes and among the others
-  In<C> through;           // [rows][slots]: gradient behind the spike function
-  In<unsigned> begin;      // [rows]: first slot of this block's spikes ...
-  In<unsigned> end;        // ... and behind the last
-  In<unsigned> beginOther; // likewise, of its slots that only carry gradient
-  In<unsigned> endOther;
+  In<C> beta;         // [lanes], in [0, 1]
+  In<C> threshold;    // [lanes]
+  In<unsigned> at;    // [slots]: row * lanes + lane of the neuron that has the slot, of all rows
+  In<C> through;      // [slots]: gradient behind the spike function
   In<uint64_t> fired; // [rows]: one bit for each neuron that fired in the step before; unused in the first step
   In<C> memBefore;    // [rows], memStride apart: membrane of the step before; unused without betaGradient
   Through<C> carry;   // [rows][lanes]: from the step after -> for the step before
@@ -116,61 +113,70 @@ public:
   unsigned slots;
   unsigned lanes;
   unsigned neurons;
-  unsigned firstNeuron;
   unsigned memStride;
   bool firstStep;
   bool betaGradient;
+  bool thresholdGradient;
 
   // Sums over rows: one worker has them all.
   void compute(unsigned workerId) {
     if (workerId != 0)
       return;
-    for (unsigned row = 0; row < rows; ++row) {
-      C *const gradRow = &grad[static_cast<std::size_t>(row) * lanes];
-      C *const carryRow = &carry[static_cast<std::size_t>(row) * lanes];
-      const uint64_t bits = firstStep ? 0 : fired[row];
-      for (unsigned lane = 0; lane < lanes; ++lane)
-        gradRow[lane] = carryRow[lane];
-      inject(gradRow, row, begin[row], end[row]);
-      inject(gradRow, row, beginOther[row], endOther[row]);
-      for (unsigned lane = 0; lane < lanes; lane += registerLanes<C>) {
-        using V = Register<C>;
-        const LifParameters<V> p{load<V>(&beta[lane]), load<V>(&threshold[lane]), splat<V>(1)};
-        const V g = load<V>(gradRow + lane);
-        // Before the first step the membrane is 0, which is above a negative threshold.
-        const V reset = firstStep ? heaviside(-p.threshold) : lanesOf<V>(bits >> lane);
-        const V before = betaGradient && !firstStep
-                             ? loadFirst<V>(&memBefore[static_cast<std::size_t>(row) * memStride], neurons, lane)
-                             : splat<V>(0);
-        const LifCarry<V> out = lifCarry<R>(p, g, before, reset);
-        store(carryRow + lane, out.gradMem);
-        store(&gradBias[lane], load<V>(&gradBias[lane]) + g);
-        if constexpr (R == Reset::Subtract)
-          store(&gradThreshold[lane], load<V>(&gradThreshold[lane]) - out.gradThreshold);
-        if (betaGradient)
-          store(&gradBeta[lane], load<V>(&gradBeta[lane]) + out.gradBeta);
-      }
+    for (unsigned slot = 0; slot < slots; ++slot)
+      carry[at[slot]] += through[slot];
+    for (unsigned slot = 0; thresholdGradient && slot < slots; ++slot)
+      gradThreshold[at[slot] % lanes] -= through[slot];
+    for (unsigned lane = 0; lane < lanes; lane += registerLanes<C>) {
+      if (betaGradient)
+        run<true>(lane);
+      else
+        run<false>(lane);
     }
   }
 
 private:
-  void inject(C *gradRow, unsigned row, unsigned slot, unsigned last) {
-    const std::size_t first = static_cast<std::size_t>(row) * slots;
-    for (; slot < last; ++slot) {
-      const unsigned lane = static_cast<unsigned>(ids[first + slot]) - firstNeuron;
-      gradRow[lane] += through[first + slot];
-      gradThreshold[lane] -= through[first + slot];
+  template <bool Beta> void run(unsigned lane) {
+    using V = Register<C>;
+    const LifParameters<V> p{load<V>(&beta[lane]), load<V>(&threshold[lane]), splat<V>(1)};
+    // Before the first step the membrane is 0, which is above a negative threshold.
+    const V atFirst = heaviside(-p.threshold);
+    V sumBias = load<V>(&gradBias[lane]), sumThreshold = load<V>(&gradThreshold[lane]);
+    V sumBeta = load<V>(&gradBeta[lane]);
+    for (unsigned row = 0; row < rows; ++row) {
+      const std::size_t from = static_cast<std::size_t>(row) * lanes + lane;
+      const V g = load<V>(&carry[from]);
+      const V reset = firstStep ? atFirst : lanesOf<V>(fired[row] >> lane);
+      V before = splat<V>(0);
+      if (Beta && !firstStep)
+        before = loadFirst<V>(&memBefore[static_cast<std::size_t>(row) * memStride], neurons, lane);
+      const LifCarry<V> out = lifCarry<R>(p, g, before, reset);
+      store(&grad[from], g);
+      store(&carry[from], out.gradMem);
+      sumBias = sumBias + g;
+      if constexpr (R == Reset::Subtract)
+        sumThreshold = sumThreshold - out.gradThreshold;
+      if constexpr (Beta)
+        sumBeta = sumBeta + out.gradBeta;
     }
+    store(&gradBias[lane], sumBias);
+    store(&gradThreshold[lane], sumThreshold);
+    store(&gradBeta[lane], sumBeta);
   }
 };
 
 #if defined(__POPC__)
-template class SparseLifForward<float, Reset::Subtract>;
-template class SparseLifForward<float, Reset::Zero>;
-template class SparseLifForward<float, Reset::None>;
-template class SparseLifForward<half, Reset::Subtract>;
-template class SparseLifForward<half, Reset::Zero>;
-template class SparseLifForward<half, Reset::None>;
+template class SparseLifForward<float, unsigned short, Reset::Subtract>;
+template class SparseLifForward<float, unsigned, Reset::Subtract>;
+template class SparseLifForward<float, unsigned short, Reset::Zero>;
+template class SparseLifForward<float, unsigned, Reset::Zero>;
+template class SparseLifForward<float, unsigned short, Reset::None>;
+template class SparseLifForward<float, unsigned, Reset::None>;
+template class SparseLifForward<half, unsigned short, Reset::Subtract>;
+template class SparseLifForward<half, unsigned, Reset::Subtract>;
+template class SparseLifForward<half, unsigned short, Reset::Zero>;
+template class SparseLifForward<half, unsigned, Reset::Zero>;
+template class SparseLifForward<half, unsigned short, Reset::None>;
+template class SparseLifForward<half, unsigned, Reset::None>;
 template class SparseLifBackward<float, Reset::Subtract>;
 template class SparseLifBackward<float, Reset::Zero>;
 template class SparseLifBackward<float, Reset::None>;

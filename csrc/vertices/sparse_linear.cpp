@@ -9,18 +9,19 @@
 namespace snnipu {
 
 // out[row] = sum over the spikes of value * weight[id], + bias.
-template <typename S> class SparseLinearForward : public poplar::MultiVertex {
+template <typename S, typename Id> class SparseLinearForward : public poplar::MultiVertex {
 public:
   using C = Compute<S>;
 
   In<S> weight;   // [inputs][lanes]
   In<C> bias;     // [lanes]
-  In<int> ids;    // [rows][slots]
-  In<C> values;   // [rows][slots]; not read with unitValues: all are 1
+  In<Id> ids;     // [rows][slots]
+  In<C> values;   // [rows][valueSlots]; not read with unitValues: all are 1
   In<int> counts; // [rows][2]
   Out<C> out;     // [rows], each outStride apart: the first `neurons` lanes
   unsigned rows;
   unsigned slots;
+  unsigned valueSlots;
   unsigned lanes;
   unsigned neurons;
   unsigned outStride;
@@ -42,8 +43,8 @@ private:
       start.loadFrom(&bias[lane]);
       for (unsigned row = range.begin; row < range.end; ++row) {
         Group sum = start;
-        const std::size_t slot = static_cast<std::size_t>(row) * slots;
-        gather<Unit>(sum, &weight[lane], lanes, &ids[slot], &values[slot], static_cast<unsigned>(counts[2 * row]));
+        gather<Unit>(sum, &weight[lane], lanes, &ids[static_cast<std::size_t>(row) * slots],
+                     &values[static_cast<std::size_t>(row) * valueSlots], static_cast<unsigned>(counts[2 * row]));
         C *const to = &out[static_cast<std::size_t>(row) * outStride];
         sum.forEach([&](unsigned offset, auto v) { storeFirst(to + lane + offset, v, neurons, lane + offset); });
       }
@@ -51,7 +52,7 @@ private:
   }
 };
 
-// gradWeight[id] += sum over the rows where id spiked of value * grad[row].
+// gradWeight[id] = (accumulate: itself, else 0) + sum over the rows where id spiked of value * grad[row].
 template <typename S> class SparseLinearWeightGradient : public poplar::MultiVertex {
 public:
   using C = Compute<S>;
@@ -64,6 +65,7 @@ public:
   unsigned inputs;
   unsigned lanes;
   bool unitValues;
+  bool accumulate;
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerShare(workerId, numWorkers(), inputs);
@@ -79,11 +81,14 @@ private:
       using Group = decltype(group);
       using V [[maybe_unused]] = decltype(group.first);
       for (unsigned id = range.begin; id < range.end; ++id) {
-        if (begin[id] == begin[id + 1])
+        if (accumulate && begin[id] == begin[id + 1])
           continue;
         C *const to = &gradWeight[static_cast<std::size_t>(id) * lanes + lane];
         Group sum;
-        sum.loadFrom(to);
+        if (accumulate)
+          sum.loadFrom(to);
+        else
+          sum.clear();
         for (unsigned i = begin[id]; i < begin[id + 1]; ++i) {
           const C *const from = &grad[static_cast<std::size_t>(rowOf[i]) * lanes + lane];
           if constexpr (Unit)
@@ -97,19 +102,20 @@ private:
   }
 };
 
-// gradValues[row][slot] += weight[id] . grad[row], at every carried slot.
-template <typename S> class SparseLinearValueGradient : public poplar::MultiVertex {
+// gradValues[row][slot] = (accumulate: itself, else 0) + weight[id] . grad[row], at every carried slot.
+template <typename S, typename Id> class SparseLinearValueGradient : public poplar::MultiVertex {
 public:
   using C = Compute<S>;
 
   In<S> weight;          // [inputs][lanes]
   In<C> grad;            // [rows][lanes]
-  In<int> ids;           // [rows][slots]
+  In<Id> ids;            // [rows][slots]
   In<int> counts;        // [rows][2]
   Through<C> gradValues; // [rows][slots]
   unsigned rows;
   unsigned slots;
   unsigned lanes;
+  bool accumulate;
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerShare(workerId, numWorkers(), rows);
@@ -117,10 +123,12 @@ public:
       using Group = decltype(group);
       for (unsigned row = range.begin; row < range.end; ++row) {
         const std::size_t first = static_cast<std::size_t>(row) * slots;
-        const int *const id = &ids[first];
+        const Id *const id = &ids[first];
         C *const to = &gradValues[first];
         const unsigned carried = static_cast<unsigned>(counts[2 * row + 1]);
         const auto of = [&](unsigned slot) { return &weight[static_cast<std::size_t>(id[slot]) * lanes + lane]; };
+        for (unsigned slot = 0; !accumulate && lane == 0 && slot < carried; ++slot)
+          to[slot] = C(0);
         Group g;
         g.loadFrom(&grad[static_cast<std::size_t>(row) * lanes + lane]);
         unsigned slot = 0;
@@ -143,12 +151,16 @@ public:
 };
 
 #if defined(__POPC__)
-template class SparseLinearForward<float>;
-template class SparseLinearForward<half>;
+template class SparseLinearForward<float, unsigned short>;
+template class SparseLinearForward<float, unsigned>;
+template class SparseLinearForward<half, unsigned short>;
+template class SparseLinearForward<half, unsigned>;
 template class SparseLinearWeightGradient<float>;
 template class SparseLinearWeightGradient<half>;
-template class SparseLinearValueGradient<float>;
-template class SparseLinearValueGradient<half>;
+template class SparseLinearValueGradient<float, unsigned short>;
+template class SparseLinearValueGradient<float, unsigned>;
+template class SparseLinearValueGradient<half, unsigned short>;
+template class SparseLinearValueGradient<half, unsigned>;
 #endif
 
 } // namespace snnipu
