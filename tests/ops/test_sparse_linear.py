@@ -377,3 +377,19 @@ SPIKES = SparseSpikes.from_dense(torch.eye(4)[None])
 def test_bad_input(arguments, error, message):
     with pytest.raises(error, match=message):
         ops.sparse_linear(**{"spikes": SPIKES, "weight": torch.zeros(3, 4), **arguments})
+
+
+def test_ids_beyond_16_bits():
+    inputs, outputs = 70_000, 20
+    ids = torch.tensor([3, 65_535, 65_536, 69_999], dtype=torch.int32).expand(2, 3, 4).contiguous()
+    counts = torch.tensor([3, 4], dtype=torch.int32).expand(2, 3, 2).contiguous()
+    values = torch.tensor([1.0, 1.0, 1.0, 0.0]).repeat(2, 3, 1).requires_grad_()
+    weight = on_grid(outputs, inputs).requires_grad_()
+    out = ops.sparse_linear(SparseSpikes(ids, values, counts, inputs), weight)
+    assert torch.equal(out, weight[:, [3, 65_535, 65_536]].sum(1).expand(2, 3, outputs))
+    upstream = on_grid(2, 3, outputs)
+    (out * upstream).sum().backward()
+    expected = torch.zeros_like(weight)
+    expected[:, [3, 65_535, 65_536]] = upstream.sum((0, 1))[:, None]
+    assert torch.equal(weight.grad, expected)
+    assert torch.equal(values.grad, upstream @ weight[:, [3, 65_535, 65_536, 69_999]].detach())
