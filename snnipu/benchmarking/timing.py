@@ -14,7 +14,7 @@ import torch
 MIN_SAMPLE_SECONDS = 5e-3
 WARM_UP_CALLS = 2
 # A slow contender has at least as many samples, where there are as many rounds.
-SLOW_ROUNDS = 3
+SLOW_ROUNDS = 5
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,14 @@ import math
 import pytest
 import torch
 
-from snnipu.benchmarking.checks import Tolerance, check_layer, check_training, relative_error, tolerance_for
+from snnipu.benchmarking.checks import (
+    Tolerance,
+    check_layer,
+    check_network,
+    check_training,
+    relative_error,
+    tolerance_for,
+)
 
 EXACT = Tolerance(flips=0.0, gradient=1e-5)
 
@@ -91,6 +98,20 @@ def test_training():
     assert check_training(loss, gradients, torch.tensor(2.0), gradients, 1e-5, "it").passed
     assert not check_training(loss * 1.001, gradients, loss, gradients, 1e-5, "it").passed
     assert not check_training(loss, [gradients[0], gradients[1] * 1.001], loss, gradients, 1e-5, "it").passed
+
+
+def test_network(layer):
+    spikes, gradient = layer
+    check = check_network([spikes.bool(), spikes], [gradient], [spikes, spikes.bool()], [gradient], 1e-4, "it")
+    assert check.passed
+    assert check.errors == {"spikes_differing": 0, "gradient_error": 0}
+    assert not check_network([spikes], [gradient], [spikes, spikes], [gradient], 1e-4, "it").passed
+    assert not check_network([spikes], [gradient * 1.001], [spikes], [gradient], 1e-4, "it").passed
+    flipped = spikes.clone()
+    flipped[1, 2, 3] = 1 - flipped[1, 2, 3]
+    check = check_network([spikes, flipped], [gradient], [spikes, spikes], [gradient], 1e-4, "it")
+    assert not check.passed
+    assert "1 of 120 spikes differ" in check.detail
 
 
 def test_cpu_single_and_double_precision_allow_no_flip():

@@ -30,6 +30,16 @@ def test_spikingjelly_rule_by_hand():
     )
 
 
+def test_spikingjelly_hard_reset_rule_by_hand():
+    x = torch.tensor([[0.6], [0.6], [0.1]], dtype=torch.float64)
+    spk, v, gradient = unroll(peers.spikingjelly_hard_reset_rule(0.9, 10.0), x)
+    assert spk.flatten().tolist() == [0, 1, 0]
+    assert v.flatten().tolist() == pytest.approx([0.6, 0, 0.1])
+    slopes = [5 / (1 + 10 * abs(h - 1)) ** 2 for h in (0.6, 1.14, 0.1)]
+    # Nothing passes the reset.
+    assert gradient.flatten().tolist() == pytest.approx([slopes[0] + 0.9 * slopes[1], slopes[1], slopes[2]])
+
+
 def test_norse_rule_by_hand():
     x = torch.tensor([[6.0], [6.0], [1.0]], dtype=torch.float64)
     spk, v, gradient = unroll(peers.norse_rule(0.9), x)
@@ -50,6 +60,7 @@ def test_norse_rule_by_hand():
     ("package", "build"),
     [
         ("spikingjelly", lambda: peers.spikingjelly_lif(0.9)),
+        ("spikingjelly", lambda: peers.spikingjelly_hard_reset_lif(0.9, 10.0)),
         ("norse", lambda: peers.norse_lif(0.9, torch.float32, torch.device("cpu"))),
     ],
 )

@@ -74,11 +74,14 @@ def test_json(mixed_result, machine):
         "memory_method",
         "resident_memory_method",
         "cases",
+        "sweeps",
     ]
     assert document["schema"] == report.SCHEMA
     assert document["passed"] is False
     assert document["settings"] == SETTINGS
+    assert document["sweeps"] == []
     (case,) = document["cases"]
+    assert case["parameters"] == case["measured"] == {}
     rows = {row["name"]: row for row in case["results"]}
     assert list(rows) == ["own", "snntorch", "wrong", "absent", "raising"]
     for row in rows.values():

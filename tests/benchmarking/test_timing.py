@@ -3,7 +3,7 @@ import gc
 import pytest
 import torch
 
-from snnipu.benchmarking.timing import MIN_SAMPLE_SECONDS, WARM_UP_CALLS, measure, summarise
+from snnipu.benchmarking.timing import MIN_SAMPLE_SECONDS, SLOW_ROUNDS, WARM_UP_CALLS, measure, summarise
 
 CPU = torch.device("cpu")
 
@@ -75,6 +75,31 @@ def test_measure_interleaves_contenders():
     for i in range(0, len(rounds), 6):
         assert sorted(rounds[i : i + 6 : 2]) == ["a", "b", "c"]
         assert rounds[i : i + 6 : 2] == rounds[i + 1 : i + 6 : 2]
+
+
+def test_slow_contenders_take_part_in_fewer_rounds():
+    clock = Clock()
+    steps, calls = fake_steps(clock, fast=0.05, slow=0.25, slower=9.0)
+    timings = measure(steps, CPU, repeats=15, min_seconds=0.0, clock=clock, slow_seconds=0.1)
+    assert {name: timing.rounds for name, timing in timings.items()} == {
+        "fast": 15,
+        "slow": SLOW_ROUNDS,
+        "slower": SLOW_ROUNDS,
+    }
+    # One call to find out how long it takes, then only timed ones.
+    assert calls.count("slower") == 1 + SLOW_ROUNDS
+    assert calls.count("fast") == WARM_UP_CALLS + 1 + 2 * 15
+    # They are spread over the run.
+    rounds = "".join(name[0] for name in calls if name != "slow").partition("s")[2]
+    assert max(map(len, rounds.split("s"))) <= 2 * 5
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 4, 6, 11])
+def test_slow_contenders_have_samples_however_few_rounds_there_are(repeats):
+    clock = Clock()
+    steps, _ = fake_steps(clock, slow=0.15, slower=9.0)
+    timings = measure(steps, CPU, repeats=repeats, min_seconds=0.0, clock=clock, slow_seconds=0.1)
+    assert all(min(repeats, SLOW_ROUNDS) <= timing.rounds <= repeats for timing in timings.values())
 
 
 def test_measure_goes_on_for_min_seconds():

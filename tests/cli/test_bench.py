@@ -31,7 +31,8 @@ def test_quick_run_of_everything(tmp_path, capsys):
     printed = capsys.readouterr().out
     document = json.loads(out.read_text(encoding="utf-8"))
     assert document["passed"] is True
-    assert {"lif", "network"} <= {case["name"] for case in document["cases"]}
+    assert {"lif", "network", "sparse"} <= {case["name"] for case in document["cases"]}
+    assert document["sweeps"] == []
     assert document["settings"]["quick"] is True
     assert document["settings"]["peers"] == ["snntorch", "spikingjelly", "norse"]
     for case in document["cases"]:
@@ -40,6 +41,79 @@ def test_quick_run_of_everything(tmp_path, capsys):
             assert row["label"] in printed
             assert (row["time"] is not None) == (row["status"] == "ok")
     assert picture.stat().st_size > 5000
+
+
+def test_quick_sweep(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    out, picture = tmp_path / "out.json", tmp_path / "out.png"
+    arguments = [
+        "--quick",
+        "--activities",
+        "0.3,0.05",
+        "--depths",
+        "2,3",
+        "--depth-activity",
+        "0.05",
+        "--peers",
+        "none",
+    ]
+    assert bench("sparse", *arguments, "--json", str(out), "--chart", str(picture)) == 0
+    printed = capsys.readouterr().out
+    document = json.loads(out.read_text(encoding="utf-8"))
+    assert document["passed"] is True
+    assert document["settings"]["steps"] == 10
+    assert document["settings"]["beta"] == 0.95
+    where = [(case["parameters"]["activity"], case["parameters"]["hidden_layers"]) for case in document["cases"]]
+    assert where == [(0.05, 2), (0.3, 2), (0.05, 3)]
+    for case in document["cases"]:
+        assert case["name"] == "sparse"
+        assert case["memory_reference"] == "dense"
+        assert len(case["measured"]["activity"]) == len(case["parameters"]["sizes"])
+        assert case["measured"]["dropped"] == 0
+        rows = {row["name"]: row for row in case["results"]}
+        assert set(rows) == {"sparse-network", "sparse-ops", "dense"}
+        assert all(row["status"] == "ok" and row["check"]["passed"] for row in rows.values())
+        assert rows["dense"]["peak_ratio"] == 1.0
+    (sweep,) = document["sweeps"]
+    assert set(sweep["break_even"]["values"]) == {"sparse-network", "sparse-ops"}
+    assert "median ms against activity of every layer, hidden layers 2" in printed
+    assert "median ms against hidden layers, activity 5" in printed
+    assert picture.stat().st_size > 5000
+
+
+def test_sweep_in_markdown_of_the_other_sizes(capsys):
+    sizes = ["--quick", "--steps", "6", "--neurons", "20", "--activities", "0.2", "--depths", "2"]
+    assert bench("sparse", *sizes, "--depth-activity", "0.2", "--input", "shd", "--peers", "none", "--markdown") == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("### Sparse networks of SHD's size, forward + backward: T=6 × B=4")
+    assert "700-20-20-20" in captured.out
+    assert "1 of 1 points done" in captured.err
+
+
+def test_red_gate_of_a_sweep_is_status_1(monkeypatch, tmp_path, capsys):
+    from snnipu.benchmarking.cases import sparse
+
+    monkeypatch.setattr(sparse, "GRADIENT_TOLERANCE", -1.0)
+    sparse._problem.cache_clear()
+    picture = tmp_path / "out.png"
+    arguments = ["--quick", "--activities", "0.2", "--depths", "2", "--depth-activity", "0.2", "--peers", "none"]
+    assert bench("sparse", *arguments, "--json", str(tmp_path / "out.json"), "--chart", str(picture)) == 1
+    assert "RED, not timed" in capsys.readouterr().out
+    assert picture.exists()
+
+
+@pytest.mark.skipif(not supported(torch.device("cpu")), reason="the system does not tell")
+def test_resident_memory_of_a_sweep_is_that_of_its_headline(monkeypatch, tmp_path):
+    asked = []
+
+    def measured(case, contender, settings):
+        asked.append((case, contender, settings.activity, settings.hidden_layers))
+        return 1
+
+    monkeypatch.setattr("snnipu.cli.bench.resident_peak_bytes", measured)
+    arguments = ["--quick", "--activities", "0.1,0.2", "--depths", "2", "--depth-activity", "0.2", "--peers", "none"]
+    assert bench("sparse", *arguments, "--resident-memory") == 0
+    assert asked == [("sparse", name, 0.2, 2) for name in ("sparse-network", "sparse-ops", "dense")]
 
 
 def test_one_case_with_sizes_of_its_own(capsys):
@@ -84,6 +158,7 @@ def test_all_leaves_out_what_does_not_run_in_a_dtype(capsys):
     assert bench("all", *TINY, "--dtype", "float64", "--peers", "none") == 0
     printed = capsys.readouterr().out
     assert "network is left out: it does not run in float64" in printed
+    assert "sparse is left out: it does not run in float64" in printed
     assert "LIF alone" in printed
 
 
@@ -133,6 +208,17 @@ def test_red_gate_is_status_1(monkeypatch, tmp_path, capsys):
         (["--device", "meta"], "argument --device: unknown device 'meta'"),
         (["--dtype", "float8"], "argument --dtype"),
         (["network", "--dtype", "float64"], "argument --dtype: network does not run in float64"),
+        (["sparse", "--dtype", "float64"], "argument --dtype: sparse does not run in float64"),
+        (["sparse", "--activities", "0.1,1"], "argument --activities: must be above 0 and below 1, but is 1"),
+        (["sparse", "--activities", "0.1,"], "argument --activities: expected numbers above 0 and below 1, separated"),
+        (["sparse", "--activities", "nan"], "argument --activities: must be above 0"),
+        (["sparse", "--depths", "1"], "argument --depths: published are 2, 3, 4 and 5 hidden layers, not 1"),
+        (["sparse", "--depths", "two"], "argument --depths: expected whole numbers, separated by commas"),
+        (["sparse", "--depth-activity", "0"], "argument --depth-activity: must be above 0 and below 1, but is 0"),
+        (["sparse", "--depth-activity", "low"], "argument --depth-activity: 'low' is not a number"),
+        (["sparse", "--input", "mnist"], "argument --input: invalid choice"),
+        (["lif", "--activities", "0.1"], "argument --activities: only for the case sparse, not for lif"),
+        (["--depth-activity", "0.1"], "argument --depth-activity: only for the case sparse, not for all"),
         (["--steps", "0"], "argument --steps: must be at least 1"),
         (["--batch-size", "-3"], "argument --batch-size: must be at least 1"),
         (["--neurons", "many"], "argument --neurons: 'many' is not a whole number"),
@@ -152,6 +238,14 @@ def test_bad_arguments_are_status_2(arguments, said, capsys):
         bench(*arguments)
     assert stop.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_sparse_on_cuda_is_status_2(monkeypatch, capsys):
+    monkeypatch.setattr("snnipu.cli.bench._device", torch.device)
+    with pytest.raises(SystemExit) as stop:
+        bench("sparse", "--device", "cuda")
+    assert stop.value.code == 2
+    assert "argument --device: sparse does not run on cuda" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -177,5 +271,5 @@ def test_help_lists_cases_and_peers(capsys):
         bench("--help")
     assert stop.value.code == 0
     printed = capsys.readouterr().out
-    for said in ("lif", "network", "spikingjelly", "norse", "Exit status"):
+    for said in ("lif", "network", "sparse", "--depth-activity", "spikingjelly", "norse", "Exit status"):
         assert said in printed

@@ -16,13 +16,13 @@ from snntorch import surrogate as snntorch_surrogate
 from torch import nn
 from torch.nn import functional
 
-from snnipu import SparseNetwork, SparseSpikes
+from snnipu import Leaky, SparseNetwork, SparseSpikes
 from snnipu.benchmarking import peers
 from snnipu.benchmarking.case import Axis, Case, Contender, Settings, Sweep, Workload
 from snnipu.benchmarking.checks import Check, check_network
 from snnipu.datasets.random_spikes import random_spikes
 from snnipu.training import benchmark_network, scale_to_activity
-from snnipu.training.methods import sparse_ops
+from snnipu.training.methods import sparse_network, sparse_ops
 from snnipu.training.sparse_benchmark import SECOND_THRESHOLD, SURROGATE_SLOPE
 
 SUMMARY = "networks of spike ids beside dense ones, against activity and depth"
@@ -109,7 +109,12 @@ class Problem:
         with warnings.catch_warnings():
             # A layer of few neurons cannot have any activity; the measured one is told.
             warnings.simplefilter("ignore", RuntimeWarning)
-            scale_to_activity(net, self.x, settings.activity, tolerance=0.01)
+            try:
+                scale_to_activity(net, self.x, settings.activity, tolerance=0.01)
+            except ValueError as error:
+                raise ValueError(
+                    f"activity: {settings.activity:g} is out of reach of so few steps, samples and neurons: {error}"
+                ) from error
         self.weights = [on_grid(layer.weight.detach()) for layer in net.layers]
         self.input_scale = net.layers[0].input_scale
 
@@ -137,9 +142,9 @@ class Problem:
                 layer.weight.copy_(weight)
         return net
 
-    def linears(self) -> nn.ModuleList:
+    def linears(self) -> List[nn.Linear]:
         """``nn.Linear`` layers with these weights times the input scale, which no dense network has."""
-        layers = nn.ModuleList(nn.Linear(w.shape[1], w.shape[0], bias=False) for w in self.weights)
+        layers = [nn.Linear(w.shape[1], w.shape[0], bias=False) for w in self.weights]
         with torch.no_grad():
             for layer, weight in zip(layers, self.weights):
                 layer.weight.copy_(weight * self.input_scale)
@@ -220,16 +225,17 @@ def aligned(layers: Sequence[torch.Tensor], steps: int) -> Layers:
     return [functional.pad(layer, (0, 0, 0, 0, steps - layer.shape[0], 0)) for layer in layers]
 
 
-class SnnTorchNet(nn.Module):
+class SnnTorchNet:
     """The step loop of a user of snnTorch; every layer reads what its predecessor did in the step before."""
 
-    def __init__(self, linears: nn.ModuleList, beta: float, spike_grad: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.fcs = linears
-        self.lifs = nn.ModuleList(
+    def __init__(
+        self, linears: Sequence[nn.Linear], beta: float, spike_grad: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        self.fcs = list(linears)
+        self.lifs = [
             snntorch.Leaky(beta=beta, threshold=THRESHOLD, spike_grad=spike_grad, reset_mechanism="zero")
-            for _ in linears
-        )
+            for _ in self.fcs
+        ]
 
     def weights(self) -> List[torch.Tensor]:
         return [fc.weight for fc in self.fcs]
@@ -250,7 +256,7 @@ class SnnTorchNet(nn.Module):
         self._run(x, spk_rec)
         return [torch.stack(record) for record in spk_rec]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Spikes ``[T, B, N]`` of the last layer."""
         spk_rec: List[List[torch.Tensor]] = [[]]
         self._run(x, spk_rec)
@@ -260,11 +266,6 @@ class SnnTorchNet(nn.Module):
 def _dense_layers(spikes: Sequence[Any]) -> Layers:
     """Spikes ``[T, B, N]``, bool, of SparseSpikes."""
     return [layer.to_dense().detach().bool() for layer in spikes]
-
-
-def _sparse_network(net: SparseNetwork, x: SparseSpikes) -> Sequence[Any]:
-    """The last layer's spikes; the layers before are not handed out."""
-    return [net(x)]
 
 
 def _sparse(settings: Settings, run: Callable[[SparseNetwork, SparseSpikes], Sequence[Any]]) -> Workload:
@@ -277,17 +278,10 @@ def _sparse(settings: Settings, run: Callable[[SparseNetwork, SparseSpikes], Seq
     def step() -> Gradients:
         return gradients(net, run(net, problem.x))
 
-    def all_layers(net: SparseNetwork) -> Sequence[Any]:
-        if run is not _sparse_network:
-            return run(net, problem.x)
-        layers = net(problem.x, all_layers=True)
-        assert isinstance(layers, list)
-        return layers
-
     def check() -> Check:
         # The dense networks have their weights times the input scale.
         def compare(net: SparseNetwork, expected: Tuple[Layers, Gradients]) -> Check:
-            layers = all_layers(net)
+            layers = run(net, problem.x)
             scaled = [gradient / problem.input_scale for gradient in gradients(net, layers)]
             return check_network(_dense_layers(layers), scaled, *expected, GRADIENT_TOLERANCE, "snnTorch")
 
@@ -341,7 +335,8 @@ def _snntorch(settings: Settings) -> Workload:
 
 def _dense(settings: Settings) -> Workload:
     problem = _problem(settings)
-    layers = [layer.to_dense() for layer in problem.network().layers]
+    twins = [layer.to_dense() for layer in problem.network().layers]
+    layers: List[Tuple[nn.Linear, Leaky]] = [(twin[0], twin[1]) for twin in twins]  # type: ignore[misc]
 
     def forward() -> Layers:
         out = problem.dense_x
@@ -351,7 +346,7 @@ def _dense(settings: Settings) -> Workload:
             every.append(out)
         return every
 
-    weights = [linear.weight for linear, _ in layers]
+    weights: List[torch.Tensor] = [linear.weight for linear, _ in layers]
     return _dense_workload(problem, weights, forward, lambda: problem.reference, "snnTorch")
 
 
@@ -369,7 +364,7 @@ def _spikingjelly(settings: Settings) -> Workload:
             every.append(out)
         return every
 
-    weights = [linear.weight for linear in linears]
+    weights: List[torch.Tensor] = [linear.weight for linear in linears]
     return _dense_workload(problem, weights, forward, lambda: problem.spikingjelly_reference, "its own rule")
 
 
@@ -392,7 +387,7 @@ def build(settings: Settings) -> Case:
         Contender(
             "sparse-network",
             "snnipu SparseNetwork",
-            functools.partial(_sparse, settings, _sparse_network),
+            functools.partial(_sparse, settings, sparse_network),
             ratio_label="SparseNetwork",
             note="path='sparse' and max_spikes=None: the sparse kernels at every activity, and nothing is dropped",
         ),
@@ -422,8 +417,8 @@ def build(settings: Settings) -> Case:
             "SpikingJelly multi-step",
             functools.partial(_spikingjelly, settings),
             peer="spikingjelly",
-            note="one matrix product a layer, then LIFNode with hard reset, which rounds its membrane in another order, and "
-            "SoftSign(10), 5 times the others' surrogate; every neuron carries gradient",
+            note="a matrix product a layer, then LIFNode with hard reset, which rounds its membrane in another order. "
+            "SoftSign(10) is 5 times the others' surrogate; every neuron carries gradient",
         ),
     ]
     return Case(
