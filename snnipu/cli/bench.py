@@ -126,6 +126,10 @@ def _output_path(*suffixes: str) -> Callable[[str], Path]:
     return parse
 
 
+def _default(name: str) -> str:
+    return f"default: {FULL[name]:g}; sparse: {sparse.FULL[name]:g}"
+
+
 def _parser() -> argparse.ArgumentParser:
     modules = cases.available()
     listing = "\n".join(f"  {name:<10} {module.SUMMARY}" for name, module in modules.items())
@@ -146,11 +150,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", choices=list(DTYPES), default="float32", help="element type (default: float32)")
     add("--peers", type=_peers, default=list(PEERS), metavar="LIST", help="comma-separated; default: all; or none")
     add("--threads", type=_positive_integer, metavar="N", help="CPU threads (default: PyTorch's)")
-    add("--steps", type=_positive_integer, metavar="T", help=f"time steps (default: {FULL['steps']})")
-    add("--batch-size", type=_positive_integer, metavar="B", help=f"samples (default: {FULL['batch_size']})")
-    add("--neurons", type=_positive_integer, metavar="N", help=f"neurons of the layer (default: {FULL['neurons']})")
-    add("--repeats", type=_positive_integer, metavar="N", help=f"rounds, at least (default: {FULL['repeats']})")
-    add("--min-seconds", type=_seconds, metavar="S", help=f"timing a case, at least (default: {FULL['min_seconds']:g})")
+    add("--steps", type=_positive_integer, metavar="T", help=f"time steps ({_default('steps')})")
+    add("--batch-size", type=_positive_integer, metavar="B", help=f"samples ({_default('batch_size')})")
+    add(
+        "--neurons", type=_positive_integer, metavar="N", help="of a hidden layer (default: 1000; sparse: as published)"
+    )
+    add("--repeats", type=_positive_integer, metavar="N", help=f"rounds, at least ({_default('repeats')})")
+    add("--min-seconds", type=_seconds, metavar="S", help=f"timing a table, at least ({_default('min_seconds')})")
     add("--resident-memory", action="store_true", help="peak resident memory too, each in a process of its own (Linux)")
     add("--quick", action="store_true", help="small sizes, few rounds: does everything run? The times mean little")
     add = parser.add_argument_group("only for sparse").add_argument
@@ -161,36 +167,30 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _defaults(module: Optional[ModuleType], quick: bool) -> Dict[str, Any]:
-    """Of the command, or those that a case has in their place."""
-    own = getattr(module, "QUICK" if quick else "FULL", {})
-    return {**(QUICK if quick else FULL), **own}
-
-
-def _run_settings(arguments: argparse.Namespace, module: ModuleType) -> Tuple[Settings, int, float]:
-    """Settings of a case, rounds, and seconds at least."""
-    values = _defaults(module, arguments.quick)
+def _values(arguments: argparse.Namespace, module: Optional[ModuleType]) -> Dict[str, Any]:
+    """Sizes and rounds: what was asked for, else a case's own defaults, else the command's."""
+    own = getattr(module, "QUICK" if arguments.quick else "FULL", {})
     asked = {name: getattr(arguments, name) for name in FULL if getattr(arguments, name) is not None}
-    if "neurons" in asked:
-        asked["hidden_neurons"] = asked["neurons"]
-    values.update(asked)
-    repeats, min_seconds = values.pop("repeats"), values.pop("min_seconds")
+    values = {**(QUICK if arguments.quick else FULL), **own, **asked}
     if module is sparse:
-        values.update(
-            {
-                name: value
-                for name, value in (("input", arguments.input), ("activity", arguments.depth_activity))
-                if value is not None
-            }
-        )
-    settings = Settings(dtype=DTYPES[arguments.dtype], device=arguments.device, **values)
-    return settings, repeats, min_seconds
+        values["hidden_neurons"] = values.pop("neurons") if arguments.neurons else own.get("hidden_neurons")
+        values.pop("neurons", None)
+        for name, value in (("input", arguments.input), ("activity", arguments.depth_activity)):
+            values.update({} if value is None else {name: value})
+    return values
+
+
+def _settings(arguments: argparse.Namespace, module: ModuleType) -> Settings:
+    values = _values(arguments, module)
+    sizes = {name: value for name, value in values.items() if name not in ("repeats", "min_seconds")}
+    return Settings(dtype=DTYPES[arguments.dtype], device=arguments.device, **sizes)
 
 
 def _run_case(arguments: argparse.Namespace, name: str, settings: Settings, **more: Any) -> CaseResult:
     module = cases.available()[name]
-    _, repeats, min_seconds = _run_settings(arguments, module)
-    return run_case(module.build(settings), arguments.peers, settings.device, repeats, min_seconds, **more)
+    values = _values(arguments, module)
+    rounds = values["repeats"], values["min_seconds"]
+    return run_case(module.build(settings), arguments.peers, settings.device, *rounds, **more)
 
 
 def _resident(arguments: argparse.Namespace, name: str, settings: Settings) -> Optional[Callable[[str], int]]:
@@ -198,9 +198,8 @@ def _resident(arguments: argparse.Namespace, name: str, settings: Settings) -> O
 
 
 def _run_sweep(arguments: argparse.Namespace, name: str, module: ModuleType) -> SweepResult:
-    settings, _, _ = _run_settings(arguments, module)
     sweep = module.sweep(
-        settings,
+        _settings(arguments, module),
         arguments.activities or (sparse.QUICK_ACTIVITIES if arguments.quick else sparse.ACTIVITIES),
         arguments.depths or (sparse.QUICK_DEPTHS if arguments.quick else sparse.DEPTHS),
     )
@@ -247,8 +246,10 @@ def _run(arguments: argparse.Namespace) -> Tuple[List[CaseResult], List[SweepRes
         if why:
             print(f"{name} is left out: {why}\n")
             continue
-        settings, repeats, _ = _run_settings(arguments, module)
-        with tqdm(total=repeats, bar_format=PROGRESS, file=sys.stderr, leave=False) as progress:
+        settings = _settings(arguments, module)
+        with tqdm(
+            total=_values(arguments, module)["repeats"], bar_format=PROGRESS, file=sys.stderr, leave=False
+        ) as progress:
             results.append(
                 _run_case(
                     arguments,
@@ -264,15 +265,14 @@ def _run(arguments: argparse.Namespace) -> Tuple[List[CaseResult], List[SweepRes
 
 def _settings_record(arguments: argparse.Namespace) -> Dict[str, Any]:
     """What the run was asked for; in a run of all cases, what differs from it stands in a case's ``parameters``."""
-    module = cases.available().get(arguments.case)
-    values = _defaults(module, arguments.quick)
-    values.update({name: getattr(arguments, name) for name in FULL if getattr(arguments, name) is not None})
+    values = _values(arguments, cases.available().get(arguments.case))
     return {
         "case": arguments.case,
         "peers": arguments.peers,
         "steps": values["steps"],
         "batch_size": values["batch_size"],
-        "neurons": values["neurons"],
+        # Null: the published numbers.
+        "neurons": values.get("neurons", values.get("hidden_neurons")),
         "beta": values.get("beta", Settings().beta),
         "repeats": values["repeats"],
         "min_seconds": values["min_seconds"],
