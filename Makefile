@@ -1,9 +1,11 @@
-# Every target sets up what it needs in $(VENV). Overridable: PYTHON, VENV, TORCH, TORCHVISION, PYTEST_ARGS, BENCH_ARGS, OUT.
-#   make demo   train on scikit-learn's digits, with pictures
-#   make test   the whole test suite
-#   make bench  snnipu beside its peers
-#   make lint   ruff, mypy, clang-format, C++ warnings
-#   make docs   the documentation as HTML
+# Every target sets up what it needs in $(VENV). Overridable: PYTHON, VENV, TORCH, TORCHVISION, PYTEST_ARGS, BENCH_ARGS,
+# SANITIZE_ISA, SANITIZE_FLAGS, OUT.
+#   make demo      train on scikit-learn's digits, with pictures
+#   make test      the whole test suite
+#   make sanitize  the kernels' tests under GCC's address and undefined-behaviour sanitizers
+#   make bench     snnipu beside its peers
+#   make lint      ruff, mypy, clang-format, C++ warnings
+#   make docs      the documentation as HTML
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
@@ -11,6 +13,10 @@ TORCHVISION ?= torchvision==0.28.0
 PYTEST_ARGS ?=
 BENCH_ARGS ?= --resident-memory
 OUT ?= out
+MACHINE := $(shell uname -m)
+SANITIZE_ISA ?= $(if $(filter x86_64 amd64,$(MACHINE)),avx2,$(if $(filter aarch64 arm64,$(MACHINE)),neon,baseline))
+# Without optimisation no access is optimised away, and compiling takes half the time; the tests take as long as with it.
+SANITIZE_FLAGS ?= -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -19,7 +25,7 @@ CPP := $(shell find csrc custom_ops -name '*.[ch]pp' -o -name '*.h')
 # A failed native build must not go unnoticed here.
 export SNNIPU_REQUIRE_NATIVE ?= 1
 
-.PHONY: demo test bench lint docs clean
+.PHONY: demo test bench lint docs sanitize clean
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -75,6 +81,18 @@ lint: $(VENV)/.lint
 docs: $(VENV)/.docs
 	$(BIN)/sphinx-build -W -q -b html docs $(OUT)/docs
 	@echo "documentation: $(abspath $(OUT)/docs)/index.html"
+
+# Python itself is not built for the sanitizers: their runtime is loaded ahead of it, and its leaks are its own. What
+# torch.compile makes of an operator is no kernel of ours. A report goes to stderr, past pytest.
+sanitize: $(VENV)/.test
+	CXXFLAGS="$(CXXFLAGS) $(SANITIZE_FLAGS)" $(BIN)/python setup.py --quiet build_ext --isa $(SANITIZE_ISA) \
+		--build-lib $(OUT)/sanitize
+	cxx="$${CXX:-c++}" && env SNNIPU_NATIVE_DIR="$(abspath $(OUT))/sanitize/snnipu/_native" \
+		LD_PRELOAD="$$($$cxx -print-file-name=libasan.so) $$($$cxx -print-file-name=libstdc++.so)" \
+		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 SNNIPU_HYPOTHESIS_EXAMPLES=30 \
+		$(BIN)/python -m pytest --capture=sys -k "not compile and not opcheck" $(PYTEST_ARGS) \
+		tests/ops $(wildcard tests/neurons/test_sparse_*.py) tests/test_spikes.py \
+		tests/test_native.py::test_every_instruction_set tests/test_native.py::test_the_sanitizers_see_an_overrun
 
 clean:
 	rm -rf $(OUT) build snnipu/_native snnipu.egg-info

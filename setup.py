@@ -64,6 +64,12 @@ def find_compiler():
 class BuildNative(build_ext):
     """Compiles csrc into snnipu/_native; what went wrong is left there for `python -m snnipu info`."""
 
+    user_options = [*build_ext.user_options, ("isa=", None, "build for this instruction set only")]
+
+    def initialize_options(self):
+        super().initialize_options()
+        self.isa = None
+
     def native_folder(self):
         return (ROOT if self.inplace else Path(self.build_lib)) / "snnipu" / "_native"
 
@@ -84,6 +90,11 @@ class BuildNative(build_ext):
     def compile_all(self, folder):
         if sys.platform == "win32":
             raise RuntimeError("the native library needs GCC or Clang; Windows is not supported yet")
+        wanted = instruction_sets()
+        if self.isa is not None:
+            if self.isa not in wanted:
+                raise RuntimeError(f"--isa must be one of {list(wanted)}, got {self.isa!r}")
+            wanted = {self.isa: wanted[self.isa]}
         compiler = find_compiler()
         version = package_version()
 
@@ -104,7 +115,7 @@ class BuildNative(build_ext):
                 raise RuntimeError(f"{compiler[0]} failed for {isa}: {lines[0] if lines else 'no message'}")
 
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-            list(pool.map(compile_one, instruction_sets().items()))
+            list(pool.map(compile_one, wanted.items()))
 
     def get_outputs(self):
         return [str(path) for path in sorted(self.native_folder().glob("*"))]

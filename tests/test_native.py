@@ -1,5 +1,6 @@
 """The native library: build, choice of instruction set, refusal of what does not fit."""
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -69,6 +70,22 @@ def test_the_best_instruction_set_is_chosen():
 def test_unknown_instruction_set():
     done = run(CHECK, SNNIPU_ISA="avx9000")
     assert "SNNIPU_ISA must be one of" in done.stderr
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "__asan_init"), reason="for make sanitize: no address sanitizer")
+def test_the_sanitizers_see_an_overrun():
+    """The library is the one built for them: an output one element too short is reported."""
+    done = run(
+        "import torch\n"
+        "from snnipu.backends import host\n"
+        "ids, values, counts = torch.zeros(1, 1).int(), torch.ones(1, 1), torch.ones(1, 2).int()\n"
+        "dense = torch.empty(9)\n"
+        "arguments = [tensor.data_ptr() for tensor in (ids, values, counts, dense)]\n"
+        "host.library.snnipu_sparse_to_dense_fwd_f32(*arguments, 1, 1, 10, 1)\n"
+    )
+    assert done.returncode != 0
+    assert "heap-buffer-overflow" in done.stderr
+    assert "csrc/host/select_spikes.cpp" in done.stderr
 
 
 def test_without_the_library_the_reference_runs_and_says_so_once(tmp_path):
