@@ -4,6 +4,10 @@
 
 #include <cstddef>
 
+#if defined(__POPC__)
+#include <poplar/HalfFloat.hpp>
+#endif
+
 namespace poplar {
 
 enum class VectorLayout { SPAN, ONE_PTR };
@@ -73,6 +77,7 @@ template <typename T, unsigned A> class Input<Vector<T, VectorLayout::SPAN, A>> 
 template <typename T, unsigned A> class Output<Vector<T, VectorLayout::SPAN, A>> : public detail::SpanField<T> {};
 template <typename T, unsigned A> class InOut<Vector<T, VectorLayout::SPAN, A>> : public detail::SpanField<T> {};
 
+// The host's popc step, csrc/ipu_model/popc, finds a codelet by its base and its fields by their types.
 class Vertex {};
 
 // compute(workerId) runs once for each of numWorkers() workers. A tile has six; one host thread is one worker.

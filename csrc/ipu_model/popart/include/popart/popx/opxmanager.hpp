@@ -1,0 +1,40 @@
+// PopART subset: which Opx lowers an operator.
+#pragma once
+
+#include <popart/operatoridentifier.hpp>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace popart {
+
+class Op;
+
+namespace popx {
+
+class Devicex;
+class Opx;
+
+class OpxManager {
+public:
+  using OpxFactoryFunc = std::function<std::unique_ptr<Opx>(Op *op, Devicex *devicex)>;
+
+  static void registerOpx(const OperatorIdentifier &opid, OpxFactoryFunc factory);
+  // Throws where there is none.
+  static std::unique_ptr<Opx> createOpx(Op *op, Devicex *devicex);
+};
+
+template <class OPX> class OpxCreator {
+public:
+  OpxCreator(const OperatorIdentifier &opid) : OpxCreator(std::vector<OperatorIdentifier>{opid}) {}
+  OpxCreator(const std::vector<OperatorIdentifier> &opids) {
+    for (const OperatorIdentifier &opid : opids)
+      OpxManager::registerOpx(opid, [](Op *op, Devicex *devicex) -> std::unique_ptr<Opx> {
+        return std::unique_ptr<OPX>(new OPX(op, devicex));
+      });
+  }
+};
+
+} // namespace popx
+} // namespace popart

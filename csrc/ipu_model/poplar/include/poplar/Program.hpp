@@ -1,0 +1,85 @@
+// poplar::program: control programs.
+#pragma once
+
+#include <initializer_list>
+#include <memory>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <poplar/DataStream.hpp>
+#include <poplar/DebugContext.hpp>
+#include <poplar/GraphElements.hpp>
+#include <poplar/Tensor.hpp>
+
+namespace poplar {
+namespace detail {
+struct ProgramNode;
+}
+
+namespace program {
+
+class Program {
+public:
+  Program();
+  bool isEmpty() const;
+
+protected:
+  friend struct detail::ProgramNode;
+  std::shared_ptr<detail::ProgramNode> node_;
+};
+
+// One after the other. Copies share their contents with the original only until either is added to.
+class Sequence : public Program {
+public:
+  Sequence(const DebugContext &debugContext = {});
+  Sequence(std::initializer_list<Program> programs, const DebugContext &debugContext = {});
+  Sequence(const std::vector<Program> &programs, const DebugContext &debugContext = {});
+  Sequence(const Sequence &other);
+  Sequence &operator=(const Sequence &other);
+  void add(const Program &program);
+  void add_back(const Program &program) { add(program); }
+};
+
+// All vertices of a compute set, in no order.
+class Execute : public Program {
+public:
+  Execute(ComputeSet cs, const DebugContext &debugContext = {});
+};
+
+// Element by element, of one type and as many.
+class Copy : public Program {
+public:
+  Copy(Tensor src, Tensor dst, bool dontOutline = false, const DebugContext &debugContext = {});
+  Copy(const DataStream &stream, Tensor dst, bool optimiseMemory = false, const DebugContext &debugContext = {});
+  Copy(Tensor src, const DataStream &stream, bool optimiseMemory = false, const DebugContext &debugContext = {});
+};
+
+class Repeat : public Program {
+public:
+  Repeat(unsigned count, const Program &body, const DebugContext &debugContext = {});
+};
+
+// cond runs before each turn; predicate is a tensor of one element.
+class RepeatWhileTrue : public Program {
+public:
+  RepeatWhileTrue(const Program &cond, Tensor predicate, const Program &body, const DebugContext &debugContext = {});
+};
+class RepeatWhileFalse : public Program {
+public:
+  RepeatWhileFalse(const Program &cond, Tensor predicate, const Program &body, const DebugContext &debugContext = {});
+};
+
+class If : public Program {
+public:
+  If(Tensor predicate, const Program &trueBody, const Program &falseBody, const DebugContext &debugContext = {});
+};
+
+// What the tensor holds is of no use any more. The model poisons it.
+class WriteUndef : public Program {
+public:
+  WriteUndef(Tensor tensor, const DebugContext &debugContext = {});
+};
+
+} // namespace program
+} // namespace poplar
