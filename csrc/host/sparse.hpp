@@ -27,8 +27,8 @@ constexpr size_t chunkBytes = 512 * 1024;
 // Groups of blocks, each with its own partial sums of the gradient of the input's values: as many as fit into
 // partialBytes, within these bounds. They depend on sizes alone, so that the order of additions does not depend on the
 // number of threads.
-constexpr size_t fewestGroups = 12, mostGroups = 16;
-constexpr size_t partialBytes = 16 * 1024 * 1024;
+constexpr size_t fewestGroups = 8, mostGroups = 16;
+constexpr size_t partialBytes = 8 * 1024 * 1024;
 
 enum Status { Done = 0, Unknown = 1, OutOfMemory = 2, BadSpikes = 3 };
 

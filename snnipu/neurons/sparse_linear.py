@@ -15,7 +15,7 @@ DenseOrSparse = Union[torch.Tensor, SparseSpikes]
 PATHS = ("auto", "sparse", "dense")
 # Share of the input neurons that spike in a step, from which on `path="auto"` takes the dense product. Where forward
 # and backward pass together cost the same: measured by `bench sparse`, see docs/how-to/choose-caps-and-thresholds.md.
-BREAK_EVEN = 0.35
+BREAK_EVEN = 0.3
 
 
 def check_path(path: object) -> str:
