@@ -14,6 +14,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -64,7 +65,7 @@ def find_compiler():
 class BuildNative(build_ext):
     """Compiles csrc into snnipu/_native; what went wrong is left there for `python -m snnipu info`."""
 
-    user_options = [*build_ext.user_options, ("isa=", None, "build for this instruction set only")]
+    user_options: ClassVar = [*build_ext.user_options, ("isa=", None, "build for this instruction set only")]
 
     def initialize_options(self):
         super().initialize_options()

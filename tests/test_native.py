@@ -119,7 +119,7 @@ def test_a_damaged_library_is_told(tmp_path):
     assert "cannot be loaded" in run(CHECK, SNNIPU_NATIVE_DIR=str(tmp_path)).stderr
 
 
-def build(folder, **environment):
+def build(folder, *options, **environment):
     source = folder / "source"
     source.mkdir()
     for name in ("setup.py", "pyproject.toml"):
@@ -128,7 +128,7 @@ def build(folder, **environment):
     for name in ("csrc", "snnipu"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("*.so", "__pycache__", "_native"))
     done = subprocess.run(
-        [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
+        [sys.executable, "setup.py", "-q", "build_ext", "--inplace", *options],
         cwd=str(source),
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
@@ -151,6 +151,13 @@ def test_without_a_compiler_the_build_fails_where_it_is_required(tmp_path):
     done, _ = build(tmp_path, CXX="/no/such/compiler", SNNIPU_REQUIRE_NATIVE="1")
     assert done.returncode != 0
     assert "/no/such/compiler" in done.stdout
+
+
+def test_one_instruction_set_that_does_not_exist(tmp_path):
+    pytest.importorskip("setuptools")
+    done, _ = build(tmp_path, "--isa", "avx9000", SNNIPU_REQUIRE_NATIVE="1")
+    assert done.returncode != 0
+    assert "--isa must be one of" in done.stdout
 
 
 def test_backend_for():

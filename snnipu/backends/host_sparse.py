@@ -9,8 +9,8 @@ import torch
 from snnipu.backends import host
 
 AS_NEEDED = -1
-# Share of the input's neurons that carry gradient, from which on the gradient of their values is a matrix product: where
-# both cost the same, see docs/how-to/choose-caps-and-thresholds.md.
+# Share of the input's neurons that carry gradient, from which on the gradient of their values is a matrix product:
+# where both cost the same, see docs/how-to/choose-caps-and-thresholds.md.
 DENSE_GRADIENT = 0.25
 WORD_BITS = 32
 
