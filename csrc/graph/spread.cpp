@@ -1,0 +1,118 @@
+#include "graph/spread.hpp"
+
+#include "graph/vertex_name.hpp"
+
+#include <algorithm>
+
+namespace snnipu {
+namespace graph {
+
+using poplar::Tensor;
+
+Spread::Spread(const poplar::Graph &graph, std::size_t elements, std::size_t grain) : elements_(elements) {
+  const std::size_t tiles = graph.getTarget().getNumTiles();
+  const std::size_t grains = (elements + grain - 1) / grain;
+  share_ = std::max<std::size_t>(1, (grains + tiles - 1) / tiles) * grain;
+}
+
+std::size_t Spread::count(std::size_t tile) const { return std::min(share_, elements_ - begin(tile)); }
+
+Tensor Spread::variable(poplar::Graph &graph, const poplar::Type &type, std::size_t rows,
+                        const poplar::DebugContext &debug) const {
+  const std::size_t whole = elements_ / share_, rest = elements_ % share_;
+  const Tensor all = graph.addVariable(type, {rows * elements_}, debug);
+  for (std::size_t tile = 0; tile < tiles(); ++tile)
+    graph.setTileMapping(all.slice(rows * begin(tile), rows * end(tile)), static_cast<unsigned>(tile));
+  const Tensor wholes = all.slice(0, rows * share_ * whole)
+                            .reshape({whole, rows, share_})
+                            .dimShuffle({1, 0, 2})
+                            .reshape({rows, whole * share_});
+  if (rest == 0)
+    return wholes;
+  return concat(wholes, all.slice(rows * share_ * whole, rows * elements_).reshape({rows, rest}), 1);
+}
+
+Tensor Spread::part(const Tensor &rows, std::size_t tile) const {
+  return rows.slice(begin(tile), end(tile), 1).flatten();
+}
+
+std::size_t wordGrain(const poplar::Type &type) { return type == poplar::HALF ? 4 : 2; }
+
+Tensor cyclic(const Tensor &tensor, std::size_t begin, std::size_t count) {
+  const Tensor flat = tensor.flatten();
+  const std::size_t size = flat.numElements();
+  if (size == 1)
+    return flat.broadcast(static_cast<unsigned>(count), 0);
+  std::vector<Tensor> pieces;
+  for (std::size_t at = begin; at < begin + count;) {
+    const std::size_t from = at % size, length = std::min(size - from, begin + count - at);
+    pieces.push_back(flat.slice(from, from + length));
+    at += length;
+  }
+  return concat(pieces);
+}
+
+Tensor nothing(poplar::Graph &graph, const poplar::Type &type) {
+  const Tensor empty = graph.addVariable(type, {0});
+  graph.setTileMapping(empty, 0);
+  return empty;
+}
+
+void zero(poplar::Graph &graph, const Spread &spread, const std::vector<Tensor> &arrays,
+          poplar::program::Sequence &prog, const poplar::DebugContext &debug) {
+  const poplar::ComputeSet cs = graph.addComputeSet(debug);
+  for (const Tensor &array : arrays)
+    for (std::size_t tile = 0; tile < spread.tiles(); ++tile) {
+      const Tensor part = spread.part(array, tile);
+      const poplar::VertexRef vertex = graph.addVertex(cs, vertexName("Zero", array.elementType()));
+      graph.connect(vertex["out"], part);
+      graph.setInitialValue(vertex["size"], static_cast<unsigned>(part.numElements()));
+      graph.setTileMapping(vertex, static_cast<unsigned>(tile));
+    }
+  prog.add(poplar::program::Execute(cs));
+}
+
+static void sumRows(poplar::Graph &graph, poplar::ComputeSet cs, const Tensor &in, std::size_t rows, const Tensor &out,
+                    std::size_t tile) {
+  const poplar::VertexRef vertex = graph.addVertex(cs, vertexName("SumRows", in.elementType()));
+  graph.connect(vertex["in"], in);
+  graph.connect(vertex["out"], out);
+  graph.setInitialValue(vertex["rows"], static_cast<unsigned>(rows));
+  graph.setInitialValue(vertex["columns"], static_cast<unsigned>(out.numElements()));
+  graph.setTileMapping(vertex, static_cast<unsigned>(tile));
+}
+
+Tensor sumModulo(poplar::Graph &graph, const Spread &spread, const Tensor &sums, const Tensor &like,
+                 poplar::program::Sequence &prog, const poplar::DebugContext &debug) {
+  const poplar::DebugInfo info(debug, "snnipu");
+  const std::size_t size = like.numElements();
+  const poplar::Type type = sums.elementType();
+  if (size == 1) {
+    // On each tile first, so that one number leaves it.
+    const std::size_t tiles = spread.tiles();
+    const Tensor partial = graph.addVariable(type, {tiles}, {info, "partial"});
+    const poplar::ComputeSet onTiles = graph.addComputeSet({info, "tiles"}), last = graph.addComputeSet({info, "sum"});
+    for (std::size_t tile = 0; tile < tiles; ++tile) {
+      graph.setTileMapping(partial[tile], static_cast<unsigned>(tile));
+      sumRows(graph, onTiles, spread.part(sums, tile), spread.count(tile), partial.slice(tile, tile + 1), tile);
+    }
+    const Tensor total = graph.addVariable(type, {1}, {info, "total"});
+    graph.setTileMapping(total, 0);
+    sumRows(graph, last, partial, tiles, total, 0);
+    prog.add(poplar::program::Execute(onTiles));
+    prog.add(poplar::program::Execute(last));
+    return total.reshape(like.shape());
+  }
+  const std::size_t rows = sums.numElements() / size;
+  const Tensor byRow = sums.reshape({rows, size});
+  const Spread columns(graph, size, wordGrain(type));
+  const Tensor total = columns.variable(graph, type, 1, {info, "total"});
+  const poplar::ComputeSet cs = graph.addComputeSet({info, "sum"});
+  for (std::size_t tile = 0; tile < columns.tiles(); ++tile)
+    sumRows(graph, cs, columns.part(byRow, tile), rows, columns.part(total, tile), tile);
+  prog.add(poplar::program::Execute(cs));
+  return total.reshape(like.shape());
+}
+
+} // namespace graph
+} // namespace snnipu

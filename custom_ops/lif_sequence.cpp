@@ -1,0 +1,200 @@
+// LifSequence and its gradient: leaky integrate-and-fire over a sequence.
+//   inputs   x [T, ...] (FLOAT or FLOAT16), mem0 [...], beta, threshold, graded (FLOAT; one element each, or one for
+//   each
+//            element of a step modulo their size)
+//   outputs  spk, mem [T, ...] of x's type
+#include "common.hpp"
+
+#include "graph/lif_sequence.hpp"
+
+namespace snnipu {
+namespace ops {
+namespace {
+
+enum Inputs { X, Mem0, Beta, Threshold, Graded };
+enum Outputs { Spk, Mem };
+
+struct LifAttributes {
+  Reset reset;
+  bool resetDelay;
+  SurrogateAttributes surrogate;
+
+  static LifAttributes read(const popart::Attributes &attributes) {
+    return {enumeration<Reset>(attributes, "reset", 3), flag(attributes, "reset_delay"),
+            SurrogateAttributes::read(attributes)};
+  }
+  void append(popart::OpSerialiserBase &to) const {
+    to.appendAttribute("reset", static_cast<int64_t>(reset));
+    to.appendAttribute("reset_delay", static_cast<int64_t>(resetDelay));
+    surrogate.append(to);
+  }
+  graph::LifSequenceOptions options() const { return {reset, resetDelay, surrogate.kind, surrogate.a, surrogate.b}; }
+};
+
+popart::OperatorIdentifier lifId() { return identifier("LifSequence"); }
+popart::OperatorIdentifier gradId() { return identifier("LifSequenceGrad"); }
+
+class LifSequenceGradOp : public popart::Op {
+public:
+  // Inputs of the gradient; the last five are the operator's own, in their order, but for x where it is not needed.
+  enum GradInputs { GradSpk, GradMem, Membranes, FirstParameter };
+
+  LifSequenceGradOp(const popart::Op &forward, const LifAttributes &attributes_)
+      : popart::Op(gradId(), forward.settings), attributes(attributes_) {
+    using popart::GradOpInType;
+    inputs_ = {{GradSpk, Spk, GradOpInType::GradOut}, {GradMem, Mem, GradOpInType::GradOut}};
+    // Without a delayed reset the membranes before it are needed, and are computed anew.
+    if (attributes.resetDelay)
+      inputs_.emplace_back(Membranes, Mem, GradOpInType::Out);
+    else
+      inputs_.emplace_back(Membranes, X, GradOpInType::In);
+    for (int i = Mem0; i <= Graded; ++i)
+      inputs_.emplace_back(FirstParameter + i - Mem0, i, GradOpInType::In);
+  }
+
+  std::unique_ptr<popart::Op> clone() const override { return std::make_unique<LifSequenceGradOp>(*this); }
+  void setup() override {
+    outInfo(X) = inInfo(Membranes);
+    for (int i = Mem0; i <= Graded; ++i)
+      outInfo(i) = inInfo(FirstParameter + i - Mem0);
+  }
+  const std::vector<popart::GradInOutMapper> &gradInputInfo() const override { return inputs_; }
+  const std::map<int, int> &gradOutToNonGradIn() const override {
+    static const std::map<int, int> outputs = {
+        {X, X}, {Mem0, Mem0}, {Beta, Beta}, {Threshold, Threshold}, {Graded, Graded}};
+    return outputs;
+  }
+  // A loss may depend on the spikes alone, or on the membranes.
+  std::set<popart::InIndex> optionalInputs() const override { return {GradSpk, GradMem}; }
+  void appendAttributes(popart::OpSerialiserBase &to) const override {
+    popart::Op::appendAttributes(to);
+    attributes.append(to);
+  }
+  void appendOutlineAttributes(popart::OpSerialiserBase &to) const override {
+    popart::Op::appendOutlineAttributes(to);
+    attributes.append(to);
+  }
+  float getSubgraphValue() const override { return getHighSubgraphValue(); }
+  bool requiresRandomSeed() const override { return false; }
+
+  const LifAttributes attributes;
+
+private:
+  std::vector<popart::GradInOutMapper> inputs_;
+};
+
+class LifSequenceOp : public popart::Op {
+public:
+  LifSequenceOp(const popart::OperatorIdentifier &opid, const popart::Op::Settings &settings,
+                const LifAttributes &attributes_)
+      : popart::Op(opid, settings), attributes(attributes_) {}
+
+  std::unique_ptr<popart::Op> clone() const override { return std::make_unique<LifSequenceOp>(*this); }
+  void setup() override {
+    checkFloat(*this, Mem0, "mem0");
+    checkFloat(*this, Beta, "beta");
+    checkFloat(*this, Threshold, "threshold");
+    checkFloat(*this, Graded, "graded");
+    outInfo(Spk) = inInfo(X);
+    outInfo(Mem) = inInfo(X);
+  }
+  std::vector<std::unique_ptr<popart::Op>> getGradOps() override {
+    std::vector<std::unique_ptr<popart::Op>> ops;
+    ops.emplace_back(new LifSequenceGradOp(*this, attributes));
+    return ops;
+  }
+  void appendAttributes(popart::OpSerialiserBase &to) const override {
+    popart::Op::appendAttributes(to);
+    attributes.append(to);
+  }
+  void appendOutlineAttributes(popart::OpSerialiserBase &to) const override {
+    popart::Op::appendOutlineAttributes(to);
+    attributes.append(to);
+  }
+  float getSubgraphValue() const override { return getHighSubgraphValue(); }
+  bool requiresRandomSeed() const override { return false; }
+
+  const LifAttributes attributes;
+};
+
+class LifSequenceOpx : public Opx {
+public:
+  LifSequenceOpx(popart::Op *op, popart::popx::Devicex *devicex) : Opx(op, devicex) {
+    verifyOp<LifSequenceOp>(op, lifId());
+    addCodelets(graph());
+  }
+
+  popart::popx::InputCreatorType getInputCreatorType(popart::InIndex index) const override {
+    return index == X ? popart::popx::InputCreatorType::CanCreate : popart::popx::InputCreatorType::Deadend;
+  }
+  poplar::Tensor createInputTensor(popart::InIndex, const poplar::DebugNameAndId &name) const override {
+    const poplar::Type type = inInfo(X).dataType() == popart::DataType::FLOAT16 ? poplar::HALF : poplar::FLOAT;
+    return graph::createLifSequenceInput(graph(), type, inInfo(X).shape_szt(), {name});
+  }
+  std::set<popart::TensorId> mustExistBeforeCreate(int) const override { return {}; }
+
+  void grow(poplar::program::Sequence &prog) const override {
+    const graph::LifSequenceInputs in = {getInTensor(X), getInTensor(Mem0), getInTensor(Beta), getInTensor(Threshold),
+                                         getInTensor(Graded)};
+    const LifSequenceOp &op = getOp<LifSequenceOp>();
+    const graph::LifSequenceOutputs out =
+        graph::lifSequence(graph(), in, prog, op.attributes.options(), debugContext("lifSequence"));
+    setOutTensor(Spk, out.spk);
+    setOutTensor(Mem, out.mem);
+  }
+};
+
+class LifSequenceGradOpx : public Opx {
+public:
+  LifSequenceGradOpx(popart::Op *op, popart::popx::Devicex *devicex) : Opx(op, devicex) {
+    verifyOp<LifSequenceGradOp>(op, gradId());
+    addCodelets(graph());
+  }
+
+  void grow(poplar::program::Sequence &prog) const override {
+    using Grad = LifSequenceGradOp;
+    const LifAttributes &attributes = getOp<Grad>().attributes;
+    const auto parameter = [this](int of) { return getInTensor(Grad::FirstParameter + of - Mem0); };
+    graph::LifSequenceInputs in = {{}, parameter(Mem0), parameter(Beta), parameter(Threshold), parameter(Graded)};
+    poplar::Tensor mem;
+    (attributes.resetDelay ? mem : in.x) = getInTensor(Grad::Membranes);
+    const graph::LifSequenceInputs out =
+        graph::lifSequenceGrad(graph(), optionalInput(Grad::GradSpk), optionalInput(Grad::GradMem), mem, in, prog,
+                               attributes.options(), debugContext("lifSequenceGrad"));
+    setOutTensor(X, out.x);
+    setOutTensor(Mem0, out.mem0.reshape(outInfo(Mem0).shape_szt()));
+    setOutTensor(Beta, out.beta);
+    setOutTensor(Threshold, out.threshold);
+    setOutTensor(Graded, out.graded);
+  }
+};
+
+const popart::OpDefinition::DataTypes streams = {popart::DataType::FLOAT, popart::DataType::FLOAT16};
+const popart::OpDefinition::DataTypes floats = {popart::DataType::FLOAT};
+
+const popart::OpDefinition
+    definition({popart::OpDefinition::Inputs(
+                    {{"x", streams}, {"mem0", floats}, {"beta", floats}, {"threshold", floats}, {"graded", floats}}),
+                popart::OpDefinition::Outputs({{"spk", streams}, {"mem", streams}}),
+                popart::OpDefinition::Attributes({{"reset", {"*"}},
+                                                  {"reset_delay", {"*"}},
+                                                  {"surrogate", {"*"}},
+                                                  {"surrogate_a", {"*"}},
+                                                  {"surrogate_b", {"*"}}})});
+
+const popart::OpCreator<LifSequenceOp> creator(
+    popart::OpDefinitions({{lifId(), definition}}),
+    [](const popart::OpCreatorInfo &info) -> std::unique_ptr<popart::Op> {
+      return std::make_unique<LifSequenceOp>(info.opid, info.settings, LifAttributes::read(info.attributes));
+    },
+    true);
+const popart::popx::OpxCreator<LifSequenceOpx> opxCreator(lifId());
+const popart::popx::OpxCreator<LifSequenceGradOpx> gradOpxCreator(gradId());
+const popart::RegisterShapeInferenceFunction shapes(lifId(), [](popart::ShapeInferenceContext &context) {
+  context.outInfo(Spk) = context.inInfo(X);
+  context.outInfo(Mem) = context.inInfo(X);
+});
+
+} // namespace
+} // namespace ops
+} // namespace snnipu
