@@ -120,7 +120,7 @@ def test_equals_the_dense_layer(path, reset):
         out = layer(x)
         assert isinstance(out, SparseSpikes)
         assert torch.equal(out.to_dense(), spk)
-        assert layer.activity == pytest.approx(float(spk.mean()), rel=1e-6)
+        assert layer.activity == pytest.approx(float(spk.detach().mean()), rel=1e-6)
         assert layer.overflow == 0
         (out.to_dense() * upstream).sum().backward()
         pairs = [(layer.weight, linear.weight), (layer.bias, linear.bias)]
