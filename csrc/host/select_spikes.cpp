@@ -23,7 +23,8 @@ void selectSteps(const uint32_t *fired, const uint32_t *carried, const Slots<C> 
     vertex.rows = static_cast<unsigned>(to.batch);
     vertex.words = static_cast<unsigned>(words);
     vertex.slots = static_cast<unsigned>(to.slots);
-    vertex.first = to.rotate ? static_cast<unsigned>(t * to.slots % to.neurons) : 0;
+    const unsigned start = to.rotate ? static_cast<unsigned>(t * to.slots % to.neurons) : 0;
+    vertex.start.connect(&start);
     runVertex(vertex, order);
   });
 }

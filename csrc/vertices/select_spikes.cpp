@@ -4,7 +4,7 @@
 
 namespace snnipu {
 
-// Spikes first, then neurons that only carry gradient; among each, what fits is taken from id `first` on in cyclic
+// Spikes first, then neurons that only carry gradient; among each, what fits is taken from id `start` on in cyclic
 // order and stored by ascending id. Padding holds id 0 and value 0.
 template <typename C> class SelectSpikes : public poplar::MultiVertex {
 public:
@@ -14,10 +14,10 @@ public:
   Out<C> values;        // [rows][slots]
   Out<int> counts;      // [rows][2]
   Out<int> dropped;     // [rows][2]
+  In<unsigned> start;   // of one element: a graph's loop over time moves it on
   unsigned rows;
   unsigned words;
   unsigned slots;
-  unsigned first;
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerShare(workerId, numWorkers(), rows);
@@ -75,7 +75,8 @@ private:
   }
 
   template <typename Bits> void emit(const Bits &bits, unsigned found, unsigned keep, int *to) const {
-    // What comes first in cyclic order: from `first` on; what then still fits: from id 0 on.
+    // What comes first in cyclic order: from `start` on; what then still fits: from id 0 on.
+    const unsigned first = start[0];
     unsigned ahead = 0, behind = keep;
     if (found > keep && first != 0) {
       const unsigned from = count(bits, first);

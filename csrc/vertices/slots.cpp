@@ -1,0 +1,131 @@
+// Between dense rows and slots of spikes: bits of the neurons above a threshold, what a dense row holds at the slots
+// and back, and spike ids as numbers of another type.
+#include "neuron/lanes.hpp"
+#include "vertices/vertex.hpp"
+
+namespace snnipu {
+
+// Bits, 32 to a word, the lowest bit first. With nonzero: both where x is not 0. Else fired where x - threshold > 0,
+// carried also where x > gradThreshold, or everywhere without a second threshold.
+template <typename C> class Above : public poplar::MultiVertex {
+public:
+  In<C> x;         // [rows][neurons]
+  In<C> threshold; // of one element, or of each neuron; unused with nonzero
+  Out<unsigned> fired;
+  Out<unsigned> carried;
+  C gradThreshold;
+  unsigned rows;
+  unsigned neurons;
+  bool perNeuron;
+  bool second;
+  bool nonzero;
+
+  void compute(unsigned workerId) {
+    const WorkerRange range = workerShare(workerId, numWorkers(), rows);
+    const unsigned words = (neurons + 31) / 32;
+    for (unsigned row = range.begin; row < range.end; ++row)
+      for (unsigned word = 0; word < words; ++word) {
+        const unsigned held = neurons - 32 * word < 32 ? neurons - 32 * word : 32;
+        unsigned above = 0, all = 0;
+        for (unsigned i = 0; i < held; ++i) {
+          const unsigned neuron = 32 * word + i;
+          const C value = x[static_cast<std::size_t>(row) * neurons + neuron];
+          const bool spike = nonzero ? value != C(0) : value - threshold[perNeuron ? neuron : 0] > C(0);
+          const bool carries = spike || (!nonzero && (!second || value > gradThreshold));
+          above |= static_cast<unsigned>(spike) << i;
+          all |= static_cast<unsigned>(carries) << i;
+        }
+        fired[static_cast<std::size_t>(row) * words + word] = above;
+        carried[static_cast<std::size_t>(row) * words + word] = all;
+      }
+  }
+};
+
+// values = dense at the carried slots, 0 in padding.
+template <typename C> class GatherSlots : public poplar::MultiVertex {
+public:
+  In<C> dense;    // [rows][neurons]
+  In<int> ids;    // [rows][slots]
+  In<int> counts; // [rows][2]
+  Out<C> values;  // [rows][slots]
+  unsigned rows;
+  unsigned slots;
+  unsigned neurons;
+
+  void compute(unsigned workerId) {
+    const WorkerRange range = workerShare(workerId, numWorkers(), rows);
+    for (unsigned row = range.begin; row < range.end; ++row)
+      for (unsigned slot = 0; slot < slots; ++slot) {
+        const std::size_t at = static_cast<std::size_t>(row) * slots + slot;
+        values[at] = slot < static_cast<unsigned>(counts[2 * row + 1])
+                         ? dense[static_cast<std::size_t>(row) * neurons + static_cast<unsigned>(ids[at])]
+                         : C(0);
+      }
+  }
+};
+
+// dense = 0, then += values at the carried slots.
+template <typename C> class ScatterSlots : public poplar::MultiVertex {
+public:
+  In<C> values;   // [rows][slots]
+  In<int> ids;    // [rows][slots]
+  In<int> counts; // [rows][2]
+  Out<C> dense;   // [rows][neurons]
+  unsigned rows;
+  unsigned slots;
+  unsigned neurons;
+
+  void compute(unsigned workerId) {
+    const WorkerRange range = workerShare(workerId, numWorkers(), rows);
+    for (unsigned row = range.begin; row < range.end; ++row) {
+      C *const to = &dense[static_cast<std::size_t>(row) * neurons];
+      for (unsigned neuron = 0; neuron < neurons; ++neuron)
+        to[neuron] = C(0);
+      for (unsigned slot = 0; slot < static_cast<unsigned>(counts[2 * row + 1]); ++slot) {
+        const std::size_t at = static_cast<std::size_t>(row) * slots + slot;
+        to[ids[at]] += values[at];
+      }
+    }
+  }
+};
+
+// Between operators ids and counts are floats. An id that is none would lead out of the tile's memory: it is held to
+// [0, limit).
+class IdsOfFloats : public poplar::MultiVertex {
+public:
+  In<float> from;
+  Out<int> to;
+  unsigned size;
+  unsigned limit;
+
+  void compute(unsigned workerId) {
+    const WorkerRange range = workerShare(workerId, numWorkers(), size, 2);
+    const float last = static_cast<float>(limit) - 1.0f;
+    for (unsigned i = range.begin; i < range.end; ++i) {
+      const float id = from[i];
+      // Written so that NaN becomes 0.
+      to[i] = id > 0.0f ? static_cast<int>(id < last ? id : last) : 0;
+    }
+  }
+};
+
+class FloatsOfIds : public poplar::MultiVertex {
+public:
+  In<int> from;
+  Out<float> to;
+  unsigned size;
+
+  void compute(unsigned workerId) {
+    const WorkerRange range = workerShare(workerId, numWorkers(), size, 2);
+    for (unsigned i = range.begin; i < range.end; ++i)
+      to[i] = static_cast<float>(from[i]);
+  }
+};
+
+#if defined(__POPC__)
+template class Above<float>;
+template class GatherSlots<float>;
+template class ScatterSlots<float>;
+#endif
+
+} // namespace snnipu

@@ -1,0 +1,247 @@
+// What a network of layers on spike ids needs beside the forward step of csrc/vertices/sparse_lif.cpp: the backward
+// step for the block of neurons that a tile holds, and a loop over time: what a step reads of a sequence, and what it
+// leaves in one.
+#include "neuron/lif.hpp"
+#include "neuron/sparse.hpp"
+#include "neuron/surrogate.hpp"
+#include "vertices/vertex.hpp"
+
+namespace snnipu {
+
+// value = (value + by) modulo `modulo`, or without it where that is 0.
+class Advance : public poplar::MultiVertex {
+public:
+  Through<unsigned> value; // of one element
+  unsigned by;
+  unsigned modulo;
+
+  void compute(unsigned workerId) {
+    if (workerId != 0)
+      return;
+    value[0] += by;
+    if (modulo != 0)
+      value[0] %= modulo;
+  }
+};
+
+// to = what a sequence has at step - back; 0 before its start.
+template <typename T> class LoadStep : public poplar::MultiVertex {
+public:
+  In<T> from; // [steps][size]
+  In<unsigned> step;
+  Out<T> to;
+  unsigned back;
+  unsigned size;
+
+  void compute(unsigned workerId) {
+    const WorkerRange range = workerShare(workerId, numWorkers(), size, 2);
+    const unsigned now = step[0];
+    for (unsigned i = range.begin; i < range.end; ++i)
+      to[i] = now < back ? T(0) : from[static_cast<std::size_t>(now - back) * size + i];
+  }
+};
+
+template <typename T> class StoreStep : public poplar::MultiVertex {
+public:
+  In<T> from;
+  In<unsigned> step;
+  Through<T> to; // [steps][size]
+  unsigned size;
+
+  void compute(unsigned workerId) {
+    const WorkerRange range = workerShare(workerId, numWorkers(), size, 2);
+    T *const now = &to[static_cast<std::size_t>(step[0]) * size];
+    for (unsigned i = range.begin; i < range.end; ++i)
+      now[i] = from[i];
+  }
+};
+
+// Words of the bits of blocks, one behind the other, as words of 32 neurons.
+class MergeBits : public poplar::MultiVertex {
+public:
+  In<unsigned> bits;   // [rows][pieces]
+  In<unsigned> widths; // [pieces]: neurons of each, up to 32
+  Out<unsigned> out;   // [rows][words]
+  unsigned rows;
+  unsigned pieces;
+  unsigned words;
+
+  void compute(unsigned workerId) {
+    const WorkerRange range = workerShare(workerId, numWorkers(), rows);
+    for (unsigned row = range.begin; row < range.end; ++row) {
+      const unsigned *const from = &bits[static_cast<std::size_t>(row) * pieces];
+      unsigned *const to = &out[static_cast<std::size_t>(row) * words];
+      unsigned word = 0, held = 0, used = 0;
+      for (unsigned piece = 0; piece < pieces; ++piece) {
+        const unsigned width = widths[piece];
+        held |= from[piece] << used;
+        used += width;
+        if (used >= 32) {
+          to[word++] = held;
+          used -= 32;
+          // What did not fit into the word.
+          held = used != 0 ? from[piece] >> (width - used) : 0;
+        }
+      }
+      if (used != 0)
+        to[word] = held;
+    }
+  }
+};
+
+// beta into [0, 1].
+template <typename C> class ClampUnit : public poplar::MultiVertex {
+public:
+  Through<C> values;
+  unsigned size;
+
+  void compute(unsigned workerId) {
+    const WorkerRange range = workerShare(workerId, numWorkers(), size, 2);
+    for (unsigned i = range.begin; i < range.end; ++i)
+      values[i] = clampUnit(SingleLane<C>{values[i]})[0];
+  }
+};
+
+// out = upstream + scale * the sum over the blocks: the gradient of the values of a step's slots.
+template <typename C> class SumSlots : public poplar::MultiVertex {
+public:
+  In<C> partial;  // [blocks][size]
+  In<C> upstream; // [size]; unused without hasUpstream
+  Out<C> out;     // [size]
+  C scale;
+  unsigned blocks;
+  unsigned size;
+  bool hasUpstream;
+
+  void compute(unsigned workerId) {
+    const WorkerRange range = workerShare(workerId, numWorkers(), size, 2);
+    for (unsigned i = range.begin; i < range.end; ++i) {
+      C total = C(0);
+      for (unsigned block = 0; block < blocks; ++block)
+        total += partial[static_cast<std::size_t>(block) * size + i];
+      out[i] = hasUpstream ? upstream[i] + scale * total : scale * total;
+    }
+  }
+};
+
+// One step back in time of a block's neurons: the gradient of the spikes' values through the surrogate, that of the
+// step after through the membrane, and the sums for the parameters, which each row has for itself.
+template <typename C, Reset R, template <typename> class Surrogate>
+class SparseLifStepBackward : public poplar::MultiVertex {
+public:
+  In<C> beta; // [lanes]; clamped here, with the gradient 0 outside of [0, 1]
+  In<C> threshold;
+  In<int> ids;       // [rows][slots]: the layer's own spikes
+  In<int> counts;    // [rows][2]
+  In<C> gradValues;  // [rows][slots]
+  In<C> mem;         // [steps][rows][lanes]
+  In<unsigned> step; // of one element
+  Through<C> carry;  // [rows][lanes]: gradient of the membrane
+  Out<C> grad;       // [rows][lanes]: the same, as the step's input gets it
+  Through<C> gradBeta;
+  Through<C> gradThreshold;
+  Through<C> gradBias;
+  C surrogateA;
+  C surrogateB;
+  unsigned rows;
+  unsigned slots;
+  unsigned lanes;
+  unsigned firstId;
+  unsigned neurons;
+
+  void compute(unsigned workerId) {
+    const WorkerRange range = workerShare(workerId, numWorkers(), rows);
+    const Surrogate<C> surrogate{surrogateA, surrogateB};
+    for (unsigned row = range.begin; row < range.end; ++row) {
+      const std::size_t first = static_cast<std::size_t>(row) * lanes;
+      const C *const now = &mem[(static_cast<std::size_t>(step[0]) * rows) * lanes + first];
+      const C *const before = step[0] > 0 ? now - static_cast<std::size_t>(rows) * lanes : nullptr;
+      for (unsigned slot = 0; slot < static_cast<unsigned>(counts[2 * row + 1]); ++slot) {
+        const std::size_t at = static_cast<std::size_t>(row) * slots + slot;
+        // Of another block: a number below firstId is a large one now.
+        const unsigned lane = static_cast<unsigned>(ids[at]) - firstId;
+        if (lane >= neurons)
+          continue;
+        typedef SingleLane<C> V;
+        const V through = surrogate.gradient(load<V>(&now[lane]) - load<V>(&threshold[lane]), V{gradValues[at]});
+        carry[first + lane] += through[0];
+        gradThreshold[first + lane] -= through[0];
+      }
+      for (unsigned lane = 0; lane < lanes; lane += registerLanes<C>)
+        carryOn(first + lane, lane, before);
+    }
+  }
+
+private:
+  void carryOn(std::size_t at, unsigned lane, const C *before) {
+    using V = Register<C>;
+    const V raw = load<V>(&beta[lane]), zero = splat<V>(0);
+    const LifParameters<V> p{clampUnit(raw), load<V>(&threshold[lane]), splat<V>(1)};
+    const V memBefore = before ? load<V>(before + lane) : zero;
+    const V g = load<V>(&carry[at]);
+    const LifCarry<V> out = lifCarry<R>(p, g, memBefore, heaviside(memBefore - p.threshold));
+    store(&grad[at], g);
+    store(&carry[at], out.gradMem);
+    store(&gradBias[at], load<V>(&gradBias[at]) + g);
+    store(&gradBeta[at], load<V>(&gradBeta[at]) + (raw == p.beta ? out.gradBeta : zero));
+    if constexpr (R == Reset::Subtract)
+      store(&gradThreshold[at], load<V>(&gradThreshold[at]) - out.gradThreshold);
+  }
+};
+
+// gradWeight[id] += scale * value * grad[row] for every spike. A worker has the ids of a range, and looks at all.
+template <typename C> class SparseLinearWeightUpdate : public poplar::MultiVertex {
+public:
+  In<int> ids;           // [rows][slots]
+  In<C> values;          // [rows][slots]; not read with unitValues
+  In<int> counts;        // [rows][2]
+  In<C> grad;            // [rows][lanes]
+  Through<C> gradWeight; // [inputs][lanes]
+  C scale;
+  unsigned rows;
+  unsigned slots;
+  unsigned inputs;
+  unsigned lanes;
+  bool unitValues;
+
+  void compute(unsigned workerId) {
+    const WorkerRange range = workerShare(workerId, numWorkers(), inputs);
+    for (unsigned row = 0; row < rows; ++row) {
+      const std::size_t first = static_cast<std::size_t>(row) * slots;
+      const C *const from = &grad[static_cast<std::size_t>(row) * lanes];
+      for (unsigned slot = 0; slot < static_cast<unsigned>(counts[2 * row]); ++slot) {
+        const unsigned id = static_cast<unsigned>(ids[first + slot]);
+        if (id < range.begin || id >= range.end)
+          continue;
+        using V = Register<C>;
+        const V factor = splat<V>(unitValues ? scale : scale * values[first + slot]);
+        C *const to = &gradWeight[static_cast<std::size_t>(id) * lanes];
+        for (unsigned lane = 0; lane < lanes; lane += registerLanes<C>)
+          store(to + lane, multiplyAdd(factor, load<V>(from + lane), load<V>(to + lane)));
+      }
+    }
+  }
+};
+
+#define SNNIPU_SPARSE_LIF_STEP_BACKWARD(R)                                                                             \
+  template class SparseLifStepBackward<float, R, LeakyStep>;                                                           \
+  template class SparseLifStepBackward<float, R, Triangular>;                                                          \
+  template class SparseLifStepBackward<float, R, FastSigmoid>;                                                         \
+  template class SparseLifStepBackward<float, R, ATan>;                                                                \
+  template class SparseLifStepBackward<float, R, Sigmoid>;                                                             \
+  template class SparseLifStepBackward<float, R, SpikeRateEscape>;
+
+#if defined(__POPC__)
+template class LoadStep<float>;
+template class LoadStep<int>;
+template class StoreStep<float>;
+template class StoreStep<int>;
+template class ClampUnit<float>;
+template class SumSlots<float>;
+template class SparseLinearWeightUpdate<float>;
+SNNIPU_SPARSE_LIF_STEP_BACKWARD(Reset::Subtract)
+SNNIPU_SPARSE_LIF_STEP_BACKWARD(Reset::Zero)
+SNNIPU_SPARSE_LIF_STEP_BACKWARD(Reset::None)
+#endif
+
+} // namespace snnipu
