@@ -10,6 +10,7 @@ COMMANDS = {
     "train": "train a spiking network on real digits",
     "run": "run an unmodified PopTorch (or snnTorch) script on this machine",
     "bench": "time snnipu beside its peers, in one run",
+    "profile": "plan a network on IPU tiles; predict memory and speed by a model",
 }
 
 

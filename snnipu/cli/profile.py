@@ -1,0 +1,160 @@
+"""``python -m snnipu profile``: what a network would need and take on IPUs, by a model of the machine."""
+
+import argparse
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any, List, Optional, Sequence
+
+from torch import nn
+
+from snnipu.cli.bench import _output_path, _positive_integer
+from snnipu.ipu import report
+from snnipu.ipu.mapping import MAX_IPUS, plan
+from snnipu.ipu.network import DTYPES, OPTIMIZERS, NetworkSpec
+from snnipu.ipu.performance import estimate
+from snnipu.ipu.targets import TARGETS
+
+DEFAULT_ACTIVITY = 0.02
+
+
+def _activity(text: str) -> List[float]:
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, or one for each size, but is {text!r}") from None
+    for value in values:
+        if not 0 < value <= 1:
+            raise argparse.ArgumentTypeError(f"must be above 0 and up to 1, but is {value:g}")
+    return values
+
+
+def _ipus(text: str) -> int:
+    value = _positive_integer(text)
+    if value > MAX_IPUS:
+        raise argparse.ArgumentTypeError(f"must be at most {MAX_IPUS}, but is {value}")
+    return value
+
+
+def _neurons_per_tile(text: str) -> int:
+    value = _positive_integer(text)
+    if value % 2:
+        raise argparse.ArgumentTypeError(f"must be even, but is {value}")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="snnipu profile",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Plan an event-driven network on the tiles of IPUs, and predict memory and speed.",
+        epilog="Every figure is a model's, none is measured: no IPU is needed.\n\n"
+        'Exit status: 0 also where the network does not fit (the JSON has "fits"), 2 wrong arguments.',
+    )
+    add = parser.add_argument
+    add(
+        "--model",
+        required=True,
+        metavar="MODEL",
+        help="sizes, input first, such as 2312,1466,1466,10; or a Python file that defines `model`, a module or a "
+        "function that returns one; FILE.py:NAME for another name",
+    )
+    add("--ipus", type=_ipus, default=1, metavar="N", help="IPUs to spread the layers over (default: 1)")
+    add("--target", choices=list(TARGETS), default="mk2", help="kind of IPU (default: mk2)")
+    add(
+        "--activity",
+        type=_activity,
+        default=[DEFAULT_ACTIVITY],
+        metavar="A",
+        help="share of the neurons that spike in a step: one number, or one for each size, input first "
+        f"(default: {DEFAULT_ACTIVITY})",
+    )
+    add("--input-slots", type=_positive_integer, metavar="S", help="slots of the input (default: by its activity)")
+    add("--batch-size", type=_positive_integer, default=48, metavar="B", help="samples at once (default: 48)")
+    add("--steps", type=_positive_integer, default=100, metavar="T", help="time steps (default: 100)")
+    add("--dtype", choices=list(DTYPES), default="float32", help="of the weights (default: float32)")
+    add("--optimizer", choices=OPTIMIZERS, default="adam", help="whose state the tiles keep (default: adam)")
+    add("--inference", action="store_true", help="no backward pass")
+    add("--neurons-per-tile", type=_neurons_per_tile, metavar="N", help="at least so many (default: tried out)")
+    add("--json", type=_output_path(), metavar="FILE", help="write figures and plan as JSON")
+    add("--html", type=_output_path(".html", ".htm"), metavar="FILE", help="write a report with maps of the tiles")
+    return parser
+
+
+class ModelError(ValueError):
+    """``--model`` names nothing that can be planned."""
+
+
+def _load(path: Path, name: str) -> nn.Module:
+    """The module that a Python file defines as ``name``."""
+    if not path.is_file():
+        raise ModelError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location("snnipu_profiled_model", path)
+    if spec is None or spec.loader is None:
+        raise ModelError(f"{path} is no Python file")
+    namespace = importlib.util.module_from_spec(spec)
+    # As for a script: its neighbours can be imported.
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(namespace)
+        if not hasattr(namespace, name):
+            raise ModelError(f"{path} defines no {name!r}")
+        found: Any = getattr(namespace, name)
+        if not isinstance(found, nn.Module) and callable(found):
+            found = found()
+    except ModelError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"{path} raised {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.pop(0)
+    if not isinstance(found, nn.Module):
+        raise ModelError(f"{name} of {path} must be a torch.nn.Module, or return one, but is {type(found).__name__}")
+    return found
+
+
+def _network(arguments: argparse.Namespace) -> NetworkSpec:
+    more = {
+        "batch_size": arguments.batch_size,
+        "steps": arguments.steps,
+        "dtype": arguments.dtype,
+        "optimizer": arguments.optimizer,
+        "training": not arguments.inference,
+    }
+    activity = arguments.activity[0] if len(arguments.activity) == 1 else arguments.activity
+    text: str = arguments.model
+    if text.replace(",", "").replace(" ", "").replace("-", "").isdigit():
+        try:
+            sizes = [int(part) for part in text.split(",")]
+        except ValueError:
+            raise ModelError(f"sizes are positive whole numbers, separated by commas, but is {text!r}") from None
+        if any(size < 1 for size in sizes):
+            raise ModelError(f"sizes are positive whole numbers, but is {text!r}")
+        return NetworkSpec.from_sizes(sizes, activity, arguments.input_slots, **more)
+    file, _, name = text.rpartition(":") if text.rpartition(":")[0].endswith(".py") else (text, "", "model")
+    if not file.endswith(".py"):
+        raise ModelError(f"expected sizes such as 784,1000,10, or a Python file (.py), but is {text!r}")
+    if arguments.input_slots is not None:
+        raise ModelError("--input-slots is for sizes; a model has max_spikes")
+    return NetworkSpec.from_module(_load(Path(file), name or "model"), activity, **more)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Plan and predict what ``argv`` asks for; returns the exit status."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    try:
+        network = _network(arguments)
+    except (ModelError, TypeError, ValueError) as error:
+        parser.error(f"argument --model: {error}")
+    made = plan(network, arguments.target, arguments.ipus, neurons_per_tile=arguments.neurons_per_tile)
+    performance = estimate(made) if made.layers else None
+    print(report.text(performance) if performance is not None else report.plan_only_text(made))
+    if arguments.json:
+        document = report.to_json(made, performance)
+        arguments.json.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    if arguments.html:
+        title = f"{arguments.model} on {arguments.ipus} x {arguments.target}"
+        arguments.html.write_text(report.to_html(made, performance, title), encoding="utf-8")
+    return 0

@@ -1,0 +1,248 @@
+"""Pictures of plans and of what the performance model predicts, by matplotlib."""
+
+import textwrap
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+import numpy as np
+
+from snnipu._extras import require
+from snnipu.ipu.mapping import Plan
+from snnipu.ipu.published import A100_FLOPS, CLAIMS, IPUS, NEURONS_PER_TILE
+from snnipu.ipu.report import IDLE_COLOUR, OVER_COLOUR, ROLE_COLOURS, SEQUENCE, SHARE_COLOURS, _grid, _lighter
+from snnipu.ipu.targets import KIBIBYTE
+
+FORMATS = (".png", ".svg", ".pdf")
+TEXT, QUIET, GRID = "#22303c", "#5f6f7d", "#e6eaee"
+DEPTH_COLOURS = {2: "#0f3a63", 3: "#3674a9", 4: "#5b9a68", 5: "#c2703d"}
+# The activity at which shares are shown and claims are set beside.
+SHOWN_ACTIVITY = 0.02
+FOOT_WIDTH = 215
+# Compute by phase in cold colours.
+PHASE_COLOURS = {
+    "integrate and fire": "#1f5587",
+    "spike selection": "#86b0d3",
+    "neuron gradients": "#a9cdb2",
+    "weight and spike gradients": "#2f7d6d",
+    "sum of spike gradients": "#7a6fb0",
+    "weight update": "#c3c7d6",
+    "exchange": SHARE_COLOURS["exchange"],
+    "sync": "#b0555f",
+}
+
+
+def _figure(**more: Any) -> Any:
+    return require("matplotlib.figure", "plot", "a picture").Figure(facecolor="white", dpi=150, **more)
+
+
+def _squares(plan: Plan, values: np.ndarray, fill: float) -> np.ndarray:
+    """``values`` of all tiles as one picture, IPUs side by side, up to four a row."""
+    columns, rows = _grid(plan.target.tiles_per_ipu)
+    across = min(plan.ipus, 2 if plan.ipus <= 4 else 4)
+    down = -(-plan.ipus // across)
+    picture = np.full((down * (rows + 1) - 1, across * (columns + 1) - 1), fill)
+    for ipu in range(plan.ipus):
+        own = np.full(rows * columns, fill)
+        part = values[ipu * plan.target.tiles_per_ipu : (ipu + 1) * plan.target.tiles_per_ipu]
+        own[: len(part)] = part
+        top, left = (ipu // across) * (rows + 1), (ipu % across) * (columns + 1)
+        picture[top : top + rows, left : left + columns] = own.reshape(rows, columns)
+    return picture
+
+
+def _mesh(axes: Any, plan: Plan, picture: np.ndarray, colours: Any, low: float, high: float) -> Any:
+    """Tiles as squares with white seams, tile 0 in the upper left corner."""
+    width = 0.6 if plan.ipus <= 2 else 0.3 if plan.ipus <= 4 else 0.1
+    image = axes.pcolormesh(
+        np.ma.masked_invalid(picture), cmap=colours, vmin=low, vmax=high, edgecolors="white", linewidth=width
+    )
+    axes.invert_yaxis()
+    return image
+
+
+def draw_plan(plan: Plan, path: Path) -> None:
+    """Write what each tile does, and its memory, to ``path``; its suffix is one of :data:`FORMATS`.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+        ValueError: the suffix.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in FORMATS:
+        raise ValueError(f"path must end in {', '.join(FORMATS)}, got {path.name!r}")
+    colours = require("matplotlib.colors", "plot", "a picture")
+    patches = require("matplotlib.patches", "plot", "a picture")
+    figure = _figure(figsize=(12, 5.2))
+    title = (
+        f"{'-'.join(map(str, plan.network.sizes))} on {plan.ipus} × {plan.target.name}, as planned (a model's figures)"
+    )
+    figure.text(0.02, 0.955, title, fontsize=13, fontweight="bold", color=TEXT, va="center")
+    left, right = figure.add_axes((0.02, 0.13, 0.455, 0.74)), figure.add_axes((0.49, 0.13, 0.455, 0.74))
+    roles = plan.roles()
+    shades, handles = ["white", IDLE_COLOUR], [patches.Patch(color=IDLE_COLOUR, label="no work")]
+    classes = np.ones(plan.tiles)
+    for layer in plan.layers:
+        colour = ROLE_COLOURS[(layer.layer - 1) % len(ROLE_COLOURS)]
+        for role, shade, name in ((layer.layer, colour, "neurons"), (-layer.layer, _lighter(colour), "selection")):
+            classes[roles == role] = len(shades)
+            shades.append(shade)
+            handles.append(patches.Patch(color=shade, label=f"layer {layer.layer}: {name}"))
+    _mesh(left, plan, _squares(plan, classes, 0), colours.ListedColormap(shades), -0.5, len(shades) - 0.5)
+    left.set_title("what a tile does", fontsize=10, color=TEXT, loc="left")
+    left.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, -0.02), ncol=4, fontsize=7, frameon=False)
+    limit = plan.target.bytes_per_tile / KIBIBYTE
+    memory = np.where(roles == 0, np.nan, plan.tile_memory / KIBIBYTE)
+    shaded = colours.LinearSegmentedColormap.from_list("memory", SEQUENCE)
+    shaded = shaded.with_extremes(over=OVER_COLOUR, bad="white")
+    image = _mesh(right, plan, _squares(plan, memory, np.nan), shaded, 0, limit)
+    over = int((plan.tile_memory > plan.target.bytes_per_tile).sum())
+    note = f"; {over} tiles over it in red" if over else ""
+    right.set_title(f"memory of a tile, KiB of {limit:.0f}{note}", fontsize=10, color=TEXT, loc="left")
+    bar = figure.colorbar(image, cax=figure.add_axes((0.955, 0.13, 0.008, 0.74)))
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=7, colors=QUIET, pad=1)
+    for axes in (left, right):
+        axes.set_xticks([])
+        axes.set_yticks([])
+        for side in axes.spines.values():
+            side.set_visible(False)
+    figure.savefig(path)
+
+
+def _frame(axes: Any, title: str, label: str) -> None:
+    axes.set_title(title, fontsize=10, color=TEXT, loc="left")
+    axes.set_xlabel(label, fontsize=8.5, color=QUIET)
+    axes.tick_params(labelsize=8, colors=QUIET)
+    for name, side in axes.spines.items():
+        side.set_visible(name in ("left", "bottom"))
+        side.set_color("#c3ccd4")
+
+
+def _throughput(axes: Any, rows: Sequence[Dict[str, Any]], name: str) -> None:
+    own = [row for row in rows if row["network"] == name]
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    ends = []
+    for hidden, colour in DEPTH_COLOURS.items():
+        line = [row for row in own if row["hidden_layers"] == hidden and row["fits"]]
+        where = [100 * row["activity"] for row in line]
+        axes.plot(where, [row["samples_per_s"] for row in line], color=colour, marker="o", markersize=4, linewidth=2)
+        ends.append((hidden, where[-1], line[-1]["samples_per_s"], colour))
+    for hidden, x, y, colour in ends:
+        axes.annotate(f"{hidden}", (x, y), (5, 0), textcoords="offset points", fontsize=9, color=colour, va="center")
+    two = next(row for row in own if row["hidden_layers"] == 2)
+    ceiling = two["a100_ceiling"]["FP32"]
+    axes.axhline(ceiling, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
+    note = f"dense products on an A100 at FP32 peak,\n2 hidden layers: at most {ceiling:,.0f}"
+    axes.annotate(note, (50, ceiling), (0, 3), textcoords="offset points", fontsize=7, color=QUIET, ha="right")
+    axes.set_ylim(100, 30000)
+    ticks = sorted({100 * row["activity"] for row in own})
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xticks([], minor=True)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.grid(True, which="major", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    _frame(axes, f"{name}: samples per second, one Mk2, by hidden layers", "activity of the hidden layers, %")
+
+
+def _shares(axes: Any, rows: Sequence[Dict[str, Any]]) -> None:
+    own = [row for row in rows if row["network"] == "N-MNIST" and row["activity"] in (0.005, SHOWN_ACTIVITY, 0.1)]
+    own.sort(key=lambda row: (row["hidden_layers"], row["activity"]), reverse=True)
+    for place, row in enumerate(own):
+        start = 0.0
+        for kind, colour in PHASE_COLOURS.items():
+            share = 100 * row["shares"].get(kind, 0.0)
+            axes.barh(place, share, left=start, color=colour, height=0.72)
+            if share > 9:
+                ink = TEXT if kind in ("spike selection", "neuron gradients") else "white"
+                axes.text(start + share / 2, place, f"{share:.0f}", fontsize=7, color=ink, va="center", ha="center")
+            start += share
+    axes.set_yticks(range(len(own)), [f"{row['hidden_layers']} layers, {100 * row['activity']:g} %" for row in own])
+    axes.set_xlim(0, 100)
+    _frame(axes, "N-MNIST: where a batch's time goes; exchange and sync in warm colours", "% of the cycles")
+    axes.tick_params(axis="y", labelsize=7.5)
+    patches = require("matplotlib.patches", "plot", "a picture")
+    handles = [patches.Patch(color=colour, label=kind) for kind, colour in PHASE_COLOURS.items()]
+    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.45, -0.115), ncol=4, fontsize=7, frameon=False)
+
+
+def _many(axes: Any, rows: Sequence[Dict[str, Any]]) -> None:
+    colours = require("matplotlib.colors", "plot", "a picture")
+    rate = np.full((len(NEURONS_PER_TILE), len(IPUS)), np.nan)
+    for row in rows:
+        y, x = NEURONS_PER_TILE.index(row["neurons_per_tile"]), IPUS.index(row["ipus"])
+        neurons = f"{sum(row['sizes'][1:]) / 1000:,.0f}k neurons"
+        if row["fits"]:
+            rate[y, x] = np.log10(row["samples_per_s"])
+            said, colour = f"{row['samples_per_s']:,.0f}/s", "white" if row["samples_per_s"] > 9000 else TEXT
+        else:
+            need = row["tile_memory_max_bytes"] / KIBIBYTE
+            said, colour = f"does not fit:\n{need:,.0f} KiB a tile", OVER_COLOUR
+        axes.text(x, y - 0.13, said, ha="center", va="center", fontsize=8, color=colour)
+        axes.text(x, y + 0.27, neurons, ha="center", va="center", fontsize=6.8, color=colour)
+    shaded = colours.LinearSegmentedColormap.from_list("rate", SEQUENCE[1:])
+    shaded = shaded.with_extremes(bad="#fbf1ef")
+    axes.imshow(np.ma.masked_invalid(rate), cmap=shaded, aspect="auto")
+    axes.set_xticks(range(len(IPUS)), [str(ipus) for ipus in IPUS])
+    axes.set_yticks(range(len(NEURONS_PER_TILE)), [str(count) for count in NEURONS_PER_TILE])
+    axes.set_ylabel("neurons a tile", fontsize=8.5, color=QUIET)
+    title = "Many neurons: samples per second (2 hidden layers, 0.5 % active, T = 10, SGD)"
+    _frame(axes, title, "IPUs (Mk2)")
+
+
+def implied_a100(rows: Sequence[Dict[str, Any]]) -> List[float]:
+    """Samples a second of an A100 with which the published 5 to 10 times would hold against the prediction.
+
+    For N-MNIST with two hidden layers at :data:`SHOWN_ACTIVITY`; lowest first.
+    """
+    row = next(
+        row for row in rows if (row["network"], row["hidden_layers"], row["activity"]) == ("N-MNIST", 2, SHOWN_ACTIVITY)
+    )
+    return [row["samples_per_s"] / 10, row["samples_per_s"] / 5]
+
+
+def _foot(rows: Sequence[Dict[str, Any]]) -> List[str]:
+    low, high = implied_a100(rows)
+    ceiling = next(row["a100_ceiling"] for row in rows if (row["network"], row["hidden_layers"]) == ("N-MNIST", 2))
+    rates = {kind: f"{flops / 1e12:g} TFLOP/s" for kind, flops in A100_FLOPS.items()}
+    claims = (
+        f"{CLAIMS[0].upper()}{CLAIMS[1:]}. The model has no GPU in it: 5 to 10 times, for N-MNIST with 2 hidden layers "
+        f"at {100 * SHOWN_ACTIVITY:g} % active, would mean an A100 that trains {low:,.0f} to {high:,.0f} samples a "
+        f"second, {100 * low / ceiling['FP32']:.0f} to {100 * high / ceiling['FP32']:.0f} % of what its FP32 peak "
+        f"({rates['FP32']}) allows for dense products; at TF32 peak ({rates['TF32']}) these alone would allow "
+        f"{ceiling['TF32']:,.0f}."
+    )
+    assumed = (
+        "Assumed: vertices take the cycles of PopLibs' estimators (a gathered row 19 + 2 for two weights, six workers "
+        "in turn); 4 bytes per cycle and tile exchanged, 320 GB/s between IPUs; a synchronisation 150 cycles on one "
+        "IPU, 600 on several; all slots are sent and carry gradient; no host input or output. Slots of the input 32 "
+        "(N-MNIST) and 48 (SHD), all used; of a hidden layer 2 floor(activity n / 2). T = 100 and Adam, but for the "
+        "many-neuron runs; their two fully connected layers are our choice."
+    )
+    return [*textwrap.wrap(claims, FOOT_WIDTH), *textwrap.wrap(assumed, FOOT_WIDTH)]
+
+
+def draw_published(results: Dict[str, Any], path: Path) -> None:
+    """Write the chart of :func:`snnipu.ipu.published.results` to ``path``.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
+    figure = _figure(figsize=(13, 9.6))
+    figure.text(
+        0.02,
+        0.972,
+        "The networks of the published sparse benchmark on IPUs, training, as snnipu's performance model predicts",
+        fontsize=13,
+        fontweight="bold",
+        color=TEXT,
+        va="center",
+    )
+    figure.text(0.02, 0.946, "Nothing here is measured. Batch 48, float32.", fontsize=9, color=QUIET, va="center")
+    rows = results["depth"]
+    _throughput(figure.add_axes((0.06, 0.575, 0.39, 0.335)), rows, "N-MNIST")
+    _throughput(figure.add_axes((0.55, 0.575, 0.39, 0.335)), rows, "SHD")
+    _shares(figure.add_axes((0.09, 0.185, 0.36, 0.315)), rows)
+    _many(figure.add_axes((0.55, 0.185, 0.42, 0.315)), results["many_neurons"])
+    figure.text(0.02, 0.015, "\n".join(_foot(rows)), fontsize=7.3, color=QUIET, va="bottom", linespacing=1.5)
+    figure.savefig(path)

@@ -1,0 +1,325 @@
+"""How long a plan takes: an analytic model of compute, exchange and synchronisation, forwards and backwards.
+
+A step is a sequence of phases; in each, all tiles compute, or all exchange, and the slowest one decides
+(bulk-synchronous parallel). What a phase's tiles compute is counted by :mod:`snnipu.ipu.cycles`.
+
+Forwards, with layers one step apart, all at once: ids of the spikes go to all tiles of the next layer; neurons
+integrate; bits of what fired go to the selection tiles; these make ids. Backwards: ids and spike gradients go to all
+tiles; these find their neurons, run the adjoint, add to the weight gradients and make partial gradients of their
+input's spikes, which all tiles together sum. Without delay the layers' phases follow one another.
+
+What is left out: host input and output, the loss, control flow, and the memory that two phases of exchange code share.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+import numpy as np
+
+from snnipu.ipu import cycles
+from snnipu.ipu.mapping import COUNTS_BYTES, FLOAT, LayerPlan, Plan, lanes
+
+LABEL = "predicted by snnipu's IPU performance model, not measured"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A compute phase or an exchange phase of all tiles, with its synchronisation, in cycles.
+
+    Attributes:
+        name: what is done.
+        direction: ``forward`` or ``backward``, once a time step, or ``update``, once a batch.
+        kind: ``compute`` or ``exchange``.
+        cycles: of the slowest tile.
+        sync: of the synchronisation that begins the phase.
+        where: the layer whose tile is the slowest, 0 where it is none.
+    """
+
+    name: str
+    direction: str
+    kind: str
+    cycles: float
+    sync: float
+    where: int
+
+
+@dataclass(frozen=True)
+class Performance:
+    """What the model predicts. Every figure is a model's, none is measured.
+
+    Attributes:
+        plan: what was looked at.
+        phases: of one time step, and the update of a batch.
+        tile_cycles: cycles that each tile computes in a step, forwards and backwards, ``[tiles]``.
+        exchange_bytes_per_step: received by all tiles.
+    """
+
+    plan: Plan
+    phases: Tuple[Phase, ...]
+    tile_cycles: np.ndarray
+    exchange_bytes_per_step: float
+
+    def _sum(self, kind: str, *directions: str) -> float:
+        """Cycles per batch of a kind: compute, exchange or sync."""
+        steps = self.plan.network.steps
+        total = 0.0
+        for phase in self.phases:
+            if directions and phase.direction not in directions:
+                continue
+            times = 1 if phase.direction == "update" else steps
+            if kind == "sync":
+                total += times * phase.sync
+            elif phase.kind == kind:
+                total += times * phase.cycles
+        return total
+
+    @property
+    def cycles_per_batch(self) -> float:
+        return sum(self._sum(kind) for kind in ("compute", "exchange", "sync"))
+
+    @property
+    def cycles_per_step(self) -> float:
+        """Forwards and backwards; the weight update is not in it."""
+        kinds, steps = ("compute", "exchange", "sync"), self.plan.network.steps
+        return sum(self._sum(kind, "forward", "backward") for kind in kinds) / steps
+
+    def direction_cycles(self, direction: str) -> float:
+        """Cycles per batch of ``forward``, ``backward`` or ``update``."""
+        return sum(self._sum(kind, direction) for kind in ("compute", "exchange", "sync"))
+
+    @property
+    def compute_share(self) -> float:
+        return self._sum("compute") / self.cycles_per_batch
+
+    @property
+    def exchange_share(self) -> float:
+        return self._sum("exchange") / self.cycles_per_batch
+
+    @property
+    def sync_share(self) -> float:
+        return self._sum("sync") / self.cycles_per_batch
+
+    @property
+    def bound(self) -> str:
+        """What takes most of the time: ``compute``, ``exchange`` or ``sync``; ``memory`` where it does not fit."""
+        if not self.plan.fits:
+            return "memory"
+        shares = {"compute": self.compute_share, "exchange": self.exchange_share, "sync": self.sync_share}
+        return max(shares, key=lambda kind: shares[kind])
+
+    @property
+    def slowest_phase(self) -> Phase:
+        """The phase of a step that takes longest."""
+        return max((phase for phase in self.phases if phase.direction != "update"), key=lambda phase: phase.cycles)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples a second; a plan that does not fit has none, and gets 0."""
+        if not self.plan.fits:
+            return 0.0
+        return self.plan.network.batch_size * self.plan.target.clock_hz / self.cycles_per_batch
+
+    @property
+    def seconds_per_batch(self) -> float:
+        return self.cycles_per_batch / self.plan.target.clock_hz
+
+    @property
+    def balance(self) -> float:
+        """Mean over largest compute time of the tiles that are used, 0 to 1."""
+        used = self.tile_cycles[: self.plan.tiles_used]
+        return float(used.mean() / used.max()) if used.size and used.max() > 0 else 0.0
+
+
+def _selected(plan: Plan) -> List[Sequence[LayerPlan]]:
+    """Layers that run at once, group after group."""
+    return [list(plan.layers)] if plan.network.delay else [[layer] for layer in plan.layers]
+
+
+class _Estimator:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.network, self.target = plan.network, plan.target
+        self.half = self.network.dtype == "float16"
+        self.sync = plan.target.sync_cycles if plan.ipus_used == 1 else plan.target.ipu_sync_cycles
+        self.tile_cycles = np.zeros(plan.tiles)
+        self.received = 0.0
+        self.phases: List[Phase] = []
+
+    def compute(
+        self, name: str, direction: str, layers: Sequence[LayerPlan], cost: Callable[[LayerPlan, int], float]
+    ) -> None:
+        """A phase of the layers' neuron tiles; ``cost`` takes a layer and the lanes of a tile."""
+        slowest, where = 0.0, 0
+        for layer in layers:
+            counts = np.asarray(layer.neurons)
+            by_count = {count: cost(layer, lanes(count)) for count in set(layer.neurons)}
+            if direction != "update":
+                first = layer.first_tile
+                for count, cycles_ in by_count.items():
+                    self.tile_cycles[first : first + layer.tiles][counts == count] += cycles_
+            most = max(by_count.values())
+            slowest, where = (most, layer.layer) if most > slowest else (slowest, where)
+        if slowest:
+            self.phases.append(Phase(name, direction, "compute", slowest, self.sync, where))
+
+    def exchange(self, name: str, direction: str, tile_bytes: Dict[int, float], link_bytes: float) -> None:
+        """A phase in which a tile of a layer receives or sends so many bytes, and an IPU so many over its links."""
+        where = max(tile_bytes, key=lambda layer: tile_bytes[layer])
+        within = cycles.exchange(tile_bytes[where], self.target.exchange_bytes_per_cycle)
+        across = cycles.exchange(link_bytes, self.target.link_bytes_per_cycle)
+        if max(within, across):
+            self.phases.append(Phase(name, direction, "exchange", max(within, across), self.sync, where))
+
+    def foreign(self, layer: LayerPlan, entry: int) -> int:
+        """IPUs of a layer that have no selection tile of ``entry``, from where its ids come."""
+        if entry == 0:
+            return 0  # every IPU gets its input from the host
+        own = set(self.plan.layers[entry - 1].selection_ipus(self.target))
+        return len(set(layer.ipus(self.target)) - own)
+
+    def forward(self, layers: Sequence[LayerPlan]) -> None:
+        network, rows = self.network, self.network.batch_size
+        ids = {layer.layer: rows * self._train_bytes(layer.layer - 1) for layer in layers}
+        self.received += sum(ids[layer.layer] * layer.tiles for layer in layers)
+        links = sum(ids[layer.layer] * self.foreign(layer, layer.layer - 1) for layer in layers)
+        self.exchange("spike ids to the layers' tiles", "forward", ids, links)
+        self.compute(
+            "integrate and fire",
+            "forward",
+            layers,
+            lambda layer, width: cycles.sparse_lif_forward(rows, width, network.spikes[layer.layer - 1], self.half),
+        )
+        bits = {layer.layer: max(layer.rows) * 2.0 * FLOAT * layer.words for layer in layers}
+        self.received += sum(rows * 2.0 * FLOAT * layer.words for layer in layers)
+        links = sum(
+            rows
+            * 2.0
+            * FLOAT
+            * layer.words
+            * (len(layer.ipus(self.target)) > 1 or self.foreign(layer, layer.layer) > 0)
+            for layer in layers
+        )
+        self.exchange("fired bits to the selection tiles", "forward", bits, links)
+        slowest, where = 0.0, 0
+        for layer in layers:
+            entry, first = layer.layer, layer.first_selection_tile
+            carried = network.slots[entry] if network.training else network.spikes[entry]
+            for offset, samples in enumerate(layer.rows):
+                cost = cycles.select_spikes(samples, layer.words, carried, network.slots[entry])
+                self.tile_cycles[first + offset] += cost
+                slowest, where = (cost, entry) if cost > slowest else (slowest, where)
+        self.phases.append(Phase("spike selection", "forward", "compute", slowest, self.sync, where))
+
+    def _train_bytes(self, entry: int) -> float:
+        return self.network.slots[entry] * self.network.id_bytes(entry) + COUNTS_BYTES
+
+    def backward(self, layers: Sequence[LayerPlan]) -> None:
+        network, rows = self.network, self.network.batch_size
+        arriving = {
+            layer.layer: rows
+            * (self._train_bytes(layer.layer) + network.slots[layer.layer] * FLOAT + self._train_bytes(layer.layer - 1))
+            for layer in layers
+        }
+        self.received += sum(arriving[layer.layer] * layer.tiles for layer in layers)
+        links = sum(arriving[layer.layer] * self.foreign(layer, layer.layer - 1) for layer in layers)
+        self.exchange("spike gradients and ids to the layers' tiles", "backward", arriving, links)
+
+        def own(layer: LayerPlan, width: int) -> float:
+            return rows * network.slots[layer.layer] * width / network.sizes[layer.layer]
+
+        self.compute(
+            "neuron gradients",
+            "backward",
+            layers,
+            lambda layer, width: cycles.neuron_gradient(rows, width, network.slots[layer.layer], own(layer, width)),
+        )
+        self.compute(
+            "weight and spike gradients",
+            "backward",
+            layers,
+            lambda layer, width: (
+                cycles.weight_gradient(rows * network.spikes[layer.layer - 1], width)
+                + (
+                    cycles.value_gradient(rows, network.slots[layer.layer - 1], width, self.half)
+                    if layer.layer > 1
+                    else 0
+                )
+            ),
+        )
+        behind = [layer for layer in layers if layer.layer > 1]
+        if not behind:
+            return
+        used = self.plan.tiles_used
+        elements = {layer.layer: rows * network.slots[layer.layer - 1] for layer in behind}
+        shares = {layer.layer: -(-elements[layer.layer] // used) for layer in behind}
+        arriving_all = float(sum(shares[layer.layer] * layer.tiles * FLOAT for layer in behind))
+        sums = {layer.layer: max(float(elements[layer.layer] * FLOAT), arriving_all) for layer in behind}
+        self.received += arriving_all * used
+        # Each IPU sums its own partial gradients before they travel.
+        links = sum(elements[layer.layer] * FLOAT * max(len(layer.ipus(self.target)) - 1, 0) for layer in behind)
+        self.exchange("partial spike gradients", "backward", sums, links)
+        cost = sum(cycles.reduction(shares[layer.layer], layer.tiles) for layer in behind)
+        self.tile_cycles[:used] += cost
+        self.phases.append(Phase("sum of spike gradients", "backward", "compute", cost, self.sync, behind[-1].layer))
+
+    def run(self) -> Performance:
+        groups = _selected(self.plan)
+        for layers in groups:
+            self.forward(layers)
+        if self.network.training:
+            for layers in reversed(groups):
+                self.backward(layers)
+            self.compute(
+                "weight update",
+                "update",
+                self.plan.layers,
+                lambda layer, width: cycles.weight_update(
+                    self.network.sizes[layer.layer - 1] * width, self.network.optimizer
+                ),
+            )
+        return Performance(self.plan, tuple(self.phases), self.tile_cycles, self.received)
+
+
+def estimate(plan: Plan) -> Performance:
+    """Predict the speed of a plan; raises ValueError for one without layers."""
+    if not plan.layers:
+        raise ValueError(f"plan: it has no layers on tiles: {'; '.join(plan.problems)}")
+    return _Estimator(plan).run()
+
+
+def summary(performance: Performance) -> Dict[str, Any]:
+    """The figures as JSON has them."""
+    plan = performance.plan
+    return {
+        "label": LABEL,
+        "fits": plan.fits,
+        "problems": list(plan.problems),
+        "notes": list(plan.notes),
+        "bound": performance.bound,
+        "slowest_phase": performance.slowest_phase.name,
+        "samples_per_s": performance.samples_per_s if plan.fits else None,
+        "seconds_per_batch": performance.seconds_per_batch if plan.fits else None,
+        "cycles_per_step": performance.cycles_per_step,
+        "cycles_per_batch": performance.cycles_per_batch,
+        "compute_share": performance.compute_share,
+        "exchange_share": performance.exchange_share,
+        "sync_share": performance.sync_share,
+        "balance": performance.balance,
+        "tile_memory_max_bytes": plan.tile_memory_max_bytes,
+        "tile_memory_limit_bytes": plan.target.bytes_per_tile,
+        "tiles_used": plan.tiles_used,
+        "tiles": plan.tiles,
+        "ipus_used": plan.ipus_used,
+        "exchange_bytes_per_step": performance.exchange_bytes_per_step,
+        "phases": [
+            {
+                "name": phase.name,
+                "direction": phase.direction,
+                "kind": phase.kind,
+                "cycles": phase.cycles,
+                "sync_cycles": phase.sync,
+                "slowest_layer": phase.where,
+            }
+            for phase in performance.phases
+        ],
+    }

@@ -1,0 +1,57 @@
+"""The machines that a plan is made for: the numbers of an IPU that mapping and performance model need."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Dict
+
+KIBIBYTE = 1024
+
+
+@dataclass(frozen=True)
+class Target:
+    """One kind of IPU.
+
+    Attributes:
+        name: ``mk1``, ``mk2`` or ``bow``.
+        tiles_per_ipu: tiles of one IPU.
+        bytes_per_tile: memory of a tile, code included.
+        clock_hz: clock of the tiles.
+        workers: worker threads of a tile, which share its issue slots.
+        exchange_bytes_per_cycle: what a tile receives, and sends, per cycle within its IPU.
+        link_bytes_per_second: what an IPU receives, and sends, over its links to other IPUs.
+        sync_cycles: of one synchronisation of the tiles of an IPU.
+        ipu_sync_cycles: the same where several IPUs take part.
+
+    Source: tiles, memory, clock and exchange as in the vendor's documentation of Mk1, Mk2 and Bow. The links are taken
+    for ten at 32 GB/s in each direction; the cycles of a synchronisation are an assumption.
+    """
+
+    name: str
+    tiles_per_ipu: int
+    bytes_per_tile: int
+    clock_hz: float
+    workers: int = 6
+    exchange_bytes_per_cycle: float = 4.0
+    link_bytes_per_second: float = 320e9
+    sync_cycles: int = 150
+    ipu_sync_cycles: int = 600
+
+    @property
+    def link_bytes_per_cycle(self) -> float:
+        return self.link_bytes_per_second / self.clock_hz
+
+    def to_dict(self) -> Dict[str, Any]:
+        return asdict(self)
+
+
+TARGETS: Dict[str, Target] = {
+    "mk1": Target("mk1", 1216, 256 * KIBIBYTE, 1.6e9),
+    "mk2": Target("mk2", 1472, 624 * KIBIBYTE, 1.33e9),
+    "bow": Target("bow", 1472, 624 * KIBIBYTE, 1.85e9),
+}
+
+
+def target_named(name: str) -> Target:
+    """The target of this name; raises ValueError for any other."""
+    if name not in TARGETS:
+        raise ValueError(f"target must be one of {', '.join(TARGETS)}, got {name!r}")
+    return TARGETS[name]

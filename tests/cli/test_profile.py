@@ -1,0 +1,131 @@
+"""``python -m snnipu profile``."""
+
+import json
+import re
+
+import pytest
+
+from snnipu.cli import main as command_line
+
+PINNED = {
+    "fits",
+    "samples_per_s",
+    "bound",
+    "tile_memory_max_bytes",
+    "cycles_per_step",
+    "compute_share",
+    "exchange_share",
+    "sync_share",
+}
+MODEL = """
+import snnipu as snn
+from neighbour import BETA
+
+model = snn.SparseNetwork([120, 60, 10], beta=BETA, max_spikes=[12, 6, 10])
+
+
+def build():
+    return snn.SparseNetwork([80, 40, 10], beta=BETA)
+
+
+number = 3
+
+
+def broken():
+    raise OSError("no such weights")
+"""
+
+
+@pytest.fixture
+def model_file(tmp_path):
+    (tmp_path / "neighbour.py").write_text("BETA = 0.9\n")
+    (tmp_path / "net.py").write_text(MODEL)
+    return tmp_path / "net.py"
+
+
+def run(*arguments):
+    return command_line(["profile", *map(str, arguments)])
+
+
+def test_table_json_and_html(tmp_path, capsys):
+    out, page = tmp_path / "out.json", tmp_path / "out.html"
+    options = ["--target", "bow", "--ipus", "2", "--activity", "0.05", "--batch-size", "8", "--steps", "20"]
+    assert run("--model", "300,101,101,10", *options, "--json", out, "--html", page) == 0
+    said = capsys.readouterr().out
+    assert "not measured" in said
+    assert "samples per second" in said
+    document = json.loads(out.read_text())
+    assert set(document) >= PINNED
+    assert document["fits"] is True
+    assert document["samples_per_s"] > 0
+    assert document["bound"] in ("compute", "exchange", "sync")
+    assert sum(document[f"{kind}_share"] for kind in ("compute", "exchange", "sync")) == pytest.approx(1)
+    assert document["plan"]["target"]["name"] == "bow"
+    assert document["plan"]["network"]["steps"] == 20
+    assert sum(document["fullest_tile"]["bytes"].values()) == document["tile_memory_max_bytes"]
+    text = page.read_text()
+    assert "not measured" in text
+    # Self-contained: nothing is fetched, and every figure is in it.
+    assert not re.search(r"<(script|link|img)|https?://(?!www.w3.org)", text)
+    assert text.count("<svg") == 5
+    assert f"{document['samples_per_s']:,.0f}" in text
+    assert text.count("M") > 2 * 1472
+    for heading in ("Tile memory", "Compute cycles", "What each tile does", "Assumptions"):
+        assert heading in text
+
+
+def test_what_does_not_fit(tmp_path, capsys):
+    out, page = tmp_path / "out.json", tmp_path / "out.html"
+    assert run("--model", "20000,12000,10", "--json", out, "--html", page) == 0
+    document = json.loads(out.read_text())
+    assert (document["fits"], document["samples_per_s"], document["bound"]) == (False, None, "memory")
+    assert "KiB" in document["problems"][0]
+    assert "does not fit" in capsys.readouterr().out
+    assert "Does not fit" in page.read_text()
+
+
+def test_no_plan_at_all(tmp_path):
+    out, page = tmp_path / "out.json", tmp_path / "out.html"
+    assert run("--model", ",".join(["10"] * 800), "--activity", "0.3", "--json", out, "--html", page) == 0
+    document = json.loads(out.read_text())
+    assert set(document) >= PINNED
+    assert document["fits"] is False
+    assert "cannot hold" in page.read_text()
+
+
+def test_python_files(model_file, tmp_path):
+    out = tmp_path / "out.json"
+    assert run("--model", model_file, "--json", out, "--activity", "0.1") == 0
+    assert json.loads(out.read_text())["plan"]["network"]["slots"] == [12, 6, 10]
+    assert run("--model", f"{model_file}:build", "--json", out, "--inference", "--activity", "0.1,0.1,0.3") == 0
+    network = json.loads(out.read_text())["plan"]["network"]
+    assert (network["sizes"], network["training"]) == ([80, 40, 10], False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "300"], "sizes must have an entry for the input"),
+        (["--model", "300,0,10"], "positive whole numbers"),
+        (["--model", "net.txt"], "expected sizes such as"),
+        (["--model", "missing.py"], "there is no file missing.py"),
+        (["--model", "FILE:absent"], "defines no 'absent'"),
+        (["--model", "FILE:number"], "must be a torch.nn.Module"),
+        (["--model", "FILE:broken"], "raised OSError: no such weights"),
+        (["--model", "FILE", "--input-slots", "4"], "--input-slots is for sizes"),
+        (["--model", "9,8,7", "--activity", "1.5"], "above 0 and up to 1"),
+        (["--model", "9,8,7", "--activity", "0.1,0.2"], "activity must be one number, or 3"),
+        (["--model", "9,8,7", "--ipus", "0"], "at least 1"),
+        (["--model", "9,8,7", "--ipus", "65"], "at most 64"),
+        (["--model", "9,8,7", "--target", "mk9"], "invalid choice"),
+        (["--model", "9,8,7", "--neurons-per-tile", "3"], "must be even"),
+        (["--model", "9,8,7", "--html", "out.txt"], "must end in"),
+        ([], "--model"),
+    ],
+)
+def test_wrong_arguments(arguments, message, model_file, capsys, monkeypatch):
+    monkeypatch.chdir(model_file.parent)
+    with pytest.raises(SystemExit) as stopped:
+        run(*(argument.replace("FILE", str(model_file)) for argument in arguments))
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,299 @@
+"""Plans of event-driven networks on tiles: what is where, what fits, and what the performance model makes of it."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import snnipu as snn
+from snnipu import ipu
+from snnipu.ipu import cycles, published
+from snnipu.ipu.mapping import CATEGORIES, layer_memory, selection_memory
+from snnipu.ipu.performance import summary
+
+SIZES = [2312, 1466, 1466, 10]
+
+
+def spec(sizes=SIZES, activity=0.02, **more):
+    return ipu.NetworkSpec.from_sizes(sizes, activity, **more)
+
+
+def check_places(plan):
+    """Every neuron on one tile, every sample's selection on one, no tile with two roles, all on machines there are."""
+    taken = np.zeros(plan.tiles, dtype=int)
+    for layer in plan.layers:
+        assert sum(layer.neurons) == plan.network.sizes[layer.layer]
+        assert sum(layer.rows) == plan.network.batch_size
+        assert min(layer.neurons) >= 1
+        taken[layer.first_tile : layer.first_tile + layer.tiles] += 1
+        taken[layer.first_selection_tile : layer.first_selection_tile + layer.selection_tiles] += 1
+        assert layer.first_tile + layer.tiles <= plan.tiles
+        assert layer.first_selection_tile + layer.selection_tiles <= plan.tiles
+        # Whole pairs, apart from a layer's last tile.
+        assert all(count % 2 == 0 for count in layer.neurons[:-1])
+        assert max(layer.neurons) - min(layer.neurons[:-1] or layer.neurons) <= 2
+    assert taken.max() == 1
+    assert taken.sum() == plan.tiles_used
+
+
+@pytest.mark.parametrize("target", ["mk1", "mk2", "bow"])
+@pytest.mark.parametrize("ipus", [1, 2, 4])
+def test_every_neuron_has_one_tile(target, ipus):
+    made = ipu.plan(spec([700, 1001, 333, 20], 0.05, batch_size=13), target, ipus)
+    assert made.fits
+    check_places(made)
+    assert made.tiles == ipus * ipu.TARGETS[target].tiles_per_ipu
+
+
+@pytest.mark.parametrize("hidden", [2, 3, 4, 5])
+def test_published_networks_fit_one_mk2(hidden):
+    made = ipu.plan(published.network("N-MNIST", hidden, 0.02))
+    assert made.fits
+    assert made.ipus_used == 1
+    check_places(made)
+    # Two neurons a tile at least: only a layer's last tile may have an odd one.
+    assert all(min(layer.neurons) == 2 for layer in made.layers if max(layer.neurons) == 2)
+
+
+def test_tiles_follow_the_work():
+    """A layer whose neurons have more input spikes gets more tiles for as many neurons."""
+    made = ipu.plan(
+        ipu.NetworkSpec((4000, 3000, 3000, 10), (400.0, 15.0, 15.0, 1.0), (400, 30, 30, 10)), neurons_per_tile=2
+    )
+    first, second = made.layers[:2]
+    assert first.tiles > second.tiles
+    assert max(first.neurons) < max(second.neurons)
+
+
+def test_tile_of():
+    made = ipu.plan(spec([50, 31, 10], 0.1, batch_size=4), neurons_per_tile=4)
+    (first, _) = made.layers
+    tiles = [made.tile_of(1, neuron) for neuron in range(31)]
+    assert tiles == sorted(tiles)
+    assert [tiles.count(tile) for tile in dict.fromkeys(tiles)] == list(first.neurons)
+    assert made.roles()[tiles[0]] == 1
+    for wrong in (-1, 31):
+        with pytest.raises(IndexError, match=f"no neuron {wrong}"):
+            made.tile_of(1, wrong)
+
+
+def test_memory_is_what_is_on_the_tile():
+    network = spec([100, 40, 10], 0.1, batch_size=3, steps=7, optimizer="adam")
+    parts = layer_memory(network, 1, 4)
+    assert parts["weights"] == 100 * 4 * 4
+    assert parts["weight gradients"] == 100 * 4 * 4
+    assert parts["optimiser state"] == 2 * 100 * 4 * 4
+    assert parts["history"] == 7 * 3 * 4 * 4
+    assert layer_memory(spec([100, 40, 10], 0.1, dtype="float16"), 1, 3)["weights"] == 100 * 4 * 2
+    without = layer_memory(spec([100, 40, 10], 0.1, batch_size=3, training=False), 1, 4)
+    assert without["weight gradients"] == without["optimiser state"] == without["history"] == 0
+    # Ids of more than 65536 neurons are wider.
+    wide, narrow = (selection_memory(spec([10, size, 2], 0.001, batch_size=1), 1, 1, 1) for size in (65537, 65536))
+    slots = spec([10, 65536, 2], 0.001).slots[1]
+    assert wide["neuron state"] - narrow["neuron state"] == slots * 2
+    made = ipu.plan(network)
+    total = sum(made.memory[name] for name in CATEGORIES)
+    assert np.array_equal(total, made.tile_memory)
+    assert made.tile_memory_max_bytes == total.max()
+    assert (made.tile_memory[made.roles() == 0] == 0).all()
+
+
+def test_a_tile_over_its_memory_is_named_with_a_remedy():
+    made = ipu.plan(spec([20000, 12000, 10], 0.01))
+    assert not made.fits
+    problem = made.problems[0]
+    tile = int(made.tile_memory.argmax())
+    assert f"tile {tile} needs {made.tile_memory_max_bytes / 1024:.0f} KiB" in problem
+    assert "weights" in problem
+    assert "more IPUs leave less on a tile" in problem
+    assert "does not fit" in str(made)
+    found = summary(ipu.estimate(made))
+    assert found["fits"] is False
+    assert found["samples_per_s"] is None
+    assert found["bound"] == "memory"
+    spread = ipu.plan(spec([20000, 12000, 10], 0.01), ipus=16)
+    assert "optimiser sgd keeps no state; more IPUs do not help" in spread.problems[0]
+    assert ipu.plan(spec([20000, 12000, 10], 0.01, optimizer="sgd"), ipus=8).fits
+
+
+def test_too_few_tiles():
+    made = ipu.plan(spec([10] * 800, 0.3))
+    assert not made.fits
+    assert "tiles cannot hold 799 layers" in made.problems[0]
+    with pytest.raises(ValueError, match="no layers on tiles"):
+        ipu.estimate(made)
+
+
+def test_mk1_holds_less():
+    network = spec([2312, 8000, 10], 0.02, steps=50)
+    assert ipu.plan(network, "mk2").fits
+    assert not ipu.plan(network, "mk1").fits
+
+
+def test_more_ipus_than_there_is_work_for():
+    made = ipu.plan(spec([100, 50, 10], 0.1), ipus=4)
+    assert made.ipus_used == 1
+    assert "1 of 4 IPUs have work" in made.notes[0]
+
+
+def test_json_gives_the_plan_back():
+    made = ipu.plan(spec([300, 101, 10], 0.05, batch_size=5), "bow", 2)
+    again = ipu.Plan.from_json(made.to_json())
+    assert again == made
+    assert np.array_equal(again.tile_memory, made.tile_memory)
+    assert json.loads(made.to_json())["fits"] is True
+
+
+def test_plan_is_printed_and_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    made = ipu.plan(spec([300, 100, 10], 0.05, batch_size=5), ipus=2)
+    assert "300-100-10, batch 5" in str(made)
+    assert "layer 2: 10 neurons on tiles" in str(made)
+    assert repr(made) == "<Plan of 300-100-10 on 2 x mk2, fits>"
+    made.draw(tmp_path / "plan.png")
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="must end in"):
+        made.draw(tmp_path / "plan.txt")
+
+
+# ---- the performance model
+
+
+def test_formulas_meet_poplibs_anchors():
+    """PopLibs: a gather of rows is 6 (30 + sum of (19 + 2 vectors)); here with its supervisor's 11."""
+    rows, lanes = 12, 8
+    assert cycles.multi_vertex(cycles.gather(rows, lanes)) == 11 + 6 * (30 + rows * (19 + 2 * 4))
+    # Beyond a group of four vectors the ids are read again.
+    assert cycles.gather(1, 16) == 2 * 19 + 2 * 8
+    assert cycles.gather(1, 10) == 2 * 19 + 2 * 5
+    assert cycles.exchange(4097, 4) == 1025
+    assert cycles.share(13) == 3
+
+
+def test_shares_make_a_whole_and_steps_add_up():
+    found = ipu.estimate(ipu.plan(spec()))
+    assert found.compute_share + found.exchange_share + found.sync_share == pytest.approx(1)
+    steps = found.plan.network.steps
+    update = found.direction_cycles("update")
+    assert found.cycles_per_batch == pytest.approx(steps * found.cycles_per_step + update)
+    assert found.samples_per_s == pytest.approx(48 * 1.33e9 / found.cycles_per_batch)
+    assert 0 < found.balance <= 1
+    by_hand = sum(phase.cycles + phase.sync for phase in found.phases if phase.direction != "update")
+    assert found.cycles_per_step == pytest.approx(by_hand)
+
+
+def test_more_activity_is_slower_and_a_faster_clock_faster():
+    rates = [ipu.estimate(ipu.plan(spec(activity=activity))).samples_per_s for activity in (0.01, 0.05, 0.2)]
+    assert rates[0] > 1.3 * rates[1] > 1.69 * rates[2]
+    assert ipu.estimate(ipu.plan(spec(), "bow")).samples_per_s == pytest.approx(
+        ipu.estimate(ipu.plan(spec())).samples_per_s * 1.85 / 1.33, rel=1e-3
+    )
+
+
+def test_inference_is_faster_and_smaller():
+    training, inference = (ipu.plan(spec(training=which)) for which in (True, False))
+    assert ipu.estimate(inference).samples_per_s > 2 * ipu.estimate(training).samples_per_s
+    assert inference.tile_memory_max_bytes < training.tile_memory_max_bytes / 2
+    assert {phase.direction for phase in ipu.estimate(inference).phases} == {"forward"}
+
+
+def test_without_delay_layers_follow_one_another():
+    together, apart = (ipu.estimate(ipu.plan(spec(delay=delay))) for delay in (1, 0))
+    assert apart.cycles_per_step > together.cycles_per_step
+    names = [phase.name for phase in apart.phases if phase.direction == "forward"]
+    assert names.count("integrate and fire") == 3
+
+
+def test_several_ipus_pay_for_their_links():
+    made = ipu.plan(spec([1152, 12000, 12000, 10], 0.005, steps=10, optimizer="sgd"), ipus=8, neurons_per_tile=2)
+    found = ipu.estimate(made)
+    assert made.ipus_used > 4
+    assert {phase.sync for phase in found.phases} == {600}
+    one = ipu.estimate(ipu.plan(spec()))
+    assert {phase.sync for phase in one.phases} == {150}
+
+
+# ---- what a model is
+
+
+def test_modules_are_read():
+    net = snn.SparseNetwork([100, 60, 10], beta=0.9, max_spikes=[20, None, 10], delay=0)
+    found = ipu.NetworkSpec.from_module(net, 0.1, batch_size=4)
+    assert found.sizes == (100, 60, 10)
+    assert found.slots == (20, 12, 10)
+    assert found.spikes == pytest.approx((10, 6, 1))
+    assert found.delay == 0
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+    assert ipu.NetworkSpec.from_module(Model(), 0.1, batch_size=4) == found
+    layers = nn.Sequential(snn.SparseLeaky(30, 20, beta=0.9), snn.SparseLeaky(20, 5, beta=0.9, max_spikes=3))
+    assert ipu.NetworkSpec.from_module(layers, [0.1, 0.1, 0.2]).slots == (6, 4, 3)
+    dense = snn.MultiStep(nn.Linear(30, 20), snn.Leaky(beta=0.9), nn.Linear(20, 5), snn.Leaky(beta=0.9))
+    assert ipu.NetworkSpec.from_module(dense, 0.1).sizes == (30, 20, 5)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (nn.Sequential(nn.Conv2d(1, 2, 3)), "expected a SparseNetwork.*holds Conv2d"),
+        (nn.Sequential(nn.Linear(3, 4), nn.ReLU()), "expected a SparseNetwork"),
+        (nn.Sequential(snn.SparseLeaky(3, 4, beta=0.9), snn.SparseLeaky(5, 2, beta=0.9)), "do not follow"),
+        (nn.Sequential(snn.SparseLeaky(3, 4, beta=0.9, recurrent=True)), "recurrent"),
+        (nn.Sequential(*(snn.SparseNetwork([3, 2], beta=0.9) for _ in range(2))), "2 SparseNetworks"),
+        (torch.zeros(3), "must be a torch.nn.Module"),
+    ],
+)
+def test_what_cannot_be_planned(module, message):
+    with pytest.raises(TypeError, match=message):
+        ipu.NetworkSpec.from_module(module)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ipu.plan(spec(), "mk3"), "target must be one of mk1, mk2, bow"),
+        (lambda: ipu.plan(spec(), ipus=0), "ipus must be from 1"),
+        (lambda: ipu.plan(spec(), neurons_per_tile=3), "neurons_per_tile must be even"),
+        (lambda: ipu.plan(spec(), selection_tiles=0), "selection_tiles must be at least 1"),
+        (lambda: spec([5]), "sizes must have an entry for the input"),
+        (lambda: spec([5, 0]), "num_neurons|sizes must be positive"),
+        (lambda: spec(activity=0.0), "activity must be above 0"),
+        (lambda: spec(activity=[0.1, 0.1]), "activity must be one number, or 4"),
+        (lambda: spec(dtype="int8"), "dtype must be one of"),
+        (lambda: spec(batch_size=0), "batch_size must be a positive int"),
+        (lambda: ipu.NetworkSpec((4, 2), (3.0, 1.0), (2, 2)), "at most as many spikes as slots"),
+    ],
+)
+def test_wrong_arguments(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+# ---- the published networks
+
+
+def test_published_chart(tmp_path):
+    pytest.importorskip("matplotlib")
+    from snnipu.ipu import charts
+
+    found = published.results(activities=(0.005, 0.02, 0.1), ipus=(1, 2), neurons_per_tile=(2, 16))
+    assert all(row["fits"] for row in found["depth"])
+    for row in found["depth"]:
+        assert sum(row["shares"].values()) == pytest.approx(1)
+        assert row["bound"] == "compute"
+    assert {row["fits"] for row in found["many_neurons"]} == {True, False}
+    charts.draw_published(found, tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").stat().st_size > 20000
+    low, high = charts.implied_a100(found["depth"])
+    assert high == 2 * low
+
+
+def test_dense_ceiling():
+    """Six operations a weight, sample and step."""
+    assert published.dense_ceiling(spec([10, 5, 2], 0.1, steps=3), 1800.0) == pytest.approx(1800 / (6 * 60 * 3))
