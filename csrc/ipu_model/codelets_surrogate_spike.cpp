@@ -1,0 +1,52 @@
+// Written by csrc/ipu_model/popc/popc.py from vertices/surrogate_spike.cpp; not to be edited.
+// clang-format off
+#define __POPC__ 1
+#if !defined(SNNIPU_LANE_BYTES)
+#define SNNIPU_LANE_BYTES 8
+#endif
+#include "vertices/surrogate_spike.cpp"
+
+#include "ipu_model/codelet.hpp"
+
+#define SNNIPU_CODELET(FIELDS, ...) FIELDS<__VA_ARGS__>(#__VA_ARGS__)
+
+namespace {
+
+using snnipu::ipu_model::Codelet;
+using snnipu::ipu_model::CodeletOf;
+
+template <typename V> Codelet fieldsOfSnnipuSurrogateSpike(const char *name) {
+  return CodeletOf<V>(name)
+      .field("u", &V::u)
+      .field("spk", &V::spk)
+      .field("size", &V::size);
+}
+
+template <typename V> Codelet fieldsOfSnnipuSurrogateSpikeBackward(const char *name) {
+  return CodeletOf<V>(name)
+      .field("u", &V::u)
+      .field("gradSpk", &V::gradSpk)
+      .field("gradU", &V::gradU)
+      .field("surrogateA", &V::surrogateA)
+      .field("surrogateB", &V::surrogateB)
+      .field("size", &V::size);
+}
+
+const snnipu::ipu_model::CodeletRegistration registration("snnipu", {
+    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpike, snnipu::SurrogateSpike<float>),
+    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<float, snnipu::LeakyStep>),
+    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<float, snnipu::Triangular>),
+    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<float, snnipu::FastSigmoid>),
+    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<float, snnipu::ATan>),
+    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<float, snnipu::Sigmoid>),
+    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<float, snnipu::SpikeRateEscape>),
+    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpike, snnipu::SurrogateSpike<half>),
+    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<half, snnipu::LeakyStep>),
+    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<half, snnipu::Triangular>),
+    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<half, snnipu::FastSigmoid>),
+    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<half, snnipu::ATan>),
+    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<half, snnipu::Sigmoid>),
+    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<half, snnipu::SpikeRateEscape>),
+});
+
+} // namespace
