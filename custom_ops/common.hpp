@@ -63,6 +63,74 @@ struct SurrogateAttributes {
   }
 };
 
+// An operator that is told apart by its attributes alone: A has append(OpSerialiserBase &). PopART takes operators for
+// one and the same where neither of the two functions tells them apart.
+template <typename A> class OpWith : public popart::Op {
+public:
+  OpWith(const popart::OperatorIdentifier &opid, const popart::Op::Settings &settings, const A &attributes_)
+      : popart::Op(opid, settings), attributes(attributes_) {}
+
+  void appendAttributes(popart::OpSerialiserBase &to) const override {
+    popart::Op::appendAttributes(to);
+    attributes.append(to);
+  }
+  void appendOutlineAttributes(popart::OpSerialiserBase &to) const override {
+    popart::Op::appendOutlineAttributes(to);
+    attributes.append(to);
+  }
+  float getSubgraphValue() const override { return getHighSubgraphValue(); }
+  bool requiresRandomSeed() const override { return false; }
+
+  const A attributes;
+};
+
+template <typename OP> std::vector<std::unique_ptr<popart::Op>> gradOps(std::unique_ptr<OP> op) {
+  std::vector<std::unique_ptr<popart::Op>> ops;
+  ops.push_back(std::move(op));
+  return ops;
+}
+
+// The creator of an operator whose constructor takes its identifier, settings and attributes.
+template <typename OP, typename A>
+popart::OpCreator<OP> creatorOf(const popart::OperatorIdentifier &opid, const popart::OpDefinition &definition) {
+  return popart::OpCreator<OP>(
+      popart::OpDefinitions({{opid, definition}}),
+      [](const popart::OpCreatorInfo &info) -> std::unique_ptr<popart::Op> {
+        return std::make_unique<OP>(info.opid, info.settings, A::read(info.attributes));
+      },
+      true);
+}
+
+inline const popart::OpDefinition::DataTypes &floats() {
+  static const popart::OpDefinition::DataTypes types = {popart::DataType::FLOAT};
+  return types;
+}
+inline const popart::OpDefinition::DataTypes &floatsAndHalves() {
+  static const popart::OpDefinition::DataTypes types = {popart::DataType::FLOAT, popart::DataType::FLOAT16};
+  return types;
+}
+inline popart::OpDefinition::Attributes attributesNamed(const std::vector<std::string> &names) {
+  popart::OpDefinition::Attributes attributes;
+  for (const std::string &name : names)
+    attributes.emplace(name, popart::OpDefinition::Attribute("*"));
+  return attributes;
+}
+
+// A whole number of at least `least`.
+inline int64_t wholeNumber(const popart::Attributes &attributes, const std::string &key, int64_t least) {
+  const int64_t value = attributes.getAttribute<popart::Attributes::Int>(key);
+  if (value < least)
+    throw popart::error("Attribute {} must be {} or more, got {}", key, least, value);
+  return value;
+}
+
+// [steps, batch, last] of a tensor [steps, batch, anything].
+inline popart::TensorInfo likeRows(const popart::TensorInfo &info, int64_t last) {
+  if (info.rank() != 3)
+    throw popart::error("A tensor [steps, batch, ...] has three dimensions, got {}", info);
+  return {popart::DataType::FLOAT, {info.dim(0), info.dim(1), last}};
+}
+
 inline void checkFloat(const popart::Op &op, popart::InIndex index, const char *name) {
   if (op.inInfo(index).dataType() != popart::DataType::FLOAT)
     throw popart::error("{}: {} must be FLOAT", op.opid, name);

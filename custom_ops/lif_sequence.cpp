@@ -34,13 +34,13 @@ struct LifAttributes {
 popart::OperatorIdentifier lifId() { return identifier("LifSequence"); }
 popart::OperatorIdentifier gradId() { return identifier("LifSequenceGrad"); }
 
-class LifSequenceGradOp : public popart::Op {
+class LifSequenceGradOp : public OpWith<LifAttributes> {
 public:
   // Inputs of the gradient; the last five are the operator's own, in their order, but for x where it is not needed.
   enum GradInputs { GradSpk, GradMem, Membranes, FirstParameter };
 
-  LifSequenceGradOp(const popart::Op &forward, const LifAttributes &attributes_)
-      : popart::Op(gradId(), forward.settings), attributes(attributes_) {
+  LifSequenceGradOp(const popart::Op &forward, const LifAttributes &attributes)
+      : OpWith(gradId(), forward.settings, attributes) {
     using popart::GradOpInType;
     inputs_ = {{GradSpk, Spk, GradOpInType::GradOut}, {GradMem, Mem, GradOpInType::GradOut}};
     // Without a delayed reset the membranes before it are needed, and are computed anew.
@@ -66,28 +66,14 @@ public:
   }
   // A loss may depend on the spikes alone, or on the membranes.
   std::set<popart::InIndex> optionalInputs() const override { return {GradSpk, GradMem}; }
-  void appendAttributes(popart::OpSerialiserBase &to) const override {
-    popart::Op::appendAttributes(to);
-    attributes.append(to);
-  }
-  void appendOutlineAttributes(popart::OpSerialiserBase &to) const override {
-    popart::Op::appendOutlineAttributes(to);
-    attributes.append(to);
-  }
-  float getSubgraphValue() const override { return getHighSubgraphValue(); }
-  bool requiresRandomSeed() const override { return false; }
-
-  const LifAttributes attributes;
 
 private:
   std::vector<popart::GradInOutMapper> inputs_;
 };
 
-class LifSequenceOp : public popart::Op {
+class LifSequenceOp : public OpWith<LifAttributes> {
 public:
-  LifSequenceOp(const popart::OperatorIdentifier &opid, const popart::Op::Settings &settings,
-                const LifAttributes &attributes_)
-      : popart::Op(opid, settings), attributes(attributes_) {}
+  using OpWith::OpWith;
 
   std::unique_ptr<popart::Op> clone() const override { return std::make_unique<LifSequenceOp>(*this); }
   void setup() override {
@@ -99,22 +85,8 @@ public:
     outInfo(Mem) = inInfo(X);
   }
   std::vector<std::unique_ptr<popart::Op>> getGradOps() override {
-    std::vector<std::unique_ptr<popart::Op>> ops;
-    ops.emplace_back(new LifSequenceGradOp(*this, attributes));
-    return ops;
+    return gradOps(std::make_unique<LifSequenceGradOp>(*this, attributes));
   }
-  void appendAttributes(popart::OpSerialiserBase &to) const override {
-    popart::Op::appendAttributes(to);
-    attributes.append(to);
-  }
-  void appendOutlineAttributes(popart::OpSerialiserBase &to) const override {
-    popart::Op::appendOutlineAttributes(to);
-    attributes.append(to);
-  }
-  float getSubgraphValue() const override { return getHighSubgraphValue(); }
-  bool requiresRandomSeed() const override { return false; }
-
-  const LifAttributes attributes;
 };
 
 class LifSequenceOpx : public Opx {
@@ -169,25 +141,16 @@ public:
   }
 };
 
-const popart::OpDefinition::DataTypes streams = {popart::DataType::FLOAT, popart::DataType::FLOAT16};
-const popart::OpDefinition::DataTypes floats = {popart::DataType::FLOAT};
-
 const popart::OpDefinition
-    definition({popart::OpDefinition::Inputs(
-                    {{"x", streams}, {"mem0", floats}, {"beta", floats}, {"threshold", floats}, {"graded", floats}}),
-                popart::OpDefinition::Outputs({{"spk", streams}, {"mem", streams}}),
-                popart::OpDefinition::Attributes({{"reset", {"*"}},
-                                                  {"reset_delay", {"*"}},
-                                                  {"surrogate", {"*"}},
-                                                  {"surrogate_a", {"*"}},
-                                                  {"surrogate_b", {"*"}}})});
+    definition(popart::OpDefinition::Inputs({{"x", floatsAndHalves()},
+                                             {"mem0", floats()},
+                                             {"beta", floats()},
+                                             {"threshold", floats()},
+                                             {"graded", floats()}}),
+               popart::OpDefinition::Outputs({{"spk", floatsAndHalves()}, {"mem", floatsAndHalves()}}),
+               attributesNamed({"reset", "reset_delay", "surrogate", "surrogate_a", "surrogate_b"}));
 
-const popart::OpCreator<LifSequenceOp> creator(
-    popart::OpDefinitions({{lifId(), definition}}),
-    [](const popart::OpCreatorInfo &info) -> std::unique_ptr<popart::Op> {
-      return std::make_unique<LifSequenceOp>(info.opid, info.settings, LifAttributes::read(info.attributes));
-    },
-    true);
+const popart::OpCreator<LifSequenceOp> creator = creatorOf<LifSequenceOp, LifAttributes>(lifId(), definition);
 const popart::popx::OpxCreator<LifSequenceOpx> opxCreator(lifId());
 const popart::popx::OpxCreator<LifSequenceGradOpx> gradOpxCreator(gradId());
 const popart::RegisterShapeInferenceFunction shapes(lifId(), [](popart::ShapeInferenceContext &context) {

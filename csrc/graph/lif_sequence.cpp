@@ -1,6 +1,7 @@
 #include "graph/lif_sequence.hpp"
 
 #include "graph/spread.hpp"
+#include "graph/vertex_builder.hpp"
 
 #include <stdexcept>
 
@@ -61,21 +62,6 @@ private:
       throw std::invalid_argument("lif_sequence: " + std::string(name) + " must be FLOAT, got " +
                                   tensor.elementType().toString());
   }
-};
-
-// One vertex on a tile, and its fields.
-class VertexBuilder {
-public:
-  VertexBuilder(poplar::Graph &graph, poplar::ComputeSet cs, const std::string &name, std::size_t tile)
-      : graph_(graph), vertex_(graph.addVertex(cs, name)) {
-    graph.setTileMapping(vertex_, static_cast<unsigned>(tile));
-  }
-  void connect(const char *field, const Tensor &tensor) { graph_.connect(vertex_[field], tensor); }
-  template <typename T> void set(const char *field, T value) { graph_.setInitialValue(vertex_[field], value); }
-
-private:
-  poplar::Graph &graph_;
-  poplar::VertexRef vertex_;
 };
 
 void connectParameters(VertexBuilder &vertex, const Layout &layout, const LifSequenceInputs &in, std::size_t tile) {
@@ -193,9 +179,9 @@ LifSequenceInputs lifSequenceGrad(poplar::Graph &graph, const Tensor &gradSpk, c
   LifSequenceInputs out;
   out.x = gradX.reshape(like.shape());
   out.mem0 = gradState.reshape(stepShape(like));
-  out.beta = sumModulo(graph, layout.spread, gradBeta, in.beta, prog, {info, "beta"});
-  out.threshold = sumModulo(graph, layout.spread, gradThreshold, in.threshold, prog, {info, "threshold"});
-  out.graded = sumModulo(graph, layout.spread, gradGraded, in.graded, prog, {info, "graded"});
+  out.beta = sumModulo(graph, layout.spread, gradBeta, in.beta, 1.0f, prog, {info, "beta"});
+  out.threshold = sumModulo(graph, layout.spread, gradThreshold, in.threshold, 1.0f, prog, {info, "threshold"});
+  out.graded = sumModulo(graph, layout.spread, gradGraded, in.graded, 1.0f, prog, {info, "graded"});
   return out;
 }
 

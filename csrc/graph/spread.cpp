@@ -1,5 +1,6 @@
 #include "graph/spread.hpp"
 
+#include "graph/vertex_builder.hpp"
 #include "graph/vertex_name.hpp"
 
 #include <algorithm>
@@ -64,25 +65,24 @@ void zero(poplar::Graph &graph, const Spread &spread, const std::vector<Tensor> 
   for (const Tensor &array : arrays)
     for (std::size_t tile = 0; tile < spread.tiles(); ++tile) {
       const Tensor part = spread.part(array, tile);
-      const poplar::VertexRef vertex = graph.addVertex(cs, vertexName("Zero", array.elementType()));
-      graph.connect(vertex["out"], part);
-      graph.setInitialValue(vertex["size"], static_cast<unsigned>(part.numElements()));
-      graph.setTileMapping(vertex, static_cast<unsigned>(tile));
+      VertexBuilder(graph, cs, vertexName("Zero", array.elementType()), tile)
+          .connect("out", part)
+          .count("size", part.numElements());
     }
   prog.add(poplar::program::Execute(cs));
 }
 
 static void sumRows(poplar::Graph &graph, poplar::ComputeSet cs, const Tensor &in, std::size_t rows, const Tensor &out,
-                    std::size_t tile) {
-  const poplar::VertexRef vertex = graph.addVertex(cs, vertexName("SumRows", in.elementType()));
-  graph.connect(vertex["in"], in);
-  graph.connect(vertex["out"], out);
-  graph.setInitialValue(vertex["rows"], static_cast<unsigned>(rows));
-  graph.setInitialValue(vertex["columns"], static_cast<unsigned>(out.numElements()));
-  graph.setTileMapping(vertex, static_cast<unsigned>(tile));
+                    float scale, std::size_t tile) {
+  VertexBuilder(graph, cs, vertexName("SumRows", in.elementType()), tile)
+      .connect("in", in)
+      .connect("out", out)
+      .set("scale", scale)
+      .count("rows", rows)
+      .count("columns", out.numElements());
 }
 
-Tensor sumModulo(poplar::Graph &graph, const Spread &spread, const Tensor &sums, const Tensor &like,
+Tensor sumModulo(poplar::Graph &graph, const Spread &spread, const Tensor &sums, const Tensor &like, float scale,
                  poplar::program::Sequence &prog, const poplar::DebugContext &debug) {
   const poplar::DebugInfo info(debug, "snnipu");
   const std::size_t size = like.numElements();
@@ -94,11 +94,11 @@ Tensor sumModulo(poplar::Graph &graph, const Spread &spread, const Tensor &sums,
     const poplar::ComputeSet onTiles = graph.addComputeSet({info, "tiles"}), last = graph.addComputeSet({info, "sum"});
     for (std::size_t tile = 0; tile < tiles; ++tile) {
       graph.setTileMapping(partial[tile], static_cast<unsigned>(tile));
-      sumRows(graph, onTiles, spread.part(sums, tile), spread.count(tile), partial.slice(tile, tile + 1), tile);
+      sumRows(graph, onTiles, spread.part(sums, tile), spread.count(tile), partial.slice(tile, tile + 1), 1.0f, tile);
     }
     const Tensor total = graph.addVariable(type, {1}, {info, "total"});
     graph.setTileMapping(total, 0);
-    sumRows(graph, last, partial, tiles, total, 0);
+    sumRows(graph, last, partial, tiles, total, scale, 0);
     prog.add(poplar::program::Execute(onTiles));
     prog.add(poplar::program::Execute(last));
     return total.reshape(like.shape());
@@ -109,7 +109,7 @@ Tensor sumModulo(poplar::Graph &graph, const Spread &spread, const Tensor &sums,
   const Tensor total = columns.variable(graph, type, 1, {info, "total"});
   const poplar::ComputeSet cs = graph.addComputeSet({info, "sum"});
   for (std::size_t tile = 0; tile < columns.tiles(); ++tile)
-    sumRows(graph, cs, columns.part(byRow, tile), rows, columns.part(total, tile), tile);
+    sumRows(graph, cs, columns.part(byRow, tile), rows, columns.part(total, tile), scale, tile);
   prog.add(poplar::program::Execute(cs));
   return total.reshape(like.shape());
 }

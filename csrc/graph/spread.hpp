@@ -45,9 +45,10 @@ poplar::Tensor nothing(poplar::Graph &graph, const poplar::Type &type);
 void zero(poplar::Graph &graph, const Spread &spread, const std::vector<poplar::Tensor> &arrays,
           poplar::program::Sequence &prog, const poplar::DebugContext &debug);
 
-// sums[i] over all i that are the same modulo the size of `like`: a tensor of its shape. sums: [elements].
+// scale * the sum of sums[i] over all i that are the same modulo the size of `like`: a tensor of its shape. sums:
+// [1][elements].
 poplar::Tensor sumModulo(poplar::Graph &graph, const Spread &spread, const poplar::Tensor &sums,
-                         const poplar::Tensor &like, poplar::program::Sequence &prog,
+                         const poplar::Tensor &like, float scale, poplar::program::Sequence &prog,
                          const poplar::DebugContext &debug);
 
 } // namespace graph

@@ -15,11 +15,12 @@ public:
   }
 };
 
-// out[column] = sum over the rows, in their order.
+// out[column] = scale * the sum over the rows, in their order.
 template <typename C> class SumRows : public poplar::MultiVertex {
 public:
   In<C> in; // [rows][columns]
   Out<C> out;
+  C scale;
   unsigned rows;
   unsigned columns;
 
@@ -29,7 +30,7 @@ public:
       C total = C(0);
       for (unsigned row = 0; row < rows; ++row)
         total += in[static_cast<std::size_t>(row) * columns + column];
-      out[column] = total;
+      out[column] = scale * total;
     }
   }
 };

@@ -1,0 +1,34 @@
+#include "graph/dense_to_sparse.hpp"
+
+#include "graph/select_spikes.hpp"
+
+#include <stdexcept>
+
+namespace snnipu {
+namespace graph {
+
+using poplar::Tensor;
+
+SlotTensors denseToSparse(poplar::Graph &graph, const Tensor &x, std::size_t capacity, bool rotate,
+                          poplar::program::Sequence &prog, const poplar::DebugContext &debug) {
+  if (x.elementType() != poplar::FLOAT || x.rank() != 3 || x.numElements() == 0)
+    throw std::invalid_argument("dense_to_sparse: x must be FLOAT [steps, batch, neurons], with elements, got " +
+                                x.elementType().toString() + " " + x.shapeToString());
+  if (capacity == 0)
+    throw std::invalid_argument("dense_to_sparse: capacity must be 1 or more");
+  const poplar::DebugInfo info(debug, "snnipu");
+  const std::size_t steps = x.dim(0), batch = x.dim(1), neurons = x.dim(2), rows = steps * batch;
+  const RowSpread spread(graph, rows);
+  const Tensor dense = x.reshape({rows, neurons});
+  const Bits bits = bitsAbove(graph, spread, dense, {}, false, 0.0f, prog, {info, "bits"});
+  const SlotTensors slots =
+      slotsOfBits(graph, spread, bits.fired, bits.carried, batch, neurons, capacity, rotate, prog, {info, "slots"});
+  const Tensor values = gatherSlots(graph, spread, dense, slots.ids, slots.counts, prog, {info, "values"});
+  return {floatsOfIds(graph, spread, slots.ids, prog, {info, "ids"}).reshape({steps, batch, capacity}),
+          values.reshape({steps, batch, capacity}),
+          floatsOfIds(graph, spread, slots.counts, prog, {info, "counts"}).reshape({steps, batch, 2}),
+          floatsOfIds(graph, spread, slots.dropped, prog, {info, "dropped"}).reshape({steps, batch, 2})};
+}
+
+} // namespace graph
+} // namespace snnipu

@@ -1,0 +1,160 @@
+#include "graph/slots.hpp"
+
+#include "graph/vertex_builder.hpp"
+#include "graph/vertex_name.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace snnipu {
+namespace graph {
+
+using poplar::Tensor;
+using poplar::program::Execute;
+using poplar::program::Sequence;
+
+void checkSlots(const char *op, const SlotTensors &spikes) {
+  const auto refuse = [&](const std::string &what) { throw std::invalid_argument(std::string(op) + ": " + what); };
+  for (const auto &named : {std::make_pair("ids", &spikes.ids), std::make_pair("values", &spikes.values),
+                            std::make_pair("counts", &spikes.counts)}) {
+    if (named.second->elementType() != poplar::FLOAT)
+      refuse(std::string(named.first) + " must be FLOAT, got " + named.second->elementType().toString());
+    if (named.second->rank() != 3)
+      refuse(std::string(named.first) + " must have three dimensions, got " + named.second->shapeToString());
+  }
+  const std::vector<std::size_t> shape = spikes.ids.shape();
+  if (spikes.values.shape() != shape)
+    refuse("values must have the shape of ids, " + spikes.ids.shapeToString() + ", got " +
+           spikes.values.shapeToString());
+  if (spikes.counts.shape() != std::vector<std::size_t>{shape[0], shape[1], 2})
+    refuse("counts must have shape [steps, batch, 2] for ids of " + spikes.ids.shapeToString() + ", got " +
+           spikes.counts.shapeToString());
+  if (spikes.ids.numElements() == 0)
+    refuse("ids must have at least one element, got " + spikes.ids.shapeToString());
+}
+
+RowSpread::RowSpread(const poplar::Graph &graph, std::size_t rows) : rows_(rows) {
+  const std::size_t tiles = graph.getTarget().getNumTiles();
+  share_ = std::max<std::size_t>(1, (rows + tiles - 1) / tiles);
+}
+
+Tensor RowSpread::variable(poplar::Graph &graph, const poplar::Type &type, std::size_t width,
+                           const poplar::DebugContext &debug) const {
+  const Tensor all = graph.addVariable(type, {rows_, width}, debug);
+  for (std::size_t tile = 0; tile < tiles(); ++tile)
+    graph.setTileMapping(all.slice(begin(tile), end(tile), 0), static_cast<unsigned>(tile));
+  return all;
+}
+
+Tensor idsOfFloats(poplar::Graph &graph, const RowSpread &spread, const Tensor &from, std::size_t limit, Sequence &prog,
+                   const poplar::DebugContext &debug) {
+  const poplar::ComputeSet cs = graph.addComputeSet(debug);
+  const Tensor to = spread.variable(graph, poplar::INT, from.dim(1), debug);
+  for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
+    VertexBuilder(graph, cs, "snnipu::IdsOfFloats", tile)
+        .connect("from", spread.part(from, tile))
+        .connect("to", spread.part(to, tile))
+        .count("size", spread.count(tile) * from.dim(1))
+        .count("limit", limit);
+  prog.add(Execute(cs));
+  return to;
+}
+
+Tensor floatsOfIds(poplar::Graph &graph, const RowSpread &spread, const Tensor &from, Sequence &prog,
+                   const poplar::DebugContext &debug) {
+  const poplar::ComputeSet cs = graph.addComputeSet(debug);
+  const Tensor to = spread.variable(graph, poplar::FLOAT, from.dim(1), debug);
+  for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
+    VertexBuilder(graph, cs, "snnipu::FloatsOfIds", tile)
+        .connect("from", spread.part(from, tile))
+        .connect("to", spread.part(to, tile))
+        .count("size", spread.count(tile) * from.dim(1));
+  prog.add(Execute(cs));
+  return to;
+}
+
+Tensor gatherSlots(poplar::Graph &graph, const RowSpread &spread, const Tensor &dense, const Tensor &ids,
+                   const Tensor &counts, Sequence &prog, const poplar::DebugContext &debug) {
+  const poplar::ComputeSet cs = graph.addComputeSet(debug);
+  const Tensor values = spread.variable(graph, dense.elementType(), ids.dim(1), debug);
+  for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
+    VertexBuilder(graph, cs, vertexName("GatherSlots", dense.elementType()), tile)
+        .connect("dense", spread.part(dense, tile))
+        .connect("ids", spread.part(ids, tile))
+        .connect("counts", spread.part(counts, tile))
+        .connect("values", spread.part(values, tile))
+        .count("rows", spread.count(tile))
+        .count("slots", ids.dim(1))
+        .count("neurons", dense.dim(1));
+  prog.add(Execute(cs));
+  return values;
+}
+
+Tensor scatterSlots(poplar::Graph &graph, const RowSpread &spread, const Tensor &values, const Tensor &ids,
+                    const Tensor &counts, std::size_t neurons, Sequence &prog, const poplar::DebugContext &debug) {
+  const poplar::ComputeSet cs = graph.addComputeSet(debug);
+  const Tensor dense = spread.variable(graph, values.elementType(), neurons, debug);
+  for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
+    VertexBuilder(graph, cs, vertexName("ScatterSlots", values.elementType()), tile)
+        .connect("values", spread.part(values, tile))
+        .connect("ids", spread.part(ids, tile))
+        .connect("counts", spread.part(counts, tile))
+        .connect("dense", spread.part(dense, tile))
+        .count("rows", spread.count(tile))
+        .count("slots", ids.dim(1))
+        .count("neurons", neurons);
+  prog.add(Execute(cs));
+  return dense;
+}
+
+SlotTensors slotsOfBits(poplar::Graph &graph, const RowSpread &spread, const Tensor &fired, const Tensor &carried,
+                        std::size_t batch, std::size_t neurons, std::size_t capacity, bool rotate, Sequence &prog,
+                        const poplar::DebugContext &debug) {
+  const poplar::DebugInfo info(debug, "snnipu");
+  const SlotTensors out = {spread.variable(graph, poplar::INT, capacity, {info, "ids"}),
+                           spread.variable(graph, poplar::FLOAT, capacity, {info, "values"}),
+                           spread.variable(graph, poplar::INT, 2, {info, "counts"}),
+                           spread.variable(graph, poplar::INT, 2, {info, "dropped"})};
+  // Where the selection starts, at each step that starts elsewhere.
+  const std::size_t starts = rotate ? spread.rows() / batch : 1;
+  std::vector<unsigned> first(starts);
+  for (std::size_t step = 0; step < starts; ++step)
+    first[step] = static_cast<unsigned>(step * capacity % neurons);
+  const Tensor start =
+      graph.addConstant(poplar::UNSIGNED_INT, {starts}, poplar::ArrayRef<unsigned>(first), {info, "start"});
+  graph.setTileMapping(start, 0);
+  const poplar::ComputeSet cs = graph.addComputeSet({info, "select"});
+  for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
+    for (std::size_t row = spread.begin(tile); row < spread.end(tile);) {
+      // A vertex has one start: rows of one step.
+      const std::size_t step = rotate ? row / batch : 0;
+      const std::size_t end = rotate ? std::min(spread.end(tile), (step + 1) * batch) : spread.end(tile);
+      const auto rows = [&](const Tensor &of) { return of.slice(row, end, 0).flatten(); };
+      VertexBuilder(graph, cs, vertexName("SelectSpikes", poplar::FLOAT), tile)
+          .connect("fired", rows(fired))
+          .connect("carried", rows(carried))
+          .connect("ids", rows(out.ids))
+          .connect("values", rows(out.values))
+          .connect("counts", rows(out.counts))
+          .connect("dropped", rows(out.dropped))
+          .connect("start", start.slice(step, step + 1))
+          .count("rows", end - row)
+          .count("words", fired.dim(1))
+          .count("slots", capacity);
+      row = end;
+    }
+  prog.add(Execute(cs));
+  return out;
+}
+
+Tensor zeros(poplar::Graph &graph, const std::vector<std::size_t> &shape, const poplar::DebugContext &debug) {
+  const Tensor zero = graph.addConstant(poplar::FLOAT, {1}, 0.0f, debug);
+  graph.setTileMapping(zero, 0);
+  std::size_t count = 1;
+  for (const std::size_t size : shape)
+    count *= size;
+  return zero.broadcast(static_cast<unsigned>(count), 0).reshape(shape);
+}
+
+} // namespace graph
+} // namespace snnipu

@@ -1,0 +1,73 @@
+// Spikes in slots, and rows of (step, sample) spread over the tiles: what the operators on spike ids share.
+//
+// Between operators ids, counts and dropped are FLOAT, since PopART's autodiff passes over integers; within one they
+// are INT.
+#pragma once
+
+#include <poplar/Graph.hpp>
+#include <poplar/Program.hpp>
+
+#include <cstddef>
+#include <string>
+
+namespace snnipu {
+namespace graph {
+
+struct SlotTensors {
+  poplar::Tensor ids;     // [steps, batch, slots]
+  poplar::Tensor values;  // [steps, batch, slots]
+  poplar::Tensor counts;  // [steps, batch, 2]: spikes, carried slots
+  poplar::Tensor dropped; // [steps, batch, 2]; an output only
+};
+
+// Throws std::invalid_argument, which names `op`, where they are not FLOAT or their shapes do not belong together.
+void checkSlots(const char *op, const SlotTensors &spikes);
+
+// Consecutive rows, in equal shares over all tiles.
+class RowSpread {
+public:
+  RowSpread(const poplar::Graph &graph, std::size_t rows);
+
+  std::size_t rows() const { return rows_; }
+  std::size_t tiles() const { return (rows_ + share_ - 1) / share_; }
+  std::size_t begin(std::size_t tile) const { return tile * share_; }
+  std::size_t end(std::size_t tile) const { return tile + 1 < tiles() ? (tile + 1) * share_ : rows_; }
+  std::size_t count(std::size_t tile) const { return end(tile) - begin(tile); }
+
+  // [rows][width]
+  poplar::Tensor variable(poplar::Graph &graph, const poplar::Type &type, std::size_t width,
+                          const poplar::DebugContext &debug) const;
+  // Of a tensor of rows, flattened.
+  poplar::Tensor part(const poplar::Tensor &rows, std::size_t tile) const {
+    return rows.slice(begin(tile), end(tile), 0).flatten();
+  }
+
+private:
+  std::size_t rows_, share_;
+};
+
+// FLOAT [rows][width] -> INT, held to [0, limit), and back.
+poplar::Tensor idsOfFloats(poplar::Graph &graph, const RowSpread &spread, const poplar::Tensor &from, std::size_t limit,
+                           poplar::program::Sequence &prog, const poplar::DebugContext &debug);
+poplar::Tensor floatsOfIds(poplar::Graph &graph, const RowSpread &spread, const poplar::Tensor &from,
+                           poplar::program::Sequence &prog, const poplar::DebugContext &debug);
+
+// values[row][slot] = dense[row][id], 0 in padding. ids, counts: INT.
+poplar::Tensor gatherSlots(poplar::Graph &graph, const RowSpread &spread, const poplar::Tensor &dense,
+                           const poplar::Tensor &ids, const poplar::Tensor &counts, poplar::program::Sequence &prog,
+                           const poplar::DebugContext &debug);
+// dense[row][id] += values[row][slot], from 0.
+poplar::Tensor scatterSlots(poplar::Graph &graph, const RowSpread &spread, const poplar::Tensor &values,
+                            const poplar::Tensor &ids, const poplar::Tensor &counts, std::size_t neurons,
+                            poplar::program::Sequence &prog, const poplar::DebugContext &debug);
+
+// fired, carried: UNSIGNED_INT [rows][words]. Slots of [steps * batch] rows, ids, counts and dropped INT.
+SlotTensors slotsOfBits(poplar::Graph &graph, const RowSpread &spread, const poplar::Tensor &fired,
+                        const poplar::Tensor &carried, std::size_t batch, std::size_t neurons, std::size_t capacity,
+                        bool rotate, poplar::program::Sequence &prog, const poplar::DebugContext &debug);
+
+// A tensor of zeros that takes no memory to speak of: the gradient of ids and counts.
+poplar::Tensor zeros(poplar::Graph &graph, const std::vector<std::size_t> &shape, const poplar::DebugContext &debug);
+
+} // namespace graph
+} // namespace snnipu

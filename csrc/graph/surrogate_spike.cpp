@@ -1,0 +1,62 @@
+#include "graph/surrogate_spike.hpp"
+
+#include "graph/spread.hpp"
+#include "graph/vertex_builder.hpp"
+
+#include <stdexcept>
+
+namespace snnipu {
+namespace graph {
+namespace {
+
+Spread spreadOf(const poplar::Graph &graph, const poplar::Tensor &u) {
+  if (u.elementType() != poplar::FLOAT && u.elementType() != poplar::HALF)
+    throw std::invalid_argument("surrogate_spike: u must be FLOAT or HALF, got " + u.elementType().toString());
+  if (u.numElements() == 0)
+    throw std::invalid_argument("surrogate_spike: u must have at least one element, got " + u.shapeToString());
+  return Spread(graph, u.numElements(), wordGrain(u.elementType()));
+}
+
+} // namespace
+
+poplar::Tensor surrogateSpike(poplar::Graph &graph, const poplar::Tensor &u, poplar::program::Sequence &prog,
+                              const poplar::DebugContext &debug) {
+  const poplar::DebugInfo info(debug, "snnipu");
+  const Spread spread = spreadOf(graph, u);
+  const poplar::Tensor in = u.reshape({1, u.numElements()});
+  const poplar::Tensor spk = spread.variable(graph, u.elementType(), 1, {info, "spk"});
+  const poplar::ComputeSet cs = graph.addComputeSet({info, "spike"});
+  for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
+    VertexBuilder(graph, cs, vertexName("SurrogateSpike", u.elementType()), tile)
+        .connect("u", spread.part(in, tile))
+        .connect("spk", spread.part(spk, tile))
+        .count("size", spread.count(tile));
+  prog.add(poplar::program::Execute(cs));
+  return spk.reshape(u.shape());
+}
+
+poplar::Tensor surrogateSpikeGrad(poplar::Graph &graph, const poplar::Tensor &gradSpk, const poplar::Tensor &u,
+                                  poplar::program::Sequence &prog, Surrogate surrogate, float a, float b,
+                                  const poplar::DebugContext &debug) {
+  const poplar::DebugInfo info(debug, "snnipu");
+  const Spread spread = spreadOf(graph, u);
+  if (gradSpk.numElements() != u.numElements() || gradSpk.elementType() != u.elementType())
+    throw std::invalid_argument("surrogate_spike: the gradient of spk must be as u, " + u.shapeToString() + ", got " +
+                                gradSpk.shapeToString());
+  const poplar::Tensor in = u.reshape({1, u.numElements()}), grad = gradSpk.reshape({1, u.numElements()});
+  const poplar::Tensor gradU = spread.variable(graph, u.elementType(), 1, {info, "gradU"});
+  const poplar::ComputeSet cs = graph.addComputeSet({info, "spikeGrad"});
+  for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
+    VertexBuilder(graph, cs, vertexName("SurrogateSpikeBackward", u.elementType(), surrogate), tile)
+        .connect("u", spread.part(in, tile))
+        .connect("gradSpk", spread.part(grad, tile))
+        .connect("gradU", spread.part(gradU, tile))
+        .set("surrogateA", a)
+        .set("surrogateB", b)
+        .count("size", spread.count(tile));
+  prog.add(poplar::program::Execute(cs));
+  return gradU.reshape(u.shape());
+}
+
+} // namespace graph
+} // namespace snnipu
