@@ -119,6 +119,9 @@ void registerCodelets(const char *file, std::vector<Codelet> codelets);
 // Called for every graph that the file's codelets are added to.
 void registerEstimators(const char *file, std::function<void(poplar::Graph &)> addTo);
 
+// Names of a file's codelets, as they were registered.
+std::vector<std::string> codeletNames(const char *file);
+
 struct CodeletRegistration {
   CodeletRegistration(const char *file, std::vector<Codelet> codelets) { registerCodelets(file, std::move(codelets)); }
 };

@@ -128,6 +128,13 @@ void registerCodelets(const char *file, std::vector<Codelet> codelets) {
   }
 }
 
+std::vector<std::string> codeletNames(const char *file) {
+  std::vector<std::string> names;
+  for (const auto &entry : poplar::detail::codeletFiles()[file].codelets)
+    names.push_back(entry.first);
+  return names;
+}
+
 void registerEstimators(const char *file, std::function<void(poplar::Graph &)> addTo) {
   poplar::detail::codeletFiles()[file].estimators.push_back(std::move(addTo));
 }

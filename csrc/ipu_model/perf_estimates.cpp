@@ -1,0 +1,289 @@
+// Estimates of the cycles that our vertices take on a tile.
+//
+// They count instructions. A worker issues one every 6 cycles of the tile and waits for none of its own results, so the
+// slowest worker's instructions, times 6, are the vertex's time. What is counted, per float2 (two lanes):
+//   load, store    2: an edge is only known to be aligned to its elements, hence two 32-bit accesses. Two halves: one
+//                  access and one conversion
+//   arithmetic     1: f32v2add, f32v2mul, ...; a comparison 1, a selection by its mask 3 (and, andc, or), H(u) 2
+//   loop           3: branch, index, address
+//   division 10, of PopLibs' estimate; exp 62: the polynomial of csrc/neuron/lanes.hpp
+// No two of them are taken to issue together, although the tile can issue a load beside arithmetic: popc's code lies
+// between this and half of it. PopLibs' own estimates, written for assembly, are the anchors for what is around the
+// loops: 29 instructions of a worker's start and end (float addition, which takes 3 per float2: two loads and a store
+// of 64 bits with the addition beside them), 11 cycles of the supervisor, and 19 + 2 for each 8 bytes of a row that is
+// gathered (MultiSlice): a spike costs us 5 + 3 for each float2, per group of 8 lanes.
+#include "ipu_model/codelet.hpp"
+
+#include <poplar/Graph.hpp>
+
+#include <algorithm>
+#include <map>
+
+namespace snnipu {
+namespace ipu_model {
+namespace {
+
+using poplar::Target;
+using poplar::VertexIntrospector;
+using poplar::VertexPerfEstimate;
+using Count = std::uint64_t;
+
+constexpr Count workerInstructions = 29;
+constexpr Count supervisorCycles = 11;
+constexpr Count move = 2; // a load or a store of two lanes
+constexpr Count loop = 3;
+constexpr Count select = 3;
+constexpr Count heaviside = 2;
+constexpr Count clampUnit = 2 * (1 + select);
+constexpr Count absolute = 2 + select;
+constexpr Count division = 10;
+constexpr Count exponential = 62;
+
+Count ceilDiv(Count a, Count b) { return (a + b - 1) / b; }
+
+// What is asked of a vertex.
+struct Asked {
+  const VertexIntrospector &vertex;
+  const Target &target;
+
+  Count value(const char *field) const { return vertex.getFieldInfo(field).getInitialValue<Count>(target); }
+  bool flag(const char *field) const { return value(field) != 0; }
+  Count size(const char *field) const { return vertex.getFieldInfo(field).size(); }
+  bool is(const char *part) const { return vertex.getVertexName().find(part) != std::string::npos; }
+  bool isHalf() const { return is("<half"); }
+  // Of a row's slots, how many are taken to hold a spike.
+  Count used(const char *slots) const { return used(value(slots)); }
+  Count used(Count slots) const { return static_cast<Count>(static_cast<double>(slots) * vertex.occupancy() + 0.5); }
+  Count workers() const { return target.getNumWorkerContexts(); }
+  // The largest share of a worker.
+  Count share(Count items) const { return ceilDiv(items, workers()); }
+  // Cycles of the tile, where the slowest worker takes so many instructions.
+  Count cycles(Count instructions) const { return workers() * (workerInstructions + instructions) + supervisorCycles; }
+
+  Count surrogate() const {
+    if (is("LeakyStep"))
+      return 1 + select + 1;
+    if (is("Triangular"))
+      return 3 + select;
+    if (is("FastSigmoid"))
+      return absolute + 3 + division + 1 + select;
+    if (is("ATan"))
+      return 5 + division;
+    if (is("Sigmoid"))
+      return absolute + 1 + exponential + 4 + division;
+    return absolute + 4 + exponential; // SpikeRateEscape
+  }
+  Count integrate() const { return is("Reset::None") ? 2 : 4; }
+  Count carry() const { return is("Reset::Zero") ? 5 : is("Reset::None") ? 2 : 3; }
+};
+
+VertexPerfEstimate lifForward(const Asked &a) {
+  const bool delay = a.is(",true,"), reset = !a.is("Reset::None");
+  const Count registers = ceilDiv(a.value("size"), 2), quantise = a.isHalf() ? 2 : 0;
+  Count each = loop + 2 * move + 2 * (1 + heaviside + quantise) + a.integrate() + move;
+  each += a.flag("perElement") ? 3 * move + clampUnit : 0;
+  each += a.flag("storeSpk") ? 1 + move : 0;
+  each += a.flag("storeMem") ? move : 0;
+  each += !delay && a.flag("storePreReset") ? move : 0;
+  each += !delay && reset ? 3 : 0;
+  const Count rowStart = 20; // addresses of the rows of five arrays
+  const Count steps = a.value("steps");
+  return {a.cycles(18 + steps * (rowStart + a.share(registers) * each)), steps * a.value("size") * 10};
+}
+
+VertexPerfEstimate lifBackward(const Asked &a) {
+  const bool delay = a.is(",true,"), reset = !a.is("Reset::None");
+  const Count registers = ceilDiv(a.value("size"), 2), quantise = a.isHalf() ? 2 : 0;
+  Count each = loop + 3 * move;                             // membrane before, membrane, gradient of the state
+  each += 1 + heaviside + quantise + 1 + heaviside + 1 + 1; // reset, spike, gradient of the spike, of graded
+  each += a.surrogate() + 2 + a.carry() + 2 * move + (a.flag("constantInput") ? move + 1 : 0);
+  each += !delay && reset ? 5 : 0;
+  each += a.flag("perElement") ? 3 * move + clampUnit : 0;
+  each += a.flag("hasGradSpk") ? move : 0;
+  each += a.flag("hasGradMem") ? move + 1 : 0;
+  each += a.flag("parameterGradients") ? 3 * (2 * move + 1) + 1 + select : 0;
+  const Count rowStart = 35;
+  const Count steps = a.value("steps");
+  return {a.cycles(28 + steps * (rowStart + a.share(registers) * each)), steps * a.value("size") * 25};
+}
+
+VertexPerfEstimate surrogateSpike(const Asked &a) {
+  const Count registers = ceilDiv(a.value("size"), 2);
+  return {a.cycles(3 + a.share(registers) * (loop + 2 * move + heaviside)), a.value("size")};
+}
+
+VertexPerfEstimate surrogateSpikeBackward(const Asked &a) {
+  const Count registers = ceilDiv(a.value("size"), 2);
+  return {a.cycles(6 + a.share(registers) * (loop + 3 * move + a.surrogate())), 8 * a.value("size")};
+}
+
+// Lanes go in groups of four registers, and what is left in single ones: of(registers) summed over them.
+template <typename Of> Count overGroups(Count lanes, const Of &of) {
+  const Count registers = ceilDiv(lanes, 2);
+  return registers / 4 * of(4) + registers % 4 * of(1);
+}
+
+// Of one row and one group: what `spikes` add up, by id.
+Count gather(Count spikes, bool unit, Count registers) {
+  return spikes * (5 + (unit ? 0 : 2) + registers * (move + (unit ? 1 : 2)));
+}
+
+VertexPerfEstimate sparseLinearForward(const Asked &a) {
+  const Count rows = a.share(a.value("rows")), spikes = a.used("slots"), lanes = a.value("lanes");
+  const bool unit = a.flag("unitValues");
+  const Count all = overGroups(lanes, [&](Count registers) {
+    return 8 + registers * move + rows * (12 + gather(spikes, unit, registers) + registers * (1 + 2 + move));
+  });
+  return {a.cycles(11 + all), 2 * a.value("rows") * spikes * lanes};
+}
+
+VertexPerfEstimate sparseLinearWeightGradient(const Asked &a) {
+  const Count inputs = a.share(a.value("inputs")), lanes = a.value("lanes");
+  const Count spikes = a.share(a.used(a.size("rowOf")));
+  const bool unit = a.flag("unitValues");
+  const Count all = overGroups(lanes, [&](Count registers) {
+    return 8 + inputs * (10 + registers * 2 * move) + gather(spikes, unit, registers);
+  });
+  return {a.cycles(8 + all), 2 * a.used(a.size("rowOf")) * lanes};
+}
+
+VertexPerfEstimate sparseLinearValueGradient(const Asked &a) {
+  const Count rows = a.share(a.value("rows")), slots = a.used("slots"), lanes = a.value("lanes");
+  const Count all = overGroups(lanes, [&](Count registers) {
+    // A slot: the product, the sum of two lanes, and its place in gradValues.
+    return 8 + rows * (14 + registers * move + slots * (5 + registers * (move + 2) + 6));
+  });
+  const Count cleared = a.flag("accumulate") ? 0 : rows * slots * 2;
+  return {a.cycles(9 + all + cleared), 2 * a.value("rows") * slots * lanes};
+}
+
+VertexPerfEstimate sparseLinearWeightUpdate(const Asked &a) {
+  const Count slots = a.used("slots"), registers = ceilDiv(a.value("lanes"), 2);
+  // Every worker looks at every spike, and has a sixth of them.
+  const Count looks = a.value("rows") * (8 + slots * 5);
+  const Count has = a.share(a.value("rows") * slots) * (6 + registers * (loop + 3 * move + 2));
+  return {a.cycles(12 + looks + has), 2 * a.value("rows") * slots * a.value("lanes")};
+}
+
+VertexPerfEstimate sparseLifForward(const Asked &a) {
+  const Count rows = a.share(a.value("rows")), lanes = a.value("lanes");
+  const Count spikes = a.flag("input") ? a.used("slots") : 0, own = a.flag("recurrent") ? a.used("ownSlots") : 0;
+  const bool unit = a.flag("unitValues");
+  // Membrane, bias, beta, both thresholds; the step; two bits a lane into words of 64.
+  const Count neuron = 6 * move + 2 + 1 + heaviside + a.integrate() + 3 + 28;
+  const Count all = overGroups(lanes, [&](Count registers) {
+    return 16 + gather(spikes, unit, registers) + gather(own, true, registers) + registers * neuron;
+  });
+  return {a.cycles(22 + rows * (20 + all)), 2 * a.value("rows") * (spikes + own + 4) * lanes};
+}
+
+VertexPerfEstimate sparseLifBackward(const Asked &a) {
+  // One worker has all.
+  const Count slots = a.used("slots"), rows = a.value("rows"), registers = ceilDiv(a.value("lanes"), 2);
+  const Count scattered = slots * (8 + (a.flag("thresholdGradient") ? 14 : 0));
+  const bool beta = a.flag("betaGradient");
+  const Count each = loop + move + 12 + a.carry() + 2 * move + 2 + (beta ? move + 1 : 0);
+  return {a.cycles(18 + scattered + registers * (20 + rows * each)), 6 * rows * a.value("lanes") + slots};
+}
+
+VertexPerfEstimate sparseLifStepBackward(const Asked &a) {
+  const Count slots = a.value("slots"), rows = a.share(a.value("rows")), registers = ceilDiv(a.value("lanes"), 2);
+  // Every block looks at all spikes of the layer, and has its neurons' share of them: at most one each.
+  const Count used = a.used(slots), own = std::min(used, a.value("neurons"));
+  const Count each = loop + 3 * move + clampUnit + 1 + heaviside + a.carry() + 2 * move + 3 * 2 * move + 3 + 1 + select;
+  const Count row = 16 + used * 5 + own * (12 + a.surrogate()) + registers * each;
+  return {a.cycles(18 + rows * row), a.value("rows") * (own * 10 + a.value("lanes") * 12)};
+}
+
+VertexPerfEstimate selectSpikes(const Asked &a) {
+  const Count rows = a.share(a.value("rows")), words = a.value("words"), slots = a.value("slots");
+  const Count spikes = a.used(slots);
+  // Counting bits, then a bit at a time, then values and padding.
+  const Count row = 30 + words * 7 + ceilDiv(words, 2) * 10 + spikes * 14 + slots * 4 + (slots - spikes) * 2;
+  return {a.cycles(11 + rows * row)};
+}
+
+VertexPerfEstimate selectSpikesBackward(const Asked &a) {
+  const Count rows = a.share(a.value("rows")), slots = a.value("slots"), carried = a.used(slots);
+  const Count each = loop + 3 * move + 1 + a.surrogate() + (a.flag("perNeuron") ? 8 : 0);
+  return {a.cycles(11 + rows * (14 + ceilDiv(carried, 2) * each + (slots - carried) * 2)), rows * carried * 10};
+}
+
+VertexPerfEstimate above(const Asked &a) {
+  const Count neurons = a.value("neurons");
+  const Count row = ceilDiv(neurons, 32) * 14 + neurons * (12 + (a.flag("perNeuron") ? 1 : 0));
+  return {a.cycles(10 + a.share(a.value("rows")) * row), 2 * a.value("rows") * neurons};
+}
+
+VertexPerfEstimate gatherSlots(const Asked &a) {
+  return {a.cycles(7 + a.share(a.value("rows")) * (8 + a.value("slots") * 12))};
+}
+
+VertexPerfEstimate scatterSlots(const Asked &a) {
+  const Count row = 10 + a.value("neurons") * 2 + a.used("slots") * 10;
+  return {a.cycles(7 + a.share(a.value("rows")) * row), a.value("rows") * a.used("slots")};
+}
+
+// Instructions for each element of what the workers share out.
+template <Count PerElement> VertexPerfEstimate elementwise(const Asked &a) {
+  return {a.cycles(4 + a.share(a.value("size")) * PerElement), a.value("size")};
+}
+
+VertexPerfEstimate advance(const Asked &a) { return {a.cycles(12)}; }
+
+VertexPerfEstimate mergeBits(const Asked &a) {
+  return {a.cycles(6 + a.share(a.value("rows")) * (10 + a.value("pieces") * 12))};
+}
+
+VertexPerfEstimate sumSlots(const Asked &a) {
+  return {a.cycles(7 + a.share(a.value("size")) * (8 + a.value("blocks") * 5)), a.value("size") * a.value("blocks")};
+}
+
+VertexPerfEstimate sumRows(const Asked &a) {
+  return {a.cycles(5 + a.share(a.value("columns")) * (6 + a.value("rows") * 5)), a.size("in")};
+}
+
+const std::map<std::string, VertexPerfEstimate (*)(const Asked &)> estimates = {
+    {"snnipu::LifForward", lifForward},
+    {"snnipu::LifBackward", lifBackward},
+    {"snnipu::SurrogateSpike", surrogateSpike},
+    {"snnipu::SurrogateSpikeBackward", surrogateSpikeBackward},
+    {"snnipu::SparseLinearForward", sparseLinearForward},
+    {"snnipu::SparseLinearWeightGradient", sparseLinearWeightGradient},
+    {"snnipu::SparseLinearValueGradient", sparseLinearValueGradient},
+    {"snnipu::SparseLinearWeightUpdate", sparseLinearWeightUpdate},
+    {"snnipu::SparseLifForward", sparseLifForward},
+    {"snnipu::SparseLifBackward", sparseLifBackward},
+    {"snnipu::SparseLifStepBackward", sparseLifStepBackward},
+    {"snnipu::SelectSpikes", selectSpikes},
+    {"snnipu::SelectSpikesBackward", selectSpikesBackward},
+    {"snnipu::Above", above},
+    {"snnipu::GatherSlots", gatherSlots},
+    {"snnipu::ScatterSlots", scatterSlots},
+    {"snnipu::IdsOfFloats", elementwise<10>},
+    {"snnipu::FloatsOfIds", elementwise<6>},
+    {"snnipu::Zero", elementwise<4>},
+    {"snnipu::ClampUnit", elementwise<12>},
+    {"snnipu::LoadStep", elementwise<7>},
+    {"snnipu::StoreStep", elementwise<5>},
+    {"snnipu::Advance", advance},
+    {"snnipu::MergeBits", mergeBits},
+    {"snnipu::SumSlots", sumSlots},
+    {"snnipu::SumRows", sumRows},
+};
+
+const EstimatorRegistration registration("snnipu", [](poplar::Graph &graph) {
+  for (const std::string &name : codeletNames("snnipu")) {
+    const auto found = estimates.find(name.substr(0, name.find('<')));
+    if (found == estimates.end())
+      continue;
+    const auto estimate = found->second;
+    graph.registerPerfEstimator(name, [estimate](const VertexIntrospector &vertex, const Target &target) {
+      return estimate(Asked{vertex, target});
+    });
+  }
+});
+
+} // namespace
+} // namespace ipu_model
+} // namespace snnipu
