@@ -68,7 +68,9 @@ def native_folder() -> Path:
 
 def available_isas() -> List[str]:
     """Instruction sets a library was built for."""
-    return sorted(path.stem.split("-", 1)[1] for path in native_folder().glob("libsnnipu-*.so"))
+    found = (path.stem.split("-", 1)[1] for path in native_folder().glob("libsnnipu-*.so"))
+    # The IPU model's library lies beside them.
+    return sorted(isa for isa in found if isa != "ipu-model")
 
 
 def _open(isa: str) -> ctypes.CDLL:

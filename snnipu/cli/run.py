@@ -19,6 +19,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--drop-in", action="store_true", help="'import snntorch' gives snnipu in the script and all that it imports"
     )
+    parser.add_argument(
+        "--device",
+        choices=("host", "ipu-model"),
+        default="host",
+        help="ipu-model: custom operators of snnipu run on the IPU model (default: host)",
+    )
     parser.add_argument("script", metavar="SCRIPT", help="the script to run")
     parser.add_argument("args", metavar="ARGS", nargs=argparse.REMAINDER, help="the script's own arguments")
     return parser
@@ -49,6 +55,8 @@ def main(argv: List[str]) -> int:
         print(f"snnipu run: there is no script {script!r}", file=sys.stderr)
         return 2
     _dropin.provide_poptorch()
+    if arguments.device == "ipu-model":
+        os.environ["POPTORCH_IPU_MODEL"] = "1"
     if arguments.drop_in:
         _dropin.provide_snntorch()
     before = sys.argv, sys.path

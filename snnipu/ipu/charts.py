@@ -130,6 +130,14 @@ def _throughput(axes: Any, rows: Sequence[Dict[str, Any]], name: str) -> None:
         ends.append((hidden, where[-1], line[-1]["samples_per_s"], colour))
     for hidden, x, y, colour in ends:
         axes.annotate(f"{hidden}", (x, y), (5, 0), textcoords="offset points", fontsize=9, color=colour, va="center")
+    for row in own:
+        if not row["fits"]:
+            colour = DEPTH_COLOURS[row["hidden_layers"]]
+            axes.plot([100 * row["activity"]], [120], marker="x", color=colour, markersize=6)
+            kib = row["tile_memory_max_bytes"] / KIBIBYTE
+            said = f"{row['hidden_layers']} layers do not fit: {kib:,.0f} KiB a tile"
+            axes.annotate(said, (100 * row["activity"], 120), (-8, 0), textcoords="offset points", fontsize=7)
+            axes.texts[-1].set(color=colour, ha="right", va="center")
     two = next(row for row in own if row["hidden_layers"] == 2)
     ceiling = two["a100_ceiling"]["FP32"]
     axes.axhline(ceiling, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))

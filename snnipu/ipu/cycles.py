@@ -34,8 +34,8 @@ CONVERT = 1
 SCAN = 4
 # What a neuron's step costs besides its gather, for a vector: scale, bias, decay, reset and sum; three comparisons.
 LIF_STEP = 5 * ARITHMETIC + 3 * COMPARE
-# Its adjoint: reset, decay, sum; one comparison.
-LIF_ADJOINT = 5 * ARITHMETIC + COMPARE
+# Its adjoint: reset, decay, sums of the gradients of bias, beta and threshold; one comparison.
+LIF_ADJOINT = 9 * ARITHMETIC + COMPARE
 # 1 / (slope |u| + 1)^2 times a gradient.
 SURROGATE = DIVIDE + 4 * ARITHMETIC
 # Registers of the vertices' inner loop: ids are read once for so many vectors.
@@ -75,25 +75,29 @@ def sparse_lif_forward(rows: int, lanes: int, spikes: float, half: bool = False)
     return multi_vertex(share(rows) * (bits + gather(spikes, lanes, half) + LIF_STEP * vectors(lanes)))
 
 
-def select_spikes(rows: int, words: int, carried: float, slots: int) -> float:
-    """``SelectSpikes``: two words a neuron tile are counted and searched, ``carried`` ids written, slots filled."""
-    count, search, write, fill = 7, 4, 10, 4
-    return multi_vertex(share(rows) * (20 + (count + search) * words + write * carried + fill * slots))
+def select_spikes(rows: int, pieces: int, neurons: int, carried: float, slots: int) -> float:
+    """``MergeBits`` twice and ``SelectSpikes``: from bits to ids.
+
+    The ``pieces`` that the neuron tiles send become words of 32 neurons, once of what fired and once of what carries
+    gradient; the words are counted and searched, ``carried`` ids written, slots filled.
+    """
+    merge, count, search, write, fill = 8, 7, 4, 10, 4
+    words = math.ceil(neurons / 32)
+    merged = 2 * multi_vertex(share(rows) * (10 + merge * pieces))
+    return merged + multi_vertex(share(rows) * (20 + (count + search) * words + write * carried + fill * slots))
 
 
 def neuron_gradient(rows: int, lanes: int, slots: int, own: float) -> float:
-    """Gradient of a tile's membranes for one step.
+    """``SparseLifStepBackward``: gradient of a tile's membranes for one step.
 
-    All rows' slots are searched for the tile's own neurons, ``own`` of them; those pass the surrogate. The membranes of
-    a pair of lanes are one worker's (``SparseLifBackward``), as their sums over rows need no reduction then.
+    A row's slots are searched for the tile's own neurons, ``own`` of all rows; those pass the surrogate.
     """
     found = share(rows) * SCAN * slots + math.ceil(own / WORKERS) * (SURROGATE + GATHER_ROW)
-    neurons = math.ceil(vectors(lanes) / WORKERS) * rows * LIF_ADJOINT
-    return multi_vertex(found) + multi_vertex(neurons)
+    return multi_vertex(found + share(rows) * vectors(lanes) * LIF_ADJOINT)
 
 
 def weight_gradient(events: float, lanes: int) -> float:
-    """Gradient of a tile's weights for one step of ``events`` input spikes of all rows.
+    """``SparseLinearWeightUpdate``: gradient of a tile's weights for one step of ``events`` input spikes of all rows.
 
     Each worker owns a sixth of the inputs, reads all ids, and adds the rows of its own to the sum: no two workers write
     one element, and no index of the spikes is made.
@@ -110,7 +114,7 @@ def value_gradient(rows: int, slots: float, lanes: int, half: bool = False) -> f
 
 
 def reduction(elements: int, partials: int) -> float:
-    """Sum of ``partials`` arrays of ``elements`` floats."""
+    """``SumSlots``: sum of ``partials`` arrays of ``elements`` floats."""
     return multi_vertex(share(vectors(elements)) * ARITHMETIC * max(partials - 1, 0)) if elements else 0.0
 
 

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from snnipu.ipu import cycles
-from snnipu.ipu.network import NetworkSpec
+from snnipu.ipu.network import ID_BYTES, NetworkSpec
 from snnipu.ipu.targets import KIBIBYTE, TARGETS, Target, target_named
 
 # What a program takes on every tile it runs on: vertices, control and exchange code. An assumption.
@@ -256,11 +256,11 @@ def layer_memory(network: NetworkSpec, entry: int, neurons: int) -> Dict[str, in
     inputs, slots_in, slots = network.sizes[entry - 1], network.slots[entry - 1], network.slots[entry]
     weights = inputs * width
     training = network.training
-    received = rows * (slots_in * network.id_bytes(entry - 1) + COUNTS_BYTES)
+    received = rows * (slots_in * ID_BYTES + COUNTS_BYTES)
     sent = rows * 2 * FLOAT * ((width + 31) // 32)
     if training:
         # Backwards: its own ids with their gradients, the input's ids, and partial gradients of the input's slots.
-        received += rows * (slots * (network.id_bytes(entry) + FLOAT) + COUNTS_BYTES)
+        received += rows * (slots * (ID_BYTES + FLOAT) + COUNTS_BYTES)
         sent += rows * slots_in * FLOAT if entry > 1 else 0
     states = {"sgd": 0, "adam": 2}[network.optimizer] if training else 0
     return {
@@ -278,7 +278,7 @@ def layer_memory(network: NetworkSpec, entry: int, neurons: int) -> Dict[str, in
 
 def selection_memory(network: NetworkSpec, entry: int, rows: int, words: int) -> Dict[str, int]:
     """Bytes on a tile that selects the spikes of ``rows`` samples of layer ``entry``."""
-    slot_bytes = network.id_bytes(entry) + FLOAT
+    slot_bytes = ID_BYTES + FLOAT
     return {
         "neuron state": rows * (network.slots[entry] * slot_bytes + 2 * COUNTS_BYTES),
         "exchange buffers": rows * 2 * FLOAT * words,
@@ -310,8 +310,7 @@ def memory_of(network: NetworkSpec, target: Target, ipus: int, layers: Sequence[
     used = sum(placed.tiles + placed.selection_tiles for placed in layers)
     entries = range(network.layers + 1) if network.training else range(1)
     spread = sum(
-        network.steps * network.batch_size * (network.slots[entry] * network.id_bytes(entry) + COUNTS_BYTES)
-        for entry in entries
+        network.steps * network.batch_size * (network.slots[entry] * ID_BYTES + COUNTS_BYTES) for entry in entries
     )
     memory["history"][:used] += -(-spread // max(used, 1))
     if network.training:

@@ -10,8 +10,8 @@ from snnipu.training.sparse_benchmark import benchmark_slots
 
 DTYPES = {"float32": 4, "float16": 2}
 OPTIMIZERS = ("sgd", "adam")
-# Ids are 16 bits wide up to here, as in the vertices.
-SHORT_IDS = 65536
+# Of a spike id on an IPU.
+ID_BYTES = 4
 # Slots for each expected spike where a model has no cap.
 HEADROOM = 2.0
 
@@ -78,10 +78,6 @@ class NetworkSpec:
     @property
     def weight_bytes(self) -> int:
         return DTYPES[self.dtype]
-
-    def id_bytes(self, entry: int) -> int:
-        """Bytes of a spike id of an entry of ``sizes``."""
-        return 2 if self.sizes[entry] <= SHORT_IDS else 4
 
     @property
     def parameters(self) -> int:

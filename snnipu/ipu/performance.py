@@ -18,6 +18,7 @@ import numpy as np
 
 from snnipu.ipu import cycles
 from snnipu.ipu.mapping import COUNTS_BYTES, FLOAT, LayerPlan, Plan, lanes
+from snnipu.ipu.network import ID_BYTES
 
 LABEL = "predicted by snnipu's IPU performance model, not measured"
 
@@ -205,13 +206,13 @@ class _Estimator:
             entry, first = layer.layer, layer.first_selection_tile
             carried = network.slots[entry] if network.training else network.spikes[entry]
             for offset, samples in enumerate(layer.rows):
-                cost = cycles.select_spikes(samples, layer.words, carried, network.slots[entry])
+                cost = cycles.select_spikes(samples, layer.words, network.sizes[entry], carried, network.slots[entry])
                 self.tile_cycles[first + offset] += cost
                 slowest, where = (cost, entry) if cost > slowest else (slowest, where)
         self.phases.append(Phase("spike selection", "forward", "compute", slowest, self.sync, where))
 
     def _train_bytes(self, entry: int) -> float:
-        return self.network.slots[entry] * self.network.id_bytes(entry) + COUNTS_BYTES
+        return self.network.slots[entry] * ID_BYTES + COUNTS_BYTES
 
     def backward(self, layers: Sequence[LayerPlan]) -> None:
         network, rows = self.network, self.network.batch_size

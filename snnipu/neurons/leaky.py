@@ -123,6 +123,16 @@ class Leaky(snntorch.Leaky):
     def _fuses(self) -> bool:
         return not self.inhibition and not self.state_quant and self._surrogate() is not None
 
+    def _on_ipu(self) -> bool:
+        """Whether the layer runs as a PopART operator; raises RuntimeError where it must and cannot."""
+        on_ipu = popart.uses_operator("Leaky", "LifSequence")
+        if on_ipu and not self._fuses():
+            raise RuntimeError(
+                "Leaky cannot run on an IPU with inhibition, state_quant, or a spike_grad that is a Python function: "
+                "its PopART operator has none of these"
+            )
+        return on_ipu
+
     def forward(
         self, input_: torch.Tensor, mem: Optional[torch.Tensor] = None
     ) -> Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]:
@@ -140,7 +150,7 @@ class Leaky(snntorch.Leaky):
             TypeError: ``mem`` passed with ``init_hidden=True``; not a floating tensor.
             ValueError: ``beta``, ``threshold``, ``graded_spikes_factor`` or ``mem`` of a shape that does not fit.
         """
-        popart.refuse_tracing("Leaky")
+        on_ipu = self._on_ipu()
         if not isinstance(input_, torch.Tensor):
             raise TypeError(f"input_ must be a torch.Tensor, got {type(input_).__name__}")
         if mem is not None:
@@ -156,7 +166,7 @@ class Leaky(snntorch.Leaky):
             raise TypeError(f"input_ must be real and floating (or integer), got {input_.dtype}")
         # In 16 bit snnTorch rounds the decayed membrane; only its own operations give the same bits.
         rounds = dtype in _LOW_PRECISION and (not fresh or self._reset_mechanism == "none")
-        if rounds or not self._fuses():
+        if (rounds and not on_ipu) or not self._fuses():
             self.mem = state
             return super().forward(input_)
         dtype = torch.float32 if dtype in _LOW_PRECISION else dtype
@@ -243,7 +253,7 @@ class Leaky(snntorch.Leaky):
     def _sequence(
         self, x: torch.Tensor, mem: Optional[torch.Tensor], num_steps: Optional[int], need_mem: bool
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-        popart.refuse_tracing("Leaky")
+        self._on_ipu()
         if num_steps is None:
             check_input(x, 1, "[T, B, ...]")
         else:

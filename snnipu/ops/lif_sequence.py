@@ -415,13 +415,19 @@ def lif_apply(
 
     Without ``need_mem`` the membranes are not stored and None stands for them.
     """
-    popart.refuse_tracing("lif_sequence")
+    on_ipu = popart.uses_operator("lif_sequence", "LifSequence")
     steps, step_shape, shape = layout(x, num_steps)
     state = None if mem is None else state_argument("mem", mem, step_shape, x)
     beta_ = parameter_argument("beta", beta, step_shape, x)
     threshold_ = parameter_argument("threshold", threshold, step_shape, x)
     graded = parameter_argument("graded_spikes_factor", graded_spikes_factor, step_shape, x)
     known = surrogates.as_surrogate(spike_grad)
+    if on_ipu:
+        kernel = None if known is None else known.kernel
+        spk, mems = popart.call_lif_sequence(
+            x, state, (beta_, threshold_, graded), num_steps, reset, reset_delay, kernel
+        )
+        return spk, mems
     evaluated = known if known is not None and known.kernel is None else None
     if known is None or (evaluated is not None and not reset_delay):
         # With an immediate reset the membrane's gradient passes through the spike: the recurrence needs the surrogate.

@@ -26,6 +26,7 @@ from snnipu.poptorch._errors import (
     not_available,
 )
 from snnipu.poptorch._inputs import InputParser, Inputs, check_model, check_same, split
+from snnipu.poptorch._ipu_model import IpuModelRunner, wants_ipu_model
 from snnipu.poptorch._logging import logger
 from snnipu.poptorch._optimizer_runner import OptimizerRunner
 from snnipu.poptorch._outputs import OutputCollector
@@ -145,6 +146,7 @@ class PoplarExecutor:
         self._module_modes: List[Tuple[torch.nn.Module, bool]] = []
         self._needs_mode = True
         self._loss_position: Dict[int, int] = {}
+        self._ipu_model = IpuModelRunner() if wants_ipu_model(self._options) else None
         self._compilation_time = datetime.timedelta()
         self._times: Dict[str, List[float]] = {"input": [], "input_complete": [], "output": [], "output_complete": []}
         if training:
@@ -341,7 +343,8 @@ class PoplarExecutor:
         Block._manager = self._options._execution_strategy._start()
         grad_mode = torch.enable_grad() if self._training else torch.no_grad()
         try:
-            with torch.inference_mode(False), grad_mode, _tracing.tracing(self._training) as trace:
+            on_model = self._ipu_model.running() if self._ipu_model is not None else contextlib.nullcontext()
+            with torch.inference_mode(False), grad_mode, on_model, _tracing.tracing(self._training) as trace:
                 mode = _tracing.HostMode(trace)
                 with mode if self._needs_mode else contextlib.nullcontext():
                     outputs = self._model(*args, **kwargs)
@@ -365,6 +368,16 @@ class PoplarExecutor:
         if not loss.tensor.requires_grad and any(weight.requires_grad for weight in self._model.parameters()):
             raise Error("forward: the final loss depends on no parameter that requires a gradient")
         return loss
+
+    def ipuModelReport(self) -> List[Dict[str, Any]]:
+        """What the IPU model counted, for each operator and gradient that ran: a list of dicts; not in PopTorch.
+
+        Each has ``operator``, the shapes of its ``inputs``, ``target`` and ``report``; every figure is a model's.
+        Raises ``poptorch.Error`` where the model is not in use, see ``Options.useIpuModel``.
+        """
+        if self._ipu_model is None:
+            raise Error("ipuModelReport: there is no IPU model in use; Options.useIpuModel(True) asks for one")
+        return self._ipu_model.model.reports()
 
     # Weights and devices.
 

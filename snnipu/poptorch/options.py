@@ -415,7 +415,10 @@ class Options(OptionsDict):
         return self
 
     def useIpuModel(self, use_model: bool) -> "Options":
-        """Run on the IPU model rather than hardware; the host runtime has neither."""
+        """Run custom operators of ``ai.snnipu`` on the IPU model: tile by tile, counted, and far slower than the host.
+
+        So does ``POPTORCH_IPU_MODEL=1``. What else the model computes runs on the host either way.
+        """
         self.createOrSet(use_model=use_model)
         return self
 

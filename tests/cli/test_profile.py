@@ -5,7 +5,9 @@ import re
 
 import pytest
 
+from snnipu import ipu
 from snnipu.cli import main as command_line
+from snnipu.ipu import published
 
 PINNED = {
     "fits",
@@ -129,3 +131,23 @@ def test_wrong_arguments(arguments, message, model_file, capsys, monkeypatch):
         run(*(argument.replace("FILE", str(model_file)) for argument in arguments))
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_guide_shows_what_it_prints(repository, capsys):
+    """Its sample output line by line, and the rates of the published networks."""
+    page = (repository / "docs" / "how-to" / "profile.md").read_text()
+    (sample,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    assert run("--model", "2312,1466,1466,10") == 0
+    said = capsys.readouterr().out
+    for line in sample.splitlines():
+        assert line.strip() in {"...", *(known.strip() for known in said.splitlines())}, line
+    rate = ipu.estimate(ipu.plan(published.network("N-MNIST", 2, 0.02))).samples_per_s
+    assert f"predicted to train {rate:.0f}\nsamples a second" in page
+    assert f"would train {rate / 10:.0f} to {rate / 5:.0f}," in page
+    stored = json.loads((repository / "benchmarks" / "results" / "ipu-model.json").read_text())
+    (row,) = [
+        row
+        for row in stored["depth"]
+        if (row["network"], row["hidden_layers"], row["activity"]) == ("N-MNIST", 2, 0.02)
+    ]
+    assert row["samples_per_s"] == pytest.approx(rate)

@@ -1,0 +1,522 @@
+"""The IPU model: PopART operators of ``ai.snnipu`` run on this machine, tile by tile, and counted.
+
+The library ``libsnnipu-ipu-model.so`` (``csrc/ipu_model``) compiles an operator, or its gradient, for a target, runs
+it, and reports tile memory, cycles and exchange. It is torch-free and is loaded with ctypes on first use.
+
+Environment: ``SNNIPU_IPU_MODEL_TARGET``, the target where none is given: ``mk2``, ``bow:16`` (tiles of an IPU) or
+``mk2:1472:2`` (IPUs); ``SNNIPU_NATIVE_DIR``, the folder of the library.
+"""
+
+import ctypes
+import json
+import os
+import threading
+from collections import OrderedDict
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+
+from snnipu._version import __version__
+from snnipu.backends.host import native_folder
+from snnipu.ipu.targets import target_named
+
+LIBRARY = "libsnnipu-ipu-model.so"
+BUILD_HINT = (
+    "it is built with the other native libraries, by a C++17 compiler (GCC or Clang): "
+    "`SNNIPU_REQUIRE_NATIVE=1 pip install .` in a source tree, or `python setup.py build_ext --inplace`"
+)
+# As PopART names them, and what crosses PopTorch's border: double becomes float, 64-bit integers 32-bit ones.
+TYPES: Dict[torch.dtype, str] = {
+    torch.float32: "FLOAT",
+    torch.float16: "FLOAT16",
+    torch.int32: "INT32",
+    torch.bool: "BOOL",
+    torch.uint8: "UINT8",
+    torch.int8: "INT8",
+}
+BORDER = {torch.float64: torch.float32, torch.int64: torch.int32}
+DTYPES = {name: dtype for dtype, name in TYPES.items()}
+CACHED_PROGRAMS = 64
+GRAD_OUT, IN, OUT = range(3)
+
+
+class IpuModelError(RuntimeError):
+    """The model refused an operator, or failed to run it.
+
+    Attributes:
+        kind: the name of the SDK's exception, such as ``graph_memory_allocation_error``; empty where there is none.
+    """
+
+    def __init__(self, message: str, kind: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class IpuModelUnavailable(IpuModelError):
+    """The library is not there, or is another version's."""
+
+
+@dataclass(frozen=True)
+class IpuModelTarget:
+    """The machine that is modelled.
+
+    Args:
+        arch: ``mk1``, ``mk2`` or ``bow``.
+        tiles_per_ipu: 0: all of them. A small number makes small tests fast.
+        ipus: how many IPUs an operator may use.
+        options: of the engine, as pairs: ``("workerOrder", "ascending" | "descending" | "shuffled:SEED")``,
+            ``("threads", "2")``, ``("tileMemory", "off")`` to measure without refusing.
+
+    Raises:
+        TypeError, ValueError: the message names the argument.
+    """
+
+    arch: str = "mk2"
+    tiles_per_ipu: int = 0
+    ipus: int = 1
+    options: Tuple[Tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        machine = target_named(self.arch)
+        for name, least, most in (("tiles_per_ipu", 0, machine.tiles_per_ipu), ("ipus", 1, 64)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name} must be an int, got {value!r}")
+            if not least <= value <= most:
+                raise ValueError(f"{name} must be from {least} to {most}, got {value}")
+        for pair in self.options:
+            if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
+                raise TypeError(f"options must be pairs of str, got {pair!r}")
+
+    @classmethod
+    def from_text(cls, text: str) -> "IpuModelTarget":
+        """``arch``, ``arch:tiles`` or ``arch:tiles:ipus``; raises ValueError for anything else."""
+        parts = text.split(":")
+        try:
+            numbers = [int(part) for part in parts[1:]]
+        except ValueError:
+            numbers = []
+        if len(parts) > 3 or len(numbers) != len(parts) - 1:
+            raise ValueError(f"expected arch, arch:tiles or arch:tiles:ipus, such as mk2:16:1, got {text!r}")
+        tiles, ipus = [*numbers, *(0, 1)[len(numbers) :]]
+        return cls(parts[0], tiles, ipus)
+
+    @classmethod
+    def default(cls) -> "IpuModelTarget":
+        """That of ``SNNIPU_IPU_MODEL_TARGET``, else one whole Mk2."""
+        text = os.environ.get("SNNIPU_IPU_MODEL_TARGET")
+        if not text:
+            return cls()
+        try:
+            return cls.from_text(text)
+        except ValueError as error:
+            raise ValueError(f"SNNIPU_IPU_MODEL_TARGET: {error}") from None
+
+
+# ---- the library
+
+_SIGNATURES: Dict[str, Tuple[Any, List[Any]]] = {
+    "version": (c_char_p, []),
+    "error": (c_char_p, []),
+    "operators": (c_char_p, []),
+    "request_new": (c_void_p, [c_char_p, c_char_p, c_int]),
+    "request_free": (None, [c_void_p]),
+    "request_input": (c_int, [c_void_p, c_char_p, POINTER(c_int64), c_int]),
+    "request_outputs": (c_int, [c_void_p, c_int]),
+    "request_int": (c_int, [c_void_p, c_char_p, c_int64]),
+    "request_float": (c_int, [c_void_p, c_char_p, c_double]),
+    "request_string": (c_int, [c_void_p, c_char_p, c_char_p]),
+    "request_ints": (c_int, [c_void_p, c_char_p, POINTER(c_int64), c_int]),
+    "request_floats": (c_int, [c_void_p, c_char_p, POINTER(c_double), c_int]),
+    "request_target": (c_int, [c_void_p, c_char_p, c_int, c_int]),
+    "request_option": (c_int, [c_void_p, c_char_p, c_char_p]),
+    "request_gradient": (c_int, [c_void_p, POINTER(c_int), c_int]),
+    "compile": (c_int, [c_void_p, POINTER(c_void_p)]),
+    "program_free": (None, [c_void_p]),
+    "outputs": (c_int, [c_void_p]),
+    "output_rank": (c_int, [c_void_p, c_int]),
+    "output_shape": (POINTER(c_int64), [c_void_p, c_int]),
+    "output_type": (c_char_p, [c_void_p, c_int]),
+    "inputs": (c_int, [c_void_p]),
+    "input_source": (c_int, [c_void_p, c_int, POINTER(c_int), POINTER(c_int)]),
+    "gradient_target": (c_int, [c_void_p, c_int]),
+    "run": (c_int, [c_void_p, POINTER(c_void_p), POINTER(c_void_p)]),
+    "report": (c_char_p, [c_void_p]),
+    "estimate": (c_char_p, [c_void_p]),
+}
+
+
+def library_path() -> Path:
+    """Where the library is looked for."""
+    return native_folder() / LIBRARY
+
+
+class Library:
+    """The C interface of ``csrc/ipu_model/snnipu_ipu_model.h``, its names without ``snnipu_ipu_``.
+
+    Raises:
+        IpuModelUnavailable: the library is missing, does not load, or is not of this package's version.
+    """
+
+    def __init__(self, path: Optional[Path] = None) -> None:
+        path = library_path() if path is None else path
+        if not path.is_file():
+            raise IpuModelUnavailable(f"the IPU model needs {path}, which is not there: {BUILD_HINT}")
+        try:
+            self._library = ctypes.CDLL(str(path))
+            for name, (result, arguments) in _SIGNATURES.items():
+                function = getattr(self._library, f"snnipu_ipu_{name}")
+                function.restype, function.argtypes = result, arguments
+        except (OSError, AttributeError) as error:
+            raise IpuModelUnavailable(f"{path} cannot be loaded: {error}; {BUILD_HINT}") from None
+        found = self.version().decode()
+        if found != __version__:
+            raise IpuModelUnavailable(f"{path} is of version {found}, the package of {__version__}: {BUILD_HINT}")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, f"snnipu_ipu_{name}")
+
+
+_library: Any = None
+_library_lock = threading.Lock()
+
+
+def library() -> Any:
+    """The library, loaded on first use. Raises :class:`IpuModelUnavailable`."""
+    global _library
+    with _library_lock:
+        if _library is None:
+            _library = Library()
+        return _library
+
+
+def available() -> bool:
+    """Whether the library is there and loads."""
+    return unavailable_reason() is None
+
+
+def unavailable_reason() -> Optional[str]:
+    """Why the model cannot be used, or None where it can."""
+    try:
+        library()
+    except IpuModelUnavailable as error:
+        return str(error)
+    return None
+
+
+# ---- programs
+
+
+class TensorSpec(NamedTuple):
+    """Type, as PopART names it, and shape of an input or output."""
+
+    type: str
+    shape: Tuple[int, ...]
+
+
+class Source(NamedTuple):
+    """Which tensor of the operator a program's input is: kind ``GRAD_OUT``, ``IN`` or ``OUT``, and its place."""
+
+    kind: int
+    place: int
+
+
+class _Key(NamedTuple):
+    domain: str
+    name: str
+    version: int
+    inputs: Tuple[TensorSpec, ...]
+    attributes: Tuple[Tuple[str, Any], ...]
+    target: IpuModelTarget
+    gradient: Optional[Tuple[int, ...]]  # outputs that have a gradient; None: the operator itself
+
+
+def spec_of(tensor: torch.Tensor, what: str) -> TensorSpec:
+    """Raises TypeError for a type that an IPU does not take."""
+    dtype = BORDER.get(tensor.dtype, tensor.dtype)
+    if dtype not in TYPES:
+        raise TypeError(f"{what}: {tensor.dtype} has no equivalent on an IPU; it takes {', '.join(map(str, TYPES))}")
+    return TensorSpec(TYPES[dtype], tuple(tensor.shape))
+
+
+class Program:
+    """A compiled operator, or its gradient operator."""
+
+    def __init__(self, lib: Any, key: _Key) -> None:
+        self._lib = lib
+        self.key = key
+        self._lock = threading.Lock()
+        self._handle: Optional[int] = None
+        self._handle = self._compile()
+        self.sources = [self._source(index) for index in range(lib.inputs(self._handle))]
+        self.outputs = [self._output(index) for index in range(lib.outputs(self._handle))]
+        self.targets = [int(lib.gradient_target(self._handle, index)) for index in range(len(self.outputs))]
+
+    @property
+    def name(self) -> str:
+        """``LifSequence``, or ``LifSequence (gradient)``."""
+        return self.key.name + (" (gradient)" if self.key.gradient is not None else "")
+
+    def _check(self, status: int) -> None:
+        if status:
+            text = (self._lib.error() or b"unknown error").decode(errors="replace")
+            kind, colon, rest = text.partition(": ")
+            named = bool(colon) and kind.isidentifier()
+            raise IpuModelError(f"IPU model, {self.name}: {text}", kind if named and rest else "")
+
+    def _compile(self) -> int:
+        lib, key = self._lib, self.key
+        request = lib.request_new(key.domain.encode(), key.name.encode(), key.version)
+        if not request:
+            self._check(1)
+        try:
+            for spec in key.inputs:
+                shape = (c_int64 * len(spec.shape))(*spec.shape)
+                self._check(lib.request_input(request, spec.type.encode(), shape, len(spec.shape)))
+            for name, value in key.attributes:
+                self._attribute(request, name.encode(), value)
+            target = key.target
+            self._check(lib.request_target(request, target.arch.encode(), target.tiles_per_ipu, target.ipus))
+            for name, value in target.options:
+                self._check(lib.request_option(request, name.encode(), value.encode()))
+            if key.gradient is not None:
+                outputs = (c_int * len(key.gradient))(*key.gradient)
+                self._check(lib.request_gradient(request, outputs, len(key.gradient)))
+            handle = c_void_p()
+            self._check(lib.compile(request, ctypes.byref(handle)))
+            assert handle.value is not None
+            return handle.value
+        finally:
+            if request:
+                lib.request_free(request)
+
+    def _attribute(self, request: Any, name: bytes, value: Any) -> None:
+        lib = self._lib
+        if isinstance(value, tuple):
+            if value and all(isinstance(element, int) for element in value):
+                self._check(lib.request_ints(request, name, (c_int64 * len(value))(*value), len(value)))
+            elif value and all(isinstance(element, float) for element in value):
+                self._check(lib.request_floats(request, name, (c_double * len(value))(*value), len(value)))
+            else:
+                raise TypeError(f"attribute {name.decode()!r}: the model takes lists of int or of float, got {value!r}")
+        elif isinstance(value, int):  # bool too
+            self._check(lib.request_int(request, name, int(value)))
+        elif isinstance(value, float):
+            self._check(lib.request_float(request, name, value))
+        else:
+            self._check(lib.request_string(request, name, str(value).encode()))
+
+    def _source(self, index: int) -> Source:
+        kind, which = c_int(), c_int()
+        self._check(self._lib.input_source(self._handle, index, ctypes.byref(kind), ctypes.byref(which)))
+        return Source(kind.value, which.value)
+
+    def _output(self, index: int) -> TensorSpec:
+        rank = self._lib.output_rank(self._handle, index)
+        shape = self._lib.output_shape(self._handle, index)
+        name = self._lib.output_type(self._handle, index).decode()
+        if name not in DTYPES:
+            raise IpuModelError(f"IPU model, {self.name}: output {index} is of type {name}, which PyTorch has not")
+        return TensorSpec(name, tuple(shape[axis] for axis in range(rank)))
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+        """The outputs for inputs in the order of :attr:`sources`. Values are copied; tensors must be on the CPU."""
+        if len(inputs) != len(self.sources):
+            raise ValueError(f"{self.name} takes {len(self.sources)} inputs, got {len(inputs)}")
+        held = []
+        for number, tensor in enumerate(inputs):
+            if tensor.device.type != "cpu":
+                raise ValueError(f"{self.name}: input {number} must be on the CPU, got {tensor.device}")
+            held.append(tensor.detach().to(BORDER.get(tensor.dtype, tensor.dtype)).contiguous())
+        made = [torch.empty(spec.shape, dtype=DTYPES[spec.type]) for spec in self.outputs]
+        sources = (c_void_p * max(len(held), 1))(*(tensor.data_ptr() for tensor in held))
+        results = (c_void_p * max(len(made), 1))(*(tensor.data_ptr() for tensor in made))
+        with self._lock:
+            self._check(self._lib.run(self._handle, sources, results))
+        return made
+
+    def _json(self, function: str) -> Dict[str, Any]:
+        with self._lock:
+            text = getattr(self._lib, function)(self._handle)
+            if text is None:
+                self._check(1)
+            found: Dict[str, Any] = json.loads(text.decode())
+            return found
+
+    def report(self) -> Dict[str, Any]:
+        """What the model counted in all runs so far: tile memory, cycles of each step, exchange. A model's figures."""
+        return self._json("report")
+
+    def estimate(self) -> Dict[str, Any]:
+        """The same of one run, without running it."""
+        return self._json("estimate")
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._lib.program_free(self._handle)
+            self._handle = None
+
+
+def _frozen(attributes: Dict[str, Any]) -> Tuple[Tuple[str, Any], ...]:
+    """Attributes as a key; a float stays apart from the int of the same value."""
+    return tuple(sorted((name, tuple(v) if isinstance(v, (list, tuple)) else v) for name, v in attributes.items()))
+
+
+def _typed(key: _Key) -> Tuple[Any, ...]:
+    types = tuple(
+        tuple(type(element) for element in value) if isinstance(value, tuple) else type(value)
+        for _, value in key.attributes
+    )
+    return (*key, types)
+
+
+class IpuModel:
+    """Operators on one modelled target. Programs are compiled once for each operator, shapes, types and attributes.
+
+    .. code-block:: python
+
+        model = IpuModel(IpuModelTarget("mk2", tiles_per_ipu=16))
+        spk, mem = model.apply("LifSequence", [x, mem0, beta, threshold, graded], attributes)   # differentiable
+        for program in model.programs():
+            print(program.name, program.report())
+
+    Args:
+        target: the machine; None: :meth:`IpuModelTarget.default`.
+        lib: the C interface; None: the library of this package, loaded on first use.
+    """
+
+    def __init__(self, target: Optional[IpuModelTarget] = None, lib: Any = None) -> None:
+        self.target = IpuModelTarget.default() if target is None else target
+        self._lib = lib
+        self._programs: OrderedDict[Tuple[Any, ...], Program] = OrderedDict()
+        self._lock = threading.Lock()
+        self._operators: Optional[Dict[Tuple[str, str, int], Dict[str, Any]]] = None
+
+    @property
+    def lib(self) -> Any:
+        if self._lib is None:
+            self._lib = library()
+        return self._lib
+
+    def operators(self) -> Dict[Tuple[str, str, int], Dict[str, Any]]:
+        """The operators that the model has: (domain, name, version) to their definition."""
+        if self._operators is None:
+            listed = json.loads(self.lib.operators().decode())
+            self._operators = {(entry["domain"], entry["name"], entry["version"]): entry for entry in listed}
+        return self._operators
+
+    def programs(self) -> List[Program]:
+        """What has been compiled, least recently used first."""
+        with self._lock:
+            return list(self._programs.values())
+
+    def compile(
+        self,
+        name: str,
+        inputs: Sequence[TensorSpec],
+        attributes: Dict[str, Any],
+        domain: str = "ai.snnipu",
+        version: int = 1,
+        gradient: Optional[Sequence[int]] = None,
+    ) -> Program:
+        """An operator's program, or with ``gradient`` (the outputs that have one) its gradient's; made only once.
+
+        Raises:
+            IpuModelUnavailable: there is no library.
+            IpuModelError: what the SDK would refuse, and tile memory that is exceeded; ``kind`` tells which.
+        """
+        key = _Key(
+            domain,
+            name,
+            version,
+            tuple(inputs),
+            _frozen(attributes),
+            self.target,
+            None if gradient is None else tuple(gradient),
+        )
+        found = _typed(key)
+        with self._lock:
+            if found in self._programs:
+                self._programs.move_to_end(found)
+                return self._programs[found]
+        made = Program(self.lib, key)
+        with self._lock:
+            self._programs[found] = made
+            while len(self._programs) > CACHED_PROGRAMS:
+                self._programs.popitem(last=False)
+        return made
+
+    def apply(
+        self,
+        name: str,
+        inputs: Sequence[torch.Tensor],
+        attributes: Dict[str, Any],
+        domain: str = "ai.snnipu",
+        version: int = 1,
+    ) -> List[torch.Tensor]:
+        """Run an operator; its outputs are differentiable where PopART would differentiate it.
+
+        Doubles are computed in float and 64-bit integers in 32 bits, as at PopTorch's border; where all floating inputs
+        are doubles, so are the outputs.
+        """
+        call = _Call(self, name, domain, version, dict(attributes))
+        return list(_Operator.apply(call, *inputs))
+
+    def reports(self) -> List[Dict[str, Any]]:
+        """For each program, its name, the shapes of its inputs, and its report."""
+        return [
+            {
+                "operator": program.name,
+                "inputs": [list(spec.shape) for spec in program.key.inputs],
+                "target": program.key.target.arch,
+                "report": program.report(),
+            }
+            for program in self.programs()
+        ]
+
+
+class _Call(NamedTuple):
+    model: IpuModel
+    name: str
+    domain: str
+    version: int
+    attributes: Dict[str, Any]
+
+    def program(self, specs: Sequence[TensorSpec], gradient: Optional[Sequence[int]] = None) -> Program:
+        return self.model.compile(self.name, specs, self.attributes, self.domain, self.version, gradient)
+
+
+class _Operator(torch.autograd.Function):
+    """An operator and its gradient operator."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *inputs: torch.Tensor) -> Tuple[torch.Tensor, ...]:  # type: ignore[override]
+        specs = [spec_of(tensor, f"{call.name}: input {number}") for number, tensor in enumerate(inputs)]
+        program = call.program(specs)
+        outputs = program.run([inputs[source.place] for source in program.sources])
+        floats = {tensor.dtype for tensor in inputs if tensor.is_floating_point()}
+        if floats == {torch.float64}:
+            outputs = [out.double() if out.dtype == torch.float32 else out for out in outputs]
+        ctx.call, ctx.specs = call, specs
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(out for out in outputs if not out.is_floating_point()))
+        ctx.save_for_backward(*inputs, *outputs)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Optional[torch.Tensor]) -> Tuple[Any, ...]:  # type: ignore[override]
+        count = len(ctx.specs)
+        inputs, outputs = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        result: List[Optional[torch.Tensor]] = [None] * count
+        given = [index for index, grad in enumerate(grads) if grad is not None]
+        if given:
+            program = ctx.call.program(ctx.specs, given)
+            of_kind = {GRAD_OUT: grads, IN: inputs, OUT: outputs}
+            wanted = [of_kind[source.kind][source.place] for source in program.sources]
+            for target, grad in zip(program.targets, program.run(wanted)):
+                if inputs[target].is_floating_point() and ctx.needs_input_grad[target + 1]:
+                    result[target] = grad.to(inputs[target].dtype)
+        return (None, *result)

@@ -1,0 +1,198 @@
+"""The adapter of the IPU model's C interface, with a stand-in for its library, and with the library itself."""
+
+import pytest
+import torch
+from support.fake_ipu_model import FakeLibrary
+
+from snnipu import ops, surrogate
+from snnipu.ipu import model as ipu_model
+from snnipu.ipu.model import IpuModel, IpuModelError, IpuModelTarget, IpuModelUnavailable, TensorSpec
+
+ATTRIBUTES = {"reset": 0, "reset_delay": 1, "surrogate": 3, "surrogate_a": 2.0, "surrogate_b": 0.0}
+needs_library = pytest.mark.skipif(not ipu_model.available(), reason=f"no IPU model: {ipu_model.unavailable_reason()}")
+
+
+@pytest.fixture
+def fake():
+    return FakeLibrary()
+
+
+@pytest.fixture
+def model(fake):
+    return IpuModel(IpuModelTarget("mk2", 16), fake)
+
+
+def lif_inputs(dtype=torch.float32, grad=True):
+    torch.manual_seed(0)
+    x = torch.randn(6, 3, 5).to(dtype).requires_grad_(grad)
+    mem0, beta = torch.randn(3, 5).requires_grad_(grad), torch.rand(5).requires_grad_(grad)
+    return [x, mem0, beta, torch.tensor(0.7).requires_grad_(grad), torch.tensor(1.2).requires_grad_(grad)]
+
+
+def expected_lif(inputs):
+    x, mem0, beta, threshold, graded = inputs
+    return ops.lif_sequence(
+        x, mem0, beta=beta, threshold=threshold, graded_spikes_factor=graded, spike_grad=surrogate.atan(2.0)
+    )
+
+
+def check_lif(model, rtol=0.0):
+    inputs = lif_inputs()
+    made, wanted = model.apply("LifSequence", inputs, ATTRIBUTES), expected_lif(inputs)
+    for out, expected in zip(made, wanted):
+        assert torch.equal(out, expected)
+    torch.manual_seed(1)
+    upstream = [torch.randn_like(out) for out in wanted]
+    for outputs in ((0,), (1,), (0, 1)):  # the loss may depend on one of them alone
+        grads = [
+            torch.autograd.grad([sides[i] for i in outputs], inputs, [upstream[i] for i in outputs], retain_graph=True)
+            for sides in (made, wanted)
+        ]
+        for got, expected in zip(*grads):
+            torch.testing.assert_close(got, expected, rtol=rtol or 1e-6, atol=1e-6)
+
+
+def test_operator_and_gradient(model, fake):
+    check_lif(model)
+    gradients = [entry[2] for entry in fake.log if entry[0] == "compile"]
+    assert gradients == [None, [0], [1], [0, 1]]
+    assert fake.requests == {}
+
+
+def test_programs_are_compiled_once_for_what_differs(model, fake):
+    def compiled():
+        return sum(entry[0] == "compile" for entry in fake.log)
+
+    def scale(shape, factor, dtype=torch.float32):
+        return model.apply("Scale", [torch.ones(shape, dtype=dtype)], {"factor": factor})[0]
+
+    assert torch.equal(scale((2, 3), 3.0), torch.full((2, 3), 3.0))
+    scale((2, 3), 3.0)
+    assert compiled() == 1
+    # Other values, shapes, types, and the int of the same value.
+    assert torch.equal(scale((2, 3), 4.0), torch.full((2, 3), 4.0))
+    scale((3, 2), 3.0)
+    scale((2, 3), 3.0, torch.float16)
+    scale((2, 3), 3)
+    assert compiled() == 5
+    other = IpuModel(IpuModelTarget("bow", 16, options=(("threads", "2"),)), fake)
+    other.apply("Scale", [torch.ones(2, 3)], {"factor": 3.0})
+    assert compiled() == 6
+    asked = fake.programs[max(fake.programs)]
+    assert (asked.target, asked.options) == (("bow", 16, 1), {"threads": "2"})
+    assert [program.name for program in model.programs()] == ["Scale"] * 5
+
+
+def test_old_programs_are_freed(model, fake, monkeypatch):
+    monkeypatch.setattr(ipu_model, "CACHED_PROGRAMS", 2)
+    for size in (1, 2, 3):
+        model.apply("Scale", [torch.ones(size)], {"factor": 1.0})
+    assert len(model.programs()) == 2
+    assert len(fake.freed) == 1
+
+
+def test_border_types(model):
+    out = model.apply("Scale", [torch.ones(2, dtype=torch.float64)], {"factor": 0.5})[0]
+    assert out.dtype == torch.float64
+    assert model.programs()[0].key.inputs == (TensorSpec("FLOAT", (2,)),)
+    with pytest.raises(TypeError, match=r"Scale: input 0: torch.bfloat16 has no equivalent"):
+        model.apply("Scale", [torch.ones(2, dtype=torch.bfloat16)], {"factor": 1.0})
+    strided = torch.arange(6.0).reshape(2, 3).t()
+    assert torch.equal(model.apply("Scale", [strided], {"factor": 2.0})[0], 2 * strided)
+
+
+def test_attributes_keep_their_kind(model, fake):
+    given = {"factor": 2.0, "whole": 3, "flag": True, "text": "abc", "many": [1, 2], "numbers": (0.5, 1.5)}
+    model.apply("Scale", [torch.ones(1)], given)
+    (asked,) = fake.programs.values()
+    expected = {"factor": 2.0, "whole": 3, "flag": 1, "text": "abc", "many": [1, 2], "numbers": [0.5, 1.5]}
+    assert asked.attributes == expected
+    with pytest.raises(TypeError, match="'many': the model takes lists of int or of float"):
+        model.apply("Scale", [torch.ones(1)], {"factor": 2.0, "many": ["a"]})
+
+
+def test_errors_name_the_operator_and_the_kind(model, fake):
+    with pytest.raises(IpuModelError, match=r"IPU model, Scale: graph_memory_allocation_error: tile 3") as caught:
+        model.apply("Scale", [torch.ones(1)], {"factor": -1.0})
+    assert caught.value.kind == "graph_memory_allocation_error"
+    with pytest.raises(IpuModelError, match="unlucky") as caught:
+        model.apply("Scale", [torch.ones(1)], {"factor": 13.0})
+    assert caught.value.kind == "poplar_runtime_error"
+    with pytest.raises(IpuModelError, match="no operator Missing"):
+        model.apply("Missing", [torch.ones(1)], {})
+    assert fake.requests == {}
+    program = model.compile("Scale", [TensorSpec("FLOAT", (1,))], {"factor": 1.0})
+    with pytest.raises(ValueError, match="Scale takes 1 inputs, got 2"):
+        program.run([torch.ones(1)] * 2)
+    with pytest.raises(ValueError, match="input 0 must be on the CPU"):
+        program.run([torch.ones(1, device="meta")])
+
+
+def test_reports(model):
+    model.apply("Scale", [torch.ones(2, 3)], {"factor": 1.0})
+    assert model.reports() == [
+        {"operator": "Scale", "inputs": [[2, 3]], "target": "mk2", "report": {"name": "Scale", "cycles": 1000}}
+    ]
+    assert model.programs()[0].estimate()["cycles"] == 1000
+    assert set(model.operators()) == {
+        ("ai.snnipu", "Scale", 1),
+        ("ai.snnipu", "LifSequence", 1),
+        ("ai.snnipu", "SurrogateSpike", 1),
+    }
+
+
+def test_without_the_library_it_says_how_to_build_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("SNNIPU_NATIVE_DIR", str(tmp_path))
+    monkeypatch.setattr(ipu_model, "_library", None)
+    with pytest.raises(IpuModelUnavailable, match=r"is not there: it is built .* pip install"):
+        IpuModel().apply("Scale", [torch.ones(1)], {"factor": 1.0})
+    assert not ipu_model.available()
+    (tmp_path / ipu_model.LIBRARY).write_text("no library")
+    assert "cannot be loaded" in ipu_model.unavailable_reason()
+
+
+def test_the_library_beside_them_is_no_instruction_set(tmp_path, monkeypatch):
+    from snnipu.backends import host
+
+    monkeypatch.setenv("SNNIPU_NATIVE_DIR", str(tmp_path))
+    for name in ("libsnnipu-baseline.so", ipu_model.LIBRARY):
+        (tmp_path / name).touch()
+    assert host.available_isas() == ["baseline"]
+
+
+def test_targets(monkeypatch):
+    assert IpuModelTarget.from_text("bow:16:2") == IpuModelTarget("bow", 16, 2)
+    assert IpuModelTarget.from_text("mk1") == IpuModelTarget("mk1")
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:4")
+    assert IpuModel(lib=FakeLibrary()).target == IpuModelTarget("mk2", 4)
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:four")
+    with pytest.raises(ValueError, match="SNNIPU_IPU_MODEL_TARGET: expected arch"):
+        IpuModelTarget.default()
+    for arguments, message in (
+        (("mk7",), "target must be one of"),
+        (("mk2", 1473), "tiles_per_ipu must be from 0 to 1472"),
+        (("mk2", 0, 0), "ipus must be from 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            IpuModelTarget(*arguments)
+    with pytest.raises(TypeError, match="options must be pairs"):
+        IpuModelTarget(options=(("threads", 2),))
+
+
+# ---- the library itself
+
+
+@needs_library
+@pytest.mark.parametrize("target", ["mk2:1", "mk2:4", "bow:16", "mk1:3:2"])
+def test_lif_sequence_on_the_model(target):
+    """Outputs equal the host kernels'; sums over samples may be in another order."""
+    check_lif(IpuModel(IpuModelTarget.from_text(target)), rtol=1e-5)
+
+
+@needs_library
+def test_report_of_the_model():
+    model = IpuModel(IpuModelTarget("mk2", 8))
+    model.apply("LifSequence", lif_inputs(grad=False), ATTRIBUTES)
+    (found,) = model.reports()
+    assert found["operator"] == "LifSequence"
+    assert found["report"]

@@ -1,0 +1,224 @@
+"""``Options.useIpuModel`` and ``POPTORCH_IPU_MODEL``: operators through the IPU model inside a user's training loop."""
+
+import pytest
+import torch
+from support.fake_ipu_model import FakeLibrary
+from torch import nn
+
+import snnipu as snn
+from snnipu import poptorch
+from snnipu.ipu import model as ipu_model
+
+pytestmark = pytest.mark.skipif(not hasattr(poptorch, "is_host_runtime"), reason="a real PopTorch is installed")
+STEPS, BATCH = 6, 4
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    made = FakeLibrary()
+    monkeypatch.setattr(ipu_model, "_library", made)
+    return made
+
+
+class Net(nn.Module):
+    def __init__(self, step_by_step=False, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.step_by_step = step_by_step
+        self.fc1, self.lif1 = nn.Linear(8, 12), snn.Leaky(beta=0.9, learn_beta=True, **options)
+        self.fc2, self.lif2 = nn.Linear(12, 3), snn.Leaky(beta=0.8, threshold=0.5, **options)
+        self.seen = []
+
+    def forward(self, x, labels=None):
+        self.seen.append(poptorch.isRunningOnIpu())
+        if self.step_by_step:
+            mem1, mem2, spikes = self.lif1.reset_mem(), self.lif2.reset_mem(), []
+            for _ in range(STEPS):
+                spk1, mem1 = self.lif1(self.fc1(x), mem1)
+                spk2, mem2 = self.lif2(self.fc2(spk1), mem2)
+                spikes.append(spk2)
+            spk = torch.stack(spikes)
+        else:
+            spk = self.lif2.sequence(self.fc2(self.lif1.spikes(self.fc1(x), num_steps=STEPS)))[0]
+        counts = spk.sum(0)
+        if labels is None:
+            return counts
+        return counts, poptorch.identity_loss(nn.functional.cross_entropy(counts, labels), "mean")
+
+
+def data():
+    torch.manual_seed(1)
+    return torch.rand(BATCH, 8), torch.randint(3, (BATCH,))
+
+
+def train(options, steps=3, **more):
+    net = Net(**more)
+    model = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=0.5))
+    outputs = [model(*data()) for _ in range(steps)]
+    return net, model, outputs
+
+
+def check_same(fake_options, **more):
+    net, model, outputs = train(fake_options, **more)
+    expected_net, _, expected = train(poptorch.Options(), **more)
+    for (counts, loss), (wanted_counts, wanted_loss) in zip(outputs, expected):
+        assert torch.equal(counts, wanted_counts)
+        torch.testing.assert_close(loss, wanted_loss)
+    for (name, weight), wanted in zip(net.named_parameters(), expected_net.parameters()):
+        torch.testing.assert_close(weight, wanted, msg=name)
+    return net, model
+
+
+def on_model():
+    return poptorch.Options().useIpuModel(True)
+
+
+@pytest.mark.parametrize("step_by_step", [False, True])
+def test_training_goes_through_the_model(fake, step_by_step):
+    net, model = check_same(on_model(), step_by_step=step_by_step)
+    assert all(net.seen)
+    assert len(net.seen) == 3
+    # Two layers a call forwards, and as many backwards, or a step each.
+    calls = 2 * 3 * (STEPS if step_by_step else 1)
+    runs = [entry[2] is not None for entry in fake.log if entry[0] == "run"]
+    assert runs.count(False) == calls
+    assert runs.count(True) >= calls - 2 * 3  # what the loss does not depend on has no gradient
+    names = {entry["operator"] for entry in model.ipuModelReport()}
+    assert names == {"LifSequence", "LifSequence (gradient)"}
+
+
+def test_the_environment_asks_for_it(fake, monkeypatch):
+    monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
+    train(poptorch.Options(), steps=1)
+    assert fake.log
+    monkeypatch.setenv("POPTORCH_IPU_MODEL", "0")
+    fake.log.clear()
+    train(poptorch.Options(), steps=1)
+    assert fake.log == []
+    monkeypatch.setenv("POPTORCH_IPU_MODEL", "yes")
+    with pytest.raises(poptorch.Error, match="POPTORCH_IPU_MODEL must be 0 or 1"):
+        poptorch.inferenceModel(Net())
+
+
+def test_without_it_the_host_runs(fake):
+    _, model, _ = train(poptorch.Options().useIpuModel(False), steps=1)
+    assert fake.log == []
+    with pytest.raises(poptorch.Error, match="no IPU model in use"):
+        model.ipuModelReport()
+
+
+def test_inference_and_what_runs_outside_of_a_wrapper(fake):
+    net = Net().eval()
+    model = poptorch.inferenceModel(net, on_model())
+    assert torch.equal(model(data()[0]), net(data()[0]).detach())
+    assert [entry for entry in fake.log if entry[0] == "run"] == [("run", "LifSequence", None)] * 2
+    assert net.seen == [True, False]
+
+
+def test_the_target_is_the_environments(fake, monkeypatch):
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "bow:4:2")
+    model = poptorch.inferenceModel(Net(), on_model())
+    model(data()[0])
+    assert {asked.target for asked in fake.programs.values()} == {("bow", 4, 2)}
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "bow:many")
+    with pytest.raises(poptorch.Error, match="SNNIPU_IPU_MODEL_TARGET"):
+        poptorch.inferenceModel(Net(), on_model())
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [snn.SparseNetwork([8, 5, 3], beta=0.9), snn.SparseLeaky(8, 5, beta=0.9), snn.SparseLinear(8, 5)],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_what_has_no_operator_is_refused(fake, layer):
+    class Sparse(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            out = self.layer(x)
+            return out if isinstance(out, torch.Tensor) else out.to_dense()
+
+    x = torch.ones(2, 3, 8)
+    with pytest.raises(RuntimeError, match=f"{type(layer).__name__} cannot run on the IPU model"):
+        poptorch.inferenceModel(Sparse(), on_model())(x)
+    assert poptorch.inferenceModel(Sparse())(x).shape[:2] == (2, 3)
+    # The refusal leaves nothing behind.
+    layer(x)
+
+
+@pytest.mark.parametrize(
+    "options", [{"inhibition": True}, {"state_quant": lambda mem: mem}, {"spike_grad": lambda u: (u > 0).float()}]
+)
+def test_what_the_operator_does_not_know_is_refused(fake, options):
+    with pytest.raises(RuntimeError, match="Leaky cannot run on an IPU with inhibition, state_quant"):
+        poptorch.inferenceModel(Net(**options), on_model())(data()[0])
+
+
+class Spike(nn.Module):
+    def __init__(self, spike_grad):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 5))
+        self.spike_grad = spike_grad
+
+    def forward(self, x):
+        spk = self.spike_grad(self.weight * x)
+        return spk, poptorch.identity_loss((spk - 0.3).square().sum(), "sum")
+
+
+def check_surrogate(spike_grad, options):
+    made, expected = Spike(spike_grad), Spike(spike_grad)
+    x = torch.tensor([[1.0, 2.0, -0.5, 0.1, 3.0]])
+    outputs = [
+        poptorch.trainingModel(net, chosen, poptorch.optim.SGD(net.parameters(), lr=0.1))(x)
+        for net, chosen in ((made, options), (expected, poptorch.Options()))
+    ]
+    assert torch.equal(outputs[0][0], outputs[1][0])
+    torch.testing.assert_close(made.weight, expected.weight)
+    assert not torch.equal(made.weight, Spike(spike_grad).weight)
+
+
+def test_surrogates_by_themselves(fake):
+    check_surrogate(snn.surrogate.fast_sigmoid(10), on_model())
+    assert ("run", "SurrogateSpike", [0]) in fake.log
+    with pytest.raises(RuntimeError, match="spike_grad cannot run on an IPU"):
+        check_surrogate(snn.surrogate.custom_surrogate(lambda u, grad, spikes: grad), on_model())
+
+
+def test_a_surrogate_in_python_is_refused(fake):
+    net = Net(spike_grad=snn.surrogate.custom_surrogate(lambda u, grad, spikes: grad))
+    with pytest.raises(RuntimeError, match="spike_grad cannot run on an IPU"):
+        poptorch.inferenceModel(net, on_model())(data()[0])
+
+
+def test_operators_of_others_stay_on_the_host(fake):
+    poptorch.custom_ops.register("Twice", "my.domain", 1, lambda inputs, attributes: [2 * inputs[0]])
+
+    class Doubles(nn.Module):
+        def forward(self, x):
+            return poptorch.custom_op([x], "Twice", "my.domain", 1, [x])[0]
+
+    try:
+        assert torch.equal(poptorch.inferenceModel(Doubles(), on_model())(torch.ones(2)), torch.full((2,), 2.0))
+    finally:
+        poptorch.custom_ops.unregister("Twice", "my.domain", 1)
+    assert fake.log == []
+
+
+def test_without_the_library_the_first_operator_says_so(monkeypatch, tmp_path):
+    monkeypatch.setenv("SNNIPU_NATIVE_DIR", str(tmp_path))
+    monkeypatch.setattr(ipu_model, "_library", None)
+    plain = poptorch.inferenceModel(nn.Linear(2, 2), on_model())
+    assert plain(torch.ones(1, 2)).shape == (1, 2)
+    with pytest.raises(RuntimeError, match=r"the IPU model needs .* which is not there"):
+        poptorch.inferenceModel(Net(), on_model())(data()[0])
+
+
+@pytest.mark.skipif(not ipu_model.available(), reason=f"no IPU model: {ipu_model.unavailable_reason()}")
+def test_training_on_the_library(monkeypatch):
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:8")
+    _, model = check_same(on_model())
+    assert {entry["operator"] for entry in model.ipuModelReport()} == {"LifSequence", "LifSequence (gradient)"}
+    for name in ("fast_sigmoid", "atan", "sigmoid", "straight_through_estimator", "triangular", "spike_rate_escape"):
+        check_surrogate(getattr(snn.surrogate, name)(), on_model())

@@ -1,0 +1,189 @@
+"""A stand-in for the IPU model's library, in Python: its functions, three operators, and a log of what was asked."""
+
+import ctypes
+import json
+
+import torch
+
+from snnipu import __version__
+from snnipu.ipu.model import DTYPES, GRAD_OUT, IN
+from snnipu.ops.lif_sequence import LifSequence
+from snnipu.surrogate import Kernel, surrogate_gradient
+
+LIF_ATTRIBUTES = ["reset", "reset_delay", "surrogate", "surrogate_a", "surrogate_b"]
+
+
+def values(pointer, count):
+    return [pointer[place] for place in range(count)]
+
+
+class Request:
+    def __init__(self, domain, name, version):
+        self.domain, self.name, self.version = domain, name, version
+        self.inputs, self.attributes, self.options = [], {}, {}
+        self.target, self.gradient = None, None
+
+
+class FakeLibrary:
+    """``LifSequence``, ``SurrogateSpike``, ``Scale`` (factor x; a negative factor fails to compile, 13 to run)."""
+
+    def __init__(self):
+        self.requests, self.programs, self.log, self.freed = {}, {}, [], []
+        self.failure = b""
+        self.next = 1
+
+    def _fail(self, text):
+        self.failure = text.encode()
+        return 1
+
+    def _new(self, table, entry):
+        self.next += 1
+        table[self.next] = entry
+        return self.next
+
+    def version(self):
+        return __version__.encode()
+
+    def error(self):
+        return self.failure
+
+    def operators(self):
+        listed = [("Scale", ["factor"]), ("LifSequence", LIF_ATTRIBUTES), ("SurrogateSpike", LIF_ATTRIBUTES[2:])]
+        return json.dumps(
+            [
+                {"domain": "ai.snnipu", "name": name, "version": 1, "inputs": [], "outputs": [], "attributes": names}
+                for name, names in listed
+            ]
+        ).encode()
+
+    # ---- requests
+
+    def request_new(self, domain, name, version):
+        return self._new(self.requests, Request(domain.decode(), name.decode(), version))
+
+    def request_free(self, request):
+        del self.requests[request]
+
+    def request_input(self, request, name, shape, rank):
+        self.requests[request].inputs.append((name.decode(), tuple(values(shape, rank))))
+        return 0
+
+    def _attribute(self, request, name, value):
+        self.requests[request].attributes[name.decode()] = value
+        return 0
+
+    request_int = request_float = _attribute
+
+    def request_string(self, request, name, value):
+        return self._attribute(request, name, value.decode())
+
+    def request_ints(self, request, name, pointer, count):
+        return self._attribute(request, name, values(pointer, count))
+
+    request_floats = request_ints
+
+    def request_target(self, request, arch, tiles, ipus):
+        self.requests[request].target = (arch.decode(), tiles, ipus)
+        return 0
+
+    def request_option(self, request, name, value):
+        self.requests[request].options[name.decode()] = value.decode()
+        return 0
+
+    def request_gradient(self, request, outputs, count):
+        self.requests[request].gradient = values(outputs, count)
+        return 0
+
+    def compile(self, request, out):
+        asked = self.requests[request]
+        if asked.name not in ("Scale", "LifSequence", "SurrogateSpike"):
+            return self._fail(f"popart_error: no operator {asked.name}")
+        if asked.attributes.get("factor", 0) < 0:
+            return self._fail("graph_memory_allocation_error: tile 3 holds 700 KiB of 624: use more tiles")
+        self.log.append(("compile", asked.name, asked.gradient))
+        out._obj.value = self._new(self.programs, asked)
+        return 0
+
+    # ---- programs
+
+    def program_free(self, program):
+        self.freed.append(program)
+        del self.programs[program]
+
+    def _sources(self, program):
+        asked = self.programs[program]
+        inputs = [(IN, place) for place in range(len(asked.inputs))]
+        return inputs if asked.gradient is None else [(GRAD_OUT, place) for place in asked.gradient] + inputs
+
+    def inputs(self, program):
+        return len(self._sources(program))
+
+    def input_source(self, program, place, kind, index):
+        kind._obj.value, index._obj.value = self._sources(program)[place]
+        return 0
+
+    def gradient_target(self, program, output):
+        return -1 if self.programs[program].gradient is None else output
+
+    def _outputs(self, program):
+        asked = self.programs[program]
+        if asked.gradient is not None:
+            return asked.inputs
+        return [asked.inputs[0]] * (2 if asked.name == "LifSequence" else 1)
+
+    def outputs(self, program):
+        return len(self._outputs(program))
+
+    def output_rank(self, program, output):
+        return len(self._outputs(program)[output][1])
+
+    def output_shape(self, program, output):
+        shape = self._outputs(program)[output][1]
+        return (ctypes.c_int64 * len(shape))(*shape)
+
+    def output_type(self, program, output):
+        return self._outputs(program)[output][0].encode()
+
+    def run(self, program, inputs, outputs):
+        asked = self.programs[program]
+        if asked.attributes.get("factor") == 13:
+            return self._fail("poplar_runtime_error: unlucky")
+        self.log.append(("run", asked.name, asked.gradient))
+        types = [*([self._outputs(program)[0]] * len(asked.gradient or [])), *asked.inputs]
+        if asked.gradient is not None:
+            types[: len(asked.gradient)] = [asked.inputs[0]] * len(asked.gradient)
+        given = [self._read(pointer, spec) for pointer, spec in zip(inputs, types)]
+        for pointer, result in zip(outputs, self._compute(asked, given)):
+            result = result.contiguous()
+            ctypes.memmove(pointer, result.data_ptr(), result.numel() * result.element_size())
+        return 0
+
+    @staticmethod
+    def _read(pointer, spec):
+        made = torch.empty(spec[1], dtype=DTYPES[spec[0]])
+        ctypes.memmove(made.data_ptr(), pointer, made.numel() * made.element_size())
+        return made
+
+    @staticmethod
+    def _compute(asked, given):
+        if asked.name == "Scale":
+            return [given[0] * asked.attributes["factor"]]
+        a = asked.attributes
+        if asked.name == "SurrogateSpike":
+            kernel = Kernel(a["surrogate"], a["surrogate_a"], a["surrogate_b"])
+            return [
+                (given[0] > 0).float() if asked.gradient is None else surrogate_gradient(kernel, given[1], given[0])
+            ]
+        grads, inputs = ([], given) if asked.gradient is None else (given[: len(asked.gradient)], given[-5:])
+        inputs = [tensor.requires_grad_() for tensor in inputs]
+        kernel = Kernel(a["surrogate"], a["surrogate_a"], a["surrogate_b"])
+        with torch.enable_grad():
+            made = LifSequence.apply(*inputs, None, a["reset"], bool(a["reset_delay"]), kernel, None, True, False)
+            if asked.gradient is None:
+                return [out.detach() for out in made]
+            return torch.autograd.grad([made[place] for place in asked.gradient], inputs, grads)
+
+    def report(self, program):
+        return json.dumps({"name": self.programs[program].name, "cycles": 1000}).encode()
+
+    estimate = report
