@@ -11,6 +11,8 @@ namespace {
 
 using poplar::Tensor;
 
+constexpr const char *hardSpike = "snnipu::HardSpike";
+
 std::vector<std::size_t> stepShape(const Tensor &x) {
   const std::vector<std::size_t> shape = x.shape();
   return {shape.begin() + 1, shape.end()};
@@ -79,7 +81,7 @@ void addForward(poplar::Graph &graph, const Layout &layout, const LifSequenceInp
   const Tensor x = layout.flat(in.x);
   prog.add(poplar::program::Copy(in.mem0.flatten(), state.flatten(), false, {info, "mem0"}));
   const poplar::ComputeSet cs = graph.addComputeSet({info, "forward"});
-  const std::string name = vertexName("LifForward", layout.type, options.reset, options.resetDelay);
+  const std::string name = vertexName("LifForward", layout.type, options.reset, options.resetDelay, hardSpike);
   for (std::size_t tile = 0; tile < layout.spread.tiles(); ++tile) {
     const unsigned count = static_cast<unsigned>(layout.spread.count(tile));
     VertexBuilder vertex(graph, cs, name, tile);
@@ -145,7 +147,8 @@ LifSequenceInputs lifSequenceGrad(poplar::Graph &graph, const Tensor &gradSpk, c
   const Tensor gradGraded = layout.state(graph, {info, "gradGraded"});
   zero(graph, layout.spread, {gradState, gradBeta, gradThreshold, gradGraded}, prog, {info, "zero"});
   const poplar::ComputeSet cs = graph.addComputeSet({info, "backward"});
-  const std::string name = vertexName("LifBackward", layout.type, options.reset, options.resetDelay, options.surrogate);
+  const std::string name =
+      vertexName("LifBackward", layout.type, options.reset, options.resetDelay, options.surrogate, hardSpike);
   const Tensor mem0 = in.mem0.reshape({1, layout.elements});
   for (std::size_t tile = 0; tile < layout.spread.tiles(); ++tile) {
     const unsigned count = static_cast<unsigned>(layout.spread.count(tile));

@@ -17,6 +17,7 @@ std::string argument(poplar::Type type);
 std::string argument(Reset reset);
 std::string argument(Surrogate surrogate);
 inline std::string argument(bool value) { return value ? "true" : "false"; }
+inline std::string argument(const char *name) { return name; }
 
 template <typename... Arguments> std::string vertexName(const char *name, const Arguments &...arguments) {
   std::string list;

@@ -59,10 +59,13 @@ template <typename V> Codelet fieldsOfSnnipuSumSlots(const char *name) {
   return CodeletOf<V>(name)
       .field("partial", &V::partial)
       .field("upstream", &V::upstream)
+      .field("counts", &V::counts)
       .field("out", &V::out)
       .field("scale", &V::scale)
       .field("blocks", &V::blocks)
       .field("size", &V::size)
+      .field("slots", &V::slots)
+      .field("offset", &V::offset)
       .field("hasUpstream", &V::hasUpstream);
 }
 

@@ -170,7 +170,7 @@ template <typename V, typename S> inline V load(const S *from) {
     else
       return Convert<V>::fromBFloat16(bits);
   } else {
-    V v;
+    V v{};
     for (unsigned i = 0; i < lanes<V>; ++i)
       v[i] = static_cast<Element<V>>(from[i]);
     return v;

@@ -102,24 +102,35 @@ public:
   }
 };
 
-// out = upstream + scale * the sum over the blocks: the gradient of the values of a step's slots.
+// out = upstream + scale * the sum over the blocks, at consecutive slots; 0 in padding, which blocks leave as it was.
 template <typename C> class SumSlots : public poplar::MultiVertex {
 public:
   In<C> partial;  // [blocks][size]
   In<C> upstream; // [size]; unused without hasUpstream
+  In<int> counts; // [rows][2], from the row of the first slot on
   Out<C> out;     // [size]
   C scale;
   unsigned blocks;
   unsigned size;
+  unsigned slots;  // of a row
+  unsigned offset; // of the first slot in its row
   bool hasUpstream;
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerShare(workerId, numWorkers(), size, 2);
+    unsigned row = (offset + range.begin) / slots, slot = (offset + range.begin) % slots;
     for (unsigned i = range.begin; i < range.end; ++i) {
       C total = C(0);
-      for (unsigned block = 0; block < blocks; ++block)
-        total += partial[static_cast<std::size_t>(block) * size + i];
-      out[i] = hasUpstream ? upstream[i] + scale * total : scale * total;
+      if (slot < static_cast<unsigned>(counts[2 * row + 1])) {
+        for (unsigned block = 0; block < blocks; ++block)
+          total += partial[static_cast<std::size_t>(block) * size + i];
+        total = hasUpstream ? upstream[i] + scale * total : scale * total;
+      }
+      out[i] = total;
+      if (++slot == slots) {
+        slot = 0;
+        ++row;
+      }
     }
   }
 };

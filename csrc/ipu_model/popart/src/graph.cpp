@@ -33,6 +33,7 @@ std::vector<Attributes::Value> otherValues(const Attributes::Value &value) {
     } else {
       for (const int by : {1, -1, 2, -2})
         emit(static_cast<T>(of + static_cast<T>(by)));
+      emit(T(0)); // where the number is infinite
     }
   };
   std::visit(
@@ -140,6 +141,8 @@ void Graph::checkOutlineAttributes(const Op &op, const Attributes &attributes, c
   const std::vector<std::string> own = texts(const_cast<Op &>(op));
   for (const auto &attribute : attributes.values())
     for (const Attributes::Value &value : otherValues(attribute.second)) {
+      if (value == attribute.second)
+        continue;
       Attributes changed = attributes;
       changed.set(attribute.first, value);
       Graph scratch;

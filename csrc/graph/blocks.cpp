@@ -1,0 +1,139 @@
+#include "graph/blocks.hpp"
+
+#include "graph/vertex_builder.hpp"
+#include "graph/vertex_name.hpp"
+
+#include "neuron/sparse.hpp"
+
+#include <algorithm>
+
+namespace snnipu {
+namespace graph {
+
+using poplar::Tensor;
+
+std::vector<Block> blocksOf(const std::vector<std::size_t> &neurons, std::size_t firstTile) {
+  std::vector<Block> blocks;
+  std::size_t first = 0;
+  for (std::size_t i = 0; i < neurons.size(); ++i)
+    for (std::size_t left = neurons[i]; left > 0;) {
+      const std::size_t held = std::min<std::size_t>(left, blockLanes);
+      blocks.push_back({firstTile + i, first, held, (held + 1) / 2 * 2});
+      first += held;
+      left -= held;
+    }
+  return blocks;
+}
+
+std::vector<Block> blocksOver(std::size_t neurons, std::size_t firstTile, std::size_t tiles) {
+  const std::size_t pairs = (neurons + 1) / 2, share = 2 * ((pairs + tiles - 1) / tiles);
+  std::vector<std::size_t> counts;
+  for (std::size_t first = 0; first < neurons; first += share)
+    counts.push_back(std::min(share, neurons - first));
+  return blocksOf(counts, firstTile);
+}
+
+void Copies::add(const Tensor &from, const Tensor &to) {
+  from_.push_back(from.flatten());
+  to_.push_back(to.flatten());
+}
+
+void Copies::zero(poplar::Graph &graph, const Tensor &to) { fill(graph, 0.0f, to); }
+
+void Copies::fill(poplar::Graph &graph, float value, const Tensor &to) {
+  const Tensor constant = graph.addConstant(poplar::FLOAT, {1}, value);
+  graph.setTileMapping(constant, 0);
+  add(constant.broadcast(static_cast<unsigned>(to.numElements()), 0), to);
+}
+
+void Copies::run(poplar::program::Sequence &prog, const poplar::DebugContext &debug) {
+  if (!from_.empty())
+    prog.add(poplar::program::Copy(concat(from_), concat(to_), false, debug));
+  from_.clear();
+  to_.clear();
+}
+
+BlockArray::BlockArray(poplar::Graph &graph, const std::vector<Block> &blocks, const poplar::Type &type,
+                       std::size_t rows, const poplar::DebugContext &debug)
+    : blocks_(blocks) {
+  std::size_t elements = 0;
+  for (const Block &block : blocks)
+    elements += rows * block.lanes;
+  const Tensor all = graph.addVariable(type, {elements}, debug);
+  std::size_t begin = 0;
+  for (const Block &block : blocks) {
+    const Tensor part = all.slice(begin, begin + rows * block.lanes).reshape({rows, block.lanes});
+    graph.setTileMapping(part, static_cast<unsigned>(block.tile));
+    parts_.push_back(part);
+    begin += rows * block.lanes;
+  }
+}
+
+Tensor BlockArray::whole() const {
+  std::vector<Tensor> held;
+  for (std::size_t i = 0; i < parts_.size(); ++i)
+    held.push_back(parts_[i].slice(0, blocks_[i].neurons, 1));
+  return held.size() == 1 ? held[0] : concat(held, 1);
+}
+
+Tensor createWeight(poplar::Graph &graph, const std::vector<Block> &blocks, std::size_t inputs,
+                    const poplar::DebugContext &debug) {
+  // Without padding: a tensor of the optimiser's has none.
+  std::vector<Block> held = blocks;
+  for (Block &block : held)
+    block.lanes = block.neurons;
+  return BlockArray(graph, held, poplar::FLOAT, inputs, debug).whole().transpose();
+}
+
+std::vector<Tensor> blocksIn(poplar::Graph &graph, const std::vector<Block> &blocks, const Tensor &array, float padding,
+                             Copies &copies, const poplar::DebugContext &debug) {
+  std::vector<Tensor> parts;
+  for (const Block &block : blocks) {
+    const Tensor part = array.slice(block.first, block.first + block.neurons, 1);
+    if (block.lanes == block.neurons && part.isContiguous()) {
+      const auto mapping = graph.getTileMapping(part);
+      std::size_t there = 0;
+      for (const poplar::Interval &interval : mapping[block.tile])
+        there += interval.size();
+      if (there == part.numElements()) {
+        parts.push_back(part);
+        continue;
+      }
+    }
+    const Tensor copy = graph.addVariable(array.elementType(), {array.dim(0), block.lanes}, debug);
+    graph.setTileMapping(copy, static_cast<unsigned>(block.tile));
+    copies.add(part, copy.slice(0, block.neurons, 1));
+    if (block.lanes != block.neurons)
+      copies.fill(graph, padding, copy.slice(block.neurons, block.lanes, 1));
+    parts.push_back(copy);
+  }
+  return parts;
+}
+
+std::vector<Tensor> parameterIn(poplar::Graph &graph, const std::vector<Block> &blocks, const Tensor &parameter,
+                                float padding, Copies &copies, const poplar::DebugContext &debug) {
+  std::vector<Tensor> parts;
+  const Tensor flat = parameter.flatten();
+  for (const Block &block : blocks) {
+    const Tensor copy = graph.addVariable(parameter.elementType(), {block.lanes}, debug);
+    graph.setTileMapping(copy, static_cast<unsigned>(block.tile));
+    copies.add(flat.numElements() == 1 ? flat.broadcast(static_cast<unsigned>(block.neurons), 0)
+                                       : flat.slice(block.first, block.first + block.neurons),
+               copy.slice(0, block.neurons));
+    if (block.lanes != block.neurons)
+      copies.fill(graph, padding, copy.slice(block.neurons, block.lanes));
+    parts.push_back(copy);
+  }
+  return parts;
+}
+
+void zeroBlocks(poplar::Graph &graph, const std::vector<Block> &blocks, const std::vector<Tensor> &parts,
+                poplar::ComputeSet cs) {
+  for (std::size_t i = 0; i < blocks.size(); ++i)
+    VertexBuilder(graph, cs, vertexName("Zero", parts[i].elementType()), blocks[i].tile)
+        .connect("out", parts[i].flatten())
+        .count("size", parts[i].numElements());
+}
+
+} // namespace graph
+} // namespace snnipu
