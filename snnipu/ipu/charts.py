@@ -221,9 +221,9 @@ def _foot(rows: Sequence[Dict[str, Any]]) -> List[str]:
         f"{ceiling['TF32']:,.0f}."
     )
     assumed = (
-        "Assumed: vertices take the cycles of PopLibs' estimators (a gathered row 19 + 2 for two weights, six workers "
-        "in turn); 4 bytes per cycle and tile exchanged, 320 GB/s between IPUs; a synchronisation 150 cycles on one "
-        "IPU, 600 on several; all slots are sent and carry gradient; no host input or output. Slots of the input 32 "
+        "Assumed: vertices take the instructions counted in their source (a gathered row 5, and 3 for two weights; six "
+        "workers in turn); 4 bytes per cycle and tile exchanged, 320 GB/s between IPUs; a synchronisation 150 cycles "
+        "on one IPU, 600 on several; all slots are sent and carry gradient; no host input or output. Slots: input 32 "
         "(N-MNIST) and 48 (SHD), all used; of a hidden layer 2 floor(activity n / 2). T = 100 and Adam, but for the "
         "many-neuron runs; their two fully connected layers are our choice."
     )

@@ -1,13 +1,14 @@
 """Cycles that vertices and exchange are taken for, in one place, each formula with its source.
 
 A tile has six workers that take turns, so that a worker's instruction takes six cycles of the tile. A ``MultiVertex``
-costs its supervisor's overhead and six times its slowest worker. The anchors are the estimators that PopLibs ships for
-its own vertices (MIT licence):
+costs its supervisor's overhead and six times its slowest worker. The formulas count the instructions of our vertices,
+as ``csrc/ipu_model/perf_estimates.cpp`` does, where each of them is explained; that of the weight update, which is
+PopART's own, counts operations of PopLibs. Anchors are the estimators that PopLibs ships for its vertices (MIT):
 
-* float addition, subtraction or multiplication of N elements: ``6 (29 + 3 ceil(ceil(N / 6) / 2)) + 11``: three
-  instructions for two elements;
-* gather of rows (MultiSlice): ``6 (30 + sum over the rows (19 + 2 vectors))``, a vector being two floats;
-* comparison of floats: 14 cycles for four elements, division: 10 for two;
+* 29 instructions of a worker's start and end, 11 cycles of the supervisor; addition, subtraction or multiplication of
+  N floats: ``6 (29 + 3 ceil(ceil(N / 6) / 2)) + 11``;
+* gather of rows (MultiSlice): ``6 (30 + sum over the rows (19 + 2 vectors))``, a vector being two floats; it checks and
+  divides each index. Our vertices take 5 instructions a row and 3 a vector;
 * exchange: ``ceil(bytes / bytes per cycle)``.
 
 ``rows`` are samples of the batch, which the workers share; ``lanes`` neurons of a tile, rounded up to pairs. A cycle
@@ -15,31 +16,25 @@ count here is a model's, not a measurement.
 """
 
 import math
-from typing import Tuple
+from typing import Callable
 
 WORKERS = 6
 # Overhead of a MultiVertex: its supervisor, and start and end of each worker.
 SUPERVISOR = 11
-WORKER = 30
-# Instructions for a vector of two floats.
-ARITHMETIC = 3
-COMPARE = 7
-DIVIDE = 10
-# A row of a gather: address and loop; and a vector of it.
-GATHER_ROW = 19
-GATHER_VECTOR = 2
-# Converting a vector of two halves.
-CONVERT = 1
-# An id read and compared, two of these in a loop that does nothing else.
-SCAN = 4
-# What a neuron's step costs besides its gather, for a vector: scale, bias, decay, reset and sum; three comparisons.
-LIF_STEP = 5 * ARITHMETIC + 3 * COMPARE
-# Its adjoint: reset, decay, sums of the gradients of bias, beta and threshold; one comparison.
-LIF_ADJOINT = 9 * ARITHMETIC + COMPARE
-# 1 / (slope |u| + 1)^2 times a gradient.
-SURROGATE = DIVIDE + 4 * ARITHMETIC
+WORKER = 29
+# Instructions. A load or a store of two lanes, a loop's branch and addresses, a choice by a mask, H(u).
+MOVE, LOOP, SELECT, HEAVISIDE, DIVISION = 2, 3, 3, 2, 10
+CLAMP_UNIT = 2 * (1 + SELECT)
+# A spike: its id and address; a vector of its row: two loads and an addition, or a multiplication too.
+SPIKE = 5
+# Reset to zero: beta (1 - r) u + x forwards, and its adjoint.
+INTEGRATE, CARRY = 4, 5
+# 1 / (slope |u| + 1)^2 times a gradient, cut off below a bound.
+SURROGATE = (2 + SELECT) + 3 + DIVISION + 1 + SELECT
 # Registers of the vertices' inner loop: ids are read once for so many vectors.
 GROUP_VECTORS = 4
+# Instructions of PopLibs for two floats.
+ARITHMETIC = 3
 
 
 def multi_vertex(worker: float) -> float:
@@ -47,7 +42,7 @@ def multi_vertex(worker: float) -> float:
     return SUPERVISOR + WORKERS * (WORKER + worker)
 
 
-def share(items: int) -> int:
+def share(items: float) -> int:
     """The largest share of ``items`` that a worker has."""
     return math.ceil(items / WORKERS)
 
@@ -57,70 +52,76 @@ def vectors(lanes: int) -> int:
     return math.ceil(lanes / 2)
 
 
-def _groups(lanes: int) -> Tuple[int, int]:
-    """Passes over a row's ids, and the vectors of all of them: ``csrc/neuron/sparse.hpp``, ``forLaneGroups``."""
+def over_groups(lanes: int, of: Callable[[int], float]) -> float:
+    """``of(vectors)`` over the groups that lanes are worked on in: ``csrc/neuron/sparse.hpp``, ``forLaneGroups``."""
     total = vectors(lanes)
-    return total // GROUP_VECTORS + total % GROUP_VECTORS, total
+    return total // GROUP_VECTORS * of(GROUP_VECTORS) + total % GROUP_VECTORS * of(1)
 
 
-def gather(spikes: float, lanes: int, half: bool = False) -> float:
-    """A worker's instructions to sum ``spikes`` rows of ``lanes`` weights: PopLibs' gather."""
-    passes, total = _groups(lanes)
-    return spikes * (GATHER_ROW * passes + (GATHER_VECTOR + (CONVERT if half else 0)) * total)
+def gather(spikes: float, group: int) -> float:
+    """A worker's instructions to sum ``spikes`` rows of ``group`` vectors of weights, all of value 1."""
+    return spikes * (SPIKE + group * (MOVE + 1))
 
 
-def sparse_lif_forward(rows: int, lanes: int, spikes: float, half: bool = False) -> float:
+def sparse_lif_forward(rows: int, lanes: int, spikes: float) -> float:
     """``SparseLifForward``: for each row the gather of ``spikes`` inputs, the neurons' step, and their bits."""
-    bits = 12
-    return multi_vertex(share(rows) * (bits + gather(spikes, lanes, half) + LIF_STEP * vectors(lanes)))
+    neuron = 6 * MOVE + 2 + 1 + HEAVISIDE + INTEGRATE + 3 + 28
+    each = over_groups(lanes, lambda group: 16 + gather(spikes, group) + group * neuron)
+    return multi_vertex(22 + share(rows) * (20 + each))
 
 
-def select_spikes(rows: int, pieces: int, neurons: int, carried: float, slots: int) -> float:
-    """``MergeBits`` twice and ``SelectSpikes``: from bits to ids.
+def merge_bits(rows: int, pieces: int) -> float:
+    """``MergeBits``: the ``pieces`` that the neuron tiles send become words of 32 neurons."""
+    return multi_vertex(6 + share(rows) * (10 + pieces * 12))
 
-    The ``pieces`` that the neuron tiles send become words of 32 neurons, once of what fired and once of what carries
-    gradient; the words are counted and searched, ``carried`` ids written, slots filled.
-    """
-    merge, count, search, write, fill = 8, 7, 4, 10, 4
-    words = math.ceil(neurons / 32)
-    merged = 2 * multi_vertex(share(rows) * (10 + merge * pieces))
-    return merged + multi_vertex(share(rows) * (20 + (count + search) * words + write * carried + fill * slots))
+
+def select_spikes(rows: int, words: int, carried: float, slots: int) -> float:
+    """``SelectSpikes``: bits are counted, ``carried`` ids written, and the other slots filled."""
+    row = 30 + words * 7 + math.ceil(words / 2) * 10 + carried * 14 + slots * 4 + (slots - carried) * 2
+    return multi_vertex(11 + share(rows) * row)
+
+
+def selection(rows: int, pieces: int, neurons: int, carried: float, slots: int) -> float:
+    """From bits to ids: ``MergeBits`` of what fired and of what carries gradient, then ``SelectSpikes``."""
+    return 2 * merge_bits(rows, pieces) + select_spikes(rows, math.ceil(neurons / 32), carried, slots)
 
 
 def neuron_gradient(rows: int, lanes: int, slots: int, own: float) -> float:
     """``SparseLifStepBackward``: gradient of a tile's membranes for one step.
 
-    A row's slots are searched for the tile's own neurons, ``own`` of all rows; those pass the surrogate.
+    A row's slots are searched for the tile's own neurons, ``own`` of a row; those pass the surrogate.
     """
-    found = share(rows) * SCAN * slots + math.ceil(own / WORKERS) * (SURROGATE + GATHER_ROW)
-    return multi_vertex(found + share(rows) * vectors(lanes) * LIF_ADJOINT)
+    each = LOOP + 3 * MOVE + CLAMP_UNIT + 1 + HEAVISIDE + CARRY + 2 * MOVE + 3 * 2 * MOVE + 3 + 1 + SELECT
+    row = 16 + slots * 5 + own * (12 + SURROGATE) + vectors(lanes) * each
+    return multi_vertex(18 + share(rows) * row)
 
 
-def weight_gradient(events: float, lanes: int) -> float:
-    """``SparseLinearWeightUpdate``: gradient of a tile's weights for one step of ``events`` input spikes of all rows.
+def weight_gradient(rows: int, spikes: float, lanes: int) -> float:
+    """``SparseLinearWeightUpdate``: gradient of a tile's weights for one step of ``spikes`` input spikes a row.
 
     Each worker owns a sixth of the inputs, reads all ids, and adds the rows of its own to the sum: no two workers write
     one element, and no index of the spikes is made.
     """
-    passes, total = _groups(lanes)
-    own = events / WORKERS
-    return multi_vertex(SCAN * events + own * (GATHER_ROW * passes + 2 * GATHER_VECTOR * total))
+    looks = rows * (8 + spikes * 5)
+    return multi_vertex(12 + looks + share(rows * spikes) * (6 + vectors(lanes) * (LOOP + 3 * MOVE + 2)))
 
 
-def value_gradient(rows: int, slots: float, lanes: int, half: bool = False) -> float:
+def value_gradient(rows: int, slots: float, lanes: int) -> float:
     """``SparseLinearValueGradient``: dot products of weight rows with the neurons' gradients, at every input slot."""
-    reduce = 6
-    return multi_vertex(share(rows) * slots * (gather(1, lanes, half) + reduce))
+    sums = over_groups(
+        lanes, lambda group: 8 + share(rows) * (14 + group * MOVE + slots * (SPIKE + group * (MOVE + 2) + 6))
+    )
+    return multi_vertex(9 + sums + share(rows) * slots * 2)
 
 
-def reduction(elements: int, partials: int) -> float:
+def slot_sum(elements: int, partials: int) -> float:
     """``SumSlots``: sum of ``partials`` arrays of ``elements`` floats."""
-    return multi_vertex(share(vectors(elements)) * ARITHMETIC * max(partials - 1, 0)) if elements else 0.0
+    return multi_vertex(7 + share(elements) * (8 + partials * 5)) if elements else 0.0
 
 
 def weight_update(elements: int, optimizer: str) -> float:
     """One optimiser step over a tile's weights: 2 operations for SGD, 12 and a division for Adam."""
-    operations = {"sgd": 2 * ARITHMETIC, "adam": 12 * ARITHMETIC + DIVIDE}[optimizer]
+    operations = {"sgd": 2 * ARITHMETIC, "adam": 12 * ARITHMETIC + DIVISION}[optimizer]
     return multi_vertex(share(vectors(elements)) * operations)
 
 

@@ -365,16 +365,20 @@ def _remedy(largest: str, spread: bool) -> str:
 # ---- mapping
 
 
+def own_slots(network: NetworkSpec, entry: int, width: int) -> float:
+    """Slots of a row of layer ``entry`` that belong to a tile of ``width`` lanes, on average."""
+    return min(network.slots[entry] * width / network.sizes[entry], float(width))
+
+
 def _tile_cycles(network: NetworkSpec, entry: int, width: int) -> float:
     """Cycles of a step, forwards and backwards, on a tile with ``width`` lanes of layer ``entry``."""
-    rows, half = network.batch_size, network.dtype == "float16"
-    total = cycles.sparse_lif_forward(rows, width, network.spikes[entry - 1], half)
+    rows, spikes, slots = network.batch_size, network.spikes[entry - 1], network.slots[entry]
+    total = cycles.sparse_lif_forward(rows, width, spikes)
     if network.training:
-        total += cycles.weight_gradient(rows * network.spikes[entry - 1], width)
-        own = rows * network.slots[entry] * width / network.sizes[entry]
-        total += cycles.neuron_gradient(rows, width, network.slots[entry], own)
+        total += cycles.weight_gradient(rows, spikes, width)
+        total += cycles.neuron_gradient(rows, width, slots, own_slots(network, entry, width))
         if entry > 1:
-            total += cycles.value_gradient(rows, network.slots[entry - 1], width, half)
+            total += cycles.value_gradient(rows, network.slots[entry - 1], width)
     return total
 
 

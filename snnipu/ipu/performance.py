@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 import numpy as np
 
 from snnipu.ipu import cycles
-from snnipu.ipu.mapping import COUNTS_BYTES, FLOAT, LayerPlan, Plan, lanes
+from snnipu.ipu.mapping import COUNTS_BYTES, FLOAT, LayerPlan, Plan, lanes, own_slots
 from snnipu.ipu.network import ID_BYTES
 
 LABEL = "predicted by snnipu's IPU performance model, not measured"
@@ -140,7 +140,6 @@ class _Estimator:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.network, self.target = plan.network, plan.target
-        self.half = self.network.dtype == "float16"
         self.sync = plan.target.sync_cycles if plan.ipus_used == 1 else plan.target.ipu_sync_cycles
         self.tile_cycles = np.zeros(plan.tiles)
         self.received = 0.0
@@ -188,7 +187,7 @@ class _Estimator:
             "integrate and fire",
             "forward",
             layers,
-            lambda layer, width: cycles.sparse_lif_forward(rows, width, network.spikes[layer.layer - 1], self.half),
+            lambda layer, width: cycles.sparse_lif_forward(rows, width, network.spikes[layer.layer - 1]),
         )
         bits = {layer.layer: max(layer.rows) * 2.0 * FLOAT * layer.words for layer in layers}
         self.received += sum(rows * 2.0 * FLOAT * layer.words for layer in layers)
@@ -206,7 +205,7 @@ class _Estimator:
             entry, first = layer.layer, layer.first_selection_tile
             carried = network.slots[entry] if network.training else network.spikes[entry]
             for offset, samples in enumerate(layer.rows):
-                cost = cycles.select_spikes(samples, layer.words, network.sizes[entry], carried, network.slots[entry])
+                cost = cycles.selection(samples, layer.words, network.sizes[entry], carried, network.slots[entry])
                 self.tile_cycles[first + offset] += cost
                 slowest, where = (cost, entry) if cost > slowest else (slowest, where)
         self.phases.append(Phase("spike selection", "forward", "compute", slowest, self.sync, where))
@@ -225,26 +224,21 @@ class _Estimator:
         links = sum(arriving[layer.layer] * self.foreign(layer, layer.layer - 1) for layer in layers)
         self.exchange("spike gradients and ids to the layers' tiles", "backward", arriving, links)
 
-        def own(layer: LayerPlan, width: int) -> float:
-            return rows * network.slots[layer.layer] * width / network.sizes[layer.layer]
-
         self.compute(
             "neuron gradients",
             "backward",
             layers,
-            lambda layer, width: cycles.neuron_gradient(rows, width, network.slots[layer.layer], own(layer, width)),
+            lambda layer, width: cycles.neuron_gradient(
+                rows, width, network.slots[layer.layer], own_slots(network, layer.layer, width)
+            ),
         )
         self.compute(
             "weight and spike gradients",
             "backward",
             layers,
             lambda layer, width: (
-                cycles.weight_gradient(rows * network.spikes[layer.layer - 1], width)
-                + (
-                    cycles.value_gradient(rows, network.slots[layer.layer - 1], width, self.half)
-                    if layer.layer > 1
-                    else 0
-                )
+                cycles.weight_gradient(rows, network.spikes[layer.layer - 1], width)
+                + (cycles.value_gradient(rows, network.slots[layer.layer - 1], width) if layer.layer > 1 else 0)
             ),
         )
         behind = [layer for layer in layers if layer.layer > 1]
@@ -259,7 +253,7 @@ class _Estimator:
         # Each IPU sums its own partial gradients before they travel.
         links = sum(elements[layer.layer] * FLOAT * max(len(layer.ipus(self.target)) - 1, 0) for layer in behind)
         self.exchange("partial spike gradients", "backward", sums, links)
-        cost = sum(cycles.reduction(shares[layer.layer], layer.tiles) for layer in behind)
+        cost = sum(cycles.slot_sum(shares[layer.layer], layer.tiles) for layer in behind)
         self.tile_cycles[:used] += cost
         self.phases.append(Phase("sum of spike gradients", "backward", "compute", cost, self.sync, behind[-1].layer))
 

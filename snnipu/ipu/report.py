@@ -13,8 +13,8 @@ from snnipu.ipu.targets import KIBIBYTE
 
 FORMAT = 1
 ASSUMPTIONS = (
-    "Vertices take the cycles of PopLibs' own estimators for the same kind of work (snnipu/ipu/cycles.py): a gathered "
-    "row 19 + 2 instructions for each two weights, six workers taking turns.",
+    "Vertices take the instructions that are counted in their source (snnipu/ipu/cycles.py, anchored on PopLibs' own "
+    "estimators): a gathered row 5, and 3 for each two weights; six workers take turns.",
     "Tiles compute, synchronise and exchange in turn; the slowest tile decides. Exchange: 4 bytes per cycle and tile; "
     "between IPUs 320 GB/s each way; a synchronisation {sync} cycles on one IPU, {ipu_sync} on several.",
     "All slots are exchanged, as an IPU's exchange is compiled; what neurons gather is the expected number of spikes; "

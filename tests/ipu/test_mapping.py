@@ -159,13 +159,13 @@ def test_plan_is_printed_and_drawn(tmp_path):
 # ---- the performance model
 
 
-def test_formulas_meet_poplibs_anchors():
-    """PopLibs: a gather of rows is 6 (30 + sum of (19 + 2 vectors)); here with its supervisor's 11."""
-    rows, lanes = 12, 8
-    assert cycles.multi_vertex(cycles.gather(rows, lanes)) == 11 + 6 * (30 + rows * (19 + 2 * 4))
-    # Beyond a group of four vectors the ids are read again.
-    assert cycles.gather(1, 16) == 2 * 19 + 2 * 8
-    assert cycles.gather(1, 10) == 2 * 19 + 2 * 5
+def test_formulas():
+    """Six workers and a supervisor; ids read again beyond a group of four vectors; less than PopLibs' gather."""
+    assert cycles.multi_vertex(100) == 11 + 6 * (29 + 100)
+    assert cycles.gather(10, 4) == 10 * (5 + 4 * 3)
+    assert cycles.over_groups(16, lambda group: cycles.gather(1, group)) == 2 * 5 + 8 * 3
+    assert cycles.over_groups(10, lambda group: cycles.gather(1, group)) == 2 * 5 + 5 * 3
+    assert all(cycles.gather(1, group) < 19 + 2 * group for group in (1, 4))
     assert cycles.exchange(4097, 4) == 1025
     assert cycles.share(13) == 3
 
