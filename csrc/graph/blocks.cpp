@@ -41,8 +41,11 @@ void Copies::add(const Tensor &from, const Tensor &to) {
 void Copies::zero(poplar::Graph &graph, const Tensor &to) { fill(graph, 0.0f, to); }
 
 void Copies::fill(poplar::Graph &graph, float value, const Tensor &to) {
-  const Tensor constant = graph.addConstant(poplar::FLOAT, {1}, value);
-  graph.setTileMapping(constant, 0);
+  Tensor &constant = constants_[value];
+  if (!constant.valid()) {
+    constant = graph.addConstant(poplar::FLOAT, {1}, value);
+    graph.setTileMapping(constant, 0);
+  }
   add(constant.broadcast(static_cast<unsigned>(to.numElements()), 0), to);
 }
 

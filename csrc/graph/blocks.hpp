@@ -6,6 +6,7 @@
 #include <poplar/Program.hpp>
 
 #include <cstddef>
+#include <map>
 #include <vector>
 
 namespace snnipu {
@@ -33,6 +34,7 @@ public:
 
 private:
   std::vector<poplar::Tensor> from_, to_;
+  std::map<float, poplar::Tensor> constants_;
 };
 
 // A variable [rows][lanes] for each block, on its tile. Seen as a whole, [rows][neurons of all blocks].

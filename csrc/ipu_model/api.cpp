@@ -5,6 +5,7 @@
 #include "ipu_model/report.hpp"
 
 #include <popart/opmanager.hpp>
+#include <popart/shapeinference.hpp>
 
 #include <poplar/exceptions.hpp>
 
@@ -107,17 +108,27 @@ std::string operatorsJson() {
 
 std::string indexed(const char *kind, int index) { return std::string(kind) + std::to_string(index); }
 
+// As the shape inference has it, which PopTorch's builder asks, else as the definition has it.
+int outputsOf(const snnipu_ipu_request &request) {
+  if (popart::ShapeInferenceFunctions::hasFunction(request.opid)) {
+    std::map<int, popart::TensorInfo> inputs;
+    for (std::size_t i = 0; i < request.inputs.size(); ++i)
+      inputs[static_cast<int>(i)] = request.inputs[i];
+    popart::ShapeInferenceContext context(inputs, request.attributes, 0);
+    popart::ShapeInferenceFunctions::getFunction(request.opid)(context);
+    return static_cast<int>(context.getOutputInfos().size());
+  }
+  const auto definitions = popart::OpManager::getSupportedOperationsDefinition(true);
+  const auto found = definitions.find(request.opid);
+  return found == definitions.end() ? 0 : static_cast<int>(found->second.outputs.size());
+}
+
 void compile(const snnipu_ipu_request &request, snnipu_ipu_program &program) {
   popart::Graph &graph = program.graph;
   std::vector<TensorId> inputs;
   for (const popart::TensorInfo &info : request.inputs)
     inputs.push_back(info.isSet() ? graph.addInput(indexed("input", static_cast<int>(inputs.size())), info) : "");
-  int outputs = request.outputs;
-  if (outputs < 0) {
-    const auto definitions = popart::OpManager::getSupportedOperationsDefinition(true);
-    const auto found = definitions.find(request.opid);
-    outputs = found == definitions.end() ? 0 : static_cast<int>(found->second.outputs.size());
-  }
+  const int outputs = request.outputs >= 0 ? request.outputs : outputsOf(request);
   const std::vector<TensorId> made = graph.addOp(request.opid, request.attributes, inputs, outputs);
   const popart::Op &op = *graph.ops().front();
   std::map<TensorId, snnipu_ipu_program::Source> sources;

@@ -46,6 +46,7 @@ template <typename V> Codelet fieldsOfSnnipuStoreStep(const char *name) {
       .field("from", &V::from)
       .field("step", &V::step)
       .field("to", &V::to)
+      .field("back", &V::back)
       .field("size", &V::size);
 }
 

@@ -35,7 +35,7 @@ SNNIPU_IPU_API void snnipu_ipu_request_free(snnipu_ipu_request *request);
 /* The next input. type: "FLOAT", "FLOAT16", "INT32", ...; NULL for an optional input that is absent. */
 SNNIPU_IPU_API int snnipu_ipu_request_input(snnipu_ipu_request *request, const char *type, const int64_t *shape,
                                             int rank);
-/* Number of outputs; without it, as many as the operator's definition names. */
+/* Number of outputs; without it, as many as the operator's shape inference, or its definition, tells. */
 SNNIPU_IPU_API int snnipu_ipu_request_outputs(snnipu_ipu_request *request, int outputs);
 SNNIPU_IPU_API int snnipu_ipu_request_int(snnipu_ipu_request *request, const char *name, int64_t value);
 SNNIPU_IPU_API int snnipu_ipu_request_float(snnipu_ipu_request *request, const char *name, double value);

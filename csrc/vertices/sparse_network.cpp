@@ -41,16 +41,18 @@ public:
   }
 };
 
+// The inverse. back: as the step may have been moved on already; ~0u is one step the other way.
 template <typename T> class StoreStep : public poplar::MultiVertex {
 public:
   In<T> from;
   In<unsigned> step;
   Through<T> to; // [steps][size]
+  unsigned back;
   unsigned size;
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerShare(workerId, numWorkers(), size, 2);
-    T *const now = &to[static_cast<std::size_t>(step[0]) * size];
+    T *const now = &to[static_cast<std::size_t>(step[0] - back) * size];
     for (unsigned i = range.begin; i < range.end; ++i)
       now[i] = from[i];
   }

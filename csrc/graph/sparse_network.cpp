@@ -1,0 +1,695 @@
+#include "graph/sparse_network.hpp"
+
+#include "graph/blocks.hpp"
+#include "graph/spread.hpp"
+#include "graph/vertex_builder.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <stdexcept>
+
+namespace snnipu {
+namespace graph {
+namespace {
+
+using poplar::ComputeSet;
+using poplar::Tensor;
+using poplar::program::Execute;
+using poplar::program::Sequence;
+
+// Padding never reaches its threshold.
+constexpr float never = std::numeric_limits<float>::max();
+
+[[noreturn]] void refuse(const std::string &what) { throw std::invalid_argument("sparse_network: " + what); }
+
+// Samples of the batch over tiles.
+class Samples {
+public:
+  struct Piece {
+    std::size_t tile, begin, end;
+  };
+
+  Samples() = default;
+  Samples(const std::vector<std::size_t> &rows, std::size_t firstTile) {
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      pieces_.push_back({firstTile + i, batch_, batch_ + rows[i]});
+      batch_ += rows[i];
+    }
+  }
+
+  std::size_t batch() const { return batch_; }
+  const std::vector<Piece> &pieces() const { return pieces_; }
+
+  // [steps][batch * width]; what a tile has of it lies together, step after step.
+  Tensor variable(poplar::Graph &graph, const poplar::Type &type, std::size_t steps, std::size_t width,
+                  const poplar::DebugContext &debug) const {
+    const Tensor all = graph.addVariable(type, {steps * batch_ * width}, debug);
+    std::vector<Tensor> parts;
+    for (const Piece &piece : pieces_) {
+      const Tensor part = all.slice(steps * piece.begin * width, steps * piece.end * width);
+      graph.setTileMapping(part, static_cast<unsigned>(piece.tile));
+      parts.push_back(part.reshape({steps, (piece.end - piece.begin) * width}));
+    }
+    return parts.size() == 1 ? parts[0] : concat(parts, 1);
+  }
+  Tensor part(const Tensor &of, const Piece &piece, std::size_t width) const {
+    return of.slice(piece.begin * width, piece.end * width, 1).flatten();
+  }
+
+private:
+  std::vector<Piece> pieces_;
+  std::size_t batch_ = 0;
+};
+
+std::vector<std::size_t> shares(std::size_t total, std::size_t parts) {
+  std::vector<std::size_t> counts;
+  const std::size_t share = (total + parts - 1) / parts;
+  for (std::size_t begin = 0; begin < total; begin += share)
+    counts.push_back(std::min(share, total - begin));
+  return counts;
+}
+
+// The step that it is, on every tile that asks.
+class StepCounters {
+public:
+  explicit StepCounters(poplar::Graph &graph, const poplar::DebugInfo &info) : graph_(graph), info_(info) {}
+
+  Tensor at(std::size_t tile) {
+    Tensor &counter = counters_[tile];
+    if (!counter.valid()) {
+      counter = graph_.addVariable(poplar::UNSIGNED_INT, {1}, {info_, "step"});
+      graph_.setTileMapping(counter, static_cast<unsigned>(tile));
+    }
+    return counter;
+  }
+  void advance(ComputeSet cs, unsigned by) {
+    for (const auto &counter : counters_)
+      addAdvance(cs, counter.second, by, 0, counter.first);
+  }
+  void addAdvance(ComputeSet cs, const Tensor &value, unsigned by, std::size_t modulo, std::size_t tile) {
+    VertexBuilder(graph_, cs, "snnipu::Advance", tile).connect("value", value).set("by", by).count("modulo", modulo);
+  }
+  // At the beginning of a program.
+  void set(std::size_t value, Sequence &prog) {
+    std::vector<Tensor> all;
+    for (const auto &counter : counters_)
+      all.push_back(counter.second);
+    const Tensor constant =
+        graph_.addConstant(poplar::UNSIGNED_INT, {1}, static_cast<unsigned>(value), {info_, "firstStep"});
+    graph_.setTileMapping(constant, 0);
+    prog.add(poplar::program::Copy(constant.broadcast(static_cast<unsigned>(all.size()), 0), concat(all)));
+  }
+
+private:
+  poplar::Graph &graph_;
+  const poplar::DebugInfo &info_;
+  std::map<std::size_t, Tensor> counters_;
+};
+
+// Slots on the tiles of some samples: the whole sequence, and what a step has of it.
+struct SlotSequence {
+  Samples samples;
+  std::size_t slots = 0;
+  Tensor ids, counts, values; // [steps][batch * ...]; INT, INT, FLOAT. values may be invalid
+
+  // What `step - back` has, in variables of its own.
+  SlotSequence load(poplar::Graph &graph, ComputeSet cs, StepCounters &step, unsigned back,
+                    const poplar::DebugContext &debug) const {
+    SlotSequence now{samples, slots, {}, {}, {}};
+    now.ids = loadOne(graph, cs, step, ids, slots, back, debug);
+    now.counts = loadOne(graph, cs, step, counts, 2, back, debug);
+    if (values.valid())
+      now.values = loadOne(graph, cs, step, values, slots, back, debug);
+    return now;
+  }
+
+private:
+  Tensor loadOne(poplar::Graph &graph, ComputeSet cs, StepCounters &step, const Tensor &from, std::size_t width,
+                 unsigned back, const poplar::DebugContext &debug) const {
+    const Tensor to = samples.variable(graph, from.elementType(), 1, width, debug);
+    for (const Samples::Piece &piece : samples.pieces())
+      VertexBuilder(graph, cs, vertexName("LoadStep", from.elementType()), piece.tile)
+          .connect("from", samples.part(from, piece, width))
+          .connect("step", step.at(piece.tile))
+          .connect("to", samples.part(to, piece, width))
+          .set("back", back)
+          .count("size", (piece.end - piece.begin) * width);
+    return to;
+  }
+};
+
+void storeStep(poplar::Graph &graph, ComputeSet cs, StepCounters &step, const Tensor &from, const Tensor &to,
+               unsigned back, std::size_t tile) {
+  VertexBuilder(graph, cs, vertexName("StoreStep", from.elementType()), tile)
+      .connect("from", from)
+      .connect("step", step.at(tile))
+      .connect("to", to)
+      .set("back", back)
+      .count("size", from.numElements());
+}
+
+struct Layer {
+  NetworkLayer what;
+  std::vector<Block> blocks;
+  Samples selection;
+  std::vector<Tensor> weight, bias, beta, threshold, gradThreshold;
+};
+
+std::vector<LayerPlan> planOf(const poplar::Graph &graph, const SparseNetworkOptions &options, std::size_t batch,
+                              std::size_t inputSlots) {
+  return options.plan.empty() ? planNetwork(graph.getTarget().getNumTiles(), batch, inputSlots, options.layers)
+                              : options.plan;
+}
+
+class Network {
+public:
+  std::size_t steps, batch, inputSlots;
+  std::vector<Layer> layers;
+
+  Network(poplar::Graph &graph, const SlotTensors &input, const std::vector<NetworkParameters> &parameters,
+          const SparseNetworkOptions &options) {
+    checkSlots("sparse_network", input);
+    steps = input.ids.dim(0);
+    batch = input.ids.dim(1);
+    inputSlots = input.ids.dim(2);
+    const std::size_t tiles = graph.getTarget().getNumTiles();
+    if (options.layers.empty() || parameters.size() != options.layers.size())
+      refuse("there must be a layer, and parameters for each");
+    const std::vector<LayerPlan> plan = planOf(graph, options, batch, inputSlots);
+    if (plan.size() != options.layers.size())
+      refuse("the plan must have an entry for each layer");
+    for (std::size_t l = 0; l < plan.size(); ++l) {
+      const NetworkLayer &what = options.layers[l];
+      const NetworkParameters &own = parameters[l];
+      const std::string name = "layer " + std::to_string(l) + ": ";
+      for (const Tensor *tensor : {&own.weight, &own.beta, &own.threshold, &own.bias})
+        if (tensor->valid() && tensor->elementType() != poplar::FLOAT)
+          refuse(name + "parameters must be FLOAT");
+      if (own.weight.shape() != std::vector<std::size_t>{what.neurons, what.inputs} || own.weight.numElements() == 0)
+        refuse(name + "weight must have shape [neurons, inputs], got " + own.weight.shapeToString());
+      if (l > 0 && what.inputs != options.layers[l - 1].neurons)
+        refuse(name + "its inputs are the neurons of the layer before");
+      for (const Tensor *tensor : {&own.beta, &own.threshold})
+        if (tensor->numElements() != 1 && tensor->numElements() != what.neurons)
+          refuse(name + "beta and threshold must have one element, or one for each neuron, got " +
+                 tensor->shapeToString());
+      if (own.bias.valid() && own.bias.numElements() != what.neurons)
+        refuse(name + "bias must have an element for each neuron, got " + own.bias.shapeToString());
+      if (what.slots == 0)
+        refuse(name + "slots must be 1 or more");
+      const LayerPlan &at = plan[l];
+      if (std::accumulate(at.neurons.begin(), at.neurons.end(), std::size_t(0)) != what.neurons ||
+          at.firstTile + at.neurons.size() > tiles)
+        refuse(name + "the plan must place each of its neurons on one of " + std::to_string(tiles) + " tiles");
+      Layer layer;
+      layer.what = what;
+      layer.blocks = blocksOf(at.neurons, at.firstTile);
+      layer.selection = Samples(at.rows, at.firstSelectionTile);
+      if (layer.selection.batch() != batch || at.firstSelectionTile + at.rows.size() > tiles)
+        refuse(name + "the plan must give each sample of the batch to one of " + std::to_string(tiles) + " tiles");
+      layers.push_back(layer);
+    }
+    inputSamples = Samples(shares(batch, std::min(batch, tiles)), 0);
+  }
+
+  Samples inputSamples;
+
+  // Brings parameters to their tiles.
+  void load(poplar::Graph &graph, const std::vector<NetworkParameters> &parameters, Copies &copies,
+            const poplar::DebugInfo &info) {
+    const Tensor zero = zeros(graph, {1}, {info, "noBias"});
+    for (std::size_t l = 0; l < layers.size(); ++l) {
+      Layer &layer = layers[l];
+      const NetworkParameters &own = parameters[l];
+      layer.weight = blocksIn(graph, layer.blocks, own.weight.transpose(), 0.0f, copies, {info, "weight"});
+      layer.bias = parameterIn(graph, layer.blocks, own.bias.valid() ? own.bias : zero, 0.0f, copies, {info, "bias"});
+      layer.beta = parameterIn(graph, layer.blocks, own.beta, 0.0f, copies, {info, "beta"});
+      layer.threshold = parameterIn(graph, layer.blocks, own.threshold, never, copies, {info, "threshold"});
+    }
+  }
+
+  // A sequence of slots, [steps, batch, ...] in floats, on the tiles of `samples`.
+  SlotSequence sequence(poplar::Graph &graph, const Samples &samples, const SlotTensors &from, std::size_t neurons,
+                        bool withValues, Sequence &prog, const poplar::DebugInfo &info) const {
+    SlotSequence to;
+    to.samples = samples;
+    to.slots = from.ids.dim(2);
+    const RowSpread spread(graph, steps * batch);
+    const auto integers = [&](const Tensor &of, std::size_t width, std::size_t limit) {
+      const Tensor ids = idsOfFloats(graph, spread, of.reshape({steps * batch, width}), limit, prog, {info, "ids"});
+      const Tensor here = samples.variable(graph, poplar::INT, steps, width, {info, "idsOfSteps"});
+      prog.add(poplar::program::Copy(ids.reshape({steps, batch * width}), here));
+      return here;
+    };
+    to.ids = integers(from.ids, to.slots, neurons);
+    to.counts = integers(from.counts, 2, to.slots + 1);
+    if (withValues)
+      to.values = floats(graph, samples, from.values, to.slots, prog, info);
+    return to;
+  }
+  Tensor floats(poplar::Graph &graph, const Samples &samples, const Tensor &from, std::size_t width, Sequence &prog,
+                const poplar::DebugInfo &info) const {
+    const Tensor here = samples.variable(graph, poplar::FLOAT, steps, width, {info, "valuesOfSteps"});
+    prog.add(poplar::program::Copy(from.reshape({steps, batch * width}), here));
+    return here;
+  }
+};
+
+// Sums over neurons or samples at the end of the backward pass.
+Tensor sumOfRows(poplar::Graph &graph, const std::vector<Block> &blocks, const std::vector<Tensor> &parts,
+                 std::size_t rows, const Tensor &like, Sequence &prog, const poplar::DebugContext &debug) {
+  const poplar::DebugInfo info(debug, "snnipu");
+  const BlockArray sums(graph, blocks, poplar::FLOAT, 1, {info, "sums"});
+  const ComputeSet cs = graph.addComputeSet({info, "rows"});
+  for (std::size_t i = 0; i < blocks.size(); ++i)
+    VertexBuilder(graph, cs, vertexName("SumRows", poplar::FLOAT), blocks[i].tile)
+        .connect("in", parts[i].flatten())
+        .connect("out", sums[i].flatten())
+        .set("scale", 1.0f)
+        .count("rows", rows)
+        .count("columns", blocks[i].lanes);
+  prog.add(Execute(cs));
+  const Tensor all = sums.whole();
+  if (like.numElements() == all.numElements())
+    return all.reshape(like.shape());
+  const Tensor total = graph.addVariable(poplar::FLOAT, {1}, {info, "total"});
+  graph.setTileMapping(total, static_cast<unsigned>(blocks[0].tile));
+  const ComputeSet last = graph.addComputeSet({info, "neurons"});
+  VertexBuilder(graph, last, vertexName("SumRows", poplar::FLOAT), blocks[0].tile)
+      .connect("in", all.flatten())
+      .connect("out", total)
+      .set("scale", 1.0f)
+      .count("rows", all.numElements())
+      .count("columns", 1);
+  prog.add(Execute(last));
+  return total.reshape(like.shape());
+}
+
+} // namespace
+
+std::vector<LayerPlan> planNetwork(std::size_t tiles, std::size_t batch, std::size_t inputSlots,
+                                   const std::vector<NetworkLayer> &layers) {
+  const std::size_t count = layers.size();
+  const auto work = [&](std::size_t l) {
+    return static_cast<double>(layers[l].neurons) * static_cast<double>((l ? layers[l - 1].slots : inputSlots) + 1);
+  };
+  double total = 0;
+  for (std::size_t l = 0; l < count; ++l)
+    total += work(l);
+  std::vector<LayerPlan> plan(count);
+  // Too few tiles for each layer to have some of its own: all have all.
+  const bool shared = tiles < 4 * count;
+  const std::size_t selecting = shared ? 1 : std::max<std::size_t>(1, std::min((batch + 5) / 6, tiles / (8 * count)));
+  const std::size_t left = shared ? tiles : tiles - count * selecting;
+  std::size_t next = 0;
+  for (std::size_t l = 0; l < count; ++l) {
+    const std::size_t pairs = (layers[l].neurons + 1) / 2;
+    std::size_t own = left;
+    if (!shared)
+      own = std::max<std::size_t>(1, static_cast<std::size_t>(static_cast<double>(left) * work(l) / total));
+    // Those behind it must get a tile each.
+    if (!shared)
+      own = std::min(own, tiles - next - selecting - (count - 1 - l) * (selecting + 1));
+    own = std::min(own, pairs);
+    const std::size_t share = 2 * ((pairs + own - 1) / own);
+    plan[l].firstTile = shared ? 0 : next;
+    for (std::size_t first = 0; first < layers[l].neurons; first += share)
+      plan[l].neurons.push_back(std::min(share, layers[l].neurons - first));
+    next += plan[l].neurons.size();
+    plan[l].rows = shares(batch, selecting);
+    plan[l].firstSelectionTile = shared ? l % tiles : next;
+    next += plan[l].rows.size();
+  }
+  return plan;
+}
+
+Tensor createNetworkWeight(poplar::Graph &graph, const SparseNetworkOptions &options, std::size_t layer,
+                           std::size_t batch, std::size_t inputSlots, const poplar::DebugContext &debug) {
+  const std::vector<LayerPlan> plan = planOf(graph, options, batch, inputSlots);
+  return createWeight(graph, blocksOf(plan.at(layer).neurons, plan.at(layer).firstTile),
+                      options.layers.at(layer).inputs, debug);
+}
+
+std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensors &input,
+                                          const std::vector<NetworkParameters> &parameters, Sequence &prog,
+                                          const SparseNetworkOptions &options, const poplar::DebugContext &debug) {
+  const poplar::DebugInfo info(debug, "snnipu");
+  Network net(graph, input, parameters, options);
+  const std::size_t steps = net.steps, batch = net.batch;
+  Copies copies;
+  net.load(graph, parameters, copies, info);
+  const SlotSequence inputs =
+      net.sequence(graph, net.inputSamples, input, net.layers[0].what.inputs, !options.unitInput, prog, info);
+  StepCounters step(graph, info);
+  const ComputeSet prepare = graph.addComputeSet({info, "prepare"}), load = graph.addComputeSet({info, "load"}),
+                   lif = graph.addComputeSet({info, "lif"}), merge = graph.addComputeSet({info, "merge"}),
+                   select = graph.addComputeSet({info, "select"}), record = graph.addComputeSet({info, "record"});
+  const SlotSequence inputNow = inputs.load(graph, load, step, 0, {info, "inputOfStep"});
+  const Tensor unread = nothing(graph, poplar::FLOAT), noWords = nothing(graph, poplar::INT);
+  std::vector<NetworkOutputs> outputs;
+  std::vector<SlotSequence> own; // of the step
+  Sequence after;
+  const ComputeSet convert = graph.addComputeSet({info, "floatsOfIds"});
+  for (Layer &layer : net.layers) {
+    const Samples &samples = layer.selection;
+    const std::size_t slots = layer.what.slots;
+    own.push_back({samples,
+                   slots,
+                   samples.variable(graph, poplar::INT, 1, slots, {info, "ids"}),
+                   samples.variable(graph, poplar::INT, 1, 2, {info, "counts"}),
+                   {}});
+  }
+  for (std::size_t l = 0; l < net.layers.size(); ++l) {
+    Layer &layer = net.layers[l];
+    const std::vector<Block> &blocks = layer.blocks;
+    for (const Block &block : blocks) {
+      const Tensor second = graph.addVariable(poplar::FLOAT, {block.lanes}, {info, "gradThreshold"});
+      graph.setTileMapping(second, static_cast<unsigned>(block.tile));
+      // Without a second threshold every neuron carries gradient.
+      copies.fill(graph, layer.what.second ? layer.what.gradThreshold : -std::numeric_limits<float>::infinity(),
+                  second.slice(0, block.neurons));
+      if (block.lanes != block.neurons)
+        copies.fill(graph, never, second.slice(block.neurons, block.lanes));
+      layer.gradThreshold.push_back(second);
+    }
+    const BlockArray state(graph, blocks, poplar::FLOAT, batch, {info, "state"});
+    const BlockArray history(graph, blocks, poplar::FLOAT, steps * batch, {info, "mem"});
+    zeroBlocks(graph, blocks, state.parts(), prepare);
+    std::vector<Tensor> fired, carried; // [batch][words] of each block
+    std::vector<unsigned> widths;
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      const Block &block = blocks[i];
+      const std::size_t words = block.neurons > 32 ? 2 : 1;
+      widths.push_back(static_cast<unsigned>(std::min<std::size_t>(32, block.neurons)));
+      if (words == 2)
+        widths.push_back(static_cast<unsigned>(block.neurons - 32));
+      for (std::vector<Tensor> *bits : {&fired, &carried}) {
+        bits->push_back(graph.addVariable(poplar::UNSIGNED_INT, {batch, words}, {info, "bits"}));
+        graph.setTileMapping(bits->back(), static_cast<unsigned>(block.tile));
+      }
+      VertexBuilder(graph, prepare, vertexName("ClampUnit", poplar::FLOAT), block.tile)
+          .connect("values", layer.beta[i])
+          .count("size", block.lanes);
+      const SlotSequence &from = l == 0 ? inputNow : own[l - 1];
+      const bool unit = l > 0 || options.unitInput;
+      VertexBuilder(graph, lif, vertexName("SparseLifForward", poplar::FLOAT, poplar::UNSIGNED_INT, options.reset),
+                    block.tile)
+          .connect("weight", layer.weight[i].flatten())
+          .connect("bias", layer.bias[i])
+          .connect("beta", layer.beta[i])
+          .connect("threshold", layer.threshold[i])
+          .connect("gradThreshold", layer.gradThreshold[i])
+          .connect("ids", from.ids.flatten().reinterpret(poplar::UNSIGNED_INT))
+          .connect("values", unit ? unread : from.values.flatten())
+          .connect("counts", from.counts.flatten())
+          .connect("recurrentWeight", unread)
+          .connect("ownIds", noWords)
+          .connect("ownCounts", noWords)
+          .connect("state", state[i].flatten())
+          .connect("fired", fired.back().flatten())
+          .connect("carried", carried.back().flatten())
+          .set("inputScale", layer.what.inputScale)
+          .count("rows", batch)
+          .count("slots", from.slots)
+          .count("valueSlots", from.slots)
+          .count("ownSlots", 0)
+          .count("lanes", block.lanes)
+          .count("neurons", block.neurons)
+          .count("wordStride", words)
+          .set("unitValues", unit)
+          .set("input", true)
+          .set("recurrent", false);
+      storeStep(graph, merge, step, state[i].flatten(), history[i].flatten(), 1, block.tile);
+    }
+    // Selection: each tile for its samples.
+    const std::size_t words = (layer.what.neurons + 31) / 32, slots = layer.what.slots;
+    const Tensor allFired = concat(fired, 1), allCarried = concat(carried, 1); // [batch][pieces]
+    const Samples &samples = layer.selection;
+    const auto floatsOfSteps = [&](std::size_t width) {
+      return samples.variable(graph, poplar::FLOAT, steps, width, {info, "out"});
+    };
+    const Tensor values = samples.variable(graph, poplar::FLOAT, 1, slots, {info, "values"});
+    const Tensor dropped = samples.variable(graph, poplar::INT, 1, 2, {info, "dropped"});
+    const Tensor idsOut = floatsOfSteps(slots), valuesOut = floatsOfSteps(slots), countsOut = floatsOfSteps(2),
+                 droppedOut = floatsOfSteps(2);
+    std::vector<Tensor> starts;
+    for (const Samples::Piece &piece : samples.pieces()) {
+      const std::size_t rows = piece.end - piece.begin;
+      const Tensor bits = graph.addVariable(poplar::UNSIGNED_INT, {2, rows, words}, {info, "words"});
+      graph.setTileMapping(bits, static_cast<unsigned>(piece.tile));
+      const Tensor widthsHere = graph.addConstant(poplar::UNSIGNED_INT, {widths.size()},
+                                                  poplar::ArrayRef<unsigned>(widths), {info, "widths"});
+      graph.setTileMapping(widthsHere, static_cast<unsigned>(piece.tile));
+      const Tensor *const from[2] = {&allFired, &allCarried};
+      for (std::size_t kind = 0; kind < 2; ++kind)
+        VertexBuilder(graph, merge, "snnipu::MergeBits", piece.tile)
+            .connect("bits", from[kind]->slice(piece.begin, piece.end, 0).flatten())
+            .connect("widths", widthsHere)
+            .connect("out", bits[kind].flatten())
+            .count("rows", rows)
+            .count("pieces", widths.size())
+            .count("words", words);
+      const Tensor start = graph.addVariable(poplar::UNSIGNED_INT, {1}, {info, "start"});
+      graph.setTileMapping(start, static_cast<unsigned>(piece.tile));
+      starts.push_back(start);
+      const auto part = [&](const Tensor &of, std::size_t width) { return samples.part(of, piece, width); };
+      VertexBuilder(graph, select, vertexName("SelectSpikes", poplar::FLOAT), piece.tile)
+          .connect("fired", bits[0].flatten())
+          .connect("carried", bits[1].flatten())
+          .connect("ids", part(own[l].ids, slots))
+          .connect("values", part(values, slots))
+          .connect("counts", part(own[l].counts, 2))
+          .connect("dropped", part(dropped, 2))
+          .connect("start", start)
+          .count("rows", rows)
+          .count("words", words)
+          .count("slots", slots);
+      if (options.rotate)
+        step.addAdvance(record, start, static_cast<unsigned>(slots), layer.what.neurons, piece.tile);
+      storeStep(graph, record, step, part(values, slots), part(valuesOut, slots), 1, piece.tile);
+      // Ids leave as floats.
+      const auto leave = [&](const Tensor &now, const Tensor &out, std::size_t width) {
+        const Tensor sequence = graph.addVariable(poplar::INT, {steps * rows * width}, {info, "recorded"});
+        graph.setTileMapping(sequence, static_cast<unsigned>(piece.tile));
+        storeStep(graph, record, step, part(now, width), sequence, 1, piece.tile);
+        VertexBuilder(graph, convert, "snnipu::FloatsOfIds", piece.tile)
+            .connect("from", sequence)
+            .connect("to", part(out, width))
+            .count("size", sequence.numElements());
+      };
+      leave(own[l].ids, idsOut, slots);
+      leave(own[l].counts, countsOut, 2);
+      leave(dropped, droppedOut, 2);
+    }
+    const Tensor zeroWord = graph.addConstant(poplar::UNSIGNED_INT, {1}, 0u, {info, "zero"});
+    graph.setTileMapping(zeroWord, static_cast<unsigned>(samples.pieces()[0].tile));
+    const Tensor allStarts = concat(starts), counts = own[l].counts.flatten().reinterpret(poplar::UNSIGNED_INT);
+    // Nothing has fired before the first step.
+    copies.add(zeroWord.broadcast(static_cast<unsigned>(allStarts.numElements() + counts.numElements()), 0)
+                   .reinterpret(poplar::FLOAT),
+               concat(allStarts, counts).reinterpret(poplar::FLOAT));
+    outputs.push_back({{idsOut.reshape({steps, batch, slots}), valuesOut.reshape({steps, batch, slots}),
+                        countsOut.reshape({steps, batch, 2}), droppedOut.reshape({steps, batch, 2})},
+                       history.whole().reshape({steps, batch, layer.what.neurons})});
+  }
+  // While the neurons of a step work nobody asks which step it is.
+  step.advance(lif, 1);
+  copies.run(prog, {info, "loadParameters"});
+  step.set(0, prog);
+  prog.add(Execute(prepare));
+  prog.add(poplar::program::Repeat(
+      static_cast<unsigned>(steps),
+      Sequence({Execute(load), Execute(lif), Execute(merge), Execute(select), Execute(record)}), {info, "steps"}));
+  prog.add(Execute(convert));
+  return outputs;
+}
+
+NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tensor> &gradValues,
+                                   const SlotTensors &input, const std::vector<NetworkParameters> &parameters,
+                                   const std::vector<NetworkOutputs> &outputs, Sequence &prog,
+                                   const SparseNetworkOptions &options, const poplar::DebugContext &debug) {
+  const poplar::DebugInfo info(debug, "snnipu");
+  Network net(graph, input, parameters, options);
+  const std::size_t steps = net.steps, batch = net.batch, count = net.layers.size();
+  if (gradValues.size() != count || outputs.size() != count)
+    refuse("there must be a gradient, or none, and outputs for each layer");
+  Copies copies;
+  net.load(graph, parameters, copies, info);
+  StepCounters step(graph, info);
+  const ComputeSet prepare = graph.addComputeSet({info, "prepare"}), load = graph.addComputeSet({info, "load"}),
+                   sum = graph.addComputeSet({info, "sum"}), lif = graph.addComputeSet({info, "lifBackward"}),
+                   weights = graph.addComputeSet({info, "weights"}), sumInput = graph.addComputeSet({info, "sumInput"}),
+                   record = graph.addComputeSet({info, "record"});
+  const SlotSequence inputNow =
+      net.sequence(graph, net.inputSamples, input, net.layers[0].what.inputs, !options.unitInput, prog, info)
+          .load(graph, load, step, 0, {info, "inputOfStep"});
+  const Tensor unread = nothing(graph, poplar::FLOAT);
+  const Tensor zero = zeros(graph, {1}, {info, "noGradient"});
+
+  // The layers' own spikes: of the step, of the step before for the layer behind, and their upstream gradients.
+  std::vector<SlotSequence> now, before;
+  std::vector<Tensor> upstream; // of the step, or invalid
+  for (std::size_t l = 0; l < count; ++l) {
+    const Layer &layer = net.layers[l];
+    const SlotTensors spikes = {outputs[l].spikes.ids, outputs[l].spikes.ids, outputs[l].spikes.counts, {}};
+    checkSlots("sparse_network", spikes);
+    SlotSequence own = net.sequence(graph, layer.selection, spikes, layer.what.neurons, false, prog, info);
+    before.push_back(l + 1 < count ? own.load(graph, load, step, 1, {info, "spikesBefore"}) : SlotSequence());
+    if (gradValues[l].valid())
+      own.values = net.floats(graph, layer.selection, gradValues[l], own.slots, prog, info);
+    now.push_back(own.load(graph, load, step, 0, {info, "spikesOfStep"}));
+    upstream.push_back(now.back().values);
+  }
+
+  // What the neurons of a layer find for the values of their input's slots.
+  std::vector<Tensor> partial(count);
+  const auto slotsInto = [&](std::size_t l) { return l == 0 ? inputNow.slots : now[l - 1].slots; };
+  const auto passesOn = [&](std::size_t l) { return l > 0 || options.inputGradient; };
+  for (std::size_t l = 0; l < count; ++l)
+    if (passesOn(l)) {
+      const std::vector<Block> &blocks = net.layers[l].blocks;
+      partial[l] = graph.addVariable(poplar::FLOAT, {blocks.size(), batch * slotsInto(l)}, {info, "partial"});
+      std::vector<Tensor> parts;
+      for (std::size_t i = 0; i < blocks.size(); ++i) {
+        graph.setTileMapping(partial[l][i], static_cast<unsigned>(blocks[i].tile));
+        parts.push_back(partial[l][i]);
+      }
+      zeroBlocks(graph, blocks, parts, prepare);
+    }
+  // The sum of it over the layer's tiles, on the same tiles, each its share of the slots.
+  const auto addSum = [&](std::size_t l, ComputeSet cs, const Tensor &plus, const Tensor &counts) {
+    const std::size_t slots = slotsInto(l), size = batch * slots;
+    const Tensor out = graph.addVariable(poplar::FLOAT, {1, size}, {info, "gradValues"});
+    const std::vector<Block> &blocks = net.layers[l].blocks;
+    const std::size_t share = 2 * (((size + 1) / 2 + blocks.size() - 1) / blocks.size());
+    for (std::size_t first = 0, i = 0; first < size; first += share, ++i) {
+      const std::size_t last = std::min(size, first + share);
+      const Tensor part = out.slice(first, last, 1).flatten();
+      graph.setTileMapping(part, static_cast<unsigned>(blocks[i].tile));
+      VertexBuilder(graph, cs, vertexName("SumSlots", poplar::FLOAT), blocks[i].tile)
+          .connect("partial", partial[l].slice(first, last, 1).flatten())
+          .connect("upstream", plus.valid() ? plus.slice(first, last, 1).flatten() : unread)
+          .connect("counts", counts.slice(2 * (first / slots), 2 * ((last - 1) / slots + 1), 1).flatten())
+          .connect("out", part)
+          .set("scale", net.layers[l].what.inputScale)
+          .count("blocks", blocks.size())
+          .count("size", last - first)
+          .count("slots", slots)
+          .count("offset", first % slots)
+          .set("hasUpstream", plus.valid());
+    }
+    return out;
+  };
+
+  struct Sums {
+    BlockArray weight, bias, beta, threshold;
+  };
+  std::vector<Sums> sums;
+  for (std::size_t l = 0; l < count; ++l) {
+    const Layer &layer = net.layers[l];
+    const std::vector<Block> &blocks = layer.blocks;
+    const std::size_t slots = now[l].slots;
+    Tensor total;
+    if (l + 1 < count)
+      total = addSum(l + 1, sum, upstream[l], now[l].counts);
+    else
+      total = upstream[l].valid() ? upstream[l] : zero.broadcast(static_cast<unsigned>(batch * slots), 0);
+    const auto rowsOfBlocks = [&](std::size_t rows, const char *name) {
+      return BlockArray(graph, blocks, poplar::FLOAT, rows, {info, name});
+    };
+    sums.push_back({rowsOfBlocks(layer.what.inputs, "gradWeight"), rowsOfBlocks(batch, "gradBias"),
+                    rowsOfBlocks(batch, "gradBeta"), rowsOfBlocks(batch, "gradThreshold")});
+    const Sums &own = sums.back();
+    const BlockArray carry = rowsOfBlocks(batch, "carry"), grad = rowsOfBlocks(batch, "grad");
+    for (const BlockArray *array : {&own.weight, &own.bias, &own.beta, &own.threshold, &carry})
+      zeroBlocks(graph, blocks, array->parts(), prepare);
+    const std::vector<Tensor> mem = blocksIn(graph, blocks, outputs[l].mem.reshape({steps * batch, layer.what.neurons}),
+                                             0.0f, copies, {info, "mem"});
+    const SlotSequence &from = l == 0 ? inputNow : before[l - 1];
+    const bool unit = l > 0 || options.unitInput;
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      const Block &block = blocks[i];
+      VertexBuilder(graph, lif, vertexName("SparseLifStepBackward", poplar::FLOAT, options.reset, options.surrogate),
+                    block.tile)
+          .connect("beta", layer.beta[i])
+          .connect("threshold", layer.threshold[i])
+          .connect("ids", now[l].ids.flatten())
+          .connect("counts", now[l].counts.flatten())
+          .connect("gradValues", total.flatten())
+          .connect("mem", mem[i].flatten())
+          .connect("step", step.at(block.tile))
+          .connect("carry", carry[i].flatten())
+          .connect("grad", grad[i].flatten())
+          .connect("gradBeta", own.beta[i].flatten())
+          .connect("gradThreshold", own.threshold[i].flatten())
+          .connect("gradBias", own.bias[i].flatten())
+          .set("surrogateA", options.surrogateA)
+          .set("surrogateB", options.surrogateB)
+          .count("rows", batch)
+          .count("slots", slots)
+          .count("lanes", block.lanes)
+          .count("firstId", block.first)
+          .count("neurons", block.neurons);
+      VertexBuilder(graph, weights, vertexName("SparseLinearWeightUpdate", poplar::FLOAT), block.tile)
+          .connect("ids", from.ids.flatten())
+          .connect("values", unit ? unread : from.values.flatten())
+          .connect("counts", from.counts.flatten())
+          .connect("grad", grad[i].flatten())
+          .connect("gradWeight", own.weight[i].flatten())
+          .set("scale", layer.what.inputScale)
+          .count("rows", batch)
+          .count("slots", from.slots)
+          .count("inputs", layer.what.inputs)
+          .count("lanes", block.lanes)
+          .set("unitValues", unit);
+      if (passesOn(l))
+        VertexBuilder(graph, weights, vertexName("SparseLinearValueGradient", poplar::FLOAT, poplar::UNSIGNED_INT),
+                      block.tile)
+            .connect("weight", layer.weight[i].flatten())
+            .connect("grad", grad[i].flatten())
+            .connect("ids", from.ids.flatten().reinterpret(poplar::UNSIGNED_INT))
+            .connect("counts", from.counts.flatten())
+            .connect("gradValues", partial[l][i])
+            .count("rows", batch)
+            .count("slots", from.slots)
+            .count("lanes", block.lanes)
+            .set("accumulate", false);
+    }
+  }
+  Sequence body({Execute(load), Execute(sum), Execute(lif), Execute(weights)});
+  NetworkGradients out;
+  out.inputValues = zeros(graph, input.values.shape(), {info, "gradInput"});
+  if (options.inputGradient) {
+    const Tensor gradInput = addSum(0, sumInput, {}, inputNow.counts);
+    const Tensor all = net.inputSamples.variable(graph, poplar::FLOAT, steps, inputNow.slots, {info, "gradInput"});
+    for (const Samples::Piece &piece : net.inputSamples.pieces())
+      storeStep(graph, record, step, net.inputSamples.part(gradInput, piece, inputNow.slots),
+                net.inputSamples.part(all, piece, inputNow.slots), ~0u, piece.tile);
+    out.inputValues = all.reshape(input.values.shape());
+    body.add(Execute(sumInput));
+    body.add(Execute(record));
+  }
+  step.advance(weights, ~0u);
+  copies.run(prog, {info, "loadParameters"});
+  step.set(steps - 1, prog);
+  prog.add(Execute(prepare));
+  prog.add(poplar::program::Repeat(static_cast<unsigned>(steps), body, {info, "steps"}));
+  for (std::size_t l = 0; l < count; ++l) {
+    const std::vector<Block> &blocks = net.layers[l].blocks;
+    const NetworkParameters &like = parameters[l];
+    NetworkParameters own;
+    own.weight = sums[l].weight.whole().transpose();
+    own.beta = sumOfRows(graph, blocks, sums[l].beta.parts(), batch, like.beta, prog, {info, "beta"});
+    own.threshold =
+        sumOfRows(graph, blocks, sums[l].threshold.parts(), batch, like.threshold, prog, {info, "threshold"});
+    if (like.bias.valid())
+      own.bias = sumOfRows(graph, blocks, sums[l].bias.parts(), batch, like.bias, prog, {info, "bias"});
+    out.parameters.push_back(own);
+  }
+  return out;
+}
+
+} // namespace graph
+} // namespace snnipu
