@@ -156,6 +156,8 @@ class SparseSpikes:
 
     def spike_count(self) -> torch.Tensor:
         """Sum of each neuron's spikes over time, ``[B, N]``, differentiable in ``values``."""
+        if self.ids.is_floating_point():  # of a PopART operator
+            return self.to_dense().sum(0)
         _, batch, slots = self.ids.shape
         carried = torch.arange(slots, device=self.device) < self.counts[..., 1:]
         rows = torch.arange(batch, device=self.device)[None, :, None]

@@ -65,6 +65,11 @@ class _Spike(torch.autograd.Function):
         return surrogate_gradient(ctx.kernel, u, grad), None
 
 
+def spike(u: torch.Tensor, kernel: Kernel) -> torch.Tensor:
+    """Spikes of ``u``, float32 of its shape, with a native surrogate's gradient."""
+    return _Spike.apply(u, kernel)
+
+
 class Surrogate:
     """A spike function ``S = H(u)`` with a surrogate gradient; call it with ``u`` as a function of snnTorch's.
 
@@ -85,7 +90,7 @@ class Surrogate:
         if popart.uses_operator(f"surrogate.{self.name}", "SurrogateSpike"):
             return popart.call_surrogate_spike(u, self.kernel)
         if self.kernel is not None:
-            return _Spike.apply(u, self.kernel)
+            return spike(u, self.kernel)
         function = getattr(snntorch.surrogate, _EVALUATED[self.name])
         return function.apply(u, *self.parameters.values())
 

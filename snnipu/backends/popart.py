@@ -22,6 +22,7 @@ import torch
 from snnipu._dropin import is_installed
 from snnipu._layout import SINGLE_STEP, layout
 from snnipu.backends import host
+from snnipu.spikes import SparseSpikes
 from snnipu.surrogate import Kernel
 
 if TYPE_CHECKING:
@@ -170,6 +171,157 @@ def call_lif_sequence(
     return [out.reshape(shape) for out in made]
 
 
+# Between operators ids and counts are floats, exact up to 2^24: PopTorch stops the gradient at an integer output, and
+# PopART then drops that of the whole operator.
+
+
+def _slots(spikes: SparseSpikes) -> List[torch.Tensor]:
+    """ids, values and counts as the operators take them."""
+    return [spikes.ids.float(), spikes.values.float(), spikes.counts.float()]
+
+
+def _made_slots(operator: str, inputs: Sequence[torch.Tensor], attributes: Dict[str, Any]) -> SparseSpikes:
+    """The spikes that an operator makes of its first input, ``[T, B, N]``; ids and counts are floats."""
+    steps, batch, neurons = inputs[0].shape
+    slots = inputs[0].new_empty((steps, batch, attributes["capacity"]), dtype=torch.float32)
+    counts = slots.new_empty((steps, batch, 2))
+    ids, values, found, dropped = call(operator, inputs, [slots, slots, counts, counts], attributes)
+    return SparseSpikes._trusted(ids, values, found, neurons, dropped)
+
+
+def static_slots(max_spikes: Optional[int], neurons: int) -> int:
+    """Slots of a compiled graph: without a cap as many as neurons, as nobody knows how many are needed.
+
+    Raises ValueError for none: an IPU has no tensors without elements.
+    """
+    if max_spikes == 0:
+        raise ValueError("max_spikes must be at least 1 on an IPU, got 0")
+    return neurons if max_spikes is None else min(max_spikes, neurons)
+
+
+def call_dense_to_sparse(x: torch.Tensor, max_spikes: Optional[int], rotate: bool) -> SparseSpikes:
+    """``DenseToSparse``."""
+    attributes = {"capacity": static_slots(max_spikes, x.shape[2]), "rotate": int(rotate)}
+    return _made_slots("DenseToSparse", [x.float()], attributes)
+
+
+def call_select_spikes(
+    mem: torch.Tensor,
+    threshold: torch.Tensor,
+    grad_threshold: Optional[float],
+    max_spikes: Optional[int],
+    rotate: bool,
+    kernel: Optional[Kernel],
+) -> SparseSpikes:
+    """``SelectSpikes``. Raises RuntimeError for a surrogate that is not native."""
+    attributes = {
+        "capacity": static_slots(max_spikes, mem.shape[2]),
+        "rotate": int(rotate),
+        "has_grad_threshold": int(grad_threshold is not None),
+        "grad_threshold": 0.0 if grad_threshold is None else grad_threshold,
+        **_surrogate_attributes(kernel),
+    }
+    return _made_slots("SelectSpikes", [mem.float(), threshold.float().reshape(-1)], attributes)
+
+
+def call_sparse_to_dense(spikes: SparseSpikes) -> torch.Tensor:
+    """``SparseToDense``: ``[T, B, N]``."""
+    example = spikes.values.new_empty(spikes.shape, dtype=torch.float32)
+    return call("SparseToDense", _slots(spikes), [example], {"num_neurons": spikes.num_neurons})[0]
+
+
+def call_sparse_linear(spikes: SparseSpikes, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
+    """``SparseLinear``: ``[T, B, out]``."""
+    example = spikes.values.new_empty((*spikes.shape[:2], weight.shape[0]), dtype=torch.float32)
+    inputs = [*_slots(spikes), weight.float(), *([] if bias is None else [bias.float()])]
+    return call("SparseLinear", inputs, [example], {"unit_values": 0})[0]
+
+
+# ---- what stands for the operators in the host runtime, where the IPU model does not run them
+
+_SURROGATE = ("surrogate", "surrogate_a", "surrogate_b")
+
+
+def _expect(operator: str, inputs: Sequence[Any], names: Sequence[str], attributes: Dict[str, Any], *keys: str) -> None:
+    """Raises ValueError for another number of inputs than ``names``, or other attributes than ``keys``."""
+    if len(inputs) != len(names):
+        raise ValueError(f"{operator} takes {len(names)} inputs ({', '.join(names)}), got {len(inputs)}")
+    if set(attributes) != set(keys):
+        raise ValueError(f"{operator} takes the attributes {sorted(keys)}, got {sorted(attributes)}")
+
+
+def _kernel(attributes: Dict[str, Any]) -> Kernel:
+    return Kernel(*(attributes[key] for key in _SURROGATE))
+
+
+def _as_floats(made: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+    ids, values, counts, dropped = made
+    return [ids.to(values.dtype), values, counts.to(values.dtype), dropped.to(values.dtype)]
+
+
+def surrogate_spike(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
+    """``ai.snnipu.SurrogateSpike``, version 1: spikes of u, of its shape and type."""
+    from snnipu.surrogate import spike
+
+    _expect("SurrogateSpike", inputs, ("u",), attributes, *_SURROGATE)
+    return [spike(inputs[0], _kernel(attributes)).to(inputs[0].dtype)]
+
+
+def select_spikes(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
+    """``ai.snnipu.SelectSpikes``, version 1.
+
+    Args:
+        inputs: mem ``[T, B, N]``, threshold of one element or ``[N]``.
+        attributes: ``capacity``, ``rotate``, ``has_grad_threshold``, ``grad_threshold``, and the surrogate's.
+
+    Returns:
+        ids, values ``[T, B, capacity]``, counts, dropped ``[T, B, 2]``, all floats.
+    """
+    from snnipu.ops.select_spikes import SelectSpikes
+
+    keys = ("capacity", "rotate", "has_grad_threshold", "grad_threshold", *_SURROGATE)
+    _expect("SelectSpikes", inputs, ("mem", "threshold"), attributes, *keys)
+    second = attributes["grad_threshold"] if attributes["has_grad_threshold"] else None
+    capacity, rotate = attributes["capacity"], bool(attributes["rotate"])
+    return _as_floats(SelectSpikes.apply(*inputs, second, capacity, rotate, _kernel(attributes), None))
+
+
+def dense_to_sparse(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
+    """``ai.snnipu.DenseToSparse``, version 1: x ``[T, B, N]`` to what ``SelectSpikes`` returns."""
+    from snnipu.ops.dense_to_sparse import DenseToSparse
+
+    _expect("DenseToSparse", inputs, ("x",), attributes, "capacity", "rotate")
+    return _as_floats(DenseToSparse.apply(inputs[0], attributes["capacity"], bool(attributes["rotate"])))
+
+
+def sparse_to_dense(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
+    """``ai.snnipu.SparseToDense``, version 1: ids, values, counts, floats, to ``[T, B, num_neurons]``."""
+    from snnipu.ops.sparse_to_dense import SparseToDense
+
+    _expect("SparseToDense", inputs, ("ids", "values", "counts"), attributes, "num_neurons")
+    ids, values, counts = inputs
+    return [SparseToDense.apply(values, ids.int(), counts.int(), attributes["num_neurons"])]
+
+
+def sparse_linear(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
+    """``ai.snnipu.SparseLinear``, version 1.
+
+    Args:
+        inputs: ids, values, counts, floats; weight ``[out, in]``; bias ``[out]`` where there is a fifth one.
+        attributes: ``unit_values``: 1 where all values are 1.
+
+    Returns:
+        ``[T, B, out]``.
+    """
+    from snnipu.ops.sparse_linear import SparseLinear
+
+    names = ("ids", "values", "counts", "weight", "bias")[: 5 if len(inputs) == 5 else 4]
+    _expect("SparseLinear", inputs, names, attributes, "unit_values")
+    ids, values, counts, weight = inputs[:4]
+    bias = inputs[4] if len(inputs) == 5 else None
+    return [SparseLinear.apply(values, weight, bias, ids.int(), counts.int())]
+
+
 def lif_sequence(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
     """``ai.snnipu.LifSequence``, version 1, on the host.
 
@@ -184,12 +336,9 @@ def lif_sequence(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequ
     """
     from snnipu.ops.lif_sequence import LifSequence
 
-    expected = {"reset", "reset_delay", "surrogate", "surrogate_a", "surrogate_b"}
-    if len(inputs) != 5:
-        raise ValueError(f"LifSequence takes 5 inputs (x, mem0, beta, threshold, graded), got {len(inputs)}")
-    if set(attributes) != expected:
-        raise ValueError(f"LifSequence takes the attributes {sorted(expected)}, got {sorted(attributes)}")
-    kernel = Kernel(attributes["surrogate"], attributes["surrogate_a"], attributes["surrogate_b"])
+    names = ("x", "mem0", "beta", "threshold", "graded")
+    _expect("LifSequence", inputs, names, attributes, "reset", "reset_delay", *_SURROGATE)
+    kernel = _kernel(attributes)
     return LifSequence.apply(
         *inputs, None, attributes["reset"], bool(attributes["reset_delay"]), kernel, None, True, False
     )

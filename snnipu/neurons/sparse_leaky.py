@@ -151,7 +151,8 @@ class SparseLeaky(nn.Module):
         Raises:
             TypeError, ValueError: ``x`` of another type, shape or device; the message says which.
         """
-        popart.refuse_tracing("SparseLeaky")
+        if self.recurrent_weight is not None:
+            popart.refuse_tracing("SparseLeaky with recurrent=True")
         check_delay(delay)
         chosen = choose_path(x, self.weight, "sparse" if self.recurrent_weight is not None else self.path)
         if isinstance(chosen, SparseSpikes):

@@ -41,11 +41,13 @@ def choose_path(x: DenseOrSparse, weight: torch.Tensor, path: str) -> DenseOrSpa
     gradient stays dense, as the gradient of its zeros would be lost; so does one without data.
     """
     in_features = weight.shape[1]
+    # A compiled graph cannot look at the data: spikes stay spikes, and a dense tensor stays one.
+    compiled = popart.uses_operator("event-driven layers", "SparseLinear")
     if isinstance(x, SparseSpikes):
         if x.num_neurons != in_features:
             raise ValueError(f"x must be spikes of in_features={in_features} neurons, got {x.num_neurons}")
         _check_device(x, weight)
-        countable = path == "auto" and x.device.type != "meta"
+        countable = path == "auto" and x.device.type != "meta" and not compiled
         return x.to_dense() if path == "dense" or (countable and x.activity > BREAK_EVEN) else x
     x = dense_argument("x", x)
     if x.shape[2] != in_features:
@@ -53,7 +55,7 @@ def choose_path(x: DenseOrSparse, weight: torch.Tensor, path: str) -> DenseOrSpa
     _check_device(x, weight)
     if path == "dense":
         return x
-    if path == "auto" and (x.requires_grad or x.device.type == "meta"):
+    if path == "auto" and (compiled or x.requires_grad or x.device.type == "meta"):
         return x
     if path == "auto" and int(torch.count_nonzero(x)) > BREAK_EVEN * x.numel():
         return x
@@ -98,7 +100,6 @@ class SparseLinear(nn.Linear):
 
     def forward(self, x: Union[torch.Tensor, SparseSpikes]) -> torch.Tensor:  # type: ignore[override]
         """``x``: SparseSpikes, or a dense ``[T, B, in]`` -> ``[T, B, out]``."""
-        popart.refuse_tracing("SparseLinear")
         chosen = choose_path(x, self.weight, self.path)
         if isinstance(chosen, SparseSpikes):
             return ops.sparse_linear(chosen, self.weight, self.bias)

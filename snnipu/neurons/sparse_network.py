@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from snnipu import ops
-from snnipu.backends import popart
 from snnipu.neurons.multistep import MultiStep
 from snnipu.neurons.sparse_leaky import Parameter, SparseLeaky
 from snnipu.neurons.sparse_linear import check_features, check_path, choose_path
@@ -123,7 +122,6 @@ class SparseNetwork(nn.Module):
         Raises:
             TypeError, ValueError: ``x`` of another type, shape or device; the message says which.
         """
-        popart.refuse_tracing("SparseNetwork")
         first = self._limited(x)
         self._input = first._summary() if isinstance(first, SparseSpikes) else None
         out: Union[torch.Tensor, SparseSpikes] = first

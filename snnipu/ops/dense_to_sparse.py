@@ -5,9 +5,9 @@ from typing import Any, Optional, Tuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from snnipu.backends import host, host_sparse
+from snnipu.backends import host, host_sparse, popart
 from snnipu.ops import _library
-from snnipu.ops._slots import capacity_argument, gather, overflow_code, select
+from snnipu.ops._slots import capacity_argument, check_max_spikes, gather, overflow_code, select
 from snnipu.spikes import SparseSpikes
 
 _SCHEMA_FWD = (
@@ -88,6 +88,9 @@ def dense_to_sparse(x: torch.Tensor, max_spikes: Optional[int] = None, *, overfl
     Source: the format of Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
     """
     x = dense_argument("x", x)
+    if popart.uses_operator("dense_to_sparse", "DenseToSparse"):
+        check_max_spikes(max_spikes)
+        return popart.call_dense_to_sparse(x, max_spikes, overflow_code(overflow))
     capacity = capacity_argument(max_spikes, x.shape[2], x)
     ids, values, counts, dropped = DenseToSparse.apply(x, capacity, overflow_code(overflow))
     return SparseSpikes._trusted(ids, values, counts, x.shape[2], dropped)

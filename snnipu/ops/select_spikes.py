@@ -5,10 +5,10 @@ from typing import Any, Optional, Tuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from snnipu.backends import host, host_sparse
+from snnipu.backends import host, host_sparse, popart
 from snnipu.ops import _library
 from snnipu.ops._arguments import parameter_argument
-from snnipu.ops._slots import capacity_argument, gather, overflow_code, scatter, select
+from snnipu.ops._slots import capacity_argument, check_max_spikes, gather, overflow_code, scatter, select
 from snnipu.ops._spike_gradient import IDENTITY, evaluate, fused, through_spikes
 from snnipu.ops.dense_to_sparse import dense_argument, meta_slots
 from snnipu.ops.lif_sequence import Parameter
@@ -175,8 +175,12 @@ def select_spikes(
     mem = dense_argument("mem", mem)
     threshold_ = parameter_argument("threshold", threshold, tuple(mem.shape[2:]), mem)
     grad_threshold = grad_threshold_argument(grad_threshold)
-    capacity = capacity_argument(max_spikes, mem.shape[2], mem)
     kernel, function = fused(spike_grad)
+    if popart.uses_operator("select_spikes", "SelectSpikes"):
+        check_max_spikes(max_spikes)
+        rotate = overflow_code(overflow)
+        return popart.call_select_spikes(mem, threshold_, grad_threshold, max_spikes, rotate, kernel)
+    capacity = capacity_argument(max_spikes, mem.shape[2], mem)
     ids, values, counts, dropped = SelectSpikes.apply(
         mem, threshold_, grad_threshold, capacity, overflow_code(overflow), kernel, function
     )

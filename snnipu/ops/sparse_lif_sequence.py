@@ -5,7 +5,7 @@ from typing import Any, List, Optional, Tuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from snnipu.backends import host, host_sparse
+from snnipu.backends import host, host_sparse, popart
 from snnipu.ops import _library
 from snnipu.ops._arguments import parameter_argument, reset_code
 from snnipu.ops._slots import (
@@ -20,8 +20,8 @@ from snnipu.ops._slots import (
     select,
 )
 from snnipu.ops._spike_gradient import IDENTITY, evaluate, fused, through_spikes
-from snnipu.ops.lif_sequence import Parameter
-from snnipu.ops.select_spikes import grad_threshold_argument, spike_values
+from snnipu.ops.lif_sequence import Parameter, lif_apply
+from snnipu.ops.select_spikes import grad_threshold_argument, select_spikes, spike_values
 from snnipu.ops.sparse_linear import bias_argument, spikes_only, weight_argument
 from snnipu.spikes import SparseSpikes
 from snnipu.surrogate import Kernel, SpikeGrad
@@ -451,11 +451,21 @@ def sparse_lif_sequence(
     threshold_ = parameter_argument("threshold", threshold, (neurons,), weight)
     grad_threshold = grad_threshold_argument(grad_threshold)
     reset = reset_code(reset_mechanism)
-    capacity = capacity_argument(max_spikes, neurons, weight)
     check_delay(delay)
     if isinstance(input_scale, bool) or not isinstance(input_scale, (int, float)):
         raise TypeError(f"input_scale must be a number, got {input_scale!r}")
     kernel, function = fused(spike_grad)
+    if popart.uses_operator("sparse_lif_sequence", "SparseLinear"):
+        if recurrent_weight is not None:
+            popart.refuse_tracing("sparse_lif_sequence with recurrent_weight")
+        current = popart.call_sparse_linear(spikes, weight, None)
+        current = delayed(current * input_scale if input_scale != 1 else current, delay)
+        current = current if bias is None else current + bias
+        # The surrogate is the selection's: nothing reads the spikes of this operator.
+        _, mem = lif_apply(current, None, beta_, threshold_, 1.0, None, reset, True, None)
+        assert mem is not None
+        return select_spikes(mem, threshold_, grad_threshold, max_spikes, spike_grad=spike_grad, overflow=overflow)
+    capacity = capacity_argument(max_spikes, neurons, weight)
     if recurrent_weight is not None:
         if not isinstance(recurrent_weight, torch.Tensor):
             raise TypeError(f"recurrent_weight must be a torch.Tensor or None, got {type(recurrent_weight).__name__}")

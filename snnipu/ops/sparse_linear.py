@@ -5,7 +5,7 @@ from typing import Any, Optional, Tuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from snnipu.backends import host, host_sparse
+from snnipu.backends import host, host_sparse, popart
 from snnipu.ops import _library
 from snnipu.ops._arguments import DTYPES, compute_dtype
 from snnipu.ops._slots import check_ids, check_spikes, gather, scatter
@@ -144,6 +144,8 @@ def sparse_linear(spikes: SparseSpikes, weight: torch.Tensor, bias: Optional[tor
     spikes = check_spikes("spikes", spikes)
     weight = weight_argument("weight", weight, spikes)
     bias = bias_argument(bias, weight)
+    if popart.uses_operator("sparse_linear", "SparseLinear"):
+        return popart.call_sparse_linear(spikes, weight, bias)
     return SparseLinear.apply(spikes.values.to(weight.dtype), weight, bias, spikes.ids, spikes.counts)
 
 

@@ -5,7 +5,7 @@ from typing import Any, Tuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from snnipu.backends import host, host_sparse
+from snnipu.backends import host, host_sparse, popart
 from snnipu.ops import _library
 from snnipu.ops._slots import check_ids, check_spikes, gather, scatter
 from snnipu.spikes import SparseSpikes
@@ -82,4 +82,6 @@ def sparse_to_dense(spikes: SparseSpikes) -> torch.Tensor:
     Source: the format of Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
     """
     spikes = check_spikes("spikes", spikes)
+    if popart.uses_operator("sparse_to_dense", "SparseToDense"):
+        return popart.call_sparse_to_dense(spikes)
     return SparseToDense.apply(spikes.values, spikes.ids, spikes.counts, spikes.num_neurons)

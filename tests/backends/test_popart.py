@@ -75,3 +75,77 @@ def test_the_host_runtime_is_not_a_real_poptorch():
 
     model = poptorch.inferenceModel(Net())
     assert model(torch.ones(4, 2, 3)).shape == (4, 2, 3)
+
+
+def same_spikes(made, expected):
+    ids, values, counts, dropped = made
+    for got, wanted in ((ids, expected.ids), (counts, expected.counts), (dropped, expected.dropped)):
+        assert got.is_floating_point()
+        assert torch.equal(got, wanted.to(got.dtype))
+    assert torch.equal(values, expected.values)
+
+
+def custom(name, inputs, shapes, attributes):
+    return poptorch.custom_op(inputs, name, "ai.snnipu", 1, [torch.empty(shape) for shape in shapes], attributes)
+
+
+def test_sparse_operators_equal_the_ops():
+    """Ids and counts are floats between operators; gradients flow through the values."""
+    torch.manual_seed(0)
+    mem = torch.randn(4, 3, 9, requires_grad=True)
+    slots, counts = (4, 3, 5), (4, 3, 2)
+    attributes = {"capacity": 5, "rotate": 1, "has_grad_threshold": 1, "grad_threshold": 0.1}
+    surrogate_of = {"surrogate": KERNEL.id, "surrogate_a": KERNEL.a, "surrogate_b": KERNEL.b}
+    made = custom(
+        "SelectSpikes", [mem, torch.tensor([0.4])], [slots, slots, counts, counts], {**attributes, **surrogate_of}
+    )
+    expected = ops.select_spikes(mem, 0.4, 0.1, 5, spike_grad=surrogate.fast_sigmoid(10), overflow="rotate")
+    same_spikes(made, expected)
+    weight, bias = torch.randn(6, 9, requires_grad=True), torch.randn(6)
+    inputs = [*made[:3], weight, bias]
+    (out,) = custom("SparseLinear", inputs, [(4, 3, 6)], {"unit_values": 0})
+    wanted = ops.sparse_linear(expected, weight, bias)
+    assert torch.equal(out, wanted)
+    pairs = [torch.autograd.grad(each.square().sum(), (mem, weight), retain_graph=True) for each in (out, wanted)]
+    for got, gradient in zip(*pairs):
+        assert torch.equal(got, gradient)
+        assert got.any()
+    (dense,) = custom("SparseToDense", made[:3], [(4, 3, 9)], {"num_neurons": 9})
+    assert torch.equal(dense, expected.to_dense())
+    again = custom("DenseToSparse", [dense.detach()], [slots, slots, counts, counts], {"capacity": 5, "rotate": 0})
+    same_spikes(again, ops.dense_to_sparse(dense.detach(), 5))
+    (spk,) = custom("SurrogateSpike", [mem], [mem.shape], surrogate_of)
+    assert torch.equal(spk, (mem > 0).float())
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "message"),
+    [
+        ("SelectSpikes", 1, r"SelectSpikes takes 2 inputs \(mem, threshold\), got 1"),
+        ("SparseLinear", 3, "SparseLinear takes 4 inputs"),
+        ("DenseToSparse", 1, "DenseToSparse takes the attributes"),
+        ("SparseToDense", 3, "SparseToDense takes the attributes"),
+        ("SurrogateSpike", 1, "SurrogateSpike takes the attributes"),
+    ],
+)
+def test_wrong_inputs_of_sparse_operators(name, inputs, message):
+    with pytest.raises(ValueError, match=message):
+        custom(name, [torch.zeros(1, 1, 1)] * inputs, [(1,)], {"other": 1})
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [snn.SparseNetwork([8, 5, 3], beta=0.9), snn.SparseLeaky(8, 5, beta=0.9), snn.SparseLinear(8, 5)],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_a_real_poptorch_without_the_library_refuses_event_driven_layers(layer, monkeypatch, tmp_path):
+    real = types.ModuleType("poptorch")
+    real.isRunningOnIpu = lambda: True
+    monkeypatch.setitem(sys.modules, "poptorch", real)
+    monkeypatch.setattr(popart, "_POPTORCH_INSTALLED", True)
+    monkeypatch.setenv("SNNIPU_POPART_LIBRARY", str(tmp_path / "libsnnipu_popart.so"))
+    with pytest.raises(RuntimeError, match=r"no PopART operators of snnipu in .*libsnnipu_popart.so"):
+        layer(torch.zeros(2, 3, 8))
+    (tmp_path / "libsnnipu_popart.so").write_text("no library")
+    with pytest.raises(RuntimeError, match=r"libsnnipu_popart.so cannot be loaded"):
+        layer(torch.zeros(2, 3, 8))

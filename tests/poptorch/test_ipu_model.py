@@ -10,6 +10,7 @@ from snnipu import poptorch
 from snnipu.ipu import model as ipu_model
 
 pytestmark = pytest.mark.skipif(not hasattr(poptorch, "is_host_runtime"), reason="a real PopTorch is installed")
+needs_library = pytest.mark.skipif(not ipu_model.available(), reason=f"no IPU model: {ipu_model.unavailable_reason()}")
 STEPS, BATCH = 6, 4
 
 
@@ -141,7 +142,7 @@ def test_what_has_no_operator_is_refused(fake, layer):
             return out if isinstance(out, torch.Tensor) else out.to_dense()
 
     x = torch.ones(2, 3, 8)
-    with pytest.raises(RuntimeError, match=f"{type(layer).__name__} cannot run on the IPU model"):
+    with pytest.raises(RuntimeError, match="event-driven layers cannot run on the IPU model"):
         poptorch.inferenceModel(Sparse(), on_model())(x)
     assert poptorch.inferenceModel(Sparse())(x).shape[:2] == (2, 3)
     # The refusal leaves nothing behind.
@@ -215,10 +216,83 @@ def test_without_the_library_the_first_operator_says_so(monkeypatch, tmp_path):
         poptorch.inferenceModel(Net(), on_model())(data()[0])
 
 
-@pytest.mark.skipif(not ipu_model.available(), reason=f"no IPU model: {ipu_model.unavailable_reason()}")
+@needs_library
 def test_training_on_the_library(monkeypatch):
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:8")
     _, model = check_same(on_model())
     assert {entry["operator"] for entry in model.ipuModelReport()} == {"LifSequence", "LifSequence (gradient)"}
     for name in ("fast_sigmoid", "atan", "sigmoid", "straight_through_estimator", "triangular", "spike_rate_escape"):
         check_surrogate(getattr(snn.surrogate, name)(), on_model())
+
+
+class Events(nn.Module):
+    """Event-driven layers, and their twins of separate operators, with a loss on the last layer's spikes."""
+
+    def __init__(self, kind, overflow="lowest"):
+        super().__init__()
+        torch.manual_seed(0)
+        sizes, more = [20, 14, 9, 4], {"input_scale": 4.0, "overflow": overflow, "bias": True}
+        if kind == "network":
+            more.update(beta=[0.9, 0.8, 0.7], max_spikes=[12, 8, 6, 4], grad_threshold=0.6, learn_beta=True)
+            self.layers = snn.SparseNetwork(sizes, **more)
+        else:
+            path = {"path": "sparse"} if kind == "sparse layers" else {}
+            self.layers = nn.Sequential(
+                *(
+                    snn.SparseLeaky(a, b, beta=0.9, learn_threshold=True, **path, **more)
+                    for a, b in zip(sizes, sizes[1:])
+                )
+            )
+        self.head = snn.SparseLinear(4, 4)
+
+    def forward(self, x):
+        spikes = self.layers(x)
+        out = self.head(spikes)
+        counts = spikes.spike_count()
+        loss = (counts - 2.0).square().mean() + out.square().mean() + spikes.to_dense()[-1].sum()
+        return counts, out, poptorch.identity_loss(loss, "none")
+
+
+@needs_library
+@pytest.mark.parametrize("kind", ["network", "sparse layers", "dense layers"])
+@pytest.mark.parametrize("overflow", ["lowest", "rotate"])
+@pytest.mark.parametrize("target", ["mk2:8", "bow:5:2"])
+def test_event_driven_layers_on_the_library(monkeypatch, kind, overflow, target):
+    """Per-layer operators: spikes and the gradients of every weight are the host kernels'."""
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", target)
+    torch.manual_seed(2)
+    x = (torch.rand(7, 3, 20) < 0.4).float()
+    results = []
+    for options in (on_model(), poptorch.Options()):
+        net = Events(kind, overflow)
+        before = {name: weight.detach().clone() for name, weight in net.named_parameters()}
+        model = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=0.1))
+        outputs = model(x)
+        assert [name for name, weight in net.named_parameters() if torch.equal(weight, before[name])] == []
+        results.append((model, net, outputs))
+    (model, made, outputs), (_, expected, wanted) = results
+    assert torch.equal(outputs[0], wanted[0])
+    assert outputs[0].any()
+    torch.testing.assert_close(outputs[1:], wanted[1:])
+    for (name, weight), other in zip(made.named_parameters(), expected.named_parameters()):
+        torch.testing.assert_close(
+            weight, other[1], rtol=1e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    if kind == "network":
+        assert made.layers.activity == pytest.approx(expected.layers.activity)
+        assert made.layers.overflow == expected.layers.overflow
+    ran = {entry["operator"] for entry in model.ipuModelReport()}
+    assert {"SparseLinear (gradient)", "SelectSpikes (gradient)", "LifSequence (gradient)"} <= ran
+
+
+def test_recurrent_layers_are_refused(fake):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = snn.SparseLeaky(8, 5, beta=0.9, recurrent=True)
+
+        def forward(self, x):
+            return self.layer(x).to_dense()
+
+    with pytest.raises(RuntimeError, match="SparseLeaky with recurrent=True cannot run on the IPU model"):
+        poptorch.inferenceModel(Recurrent(), on_model())(torch.ones(2, 3, 8))
