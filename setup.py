@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
@@ -31,6 +32,14 @@ SOURCES += ["host/library.cpp", "host/parallel.cpp"]
 # Contraction of multiply and add would break the equality, bit by bit, with PyTorch.
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno"]
 FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"]
+# The IPU model, libsnnipu-ipu-model.so: every file of these patterns.
+MODEL_SOURCES = ["csrc/ipu_model/*.cpp", "csrc/ipu_model/*/src/*.cpp", "csrc/graph/*.cpp", "custom_ops/*.cpp"]
+MODEL_INCLUDES = ["csrc", ".", "csrc/ipu_model/poplar/include", "csrc/ipu_model/popart/include"]
+# It is slow to compile, and fast enough without more. Lanes of a float2, as on a tile.
+MODEL_FLAGS = ["-O1", "-DSNNIPU_LANE_BYTES=8", "-DONNX_NAMESPACE=onnx"]
+# Programs may use its Poplar: it is visible, but stays with itself where a real one is loaded too.
+NOT_OF_MODEL = ("-O3", "-shared", "-fvisibility=hidden")
+MODEL_LINK = ["-Wl,-Bsymbolic"] if sys.platform.startswith("linux") else []
 X86_FLAGS = {
     "baseline": [],
     "avx2": ["-mavx2", "-mfma", "-mf16c", "-mpopcnt", "-mbmi"],
@@ -99,24 +108,49 @@ class BuildNative(build_ext):
         compiler = find_compiler()
         version = package_version()
 
-        def compile_one(item):
-            isa, isa_flags = item
-            command = [*compiler, *FLAGS, *isa_flags, *shlex.split(os.environ.get("CXXFLAGS", ""))]
-            command += [f"-I{CSRC}", f"-I{CSRC / 'ipu_model' / 'poplar' / 'include'}"]
-            command += [f'-DSNNIPU_VERSION="{version}"', f'-DSNNIPU_ISA="{isa}"']
-            command += [str(CSRC / source) for source in SOURCES]
-            command += ["-o", str(folder / f"libsnnipu-{isa}.so"), *shlex.split(os.environ.get("LDFLAGS", ""))]
-            command += ["-ldl"] if sys.platform.startswith("linux") else []
+        extra, link = shlex.split(os.environ.get("CXXFLAGS", "")), shlex.split(os.environ.get("LDFLAGS", ""))
+        link += ["-ldl"] if sys.platform.startswith("linux") else []
+
+        def compile_to(name, command):
             print(" ".join(shlex.quote(word) for word in command), flush=True)
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             if done.stdout:
                 print(done.stdout, flush=True)
             if done.returncode != 0:
                 lines = [line for line in done.stdout.splitlines() if "error" in line] or done.stdout.splitlines()
-                raise RuntimeError(f"{compiler[0]} failed for {isa}: {lines[0] if lines else 'no message'}")
+                raise RuntimeError(f"{compiler[0]} failed for {name}: {lines[0] if lines else 'no message'}")
 
-        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-            list(pool.map(compile_one, wanted.items()))
+        def compile_isa(item):
+            isa, isa_flags = item
+            command = [*compiler, *FLAGS, *isa_flags, *extra]
+            command += [f"-I{CSRC}", f"-I{CSRC / 'ipu_model' / 'poplar' / 'include'}"]
+            command += [f'-DSNNIPU_VERSION="{version}"', f'-DSNNIPU_ISA="{isa}"']
+            command += [str(CSRC / source) for source in SOURCES]
+            compile_to(isa, [*command, "-o", str(folder / f"libsnnipu-{isa}.so"), *link])
+
+        sources = sorted(path for pattern in MODEL_SOURCES for path in ROOT.glob(pattern))
+        if self.isa is not None:
+            sources = []
+        # The largest first: two cores are then done at the same time.
+        sources.sort(key=lambda path: not path.name.startswith("codelets_lif"))
+        with tempfile.TemporaryDirectory() as objects, ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+
+            def compile_object(path):
+                target = str(Path(objects) / "-".join(path.relative_to(ROOT).with_suffix(".o").parts))
+                command = [*compiler, *(flag for flag in FLAGS if flag not in NOT_OF_MODEL), *MODEL_FLAGS, *extra]
+                command += [f"-I{ROOT / include}" for include in MODEL_INCLUDES]
+                command += [f'-DSNNIPU_VERSION="{version}"', "-c", str(path), "-o", target]
+                compile_to(path.name, command)
+                return target
+
+            objects_of_model = [pool.submit(compile_object, path) for path in sources]
+            list(pool.map(compile_isa, wanted.items()))
+            if sources:
+                library = str(folder / "libsnnipu-ipu-model.so")
+                parts = [future.result() for future in objects_of_model]
+                compile_to(
+                    "ipu-model", [*compiler, "-shared", "-pthread", *MODEL_LINK, *extra, *parts, "-o", library, *link]
+                )
 
     def get_outputs(self):
         return [str(path) for path in sorted(self.native_folder().glob("*"))]

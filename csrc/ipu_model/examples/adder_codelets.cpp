@@ -1,0 +1,14 @@
+// The smallest codelet there is: what popc would compile for a tile.
+#include <poplar/Vertex.hpp>
+
+class AdderVertex : public poplar::Vertex {
+public:
+  poplar::Input<float> x;
+  poplar::Input<float> y;
+  poplar::Output<float> sum;
+
+  bool compute() {
+    *sum = *x + *y;
+    return true;
+  }
+};

@@ -1,0 +1,828 @@
+// Cases for tests/ipu/test_poplar.py, one for each name of the table at the end: a program of the model's Poplar that
+// prints what it found. A case that is refused prints the error's class and message.
+#include <poplar/Engine.hpp>
+#include <poplar/IPUModel.hpp>
+
+#include "ipu_model/codelet.hpp"
+#include "ipu_model/report.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <iostream>
+#include <map>
+#include <numeric>
+#include <random>
+#include <string>
+
+using namespace poplar;
+using namespace poplar::program;
+using snnipu::ipu_model::CodeletOf;
+
+// --- codelets
+
+template <typename T> using In = Input<Vector<T, VectorLayout::ONE_PTR>>;
+template <typename T> using Out = Output<Vector<T, VectorLayout::ONE_PTR>>;
+
+// to[i] = from[i] + by, by all workers.
+template <typename T> class AddTo : public MultiVertex {
+public:
+  In<T> from;
+  Out<T> to;
+  T by;
+  unsigned size;
+
+  void compute(unsigned worker) {
+    for (unsigned i = worker; i < size; i += numWorkers())
+      to[i] = from[i] + by;
+  }
+};
+
+// Every worker leaves its number in the same place: the last one stays.
+class LastWorker : public MultiVertex {
+public:
+  Output<unsigned> last;
+  void compute(unsigned worker) { *last = worker; }
+};
+
+// Counts in a member: no worker sees what it saw alone.
+class Tickets : public MultiVertex {
+public:
+  Out<unsigned> ticket; // [6]
+  unsigned next;
+  void compute(unsigned worker) { ticket[worker] = next++; }
+};
+
+class TooFar : public MultiVertex {
+public:
+  Out<int> to;
+  unsigned size;
+  void compute(unsigned worker) {
+    if (worker == 0)
+      for (unsigned i = 0; i <= size; ++i)
+        to[i] = 7;
+  }
+};
+
+class Sum : public Vertex {
+public:
+  Input<Vector<float>> values;
+  Output<float> sum;
+  bool compute() {
+    *sum = std::accumulate(values.begin(), values.end(), 0.0f);
+    return true;
+  }
+};
+
+class Increment : public Vertex {
+public:
+  InOut<int> value;
+  bool compute() {
+    *value += 1;
+    return true;
+  }
+};
+
+class Below : public Vertex {
+public:
+  Input<int> value;
+  Input<int> limit;
+  Output<bool> below;
+  bool compute() {
+    *below = *value < *limit;
+    return true;
+  }
+};
+
+const snnipu::ipu_model::CodeletRegistration
+    registration("cases",
+                 {CodeletOf<AddTo<float>>("AddTo<float>")
+                      .field("from", &AddTo<float>::from)
+                      .field("to", &AddTo<float>::to)
+                      .field("by", &AddTo<float>::by)
+                      .field("size", &AddTo<float>::size),
+                  CodeletOf<AddTo<half>>("AddTo< half >")
+                      .field("from", &AddTo<half>::from)
+                      .field("to", &AddTo<half>::to)
+                      .field("size", &AddTo<half>::size),
+                  CodeletOf<LastWorker>("LastWorker").field("last", &LastWorker::last),
+                  CodeletOf<Tickets>("Tickets").field("ticket", &Tickets::ticket).field("next", &Tickets::next),
+                  CodeletOf<TooFar>("TooFar").field("to", &TooFar::to).field("size", &TooFar::size),
+                  CodeletOf<Sum>("Sum").field("values", &Sum::values).field("sum", &Sum::sum),
+                  CodeletOf<Increment>("Increment").field("value", &Increment::value),
+                  CodeletOf<Below>("Below")
+                      .field("value", &Below::value)
+                      .field("limit", &Below::limit)
+                      .field("below", &Below::below)});
+
+// --- help
+
+struct Machine {
+  Device device;
+  Graph graph;
+
+  explicit Machine(unsigned tiles = 4, unsigned ipus = 1, const char *version = "ipu2")
+      : device(make(tiles, ipus, version)), graph(device.getTarget()) {
+    graph.addCodelets("somewhere/cases.gp");
+  }
+  static Device make(unsigned tiles, unsigned ipus, const char *version) {
+    IPUModel model(version);
+    model.tilesPerIPU = tiles;
+    model.numIPUs = ipus;
+    return model.createDevice();
+  }
+  // A variable on one tile, that the host may read and write.
+  Tensor variable(Type type, std::vector<std::size_t> shape, const std::string &name, unsigned tile) {
+    const Tensor tensor = graph.addVariable(type, shape, name);
+    graph.setTileMapping(tensor, tile);
+    graph.createHostWrite(name, tensor);
+    graph.createHostRead(name, tensor);
+    return tensor;
+  }
+  VertexRef vertex(ComputeSet cs, const std::string &name, const std::vector<ConnectionDesc> &fields, unsigned tile,
+                   unsigned cycles = 100) {
+    const VertexRef ref = graph.addVertex(cs, name, fields);
+    graph.setTileMapping(ref, tile);
+    graph.setPerfEstimate(ref, cycles);
+    return ref;
+  }
+  VertexRef addTo(ComputeSet cs, const Tensor &from, const Tensor &to, float by, unsigned tile, unsigned cycles = 100) {
+    return vertex(
+        cs, "AddTo<float>",
+        {{"from", from.flatten()}, {"to", to.flatten()}, {"by", by}, {"size", static_cast<unsigned>(to.numElements())}},
+        tile, cycles);
+  }
+  Engine engine(const Program &program, const OptionFlags &options = {}) {
+    Engine result(graph, program, options);
+    result.load(device);
+    return result;
+  }
+};
+
+template <typename T> void write(Engine &engine, const char *name, const std::vector<T> &values) {
+  engine.writeTensor(name, values.data(), values.data() + values.size());
+}
+template <typename T> std::vector<T> read(Engine &engine, const char *name, std::size_t size) {
+  std::vector<T> values(size);
+  engine.readTensor(name, values.data(), values.data() + size);
+  return values;
+}
+template <typename T> void print(const std::vector<T> &values) {
+  for (std::size_t i = 0; i < values.size(); ++i)
+    std::cout << (i ? " " : "") << values[i];
+  std::cout << '\n';
+}
+void check(bool holds, const std::string &what) {
+  if (!holds)
+    throw std::runtime_error("not so: " + what);
+}
+std::vector<float> ramp(std::size_t size) {
+  std::vector<float> values(size);
+  std::iota(values.begin(), values.end(), 1.0f);
+  return values;
+}
+
+// --- tensors and mappings
+
+// Elements as numbers, beside the tensor that should see them.
+struct Twin {
+  Tensor tensor;
+  std::vector<std::size_t> shape;
+  std::vector<std::size_t> elements;
+
+  bool same() const {
+    std::vector<std::size_t> seen;
+    for (const VariableInterval &region : tensor.getVarRegions())
+      for (std::size_t i = region.interval.begin(); i < region.interval.end(); ++i)
+        seen.push_back(region.var.id() * 1000 + i);
+    return tensor.shape() == shape && tensor.numElements() == elements.size() && seen == elements;
+  }
+  // Element (index) -> position -> of(index).
+  template <typename Of> Twin rebuilt(Tensor t, std::vector<std::size_t> newShape, const Of &of) const {
+    Twin twin{std::move(t), newShape, {}};
+    std::vector<std::size_t> index(newShape.size(), 0);
+    const std::size_t total =
+        std::accumulate(newShape.begin(), newShape.end(), std::size_t(1), std::multiplies<std::size_t>());
+    for (std::size_t n = 0; n < total; ++n) {
+      const std::vector<std::size_t> old = of(index);
+      std::size_t position = 0;
+      for (std::size_t d = 0; d < shape.size(); ++d)
+        position = position * shape[d] + old[d];
+      twin.elements.push_back(elements[position]);
+      for (std::size_t d = newShape.size(); d-- > 0;) {
+        if (++index[d] < newShape[d])
+          break;
+        index[d] = 0;
+      }
+    }
+    return twin;
+  }
+};
+
+void tensors() {
+  std::mt19937 random(1);
+  const auto upTo = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
+  unsigned strided = 0;
+  for (unsigned round = 0; round < 400; ++round) {
+    Machine m;
+    Twin twin{m.graph.addVariable(FLOAT, {4, 3, 5}, "v"), {4, 3, 5}, {}};
+    for (std::size_t i = 0; i < 60; ++i)
+      twin.elements.push_back(i);
+    const Twin other{m.graph.addVariable(FLOAT, {4, 3, 5}, "w"), {4, 3, 5}, {}};
+    for (unsigned step = 0; step < 6 && twin.elements.size() < 2000; ++step) {
+      const std::size_t rank = twin.shape.size();
+      const unsigned d = static_cast<unsigned>(upTo(rank));
+      auto shape = twin.shape;
+      using Index = std::vector<std::size_t>;
+      switch (random() % 9) {
+      case 0: {
+        const std::size_t begin = upTo(shape[d]), end = begin + 1 + upTo(shape[d] - begin);
+        shape[d] = end - begin;
+        twin = twin.rebuilt(twin.tensor.slice(begin, end, d), shape, [&](Index i) { return i[d] += begin, i; });
+        break;
+      }
+      case 1: {
+        std::vector<unsigned> permutation(rank);
+        std::iota(permutation.begin(), permutation.end(), 0u);
+        std::shuffle(permutation.begin(), permutation.end(), random);
+        for (std::size_t k = 0; k < rank; ++k)
+          shape[k] = twin.shape[permutation[k]];
+        twin = twin.rebuilt(twin.tensor.dimShuffle(permutation), shape, [&](Index i) {
+          Index old(rank);
+          for (std::size_t k = 0; k < rank; ++k)
+            old[permutation[k]] = i[k];
+          return old;
+        });
+        break;
+      }
+      case 2: {
+        twin = {twin.tensor.flatten(), {twin.elements.size()}, twin.elements};
+        std::size_t factor = 2;
+        while (factor < 6 && twin.elements.size() % factor != 0)
+          ++factor;
+        if (twin.elements.size() % factor == 0) {
+          const Index split = {twin.elements.size() / factor, factor};
+          twin = {twin.tensor.reshape(split), split, twin.elements};
+        }
+        break;
+      }
+      case 3:
+        twin = twin.rebuilt(twin.tensor.reverse(d), shape, [&](Index i) { return i[d] = twin.shape[d] - 1 - i[d], i; });
+        break;
+      case 4:
+        shape[d] = (shape[d] + 1) / 2;
+        twin = twin.rebuilt(twin.tensor.subSample(2, d), shape, [&](Index i) { return i[d] *= 2, i; });
+        break;
+      case 5:
+        shape[d] *= 3;
+        twin = twin.rebuilt(twin.tensor.broadcast(3, d), shape, [&](Index i) { return i[d] %= twin.shape[d], i; });
+        break;
+      case 6:
+        shape.insert(shape.begin() + d, 1);
+        twin = {twin.tensor.expand({d}), shape, twin.elements};
+        break;
+      case 7: {
+        shape[d] *= 2;
+        const Tensor twice = concat(twin.tensor, twin.tensor.reverse(d), d);
+        twin = twin.rebuilt(twice, shape, [&](Index i) {
+          return i[d] = i[d] < twin.shape[d] ? i[d] : 2 * twin.shape[d] - 1 - i[d], i;
+        });
+        break;
+      }
+      default:
+        if (twin.elements.size() == 60) {
+          const Tensor flat = concat(twin.tensor.flatten(), other.tensor.flatten());
+          auto elements = twin.elements;
+          for (std::size_t i = 0; i < 60; ++i)
+            elements.push_back(1000 + i);
+          twin = {flat.reshape({10, 12}), {10, 12}, elements};
+        }
+      }
+      check(twin.same(),
+            "round " + std::to_string(round) + ", step " + std::to_string(step) + ": " + twin.tensor.shapeToString());
+    }
+    auto sorted = twin.elements;
+    std::sort(sorted.begin(), sorted.end());
+    const bool twice = std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end();
+    check(twin.tensor.containsAliases() == twice, "containsAliases, round " + std::to_string(round));
+    check(twin.tensor == twin.tensor.flatten().reshape(twin.shape), "==, round " + std::to_string(round));
+    strided += twin.tensor.isContiguous();
+  }
+  check(strided > 0 && strided < 400, "some are contiguous");
+  std::cout << "ok\n";
+}
+
+void mappings() {
+  std::mt19937 random(2);
+  for (unsigned round = 0; round < 100; ++round) {
+    Machine m(5);
+    const Tensor tensor = m.graph.addVariable(INT, {40}, "v");
+    std::vector<int> tiles(40, -1);
+    for (unsigned step = 0; step < 12; ++step) {
+      const std::size_t begin = random() % 40, end = begin + random() % (41 - begin);
+      const unsigned tile = random() % 5;
+      m.graph.setTileMapping(tensor.slice(begin, end), tile);
+      std::fill(tiles.begin() + static_cast<long>(begin), tiles.begin() + static_cast<long>(end), tile);
+    }
+    const auto matches = [&](const Tensor &t, const auto &tileOf) {
+      bool complete = false;
+      const auto mapping = m.graph.getTileMapping(t, &complete);
+      std::vector<int> seen(t.numElements(), -1);
+      for (std::size_t tile = 0; tile < mapping.size(); ++tile)
+        for (const Interval &interval : mapping[tile])
+          for (std::size_t i = interval.begin(); i < interval.end(); ++i)
+            seen[i] = static_cast<int>(tile);
+      bool all = complete == (std::count(seen.begin(), seen.end(), -1) == 0);
+      for (std::size_t i = 0; i < seen.size(); ++i)
+        all = all && seen[i] == tileOf(i);
+      return all;
+    };
+    check(matches(tensor, [&](std::size_t i) { return tiles[i]; }), "the mapping");
+    check(matches(m.graph.clone(tensor), [&](std::size_t i) { return tiles[i]; }), "a clone's");
+    check(matches(tensor.reverse(0), [&](std::size_t i) { return tiles[39 - i]; }), "a reversed tensor's");
+  }
+  Machine m(4);
+  const Tensor linear = m.graph.addVariable(FLOAT, {10}, VariableMappingMethod::LINEAR, "linear");
+  const auto mapping = m.graph.getTileMapping(linear);
+  check(mapping[0][0] == Interval(0, 3) && mapping[3][0] == Interval(9, 10), "a linear mapping");
+  std::cout << "ok\n";
+}
+
+// --- execution
+
+void runs() {
+  Machine m;
+  const Tensor x = m.variable(FLOAT, {3, 8}, "x", 0), y = m.variable(FLOAT, {3, 8}, "y", 1);
+  const ComputeSet cs = m.graph.addComputeSet("columns");
+  // Columns: neither side is contiguous, and x lies elsewhere.
+  for (unsigned i = 0; i < 4; ++i)
+    m.addTo(cs, x.slice(2 * i, 2 * i + 2, 1), y.slice(2 * i, 2 * i + 2, 1), 10.0f * static_cast<float>(i), i);
+  for (const char *threads : {"1", "3"}) {
+    for (const char *guards : {"false", "true"}) {
+      Engine engine = m.engine(Execute(cs), {{"threads", threads}, {"guardFields", guards}, {"workerOrder", "check"}});
+      check(std::isnan(read<float>(engine, "y", 24)[0]), "memory starts as NaN");
+      write(engine, "x", ramp(24));
+      engine.run();
+      const std::vector<float> result = read<float>(engine, "y", 24);
+      for (std::size_t i = 0; i < 24; ++i)
+        check(result[i] == static_cast<float>(i + 1 + 10 * (i % 8 / 2)), "element " + std::to_string(i));
+    }
+  }
+  std::cout << "ok\n";
+}
+
+void halves() {
+  Machine m;
+  const Tensor x = m.variable(HALF, {5}, "x", 0), y = m.variable(HALF, {5}, "y", 0);
+  const ComputeSet cs = m.graph.addComputeSet();
+  m.vertex(cs, "AddTo<half>", {{"from", x}, {"to", y}, {"size", 5}}, 0);
+  m.graph.setInitialValue<float>(x, {0.1f, 65504.0f, 1e-7f, -2.0f, 1e6f});
+  Engine engine = m.engine(Execute(cs));
+  engine.run();
+  for (const half value : read<half>(engine, "x", 5))
+    std::cout << value.bits << ' ';
+  std::cout << '\n';
+  // Every bit pattern, to float and back.
+  for (unsigned bits = 0; bits < 65536; ++bits) {
+    const float value = half::toFloat(static_cast<std::uint16_t>(bits));
+    check(std::isnan(value) || half::fromFloat(value) == bits, "half " + std::to_string(bits));
+  }
+  check(half::toFloat(1) == 0x1p-24f && half::toFloat(0x3c00) == 1.0f, "values of halves");
+  check(half::fromFloat(1.0f + 0x1p-11f) == 0x3c00 && half::fromFloat(1.0f + 0x1.8p-10f) == 0x3c02, "ties to even");
+}
+
+void loops() {
+  Machine m;
+  const Tensor i = m.variable(INT, {}, "i", 0), limit = m.variable(INT, {}, "limit", 0);
+  const Tensor below = m.variable(BOOL, {}, "below", 0), other = m.variable(INT, {}, "other", 1);
+  const ComputeSet step = m.graph.addComputeSet("step"), test = m.graph.addComputeSet("test");
+  const ComputeSet more = m.graph.addComputeSet("more");
+  m.vertex(step, "Increment", {{"value", i}}, 0);
+  m.vertex(test, "Below", {{"value", i}, {"limit", limit}, {"below", below}}, 0);
+  m.vertex(more, "Increment", {{"value", other}}, 1);
+  m.graph.setInitialValue(i, 0);
+  m.graph.setInitialValue(other, 0);
+  Sequence program;
+  program.add(Repeat(3, Execute(step)));
+  program.add(RepeatWhileTrue(Execute(test), below, Sequence({Execute(step), Repeat(2, Execute(more))})));
+  program.add(If(below, Execute(step), Sequence({Execute(more), Copy(other, limit)})));
+  Engine engine = m.engine(program);
+  write<int>(engine, "limit", {10});
+  engine.run();
+  print<int>({read<int>(engine, "i", 1)[0], read<int>(engine, "other", 1)[0], read<int>(engine, "limit", 1)[0]});
+  const auto counted = snnipu::ipu_model::report(engine);
+  const auto estimated = snnipu::ipu_model::estimate(engine);
+  for (const auto &each : counted.steps)
+    std::cout << each.name << ' ' << each.executions << '\n';
+  for (const auto &each : estimated.steps)
+    std::cout << each.name << ' ' << each.executions << '\n';
+}
+
+void streams() {
+  Machine m;
+  const Tensor x = m.variable(FLOAT, {2}, "x", 0), y = m.variable(FLOAT, {2}, "y", 1);
+  const ComputeSet cs = m.graph.addComputeSet();
+  m.addTo(cs, x, y, 100, 1);
+  const DataStream in = m.graph.addHostToDeviceFIFO("in", FLOAT, 2), out = m.graph.addDeviceToHostFIFO("out", FLOAT, 2);
+  Engine engine = m.engine(Repeat(3, Sequence({Copy(in, x), Execute(cs), Copy(y, out)})));
+  std::vector<float> from = {1, 2, 3, 4}, to(6);
+  try {
+    engine.run();
+  } catch (const stream_connection_error &error) {
+    std::cout << error.what() << '\n';
+  }
+  engine.connectStream("in", from.data(), from.data() + 4);
+  engine.connectStream("out", to.data(), to.data() + 6);
+  engine.run();
+  print(to);
+  float next = 0;
+  engine.connectStreamToCallback("in", [&](void *buffer) {
+    for (int i = 0; i < 2; ++i)
+      static_cast<float *>(buffer)[i] = next++;
+  });
+  engine.run();
+  print(to);
+  std::cout << snnipu::ipu_model::report(engine).hostBytes << '\n';
+}
+
+void constants() {
+  Machine m;
+  const Tensor c = m.graph.addConstant<int>(INT, {3}, {4, 5, 6}, "c"), x = m.variable(INT, {3}, "x", 1);
+  m.graph.setTileMapping(c, 0);
+  Engine engine = m.engine(Sequence({Copy(c, x), WriteUndef(x.slice(1, 2))}));
+  engine.run();
+  print(read<int>(engine, "x", 3));
+  m.engine(Copy(x, c));
+}
+
+void virtualGraph() {
+  Machine m(8, 2);
+  Graph part = m.graph.createVirtualGraph({2, 5}), second = m.graph.createVirtualGraph(8, 16);
+  const Tensor a = part.addVariable(INT, {4}, VariableMappingMethod::LINEAR, "a");
+  const Tensor b = second.addVariable(INT, {1}, "b");
+  second.setTileMapping(b, 3);
+  const auto tiles = m.graph.getTileMapping(a);
+  std::cout << part.getTarget().getNumTiles() << ' ' << second.getTarget().getNumIPUs() << ' ';
+  for (std::size_t tile = 0; tile < tiles.size(); ++tile)
+    if (!tiles[tile].empty())
+      std::cout << tile << ' ';
+  std::cout << m.graph.getTileMapping(b)[11].size() << '\n';
+  second.setTileMapping(b, 8);
+}
+
+// --- accounts
+
+void accounts() {
+  Machine m(3, 2);
+  const Tensor x = m.variable(FLOAT, {100}, "x", 0), y = m.variable(FLOAT, {4, 5}, "y", 1);
+  const Tensor z = m.variable(FLOAT, {10}, "z", 4), w = m.variable(FLOAT, {1}, "w", 2);
+  const ComputeSet all = m.graph.addComputeSet("all"), plain = m.graph.addComputeSet("plain");
+  // Tile 1 gets 20 elements of tile 0, tile 4 (of the other IPU) 10 of the same.
+  m.addTo(all, x.slice(0, 20), y, 1, 1, 500);
+  m.addTo(all, x.slice(5, 15), z, 1, 4, 300);
+  // Two vertices of a tile one after the other; the second's result is sent from tile 1 to tile 2.
+  m.vertex(all, "LastWorker", {{"last", w.reinterpret(UNSIGNED_INT)[0]}}, 1, 50);
+  // Eight plain vertices on six workers.
+  const Tensor sums = m.variable(FLOAT, {8}, "sums", 2);
+  for (unsigned i = 0; i < 8; ++i)
+    m.vertex(plain, "Sum", {{"values", x.slice(0, 4)}, {"sum", sums[i]}}, 2, i == 0 ? 30 : 20);
+  Engine engine(m.graph, Repeat(2, Sequence({Execute(all), Execute(plain), Copy(x.slice(0, 8), y.flatten().slice(0, 8)),
+                                             Copy(y[0], y[1])})));
+  std::cout << snnipu::ipu_model::estimate(engine).toJson() << '\n'
+            << snnipu::ipu_model::report(engine).cycles() << '\n';
+}
+
+void layout() {
+  // Columns of a matrix whose tiles hold those columns: they lie together. A row of it does not.
+  Machine m(2);
+  const Tensor x = m.graph.addVariable(FLOAT, {4, 6}, "x"), y = m.graph.addVariable(FLOAT, {2, 12}, "y");
+  const ComputeSet columns = m.graph.addComputeSet("columns"), row = m.graph.addComputeSet("row");
+  for (unsigned tile = 0; tile < 2; ++tile) {
+    m.graph.setTileMapping(x.slice(3 * tile, 3 * tile + 3, 1), tile);
+    m.graph.setTileMapping(y[tile], tile);
+    m.addTo(columns, x.slice(3 * tile, 3 * tile + 3, 1), y[tile], 0, tile);
+  }
+  m.addTo(row, concat(x[2].slice(0, 2), x[0].slice(0, 2)), y[0].slice(0, 4), 0, 0);
+  Engine engine(m.graph, {Execute(columns), Execute(row)});
+  for (unsigned program = 0; program < 2; ++program) {
+    const auto report = snnipu::ipu_model::estimate(engine, program);
+    std::cout << report.exchangeBytes << ' ' << report.computeCycles << ' ' << report.tileMemory[0].exchangeBuffers
+              << '\n';
+  }
+}
+
+void machines() {
+  for (const char *name : {"ipu1", "ipu2", "bow"}) {
+    const Target target = Target::createIPUTarget(2, name);
+    std::cout << name << ' ' << target.getNumTiles() << ' ' << target.getBytesPerTile() << ' '
+              << target.getTileClockFrequency() << '\n';
+  }
+  Target::createIPUTarget(1, 1473, "ipu2");
+}
+
+void estimators() {
+  // Every vertex of the package has one.
+  Machine m;
+  m.graph.addCodelets("snnipu.gp");
+  for (const std::string &name : snnipu::ipu_model::codeletNames("snnipu"))
+    std::cout << name << '\n';
+  const Tensor none = m.variable(FLOAT, {0}, "none", 0), one = m.variable(FLOAT, {1}, "one", 0);
+  for (const unsigned size : {12u, 1200u}) {
+    Machine each(1);
+    each.graph.addCodelets("snnipu.gp");
+    const Tensor u = each.variable(FLOAT, {size}, "u", 0), spk = each.variable(FLOAT, {size}, "spk", 0);
+    const ComputeSet cs = each.graph.addComputeSet();
+    const VertexRef ref =
+        each.graph.addVertex(cs, "snnipu::SurrogateSpike<float>", {{"u", u}, {"spk", spk}, {"size", size}});
+    each.graph.setTileMapping(ref, 0);
+    Engine engine(each.graph, Execute(cs));
+    std::cout << "cycles " << snnipu::ipu_model::estimate(engine).computeCycles << '\n';
+  }
+}
+
+// --- what is refused
+
+void unmapped() {
+  Machine m;
+  const Tensor x = m.variable(FLOAT, {6}, "x", 0), y = m.graph.addVariable(FLOAT, {6}, "forgotten");
+  m.graph.setTileMapping(y.slice(0, 4), 0);
+  const ComputeSet cs = m.graph.addComputeSet("add");
+  m.addTo(cs, x, y, 1, 0);
+  m.engine(Execute(cs));
+}
+
+void race() {
+  Machine m;
+  const Tensor x = m.variable(FLOAT, {6}, "x", 0), y = m.variable(FLOAT, {6}, "shared", 0);
+  const ComputeSet cs = m.graph.addComputeSet("both");
+  m.addTo(cs, x.slice(0, 4), y.slice(0, 4), 1, 0);
+  m.addTo(cs, x.slice(0, 3), y.slice(3, 6), 1, 1);
+  m.engine(Execute(cs));
+}
+
+void readWriteRace() {
+  Machine m;
+  const Tensor x = m.variable(FLOAT, {6}, "x", 0), y = m.variable(FLOAT, {6}, "y", 0);
+  const Tensor z = m.variable(FLOAT, {6}, "z", 0);
+  const ComputeSet cs = m.graph.addComputeSet("both");
+  m.addTo(cs, y.reverse(0), z, 1, 0);
+  m.addTo(cs, x.slice(0, 2), y.slice(0, 2), 1, 0);
+  m.engine(Execute(cs));
+}
+
+void ownRace() {
+  Machine m;
+  const Tensor x = m.variable(FLOAT, {6}, "x", 0);
+  const ComputeSet cs = m.graph.addComputeSet("shift");
+  m.addTo(cs, x.slice(0, 5), x.slice(1, 6), 1, 0);
+  m.engine(Execute(cs));
+}
+
+void noRace() {
+  // Shared inputs, outputs side by side, and the same elements in another compute set.
+  Machine m;
+  const Tensor x = m.variable(FLOAT, {8}, "x", 0), y = m.variable(FLOAT, {8}, "y", 0);
+  const ComputeSet first = m.graph.addComputeSet(), second = m.graph.addComputeSet();
+  for (unsigned i = 0; i < 2; ++i)
+    m.addTo(first, x.slice(0, 4), y.flatten().subSample(2, 0).slice(2 * i, 2 * i + 2).flatten(), 1, i);
+  m.addTo(first, x.slice(0, 4), y.slice(1, 8).subSample(2, 0), 1, 0);
+  m.addTo(second, y, x, 1, 0);
+  m.engine(Sequence({Execute(first), Execute(second)}));
+  std::cout << "ok\n";
+}
+
+// Against the plain definition, on random intervals.
+void racesByDefinition() {
+  std::mt19937 random(3);
+  unsigned refused = 0;
+  for (unsigned round = 0; round < 400; ++round) {
+    Machine m;
+    const Tensor x = m.graph.addVariable(FLOAT, {30}, "x"), y = m.graph.addVariable(FLOAT, {30}, "y");
+    m.graph.setTileMapping(x, 0);
+    m.graph.setTileMapping(y, 0);
+    const ComputeSet cs = m.graph.addComputeSet();
+    std::vector<int> reader(60, -1), writer(60, -1); // -2: several
+    bool expected = false;
+    for (int vertex = 0; vertex < 4; ++vertex) {
+      const std::size_t size = 1 + random() % 4;
+      std::size_t from = random() % 27, to = random() % 27;
+      const bool fromY = random() % 4 == 0;
+      const Tensor in = (fromY ? y : x).slice(from, from + size), out = y.slice(to, to + size);
+      from += fromY ? 30 : 0;
+      to += 30;
+      for (std::size_t i = 0; i < size; ++i)
+        for (std::size_t j = 0; j < size; ++j)
+          expected = expected || from + i == to + j;
+      for (std::size_t i = 0; i < size; ++i) {
+        expected = expected || writer[from + i] != -1 || reader[to + i] != -1 || writer[to + i] != -1;
+      }
+      for (std::size_t i = 0; i < size; ++i) {
+        reader[from + i] = vertex;
+        writer[to + i] = vertex;
+      }
+      m.addTo(cs, in, out, 0, 0);
+    }
+    bool found = false;
+    try {
+      Engine engine(m.graph, Execute(cs));
+    } catch (const graph_program_compilation_error &) {
+      found = true;
+    }
+    check(found == expected, "round " + std::to_string(round));
+    refused += found;
+  }
+  check(refused > 50 && refused < 350, "both occur: " + std::to_string(refused));
+  std::cout << "ok\n";
+}
+
+void memoryOver(const char *option) {
+  Machine m(4);
+  const Tensor x = m.variable(FLOAT, {100000}, "small", 2), y = m.variable(FLOAT, {140000}, "weights of layer 3", 2);
+  const ComputeSet cs = m.graph.addComputeSet();
+  m.addTo(cs, x.slice(0, 2), y.slice(0, 2), 1, 2);
+  Engine engine(m.graph, Execute(cs), option ? OptionFlags{{"tileMemory", option}} : OptionFlags{});
+  const auto report = snnipu::ipu_model::report(engine);
+  std::cout << report.fits << ' ' << report.fullestTile() << ' ' << report.tileMemory[2].variables << '\n';
+}
+
+void noSuchTile() {
+  Machine m;
+  m.variable(FLOAT, {1}, "x", 4);
+}
+
+void vertexOnNoSuchTile() {
+  Machine m;
+  const Tensor x = m.variable(FLOAT, {1}, "x", 0), y = m.variable(FLOAT, {1}, "y", 0);
+  m.addTo(m.graph.addComputeSet(), x, y, 1, 5888);
+}
+
+void vertexOnNoTile() {
+  Machine m;
+  const Tensor x = m.variable(INT, {}, "x", 0);
+  const ComputeSet cs = m.graph.addComputeSet("set");
+  m.graph.addVertex(cs, "Increment", {{"value", x}});
+  m.engine(Execute(cs));
+}
+
+void unconnected() {
+  Machine m;
+  const Tensor x = m.variable(FLOAT, {1}, "x", 0);
+  const ComputeSet cs = m.graph.addComputeSet("set");
+  m.vertex(cs, "AddTo<float>", {{"from", x}, {"by", 1}, {"size", 1}}, 0);
+  m.engine(Execute(cs));
+}
+
+void memberNotSet() {
+  Machine m;
+  const Tensor x = m.variable(FLOAT, {1}, "x", 0), y = m.variable(FLOAT, {1}, "y", 0);
+  const ComputeSet cs = m.graph.addComputeSet("set");
+  m.vertex(cs, "AddTo<float>", {{"from", x}, {"to", y}, {"by", 1}}, 0);
+  m.engine(Execute(cs));
+}
+
+void wrongType() {
+  Machine m;
+  const Tensor x = m.variable(HALF, {3}, "x", 0);
+  m.graph.connect(m.graph.addVertex(m.graph.addComputeSet(), "AddTo<float>")["from"], x);
+}
+
+void wrongRank() {
+  Machine m;
+  const Tensor x = m.variable(FLOAT, {3, 2}, "x", 0);
+  m.graph.connect(m.graph.addVertex(m.graph.addComputeSet(), "AddTo<float>")["from"], x);
+}
+
+void wrongValue() {
+  Machine m;
+  m.graph.setInitialValue(m.graph.addVertex(m.graph.addComputeSet(), "AddTo<float>")["size"], -1);
+}
+
+void unknownField() {
+  Machine m;
+  m.graph.setInitialValue(m.graph.addVertex(m.graph.addComputeSet(), "AddTo<float>")["sise"], 1);
+}
+
+void unknownVertex() {
+  Machine m;
+  m.graph.addVertex(m.graph.addComputeSet(), "AddTo<double>");
+}
+
+void unknownCodelets() {
+  Machine m;
+  m.graph.addCodelets("/opt/others.gp");
+}
+
+void noEstimate() {
+  Machine m;
+  const Tensor x = m.variable(INT, {}, "x", 0);
+  const ComputeSet cs = m.graph.addComputeSet("set");
+  m.graph.setTileMapping(m.graph.addVertex(cs, "Increment", {{"value", x}}), 0);
+  m.engine(Execute(cs));
+}
+
+void unknownOption() {
+  Machine m;
+  m.engine(Sequence(), {{"treads", "2"}});
+}
+
+void notLoaded() {
+  Machine m;
+  Engine engine(m.graph, Sequence());
+  engine.run();
+}
+
+void copyOfOtherSize() {
+  Machine m;
+  const Tensor x = m.variable(INT, {3}, "x", 0);
+  Copy(x, x.slice(0, 2));
+}
+
+// --- workers
+
+void lastWorker(const char *order) {
+  Machine m;
+  const Tensor x = m.variable(UNSIGNED_INT, {}, "x", 3);
+  const ComputeSet cs = m.graph.addComputeSet("set");
+  m.vertex(cs, "LastWorker", {{"last", x}}, 3);
+  Engine engine = m.engine(Execute(cs), {{"workerOrder", order}});
+  engine.run();
+  print(read<unsigned>(engine, "x", 1));
+}
+
+void tickets(const char *order) {
+  Machine m;
+  const Tensor x = m.variable(UNSIGNED_INT, {6}, "x", 0);
+  const ComputeSet cs = m.graph.addComputeSet("set");
+  m.vertex(cs, "Tickets", {{"ticket", x}, {"next", 0}}, 0);
+  Engine engine = m.engine(Execute(cs), {{"workerOrder", order}});
+  engine.run();
+  print(read<unsigned>(engine, "x", 6));
+}
+
+void guards() {
+  Machine m;
+  const Tensor x = m.variable(INT, {4}, "x", 0);
+  const ComputeSet cs = m.graph.addComputeSet("set");
+  m.vertex(cs, "TooFar", {{"to", x.slice(0, 3)}, {"size", 3}}, 0);
+  m.engine(Execute(cs)).run();
+  m.engine(Execute(cs), {{"guardFields", "true"}}).run();
+}
+
+int main(int argc, char **argv) {
+  using Case = void (*)(const char *);
+#define CASE(NAME)                                                                                                     \
+  {                                                                                                                    \
+#NAME, [](const char *) { NAME(); }                                                                                \
+  }
+  const std::map<std::string, Case> cases = {
+      CASE(tensors),
+      CASE(mappings),
+      CASE(runs),
+      CASE(halves),
+      CASE(loops),
+      CASE(streams),
+      CASE(constants),
+      CASE(virtualGraph),
+      CASE(accounts),
+      CASE(layout),
+      CASE(machines),
+      CASE(estimators),
+      CASE(unmapped),
+      CASE(race),
+      CASE(readWriteRace),
+      CASE(ownRace),
+      CASE(noRace),
+      CASE(racesByDefinition),
+      CASE(noSuchTile),
+      CASE(vertexOnNoSuchTile),
+      CASE(vertexOnNoTile),
+      CASE(unconnected),
+      CASE(memberNotSet),
+      CASE(wrongType),
+      CASE(wrongRank),
+      CASE(wrongValue),
+      CASE(unknownField),
+      CASE(unknownVertex),
+      CASE(unknownCodelets),
+      CASE(noEstimate),
+      CASE(unknownOption),
+      CASE(notLoaded),
+      CASE(copyOfOtherSize),
+      CASE(guards),
+      {"memoryOver", memoryOver},
+      {"lastWorker", lastWorker},
+      {"tickets", tickets},
+  };
+  const auto found = cases.find(argc > 1 ? argv[1] : "");
+  if (found == cases.end())
+    return 2;
+  try {
+    found->second(argc > 2 ? argv[2] : nullptr);
+  } catch (const poplar_error &error) {
+    std::cout << error.name() << ": " << error.what() << '\n';
+  } catch (const std::exception &error) {
+    std::cout << error.what() << '\n';
+    return 1;
+  }
+  return 0;
+}

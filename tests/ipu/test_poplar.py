@@ -1,0 +1,330 @@
+"""The IPU model's Poplar: what it refuses, what it computes, what it counts; the popc step; the hello world."""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from snnipu.backends.host import native_folder
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CSRC = ROOT / "csrc"
+EXAMPLES = CSRC / "ipu_model" / "examples"
+POPC = CSRC / "ipu_model" / "popc" / "popc.py"
+LIBRARY = "libsnnipu-ipu-model.so"
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the native libraries need GCC or Clang")
+
+
+def compiler():
+    if os.environ.get("CXX"):
+        return shlex.split(os.environ["CXX"])
+    found = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+    if found is None:
+        pytest.skip("no C++ compiler")
+    return [found]
+
+
+@pytest.fixture(scope="module")
+def compile_program(tmp_path_factory):
+    """Sources -> a program linked with the model's library."""
+    folder = native_folder()
+    if not (folder / LIBRARY).is_file():
+        assert os.environ.get("SNNIPU_REQUIRE_NATIVE") != "1", f"no {LIBRARY} in {folder}"
+        pytest.skip(f"no {LIBRARY} in {folder}")
+
+    def build(name, *sources):
+        program = tmp_path_factory.mktemp("ipu_model") / name
+        command = [*compiler(), "-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-pthread"]
+        command += [f"-I{CSRC}", f"-I{CSRC / 'ipu_model' / 'poplar' / 'include'}", *map(str, sources)]
+        command += [str(folder / LIBRARY), f"-Wl,-rpath,{folder}", "-o", str(program)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert done.returncode == 0, done.stdout
+        return program
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def case(compile_program):
+    """Name of a case of poplar_cases.cpp, and its argument -> the lines it prints."""
+    program = compile_program("cases", ROOT / "tests" / "ipu" / "poplar_cases.cpp")
+
+    def run(*arguments):
+        done = subprocess.run(
+            [str(program), *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout.splitlines()
+
+    return run
+
+
+def test_hello_world(compile_program):
+    program = compile_program("adder", EXAMPLES / "adder.cpp", EXAMPLES / "adder_table.cpp")
+    lines = subprocess.run([str(program)], stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+    assert lines[0] == "11 22 33 44 "
+    # The supervisor's 11 and 6 x 8 of a worker; tile 0 sends three of y's elements, 4 bytes a cycle; two syncs.
+    assert lines[1] == f"{11 + 6 * 8 + 3 + 200} cycles"
+    assert "fullest tile: 0" in "\n".join(lines)
+
+
+# --- popc
+
+
+@pytest.fixture(scope="module")
+def popc():
+    pytest.importorskip("clang.cindex", reason="libclang is not installed: pip install libclang")
+    compiler()
+
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, str(POPC), "--compiler", compiler()[0], *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    return run
+
+
+def test_the_tables_of_codelets_are_those_of_the_vertices(popc):
+    done = popc("--check")
+    assert done.returncode == 0, done.stdout
+    tables = sorted(path.stem[len("codelets_") :] for path in (CSRC / "ipu_model").glob("codelets_*.cpp"))
+    sources = (path for path in (CSRC / "vertices").glob("*.cpp") if "public poplar::" in path.read_text())
+    assert tables == sorted(path.stem for path in sources)
+
+
+def test_the_table_of_the_example_is_that_of_its_codelet(popc, tmp_path):
+    output = tmp_path / "table.cpp"
+    done = popc(str(EXAMPLES / "adder_codelets.cpp"), "-o", str(output))
+    assert done.returncode == 0, done.stdout
+    assert output.read_text() == (EXAMPLES / "adder_table.cpp").read_text()
+
+
+def test_popc_spells_out_template_arguments(popc, tmp_path):
+    source, output = tmp_path / "my.codelets.cpp", tmp_path / "table.cpp"
+    source.write_text(
+        "#include <poplar/Vertex.hpp>\n"
+        "namespace a {\n"
+        "enum class Way { Up, Down };\n"
+        "template <typename T> struct Policy {};\n"
+        "struct Plain {};\n"
+        "template <typename T, Way W, template <typename> class P, typename Q = Plain, bool B = W == Way::Down>\n"
+        "class V : public poplar::MultiVertex {\n"
+        "public:\n"
+        "  poplar::Input<poplar::Vector<T>> in;\n"
+        "  unsigned n;\n"
+        "  void compute(unsigned) {}\n"
+        "};\n"
+        "template class V<half, Way::Down, Policy>;\n"
+        "template class V<unsigned, Way::Up, Policy, int>;\n"
+        "class None : public poplar::Vertex { public: bool compute() { return true; } };\n"
+        "class Other {};\n"
+        "}\n"
+    )
+    assert popc(str(source), "-o", str(output)).returncode == 0
+    text = output.read_text()
+    assert "a::V<half, a::Way::Down, a::Policy, a::Plain, true>)" in text
+    assert "a::V<unsigned int, a::Way::Up, a::Policy, int, false>)" in text
+    assert "a::None)" in text
+    assert "Other" not in text
+    assert 'registration("my", {' in text
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("private: unsigned n;", "field n of V is not public"),
+        ("public: unsigned n = nothing;", "undeclared identifier"),
+    ],
+)
+def test_popc_refuses(popc, tmp_path, field, message):
+    source = tmp_path / "bad.cpp"
+    source.write_text(
+        "#include <poplar/Vertex.hpp>\n"
+        f"class V : public poplar::Vertex {{ {field} public: bool compute() {{ return n == 0; }} }};\n"
+    )
+    done = popc(str(source), "-o", str(tmp_path / "table.cpp"))
+    assert done.returncode != 0
+    assert message in done.stdout
+    assert not (tmp_path / "table.cpp").exists()
+
+
+# --- tensors and execution
+
+
+@pytest.mark.parametrize("name", ["tensors", "mappings", "runs", "noRace", "racesByDefinition"])
+def test_against_the_definition(case, name):
+    assert case(name) == ["ok"]
+
+
+def test_half(case):
+    # 0.1, the largest half, a subnormal, -2, infinity.
+    assert case("halves") == [f"{0x2E66} {0x7BFF} 2 {0xC000} {0x7C00} "]
+
+
+def test_loops(case):
+    lines = case("loops")
+    # 3 steps, 7 more up to 10 with two of the other each; then the condition is false: one more of the other.
+    assert lines[0] == "10 15 15"
+    assert lines[1:5] == ["step 10", "test 8", "more 15", " 1"]  # the copy has no name
+    # Without running: the loop as one turn, and both sides of the If.
+    assert lines[5:] == ["step 5", "test 1", "more 3", " 1"]
+
+
+def test_streams(case):
+    lines = case("streams")
+    assert 'stream "in" is not connected' in lines[0]
+    assert lines[1] == "101 102 103 104 101 102"
+    assert lines[2] == "100 101 102 103 104 105"
+    assert lines[3] == str(2 * 3 * 2 * 8)
+
+
+def test_constants_and_undefined_values(case):
+    values, refused = case("constants")
+    assert values == "4 -1 6"
+    assert refused.startswith("graph_program_compilation_error: Copy to a constant")
+
+
+def test_virtual_graphs(case):
+    lines = case("virtualGraph")
+    assert lines[0] == "4 1 2 5 10 13 1"
+    assert lines[1].startswith("invalid_tile_mapping: tile 8")
+
+
+# --- accounts
+
+
+def test_accounts(case):
+    text, cycles = case("accounts")
+    assert cycles == "0"  # nothing has run
+    report = json.loads(text)
+    everything, plain, copy, local = report["steps"]
+    assert [step["executions"] for step in report["steps"]] == [2, 2, 2, 2]
+    assert (everything["name"], everything["kind"], everything["vertices"]) == ("all", "compute", 3)
+    # Tile 1: 500 + 50 one after the other, tile 4: 300, of six tiles.
+    assert everything["compute_cycles"] == 550
+    assert everything["balance"] == pytest.approx((550 + 300) / (6 * 550))
+    # In: 80 bytes and 40, the latter over the link; then 4 bytes of a result.
+    assert everything["exchange_bytes"] == 80 + 40 + 4
+    assert everything["inter_ipu_bytes"] == 40
+    assert everything["exchange_cycles"] == 80 // 4 + 4 // 4
+    assert everything["sync_cycles"] == 100 + 600 + 100
+    # Workers of tile 2: 30, 20 + 20, 20 + 20, 20, 20, 20 and so on: 40 at the most.
+    assert plain["compute_cycles"] == 11 + 6 * 40
+    assert plain["exchange_bytes"] == 16  # once, although eight vertices read it
+    assert (copy["kind"], copy["exchange_bytes"], copy["compute_cycles"]) == ("copy", 32, 0)
+    assert (local["exchange_bytes"], local["compute_cycles"]) == (0, 30 + 3)
+    for total in ("compute_cycles", "exchange_cycles", "sync_cycles", "exchange_bytes"):
+        assert report[total] == sum(2 * step[total] for step in report["steps"])
+    assert report["cycles"] == report["compute_cycles"] + report["exchange_cycles"] + report["sync_cycles"]
+    assert report["seconds"] == pytest.approx(report["cycles"] / 1.33e9)
+    assert report["tile_variables_bytes"] == [400, 80, 8 + 32, 0, 40, 0]
+    # Fields on the device: two pointers, a float, an unsigned; one pointer; a pointer with a size, and a pointer.
+    assert report["tile_vertex_state_bytes"] == [0, 16 + 8 + 4 + 8, 8 * (12 + 8), 0, 16 + 8, 0]
+    assert report["tile_exchange_buffers_bytes"] == [0, 80 + 4, 16, 0, 40, 0]
+    assert report["tile_exchange_bytes"] == [0, 2 * (80 + 32), 2 * (4 + 16), 0, 2 * 40, 0]
+    assert report["fits"]
+    assert report["tile_memory_max_bytes"] == max(
+        map(
+            sum,
+            zip(*(report[f"tile_{name}_bytes"] for name in ("variables", "vertex_state", "exchange_buffers", "code"))),
+        )
+    )
+
+
+def test_what_a_tile_holds_of_a_variable_lies_together(case):
+    columns, row = case("layout")
+    assert columns == "0 100 16"
+    exchanged, cycles, _ = row.split()
+    # Four elements in another order than they lie in: 16 bytes are copied, 8 a cycle.
+    assert (exchanged, cycles) == ("0", str(100 + 30 + 2))
+
+
+def test_machines(case):
+    lines = case("machines")
+    assert lines[:3] == ["ipu1 2432 262144 1.6e+09", "ipu2 2944 638976 1.33e+09", "bow 2944 638976 1.85e+09"]
+    assert lines[3] == "invalid_machine_model: ipu2 has 1472 tiles, not 1473"
+
+
+def test_estimates_of_our_vertices(case):
+    lines = case("estimators")
+    names = [line for line in lines if line.startswith("snnipu::")]
+    assert "snnipu::LifForward<float,snnipu::Reset::Zero,true,snnipu::HardSpike>" in names
+    assert "snnipu::SparseLinearForward<half,unsigned short>" in names
+    source = (CSRC / "ipu_model" / "perf_estimates.cpp").read_text()
+    for name in names:
+        assert f'{{"{name.split("<")[0]}", ' in source, f"{name} has no estimate of its cycles"
+    # 6 workers x (29 + 3 + registers x (loads, stores 4, H 2, loop 3)) + 11: 1 register each, then 100.
+    assert [int(line.split()[1]) for line in lines if line.startswith("cycles")] == [
+        6 * (32 + share * 9) + 11 for share in (1, 100)
+    ]
+
+
+# --- what is refused
+
+REFUSED = [
+    ("unmapped", "invalid_tile_mapping", ['variable "forgotten" (float{6})', "element 4", "setTileMapping"]),
+    ("race", "graph_program_compilation_error", ['"both"', "element 3", '"shared"', "tile 0", "tile 1", "writes it"]),
+    ("readWriteRace", "graph_program_compilation_error", ['"both"', 'variable "y"', "reads it", 'field "from"']),
+    ("ownRace", "graph_program_compilation_error", ['"from"', '"to"', "element 1", "InOut"]),
+    ("noSuchTile", "invalid_tile_mapping", ["tile 4", 'variable "x"', "does not exist", "0 to 3"]),
+    ("vertexOnNoSuchTile", "invalid_tile_mapping", ["tile 5888", "AddTo<float>", "does not exist"]),
+    ("vertexOnNoTile", "invalid_tile_mapping", ["Increment", "on no tile", '"set"']),
+    ("unconnected", "graph_connection_error", ['field "to"', "AddTo<float>", "not connected", '"set"']),
+    ("memberNotSet", "graph_connection_error", ['field "size"', "AddTo<float>", "setInitialValue"]),
+    ("wrongType", "graph_connection_error", ['field "from"', "holds float", "half{3}"]),
+    ("wrongRank", "graph_connection_error", ['field "from"', "{3,2}", "flatten"]),
+    ("wrongValue", "type_error", ['field "size"', "-1", "unsigned int"]),
+    ("unknownField", "unknown_field", ['"sise"', "from, to, by, size"]),
+    ("unknownVertex", "unknown_vertex_type", ["AddTo<double>", "AddTo<float>", "AddTo<half>"]),
+    ("unknownCodelets", "file_load_error", ['"others"', "cases, snnipu", "popc"]),
+    ("noEstimate", "missing_perf_estimate", ["Increment", "setPerfEstimate"]),
+    ("unknownOption", "invalid_option", ['"treads"', "threads"]),
+    ("notLoaded", "graph_object_load_error", ["Engine::load"]),
+    ("copyOfOtherSize", "graph_program_compilation_error", ["int{3}", "int{2}"]),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "parts"), REFUSED, ids=[name for name, _, _ in REFUSED])
+def test_refused(case, name, kind, parts):
+    message = "\n".join(case(name))
+    assert message.startswith(f"{kind}: "), message
+    for part in parts:
+        assert part in message
+
+
+def test_a_tile_over_its_memory(case):
+    (message,) = case("memoryOver")
+    assert message.startswith("graph_memory_allocation_error: tile 2 needs ")
+    assert "has 638976" in message
+    # The largest variables, largest first, and what to do.
+    assert message.index('"weights of layer 3" (float{140000}) with 560000 bytes') < message.index('"small"')
+    assert "other tiles have room: map the largest variables over more tiles" in message
+    assert case("memoryOver", "off") == ["0 2 960000"]
+
+
+def test_workers_that_depend_on_their_order(case):
+    assert case("lastWorker", "ascending") == ["5"]
+    assert case("lastWorker", "descending") == ["0"]
+    shuffled = {case("lastWorker", f"shuffled:{seed}")[0] for seed in range(8)}
+    assert len(shuffled) > 2
+    assert case("lastWorker", "shuffled:3") == case("lastWorker", "shuffled:3")
+    (message,) = case("lastWorker", "check")
+    assert message.startswith('runtime_error: element 0 of field "last" of LastWorker (vertex 0, tile 3)')
+    assert "depend on the order" in message
+    assert case("tickets", "descending") == ["5 4 3 2 1 0"]
+    assert "of Tickets" in case("tickets", "check")[0]
+
+
+def test_a_vertex_that_writes_outside_of_its_field(case):
+    (message,) = case("guards")
+    assert message.startswith("runtime_error: TooFar")
+    assert 'outside of field "to", 3 elements, behind it' in message
