@@ -6,6 +6,13 @@
 
 #include <cstdlib>
 
+#if !defined(SNNIPU_VERSION)
+#define SNNIPU_VERSION "unknown"
+#endif
+
+// Of the package this was built for, which refuses another's.
+extern "C" const char *snnipu_popart_version() { return SNNIPU_VERSION; }
+
 namespace snnipu {
 namespace ops {
 

@@ -157,10 +157,27 @@ struct Layer {
   std::vector<Tensor> weight, bias, beta, threshold, gradThreshold;
 };
 
+std::size_t total(const std::vector<std::size_t> &counts) {
+  return std::accumulate(counts.begin(), counts.end(), std::size_t(0));
+}
+
 std::vector<LayerPlan> planOf(const poplar::Graph &graph, const SparseNetworkOptions &options, std::size_t batch,
                               std::size_t inputSlots) {
-  return options.plan.empty() ? planNetwork(graph.getTarget().getNumTiles(), batch, inputSlots, options.layers)
-                              : options.plan;
+  const std::size_t tiles = graph.getTarget().getNumTiles();
+  if (options.plan.empty())
+    return planNetwork(tiles, batch, inputSlots, options.layers);
+  if (options.plan.size() != options.layers.size())
+    refuse("the plan must have an entry for each layer");
+  for (std::size_t l = 0; l < options.plan.size(); ++l) {
+    const LayerPlan &at = options.plan[l];
+    const std::string name = "layer " + std::to_string(l) + ": the plan must give each ";
+    const std::string one = " to one of " + std::to_string(tiles) + " tiles";
+    if (total(at.neurons) != options.layers[l].neurons || at.firstTile + at.neurons.size() > tiles)
+      refuse(name + "of its neurons" + one);
+    if (total(at.rows) != batch || at.firstSelectionTile + at.rows.size() > tiles)
+      refuse(name + "sample of the batch" + one);
+  }
+  return options.plan;
 }
 
 class Network {
@@ -178,8 +195,6 @@ public:
     if (options.layers.empty() || parameters.size() != options.layers.size())
       refuse("there must be a layer, and parameters for each");
     const std::vector<LayerPlan> plan = planOf(graph, options, batch, inputSlots);
-    if (plan.size() != options.layers.size())
-      refuse("the plan must have an entry for each layer");
     for (std::size_t l = 0; l < plan.size(); ++l) {
       const NetworkLayer &what = options.layers[l];
       const NetworkParameters &own = parameters[l];
@@ -200,15 +215,10 @@ public:
       if (what.slots == 0)
         refuse(name + "slots must be 1 or more");
       const LayerPlan &at = plan[l];
-      if (std::accumulate(at.neurons.begin(), at.neurons.end(), std::size_t(0)) != what.neurons ||
-          at.firstTile + at.neurons.size() > tiles)
-        refuse(name + "the plan must place each of its neurons on one of " + std::to_string(tiles) + " tiles");
       Layer layer;
       layer.what = what;
       layer.blocks = blocksOf(at.neurons, at.firstTile);
       layer.selection = Samples(at.rows, at.firstSelectionTile);
-      if (layer.selection.batch() != batch || at.firstSelectionTile + at.rows.size() > tiles)
-        refuse(name + "the plan must give each sample of the batch to one of " + std::to_string(tiles) + " tiles");
       layers.push_back(layer);
     }
     inputSamples = Samples(shares(batch, std::min(batch, tiles)), 0);

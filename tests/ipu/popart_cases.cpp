@@ -1,0 +1,301 @@
+// Cases for tests/ipu/test_popart.py, one for each name of the table at the end: operators with one fault each, and
+// chains of snnipu's own. A case that is refused prints the error's message.
+#include "ipu_model/popart/executable.hpp"
+
+#include <popart/opmanager.hpp>
+#include <popart/opserialiser.hpp>
+#include <popart/popx/opx.hpp>
+#include <popart/popx/opxmanager.hpp>
+
+#include <cmath>
+#include <functional>
+#include <iostream>
+#include <random>
+
+using namespace popart;
+
+namespace {
+
+// What an operator of these tests does wrong.
+struct Fault {
+  bool integerOutput = false, writes = false, declaresWrite = false, aliases = false, declaresAlias = false;
+  bool forgetsAttribute = false, gradForgetsAttribute = false, noGradientForIds = false, needsEveryGradient = false;
+  bool wrongShape = false, noOutput = false;
+};
+
+Fault fault; // of the case
+
+OperatorIdentifier faultyId() { return {"test", "Faulty", 1}; }
+OperatorIdentifier faultyGradId() { return {"test", "FaultyGrad", 1}; }
+
+// Two outputs, both as the input: scale * x, as far as the faults let it.
+class FaultyGrad : public Op {
+public:
+  FaultyGrad(const Op &forward, float scale) : Op(faultyGradId(), forward.settings), scale_(scale) {
+    inputs_ = {{0, 0, GradOpInType::GradOut}, {1, 1, GradOpInType::GradOut}, {2, 0, GradOpInType::In}};
+    if (!fault.noGradientForIds)
+      outputs_ = {{0, 0}};
+  }
+  std::unique_ptr<Op> clone() const override { return std::make_unique<FaultyGrad>(*this); }
+  void setup() override {
+    if (!outputs_.empty())
+      outInfo(0) = inInfo(2);
+  }
+  const std::vector<GradInOutMapper> &gradInputInfo() const override { return inputs_; }
+  const std::map<int, int> &gradOutToNonGradIn() const override { return outputs_; }
+  std::set<InIndex> optionalInputs() const override {
+    return fault.needsEveryGradient ? std::set<InIndex>{} : std::set<InIndex>{0, 1};
+  }
+  void appendOutlineAttributes(OpSerialiserBase &to) const override {
+    Op::appendOutlineAttributes(to);
+    if (!fault.gradForgetsAttribute)
+      to.appendAttribute("scale", scale_);
+  }
+  float getSubgraphValue() const override { return getLowSubgraphValue(); }
+
+private:
+  float scale_;
+  std::vector<GradInOutMapper> inputs_;
+  std::map<int, int> outputs_;
+};
+
+class Faulty : public Op {
+public:
+  Faulty(const OperatorIdentifier &opid, const Settings &settings, float scale) : Op(opid, settings), scale_(scale) {}
+  std::unique_ptr<Op> clone() const override { return std::make_unique<Faulty>(*this); }
+  void setup() override {
+    outInfo(0) = {fault.integerOutput ? DataType::INT32 : inInfo(0).dataType(), inShape(0)};
+    outInfo(1) = inInfo(0);
+  }
+  std::vector<std::unique_ptr<Op>> getGradOps() override {
+    std::vector<std::unique_ptr<Op>> ops;
+    ops.push_back(std::make_unique<FaultyGrad>(*this, scale_));
+    return ops;
+  }
+  view::Regions modifies(InIndex index) const override {
+    return {fault.declaresWrite ? view::Region::getFull(inShape(index)) : view::Region::getEmpty(inRank(index))};
+  }
+  view::Regions aliases(InIndex index, OutIndex) const override {
+    return {fault.declaresAlias ? view::Region::getFull(inShape(index)) : view::Region::getEmpty(inRank(index))};
+  }
+  void appendOutlineAttributes(OpSerialiserBase &to) const override {
+    Op::appendOutlineAttributes(to);
+    if (!fault.forgetsAttribute)
+      to.appendAttribute("scale", scale_);
+  }
+  float getSubgraphValue() const override { return getLowSubgraphValue(); }
+
+private:
+  float scale_;
+};
+
+class FaultyOpx : public popx::Opx {
+public:
+  FaultyOpx(Op *op, popx::Devicex *devicex) : popx::Opx(op, devicex) { verifyOp<Faulty>(op, faultyId()); }
+  void grow(poplar::program::Sequence &prog) const override {
+    const poplar::Tensor in = getInTensor(0);
+    const auto like = [&](const char *name) { return graph().clone(in, debugContext(name)); };
+    const poplar::Tensor first = fault.aliases ? in : like("first"), second = like("second");
+    if (fault.writes) {
+      const poplar::Tensor one = graph().addConstant(poplar::FLOAT, {1}, 1.0f);
+      graph().setTileMapping(one, 0);
+      prog.add(poplar::program::Copy(one, in.flatten().slice(0, 1)));
+    }
+    if (!fault.aliases)
+      prog.add(poplar::program::Copy(in, first));
+    prog.add(poplar::program::Copy(in, second));
+    setOutTensor(0, fault.wrongShape ? first.flatten() : first);
+    if (!fault.noOutput)
+      setOutTensor(1, second);
+  }
+};
+
+const OpCreator<Faulty> creator(
+    OpDefinitions({{faultyId(),
+                    OpDefinition({{"x", {DataType::FLOAT}}},
+                                 {{"first", {DataType::FLOAT}}, {"second", {DataType::FLOAT}}}, {{"scale", {"*"}}})}}),
+    [](const OpCreatorInfo &info) {
+      return std::make_unique<Faulty>(info.opid, info.settings,
+                                      info.attributes.getAttribute<Attributes::Float>("scale"));
+    },
+    true);
+const popx::OpxCreator<FaultyOpx> opxCreator(faultyId());
+
+Attributes scale(float value) {
+  Attributes attributes;
+  attributes.set("scale", value);
+  return attributes;
+}
+
+snnipu::ipu_model::Machine fourTiles() {
+  snnipu::ipu_model::Machine machine;
+  machine.tilesPerIpu = 4;
+  return machine;
+}
+
+// Runs the operator as it is, on [2, 3].
+void run() {
+  Graph graph;
+  const TensorId x = graph.addInput("x", {DataType::FLOAT, {2, 3}});
+  const std::vector<TensorId> out = graph.addOp(faultyId(), scale(1.0f), {x}, 2, "faulty");
+  snnipu::ipu_model::Executable executable(graph, {graph.ops()[0].get()}, {x}, out, fourTiles());
+  float in[6] = {5, 2, 3, 4, 5, 6}, first[6], second[6];
+  const void *const inputs[] = {in};
+  void *const outputs[] = {first, second};
+  executable.run(inputs, outputs);
+  std::cout << "ran " << first[1] << ' ' << second[5] << '\n';
+}
+
+// SelectSpikes, and an operator of these tests behind its ids: does the gradient come through?
+void idsBehind() {
+  Graph graph;
+  Attributes select;
+  select.set("capacity", int64_t(2));
+  for (const char *name : {"rotate", "has_grad_threshold", "surrogate"})
+    select.set(name, int64_t(0));
+  for (const char *name : {"grad_threshold", "surrogate_a", "surrogate_b"})
+    select.set(name, 1.0f);
+  const TensorId mem = graph.addInput("mem", {DataType::FLOAT, {1, 2, 5}});
+  const TensorId threshold = graph.addInput("threshold", {DataType::FLOAT, {1}});
+  const auto spikes = graph.addOp({"ai.snnipu", "SelectSpikes", 1}, select, {mem, threshold}, 4);
+  const auto seen = graph.addOp(faultyId(), scale(1.0f), {spikes[0]}, 2);
+  graph.addInput("gradValues", graph.info(spikes[1]));
+  graph.addInput("gradSeen", graph.info(seen[0]));
+  const auto gradients = graph.growGradients({{spikes[1], "gradValues"}, {seen[0], "gradSeen"}});
+  std::cout << "gradients " << gradients.count(mem) << ' ' << gradients.count(threshold) << '\n';
+}
+
+// One output on the path to the loss.
+void oneGradient() {
+  Graph graph;
+  const TensorId x = graph.addInput("x", {DataType::FLOAT, {2, 3}});
+  const auto out = graph.addOp(faultyId(), scale(1.0f), {x}, 2, "faulty");
+  graph.addInput("grad", graph.info(out[1]));
+  std::cout << "gradients " << graph.growGradients({{out[1], "grad"}}).count(x) << '\n';
+}
+
+// Three layers of SparseLinear, LifSequence and SelectSpikes in one graph, forward and backward in one program: the
+// largest gradient of each weight.
+void chain() {
+  constexpr int64_t steps = 6, batch = 3;
+  const std::vector<int64_t> sizes = {20, 16, 12, 8};
+  Graph graph;
+  std::vector<TensorId> inputs, weights;
+  std::vector<std::vector<float>> data;
+  std::mt19937 random(1);
+  const auto input = [&](const std::string &name, const Shape &shape, const std::function<float()> &value) {
+    inputs.push_back(graph.addInput(name, {DataType::FLOAT, shape}));
+    data.emplace_back(static_cast<std::size_t>(graph.info(name).nelms()));
+    for (float &element : data.back())
+      element = value();
+    return inputs.back();
+  };
+  const auto constant = [](float value) { return [value] { return value; }; };
+  std::normal_distribution<float> normal;
+  std::bernoulli_distribution fires(0.3);
+  Attributes surrogate;
+  surrogate.set("surrogate", int64_t(3));
+  surrogate.set("surrogate_a", 2.0f);
+  surrogate.set("surrogate_b", 0.0f);
+  Attributes lif = surrogate, select = surrogate, dense, linear;
+  lif.set("reset", int64_t(0));
+  lif.set("reset_delay", int64_t(1));
+  select.set("rotate", int64_t(0));
+  select.set("has_grad_threshold", int64_t(1));
+  select.set("grad_threshold", 0.0f);
+  linear.set("unit_values", int64_t(0));
+  dense.set("capacity", int64_t(12));
+  dense.set("rotate", int64_t(0));
+  const TensorId x = input("x", {steps, batch, sizes[0]}, [&] { return fires(random) ? 1.0f : 0.0f; });
+  std::vector<TensorId> spikes = graph.addOp({"ai.snnipu", "DenseToSparse", 1}, dense, {x}, 4);
+  for (std::size_t layer = 1; layer < sizes.size(); ++layer) {
+    const std::string name = "layer" + std::to_string(layer);
+    const int64_t neurons = sizes[layer];
+    weights.push_back(input(name + ".weight", {neurons, sizes[layer - 1]}, [&] { return 0.7f * normal(random); }));
+    const auto current =
+        graph.addOp({"ai.snnipu", "SparseLinear", 1}, linear, {spikes[0], spikes[1], spikes[2], weights.back()}, 1);
+    const auto membrane = graph.addOp(
+        {"ai.snnipu", "LifSequence", 1}, lif,
+        {current[0], input(name + ".mem0", {batch, neurons}, constant(0)), input(name + ".beta", {1}, constant(0.9f)),
+         input(name + ".threshold", {1}, constant(1)), input(name + ".graded", {1}, constant(1))},
+        2);
+    select.set("capacity", neurons);
+    spikes = graph.addOp({"ai.snnipu", "SelectSpikes", 1}, select,
+                         {membrane[1], input(name + ".spikeThreshold", {1}, constant(1))}, 4);
+  }
+  Attributes back;
+  back.set("num_neurons", sizes.back());
+  const auto out = graph.addOp({"ai.snnipu", "SparseToDense", 1}, back, {spikes[0], spikes[1], spikes[2]}, 1);
+  const TensorId upstream = input("upstream", {steps, batch, sizes.back()}, [&] { return normal(random); });
+  const auto gradients = graph.growGradients({{out[0], upstream}});
+  std::vector<Op *> ops;
+  for (const auto &op : graph.ops())
+    ops.push_back(op.get());
+  std::vector<TensorId> outputs = {out[0]};
+  for (const TensorId &weight : weights)
+    outputs.push_back(gradients.at(weight));
+  snnipu::ipu_model::Executable executable(graph, ops, inputs, outputs, fourTiles());
+  std::vector<const void *> from;
+  for (const auto &values : data)
+    from.push_back(values.data());
+  std::vector<std::vector<float>> results;
+  std::vector<void *> to;
+  for (const TensorId &id : outputs)
+    results.emplace_back(static_cast<std::size_t>(graph.info(id).nelms()));
+  for (auto &values : results)
+    to.push_back(values.data());
+  executable.run(from.data(), to.data());
+  for (const auto &values : results) {
+    float most = 0;
+    for (const float value : values)
+      most = std::max(most, std::isfinite(value) ? std::fabs(value) : -1.0f);
+    std::cout << (most > 0 ? "nonzero " : "zero ");
+  }
+  std::cout << '\n';
+}
+
+void unknownOperator() {
+  Graph graph;
+  graph.addOp({"ai.snnipu", "Nothing", 1}, {}, {}, 0);
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+  const auto with = [](bool Fault::*first, bool Fault::*second, const std::function<void()> &body) {
+    return [=] {
+      if (first)
+        fault.*first = true;
+      if (second)
+        fault.*second = true;
+      body();
+    };
+  };
+  const std::map<std::string, std::function<void()>> cases = {
+      {"sound", with(nullptr, nullptr, run)},
+      {"integerOutput", with(&Fault::integerOutput, nullptr, run)},
+      {"undeclaredWrite", with(&Fault::writes, nullptr, run)},
+      {"declaredWrite", with(&Fault::writes, &Fault::declaresWrite, run)},
+      {"undeclaredAlias", with(&Fault::aliases, nullptr, run)},
+      {"declaredAlias", with(&Fault::aliases, &Fault::declaresAlias, run)},
+      {"forgottenAttribute", with(&Fault::forgetsAttribute, nullptr, run)},
+      {"forgottenAttributeOfGradient", with(&Fault::gradForgetsAttribute, nullptr, run)},
+      {"wrongShape", with(&Fault::wrongShape, nullptr, run)},
+      {"noOutput", with(&Fault::noOutput, nullptr, run)},
+      {"carrier", with(nullptr, nullptr, idsBehind)},
+      {"noCarrier", with(&Fault::noGradientForIds, nullptr, idsBehind)},
+      {"optionalGradient", with(nullptr, nullptr, oneGradient)},
+      {"neededGradient", with(&Fault::needsEveryGradient, nullptr, oneGradient)},
+      {"chain", chain},
+      {"unknownOperator", unknownOperator},
+  };
+  const auto found = cases.find(argc > 1 ? argv[1] : "");
+  if (found == cases.end())
+    return 2;
+  try {
+    found->second();
+  } catch (const std::exception &error) {
+    std::cout << error.what() << '\n';
+  }
+  return 0;
+}

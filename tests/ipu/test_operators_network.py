@@ -1,0 +1,202 @@
+"""SparseNetwork, all layers of a step at once on the IPU model, against the host's layers one after the other."""
+
+import pytest
+import torch
+from support.operators import MACHINES, SURROGATES, backward, forward, machine, needs_model_and_host
+
+from snnipu.ipu.model import IpuModelError
+from snnipu.ops.sparse_lif_sequence import SparseLifSequence
+from snnipu.surrogate import Kernel
+
+pytestmark = needs_model_and_host
+
+T, B = 6, 5
+SIZES, SLOTS = (40, 37, 21, 10), (12, 9, 8, 10)
+
+
+def network(sizes=SIZES, slots=SLOTS, steps=T, batch=B, unit=True, bias=False, per_neuron=True, seed=0, **changes):
+    """Spikes, parameters of each layer and attributes."""
+    torch.manual_seed(seed)
+    x = (torch.rand(steps, batch, sizes[0]) < 0.25) * (1.0 if unit else torch.randn(steps, batch, sizes[0]))
+    ids, values, counts, _ = torch.ops.snnipu.dense_to_sparse_fwd(x, slots[0], False)
+    layers = len(sizes) - 1
+    parameters = []
+    for inputs, neurons in zip(sizes, sizes[1:]):
+        size = neurons if per_neuron else 1
+        weight = torch.randn(neurons, inputs) * 1.2 / (inputs / 4) ** 0.5
+        layer = [weight, torch.rand(size) * 1.1, torch.rand(size) * 0.5 + 0.5]
+        parameters.append(layer + ([torch.randn(neurons) * 0.1] if bias else []))
+    attributes = {
+        "slots": list(slots[1:]),
+        "has_grad_threshold": [1] * layers,
+        "grad_threshold": [0.2] * layers,
+        "input_scale": [1.0, 0.5, 1.25][:layers],
+        "reset": 1,
+        "rotate": 0,
+        "has_bias": int(bias),
+        "unit_values": int(unit),
+        "input_gradient": 1,
+        "surrogate": 3,
+        "surrogate_a": 2.0,
+        "surrogate_b": 0.0,
+        **changes,
+    }
+    return (ids, values, counts), parameters, attributes
+
+
+def on_host(spikes, parameters, attributes):
+    """What the layers make, one after the other, with a delay of a step between them; differentiable."""
+    ids, values, counts = spikes
+    kernel = Kernel(attributes["surrogate"], attributes["surrogate_a"], attributes["surrogate_b"])
+    made = []
+    for layer, (weight, beta, threshold, *bias) in enumerate(parameters):
+        second = attributes["grad_threshold"][layer] if attributes["has_grad_threshold"][layer] else None
+        ids, values, counts, dropped = SparseLifSequence.apply(
+            values,
+            weight,
+            bias[0] if bias else None,
+            None,
+            beta,
+            threshold,
+            ids,
+            counts,
+            second,
+            attributes["input_scale"][layer],
+            attributes["slots"][layer],
+            bool(attributes["rotate"]),
+            attributes["reset"],
+            1 if layer else 0,
+            kernel,
+            None,
+        )
+        made.append((ids, values, counts, dropped))
+    return made
+
+
+def check(model, spikes, parameters, attributes, paths=None, names=None):
+    ids, values, counts = spikes
+    leaves = [values] + [tensor for layer in parameters for tensor in layer]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    expected = on_host(spikes, parameters, attributes)
+    assert all(int(layer[2][..., 0].sum()) > 0 for layer in expected), "a layer is silent"
+    inputs = [ids.float(), values.detach(), counts.float(), *(leaf.detach() for leaf in leaves[1:])]
+    made = forward(model, "SparseNetwork", inputs, attributes)
+    layers = len(parameters)
+    for layer in range(layers):
+        for output, wanted in enumerate(expected[layer]):
+            assert torch.equal(made[5 * layer + output], wanted.detach().float()), (layer, output)
+    torch.manual_seed(1)
+    grads = [torch.randn_like(layer[1]) for layer in expected]
+    for path in paths or ((layers - 1,), tuple(range(layers))):
+        upstream = [None] * (5 * layers)
+        for layer in path:
+            upstream[5 * layer + 1] = grads[layer]
+        got = backward(model, "SparseNetwork", inputs, attributes, made, upstream)
+        wanted = torch.autograd.grad(
+            [expected[layer][1] for layer in path], leaves, [grads[layer] for layer in path], retain_graph=True
+        )
+        assert torch.equal(got[0], torch.zeros_like(inputs[0]))
+        assert torch.equal(got[2], torch.zeros_like(inputs[2]))
+        for place, gradient in zip([1, *range(3, len(inputs))], wanted):
+            if place == 1 and not attributes["input_gradient"]:
+                assert torch.equal(got[1], torch.zeros_like(inputs[1]))
+                continue
+            scale = max(1.0, float(gradient.abs().max()))
+            torch.testing.assert_close(got[place], gradient, rtol=1e-4, atol=1e-5 * scale)
+        for layer in range(layers):
+            weight = got[3 + layer * len(parameters[0])]
+            assert bool(weight.any()), f"no gradient reaches layer {layer}"
+
+
+@pytest.mark.parametrize(("tiles", "ipus"), [*MACHINES, (16, 1), (64, 1)])
+def test_machines(tiles, ipus):
+    check(machine(tiles, ipus), *network())
+
+
+@pytest.mark.parametrize("reset", [0, 1, 2])
+@pytest.mark.parametrize(("unit", "bias", "per_neuron"), [(True, False, True), (False, True, False)])
+@pytest.mark.parametrize("rotate", [0, 1])
+def test_variants(reset, unit, bias, per_neuron, rotate):
+    check(machine(16), *network(unit=unit, bias=bias, per_neuron=per_neuron, reset=reset, rotate=rotate))
+
+
+@pytest.mark.parametrize("surrogate", sorted(SURROGATES))
+def test_surrogates(surrogate):
+    a, b = SURROGATES[surrogate]
+    check(machine(16), *network(surrogate=surrogate, surrogate_a=a, surrogate_b=b), paths=((2,),))
+
+
+def test_every_neuron_carries_gradient():
+    check(machine(16), *network(slots=(12, 37, 21, 10), has_grad_threshold=[0, 0, 0]))
+
+
+def test_without_the_gradient_of_the_input():
+    check(machine(16), *network(input_gradient=0))
+
+
+def test_one_layer():
+    check(machine(4), *network(sizes=(40, 11), slots=(12, 6)))
+
+
+def test_many_neurons_to_a_tile():
+    """Blocks of 64 and less, several to a tile; their bits do not end where words do."""
+    check(machine(4), *network(sizes=(40, 301, 70, 10), slots=(20, 60, 30, 10)), paths=((2,),))
+
+
+def test_one_step():
+    """Nothing has arrived at the second layer yet."""
+    spikes, parameters, attributes = network(sizes=(40, 37), slots=(12, 9), steps=1)
+    check(machine(8), spikes, parameters, attributes)
+
+
+def test_runs_again():
+    """A program starts over: states, counters and sums are as at first."""
+    model = machine(16)
+    for seed in (0, 1):
+        check(model, *network(seed=seed))
+    assert len(model.programs()) == 3
+
+
+PLAN = [0, 2, 4, 9, 1, 1, 11, 1, 5, 1, 12, 1, 3, 7, 10, 2, 2, 2, 1, 1, 1, 2, 4, 2, 2, 1, 3, 1, 5, 1]
+
+
+def test_plan():
+    """Neurons and samples where the plan has them: 9 tiles of 4 neurons and one of 1, and so on."""
+    spikes, parameters, attributes = network()
+    model = machine(24)
+    check(model, spikes, parameters, {**attributes, "plan": PLAN})
+    steps = {step["name"].rsplit("/", 1)[-1]: step for step in model.programs()[0].report()["steps"]}
+    assert steps["prepare"]["vertices"] == 2 * (10 + 7 + 3)  # each block's state and beta
+    assert steps["select"]["vertices"] == 1 + 3 + 1
+    assert steps["lif"]["executions"] == T
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"slots": [9, 8]}, "an entry for each layer"),
+        ({"slots": [9, 0, 10]}, "slots must be 1 or more"),
+        ({"plan": PLAN[:-1]}, "plan ends too early"),
+        ({"plan": [*PLAN, 1]}, "more entries"),
+        ({"plan": [1000, *PLAN[1:]]}, "each of its neurons to one of 24 tiles"),
+        ({"plan": [*PLAN[:-2], 4, 1]}, "each sample of the batch to one of 24 tiles"),
+    ],
+)
+def test_bad_attributes(changes, message):
+    (ids, values, counts), parameters, attributes = network()
+    inputs = [ids.float(), values, counts.float(), *(tensor for layer in parameters for tensor in layer)]
+    with pytest.raises(IpuModelError, match=message):
+        forward(machine(24), "SparseNetwork", inputs, {**attributes, **changes})
+
+
+def test_membranes_carry_no_gradient():
+    """A loss on them would be without effect, and is refused."""
+    (ids, values, counts), parameters, attributes = network()
+    inputs = [ids.float(), values, counts.float(), *(tensor for layer in parameters for tensor in layer)]
+    model = machine(16)
+    made = forward(model, "SparseNetwork", inputs, attributes)
+    upstream = [None] * len(made)
+    upstream[4] = torch.ones_like(made[4])
+    with pytest.raises(IpuModelError, match="membranes of layer 0 are on the path to the loss"):
+        backward(model, "SparseNetwork", inputs, attributes, made, upstream)

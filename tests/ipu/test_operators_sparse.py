@@ -1,0 +1,160 @@
+"""The PopART operators on spike ids, through the IPU model, against the host's kernels."""
+
+import pytest
+import torch
+from support.operators import MACHINES, backward, forward, machine, needs_model_and_host
+
+from snnipu.ipu.model import IpuModelError
+from snnipu.ops.select_spikes import threshold_gradient
+
+pytestmark = needs_model_and_host
+
+T, B, N, SLOTS = 4, 5, 70, 9
+
+
+def spikes(unit=True, seed=0, neurons=N, slots=SLOTS, density=0.15):
+    """ids, values, counts of a random input whose busiest rows overflow."""
+    torch.manual_seed(seed)
+    x = torch.randn(T, B, neurons) * (torch.rand(T, B, neurons) < density)
+    ids, values, counts, dropped = torch.ops.snnipu.dense_to_sparse_fwd(x, slots, False)
+    assert int(dropped.sum()) > 0
+    return ids, torch.ones_like(values) if unit else values, counts
+
+
+def as_floats(ids, values, counts):
+    return [ids.float(), values, counts.float()]
+
+
+@pytest.mark.parametrize(("tiles", "ipus"), MACHINES)
+@pytest.mark.parametrize("rotate", [0, 1])
+@pytest.mark.parametrize("second", [0, 1])
+def test_select_spikes(tiles, ipus, rotate, second):
+    model = machine(tiles, ipus)
+    torch.manual_seed(0)
+    for size in (1, N):
+        mem, threshold, grad = torch.randn(T, B, N), torch.rand(size), torch.randn(T, B, SLOTS)
+        attributes = {
+            "capacity": SLOTS,
+            "rotate": rotate,
+            "has_grad_threshold": second,
+            "grad_threshold": 0.25,
+            "surrogate": 3,
+            "surrogate_a": 2.0,
+            "surrogate_b": 0.0,
+        }
+        expected = torch.ops.snnipu.select_spikes_fwd(mem, threshold, 0.25 if second else None, SLOTS, bool(rotate))
+        made = forward(model, "SelectSpikes", [mem, threshold], attributes)
+        for got, wanted in zip(made, expected):
+            assert torch.equal(got, wanted.float())
+        ids, _, counts, _ = expected
+        grad_mem, through = torch.ops.snnipu.select_spikes_bwd(grad, mem, threshold, ids, counts, 3, 2.0, 0.0)
+        got = backward(model, "SelectSpikes", [mem, threshold], attributes, made, [None, grad, None, None])
+        assert torch.equal(got[0], grad_mem)
+        torch.testing.assert_close(got[1], threshold_gradient(through, ids, threshold), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("tiles", "ipus"), MACHINES)
+@pytest.mark.parametrize("rotate", [0, 1])
+def test_dense_to_sparse(tiles, ipus, rotate):
+    model = machine(tiles, ipus)
+    torch.manual_seed(0)
+    x, grad = torch.randn(T, B, N) * (torch.rand(T, B, N) < 0.15), torch.randn(T, B, SLOTS)
+    attributes = {"capacity": SLOTS, "rotate": rotate}
+    expected = torch.ops.snnipu.dense_to_sparse_fwd(x, SLOTS, bool(rotate))
+    made = forward(model, "DenseToSparse", [x], attributes)
+    for got, wanted in zip(made, expected):
+        assert torch.equal(got, wanted.float())
+    got = backward(model, "DenseToSparse", [x], attributes, made, [None, grad, None, None])[0]
+    ids, _, counts, _ = expected
+    assert torch.equal(got, torch.ops.snnipu.sparse_to_dense_fwd(ids, grad, counts, N))
+
+
+@pytest.mark.parametrize(("tiles", "ipus"), MACHINES)
+def test_sparse_to_dense(tiles, ipus):
+    model = machine(tiles, ipus)
+    ids, values, counts = spikes(unit=False)
+    inputs, grad = as_floats(ids, values, counts), torch.randn(T, B, N)
+    made = forward(model, "SparseToDense", inputs, {"num_neurons": N})
+    assert torch.equal(made[0], torch.ops.snnipu.sparse_to_dense_fwd(ids, values, counts, N))
+    got = backward(model, "SparseToDense", inputs, {"num_neurons": N}, made, [grad])
+    assert torch.equal(got[1], torch.ops.snnipu.sparse_to_dense_bwd(grad, ids, counts))
+    # Carriers: without them PopART would drop the gradient of whoever made the spikes.
+    assert torch.equal(got[0], torch.zeros(T, B, SLOTS))
+    assert torch.equal(got[2], torch.zeros(T, B, 2))
+
+
+@pytest.mark.parametrize(("tiles", "ipus"), MACHINES)
+@pytest.mark.parametrize("unit", [1, 0])
+@pytest.mark.parametrize("bias", [False, True])
+def test_sparse_linear(tiles, ipus, unit, bias):
+    model = machine(tiles, ipus)
+    ids, values, counts = spikes(unit=bool(unit))
+    out = 37
+    weight, offset, grad = torch.randn(out, N), torch.randn(out), torch.randn(T, B, out)
+    inputs = [*as_floats(ids, values, counts), weight, *([offset] if bias else [])]
+    expected = torch.ops.snnipu.sparse_linear_fwd(ids, values, counts, weight, offset if bias else None)
+    (made,) = forward(model, "SparseLinear", inputs, {"unit_values": unit})
+    if unit:
+        assert torch.equal(made, expected)
+    else:  # the host may round a product and its sum once
+        torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
+    got = backward(model, "SparseLinear", inputs, {"unit_values": unit}, [made], [grad])
+    wanted = torch.ops.snnipu.sparse_linear_bwd(grad, ids, values, counts, weight, True, True, bias)
+    for place, gradient in zip((1, 3, 4), wanted):
+        if place < len(inputs):
+            torch.testing.assert_close(got[place], gradient, rtol=1e-5, atol=2e-5)
+    assert torch.equal(got[0], torch.zeros(T, B, SLOTS))
+    assert torch.equal(got[2], torch.zeros(T, B, 2))
+
+
+def test_sparse_linear_in_pieces():
+    """More spikes than a tile is given at a time."""
+    torch.manual_seed(0)
+    x = (torch.rand(30, 16, 300) < 0.2).float()
+    ids, values, counts, _ = torch.ops.snnipu.dense_to_sparse_fwd(x, 100, False)
+    weight, grad = torch.randn(20, 300), torch.randn(30, 16, 20)
+    inputs = [*as_floats(ids, values, counts), weight]
+    model = machine(16, options=())
+    (made,) = forward(model, "SparseLinear", inputs, {"unit_values": 1})
+    assert torch.equal(made, torch.ops.snnipu.sparse_linear_fwd(ids, values, counts, weight, None))
+    names = [step["name"] for step in model.programs()[0].report()["steps"]]
+    assert sum(name.endswith("forward") for name in names) > 1
+    got = backward(model, "SparseLinear", inputs, {"unit_values": 1}, [made], [grad])
+    grad_values, grad_weight, _ = torch.ops.snnipu.sparse_linear_bwd(
+        grad, ids, values, counts, weight, True, True, False
+    )
+    torch.testing.assert_close(got[1], grad_values, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(got[3], grad_weight, rtol=1e-5, atol=1e-4)
+
+
+def test_ids_out_of_range_stay_in_memory():
+    """Nothing checks ids on an IPU: they are held to the neurons there are, NaN to 0."""
+    ids = torch.tensor([[[-5.0, 1e9, float("nan")]]])
+    counts = torch.tensor([[[3.0, 99.0]]])
+    (dense,) = forward(machine(1), "SparseToDense", [ids, torch.ones(1, 1, 3), counts], {"num_neurons": 4})
+    assert dense.tolist() == [[[2.0, 0.0, 0.0, 1.0]]]
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "attributes", "message"),
+    [
+        ("SelectSpikes", [torch.zeros(4, 5)], {}, "no attribute capacity"),
+        ("DenseToSparse", [torch.zeros(2, 3, 4)], {"capacity": 0, "rotate": 0}, "capacity must be 1 or more, got 0"),
+        ("DenseToSparse", [torch.zeros(3, 4)], {"capacity": 1, "rotate": 0}, "three dimensions"),
+        (
+            "SparseToDense",
+            [torch.zeros(2, 3, 4)] * 3,
+            {"num_neurons": 4},
+            r"counts must have shape \[steps, batch, 2\]",
+        ),
+        (
+            "SparseToDense",
+            [torch.zeros(2, 3, 4).int(), torch.zeros(2, 3, 4), torch.zeros(2, 3, 2)],
+            {"num_neurons": 4},
+            "ids must be FLOAT",
+        ),
+    ],
+)
+def test_bad_input(name, inputs, attributes, message):
+    with pytest.raises(IpuModelError, match=message):
+        forward(machine(4), name, inputs, attributes)

@@ -1,0 +1,128 @@
+"""PopART's rules on the IPU model: what hardware would get wrong without a word is an error here."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.operators import needs_model_and_host
+
+from snnipu.ipu import model as ipu_model
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CSRC = ROOT / "csrc"
+COMPILER = shlex.split(os.environ.get("CXX", "")) or [shutil.which("g++") or shutil.which("clang++") or ""]
+pytestmark = [
+    *needs_model_and_host,
+    pytest.mark.skipif(not COMPILER[0] or not CSRC.is_dir(), reason="needs a C++ compiler and the sources"),
+]
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory):
+    """Runs a case of popart_cases.cpp: its name -> what it prints."""
+    program = tmp_path_factory.mktemp("popart") / "cases"
+    library = ipu_model.library_path()
+    command = [*COMPILER, "-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-DSNNIPU_LANE_BYTES=8"]
+    command += [f"-I{CSRC}", f"-I{CSRC / 'ipu_model/poplar/include'}", f"-I{CSRC / 'ipu_model/popart/include'}"]
+    command += [str(Path(__file__).with_name("popart_cases.cpp")), str(library), f"-Wl,-rpath,{library.parent}"]
+    subprocess.run([*command, "-pthread", "-o", str(program)], check=True)
+
+    def run(name):
+        done = subprocess.run([str(program), name], stdout=subprocess.PIPE, text=True, timeout=60)
+        assert done.returncode == 0
+        return done.stdout.strip()
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["sound", "declaredWrite", "declaredAlias"])
+def test_sound_operator(case, name):
+    assert case(name) == "ran 2 6"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "integerOutput",
+            r"test.Faulty:1 \(faulty\) has a gradient, and output 0 is INT32 .* an integer output",
+        ),
+        ("undeclaredWrite", r"input 0 of test.Faulty:1 \(faulty\) has been written to, which modifies\(\) does not"),
+        ("undeclaredAlias", r"Output 0 of test.Faulty:1 \(faulty\) shares elements with its input 0"),
+        ("forgottenAttribute", r"appendOutlineAttributes\(\) of test.Faulty:1 .* does not append the attribute scale"),
+        ("forgottenAttributeOfGradient", r"appendOutlineAttributes\(\) of the gradient of test.Faulty:1 .* scale"),
+        ("wrongShape", r"Output 0 of test.Faulty:1 \(faulty\) has shape FLOAT \[2, 3\], and its Opx sets"),
+        ("noOutput", r"The Opx of test.Faulty:1 \(faulty\) does not set its output 1"),
+        ("unknownOperator", "There is no operator ai.snnipu.Nothing:1"),
+        (
+            "noCarrier",
+            r"Output 0 of ai.snnipu.SelectSpikes:1 is on the path to the loss and gets no gradient: test.Faulty:1 "
+            "gives none for its input 0",
+        ),
+        (
+            "neededGradient",
+            r"test.FaultyGrad:1 .* needs the gradient of output 0 .* not on the path to the loss: override",
+        ),
+    ],
+)
+def test_refused(case, name, message):
+    found = case(name)
+    assert re.search(message, found), found
+
+
+def test_carriers_let_the_gradient_through(case):
+    assert case("carrier") == "gradients 1 1"
+
+
+def test_optional_gradient(case):
+    assert case("optionalGradient") == "gradients 1"
+
+
+def test_gradients_reach_every_weight(case):
+    """A chain of the per-layer operators: spikes, and the gradients of three weights."""
+    assert case("chain") == "nonzero nonzero nonzero nonzero"
+
+
+def make(*arguments, **environment):
+    return subprocess.run(
+        ["make", "-C", str(ROOT / "custom_ops"), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+def test_makefile_for_the_sdk(tmp_path):
+    """Every source goes into the two files, which are built anew when one changes; without popc it says what to do."""
+    dry = make("-n", f"OUT={tmp_path}")
+    assert dry.returncode == 0, dry.stdout
+    library, codelets = (line for line in dry.stdout.splitlines() if " -o " in line)
+    for folder in ("custom_ops", "csrc/graph"):
+        for source in (ROOT / folder).glob("*.cpp"):
+            assert f" {source} " in library
+    assert f"-o {tmp_path}/libsnnipu_popart.so -lpopart -lpoplar" in library.replace("  ", " ")
+    for source in (CSRC / "vertices").glob("*.cpp"):
+        assert f" {source} " in codelets
+    assert codelets.startswith("popc ") and codelets.endswith(f"-o {tmp_path}/snnipu.gp")
+    done = make(f"OUT={tmp_path}", "POPC=no-such-popc")
+    assert done.returncode != 0
+    assert "source the Poplar SDK's enable.sh first" in done.stdout
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+def test_makefile_builds_both_files(tmp_path):
+    """With stand-ins for the compilers: what they are told to make is there, and is not made twice."""
+    fake = tmp_path / "fake"
+    fake.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho made > "$2"\n')
+    fake.chmod(0o755)
+    out = tmp_path / "out"
+    tools = [f"OUT={out}", f"POPC={fake}", f"CXX={fake}"]
+    assert make(*tools).returncode == 0
+    assert sorted(path.name for path in out.iterdir()) == ["libsnnipu_popart.so", "snnipu.gp"]
+    assert "Nothing to be done" in make(*tools, LC_ALL="C").stdout
