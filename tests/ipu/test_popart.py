@@ -109,7 +109,8 @@ def test_makefile_for_the_sdk(tmp_path):
     assert f"-o {tmp_path}/libsnnipu_popart.so -lpopart -lpoplar" in library.replace("  ", " ")
     for source in (CSRC / "vertices").glob("*.cpp"):
         assert f" {source} " in codelets
-    assert codelets.startswith("popc ") and codelets.endswith(f"-o {tmp_path}/snnipu.gp")
+    assert codelets.startswith("popc ")
+    assert codelets.endswith(f"-o {tmp_path}/snnipu.gp")
     done = make(f"OUT={tmp_path}", "POPC=no-such-popc")
     assert done.returncode != 0
     assert "source the Poplar SDK's enable.sh first" in done.stdout
