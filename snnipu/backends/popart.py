@@ -15,7 +15,7 @@ import sys
 import threading
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 import torch
 
@@ -235,6 +235,66 @@ def call_sparse_linear(spikes: SparseSpikes, weight: torch.Tensor, bias: Optiona
     example = spikes.values.new_empty((*spikes.shape[:2], weight.shape[0]), dtype=torch.float32)
     inputs = [*_slots(spikes), weight.float(), *([] if bias is None else [bias.float()])]
     return call("SparseLinear", inputs, [example], {"unit_values": 0})[0]
+
+
+def has_operator(operator: str) -> bool:
+    """Whether what :func:`uses_operator` tells of has this operator, too; a real PopTorch's library has all."""
+    model = getattr(_running, "model", None)
+    return model is None or (DOMAIN, operator, VERSION) in model.operators()
+
+
+class NetworkLayer(NamedTuple):
+    """What ``SparseNetwork`` takes of a layer; beta and threshold of one element or ``[neurons]``."""
+
+    weight: torch.Tensor
+    beta: torch.Tensor
+    threshold: torch.Tensor
+    bias: Optional[torch.Tensor]
+    slots: int
+    grad_threshold: Optional[float]
+    input_scale: float
+
+
+def call_sparse_network(
+    spikes: SparseSpikes,
+    layers: Sequence[NetworkLayer],
+    reset: int,
+    rotate: bool,
+    kernel: Optional[Kernel],
+    plan: Sequence[int] = (),
+) -> List[SparseSpikes]:
+    """``SparseNetwork``: all layers, a step apart, as one operator; the spikes of each.
+
+    ``plan``: where the layers are, as :meth:`snnipu.ipu.Plan.attribute` tells; empty: the operator's own choice.
+    Raises RuntimeError for a surrogate that is not native.
+    """
+    steps, batch, _ = spikes.shape
+    inputs, examples = _slots(spikes), []
+    for layer in layers:
+        parameters = [layer.weight, layer.beta.reshape(-1), layer.threshold.reshape(-1)]
+        inputs += [each.float() for each in [*parameters, *([] if layer.bias is None else [layer.bias])]]
+        slots = inputs[1].new_empty((steps, batch, layer.slots))
+        counts = slots.new_empty((steps, batch, 2))
+        examples += [slots, slots, counts, counts, slots.new_empty((steps, batch, layer.weight.shape[0]))]
+    attributes = {
+        "slots": [layer.slots for layer in layers],
+        "has_grad_threshold": [int(layer.grad_threshold is not None) for layer in layers],
+        "grad_threshold": [0.0 if layer.grad_threshold is None else layer.grad_threshold for layer in layers],
+        "input_scale": [float(layer.input_scale) for layer in layers],
+        "reset": reset,
+        "rotate": int(rotate),
+        "has_bias": int(layers[0].bias is not None),
+        "unit_values": 0,
+        "input_gradient": int(spikes.requires_grad),
+        **_surrogate_attributes(kernel),
+        **({"plan": list(plan)} if plan else {}),
+    }
+    made = call("SparseNetwork", inputs, examples, attributes)
+    every = []
+    for index, layer in enumerate(layers):
+        ids, values, found, dropped, _ = made[5 * index : 5 * index + 5]
+        every.append(SparseSpikes._trusted(ids, values, found, layer.weight.shape[0], dropped))
+    return every
 
 
 # ---- what stands for the operators in the host runtime, where the IPU model does not run them

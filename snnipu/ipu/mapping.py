@@ -190,6 +190,17 @@ class Plan:
             ],
         }
 
+    def attribute(self) -> List[int]:
+        """The plan as the PopART operator ``SparseNetwork`` takes it: for each layer its first tile, runs of neurons on
+        a tile, its first selection tile, and runs of samples on a tile; runs are their number, then value and length.
+        """
+        numbers: List[int] = []
+        for layer in self.layers:
+            for first, counts in ((layer.first_tile, layer.neurons), (layer.first_selection_tile, layer.rows)):
+                runs = _runs(counts)
+                numbers += [first, len(runs), *(number for run in runs for number in run)]
+        return numbers
+
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
 
@@ -315,9 +326,11 @@ def memory_of(network: NetworkSpec, target: Target, ipus: int, layers: Sequence[
     memory["history"][:used] += -(-spread // max(used, 1))
     if network.training:
         for placed in layers[1:]:
-            # Partial gradients of the input's slots are summed by all tiles.
-            elements = -(-network.batch_size * network.slots[placed.layer - 1] // max(used, 1))
-            memory["exchange buffers"][:used] += elements * placed.tiles * FLOAT
+            # Partial gradients of the input's slots, of which each tile of the layer sums a share.
+            share = slot_share(network.batch_size * network.slots[placed.layer - 1], placed.tiles)
+            memory["exchange buffers"][placed.first_tile : placed.first_tile + placed.tiles] += (
+                share * placed.tiles * FLOAT
+            )
     return memory
 
 
@@ -363,6 +376,11 @@ def _remedy(largest: str, spread: bool) -> str:
 
 
 # ---- mapping
+
+
+def slot_share(elements: int, tiles: int) -> int:
+    """Slots that a tile sums where ``tiles`` share ``elements``, in pairs."""
+    return 2 * -(-cycles.vectors(elements) // tiles)
 
 
 def own_slots(network: NetworkSpec, entry: int, width: int) -> float:

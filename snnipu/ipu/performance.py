@@ -6,7 +6,7 @@ A step is a sequence of phases; in each, all tiles compute, or all exchange, and
 Forwards, with layers one step apart, all at once: ids of the spikes go to all tiles of the next layer; neurons
 integrate; bits of what fired go to the selection tiles; these make ids. Backwards: ids and spike gradients go to all
 tiles; these find their neurons, run the adjoint, add to the weight gradients and make partial gradients of their
-input's spikes, which all tiles together sum. Without delay the layers' phases follow one another.
+input's spikes, which the layer's tiles together sum. Without delay the layers' phases follow one another.
 
 What is left out: host input and output, the loss, control flow, and the memory that two phases of exchange code share.
 """
@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 import numpy as np
 
 from snnipu.ipu import cycles
-from snnipu.ipu.mapping import COUNTS_BYTES, FLOAT, LayerPlan, Plan, lanes, own_slots
+from snnipu.ipu.mapping import COUNTS_BYTES, FLOAT, LayerPlan, Plan, lanes, own_slots, slot_share
 from snnipu.ipu.network import ID_BYTES
 
 LABEL = "predicted by snnipu's IPU performance model, not measured"
@@ -244,18 +244,19 @@ class _Estimator:
         behind = [layer for layer in layers if layer.layer > 1]
         if not behind:
             return
-        used = self.plan.tiles_used
         elements = {layer.layer: rows * network.slots[layer.layer - 1] for layer in behind}
-        shares = {layer.layer: -(-elements[layer.layer] // used) for layer in behind}
-        arriving_all = float(sum(shares[layer.layer] * layer.tiles * FLOAT for layer in behind))
-        sums = {layer.layer: max(float(elements[layer.layer] * FLOAT), arriving_all) for layer in behind}
-        self.received += arriving_all * used
-        # Each IPU sums its own partial gradients before they travel.
-        links = sum(elements[layer.layer] * FLOAT * max(len(layer.ipus(self.target)) - 1, 0) for layer in behind)
-        self.exchange("partial spike gradients", "backward", sums, links)
-        cost = sum(cycles.slot_sum(shares[layer.layer], layer.tiles) for layer in behind)
-        self.tile_cycles[:used] += cost
-        self.phases.append(Phase("sum of spike gradients", "backward", "compute", cost, self.sync, behind[-1].layer))
+        shares = {layer.layer: slot_share(elements[layer.layer], layer.tiles) for layer in behind}
+        arriving = {layer.layer: float(shares[layer.layer] * layer.tiles * FLOAT) for layer in behind}
+        self.received += sum(arriving[layer.layer] * layer.tiles for layer in behind)
+        busiest = {entry: max(float(elements[entry] * FLOAT), arriving[entry]) for entry in elements}
+        links = sum(arriving[layer.layer] * max(len(layer.ipus(self.target)) - 1, 0) for layer in behind)
+        self.exchange("partial spike gradients", "backward", busiest, links)
+        self.compute(
+            "sum of spike gradients",
+            "backward",
+            behind,
+            lambda layer, width: cycles.slot_sum(shares[layer.layer], layer.tiles),
+        )
 
     def run(self) -> Performance:
         groups = _selected(self.plan)

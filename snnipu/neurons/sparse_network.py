@@ -1,17 +1,23 @@
 """``snnipu.SparseNetwork``: fully connected spiking layers, spikes in and spikes out."""
 
-from typing import Any, Dict, List, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Union
 
 import torch
 from torch import nn
 
 from snnipu import ops
+from snnipu.backends import popart
 from snnipu.neurons.multistep import MultiStep
 from snnipu.neurons.sparse_leaky import Parameter, SparseLeaky
 from snnipu.neurons.sparse_linear import check_features, check_path, choose_path
-from snnipu.ops._slots import check_max_spikes
+from snnipu.ops._arguments import reset_code
+from snnipu.ops._slots import check_max_spikes, overflow_code
+from snnipu.ops._spike_gradient import fused
 from snnipu.spikes import SparseSpikes
 from snnipu.surrogate import SpikeGrad
+
+if TYPE_CHECKING:
+    from snnipu.ipu import Plan
 
 PerLayer = Union[Parameter, Sequence[Parameter]]
 
@@ -44,6 +50,8 @@ class SparseNetwork(nn.Module):
         activity: mean spikes per neuron and step of each layer in the last forward, a list of floats.
         overflow: spikes dropped in the last forward, of each layer, a list of ints.
         input_activity, input_overflow: the same of the input.
+        ipu_plan: where the layers are on an IPU: None, the operator's own choice, or a :class:`snnipu.ipu.Plan` of this
+            network. The tiles change no result.
 
     Raises:
         TypeError, ValueError: the message names the argument.
@@ -106,6 +114,7 @@ class SparseNetwork(nn.Module):
             for i in range(layers)
         )
         self._input: Optional[SparseSpikes] = None
+        self.ipu_plan: Optional[Plan] = None
 
     def forward(
         self, x: Union[torch.Tensor, SparseSpikes], *, all_layers: bool = False
@@ -126,11 +135,53 @@ class SparseNetwork(nn.Module):
         self._input = first._summary() if isinstance(first, SparseSpikes) else None
         out: Union[torch.Tensor, SparseSpikes] = first
         every: List[SparseSpikes] = []
+        if isinstance(first, SparseSpikes) and self._one_operator():
+            every = self._on_ipu(first)
+            return every if all_layers else every[-1]
         for index, layer in enumerate(self.layers):
             spikes: SparseSpikes = layer(out, delay=self.delay if index else 0)
             every.append(spikes)
             out = spikes
         return every if all_layers else every[-1]
+
+    def _one_operator(self) -> bool:
+        """Whether the network runs as a PopART operator of its own; else its layers do."""
+        if not (self.delay == 1 and popart.uses_operator("SparseNetwork", "SparseLinear")):
+            return False
+        same = {
+            (layer.reset_mechanism, layer.overflow_order, layer.bias is None, layer.recurrent_weight is None)
+            for layer in self.layers
+        }
+        kernels = {fused(layer.spike_grad)[0] for layer in self.layers}
+        recurrent = any(layer.recurrent_weight is not None for layer in self.layers)
+        return len(same) == len(kernels) == 1 and not recurrent and popart.has_operator("SparseNetwork")
+
+    def _on_ipu(self, spikes: SparseSpikes) -> List[SparseSpikes]:
+        """All layers as one operator."""
+        first = self.layers[0]
+        layers = [
+            popart.NetworkLayer(
+                layer.weight,
+                layer.beta,
+                layer.threshold,
+                layer.bias,
+                popart.static_slots(layer.max_spikes, layer.out_features),
+                layer.grad_threshold,
+                layer.input_scale,
+            )
+            for layer in self.layers
+        ]
+        every = popart.call_sparse_network(
+            spikes,
+            layers,
+            reset_code(first.reset_mechanism),
+            overflow_code(first.overflow_order),
+            fused(first.spike_grad)[0],
+            () if self.ipu_plan is None else self.ipu_plan.attribute(),
+        )
+        for layer, made in zip(self.layers, every):
+            layer._last = made._summary()
+        return every
 
     def _limited(self, x: Union[torch.Tensor, SparseSpikes]) -> Union[torch.Tensor, SparseSpikes]:
         """The input in at most ``max_spikes[0]`` slots."""

@@ -1,10 +1,14 @@
 """The adapter of the IPU model's C interface, with a stand-in for its library, and with the library itself."""
 
+import contextlib
+
 import pytest
 import torch
 from support.fake_ipu_model import FakeLibrary
 
-from snnipu import ops, surrogate
+import snnipu as snn
+from snnipu import ipu, ops, poptorch, surrogate
+from snnipu.backends import popart
 from snnipu.ipu import model as ipu_model
 from snnipu.ipu.model import IpuModel, IpuModelError, IpuModelTarget, IpuModelUnavailable, TensorSpec
 
@@ -196,3 +200,56 @@ def test_report_of_the_model():
     (found,) = model.reports()
     assert found["operator"] == "LifSequence"
     assert found["report"]
+
+
+def counted(sizes, activity, batch_size, steps):
+    """A network's plan, what the performance model predicts for it, and cycles of the compute sets of a step by the
+    IPU model, which runs the network's operator and gradient on that plan."""
+    spec = ipu.NetworkSpec.from_sizes(sizes, activity, batch_size=batch_size, steps=steps)
+    plan = ipu.plan(spec)
+    net = snn.SparseNetwork(sizes, beta=0.9, max_spikes=list(spec.slots), bias=True)
+    net.ipu_plan = plan
+    model = IpuModel(IpuModelTarget("mk2"))
+    x = ops.dense_to_sparse((torch.rand(steps, batch_size, sizes[0]) < activity).float(), spec.slots[0])
+    with popart.running_on(model), poptorch_runs(model):
+        out = net(x)
+    out.values.sum().backward()
+    found = {}
+    for program in model.programs():
+        for step in program.estimate()["steps"]:
+            if step["executions"] == steps and step["kind"] == "compute":
+                name = (program.key.gradient is not None, step["name"].rpartition("/")[2])
+                found[name] = {kind: step[f"{kind}_cycles"] for kind in ("compute", "exchange")}
+    return ipu.estimate(plan), found
+
+
+@contextlib.contextmanager
+def poptorch_runs(model):
+    """As in the ``forward`` of a wrapped model."""
+    before = poptorch._tracing.set_execution_hook(lambda name, domain, version, *rest: model.apply(name, *rest))
+    try:
+        with poptorch._tracing.tracing(True):
+            yield
+    finally:
+        poptorch._tracing.set_execution_hook(before)
+
+
+@needs_library
+@pytest.mark.skipif(not hasattr(poptorch, "is_host_runtime"), reason="a real PopTorch is installed")
+@pytest.mark.parametrize("sizes", [[300, 120, 80, 10], [500, 400, 20]])
+def test_performance_model_agrees_with_the_counts(sizes):
+    """Phase by phase of a step: the same formulas on the same plan, once by hand and once by the graph."""
+    predicted, found = counted(sizes, 0.1, batch_size=12, steps=4)
+    phases = {phase.name: phase.cycles for phase in predicted.phases}
+    merged = found[False, "merge"]["compute"] + found[False, "select"]["compute"]
+    assert phases["spike selection"] == pytest.approx(merged, rel=0.02)
+    # The input's spikes have values, which the performance model takes for 1.
+    for phase, compute_set, tolerance in (
+        ("integrate and fire", (False, "lif"), 0.35),
+        ("neuron gradients", (True, "lifBackward"), 0.2),
+        ("weight and spike gradients", (True, "weights"), 0.1),
+        ("sum of spike gradients", (True, "sum"), 0.35),
+    ):
+        assert phases[phase] == pytest.approx(found[compute_set]["compute"], rel=tolerance), phase
+    whole = sum(sum(cycles.values()) for cycles in found.values())
+    assert predicted.cycles_per_step == pytest.approx(whole, rel=0.25)

@@ -6,7 +6,7 @@ from support.fake_ipu_model import FakeLibrary
 from torch import nn
 
 import snnipu as snn
-from snnipu import poptorch
+from snnipu import ipu, poptorch
 from snnipu.ipu import model as ipu_model
 
 pytestmark = pytest.mark.skipif(not hasattr(poptorch, "is_host_runtime"), reason="a real PopTorch is installed")
@@ -282,7 +282,50 @@ def test_event_driven_layers_on_the_library(monkeypatch, kind, overflow, target)
         assert made.layers.activity == pytest.approx(expected.layers.activity)
         assert made.layers.overflow == expected.layers.overflow
     ran = {entry["operator"] for entry in model.ipuModelReport()}
-    assert {"SparseLinear (gradient)", "SelectSpikes (gradient)", "LifSequence (gradient)"} <= ran
+    if kind == "network":
+        assert {"SparseNetwork", "SparseNetwork (gradient)"} <= ran
+        assert "LifSequence" not in ran
+    else:
+        assert {"SparseLinear (gradient)", "SelectSpikes (gradient)", "LifSequence (gradient)"} <= ran
+
+
+@needs_library
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_network_learns_on_the_library(monkeypatch, planned):
+    """As one operator, on tiles of its own choice or a plan's; weights after five steps are the host's."""
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2" if planned else "mk2:16")
+    torch.manual_seed(2)
+    x = (torch.rand(7, 3, 20) < 0.4).float()
+    losses = []
+    for options in (on_model(), poptorch.Options()):
+        net = Events("network")
+        if planned:
+            network = ipu.NetworkSpec.from_module(net, 0.2, batch_size=3, steps=7)
+            net.layers.ipu_plan = ipu.plan(network, neurons_per_tile=4, selection_tiles=2)
+        model = poptorch.trainingModel(net, options, poptorch.optim.Adam(net.parameters(), lr=0.02))
+        losses.append([float(model(x)[2]) for _ in range(5)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[0][-1] < losses[0][0]
+
+
+@needs_library
+def test_layers_without_delay_run_one_by_one(monkeypatch):
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:8")
+    torch.manual_seed(0)
+    net = nn.Sequential(snn.SparseNetwork([20, 14, 4], beta=0.9, max_spikes=[12, 8, 4], delay=0, input_scale=4.0))
+
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x):
+            return self.net(x).spike_count()
+
+    x = (torch.rand(7, 3, 20) < 0.4).float()
+    model = poptorch.inferenceModel(Counts(), on_model())
+    assert torch.equal(model(x), Counts()(x).detach())
+    assert "SparseNetwork" not in {entry["operator"] for entry in model.ipuModelReport()}
 
 
 def test_recurrent_layers_are_refused(fake):
