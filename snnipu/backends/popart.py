@@ -21,6 +21,7 @@ import torch
 
 from snnipu._dropin import is_installed
 from snnipu._layout import SINGLE_STEP, layout
+from snnipu._version import __version__
 from snnipu.backends import host
 from snnipu.spikes import SparseSpikes
 from snnipu.surrogate import Kernel
@@ -69,14 +70,22 @@ def _load_operators(op: str) -> None:
     if not path.is_file():
         raise RuntimeError(
             f"{op} cannot run on an IPU: there are no PopART operators of snnipu in {path}, and without them the "
-            "gradient of the spikes would be lost silently. They are built from custom_ops with the Poplar SDK; "
+            "gradient of the spikes would be lost silently. They are built with the Poplar SDK, by make -C custom_ops; "
             "SNNIPU_POPART_LIBRARY names the library. Or run the model without PopTorch, or on a machine without it, "
             "where snnipu.poptorch runs the same script on the host."
         )
     try:
-        _loaded[path] = ctypes.CDLL(str(path))
-    except OSError as error:
+        library = ctypes.CDLL(str(path))
+        library.snnipu_popart_version.restype = ctypes.c_char_p
+        found = library.snnipu_popart_version().decode()
+    except (OSError, AttributeError) as error:
         raise RuntimeError(f"{op} cannot run on an IPU: {path} cannot be loaded: {error}") from None
+    if found != __version__:
+        raise RuntimeError(
+            f"{op} cannot run on an IPU: {path} is of version {found}, the package of {__version__}: build it again, "
+            "with make -C custom_ops"
+        )
+    _loaded[path] = library
 
 
 def uses_operator(op: str, operator: Optional[str] = None) -> bool:

@@ -1,6 +1,8 @@
 """The PopART operator's interface on machines without PopART, and the refusal where a real PopTorch traces."""
 
 import math
+import shutil
+import subprocess
 import sys
 import types
 
@@ -149,3 +151,24 @@ def test_a_real_poptorch_without_the_library_refuses_event_driven_layers(layer, 
     (tmp_path / "libsnnipu_popart.so").write_text("no library")
     with pytest.raises(RuntimeError, match=r"libsnnipu_popart.so cannot be loaded"):
         layer(torch.zeros(2, 3, 8))
+
+
+def test_a_library_of_another_version_is_refused(monkeypatch, tmp_path):
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    real = types.ModuleType("poptorch")
+    real.isRunningOnIpu = lambda: True
+    monkeypatch.setitem(sys.modules, "poptorch", real)
+    monkeypatch.setattr(popart, "_POPTORCH_INSTALLED", True)
+    for version, name in (("0.0.0", "old.so"), (snn.__version__, "same.so")):
+        source = tmp_path / "version.c"
+        source.write_text(f'const char *snnipu_popart_version(void) {{ return "{version}"; }}\n')
+        path = tmp_path / name
+        subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(path)], check=True)
+        monkeypatch.setenv("SNNIPU_POPART_LIBRARY", str(path))
+        if version == snn.__version__:
+            assert popart.uses_operator("Leaky", "LifSequence")
+        else:
+            with pytest.raises(RuntimeError, match=r"is of version 0\.0\.0, the package of"):
+                popart.uses_operator("Leaky", "LifSequence")
