@@ -50,26 +50,46 @@ bool anyRegion(const popart::view::Regions &regions) {
   return std::any_of(regions.begin(), regions.end(), [](const auto &region) { return !region.isEmpty(); });
 }
 
-// Intervals of variables, sorted.
-std::vector<poplar::VariableInterval> sortedRegions(const poplar::Tensor &tensor) {
-  std::vector<poplar::VariableInterval> regions = tensor.getVarRegions();
-  std::sort(regions.begin(), regions.end(),
-            [](const auto &a, const auto &b) { return a.var == b.var ? a.interval < b.interval : a.var < b.var; });
-  return regions;
-}
-
-bool shareElements(const poplar::Tensor &a, const poplar::Tensor &b) {
-  const auto left = sortedRegions(a), right = sortedRegions(b);
-  for (std::size_t i = 0, j = 0; i < left.size() && j < right.size();) {
-    if (left[i].var == right[j].var && left[i].interval.begin() < right[j].interval.end() &&
-        right[j].interval.begin() < left[i].interval.end())
-      return true;
-    const bool leftFirst =
-        left[i].var == right[j].var ? left[i].interval.end() <= right[j].interval.end() : left[i].var < right[j].var;
-    ++(leftFirst ? i : j);
+// Intervals of the elements of a tensor, by variable; sorted on demand, as tensors seldom share one.
+class Elements {
+public:
+  explicit Elements(const poplar::Tensor &tensor) {
+    for (const poplar::VariableInterval &region : tensor.getVarRegions()) {
+      if (last_ == nullptr || region.var.id() != lastId_) {
+        lastId_ = region.var.id();
+        last_ = &byVariable_[lastId_];
+      }
+      last_->push_back(region.interval);
+    }
   }
-  return false;
-}
+
+  bool overlaps(Elements &other) {
+    for (auto &own : byVariable_) {
+      const auto found = other.byVariable_.find(own.first);
+      if (found != other.byVariable_.end() && overlap(own.second, found->second))
+        return true;
+    }
+    return false;
+  }
+
+private:
+  using Intervals = std::vector<poplar::Interval>;
+
+  static bool overlap(Intervals &left, Intervals &right) {
+    std::sort(left.begin(), left.end());
+    std::sort(right.begin(), right.end());
+    for (std::size_t i = 0, j = 0; i < left.size() && j < right.size();) {
+      if (left[i].begin() < right[j].end() && right[j].begin() < left[i].end())
+        return true;
+      ++(left[i].end() <= right[j].end() ? i : j);
+    }
+    return false;
+  }
+
+  std::map<unsigned, Intervals> byVariable_;
+  Intervals *last_ = nullptr;
+  unsigned lastId_ = 0;
+};
 
 std::string handle(const char *kind, std::size_t index) { return std::string(kind) + std::to_string(index); }
 
@@ -135,13 +155,18 @@ Executable::Executable(popart::Graph &graph, const std::vector<popart::Op *> &op
 }
 
 void Executable::checkAliases(const popart::Op &op, const std::map<popart::TensorId, poplar::Tensor> &tensors) const {
-  for (popart::OutIndex out = 0; op.hasOutput(out); ++out)
-    for (popart::InIndex in = 0; op.hasInput(in) || op.optionalInputs().count(in); ++in)
-      if (op.hasInput(in) && !anyRegion(op.aliases(in, out)) &&
-          shareElements(tensors.at(op.inId(in)), tensors.at(op.outId(out))))
+  std::map<popart::InIndex, Elements> inputs;
+  for (popart::InIndex in = 0; op.hasInput(in) || op.optionalInputs().count(in); ++in)
+    if (op.hasInput(in))
+      inputs.emplace(in, Elements(tensors.at(op.inId(in))));
+  for (popart::OutIndex out = 0; op.hasOutput(out); ++out) {
+    Elements output(tensors.at(op.outId(out)));
+    for (auto &input : inputs)
+      if (!anyRegion(op.aliases(input.first, out)) && output.overlaps(input.second))
         throw popart::error("Output {} of {} shares elements with its input {}, which aliases() does not declare: "
                             "whoever writes to the one changes the other. Copy them, or declare it.",
-                            out, op.debugName(), in);
+                            out, op.debugName(), input.first);
+  }
 }
 
 void Executable::checkUnchanged(const void *const *inputs) {
