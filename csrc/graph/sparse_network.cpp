@@ -284,17 +284,45 @@ Tensor sumOfRows(poplar::Graph &graph, const std::vector<Block> &blocks, const s
   const Tensor all = sums.whole();
   if (like.numElements() == all.numElements())
     return all.reshape(like.shape());
-  const Tensor total = graph.addVariable(poplar::FLOAT, {1}, {info, "total"});
-  graph.setTileMapping(total, static_cast<unsigned>(blocks[0].tile));
-  const ComputeSet last = graph.addComputeSet({info, "neurons"});
-  VertexBuilder(graph, last, vertexName("SumRows", poplar::FLOAT), blocks[0].tile)
-      .connect("in", all.flatten())
-      .connect("out", total)
-      .set("scale", 1.0f)
-      .count("rows", all.numElements())
-      .count("columns", 1);
-  prog.add(Execute(last));
-  return total.reshape(like.shape());
+  return sumOfAll(graph, all, 1.0f, prog, {info, "neurons"}).reshape(like.shape());
+}
+
+// Bits of the blocks, [batch][pieces], as words of 32 neurons, [batch][words]. Neighbouring blocks that end with a word
+// are merged on the tile of one of them: the tile that selects would take longer for all of them than all else does.
+Tensor mergeBits(poplar::Graph &graph, ComputeSet cs, const std::vector<Block> &blocks, const std::vector<Tensor> &bits,
+                 std::size_t turn, const poplar::DebugInfo &info) {
+  std::vector<Tensor> words;
+  for (std::size_t begin = 0, end = 0; begin < blocks.size(); begin = end) {
+    std::vector<Tensor> pieces;
+    std::vector<unsigned> widths;
+    std::size_t neurons = 0;
+    do {
+      const Block &block = blocks[end];
+      pieces.push_back(bits[end++]);
+      for (std::size_t left = block.neurons; left > 0; left -= widths.back())
+        widths.push_back(static_cast<unsigned>(std::min<std::size_t>(32, left)));
+      neurons += block.neurons;
+    } while (neurons % 32 != 0 && end < blocks.size());
+    if (end - begin == 1) {
+      words.push_back(pieces[0]);
+      continue;
+    }
+    const std::size_t tile = blocks[begin + turn % (end - begin)].tile, batch = pieces[0].dim(0);
+    const Tensor out = graph.addVariable(poplar::UNSIGNED_INT, {batch, (neurons + 31) / 32}, {info, "words"});
+    const Tensor constant =
+        graph.addConstant(poplar::UNSIGNED_INT, {widths.size()}, poplar::ArrayRef<unsigned>(widths), {info, "widths"});
+    graph.setTileMapping(out, static_cast<unsigned>(tile));
+    graph.setTileMapping(constant, static_cast<unsigned>(tile));
+    VertexBuilder(graph, cs, "snnipu::MergeBits", tile)
+        .connect("bits", concat(pieces, 1).flatten())
+        .connect("widths", constant)
+        .connect("out", out.flatten())
+        .count("rows", batch)
+        .count("pieces", widths.size())
+        .count("words", out.dim(1));
+    words.push_back(out);
+  }
+  return words.size() == 1 ? words[0] : concat(words, 1);
 }
 
 } // namespace
@@ -388,13 +416,9 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
     const BlockArray history(graph, blocks, poplar::FLOAT, steps * batch, {info, "mem"});
     zeroBlocks(graph, blocks, state.parts(), prepare);
     std::vector<Tensor> fired, carried; // [batch][words] of each block
-    std::vector<unsigned> widths;
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       const Block &block = blocks[i];
       const std::size_t words = block.neurons > 32 ? 2 : 1;
-      widths.push_back(static_cast<unsigned>(std::min<std::size_t>(32, block.neurons)));
-      if (words == 2)
-        widths.push_back(static_cast<unsigned>(block.neurons - 32));
       for (std::vector<Tensor> *bits : {&fired, &carried}) {
         bits->push_back(graph.addVariable(poplar::UNSIGNED_INT, {batch, words}, {info, "bits"}));
         graph.setTileMapping(bits->back(), static_cast<unsigned>(block.tile));
@@ -435,7 +459,8 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
     }
     // Selection: each tile for its samples.
     const std::size_t words = (layer.what.neurons + 31) / 32, slots = layer.what.slots;
-    const Tensor allFired = concat(fired, 1), allCarried = concat(carried, 1); // [batch][pieces]
+    const Tensor allFired = mergeBits(graph, merge, blocks, fired, 0, info);
+    const Tensor allCarried = mergeBits(graph, merge, blocks, carried, 1, info);
     const Samples &samples = layer.selection;
     const auto floatsOfSteps = [&](std::size_t width) {
       return samples.variable(graph, poplar::FLOAT, steps, width, {info, "out"});
@@ -447,27 +472,13 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
     std::vector<Tensor> starts;
     for (const Samples::Piece &piece : samples.pieces()) {
       const std::size_t rows = piece.end - piece.begin;
-      const Tensor bits = graph.addVariable(poplar::UNSIGNED_INT, {2, rows, words}, {info, "words"});
-      graph.setTileMapping(bits, static_cast<unsigned>(piece.tile));
-      const Tensor widthsHere = graph.addConstant(poplar::UNSIGNED_INT, {widths.size()},
-                                                  poplar::ArrayRef<unsigned>(widths), {info, "widths"});
-      graph.setTileMapping(widthsHere, static_cast<unsigned>(piece.tile));
-      const Tensor *const from[2] = {&allFired, &allCarried};
-      for (std::size_t kind = 0; kind < 2; ++kind)
-        VertexBuilder(graph, merge, "snnipu::MergeBits", piece.tile)
-            .connect("bits", from[kind]->slice(piece.begin, piece.end, 0).flatten())
-            .connect("widths", widthsHere)
-            .connect("out", bits[kind].flatten())
-            .count("rows", rows)
-            .count("pieces", widths.size())
-            .count("words", words);
       const Tensor start = graph.addVariable(poplar::UNSIGNED_INT, {1}, {info, "start"});
       graph.setTileMapping(start, static_cast<unsigned>(piece.tile));
       starts.push_back(start);
       const auto part = [&](const Tensor &of, std::size_t width) { return samples.part(of, piece, width); };
       VertexBuilder(graph, select, vertexName("SelectSpikes", poplar::FLOAT), piece.tile)
-          .connect("fired", bits[0].flatten())
-          .connect("carried", bits[1].flatten())
+          .connect("fired", allFired.slice(piece.begin, piece.end, 0).flatten())
+          .connect("carried", allCarried.slice(piece.begin, piece.end, 0).flatten())
           .connect("ids", part(own[l].ids, slots))
           .connect("values", part(values, slots))
           .connect("counts", part(own[l].counts, 2))

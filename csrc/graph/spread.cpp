@@ -4,6 +4,7 @@
 #include "graph/vertex_name.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 namespace snnipu {
 namespace graph {
@@ -82,6 +83,34 @@ static void sumRows(poplar::Graph &graph, poplar::ComputeSet cs, const Tensor &i
       .count("columns", out.numElements());
 }
 
+Tensor sumOfAll(poplar::Graph &graph, const Tensor &vector, float scale, poplar::program::Sequence &prog,
+                const poplar::DebugContext &debug) {
+  const poplar::DebugInfo info(debug, "snnipu");
+  Tensor left = vector.flatten();
+  constexpr std::size_t few = 48;
+  if (left.numElements() > few) {
+    const std::size_t share = static_cast<std::size_t>(std::sqrt(static_cast<double>(left.numElements()))) + 1;
+    const std::size_t groups = (left.numElements() + share - 1) / share;
+    const std::size_t tiles = graph.getTarget().getNumTiles();
+    const Tensor partial = graph.addVariable(left.elementType(), {groups}, {info, "partial"});
+    const poplar::ComputeSet cs = graph.addComputeSet({info, "groups"});
+    for (std::size_t group = 0; group < groups; ++group) {
+      const std::size_t begin = group * share, end = std::min(left.numElements(), begin + share);
+      const Tensor out = partial.slice(group, group + 1);
+      graph.setTileMapping(out, static_cast<unsigned>(group % tiles));
+      sumRows(graph, cs, left.slice(begin, end), end - begin, out, 1.0f, group % tiles);
+    }
+    prog.add(poplar::program::Execute(cs));
+    left = partial;
+  }
+  const Tensor total = graph.addVariable(left.elementType(), {1}, {info, "total"});
+  graph.setTileMapping(total, 0);
+  const poplar::ComputeSet last = graph.addComputeSet({info, "sum"});
+  sumRows(graph, last, left, left.numElements(), total, scale, 0);
+  prog.add(poplar::program::Execute(last));
+  return total;
+}
+
 Tensor sumModulo(poplar::Graph &graph, const Spread &spread, const Tensor &sums, const Tensor &like, float scale,
                  poplar::program::Sequence &prog, const poplar::DebugContext &debug) {
   const poplar::DebugInfo info(debug, "snnipu");
@@ -91,17 +120,13 @@ Tensor sumModulo(poplar::Graph &graph, const Spread &spread, const Tensor &sums,
     // On each tile first, so that one number leaves it.
     const std::size_t tiles = spread.tiles();
     const Tensor partial = graph.addVariable(type, {tiles}, {info, "partial"});
-    const poplar::ComputeSet onTiles = graph.addComputeSet({info, "tiles"}), last = graph.addComputeSet({info, "sum"});
+    const poplar::ComputeSet onTiles = graph.addComputeSet({info, "tiles"});
     for (std::size_t tile = 0; tile < tiles; ++tile) {
       graph.setTileMapping(partial[tile], static_cast<unsigned>(tile));
       sumRows(graph, onTiles, spread.part(sums, tile), spread.count(tile), partial.slice(tile, tile + 1), 1.0f, tile);
     }
-    const Tensor total = graph.addVariable(type, {1}, {info, "total"});
-    graph.setTileMapping(total, 0);
-    sumRows(graph, last, partial, tiles, total, scale, 0);
     prog.add(poplar::program::Execute(onTiles));
-    prog.add(poplar::program::Execute(last));
-    return total.reshape(like.shape());
+    return sumOfAll(graph, partial, scale, prog, debug).reshape(like.shape());
   }
   const std::size_t rows = sums.numElements() / size;
   const Tensor byRow = sums.reshape({rows, size});

@@ -45,6 +45,10 @@ poplar::Tensor nothing(poplar::Graph &graph, const poplar::Type &type);
 void zero(poplar::Graph &graph, const Spread &spread, const std::vector<poplar::Tensor> &arrays,
           poplar::program::Sequence &prog, const poplar::DebugContext &debug);
 
+// scale * the sum of a vector, as [1]: in two levels where it is long, as a sum of one number keeps one worker busy.
+poplar::Tensor sumOfAll(poplar::Graph &graph, const poplar::Tensor &vector, float scale,
+                        poplar::program::Sequence &prog, const poplar::DebugContext &debug);
+
 // scale * the sum of sums[i] over all i that are the same modulo the size of `like`: a tensor of its shape. sums:
 // [1][elements].
 poplar::Tensor sumModulo(poplar::Graph &graph, const Spread &spread, const poplar::Tensor &sums,
