@@ -21,6 +21,7 @@ FOOT_WIDTH = 215
 # Compute by phase in cold colours.
 PHASE_COLOURS = {
     "integrate and fire": "#1f5587",
+    "words of bits": "#5b8fbd",
     "spike selection": "#86b0d3",
     "neuron gradients": "#a9cdb2",
     "weight and spike gradients": "#2f7d6d",

@@ -70,20 +70,17 @@ def sparse_lif_forward(rows: int, lanes: int, spikes: float) -> float:
     return multi_vertex(22 + share(rows) * (20 + each))
 
 
-def merge_bits(rows: int, pieces: int) -> float:
-    """``MergeBits``: the ``pieces`` that the neuron tiles send become words of 32 neurons."""
-    return multi_vertex(6 + share(rows) * (10 + pieces * 12))
+def merge_bits(rows: int, pieces: int, stored: int = 0) -> float:
+    """``MergeBits``: the ``pieces`` that neighbouring neuron tiles send become words of 32 neurons, on one of them. It
+    also stores ``stored`` membranes for the way back, ``StoreStep``."""
+    merging = multi_vertex(6 + share(rows) * (10 + pieces * 12)) if pieces else 0.0
+    return merging + (multi_vertex(4 + share(stored) * 5) if stored else 0.0)
 
 
 def select_spikes(rows: int, words: int, carried: float, slots: int) -> float:
     """``SelectSpikes``: bits are counted, ``carried`` ids written, and the other slots filled."""
     row = 30 + words * 7 + math.ceil(words / 2) * 10 + carried * 14 + slots * 4 + (slots - carried) * 2
     return multi_vertex(11 + share(rows) * row)
-
-
-def selection(rows: int, pieces: int, neurons: int, carried: float, slots: int) -> float:
-    """From bits to ids: ``MergeBits`` of what fired and of what carries gradient, then ``SelectSpikes``."""
-    return 2 * merge_bits(rows, pieces) + select_spikes(rows, math.ceil(neurons / 32), carried, slots)
 
 
 def neuron_gradient(rows: int, lanes: int, slots: int, own: float) -> float:

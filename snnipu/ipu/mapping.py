@@ -62,6 +62,18 @@ class LayerPlan:
         """32-bit words of fired bits that a sample has on all tiles of the layer."""
         return sum((count + 31) // 32 for count in self.neurons)
 
+    @property
+    def merged_words(self) -> int:
+        """Words of bits that the tile has to put together which merges most: those of neighbouring tiles, up to where
+        their neurons fill words of 32. 0 where each tile's fill them by themselves."""
+        most, pieces, neurons, tiles = 0, 0, 0, 0
+        for index, count in enumerate(self.neurons):
+            pieces, neurons, tiles = pieces + (count + 31) // 32, neurons + count, tiles + 1
+            if neurons % 32 == 0 or index + 1 == len(self.neurons):
+                most = max(most, pieces if tiles > 1 else 0)
+                pieces, neurons, tiles = 0, 0, 0
+        return most
+
     def ipus(self, target: Target) -> range:
         """The IPUs that its neurons are on."""
         last = self.first_tile + self.tiles - 1

@@ -4,13 +4,15 @@ A step is a sequence of phases; in each, all tiles compute, or all exchange, and
 (bulk-synchronous parallel). What a phase's tiles compute is counted by :mod:`snnipu.ipu.cycles`.
 
 Forwards, with layers one step apart, all at once: ids of the spikes go to all tiles of the next layer; neurons
-integrate; bits of what fired go to the selection tiles; these make ids. Backwards: ids and spike gradients go to all
-tiles; these find their neurons, run the adjoint, add to the weight gradients and make partial gradients of their
-input's spikes, which the layer's tiles together sum. Without delay the layers' phases follow one another.
+integrate; bits of what fired become words beside the neurons, and go to the selection tiles; these make ids.
+Backwards: ids and spike gradients go to all tiles; these find their neurons, run the adjoint, add to the weight
+gradients and make partial gradients of their input's spikes, which the layer's tiles together sum. Without delay the
+layers' phases follow one another.
 
 What is left out: host input and output, the loss, control flow, and the memory that two phases of exchange code share.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
@@ -189,13 +191,23 @@ class _Estimator:
             layers,
             lambda layer, width: cycles.sparse_lif_forward(rows, width, network.spikes[layer.layer - 1]),
         )
-        bits = {layer.layer: max(layer.rows) * 2.0 * FLOAT * layer.words for layer in layers}
-        self.received += sum(rows * 2.0 * FLOAT * layer.words for layer in layers)
+        pieces = {layer.layer: rows * float(FLOAT) * layer.merged_words for layer in layers}
+        self.received += sum(rows * 2.0 * FLOAT * layer.words for layer in layers if layer.merged_words)
+        self.exchange("fired bits to neighbours", "forward", pieces, 0.0)
+        self.compute(
+            "words of bits",
+            "forward",
+            layers,
+            lambda layer, width: cycles.merge_bits(rows, layer.merged_words, rows * width),
+        )
+        words = {layer.layer: math.ceil(network.sizes[layer.layer] / 32) for layer in layers}
+        bits = {layer.layer: max(layer.rows) * 2.0 * FLOAT * words[layer.layer] for layer in layers}
+        self.received += sum(rows * 2.0 * FLOAT * words[layer.layer] for layer in layers)
         links = sum(
             rows
             * 2.0
             * FLOAT
-            * layer.words
+            * words[layer.layer]
             * (len(layer.ipus(self.target)) > 1 or self.foreign(layer, layer.layer) > 0)
             for layer in layers
         )
@@ -205,7 +217,7 @@ class _Estimator:
             entry, first = layer.layer, layer.first_selection_tile
             carried = network.slots[entry] if network.training else network.spikes[entry]
             for offset, samples in enumerate(layer.rows):
-                cost = cycles.selection(samples, layer.words, network.sizes[entry], carried, network.slots[entry])
+                cost = cycles.select_spikes(samples, words[entry], carried, network.slots[entry])
                 self.tile_cycles[first + offset] += cost
                 slowest, where = (cost, entry) if cost > slowest else (slowest, where)
         self.phases.append(Phase("spike selection", "forward", "compute", slowest, self.sync, where))
