@@ -209,11 +209,23 @@ def test_the_second_threshold_rises(data):
     trainer.fit()
     # 72 recordings in batches of 16: 5 steps an epoch, halved every 2.
     assert [record["grad_threshold"] for record in trainer.history] == pytest.approx([0.9 - 4 / 4, 0.9 - 4 / 32])
-    assert trainer.network.layers[0].grad_threshold == trainer.history[-1]["grad_threshold"]
+    *hidden, output = [layer.grad_threshold for layer in trainer.network.layers]
+    assert hidden == [trainer.history[-1]["grad_threshold"]] * 2
+    assert output is None  # or an output neuron that fell silent would stay so
     fixed = config(grad_threshold_start=None, grad_threshold_every=None, epochs=1)
     trainer = training.EventTrainer(fixed, data)
     trainer.fit()
     assert trainer.history[0]["grad_threshold"] == trainer.network.layers[0].grad_threshold == 0.9
+
+
+def test_the_output_starts_at_an_activity_of_its_own(data):
+    settings = config(initial_activity=0.1, initial_output_activity=0.02, max_spikes=24, epochs=1)
+    trainer = training.EventTrainer(settings, data)
+    trainer.fit()
+    assert [layer.activity for layer in trainer.scaling] == pytest.approx([0.1, 0.1, 0.02], rel=0.1)
+    same = training.EventTrainer(config(initial_activity=0.1, max_spikes=24, epochs=1), data)
+    same.fit()
+    assert [layer.activity for layer in same.scaling] == pytest.approx([0.1] * 3, rel=0.1)
 
 
 def test_rates_are_limited(data):
@@ -339,6 +351,11 @@ def test_silent_data_names_the_setting(data):
             {"grad_threshold": 0.9, "grad_threshold_start": -1.0},
             "grad_threshold_every: expected a positive integer, got None",
         ),
+        (
+            {"initial_output_activity": 0.1},
+            "initial_output_activity: expected none, got 0.1: initial_activity is none",
+        ),
+        ({"initial_activity": 0.1, "initial_output_activity": 1}, "initial_output_activity: expected a number above 0"),
         ({"initial_activity": 0}, "initial_activity: expected a number above 0 and below 1, got 0"),
         ({"rate_limit": 1.5}, "rate_limit: expected a number above 0 and below 1"),
         ({"rate_strength": -1}, "rate_strength: expected a number from 0"),
@@ -384,6 +401,7 @@ def test_defaults_make_way():
     assert build("nmnist", slot_activity=None).slots([2312, 5, 10]) == (None, None, None)
     assert build("nmnist", grad_threshold=None).grad_threshold_start is None
     assert build("nmnist", grad_threshold_start=None).grad_threshold_every is None
+    assert build("nmnist", initial_activity=None).initial_output_activity is None
     dense = build("nmnist", method="dense")
     assert dense.slots([2312, 1466, 1466, 10]) == (None,) * 4
     assert dense.grad_threshold is None

@@ -209,7 +209,8 @@ template <typename C, Reset R> int forward(const ForwardArguments<C> &a, void **
       for (size_t t = 0; t < steps; ++t)
         step.run(parameters, block, t, 0, batch, state, nullptr);
     });
-    step.writeBits(0, steps, threads);
+    if (status == Done)
+      step.writeBits(0, steps, threads);
   } else {
     // The spikes of all blocks are needed before any block goes on.
     std::vector<BlockParameters<C>> parameters;
@@ -222,10 +223,12 @@ template <typename C, Reset R> int forward(const ForwardArguments<C> &a, void **
     std::vector<C> values(batch * a.ownSlots);
     Slots<C> own{ids.data(), values.data(), counts.data(),    dropped.data(),
                  batch,      a.ownSlots,    a.blocks.neurons, a.rotate};
-    for (size_t t = 0; t < steps && status == Done; ++t) {
+    for (size_t t = 0; t < steps; ++t) {
       status = parallelTry(a.blocks.count(), threads, [&](size_t block) {
         step.run(parameters[block], block, t, 0, batch, states[block].data(), &own);
       });
+      if (status != Done)
+        break;
       step.writeBits(t, t + 1, 1);
       const size_t word = t * batch * a.blocks.words();
       selectSteps(a.fired + word, a.carried + word, own, t, 1, 1);

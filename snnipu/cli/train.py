@@ -149,7 +149,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--grad-threshold",
         type=none_or(float, "a number"),
         metavar="G",
-        help="second threshold, above which neurons carry gradient, or none: every neuron does (default: 0.9)",
+        help="second threshold, above which hidden neurons carry gradient, or none: every neuron does (default: 0.9)",
     )
     events.add_argument(
         "--grad-threshold-start",
@@ -170,6 +170,12 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="A",
         help="spikes per neuron and step that the initial weights of each layer are scaled to, or none: as drawn "
         f"({by_dataset('initial_activity')})",
+    )
+    events.add_argument(
+        "--initial-output-activity",
+        type=none_or(float, "a number"),
+        metavar="A",
+        help=f"the same for the output layer, or none: --initial-activity ({by_dataset('initial_output_activity')})",
     )
     events.add_argument(
         "--rate-limit",

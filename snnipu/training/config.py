@@ -125,14 +125,15 @@ EVENT_DEFAULTS: Dict[str, Dict[str, Any]] = {
         "steps": 100,
         "hidden": (1466, 1466),
         "epochs": 15,
-        "lr": 1e-3,
-        "lr_decay": 0.9,
+        "lr": 5e-4,
+        "lr_decay": 0.95,
         "beta": 0.95,
-        "slot_activity": 0.05,
-        "input_slots": 32,
+        "slot_activity": 0.06,
+        "input_slots": 64,
         "step_us": 1000.0,
-        "grad_threshold_every": 10,
-        "initial_activity": 0.03,
+        "grad_threshold_every": 8,
+        "initial_activity": 0.02,
+        "initial_output_activity": 0.005,
     },
     "shd": {
         "steps": 100,
@@ -189,12 +190,15 @@ class EventConfig(Settings):
         input_slots: slots of the input, with ``slot_activity``; None: as many as needed.
         max_spikes: slots of the input and of each layer; an int stands for all of them, None for as many as needed.
         overflow_order: what is dropped where slots are too few, ``"lowest"`` or ``"rotate"``.
-        grad_threshold: second threshold; None: every neuron carries gradient.
+        grad_threshold: second threshold of the hidden layers; None: every neuron carries gradient. The output layer has
+            none: an output neuron that fell silent could not come back.
         grad_threshold_start: where its schedule starts, see :class:`~snnipu.training.GradThresholdSchedule`; None: it
             is ``grad_threshold`` from the beginning.
         grad_threshold_every: batches from one halving of its distance to the next.
         initial_activity: what the initial weights of each layer are scaled to, see
             :func:`~snnipu.training.scale_to_activity`; None: they stay as they are.
+        initial_output_activity: the same for the output layer's alone; None: ``initial_activity``. Few output spikes
+            at first mean small differences between the classes' counts, and so a small loss.
         rate_limit: mean rate, in spikes per step, above which hidden neurons are held back, see
             :class:`~snnipu.training.ActivityRegularizer`; None: no limit.
         rate_strength: how strongly.
@@ -226,6 +230,7 @@ class EventConfig(Settings):
     grad_threshold_start: Optional[float] = None
     grad_threshold_every: Optional[int] = None
     initial_activity: Optional[float] = None
+    initial_output_activity: Optional[float] = None
     rate_limit: Optional[float] = None
     rate_strength: float = 100.0
     classes: Optional[int] = None
@@ -250,7 +255,9 @@ class EventConfig(Settings):
         if self.delay not in (0, 1) or isinstance(self.delay, bool):
             raise ValueError(f"delay: expected 0 or 1, got {self.delay!r}")
         self._check_choice("overflow_order", OVERFLOW_ORDERS)
-        for name in ("initial_activity", "rate_limit"):
+        if self.initial_activity is None:
+            self._check_absent(("initial_output_activity",), "initial_activity is none")
+        for name in ("initial_activity", "initial_output_activity", "rate_limit"):
             value = getattr(self, name)
             if value is not None and not (is_number(value) and 0 < value < 1):
                 raise ValueError(f"{name}: expected a number above 0 and below 1, got {value!r}")
@@ -353,6 +360,8 @@ class EventConfig(Settings):
             dropped |= {"grad_threshold_every"}
         if settings.get("method") == "dense":
             dropped |= set(_SPARSE_ONLY)
+        if settings.get("initial_activity", 0) is None:
+            dropped |= {"initial_output_activity"}
         return cls(**{"dataset": dataset, **{k: v for k, v in defaults.items() if k not in dropped}, **settings})
 
     def slots(self, sizes: Sequence[int]) -> Tuple[Optional[int], ...]:

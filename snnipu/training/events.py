@@ -95,7 +95,10 @@ class EventTrainer(TrainingLoop):
             assert config.grad_threshold is not None
             assert config.grad_threshold_every is not None
             self._schedule = GradThresholdSchedule(
-                self.network, config.grad_threshold_start, config.grad_threshold, config.grad_threshold_every
+                torch.nn.ModuleList(self.network.layers[:-1]),
+                config.grad_threshold_start,
+                config.grad_threshold,
+                config.grad_threshold_every,
             )
         self._regularizer: Optional[ActivityRegularizer] = None
         if config.rate_limit is not None:
@@ -118,13 +121,15 @@ class EventTrainer(TrainingLoop):
     # ---- what the loop asks for
 
     def _before_first_epoch(self) -> None:
-        if self.config.initial_activity is None or self.scaling:
+        hidden, output = self.config.initial_activity, self.config.initial_output_activity
+        if hidden is None or self.scaling:
             return
+        target = [hidden] * len(self.config.hidden) + [hidden if output is None else output]
         generator = torch.Generator().manual_seed(self.config.seed)
         loader = event_loader(self.data.train, self.config.batch_size, shuffle=True, generator=generator)
         spikes, _ = next(iter(loader))
         try:
-            self.scaling = scale_to_activity(self.network, spikes.to(self.device), self.config.initial_activity)
+            self.scaling = scale_to_activity(self.network, spikes.to(self.device), target)
         except ValueError as error:
             raise ValueError(f"initial_activity: {error}") from error
 
@@ -274,7 +279,7 @@ def build_event_network(config: EventConfig, sizes: List[int]) -> SparseNetwork:
         sizes,
         max_spikes=config.slots(sizes),
         decay=config.beta,
-        grad_threshold=config.grad_threshold,
+        grad_threshold=[config.grad_threshold] * len(config.hidden) + [None],
         delay=config.delay,
         overflow=config.overflow_order,
         generator=torch.Generator().manual_seed(config.seed),

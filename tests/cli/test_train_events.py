@@ -169,6 +169,14 @@ def test_interrupt_before_the_first_epoch_reports_nothing(monkeypatch, tmp_path)
         (["--method", "dense", "--activity", "0.1"], "argument --activity: expected none, got 0.1: the dense method"),
         (["--method", "dense", "--grad-threshold", "0.1"], "argument --grad-threshold: expected none, got 0.1: the "),
         (["--initial-activity", "1"], "argument --initial-activity: expected a number above 0 and below 1"),
+        (
+            ["--initial-output-activity", "0"],
+            "argument --initial-output-activity: expected a number above 0 and below 1",
+        ),
+        (
+            ["--initial-activity", "none", "--initial-output-activity", "0.1"],
+            "argument --initial-output-activity: expected none, got 0.1: initial_activity is none",
+        ),
         (["--delay", "2"], "argument --delay: invalid choice: 2"),
         (["--beta", "1"], "argument --beta: expected a number below 1"),
         (["--crop", "2"], "argument --crop: expected none, got 2: only for the data set nmnist or dvs"),
@@ -251,7 +259,7 @@ def test_nmnist(tmp_path):
     assert train.main([*arguments, "--json", "report.json", "--no-checkpoint"]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["sizes"] == [2312, 20, 10]
-    assert report["slots"] == [32, 4, 10]
+    assert report["slots"] == [64, 4, 10]
     assert report["step_us"] == 1000
     assert report["test_accuracy"] > 0.8
 
