@@ -19,6 +19,7 @@ from typing import ClassVar
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 try:
     from setuptools.command.bdist_wheel import bdist_wheel
@@ -40,6 +41,10 @@ MODEL_FLAGS = ["-O1", "-DSNNIPU_LANE_BYTES=8", "-DONNX_NAMESPACE=onnx"]
 # Programs may use its Poplar: it is visible, but stays with itself where a real one is loaded too.
 NOT_OF_MODEL = ("-O3", "-shared", "-fvisibility=hidden")
 MODEL_LINK = ["-Wl,-Bsymbolic"] if sys.platform.startswith("linux") else []
+# What `python -m snnipu build-ipu` builds with a Poplar SDK, laid out in snnipu/_ipu_sources as it is here.
+IPU_FOLDERS = ["custom_ops", "csrc/graph", "csrc/neuron", "csrc/vertices"]
+IPU_SOURCES = [f"{folder}/{name}" for folder in IPU_FOLDERS for name in ("*.cpp", "*.hpp", "Makefile")]
+IPU_SOURCES += ["snnipu/_version.py"]
 X86_FLAGS = {
     "baseline": [],
     "avx2": ["-mavx2", "-mfma", "-mf16c", "-mpopcnt", "-mbmi"],
@@ -159,6 +164,26 @@ class BuildNative(build_ext):
         return {}
 
 
+class BuildWithSources(build_py):
+    """The package, and the sources of the PopART operators; an editable install has them in its checkout."""
+
+    def sources(self):
+        """Path in the checkout -> path in the package that is built."""
+        folder = Path(self.build_lib) / "snnipu" / "_ipu_sources"
+        found = sorted(path for pattern in IPU_SOURCES for path in ROOT.glob(pattern))
+        return {str(path): str(folder / path.relative_to(ROOT)) for path in found}
+
+    def run(self):
+        super().run()
+        if not self.editable_mode:
+            for source, target in self.sources().items():
+                Path(target).parent.mkdir(parents=True, exist_ok=True)
+                self.copy_file(source, target)
+
+    def get_outputs(self, include_bytecode=True):
+        return [*super().get_outputs(include_bytecode), *([] if self.editable_mode else self.sources().values())]
+
+
 class PlatformWheel(bdist_wheel):
     """The library is loaded with ctypes: one wheel serves every Python 3."""
 
@@ -172,5 +197,5 @@ class PlatformWheel(bdist_wheel):
 
 setup(
     ext_modules=[Extension("snnipu._native", sources=[])],
-    cmdclass={"build_ext": BuildNative, "bdist_wheel": PlatformWheel},
+    cmdclass={"build_ext": BuildNative, "build_py": BuildWithSources, "bdist_wheel": PlatformWheel},
 )

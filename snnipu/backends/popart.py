@@ -4,8 +4,7 @@ While a real PopTorch traces a model, or the host runtime runs one on the IPU mo
 of this package calls the PopART operator of its op. An op without such an operator is refused there: as plain PyTorch
 it would lose the surrogate gradient without a word.
 
-Environment: ``SNNIPU_POPART_LIBRARY``, the operators' library for a real PopTorch; default: ``libsnnipu_popart.so`` in
-the folder of the native libraries.
+The operators' library for a real PopTorch is the one that :func:`snnipu.ipu.build.library_path` finds.
 """
 
 import contextlib
@@ -13,7 +12,6 @@ import ctypes
 import os
 import sys
 import threading
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
@@ -22,7 +20,6 @@ import torch
 from snnipu._dropin import is_installed
 from snnipu._layout import SINGLE_STEP, layout
 from snnipu._version import __version__
-from snnipu.backends import host
 from snnipu.spikes import SparseSpikes
 from snnipu.surrogate import Kernel
 
@@ -31,10 +28,10 @@ if TYPE_CHECKING:
 
 DOMAIN = "ai.snnipu"
 VERSION = 1
-LIBRARY = "libsnnipu_popart.so"
 _POPTORCH_INSTALLED = is_installed("poptorch")
 _running = threading.local()
-_loaded: Dict[Path, ctypes.CDLL] = {}
+# By SNNIPU_POPART_LIBRARY; None where it is not set, and the library is looked for only once.
+_loaded: Dict[Optional[str], ctypes.CDLL] = {}
 
 
 @contextlib.contextmanager
@@ -57,22 +54,19 @@ def _tracing_poptorch() -> Optional[ModuleType]:
     return poptorch if traces else None
 
 
-def library_path() -> Path:
-    """Where the operators' library for a real PopTorch is looked for."""
-    override = os.environ.get("SNNIPU_POPART_LIBRARY")
-    return Path(override) if override else host.native_folder() / LIBRARY
-
-
 def _load_operators(op: str) -> None:
-    path = library_path()
-    if path in _loaded:
+    override = os.environ.get("SNNIPU_POPART_LIBRARY")
+    if override in _loaded:
         return
+    from snnipu.ipu import build
+
+    path = build.library_path()
     if not path.is_file():
         raise RuntimeError(
-            f"{op} cannot run on an IPU: there are no PopART operators of snnipu in {path}, and without them the "
-            "gradient of the spikes would be lost silently. They are built with the Poplar SDK, by make -C custom_ops; "
-            "SNNIPU_POPART_LIBRARY names the library. Or run the model without PopTorch, or on a machine without it, "
-            "where snnipu.poptorch runs the same script on the host."
+            f"{op} cannot run on an IPU: there are no PopART operators of snnipu in {build.searched()}, and without "
+            "them the gradient of the spikes would be lost silently. With the Poplar SDK enabled, "
+            f"`{build.COMMAND}` builds them; SNNIPU_POPART_LIBRARY names a library elsewhere. Or run the model without "
+            "PopTorch, or on a machine without it, where snnipu.poptorch runs the same script on the host."
         )
     try:
         library = ctypes.CDLL(str(path))
@@ -83,9 +77,9 @@ def _load_operators(op: str) -> None:
     if found != __version__:
         raise RuntimeError(
             f"{op} cannot run on an IPU: {path} is of version {found}, the package of {__version__}: build it again, "
-            "with make -C custom_ops"
+            f"with `{build.COMMAND}`"
         )
-    _loaded[path] = library
+    _loaded[override] = library
 
 
 def uses_operator(op: str, operator: Optional[str] = None) -> bool:

@@ -11,6 +11,7 @@ COMMANDS = {
     "run": "run an unmodified PopTorch (or snnTorch) script on this machine",
     "bench": "time snnipu beside its peers, in one run",
     "profile": "plan a network on IPU tiles; predict memory and speed by a model",
+    "build-ipu": "build the operators for IPUs with the Poplar SDK that is enabled",
 }
 
 
@@ -20,7 +21,7 @@ def main(argv: Optional[List[str]] = None) -> int:
 
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in COMMANDS:
-        status: int = importlib.import_module(f"snnipu.cli.{argv[0]}").main(argv[1:])
+        status: int = importlib.import_module(f"snnipu.cli.{argv[0].replace('-', '_')}").main(argv[1:])
         return status
     parser = argparse.ArgumentParser(prog="snnipu", description="Fast training of spiking neural networks.")
     parser.add_argument("--version", action="version", version=f"snnipu {__version__}")

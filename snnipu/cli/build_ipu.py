@@ -1,0 +1,68 @@
+"""``python -m snnipu build-ipu``: the PopART operators, built with the Poplar SDK that is enabled."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import List, Optional, Sequence
+
+from snnipu._version import __version__
+from snnipu.ipu import build
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="snnipu build-ipu",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=f"Build {build.LIBRARY} and {build.CODELETS}, by which layers of snnipu run on IPUs under a real\n"
+        "PopTorch, with the Poplar SDK that is enabled in this shell. What is up to date is left as it is.",
+        epilog="Needs GNU make and a C++17 compiler (CXX, else g++, c++ or clang++), and the SDK's popc.\n\n"
+        "Exit status: 0 built, or up to date; 1 not built; 2 wrong arguments.",
+    )
+    add = parser.add_argument
+    add(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="folder to build in (default: one for this version and SDK in the cache, where layers look for it; for "
+        "another folder set SNNIPU_POPART_LIBRARY)",
+    )
+    add("--dry-run", action="store_true", help="print the commands, run none")
+    add("--force", action="store_true", help="build what is up to date, too")
+    return parser
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Build what ``argv`` asks for; returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    terminal = sys.stdout.isatty()
+    clear = "\r\033[K" if terminal else ""
+    started: List[str] = []
+
+    def progress(line: str) -> None:
+        if terminal:
+            print(f"{clear}{line} ...", end="", flush=True)
+        elif line.split(",")[0] not in started:  # into a file, once
+            started.append(line.split(",")[0])
+            print(f"{line} ...", flush=True)
+
+    try:
+        plan = build.plan(arguments.output, arguments.force)
+        if arguments.dry_run:
+            print(build.dry_run(plan))
+            return 0
+        print(f"snnipu {__version__} for the Poplar SDK {plan.sdk}, in {plan.output}", flush=True)
+        library = build.build(plan, lambda line: print(f"{clear}{line}", flush=True), progress)
+    except build.BuildError as error:
+        print(f"{clear}snnipu build-ipu: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{clear}stopped", file=sys.stderr)
+        return 130
+    if library == build.library_path():
+        print(f"ready: layers under PopTorch load {library}")
+    else:
+        print(f"ready: set SNNIPU_POPART_LIBRARY={library}")
+        if os.environ.get("SNNIPU_POPART_LIBRARY"):
+            print(f"now it is {build.library_path()}")
+    return 0

@@ -1,0 +1,303 @@
+"""``python -m snnipu build-ipu``, with stand-ins for SDK and compiler, and once with a compiler and the IPU model."""
+
+import os
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import snnipu
+from snnipu.backends import popart
+from snnipu.cli import main
+from snnipu.ipu import build
+from snnipu.ipu import model as ipu_model
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SDK = "3.3.0-de1f8de2a7"
+POPC = """#!/bin/sh
+if [ "$1" = --version ]; then
+  echo "POPLAR version 3.3.0 (de1f8de2a7)"
+  echo "clang version 16.0.0 (0123456789)"
+  exit
+fi
+for word; do out=$word; done
+echo "$@" > "$out"
+"""
+# Writes what it was told to where it is told to; what stands for a library then has nothing that loads.
+COMPILER = """#!/bin/sh
+echo "warning: something is not used" >&2
+told="$*"
+while [ "$1" != -o ]; do shift; done
+echo "$told" > "$2"
+"""
+pytestmark = [
+    pytest.mark.skipif(not shutil.which("make"), reason="needs make"),
+    pytest.mark.skipif(sys.platform == "win32", reason="the SDK is for Linux"),
+]
+
+
+def script(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def sdk(tmp_path, monkeypatch):
+    """An SDK whose popc is a script, enabled, and an empty cache."""
+    folder = tmp_path / "sdk" / "poplar"
+    script(folder / "bin" / "popc", POPC)
+    monkeypatch.setenv("POPLAR_SDK_ENABLED", str(folder))
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("SNNIPU_POPART_LIBRARY", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    return folder
+
+
+@pytest.fixture
+def compiler(sdk, tmp_path, monkeypatch):
+    """A compiler that is a script; what it makes is taken for a library."""
+    monkeypatch.setattr(build, "_check_loads", lambda library: None)
+    monkeypatch.setenv("CXX", str(script(tmp_path / "cxx", COMPILER)))
+    return tmp_path / "cxx"
+
+
+@pytest.fixture
+def no_library_beside(tmp_path, monkeypatch):
+    """The folder of the native libraries has no operators, whatever the checkout has."""
+    monkeypatch.setattr(build, "native_folder", lambda: tmp_path / "native")
+    return tmp_path / "native"
+
+
+def cached(tmp_path, sdk=SDK, version=snnipu.__version__):
+    return tmp_path / "cache" / "snnipu" / "ipu" / f"{version}-{sdk}"
+
+
+def test_builds_into_the_cache_where_it_is_found(compiler, no_library_beside, tmp_path, capsys):
+    assert main(["build-ipu"]) == 0
+    printed = capsys.readouterr().out
+    folder = cached(tmp_path)
+    library = (folder / build.LIBRARY).read_text()
+    for source in [*(ROOT / "custom_ops").glob("*.cpp"), *(ROOT / "csrc" / "graph").glob("*.cpp")]:
+        assert str(source) in library
+    assert f'-DSNNIPU_VERSION="{snnipu.__version__}"' in library
+    assert library.rstrip().endswith("-lpopart -lpoplar -ldl")
+    codelets = (folder / build.CODELETS).read_text()
+    for source in (ROOT / "csrc" / "vertices").glob("*.cpp"):
+        assert str(source) in codelets
+    assert "something is not used" in (folder / build.LOG).read_text()
+    assert f"for the Poplar SDK {SDK}, in {folder}" in printed
+    assert "[2/2] snnipu.gp: vertices, compiled by popc" in printed
+    assert f"layers under PopTorch load {folder / build.LIBRARY}" in printed
+    assert build.library_path() == folder / build.LIBRARY
+
+
+def test_what_is_up_to_date_is_left(compiler, tmp_path, capsys):
+    assert main(["build-ipu"]) == 0
+    library = cached(tmp_path) / build.LIBRARY
+    before = library.stat().st_mtime_ns
+    capsys.readouterr()
+    assert main(["build-ipu"]) == 0
+    assert capsys.readouterr().out.count("up to date") == 2
+    assert library.stat().st_mtime_ns == before
+    assert main(["build-ipu", "--force"]) == 0
+    assert "up to date" not in capsys.readouterr().out
+    assert library.stat().st_mtime_ns > before
+
+
+def test_output_folder(compiler, tmp_path, capsys):
+    assert main(["build-ipu", "--output", str(tmp_path / "here")]) == 0
+    assert f"set SNNIPU_POPART_LIBRARY={tmp_path / 'here' / build.LIBRARY}" in capsys.readouterr().out
+    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == [build.LOG, build.LIBRARY, build.CODELETS]
+    assert not (tmp_path / "cache").exists()
+
+
+def test_dry_run_runs_nothing(compiler, tmp_path, capsys):
+    assert main(["build-ipu", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"OUT={cached(tmp_path)}" in lines[0]
+    assert any(line.startswith(f"{compiler} -O2 ") and build.LIBRARY in line for line in lines)
+    assert any(line.startswith("popc ") and line.endswith(f"-o {cached(tmp_path) / build.CODELETS}") for line in lines)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_no_sdk(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("POPLAR_SDK_ENABLED", raising=False)
+    assert main(["build-ipu"]) == 1
+    error = capsys.readouterr().err
+    assert "no Poplar SDK is enabled: POPLAR_SDK_ENABLED is not set and popc is not on the PATH" in error
+    assert "source <sdk>/enable" in error
+    monkeypatch.setenv("POPLAR_SDK_ENABLED", "/opt/poplar")
+    assert main(["build-ipu", "--output", str(tmp_path / "out")]) == 1
+    assert "POPLAR_SDK_ENABLED is /opt/poplar, but popc is not on the PATH" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_popc_without_a_version(sdk, compiler, tmp_path, capsys):
+    script(sdk / "bin" / "popc", POPC.replace("POPLAR version", "Poplar").replace("clang version", "clang"))
+    assert main(["build-ipu"]) == 1
+    assert (
+        "does not tell a version (Poplar 3.3.0 (de1f8de2a7)): choose a folder with --output" in capsys.readouterr().err
+    )
+    assert main(["build-ipu", "--output", str(tmp_path / "out")]) == 0
+
+
+def test_no_compiler(sdk, monkeypatch, capsys):
+    monkeypatch.setenv("CXX", "no-such-compiler -m64")
+    assert main(["build-ipu"]) == 1
+    assert "there is no C++ compiler 'no-such-compiler -m64', which CXX names" in capsys.readouterr().err
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr(build, "_COMPILERS", ("no-such-compiler",))
+    assert main(["build-ipu"]) == 1
+    assert "install g++, or name one in CXX (looked for no-such-compiler)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (
+            "op.cpp:3:7: error: no member named 'x'\nop.cpp:9:1: error: another",
+            "op.cpp:3:7: error: no member named 'x'\n",
+        ),
+        (
+            "In file included\ncommon.hpp:4:10: fatal error: popart/error.hpp: No such file or directory",
+            "fatal error: popart/error.hpp: No such file or directory\n  PopART is not enabled: source its enable.sh",
+        ),
+        ("warning: old\n/usr/bin/ld: cannot find -lpoplar", "cannot find -lpoplar\n  Poplar is not enabled"),
+    ],
+)
+def test_failed_compilation(said, shown, compiler, tmp_path, capsys):
+    """The first error is shown, the log kept; what a compiler had written before it failed is no library."""
+    lines = "\n".join(f'echo "{line}"' for line in said.splitlines())
+    script(compiler, COMPILER.replace('echo "warning: something is not used" >&2', lines) + "exit 1\n")
+    assert main(["build-ipu"]) == 1
+    error = capsys.readouterr().err
+    assert f"{build.LIBRARY} was not built:\n" in error
+    assert shown in error
+    assert "another" not in error
+    log = cached(tmp_path) / build.LOG
+    assert f"the whole log: {log}" in error
+    assert said.splitlines()[-1] in log.read_text()
+    assert [path.name for path in cached(tmp_path).iterdir()] == [build.LOG]
+
+
+def test_a_library_that_does_not_load(sdk, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CXX", str(script(tmp_path / "cxx", COMPILER)))
+    assert main(["build-ipu"]) == 1
+    assert f"{build.LIBRARY} was built, but cannot be loaded: OSError" in capsys.readouterr().err
+
+
+def test_wrong_folders(compiler, tmp_path, capsys):
+    assert main(["build-ipu", "--output", str(tmp_path / "a folder")]) == 1
+    assert "make cannot handle blanks in paths" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert main(["build-ipu", "--output", str(tmp_path / "file")]) == 1
+    assert f"cannot write to {tmp_path / 'file'}" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        main(["build-ipu", "--no-such-option"])
+    assert stop.value.code == 2
+
+
+def test_which_library_is_taken(sdk, no_library_beside, tmp_path, monkeypatch):
+    """That of the variable; beside the native libraries; in the cache, for this package and SDK only."""
+
+    def make(folder):
+        folder.mkdir(parents=True)
+        (folder / build.LIBRARY).write_text("")
+        return folder / build.LIBRARY
+
+    assert build.library_path() == no_library_beside / build.LIBRARY
+    make(cached(tmp_path, version="0.0.0"))
+    make(cached(tmp_path, sdk="3.2.0-0123456789"))
+    assert build.cached_library() is None
+    ours = make(cached(tmp_path))
+    assert build.library_path() == ours
+    # Without popc, as where only PopTorch's wheel is on the path, there must be no choice.
+    script(sdk / "bin" / "popc", "#!/bin/sh\nexit 1\n")
+    assert build.cached_library() is None
+    shutil.rmtree(cached(tmp_path, sdk="3.2.0-0123456789"))
+    assert build.library_path() == ours
+    beside = make(no_library_beside)
+    assert build.library_path() == beside
+    monkeypatch.setenv("SNNIPU_POPART_LIBRARY", "/elsewhere/lib.so")
+    assert build.library_path() == Path("/elsewhere/lib.so")
+
+
+def test_layers_say_how_to_build(sdk, no_library_beside, tmp_path, monkeypatch):
+    real = types.ModuleType("poptorch")
+    real.isRunningOnIpu = lambda: True
+    monkeypatch.setitem(sys.modules, "poptorch", real)
+    monkeypatch.setattr(popart, "_POPTORCH_INSTALLED", True)
+    monkeypatch.setattr(popart, "_loaded", {})
+    with pytest.raises(
+        RuntimeError, match=r"Leaky cannot run on an IPU: .*`python -m snnipu build-ipu` builds them"
+    ) as e:
+        popart.uses_operator("Leaky", "LifSequence")
+    assert str(tmp_path / "native") in str(e.value)
+    assert str(tmp_path / "cache") in str(e.value)
+
+
+def test_an_installed_package_has_the_sources(compiler, tmp_path):
+    """The build that makes a wheel copies all that the Makefile names; the copy builds on its own."""
+    pytest.importorskip("setuptools")
+    installed = tmp_path / "installed"
+    command = [sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", str(tmp_path)]
+    command += ["build_py", "--build-lib", str(installed)]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout
+    copy = installed / "snnipu" / "_ipu_sources"
+    for pattern in ("custom_ops/*.?pp", "csrc/graph/*.?pp", "csrc/neuron/*.?pp", "csrc/vertices/*.?pp"):
+        ours = {path.relative_to(ROOT): path.read_bytes() for path in ROOT.glob(pattern)}
+        assert ours
+        assert {path.relative_to(copy): path.read_bytes() for path in copy.glob(pattern)} == ours
+    command = [sys.executable, "-W", "ignore", "-m", "snnipu", "build-ipu", "--dry-run"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(installed)}
+    )
+    assert done.returncode == 0, done.stderr
+    assert str(copy / "custom_ops" / "surrogate_spike.cpp") in done.stdout
+    assert f"-DSNNIPU_VERSION='\"{snnipu.__version__}\"'" in done.stdout
+    assert str(ROOT / "csrc") not in done.stdout
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+@pytest.mark.skipif(not ipu_model.available(), reason="needs the IPU model's library")
+def test_one_operator_compiled_and_loaded(sdk, no_library_beside, tmp_path, monkeypatch, capsys):
+    """By a real compiler, against the IPU model's headers and library in the places of the SDK's."""
+    sources = tmp_path / "sources"
+    for name in (
+        *("custom_ops/Makefile", "custom_ops/common.cpp", "custom_ops/common.hpp", "custom_ops/surrogate_spike.cpp"),
+        *("csrc/graph/surrogate_spike.cpp", "csrc/graph/surrogate_spike.hpp", "csrc/graph/vertex_builder.hpp"),
+        *("csrc/graph/spread.cpp", "csrc/graph/spread.hpp", "csrc/graph/vertex_name.cpp", "csrc/graph/vertex_name.hpp"),
+        *("csrc/neuron/surrogate.hpp", "csrc/neuron/lanes.hpp", "csrc/neuron/lif.hpp", "snnipu/_version.py"),
+    ):
+        (sources / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, sources / name)
+    monkeypatch.setattr(build, "sources", lambda: sources)
+    (sdk / "include").mkdir()
+    (sdk / "lib").mkdir()
+    for part in ("poplar", "popart"):
+        (sdk / "include" / part).symlink_to(ROOT / "csrc" / "ipu_model" / part / "include" / part)
+        (sdk / "lib" / f"lib{part}.so").symlink_to(ipu_model.library_path())
+    # As enable.sh sets them.
+    monkeypatch.setenv("CPATH", str(sdk / "include"))
+    for name in ("LIBRARY_PATH", "LD_LIBRARY_PATH"):
+        monkeypatch.setenv(name, os.pathsep.join([str(sdk / "lib"), *filter(None, [os.environ.get(name)])]))
+    monkeypatch.setenv("CXXFLAGS", "-O0")
+    assert main(["build-ipu"]) == 0, capsys.readouterr().err
+    library = cached(tmp_path) / build.LIBRARY
+    assert f"layers under PopTorch load {library}" in capsys.readouterr().out
+    code = (
+        "import sys, types; real = types.ModuleType('poptorch'); real.isRunningOnIpu = lambda: True; "
+        "sys.modules['poptorch'] = real; from snnipu.backends import popart; popart._POPTORCH_INSTALLED = True; "
+        "from snnipu.ipu import build; from pathlib import Path; build.native_folder = lambda: Path('/nowhere'); "
+        "print(popart.uses_operator('Leaky', 'LifSequence'), *(lib._name for lib in popart._loaded.values()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == ["True", str(library)], done.stderr
