@@ -1,10 +1,11 @@
 # Every target sets up what it needs in $(VENV). Overridable: PYTHON, VENV, TORCH, TORCHVISION, PYTEST_ARGS, BENCH_ARGS,
-# SANITIZE_ISA, SANITIZE_FLAGS, OUT.
+# SANITIZE_ISA, SANITIZE_FLAGS, CLANGXX, OUT.
 #   make demo      train on scikit-learn's digits, with pictures
 #   make test      the whole test suite
 #   make sanitize  the kernels' tests under GCC's address and undefined-behaviour sanitizers
 #   make bench     snnipu beside its peers
 #   make lint      ruff, mypy, clang-format, C++ warnings
+#   make check-ipu what popc and the SDK's users compile, by Clang: vertices, graphs, PopART operators
 #   make docs      the documentation as HTML
 PYTHON ?= python3
 VENV ?= .venv
@@ -18,6 +19,9 @@ SANITIZE_ISA ?= $(if $(filter x86_64 amd64,$(MACHINE)),avx2,$(if $(filter aarch6
 # Without optimisation no access is optimised away, and compiling takes half the time; the tests take as long as with it.
 SANITIZE_FLAGS ?= -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
 
+# The first clang++ of the PATH, with a version in its name or without.
+CLANGXX ?= $(firstword $(wildcard $(addsuffix /clang++,$(subst :, ,$(PATH))) $(addsuffix /clang++-[0-9]*,$(subst :, ,$(PATH)))))
+
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NATIVE := $(shell find csrc -name '*.[ch]pp' -o -name '*.h')
@@ -25,7 +29,7 @@ CPP := $(shell find csrc custom_ops -name '*.[ch]pp' -o -name '*.h')
 # A failed native build must not go unnoticed here.
 export SNNIPU_REQUIRE_NATIVE ?= 1
 
-.PHONY: demo test bench lint docs sanitize clean
+.PHONY: demo test bench lint check-ipu docs sanitize clean
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -77,6 +81,14 @@ lint: $(VENV)/.lint
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	CXXFLAGS="$(CXXFLAGS) -O0 -Werror" $(BIN)/python setup.py --quiet build_ext --build-lib $(OUT)/lint
+
+# popc is a Clang. libclang, from PyPI, is on every machine; a clang++ may warn of more.
+IPU_CHECK := $(MAKE) --silent --jobs $(shell nproc 2> /dev/null || echo 2) -C custom_ops check
+IPU_CHECK += INCLUDES="-I$(CURDIR)/csrc/ipu_model/poplar/include -I$(CURDIR)/csrc/ipu_model/popart/include"
+
+check-ipu: $(VENV)/.test
+	$(IPU_CHECK) CXX="$(abspath $(BIN))/python $(CURDIR)/csrc/ipu_model/popc/check.py"
+	$(if $(CLANGXX),$(IPU_CHECK) CXX=$(CLANGXX),@echo "no clang++: checked by libclang alone")
 
 docs: $(VENV)/.docs
 	$(BIN)/sphinx-build -W -q -b html docs $(OUT)/docs

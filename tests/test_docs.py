@@ -173,11 +173,11 @@ def test_environment_variables_are_read_somewhere():
 
 def test_extras_and_make_targets_exist():
     extras = set(re.findall(r"^(\w+) = \[", text_of(ROOT / "pyproject.toml").split("optional-dependencies]")[1], re.M))
-    targets = set(re.findall(r"^(\w+):", text_of(ROOT / "Makefile"), re.MULTILINE))
+    targets = set(re.findall(r"^([\w-]+):", text_of(ROOT / "Makefile"), re.MULTILINE))
     for page in PAGES:
         for names in re.findall(r"\.\[([\w,]+)\]", text_of(page)):
             assert set(names.split(",")) <= extras, (name_of(page), names)
-        for target in re.findall(r"`make (\w+)", text_of(page)):
+        for target in re.findall(r"`make (\w[\w-]*)", text_of(page)):
             assert target in targets, (name_of(page), target)
 
 

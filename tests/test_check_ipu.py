@@ -1,0 +1,79 @@
+"""`make check-ipu`: what the SDK's users compile goes through Clang, with warnings as errors."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CHECK = ROOT / "csrc" / "ipu_model" / "popc" / "check.py"
+pytestmark = pytest.mark.skipif(not CHECK.is_file(), reason="needs the sources")
+
+
+def run(*command, **more):
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more)
+
+
+def check(tmp_path, code, *options):
+    pytest.importorskip("clang.cindex")
+    (tmp_path / "code.cpp").write_text(code)
+    return run(sys.executable, str(CHECK), "-std=c++17", *options, "-fsyntax-only", str(tmp_path / "code.cpp"))
+
+
+@pytest.mark.parametrize(
+    ("code", "options", "status", "said"),
+    [
+        ("#include <vector>\nint f() { return int(std::vector<int>().size()); }", ["-Wall", "-Werror"], 0, ""),
+        ("void f(int unused) {}", [], 0, ""),
+        ("void f(int unused) {}", ["-Wextra"], 0, "code.cpp:1:12: warning: unused parameter 'unused'"),
+        ("void f(int unused) {}", ["-Wextra", "-Werror"], 1, "code.cpp:1:12: error: unused parameter 'unused'"),
+        ("int f() { return x; }", [], 1, "error: use of undeclared identifier 'x'"),
+        ("template <typename T> int f() { return T::x; }\nint y = f<int>();", [], 1, "cannot be used prior to '::'"),
+        ("#if defined(A)\n#error has it\n#endif", ["-DA"], 1, "has it"),
+    ],
+)
+def test_clang_without_a_driver(tmp_path, code, options, status, said):
+    done = check(tmp_path, code, *options)
+    assert (done.returncode, said in done.stdout, bool(done.stdout)) == (status, True, bool(said)), done.stdout
+
+
+def test_no_such_file(tmp_path):
+    pytest.importorskip("clang.cindex")
+    done = run(sys.executable, str(CHECK), "-fsyntax-only", str(tmp_path / "nothing.cpp"))
+    assert done.returncode == 1
+    assert "no such file" in done.stdout
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+def test_every_source_is_checked_as_the_sdk_compiles_it():
+    done = run("make", "-n", "-C", str(ROOT / "custom_ops"), "check", "CXX=clang++", "INCLUDES=-Iheaders")
+    commands = {line.split()[-1]: line for line in done.stdout.splitlines() if line.startswith("clang++ ")}
+    assert set(commands) == {
+        str(path) for folder in ("custom_ops", "csrc/graph", "csrc/vertices") for path in (ROOT / folder).glob("*.cpp")
+    }
+    for source, command in commands.items():
+        for flag in ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-DSNNIPU_LANE_BYTES=8", "-fsyntax-only"):
+            assert flag in command.split()
+        vertex = "/vertices/" in source
+        assert ("-D__POPC__" in command.split(), "-Iheaders" in command.split()) == (vertex, not vertex)
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+def test_a_warning_in_a_source_fails_the_check(tmp_path):
+    for name in ("custom_ops/Makefile", "snnipu/_version.py"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    pytest.importorskip("clang.cindex")
+    compiler = f"CXX={sys.executable} {CHECK}"
+    for folder in ("custom_ops", "csrc/graph", "csrc/vertices"):
+        source = tmp_path / folder / "one.cpp"
+        source.parent.mkdir(parents=True, exist_ok=True)
+        source.write_text("void f(int) {}\n")
+        assert run("make", "-C", str(tmp_path / "custom_ops"), "check", compiler).returncode == 0
+        source.write_text("void f(int unused) {}\n")
+        done = run("make", "-C", str(tmp_path / "custom_ops"), "check", compiler)
+        assert done.returncode != 0
+        assert "unused parameter" in done.stdout
+        source.unlink()
