@@ -7,7 +7,6 @@ kernels is first imported, Triton's interpreter runs that module's kernels, on C
 
 import contextlib
 import importlib
-import inspect
 import os
 import warnings
 from functools import lru_cache
@@ -17,9 +16,12 @@ import torch
 
 # What Triton generates code for.
 _LEAST_CAPABILITY = (7, 0)
+# Triton's first version with the launch option enable_fp_fusion.
+_FP_FUSION_SINCE = (2, 2)
 # A program has four warps, and so many elements to a thread that it loads 16 bytes at once where there is enough work.
 WARPS = 4
-_THREADS = 32 * WARPS
+# The smallest block: an element to a thread.
+LEAST_BLOCK = 32 * WARPS
 _LOAD_BYTES = 16
 # Programs a multiprocessor should have before threads get more than one element.
 _PROGRAMS_WANTED = 8
@@ -127,8 +129,8 @@ def block_size(elements: int, itemsize: int, device: torch.device) -> int:
 
     One of at most four powers of two, so that a kernel is compiled few times whatever the shapes.
     """
-    block = _THREADS * max(_LOAD_BYTES // itemsize, 1)
-    while block > _THREADS and elements < block * _PROGRAMS_WANTED * multiprocessors(device):
+    block = LEAST_BLOCK * max(_LOAD_BYTES // itemsize, 1)
+    while block > LEAST_BLOCK and elements < block * _PROGRAMS_WANTED * multiprocessors(device):
         block //= 2
     return block
 
@@ -141,13 +143,20 @@ def split(number: float) -> Tuple[float, float]:
 
 
 @lru_cache(maxsize=None)
+def _fp_fusion(enabled: bool) -> Dict[str, Any]:
+    version = importlib.import_module("triton").__version__
+    major, minor = (int(part) for part in version.split(".")[:2])
+    return {"enable_fp_fusion": enabled} if (major, minor) >= _FP_FUSION_SINCE else {}
+
+
 def exact() -> Dict[str, Any]:
     """Launch options under which a multiplication and an addition are rounded each, as in PyTorch.
 
-    Empty for a Triton that has no such option (before 2.2 or so); its results may differ in the last bit.
+    Empty for Triton 2.0 and 2.1, which have no such option; their results may differ in the last bit.
     """
-    try:
-        from triton.backends.nvidia.compiler import CUDAOptions
-    except ImportError:
-        return {}
-    return {"enable_fp_fusion": False} if "enable_fp_fusion" in inspect.signature(CUDAOptions).parameters else {}
+    return _fp_fusion(False)
+
+
+def fused() -> Dict[str, Any]:
+    """Launch options under which they may be one operation, rounded once."""
+    return _fp_fusion(True)
