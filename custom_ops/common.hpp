@@ -125,15 +125,25 @@ inline int64_t wholeNumber(const popart::Attributes &attributes, const std::stri
 }
 
 // [steps, batch, last] of a tensor [steps, batch, anything].
-inline popart::TensorInfo likeRows(const popart::TensorInfo &info, int64_t last) {
+inline popart::TensorInfo likeRows(const popart::TensorInfo &info, int64_t last,
+                                   popart::DataType type = popart::DataType::FLOAT) {
   if (info.rank() != 3)
     throw popart::error("A tensor [steps, batch, ...] has three dimensions, got {}", info);
-  return {popart::DataType::FLOAT, {info.dim(0), info.dim(1), last}};
+  return {type, {info.dim(0), info.dim(1), last}};
 }
 
 inline void checkFloat(const popart::Op &op, popart::InIndex index, const char *name) {
   if (op.inInfo(index).dataType() != popart::DataType::FLOAT)
     throw popart::error("{}: {} must be FLOAT", op.opid, name);
+}
+inline void checkFloatOrHalf(const popart::Op &op, popart::InIndex index, const char *name) {
+  if (op.inInfo(index).dataType() != popart::DataType::FLOAT16)
+    if (op.inInfo(index).dataType() != popart::DataType::FLOAT)
+      throw popart::error("{}: {} must be FLOAT or FLOAT16", op.opid, name);
+}
+
+inline poplar::Type poplarType(const popart::TensorInfo &info) {
+  return info.dataType() == popart::DataType::FLOAT16 ? poplar::HALF : poplar::FLOAT;
 }
 
 } // namespace ops

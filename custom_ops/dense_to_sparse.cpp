@@ -1,7 +1,6 @@
 // DenseToSparse and its gradient: the nonzero elements of a dense tensor as spikes.
-//   inputs   x [T, B, N]
-//   outputs  ids, values [T, B, capacity], counts, dropped [T, B, 2]
-// All FLOAT.
+//   inputs   x [T, B, N] (FLOAT or FLOAT16)
+//   outputs  ids, values [T, B, capacity], counts, dropped [T, B, 2]; values of x's type, the others FLOAT
 #include "common.hpp"
 
 #include "graph/dense_to_sparse.hpp"
@@ -60,8 +59,9 @@ public:
 
   std::unique_ptr<popart::Op> clone() const override { return std::make_unique<DenseToSparseOp>(*this); }
   void setup() override {
-    checkFloat(*this, 0, "x");
-    outInfo(Ids) = outInfo(Values) = likeRows(inInfo(0), attributes.capacity);
+    checkFloatOrHalf(*this, 0, "x");
+    outInfo(Ids) = likeRows(inInfo(0), attributes.capacity);
+    outInfo(Values) = likeRows(inInfo(0), attributes.capacity, inInfo(0).dataType());
     outInfo(Counts) = outInfo(Dropped) = likeRows(inInfo(0), 2);
   }
   std::vector<std::unique_ptr<popart::Op>> getGradOps() override {
@@ -104,9 +104,9 @@ public:
   }
 };
 
-const popart::OpDefinition definition(popart::OpDefinition::Inputs({{"x", floats()}}),
+const popart::OpDefinition definition(popart::OpDefinition::Inputs({{"x", floatsAndHalves()}}),
                                       popart::OpDefinition::Outputs({{"ids", floats()},
-                                                                     {"values", floats()},
+                                                                     {"values", floatsAndHalves()},
                                                                      {"counts", floats()},
                                                                      {"dropped", floats()}}),
                                       attributesNamed({"capacity", "rotate"}));
@@ -117,7 +117,8 @@ const popart::popx::OpxCreator<DenseToSparseOpx> opxCreator(sparseId());
 const popart::popx::OpxCreator<DenseToSparseGradOpx> gradOpxCreator(gradId());
 const popart::RegisterShapeInferenceFunction shapes(sparseId(), [](popart::ShapeInferenceContext &context) {
   const int64_t capacity = context.getAttribute<popart::Attributes::Int>("capacity");
-  context.outInfo(Ids) = context.outInfo(Values) = likeRows(context.inInfo(0), capacity);
+  context.outInfo(Ids) = likeRows(context.inInfo(0), capacity);
+  context.outInfo(Values) = likeRows(context.inInfo(0), capacity, context.inInfo(0).dataType());
   context.outInfo(Counts) = context.outInfo(Dropped) = likeRows(context.inInfo(0), 2);
 });
 

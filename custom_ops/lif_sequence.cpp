@@ -100,7 +100,7 @@ public:
     return index == X ? popart::popx::InputCreatorType::CanCreate : popart::popx::InputCreatorType::Deadend;
   }
   poplar::Tensor createInputTensor(popart::InIndex, const poplar::DebugNameAndId &name) const override {
-    const poplar::Type type = inInfo(X).dataType() == popart::DataType::FLOAT16 ? poplar::HALF : poplar::FLOAT;
+    const poplar::Type type = poplarType(inInfo(X));
     return graph::createLifSequenceInput(graph(), type, inInfo(X).shape_szt(), {name});
   }
   std::set<popart::TensorId> mustExistBeforeCreate(int) const override { return {}; }

@@ -1,7 +1,7 @@
 // SelectSpikes and its gradient: spikes of a dense membrane, by two thresholds.
-//   inputs   mem [T, B, N], threshold (one element, or one for each neuron)
-//   outputs  ids, values [T, B, capacity], counts, dropped [T, B, 2]
-// All FLOAT: ids are exact up to 2^24, and an integer output would stop the gradient of the values.
+//   inputs   mem [T, B, N] (FLOAT or FLOAT16), threshold (FLOAT; one element, or one for each neuron)
+//   outputs  ids, values [T, B, capacity], counts, dropped [T, B, 2]; values of mem's type, the others FLOAT: ids are
+//   exact up to 2^24, and an integer output would stop the gradient of the values.
 #include "common.hpp"
 
 #include "graph/select_spikes.hpp"
@@ -73,9 +73,10 @@ public:
 
   std::unique_ptr<popart::Op> clone() const override { return std::make_unique<SelectSpikesOp>(*this); }
   void setup() override {
-    checkFloat(*this, Mem, "mem");
+    checkFloatOrHalf(*this, Mem, "mem");
     checkFloat(*this, Threshold, "threshold");
-    outInfo(Ids) = outInfo(Values) = likeRows(inInfo(Mem), attributes.capacity);
+    outInfo(Ids) = likeRows(inInfo(Mem), attributes.capacity);
+    outInfo(Values) = likeRows(inInfo(Mem), attributes.capacity, inInfo(Mem).dataType());
     outInfo(Counts) = outInfo(Dropped) = likeRows(inInfo(Mem), 2);
   }
   std::vector<std::unique_ptr<popart::Op>> getGradOps() override {
@@ -119,20 +120,20 @@ public:
   }
 };
 
-const popart::OpDefinition definition(popart::OpDefinition::Inputs({{"mem", floats()}, {"threshold", floats()}}),
-                                      popart::OpDefinition::Outputs({{"ids", floats()},
-                                                                     {"values", floats()},
-                                                                     {"counts", floats()},
-                                                                     {"dropped", floats()}}),
-                                      attributesNamed({"capacity", "rotate", "has_grad_threshold", "grad_threshold",
-                                                       "surrogate", "surrogate_a", "surrogate_b"}));
+const popart::OpDefinition
+    definition(popart::OpDefinition::Inputs({{"mem", floatsAndHalves()}, {"threshold", floats()}}),
+               popart::OpDefinition::Outputs(
+                   {{"ids", floats()}, {"values", floatsAndHalves()}, {"counts", floats()}, {"dropped", floats()}}),
+               attributesNamed({"capacity", "rotate", "has_grad_threshold", "grad_threshold", "surrogate",
+                                "surrogate_a", "surrogate_b"}));
 
 const popart::OpCreator<SelectSpikesOp> creator = creatorOf<SelectSpikesOp, SelectAttributes>(selectId(), definition);
 const popart::popx::OpxCreator<SelectSpikesOpx> opxCreator(selectId());
 const popart::popx::OpxCreator<SelectSpikesGradOpx> gradOpxCreator(gradId());
 const popart::RegisterShapeInferenceFunction shapes(selectId(), [](popart::ShapeInferenceContext &context) {
   const int64_t capacity = context.getAttribute<popart::Attributes::Int>("capacity");
-  context.outInfo(Ids) = context.outInfo(Values) = likeRows(context.inInfo(Mem), capacity);
+  context.outInfo(Ids) = likeRows(context.inInfo(Mem), capacity);
+  context.outInfo(Values) = likeRows(context.inInfo(Mem), capacity, context.inInfo(Mem).dataType());
   context.outInfo(Counts) = context.outInfo(Dropped) = likeRows(context.inInfo(Mem), 2);
 });
 

@@ -1,7 +1,8 @@
 // SparseLinear and its gradient: a linear layer on spike ids.
 //   inputs   ids, values [T, B, S], counts [T, B, 2], weight [N, I], and bias [N] where there is a fifth one
-//   outputs  y [T, B, N]
-// All FLOAT. ids and counts get a gradient of zeros: without one PopART would drop that of the operator that made them.
+//   outputs  y [T, B, N], of the values' type
+// values and weight are FLOAT or FLOAT16, each for itself; ids, counts and bias FLOAT, and so are all sums. ids and
+// counts get a gradient of zeros: without one PopART would drop that of the operator that made them.
 #include "common.hpp"
 
 #include "graph/sparse_linear.hpp"
@@ -52,8 +53,15 @@ private:
   std::map<int, int> outputs_;
 };
 
-popart::TensorInfo outputInfo(const popart::TensorInfo &ids, const popart::TensorInfo &weight) {
-  return likeRows(ids, weight.dim(0));
+popart::TensorInfo outputInfo(const popart::TensorInfo &values, const popart::TensorInfo &weight) {
+  return likeRows(values, weight.dim(0), values.dataType());
+}
+
+poplar::Tensor createWeight(poplar::Graph &graph, const popart::TensorInfo &ids, const popart::TensorInfo &weight,
+                            const poplar::DebugNameAndId &name) {
+  const std::vector<std::size_t> shape = weight.shape_szt(), spikes = ids.shape_szt();
+  return graph::createSparseLinearWeight(graph, shape.at(0), shape.at(1), spikes.at(0) * spikes.at(1), spikes.at(2),
+                                         poplarType(weight), {name});
 }
 
 class SparseLinearOp : public OpWith<SparseLinearAttributes> {
@@ -63,10 +71,12 @@ public:
   std::unique_ptr<popart::Op> clone() const override { return std::make_unique<SparseLinearOp>(*this); }
   void setup() override {
     checkFloat(*this, Ids, "ids");
-    checkFloat(*this, Values, "values");
+    checkFloatOrHalf(*this, Values, "values");
     checkFloat(*this, Counts, "counts");
-    checkFloat(*this, Weight, "weight");
-    outInfo(0) = outputInfo(inInfo(Ids), inInfo(Weight));
+    checkFloatOrHalf(*this, Weight, "weight");
+    if (hasInput(Bias))
+      checkFloat(*this, Bias, "bias");
+    outInfo(0) = outputInfo(inInfo(Values), inInfo(Weight));
   }
   std::vector<std::unique_ptr<popart::Op>> getGradOps() override {
     return gradOps(std::make_unique<SparseLinearGradOp>(*this, attributes));
@@ -85,8 +95,7 @@ public:
     return index == Weight ? popart::popx::InputCreatorType::CanCreate : popart::popx::InputCreatorType::Deadend;
   }
   poplar::Tensor createInputTensor(popart::InIndex, const poplar::DebugNameAndId &name) const override {
-    const std::vector<std::size_t> shape = inInfo(Weight).shape_szt();
-    return graph::createSparseLinearWeight(graph(), shape.at(0), shape.at(1), {name});
+    return createWeight(graph(), inInfo(Ids), inInfo(Weight), name);
   }
   std::set<popart::TensorId> mustExistBeforeCreate(int) const override { return {}; }
 
@@ -110,8 +119,7 @@ public:
                                                      : popart::popx::InputCreatorType::Deadend;
   }
   poplar::Tensor createInputTensor(popart::InIndex index, const poplar::DebugNameAndId &name) const override {
-    const std::vector<std::size_t> shape = inInfo(index).shape_szt();
-    return graph::createSparseLinearWeight(graph(), shape.at(0), shape.at(1), {name});
+    return createWeight(graph(), inInfo(SparseLinearGradOp::own + Ids), inInfo(index), name);
   }
   std::set<popart::TensorId> mustExistBeforeCreate(int) const override { return {}; }
 
@@ -133,17 +141,20 @@ public:
   }
 };
 
-const popart::OpDefinition definition(
-    popart::OpDefinition::Inputs(
-        {{"ids", floats()}, {"values", floats()}, {"counts", floats()}, {"weight", floats()}, {"bias", floats()}}),
-    popart::OpDefinition::Outputs({{"y", floats()}}), attributesNamed({"unit_values"}));
+const popart::OpDefinition definition(popart::OpDefinition::Inputs({{"ids", floats()},
+                                                                    {"values", floatsAndHalves()},
+                                                                    {"counts", floats()},
+                                                                    {"weight", floatsAndHalves()},
+                                                                    {"bias", floats()}}),
+                                      popart::OpDefinition::Outputs({{"y", floatsAndHalves()}}),
+                                      attributesNamed({"unit_values"}));
 
 const popart::OpCreator<SparseLinearOp> creator =
     creatorOf<SparseLinearOp, SparseLinearAttributes>(linearId(), definition);
 const popart::popx::OpxCreator<SparseLinearOpx> opxCreator(linearId());
 const popart::popx::OpxCreator<SparseLinearGradOpx> gradOpxCreator(gradId());
 const popart::RegisterShapeInferenceFunction shapes(linearId(), [](popart::ShapeInferenceContext &context) {
-  context.outInfo(0) = outputInfo(context.inInfo(Ids), context.inInfo(Weight));
+  context.outInfo(0) = outputInfo(context.inInfo(Values), context.inInfo(Weight));
 });
 
 } // namespace

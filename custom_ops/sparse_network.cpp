@@ -1,14 +1,13 @@
 // SparseNetwork and its gradient: fully connected spiking layers that exchange spike ids, all layers of a step at once.
 //   inputs   ids, values [T, B, S], counts [T, B, 2] of the input; then for each layer weight [N, I], beta, threshold
-//   (one
-//            element, or one for each neuron) and, with has_bias, bias [N]
+//            (one element, or one for each neuron) and, with has_bias, bias [N]
 //   outputs  for each layer ids, values [T, B, slots], counts, dropped [T, B, 2], mem [T, B, N]
 //   attributes, one entry for each layer: slots, has_grad_threshold, grad_threshold, input_scale; for all of them:
-//   reset,
-//            rotate, has_bias, unit_values, input_gradient, surrogate, surrogate_a, surrogate_b. Optional: plan, for
-//            each layer its first tile, n, n pairs (neurons on a tile, how many such tiles follow one another), its
+//            reset, rotate, has_bias, unit_values, input_gradient, surrogate, surrogate_a, surrogate_b. Optional: plan,
+//            for each layer its first tile, n, n pairs (neurons on a tile, how many such tiles follow one another), its
 //            first selection tile, m, m pairs (samples on a tile, how many such tiles)
-// All FLOAT. Gradients come in through the values of any layer; mem is for the backward pass and carries none.
+// Values, of the input and of all layers, are FLOAT or FLOAT16, and each weight is; all else is FLOAT: state, sums,
+// parameters. Gradients come in through the values of any layer; mem is for the backward pass and carries none.
 #include "common.hpp"
 
 #include "graph/sparse_network.hpp"
@@ -179,15 +178,15 @@ private:
 
 // setInfo(output, info) for all outputs.
 template <typename SetInfo>
-void outputInfos(const popart::TensorInfo &ids, const NetworkAttributes &attributes,
+void outputInfos(const popart::TensorInfo &values, const NetworkAttributes &attributes,
                  const std::vector<int64_t> &neurons, const SetInfo &setInfo) {
   for (int l = 0; l < attributes.layers(); ++l) {
     const std::size_t i = static_cast<std::size_t>(l);
-    setInfo(outputOf(l, OutIds), likeRows(ids, attributes.slots[i]));
-    setInfo(outputOf(l, OutValues), likeRows(ids, attributes.slots[i]));
-    setInfo(outputOf(l, OutCounts), likeRows(ids, 2));
-    setInfo(outputOf(l, OutDropped), likeRows(ids, 2));
-    setInfo(outputOf(l, OutMem), likeRows(ids, neurons[i]));
+    setInfo(outputOf(l, OutIds), likeRows(values, attributes.slots[i]));
+    setInfo(outputOf(l, OutValues), likeRows(values, attributes.slots[i], values.dataType()));
+    setInfo(outputOf(l, OutCounts), likeRows(values, 2));
+    setInfo(outputOf(l, OutDropped), likeRows(values, 2));
+    setInfo(outputOf(l, OutMem), likeRows(values, neurons[i]));
   }
 }
 
@@ -197,15 +196,23 @@ public:
 
   std::unique_ptr<popart::Op> clone() const override { return std::make_unique<SparseNetworkOp>(*this); }
   void setup() override {
-    for (int i = 0; i < attributes.inputs(); ++i)
-      checkFloat(*this, i, "every input");
+    checkFloat(*this, Ids, "ids");
+    checkFloatOrHalf(*this, Values, "values");
+    checkFloat(*this, Counts, "counts");
+    for (int l = 0; l < attributes.layers(); ++l) {
+      checkFloatOrHalf(*this, attributes.parameter(l, Weight), "weight");
+      checkFloat(*this, attributes.parameter(l, Beta), "beta");
+      checkFloat(*this, attributes.parameter(l, Threshold), "threshold");
+      if (attributes.bias)
+        checkFloat(*this, attributes.parameter(l, Bias), "bias");
+    }
     if (hasInput(attributes.inputs()))
       throw popart::error("{} has {} inputs: 3 of spikes, and {} for each of {} layers", opid, attributes.inputs(),
                           attributes.parametersOfLayer(), attributes.layers());
     std::vector<int64_t> neurons;
     for (int l = 0; l < attributes.layers(); ++l)
       neurons.push_back(inInfo(attributes.parameter(l, Weight)).dim(0));
-    outputInfos(inInfo(Ids), attributes, neurons,
+    outputInfos(inInfo(Values), attributes, neurons,
                 [this](int index, const popart::TensorInfo &info) { outInfo(index) = info; });
   }
   std::vector<std::unique_ptr<popart::Op>> getGradOps() override {
@@ -230,7 +237,7 @@ public:
     const popart::TensorInfo &ids = inInfo(Ids);
     return graph::createNetworkWeight(graph(), options(), static_cast<std::size_t>(weightLayer(index)),
                                       static_cast<std::size_t>(ids.dim(1)), static_cast<std::size_t>(ids.dim(2)),
-                                      {name});
+                                      poplarType(inInfo(index)), {name});
   }
   std::set<popart::TensorId> mustExistBeforeCreate(int) const override { return {}; }
 
@@ -315,18 +322,21 @@ public:
 };
 
 // Of the first layer; the others' are of the same kind.
-const popart::OpDefinition definition(
-    popart::OpDefinition::Inputs({{"ids", floats()},
-                                  {"values", floats()},
-                                  {"counts", floats()},
-                                  {"weight", floats()},
-                                  {"beta", floats()},
-                                  {"threshold", floats()},
-                                  {"bias", floats()}}),
-    popart::OpDefinition::Outputs(
-        {{"ids", floats()}, {"values", floats()}, {"counts", floats()}, {"dropped", floats()}, {"mem", floats()}}),
-    attributesNamed({"slots", "has_grad_threshold", "plan", "grad_threshold", "input_scale", "reset", "rotate",
-                     "has_bias", "unit_values", "input_gradient", "surrogate", "surrogate_a", "surrogate_b"}));
+const popart::OpDefinition definition(popart::OpDefinition::Inputs({{"ids", floats()},
+                                                                    {"values", floatsAndHalves()},
+                                                                    {"counts", floats()},
+                                                                    {"weight", floatsAndHalves()},
+                                                                    {"beta", floats()},
+                                                                    {"threshold", floats()},
+                                                                    {"bias", floats()}}),
+                                      popart::OpDefinition::Outputs({{"ids", floats()},
+                                                                     {"values", floatsAndHalves()},
+                                                                     {"counts", floats()},
+                                                                     {"dropped", floats()},
+                                                                     {"mem", floats()}}),
+                                      attributesNamed({"slots", "has_grad_threshold", "plan", "grad_threshold",
+                                                       "input_scale", "reset", "rotate", "has_bias", "unit_values",
+                                                       "input_gradient", "surrogate", "surrogate_a", "surrogate_b"}));
 
 const popart::OpCreator<SparseNetworkOp> creator =
     creatorOf<SparseNetworkOp, NetworkAttributes>(networkId(), definition);
@@ -337,7 +347,7 @@ const popart::RegisterShapeInferenceFunction shapes(networkId(), [](popart::Shap
   std::vector<int64_t> neurons;
   for (int l = 0; l < attributes.layers(); ++l)
     neurons.push_back(context.inInfo(attributes.parameter(l, Weight)).dim(0));
-  outputInfos(context.inInfo(Ids), attributes, neurons,
+  outputInfos(context.inInfo(Values), attributes, neurons,
               [&](int index, const popart::TensorInfo &info) { context.outInfo(index) = info; });
 });
 

@@ -1,7 +1,7 @@
 // SparseToDense and its gradient: spikes as a dense tensor.
-//   inputs   ids, values [T, B, S], counts [T, B, 2]
-//   outputs  dense [T, B, num_neurons]
-// All FLOAT. ids and counts get a gradient of zeros: without one PopART would drop that of the operator that made them.
+//   inputs   ids, values [T, B, S], counts [T, B, 2]; values FLOAT or FLOAT16, the others FLOAT
+//   outputs  dense [T, B, num_neurons], of the values' type
+// ids and counts get a gradient of zeros: without one PopART would drop that of the operator that made them.
 #include "common.hpp"
 
 #include "graph/sparse_to_dense.hpp"
@@ -33,7 +33,8 @@ public:
 
   std::unique_ptr<popart::Op> clone() const override { return std::make_unique<SparseToDenseGradOp>(*this); }
   void setup() override {
-    outInfo(Ids) = outInfo(Values) = inInfo(GradIds);
+    outInfo(Ids) = inInfo(GradIds);
+    outInfo(Values) = {inInfo(GradDense).dataType(), inShape(GradIds)};
     outInfo(Counts) = inInfo(GradCounts);
   }
   const std::vector<popart::GradInOutMapper> &gradInputInfo() const override {
@@ -56,9 +57,9 @@ public:
   std::unique_ptr<popart::Op> clone() const override { return std::make_unique<SparseToDenseOp>(*this); }
   void setup() override {
     checkFloat(*this, Ids, "ids");
-    checkFloat(*this, Values, "values");
+    checkFloatOrHalf(*this, Values, "values");
     checkFloat(*this, Counts, "counts");
-    outInfo(0) = likeRows(inInfo(Ids), attributes.neurons);
+    outInfo(0) = likeRows(inInfo(Ids), attributes.neurons, inInfo(Values).dataType());
   }
   std::vector<std::unique_ptr<popart::Op>> getGradOps() override {
     return gradOps(std::make_unique<SparseToDenseGradOp>(*this, attributes));
@@ -97,15 +98,16 @@ public:
 };
 
 const popart::OpDefinition
-    definition(popart::OpDefinition::Inputs({{"ids", floats()}, {"values", floats()}, {"counts", floats()}}),
-               popart::OpDefinition::Outputs({{"dense", floats()}}), attributesNamed({"num_neurons"}));
+    definition(popart::OpDefinition::Inputs({{"ids", floats()}, {"values", floatsAndHalves()}, {"counts", floats()}}),
+               popart::OpDefinition::Outputs({{"dense", floatsAndHalves()}}), attributesNamed({"num_neurons"}));
 
 const popart::OpCreator<SparseToDenseOp> creator =
     creatorOf<SparseToDenseOp, SparseToDenseAttributes>(denseId(), definition);
 const popart::popx::OpxCreator<SparseToDenseOpx> opxCreator(denseId());
 const popart::popx::OpxCreator<SparseToDenseGradOpx> gradOpxCreator(gradId());
 const popart::RegisterShapeInferenceFunction shapes(denseId(), [](popart::ShapeInferenceContext &context) {
-  context.outInfo(0) = likeRows(context.inInfo(Ids), context.getAttribute<popart::Attributes::Int>("num_neurons"));
+  context.outInfo(0) = likeRows(context.inInfo(Ids), context.getAttribute<popart::Attributes::Int>("num_neurons"),
+                                context.inInfo(Values).dataType());
 });
 
 } // namespace

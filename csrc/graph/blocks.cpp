@@ -34,26 +34,27 @@ std::vector<Block> blocksOver(std::size_t neurons, std::size_t firstTile, std::s
 }
 
 void Copies::add(const Tensor &from, const Tensor &to) {
-  from_.push_back(from.flatten());
-  to_.push_back(to.flatten());
+  Pairs &pairs = types_[to.elementType().toString()];
+  pairs.from.push_back(from.flatten());
+  pairs.to.push_back(to.flatten());
 }
 
 void Copies::zero(poplar::Graph &graph, const Tensor &to) { fill(graph, 0.0f, to); }
 
 void Copies::fill(poplar::Graph &graph, float value, const Tensor &to) {
-  Tensor &constant = constants_[value];
+  Tensor &constant = types_[to.elementType().toString()].constants[value];
   if (!constant.valid()) {
-    constant = graph.addConstant(poplar::FLOAT, {1}, value);
+    constant = graph.addConstant(to.elementType(), {1}, value);
     graph.setTileMapping(constant, 0);
   }
   add(constant.broadcast(static_cast<unsigned>(to.numElements()), 0), to);
 }
 
 void Copies::run(poplar::program::Sequence &prog, const poplar::DebugContext &debug) {
-  if (!from_.empty())
-    prog.add(poplar::program::Copy(concat(from_), concat(to_), false, debug));
-  from_.clear();
-  to_.clear();
+  for (const auto &type : types_)
+    if (!type.second.from.empty())
+      prog.add(poplar::program::Copy(concat(type.second.from), concat(type.second.to), false, debug));
+  types_.clear();
 }
 
 BlockArray::BlockArray(poplar::Graph &graph, const std::vector<Block> &blocks, const poplar::Type &type,
@@ -80,12 +81,12 @@ Tensor BlockArray::whole() const {
 }
 
 Tensor createWeight(poplar::Graph &graph, const std::vector<Block> &blocks, std::size_t inputs,
-                    const poplar::DebugContext &debug) {
+                    const poplar::Type &type, const poplar::DebugContext &debug) {
   // Without padding: a tensor of the optimiser's has none.
   std::vector<Block> held = blocks;
   for (Block &block : held)
     block.lanes = block.neurons;
-  return BlockArray(graph, held, poplar::FLOAT, inputs, debug).whole().transpose();
+  return BlockArray(graph, held, type, inputs, debug).whole().transpose();
 }
 
 std::vector<Tensor> blocksIn(poplar::Graph &graph, const std::vector<Block> &blocks, const Tensor &array, float padding,

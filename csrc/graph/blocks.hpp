@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <map>
+#include <string>
 #include <vector>
 
 namespace snnipu {
@@ -26,15 +27,19 @@ std::vector<Block> blocksOf(const std::vector<std::size_t> &neurons, std::size_t
 class Copies {
 public:
   void add(const poplar::Tensor &from, const poplar::Tensor &to);
-  // FLOAT zeros.
+  // Zeros; FLOAT or HALF.
   void zero(poplar::Graph &graph, const poplar::Tensor &to);
   // One value all over.
   void fill(poplar::Graph &graph, float value, const poplar::Tensor &to);
   void run(poplar::program::Sequence &prog, const poplar::DebugContext &debug);
 
 private:
-  std::vector<poplar::Tensor> from_, to_;
-  std::map<float, poplar::Tensor> constants_;
+  // By type: there is no copy between two of them.
+  struct Pairs {
+    std::vector<poplar::Tensor> from, to;
+    std::map<float, poplar::Tensor> constants;
+  };
+  std::map<std::string, Pairs> types_;
 };
 
 // A variable [rows][lanes] for each block, on its tile. Seen as a whole, [rows][neurons of all blocks].
@@ -56,7 +61,7 @@ private:
 
 // A matrix [neurons][inputs], laid out so that blocksIn() finds it where it is wanted.
 poplar::Tensor createWeight(poplar::Graph &graph, const std::vector<Block> &blocks, std::size_t inputs,
-                            const poplar::DebugContext &debug);
+                            const poplar::Type &type, const poplar::DebugContext &debug);
 
 // Of an array [rows][neurons], [rows][lanes] for each block: where it lies on the block's tile already, or a copy
 // there, with `padding` in the lanes that no neuron has.

@@ -11,9 +11,11 @@ using poplar::Tensor;
 
 SlotTensors denseToSparse(poplar::Graph &graph, const Tensor &x, std::size_t capacity, bool rotate,
                           poplar::program::Sequence &prog, const poplar::DebugContext &debug) {
-  if (x.elementType() != poplar::FLOAT || x.rank() != 3 || x.numElements() == 0)
-    throw std::invalid_argument("dense_to_sparse: x must be FLOAT [steps, batch, neurons], with elements, got " +
-                                x.elementType().toString() + " " + x.shapeToString());
+  const poplar::Type type = x.elementType();
+  if ((type != poplar::FLOAT && type != poplar::HALF) || x.rank() != 3 || x.numElements() == 0)
+    throw std::invalid_argument(
+        "dense_to_sparse: x must be FLOAT or HALF [steps, batch, neurons], with elements, got " +
+        x.elementType().toString() + " " + x.shapeToString());
   if (capacity == 0)
     throw std::invalid_argument("dense_to_sparse: capacity must be 1 or more");
   const poplar::DebugInfo info(debug, "snnipu");
@@ -25,7 +27,7 @@ SlotTensors denseToSparse(poplar::Graph &graph, const Tensor &x, std::size_t cap
       slotsOfBits(graph, spread, bits.fired, bits.carried, batch, neurons, capacity, rotate, prog, {info, "slots"});
   const Tensor values = gatherSlots(graph, spread, dense, slots.ids, slots.counts, prog, {info, "values"});
   return {floatsOfIds(graph, spread, slots.ids, prog, {info, "ids"}).reshape({steps, batch, capacity}),
-          values.reshape({steps, batch, capacity}),
+          inType(graph, spread, values, type, prog, {info, "valuesOfType"}).reshape({steps, batch, capacity}),
           floatsOfIds(graph, spread, slots.counts, prog, {info, "counts"}).reshape({steps, batch, 2}),
           floatsOfIds(graph, spread, slots.dropped, prog, {info, "dropped"}).reshape({steps, batch, 2})};
 }

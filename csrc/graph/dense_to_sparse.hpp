@@ -6,7 +6,7 @@
 namespace snnipu {
 namespace graph {
 
-// x: FLOAT [steps, batch, neurons]. Semantics: snnipu.ops.dense_to_sparse.
+// x: FLOAT or HALF [steps, batch, neurons], and so are the values. Semantics: snnipu.ops.dense_to_sparse.
 SlotTensors denseToSparse(poplar::Graph &graph, const poplar::Tensor &x, std::size_t capacity, bool rotate,
                           poplar::program::Sequence &prog, const poplar::DebugContext &debug);
 

@@ -14,8 +14,9 @@ using poplar::program::Execute;
 using poplar::program::Sequence;
 
 void check(const Tensor &mem, const Tensor &threshold, const SelectSpikesOptions &options) {
-  if (mem.elementType() != poplar::FLOAT || threshold.elementType() != poplar::FLOAT)
-    throw std::invalid_argument("select_spikes: mem and threshold must be FLOAT");
+  if ((mem.elementType() != poplar::FLOAT && mem.elementType() != poplar::HALF) ||
+      threshold.elementType() != poplar::FLOAT)
+    throw std::invalid_argument("select_spikes: mem must be FLOAT or HALF, and threshold FLOAT");
   if (mem.rank() != 3 || mem.numElements() == 0)
     throw std::invalid_argument("select_spikes: mem must have shape [steps, batch, neurons], with elements, got " +
                                 mem.shapeToString());
@@ -37,7 +38,7 @@ Bits bitsAbove(poplar::Graph &graph, const RowSpread &spread, const Tensor &x, c
   const Tensor limit = threshold.valid() ? threshold.flatten() : nothing(graph, poplar::FLOAT);
   const poplar::ComputeSet cs = graph.addComputeSet({info, "above"});
   for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
-    VertexBuilder(graph, cs, vertexName("Above", poplar::FLOAT), tile)
+    VertexBuilder(graph, cs, vertexName("Above", x.elementType()), tile)
         .connect("x", spread.part(x, tile))
         .connect("threshold", limit)
         .connect("fired", spread.part(bits.fired, tile))
@@ -63,7 +64,8 @@ SlotTensors selectSpikes(poplar::Graph &graph, const Tensor &mem, const Tensor &
   const SlotTensors slots = slotsOfBits(graph, spread, bits.fired, bits.carried, batch, neurons, options.capacity,
                                         options.rotate, prog, {info, "slots"});
   return {floatsOfIds(graph, spread, slots.ids, prog, {info, "ids"}).reshape({steps, batch, options.capacity}),
-          slots.values.reshape({steps, batch, options.capacity}),
+          inType(graph, spread, slots.values, mem.elementType(), prog, {info, "valuesOfType"})
+              .reshape({steps, batch, options.capacity}),
           floatsOfIds(graph, spread, slots.counts, prog, {info, "counts"}).reshape({steps, batch, 2}),
           floatsOfIds(graph, spread, slots.dropped, prog, {info, "dropped"}).reshape({steps, batch, 2})};
 }
@@ -80,7 +82,8 @@ SelectSpikesGradients selectSpikesGrad(poplar::Graph &graph, const Tensor &gradV
   const Tensor count = idsOfFloats(graph, spread, counts.reshape({rows, 2}), slots + 1, prog, {info, "counts"});
   const Tensor slotMem = gatherSlots(graph, spread, mem.reshape({rows, neurons}), id, count, prog, {info, "slotMem"});
   const Tensor through = spread.variable(graph, poplar::FLOAT, slots, {info, "through"});
-  const Tensor grad = gradValues.reshape({rows, slots});
+  const Tensor grad =
+      inType(graph, spread, gradValues.reshape({rows, slots}), poplar::FLOAT, prog, {info, "gradInFloat"});
   const poplar::ComputeSet cs = graph.addComputeSet({info, "backward"});
   for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
     VertexBuilder(graph, cs, vertexName("SelectSpikesBackward", poplar::FLOAT, options.surrogate), tile)
@@ -96,10 +99,22 @@ SelectSpikesGradients selectSpikesGrad(poplar::Graph &graph, const Tensor &gradV
         .count("slots", slots)
         .set("perNeuron", threshold.numElements() > 1);
   prog.add(Execute(cs));
-  const Tensor gradMem = scatterSlots(graph, spread, through, id, count, neurons, prog, {info, "gradMem"});
-  const Spread elements(graph, rows * neurons, 2);
-  return {gradMem.reshape(mem.shape()), sumModulo(graph, elements, gradMem.reshape({1, rows * neurons}), threshold,
-                                                  -1.0f, prog, {info, "gradThreshold"})};
+  const bool perNeuron = threshold.numElements() > 1;
+  // Gradients of a neuron's threshold are summed in float.
+  const Tensor dense = scatterSlots(graph, spread, through, id, count, neurons,
+                                    perNeuron ? poplar::FLOAT : mem.elementType(), prog, {info, "gradMem"});
+  SelectSpikesGradients out;
+  out.mem = inType(graph, spread, dense, mem.elementType(), prog, {info, "gradMemOfType"}).reshape(mem.shape());
+  if (perNeuron) {
+    out.threshold = sumModulo(graph, Spread(graph, rows * neurons, 2), dense.reshape({1, rows * neurons}), threshold,
+                              -1.0f, prog, {info, "gradThreshold"});
+  } else {
+    std::vector<Tensor> parts;
+    for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
+      parts.push_back(spread.part(through, tile));
+    out.threshold = sumOfTiles(graph, parts, -1.0f, prog, {info, "gradThreshold"}).reshape(threshold.shape());
+  }
+  return out;
 }
 
 } // namespace graph

@@ -17,7 +17,8 @@ struct SelectSpikesOptions {
   float surrogateA = 2.0f, surrogateB = 0.0f;
 };
 
-// mem: FLOAT [steps, batch, neurons]; threshold: FLOAT, of one element or of each neuron.
+// mem: FLOAT or HALF [steps, batch, neurons], and so are the values; threshold: FLOAT, of one element or of each
+// neuron.
 SlotTensors selectSpikes(poplar::Graph &graph, const poplar::Tensor &mem, const poplar::Tensor &threshold,
                          poplar::program::Sequence &prog, const SelectSpikesOptions &options,
                          const poplar::DebugContext &debug);

@@ -1,5 +1,6 @@
 #include "graph/slots.hpp"
 
+#include "graph/spread.hpp"
 #include "graph/vertex_builder.hpp"
 #include "graph/vertex_name.hpp"
 
@@ -17,8 +18,11 @@ void checkSlots(const char *op, const SlotTensors &spikes) {
   const auto refuse = [&](const std::string &what) { throw std::invalid_argument(std::string(op) + ": " + what); };
   for (const auto &named : {std::make_pair("ids", &spikes.ids), std::make_pair("values", &spikes.values),
                             std::make_pair("counts", &spikes.counts)}) {
-    if (named.second->elementType() != poplar::FLOAT)
-      refuse(std::string(named.first) + " must be FLOAT, got " + named.second->elementType().toString());
+    const poplar::Type type = named.second->elementType();
+    const bool half = type == poplar::HALF && named.second == &spikes.values && &spikes.values != &spikes.ids;
+    if (type != poplar::FLOAT && !half)
+      refuse(std::string(named.first) + " must be FLOAT" + (named.second == &spikes.values ? " or HALF" : "") +
+             ", got " + type.toString());
     if (named.second->rank() != 3)
       refuse(std::string(named.first) + " must have three dimensions, got " + named.second->shapeToString());
   }
@@ -44,6 +48,18 @@ Tensor RowSpread::variable(poplar::Graph &graph, const poplar::Type &type, std::
   for (std::size_t tile = 0; tile < tiles(); ++tile)
     graph.setTileMapping(all.slice(begin(tile), end(tile), 0), static_cast<unsigned>(tile));
   return all;
+}
+
+Tensor inType(poplar::Graph &graph, const RowSpread &spread, const Tensor &rows, const poplar::Type &type,
+              Sequence &prog, const poplar::DebugContext &debug) {
+  if (rows.elementType() == type)
+    return rows;
+  const poplar::ComputeSet cs = graph.addComputeSet(debug);
+  const Tensor to = spread.variable(graph, type, rows.dim(1), debug);
+  for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
+    addCast(graph, cs, spread.part(rows, tile), spread.part(to, tile), tile);
+  prog.add(Execute(cs));
+  return to;
 }
 
 Tensor idsOfFloats(poplar::Graph &graph, const RowSpread &spread, const Tensor &from, std::size_t limit, Sequence &prog,
@@ -76,7 +92,7 @@ Tensor floatsOfIds(poplar::Graph &graph, const RowSpread &spread, const Tensor &
 Tensor gatherSlots(poplar::Graph &graph, const RowSpread &spread, const Tensor &dense, const Tensor &ids,
                    const Tensor &counts, Sequence &prog, const poplar::DebugContext &debug) {
   const poplar::ComputeSet cs = graph.addComputeSet(debug);
-  const Tensor values = spread.variable(graph, dense.elementType(), ids.dim(1), debug);
+  const Tensor values = spread.variable(graph, poplar::FLOAT, ids.dim(1), debug);
   for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
     VertexBuilder(graph, cs, vertexName("GatherSlots", dense.elementType()), tile)
         .connect("dense", spread.part(dense, tile))
@@ -91,11 +107,12 @@ Tensor gatherSlots(poplar::Graph &graph, const RowSpread &spread, const Tensor &
 }
 
 Tensor scatterSlots(poplar::Graph &graph, const RowSpread &spread, const Tensor &values, const Tensor &ids,
-                    const Tensor &counts, std::size_t neurons, Sequence &prog, const poplar::DebugContext &debug) {
+                    const Tensor &counts, std::size_t neurons, const poplar::Type &type, Sequence &prog,
+                    const poplar::DebugContext &debug) {
   const poplar::ComputeSet cs = graph.addComputeSet(debug);
-  const Tensor dense = spread.variable(graph, values.elementType(), neurons, debug);
+  const Tensor dense = spread.variable(graph, type, neurons, debug);
   for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
-    VertexBuilder(graph, cs, vertexName("ScatterSlots", values.elementType()), tile)
+    VertexBuilder(graph, cs, vertexName("ScatterSlots", type), tile)
         .connect("values", spread.part(values, tile))
         .connect("ids", spread.part(ids, tile))
         .connect("counts", spread.part(counts, tile))
@@ -105,6 +122,21 @@ Tensor scatterSlots(poplar::Graph &graph, const RowSpread &spread, const Tensor 
         .count("neurons", neurons);
   prog.add(Execute(cs));
   return dense;
+}
+
+Tensor ascendingRows(poplar::Graph &graph, const RowSpread &spread, const Tensor &ids, const Tensor &counts,
+                     Sequence &prog, const poplar::DebugContext &debug) {
+  const poplar::ComputeSet cs = graph.addComputeSet(debug);
+  const Tensor out = spread.variable(graph, poplar::INT, 1, debug);
+  for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
+    VertexBuilder(graph, cs, "snnipu::Ascending", tile)
+        .connect("ids", spread.part(ids, tile))
+        .connect("counts", spread.part(counts, tile))
+        .connect("out", spread.part(out, tile))
+        .count("rows", spread.count(tile))
+        .count("slots", ids.dim(1));
+  prog.add(Execute(cs));
+  return out;
 }
 
 SlotTensors slotsOfBits(poplar::Graph &graph, const RowSpread &spread, const Tensor &fired, const Tensor &carried,
@@ -147,8 +179,9 @@ SlotTensors slotsOfBits(poplar::Graph &graph, const RowSpread &spread, const Ten
   return out;
 }
 
-Tensor zeros(poplar::Graph &graph, const std::vector<std::size_t> &shape, const poplar::DebugContext &debug) {
-  const Tensor zero = graph.addConstant(poplar::FLOAT, {1}, 0.0f, debug);
+Tensor zeros(poplar::Graph &graph, const std::vector<std::size_t> &shape, const poplar::DebugContext &debug,
+             const poplar::Type &type) {
+  const Tensor zero = graph.addConstant(type, {1}, 0.0f, debug);
   graph.setTileMapping(zero, 0);
   std::size_t count = 1;
   for (const std::size_t size : shape)

@@ -1,7 +1,7 @@
 // Spikes in slots, and rows of (step, sample) spread over the tiles: what the operators on spike ids share.
 //
 // Between operators ids, counts and dropped are FLOAT, since PopART's autodiff passes over integers; within one they
-// are INT.
+// are INT. Values are FLOAT or HALF between operators, and FLOAT within one.
 #pragma once
 
 #include <poplar/Graph.hpp>
@@ -20,7 +20,7 @@ struct SlotTensors {
   poplar::Tensor dropped; // [steps, batch, 2]; an output only
 };
 
-// Throws std::invalid_argument, which names `op`, where they are not FLOAT or their shapes do not belong together.
+// Throws std::invalid_argument, which names `op`, where their types do not fit or their shapes do not belong together.
 void checkSlots(const char *op, const SlotTensors &spikes);
 
 // Consecutive rows, in equal shares over all tiles.
@@ -46,20 +46,30 @@ private:
   std::size_t rows_, share_;
 };
 
+// The rows [rows][width] in another type, FLOAT or HALF; themselves where they have it.
+poplar::Tensor inType(poplar::Graph &graph, const RowSpread &spread, const poplar::Tensor &rows,
+                      const poplar::Type &type, poplar::program::Sequence &prog, const poplar::DebugContext &debug);
+
 // FLOAT [rows][width] -> INT, held to [0, limit), and back.
 poplar::Tensor idsOfFloats(poplar::Graph &graph, const RowSpread &spread, const poplar::Tensor &from, std::size_t limit,
                            poplar::program::Sequence &prog, const poplar::DebugContext &debug);
 poplar::Tensor floatsOfIds(poplar::Graph &graph, const RowSpread &spread, const poplar::Tensor &from,
                            poplar::program::Sequence &prog, const poplar::DebugContext &debug);
 
-// values[row][slot] = dense[row][id], 0 in padding. ids, counts: INT.
+// values[row][slot] = dense[row][id], 0 in padding. dense: FLOAT or HALF; values: FLOAT; ids, counts: INT.
 poplar::Tensor gatherSlots(poplar::Graph &graph, const RowSpread &spread, const poplar::Tensor &dense,
                            const poplar::Tensor &ids, const poplar::Tensor &counts, poplar::program::Sequence &prog,
                            const poplar::DebugContext &debug);
-// dense[row][id] += values[row][slot], from 0.
+// dense[row][id] += values[row][slot], from 0: of `type`, FLOAT or HALF.
 poplar::Tensor scatterSlots(poplar::Graph &graph, const RowSpread &spread, const poplar::Tensor &values,
                             const poplar::Tensor &ids, const poplar::Tensor &counts, std::size_t neurons,
-                            poplar::program::Sequence &prog, const poplar::DebugContext &debug);
+                            const poplar::Type &type, poplar::program::Sequence &prog,
+                            const poplar::DebugContext &debug);
+
+// INT [rows][1]: whether the ids of a row's spikes ascend.
+poplar::Tensor ascendingRows(poplar::Graph &graph, const RowSpread &spread, const poplar::Tensor &ids,
+                             const poplar::Tensor &counts, poplar::program::Sequence &prog,
+                             const poplar::DebugContext &debug);
 
 // fired, carried: UNSIGNED_INT [rows][words]. Slots of [steps * batch] rows, ids, counts and dropped INT.
 SlotTensors slotsOfBits(poplar::Graph &graph, const RowSpread &spread, const poplar::Tensor &fired,
@@ -67,7 +77,8 @@ SlotTensors slotsOfBits(poplar::Graph &graph, const RowSpread &spread, const pop
                         bool rotate, poplar::program::Sequence &prog, const poplar::DebugContext &debug);
 
 // A tensor of zeros that takes no memory to speak of: the gradient of ids and counts.
-poplar::Tensor zeros(poplar::Graph &graph, const std::vector<std::size_t> &shape, const poplar::DebugContext &debug);
+poplar::Tensor zeros(poplar::Graph &graph, const std::vector<std::size_t> &shape, const poplar::DebugContext &debug,
+                     const poplar::Type &type = poplar::FLOAT);
 
 } // namespace graph
 } // namespace snnipu

@@ -8,15 +8,17 @@ namespace graph {
 
 struct SparseLinearInputs {
   SlotTensors spikes;    // of `inputs` neurons
-  poplar::Tensor weight; // FLOAT [neurons, inputs]
+  poplar::Tensor weight; // FLOAT or HALF [neurons, inputs]
   poplar::Tensor bias;   // FLOAT [neurons], or invalid
 };
 
-// The weight laid out as sparseLinear() works on it: each tile has its neurons' rows.
-poplar::Tensor createSparseLinearWeight(poplar::Graph &graph, std::size_t neurons, std::size_t inputs,
-                                        const poplar::DebugContext &debug);
+// The weight laid out as sparseLinear() works on it for spikes of `rows` (time, sample) with `slots` each: the tiles
+// that have the same neurons, each for other rows, hold an equal share of their inputs.
+poplar::Tensor createSparseLinearWeight(poplar::Graph &graph, std::size_t neurons, std::size_t inputs, std::size_t rows,
+                                        std::size_t slots, const poplar::Type &type, const poplar::DebugContext &debug);
 
-// unitValues: every spike's value is 1, and values are not read. Returns FLOAT [steps, batch, neurons].
+// unitValues: every spike's value is 1, and values are not read. Returns [steps, batch, neurons] in the type of the
+// values; sums are in float.
 poplar::Tensor sparseLinear(poplar::Graph &graph, const SparseLinearInputs &in, bool unitValues,
                             poplar::program::Sequence &prog, const poplar::DebugContext &debug);
 
@@ -25,6 +27,7 @@ struct SparseLinearGradients {
   poplar::Tensor bias; // invalid without one
 };
 
+// grad: FLOAT or HALF. Gradients are of their inputs' types.
 SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const poplar::Tensor &grad, const SparseLinearInputs &in,
                                        bool unitValues, poplar::program::Sequence &prog,
                                        const poplar::DebugContext &debug);

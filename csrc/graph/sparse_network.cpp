@@ -113,15 +113,18 @@ struct SlotSequence {
   Samples samples;
   std::size_t slots = 0;
   Tensor ids, counts, values; // [steps][batch * ...]; INT, INT, FLOAT. values may be invalid
+  Tensor order;               // INT [steps][batch]: which rows ascend; invalid where all do
 
   // What `step - back` has, in variables of its own.
   SlotSequence load(poplar::Graph &graph, ComputeSet cs, StepCounters &step, unsigned back,
                     const poplar::DebugContext &debug) const {
-    SlotSequence now{samples, slots, {}, {}, {}};
+    SlotSequence now{samples, slots, {}, {}, {}, {}};
     now.ids = loadOne(graph, cs, step, ids, slots, back, debug);
     now.counts = loadOne(graph, cs, step, counts, 2, back, debug);
     if (values.valid())
       now.values = loadOne(graph, cs, step, values, slots, back, debug);
+    if (order.valid())
+      now.order = loadOne(graph, cs, step, order, 1, back, debug);
     return now;
   }
 
@@ -199,9 +202,11 @@ public:
       const NetworkLayer &what = options.layers[l];
       const NetworkParameters &own = parameters[l];
       const std::string name = "layer " + std::to_string(l) + ": ";
-      for (const Tensor *tensor : {&own.weight, &own.beta, &own.threshold, &own.bias})
+      if (own.weight.elementType() != poplar::FLOAT && own.weight.elementType() != poplar::HALF)
+        refuse(name + "weight must be FLOAT or HALF");
+      for (const Tensor *tensor : {&own.beta, &own.threshold, &own.bias})
         if (tensor->valid() && tensor->elementType() != poplar::FLOAT)
-          refuse(name + "parameters must be FLOAT");
+          refuse(name + "beta, threshold and bias must be FLOAT");
       if (own.weight.shape() != std::vector<std::size_t>{what.neurons, what.inputs} || own.weight.numElements() == 0)
         refuse(name + "weight must have shape [neurons, inputs], got " + own.weight.shapeToString());
       if (l > 0 && what.inputs != options.layers[l - 1].neurons)
@@ -242,19 +247,24 @@ public:
 
   // A sequence of slots, [steps, batch, ...] in floats, on the tiles of `samples`.
   SlotSequence sequence(poplar::Graph &graph, const Samples &samples, const SlotTensors &from, std::size_t neurons,
-                        bool withValues, Sequence &prog, const poplar::DebugInfo &info) const {
+                        bool withValues, bool withOrder, Sequence &prog, const poplar::DebugInfo &info) const {
     SlotSequence to;
     to.samples = samples;
     to.slots = from.ids.dim(2);
     const RowSpread spread(graph, steps * batch);
-    const auto integers = [&](const Tensor &of, std::size_t width, std::size_t limit) {
-      const Tensor ids = idsOfFloats(graph, spread, of.reshape({steps * batch, width}), limit, prog, {info, "ids"});
-      const Tensor here = samples.variable(graph, poplar::INT, steps, width, {info, "idsOfSteps"});
-      prog.add(poplar::program::Copy(ids.reshape({steps, batch * width}), here));
-      return here;
+    const auto here = [&](const Tensor &of) {
+      const Tensor sequence = samples.variable(graph, poplar::INT, steps, of.dim(1), {info, "idsOfSteps"});
+      prog.add(poplar::program::Copy(of.reshape({steps, batch * of.dim(1)}), sequence));
+      return sequence;
     };
-    to.ids = integers(from.ids, to.slots, neurons);
-    to.counts = integers(from.counts, 2, to.slots + 1);
+    const auto integers = [&](const Tensor &of, std::size_t width, std::size_t limit) {
+      return idsOfFloats(graph, spread, of.reshape({steps * batch, width}), limit, prog, {info, "ids"});
+    };
+    const Tensor ids = integers(from.ids, to.slots, neurons), counts = integers(from.counts, 2, to.slots + 1);
+    to.ids = here(ids);
+    to.counts = here(counts);
+    if (withOrder)
+      to.order = here(ascendingRows(graph, spread, ids, counts, prog, {info, "ascending"}));
     if (withValues)
       to.values = floats(graph, samples, from.values, to.slots, prog, info);
     return to;
@@ -262,7 +272,9 @@ public:
   Tensor floats(poplar::Graph &graph, const Samples &samples, const Tensor &from, std::size_t width, Sequence &prog,
                 const poplar::DebugInfo &info) const {
     const Tensor here = samples.variable(graph, poplar::FLOAT, steps, width, {info, "valuesOfSteps"});
-    prog.add(poplar::program::Copy(from.reshape({steps, batch * width}), here));
+    const Tensor rows = inType(graph, RowSpread(graph, steps * batch), from.reshape({steps * batch, width}),
+                               poplar::FLOAT, prog, {info, "inFloat"});
+    prog.add(poplar::program::Copy(rows.reshape({steps, batch * width}), here));
     return here;
   }
 };
@@ -364,10 +376,11 @@ std::vector<LayerPlan> planNetwork(std::size_t tiles, std::size_t batch, std::si
 }
 
 Tensor createNetworkWeight(poplar::Graph &graph, const SparseNetworkOptions &options, std::size_t layer,
-                           std::size_t batch, std::size_t inputSlots, const poplar::DebugContext &debug) {
+                           std::size_t batch, std::size_t inputSlots, const poplar::Type &type,
+                           const poplar::DebugContext &debug) {
   const std::vector<LayerPlan> plan = planOf(graph, options, batch, inputSlots);
   return createWeight(graph, blocksOf(plan.at(layer).neurons, plan.at(layer).firstTile),
-                      options.layers.at(layer).inputs, debug);
+                      options.layers.at(layer).inputs, type, debug);
 }
 
 std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensors &input,
@@ -379,7 +392,7 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
   Copies copies;
   net.load(graph, parameters, copies, info);
   const SlotSequence inputs =
-      net.sequence(graph, net.inputSamples, input, net.layers[0].what.inputs, !options.unitInput, prog, info);
+      net.sequence(graph, net.inputSamples, input, net.layers[0].what.inputs, !options.unitInput, false, prog, info);
   StepCounters step(graph, info);
   const ComputeSet prepare = graph.addComputeSet({info, "prepare"}), load = graph.addComputeSet({info, "load"}),
                    lif = graph.addComputeSet({info, "lif"}), merge = graph.addComputeSet({info, "merge"}),
@@ -397,11 +410,14 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
                    slots,
                    samples.variable(graph, poplar::INT, 1, slots, {info, "ids"}),
                    samples.variable(graph, poplar::INT, 1, 2, {info, "counts"}),
+                   {},
                    {}});
   }
   for (std::size_t l = 0; l < net.layers.size(); ++l) {
     Layer &layer = net.layers[l];
     const std::vector<Block> &blocks = layer.blocks;
+    const poplar::Type weightType = layer.weight[0].elementType();
+    const Tensor noWeight = nothing(graph, weightType);
     for (const Block &block : blocks) {
       const Tensor second = graph.addVariable(poplar::FLOAT, {block.lanes}, {info, "gradThreshold"});
       graph.setTileMapping(second, static_cast<unsigned>(block.tile));
@@ -428,7 +444,7 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
           .count("size", block.lanes);
       const SlotSequence &from = l == 0 ? inputNow : own[l - 1];
       const bool unit = l > 0 || options.unitInput;
-      VertexBuilder(graph, lif, vertexName("SparseLifForward", poplar::FLOAT, poplar::UNSIGNED_INT, options.reset),
+      VertexBuilder(graph, lif, vertexName("SparseLifForward", weightType, poplar::UNSIGNED_INT, options.reset),
                     block.tile)
           .connect("weight", layer.weight[i].flatten())
           .connect("bias", layer.bias[i])
@@ -438,7 +454,7 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
           .connect("ids", from.ids.flatten().reinterpret(poplar::UNSIGNED_INT))
           .connect("values", unit ? unread : from.values.flatten())
           .connect("counts", from.counts.flatten())
-          .connect("recurrentWeight", unread)
+          .connect("recurrentWeight", noWeight)
           .connect("ownIds", noWords)
           .connect("ownCounts", noWords)
           .connect("state", state[i].flatten())
@@ -467,8 +483,11 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
     };
     const Tensor values = samples.variable(graph, poplar::FLOAT, 1, slots, {info, "values"});
     const Tensor dropped = samples.variable(graph, poplar::INT, 1, 2, {info, "dropped"});
-    const Tensor idsOut = floatsOfSteps(slots), valuesOut = floatsOfSteps(slots), countsOut = floatsOfSteps(2),
+    const Tensor idsOut = floatsOfSteps(slots), recorded = floatsOfSteps(slots), countsOut = floatsOfSteps(2),
                  droppedOut = floatsOfSteps(2);
+    const bool half = input.values.elementType() == poplar::HALF;
+    const Tensor valuesOut =
+        half ? samples.variable(graph, poplar::HALF, steps, slots, {info, "valuesInHalf"}) : recorded;
     std::vector<Tensor> starts;
     for (const Samples::Piece &piece : samples.pieces()) {
       const std::size_t rows = piece.end - piece.begin;
@@ -489,7 +508,9 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
           .count("slots", slots);
       if (options.rotate)
         step.addAdvance(record, start, static_cast<unsigned>(slots), layer.what.neurons, piece.tile);
-      storeStep(graph, record, step, part(values, slots), part(valuesOut, slots), 1, piece.tile);
+      storeStep(graph, record, step, part(values, slots), part(recorded, slots), 1, piece.tile);
+      if (half)
+        addCast(graph, convert, part(recorded, slots), part(valuesOut, slots), piece.tile);
       // Ids leave as floats.
       const auto leave = [&](const Tensor &now, const Tensor &out, std::size_t width) {
         const Tensor sequence = graph.addVariable(poplar::INT, {steps * rows * width}, {info, "recorded"});
@@ -544,9 +565,9 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
                    weights = graph.addComputeSet({info, "weights"}), sumInput = graph.addComputeSet({info, "sumInput"}),
                    record = graph.addComputeSet({info, "record"});
   const SlotSequence inputNow =
-      net.sequence(graph, net.inputSamples, input, net.layers[0].what.inputs, !options.unitInput, prog, info)
+      net.sequence(graph, net.inputSamples, input, net.layers[0].what.inputs, !options.unitInput, true, prog, info)
           .load(graph, load, step, 0, {info, "inputOfStep"});
-  const Tensor unread = nothing(graph, poplar::FLOAT);
+  const Tensor unread = nothing(graph, poplar::FLOAT), noOrder = nothing(graph, poplar::INT);
   const Tensor zero = zeros(graph, {1}, {info, "noGradient"});
 
   // The layers' own spikes: of the step, of the step before for the layer behind, and their upstream gradients.
@@ -556,7 +577,7 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
     const Layer &layer = net.layers[l];
     const SlotTensors spikes = {outputs[l].spikes.ids, outputs[l].spikes.ids, outputs[l].spikes.counts, {}};
     checkSlots("sparse_network", spikes);
-    SlotSequence own = net.sequence(graph, layer.selection, spikes, layer.what.neurons, false, prog, info);
+    SlotSequence own = net.sequence(graph, layer.selection, spikes, layer.what.neurons, false, false, prog, info);
     before.push_back(l + 1 < count ? own.load(graph, load, step, 1, {info, "spikesBefore"}) : SlotSequence());
     if (gradValues[l].valid())
       own.values = net.floats(graph, layer.selection, gradValues[l], own.slots, prog, info);
@@ -657,6 +678,7 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
           .connect("ids", from.ids.flatten())
           .connect("values", unit ? unread : from.values.flatten())
           .connect("counts", from.counts.flatten())
+          .connect("order", from.order.valid() ? from.order.flatten() : noOrder)
           .connect("grad", grad[i].flatten())
           .connect("gradWeight", own.weight[i].flatten())
           .set("scale", layer.what.inputScale)
@@ -664,9 +686,11 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
           .count("slots", from.slots)
           .count("inputs", layer.what.inputs)
           .count("lanes", block.lanes)
-          .set("unitValues", unit);
+          .set("unitValues", unit)
+          .set("ascending", !from.order.valid());
       if (passesOn(l))
-        VertexBuilder(graph, weights, vertexName("SparseLinearValueGradient", poplar::FLOAT, poplar::UNSIGNED_INT),
+        VertexBuilder(graph, weights,
+                      vertexName("SparseLinearValueGradient", layer.weight[i].elementType(), poplar::UNSIGNED_INT),
                       block.tile)
             .connect("weight", layer.weight[i].flatten())
             .connect("grad", grad[i].flatten())
@@ -681,14 +705,23 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
   }
   Sequence body({Execute(load), Execute(sum), Execute(lif), Execute(weights)});
   NetworkGradients out;
-  out.inputValues = zeros(graph, input.values.shape(), {info, "gradInput"});
+  const poplar::Type valueType = input.values.elementType();
+  out.inputValues = zeros(graph, input.values.shape(), {info, "gradInput"}, valueType);
+  const ComputeSet cast = graph.addComputeSet({info, "inHalf"});
   if (options.inputGradient) {
     const Tensor gradInput = addSum(0, sumInput, {}, inputNow.counts);
     const Tensor all = net.inputSamples.variable(graph, poplar::FLOAT, steps, inputNow.slots, {info, "gradInput"});
     for (const Samples::Piece &piece : net.inputSamples.pieces())
       storeStep(graph, record, step, net.inputSamples.part(gradInput, piece, inputNow.slots),
                 net.inputSamples.part(all, piece, inputNow.slots), ~0u, piece.tile);
-    out.inputValues = all.reshape(input.values.shape());
+    Tensor made = all;
+    if (valueType == poplar::HALF) {
+      made = net.inputSamples.variable(graph, valueType, steps, inputNow.slots, {info, "gradInputInHalf"});
+      for (const Samples::Piece &piece : net.inputSamples.pieces())
+        addCast(graph, cast, net.inputSamples.part(all, piece, inputNow.slots),
+                net.inputSamples.part(made, piece, inputNow.slots), piece.tile);
+    }
+    out.inputValues = made.reshape(input.values.shape());
     body.add(Execute(sumInput));
     body.add(Execute(record));
   }
@@ -701,7 +734,14 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
     const std::vector<Block> &blocks = net.layers[l].blocks;
     const NetworkParameters &like = parameters[l];
     NetworkParameters own;
-    own.weight = sums[l].weight.whole().transpose();
+    if (like.weight.elementType() == poplar::HALF) {
+      const BlockArray halves(graph, blocks, poplar::HALF, net.layers[l].what.inputs, {info, "gradWeightInHalf"});
+      for (std::size_t i = 0; i < blocks.size(); ++i)
+        addCast(graph, cast, sums[l].weight[i], halves[i], blocks[i].tile);
+      own.weight = halves.whole().transpose();
+    } else {
+      own.weight = sums[l].weight.whole().transpose();
+    }
     own.beta = sumOfRows(graph, blocks, sums[l].beta.parts(), batch, like.beta, prog, {info, "beta"});
     own.threshold =
         sumOfRows(graph, blocks, sums[l].threshold.parts(), batch, like.threshold, prog, {info, "threshold"});
@@ -709,6 +749,7 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
       own.bias = sumOfRows(graph, blocks, sums[l].bias.parts(), batch, like.bias, prog, {info, "bias"});
     out.parameters.push_back(own);
   }
+  prog.add(Execute(cast));
   return out;
 }
 

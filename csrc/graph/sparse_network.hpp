@@ -42,7 +42,7 @@ struct SparseNetworkOptions {
 };
 
 struct NetworkParameters {
-  poplar::Tensor weight;          // FLOAT [neurons, inputs]
+  poplar::Tensor weight;          // FLOAT or HALF [neurons, inputs]
   poplar::Tensor beta, threshold; // FLOAT, of one element or of each neuron
   poplar::Tensor bias;            // FLOAT [neurons], or invalid
 };
@@ -59,16 +59,18 @@ std::vector<LayerPlan> planNetwork(std::size_t tiles, std::size_t batch, std::si
 
 // The weight of a layer, laid out as the network works on it.
 poplar::Tensor createNetworkWeight(poplar::Graph &graph, const SparseNetworkOptions &options, std::size_t layer,
-                                   std::size_t batch, std::size_t inputSlots, const poplar::DebugContext &debug);
+                                   std::size_t batch, std::size_t inputSlots, const poplar::Type &type,
+                                   const poplar::DebugContext &debug);
 
-// Throws std::invalid_argument where shapes, types or the plan do not belong together.
+// Values of the layers' spikes are in the type of the input's; membranes, sums and gradients are in float. Throws
+// std::invalid_argument where shapes, types or the plan do not belong together.
 std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensors &input,
                                           const std::vector<NetworkParameters> &parameters,
                                           poplar::program::Sequence &prog, const SparseNetworkOptions &options,
                                           const poplar::DebugContext &debug);
 
 struct NetworkGradients {
-  poplar::Tensor inputValues; // zeros without options.inputGradient
+  poplar::Tensor inputValues; // in the values' type; zeros without options.inputGradient
   std::vector<NetworkParameters> parameters;
 };
 

@@ -17,8 +17,9 @@ Tensor sparseToDense(poplar::Graph &graph, const SlotTensors &spikes, std::size_
       idsOfFloats(graph, spread, spikes.ids.reshape({steps * batch, slots}), neurons, prog, {info, "ids"});
   const Tensor counts =
       idsOfFloats(graph, spread, spikes.counts.reshape({steps * batch, 2}), slots + 1, prog, {info, "counts"});
-  const Tensor values = spikes.values.reshape({steps * batch, slots});
-  return scatterSlots(graph, spread, values, ids, counts, neurons, prog, {info, "dense"})
+  const Tensor values = inType(graph, spread, spikes.values.reshape({steps * batch, slots}), poplar::FLOAT, prog,
+                               {info, "valuesInFloat"});
+  return scatterSlots(graph, spread, values, ids, counts, neurons, spikes.values.elementType(), prog, {info, "dense"})
       .reshape({steps, batch, neurons});
 }
 
@@ -27,14 +28,16 @@ Tensor sparseToDenseGrad(poplar::Graph &graph, const Tensor &dense, const Tensor
   checkSlots("sparse_to_dense", {ids, ids, counts, {}});
   const poplar::DebugInfo info(debug, "snnipu");
   const std::size_t rows = ids.dim(0) * ids.dim(1), slots = ids.dim(2), neurons = dense.dim(2);
-  if (dense.elementType() != poplar::FLOAT || dense.numElements() != rows * neurons)
-    throw std::invalid_argument("sparse_to_dense: the dense tensor must be FLOAT [steps, batch, neurons], got " +
-                                dense.elementType().toString() + " " + dense.shapeToString());
+  const poplar::Type type = dense.elementType();
+  if ((type != poplar::FLOAT && type != poplar::HALF) || dense.numElements() != rows * neurons)
+    throw std::invalid_argument(
+        "sparse_to_dense: the dense tensor must be FLOAT or HALF [steps, batch, neurons], got " +
+        dense.elementType().toString() + " " + dense.shapeToString());
   const RowSpread spread(graph, rows);
   const Tensor id = idsOfFloats(graph, spread, ids.reshape({rows, slots}), neurons, prog, {info, "ids"});
   const Tensor count = idsOfFloats(graph, spread, counts.reshape({rows, 2}), slots + 1, prog, {info, "counts"});
-  return gatherSlots(graph, spread, dense.reshape({rows, neurons}), id, count, prog, {info, "values"})
-      .reshape(ids.shape());
+  const Tensor values = gatherSlots(graph, spread, dense.reshape({rows, neurons}), id, count, prog, {info, "values"});
+  return inType(graph, spread, values, type, prog, {info, "valuesOfType"}).reshape(ids.shape());
 }
 
 } // namespace graph

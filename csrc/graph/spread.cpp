@@ -4,7 +4,6 @@
 #include "graph/vertex_name.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 namespace snnipu {
 namespace graph {
@@ -73,8 +72,8 @@ void zero(poplar::Graph &graph, const Spread &spread, const std::vector<Tensor> 
   prog.add(poplar::program::Execute(cs));
 }
 
-static void sumRows(poplar::Graph &graph, poplar::ComputeSet cs, const Tensor &in, std::size_t rows, const Tensor &out,
-                    float scale, std::size_t tile) {
+void addSumRows(poplar::Graph &graph, poplar::ComputeSet cs, const Tensor &in, std::size_t rows, const Tensor &out,
+                float scale, std::size_t tile) {
   VertexBuilder(graph, cs, vertexName("SumRows", in.elementType()), tile)
       .connect("in", in)
       .connect("out", out)
@@ -83,32 +82,57 @@ static void sumRows(poplar::Graph &graph, poplar::ComputeSet cs, const Tensor &i
       .count("columns", out.numElements());
 }
 
+void addCast(poplar::Graph &graph, poplar::ComputeSet cs, const Tensor &from, const Tensor &to, std::size_t tile) {
+  VertexBuilder(graph, cs, vertexName("Cast", from.elementType(), to.elementType()), tile)
+      .connect("from", from.flatten())
+      .connect("to", to.flatten())
+      .count("size", from.numElements());
+}
+
+// Sums of parts[i] on tile i: up to a number for each worker, where it has some to add.
+static Tensor sumParts(poplar::Graph &graph, const std::vector<Tensor> &parts, poplar::program::Sequence &prog,
+                       const poplar::DebugContext &debug) {
+  const std::size_t tiles = graph.getTarget().getNumTiles(), workers = graph.getTarget().getNumWorkerContexts();
+  std::vector<Tensor> sums;
+  const poplar::ComputeSet cs = graph.addComputeSet(debug);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const std::size_t size = parts[i].numElements(), count = std::min(workers, std::max<std::size_t>(1, size / 4));
+    const Tensor out = graph.addVariable(parts[i].elementType(), {count}, debug);
+    graph.setTileMapping(out, static_cast<unsigned>(i % tiles));
+    VertexBuilder(graph, cs, vertexName("SumParts", parts[i].elementType()), i % tiles)
+        .connect("in", parts[i].flatten())
+        .connect("out", out)
+        .count("size", size)
+        .count("parts", count);
+    sums.push_back(out);
+  }
+  prog.add(poplar::program::Execute(cs));
+  return concat(sums);
+}
+
 Tensor sumOfAll(poplar::Graph &graph, const Tensor &vector, float scale, poplar::program::Sequence &prog,
                 const poplar::DebugContext &debug) {
   const poplar::DebugInfo info(debug, "snnipu");
   Tensor left = vector.flatten();
-  constexpr std::size_t few = 48;
-  if (left.numElements() > few) {
-    const std::size_t share = static_cast<std::size_t>(std::sqrt(static_cast<double>(left.numElements()))) + 1;
-    const std::size_t groups = (left.numElements() + share - 1) / share;
-    const std::size_t tiles = graph.getTarget().getNumTiles();
-    const Tensor partial = graph.addVariable(left.elementType(), {groups}, {info, "partial"});
-    const poplar::ComputeSet cs = graph.addComputeSet({info, "groups"});
-    for (std::size_t group = 0; group < groups; ++group) {
-      const std::size_t begin = group * share, end = std::min(left.numElements(), begin + share);
-      const Tensor out = partial.slice(group, group + 1);
-      graph.setTileMapping(out, static_cast<unsigned>(group % tiles));
-      sumRows(graph, cs, left.slice(begin, end), end - begin, out, 1.0f, group % tiles);
-    }
-    prog.add(poplar::program::Execute(cs));
-    left = partial;
+  constexpr std::size_t few = 48, group = 96;
+  while (left.numElements() > few) {
+    std::vector<Tensor> groups;
+    for (std::size_t begin = 0; begin < left.numElements(); begin += group)
+      groups.push_back(left.slice(begin, std::min(left.numElements(), begin + group)));
+    left = sumParts(graph, groups, prog, {info, "groups"});
   }
   const Tensor total = graph.addVariable(left.elementType(), {1}, {info, "total"});
   graph.setTileMapping(total, 0);
   const poplar::ComputeSet last = graph.addComputeSet({info, "sum"});
-  sumRows(graph, last, left, left.numElements(), total, scale, 0);
+  addSumRows(graph, last, left, left.numElements(), total, scale, 0);
   prog.add(poplar::program::Execute(last));
   return total;
+}
+
+Tensor sumOfTiles(poplar::Graph &graph, const std::vector<Tensor> &parts, float scale, poplar::program::Sequence &prog,
+                  const poplar::DebugContext &debug) {
+  const poplar::DebugInfo info(debug, "snnipu");
+  return sumOfAll(graph, sumParts(graph, parts, prog, {info, "tiles"}), scale, prog, debug);
 }
 
 Tensor sumModulo(poplar::Graph &graph, const Spread &spread, const Tensor &sums, const Tensor &like, float scale,
@@ -117,16 +141,10 @@ Tensor sumModulo(poplar::Graph &graph, const Spread &spread, const Tensor &sums,
   const std::size_t size = like.numElements();
   const poplar::Type type = sums.elementType();
   if (size == 1) {
-    // On each tile first, so that one number leaves it.
-    const std::size_t tiles = spread.tiles();
-    const Tensor partial = graph.addVariable(type, {tiles}, {info, "partial"});
-    const poplar::ComputeSet onTiles = graph.addComputeSet({info, "tiles"});
-    for (std::size_t tile = 0; tile < tiles; ++tile) {
-      graph.setTileMapping(partial[tile], static_cast<unsigned>(tile));
-      sumRows(graph, onTiles, spread.part(sums, tile), spread.count(tile), partial.slice(tile, tile + 1), 1.0f, tile);
-    }
-    prog.add(poplar::program::Execute(onTiles));
-    return sumOfAll(graph, partial, scale, prog, debug).reshape(like.shape());
+    std::vector<Tensor> parts;
+    for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
+      parts.push_back(spread.part(sums, tile));
+    return sumOfTiles(graph, parts, scale, prog, debug).reshape(like.shape());
   }
   const std::size_t rows = sums.numElements() / size;
   const Tensor byRow = sums.reshape({rows, size});
@@ -134,7 +152,7 @@ Tensor sumModulo(poplar::Graph &graph, const Spread &spread, const Tensor &sums,
   const Tensor total = columns.variable(graph, type, 1, {info, "total"});
   const poplar::ComputeSet cs = graph.addComputeSet({info, "sum"});
   for (std::size_t tile = 0; tile < columns.tiles(); ++tile)
-    sumRows(graph, cs, columns.part(byRow, tile), rows, columns.part(total, tile), scale, tile);
+    addSumRows(graph, cs, columns.part(byRow, tile), rows, columns.part(total, tile), scale, tile);
   prog.add(poplar::program::Execute(cs));
   return total.reshape(like.shape());
 }

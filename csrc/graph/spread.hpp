@@ -45,9 +45,21 @@ poplar::Tensor nothing(poplar::Graph &graph, const poplar::Type &type);
 void zero(poplar::Graph &graph, const Spread &spread, const std::vector<poplar::Tensor> &arrays,
           poplar::program::Sequence &prog, const poplar::DebugContext &debug);
 
-// scale * the sum of a vector, as [1]: in two levels where it is long, as a sum of one number keeps one worker busy.
+// Copies numbers of one type to numbers of another, FLOAT and HALF, on a tile.
+void addCast(poplar::Graph &graph, poplar::ComputeSet cs, const poplar::Tensor &from, const poplar::Tensor &to,
+             std::size_t tile);
+
+// out[column] = scale * the sum of in [rows][columns] over the rows, on a tile.
+void addSumRows(poplar::Graph &graph, poplar::ComputeSet cs, const poplar::Tensor &in, std::size_t rows,
+                const poplar::Tensor &out, float scale, std::size_t tile);
+
+// scale * the sum of a vector, as [1]: level by level where it is long, as a sum of one number keeps one worker busy.
 poplar::Tensor sumOfAll(poplar::Graph &graph, const poplar::Tensor &vector, float scale,
                         poplar::program::Sequence &prog, const poplar::DebugContext &debug);
+
+// The same of parts[tile], each of which lies on its tile: few numbers leave it.
+poplar::Tensor sumOfTiles(poplar::Graph &graph, const std::vector<poplar::Tensor> &parts, float scale,
+                          poplar::program::Sequence &prog, const poplar::DebugContext &debug);
 
 // scale * the sum of sums[i] over all i that are the same modulo the size of `like`: a tensor of its shape. sums:
 // [1][elements].

@@ -15,6 +15,15 @@ namespace {
 using snnipu::ipu_model::Codelet;
 using snnipu::ipu_model::CodeletOf;
 
+template <typename V> Codelet fieldsOfSnnipuAscending(const char *name) {
+  return CodeletOf<V>(name)
+      .field("ids", &V::ids)
+      .field("counts", &V::counts)
+      .field("out", &V::out)
+      .field("rows", &V::rows)
+      .field("slots", &V::slots);
+}
+
 template <typename V> Codelet fieldsOfSnnipuIdsOfFloats(const char *name) {
   return CodeletOf<V>(name)
       .field("from", &V::from)
@@ -67,11 +76,15 @@ template <typename V> Codelet fieldsOfSnnipuScatterSlots(const char *name) {
 }
 
 const snnipu::ipu_model::CodeletRegistration registration("snnipu", {
+    SNNIPU_CODELET(fieldsOfSnnipuAscending, snnipu::Ascending),
     SNNIPU_CODELET(fieldsOfSnnipuIdsOfFloats, snnipu::IdsOfFloats),
     SNNIPU_CODELET(fieldsOfSnnipuFloatsOfIds, snnipu::FloatsOfIds),
     SNNIPU_CODELET(fieldsOfSnnipuAbove, snnipu::Above<float>),
+    SNNIPU_CODELET(fieldsOfSnnipuAbove, snnipu::Above<half>),
     SNNIPU_CODELET(fieldsOfSnnipuGatherSlots, snnipu::GatherSlots<float>),
+    SNNIPU_CODELET(fieldsOfSnnipuGatherSlots, snnipu::GatherSlots<half>),
     SNNIPU_CODELET(fieldsOfSnnipuScatterSlots, snnipu::ScatterSlots<float>),
+    SNNIPU_CODELET(fieldsOfSnnipuScatterSlots, snnipu::ScatterSlots<half>),
 });
 
 } // namespace

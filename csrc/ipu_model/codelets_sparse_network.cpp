@@ -75,6 +75,7 @@ template <typename V> Codelet fieldsOfSnnipuSparseLinearWeightUpdate(const char 
       .field("ids", &V::ids)
       .field("values", &V::values)
       .field("counts", &V::counts)
+      .field("order", &V::order)
       .field("grad", &V::grad)
       .field("gradWeight", &V::gradWeight)
       .field("scale", &V::scale)
@@ -82,7 +83,8 @@ template <typename V> Codelet fieldsOfSnnipuSparseLinearWeightUpdate(const char 
       .field("slots", &V::slots)
       .field("inputs", &V::inputs)
       .field("lanes", &V::lanes)
-      .field("unitValues", &V::unitValues);
+      .field("unitValues", &V::unitValues)
+      .field("ascending", &V::ascending);
 }
 
 template <typename V> Codelet fieldsOfSnnipuSparseLifStepBackward(const char *name) {

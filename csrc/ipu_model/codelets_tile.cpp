@@ -21,6 +21,21 @@ template <typename V> Codelet fieldsOfSnnipuZero(const char *name) {
       .field("size", &V::size);
 }
 
+template <typename V> Codelet fieldsOfSnnipuCast(const char *name) {
+  return CodeletOf<V>(name)
+      .field("from", &V::from)
+      .field("to", &V::to)
+      .field("size", &V::size);
+}
+
+template <typename V> Codelet fieldsOfSnnipuSumParts(const char *name) {
+  return CodeletOf<V>(name)
+      .field("in", &V::in)
+      .field("out", &V::out)
+      .field("size", &V::size)
+      .field("parts", &V::parts);
+}
+
 template <typename V> Codelet fieldsOfSnnipuSumRows(const char *name) {
   return CodeletOf<V>(name)
       .field("in", &V::in)
@@ -32,6 +47,9 @@ template <typename V> Codelet fieldsOfSnnipuSumRows(const char *name) {
 
 const snnipu::ipu_model::CodeletRegistration registration("snnipu", {
     SNNIPU_CODELET(fieldsOfSnnipuZero, snnipu::Zero<float>),
+    SNNIPU_CODELET(fieldsOfSnnipuCast, snnipu::Cast<float, half>),
+    SNNIPU_CODELET(fieldsOfSnnipuCast, snnipu::Cast<half, float>),
+    SNNIPU_CODELET(fieldsOfSnnipuSumParts, snnipu::SumParts<float>),
     SNNIPU_CODELET(fieldsOfSnnipuSumRows, snnipu::SumRows<float>),
 });
 

@@ -41,6 +41,14 @@ constexpr Count exponential = 62;
 
 Count ceilDiv(Count a, Count b) { return (a + b - 1) / b; }
 
+// Looking for a number among n that ascend.
+Count search(Count n) {
+  Count steps = 0;
+  for (; n > 0; n /= 2)
+    ++steps;
+  return 8 + 7 * steps;
+}
+
 // What is asked of a vertex.
 struct Asked {
   const VertexIntrospector &vertex;
@@ -159,9 +167,10 @@ VertexPerfEstimate sparseLinearValueGradient(const Asked &a) {
 
 VertexPerfEstimate sparseLinearWeightUpdate(const Asked &a) {
   const Count slots = a.used("slots"), registers = ceilDiv(a.value("lanes"), 2);
-  // Every worker looks at every spike, and has a sixth of them.
-  const Count looks = a.value("rows") * (8 + slots * 5);
-  const Count has = a.share(a.value("rows") * slots) * (6 + registers * (loop + 3 * move + 2));
+  // Every worker looks for the first of its spikes in every row, which ascends as those of SelectSpikes do, and has a
+  // sixth of them.
+  const Count looks = a.value("rows") * (12 + search(slots));
+  const Count has = a.share(a.value("rows") * slots) * (8 + registers * (loop + 3 * move + 2));
   return {a.cycles(12 + looks + has), 2 * a.value("rows") * slots * a.value("lanes")};
 }
 
@@ -188,10 +197,10 @@ VertexPerfEstimate sparseLifBackward(const Asked &a) {
 
 VertexPerfEstimate sparseLifStepBackward(const Asked &a) {
   const Count slots = a.value("slots"), rows = a.share(a.value("rows")), registers = ceilDiv(a.value("lanes"), 2);
-  // Every block looks at all spikes of the layer, and has its neurons' share of them: at most one each.
+  // Every block looks for the first of its spikes, twice, and has its neurons' share of them: at most one each.
   const Count used = a.used(slots), own = std::min(used, a.value("neurons"));
   const Count each = loop + 3 * move + clampUnit + 1 + heaviside + a.carry() + 2 * move + 3 * 2 * move + 3 + 1 + select;
-  const Count row = 16 + used * 5 + own * (12 + a.surrogate()) + registers * each;
+  const Count row = 16 + 2 * search(used) + own * (14 + a.surrogate()) + registers * each;
   return {a.cycles(18 + rows * row), a.value("rows") * (own * 10 + a.value("lanes") * 12)};
 }
 
@@ -243,6 +252,19 @@ VertexPerfEstimate sumRows(const Asked &a) {
   return {a.cycles(5 + a.share(a.value("columns")) * (6 + a.value("rows") * 5)), a.size("in")};
 }
 
+VertexPerfEstimate ascending(const Asked &a) {
+  return {a.cycles(6 + a.share(a.value("rows")) * (10 + a.used("slots") * 6))};
+}
+
+VertexPerfEstimate sumParts(const Asked &a) {
+  const Count parts = a.value("parts");
+  return {a.cycles(5 + a.share(parts) * (9 + ceilDiv(a.value("size"), parts) * 5)), a.value("size")};
+}
+
+VertexPerfEstimate cast(const Asked &a) {
+  return {a.cycles(4 + a.share(ceilDiv(a.value("size"), 2)) * (loop + 2 * move))};
+}
+
 const std::map<std::string, VertexPerfEstimate (*)(const Asked &)> estimates = {
     {"snnipu::LifForward", lifForward},
     {"snnipu::LifBackward", lifBackward},
@@ -270,6 +292,9 @@ const std::map<std::string, VertexPerfEstimate (*)(const Asked &)> estimates = {
     {"snnipu::MergeBits", mergeBits},
     {"snnipu::SumSlots", sumSlots},
     {"snnipu::SumRows", sumRows},
+    {"snnipu::SumParts", sumParts},
+    {"snnipu::Cast", cast},
+    {"snnipu::Ascending", ascending},
 };
 
 const EstimatorRegistration registration("snnipu", [](poplar::Graph &graph) {

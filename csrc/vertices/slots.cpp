@@ -7,9 +7,11 @@ namespace snnipu {
 
 // Bits, 32 to a word, the lowest bit first. With nonzero: both where x is not 0. Else fired where x - threshold > 0,
 // carried also where x > gradThreshold, or everywhere without a second threshold.
-template <typename C> class Above : public poplar::MultiVertex {
+template <typename S> class Above : public poplar::MultiVertex {
 public:
-  In<C> x;         // [rows][neurons]
+  using C = Compute<S>;
+
+  In<S> x;         // [rows][neurons]
   In<C> threshold; // of one element, or of each neuron; unused with nonzero
   Out<unsigned> fired;
   Out<unsigned> carried;
@@ -29,7 +31,7 @@ public:
         unsigned above = 0, all = 0;
         for (unsigned i = 0; i < held; ++i) {
           const unsigned neuron = 32 * word + i;
-          const C value = x[static_cast<std::size_t>(row) * neurons + neuron];
+          const C value = static_cast<C>(x[static_cast<std::size_t>(row) * neurons + neuron]);
           const bool spike = nonzero ? value != C(0) : value - threshold[perNeuron ? neuron : 0] > C(0);
           const bool carries = spike || (!nonzero && (!second || value > gradThreshold));
           above |= static_cast<unsigned>(spike) << i;
@@ -42,9 +44,11 @@ public:
 };
 
 // values = dense at the carried slots, 0 in padding.
-template <typename C> class GatherSlots : public poplar::MultiVertex {
+template <typename S> class GatherSlots : public poplar::MultiVertex {
 public:
-  In<C> dense;    // [rows][neurons]
+  using C = Compute<S>;
+
+  In<S> dense;    // [rows][neurons]
   In<int> ids;    // [rows][slots]
   In<int> counts; // [rows][2]
   Out<C> values;  // [rows][slots]
@@ -57,34 +61,60 @@ public:
     for (unsigned row = range.begin; row < range.end; ++row)
       for (unsigned slot = 0; slot < slots; ++slot) {
         const std::size_t at = static_cast<std::size_t>(row) * slots + slot;
-        values[at] = slot < static_cast<unsigned>(counts[2 * row + 1])
-                         ? dense[static_cast<std::size_t>(row) * neurons + static_cast<unsigned>(ids[at])]
-                         : C(0);
+        values[at] =
+            slot < static_cast<unsigned>(counts[2 * row + 1])
+                ? static_cast<C>(dense[static_cast<std::size_t>(row) * neurons + static_cast<unsigned>(ids[at])])
+                : C(0);
       }
   }
 };
 
 // dense = 0, then += values at the carried slots.
-template <typename C> class ScatterSlots : public poplar::MultiVertex {
+template <typename S> class ScatterSlots : public poplar::MultiVertex {
 public:
+  using C = Compute<S>;
+
   In<C> values;   // [rows][slots]
   In<int> ids;    // [rows][slots]
   In<int> counts; // [rows][2]
-  Out<C> dense;   // [rows][neurons]
+  Out<S> dense;   // [rows][neurons]
   unsigned rows;
   unsigned slots;
   unsigned neurons;
 
   void compute(unsigned workerId) {
-    const WorkerRange range = workerShare(workerId, numWorkers(), rows);
+    // Two rows of half end with a word, whatever `neurons` is.
+    const WorkerRange range = workerShare(workerId, numWorkers(), rows, sizeof(S) < sizeof(float) ? 2 : 1);
     for (unsigned row = range.begin; row < range.end; ++row) {
-      C *const to = &dense[static_cast<std::size_t>(row) * neurons];
+      S *const to = &dense[static_cast<std::size_t>(row) * neurons];
       for (unsigned neuron = 0; neuron < neurons; ++neuron)
-        to[neuron] = C(0);
+        to[neuron] = S(0);
       for (unsigned slot = 0; slot < static_cast<unsigned>(counts[2 * row + 1]); ++slot) {
         const std::size_t at = static_cast<std::size_t>(row) * slots + slot;
-        to[ids[at]] += values[at];
+        to[ids[at]] = static_cast<S>(static_cast<C>(to[ids[at]]) + values[at]);
       }
+    }
+  }
+};
+
+// Whether the ids of a row's spikes ascend, 1 or 0: those of SelectSpikes do, those of a user's need not.
+class Ascending : public poplar::MultiVertex {
+public:
+  In<int> ids;    // [rows][slots]
+  In<int> counts; // [rows][2]
+  Out<int> out;   // [rows]
+  unsigned rows;
+  unsigned slots;
+
+  void compute(unsigned workerId) {
+    const WorkerRange range = workerShare(workerId, numWorkers(), rows);
+    for (unsigned row = range.begin; row < range.end; ++row) {
+      const std::size_t first = static_cast<std::size_t>(row) * slots;
+      const unsigned fired = static_cast<unsigned>(counts[2 * row]);
+      unsigned slot = 1;
+      while (slot < fired && ids[first + slot - 1] <= ids[first + slot])
+        ++slot;
+      out[row] = slot >= fired;
     }
   }
 };
@@ -124,8 +154,11 @@ public:
 
 #if defined(__POPC__)
 template class Above<float>;
+template class Above<half>;
 template class GatherSlots<float>;
+template class GatherSlots<half>;
 template class ScatterSlots<float>;
+template class ScatterSlots<half>;
 #endif
 
 } // namespace snnipu

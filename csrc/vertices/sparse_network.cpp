@@ -8,6 +8,18 @@
 
 namespace snnipu {
 
+// Of ids that ascend in [begin, end), the first that is `id` or more.
+inline unsigned firstFrom(const int *ids, unsigned begin, unsigned end, unsigned id) {
+  while (begin < end) {
+    const unsigned middle = begin + (end - begin) / 2;
+    if (static_cast<unsigned>(ids[middle]) < id)
+      begin = middle + 1;
+    else
+      end = middle;
+  }
+  return begin;
+}
+
 // value = (value + by) modulo `modulo`, or without it where that is 0.
 class Advance : public poplar::MultiVertex {
 public:
@@ -144,7 +156,7 @@ class SparseLifStepBackward : public poplar::MultiVertex {
 public:
   In<C> beta; // [lanes]; clamped here, with the gradient 0 outside of [0, 1]
   In<C> threshold;
-  In<int> ids;       // [rows][slots]: the layer's own spikes
+  In<int> ids;       // [rows][slots]: the layer's own, as SelectSpikes orders them
   In<int> counts;    // [rows][2]
   In<C> gradValues;  // [rows][slots]
   In<C> mem;         // [steps][rows][lanes]
@@ -169,17 +181,21 @@ public:
       const std::size_t first = static_cast<std::size_t>(row) * lanes;
       const C *const now = &mem[(static_cast<std::size_t>(step[0]) * rows) * lanes + first];
       const C *const before = step[0] > 0 ? now - static_cast<std::size_t>(rows) * lanes : nullptr;
-      for (unsigned slot = 0; slot < static_cast<unsigned>(counts[2 * row + 1]); ++slot) {
-        const std::size_t at = static_cast<std::size_t>(row) * slots + slot;
-        // Of another block: a number below firstId is a large one now.
-        const unsigned lane = static_cast<unsigned>(ids[at]) - firstId;
-        if (lane >= neurons)
-          continue;
-        typedef SingleLane<C> V;
-        const V through = surrogate.gradient(load<V>(&now[lane]) - load<V>(&threshold[lane]), V{gradValues[at]});
-        carry[first + lane] += through[0];
-        gradThreshold[first + lane] -= through[0];
-      }
+      // Those that fired, then those that only carry gradient.
+      const unsigned ends[2] = {static_cast<unsigned>(counts[2 * row]), static_cast<unsigned>(counts[2 * row + 1])};
+      const std::size_t firstSlot = static_cast<std::size_t>(row) * slots;
+      for (unsigned part = 0; part < 2; ++part)
+        for (unsigned slot = firstFrom(&ids[firstSlot], part == 0 ? 0 : ends[0], ends[part], firstId);
+             slot < ends[part]; ++slot) {
+          const unsigned lane = static_cast<unsigned>(ids[firstSlot + slot]) - firstId;
+          if (lane >= neurons)
+            break;
+          typedef SingleLane<C> V;
+          const V through =
+              surrogate.gradient(load<V>(&now[lane]) - load<V>(&threshold[lane]), V{gradValues[firstSlot + slot]});
+          carry[first + lane] += through[0];
+          gradThreshold[first + lane] -= through[0];
+        }
       for (unsigned lane = 0; lane < lanes; lane += registerLanes<C>)
         carryOn(first + lane, lane, before);
     }
@@ -202,12 +218,14 @@ private:
   }
 };
 
-// gradWeight[id] += scale * value * grad[row] for every spike. A worker has the ids of a range, and looks at all.
+// gradWeight[id] += scale * value * grad[row] for every spike. A worker has the ids of a range: it looks for the first
+// of them in a row whose ids ascend, and at all of another row.
 template <typename C> class SparseLinearWeightUpdate : public poplar::MultiVertex {
 public:
   In<int> ids;           // [rows][slots]
   In<C> values;          // [rows][slots]; not read with unitValues
   In<int> counts;        // [rows][2]
+  In<int> order;         // [rows]: as Ascending tells; not read with ascending: all rows do
   In<C> grad;            // [rows][lanes]
   Through<C> gradWeight; // [inputs][lanes]
   C scale;
@@ -216,14 +234,19 @@ public:
   unsigned inputs;
   unsigned lanes;
   bool unitValues;
+  bool ascending;
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerShare(workerId, numWorkers(), inputs);
     for (unsigned row = 0; row < rows; ++row) {
       const std::size_t first = static_cast<std::size_t>(row) * slots;
       const C *const from = &grad[static_cast<std::size_t>(row) * lanes];
-      for (unsigned slot = 0; slot < static_cast<unsigned>(counts[2 * row]); ++slot) {
+      const unsigned fired = static_cast<unsigned>(counts[2 * row]);
+      const bool ordered = ascending || order[row] != 0;
+      for (unsigned slot = ordered ? firstFrom(&ids[first], 0, fired, range.begin) : 0; slot < fired; ++slot) {
         const unsigned id = static_cast<unsigned>(ids[first + slot]);
+        if (ordered && id >= range.end)
+          break;
         if (id < range.begin || id >= range.end)
           continue;
         using V = Register<C>;

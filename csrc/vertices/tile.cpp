@@ -1,4 +1,5 @@
-// What stands between the other vertices on a tile: arrays set to 0, and sums over rows.
+// What stands between the other vertices on a tile: arrays set to 0, numbers of another type, and sums over rows.
+#include "neuron/lanes.hpp"
 #include "vertices/vertex.hpp"
 
 namespace snnipu {
@@ -12,6 +13,23 @@ public:
     const WorkerRange range = workerShare(workerId, numWorkers(), size, 2);
     for (unsigned i = range.begin; i < range.end; ++i)
       out[i] = C(0);
+  }
+};
+
+// Between half and float. Workers share whole words: two of them in one word would overwrite each other's half.
+template <typename From, typename To> class Cast : public poplar::MultiVertex {
+public:
+  In<From> from;
+  Out<To> to;
+  unsigned size;
+
+  void compute(unsigned workerId) {
+    const WorkerRange range = workerShare(workerId, numWorkers(), size, 4);
+    unsigned i = range.begin;
+    for (; i + registerLanes<float> <= range.end; i += registerLanes<float>)
+      store(&to[i], load<Register<float>>(&from[i]));
+    for (; i < range.end; ++i)
+      store(&to[i], load<SingleLane<float>>(&from[i]));
   }
 };
 
@@ -35,8 +53,31 @@ public:
   }
 };
 
+// out[part] = the sum of an equal share of `in`: what there is of one number's sum for the workers to do at once.
+template <typename C> class SumParts : public poplar::MultiVertex {
+public:
+  In<C> in;
+  Out<C> out; // [parts]
+  unsigned size;
+  unsigned parts;
+
+  void compute(unsigned workerId) {
+    const WorkerRange range = workerShare(workerId, numWorkers(), parts);
+    for (unsigned part = range.begin; part < range.end; ++part) {
+      const WorkerRange share = workerShare(part, parts, size);
+      C total = C(0);
+      for (unsigned i = share.begin; i < share.end; ++i)
+        total += in[i];
+      out[part] = total;
+    }
+  }
+};
+
 #if defined(__POPC__)
 template class Zero<float>;
+template class Cast<float, half>;
+template class Cast<half, float>;
+template class SumParts<float>;
 template class SumRows<float>;
 #endif
 

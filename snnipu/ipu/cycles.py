@@ -63,6 +63,11 @@ def gather(spikes: float, group: int) -> float:
     return spikes * (SPIKE + group * (MOVE + 1))
 
 
+def search(ids: float) -> int:
+    """A worker's instructions to find a number among ``ids`` that ascend."""
+    return 8 + 7 * round(ids).bit_length()
+
+
 def sparse_lif_forward(rows: int, lanes: int, spikes: float) -> float:
     """``SparseLifForward``: for each row the gather of ``spikes`` inputs, the neurons' step, and their bits."""
     neuron = 6 * MOVE + 2 + 1 + HEAVISIDE + INTEGRATE + 3 + 28
@@ -86,21 +91,21 @@ def select_spikes(rows: int, words: int, carried: float, slots: int) -> float:
 def neuron_gradient(rows: int, lanes: int, slots: int, own: float) -> float:
     """``SparseLifStepBackward``: gradient of a tile's membranes for one step.
 
-    A row's slots are searched for the tile's own neurons, ``own`` of a row; those pass the surrogate.
+    The tile's own neurons, ``own`` of a row, are looked for in the row's slots, which ascend; those pass the surrogate.
     """
     each = LOOP + 3 * MOVE + CLAMP_UNIT + 1 + HEAVISIDE + CARRY + 2 * MOVE + 3 * 2 * MOVE + 3 + 1 + SELECT
-    row = 16 + slots * 5 + own * (12 + SURROGATE) + vectors(lanes) * each
+    row = 16 + 2 * search(slots) + own * (14 + SURROGATE) + vectors(lanes) * each
     return multi_vertex(18 + share(rows) * row)
 
 
 def weight_gradient(rows: int, spikes: float, lanes: int) -> float:
     """``SparseLinearWeightUpdate``: gradient of a tile's weights for one step of ``spikes`` input spikes a row.
 
-    Each worker owns a sixth of the inputs, reads all ids, and adds the rows of its own to the sum: no two workers write
-    one element, and no index of the spikes is made.
+    Each worker owns a sixth of the inputs, looks in each row for the first of its own, and adds their rows to the sum:
+    no two workers write one element, and no index of the spikes is made.
     """
-    looks = rows * (8 + spikes * 5)
-    return multi_vertex(12 + looks + share(rows * spikes) * (6 + vectors(lanes) * (LOOP + 3 * MOVE + 2)))
+    looks = rows * (12 + search(spikes))
+    return multi_vertex(12 + looks + share(rows * spikes) * (8 + vectors(lanes) * (LOOP + 3 * MOVE + 2)))
 
 
 def value_gradient(rows: int, slots: float, lanes: int) -> float:
