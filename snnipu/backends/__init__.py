@@ -5,25 +5,36 @@ from typing import Optional
 
 import torch
 
-from snnipu.backends import host
+from snnipu.backends import host, triton
+
+# An op that is a special case of another has that one's operators.
+_SPECIAL_CASES = {"lif_step": "lif_sequence"}
 
 
 def backend_for(op: str, device: torch.device) -> str:
-    """The backend that runs ``snnipu.ops.<op>`` for tensors on ``device``: ``host`` or ``reference``.
+    """The backend that runs ``snnipu.ops.<op>`` for tensors on ``device``: ``host``, ``triton`` or ``reference``.
 
     Raises ValueError for an op that does not exist.
     """
     from snnipu import ops
+    from snnipu.ops import _library
 
     if op not in ops.__all__:
         raise ValueError(f"op must be one of {sorted(ops.__all__)}, got {op!r}")
-    return "host" if device.type == "cpu" and host.library is not None else "reference"
+    if device.type == "cpu" and host.library is not None:
+        return "host"
+    has_kernel = "CUDA" in _library.REGISTERED[f"{_SPECIAL_CASES.get(op, op)}_fwd"]
+    if device.type == "cuda" and has_kernel and triton.unavailable_reason(device) is None:
+        return "triton"
+    return "reference"
 
 
 def why_reference(device: torch.device) -> Optional[str]:
     """Why the reference runs for tensors on ``device``, or None where it does not."""
     if device.type == "cpu":
         return host.unavailable_reason
+    if device.type == "cuda":
+        return triton.unavailable_reason(device)
     return f"snnipu {host.__version__} has no kernels for {device.type} devices"
 
 

@@ -28,15 +28,12 @@ def _version(module: str) -> Optional[str]:
 
 
 def _backends() -> Dict[str, Dict[str, Any]]:
-    cuda = torch.cuda.is_available()
+    cuda = "PyTorch finds no CUDA device" if not torch.cuda.is_available() else None
+    reasons = [reason for reason in (cuda, backends.why_reference(torch.device("cuda"))) if reason is not None]
     ipu = "PopTorch is installed" if is_installed("poptorch") else "PopTorch is not installed"
     return {
         "host": {"available": host.library is not None, "reason": host.unavailable_reason},
-        "cuda": {
-            "available": False,
-            "reason": f"snnipu {snnipu.__version__} has no CUDA kernels"
-            + ("; tensors on CUDA run the reference" if cuda else "; and this machine has no CUDA device"),
-        },
+        "cuda": {"available": not reasons, "reason": "; ".join(reasons) or None},
         "ipu": {"available": False, "reason": f"snnipu {snnipu.__version__} has no PopART operators; {ipu}"},
         "reference": {"available": True, "reason": None},
     }

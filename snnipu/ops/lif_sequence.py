@@ -7,7 +7,7 @@ from torch.autograd.function import once_differentiable
 
 from snnipu import surrogate as surrogates
 from snnipu._layout import SINGLE_STEP, layout, saved_layout
-from snnipu.backends import host, popart
+from snnipu.backends import host, popart, triton
 from snnipu.ops import _library
 from snnipu.ops._arguments import check_input, compute_dtype, parameter_argument, reset_code, state_argument
 from snnipu.surrogate import Kernel, SpikeGrad, Surrogate
@@ -234,6 +234,8 @@ _library.define(_SCHEMA_BWD, reference=lif_sequence_bwd_reference, meta=_bwd_met
 if host.library is not None:
     _library.implement("lif_sequence_fwd", "CPU", host.lif_sequence_fwd)
     _library.implement("lif_sequence_bwd", "CPU", host.lif_sequence_bwd)
+_library.implement("lif_sequence_fwd", "CUDA", triton.lazily("lif", "lif_sequence_fwd"))
+_library.implement("lif_sequence_bwd", "CUDA", triton.lazily("lif", "lif_sequence_bwd"))
 
 
 def _evaluate(spike_grad: SpikeGrad, u: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:

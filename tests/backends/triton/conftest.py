@@ -1,11 +1,16 @@
-"""Triton's interpreter beside Triton's compiler, in one process."""
+"""Triton's interpreter beside Triton's compiler, in one process; and the compiler without a GPU."""
 
 import importlib
+import re
+import subprocess
 import sys
+import tempfile
 import types
-from typing import Callable, Dict
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 import pytest
+import torch
 
 from snnipu.backends import triton as backend
 
@@ -53,3 +58,108 @@ def interpreted(monkeypatch) -> Callable[[str], types.ModuleType]:
         yield lambda name: importlib.import_module(f"{backend.__name__}.{name}")
     finally:
         _interpreted.update(_exchange(compiled))
+
+
+class Launch(NamedTuple):
+    """A kernel's launch, compiled for a GPU and not run."""
+
+    kernel: str
+    key: Tuple[Any, ...]  # what Triton compiles a kernel anew for
+    ptx: str
+    resources: Dict[str, int]  # registers, and bytes a thread has in memory: REG, STACK, SHARED, LOCAL
+
+
+def _resources(cubin: bytes) -> Dict[str, int]:
+    """What ``cuobjdump``, which Triton brings, tells of a compiled kernel."""
+    nvidia = importlib.import_module("triton.backends.nvidia")
+    program = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        said = subprocess.run([str(program), "--dump-resource-usage", file.name], stdout=subprocess.PIPE, check=True)
+    found = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", said.stdout.decode())}
+    assert set(found) == {"REG", "STACK", "SHARED", "LOCAL"}
+    return found
+
+
+_POINTERS = {
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.int16: "*i16",
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
+    torch.bool: "*i1",
+}
+
+
+def _compile(kernel, arguments, options, capability):
+    """Compile ``kernel`` as a launch with these arguments (by name) would."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature, constants, attributes = {}, {}, {}
+    for index, parameter in enumerate(kernel.params):
+        name, value = parameter.name, arguments[parameter.name]
+        if parameter.is_constexpr:
+            signature[name], constants[name] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[name] = _POINTERS[value.dtype]
+            if value.data_ptr() % 16 == 0:
+                attributes[(index,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        elif value == 1 and not parameter.do_not_specialize:
+            signature[name], constants[name] = "constexpr", value
+        else:
+            signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            if value % 16 == 0 and not parameter.do_not_specialize:
+                attributes[(index,)] = [["tt.divisibility", 16]]
+    key = (kernel.__name__, *(str(sorted(part.items())) for part in (signature, constants, attributes, options)))
+    build = importlib.import_module("triton").compile
+    return key, lambda: build(
+        ASTSource(kernel, signature=signature, constexprs=constants, attrs=attributes),
+        target=GPUTarget("cuda", capability, 32),
+        options=options,
+    )
+
+
+@pytest.fixture
+def compiled(monkeypatch, tmp_path) -> Callable[..., List[Launch]]:
+    """``compiled(function, *arguments, capability=90)``: the launches of ``function``, compiled for such a GPU.
+
+    None of them runs: outputs of kernels are not set. No GPU is needed, as Triton brings NVIDIA's assembler.
+    """
+    reason = backend.unavailable_reason()
+    if reason is not None:
+        pytest.skip(reason)
+    try:
+        importlib.import_module("triton.backends.compiler").GPUTarget  # noqa: B018
+    except (ImportError, AttributeError):
+        pytest.skip("this Triton cannot compile for a GPU that is not there")
+    jit = importlib.import_module("triton.runtime.jit")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(backend, "check_launch", lambda *tensors: torch.device("cpu"))
+    done: Dict[Tuple[Any, ...], Launch] = {}
+
+    def launches(function, *arguments, capability=90):
+        found = []
+
+        def run(kernel, *values, grid, warmup, **keywords):
+            named = dict(zip(kernel.arg_names, values))
+            named.update({name: keywords.pop(name) for name in list(keywords) if name in kernel.arg_names})
+            key, build = _compile(kernel, named, keywords, capability)
+            if (capability, key) not in done:
+                assembly = build().asm
+                done[capability, key] = Launch(kernel.__name__, key, assembly["ptx"], _resources(assembly["cubin"]))
+            found.append(done[capability, key])
+
+        with monkeypatch.context() as patch:
+            patch.setattr(jit.JITFunction, "run", run)
+            function(*arguments)
+        return found
+
+    return launches

@@ -1,0 +1,210 @@
+"""The public LIF ops on a CUDA device: kernels against the reference there, graphs, compilation, no waiting."""
+
+import copy
+import itertools
+
+import pytest
+import snntorch
+import torch
+from oracle import reference_of, relative_error
+
+import snnipu
+from snnipu import backends, ops, surrogate
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no CUDA device")
+RESETS = ["subtract", "zero", "none"]
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _kernels():
+    if backends.backend_for("lif_sequence", CUDA) != "triton":
+        pytest.skip(backends.why_reference(CUDA))
+
+
+def random(*shape, dtype=torch.float32):
+    return torch.randn(shape, device=CUDA, dtype=dtype)
+
+
+def parameters_of(count, dtype):
+    compute = torch.float64 if dtype == torch.float64 else torch.float32
+    if count is None:
+        return tuple(torch.tensor(value, dtype=compute, device=CUDA) for value in (0.85, 0.6, 1.25))
+    ranges = ((1.4, -0.2), (1, 0.2), (1, 0.5))
+    return tuple(torch.rand(count, dtype=compute, device=CUDA) * scale + low for scale, low in ranges)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
+@pytest.mark.parametrize("reset", range(3), ids=RESETS)
+def test_kernels_equal_the_reference(reset, delay, dtype):
+    """Forward bit by bit; gradients from stored and from recomputed membranes."""
+    operators = torch.ops.snnipu
+    for (steps, batch, neurons), count, state in itertools.product(
+        [(1, 1, 1), (2, 3, 5), (7, 2, 63), (20, 4, 1000), (3, 64, 65536)], (False, True), (False, True)
+    ):
+        x = random(steps, batch, neurons, dtype=dtype)
+        parameters = parameters_of(neurons if count else None, dtype)
+        mem0 = random(batch, neurons, dtype=parameters[0].dtype) if state else None
+        forward = (x, mem0, *parameters, None, reset, delay, True, not delay)
+        actual = operators.lif_sequence_fwd(*forward)
+        for own, other in zip(actual, reference_of("lif_sequence_fwd")(*forward)):
+            assert torch.equal(own, other)
+        _, mem, pre = actual
+        upstream = torch.randn_like(x), torch.randn_like(x)
+        rest = (mem0, *parameters, None, reset, delay, *surrogate.atan().kernel, True, True, True, True)
+        tolerance = {torch.float64: 1e-12, torch.float16: 1e-3, torch.bfloat16: 2**-6}.get(dtype, 1e-5)
+        for saved in ((None, mem, None if delay else pre), (x, None, None)):
+            expected = reference_of("lif_sequence_bwd")(*upstream, *saved, *rest)
+            for index, (own, other) in enumerate(zip(operators.lif_sequence_bwd(*upstream, *saved, *rest), expected)):
+                terms = None if index < 2 else expected[0].double() * steps**0.5
+                assert relative_error(own, other, terms) <= (tolerance if index == 0 else min(tolerance, 1e-5))
+
+
+SURROGATES = [
+    surrogate.straight_through_estimator(),
+    surrogate.triangular(0.7),
+    surrogate.fast_sigmoid(10),
+    surrogate.atan(3.0),
+    surrogate.sigmoid(2.0),
+    surrogate.spike_rate_escape(1.5, 2.0),
+    surrogate.SFS(5, 0.1),
+    surrogate.SSO(0.1, 0.0),
+]
+
+
+@pytest.mark.parametrize("spike_grad", SURROGATES, ids=lambda s: s.name)
+def test_gradients_are_those_of_the_cpu(spike_grad):
+    x, upstream = torch.randn(6, 3, 70), torch.randn(6, 3, 70)
+    results = []
+    for device in ("cpu", "cuda"):
+        leaf = x.to(device).requires_grad_()
+        spk, mem = ops.lif_sequence(leaf, beta=0.9, spike_grad=spike_grad)
+        ((spk + mem) * upstream.to(device)).sum().backward()
+        results.append((spk.detach().cpu(), leaf.grad.cpu()))
+    assert torch.equal(results[0][0], results[1][0])
+    assert relative_error(results[1][1], results[0][1]) <= 1e-5
+
+
+def test_constant_input_empty_and_non_contiguous():
+    for x, num_steps in ((random(3, 41), 8), (random(0, 3, 4), None), (random(33, 4, 7).permute(2, 1, 0), None)):
+        leaf = x.clone().requires_grad_()
+        spk, mem = ops.lif_sequence(leaf, beta=0.9, num_steps=num_steps)
+        (spk.sum() + mem.sum()).backward()
+        expected = x.cpu().requires_grad_()
+        spk, mem = ops.lif_sequence(expected, beta=0.9, num_steps=num_steps)
+        (spk.sum() + mem.sum()).backward()
+        if x.numel():
+            assert relative_error(leaf.grad.cpu(), expected.grad) <= 1e-5
+
+
+def step_of(layer, x):
+    spk, mem = layer.sequence(x)
+    (spk.sum() + (mem**2).sum()).backward()
+
+
+def test_no_step_waits_for_the_gpu():
+    layer = snnipu.Leaky(beta=0.9, learn_beta=True, learn_threshold=True).to(CUDA)
+    x = random(5, 4, 100).requires_grad_()
+    step_of(layer, x)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step_of(layer, x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_cuda_graph():
+    """A captured training step reads what is in its input when it is replayed."""
+    layer = snnipu.Leaky(beta=0.9, learn_beta=True).to(CUDA)
+    x = random(5, 4, 100).requires_grad_()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step_of(layer, x)
+    torch.cuda.current_stream().wait_stream(stream)
+    x.grad, layer.beta.grad = None, None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step_of(layer, x)
+    with torch.no_grad():
+        x.copy_(random(5, 4, 100))
+    x.grad.zero_()
+    layer.beta.grad.zero_()
+    graph.replay()
+    captured = x.grad.clone(), layer.beta.grad.clone()
+    x.grad, layer.beta.grad = None, None
+    step_of(layer, x)
+    assert torch.equal(captured[0], x.grad)
+    assert torch.equal(captured[1], layer.beta.grad)
+
+
+def test_compiles_into_one_graph():
+    def loss(x, beta):
+        spk, mem = ops.lif_sequence(x, beta=beta)
+        return (spk * mem).sum()
+
+    gradients = []
+    for function in (loss, torch.compile(loss, fullgraph=True)):
+        x = torch.linspace(-1, 2, 60, device=CUDA).reshape(4, 3, 5).requires_grad_()
+        beta = torch.tensor(0.9, device=CUDA, requires_grad=True)
+        function(x, beta).backward()
+        gradients.append((x.grad, beta.grad))
+    assert torch.equal(gradients[0][0], gradients[1][0])
+    assert torch.equal(gradients[0][1], gradients[1][1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_autocast(dtype):
+    """A Linear layer hands on its 16-bit currents; state and parameters' gradients stay float32."""
+    net = torch.nn.Linear(20, 30).to(CUDA)
+    layer = snnipu.Leaky(beta=0.9, learn_beta=True).to(CUDA)
+    with torch.autocast("cuda", dtype=dtype):
+        spk, mem = layer.sequence(net(random(5, 4, 20)))
+    assert spk.dtype == mem.dtype == dtype
+    (spk.float().sum() + mem.float().sum()).backward()
+    assert layer.beta.grad.dtype == net.weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("reset", RESETS)
+def test_module_equals_snntorch(reset):
+    x = random(10, 8, 200)
+    ours, theirs = (library.Leaky(beta=0.9, reset_mechanism=reset).to(CUDA) for library in (snnipu, snntorch))
+    spk, mem = ours.sequence(x)
+    state = theirs.init_leaky()
+    for t in range(10):
+        expected, state = theirs(x[t], state)
+        assert torch.equal(spk[t], expected)
+        assert torch.equal(mem[t], state)
+    again = copy.deepcopy(ours).sequence(x)[0]
+    assert torch.equal(again, spk)
+
+
+def test_every_run_gives_the_same_bits():
+    x = random(20, 64, 1000)
+    results = []
+    for _ in range(2):
+        leaf = x.clone().requires_grad_()
+        beta = torch.tensor(0.9, device=CUDA, requires_grad=True)
+        spk, mem = ops.lif_sequence(leaf, beta=beta)
+        (spk.sum() + (mem**2).sum()).backward()
+        results.append((spk.detach(), mem.detach(), leaf.grad, beta.grad))
+    assert all(torch.equal(own, other) for own, other in zip(*results))
+
+
+def test_more_than_two_billion_elements():
+    """Offsets have 64 bits."""
+    if torch.cuda.mem_get_info()[0] < 40 * 2**30:
+        pytest.skip("needs 40 GiB of free GPU memory")
+    x = torch.zeros(33, 64, 2**20, device=CUDA, dtype=torch.float16)
+    x[-1, -1, -3:] = 2
+    spk, mem = ops.lif_sequence(x, beta=0.9)
+    assert spk[-1, -1, -3:].tolist() == [1, 1, 1]
+    assert spk.sum(dtype=torch.float64).item() == 3
+    assert mem[-1, -1, -4:].tolist() == [0, 2, 2, 2]
