@@ -5,7 +5,7 @@ from typing import Any, Optional, Tuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from snnipu.backends import host, host_sparse, popart
+from snnipu.backends import host, host_sparse, popart, triton
 from snnipu.ops import _library
 from snnipu.ops._slots import capacity_argument, check_max_spikes, gather, overflow_code, select
 from snnipu.spikes import SparseSpikes
@@ -41,6 +41,7 @@ def _fwd_meta(
 _library.define(_SCHEMA_FWD, reference=dense_to_sparse_fwd_reference, meta=_fwd_meta)
 if host.library is not None:
     _library.implement("dense_to_sparse_fwd", "CPU", host_sparse.dense_to_sparse_fwd)
+_library.implement("dense_to_sparse_fwd", "CUDA", triton.lazily("sparse", "dense_to_sparse_fwd"))
 
 
 class DenseToSparse(torch.autograd.Function):

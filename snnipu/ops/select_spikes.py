@@ -5,7 +5,7 @@ from typing import Any, Optional, Tuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from snnipu.backends import host, host_sparse, popart
+from snnipu.backends import host, host_sparse, popart, triton
 from snnipu.ops import _library
 from snnipu.ops._arguments import parameter_argument
 from snnipu.ops._slots import capacity_argument, check_max_spikes, gather, overflow_code, scatter, select
@@ -80,6 +80,8 @@ _library.define(_SCHEMA_BWD, reference=select_spikes_bwd_reference, meta=_bwd_me
 if host.library is not None:
     _library.implement("select_spikes_fwd", "CPU", host_sparse.select_spikes_fwd)
     _library.implement("select_spikes_bwd", "CPU", host_sparse.select_spikes_bwd)
+_library.implement("select_spikes_fwd", "CUDA", triton.lazily("sparse", "select_spikes_fwd"))
+_library.implement("select_spikes_bwd", "CUDA", triton.lazily("sparse", "select_spikes_bwd"))
 
 
 def threshold_gradient(through: torch.Tensor, ids: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
@@ -125,8 +127,14 @@ class SelectSpikes(torch.autograd.Function):
         grad_mem, through = torch.ops.snnipu.select_spikes_bwd(
             grad.contiguous(), mem, threshold, ids, counts, kernel.id, kernel.a, kernel.b
         )
-        need_threshold = ctx.needs_input_grad[1]
-        return grad_mem, threshold_gradient(through, ids, threshold) if need_threshold else None, *(None,) * 5
+        grad_threshold = None
+        if ctx.needs_input_grad[1]:
+            if grad_mem.is_cuda and threshold.numel() > 1:
+                # There index_add adds in any order.
+                grad_threshold = -grad_mem.sum((0, 1)).reshape(threshold.shape)
+            else:
+                grad_threshold = threshold_gradient(through, ids, threshold)
+        return grad_mem, grad_threshold, *(None,) * 5
 
 
 def select_spikes(

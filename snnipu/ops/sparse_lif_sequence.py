@@ -5,7 +5,7 @@ from typing import Any, List, Optional, Tuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from snnipu.backends import host, host_sparse, popart
+from snnipu.backends import host, host_sparse, popart, triton
 from snnipu.ops import _library
 from snnipu.ops._arguments import parameter_argument, reset_code
 from snnipu.ops._slots import (
@@ -295,6 +295,8 @@ _library.define(_SCHEMA_BWD, reference=sparse_lif_sequence_bwd_reference, meta=_
 if host.library is not None:
     _library.implement("sparse_lif_sequence_fwd", "CPU", host_sparse.sparse_lif_sequence_fwd)
     _library.implement("sparse_lif_sequence_bwd", "CPU", host_sparse.sparse_lif_sequence_bwd)
+_library.implement("sparse_lif_sequence_fwd", "CUDA", triton.lazily("sparse", "sparse_lif_sequence_fwd"))
+_library.implement("sparse_lif_sequence_bwd", "CUDA", triton.lazily("sparse", "sparse_lif_sequence_bwd"))
 
 
 class SparseLifSequence(torch.autograd.Function):

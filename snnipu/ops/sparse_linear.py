@@ -5,7 +5,7 @@ from typing import Any, Optional, Tuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from snnipu.backends import host, host_sparse, popart
+from snnipu.backends import host, host_sparse, popart, triton
 from snnipu.ops import _library
 from snnipu.ops._arguments import DTYPES, compute_dtype
 from snnipu.ops._slots import check_ids, check_spikes, gather, scatter
@@ -89,6 +89,8 @@ _library.define(_SCHEMA_BWD, reference=sparse_linear_bwd_reference, meta=_bwd_me
 if host.library is not None:
     _library.implement("sparse_linear_fwd", "CPU", host_sparse.sparse_linear_fwd)
     _library.implement("sparse_linear_bwd", "CPU", host_sparse.sparse_linear_bwd)
+_library.implement("sparse_linear_fwd", "CUDA", triton.lazily("sparse", "sparse_linear_fwd"))
+_library.implement("sparse_linear_bwd", "CUDA", triton.lazily("sparse", "sparse_linear_bwd"))
 
 
 class SparseLinear(torch.autograd.Function):

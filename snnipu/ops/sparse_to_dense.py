@@ -5,7 +5,7 @@ from typing import Any, Tuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from snnipu.backends import host, host_sparse, popart
+from snnipu.backends import host, host_sparse, popart, triton
 from snnipu.ops import _library
 from snnipu.ops._slots import check_ids, check_spikes, gather, scatter
 from snnipu.spikes import SparseSpikes
@@ -41,6 +41,8 @@ _library.define(_SCHEMA_BWD, reference=sparse_to_dense_bwd_reference, meta=_bwd_
 if host.library is not None:
     _library.implement("sparse_to_dense_fwd", "CPU", host_sparse.sparse_to_dense_fwd)
     _library.implement("sparse_to_dense_bwd", "CPU", host_sparse.sparse_to_dense_bwd)
+_library.implement("sparse_to_dense_fwd", "CUDA", triton.lazily("sparse", "sparse_to_dense_fwd"))
+_library.implement("sparse_to_dense_bwd", "CUDA", triton.lazily("sparse", "sparse_to_dense_bwd"))
 
 
 class SparseToDense(torch.autograd.Function):

@@ -1,0 +1,23 @@
+"""The sparse operators on CUDA: ``snnipu::<name>`` is the function of that name."""
+
+from snnipu.backends.triton.sparse_lif import sparse_lif_sequence_bwd, sparse_lif_sequence_fwd
+from snnipu.backends.triton.sparse_linear import sparse_linear_bwd, sparse_linear_fwd
+from snnipu.backends.triton.sparse_select import (
+    dense_to_sparse_fwd,
+    select_spikes_bwd,
+    select_spikes_fwd,
+    sparse_to_dense_bwd,
+    sparse_to_dense_fwd,
+)
+
+__all__ = [
+    "dense_to_sparse_fwd",
+    "select_spikes_bwd",
+    "select_spikes_fwd",
+    "sparse_lif_sequence_bwd",
+    "sparse_lif_sequence_fwd",
+    "sparse_linear_bwd",
+    "sparse_linear_fwd",
+    "sparse_to_dense_bwd",
+    "sparse_to_dense_fwd",
+]

@@ -1,0 +1,543 @@
+"""Triton kernels of a layer of leaky integrate-and-fire neurons from spikes to spikes.
+
+Three launches a pass: currents of all steps by gather, membranes over time with the state in registers, slots of all
+rows. A recurrent layer takes two for each step, as its spikes are needed by the next.
+"""
+
+from typing import Any, Dict, Optional, Tuple
+
+import torch
+import triton
+import triton.language as tl
+
+from snnipu.backends.triton import check_launch, exact, on_device
+from snnipu.backends.triton.sparse_linear import (
+    add_weights,
+    dot_block,
+    gather_weights,
+    grad_values_of,
+    grad_weight_of,
+    packed_weight,
+    slot_dots,
+)
+from snnipu.backends.triton.sparse_maths import (
+    AS_NEEDED,
+    WORD_BITS,
+    block_of,
+    clamp_unit,
+    number,
+    per_neuron,
+    scalar,
+    surrogate_constants,
+    through_spike,
+    where_all,
+    words,
+)
+from snnipu.backends.triton.sparse_select import Selection, carried_in_row, through_spikes
+
+ForwardResult = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+BackwardResult = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+# Neurons to a program: one for each thread of four warps, so that a warp makes a word of bits.
+_NEURON_BLOCK = 128
+_CONSTANTS = ["p_high", "p_low", "q_high", "q_low"]
+
+
+@triton.jit
+def _neurons(block, neurons, BLOCK_WORDS: tl.constexpr):
+    """Ids ``[BLOCK_WORDS, 32]`` of a block of neurons."""
+    word = block * BLOCK_WORDS + tl.arange(0, BLOCK_WORDS)
+    return word[:, None] * 32 + tl.arange(0, 32)[None, :]
+
+
+@triton.jit
+def _packed_bits(flags):
+    return tl.sum(flags.to(tl.int32) << tl.arange(0, 32)[None, :], 1)
+
+
+@triton.jit
+def _next_membrane(state, x, decay, threshold, RESET: tl.constexpr):
+    """The neuron's step. RESET: 0 subtract, 1 zero, 2 none."""
+    was_above = (state - threshold > 0.0).to(state.dtype)
+    if RESET == 0:
+        state = (decay * state + x) - was_above * threshold
+    elif RESET == 1:
+        state = decay * ((1.0 - was_above) * state) + x
+    else:
+        state = decay * state + x
+    return state
+
+
+@triton.jit
+def _row(pointer, t, steps, stride, offsets, mask):
+    """Row t of a sequence; zeros outside of it."""
+    return tl.load(pointer + t * stride + offsets, mask=where_all(mask, (t >= 0) & (t < steps)), other=0)
+
+
+@triton.jit(do_not_specialize=["steps", "batch"])
+def membranes_kernel(
+    mem_ptr,
+    fired_ptr,
+    beta_ptr,
+    threshold_ptr,
+    steps,
+    batch,
+    neurons,
+    num_words,
+    RESET: tl.constexpr,
+    BETAS: tl.constexpr,
+    THRESHOLDS: tl.constexpr,
+    BLOCK_WORDS: tl.constexpr,
+):
+    """Membranes of one sample and a block of neurons in the place of their currents, and bits of what fired."""
+    blocks = tl.cdiv(num_words, BLOCK_WORDS)
+    program = tl.program_id(0)
+    sample = (program // blocks).to(tl.int64)
+    cols = _neurons(program % blocks, neurons, BLOCK_WORDS)
+    mask = cols < neurons
+    word = program % blocks * BLOCK_WORDS + tl.arange(0, BLOCK_WORDS)
+    decay = clamp_unit(per_neuron(beta_ptr, cols, mask, BETAS))
+    threshold = per_neuron(threshold_ptr, cols, mask, THRESHOLDS)
+    offsets = sample * neurons + cols
+    word_offsets = sample * num_words + word
+    stride = batch.to(tl.int64) * neurons
+    word_stride = batch.to(tl.int64) * num_words
+    state = tl.zeros([BLOCK_WORDS, 32], dtype=mem_ptr.dtype.element_ty)
+    # What a step reads is asked for eight steps before.
+    x0 = _row(mem_ptr, 0, steps, stride, offsets, mask)
+    x1 = _row(mem_ptr, 1, steps, stride, offsets, mask)
+    x2 = _row(mem_ptr, 2, steps, stride, offsets, mask)
+    x3 = _row(mem_ptr, 3, steps, stride, offsets, mask)
+    x4 = _row(mem_ptr, 4, steps, stride, offsets, mask)
+    x5 = _row(mem_ptr, 5, steps, stride, offsets, mask)
+    x6 = _row(mem_ptr, 6, steps, stride, offsets, mask)
+    x7 = _row(mem_ptr, 7, steps, stride, offsets, mask)
+    for t in range(0, steps):
+        coming = _row(mem_ptr, t + 8, steps, stride, offsets, mask)
+        state = _next_membrane(state, x0, decay, threshold, RESET)
+        x0 = x1
+        x1 = x2
+        x2 = x3
+        x3 = x4
+        x4 = x5
+        x5 = x6
+        x6 = x7
+        x7 = coming
+        tl.store(mem_ptr + t * stride + offsets, state, mask=mask)
+        bits = _packed_bits((state - threshold > 0.0) & mask)
+        tl.store(fired_ptr + t * word_stride + word_offsets, bits, mask=word < num_words)
+
+
+@triton.jit(do_not_specialize=["t", "batch", "slots", "scale"])
+def recurrent_step_kernel(
+    mem_ptr,
+    fired_ptr,
+    ids_ptr,
+    counts_ptr,
+    weight_ptr,
+    beta_ptr,
+    threshold_ptr,
+    scale,
+    t,
+    batch,
+    slots,
+    neurons,
+    num_words,
+    stride,
+    RESET: tl.constexpr,
+    BETAS: tl.constexpr,
+    THRESHOLDS: tl.constexpr,
+    DOUBLE: tl.constexpr,
+    BLOCK_WORDS: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """One step of :func:`membranes_kernel` that adds the weights of the layer's own spikes of the step before."""
+    blocks = tl.cdiv(num_words, BLOCK_WORDS)
+    program = tl.program_id(0)
+    sample = program // blocks
+    cols = _neurons(program % blocks, neurons, BLOCK_WORDS)
+    mask = cols < neurons
+    word = program % blocks * BLOCK_WORDS + tl.arange(0, BLOCK_WORDS)
+    decay = clamp_unit(per_neuron(beta_ptr, cols, mask, BETAS))
+    threshold = per_neuron(threshold_ptr, cols, mask, THRESHOLDS)
+    row = sample.to(tl.int64) + t * batch
+    before = row - batch
+    state = tl.load(mem_ptr + before * neurons + cols, mask=where_all(mask, before >= 0), other=0.0)
+    count = tl.minimum(tl.load(counts_ptr + 2 * before, mask=before >= 0, other=0), slots)
+    own = tl.zeros([BLOCK_WORDS, 32], dtype=mem_ptr.dtype.element_ty)
+    # Values of the layer's own spikes are 1.
+    ids_ptr += before * slots
+    own = add_weights(own, ids_ptr, ids_ptr, count, weight_ptr, stride, neurons, cols, mask, False, UNROLL)
+    x = tl.load(mem_ptr + row * neurons + cols, mask=mask, other=0.0) + own * scalar(scale, DOUBLE)
+    state = _next_membrane(state, x, decay, threshold, RESET)
+    tl.store(mem_ptr + row * neurons + cols, state, mask=mask)
+    bits = _packed_bits((state - threshold > 0.0) & mask)
+    tl.store(fired_ptr + row * num_words + word, bits, mask=word < num_words)
+
+
+@triton.jit(do_not_specialize=["begin", "end", "batch"])
+def adjoint_kernel(
+    grad_ptr,
+    fired_ptr,
+    mem_ptr,
+    beta_ptr,
+    threshold_ptr,
+    carry_ptr,
+    sum_grad_ptr,
+    sum_beta_ptr,
+    sum_threshold_ptr,
+    begin,
+    end,
+    batch,
+    neurons,
+    num_words,
+    RESET: tl.constexpr,
+    BETAS: tl.constexpr,
+    THRESHOLDS: tl.constexpr,
+    NEED_BETA: tl.constexpr,
+    RESUME: tl.constexpr,
+    BLOCK_WORDS: tl.constexpr,
+):
+    """Gradients of the membranes in the place of those behind the spike functions, for steps end - 1 to begin.
+
+    One sample and a block of neurons; sums over time of what the parameters' gradients are made of. RESUME: the carry
+    and the sums go on from what is stored.
+    """
+    blocks = tl.cdiv(num_words, BLOCK_WORDS)
+    program = tl.program_id(0)
+    sample = (program // blocks).to(tl.int64)
+    cols = _neurons(program % blocks, neurons, BLOCK_WORDS)
+    mask = cols < neurons
+    word = (program % blocks * BLOCK_WORDS + tl.arange(0, BLOCK_WORDS))[:, None]
+    decay = clamp_unit(per_neuron(beta_ptr, cols, mask, BETAS))
+    threshold = per_neuron(threshold_ptr, cols, mask, THRESHOLDS)
+    offsets = sample * neurons + cols
+    word_offsets = sample * num_words + word
+    word_mask = word < num_words
+    stride = batch.to(tl.int64) * neurons
+    word_stride = batch.to(tl.int64) * num_words
+    bit = tl.arange(0, 32)[None, :]
+    carry = tl.zeros([BLOCK_WORDS, 32], dtype=grad_ptr.dtype.element_ty)
+    sum_grad = carry
+    sum_beta = carry
+    sum_threshold = carry
+    # Before the first step the membrane is 0, which is above a negative threshold.
+    above_first = (carry - threshold > 0.0).to(carry.dtype)
+    if RESUME:
+        carry = tl.load(carry_ptr + offsets, mask=mask, other=0.0)
+        sum_grad = tl.load(sum_grad_ptr + offsets, mask=mask, other=0.0)
+        sum_threshold = tl.load(sum_threshold_ptr + offsets, mask=mask, other=0.0)
+        if NEED_BETA:
+            sum_beta = tl.load(sum_beta_ptr + offsets, mask=mask, other=0.0)
+    last = end - 1
+    g0 = _row(grad_ptr, last, end, stride, offsets, mask)
+    g1 = _row(grad_ptr, last - 1, end, stride, offsets, mask)
+    g2 = _row(grad_ptr, last - 2, end, stride, offsets, mask)
+    g3 = _row(grad_ptr, last - 3, end, stride, offsets, mask)
+    w0 = _row(fired_ptr, last - 1, end, word_stride, word_offsets, word_mask)
+    w1 = _row(fired_ptr, last - 2, end, word_stride, word_offsets, word_mask)
+    w2 = _row(fired_ptr, last - 3, end, word_stride, word_offsets, word_mask)
+    w3 = _row(fired_ptr, last - 4, end, word_stride, word_offsets, word_mask)
+    if NEED_BETA:
+        m0 = _row(mem_ptr, last - 1, end, stride, offsets, mask)
+        m1 = _row(mem_ptr, last - 2, end, stride, offsets, mask)
+        m2 = _row(mem_ptr, last - 3, end, stride, offsets, mask)
+        m3 = _row(mem_ptr, last - 4, end, stride, offsets, mask)
+    for i in range(0, end - begin):
+        t = last - i
+        g_coming = _row(grad_ptr, t - 4, end, stride, offsets, mask)
+        w_coming = _row(fired_ptr, t - 5, end, word_stride, word_offsets, word_mask)
+        grad = carry + g0
+        above = ((w0 >> bit) & 1).to(carry.dtype)
+        above = tl.where(t > 0, above, above_first)
+        sum_grad += grad
+        sum_threshold = sum_threshold - g0
+        if RESET == 0:
+            sum_threshold = sum_threshold - grad * above
+        if RESET == 1:
+            carry = decay * (1.0 - above) * grad
+        else:
+            carry = decay * grad
+        if NEED_BETA:
+            m_coming = _row(mem_ptr, t - 5, end, stride, offsets, mask)
+            # 0 before the first step.
+            if RESET == 1:
+                sum_beta += grad * ((1.0 - above) * m0)
+            else:
+                sum_beta += grad * m0
+            m0 = m1
+            m1 = m2
+            m2 = m3
+            m3 = m_coming
+        g0 = g1
+        g1 = g2
+        g2 = g3
+        g3 = g_coming
+        w0 = w1
+        w1 = w2
+        w2 = w3
+        w3 = w_coming
+        tl.store(grad_ptr + t * stride + offsets, grad, mask=mask)
+    if RESUME:
+        tl.store(carry_ptr + offsets, carry, mask=mask)
+    tl.store(sum_grad_ptr + offsets, sum_grad, mask=mask)
+    tl.store(sum_threshold_ptr + offsets, sum_threshold, mask=mask)
+    if NEED_BETA:
+        tl.store(sum_beta_ptr + offsets, sum_beta, mask=mask)
+
+
+@triton.jit(do_not_specialize=["scale", *_CONSTANTS, "t", "steps", "batch", "slots"])
+def recurrent_through_kernel(
+    grad_ptr,
+    slot_mem_ptr,
+    threshold_ptr,
+    ids_ptr,
+    counts_ptr,
+    weight_ptr,
+    dense_ptr,
+    scale,
+    p_high,
+    p_low,
+    q_high,
+    q_low,
+    t,
+    steps,
+    batch,
+    slots,
+    neurons,
+    stride,
+    KIND: tl.constexpr,
+    THRESHOLDS: tl.constexpr,
+    DOUBLE: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """For step t of a recurrent layer, some slots of a sample: the gradient behind the spike function, written to the
+    dense row of zeros. What reached the spikes by way of the recurrent weights comes from step t + 1."""
+    row = tl.program_id(0).to(tl.int64) + t * batch
+    at = tl.program_id(1) * SLOTS + tl.arange(0, SLOTS)
+    inside = at < carried_in_row(counts_ptr, row, slots)
+    ids = tl.load(ids_ptr + row * slots + at, mask=inside, other=0)
+    inside = inside & (ids >= 0) & (ids < neurons)
+    grad = tl.load(grad_ptr + row * slots + at, mask=inside, other=0.0)
+    if t + 1 < steps:
+        later = dense_ptr + (row + batch) * neurons
+        grad += slot_dots(ids, inside, later, weight_ptr, neurons, stride, SLOTS, BLOCK) * scalar(scale, DOUBLE)
+    u = tl.load(slot_mem_ptr + row * slots + at, mask=inside, other=0.0)
+    u = u - per_neuron(threshold_ptr, ids, inside, THRESHOLDS)
+    zeros = tl.zeros([SLOTS], dtype=dense_ptr.dtype.element_ty)
+    p = (zeros + p_high) + p_low
+    q = (zeros + q_high) + q_low
+    tl.store(dense_ptr + row * neurons + ids, through_spike(u, grad, p, q, KIND), mask=inside)
+
+
+def _blocks(neurons: int) -> Tuple[int, Dict[str, int]]:
+    """Programs for one sample, and the options that follow."""
+    block_words = block_of(neurons, WORD_BITS, _NEURON_BLOCK) // WORD_BITS
+    return triton.cdiv(words(neurons), block_words), {"BLOCK_WORDS": block_words, "num_warps": block_words}
+
+
+def sparse_lif_sequence_fwd(
+    ids: torch.Tensor,
+    values: torch.Tensor,
+    counts: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    recurrent_weight: Optional[torch.Tensor],
+    beta: torch.Tensor,
+    threshold: torch.Tensor,
+    grad_threshold: Optional[float],
+    input_scale: float,
+    capacity: int,
+    rotate: bool,
+    reset: int,
+    delay: int,
+    store_mem: bool,
+) -> ForwardResult:
+    """CUDA kernel of ``snnipu::sparse_lif_sequence_fwd``."""
+    device = check_launch(ids, values, counts, weight, bias, recurrent_weight, beta, threshold)
+    beta, threshold = beta.contiguous(), threshold.contiguous()
+    steps, batch, _ = ids.shape
+    neurons = weight.shape[0]
+    # Currents first; the kernels below put the membranes in their place.
+    mem = gather_weights(ids, values, counts, weight, bias, input_scale, delay)
+    fired = torch.empty((steps, batch, words(neurons)), dtype=torch.int32, device=weight.device)
+    blocks, sizes = _blocks(neurons)
+    options: Dict[str, Any] = {
+        "RESET": reset,
+        "BETAS": beta.numel() > 1,
+        "THRESHOLDS": threshold.numel() > 1,
+        **sizes,
+        **exact(),
+    }
+    if recurrent_weight is None:
+        if mem.numel():
+            with on_device(device):
+                membranes_kernel[(batch * blocks,)](
+                    mem, fired, beta, threshold, steps, batch, neurons, fired.shape[2], **options
+                )
+        made = Selection(mem, threshold, grad_threshold, capacity, rotate, slot_x=True)
+        made.run(0, made.rows)
+    else:
+        # Nobody knows yet what the busiest row needs.
+        offered = neurons if capacity == AS_NEEDED else capacity
+        made = Selection(mem, threshold, grad_threshold, offered, rotate, slot_x=True)
+        packed = packed_weight(recurrent_weight)
+        for t in range(steps if batch else 0):
+            with on_device(device):
+                recurrent_step_kernel[(batch * blocks,)](
+                    mem,
+                    fired,
+                    made.ids,
+                    made.counts,
+                    packed,
+                    beta,
+                    threshold,
+                    number(input_scale, mem.dtype),
+                    t,
+                    batch,
+                    offered,
+                    neurons,
+                    fired.shape[2],
+                    packed.shape[1],
+                    DOUBLE=mem.dtype == torch.float64,
+                    UNROLL=4,
+                    **options,
+                )
+            made.run(t * batch, batch)
+        if capacity == AS_NEEDED:
+            made.trim()
+    return made.ids, made.values, made.counts, made.dropped, made.slot_x, fired, mem if store_mem else mem.new_empty(0)
+
+
+def sparse_lif_sequence_bwd(
+    grad: torch.Tensor,
+    ids: torch.Tensor,
+    values: torch.Tensor,
+    counts: torch.Tensor,
+    weight: torch.Tensor,
+    recurrent_weight: Optional[torch.Tensor],
+    beta: torch.Tensor,
+    threshold: torch.Tensor,
+    input_scale: float,
+    reset: int,
+    delay: int,
+    ids_out: torch.Tensor,
+    counts_out: torch.Tensor,
+    slot_mem: torch.Tensor,
+    fired: torch.Tensor,
+    mem: torch.Tensor,
+    surrogate: int,
+    surrogate_a: float,
+    surrogate_b: float,
+    need_values: bool,
+    need_weight: bool,
+    need_bias: bool,
+    need_recurrent: bool,
+    need_beta: bool,
+    need_threshold: bool,
+) -> BackwardResult:
+    """CUDA kernel of ``snnipu::sparse_lif_sequence_bwd``; empty where not needed."""
+    device = check_launch(grad, ids, values, counts, weight, beta, threshold, ids_out, counts_out, slot_mem, fired)
+    grad, slot_mem, fired, mem = grad.contiguous(), slot_mem.contiguous(), fired.contiguous(), mem.contiguous()
+    ids_out, counts_out = ids_out.contiguous(), counts_out.contiguous()
+    beta, threshold = beta.contiguous(), threshold.contiguous()
+    steps, batch, _ = ids.shape
+    neurons, inputs = weight.shape
+    slots = ids_out.shape[2]
+    sums = weight.new_zeros((4, batch, neurons))
+    carry, sum_grad, sum_beta, sum_threshold = sums
+    blocks, sizes = _blocks(neurons)
+
+    def adjoint(dense: torch.Tensor, begin: int, end: int, resume: bool) -> None:
+        with on_device(device):
+            adjoint_kernel[(batch * blocks,)](
+                dense,
+                fired,
+                mem,
+                beta,
+                threshold,
+                carry,
+                sum_grad,
+                sum_beta,
+                sum_threshold,
+                begin,
+                end,
+                batch,
+                neurons,
+                fired.shape[2],
+                RESET=reset,
+                BETAS=beta.numel() > 1,
+                THRESHOLDS=threshold.numel() > 1,
+                NEED_BETA=need_beta,
+                RESUME=resume,
+                **sizes,
+                **exact(),
+            )
+
+    if recurrent_weight is None:
+        dense, _ = through_spikes(
+            grad,
+            slot_mem,
+            threshold,
+            ids_out,
+            counts_out,
+            surrogate,
+            surrogate_a,
+            surrogate_b,
+            neurons,
+            at_slots=True,
+        )
+        if dense.numel():
+            adjoint(dense, 0, steps, resume=False)
+    else:
+        dense = weight.new_zeros((steps, batch, neurons))
+        packed = packed_weight(recurrent_weight, trusted=True)
+        options = dot_block(neurons)
+        for t in range(steps - 1, -1, -1) if batch else ():
+            if slots:
+                with on_device(device):
+                    recurrent_through_kernel[(batch, triton.cdiv(slots, options["SLOTS"]))](
+                        grad,
+                        slot_mem,
+                        threshold,
+                        ids_out,
+                        counts_out,
+                        packed,
+                        dense,
+                        number(input_scale, weight.dtype),
+                        *surrogate_constants(surrogate, surrogate_a, surrogate_b),
+                        t,
+                        steps,
+                        batch,
+                        slots,
+                        neurons,
+                        packed.shape[1],
+                        KIND=surrogate,
+                        THRESHOLDS=threshold.numel() > 1,
+                        DOUBLE=weight.dtype == torch.float64,
+                        **options,
+                        **exact(),
+                    )
+            adjoint(dense, t, t + 1, resume=True)
+
+    def none() -> torch.Tensor:
+        # No two outputs may be the same tensor.
+        return weight.new_empty(0)
+
+    def reduced(total: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        total = total.sum(0)
+        return total.sum().reshape(like.shape) if like.numel() == 1 else total.reshape(like.shape)
+
+    grad_recurrent = none()
+    if need_recurrent:
+        ones = torch.ones_like(slot_mem)
+        grad_recurrent = grad_weight_of(dense, ids_out, ones, counts_out, neurons, input_scale, 1)
+    return (
+        grad_values_of(dense, ids, counts, weight, input_scale, delay) if need_values else none(),
+        grad_weight_of(dense, ids, values, counts, inputs, input_scale, delay) if need_weight else none(),
+        sum_grad.sum(0) if need_bias else none(),
+        grad_recurrent,
+        reduced(sum_beta, beta) * ((beta >= 0) & (beta <= 1)) if need_beta else none(),
+        reduced(sum_threshold, threshold) if need_threshold else none(),
+    )

@@ -1,0 +1,423 @@
+"""Triton kernels of the linear layer on spike ids: the sum of the weights of what spiked, and its gradients.
+
+Every sum has one program and a fixed order; there are no atomic additions. Ids and counts are not checked, as that
+would make the host wait; what is out of range is not read.
+"""
+
+import weakref
+from typing import Any, Dict, NamedTuple, Optional, Tuple
+
+import torch
+import triton
+import triton.language as tl
+
+from snnipu.backends.triton import check_launch, exact, on_device
+from snnipu.backends.triton.sparse_break_even import break_even
+from snnipu.backends.triton.sparse_maths import block_of, number, scalar, where_all
+from snnipu.backends.triton.sparse_select import carried_in_row, sparse_to_dense_bwd, sparse_to_dense_fwd
+
+# A packed row begins at a multiple of so many elements, for loads of 16 bytes.
+_ROW_ALIGNMENT = 16
+_NEURON_BLOCK = 512
+_DOT_NEURONS = 256
+_DOT_SLOTS = 8
+
+
+class _Packed(NamedTuple):
+    weight: "weakref.ref[torch.Tensor]"
+    version: int
+    pointer: int
+    capturing: bool
+    packed: torch.Tensor
+
+
+# By id of the weight.
+_cache: Dict[int, _Packed] = {}
+
+
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def packed_weight(weight: torch.Tensor, trusted: bool = False) -> torch.Tensor:
+    """``weight`` ``[out, in]`` as ``[in, out]``, the rows padded with zeros, so that neighbours read neighbours.
+
+    Made anew with every call: a weight may have changed unseen, by way of ``.data`` or when a CUDA graph is replayed,
+    and a copy costs less than to find out. ``trusted``: it has not changed since the last call, that of the forward
+    pass.
+    """
+    capturing = _capturing(weight.device)
+    key = id(weight)
+    if trusted and not weight.is_inference():
+        known = _cache.get(key)
+        if (
+            known is not None
+            and known.weight() is weight
+            and (known.version, known.pointer, known.capturing) == (weight._version, weight.data_ptr(), capturing)
+        ):
+            return known.packed
+    neurons, inputs = weight.shape
+    stride = -(-neurons // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
+    packed = torch.empty((inputs, stride), dtype=weight.dtype, device=weight.device)
+    packed[:, :neurons].copy_(weight.detach().t())
+    if stride > neurons:
+        packed[:, neurons:].zero_()
+    if not weight.is_inference():
+        reference = weakref.ref(weight, lambda _: _cache.pop(key, None))
+        _cache[key] = _Packed(reference, weight._version, weight.data_ptr(), capturing, packed)
+    return packed
+
+
+@triton.jit
+def add_weights(
+    total,
+    ids_ptr,
+    values_ptr,
+    count,
+    weight_ptr,
+    stride,
+    inputs,
+    cols,
+    mask,
+    VALUES: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """``total`` and the weights of the first ``count`` slots, one slot after the other, as on the host."""
+    for start in range(0, count, UNROLL):
+        for i in tl.static_range(UNROLL):
+            there = start + i < count
+            # One id for all lanes: the loads of UNROLL slots are on their way together.
+            neuron = tl.load(ids_ptr + start + i, mask=there, other=0)
+            there = there & (neuron >= 0) & (neuron < inputs)
+            weight = tl.load(weight_ptr + neuron.to(tl.int64) * stride + cols, mask=where_all(mask, there), other=0.0)
+            if VALUES:
+                weight = weight * tl.load(values_ptr + start + i, mask=there, other=0.0)
+            total += weight
+    return total
+
+
+@triton.jit(do_not_specialize=["scale", "rows", "late", "slots", "inputs"])
+def gather_weights_kernel(
+    ids_ptr,
+    values_ptr,
+    counts_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    scale,
+    rows,
+    late,
+    slots,
+    inputs,
+    neurons,
+    stride,
+    SCALE: tl.constexpr,
+    BIAS: tl.constexpr,
+    DOUBLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """``out[row] = scale * (weights of the spikes of row - late) + bias`` for one row and a block of neurons."""
+    program = tl.program_id(0)
+    # Programs of one block of neurons run together: the weights they share stay in the cache.
+    row = (program % rows).to(tl.int64)
+    cols = program // rows * BLOCK + tl.arange(0, BLOCK)
+    mask = cols < stride
+    source = row - late
+    total = tl.zeros([BLOCK], dtype=out_ptr.dtype.element_ty)
+    count = tl.minimum(tl.load(counts_ptr + 2 * source, mask=source >= 0, other=0), slots)
+    at = source * slots
+    total = add_weights(
+        total, ids_ptr + at, values_ptr + at, count, weight_ptr, stride, inputs, cols, mask, True, UNROLL
+    )
+    mask = cols < neurons
+    if SCALE:
+        total = total * scalar(scale, DOUBLE)
+    if BIAS:
+        total = total + tl.load(bias_ptr + cols, mask=mask, other=0.0)
+    tl.store(out_ptr + row * neurons + cols, total, mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows", "slots", "inputs"])
+def slot_keys_kernel(ids_ptr, counts_ptr, keys_ptr, rows, slots, inputs, BLOCK: tl.constexpr):
+    """The id of every slot that holds a spike; ``inputs``, behind all ids, of the other slots, and of ``rows`` on."""
+    row = tl.program_id(0).to(tl.int64)
+    count = tl.minimum(tl.load(counts_ptr + 2 * row), slots)
+    count = tl.where(row < rows, count, 0)
+    for start in range(0, slots, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        neuron = tl.load(ids_ptr + row * slots + at, mask=at < count, other=-1)
+        neuron = tl.where((neuron >= 0) & (neuron < inputs), neuron, inputs)
+        tl.store(keys_ptr + row * slots + at, neuron, mask=at < slots)
+
+
+@triton.jit(do_not_specialize=["scale", "late", "slots", "inputs"])
+def grad_weight_kernel(
+    grad_ptr,
+    values_ptr,
+    order_ptr,
+    begin_ptr,
+    out_ptr,
+    scale,
+    late,
+    slots,
+    inputs,
+    neurons,
+    SCALE: tl.constexpr,
+    DOUBLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """The gradient of the weights of one input and a block of neurons: its spikes, row after row."""
+    program = tl.program_id(0)
+    neuron = (program % inputs).to(tl.int64)
+    cols = program // inputs * BLOCK + tl.arange(0, BLOCK)
+    mask = cols < neurons
+    begin = tl.load(begin_ptr + neuron)
+    end = tl.load(begin_ptr + neuron + 1)
+    total = tl.zeros([BLOCK], dtype=out_ptr.dtype.element_ty)
+    for start in range(begin, end, UNROLL):
+        for i in tl.static_range(UNROLL):
+            there = start + i < end
+            slot = tl.load(order_ptr + start + i, mask=there, other=0)
+            value = tl.load(values_ptr + slot, mask=there, other=0.0)
+            row = slot // slots + late
+            total += value * tl.load(grad_ptr + row * neurons + cols, mask=where_all(mask, there), other=0.0)
+    if SCALE:
+        total = total * scalar(scale, DOUBLE)
+    tl.store(out_ptr + neuron * neurons + cols, total, mask=mask)
+
+
+@triton.jit
+def slot_dots(ids, inside, grad_ptr, weight_ptr, neurons, stride, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
+    """For each of SLOTS ids, its weights times a row of the gradient."""
+    total = tl.zeros([SLOTS, BLOCK], dtype=grad_ptr.dtype.element_ty)
+    at = ids.to(tl.int64)[:, None] * stride
+    for start in range(0, neurons, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        grad = tl.load(grad_ptr + cols, mask=cols < neurons, other=0.0)
+        live = inside[:, None] & (cols < stride)[None, :]
+        total += tl.load(weight_ptr + at + cols[None, :], mask=live, other=0.0) * grad[None, :]
+    return tl.sum(total, 1)
+
+
+@triton.jit(do_not_specialize=["scale", "rows", "late", "slots", "inputs"])
+def grad_values_kernel(
+    grad_ptr,
+    ids_ptr,
+    counts_ptr,
+    weight_ptr,
+    out_ptr,
+    scale,
+    rows,
+    late,
+    slots,
+    inputs,
+    neurons,
+    stride,
+    SCALE: tl.constexpr,
+    DOUBLE: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The gradient of the values of some slots of a row, from row + late; 0 in padding and from ``rows`` on."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * SLOTS + tl.arange(0, SLOTS)
+    carried = carried_in_row(counts_ptr, row, slots)
+    carried = tl.where(row + late < rows, carried, 0)
+    inside = at < carried
+    total = tl.zeros([SLOTS], dtype=out_ptr.dtype.element_ty)
+    if tl.program_id(1) * SLOTS < carried:
+        ids = tl.load(ids_ptr + row * slots + at, mask=inside, other=0)
+        inside = inside & (ids >= 0) & (ids < inputs)
+        total = slot_dots(ids, inside, grad_ptr + (row + late) * neurons, weight_ptr, neurons, stride, SLOTS, BLOCK)
+        if SCALE:
+            total = total * scalar(scale, DOUBLE)
+    tl.store(out_ptr + row * slots + at, total, mask=at < slots)
+
+
+def _neuron_block(neurons: int) -> Dict[str, Any]:
+    block = block_of(neurons, 32, _NEURON_BLOCK)
+    return {"BLOCK": block, "num_warps": max(1, min(4, block // 128)), "UNROLL": 4}
+
+
+def dot_block(neurons: int) -> Dict[str, int]:
+    """Block sizes and warps of :func:`slot_dots`."""
+    return {"SLOTS": _DOT_SLOTS, "BLOCK": block_of(neurons, 32, _DOT_NEURONS), "num_warps": 4}
+
+
+def gather_weights(
+    ids: torch.Tensor,
+    values: torch.Tensor,
+    counts: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    scale: float = 1.0,
+    delay: int = 0,
+) -> torch.Tensor:
+    """``scale * spikes @ weight.T + bias`` ``[T, B, out]`` of the spikes ``delay`` steps before."""
+    device = check_launch(ids, values, counts, weight, bias)
+    ids, values, counts = ids.contiguous(), values.contiguous(), counts.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    steps, batch, slots = ids.shape
+    neurons, inputs = weight.shape
+    out = torch.empty((steps, batch, neurons), dtype=weight.dtype, device=weight.device)
+    rows = steps * batch
+    if rows:
+        packed = packed_weight(weight)
+        options = _neuron_block(neurons)
+        with on_device(device):
+            gather_weights_kernel[(rows * triton.cdiv(neurons, options["BLOCK"]),)](
+                ids,
+                values,
+                counts,
+                packed,
+                packed if bias is None else bias,
+                out,
+                number(scale, weight.dtype),
+                rows,
+                min(delay, steps) * batch,
+                slots,
+                inputs,
+                neurons,
+                packed.shape[1],
+                SCALE=scale != 1,
+                BIAS=bias is not None,
+                DOUBLE=weight.dtype == torch.float64,
+                **options,
+                **exact(),
+            )
+    return out
+
+
+def by_product(slots: int, inputs: int, dtype: torch.dtype) -> bool:
+    """Whether so many slots are made for the neurons that gradients are matrix products.
+
+    The number of slots is known without a look at the device; how many of them are used is not.
+    """
+    return slots > break_even(dtype) * inputs
+
+
+def grad_weight_of(
+    grad: torch.Tensor,
+    ids: torch.Tensor,
+    values: torch.Tensor,
+    counts: torch.Tensor,
+    inputs: int,
+    scale: float = 1.0,
+    delay: int = 0,
+) -> torch.Tensor:
+    """``scale * grad.T @ spikes`` ``[out, in]``, the spikes being those ``delay`` steps before."""
+    device = check_launch(grad, ids, values, counts)
+    grad, ids, values, counts = grad.contiguous(), ids.contiguous(), values.contiguous(), counts.contiguous()
+    steps, batch, slots = ids.shape
+    neurons = grad.shape[2]
+    delay = min(delay, steps)
+    rows = (steps - delay) * batch
+    if not rows or not slots:
+        return grad.new_zeros((neurons, inputs))
+    if by_product(slots, inputs, grad.dtype):
+        spikes = sparse_to_dense_fwd(ids, values, counts[..., :1].expand(-1, -1, 2), inputs)
+        product = grad[delay:].reshape(-1, neurons).t() @ spikes[: steps - delay].reshape(-1, inputs)
+        return product if scale == 1 else product.mul_(scale)
+    keys = torch.empty_like(ids)
+    options = _neuron_block(neurons)
+    with on_device(device):
+        slot_keys_kernel[(steps * batch,)](
+            ids, counts, keys, rows, slots, inputs, BLOCK=block_of(slots, 32, 1024), num_warps=2
+        )
+        # Stable: the spikes of an input stay in the order of their rows.
+        keys, order = keys.reshape(-1).sort(stable=True)
+        begin = torch.searchsorted(keys, torch.arange(inputs + 1, dtype=keys.dtype, device=keys.device))
+        out = grad.new_empty((inputs, neurons))
+        grad_weight_kernel[(inputs * triton.cdiv(neurons, options["BLOCK"]),)](
+            grad,
+            values,
+            order,
+            begin,
+            out,
+            number(scale, grad.dtype),
+            delay * batch,
+            slots,
+            inputs,
+            neurons,
+            SCALE=scale != 1,
+            DOUBLE=grad.dtype == torch.float64,
+            **options,
+            **exact(),
+        )
+    return out.t().contiguous()
+
+
+def grad_values_of(
+    grad: torch.Tensor,
+    ids: torch.Tensor,
+    counts: torch.Tensor,
+    weight: torch.Tensor,
+    scale: float = 1.0,
+    delay: int = 0,
+) -> torch.Tensor:
+    """``scale * grad @ weight`` ``delay`` steps later, at the carried slots ``[T, B, S]``."""
+    device = check_launch(grad, ids, counts, weight)
+    grad, ids, counts = grad.contiguous(), ids.contiguous(), counts.contiguous()
+    steps, batch, slots = ids.shape
+    neurons, inputs = weight.shape
+    delay = min(delay, steps)
+    if by_product(slots, inputs, grad.dtype):
+        dense = grad.new_zeros((steps, batch, inputs))
+        torch.matmul(grad[delay:], weight.detach(), out=dense[: steps - delay])
+        values = sparse_to_dense_bwd(dense, ids, counts)
+        return values if scale == 1 else values.mul_(scale)
+    out = grad.new_empty(ids.shape)
+    rows = steps * batch
+    if out.numel():
+        packed = packed_weight(weight, trusted=True)
+        options = dot_block(neurons)
+        with on_device(device):
+            grad_values_kernel[(rows, triton.cdiv(slots, options["SLOTS"]))](
+                grad,
+                ids,
+                counts,
+                packed,
+                out,
+                number(scale, grad.dtype),
+                rows,
+                delay * batch,
+                slots,
+                inputs,
+                neurons,
+                packed.shape[1],
+                SCALE=scale != 1,
+                DOUBLE=grad.dtype == torch.float64,
+                **options,
+            )
+    return out
+
+
+def sparse_linear_fwd(
+    ids: torch.Tensor,
+    values: torch.Tensor,
+    counts: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional[torch.Tensor],
+) -> torch.Tensor:
+    """CUDA kernel of ``snnipu::sparse_linear_fwd``."""
+    return gather_weights(ids, values, counts, weight, bias)
+
+
+def sparse_linear_bwd(
+    grad: torch.Tensor,
+    ids: torch.Tensor,
+    values: torch.Tensor,
+    counts: torch.Tensor,
+    weight: torch.Tensor,
+    need_values: bool,
+    need_weight: bool,
+    need_bias: bool,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """CUDA kernel of ``snnipu::sparse_linear_bwd``; empty where not needed."""
+    return (
+        grad_values_of(grad, ids, counts, weight) if need_values else weight.new_empty(0),
+        grad_weight_of(grad, ids, values, counts, weight.shape[1]) if need_weight else weight.new_empty(0),
+        grad.sum((0, 1)) if need_bias else weight.new_empty(0),
+    )

@@ -1,0 +1,76 @@
+"""What the kernels of the sparse operators share: numbers and parameters as arguments, block sizes."""
+
+import struct
+from typing import Union
+
+import torch
+import triton
+import triton.language as tl
+
+# The neuron's maths stands once, with the dense operators.
+from snnipu.backends.triton.lif import _clamp_unit as clamp_unit
+from snnipu.backends.triton.lif import _constants as surrogate_constants
+from snnipu.backends.triton.lif import _through_spike as through_spike
+
+# Capacity of an operator that makes as many slots as the busiest row needs.
+AS_NEEDED = -1
+WORD_BITS = 32
+
+
+def words(num_neurons: int) -> int:
+    """32-bit words of one bit a neuron."""
+    return (num_neurons + WORD_BITS - 1) // WORD_BITS
+
+
+def block_of(size: int, least: int, most: int) -> int:
+    """The power of two that holds ``size``, from ``least`` to ``most``."""
+    block = least
+    while block < min(size, most):
+        block *= 2
+    return block
+
+
+def number(value: float, dtype: torch.dtype) -> Union[float, int]:
+    """``value`` as a kernel's argument: Triton makes float32 of a float, so a float64 travels as its bits."""
+    if dtype != torch.float64:
+        return float(value)
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+@triton.jit
+def scalar(argument, DOUBLE: tl.constexpr):
+    """The inverse of :func:`number`."""
+    if DOUBLE:
+        argument = argument.to(tl.int64).to(tl.float64, bitcast=True)
+    return argument
+
+
+@triton.jit
+def where_all(mask, condition):
+    """``mask & condition`` for a condition that is one number; Triton's interpreter cannot spread a bool."""
+    return tl.where(condition, mask, False)
+
+
+@triton.jit
+def per_neuron(pointer, cols, mask, PER_NEURON: tl.constexpr):
+    """A parameter: one number, or one for each neuron."""
+    if PER_NEURON:
+        value = tl.load(pointer + cols, mask=mask, other=0.0)
+    else:
+        value = tl.load(pointer)
+    return value
+
+
+__all__ = [
+    "AS_NEEDED",
+    "WORD_BITS",
+    "block_of",
+    "clamp_unit",
+    "number",
+    "per_neuron",
+    "scalar",
+    "surrogate_constants",
+    "through_spike",
+    "where_all",
+    "words",
+]
