@@ -1,13 +1,16 @@
 import os
 import re
+import shutil
 
 import pytest
+
+from snnipu.ipu import model as ipu_model
 
 jupytext = pytest.importorskip("jupytext")
 nbclient = pytest.importorskip("nbclient")
 nbformat = pytest.importorskip("nbformat")
 
-TUTORIALS = ["01_leaky_mnist_poptorch", "02_sparse_nmnist"]
+TUTORIALS = ["01_leaky_mnist_poptorch", "02_sparse_nmnist", "03_ipu_model"]
 
 
 def notebook_of(repository, name):
@@ -108,3 +111,32 @@ def test_sparse_nmnist_runs(repository, tmp_path, monkeypatch, request, source):
     assert len(re.findall(r"x the dense layer's speed", text)) == 7
     assert "[0.9, 0.8]" in text
     assert pictures == 8
+
+
+@pytest.mark.skipif(not ipu_model.available(), reason="needs the IPU model's library")
+def test_ipu_model_runs(repository, tmp_path, monkeypatch):
+    pytest.importorskip("sklearn")
+    settings = {
+        "SNNIPU_TUTORIAL_SAMPLES": "400",
+        "SNNIPU_TUTORIAL_EPOCHS": "4",
+        "SNNIPU_TUTORIAL_HIDDEN": "60",
+    }
+    text, pictures = outputs_of(repository, tmp_path, monkeypatch, "03_ipu_model", settings)
+    if "CXX" in os.environ or shutil.which("g++") or shutil.which("clang++"):
+        assert "--- sound\n11 22 33 44" in text
+        assert '--- unmapped\nvariable "y" (float{4}) is mapped to no tile' in text
+        assert '--- racing\na race in compute set "add"' in text
+    losses = text.split("largest difference of the losses: ")[1].split()[0]
+    assert float(losses) < 0.1
+    host, model = re.findall(r"24 batches in .* training accuracy ([\d.]+) %", text)
+    assert abs(float(host) - float(model)) < 2
+    assert float(model) > 60
+    assert "LifSequence (gradient), 60 neurons" in text
+    assert "IpuModelError: IPU model, LifSequence: graph_memory_allocation_error: tile 0 needs" in text
+    assert "RuntimeError: Leaky cannot run on an IPU" in text
+    phases = re.findall(r"counted +([\d,]+), predicted +([\d,]+) cycles a time step", text)
+    assert len(phases) == 6
+    for counted, predicted in phases:
+        assert 0.6 < float(predicted.replace(",", "")) / float(counted.replace(",", "")) < 1.6
+    assert "bound by: compute" in text
+    assert pictures == 5
