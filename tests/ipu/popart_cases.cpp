@@ -7,6 +7,8 @@
 #include <popart/popx/opx.hpp>
 #include <popart/popx/opxmanager.hpp>
 
+#include <poplar/HalfFloat.hpp>
+
 #include <cmath>
 #include <functional>
 #include <iostream>
@@ -19,7 +21,8 @@ namespace {
 // What an operator of these tests does wrong.
 struct Fault {
   bool integerOutput = false, writes = false, declaresWrite = false, aliases = false, declaresAlias = false;
-  bool forgetsAttribute = false, gradForgetsAttribute = false, noGradientForIds = false, needsEveryGradient = false;
+  bool forgetsAttribute = false, gradForgetsAttribute = false, forgetsInAttributes = false;
+  bool gradForgetsInAttributes = false, noGradientForIds = false, needsEveryGradient = false;
   bool wrongShape = false, noOutput = false;
 };
 
@@ -45,6 +48,11 @@ public:
   const std::map<int, int> &gradOutToNonGradIn() const override { return outputs_; }
   std::set<InIndex> optionalInputs() const override {
     return fault.needsEveryGradient ? std::set<InIndex>{} : std::set<InIndex>{0, 1};
+  }
+  void appendAttributes(OpSerialiserBase &to) const override {
+    Op::appendAttributes(to);
+    if (!fault.gradForgetsInAttributes)
+      to.appendAttribute("scale", scale_);
   }
   void appendOutlineAttributes(OpSerialiserBase &to) const override {
     Op::appendOutlineAttributes(to);
@@ -77,6 +85,11 @@ public:
   }
   view::Regions aliases(InIndex index, OutIndex) const override {
     return {fault.declaresAlias ? view::Region::getFull(inShape(index)) : view::Region::getEmpty(inRank(index))};
+  }
+  void appendAttributes(OpSerialiserBase &to) const override {
+    Op::appendAttributes(to);
+    if (!fault.forgetsInAttributes)
+      to.appendAttribute("scale", scale_);
   }
   void appendOutlineAttributes(OpSerialiserBase &to) const override {
     Op::appendOutlineAttributes(to);
@@ -254,6 +267,73 @@ void chain() {
   std::cout << '\n';
 }
 
+// A tensor that three operators read, which itself is made by one; the loss reads it, too. SurrogateSpike hands its
+// gradient back, times `slope` where u is not above 0.
+void severalConsumers(DataType type) {
+  Graph graph;
+  const TensorInfo info(type, {2, 5});
+  const auto spike = [&](const TensorId &u, float slope) {
+    Attributes attributes;
+    attributes.set("surrogate", int64_t(0)); // the straight-through estimator, below 0 times `slope`
+    attributes.set("surrogate_a", slope);
+    attributes.set("surrogate_b", 0.0f);
+    return graph.addOp({"ai.snnipu", "SurrogateSpike", 1}, attributes, {u}, 1)[0];
+  };
+  const TensorId x = graph.addInput("x", info), middle = spike(x, 0.5f);
+  std::vector<TensorId> inputs = {x}, ends = {middle};
+  for (const float slope : {0.25f, 0.5f, 2.0f})
+    ends.push_back(spike(middle, slope));
+  std::map<TensorId, TensorId> fromLoss;
+  for (const TensorId &end : ends) {
+    inputs.push_back(graph.addInput("gradient of " + end, info));
+    fromLoss[end] = inputs.back();
+  }
+  const TensorId result = graph.growGradients(fromLoss).at(x);
+  std::vector<Op *> ops;
+  for (const auto &op : graph.ops())
+    ops.push_back(op.get());
+  snnipu::ipu_model::Executable executable(graph, ops, inputs, {result}, fourTiles());
+  std::vector<std::vector<float>> floats;
+  std::vector<std::vector<half>> halves;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    std::vector<float> values;
+    for (int element = 0; element < 10; ++element)
+      // x: above and below 0; the gradients: 1, 2, 4, ... times the element's number.
+      values.push_back(i == 0 ? (element % 2 ? 1.0f : -1.0f)
+                              : static_cast<float>(1 << i) * static_cast<float>(element));
+    floats.push_back(values);
+    halves.emplace_back(values.begin(), values.end());
+  }
+  std::vector<const void *> from;
+  for (std::size_t i = 0; i < inputs.size(); ++i)
+    from.push_back(type == DataType::FLOAT ? static_cast<const void *>(floats[i].data()) : halves[i].data());
+  std::vector<float> out(10);
+  std::vector<half> outInHalf(10);
+  void *const to[] = {type == DataType::FLOAT ? static_cast<void *>(out.data()) : outInHalf.data()};
+  executable.run(from.data(), to);
+  for (std::size_t i = 0; i < 10; ++i)
+    std::cout << (type == DataType::FLOAT ? out[i] : static_cast<float>(outInHalf[i])) << ' ';
+  std::cout << '\n';
+}
+
+// One of two operators behind a tensor gives no gradient for it: the other's alone would be wrong.
+void consumerWithoutGradient() {
+  Graph graph;
+  Attributes attributes;
+  attributes.set("surrogate", int64_t(0));
+  attributes.set("surrogate_a", 1.0f);
+  attributes.set("surrogate_b", 0.0f);
+  const auto spike = [&](const TensorId &u) {
+    return graph.addOp({"ai.snnipu", "SurrogateSpike", 1}, attributes, {u}, 1)[0];
+  };
+  const TensorId x = graph.addInput("x", {DataType::FLOAT, {2, 5}}), middle = spike(x), end = spike(middle);
+  const TensorId other = graph.addOp(faultyId(), scale(1.0f), {middle}, 2)[0];
+  graph.addInput("gradEnd", graph.info(end));
+  graph.addInput("gradOther", graph.info(other));
+  const auto gradients = graph.growGradients({{end, "gradEnd"}, {other, "gradOther"}});
+  std::cout << "gradients " << gradients.count(x) << '\n';
+}
+
 void unknownOperator() {
   Graph graph;
   graph.addOp({"ai.snnipu", "Nothing", 1}, {}, {}, 0);
@@ -280,6 +360,8 @@ int main(int argc, char **argv) {
       {"declaredAlias", with(&Fault::aliases, &Fault::declaresAlias, run)},
       {"forgottenAttribute", with(&Fault::forgetsAttribute, nullptr, run)},
       {"forgottenAttributeOfGradient", with(&Fault::gradForgetsAttribute, nullptr, run)},
+      {"forgottenInAttributes", with(&Fault::forgetsInAttributes, nullptr, run)},
+      {"forgottenInAttributesOfGradient", with(&Fault::gradForgetsInAttributes, nullptr, run)},
       {"wrongShape", with(&Fault::wrongShape, nullptr, run)},
       {"noOutput", with(&Fault::noOutput, nullptr, run)},
       {"carrier", with(nullptr, nullptr, idsBehind)},
@@ -287,6 +369,9 @@ int main(int argc, char **argv) {
       {"optionalGradient", with(nullptr, nullptr, oneGradient)},
       {"neededGradient", with(&Fault::needsEveryGradient, nullptr, oneGradient)},
       {"chain", chain},
+      {"severalConsumers", [] { severalConsumers(DataType::FLOAT); }},
+      {"severalConsumersInHalf", [] { severalConsumers(DataType::FLOAT16); }},
+      {"consumerWithoutGradient", with(&Fault::noGradientForIds, nullptr, consumerWithoutGradient)},
       {"unknownOperator", unknownOperator},
   };
   const auto found = cases.find(argc > 1 ? argv[1] : "");

@@ -55,6 +55,8 @@ def test_sound_operator(case, name):
         ("undeclaredAlias", r"Output 0 of test.Faulty:1 \(faulty\) shares elements with its input 0"),
         ("forgottenAttribute", r"appendOutlineAttributes\(\) of test.Faulty:1 .* does not append the attribute scale"),
         ("forgottenAttributeOfGradient", r"appendOutlineAttributes\(\) of the gradient of test.Faulty:1 .* scale"),
+        ("forgottenInAttributes", r"appendAttributes\(\) of test.Faulty:1 .* does not append the attribute scale"),
+        ("forgottenInAttributesOfGradient", r"appendAttributes\(\) of the gradient of test.Faulty:1 .* scale"),
         ("wrongShape", r"Output 0 of test.Faulty:1 \(faulty\) has shape FLOAT \[2, 3\], and its Opx sets"),
         ("noOutput", r"The Opx of test.Faulty:1 \(faulty\) does not set its output 1"),
         ("unknownOperator", "There is no operator ai.snnipu.Nothing:1"),
@@ -72,6 +74,19 @@ def test_sound_operator(case, name):
 def test_refused(case, name, message):
     found = case(name)
     assert re.search(message, found), found
+
+
+@pytest.mark.parametrize("name", ["severalConsumers", "severalConsumersInHalf"])
+def test_gradients_of_several_consumers_are_added_up(case, name):
+    """Three operators and the loss read a tensor: with element e from each 2 e, 4 e, 8 e and 16 e, times the slope of
+    its surrogate, 1/4, 1/2 and 2, where the tensor is 0, as it is for even e; the operator in front has 1/2 there."""
+    expected = [e * (0.5 * (2 + 4 / 4 + 8 / 2 + 16 * 2) if e % 2 == 0 else 2 + 4 + 8 + 16) for e in range(10)]
+    assert [float(value) for value in case(name).split()] == expected
+
+
+def test_a_consumer_without_gradient_is_refused(case):
+    message = r"Output 0 of ai.snnipu.SurrogateSpike:1 is on the path to the loss and gets no gradient: test.Faulty:1"
+    assert re.search(message, case("consumerWithoutGradient"))
 
 
 def test_carriers_let_the_gradient_through(case):

@@ -101,11 +101,14 @@ def test_the_tables_of_codelets_are_those_of_the_vertices(popc):
     assert tables == sorted(path.stem for path in sources)
 
 
-def test_the_table_of_the_example_is_that_of_its_codelet(popc, tmp_path):
+@pytest.mark.parametrize(
+    ("folder", "name"), [(EXAMPLES, "adder"), (CSRC / "ipu_model" / "popart" / "src", "sum")], ids=["adder", "sum"]
+)
+def test_other_tables_are_those_of_their_codelets(popc, tmp_path, folder, name):
     output = tmp_path / "table.cpp"
-    done = popc(str(EXAMPLES / "adder_codelets.cpp"), "-o", str(output))
+    done = popc(str(folder / f"{name}_codelets.cpp"), "-o", str(output))
     assert done.returncode == 0, done.stdout
-    assert output.read_text() == (EXAMPLES / "adder_table.cpp").read_text()
+    assert output.read_text() == (folder / f"{name}_table.cpp").read_text()
 
 
 def test_popc_spells_out_template_arguments(popc, tmp_path):
@@ -285,7 +288,7 @@ REFUSED = [
     ("wrongValue", "type_error", ['field "size"', "-1", "unsigned int"]),
     ("unknownField", "unknown_field", ['"sise"', "from, to, by, size"]),
     ("unknownVertex", "unknown_vertex_type", ["AddTo<double>", "AddTo<float>", "AddTo<half>"]),
-    ("unknownCodelets", "file_load_error", ['"others"', "cases, snnipu", "popc"]),
+    ("unknownCodelets", "file_load_error", ['"others"', "cases, snnipu, sum_codelets", "popc"]),
     ("noEstimate", "missing_perf_estimate", ["Increment", "setPerfEstimate"]),
     ("unknownOption", "invalid_option", ['"treads"', "threads"]),
     ("notLoaded", "graph_object_load_error", ["Engine::load"]),

@@ -23,11 +23,11 @@ public:
   TensorId addInput(const TensorId &id, const TensorInfo &info);
   // Creates the operator, connects it ("" stands for an optional input that is absent) and sets it up. Returns its
   // outputs. Throws where a differentiable operator has an integer output, and where an attribute does not change what
-  // appendOutlineAttributes() appends, of the operator or of its gradient.
+  // appendAttributes() or appendOutlineAttributes() append, of the operator or of its gradient.
   std::vector<TensorId> addOp(const OperatorIdentifier &opid, const Attributes &attributes,
                               const std::vector<TensorId> &inputs, int outputs, const std::string &name = "");
 
-  // Adds the gradient operators. outputGradients: tensor -> its gradient, of the tensors that the loss is made of.
+  // Adds the gradient operators, and sums where several operators read a tensor. outputGradients: tensor -> its gradient, of the tensors that the loss is made of.
   // Returns tensor -> gradient for all graph inputs that have one.
   std::map<TensorId, TensorId> growGradients(const std::map<TensorId, TensorId> &outputGradients);
 

@@ -17,9 +17,17 @@ private:
   void appendText(const std::string &key, const std::string &value) override { text += key + '=' + value + '\n'; }
 };
 
-std::string outlineText(const Op &op) {
+using Append = void (Op::*)(OpSerialiserBase &) const;
+struct NamedAppend {
+  const char *name;
+  Append append;
+};
+constexpr NamedAppend appends[] = {{"appendAttributes()", &Op::appendAttributes},
+                                   {"appendOutlineAttributes()", &Op::appendOutlineAttributes}};
+
+std::string textOf(const Op &op, Append append) {
   TextSerialiser to;
-  op.appendOutlineAttributes(to);
+  (op.*append)(to);
   return to.text;
 }
 
@@ -133,9 +141,12 @@ std::vector<TensorId> Graph::addOp(const OperatorIdentifier &opid, const Attribu
 void Graph::checkOutlineAttributes(const Op &op, const Attributes &attributes, const std::vector<TensorId> &inputs,
                                    int outputs) const {
   const auto texts = [](Op &of) {
-    std::vector<std::string> all{outlineText(of)};
+    std::vector<std::string> all;
+    for (const NamedAppend &way : appends)
+      all.push_back(textOf(of, way.append));
     for (const auto &gradOp : of.getGradOps())
-      all.push_back(outlineText(*gradOp));
+      for (const NamedAppend &way : appends)
+        all.push_back(textOf(*gradOp, way.append));
     return all;
   };
   const std::vector<std::string> own = texts(const_cast<Op &>(op));
@@ -159,9 +170,9 @@ void Graph::checkOutlineAttributes(const Op &op, const Attributes &attributes, c
       }
       for (std::size_t i = 0; i < std::min(own.size(), other.size()); ++i)
         if (own[i] == other[i])
-          throw error("appendOutlineAttributes() of {}{} does not append the attribute {}: PopART would take operators "
-                      "that differ in it for one and the same",
-                      i == 0 ? "" : "the gradient of ", op.debugName(), attribute.first);
+          throw error("{} of {}{} does not append the attribute {}: PopART would take operators that differ in it for "
+                      "one and the same",
+                      appends[i % 2].name, i < 2 ? "" : "the gradient of ", op.debugName(), attribute.first);
     }
 }
 
@@ -223,7 +234,19 @@ std::map<TensorId, TensorId> Graph::growGradients(const std::map<TensorId, Tenso
     if (onPath(*ops_[i], toLoss))
       for (const auto &input : ops_[i]->inputs_)
         toLoss.insert(input.second);
-  std::map<TensorId, TensorId> gradients = outputGradients;
+  std::map<TensorId, std::vector<TensorId>> found; // from the loss, and of each operator that reads the tensor
+  for (const auto &output : outputGradients)
+    found[output.first].push_back(output.second);
+  std::map<TensorId, TensorId> gradients;
+  // Whoever reads the tensor has been looked at.
+  const auto addUp = [&](const TensorId &id) {
+    const auto all = found.find(id);
+    if (all == found.end() || gradients.count(id))
+      return;
+    gradients[id] = all->second.size() == 1
+                        ? all->second[0]
+                        : addOp({"ai.onnx", "Sum", 8}, {}, all->second, 1, "gradients of " + id).at(0);
+  };
   std::map<TensorId, std::string> failed; // and why
   for (std::size_t i = forwardOps; i-- > 0;) {
     const Op &op = *ops_[i];
@@ -236,6 +259,8 @@ std::map<TensorId, TensorId> Graph::growGradients(const std::map<TensorId, Tenso
                     "gradient of the whole operator without a word, and nothing in front of it would train. Let that "
                     "gradient operator give a gradient for it, of zeros if need be.",
                     output.first, op.debugName(), failed.at(output.second));
+    for (const auto &output : op.outputs_)
+      addUp(output.second);
     std::set<InIndex> given;
     for (auto &gradOp : gradOps) {
       const Op &added = addGradOp(op, std::move(gradOp), gradients);
@@ -243,8 +268,7 @@ std::map<TensorId, TensorId> Graph::growGradients(const std::map<TensorId, Tenso
         if (!op.hasInput(output.second))
           continue;
         given.insert(output.second);
-        if (!gradients.emplace(op.inId(output.second), added.outId(output.first)).second)
-          throw error("{} has several consumers: this model's graphs do not add gradients up", op.inId(output.second));
+        found[op.inId(output.second)].push_back(added.outId(output.first));
       }
     }
     for (const auto &input : op.inputs_)
@@ -257,9 +281,12 @@ std::map<TensorId, TensorId> Graph::growGradients(const std::map<TensorId, Tenso
       }
   }
   std::map<TensorId, TensorId> result;
-  for (const TensorId &id : inputs_)
-    if (gradients.count(id) && !failed.count(id))
+  const std::vector<TensorId> inputs = inputs_;
+  for (const TensorId &id : inputs)
+    if (found.count(id) && !failed.count(id)) {
+      addUp(id);
       result[id] = gradients.at(id);
+    }
   return result;
 }
 

@@ -24,7 +24,7 @@ const std::map<int, int> &Op::gradOutToNonGradIn() const {
   throw error("{} is no gradient operator: it has no gradOutToNonGradIn()", debugName());
 }
 
-void Op::appendAttributes(OpSerialiserBase &to) const { appendOutlineAttributes(to); }
+void Op::appendAttributes(OpSerialiserBase &to) const { to.appendAttribute("opid", opid); }
 void Op::appendOutlineAttributes(OpSerialiserBase &to) const { to.appendAttribute("opid", opid); }
 
 view::Regions Op::modifies(InIndex index) const { return {view::Region::getEmpty(inRank(index))}; }

@@ -1,0 +1,27 @@
+// The vertex of sum.cpp; its table is sum_table.cpp, by csrc/ipu_model/popc/popc.py.
+#include <poplar/Vertex.hpp>
+
+namespace popart {
+
+// to += from.
+template <typename T> class AddInto : public poplar::MultiVertex {
+public:
+  poplar::Input<poplar::Vector<T, poplar::VectorLayout::ONE_PTR>> from;
+  poplar::InOut<poplar::Vector<T, poplar::VectorLayout::ONE_PTR>> to;
+  unsigned size;
+
+  void compute(unsigned workerId) {
+    // Whole words for each worker.
+    const unsigned share = (size + 4 * numWorkers() - 1) / (4 * numWorkers()) * 4;
+    const unsigned end = (workerId + 1) * share < size ? (workerId + 1) * share : size;
+    for (unsigned i = workerId * share; i < end; ++i)
+      to[i] = static_cast<T>(static_cast<float>(to[i]) + static_cast<float>(from[i]));
+  }
+};
+
+#if defined(__POPC__)
+template class AddInto<float>;
+template class AddInto<half>;
+#endif
+
+} // namespace popart
