@@ -178,6 +178,11 @@ def call_lif_sequence(
 # PopART then drops that of the whole operator.
 
 
+def _weight(weight: torch.Tensor) -> torch.Tensor:
+    """As the operators take it: in float16 it stays, and takes half of the memory; sums are in float32 anyway."""
+    return weight if weight.dtype == torch.float16 else weight.float()
+
+
 def _slots(spikes: SparseSpikes) -> List[torch.Tensor]:
     """ids, values and counts as the operators take them."""
     return [spikes.ids.float(), spikes.values.float(), spikes.counts.float()]
@@ -235,8 +240,9 @@ def call_sparse_to_dense(spikes: SparseSpikes) -> torch.Tensor:
 
 def call_sparse_linear(spikes: SparseSpikes, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
     """``SparseLinear``: ``[T, B, out]``."""
-    example = spikes.values.new_empty((*spikes.shape[:2], weight.shape[0]), dtype=torch.float32)
-    inputs = [*_slots(spikes), weight.float(), *([] if bias is None else [bias.float()])]
+    slots = _slots(spikes)
+    example = slots[1].new_empty((*spikes.shape[:2], weight.shape[0]))
+    inputs = [*slots, _weight(weight), *([] if bias is None else [bias.float()])]
     return call("SparseLinear", inputs, [example], {"unit_values": 0})[0]
 
 
@@ -274,11 +280,16 @@ def call_sparse_network(
     steps, batch, _ = spikes.shape
     inputs, examples = _slots(spikes), []
     for layer in layers:
-        parameters = [layer.weight, layer.beta.reshape(-1), layer.threshold.reshape(-1)]
-        inputs += [each.float() for each in [*parameters, *([] if layer.bias is None else [layer.bias])]]
-        slots = inputs[1].new_empty((steps, batch, layer.slots))
-        counts = slots.new_empty((steps, batch, 2))
-        examples += [slots, slots, counts, counts, slots.new_empty((steps, batch, layer.weight.shape[0]))]
+        parameters = [
+            layer.beta.reshape(-1),
+            layer.threshold.reshape(-1),
+            *([] if layer.bias is None else [layer.bias]),
+        ]
+        inputs += [_weight(layer.weight), *(each.float() for each in parameters)]
+        ids = inputs[0].new_empty((steps, batch, layer.slots))
+        counts = ids.new_empty((steps, batch, 2))
+        values = ids.to(inputs[1].dtype)
+        examples += [ids, values, counts, counts, ids.new_empty((steps, batch, layer.weight.shape[0]))]
     attributes = {
         "slots": [layer.slots for layer in layers],
         "has_grad_threshold": [int(layer.grad_threshold is not None) for layer in layers],
@@ -317,9 +328,15 @@ def _kernel(attributes: Dict[str, Any]) -> Kernel:
     return Kernel(*(attributes[key] for key in _SURROGATE))
 
 
-def _as_floats(made: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+def _as_floats(made: Sequence[torch.Tensor], dtype: torch.dtype) -> List[torch.Tensor]:
+    """Values in ``dtype``; float16 does not hold ids."""
     ids, values, counts, dropped = made
-    return [ids.to(values.dtype), values, counts.to(values.dtype), dropped.to(values.dtype)]
+    return [ids.to(values.dtype), values.to(dtype), counts.to(values.dtype), dropped.to(values.dtype)]
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """float16 as float32: what the host's kernels compute in."""
+    return tensor.float() if tensor.dtype == torch.float16 else tensor
 
 
 def surrogate_spike(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
@@ -334,11 +351,11 @@ def select_spikes(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Seq
     """``ai.snnipu.SelectSpikes``, version 1.
 
     Args:
-        inputs: mem ``[T, B, N]``, threshold of one element or ``[N]``.
+        inputs: mem ``[T, B, N]``, may be float16; threshold of one element or ``[N]``.
         attributes: ``capacity``, ``rotate``, ``has_grad_threshold``, ``grad_threshold``, and the surrogate's.
 
     Returns:
-        ids, values ``[T, B, capacity]``, counts, dropped ``[T, B, 2]``, all floats.
+        ids, values ``[T, B, capacity]``, counts, dropped ``[T, B, 2]``, all floats; values of the type of mem.
     """
     from snnipu.ops.select_spikes import SelectSpikes
 
@@ -346,7 +363,9 @@ def select_spikes(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Seq
     _expect("SelectSpikes", inputs, ("mem", "threshold"), attributes, *keys)
     second = attributes["grad_threshold"] if attributes["has_grad_threshold"] else None
     capacity, rotate = attributes["capacity"], bool(attributes["rotate"])
-    return _as_floats(SelectSpikes.apply(*inputs, second, capacity, rotate, _kernel(attributes), None))
+    mem, threshold = inputs
+    made = SelectSpikes.apply(_wide(mem), threshold, second, capacity, rotate, _kernel(attributes), None)
+    return _as_floats(made, mem.dtype)
 
 
 def dense_to_sparse(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
@@ -354,27 +373,30 @@ def dense_to_sparse(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> S
     from snnipu.ops.dense_to_sparse import DenseToSparse
 
     _expect("DenseToSparse", inputs, ("x",), attributes, "capacity", "rotate")
-    return _as_floats(DenseToSparse.apply(inputs[0], attributes["capacity"], bool(attributes["rotate"])))
+    made = DenseToSparse.apply(_wide(inputs[0]), attributes["capacity"], bool(attributes["rotate"]))
+    return _as_floats(made, inputs[0].dtype)
 
 
 def sparse_to_dense(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
-    """``ai.snnipu.SparseToDense``, version 1: ids, values, counts, floats, to ``[T, B, num_neurons]``."""
+    """``ai.snnipu.SparseToDense``, version 1: ids, values, counts to ``[T, B, num_neurons]`` of values' type."""
     from snnipu.ops.sparse_to_dense import SparseToDense
 
     _expect("SparseToDense", inputs, ("ids", "values", "counts"), attributes, "num_neurons")
     ids, values, counts = inputs
-    return [SparseToDense.apply(values, ids.int(), counts.int(), attributes["num_neurons"])]
+    made = SparseToDense.apply(_wide(values), ids.int(), counts.int(), attributes["num_neurons"])
+    return [made.to(values.dtype)]
 
 
 def sparse_linear(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
     """``ai.snnipu.SparseLinear``, version 1.
 
     Args:
-        inputs: ids, values, counts, floats; weight ``[out, in]``; bias ``[out]`` where there is a fifth one.
+        inputs: ids, values, counts, floats; weight ``[out, in]``; bias ``[out]`` where there is a fifth one. Values and
+            weight may be float16, each for itself.
         attributes: ``unit_values``: 1 where all values are 1.
 
     Returns:
-        ``[T, B, out]``.
+        ``[T, B, out]`` of the values' type.
     """
     from snnipu.ops.sparse_linear import SparseLinear
 
@@ -382,7 +404,7 @@ def sparse_linear(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Seq
     _expect("SparseLinear", inputs, names, attributes, "unit_values")
     ids, values, counts, weight = inputs[:4]
     bias = inputs[4] if len(inputs) == 5 else None
-    return [SparseLinear.apply(values, weight, bias, ids.int(), counts.int())]
+    return [SparseLinear.apply(_wide(values), _wide(weight), bias, ids.int(), counts.int()).to(values.dtype)]
 
 
 def lif_sequence(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:

@@ -308,6 +308,123 @@ def test_a_network_learns_on_the_library(monkeypatch, planned):
     assert losses[0][-1] < losses[0][0]
 
 
+class Classifier(nn.Module):
+    """Three event-driven layers that tell which third of the inputs is active."""
+
+    def __init__(self, kind):
+        super().__init__()
+        torch.manual_seed(0)
+        sizes, more = [24, 20, 16, 3], {"input_scale": 2.0, "bias": True}
+        if kind == "one operator":
+            self.layers = snn.SparseNetwork(sizes, beta=0.9, max_spikes=[12, 10, 8, 3], **more)
+        else:
+            self.layers = nn.Sequential(
+                *(
+                    snn.SparseLeaky(a, b, beta=0.9, max_spikes=slots, path="sparse", **more)
+                    for a, b, slots in zip(sizes, sizes[1:], (10, 8, 3))
+                )
+            )
+
+    def forward(self, x, labels):
+        counts = self.layers(x).spike_count()
+        return counts, poptorch.identity_loss(nn.functional.cross_entropy(counts, labels), "none")
+
+
+@needs_library
+@pytest.mark.parametrize("kind", ["one operator", "operators of each layer"])
+def test_three_layers_learn_on_the_library(monkeypatch, kind):
+    """Gradients reach every weight: the loss falls, and the training is the host's, step by step."""
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:16")
+    torch.manual_seed(3)
+    labels = torch.arange(12) % 3
+    rate = 0.05 + 0.4 * nn.functional.one_hot(labels, 3).float().repeat_interleave(8, dim=1)
+    x = (torch.rand(8, 12, 24) < rate).float()
+    runs = []
+    for options in (on_model(), poptorch.Options()):
+        net = Classifier(kind)
+        before = {name: weight.detach().clone() for name, weight in net.named_parameters() if "weight" in name}
+        model = poptorch.trainingModel(net, options, poptorch.optim.Adam(net.parameters(), lr=0.02))
+        losses = [float(model(x, labels)[1]) for _ in range(25)]
+        assert len(before) == 3
+        for name, weight in before.items():
+            assert float((net.get_parameter(name).detach() - weight).abs().max()) > 0.05, name
+        runs.append((losses, net, model))
+    (losses, made, model), (wanted, expected, _) = runs
+    assert losses[-1] < 0.5 * losses[0]
+    assert losses == pytest.approx(wanted, rel=1e-5)
+    for (name, weight), other in zip(made.named_parameters(), expected.parameters()):
+        torch.testing.assert_close(weight, other, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+    ran = {entry["operator"] for entry in model.ipuModelReport()}
+    assert ("SparseNetwork (gradient)" in ran) == (kind == "one operator")
+    assert ("SparseLinear (gradient)" in ran) == (kind != "one operator")
+
+
+@needs_library
+def test_weights_in_half(monkeypatch):
+    """They stay in float16 on the tiles, and so does their gradient; all else is as on the host."""
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:16")
+    torch.manual_seed(2)
+    x = (torch.rand(7, 3, 20) < 0.4).float()
+    results = []
+    for options in (on_model(), poptorch.Options()):
+        net = Events("network")
+        before = []
+        for layer in net.layers.layers:
+            layer.weight.data = layer.weight.data.half()
+            before.append(layer.weight.detach().clone())
+        model = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=0.5))
+        results.append((model(x)[0], net.layers.layers, before))
+    (counts, layers, before), (wanted, expected, _) = results
+    assert torch.equal(counts, wanted)
+    for layer, other, old in zip(layers, expected, before):
+        assert layer.weight.dtype == torch.float16
+        step = float((other.weight.detach() - old).abs().max())
+        assert step > 0
+        # The gradient, a sum in float32, and the weight are rounded: a unit in the last place of either.
+        torch.testing.assert_close(layer.weight, other.weight, rtol=2.0**-10, atol=2.0**-10 * step)
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_operators_on_spike_ids_by_name(monkeypatch, dtype):
+    """``poptorch.custom_op`` itself, on the model and on the host: the same shapes, types and values."""
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:8")
+    surrogate = {"surrogate": 3, "surrogate_a": 2.0, "surrogate_b": 0.0}
+    select = {"capacity": 5, "rotate": 0, "has_grad_threshold": 0, "grad_threshold": 0.0, **surrogate}
+
+    def op(name, inputs, examples, **attributes):
+        return poptorch.custom_op(inputs, name, "ai.snnipu", 1, examples, attributes=attributes)
+
+    class Chain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.weight = nn.Parameter(torch.randn(6, 9).to(dtype))
+
+        def forward(self, x):
+            slots, counts = x.new_empty(4, 3, 5), torch.empty(4, 3, 2)
+            made = [torch.empty(4, 3, 5), slots, counts, counts]
+            ids, values, found, _ = op("DenseToSparse", [x], made, capacity=5, rotate=0)
+            (current,) = op("SparseLinear", [ids, values, found, self.weight], [x.new_empty(4, 3, 6)], unit_values=0)
+            spikes = op("SelectSpikes", [current, torch.full((1,), 0.5)], made, **select)
+            (dense,) = op("SparseToDense", spikes[:3], [x.new_empty(4, 3, 6)], num_neurons=6)
+            return (ids, values, current, *spikes, dense, poptorch.identity_loss(dense.float().sum(), "none"))
+
+    torch.manual_seed(1)
+    x = (torch.randn(4, 3, 9) * (torch.rand(4, 3, 9) < 0.5)).to(dtype)
+    results = []
+    for options in (on_model(), poptorch.Options()):
+        net = Chain()
+        model = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=1.0))
+        results.append((model(x), net.weight.detach().clone(), Chain().weight.detach()))
+    (outputs, weight, before), (wanted, other, _) = results
+    assert not torch.equal(weight, before)
+    for got, expected in zip(outputs, wanted):
+        assert got.dtype == expected.dtype
+        torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(weight, other)
+
+
 @needs_library
 def test_layers_without_delay_run_one_by_one(monkeypatch):
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:8")
