@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from snnipu.backends.triton import check_launch, exact, on_device
+from snnipu.backends import triton as backend
 from snnipu.backends.triton.sparse_linear import (
     add_weights,
     dot_block,
@@ -355,7 +355,7 @@ def sparse_lif_sequence_fwd(
     store_mem: bool,
 ) -> ForwardResult:
     """CUDA kernel of ``snnipu::sparse_lif_sequence_fwd``."""
-    device = check_launch(ids, values, counts, weight, bias, recurrent_weight, beta, threshold)
+    device = backend.check_launch(ids, values, counts, weight, bias, recurrent_weight, beta, threshold)
     beta, threshold = beta.contiguous(), threshold.contiguous()
     steps, batch, _ = ids.shape
     neurons = weight.shape[0]
@@ -368,11 +368,11 @@ def sparse_lif_sequence_fwd(
         "BETAS": beta.numel() > 1,
         "THRESHOLDS": threshold.numel() > 1,
         **sizes,
-        **exact(),
+        **backend.exact(),
     }
     if recurrent_weight is None:
         if mem.numel():
-            with on_device(device):
+            with backend.on_device(device):
                 membranes_kernel[(batch * blocks,)](
                     mem, fired, beta, threshold, steps, batch, neurons, fired.shape[2], **options
                 )
@@ -384,7 +384,7 @@ def sparse_lif_sequence_fwd(
         made = Selection(mem, threshold, grad_threshold, offered, rotate, slot_x=True)
         packed = packed_weight(recurrent_weight)
         for t in range(steps if batch else 0):
-            with on_device(device):
+            with backend.on_device(device):
                 recurrent_step_kernel[(batch * blocks,)](
                     mem,
                     fired,
@@ -438,19 +438,20 @@ def sparse_lif_sequence_bwd(
     need_threshold: bool,
 ) -> BackwardResult:
     """CUDA kernel of ``snnipu::sparse_lif_sequence_bwd``; empty where not needed."""
-    device = check_launch(grad, ids, values, counts, weight, beta, threshold, ids_out, counts_out, slot_mem, fired)
+    device = backend.check_launch(
+        grad, ids, values, counts, weight, beta, threshold, ids_out, counts_out, slot_mem, fired
+    )
     grad, slot_mem, fired, mem = grad.contiguous(), slot_mem.contiguous(), fired.contiguous(), mem.contiguous()
     ids_out, counts_out = ids_out.contiguous(), counts_out.contiguous()
     beta, threshold = beta.contiguous(), threshold.contiguous()
     steps, batch, _ = ids.shape
     neurons, inputs = weight.shape
     slots = ids_out.shape[2]
-    sums = weight.new_zeros((4, batch, neurons))
-    carry, sum_grad, sum_beta, sum_threshold = sums
+    carry, sum_grad, sum_beta, sum_threshold = (weight.new_zeros((batch, neurons)) for _ in range(4))
     blocks, sizes = _blocks(neurons)
 
     def adjoint(dense: torch.Tensor, begin: int, end: int, resume: bool) -> None:
-        with on_device(device):
+        with backend.on_device(device):
             adjoint_kernel[(batch * blocks,)](
                 dense,
                 fired,
@@ -472,7 +473,7 @@ def sparse_lif_sequence_bwd(
                 NEED_BETA=need_beta,
                 RESUME=resume,
                 **sizes,
-                **exact(),
+                **backend.exact(),
             )
 
     if recurrent_weight is None:
@@ -496,7 +497,7 @@ def sparse_lif_sequence_bwd(
         options = dot_block(neurons)
         for t in range(steps - 1, -1, -1) if batch else ():
             if slots:
-                with on_device(device):
+                with backend.on_device(device):
                     recurrent_through_kernel[(batch, triton.cdiv(slots, options["SLOTS"]))](
                         grad,
                         slot_mem,
@@ -517,7 +518,7 @@ def sparse_lif_sequence_bwd(
                         THRESHOLDS=threshold.numel() > 1,
                         DOUBLE=weight.dtype == torch.float64,
                         **options,
-                        **exact(),
+                        **backend.exact(),
                     )
             adjoint(dense, t, t + 1, resume=True)
 

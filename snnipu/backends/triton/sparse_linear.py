@@ -11,9 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
-from snnipu.backends.triton import check_launch, exact, on_device
+from snnipu.backends import triton as backend
 from snnipu.backends.triton.sparse_break_even import break_even
-from snnipu.backends.triton.sparse_maths import block_of, number, scalar, where_all
+from snnipu.backends.triton.sparse_maths import block_of, contracted, number, scalar, where_all
 from snnipu.backends.triton.sparse_select import carried_in_row, sparse_to_dense_bwd, sparse_to_dense_fwd
 
 # A packed row begins at a multiple of so many elements, for loads of 16 bytes.
@@ -256,7 +256,7 @@ def gather_weights(
     delay: int = 0,
 ) -> torch.Tensor:
     """``scale * spikes @ weight.T + bias`` ``[T, B, out]`` of the spikes ``delay`` steps before."""
-    device = check_launch(ids, values, counts, weight, bias)
+    device = backend.check_launch(ids, values, counts, weight, bias)
     ids, values, counts = ids.contiguous(), values.contiguous(), counts.contiguous()
     bias = None if bias is None else bias.contiguous()
     steps, batch, slots = ids.shape
@@ -266,7 +266,7 @@ def gather_weights(
     if rows:
         packed = packed_weight(weight)
         options = _neuron_block(neurons)
-        with on_device(device):
+        with backend.on_device(device):
             gather_weights_kernel[(rows * triton.cdiv(neurons, options["BLOCK"]),)](
                 ids,
                 values,
@@ -285,7 +285,7 @@ def gather_weights(
                 BIAS=bias is not None,
                 DOUBLE=weight.dtype == torch.float64,
                 **options,
-                **exact(),
+                **backend.exact(),
             )
     return out
 
@@ -308,7 +308,7 @@ def grad_weight_of(
     delay: int = 0,
 ) -> torch.Tensor:
     """``scale * grad.T @ spikes`` ``[out, in]``, the spikes being those ``delay`` steps before."""
-    device = check_launch(grad, ids, values, counts)
+    device = backend.check_launch(grad, ids, values, counts)
     grad, ids, values, counts = grad.contiguous(), ids.contiguous(), values.contiguous(), counts.contiguous()
     steps, batch, slots = ids.shape
     neurons = grad.shape[2]
@@ -322,9 +322,9 @@ def grad_weight_of(
         return product if scale == 1 else product.mul_(scale)
     keys = torch.empty_like(ids)
     options = _neuron_block(neurons)
-    with on_device(device):
+    with backend.on_device(device):
         slot_keys_kernel[(steps * batch,)](
-            ids, counts, keys, rows, slots, inputs, BLOCK=block_of(slots, 32, 1024), num_warps=2
+            ids, counts, keys, rows, slots, inputs, BLOCK=block_of(slots, 32, 1024), num_warps=2, **backend.exact()
         )
         # Stable: the spikes of an input stay in the order of their rows.
         keys, order = keys.reshape(-1).sort(stable=True)
@@ -344,7 +344,7 @@ def grad_weight_of(
             SCALE=scale != 1,
             DOUBLE=grad.dtype == torch.float64,
             **options,
-            **exact(),
+            **backend.exact(),
         )
     return out.t().contiguous()
 
@@ -358,7 +358,7 @@ def grad_values_of(
     delay: int = 0,
 ) -> torch.Tensor:
     """``scale * grad @ weight`` ``delay`` steps later, at the carried slots ``[T, B, S]``."""
-    device = check_launch(grad, ids, counts, weight)
+    device = backend.check_launch(grad, ids, counts, weight)
     grad, ids, counts = grad.contiguous(), ids.contiguous(), counts.contiguous()
     steps, batch, slots = ids.shape
     neurons, inputs = weight.shape
@@ -373,7 +373,7 @@ def grad_values_of(
     if out.numel():
         packed = packed_weight(weight, trusted=True)
         options = dot_block(neurons)
-        with on_device(device):
+        with backend.on_device(device):
             grad_values_kernel[(rows, triton.cdiv(slots, options["SLOTS"]))](
                 grad,
                 ids,
@@ -390,6 +390,7 @@ def grad_values_of(
                 SCALE=scale != 1,
                 DOUBLE=grad.dtype == torch.float64,
                 **options,
+                **contracted(),
             )
     return out
 

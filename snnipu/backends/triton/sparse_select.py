@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from snnipu.backends.triton import check_launch, exact, on_device
+from snnipu.backends import triton as backend
 from snnipu.backends.triton.sparse_maths import (
     AS_NEEDED,
     block_of,
@@ -284,7 +284,7 @@ class Selection:
         slot_x: bool = False,
     ) -> None:
         steps, self.batch, self.neurons = x.shape
-        self.device = check_launch(x, threshold)
+        self.device = backend.check_launch(x, threshold)
         self.x, self.rows, self.rotate = x, _rows(x), rotate
         kind = _NONZERO if threshold is None else _ONE_THRESHOLD if grad_threshold is None else _TWO_THRESHOLDS
         self._threshold = x if threshold is None else threshold.contiguous()
@@ -294,7 +294,7 @@ class Selection:
             "PER_NEURON": threshold is not None and threshold.numel() > 1,
             "DOUBLE": x.dtype == torch.float64,
             **_row_block(self.neurons),
-            **exact(),
+            **backend.exact(),
         }
         self.capacity = self._needed() if capacity == AS_NEEDED else capacity
         self.ids = torch.empty((steps, self.batch, self.capacity), dtype=torch.int32, device=x.device)
@@ -308,7 +308,7 @@ class Selection:
         if not self.rows:
             return 0
         found = torch.empty(self.rows, dtype=torch.int32, device=self.x.device)
-        with on_device(self.device):
+        with backend.on_device(self.device):
             found_kernel[(self.rows,)](self.x, self._threshold, self._second, found, self.neurons, **self._options)
         return int(found.max())
 
@@ -316,7 +316,7 @@ class Selection:
         """Fill the slots of these rows."""
         if not rows:
             return
-        with on_device(self.device):
+        with backend.on_device(self.device):
             select_kernel[(rows,)](
                 self.x,
                 self._threshold,
@@ -371,25 +371,29 @@ def sparse_to_dense_fwd(
     ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, num_neurons: int
 ) -> torch.Tensor:
     """CUDA kernel of ``snnipu::sparse_to_dense_fwd``."""
-    device = check_launch(ids, values, counts)
+    device = backend.check_launch(ids, values, counts)
     ids, values, counts = ids.contiguous(), values.contiguous(), counts.contiguous()
     dense = values.new_zeros((*ids.shape[:2], num_neurons))
     if ids.numel():
         slots = ids.shape[2]
-        with on_device(device):
-            scatter_kernel[(_rows(ids),)](ids, values, counts, dense, slots, num_neurons, **slot_block(slots))
+        with backend.on_device(device):
+            scatter_kernel[(_rows(ids),)](
+                ids, values, counts, dense, slots, num_neurons, **slot_block(slots), **backend.exact()
+            )
     return dense
 
 
 def sparse_to_dense_bwd(grad: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """CUDA kernel of ``snnipu::sparse_to_dense_bwd``."""
-    device = check_launch(grad, ids, counts)
+    device = backend.check_launch(grad, ids, counts)
     grad, ids, counts = grad.contiguous(), ids.contiguous(), counts.contiguous()
     values = grad.new_empty(ids.shape)
     if ids.numel():
         slots = ids.shape[2]
-        with on_device(device):
-            gather_kernel[(_rows(ids),)](grad, ids, counts, values, slots, grad.shape[2], **slot_block(slots))
+        with backend.on_device(device):
+            gather_kernel[(_rows(ids),)](
+                grad, ids, counts, values, slots, grad.shape[2], **slot_block(slots), **backend.exact()
+            )
     return values
 
 
@@ -406,14 +410,14 @@ def through_spikes(
     at_slots: bool,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """The gradient behind the spike function: dense ``[T, B, N]``, and at the slots unless the membranes are there."""
-    device = check_launch(grad, mem, threshold, ids, counts)
+    device = backend.check_launch(grad, mem, threshold, ids, counts)
     grad, mem, threshold = grad.contiguous(), mem.contiguous(), threshold.contiguous()
     ids, counts = ids.contiguous(), counts.contiguous()
     dense = mem.new_zeros((*ids.shape[:2], num_neurons))
     through = mem.new_empty(0 if at_slots else ids.shape)
     if ids.numel():
         slots = ids.shape[2]
-        with on_device(device):
+        with backend.on_device(device):
             through_spikes_kernel[(_rows(ids),)](
                 grad,
                 mem,
@@ -430,7 +434,7 @@ def through_spikes(
                 AT_SLOTS=at_slots,
                 STORE=not at_slots,
                 **slot_block(slots),
-                **exact(),
+                **backend.exact(),
             )
     return dense, through
 
