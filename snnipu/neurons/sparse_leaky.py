@@ -8,6 +8,7 @@ from torch import nn
 from snnipu import ops
 from snnipu.backends import popart
 from snnipu.neurons.leaky import Leaky
+from snnipu.neurons.sparse_activity import DeviceActivity
 from snnipu.neurons.sparse_linear import check_features, check_path, choose_path, init_like_linear
 from snnipu.ops._arguments import reset_code
 from snnipu.ops._slots import check_delay, check_max_spikes, overflow_code
@@ -54,7 +55,8 @@ class SparseLeaky(nn.Module):
             :func:`snnipu.ops.select_spikes`.
         recurrent: whether the layer reads its own spikes of the step before, through ``recurrent_weight``.
         path: ``"sparse"``, ``"dense"`` (matrix products over all time steps), or ``"auto"``: whichever is faster at the
-            measured activity of the input. The results are the same, up to the order of the additions.
+            measured activity of the input. The results are the same, up to the order of the additions. On CUDA the
+            activity is that of a few calls before, so that the host need not wait, and a dense tensor stays dense.
 
     Attributes:
         weight: ``[out, in]``.
@@ -108,6 +110,7 @@ class SparseLeaky(nn.Module):
         self.overflow_order = overflow
         self.path = check_path(path)
         self._last: Optional[SparseSpikes] = None
+        self._measured = DeviceActivity()
         self.reset_parameters()
 
     # Set by _register.
@@ -154,7 +157,8 @@ class SparseLeaky(nn.Module):
         if self.recurrent_weight is not None:
             popart.refuse_tracing("SparseLeaky with recurrent=True")
         check_delay(delay)
-        chosen = choose_path(x, self.weight, "sparse" if self.recurrent_weight is not None else self.path)
+        path = "sparse" if self.recurrent_weight is not None else self.path
+        chosen = choose_path(x, self.weight, path, self._measured)
         if isinstance(chosen, SparseSpikes):
             out = ops.sparse_lif_sequence(
                 chosen,
@@ -181,7 +185,7 @@ class SparseLeaky(nn.Module):
         if self.recurrent_weight is not None:
             raise ValueError("membranes: a recurrent layer's membranes depend on its spikes and are not kept")
         check_delay(delay)
-        chosen = choose_path(x, self.weight, self.path)
+        chosen = choose_path(x, self.weight, self.path, self._measured)
         if isinstance(chosen, SparseSpikes):
             current = ops.sparse_linear(chosen, self.weight)
         else:

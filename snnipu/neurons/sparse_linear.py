@@ -7,14 +7,17 @@ import torch
 from torch import nn
 
 from snnipu import ops
-from snnipu.backends import popart
+from snnipu.backends import backend_for, popart
+from snnipu.backends.triton.sparse_break_even import break_even
+from snnipu.neurons.sparse_activity import DeviceActivity
 from snnipu.ops.dense_to_sparse import dense_argument
 from snnipu.spikes import SparseSpikes
 
 DenseOrSparse = Union[torch.Tensor, SparseSpikes]
 PATHS = ("auto", "sparse", "dense")
-# Share of the input neurons that spike in a step, from which on `path="auto"` takes the dense product. Where forward
-# and backward pass together cost the same: measured by `bench sparse`, see docs/how-to/choose-caps-and-thresholds.md.
+# Share of the input neurons that spike in a step, from which on `path="auto"` takes the dense product on a CPU. Where
+# forward and backward pass together cost the same: measured by `bench sparse`, see
+# docs/how-to/choose-caps-and-thresholds.md. A GPU's is in snnipu/backends/triton/sparse_break_even.py.
 BREAK_EVEN = 0.3
 
 
@@ -34,11 +37,28 @@ def check_features(name: str, value: object) -> int:
     return value
 
 
-def choose_path(x: DenseOrSparse, weight: torch.Tensor, path: str) -> DenseOrSparse:
+def _compiling() -> bool:
+    return bool(getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)())
+
+
+def _dense_on_gpu(x: SparseSpikes, weight: torch.Tensor, measured: DeviceActivity) -> bool:
+    """Whether the matrix product is the faster on a GPU, told without waiting for ``x``."""
+    if _compiling():
+        return False
+    if backend_for("sparse_linear", x.device) != "triton":
+        return True
+    limit = break_even(weight.dtype)
+    # Where there is no room for more spikes, nothing needs to be measured.
+    return x.capacity > limit * x.num_neurons and measured.of(x) > limit
+
+
+def choose_path(x: DenseOrSparse, weight: torch.Tensor, path: str, measured: DeviceActivity) -> DenseOrSparse:
     """The input of a layer with this weight in the form whose product is to be computed: a dense tensor, or spikes.
 
     ``auto``: spikes where fewer than ``BREAK_EVEN`` of the input neurons spike in a step. A dense tensor that needs a
-    gradient stays dense, as the gradient of its zeros would be lost; so does one without data.
+    gradient stays dense, as the gradient of its zeros would be lost; so does one without data. On CUDA nothing is
+    counted that the host would have to wait for: a dense tensor stays dense, and of spikes the activity of some calls
+    ago decides, which ``measured``, the layer's own, tells.
     """
     in_features = weight.shape[1]
     # A compiled graph cannot look at the data: spikes stay spikes, and a dense tensor stays one.
@@ -47,6 +67,8 @@ def choose_path(x: DenseOrSparse, weight: torch.Tensor, path: str) -> DenseOrSpa
         if x.num_neurons != in_features:
             raise ValueError(f"x must be spikes of in_features={in_features} neurons, got {x.num_neurons}")
         _check_device(x, weight)
+        if path == "auto" and x.device.type == "cuda" and not compiled:
+            return x.to_dense() if _dense_on_gpu(x, weight, measured) else x
         countable = path == "auto" and x.device.type != "meta" and not compiled
         return x.to_dense() if path == "dense" or (countable and x.activity > BREAK_EVEN) else x
     x = dense_argument("x", x)
@@ -55,7 +77,7 @@ def choose_path(x: DenseOrSparse, weight: torch.Tensor, path: str) -> DenseOrSpa
     _check_device(x, weight)
     if path == "dense":
         return x
-    if path == "auto" and (compiled or x.requires_grad or x.device.type == "meta"):
+    if path == "auto" and (compiled or x.requires_grad or x.device.type in ("meta", "cuda")):
         return x
     if path == "auto" and int(torch.count_nonzero(x)) > BREAK_EVEN * x.numel():
         return x
@@ -86,7 +108,8 @@ class SparseLinear(nn.Linear):
         out_features: size of the output.
         bias: whether to add a learnable bias.
         path: ``"sparse"``, ``"dense"`` (a matrix product over all time steps at once), or ``"auto"``: whichever is
-            faster at the measured activity of the input.
+            faster at the measured activity of the input; on CUDA that of a few calls before, and a dense tensor stays
+            dense.
 
     Raises:
         TypeError, ValueError: the message names the argument.
@@ -97,10 +120,11 @@ class SparseLinear(nn.Linear):
             check_features("in_features", in_features), check_features("out_features", out_features), bias=bias
         )
         self.path = check_path(path)
+        self._measured = DeviceActivity()
 
     def forward(self, x: Union[torch.Tensor, SparseSpikes]) -> torch.Tensor:  # type: ignore[override]
         """``x``: SparseSpikes, or a dense ``[T, B, in]`` -> ``[T, B, out]``."""
-        chosen = choose_path(x, self.weight, self.path)
+        chosen = choose_path(x, self.weight, self.path, self._measured)
         if isinstance(chosen, SparseSpikes):
             return ops.sparse_linear(chosen, self.weight, self.bias)
         return nn.functional.linear(chosen.to(self.weight.dtype), self.weight, self.bias)

@@ -188,7 +188,8 @@ class SparseNetwork(nn.Module):
         limit = self.max_input_spikes
         if isinstance(x, SparseSpikes):
             return x if limit is None or x.capacity <= limit else x.limit(limit, overflow=self.overflow_order)
-        chosen = choose_path(x, self.layers[0].weight, self.path if limit is None else "dense")
+        first = self.layers[0]
+        chosen = choose_path(x, first.weight, self.path if limit is None else "dense", first._measured)
         if limit is not None and isinstance(chosen, torch.Tensor):
             return ops.dense_to_sparse(chosen, limit, overflow=self.overflow_order)
         return chosen

@@ -1,0 +1,117 @@
+"""What a layer on a GPU knows of its input's activity; the copies to the host are replaced, no GPU is needed."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from oracle import random_spikes
+
+import snnipu
+from snnipu.backends.triton import sparse_break_even
+from snnipu.neurons import sparse_activity, sparse_linear
+from snnipu.neurons.sparse_activity import EVERY, LATER, DeviceActivity
+
+
+class Copied:
+    """An event that notes when it is waited for."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def synchronize(self):
+        self.log.append("waited")
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+    class Here(DeviceActivity):
+        def __init__(self):
+            super().__init__()
+            self.log = []
+
+        def _ask(self, spikes):
+            self.log.append("asked")
+            return sparse_activity._Pending(
+                spikes.counts[..., 0].sum(), Copied(self.log), spikes.shape.numel(), self._calls + LATER
+            )
+
+    return Here()
+
+
+def spikes_of(rate, slack=2):
+    torch.manual_seed(0)
+    return random_spikes(5, 4, 40, rate, 0.1, slack=slack)
+
+
+def test_measured_now_and_then_and_told_later(measured):
+    often, seldom = spikes_of(0.4), spikes_of(0.1, slack=20)
+    most = often.capacity / 40
+    assert most < 1
+    assert [measured.of(often) for _ in range(LATER)] == [most] * LATER
+    assert measured.log == ["asked"]
+    assert [measured.of(seldom) for _ in range(LATER, EVERY)] == [often.activity] * (EVERY - LATER)
+    assert measured.log == ["asked", "waited"]
+    assert [measured.of(seldom) for _ in range(LATER)] == [often.activity] * LATER
+    assert measured.of(seldom) == seldom.activity
+    assert measured.log == ["asked", "waited"] * 2
+
+
+def test_never_more_than_there_is_room_for(measured):
+    often, few = spikes_of(0.4), spikes_of(0.01, slack=0)
+    for _ in range(LATER + 1):
+        measured.of(often)
+    assert measured.of(few) == few.capacity / 40
+    assert measured.of(spikes_of(0.5, slack=100)) <= 1
+
+
+def test_nothing_is_measured_during_capture_or_without_samples(measured, monkeypatch):
+    measured.of(spikes_of(0.4)[:, :0])
+    assert measured.log == []
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    for _ in range(2 * EVERY):
+        assert measured.of(spikes_of(0.4)) == spikes_of(0.4).capacity / 40
+    assert measured.log == []
+
+
+def test_copies_know_nothing(measured):
+    measured.of(spikes_of(0.4))
+    for other in (copy.deepcopy(measured), pickle.loads(pickle.dumps(DeviceActivity()))):
+        assert (other._calls, other._pending, other._known) == (0, None, None)
+    layer = snnipu.SparseLinear(3, 2)
+    layer._measured._known = 0.5
+    assert copy.deepcopy(layer)._measured._known is None
+
+
+@pytest.mark.parametrize(("precision", "share"), [("ieee", 0.05), ("tf32", 0.008)])
+def test_choice_on_a_gpu(precision, share, measured, monkeypatch):
+    """By the break-even of the matrix product as it would be computed."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    try:
+        matmul.allow_tf32 = precision == "tf32"
+        weight = torch.ones(3, 40)
+        monkeypatch.setattr(sparse_linear, "backend_for", lambda *_: "triton")
+        measured._known = share
+        assert not sparse_linear._dense_on_gpu(spikes_of(0.4), weight, measured)
+        measured._known, measured._pending = 2 * share, None
+        assert sparse_linear._dense_on_gpu(spikes_of(0.4), weight, measured)
+        # Too few slots for so many spikes: nothing is measured.
+        calls = measured._calls
+        little = snnipu.SparseSpikes(
+            torch.zeros(1, 1, 1, dtype=torch.int32), torch.ones(1, 1, 1), torch.ones(1, 1, 2, dtype=torch.int32), 1000
+        )
+        assert not sparse_linear._dense_on_gpu(little, weight, measured)
+        assert measured._calls == calls
+        monkeypatch.setattr(sparse_linear, "backend_for", lambda *_: "reference")
+        assert sparse_linear._dense_on_gpu(little, weight, measured)
+    finally:
+        matmul.allow_tf32 = before
+
+
+def test_sixteen_bit_products_break_even_earlier(monkeypatch):
+    assert sparse_break_even.break_even(torch.float64) == sparse_break_even.DOUBLE
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda: True)
+    assert sparse_break_even.break_even(torch.float32) == sparse_break_even.HALF
