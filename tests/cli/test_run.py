@@ -97,7 +97,14 @@ def snnipu(repository, tmp_path):
     def start(*arguments):
         command = [sys.executable, "-m", "snnipu", "run", *arguments]
         return subprocess.Popen(
-            command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # A shell's background job has Ctrl-C ignored, and hands that on.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     return start
