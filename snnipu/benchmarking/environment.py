@@ -54,10 +54,15 @@ def record(device: torch.device, dtype: torch.dtype) -> Dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "compute_capability": ".".join(map(str, torch.cuda.get_device_capability(device)))
+        if device.type == "cuda"
+        else None,
         "backends": {op: backend_for(op, device) for op in sorted(ops.__all__)},
         "versions": {
             "snnipu": snnipu.__version__,
             "torch": str(torch.__version__),
-            **{name: package_version(name) for name in ("snntorch", "spikingjelly", "norse", "numpy", "triton")},
+            **{
+                name: package_version(name) for name in ("snntorch", "spikingjelly", "norse", "numpy", "triton", "cupy")
+            },
         },
     }

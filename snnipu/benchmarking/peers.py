@@ -4,12 +4,13 @@ snnTorch is a dependency of snnipu; the others are optional and are only importe
 """
 
 import importlib
+import inspect
 import math
 import os
 import shutil
 import time
 import warnings
-from typing import Any, Callable, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import torch
 
@@ -20,6 +21,7 @@ PEERS = {
     "compile": "the same snnTorch loop under torch.compile",
     "spikingjelly": "SpikingJelly's multi-step LIFNode",
     "norse": "norse's LIFBoxCell over the sequence",
+    "copy": "a copy of as many bytes as the work reads and writes at least: the floor of memory",
 }
 
 Rule = Callable[[torch.Tensor, torch.Tensor], Tuple[torch.Tensor, torch.Tensor]]
@@ -39,10 +41,23 @@ def _import(module: str, package: str) -> Any:
         raise Unavailable(f"installed, but its import fails: {type(cause).__name__}: {cause}") from error
 
 
-def spikingjelly_lif(beta: float, store_v_seq: bool = False) -> Any:
-    """SpikingJelly's ``LIFNode`` with snnTorch's recurrence: no input decay, soft detached reset, ATan(2) surrogate."""
+def spikingjelly_lif(beta: float, store_v_seq: bool = False, backend: Optional[str] = None) -> Any:
+    """SpikingJelly's ``LIFNode`` with snnTorch's recurrence: no input decay, soft detached reset, ATan(2) surrogate.
+
+    ``backend``: ``"cupy"`` or ``"triton"``, of a SpikingJelly whose neurons have that argument; None: its default.
+    """
     neuron = _import("spikingjelly.activation_based.neuron", "spikingjelly")
     surrogate = _import("spikingjelly.activation_based.surrogate", "spikingjelly")
+    chosen = {}
+    if backend is not None:
+        if "backend" not in inspect.signature(neuron.LIFNode.__init__).parameters:
+            raise Unavailable(
+                "this SpikingJelly chooses its kernels itself, see its first row: "
+                "SJ_LIF_CUDA_IMPLEMENTATION=triton (or cuda, torch) in the environment chooses for it"
+            )
+        if backend == "cupy":
+            _import("cupy", "cupy")
+        chosen["backend"] = backend
     return neuron.LIFNode(
         tau=1 / (1 - beta),
         decay_input=False,
@@ -52,6 +67,7 @@ def spikingjelly_lif(beta: float, store_v_seq: bool = False) -> Any:
         detach_reset=True,
         step_mode="m",
         store_v_seq=store_v_seq,
+        **chosen,
     )
 
 
@@ -152,6 +168,10 @@ def compiled(function: Callable[..., Any], device: torch.device) -> Callable[...
         return torch.compile(function, fullgraph=True)
     except RuntimeError as error:  # this Python, or this system, is one that this PyTorch cannot compile on
         raise Unavailable(f"torch.compile: {error}") from error
+
+
+# The time to compile a loop grows with its steps: longer ones are compiled step by step.
+LONGEST_COMPILED_LOOP = 50
 
 
 def compile_seconds(run: Callable[[], Any]) -> float:

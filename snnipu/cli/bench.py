@@ -1,6 +1,7 @@
 """``python -m snnipu bench``: snnipu beside its peers, in one run."""
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -24,6 +25,7 @@ DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
+SIZES = ("steps", "batch_size", "neurons")
 PROGRESS = "{desc}: {bar:30} round {n} of {total} [{elapsed}]"
 SWEEP_PROGRESS = "{desc}: {bar:30} {n} of {total} points done [{elapsed}<{remaining}]"
 FULL = {"steps": 25, "batch_size": 128, "neurons": 1000, "repeats": 20, "min_seconds": 5.0}
@@ -147,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--chart", type=_output_path(*chart.FORMATS), metavar="FILE.png", help="draw the results (.png, .svg or .pdf)")
     add("--markdown", action="store_true", help="print Markdown tables")
     add("--device", type=_device, default=torch.device("cpu"), metavar="{cpu,cuda}", help="where to run (default: cpu)")
-    add("--dtype", choices=list(DTYPES), default="float32", help="element type (default: float32)")
+    add("--dtype", choices=list(DTYPES), help="element type (default: float32)")
     add("--peers", type=_peers, default=list(PEERS), metavar="LIST", help="comma-separated; default: all; or none")
     add("--threads", type=_positive_integer, metavar="N", help="CPU threads (default: PyTorch's)")
     add("--steps", type=_positive_integer, metavar="T", help=f"time steps ({_default('steps')})")
@@ -247,19 +249,21 @@ def _run(arguments: argparse.Namespace) -> Tuple[List[CaseResult], List[SweepRes
             print(f"{name} is left out: {why}\n")
             continue
         settings = _settings(arguments, module)
-        with tqdm(
-            total=_values(arguments, module)["repeats"], bar_format=PROGRESS, file=sys.stderr, leave=False
-        ) as progress:
-            results.append(
-                _run_case(
-                    arguments,
-                    name,
-                    settings,
-                    resident=_resident(arguments, name, settings),
-                    on_stage=progress.set_description,
-                    on_round=progress.update,
+        tables = module.variants(settings) if arguments.any_variant and hasattr(module, "variants") else [settings]
+        for table in tables:
+            with tqdm(
+                total=_values(arguments, module)["repeats"], bar_format=PROGRESS, file=sys.stderr, leave=False
+            ) as progress:
+                results.append(
+                    _run_case(
+                        arguments,
+                        name,
+                        table,
+                        resident=_resident(arguments, name, table),
+                        on_stage=progress.set_description,
+                        on_round=progress.update,
+                    )
                 )
-            )
     return results, []
 
 
@@ -284,6 +288,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the benchmarks that ``argv`` asks for; returns the exit status."""
     parser = _parser()
     arguments = parser.parse_args(argv)
+    as_it_comes = arguments.dtype is None and not arguments.quick
+    arguments.any_variant = as_it_comes and all(getattr(arguments, name) is None for name in SIZES)
+    arguments.dtype = arguments.dtype or "float32"
     if arguments.chart:
         try:
             require("matplotlib.figure", "bench", "a chart")
@@ -302,8 +309,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     try:
         if arguments.threads:
             torch.set_num_threads(arguments.threads)
-        environment = record(arguments.device, DTYPES[arguments.dtype])
-        results, sweeps = _run(arguments)
+        with torch.cuda.device(arguments.device) if arguments.device.type == "cuda" else contextlib.nullcontext():
+            environment = record(arguments.device, DTYPES[arguments.dtype])
+            results, sweeps = _run(arguments)
     finally:
         torch.set_num_threads(threads_before)
 

@@ -3,7 +3,7 @@ import torch
 
 import snnipu
 from snnipu.benchmarking import Settings, Unavailable, cases, peers, run_case
-from snnipu.benchmarking.cases import lif, network
+from snnipu.benchmarking.cases import layer, lif, network
 
 SMALL = {"steps": 6, "batch_size": 3, "neurons": 20}
 
@@ -50,6 +50,55 @@ def test_lif_is_exact(name, dtype):
     assert result.errors["spikes_differing"] == 0
 
 
+@pytest.mark.parametrize("name", ["snnipu", "snntorch"])
+def test_layer_is_exact(name):
+    result = check(layer.build(Settings(**SMALL)), name)
+    assert result.passed, result.detail
+    assert result.against == "snnTorch"
+    assert result.errors["spikes_differing"] == 0
+
+
+@pytest.mark.parametrize("neurons", [20, 512])
+def test_layer_spikes(neurons):
+    """Neither silent nor always on, whatever its size."""
+    spk, _ = build(layer.build(Settings(steps=20, batch_size=2, neurons=neurons)), "snnipu").step()
+    assert 0.005 < spk.mean() < 0.3
+
+
+def test_wrong_layer_is_red(monkeypatch):
+    sequence = snnipu.Leaky.sequence
+    monkeypatch.setattr(snnipu.Leaky, "sequence", lambda self, x, mem=None: sequence(self, 1.01 * x, mem))
+    assert not check(layer.build(Settings(steps=20, batch_size=2, neurons=64)), "snnipu").passed
+
+
+@pytest.mark.parametrize("module", [lif, layer])
+def test_tables_where_no_sizes_are_asked_for(module):
+    settings = Settings()
+    assert module.variants(settings) == [settings]
+    tables = module.variants(Settings(device=torch.device("cuda")))
+    assert len(tables) > 1
+    assert len(set(tables)) == len(tables)
+    assert all(table.dtype in module.DTYPES and table.device.type == "cuda" for table in tables)
+
+
+def test_copy_moves_six_sequences():
+    x = torch.randn(3, 4, 5)
+    workload = lif.copy_of_least_traffic(x)
+    assert workload.check().passed
+    copied = workload.step()
+    # Each is read once and written once.
+    assert 2 * copied.numel() == 6 * x.numel()
+    assert all(torch.equal(part, x) for part in copied)
+
+
+def test_long_loop_is_compiled_by_steps(monkeypatch):
+    monkeypatch.setattr(peers, "LONGEST_COMPILED_LOOP", 1)
+    case = lif.build(Settings(steps=3, batch_size=2, neurons=5))
+    assert "snnTorch step, torch.compile" in [contender.label for contender in case.contenders]
+    result = check(case, "compile")
+    assert result.passed, result.detail
+
+
 @pytest.mark.parametrize("name", ["snnipu-loop", "snnipu-multistep", "snntorch", "snntorch-hoisted"])
 def test_network_is_the_same_training(name):
     result = check(network.build(Settings(**SMALL)), name)
@@ -58,7 +107,14 @@ def test_network_is_the_same_training(name):
 
 
 @pytest.mark.parametrize(
-    ("case", "dtype"), [(lif, torch.float32), (lif, torch.float64), (lif, torch.bfloat16), (network, torch.float32)]
+    ("case", "dtype"),
+    [
+        (lif, torch.float32),
+        (lif, torch.float64),
+        (lif, torch.bfloat16),
+        (layer, torch.float32),
+        (network, torch.float32),
+    ],
 )
 @pytest.mark.parametrize("peer", ["spikingjelly", "norse"])
 def test_peers_follow_their_rules(case, peer, dtype):

@@ -106,5 +106,36 @@ def test_compile_without_compiler(monkeypatch, tmp_path):
 
 
 def test_every_peer_has_a_summary():
-    assert set(PEERS) == {"snntorch", "compile", "spikingjelly", "norse"}
+    assert set(PEERS) == {"snntorch", "compile", "spikingjelly", "norse", "copy"}
     assert all(PEERS.values())
+
+
+class NewNode:
+    def __init__(self, tau, **keywords):
+        self.given = keywords
+
+
+class OldNode:
+    def __init__(self, tau, backend="torch", **keywords):
+        self.given = {"backend": backend, **keywords}
+
+
+@pytest.mark.parametrize("node", [NewNode, OldNode])
+def test_spikingjelly_backend(node, monkeypatch):
+    """It reaches a SpikingJelly that has such an argument; another tells what to do."""
+
+    class Package:
+        LIFNode = node
+
+        @staticmethod
+        def ATan(alpha):
+            return alpha
+
+    monkeypatch.setattr(peers, "_import", lambda module, package: Package)
+    assert "backend" not in peers.spikingjelly_lif(0.9).given or node is OldNode
+    if node is OldNode:
+        assert peers.spikingjelly_lif(0.9, backend="triton").given["backend"] == "triton"
+        assert peers.spikingjelly_lif(0.9).given["backend"] == "torch"
+    else:
+        with pytest.raises(Unavailable, match="chooses its kernels itself"):
+            peers.spikingjelly_lif(0.9, backend="triton")

@@ -5,6 +5,7 @@ A module has ``SUMMARY`` (one line for ``--help``), ``DTYPES`` (the element type
 
 * ``DEVICES``: the types of device that it can run on, where not all;
 * ``FULL`` and ``QUICK``: its own defaults in place of the command's, without and with ``--quick``;
+* ``variants(settings) -> List[Settings]``: the tables it has where the command was asked for no sizes and no type;
 * ``sweep(settings, ...) -> Sweep``: what the command runs when it is asked for this case alone.
 """
 
