@@ -131,6 +131,16 @@ def test_every_neuron_carries_gradient():
     check(machine(16), *network(slots=(12, 37, 21, 10), has_grad_threshold=[0, 0, 0]))
 
 
+def test_ids_in_any_order():
+    """A user's input need not ascend."""
+    (ids, values, counts), parameters, attributes = network(unit=False)
+    for t in range(T):
+        count = int(counts[t, 0, 0])
+        ids[t, 0, :count] = ids[t, 0, :count].flip(0)
+        assert count > 2
+    check(machine(16), (ids, values, counts), parameters, attributes)
+
+
 def test_without_the_gradient_of_the_input():
     check(machine(16), *network(input_gradient=0))
 

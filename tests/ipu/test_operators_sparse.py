@@ -127,6 +127,41 @@ def test_sparse_linear_in_pieces():
     torch.testing.assert_close(got[3], grad_weight, rtol=1e-5, atol=1e-4)
 
 
+def test_ids_in_any_order():
+    """A user's spikes need not ascend: workers then look at all of them."""
+    ids, values, counts = spikes(unit=False)
+    shuffled = (0, 1), (1, 3), (3, 4)
+    torch.manual_seed(1)
+    for t, b in shuffled:
+        count = int(counts[t, b, 0])
+        order = torch.randperm(count)
+        ids[t, b, :count], values[t, b, :count] = ids[t, b, order], values[t, b, order]
+        assert count > 3
+        assert not torch.equal(order, torch.arange(count))
+    weight, grad = torch.randn(37, N), torch.randn(T, B, 37)
+    inputs = [*as_floats(ids, values, counts), weight]
+    made = torch.ops.snnipu.sparse_linear_fwd(ids, values, counts, weight, None)
+    got = backward(machine(4), "SparseLinear", inputs, {"unit_values": 0}, [made], [grad])
+    wanted = torch.ops.snnipu.sparse_linear_bwd(grad, ids, values, counts, weight, True, True, False)
+    torch.testing.assert_close(got[1], wanted[0], rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(got[3], wanted[1], rtol=1e-5, atol=2e-5)
+
+
+def test_rows_are_spread_over_groups_of_tiles():
+    """Few neurons: every tile works on its share of the rows, with a copy of the weights where they are small."""
+    torch.manual_seed(0)
+    model = machine(0, options=())
+    for inputs, tiles in ((50, 1200), (30000, 5)):
+        x = (torch.rand(10, 150, inputs) < 8 / inputs).float()
+        ids, values, counts, _ = torch.ops.snnipu.dense_to_sparse_fwd(x, 12, False)
+        arguments = [*as_floats(ids, values, counts), torch.randn(10, inputs)]
+        (made,) = forward(model, "SparseLinear", arguments, {"unit_values": 1})
+        assert torch.equal(made, torch.ops.snnipu.sparse_linear_fwd(ids, values, counts, arguments[3], None))
+        steps = [step for step in model.programs()[-1].report()["steps"] if step["name"].endswith("forward")]
+        assert min(step["tiles"] for step in steps) >= tiles
+        assert (max(step["tiles"] for step in steps) == tiles) == (inputs == 30000)
+
+
 def test_ids_out_of_range_stay_in_memory():
     """Nothing checks ids on an IPU: they are held to the neurons there are, NaN to 0."""
     ids = torch.tensor([[[-5.0, 1e9, float("nan")]]])
