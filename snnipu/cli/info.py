@@ -14,6 +14,7 @@ import snnipu
 from snnipu import backends, ops
 from snnipu._dropin import is_installed
 from snnipu.backends import host
+from snnipu.ipu import build, model
 
 _OPTIONAL = ("poptorch", "triton", "torchvision", "sklearn", "matplotlib", "spikingjelly", "norse")
 # Import name -> name of its distribution, where the two differ.
@@ -27,14 +28,24 @@ def _version(module: str) -> Optional[str]:
         return "installed, version unknown" if is_installed(module) else None
 
 
+def _ipu() -> Dict[str, Any]:
+    library = build.library_path()
+    missing = []
+    if not is_installed("poptorch"):
+        missing.append("PopTorch is not installed")
+    if not library.is_file():
+        missing.append(f"no PopART operators in {build.searched()}; with the Poplar SDK, `{build.COMMAND}` builds them")
+    return {"available": not missing, "reason": "; ".join(missing) or None}
+
+
 def _backends() -> Dict[str, Dict[str, Any]]:
     cuda = "PyTorch finds no CUDA device" if not torch.cuda.is_available() else None
     reasons = [reason for reason in (cuda, backends.why_reference(torch.device("cuda"))) if reason is not None]
-    ipu = "PopTorch is installed" if is_installed("poptorch") else "PopTorch is not installed"
     return {
         "host": {"available": host.library is not None, "reason": host.unavailable_reason},
         "cuda": {"available": not reasons, "reason": "; ".join(reasons) or None},
-        "ipu": {"available": False, "reason": f"snnipu {snnipu.__version__} has no PopART operators; {ipu}"},
+        "ipu": _ipu(),
+        "ipu-model": {"available": model.available(), "reason": model.unavailable_reason()},
         "reference": {"available": True, "reason": None},
     }
 

@@ -10,6 +10,7 @@ import torch
 
 from snnipu.backends import host
 from snnipu.cli import info, main
+from snnipu.ipu import model as ipu_model
 
 
 def test_text_names_every_part(capsys):
@@ -42,6 +43,24 @@ def test_says_why_the_library_is_missing(tmp_path):
     printed = done.stdout.decode()
     assert "host          not available: the native library was not built" in printed
     assert "cpu: reference" in printed
+
+
+def test_says_what_an_ipu_lacks(tmp_path, monkeypatch):
+    monkeypatch.setattr(info, "is_installed", lambda name: False)
+    monkeypatch.setenv("SNNIPU_POPART_LIBRARY", str(tmp_path / "lib.so"))
+    ipu = info.collect()["backends"]["ipu"]
+    assert not ipu["available"]
+    assert ipu["reason"].startswith(f"PopTorch is not installed; no PopART operators in {tmp_path / 'lib.so'}; ")
+    assert "`python -m snnipu build-ipu`" in ipu["reason"]
+    (tmp_path / "lib.so").write_text("")
+    assert info.collect()["backends"]["ipu"]["reason"] == "PopTorch is not installed"
+    monkeypatch.setattr(info, "is_installed", lambda name: name == "poptorch")
+    assert info.collect()["backends"]["ipu"] == {"available": True, "reason": None}
+
+
+def test_ipu_model():
+    found = info.collect()["backends"]["ipu-model"]
+    assert found == {"available": found["reason"] is None, "reason": ipu_model.unavailable_reason()}
 
 
 def test_bad_arguments(tmp_path, capsys):
