@@ -40,25 +40,25 @@ struct Division {
       const std::size_t count = (neurons + lanes - 1) / lanes;
       if (count > tiles)
         continue;
-      const std::size_t wanted = std::min(rows, tiles / count);
-      const std::size_t own = (rows + wanted - 1) / wanted, ways = (rows + own - 1) / own;
-      const double held = static_cast<double>(inputs * lanes);
-      if (share != 0 && held * (weight + (ways > 1 ? 8.0 : 4.0)) > most)
-        continue;
-      // Cycles: spikes that arrive and are worked on, forwards and backwards; weights cleared, fetched and summed.
-      const double spikes = static_cast<double>(own * slots), width = static_cast<double>(lanes);
-      const double cycles = spikes * (28.0 + 9.5 * width) + held * (4.0 + (ways > 1 ? 6.0 + 0.5 * weight : 0.0));
-      if (cycles < least) {
-        least = cycles;
-        share = lanes;
-        groups = ways;
+      const double held = static_cast<double>(inputs * lanes), width = static_cast<double>(lanes);
+      for (const std::size_t wanted : {std::min(rows, tiles / count), std::size_t(1)}) {
+        const std::size_t own = (rows + wanted - 1) / wanted, ways = (rows + own - 1) / own;
+        if (held * (weight + (ways > 1 ? 8.0 : 4.0)) > most)
+          continue;
+        // Cycles: spikes that arrive and are worked on, forwards and backwards; weights cleared, fetched and summed.
+        const double spikes = static_cast<double>(own * slots);
+        const double cycles = spikes * (28.0 + 9.5 * width) + held * (4.0 + (ways > 1 ? 6.0 + 0.5 * weight : 0.0));
+        if (cycles < least) {
+          least = cycles;
+          share = lanes;
+          groups = ways;
+        }
       }
       if (neurons <= lanes)
         break;
     }
-    if (share == 0) {
+    if (share == 0) { // as little to a tile as there is
       blocks = blocksOver(neurons, 0, tiles);
-      groups = 1;
     } else {
       std::vector<std::size_t> counts;
       for (std::size_t first = 0; first < neurons; first += share)
