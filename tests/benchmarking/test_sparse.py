@@ -49,6 +49,61 @@ def test_sums_on_the_grid_are_exact_in_any_order():
     assert not torch.equal(weight.cumsum(1)[:, -1].double(), weight.double().sum(1))
 
 
+def test_grid_survives_tf32():
+    """11 significant bits, and sums that are exact in float32 all the same."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(5, 1000, generator=generator)
+    rounded = sparse.on_grid(weight, tf32=True)
+    assert (rounded - weight).abs().max() <= 2.0**-11 * weight.abs().max()
+    mantissa, _ = torch.frexp(rounded)
+    assert torch.equal((mantissa * 2**11).round(), mantissa * 2**11)
+    order = torch.randperm(1000, generator=generator)
+    assert torch.equal(rounded[:, order].cumsum(1)[:, -1].double(), rounded.double().sum(1))
+    # What it is for: without it the factors would be rounded.
+    mantissa, _ = torch.frexp(sparse.on_grid(weight))
+    assert not torch.equal((mantissa * 2**11).round(), mantissa * 2**11)
+
+
+def test_references_are_computed_without_tf32():
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    try:
+        for allowed in (False, True):
+            matmul.allow_tf32 = allowed
+            with sparse.full_precision():
+                assert not matmul.allow_tf32
+            assert matmul.allow_tf32 == allowed
+    finally:
+        matmul.allow_tf32 = before
+
+
+def test_contenders_on_a_gpu():
+    """Nothing is built, no GPU is needed: one row more, whose path is chosen at run time."""
+    case = sparse.build(Settings(**SMALL, device=torch.device("cuda")))
+    assert [c.name for c in case.contenders] == [NAMES[0], "sparse-network-auto", *NAMES[1:]]
+    assert [c.name for c in sparse.build(Settings(**SMALL)).contenders] == NAMES
+    assert "cuda" in sparse.DEVICES
+
+
+def test_slots_are_what_the_busiest_row_needs():
+    problem = sparse.Problem(Settings(**SMALL))
+    assert problem.slots == problem.measured()["slots"][1:]
+    assert [layer.max_spikes for layer in problem.network().layers] == [None] * 3
+    problem.device = torch.device("cuda")
+    problem._uncapped = lambda grad_threshold: sparse.Problem._uncapped(
+        sparse.Problem(Settings(**SMALL)), grad_threshold
+    )
+    assert [layer.max_spikes for layer in problem.network(path="auto").layers] == problem.slots
+    assert [layer.max_spikes for layer in problem.network(grad_threshold=None).layers] == [24, 24, 10]
+    assert problem.network(path="auto").layers[0].path == "auto"
+
+
+def test_auto_passes_the_gate():
+    workload = sparse._sparse(Settings(**SMALL), methods.sparse_network, "auto")
+    assert workload.check().passed
+    assert len(workload.step()) == 3
+
+
 def test_grid_of_silent_and_of_extreme_weights():
     assert torch.equal(sparse.on_grid(torch.zeros(2, 3)), torch.zeros(2, 3))
     for scale in (1e-20, 1e20):

@@ -4,11 +4,12 @@ The second threshold, the decay, the surrogate and the layers are those of Gruen
 on the IPU", arXiv 2311.04386, 2023; the spikes are random and the weights scaled, so that every layer has the activity.
 """
 
+import contextlib
 import functools
 import math
 import warnings
 from dataclasses import replace
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import snntorch
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from snnipu import Leaky, SparseNetwork, SparseSpikes
+from snnipu.backends.triton.sparse_break_even import tf32_allowed
 from snnipu.benchmarking import peers
 from snnipu.benchmarking.case import Axis, Case, Contender, Settings, Sweep, Workload
 from snnipu.benchmarking.checks import Check, check_network
@@ -28,7 +30,7 @@ from snnipu.training.sparse_benchmark import SECOND_THRESHOLD, SURROGATE_SLOPE
 SUMMARY = "networks of spike ids beside dense ones, against activity and depth"
 # snnTorch's spikes are float32 whatever its input is, and a Linear layer of another type refuses them.
 DTYPES = (torch.float32,)
-DEVICES = ("cpu",)
+DEVICES = ("cpu", "cuda")
 FULL = {"steps": 100, "batch_size": 48, "beta": 0.95, "repeats": 15, "min_seconds": 0.0}
 QUICK = {"steps": 10, "batch_size": 4, "beta": 0.95, "repeats": 2, "min_seconds": 0.0, "hidden_neurons": 32}
 ACTIVITIES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
@@ -49,12 +51,14 @@ INPUT_NAMES = {"nmnist": "N-MNIST", "shd": "SHD"}
 
 THRESHOLD = 1.0
 GRADIENT_TOLERANCE = 1e-4
+# Of a gradient that goes through up to five products of two factors, each rounded to TF32's 11 bits.
+TF32_GRADIENT_TOLERANCE = 5e-3
 SLOW_SECONDS = 0.1
 # Activities from here on are out of reach of weights of mean zero, half of whose sums are negative.
 HIGH_ACTIVITY = 0.2
 # What the weights are shifted by there, as a share of the largest.
 MEAN_SHIFT = 0.05
-FLOAT32_DIGITS = 24
+FLOAT32_DIGITS, TF32_DIGITS = 24, 11
 
 Layers = List[torch.Tensor]
 Gradients = List[torch.Tensor]
@@ -69,18 +73,33 @@ def network_sizes(settings: Settings) -> List[int]:
     return [inputs, *published[settings.hidden_layers], outputs]
 
 
-def on_grid(weight: torch.Tensor) -> torch.Tensor:
+def on_grid(weight: torch.Tensor, tf32: bool = False) -> torch.Tensor:
     """``weight`` ``[out, in]`` rounded to multiples of a power of two so large that float32 sums of them are exact.
 
     Any sum of a row's weights is then the same in whatever order it is added up, and with it the spikes of a gather and
-    of a matrix product.
+    of a matrix product. ``tf32``: also of one that rounds its factors to TF32, which these weights survive.
     """
     largest = float(weight.abs().max()) * weight.shape[1]
     if largest == 0:
         return weight.clone()
     # One bit is for the rounding up of the weights themselves.
     step = 2.0 ** (math.ceil(math.log2(largest)) + 1 - FLOAT32_DIGITS)
+    if tf32:
+        step = max(step, 2.0 ** (math.ceil(math.log2(float(weight.abs().max()))) - TF32_DIGITS))
     return (weight / step).round() * step
+
+
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """Matrix products on CUDA without TF32, for references."""
+    if not tf32_allowed():
+        yield
+        return
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = True
 
 
 class Problem:
@@ -96,12 +115,15 @@ class Problem:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.sizes = network_sizes(settings)
+        self.device = settings.device
+        self.tf32 = self.device.type == "cuda" and tf32_allowed()
+        self.gradient_tolerance = TF32_GRADIENT_TOLERANCE if self.tf32 else GRADIENT_TOLERANCE
         generator = torch.Generator().manual_seed(settings.seed)
         self.x = random_spikes(
             settings.steps, settings.batch_size, self.sizes[0], settings.activity, generator, exact=False
-        )
+        ).to(self.device)
         self.dense_x = self.x.to_dense()
-        self.targets = torch.randint(self.sizes[-1], (settings.batch_size,), generator=generator)
+        self.targets = torch.randint(self.sizes[-1], (settings.batch_size,), generator=generator).to(self.device)
         net = self._network(generator)
         with torch.no_grad():
             for layer in net.layers if settings.activity > HIGH_ACTIVITY else []:
@@ -115,7 +137,7 @@ class Problem:
                 raise ValueError(
                     f"activity: {settings.activity:g} is out of reach of so few steps, samples and neurons: {error}"
                 ) from error
-        self.weights = [on_grid(layer.weight.detach()) for layer in net.layers]
+        self.weights = [on_grid(layer.weight.detach(), self.tf32) for layer in net.layers]
         self.input_scale = net.layers[0].input_scale
 
     def _network(
@@ -132,15 +154,36 @@ class Problem:
         net.path = "sparse"
         for layer in net.layers:
             layer.path = "sparse"
-        return net
+        return net.to(self.device)
 
-    def network(self, grad_threshold: Optional[float] = SECOND_THRESHOLD) -> SparseNetwork:
-        """The network with these weights; nothing is dropped."""
+    def _uncapped(self, grad_threshold: Optional[float]) -> SparseNetwork:
         net = self._network(grad_threshold=grad_threshold)
         with torch.no_grad():
             for layer, weight in zip(net.layers, self.weights):
                 layer.weight.copy_(weight)
         return net
+
+    def network(self, grad_threshold: Optional[float] = SECOND_THRESHOLD, path: str = "sparse") -> SparseNetwork:
+        """The network with these weights; nothing is dropped.
+
+        On a GPU its layers have as many slots as their busiest row needs, as one would set them there: the host then
+        waits for nothing.
+        """
+        net = self._uncapped(grad_threshold)
+        net.path = path
+        for index, layer in enumerate(net.layers):
+            layer.path = path
+            if self.device.type == "cuda":
+                layer.max_spikes = layer.out_features if grad_threshold is None else self.slots[index]
+        return net
+
+    @functools.cached_property
+    def slots(self) -> List[int]:
+        """Of each layer, with the second threshold: what its busiest row needs."""
+        with torch.no_grad():
+            layers = self._uncapped(SECOND_THRESHOLD)(self.x, all_layers=True)
+        assert isinstance(layers, list)
+        return [int(layer.counts[..., 1].max()) for layer in layers]
 
     def linears(self) -> List[nn.Linear]:
         """``nn.Linear`` layers with these weights times the input scale, which no dense network has."""
@@ -148,7 +191,7 @@ class Problem:
         with torch.no_grad():
             for layer, weight in zip(layers, self.weights):
                 layer.weight.copy_(weight * self.input_scale)
-        return layers
+        return [layer.to(self.device) for layer in layers]
 
     def loss(self, spike_count: torch.Tensor) -> torch.Tensor:
         """Cross-entropy of the summed output spikes ``[B, classes]``."""
@@ -160,8 +203,9 @@ class Problem:
 
     def _reference(self, spike_grad: Callable[[torch.Tensor], torch.Tensor]) -> Tuple[Layers, Gradients]:
         net = SnnTorchNet(self.linears(), self.settings.beta, spike_grad)
-        layers = net.all_layers(self.dense_x)
-        gradients = self.gradients(layers[-1].sum(0), net.weights())
+        with full_precision():
+            layers = net.all_layers(self.dense_x)
+            gradients = self.gradients(layers[-1].sum(0), net.weights())
         return [layer.detach().bool() for layer in layers], gradients
 
     @functools.cached_property
@@ -182,15 +226,16 @@ class Problem:
         linears = self.linears()
         out = self.dense_x
         layers: Layers = []
-        for index, linear in enumerate(linears):
-            v = torch.zeros(self.settings.batch_size, linear.out_features)
-            spk_rec = []
-            for cur in linear(before(out, index)).unbind():
-                spk, v = rule(cur, v)
-                spk_rec.append(spk)
-            out = torch.stack(spk_rec)
-            layers.append(out)
-        gradients = self.gradients(out.sum(0), [linear.weight for linear in linears])
+        with full_precision():
+            for index, linear in enumerate(linears):
+                v = out.new_zeros(self.settings.batch_size, linear.out_features)
+                spk_rec = []
+                for cur in linear(before(out, index)).unbind():
+                    spk, v = rule(cur, v)
+                    spk_rec.append(spk)
+                out = torch.stack(spk_rec)
+                layers.append(out)
+            gradients = self.gradients(out.sum(0), [linear.weight for linear in linears])
         return [layer.detach().bool() for layer in layers], gradients
 
     def measured(self) -> Dict[str, Any]:
@@ -233,8 +278,10 @@ class SnnTorchNet:
     ) -> None:
         self.fcs = list(linears)
         self.lifs = [
-            snntorch.Leaky(beta=beta, threshold=THRESHOLD, spike_grad=spike_grad, reset_mechanism="zero")
-            for _ in self.fcs
+            snntorch.Leaky(beta=beta, threshold=THRESHOLD, spike_grad=spike_grad, reset_mechanism="zero").to(
+                fc.weight.device
+            )
+            for fc in self.fcs
         ]
 
     def weights(self) -> List[torch.Tensor]:
@@ -268,9 +315,11 @@ def _dense_layers(spikes: Sequence[Any]) -> Layers:
     return [layer.to_dense().detach().bool() for layer in spikes]
 
 
-def _sparse(settings: Settings, run: Callable[[SparseNetwork, SparseSpikes], Sequence[Any]]) -> Workload:
+def _sparse(
+    settings: Settings, run: Callable[[SparseNetwork, SparseSpikes], Sequence[Any]], path: str = "sparse"
+) -> Workload:
     problem = _problem(settings)
-    net = problem.network()
+    net = problem.network(path=path)
 
     def gradients(net: SparseNetwork, layers: Sequence[Any]) -> Gradients:
         return problem.gradients(layers[-1].spike_count(), [layer.weight for layer in net.layers])
@@ -283,9 +332,9 @@ def _sparse(settings: Settings, run: Callable[[SparseNetwork, SparseSpikes], Seq
         def compare(net: SparseNetwork, expected: Tuple[Layers, Gradients]) -> Check:
             layers = run(net, problem.x)
             scaled = [gradient / problem.input_scale for gradient in gradients(net, layers)]
-            return check_network(_dense_layers(layers), scaled, *expected, GRADIENT_TOLERANCE, "snnTorch")
+            return check_network(_dense_layers(layers), scaled, *expected, problem.gradient_tolerance, "snnTorch")
 
-        every = compare(problem.network(grad_threshold=None), problem.reference)
+        every = compare(problem.network(grad_threshold=None, path=path), problem.reference)
         selected = compare(net, problem.selected_reference)
         return Check(
             every.passed and selected.passed,
@@ -315,7 +364,7 @@ def _dense_workload(
         gradients = problem.gradients(layers[-1].sum(0), weights)
         spikes = aligned([layer.detach() for layer in layers], problem.settings.steps)
         wanted = aligned(expected()[0], problem.settings.steps)
-        return check_network(spikes, gradients, wanted, expected()[1], GRADIENT_TOLERANCE, against)
+        return check_network(spikes, gradients, wanted, expected()[1], problem.gradient_tolerance, against)
 
     return Workload(step, check)
 
@@ -353,7 +402,7 @@ def _dense(settings: Settings) -> Workload:
 def _spikingjelly(settings: Settings) -> Workload:
     problem = _problem(settings)
     linears = problem.linears()
-    lifs = [peers.spikingjelly_hard_reset_lif(settings.beta, SURROGATE_SLOPE) for _ in linears]
+    lifs = [peers.spikingjelly_hard_reset_lif(settings.beta, SURROGATE_SLOPE).to(settings.device) for _ in linears]
 
     def forward() -> Layers:
         out = problem.dense_x
@@ -383,13 +432,17 @@ def build(settings: Settings) -> Case:
     if not 0 < settings.activity < 1:
         raise ValueError(f"activity: expected a number between 0 and 1, got {settings.activity}")
     sizes = network_sizes(settings)
+    on_gpu = settings.device.type == "cuda"
+    tolerance = "5e-3 (TF32)" if on_gpu and tf32_allowed() else "1e-4"
     contenders = [
         Contender(
             "sparse-network",
             "snnipu SparseNetwork",
             functools.partial(_sparse, settings, sparse_network),
             ratio_label="SparseNetwork",
-            note="path='sparse' and max_spikes=None: the sparse kernels at every activity, and nothing is dropped",
+            note="path='sparse' and max_spikes "
+            + ("what the busiest row needs" if on_gpu else "None")
+            + ": the sparse kernels at every activity, and nothing is dropped",
         ),
         Contender(
             "sparse-ops",
@@ -421,6 +474,17 @@ def build(settings: Settings) -> Case:
             "SoftSign(10) is 5 times the others' surrogate; every neuron carries gradient",
         ),
     ]
+    if on_gpu:
+        contenders.insert(
+            1,
+            Contender(
+                "sparse-network-auto",
+                "snnipu SparseNetwork, path='auto'",
+                functools.partial(_sparse, settings, sparse_network, "auto"),
+                ratio_label="auto",
+                note="gather or matrix product for each layer, by the activity of some calls before",
+            ),
+        )
     return Case(
         name="sparse",
         title=(
@@ -445,8 +509,8 @@ def build(settings: Settings) -> Case:
         measured=lambda: _problem(settings).measured(),
         slow_seconds=SLOW_SECONDS,
         check_meaning=(
-            "check: the spikes of every layer equal and the weight gradients within 1e-4 of those of snnTorch's loop, "
-            "for the sparse rows without a second threshold and with it (there snnTorch's surrogate is cut off below "
+            f"check: the spikes of every layer equal and the weight gradients within {tolerance} of those of snnTorch's "
+            "loop, for the sparse rows without a second threshold and with it (there snnTorch's surrogate is cut off below "
             "it), or, for a library that rounds otherwise, of its own update rule in plain PyTorch."
         ),
     )
