@@ -240,8 +240,9 @@ def test_bad_arguments_are_status_2(arguments, said, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_sparse_on_cuda_is_status_2(monkeypatch, capsys):
+def test_case_that_is_not_for_the_device_is_status_2(monkeypatch, capsys):
     monkeypatch.setattr("snnipu.cli.bench._device", torch.device)
+    monkeypatch.setattr("snnipu.benchmarking.cases.sparse.DEVICES", ("cpu",))
     with pytest.raises(SystemExit) as stop:
         bench("sparse", "--device", "cuda")
     assert stop.value.code == 2

@@ -509,9 +509,9 @@ def build(settings: Settings) -> Case:
         measured=lambda: _problem(settings).measured(),
         slow_seconds=SLOW_SECONDS,
         check_meaning=(
-            f"check: the spikes of every layer equal and the weight gradients within {tolerance} of those of snnTorch's "
-            "loop, for the sparse rows without a second threshold and with it (there snnTorch's surrogate is cut off below "
-            "it), or, for a library that rounds otherwise, of its own update rule in plain PyTorch."
+            f"check: the spikes of every layer equal and the weight gradients within {tolerance} of those of "
+            "snnTorch's loop, for the sparse rows without a second threshold and with it (there snnTorch's surrogate "
+            "is cut off below it), or, for a library that rounds otherwise, of its own update rule in plain PyTorch."
         ),
     )
 
