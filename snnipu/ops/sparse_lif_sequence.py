@@ -446,6 +446,7 @@ def sparse_lif_sequence(
     ``snntorch.Leaky`` 1.0's.
     """
     spikes = check_spikes("spikes", spikes)
+    given = weight
     weight = weight_argument("weight", weight, spikes)
     bias = bias_argument(bias, weight)
     neurons = weight.shape[0]
@@ -460,7 +461,7 @@ def sparse_lif_sequence(
     if popart.uses_operator("sparse_lif_sequence", "SparseLinear"):
         if recurrent_weight is not None:
             popart.refuse_tracing("sparse_lif_sequence with recurrent_weight")
-        current = popart.call_sparse_linear(spikes, weight, None)
+        current = popart.call_sparse_linear(spikes, given, None)
         current = delayed(current * input_scale if input_scale != 1 else current, delay)
         current = current if bias is None else current + bias
         # The surrogate is the selection's: nothing reads the spikes of this operator.

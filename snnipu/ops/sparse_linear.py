@@ -144,10 +144,11 @@ def sparse_linear(spikes: SparseSpikes, weight: torch.Tensor, bias: Optional[tor
     Source: Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
     """
     spikes = check_spikes("spikes", spikes)
+    given = weight
     weight = weight_argument("weight", weight, spikes)
     bias = bias_argument(bias, weight)
     if popart.uses_operator("sparse_linear", "SparseLinear"):
-        return popart.call_sparse_linear(spikes, weight, bias)
+        return popart.call_sparse_linear(spikes, given, bias)
     return SparseLinear.apply(spikes.values.to(weight.dtype), weight, bias, spikes.ids, spikes.counts)
 
 

@@ -360,20 +360,31 @@ def test_three_layers_learn_on_the_library(monkeypatch, kind):
 
 
 @needs_library
-def test_weights_in_half(monkeypatch):
+@pytest.mark.parametrize("kind", ["network", "sparse layers"])
+def test_weights_in_half(monkeypatch, kind):
     """They stay in float16 on the tiles, and so does their gradient; all else is as on the host."""
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:16")
     torch.manual_seed(2)
     x = (torch.rand(7, 3, 20) < 0.4).float()
+    taken = []
+    apply = ipu_model.IpuModel.apply
+
+    def record(model, name, inputs, *rest):
+        taken.extend(tensor.dtype for tensor in inputs[3:] if tensor.dim() == 2 and name.startswith("Sparse"))
+        return apply(model, name, inputs, *rest)
+
+    monkeypatch.setattr(ipu_model.IpuModel, "apply", record)
     results = []
     for options in (on_model(), poptorch.Options()):
-        net = Events("network")
+        net = Events(kind)
+        layers = [layer for layer in net.modules() if isinstance(layer, snn.SparseLeaky)] + [net.head]
         before = []
-        for layer in net.layers.layers:
+        for layer in layers:
             layer.weight.data = layer.weight.data.half()
             before.append(layer.weight.detach().clone())
         model = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=0.5))
-        results.append((model(x)[0], net.layers.layers, before))
+        results.append((model(x)[0], layers, before))
+    assert taken == [torch.float16] * 4
     (counts, layers, before), (wanted, expected, _) = results
     assert torch.equal(counts, wanted)
     for layer, other, old in zip(layers, expected, before):
