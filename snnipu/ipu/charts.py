@@ -144,6 +144,11 @@ def _throughput(axes: Any, rows: Sequence[Dict[str, Any]], name: str) -> None:
     axes.axhline(ceiling, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
     note = f"dense products on an A100 at FP32 peak,\n2 hidden layers: at most {ceiling:,.0f}"
     axes.annotate(note, (50, ceiling), (0, 3), textcoords="offset points", fontsize=7, color=QUIET, ha="right")
+    if name == "N-MNIST" and any(row["activity"] == SHOWN_ACTIVITY for row in own):
+        low, high = implied_a100(rows)
+        axes.axhspan(low, high, color="#c2703d", alpha=0.13, linewidth=0)
+        said = f"an A100 with 2 hidden layers, if the\npublished 5 to 10 times hold at {100 * SHOWN_ACTIVITY:g} %"
+        axes.annotate(said, (0.52, low), (0, 3), textcoords="offset points", fontsize=7, color="#8a4a22")
     axes.set_ylim(100, 30000)
     ticks = sorted({100 * row["activity"] for row in own})
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -168,11 +173,75 @@ def _shares(axes: Any, rows: Sequence[Dict[str, Any]]) -> None:
             start += share
     axes.set_yticks(range(len(own)), [f"{row['hidden_layers']} layers, {100 * row['activity']:g} %" for row in own])
     axes.set_xlim(0, 100)
-    _frame(axes, "N-MNIST: where a batch's time goes; exchange and sync in warm colours", "% of the cycles")
+    _frame(axes, "N-MNIST: where a batch's time goes (warm colours: exchange, sync)", "% of the cycles")
     axes.tick_params(axis="y", labelsize=7.5)
     patches = require("matplotlib.patches", "plot", "a picture")
     handles = [patches.Patch(color=colour, label=kind) for kind, colour in PHASE_COLOURS.items()]
-    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.45, -0.115), ncol=4, fontsize=7, frameon=False)
+    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.42, -0.115), ncol=4, fontsize=7, frameon=False)
+
+
+def _bounds(axes: Any, rows: Sequence[Dict[str, Any]]) -> None:
+    """For each network and activity what limits, and its share of the cycles."""
+    colours = require("matplotlib.colors", "plot", "a picture")
+    networks = sorted({(row["network"], row["hidden_layers"]) for row in rows})
+    activities = sorted({row["activity"] for row in rows})
+    share = np.full((len(networks), len(activities)), np.nan)
+    for row in rows:
+        y, x = networks.index((row["network"], row["hidden_layers"])), activities.index(row["activity"])
+        limit = row["bound"]
+        if row["fits"]:
+            share[y, x] = row[f"{limit}_share"]
+            said, colour = f"{limit}\n{100 * share[y, x]:.0f} %", "white"
+        else:
+            said, colour = f"{limit}\nfull", OVER_COLOUR
+        axes.text(x, y, said, ha="center", va="center", fontsize=7, color=colour)
+    shaded = colours.LinearSegmentedColormap.from_list("share", SEQUENCE[1:])
+    axes.imshow(
+        np.ma.masked_invalid(share), cmap=shaded.with_extremes(bad="#fbf1ef"), vmin=0.85, vmax=0.95, aspect="auto"
+    )
+    axes.set_xticks(range(len(activities)), [f"{100 * activity:g}" for activity in activities])
+    axes.set_yticks(range(len(networks)), [f"{name}, {hidden}" for name, hidden in networks])
+    phases = {row["slowest_phase"] for row in rows}
+    slowest = f"; the longest phase of all: {phases.pop()}" if len(phases) == 1 else ""
+    title = f"What limits on one Mk2, and its share of the cycles{slowest}"
+    _frame(axes, title, "activity of the hidden layers, %")
+    axes.set_title(title, fontsize=9, color=TEXT, loc="left")
+    axes.tick_params(axis="y", labelsize=7.5)
+
+
+def _scaling(axes: Any, rows: Sequence[Dict[str, Any]]) -> None:
+    """One network over several IPUs, and a copy on each."""
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    ipus = sorted({row["ipus"] for row in rows})
+    for activity, colour in zip(sorted({row["activity"] for row in rows}), (*DEPTH_COLOURS.values(),)):
+        line = sorted((row for row in rows if row["activity"] == activity), key=lambda row: row["ipus"])
+        copies = [row["copies_samples_per_s"] for row in line]
+        axes.plot(ipus, copies, color=colour, marker="o", markersize=4, linewidth=2)
+        spread = [row["samples_per_s"] for row in line]
+        axes.plot(ipus, spread, color=colour, marker="s", markersize=3.5, linewidth=1.3, linestyle=(0, (4, 2)))
+        axes.annotate(
+            f"{100 * activity:g} % active",
+            (ipus[-1], copies[-1]),
+            (6, 0),
+            textcoords="offset points",
+            fontsize=8,
+            color=colour,
+        )
+    first = rows[0]
+    axes.plot([], [], color=QUIET, marker="o", markersize=4, label="a copy on each IPU, batch 48 each")
+    axes.plot(
+        [], [], color=QUIET, marker="s", markersize=3.5, linestyle=(0, (4, 2)), label="one copy, spread over the IPUs"
+    )
+    axes.legend(loc="upper left", fontsize=7.5, frameon=False)
+    axes.set_xticks(ipus, [str(number) for number in ipus])
+    axes.set_xticks([], minor=True)
+    axes.set_xlim(ipus[0] * 0.88, ipus[-1] * 1.55)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.grid(True, which="major", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    title = f"{first['network']}, {first['hidden_layers']} hidden layers: samples per second on more IPUs"
+    _frame(axes, title, "IPUs (Mk2)")
 
 
 def _many(axes: Any, rows: Sequence[Dict[str, Any]]) -> None:
@@ -226,7 +295,8 @@ def _foot(rows: Sequence[Dict[str, Any]]) -> List[str]:
         "workers in turn); 4 bytes per cycle and tile exchanged, 320 GB/s between IPUs; a synchronisation 150 cycles "
         "on one IPU, 600 on several; all slots are sent and carry gradient; no host input or output. Slots: input 32 "
         "(N-MNIST) and 48 (SHD), all used; of a hidden layer 2 floor(activity n / 2). T = 100 and Adam, but for the "
-        "many-neuron runs; their two fully connected layers are our choice."
+        "many-neuron runs; their two fully connected layers are our choice. Copies sum their gradients around a ring, "
+        "at the links' rate."
     )
     return [*textwrap.wrap(claims, FOOT_WIDTH), *textwrap.wrap(assumed, FOOT_WIDTH)]
 
@@ -237,21 +307,23 @@ def draw_published(results: Dict[str, Any], path: Path) -> None:
     Raises:
         MissingExtra: matplotlib is not installed.
     """
-    figure = _figure(figsize=(13, 9.6))
+    figure = _figure(figsize=(13, 13.6))
     figure.text(
         0.02,
-        0.972,
+        0.98,
         "The networks of the published sparse benchmark on IPUs, training, as snnipu's performance model predicts",
         fontsize=13,
         fontweight="bold",
         color=TEXT,
         va="center",
     )
-    figure.text(0.02, 0.946, "Nothing here is measured. Batch 48, float32.", fontsize=9, color=QUIET, va="center")
+    figure.text(0.02, 0.962, "Nothing here is measured. Batch 48, float32.", fontsize=9, color=QUIET, va="center")
     rows = results["depth"]
-    _throughput(figure.add_axes((0.06, 0.575, 0.39, 0.335)), rows, "N-MNIST")
-    _throughput(figure.add_axes((0.55, 0.575, 0.39, 0.335)), rows, "SHD")
-    _shares(figure.add_axes((0.09, 0.185, 0.36, 0.315)), rows)
-    _many(figure.add_axes((0.55, 0.185, 0.42, 0.315)), results["many_neurons"])
-    figure.text(0.02, 0.015, "\n".join(_foot(rows)), fontsize=7.3, color=QUIET, va="bottom", linespacing=1.5)
+    _throughput(figure.add_axes((0.06, 0.7, 0.39, 0.235)), rows, "N-MNIST")
+    _throughput(figure.add_axes((0.55, 0.7, 0.39, 0.235)), rows, "SHD")
+    _bounds(figure.add_axes((0.09, 0.425, 0.36, 0.215)), rows)
+    _shares(figure.add_axes((0.62, 0.425, 0.35, 0.215)), rows)
+    _scaling(figure.add_axes((0.06, 0.105, 0.39, 0.22)), results["scaling"])
+    _many(figure.add_axes((0.55, 0.105, 0.42, 0.22)), results["many_neurons"])
+    figure.text(0.02, 0.012, "\n".join(_foot(rows)), fontsize=7.3, color=QUIET, va="bottom", linespacing=1.5)
     figure.savefig(path)

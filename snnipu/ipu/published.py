@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from snnipu.ipu.mapping import Plan, plan
 from snnipu.ipu.network import NetworkSpec
 from snnipu.ipu.performance import LABEL, Performance, estimate
+from snnipu.ipu.targets import Target
 from snnipu.training.sparse_benchmark import benchmark_slots
 
 # Neurons of the input, of the hidden layers by their number, of the output; slots of the input; time steps.
@@ -37,6 +38,8 @@ IPUS = (1, 2, 4, 8, 16)
 NEURONS_PER_TILE = (2, 4, 8, 16)
 LARGE_LAYERS = 2
 LARGE_ACTIVITY = 0.005
+# One published network on more IPUs.
+SCALED, SCALED_LAYERS, SCALED_ACTIVITIES = "N-MNIST", 2, (0.005, 0.02, 0.1)
 SELECTION = 16
 
 
@@ -78,6 +81,34 @@ def large(ipus: int, neurons_per_tile: int) -> Tuple[Plan, Optional[Performance]
     )
     made = plan(spec, "mk2", ipus, selection_tiles=SELECTION)
     return made, estimate(made) if made.layers else None
+
+
+def all_reduce_seconds(spec: NetworkSpec, copies: int, target: Target) -> float:
+    """To sum the gradients of a network's copies, a copy an IPU, around a ring: each sends and receives all but one
+    ``copies``-th of them twice. Latency is left out."""
+    return 2.0 * (copies - 1) / copies * spec.parameters * spec.weight_bytes / target.link_bytes_per_second
+
+
+def scaling(ipus: Sequence[int], target: str = "mk2") -> List[Dict[str, Any]]:
+    """A published network on more IPUs: one network spread over them, and a copy on each with a batch of its own."""
+    found = []
+    for activity in SCALED_ACTIVITIES:
+        spec = network(SCALED, SCALED_LAYERS, activity)
+        alone = estimate(plan(spec, target))
+        for number in ipus:
+            made = plan(spec, target, number)
+            together = alone.seconds_per_batch + all_reduce_seconds(spec, number, made.target)
+            found.append(
+                {
+                    "network": SCALED,
+                    "hidden_layers": SCALED_LAYERS,
+                    "activity": activity,
+                    **record(made, estimate(made)),
+                    "ipus_used": made.ipus_used,
+                    "copies_samples_per_s": number * spec.batch_size / together,
+                }
+            )
+    return found
 
 
 def shares(performance: Performance) -> Dict[str, float]:
@@ -139,4 +170,11 @@ def results(
     many = [
         {"neurons_per_tile": count, **record(*large(number, count))} for number in ipus for count in neurons_per_tile
     ]
-    return {"label": LABEL, "target": target, "claims": CLAIMS, "depth": depth, "many_neurons": many}
+    return {
+        "label": LABEL,
+        "target": target,
+        "claims": CLAIMS,
+        "depth": depth,
+        "scaling": scaling(ipus, target),
+        "many_neurons": many,
+    }

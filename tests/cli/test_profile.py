@@ -151,3 +151,20 @@ def test_the_guide_shows_what_it_prints(repository, capsys):
         if (row["network"], row["hidden_layers"], row["activity"]) == ("N-MNIST", 2, 0.02)
     ]
     assert row["samples_per_s"] == pytest.approx(rate)
+
+
+def test_published_network_on_more_ipus():
+    """Copies sum their gradients: each of n IPUs sends 2 (n - 1) / n of them over its links."""
+    spec = published.network(published.SCALED, published.SCALED_LAYERS, 0.02)
+    target = ipu.TARGETS["mk2"]
+    assert published.all_reduce_seconds(spec, 1, target) == 0
+    weights = 2312 * 1466 + 1466 * 1466 + 1466 * 10
+    assert spec.parameters >= weights
+    assert published.all_reduce_seconds(spec, 4, target) == pytest.approx(1.5 * 4 * spec.parameters / 320e9)
+    rows = [row for row in published.scaling((1, 2, 16)) if row["activity"] == 0.02]
+    assert [row["ipus"] for row in rows] == [1, 2, 16]
+    assert rows[0]["copies_samples_per_s"] == pytest.approx(rows[0]["samples_per_s"])
+    speedup = [row["copies_samples_per_s"] / rows[0]["samples_per_s"] for row in rows]
+    assert 1.9 < speedup[1] < 2
+    assert 15 < speedup[2] < 16
+    assert rows[2]["ipus_used"] <= rows[2]["ipus"]
