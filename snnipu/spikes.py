@@ -20,6 +20,8 @@ class SparseSpikes:
 
     Gradients between layers flow through ``values``, at every carried slot.
 
+    What is passed in is checked, for which the host waits where it is on a GPU; what operators return is not.
+
     Args:
         ids: int32 ``[T, B, S]``, each in ``[0, num_neurons)``, no id twice in a step of a sample.
         values: float32 or float64 ``[T, B, S]``.

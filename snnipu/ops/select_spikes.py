@@ -167,7 +167,8 @@ def select_spikes(
         mem: membrane ``[T, B, N]``; float16 and bfloat16 are converted to float32. NaN does not spike.
         threshold: firing threshold: a number, or a tensor of one element or ``[N]``.
         grad_threshold: second threshold; None: every neuron carries gradient.
-        max_spikes: slots, for spikes and gradient-only neurons together; None: as many as the busiest step needs.
+        max_spikes: slots, for spikes and gradient-only neurons together; None: as many as the busiest step needs, for
+            whose number the host waits on CUDA.
         spike_grad: surrogate gradient :math:`\sigma'`, as in :func:`lif_sequence`; None: ``atan()``.
         overflow: ``"lowest"`` or ``"rotate"``.
 

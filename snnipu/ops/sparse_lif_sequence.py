@@ -440,7 +440,8 @@ def sparse_lif_sequence(
 
     Raises:
         TypeError, ValueError: a shape, dtype, device or option that does not fit, an id or count out of range; the
-            message names the argument.
+            message names the argument. On CUDA ids and counts out of range are left out without an error, as in
+            :func:`sparse_linear`.
 
     Source: Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023; the neuron is
     ``snntorch.Leaky`` 1.0's.

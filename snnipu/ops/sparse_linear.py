@@ -139,7 +139,8 @@ def sparse_linear(spikes: SparseSpikes, weight: torch.Tensor, bias: Optional[tor
 
     Raises:
         TypeError, ValueError: a shape, dtype or device that does not fit, an id or count out of range; the message
-            names the argument.
+            names the argument. On CUDA ids and counts are not looked at, as the host would have to wait for them: those
+            out of range are left out.
 
     Source: Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
     """

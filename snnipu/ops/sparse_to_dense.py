@@ -79,7 +79,8 @@ def sparse_to_dense(spikes: SparseSpikes) -> torch.Tensor:
 
     Raises:
         TypeError: ``spikes`` is something else.
-        ValueError: an id or count out of range (the tensors were changed after construction).
+        ValueError: an id or count out of range (the tensors were changed after construction). On CUDA they are left
+            out without an error, as in :func:`sparse_linear`.
 
     Source: the format of Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
     """
