@@ -468,6 +468,9 @@ def draw_phases():
 draw_phases()
 
 # %% [markdown]
+# Where the neurons integrate, more is counted than predicted: the operator multiplies each weight by the value of its
+# spike, and the formula takes all values for 1, as those of spikes are.
+#
 # ## Throughput against activity
 #
 # Now the published network again, by the performance model: how many samples a second it would train, as fewer or
