@@ -1,10 +1,10 @@
 """Triton kernels of a layer of leaky integrate-and-fire neurons from spikes to spikes.
 
-Three launches a pass: currents of all steps by gather, membranes over time with the state in registers, slots of all
+Few launches a pass: currents of all steps by gather, membranes over time with the state in registers, slots of all
 rows. A recurrent layer takes two for each step, as its spikes are needed by the next.
 """
 
-from typing import Any, Dict, Optional, Tuple
+from typing import Dict, Optional, Tuple
 
 import torch
 import triton
@@ -44,7 +44,7 @@ _CONSTANTS = ["p_high", "p_low", "q_high", "q_low"]
 
 
 @triton.jit
-def _neurons(block, neurons, BLOCK_WORDS: tl.constexpr):
+def _neurons(block, BLOCK_WORDS: tl.constexpr):
     """Ids ``[BLOCK_WORDS, 32]`` of a block of neurons."""
     word = block * BLOCK_WORDS + tl.arange(0, BLOCK_WORDS)
     return word[:, None] * 32 + tl.arange(0, 32)[None, :]
@@ -71,38 +71,32 @@ def _next_membrane(state, x, decay, threshold, RESET: tl.constexpr):
 @triton.jit
 def _row(pointer, t, steps, stride, offsets, mask):
     """Row t of a sequence; zeros outside of it."""
-    return tl.load(pointer + t * stride + offsets, mask=where_all(mask, (t >= 0) & (t < steps)), other=0)
+    return tl.load(pointer + t * stride + offsets, mask=where_all(mask, (t < steps) & (t >= 0)), other=0)
 
 
 @triton.jit(do_not_specialize=["steps", "batch"])
 def membranes_kernel(
     mem_ptr,
-    fired_ptr,
     beta_ptr,
     threshold_ptr,
     steps,
     batch,
     neurons,
-    num_words,
     RESET: tl.constexpr,
     BETAS: tl.constexpr,
     THRESHOLDS: tl.constexpr,
-    BLOCK_WORDS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Membranes of one sample and a block of neurons in the place of their currents, and bits of what fired."""
-    blocks = tl.cdiv(num_words, BLOCK_WORDS)
+    """Membranes of one sample and a block of neurons in the place of their currents."""
+    blocks = tl.cdiv(neurons, BLOCK)
     program = tl.program_id(0)
-    sample = (program // blocks).to(tl.int64)
-    cols = _neurons(program % blocks, neurons, BLOCK_WORDS)
+    cols = program % blocks * BLOCK + tl.arange(0, BLOCK)
     mask = cols < neurons
-    word = program % blocks * BLOCK_WORDS + tl.arange(0, BLOCK_WORDS)
     decay = clamp_unit(per_neuron(beta_ptr, cols, mask, BETAS))
     threshold = per_neuron(threshold_ptr, cols, mask, THRESHOLDS)
-    offsets = sample * neurons + cols
-    word_offsets = sample * num_words + word
+    offsets = (program // blocks).to(tl.int64) * neurons + cols
     stride = batch.to(tl.int64) * neurons
-    word_stride = batch.to(tl.int64) * num_words
-    state = tl.zeros([BLOCK_WORDS, 32], dtype=mem_ptr.dtype.element_ty)
+    state = tl.zeros([BLOCK], dtype=mem_ptr.dtype.element_ty)
     # What a step reads is asked for eight steps before.
     x0 = _row(mem_ptr, 0, steps, stride, offsets, mask)
     x1 = _row(mem_ptr, 1, steps, stride, offsets, mask)
@@ -124,8 +118,22 @@ def membranes_kernel(
         x6 = x7
         x7 = coming
         tl.store(mem_ptr + t * stride + offsets, state, mask=mask)
-        bits = _packed_bits((state - threshold > 0.0) & mask)
-        tl.store(fired_ptr + t * word_stride + word_offsets, bits, mask=word < num_words)
+
+
+@triton.jit
+def fired_kernel(
+    mem_ptr, threshold_ptr, fired_ptr, neurons, num_words, THRESHOLDS: tl.constexpr, BLOCK_WORDS: tl.constexpr
+):
+    """One bit for every neuron of a row and a block of neurons whose membrane is above its threshold."""
+    blocks = tl.cdiv(num_words, BLOCK_WORDS)
+    program = tl.program_id(0)
+    row = (program // blocks).to(tl.int64)
+    cols = _neurons(program % blocks, BLOCK_WORDS)
+    mask = cols < neurons
+    word = program % blocks * BLOCK_WORDS + tl.arange(0, BLOCK_WORDS)
+    mem = tl.load(mem_ptr + row * neurons + cols, mask=mask, other=0.0)
+    above = (mem - per_neuron(threshold_ptr, cols, mask, THRESHOLDS) > 0.0) & mask
+    tl.store(fired_ptr + row * num_words + word, _packed_bits(above), mask=word < num_words)
 
 
 @triton.jit(do_not_specialize=["t", "batch", "slots", "scale"])
@@ -151,11 +159,12 @@ def recurrent_step_kernel(
     BLOCK_WORDS: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """One step of :func:`membranes_kernel` that adds the weights of the layer's own spikes of the step before."""
+    """One step of :func:`membranes_kernel` that adds the weights of the layer's own spikes of the step before, and the
+    bits of :func:`fired_kernel`."""
     blocks = tl.cdiv(num_words, BLOCK_WORDS)
     program = tl.program_id(0)
     sample = program // blocks
-    cols = _neurons(program % blocks, neurons, BLOCK_WORDS)
+    cols = _neurons(program % blocks, BLOCK_WORDS)
     mask = cols < neurons
     word = program % blocks * BLOCK_WORDS + tl.arange(0, BLOCK_WORDS)
     decay = clamp_unit(per_neuron(beta_ptr, cols, mask, BETAS))
@@ -196,28 +205,27 @@ def adjoint_kernel(
     THRESHOLDS: tl.constexpr,
     NEED_BETA: tl.constexpr,
     RESUME: tl.constexpr,
-    BLOCK_WORDS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Gradients of the membranes in the place of those behind the spike functions, for steps end - 1 to begin.
 
     One sample and a block of neurons; sums over time of what the parameters' gradients are made of. RESUME: the carry
     and the sums go on from what is stored.
     """
-    blocks = tl.cdiv(num_words, BLOCK_WORDS)
+    blocks = tl.cdiv(neurons, BLOCK)
     program = tl.program_id(0)
     sample = (program // blocks).to(tl.int64)
-    cols = _neurons(program % blocks, neurons, BLOCK_WORDS)
+    cols = program % blocks * BLOCK + tl.arange(0, BLOCK)
     mask = cols < neurons
-    word = (program % blocks * BLOCK_WORDS + tl.arange(0, BLOCK_WORDS))[:, None]
     decay = clamp_unit(per_neuron(beta_ptr, cols, mask, BETAS))
     threshold = per_neuron(threshold_ptr, cols, mask, THRESHOLDS)
     offsets = sample * neurons + cols
-    word_offsets = sample * num_words + word
-    word_mask = word < num_words
+    # 32 neurons read one word.
+    word_offsets = sample * num_words + cols // 32
+    bit = cols % 32
     stride = batch.to(tl.int64) * neurons
     word_stride = batch.to(tl.int64) * num_words
-    bit = tl.arange(0, 32)[None, :]
-    carry = tl.zeros([BLOCK_WORDS, 32], dtype=grad_ptr.dtype.element_ty)
+    carry = tl.zeros([BLOCK], dtype=grad_ptr.dtype.element_ty)
     sum_grad = carry
     sum_beta = carry
     sum_threshold = carry
@@ -234,10 +242,10 @@ def adjoint_kernel(
     g1 = _row(grad_ptr, last - 1, end, stride, offsets, mask)
     g2 = _row(grad_ptr, last - 2, end, stride, offsets, mask)
     g3 = _row(grad_ptr, last - 3, end, stride, offsets, mask)
-    w0 = _row(fired_ptr, last - 1, end, word_stride, word_offsets, word_mask)
-    w1 = _row(fired_ptr, last - 2, end, word_stride, word_offsets, word_mask)
-    w2 = _row(fired_ptr, last - 3, end, word_stride, word_offsets, word_mask)
-    w3 = _row(fired_ptr, last - 4, end, word_stride, word_offsets, word_mask)
+    w0 = _row(fired_ptr, last - 1, end, word_stride, word_offsets, mask)
+    w1 = _row(fired_ptr, last - 2, end, word_stride, word_offsets, mask)
+    w2 = _row(fired_ptr, last - 3, end, word_stride, word_offsets, mask)
+    w3 = _row(fired_ptr, last - 4, end, word_stride, word_offsets, mask)
     if NEED_BETA:
         m0 = _row(mem_ptr, last - 1, end, stride, offsets, mask)
         m1 = _row(mem_ptr, last - 2, end, stride, offsets, mask)
@@ -246,7 +254,7 @@ def adjoint_kernel(
     for i in range(0, end - begin):
         t = last - i
         g_coming = _row(grad_ptr, t - 4, end, stride, offsets, mask)
-        w_coming = _row(fired_ptr, t - 5, end, word_stride, word_offsets, word_mask)
+        w_coming = _row(fired_ptr, t - 5, end, word_stride, word_offsets, mask)
         grad = carry + g0
         above = ((w0 >> bit) & 1).to(carry.dtype)
         above = tl.where(t > 0, above, above_first)
@@ -332,9 +340,9 @@ def recurrent_through_kernel(
 
 
 def _blocks(neurons: int) -> Tuple[int, Dict[str, int]]:
-    """Programs for one sample, and the options that follow."""
-    block_words = block_of(neurons, WORD_BITS, _NEURON_BLOCK) // WORD_BITS
-    return triton.cdiv(words(neurons), block_words), {"BLOCK_WORDS": block_words, "num_warps": block_words}
+    """Programs for one row, and the options that follow."""
+    block = block_of(neurons, WORD_BITS, _NEURON_BLOCK)
+    return triton.cdiv(neurons, block), {"BLOCK": block, "num_warps": block // WORD_BITS}
 
 
 def sparse_lif_sequence_fwd(
@@ -363,18 +371,25 @@ def sparse_lif_sequence_fwd(
     mem = gather_weights(ids, values, counts, weight, bias, input_scale, delay)
     fired = torch.empty((steps, batch, words(neurons)), dtype=torch.int32, device=weight.device)
     blocks, sizes = _blocks(neurons)
-    options: Dict[str, Any] = {
-        "RESET": reset,
-        "BETAS": beta.numel() > 1,
-        "THRESHOLDS": threshold.numel() > 1,
-        **sizes,
-        **backend.exact(),
-    }
+    in_words = {"BLOCK_WORDS": sizes["BLOCK"] // WORD_BITS, "num_warps": sizes["num_warps"], **backend.exact()}
+    per_neuron_parameters = {"BETAS": beta.numel() > 1, "THRESHOLDS": threshold.numel() > 1}
     if recurrent_weight is None:
         if mem.numel():
             with backend.on_device(device):
                 membranes_kernel[(batch * blocks,)](
-                    mem, fired, beta, threshold, steps, batch, neurons, fired.shape[2], **options
+                    mem,
+                    beta,
+                    threshold,
+                    steps,
+                    batch,
+                    neurons,
+                    RESET=reset,
+                    **per_neuron_parameters,
+                    **sizes,
+                    **backend.exact(),
+                )
+                fired_kernel[(steps * batch * blocks,)](
+                    mem, threshold, fired, neurons, fired.shape[2], THRESHOLDS=threshold.numel() > 1, **in_words
                 )
         made = Selection(mem, threshold, grad_threshold, capacity, rotate, slot_x=True)
         made.run(0, made.rows)
@@ -400,9 +415,11 @@ def sparse_lif_sequence_fwd(
                     neurons,
                     fired.shape[2],
                     packed.shape[1],
+                    RESET=reset,
                     DOUBLE=mem.dtype == torch.float64,
                     UNROLL=4,
-                    **options,
+                    **per_neuron_parameters,
+                    **in_words,
                 )
             made.run(t * batch, batch)
         if capacity == AS_NEEDED:

@@ -23,8 +23,6 @@ from snnipu.backends.triton.sparse_maths import (
 
 Slots = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
-# Neurons of a row that are looked at at a time; fewer than 2^15, as two prefix sums share an int32.
-_ROW_BLOCK = 1024
 _SLOT_BLOCK = 256
 
 # What makes a neuron want a slot.
@@ -69,6 +67,25 @@ def found_kernel(
         fired, others = _above(x, threshold_ptr, second, cols, mask, KIND, PER_NEURON)
         count += fired.to(tl.int32) + others.to(tl.int32)
     tl.store(found_ptr + row, tl.sum(count, 0))
+
+
+@triton.jit
+def _sums_one_by_one(x, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    return tl.sum(tl.where(at[None, :] <= at[:, None], x[None, :], 0), 1)
+
+
+# _ROW_BLOCK: neurons of a row that are looked at at a time; fewer than 2^15, as two prefix sums share an int32.
+if hasattr(tl, "cumsum"):
+    _ROW_BLOCK = 1024
+
+    @triton.jit
+    def _prefix_sums(x, BLOCK: tl.constexpr):
+        return tl.cumsum(x, 0)
+
+else:  # Triton 2.0
+    _ROW_BLOCK = 64
+    _prefix_sums = _sums_one_by_one
 
 
 @triton.jit
@@ -144,7 +161,7 @@ def select_kernel(
         fired, others = _above(x, threshold_ptr, second, cols, mask, KIND, PER_NEURON)
         # Two prefix sums in one: each fits into 16 bits.
         both = fired.to(tl.int32) + others.to(tl.int32) * 65536
-        running = tl.cumsum(both, 0)
+        running = _prefix_sums(both, BLOCK)
         fired_place = _place(fired_seen + (running & 65535) - 1, fired_found, fired_before, fired_kept)
         others_place = _place(others_seen + (running >> 16) - 1, others_found, others_before, others_kept)
         total = tl.sum(both, 0)

@@ -88,6 +88,16 @@ def test_select_spikes(dtype, neurons, rotate, kernels):
         assert_equal(*both(kernels, "select_spikes_fwd", mem, threshold, next(options), capacity, rotate))
 
 
+@pytest.mark.parametrize("rotate", [False, True], ids=["lowest", "rotate"])
+def test_without_a_scan(rotate, kernels, interpreted, monkeypatch):
+    """As with Triton 2.0, which has none."""
+    select = interpreted("sparse_select")
+    monkeypatch.setattr(select, "_prefix_sums", select._sums_one_by_one)
+    mem = torch.randn(3, 2, 130)
+    for capacity in (AS_NEEDED, 30):
+        assert_equal(*both(kernels, "select_spikes_fwd", mem, torch.tensor(0.3), -0.5, capacity, rotate))
+
+
 def test_thresholds_are_compared_in_full_precision(kernels):
     close = 0.1 + 2.0**-50
     mem = torch.tensor([[[0.1, close, 0.1, close, -close]]], dtype=torch.float64)

@@ -92,6 +92,7 @@ def test_every_kernel(dtype, capability, sparse, compiled):
     )
     assert set(kernels) == {
         "adjoint_kernel",
+        "fired_kernel",
         "gather_kernel",
         "gather_weights_kernel",
         "grad_values_kernel",
