@@ -275,14 +275,13 @@ def test_an_installed_package_has_the_sources(compiler, tmp_path):
 def test_one_operator_compiled_and_loaded(sdk, no_library_beside, tmp_path, monkeypatch, capsys):
     """By a real compiler, against the IPU model's headers and library in the places of the SDK's."""
     sources = tmp_path / "sources"
-    for name in (
-        *("custom_ops/Makefile", "custom_ops/common.cpp", "custom_ops/common.hpp", "custom_ops/surrogate_spike.cpp"),
-        *("csrc/graph/surrogate_spike.cpp", "csrc/graph/surrogate_spike.hpp", "csrc/graph/vertex_builder.hpp"),
-        *("csrc/graph/spread.cpp", "csrc/graph/spread.hpp", "csrc/graph/vertex_name.cpp", "csrc/graph/vertex_name.hpp"),
-        *("csrc/neuron/surrogate.hpp", "csrc/neuron/lanes.hpp", "csrc/neuron/lif.hpp", "snnipu/_version.py"),
-    ):
-        (sources / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, sources / name)
+    names = ["custom_ops/Makefile", "snnipu/_version.py", "custom_ops/common.cpp", "custom_ops/surrogate_spike.cpp"]
+    names += ["csrc/graph/surrogate_spike.cpp", "csrc/graph/spread.cpp", "csrc/graph/vertex_name.cpp"]
+    headers = [path for folder in ("custom_ops", "csrc/graph", "csrc/neuron") for path in (ROOT / folder).glob("*.hpp")]
+    for path in [*(ROOT / name for name in names), *headers]:
+        target = sources / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
     monkeypatch.setattr(build, "sources", lambda: sources)
     (sdk / "include").mkdir()
     (sdk / "lib").mkdir()
