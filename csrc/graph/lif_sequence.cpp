@@ -28,7 +28,7 @@ struct Layout {
   Layout(const poplar::Graph &graph, const Tensor &x, const LifSequenceInputs &in)
       : steps(x.rank() ? x.dim(0) : 0), elements(steps ? x.numElements() / steps : 0),
         perElement(in.beta.numElements() > 1 || in.threshold.numElements() > 1 || in.graded.numElements() > 1),
-        type(x.elementType()), spread(graph, elements, wordGrain(x.elementType())) {
+        type(x.elementType()), spread(graph, elements, x.elementType()) {
     if (elements == 0)
       throw std::invalid_argument("lif_sequence: x must have shape [steps, ...] with at least one element, got " +
                                   x.shapeToString());
@@ -48,8 +48,8 @@ struct Layout {
   }
   Tensor flat(const Tensor &sequence) const { return sequence.reshape({steps, elements}); }
   // What a vertex reads of a parameter.
-  Tensor parameter(const Tensor &of, std::size_t tile) const {
-    return perElement ? cyclic(of, spread.begin(tile), spread.count(tile)) : of.flatten();
+  Tensor parameter(const Tensor &of, std::size_t piece) const {
+    return perElement ? cyclic(of, spread.begin(piece), spread.count(piece)) : of.flatten();
   }
 
 private:
@@ -66,10 +66,10 @@ private:
   }
 };
 
-void connectParameters(VertexBuilder &vertex, const Layout &layout, const LifSequenceInputs &in, std::size_t tile) {
-  vertex.connect("beta", layout.parameter(in.beta, tile));
-  vertex.connect("threshold", layout.parameter(in.threshold, tile));
-  vertex.connect("graded", layout.parameter(in.graded, tile));
+void connectParameters(VertexBuilder &vertex, const Layout &layout, const LifSequenceInputs &in, std::size_t piece) {
+  vertex.connect("beta", layout.parameter(in.beta, piece));
+  vertex.connect("threshold", layout.parameter(in.threshold, piece));
+  vertex.connect("graded", layout.parameter(in.graded, piece));
   vertex.set("perElement", layout.perElement);
 }
 
@@ -82,19 +82,19 @@ void addForward(poplar::Graph &graph, const Layout &layout, const LifSequenceInp
   prog.add(poplar::program::Copy(in.mem0.flatten(), state.flatten(), false, {info, "mem0"}));
   const poplar::ComputeSet cs = graph.addComputeSet({info, "forward"});
   const std::string name = vertexName("LifForward", layout.type, options.reset, options.resetDelay, hardSpike);
-  for (std::size_t tile = 0; tile < layout.spread.tiles(); ++tile) {
-    const unsigned count = static_cast<unsigned>(layout.spread.count(tile));
-    VertexBuilder vertex(graph, cs, name, tile);
+  for (std::size_t piece = 0; piece < layout.spread.pieces(); ++piece) {
+    const unsigned count = static_cast<unsigned>(layout.spread.count(piece));
+    VertexBuilder vertex(graph, cs, name, layout.spread.tile(piece));
     const auto optional = [&](const char *field, const char *flag, const Tensor &to) {
-      vertex.connect(field, to.valid() ? layout.spread.part(to, tile) : none);
+      vertex.connect(field, to.valid() ? layout.spread.part(to, piece) : none);
       vertex.set(flag, to.valid());
     };
-    vertex.connect("x", layout.spread.part(x, tile));
-    vertex.connect("state", layout.spread.part(state, tile));
+    vertex.connect("x", layout.spread.part(x, piece));
+    vertex.connect("state", layout.spread.part(state, piece));
     optional("spk", "storeSpk", spk);
     optional("mem", "storeMem", mem);
     optional("preReset", "storePreReset", preReset);
-    connectParameters(vertex, layout, in, tile);
+    connectParameters(vertex, layout, in, piece);
     vertex.set("steps", static_cast<unsigned>(layout.steps));
     vertex.set("size", count);
     for (const char *stride : {"xStride", "spkStride", "memStride"})
@@ -113,7 +113,7 @@ Tensor createLifSequenceInput(poplar::Graph &graph, const poplar::Type &type, co
     elements *= shape[i];
   if (shape.empty() || shape[0] == 0 || elements == 0)
     throw std::invalid_argument("lif_sequence: x must have shape [steps, ...] with at least one element");
-  return Spread(graph, elements, wordGrain(type)).variable(graph, type, shape[0], debug).reshape(shape);
+  return Spread(graph, elements, type).variable(graph, type, shape[0], debug).reshape(shape);
 }
 
 LifSequenceOutputs lifSequence(poplar::Graph &graph, const LifSequenceInputs &in, poplar::program::Sequence &prog,
@@ -150,16 +150,16 @@ LifSequenceInputs lifSequenceGrad(poplar::Graph &graph, const Tensor &gradSpk, c
   const std::string name =
       vertexName("LifBackward", layout.type, options.reset, options.resetDelay, options.surrogate, hardSpike);
   const Tensor mem0 = in.mem0.reshape({1, layout.elements});
-  for (std::size_t tile = 0; tile < layout.spread.tiles(); ++tile) {
-    const unsigned count = static_cast<unsigned>(layout.spread.count(tile));
-    const auto part = [&](const Tensor &of) { return layout.spread.part(of, tile); };
-    VertexBuilder vertex(graph, cs, name, tile);
+  for (std::size_t piece = 0; piece < layout.spread.pieces(); ++piece) {
+    const unsigned count = static_cast<unsigned>(layout.spread.count(piece));
+    const auto part = [&](const Tensor &of) { return layout.spread.part(of, piece); };
+    VertexBuilder vertex(graph, cs, name, layout.spread.tile(piece));
     vertex.connect("gradSpk", gradSpk.valid() ? part(layout.flat(gradSpk)) : none);
     vertex.connect("gradMem", gradMem.valid() ? part(layout.flat(gradMem)) : none);
     vertex.connect("mem", part(membranes));
     vertex.connect("preReset", preReset.valid() ? part(preReset) : none);
     vertex.connect("memInitial", part(mem0));
-    connectParameters(vertex, layout, in, tile);
+    connectParameters(vertex, layout, in, piece);
     vertex.connect("gradX", part(gradX));
     vertex.connect("gradConstant", noSum);
     vertex.connect("gradState", part(gradState));

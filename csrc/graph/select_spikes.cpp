@@ -106,7 +106,7 @@ SelectSpikesGradients selectSpikesGrad(poplar::Graph &graph, const Tensor &gradV
   SelectSpikesGradients out;
   out.mem = inType(graph, spread, dense, mem.elementType(), prog, {info, "gradMemOfType"}).reshape(mem.shape());
   if (perNeuron) {
-    out.threshold = sumModulo(graph, Spread(graph, rows * neurons, 2), dense.reshape({1, rows * neurons}), threshold,
+    out.threshold = sumModulo(graph, Spread(graph, rows * neurons, poplar::FLOAT), dense.reshape({1, rows * neurons}), threshold,
                               -1.0f, prog, {info, "gradThreshold"});
   } else {
     std::vector<Tensor> parts;

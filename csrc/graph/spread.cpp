@@ -10,34 +10,38 @@ namespace graph {
 
 using poplar::Tensor;
 
-Spread::Spread(const poplar::Graph &graph, std::size_t elements, std::size_t grain) : elements_(elements) {
-  const std::size_t tiles = graph.getTarget().getNumTiles();
-  const std::size_t grains = (elements + grain - 1) / grain;
-  share_ = std::max<std::size_t>(1, (grains + tiles - 1) / tiles) * grain;
+Spread::Spread(const poplar::Graph &graph, std::size_t elements, const poplar::Type &type)
+    : elements_(elements), tiles_(graph.getTarget().getNumTiles()) {
+  const std::size_t grain = type == poplar::HALF ? 4 : 2, grains = (elements + grain - 1) / grain;
+  share_ = std::max<std::size_t>(1, (grains + tiles_ - 1) / tiles_) * grain;
+  for (std::size_t begin = 0; begin < elements; begin += share_)
+    begins_.push_back(begin);
+  const std::size_t last = elements % share_;
+  if (type == poplar::HALF && last % 2 != 0 && last > 1)
+    begins_.push_back(elements - 1);
+  begins_.push_back(elements);
 }
-
-std::size_t Spread::count(std::size_t tile) const { return std::min(share_, elements_ - begin(tile)); }
 
 Tensor Spread::variable(poplar::Graph &graph, const poplar::Type &type, std::size_t rows,
                         const poplar::DebugContext &debug) const {
-  const std::size_t whole = elements_ / share_, rest = elements_ % share_;
   const Tensor all = graph.addVariable(type, {rows * elements_}, debug);
-  for (std::size_t tile = 0; tile < tiles(); ++tile)
-    graph.setTileMapping(all.slice(rows * begin(tile), rows * end(tile)), static_cast<unsigned>(tile));
-  const Tensor wholes = all.slice(0, rows * share_ * whole)
-                            .reshape({whole, rows, share_})
-                            .dimShuffle({1, 0, 2})
-                            .reshape({rows, whole * share_});
-  if (rest == 0)
-    return wholes;
-  return concat(wholes, all.slice(rows * share_ * whole, rows * elements_).reshape({rows, rest}), 1);
+  for (std::size_t piece = 0; piece < pieces(); ++piece)
+    graph.setTileMapping(all.slice(rows * begin(piece), rows * end(piece)), static_cast<unsigned>(tile(piece)));
+  const std::size_t whole = elements_ / share_;
+  std::vector<Tensor> parts;
+  if (whole > 0)
+    parts.push_back(all.slice(0, rows * share_ * whole)
+                        .reshape({whole, rows, share_})
+                        .dimShuffle({1, 0, 2})
+                        .reshape({rows, whole * share_}));
+  for (std::size_t piece = whole; piece < pieces(); ++piece)
+    parts.push_back(all.slice(rows * begin(piece), rows * end(piece)).reshape({rows, count(piece)}));
+  return concat(parts, 1);
 }
 
-Tensor Spread::part(const Tensor &rows, std::size_t tile) const {
-  return rows.slice(begin(tile), end(tile), 1).flatten();
+Tensor Spread::part(const Tensor &rows, std::size_t piece) const {
+  return rows.slice(begin(piece), end(piece), 1).flatten();
 }
-
-std::size_t wordGrain(const poplar::Type &type) { return type == poplar::HALF ? 4 : 2; }
 
 Tensor cyclic(const Tensor &tensor, std::size_t begin, std::size_t count) {
   const Tensor flat = tensor.flatten();
@@ -63,9 +67,9 @@ void zero(poplar::Graph &graph, const Spread &spread, const std::vector<Tensor> 
           poplar::program::Sequence &prog, const poplar::DebugContext &debug) {
   const poplar::ComputeSet cs = graph.addComputeSet(debug);
   for (const Tensor &array : arrays)
-    for (std::size_t tile = 0; tile < spread.tiles(); ++tile) {
-      const Tensor part = spread.part(array, tile);
-      VertexBuilder(graph, cs, vertexName("Zero", array.elementType()), tile)
+    for (std::size_t piece = 0; piece < spread.pieces(); ++piece) {
+      const Tensor part = spread.part(array, piece);
+      VertexBuilder(graph, cs, vertexName("Zero", array.elementType()), spread.tile(piece))
           .connect("out", part)
           .count("size", part.numElements());
     }
@@ -142,17 +146,17 @@ Tensor sumModulo(poplar::Graph &graph, const Spread &spread, const Tensor &sums,
   const poplar::Type type = sums.elementType();
   if (size == 1) {
     std::vector<Tensor> parts;
-    for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
-      parts.push_back(spread.part(sums, tile));
+    for (std::size_t piece = 0; piece < spread.pieces(); ++piece)
+      parts.push_back(spread.part(sums, piece));
     return sumOfTiles(graph, parts, scale, prog, debug).reshape(like.shape());
   }
   const std::size_t rows = sums.numElements() / size;
   const Tensor byRow = sums.reshape({rows, size});
-  const Spread columns(graph, size, wordGrain(type));
+  const Spread columns(graph, size, type);
   const Tensor total = columns.variable(graph, type, 1, {info, "total"});
   const poplar::ComputeSet cs = graph.addComputeSet({info, "sum"});
-  for (std::size_t tile = 0; tile < columns.tiles(); ++tile)
-    addSumRows(graph, cs, columns.part(byRow, tile), rows, columns.part(total, tile), scale, tile);
+  for (std::size_t piece = 0; piece < columns.pieces(); ++piece)
+    addSumRows(graph, cs, columns.part(byRow, piece), rows, columns.part(total, piece), scale, columns.tile(piece));
   prog.add(poplar::program::Execute(cs));
   return total.reshape(like.shape());
 }

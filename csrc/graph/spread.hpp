@@ -10,30 +10,30 @@
 namespace snnipu {
 namespace graph {
 
-// Elements in equal shares over all tiles of a graph, at least `grain` to a tile and in multiples of it.
+// Elements of a type in equal shares over all tiles of a graph, whole 64-bit words to each. What is left over is a
+// piece of its own. An odd number of halves would make it two: row after row, workers would share words otherwise, of
+// which one would overwrite what the other wrote.
 class Spread {
 public:
-  Spread(const poplar::Graph &graph, std::size_t elements, std::size_t grain);
+  Spread(const poplar::Graph &graph, std::size_t elements, const poplar::Type &type);
 
   std::size_t elements() const { return elements_; }
-  // Tiles that hold any.
-  std::size_t tiles() const { return (elements_ + share_ - 1) / share_; }
-  std::size_t begin(std::size_t tile) const { return tile * share_; }
-  std::size_t end(std::size_t tile) const { return begin(tile) + count(tile); }
-  std::size_t count(std::size_t tile) const;
+  std::size_t pieces() const { return begins_.size() - 1; }
+  std::size_t tile(std::size_t piece) const { return piece % tiles_; }
+  std::size_t begin(std::size_t piece) const { return begins_[piece]; }
+  std::size_t end(std::size_t piece) const { return begins_[piece + 1]; }
+  std::size_t count(std::size_t piece) const { return end(piece) - begin(piece); }
 
-  // A variable [rows][elements]. What a tile has of it lies together, row after row.
+  // A variable [rows][elements]. What a piece has of it lies together, row after row.
   poplar::Tensor variable(poplar::Graph &graph, const poplar::Type &type, std::size_t rows,
                           const poplar::DebugContext &debug) const;
-  // What `tile` works on of an array [rows][elements], flattened.
-  poplar::Tensor part(const poplar::Tensor &rows, std::size_t tile) const;
+  // What a piece has of an array [rows][elements], flattened.
+  poplar::Tensor part(const poplar::Tensor &rows, std::size_t piece) const;
 
 private:
-  std::size_t elements_, share_;
+  std::size_t elements_, share_, tiles_;
+  std::vector<std::size_t> begins_;
 };
-
-// A grain that leaves a whole 64-bit word to each tile.
-std::size_t wordGrain(const poplar::Type &type);
 
 // Elements [begin, begin + count) of the endless repetition of a flattened tensor.
 poplar::Tensor cyclic(const poplar::Tensor &tensor, std::size_t begin, std::size_t count);
@@ -41,7 +41,7 @@ poplar::Tensor cyclic(const poplar::Tensor &tensor, std::size_t begin, std::size
 // One element that is on no tile: what a field is connected to that is not read.
 poplar::Tensor nothing(poplar::Graph &graph, const poplar::Type &type);
 
-// Sets what lies on each tile to 0.
+// Sets all pieces to 0.
 void zero(poplar::Graph &graph, const Spread &spread, const std::vector<poplar::Tensor> &arrays,
           poplar::program::Sequence &prog, const poplar::DebugContext &debug);
 
@@ -57,7 +57,7 @@ void addSumRows(poplar::Graph &graph, poplar::ComputeSet cs, const poplar::Tenso
 poplar::Tensor sumOfAll(poplar::Graph &graph, const poplar::Tensor &vector, float scale,
                         poplar::program::Sequence &prog, const poplar::DebugContext &debug);
 
-// The same of parts[tile], each of which lies on its tile: few numbers leave it.
+// The same of parts[i], which lie on tile i: few numbers leave it.
 poplar::Tensor sumOfTiles(poplar::Graph &graph, const std::vector<poplar::Tensor> &parts, float scale,
                           poplar::program::Sequence &prog, const poplar::DebugContext &debug);
 

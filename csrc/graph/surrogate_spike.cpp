@@ -14,7 +14,7 @@ Spread spreadOf(const poplar::Graph &graph, const poplar::Tensor &u) {
     throw std::invalid_argument("surrogate_spike: u must be FLOAT or HALF, got " + u.elementType().toString());
   if (u.numElements() == 0)
     throw std::invalid_argument("surrogate_spike: u must have at least one element, got " + u.shapeToString());
-  return Spread(graph, u.numElements(), wordGrain(u.elementType()));
+  return Spread(graph, u.numElements(), u.elementType());
 }
 
 } // namespace
@@ -26,11 +26,11 @@ poplar::Tensor surrogateSpike(poplar::Graph &graph, const poplar::Tensor &u, pop
   const poplar::Tensor in = u.reshape({1, u.numElements()});
   const poplar::Tensor spk = spread.variable(graph, u.elementType(), 1, {info, "spk"});
   const poplar::ComputeSet cs = graph.addComputeSet({info, "spike"});
-  for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
-    VertexBuilder(graph, cs, vertexName("SurrogateSpike", u.elementType()), tile)
-        .connect("u", spread.part(in, tile))
-        .connect("spk", spread.part(spk, tile))
-        .count("size", spread.count(tile));
+  for (std::size_t piece = 0; piece < spread.pieces(); ++piece)
+    VertexBuilder(graph, cs, vertexName("SurrogateSpike", u.elementType()), spread.tile(piece))
+        .connect("u", spread.part(in, piece))
+        .connect("spk", spread.part(spk, piece))
+        .count("size", spread.count(piece));
   prog.add(poplar::program::Execute(cs));
   return spk.reshape(u.shape());
 }
@@ -46,14 +46,14 @@ poplar::Tensor surrogateSpikeGrad(poplar::Graph &graph, const poplar::Tensor &gr
   const poplar::Tensor in = u.reshape({1, u.numElements()}), grad = gradSpk.reshape({1, u.numElements()});
   const poplar::Tensor gradU = spread.variable(graph, u.elementType(), 1, {info, "gradU"});
   const poplar::ComputeSet cs = graph.addComputeSet({info, "spikeGrad"});
-  for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
-    VertexBuilder(graph, cs, vertexName("SurrogateSpikeBackward", u.elementType(), surrogate), tile)
-        .connect("u", spread.part(in, tile))
-        .connect("gradSpk", spread.part(grad, tile))
-        .connect("gradU", spread.part(gradU, tile))
+  for (std::size_t piece = 0; piece < spread.pieces(); ++piece)
+    VertexBuilder(graph, cs, vertexName("SurrogateSpikeBackward", u.elementType(), surrogate), spread.tile(piece))
+        .connect("u", spread.part(in, piece))
+        .connect("gradSpk", spread.part(grad, piece))
+        .connect("gradU", spread.part(gradU, piece))
         .set("surrogateA", a)
         .set("surrogateB", b)
-        .count("size", spread.count(tile));
+        .count("size", spread.count(piece));
   prog.add(poplar::program::Execute(cs));
   return gradU.reshape(u.shape());
 }

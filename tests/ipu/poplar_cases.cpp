@@ -53,6 +53,19 @@ public:
   void compute(unsigned worker) { ticket[worker] = next++; }
 };
 
+// Workers take turns at the elements: two halves of a word have two writers.
+class InTurns : public MultiVertex {
+public:
+  Out<half> to;
+  unsigned size;
+  unsigned together;
+  void compute(unsigned worker) {
+    for (unsigned i = 0; i < size; ++i)
+      if (i / together % numWorkers() == worker)
+        to[i] = half(static_cast<float>(i));
+  }
+};
+
 class TooFar : public MultiVertex {
 public:
   Out<int> to;
@@ -107,6 +120,10 @@ const snnipu::ipu_model::CodeletRegistration
                       .field("size", &AddTo<half>::size),
                   CodeletOf<LastWorker>("LastWorker").field("last", &LastWorker::last),
                   CodeletOf<Tickets>("Tickets").field("ticket", &Tickets::ticket).field("next", &Tickets::next),
+                  CodeletOf<InTurns>("InTurns")
+                      .field("to", &InTurns::to)
+                      .field("size", &InTurns::size)
+                      .field("together", &InTurns::together),
                   CodeletOf<TooFar>("TooFar").field("to", &TooFar::to).field("size", &TooFar::size),
                   CodeletOf<Sum>("Sum").field("values", &Sum::values).field("sum", &Sum::sum),
                   CodeletOf<Increment>("Increment").field("value", &Increment::value),
@@ -759,6 +776,16 @@ void tickets(const char *order) {
   print(read<unsigned>(engine, "x", 6));
 }
 
+void inTurns(const char *together) {
+  Machine m;
+  const Tensor x = m.variable(HALF, {7}, "x", 0);
+  const ComputeSet cs = m.graph.addComputeSet("set");
+  m.vertex(cs, "InTurns", {{"to", x}, {"size", 7}, {"together", std::atoi(together)}}, 0);
+  Engine engine = m.engine(Execute(cs), {{"workerOrder", "check"}});
+  engine.run();
+  print(read<half>(engine, "x", 7));
+}
+
 void guards() {
   Machine m;
   const Tensor x = m.variable(INT, {4}, "x", 0);
@@ -812,6 +839,7 @@ int main(int argc, char **argv) {
       {"memoryOver", memoryOver},
       {"lastWorker", lastWorker},
       {"tickets", tickets},
+      {"inTurns", inTurns},
   };
   const auto found = cases.find(argc > 1 ? argv[1] : "");
   if (found == cases.end())

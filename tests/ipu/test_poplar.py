@@ -327,6 +327,16 @@ def test_workers_that_depend_on_their_order(case):
     assert "of Tickets" in case("tickets", "check")[0]
 
 
+def test_workers_that_share_a_word(case):
+    """Halves that two workers write side by side: no order of the workers on a host shows it."""
+    assert case("inTurns", "2") == ["0 1 2 3 4 5 6"]
+    for together in ("1", "3"):
+        (message,) = case("inTurns", together)
+        assert message.startswith("runtime_error: workers 0 and 1 of InTurns (vertex 0, tile 0)")
+        assert 'write into one 32-bit word of field "to"' in message
+        assert f"at element {together}" in message
+
+
 def test_a_vertex_that_writes_outside_of_its_field(case):
     (message,) = case("guards")
     assert message.startswith("runtime_error: TooFar")

@@ -236,6 +236,55 @@ void EngineState::runObject(PlacedVertex &vertex, WorkerOrder order, unsigned se
   graph->vertices[vertex.id].codelet->run(vertex.object, sequence.data(), workers);
 }
 
+namespace {
+
+// What a vertex may write: an edge, or itself.
+struct Part {
+  unsigned char *data;
+  std::size_t bytes;
+  std::size_t field;
+};
+
+} // namespace
+
+// Which worker writes what, by what each leaves when it runs alone: of elements smaller than a word, no two of them may
+// be in one.
+static void checkWords(const VertexState &state, const std::string &where, const Target &target,
+                       const std::vector<Part> &parts, const std::vector<std::vector<unsigned char>> &before) {
+  const auto &fields = state.codelet->fields;
+  const unsigned workers = target.getNumWorkerContexts();
+  const std::size_t word = target.getAtomicStoreGranularity();
+  const auto small = [&](const Part &part) {
+    return part.field < fields.size() && sizeOf(fields[part.field].type) < word;
+  };
+  if (!state.codelet->multiVertex || std::none_of(parts.begin(), parts.end(), small))
+    return;
+  std::vector<std::vector<unsigned>> writers(parts.size()); // by word: a worker, or as many as there are for none
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    if (small(parts[i]))
+      writers[i].assign((parts[i].bytes + word - 1) / word, workers);
+  for (unsigned worker = 0; worker < workers; ++worker) {
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      std::memcpy(parts[i].data, before[i].data(), parts[i].bytes);
+    const std::vector<unsigned> alone(workers, worker);
+    state.codelet->run(parts.back().data, alone.data(), workers);
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      for (std::size_t at = 0; !writers[i].empty() && at < parts[i].bytes; ++at) {
+        if (parts[i].data[at] == before[i][at])
+          continue;
+        unsigned &writer = writers[i][at / word];
+        if (writer != workers && writer != worker)
+          throw runtime_error("workers " + std::to_string(writer) + " and " + std::to_string(worker) + " of " +
+                              state.describe() + " (" + where + ") write into one " + std::to_string(8 * word) +
+                              "-bit word of field \"" + fields[parts[i].field].name + "\", at element " +
+                              std::to_string(at / sizeOf(fields[parts[i].field].type)) +
+                              ": a tile stores whole words, and the one takes back what the other stored; each "
+                              "worker needs words of its own");
+        writer = worker;
+      }
+  }
+}
+
 void EngineState::runVertex(PlacedVertex &vertex, std::vector<unsigned char> &scratch) {
   const VertexState &state = graph->vertices[vertex.id];
   const auto &fields = state.codelet->fields;
@@ -266,12 +315,7 @@ void EngineState::runVertex(PlacedVertex &vertex, std::vector<unsigned char> &sc
   if (options.workerOrder != WorkerOrder::Check) {
     runObject(vertex, options.workerOrder, options.seed);
   } else {
-    // Everything that the vertex may write: its edges and itself.
-    struct Part {
-      unsigned char *data;
-      std::size_t bytes;
-      std::size_t field;
-    };
+    // Everything that the vertex may write: its edges and, last, itself.
     std::vector<Part> parts;
     for (std::size_t i = 0; i < fields.size(); ++i) {
       if (fields[i].direction != Direction::Output && fields[i].direction != Direction::InOut)
@@ -314,6 +358,9 @@ void EngineState::runVertex(PlacedVertex &vertex, std::vector<unsigned char> &sc
             "needs elements of its own");
       }
     }
+    checkWords(state, "compute set \"" + graph->computeSets[state.computeSet].name + "\"", target, parts, before);
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      std::memcpy(parts[i].data, first[i].data(), parts[i].bytes);
   }
 
   for (std::size_t i = 0; i < vertex.gathered.size(); ++i) {

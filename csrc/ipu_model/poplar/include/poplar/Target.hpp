@@ -30,6 +30,8 @@ public:
   unsigned getTilesPerIPU() const;
   unsigned getNumTiles() const;
   unsigned getNumWorkerContexts() const;
+  // Bytes: two workers may store at the same time where they share none of them.
+  unsigned getAtomicStoreGranularity() const { return 4; }
   unsigned getBytesPerTile() const;
   double getTileClockFrequency() const;
   unsigned getExchangeBytesPerCycle() const;
