@@ -35,8 +35,9 @@ _AHEAD_FEW, _AHEAD_MANY = 8, 2
 
 
 @triton.jit
-def _offsets(BLOCK: tl.constexpr, WIDE: tl.constexpr):
-    block = tl.program_id(0)
+def _offsets(first, BLOCK: tl.constexpr, WIDE: tl.constexpr):
+    """The elements of this program, from ``first`` on: an argument, as Triton 2.1 wants one that is no constant."""
+    block = first + tl.program_id(0)
     if WIDE:
         block = block.to(tl.int64)
     return block * BLOCK + tl.arange(0, BLOCK)
@@ -134,7 +135,7 @@ def lif_sequence_fwd_kernel(
 ):
     # A product with UNIT tells the compiler how rows are aligned.
     elements = units.to(tl.int64) * UNIT
-    offsets = _offsets(BLOCK, WIDE)
+    offsets = _offsets(0, BLOCK, WIDE)
     mask = offsets < elements
     decay = _clamp_unit(_parameter(beta, betas, offsets, mask, PER_ELEMENT))
     thr = _parameter(threshold, thresholds, offsets, mask, PER_ELEMENT)
@@ -238,7 +239,7 @@ def lif_sequence_bwd_kernel(
     NEED_GRADED: tl.constexpr,
 ):
     elements = units.to(tl.int64) * UNIT
-    offsets = _offsets(BLOCK, WIDE)
+    offsets = _offsets(0, BLOCK, WIDE)
     mask = offsets < elements
     raw_beta = _parameter(beta, betas, offsets, mask, PER_ELEMENT)
     decay = _clamp_unit(raw_beta)
@@ -247,9 +248,6 @@ def lif_sequence_bwd_kernel(
     zeros = (offsets * 0).to(beta.dtype.element_ty)
     p = (zeros + p_high) + p_low
     q = (zeros + q_high) + q_low
-    first = zeros
-    if HAS_MEM0:
-        first = tl.load(mem0 + offsets, mask=mask, other=0.0)
     carry = zeros
     sum_x = zeros
     sum_beta = zeros
@@ -359,7 +357,11 @@ def lif_sequence_bwd_kernel(
                 h7 = coming
             else:
                 h1 = coming
-        before = tl.where(t > 0, before_stored.to(zeros.dtype), first)
+        # A row before the first is zeros.
+        before = before_stored.to(zeros.dtype)
+        if HAS_MEM0:
+            length = elements * (t == 0).to(tl.int64)
+            before = before + tl.load(mem0 + offsets, mask=offsets < length, other=0.0)
         was_above = _spike(before, thr, grad_x)
         shifted = u - thr
         spike = (shifted > 0.0).to(zeros.dtype)
