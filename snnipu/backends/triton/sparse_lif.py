@@ -464,7 +464,9 @@ def sparse_lif_sequence_bwd(
     steps, batch, _ = ids.shape
     neurons, inputs = weight.shape
     slots = ids_out.shape[2]
-    carry, sum_grad, sum_beta, sum_threshold = (weight.new_zeros((batch, neurons)) for _ in range(4))
+    # A recurrent layer's kernel adds to them, step by step.
+    make = weight.new_empty if recurrent_weight is None and steps else weight.new_zeros
+    carry, sum_grad, sum_beta, sum_threshold = (make((batch, neurons)) for _ in range(4))
     blocks, sizes = _blocks(neurons)
 
     def adjoint(dense: torch.Tensor, begin: int, end: int, resume: bool) -> None:

@@ -116,6 +116,19 @@ def test_selection_is_that_of_the_cpu():
     assert torch.equal(own.to_dense().cpu(), x)
 
 
+def test_gradients_of_a_selection_are_those_of_the_cpu():
+    mem, thresholds, upstream = torch.randn(5, 7, 300), torch.rand(300), torch.randn(5, 7, 120)
+    for threshold, second in itertools.product((thresholds, torch.tensor(0.4)), (None, 0.1)):
+        results = []
+        for device in ("cpu", CUDA):
+            leaves = [tensor.to(device).requires_grad_() for tensor in (mem, threshold)]
+            out = ops.select_spikes(*leaves, second, 120)
+            (out.values * upstream.to(device)).sum().backward()
+            results.append([leaf.grad.cpu() for leaf in leaves])
+        for own, expected in zip(results[1], results[0]):
+            assert relative_error(own, expected, results[0][0]) <= 1e-5
+
+
 @pytest.fixture
 def network():
     net = snnipu.SparseNetwork(
