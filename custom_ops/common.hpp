@@ -137,9 +137,9 @@ inline void checkFloat(const popart::Op &op, popart::InIndex index, const char *
     throw popart::error("{}: {} must be FLOAT", op.opid, name);
 }
 inline void checkFloatOrHalf(const popart::Op &op, popart::InIndex index, const char *name) {
-  if (op.inInfo(index).dataType() != popart::DataType::FLOAT16)
-    if (op.inInfo(index).dataType() != popart::DataType::FLOAT)
-      throw popart::error("{}: {} must be FLOAT or FLOAT16", op.opid, name);
+  const popart::DataType type = op.inInfo(index).dataType();
+  if (type != popart::DataType::FLOAT && type != popart::DataType::FLOAT16)
+    throw popart::error("{}: {} must be FLOAT or FLOAT16", op.opid, name);
 }
 
 inline poplar::Type poplarType(const popart::TensorInfo &info) {

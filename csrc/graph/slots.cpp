@@ -19,10 +19,9 @@ void checkSlots(const char *op, const SlotTensors &spikes) {
   for (const auto &named : {std::make_pair("ids", &spikes.ids), std::make_pair("values", &spikes.values),
                             std::make_pair("counts", &spikes.counts)}) {
     const poplar::Type type = named.second->elementType();
-    const bool half = type == poplar::HALF && named.second == &spikes.values && &spikes.values != &spikes.ids;
-    if (type != poplar::FLOAT && !half)
-      refuse(std::string(named.first) + " must be FLOAT" + (named.second == &spikes.values ? " or HALF" : "") +
-             ", got " + type.toString());
+    const bool values = named.second == &spikes.values;
+    if (type != poplar::FLOAT && !(values && type == poplar::HALF))
+      refuse(std::string(named.first) + " must be FLOAT" + (values ? " or HALF" : "") + ", got " + type.toString());
     if (named.second->rank() != 3)
       refuse(std::string(named.first) + " must have three dimensions, got " + named.second->shapeToString());
   }

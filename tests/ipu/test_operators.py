@@ -75,10 +75,12 @@ def test_lif_sequence_variants(reset, delay):
         check_lif(model, inputs, upstream, reset, delay, surrogate, paths=((0, 1),))
 
 
+@pytest.mark.parametrize(("tiles", "ipus"), MACHINES)
 @pytest.mark.parametrize("delay", [0, 1])
-def test_lif_sequence_in_half(delay):
-    """float16 crosses the border; state and parameters are float32 either way, so nothing differs."""
-    check_lif(machine(4), *lif_case(neurons=37, dtype=torch.float16), delay=delay)
+def test_lif_sequence_in_half(tiles, ipus, delay):
+    """float16 crosses the border; state and parameters are float32 either way, so nothing differs. An odd number of
+    elements in a step."""
+    check_lif(machine(tiles, ipus), *lif_case(neurons=37, dtype=torch.float16), delay=delay)
 
 
 def test_lif_sequence_on_a_whole_ipu():

@@ -396,6 +396,30 @@ def test_weights_in_half(monkeypatch, kind):
 
 
 @needs_library
+@pytest.mark.parametrize("kind", ["network", "sparse layers", "dense layers"])
+def test_a_whole_model_in_half(monkeypatch, kind):
+    """``model.half()``, as scripts for an IPU have it: what the host makes of it."""
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:8")
+    torch.manual_seed(2)
+    x = (torch.rand(7, 3, 20) < 0.4).half()
+    results = []
+    for options in (on_model(), poptorch.Options()):
+        net = Events(kind).half()
+        before = [weight.detach().clone() for weight in net.parameters()]
+        model = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=0.5))
+        outputs = model(x)
+        results.append((outputs, net, before))
+    (outputs, made, before), (wanted, expected, _) = results
+    assert torch.equal(outputs[0], wanted[0])
+    torch.testing.assert_close(outputs[1:], wanted[1:])
+    for old, weight, other in zip(before, made.parameters(), expected.parameters()):
+        assert weight.dtype == torch.float16
+        step = float((other.detach() - old).abs().max())
+        assert step > 0
+        torch.testing.assert_close(weight, other, rtol=2.0**-10, atol=2.0**-10 * step)
+
+
+@needs_library
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_operators_on_spike_ids_by_name(monkeypatch, dtype):
     """``poptorch.custom_op`` itself, on the model and on the host: the same shapes, types and values."""
