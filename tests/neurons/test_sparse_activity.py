@@ -76,6 +76,33 @@ def test_nothing_is_measured_during_capture_or_without_samples(measured, monkeyp
     assert measured.log == []
 
 
+def test_the_number_is_copied_to_pinned_memory_behind_what_is_under_way(monkeypatch):
+    """With stand-ins for what only CUDA has."""
+    log = []
+    empty = torch.empty
+
+    def pinned(*size, pin_memory, **options):
+        assert pin_memory
+        return empty(*size, **options)
+
+    class Event(Copied):
+        def __init__(self):
+            super().__init__(log)
+
+        def record(self, stream):
+            log.append(f"recorded on {stream}")
+
+    monkeypatch.setattr(torch, "empty", pinned)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    spikes, activity = spikes_of(0.3), DeviceActivity()
+    assert [activity.of(spikes) for _ in range(LATER)] == [spikes.capacity / 40] * LATER
+    assert log == ["recorded on the stream of cpu"]
+    assert activity.of(spikes) == spikes.activity
+    assert log[1:] == ["waited"]
+
+
 def test_copies_know_nothing(measured):
     measured.of(spikes_of(0.4))
     for other in (copy.deepcopy(measured), pickle.loads(pickle.dumps(DeviceActivity()))):
