@@ -143,10 +143,14 @@ def split(number: float) -> Tuple[float, float]:
 
 
 @lru_cache(maxsize=None)
+def version() -> Tuple[int, int]:
+    """Triton's major and minor version."""
+    major, minor = importlib.import_module("triton").__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
 def _fp_fusion(enabled: bool) -> Dict[str, Any]:
-    version = importlib.import_module("triton").__version__
-    major, minor = (int(part) for part in version.split(".")[:2])
-    return {"enable_fp_fusion": enabled} if (major, minor) >= _FP_FUSION_SINCE else {}
+    return {"enable_fp_fusion": enabled} if version() >= _FP_FUSION_SINCE else {}
 
 
 def exact() -> Dict[str, Any]:

@@ -30,6 +30,8 @@ _SIGMOID = tl.constexpr(surrogates.SIGMOID)
 
 # Rows whose length is a multiple of it are aligned to the widest loads.
 _ALIGNED = 16
+# Before it Triton's compiler fails at the backward kernel with more than one element to a thread.
+_WIDE_BLOCKS_SINCE = (2, 2)
 # Steps that are asked for in advance where threads have one element, and where they have more.
 _AHEAD_FEW, _AHEAD_MANY = 8, 2
 
@@ -411,7 +413,9 @@ def _constants(surrogate: int, a: float, b: float) -> Tuple[float, ...]:
 
 def _geometry(elements: int, like: torch.Tensor) -> Tuple[int, Dict[str, Any]]:
     """Number of programs, and the options that follow from a step's size."""
-    block = backend.block_size(elements, like.element_size(), like.device)
+    block = backend.LEAST_BLOCK
+    if backend.version() >= _WIDE_BLOCKS_SINCE:
+        block = backend.block_size(elements, like.element_size(), like.device)
     programs = -(-elements // block)
     return programs, {
         "UNIT": _ALIGNED if elements % _ALIGNED == 0 else 1,
