@@ -13,7 +13,7 @@ import triton.language as tl
 
 from snnipu.backends import triton as backend
 from snnipu.backends.triton.sparse_break_even import break_even
-from snnipu.backends.triton.sparse_maths import block_of, contracted, number, scalar, where_all
+from snnipu.backends.triton.sparse_maths import block_of, number, scalar, where_all
 from snnipu.backends.triton.sparse_select import carried_in_row, sparse_to_dense_bwd, sparse_to_dense_fwd
 
 # A packed row begins at a multiple of so many elements, for loads of 16 bytes.
@@ -390,7 +390,7 @@ def grad_values_of(
                 SCALE=scale != 1,
                 DOUBLE=grad.dtype == torch.float64,
                 **options,
-                **contracted(),
+                **backend.fused(),
             )
     return out
 

@@ -1,13 +1,11 @@
 """What the kernels of the sparse operators share: numbers and parameters as arguments, block sizes."""
 
 import struct
-from typing import Any, Dict, Union
+from typing import Union
 
 import torch
 import triton
 import triton.language as tl
-
-from snnipu.backends import triton as backend
 
 # The neuron's maths stands once, with the dense operators.
 from snnipu.backends.triton.lif import _clamp_unit as clamp_unit
@@ -39,11 +37,6 @@ def number(value: float, dtype: torch.dtype) -> Union[float, int]:
     return int(struct.unpack("<q", struct.pack("<d", value))[0])
 
 
-def contracted() -> Dict[str, Any]:
-    """Launch options under which a multiplication and an addition are rounded once, together: for dot products."""
-    return dict.fromkeys(backend.exact(), True)
-
-
 @triton.jit
 def scalar(argument, DOUBLE: tl.constexpr):
     """The inverse of :func:`number`."""
@@ -73,7 +66,6 @@ __all__ = [
     "WORD_BITS",
     "block_of",
     "clamp_unit",
-    "contracted",
     "number",
     "per_neuron",
     "scalar",
