@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -122,6 +123,30 @@ def test_one_case_with_sizes_of_its_own(capsys):
     assert "T=3 × B=2 × N=9" in printed
     assert "Tutorial" not in printed
     assert "snnTorch loop" not in printed
+
+
+def test_tables_of_a_case_where_no_sizes_are_asked_for(monkeypatch, tmp_path, capsys):
+    from snnipu.benchmarking.cases import lif
+
+    def variants(settings):
+        small = dataclasses.replace(settings, steps=2, batch_size=3)
+        return [dataclasses.replace(small, neurons=4), dataclasses.replace(small, neurons=5, dtype=torch.float16)]
+
+    monkeypatch.setattr(lif, "variants", variants)
+    out = tmp_path / "out.json"
+    rounds = ["--repeats", "1", "--min-seconds", "0", "--peers", "copy"]
+    assert bench("lif", *rounds, "--json", str(out)) == 0
+    printed = capsys.readouterr().out
+    assert "T=2 × B=3 × N=4\n" in printed
+    assert "T=2 × B=3 × N=5, float16\n" in printed
+    tables = json.loads(out.read_text(encoding="utf-8"))["cases"]
+    assert [table["parameters"]["dtype"] for table in tables] == ["float32", "float16"]
+    assert [row["name"] for row in tables[0]["results"]] == ["snnipu", "copy"]
+    # A share of the floor is the time of the copy over a row's own.
+    assert tables[0]["results"][1]["ratios"]["snnipu"] > 0
+    for asked in (["--neurons", "7", "--steps", "2", "--batch-size", "2"], ["--quick"], [*TINY, "--dtype", "float64"]):
+        bench("lif", *rounds, *asked, "--json", str(out))
+        assert len(json.loads(out.read_text(encoding="utf-8"))["cases"]) == 1
 
 
 def test_sizes_override_quick(capsys):

@@ -63,6 +63,18 @@ def test_ipu_model():
     assert found == {"available": found["reason"] is None, "reason": ipu_model.unavailable_reason()}
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_says_why_there_is_no_cuda(monkeypatch, capsys):
+    assert main(["info"]) == 0
+    assert "cuda          not available: PyTorch finds no CUDA device" in capsys.readouterr().out
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("snnipu.backends.triton.unavailable_reason", lambda device=None: None)
+    assert main(["info"]) == 0
+    printed = capsys.readouterr().out
+    assert "cuda          available" in printed
+    assert "cuda: triton" in printed
+
+
 def test_bad_arguments(tmp_path, capsys):
     assert info.main(["--json", str(tmp_path / "missing" / "info.json")]) == 2
     assert "--json cannot be written" in capsys.readouterr().err
