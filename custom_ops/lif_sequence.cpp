@@ -1,7 +1,6 @@
 // LifSequence and its gradient: leaky integrate-and-fire over a sequence.
 //   inputs   x [T, ...] (FLOAT or FLOAT16), mem0 [...], beta, threshold, graded (FLOAT; one element each, or one for
-//   each
-//            element of a step modulo their size)
+//            each element of a step modulo their size)
 //   outputs  spk, mem [T, ...] of x's type
 #include "common.hpp"
 

@@ -106,8 +106,8 @@ SelectSpikesGradients selectSpikesGrad(poplar::Graph &graph, const Tensor &gradV
   SelectSpikesGradients out;
   out.mem = inType(graph, spread, dense, mem.elementType(), prog, {info, "gradMemOfType"}).reshape(mem.shape());
   if (perNeuron) {
-    out.threshold = sumModulo(graph, Spread(graph, rows * neurons, poplar::FLOAT), dense.reshape({1, rows * neurons}), threshold,
-                              -1.0f, prog, {info, "gradThreshold"});
+    out.threshold = sumModulo(graph, Spread(graph, rows * neurons, poplar::FLOAT), dense.reshape({1, rows * neurons}),
+                              threshold, -1.0f, prog, {info, "gradThreshold"});
   } else {
     std::vector<Tensor> parts;
     for (std::size_t tile = 0; tile < spread.tiles(); ++tile)

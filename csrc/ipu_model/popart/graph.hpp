@@ -27,8 +27,8 @@ public:
   std::vector<TensorId> addOp(const OperatorIdentifier &opid, const Attributes &attributes,
                               const std::vector<TensorId> &inputs, int outputs, const std::string &name = "");
 
-  // Adds the gradient operators, and sums where several operators read a tensor. outputGradients: tensor -> its gradient, of the tensors that the loss is made of.
-  // Returns tensor -> gradient for all graph inputs that have one.
+  // Adds the gradient operators, and sums where several operators read a tensor. outputGradients: tensor -> its
+  // gradient, of the tensors that the loss is made of. Returns tensor -> gradient for all graph inputs that have one.
   std::map<TensorId, TensorId> growGradients(const std::map<TensorId, TensorId> &outputGradients);
 
   TensorInfo &info(const TensorId &id);
