@@ -43,8 +43,6 @@ def _compiling() -> bool:
 
 def _dense_on_gpu(x: SparseSpikes, weight: torch.Tensor, measured: DeviceActivity) -> bool:
     """Whether the matrix product is the faster on a GPU, told without waiting for ``x``."""
-    if _compiling():
-        return False
     if backend_for("sparse_linear", x.device) != "triton":
         return True
     limit = break_even(weight.dtype)
@@ -62,7 +60,7 @@ def choose_path(x: DenseOrSparse, weight: torch.Tensor, path: str, measured: Dev
     """
     in_features = weight.shape[1]
     # A compiled graph cannot look at the data: spikes stay spikes, and a dense tensor stays one.
-    compiled = popart.uses_operator("event-driven layers", "SparseLinear")
+    compiled = popart.uses_operator("event-driven layers", "SparseLinear") or _compiling()
     if isinstance(x, SparseSpikes):
         if x.num_neurons != in_features:
             raise ValueError(f"x must be spikes of in_features={in_features} neurons, got {x.num_neurons}")

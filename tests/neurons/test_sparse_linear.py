@@ -131,6 +131,20 @@ def test_compiles_into_one_graph():
         assert torch.equal(own, expected)
 
 
+@pytest.mark.parametrize("kind", ["spikes", "dense"])
+def test_a_compiled_layer_does_not_look_at_the_data(kind):
+    """With path="auto" spikes stay spikes in one graph, and a dense tensor a dense one."""
+    spikes = random_spikes(4, 3, 20)
+    x = spikes if kind == "spikes" else spikes.to_dense()
+    layer = made(20, 7)
+    chosen = made(20, 7, path="sparse" if kind == "spikes" else "dense")
+    chosen.load_state_dict(layer.state_dict())
+    torch._dynamo.reset()
+    out = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
+    assert layer.path == "auto"
+    assert torch.equal(out, chosen(x))
+
+
 def test_repr():
     assert repr(snn.SparseLinear(3, 4)) == "SparseLinear(in_features=3, out_features=4, bias=False)"
     assert "path='dense'" in repr(snn.SparseLinear(3, 4, path="dense"))

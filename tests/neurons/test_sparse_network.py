@@ -602,7 +602,7 @@ def test_the_number_of_threads_does_not_change_a_bit():
 # ---- tools
 
 
-@pytest.mark.parametrize(("kind", "path"), [("dense", "auto"), ("spikes", "sparse")])
+@pytest.mark.parametrize(("kind", "path"), [("dense", "auto"), ("spikes", "auto"), ("spikes", "sparse")])
 def test_compiles(kind, path):
     net = made([6, 5, 4], path=path, delay=0)
     spikes = random_spikes(4, 2, 6, 0.3, 0.0)
@@ -612,7 +612,7 @@ def test_compiles(kind, path):
     grads = [parameter.grad.clone() for parameter in net.parameters()]
     net.zero_grad()
     torch._dynamo.reset()
-    out = torch.compile(net, backend="aot_eager")(x)
+    out = torch.compile(net, fullgraph=True, backend="aot_eager")(x)
     assert torch.equal(out.to_dense(), expected.to_dense())
     out.to_dense().sum().backward()
     for parameter, grad in zip(net.parameters(), grads):
