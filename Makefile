@@ -1,5 +1,5 @@
-# Every target sets up what it needs in $(VENV). Overridable: PYTHON, VENV, TORCH, TORCHVISION, PYTEST_ARGS, BENCH_ARGS,
-# SANITIZE_ISA, SANITIZE_FLAGS, CLANGXX, OUT.
+# Every target sets up what it needs in $(VENV). Overridable: PYTHON, VENV, TORCH, TORCHVISION, JOBS, PYTEST_ARGS,
+# BENCH_ARGS, SANITIZE_ISA, SANITIZE_FLAGS, CLANGXX, OUT.
 #   make demo      train on scikit-learn's digits, with pictures
 #   make test      the whole test suite
 #   make sanitize  the kernels' tests under GCC's address and undefined-behaviour sanitizers
@@ -12,6 +12,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
 PYTEST_ARGS ?=
+JOBS ?= 2
 BENCH_ARGS ?= --resident-memory
 OUT ?= out
 MACHINE := $(shell uname -m)
@@ -23,6 +24,8 @@ SANITIZE_FLAGS ?= -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=und
 CLANGXX ?= $(firstword $(wildcard $(addsuffix /clang++,$(subst :, ,$(PATH))) $(addsuffix /clang++-[0-9]*,$(subst :, ,$(PATH)))))
 
 BIN := $(VENV)/bin
+# One file's tests stay in one process: they share what they set up.
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NATIVE := $(shell find csrc -name '*.[ch]pp' -o -name '*.h')
 CPP := $(shell find csrc custom_ops -name '*.[ch]pp' -o -name '*.h')
@@ -68,7 +71,7 @@ demo: $(VENV)/.data
 	@echo "pictures and results: $(abspath $(OUT)/demo)"
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 bench: $(VENV)/.bench
 	mkdir -p $(OUT)/bench
@@ -83,7 +86,7 @@ lint: $(VENV)/.lint
 	CXXFLAGS="$(CXXFLAGS) -O0 -Werror" $(BIN)/python setup.py --quiet build_ext --build-lib $(OUT)/lint
 
 # popc is a Clang. libclang, from PyPI, is on every machine; a clang++ may warn of more.
-IPU_CHECK := $(MAKE) --silent --jobs $(shell nproc 2> /dev/null || echo 2) -C custom_ops check
+IPU_CHECK := $(MAKE) --silent --jobs $(JOBS) -C custom_ops check
 IPU_CHECK += INCLUDES="-I$(CURDIR)/csrc/ipu_model/poplar/include -I$(CURDIR)/csrc/ipu_model/popart/include"
 
 check-ipu: $(VENV)/.test
@@ -102,7 +105,7 @@ sanitize: $(VENV)/.test
 	cxx="$${CXX:-c++}" && env SNNIPU_NATIVE_DIR="$(abspath $(OUT))/sanitize/snnipu/_native" \
 		LD_PRELOAD="$$($$cxx -print-file-name=libasan.so) $$($$cxx -print-file-name=libstdc++.so)" \
 		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 SNNIPU_HYPOTHESIS_EXAMPLES=30 \
-		$(BIN)/python -m pytest --capture=sys -k "not compile and not opcheck" $(PYTEST_ARGS) \
+		$(PYTEST) --capture=sys -k "not compile and not opcheck" $(PYTEST_ARGS) \
 		tests/ops $(wildcard tests/neurons/test_sparse_*.py) tests/test_spikes.py \
 		tests/test_native.py::test_every_instruction_set tests/test_native.py::test_the_sanitizers_see_an_overrun
 

@@ -286,9 +286,11 @@ def layer_memory(network: NetworkSpec, entry: int, neurons: int) -> Dict[str, in
         received += rows * (slots * (ID_BYTES + FLOAT) + COUNTS_BYTES)
         sent += rows * slots_in * FLOAT if entry > 1 else 0
     states = {"sgd": 0, "adam": 2}[network.optimizer] if training else 0
+    # Summed in float32; those of float16 weights are handed on as float16.
+    gradient_bytes = FLOAT + (network.weight_bytes if network.weight_bytes < FLOAT else 0)
     return {
         "weights": weights * network.weight_bytes,
-        "weight gradients": weights * FLOAT if training else 0,
+        "weight gradients": weights * gradient_bytes if training else 0,
         "optimiser state": weights * FLOAT * states,
         # Membranes; backwards also the carried gradient and the step's; beta, bias and two thresholds.
         "neuron state": (rows * (3 if training else 1) + 4) * width * FLOAT,

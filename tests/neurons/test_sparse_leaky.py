@@ -138,10 +138,15 @@ def test_equals_the_dense_layer(path, reset):
         {"max_spikes": 12},
         {"max_spikes": 0},
         {"grad_threshold": 0.3, "input_scale": 0.5, "bias": True},
-        {"beta": torch.rand(65), "threshold": torch.rand(65) + 0.3, "learn_beta": True, "learn_threshold": True},
+        {
+            "beta": torch.linspace(0, 1, 65),
+            "threshold": torch.linspace(1.3, 0.3, 65),
+            "learn_beta": True,
+            "learn_threshold": True,
+        },
         {"learn_beta": True, "grad_threshold": 0.2, "reset_mechanism": "subtract"},
     ],
-    ids=str,
+    ids=",".join,
 )
 def test_every_path_equals_the_oracle(keywords, path):
     layer = made(path=path, **keywords)
@@ -282,10 +287,10 @@ def test_state_dict_round_trip():
         {},
         {"bias": True},
         {"learn_beta": True, "learn_threshold": True},
-        {"beta": torch.rand(65), "threshold": torch.rand(65) + 0.3, "bias": True},
+        {"beta": torch.linspace(0, 1, 65), "threshold": torch.linspace(1.3, 0.3, 65), "bias": True},
         {"input_scale": 0.5, "bias": True},
     ],
-    ids=str,
+    ids=",".join,
 )
 def test_to_and_from_the_dense_layer(keywords, reset):
     layer = made(reset_mechanism=reset, spike_grad=surrogate.fast_sigmoid(10), **keywords)

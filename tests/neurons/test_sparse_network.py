@@ -252,7 +252,7 @@ def test_one_entry_for_each_layer():
         {"max_spikes": [5, 20, 12, 3], "grad_threshold": 0.3, "learn_beta": True, "learn_threshold": True},
         {"max_spikes": [None, 70, 12, 7], "grad_threshold": [0.6, 0.2, None], "reset_mechanism": "subtract"},
     ],
-    ids=str,
+    ids=",".join,
 )
 def test_caps_and_second_thresholds(keywords, overflow, delay):
     net = made(overflow=overflow, delay=delay, bias=True, **keywords)
@@ -372,9 +372,9 @@ def test_initial_weights_are_those_of_linear_layers():
     [
         {},
         {"bias": True, "learn_beta": True, "learn_threshold": True, "reset_mechanism": "subtract"},
-        {"beta": [torch.rand(65), 0.8, 0.7], "input_scale": 0.5, "spike_grad": surrogate.fast_sigmoid(10)},
+        {"beta": [torch.linspace(0, 1, 65), 0.8, 0.7], "input_scale": 0.5, "spike_grad": surrogate.fast_sigmoid(10)},
     ],
-    ids=str,
+    ids=",".join,
 )
 def test_to_and_from_the_dense_stack(keywords):
     net = made(delay=0, **keywords)

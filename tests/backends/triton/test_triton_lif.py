@@ -128,6 +128,28 @@ def test_dtypes(kernels, dtype, reset, delay):
     assert_same(kernels, x, mem0.to(parameters[0].dtype), parameters, None, reset, delay, surrogate.atan().kernel)
 
 
+@pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
+def test_half_gradients_are_as_good_as_the_references(kernels, delay):
+    """Against the adjoint in float64 at the same membranes: at most twice the reference's error in float16."""
+    x, parameters = torch.randn(9, 4, 61).half(), parameters_of(61, torch.float16)
+    spk, mem, pre = reference_of("lif_sequence_fwd")(x, None, *parameters, None, 0, delay, True, not delay)
+    saved = (torch.randn_like(spk), None, None, mem, None if delay else pre, None)
+    options = (None, 0, delay, *surrogate.atan().kernel, *ALL)
+    exact, expected, actual = (
+        function(*(part if part is None else cast(part) for part in (*saved, *parameters)), *options)
+        for function, cast in (
+            (reference_of("lif_sequence_bwd"), torch.Tensor.double),
+            (reference_of("lif_sequence_bwd"), torch.Tensor.clone),
+            (kernels.lif_sequence_bwd, torch.Tensor.clone),
+        )
+    )
+    for name, own, other, true in zip(NAMES, actual, expected, exact):
+        error, allowed = (float((part.double() - true).norm()) for part in (own, other))
+        assert error <= 2 * allowed, name
+        # Every number of x's gradient is rounded; a sum may be exact.
+        assert error > 0 or name != "x"
+
+
 @pytest.mark.parametrize("spike_grad", SURROGATES, ids=lambda s: s.name)
 def test_float64_surrogates(kernels, spike_grad):
     """A surrogate's parameters reach the kernel with more than a float32's digits."""
