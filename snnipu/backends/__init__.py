@@ -12,15 +12,20 @@ _SPECIAL_CASES = {"lif_step": "lif_sequence"}
 
 
 def backend_for(op: str, device: torch.device) -> str:
-    """The backend that runs ``snnipu.ops.<op>`` for tensors on ``device``: ``host``, ``triton`` or ``reference``.
+    """What runs ``snnipu.ops.<op>`` for tensors on ``device``: ``host``, ``triton``, ``reference`` or ``ipu-model``.
+
+    ``ipu-model`` is for layers: their ops' PopART operators, where the modules call an IPU model's.
 
     Raises ValueError for an op that does not exist.
     """
     from snnipu import ops
+    from snnipu.backends import popart
     from snnipu.ops import _library
 
     if op not in ops.__all__:
         raise ValueError(f"op must be one of {sorted(ops.__all__)}, got {op!r}")
+    if popart.on_ipu_model():
+        return "ipu-model"
     if device.type == "cpu" and host.library is not None:
         return "host"
     has_kernel = "CUDA" in _library.REGISTERED[f"{_SPECIAL_CASES.get(op, op)}_fwd"]

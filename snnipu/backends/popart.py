@@ -45,6 +45,11 @@ def running_on(model: "Optional[IpuModel]") -> Iterator[None]:
         _running.model = before
 
 
+def on_ipu_model() -> bool:
+    """Whether modules call the operators of an IPU model here."""
+    return getattr(_running, "model", None) is not None
+
+
 def _tracing_poptorch() -> Optional[ModuleType]:
     """The real PopTorch while it traces, else None."""
     if not _POPTORCH_INSTALLED:

@@ -1,17 +1,18 @@
 """``python -m snnipu train``: train a spiking network on digits or on events, resumably."""
 
 import argparse
+import contextlib
 import functools
 import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple, Type, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Type, Union
 
 import snntorch
 import torch
 
-from snnipu import datasets, training
+from snnipu import _dropin, datasets, training
 from snnipu._extras import MissingExtra, require
 from snnipu._version import __version__
 from snnipu.training.config import DATASET_DEFAULTS, EVENT_DEFAULTS, OVERFLOW_ORDERS
@@ -24,6 +25,7 @@ SETTINGS = tuple(dict.fromkeys([*training.TrainConfig.names(), *training.EventCo
 # Flags that are not called as the setting is.
 FLAGS = {"slot_activity": "--activity"}
 NONE = "none"
+IPU_MODEL = "ipu-model"
 DESCRIPTION = """\
 Train a spiking network on handwritten digits or, with --dataset randman, nmnist, shd or dvs, on events.
 
@@ -223,7 +225,12 @@ def build_parser() -> argparse.ArgumentParser:
     data.add_argument("--manifold-dim", type=positive_int, metavar="D", help="randman: of the manifolds (default: 1)")
     data.add_argument("--alpha", type=float, help="randman: smoothness of the manifolds (default: 2)")
     data.add_argument("--workers", type=natural_int, metavar="N", help="events: processes that read recordings")
-    data.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: auto, a GPU if any")
+    data.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda", IPU_MODEL),
+        default="auto",
+        help="ipu-model: the layers' operators on a model of an IPU, the rest on the CPU (default: auto, a GPU if any)",
+    )
     output = parser.add_argument_group("output")
     output.add_argument("--json", type=Path, metavar="FILE", help="write settings and results (accuracies: 0 to 1)")
     output.add_argument(
@@ -291,6 +298,11 @@ def slot_numbers(text: str) -> Any:
 
 
 def run(options: argparse.Namespace, stop: StopRequest) -> int:
+    with running_on(options.device) as ipu_model:
+        return train(options, stop, ipu_model)
+
+
+def train(options: argparse.Namespace, stop: StopRequest, ipu_model: Any) -> int:
     device = choose_device(options.device)
     if options.plot_dir is not None:
         as_usage_error(lambda: require("matplotlib", extra="data", purpose="--plot-dir"), MissingExtra)
@@ -300,6 +312,8 @@ def run(options: argparse.Namespace, stop: StopRequest) -> int:
     checkpoint = choose_checkpoint(options)
     saved = training.load_checkpoint(checkpoint) if options.resume and checkpoint is not None else None
     config = choose_config(options, saved)
+    if ipu_model is not None and isinstance(config, training.TrainConfig) and config.engine != "snnipu":
+        raise UsageError(f"argument --engine: {config.engine} does not run on the IPU model; --device cpu does")
     data = load_data(config, options)
     trainer = make_trainer(config, data, device, options)
     if saved is not None:
@@ -325,7 +339,10 @@ def run(options: argparse.Namespace, stop: StopRequest) -> int:
         raise UsageError(data_message(error)) from error
 
     if options.json is not None:
-        text = json.dumps(make_report(trainer, finished), indent=2) + "\n"
+        report = make_report(trainer, finished)
+        if ipu_model is not None:
+            report.update(device=IPU_MODEL, ipu_model=[counts_of(entry) for entry in ipu_model.reports()])
+        text = json.dumps(report, indent=2) + "\n"
         as_usage_error(
             lambda: training.write_atomically(options.json, lambda file: file.write(text.encode())),
             OSError,
@@ -335,6 +352,8 @@ def run(options: argparse.Namespace, stop: StopRequest) -> int:
     if options.plot_dir is not None and trainer.history:
         for path in as_usage_error(lambda: draw(trainer, options.plot_dir), OSError, "argument --plot-dir: "):
             print(f"picture: {path}")
+    if ipu_model is not None:
+        print_counts(ipu_model.reports())
     if finished:
         print(f"test accuracy: {100 * trainer.history[-1]['test_accuracy']:.2f} %", flush=True)
         return 0
@@ -371,6 +390,44 @@ def flag_message(message: str) -> str:
 def flag(name: str) -> str:
     """``batch_size`` -> ``--batch-size``."""
     return FLAGS.get(name, f"--{name.replace('_', '-')}")
+
+
+@contextlib.contextmanager
+def running_on(device: str) -> Iterator[Any]:
+    """With ``ipu-model`` layers call the operators of the model that is given; otherwise None is."""
+    if device != IPU_MODEL:
+        yield None
+        return
+    if _dropin.is_installed("poptorch"):
+        raise UsageError("argument --device: ipu-model needs snnipu's host runtime, and PopTorch is installed here")
+    from snnipu.ipu.model import IpuModelError
+    from snnipu.poptorch import Error
+    from snnipu.poptorch._ipu_model import IpuModelRunner
+    from snnipu.poptorch._tracing import tracing
+
+    try:
+        runner = IpuModelRunner()
+        with runner.running(), tracing(training=True):
+            yield runner.model
+    except (Error, IpuModelError) as error:
+        raise UsageError(f"argument --device: {error}") from error
+
+
+def counts_of(entry: Dict[str, Any]) -> Dict[str, Any]:
+    """Of an operator's report on the IPU model what is the same for all."""
+    names = ("cycles", "compute_cycles", "exchange_cycles", "sync_cycles", "clock_hz", "tile_memory_max_bytes")
+    kept = {name: entry["report"][name] for name in names}
+    return {"operator": entry["operator"], "inputs": entry["inputs"], "target": entry["target"], **kept}
+
+
+def print_counts(entries: List[Dict[str, Any]]) -> None:
+    print("counted by the IPU model, over the run; not measured:")
+    for entry in map(counts_of, entries):
+        shape = " x ".join(map(str, entry["inputs"][0]))
+        print(
+            f"  {entry['operator']}, {shape}: {entry['cycles']:,.0f} cycles on {entry['target']}, fullest tile "
+            f"{entry['tile_memory_max_bytes'] / 1024:.1f} KiB"
+        )
 
 
 def choose_device(name: str) -> torch.device:

@@ -11,8 +11,12 @@ import torch
 
 from snnipu import datasets
 from snnipu.cli import train
+from snnipu.ipu import model as ipu_model
 
 pytest.importorskip("sklearn")
+needs_ipu_model = pytest.mark.skipif(
+    not ipu_model.available(), reason=f"no IPU model: {ipu_model.unavailable_reason()}"
+)
 
 SMALL = ["--hidden", "16", "--steps", "5", "--epochs", "2", "--batch-size", "128"]
 
@@ -47,6 +51,30 @@ def test_defaults_reach_95_percent_on_digits(tmp_path, capsys):
     assert report["test_accuracy"] == report["history"][-1]["test_accuracy"]
     assert (tmp_path / "out" / "train-digits.pt").exists()
     assert "64-128-10, T=25" in capsys.readouterr().out
+
+
+@needs_ipu_model
+def test_on_the_ipu_model(monkeypatch, capsys, tmp_path):
+    """The same training, to rounding, with the operators of the layers on the model."""
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:8")
+    reports = {}
+    for device in ("cpu", "ipu-model"):
+        assert run("--device", device, "--json", f"{device}.json", "--no-checkpoint", "--epochs", 1) == 0
+        reports[device] = json.loads((tmp_path / f"{device}.json").read_text())
+    own, host = reports["ipu-model"], reports["cpu"]
+    assert (own["backend"], own["device"]) == ("ipu-model", "ipu-model")
+    assert own["test_accuracy"] == host["test_accuracy"]
+    assert own["history"][0]["train_loss"] == pytest.approx(host["history"][0]["train_loss"], rel=1e-5)
+    counted = {entry["operator"] for entry in own["ipu_model"]}
+    assert counted == {"LifSequence", "LifSequence (gradient)"}
+    assert all(entry["cycles"] > 0 and entry["tile_memory_max_bytes"] > 0 for entry in own["ipu_model"])
+    assert "ipu_model" not in host
+    assert "LifSequence (gradient), 5 x 128 x 16: " in capsys.readouterr().out
+    assert "argument --engine: snntorch does not run on the IPU model" in fails(
+        capsys, "--device", "ipu-model", "--engine", "snntorch"
+    )
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk9")
+    assert "argument --device: SNNIPU_IPU_MODEL_TARGET" in fails(capsys, "--device", "ipu-model")
 
 
 def test_report_and_pictures(tmp_path, capsys):

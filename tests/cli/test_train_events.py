@@ -7,6 +7,7 @@ import torch
 
 from snnipu import training
 from snnipu.cli import train
+from snnipu.ipu import model as ipu_model
 
 # Of ten samples some layers cannot come close to their activity.
 pytestmark = pytest.mark.filterwarnings("ignore:layer .* in place of:RuntimeWarning")
@@ -120,6 +121,19 @@ def test_resume_gives_what_an_uninterrupted_run_gives(capsys):
         assert torch.equal(value, parts["model"][name]), name
     for ours, theirs in zip(straight["history"], parts["history"]):
         assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
+
+
+@pytest.mark.skipif(not ipu_model.available(), reason=f"no IPU model: {ipu_model.unavailable_reason()}")
+@pytest.mark.parametrize("method", training.METHODS)
+def test_on_the_ipu_model(method, monkeypatch):
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:16")
+    host, own = (report_of("--method", method, "--epochs", 1, "--device", name) for name in ("cpu", "ipu-model"))
+    assert own["backend"] == "ipu-model"
+    assert own["train_overflow"] == host["train_overflow"]
+    assert own["activity"] == pytest.approx(host["activity"])
+    assert own["history"][0]["train_loss"] == pytest.approx(host["history"][0]["train_loss"], rel=1e-5)
+    used = {"dense": "LifSequence", "sparse_ops": "SelectSpikes", "sparse_network": "SparseNetwork"}[method]
+    assert {used, f"{used} (gradient)"} <= {entry["operator"] for entry in own["ipu_model"]}
 
 
 def test_interrupt_keeps_the_finished_epochs(monkeypatch, capsys, tmp_path):
