@@ -55,13 +55,16 @@ class DenseToSparse(torch.autograd.Function):
         ctx.save_for_backward(ids, counts)
         ctx.num_neurons = x.shape[2]
         ctx.mark_non_differentiable(ids, counts, dropped)
+        ctx.set_materialize_grads(False)
         return ids, values, counts, dropped
 
     @staticmethod
     @once_differentiable
     def backward(  # type: ignore[override]
-        ctx: Any, _ids: torch.Tensor, grad: torch.Tensor, *_: Any
-    ) -> Tuple[torch.Tensor, None, None]:
+        ctx: Any, _ids: None, grad: Optional[torch.Tensor], *_: None
+    ) -> Tuple[Optional[torch.Tensor], None, None]:
+        if grad is None:
+            return None, None, None
         ids, counts = ctx.saved_tensors
         return torch.ops.snnipu.sparse_to_dense_fwd(ids, grad.contiguous(), counts, ctx.num_neurons), None, None
 

@@ -112,13 +112,16 @@ class SelectSpikes(torch.autograd.Function):
         ctx.save_for_backward(mem, threshold, ids, counts)
         ctx.kernel, ctx.spike_grad = kernel, spike_grad
         ctx.mark_non_differentiable(ids, counts, dropped)
+        ctx.set_materialize_grads(False)
         return ids, values, counts, dropped
 
     @staticmethod
     @once_differentiable
     def backward(  # type: ignore[override]
-        ctx: Any, _ids: torch.Tensor, grad: torch.Tensor, *_: Any
+        ctx: Any, _ids: None, grad: Optional[torch.Tensor], *_: None
     ) -> Tuple[Optional[torch.Tensor], ...]:
+        if grad is None:
+            return (None,) * 7
         mem, threshold, ids, counts = ctx.saved_tensors
         kernel = ctx.kernel
         if kernel is None:

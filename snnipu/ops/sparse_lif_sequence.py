@@ -346,13 +346,17 @@ class SparseLifSequence(torch.autograd.Function):
         ctx.input_scale, ctx.reset, ctx.delay = input_scale, reset, delay
         ctx.kernel, ctx.spike_grad = kernel, spike_grad
         ctx.mark_non_differentiable(ids_out, counts_out, dropped)
+        # No zeros for the outputs that have no gradient: ids take as much room as values.
+        ctx.set_materialize_grads(False)
         return ids_out, values_out, counts_out, dropped
 
     @staticmethod
     @once_differentiable
     def backward(  # type: ignore[override]
-        ctx: Any, _ids: torch.Tensor, grad: torch.Tensor, *_: Any
+        ctx: Any, _ids: None, grad: Optional[torch.Tensor], *_: None
     ) -> Tuple[Optional[torch.Tensor], ...]:
+        if grad is None:
+            return (None,) * 16
         values, weight, recurrent_weight, beta, threshold, ids, counts, *out = ctx.saved_tensors
         ids_out, counts_out, slot_mem, fired, mem = out
         kernel = ctx.kernel
