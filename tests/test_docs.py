@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.operators import needs_host_runtime
 
 import snnipu
 from snnipu import datasets, neurons, ops, poptorch, surrogate
@@ -192,11 +193,6 @@ def test_readme_is_short_and_marked():
     assert len(text.splitlines()) <= 185
     for mark in ("benchmark", "status"):
         assert text.count(f"<!-- {mark}:begin -->") == text.count(f"<!-- {mark}:end -->") == 1
-
-
-needs_host_runtime = pytest.mark.skipif(
-    not hasattr(poptorch, "is_host_runtime"), reason="a real PopTorch is installed, the page is about the host runtime"
-)
 
 
 @needs_host_runtime

@@ -3,8 +3,7 @@ import re
 import shutil
 
 import pytest
-
-from snnipu.ipu import model as ipu_model
+from support.operators import needs_library
 
 jupytext = pytest.importorskip("jupytext")
 nbclient = pytest.importorskip("nbclient")
@@ -113,7 +112,7 @@ def test_sparse_nmnist_runs(repository, tmp_path, monkeypatch, request, source):
     assert pictures == 8
 
 
-@pytest.mark.skipif(not ipu_model.available(), reason="needs the IPU model's library")
+@needs_library
 def test_ipu_model_runs(repository, tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
     settings = {

@@ -3,6 +3,7 @@
 snnTorch is a dependency of snnipu; the others are optional and are only imported when a case builds their contender.
 """
 
+import functools
 import importlib
 import inspect
 import math
@@ -10,11 +11,12 @@ import os
 import shutil
 import time
 import warnings
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 
 from snnipu._extras import MissingExtra, require
+from snnipu.benchmarking.case import Contender, Workload
 
 PEERS = {
     "snntorch": "snnTorch, eager: its step in a Python loop",
@@ -188,3 +190,42 @@ def compile_seconds(run: Callable[[], Any]) -> float:
         for _ in range(2):
             run()
     return time.perf_counter() - start
+
+
+def multi_step_contenders(
+    spikingjelly: Callable[..., Workload], norse: Callable[[], Workload], device: torch.device
+) -> List[Contender]:
+    """The rows of libraries that run all steps of a layer by themselves.
+
+    Args:
+        spikingjelly: makes SpikingJelly's workload; on CUDA also with the name of a backend.
+        norse: makes norse's.
+        device: where they run.
+    """
+    contenders = [
+        Contender(
+            "spikingjelly",
+            "SpikingJelly multi-step",
+            spikingjelly,
+            peer="spikingjelly",
+            note="LIFNode resets in the step of the spike, snnTorch in the next one: the same work, other numbers",
+        ),
+        Contender(
+            "norse",
+            "norse LIFBoxCell, Lift",
+            norse,
+            peer="norse",
+            note="resets in the step of the spike, with gradient through the reset; norse's SuperSpike surrogate",
+        ),
+    ]
+    if device.type == "cuda":
+        contenders += [
+            Contender(
+                f"spikingjelly-{backend}",
+                f"SpikingJelly multi-step, {backend}",
+                functools.partial(spikingjelly, backend),
+                peer="spikingjelly",
+            )
+            for backend in ("cupy", "triton")
+        ]
+    return contenders

@@ -9,6 +9,7 @@ import types
 from pathlib import Path
 
 import pytest
+from support.operators import needs_library
 
 import snnipu
 from snnipu.backends import popart
@@ -271,7 +272,7 @@ def test_an_installed_package_has_the_sources(compiler, tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
-@pytest.mark.skipif(not ipu_model.available(), reason="needs the IPU model's library")
+@needs_library
 def test_one_operator_compiled_and_loaded(sdk, no_library_beside, tmp_path, monkeypatch, capsys):
     """By a real compiler, against the IPU model's headers and library in the places of the SDK's."""
     sources = tmp_path / "sources"

@@ -8,15 +8,12 @@ import sys
 
 import pytest
 import torch
+from support.operators import needs_host_runtime, needs_library
 
 from snnipu import datasets
 from snnipu.cli import train
-from snnipu.ipu import model as ipu_model
 
 pytest.importorskip("sklearn")
-needs_ipu_model = pytest.mark.skipif(
-    not ipu_model.available(), reason=f"no IPU model: {ipu_model.unavailable_reason()}"
-)
 
 SMALL = ["--hidden", "16", "--steps", "5", "--epochs", "2", "--batch-size", "128"]
 
@@ -53,7 +50,8 @@ def test_defaults_reach_95_percent_on_digits(tmp_path, capsys):
     assert "64-128-10, T=25" in capsys.readouterr().out
 
 
-@needs_ipu_model
+@needs_host_runtime
+@needs_library
 def test_on_the_ipu_model(monkeypatch, capsys, tmp_path):
     """The same training, to rounding, with the operators of the layers on the model."""
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:8")

@@ -4,10 +4,10 @@ import signal
 
 import pytest
 import torch
+from support.operators import needs_host_runtime, needs_library
 
 from snnipu import training
 from snnipu.cli import train
-from snnipu.ipu import model as ipu_model
 
 # Of ten samples some layers cannot come close to their activity.
 pytestmark = pytest.mark.filterwarnings("ignore:layer .* in place of:RuntimeWarning")
@@ -123,7 +123,8 @@ def test_resume_gives_what_an_uninterrupted_run_gives(capsys):
         assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
 
 
-@pytest.mark.skipif(not ipu_model.available(), reason=f"no IPU model: {ipu_model.unavailable_reason()}")
+@needs_host_runtime
+@needs_library
 @pytest.mark.parametrize("method", training.METHODS)
 def test_on_the_ipu_model(method, monkeypatch):
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:16")

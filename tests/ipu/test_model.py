@@ -5,6 +5,7 @@ import contextlib
 import pytest
 import torch
 from support.fake_ipu_model import FakeLibrary
+from support.operators import needs_host_runtime, needs_library
 
 import snnipu as snn
 from snnipu import ipu, ops, poptorch, surrogate
@@ -13,7 +14,6 @@ from snnipu.ipu import model as ipu_model
 from snnipu.ipu.model import IpuModel, IpuModelError, IpuModelTarget, IpuModelUnavailable, TensorSpec
 
 ATTRIBUTES = {"reset": 0, "reset_delay": 1, "surrogate": 3, "surrogate_a": 2.0, "surrogate_b": 0.0}
-needs_library = pytest.mark.skipif(not ipu_model.available(), reason=f"no IPU model: {ipu_model.unavailable_reason()}")
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def poptorch_runs(model):
 
 
 @needs_library
-@pytest.mark.skipif(not hasattr(poptorch, "is_host_runtime"), reason="a real PopTorch is installed")
+@needs_host_runtime
 @pytest.mark.parametrize("sizes", [[300, 120, 80, 10], [500, 400, 20]])
 def test_performance_model_agrees_with_the_counts(sizes):
     """Phase by phase of a step: the same formulas on the same plan, once by hand and once by the graph."""

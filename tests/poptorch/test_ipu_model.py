@@ -3,14 +3,14 @@
 import pytest
 import torch
 from support.fake_ipu_model import FakeLibrary
+from support.operators import needs_host_runtime, needs_library
 from torch import nn
 
 import snnipu as snn
 from snnipu import ipu, poptorch
 from snnipu.ipu import model as ipu_model
 
-pytestmark = pytest.mark.skipif(not hasattr(poptorch, "is_host_runtime"), reason="a real PopTorch is installed")
-needs_library = pytest.mark.skipif(not ipu_model.available(), reason=f"no IPU model: {ipu_model.unavailable_reason()}")
+pytestmark = needs_host_runtime
 STEPS, BATCH = 6, 4
 
 

@@ -4,12 +4,17 @@ import math
 
 import pytest
 
+from snnipu import poptorch
 from snnipu.backends import host
 from snnipu.ipu import model as ipu_model
 from snnipu.ipu.model import IpuModel, IpuModelTarget, spec_of
 
+needs_library = pytest.mark.skipif(not ipu_model.available(), reason=f"no IPU model: {ipu_model.unavailable_reason()}")
+needs_host_runtime = pytest.mark.skipif(
+    not hasattr(poptorch, "is_host_runtime"), reason="a real PopTorch is installed, this is about the host runtime"
+)
 needs_model_and_host = [
-    pytest.mark.skipif(not ipu_model.available(), reason=f"no IPU model: {ipu_model.unavailable_reason()}"),
+    needs_library,
     pytest.mark.skipif(host.library is None, reason=f"no native library: {host.unavailable_reason}"),
 ]
 

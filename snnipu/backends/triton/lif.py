@@ -76,6 +76,18 @@ def _spike(mem, threshold, storage):
 
 
 @triton.jit
+def _next_membrane(state, was_above, current, decay, threshold, RESET: tl.constexpr):
+    """The neuron's step, before an immediate reset."""
+    if RESET == _SUBTRACT:
+        u = (decay * state + current) - was_above * threshold
+    elif RESET == _ZERO:
+        u = decay * ((1.0 - was_above) * state) + current
+    else:
+        u = decay * state + current
+    return u
+
+
+@triton.jit
 def _through_spike(u, grad, p, q, SURROGATE: tl.constexpr):
     """grad * dS/du; p and q are those of _constants."""
     if SURROGATE == _LEAKY_STEP:
@@ -172,12 +184,7 @@ def lif_sequence_fwd_kernel(
             else:
                 x1 = coming
         was_above = _spike(state, thr, spk)
-        if RESET == _SUBTRACT:
-            u = (decay * state + current) - was_above * thr
-        elif RESET == _ZERO:
-            u = decay * ((1.0 - was_above) * state) + current
-        else:
-            u = decay * state + current
+        u = _next_membrane(state, was_above, current, decay, thr, RESET)
         spike = _spike(u, thr, spk)
         row = t * elements + offsets
         if STORE_SPK:

@@ -25,6 +25,7 @@ from snnipu.backends.triton.sparse_maths import (
     WORD_BITS,
     block_of,
     clamp_unit,
+    next_membrane,
     number,
     per_neuron,
     scalar,
@@ -53,19 +54,6 @@ def _neurons(block, BLOCK_WORDS: tl.constexpr):
 @triton.jit
 def _packed_bits(flags):
     return tl.sum(flags.to(tl.int32) << tl.arange(0, 32)[None, :], 1)
-
-
-@triton.jit
-def _next_membrane(state, x, decay, threshold, RESET: tl.constexpr):
-    """The neuron's step. RESET: 0 subtract, 1 zero, 2 none."""
-    was_above = (state - threshold > 0.0).to(state.dtype)
-    if RESET == 0:
-        state = (decay * state + x) - was_above * threshold
-    elif RESET == 1:
-        state = decay * ((1.0 - was_above) * state) + x
-    else:
-        state = decay * state + x
-    return state
 
 
 @triton.jit
@@ -108,7 +96,8 @@ def membranes_kernel(
     x7 = _row(mem_ptr, 7, steps, stride, offsets, mask)
     for t in range(0, steps):
         coming = _row(mem_ptr, t + 8, steps, stride, offsets, mask)
-        state = _next_membrane(state, x0, decay, threshold, RESET)
+        above = (state - threshold > 0.0).to(state.dtype)
+        state = next_membrane(state, above, x0, decay, threshold, RESET)
         x0 = x1
         x1 = x2
         x2 = x3
@@ -178,7 +167,8 @@ def recurrent_step_kernel(
     ids_ptr += before * slots
     own = add_weights(own, ids_ptr, ids_ptr, count, weight_ptr, stride, neurons, cols, mask, False, UNROLL)
     x = tl.load(mem_ptr + row * neurons + cols, mask=mask, other=0.0) + own * scalar(scale, DOUBLE)
-    state = _next_membrane(state, x, decay, threshold, RESET)
+    above = (state - threshold > 0.0).to(state.dtype)
+    state = next_membrane(state, above, x, decay, threshold, RESET)
     tl.store(mem_ptr + row * neurons + cols, state, mask=mask)
     bits = _packed_bits((state - threshold > 0.0) & mask)
     tl.store(fired_ptr + row * num_words + word, bits, mask=word < num_words)

@@ -214,31 +214,8 @@ def build(settings: Settings) -> Case:
             peer="compile",
             note="" if whole_loop else "one step is compiled, and a loop in Python calls it",
         ),
-        Contender(
-            "spikingjelly",
-            "SpikingJelly multi-step",
-            spikingjelly,
-            peer="spikingjelly",
-            note="LIFNode resets in the step of the spike, snnTorch in the next one: the same work, other numbers",
-        ),
-        Contender(
-            "norse",
-            "norse LIFBoxCell, Lift",
-            norse,
-            peer="norse",
-            note="resets in the step of the spike, with gradient through the reset; norse's SuperSpike surrogate",
-        ),
+        *peers.multi_step_contenders(spikingjelly, norse, device),
     ]
-    if device.type == "cuda":
-        contenders += [
-            Contender(
-                f"spikingjelly-{backend}",
-                f"SpikingJelly multi-step, {backend}",
-                functools.partial(spikingjelly, backend),
-                peer="spikingjelly",
-            )
-            for backend in ("cupy", "triton")
-        ]
     contenders.append(
         Contender(
             "copy",
