@@ -77,7 +77,7 @@ public:
 
 private:
   template <bool PerElement> void run(WorkerRange range) {
-    const bool withSpk = storeSpk, withMem = storeMem, withPreReset = storePreReset && !ResetDelay, past = streaming;
+    const bool withSpk = storeSpk, withMem = storeMem, withPreReset = storePreReset, past = streaming;
     for (unsigned t = 0; t < steps; ++t) {
       const std::size_t memRowStart = static_cast<std::size_t>(t) * memStride;
       const S *const xRow = &x[static_cast<std::size_t>(t) * xStride];
@@ -96,12 +96,11 @@ private:
         const V reset = heaviside(quantise<S>(before) - p.threshold);
         const V u = lifIntegrate<R>(p, load<V>(xRow + i), before, reset);
         const V spike = Spike::value(quantise<S>(u) - p.threshold);
+        if (withPreReset)
+          store(preRow + i, u);
         V after = u;
-        if constexpr (!ResetDelay) {
-          if (withPreReset)
-            store(preRow + i, u);
+        if constexpr (!ResetDelay)
           after = lifResetNow<R>(p, u, spike, reset);
-        }
         if (withSpk)
           put(spkRow + i, spike * p.graded, past);
         if (withMem)

@@ -249,7 +249,8 @@ class LifSequence(torch.autograd.Function):
     """Forward and backward operator as one differentiable function: ``(spk, mem)``, without ``need_mem`` ``spk``.
 
     The backward pass needs the membranes. They are saved where they are an output anyway, and recomputed from the input
-    where that saves a sequence of memory: the input is held constant, or ``mem`` is not asked for.
+    where that saves a sequence of memory: the input is held constant, or ``mem`` is not asked for. Of a single step
+    nothing is saved that the caller holds: loops change membranes, thresholds and decays in place between steps.
     """
 
     @staticmethod
@@ -267,8 +268,10 @@ class LifSequence(torch.autograd.Function):
         evaluated: Optional[Surrogate],
         need_mem: bool,
         recompute: bool,
+        save: bool,
     ) -> Any:
         store_mem = need_mem or not recompute
+        single = num_steps == SINGLE_STEP
         spk, mem, pre_reset = torch.ops.snnipu.lif_sequence_fwd(
             x,
             mem0,
@@ -279,12 +282,21 @@ class LifSequence(torch.autograd.Function):
             reset,
             reset_delay,
             store_mem,
-            not recompute and not reset_delay,
+            save and not recompute and (single or not reset_delay),
         )
-        if recompute:
-            ctx.save_for_backward(x, None, None, mem0, beta, threshold, graded)
-        else:
-            ctx.save_for_backward(None, mem, None if reset_delay else pre_reset, mem0, beta, threshold, graded)
+        if save:
+            beta, threshold = beta.clone(), threshold.clone()
+            if recompute:
+                saved = (x, None, None)
+            elif single:
+                saved = (None, pre_reset, None if reset_delay else pre_reset)
+                if mem0 is not None:
+                    # The membrane before the step tells whether there was a reset, and is beta's factor.
+                    needed = reset == 1 or ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
+                    mem0 = mem0.clone() if needed else None
+            else:
+                saved = (None, mem, None if reset_delay else pre_reset)
+            ctx.save_for_backward(*saved, mem0, beta, threshold, graded)
         ctx.set_materialize_grads(False)
         ctx.num_steps = num_steps
         ctx.reset = reset
@@ -300,7 +312,7 @@ class LifSequence(torch.autograd.Function):
     def backward(ctx: Any, grad_spk: Optional[torch.Tensor], grad_mem: Optional[torch.Tensor] = None) -> Any:  # type: ignore[override]
         x, mem, pre_reset, mem0, beta, threshold, graded = ctx.saved_tensors
         if grad_spk is None and grad_mem is None:
-            return (None,) * 12
+            return (None,) * 13
         num_steps = ctx.num_steps
         if num_steps == SINGLE_STEP:
             num_steps = 1
@@ -344,7 +356,7 @@ class LifSequence(torch.autograd.Function):
             grad_beta if need_beta else None,
             grad_threshold if need_threshold else None,
             grad_graded if need_graded else None,
-            *(None,) * 7,
+            *(None,) * 8,
         )
 
 
@@ -446,7 +458,9 @@ def lif_apply(
     kernel = known.kernel if known.kernel is not None else _IDENTITY
     recompute = num_steps != SINGLE_STEP and evaluated is None and (num_steps is not None or not need_mem)
     arguments = (x, state, beta_, threshold_, graded, num_steps, reset, reset_delay, kernel, evaluated)
-    out = LifSequence.apply(*arguments, need_mem, recompute)
+    differentiated = (x, state, beta_, threshold_, graded)
+    save = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in differentiated)
+    out = LifSequence.apply(*arguments, need_mem, recompute, save)
     return out if need_mem else (out, None)
 
 
