@@ -51,6 +51,8 @@ $(VENV)/.data: $(VENV)/.snnipu
 
 $(VENV)/.test: $(VENV)/.data
 	$(PIP) "snnipu[test,docs]"
+	# What its tests here import needs none of its dependencies, torchaudio among them.
+	$(PIP) --no-deps neurobench
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.snnipu

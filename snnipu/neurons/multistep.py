@@ -36,8 +36,7 @@ _ELEMENTWISE = (
 _CHANNELWISE = (nn.Linear, nn.GroupNorm, nn.PReLU)
 _MAPS = {  # spatial dimensions
     1: (nn.Conv1d, nn.ConvTranspose1d, nn.AvgPool1d, nn.MaxPool1d, nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool1d),
-    2: (nn.Conv2d, nn.ConvTranspose2d, nn.AvgPool2d, nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
-    + (nn.ZeroPad2d, nn.PixelShuffle),
+    2: (nn.Conv2d, nn.ConvTranspose2d, nn.AvgPool2d, nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d),
     3: (nn.Conv3d, nn.ConvTranspose3d, nn.AvgPool3d, nn.MaxPool3d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool3d),
 }
 _DROPOUTS = (nn.Dropout, nn.AlphaDropout)
@@ -74,6 +73,8 @@ _STATELESS: Dict[type, _Fits] = {
     **dict.fromkeys(_ELEMENTWISE, _always),
     **dict.fromkeys(_CHANNELWISE, _has_batch),
     **{kind: _has_maps(spatial) for spatial, kinds in _MAPS.items() for kind in kinds},
+    nn.ZeroPad2d: _has_maps(2),
+    nn.PixelShuffle: _has_maps(2),
     nn.Upsample: lambda module, dims: dims >= 3,
     nn.LayerNorm: lambda module, dims: dims > len(module.normalized_shape),
     nn.Softmax: _behind_batch("dim"),
@@ -90,9 +91,7 @@ _RANDOM: Dict[type, _Fits] = {
 # snnTorch's neurons that take whole sequences, [T, B, ...]; as recurrent layers do.
 _WHOLE_SEQUENCES = (snntorch.StateLeaky, snntorch.AssociativeLeaky, snntorch.LeakyParallel, nn.RNNBase)
 
-_GLOBAL_HOOKS = tuple(
-    f"_global_{kind}_hooks" for kind in ("forward", "forward_pre", "backward", "backward_pre")
-)
+_GLOBAL_HOOKS = tuple(f"_global_{kind}_hooks" for kind in ("forward", "forward_pre", "backward", "backward_pre"))
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -130,7 +129,7 @@ def runs_as_one_batch(module: nn.Module, dims: int) -> bool:
 
 
 def takes_whole_sequences(module: nn.Module) -> bool:
-    """Whether the module is called once, with ``[T, B, ...]``: recurrent layers, event-driven ones, and what says so."""
+    """Whether the module is called once, with ``[T, B, ...]``: recurrent and event-driven layers, what says so."""
     return isinstance(module, _WHOLE_SEQUENCES) or getattr(module, "takes_whole_sequences", False) is True
 
 
@@ -231,7 +230,9 @@ def _check_input(x: Any, num_steps: Optional[int]) -> None:
         check_num_steps(num_steps)
     if isinstance(x, SparseSpikes):
         if num_steps is not None:
-            raise TypeError("x must be a torch.Tensor where num_steps is given, got SparseSpikes, which have their steps")
+            raise TypeError(
+                "x must be a torch.Tensor where num_steps is given, got SparseSpikes, which have their steps"
+            )
         return
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"x must be a torch.Tensor or SparseSpikes, got {type(x).__name__}")
@@ -281,7 +282,7 @@ def _start_from_zeros(module: nn.Module) -> Tuple[Any, ...]:
     if not _passes_states(module):
         return ()
     reset = getattr(module, "reset_mem", tuple)
-    state = reset()
+    state: Any = reset()
     if isinstance(module, snntorch.DeltaLeaky):
         return (state,)  # its two states are one argument
     if getattr(reset, "__module__", "").startswith("snntorch."):
@@ -296,7 +297,7 @@ def _passes_states(module: nn.Module) -> bool:
 def _by_steps(name: str, module: nn.Module, x: torch.Tensor) -> Any:
     """Step by step; a neuron or cell that returns its state gets it back in the next step."""
     neuron, cell = _passes_states(module), isinstance(module, nn.RNNCellBase)
-    state = _start_from_zeros(module)
+    state: Tuple[Any, ...] = _start_from_zeros(module)
     steps: List[Any] = []
     for current in x.unbind():
         out = module(current, *state)
@@ -319,6 +320,6 @@ def _stack(name: str, module: nn.Module, steps: List[Any]) -> Any:
     if isinstance(first, (tuple, list)):
         return tuple(_stack(name, module, list(parts)) for parts in zip(*steps))
     raise TypeError(
-        f"module {name} of MultiStep ({type(module).__name__}) must return a tensor or a tuple of tensors at each step, "
+        f"module {name} of MultiStep ({type(module).__name__}) must return a tensor or a tuple of them at each step, "
         f"got {type(first).__name__}"
     )

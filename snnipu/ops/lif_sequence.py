@@ -286,6 +286,7 @@ class LifSequence(torch.autograd.Function):
         )
         if save:
             beta, threshold = beta.clone(), threshold.clone()
+            saved: Tuple[Optional[torch.Tensor], ...]
             if recompute:
                 saved = (x, None, None)
             elif single:

@@ -10,18 +10,18 @@ import snnipu as snn
 
 pytest.importorskip("neurobench", reason="NeuroBench is not installed (extra: bench)")
 
-from neurobench.benchmarks import Benchmark  # noqa: E402
-from neurobench.metrics.static import ConnectionSparsity, ParameterCount  # noqa: E402
-from neurobench.metrics.workload import (  # noqa: E402
+from neurobench.benchmarks import Benchmark
+from neurobench.metrics.static import ConnectionSparsity, ParameterCount
+from neurobench.metrics.workload import (
     ActivationSparsity,
     ClassificationAccuracy,
     MembraneUpdates,
     SynapticOperations,
 )
-from neurobench.models import SNNTorchModel  # noqa: E402
-from neurobench.processors.postprocessors import ChooseMaxCount  # noqa: E402
+from neurobench.models import SNNTorchModel
+from neurobench.processors.postprocessors import ChooseMaxCount
 
-from snnipu.benchmarking import neurobench  # noqa: E402
+from snnipu.benchmarking import neurobench
 
 METRICS = [
     [ParameterCount, ConnectionSparsity],
@@ -107,11 +107,12 @@ def test_dropped_spikes_are_not_counted():
     net = snn.SparseNetwork(SIZES, beta=0.9, delay=0, max_spikes=[20, 2, 5])
     found = results(neurobench.Model(net))
     assert net.overflow[0] > 0
-    assert found["SynapticOperations"]["Effective_ACs"] < expected(reset_mechanism="zero")["SynapticOperations"][
-        "Effective_ACs"
-    ]
+    assert (
+        found["SynapticOperations"]["Effective_ACs"]
+        < expected(reset_mechanism="zero")["SynapticOperations"]["Effective_ACs"]
+    )
 
 
 def test_another_network_is_refused():
-    with pytest.raises(TypeError, match="net must be a snnipu.MultiStep or a snnipu.SparseNetwork, got Linear"):
+    with pytest.raises(TypeError, match=r"net must be a snnipu.MultiStep or a snnipu.SparseNetwork, got Linear"):
         neurobench.Model(nn.Linear(2, 2))

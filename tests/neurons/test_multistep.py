@@ -276,7 +276,7 @@ def test_event_driven_layers():
     dense = snn.MultiStep(layer, nn.Linear(8, 3))
     assert torch.equal(dense(x), dense[1](layer(x).to_dense().flatten(0, 1)).unflatten(0, (5, 4)))
     assert isinstance(snn.MultiStep(layer)(x[0], num_steps=3), snn.SparseSpikes)
-    with pytest.raises(TypeError, match="x must be a torch.Tensor where num_steps is given"):
+    with pytest.raises(TypeError, match=r"x must be a torch.Tensor where num_steps is given"):
         net(snn.SparseSpikes.from_dense(x), num_steps=3)
 
 
@@ -470,7 +470,7 @@ def test_wrong_modules_are_refused_when_the_network_is_built():
         snn.MultiStep(nn.ModuleList([nn.Linear(3, 3)]))
     net = snn.MultiStep(nn.Identity())
     net.append(nn.LSTM(3, 4, batch_first=True))  # or when it runs
-    with pytest.raises(ValueError, match="module 1 .*batch_first"):
+    with pytest.raises(ValueError, match=r"module 1 .*batch_first"):
         net(torch.rand(2, 3, 3))
 
 
