@@ -50,6 +50,11 @@ def on_ipu_model() -> bool:
     return getattr(_running, "model", None) is not None
 
 
+def on_real_ipu() -> bool:
+    """Whether a real PopTorch traces modules here."""
+    return _tracing_poptorch() is not None
+
+
 def _tracing_poptorch() -> Optional[ModuleType]:
     """The real PopTorch while it traces, else None."""
     if not _POPTORCH_INSTALLED:

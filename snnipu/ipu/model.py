@@ -22,6 +22,7 @@ import torch
 from snnipu._version import __version__
 from snnipu.backends.host import native_folder
 from snnipu.ipu.targets import target_named
+from snnipu.ops._derivative import once_differentiable
 
 LIBRARY = "libsnnipu-ipu-model.so"
 BUILD_HINT = (
@@ -507,6 +508,7 @@ class _Operator(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
+    @once_differentiable("PopART operators")
     def backward(ctx: Any, *grads: Optional[torch.Tensor]) -> Tuple[Any, ...]:  # type: ignore[override]
         count = len(ctx.specs)
         inputs, outputs = ctx.saved_tensors[:count], ctx.saved_tensors[count:]

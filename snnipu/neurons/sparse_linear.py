@@ -10,6 +10,7 @@ from snnipu import ops
 from snnipu.backends import backend_for, popart
 from snnipu.backends.triton.sparse_break_even import break_even
 from snnipu.neurons.sparse_activity import DeviceActivity
+from snnipu.ops._arguments import is_compiling
 from snnipu.ops.dense_to_sparse import dense_argument
 from snnipu.spikes import SparseSpikes
 
@@ -37,10 +38,6 @@ def check_features(name: str, value: object) -> int:
     return value
 
 
-def _compiling() -> bool:
-    return bool(getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)())
-
-
 def _dense_on_gpu(x: SparseSpikes, weight: torch.Tensor, measured: DeviceActivity) -> bool:
     """Whether the matrix product is the faster on a GPU, told without waiting for ``x``."""
     if backend_for("sparse_linear", x.device) != "triton":
@@ -60,7 +57,7 @@ def choose_path(x: DenseOrSparse, weight: torch.Tensor, path: str, measured: Dev
     """
     in_features = weight.shape[1]
     # A compiled graph cannot look at the data: spikes stay spikes, and a dense tensor stays one.
-    compiled = popart.uses_operator("event-driven layers", "SparseLinear") or _compiling()
+    compiled = popart.uses_operator("event-driven layers", "SparseLinear") or is_compiling()
     if isinstance(x, SparseSpikes):
         if x.num_neurons != in_features:
             raise ValueError(f"x must be spikes of in_features={in_features} neurons, got {x.num_neurons}")

@@ -13,6 +13,7 @@ from snnipu.neurons.sparse_linear import check_features, check_path, choose_path
 from snnipu.ops._arguments import reset_code
 from snnipu.ops._slots import check_max_spikes, overflow_code
 from snnipu.ops._spike_gradient import fused
+from snnipu.ops.lif_sequence import learnt_decay
 from snnipu.spikes import SparseSpikes
 from snnipu.surrogate import SpikeGrad
 
@@ -164,7 +165,7 @@ class SparseNetwork(nn.Module):
         layers = [
             popart.NetworkLayer(
                 layer.weight,
-                layer.beta,
+                learnt_decay(layer.beta.float()),
                 layer.threshold,
                 layer.bias,
                 popart.static_slots(layer.max_spikes, layer.out_features),

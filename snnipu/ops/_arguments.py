@@ -8,6 +8,11 @@ RESET_MECHANISMS = {"subtract": 0, "zero": 1, "none": 2}
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
+def is_compiling() -> bool:
+    """Whether ``torch.compile`` traces this call (never before PyTorch 2.1, which cannot tell)."""
+    return bool(getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)())
+
+
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of state and parameters for inputs of ``dtype``: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32

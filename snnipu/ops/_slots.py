@@ -4,6 +4,7 @@ from typing import Optional, Tuple
 
 import torch
 
+from snnipu.ops._arguments import is_compiling
 from snnipu.spikes import SparseSpikes, check_ids
 
 OVERFLOWS = {"lowest": False, "rotate": True}
@@ -44,8 +45,7 @@ def capacity_argument(max_spikes: Optional[int], num_neurons: int, x: torch.Tens
     check_max_spikes(max_spikes)
     if max_spikes is not None:
         return min(max_spikes, num_neurons)
-    compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)()
-    return num_neurons if compiling or x.device.type == "meta" else AS_NEEDED
+    return num_neurons if is_compiling() or x.device.type == "meta" else AS_NEEDED
 
 
 def first_ids(steps: int, num_neurons: int, capacity: int, rotate: bool, device: torch.device) -> torch.Tensor:

@@ -3,10 +3,10 @@
 from typing import Any, Optional, Tuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from snnipu.backends import host, host_sparse, popart, triton
 from snnipu.ops import _library
+from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._slots import capacity_argument, check_max_spikes, gather, overflow_code, select
 from snnipu.spikes import SparseSpikes
 
@@ -59,7 +59,7 @@ class DenseToSparse(torch.autograd.Function):
         return ids, values, counts, dropped
 
     @staticmethod
-    @once_differentiable
+    @once_differentiable("dense_to_sparse")
     def backward(  # type: ignore[override]
         ctx: Any, _ids: None, grad: Optional[torch.Tensor], *_: None
     ) -> Tuple[Optional[torch.Tensor], None, None]:

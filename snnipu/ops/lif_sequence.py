@@ -3,13 +3,13 @@
 from typing import Any, List, Optional, Tuple, Union
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from snnipu import surrogate as surrogates
 from snnipu._layout import SINGLE_STEP, layout, saved_layout
 from snnipu.backends import host, popart, triton
 from snnipu.ops import _library
 from snnipu.ops._arguments import check_input, compute_dtype, parameter_argument, reset_code, state_argument
+from snnipu.ops._derivative import once_differentiable
 from snnipu.surrogate import Kernel, SpikeGrad, Surrogate
 
 Parameter = Union[float, torch.Tensor]
@@ -113,7 +113,10 @@ def lif_sequence_bwd_reference(
     need_threshold: bool,
     need_graded: bool,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What ``snnipu::lif_sequence_bwd`` computes, in plain PyTorch: from ``mem`` or, where it is None, from ``x``."""
+    """What ``snnipu::lif_sequence_bwd`` computes, in plain PyTorch: from ``mem`` or, where it is None, from ``x``.
+
+    The gradient of beta is 0 outside of [0, 1], and not at the bounds: see :func:`learnt_decay`.
+    """
     kernel = Kernel(surrogate, surrogate_a, surrogate_b)
     steps, step_shape, _ = saved_layout(x, mem, num_steps)
     if mem is None:
@@ -309,7 +312,7 @@ class LifSequence(torch.autograd.Function):
         return (spk, mem) if need_mem else spk
 
     @staticmethod
-    @once_differentiable
+    @once_differentiable("lif_sequence")
     def backward(ctx: Any, grad_spk: Optional[torch.Tensor], grad_mem: Optional[torch.Tensor] = None) -> Any:  # type: ignore[override]
         x, mem, pre_reset, mem0, beta, threshold, graded = ctx.saved_tensors
         if grad_spk is None and grad_mem is None:
@@ -380,6 +383,17 @@ def _through_evaluated(
     return torch.stack(out[::-1]).to(mem.dtype), grad_graded.reshape(shape)
 
 
+def learnt_decay(beta: torch.Tensor) -> torch.Tensor:
+    """``beta``, where it learns clamped to [0, 1] by PyTorch itself.
+
+    Whether a beta of exactly 0 or 1 has a gradient is for the installed PyTorch to say: ``clamp`` passed the gradient
+    at its bounds up to PyTorch 2.13, and has none there in 2.15. The kernels clamp too, and pass it there; on an IPU
+    that is what counts.
+    """
+    learns = beta.requires_grad and torch.is_grad_enabled()
+    return beta.clamp(0, 1) if learns and not popart.on_real_ipu() else beta
+
+
 def lif_by_steps(
     x: torch.Tensor,
     mem: torch.Tensor,
@@ -433,7 +447,7 @@ def lif_apply(
     on_ipu = popart.uses_operator("lif_sequence", "LifSequence")
     steps, step_shape, shape = layout(x, num_steps)
     state = None if mem is None else state_argument("mem", mem, step_shape, x)
-    beta_ = parameter_argument("beta", beta, step_shape, x)
+    beta_ = learnt_decay(parameter_argument("beta", beta, step_shape, x))
     threshold_ = parameter_argument("threshold", threshold, step_shape, x)
     graded = parameter_argument("graded_spikes_factor", graded_spikes_factor, step_shape, x)
     known = surrogates.as_surrogate(spike_grad)
@@ -494,8 +508,8 @@ def lif_sequence(
     Args:
         x: input current, ``[T, B, ...]`` (any shape behind time); float32, float64, float16 or bfloat16.
         mem: membrane before the first step, ``x.shape[1:]``; None: zeros.
-        beta: decay of the membrane per step, clamped to [0, 1] (its gradient is 0 outside). A number, or a tensor that
-            broadcasts to one step of ``x``.
+        beta: decay of the membrane per step, clamped to [0, 1] by ``torch.clamp``: its gradient is 0 outside, and at
+            the bounds what the installed PyTorch says. A number, or a tensor that broadcasts to one step of ``x``.
         threshold: firing threshold, likewise.
         reset_mechanism: ``"subtract"``, ``"zero"`` or ``"none"``.
         spike_grad: a surrogate of ``snnipu.surrogate`` or ``snntorch.surrogate`` (None: ``atan()``), fused; or any

@@ -3,11 +3,11 @@
 from typing import Any, Optional, Tuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from snnipu.backends import host, host_sparse, popart, triton
 from snnipu.ops import _library
 from snnipu.ops._arguments import parameter_argument
+from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._slots import capacity_argument, check_max_spikes, gather, overflow_code, scatter, select
 from snnipu.ops._spike_gradient import IDENTITY, evaluate, fused, through_spikes
 from snnipu.ops.dense_to_sparse import dense_argument, meta_slots
@@ -116,7 +116,7 @@ class SelectSpikes(torch.autograd.Function):
         return ids, values, counts, dropped
 
     @staticmethod
-    @once_differentiable
+    @once_differentiable("select_spikes")
     def backward(  # type: ignore[override]
         ctx: Any, _ids: None, grad: Optional[torch.Tensor], *_: None
     ) -> Tuple[Optional[torch.Tensor], ...]:

@@ -3,11 +3,11 @@
 from typing import Any, List, Optional, Tuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from snnipu.backends import host, host_sparse, popart, triton
 from snnipu.ops import _library
 from snnipu.ops._arguments import parameter_argument, reset_code
+from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._slots import (
     AS_NEEDED,
     capacity_argument,
@@ -20,7 +20,7 @@ from snnipu.ops._slots import (
     select,
 )
 from snnipu.ops._spike_gradient import IDENTITY, evaluate, fused, through_spikes
-from snnipu.ops.lif_sequence import Parameter, lif_apply
+from snnipu.ops.lif_sequence import Parameter, learnt_decay, lif_apply
 from snnipu.ops.select_spikes import grad_threshold_argument, select_spikes, spike_values
 from snnipu.ops.sparse_linear import bias_argument, spikes_only, weight_argument
 from snnipu.spikes import SparseSpikes
@@ -163,7 +163,10 @@ def sparse_lif_sequence_bwd_reference(
     need_beta: bool,
     need_threshold: bool,
 ) -> BackwardResult:
-    """What ``snnipu::sparse_lif_sequence_bwd`` computes, in plain PyTorch; empty where not needed."""
+    """What ``snnipu::sparse_lif_sequence_bwd`` computes, in plain PyTorch; empty where not needed.
+
+    The gradient of beta is 0 outside of [0, 1], and not at the bounds: see ``learnt_decay``.
+    """
     kernel = Kernel(surrogate, surrogate_a, surrogate_b)
     steps, batch = ids.shape[:2]
     neurons = weight.shape[0]
@@ -351,7 +354,7 @@ class SparseLifSequence(torch.autograd.Function):
         return ids_out, values_out, counts_out, dropped
 
     @staticmethod
-    @once_differentiable
+    @once_differentiable("sparse_lif_sequence")
     def backward(  # type: ignore[override]
         ctx: Any, _ids: None, grad: Optional[torch.Tensor], *_: None
     ) -> Tuple[Optional[torch.Tensor], ...]:
@@ -455,7 +458,7 @@ def sparse_lif_sequence(
     weight = weight_argument("weight", weight, spikes)
     bias = bias_argument(bias, weight)
     neurons = weight.shape[0]
-    beta_ = parameter_argument("beta", beta, (neurons,), weight)
+    beta_ = learnt_decay(parameter_argument("beta", beta, (neurons,), weight))
     threshold_ = parameter_argument("threshold", threshold, (neurons,), weight)
     grad_threshold = grad_threshold_argument(grad_threshold)
     reset = reset_code(reset_mechanism)
@@ -470,7 +473,7 @@ def sparse_lif_sequence(
         current = delayed(current * input_scale if input_scale != 1 else current, delay)
         current = current if bias is None else current + bias
         # The surrogate is the selection's: nothing reads the spikes of this operator.
-        _, mem = lif_apply(current, None, beta_, threshold_, 1.0, None, reset, True, None)
+        _, mem = lif_apply(current, None, beta, threshold_, 1.0, None, reset, True, None)
         assert mem is not None
         return select_spikes(mem, threshold_, grad_threshold, max_spikes, spike_grad=spike_grad, overflow=overflow)
     capacity = capacity_argument(max_spikes, neurons, weight)

@@ -3,11 +3,11 @@
 from typing import Any, Optional, Tuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from snnipu.backends import host, host_sparse, popart, triton
 from snnipu.ops import _library
 from snnipu.ops._arguments import DTYPES, compute_dtype
+from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._slots import check_ids, check_spikes, gather, scatter
 from snnipu.spikes import SparseSpikes
 
@@ -109,7 +109,7 @@ class SparseLinear(torch.autograd.Function):
         return torch.ops.snnipu.sparse_linear_fwd(ids, values, counts, weight, bias)
 
     @staticmethod
-    @once_differentiable
+    @once_differentiable("sparse_linear")
     def backward(  # type: ignore[override]
         ctx: Any, grad: torch.Tensor
     ) -> Tuple[Optional[torch.Tensor], ...]:

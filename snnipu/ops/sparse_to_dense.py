@@ -3,10 +3,10 @@
 from typing import Any, Tuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from snnipu.backends import host, host_sparse, popart, triton
 from snnipu.ops import _library
+from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._slots import check_ids, check_spikes, gather, scatter
 from snnipu.spikes import SparseSpikes
 
@@ -56,7 +56,7 @@ class SparseToDense(torch.autograd.Function):
         return torch.ops.snnipu.sparse_to_dense_fwd(ids, values, counts, num_neurons)
 
     @staticmethod
-    @once_differentiable
+    @once_differentiable("sparse_to_dense")
     def backward(ctx: Any, grad: torch.Tensor) -> Tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
         ids, counts = ctx.saved_tensors
         return torch.ops.snnipu.sparse_to_dense_bwd(grad.contiguous(), ids, counts), None, None, None

@@ -547,14 +547,6 @@ def test_compiles_into_one_graph():
     assert torch.equal(gradients[0][1], gradients[1][1])
 
 
-def test_second_derivative_is_refused():
-    x = torch.randn(3, 2, 4, requires_grad=True)
-    spk, mem = ops.lif_sequence(x, beta=0.9)
-    (gradient,) = torch.autograd.grad((spk.sum() + (mem**2).sum()), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiate twice"):
-        gradient.sum().backward()
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     steps=st.integers(1, 8),

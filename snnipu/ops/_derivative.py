@@ -1,0 +1,55 @@
+"""Backward passes that kernels compute: they have no derivative of their own, and say so."""
+
+import functools
+from typing import Any, Callable, Optional, Tuple
+
+import torch
+
+from snnipu.ops._arguments import is_compiling
+
+Gradients = Any
+
+
+class _Refusal(torch.autograd.Function):
+    """Gradients as they are; differentiating them raises ``message``. ``anchor`` requires a gradient."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, anchor: torch.Tensor, message: str, *gradients: Optional[torch.Tensor]
+    ) -> Tuple[Optional[torch.Tensor], ...]:
+        ctx.message = message
+        return tuple(None if gradient is None else gradient.view_as(gradient) for gradient in gradients)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:  # type: ignore[override]
+        raise RuntimeError(ctx.message)
+
+
+def once_differentiable(operator: str) -> Callable[[Callable[..., Gradients]], Callable[..., Gradients]]:
+    """Mark of the backward pass of a fused ``operator``: a second derivative through it is an error that names it.
+
+    PyTorch's mark of this name does not name it, and lets a penalty on the gradient of a sum pass as a constant.
+    """
+    message = (
+        f"a second derivative through snnipu's {operator} was asked for (create_graph=True), and there is none: its "
+        "gradient comes from a kernel. Where one is needed, use PyTorch's own operations on dense tensors: "
+        "torch.nn.Linear with snntorch.Leaky, or with snnipu.Leaky and a Python function as spike_grad, such as "
+        "`lambda u: snnipu.surrogate.atan()(u)`"
+    )
+
+    def mark(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
+        @functools.wraps(backward)
+        def marked(ctx: Any, *upstream: Any) -> Gradients:
+            with torch.no_grad():
+                gradients = backward(ctx, *upstream)
+            # Compiled graphs have no second derivative, which PyTorch says.
+            if is_compiling() or not torch.is_grad_enabled():
+                return gradients
+            anchor = torch.zeros((), requires_grad=True)
+            if isinstance(gradients, tuple):
+                return _Refusal.apply(anchor, message, *gradients)
+            return _Refusal.apply(anchor, message, gradients)[0]
+
+        return marked
+
+    return mark

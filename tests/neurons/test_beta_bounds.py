@@ -1,0 +1,220 @@
+"""A beta that learns, at the bounds 0 and 1: its gradient is that of PyTorch's ``clamp``, whichever PyTorch it is."""
+
+import pytest
+import snntorch
+import torch
+from support.operators import needs_host_runtime, needs_library
+
+import snnipu as snn
+from snnipu import ops, poptorch
+
+STEPS, BATCH, NEURONS = 5, 3, 4
+CLAMP = torch.Tensor.clamp
+BETAS = torch.tensor([0.0, 1.0, 0.5, 1.0])
+
+
+def clamp_with(inclusive):
+    """``Tensor.clamp`` whose gradient at the bounds is passed on, or is 0."""
+
+    class Clamp(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, low, high):
+            ctx.save_for_backward(x)
+            ctx.bounds = low, high
+            return CLAMP(x, low, high)
+
+        @staticmethod
+        def backward(ctx, grad):
+            (x,), (low, high) = ctx.saved_tensors, ctx.bounds
+            inside = (x >= low) & (x <= high) if inclusive else (x > low) & (x < high)
+            return torch.where(inside, grad, 0), None, None
+
+    def clamp(self, *bounds, **named):
+        return Clamp.apply(self, *bounds) if bounds == (0, 1) else CLAMP(self, *bounds, **named)
+
+    return clamp
+
+
+def by_step(layer, x):
+    mem, total = None, 0
+    for current in x:
+        spk, mem = layer(current, mem)
+        total = total + (spk + mem).sum()
+    return total
+
+
+def leaky(run):
+    def gradient(beta):
+        layer = snn.Leaky(beta=beta, learn_beta=True, threshold=0.4, reset_mechanism="none")
+        run(layer, current()).backward()
+        return layer.beta.grad
+
+    return gradient
+
+
+def current():
+    torch.manual_seed(0)
+    return torch.rand(STEPS, BATCH, NEURONS)
+
+
+def sparse_leaky(path, recurrent=False):
+    def gradient(beta):
+        torch.manual_seed(0)
+        options = {"beta": torch.full_like(beta, 0.5), "learn_beta": True}
+        layer = snn.SparseLeaky(NEURONS, NEURONS, path=path, recurrent=recurrent, **options)
+        with torch.no_grad():
+            layer.beta.copy_(beta)
+            layer.weight.copy_(torch.rand(NEURONS, NEURONS))
+        layer(snn.SparseSpikes.from_dense((current() > 0.5).float())).to_dense().sum().backward()
+        return layer.beta.grad
+
+    return gradient
+
+
+def network(beta):
+    torch.manual_seed(0)
+    net = snn.SparseNetwork([NEURONS, NEURONS, NEURONS], beta=[torch.full_like(beta, 0.5), 0.5], learn_beta=True)
+    with torch.no_grad():
+        net.layers[0].beta.copy_(beta)
+        for layer in net.layers:
+            layer.weight.copy_(torch.rand(NEURONS, NEURONS))
+    net((current() > 0.5).float()).to_dense().sum().backward()
+    return net.layers[0].beta.grad
+
+
+def operator(**options):
+    def gradient(beta):
+        beta = beta.clone().requires_grad_()
+        spk, mem = ops.lif_sequence(current(), beta=beta, threshold=0.4, **options)
+        (spk + mem).sum().backward()
+        return beta.grad
+
+    return gradient
+
+
+def in_double(beta):
+    beta = beta.double().requires_grad_()
+    sum(out.sum() for out in ops.lif_sequence(current().double(), beta=beta)).backward()
+    return beta.grad
+
+
+def in_half(beta):
+    beta = beta.half().requires_grad_()
+    sum(out.sum() for out in ops.lif_sequence(current().half(), beta=beta)).backward()
+    return beta.grad
+
+
+CALLERS = {
+    "Leaky": leaky(by_step),
+    "Leaky.sequence": leaky(lambda layer, x: sum(out.sum() for out in layer.sequence(x))),
+    "Leaky.spikes": leaky(lambda layer, x: layer.spikes(x).sum()),
+    "Leaky.sequence, constant input": leaky(lambda layer, x: layer.sequence(x[0], num_steps=STEPS)[1].sum()),
+    "MultiStep": leaky(lambda layer, x: snn.MultiStep(layer)(x)[1].sum()),
+    "SparseLeaky": sparse_leaky("sparse"),
+    "SparseLeaky, dense": sparse_leaky("dense"),
+    "SparseLeaky, recurrent": sparse_leaky("sparse", recurrent=True),
+    "SparseNetwork": network,
+    "any callable": operator(spike_grad=lambda u: torch.sigmoid(4 * u)),
+    "evaluated": operator(spike_grad=snn.surrogate.LSO(0.2)),
+    "immediate reset": operator(reset_delay=False),
+    "double": in_double,
+    "half": in_half,
+}
+
+
+@pytest.mark.parametrize("inclusive", [True, False], ids=["passed", "zero"])
+@pytest.mark.parametrize("caller", CALLERS)
+def test_pytorch_decides_at_the_bounds(caller, inclusive, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "clamp", clamp_with(inclusive))
+    gradient = CALLERS[caller](BETAS)
+    assert gradient[2] != 0
+    assert (gradient != 0).tolist() == [inclusive, inclusive, True, inclusive]
+    for beta in (0.0, 1.0):
+        assert bool(CALLERS[caller](torch.tensor(beta)) != 0) == inclusive
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+def test_beyond_the_bounds_there_is_none(caller):
+    gradient = CALLERS[caller](torch.tensor([-0.1, 1.1, 0.5, float("nan")]))
+    assert gradient[:2].tolist() == [0, 0]
+    assert gradient[2] != 0
+    assert gradient[3] == 0  # as torch.clamp's
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0, -0.5, 1.5, 0.7])
+@pytest.mark.parametrize("reset", ["subtract", "zero", "none"])
+def test_equals_snntorch_under_this_pytorch(beta, reset):
+    gradients = []
+    for source in (snntorch, snn):
+        layer = source.Leaky(beta=beta, learn_beta=True, threshold=0.4, reset_mechanism=reset)
+        by_step(layer, current()).backward()
+        gradients.append(layer.beta.grad)
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled(backend):
+    layer = snn.Leaky(beta=BETAS, learn_beta=True)
+    compiled = torch.compile(lambda x: layer.sequence(x)[1].sum(), backend=backend, fullgraph=True)
+    gradients = []
+    for run in (compiled, lambda x: layer.sequence(x)[1].sum()):
+        layer.zero_grad()
+        run(current()).backward()
+        gradients.append(layer.beta.grad.clone())
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+@needs_host_runtime
+@pytest.mark.parametrize(
+    "on_model", [False, pytest.param(True, marks=needs_library)], ids=["host runtime", "IPU model"]
+)
+@pytest.mark.parametrize("kind", ["Leaky", "SparseLeaky", "SparseNetwork"])
+@pytest.mark.parametrize("inclusive", [True, False], ids=["passed", "zero"])
+def test_through_poptorch(inclusive, kind, on_model, monkeypatch):
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            options = {"beta": BETAS.clone(), "learn_beta": True}
+            if kind == "Leaky":
+                self.layer = snn.Leaky(threshold=0.4, **options)
+            elif kind == "SparseLeaky":
+                self.layer = snn.SparseLeaky(NEURONS, NEURONS, **options)
+            else:
+                self.net = snn.SparseNetwork([NEURONS, NEURONS, NEURONS], beta=[BETAS, 0.5], learn_beta=True)
+                self.layer = self.net.layers[0]
+            for layer in [self.layer] if kind == "SparseLeaky" else self.net.layers if kind == "SparseNetwork" else []:
+                torch.nn.init.uniform_(layer.weight)
+
+        def forward(self, x):
+            if kind == "Leaky":
+                out = self.layer.sequence(x)[1]
+            else:
+                run = self.layer if kind == "SparseLeaky" else self.net
+                out = run(snn.SparseSpikes.from_dense((x > 0.5).float())).to_dense()
+            return out, poptorch.identity_loss(out.sum(), "none")
+
+    torch.manual_seed(0)
+    net = Net()
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:4")
+    monkeypatch.setattr(torch.Tensor, "clamp", clamp_with(inclusive))
+    options = poptorch.Options().useIpuModel(on_model)
+    model = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=1e-3))
+    model(current())
+    changed = (net.layer.beta.detach() != BETAS).tolist()
+    assert changed == [inclusive, inclusive, True, inclusive]
+
+
+def test_a_beta_that_does_not_learn_costs_nothing(monkeypatch):
+    """No operation is added in front of the kernel."""
+    calls = []
+    monkeypatch.setattr(torch.Tensor, "clamp", lambda *_, **__: calls.append(1))
+    beta = torch.rand(NEURONS)
+    learnt = beta.clone().requires_grad_()
+    layer = snn.Leaky(beta=0.9)
+    if "CPU" not in ops._library.REGISTERED["lif_sequence_fwd"]:
+        pytest.skip("the reference clamps beta itself")
+    layer.sequence(current())
+    ops.lif_sequence(current(), beta=beta)
+    with torch.no_grad():
+        ops.lif_sequence(current(), beta=learnt)
+    assert calls == []

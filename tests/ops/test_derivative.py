@@ -1,0 +1,105 @@
+"""Second derivatives: refused by name through fused operators, and right by the way that the message tells."""
+
+import pytest
+import snntorch
+import torch
+from oracle import random_spikes
+from support.operators import machine, needs_library
+
+import snnipu as snn
+from snnipu import ops
+from snnipu.ipu.model import IpuModel
+
+
+def leaf(*shape):
+    torch.manual_seed(0)
+    return torch.rand(shape).requires_grad_()
+
+
+def spikes():
+    torch.manual_seed(0)
+    return random_spikes(3, 2, 5, slack=0).requires_grad_()
+
+
+def on_ipu_model():
+    x, parameters = leaf(3, 2, 4), [torch.tensor([value]) for value in (0.9, 1.0, 1.0)]
+    attributes = {"reset": 0, "reset_delay": 1, "surrogate": 3, "surrogate_a": 2.0, "surrogate_b": 0.0}
+    model: IpuModel = machine(2, options=())
+    return x, model.apply("LifSequence", [x, torch.zeros(2, 4), *parameters], attributes)[1]
+
+
+def of_values(function):
+    made = spikes()
+    return made.values, function(made)
+
+
+def of_tensor(function, *shape):
+    x = leaf(*shape)
+    return x, function(x)
+
+
+WEIGHT = torch.full((4, 5), 0.7)
+OPERATORS = {
+    "lif_sequence": lambda: of_tensor(lambda x: ops.lif_sequence(x, beta=0.9)[1], 3, 2, 4),
+    "lif_sequence, one step": lambda: of_tensor(lambda x: snn.Leaky(beta=0.9)(x)[0], 2, 4),
+    "select_spikes": lambda: of_tensor(lambda x: ops.select_spikes(x).values, 3, 2, 4),
+    "dense_to_sparse": lambda: of_tensor(lambda x: ops.dense_to_sparse(x).values, 3, 2, 4),
+    "sparse_to_dense": lambda: of_values(ops.sparse_to_dense),
+    "sparse_linear": lambda: of_values(lambda made: ops.sparse_linear(made, WEIGHT)),
+    "sparse_lif_sequence": lambda: of_values(lambda made: ops.sparse_lif_sequence(made, WEIGHT, beta=0.9).values),
+    "PopART operators": on_ipu_model,
+}
+CASES = [
+    pytest.param(made, name.partition(",")[0], id=name, marks=[needs_library] if made is on_ipu_model else [])
+    for name, made in OPERATORS.items()
+]
+
+
+@pytest.mark.parametrize("loss", [torch.sum, lambda out: (out**2).sum()], ids=["sum", "squares"])
+@pytest.mark.parametrize(("made", "name"), CASES)
+def test_refused_by_name(made, name, loss):
+    x, out = made()
+    (gradient,) = torch.autograd.grad(loss(out), x, create_graph=True)
+    # Also beside a term that has a second derivative: nothing is left out in silence.
+    with pytest.raises(RuntimeError, match=rf"a second derivative through snnipu's {name} was asked for"):
+        ((gradient**2).sum() + (x**2).sum()).backward()
+
+
+def test_first_derivatives_with_create_graph_are_the_same():
+    x = leaf(4, 3, 5)
+    layer = snn.Leaky(beta=0.9, learn_beta=True)
+    expected = torch.autograd.grad((layer.sequence(x)[1] ** 2).sum(), [x, layer.beta])
+    own = torch.autograd.grad((layer.sequence(x)[1] ** 2).sum(), [x, layer.beta], create_graph=True)
+    for gradient, other in zip(own, expected):
+        assert gradient.requires_grad
+        assert torch.equal(gradient, other)
+
+
+def test_what_the_message_advises_works():
+    """snntorch.Leaky, and snnipu.Leaky with a Python function, differentiated twice."""
+    penalties = []
+    for layer in (
+        snntorch.Leaky(beta=0.9, learn_beta=True),
+        snn.Leaky(beta=0.9, learn_beta=True, spike_grad=lambda u: snn.surrogate.atan()(u)),
+        "operator",
+    ):
+        torch.manual_seed(0)
+        linear, x = torch.nn.Linear(5, 4), leaf(6, 3, 5)
+        if layer == "operator":
+            out = ops.lif_sequence(linear(x), beta=0.9, spike_grad=lambda u: snn.surrogate.atan()(u))[0]
+        elif isinstance(layer, snn.Leaky):
+            out = layer.sequence(linear(x))[0]
+        else:
+            out, mem = [], layer.reset_mem()
+            for current in linear(x):
+                spk, mem = layer(current, mem)
+                out.append(spk)
+            out = torch.stack(out)
+        (gradient,) = torch.autograd.grad(
+            (out * torch.linspace(0, 1, out.numel()).view_as(out)).sum(), x, create_graph=True
+        )
+        (gradient**2).sum().backward()
+        penalties.append(linear.weight.grad)
+    assert penalties[0].any()
+    for own in penalties[1:]:
+        torch.testing.assert_close(own, penalties[0])
