@@ -177,8 +177,11 @@ class Hostile:
 
 
 def test_checkpoint_runs_no_code(tmp_path):
-    for write in (torch.save, lambda content, path: path.write_bytes(pickle.dumps(content, protocol=2))):
-        write({"format": "snnipu-train-1", "config": Hostile(tmp_path / "owned")}, tmp_path / "hostile.pt")
+    def pickled(path, content):
+        path.write_bytes(pickle.dumps(content, protocol=2))
+
+    for write in (training.save_checkpoint, lambda path, content: torch.save(content, path), pickled):
+        write(tmp_path / "hostile.pt", {"config": Hostile(tmp_path / "owned")})
         with pytest.raises(training.CheckpointError, match="damaged or no checkpoint"):
             training.load_checkpoint(tmp_path / "hostile.pt")
         assert not (tmp_path / "owned").exists()
@@ -194,12 +197,25 @@ def test_unreadable_checkpoints(few_digits, tmp_path):
         path.write_bytes(content)
         with pytest.raises(training.CheckpointError, match="is damaged or no checkpoint"):
             training.load_checkpoint(path)
-    for other in ([1, 2], {"weight": torch.zeros(2)}, {"format": "snnipu-train-0"}):
+    for other in ([1, 2], {"weight": torch.zeros(2)}):
         torch.save(other, path)
-        with pytest.raises(training.CheckpointError, match="is not a checkpoint of this version"):
+        with pytest.raises(training.CheckpointError, match="is damaged or no checkpoint: it has no checksum"):
             training.load_checkpoint(path)
-    torch.save({"format": "snnipu-train-1", "config": 3}, path)
+    training.save_checkpoint(path, {"config": 3})
     with pytest.raises(training.CheckpointError, match="its entry 'config' should be a dict"):
+        training.load_checkpoint(path)
+
+
+def test_checkpoints_of_other_versions(few_digits, tmp_path, monkeypatch):
+    path, state = tmp_path / "run.pt", training.Trainer(config(), few_digits).state_dict()
+    torch.save({"format": "snnipu-train-1", **state}, path)
+    with pytest.raises(training.CheckpointError, match=r"is of an earlier version of snnipu \(snnipu-train-1\) or damaged"):
+        training.load_checkpoint(path)
+    # What the guide tells those who trust such a file.
+    training.save_checkpoint(path, torch.load(path, weights_only=True))
+    assert equal(training.load_checkpoint(path)["model"], dict(state["model"]))
+    monkeypatch.setattr("snnipu.training.checkpoint.FORMAT", "snnipu-train-3")
+    with pytest.raises(training.CheckpointError, match="is not a checkpoint of this version"):
         training.load_checkpoint(path)
 
 
