@@ -1,11 +1,11 @@
 """Leaky integrate-and-fire neurons over a whole sequence: public function, schema, meta, autograd, reference."""
 
-from typing import Any, List, Optional, Tuple, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import torch
 
 from snnipu import surrogate as surrogates
-from snnipu._layout import SINGLE_STEP, layout, saved_layout
+from snnipu._layout import SINGLE_STEP, layout, memory_order, saved_layout
 from snnipu.backends import host, popart, triton
 from snnipu.ops import _library
 from snnipu.ops._arguments import check_input, compute_dtype, parameter_argument, reset_code, state_argument
@@ -428,6 +428,26 @@ def lif_by_steps(
     return torch.stack(spks), torch.stack(mems)
 
 
+def _fits(argument: object, step_shape: torch.Size) -> bool:
+    """Whether a tensor broadcasts to a step; what is not a tensor is checked elsewhere."""
+    if not isinstance(argument, torch.Tensor):
+        return True
+    sizes = zip(reversed(argument.shape), reversed(step_shape))
+    return argument.dim() <= len(step_shape) and all(size in (1, wanted) for size, wanted in sizes)
+
+
+def _in_order(tensor: torch.Tensor, order: Sequence[int], first: int) -> torch.Tensor:
+    """A view with the dimensions of a step, those from ``first`` on, in another order."""
+    return tensor.permute(*range(first), *(first + dim for dim in order))
+
+
+def _permuted(argument: Any, order: Sequence[int]) -> Any:
+    """A state or parameter for steps whose dimensions are in another order."""
+    if not isinstance(argument, torch.Tensor) or argument.dim() == 0:
+        return argument
+    return _in_order(argument.reshape((1,) * (len(order) - argument.dim()) + argument.shape), order, 0)
+
+
 def lif_apply(
     x: torch.Tensor,
     mem: Optional[torch.Tensor],
@@ -446,6 +466,17 @@ def lif_apply(
     """
     on_ipu = popart.uses_operator("lif_sequence", "LifSequence")
     steps, step_shape, shape = layout(x, num_steps)
+    order = None if on_ipu else memory_order(x, num_steps)
+    if order is not None:
+        own = (mem, beta, threshold, graded_spikes_factor)
+        if all(_fits(argument, step_shape) for argument in own):
+            # Neurons are independent: they are taken as they lie (channels_last, say), and so are the results.
+            moved = [_permuted(argument, order) for argument in own]
+            moved_x = _in_order(x, order, x.dim() - len(order))
+            spk, mems = lif_apply(moved_x, *moved, num_steps, reset, reset_delay, spike_grad, need_mem)  # type: ignore[arg-type]
+            back = sorted(range(len(order)), key=order.__getitem__)
+            first = spk.dim() - len(order)
+            return _in_order(spk, back, first), None if mems is None else _in_order(mems, back, first)
     state = None if mem is None else state_argument("mem", mem, step_shape, x)
     beta_ = learnt_decay(parameter_argument("beta", beta, step_shape, x))
     threshold_ = parameter_argument("threshold", threshold, step_shape, x)
