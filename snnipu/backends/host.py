@@ -7,7 +7,6 @@ The library is torch-free and is loaded with ctypes. Environment: ``SNNIPU_ISA``
 
 import ctypes
 import os
-import sys
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import List, Optional, Tuple
@@ -16,6 +15,7 @@ import torch
 
 from snnipu._layout import layout, saved_layout
 from snnipu._version import __version__
+from snnipu.backends import memory
 
 BUILD_HINT = (
     "build it with a C++17 compiler (GCC or Clang) installed: "
@@ -121,35 +121,12 @@ def _load() -> ctypes.CDLL:
     return library
 
 
-# <malloc.h>
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEPT_BYTES = 256 * 2**20
-_LARGEST_MMAP_THRESHOLD = 32 * 2**20
-
-
-def keep_freed_memory() -> bool:
-    """Have glibc keep freed memory for the next step, instead of handing it back and mapping it anew.
-
-    A sequence's spikes are megabytes that come and go with every training step; the page faults of mapping them each
-    time cost more than the kernels that fill them. Sets the thresholds that glibc itself works up to (32 MiB) from the
-    start, and keeps up to 256 MiB. Left alone with ``SNNIPU_KEEP_FREED_MEMORY=0``, where the user has set glibc's own
-    variables, and with other allocators. Returns whether anything was set.
-    """
-    configured = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
-    if os.environ.get("SNNIPU_KEEP_FREED_MEMORY", "1") == "0" or configured or not sys.platform.startswith("linux"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD) and mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES))
-
-
 library: Optional[ctypes.CDLL]
 unavailable_reason: Optional[str]
 try:
     library = _load()
     unavailable_reason = None
-    keep_freed_memory()
+    memory.keep_freed_memory()
 except NativeLibraryError as error:
     library = None
     unavailable_reason = str(error)
@@ -228,6 +205,7 @@ def lif_sequence_fwd(
             torch.get_num_threads(),
         )
         _check(status, "lif_sequence_fwd")
+    memory.used(spk.nbytes + mem.nbytes)
     return spk, mem, pre_reset
 
 
@@ -312,6 +290,7 @@ def lif_sequence_bwd(
         for output in outputs:
             if output is not None:
                 output.zero_()
+    memory.used(grad_x.nbytes)
     empty = beta.new_empty(0)
     gradients = [empty if output is None else output for output in outputs[1:]]
     return (grad_x, gradients[0], gradients[1], gradients[2], gradients[3])
