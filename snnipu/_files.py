@@ -151,9 +151,7 @@ def sole_writer(path: Path) -> Iterator[None]:
             file = None
         except _NoLocks as error:
             file.close()
-            warnings.warn(
-                f"no file locks here ({error}): nothing keeps a second run from writing {path}", stacklevel=3
-            )
+            warnings.warn(f"no file locks here ({error}): nothing keeps a second run from writing {path}", stacklevel=3)
             with contextlib.suppress(OSError):
                 lock.unlink()
             yield

@@ -117,7 +117,9 @@ def test_a_full_disk(tmp_path):
         with (disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError, match="No space"):
             while True:
                 filler.write(bytes(4096))
-        with pytest.raises(WriteError, match=r"cannot write .*file: No space left on device; the file that was there is"):
+        with pytest.raises(
+            WriteError, match=r"cannot write .*file: No space left on device; the file that was there is"
+        ):
             new(path)
         assert names(disk) == ["file", "filler"]
         assert path.read_bytes() == OLD
@@ -263,7 +265,9 @@ def test_a_partial_file_in_use_elsewhere_is_left_alone(tmp_path, monkeypatch):
     """A process of another machine looks dead here; its lock does not."""
     held = tmp_path / f".file.{dead_process()}.tmp"
     held.write_bytes(b"half")
-    code = "import fcntl, sys; f = open(sys.argv[1], 'r+b'); fcntl.lockf(f, fcntl.LOCK_EX); print(1, flush=True); input()"
+    code = (
+        "import fcntl, sys; f = open(sys.argv[1], 'r+b'); fcntl.lockf(f, fcntl.LOCK_EX); print(1, flush=True); input()"
+    )
     other = subprocess.Popen([sys.executable, "-c", code, str(held)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         other.stdout.readline()

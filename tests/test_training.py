@@ -213,7 +213,9 @@ def test_unreadable_checkpoints(few_digits, tmp_path):
 def test_checkpoints_of_other_versions(few_digits, tmp_path, monkeypatch):
     path, state = tmp_path / "run.pt", training.Trainer(config(), few_digits).state_dict()
     torch.save({"format": "snnipu-train-1", **state}, path)
-    with pytest.raises(training.CheckpointError, match=r"is of an earlier version of snnipu \(snnipu-train-1\) or damaged"):
+    with pytest.raises(
+        training.CheckpointError, match=r"is of an earlier version of snnipu \(snnipu-train-1\) or damaged"
+    ):
         training.load_checkpoint(path)
     # What the guide tells those who trust such a file.
     training.save_checkpoint(path, torch.load(path, weights_only=True))
@@ -301,7 +303,9 @@ def test_600_damaged_checkpoints(trained, tmp_path):
             training.load_checkpoint(path)
             continue
         changed += 1
-        with pytest.raises(training.CheckpointError, match=r"run.pt is damaged or no checkpoint: (its|it has no) checksum"):
+        with pytest.raises(
+            training.CheckpointError, match=r"run.pt is damaged or no checkpoint: (its|it has no) checksum"
+        ):
             training.load_checkpoint(path)
             pytest.fail(name)
     assert changed > 500
@@ -312,7 +316,9 @@ def test_a_damaged_checkpoint_is_not_taken_for_an_old_one(trained, tmp_path):
     training.save_checkpoint(path, trained)
     whole = path.read_bytes()
     path.write_bytes(whole[:-78].replace(b"snnipu-train-2", b"snnipu-train-1"))
-    with pytest.raises(training.CheckpointError, match=r"is of an earlier version of snnipu \(snnipu-train-1\) or damaged"):
+    with pytest.raises(
+        training.CheckpointError, match=r"is of an earlier version of snnipu \(snnipu-train-1\) or damaged"
+    ):
         training.load_checkpoint(path)
 
 
@@ -359,15 +365,33 @@ CRAFTED = {
     "no weight": (lambda state: state["model"].pop("0.weight"), "model: 0.weight is missing"),
     "more weights": (lambda state: state["model"].update(new=torch.zeros(1)), "model: new is not expected"),
     "no state": (lambda state: state["optimizer"].pop("state"), "optimizer: state is missing"),
-    "empty state": (lambda state: state["optimizer"]["state"].clear(), "optimizer: state of the parameters: 0 is missing"),
-    "state of one": (lambda state: state["optimizer"]["state"].pop(1), "optimizer: state of the parameters: 1 is missing"),
+    "empty state": (
+        lambda state: state["optimizer"]["state"].clear(),
+        "optimizer: state of the parameters: 0 is missing",
+    ),
+    "state of one": (
+        lambda state: state["optimizer"]["state"].pop(1),
+        "optimizer: state of the parameters: 1 is missing",
+    ),
     "state of none": (lambda state: state["optimizer"]["state"].update({9: {}}), "parameters: 9 is not expected"),
-    "moment's shape": (moment(lambda s: {"exp_avg": s["exp_avg"].T.clone()}), r"parameter 0: exp_avg: expected .*\(64, 8\)"),
+    "moment's shape": (
+        moment(lambda s: {"exp_avg": s["exp_avg"].T.clone()}),
+        r"parameter 0: exp_avg: expected .*\(64, 8\)",
+    ),
     "moment's type": (moment(lambda s: {"exp_avg": s["exp_avg"].half()}), "parameter 0: exp_avg: .* got torch.float16"),
-    "infinite moment": (moment(lambda s: {"exp_avg": s["exp_avg"] + 1e999}), "exp_avg: holds numbers that are not finite"),
-    "negative moment": (moment(lambda s: {"exp_avg_sq": s["exp_avg_sq"] - 1}), "exp_avg_sq: expected no number below 0"),
+    "infinite moment": (
+        moment(lambda s: {"exp_avg": s["exp_avg"] + 1e999}),
+        "exp_avg: holds numbers that are not finite",
+    ),
+    "negative moment": (
+        moment(lambda s: {"exp_avg_sq": s["exp_avg_sq"] - 1}),
+        "exp_avg_sq: expected no number below 0",
+    ),
     "moments": (moment(lambda s: {"momentum": s["exp_avg"]}), "parameter 0: momentum is not expected"),
-    "negative step": (moment(lambda s: {"step": torch.tensor(-3.0)}), "step: expected a whole number above 0, got -3.0"),
+    "negative step": (
+        moment(lambda s: {"step": torch.tensor(-3.0)}),
+        "step: expected a whole number above 0, got -3.0",
+    ),
     "half a step": (moment(lambda s: {"step": torch.tensor(1.5)}), "step: expected a whole number above 0, got 1.5"),
     "steps": (moment(lambda s: {"step": torch.ones(2)}), "step: expected a whole number above 0, got a tensor"),
     "step NaN": (moment(lambda s: {"step": torch.tensor(NAN)}), "step: expected a whole number above 0, got nan"),
@@ -384,10 +408,16 @@ CRAFTED = {
         lambda state: state["rng"].update(batch_order=torch.zeros_like(state["rng"]["batch_order"])),
         "rng: batch_order: not the state of a random number generator",
     ),
-    "generator's type": (lambda state: state["rng"].update(batch_order=torch.zeros(5056)), "rng: batch_order: expected torch.uint8"),
+    "generator's type": (
+        lambda state: state["rng"].update(batch_order=torch.zeros(5056)),
+        "rng: batch_order: expected torch.uint8",
+    ),
     "no generator": (lambda state: state["rng"].clear(), "KeyError: 'batch_order'"),
     "loss": (record(train_loss=NAN), "history: train_loss of epoch 1: expected a finite number, got nan"),
-    "accuracy": (record(test_accuracy=1.5), "history: test_accuracy of epoch 1: expected a number from 0 to 1, got 1.5"),
+    "accuracy": (
+        record(test_accuracy=1.5),
+        "history: test_accuracy of epoch 1: expected a number from 0 to 1, got 1.5",
+    ),
     "words": (record(test_accuracy="0.5"), "history: test_accuracy of epoch 1: expected a finite number, got '0.5'"),
     "seconds": (record(seconds=-1.0), "history: seconds of epoch 1: expected a number from 0"),
     "no record": (lambda state: state["history"].clear(), "optimizer: state of the parameters: 0 is not expected"),

@@ -51,7 +51,9 @@ def read_events(path: str) -> Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarr
         raise damaged(path, "polarities must be 0 or 1")
     times = (milliseconds - milliseconds.min()) * 1000
     if times.max() >= LONGEST_US:
-        raise damaged(path, f"{times.max() / 1e6:g} seconds from the first event to the last, expected less than an hour")
+        raise damaged(
+            path, f"{times.max() / 1e6:g} seconds from the first event to the last, expected less than an hour"
+        )
     return times, x.astype(np.int64), y.astype(np.int64), polarity.astype(np.int64)
 
 
@@ -68,7 +70,9 @@ def _array(path: str, data: bytes) -> np.ndarray:
         raise damaged(path, f"expected numbers [events, 4], got {dtype} {shape}")
     start, bytes_of_events = stream.tell(), shape[0] * 4 * dtype.itemsize
     if start + bytes_of_events != len(data):
-        raise damaged(path, f"{len(data) - start} bytes behind the header, {bytes_of_events} expected for {shape[0]} events")
+        raise damaged(
+            path, f"{len(data) - start} bytes behind the header, {bytes_of_events} expected for {shape[0]} events"
+        )
     return np.frombuffer(data, dtype, offset=start).reshape(shape, order="F" if by_column else "C")
 
 

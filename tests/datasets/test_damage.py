@@ -160,7 +160,9 @@ def test_shd(tmp_path, shd_content):
     (tmp_path / "shd_test.h5").write_bytes(shd_content)
     whole = read_recordings(str(tmp_path / "shd_test.h5"))
     # The file begins with its own structure, and has more of it between the first recordings and the last.
-    damaged = list(variants(shd_content, VARIANTS, seed=3, often=[(0, 3000), (len(shd_content) - 4000, len(shd_content))]))
+    damaged = list(
+        variants(shd_content, VARIANTS, seed=3, often=[(0, 3000), (len(shd_content) - 4000, len(shd_content))])
+    )
 
     def read(entry):
         name, data = entry
