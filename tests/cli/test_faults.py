@@ -73,8 +73,8 @@ def test_full_disk_keeps_the_old_checkpoint(monkeypatch, capsys, tmp_path):
     assert cli.main(["train", *SMALL, "--epochs", "3", "--checkpoint", "run.pt"]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error == (
-        f"python -m snnipu train: error: cannot write {tmp_path / 'run.pt'}: No space left on device; the file that was "
-        "there is unchanged"
+        f"python -m snnipu train: error: cannot write {tmp_path / 'run.pt'}: No space left on device; the file that "
+        "was there is unchanged"
     )
     assert len(training.load_checkpoint(tmp_path / "run.pt")["history"]) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
