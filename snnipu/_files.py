@@ -15,7 +15,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 # What says that nothing is wrong with the name, but that there is no room, or no working disk.
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+NO_ROOM = tuple(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO") if hasattr(errno, name))
 # Locked files of this process: the kernel's locks keep out other processes only.
 _held: Dict[Path, int] = {}
 

@@ -114,7 +114,7 @@ def test_a_full_disk(tmp_path):
     try:
         path = disk / "file"
         path.write_bytes(OLD)
-        with (disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError, match="No space"):
+        with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
             while True:
                 filler.write(bytes(4096))
         with pytest.raises(
@@ -228,9 +228,9 @@ def test_without_locks(tmp_path, monkeypatch, number):
         monkeypatch.setattr(_files, "fcntl", None)  # as on Windows
     else:
         monkeypatch.setattr(_files.fcntl, "lockf", fail)
-    with pytest.warns(UserWarning, match="no file locks here .*: nothing keeps a second run from writing .*file"):
-        with sole_writer(tmp_path / "file"):
-            new(tmp_path / "file")
+    warned = pytest.warns(UserWarning, match=r"no file locks here .*: nothing keeps a second run from writing .*file")
+    with warned, sole_writer(tmp_path / "file"):
+        new(tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == NEW
     assert names(tmp_path) == ["file"]
     # Nobody knows whose they are: they stay.

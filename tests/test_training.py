@@ -297,7 +297,7 @@ def test_600_damaged_checkpoints(trained, tmp_path):
     whole = path.read_bytes()
     assert equal(training.load_checkpoint(path), {**trained, "format": "snnipu-train-2"})
     changed = 0
-    for name, data in variants(whole, 600, seed=0, often=[(len(whole) - 400, len(whole))]):
+    for _, data in variants(whole, 600, seed=0, often=[(len(whole) - 400, len(whole))]):
         path.write_bytes(data)
         if data == whole:
             training.load_checkpoint(path)
@@ -307,7 +307,6 @@ def test_600_damaged_checkpoints(trained, tmp_path):
             training.CheckpointError, match=r"run.pt is damaged or no checkpoint: (its|it has no) checksum"
         ):
             training.load_checkpoint(path)
-            pytest.fail(name)
     assert changed > 500
 
 

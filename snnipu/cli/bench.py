@@ -5,7 +5,6 @@ import contextlib
 import functools
 import json
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 

@@ -1,11 +1,11 @@
 """A script, run as a process of its own by ``_hdf5.py``: copies the recordings of an HDF5 file to standard output.
 
-HDF5 keeps no checksum of what it stores, and its library trusts what it finds: a damaged file can send it round for ever,
-ask for all memory there is, or crash it, and Python cannot interrupt it. Another process can.
+HDF5 keeps no checksum of what it stores, and its library trusts what it finds: a damaged file can send it round for
+ever, ask for all memory there is, or crash it, and Python cannot interrupt it. Another process can.
 
-What is written: frames of a byte (``E`` an error, ``D`` data, ``.`` the end), 8 bytes with the length, little endian, and
-the content. Data are: a JSON object with the number of recordings and the types of the rest, the labels, and for every
-``PART`` recordings the lengths of their times, of their units (int64), the times, and the units.
+What is written: frames of a byte (``E`` an error, ``D`` data, ``.`` the end), 8 bytes with the length, little endian,
+and the content. Data are: a JSON object with the number of recordings and the types of the rest, the labels, and for
+every ``PART`` recordings the lengths of their times, of their units (int64), the times, and the units.
 """
 
 import json
@@ -124,8 +124,9 @@ def copy(path):
 
 def main(path, processor_seconds, seconds):
     try:
-        import h5py  # noqa: F401: before memory is limited
-        import numpy  # noqa: F401, ICN001
+        # Before memory is limited.
+        import h5py  # noqa: F401
+        import numpy  # noqa: F401
 
         limit(processor_seconds, seconds, os.path.getsize(path))
         copy(path)

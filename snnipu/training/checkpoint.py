@@ -1,8 +1,8 @@
 """Checkpoints: plain tensors, numbers and strings, so that reading one never runs code from it, and a checksum.
 
 A checkpoint is the ZIP archive that ``torch.save`` writes, with ``snnipu sha256`` and 64 hexadecimal digits as the
-archive's comment: the SHA-256 of all bytes before the digits. ``torch.load(path, weights_only=True)`` reads it, without a
-look at the checksum.
+archive's comment: the SHA-256 of all bytes before the digits. ``torch.load(path, weights_only=True)`` reads it, without
+a look at the checksum.
 """
 
 import contextlib
@@ -262,8 +262,8 @@ def _check_seal(path: Path, content: bytes) -> None:
         return
     if OLD_FORMAT.encode() in content and _COMMENT not in content:
         raise CheckpointError(
-            f"{path} is of an earlier version of snnipu ({OLD_FORMAT}) or damaged: it has no checksum, so that nobody can "
-            "tell whether it is as it was written"
+            f"{path} is of an earlier version of snnipu ({OLD_FORMAT}) or damaged: it has no checksum, so that nobody "
+            "can tell whether it is as it was written"
         )
     reason = "its checksum is not that of its contents" if _COMMENT in content else "it has no checksum"
     raise CheckpointError(f"{path} is damaged or no checkpoint: {reason}")

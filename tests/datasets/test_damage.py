@@ -40,10 +40,14 @@ def outcomes(read, content, path, often=()):
         try:
             found.append((name, data, read(str(path))))
         except datasets.DamagedFileError as error:
-            assert str(error).startswith(f"root: damaged file {path}: "), name
+            named(error, path)
             found.append((name, data, None))
     assert len(found) == VARIANTS
     return found
+
+
+def named(error, path):
+    assert str(error).startswith(f"root: damaged file {path}: ")
 
 
 def some_of_each(found):
@@ -98,7 +102,7 @@ def dvs_is_valid(data, shape, columns):
     times, x, y, polarity = columns
     return (
         len(data) == shape[0] + shape[1]
-        and ((0 <= x) & (x < 128) & (0 <= y) & (y < 128) & (x % 1 == 0) & (y % 1 == 0)).all()
+        and ((x >= 0) & (x < 128) & (y >= 0) & (y < 128) & (x % 1 == 0) & (y % 1 == 0)).all()
         and np.isin(polarity, (0, 1)).all()
         and np.isfinite(times).all()
         and times.max() - times.min() < 3_600_000
@@ -171,7 +175,7 @@ def test_shd(tmp_path, shd_content):
         try:
             return read_recordings(str(path), seconds=1)
         except datasets.DamagedFileError as error:
-            assert str(error).startswith(f"root: damaged file {path}: "), name
+            named(error, path)
             return str(error)
         finally:
             path.unlink()
@@ -259,5 +263,5 @@ def test_time_limit(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="SNNIPU_READ_SECONDS must be a number of seconds above 0, got 'soon'"):
         datasets.shd(tmp_path)
     for wrong in (0, -1, float("nan"), float("inf"), True, "x"):
-        with pytest.raises(ValueError, match="^read_seconds must be a number of seconds above 0"):
+        with pytest.raises(ValueError, match=r"^read_seconds must be a number of seconds above 0"):
             datasets.shd(tmp_path, read_seconds=wrong)

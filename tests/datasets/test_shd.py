@@ -120,7 +120,7 @@ def test_damaged_files(folder):
         write(path, [ONE], [1])
         with h5py.File(path, "a") as file:
             del file[missing]
-        with damaged("labels"):
+        with damaged(f"{missing} cannot be read"):
             datasets.shd(folder)
 
 

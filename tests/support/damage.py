@@ -4,7 +4,8 @@ import random
 
 
 def variants(content, number, seed, often=()):
-    """``(name, bytes)`` of ``number`` damaged copies: flipped bits, other bytes, cuts, insertions, zeroed and swapped blocks.
+    """``(name, bytes)`` of ``number`` damaged copies: bits flipped, bytes overwritten or inserted, the end cut off,
+    blocks zeroed or swapped.
 
     Half of the places are anywhere, half within one of the ranges ``often`` (headers, say), if any. A copy may happen
     to equal the original.
