@@ -1,14 +1,13 @@
 """The host backend: the C++ vertices on CPU threads, through the C interface of csrc/host/snnipu.h.
 
 The library is torch-free and is loaded with ctypes. Environment: ``SNNIPU_ISA`` (``baseline``, ``avx2``, ``avx512``,
-``neon``) overrides the choice of instruction set; ``SNNIPU_NATIVE_DIR`` the folder it is looked for in;
-``SNNIPU_KEEP_FREED_MEMORY=0`` leaves the process's memory allocator alone.
+``neon``) overrides the choice of instruction set; ``SNNIPU_NATIVE_DIR`` the folder it is looked for in
+(:mod:`snnipu.backends.libraries`); ``SNNIPU_KEEP_FREED_MEMORY=0`` leaves the process's memory allocator alone.
 """
 
 import ctypes
 import os
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
-from pathlib import Path
 from typing import List, Optional, Tuple
 
 import torch
@@ -16,12 +15,7 @@ import torch
 from snnipu._layout import layout, saved_layout
 from snnipu._version import __version__
 from snnipu.backends import memory
-
-BUILD_HINT = (
-    "build it with a C++17 compiler (GCC or Clang) installed: "
-    "`SNNIPU_REQUIRE_NATIVE=1 pip install --no-cache-dir --force-reinstall --no-deps snnipu`, "
-    "or `SNNIPU_REQUIRE_NATIVE=1 pip install .` in a source tree"
-)
+from snnipu.backends.libraries import BUILD_HINT, find, native_folder
 
 _SUFFIX = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
 _FWD_ARGTYPES = [c_void_p] * 8 + [c_int64] * 5 + [c_int32] * 4
@@ -60,12 +54,6 @@ class NativeLibraryError(RuntimeError):
     """The native library is missing, of another version, or cannot be loaded."""
 
 
-def native_folder() -> Path:
-    """Where the libraries are looked for."""
-    override = os.environ.get("SNNIPU_NATIVE_DIR")
-    return Path(override) if override else Path(__file__).resolve().parent.parent / "_native"
-
-
 def available_isas() -> List[str]:
     """Instruction sets a library was built for."""
     found = (path.stem.split("-", 1)[1] for path in native_folder().glob("libsnnipu-*.so"))
@@ -88,11 +76,12 @@ def _open(isa: str) -> ctypes.CDLL:
 
 
 def _load() -> ctypes.CDLL:
+    problem = find().problem
+    if problem is not None:
+        raise NativeLibraryError(problem)
     isas = available_isas()
     if not isas:
-        reason = native_folder() / "build_failed.txt"
-        why = f" ({reason.read_text().strip()})" if reason.is_file() else ""
-        raise NativeLibraryError(f"the native library was not built{why}: {BUILD_HINT}")
+        raise NativeLibraryError(f"{native_folder()} has no library for an instruction set: {BUILD_HINT}")
     wanted = os.environ.get("SNNIPU_ISA")
     if wanted is None:
         # Any library of the folder runs the question; the baseline runs everywhere.
