@@ -9,7 +9,7 @@ import importlib.machinery
 import importlib.util
 import sys
 from types import ModuleType
-from typing import Any, Dict, Iterable, Optional, Sequence
+from typing import Any, Dict, Iterable, List, Optional, Sequence
 
 
 class _AliasLoader(importlib.abc.Loader):
@@ -121,8 +121,42 @@ def provides_poptorch() -> bool:
     return any(isinstance(finder, _PoptorchFinder) for finder in sys.meta_path)
 
 
+class _Facade(ModuleType):
+    """snnTorch's module, dunder names and ``__version__`` included, except for what ``own`` has in its place."""
+
+    def __init__(self, real: ModuleType, own: ModuleType) -> None:
+        super().__init__(real.__name__, real.__doc__)
+        self.__dict__.update({name: value for name, value in vars(real).items() if name.startswith("__")})
+        self.__dict__.setdefault("__all__", [name for name in dir(real) if not name.startswith("_")])
+        self._own = own
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def __dir__(self) -> List[str]:
+        return sorted({*vars(self), *dir(self._own)} - {"_own"})
+
+
+def _hides_our_neurons(module: ModuleType) -> bool:
+    """Whether a name of snnTorch's module is a class that snnipu has in a version of its own."""
+    return any(_ours(value) is not value for value in vars(module).values())
+
+
+def _ours(value: Any) -> Any:
+    """snnipu's own version of a class of snnTorch's, or ``value`` itself."""
+    import snnipu
+
+    if not (isinstance(value, type) and value.__module__.startswith("snntorch.")):
+        return value
+    own = vars(snnipu).get(value.__name__)
+    return own if isinstance(own, type) and issubclass(own, value) else value
+
+
 def provide_snntorch() -> None:
-    """Make ``import snntorch`` give snnipu, and its submodules ours where there are any, snnTorch's own for the rest.
+    """Make ``import snntorch`` give snnipu's names, and its submodules ours where there are any, else snnTorch's own.
+
+    The module keeps snnTorch's version, which scripts compare. In the modules of snnTorch's neurons, too
+    (``snntorch._neurons.leaky``), the classes are ours where there are any; what snnTorch itself sees stays as it is.
 
     Modules of ours that stand for one of snnTorch's are imported here first: their own ``import snntorch`` must still
     give the real one.
@@ -131,12 +165,22 @@ def provide_snntorch() -> None:
 
     import snnipu
 
-    if snntorch is snnipu:
+    if isinstance(snntorch, _Facade):
         return
     finder = _SnntorchFinder(snntorch)
-    loaded = [name for name in sys.modules if name.startswith("snntorch.")]
-    owned = {name: own for name, own in ((name, _own_module(name)) for name in loaded) if own is not None}
-    modules = {name: importlib.import_module(own) for name, own in owned.items()}
+    loaded = {name: module for name, module in sys.modules.items() if name.startswith("snntorch.")}
+    modules: Dict[str, ModuleType] = {}
+    for name, real in loaded.items():
+        own = _own_module(name)
+        if own is not None:
+            modules[name] = importlib.import_module(own)
+        elif name.startswith("snntorch._") and _hides_our_neurons(real):
+            modules[name] = _Facade(real, real)
+            vars(modules[name]).update({key: _ours(value) for key, value in vars(real).items() if key[0] != "_"})
+    modules["snntorch"] = _Facade(snntorch, snnipu)
+    for name, module in modules.items():
+        parent, _, child = name.rpartition(".")
+        if parent in modules:
+            setattr(modules[parent], child, module)
     sys.meta_path.insert(0, finder)
     sys.modules.update(modules)
-    sys.modules["snntorch"] = snnipu

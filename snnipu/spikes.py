@@ -1,13 +1,21 @@
 """``SparseSpikes``: a batch of spike trains as the ids of the neurons that spiked."""
 
-from typing import Any, List, Optional, Sequence, Tuple, Union
+import copy
+import dataclasses
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import torch
+import torch.utils._pytree as pytree
 
 Index = Union[slice, Sequence[int], torch.Tensor]
 _TIME_MAJOR = "[T, B, S]"
+# What is saved, in the order of ``SparseSpikes._set``.
+_STATE = ("ids", "values", "counts", "num_neurons", "dropped", "outside")
 
 
+# A dataclass, so that DistributedDataParallel finds the tensors in it.
+@dataclasses.dataclass(init=False, repr=False, eq=False)
 class SparseSpikes:
     r"""Spikes of ``num_neurons`` neurons over ``T`` time steps and ``B`` samples, as ids in ``S`` slots a step.
 
@@ -20,7 +28,9 @@ class SparseSpikes:
 
     Gradients between layers flow through ``values``, at every carried slot.
 
-    What is passed in is checked, for which the host waits where it is on a GPU; what operators return is not.
+    What is passed in is checked, for which the host waits where it is on a GPU, and so is what is loaded from a file;
+    what operators return is not. ``torch.load(..., weights_only=True)`` takes spikes from PyTorch 2.4 on. To PyTorch's
+    pytrees spikes are a node, with their tensors as its leaves.
 
     Args:
         ids: int32 ``[T, B, S]``, each in ``[0, num_neurons)``, no id twice in a step of a sample.
@@ -41,7 +51,7 @@ class SparseSpikes:
     counts: torch.Tensor
     num_neurons: int
     dropped: Optional[torch.Tensor]
-    outside: int
+    outside: int = dataclasses.field(init=False, default=0)
 
     def __init__(
         self,
@@ -82,6 +92,32 @@ class SparseSpikes:
         spikes = cls.__new__(cls)
         spikes._set(ids, values, counts, num_neurons, dropped, outside)
         return spikes
+
+    # ---- saving and copying
+
+    def __getstate__(self) -> Dict[str, Any]:
+        state = {name: getattr(self, name) for name in _STATE}
+        for name in ("ids", "counts", "dropped"):  # floats of a PopART operator
+            if state[name] is not None and state[name].is_floating_point():
+                state[name] = state[name].to(torch.int32)
+        return state
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        # A file may be damaged or forged, and kernels trust ids.
+        if not isinstance(state, dict) or set(state) != set(_STATE):
+            found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
+            raise ValueError(f"saved SparseSpikes must hold {list(_STATE)}, got {found}")
+        _check_types(*(state[name] for name in _STATE[:5]))
+        if isinstance(state["outside"], bool) or not isinstance(state["outside"], int) or state["outside"] < 0:
+            raise ValueError(f"outside must be an int of 0 or more, got {state['outside']!r}")
+        _check_contents(state["ids"], state["counts"], state["num_neurons"])
+        self._set(**state)
+
+    def __copy__(self) -> "SparseSpikes":
+        return self._map(lambda tensor: tensor)
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> "SparseSpikes":
+        return self._map(lambda tensor: copy.deepcopy(tensor, memo))
 
     # ---- from and to other forms
 
@@ -370,6 +406,39 @@ def collate(batch: List[Any]) -> Any:
     if isinstance(first, dict):
         return {key: collate([sample[key] for sample in batch]) for key in first}
     return torch.utils.data.default_collate(batch)
+
+
+def _flattened(spikes: SparseSpikes) -> Tuple[List[Any], Tuple[int, int]]:
+    return [spikes.ids, spikes.values, spikes.counts, spikes.dropped], (spikes.num_neurons, spikes.outside)
+
+
+def _unflattened(leaves: Iterable[Any], context: Any) -> SparseSpikes:
+    # Not only tensors: whatever a function made of them.
+    ids, values, counts, dropped = leaves
+    num_neurons, outside = context
+    return SparseSpikes._trusted(ids, values, counts, num_neurons, dropped, outside)
+
+
+def _register() -> None:
+    """Make spikes known to PyTorch: as a pytree's node, and as a class that a file of weights may hold."""
+    if hasattr(pytree, "register_pytree_node"):
+        pytree.register_pytree_node(
+            SparseSpikes,
+            _flattened,
+            _unflattened,
+            serialized_type_name="snnipu.SparseSpikes",
+            to_dumpable_context=list,
+            from_dumpable_context=tuple,
+        )
+    else:  # before PyTorch 2.2
+        pytree._register_pytree_node(SparseSpikes, _flattened, _unflattened)
+    if hasattr(torch.serialization, "add_safe_globals"):
+        torch.serialization.add_safe_globals([SparseSpikes])
+    # From one process of a DataLoader to another nothing is checked.
+    ForkingPickler.register(SparseSpikes, lambda spikes: (_unflattened, _flattened(spikes)))
+
+
+_register()
 
 
 def check_num_neurons(num_neurons: object) -> None:

@@ -2,11 +2,15 @@
 
 import collections
 import copy
+import dataclasses
+import importlib.util
 import io
 import pickle
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
+import torch.utils._pytree as pytree
 from oracle import at_slots, densified, random_spikes
 from torch.utils.data import DataLoader, Dataset
 
@@ -128,6 +132,110 @@ def test_padding_may_hold_anything():
         assert torch.isfinite(spikes.to_dense()).all()
         assert torch.isfinite(spikes.spike_count()).all()
         assert torch.isfinite(spikes.limit(2).to_dense()).all()
+
+
+def saved(spikes):
+    file = io.BytesIO()
+    torch.save({"spikes": spikes}, file)
+    file.seek(0)
+    return file
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.serialization, "add_safe_globals"),
+    reason=f"PyTorch {torch.__version__} has no list of safe classes for weights_only=True, 2.4 has",
+)
+def test_files_of_weights_may_hold_spikes():
+    spikes = SparseSpikes.from_dense((torch.rand(4, 3, 20) < 0.3).float(), max_spikes=5)
+    for made in (spikes, SparseSpikes.from_events([0, 1, 9], [0, 2, 1], num_steps=5, num_neurons=3, outside="drop")):
+        loaded = torch.load(saved(made), weights_only=True)["spikes"]
+        assert_equal(loaded, made)
+        assert (loaded.outside, loaded.overflow) == (made.outside, made.overflow)
+
+
+def damaged(**changes):
+    """Spikes that no constructor lets through."""
+    spikes = SparseSpikes(**parts())
+    for name, value in changes.items():
+        setattr(spikes, name, value)
+    return spikes
+
+
+@pytest.mark.parametrize(
+    ("spikes", "message"),
+    [
+        (
+            damaged(ids=changed("ids", (1, 2, 0), 5)["ids"]),
+            "ids must be from 0 to 4, got 5 at step 1, sample 2, slot 0",
+        ),
+        (damaged(ids=changed("ids", (1, 2, 0), -1)["ids"]), "ids must be from 0 to 4, got -1"),
+        (damaged(ids=changed("ids", (1, 2, 0), 1)["ids"]), "must not name a neuron twice"),
+        (damaged(counts=changed("counts", (0, 0, 1), 9)["counts"]), "counts must satisfy"),
+        (damaged(num_neurons=2), "ids must be from 0 to 1, got 2"),
+        (damaged(num_neurons=2.0), "num_neurons must be an int"),
+        (damaged(values=torch.ones(2, 3, 1)), "values must have shape"),
+        (damaged(values=None), "values must be a torch.Tensor"),
+        (damaged(dropped=torch.zeros(2, 3, dtype=torch.int32)), "dropped must have shape"),
+        (damaged(outside=-1), "outside must be an int of 0 or more"),
+    ],
+)
+def test_damaged_spikes_are_not_loaded(spikes, message):
+    def weights_only(file):
+        return torch.load(file, **({"weights_only": True} if hasattr(torch.serialization, "add_safe_globals") else {}))
+
+    for load in (lambda: pickle.loads(pickle.dumps(spikes)), lambda: weights_only(saved(spikes))):
+        with pytest.raises((TypeError, ValueError, pickle.UnpicklingError), match=message):
+            load()
+
+
+@pytest.mark.parametrize("state", [None, {}, {"ids": torch.zeros(1, 1, 1)}, {**parts(), "dropped": None, "more": 1}])
+def test_a_saved_state_of_other_parts_is_refused(state):
+    with pytest.raises(ValueError, match="saved SparseSpikes must hold"):
+        SparseSpikes.__new__(SparseSpikes).__setstate__(state)
+
+
+def test_an_operators_floats_are_saved_as_integers():
+    """A PopART operator's ids, counts and dropped are floats."""
+    spikes = SparseSpikes.from_dense((torch.rand(4, 3, 20) < 0.3).float(), max_spikes=3)
+    made = spikes._trusted(spikes.ids.float(), spikes.values, spikes.counts.float(), 20, spikes.dropped.float())
+    assert_equal(pickle.loads(pickle.dumps(made)), spikes)
+    assert copy.deepcopy(made).ids.is_floating_point()
+
+
+def test_workers_hand_spikes_over_unchecked(monkeypatch):
+    monkeypatch.setattr(snn.spikes, "_check_contents", None)
+    spikes = SparseSpikes._trusted(**parts())
+    made = pickle.loads(bytes(ForkingPickler.dumps(spikes)))
+    assert_equal(made, spikes)
+    with pytest.raises(TypeError):
+        pickle.loads(pickle.dumps(spikes))
+
+
+def test_a_node_of_pytrees():
+    spikes = SparseSpikes.from_dense((torch.rand(4, 3, 20) < 0.3).float(), max_spikes=3)
+    spikes.outside = 2
+    leaves, structure = pytree.tree_flatten({"a": [spikes], "b": torch.ones(1)})
+    assert len(leaves) == 5
+    (back,) = pytree.tree_unflatten(leaves, structure)["a"]
+    assert_equal(back, spikes)
+    assert back.outside == 2
+    doubled = pytree.tree_map(lambda x: x * 2, spikes)
+    assert torch.equal(doubled.values, 2 * spikes.values)
+    nothing_dropped = SparseSpikes(**parts())
+    assert pytree.tree_map(lambda x: x, nothing_dropped).dropped is None
+    if hasattr(pytree, "treespec_dumps"):
+        assert pytree.treespec_loads(pytree.treespec_dumps(structure)) == structure
+    replaced = dataclasses.replace(spikes, values=spikes.values + 1)
+    assert torch.equal(replaced.values, spikes.values + 1)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("optree") is None, reason="the C++ pytree needs optree")
+def test_a_node_of_c_plus_plus_pytrees():
+    cxx = pytest.importorskip("torch.utils._cxx_pytree")
+    spikes = SparseSpikes(**parts())
+    leaves, structure = cxx.tree_flatten([spikes])
+    assert any(leaf is spikes.values for leaf in leaves)
+    assert_equal(cxx.tree_unflatten(leaves, structure)[0], spikes)
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4), (2, 3, 0), (0, 0, 0)])

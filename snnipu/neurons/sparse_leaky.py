@@ -60,8 +60,8 @@ class SparseLeaky(nn.Module):
 
     Attributes:
         weight: ``[out, in]``.
-        activity: mean spikes per neuron and step in the last forward, 0 to 1.
-        overflow: spikes dropped in the last forward.
+        activity: mean spikes per neuron and step in the last forward, 0 to 1; None before the first.
+        overflow: spikes dropped in the last forward; None before the first.
 
     Raises:
         TypeError, ValueError: the message names the argument.
@@ -145,9 +145,9 @@ class SparseLeaky(nn.Module):
         """All time steps of a batch.
 
         Args:
-            x: SparseSpikes of ``in_features`` neurons, or a dense ``[T, B, in]``. A dense tensor that needs a gradient
-                gets the whole of it, by way of the matrix product, unless ``path="sparse"``: then only its nonzero
-                elements do.
+            x: SparseSpikes of ``in_features`` neurons, or a dense ``[T, B, in]`` of any real dtype (bool: True is a
+                spike). A dense tensor that needs a gradient gets the whole of it, by way of the matrix product, unless
+                ``path="sparse"``: then only its nonzero elements do.
             delay: steps that the input takes to arrive.
 
         Returns:
@@ -221,19 +221,14 @@ class SparseLeaky(nn.Module):
         )
 
     @property
-    def activity(self) -> float:
-        """Mean spikes per neuron and step in the last forward, 0 to 1."""
-        return self._stats().activity
+    def activity(self) -> Optional[float]:
+        """Mean spikes per neuron and step in the last forward, 0 to 1; None where there was none, or none with data."""
+        return None if self._last is None or self._last.device.type == "meta" else self._last.activity
 
     @property
-    def overflow(self) -> int:
-        """Spikes dropped in the last forward."""
-        return self._stats().overflow
-
-    def _stats(self) -> SparseSpikes:
-        if self._last is None:
-            raise RuntimeError("activity and overflow are those of the last forward: there has been none")
-        return self._last
+    def overflow(self) -> Optional[int]:
+        """Spikes dropped in the last forward; None where there was none, or none with data."""
+        return None if self._last is None or self._last.device.type == "meta" else self._last.overflow
 
     # ---- to and from nn.Linear + Leaky
 
@@ -303,7 +298,8 @@ class SparseLeaky(nn.Module):
         parts = [f"in_features={self.in_features}, out_features={self.out_features}"]
         for name in ("beta", "threshold"):
             value = getattr(self, name)
-            parts.append(f"{name}={value.item():g}" if value.numel() == 1 else f"{name}=[{value.numel()}]")
+            known = value.numel() == 1 and not value.is_meta
+            parts.append(f"{name}={value.item():g}" if known else f"{name}=[{value.numel()}]")
         parts.append(f"reset_mechanism={self.reset_mechanism!r}")
         for name, default in (("grad_threshold", None), ("max_spikes", None), ("input_scale", 1.0), ("path", "auto")):
             value = getattr(self, name)

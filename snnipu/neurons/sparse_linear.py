@@ -10,7 +10,7 @@ from snnipu import ops
 from snnipu.backends import backend_for, popart
 from snnipu.backends.triton.sparse_break_even import break_even
 from snnipu.neurons.sparse_activity import DeviceActivity
-from snnipu.ops._arguments import is_compiling
+from snnipu.ops._arguments import compute_dtype, is_compiling
 from snnipu.ops.dense_to_sparse import dense_argument
 from snnipu.spikes import SparseSpikes
 
@@ -53,7 +53,8 @@ def choose_path(x: DenseOrSparse, weight: torch.Tensor, path: str, measured: Dev
     ``auto``: spikes where fewer than ``BREAK_EVEN`` of the input neurons spike in a step. A dense tensor that needs a
     gradient stays dense, as the gradient of its zeros would be lost; so does one without data. On CUDA nothing is
     counted that the host would have to wait for: a dense tensor stays dense, and of spikes the activity of some calls
-    ago decides, which ``measured``, the layer's own, tells.
+    ago decides, which ``measured``, the layer's own, tells. A dense tensor may be of any real dtype: of bool, True is a
+    spike of value 1, and of integers the numbers are the values.
     """
     in_features = weight.shape[1]
     # A compiled graph cannot look at the data: spikes stay spikes, and a dense tensor stays one.
@@ -66,6 +67,8 @@ def choose_path(x: DenseOrSparse, weight: torch.Tensor, path: str, measured: Dev
             return x.to_dense() if _dense_on_gpu(x, weight, measured) else x
         countable = path == "auto" and x.device.type != "meta" and not compiled
         return x.to_dense() if path == "dense" or (countable and x.activity > BREAK_EVEN) else x
+    if isinstance(x, torch.Tensor) and not (x.is_floating_point() or x.is_complex()):
+        x = x.to(compute_dtype(weight.dtype))
     x = dense_argument("x", x)
     if x.shape[2] != in_features:
         raise ValueError(f"x must have shape [T, B, in_features={in_features}], got {tuple(x.shape)}")
@@ -120,7 +123,7 @@ class SparseLinear(nn.Linear):
         self._measured = DeviceActivity()
 
     def forward(self, x: Union[torch.Tensor, SparseSpikes]) -> torch.Tensor:  # type: ignore[override]
-        """``x``: SparseSpikes, or a dense ``[T, B, in]`` -> ``[T, B, out]``."""
+        """``x``: SparseSpikes, or a dense ``[T, B, in]`` of any real dtype -> ``[T, B, out]``."""
         chosen = choose_path(x, self.weight, self.path, self._measured)
         if isinstance(chosen, SparseSpikes):
             return ops.sparse_linear(chosen, self.weight, self.bias)

@@ -48,8 +48,9 @@ class SparseNetwork(nn.Module):
 
     Attributes:
         layers: the :class:`SparseLeaky` layers.
-        activity: mean spikes per neuron and step of each layer in the last forward, a list of floats.
-        overflow: spikes dropped in the last forward, of each layer, a list of ints.
+        activity: mean spikes per neuron and step of each layer in the last forward, a list of floats; None before the
+            first.
+        overflow: spikes dropped in the last forward, of each layer, a list of ints; None before the first.
         input_activity, input_overflow: the same of the input.
         ipu_plan: where the layers are on an IPU: None, the operator's own choice, or a :class:`snnipu.ipu.Plan` of this
             network. The tiles change no result.
@@ -125,7 +126,7 @@ class SparseNetwork(nn.Module):
         """All time steps of a batch through all layers.
 
         Args:
-            x: SparseSpikes of ``sizes[0]`` neurons, or a dense ``[T, B, sizes[0]]``.
+            x: SparseSpikes of ``sizes[0]`` neurons, or a dense ``[T, B, sizes[0]]`` of any real dtype.
             all_layers: return the spikes of every layer, not only of the last.
 
         Returns:
@@ -198,24 +199,26 @@ class SparseNetwork(nn.Module):
         return chosen
 
     @property
-    def activity(self) -> List[float]:
-        """Mean spikes per neuron and step of each layer in the last forward, 0 to 1."""
-        return [layer.activity for layer in self.layers]
+    def activity(self) -> Optional[List[float]]:
+        """Mean spikes per neuron and step of each layer in the last forward, 0 to 1; None where there was none."""
+        found = [layer.activity for layer in self.layers]
+        return None if None in found else [float(each) for each in found if each is not None]
 
     @property
-    def overflow(self) -> List[int]:
-        """Spikes dropped in the last forward, of each layer."""
-        return [layer.overflow for layer in self.layers]
+    def overflow(self) -> Optional[List[int]]:
+        """Spikes dropped in the last forward, of each layer; None where there was none."""
+        found = [layer.overflow for layer in self.layers]
+        return None if None in found else [int(each) for each in found if each is not None]
 
     @property
     def input_activity(self) -> Optional[float]:
         """Mean spikes per neuron and step of the input of the last forward; None where it ran as a dense tensor."""
-        return None if self._input is None else self._input.activity
+        return None if self._input is None or self._input.device.type == "meta" else self._input.activity
 
     @property
     def input_overflow(self) -> int:
         """Input spikes beyond ``max_spikes[0]`` (or that the input itself says were dropped) in the last forward."""
-        return 0 if self._input is None else self._input.overflow
+        return 0 if self._input is None or self._input.device.type == "meta" else self._input.overflow
 
     # ---- to and from a stack of nn.Linear + Leaky
 

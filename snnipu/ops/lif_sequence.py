@@ -17,13 +17,14 @@ Parameter = Union[float, torch.Tensor]
 # A gradient that passes unchanged: what the adjoint runs with when the surrogate was evaluated outside of it.
 _IDENTITY = Kernel(surrogates.LEAKY_STEP, 1.0, 0.0)
 
+# A SymInt: compiled graphs need not be made anew for every number of steps.
 _SCHEMA_FWD = (
-    "lif_sequence_fwd(Tensor x, Tensor? mem0, Tensor beta, Tensor threshold, Tensor graded, int? num_steps, int reset, "
-    "bool reset_delay, bool store_mem, bool store_pre_reset) -> (Tensor spk, Tensor mem, Tensor pre_reset)"
+    "lif_sequence_fwd(Tensor x, Tensor? mem0, Tensor beta, Tensor threshold, Tensor graded, SymInt? num_steps, "
+    "int reset, bool reset_delay, bool store_mem, bool store_pre_reset) -> (Tensor spk, Tensor mem, Tensor pre_reset)"
 )
 _SCHEMA_BWD = (
     "lif_sequence_bwd(Tensor? grad_spk, Tensor? grad_mem, Tensor? x, Tensor? mem, Tensor? pre_reset, "
-    "Tensor? mem0, Tensor beta, Tensor threshold, Tensor graded, int? num_steps, int reset, bool reset_delay, "
+    "Tensor? mem0, Tensor beta, Tensor threshold, Tensor graded, SymInt? num_steps, int reset, bool reset_delay, "
     "int surrogate, float surrogate_a, float surrogate_b, bool need_mem0, bool need_beta, bool need_threshold, "
     "bool need_graded) -> "
     "(Tensor grad_x, Tensor grad_mem0, Tensor grad_beta, Tensor grad_threshold, Tensor grad_graded)"

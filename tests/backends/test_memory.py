@@ -111,7 +111,7 @@ def step():
 """
 
 
-@pytest.mark.parametrize("steps", [SEQUENCE, SPIKES, CONVOLUTIONS, SPARSE], ids="sequence spikes conv sparse".split())
+@pytest.mark.parametrize("steps", [SEQUENCE, SPIKES, CONVOLUTIONS, SPARSE], ids=["sequence", "spikes", "conv", "sparse"])
 def test_a_training_step_makes_no_page_faults(steps):
     """In the steady state; tensors of more than 32 MiB, which glibc by itself maps anew in each step."""
     assert int(run(STEPS + steps + "print(faults(step))")[0]) < 50

@@ -167,6 +167,9 @@ def test_drop_in_resolves_every_name_of_snntorch(script, snnipu):
             "--drop-in",
             script(
                 """
+                import importlib.metadata
+                import importlib.util
+                import sys
                 import snnipu
                 import snntorch
                 import snntorch as snn
@@ -179,7 +182,20 @@ def test_drop_in_resolves_every_name_of_snntorch(script, snnipu):
                 from snntorch import functional as SF
                 from snntorch.functional import loss, reg
                 from snntorch.surrogate import atan
-                assert snn is snnipu
+                import snntorch._neurons
+                import snntorch._neurons.leaky as leaky_module
+                from snntorch._neurons import Leaky, SpikingNeuron
+                from snntorch._neurons.leaky import Leaky as DeepLeaky
+                assert snn.MultiStep is snnipu.MultiStep
+                assert Leaky is DeepLeaky is leaky_module.Leaky is snntorch._neurons.Leaky is snn.Leaky
+                assert snntorch._neurons.leaky is leaky_module and SpikingNeuron in Leaky.__mro__
+                assert issubclass(snn.Leaky, sys.modules["snntorch._neurons.lapicque"].LIF)
+                assert snnipu.__version__ != snntorch.__version__ == importlib.metadata.version("snntorch")
+                assert snntorch.__name__ == "snntorch" == importlib.util.find_spec("snntorch").name
+                names = {}
+                exec("from snntorch import *", names)
+                assert names["Leaky"] is snn.Leaky and names["Synaptic"] is snn.Synaptic
+                assert {"Leaky", "MultiStep", "Synaptic"} <= set(dir(snntorch))
                 assert snn.Leaky is snnipu.Leaky
                 assert SF is snnipu.functional is snntorch.functional
                 assert surrogate is snnipu.surrogate
@@ -187,7 +203,6 @@ def test_drop_in_resolves_every_name_of_snntorch(script, snnipu):
                 assert SF.ce_rate_loss and loss.ce_rate_loss and splt.raster and snntorch.utils.reset
                 assert snn.Synaptic.__module__.startswith("snntorch")
                 assert isinstance(snn.Leaky(beta=0.5), snn.Leaky)
-                import importlib.util
                 for name in ("backprop", "export_nir", "import_nir"):
                     print(name, importlib.util.find_spec("snntorch." + name) is not None)
                 try:

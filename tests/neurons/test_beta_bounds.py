@@ -4,6 +4,7 @@ import pytest
 import snntorch
 import torch
 from support.operators import needs_host_runtime, needs_library
+from support.versions import needs_compile
 
 import snnipu as snn
 from snnipu import ops, poptorch
@@ -152,6 +153,7 @@ def test_equals_snntorch_under_this_pytorch(beta, reset):
     torch.testing.assert_close(gradients[1], gradients[0])
 
 
+@needs_compile
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled(backend):
     layer = snn.Leaky(beta=BETAS, learn_beta=True)

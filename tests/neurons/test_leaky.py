@@ -14,6 +14,7 @@ import snntorch.utils
 import torch
 from oracle import relative_error
 from snntorch.functional import quant
+from support.versions import NO_HALF_CLAMP, needs_compile
 from torch import nn
 
 import snnipu as snn
@@ -153,6 +154,8 @@ def test_what_snntorchs_code_runs(keywords, fused):
 @pytest.mark.parametrize("given_state", [False, True], ids=["zeros", "given state"])
 def test_dtypes_of_steps_are_snntorchs(dtype, reset, module_dtype, given_state):
     theirs, ours = pair(beta=0.9, reset_mechanism=reset)
+    if module_dtype and dtype == torch.float16 and NO_HALF_CLAMP is not None:
+        pytest.skip(f"snntorch.Leaky clamps a float16 beta: {NO_HALF_CLAMP}")
     if module_dtype:
         theirs.to(dtype)
         ours.to(dtype)
@@ -344,6 +347,7 @@ def test_membrane_of_another_shape():
         layer(x, torch.ones(4, 5))
 
 
+@needs_compile
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiles_into_one_graph(backend):
     layer = snn.Leaky(beta=torch.rand(5), learn_beta=True, learn_threshold=True)

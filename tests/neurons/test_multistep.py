@@ -5,7 +5,9 @@ import snntorch
 import snntorch.utils
 import torch
 from oracle import relative_error
+from support.versions import NO_HALF_PRODUCT, needs_compile
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import snnipu as snn
@@ -441,7 +443,14 @@ def test_nested():
     assert torch.equal(net(x, num_steps=4), flat(x, num_steps=4))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float64,
+        pytest.param(torch.float16, marks=pytest.mark.skipif(NO_HALF_PRODUCT is not None, reason=str(NO_HALF_PRODUCT))),
+        torch.bfloat16,
+    ],
+)
 def test_whole_network_in_another_dtype(dtype):
     net = snn.MultiStep(nn.Linear(6, 8), snn.Leaky(beta=0.9), nn.Linear(8, 3), snn.Leaky(beta=0.9)).to(dtype)
     spk, mem = net(torch.rand(2, 6).to(dtype), num_steps=4)
@@ -450,6 +459,7 @@ def test_whole_network_in_another_dtype(dtype):
     assert net[0].weight.grad.isfinite().all()
 
 
+@needs_compile
 def test_compiles_into_one_graph():
     net = snn.MultiStep(nn.Linear(6, 8), snn.Leaky(beta=0.9), nn.Linear(8, 3), snn.Leaky(beta=0.9))
     compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
@@ -472,6 +482,28 @@ def test_wrong_modules_are_refused_when_the_network_is_built():
     net.append(nn.LSTM(3, 4, batch_first=True))  # or when it runs
     with pytest.raises(ValueError, match=r"module 1 .*batch_first"):
         net(torch.rand(2, 3, 3))
+
+
+@needs_compile
+def test_numbers_of_steps_are_compiled_once():
+    """PyTorch takes the first as a constant, and from the second on any."""
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    net = snn.MultiStep(nn.Linear(6, 8), snn.Leaky(beta=0.9), nn.Linear(8, 3), snn.Leaky(beta=0.9))
+    torch._dynamo.reset()
+    compiled = torch.compile(net, fullgraph=True, backend=aot_autograd(fw_compiler=count))
+    x = torch.rand(2, 6)
+    for steps in (5, 6, 7, 12, 3, 2):
+        spk, mem = compiled(x, num_steps=steps)
+        expected = net(x, num_steps=steps)
+        assert torch.equal(spk, expected[0])
+        gradients = [torch.autograd.grad((out[0] + out[1]).sum(), net[0].weight)[0] for out in ((spk, mem), expected)]
+        torch.testing.assert_close(*gradients)
+    assert len(graphs) <= 4  # forward and backward, twice
 
 
 @pytest.mark.parametrize(

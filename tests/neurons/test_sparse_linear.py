@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from oracle import at_slots, densified, on_grid, random_spikes, relative_error
+from support.versions import needs_compile
 from torch import nn
 
 import snnipu as snn
@@ -112,6 +113,7 @@ def test_copies():
         assert copied.path == layer.path
 
 
+@needs_compile
 def test_compiles_into_one_graph():
     spikes = random_spikes(4, 3, 20, graded=True, slack=0)
     layer = made(20, 7, path="sparse")
@@ -131,6 +133,7 @@ def test_compiles_into_one_graph():
         assert torch.equal(own, expected)
 
 
+@needs_compile
 @pytest.mark.parametrize("kind", ["spikes", "dense"])
 def test_a_compiled_layer_does_not_look_at_the_data(kind):
     """With path="auto" spikes stay spikes in one graph, and a dense tensor a dense one."""
@@ -171,7 +174,7 @@ def test_bad_arguments(arguments, error, message):
     [
         (torch.zeros(2, 3, 4), ValueError, r"x must have shape \[T, B, in_features=5\], got \(2, 3, 4\)"),
         (torch.zeros(3, 5), ValueError, r"x must have shape \[T, B, N\]"),
-        (torch.zeros(2, 3, 5).int(), TypeError, "x must be floating"),
+        (torch.zeros(2, 3, 5, dtype=torch.complex64), TypeError, "x must be floating"),
         ([1.0], TypeError, "x must be a torch.Tensor, got list"),
         (random_spikes(2, 3, 4), ValueError, "x must be spikes of in_features=5 neurons, got 4"),
     ],
@@ -179,3 +182,24 @@ def test_bad_arguments(arguments, error, message):
 def test_bad_input(x, error, message, path):
     with pytest.raises(error, match=message):
         snn.SparseLinear(5, 2, path=path)(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64])
+@pytest.mark.parametrize("path", ["auto", "sparse", "dense"])
+@pytest.mark.parametrize("kind", ["SparseLinear", "SparseLeaky", "SparseNetwork", "SparseNetwork, capped"])
+def test_spikes_of_any_real_dtype(kind, path, dtype):
+    """bool as 0 and 1, integers as the values that they are."""
+    torch.manual_seed(0)
+    layer = {
+        "SparseLinear": lambda: snn.SparseLinear(6, 4, path=path),
+        "SparseLeaky": lambda: snn.SparseLeaky(6, 4, beta=0.9, path=path),
+        "SparseNetwork": lambda: snn.SparseNetwork([6, 5, 4], beta=0.9, path=path),
+        "SparseNetwork, capped": lambda: snn.SparseNetwork([6, 5, 4], beta=0.9, path=path, max_spikes=3),
+    }[kind]()
+    for module_dtype in (torch.float32, torch.float64):
+        layer.to(module_dtype)
+        x = torch.randint(0, 2 if dtype == torch.bool else 4, (7, 3, 6)).to(dtype)
+        outs = [layer(x), layer(x.to(module_dtype))]
+        dense = [out.to_dense() if isinstance(out, snn.SparseSpikes) else out for out in outs]
+        assert dense[0].dtype == module_dtype
+        assert torch.equal(*dense)

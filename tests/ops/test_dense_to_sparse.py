@@ -13,6 +13,7 @@ from oracle import (
     with_threads,
     with_workers,
 )
+from support.versions import needs_compile
 
 from snnipu import ops
 from snnipu.ops._slots import AS_NEEDED
@@ -199,6 +200,7 @@ def test_opcheck():
         torch.library.opcheck(torch.ops.snnipu.dense_to_sparse_fwd.default, arguments, test_utils=tests)
 
 
+@needs_compile
 def test_compiles_into_one_graph():
     def loss(x):
         spikes = ops.dense_to_sparse(x, 7, overflow="rotate")

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import relative_error, snntorch_loop
+from support.versions import needs_compile
 
 from snnipu import ops, surrogate
 from snnipu.backends import host
@@ -532,6 +533,7 @@ def test_opcheck():
         torch.library.opcheck(backward, arguments, test_utils=tests)
 
 
+@needs_compile
 def test_compiles_into_one_graph():
     def loss(x, beta):
         spk, mem = ops.lif_sequence(x, beta=beta, spike_grad=None)

@@ -21,6 +21,7 @@ from oracle import (
     with_threads,
     with_workers,
 )
+from support.versions import needs_compile
 
 from snnipu import ops, surrogate
 from snnipu.ops._slots import AS_NEEDED
@@ -298,6 +299,7 @@ def test_opcheck():
             torch.library.opcheck(backward, arguments, test_utils=tests)
 
 
+@needs_compile
 def test_compiles_into_one_graph():
     def loss(mem, threshold):
         spikes = ops.select_spikes(mem, threshold, 0.1, 7, overflow="rotate")

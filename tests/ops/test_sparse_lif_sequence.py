@@ -25,6 +25,7 @@ from oracle import (
     with_threads,
     with_workers,
 )
+from support.versions import needs_compile
 
 from snnipu import SparseSpikes, ops, surrogate
 from snnipu.backends import host_sparse
@@ -708,6 +709,7 @@ def test_opcheck(recurrent):
             torch.library.opcheck(backward, rest, test_utils=tests)
 
 
+@needs_compile
 def test_compiles_into_one_graph():
     spikes = random_spikes(4, 3, 20, graded=True, slack=0)
 

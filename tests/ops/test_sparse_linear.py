@@ -17,6 +17,7 @@ from oracle import (
     with_threads,
     with_workers,
 )
+from support.versions import needs_compile
 
 from snnipu import SparseSpikes, ops
 
@@ -336,6 +337,7 @@ def test_opcheck():
             torch.library.opcheck(backward, arguments, test_utils=tests)
 
 
+@needs_compile
 def test_compiles_into_one_graph():
     spikes = random_spikes(4, 3, 20, graded=True, slack=0)
 

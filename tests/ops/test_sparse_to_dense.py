@@ -15,6 +15,7 @@ from oracle import (
     with_threads,
     with_workers,
 )
+from support.versions import needs_compile
 
 from snnipu import SparseSpikes, ops
 
@@ -186,6 +187,7 @@ def test_opcheck():
         torch.library.opcheck(backward, (grad, spikes.ids, spikes.counts), test_utils=tests)
 
 
+@needs_compile
 def test_compiles_into_one_graph():
     spikes = random_spikes(4, 3, 20)
 

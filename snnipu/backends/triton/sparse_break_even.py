@@ -15,7 +15,10 @@ def tf32_allowed() -> bool:
     """Whether float32 matrix products on CUDA may round their factors to TF32."""
     matmul = torch.backends.cuda.matmul
     # The newer of PyTorch's two settings, where it has both, follows the older one; not so the other way round.
-    precision = getattr(matmul, "fp32_precision", None)
+    try:
+        precision = matmul.fp32_precision
+    except (AttributeError, AssertionError):  # the latter in PyTorch 2.0
+        precision = None
     return bool(matmul.allow_tf32) if precision is None else precision == "tf32"
 
 

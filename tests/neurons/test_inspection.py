@@ -1,0 +1,89 @@
+"""Tools that look at every attribute of a module: before, between and after forwards, and without data."""
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+import snnipu as snn
+
+
+class Dense(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        out = self.inner(x)
+        return out.to_dense() if isinstance(out, snn.SparseSpikes) else out
+
+
+MODULES = {
+    "Leaky": lambda: snn.Leaky(beta=0.9, learn_beta=True),
+    "Leaky, per neuron": lambda: snn.Leaky(beta=torch.rand(6), threshold=torch.rand(6)),
+    "Leaky, init_hidden": lambda: snn.Leaky(beta=0.9, init_hidden=True),
+    "MultiStep": lambda: snn.MultiStep(nn.Linear(6, 4), snn.Leaky(beta=0.9)),
+    "SparseLinear": lambda: snn.SparseLinear(6, 4),
+    "SparseLeaky": lambda: snn.SparseLeaky(6, 4, beta=0.9, max_spikes=3),
+    "SparseLeaky, per neuron": lambda: snn.SparseLeaky(6, 4, beta=torch.rand(4), learn_beta=True),
+    "SparseLeaky, recurrent": lambda: snn.SparseLeaky(6, 4, beta=0.9, recurrent=True),
+    "SparseNetwork": lambda: snn.SparseNetwork([6, 5, 4], beta=0.9),
+}
+X = (torch.arange(3 * 2 * 6).reshape(3, 2, 6) % 4 == 0).float()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_members_and_text(name):
+    module = MODULES[name]()
+    inspect.getmembers(module)
+    assert repr(module)
+    module(X)
+    assert dict(inspect.getmembers(module)).keys() >= {"forward", "training"}
+    assert repr(module)
+    moved = module.to("meta")
+    inspect.getmembers(moved)
+    assert type(module).__name__ in repr(moved)
+    other = MODULES[name]().to("meta")
+    other(X.to("meta"))
+    inspect.getmembers(other)
+    assert repr(other)
+
+
+def fresh(module):
+    """A layer goes on from its last membrane, as snnTorch's does."""
+    if isinstance(module.inner, snn.Leaky):
+        module.inner.reset_mem()
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("before", [False, True], ids=["fresh", "after a forward"])
+def test_traces(name, before):
+    module = Dense(MODULES[name]())
+    if before:
+        module(X)
+    fresh(module)
+    with torch.no_grad():
+        traced = torch.jit.trace(module, (X,), check_trace=False)
+        fresh(module)
+        expected = module(X)
+    out = traced(X)
+    for own, wanted in zip(*((o if isinstance(o, tuple) else (o,)) for o in (out, expected))):
+        assert torch.equal(own, wanted)
+
+
+def test_what_the_last_forward_was_is_none_before_the_first():
+    net = snn.SparseNetwork([6, 5, 4], beta=0.9)
+    assert net.activity is net.overflow is net.input_activity is None
+    assert net.layers[0].activity is net.layers[0].overflow is None
+    net.layers[0](X)
+    assert net.activity is None  # the other layer has seen nothing
+    net(X)
+    assert [type(each) for each in net.activity + net.overflow] == [float, float, int, int]
+
+
+def test_repr_tells_parameters_where_there_is_data():
+    layer = snn.SparseLeaky(6, 4, beta=0.5)
+    assert "beta=0.5" in repr(layer)
+    assert "beta=[1]" in repr(layer.to("meta"))
