@@ -52,3 +52,6 @@ def warn_if_slow() -> None:
             RuntimeWarning,
             stacklevel=3,
         )
+
+
+__all__ = ["backend_for", "kept_memory", "release_memory", "warn_if_slow", "why_reference"]

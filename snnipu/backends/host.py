@@ -116,6 +116,7 @@ try:
     library = _load()
     unavailable_reason = None
     memory.keep_freed_memory()
+    memory.keep_results()
 except NativeLibraryError as error:
     library = None
     unavailable_reason = str(error)
@@ -168,9 +169,9 @@ def lif_sequence_fwd(
     x = x.contiguous()
     mem0 = None if mem0 is None else mem0.contiguous()
     beta, threshold, graded = beta.contiguous(), threshold.contiguous(), graded.contiguous()
-    spk = x.new_empty(shape)
-    mem = x.new_empty(shape if store_mem else 0)
-    pre_reset = x.new_empty(shape if store_pre_reset else 0)
+    spk = memory.empty(x, shape)
+    mem = memory.empty(x, shape) if store_mem else x.new_empty(0)
+    pre_reset = memory.empty(x, shape) if store_pre_reset else x.new_empty(0)
     if elements and steps:
         suffix = "smooth_f64" if smooth else _SUFFIX[x.dtype]
         function = getattr(library, "snnipu_lif_sequence_fwd_" + suffix)
@@ -239,7 +240,7 @@ def lif_sequence_bwd(
     x, mem, pre_reset = (None if t is None else t.contiguous() for t in (x, mem, pre_reset))
     mem0 = None if mem0 is None else mem0.contiguous()
     beta, threshold, graded = beta.contiguous(), threshold.contiguous(), graded.contiguous()
-    grad_x = like.new_empty(step_shape if num_steps is not None else (steps, *step_shape))
+    grad_x = memory.empty(like, step_shape if num_steps is not None else (steps, *step_shape))
     grad_mem0 = beta.new_empty(step_shape) if need_mem0 else None
     grad_beta = torch.empty_like(beta) if need_beta else None
     grad_threshold = torch.empty_like(threshold) if need_threshold else None

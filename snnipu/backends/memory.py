@@ -1,17 +1,22 @@
-"""The process's memory allocator: freed memory is kept for the next training step.
+"""Memory that is there already: freed memory is kept for the next training step.
 
 What a training step frees, the next one needs again. glibc hands large blocks back to the operating system, which
 clears their pages again at the next step's first touch: at sequences of tens of megabytes these page faults cost more
-than the kernels that fill them. Here glibc is told to take all blocks from its heap and to keep what is freed, up to a
-limit: PyTorch's tensors profit as the operators' results do. Environment: ``SNNIPU_KEEP_FREED_MEMORY``.
+than the kernels that fill them. So the operators' results lie in blocks that are used again once no tensor uses them
+any more; and glibc is told to take all blocks from its heap and to keep what is freed, for PyTorch's own tensors. What
+is kept has a limit. Environment: ``SNNIPU_KEEP_FREED_MEMORY``, ``SNNIPU_POISON_MEMORY``.
 """
 
 import ctypes
 import os
 import re
 import sys
+import threading
+from collections import OrderedDict
 from pathlib import Path
-from typing import Optional
+from typing import Any, List, Optional, Sequence
+
+import torch
 
 # <malloc.h>
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
@@ -25,8 +30,8 @@ _SHARE, _CHECKED_SHARE = 1 / 4, 1 / 8
 
 class _Mallinfo2(ctypes.Structure):
     _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"]
+        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks")),
+        *((name, ctypes.c_size_t) for name in ("uordblks", "fordblks", "keepcost")),
     ]
 
 
@@ -138,10 +143,128 @@ def keep_freed_memory() -> bool:
         _M_TOP_PAD: min(_TOP_PAD, limit),
         _M_TRIM_THRESHOLD: limit if limit <= _LARGEST_INT else -1,  # -1 is the largest there is
     }
-    if not all([libc.mallopt(name, value) for name, value in settings.items()]):
+    if not all(libc.mallopt(name, value) for name, value in settings.items()):
         return False
     _heap = _Heap(libc, limit)
     return True
+
+
+class Blocks:
+    """PyTorch's own storages, of a megabyte and more, each for all results of its size in turn.
+
+    A storage is free when nobody but this class refers to it. It stays PyTorch's: it can be resized, pickled and shared
+    with other processes, and is then left to its user.
+    """
+
+    SMALLEST = 2**20
+
+    def __init__(self, limit: int, poison: bool = False) -> None:
+        self.limit, self.poison = limit, poison
+        self._lock = threading.Lock()
+        self._references = _references_of_a_free_block()
+        # Size in bytes -> storages; the size that was used last stands last.
+        self._blocks: OrderedDict[int, List[torch.UntypedStorage]] = OrderedDict()
+        self._bytes = 0
+
+    def empty(self, like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        """``like.new_empty(shape)``."""
+        nbytes = like.element_size()
+        for size in shape:
+            nbytes *= size
+        if nbytes < self.SMALLEST:
+            return like.new_empty(shape)
+        with self._lock:
+            blocks = self._blocks.setdefault(nbytes, [])
+            self._blocks.move_to_end(nbytes)
+            place = _free_place(blocks, self._references)
+            while place is not None:
+                block = blocks[place]
+                if _is_as_made(block, nbytes):
+                    if self.poison:
+                        block.fill_(255)  # type: ignore[attr-defined]
+                    # .data: its count of versions starts anew.
+                    return torch.empty(0, dtype=like.dtype).set_(block, 0, tuple(shape)).data  # type: ignore[call-overload]
+                del blocks[place]
+                self._bytes -= nbytes
+                place = _free_place(blocks, self._references)
+            made = like.new_empty(shape)
+            blocks.append(made.untyped_storage())
+            self._bytes += nbytes
+            if self._bytes > self.limit:
+                self._drop(self._bytes - self.limit)
+        return made
+
+    def _drop(self, wanted: int) -> None:
+        """Leave ``wanted`` bytes of blocks to their users, or to the allocator where there are none; old ones first."""
+        for nbytes in list(self._blocks):
+            blocks = self._blocks[nbytes]
+            while blocks and wanted > 0:
+                blocks.pop(0)
+                self._bytes -= nbytes
+                wanted -= nbytes
+            if not blocks:
+                del self._blocks[nbytes]
+            if wanted <= 0:
+                return
+
+    def kept(self) -> int:
+        """Bytes of free blocks."""
+        with self._lock:
+            free = 0
+            for nbytes, blocks in self._blocks.items():
+                for place in range(len(blocks)):
+                    # The slice is one more reference.
+                    free += nbytes * (_free_place(blocks[place : place + 1], self._references + 1) is not None)
+            return free
+
+    def release(self) -> None:
+        with self._lock:
+            self._blocks.clear()
+            self._bytes = 0
+
+    def after_fork(self) -> None:
+        """In the child: the lock may have been held by a thread of the parent's."""
+        self._lock = threading.Lock()
+
+
+_use_count: Any = getattr(torch._C, "_storage_Use_Count", None)  # PyTorch 2.1
+
+
+def _free_place(blocks: List[torch.UntypedStorage], references: int) -> Optional[int]:
+    """Place of the first block that no tensor has, and nobody as an object; those have so many ``references``."""
+    for place in range(len(blocks)):
+        if _use_count(blocks[place]._cdata) == 1 and sys.getrefcount(blocks[place]) <= references:
+            return place
+    return None
+
+
+def _references_of_a_free_block() -> int:
+    """As ``_free_place`` counts them, which depends on Python's version."""
+    block = [torch.UntypedStorage(1)]
+    return next(count for count in range(1, 10) if _free_place(block, count) is not None)
+
+
+def _is_as_made(block: torch.UntypedStorage, nbytes: int) -> bool:
+    """Whether no user changed what a later one could notice."""
+    return block.nbytes() == nbytes and block.resizable() and not block.is_shared()
+
+
+_blocks: Optional[Blocks] = None
+
+
+def keep_results() -> None:
+    """Have :func:`empty` use memory again; not with ``SNNIPU_KEEP_FREED_MEMORY=0``, and not before PyTorch 2.1."""
+    global _blocks
+    limit = limit_asked_for()
+    if limit and _use_count is not None:
+        _blocks = Blocks(limit, poison=os.environ.get("SNNIPU_POISON_MEMORY") == "1")
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=_blocks.after_fork)
+
+
+def empty(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """``like.new_empty(shape)`` for an operator's result on the CPU, in memory that is there already if any is."""
+    return like.new_empty(shape) if _blocks is None else _blocks.empty(like, shape)
 
 
 def used(nbytes: int) -> None:
@@ -151,14 +274,18 @@ def used(nbytes: int) -> None:
 
 
 def kept_memory() -> Optional[int]:
-    """Bytes of freed memory that the process holds for later use; None where the allocator is left alone.
+    """Bytes of freed memory that the process holds for later use; None where nobody can tell.
 
-    All freed memory of glibc's heap counts, PyTorch's too; None also before glibc 2.33, which does not tell.
+    These are the blocks of results that nobody uses any more, and all freed memory of glibc's heap, PyTorch's tensors'
+    too. glibc before 2.33 does not tell; without glibc the blocks alone count.
     """
-    return None if _heap is None else _heap.kept()
+    heap = 0 if _heap is None else _heap.kept()
+    return None if heap is None else heap + (0 if _blocks is None else _blocks.kept())
 
 
 def release_memory() -> None:
     """Give the freed memory back to the operating system; the next training step takes it anew."""
+    if _blocks is not None:
+        _blocks.release()
     if _heap is not None:
         _heap.trim()

@@ -437,8 +437,9 @@ def _fits(argument: object, step_shape: torch.Size) -> bool:
     return argument.dim() <= len(step_shape) and all(size in (1, wanted) for size, wanted in sizes)
 
 
-def _in_order(tensor: torch.Tensor, order: Sequence[int], first: int) -> torch.Tensor:
-    """A view with the dimensions of a step, those from ``first`` on, in another order."""
+def _in_order(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """A view with the dimensions of a step, the last ones, in another order."""
+    first = tensor.dim() - len(order)
     return tensor.permute(*range(first), *(first + dim for dim in order))
 
 
@@ -446,7 +447,7 @@ def _permuted(argument: Any, order: Sequence[int]) -> Any:
     """A state or parameter for steps whose dimensions are in another order."""
     if not isinstance(argument, torch.Tensor) or argument.dim() == 0:
         return argument
-    return _in_order(argument.reshape((1,) * (len(order) - argument.dim()) + argument.shape), order, 0)
+    return _in_order(argument.reshape((1,) * (len(order) - argument.dim()) + argument.shape), order)
 
 
 def lif_apply(
@@ -467,22 +468,20 @@ def lif_apply(
     """
     on_ipu = popart.uses_operator("lif_sequence", "LifSequence")
     steps, step_shape, shape = layout(x, num_steps)
-    order = None if on_ipu else memory_order(x, num_steps)
-    if order is not None:
-        own = (mem, beta, threshold, graded_spikes_factor)
-        if all(_fits(argument, step_shape) for argument in own):
-            # Neurons are independent: they are taken as they lie (channels_last, say), and so are the results.
-            moved = [_permuted(argument, order) for argument in own]
-            moved_x = _in_order(x, order, x.dim() - len(order))
-            spk, mems = lif_apply(moved_x, *moved, num_steps, reset, reset_delay, spike_grad, need_mem)  # type: ignore[arg-type]
-            back = sorted(range(len(order)), key=order.__getitem__)
-            first = spk.dim() - len(order)
-            return _in_order(spk, back, first), None if mems is None else _in_order(mems, back, first)
+    known = surrogates.as_surrogate(spike_grad)
+    # Neurons are independent: fused, they are taken as they lie (channels_last, say), and so are the results.
+    order = memory_order(x, num_steps) if not on_ipu and known is not None and known.kernel is not None else None
+    own = (mem, beta, threshold, graded_spikes_factor)
+    if order is not None and all(_fits(argument, step_shape) for argument in own):
+        options = (num_steps, reset, reset_delay, spike_grad, need_mem)
+        moved = [_permuted(argument, order) for argument in own]
+        spk, mems = lif_apply(_in_order(x, order), moved[0], moved[1], moved[2], moved[3], *options)
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return _in_order(spk, back), None if mems is None else _in_order(mems, back)
     state = None if mem is None else state_argument("mem", mem, step_shape, x)
     beta_ = learnt_decay(parameter_argument("beta", beta, step_shape, x))
     threshold_ = parameter_argument("threshold", threshold, step_shape, x)
     graded = parameter_argument("graded_spikes_factor", graded_spikes_factor, step_shape, x)
-    known = surrogates.as_surrogate(spike_grad)
     if on_ipu:
         kernel = None if known is None else known.kernel
         spk, mems = popart.call_lif_sequence(
