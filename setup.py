@@ -189,7 +189,7 @@ class BuildNative(build_ext):
         parts.sort(key=lambda part: -sum((ROOT / file).stat().st_size for file in part[1]))
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         many = f"{len(parts)} parts on {processors} processors"
-        self.say(f"native libraries, by {compiler[0]}: {', '.join(libraries)}, in {many}, a minute or two of each")
+        self.say(f"native libraries, by {compiler[0]}: {', '.join(libraries)}, in {many}")
 
         def run(name, command):
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
