@@ -89,7 +89,7 @@ test: $(VENV)/.test
 
 # The libraries of the editable installation go into the wheel: nothing is compiled again.
 test-wheel: $(VENV)/.test
-	rm -rf $(OUT)/wheel $(WHEEL_VENV)
+	rm -rf build $(OUT)/wheel $(WHEEL_VENV)
 	$(PIP_WHEEL) --wheel-dir $(OUT)/wheel .
 	$(PYTHON) -m venv $(WHEEL_VENV)
 	$(WHEEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" "$(TORCHVISION)" \
@@ -103,8 +103,9 @@ $(VENV)/.wheel: $(VENV)/.snnipu
 # For other machines than this one the compiler's target decides. auditwheel checks which symbols of the C and C++ runtimes
 # are needed, and names the wheel after the oldest systems that have them.
 wheel: $(VENV)/.wheel
-	rm -rf $(OUT)/plain
+	rm -rf build $(OUT)/plain
 	$(PIP_WHEEL) --wheel-dir $(OUT)/plain .
+	$(if $(AARCH64_FOUND),@echo "for aarch64 all is compiled anew; pip says nothing for a minute or two")
 	$(if $(AARCH64_FOUND),CXX=$(AARCH64_CXX) $(PIP_WHEEL) --wheel-dir $(OUT)/plain .,@echo \
 		"no wheel for aarch64: $(AARCH64_CXX) is missing; on Debian: apt-get install g++-aarch64-linux-gnu")
 	for wheel in $(OUT)/plain/snnipu-*.whl; do \

@@ -32,10 +32,8 @@ except ImportError:  # setuptools before 70.1
 ROOT = Path(__file__).resolve().parent
 CSRC = ROOT / "csrc"
 # Files of a list are compiled as one: most of the time would go into reading the same headers again and again.
-SOURCES = [["csrc/host/lif.cpp"]]
-SOURCES += [
-    [f"csrc/host/{name}.cpp" for name in ("sparse_lif", "sparse_linear", "select_spikes", "parallel", "library")]
-]
+SOURCES = [["host/lif.cpp"], ["host/sparse_lif.cpp", "host/sparse_linear.cpp", "host/select_spikes.cpp"]]
+SOURCES[1] += ["host/parallel.cpp", "host/library.cpp"]
 # Contraction of multiply and add would break the equality, bit by bit, with PyTorch.
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno"]
 FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"]
@@ -181,7 +179,8 @@ class BuildNative(build_ext):
         host = [*FLAGS, f"-I{CSRC}", f"-I{CSRC / 'ipu_model' / 'poplar' / 'include'}", *version]
         model = [*(flag for flag in FLAGS if flag not in NOT_OF_MODEL), *MODEL_FLAGS, *version]
         model += [f"-I{ROOT / include}" for include in MODEL_INCLUDES]
-        libraries = {isa: ([*host, *isa_flags, f'-DSNNIPU_ISA="{isa}"'], SOURCES) for isa, isa_flags in wanted.items()}
+        units = [[f"csrc/{file}" for file in unit] for unit in SOURCES]
+        libraries = {isa: ([*host, *isa_flags, f'-DSNNIPU_ISA="{isa}"'], units) for isa, isa_flags in wanted.items()}
         if self.isa is None:
             libraries[MODEL] = (model, model_units())
         parts = [(name, files) for name, (_, units) in libraries.items() for files in units]
@@ -189,7 +188,7 @@ class BuildNative(build_ext):
         parts.sort(key=lambda part: -sum((ROOT / file).stat().st_size for file in part[1]))
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         many = f"{len(parts)} parts on {processors} processors"
-        self.say(f"native libraries, by {compiler[0]}: {', '.join(libraries)}, in {many}, a minute or two of each")
+        self.say(f"native libraries, by {compiler[0]}: {', '.join(libraries)}, in {many}")
 
         def run(name, command):
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
