@@ -2,7 +2,11 @@
 
 from typing import Any, List
 
-from snnipu import _passthrough
+from snnipu import _wait_policy
+
+_wait_policy.sleep_while_waiting()
+
+from snnipu import _passthrough  # noqa: E402
 
 _passthrough.install()
 

@@ -71,6 +71,7 @@ def collect() -> Dict[str, Any]:
             "in_use": host.isa(),
             "threads": torch.get_num_threads(),
             "thread_runtime": host.thread_runtime(),
+            "wait_policy": os.environ.get("OMP_WAIT_POLICY"),
         },
         "backends": _backends(),
         "ops": ran_by,
@@ -87,7 +88,8 @@ def render(found: Dict[str, Any]) -> str:
     lines += [f"  built for     {', '.join(native['instruction_sets']) or 'nothing'}"]
     lines += [f"  in use        {native['in_use'] or 'none'}"]
     runtime = native["thread_runtime"] or "none"
-    lines += [f"  threads       {native['threads']} (torch.get_num_threads), run by {runtime}"]
+    waiting = f", OMP_WAIT_POLICY={native['wait_policy']}" if native["wait_policy"] else ""
+    lines += [f"  threads       {native['threads']} (torch.get_num_threads), run by {runtime}{waiting}"]
     lines += ["backends"]
     for name, backend in found["backends"].items():
         lines.append(f"  {name:13} {'available' if backend['available'] else 'not available: ' + backend['reason']}")

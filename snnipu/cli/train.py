@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import functools
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -25,6 +26,9 @@ AnyTrainer = Union[training.Trainer, training.EventTrainer]
 SETTINGS = tuple(dict.fromkeys([*training.TrainConfig.names(), *training.EventConfig.names()]))
 # Flags that are not called as the setting is.
 FLAGS = {"slot_activity": "--activity"}
+# Multiply-adds of a batch. Threads of a smaller network wait for each other longer than they compute, above all where
+# other processes take their turns: measured on two cores, see docs/how-to/speed-up.md.
+ONE_THREAD_BELOW = 20_000_000
 NONE = "none"
 IPU_MODEL = "ipu-model"
 DESCRIPTION = """\
@@ -232,6 +236,12 @@ def build_parser() -> argparse.ArgumentParser:
         default="auto",
         help="ipu-model: the layers' operators on a model of an IPU, the rest on the CPU (default: auto, a GPU if any)",
     )
+    data.add_argument(
+        "--threads",
+        type=positive_int,
+        metavar="N",
+        help="of the CPU (default: 1 for a small network, else PyTorch's number or OMP_NUM_THREADS)",
+    )
     output = parser.add_argument_group("output")
     output.add_argument("--json", type=Path, metavar="FILE", help="write settings and results (accuracies: 0 to 1)")
     output.add_argument(
@@ -299,7 +309,9 @@ def slot_numbers(text: str) -> Any:
 
 
 def run(options: argparse.Namespace, stop: StopRequest) -> int:
+    threads = torch.get_num_threads()
     with contextlib.ExitStack() as held, running_on(options.device) as ipu_model:
+        held.callback(torch.set_num_threads, threads)
         return train(options, stop, ipu_model, held)
 
 
@@ -319,6 +331,7 @@ def train(options: argparse.Namespace, stop: StopRequest, ipu_model: Any, held: 
         raise UsageError(f"argument --engine: {config.engine} does not run on the IPU model; --device cpu does")
     data = load_data(config, options)
     trainer = make_trainer(config, data, device, options)
+    torch.set_num_threads(choose_threads(trainer, options))
     if saved is not None:
         trainer.load_state_dict(saved)
     print(trainer.describe(), flush=True)
@@ -446,6 +459,14 @@ def choose_device(name: str) -> torch.device:
     if name == "cuda" and not available:
         raise UsageError("argument --device: no CUDA device is available to PyTorch here; use --device cpu")
     return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
+
+
+def choose_threads(trainer: AnyTrainer, options: argparse.Namespace) -> int:
+    """By the work, and not by what the machine is doing: another number of threads may round otherwise."""
+    if options.threads is not None:
+        return int(options.threads)
+    small = trainer.device.type == "cpu" and trainer.multiplications() < ONE_THREAD_BELOW
+    return 1 if small and "OMP_NUM_THREADS" not in os.environ else torch.get_num_threads()
 
 
 def make_folder(folder: Path) -> None:
@@ -613,6 +634,7 @@ def make_report(trainer: AnyTrainer, finished: bool) -> Dict[str, Any]:
         **trainer.config.to_dict(),
         "epochs_done": len(trainer.history),
         "device": str(trainer.device),
+        "threads": torch.get_num_threads(),
         "train_samples": trainer.train_samples,
         "test_samples": trainer.test_samples,
         **trainer.results(),

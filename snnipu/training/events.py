@@ -1,6 +1,6 @@
 """Training on events: a :class:`snnipu.SparseNetwork`, run by one of three methods."""
 
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -48,6 +48,10 @@ def _scale(scale: Any) -> LayerScale:
         raise ValueError(f"expected five entries a layer, got {scale!r}")
     target = None if scale[3] is None else _RATE(scale[3])
     return LayerScale(number(low=0)(scale[0]), _RATE(scale[1]), _RATE(scale[2]), target, scale[4])
+
+
+# Where slots are made as needed: spikes per neuron and step.
+_USUAL_ACTIVITY = 0.05
 
 
 class EventTrainer(TrainingLoop):
@@ -255,6 +259,15 @@ class EventTrainer(TrainingLoop):
             if config.grad_threshold_start is not None:
                 second += f", from {config.grad_threshold_start:g} on, halfway every {config.grad_threshold_every}"
         return text + f"\nslots: {slots}; second threshold: {second}"
+
+    def multiplications(self) -> int:
+        """Multiply-adds of the weights in the forward pass of a batch: how large the network is for its machine."""
+        config, sizes = self.config, self.sizes
+        read: Sequence[float] = sizes
+        if config.method != "dense":
+            read = [_USUAL_ACTIVITY * n if slots is None else slots for n, slots in zip(sizes, config.slots(sizes))]
+        layers = sum(spikes * neurons for spikes, neurons in zip(read, sizes[1:]))
+        return int(config.steps * config.batch_size * layers)
 
     def describe_epoch(self) -> str:
         """What the last epoch's line has to say besides loss and accuracies."""

@@ -98,6 +98,13 @@ class Trainer(TrainingLoop):
             f"beta={config.beta:g}; device: {self.device}; neurons run by: {self.backend}"
         )
 
+    def multiplications(self) -> int:
+        """Multiply-adds of the weights in the forward pass of a batch: how large the network is for its machine."""
+        config, data = self.config, self.data
+        first, second = data.num_features * config.hidden, config.hidden * data.num_classes
+        # The image is the same at every step: MultiStep computes the first layer once.
+        return config.batch_size * (first * (1 if config.engine == "snnipu" else config.steps) + second * config.steps)
+
     def describe_epoch(self) -> str:
         """What the last epoch's line has to say besides loss and accuracies."""
         return ""

@@ -1,0 +1,101 @@
+"""Threads of the commands: as many as the work needs, and asleep while they wait."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from snnipu import _wait_policy
+from snnipu.cli import train
+
+
+def info(*command, **environment):
+    """What ``info`` says of the threads, in a process of its own."""
+    names = (*_wait_policy._VARIABLES, "OMP_NUM_THREADS")
+    own = {name: value for name, value in os.environ.items() if name not in names}
+    done = subprocess.run(
+        [sys.executable, *command, "info", "--json", "-"], env={**own, **environment}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["native"]
+
+
+def test_threads_of_our_commands_sleep_while_they_wait():
+    assert info("-m", "snnipu")["wait_policy"] == "passive"
+
+
+@pytest.mark.parametrize(("name", "value"), [("OMP_WAIT_POLICY", "active"), ("GOMP_SPINCOUNT", "1000")])
+def test_the_users_own_policy_stays(name, value):
+    found = info("-m", "snnipu", **{name: value})
+    assert found["wait_policy"] == (value if name == "OMP_WAIT_POLICY" else None)
+
+
+def test_a_program_that_imports_us_is_left_alone(tmp_path):
+    code = "import sys; from snnipu.cli import main; sys.exit(main(sys.argv[1:]))"
+    assert info("-c", code)["wait_policy"] is None
+    # Nor one that imports us while Python looks for its module.
+    package = tmp_path / "other"
+    package.mkdir()
+    (package / "__init__.py").write_text("import snnipu")
+    (package / "__main__.py").write_text(code)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    assert info("-m", "other", PYTHONPATH=path)["wait_policy"] is None
+
+
+class Network:
+    def __init__(self, multiplications, device="cpu"):
+        self.device, self.size = torch.device(device), multiplications
+
+    def multiplications(self):
+        return self.size
+
+
+@pytest.mark.parametrize(
+    ("network", "arguments", "environment", "threads"),
+    [
+        (Network(train.ONE_THREAD_BELOW - 1), [], None, 1),
+        (Network(train.ONE_THREAD_BELOW), [], None, 3),
+        (Network(1000), [], "3", 3),
+        (Network(1000), ["--threads", "2"], None, 2),
+        (Network(train.ONE_THREAD_BELOW), ["--threads", "1"], None, 1),
+        (Network(1000, "cuda"), [], None, 3),
+    ],
+)
+def test_a_small_network_has_one_thread(network, arguments, environment, threads, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", environment)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert train.choose_threads(network, train.build_parser().parse_args(arguments)) == threads
+
+
+@pytest.mark.parametrize(
+    ("arguments", "one"),
+    [
+        ([], True),
+        (["--hidden", "3000", "--batch-size", "256"], False),
+        (["--dataset", "randman", "--samples-per-class", "20"], False),
+        (["--dataset", "randman", "--samples-per-class", "20", "--hidden", "16", "--max-spikes", "8"], True),
+    ],
+)
+def test_how_large_networks_are(arguments, one, tmp_path, monkeypatch):
+    pytest.importorskip("sklearn")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    options = train.build_parser().parse_args(arguments)
+    config = train.choose_config(options, None)
+    trainer = train.make_trainer(config, train.load_data(config, options), torch.device("cpu"), options)
+    assert train.choose_threads(trainer, options) == (1 if one else 3)
+
+
+def test_threads_are_told(tmp_path, monkeypatch):
+    pytest.importorskip("sklearn")
+    monkeypatch.chdir(tmp_path)
+    before = torch.get_num_threads()
+    small = ["--hidden", "16", "--steps", "5", "--epochs", "1", "--batch-size", "128", "--no-checkpoint"]
+    assert train.main([*small, "--threads", "2", "--json", "report.json"]) == 0
+    assert json.loads((tmp_path / "report.json").read_text())["threads"] == 2
+    assert torch.get_num_threads() == before
