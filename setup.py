@@ -2,18 +2,21 @@
 
 Environment:
   SNNIPU_REQUIRE_NATIVE=1  a failed native build is an error (default: install without it; the slow reference runs)
-  CXX, CXXFLAGS, LDFLAGS   compiler and further flags
+  CXX, CXXFLAGS, LDFLAGS   compiler and further flags; the machine that is built for is the compiler's
 """
 
 import ast
+import json
 import os
 import platform
+import runpy
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import ClassVar
 
@@ -28,19 +31,27 @@ except ImportError:  # setuptools before 70.1
 
 ROOT = Path(__file__).resolve().parent
 CSRC = ROOT / "csrc"
-SOURCES = ["host/lif.cpp", "host/select_spikes.cpp", "host/sparse_lif.cpp", "host/sparse_linear.cpp"]
-SOURCES += ["host/library.cpp", "host/parallel.cpp"]
+# Files of a list are compiled as one: most of the time would go into reading the same headers again and again.
+SOURCES = [["host/lif.cpp"], ["host/sparse_lif.cpp", "host/sparse_linear.cpp", "host/select_spikes.cpp"]]
+SOURCES[1] += ["host/parallel.cpp", "host/library.cpp"]
 # Contraction of multiply and add would break the equality, bit by bit, with PyTorch.
-FLAGS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno"]
+FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno"]
 FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"]
-# The IPU model, libsnnipu-ipu-model.so: every file of these patterns.
+# The IPU model, libsnnipu-ipu-model.so: every file of these patterns,
 MODEL_SOURCES = ["csrc/ipu_model/*.cpp", "csrc/ipu_model/*/src/*.cpp", "csrc/graph/*.cpp", "custom_ops/*.cpp"]
+# those of a list compiled as one; the first pattern that fits counts.
+MODEL_UNITS = [["csrc/graph/*.cpp"], ["custom_ops/*.cpp"], ["csrc/ipu_model/codelets_lif.cpp"]]
+MODEL_UNITS += [["csrc/ipu_model/codelets_*.cpp", "csrc/ipu_model/popart/src/sum_table.cpp"]]
+MODEL_UNITS += [["csrc/ipu_model/poplar/src/*.cpp", "csrc/ipu_model/perf_estimates.cpp"]]
+MODEL_UNITS += [["csrc/ipu_model/popart/src/[!s]*.cpp", "csrc/ipu_model/popart/src/sum.cpp", "csrc/ipu_model/api.cpp"]]
 MODEL_INCLUDES = ["csrc", ".", "csrc/ipu_model/poplar/include", "csrc/ipu_model/popart/include"]
 # It is slow to compile, and fast enough without more. Lanes of a float2, as on a tile.
-MODEL_FLAGS = ["-O1", "-DSNNIPU_LANE_BYTES=8", "-DONNX_NAMESPACE=onnx"]
+MODEL_FLAGS = ["-O1", "-DSNNIPU_LANE_BYTES=8", "-DSNNIPU_COMPACT_CODE", "-DONNX_NAMESPACE=onnx"]
 # Programs may use its Poplar: it is visible, but stays with itself where a real one is loaded too.
-NOT_OF_MODEL = ("-O3", "-shared", "-fvisibility=hidden")
+NOT_OF_MODEL = ("-O3", "-fvisibility=hidden")
 MODEL_LINK = ["-Wl,-Bsymbolic"] if sys.platform.startswith("linux") else []
+MODEL = "ipu-model"
+native_sources = runpy.run_path(str(ROOT / "snnipu" / "_native_sources.py"))
 # What `python -m snnipu build-ipu` builds with a Poplar SDK, laid out in snnipu/_ipu_sources as it is here.
 IPU_FOLDERS = ["custom_ops", "csrc/graph", "csrc/neuron", "csrc/vertices"]
 IPU_SOURCES = [f"{folder}/{name}" for folder in IPU_FOLDERS for name in ("*.cpp", "*.hpp", "Makefile")]
@@ -52,9 +63,21 @@ X86_FLAGS = {
 }
 
 
-def instruction_sets():
-    """Name -> compiler flags, for the machine that is built for."""
-    machine = platform.machine().lower()
+def said_by(command):
+    """The first line of what a compiler says."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0 or not done.stdout.strip():
+        raise RuntimeError(f"{' '.join(command)} failed: {done.stdout.strip()[:200] or 'no message'}")
+    return done.stdout.splitlines()[0].strip()
+
+
+def machine_of(compiler):
+    """x86_64, aarch64, ...: what ``compiler`` compiles for."""
+    return said_by([*compiler, "-dumpmachine"]).split("-")[0].lower()
+
+
+def instruction_sets(machine):
+    """Name -> compiler flags."""
     if machine in ("x86_64", "amd64"):
         return X86_FLAGS
     if machine in ("aarch64", "arm64"):
@@ -76,6 +99,18 @@ def find_compiler():
     raise RuntimeError("no C++ compiler found (looked for $CXX, c++, g++, clang++)")
 
 
+def model_units():
+    """The IPU model's files, those that are compiled together side by side."""
+    left = sorted(path for pattern in MODEL_SOURCES for path in ROOT.glob(pattern))
+    units = []
+    for patterns in MODEL_UNITS:
+        unit = [path for path in left if any(path in ROOT.glob(pattern) for pattern in patterns)]
+        left = [path for path in left if path not in unit]
+        units.append(unit)
+    units += [[path] for path in left]
+    return [[str(path.relative_to(ROOT)) for path in unit] for unit in units if unit]
+
+
 class BuildNative(build_ext):
     """Compiles csrc into snnipu/_native; what went wrong is left there for `python -m snnipu info`."""
 
@@ -90,10 +125,9 @@ class BuildNative(build_ext):
 
     def run(self):
         folder = self.native_folder()
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         try:
-            self.compile_all(folder)
+            self.build(folder)
         except (RuntimeError, OSError) as error:
             if os.environ.get("SNNIPU_REQUIRE_NATIVE") == "1":
                 raise
@@ -102,60 +136,101 @@ class BuildNative(build_ext):
             (folder / "build_failed.txt").write_text(f"{error}\n")
             print(f"warning: snnipu's native library was not built: {error}", file=sys.stderr)
 
-    def compile_all(self, folder):
+    def say(self, text):
+        # A wheel's builder and make show it at once.
+        if self.verbose:
+            print(text, flush=True)
+
+    def build(self, folder):
         if sys.platform == "win32":
             raise RuntimeError("the native library needs GCC or Clang; Windows is not supported yet")
-        wanted = instruction_sets()
+        compiler = find_compiler()
+        machine = machine_of(compiler)
+        wanted = instruction_sets(machine)
         if self.isa is not None:
             if self.isa not in wanted:
                 raise RuntimeError(f"--isa must be one of {list(wanted)}, got {self.isa!r}")
             wanted = {self.isa: wanted[self.isa]}
-        compiler = find_compiler()
-        version = package_version()
-
         extra, link = shlex.split(os.environ.get("CXXFLAGS", "")), shlex.split(os.environ.get("LDFLAGS", ""))
-        link += ["-ldl"] if sys.platform.startswith("linux") else []
+        record = {
+            "sources": native_sources["fingerprint"](ROOT),
+            "version": package_version(),
+            "compiler": said_by([*compiler, "--version"]),
+            "flags": [*compiler[1:], *extra, *link],
+            "machine": machine,
+            "libraries": [*wanted, *([] if self.isa else [MODEL])],
+        }
+        for place in [folder, ROOT / "snnipu" / "_native"]:
+            if native_sources["record"](place) == record and not self.force:
+                self.say(f"native libraries: those of {place} are of these sources, compiler and flags")
+                if place != folder:
+                    shutil.rmtree(folder)
+                    shutil.copytree(place, folder)
+                return
+        shutil.rmtree(folder)
+        folder.mkdir()
+        self.compile_all(folder, compiler, wanted, extra, link)
+        (folder / native_sources["RECORD"]).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
-        def compile_to(name, command):
-            print(" ".join(shlex.quote(word) for word in command), flush=True)
+    def compile_all(self, folder, compiler, wanted, extra, link):
+        """Every library in parts, as many at once as there are processors; linked when its last part is done."""
+        link = [*link, *(["-ldl"] if sys.platform.startswith("linux") else [])]
+        version = [f'-DSNNIPU_VERSION="{package_version()}"']
+        host = [*FLAGS, f"-I{CSRC}", f"-I{CSRC / 'ipu_model' / 'poplar' / 'include'}", *version]
+        model = [*(flag for flag in FLAGS if flag not in NOT_OF_MODEL), *MODEL_FLAGS, *version]
+        model += [f"-I{ROOT / include}" for include in MODEL_INCLUDES]
+        units = [[f"csrc/{file}" for file in unit] for unit in SOURCES]
+        libraries = {isa: ([*host, *isa_flags, f'-DSNNIPU_ISA="{isa}"'], units) for isa, isa_flags in wanted.items()}
+        if self.isa is None:
+            libraries[MODEL] = (model, model_units())
+        parts = [(name, files) for name, (_, units) in libraries.items() for files in units]
+        # The largest first: the processors are then done at the same time.
+        parts.sort(key=lambda part: -sum((ROOT / file).stat().st_size for file in part[1]))
+        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        many = f"{len(parts)} parts on {processors} processors"
+        self.say(f"native libraries, by {compiler[0]}: {', '.join(libraries)}, in {many}")
+
+        def run(name, command):
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             if done.stdout:
                 print(done.stdout, flush=True)
             if done.returncode != 0:
+                print(" ".join(shlex.quote(word) for word in command), flush=True)
                 lines = [line for line in done.stdout.splitlines() if "error" in line] or done.stdout.splitlines()
                 raise RuntimeError(f"{compiler[0]} failed for {name}: {lines[0] if lines else 'no message'}")
 
-        def compile_isa(item):
-            isa, isa_flags = item
-            command = [*compiler, *FLAGS, *isa_flags, *extra]
-            command += [f"-I{CSRC}", f"-I{CSRC / 'ipu_model' / 'poplar' / 'include'}"]
-            command += [f'-DSNNIPU_VERSION="{version}"', f'-DSNNIPU_ISA="{isa}"']
-            command += [str(CSRC / source) for source in SOURCES]
-            compile_to(isa, [*command, "-o", str(folder / f"libsnnipu-{isa}.so"), *link])
+        def compile_part(name, files):
+            started = time.monotonic()
+            target = str(Path(objects) / (f"{name}-" + "-".join(Path(files[-1]).with_suffix(".o").parts)))
+            command = [*compiler, *libraries[name][0], *extra]
+            for file in files[:-1]:
+                command += ["-include", str(ROOT / file)]
+            run(f"{name}, {files[-1]}", [*command, "-c", str(ROOT / files[-1]), "-o", target])
+            return name, target, time.monotonic() - started
 
-        sources = sorted(path for pattern in MODEL_SOURCES for path in ROOT.glob(pattern))
-        if self.isa is not None:
-            sources = []
-        # The largest first: two cores are then done at the same time.
-        sources.sort(key=lambda path: not path.name.startswith("codelets_lif"))
-        with tempfile.TemporaryDirectory() as objects, ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-
-            def compile_object(path):
-                target = str(Path(objects) / "-".join(path.relative_to(ROOT).with_suffix(".o").parts))
-                command = [*compiler, *(flag for flag in FLAGS if flag not in NOT_OF_MODEL), *MODEL_FLAGS, *extra]
-                command += [f"-I{ROOT / include}" for include in MODEL_INCLUDES]
-                command += [f'-DSNNIPU_VERSION="{version}"', "-c", str(path), "-o", target]
-                compile_to(path.name, command)
-                return target
-
-            objects_of_model = [pool.submit(compile_object, path) for path in sources]
-            list(pool.map(compile_isa, wanted.items()))
-            if sources:
-                library = str(folder / "libsnnipu-ipu-model.so")
-                parts = [future.result() for future in objects_of_model]
-                compile_to(
-                    "ipu-model", [*compiler, "-shared", "-pthread", *MODEL_LINK, *extra, *parts, "-o", library, *link]
-                )
+        waiting = {name: len(units) for name, (_, units) in libraries.items()}
+        found = {name: [] for name in libraries}
+        spent = dict.fromkeys(libraries, 0.0)
+        with tempfile.TemporaryDirectory() as objects, ThreadPoolExecutor(max_workers=processors) as pool:
+            futures = [pool.submit(compile_part, *part) for part in parts]
+            try:
+                for future in as_completed(futures):
+                    name, target, seconds = future.result()
+                    found[name].append(target)
+                    spent[name] += seconds
+                    waiting[name] -= 1
+                    if waiting[name]:
+                        continue
+                    library = folder / f"libsnnipu-{name}.so"
+                    flags = MODEL_LINK if name == MODEL else []
+                    linked = [*compiler, "-shared", "-pthread", *flags, *extra, *sorted(found[name])]
+                    run(name, [*linked, "-o", str(library), *link])
+                    size = library.stat().st_size / 1e6
+                    self.say(f"  {library.name}: {size:.1f} MB, compiled in {spent[name]:.0f} s")
+            except BaseException:
+                for future in futures:
+                    future.cancel()
+                raise
 
     def get_outputs(self):
         return [str(path) for path in sorted(self.native_folder().glob("*"))]
@@ -184,6 +259,18 @@ class BuildWithSources(build_py):
         return [*super().get_outputs(include_bytecode), *([] if self.editable_mode else self.sources().values())]
 
 
+def cross_platform():
+    """linux_aarch64, say, where the compiler's target is another machine than this one; else None."""
+    try:
+        machine = machine_of(find_compiler())
+    except (RuntimeError, OSError):
+        return None
+    here = platform.machine().lower()
+    same = {"amd64": "x86_64", "arm64": "aarch64"}
+    different = same.get(machine, machine) != same.get(here, here)
+    return f"linux_{machine}" if different and sys.platform.startswith("linux") else None
+
+
 class PlatformWheel(bdist_wheel):
     """The library is loaded with ctypes: one wheel serves every Python 3."""
 
@@ -192,7 +279,7 @@ class PlatformWheel(bdist_wheel):
         self.root_is_pure = False
 
     def get_tag(self):
-        return ("py3", "none", super().get_tag()[2])
+        return ("py3", "none", cross_platform() or super().get_tag()[2])
 
 
 setup(

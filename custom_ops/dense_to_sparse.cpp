@@ -8,7 +8,7 @@
 
 namespace snnipu {
 namespace ops {
-namespace {
+namespace dense_to_sparse { // named: the IPU model compiles all operators as one file
 
 enum Outputs { Ids, Values, Counts, Dropped };
 
@@ -122,6 +122,6 @@ const popart::RegisterShapeInferenceFunction shapes(sparseId(), [](popart::Shape
   context.outInfo(Counts) = context.outInfo(Dropped) = likeRows(context.inInfo(0), 2);
 });
 
-} // namespace
+} // namespace dense_to_sparse
 } // namespace ops
 } // namespace snnipu

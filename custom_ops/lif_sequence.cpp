@@ -8,7 +8,7 @@
 
 namespace snnipu {
 namespace ops {
-namespace {
+namespace lif_sequence { // named: the IPU model compiles all operators as one file
 
 enum Inputs { X, Mem0, Beta, Threshold, Graded };
 enum Outputs { Spk, Mem };
@@ -157,6 +157,6 @@ const popart::RegisterShapeInferenceFunction shapes(lifId(), [](popart::ShapeInf
   context.outInfo(Mem) = context.inInfo(X);
 });
 
-} // namespace
+} // namespace lif_sequence
 } // namespace ops
 } // namespace snnipu

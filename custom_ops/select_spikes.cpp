@@ -8,7 +8,7 @@
 
 namespace snnipu {
 namespace ops {
-namespace {
+namespace select_spikes { // named: the IPU model compiles all operators as one file
 
 enum Inputs { Mem, Threshold };
 enum Outputs { Ids, Values, Counts, Dropped };
@@ -137,6 +137,6 @@ const popart::RegisterShapeInferenceFunction shapes(selectId(), [](popart::Shape
   context.outInfo(Counts) = context.outInfo(Dropped) = likeRows(context.inInfo(Mem), 2);
 });
 
-} // namespace
+} // namespace select_spikes
 } // namespace ops
 } // namespace snnipu

@@ -9,7 +9,7 @@
 
 namespace snnipu {
 namespace ops {
-namespace {
+namespace sparse_linear { // named: the IPU model compiles all operators as one file
 
 enum Inputs { Ids, Values, Counts, Weight, Bias };
 
@@ -157,6 +157,6 @@ const popart::RegisterShapeInferenceFunction shapes(linearId(), [](popart::Shape
   context.outInfo(0) = outputInfo(context.inInfo(Values), context.inInfo(Weight));
 });
 
-} // namespace
+} // namespace sparse_linear
 } // namespace ops
 } // namespace snnipu

@@ -14,7 +14,7 @@
 
 namespace snnipu {
 namespace ops {
-namespace {
+namespace sparse_network { // named: the IPU model compiles all operators as one file
 
 enum Inputs { Ids, Values, Counts, FirstParameter };
 enum Parameters { Weight, Beta, Threshold, Bias };
@@ -351,6 +351,6 @@ const popart::RegisterShapeInferenceFunction shapes(networkId(), [](popart::Shap
               [&](int index, const popart::TensorInfo &info) { context.outInfo(index) = info; });
 });
 
-} // namespace
+} // namespace sparse_network
 } // namespace ops
 } // namespace snnipu

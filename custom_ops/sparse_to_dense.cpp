@@ -8,7 +8,7 @@
 
 namespace snnipu {
 namespace ops {
-namespace {
+namespace sparse_to_dense { // named: the IPU model compiles all operators as one file
 
 enum Inputs { Ids, Values, Counts };
 
@@ -110,6 +110,6 @@ const popart::RegisterShapeInferenceFunction shapes(denseId(), [](popart::ShapeI
                                 context.inInfo(Values).dataType());
 });
 
-} // namespace
+} // namespace sparse_to_dense
 } // namespace ops
 } // namespace snnipu

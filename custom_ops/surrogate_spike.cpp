@@ -7,7 +7,7 @@
 
 namespace snnipu {
 namespace ops {
-namespace {
+namespace surrogate_spike { // named: the IPU model compiles all operators as one file
 
 popart::OperatorIdentifier spikeId() { return identifier("SurrogateSpike"); }
 popart::OperatorIdentifier gradId() { return identifier("SurrogateSpikeGrad"); }
@@ -83,6 +83,6 @@ const popart::RegisterShapeInferenceFunction shapes(spikeId(), [](popart::ShapeI
   context.outInfo(0) = context.inInfo(0);
 });
 
-} // namespace
+} // namespace surrogate_spike
 } // namespace ops
 } // namespace snnipu

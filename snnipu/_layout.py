@@ -20,6 +20,27 @@ def layout(x: torch.Tensor, num_steps: Optional[int]) -> Tuple[int, torch.Size, 
     return num_steps, x.shape, torch.Size((num_steps, *x.shape))
 
 
+def memory_order(x: torch.Tensor, num_steps: Optional[int]) -> Optional[Tuple[int, ...]]:
+    """The dimensions of a step of ``x`` in the order in which it lies in memory, the slowest first.
+
+    None where that is their own order, or where a step has gaps or its elements lie in no order of dimensions.
+    """
+    if x.is_contiguous():
+        return None
+    first = 1 if num_steps is None else 0
+    sizes, strides = x.shape[first:], x.stride()[first:]
+    order = tuple(sorted(range(len(sizes)), key=lambda dim: -strides[dim]))
+    expected = 1
+    for dim in reversed(order):
+        if sizes[dim] != 1:
+            if strides[dim] != expected:
+                return None
+            expected *= sizes[dim]
+    if first and x.shape[0] > 1 and x.stride(0) != expected:
+        return None
+    return order
+
+
 def saved_layout(
     x: Optional[torch.Tensor], mem: Optional[torch.Tensor], num_steps: Optional[int]
 ) -> Tuple[int, torch.Size, torch.Tensor]:

@@ -182,18 +182,3 @@ def test_vertices_are_free_of_host_code():
                     included = line.split()[1]
                     own = included.startswith(('"neuron/', '"vertices/'))
                     assert included in allowed or own, f"{path.name}: {line}"
-
-
-@needs_native
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator only")
-@pytest.mark.parametrize(
-    ("environment", "set_here"),
-    [({}, True), ({"SNNIPU_KEEP_FREED_MEMORY": "0"}, False), ({"MALLOC_TRIM_THRESHOLD_": "100000"}, False)],
-)
-def test_freed_memory_is_kept_unless_the_user_says_otherwise(environment, set_here):
-    own = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_", "SNNIPU_KEEP"))}
-    code = "from snnipu.backends import host; print(host.keep_freed_memory())"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**own, **environment}, stdout=subprocess.PIPE, check=True, text=True
-    )
-    assert done.stdout.strip() == str(set_here)

@@ -1,7 +1,11 @@
+import copy
+import hashlib
 import pickle
+import zipfile
 
 import pytest
 import torch
+from support.damage import variants
 
 import snnipu as snn
 from snnipu import datasets, training
@@ -177,8 +181,11 @@ class Hostile:
 
 
 def test_checkpoint_runs_no_code(tmp_path):
-    for write in (torch.save, lambda content, path: path.write_bytes(pickle.dumps(content, protocol=2))):
-        write({"format": "snnipu-train-1", "config": Hostile(tmp_path / "owned")}, tmp_path / "hostile.pt")
+    def pickled(path, content):
+        path.write_bytes(pickle.dumps(content, protocol=2))
+
+    for write in (training.save_checkpoint, lambda path, content: torch.save(content, path), pickled):
+        write(tmp_path / "hostile.pt", {"config": Hostile(tmp_path / "owned")})
         with pytest.raises(training.CheckpointError, match="damaged or no checkpoint"):
             training.load_checkpoint(tmp_path / "hostile.pt")
         assert not (tmp_path / "owned").exists()
@@ -194,12 +201,27 @@ def test_unreadable_checkpoints(few_digits, tmp_path):
         path.write_bytes(content)
         with pytest.raises(training.CheckpointError, match="is damaged or no checkpoint"):
             training.load_checkpoint(path)
-    for other in ([1, 2], {"weight": torch.zeros(2)}, {"format": "snnipu-train-0"}):
+    for other in ([1, 2], {"weight": torch.zeros(2)}):
         torch.save(other, path)
-        with pytest.raises(training.CheckpointError, match="is not a checkpoint of this version"):
+        with pytest.raises(training.CheckpointError, match="is damaged or no checkpoint: it has no checksum"):
             training.load_checkpoint(path)
-    torch.save({"format": "snnipu-train-1", "config": 3}, path)
+    training.save_checkpoint(path, {"config": 3})
     with pytest.raises(training.CheckpointError, match="its entry 'config' should be a dict"):
+        training.load_checkpoint(path)
+
+
+def test_checkpoints_of_other_versions(few_digits, tmp_path, monkeypatch):
+    path, state = tmp_path / "run.pt", training.Trainer(config(), few_digits).state_dict()
+    torch.save({"format": "snnipu-train-1", **state}, path)
+    with pytest.raises(
+        training.CheckpointError, match=r"is of an earlier version of snnipu \(snnipu-train-1\) or damaged"
+    ):
+        training.load_checkpoint(path)
+    # What the guide tells those who trust such a file.
+    training.save_checkpoint(path, torch.load(path, weights_only=True))
+    assert equal(training.load_checkpoint(path)["model"], dict(state["model"]))
+    monkeypatch.setattr("snnipu.training.checkpoint.FORMAT", "snnipu-train-3")
+    with pytest.raises(training.CheckpointError, match="is not a checkpoint of this version"):
         training.load_checkpoint(path)
 
 
@@ -256,3 +278,174 @@ def test_spike_rates_and_speed(few_digits):
     spk = spk.detach()
     assert rates["output"] == pytest.approx(float(spk.mean()), abs=1e-6)
     assert trainer.samples_per_second() == pytest.approx(200 / trainer.history[0]["seconds"])
+
+
+# ---- files under faults
+
+
+@pytest.fixture(scope="module")
+def trained(few_digits):
+    trainer = training.Trainer(config(hidden=8, epochs=1), few_digits)
+    trainer.fit()
+    return trainer.state_dict()
+
+
+def test_600_damaged_checkpoints(trained, tmp_path):
+    """Whatever changed, nothing of it is used; a copy that equals the original is one."""
+    path = tmp_path / "run.pt"
+    training.save_checkpoint(path, trained)
+    whole = path.read_bytes()
+    assert equal(training.load_checkpoint(path), {**trained, "format": "snnipu-train-2"})
+    changed = 0
+    for _, data in variants(whole, 600, seed=0, often=[(len(whole) - 400, len(whole))]):
+        path.write_bytes(data)
+        if data == whole:
+            training.load_checkpoint(path)
+            continue
+        changed += 1
+        with pytest.raises(
+            training.CheckpointError, match=r"run.pt is damaged or no checkpoint: (its|it has no) checksum"
+        ):
+            training.load_checkpoint(path)
+    assert changed > 500
+
+
+def test_a_damaged_checkpoint_is_not_taken_for_an_old_one(trained, tmp_path):
+    path = tmp_path / "run.pt"
+    training.save_checkpoint(path, trained)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-78].replace(b"snnipu-train-2", b"snnipu-train-1"))
+    with pytest.raises(
+        training.CheckpointError, match=r"is of an earlier version of snnipu \(snnipu-train-1\) or damaged"
+    ):
+        training.load_checkpoint(path)
+
+
+def test_other_programs_read_a_checkpoint(trained, tmp_path):
+    path = tmp_path / "run.pt"
+    training.save_checkpoint(path, trained)
+    assert equal(dict(torch.load(path, weights_only=True)["model"]), dict(trained["model"]))
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        assert archive.comment == b"snnipu sha256 " + hashlib.sha256(path.read_bytes()[:-64]).hexdigest().encode()
+
+
+def moment(change):
+    """Changes the state of the first parameter."""
+
+    def apply(state):
+        state["optimizer"]["state"][0] = {**state["optimizer"]["state"][0], **change(state["optimizer"]["state"][0])}
+
+    return apply
+
+
+def group(**change):
+    return lambda state: state["optimizer"]["param_groups"][0].update(change)
+
+
+def record(**change):
+    return lambda state: state["history"][0].update(change)
+
+
+def weight(change):
+    def apply(state):
+        state["model"]["0.weight"] = change(state["model"]["0.weight"])
+
+    return apply
+
+
+NAN = float("nan")
+CRAFTED = {
+    "shape": (weight(lambda w: w[:-1].clone()), r"model: 0.weight: expected torch.float32 of shape \(8, 64\), got"),
+    "broadcast": (weight(lambda w: w[:1].clone()), r"got torch.float32 of shape \(1, 64\)"),
+    "type": (weight(lambda w: w.double()), r"model: 0.weight: .* got torch.float64"),
+    "NaN": (weight(lambda w: w * NAN), "model: 0.weight: holds numbers that are not finite"),
+    "no tensor": (weight(lambda w: w.tolist()), "model: 0.weight: expected a tensor, got list"),
+    "no weight": (lambda state: state["model"].pop("0.weight"), "model: 0.weight is missing"),
+    "more weights": (lambda state: state["model"].update(new=torch.zeros(1)), "model: new is not expected"),
+    "no state": (lambda state: state["optimizer"].pop("state"), "optimizer: state is missing"),
+    "empty state": (
+        lambda state: state["optimizer"]["state"].clear(),
+        "optimizer: state of the parameters: 0 is missing",
+    ),
+    "state of one": (
+        lambda state: state["optimizer"]["state"].pop(1),
+        "optimizer: state of the parameters: 1 is missing",
+    ),
+    "state of none": (lambda state: state["optimizer"]["state"].update({9: {}}), "parameters: 9 is not expected"),
+    "moment's shape": (
+        moment(lambda s: {"exp_avg": s["exp_avg"].T.clone()}),
+        r"parameter 0: exp_avg: expected .*\(64, 8\)",
+    ),
+    "moment's type": (moment(lambda s: {"exp_avg": s["exp_avg"].half()}), "parameter 0: exp_avg: .* got torch.float16"),
+    "infinite moment": (
+        moment(lambda s: {"exp_avg": s["exp_avg"] + 1e999}),
+        "exp_avg: holds numbers that are not finite",
+    ),
+    "negative moment": (
+        moment(lambda s: {"exp_avg_sq": s["exp_avg_sq"] - 1}),
+        "exp_avg_sq: expected no number below 0",
+    ),
+    "moments": (moment(lambda s: {"momentum": s["exp_avg"]}), "parameter 0: momentum is not expected"),
+    "negative step": (
+        moment(lambda s: {"step": torch.tensor(-3.0)}),
+        "step: expected a whole number above 0, got -3.0",
+    ),
+    "half a step": (moment(lambda s: {"step": torch.tensor(1.5)}), "step: expected a whole number above 0, got 1.5"),
+    "steps": (moment(lambda s: {"step": torch.ones(2)}), "step: expected a whole number above 0, got a tensor"),
+    "step NaN": (moment(lambda s: {"step": torch.tensor(NAN)}), "step: expected a whole number above 0, got nan"),
+    "lr": (group(lr=NAN), "param_groups: lr: expected a number above 0, got nan"),
+    "negative lr": (group(lr=-0.1), "param_groups: lr: expected a number above 0, got -0.1"),
+    "lr of another type": (group(lr="0.1"), "param_groups: lr: expected a number above 0, got '0.1'"),
+    "betas": (group(betas=(0.9, 0.5)), r"betas is \(0.9, 0.5\) there and \(0.9, 0.999\) here"),
+    "eps": (group(eps=0.0), "param_groups: eps is 0.0 there"),
+    "tensor": (group(eps=torch.zeros(2)), "param_groups: expected numbers and words only"),
+    "parameters": (group(params=[0, 1, 2]), r"params is \[0, 1, 2\] there"),
+    "no eps": (lambda state: state["optimizer"]["param_groups"][0].pop("eps"), "param_groups: eps is missing"),
+    "groups": (lambda state: state["optimizer"].update(param_groups=[]), "param_groups: expected 1 in a list"),
+    "generator": (
+        lambda state: state["rng"].update(batch_order=torch.zeros_like(state["rng"]["batch_order"])),
+        "rng: batch_order: not the state of a random number generator",
+    ),
+    "generator's type": (
+        lambda state: state["rng"].update(batch_order=torch.zeros(5056)),
+        "rng: batch_order: expected torch.uint8",
+    ),
+    "no generator": (lambda state: state["rng"].clear(), "KeyError: 'batch_order'"),
+    "loss": (record(train_loss=NAN), "history: train_loss of epoch 1: expected a finite number, got nan"),
+    "accuracy": (
+        record(test_accuracy=1.5),
+        "history: test_accuracy of epoch 1: expected a number from 0 to 1, got 1.5",
+    ),
+    "words": (record(test_accuracy="0.5"), "history: test_accuracy of epoch 1: expected a finite number, got '0.5'"),
+    "seconds": (record(seconds=-1.0), "history: seconds of epoch 1: expected a number from 0"),
+    "no record": (lambda state: state["history"].clear(), "optimizer: state of the parameters: 0 is not expected"),
+    "config": (lambda state: state["config"].update(lr=torch.zeros(2)), "'config' should hold numbers and words only"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), CRAFTED.values(), ids=CRAFTED)
+def test_wrong_contents_under_a_right_checksum(few_digits, trained, tmp_path, change, message):
+    path, state = tmp_path / "run.pt", copy.deepcopy(trained)
+    change(state)
+    training.save_checkpoint(path, state)
+    trainer = training.Trainer(config(hidden=8), few_digits)
+    before = copy.deepcopy(trainer.state_dict())
+    with pytest.raises(training.CheckpointError, match=f"damaged: .*{message}"):
+        trainer.load_state_dict(training.load_checkpoint(path))
+    assert equal(before, trainer.state_dict())
+
+
+def test_weights_that_overflow_in_the_last_step_are_no_epoch(few_digits):
+    trainer = training.Trainer(config(), few_digits)
+    before = copy.deepcopy(trainer.state_dict())
+
+    def overflow():
+        with torch.no_grad():
+            trainer.network[0].bias[0] = float("inf")
+
+    trainer._after_step = overflow
+    trainer._forward = lambda x, labels: (trainer.network[2].weight.sum() * 0 + 1, torch.zeros(len(x), 10))
+    with pytest.raises(training.DivergedError, match="weights or moments of Adam are not finite after epoch 1"):
+        trainer.fit()
+    assert equal(before, trainer.state_dict())

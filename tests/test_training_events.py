@@ -277,12 +277,39 @@ def test_a_stop_in_the_first_epoch_scales_once(data):
 
 @pytest.mark.parametrize(
     ("entry", "value"),
-    [("schedule", None), ("schedule", {"calls": -1}), ("scaling", [(1.0,)]), ("scaling", None), ("model", {})],
+    [
+        ("schedule", None),
+        ("schedule", {"calls": -1}),
+        ("scaling", [(1.0,)]),
+        ("scaling", [(float("nan"), 0.1, 0.1, None, True)] * 2),
+        ("scaling", None),
+        ("model", {}),
+    ],
 )
 def test_damaged_entries(data, entry, value):
     trainer = training.EventTrainer(config(), data)
     with pytest.raises(training.CheckpointError, match="the checkpoint is damaged"):
         trainer.load_state_dict({**trainer.state_dict(), entry: value})
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "message"),
+    [
+        ("activity", [0.1], r"history: activity: expected \d numbers, got \[0.1\]"),
+        ("activity", [0.1, 1.1], "activity of epoch 1: expected a number from 0 to 1"),
+        ("overflow", [0, -1], "overflow of epoch 1: expected an integer from 0, got -1"),
+        ("train_overflow", [0, 0], r"history: train_overflow: expected \d numbers, got \[0, 0\]"),
+        ("input_overflow", 0.5, "input_overflow of epoch 1: expected an integer from 0, got 0.5"),
+        ("grad_threshold", float("inf"), "grad_threshold of epoch 1: expected a finite number, got inf"),
+    ],
+)
+def test_damaged_records(data, entry, value, message):
+    trainer = training.EventTrainer(config(epochs=1), data)
+    trainer.fit()
+    state = trainer.state_dict()
+    state["history"] = [{**state["history"][0], entry: value}]
+    with pytest.raises(training.CheckpointError, match=f"the checkpoint is damaged: .*{message}"):
+        training.EventTrainer(config(epochs=1), data).load_state_dict(state)
 
 
 def test_checkpoint_of_another_run(data):

@@ -109,14 +109,14 @@ struct Rows {
   std::size_t begin, end;
 };
 
-struct Layout {
+struct BlockLayout {
   std::size_t steps, batch, slots, rows, inputs, neurons;
   RowSpread spread;
   Division division;
   Tensor ids, values, counts; // [rows][...]; ids and counts as integers, values in float
 
-  Layout(poplar::Graph &graph, const SparseLinearInputs &in, bool unitValues, Sequence &prog,
-         const poplar::DebugInfo &info)
+  BlockLayout(poplar::Graph &graph, const SparseLinearInputs &in, bool unitValues, Sequence &prog,
+              const poplar::DebugInfo &info)
       : steps((check(in), in.spikes.ids.dim(0))), batch(in.spikes.ids.dim(1)), slots(in.spikes.ids.dim(2)),
         rows(steps * batch), inputs(in.weight.dim(1)), neurons(in.weight.dim(0)), spread(graph, rows),
         division(graph, neurons, inputs, rows, slots, in.weight.elementType()) {
@@ -184,7 +184,7 @@ Tensor createSparseLinearWeight(poplar::Graph &graph, std::size_t neurons, std::
 Tensor sparseLinear(poplar::Graph &graph, const SparseLinearInputs &in, bool unitValues, Sequence &prog,
                     const poplar::DebugContext &debug) {
   const poplar::DebugInfo info(debug, "snnipu");
-  const Layout layout(graph, in, unitValues, prog, info);
+  const BlockLayout layout(graph, in, unitValues, prog, info);
   const Division &division = layout.division;
   Copies copies;
   const auto weights = weightsIn(graph, division, in.weight, copies, info);
@@ -253,7 +253,7 @@ Tensor sparseLinear(poplar::Graph &graph, const SparseLinearInputs &in, bool uni
 SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const Tensor &grad, const SparseLinearInputs &in,
                                        bool unitValues, Sequence &prog, const poplar::DebugContext &debug) {
   const poplar::DebugInfo info(debug, "snnipu");
-  const Layout layout(graph, in, unitValues, prog, info);
+  const BlockLayout layout(graph, in, unitValues, prog, info);
   const Division &division = layout.division;
   if ((grad.elementType() != poplar::FLOAT && grad.elementType() != poplar::HALF) ||
       grad.numElements() != layout.rows * layout.neurons)

@@ -9,6 +9,15 @@
 #include <new>
 #include <vector>
 
+#include "vertices/vertex.hpp"
+
+namespace snnipu {
+// Networks are trained in float: the other types take most of the time to compile away.
+template <> constexpr bool compactCode<double> = true;
+template <> constexpr bool compactCode<Float16> = true;
+template <> constexpr bool compactCode<BFloat16> = true;
+} // namespace snnipu
+
 // The codelet file itself: its templates are instantiated here for the host's storage types.
 #include "vertices/lif.cpp"
 
@@ -145,32 +154,47 @@ template <typename S> struct ForwardArgs {
   std::size_t rowBytes() const { return elements * sizeof(S); }
 };
 
-// One block of the forward pass. Outputs point at the block's first element; each may be null.
-template <typename Vertex, typename S>
-void forwardBlock(const ForwardArgs<S> &a, const BlockParameters<Compute<S>> &parameters, Compute<S> *state,
-                  std::size_t begin, std::size_t count, S *spk, S *mem, S *preReset, std::size_t memStride,
-                  bool streaming, const WorkerOrder &order) {
-  if (a.mem0)
-    std::copy_n(a.mem0 + begin, count, state);
-  else
-    std::fill_n(state, count, Compute<S>(0));
+// What a forward vertex is given for one block. Outputs point at the block's first element; each may be null.
+template <typename S> struct ForwardBlock {
+  using C = Compute<S>;
+  const ForwardArgs<S> &args;
+  const BlockParameters<C> &parameters;
+  C *state;
+  std::size_t begin, count;
+  S *spk, *mem, *preReset;
+  std::size_t memStride;
+  bool streaming;
+};
+
+// Of each vertex, only this is compiled: what leads to it is the same for all of a storage type.
+template <typename S> using ForwardKernel = void (*)(const ForwardBlock<S> &, const WorkerOrder &);
+
+template <typename Vertex, typename S> void runForward(const ForwardBlock<S> &b, const WorkerOrder &order) {
   Vertex vertex;
-  vertex.x.connect(a.x + begin);
-  vertex.state.connect(state);
-  vertex.spk.connect(spk);
-  vertex.mem.connect(mem);
-  vertex.preReset.connect(preReset);
-  vertex.storeSpk = spk != nullptr;
-  vertex.storeMem = mem != nullptr;
-  vertex.storePreReset = preReset != nullptr;
-  vertex.streaming = streaming;
-  vertex.steps = static_cast<unsigned>(a.steps);
-  vertex.size = static_cast<unsigned>(count);
-  vertex.xStride = a.constantInput ? 0 : static_cast<unsigned>(a.elements);
-  vertex.spkStride = static_cast<unsigned>(a.elements);
-  vertex.memStride = static_cast<unsigned>(memStride);
-  parameters.connect(vertex);
+  vertex.x.connect(b.args.x + b.begin);
+  vertex.state.connect(b.state);
+  vertex.spk.connect(b.spk);
+  vertex.mem.connect(b.mem);
+  vertex.preReset.connect(b.preReset);
+  vertex.storeSpk = b.spk != nullptr;
+  vertex.storeMem = b.mem != nullptr;
+  vertex.storePreReset = b.preReset != nullptr;
+  vertex.streaming = b.streaming;
+  vertex.steps = static_cast<unsigned>(b.args.steps);
+  vertex.size = static_cast<unsigned>(b.count);
+  vertex.xStride = b.args.constantInput ? 0 : static_cast<unsigned>(b.args.elements);
+  vertex.spkStride = static_cast<unsigned>(b.args.elements);
+  vertex.memStride = static_cast<unsigned>(b.memStride);
+  b.parameters.connect(vertex);
   runVertex(vertex, order);
+}
+
+template <typename S> void forwardBlock(ForwardKernel<S> kernel, const ForwardBlock<S> &b, const WorkerOrder &order) {
+  if (b.args.mem0)
+    std::copy_n(b.args.mem0 + b.begin, b.count, b.state);
+  else
+    std::fill_n(b.state, b.count, Compute<S>(0));
+  kernel(b, order);
 }
 
 // body(begin, count, scratch) for every block, with `bytesPerElement` of scratch. Returns 0, or 2 where memory could
@@ -192,22 +216,26 @@ int forBlocks(std::size_t elements, unsigned threads, std::size_t most, std::siz
   return outOfMemory ? 2 : 0;
 }
 
-template <typename Vertex, typename S> int forward(const ForwardArgs<S> &a) {
+template <typename S> int forward(const ForwardArgs<S> &a, ForwardKernel<S> kernel) {
+  if (!kernel)
+    return 1;
   using C = Compute<S>;
   const WorkerOrder order = workerOrder();
   const std::size_t bytes = sizeof(C) * (1 + (a.parameters.perElement() ? 3 : 0));
   const std::size_t sequences = 1 + (a.constantInput ? 0 : 1) + (a.mem ? 1 : 0) + (a.preReset ? 1 : 0);
   const bool streaming = sequences * a.steps * a.rowBytes() > cachedBytes && rowsAligned(a.spk, a.rowBytes()) &&
                          rowsAligned(a.mem, a.rowBytes());
-  return forBlocks(a.elements, a.threads, blockElements, bytes,
-                   [&](std::size_t begin, std::size_t count, Scratch &scratch) {
-                     const auto at = [begin](S *array) { return array ? array + begin : nullptr; };
-                     const BlockParameters<C> parameters(a.parameters, begin, count, scratch);
-                     forwardBlock<Vertex>(a, parameters, scratch.take<C>(count), begin, count, at(a.spk), at(a.mem),
-                                          at(a.preReset), a.elements, streaming, order);
-                     if (streaming)
-                       streamFence();
-                   });
+  return forBlocks(
+      a.elements, a.threads, blockElements, bytes, [&](std::size_t begin, std::size_t count, Scratch &scratch) {
+        const auto at = [begin](S *array) { return array ? array + begin : nullptr; };
+        const BlockParameters<C> parameters(a.parameters, begin, count, scratch);
+        C *const state = scratch.take<C>(count);
+        forwardBlock<S>(
+            kernel, {a, parameters, state, begin, count, at(a.spk), at(a.mem), at(a.preReset), a.elements, streaming},
+            order);
+        if (streaming)
+          streamFence();
+      });
 }
 
 template <typename S> struct BackwardArgs {
@@ -218,6 +246,7 @@ template <typename S> struct BackwardArgs {
   C *gradMem0;
   C *gradParameters[3]; // beta, threshold, graded; each may be null
   bool gradSpkConstant, gradMemConstant;
+  SurrogateKind surrogate;
   C surrogateA, surrogateB;
 };
 
@@ -270,8 +299,69 @@ private:
   std::vector<C> elementSums_;
 };
 
-template <typename Forward, typename Backward, typename S> int backward(const BackwardArgs<S> &a) {
+// What a backward vertex is given for one block; all point at the block's first element.
+template <typename S> struct BackwardBlock {
   using C = Compute<S>;
+  const BackwardArgs<S> &args;
+  const BlockParameters<C> &parameters;
+  std::size_t begin, count;
+  const S *mem, *preReset;
+  std::size_t memStride;
+  const C *memInitial;
+  C *gradConstant, *gradState;
+  C *const *parameterSums; // three; null without gradients of parameters
+  bool parameterGradients, streaming;
+};
+
+template <typename S> using BackwardKernel = void (*)(const BackwardBlock<S> &, const WorkerOrder &);
+
+template <typename Vertex, typename S> void runBackward(const BackwardBlock<S> &b, const WorkerOrder &order) {
+  const BackwardArgs<S> &a = b.args;
+  const auto at = [&b](const auto *array) { return array ? array + b.begin : nullptr; };
+  Vertex vertex;
+  vertex.mem.connect(b.mem);
+  vertex.preReset.connect(b.preReset);
+  vertex.memInitial.connect(b.memInitial);
+  vertex.hasGradSpk = a.gradSpk != nullptr;
+  vertex.hasGradMem = a.gradMem != nullptr;
+  vertex.parameterGradients = b.parameterGradients;
+  vertex.constantInput = a.forward.constantInput;
+  vertex.streaming = b.streaming;
+  vertex.gradSpk.connect(at(a.gradSpk));
+  vertex.gradMem.connect(at(a.gradMem));
+  vertex.gradX.connect(a.gradX + b.begin);
+  vertex.gradConstant.connect(b.gradConstant);
+  vertex.gradState.connect(b.gradState);
+  vertex.gradBeta.connect(b.parameterSums[0]);
+  vertex.gradThreshold.connect(b.parameterSums[1]);
+  vertex.gradGraded.connect(b.parameterSums[2]);
+  if constexpr (std::is_same_v<decltype(vertex.surrogateA), Compute<S>>)
+    vertex.surrogateA = a.surrogateA;
+  else
+    vertex.surrogateA = {a.surrogateA, a.surrogate};
+  vertex.surrogateB = a.surrogateB;
+  vertex.steps = static_cast<unsigned>(a.forward.steps);
+  vertex.size = static_cast<unsigned>(b.count);
+  vertex.gradXStride = static_cast<unsigned>(a.forward.elements);
+  vertex.gradSpkStride = a.gradSpkConstant ? 0 : vertex.gradXStride;
+  vertex.gradMemStride = a.gradMemConstant ? 0 : vertex.gradXStride;
+  vertex.memStride = static_cast<unsigned>(b.memStride);
+  b.parameters.connect(vertex);
+  runVertex(vertex, order);
+}
+
+// How one choice of options runs. The backward pass recomputes membranes by the forward kernel; readsPreReset: it needs
+// those before the reset too.
+template <typename S> struct BackwardKernels {
+  ForwardKernel<S> forward;
+  BackwardKernel<S> backward;
+  bool readsPreReset;
+};
+
+template <typename S> int backward(const BackwardArgs<S> &a, const BackwardKernels<S> &kernels) {
+  using C = Compute<S>;
+  if (!kernels.forward || !kernels.backward)
+    return 1;
   const ForwardArgs<S> &f = a.forward;
   const WorkerOrder order = workerOrder();
   const Parameter<C> *const parameter[3] = {&f.parameters.beta, &f.parameters.threshold, &f.parameters.graded};
@@ -282,7 +372,7 @@ template <typename Forward, typename Backward, typename S> int backward(const Ba
     parameterGradients = parameterGradients || a.gradParameters[i];
   }
   const bool recompute = a.mem == nullptr;
-  constexpr std::size_t recomputedArrays = Forward::delaysReset ? 1 : 2;
+  const std::size_t recomputedArrays = kernels.readsPreReset ? 2 : 1;
   const std::size_t recomputedPerElement = recompute ? recomputedArrays * f.steps * sizeof(S) : 0;
   const std::size_t most = recompute ? std::min(blockElements, recomputedBytes / recomputedPerElement) : blockElements;
   const std::size_t bytes = sizeof(C) * (3 + (f.parameters.perElement() ? 3 : 0) + (parameterGradients ? 3 : 0));
@@ -298,17 +388,15 @@ template <typename Forward, typename Backward, typename S> int backward(const Ba
       return array;
     };
     const BlockParameters<C> parameters(f.parameters, begin, count, scratch);
-    Backward vertex;
-    vertex.mem.connect(at(a.mem));
-    vertex.preReset.connect(at(a.preReset));
+    const S *mem = at(a.mem), *preReset = at(a.preReset);
     if (recompute) {
-      S *const mem = scratch.take<S>(f.steps * count);
-      S *const preReset = recomputedArrays == 2 ? scratch.take<S>(f.steps * count) : nullptr;
+      S *const memAgain = scratch.take<S>(f.steps * count);
+      S *const preResetAgain = kernels.readsPreReset ? scratch.take<S>(f.steps * count) : nullptr;
       C *const state = scratch.take<C>(count);
-      forwardBlock<Forward>(f, parameters, state, begin, count, static_cast<S *>(nullptr), mem, preReset, count, false,
-                            order);
-      vertex.mem.connect(mem);
-      vertex.preReset.connect(preReset);
+      forwardBlock<S>(kernels.forward,
+                      {f, parameters, state, begin, count, nullptr, memAgain, preResetAgain, count, false}, order);
+      mem = memAgain;
+      preReset = preResetAgain;
     }
     C *const gradState = a.gradMem0 ? a.gradMem0 + begin : scratch.take<C>(count);
     std::fill_n(gradState, count, C(0));
@@ -317,30 +405,10 @@ template <typename Forward, typename Backward, typename S> int backward(const Ba
     if (parameterGradients)
       for (auto &sum : parameterSums)
         sum = zeros();
-    vertex.memInitial.connect(f.mem0 ? f.mem0 + begin : zeros());
-    vertex.hasGradSpk = a.gradSpk != nullptr;
-    vertex.hasGradMem = a.gradMem != nullptr;
-    vertex.parameterGradients = parameterGradients;
-    vertex.constantInput = f.constantInput;
-    vertex.streaming = streaming;
-    vertex.gradSpk.connect(at(a.gradSpk));
-    vertex.gradMem.connect(at(a.gradMem));
-    vertex.gradX.connect(a.gradX + begin);
-    vertex.gradConstant.connect(gradConstant);
-    vertex.gradState.connect(gradState);
-    vertex.gradBeta.connect(parameterSums[0]);
-    vertex.gradThreshold.connect(parameterSums[1]);
-    vertex.gradGraded.connect(parameterSums[2]);
-    vertex.surrogateA = a.surrogateA;
-    vertex.surrogateB = a.surrogateB;
-    vertex.steps = static_cast<unsigned>(f.steps);
-    vertex.size = static_cast<unsigned>(count);
-    vertex.gradXStride = static_cast<unsigned>(f.elements);
-    vertex.gradSpkStride = a.gradSpkConstant ? 0 : vertex.gradXStride;
-    vertex.gradMemStride = a.gradMemConstant ? 0 : vertex.gradXStride;
-    vertex.memStride = recompute ? vertex.size : vertex.gradXStride;
-    parameters.connect(vertex);
-    runVertex(vertex, order);
+    const C *const memInitial = f.mem0 ? f.mem0 + begin : zeros();
+    kernels.backward({a, parameters, begin, count, mem, preReset, recompute ? count : f.elements, memInitial,
+                      gradConstant, gradState, parameterSums, parameterGradients, streaming},
+                     order);
     if (streaming)
       streamFence();
     if (f.constantInput)
@@ -357,60 +425,64 @@ template <typename Forward, typename Backward, typename S> int backward(const Ba
   return status;
 }
 
-template <typename S, Reset R, typename Spike> int forwardDelay(const ForwardArgs<S> &a, bool resetDelay) {
-  return resetDelay ? forward<LifForward<S, R, true, Spike>>(a) : forward<LifForward<S, R, false, Spike>>(a);
-}
-
-template <typename Spike, typename S> int forwardReset(const ForwardArgs<S> &a, int reset, bool resetDelay) {
+// body(std::integral_constant of the reset), or a value-initialised result for an unknown one.
+template <typename Body> auto forReset(int reset, const Body &body) {
+  using Result = decltype(body(std::integral_constant<Reset, Reset::Subtract>{}));
   switch (reset) {
   case SNNIPU_RESET_SUBTRACT:
-    return forwardDelay<S, Reset::Subtract, Spike>(a, resetDelay);
+    return body(std::integral_constant<Reset, Reset::Subtract>{});
   case SNNIPU_RESET_ZERO:
-    return forwardDelay<S, Reset::Zero, Spike>(a, resetDelay);
+    return body(std::integral_constant<Reset, Reset::Zero>{});
   case SNNIPU_RESET_NONE:
-    return forwardDelay<S, Reset::None, Spike>(a, resetDelay);
+    return body(std::integral_constant<Reset, Reset::None>{});
   default:
-    return 1;
+    return Result{};
   }
 }
 
-template <typename S, Reset R, template <typename> class Surrogate, typename Spike>
-int backwardDelay(const BackwardArgs<S> &a, bool resetDelay) {
-  if (resetDelay)
-    return backward<LifForward<S, R, true, Spike>, LifBackward<S, R, true, Surrogate, Spike>>(a);
-  return backward<LifForward<S, R, false, Spike>, LifBackward<S, R, false, Surrogate, Spike>>(a);
+template <typename S, typename Spike> ForwardKernel<S> forwardKernel(int reset, bool resetDelay) {
+  return forReset(reset, [=](auto r) -> ForwardKernel<S> {
+    constexpr Reset R = decltype(r)::value;
+    if (resetDelay)
+      return runForward<LifForward<S, R, true, Spike>, S>;
+    return runForward<LifForward<S, R, false, Spike>, S>;
+  });
 }
 
-template <template <typename> class Surrogate, typename Spike, typename S>
-int backwardReset(const BackwardArgs<S> &a, int reset, bool resetDelay) {
-  switch (reset) {
-  case SNNIPU_RESET_SUBTRACT:
-    return backwardDelay<S, Reset::Subtract, Surrogate, Spike>(a, resetDelay);
-  case SNNIPU_RESET_ZERO:
-    return backwardDelay<S, Reset::Zero, Surrogate, Spike>(a, resetDelay);
-  case SNNIPU_RESET_NONE:
-    return backwardDelay<S, Reset::None, Surrogate, Spike>(a, resetDelay);
-  default:
-    return 1;
-  }
+template <typename S, template <typename> class Surrogate, typename Spike>
+BackwardKernels<S> backwardKernels(int reset, bool resetDelay) {
+  return forReset(reset, [=](auto r) -> BackwardKernels<S> {
+    constexpr Reset R = decltype(r)::value;
+    const ForwardKernel<S> forward = forwardKernel<S, Spike>(reset, resetDelay);
+    // Without a reset the membrane before it is the membrane.
+    if constexpr (R != Reset::None)
+      if (!resetDelay)
+        return {forward, runBackward<LifBackward<S, R, false, Surrogate, Spike>, S>, true};
+    return {forward, runBackward<LifBackward<S, R, true, Surrogate, Spike>, S>, false};
+  });
 }
 
-template <typename S> int backwardSurrogate(const BackwardArgs<S> &a, int reset, bool resetDelay, int surrogate) {
-  switch (surrogate) {
-  case SNNIPU_LEAKY_STEP:
-    return backwardReset<LeakyStep, HardSpike>(a, reset, resetDelay);
-  case SNNIPU_TRIANGULAR:
-    return backwardReset<Triangular, HardSpike>(a, reset, resetDelay);
-  case SNNIPU_FAST_SIGMOID:
-    return backwardReset<FastSigmoid, HardSpike>(a, reset, resetDelay);
-  case SNNIPU_ATAN:
-    return backwardReset<ATan, HardSpike>(a, reset, resetDelay);
-  case SNNIPU_SIGMOID:
-    return backwardReset<Sigmoid, HardSpike>(a, reset, resetDelay);
-  case SNNIPU_SPIKE_RATE_ESCAPE:
-    return backwardReset<SpikeRateEscape, HardSpike>(a, reset, resetDelay);
-  default:
-    return 1;
+template <typename S> BackwardKernels<S> backwardKernels(SurrogateKind surrogate, int reset, bool resetDelay) {
+  if constexpr (compactCode<S>) {
+    return surrogate <= SurrogateKind::SpikeRateEscape ? backwardKernels<S, AnySurrogate, HardSpike>(reset, resetDelay)
+                                                       : BackwardKernels<S>{};
+  } else {
+    switch (surrogate) {
+    case SurrogateKind::LeakyStep:
+      return backwardKernels<S, LeakyStep, HardSpike>(reset, resetDelay);
+    case SurrogateKind::Triangular:
+      return backwardKernels<S, Triangular, HardSpike>(reset, resetDelay);
+    case SurrogateKind::FastSigmoid:
+      return backwardKernels<S, FastSigmoid, HardSpike>(reset, resetDelay);
+    case SurrogateKind::ATan:
+      return backwardKernels<S, ATan, HardSpike>(reset, resetDelay);
+    case SurrogateKind::Sigmoid:
+      return backwardKernels<S, Sigmoid, HardSpike>(reset, resetDelay);
+    case SurrogateKind::SpikeRateEscape:
+      return backwardKernels<S, SpikeRateEscape, HardSpike>(reset, resetDelay);
+    default:
+      return {};
+    }
   }
 }
 
@@ -434,16 +506,19 @@ using snnipu::Float16;
   snnipu::BackwardArgs<S> {                                                                                            \
     grad_spk, grad_mem, mem, pre_reset, FORWARD_ARGS(S, nullptr, nullptr, nullptr), grad_x, grad_mem0,                 \
         {grad_beta, grad_threshold, grad_graded}, grad_spk_constant != 0, grad_mem_constant != 0,                      \
-        static_cast<snnipu::Compute<S>>(surrogate_a), static_cast<snnipu::Compute<S>>(surrogate_b)                     \
+        static_cast<snnipu::SurrogateKind>(surrogate), static_cast<snnipu::Compute<S>>(surrogate_a),                   \
+        static_cast<snnipu::Compute<S>>(surrogate_b)                                                                   \
   }
 
 #define LIF_SEQUENCE(SUFFIX, S, C)                                                                                     \
   SNNIPU_LIF_SEQUENCE_FWD(snnipu_lif_sequence_fwd_##SUFFIX, S, C) {                                                    \
-    return snnipu::forwardReset<snnipu::HardSpike>(FORWARD_ARGS(S, spk, mem, pre_reset), reset, reset_delay != 0);     \
+    return snnipu::forward(FORWARD_ARGS(S, spk, mem, pre_reset),                                                       \
+                           snnipu::forwardKernel<S, snnipu::HardSpike>(reset, reset_delay != 0));                      \
   }                                                                                                                    \
   SNNIPU_LIF_SEQUENCE_BWD(snnipu_lif_sequence_bwd_##SUFFIX, S, C) {                                                    \
     try {                                                                                                              \
-      return snnipu::backwardSurrogate(BACKWARD_ARGS(S), reset, reset_delay != 0, surrogate);                          \
+      const auto arguments = BACKWARD_ARGS(S);                                                                         \
+      return snnipu::backward(arguments, snnipu::backwardKernels<S>(arguments.surrogate, reset, reset_delay != 0));    \
     } catch (const std::bad_alloc &) {                                                                                 \
       return 2;                                                                                                        \
     }                                                                                                                  \
@@ -459,14 +534,16 @@ LIF_SEQUENCE(bf16, BFloat16, float)
 // The same vertices with a smooth spike, whose true derivative is the surrogate: for checking the adjoint by finite
 // differences.
 SNNIPU_LIF_SEQUENCE_FWD(snnipu_lif_sequence_fwd_smooth_f64, double, double) {
-  return snnipu::forwardReset<snnipu::SmoothSpike>(FORWARD_ARGS(double, spk, mem, pre_reset), reset, reset_delay != 0);
+  return snnipu::forward(FORWARD_ARGS(double, spk, mem, pre_reset),
+                         snnipu::forwardKernel<double, snnipu::SmoothSpike>(reset, reset_delay != 0));
 }
 SNNIPU_LIF_SEQUENCE_BWD(snnipu_lif_sequence_bwd_smooth_f64, double, double) {
   if (surrogate != SNNIPU_FAST_SIGMOID)
     return 1;
   try {
-    return snnipu::backwardReset<snnipu::FastSigmoid, snnipu::SmoothSpike>(BACKWARD_ARGS(double), reset,
-                                                                           reset_delay != 0);
+    return snnipu::backward(
+        BACKWARD_ARGS(double),
+        snnipu::backwardKernels<double, snnipu::FastSigmoid, snnipu::SmoothSpike>(reset, reset_delay != 0));
   } catch (const std::bad_alloc &) {
     return 2;
   }

@@ -9,6 +9,18 @@
 namespace snnipu {
 namespace {
 
+inline bool knownReset(int32_t reset) { return reset >= SNNIPU_RESET_SUBTRACT && reset <= SNNIPU_RESET_NONE; }
+
+// body(std::integral_constant of a known reset): around each vertex, not around what leads to it.
+template <typename Body> void forReset(int32_t reset, const Body &body) {
+  if (reset == SNNIPU_RESET_SUBTRACT)
+    body(std::integral_constant<Reset, Reset::Subtract>{});
+  else if (reset == SNNIPU_RESET_ZERO)
+    body(std::integral_constant<Reset, Reset::Zero>{});
+  else
+    body(std::integral_constant<Reset, Reset::None>{});
+}
+
 // beta, threshold, ...: one value, or one for each neuron.
 template <typename C> struct PerNeuron {
   const C *values;
@@ -68,7 +80,7 @@ template <typename C> struct ForwardArguments {
   C *mem; // may be null
   size_t ownSlots, delay;
   bool rotate;
-  int32_t offered;
+  int32_t reset, offered;
 };
 
 // What a block needs beside its weights.
@@ -90,7 +102,7 @@ template <typename C> struct BlockParameters {
 };
 
 // One time step of one block, for the samples [begin, end) of the batch.
-template <typename C, Reset R> class StepForward {
+template <typename C> class StepForward {
 public:
   StepForward(const ForwardArguments<C> &arguments, const CheckedSpikes<C> &checked, KeptMembranes<C> &kept)
       : a_(arguments), checked_(checked), kept_(kept), order_(workerOrder()),
@@ -99,9 +111,12 @@ public:
   void run(const BlockParameters<C> &parameters, size_t block, size_t t, size_t begin, size_t end, C *state,
            const Slots<C> *own) {
     checked_.withIds(t < a_.delay ? 0 : (t - a_.delay) * a_.spikes.batch + begin, [&](auto *ids) {
-      SparseLifForward<C, std::remove_const_t<std::remove_pointer_t<decltype(ids)>>, R> vertex;
-      vertex.ids.connect(ids);
-      runStep(vertex, parameters, block, t, begin, end, state, own);
+      forReset(a_.reset, [&](auto reset) {
+        using Id = std::remove_const_t<std::remove_pointer_t<decltype(ids)>>;
+        SparseLifForward<C, Id, decltype(reset)::value> vertex;
+        vertex.ids.connect(ids);
+        runStep(vertex, parameters, block, t, begin, end, state, own);
+      });
     });
     const unsigned lanes = a_.blocks.lanes(block);
     for (size_t sample = begin; sample < end; ++sample)
@@ -191,15 +206,17 @@ private:
   Uninitialised<uint32_t> bits_; // [block][fired, carried][row][word]
 };
 
-template <typename C, Reset R> int forward(const ForwardArguments<C> &a, void **kept, int64_t *most) {
+template <typename C> int forward(const ForwardArguments<C> &a, void **kept, int64_t *most) {
   *kept = nullptr;
+  if (!knownReset(a.reset))
+    return Unknown;
   CheckedSpikes<C> checked(a.spikes, 0);
   if (!checked.fill(a.offered))
     return BadSpikes;
   const size_t steps = a.spikes.steps, batch = a.spikes.batch, rows = a.spikes.rows();
   const unsigned threads = threadsFor((checked.total(0) + 4 * rows) * a.blocks.neurons, a.offered);
   auto membranes = std::make_unique<KeptMembranes<C>>(a.blocks, rows);
-  StepForward<C, R> step(a, checked, *membranes);
+  StepForward<C> step(a, checked, *membranes);
   int status = Done;
   if (!a.recurrent) {
     status = parallelTry(a.blocks.count(), threads, [&](size_t block) {
@@ -286,7 +303,7 @@ template <typename C> struct BackwardArguments {
   C *gradValues, *gradWeight, *gradBias, *gradRecurrent, *gradBeta, *gradThreshold, *gradCurrent;
   C inputScale;
   size_t delay;
-  int32_t surrogate;
+  int32_t reset, surrogate;
   C surrogateA, surrogateB;
   int32_t offered;
 };
@@ -373,7 +390,7 @@ template <typename C> struct ParameterSums {
   }
 };
 
-template <typename C, Reset R> class Backward {
+template <typename C> class Backward {
 public:
   explicit Backward(const BackwardArguments<C> &arguments)
       : a_(arguments), batch_(a_.spikes.batch), order_(workerOrder()),
@@ -386,7 +403,7 @@ public:
   int run() {
     if (!checked_.fill(a_.offered) || !CheckedSpikes<C>(a_.own, 1, false).fill(a_.offered))
       return BadSpikes;
-    if (!knownSurrogate(a_.surrogate))
+    if (!knownSurrogate(a_.surrogate) || !knownReset(a_.reset))
       return Unknown;
     slots_.build(a_.own, a_.fired, a_.blocks, threads_);
     int status = toInput_.prepare(threads_);
@@ -499,14 +516,26 @@ private:
   }
 
   void step(size_t block, size_t t, C *carry, C *grad) {
+    forReset(a_.reset, [&](auto reset) {
+      SparseLifBackward<C, decltype(reset)::value> vertex;
+      runStep(vertex, block, t, carry, grad);
+    });
+    const size_t row = t * batch_, lanes = a_.blocks.lanes(block);
+    if (a_.gradBias || a_.gradBeta || a_.gradThreshold)
+      sums_[block].endStep();
+    if (a_.gradCurrent)
+      for (size_t sample = 0; sample < batch_; ++sample)
+        std::copy_n(grad + sample * lanes, a_.blocks.held(block),
+                    a_.gradCurrent + (row + sample) * a_.blocks.neurons + a_.blocks.first(block));
+  }
+
+  template <typename Vertex> void runStep(Vertex &vertex, size_t block, size_t t, C *carry, C *grad) {
     const size_t row = t * batch_;
-    const unsigned held = a_.blocks.held(block);
     alignas(64) C beta[blockLanes], threshold[blockLanes];
     a_.beta.copyTo(beta, a_.blocks, block, C(0));
     std::transform(beta, beta + a_.blocks.lanes(block), beta, clamped<C>);
     a_.threshold.copyTo(threshold, a_.blocks, block, C(0));
     ParameterSums<C> &sums = sums_[block];
-    SparseLifBackward<C, R> vertex;
     vertex.beta.connect(beta);
     vertex.threshold.connect(threshold);
     const uint32_t *const begin = &slots_.begin[t * (a_.blocks.count() + 1) + block];
@@ -527,15 +556,9 @@ private:
     vertex.gradThreshold.connect(sums.step[2]);
     vertex.rows = static_cast<unsigned>(batch_);
     vertex.lanes = a_.blocks.lanes(block);
-    vertex.neurons = held;
+    vertex.neurons = a_.blocks.held(block);
     vertex.memStride = static_cast<unsigned>(a_.blocks.neurons);
     runVertex(vertex, order_);
-    if (a_.gradBias || a_.gradBeta || a_.gradThreshold)
-      sums.endStep();
-    if (a_.gradCurrent)
-      for (size_t sample = 0; sample < batch_; ++sample)
-        std::copy_n(grad + sample * vertex.lanes, held,
-                    a_.gradCurrent + (row + sample) * a_.blocks.neurons + a_.blocks.first(block));
   }
 
   void finishParameters() const {
@@ -574,20 +597,6 @@ private:
   InputGradient<C> toInput_;
 };
 
-// body(std::integral_constant of the reset), or Unknown.
-template <typename Body> int forReset(int32_t reset, const Body &body) {
-  switch (reset) {
-  case SNNIPU_RESET_SUBTRACT:
-    return body(std::integral_constant<Reset, Reset::Subtract>{});
-  case SNNIPU_RESET_ZERO:
-    return body(std::integral_constant<Reset, Reset::Zero>{});
-  case SNNIPU_RESET_NONE:
-    return body(std::integral_constant<Reset, Reset::None>{});
-  default:
-    return Unknown;
-  }
-}
-
 } // namespace
 } // namespace snnipu
 
@@ -614,10 +623,10 @@ using std::size_t;
                                                 at(own_slots),                                                         \
                                                 at(delay),                                                             \
                                                 rotate != 0,                                                           \
+                                                reset,                                                                 \
                                                 threads};                                                              \
     try {                                                                                                              \
-      return snnipu::forReset(reset,                                                                                   \
-                              [&](auto r) { return snnipu::forward<C, decltype(r)::value>(arguments, kept, most); });  \
+      return snnipu::forward(arguments, kept, most);                                                                   \
     } catch (const std::bad_alloc &) {                                                                                 \
       return snnipu::OutOfMemory;                                                                                      \
     }                                                                                                                  \
@@ -651,13 +660,13 @@ using std::size_t;
         grad_current,                                                                                                  \
         static_cast<C>(input_scale),                                                                                   \
         at(delay),                                                                                                     \
+        reset,                                                                                                         \
         surrogate,                                                                                                     \
         static_cast<C>(surrogate_a),                                                                                   \
         static_cast<C>(surrogate_b),                                                                                   \
         threads};                                                                                                      \
     try {                                                                                                              \
-      return snnipu::forReset(reset,                                                                                   \
-                              [&](auto r) { return snnipu::Backward<C, decltype(r)::value>(arguments).run(); });       \
+      return snnipu::Backward<C>(arguments).run();                                                                     \
     } catch (const std::bad_alloc &) {                                                                                 \
       return snnipu::OutOfMemory;                                                                                      \
     }                                                                                                                  \

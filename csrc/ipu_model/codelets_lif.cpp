@@ -69,7 +69,7 @@ template <typename V> Codelet fieldsOfSnnipuLifBackward(const char *name) {
       .field("streaming", &V::streaming);
 }
 
-const snnipu::ipu_model::CodeletRegistration registration("snnipu", {
+const snnipu::ipu_model::CodeletRegistration registrationOf_lif("snnipu", {
     SNNIPU_CODELET(fieldsOfSnnipuLifForward, snnipu::LifForward<float, snnipu::Reset::Subtract, true, snnipu::HardSpike>),
     SNNIPU_CODELET(fieldsOfSnnipuLifForward, snnipu::LifForward<float, snnipu::Reset::Subtract, false, snnipu::HardSpike>),
     SNNIPU_CODELET(fieldsOfSnnipuLifBackward, snnipu::LifBackward<float, snnipu::Reset::Subtract, true, snnipu::LeakyStep, snnipu::HardSpike>),

@@ -44,7 +44,7 @@ template <typename V> Codelet fieldsOfSnnipuSelectSpikesBackward(const char *nam
       .field("perNeuron", &V::perNeuron);
 }
 
-const snnipu::ipu_model::CodeletRegistration registration("snnipu", {
+const snnipu::ipu_model::CodeletRegistration registrationOf_select_spikes("snnipu", {
     SNNIPU_CODELET(fieldsOfSnnipuSelectSpikes, snnipu::SelectSpikes<float>),
     SNNIPU_CODELET(fieldsOfSnnipuSelectSpikesBackward, snnipu::SelectSpikesBackward<float, snnipu::LeakyStep>),
     SNNIPU_CODELET(fieldsOfSnnipuSelectSpikesBackward, snnipu::SelectSpikesBackward<float, snnipu::Triangular>),

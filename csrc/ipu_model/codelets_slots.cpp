@@ -75,7 +75,7 @@ template <typename V> Codelet fieldsOfSnnipuScatterSlots(const char *name) {
       .field("neurons", &V::neurons);
 }
 
-const snnipu::ipu_model::CodeletRegistration registration("snnipu", {
+const snnipu::ipu_model::CodeletRegistration registrationOf_slots("snnipu", {
     SNNIPU_CODELET(fieldsOfSnnipuAscending, snnipu::Ascending),
     SNNIPU_CODELET(fieldsOfSnnipuIdsOfFloats, snnipu::IdsOfFloats),
     SNNIPU_CODELET(fieldsOfSnnipuFloatsOfIds, snnipu::FloatsOfIds),

@@ -67,7 +67,7 @@ template <typename V> Codelet fieldsOfSnnipuSparseLifBackward(const char *name) 
       .field("thresholdGradient", &V::thresholdGradient);
 }
 
-const snnipu::ipu_model::CodeletRegistration registration("snnipu", {
+const snnipu::ipu_model::CodeletRegistration registrationOf_sparse_lif("snnipu", {
     SNNIPU_CODELET(fieldsOfSnnipuSparseLifForward, snnipu::SparseLifForward<float, unsigned short, snnipu::Reset::Subtract>),
     SNNIPU_CODELET(fieldsOfSnnipuSparseLifForward, snnipu::SparseLifForward<float, unsigned int, snnipu::Reset::Subtract>),
     SNNIPU_CODELET(fieldsOfSnnipuSparseLifForward, snnipu::SparseLifForward<float, unsigned short, snnipu::Reset::Zero>),

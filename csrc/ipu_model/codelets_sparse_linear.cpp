@@ -58,7 +58,7 @@ template <typename V> Codelet fieldsOfSnnipuSparseLinearValueGradient(const char
       .field("accumulate", &V::accumulate);
 }
 
-const snnipu::ipu_model::CodeletRegistration registration("snnipu", {
+const snnipu::ipu_model::CodeletRegistration registrationOf_sparse_linear("snnipu", {
     SNNIPU_CODELET(fieldsOfSnnipuSparseLinearForward, snnipu::SparseLinearForward<float, unsigned short>),
     SNNIPU_CODELET(fieldsOfSnnipuSparseLinearForward, snnipu::SparseLinearForward<float, unsigned int>),
     SNNIPU_CODELET(fieldsOfSnnipuSparseLinearForward, snnipu::SparseLinearForward<half, unsigned short>),

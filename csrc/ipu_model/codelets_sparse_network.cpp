@@ -110,7 +110,7 @@ template <typename V> Codelet fieldsOfSnnipuSparseLifStepBackward(const char *na
       .field("neurons", &V::neurons);
 }
 
-const snnipu::ipu_model::CodeletRegistration registration("snnipu", {
+const snnipu::ipu_model::CodeletRegistration registrationOf_sparse_network("snnipu", {
     SNNIPU_CODELET(fieldsOfSnnipuAdvance, snnipu::Advance),
     SNNIPU_CODELET(fieldsOfSnnipuMergeBits, snnipu::MergeBits),
     SNNIPU_CODELET(fieldsOfSnnipuLoadStep, snnipu::LoadStep<float>),

@@ -32,7 +32,7 @@ template <typename V> Codelet fieldsOfSnnipuSurrogateSpikeBackward(const char *n
       .field("size", &V::size);
 }
 
-const snnipu::ipu_model::CodeletRegistration registration("snnipu", {
+const snnipu::ipu_model::CodeletRegistration registrationOf_surrogate_spike("snnipu", {
     SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpike, snnipu::SurrogateSpike<float>),
     SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<float, snnipu::LeakyStep>),
     SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<float, snnipu::Triangular>),

@@ -45,7 +45,7 @@ template <typename V> Codelet fieldsOfSnnipuSumRows(const char *name) {
       .field("columns", &V::columns);
 }
 
-const snnipu::ipu_model::CodeletRegistration registration("snnipu", {
+const snnipu::ipu_model::CodeletRegistration registrationOf_tile("snnipu", {
     SNNIPU_CODELET(fieldsOfSnnipuZero, snnipu::Zero<float>),
     SNNIPU_CODELET(fieldsOfSnnipuCast, snnipu::Cast<float, half>),
     SNNIPU_CODELET(fieldsOfSnnipuCast, snnipu::Cast<half, float>),

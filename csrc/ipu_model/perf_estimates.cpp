@@ -92,7 +92,7 @@ VertexPerfEstimate lifForward(const Asked &a) {
   each += a.flag("perElement") ? 3 * move + clampUnit : 0;
   each += a.flag("storeSpk") ? 1 + move : 0;
   each += a.flag("storeMem") ? move : 0;
-  each += !delay && a.flag("storePreReset") ? move : 0;
+  each += a.flag("storePreReset") ? move : 0;
   each += !delay && reset ? 3 : 0;
   const Count rowStart = 20; // addresses of the rows of five arrays
   const Count steps = a.value("steps");

@@ -9,10 +9,6 @@
 #include <cstring>
 #include <type_traits>
 
-#if defined(__SSE2__)
-#include <immintrin.h>
-#endif
-
 // Bytes of one register: 8 is the IPU's float2.
 #if !defined(SNNIPU_LANE_BYTES)
 #if defined(__AVX512F__)
@@ -23,6 +19,18 @@
 #define SNNIPU_LANE_BYTES 16
 #else
 #define SNNIPU_LANE_BYTES 8
+#endif
+#endif
+
+// Lanes of a float2 need no intrinsics, and no compiler has to read half a megabyte of them.
+#if defined(__SSE2__) && SNNIPU_LANE_BYTES >= 16
+#include <immintrin.h>
+#define SNNIPU_SSE2 1
+#if defined(__AVX__)
+#define SNNIPU_AVX 1
+#endif
+#if defined(__AVX512F__)
+#define SNNIPU_AVX512 1
 #endif
 #endif
 
@@ -117,11 +125,11 @@ template <typename V> struct Convert {
   }
 
   static V fromFloat16(Bits16 h) {
-#if defined(__AVX512F__)
+#if defined(SNNIPU_AVX512)
     if constexpr (lanes<V> == 16)
       return reinterpret_cast<V>(_mm512_maskz_cvtph_ps(0xffff, reinterpret_cast<__m256i>(h)));
 #endif
-#if defined(__F16C__)
+#if defined(SNNIPU_AVX) && defined(__F16C__)
     if constexpr (lanes<V> == 8)
       return reinterpret_cast<V>(_mm256_cvtph_ps(reinterpret_cast<__m128i>(h)));
 #endif
@@ -134,12 +142,12 @@ template <typename V> struct Convert {
     return fromBits(sign | (magnitude >= 0x7c00u ? special : toBits(scaled)));
   }
   static Bits16 toFloat16(V v) {
-#if defined(__AVX512F__)
+#if defined(SNNIPU_AVX512)
     if constexpr (lanes<V> == 16)
       return reinterpret_cast<Bits16>(
           _mm512_maskz_cvtps_ph(0xffff, reinterpret_cast<__m512>(v), _MM_FROUND_TO_NEAREST_INT));
 #endif
-#if defined(__F16C__)
+#if defined(SNNIPU_AVX) && defined(__F16C__)
     if constexpr (lanes<V> == 8)
       return reinterpret_cast<Bits16>(_mm256_cvtps_ph(reinterpret_cast<__m256>(v), _MM_FROUND_TO_NEAREST_INT));
 #endif
@@ -195,7 +203,7 @@ template <typename V, typename S> inline void store(S *to, V v) {
 // a * b + c, rounded once where the machine has an instruction for it, else twice: exact in a * b either way where a
 // is 1.
 template <typename V> inline V multiplyAdd(V a, V b, V c) {
-#if defined(__AVX512F__)
+#if defined(SNNIPU_AVX512)
   if constexpr (sizeof(V) == 64 && std::is_same_v<Element<V>, float>)
     return reinterpret_cast<V>(
         _mm512_fmadd_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
@@ -203,7 +211,7 @@ template <typename V> inline V multiplyAdd(V a, V b, V c) {
     return reinterpret_cast<V>(
         _mm512_fmadd_pd(reinterpret_cast<__m512d>(a), reinterpret_cast<__m512d>(b), reinterpret_cast<__m512d>(c)));
 #endif
-#if defined(__FMA__)
+#if defined(SNNIPU_AVX) && defined(__FMA__)
   if constexpr (sizeof(V) == 32 && std::is_same_v<Element<V>, float>)
     return reinterpret_cast<V>(
         _mm256_fmadd_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(c)));
@@ -267,19 +275,19 @@ template <typename V> struct Registers<V, 0> {
 
 // One bit for each lane where a > b, the first lane's the lowest.
 template <typename V> inline uint64_t bitsAbove(V a, V b) {
-#if defined(__AVX512F__)
+#if defined(SNNIPU_AVX512)
   if constexpr (sizeof(V) == 64 && std::is_same_v<Element<V>, float>)
     return _mm512_cmp_ps_mask(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), _CMP_GT_OQ);
   if constexpr (sizeof(V) == 64 && std::is_same_v<Element<V>, double>)
     return _mm512_cmp_pd_mask(reinterpret_cast<__m512d>(a), reinterpret_cast<__m512d>(b), _CMP_GT_OQ);
 #endif
-#if defined(__AVX__)
+#if defined(SNNIPU_AVX)
   if constexpr (sizeof(V) == 32 && std::is_same_v<Element<V>, float>)
     return static_cast<unsigned>(_mm256_movemask_ps(reinterpret_cast<__m256>(a > b)));
   if constexpr (sizeof(V) == 32 && std::is_same_v<Element<V>, double>)
     return static_cast<unsigned>(_mm256_movemask_pd(reinterpret_cast<__m256d>(a > b)));
 #endif
-#if defined(__SSE2__)
+#if defined(SNNIPU_SSE2)
   if constexpr (sizeof(V) == 16 && std::is_same_v<Element<V>, float>)
     return static_cast<unsigned>(_mm_movemask_ps(reinterpret_cast<__m128>(a > b)));
   if constexpr (sizeof(V) == 16 && std::is_same_v<Element<V>, double>)
@@ -305,7 +313,7 @@ template <typename V> inline V lanesOf(uint64_t bits) {
 // The sum of the two halves of a vector.
 template <typename V> inline VectorN<Element<V>, lanes<V> / 2> addHalves(V v) {
   typedef VectorN<Element<V>, lanes<V> / 2> Half;
-#if defined(__AVX512F__)
+#if defined(SNNIPU_AVX512)
   if constexpr (sizeof(V) == 64) {
     const __m512d all = reinterpret_cast<__m512d>(v);
     // Masked by all: the plain intrinsics make GCC 12 warn of undefined values of its own.
@@ -313,7 +321,7 @@ template <typename V> inline VectorN<Element<V>, lanes<V> / 2> addHalves(V v) {
            reinterpret_cast<Half>(_mm512_maskz_extractf64x4_pd(0xf, all, 1));
   }
 #endif
-#if defined(__AVX__)
+#if defined(SNNIPU_AVX)
   if constexpr (sizeof(V) == 32) {
     const __m256d all = reinterpret_cast<__m256d>(v);
     return reinterpret_cast<Half>(_mm256_castpd256_pd128(all)) + reinterpret_cast<Half>(_mm256_extractf128_pd(all, 1));
@@ -343,7 +351,7 @@ template <unsigned N, typename V> inline VectorN<Element<V>, N> sumTo(V v) {
 
 // Adds the sums of the lanes of four vectors to to[0 .. 4).
 template <typename V> inline void addFourSums(Element<V> *to, V a, V b, V c, V d) {
-#if defined(__AVX__)
+#if defined(SNNIPU_AVX)
   if constexpr (std::is_same_v<Element<V>, float> && lanes<V> >= 8) {
     const __m256 p = reinterpret_cast<__m256>(sumTo<8>(a)), q = reinterpret_cast<__m256>(sumTo<8>(b));
     const __m256 r = reinterpret_cast<__m256>(sumTo<8>(c)), s = reinterpret_cast<__m256>(sumTo<8>(d));
@@ -353,7 +361,7 @@ template <typename V> inline void addFourSums(Element<V> *to, V a, V b, V c, V d
     return;
   }
 #endif
-#if defined(__SSE2__)
+#if defined(SNNIPU_SSE2)
   if constexpr (std::is_same_v<Element<V>, float> && lanes<V> == 4) {
     __m128 p = reinterpret_cast<__m128>(a), q = reinterpret_cast<__m128>(b);
     __m128 r = reinterpret_cast<__m128>(c), s = reinterpret_cast<__m128>(d);
@@ -372,15 +380,15 @@ template <typename V> inline void addFourSums(Element<V> *to, V a, V b, V c, V d
 // Writes whole registers past the caches, to addresses that are multiples of their size: for arrays that no cache would
 // hold until they are read. Needs a streamFence() before another thread reads them.
 template <typename Bits> inline void streamBits(void *to, Bits bits) {
-#if defined(__AVX512F__)
+#if defined(SNNIPU_AVX512)
   if constexpr (sizeof(Bits) == 64)
     return _mm512_stream_si512(static_cast<__m512i *>(to), reinterpret_cast<__m512i>(bits));
 #endif
-#if defined(__AVX__)
+#if defined(SNNIPU_AVX)
   if constexpr (sizeof(Bits) == 32)
     return _mm256_stream_si256(static_cast<__m256i *>(to), reinterpret_cast<__m256i>(bits));
 #endif
-#if defined(__SSE2__)
+#if defined(SNNIPU_SSE2)
   if constexpr (sizeof(Bits) == 16)
     return _mm_stream_si128(static_cast<__m128i *>(to), reinterpret_cast<__m128i>(bits));
 #endif
@@ -388,7 +396,7 @@ template <typename Bits> inline void streamBits(void *to, Bits bits) {
 }
 
 inline void streamFence() {
-#if defined(__SSE2__)
+#if defined(SNNIPU_SSE2)
   _mm_sfence();
 #endif
 }

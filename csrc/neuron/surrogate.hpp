@@ -58,4 +58,38 @@ template <typename C> struct SpikeRateEscape {
   template <typename V> V gradient(V u, V g) const { return g * slope * exp(-beta * abs(u - C(1))); }
 };
 
+// The names of the above, as numbers: those of the C interface, csrc/host/snnipu.h.
+enum class SurrogateKind : unsigned { LeakyStep, Triangular, FastSigmoid, ATan, Sigmoid, SpikeRateEscape };
+
+// One of the above, chosen at run time: a little slower, and a sixth of the code.
+template <typename C> struct AnySurrogate {
+  struct First {
+    C value;
+    SurrogateKind kind;
+  } first;
+  C second;
+  template <typename V> V gradient(V u, V g) const {
+    switch (first.kind) {
+    case SurrogateKind::LeakyStep:
+      return LeakyStep<C>{first.value, second}.gradient(u, g);
+    case SurrogateKind::Triangular:
+      return Triangular<C>{first.value, second}.gradient(u, g);
+    case SurrogateKind::FastSigmoid:
+      return FastSigmoid<C>{first.value, second}.gradient(u, g);
+    case SurrogateKind::ATan:
+      return ATan<C>{first.value, second}.gradient(u, g);
+    case SurrogateKind::Sigmoid:
+      return Sigmoid<C>{first.value, second}.gradient(u, g);
+    default:
+      return SpikeRateEscape<C>{first.value, second}.gradient(u, g);
+    }
+  }
+};
+
+// A surrogate's first parameter, as a vertex holds it.
+template <template <typename> class Surrogate, typename C> struct FirstParameterOf { using Type = C; };
+template <typename C> struct FirstParameterOf<AnySurrogate, C> { using Type = typename AnySurrogate<C>::First; };
+template <template <typename> class Surrogate, typename C>
+using FirstParameter = typename FirstParameterOf<Surrogate, C>::Type;
+
 } // namespace snnipu

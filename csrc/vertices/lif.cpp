@@ -33,13 +33,17 @@ template <typename V, typename S> inline void put(S *to, V v, bool pastCaches) {
     store(to, v);
 }
 
-// PerElement is chosen at run time, once a call.
-template <bool PerElement, typename V, typename C>
-inline LifParameters<V> lifParameters(const C *beta, const C *threshold, const C *graded, unsigned i) {
-  if constexpr (PerElement)
-    return {clampUnit(load<V>(beta + i)), load<V>(threshold + i), load<V>(graded + i)};
-  else
-    return {clampUnit(splat<V>(beta[0])), splat<V>(threshold[0]), splat<V>(graded[0])};
+// One value for all elements, or one each: chosen once a call, or (Asked) for every register, in half the code.
+enum class PerElement { No, Yes, Asked };
+
+template <PerElement P, typename V, typename C> inline V parameter(const C *values, unsigned i, bool perElement) {
+  return P == PerElement::Yes || (P == PerElement::Asked && perElement) ? load<V>(values + i) : splat<V>(values[0]);
+}
+
+template <PerElement P, typename V, typename C>
+inline LifParameters<V> lifParameters(const C *beta, const C *threshold, const C *graded, unsigned i, bool perElement) {
+  return {clampUnit(parameter<P, V>(beta, i, perElement)), parameter<P, V>(threshold, i, perElement),
+          parameter<P, V>(graded, i, perElement)};
 }
 
 template <typename S, Reset R, bool ResetDelay, typename Spike = HardSpike>
@@ -69,15 +73,18 @@ public:
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerRange<C>(workerId, numWorkers(), size);
-    if (perElement)
-      run<true>(range);
+    if constexpr (compactCode<S>)
+      run<PerElement::Asked>(range);
+    else if (perElement)
+      run<PerElement::Yes>(range);
     else
-      run<false>(range);
+      run<PerElement::No>(range);
   }
 
 private:
-  template <bool PerElement> void run(WorkerRange range) {
-    const bool withSpk = storeSpk, withMem = storeMem, withPreReset = storePreReset && !ResetDelay, past = streaming;
+  template <PerElement P> void run(WorkerRange range) {
+    const bool withSpk = storeSpk, withMem = storeMem, withPreReset = storePreReset, past = streaming;
+    const bool each = perElement;
     for (unsigned t = 0; t < steps; ++t) {
       const std::size_t memRowStart = static_cast<std::size_t>(t) * memStride;
       const S *const xRow = &x[static_cast<std::size_t>(t) * xStride];
@@ -91,17 +98,16 @@ private:
       forLanes<C>(range, [=](unsigned i, auto lane) {
         using V = decltype(lane);
         prefetch(xNext + i);
-        const auto p = lifParameters<PerElement, V>(b, thr, g, i);
+        const auto p = lifParameters<P, V>(b, thr, g, i, each);
         const V before = load<V>(stateRow + i);
         const V reset = heaviside(quantise<S>(before) - p.threshold);
         const V u = lifIntegrate<R>(p, load<V>(xRow + i), before, reset);
         const V spike = Spike::value(quantise<S>(u) - p.threshold);
+        if (withPreReset)
+          store(preRow + i, u);
         V after = u;
-        if constexpr (!ResetDelay) {
-          if (withPreReset)
-            store(preRow + i, u);
+        if constexpr (!ResetDelay)
           after = lifResetNow<R>(p, u, spike, reset);
-        }
         if (withSpk)
           put(spkRow + i, spike * p.graded, past);
         if (withMem)
@@ -133,7 +139,7 @@ public:
   Through<C> gradBeta;
   Through<C> gradThreshold;
   Through<C> gradGraded;
-  C surrogateA;
+  FirstParameter<Surrogate, C> surrogateA;
   C surrogateB;
   unsigned steps;
   unsigned size;
@@ -150,17 +156,19 @@ public:
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerRange<C>(workerId, numWorkers(), size);
-    if (perElement)
-      run<true>(range);
+    if constexpr (compactCode<S>)
+      run<PerElement::Asked>(range);
+    else if (perElement)
+      run<PerElement::Yes>(range);
     else
-      run<false>(range);
+      run<PerElement::No>(range);
   }
 
 private:
-  template <bool PerElement> void run(WorkerRange range) {
+  template <PerElement P> void run(WorkerRange range) {
     const Surrogate<C> surrogate{surrogateA, surrogateB};
     const bool withSpk = hasGradSpk, withMem = hasGradMem, withParameters = parameterGradients;
-    const bool constant = constantInput, past = streaming;
+    const bool constant = constantInput, past = streaming, each = perElement;
     for (unsigned t = steps; t-- > 0;) {
       const std::size_t row = static_cast<std::size_t>(t) * memStride;
       const S *const spkRow = withSpk ? &gradSpk[static_cast<std::size_t>(t) * gradSpkStride] : nullptr;
@@ -184,7 +192,7 @@ private:
         prefetch(spkNext + i);
         prefetch(gradMemNext + i);
         prefetch(previousNext + i);
-        const auto p = lifParameters<PerElement, V>(b, thr, g, i);
+        const auto p = lifParameters<P, V>(b, thr, g, i, each);
         const V before = previousRow ? load<V>(previousRow + i) : load<V>(initialRow + i);
         const V reset = heaviside(quantise<S>(before) - p.threshold);
         const V gradSpkNow = withSpk ? load<V>(spkRow + i) : zero;
@@ -199,7 +207,7 @@ private:
           put(gradXRow + i, adjoint.gradX, past);
         store(stateRow + i, adjoint.gradMem);
         if (withParameters) {
-          const V raw = PerElement ? load<V>(b + i) : splat<V>(b[0]);
+          const V raw = parameter<P, V>(b, i, each);
           const V inside = raw == p.beta ? adjoint.gradBeta : zero;
           store(betaSum + i, load<V>(betaSum + i) + inside);
           store(thresholdSum + i, load<V>(thresholdSum + i) + adjoint.gradThreshold);

@@ -11,6 +11,13 @@ template <typename T> using In = poplar::Input<poplar::Vector<T, poplar::VectorL
 template <typename T> using Out = poplar::Output<poplar::Vector<T, poplar::VectorLayout::ONE_PTR>>;
 template <typename T> using Through = poplar::InOut<poplar::Vector<T, poplar::VectorLayout::ONE_PTR>>;
 
+// Whether a vertex on storage type S chooses between variants as late as it can: slower, and compiled faster.
+#if defined(SNNIPU_COMPACT_CODE)
+template <typename S> constexpr bool compactCode = true;
+#else
+template <typename S> constexpr bool compactCode = false;
+#endif
+
 struct WorkerRange {
   unsigned begin, end;
 };

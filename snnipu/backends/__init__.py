@@ -6,6 +6,7 @@ from typing import Optional
 import torch
 
 from snnipu.backends import host, triton
+from snnipu.backends.memory import kept_memory, release_memory
 
 # An op that is a special case of another has that one's operators.
 _SPECIAL_CASES = {"lif_step": "lif_sequence"}
@@ -51,3 +52,6 @@ def warn_if_slow() -> None:
             RuntimeWarning,
             stacklevel=3,
         )
+
+
+__all__ = ["backend_for", "kept_memory", "release_memory", "warn_if_slow", "why_reference"]

@@ -1,27 +1,21 @@
 """The host backend: the C++ vertices on CPU threads, through the C interface of csrc/host/snnipu.h.
 
 The library is torch-free and is loaded with ctypes. Environment: ``SNNIPU_ISA`` (``baseline``, ``avx2``, ``avx512``,
-``neon``) overrides the choice of instruction set; ``SNNIPU_NATIVE_DIR`` the folder it is looked for in;
-``SNNIPU_KEEP_FREED_MEMORY=0`` leaves the process's memory allocator alone.
+``neon``) overrides the choice of instruction set; ``SNNIPU_NATIVE_DIR`` the folder it is looked for in
+(:mod:`snnipu.backends.libraries`); ``SNNIPU_KEEP_FREED_MEMORY=0`` leaves the process's memory allocator alone.
 """
 
 import ctypes
 import os
-import sys
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
-from pathlib import Path
 from typing import List, Optional, Tuple
 
 import torch
 
 from snnipu._layout import layout, saved_layout
 from snnipu._version import __version__
-
-BUILD_HINT = (
-    "build it with a C++17 compiler (GCC or Clang) installed: "
-    "`SNNIPU_REQUIRE_NATIVE=1 pip install --no-cache-dir --force-reinstall --no-deps snnipu`, "
-    "or `SNNIPU_REQUIRE_NATIVE=1 pip install .` in a source tree"
-)
+from snnipu.backends import memory
+from snnipu.backends.libraries import BUILD_HINT, find, native_folder
 
 _SUFFIX = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
 _FWD_ARGTYPES = [c_void_p] * 8 + [c_int64] * 5 + [c_int32] * 4
@@ -60,12 +54,6 @@ class NativeLibraryError(RuntimeError):
     """The native library is missing, of another version, or cannot be loaded."""
 
 
-def native_folder() -> Path:
-    """Where the libraries are looked for."""
-    override = os.environ.get("SNNIPU_NATIVE_DIR")
-    return Path(override) if override else Path(__file__).resolve().parent.parent / "_native"
-
-
 def available_isas() -> List[str]:
     """Instruction sets a library was built for."""
     found = (path.stem.split("-", 1)[1] for path in native_folder().glob("libsnnipu-*.so"))
@@ -88,11 +76,12 @@ def _open(isa: str) -> ctypes.CDLL:
 
 
 def _load() -> ctypes.CDLL:
+    problem = find().problem
+    if problem is not None:
+        raise NativeLibraryError(problem)
     isas = available_isas()
     if not isas:
-        reason = native_folder() / "build_failed.txt"
-        why = f" ({reason.read_text().strip()})" if reason.is_file() else ""
-        raise NativeLibraryError(f"the native library was not built{why}: {BUILD_HINT}")
+        raise NativeLibraryError(f"{native_folder()} has no library for an instruction set: {BUILD_HINT}")
     wanted = os.environ.get("SNNIPU_ISA")
     if wanted is None:
         # Any library of the folder runs the question; the baseline runs everywhere.
@@ -121,35 +110,13 @@ def _load() -> ctypes.CDLL:
     return library
 
 
-# <malloc.h>
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEPT_BYTES = 256 * 2**20
-_LARGEST_MMAP_THRESHOLD = 32 * 2**20
-
-
-def keep_freed_memory() -> bool:
-    """Have glibc keep freed memory for the next step, instead of handing it back and mapping it anew.
-
-    A sequence's spikes are megabytes that come and go with every training step; the page faults of mapping them each
-    time cost more than the kernels that fill them. Sets the thresholds that glibc itself works up to (32 MiB) from the
-    start, and keeps up to 256 MiB. Left alone with ``SNNIPU_KEEP_FREED_MEMORY=0``, where the user has set glibc's own
-    variables, and with other allocators. Returns whether anything was set.
-    """
-    configured = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
-    if os.environ.get("SNNIPU_KEEP_FREED_MEMORY", "1") == "0" or configured or not sys.platform.startswith("linux"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD) and mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES))
-
-
 library: Optional[ctypes.CDLL]
 unavailable_reason: Optional[str]
 try:
     library = _load()
     unavailable_reason = None
-    keep_freed_memory()
+    memory.keep_freed_memory()
+    memory.keep_results()
 except NativeLibraryError as error:
     library = None
     unavailable_reason = str(error)
@@ -202,9 +169,9 @@ def lif_sequence_fwd(
     x = x.contiguous()
     mem0 = None if mem0 is None else mem0.contiguous()
     beta, threshold, graded = beta.contiguous(), threshold.contiguous(), graded.contiguous()
-    spk = x.new_empty(shape)
-    mem = x.new_empty(shape if store_mem else 0)
-    pre_reset = x.new_empty(shape if store_pre_reset else 0)
+    spk = memory.empty(x, shape)
+    mem = memory.empty(x, shape) if store_mem else x.new_empty(0)
+    pre_reset = memory.empty(x, shape) if store_pre_reset else x.new_empty(0)
     if elements and steps:
         suffix = "smooth_f64" if smooth else _SUFFIX[x.dtype]
         function = getattr(library, "snnipu_lif_sequence_fwd_" + suffix)
@@ -228,6 +195,7 @@ def lif_sequence_fwd(
             torch.get_num_threads(),
         )
         _check(status, "lif_sequence_fwd")
+    memory.used(spk.nbytes + mem.nbytes)
     return spk, mem, pre_reset
 
 
@@ -272,7 +240,7 @@ def lif_sequence_bwd(
     x, mem, pre_reset = (None if t is None else t.contiguous() for t in (x, mem, pre_reset))
     mem0 = None if mem0 is None else mem0.contiguous()
     beta, threshold, graded = beta.contiguous(), threshold.contiguous(), graded.contiguous()
-    grad_x = like.new_empty(step_shape if num_steps is not None else (steps, *step_shape))
+    grad_x = memory.empty(like, step_shape if num_steps is not None else (steps, *step_shape))
     grad_mem0 = beta.new_empty(step_shape) if need_mem0 else None
     grad_beta = torch.empty_like(beta) if need_beta else None
     grad_threshold = torch.empty_like(threshold) if need_threshold else None
@@ -312,6 +280,7 @@ def lif_sequence_bwd(
         for output in outputs:
             if output is not None:
                 output.zero_()
+    memory.used(grad_x.nbytes)
     empty = beta.new_empty(0)
     gradients = [empty if output is None else output for output in outputs[1:]]
     return (grad_x, gradients[0], gradients[1], gradients[2], gradients[3])

@@ -6,7 +6,7 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import torch
 
-from snnipu.backends import host
+from snnipu.backends import host, memory
 
 AS_NEEDED = -1
 # Share of the input's neurons that carry gradient, from which on the gradient of their values is a matrix product:
@@ -418,6 +418,7 @@ def sparse_lif_sequence_fwd(
             pointers = (ids_out, counts_out, carried, slot_mem) if done else (None,) * 4
             size = slot_mem.shape[2] if slot_mem is not None else 0
             _call("slot_membranes", weight.dtype, kept, *map(host._pointer, pointers), size, torch.get_num_threads())
+    memory.used(ids_out.nbytes + values_out.nbytes + mem.nbytes)
     return ids_out, values_out, counts_out, dropped, slot_mem, fired, mem
 
 

@@ -1,9 +1,11 @@
 """The chart: time and peak memory of every contender, one row of panels a case."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 from snnipu._extras import require
+from snnipu._files import write_atomically
 from snnipu.benchmarking.report import MEBIBYTE, environment_line, milliseconds, times
 from snnipu.benchmarking.runner import OK, RED, CaseResult, ContenderResult
 
@@ -61,6 +63,7 @@ def draw(results: Sequence[CaseResult], environment: Dict[str, Any], path: Path)
 
     Raises:
         MissingExtra: matplotlib is not installed.
+        WriteError: the file cannot be written.
     """
     figure_module = require("matplotlib.figure", "bench", "the chart")
     heights = [HEAD_INCHES + BAR_INCHES * len(result.results) for result in results]
@@ -97,4 +100,4 @@ def draw(results: Sequence[CaseResult], environment: Dict[str, Any], path: Path)
         memory_axes.set_yticks([])
         top -= height
     figure.text(0.015, 0.13 / total, environment_line(environment), fontsize=6.5, color=QUIET_COLOUR, va="center")
-    figure.savefig(path)
+    write_atomically(path, partial(figure.savefig, format=path.suffix[1:].lower()))

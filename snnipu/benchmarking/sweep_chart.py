@@ -2,10 +2,12 @@
 
 import math
 import textwrap
+from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
 from snnipu._extras import require
+from snnipu._files import write_atomically
 from snnipu.benchmarking.case import Axis, Contender
 from snnipu.benchmarking.chart import OWN_COLOUR, QUIET_COLOUR, TEXT_COLOUR
 from snnipu.benchmarking.report import MEBIBYTE, environment_line, times
@@ -223,6 +225,7 @@ def draw(sweep: SweepResult, environment: Dict[str, Any], path: Path) -> None:
 
     Raises:
         MissingExtra: matplotlib is not installed.
+        WriteError: the file cannot be written.
     """
     figure = require("matplotlib.figure", "bench", "the chart").Figure(figsize=(12, 6.1), dpi=150, facecolor="white")
     styles = _styles(sweep)
@@ -252,7 +255,7 @@ def draw(sweep: SweepResult, environment: Dict[str, Any], path: Path) -> None:
         _label_ends(right, sweep, ends, styles)
     foot = [*textwrap.wrap(_foot(sweep), FOOT_WIDTH), *textwrap.wrap(environment_line(environment), FOOT_WIDTH)]
     figure.text(0.012, 0.012, "\n".join(foot), fontsize=6.5, color=QUIET_COLOUR, va="bottom", linespacing=1.4)
-    figure.savefig(path)
+    write_atomically(path, partial(figure.savefig, format=path.suffix[1:].lower()))
 
 
 _UNITS = {"hidden_layers": "hidden layers", "activity": "active"}

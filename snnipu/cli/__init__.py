@@ -5,6 +5,8 @@ import importlib
 import sys
 from typing import List, Optional
 
+from snnipu.cli._streams import guarded
+
 COMMANDS = {
     "info": "versions, instruction set, threads, and on which backend each op runs here",
     "train": "train a spiking network on real digits",
@@ -17,9 +19,14 @@ COMMANDS = {
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Run the sub-command that ``argv`` (default: ``sys.argv[1:]``) names; returns the exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    command = argv[0] if argv and argv[0] in COMMANDS else ""
+    return guarded(f"python -m snnipu {command}".rstrip(), lambda: _run(argv))
+
+
+def _run(argv: List[str]) -> int:
     from snnipu._version import __version__
 
-    argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in COMMANDS:
         status: int = importlib.import_module(f"snnipu.cli.{argv[0].replace('-', '_')}").main(argv[1:])
         return status

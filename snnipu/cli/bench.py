@@ -4,9 +4,7 @@ import argparse
 import contextlib
 import functools
 import json
-import os
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -14,10 +12,12 @@ import torch
 from tqdm import tqdm
 
 from snnipu._extras import MissingExtra, require
+from snnipu._files import write_text
 from snnipu.benchmarking import PEERS, CaseResult, Settings, SweepResult, cases, chart, report, run_case, sweep_chart
 from snnipu.benchmarking.cases import sparse
 from snnipu.benchmarking.environment import record
 from snnipu.benchmarking.resident import resident_peak_bytes, supported
+from snnipu.cli._streams import output_path
 
 DTYPES = {
     "float32": torch.float32,
@@ -110,24 +110,6 @@ def _device(text: str) -> torch.device:
     return device
 
 
-def _output_path(*suffixes: str) -> Callable[[str], Path]:
-    """A file that can be written: found out before the run, not after it."""
-
-    def parse(text: str) -> Path:
-        path = Path(text)
-        if suffixes and path.suffix.lower() not in suffixes:
-            raise argparse.ArgumentTypeError(f"{text}: the name must end in {', '.join(suffixes)}")
-        if path.is_dir():
-            raise argparse.ArgumentTypeError(f"{text} is a directory")
-        if not path.parent.is_dir():
-            raise argparse.ArgumentTypeError(f"{text}: there is no directory {path.parent}")
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise argparse.ArgumentTypeError(f"{text} cannot be written")
-        return path
-
-    return parse
-
-
 def _default(name: str) -> str:
     return f"default: {FULL[name]:g}; sparse: {sparse.FULL[name]:g}"
 
@@ -145,8 +127,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("case", nargs="?", default="all", choices=[*modules, "all"], help="what to run (default: all)")
-    add("--json", type=_output_path(), metavar="FILE", help="write the results as JSON")
-    add("--chart", type=_output_path(*chart.FORMATS), metavar="FILE.png", help="draw the results (.png, .svg or .pdf)")
+    add("--json", type=output_path(), metavar="FILE", help="write the results as JSON")
+    add("--chart", type=output_path(*chart.FORMATS), metavar="FILE.png", help="draw the results (.png, .svg or .pdf)")
     add("--markdown", action="store_true", help="print Markdown tables")
     add("--device", type=_device, default=torch.device("cpu"), metavar="{cpu,cuda}", help="where to run (default: cpu)")
     add("--dtype", choices=list(DTYPES), help="element type (default: float32)")
@@ -324,7 +306,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         print("Small sizes (--quick): the times say that it runs, not how fast it is.")
     if arguments.json:
         document = report.to_json(results, environment, _settings_record(arguments), sweeps)
-        arguments.json.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        write_text(arguments.json, json.dumps(document, indent=2, allow_nan=False) + "\n")
     if arguments.chart:
         if sweeps:
             sweep_chart.draw(sweeps[0], environment, arguments.chart)

@@ -6,14 +6,17 @@ import os
 import platform
 import sys
 from importlib import metadata
-from typing import Any, Dict, List, Optional
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Union
 
 import torch
 
 import snnipu
 from snnipu import backends, ops
 from snnipu._dropin import is_installed
+from snnipu._files import write_text
 from snnipu.backends import host
+from snnipu.cli._streams import output_path
 from snnipu.ipu import build, model
 
 _OPTIONAL = ("poptorch", "triton", "torchvision", "sklearn", "matplotlib", "spikingjelly", "norse")
@@ -94,12 +97,18 @@ def render(found: Dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _json_path(text: str) -> Union[Path, str]:
+    return text if text == "-" else output_path()(text)
+
+
 def main(argv: List[str]) -> int:
     """Print what this installation is and can do."""
     parser = argparse.ArgumentParser(
         prog="snnipu info", description="Versions, instruction set, threads, and on which backend each op runs here."
     )
-    parser.add_argument("--json", metavar="FILE", help="write the same as JSON to FILE ('-': to standard output)")
+    parser.add_argument(
+        "--json", type=_json_path, metavar="FILE", help="write the same as JSON to FILE ('-': to standard output)"
+    )
     args = parser.parse_args(argv)
     found = collect()
     if args.json == "-":
@@ -108,10 +117,5 @@ def main(argv: List[str]) -> int:
         return 0
     print(render(found))
     if args.json:
-        try:
-            with open(args.json, "w") as file:
-                json.dump(found, file, indent=2)
-        except OSError as error:
-            print(f"snnipu info: --json cannot be written: {error}", file=sys.stderr)
-            return 2
+        write_text(args.json, json.dumps(found, indent=2) + "\n")
     return 0

@@ -9,7 +9,9 @@ from typing import Any, List, Optional, Sequence
 
 from torch import nn
 
-from snnipu.cli.bench import _output_path, _positive_integer
+from snnipu._files import write_text
+from snnipu.cli._streams import output_path
+from snnipu.cli.bench import _positive_integer
 from snnipu.ipu import report
 from snnipu.ipu.mapping import MAX_IPUS, plan
 from snnipu.ipu.network import DTYPES, OPTIMIZERS, NetworkSpec
@@ -77,8 +79,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--optimizer", choices=OPTIMIZERS, default="adam", help="whose state the tiles keep (default: adam)")
     add("--inference", action="store_true", help="no backward pass")
     add("--neurons-per-tile", type=_neurons_per_tile, metavar="N", help="at least so many (default: tried out)")
-    add("--json", type=_output_path(), metavar="FILE", help="write figures and plan as JSON")
-    add("--html", type=_output_path(".html", ".htm"), metavar="FILE", help="write a report with maps of the tiles")
+    add("--json", type=output_path(), metavar="FILE", help="write figures and plan as JSON")
+    add("--html", type=output_path(".html", ".htm"), metavar="FILE", help="write a report with maps of the tiles")
     return parser
 
 
@@ -153,8 +155,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     print(report.text(performance) if performance is not None else report.plan_only_text(made))
     if arguments.json:
         document = report.to_json(made, performance)
-        arguments.json.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        write_text(arguments.json, json.dumps(document, indent=2, allow_nan=False) + "\n")
     if arguments.html:
         title = f"{arguments.model} on {arguments.ipus} x {arguments.target}"
-        arguments.html.write_text(report.to_html(made, performance, title), encoding="utf-8")
+        write_text(arguments.html, report.to_html(made, performance, title))
     return 0

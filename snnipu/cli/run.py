@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import List, Optional
 
 from snnipu import _dropin
+from snnipu.cli._streams import failing_stream
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -47,7 +48,7 @@ def main(argv: List[str]) -> int:
     """Run the script that ``argv`` names as ``__main__``; returns the exit status.
 
     An exception of the script's is printed as Python does, from the script's own lines on, and gives status 1; its
-    ``sys.exit`` passes through; an interrupt gives 130; a script that is not there gives 2.
+    ``sys.exit`` passes through, as does a closed pipe; an interrupt gives 130; a script that is not there gives 2.
     """
     arguments = _parser().parse_args(argv)
     script: str = arguments.script
@@ -68,6 +69,8 @@ def main(argv: List[str]) -> int:
         print("snnipu run: interrupted", file=sys.stderr)
         return 130
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and failing_stream(error) is not None:
+            raise
         traceback = _of_script(error.__traceback__)
         sys.excepthook(type(error), error.with_traceback(traceback), traceback)
         return 1

@@ -14,6 +14,7 @@ import torch
 
 from snnipu import _dropin, datasets, training
 from snnipu._extras import MissingExtra, require
+from snnipu._files import failure, write_text
 from snnipu._version import __version__
 from snnipu.training.config import DATASET_DEFAULTS, EVENT_DEFAULTS, OVERFLOW_ORDERS
 from snnipu.training.interrupt import StopRequest
@@ -298,11 +299,11 @@ def slot_numbers(text: str) -> Any:
 
 
 def run(options: argparse.Namespace, stop: StopRequest) -> int:
-    with running_on(options.device) as ipu_model:
-        return train(options, stop, ipu_model)
+    with contextlib.ExitStack() as held, running_on(options.device) as ipu_model:
+        return train(options, stop, ipu_model, held)
 
 
-def train(options: argparse.Namespace, stop: StopRequest, ipu_model: Any) -> int:
+def train(options: argparse.Namespace, stop: StopRequest, ipu_model: Any, held: contextlib.ExitStack) -> int:
     device = choose_device(options.device)
     if options.plot_dir is not None:
         as_usage_error(lambda: require("matplotlib", extra="data", purpose="--plot-dir"), MissingExtra)
@@ -310,6 +311,8 @@ def train(options: argparse.Namespace, stop: StopRequest, ipu_model: Any) -> int
     if options.json is not None:
         options.json = as_usage_error(lambda: training.writable_file(options.json), OSError, "argument --json: ")
     checkpoint = choose_checkpoint(options)
+    if checkpoint is not None:
+        lock_for_run(checkpoint, held)
     saved = training.load_checkpoint(checkpoint) if options.resume and checkpoint is not None else None
     config = choose_config(options, saved)
     if ipu_model is not None and isinstance(config, training.TrainConfig) and config.engine != "snnipu":
@@ -333,9 +336,9 @@ def train(options: argparse.Namespace, stop: StopRequest, ipu_model: Any) -> int
         finished = trainer.fit(should_stop=lambda: bool(stop), on_epoch=on_epoch, progress=True)
     except training.DivergedError as error:
         raise UsageError(f"argument --lr: {error}") from error
-    except OSError as error:
-        raise UsageError(f"argument --checkpoint: cannot write {checkpoint}: {error}") from error
-    except ValueError as error:
+    except (OSError, ValueError) as error:  # of the data, where it names them
+        if isinstance(error, OSError) and (isinstance(error, training.WriteError) or "root: " not in str(error)):
+            raise
         raise UsageError(data_message(error)) from error
 
     if options.json is not None:
@@ -343,14 +346,10 @@ def train(options: argparse.Namespace, stop: StopRequest, ipu_model: Any) -> int
         if ipu_model is not None:
             report.update(device=IPU_MODEL, ipu_model=[counts_of(entry) for entry in ipu_model.reports()])
         text = json.dumps(report, indent=2) + "\n"
-        as_usage_error(
-            lambda: training.write_atomically(options.json, lambda file: file.write(text.encode())),
-            OSError,
-            "argument --json: ",
-        )
+        write_text(options.json, text)
         print(f"results: {options.json}")
     if options.plot_dir is not None and trainer.history:
-        for path in as_usage_error(lambda: draw(trainer, options.plot_dir), OSError, "argument --plot-dir: "):
+        for path in draw(trainer, options.plot_dir):
             print(f"picture: {path}")
     if ipu_model is not None:
         print_counts(ipu_model.reports())
@@ -374,9 +373,21 @@ def resume_command(options: argparse.Namespace, checkpoint: Path) -> List[str]:
     return command + (["--device", options.device] if options.device != "auto" else [])
 
 
+def lock_for_run(checkpoint: Path, held: contextlib.ExitStack) -> None:
+    """Keep other runs from ``checkpoint`` until ``held`` is left."""
+    try:
+        held.enter_context(training.lock_checkpoint(checkpoint))
+    except training.CheckpointError as error:
+        raise UsageError(
+            f"argument --checkpoint: {error}; --checkpoint FILE names another place, --no-checkpoint saves none"
+        ) from error
+
+
 def as_usage_error(action: Callable[[], Any], kind: Any, prefix: str = "") -> Any:
     try:
         return action()
+    except training.WriteError:  # a full disk is no wrong argument
+        raise
     except kind as error:
         raise UsageError(f"{prefix}{error}") from error
 
@@ -441,7 +452,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OSError(f"cannot make the folder {folder}: {error.strerror}") from error
+        raise failure(f"cannot make the folder {folder}", error) from error
 
 
 def make_picture_folder(folder: Path) -> None:
@@ -465,6 +476,8 @@ def choose_checkpoint(options: argparse.Namespace) -> Optional[Path]:
     try:
         make_folder(path.parent)
         training.writable_file(path)
+    except training.WriteError:
+        raise
     except OSError as error:
         if options.resume:
             raise UsageError(f"argument --checkpoint: {error}") from error

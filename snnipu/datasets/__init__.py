@@ -1,5 +1,6 @@
 """Data sets: images as tensors (digits, MNIST), and events as SparseSpikes (N-MNIST, SHD, DVS128 Gesture, Randman)."""
 
+from snnipu.datasets._recordings import DamagedFileError
 from snnipu.datasets.digits import digits
 from snnipu.datasets.dvs_gesture import dvs_gesture
 from snnipu.datasets.event_data import EventData, EventDataset, event_loader
@@ -11,6 +12,7 @@ from snnipu.datasets.random_spikes import random_spikes
 from snnipu.datasets.shd import shd
 
 __all__ = [
+    "DamagedFileError",
     "EventData",
     "EventDataset",
     "ImageData",

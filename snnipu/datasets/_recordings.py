@@ -28,6 +28,23 @@ def step_length(num_steps: int, step_us: Optional[float], window_us: Optional[fl
     return int(step) if step == int(step) else step
 
 
+class DamagedFileError(ValueError):
+    """A file of a data set is not what its format allows; the message names the file and what is wrong."""
+
+
+def damaged(path: str, what: object) -> DamagedFileError:
+    return DamagedFileError(f"root: damaged file {path}: {what}")
+
+
+def read_bytes(path: str) -> bytes:
+    """The contents of a file; an OSError of the same kind as the system's names it."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise type(error)(f"root: {path} cannot be read: {error.strerror}") from error
+
+
 class Camera(NamedTuple):
     """The part of an event camera's sensor that is used, and what its pixels become."""
 
@@ -82,24 +99,21 @@ class Camera(NamedTuple):
 
 
 def check_pixels(path: str, x: np.ndarray, y: np.ndarray, height: int, width: int) -> None:
-    """Every event is on the sensor; else a ValueError that names the file."""
+    """Every event is on the sensor; else a DamagedFileError."""
     off = (x < 0) | (x >= width) | (y < 0) | (y >= height)
     if off.any():
         at = int(off.argmax())
-        raise ValueError(
-            f"root: damaged file {path}: event {at} is at x={x[at]:g}, y={y[at]:g}, outside the sensor's "
-            f"{width} x {height} pixels"
+        raise damaged(
+            path, f"event {at} is at x={x[at]:g}, y={y[at]:g}, outside the sensor's {width} x {height} pixels"
         )
 
 
 def check_order(path: str, times: np.ndarray) -> None:
-    """Time does not run backwards; else a ValueError that names the file."""
+    """Time does not run backwards; else a DamagedFileError."""
     back = times[1:] < times[:-1]
     if back.any():
         at = int(back.argmax())
-        raise ValueError(
-            f"root: damaged file {path}: time runs backwards, from {times[at]:g} to {times[at + 1]:g} at event {at + 1}"
-        )
+        raise damaged(path, f"time runs backwards, from {times[at]:g} to {times[at + 1]:g} at event {at + 1}")
 
 
 def fetch(name: str, root: str) -> None:

@@ -1,18 +1,31 @@
 """DVS128 Gesture: hand and arm gestures in front of an event camera, from the files that tonic makes."""
 
+import io
 import os
 import re
 from typing import List, Optional, Tuple
 
 import numpy as np
+from numpy.lib import format as npy
 
-from snnipu.datasets._recordings import Camera, PathLike, Size, check_pixels, fetch, step_length
+from snnipu.datasets._recordings import (
+    Camera,
+    PathLike,
+    Size,
+    check_pixels,
+    damaged,
+    fetch,
+    read_bytes,
+    step_length,
+)
 from snnipu.datasets.event_data import EventData, EventDataset
 
 SIDE = 128
 CLASSES = 11
 # Of recordings of about 6 seconds, what published runs use.
 WINDOW_US = 1_500_000
+# No recording is nearly as long: what says so is damaged.
+LONGEST_US = 3_600_000_000
 
 
 def read_events(path: str) -> Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -21,28 +34,46 @@ def read_events(path: str) -> Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarr
     The file holds an array ``[events, 4]``: x, y, polarity, and time in milliseconds.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, holds no such array, or names a pixel off the sensor.
+        OSError: there is no such file, or it cannot be read.
+        DamagedFileError: it is no such array or has more or fewer bytes than it says, or an event is off the sensor, of
+            no polarity, or an hour or more behind the first.
     """
-    try:
-        events = np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"root: damaged file {path}: {error}") from error
-    if not isinstance(events, np.ndarray) or events.ndim != 2 or events.shape[1] != 4 or events.dtype.kind not in "iuf":
-        what = f"{events.dtype} {events.shape}" if isinstance(events, np.ndarray) else type(events).__name__
-        raise ValueError(f"root: damaged file {path}: expected numbers [events, 4], got {what}")
+    events = _array(path, read_bytes(path))
     if not len(events):
-        raise ValueError(f"root: damaged file {path}: it holds no event")
+        raise damaged(path, "it holds no event")
     if not np.isfinite(events).all():
-        raise ValueError(f"root: damaged file {path}: it holds numbers that are not finite")
+        raise damaged(path, "it holds numbers that are not finite")
     x, y, polarity, milliseconds = np.ascontiguousarray(events.T).astype(np.float64)
     check_pixels(path, x, y, SIDE, SIDE)
+    if not (np.array_equal(x, np.floor(x)) and np.array_equal(y, np.floor(y))):
+        raise damaged(path, "x and y must be whole numbers")
     if not np.isin(polarity, (0, 1)).all():
-        raise ValueError(f"root: damaged file {path}: polarities must be 0 or 1")
+        raise damaged(path, "polarities must be 0 or 1")
     times = (milliseconds - milliseconds.min()) * 1000
+    if times.max() >= LONGEST_US:
+        raise damaged(
+            path, f"{times.max() / 1e6:g} seconds from the first event to the last, expected less than an hour"
+        )
     return times, x.astype(np.int64), y.astype(np.int64), polarity.astype(np.int64)
+
+
+def _array(path: str, data: bytes) -> np.ndarray:
+    """The numbers ``[events, 4]`` of a ``.npy`` file; no memory is asked for before the header fits the file."""
+    stream = io.BytesIO(data)
+    try:
+        version = npy.read_magic(stream)
+        read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
+        shape, by_column, dtype = read_header(stream)
+    except Exception as error:  # a damaged header is a damaged Python literal: it fails in any way
+        raise damaged(path, f"no header of a .npy file: {type(error).__name__} {error}") from error
+    if len(shape) != 2 or shape[1] != 4 or dtype.kind not in "iuf":
+        raise damaged(path, f"expected numbers [events, 4], got {dtype} {shape}")
+    start, bytes_of_events = stream.tell(), shape[0] * 4 * dtype.itemsize
+    if start + bytes_of_events != len(data):
+        raise damaged(
+            path, f"{len(data) - start} bytes behind the header, {bytes_of_events} expected for {shape[0]} events"
+        )
+    return np.frombuffer(data, dtype, offset=start).reshape(shape, order="F" if by_column else "C")
 
 
 class _Recordings:
@@ -112,7 +143,8 @@ def dvs_gesture(
 
     Raises:
         FileNotFoundError: ``root`` does not hold the data set, and ``download`` is false.
-        ValueError: an argument is out of range. Reading a recording raises it for a damaged file.
+        ValueError: an argument is out of range.
+        DamagedFileError: reading a recording raises it where the file is damaged.
         MissingExtra, RuntimeError: ``download`` without tonic, or it failed.
 
     Source: Amir et al., A low power, fully event-based gesture recognition system, CVPR (2017); the first 1.5 seconds:

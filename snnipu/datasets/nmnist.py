@@ -5,7 +5,17 @@ from typing import List, Optional, Tuple
 
 import numpy as np
 
-from snnipu.datasets._recordings import Camera, PathLike, Size, check_order, check_pixels, fetch, step_length
+from snnipu.datasets._recordings import (
+    Camera,
+    PathLike,
+    Size,
+    check_order,
+    check_pixels,
+    damaged,
+    fetch,
+    read_bytes,
+    step_length,
+)
 from snnipu.datasets.event_data import EventData, EventDataset
 
 SIDE = 34
@@ -26,16 +36,14 @@ def read_events(path: str) -> Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarr
     An event has 40 bits, the first byte first: x (8 bits), y (8), polarity (1), time (23).
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is empty, ends within an event, names a pixel off the sensor, or time runs backwards.
+        OSError: there is no such file, or it cannot be read.
+        DamagedFileError: it is empty, ends within an event, names a pixel off the sensor, or time runs backwards.
     """
-    data = np.fromfile(path, dtype=np.uint8)
+    data = np.frombuffer(read_bytes(path), dtype=np.uint8)
     if not len(data):
-        raise ValueError(f"root: damaged file {path}: it is empty")
+        raise damaged(path, "it is empty")
     if len(data) % _EVENT_BYTES:
-        raise ValueError(
-            f"root: damaged file {path}: {len(data)} bytes, not a multiple of the {_EVENT_BYTES} of an event"
-        )
+        raise damaged(path, f"{len(data)} bytes, not a multiple of the {_EVENT_BYTES} of an event")
     x, y, high, middle, low = np.ascontiguousarray(data.reshape(-1, _EVENT_BYTES).T).astype(np.int64)
     polarity, times = high >> 7, (high & 127) << 16 | middle << 8 | low
     overflow = y == _OVERFLOW_Y
@@ -43,7 +51,7 @@ def read_events(path: str) -> Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarr
         times += overflow.cumsum() * _OVERFLOW_US
         times, x, y, polarity = (column[~overflow] for column in (times, x, y, polarity))
         if not len(times):
-            raise ValueError(f"root: damaged file {path}: it holds no event of a pixel")
+            raise damaged(path, "it holds no event of a pixel")
     check_pixels(path, x, y, SIDE, SIDE)
     check_order(path, times)
     return times, x, y, polarity
@@ -113,7 +121,8 @@ def nmnist(
 
     Raises:
         FileNotFoundError: ``root`` does not hold the data set, and ``download`` is false.
-        ValueError: an argument is out of range. Reading a recording raises it for a damaged file.
+        ValueError: an argument is out of range.
+        DamagedFileError: reading a recording raises it where the file is damaged.
         MissingExtra, RuntimeError: ``download`` without tonic, or it failed.
 
     Source: Orchard, Jayawant, Cohen & Thakor, Converting static image datasets to spiking neuromorphic datasets using

@@ -6,75 +6,58 @@ from typing import Any, Dict, Optional, Tuple
 import numpy as np
 
 from snnipu._extras import require
-from snnipu.datasets._recordings import PathLike, fetch, step_length
+from snnipu.datasets._hdf5 import Recordings, read_recordings, time_limit
+from snnipu.datasets._recordings import PathLike, damaged, fetch, step_length
 from snnipu.datasets.event_data import EventData, EventDataset
 
 UNITS = 700
 CLASSES = 20
 # The longest recording lasts 1.37 seconds.
 RECORDING_US = 1_400_000
+# No spoken digit is nearly as long: what says so is damaged.
+LONGEST_US = 60_000_000
 
 
 class _Recordings:
-    """Recording ``i`` of an HDF5 file as times in microseconds and neuron ids."""
+    """Recording ``i`` of an HDF5 file as times in microseconds and neuron ids; the file is read once, as a whole."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._open: Optional[Tuple[int, Any]] = None  # process, file
+    def __init__(self, path: str, read_seconds: Optional[float]) -> None:
+        self._path, self._read_seconds = path, read_seconds
+        self._contents: Optional[Recordings] = None
 
-    def _file(self) -> Any:
-        # HDF5 files must not be shared with the process that forked.
-        if self._open is None or self._open[0] != os.getpid():
-            h5py = require("h5py", extra="events", purpose="the Spiking Heidelberg Digits")
-            try:
-                self._open = os.getpid(), h5py.File(self._path, "r")
-            except OSError as error:
-                raise ValueError(f"root: damaged file {self._path}: {error}") from error
-        return self._open[1]
+    def _read(self) -> Recordings:
+        if self._contents is None:
+            self._contents = read_recordings(self._path, self._read_seconds)
+        return self._contents
 
     def __getstate__(self) -> Dict[str, Any]:
-        return {**self.__dict__, "_open": None}
-
-    def column(self, name: str, index: Any) -> np.ndarray:
-        """``name[index]`` of the file."""
-        try:
-            return np.asarray(self._file()[name][index])
-        except (KeyError, OSError, AttributeError, TypeError) as error:
-            raise ValueError(f"root: damaged file {self._path}: {name} cannot be read ({error})") from error
+        return {**self.__dict__, "_contents": None}  # to be read again, rather than copied
 
     def labels(self) -> np.ndarray:
         """Class of each recording."""
-        labels = self.column("labels", ())
-        recordings = [
-            len(self._file()[name]) if name in self._file() else None for name in ("spikes/times", "spikes/units")
-        ]
-        if labels.ndim != 1 or recordings != [len(labels)] * 2:
-            raise ValueError(
-                f"root: damaged file {self._path}: labels of shape {labels.shape}, {recordings[0]} spikes/times and "
-                f"{recordings[1]} spikes/units: expected one of each per recording"
-            )
-        if not len(labels):
-            raise ValueError(f"root: damaged file {self._path}: it holds no recording")
-        if labels.dtype.kind not in "iu" or int(labels.min()) < 0 or int(labels.max()) >= CLASSES:
-            raise ValueError(f"root: damaged file {self._path}: labels must be whole numbers from 0 to {CLASSES - 1}")
+        labels = self._read().labels
+        if int(labels.min()) < 0 or int(labels.max()) >= CLASSES:
+            raise damaged(self._path, f"labels must be whole numbers from 0 to {CLASSES - 1}")
         return labels.astype(np.int64)
 
     def __call__(self, index: int) -> Tuple[np.ndarray, np.ndarray]:
-        seconds = self.column("spikes/times", index)
-        units = self.column("spikes/units", index)
-        if seconds.ndim != 1 or seconds.shape != units.shape:
-            raise ValueError(
-                f"root: damaged file {self._path}: recording {index} has times of shape {seconds.shape} and units of "
-                f"shape {units.shape}"
+        contents = self._read()
+        seconds, units = contents.times[index], contents.units[index]
+        if seconds.shape != units.shape:
+            raise damaged(
+                self._path,
+                f"recording {index} has times of shape {seconds.shape} and units of shape {units.shape}",
             )
         times = seconds.astype(np.float64) * 1e6
         if not (np.isfinite(times).all() and (times >= 0).all()):
-            raise ValueError(f"root: damaged file {self._path}: recording {index} has times that are negative or NaN")
+            raise damaged(self._path, f"recording {index} has times that are negative or NaN")
+        if len(times) and times.max() > LONGEST_US:
+            raise damaged(
+                self._path, f"recording {index} has a time of {times.max() / 1e6:g} seconds, expected a minute at most"
+            )
         if len(units) and not (int(units.min()) >= 0 and int(units.max()) < UNITS):
             wrong = units[(units < 0) | (units >= UNITS)][0]
-            raise ValueError(
-                f"root: damaged file {self._path}: recording {index} has unit {wrong}, expected 0 to {UNITS - 1}"
-            )
+            raise damaged(self._path, f"recording {index} has unit {wrong}, expected 0 to {UNITS - 1}")
         return times, units
 
 
@@ -89,6 +72,7 @@ def shd(
     overflow: str = "lowest",
     cache: bool = True,
     download: bool = False,
+    read_seconds: Optional[float] = None,
 ) -> EventData:
     """The Spiking Heidelberg Digits: 700 units, 20 classes (zero to nine, spoken in English and German).
 
@@ -99,19 +83,25 @@ def shd(
         window_us: in place of ``step_us``: microseconds that the steps divide evenly. With neither, 1,400,000, which is
             longer than every recording.
         values, max_spikes, overflow: as in :meth:`~snnipu.SparseSpikes.from_events`.
-        cache: keep binned recordings in memory.
+        cache: keep binned recordings in memory. The files are read once and are in memory, too, 4 bytes an event.
         download: let tonic download what is missing into ``root/SHD``. By default nothing is downloaded.
+        read_seconds: processor time that reading a file may take, and four times as much and 30 seconds by the clock:
+            damage can keep the HDF5 library busy for ever. None: those of the environment variable
+            ``SNNIPU_READ_SECONDS``, else 10 seconds and one for every 20 MB of the file.
 
     Raises:
         MissingExtra: h5py is not installed, or tonic with ``download``.
         FileNotFoundError: ``root`` does not hold the data set, and ``download`` is false.
-        ValueError: an argument is out of range, or a file is damaged. Reading a recording raises it too.
+        ValueError: an argument is out of range.
+        DamagedFileError: a file is damaged, or reading it took too long; reading a recording raises it where what the
+            file holds for it is none.
         RuntimeError: the download failed.
 
     Source: Cramer, Stradmann, Schemmel & Zenke, The Heidelberg spiking data sets for the systematic evaluation of
     spiking neural networks, IEEE Transactions on Neural Networks and Learning Systems 33 (2022).
     """
     step = step_length(num_steps, step_us, window_us, RECORDING_US)
+    time_limit(0, read_seconds)  # a wrong one is told before a file is looked for
     require("h5py", extra="events", purpose="the Spiking Heidelberg Digits")
     root = os.fspath(root)
     if download:
@@ -126,7 +116,7 @@ def shd(
         )
 
     def part(name: str) -> EventDataset:
-        recordings = _Recordings(os.path.join(found[0], name))
+        recordings = _Recordings(os.path.join(found[0], name), read_seconds)
         return EventDataset(
             recordings,
             recordings.labels(),

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Callable, Dict, List, NamedTuple, Optional
 
 from snnipu._version import __version__
-from snnipu.backends.host import native_folder
+from snnipu.backends.libraries import native_folder, own_folder
 
 LIBRARY, CODELETS, LOG = "libsnnipu_popart.so", "snnipu.gp", "build.log"
 COMMAND = "python -m snnipu build-ipu"
@@ -108,12 +108,14 @@ def cached_library() -> Optional[Path]:
 
 def library_path() -> Path:
     """The library for a real PopTorch: that of ``SNNIPU_POPART_LIBRARY``, else the first that is there of the folder of
-    the native libraries and the cache; where none is, the first of these places."""
+    the native libraries, the package's own, and the cache; where none is, the first of these places."""
     override = os.environ.get("SNNIPU_POPART_LIBRARY")
     if override:
         return Path(override)
     beside = native_folder() / LIBRARY
-    return beside if beside.is_file() else cached_library() or beside
+    # `make -C custom_ops` puts it into the checkout, also where the native libraries are an installed snnipu's.
+    found = (path for path in (beside, own_folder() / LIBRARY) if path.is_file())
+    return next(found, None) or cached_library() or beside
 
 
 def searched() -> str:

@@ -20,7 +20,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 
 from snnipu._version import __version__
-from snnipu.backends.host import native_folder
+from snnipu.backends import libraries
 from snnipu.ipu.targets import target_named
 from snnipu.ops._derivative import once_differentiable
 
@@ -152,7 +152,7 @@ _SIGNATURES: Dict[str, Tuple[Any, List[Any]]] = {
 
 def library_path() -> Path:
     """Where the library is looked for."""
-    return native_folder() / LIBRARY
+    return libraries.native_folder() / LIBRARY
 
 
 class Library:
@@ -163,9 +163,12 @@ class Library:
     """
 
     def __init__(self, path: Optional[Path] = None) -> None:
+        problem = libraries.find().problem if path is None else None
         path = library_path() if path is None else path
         if not path.is_file():
             raise IpuModelUnavailable(f"the IPU model needs {path}, which is not there: {BUILD_HINT}")
+        if problem is not None:
+            raise IpuModelUnavailable(problem)
         try:
             self._library = ctypes.CDLL(str(path))
             for name, (result, arguments) in _SIGNATURES.items():

@@ -1,18 +1,32 @@
 """``snnipu.Leaky``: snnTorch's leaky integrate-and-fire layer on fused kernels."""
 
 import warnings
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Set, Tuple, Union
 
 import snntorch
 import torch
+from torch.nn.utils import parametrize
 
 from snnipu._layout import SINGLE_STEP
 from snnipu.backends import popart
+from snnipu.neurons import _instances
 from snnipu.ops._arguments import DTYPES, RESET_MECHANISMS, check_input, reset_code
 from snnipu.ops.lif_sequence import check_num_steps, lif_apply
 from snnipu.surrogate import SpikeGrad, Surrogate, as_surrogate
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
+# What a step of snnTorch's consists of besides `state_function`; the values are the functions that are fused.
+_STEP = {
+    name: vars(owner)[name]
+    for owner, names in (
+        (snntorch.Leaky, ("_base_state_function", "_base_sub", "_base_zero", "_base_int")),
+        (snntorch.SpikingNeuron, ("fire", "mem_reset")),
+    )
+    for name in names
+}
+_STATE_FUNCTIONS = ("_base_sub", "_base_zero", "_base_int")  # by the code of the reset mechanism
+_PARAMETERS = ("beta", "threshold", "graded_spikes_factor")
+_SAID: Set[Tuple[Any, ...]] = set()
 
 
 class Leaky(snntorch.Leaky):
@@ -30,7 +44,9 @@ class Leaky(snntorch.Leaky):
 
     Fused: every reset mechanism and delay, scalar and per-neuron ``beta``, ``threshold`` and ``graded_spikes_factor``,
     learnable or not, and every surrogate of ``snntorch.surrogate``, given as ours or as snnTorch's. snnTorch's own code
-    runs for ``inhibition``, ``state_quant`` and any other ``spike_grad``.
+    runs for ``inhibition``, ``state_quant``, any other ``spike_grad``, and where a subclass or an instance replaces a
+    part of snnTorch's step (``fire``, ``mem_reset``, ``state_function``, ``_base_*``, or a parameter by a property);
+    the last is said once, as a warning. Where ``forward`` is replaced, :meth:`sequence` calls it for each step.
 
     Differences from snnTorch:
 
@@ -39,7 +55,8 @@ class Leaky(snntorch.Leaky):
     * modules can be pickled and deep-copied, also after a forward pass;
     * a membrane of another layer's shape is an error; of another batch size, it starts from zeros as in snnTorch, with
       a warning;
-    * a second derivative through fused neurons is an error.
+    * a second derivative through fused neurons is an error;
+    * ``SpikingNeuron.instances`` does not keep neurons alive.
     """
 
     def __init__(
@@ -63,6 +80,7 @@ class Leaky(snntorch.Leaky):
             raise TypeError(f"spike_grad must be callable or None, got {spike_grad!r}")
         reset_code(reset_mechanism)
         known = as_surrogate(spike_grad)
+        _instances.hold_weakly()
         super().__init__(
             beta,
             threshold=threshold,
@@ -121,15 +139,47 @@ class Leaky(snntorch.Leaky):
         return self._resolved[1]
 
     def _fuses(self) -> bool:
-        return not self.inhibition and not self.state_quant and self._surrogate() is not None
+        return not (self.inhibition or self.state_quant or self._surrogate() is None or self._replaced())
+
+    def _replaced(self) -> List[str]:
+        """Names of what a subclass or this instance has in place of parts of snnTorch's step."""
+        kind, own = type(self), self.__dict__
+        names = [name for name, function in _STEP.items() if name in own or getattr(kind, name) is not function]
+        stock = _STEP[_STATE_FUNCTIONS[RESET_MECHANISMS[self._reset_mechanism]]]
+        if getattr(self.state_function, "__func__", None) is not stock and not names:
+            names.append("state_function")
+        for name in _PARAMETERS:
+            # A parametrization's property gives the same value in every step; any other may look at the state.
+            if getattr(kind, name, None) is not None and not parametrize.is_parametrized(self, name):
+                names.append(name)
+        return names
+
+    def _replaces(self, *methods: str) -> bool:
+        """Whether a subclass or this instance has own versions of our ``methods``."""
+        return any(name in self.__dict__ or getattr(type(self), name) is not getattr(Leaky, name) for name in methods)
+
+    def runs_fused(self) -> bool:
+        """Whether :meth:`sequence` gives what a loop of calls gives, as one operator (in ``MultiStep``)."""
+        return self._fuses() and not self._replaces("forward", "reset_mem")
+
+    def _say_slow(self) -> None:
+        """Say, once for each class and what it replaces, that the fused operator does not run."""
+        names = self._replaced() or ["forward"]
+        key = (type(self), *names)
+        if key not in _SAID:
+            _SAID.add(key)
+            warnings.warn(
+                f"{type(self).__name__} replaces {', '.join(names)} of Leaky: it runs step by step, in PyTorch",
+                stacklevel=4,
+            )
 
     def _on_ipu(self) -> bool:
         """Whether the layer runs as a PopART operator; raises RuntimeError where it must and cannot."""
         on_ipu = popart.uses_operator("Leaky", "LifSequence")
         if on_ipu and not self._fuses():
             raise RuntimeError(
-                "Leaky cannot run on an IPU with inhibition, state_quant, or a spike_grad that is a Python function: "
-                "its PopART operator has none of these"
+                "Leaky cannot run on an IPU with inhibition, state_quant, a spike_grad that is a Python function, or "
+                "parts of its step replaced: its PopART operator has none of these"
             )
         return on_ipu
 
@@ -166,7 +216,10 @@ class Leaky(snntorch.Leaky):
             raise TypeError(f"input_ must be real and floating (or integer), got {input_.dtype}")
         # In 16 bit snnTorch rounds the decayed membrane; only its own operations give the same bits.
         rounds = dtype in _LOW_PRECISION and (not fresh or self._reset_mechanism == "none")
-        if (rounds and not on_ipu) or not self._fuses():
+        fuses = self._fuses()
+        if (rounds and not on_ipu) or not fuses:
+            if not fuses and self._replaced():
+                self._say_slow()
             self.mem = state
             return super().forward(input_)
         dtype = torch.float32 if dtype in _LOW_PRECISION else dtype
@@ -250,6 +303,12 @@ class Leaky(snntorch.Leaky):
         """
         return self._sequence(x, None, num_steps, need_mem=False)[0]
 
+    def over_time(self, x: torch.Tensor, *, num_steps: Optional[int] = None, need_mem: bool = True) -> Any:
+        """What ``MultiStep`` calls: :meth:`sequence`, or :meth:`spikes` where the membranes are not asked for."""
+        if need_mem or self._replaces("sequence"):
+            return self.sequence(x, num_steps=num_steps)
+        return self.spikes(x, num_steps=num_steps)
+
     def _sequence(
         self, x: torch.Tensor, mem: Optional[torch.Tensor], num_steps: Optional[int], need_mem: bool
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
@@ -264,7 +323,10 @@ class Leaky(snntorch.Leaky):
                 raise TypeError("`mem` should not be passed as an argument while `init_hidden=True`")
             step_shape = x.shape[1:] if num_steps is None else x.shape
             mem = self.mem if self.mem.shape == step_shape and self.mem.numel() else None
-        if self._fuses():
+        replaced = self._replaces("forward")
+        if replaced and not self._replaced():
+            self._say_slow()
+        if not replaced and self._fuses():
             spk, mems = lif_apply(
                 x,
                 mem,
@@ -297,8 +359,9 @@ class Leaky(snntorch.Leaky):
         spks, mems = [], []
         for t in range(steps):
             current = x if num_steps is not None else x[t]
-            out = super().forward(current)
-            spks.append(out[0] if isinstance(out, tuple) else out)
+            out = self.forward(current) if self.init_hidden else self.forward(current, self.mem)
+            spk, self.mem = out[:2] if isinstance(out, tuple) else (out, self.mem)
+            spks.append(spk)
             mems.append(self.mem)
         return torch.stack(spks).to(x.dtype), torch.stack(mems).to(x.dtype)
 

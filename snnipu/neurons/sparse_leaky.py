@@ -67,6 +67,8 @@ class SparseLeaky(nn.Module):
         TypeError, ValueError: the message names the argument.
     """
 
+    takes_whole_sequences = True  # in a MultiStep
+
     def __init__(
         self,
         in_features: int,

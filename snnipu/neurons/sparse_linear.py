@@ -113,6 +113,8 @@ class SparseLinear(nn.Linear):
         TypeError, ValueError: the message names the argument.
     """
 
+    takes_whole_sequences = True  # in a MultiStep
+
     def __init__(self, in_features: int, out_features: int, bias: bool = False, *, path: str = "auto") -> None:
         super().__init__(
             check_features("in_features", in_features), check_features("out_features", out_features), bias=bias

@@ -59,6 +59,8 @@ class SparseNetwork(nn.Module):
         TypeError, ValueError: the message names the argument.
     """
 
+    takes_whole_sequences = True  # in a MultiStep
+
     def __init__(
         self,
         sizes: Sequence[int],

@@ -1,11 +1,11 @@
 """Leaky integrate-and-fire neurons over a whole sequence: public function, schema, meta, autograd, reference."""
 
-from typing import Any, List, Optional, Tuple, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import torch
 
 from snnipu import surrogate as surrogates
-from snnipu._layout import SINGLE_STEP, layout, saved_layout
+from snnipu._layout import SINGLE_STEP, layout, memory_order, saved_layout
 from snnipu.backends import host, popart, triton
 from snnipu.ops import _library
 from snnipu.ops._arguments import check_input, compute_dtype, parameter_argument, reset_code, state_argument
@@ -253,7 +253,8 @@ class LifSequence(torch.autograd.Function):
     """Forward and backward operator as one differentiable function: ``(spk, mem)``, without ``need_mem`` ``spk``.
 
     The backward pass needs the membranes. They are saved where they are an output anyway, and recomputed from the input
-    where that saves a sequence of memory: the input is held constant, or ``mem`` is not asked for.
+    where that saves a sequence of memory: the input is held constant, or ``mem`` is not asked for. Of a single step
+    nothing is saved that the caller holds: loops change membranes, thresholds and decays in place between steps.
     """
 
     @staticmethod
@@ -271,8 +272,10 @@ class LifSequence(torch.autograd.Function):
         evaluated: Optional[Surrogate],
         need_mem: bool,
         recompute: bool,
+        save: bool,
     ) -> Any:
         store_mem = need_mem or not recompute
+        single = num_steps == SINGLE_STEP
         spk, mem, pre_reset = torch.ops.snnipu.lif_sequence_fwd(
             x,
             mem0,
@@ -283,12 +286,22 @@ class LifSequence(torch.autograd.Function):
             reset,
             reset_delay,
             store_mem,
-            not recompute and not reset_delay,
+            save and not recompute and (single or not reset_delay),
         )
-        if recompute:
-            ctx.save_for_backward(x, None, None, mem0, beta, threshold, graded)
-        else:
-            ctx.save_for_backward(None, mem, None if reset_delay else pre_reset, mem0, beta, threshold, graded)
+        if save:
+            beta, threshold = beta.clone(), threshold.clone()
+            saved: Tuple[Optional[torch.Tensor], ...]
+            if recompute:
+                saved = (x, None, None)
+            elif single:
+                saved = (None, pre_reset, None if reset_delay else pre_reset)
+                if mem0 is not None:
+                    # The membrane before the step tells whether there was a reset, and is beta's factor.
+                    needed = reset == 1 or ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
+                    mem0 = mem0.clone() if needed else None
+            else:
+                saved = (None, mem, None if reset_delay else pre_reset)
+            ctx.save_for_backward(*saved, mem0, beta, threshold, graded)
         ctx.set_materialize_grads(False)
         ctx.num_steps = num_steps
         ctx.reset = reset
@@ -304,7 +317,7 @@ class LifSequence(torch.autograd.Function):
     def backward(ctx: Any, grad_spk: Optional[torch.Tensor], grad_mem: Optional[torch.Tensor] = None) -> Any:  # type: ignore[override]
         x, mem, pre_reset, mem0, beta, threshold, graded = ctx.saved_tensors
         if grad_spk is None and grad_mem is None:
-            return (None,) * 12
+            return (None,) * 13
         num_steps = ctx.num_steps
         if num_steps == SINGLE_STEP:
             num_steps = 1
@@ -348,7 +361,7 @@ class LifSequence(torch.autograd.Function):
             grad_beta if need_beta else None,
             grad_threshold if need_threshold else None,
             grad_graded if need_graded else None,
-            *(None,) * 7,
+            *(None,) * 8,
         )
 
 
@@ -416,6 +429,27 @@ def lif_by_steps(
     return torch.stack(spks), torch.stack(mems)
 
 
+def _fits(argument: object, step_shape: torch.Size) -> bool:
+    """Whether a tensor broadcasts to a step; what is not a tensor is checked elsewhere."""
+    if not isinstance(argument, torch.Tensor):
+        return True
+    sizes = zip(reversed(argument.shape), reversed(step_shape))
+    return argument.dim() <= len(step_shape) and all(size in (1, wanted) for size, wanted in sizes)
+
+
+def _in_order(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """A view with the dimensions of a step, the last ones, in another order."""
+    first = tensor.dim() - len(order)
+    return tensor.permute(*range(first), *(first + dim for dim in order))
+
+
+def _permuted(argument: Any, order: Sequence[int]) -> Any:
+    """A state or parameter for steps whose dimensions are in another order."""
+    if not isinstance(argument, torch.Tensor) or argument.dim() == 0:
+        return argument
+    return _in_order(argument.reshape((1,) * (len(order) - argument.dim()) + argument.shape), order)
+
+
 def lif_apply(
     x: torch.Tensor,
     mem: Optional[torch.Tensor],
@@ -434,11 +468,20 @@ def lif_apply(
     """
     on_ipu = popart.uses_operator("lif_sequence", "LifSequence")
     steps, step_shape, shape = layout(x, num_steps)
+    known = surrogates.as_surrogate(spike_grad)
+    # Neurons are independent: fused, they are taken as they lie (channels_last, say), and so are the results.
+    order = memory_order(x, num_steps) if not on_ipu and known is not None and known.kernel is not None else None
+    own = (mem, beta, threshold, graded_spikes_factor)
+    if order is not None and all(_fits(argument, step_shape) for argument in own):
+        options = (num_steps, reset, reset_delay, spike_grad, need_mem)
+        moved = [_permuted(argument, order) for argument in own]
+        spk, mems = lif_apply(_in_order(x, order), moved[0], moved[1], moved[2], moved[3], *options)
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return _in_order(spk, back), None if mems is None else _in_order(mems, back)
     state = None if mem is None else state_argument("mem", mem, step_shape, x)
     beta_ = learnt_decay(parameter_argument("beta", beta, step_shape, x))
     threshold_ = parameter_argument("threshold", threshold, step_shape, x)
     graded = parameter_argument("graded_spikes_factor", graded_spikes_factor, step_shape, x)
-    known = surrogates.as_surrogate(spike_grad)
     if on_ipu:
         kernel = None if known is None else known.kernel
         spk, mems = popart.call_lif_sequence(
@@ -461,7 +504,9 @@ def lif_apply(
     kernel = known.kernel if known.kernel is not None else _IDENTITY
     recompute = num_steps != SINGLE_STEP and evaluated is None and (num_steps is not None or not need_mem)
     arguments = (x, state, beta_, threshold_, graded, num_steps, reset, reset_delay, kernel, evaluated)
-    out = LifSequence.apply(*arguments, need_mem, recompute)
+    differentiated = (x, state, beta_, threshold_, graded)
+    save = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in differentiated)
+    out = LifSequence.apply(*arguments, need_mem, recompute, save)
     return out if need_mem else (out, None)
 
 

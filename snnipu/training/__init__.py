@@ -10,10 +10,16 @@ Events: :class:`EventConfig` and :class:`EventTrainer`. Training at low activity
 :class:`GradThresholdSchedule`, :func:`scale_to_activity`, :class:`ActivityRegularizer`, :func:`benchmark_network`.
 """
 
-from snnipu.training.checkpoint import CheckpointError, check_same_run, load_checkpoint, save_checkpoint
+from snnipu._files import WriteError, writable_file, write_atomically
+from snnipu.training.checkpoint import (
+    CheckpointError,
+    check_same_run,
+    load_checkpoint,
+    lock_checkpoint,
+    save_checkpoint,
+)
 from snnipu.training.config import DATASETS, ENGINES, EVENT_DATASETS, EventConfig, TrainConfig
 from snnipu.training.events import EventTrainer
-from snnipu.training.files import writable_file, write_atomically
 from snnipu.training.loop import DivergedError, TrainingLoop
 from snnipu.training.low_activity import ActivityRegularizer, GradThresholdSchedule, LayerScale, scale_to_activity
 from snnipu.training.methods import METHODS
@@ -42,6 +48,7 @@ __all__ = [
     "TrainConfig",
     "Trainer",
     "TrainingLoop",
+    "WriteError",
     "backend_name",
     "benchmark_max_spikes",
     "benchmark_network",
@@ -51,6 +58,7 @@ __all__ = [
     "check_same_run",
     "layer_activity",
     "load_checkpoint",
+    "lock_checkpoint",
     "save_checkpoint",
     "scale_to_activity",
     "writable_file",

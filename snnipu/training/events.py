@@ -9,7 +9,7 @@ from snnipu.datasets import EventData, event_loader
 from snnipu.neurons import SparseNetwork
 from snnipu.spikes import SparseSpikes
 from snnipu.training.config import EventConfig
-from snnipu.training.loop import HISTORY_ENTRIES, Never, Stopped, TrainingLoop
+from snnipu.training.loop import HISTORY_ENTRIES, Never, Stopped, TrainingLoop, number
 from snnipu.training.low_activity import ActivityRegularizer, GradThresholdSchedule, LayerScale, scale_to_activity
 from snnipu.training.methods import METHODS, Layers, limited, num_spikes, overflow, spike_count
 from snnipu.training.sparse_benchmark import benchmark_network
@@ -21,16 +21,33 @@ if TYPE_CHECKING:
 _OPERATOR = {"dense": "lif_sequence", "sparse_ops": "sparse_linear", "sparse_network": "sparse_lif_sequence"}
 
 
-def _floats(values: Any) -> List[float]:
-    return [float(value) for value in values]
+_RATE = number(0, 1)
 
 
-def _ints(values: Any) -> List[int]:
-    return [int(value) for value in values]
+def _rates(values: Any) -> List[float]:
+    return [_RATE(value) for value in values]
 
 
-def _optional_float(value: Any) -> Optional[float]:
-    return None if value is None else float(value)
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"expected an integer from 0, got {value!r}")
+    return value
+
+
+def _counts(values: Any) -> List[int]:
+    return [_count(value) for value in values]
+
+
+def _optional_number(value: Any) -> Optional[float]:
+    return None if value is None else number()(value)
+
+
+def _scale(scale: Any) -> LayerScale:
+    """What :meth:`EventTrainer._more_state` made a tuple of."""
+    if not isinstance(scale, (tuple, list)) or len(scale) != 5 or not isinstance(scale[4], bool):
+        raise ValueError(f"expected five entries a layer, got {scale!r}")
+    target = None if scale[3] is None else _RATE(scale[3])
+    return LayerScale(number(low=0)(scale[0]), _RATE(scale[1]), _RATE(scale[2]), target, scale[4])
 
 
 class EventTrainer(TrainingLoop):
@@ -63,12 +80,12 @@ class EventTrainer(TrainingLoop):
 
     entries: ClassVar[Dict[str, Callable[[Any], Any]]] = {
         **HISTORY_ENTRIES,
-        "activity": _floats,
-        "overflow": _ints,
-        "input_activity": float,
-        "input_overflow": int,
-        "train_overflow": _ints,
-        "grad_threshold": _optional_float,
+        "activity": _rates,
+        "overflow": _counts,
+        "input_activity": _RATE,
+        "input_overflow": _count,
+        "train_overflow": _counts,
+        "grad_threshold": _optional_number,
     }
     unit = "recordings"
     network: SparseNetwork
@@ -192,9 +209,26 @@ class EventTrainer(TrainingLoop):
         return {"schedule": None if self._schedule is None else self._schedule.state_dict(), "scaling": scaling}
 
     def _load_more_state(self, state: Dict[str, Any]) -> None:
+        layers = len(self.sizes) - 1
+        for record in state["history"]:
+            for name, length in (("activity", layers), ("overflow", layers), ("train_overflow", layers + 1)):
+                if len(record[name]) != length:
+                    raise ValueError(f"history: {name}: expected {length} numbers, got {record[name]!r}")
+        try:
+            scaling = [_scale(scale) for scale in state["scaling"]]
+        except ValueError as error:
+            raise ValueError(f"scaling: {error}") from error
+        # Weights are scaled before the first epoch, once.
+        wanted = [layers] if state["history"] else [0, layers]
+        if self.config.initial_activity is None:
+            wanted = [0]
+        if len(scaling) not in wanted:
+            raise ValueError(f"scaling: expected {wanted[-1]} layers, got {len(scaling)}")
         if self._schedule is not None:
             self._schedule.load_state_dict(state["schedule"])
-        self.scaling = [LayerScale(*scale) for scale in state["scaling"]]
+        elif state["schedule"] is not None:
+            raise ValueError(f"schedule: expected None, got {state['schedule']!r}")
+        self.scaling = scaling
 
     # ---- what `python -m snnipu train` tells
 

@@ -9,7 +9,13 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from snnipu.training.checkpoint import CheckpointError, check_same_run
+from snnipu.training.checkpoint import (
+    CheckpointError,
+    check_generator,
+    check_model,
+    check_optimizer,
+    check_same_run,
+)
 
 
 class DivergedError(ArithmeticError):
@@ -21,12 +27,27 @@ class Stopped(Exception):
 
 
 Never: Callable[[], bool] = lambda: False  # noqa: E731
+
+
+def number(low: float = -math.inf, high: float = math.inf) -> Callable[[Any], float]:
+    """Reads a finite number from ``low`` to ``high``; anything else is a ValueError."""
+
+    def read(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ValueError(f"expected a finite number, got {value!r}")
+        if not low <= value <= high:
+            raise ValueError(f"expected a number from {low:g} to {high:g}, got {value!r}")
+        return float(value)
+
+    return read
+
+
 # What an entry of a record is read with: a damaged checkpoint must not put anything else there.
 HISTORY_ENTRIES: Dict[str, Callable[[Any], Any]] = {
-    "train_loss": float,
-    "train_accuracy": float,
-    "test_accuracy": float,
-    "seconds": float,
+    "train_loss": number(),
+    "train_accuracy": number(0, 1),
+    "test_accuracy": number(0, 1),
+    "seconds": number(low=0),
 }
 
 
@@ -140,7 +161,7 @@ class TrainingLoop:
             try:
                 record = self._run_epoch(should_stop, progress)
             except BaseException as error:
-                self.load_state_dict(finished)
+                self._restore(finished)
                 if isinstance(error, Stopped):
                     return False
                 raise
@@ -178,6 +199,11 @@ class TrainingLoop:
         train_loss = loss_sum.item() / self.train_samples
         if not math.isfinite(train_loss):
             raise DivergedError(f"the loss is {train_loss} in epoch {len(self.history) + 1}; a smaller lr may help")
+        # After the last step, too: nothing can go on from such a checkpoint.
+        if not self._is_finite():
+            raise DivergedError(
+                f"weights or moments of Adam are not finite after epoch {len(self.history) + 1}; a smaller lr may help"
+            )
         return {
             "train_loss": train_loss,
             "train_accuracy": correct.item() / self.train_samples,
@@ -213,6 +239,8 @@ class TrainingLoop:
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Go on from ``state``, which may come from a run that had fewer ``epochs`` set, and from another device.
 
+        All of it is checked first: an error leaves the trainer as it was.
+
         Raises:
             CheckpointError: ``state`` is of another network, data set or schedule, or is damaged.
         """
@@ -223,14 +251,43 @@ class TrainingLoop:
                 f"the checkpoint has {len(state['history'])} epochs behind it, more than epochs={self.config.epochs}"
             )
         try:
-            history = [{name: read(record[name]) for name, read in self.entries.items()} for record in state["history"]]
-            self.network.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            self._batch_order.set_state(state["rng"]["batch_order"])
-            self._load_more_state(state)
+            history = [self._read_record(index, record) for index, record in enumerate(state["history"])]
+            check_model(state["model"], self.network.state_dict())
+            optimizer = check_optimizer(state["optimizer"], self.optimizer, trained=bool(history))
+            order = check_generator(state["rng"]["batch_order"], self._batch_order)
+            self._load_more_state({**state, "history": history})
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-            raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
+            what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            raise CheckpointError(f"the checkpoint is damaged: {what}") from error
+        self._apply(state["model"], optimizer, order, history)
+
+    def _read_record(self, index: int, record: Dict[str, Any]) -> Dict[str, Any]:
+        read = {}
+        for name, entry in self.entries.items():
+            try:
+                read[name] = entry(record[name])
+            except ValueError as error:
+                raise ValueError(f"history: {name} of epoch {index + 1}: {error}") from error
+        return read
+
+    def _restore(self, state: Dict[str, Any]) -> None:
+        """Go back to an own state, which need not be checked, and whatever it holds is better than half an epoch."""
+        self._load_more_state(state)
+        self._apply(state["model"], state["optimizer"], state["rng"]["batch_order"], state["history"])
+
+    def _apply(
+        self, model: Dict[str, Any], optimizer: Dict[str, Any], order: torch.Tensor, history: List[Dict[str, Any]]
+    ) -> None:
+        self.network.load_state_dict(model)
+        self.optimizer.load_state_dict(optimizer)
+        self._batch_order.set_state(order)
         self.history = history
+
+    def _is_finite(self) -> bool:
+        tensors = list(self.network.parameters())
+        for state in self.optimizer.state.values():
+            tensors += [state["exp_avg"], state["exp_avg_sq"]]
+        return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
     def _clock(self) -> float:
         if self.device.type == "cuda":

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.operators import needs_host_runtime, needs_library
 
-from snnipu import datasets
+from snnipu import datasets, training
 from snnipu.cli import train
 
 pytest.importorskip("sklearn")
@@ -288,8 +288,8 @@ def test_bad_checkpoints(capsys, tmp_path):
         path.write_bytes(content)
         assert f"argument --checkpoint: {path} is damaged" in fails(capsys, "--checkpoint", path, "--resume")
     assert not (tmp_path / "owned").exists()
-    state = {"format": "snnipu-train-1", "config": {"a": 1}, "data": {}, "model": {}, "optimizer": {}, "rng": {}}
-    torch.save({**state, "history": []}, path)
+    state = {"config": {"a": 1}, "data": {}, "model": {}, "optimizer": {}, "rng": {}}
+    training.save_checkpoint(path, {**state, "history": []})
     assert "argument --checkpoint: the checkpoint is damaged" in fails(capsys, "--checkpoint", path, "--resume")
 
 

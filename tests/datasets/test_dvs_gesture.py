@@ -117,7 +117,9 @@ DAMAGE = {
     "no event": (np.zeros((0, 4)), "holds no event"),
     "columns": (np.zeros((3, 5)), r"expected numbers \[events, 4\], got float64 \(3, 5\)"),
     "words": (np.array([["a"] * 4]), "expected numbers"),
-    "objects": (np.array([[{}] * 4]), "allow_pickle"),
+    "objects": (np.array([[{}] * 4]), "expected numbers"),
+    "half a pixel": (np.array([[0.5, 0, 0, 1]]), "x and y must be whole numbers"),
+    "an hour": (np.array([[0, 0, 0, 0], [0, 0, 0, 3_600_000]]), "3600 seconds from the first event to the last"),
 }
 
 
@@ -125,7 +127,7 @@ DAMAGE = {
 def test_damaged_file(folder, events, message):
     np.save(folder / "ibmGestureTrain" / "user02_led" / "10.npy", events)
     train = datasets.dvs_gesture(folder).train
-    with pytest.raises(ValueError, match=rf"root: damaged file .*user02_led.10.npy: .*{message}"):
+    with pytest.raises(datasets.DamagedFileError, match=rf"root: damaged file .*user02_led.10.npy: .*{message}"):
         train[2]
 
 
@@ -135,6 +137,17 @@ def test_cut_off_file(folder, keep):
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(ValueError, match=r"root: damaged file .*10.npy"):
         datasets.dvs_gesture(folder).train[2]
+
+
+@pytest.mark.parametrize("events", [10**12, len(EVENTS) - 1])
+def test_a_wrong_count_of_events(tmp_path, events):
+    """More than the file has: no memory is asked for. Fewer: what is left is not dropped in silence."""
+    path = tmp_path / "1.npy"
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<i8", "fortran_order": False, "shape": (events, 4)})
+        file.write(EVENTS.tobytes())
+    with pytest.raises(datasets.DamagedFileError, match=rf"192 bytes behind the header, {events * 32} expected"):
+        read_events(str(path))
 
 
 def test_missing_data(tmp_path):

@@ -108,7 +108,7 @@ def test_damaged_files(folder):
         with damaged(""):
             datasets.shd(folder)
     write(path, [ONE, TWO], [3])
-    with damaged(r"labels of shape \(1,\), 2 spikes/times and 2 spikes/units"):
+    with damaged(r"labels of shape \(1,\), spikes/times of shape \(2,\) and spikes/units"):
         datasets.shd(folder)
     write(path, [], [])
     with damaged("it holds no recording"):
@@ -120,7 +120,7 @@ def test_damaged_files(folder):
         write(path, [ONE], [1])
         with h5py.File(path, "a") as file:
             del file[missing]
-        with damaged("labels"):
+        with damaged(f"{missing} cannot be read"):
             datasets.shd(folder)
 
 

@@ -1,10 +1,12 @@
 """``snnipu.Leaky`` beside ``snntorch.Leaky``."""
 
 import copy
+import gc
 import inspect
 import itertools
 import pickle
 import warnings
+import weakref
 
 import pytest
 import snntorch
@@ -16,6 +18,7 @@ from support.versions import NO_HALF_CLAMP, needs_compile
 from torch import nn
 
 import snnipu as snn
+from snnipu.neurons import leaky
 from snnipu.ops.lif_sequence import LifSequence
 
 RESETS = ["subtract", "zero", "none"]
@@ -393,6 +396,195 @@ def test_extra_memory_is_small():
     assert torch.equal(spikes, layer.sequence(constant, num_steps=25)[0])
     steps_only = allocated(lambda: layer.spikes(constant, num_steps=25).sum(0).sum().backward())
     assert steps_only <= one_sequence + little
+
+
+def leaky_subclasses(source):
+    """One class for each part of a step that a user may replace, on snnTorch's neuron or ours."""
+
+    class Fire(source.Leaky):
+        def fire(self, mem):
+            return super().fire(mem - 0.2)
+
+    class Reset(source.Leaky):
+        def mem_reset(self, mem):
+            return super().mem_reset(mem) * 0.5
+
+    class State(source.Leaky):
+        def _base_state_function(self, input_):
+            return 0.5 * super()._base_state_function(input_)
+
+    class Base(source.Leaky):
+        def _base_sub(self, input_):
+            return self._base_state_function(input_) - self.reset * 0.3
+
+    class Threshold(source.Leaky):
+        """Adapts to the membrane of the step before."""
+
+        def _threshold_buffer(self, threshold, learn_threshold):
+            pass
+
+        @property
+        def threshold(self):
+            return 0.8 + 0.1 * self.mem.detach().abs()
+
+    class Forward(source.Leaky):
+        def forward(self, input_, mem=None):
+            spk, mem = super().forward(0.5 * input_, mem)
+            return spk, 0.9 * mem
+
+    return {kind.__name__: kind for kind in (Fire, Reset, State, Base, Threshold, Forward)}
+
+
+def replaced_in_instance(layer, name):
+    replacements = {
+        "fire": lambda mem: (mem > 0.7).float(),
+        "mem_reset": lambda mem: (mem > 1.4).float(),
+        "state_function": lambda input_: 0.7 * layer.mem + input_,
+        "_base_state_function": lambda input_: 0.6 * layer.mem + input_,
+        "forward": lambda input_, mem=None: type(layer).forward(layer, 0.5 * input_, mem),
+    }
+    setattr(layer, name, replacements[name])
+
+
+REPLACED = ["Fire", "Reset", "State", "Base", "Threshold", "Forward"]
+REPLACED += ["fire", "mem_reset", "state_function", "_base_state_function", "forward"]
+
+
+@pytest.mark.parametrize("name", REPLACED)
+@pytest.mark.parametrize("fused", ["steps", "sequence", "MultiStep"])
+def test_what_is_replaced_is_honoured(name, fused, monkeypatch):
+    """In the step, over the sequence and in MultiStep: snnTorch's result, and a warning the first time."""
+    monkeypatch.setattr(leaky, "_SAID", set())
+    layers = []
+    for source in (snntorch, snn):
+        if name in leaky_subclasses(source):
+            layers.append(leaky_subclasses(source)[name](beta=0.85))
+        else:
+            layers.append(source.Leaky(beta=0.85))
+            replaced_in_instance(layers[-1], name)
+    theirs, ours = layers
+    x, upstream = 2 * torch.randn(9, 4, 6), torch.randn(2, 9, 4, 6)
+    zeros = torch.zeros(4, 6)
+    spk, mem, gradients = run(theirs, x, upstream, lambda layer, leaf: loop(layer, leaf, zeros))
+    stock = snntorch.Leaky(beta=0.85)
+    assert not torch.equal(mem, loop(stock, x, zeros)[1]) or name in ("Fire", "fire")
+    function = {
+        "steps": lambda layer, leaf: loop(layer, leaf, zeros),
+        "sequence": lambda layer, leaf: layer.sequence(leaf),
+        "MultiStep": lambda layer, leaf: snn.MultiStep(layer)(leaf),
+    }[fused]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        own_spk, own_mem, own_gradients = run(ours, x, upstream, function)
+        function(ours, x)
+    assert torch.equal(own_spk, spk)
+    assert torch.equal(own_mem, mem)
+    assert torch.allclose(own_gradients["x"], gradients["x"], rtol=1e-5, atol=1e-6)
+    said = [str(warning.message) for warning in caught if "step by step" in str(warning.message)]
+    # A forward that calls the stock one is fused in the step.
+    expected = 0 if name in ("Forward", "forward") and fused != "sequence" else 1
+    assert len(said) == expected, said
+    assert not said or name.lower().split("_")[-1] in said[0].lower()
+
+
+def test_parametrized_and_stock_neurons_stay_fused(fused_calls):
+    layer = snn.Leaky(beta=torch.tensor([2.0, -1.0, 0.0]), learn_beta=True)
+    torch.nn.utils.parametrize.register_parametrization(layer, "beta", nn.Sigmoid())
+    x = torch.randn(5, 2, 3)
+    expected = snntorch.Leaky(beta=torch.sigmoid(torch.tensor([2.0, -1.0, 0.0])))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mem = layer.sequence(x)[1]
+        for copied in (copy.copy(snn.Leaky(beta=0.9)), copy.deepcopy(snn.Leaky(beta=0.9))):
+            copied.sequence(x)
+    assert len(fused_calls) == 3
+    assert torch.equal(mem, loop(expected, x)[1])
+    mem.sum().backward()
+    assert layer.parametrizations.beta.original.grad.all()
+
+
+STEP_OPTIONS = [
+    {"reset_mechanism": reset, "reset_delay": delay, "learn_threshold": learn}
+    for reset, delay, learn in itertools.product(RESETS, (True, False), (True, False))
+]
+IN_PLACE = {
+    "added": lambda mem: mem.add_(0.01),
+    "masked": lambda mem: mem.masked_fill_(mem < 0, 0.0),
+    "clamped": lambda mem: mem.clamp_(-1, 1),
+    "indexed": lambda mem: mem.__setitem__(mem < 0, 0.5),
+}
+
+
+@pytest.mark.parametrize("options", STEP_OPTIONS, ids=lambda options: "-".join(map(str, options.values())))
+@pytest.mark.parametrize("change", IN_PLACE)
+def test_membranes_may_be_changed_in_place_between_steps(options, change):
+    results = []
+    for layer in pair(beta=0.85, **options):
+        x = torch.linspace(-2, 3, 8 * 3 * 5).reshape(8, 3, 5).sin().mul(2).requires_grad_()
+        mem, total = torch.zeros(3, 5), 0
+        for number, current in enumerate(x):
+            spk, mem = layer(current, mem)
+            total = total + (number + 1) * spk.sum() + 0.3 * mem.sum()
+            IN_PLACE[change](mem)
+        total.backward()
+        results.append((total.detach(), x.grad, *(parameter.grad for parameter in layer.parameters())))
+    for expected, own in zip(*results):
+        assert torch.allclose(own, expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("reset", RESETS)
+def test_what_a_step_was_given_may_be_changed_before_backward(reset):
+    """Homeostasis: thresholds and decays that are buffers, and the membrane that went in, change in place."""
+    results = []
+    for layer in pair(beta=0.85, reset_mechanism=reset):
+        x = torch.linspace(-2, 3, 60).reshape(4, 3, 5).sin().mul(2).requires_grad_()
+        mem, total = torch.full((3, 5), 0.5), 0
+        for current in x:
+            before = mem
+            spk, mem = layer(current, before)
+            total = total + spk.sum() + mem.sum()
+            with torch.no_grad():
+                layer.threshold.mul_(0.97)
+                layer.beta.mul_(0.9)
+                before.zero_()
+        total.backward()
+        results.append((total.detach(), x.grad))
+    for expected, own in zip(*results):
+        assert torch.allclose(own, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_instances_do_not_keep_neurons_alive():
+    kept = snn.Leaky(beta=0.9, init_hidden=True)
+    kept(torch.rand(2, 3, requires_grad=True))
+    nets = [nn.Sequential(nn.Linear(3, 3), snn.Leaky(beta=0.5), snntorch.Synaptic(0.9, 0.8)) for _ in range(5)]
+    assert len(snntorch.SpikingNeuron.instances) == 11
+    references = [weakref.ref(module) for net in nets for module in net]
+    del nets
+    gc.collect()
+    assert not any(reference() for reference in references)
+    assert snntorch.SpikingNeuron.instances == [kept]
+    # All that live are reached, by snnTorch's class methods and by ours.
+    snntorch.Leaky.detach_hidden()
+    assert not kept.mem.requires_grad
+    snntorch.utils.reset(nn.Sequential(kept))
+    assert not kept.mem.any()
+
+
+def test_instances_survive_a_neuron_that_dies_meanwhile():
+    layers = [snn.Leaky(beta=0.9) for _ in range(3)]
+    instances = snntorch.SpikingNeuron.instances
+    seen = []
+    for index in range(len(instances)):
+        seen.append(instances[index])
+        if index == 0:
+            del layers[1]
+            gc.collect()
+    assert seen == [layers[0], None, layers[1]]
+    assert list(instances) == layers
+    snntorch.SpikingNeuron.init()
+    another = snn.Leaky(beta=0.9)
+    assert snntorch.SpikingNeuron.instances == [another]
+    assert layers[0] not in snntorch.SpikingNeuron.instances
 
 
 X = torch.zeros(2, 3)

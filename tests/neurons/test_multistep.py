@@ -8,6 +8,7 @@ from oracle import relative_error
 from support.versions import NO_HALF_PRODUCT, needs_compile
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import snnipu as snn
 
@@ -38,6 +39,8 @@ def loop(net, x, num_steps=None):
 
 
 def first_step(module, value):
+    if isinstance(module, snntorch.DeltaLeaky):
+        return module(value, module.reset_mem())
     if isinstance(module, snntorch.Leaky):
         return module(value, torch.zeros_like(value))
     module.reset_mem()
@@ -79,21 +82,34 @@ def test_tutorial_network():
 def test_constant_input_runs_the_prefix_once():
     calls = []
 
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.aten.addmm.default:
+                calls.append(tuple(args[1].shape))
+            return function(*args, **(kwargs or {}))
+
+    net = snn.MultiStep(nn.Flatten(), nn.Linear(5, 6), nn.ReLU(), snn.Leaky(beta=0.9), nn.Linear(6, 2))
+    with Products():
+        out = net(torch.rand(3, 5, 1), num_steps=11)
+    assert calls == [(3, 5), (33, 6)]
+    assert out.shape == (11, 3, 2)
+
+
+def test_what_may_keep_state_runs_step_by_step():
+    calls = []
+
     class Counting(nn.Linear):
         def forward(self, x):
             calls.append(x.shape)
             return super().forward(x)
 
-    fc1 = nn.Linear(5, 6)
-    original = fc1.forward
-    fc1.forward = lambda x: calls.append(tuple(x.shape)) or original(x)
-    net = snn.MultiStep(nn.Flatten(), fc1, nn.ReLU(), snn.Leaky(beta=0.9), nn.Linear(6, 2))
-    out = net(torch.rand(3, 5, 1), num_steps=11)
-    assert calls == [(3, 5)]
-    assert out.shape == (11, 3, 2)
-    # A subclass may keep state: it runs step by step.
-    calls.clear()
     snn.MultiStep(Counting(5, 6))(torch.rand(3, 5), num_steps=4)
+    assert len(calls) == 4
+    calls.clear()
+    linear = nn.Linear(5, 6)
+    original = linear.forward
+    linear.forward = lambda x: calls.append(x.shape) or original(x)
+    snn.MultiStep(linear)(torch.rand(3, 5), num_steps=4)
     assert len(calls) == 4
 
 
@@ -120,18 +136,201 @@ def test_convolutional_network():
     assert_same(make, torch.rand(2, 1, 8, 8), num_steps=5)
 
 
-@pytest.mark.parametrize("neuron", ["Synaptic", "Alpha", "Lapicque", "RLeaky"])
-def test_snntorchs_other_neurons(neuron):
-    def make():
-        keywords = {
-            "Synaptic": {"alpha": 0.8, "beta": 0.9},
-            "Alpha": {"alpha": 0.9, "beta": 0.8},
-            "Lapicque": {"beta": 0.9},
-            "RLeaky": {"beta": 0.9, "all_to_all": False, "V": 0.3},
-        }[neuron]
-        return snn.MultiStep(nn.Linear(6, 8), getattr(snn, neuron)(**keywords), nn.Linear(8, 3))
+NEURONS = {
+    "Leaky": lambda: snn.Leaky(0.9),
+    "snntorch.Leaky": lambda: snntorch.Leaky(0.9, learn_beta=True),
+    "Synaptic": lambda: snn.Synaptic(0.8, 0.9),
+    "Synaptic, zero": lambda: snn.Synaptic(0.8, 0.9, reset_mechanism="zero"),
+    "Alpha": lambda: snn.Alpha(0.9, 0.8),
+    "Lapicque": lambda: snn.Lapicque(beta=0.9),
+    "RLeaky": lambda: snn.RLeaky(0.9, linear_features=8),
+    "RLeaky, one to one": lambda: snn.RLeaky(0.9, all_to_all=False, V=0.3),
+    "RSynaptic": lambda: snn.RSynaptic(0.8, 0.9, linear_features=8),
+    "RSynaptic, one to one": lambda: snn.RSynaptic(0.8, 0.9, all_to_all=False, V=0.3),
+    "SLSTM": lambda: snn.SLSTM(8, 8, threshold=0.1),
+    "DeltaLeaky": lambda: snn.DeltaLeaky(0.2, beta=0.9),
+}
 
-    assert_same(make, torch.rand(6, 2, 6))
+
+@pytest.mark.parametrize("name", NEURONS)
+def test_neurons_start_from_zeros_in_each_call(name):
+    """Two training steps, and a batch of another size, as the loop that clears the states before each."""
+    net, other = twins(lambda: snn.MultiStep(NEURONS[name](), nn.Identity()))
+    for batch in (4, 4, 2):
+        x = torch.randn(6, batch, 8) * 3
+        upstream, results = torch.randn_like(x), []
+        for module, run in ((net, lambda net, x: net(x)), (other, loop)):
+            leaf = x.clone().requires_grad_()
+            module.zero_grad()
+            out = run(module, leaf)
+            (out * upstream).sum().backward()
+            results.append([out, leaf.grad, *(parameter.grad for parameter in module.parameters())])
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter -= 0.1 * parameter.grad
+        for own, expected in zip(*results):
+            assert relative_error(own, expected) <= 1e-6
+        assert results[0][0].any()
+
+
+def test_all_states_are_returned():
+    x = torch.randn(5, 3, 8)
+    assert [part.shape for part in snn.MultiStep(snn.RSynaptic(0.8, 0.9, linear_features=8))(x)] == [x.shape] * 3
+    spk, (mem, before) = snn.MultiStep(snn.DeltaLeaky(0.2, beta=0.9))(x)
+    assert spk.shape == mem.shape == x.shape
+    assert torch.equal(before[1:], mem[:-1])
+
+
+def test_convolutional_lstm():
+    def make():
+        return snn.MultiStep(snn.SConv2dLSTM(2, 3, 3, max_pool=2), nn.Flatten(), nn.Linear(27, 2))
+
+    net, other = twins(make)
+    for _ in range(2):
+        x = torch.randn(3, 2, 2, 6, 6) * 3
+        assert torch.allclose(net(x), loop(other, x), rtol=1e-5, atol=1e-5)
+        net(x).sum().backward()
+
+
+def test_neurons_inside_other_modules_start_from_zeros():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.lif = nn.Linear(4, 4), snn.Leaky(beta=0.9)
+            self.hidden = snn.Synaptic(0.8, 0.9, init_hidden=True)
+
+        def forward(self, x):
+            return x + self.lif(self.fc(x))[0] + self.hidden(x)
+
+    net = snn.MultiStep(Block(), nn.Linear(4, 2))
+    x = torch.randn(5, 3, 4) * 2
+    first = net(x)
+    snn.utils.reset(net[0])
+    assert torch.equal(net(x).detach(), first.detach())
+    # What is hidden goes on.
+    assert not torch.equal(net(x).detach(), first.detach())
+
+
+def test_own_initial_state_is_honoured():
+    class Charged(snn.Leaky):
+        def reset_mem(self):
+            self.mem = torch.full((2, 3), 0.75)
+            return self.mem
+
+    x = torch.rand(4, 2, 3)
+    spk, mem = snn.MultiStep(Charged(beta=0.5))(x)
+    expected = snn.Leaky(beta=0.5).sequence(x, torch.full((2, 3), 0.75))
+    assert torch.equal(mem, expected[1])
+    assert torch.equal(spk, expected[0])
+
+
+SEQUENCES = {
+    "StateLeaky": lambda: snn.StateLeaky(beta=0.9, channels=6),
+    "StateLeaky, membranes": lambda: snn.StateLeaky(beta=0.9, channels=6, output=False),
+    "LinearLeaky": lambda: snn.LinearLeaky(beta=0.9, in_features=6, out_features=4),
+    "AssociativeLeaky": lambda: snn.AssociativeLeaky.from_num_spiking_neurons(6, 16),
+    "LeakyParallel": lambda: snn.LeakyParallel(6, 5, beta=0.8),
+    "LSTM": lambda: nn.LSTM(6, 5),
+    "GRU": lambda: nn.GRU(6, 5, bidirectional=True),
+    "RNN": lambda: nn.RNN(6, 5, num_layers=2),
+}
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_what_takes_whole_sequences(name):
+    torch.manual_seed(2)
+    module = SEQUENCES[name]()
+    x = torch.randn(7, 3, 6)
+
+    def first(out):
+        return out[0] if isinstance(out, tuple) else out
+
+    expected = first(module(x))
+    for net in (snn.MultiStep(module), snn.MultiStep(nn.Sequential(nn.Identity(), module))):
+        assert torch.equal(first(net(x)), expected)
+        assert torch.equal(first(net(x)), expected)
+    constant = first(snn.MultiStep(module)(x[0], num_steps=7))
+    assert torch.equal(constant, first(module(x[:1].expand(7, 3, 6))))
+    readout = nn.Linear(expected.shape[-1], 2)
+    out = snn.MultiStep(nn.Identity(), module, readout)(x)
+    assert torch.allclose(out, readout(expected), atol=1e-6)
+
+
+def test_a_module_may_say_that_it_takes_whole_sequences():
+    class Delay(nn.Module):
+        takes_whole_sequences = True
+
+        def forward(self, x):
+            return torch.cat([torch.zeros_like(x[:1]), x[:-1]])
+
+    x = torch.rand(5, 2, 3)
+    assert torch.equal(snn.MultiStep(Delay())(x)[1:], x[:-1])
+
+
+def test_event_driven_layers():
+    torch.manual_seed(3)
+    layer, readout = snn.SparseLeaky(6, 8, beta=0.9), snn.SparseLinear(8, 3)
+    net = snn.MultiStep(layer, readout, snn.Leaky(beta=0.9))
+    x = (torch.rand(5, 4, 6) < 0.3).float()
+    expected = snn.Leaky(beta=0.9).sequence(readout(layer(x)))
+    for given in (x, snn.SparseSpikes.from_dense(x)):
+        assert torch.equal(net(given)[0], expected[0])
+    dense = snn.MultiStep(layer, nn.Linear(8, 3))
+    assert torch.equal(dense(x), dense[1](layer(x).to_dense().flatten(0, 1)).unflatten(0, (5, 4)))
+    assert isinstance(snn.MultiStep(layer)(x[0], num_steps=3), snn.SparseSpikes)
+    with pytest.raises(TypeError, match=r"x must be a torch.Tensor where num_steps is given"):
+        net(snn.SparseSpikes.from_dense(x), num_steps=3)
+
+
+@pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_cells_keep_their_states(cell):
+    module = cell(4, 5)
+    x = torch.randn(6, 3, 4)
+    state, expected = None, []
+    for current in x:
+        state = module(current, state)
+        expected.append(state[0] if isinstance(state, tuple) else state)
+    for _ in range(2):
+        out = snn.MultiStep(module)(x)
+        assert torch.equal(out[0] if isinstance(out, tuple) else out, torch.stack(expected))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Softmax(dim=0),
+        nn.LogSoftmax(dim=-2),
+        nn.Softmax(dim=1),
+        nn.Flatten(start_dim=0),
+        nn.Unflatten(0, (2, 2)),
+        nn.LayerNorm([4, 6]),
+        nn.LayerNorm(6),
+        nn.PReLU(6),
+        nn.GroupNorm(2, 6),
+        nn.Linear(6, 2),
+        nn.InstanceNorm1d(4),
+    ],
+    ids=str,
+)
+def test_dimensions_mean_what_they_mean_in_the_loop(module):
+    x = torch.randn(5, 4, 6)
+    assert torch.allclose(snn.MultiStep(module)(x), torch.stack([module(step) for step in x]), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Linear(6, 2), (5, 6)),
+        (nn.Conv2d(3, 4, 3), (5, 3, 8, 8)),
+        (nn.MaxPool1d(2), (5, 4, 8)),
+        (nn.PixelShuffle(2), (5, 4, 3, 3)),
+        (nn.Embedding(9, 2), (5, 4)),
+    ],
+    ids=str,
+)
+def test_steps_without_a_batch(module, shape):
+    x = torch.randn(shape) if not isinstance(module, nn.Embedding) else torch.randint(9, shape)
+    assert torch.allclose(snn.MultiStep(module)(x), torch.stack([module(step) for step in x]), atol=1e-6)
 
 
 def test_hidden_states_go_on_until_reset():
@@ -178,14 +377,59 @@ def test_dropout_masks_differ_between_steps():
     assert not torch.equal(out[0], out[1])
 
 
-def test_forward_hooks_see_every_step():
-    seen = []
-    net = snn.MultiStep(nn.Linear(3, 4), snn.Leaky(beta=0.9))
-    for module in net:
-        module.register_forward_hook(lambda module, inputs, output: seen.append(type(module).__name__))
-    out = net(torch.rand(5, 2, 3))
-    assert seen == ["Linear"] * 5 + ["Leaky"] * 5
-    assert out[0].shape == (5, 2, 4)
+def test_hooked_modules_are_called_as_modules():
+    """Hooks of each kind see what they see in the loop, in the same number of calls."""
+
+    def forward_hook(calls, module):
+        module.register_forward_hook(lambda module, inputs, output: calls.append(type(module).__name__))
+
+    def pre_hook(calls, module):
+        module.register_forward_pre_hook(lambda module, inputs: calls.append(inputs[0].detach().clone()))
+
+    def backward_hook(calls, module):
+        module.register_full_backward_hook(lambda module, inputs, outputs: calls.append(outputs[0].clone()))
+
+    x = (torch.randn(5, 2, 3) * 2).requires_grad_()
+    for register in (forward_hook, pre_hook, backward_hook):
+        for index in (0, 1):
+            seen = []
+            for run, net in zip((lambda net, x: net(x), loop), twins(make_hooked)):
+                calls = []
+                register(calls, net[index])
+                for _ in range(2):  # the second call starts from zeros, too
+                    run(net, x)[0].sum().backward()
+                seen.append(calls)
+            assert len(seen[0]) == len(seen[1]) == 10
+            for own, expected in zip(*seen):
+                assert torch.allclose(own, expected, atol=1e-6) if isinstance(own, torch.Tensor) else own == expected
+
+
+def make_hooked():
+    return snn.MultiStep(nn.Linear(3, 4), snn.Leaky(beta=0.9))
+
+
+def test_global_hooks_see_every_step():
+    net, other = twins(make_hooked)
+    x = torch.randn(5, 2, 3) * 2
+    kinds = []
+    handle = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, inputs, output: kinds.append(type(module).__name__)
+    )
+    try:
+        spk, mem = net(x)
+    finally:
+        handle.remove()
+    assert kinds == ["Linear"] * 5 + ["Leaky"] * 5 + ["MultiStep"]
+    expected = loop(other, x)
+    assert torch.equal(spk, expected[0])
+    assert torch.allclose(mem, expected[1], atol=1e-6)
+
+
+def test_a_hook_may_change_what_goes_on():
+    net = make_hooked()
+    net[1].register_forward_hook(lambda module, inputs, output: (output[0], torch.zeros_like(output[1])))
+    _, mem = net(torch.randn(5, 2, 3))
+    assert not mem.any()
 
 
 def test_nested():
@@ -224,6 +468,22 @@ def test_compiles_into_one_graph():
         assert torch.equal(own, expected)
 
 
+class ReturnsDict(nn.Module):
+    def forward(self, x):
+        return {"x": x}
+
+
+def test_wrong_modules_are_refused_when_the_network_is_built():
+    with pytest.raises(ValueError, match="batch_first"):
+        snn.MultiStep(nn.Linear(3, 3), nn.LSTM(3, 4, batch_first=True))
+    with pytest.raises(TypeError, match="ModuleList"):
+        snn.MultiStep(nn.ModuleList([nn.Linear(3, 3)]))
+    net = snn.MultiStep(nn.Identity())
+    net.append(nn.LSTM(3, 4, batch_first=True))  # or when it runs
+    with pytest.raises(ValueError, match=r"module 1 .*batch_first"):
+        net(torch.rand(2, 3, 3))
+
+
 @needs_compile
 def test_numbers_of_steps_are_compiled_once():
     """PyTorch takes the first as a constant, and from the second on any."""
@@ -256,6 +516,15 @@ def test_numbers_of_steps_are_compiled_once():
         ((nn.Identity(),), {"x": torch.rand(0, 3)}, ValueError, "at least one time step"),
         ((nn.Identity(),), {"x": torch.rand(2, 3), "num_steps": 0}, ValueError, "num_steps must be at least 1"),
         ((nn.Identity(),), {"x": torch.rand(2, 3), "num_steps": "3"}, TypeError, "num_steps must be an int"),
+        ((nn.MaxPool1d(2), nn.ModuleDict()), {"x": torch.rand(2, 2, 4)}, TypeError, "module 1 .* has no forward"),
+        ((nn.GRU(3, 4, batch_first=True),), {"x": torch.rand(2, 3, 3)}, ValueError, "module 0 .* batch_first=True"),
+        (
+            (nn.Sequential(nn.Identity(), nn.LSTM(3, 4, batch_first=True)),),
+            {"x": torch.rand(2, 3, 3)},
+            ValueError,
+            "module 0.1 .* batch_first=True",
+        ),
+        ((ReturnsDict(),), {"x": torch.rand(2, 3)}, TypeError, r"module 0 of MultiStep \(ReturnsDict\) must return"),
     ],
 )
 def test_bad_input(net, arguments, error, message):

@@ -3,6 +3,7 @@
 import copy
 import importlib
 import itertools
+import math
 
 import pytest
 import snntorch
@@ -598,3 +599,56 @@ def test_bad_input(arguments, error, message):
     keywords = {"x": X, "beta": 0.9, **arguments}
     with pytest.raises(error, match=message):
         ops.lif_sequence(**keywords)
+
+
+def channels_last(x):
+    """[T, B, C, H, W] as a convolution of channels_last weights gives it, with the time folded into the batch."""
+    return x.flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, x.shape[:2])
+
+
+LAYOUTS = {
+    "channels_last": channels_last,
+    "transposed": lambda x: x.transpose(1, 4).contiguous().transpose(1, 4),
+    "gaps": lambda x: torch.stack([x, x], -1)[..., 0],
+    "time last": lambda x: x.permute(1, 2, 3, 4, 0).contiguous().permute(4, 0, 1, 2, 3),
+    "repeated": lambda x: x[:, :, :1].expand(x.shape),
+}
+BETAS = [0.9, torch.rand(4, 1, 1), torch.rand(4, 6, 5), torch.rand(5), torch.rand(1, 4, 1, 1), torch.rand(6, 1)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("beta", BETAS, ids=lambda beta: str(tuple(getattr(beta, "shape", ()))))
+def test_any_layout_gives_the_same_bits(layout, beta):
+    x = torch.randn(7, 3, 4, 6, 5) * 2
+    results = []
+    for leaf in (LAYOUTS[layout](x).contiguous(), LAYOUTS[layout](x)):
+        leaf = leaf.detach().requires_grad_()
+        decay = torch.as_tensor(beta).clone().requires_grad_()
+        spk, mem = ops.lif_sequence(leaf, torch.full(x.shape[1:], 0.3), beta=decay, reset_mechanism="zero")
+        single = ops.lif_step(leaf[0], LAYOUTS[layout](x)[1], beta=decay)
+        upstream = torch.linspace(-1, 1, x.numel()).reshape(x.shape)
+        ((spk + mem) * upstream + single[1] + single[0]).sum().backward()
+        results.append((spk, mem, *single, leaf.grad, decay.grad))
+    for own, expected in zip(results[1][:5], results[0][:5]):
+        assert torch.equal(own, expected)
+    assert relative_error(results[1][5], results[0][5]) <= 1e-6
+
+
+def test_dense_layouts_pass_as_they_lie():
+    """Results and gradients lie as the input does, and nothing is copied."""
+    x = channels_last(torch.randn(7, 3, 4, 6, 5)).requires_grad_()
+    constant, upstream = x[0].detach(), channels_last(torch.ones(x.shape))
+    cpu = torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[cpu], record_shapes=True) as profile:
+        spk, mem = ops.lif_sequence(x, beta=torch.rand(4, 1, 1))
+        held, _ = ops.lif_sequence(constant, constant, beta=0.5, num_steps=3)
+        torch.autograd.backward(spk, upstream)
+    assert spk.stride() == mem.stride() == x.grad.stride() == x.stride()
+    assert held[0].stride() == constant.stride()
+    copies = [event.input_shapes[0] for event in profile.events() if event.name == "aten::copy_"]
+    assert max((math.prod(shape) for shape in copies), default=0) < constant.numel()
+
+
+def test_a_parameter_that_does_not_fit_is_named_in_any_layout():
+    with pytest.raises(ValueError, match=r"beta must broadcast to one step of x, \(3, 4, 6, 5\)"):
+        ops.lif_sequence(channels_last(torch.randn(7, 3, 4, 6, 5)), beta=torch.rand(3, 1))

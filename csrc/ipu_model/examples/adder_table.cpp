@@ -22,7 +22,7 @@ template <typename V> Codelet fieldsOfAdderVertex(const char *name) {
       .field("sum", &V::sum);
 }
 
-const snnipu::ipu_model::CodeletRegistration registration("adder_codelets", {
+const snnipu::ipu_model::CodeletRegistration registrationOf_adder_codelets("adder_codelets", {
     SNNIPU_CODELET(fieldsOfAdderVertex, AdderVertex),
 });
 

@@ -192,7 +192,9 @@ def table(source, include, file, compiler="c++"):
         lines.append(f"template <typename V> Codelet {function[base]}(const char *name) {{")
         lines.append("  return CodeletOf<V>(name)" + "".join(f'\n      .field("{n}", &V::{n})' for n in names) + ";")
         lines += ["}", ""]
-    lines.append(f'const snnipu::ipu_model::CodeletRegistration registration("{file}", {{')
+    # A name of its own: setup.py compiles several tables as one file.
+    registration = "registrationOf_" + re.sub(r"\W", "_", Path(source).name.split(".")[0])
+    lines.append(f'const snnipu::ipu_model::CodeletRegistration {registration}("{file}", {{')
     lines += [f"    SNNIPU_CODELET({function[base]}, {name})," for name, base, _ in codelets]
     lines += ["});", "", "} // namespace", ""]
     return "\n".join(lines)

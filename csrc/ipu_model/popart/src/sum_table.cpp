@@ -22,7 +22,7 @@ template <typename V> Codelet fieldsOfPopartAddInto(const char *name) {
       .field("size", &V::size);
 }
 
-const snnipu::ipu_model::CodeletRegistration registration("sum_codelets", {
+const snnipu::ipu_model::CodeletRegistration registrationOf_sum_codelets("sum_codelets", {
     SNNIPU_CODELET(fieldsOfPopartAddInto, popart::AddInto<float>),
     SNNIPU_CODELET(fieldsOfPopartAddInto, popart::AddInto<half>),
 });

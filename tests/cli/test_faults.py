@@ -1,0 +1,289 @@
+"""The commands where output cannot be written: full disks, closed pipes, a second run, a killed one."""
+
+import errno
+import json
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from snnipu import _files, cli, training
+from snnipu.cli import _streams
+
+SMALL = ["--hidden", "8", "--steps", "3", "--batch-size", "128", "--device", "cpu"]
+CLOSED_PIPE = 141
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def command(repository):
+    """Starts ``python -m snnipu`` in a process of its own."""
+
+    def start(*arguments, **more):
+        return subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "snnipu", *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": str(repository), **more.pop("env", {})},
+            stdout=more.pop("stdout", subprocess.PIPE),
+            stderr=subprocess.PIPE,
+            text=True,
+            **more,
+        )
+
+    return start
+
+
+def full_disk(monkeypatch, name):
+    """There is no room for the file ``name``, however often it is tried."""
+    opened = pathlib.Path.open
+
+    def open_one(self, mode="r", *more, **options):
+        if self.name.startswith(f".{name}.") and self.name.endswith(".tmp") and full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opened(self, mode, *more, **options)
+
+    full = []
+    monkeypatch.setattr(pathlib.Path, "open", open_one)
+    return lambda: full.append(True)
+
+
+def without_times(state):
+    history = [{name: value for name, value in record.items() if name != "seconds"} for record in state["history"]]
+    return history, {name: tensor.tolist() for name, tensor in state["model"].items()}
+
+
+def test_full_disk_keeps_the_old_checkpoint(monkeypatch, capsys, tmp_path):
+    pytest.importorskip("sklearn")
+    fill, save = full_disk(monkeypatch, "run.pt"), training.save_checkpoint
+
+    def save_and_fill(path, state):
+        if len(state["history"]) == 2:
+            fill()
+        save(path, state)
+
+    monkeypatch.setattr(training, "save_checkpoint", save_and_fill)
+    assert cli.main(["train", *SMALL, "--epochs", "3", "--checkpoint", "run.pt"]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == (
+        f"python -m snnipu train: error: cannot write {tmp_path / 'run.pt'}: No space left on device; the file that "
+        "was there is unchanged"
+    )
+    assert len(training.load_checkpoint(tmp_path / "run.pt")["history"]) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
+
+
+def test_full_disk_wherever_it_ends(monkeypatch, capsys, tmp_path):
+    """The kernel stops the file at some byte, in the middle of a write: our error, and nothing of PyTorch's."""
+    pytest.importorskip("sklearn")
+    path = tmp_path / "run.pt"
+    assert cli.main(["train", *SMALL, "--epochs", "1", "--checkpoint", "run.pt"]) == 0
+    whole, before = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    for size in (1, 100, len(whole) // 2, len(whole) - 1):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            assert cli.main(["train", *SMALL, "--epochs", "1", "--checkpoint", "run.pt"]) == 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert "error: cannot write " in capsys.readouterr().err
+        assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("out.json", ["train", *SMALL, "--epochs", "1", "--no-checkpoint", "--json", "out.json"]),
+        ("training.png", ["train", *SMALL, "--epochs", "1", "--no-checkpoint", "--plot-dir", "."]),
+        ("out.json", ["info", "--json", "out.json"]),
+        ("out.json", ["profile", "--model", "10,10", "--json", "out.json"]),
+        ("out.html", ["profile", "--model", "10,10", "--html", "out.html"]),
+        ("out.json", ["bench", "lif", "--quick", "--peers", "none", "--json", "out.json"]),
+        ("out.png", ["bench", "lif", "--quick", "--peers", "none", "--chart", "out.png"]),
+    ],
+)
+def test_full_disk_for_results(monkeypatch, capsys, tmp_path, name, arguments):
+    for package in ("sklearn", "matplotlib"):
+        pytest.importorskip(package)
+    (tmp_path / name).write_bytes(b"old")
+    writable = _files.writable_file
+
+    def fill_afterwards(path):  # what is checked beforehand has room yet
+        path = writable(path)
+        fill()
+        return path
+
+    fill = full_disk(monkeypatch, name)
+    if arguments[0] == "train":
+        monkeypatch.setattr(training, "writable_file", fill_afterwards)
+    else:
+        fill()
+    assert cli.main(arguments) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(
+        f"python -m snnipu {arguments[0]}: error: cannot write {tmp_path / name}: No space left on "
+    )
+    assert (tmp_path / name).read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("option", ["--json", "--checkpoint", "--plot-dir", None])
+def test_full_disk_before_the_start(monkeypatch, capsys, tmp_path, option):
+    """It is no wrong argument: not status 2."""
+    name = "train-digits.pt" if option is None else "raster.png" if option == "--plot-dir" else "file"
+    full_disk(monkeypatch, name)()
+    options = ["--no-checkpoint"] if option in ("--json", "--plot-dir") else []
+    if option is not None:
+        options += [option, "." if option == "--plot-dir" else "file"]
+    if option == "--plot-dir":
+        pytest.importorskip("matplotlib")
+    assert cli.main(["train", *SMALL, *options]) == 1
+    assert "error: cannot write in " in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_full_standard_output(command, unbuffered):
+    with open("/dev/full", "w") as full:
+        process = command("info", stdout=full, env={"PYTHONUNBUFFERED": unbuffered})
+    _, errors = process.communicate(timeout=120)
+    assert errors == "python -m snnipu info: error: cannot write to standard output: No space left on device\n"
+    assert process.returncode == 1
+
+
+@pytest.mark.parametrize("arguments", [["info"], ["--help"]])
+def test_closed_pipe(command, arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = command(*arguments, stdout=writer, env={"PYTHONUNBUFFERED": ""})
+    os.close(writer)
+    _, errors = process.communicate(timeout=120)
+    assert (process.returncode, errors) == (CLOSED_PIPE, "")
+
+
+def test_closed_pipe_while_benchmarks_run(command):
+    process = command("bench", "lif", "--quick", "--peers", "none")
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert process.wait(timeout=120) == CLOSED_PIPE
+    assert "Traceback" not in errors
+    assert "Exception ignored" not in errors
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "unbuffered"),
+    [
+        ("print('first', flush=True); input(); print('second', flush=True)", CLOSED_PIPE, ""),
+        ("print('first', flush=True); input(); print('second')", CLOSED_PIPE, ""),
+        ("print('first', flush=True); input(); print('second')", CLOSED_PIPE, "1"),
+        ("print('first', flush=True); input(); raise BrokenPipeError('of a socket')", 1, ""),
+    ],
+)
+def test_closed_pipe_of_a_script(command, tmp_path, code, status, unbuffered):
+    (tmp_path / "script.py").write_text(code)
+    process = command("run", "script.py", stdin=subprocess.PIPE, env={"PYTHONUNBUFFERED": unbuffered})
+    assert process.stdout.readline() == "first\n"
+    if status == CLOSED_PIPE:
+        process.stdout.close()
+    process.stdin.write("\n")
+    process.stdin.close()
+    errors = process.stderr.read()
+    assert process.wait(timeout=120) == status
+    assert ("BrokenPipeError: of a socket" in errors) == (status == 1)
+    assert status == 1 or errors == ""
+
+
+def test_closed_pipe_while_training(command, tmp_path):
+    """As ``python -m snnipu train | head -1``: it ends without a word, and the checkpoint goes on."""
+    pytest.importorskip("sklearn")
+    process = command("train", *SMALL, "--epochs", "1000", "--checkpoint", "run.pt")
+    for line in process.stdout:
+        if line.startswith("epoch 1/"):
+            break
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert (process.wait(timeout=120), errors) == (CLOSED_PIPE, "")
+    done = len(training.load_checkpoint(tmp_path / "run.pt")["history"])
+    assert done >= 1
+    assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
+    assert cli.main(["train", "--resume", "--checkpoint", "run.pt", "--epochs", str(done + 1)]) == 0
+
+
+def test_an_error_that_is_not_of_the_streams_is_not_hidden(capsys):
+    for error in (BrokenPipeError(errno.EPIPE, "of a socket"), FileNotFoundError(errno.ENOENT, "no such", "file")):
+
+        def fail(error=error):
+            raise error
+
+        with pytest.raises(type(error)):
+            _streams.guarded("name", fail)
+
+
+def test_two_runs_of_one_checkpoint(command, capsys, tmp_path):
+    pytest.importorskip("sklearn")
+    first = command("train", *SMALL, "--epochs", "100000", "--checkpoint", "run.pt")
+    try:
+        for line in first.stdout:
+            if line.startswith("epoch 1/"):
+                break
+        for more in ([], ["--resume"]):
+            with pytest.raises(SystemExit) as caught:
+                cli.main(["train", *SMALL, "--checkpoint", "run.pt", *more])
+            assert caught.value.code == 2
+            error = capsys.readouterr().err.splitlines()[-1]
+            expected = (
+                f"argument --checkpoint: {tmp_path / 'run.pt'} is being written by another run, process {first.pid} on"
+            )
+            assert expected in error
+            assert "--checkpoint FILE names another place, --no-checkpoint saves none" in error
+        with pytest.raises(training.CheckpointError, match=f"process {first.pid} on"):
+            training.save_checkpoint(tmp_path / "run.pt", {})
+    finally:
+        first.send_signal(signal.SIGTERM)
+        first.communicate(timeout=120)
+    assert first.returncode == 143
+    assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
+    assert training.load_checkpoint(tmp_path / "run.pt")["history"]
+
+
+DIE = """
+import os, signal, sys
+from snnipu import _files, cli
+fsync, calls = os.fsync, []
+
+def die(*arguments):
+    calls.append(1)
+    if len(calls) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return fsync(*arguments)
+
+_files.os.fsync = die
+cli.main(sys.argv[1:])
+"""
+
+
+def test_killed_while_it_writes_a_checkpoint(repository, tmp_path, capsys):
+    """Of the third epoch: two are kept, and what comes after them is what an uninterrupted run has."""
+    pytest.importorskip("sklearn")
+    arguments = ["train", *SMALL, "--epochs", "4", "--checkpoint"]
+    environment = {**os.environ, "PYTHONPATH": str(repository)}
+    done = subprocess.run([sys.executable, "-c", DIE, *arguments, "run.pt"], env=environment, stdout=subprocess.DEVNULL)
+    assert done.returncode == -signal.SIGKILL
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert [name.rpartition(".")[2] for name in left] == ["tmp", "lock", "pt"]
+    assert len(training.load_checkpoint(tmp_path / "run.pt")["history"]) == 2
+    assert cli.main(["train", "--resume", "--checkpoint", "run.pt", "--json", "report.json"]) == 0
+    assert "resumed after epoch 2" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "run.pt"]
+    assert json.loads((tmp_path / "report.json").read_text())["epochs_done"] == 4
+    assert cli.main([*arguments, "straight.pt"]) == 0
+    resumed, straight = (training.load_checkpoint(tmp_path / name) for name in ("run.pt", "straight.pt"))
+    assert without_times(resumed) == without_times(straight)
+    for index, state in straight["optimizer"]["state"].items():
+        assert all(torch.equal(value, resumed["optimizer"]["state"][index][name]) for name, value in state.items())
+    assert torch.equal(resumed["rng"]["batch_order"], straight["rng"]["batch_order"])

@@ -1,0 +1,267 @@
+"""Damaged files of event data sets: refused by name, or what they hold now is a recording by the format's own rules."""
+
+import resource
+import signal
+import struct
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from support.damage import variants
+
+from snnipu import datasets
+from snnipu.datasets import _hdf5_process
+from snnipu.datasets._hdf5 import read_recordings, time_limit
+from snnipu.datasets.dvs_gesture import read_events as read_dvs_gesture
+from snnipu.datasets.nmnist import read_events as read_nmnist
+
+VARIANTS = 300
+
+
+@pytest.fixture
+def little_memory():
+    """Within it, nothing can ask for a gigabyte more than there is."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("limits memory as Linux does")
+    with open("/proc/self/statm") as file:
+        present = int(file.read().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (present + 2**30, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def outcomes(read, content, path, often=()):
+    """What ``read`` gives for each damaged copy; None where it is refused, which must name the file."""
+    found = []
+    for name, data in variants(content, VARIANTS, seed=0, often=often):
+        path.write_bytes(data)
+        try:
+            found.append((name, data, read(str(path))))
+        except datasets.DamagedFileError as error:
+            named(error, path)
+            found.append((name, data, None))
+    assert len(found) == VARIANTS
+    return found
+
+
+def named(error, path):
+    assert str(error).startswith(f"root: damaged file {path}: ")
+
+
+def some_of_each(found):
+    """Neither everything nor nothing was refused."""
+    refused = sum(events is None for _, _, events in found)
+    assert 30 < refused < VARIANTS - 30
+
+
+def nmnist_events(data):
+    """Event by event, as the data set's description has it; None where that is broken."""
+    if not data or len(data) % 5:
+        return None
+    events, turns = [], 0
+    for at in range(0, len(data), 5):
+        bits = int.from_bytes(data[at : at + 5], "big")
+        x, y, polarity, time = bits >> 32, bits >> 24 & 255, bits >> 23 & 1, bits & 2**23 - 1
+        if y == 240:
+            turns += 1
+            continue
+        time += turns * 2**13
+        if x >= 34 or y >= 34 or (events and time < events[-1][0]):
+            return None
+        events.append((time, x, y, polarity))
+    return events or None
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_nmnist(tmp_path, little_memory, request, real):
+    if real:
+        recordings = request.getfixturevalue("data_folder") / "nmnist"
+        if not (recordings / "Train").is_dir():
+            pytest.skip(f"no N-MNIST in {recordings}")
+        content = min(recordings.glob("Train/*/*.bin"), key=lambda path: (path.stat().st_size, path)).read_bytes()
+    else:
+        random = np.random.default_rng(0)
+        times = np.sort(random.integers(0, 300_000, 400))
+        pixels = random.integers(0, 34, (400, 2))
+        content = b"".join(
+            bytes([x, y, (i % 2) << 7 | t >> 16, t >> 8 & 255, t & 255])
+            for i, (t, (x, y)) in enumerate(zip(times.tolist(), pixels.tolist()))
+        )
+    assert nmnist_events(content) is not None
+    found = outcomes(read_nmnist, content, tmp_path / "1.bin")
+    for name, data, events in found:
+        got = None if events is None else list(zip(*(column.tolist() for column in events)))
+        assert got == nmnist_events(data), name
+    some_of_each(found)
+
+
+def dvs_is_valid(data, shape, columns):
+    """What the guide says of such a recording; ``columns`` is what NumPy reads of the file."""
+    times, x, y, polarity = columns
+    return (
+        len(data) == shape[0] + shape[1]
+        and ((x >= 0) & (x < 128) & (y >= 0) & (y < 128) & (x % 1 == 0) & (y % 1 == 0)).all()
+        and np.isin(polarity, (0, 1)).all()
+        and np.isfinite(times).all()
+        and times.max() - times.min() < 3_600_000
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.int64, np.float64])
+def test_dvs_gesture(tmp_path, little_memory, dtype):
+    random = np.random.default_rng(1)
+    events = random.integers(0, 128, (200, 4))
+    events[:, 2] %= 2
+    events[:, 3] = np.sort(random.integers(0, 6000, 200))
+    path = tmp_path / "1.npy"
+    np.save(path, events.astype(dtype))
+    content = path.read_bytes()
+    found = outcomes(read_dvs_gesture, content, path, often=[(0, 128)])
+    for name, data, got in found:
+        if got is None:
+            continue
+        path.write_bytes(data)
+        with path.open("rb") as file:
+            raw = np.load(file, allow_pickle=False)
+            header = file.tell() - raw.nbytes
+        x, y, polarity, times = raw.astype(np.float64).T
+        assert dvs_is_valid(data, (header, raw.nbytes), (times, x, y, polarity)), name
+        expected = [(times - times.min()) * 1000, x, y, polarity]
+        assert all(np.array_equal(a, b) for a, b in zip(got, expected)), name
+    some_of_each(found)
+    for _, data, got in found:
+        if data == content:
+            assert got is not None
+
+
+def shd_file(path, recordings):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path, "w") as file:
+        file["labels"] = np.arange(len(recordings), dtype=np.uint16) % 20
+        for name, column, dtype in (("times", 0, np.float16), ("units", 1, np.uint16)):
+            data = file.create_dataset(f"spikes/{name}", (len(recordings),), dtype=h5py.vlen_dtype(dtype))
+            for index, recording in enumerate(recordings):
+                data[index] = recording[column].astype(dtype)
+        file["extra/keys"] = np.array([b"zero"] * 20)
+        file["extra/speaker"] = np.zeros(len(recordings), np.uint16)
+
+
+@pytest.fixture(scope="module")
+def shd_content(tmp_path_factory):
+    random = np.random.default_rng(2)
+    recordings = [
+        (np.sort(random.uniform(0, 1.3, events)), random.integers(0, 700, events)) for events in range(3, 120, 3)
+    ]
+    path = tmp_path_factory.mktemp("shd") / "whole.h5"
+    shd_file(path, recordings)
+    return path.read_bytes()
+
+
+def test_shd(tmp_path, shd_content):
+    """In whatever way the HDF5 library fails: by an error, a crash, too much memory, or without an end."""
+    (tmp_path / "shd_test.h5").write_bytes(shd_content)
+    whole = read_recordings(str(tmp_path / "shd_test.h5"))
+    # The file begins with its own structure, and has more of it between the first recordings and the last.
+    damaged = list(
+        variants(shd_content, VARIANTS, seed=3, often=[(0, 3000), (len(shd_content) - 4000, len(shd_content))])
+    )
+
+    def read(entry):
+        name, data = entry
+        path = tmp_path / f"{name}.h5"
+        path.write_bytes(data)
+        try:
+            return read_recordings(str(path), seconds=1)
+        except datasets.DamagedFileError as error:
+            named(error, path)
+            return str(error)
+        finally:
+            path.unlink()
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(read, damaged))
+    read_through = [(name, data, got) for (name, data), got in zip(damaged, found) if not isinstance(got, str)]
+    assert 30 < len(read_through) < VARIANTS - 30
+    for name, data, got in read_through:
+        # What was read stands in the file as it is, and neither type nor number of recordings is another.
+        assert len(got.labels) == len(got.times) == len(got.units) == len(whole.labels), name
+        for before, after in zip((*whole[1], *whole[2], whole.labels), (*got[1], *got[2], got.labels)):
+            assert after.dtype == before.dtype, name
+            assert np.array_equal(before, after, equal_nan=False) or after.tobytes() in data, name
+
+
+def reader(monkeypatch, tmp_path, body, seconds=1):
+    """Read a file by a process whose code is ``body``."""
+    script = tmp_path / "reader.py"
+    script.write_text(f"import os, signal, struct, sys, time\nsend = sys.stdout.buffer.write\n{body}\n")
+    monkeypatch.setattr(_hdf5_process, "__file__", str(script))
+    (tmp_path / "any.h5").write_bytes(bytes(1000))
+    return read_recordings(str(tmp_path / "any.h5"), seconds)
+
+
+BROKEN_READERS = {
+    "crash": ("os.kill(os.getpid(), signal.SIGSEGV)", r"the HDF5 library crashed on it \(SIGSEGV\)"),
+    "no end": ("signal.alarm(1); time.sleep(1000)", "reading it took more than 34 seconds: damage can keep"),
+    "processor": ("os.kill(os.getpid(), signal.SIGXCPU)", "reading it took more than 1 seconds of the processor"),
+    "stops": ("sys.exit(3)", r"crashed on it \(status 3\)"),
+    "half": ("send(struct.pack('<cQ', b'D', 100)); send(b'{')", r"crashed on it \(status 0\)"),
+    "too much": ("send(struct.pack('<cQ', b'D', 2**40)); time.sleep(1000)", "take more bytes than it has"),
+    "error": ("send(struct.pack('<cQ', b'E', 4)); send(b'torn')", "any.h5: torn"),
+}
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGXCPU"), reason="signals as on Linux")
+@pytest.mark.parametrize(("body", "message"), BROKEN_READERS.values(), ids=BROKEN_READERS)
+def test_shd_whatever_becomes_of_its_reader(monkeypatch, tmp_path, body, message):
+    with pytest.raises(datasets.DamagedFileError, match=message):
+        reader(monkeypatch, tmp_path, body)
+
+
+def test_shd_reader_is_ended_by_the_clock(monkeypatch, tmp_path):
+    monkeypatch.setattr("snnipu.datasets._hdf5.CLOCK_SECONDS", 0)
+    with pytest.raises(datasets.DamagedFileError, match=r"reading it took more than 0.04 seconds: "):
+        reader(monkeypatch, tmp_path, "time.sleep(1000)", seconds=0.01)
+
+
+def test_shd_a_length_that_no_memory_holds(tmp_path, shd_content):
+    """The length of a recording stands before the address of its heap, as 4 bytes."""
+    path = tmp_path / "long.h5"
+    data, length = bytearray(shd_content), struct.pack("<I", 117)
+    at = [i for i in range(len(data) - 16) if data[i : i + 4] == length and data[i + 4 : i + 12] != bytes(8)]
+    for place in at:
+        data[place : place + 4] = struct.pack("<I", 2**31)
+    assert at
+    path.write_bytes(bytes(data))
+    with pytest.raises(datasets.DamagedFileError, match=r"long.h5: "):
+        read_recordings(str(path), seconds=5)
+
+
+def test_shd_types_that_hdf5_would_convert(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    odd = h5py.h5t.IEEE_F16LE.copy()
+    odd.set_ebias(14)
+    path = tmp_path / "odd.h5"
+    with h5py.File(path, "w") as file:
+        file["labels"] = np.zeros(1, np.uint16)
+        space = h5py.h5s.create_simple((1,))
+        file.create_group("spikes")
+        h5py.h5d.create(file["spikes"].id, b"times", h5py.h5t.vlen_create(odd), space)
+        file.create_dataset("spikes/units", (1,), dtype=h5py.vlen_dtype(np.uint16))
+    with pytest.raises(datasets.DamagedFileError, match=r"spikes/times cannot be read \(stored as no float"):
+        read_recordings(str(path))
+
+
+def test_time_limit(monkeypatch, tmp_path):
+    assert time_limit(0) < time_limit(10**8) < time_limit(10**9)
+    assert time_limit(10**9, 3) == 3
+    monkeypatch.setenv("SNNIPU_READ_SECONDS", "7.5")
+    assert time_limit(10**9) == 7.5
+    assert time_limit(10**9, 3) == 3
+    monkeypatch.setenv("SNNIPU_READ_SECONDS", "soon")
+    with pytest.raises(ValueError, match="SNNIPU_READ_SECONDS must be a number of seconds above 0, got 'soon'"):
+        datasets.shd(tmp_path)
+    for wrong in (0, -1, float("nan"), float("inf"), True, "x"):
+        with pytest.raises(ValueError, match=r"^read_seconds must be a number of seconds above 0"):
+            datasets.shd(tmp_path, read_seconds=wrong)

@@ -1,0 +1,119 @@
+"""A native library of another machine, run by an emulator in place of the host's: a plugin of pytest.
+
+    SNNIPU_EMULATE="qemu-aarch64 -L /usr/aarch64-linux-gnu RUNNER LIBRARY" pytest -p support.emulated_library tests/ops
+
+Every call of a C function goes to a process that runs ``kernel_runner.cpp``; tensors travel there and back. The tests
+need not know.
+"""
+
+import ctypes
+import os
+import shlex
+import struct
+import subprocess
+
+import torch
+
+from snnipu.backends import host, host_sparse
+
+
+class Address(int):
+    """A tensor's address that knows its tensor."""
+
+    tensor: torch.Tensor
+
+
+_data_ptr = torch.Tensor.data_ptr
+
+
+def _address(tensor):
+    address = Address(_data_ptr(tensor))
+    address.tensor = tensor
+    return address
+
+
+class EmulatedLibrary:
+    """What ``host.library`` is, for a library that this processor cannot run."""
+
+    def __init__(self, command):
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.calls = 0
+
+    def snnipu_isa(self):
+        return b"neon"
+
+    def snnipu_thread_runtime(self):
+        return b"std::thread"
+
+    def __getattr__(self, name):
+        if not name.startswith("snnipu_"):
+            raise AttributeError(name)
+        types = getattr(host_library, name).argtypes
+        return lambda *arguments: self._call(name, types, arguments)
+
+    def _call(self, name, types, arguments):
+        assert len(arguments) == len(types), name
+        message, buffers = [], []
+        for argument, kind in zip(arguments, types):
+            pointer = kind is ctypes.c_void_p or issubclass(kind, ctypes._Pointer)
+            if pointer and isinstance(argument, ctypes.c_void_p):
+                argument = argument.value
+            if not pointer:
+                real = kind is ctypes.c_double
+                message.append(struct.pack("=cd", b"d", argument) if real else struct.pack("=cq", b"i", argument))
+            elif argument is None:
+                message.append(b"n")
+            elif isinstance(argument, Address):
+                tensor = argument.tensor
+                assert tensor.is_contiguous(), name
+                buffers.append((int(argument), tensor.numel() * tensor.element_size()))
+                message.append(self._buffer(*buffers[-1]))
+            elif hasattr(argument, "_obj"):  # byref(...)
+                buffers.append((ctypes.addressof(argument._obj), ctypes.sizeof(argument._obj)))
+                message.append(self._buffer(*buffers[-1]))
+            else:
+                message.append(struct.pack("=cQ", b"a", argument))
+        head = struct.pack("=Q", len(name)) + name.encode() + struct.pack("=Q", len(arguments))
+        self._send(head + b"".join(message))
+        result = struct.unpack("=q", self._receive(8, name))[0]
+        for address, size in buffers:
+            ctypes.memmove(address, self._receive(size, name), size)
+        self.calls += 1
+        return result & (2**64 - 1) if name == "snnipu_fingerprint" else result
+
+    def _buffer(self, address, size):
+        return struct.pack("=cQ", b"b", size) + ctypes.string_at(address, size)
+
+    def _send(self, message):
+        self._process.stdin.write(message)
+        self._process.stdin.flush()
+
+    def _receive(self, size, name):
+        received = self._process.stdout.read(size)
+        assert len(received) == size, f"{name}: the emulated process ended with {self._process.wait()}"
+        return received
+
+    def close(self):
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+host_library = host.library
+
+
+def pytest_configure(config):
+    assert host_library is not None, f"the types of the functions are the host's: {host.unavailable_reason}"
+    host.library = EmulatedLibrary(shlex.split(os.environ["SNNIPU_EMULATE"]))
+    torch.Tensor.data_ptr = _address
+
+
+def pytest_terminal_summary(terminalreporter):
+    terminalreporter.write_line(f"{host.library.calls} calls of the emulated library")
+
+
+def pytest_unconfigure(config):
+    torch.Tensor.data_ptr = _data_ptr
+    library, host.library = host.library, host_library
+    host_sparse._cache.clear()
+    library.close()

@@ -1,0 +1,203 @@
+// Calls the C functions of a native library, as told on standard input: for libraries of another machine, under an
+// emulator. tests/support/emulated_library.py is the other end.
+//
+// A call: the function's name and its arguments, each a tag and what follows it: n (a null pointer), a (an address in
+// this process), b (a buffer: its bytes), i (an integer), d (a double). The answer: the result, and the buffers' bytes
+// as they are then. Numbers are 64 bits wide; a name and a buffer have their length ahead of them.
+#include "host/snnipu.h"
+
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+extern "C" {
+#define SPARSE_FUNCTIONS(SUFFIX, C)                                                                                    \
+  SNNIPU_PACK_WEIGHT(snnipu_pack_weight_##SUFFIX, C);                                                                  \
+  SNNIPU_SPARSE_LINEAR_FWD(snnipu_sparse_linear_fwd_##SUFFIX, C);                                                      \
+  SNNIPU_SPARSE_LINEAR_BWD(snnipu_sparse_linear_bwd_##SUFFIX, C);                                                      \
+  SNNIPU_SPARSE_LIF_SEQUENCE_FWD(snnipu_sparse_lif_sequence_fwd_##SUFFIX, C);                                          \
+  SNNIPU_SLOT_MEMBRANES(snnipu_slot_membranes_##SUFFIX, C);                                                            \
+  SNNIPU_SPARSE_LIF_SEQUENCE_BWD(snnipu_sparse_lif_sequence_bwd_##SUFFIX, C);                                          \
+  SNNIPU_ABOVE(snnipu_above_##SUFFIX, C);                                                                              \
+  SNNIPU_SELECT_SPIKES_FWD(snnipu_select_spikes_fwd_##SUFFIX, C);                                                      \
+  SNNIPU_SELECT_SPIKES_BWD(snnipu_select_spikes_bwd_##SUFFIX, C);                                                      \
+  SNNIPU_SPARSE_TO_DENSE_FWD(snnipu_sparse_to_dense_fwd_##SUFFIX, C);                                                  \
+  SNNIPU_SPARSE_TO_DENSE_BWD(snnipu_sparse_to_dense_bwd_##SUFFIX, C);
+#define LIF_FUNCTIONS(SUFFIX, S, C)                                                                                    \
+  SNNIPU_LIF_SEQUENCE_FWD(snnipu_lif_sequence_fwd_##SUFFIX, S, C);                                                     \
+  SNNIPU_LIF_SEQUENCE_BWD(snnipu_lif_sequence_bwd_##SUFFIX, S, C);
+SPARSE_FUNCTIONS(f32, float)
+SPARSE_FUNCTIONS(f64, double)
+LIF_FUNCTIONS(f32, float, float)
+LIF_FUNCTIONS(f64, double, double)
+LIF_FUNCTIONS(f16, uint16_t, float)
+LIF_FUNCTIONS(bf16, uint16_t, float)
+LIF_FUNCTIONS(smooth_f64, double, double)
+}
+
+namespace {
+
+[[noreturn]] void fail(const std::string &message) {
+  std::fprintf(stderr, "kernel_runner: %s\n", message.c_str());
+  std::exit(2);
+}
+
+// False at the end of the input.
+bool readBytes(void *to, std::size_t count) {
+  const std::size_t got = std::fread(to, 1, count, stdin);
+  if (got != count && got != 0)
+    fail("the input breaks off");
+  return got == count;
+}
+template <typename T> T number() {
+  T value;
+  if (!readBytes(&value, sizeof(value)))
+    fail("the input breaks off");
+  return value;
+}
+
+// A buffer between two margins that nobody may write to.
+class Buffer {
+public:
+  explicit Buffer(std::size_t size) : size_(size), bytes_(size + 2 * margin, mark) {}
+  void *data() { return bytes_.data() + margin; }
+  std::size_t size() const { return size_; }
+  bool intact() const {
+    for (std::size_t i = 0; i < margin; ++i)
+      if (bytes_[i] != mark || bytes_[margin + size_ + i] != mark)
+        return false;
+    return true;
+  }
+
+private:
+  static constexpr std::size_t margin = 256;
+  static constexpr unsigned char mark = 0xa5;
+  std::size_t size_;
+  std::vector<unsigned char> bytes_;
+};
+
+struct Argument {
+  char tag;
+  void *pointer = nullptr;
+  std::int64_t integer = 0;
+  double real = 0;
+};
+
+template <typename T> T as(const Argument &argument) {
+  if constexpr (std::is_pointer_v<T>) {
+    if (!std::strchr("nab", argument.tag))
+      fail("a pointer was expected");
+    return static_cast<T>(argument.pointer);
+  } else {
+    if (argument.tag != (std::is_floating_point_v<T> ? 'd' : 'i'))
+      fail("a number of another kind was expected");
+    return std::is_floating_point_v<T> ? static_cast<T>(argument.real) : static_cast<T>(argument.integer);
+  }
+}
+
+using Call = std::function<std::int64_t(const std::vector<Argument> &)>;
+
+template <typename R, typename... A, std::size_t... I>
+std::int64_t apply(R (*function)(A...), const std::vector<Argument> &arguments, std::index_sequence<I...>) {
+  if constexpr (std::is_void_v<R>) {
+    function(as<A>(arguments[I])...);
+    return 0;
+  } else {
+    return static_cast<std::int64_t>(function(as<A>(arguments[I])...));
+  }
+}
+
+template <typename R, typename... A> Call bind(void *library, const char *name, R (*)(A...)) {
+  const auto function = reinterpret_cast<R (*)(A...)>(dlsym(library, name));
+  if (!function)
+    fail(std::string("no function ") + name);
+  return [function, name](const std::vector<Argument> &arguments) {
+    if (arguments.size() != sizeof...(A))
+      fail(std::string("wrong number of arguments of ") + name);
+    return apply(function, arguments, std::index_sequence_for<A...>{});
+  };
+}
+
+std::map<std::string, Call> functionsOf(void *library) {
+  std::map<std::string, Call> calls;
+#define ADD(NAME) calls[#NAME] = bind(library, #NAME, static_cast<decltype(&NAME)>(nullptr));
+#define ADD_SPARSE(SUFFIX)                                                                                             \
+  ADD(snnipu_pack_weight_##SUFFIX)                                                                                     \
+  ADD(snnipu_sparse_linear_fwd_##SUFFIX)                                                                               \
+  ADD(snnipu_sparse_linear_bwd_##SUFFIX)                                                                               \
+  ADD(snnipu_sparse_lif_sequence_fwd_##SUFFIX)                                                                         \
+  ADD(snnipu_slot_membranes_##SUFFIX)                                                                                  \
+  ADD(snnipu_sparse_lif_sequence_bwd_##SUFFIX)                                                                         \
+  ADD(snnipu_above_##SUFFIX)                                                                                           \
+  ADD(snnipu_select_spikes_fwd_##SUFFIX)                                                                               \
+  ADD(snnipu_select_spikes_bwd_##SUFFIX)                                                                               \
+  ADD(snnipu_sparse_to_dense_fwd_##SUFFIX)                                                                             \
+  ADD(snnipu_sparse_to_dense_bwd_##SUFFIX)
+#define ADD_LIF(SUFFIX)                                                                                                \
+  ADD(snnipu_lif_sequence_fwd_##SUFFIX)                                                                                \
+  ADD(snnipu_lif_sequence_bwd_##SUFFIX)
+  ADD_SPARSE(f32)
+  ADD_SPARSE(f64)
+  ADD_LIF(f32)
+  ADD_LIF(f64)
+  ADD_LIF(f16)
+  ADD_LIF(bf16)
+  ADD_LIF(smooth_f64)
+  ADD(snnipu_set_workers)
+  ADD(snnipu_packed_size)
+  ADD(snnipu_fingerprint)
+  return calls;
+}
+
+} // namespace
+
+int main(int count, char **words) {
+  void *const library = count == 2 ? dlopen(words[1], RTLD_NOW) : nullptr;
+  if (!library)
+    fail(count == 2 ? dlerror() : "usage: kernel_runner LIBRARY");
+  const auto calls = functionsOf(library);
+  std::uint64_t length;
+  while (readBytes(&length, sizeof(length))) {
+    std::string name(length, ' ');
+    readBytes(&name[0], length);
+    std::vector<Argument> arguments(number<std::uint64_t>());
+    std::vector<std::unique_ptr<Buffer>> buffers;
+    for (Argument &argument : arguments) {
+      argument.tag = number<char>();
+      if (argument.tag == 'b') {
+        buffers.push_back(std::make_unique<Buffer>(number<std::uint64_t>()));
+        argument.pointer = buffers.back()->data();
+        if (buffers.back()->size() != 0)
+          readBytes(argument.pointer, buffers.back()->size());
+      } else if (argument.tag == 'a') {
+        argument.pointer = reinterpret_cast<void *>(number<std::uint64_t>());
+      } else if (argument.tag == 'i') {
+        argument.integer = number<std::int64_t>();
+      } else if (argument.tag == 'd') {
+        argument.real = number<double>();
+      }
+    }
+    const auto call = calls.find(name);
+    if (call == calls.end())
+      fail("no function " + name);
+    const std::int64_t result = call->second(arguments);
+    std::fwrite(&result, sizeof(result), 1, stdout);
+    for (const auto &buffer : buffers) {
+      if (!buffer->intact())
+        fail(name + " wrote outside of its buffers");
+      std::fwrite(buffer->data(), 1, buffer->size(), stdout);
+    }
+    std::fflush(stdout);
+  }
+  return 0;
+}

@@ -1,0 +1,107 @@
+"""A wheel installed on its own, beside nothing: what its user types, in a clone without native libraries and elsewhere.
+
+``make test-wheel`` builds and installs it, and names that environment's Python in ``SNNIPU_WHEEL_PYTHON``.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from snnipu._version import __version__
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHON = os.environ.get("SNNIPU_WHEEL_PYTHON")
+
+pytestmark = pytest.mark.skipif(not PYTHON, reason="SNNIPU_WHEEL_PYTHON is not set: for make test-wheel")
+
+
+@pytest.fixture(scope="module")
+def site():
+    """Where the wheel's package is."""
+    return Path(run(["-c", "import snnipu; print(snnipu.__path__[0])"], Path(PYTHON).parent).stdout.strip())
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """A fresh clone: nothing is built in it."""
+    root = tmp_path_factory.mktemp("wheel") / "clone"
+    ignored = shutil.ignore_patterns("_native", "__pycache__", "*.so", "*.egg-info")
+    for name in ("snnipu", "csrc", "custom_ops"):
+        shutil.copytree(ROOT / name, root / name, ignore=ignored)
+    for name in ("setup.py", "pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, root)
+    return root
+
+
+@pytest.fixture(params=["clone", "elsewhere"])
+def folder(request, tmp_path, clone):
+    return clone if request.param == "clone" else tmp_path
+
+
+def run(arguments, folder, **environment):
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "SNNIPU_"))}
+    command = [PYTHON, *arguments]
+    done = subprocess.run(command, cwd=str(folder), env={**own, **environment}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def readme_commands():
+    """What README's section on the two commands says to type, but for make and pip."""
+    section = (ROOT / "README.md").read_text(encoding="utf-8").split("## Two commands")[1].split("\n## ")[0]
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", section, re.DOTALL) for line in block.splitlines()]
+    commands = [line.split("#")[0].strip() for line in lines]
+    return [command for command in commands if command.startswith("python ")]
+
+
+def test_info(folder, site, clone):
+    done = run(["-m", "snnipu", "info", "--json", "-"], folder)
+    assert "RuntimeWarning" not in done.stderr
+    found = json.loads(done.stdout)
+    assert found["native"]["folder"] == str(site / "_native")
+    assert found["native"]["in_use"] in found["native"]["instruction_sets"]
+    assert found["backends"]["host"] == {"available": True, "reason": None}
+    assert found["backends"]["ipu-model"] == {"available": True, "reason": None}
+    assert {where["cpu"] for where in found["ops"].values()} == {"host"}
+    assert f"folder        {site / '_native'}" in run(["-m", "snnipu", "info"], folder).stdout
+    package = run(["-c", "import snnipu; print(snnipu.__path__[0])"], folder).stdout.strip()
+    assert package == str((clone if folder == clone else site.parent) / "snnipu")
+
+
+def test_the_commands_of_the_readme(folder):
+    commands = readme_commands()
+    assert any("snnipu train" in command for command in commands)
+    for command in commands:
+        arguments = shlex.split(command)[1:]
+        if "train" in arguments:
+            arguments += ["--epochs", "1"]
+        done = run(arguments, folder)
+        assert "RuntimeWarning" not in done.stderr, command
+        assert "reference" not in done.stderr, command
+        assert done.stdout.strip(), command
+
+
+def test_a_clone_of_other_sources_says_so(clone, site, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(clone, other)
+    with (other / "csrc" / "host" / "snnipu.h").open("a") as file:
+        file.write("/* another interface */\n")
+    done = run(["-c", "import snnipu"], other)
+    assert f"{site / '_native'} was built from other sources than those in {other}" in done.stderr
+
+
+def test_the_sources_of_the_ipu_operators_are_in_it(site):
+    assert (site / "_ipu_sources" / "custom_ops" / "Makefile").is_file()
+
+
+def test_it_is_a_wheel_of_this_version(site):
+    code = "from importlib import metadata; d = metadata.distribution('snnipu'); print(d.version, d.read_text('WHEEL'))"
+    said = run(["-c", code], site.parent).stdout
+    assert said.startswith(__version__)
+    assert "Tag: py3-none-" in said
