@@ -4,7 +4,7 @@ from typing import Any, List
 
 from snnipu import _wait_policy
 
-_wait_policy.sleep_while_waiting()
+_wait_policy.wait_briefly()
 
 from snnipu import _passthrough  # noqa: E402
 

@@ -1,16 +1,18 @@
 """How the threads of a command of ours wait for each other; imported before PyTorch.
 
-OpenMP's threads look for work in a loop for some milliseconds before they sleep. Where other processes use the
-processors, too, the thread that all wait for gets no turn meanwhile: small networks train 30 times slower then. Asleep
-they wait a little longer on an idle machine. GCC's OpenMP, PyTorch's on Linux, asks once, when it is loaded.
+GCC's OpenMP, PyTorch's on Linux, has threads look for work in a loop, 300,000 times, before they sleep. Where other
+processes use the processors, too, the thread that all wait for gets no turn meanwhile: small networks train up to 80
+times slower then. Threads that sleep at once (OMP_WAIT_POLICY=passive) are slow to wake on an idle machine. A short
+look is the better of both: docs/how-to/speed-up.md has the measurement. The library asks once, when it is loaded.
 """
 
 import os
 import sys
 from pathlib import Path
 
+SPIN_COUNT = "1000"
 # The user's own choice.
-_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 def is_own_command() -> bool:
@@ -21,7 +23,7 @@ def is_own_command() -> bool:
     return Path(sys.argv[0] if sys.argv else "").stem == "snnipu"
 
 
-def sleep_while_waiting() -> None:
-    """Set ``OMP_WAIT_POLICY=passive`` for a command of ours, where the user has set nothing and it is not too late."""
-    if is_own_command() and "torch" not in sys.modules and not any(name in os.environ for name in _VARIABLES):
-        os.environ["OMP_WAIT_POLICY"] = "passive"
+def wait_briefly() -> None:
+    """Set ``GOMP_SPINCOUNT`` for a command of ours, where the user has set nothing and it is not too late."""
+    if is_own_command() and "torch" not in sys.modules and not any(name in os.environ for name in VARIABLES):
+        os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Optional, Union
 import torch
 
 import snnipu
-from snnipu import backends, ops
+from snnipu import _wait_policy, backends, ops
 from snnipu._dropin import is_installed
 from snnipu._files import write_text
 from snnipu.backends import host
@@ -71,7 +71,7 @@ def collect() -> Dict[str, Any]:
             "in_use": host.isa(),
             "threads": torch.get_num_threads(),
             "thread_runtime": host.thread_runtime(),
-            "wait_policy": os.environ.get("OMP_WAIT_POLICY"),
+            "waiting": {name: os.environ[name] for name in _wait_policy.VARIABLES if name in os.environ},
         },
         "backends": _backends(),
         "ops": ran_by,
@@ -88,7 +88,7 @@ def render(found: Dict[str, Any]) -> str:
     lines += [f"  built for     {', '.join(native['instruction_sets']) or 'nothing'}"]
     lines += [f"  in use        {native['in_use'] or 'none'}"]
     runtime = native["thread_runtime"] or "none"
-    waiting = f", OMP_WAIT_POLICY={native['wait_policy']}" if native["wait_policy"] else ""
+    waiting = "".join(f", {name}={value}" for name, value in native["waiting"].items())
     lines += [f"  threads       {native['threads']} (torch.get_num_threads), run by {runtime}{waiting}"]
     lines += ["backends"]
     for name, backend in found["backends"].items():
