@@ -157,6 +157,8 @@ class Blocks:
     """
 
     SMALLEST = 2**20
+    # Blocks of one size: recordings of a long run are left to their user, and not looked through each time.
+    MOST = 256
 
     def __init__(self, limit: int, poison: bool = False) -> None:
         self.limit, self.poison = limit, poison
@@ -178,18 +180,23 @@ class Blocks:
             self._blocks.move_to_end(nbytes)
             place = _free_place(blocks, self._references)
             while place is not None:
-                block = blocks[place]
+                # The next one is looked for behind it: a loop's results come in the order of the last time.
+                blocks[:] = [*blocks[place + 1 :], *blocks[: place + 1]]
+                block = blocks[-1]
                 if _is_as_made(block, nbytes):
                     if self.poison:
                         block.fill_(255)  # type: ignore[attr-defined]
                     # .data: its count of versions starts anew.
                     return torch.empty(0, dtype=like.dtype).set_(block, 0, tuple(shape)).data  # type: ignore[call-overload]
-                del blocks[place]
+                del blocks[-1]
                 self._bytes -= nbytes
                 place = _free_place(blocks, self._references)
             made = like.new_empty(shape)
             blocks.append(made.untyped_storage())
             self._bytes += nbytes
+            if len(blocks) > self.MOST:
+                del blocks[0]
+                self._bytes -= nbytes
             if self._bytes > self.limit:
                 self._drop(self._bytes - self.limit)
         return made
