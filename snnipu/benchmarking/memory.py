@@ -9,6 +9,7 @@ from typing import Any, Callable, Iterable, Mapping
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from snnipu.backends import release_memory
 from snnipu.benchmarking.timing import synchronise
 
 METHODS = {
@@ -43,6 +44,7 @@ def peak_extra_bytes(step: Callable[[], Any], device: torch.device) -> int:
         peak = torch.cuda.max_memory_allocated(device) - before
         del result
         return int(peak)
+    release_memory()  # results in memory of the call before would not be seen by the allocator
     # Above every level it has: it would report its start and stop on stderr, in the middle of the progress bar.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:

@@ -15,6 +15,7 @@ from typing import Any, Dict, List
 import torch
 
 import snnipu
+from snnipu.backends import release_memory
 from snnipu.benchmarking.case import Settings
 
 METHOD = (
@@ -68,6 +69,7 @@ def child() -> None:
     step = next(contender for contender in contenders if contender.name == request["contender"]).build().step
     step()
     gc.collect()
+    release_memory()
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
