@@ -1,15 +1,17 @@
-"""Peak memory of one step, above what was allocated when it began."""
+"""Peak memory of one step, above what was allocated when it began; and how much there is."""
 
 import gc
 import json
 import os
 import tempfile
-from typing import Any, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Callable, Iterable, Mapping, Optional
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from snnipu.backends import release_memory
+from snnipu.backends.memory import memory_of_machine
 from snnipu.benchmarking.timing import synchronise
 
 METHODS = {
@@ -62,3 +64,15 @@ def peak_extra_bytes(step: Callable[[], Any], device: torch.device) -> int:
     # Time stamps can repeat; the profiler's own index, where this torch writes one, says which came first.
     events.sort(key=lambda event: (event["ts"], event["args"].get("Ev Idx", 0)))
     return peak_of_events(events)
+
+
+def available_memory() -> Optional[int]:
+    """Bytes this process can still get without swapping; None where the system does not tell (but Linux)."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        resident = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, StopIteration):
+        return None
+    # A control group can allow less than the machine has.
+    return max(0, min(free, memory_of_machine() - resident))
