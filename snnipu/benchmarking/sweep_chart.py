@@ -68,6 +68,8 @@ def _lines(
     """Draws the lines; returns each contender with its last value, where it has one."""
     ends = []
     for contender in sweep.contenders():
+        if contender.floor == contender.name:
+            continue  # a copy, of which the others' shares are told
         measured = []
         for where, row in sweep.rows(axis, contender.name):
             value = quantity.of(row) if row else None
@@ -261,9 +263,10 @@ def _times(figure: Any, sweep: SweepResult, styles: Dict[str, Dict[str, Any]]) -
 def _quantities(figure: Any, sweep: SweepResult, styles: Dict[str, Dict[str, Any]]) -> None:
     """The panels of the first axis beside each other, and the names of the lines."""
     axis = sweep.sweep.axes[0]
-    left, right, gap = 0.05, 0.80, 0.05
+    left, right, gap = 0.05, 0.80, 0.07
     width = (right - left - gap * (len(axis.panels) - 1)) / len(axis.panels)
     handles: Dict[str, Any] = {}
+    floor: Dict[str, Any] = {}
     for index, name in enumerate(axis.panels):
         quantity = QUANTITIES[name]
         axes = figure.add_axes((left + index * (width + gap), 0.165, width, 0.70))
@@ -278,13 +281,16 @@ def _quantities(figure: Any, sweep: SweepResult, styles: Dict[str, Dict[str, Any
         if axes.lines and axes.get_yscale() != "log":
             # Zero lies above the frame, so that lines along it are seen whole.
             high = axes.get_ylim()[1]
-            axes.set_ylim(-0.02 * high if name == "copy_share" else -0.3, high)
+            axes.set_ylim(*((-0.02 * high, high) if name == "copy_share" else (-0.3, max(high, 10))))
+        if name == "copy_share" and axes.lines:
+            floor["copy of the least traffic"] = axes.axhline(1, color=QUIET_COLOUR, linestyle="--", linewidth=1.2)
         for contender, line in zip([contender for contender, _ in ends], axes.lines):
             handles.setdefault(contender.label, line)
+    handles.update(floor)
     if handles:
         figure.legend(
-            list(handles.values()),
-            list(handles),
+            [*handles.values()],
+            [*handles],
             loc="upper left",
             bbox_to_anchor=(right + 0.01, 0.88),
             frameon=False,

@@ -268,7 +268,7 @@ def sweep(settings: Settings, tensors: Sequence[Shape]) -> Sweep:
         axes=[
             Axis(
                 "megabytes",
-                "MB of x [T, B, N]",
+                "sequence size in MB",
                 [megabytes(point) for point in fitting],
                 {},
                 tables=("time", "copy_share", "faults"),
