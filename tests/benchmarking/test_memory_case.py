@@ -104,11 +104,20 @@ def test_copy_that_does_not_copy_is_red(monkeypatch):
     assert not workload.check().passed
 
 
+def test_peer_that_takes_too_long_is_unavailable(monkeypatch):
+    monkeypatch.setattr(memory, "_PROBE_ELEMENTS", 100)
+    monkeypatch.setattr(memory, "LONGEST_SECONDS", 0.0)
+    rows = run(SMALL, ["snntorch", "copy"])
+    assert "s a step; those above 0 s do not run" in rows["snntorch-unbind"].reason
+    assert rows["snntorch-unbind"].status == "unavailable"
+    assert rows["snnipu"].status == rows["copy-24"].status == "ok"
+
+
 def test_memory_of_a_peer_is_told_from_a_part(monkeypatch):
     monkeypatch.setattr(memory, "_PROBE_ELEMENTS", 6 * 2 * 2000)
     settings = Settings(steps=6, batch_size=8, neurons=2000)
     whole = peak_extra_bytes(lif.Work(settings).loop_unbind().step, CPU)
-    assert memory._peak_bytes(settings, lif.Work.loop_unbind) == pytest.approx(whole, rel=0.05)
+    assert memory._needs(settings, lif.Work.loop_unbind)[1] == pytest.approx(whole, rel=0.05)
 
 
 def test_peer_without_memory_is_unavailable(monkeypatch):

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import time
 from dataclasses import replace
 from typing import Callable, List, Sequence, Tuple
 
@@ -37,8 +38,10 @@ ELEMENT_BYTES = 4
 LEAST_MEMORY = 12
 # Beside a peer's own step: what snnipu keeps for its results, and norse's input.
 _OTHERS = 4
-# A peer's memory is told from a step on a part of the samples, where the whole is larger.
-_PROBE_ELEMENTS = 2**22
+# A peer's time and memory are told from a step on a part of the samples, where the whole is larger.
+_PROBE_ELEMENTS = 2**20
+# A peer that takes longer a call has no time: norse's loop over x[step] makes a gradient of all of x at every step.
+LONGEST_SECONDS = 15.0
 # Parts of the results that are compared at a time.
 _CHECKED_ELEMENTS = 2**24
 # A copy goes over blocks of this size, which no cache holds: it need not have six more sequences of memory.
@@ -132,20 +135,29 @@ class Work(lif.Work):
 _work = functools.lru_cache(maxsize=1)(Work)
 
 
-def _peak_bytes(settings: Settings, make: Callable[[lif.Work], Workload]) -> float:
-    """Of one step, in proportion to that on a part of the samples."""
+def _needs(settings: Settings, make: Callable[[lif.Work], Workload]) -> Tuple[float, float]:
+    """Seconds of one step and its peak in bytes, in proportion to those on a part of the samples."""
     part = settings.batch_size * _PROBE_ELEMENTS // _elements(settings)
     small = replace(settings, batch_size=max(1, part))
     workload = make(lif.Work(small))
     workload.step()  # the first one sets things up
-    return peak_extra_bytes(workload.step, small.device) * _elements(settings) / _elements(small)
+    start = time.perf_counter()
+    workload.step()
+    seconds = time.perf_counter() - start
+    times = _elements(settings) / _elements(small)
+    return seconds * times, peak_extra_bytes(workload.step, small.device) * times
 
 
 def _fits(settings: Settings, make: Callable[[lif.Work], Workload]) -> None:
-    """Raises :class:`snnipu.benchmarking.Unavailable` where a step needs more memory than there is."""
+    """Raises :class:`snnipu.benchmarking.Unavailable` where a step takes too long, or more memory than there is."""
     if _elements(settings) <= _PROBE_ELEMENTS:
         return
-    needed = _peak_bytes(settings, make) + _OTHERS * _elements(settings) * ELEMENT_BYTES
+    seconds, peak = _needs(settings, make)
+    if seconds > LONGEST_SECONDS:
+        raise peers.Unavailable(
+            f"would take about {seconds:.0f} s a step; those above {LONGEST_SECONDS:g} s do not run"
+        )
+    needed = peak + _OTHERS * _elements(settings) * ELEMENT_BYTES
     release_memory()
     available = available_memory()
     if available is not None and needed > available:
