@@ -8,7 +8,7 @@ import torch
 
 import snnipu
 from snnipu.backends.memory import memory_of_machine
-from snnipu.benchmarking import Settings, resident, run_case
+from snnipu.benchmarking import Settings, Workload, resident, run_case
 from snnipu.benchmarking.cases import lif, memory
 from snnipu.benchmarking.memory import available_memory, peak_extra_bytes
 
@@ -106,18 +106,34 @@ def test_copy_that_does_not_copy_is_red(monkeypatch):
 
 def test_peer_that_takes_too_long_is_unavailable(monkeypatch):
     monkeypatch.setattr(memory, "_PROBE_ELEMENTS", 100)
-    monkeypatch.setattr(memory, "LONGEST_SECONDS", 0.0)
+    monkeypatch.setattr(memory, "_seconds", lambda settings, make: 21.0)
     rows = run(SMALL, ["snntorch", "copy"])
-    assert "s a step; those above 0 s do not run" in rows["snntorch-unbind"].reason
+    assert rows["snntorch-unbind"].reason == "would take about 21 s a step; those above 20 s do not run"
     assert rows["snntorch-unbind"].status == "unavailable"
     assert rows["snnipu"].status == rows["copy-24"].status == "ok"
+
+
+@pytest.mark.parametrize(("each", "expected"), [(0.0, 3.0), (0.5, 3.0 + 0.5 * 64)])
+def test_time_of_a_peer_is_that_of_its_calls_and_of_its_samples(monkeypatch, each, expected):
+    """A loop over many steps takes as long for one sample as for some: it is not 64 times as slow for 64."""
+    monkeypatch.setattr(memory, "_PROBE_ELEMENTS", 10)
+    monkeypatch.setattr(memory, "_warm_seconds", lambda step: step())
+    settings = Settings(steps=2, batch_size=64, neurons=5)
+
+    def make(work):
+        return Workload(lambda: 3.0 + each * work.settings.batch_size, None)
+
+    assert memory._seconds(settings, make) == pytest.approx(expected)
+    # Where even the plain proportion is short enough, one part tells.
+    monkeypatch.setattr(memory, "LONGEST_SECONDS", 1e6)
+    assert memory._seconds(settings, make) == pytest.approx(3.0 + each)
 
 
 def test_memory_of_a_peer_is_told_from_a_part(monkeypatch):
     monkeypatch.setattr(memory, "_PROBE_ELEMENTS", 6 * 2 * 2000)
     settings = Settings(steps=6, batch_size=8, neurons=2000)
     whole = peak_extra_bytes(lif.Work(settings).loop_unbind().step, CPU)
-    assert memory._needs(settings, lif.Work.loop_unbind)[1] == pytest.approx(whole, rel=0.05)
+    assert memory._peak_bytes(settings, lif.Work.loop_unbind) == pytest.approx(whole, rel=0.05)
 
 
 def test_peer_without_memory_is_unavailable(monkeypatch):

@@ -40,8 +40,9 @@ LEAST_MEMORY = 12
 _OTHERS = 4
 # A peer's time and memory are told from a step on a part of the samples, where the whole is larger.
 _PROBE_ELEMENTS = 2**20
+_LARGER_PROBE = 8
 # A peer that takes longer a call has no time: norse's loop over x[step] makes a gradient of all of x at every step.
-LONGEST_SECONDS = 15.0
+LONGEST_SECONDS = 20.0
 # Parts of the results that are compared at a time.
 _CHECKED_ELEMENTS = 2**24
 # A copy goes over blocks of this size, which no cache holds: it need not have six more sequences of memory.
@@ -135,29 +136,53 @@ class Work(lif.Work):
 _work = functools.lru_cache(maxsize=1)(Work)
 
 
-def _needs(settings: Settings, make: Callable[[lif.Work], Workload]) -> Tuple[float, float]:
-    """Seconds of one step and its peak in bytes, in proportion to those on a part of the samples."""
-    part = settings.batch_size * _PROBE_ELEMENTS // _elements(settings)
-    small = replace(settings, batch_size=max(1, part))
+def _part(settings: Settings, elements: int) -> Settings:
+    """So many samples that x has about so many elements."""
+    return replace(
+        settings, batch_size=min(settings.batch_size, max(1, elements // (settings.steps * settings.neurons)))
+    )
+
+
+def _warm_seconds(step: Callable[[], object]) -> float:
+    """The shortest of some calls, of which the first sets things up."""
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[1:])
+
+
+def _seconds(settings: Settings, make: Callable[[lif.Work], Workload]) -> float:
+    """Of one step: those of a loop's calls and those of its samples, told apart by two parts."""
+    small = _part(settings, _PROBE_ELEMENTS)
+    large = _part(settings, _PROBE_ELEMENTS * _LARGER_PROBE)
+    seconds = _warm_seconds(make(lif.Work(small)).step)
+    if seconds * _elements(settings) / _elements(small) <= LONGEST_SECONDS or large == small:
+        return seconds
+    more = max(0.0, _warm_seconds(make(lif.Work(large)).step) - seconds)
+    added = large.batch_size - small.batch_size
+    return seconds + more / added * (settings.batch_size - small.batch_size)
+
+
+def _peak_bytes(settings: Settings, make: Callable[[lif.Work], Workload]) -> float:
+    """Of one step, in proportion to that on a part of the samples."""
+    small = _part(settings, _PROBE_ELEMENTS)
     workload = make(lif.Work(small))
     workload.step()  # the first one sets things up
-    start = time.perf_counter()
-    workload.step()
-    seconds = time.perf_counter() - start
-    times = _elements(settings) / _elements(small)
-    return seconds * times, peak_extra_bytes(workload.step, small.device) * times
+    return peak_extra_bytes(workload.step, small.device) * _elements(settings) / _elements(small)
 
 
 def _fits(settings: Settings, make: Callable[[lif.Work], Workload]) -> None:
     """Raises :class:`snnipu.benchmarking.Unavailable` where a step takes too long, or more memory than there is."""
     if _elements(settings) <= _PROBE_ELEMENTS:
         return
-    seconds, peak = _needs(settings, make)
+    seconds = _seconds(settings, make)
     if seconds > LONGEST_SECONDS:
         raise peers.Unavailable(
             f"would take about {seconds:.0f} s a step; those above {LONGEST_SECONDS:g} s do not run"
         )
-    needed = peak + _OTHERS * _elements(settings) * ELEMENT_BYTES
+    needed = _peak_bytes(settings, make) + _OTHERS * _elements(settings) * ELEMENT_BYTES
     release_memory()
     available = available_memory()
     if available is not None and needed > available:
