@@ -1,11 +1,12 @@
 """What a case is made of: settings, contenders and the workloads they build; and a sweep, of cases."""
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
 from snnipu.benchmarking.checks import Check
+from snnipu.benchmarking.timing import SLOW_ROUNDS
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Contender:
         peer: the entry of ``--peers`` that selects this row; None for snnipu's own rows, which always run.
         ratio_label: heading of the column of times relative to this row; only snnipu's own rows have one.
         note: what a reader must know to compare this row with the others.
+        floor: name of the row that only copies what this one must read and write at least; empty: there is none.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Contender:
     peer: Optional[str] = None
     ratio_label: str = ""
     note: str = ""
+    floor: str = ""
 
     @property
     def own(self) -> bool:
@@ -85,6 +88,8 @@ class Case:
         parameters: what tells this table from the others of a sweep, and what a reader needs to repeat it.
         measured: told once the contenders have been checked: what the data turned out to be.
         slow_seconds: contenders that take longer than this take part in fewer rounds; None: all in every round.
+        slow_rounds: but in so many at least.
+        show_faults: whether the table has columns for page faults and the kernel's time, which every case measures.
         check_meaning: what a passed check says, for the line under the table; empty: the usual.
     """
 
@@ -97,12 +102,14 @@ class Case:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     measured: Callable[[], Dict[str, Any]] = dict
     slow_seconds: Optional[float] = None
+    slow_rounds: int = SLOW_ROUNDS
+    show_faults: bool = False
     check_meaning: str = ""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One panel of a sweep: times against a parameter of the cases.
+    """What is told against one parameter of the cases.
 
     Attributes:
         parameter: key of :attr:`Case.parameters`.
@@ -110,6 +117,8 @@ class Axis:
         values: in ascending order.
         fixed: the other parameters, by their keys; the points of the panel have these.
         percent: whether the values are shares, to be told in per cent.
+        tables: what is told: names of :data:`snnipu.benchmarking.report.QUANTITIES`, a table each.
+        panels: likewise, those that the chart has.
     """
 
     parameter: str
@@ -117,11 +126,13 @@ class Axis:
     values: Sequence[float]
     fixed: Mapping[str, Any]
     percent: bool = False
+    tables: Tuple[str, ...] = ("time",)
+    panels: Tuple[str, ...] = ("time",)
 
     def tell(self, value: float) -> str:
         """The value as the tables and the chart have it."""
         # A no-break space: a number and its sign stay on one line.
-        return f"{100 * value:.3g}\u00a0%" if self.percent else f"{value:g}"
+        return f"{100 * value:.3g}\u00a0%" if self.percent else f"{float(f'{value:.3g}'):g}"
 
 
 @dataclass(frozen=True)
@@ -130,9 +141,12 @@ class Sweep:
 
     Attributes:
         points: the settings of each table.
-        axes: what the times are shown against. Along the first, the time of snnipu's own rows is compared with that of
-            the row named ``reference``: where they cross is the break-even.
-        headline: the parameters of the point whose whole table is shown.
+        axes: what the times are shown against.
+        reference: the row that the times of snnipu's own rows are compared with along the first axis: where they cross
+            is the break-even. None: there is none.
+        headline: the parameters of the point whose whole table is shown, and whose resident memory is measured where
+            that is asked for; None: every point.
+        left_out: which points were asked for and do not run here, and why: a sentence each.
     """
 
     name: str
@@ -140,5 +154,14 @@ class Sweep:
     caption: str
     points: Sequence[Settings]
     axes: Sequence[Axis]
-    reference: str
-    headline: Mapping[str, Any]
+    reference: Optional[str]
+    headline: Optional[Mapping[str, Any]]
+    left_out: Sequence[str] = ()
+
+    def shown_whole(self, parameters: Mapping[str, Any]) -> bool:
+        """Whether the point with these parameters is."""
+        return self.headline is None or all(parameters[key] == value for key, value in self.headline.items())
+
+    def place(self, parameters: Mapping[str, Any]) -> str:
+        """Where the point with these parameters lies."""
+        return ", ".join(f"{axis.label} {axis.tell(parameters[axis.parameter])}" for axis in self.axes)

@@ -1,14 +1,19 @@
-"""Peak memory of one step, above what was allocated when it began."""
+"""Peak memory of one step, above what was allocated when it began; and how much there is."""
 
+import contextlib
+import ctypes
 import gc
 import json
 import os
 import tempfile
-from typing import Any, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from snnipu.backends import release_memory
+from snnipu.backends.memory import keep_freed_memory, memory_of_machine
 from snnipu.benchmarking.timing import synchronise
 
 METHODS = {
@@ -24,6 +29,29 @@ def peak_of_events(events: Iterable[Mapping[str, Any]]) -> int:
         live += int(event["args"]["Bytes"])
         peak = max(peak, live)
     return peak
+
+
+# <malloc.h>
+_M_MMAP_THRESHOLD, _M_MMAP_MAX = -3, -4
+
+
+@contextlib.contextmanager
+def _large_blocks_apart() -> Iterator[None]:
+    """Large blocks lie outside glibc's heap meanwhile, as they do unless snnipu keeps freed memory.
+
+    The profiler's small blocks stay. One that lands where a large one was leaves too little for the next: a loop that
+    makes a sequence's gradient at every step would take as many sequences of memory as it has steps.
+    """
+    if not keep_freed_memory():  # it does already, or nobody changed the allocator
+        yield
+        return
+    libc = ctypes.CDLL(None)
+    libc.mallopt(_M_MMAP_THRESHOLD, 2**20)
+    libc.mallopt(_M_MMAP_MAX, 2**16)
+    try:
+        yield
+    finally:
+        keep_freed_memory()
 
 
 def peak_extra_bytes(step: Callable[[], Any], device: torch.device) -> int:
@@ -43,9 +71,10 @@ def peak_extra_bytes(step: Callable[[], Any], device: torch.device) -> int:
         peak = torch.cuda.max_memory_allocated(device) - before
         del result
         return int(peak)
+    release_memory()  # results in memory of the call before would not be seen by the allocator
     # Above every level it has: it would report its start and stop on stderr, in the middle of the progress bar.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with _large_blocks_apart(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = step()
     del result
     handle, path = tempfile.mkstemp(suffix=".json")
@@ -60,3 +89,15 @@ def peak_extra_bytes(step: Callable[[], Any], device: torch.device) -> int:
     # Time stamps can repeat; the profiler's own index, where this torch writes one, says which came first.
     events.sort(key=lambda event: (event["ts"], event["args"].get("Ev Idx", 0)))
     return peak_of_events(events)
+
+
+def available_memory() -> Optional[int]:
+    """Bytes this process can still get without swapping; None where the system does not tell (but Linux)."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        resident = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, StopIteration):
+        return None
+    # A control group can allow less than the machine has.
+    return max(0, min(free, memory_of_machine() - resident))

@@ -2,7 +2,8 @@
 
 import math
 import textwrap
-from typing import Any, Dict, List, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from snnipu.benchmarking.case import Axis
 from snnipu.benchmarking.memory import METHODS
@@ -27,6 +28,52 @@ def times(ratio: float) -> str:
     return f"{ratio:.0f} ×" if ratio >= 20 else f"{ratio:.1f} ×" if ratio >= 1 else f"{ratio:.2f} ×"
 
 
+def faults(count: float) -> str:
+    """``0``, ``0.25``, ``12,345``."""
+    return f"{count:.2g}" if count < 10 else f"{count:,.0f}"
+
+
+def share(value: float) -> str:
+    """In per cent."""
+    return f"{value:.0%}"
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What a sweep tells of a row.
+
+    Attributes:
+        title: with its unit.
+        of: its value; None: the row has none.
+        quartiles: of the samples; None: not told.
+        tell: the value as tables have it.
+    """
+
+    title: str
+    of: Callable[[ContenderResult], Optional[float]]
+    tell: Callable[[float], str]
+    quartiles: Callable[[ContenderResult], Optional[Tuple[float, float]]] = lambda row: None
+
+
+def _share_quartiles(row: ContenderResult) -> Optional[Tuple[float, float]]:
+    if row.copy_share is None or row.timing is None:
+        return None
+    copy = row.copy_share * row.timing.median
+    return copy / row.timing.upper_quartile, copy / row.timing.lower_quartile
+
+
+QUANTITIES = {
+    "time": Quantity(
+        "median ms",
+        lambda row: 1e3 * row.timing.median if row.timing else None,
+        lambda value: milliseconds(value / 1e3),
+        lambda row: (1e3 * row.timing.lower_quartile, 1e3 * row.timing.upper_quartile) if row.timing else None,
+    ),
+    "copy_share": Quantity("share of the copy's speed", lambda row: row.copy_share, share, _share_quartiles),
+    "faults": Quantity("page faults a step", lambda row: row.timing.faults if row.timing else None, faults),
+}
+
+
 def _ratio_columns(result: CaseResult) -> List[ContenderResult]:
     return [r for r in result.results if r.contender.own and r.contender.ratio_label]
 
@@ -35,7 +82,13 @@ def table_rows(result: CaseResult) -> List[List[str]]:
     """Heading and rows; the row of a contender that did not run has two cells: its name and why."""
     columns = _ratio_columns(result)
     reference = result.memory_reference()
-    heading = ["", "check", "median ms", "quartiles ms", *(f"÷ {r.contender.ratio_label}" for r in columns), "peak MiB"]
+    heading = ["", "check", "median ms", "quartiles ms", *(f"÷ {r.contender.ratio_label}" for r in columns)]
+    has_share = any(r.copy_share is not None for r in result.results)
+    if has_share:
+        heading.append("of copy")
+    if result.case.show_faults:
+        heading += ["faults", "kernel"]
+    heading.append("peak MiB")
     if reference:
         heading.append(f"of {result.case.memory_label}")
     resident = any(r.resident_bytes is not None for r in result.results)
@@ -52,6 +105,11 @@ def table_rows(result: CaseResult) -> List[List[str]]:
         quartiles = f"{milliseconds(t.lower_quartile)} … {milliseconds(t.upper_quartile)}"
         row = [label, f"pass ({r.check.against})", milliseconds(t.median), quartiles]
         row += [times(r.ratios[c.contender.name]) if c.contender.name in r.ratios else "–" for c in columns]
+        if has_share:
+            row.append("–" if r.copy_share is None else share(r.copy_share))
+        if result.case.show_faults:
+            row.append("–" if t.faults is None else faults(t.faults))
+            row.append("–" if t.system_share is None else share(t.system_share))
         row.append(f"{r.peak_bytes / MEBIBYTE:.1f}")
         if reference:
             row.append(f"{r.peak_bytes / reference:.0%}")
@@ -92,7 +150,17 @@ def reading_aid(result: CaseResult) -> str:
     )
     return (
         f"{result.case.check_meaning or check} ÷: how many times as long as that row, by medians ({own}). "
-        "peak: what one step allocates beyond its inputs."
+        + (
+            "of copy: the time of the copy of the row's least traffic over the row's. "
+            if any(r.copy_share is not None for r in result.results)
+            else ""
+        )
+        + (
+            "faults: page faults a step. kernel: the kernel's share of the processor time. "
+            if result.case.show_faults
+            else ""
+        )
+        + "peak: what one step allocates beyond its inputs."
         + (f" resident: {RESIDENT_METHOD}." if any(r.resident_bytes is not None for r in result.results) else "")
     )
 
@@ -123,8 +191,10 @@ def _markdown_rows(rows: Sequence[Sequence[str]], left: int = 2) -> List[str]:
     return [line(rows[0]), rule, *(line(row) for row in rows[1:])]
 
 
-def text(result: CaseResult) -> str:
-    """Aligned plain text."""
+def text(result: CaseResult, explain: bool = True) -> str:
+    """Aligned plain text; without ``explain`` the title and the table alone."""
+    if not explain:
+        return "\n".join([result.case.title, *_aligned(table_rows(result))])
     lines = [result.case.title, *textwrap.wrap(result.case.caption, WIDTH), ""]
     lines += [*_aligned(table_rows(result)), ""]
     lines += textwrap.wrap(reading_aid(result), WIDTH)
@@ -133,38 +203,43 @@ def text(result: CaseResult) -> str:
     return "\n".join(lines)
 
 
-def markdown(result: CaseResult) -> str:
-    """A Markdown section, ready to paste."""
+def markdown(result: CaseResult, explain: bool = True) -> str:
+    """A Markdown section, ready to paste; without ``explain`` the title and the table alone."""
+    if not explain:
+        return "\n".join([f"### {result.case.title}", "", *_markdown_rows(table_rows(result))])
     lines = [f"### {result.case.title}", "", result.case.caption, "", *_markdown_rows(table_rows(result))]
     lines += ["", reading_aid(result), ""]
     lines += [f"{number}. {note}" for number, note in enumerate(notes(result), start=1)]
     return "\n".join(lines).rstrip()
 
 
-def axis_title(sweep: SweepResult, axis: Axis) -> str:
+def axis_title(sweep: SweepResult, axis: Axis, quantity: str = "time") -> str:
     """``median ms against hidden layers, activity 2 %``: what the table along ``axis`` tells."""
     tell = {other.parameter: other.tell for other in sweep.sweep.axes}
     fixed = [f"{key.replace('_', ' ')} {tell.get(key, str)(value)}" for key, value in axis.fixed.items()]
-    return f"median ms against {', '.join([axis.label, *fixed])}"
+    return f"{QUANTITIES[quantity].title} against {', '.join([axis.label, *fixed])}"
 
 
-def axis_rows(sweep: SweepResult, axis: Axis) -> List[List[str]]:
-    """Heading and one row a contender: medians; then the first row's advantage over the reference."""
+def axis_rows(sweep: SweepResult, axis: Axis, quantity: str = "time") -> List[List[str]]:
+    """Heading and one row a contender; of times, then the first row's advantage over the reference."""
     rows = [["", *(axis.tell(value) for value in axis.values)]]
     for contender in sweep.contenders():
-        cells = [_time_cell(row) for _, row in sweep.rows(axis, contender.name)]
+        cells = [_cell(row, QUANTITIES[quantity]) for _, row in sweep.rows(axis, contender.name)]
         rows.append([contender.label, *cells])
-    reference = next((c.label for c in sweep.contenders() if c.name == sweep.sweep.reference), "")
-    for contender in sweep.compared()[:1]:
-        pairs = zip(sweep.medians(axis, sweep.sweep.reference), sweep.medians(axis, contender.name))
-        rows.append([f"{reference} ÷ {contender.label}", *(times(r / o) if r and o else "–" for r, o in pairs)])
+    references = [c for c in sweep.contenders() if c.name == sweep.sweep.reference] if quantity == "time" else []
+    for reference, contender in zip(references, sweep.compared()):
+        pairs = zip(sweep.medians(axis, reference.name), sweep.medians(axis, contender.name))
+        rows.append([f"{reference.label} ÷ {contender.label}", *(times(r / o) if r and o else "–" for r, o in pairs)])
     return rows
 
 
-def _time_cell(row: Any) -> str:
+def _cell(row: Optional[ContenderResult], quantity: Quantity) -> str:
     if row is None:
         return "–"
-    return "RED" if row.status == RED else row.status if row.timing is None else milliseconds(row.timing.median)
+    if row.timing is None:
+        return "RED" if row.status == RED else row.status
+    value = quantity.of(row)
+    return "–" if value is None else quantity.tell(value)
 
 
 def break_even_sentence(sweep: SweepResult) -> str:
@@ -192,34 +267,39 @@ def _failures(sweep: SweepResult) -> List[str]:
         for r in result.results:
             if r.status != OK:
                 what = "RED, not timed" if r.status == RED else r.status
-                where = ", ".join(
-                    f"{axis.label} {axis.tell(result.case.parameters[axis.parameter])}" for axis in sweep.sweep.axes
-                )
+                where = sweep.sweep.place(result.case.parameters)
                 places = said.setdefault(f"{r.contender.label}: {what}: {r.reason}", [])
                 places += [] if r.status == UNAVAILABLE else [where]
     return [reason + (f" ({'; '.join(places)})" if places else "") for reason, places in said.items()]
 
 
 def sweep_text(sweep: SweepResult) -> str:
-    """Aligned plain text: the times along each axis, then the whole table of one point."""
+    """Aligned plain text: what is told along each axis, then the whole tables."""
     lines = [sweep.sweep.title, *textwrap.wrap(sweep.sweep.caption, WIDTH)]
     for axis in sweep.sweep.axes:
-        lines += ["", axis_title(sweep, axis), *_aligned(axis_rows(sweep, axis), left=1)]
-    for remark in [break_even_sentence(sweep), *_failures(sweep)]:
+        for quantity in axis.tables:
+            lines += ["", axis_title(sweep, axis, quantity), *_aligned(axis_rows(sweep, axis, quantity), left=1)]
+    for remark in [break_even_sentence(sweep), *sweep.sweep.left_out, *_failures(sweep)]:
         lines += ["", *textwrap.wrap(remark, WIDTH)] if remark else []
-    headline = sweep.headline()
-    return "\n".join([*lines, "", text(headline)] if headline else lines)
+    whole = sweep.whole()
+    for result in whole:
+        lines += ["", text(result, explain=result is whole[-1])]
+    return "\n".join(lines)
 
 
 def sweep_markdown(sweep: SweepResult) -> str:
     """Markdown sections, ready to paste: as :func:`sweep_text`."""
     lines = [f"### {sweep.sweep.title}", "", sweep.sweep.caption, ""]
     for axis in sweep.sweep.axes:
-        lines += [f"{axis_title(sweep, axis)}:", "", *_markdown_rows(axis_rows(sweep, axis), left=1), ""]
-    for remark in [break_even_sentence(sweep), *_failures(sweep)]:
+        for quantity in axis.tables:
+            table = _markdown_rows(axis_rows(sweep, axis, quantity), left=1)
+            lines += [f"{axis_title(sweep, axis, quantity)}:", "", *table, ""]
+    for remark in [break_even_sentence(sweep), *sweep.sweep.left_out, *_failures(sweep)]:
         lines += [remark, ""] if remark else []
-    headline = sweep.headline()
-    return "\n".join([*lines, markdown(headline)] if headline else lines).rstrip()
+    whole = sweep.whole()
+    for result in whole:
+        lines += [markdown(result, explain=result is whole[-1]), ""]
+    return "\n".join(lines).rstrip()
 
 
 def environment_line(environment: Dict[str, Any]) -> str:
@@ -268,7 +348,10 @@ def _sweep_to_json(sweep: SweepResult) -> Dict[str, Any]:
             {"parameter": axis.parameter, "values": list(axis.values), "fixed": dict(axis.fixed)}
             for axis in sweep.sweep.axes
         ],
-        "break_even": {
+        "left_out": list(sweep.sweep.left_out),
+        "break_even": None
+        if sweep.sweep.reference is None
+        else {
             "parameter": axis.parameter,
             "reference": sweep.sweep.reference,
             # Null: the lines do not cross within the sweep.
@@ -314,8 +397,11 @@ def _case_to_json(result: CaseResult) -> Dict[str, Any]:
                     "upper_quartile_s": r.timing.upper_quartile,
                     "rounds": r.timing.rounds,
                     "calls_per_round": r.timing.calls,
+                    "faults_per_call": r.timing.faults,
+                    "system_share": r.timing.system_share,
                 },
                 "ratios": r.ratios,
+                "copy_share": r.copy_share,
                 "peak_bytes": r.peak_bytes,
                 "resident_peak_bytes": r.resident_bytes,
                 "peak_ratio": r.peak_bytes / reference if r.peak_bytes is not None and reference else None,

@@ -10,12 +10,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 import torch
 
 import snnipu
+from snnipu.backends import release_memory
 from snnipu.benchmarking.case import Settings
+from snnipu.benchmarking.peers import Unavailable
 
 METHOD = (
     "growth of VmHWM over VmRSS during one warm step in a fresh process, free heap returned to the system before it"
@@ -27,8 +29,8 @@ def supported(device: torch.device) -> bool:
     return device.type == "cpu" and Path("/proc/self/clear_refs").exists()
 
 
-def resident_peak_bytes(case: str, contender: str, settings: Settings) -> int:
-    """Measure ``contender`` of ``case`` in a fresh process."""
+def resident_peak_bytes(case: str, contender: str, settings: Settings) -> Optional[int]:
+    """Measure ``contender`` of ``case`` in a fresh process; None where it cannot run there beside this one."""
     request = {
         "case": case,
         "contender": contender,
@@ -46,7 +48,8 @@ def resident_peak_bytes(case: str, contender: str, settings: Settings) -> int:
     )
     if done.returncode:
         raise RuntimeError(f"the process that measures resident memory failed: {done.stderr.strip()[-150:]}")
-    return int(done.stdout.split()[-1])
+    bytes_ = json.loads(done.stdout.split()[-1])
+    return None if bytes_ is None else int(bytes_)
 
 
 def _status(field: str) -> int:
@@ -55,7 +58,7 @@ def _status(field: str) -> int:
 
 
 def child() -> None:
-    """What the fresh process runs: the request on stdin, the bytes on stdout."""
+    """What the fresh process runs: the request on stdin, the bytes, or null, on stdout."""
     from snnipu.benchmarking import cases
 
     request: Dict[str, Any] = json.load(sys.stdin)
@@ -65,9 +68,14 @@ def child() -> None:
         **{**values, "dtype": getattr(torch, values["dtype"]), "device": torch.device(values["device"])}
     )
     contenders = cases.available()[request["case"]].build(settings).contenders
-    step = next(contender for contender in contenders if contender.name == request["contender"]).build().step
+    try:
+        step = next(contender for contender in contenders if contender.name == request["contender"]).build().step
+    except Unavailable:  # it was not in the process that asks: there is less memory left
+        print("null")
+        return
     step()
     gc.collect()
+    release_memory()
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)

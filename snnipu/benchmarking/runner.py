@@ -24,6 +24,7 @@ class ContenderResult:
         reason: why the status is not ``ok``.
         ratios: how many times as long as each of snnipu's own rows this one takes, by the name of that row (medians).
         peak_bytes: memory that one step holds at its peak beyond what was allocated before.
+        copy_share: time of the row that copies this one's least traffic over this one's (medians); None without either.
         resident_bytes: growth of the resident memory of a process of its own, where that was asked for.
     """
 
@@ -33,6 +34,7 @@ class ContenderResult:
     check: Optional[Check] = None
     timing: Optional[Timing] = None
     ratios: Dict[str, float] = field(default_factory=dict)
+    copy_share: Optional[float] = None
     peak_bytes: Optional[int] = None
     resident_bytes: Optional[int] = None
     compile_seconds: Optional[float] = None
@@ -73,7 +75,7 @@ def run_case(
     device: torch.device,
     repeats: int = 20,
     min_seconds: float = 5.0,
-    resident: Optional[Callable[[str], int]] = None,
+    resident: Optional[Callable[[str], Optional[int]]] = None,
     on_stage: Callable[[str], None] = lambda stage: None,
     on_round: Callable[[], None] = lambda: None,
 ) -> CaseResult:
@@ -108,10 +110,14 @@ def run_case(
 
     on_stage(f"{case.name}: timing")
     steps = {name: workload.step for name, workload in workloads.items()}
-    timings = measure(steps, device, repeats, min_seconds, on_round, slow_seconds=case.slow_seconds)
+    timings = measure(
+        steps, device, repeats, min_seconds, on_round, slow_seconds=case.slow_seconds, slow_rounds=case.slow_rounds
+    )
     own = {r.contender.name: timings[r.contender.name].median for r in results if r.contender.own and r.status == OK}
     for result in results:
         if result.status == OK:
             result.timing = timings[result.contender.name]
             result.ratios = {name: result.timing.median / median for name, median in own.items()}
+            floor = timings.get(result.contender.floor)
+            result.copy_share = floor.median / result.timing.median if floor else None
     return CaseResult(case, results, case.measured() if workloads else {})

@@ -61,8 +61,12 @@ class SweepResult:
         return self._find(wanted)
 
     def headline(self) -> Optional[CaseResult]:
-        """The table that is shown whole."""
-        return self._find(dict(self.sweep.headline))
+        """The one table that is shown whole, where it is one."""
+        return None if self.sweep.headline is None else self._find(dict(self.sweep.headline))
+
+    def whole(self) -> List[CaseResult]:
+        """The tables that are shown whole."""
+        return [result for result in self.results if self.sweep.shown_whole(result.case.parameters)]
 
     def _find(self, wanted: Dict[str, Any]) -> Optional[CaseResult]:
         for result in self.results:
@@ -89,9 +93,13 @@ class SweepResult:
 
     def break_even(self, name: str) -> float:
         """Where along the first axis the contender begins to take longer than the reference: see :func:`crossing`."""
-        axis = self.sweep.axes[0]
-        return crossing(axis.values, self.medians(axis, name), self.medians(axis, self.sweep.reference))
+        axis, reference = self.sweep.axes[0], self.sweep.reference
+        if reference is None:
+            return math.nan
+        return crossing(axis.values, self.medians(axis, name), self.medians(axis, reference))
 
     def compared(self) -> List[Contender]:
-        """snnipu's own rows but for the reference: those that have a break-even."""
+        """snnipu's own rows but for the reference: those that have a break-even; none without a reference."""
+        if self.sweep.reference is None:
+            return []
         return [c for c in self.contenders() if c.own and c.name != self.sweep.reference]

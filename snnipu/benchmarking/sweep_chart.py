@@ -1,4 +1,8 @@
-"""The chart of a sweep: time along each axis, one line a contender, and where the sparse lines meet the dense one."""
+"""The chart of a sweep: one line a contender.
+
+With a row of reference, time along each of two axes, and where the lines meet that of the reference. Without, what the
+axis has panels for.
+"""
 
 import math
 import textwrap
@@ -10,7 +14,7 @@ from snnipu._extras import require
 from snnipu._files import write_atomically
 from snnipu.benchmarking.case import Axis, Contender
 from snnipu.benchmarking.chart import OWN_COLOUR, QUIET_COLOUR, TEXT_COLOUR
-from snnipu.benchmarking.report import MEBIBYTE, environment_line, times
+from snnipu.benchmarking.report import MEBIBYTE, QUANTITIES, Quantity, environment_line, times
 from snnipu.benchmarking.runner import RED
 from snnipu.benchmarking.sweep import SweepResult
 
@@ -59,25 +63,31 @@ def spread(positions: Sequence[float], distance: float) -> List[float]:
 
 
 def _lines(
-    axes: Any, sweep: SweepResult, axis: Axis, styles: Dict[str, Dict[str, Any]]
+    axes: Any, sweep: SweepResult, axis: Axis, styles: Dict[str, Dict[str, Any]], quantity: Quantity
 ) -> List[Tuple[Contender, float]]:
-    """Draws the lines; returns each contender with its last time, where it has one."""
+    """Draws the lines; returns each contender with its last value, where it has one."""
     ends = []
     for contender in sweep.contenders():
-        measured = [(v, t) for v, t in zip(axis.values, sweep.times(axis, contender.name)) if t is not None]
+        if contender.floor == contender.name:
+            continue  # a copy, of which the others' shares are told
+        measured = []
+        for where, row in sweep.rows(axis, contender.name):
+            value = quantity.of(row) if row else None
+            if row is not None and value is not None:
+                measured.append((where, value, quantity.quartiles(row) or (value, value)))
         if not measured:
             continue
-        where = [value for value, _ in measured]
-        axes.plot(where, [1e3 * t.median for _, t in measured], **styles[contender.name])
+        places = [where for where, _, _ in measured]
+        axes.plot(places, [value for _, value, _ in measured], **styles[contender.name])
         axes.fill_between(
-            where,
-            [1e3 * t.lower_quartile for _, t in measured],
-            [1e3 * t.upper_quartile for _, t in measured],
+            places,
+            [low for _, _, (low, _) in measured],
+            [high for _, _, (_, high) in measured],
             color=styles[contender.name]["color"],
             alpha=0.15,
             linewidth=0,
         )
-        ends.append((contender, 1e3 * measured[-1][1].median))
+        ends.append((contender, measured[-1][1]))
     return ends
 
 
@@ -86,7 +96,8 @@ def _frame(axes: Any, axis: Axis, title: str) -> None:
     axes.set_title(title, fontsize=10.5, loc="left", color=TEXT_COLOUR, pad=10)
     axes.set_xlabel(axis.label, fontsize=9, color=QUIET_COLOUR)
     axes.set_xticks(list(axis.values), [axis.tell(value) for value in axis.values])
-    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+    if axes.get_yscale() == "log":
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.minorticks_off()
     axes.grid(axis="y", color=GRID_COLOUR, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -145,7 +156,7 @@ def _mark_break_even(axes: Any, sweep: SweepResult, axis: Axis, styles: Dict[str
         value = sweep.break_even(contender.name)
         if not 0 < value < math.inf:
             continue
-        dense = sweep.medians(axis, sweep.sweep.reference)
+        dense = sweep.medians(axis, str(sweep.sweep.reference))
         known = [(math.log(v), math.log(1e3 * t)) for v, t in zip(axis.values, dense) if t is not None]
         height = math.exp(_interpolate(known, math.log(value)))
         colour = styles[contender.name]["color"]
@@ -173,7 +184,7 @@ def _interpolate(points: Sequence[Tuple[float, float]], where: float) -> float:
 def _mark_ratios(axes: Any, sweep: SweepResult, axis: Axis, styles: Dict[str, Dict[str, Any]]) -> None:
     """How many times as long the reference takes, at every point of the first own row."""
     for contender in sweep.compared()[:1]:
-        pairs = zip(axis.values, sweep.medians(axis, contender.name), sweep.medians(axis, sweep.sweep.reference))
+        pairs = zip(axis.values, sweep.medians(axis, contender.name), sweep.medians(axis, str(sweep.sweep.reference)))
         for value, time, reference in pairs:
             if time is None or reference is None:
                 continue
@@ -207,8 +218,10 @@ def _foot(sweep: SweepResult) -> str:
     """What the labels mean, and who was not timed."""
     axes = sweep.sweep.axes
     tell = {axis.parameter: axis.tell for axis in axes}
-    where = ", ".join(f"{tell[key](value)} {_UNITS.get(key, key)}" for key, value in sweep.sweep.headline.items())
-    said = [f"Medians and quartiles. MiB: peak memory of one step, {where}."]
+    headline = sweep.sweep.headline or {}
+    where = ", ".join(f"{tell[key](value)} {_UNITS.get(key, key)}" for key, value in headline.items())
+    said = ["Medians and quartiles." + (f" MiB: peak memory of one step, {where}." if where else "")]
+    said += sweep.sweep.left_out
     for contender in sweep.contenders():
         rows = [row for axis in axes for _, row in sweep.rows(axis, contender.name) if row is not None]
         red = sum(row.status == RED for row in rows)
@@ -220,23 +233,15 @@ def _foot(sweep: SweepResult) -> str:
     return " ".join(said)
 
 
-def draw(sweep: SweepResult, environment: Dict[str, Any], path: Path) -> None:
-    """Write the chart to ``path``; its suffix is one of :data:`snnipu.benchmarking.chart.FORMATS`.
-
-    Raises:
-        MissingExtra: matplotlib is not installed.
-        WriteError: the file cannot be written.
-    """
-    figure = require("matplotlib.figure", "bench", "the chart").Figure(figsize=(12, 6.1), dpi=150, facecolor="white")
-    styles = _styles(sweep)
-    figure.text(0.012, 0.965, sweep.sweep.title, fontsize=13, fontweight="bold", color=TEXT_COLOUR, va="center")
+def _times(figure: Any, sweep: SweepResult, styles: Dict[str, Dict[str, Any]]) -> None:
+    """Time along the first axis and the second, in proportion."""
     first, second = sweep.sweep.axes
     left = figure.add_axes((0.045, 0.165, 0.52, 0.70))
     right = figure.add_axes((0.63, 0.165, 0.215, 0.70), sharey=left)
     left.set_xscale("log")
     left.set_yscale("log")
-    _lines(left, sweep, first, styles)
-    ends = _lines(right, sweep, second, styles)
+    _lines(left, sweep, first, styles, QUANTITIES["time"])
+    ends = _lines(right, sweep, second, styles, QUANTITIES["time"])
     fixed = {axis.parameter: axis.tell for axis in sweep.sweep.axes}
 
     def title(axis: Axis) -> str:
@@ -253,6 +258,62 @@ def draw(sweep: SweepResult, environment: Dict[str, Any], path: Path) -> None:
         _mark_break_even(left, sweep, first, styles)
         _mark_ratios(right, sweep, second, styles)
         _label_ends(right, sweep, ends, styles)
+
+
+def _quantities(figure: Any, sweep: SweepResult, styles: Dict[str, Dict[str, Any]]) -> None:
+    """The panels of the first axis beside each other, and the names of the lines."""
+    axis = sweep.sweep.axes[0]
+    left, right, gap = 0.05, 0.80, 0.07
+    width = (right - left - gap * (len(axis.panels) - 1)) / len(axis.panels)
+    handles: Dict[str, Any] = {}
+    floor: Dict[str, Any] = {}
+    for index, name in enumerate(axis.panels):
+        quantity = QUANTITIES[name]
+        axes = figure.add_axes((left + index * (width + gap), 0.165, width, 0.70))
+        axes.set_xscale("log")
+        if name == "faults":
+            axes.set_yscale("symlog", linthresh=1)
+        elif name == "time":
+            axes.set_yscale("log")
+        ends = _lines(axes, sweep, axis, styles, quantity)
+        _frame(axes, axis, quantity.title)
+        axes.yaxis.set_major_formatter(lambda value, _, tell=quantity.tell: tell(value))
+        if axes.lines and axes.get_yscale() != "log":
+            # Zero lies above the frame, so that lines along it are seen whole.
+            high = axes.get_ylim()[1]
+            axes.set_ylim(*((-0.02 * high, high) if name == "copy_share" else (-0.3, max(high, 10))))
+        if name == "copy_share" and axes.lines:
+            floor["copy of the least traffic"] = axes.axhline(1, color=QUIET_COLOUR, linestyle="--", linewidth=1.2)
+        for contender, line in zip([contender for contender, _ in ends], axes.lines):
+            handles.setdefault(contender.label, line)
+    handles.update(floor)
+    if handles:
+        figure.legend(
+            [*handles.values()],
+            [*handles],
+            loc="upper left",
+            bbox_to_anchor=(right + 0.01, 0.88),
+            frameon=False,
+            fontsize=9,
+            labelspacing=0.9,
+            labelcolor=TEXT_COLOUR,
+        )
+
+
+def draw(sweep: SweepResult, environment: Dict[str, Any], path: Path) -> None:
+    """Write the chart to ``path``; its suffix is one of :data:`snnipu.benchmarking.chart.FORMATS`.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+        WriteError: the file cannot be written.
+    """
+    figure = require("matplotlib.figure", "bench", "the chart").Figure(figsize=(12, 6.1), dpi=150, facecolor="white")
+    styles = _styles(sweep)
+    figure.text(0.012, 0.965, sweep.sweep.title, fontsize=13, fontweight="bold", color=TEXT_COLOUR, va="center")
+    if sweep.sweep.reference is None:
+        _quantities(figure, sweep, styles)
+    else:
+        _times(figure, sweep, styles)
     foot = [*textwrap.wrap(_foot(sweep), FOOT_WIDTH), *textwrap.wrap(environment_line(environment), FOOT_WIDTH)]
     figure.text(0.012, 0.012, "\n".join(foot), fontsize=6.5, color=QUIET_COLOUR, va="bottom", linespacing=1.4)
     write_atomically(path, partial(figure.savefig, format=path.suffix[1:].lower()))

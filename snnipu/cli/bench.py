@@ -13,9 +13,21 @@ from tqdm import tqdm
 
 from snnipu._extras import MissingExtra, require
 from snnipu._files import write_text
-from snnipu.benchmarking import PEERS, CaseResult, Settings, SweepResult, cases, chart, report, run_case, sweep_chart
-from snnipu.benchmarking.cases import sparse
+from snnipu.benchmarking import (
+    PEERS,
+    Case,
+    CaseResult,
+    Settings,
+    Sweep,
+    SweepResult,
+    cases,
+    chart,
+    report,
+    run_case,
+    sweep_chart,
+)
 from snnipu.benchmarking.environment import record
+from snnipu.benchmarking.options import Option
 from snnipu.benchmarking.resident import resident_peak_bytes, supported
 from snnipu.cli._streams import output_path
 
@@ -52,37 +64,6 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _list(text: str, kind: Callable[[str], Any], what: str) -> List[Any]:
-    """Comma-separated values without repetition, in ascending order."""
-    try:
-        values = sorted({kind(part) for part in text.split(",")})
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected {what}, separated by commas, but is {text!r}") from None
-    return values
-
-
-def _activity(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"must be above 0 and below 1, but is {text}")
-    return value
-
-
-def _activities(text: str) -> List[float]:
-    return [_activity(str(value)) for value in _list(text, float, "numbers above 0 and below 1")]
-
-
-def _depths(text: str) -> List[int]:
-    values = _list(text, int, "whole numbers")
-    unknown = [value for value in values if value not in sparse.DEPTHS]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"published are 2, 3, 4 and 5 hidden layers, not {unknown[0]}")
-    return values
-
-
 def _peers(text: str) -> List[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if names == ["none"]:
@@ -111,7 +92,31 @@ def _device(text: str) -> torch.device:
 
 
 def _default(name: str) -> str:
-    return f"default: {FULL[name]:g}; sparse: {sparse.FULL[name]:g}"
+    """A size or number of rounds that each case has by itself."""
+    said = [f"default: {FULL[name]:g}"]
+    for case, module in cases.available().items():
+        if name == "neurons" and hasattr(module, "NEURONS"):
+            said.append(f"{case}: as published")
+        elif getattr(module, "FULL", FULL)[name] != FULL[name]:
+            said.append(f"{case}: {module.FULL[name]:g}")
+    return "; ".join(said)
+
+
+def _options() -> Dict[str, Sequence[Option]]:
+    """Of each case, those that it alone has."""
+    return {name: getattr(module, "OPTIONS", ()) for name, module in cases.available().items()}
+
+
+def _type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """What argparse calls; it passes on what this error says, and not what a ValueError does."""
+
+    def convert(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -136,18 +141,21 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=_positive_integer, metavar="N", help="CPU threads (default: PyTorch's)")
     add("--steps", type=_positive_integer, metavar="T", help=f"time steps ({_default('steps')})")
     add("--batch-size", type=_positive_integer, metavar="B", help=f"samples ({_default('batch_size')})")
-    add(
-        "--neurons", type=_positive_integer, metavar="N", help="of a hidden layer (default: 1000; sparse: as published)"
-    )
+    add("--neurons", type=_positive_integer, metavar="N", help=f"of a hidden layer ({_default('neurons')})")
     add("--repeats", type=_positive_integer, metavar="N", help=f"rounds, at least ({_default('repeats')})")
     add("--min-seconds", type=_seconds, metavar="S", help=f"timing a table, at least ({_default('min_seconds')})")
     add("--resident-memory", action="store_true", help="peak resident memory too, each in a process of its own (Linux)")
     add("--quick", action="store_true", help="small sizes, few rounds: does everything run? The times mean little")
-    add = parser.add_argument_group("only for sparse").add_argument
-    add("--input", choices=list(sparse.NETWORKS), help="whose published sizes to take (default: nmnist)")
-    add("--activities", type=_activities, metavar="LIST", help=f"default: {','.join(map(str, sparse.ACTIVITIES))}")
-    add("--depths", type=_depths, metavar="LIST", help=f"hidden layers; default: {','.join(map(str, sparse.DEPTHS))}")
-    add("--depth-activity", type=_activity, metavar="A", help="activity of the sweep over the depths (default: 0.02)")
+    for name, options in _options().items():
+        group = parser.add_argument_group(f"only for {name}")  # an empty group is not printed
+        for option in options:
+            group.add_argument(
+                option.flag,
+                type=_type(option.parse),
+                choices=option.choices,
+                metavar=option.metavar,
+                help=option.help,
+            )
     return parser
 
 
@@ -156,11 +164,14 @@ def _values(arguments: argparse.Namespace, module: Optional[ModuleType]) -> Dict
     own = getattr(module, "QUICK" if arguments.quick else "FULL", {})
     asked = {name: getattr(arguments, name) for name in FULL if getattr(arguments, name) is not None}
     values = {**(QUICK if arguments.quick else FULL), **own, **asked}
-    if module is sparse:
-        values["hidden_neurons"] = values.pop("neurons") if arguments.neurons else own.get("hidden_neurons")
-        values.pop("neurons", None)
-        for name, value in (("input", arguments.input), ("activity", arguments.depth_activity)):
-            values.update({} if value is None else {name: value})
+    neurons = getattr(module, "NEURONS", "neurons")
+    if neurons != "neurons":
+        values.pop("neurons")
+        values[neurons] = arguments.neurons or own.get(neurons)
+    for option in getattr(module, "OPTIONS", ()):
+        value = getattr(arguments, option.name)
+        if option.setting and value is not None:
+            values[option.setting] = value
     return values
 
 
@@ -170,37 +181,45 @@ def _settings(arguments: argparse.Namespace, module: ModuleType) -> Settings:
     return Settings(dtype=DTYPES[arguments.dtype], device=arguments.device, **sizes)
 
 
-def _run_case(arguments: argparse.Namespace, name: str, settings: Settings, **more: Any) -> CaseResult:
-    module = cases.available()[name]
-    values = _values(arguments, module)
+def _run_case(arguments: argparse.Namespace, case: Case, settings: Settings, **more: Any) -> CaseResult:
+    values = _values(arguments, cases.available()[case.name])
     rounds = values["repeats"], values["min_seconds"]
-    return run_case(module.build(settings), arguments.peers, settings.device, *rounds, **more)
+    return run_case(case, arguments.peers, settings.device, *rounds, **more)
 
 
-def _resident(arguments: argparse.Namespace, name: str, settings: Settings) -> Optional[Callable[[str], int]]:
+def _resident(arguments: argparse.Namespace, name: str, settings: Settings) -> Optional[Callable[[str], Optional[int]]]:
     return functools.partial(resident_peak_bytes, name, settings=settings) if arguments.resident_memory else None
 
 
-def _run_sweep(arguments: argparse.Namespace, name: str, module: ModuleType) -> SweepResult:
-    sweep = module.sweep(
-        _settings(arguments, module),
-        arguments.activities or (sparse.QUICK_ACTIVITIES if arguments.quick else sparse.ACTIVITIES),
-        arguments.depths or (sparse.QUICK_DEPTHS if arguments.quick else sparse.DEPTHS),
-    )
+def _sweep(arguments: argparse.Namespace, module: Optional[ModuleType]) -> Optional[Sweep]:
+    """What a case that has a sweep runs when it is asked for alone.
+
+    Raises:
+        ValueError: it cannot run so; begins with the name of the option.
+    """
+    if module is None or not hasattr(module, "sweep"):
+        return None
+    chosen = {}
+    for option in getattr(module, "OPTIONS", ()):
+        if not option.setting:
+            given = getattr(arguments, option.name)
+            chosen[option.name] = (option.quick if arguments.quick else option.full) if given is None else given
+    return module.sweep(_settings(arguments, module), **chosen)
+
+
+def _run_sweep(arguments: argparse.Namespace, module: ModuleType, sweep: Sweep) -> SweepResult:
     found = SweepResult(sweep, [])
     with tqdm(total=len(sweep.points), bar_format=SWEEP_PROGRESS, file=sys.stderr, leave=False) as progress:
         for point in sweep.points:
-            where = f"{100 * point.activity:.3g} % active, {point.hidden_layers} hidden layers"
-            headline = point.activity == sweep.headline["activity"] and (
-                point.hidden_layers == sweep.headline["hidden_layers"]
-            )
+            case = module.build(point)
+            where, whole = sweep.place(case.parameters), sweep.shown_whole(case.parameters)
             found.results.append(
                 _run_case(
                     arguments,
-                    name,
+                    case,
                     point,
-                    # A process for each contender takes long: the whole table of one point has this column.
-                    resident=_resident(arguments, name, point) if headline else None,
+                    # A process for each contender takes long: the tables that are shown whole have this column.
+                    resident=_resident(arguments, case.name, point) if whole else None,
                     on_stage=lambda stage, where=where: progress.set_description(f"{stage}, {where}"),
                 )
             )
@@ -217,12 +236,12 @@ def _left_out(arguments: argparse.Namespace, module: ModuleType) -> str:
     return ""
 
 
-def _run(arguments: argparse.Namespace) -> Tuple[List[CaseResult], List[SweepResult]]:
+def _run(arguments: argparse.Namespace, sweep: Optional[Sweep]) -> Tuple[List[CaseResult], List[SweepResult]]:
     """All tables, and the sweeps that some of them are points of."""
     modules = cases.available()
-    if hasattr(modules.get(arguments.case), "sweep"):
-        sweep = _run_sweep(arguments, arguments.case, modules[arguments.case])
-        return sweep.results, [sweep]
+    if sweep is not None:
+        found = _run_sweep(arguments, modules[arguments.case], sweep)
+        return found.results, [found]
     results = []
     for name in modules if arguments.case == "all" else [arguments.case]:
         module = modules[name]
@@ -239,7 +258,7 @@ def _run(arguments: argparse.Namespace) -> Tuple[List[CaseResult], List[SweepRes
                 results.append(
                     _run_case(
                         arguments,
-                        name,
+                        module.build(table),
                         table,
                         resident=_resident(arguments, name, table),
                         on_stage=progress.set_description,
@@ -251,19 +270,33 @@ def _run(arguments: argparse.Namespace) -> Tuple[List[CaseResult], List[SweepRes
 
 def _settings_record(arguments: argparse.Namespace) -> Dict[str, Any]:
     """What the run was asked for; in a run of all cases, what differs from it stands in a case's ``parameters``."""
-    values = _values(arguments, cases.available().get(arguments.case))
+    module = cases.available().get(arguments.case)
+    values = _values(arguments, module)
+    # Null: the published numbers, or each point of the sweep has its own.
+    values.update({size: None for option in getattr(module, "OPTIONS", ()) for size in option.replaces})
     return {
         "case": arguments.case,
         "peers": arguments.peers,
         "steps": values["steps"],
         "batch_size": values["batch_size"],
-        # Null: the published numbers.
-        "neurons": values.get("neurons", values.get("hidden_neurons")),
+        "neurons": values[getattr(module, "NEURONS", "neurons")],
         "beta": values.get("beta", Settings().beta),
         "repeats": values["repeats"],
         "min_seconds": values["min_seconds"],
         "quick": arguments.quick,
     }
+
+
+def _check_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Options that the case does not have are errors."""
+    for case, options in _options().items():
+        for option in options:
+            if arguments.case != case and getattr(arguments, option.name) is not None:
+                parser.error(f"argument {option.flag}: only for the case {case}, not for {arguments.case}")
+            for size in option.replaces if arguments.case == case else ():
+                if getattr(arguments, size) is not None:
+                    flag = f"--{size.replace('_', '-')}"
+                    parser.error(f"argument {flag}: not for the case {case}, which has its sizes from {option.flag}")
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -284,16 +317,18 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if module is not None and _left_out(arguments, module):
         option = "--dtype" if DTYPES[arguments.dtype] not in module.DTYPES else "--device"
         parser.error(f"argument {option}: {_left_out(arguments, module).replace('it', arguments.case, 1)}")
-    for name in ("input", "activities", "depths", "depth_activity"):
-        if module is not sparse and getattr(arguments, name) is not None:
-            parser.error(f"argument --{name.replace('_', '-')}: only for the case sparse, not for {arguments.case}")
+    _check_options(parser, arguments)
     threads_before = torch.get_num_threads()
     try:
         if arguments.threads:
             torch.set_num_threads(arguments.threads)
         with torch.cuda.device(arguments.device) if arguments.device.type == "cuda" else contextlib.nullcontext():
             environment = record(arguments.device, DTYPES[arguments.dtype])
-            results, sweeps = _run(arguments)
+            try:
+                sweep = _sweep(arguments, module)
+            except ValueError as error:
+                parser.error(f"argument --{error}")
+            results, sweeps = _run(arguments, sweep)
     finally:
         torch.set_num_threads(threads_before)
 

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -96,12 +97,22 @@ def test_json(mixed_result, machine):
             "check",
             "time",
             "ratios",
+            "copy_share",
             "peak_bytes",
             "resident_peak_bytes",
             "peak_ratio",
             "compile_s",
         ]
-    assert set(rows["own"]["time"]) == {"median_s", "lower_quartile_s", "upper_quartile_s", "rounds", "calls_per_round"}
+    assert set(rows["own"]["time"]) == {
+        "median_s",
+        "lower_quartile_s",
+        "upper_quartile_s",
+        "rounds",
+        "calls_per_round",
+        "faults_per_call",
+        "system_share",
+    }
+    assert rows["own"]["copy_share"] is None
     assert rows["own"]["own"] is True
     assert rows["own"]["peak_ratio"] == 1.0
     assert rows["snntorch"]["ratios"] == {"own": pytest.approx(mixed_result.results[1].ratios["own"])}
@@ -113,6 +124,25 @@ def test_json(mixed_result, machine):
         "errors": {"error": None},
     }
     assert rows["absent"]["check"] is None
+
+
+def test_columns_of_memory(mixed_result):
+    """Only where a row has them, or the case asks for them."""
+    assert not {"of copy", "faults", "kernel"} & set(report.table_rows(mixed_result)[0])
+    mixed_result.case = dataclasses.replace(mixed_result.case, show_faults=True)
+    own, snntorch = mixed_result.results[:2]
+    own.copy_share = 0.814
+    own.timing = dataclasses.replace(own.timing, faults=12345.0, system_share=0.25)
+    snntorch.timing = dataclasses.replace(snntorch.timing, faults=None, system_share=None)
+    heading, first, second = report.table_rows(mixed_result)[:3]
+    told = [dict(zip(heading, row)) for row in (first, second)]
+    assert [(row["of copy"], row["faults"], row["kernel"]) for row in told] == [("81%", "12,345", "25%"), ("–",) * 3]
+    assert "page faults a step" in report.reading_aid(mixed_result)
+
+
+@pytest.mark.parametrize(("count", "said"), [(0.0, "0"), (0.25, "0.25"), (7.0, "7"), (41.5, "42"), (12345.0, "12,345")])
+def test_faults(count, said):
+    assert report.faults(count) == said
 
 
 def test_environment(machine):

@@ -34,6 +34,20 @@ def test_ratios_are_of_medians(mixed_result):
     assert rows["snntorch"].ratios["own"] == rows["snntorch"].timing.median / rows["own"].timing.median
 
 
+def test_share_of_a_copy_is_of_medians(run, make_contender):
+    rows = by_name(
+        run(make_contender("own", floor="copy"), make_contender("copy", peer="copy"), peers=["copy"]),
+    )
+    assert rows["own"].copy_share == rows["copy"].timing.median / rows["own"].timing.median
+    assert rows["copy"].copy_share is None
+
+
+def test_no_share_of_a_copy_that_did_not_run(run, make_contender):
+    wrong = make_contender("copy", peer="copy", passed=False)
+    assert by_name(run(make_contender("own", floor="copy"), wrong, peers=["copy"]))["own"].copy_share is None
+    assert by_name(run(make_contender("own", floor="copy"), peers=[]))["own"].copy_share is None
+
+
 def test_peak_memory(mixed_result):
     assert by_name(mixed_result)["own"].peak_bytes == 4096
     assert mixed_result.memory_reference() == 4096

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 
@@ -185,6 +186,49 @@ def test_json_of_failures(broken, machine):
     assert document["sweeps"][0]["break_even"]["values"] == {"sparse": None}
 
 
+@pytest.fixture
+def of_memory():
+    """Along one axis, without a reference: share of a copy and page faults."""
+
+    def rows(activity, depth):
+        own, copy = row("own", 0.1), row("copy", 0.08, peer="copy")
+        object.__setattr__(copy.contender, "floor", "copy")
+        own.copy_share, copy.copy_share = 0.8, 1.0
+        own.timing = dataclasses.replace(own.timing, faults=12345.0)
+        return [own, copy]
+
+    found = make_sweep(rows)
+    tables, panels = ("time", "copy_share", "faults"), ("copy_share", "faults")
+    axis = Axis("activity", "size", ACTIVITIES, {}, tables=tables, panels=panels)
+    left_out = ["The largest is left out."]
+    found.results = found.results[: len(ACTIVITIES)]
+    found.sweep = dataclasses.replace(found.sweep, axes=[axis], reference=None, headline=None, left_out=left_out)
+    return found
+
+
+def test_sweep_without_reference(of_memory, machine):
+    assert of_memory.compared() == []
+    assert math.isnan(of_memory.break_even("own"))
+    text = report.sweep_text(of_memory)
+    lines = [line.split() for line in text.splitlines()]
+    for title, own, copy in (
+        ("median ms", ["100"] * 3, ["80.0"] * 3),
+        ("share of the copy's speed", ["80%"] * 3, ["100%"] * 3),
+        ("page faults a step", ["12,345"] * 3, ["–"] * 3),
+    ):
+        start = lines.index(f"{title} against size".split())
+        assert lines[start + 3 : start + 5] == [["label", "of", "own", *own], ["label", "of", "copy", *copy]]
+    assert "The largest is left out." in text
+    assert "Break-even" not in text
+    # All tables, explained once.
+    assert text.count("Title of the case") == len(ACTIVITIES)
+    assert text.count("÷: how many times") == 1
+    assert report.sweep_markdown(of_memory).count("### Title of the case") == len(ACTIVITIES)
+    (sweep,) = json.loads(json.dumps(report.to_json(of_memory.results, machine, {}, [of_memory])))["sweeps"]
+    assert sweep["break_even"] is None
+    assert sweep["left_out"] == ["The largest is left out."]
+
+
 def test_spread_keeps_order_and_distance():
     moved = sweep_chart.spread([0.5, 0.49, 0.9, 0.1], 0.1)
     assert moved == pytest.approx([0.545, 0.445, 0.9, 0.1])
@@ -224,3 +268,17 @@ class TestChart:
     def test_nothing_timed(self, machine, tmp_path, matplotlib):
         sweep = make_sweep(lambda activity, depth: [row("dense", None, status="red", reason="wrong")])
         assert "Title of the sweep" in self.drawn(sweep, machine, tmp_path, matplotlib)
+
+    def test_without_reference(self, of_memory, machine, tmp_path, matplotlib):
+        drawn = self.drawn(of_memory, machine, tmp_path, matplotlib)
+        for said in ("share of the copy's speed", "page faults a step", "10,000", "label of own", "copy of the least"):
+            assert said in drawn
+        assert "The largest is left out." in drawn
+        # The copy is the line at 100 %.
+        assert "label of copy" not in drawn
+
+    def test_without_reference_and_nothing_timed(self, of_memory, machine, tmp_path, matplotlib):
+        for result in of_memory.results:
+            for row in result.results:
+                row.timing = row.copy_share = None
+        assert "page faults a step" in self.drawn(of_memory, machine, tmp_path, matplotlib)

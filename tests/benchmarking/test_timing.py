@@ -1,9 +1,18 @@
 import gc
+import mmap
 
 import pytest
 import torch
 
-from snnipu.benchmarking.timing import MIN_SAMPLE_SECONDS, SLOW_ROUNDS, WARM_UP_CALLS, measure, summarise
+from snnipu.benchmarking.timing import (
+    MIN_SAMPLE_SECONDS,
+    SLOW_ROUNDS,
+    WARM_UP_CALLS,
+    Usage,
+    measure,
+    process_usage,
+    summarise,
+)
 
 CPU = torch.device("cpu")
 
@@ -100,6 +109,51 @@ def test_slow_contenders_have_samples_however_few_rounds_there_are(repeats):
     steps, _ = fake_steps(clock, slow=0.15, slower=9.0)
     timings = measure(steps, CPU, repeats=repeats, min_seconds=0.0, clock=clock, slow_seconds=0.1)
     assert all(min(repeats, SLOW_ROUNDS) <= timing.rounds <= repeats for timing in timings.values())
+
+
+def test_least_rounds_of_slow_contenders():
+    clock = Clock()
+    steps, _ = fake_steps(clock, fast=0.05, slower=9.0)
+    limits = {"slow_seconds": 0.1, "slow_rounds": 2}
+    timings = measure(steps, CPU, repeats=8, min_seconds=0.0, clock=clock, **limits)
+    assert (timings["fast"].rounds, timings["slower"].rounds) == (8, 2)
+
+
+def test_page_faults_and_time_of_the_kernel_are_those_of_timed_calls():
+    clock, used = Clock(), [0.0, 0.0, 0.0]
+    calls = []
+
+    def step():
+        calls.append(1)
+        clock.now += 1e-3
+        # Those of the first calls, which are not timed, do not count.
+        used[0] += 1000 if len(calls) <= WARM_UP_CALLS else 6
+        used[1] += 3e-3
+        used[2] += 1e-3
+
+    timing = measure({"a": step}, CPU, 3, 0.0, clock=clock, usage=lambda: Usage(*used))["a"]
+    assert timing.calls > 1
+    assert timing.faults == pytest.approx(6)
+    assert timing.system_share == pytest.approx(0.25)
+
+
+def test_system_that_does_not_tell_page_faults():
+    timing = measure({"a": lambda: None}, CPU, 1, 0.0, usage=lambda: None)["a"]
+    assert timing.faults is None
+    assert timing.system_share is None
+
+
+@pytest.mark.skipif(process_usage() is None, reason="the system does not tell")
+def test_first_touch_is_a_page_fault():
+    def touch():
+        with mmap.mmap(-1, 64 * mmap.PAGESIZE) as memory:
+            for place in range(0, len(memory), mmap.PAGESIZE):
+                memory[place] = 1
+
+    timings = measure({"touch": touch, "nothing": lambda: None}, CPU, 3, 0.0)
+    # A page can be larger than the smallest.
+    assert timings["touch"].faults >= 1
+    assert timings["nothing"].faults < 0.5
 
 
 def test_measure_goes_on_for_min_seconds():

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import sys
 
 import pytest
 import torch
@@ -116,6 +117,49 @@ def test_resident_memory_of_a_sweep_is_that_of_its_headline(monkeypatch, tmp_pat
     arguments = ["--quick", "--activities", "0.1,0.2", "--depths", "2", "--depth-activity", "0.2", "--peers", "none"]
     assert bench("sparse", *arguments, "--resident-memory") == 0
     assert asked == [("sparse", name, 0.2, 2) for name in ("sparse-network", "sparse-ops", "dense")]
+
+
+def test_sweep_over_sizes(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    out, picture = tmp_path / "out.json", tmp_path / "out.png"
+    arguments = ["--quick", "--repeats", "1", "--peers", "snntorch,copy", "--tensors", "4x6x50,3x2x10"]
+    assert bench("memory", *arguments, "--json", str(out), "--chart", str(picture)) == 0
+    printed = capsys.readouterr().out
+    document = json.loads(out.read_text(encoding="utf-8"))
+    assert [case["parameters"]["megabytes"] for case in document["cases"]] == [0.00024, 0.0048]
+    for case in document["cases"]:
+        assert case["title"] in printed
+        rows = {row["name"]: row for row in case["results"]}
+        assert list(rows) == ["snnipu", "snnipu-spikes", "snntorch-unbind", "copy-24", "copy-20"]
+        assert all(row["status"] == "ok" and row["copy_share"] > 0 for row in rows.values())
+        if sys.platform.startswith("linux"):
+            assert all(row["time"]["faults_per_call"] >= 0 for row in rows.values())
+    assert document["settings"]["steps"] is document["settings"]["neurons"] is None
+    (sweep,) = document["sweeps"]
+    assert sweep["axes"] == [{"parameter": "megabytes", "values": [0.00024, 0.0048], "fixed": {}}]
+    assert sweep["break_even"] is None
+    for title in ("median ms", "share of the copy's speed", "page faults a step"):
+        assert f"{title} against sequence size in MB" in printed
+    assert picture.stat().st_size > 5000
+
+
+@pytest.mark.skipif(not supported(torch.device("cpu")), reason="the system does not tell")
+def test_resident_memory_of_a_sweep_whose_tables_are_all_shown(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "snnipu.cli.bench.resident_peak_bytes", lambda case, name, settings: asked.append((name, settings.steps))
+    )
+    arguments = ["--quick", "--peers", "none", "--tensors", "3x2x10,4x6x50", "--resident-memory"]
+    assert bench("memory", *arguments) == 0
+    assert asked == [(name, steps) for steps in (3, 4) for name in ("snnipu", "snnipu-spikes")]
+
+
+def test_sweep_without_memory_is_status_2(monkeypatch, capsys):
+    monkeypatch.setattr("snnipu.benchmarking.cases.memory.available_memory", lambda: 0)
+    with pytest.raises(SystemExit) as stop:
+        bench("memory", "--quick")
+    assert stop.value.code == 2
+    assert "argument --tensors: 5 × 16 × 64 is left out: it needs about" in capsys.readouterr().err
 
 
 def test_one_case_with_sizes_of_its_own(capsys):
@@ -244,6 +288,13 @@ def test_red_gate_is_status_1(monkeypatch, tmp_path, capsys):
         (["sparse", "--depth-activity", "0"], "argument --depth-activity: must be above 0 and below 1, but is 0"),
         (["sparse", "--depth-activity", "low"], "argument --depth-activity: 'low' is not a number"),
         (["sparse", "--input", "mnist"], "argument --input: invalid choice"),
+        (["memory", "--tensors", "3x4"], "argument --tensors: expected sizes TxBxN such as 100x128x1024, separated by"),
+        (["memory", "--tensors", "3x4x0"], "argument --tensors: sizes must be at least 1, but is '3x4x0'"),
+        (["memory", "--tensors", "3x4x5,5x4x3"], "argument --tensors: each must have another size, but two have 60"),
+        (["memory", "--steps", "3"], "argument --steps: not for the case memory, which has its sizes from --tensors"),
+        (["memory", "--batch-size", "3"], "argument --batch-size: not for the case memory"),
+        (["memory", "--dtype", "float64"], "argument --dtype: memory does not run in float64"),
+        (["sparse", "--tensors", "3x4x5"], "argument --tensors: only for the case memory, not for sparse"),
         (["lif", "--activities", "0.1"], "argument --activities: only for the case sparse, not for lif"),
         (["--depth-activity", "0.1"], "argument --depth-activity: only for the case sparse, not for all"),
         (["--steps", "0"], "argument --steps: must be at least 1"),
@@ -285,8 +336,6 @@ def test_cuda_without_cuda_is_status_2(capsys):
 
 
 def test_chart_without_matplotlib_is_status_2_before_the_run(monkeypatch, tmp_path, capsys):
-    import sys
-
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(SystemExit) as stop:
         bench("--chart", str(tmp_path / "out.png"))

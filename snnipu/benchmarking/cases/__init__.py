@@ -6,7 +6,9 @@ A module has ``SUMMARY`` (one line for ``--help``), ``DTYPES`` (the element type
 * ``DEVICES``: the types of device that it can run on, where not all;
 * ``FULL`` and ``QUICK``: its own defaults in place of the command's, without and with ``--quick``;
 * ``variants(settings) -> List[Settings]``: the tables it has where the command was asked for no sizes and no type;
-* ``sweep(settings, ...) -> Sweep``: what the command runs when it is asked for this case alone.
+* ``sweep(settings, ...) -> Sweep``: what the command runs when it is asked for this case alone;
+* ``OPTIONS``: the options of the command for that sweep, each an argument of ``sweep`` or a field of the settings;
+* ``NEURONS``: the field of the settings that ``--neurons`` sets, where not ``neurons``; the case has its own default.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """LIF alone over a sequence, forward and backward."""
 
-import dataclasses
 import functools
+from dataclasses import replace
 from typing import Callable, List, Optional, Tuple
 
 import snntorch
@@ -10,7 +10,7 @@ import torch
 import snnipu
 from snnipu.benchmarking import peers
 from snnipu.benchmarking.case import Case, Contender, Settings, Workload
-from snnipu.benchmarking.checks import Check, check_layer, tolerance_for
+from snnipu.benchmarking.checks import Check, Tolerance, check_layer_parts, tolerance_for
 
 SUMMARY = "LIF neurons alone over a sequence, forward + backward"
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -84,8 +84,8 @@ def variants(settings: Settings) -> List[Settings]:
     if settings.device.type != "cuda":
         return [settings]
     return [
-        dataclasses.replace(settings, steps=32, batch_size=64, neurons=65536, dtype=torch.float16),
-        dataclasses.replace(settings, steps=500, batch_size=16, neurons=4096, dtype=torch.float32),
+        replace(settings, steps=32, batch_size=64, neurons=65536, dtype=torch.float16),
+        replace(settings, steps=500, batch_size=16, neurons=4096, dtype=torch.float32),
     ]
 
 
@@ -103,124 +103,196 @@ def copy_of_least_traffic(x: torch.Tensor) -> Workload:
     return Workload(lambda: source.clone(), check)
 
 
-def build(settings: Settings) -> Case:
-    """The case at the given sizes: ``x`` and the upstream gradient of the spikes are standard normal, ``[T, B, N]``."""
-    shape = (settings.steps, settings.batch_size, settings.neurons)
-    dtype, device, beta = settings.dtype, settings.device, settings.beta
-    generator = torch.Generator(device).manual_seed(settings.seed)
+def caption(beta: float) -> str:
+    """What is done, as a sentence."""
+    return (
+        "The work: from x [T, B, N], which requires a gradient, and an upstream gradient of the stacked spikes, "
+        f"compute the spikes of all steps and the gradient of x. beta {beta}, threshold 1, reset by subtraction."
+    )
 
-    def normal() -> torch.Tensor:
-        return torch.randn(shape, generator=generator, device=device).to(dtype)
 
-    x = normal().requires_grad_()
-    grad_spk = normal()
+class Work:
+    """The same input for every contender, what each of them does with it, and what must come out.
 
-    def snntorch_lif() -> snntorch.Leaky:
-        return snntorch.Leaky(beta=beta).to(device, dtype)
+    Attributes:
+        x, grad_spk: the input and the upstream gradient of its spikes, ``[T, B, N]``, standard normal.
+    """
 
-    @functools.lru_cache(maxsize=1)
-    def reference() -> SpikesAndGradient:
-        return _run(functools.partial(_snntorch_loop, snntorch_lif()), x, grad_spk)
+    def __init__(self, settings: Settings, part: Optional[int] = None) -> None:
+        """``part``: about so many elements of x are compared with their reference at a time; None: all."""
+        self.settings = settings
+        self.shape = (settings.steps, settings.batch_size, settings.neurons)
+        self.beta, self.dtype, self.device = settings.beta, settings.dtype, settings.device
+        generator = torch.Generator(self.device).manual_seed(settings.seed)
 
-    def same_as_snntorch(step: Callable[[], Tuple[torch.Tensor, ...]]) -> Callable[[], Check]:
+        def normal() -> torch.Tensor:
+            return torch.randn(self.shape, generator=generator, device=self.device).to(self.dtype)
+
+        self.x = normal().requires_grad_()
+        self.grad_spk = normal()
+        columns = settings.batch_size * settings.neurons
+        width = columns if part is None else min(columns, max(1, part // settings.steps))
+        self.parts = [(start, min(start + width, columns)) for start in range(0, columns, width)]
+        # Contenders that are compared with the same reference share it while there is one part.
+        self._reference = functools.lru_cache(maxsize=1)(self._run_reference)
+
+    def _columns(self, sequence: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        """Some of the neurons of all samples, ``[T, stop - start]``."""
+        return sequence.detach().flatten(1)[:, start:stop]
+
+    def _run_reference(self, start: int, stop: int) -> SpikesAndGradient:
+        x = self._columns(self.x, start, stop).clone().requires_grad_()
+        grad_spk = self._columns(self.grad_spk, start, stop)
+        # Over x[step] it takes time in proportion to the square of the steps.
+        return _run(functools.partial(_snntorch_loop_unbind, self.snntorch_lif()), x, grad_spk)
+
+    def _check(
+        self,
+        results: SpikesAndGradient,
+        reference: Callable[[int, int], SpikesAndGradient],
+        tolerance: Tolerance,
+        against: str,
+    ) -> Check:
+        for result in results:
+            if result.shape != self.shape:
+                raise ValueError(f"expected results of shape {self.shape}, got {tuple(result.shape)}")
+        parts = (
+            (*(self._columns(result, start, stop) for result in results), *reference(start, stop))
+            for start, stop in self.parts
+        )
+        return check_layer_parts(parts, tolerance, against)  # type: ignore[arg-type]
+
+    def _same_as_snntorch(self, step: Callable[[], Tuple[torch.Tensor, ...]]) -> Callable[[], Check]:
         def check() -> Check:
             spk, grad_x = step()[:2]
-            return check_layer(spk, grad_x, *reference(), tolerance_for(dtype, device), "snnTorch")
+            return self._check((spk, grad_x), self._reference, tolerance_for(self.dtype, self.device), "snnTorch")
 
         return check
 
-    def follows(rule: peers.Rule, run: Callable[[], SpikesAndGradient], data: torch.Tensor) -> Callable[[], Check]:
+    def _follows(
+        self, rule: peers.Rule, step: Callable[[], SpikesAndGradient], data: torch.Tensor
+    ) -> Callable[[], Check]:
+        def expected(start: int, stop: int) -> SpikesAndGradient:
+            x = self._columns(data, start, stop).clone().requires_grad_()
+            return _run(functools.partial(_plain_loop, rule), x, self._columns(self.grad_spk, start, stop))
+
         def check() -> Check:
-            expected = _run(functools.partial(_plain_loop, rule), data, grad_spk)
-            tolerance = tolerance_for(dtype, device, same_operations=False)
-            return check_layer(*run(), *expected, tolerance, "its own rule")
+            tolerance = tolerance_for(self.dtype, self.device, same_operations=False)
+            return self._check(step(), expected, tolerance, "its own rule")
 
         return check
 
-    def from_forward(forward: Forward) -> Workload:
-        step = functools.partial(_run, forward, x, grad_spk)
-        return Workload(step, same_as_snntorch(step))
+    def snntorch_lif(self) -> snntorch.Leaky:
+        return snntorch.Leaky(beta=self.beta).to(self.device, self.dtype)
 
-    def own() -> Workload:
-        lif = snnipu.Leaky(beta=beta).to(device, dtype)
-        return from_forward(lambda data: lif.sequence(data)[0])
+    def _forward(self, forward: Forward) -> Workload:
+        step = functools.partial(_run, forward, self.x, self.grad_spk)
+        return Workload(step, self._same_as_snntorch(step))
 
-    def membrane() -> Workload:
-        lif = snntorch_lif()
+    def sequence(self) -> Workload:
+        """``snnipu.Leaky.sequence``."""
+        lif = snnipu.Leaky(beta=self.beta).to(self.device, self.dtype)
+        return self._forward(lambda data: lif.sequence(data)[0])
+
+    def spikes(self) -> Workload:
+        """``snnipu.Leaky.spikes``."""
+        return self._forward(snnipu.Leaky(beta=self.beta).to(self.device, self.dtype).spikes)
+
+    def loop(self) -> Workload:
+        """snnTorch's loop over ``x[step]``."""
+        return self._forward(functools.partial(_snntorch_loop, self.snntorch_lif()))
+
+    def loop_unbind(self) -> Workload:
+        """snnTorch's loop over ``x.unbind()``."""
+        return self._forward(functools.partial(_snntorch_loop_unbind, self.snntorch_lif()))
+
+    def loop_membrane(self) -> Workload:
+        """snnTorch's loop over ``x[step]`` that stacks the membranes too."""
+        lif = self.snntorch_lif()
 
         def step() -> Tuple[torch.Tensor, ...]:
-            spk, mem = _snntorch_loop_membrane(lif, x)
-            (grad_x,) = torch.autograd.grad(spk, x, grad_spk)
+            spk, mem = _snntorch_loop_membrane(lif, self.x)
+            (grad_x,) = torch.autograd.grad(spk, self.x, self.grad_spk)
             return spk, grad_x, mem
 
-        return Workload(step, same_as_snntorch(step))
+        return Workload(step, self._same_as_snntorch(step))
 
-    whole_loop = settings.steps <= peers.LONGEST_COMPILED_LOOP
+    @property
+    def compiles_whole_loop(self) -> bool:
+        return self.settings.steps <= peers.LONGEST_COMPILED_LOOP
 
-    def compile_loop() -> Workload:
-        lif = snntorch_lif()
+    def compiled(self) -> Workload:
+        """snnTorch's loop, or its step where that would take too long, under ``torch.compile``."""
+        lif = self.snntorch_lif()
         forward = (
-            peers.compiled(functools.partial(_snntorch_loop, lif), device)
-            if whole_loop
-            else _snntorch_compiled_steps(lif, device)
+            peers.compiled(functools.partial(_snntorch_loop, lif), self.device)
+            if self.compiles_whole_loop
+            else _snntorch_compiled_steps(lif, self.device)
         )
-        step = functools.partial(_run, forward, x, grad_spk)
-        return Workload(step, same_as_snntorch(step), peers.compile_seconds(step))
+        workload = self._forward(forward)
+        return replace(workload, compile_seconds=peers.compile_seconds(workload.step))
 
-    def spikingjelly(backend: Optional[str] = None) -> Workload:
-        lif = peers.spikingjelly_lif(beta, backend=backend).to(device)
+    def spikingjelly(self, backend: Optional[str] = None) -> Workload:
+        """SpikingJelly's multi-step neuron."""
+        lif = peers.spikingjelly_lif(self.beta, backend=backend).to(self.device)
 
         def forward(data: torch.Tensor) -> torch.Tensor:
             lif.reset()
             return lif(data)
 
-        step = functools.partial(_run, forward, x, grad_spk)
-        return Workload(step, follows(peers.spikingjelly_rule(beta), step, x))
+        step = functools.partial(_run, forward, self.x, self.grad_spk)
+        return Workload(step, self._follows(peers.spikingjelly_rule(self.beta), step, self.x))
 
-    def norse() -> Workload:
-        lift = peers.norse_lift(peers.norse_lif(beta, dtype, device))
+    def norse(self) -> Workload:
+        """norse's neuron over the sequence."""
+        lift = peers.norse_lift(peers.norse_lif(self.beta, self.dtype, self.device))
         # norse multiplies its input by 1 - beta: scaled beforehand, its neurons see the currents the others see.
-        scaled = (x.detach() / (1 - beta)).requires_grad_()
-        step = functools.partial(_run, lambda data: lift(data)[0], scaled, grad_spk)
-        return Workload(step, follows(peers.norse_rule(beta), step, scaled))
+        scaled = (self.x.detach() / (1 - self.beta)).requires_grad_()
+        step = functools.partial(_run, lambda data: lift(data)[0], scaled, self.grad_spk)
+        return Workload(step, self._follows(peers.norse_rule(self.beta), step, scaled))
 
+
+def build(settings: Settings) -> Case:
+    """The case at the given sizes: ``x`` and the upstream gradient of the spikes are standard normal, ``[T, B, N]``."""
+    work = Work(settings)
+    shape, dtype, device, beta = work.shape, work.dtype, work.device, work.beta
     contenders: List[Contender] = [
-        Contender("snnipu", "snnipu Leaky.sequence", own, ratio_label="snnipu"),
+        Contender("snnipu", "snnipu Leaky.sequence", work.sequence, ratio_label="snnipu"),
         Contender(
             "snntorch",
             "snnTorch loop",
-            lambda: from_forward(functools.partial(_snntorch_loop, snntorch_lif())),
+            work.loop,
             peer="snntorch",
             note="its usual loop: lif(x[step], mem), then torch.stack of the spikes",
         ),
         Contender(
             "snntorch-unbind",
             "snnTorch loop, x.unbind()",
-            lambda: from_forward(functools.partial(_snntorch_loop_unbind, snntorch_lif())),
+            work.loop_unbind,
             peer="snntorch",
             note="tuned by hand: the gradients of the steps are stacked once, not added up in a full-size tensor each",
         ),
         Contender(
             "snntorch-membrane",
             "snnTorch loop, spk and mem",
-            membrane,
+            work.loop_membrane,
             peer="snntorch",
             note="records and stacks the membrane too: what Leaky.sequence returns",
         ),
         Contender(
             "compile",
-            f"snnTorch {'loop' if whole_loop else 'step'}, torch.compile",
-            compile_loop,
+            f"snnTorch {'loop' if work.compiles_whole_loop else 'step'}, torch.compile",
+            work.compiled,
             peer="compile",
-            note="" if whole_loop else "one step is compiled, and a loop in Python calls it",
+            note="" if work.compiles_whole_loop else "one step is compiled, and a loop in Python calls it",
         ),
-        *peers.multi_step_contenders(spikingjelly, norse, device),
+        *peers.multi_step_contenders(work.spikingjelly, work.norse, device),
     ]
     contenders.append(
         Contender(
             "copy",
             "copy of as many bytes",
-            lambda: copy_of_least_traffic(x),
+            lambda: copy_of_least_traffic(work.x),
             peer="copy",
             note="the least the work reads and writes is six sequences: its time over a row's is that row's share of "
             "the bandwidth of a copy",
@@ -230,10 +302,7 @@ def build(settings: Settings) -> Case:
     return Case(
         name="lif",
         title=f"LIF alone, forward + backward: T={shape[0]} × B={shape[1]} × N={shape[2]}{element_type}",
-        caption=(
-            "The work: from x [T, B, N], which requires a gradient, and an upstream gradient of the stacked spikes, "
-            f"compute the spikes of all steps and the gradient of x. beta {beta}, threshold 1, reset by subtraction."
-        ),
+        caption=caption(beta),
         contenders=contenders,
         parameters={
             "steps": shape[0],

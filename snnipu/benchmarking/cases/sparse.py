@@ -22,6 +22,7 @@ from snnipu.backends.triton.sparse_break_even import tf32_allowed
 from snnipu.benchmarking import peers
 from snnipu.benchmarking.case import Axis, Case, Contender, Settings, Sweep, Workload
 from snnipu.benchmarking.checks import Check, check_network
+from snnipu.benchmarking.options import Option, comma_separated
 from snnipu.datasets.random_spikes import random_spikes
 from snnipu.training import benchmark_network, scale_to_activity
 from snnipu.training.methods import sparse_network, sparse_ops
@@ -59,6 +60,58 @@ HIGH_ACTIVITY = 0.2
 # What the weights are shifted by there, as a share of the largest.
 MEAN_SHIFT = 0.05
 FLOAT32_DIGITS, TF32_DIGITS = 24, 11
+
+
+def _activity(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number") from None
+    if not 0 < value < 1:
+        raise ValueError(f"must be above 0 and below 1, but is {text}")
+    return value
+
+
+def _activities(text: str) -> List[float]:
+    return [_activity(str(value)) for value in comma_separated(text, float, "numbers above 0 and below 1")]
+
+
+def _depths(text: str) -> List[int]:
+    values = comma_separated(text, int, "whole numbers")
+    unknown = [value for value in values if value not in DEPTHS]
+    if unknown:
+        raise ValueError(f"published are 2, 3, 4 and 5 hidden layers, not {unknown[0]}")
+    return values
+
+
+# --neurons sets this; without it the numbers are those that were published.
+NEURONS = "hidden_neurons"
+OPTIONS = (
+    Option("input", "whose published sizes to take (default: nmnist)", setting="input", choices=list(NETWORKS)),
+    Option(
+        "activities",
+        f"default: {','.join(map(str, ACTIVITIES))}",
+        _activities,
+        ACTIVITIES,
+        QUICK_ACTIVITIES,
+        metavar="LIST",
+    ),
+    Option(
+        "depths",
+        f"hidden layers; default: {','.join(map(str, DEPTHS))}",
+        _depths,
+        DEPTHS,
+        QUICK_DEPTHS,
+        metavar="LIST",
+    ),
+    Option(
+        "depth_activity",
+        "activity of the sweep over the depths (default: 0.02)",
+        _activity,
+        setting="activity",
+        metavar="A",
+    ),
+)
 
 Layers = List[torch.Tensor]
 Gradients = List[torch.Tensor]
