@@ -434,6 +434,6 @@ def lif_sequence(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequ
     names = ("x", "mem0", "beta", "threshold", "graded")
     _expect("LifSequence", inputs, names, attributes, "reset", "reset_delay", *_SURROGATE)
     kernel = _kernel(attributes)
-    return LifSequence.apply(
-        *inputs, None, attributes["reset"], bool(attributes["reset_delay"]), kernel, None, True, False
-    )
+    # x has all steps; no surrogate of PyTorch's; with membranes, not recomputed, saved for the backward pass.
+    options = (None, attributes["reset"], bool(attributes["reset_delay"]), kernel, None, True, False, True)
+    return LifSequence.apply(*inputs, *options)

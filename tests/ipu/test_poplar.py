@@ -138,7 +138,7 @@ def test_popc_spells_out_template_arguments(popc, tmp_path):
     assert "a::V<unsigned int, a::Way::Up, a::Policy, int, false>)" in text
     assert "a::None)" in text
     assert "Other" not in text
-    assert 'registration("my", {' in text
+    assert 'registrationOf_my("my", {' in text
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,8 @@ class FakeLibrary:
         inputs = [tensor.requires_grad_() for tensor in inputs]
         kernel = Kernel(a["surrogate"], a["surrogate_a"], a["surrogate_b"])
         with torch.enable_grad():
-            made = LifSequence.apply(*inputs, None, a["reset"], bool(a["reset_delay"]), kernel, None, True, False)
+            options = (None, a["reset"], bool(a["reset_delay"]), kernel, None, True, False, True)
+            made = LifSequence.apply(*inputs, *options)
             if asked.gradient is None:
                 return [out.detach() for out in made]
             return torch.autograd.grad([made[place] for place in asked.gradient], inputs, grads)
