@@ -89,6 +89,7 @@ class Case:
         measured: told once the contenders have been checked: what the data turned out to be.
         slow_seconds: contenders that take longer than this take part in fewer rounds; None: all in every round.
         slow_rounds: but in so many at least.
+        alone: whether each contender is timed in memory that it got itself: what the one before left is given back.
         show_faults: whether the table has columns for page faults and the kernel's time, which every case measures.
         check_meaning: what a passed check says, for the line under the table; empty: the usual.
     """
@@ -103,6 +104,7 @@ class Case:
     measured: Callable[[], Dict[str, Any]] = dict
     slow_seconds: Optional[float] = None
     slow_rounds: int = SLOW_ROUNDS
+    alone: bool = False
     show_faults: bool = False
     check_meaning: str = ""
 

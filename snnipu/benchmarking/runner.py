@@ -5,6 +5,7 @@ from typing import Any, Callable, Collection, Dict, List, Optional
 
 import torch
 
+from snnipu.backends import release_memory
 from snnipu.benchmarking.case import Case, Contender, Workload
 from snnipu.benchmarking.checks import Check
 from snnipu.benchmarking.memory import peak_extra_bytes
@@ -111,7 +112,14 @@ def run_case(
     on_stage(f"{case.name}: timing")
     steps = {name: workload.step for name, workload in workloads.items()}
     timings = measure(
-        steps, device, repeats, min_seconds, on_round, slow_seconds=case.slow_seconds, slow_rounds=case.slow_rounds
+        steps,
+        device,
+        repeats,
+        min_seconds,
+        on_round,
+        slow_seconds=case.slow_seconds,
+        slow_rounds=case.slow_rounds,
+        before=release_memory if case.alone else None,
     )
     own = {r.contender.name: timings[r.contender.name].median for r in results if r.contender.own and r.status == OK}
     for result in results:

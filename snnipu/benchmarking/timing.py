@@ -105,6 +105,7 @@ def measure(
     slow_seconds: Optional[float] = None,
     slow_rounds: int = SLOW_ROUNDS,
     usage: Callable[[], Optional[Usage]] = process_usage,
+    before: Optional[Callable[[], Any]] = None,
 ) -> Dict[str, Timing]:
     """Time ``steps`` side by side.
 
@@ -115,6 +116,9 @@ def measure(
     With ``slow_seconds``, a contender that takes n times as long (rounded up) takes part in every n-th round only, but
     in at least ``slow_rounds`` of ``repeats``, and without the untimed calls: whatever they would set up is lost in
     such a time. Its samples still lie all over the run.
+
+    ``before`` is called before the calls of each contender in a round; all of them then have untimed calls, slow ones
+    a single one, so that what it undid is there again.
     """
 
     def timed(step: Callable[[], Any], calls: int) -> Sample:
@@ -156,7 +160,11 @@ def measure(
             for name in order:
                 if rounds % every[name] != every[name] // 2:
                     continue
-                if every[name] == 1:
+                if before is not None:
+                    before()
+                    for _ in range(WARM_UP_CALLS if every[name] == 1 else 1):
+                        steps[name]()
+                elif every[name] == 1:
                     steps[name]()
                 samples[name].append(timed(steps[name], calls[name]))
             if collector_was_on:

@@ -1,4 +1,7 @@
 import pytest
+import torch
+
+from snnipu.benchmarking import Case, run_case
 
 
 def by_name(result):
@@ -109,3 +112,12 @@ def test_long_reason_is_cut(run, make_contender):
 def test_a_stop_stops(run, make_contender, stop):
     with pytest.raises(stop):
         run(make_contender("own", raises=stop()))
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_memory_of_the_contender_before_is_given_back(monkeypatch, make_contender, alone):
+    released = []
+    monkeypatch.setattr("snnipu.benchmarking.runner.release_memory", lambda: released.append(1))
+    case = Case("case", "Title", "Caption.", [make_contender("a"), make_contender("b")], alone=alone)
+    run_case(case, [], torch.device("cpu"), repeats=3, min_seconds=0.0)
+    assert len(released) == (2 * 3 if alone else 0)

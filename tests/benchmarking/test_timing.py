@@ -119,6 +119,17 @@ def test_least_rounds_of_slow_contenders():
     assert (timings["fast"].rounds, timings["slower"].rounds) == (8, 2)
 
 
+def test_what_is_called_before_each_contender():
+    """Untimed calls then come first, for slow ones too."""
+    clock = Clock()
+    steps, calls = fake_steps(clock, fast=0.05, slower=9.0)
+    limits = {"slow_seconds": 0.1, "slow_rounds": 1}
+    timings = measure(steps, CPU, 2, 0.0, clock=clock, before=lambda: calls.append("before"), **limits)
+    assert (timings["fast"].rounds, timings["slower"].rounds) == (2, 1)
+    turns = [turn.split() for turn in " ".join(calls).split("before")[1:]]
+    assert sorted(turns) == [["fast"] * (WARM_UP_CALLS + 1)] * 2 + [["slower"] * 2]
+
+
 def test_page_faults_and_time_of_the_kernel_are_those_of_timed_calls():
     clock, used = Clock(), [0.0, 0.0, 0.0]
     calls = []

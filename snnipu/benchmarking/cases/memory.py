@@ -267,6 +267,7 @@ def build(settings: Settings) -> Case:
         },
         slow_seconds=_SLOW_SECONDS,
         slow_rounds=_SLOW_ROUNDS,
+        alone=True,
         show_faults=True,
     )
 
