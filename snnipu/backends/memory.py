@@ -3,8 +3,9 @@
 What a training step frees, the next one needs again. glibc hands large blocks back to the operating system, which
 clears their pages again at the next step's first touch: at sequences of tens of megabytes these page faults cost more
 than the kernels that fill them. So the operators' results lie in blocks that are used again once no tensor uses them
-any more; and glibc is told to take all blocks from its heap and to keep what is freed, for PyTorch's own tensors. What
-is kept has a limit. Environment: ``SNNIPU_KEEP_FREED_MEMORY``, ``SNNIPU_POISON_MEMORY``.
+any more. glibc is told to keep blocks of up to 32 MiB and, only where the environment asks for it, to take all blocks
+from its heap and to keep what is freed, for PyTorch's own tensors. What is kept has a limit. Environment:
+``SNNIPU_KEEP_FREED_MEMORY``, ``SNNIPU_POISON_MEMORY``.
 """
 
 import ctypes
@@ -19,7 +20,9 @@ from typing import Any, List, Optional, Sequence
 import torch
 
 # <malloc.h>
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4
+# What glibc itself works up to, and what it keeps then.
+_LARGEST_MMAP_THRESHOLD, _KEPT_BYTES = 32 * 2**20, 256 * 2**20
 _TOP_PAD = 16 * 2**20
 _LARGEST_INT = 2**31 - 1
 _VARIABLE = "SNNIPU_KEEP_FREED_MEMORY"
@@ -138,11 +141,14 @@ def keep_freed_memory() -> bool:
     if configured or not limit or not _uses_glibc():
         return False
     libc = ctypes.CDLL(None)
-    settings = {
-        _M_MMAP_MAX: 0,  # large blocks come from the heap, too
-        _M_TOP_PAD: min(_TOP_PAD, limit),
-        _M_TRIM_THRESHOLD: limit if limit <= _LARGEST_INT else -1,  # -1 is the largest there is
-    }
+    settings = {_M_MMAP_THRESHOLD: _LARGEST_MMAP_THRESHOLD, _M_TRIM_THRESHOLD: min(limit, _KEPT_BYTES)}
+    if _VARIABLE in os.environ:
+        # Not unasked: where small blocks that stay come between large ones that go, such a heap grows and grows.
+        settings = {
+            _M_MMAP_MAX: 0,  # large blocks come from the heap, too
+            _M_TOP_PAD: min(_TOP_PAD, limit),
+            _M_TRIM_THRESHOLD: limit if limit <= _LARGEST_INT else -1,  # -1 is the largest there is
+        }
     if not all(libc.mallopt(name, value) for name, value in settings.items()):
         return False
     _heap = _Heap(libc, limit)
