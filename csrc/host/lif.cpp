@@ -147,6 +147,7 @@ template <typename S> struct ForwardArgs {
   const C *mem0;
   Parameters<C> parameters;
   S *spk, *mem, *preReset;
+  C *last;
   std::size_t steps, elements;
   bool constantInput;
   unsigned threads;
@@ -233,6 +234,8 @@ template <typename S> int forward(const ForwardArgs<S> &a, ForwardKernel<S> kern
         forwardBlock<S>(
             kernel, {a, parameters, state, begin, count, at(a.spk), at(a.mem), at(a.preReset), a.elements, streaming},
             order);
+        if (a.last)
+          std::copy_n(state, count, a.last + begin);
         if (streaming)
           streamFence();
       });
@@ -240,7 +243,9 @@ template <typename S> int forward(const ForwardArgs<S> &a, ForwardKernel<S> kern
 
 template <typename S> struct BackwardArgs {
   using C = Compute<S>;
-  const S *gradSpk, *gradMem, *mem, *preReset;
+  const S *gradSpk, *gradMem;
+  const C *gradLast;
+  const S *mem, *preReset;
   ForwardArgs<S> forward; // inputs of the forward pass: x is read only where mem is null
   S *gradX;
   C *gradMem0;
@@ -399,7 +404,10 @@ template <typename S> int backward(const BackwardArgs<S> &a, const BackwardKerne
       preReset = preResetAgain;
     }
     C *const gradState = a.gradMem0 ? a.gradMem0 + begin : scratch.take<C>(count);
-    std::fill_n(gradState, count, C(0));
+    if (a.gradLast)
+      std::copy_n(a.gradLast + begin, count, gradState);
+    else
+      std::fill_n(gradState, count, C(0));
     C *const gradConstant = f.constantInput ? zeros() : nullptr;
     C *parameterSums[3] = {};
     if (parameterGradients)
@@ -492,27 +500,27 @@ template <typename S> BackwardKernels<S> backwardKernels(SurrogateKind surrogate
 using snnipu::BFloat16;
 using snnipu::Float16;
 
-#define FORWARD_ARGS(S, SPK, MEM, PRE_RESET)                                                                           \
+#define FORWARD_ARGS(S, SPK, MEM, PRE_RESET, LAST)                                                                     \
   snnipu::ForwardArgs<S> {                                                                                             \
     x, mem0,                                                                                                           \
         {{beta, static_cast<std::size_t>(beta_size)},                                                                  \
          {threshold, static_cast<std::size_t>(threshold_size)},                                                        \
          {graded, static_cast<std::size_t>(graded_size)}},                                                             \
-        SPK, MEM, PRE_RESET, static_cast<std::size_t>(steps), static_cast<std::size_t>(elements),                      \
+        SPK, MEM, PRE_RESET, LAST, static_cast<std::size_t>(steps), static_cast<std::size_t>(elements),                \
         constant_input != 0 && steps > 1, snnipu::usefulThreads(steps, elements, threads)                              \
   }
 
 #define BACKWARD_ARGS(S)                                                                                               \
   snnipu::BackwardArgs<S> {                                                                                            \
-    grad_spk, grad_mem, mem, pre_reset, FORWARD_ARGS(S, nullptr, nullptr, nullptr), grad_x, grad_mem0,                 \
-        {grad_beta, grad_threshold, grad_graded}, grad_spk_constant != 0, grad_mem_constant != 0,                      \
+    grad_spk, grad_mem, grad_last, mem, pre_reset, FORWARD_ARGS(S, nullptr, nullptr, nullptr, nullptr), grad_x,        \
+        grad_mem0, {grad_beta, grad_threshold, grad_graded}, grad_spk_constant != 0, grad_mem_constant != 0,           \
         static_cast<snnipu::SurrogateKind>(surrogate), static_cast<snnipu::Compute<S>>(surrogate_a),                   \
         static_cast<snnipu::Compute<S>>(surrogate_b)                                                                   \
   }
 
 #define LIF_SEQUENCE(SUFFIX, S, C)                                                                                     \
   SNNIPU_LIF_SEQUENCE_FWD(snnipu_lif_sequence_fwd_##SUFFIX, S, C) {                                                    \
-    return snnipu::forward(FORWARD_ARGS(S, spk, mem, pre_reset),                                                       \
+    return snnipu::forward(FORWARD_ARGS(S, spk, mem, pre_reset, last),                                                 \
                            snnipu::forwardKernel<S, snnipu::HardSpike>(reset, reset_delay != 0));                      \
   }                                                                                                                    \
   SNNIPU_LIF_SEQUENCE_BWD(snnipu_lif_sequence_bwd_##SUFFIX, S, C) {                                                    \
@@ -534,7 +542,7 @@ LIF_SEQUENCE(bf16, BFloat16, float)
 // The same vertices with a smooth spike, whose true derivative is the surrogate: for checking the adjoint by finite
 // differences.
 SNNIPU_LIF_SEQUENCE_FWD(snnipu_lif_sequence_fwd_smooth_f64, double, double) {
-  return snnipu::forward(FORWARD_ARGS(double, spk, mem, pre_reset),
+  return snnipu::forward(FORWARD_ARGS(double, spk, mem, pre_reset, last),
                          snnipu::forwardKernel<double, snnipu::SmoothSpike>(reset, reset_delay != 0));
 }
 SNNIPU_LIF_SEQUENCE_BWD(snnipu_lif_sequence_bwd_smooth_f64, double, double) {

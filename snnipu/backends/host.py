@@ -18,8 +18,8 @@ from snnipu.backends import memory
 from snnipu.backends.libraries import BUILD_HINT, find, native_folder
 
 _SUFFIX = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
-_FWD_ARGTYPES = [c_void_p] * 8 + [c_int64] * 5 + [c_int32] * 4
-_BWD_ARGTYPES = [c_void_p] * 14 + [c_int64] * 5 + [c_int32] * 6 + [c_double] * 2 + [c_int32]
+_FWD_ARGTYPES = [c_void_p] * 9 + [c_int64] * 5 + [c_int32] * 4
+_BWD_ARGTYPES = [c_void_p] * 15 + [c_int64] * 5 + [c_int32] * 6 + [c_double] * 2 + [c_int32]
 _SPARSE_ARGTYPES = {
     "pack_weight": [c_void_p, c_int64, c_int64, c_void_p, c_int32],
     "sparse_linear_fwd": [c_void_p] * 6 + [c_int64] * 5 + [c_int32],
@@ -159,8 +159,9 @@ def lif_sequence_fwd(
     reset_delay: bool,
     store_mem: bool,
     store_pre_reset: bool,
+    store_last: bool = False,
     smooth: bool = False,
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """CPU kernel of ``snnipu::lif_sequence_fwd``; ``smooth`` is for checks of the adjoint."""
     assert library is not None
     steps, step_shape, shape = layout(x, num_steps)
@@ -172,6 +173,7 @@ def lif_sequence_fwd(
     spk = memory.empty(x, shape)
     mem = memory.empty(x, shape) if store_mem else x.new_empty(0)
     pre_reset = memory.empty(x, shape) if store_pre_reset else x.new_empty(0)
+    last = memory.empty(beta, step_shape) if store_last else beta.new_empty(0)
     if elements and steps:
         suffix = "smooth_f64" if smooth else _SUFFIX[x.dtype]
         function = getattr(library, "snnipu_lif_sequence_fwd_" + suffix)
@@ -184,6 +186,7 @@ def lif_sequence_fwd(
             spk.data_ptr(),
             mem.data_ptr() if store_mem else None,
             pre_reset.data_ptr() if store_pre_reset else None,
+            last.data_ptr() if store_last else None,
             steps,
             elements,
             beta.numel(),
@@ -195,8 +198,10 @@ def lif_sequence_fwd(
             torch.get_num_threads(),
         )
         _check(status, "lif_sequence_fwd")
+    elif store_last:
+        last = beta.new_zeros(step_shape) if mem0 is None else mem0.clone()
     memory.used(spk.nbytes + mem.nbytes)
-    return spk, mem, pre_reset
+    return spk, mem, pre_reset, last
 
 
 def _upstream(grad: Optional[torch.Tensor]) -> Tuple[Optional[torch.Tensor], bool]:
@@ -228,6 +233,7 @@ def lif_sequence_bwd(
     need_beta: bool,
     need_threshold: bool,
     need_graded: bool,
+    grad_last: Optional[torch.Tensor] = None,
     smooth: bool = False,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """CPU kernel of ``snnipu::lif_sequence_bwd``: gradients of x, mem0 and the parameters, empty if not needed."""
@@ -237,6 +243,7 @@ def lif_sequence_bwd(
     _check_sizes(steps, elements)
     grad_spk, grad_spk_constant = _upstream(grad_spk)
     grad_mem, grad_mem_constant = _upstream(grad_mem)
+    grad_last = None if grad_last is None else grad_last.contiguous()
     x, mem, pre_reset = (None if t is None else t.contiguous() for t in (x, mem, pre_reset))
     mem0 = None if mem0 is None else mem0.contiguous()
     beta, threshold, graded = beta.contiguous(), threshold.contiguous(), graded.contiguous()
@@ -252,6 +259,7 @@ def lif_sequence_bwd(
         status = function(
             _pointer(grad_spk),
             _pointer(grad_mem),
+            _pointer(grad_last),
             _pointer(x),
             _pointer(mem),
             _pointer(pre_reset),
@@ -280,6 +288,8 @@ def lif_sequence_bwd(
         for output in outputs:
             if output is not None:
                 output.zero_()
+        if grad_mem0 is not None and grad_last is not None and not steps:
+            grad_mem0.copy_(grad_last)
     memory.used(grad_x.nbytes)
     empty = beta.new_empty(0)
     gradients = [empty if output is None else output for output in outputs[1:]]

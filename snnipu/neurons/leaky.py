@@ -223,7 +223,7 @@ class Leaky(snntorch.Leaky):
             self.mem = state
             return super().forward(input_)
         dtype = torch.float32 if dtype in _LOW_PRECISION else dtype
-        spk, after = lif_apply(
+        spk, after, _ = lif_apply(
             input_ if input_.dtype == dtype else input_.to(dtype),
             None if fresh else state,
             self.beta,
@@ -284,7 +284,9 @@ class Leaky(snntorch.Leaky):
             TypeError: ``mem`` passed with ``init_hidden=True``; ``x`` not a floating tensor.
             ValueError: a shape or device that does not fit; the message names the argument.
         """
-        spk, mems = self._sequence(x, mem, num_steps, need_mem=True)
+        if self.init_hidden and mem is not None:
+            raise TypeError("`mem` should not be passed as an argument while `init_hidden=True`")
+        spk, mems, _ = self._sequence(x, mem, num_steps, need_mem=True)
         assert mems is not None
         return spk, mems
 
@@ -309,25 +311,43 @@ class Leaky(snntorch.Leaky):
             return self.sequence(x, num_steps=num_steps)
         return self.spikes(x, num_steps=num_steps)
 
+    def resumes(self) -> bool:
+        """Whether :meth:`resume` gives, part by part, what :meth:`over_time` gives at once."""
+        return not self._replaces("sequence", "spikes", "over_time")
+
+    def resume(
+        self, x: torch.Tensor, state: Optional[torch.Tensor], *, num_steps: Optional[int] = None, need_mem: bool = True
+    ) -> Tuple[Any, torch.Tensor]:
+        """:meth:`over_time` for a part of a sequence: its result, and the state the next part starts from.
+
+        ``state`` None: the first part. Its gradient is exact.
+        """
+        spk, mems, last = self._sequence(x, state, num_steps, need_mem, need_last=True)
+        assert last is not None
+        return (spk, mems) if need_mem else spk, last
+
     def _sequence(
-        self, x: torch.Tensor, mem: Optional[torch.Tensor], num_steps: Optional[int], need_mem: bool
-    ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+        self,
+        x: torch.Tensor,
+        mem: Optional[torch.Tensor],
+        num_steps: Optional[int],
+        need_mem: bool,
+        need_last: bool = False,
+    ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor]]:
         self._on_ipu()
         if num_steps is None:
             check_input(x, 1, "[T, B, ...]")
         else:
             check_input(x, 0, "[B, ...]")
             check_num_steps(num_steps)
-        if self.init_hidden:
-            if mem is not None:
-                raise TypeError("`mem` should not be passed as an argument while `init_hidden=True`")
+        if self.init_hidden and mem is None:
             step_shape = x.shape[1:] if num_steps is None else x.shape
             mem = self.mem if self.mem.shape == step_shape and self.mem.numel() else None
         replaced = self._replaces("forward")
         if replaced and not self._replaced():
             self._say_slow()
         if not replaced and self._fuses():
-            spk, mems = lif_apply(
+            spk, mems, last = lif_apply(
                 x,
                 mem,
                 self.beta,
@@ -337,22 +357,22 @@ class Leaky(snntorch.Leaky):
                 RESET_MECHANISMS[self._reset_mechanism],
                 self.reset_delay,
                 self._surrogate(),
-                need_mem=need_mem or self.init_hidden,
+                need_mem=need_mem,
+                need_last=need_last or self.init_hidden,
             )
         else:
-            spk, mems = self._sequence_by_steps(x, mem, num_steps)
-        if self.init_hidden and mems is not None and mems.shape[0]:
-            # A copy, so that the whole sequence's membranes are not kept.
-            self.mem = mems[-1].clone()
-        return spk, mems
+            spk, mems, last = self._sequence_by_steps(x, mem, num_steps)
+        if self.init_hidden and last is not None and spk.shape[0]:
+            self.mem = last.to(x.dtype)
+        return spk, mems, last
 
     def _sequence_by_steps(
         self, x: torch.Tensor, mem: Optional[torch.Tensor], num_steps: Optional[int]
-    ) -> Tuple[torch.Tensor, torch.Tensor]:
+    ) -> Tuple[torch.Tensor, torch.Tensor, Optional[torch.Tensor]]:
         steps = x.shape[0] if num_steps is None else num_steps
         step_shape = x.shape[1:] if num_steps is None else x.shape
         if steps == 0:
-            return torch.empty_like(x), torch.empty_like(x)
+            return torch.empty_like(x), torch.empty_like(x), mem
         if mem is not None and mem.shape != step_shape:
             raise ValueError(f"mem must have the shape of one step of x, {tuple(step_shape)}, got {tuple(mem.shape)}")
         self.mem = x.new_zeros(step_shape) if mem is None else mem
@@ -363,7 +383,7 @@ class Leaky(snntorch.Leaky):
             spk, self.mem = out[:2] if isinstance(out, tuple) else (out, self.mem)
             spks.append(spk)
             mems.append(self.mem)
-        return torch.stack(spks).to(x.dtype), torch.stack(mems).to(x.dtype)
+        return torch.stack(spks).to(x.dtype), torch.stack(mems).to(x.dtype), self.mem
 
     def __getstate__(self) -> Dict[str, Any]:
         # What a forward pass left behind belongs to its autograd graph, which cannot be copied.

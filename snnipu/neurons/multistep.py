@@ -7,7 +7,10 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
+from snnipu._layout import memory_order
+from snnipu.backends import memory, popart
 from snnipu.neurons.leaky import Leaky
+from snnipu.ops._arguments import is_compiling
 from snnipu.ops.lif_sequence import check_num_steps
 from snnipu.spikes import SparseSpikes
 
@@ -44,6 +47,10 @@ _CHANNEL_DROPOUTS = {1: (nn.Dropout1d,), 2: (nn.Dropout2d,), 3: (nn.Dropout3d,)}
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 _Fits = Callable[[Any, int], bool]
+_Named = List[Tuple[str, nn.Module]]
+
+# Activations of a part of the steps: the largest of one module.
+PART_BYTES = 8 * 2**20
 
 
 def _always(module: nn.Module, dims: int) -> bool:
@@ -88,6 +95,18 @@ _RANDOM: Dict[type, _Fits] = {
     nn.FeatureAlphaDropout: _has_batch,
     **{kind: _has_maps(spatial) for spatial, kinds in _CHANNEL_DROPOUTS.items() for kind in kinds},
 }
+# What gives a result of its input's shape, step by step.
+_KEEP_SHAPE = (
+    *_BATCH_NORMS,
+    Leaky,
+    snntorch.Leaky,
+    snntorch.Lapicque,
+    snntorch.Synaptic,
+    snntorch.Alpha,
+    snntorch.RLeaky,
+    snntorch.RSynaptic,
+    snntorch.DeltaLeaky,
+)
 # snnTorch's neurons that take whole sequences, [T, B, ...]; as recurrent layers do.
 _WHOLE_SEQUENCES = (snntorch.StateLeaky, snntorch.AssociativeLeaky, snntorch.LeakyParallel, nn.RNNBase)
 
@@ -170,6 +189,8 @@ class MultiStep(nn.Sequential):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        # Shape of a step and modules -> bytes of the largest activation.
+        self._step_bytes: Dict[Tuple[Any, ...], int] = {}
         for name, module in self.named_children():
             _check_module(name, module)
 
@@ -196,33 +217,60 @@ class MultiStep(nn.Sequential):
             raise ValueError("MultiStep has no modules")
         out: Any = x
         constant = num_steps  # not None: `out` is one step's value, the same at all of them
-        for position, (name, module) in enumerate(modules):
+        while constant is not None and modules and is_stateless(modules[0][1]):
+            out = modules.pop(0)[1](out)
+        while modules:
+            count = next((i for i, (_, module) in enumerate(modules) if not _goes_in_parts(module)), len(modules))
             if isinstance(out, tuple):
                 out = out[0]
-            if isinstance(out, SparseSpikes) and not getattr(module, "takes_whole_sequences", False):
+            if isinstance(out, SparseSpikes) and not getattr(modules[0][1], "takes_whole_sequences", False):
                 out = out.to_dense()
-            if constant is not None and is_stateless(module):
-                out = module(out)
-            elif isinstance(module, Leaky) and not is_hooked(module) and module.runs_fused():
-                out = module.over_time(out, num_steps=constant, need_mem=position == len(modules) - 1)
-                constant = None
-            elif isinstance(module, MultiStep):
-                out = module(out) if constant is None else module(out, num_steps=constant)
-                constant = None
+            if count:
+                out = self._over_time(modules[:count], out, constant, need_mem=count == len(modules))
             else:
-                if constant is not None:
-                    out = out.unsqueeze(0).expand(constant, *out.shape)
-                    constant = None
-                _check_module(name, module)
-                if takes_whole_sequences(module):
-                    out = module(out)
-                elif runs_as_one_batch(module, out.dim() - 1):
-                    out = _as_one_batch(module, out)
-                else:
-                    out = _by_steps(name, module, out)
+                count = 1
+                out = _whole(*modules[0], out, constant)
+            constant = None
+            del modules[:count]
         if constant is not None:
-            out = out.unsqueeze(0).expand(constant, *out.shape)
+            out = _expanded(out, constant)
         return out
+
+    def _over_time(self, modules: _Named, x: torch.Tensor, constant: Optional[int], need_mem: bool) -> Any:
+        """All steps through ``modules``, in parts of time whose activations stay in the caches and are soon free."""
+        steps = x.shape[0] if constant is None else constant
+        length = self._steps_at_a_time(modules, x, constant)
+        if length >= steps:
+            return _part(modules, None, x, constant, need_mem)
+        states: List[Any] = [None] * len(modules)
+        count = -(-steps // length)
+        lengths = [steps // count + (part < steps % count) for part in range(count)]
+        parts = [x] * count if constant is not None else x.split(lengths)
+        made = [
+            _part(modules, states, part, None if constant is None else number, need_mem)
+            for part, number in zip(parts, lengths)
+        ]
+        return _joined(made)
+
+    def _steps_at_a_time(self, modules: _Named, x: torch.Tensor, constant: Optional[int]) -> int:
+        """Length of the parts, from the shapes alone: the same call is always cut in the same way."""
+        steps = x.shape[0] if constant is None else constant
+        stateful = [module for _, module in modules if not is_stateless(module)]
+        if (
+            x.device.type != "cpu"
+            or x.numel() == 0
+            or len(stateful) == len(modules)
+            or len({id(module) for module in stateful}) < len(stateful)  # one that goes on with itself
+            or is_compiling()
+            or popart.on_ipu_model()
+            or popart.on_real_ipu()
+        ):
+            return steps
+        step = x[0] if constant is None else x
+        key = (step.shape, step.dtype, *((id(module), type(module)) for _, module in modules))
+        if key not in self._step_bytes:
+            self._step_bytes[key] = _largest_step(modules, step)
+        return max(1, PART_BYTES // max(1, self._step_bytes[key]))
 
 
 def _check_input(x: Any, num_steps: Optional[int]) -> None:
@@ -269,6 +317,99 @@ def _in_turn(modules: nn.Module, prefix: str = "") -> Iterator[Tuple[str, nn.Mod
             yield prefix + name, module
 
 
+def _expanded(x: torch.Tensor, steps: int) -> torch.Tensor:
+    return x.unsqueeze(0).expand(steps, *x.shape)
+
+
+def _is_fused(module: nn.Module) -> bool:
+    return isinstance(module, Leaky) and not is_hooked(module) and module.runs_fused()
+
+
+def _goes_in_parts(module: nn.Module) -> bool:
+    """Whether the module may be given a part of the steps, and go on with the next."""
+    if isinstance(module, MultiStep) or takes_whole_sequences(module):
+        return False
+    return not isinstance(module, Leaky) or not _is_fused(module) or module.resumes()
+
+
+def _whole(name: str, module: nn.Module, x: Any, constant: Optional[int]) -> Any:
+    """All steps through a module that takes them at once."""
+    if isinstance(module, Leaky):
+        return module.over_time(x, num_steps=constant)
+    if isinstance(module, MultiStep):
+        return module(x) if constant is None else module(x, num_steps=constant)
+    _check_module(name, module)
+    return module(x if constant is None else _expanded(x, constant))
+
+
+def _part(
+    modules: _Named, states: Optional[List[Any]], x: torch.Tensor, constant: Optional[int], need_mem: bool
+) -> Any:
+    """Some steps through ``modules``, from ``states`` and to the states the next part starts from; None: all steps."""
+    out: Any = x
+    for place, (name, module) in enumerate(modules):
+        if isinstance(out, tuple):
+            out = out[0]
+        if _is_fused(module):
+            assert isinstance(module, Leaky)
+            wanted = need_mem and place == len(modules) - 1
+            if states is None:
+                out = module.over_time(out, num_steps=constant, need_mem=wanted)
+            else:
+                out, states[place] = module.resume(out, states[place], num_steps=constant, need_mem=wanted)
+            constant = None
+            continue
+        if constant is not None:
+            out, constant = _expanded(out, constant), None
+        _check_module(name, module)
+        if runs_as_one_batch(module, out.dim() - 1):
+            out = _as_one_batch(module, out)
+        else:
+            out, state = _by_steps(name, module, out, None if states is None else states[place])
+            if states is not None:
+                states[place] = state
+    return out
+
+
+def _largest_step(modules: _Named, step: torch.Tensor) -> int:
+    """Bytes of the largest result of one step, as far as stateless modules and neurons tell."""
+    largest = step.numel() * step.element_size()
+    with torch.no_grad():
+        out = step.detach().unsqueeze(0)
+        for _, module in modules:
+            if is_stateless(module) and runs_as_one_batch(module, step.dim()):
+                out = _as_one_batch(module, out)
+                step = out[0]
+            elif not (_is_fused(module) or type(module) in _KEEP_SHAPE or type(module) in _RANDOM):
+                break
+            largest = max(largest, step.numel() * step.element_size())
+    return largest
+
+
+class _Join(torch.autograd.Function):
+    """Parts of a sequence in one tensor, in the order in which they lie; their gradients are views."""
+
+    @staticmethod
+    def forward(ctx: Any, *parts: torch.Tensor) -> torch.Tensor:
+        ctx.lengths = [part.shape[0] for part in parts]
+        order = memory_order(parts[0], None) or tuple(range(parts[0].dim() - 1))
+        there = (0, *(1 + dim for dim in order))
+        parts = tuple(part.permute(there) for part in parts)
+        out = memory.empty(parts[0], (sum(ctx.lengths), *parts[0].shape[1:]))
+        torch.cat(parts, out=out)
+        return out.permute(sorted(range(out.dim()), key=there.__getitem__))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad.split(ctx.lengths)
+
+
+def _joined(parts: List[Any]) -> Any:
+    if isinstance(parts[0], tuple):
+        return tuple(_joined(list(same)) for same in zip(*parts))
+    return _Join.apply(*parts)
+
+
 def _as_one_batch(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     out = module(x.flatten(0, 1))
     return out.unflatten(0, x.shape[:2])
@@ -294,10 +435,14 @@ def _passes_states(module: nn.Module) -> bool:
     return isinstance(module, snntorch.SpikingNeuron) and not module.init_hidden
 
 
-def _by_steps(name: str, module: nn.Module, x: torch.Tensor) -> Any:
-    """Step by step; a neuron or cell that returns its state gets it back in the next step."""
+def _by_steps(name: str, module: nn.Module, x: torch.Tensor, state: Optional[Tuple[Any, ...]]) -> Any:
+    """Step by step; a neuron or cell that returns its state gets it back in the next step.
+
+    Returns the results and the last state; ``state`` None: it starts from zeros.
+    """
     neuron, cell = _passes_states(module), isinstance(module, nn.RNNCellBase)
-    state: Tuple[Any, ...] = _start_from_zeros(module)
+    if state is None:
+        state = _start_from_zeros(module)
     steps: List[Any] = []
     for current in x.unbind():
         out = module(current, *state)
@@ -309,8 +454,8 @@ def _by_steps(name: str, module: nn.Module, x: torch.Tensor) -> Any:
     out = _stack(name, module, steps)
     if isinstance(module, Leaky):
         # As the fused operator; snnTorch's steps give float32 for 16-bit inputs.
-        return tuple(part.to(x.dtype) for part in out) if isinstance(out, tuple) else out.to(x.dtype)
-    return out
+        out = tuple(part.to(x.dtype) for part in out) if isinstance(out, tuple) else out.to(x.dtype)
+    return out, state
 
 
 def _stack(name: str, module: nn.Module, steps: List[Any]) -> Any:

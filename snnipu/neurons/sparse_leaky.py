@@ -203,7 +203,7 @@ class SparseLeaky(nn.Module):
             current = current + self.bias
         # The spikes are selected from the membranes: no gradient passes through this operator's, and the surrogate is
         # not passed on. A callable of one's own would be asked for the value of the spike that resets.
-        _, mem = lif_apply(
+        _, mem, _ = lif_apply(
             current, None, self.beta, self.threshold, 1.0, None, reset_code(self.reset_mechanism), True, None
         )
         assert mem is not None

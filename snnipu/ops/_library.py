@@ -10,13 +10,17 @@ _definitions = torch.library.Library("snnipu", "DEF")
 REGISTERED: Dict[str, Dict[str, Callable]] = {}
 
 
-def define(schema: str, *, reference: Callable, meta: Callable) -> None:
-    """Define ``snnipu::<schema>`` with its reference kernel (any device) and its meta kernel (shapes and dtypes)."""
+def define(schema: str, *, reference: Callable, meta: Callable) -> Callable:
+    """Define ``snnipu::<schema>`` with its reference kernel (any device) and its meta kernel (shapes and dtypes).
+
+    Returns the operator. To look it up as ``torch.ops.snnipu.<name>`` in each call takes as long as a small call.
+    """
     name = schema.split("(", 1)[0]
     _definitions.define(schema)
     REGISTERED[name] = {}
     implement(name, "CompositeExplicitAutograd", reference)
     implement(name, "Meta", meta)
+    return getattr(torch.ops.snnipu, name).default
 
 
 def implement(name: str, key: str, function: Callable) -> None:

@@ -20,13 +20,14 @@ _IDENTITY = Kernel(surrogates.LEAKY_STEP, 1.0, 0.0)
 # A SymInt: compiled graphs need not be made anew for every number of steps.
 _SCHEMA_FWD = (
     "lif_sequence_fwd(Tensor x, Tensor? mem0, Tensor beta, Tensor threshold, Tensor graded, SymInt? num_steps, "
-    "int reset, bool reset_delay, bool store_mem, bool store_pre_reset) -> (Tensor spk, Tensor mem, Tensor pre_reset)"
+    "int reset, bool reset_delay, bool store_mem, bool store_pre_reset, bool store_last=False) -> "
+    "(Tensor spk, Tensor mem, Tensor pre_reset, Tensor last)"
 )
 _SCHEMA_BWD = (
     "lif_sequence_bwd(Tensor? grad_spk, Tensor? grad_mem, Tensor? x, Tensor? mem, Tensor? pre_reset, "
     "Tensor? mem0, Tensor beta, Tensor threshold, Tensor graded, SymInt? num_steps, int reset, bool reset_delay, "
     "int surrogate, float surrogate_a, float surrogate_b, bool need_mem0, bool need_beta, bool need_threshold, "
-    "bool need_graded) -> "
+    "bool need_graded, Tensor? grad_last=None) -> "
     "(Tensor grad_x, Tensor grad_mem0, Tensor grad_beta, Tensor grad_threshold, Tensor grad_graded)"
 )
 
@@ -50,10 +51,12 @@ def lif_sequence_fwd_reference(
     reset_delay: bool,
     store_mem: bool,
     store_pre_reset: bool,
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    store_last: bool = False,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """What ``snnipu::lif_sequence_fwd`` computes, in plain PyTorch: the equations of csrc/neuron/lif.hpp.
 
-    ``mem`` and ``pre_reset``, the membrane before an immediate reset, are empty where they are not to be stored.
+    ``mem``, ``pre_reset`` (the membrane before an immediate reset) and ``last`` (the membrane after the last step, in
+    the dtype it is computed in) are empty where they are not to be stored.
     """
     steps, step_shape, shape = layout(x, num_steps)
     beta, threshold, graded = (_spread(p, step_shape) for p in (beta.clamp(0, 1), threshold, graded))
@@ -85,6 +88,7 @@ def lif_sequence_fwd_reference(
         spk.reshape(shape),
         mem.reshape(shape if store_mem else 0),
         pre_reset.reshape(shape if store_pre_reset else 0),
+        state.clone() if store_last else beta.new_empty(0),
     )
 
 
@@ -113,6 +117,7 @@ def lif_sequence_bwd_reference(
     need_beta: bool,
     need_threshold: bool,
     need_graded: bool,
+    grad_last: Optional[torch.Tensor] = None,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """What ``snnipu::lif_sequence_bwd`` computes, in plain PyTorch: from ``mem`` or, where it is None, from ``x``.
 
@@ -123,7 +128,7 @@ def lif_sequence_bwd_reference(
     if mem is None:
         assert x is not None
         forward = (x, mem0, beta, threshold, graded, num_steps, reset, reset_delay, True, not reset_delay)
-        _, mem, pre_reset = lif_sequence_fwd_reference(*forward)
+        _, mem, pre_reset, _ = lif_sequence_fwd_reference(*forward)
         mem = mem.reshape(steps, *step_shape)
     membranes = mem if reset_delay or pre_reset is None else pre_reset.reshape(steps, *step_shape)
     constant_input = num_steps is not None
@@ -133,6 +138,8 @@ def lif_sequence_bwd_reference(
     decay = raw_beta.clamp(0, 1)
     zeros = beta.new_zeros(step_shape)
     carry, sum_beta, sum_threshold, sum_graded, sum_x = (zeros.clone() for _ in range(5))
+    if grad_last is not None:
+        carry = grad_last.clone()
     grad_x = mem.new_empty(step_shape if constant_input else mem.shape)
     for t in range(steps - 1, -1, -1):
         before = mem[t - 1].to(dtype) if t > 0 else (zeros if mem0 is None else mem0)
@@ -194,9 +201,15 @@ def _fwd_meta(
     reset_delay: bool,
     store_mem: bool,
     store_pre_reset: bool,
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    shape = layout(x, num_steps)[2]
-    return x.new_empty(shape), x.new_empty(shape if store_mem else 0), x.new_empty(shape if store_pre_reset else 0)
+    store_last: bool = False,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    _, step_shape, shape = layout(x, num_steps)
+    return (
+        x.new_empty(shape),
+        x.new_empty(shape if store_mem else 0),
+        x.new_empty(shape if store_pre_reset else 0),
+        beta.new_empty(step_shape if store_last else 0),
+    )
 
 
 def _bwd_meta(
@@ -219,6 +232,7 @@ def _bwd_meta(
     need_beta: bool,
     need_threshold: bool,
     need_graded: bool,
+    grad_last: Optional[torch.Tensor] = None,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     def parameter(like: torch.Tensor, needed: bool) -> torch.Tensor:
         return like.new_empty(like.shape if needed else 0)
@@ -233,8 +247,8 @@ def _bwd_meta(
     )
 
 
-_library.define(_SCHEMA_FWD, reference=lif_sequence_fwd_reference, meta=_fwd_meta)
-_library.define(_SCHEMA_BWD, reference=lif_sequence_bwd_reference, meta=_bwd_meta)
+_fwd = _library.define(_SCHEMA_FWD, reference=lif_sequence_fwd_reference, meta=_fwd_meta)
+_bwd = _library.define(_SCHEMA_BWD, reference=lif_sequence_bwd_reference, meta=_bwd_meta)
 if host.library is not None:
     _library.implement("lif_sequence_fwd", "CPU", host.lif_sequence_fwd)
     _library.implement("lif_sequence_bwd", "CPU", host.lif_sequence_bwd)
@@ -250,7 +264,9 @@ def _evaluate(spike_grad: SpikeGrad, u: torch.Tensor, grad: torch.Tensor) -> tor
 
 
 class LifSequence(torch.autograd.Function):
-    """Forward and backward operator as one differentiable function: ``(spk, mem)``, without ``need_mem`` ``spk``.
+    """Forward and backward operator as one differentiable function: ``spk``, or a tuple of it and what else is needed.
+
+    That is ``mem`` with ``need_mem`` and ``last``, the membrane after the last step, with ``need_last``.
 
     The backward pass needs the membranes. They are saved where they are an output anyway, and recomputed from the input
     where that saves a sequence of memory: the input is held constant, or ``mem`` is not asked for. Of a single step
@@ -273,10 +289,11 @@ class LifSequence(torch.autograd.Function):
         need_mem: bool,
         recompute: bool,
         save: bool,
+        need_last: bool = False,
     ) -> Any:
         store_mem = need_mem or not recompute
         single = num_steps == SINGLE_STEP
-        spk, mem, pre_reset = torch.ops.snnipu.lif_sequence_fwd(
+        spk, mem, pre_reset, last = _fwd(
             x,
             mem0,
             beta,
@@ -287,6 +304,7 @@ class LifSequence(torch.autograd.Function):
             reset_delay,
             store_mem,
             save and not recompute and (single or not reset_delay),
+            need_last,
         )
         if save:
             beta, threshold = beta.clone(), threshold.clone()
@@ -310,14 +328,19 @@ class LifSequence(torch.autograd.Function):
         ctx.evaluated = evaluated
         if kernel.is_zero and not ctx.needs_input_grad[4]:
             ctx.mark_non_differentiable(spk)
-        return (spk, mem) if need_mem else spk
+        ctx.need_mem = need_mem
+        if not (need_mem or need_last):
+            return spk
+        return (spk, *((mem,) if need_mem else ()), *((last,) if need_last else ()))
 
     @staticmethod
     @once_differentiable("lif_sequence")
-    def backward(ctx: Any, grad_spk: Optional[torch.Tensor], grad_mem: Optional[torch.Tensor] = None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_spk: Optional[torch.Tensor], *others: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
+        grad_mem = others[0] if ctx.need_mem else None
+        grad_last = others[-1] if len(others) > ctx.need_mem else None
         x, mem, pre_reset, mem0, beta, threshold, graded = ctx.saved_tensors
-        if grad_spk is None and grad_mem is None:
-            return (None,) * 13
+        if grad_spk is None and grad_mem is None and grad_last is None:
+            return (None,) * 14
         num_steps = ctx.num_steps
         if num_steps == SINGLE_STEP:
             num_steps = 1
@@ -332,7 +355,7 @@ class LifSequence(torch.autograd.Function):
             if grad_spk is not None:
                 grad_spk, grad_graded_evaluated = _through_evaluated(ctx.evaluated, grad_spk, mem, threshold, graded)
             graded = torch.ones_like(graded)
-        grad_x, grad_mem0, grad_beta, grad_threshold, grad_graded = torch.ops.snnipu.lif_sequence_bwd(
+        grad_x, grad_mem0, grad_beta, grad_threshold, grad_graded = _bwd(
             grad_spk,
             grad_mem,
             x,
@@ -352,6 +375,7 @@ class LifSequence(torch.autograd.Function):
             need_beta,
             need_threshold,
             need_graded and ctx.evaluated is None,
+            grad_last,
         )
         if ctx.evaluated is not None:
             grad_graded = grad_graded_evaluated
@@ -361,7 +385,7 @@ class LifSequence(torch.autograd.Function):
             grad_beta if need_beta else None,
             grad_threshold if need_threshold else None,
             grad_graded if need_graded else None,
-            *(None,) * 8,
+            *(None,) * 9,
         )
 
 
@@ -461,10 +485,13 @@ def lif_apply(
     reset_delay: bool,
     spike_grad: Optional[SpikeGrad],
     need_mem: bool = True,
-) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+    need_last: bool = False,
+) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor]]:
     """Common way of ``lif_step`` and ``lif_sequence`` once x and the options have been checked.
 
-    Without ``need_mem`` the membranes are not stored and None stands for them.
+    Returns spikes, membranes and the membrane after the last step, [*step_shape] in the dtype it is computed in: where
+    another call with it as ``mem`` goes on. Without ``need_mem`` the membranes are not stored and None stands for them,
+    without ``need_last`` for the last one.
     """
     on_ipu = popart.uses_operator("lif_sequence", "LifSequence")
     steps, step_shape, shape = layout(x, num_steps)
@@ -473,11 +500,13 @@ def lif_apply(
     order = memory_order(x, num_steps) if not on_ipu and known is not None and known.kernel is not None else None
     own = (mem, beta, threshold, graded_spikes_factor)
     if order is not None and all(_fits(argument, step_shape) for argument in own):
-        options = (num_steps, reset, reset_delay, spike_grad, need_mem)
+        options = (num_steps, reset, reset_delay, spike_grad, need_mem, need_last)
         moved = [_permuted(argument, order) for argument in own]
-        spk, mems = lif_apply(_in_order(x, order), moved[0], moved[1], moved[2], moved[3], *options)
+        out = lif_apply(_in_order(x, order), moved[0], moved[1], moved[2], moved[3], *options)
         back = sorted(range(len(order)), key=order.__getitem__)
-        return _in_order(spk, back), None if mems is None else _in_order(mems, back)
+        spk, mems, last = (None if tensor is None else _in_order(tensor, back) for tensor in out)
+        assert spk is not None
+        return spk, mems, last
     state = None if mem is None else state_argument("mem", mem, step_shape, x)
     beta_ = learnt_decay(parameter_argument("beta", beta, step_shape, x))
     threshold_ = parameter_argument("threshold", threshold, step_shape, x)
@@ -487,7 +516,8 @@ def lif_apply(
         spk, mems = popart.call_lif_sequence(
             x, state, (beta_, threshold_, graded), num_steps, reset, reset_delay, kernel
         )
-        return spk, mems
+        # A copy: a view would keep the whole sequence's membranes.
+        return spk, mems, mems[-1].clone() if need_last and steps else None
     evaluated = known if known is not None and known.kernel is None else None
     if known is None or (evaluated is not None and not reset_delay):
         # With an immediate reset the membrane's gradient passes through the spike: the recurrence needs the surrogate.
@@ -497,17 +527,19 @@ def lif_apply(
         beta_, threshold_, graded = (_spread(p, step_shape) for p in (beta_, threshold_, graded))
         dtype = compute_dtype(x.dtype)
         first = x.new_zeros(step_shape, dtype=dtype) if state is None else state
-        spk, out = lif_by_steps(
+        spk, mems = lif_by_steps(
             x.to(dtype), first, beta_, threshold_, graded, steps, num_steps is not None, reset, reset_delay, function
         )
-        return spk.to(x.dtype).reshape(shape), out.to(x.dtype).reshape(shape)
+        return spk.to(x.dtype).reshape(shape), mems.to(x.dtype).reshape(shape), mems[-1].clone() if need_last else None
     kernel = known.kernel if known.kernel is not None else _IDENTITY
     recompute = num_steps != SINGLE_STEP and evaluated is None and (num_steps is not None or not need_mem)
     arguments = (x, state, beta_, threshold_, graded, num_steps, reset, reset_delay, kernel, evaluated)
     differentiated = (x, state, beta_, threshold_, graded)
     save = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in differentiated)
-    out = LifSequence.apply(*arguments, need_mem, recompute, save)
-    return out if need_mem else (out, None)
+    made = LifSequence.apply(*arguments, need_mem, recompute, save, need_last)
+    if not (need_mem or need_last):
+        return made, None, None
+    return made[0], made[1] if need_mem else None, made[-1] if need_last else None
 
 
 def lif_sequence(
@@ -567,7 +599,7 @@ def lif_sequence(
         check_input(x, 0, "[B, ...]")
         check_num_steps(num_steps)
     reset = reset_code(reset_mechanism)
-    spk, mems = lif_apply(
+    spk, mems, _ = lif_apply(
         x, mem, beta, threshold, graded_spikes_factor, num_steps, reset, bool(reset_delay), spike_grad
     )
     assert mems is not None

@@ -27,7 +27,7 @@ def lif_step(
     """
     check_input(x, 0, "[B, ...]")
     reset = reset_code(reset_mechanism)
-    spk, after = lif_apply(
+    spk, after, _ = lif_apply(
         x, mem, beta, threshold, graded_spikes_factor, SINGLE_STEP, reset, bool(reset_delay), spike_grad
     )
     assert after is not None

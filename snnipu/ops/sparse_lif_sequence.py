@@ -473,7 +473,7 @@ def sparse_lif_sequence(
         current = delayed(current * input_scale if input_scale != 1 else current, delay)
         current = current if bias is None else current + bias
         # The surrogate is the selection's: nothing reads the spikes of this operator.
-        _, mem = lif_apply(current, None, beta, threshold_, 1.0, None, reset, True, None)
+        _, mem, _ = lif_apply(current, None, beta, threshold_, 1.0, None, reset, True, None)
         assert mem is not None
         return select_spikes(mem, threshold_, grad_threshold, max_spikes, spike_grad=spike_grad, overflow=overflow)
     capacity = capacity_argument(max_spikes, neurons, weight)

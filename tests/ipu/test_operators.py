@@ -28,7 +28,7 @@ def check_lif(model, inputs, upstream, reset=0, delay=1, surrogate=3, paths=((0,
     a, b = SURROGATES[surrogate]
     attributes = {"reset": reset, "reset_delay": delay, "surrogate": surrogate, "surrogate_a": a, "surrogate_b": b}
     x, mem0, *parameters = inputs
-    spk, mem, pre_reset = torch.ops.snnipu.lif_sequence_fwd(
+    spk, mem, pre_reset, _ = torch.ops.snnipu.lif_sequence_fwd(
         x, mem0, *parameters, None, reset, bool(delay), True, not delay
     )
     made = forward(model, "LifSequence", inputs, attributes)

@@ -89,6 +89,7 @@ def test_constant_input_runs_the_prefix_once():
             return function(*args, **(kwargs or {}))
 
     net = snn.MultiStep(nn.Flatten(), nn.Linear(5, 6), nn.ReLU(), snn.Leaky(beta=0.9), nn.Linear(6, 2))
+    net(torch.rand(3, 5, 1), num_steps=11)  # looks at the shapes
     with Products():
         out = net(torch.rand(3, 5, 1), num_steps=11)
     assert calls == [(3, 5), (33, 6)]

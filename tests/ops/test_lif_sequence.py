@@ -193,7 +193,7 @@ def test_low_precision(dtype, reset, delay, poisoned):
     spk, mem = ops.lif_sequence(x, **parameters)
     assert spk.dtype == mem.dtype == dtype
     scalars = [torch.tensor(v) for v in (0.9, 1.0, 1.0)]
-    expected_spk, expected_mem, _ = REFERENCE.lif_sequence_fwd_reference(
+    expected_spk, expected_mem, _, _ = REFERENCE.lif_sequence_fwd_reference(
         x, None, *scalars, None, RESETS.index(reset), delay, True, False
     )
     assert torch.equal(spk, expected_spk)
@@ -368,7 +368,7 @@ def test_adjoint_by_finite_differences():
     class Smooth(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, mem0, beta, threshold, graded, num_steps, reset, delay):
-            spk, mem, pre = host.lif_sequence_fwd(
+            spk, mem, pre, _ = host.lif_sequence_fwd(
                 x, mem0, beta, threshold, graded, num_steps, reset, delay, True, not delay, smooth=True
             )
             ctx.save_for_backward(mem, pre, mem0, beta, threshold, graded)
@@ -416,12 +416,14 @@ def test_kernels_equal_the_reference(spike_grad, reset, delay):
         x = torch.randn(5, 3, 45, dtype=dtype)
         mem0 = torch.randn(3, 45, dtype=dtype)
         beta, threshold, graded = (torch.rand(45, dtype=dtype) + low for low in (0.1, 0.4, 0.5))
-        forward = (x, mem0, beta, threshold, graded, None, reset, delay, True, not delay)
+        forward = (x, mem0, beta, threshold, graded, None, reset, delay, True, not delay, True)
         actual, expected = host.lif_sequence_fwd(*forward), REFERENCE.lif_sequence_fwd_reference(*forward)
         for own, other in zip(actual, expected):
             assert torch.equal(own, other)
-        spk, mem, pre = expected
+        spk, mem, pre, last = expected
+        assert torch.equal(last, mem[-1])
         rest = (mem0, beta, threshold, graded, None, reset, delay, *spike_grad.kernel, True, True, True, True)
+        rest = (*rest, torch.randn_like(last))
         upstream = (torch.randn_like(spk), torch.randn_like(mem))
         saved = host.lif_sequence_bwd(*upstream, None, mem, None if delay else pre, *rest)
         recomputed = host.lif_sequence_bwd(*upstream, x, None, None, *rest)
@@ -441,7 +443,7 @@ def test_recomputed_membranes_give_the_same_bits(steps, neurons, delay):
     """Blocks of every size: many of them, one, and such as are cut small because of a long sequence."""
     x = torch.randn(steps, neurons)
     parameters = (torch.tensor(0.9), torch.rand(neurons) + 0.5, torch.tensor(1.0))
-    _, mem, pre = host.lif_sequence_fwd(x, None, *parameters, None, 0, delay, True, not delay)
+    _, mem, pre, _ = host.lif_sequence_fwd(x, None, *parameters, None, 0, delay, True, not delay)
     rest = (None, *parameters, None, 0, delay, *surrogate.atan().kernel, True, True, True, True)
     upstream = torch.randn(steps, neurons)
     saved = host.lif_sequence_bwd(upstream, None, None, mem, None if delay else pre, *rest)
@@ -458,7 +460,7 @@ def test_order_of_workers_does_not_matter(workers):
     beta, threshold, graded = torch.rand(149), torch.rand(149) + 0.5, torch.rand(149) + 0.5
 
     def run():
-        spk, mem, pre = host.lif_sequence_fwd(x, mem0, beta, threshold, graded, None, 0, False, True, True)
+        spk, mem, pre, _ = host.lif_sequence_fwd(x, mem0, beta, threshold, graded, None, 0, False, True, True)
         upstream = torch.linspace(-1, 1, spk.numel()).reshape(spk.shape)
         gradients = host.lif_sequence_bwd(
             upstream,
@@ -522,14 +524,14 @@ def test_opcheck():
     forward, backward = torch.ops.snnipu.lif_sequence_fwd.default, torch.ops.snnipu.lif_sequence_bwd.default
     for delay, steps, store in itertools.product((True, False), (None, 0, 3), (True, False)):
         x = torch.randn(3, 2, 5) if steps is None else torch.randn(2, 5)
-        arguments = (x, None, *scalars, steps, 0, delay, store, store and not delay)
+        arguments = (x, None, *scalars, steps, 0, delay, store, store and not delay, not store)
         torch.library.opcheck(forward, arguments, test_utils=tests)
         if steps == 0:
             continue
-        spk, mem, pre = forward(*arguments)
+        spk, mem, pre, last = forward(*arguments)
         arguments = (torch.randn_like(spk), None, None if store else x, mem if store else None)
         arguments += (pre if store and not delay else None, None, *scalars, steps, 0, delay)
-        arguments += (*surrogate.atan().kernel, True, True, False, True)
+        arguments += (*surrogate.atan().kernel, True, True, False, True, None if store else last)
         torch.library.opcheck(backward, arguments, test_utils=tests)
 
 

@@ -129,6 +129,7 @@ def lif_sequence_fwd_kernel(
     spk,
     mem,
     pre_reset,
+    last,
     steps,
     units,
     betas,
@@ -146,6 +147,7 @@ def lif_sequence_fwd_kernel(
     STORE_SPK: tl.constexpr,
     STORE_MEM: tl.constexpr,
     STORE_PRE_RESET: tl.constexpr,
+    STORE_LAST: tl.constexpr,
 ):
     # A product with UNIT tells the compiler how rows are aligned.
     elements = units.to(tl.int64) * UNIT
@@ -199,6 +201,8 @@ def lif_sequence_fwd_kernel(
                 state = u - (spike - was_above) * u
         if STORE_MEM:
             tl.store(mem + row, state.to(mem.dtype.element_ty), mask=mask)
+    if STORE_LAST:
+        tl.store(last + offsets, state, mask=mask)
 
 
 @triton.jit(
@@ -207,6 +211,7 @@ def lif_sequence_fwd_kernel(
 def lif_sequence_bwd_kernel(
     grad_spk,
     grad_mem,
+    grad_last,
     mem,
     pre_reset,
     mem0,
@@ -240,6 +245,7 @@ def lif_sequence_bwd_kernel(
     HAS_PRE_RESET: tl.constexpr,
     HAS_GRAD_SPK: tl.constexpr,
     HAS_GRAD_MEM: tl.constexpr,
+    HAS_GRAD_LAST: tl.constexpr,
     SPK_ROWS: tl.constexpr,
     MEM_ROWS: tl.constexpr,
     NEED_MEM0: tl.constexpr,
@@ -258,6 +264,8 @@ def lif_sequence_bwd_kernel(
     p = (zeros + p_high) + p_low
     q = (zeros + q_high) + q_low
     carry = zeros
+    if HAS_GRAD_LAST:
+        carry = tl.load(grad_last + offsets, mask=mask, other=0.0)
     sum_x = zeros
     sum_beta = zeros
     sum_threshold = zeros
@@ -438,15 +446,15 @@ def _forward(
     x: torch.Tensor,
     mem0: Optional[torch.Tensor],
     parameters: Tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    outputs: Tuple[Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor]],
+    outputs: Tuple[Optional[torch.Tensor], ...],
     steps: int,
     elements: int,
     constant_input: bool,
     reset: int,
     reset_delay: bool,
 ) -> None:
-    """Launch the forward kernel; spk, mem and pre_reset of ``outputs`` are written where there is one."""
-    spk, mem, pre_reset = outputs
+    """Launch the forward kernel; spk, mem, pre_reset and last of ``outputs`` are written where there is one."""
+    spk, mem, pre_reset, last = outputs
     device = backend.check_launch(x, mem0, *parameters, *outputs)
     programs, options = _geometry(elements, x)
     counts = [parameter.numel() for parameter in parameters]
@@ -467,6 +475,7 @@ def _forward(
             STORE_SPK=spk is not None,
             STORE_MEM=mem is not None,
             STORE_PRE_RESET=pre_reset is not None,
+            STORE_LAST=last is not None,
             **options,
             **backend.exact(),
         )
@@ -483,26 +492,35 @@ def lif_sequence_fwd(
     reset_delay: bool,
     store_mem: bool,
     store_pre_reset: bool,
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    store_last: bool = False,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """CUDA kernel of ``snnipu::lif_sequence_fwd``."""
     steps, step_shape, shape = layout(x, num_steps)
     elements = step_shape.numel()
     spk = x.new_empty(shape)
     mem = x.new_empty(shape if store_mem else 0)
     pre_reset = x.new_empty(shape if store_pre_reset else 0)
+    last = beta.new_empty(step_shape if store_last else 0)
     if elements and steps:
         _forward(
             x.contiguous(),
             None if mem0 is None else mem0.contiguous(),
             (beta.contiguous(), threshold.contiguous(), graded.contiguous()),
-            (spk, mem if store_mem else None, pre_reset if store_pre_reset else None),
+            (
+                spk,
+                mem if store_mem else None,
+                pre_reset if store_pre_reset else None,
+                last if store_last else None,
+            ),
             steps,
             elements,
             num_steps is not None,
             reset,
             reset_delay,
         )
-    return spk, mem, pre_reset
+    elif store_last:
+        last = last.zero_() if mem0 is None else mem0.clone()
+    return spk, mem, pre_reset, last
 
 
 def lif_sequence_bwd(
@@ -525,6 +543,7 @@ def lif_sequence_bwd(
     need_beta: bool,
     need_threshold: bool,
     need_graded: bool,
+    grad_last: Optional[torch.Tensor] = None,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """CUDA kernel of ``snnipu::lif_sequence_bwd``: gradients of x, mem0 and the parameters, empty if not needed.
 
@@ -541,19 +560,21 @@ def lif_sequence_bwd(
     if not (elements and steps):
         empty = beta.new_empty(0)
         gradients = [torch.zeros_like(p) if need else empty for p, need in zip(parameters, needed)]
-        return (grad_x.zero_(), grad_mem0.zero_(), gradients[0], gradients[1], gradients[2])
+        grad_mem0 = grad_mem0.zero_() if grad_last is None or not need_mem0 else grad_last.clone()
+        return (grad_x.zero_(), grad_mem0, gradients[0], gradients[1], gradients[2])
     mem0 = None if mem0 is None else mem0.contiguous()
     if mem is None:
         assert x is not None
         mem = like.new_empty(steps, elements)
         pre_reset = None if reset_delay else like.new_empty(steps, elements)
-        outputs = (None, mem, pre_reset)
+        outputs = (None, mem, pre_reset, None)
         _forward(x.contiguous(), mem0, parameters, outputs, steps, elements, constant_input, reset, reset_delay)
     mem = mem.contiguous()
     pre_reset = None if pre_reset is None or reset_delay else pre_reset.contiguous()
     grad_spk, grad_spk_constant = _upstream(grad_spk)
     grad_mem, grad_mem_constant = _upstream(grad_mem)
-    device = backend.check_launch(like, grad_spk, grad_mem, mem, pre_reset, mem0, *parameters)
+    grad_last = None if grad_last is None else grad_last.contiguous()
+    device = backend.check_launch(like, grad_spk, grad_mem, grad_last, mem, pre_reset, mem0, *parameters)
     programs, options = _geometry(elements, like)
     counts = [parameter.numel() for parameter in parameters]
     per_element = max(counts) > 1
@@ -562,6 +583,7 @@ def lif_sequence_bwd(
         lif_sequence_bwd_kernel[(programs,)](
             mem if grad_spk is None else grad_spk,
             mem if grad_mem is None else grad_mem,
+            beta if grad_last is None else grad_last,
             mem,
             mem if pre_reset is None else pre_reset,
             parameters[0] if mem0 is None else mem0,
@@ -582,6 +604,7 @@ def lif_sequence_bwd(
             HAS_PRE_RESET=pre_reset is not None,
             HAS_GRAD_SPK=grad_spk is not None,
             HAS_GRAD_MEM=grad_mem is not None,
+            HAS_GRAD_LAST=grad_last is not None,
             SPK_ROWS=int(not grad_spk_constant),
             MEM_ROWS=int(not grad_mem_constant),
             NEED_MEM0=need_mem0,

@@ -31,7 +31,7 @@ def forward_arguments(dtype=torch.float32, shape=(3, 4, 4096), count=None, reset
     compute = torch.float64 if dtype == torch.float64 else torch.float32
     parameters = [torch.ones((), dtype=compute) if count is None else torch.ones(count, dtype=compute)] * 3
     state = torch.zeros(shape[1:], dtype=compute) if mem0 else None
-    return (torch.zeros(shape, dtype=dtype), state, *parameters, None, reset, delay, True, not delay)
+    return (torch.zeros(shape, dtype=dtype), state, *parameters, None, reset, delay, True, not delay, mem0)
 
 
 ATAN = surrogate.atan().kernel
@@ -41,7 +41,7 @@ def backward_arguments(forward, kernel=ATAN, needs=(False,) * 4, grad_mem=False)
     x, mem0, beta, threshold, graded, num_steps, reset, delay = forward[:8]
     saved = (None, x, None if delay else x)
     upstream = (x, x if grad_mem else None)
-    return (*upstream, *saved, mem0, beta, threshold, graded, num_steps, reset, delay, *kernel, *needs)
+    return (*upstream, *saved, mem0, beta, threshold, graded, num_steps, reset, delay, *kernel, *needs, mem0)
 
 
 def assert_in_registers(launch):

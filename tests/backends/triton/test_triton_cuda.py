@@ -51,13 +51,14 @@ def test_kernels_equal_the_reference(reset, delay, dtype):
         x = random(steps, batch, neurons, dtype=dtype)
         parameters = parameters_of(neurons if count else None, dtype)
         mem0 = random(batch, neurons, dtype=parameters[0].dtype) if state else None
-        forward = (x, mem0, *parameters, None, reset, delay, True, not delay)
+        forward = (x, mem0, *parameters, None, reset, delay, True, not delay, True)
         actual = operators.lif_sequence_fwd(*forward)
         for own, other in zip(actual, reference_of("lif_sequence_fwd")(*forward)):
             assert torch.equal(own, other)
-        _, mem, pre = actual
+        _, mem, pre, last = actual
         upstream = torch.randn_like(x), torch.randn_like(x)
         rest = (mem0, *parameters, None, reset, delay, *surrogate.atan().kernel, True, True, True, True)
+        rest = (*rest, torch.randn_like(last))
         tolerance = {torch.float64: 1e-12, torch.float16: 1e-3, torch.bfloat16: 2**-6}.get(dtype, 1e-5)
         for saved in ((None, mem, None if delay else pre), (x, None, None)):
             expected = reference_of("lif_sequence_bwd")(*upstream, *saved, *rest)

@@ -75,13 +75,16 @@ def assert_same(
     kernels, x, mem0, parameters, num_steps, reset, delay, kernel, upstream=(True, True), needs=ALL, recompute=True
 ):
     """Forward, and backward from stored membranes and, with ``recompute``, from recomputed ones."""
-    spk, mem, pre = assert_forward(kernels, (x, mem0, *parameters, num_steps, reset, delay, True, not delay))
+    forward = (x, mem0, *parameters, num_steps, reset, delay, True, not delay, True)
+    spk, mem, pre, last = assert_forward(kernels, forward)
     grad_spk, grad_mem = (torch.randn_like(spk) if given else None for given in upstream)
     if num_steps == 0:
         num_steps = 1
         mem, pre, grad_spk, grad_mem = (t if t is None else t.unsqueeze(0) for t in (mem, pre, grad_spk, grad_mem))
         x = None
-    rest = (mem0, *parameters, num_steps, reset, delay, *kernel, *needs)
+    # Without an upstream gradient of the membranes, one of the last.
+    grad_last = None if upstream[1] else torch.randn_like(last)
+    rest = (mem0, *parameters, num_steps, reset, delay, *kernel, *needs, grad_last)
     tolerance = TOLERANCE[spk.dtype]
     saved = (None, mem, None if delay else pre)
     assert_backward(kernels, (grad_spk, grad_mem, *saved, *rest), tolerance)
@@ -132,7 +135,7 @@ def test_dtypes(kernels, dtype, reset, delay):
 def test_half_gradients_are_as_good_as_the_references(kernels, delay):
     """Against the adjoint in float64 at the same membranes: at most twice the reference's error in float16."""
     x, parameters = torch.randn(9, 4, 61).half(), parameters_of(61, torch.float16)
-    spk, mem, pre = reference_of("lif_sequence_fwd")(x, None, *parameters, None, 0, delay, True, not delay)
+    spk, mem, pre, _ = reference_of("lif_sequence_fwd")(x, None, *parameters, None, 0, delay, True, not delay)
     saved = (torch.randn_like(spk), None, None, mem, None if delay else pre, None)
     options = (None, 0, delay, *surrogate.atan().kernel, *ALL)
     exact, expected, actual = (
@@ -162,7 +165,7 @@ def test_bfloat16(kernels, delay):
     """Values that bfloat16 holds exactly, as the interpreter does not round to it to nearest: all equal."""
     x = torch.randint(-8, 9, (4, 3, 61)).to(torch.bfloat16) / 4
     parameters = tuple(torch.tensor(value) for value in (0.5, 1.0, 2.0))
-    spk, mem, pre = assert_forward(kernels, (x, None, *parameters, None, 0, delay, True, not delay))
+    spk, mem, pre, _ = assert_forward(kernels, (x, None, *parameters, None, 0, delay, True, not delay))
     assert 0 < spk.mean() < 1
     rest = (None, *parameters, None, 0, delay, *surrogate.heaviside().kernel, *ALL)
     upstream = torch.randint(-2, 3, x.shape).to(torch.bfloat16)
@@ -218,7 +221,7 @@ def test_only_needed_gradients(kernels, only):
 def test_upstream_gradients_that_do_not_change_with_time(kernels):
     x = torch.randn(11, 2, 33)
     parameters = parameters_of(None)
-    _, mem, _ = assert_forward(kernels, (x, None, *parameters, None, 0, True, True, False))
+    _, mem, _, _ = assert_forward(kernels, (x, None, *parameters, None, 0, True, True, False))
     rest = (None, mem, None, None, *parameters, None, 0, True, *surrogate.atan().kernel, *ALL)
     row = torch.randn(2, 33).expand(11, 2, 33)
     for upstream in ((row, None), (None, row), (row, torch.randn_like(x)), (torch.ones(()).expand(11, 2, 33), row)):
@@ -237,7 +240,7 @@ def test_non_contiguous_inputs(kernels):
 def test_empty_inputs(kernels, shape, per_neuron):
     """Outputs of the right shape; gradients of parameters are 0."""
     x, parameters = torch.randn(shape), parameters_of(shape[2] if per_neuron else None)
-    spk, mem, pre = kernels.lif_sequence_fwd(x, None, *parameters, None, 0, False, True, True)
+    spk, mem, pre, _ = kernels.lif_sequence_fwd(x, None, *parameters, None, 0, False, True, True)
     assert spk.shape == mem.shape == pre.shape == shape
     saved = (None, mem, pre)
     for source in (saved, (x, None, None)):
@@ -263,7 +266,7 @@ def test_spikes_are_decided_on_the_membrane_as_stored(kernels):
     """A membrane that rounds down to the threshold does not spike."""
     x = torch.tensor([[1.0, 1.0, 1.0]], dtype=torch.float16)
     mem0 = torch.tensor([2.0**-14, 2.0**-10, -(2.0**-14)])
-    spk, mem, _ = kernels.lif_sequence_fwd(
+    spk, mem, _, _ = kernels.lif_sequence_fwd(
         x, mem0, *(torch.tensor(v) for v in (1.0, 1.0, 1.0)), None, 2, True, True, False
     )
     assert spk.tolist() == [[0.0, 1.0, 0.0]]
@@ -273,7 +276,7 @@ def test_spikes_are_decided_on_the_membrane_as_stored(kernels):
 def test_every_run_gives_the_same_bits(kernels):
     x = torch.randn(5, 3, 1000)
     parameters = parameters_of(None)
-    _, mem, _ = kernels.lif_sequence_fwd(x, None, *parameters, None, 0, True, True, False)
+    _, mem, _, _ = kernels.lif_sequence_fwd(x, None, *parameters, None, 0, True, True, False)
     rest = (None, mem, None, None, *parameters, None, 0, True, *surrogate.atan().kernel, *ALL)
     first, second = (kernels.lif_sequence_bwd(x, x, *rest) for _ in range(2))
     assert all(torch.equal(own, other) for own, other in zip(first, second))
