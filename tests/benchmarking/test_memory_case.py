@@ -181,6 +181,14 @@ def test_sweep_leaves_out_what_there_is_no_memory_for(monkeypatch):
         memory.sweep(SMALL, tensors)
 
 
+def test_memory_is_given_back_where_there_is_little(monkeypatch):
+    size = memory.megabytes(SMALL) * 1e6
+    for available, tight in ((23 * size, True), (25 * size, False), (None, False)):
+        monkeypatch.setattr(memory, "available_memory", lambda available=available: available)
+        case = memory.build(SMALL)
+        assert case.alone is case.parameters["memory_given_back"] is tight
+
+
 def test_default_sizes():
     sizes = [math.prod(shape) * 4 / 1e6 for shape in memory.TENSORS]
     assert sizes == sorted(set(sizes))

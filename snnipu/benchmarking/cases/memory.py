@@ -36,6 +36,8 @@ MEGABYTE = 1e6
 ELEMENT_BYTES = 4
 # A size runs where so many times its tensor are available: x, the upstream gradient, all results at once, the copies.
 LEAST_MEMORY = 12
+# With less, what each row leaves in the heap is given back before the next: there is no room for that of all.
+_MEMORY_OF_ALL = 24
 # Beside a peer's own step: what snnipu keeps for its results, and norse's input.
 _OTHERS = 4
 # A peer's time and memory are told from a step on a part of the samples, where the whole is larger.
@@ -197,6 +199,11 @@ def _peer(settings: Settings, make: Callable[[lif.Work], Workload]) -> Workload:
     return make(work)
 
 
+def _is_tight(settings: Settings) -> bool:
+    available = available_memory()
+    return available is not None and available < _MEMORY_OF_ALL * megabytes(settings) * MEGABYTE
+
+
 def build(settings: Settings) -> Case:
     """The case at the given sizes. Input and upstream gradient are made when the first contender is built."""
 
@@ -247,7 +254,7 @@ def build(settings: Settings) -> Case:
             "copy-20", "copy of 20 bytes", lambda: _work(settings).copy(SPIKES_BYTES), peer="copy", floor="copy-20"
         ),
     ]
-    size = megabytes(settings)
+    size, tight = megabytes(settings), _is_tight(settings)
     return Case(
         name="memory",
         title=f"LIF alone, forward + backward, {size:,.3g} MB a sequence: "
@@ -264,10 +271,11 @@ def build(settings: Settings) -> Case:
             "batch_size": settings.batch_size,
             "neurons": settings.neurons,
             "dtype": str(settings.dtype).replace("torch.", ""),
+            "memory_given_back": tight,
         },
         slow_seconds=_SLOW_SECONDS,
         slow_rounds=_SLOW_ROUNDS,
-        alone=True,
+        alone=tight,
         show_faults=True,
     )
 
