@@ -22,7 +22,7 @@ import torch
 # <malloc.h>
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4
 # What glibc itself works up to, and what it keeps then.
-_LARGEST_MMAP_THRESHOLD, _KEPT_BYTES = 32 * 2**20, 256 * 2**20
+_LARGEST_MMAP_THRESHOLD, _KEPT_BYTES = 32 * 2**20, 2**30
 _TOP_PAD = 16 * 2**20
 _LARGEST_INT = 2**31 - 1
 _VARIABLE = "SNNIPU_KEEP_FREED_MEMORY"

@@ -50,7 +50,7 @@ _Fits = Callable[[Any, int], bool]
 _Named = List[Tuple[str, nn.Module]]
 
 # Activations of a part of the steps: the largest of one module.
-PART_BYTES = 8 * 2**20
+PART_BYTES = 24 * 2**20
 
 
 def _always(module: nn.Module, dims: int) -> bool:
@@ -178,6 +178,9 @@ class MultiStep(nn.Sequential):
     A module with hooks, or with parts replaced (:class:`Leaky` tells which), is called as a module, step by step; so is
     every module while there are global hooks. :class:`~snnipu.SparseSpikes` are made dense for modules that are not
     event-driven.
+
+    On a CPU, steps run in parts of time whose activations stay small (``PART_BYTES``): every module sees the steps in
+    order, but a part goes through all modules before the next one does.
 
     Neurons start from zeros in each call, those inside other modules too; those with ``init_hidden=True`` go on where
     they ended, until ``utils.reset(net)``.
