@@ -412,6 +412,14 @@ template <typename V, typename S> inline void stream(S *to, V v) {
     store(to, v);
 }
 
+// Stores, or past the caches.
+template <typename V, typename S> inline void put(S *to, V v, bool pastCaches) {
+  if (pastCaches)
+    stream(to, v);
+  else
+    store(to, v);
+}
+
 // Asks for an address that will be read soon, where there are caches to hold it.
 inline void prefetch(const void *address) {
 #if defined(__x86_64__) || defined(__aarch64__)

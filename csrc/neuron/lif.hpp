@@ -16,7 +16,7 @@
 // double where the compiler does not contract multiply and add (-ffp-contract=off).
 #pragma once
 
-#include "neuron/lanes.hpp"
+#include "neuron/functions.hpp"
 
 namespace snnipu {
 
@@ -33,8 +33,6 @@ template <typename V> inline V clampUnit(V beta) {
   const V low = beta < zero ? zero : beta;
   return low > one ? one : low;
 }
-
-template <typename V> inline V heaviside(V u) { return u > splat<V>(0) ? splat<V>(1) : splat<V>(0); }
 
 // The spike of the forward pass.
 struct HardSpike {

@@ -26,13 +26,6 @@ template <typename C, typename Body> inline void forLanes(WorkerRange range, con
     body(i, SingleLane<C>{});
 }
 
-template <typename V, typename S> inline void put(S *to, V v, bool pastCaches) {
-  if (pastCaches)
-    stream(to, v);
-  else
-    store(to, v);
-}
-
 // One value for all elements, or one each: chosen once a call, or (Asked) for every register, in half the code.
 enum class PerElement { No, Yes, Asked };
 

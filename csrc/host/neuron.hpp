@@ -1,0 +1,481 @@
+// Host side of neurons over a sequence: cache-sized blocks of elements, shared out to threads.
+//
+// Header only: with a generated header it is all that a library of neurons consists of (SNNIPU_NEURONS).
+// What depends on the neuron is the two loops of neuron/sequence.hpp, found by number; the rest is compiled once for
+// each storage type.
+#pragma once
+
+#include "host/blocks.hpp"
+#include "host/neuron.h"
+#include "neuron/sequence.hpp"
+
+#include <array>
+#include <utility>
+
+namespace snnipu {
+
+// Whether a neuron's adjoint is compiled for every surrogate by itself: a little faster, and six times the code.
+template <typename Neuron, typename S> constexpr bool everySurrogate = false;
+
+namespace {
+
+static_assert(static_cast<unsigned>(SNNIPU_MOST_STATES) == mostStates);
+static_assert(static_cast<unsigned>(SNNIPU_MOST_PARAMETERS) == mostParameters);
+
+template <typename S> using ForwardLoop = void (*)(const ForwardSteps<S> &, ElementRange);
+template <typename S> using BackwardLoop = void (*)(const BackwardSteps<S> &, ElementRange);
+
+// One variant of a neuron.
+template <typename S> struct NeuronLoops {
+  unsigned states, parameters;
+  int outputState;
+  const AdjointReads *reads; // without and with the parameters' gradients
+  ForwardLoop<S> forward;
+  BackwardLoop<S> backward;
+};
+
+template <typename Neuron, unsigned Variant, typename S> BackwardLoop<S> backwardLoop(SurrogateKind surrogate) {
+  if constexpr (everySurrogate<Neuron, S>) {
+    switch (surrogate) {
+    case SurrogateKind::LeakyStep:
+      return backwardSteps<Neuron, Variant, S, false, LeakyStep>;
+    case SurrogateKind::Triangular:
+      return backwardSteps<Neuron, Variant, S, false, Triangular>;
+    case SurrogateKind::FastSigmoid:
+      return backwardSteps<Neuron, Variant, S, false, FastSigmoid>;
+    case SurrogateKind::ATan:
+      return backwardSteps<Neuron, Variant, S, false, ATan>;
+    case SurrogateKind::Sigmoid:
+      return backwardSteps<Neuron, Variant, S, false, Sigmoid>;
+    default:
+      return backwardSteps<Neuron, Variant, S, false, SpikeRateEscape>;
+    }
+  } else {
+    return backwardSteps<Neuron, Variant, S, false, AnySurrogate>;
+  }
+}
+
+template <typename Neuron, typename S, unsigned... Variant>
+NeuronLoops<S> variantLoops(unsigned variant, SurrogateKind surrogate, std::integer_sequence<unsigned, Variant...>) {
+  NeuronLoops<S> loops{Neuron::states, Neuron::parameters, Neuron::outputState, nullptr, nullptr, nullptr};
+  (void)((Variant == variant && (loops.reads = Neuron::reads[Variant],
+                                 loops.forward = forwardSteps<Neuron, Variant, S, false>,
+                                 loops.backward = backwardLoop<Neuron, Variant, S>(surrogate), true)) ||
+         ...);
+  return loops;
+}
+
+// Rows of an array, of a block's elements.
+template <typename T> struct Rows {
+  T *at = nullptr;
+  std::size_t stride = 0;
+};
+
+// A part of a block: whole registers, in place, or the elements left over, copied to arrays of one register a row.
+class Piece {
+public:
+  Piece(std::size_t begin, std::size_t count, std::size_t size, std::size_t elements, Scratch &scratch)
+      : size(size), begin_(begin), count_(count), elements_(elements), scratch_(scratch) {}
+
+  const std::size_t size; // of its rows: count, or a register
+
+  template <typename T> Rows<const T> in(const T *array, std::size_t steps, bool constant) {
+    if (!array)
+      return {};
+    const std::size_t stride = constant ? 0 : elements_;
+    if (size == count_)
+      return {array + begin_, stride};
+    const std::size_t rows = constant ? 1 : steps;
+    T *const copy = scratch_.take<T>(rows * size);
+    for (std::size_t t = 0; t < rows; ++t)
+      for (std::size_t i = 0; i < size; ++i)
+        copy[t * size + i] = i < count_ ? array[t * stride + begin_ + i] : T{};
+    return {copy, constant ? 0 : size};
+  }
+
+  template <typename T> Rows<T> out(T *array, std::size_t steps) {
+    if (!array)
+      return {};
+    if (size == count_)
+      return {array + begin_, elements_};
+    T *const rows = scratch_.take<T>(steps * size);
+    copies_[copied_++] = {rows, array + begin_, steps, sizeof(T)};
+    return {rows, size};
+  }
+
+  template <typename T> T *scratch(std::size_t rows = 1) { return scratch_.take<T>(rows * size); }
+
+  template <typename T> T *zeros() {
+    T *const array = scratch<T>();
+    std::fill_n(array, size, T(0));
+    return array;
+  }
+
+  // A state before the first step, in an array that may be written.
+  template <typename C> void initial(C *to, const C *from) const {
+    std::fill_n(to, size, C(0));
+    if (from)
+      std::copy_n(from + begin_, count_, to);
+  }
+
+  template <typename C> const C *parameter(const C *values, std::size_t count, bool perElement) {
+    if (!perElement) {
+      C *const equal = scratch_.take<C>(registerLanes<C>);
+      std::fill_n(equal, registerLanes<C>, values[0]);
+      return equal;
+    }
+    if (count == elements_ && size == count_)
+      return values + begin_;
+    C *const each = zeros<C>();
+    Parameter<C>{values, count}.expand(each, begin_, count_);
+    return each;
+  }
+
+  // What went to scratch memory in the place of the arrays.
+  void finish() const {
+    for (unsigned n = 0; n < copied_; ++n) {
+      const Copy &copy = copies_[n];
+      for (std::size_t t = 0; t < copy.steps; ++t)
+        std::memcpy(static_cast<char *>(copy.to) + t * elements_ * copy.bytes,
+                    static_cast<const char *>(copy.from) + t * size * copy.bytes, count_ * copy.bytes);
+    }
+  }
+
+private:
+  struct Copy {
+    const void *from;
+    void *to;
+    std::size_t steps, bytes;
+  };
+  std::size_t begin_, count_, elements_;
+  Scratch &scratch_;
+  Copy copies_[2 * mostStates + 2];
+  unsigned copied_ = 0;
+};
+
+// body(Piece) for the whole registers of a block and for the elements left over.
+template <typename C, typename Body>
+void forPieces(std::size_t begin, std::size_t count, std::size_t elements, Scratch &scratch, const Body &body) {
+  const std::size_t left = count % registerLanes<C>, whole = count - left;
+  if (whole) {
+    Piece piece(begin, whole, whole, elements, scratch);
+    body(piece, std::size_t{0});
+    piece.finish();
+  }
+  if (left) {
+    Piece piece(begin + whole, left, registerLanes<C>, elements, scratch);
+    body(piece, whole);
+    piece.finish();
+  }
+}
+
+// The arguments of a call with their types.
+template <typename S> struct NeuronCall {
+  using C = Compute<S>;
+  const snnipu_neuron_call &call;
+  const NeuronLoops<S> &loops;
+  std::size_t steps = static_cast<std::size_t>(call.steps), elements = static_cast<std::size_t>(call.elements);
+  bool constantInput = call.constant_input != 0 && call.steps > 1;
+  unsigned threads = usefulThreads(steps, elements, call.threads);
+  bool perElement = anyPerElement();
+
+  bool anyPerElement() const {
+    for (unsigned p = 0; p < loops.parameters; ++p)
+      if (call.parameter_sizes[p] > 1)
+        return true;
+    return false;
+  }
+  std::size_t parameterBytes() const { return perElement ? loops.parameters * sizeof(C) : 0; }
+  std::size_t rowBytes() const { return elements * sizeof(S); }
+  const S *x() const { return static_cast<const S *>(call.x); }
+
+  void connect(const C *(&parameters)[mostParameters], Piece &piece) const {
+    for (unsigned p = 0; p < loops.parameters; ++p)
+      parameters[p] = piece.parameter(static_cast<const C *>(call.parameters[p]),
+                                      static_cast<std::size_t>(call.parameter_sizes[p]), perElement);
+  }
+};
+
+// Elements of a block with so many arrays in use at once: they stay in the second-level cache.
+inline std::size_t elementsWith(std::size_t bytesPerElement) {
+  return std::min(blockElements, std::max(sumElements, recomputedBytes / 2 / bytesPerElement));
+}
+
+template <typename S> int neuronForward(const NeuronCall<S> &a) {
+  using C = Compute<S>;
+  const NeuronLoops<S> &loops = a.loops;
+  std::size_t sequences = 1 + !a.constantInput;
+  bool aligned = rowsAligned(a.call.spk, a.rowBytes());
+  for (unsigned s = 0; s < loops.states; ++s)
+    if (a.call.states[s]) {
+      ++sequences;
+      aligned = aligned && rowsAligned(a.call.states[s], a.rowBytes());
+    }
+  const bool streaming = aligned && sequences * a.steps * a.rowBytes() > cachedBytes;
+  const std::size_t bytes = loops.states * sizeof(C) + a.parameterBytes();
+  const std::size_t left = sequences * a.steps * sizeof(S) * registerLanes<C> + 64 * SNNIPU_LANE_BYTES;
+  const auto block = [&](std::size_t begin, std::size_t count, Scratch &scratch) {
+    forPieces<C>(begin, count, a.elements, scratch, [&](Piece &piece, std::size_t) {
+      ForwardSteps<S> f{};
+      const auto x = piece.in(a.x(), a.steps, a.constantInput);
+      f.x = x.at;
+      f.xStride = x.stride;
+      for (unsigned s = 0; s < loops.states; ++s) {
+        f.state[s] = a.call.final[s] ? piece.out(static_cast<C *>(a.call.final[s]), 1).at
+                                     : piece.template scratch<C>();
+        piece.initial(f.state[s], static_cast<const C *>(a.call.initial[s]));
+        const auto kept = piece.out(static_cast<S *>(a.call.states[s]), a.steps);
+        f.kept[s] = kept.at;
+        f.keptStride = kept.at ? kept.stride : f.keptStride;
+      }
+      a.connect(f.parameter, piece);
+      f.perElement = a.perElement;
+      const auto spk = piece.out(static_cast<S *>(a.call.spk), a.steps);
+      f.spk = spk.at;
+      f.spkStride = spk.stride;
+      f.steps = static_cast<unsigned>(a.steps);
+      f.streaming = streaming;
+      loops.forward(f, {0, static_cast<unsigned>(piece.size)});
+    });
+    if (streaming)
+      streamFence();
+  };
+  return forBlocks(a.elements, a.threads, elementsWith(bytes), bytes, block, left);
+}
+
+// Adds a row of a gradient to another.
+template <typename S, typename C> void addRow(C *to, const S *from, std::size_t size) {
+  for (std::size_t i = 0; i < size; ++i)
+    to[i] += load<SingleLane<C>>(from + i)[0];
+}
+
+// Elements that a row has at least where states are computed again: a shorter one would be read in pages that are too
+// far apart. Rather there are fewer steps in a segment.
+constexpr std::size_t shortestRow = 2048;
+
+template <typename S> int neuronBackward(const NeuronCall<S> &a) {
+  using C = Compute<S>;
+  constexpr bool sameType = std::is_same_v<S, C>;
+  const NeuronLoops<S> &loops = a.loops;
+  const snnipu_neuron_call &call = a.call;
+  std::vector<ParameterSum<C>> sums;
+  bool parameterGradients = false;
+  for (unsigned p = 0; p < loops.parameters; ++p) {
+    sums.emplace_back(static_cast<C *>(call.grad_parameters[p]), static_cast<std::size_t>(call.parameter_sizes[p]),
+                      a.elements);
+    parameterGradients = parameterGradients || call.grad_parameters[p];
+  }
+  const AdjointReads reads = loops.reads[parameterGradients];
+  // States after each step that the adjoint reads, from the caller or, in segments of steps, computed again.
+  std::size_t readStates = 0;
+  bool recompute = false;
+  for (unsigned s = 0; s < loops.states; ++s)
+    if (reads.states() >> s & 1) {
+      ++readStates;
+      recompute = recompute || !call.states[s];
+    }
+  if ((recompute || reads.x) && !call.x)
+    return 1;
+  const bool outputIsState = loops.outputState >= 0;
+  const auto externalOf = [&](unsigned s, bool &constant) {
+    const bool output = loops.outputState == static_cast<int>(s);
+    constant = call.grad_constant >> (output ? 0 : 1 + s) & 1;
+    return static_cast<const S *>(output ? call.grad_spk : call.grad_states[s]);
+  };
+  const std::size_t workBytes =
+      sizeof(C) * ((sameType ? 2 : 3) * loops.states + (parameterGradients ? loops.parameters : 0) + a.constantInput) +
+      a.parameterBytes();
+  const std::size_t stepBytes = recompute ? readStates * sizeof(S) : 0;
+  std::size_t most = elementsWith(workBytes), segment = a.steps;
+  if (stepBytes) {
+    most = std::min(most, std::max(shortestRow, recomputedBytes / (stepBytes * a.steps)));
+    segment = std::min(a.steps, std::max<std::size_t>(8, recomputedBytes / (stepBytes * most)));
+  }
+  const std::size_t segments = (a.steps + segment - 1) / segment;
+  const std::size_t checkpointBytes = segments > 1 ? (segments - 1) * loops.states * sizeof(C) : 0;
+  const std::size_t bytes = workBytes + stepBytes * (segment + 1) + checkpointBytes;
+  std::size_t sequences = 1 + !a.constantInput;
+  for (unsigned s = 0; s < loops.states; ++s)
+    sequences += (call.grad_states[s] != nullptr) + (call.states[s] != nullptr);
+  const bool streaming = !a.constantInput && (sequences + 1) * a.steps * a.rowBytes() > cachedBytes &&
+                         rowsAligned(call.grad_x, a.rowBytes());
+  const std::size_t left = (sequences + 2) * a.steps * sizeof(S) * registerLanes<C> + bytes * registerLanes<C> +
+                           64 * SNNIPU_LANE_BYTES;
+  const auto block = [&](std::size_t begin, std::size_t count, Scratch &scratch) {
+    C *blockSums[mostParameters] = {};
+    if (parameterGradients)
+      for (unsigned p = 0; p < loops.parameters; ++p)
+        if (call.grad_parameters[p])
+          blockSums[p] = scratch.take<C>(count + registerLanes<C>);
+    forPieces<C>(begin, count, a.elements, scratch, [&](Piece &piece, std::size_t offset) {
+      const auto x = piece.in(a.x(), a.steps, a.constantInput);
+      const ElementRange range{0, static_cast<unsigned>(piece.size)};
+      ForwardSteps<S> f{};
+      BackwardSteps<S> b{};
+      a.connect(b.parameter, piece);
+      std::copy_n(b.parameter, loops.parameters, f.parameter);
+      b.perElement = f.perElement = a.perElement;
+      f.xStride = b.xStride = x.stride;
+      const auto gradSpk = piece.in(static_cast<const S *>(call.grad_spk), a.steps, call.grad_constant & 1);
+      b.gradSpkStride = gradSpk.stride;
+      Rows<const S> external[mostStates], returned[mostStates];
+      C *initial[mostStates]; // states before the first step
+      for (unsigned s = 0; s < loops.states; ++s) {
+        bool constant;
+        const S *const own = externalOf(s, constant);
+        external[s] = own == call.grad_spk && own ? gradSpk : piece.in(own, a.steps, constant);
+        b.seedStride[s] = external[s].stride;
+        b.carry[s] = call.grad_initial[s] ? piece.out(static_cast<C *>(call.grad_initial[s]), 1).at
+                                          : piece.template scratch<C>();
+        piece.initial(b.carry[s], static_cast<const C *>(call.grad_final[s]));
+        if (external[s].at)
+          addRow(b.carry[s], external[s].at + (a.steps - 1) * external[s].stride, piece.size);
+        initial[s] = piece.template scratch<C>();
+        piece.initial(initial[s], static_cast<const C *>(call.initial[s]));
+        if (!recompute && (reads.states() >> s & 1))
+          returned[s] = piece.in(static_cast<const S *>(call.states[s]), a.steps, false);
+      }
+      const auto gradX = a.constantInput ? Rows<S>{} : piece.out(static_cast<S *>(call.grad_x), a.steps);
+      b.gradXStride = gradX.stride;
+      b.gradConstant = a.constantInput ? piece.template zeros<C>() : nullptr;
+      b.parameterGradients = parameterGradients;
+      b.surrogate = static_cast<SurrogateKind>(call.surrogate);
+      b.surrogateA = static_cast<C>(call.surrogate_a);
+      b.surrogateB = static_cast<C>(call.surrogate_b);
+      b.streaming = streaming;
+      for (unsigned p = 0; p < loops.parameters; ++p)
+        if (blockSums[p]) {
+          b.sum[p] = blockSums[p] + offset;
+          std::fill_n(b.sum[p], piece.size, C(0));
+        }
+      S *again[mostStates] = {};
+      C *work[mostStates] = {};
+      if (recompute)
+        for (unsigned s = 0; s < loops.states; ++s)
+          if (reads.states() >> s & 1) {
+            again[s] = piece.template scratch<S>(segment + 1);
+            if constexpr (sameType)
+              work[s] = again[s];
+            else
+              work[s] = piece.template scratch<C>();
+          }
+      C *const checkpoints = segments > 1 ? piece.template scratch<C>((segments - 1) * loops.states) : nullptr;
+      const auto checkpoint = [&](std::size_t number, unsigned s) {
+        return checkpoints + ((number - 1) * loops.states + s) * piece.size;
+      };
+      if (segments > 1) {
+        for (std::size_t number = 1; number < segments; ++number) {
+          for (unsigned s = 0; s < loops.states; ++s) {
+            f.state[s] = checkpoint(number, s);
+            std::copy_n(number > 1 ? checkpoint(number - 1, s) : initial[s], piece.size, f.state[s]);
+          }
+          f.x = x.at + (number - 1) * segment * x.stride;
+          f.steps = static_cast<unsigned>(segment);
+          loops.forward(f, range);
+        }
+      }
+      for (std::size_t number = segments; number-- > 0;) {
+        const std::size_t start = number * segment, steps = std::min(segment, a.steps - start);
+        C *first[mostStates];
+        for (unsigned s = 0; s < loops.states; ++s) {
+          b.initial[s] = first[s] = number > 0 ? checkpoint(number, s) : initial[s];
+          b.after[s] = returned[s].at;
+          b.afterStride[s] = returned[s].stride;
+        }
+        if (recompute) {
+          for (unsigned s = 0; s < loops.states; ++s) {
+            // What the adjoint does not read is lost.
+            f.state[s] = first[s];
+            f.stateStride[s] = 0;
+            if (!again[s])
+              continue;
+            b.afterStride[s] = f.keptStride = piece.size;
+            if (sameType) {
+              // Row 0 is the state before the segment; every row is read where it was written.
+              f.state[s] = work[s];
+              f.stateStride[s] = piece.size;
+              b.after[s] = again[s] + piece.size;
+            } else {
+              f.state[s] = work[s];
+              f.kept[s] = again[s];
+              b.after[s] = again[s];
+            }
+            std::copy_n(first[s], piece.size, work[s]);
+          }
+          f.x = x.at + start * x.stride;
+          f.steps = static_cast<unsigned>(steps);
+          loops.forward(f, range);
+        }
+        b.x = reads.x ? x.at + start * x.stride : nullptr;
+        b.gradSpk = gradSpk.at && !outputIsState ? gradSpk.at + start * gradSpk.stride : nullptr;
+        for (unsigned s = 0; s < loops.states; ++s)
+          b.seed[s] = external[s].at ? external[s].at + start * external[s].stride : nullptr;
+        b.gradX = gradX.at ? gradX.at + start * gradX.stride : nullptr;
+        b.steps = static_cast<unsigned>(steps);
+        b.first = start == 0;
+        loops.backward(b, range);
+      }
+      if (a.constantInput) {
+        const auto total = piece.out(static_cast<S *>(call.grad_x), 1);
+        for (std::size_t i = 0; i < piece.size; ++i)
+          store(total.at + i, SingleLane<C>{b.gradConstant[i]});
+      }
+    });
+    if (streaming)
+      streamFence();
+    for (unsigned p = 0; p < loops.parameters; ++p)
+      if (blockSums[p])
+        sums[p].addBlock(blockSums[p], begin, count);
+  };
+  const int status = forBlocks(a.elements, a.threads, most, bytes, block, left);
+  for (auto &sum : sums)
+    sum.finish();
+  return status;
+}
+
+template <typename S, typename... Neuron> int runNeuron(const snnipu_neuron_call &call, bool backward) {
+  NeuronLoops<S> loops{};
+  const auto surrogate = static_cast<SurrogateKind>(call.surrogate);
+  if (call.variant < 0 || (backward && !(surrogate <= SurrogateKind::SpikeRateEscape)))
+    return 1;
+  int number = 0;
+  (void)((call.neuron == number++ &&
+          (loops = variantLoops<Neuron, S>(static_cast<unsigned>(call.variant), surrogate,
+                                           std::make_integer_sequence<unsigned, Neuron::variants>()),
+           true)) ||
+         ...);
+  if (!loops.forward)
+    return 1;
+  const NeuronCall<S> arguments{call, loops};
+  return backward ? neuronBackward(arguments) : neuronForward(arguments);
+}
+
+template <typename... Neuron> int runNeurons(const snnipu_neuron_call &call, bool backward) {
+  try {
+    switch (call.dtype) {
+    case SNNIPU_F32:
+      return runNeuron<float, Neuron...>(call, backward);
+    case SNNIPU_F64:
+      return runNeuron<double, Neuron...>(call, backward);
+    case SNNIPU_F16:
+      return runNeuron<Float16, Neuron...>(call, backward);
+    case SNNIPU_BF16:
+      return runNeuron<BFloat16, Neuron...>(call, backward);
+    default:
+      return 1;
+    }
+  } catch (const std::bad_alloc &) {
+    return 2;
+  }
+}
+
+} // namespace
+} // namespace snnipu
+
+// The C functions of a library of these neurons, by their numbers from 0.
+#define SNNIPU_NEURONS(...)                                                                                            \
+  extern "C" {                                                                                                         \
+  int snnipu_neuron_forward(const snnipu_neuron_call *call) { return snnipu::runNeurons<__VA_ARGS__>(*call, false); }  \
+  int snnipu_neuron_backward(const snnipu_neuron_call *call) { return snnipu::runNeurons<__VA_ARGS__>(*call, true); }  \
+  int64_t snnipu_neuron_call_size(void) { return sizeof(snnipu_neuron_call); }                                         \
+  }

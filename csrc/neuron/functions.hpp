@@ -1,0 +1,72 @@
+// Elementwise functions on lanes, with the values PyTorch gives them: what a neuron's step may consist of beside the
+// operators. Those of exact results (no exp among them) are equal to PyTorch's bit by bit.
+#pragma once
+
+#include "neuron/lanes.hpp"
+
+namespace snnipu {
+
+template <typename V> inline V heaviside(V u) { return u > splat<V>(0) ? splat<V>(1) : splat<V>(0); }
+
+template <typename V> inline V sign(V v) { return heaviside(v) - heaviside(-v); }
+
+template <typename V> inline V reciprocal(V v) { return splat<V>(1) / v; }
+
+// A NaN stays one.
+template <typename V> inline V clamp(V v, V low, V high) {
+  const V raised = v < low ? low : v;
+  return raised > high ? high : raised;
+}
+
+template <typename V> inline V relu(V v) { return v < splat<V>(0) ? splat<V>(0) : v; }
+
+template <typename V> inline V minimum(V a, V b) { return (a < b) | (a != a) ? a : b; }
+template <typename V> inline V maximum(V a, V b) { return (a > b) | (a != a) ? a : b; }
+
+template <typename V, typename Function> inline V eachLane(V v, Function function) {
+  V result;
+  for (unsigned i = 0; i < lanes<V>; ++i)
+    result[i] = function(v[i]);
+  return result;
+}
+
+template <typename V> inline V sqrt(V v) {
+  return eachLane(v, [](Element<V> lane) { return std::sqrt(lane); });
+}
+template <typename V> inline V log(V v) {
+  return eachLane(v, [](Element<V> lane) { return std::log(lane); });
+}
+template <typename V> inline V tanh(V v) {
+  return eachLane(v, [](Element<V> lane) { return std::tanh(lane); });
+}
+template <typename V> inline V sin(V v) {
+  return eachLane(v, [](Element<V> lane) { return std::sin(lane); });
+}
+template <typename V> inline V cos(V v) {
+  return eachLane(v, [](Element<V> lane) { return std::cos(lane); });
+}
+
+template <typename V> inline V sigmoid(V v) { return reciprocal(splat<V>(1) + exp(-v)); }
+
+// v to a power that is known when it is compiled; the special ones are PyTorch's.
+template <typename V> inline V power(V v, double exponent) {
+  if (exponent == 0)
+    return splat<V>(1);
+  if (exponent == 1)
+    return v;
+  if (exponent == 2)
+    return v * v;
+  if (exponent == 3)
+    return v * v * v;
+  if (exponent == 0.5)
+    return sqrt(v);
+  if (exponent == -0.5)
+    return reciprocal(sqrt(v));
+  if (exponent == -1)
+    return reciprocal(v);
+  if (exponent == -2)
+    return reciprocal(v * v);
+  return eachLane(v, [exponent](Element<V> lane) { return std::pow(lane, static_cast<Element<V>>(exponent)); });
+}
+
+} // namespace snnipu

@@ -1,0 +1,250 @@
+// A neuron over a sequence: the loops over time and elements around the step and the adjoint of a generated struct.
+//
+// The struct (snnipu/_generator/print_cpp.py) has the numbers of its states, parameters and variants, and two static
+// functions that read and write through an accessor: step<Variant>(lane), adjoint<Variant>(lane). A parameter is one
+// value, or one for each element. An element is one neuron of one sample; elements are independent of each other.
+//
+// State and parameters are in float (double for double) whatever the storage S is. A spike is decided on the membrane
+// as it is stored, so that the backward pass sees the decisions of the forward pass.
+#pragma once
+
+#include "neuron/functions.hpp"
+#include "neuron/surrogate.hpp"
+
+#include <cstddef>
+
+namespace snnipu {
+
+constexpr unsigned mostStates = 8;
+constexpr unsigned mostParameters = 16;
+
+struct ElementRange {
+  unsigned begin, end;
+};
+
+// What an adjoint reads beside gradients: bit s for state s before or after the step, and whether it reads x.
+struct AdjointReads {
+  unsigned before, after;
+  bool x;
+
+  constexpr unsigned states() const { return before | after; }
+};
+
+// Rows of steps t = 0, 1, ... Element i of row t of an array is at [t * stride + i].
+template <typename S> struct ForwardSteps {
+  using C = Compute<S>;
+  const S *x;
+  std::size_t xStride; // 0: the same at every step
+  // Row t is the state before step t, row t + 1 after it; a stride of 0: in place.
+  C *state[mostStates];
+  std::size_t stateStride[mostStates];
+  const C *parameter[mostParameters]; // a register of equal values, or perElement
+  bool perElement;
+  S *spk; // this and kept, the states after each step, may be null
+  std::size_t spkStride;
+  S *kept[mostStates];
+  std::size_t keptStride;
+  unsigned steps;
+  bool streaming; // spk and kept go past the caches: rows are aligned to registers, the caller fences
+};
+
+template <typename S> struct BackwardSteps {
+  using C = Compute<S>;
+  const S *gradSpk; // may be null
+  std::size_t gradSpkStride;
+  // Gradients of the states after each step as outputs; each may be null. Those of the last step are in carry already,
+  // and the row ahead of row 0 is read unless this is the start of the sequence.
+  const S *seed[mostStates];
+  std::size_t seedStride[mostStates];
+  const S *x; // where the adjoint reads it
+  std::size_t xStride;
+  const S *after[mostStates]; // where the adjoint reads it: the states after each step, and initial before the first one
+  std::size_t afterStride[mostStates];
+  const C *initial[mostStates];
+  const C *parameter[mostParameters];
+  bool perElement;
+  S *gradX;
+  std::size_t gradXStride;
+  C *gradConstant; // of a constant input: the sum over time; else null
+  C *carry[mostStates];        // gradients of the states: after the last step -> before the first
+  C *sum[mostParameters];      // sums over time of the parameters' gradients, one for each element; each may be null
+  bool parameterGradients;     // any of them
+  SurrogateKind surrogate;
+  C surrogateA, surrogateB;
+  unsigned steps;
+  bool first; // row 0 is the first step of the sequence
+  bool streaming;
+};
+
+// body(index, V{}) for every register of the range and, with Singles, every element left over; else the range is of
+// whole registers. The second argument only carries the type.
+template <typename C, bool Singles, typename Body> inline void forRegisters(ElementRange range, const Body &body) {
+  unsigned i = range.begin;
+  for (; i + registerLanes<C> <= range.end; i += registerLanes<C>)
+    body(i, Register<C>{});
+  if constexpr (Singles)
+    for (; i < range.end; ++i)
+      body(i, SingleLane<C>{});
+}
+
+template <typename S, unsigned States, unsigned Parameters> struct ForwardRow {
+  using C = Compute<S>;
+  const S *x, *xNext;
+  const C *before[States];
+  C *after[States];
+  const C *parameter[Parameters ? Parameters : 1];
+  unsigned each; // all bits set: parameters are one for each element
+  S *spk, *kept[States];
+  bool streaming;
+};
+
+template <typename V, typename Row, typename S> struct ForwardLane {
+  using Vector = V;
+  const Row &row;
+  unsigned i;
+
+  V x() const { return load<V>(row.x + i); }
+  template <unsigned K> V before() const { return load<V>(row.before[K] + i); }
+  template <unsigned P> V parameter() const { return load<V>(row.parameter[P] + (i & row.each)); }
+  V spike(V u) const { return heaviside(u); }
+  V stored(V v) const { return quantise<S>(v); }
+  void spk(V v) const {
+    if (row.spk)
+      put(row.spk + i, v, row.streaming);
+  }
+  template <unsigned K> void after(V v) const {
+    store(row.after[K] + i, v);
+    if (row.kept[K])
+      put(row.kept[K] + i, v, row.streaming);
+  }
+};
+
+template <typename Neuron, unsigned Variant, typename S, bool Singles>
+void forwardSteps(const ForwardSteps<S> &a, ElementRange range) {
+  using C = Compute<S>;
+  using Row = ForwardRow<S, Neuron::states, Neuron::parameters>;
+  Row row{};
+  for (unsigned p = 0; p < Neuron::parameters; ++p)
+    row.parameter[p] = a.parameter[p];
+  row.each = a.perElement ? ~0u : 0;
+  row.streaming = a.streaming;
+  for (unsigned t = 0; t < a.steps; ++t) {
+    row.x = a.x + t * a.xStride;
+    // Rows are too short and too far apart for the processor to see the next one coming.
+    row.xNext = t + 1 < a.steps ? row.x + a.xStride : row.x;
+    row.spk = a.spk ? a.spk + t * a.spkStride : nullptr;
+    for (unsigned s = 0; s < Neuron::states; ++s) {
+      row.before[s] = a.state[s] + t * a.stateStride[s];
+      row.after[s] = a.state[s] + (t + 1) * a.stateStride[s];
+      row.kept[s] = a.kept[s] ? a.kept[s] + t * a.keptStride : nullptr;
+    }
+    const Row now = row;
+    forRegisters<C, Singles>(range, [now](unsigned i, auto lane) {
+      prefetch(now.xNext + i);
+      Neuron::template step<Variant>(ForwardLane<decltype(lane), Row, S>{now, i});
+    });
+  }
+}
+
+template <typename S, unsigned States, unsigned Parameters> struct BackwardRow {
+  using C = Compute<S>;
+  const S *x, *gradSpk, *gradSpkNext, *seed[States], *seedNext[States], *after[States], *before[States];
+  const S *beforeNext[States];
+  const C *initial[States]; // null: before is read
+  C *carry[States];
+  const C *parameter[Parameters ? Parameters : 1];
+  C *sum[Parameters ? Parameters : 1];
+  unsigned each;
+  S *gradX;
+  C *gradConstant;
+  bool parameterGradients, streaming;
+};
+
+template <typename V, typename Row, typename S, typename Surrogate> struct BackwardLane {
+  using Vector = V;
+  const Row &row;
+  const Surrogate &slope;
+  unsigned i;
+
+  V x() const { return load<V>(row.x + i); }
+  template <unsigned K> V before() const {
+    if constexpr (std::is_same_v<S, Compute<S>>)
+      return load<V>(row.before[K] + i);
+    else
+      return row.initial[K] ? load<V>(row.initial[K] + i) : load<V>(row.before[K] + i);
+  }
+  template <unsigned K> V after() const { return load<V>(row.after[K] + i); }
+  template <unsigned P> V parameter() const { return load<V>(row.parameter[P] + (i & row.each)); }
+  V gradSpk() const { return row.gradSpk ? load<V>(row.gradSpk + i) : splat<V>(0); }
+  template <unsigned K> V gradAfter() const { return load<V>(row.carry[K] + i); }
+  template <unsigned K> V seed() const { return row.seed[K] ? load<V>(row.seed[K] + i) : splat<V>(0); }
+  V spike(V u) const { return heaviside(u); }
+  V stored(V v) const { return quantise<S>(v); }
+  V surrogate(V u, V g) const { return slope.gradient(u, g); }
+  bool parameterGradients() const { return row.parameterGradients; }
+  void gradX(V v) const {
+    if (row.gradConstant)
+      store(row.gradConstant + i, load<V>(row.gradConstant + i) + v);
+    else
+      put(row.gradX + i, v, row.streaming);
+  }
+  template <unsigned K> void gradBefore(V v) const { store(row.carry[K] + i, v); }
+  template <unsigned P> void gradParameter(V v) const {
+    if (row.sum[P])
+      store(row.sum[P] + i, load<V>(row.sum[P] + i) + v);
+  }
+};
+
+template <typename Neuron, unsigned Variant, typename S, bool Singles, template <typename> class Surrogate>
+void backwardSteps(const BackwardSteps<S> &a, ElementRange range) {
+  using C = Compute<S>;
+  using Row = BackwardRow<S, Neuron::states, Neuron::parameters>;
+  Row row{};
+  for (unsigned p = 0; p < Neuron::parameters; ++p) {
+    row.parameter[p] = a.parameter[p];
+    row.sum[p] = a.sum[p];
+  }
+  for (unsigned s = 0; s < Neuron::states; ++s)
+    row.carry[s] = a.carry[s];
+  row.each = a.perElement ? ~0u : 0;
+  row.gradConstant = a.gradConstant;
+  row.parameterGradients = a.parameterGradients;
+  row.streaming = a.streaming;
+  FirstParameter<Surrogate, C> parameter{};
+  if constexpr (std::is_same_v<FirstParameter<Surrogate, C>, C>)
+    parameter = a.surrogateA;
+  else
+    parameter = {a.surrogateA, a.surrogate};
+  const Surrogate<C> surrogate{parameter, a.surrogateB};
+  for (unsigned t = a.steps; t-- > 0;) {
+    row.x = a.x ? a.x + t * a.xStride : nullptr;
+    row.gradSpk = a.gradSpk ? a.gradSpk + t * a.gradSpkStride : nullptr;
+    row.gradSpkNext = t > 0 ? row.gradSpk - a.gradSpkStride : row.gradSpk;
+    for (unsigned s = 0; s < Neuron::states; ++s) {
+      const std::ptrdiff_t seedStride = static_cast<std::ptrdiff_t>(a.seedStride[s]);
+      row.seed[s] = a.seed[s] && !(a.first && t == 0) ? a.seed[s] + (static_cast<std::ptrdiff_t>(t) - 1) * seedStride
+                                                      : nullptr;
+      row.seedNext[s] = row.seed[s] && t > 1 ? row.seed[s] - seedStride : row.seed[s];
+      row.after[s] = a.after[s] ? a.after[s] + t * a.afterStride[s] : nullptr;
+      row.initial[s] = t == 0 ? a.initial[s] : nullptr;
+      row.before[s] = t > 0 && a.after[s] ? row.after[s] - a.afterStride[s] : nullptr;
+      if constexpr (std::is_same_v<S, C>)
+        if (t == 0)
+          row.before[s] = a.initial[s];
+      row.beforeNext[s] = t > 1 && a.after[s] ? row.before[s] - a.afterStride[s] : nullptr;
+    }
+    row.gradX = a.gradX + t * a.gradXStride;
+    const Row now = row;
+    forRegisters<C, Singles>(range, [now, surrogate](unsigned i, auto lane) {
+      prefetch(now.gradSpkNext + i);
+      for (unsigned s = 0; s < Neuron::states; ++s) {
+        prefetch(now.seedNext[s] + i);
+        prefetch(now.beforeNext[s] + i);
+      }
+      Neuron::template adjoint<Variant>(
+          BackwardLane<decltype(lane), Row, S, Surrogate<C>>{now, surrogate, i});
+    });
+  }
+}
+
+} // namespace snnipu

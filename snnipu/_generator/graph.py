@@ -1,0 +1,353 @@
+"""What a step function does, as a list of operations: the values that stand in for tensors while it runs.
+
+Torch-free: ``setup.py`` runs it where there is no PyTorch.
+"""
+
+import linecache
+import numbers
+import os
+import sys
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Set, Tuple, Union
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+Operand = Union["Value", float]
+
+
+class TraceError(TypeError):
+    """A step function that kernels cannot be made of: the message names the operation and the line."""
+
+
+def _line() -> Tuple[str, int]:
+    """Where the step function is at: the innermost line that is neither of this package nor of PyTorch's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        inside = os.path.dirname(os.path.abspath(file)) == _HERE
+        if not inside and f"{os.sep}torch{os.sep}" not in file:
+            return file, frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]
+    return "?", 0
+
+
+def _where(line: Tuple[str, int]) -> str:
+    text = linecache.getline(*line).strip()
+    return f"line {line[1]} of {line[0]}" + (f", `{text}`" if text else "")
+
+
+class Graph:
+    """The operations of one step, in the order they were done."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.values: List[Value] = []
+
+    def add(self, operation: str, operands: Tuple[Operand, ...], is_bool: bool = False) -> "Value":
+        value = Value(self, operation, operands, is_bool)
+        self.values.append(value)
+        return value
+
+    def input(self, kind: str, name: str) -> "Value":
+        """A value that comes from outside: ``kind`` says from where (``x``, ``state``, ``parameter``, ...)."""
+        value = self.add("input", ())
+        value.kind, value.name, value.varies = kind, name, kind != "parameter"
+        return value
+
+    def insert(self, before: "Value", operation: str, operands: Tuple[Operand, ...]) -> "Value":
+        """An operation that is done ahead of ``before``."""
+        value = self.add(operation, operands)
+        self.values.insert(before.index, self.values.pop())
+        for index, other in enumerate(self.values):
+            other.index = index
+        return value
+
+    def refuse(self, what: str, line: Optional[Tuple[str, int]] = None) -> NoReturn:
+        raise TraceError(f"{self.name}: {what} ({_where(line or _line())})")
+
+
+class Value:
+    """The result of one operation. It has a tensor's operators and methods as far as kernels have them."""
+
+    # numpy's scalars and arrays leave an operation to us.
+    __array_ufunc__ = None
+    __hash__ = object.__hash__
+
+    def __init__(self, graph: Graph, operation: str, operands: Tuple[Operand, ...], is_bool: bool) -> None:
+        self.graph = graph
+        self.operation = operation
+        self.operands = operands
+        self.is_bool = is_bool
+        self.index = len(graph.values)
+        self.line = _line()
+        # Whether it may be another in each step: it is made of the input or of a state.
+        self.varies: bool = operation in ("spike", "stored") or any(value.varies for value in self.inputs)
+        self.kind = ""
+        self.name = ""
+
+    def __repr__(self) -> str:
+        return f"<{self.graph.name}: {self.name or self.operation} {self.index}>"
+
+    @property
+    def inputs(self) -> Tuple["Value", ...]:
+        return tuple(operand for operand in self.operands if isinstance(operand, Value))
+
+    # ---- what is recorded
+
+    def _operand(self, operand: Any, operation: str) -> Operand:
+        """``operand`` as a number or a value of this graph."""
+        if isinstance(operand, Value):
+            if operand.graph is not self.graph:
+                self.graph.refuse(f"{operation} takes a value of another function's trace")
+            if operand.is_bool:
+                self.graph.refuse(f"{operation} takes a comparison: torch.where selects, .float() gives 1 or 0")
+            return operand
+        if isinstance(operand, numbers.Real):
+            return float(operand)
+        kind = type(operand).__name__
+        self.graph.refuse(f"{operation} takes a {kind} from outside the step: make it a parameter or a number")
+
+    def _do(self, operation: str, *operands: Any, is_bool: bool = False) -> "Value":
+        return self.graph.add(operation, tuple(self._operand(o, operation) for o in operands), is_bool)
+
+    def _bools(self, operation: str, *operands: Any) -> "Value":
+        for operand in operands:
+            if not (isinstance(operand, Value) and operand.is_bool):
+                self.graph.refuse(f"{operation} takes comparisons only")
+        return self.graph.add(operation, operands, True)
+
+    def __add__(self, other: Any) -> "Value":
+        return self._do("add", self, other)
+
+    def __radd__(self, other: Any) -> "Value":
+        return self._do("add", other, self)
+
+    def __sub__(self, other: Any) -> "Value":
+        return self._do("sub", self, other)
+
+    def __rsub__(self, other: Any) -> "Value":
+        return self._do("sub", other, self)
+
+    def __mul__(self, other: Any) -> "Value":
+        # The one operation for which PyTorch takes a comparison as a number without being asked.
+        if self.is_bool and not (isinstance(other, Value) and other.is_bool):
+            return self.float() * other
+        if isinstance(other, Value) and other.is_bool:
+            other = other.float()
+        return self._do("mul", self, other)
+
+    def __rmul__(self, other: Any) -> "Value":
+        if self.is_bool:
+            return other * self.float()
+        return self._do("mul", other, self)
+
+    def __truediv__(self, other: Any) -> "Value":
+        return self._do("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> "Value":
+        # A number by a tensor is in PyTorch the tensor's reciprocal times the number.
+        return self._do("mul", self._do("reciprocal", self), other)
+
+    def __neg__(self) -> "Value":
+        return self._do("neg", self)
+
+    def __pos__(self) -> "Value":
+        return self
+
+    def __abs__(self) -> "Value":
+        return self._do("abs", self)
+
+    def __pow__(self, exponent: Any) -> "Value":
+        if not isinstance(exponent, numbers.Real):
+            self.graph.refuse("pow takes an exponent that is a number, known when the step is written")
+        return self._do("pow", self, exponent)
+
+    def __gt__(self, other: Any) -> "Value":
+        return self._do("gt", self, other, is_bool=True)
+
+    def __ge__(self, other: Any) -> "Value":
+        return self._do("ge", self, other, is_bool=True)
+
+    def __lt__(self, other: Any) -> "Value":
+        return self._do("lt", self, other, is_bool=True)
+
+    def __le__(self, other: Any) -> "Value":
+        return self._do("le", self, other, is_bool=True)
+
+    def __eq__(self, other: Any) -> "Value":  # type: ignore[override]
+        return self._do("eq", self, other, is_bool=True)
+
+    def __ne__(self, other: Any) -> "Value":  # type: ignore[override]
+        return self._do("ne", self, other, is_bool=True)
+
+    def __and__(self, other: Any) -> "Value":
+        return self._bools("logical_and", self, other)
+
+    def __or__(self, other: Any) -> "Value":
+        return self._bools("logical_or", self, other)
+
+    def __invert__(self) -> "Value":
+        return self._bools("logical_not", self)
+
+    def clamp(self, min: Any = None, max: Any = None) -> "Value":
+        for bound in (min, max):
+            if isinstance(bound, Value):
+                self.graph.refuse("clamp takes bounds that are numbers: torch.minimum and torch.maximum take tensors")
+        if min is None and max is None:
+            self.graph.refuse("clamp takes a bound")
+        low = float("-inf") if min is None else min
+        return self._do("clamp", self, low, float("inf") if max is None else max)
+
+    def where(self, condition: Any, other: Any) -> "Value":
+        """``self`` where ``condition`` holds, else ``other``."""
+        return select(condition, self, other)
+
+    def float(self) -> "Value":
+        if not self.is_bool:
+            self.graph.refuse("float() changes a precision that is the neuron's")
+        return self.graph.add("value_of", (self,))
+
+    def to(self, dtype: Any) -> "Value":
+        """A comparison as 1 or 0; ``dtype`` is that of the neuron."""
+        return self.float() if self.is_bool else self
+
+    type_as = to
+
+    @property
+    def dtype(self) -> str:
+        return "the neuron's"
+
+    def spike(self) -> "Value":
+        """H(self), with a surrogate's gradient."""
+        if self.is_bool:
+            self.graph.refuse("spike takes a comparison: it makes one itself")
+        return self.graph.add("spike", (self,))
+
+    # ---- what is refused
+
+    def __bool__(self) -> bool:
+        self.graph.refuse("an `if`, `and`, `or` or `while` on a tensor's values: torch.where(condition, a, b) selects")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.graph.refuse(why_not(name))
+
+    def __setattr__(self, name: str, to: Any) -> None:
+        if name not in ("graph", "operation", "operands", "is_bool", "index", "line", "varies", "kind", "name"):
+            self.graph.refuse(f"setting `.{name}`: a step writes nothing in place")
+        object.__setattr__(self, name, to)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", str(function))
+        if name in FUNCTIONS:
+            return FUNCTIONS[name](*args, **(kwargs or {}))
+        found = _first_value((*args, *(kwargs or {}).values()))
+        assert found is not None
+        found.graph.refuse(why_not(name))
+
+
+def _first_value(arguments: Tuple[Any, ...]) -> Optional[Value]:
+    for argument in arguments:
+        if isinstance(argument, Value):
+            return argument
+        if isinstance(argument, (tuple, list)):
+            found = _first_value(tuple(argument))
+            if found is not None:
+                return found
+    return None
+
+
+def select(condition: Any, first: Any = None, second: Any = None) -> Value:
+    """``torch.where``."""
+    found = _first_value((condition, first, second))
+    assert found is not None
+    if not (isinstance(condition, Value) and condition.is_bool):
+        found.graph.refuse("where takes a comparison as its condition")
+    if first is None or second is None:
+        found.graph.refuse("where without values gives indices: a step is elementwise")
+    values = tuple(condition._operand(value, "where") for value in (first, second))
+    return condition.graph.add("where", (condition, *values))
+
+
+def why_not(name: str) -> str:
+    """Why a step cannot have the operation ``name``."""
+    if name in _REDUCTIONS:
+        return f"{name}() goes over several neurons: a step is one neuron's"
+    if name in _PRODUCTS:
+        return f"{name} is a product of matrices: a step is one neuron's, its input the product's result"
+    if name in ("__getitem__", "__setitem__", "__iter__", "__len__") or name in _SHAPES:
+        return f"{name} looks at the shape or at single elements: a step is one neuron's"
+    if name.endswith("_") and not name.startswith("_"):
+        return f"{name}() writes in place: a step returns its new states"
+    if name in ("item", "tolist", "numpy", "__float__", "__int__", "__index__"):
+        return f"{name} takes a number out of a tensor: kernels are made before there are numbers"
+    return f"{name} is not one of the operations kernels are made of"
+
+
+def _words(text: str) -> Set[str]:
+    return set(text.split())
+
+
+_REDUCTIONS = _words("sum mean prod max min amax amin argmax argmin any all norm std var cumsum softmax sort topk")
+_PRODUCTS = _words("matmul mm bmm mv dot einsum linear conv1d conv2d conv3d addmm __matmul__ __rmatmul__")
+_SHAPES = _words("shape size view reshape flatten permute transpose unsqueeze squeeze expand cat stack roll T dim")
+
+
+def _forbid(name: str, spoken: str) -> Callable[..., Any]:
+    def method(self: Value, *unused: Any) -> Any:
+        self.graph.refuse(spoken)
+
+    method.__name__ = name
+    return method
+
+
+for _name in ("add", "sub", "mul", "truediv", "pow", "and", "or", "matmul"):
+    setattr(Value, f"__i{_name}__", _forbid(f"__i{_name}__", why_not(f"i{_name}_")))
+for _name in ("__getitem__", "__setitem__", "__iter__", "__len__", "__float__", "__int__", "__index__"):
+    setattr(Value, _name, _forbid(_name, why_not(_name)))
+for _name in ("__matmul__", "__rmatmul__", "__rpow__", "__mod__", "__floordiv__", "__rfloordiv__", "__xor__"):
+    setattr(Value, _name, _forbid(_name, why_not(_name)))
+
+
+def _both(name: str) -> Callable[..., Value]:
+    def function(first: Any, second: Any) -> Value:
+        found = _first_value((first, second))
+        assert found is not None
+        return found._do(name, first, second)
+
+    return function
+
+
+def _binary(name: str) -> Callable[..., Value]:
+    reflected = {"gt": "lt", "lt": "gt", "ge": "le", "le": "ge", "eq": "eq", "ne": "ne"}.get(name, "r" + name)
+
+    def function(first: Any, second: Any) -> Value:
+        if isinstance(first, Value):
+            return getattr(first, f"__{name}__")(second)
+        return getattr(second, f"__{reflected}__")(first)
+
+    return function
+
+
+# Functions of the torch module, and methods of the same names.
+FUNCTIONS: Dict[str, Callable[..., Any]] = {
+    name: (lambda operation: lambda value: value._do(operation, value))(name)
+    for name in sorted(_words("abs neg reciprocal exp log sqrt sigmoid tanh relu sin cos sign detach"))
+}
+FUNCTIONS.update({name: _both(name) for name in ("minimum", "maximum")})
+FUNCTIONS.update({name: getattr(Value, name) for name in ("clamp", "to", "float", "type_as")})
+FUNCTIONS["clip"] = FUNCTIONS["clamp"]
+FUNCTIONS["clamp_min"] = lambda value, min: value.clamp(min=min)
+FUNCTIONS["clamp_max"] = lambda value, max: value.clamp(max=max)
+FUNCTIONS["square"] = lambda value: value**2
+FUNCTIONS["pow"] = lambda value, exponent: value**exponent
+FUNCTIONS["where"] = select
+FUNCTIONS["logical_not"] = lambda value: ~value
+FUNCTIONS["logical_and"] = lambda value, other: value & other
+FUNCTIONS["logical_or"] = lambda value, other: value | other
+for _short in ("add", "sub", "mul", "truediv", "gt", "ge", "lt", "le", "eq", "ne"):
+    FUNCTIONS[{"truediv": "div"}.get(_short, _short)] = _binary(_short)
+for _name, _function in FUNCTIONS.items():
+    if _name != "where" and _name not in vars(Value):
+        setattr(Value, _name, _function)

@@ -1,0 +1,103 @@
+"""One time step of every neuron, in snnTorch's order of operations.
+
+Each function takes the input current ``x``, the states before the step and, by keyword, the parameters; it returns the
+output spikes and the states after the step, in the order of snnTorch's ``forward``. Run in a loop under autograd it
+*is* the neuron; the kernels of every backend are derived from it (``snnipu._generator``).
+
+``spike(u)`` is the step function ``H(u)``, ``H(0) = 0``, whose derivative is a surrogate's; ``.detach()`` stops
+gradients. In 16 bit, states and parameters are kept in float32, and ``spike`` sees the first term of ``u``, the
+membrane, as it is rounded when it is stored. Keywords with a default are options, chosen once: they are no tensors. A
+state called ``spk`` is the output of the step before.
+
+The equations are those of snnTorch 1.0 (Eshraghian et al., "Training spiking neural networks using lessons from deep
+learning", Proc. IEEE 2023). Names: ``mem`` membrane, ``syn`` synaptic current, ``reset`` 1 where the membrane was above
+the threshold before the step.
+"""
+
+# The values an option may take.
+OPTIONS = {"reset_mechanism": ("subtract", "zero", "none"), "reset_delay": (True, False)}
+
+
+def reset_by(mem, reset, threshold, reset_mechanism):
+    """The membrane after ``reset`` resets: 1, 0 or, to take one back, -1."""
+    if reset_mechanism == "subtract":
+        return mem - reset * threshold
+    if reset_mechanism == "zero":
+        return mem - reset * mem
+    return mem
+
+
+def leaky(x, mem, *, beta, threshold, graded_spikes_factor, spike, reset_mechanism="subtract", reset_delay=True):
+    reset = spike(mem - threshold).detach()
+    if reset_mechanism == "zero":
+        mem = beta.clamp(0, 1) * ((1 - reset) * mem) + x
+    else:
+        mem = reset_by(beta.clamp(0, 1) * mem + x, reset, threshold, reset_mechanism)
+    fired = spike(mem - threshold)
+    if not reset_delay:
+        mem = reset_by(mem, fired - reset, threshold, reset_mechanism)
+    return fired * graded_spikes_factor, mem
+
+
+def lapicque(x, mem, *, R, C, time_step, threshold, graded_spikes_factor, spike, reset_mechanism="subtract"):
+    reset = spike(mem - threshold).detach()
+    mem = x * R * (1 / (R * C)) * time_step + (1 - time_step / (R * C)) * mem
+    mem = reset_by(mem, reset, threshold, reset_mechanism)
+    return spike(mem - threshold) * graded_spikes_factor, mem
+
+
+def synaptic(
+    x, syn, mem, *, alpha, beta, threshold, graded_spikes_factor, spike, reset_mechanism="subtract", reset_delay=True
+):
+    reset = spike(mem - threshold).detach()
+    syn = alpha.clamp(0, 1) * syn + x
+    mem = reset_by(beta.clamp(0, 1) * mem + syn, reset, threshold, reset_mechanism)
+    fired = spike(mem - threshold)
+    if not reset_delay:
+        mem = reset_by(mem, fired - reset, threshold, reset_mechanism)
+    return fired * graded_spikes_factor, syn, mem
+
+
+def alpha(x, syn_exc, syn_inh, mem, *, alpha, beta, threshold, graded_spikes_factor, spike, reset_mechanism="zero"):
+    reset = spike(mem - threshold).detach()
+    rise, fall = alpha.clamp(0, 1), beta.clamp(0, 1)
+    before = syn_inh
+    syn_exc = rise * syn_exc + x
+    syn_inh = fall * syn_inh - x
+    mem = (rise.log() / (fall.log() - rise.log()) + 1) * (syn_exc + syn_inh)
+    if reset_mechanism == "subtract":
+        syn_exc = syn_exc - threshold * reset
+        syn_inh = syn_inh - syn_inh * reset
+        mem = mem - -before * reset
+    elif reset_mechanism == "zero":
+        syn_exc = syn_exc - syn_exc * reset
+        syn_inh = syn_inh - syn_inh * reset
+        mem = mem - mem * reset
+    return spike(mem - threshold) * graded_spikes_factor, syn_exc, syn_inh, mem
+
+
+def rleaky(
+    x, spk, mem, *, beta, V, threshold, graded_spikes_factor, spike, reset_mechanism="subtract", reset_delay=True
+):
+    reset = spike(mem - threshold).detach()
+    mem = reset_by(beta.clamp(0, 1) * mem + x + spk * V, reset, threshold, reset_mechanism)
+    fired = spike(mem - threshold)
+    if not reset_delay:
+        mem = reset_by(mem, fired - reset, threshold, reset_mechanism)
+    return fired * graded_spikes_factor, mem
+
+
+def rsynaptic(x, spk, syn, mem, *, alpha, beta, V, threshold, graded_spikes_factor, spike, reset_mechanism="subtract"):
+    # snnTorch's RSynaptic takes a reset_delay, and its states are the same with it and without.
+    reset = spike(mem - threshold).detach()
+    syn = alpha.clamp(0, 1) * syn + x + spk * V
+    mem = reset_by(beta.clamp(0, 1) * mem + syn, reset, threshold, reset_mechanism)
+    return spike(mem - threshold) * graded_spikes_factor, syn, mem
+
+
+def delta_leaky(x, mem, mem_prev, *, beta, delta_threshold, spike):
+    mem, mem_prev = beta * mem + x, mem
+    return spike((mem - mem_prev).abs() - delta_threshold), mem, mem_prev
+
+
+NEURONS = (leaky, lapicque, synaptic, alpha, rleaky, rsynaptic, delta_leaky)

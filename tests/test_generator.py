@@ -1,0 +1,321 @@
+"""The generator: what it derives against autograd, and what it refuses."""
+
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from snnipu import _generator, equations, surrogate
+from snnipu._generator import Adjoint, Step, TraceError
+
+EXAMPLES = int(os.environ.get("SNNIPU_HYPOTHESIS_EXAMPLES", "50"))
+KERNEL = surrogate.atan(2.0).kernel
+
+
+class Spike(torch.autograd.Function):
+    """The step function in the argument's own dtype."""
+
+    @staticmethod
+    def forward(ctx, u):
+        ctx.save_for_backward(u)
+        return (u > 0).to(u.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return surrogate.surrogate_gradient(KERNEL, ctx.saved_tensors[0], grad)
+
+
+FUNCTIONS = {
+    "spike": Spike.apply,
+    "surrogate": lambda u, g: surrogate.surrogate_gradient(KERNEL, u, g),
+    "stored": lambda value: value,
+}
+
+
+def forward(step, x, states, derived):
+    """Outputs [T, ...] and the states before every step, by the recorded operations."""
+    outputs, befores = [], []
+    for current in x:
+        befores.append(states)
+        given = {id(step.x): current}
+        given.update((id(value), tensor) for value, tensor in zip(step.before, states))
+        given.update((id(value), tensor) for value, tensor in zip(step.derived, derived))
+        spk, *states = _generator.evaluate([step.spk, *step.after], given, **FUNCTIONS)
+        outputs.append(states if step.output_state is not None else [spk, *states])
+    return [torch.stack(torch.broadcast_tensors(*values)) for values in zip(*outputs)], befores
+
+
+def backward(step, adjoint, x, befores, derived, grads):
+    """Gradients of x, of the first states and, summed over time, of the derived parameters, by the recorded adjoint."""
+    zero = torch.zeros_like(x[0])
+    own = 0 if step.output_state is not None else 1
+    external = [list(grad) for grad in grads[own:]]
+    carry = [grad[-1] for grad in external]
+    grad_x, sums = [], [zero] * len(derived)
+    for t in range(len(x) - 1, -1, -1):
+        given = {id(step.x): x[t], id(adjoint.grad_spk): grads[0][t]}
+        seeds = [grad[t - 1] if t else zero for grad in external]
+        for values, tensors in (
+            (step.before, befores[t]),
+            (step.derived, derived),
+            (adjoint.grad_after, carry),
+            (adjoint.seeds, seeds),
+        ):
+            given.update((id(value), tensor) for value, tensor in zip(values, tensors))
+        results = _generator.evaluate([adjoint.grad_x, *adjoint.grad_before, *adjoint.grad_derived], given, **FUNCTIONS)
+        results = [zero if result is None else result for result in results]
+        grad_x.append(results[0])
+        carry = results[1 : 1 + len(carry)]
+        sums = [total + result for total, result in zip(sums, results[1 + len(carry) :])]
+    return torch.stack(grad_x[::-1]), carry, sums
+
+
+def check(function, options, x, initial, parameters):
+    """The recorded step and adjoint against ``function`` looped under autograd. Returns the relative errors."""
+    step = Step(function, options)
+    adjoint = Adjoint(step)
+    x = x.requires_grad_()
+    initial = [state.requires_grad_() for state in initial]
+    parameters = {name: value.requires_grad_() for name, value in parameters.items()}
+    states, outputs = initial, []
+    for current in x:
+        spk, *states = function(current, *states, **parameters, spike=Spike.apply, **(options or {}))
+        states = [spk, *states] if step.output_state is not None else states
+        outputs.append(states if step.output_state is not None else [spk, *states])
+    expected = [torch.stack(torch.broadcast_tensors(*values)) for values in zip(*outputs)]
+    derived = step.derive(parameters)
+    with torch.no_grad():
+        found, befores = forward(step, x, initial, derived)
+    for one, other in zip(found, expected):
+        assert torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
+    grads = [torch.randn_like(output) for output in expected]
+    inputs = [x, *initial, *parameters.values()]
+    total = sum((output * grad).sum() for output, grad in zip(expected, grads))
+    wanted = torch.autograd.grad(total, inputs, allow_unused=True)
+    with torch.no_grad():
+        grad_x, grad_initial, sums = backward(step, adjoint, x, befores, derived, grads)
+    # The way through the derived parameters is PyTorch's.
+    through = [(value, total) for value, total in zip(step.derive(parameters), sums) if value.requires_grad]
+    tensors = list(parameters.values())
+    values = [value for value, _ in through]
+    totals = [total.sum_to_size(value.shape) for value, total in through]
+    grad_parameters = (
+        torch.autograd.grad(values, tensors, totals, allow_unused=True) if values else [None] * len(tensors)
+    )
+    return [
+        (torch.zeros_like(like) if one is None else one, torch.zeros_like(like) if other is None else other)
+        for like, one, other in zip(inputs, [grad_x, *grad_initial, *grad_parameters], wanted)
+    ]
+
+
+def assert_close(one, other, tolerance):
+    finite = other.isfinite()
+    assert torch.equal(one.isfinite(), finite)
+    if finite.any():
+        error = (one[finite] - other[finite]).abs().max().item()
+        assert error <= tolerance * max(1.0, other[finite].abs().max().item())
+
+
+CASES = [
+    pytest.param(function, options, id="-".join([function.__name__, *map(str, options.values())]))
+    for function in equations.NEURONS
+    for options in _generator.variants(function, equations.OPTIONS)
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("function", "options"), CASES)
+def test_every_neurons_adjoint_is_autograds(function, options, dtype):
+    """Of the input and the states bit by bit: the operations are autograd's, and the order of the additions too."""
+    torch.manual_seed(7)
+    names, parameters, _ = _generator.signature(function)
+    x = torch.randn(6, 2, 9, dtype=dtype) * 1.5
+    initial = [torch.randn(2, 9, dtype=dtype) for _ in names]
+    values = {name: torch.linspace(0.3, 0.9, 9, dtype=dtype) for name in parameters}
+    if function is equations.alpha:
+        values["alpha"] = values["beta"] * 0.5 + 0.5
+    results = check(function, options, x, initial, values)
+    for number, (one, other) in enumerate(results):
+        if number <= len(names):
+            assert torch.equal(one, other)
+        else:
+            assert_close(one, other, 1e-5 if dtype == torch.float32 else 1e-12)
+
+
+UNARY = [
+    lambda a: -a,
+    lambda a: abs(a),
+    lambda a: a.tanh(),
+    lambda a: torch.sigmoid(a),
+    lambda a: a.clamp(-1.5, 0.75),
+    lambda a: a.clamp(min=-0.5),
+    lambda a: a.relu(),
+    lambda a: torch.exp(a.clamp(-3, 1)),
+    lambda a: (a.abs() + 0.25).log(),
+    lambda a: torch.sqrt(a.abs() + 0.25),
+    lambda a: 1 / (a * a + 0.5),
+    lambda a: 2 / (a.abs() + 0.5),
+    lambda a: 1 - a,
+    lambda a: a**2,
+    lambda a: a.tanh() ** 3,
+    lambda a: (a.abs() + 0.5) ** 0.5,
+    lambda a: (a.abs() + 0.5) ** -1.5,
+    lambda a: a * 0.3 + 0.1,
+    lambda a: a / 3,
+    lambda a: torch.sin(a) * a.cos(),
+    lambda a: a.sign() * 0.5,
+    lambda a: a.detach(),
+    lambda a: (a > 0.1).float() * 0.5,
+]
+BINARY = [
+    lambda a, b: a + b,
+    lambda a, b: a - b,
+    lambda a, b: a * b,
+    lambda a, b: a / (b.abs() + 0.5),
+    lambda a, b: torch.minimum(a, b),
+    lambda a, b: torch.maximum(a, b),
+    lambda a, b: torch.where(a > b, a * 0.5, b),
+    lambda a, b: torch.where((a <= b) & ~(b >= 1), a, 0.25),
+    lambda a, b: torch.where((a < 0) | (b < -1), 1.0, b),
+    lambda a, b: (a > 0) * b,
+]
+
+
+@st.composite
+def step_functions(draw):
+    """A random step function of one to three states and parameters, and how it was made."""
+    states, parameters = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    first = 1 + states + parameters
+    program = []
+    for number in range(draw(st.integers(1, 10))):
+        pick = st.integers(0, first + number - 1)
+        if draw(st.booleans()):
+            program.append((draw(st.integers(0, len(UNARY) - 1)), draw(pick)))
+        else:
+            program.append((draw(st.integers(0, len(BINARY) - 1)), draw(pick), draw(pick)))
+    last = first + len(program) - 1
+    results = [draw(st.integers(max(0, last - 4), last)) for _ in range(states)]
+    fires, against = draw(st.integers(0, last)), draw(st.integers(0, last))
+
+    def run(x, *before, spike, **named):
+        pool = [x, *before, *named.values()]
+        for operation, *operands in program:
+            chosen = (UNARY if len(operands) == 1 else BINARY)[operation]
+            pool.append(chosen(*(pool[operand] for operand in operands)))
+        spk = spike(pool[fires] - 0.5 * pool[against])
+        # Bounded, whatever the step does; the spike is part of the states, as a reset is.
+        return (spk * pool[1 + states], *((pool[r] - spk * 0.5 + 0.1 * x).tanh() for r in results))
+
+    arguments = ", ".join(f"s{i}" for i in range(states))
+    keywords = ", ".join(f"p{i}" for i in range(parameters))
+    passed = ", ".join(f"p{i}=p{i}" for i in range(parameters))
+    source = f"def random_step(x, {arguments}, *, {keywords}, spike): return run(x, {arguments}, spike=spike, {passed})"
+    scope = {"run": run}
+    exec(source, scope)
+    return scope["random_step"], states, parameters, program
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(step_functions(), st.integers(0, 2**31))
+def test_random_steps_adjoint_is_autograds(made, seed):
+    function, states, parameters, _ = made
+    torch.manual_seed(seed)
+    x = torch.randn(3, 5, dtype=torch.float64)
+    initial = [torch.randn(5, dtype=torch.float64) for _ in range(states)]
+    values = {f"p{i}": torch.randn(5, dtype=torch.float64) for i in range(parameters)}
+    for one, other in check(function, None, x, initial, values):
+        assert_close(one, other, 1e-10)
+
+
+def refused(function):
+    with pytest.raises(TraceError) as caught:
+        Step(function)
+    return str(caught.value)
+
+
+def test_a_condition_on_values_is_refused():
+    def step(x, mem, *, beta, spike):
+        if mem > 1:
+            mem = mem - 1
+        return spike(mem - 1), beta * mem + x
+
+    said = refused(step)
+    assert "`if`" in said
+    assert "test_generator.py" in said
+    assert "if mem > 1:" in said
+
+
+@pytest.mark.parametrize(
+    ("expression", "words"),
+    [
+        ("mem.mean()", "mean() goes over several neurons"),
+        ("torch.sum(mem)", "sum() goes over several neurons"),
+        ("mem @ beta", "product of matrices"),
+        ("torch.matmul(mem, beta)", "product of matrices"),
+        ("mem.add_(x)", "in place"),
+        ("mem[0]", "single elements"),
+        ("mem.reshape(-1)", "shape"),
+        ("torch.cat([mem, x])", "shape"),
+        ("mem * torch.ones(3)", "from outside the step"),
+        ("torch.ones(3) * mem", "from outside the step"),
+        ("math.exp(mem)", "number out of a tensor"),
+        ("mem.item()", "number out of a tensor"),
+        ("torch.erfinv(mem)", "not one of the operations"),
+        ("mem ** x", "exponent"),
+        ("(mem > 1) + x", "comparison"),
+        ("mem.clamp(x, 1)", "bounds"),
+        ("torch.where(mem, x, 1)", "condition"),
+        ("mem.float()", "precision"),
+        ("mem > 1", "got a comparison"),
+        ("0.5", "got a float"),
+    ],
+)
+def test_what_cannot_be_a_kernel_is_refused(expression, words):
+    scope = {"torch": torch, "math": math}
+    exec(f"def step(x, mem, *, beta, spike):\n    return spike(mem - 1), {expression}", scope)
+    said = refused(scope["step"])
+    assert words in said
+    assert "step" in said
+
+
+def test_augmented_assignment_is_refused():
+    """It would write into the caller's state."""
+
+    def step(x, mem, *, beta, spike):
+        mem += x
+        return spike(mem - 1), mem
+
+    assert "in place" in refused(step)
+    assert "mem += x" in refused(step)
+
+
+def test_the_number_of_results_is_checked():
+    def step(x, syn, mem, *, beta, spike):
+        return spike(mem - 1), beta * mem + x
+
+    assert "must return 3 values, spk, syn, mem; it returned 2" in refused(step)
+
+
+def test_signatures_are_checked():
+    assert "no keyword `spike`" in refused(lambda x, mem, *, beta: (mem, mem))
+    assert "(x, states...," in refused(lambda x, *, spike: x)
+    assert "*states" in refused(lambda x, *states, spike: x)
+
+
+def test_it_needs_no_torch(repository):
+    """As in pip's isolated build."""
+    code = (
+        "import sys, importlib.util as u; sys.path.insert(0, 'snnipu'); sys.modules['torch'] = None\n"
+        "s = u.spec_from_file_location('equations', 'snnipu/equations.py'); e = u.module_from_spec(s)\n"
+        "s.loader.exec_module(e); import _generator as g\n"
+        "print(len([g.Adjoint(g.Step(f, o)) for f in e.NEURONS for o in g.variants(f, e.OPTIONS)]))"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], cwd=str(repository), stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert int(said.stdout) == len(CASES)
