@@ -6,6 +6,8 @@ Environment:
 """
 
 import ast
+import importlib
+import importlib.util
 import json
 import os
 import platform
@@ -34,6 +36,8 @@ CSRC = ROOT / "csrc"
 # Files of a list are compiled as one: most of the time would go into reading the same headers again and again.
 SOURCES = [["host/lif.cpp"], ["host/sparse_lif.cpp", "host/sparse_linear.cpp", "host/select_spikes.cpp"]]
 SOURCES[1] += ["host/parallel.cpp", "host/library.cpp"]
+# The neurons of snnipu/equations.py as C++: written when it is built.
+NEURONS = "neurons.cpp"
 # Contraction of multiply and add would break the equality, bit by bit, with PyTorch.
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno"]
 FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"]
@@ -88,6 +92,27 @@ def instruction_sets(machine):
 def package_version():
     tree = ast.parse((ROOT / "snnipu" / "_version.py").read_text())
     return next(ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign))
+
+
+def load(name, path):
+    """A module of the package by itself: the package needs PyTorch, what the build takes of it does not."""
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=[str(path.parent)])
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def write_neurons(folder):
+    """``NEURONS`` with its header, in ``folder``."""
+    equations = runpy.run_path(str(ROOT / "snnipu" / "equations.py"))
+    load("_snnipu_generator", ROOT / "snnipu" / "_generator" / "__init__.py")
+    cpp = importlib.import_module("_snnipu_generator.print_cpp")
+    found = [cpp.neuron(function, equations["OPTIONS"]) for function in equations["NEURONS"]]
+    (folder / "neurons.hpp").write_text(cpp.print_neurons(found))
+    names = ", ".join(f"snnipu::{cpp.camel(neuron.name)}" for neuron in found)
+    lines = ['#include "host/neuron.hpp"', '#include "neurons.hpp"', f"SNNIPU_NEURONS({names})", ""]
+    (folder / NEURONS).write_text("\n".join(lines))
 
 
 def find_compiler():
@@ -186,6 +211,8 @@ class BuildNative(build_ext):
         parts = [(name, files) for name, (_, units) in libraries.items() for files in units]
         # The largest first: the processors are then done at the same time.
         parts.sort(key=lambda part: -sum((ROOT / file).stat().st_size for file in part[1]))
+        # Short to read, and long to compile.
+        parts = [*((name, [NEURONS]) for name in wanted), *parts]
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         many = f"{len(parts)} parts on {processors} processors"
         self.say(f"native libraries, by {compiler[0]}: {', '.join(libraries)}, in {many}")
@@ -202,16 +229,18 @@ class BuildNative(build_ext):
         def compile_part(name, files):
             started = time.monotonic()
             target = str(Path(objects) / (f"{name}-" + "-".join(Path(files[-1]).with_suffix(".o").parts)))
-            command = [*compiler, *libraries[name][0], *extra]
+            command = [*compiler, *libraries[name][0], *extra, f"-I{objects}"]
             for file in files[:-1]:
                 command += ["-include", str(ROOT / file)]
-            run(f"{name}, {files[-1]}", [*command, "-c", str(ROOT / files[-1]), "-o", target])
+            source = (Path(objects) if files == [NEURONS] else ROOT) / files[-1]
+            run(f"{name}, {files[-1]}", [*command, "-c", str(source), "-o", target])
             return name, target, time.monotonic() - started
 
-        waiting = {name: len(units) for name, (_, units) in libraries.items()}
+        waiting = {name: sum(of == name for of, _ in parts) for name in libraries}
         found = {name: [] for name in libraries}
         spent = dict.fromkeys(libraries, 0.0)
         with tempfile.TemporaryDirectory() as objects, ThreadPoolExecutor(max_workers=processors) as pool:
+            write_neurons(Path(objects))
             futures = [pool.submit(compile_part, *part) for part in parts]
             try:
                 for future in as_completed(futures):

@@ -12,16 +12,34 @@ _passthrough.install()
 
 from snnipu import backends, ops, surrogate  # noqa: E402
 from snnipu._version import __version__  # noqa: E402
-from snnipu.neurons import Leaky, MultiStep, SparseLeaky, SparseLinear, SparseNetwork  # noqa: E402
+from snnipu.neurons import (  # noqa: E402
+    Alpha,
+    DeltaLeaky,
+    Lapicque,
+    Leaky,
+    MultiStep,
+    RLeaky,
+    RSynaptic,
+    SparseLeaky,
+    SparseLinear,
+    SparseNetwork,
+    Synaptic,
+)
 from snnipu.spikes import SparseSpikes  # noqa: E402
 
 __all__ = [
+    "Alpha",
+    "DeltaLeaky",
+    "Lapicque",
     "Leaky",
     "MultiStep",
+    "RLeaky",
+    "RSynaptic",
     "SparseLeaky",
     "SparseLinear",
     "SparseNetwork",
     "SparseSpikes",
+    "Synaptic",
     "__version__",
     "ops",
     "surrogate",

@@ -9,6 +9,7 @@ from torch.nn.modules import module as torch_module
 
 from snnipu._layout import memory_order
 from snnipu.backends import memory, popart
+from snnipu.neurons.fused import FusedNeuron
 from snnipu.neurons.leaky import Leaky
 from snnipu.ops._arguments import is_compiling
 from snnipu.ops.lif_sequence import check_num_steps
@@ -45,6 +46,10 @@ _MAPS = {  # spatial dimensions
 _DROPOUTS = (nn.Dropout, nn.AlphaDropout)
 _CHANNEL_DROPOUTS = {1: (nn.Dropout1d,), 2: (nn.Dropout2d,), 3: (nn.Dropout3d,)}
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+# A step takes the spikes of the step before, in front of the other states.
+_SPIKES_ARE_STATE = (snntorch.RLeaky, snntorch.RSynaptic)
+_FUSED = (Leaky, FusedNeuron)
 
 _Fits = Callable[[Any, int], bool]
 _Named = List[Tuple[str, nn.Module]]
@@ -165,7 +170,8 @@ class MultiStep(nn.Sequential):
     neuron to the next module, and the last module's result is returned with all steps stacked (``(spk, mem)`` from a
     :class:`Leaky`). What runs how:
 
-    * :class:`Leaky`: the whole sequence as one fused operator;
+    * :class:`Leaky`, ``Lapicque``, ``Synaptic``, ``Alpha``, one-to-one ``RLeaky`` and ``RSynaptic``, ``DeltaLeaky``:
+      the whole sequence as one fused operator;
     * PyTorch's own stateless modules (linear, convolution, pooling, activations, layer norm, dropout; batch norm in
       evaluation): all steps as one batch, and once for a constant input;
     * what takes whole sequences is called once, with ``[T, B, ...]``: ``nn.RNN``, ``nn.LSTM``, ``nn.GRU``, snnTorch's
@@ -325,19 +331,19 @@ def _expanded(x: torch.Tensor, steps: int) -> torch.Tensor:
 
 
 def _is_fused(module: nn.Module) -> bool:
-    return isinstance(module, Leaky) and not is_hooked(module) and module.runs_fused()
+    return isinstance(module, _FUSED) and not is_hooked(module) and module.runs_fused()
 
 
 def _goes_in_parts(module: nn.Module) -> bool:
     """Whether the module may be given a part of the steps, and go on with the next."""
     if isinstance(module, MultiStep) or takes_whole_sequences(module):
         return False
-    return not isinstance(module, Leaky) or not _is_fused(module) or module.resumes()
+    return not isinstance(module, _FUSED) or not _is_fused(module) or module.resumes()
 
 
 def _whole(name: str, module: nn.Module, x: Any, constant: Optional[int]) -> Any:
     """All steps through a module that takes them at once."""
-    if isinstance(module, Leaky):
+    if isinstance(module, _FUSED):
         return module.over_time(x, num_steps=constant)
     if isinstance(module, MultiStep):
         return module(x) if constant is None else module(x, num_steps=constant)
@@ -354,7 +360,7 @@ def _part(
         if isinstance(out, tuple):
             out = out[0]
         if _is_fused(module):
-            assert isinstance(module, Leaky)
+            assert isinstance(module, _FUSED)
             wanted = need_mem and place == len(modules) - 1
             if states is None:
                 out = module.over_time(out, num_steps=constant, need_mem=wanted)
@@ -450,15 +456,19 @@ def _by_steps(name: str, module: nn.Module, x: torch.Tensor, state: Optional[Tup
     for current in x.unbind():
         out = module(current, *state)
         if neuron and isinstance(out, tuple):
-            state = out[1:]
+            state = out if isinstance(module, _SPIKES_ARE_STATE) else out[1:]
         elif cell:
             state = (out,)
         steps.append(out)
     out = _stack(name, module, steps)
-    if isinstance(module, Leaky):
+    if isinstance(module, _FUSED):
         # As the fused operator; snnTorch's steps give float32 for 16-bit inputs.
-        out = tuple(part.to(x.dtype) for part in out) if isinstance(out, tuple) else out.to(x.dtype)
+        out = _in_dtype(out, x.dtype)
     return out, state
+
+
+def _in_dtype(out: Any, dtype: torch.dtype) -> Any:
+    return tuple(_in_dtype(part, dtype) for part in out) if isinstance(out, tuple) else out.to(dtype)
 
 
 def _stack(name: str, module: nn.Module, steps: List[Any]) -> Any:

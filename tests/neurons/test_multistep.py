@@ -29,7 +29,8 @@ def loop(net, x, num_steps=None):
                 value = value[0]
             if isinstance(module, snntorch.SpikingNeuron) and not module.init_hidden:
                 value = module(value, *states[index]) if index in states else first_step(module, value)
-                states[index] = value[1:]
+                recurrent = isinstance(module, (snntorch.RLeaky, snntorch.RSynaptic))
+                states[index] = value if recurrent else value[1:]
             else:
                 value = module(value)
         outs.append(value)

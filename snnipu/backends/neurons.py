@@ -1,0 +1,171 @@
+"""Neurons over a sequence on CPU threads: the C interface of csrc/host/neuron.h."""
+
+import ctypes
+from ctypes import c_double, c_int32, c_int64, c_uint32, c_void_p
+from typing import List, Optional, Sequence, Tuple
+
+import torch
+
+from snnipu._generator.print_cpp import MOST_PARAMETERS, MOST_STATES
+from snnipu._layout import layout
+from snnipu.backends import host, memory
+
+_DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
+Tensors = Sequence[Optional[torch.Tensor]]
+
+
+class _Call(ctypes.Structure):
+    """``snnipu_neuron_call``."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("neuron", "variant", "dtype", "surrogate")),
+        *((name, c_double) for name in ("surrogate_a", "surrogate_b")),
+        *((name, c_int32) for name in ("threads", "constant_input")),
+        ("grad_constant", c_uint32),
+        ("unused", c_int32),
+        *((name, c_int64) for name in ("steps", "elements")),
+        ("x", c_void_p),
+        ("initial", c_void_p * MOST_STATES),
+        ("parameters", c_void_p * MOST_PARAMETERS),
+        ("parameter_sizes", c_int64 * MOST_PARAMETERS),
+        ("spk", c_void_p),
+        ("states", c_void_p * MOST_STATES),
+        ("final", c_void_p * MOST_STATES),
+        ("grad_spk", c_void_p),
+        ("grad_states", c_void_p * MOST_STATES),
+        ("grad_final", c_void_p * MOST_STATES),
+        ("grad_x", c_void_p),
+        ("grad_initial", c_void_p * MOST_STATES),
+        ("grad_parameters", c_void_p * MOST_PARAMETERS),
+    ]
+
+
+if host.library is not None:
+    host.library.snnipu_neuron_call_size.restype = c_int64
+    if host.library.snnipu_neuron_call_size() != ctypes.sizeof(_Call):
+        raise host.NativeLibraryError(f"snnipu_neuron_call has another size in the library: {host.BUILD_HINT}")
+    for _direction in ("forward", "backward"):
+        getattr(host.library, f"snnipu_neuron_{_direction}").argtypes = [ctypes.POINTER(_Call)]
+
+
+class _Arguments:
+    """A call, and the tensors it points at."""
+
+    def __init__(self, neuron: int, variant: int, x: torch.Tensor, num_steps: Optional[int]) -> None:
+        steps, step_shape, _ = layout(x, num_steps)
+        self.kept: List[torch.Tensor] = []
+        self.call = _Call(
+            neuron=neuron,
+            variant=variant,
+            dtype=_DTYPES[x.dtype],
+            threads=torch.get_num_threads(),
+            constant_input=num_steps is not None,
+            steps=steps,
+            elements=step_shape.numel(),
+        )
+        self.call.x = self.pointer(x)
+
+    def pointer(self, tensor: Optional[torch.Tensor]) -> Optional[int]:
+        if tensor is None:
+            return None
+        tensor = tensor.contiguous()
+        self.kept.append(tensor)
+        return tensor.data_ptr()
+
+    def connect(self, field: str, tensors: Tensors) -> None:
+        array = getattr(self.call, field)
+        for place, tensor in enumerate(tensors):
+            if tensor is not None:
+                array[place] = self.pointer(tensor)
+
+    def run(self, direction: str) -> None:
+        status = getattr(host.library, f"snnipu_neuron_{direction}")(ctypes.byref(self.call))
+        host._check(status, f"neuron_sequence_{direction}")
+
+
+def forward(
+    neuron: int,
+    variant: int,
+    x: torch.Tensor,
+    initial: Tensors,
+    parameters: Sequence[torch.Tensor],
+    num_steps: Optional[int],
+    store: Sequence[bool],
+    store_final: bool,
+) -> Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]:
+    """Spikes, states after each step (empty where not stored) and after the last."""
+    steps, step_shape, shape = layout(x, num_steps)
+    host._check_sizes(steps, step_shape.numel())
+    like = parameters[0]
+    spk = memory.empty(x, shape)
+    states = [memory.empty(x, shape) if stored else x.new_empty(0) for stored in store]
+    final = [memory.empty(like, step_shape) for _ in store] if store_final else []
+    if steps and step_shape.numel():
+        a = _Arguments(neuron, variant, x, num_steps)
+        a.connect("initial", initial)
+        a.connect("parameters", parameters)
+        for place, parameter in enumerate(parameters):
+            a.call.parameter_sizes[place] = parameter.numel()
+        a.call.spk = spk.data_ptr()
+        a.connect("states", [state if stored else None for state, stored in zip(states, store)])
+        a.connect("final", final)
+        a.run("forward")
+    else:
+        for state, start in zip(final, initial):
+            state.zero_() if start is None else state.copy_(start)
+    memory.used(spk.nbytes + sum(state.nbytes for state in states))
+    return spk, states, final
+
+
+def backward(
+    neuron: int,
+    variant: int,
+    grad_spk: Optional[torch.Tensor],
+    grad_states: Tensors,
+    grad_final: Tensors,
+    x: torch.Tensor,
+    initial: Tensors,
+    parameters: Sequence[torch.Tensor],
+    num_steps: Optional[int],
+    surrogate: int,
+    surrogate_a: float,
+    surrogate_b: float,
+    need_initial: Sequence[bool],
+    need_parameters: Sequence[bool],
+) -> Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]:
+    """Gradients of x, of the states before the first step and of the parameters, empty where not needed."""
+    steps, step_shape, _ = layout(x, num_steps)
+    like = parameters[0]
+    grad_x = memory.empty(x, x.shape)
+    grad_initial = [like.new_empty(step_shape) if needed else None for needed in need_initial]
+    grad_parameters = [torch.empty_like(p) if needed else None for p, needed in zip(parameters, need_parameters)]
+    if steps and step_shape.numel():
+        a = _Arguments(neuron, variant, x, num_steps)
+        a.call.surrogate, a.call.surrogate_a, a.call.surrogate_b = surrogate, surrogate_a, surrogate_b
+        a.connect("initial", initial)
+        a.connect("parameters", parameters)
+        for place, parameter in enumerate(parameters):
+            a.call.parameter_sizes[place] = parameter.numel()
+        upstream = [host._upstream(grad) for grad in (grad_spk, *grad_states)]
+        a.call.grad_constant = sum(1 << place for place, (_, constant) in enumerate(upstream) if constant)
+        a.call.grad_spk = a.pointer(upstream[0][0])
+        a.connect("grad_states", [grad for grad, _ in upstream[1:]])
+        a.connect("grad_final", grad_final)
+        a.call.grad_x = grad_x.data_ptr()
+        a.connect("grad_initial", grad_initial)
+        a.connect("grad_parameters", grad_parameters)
+        a.run("backward")
+    else:
+        for gradient in (grad_x, *grad_parameters):
+            if gradient is not None:
+                gradient.zero_()
+        for gradient, last in zip(grad_initial, grad_final or [None] * len(grad_initial)):
+            if gradient is not None:
+                gradient.zero_() if last is None or steps else gradient.copy_(last)
+    memory.used(grad_x.nbytes)
+    empty = like.new_empty(0)
+    return (
+        grad_x,
+        [empty if gradient is None else gradient for gradient in grad_initial],
+        [empty if gradient is None else gradient for gradient in grad_parameters],
+    )

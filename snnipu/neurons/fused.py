@@ -1,0 +1,359 @@
+"""snnTorch's neurons on fused kernels: what they have in common. Their equations are those of ``snnipu.equations``."""
+
+import inspect
+import warnings
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+
+import snntorch
+import torch
+from torch.nn.utils import parametrize
+
+from snnipu._layout import SINGLE_STEP
+from snnipu.backends import popart
+from snnipu.neurons import _instances
+from snnipu.ops import _neurons
+from snnipu.ops._arguments import RESET_MECHANISMS, check_input, reset_code
+from snnipu.ops.lif_sequence import check_num_steps
+from snnipu.ops.neuron_sequence import neuron_apply
+from snnipu.surrogate import Surrogate, as_surrogate
+
+_SAID: Set[Tuple[Any, ...]] = set()
+_STATE_FUNCTIONS = ("_base_sub", "_base_zero", "_base_int")  # by the code of the reset mechanism
+
+
+class FusedNeuron(snntorch.SpikingNeuron):
+    """A neuron of snnTorch whose step is an equation of ``snnipu.equations``; stands before snnTorch's class.
+
+    Fused: every keyword but ``inhibition``, ``state_quant`` and a ``spike_grad`` that is a Python function, on a CPU.
+    Otherwise, and where a subclass or an instance replaces a part of snnTorch's step, snnTorch's own code runs, and the
+    last is said once. Public methods: :meth:`sequence`, :meth:`spikes`; a call is one step, as in snnTorch.
+    """
+
+    # The name of the equation, and its options; set by each neuron.
+    equation: str
+    options: Tuple[str, ...] = ("reset_mechanism",)
+    # What snnTorch's step consists of.
+    parts: Tuple[str, ...] = ("_base_state_function", *_STATE_FUNCTIONS, "fire", "mem_reset")
+    stock: type
+
+    reset_mechanism_val: torch.Tensor
+    spike_grad: Any
+    _reset_mechanism: str
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "stock" in cls.__dict__:
+            cls.__signature__ = inspect.signature(cls.stock)  # type: ignore[attr-defined]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _instances.hold_weakly()
+        if "reset_mechanism" in kwargs:
+            reset_code(kwargs["reset_mechanism"])
+        super().__init__(*args, **kwargs)
+        if not callable(self.spike_grad):
+            raise TypeError(f"spike_grad must be callable or None, got {self.spike_grad!r}")
+        known = as_surrogate(self.spike_grad)
+        if known is not None:
+            self.spike_grad = known
+        self._resolved: Tuple[Any, Optional[Surrogate]] = (None, None)
+        self._last_step: Optional[Tuple[str, Optional[torch.Tensor]]] = None
+
+    # ---- what snnTorch's neurons have
+
+    @property
+    def reset_mechanism(self) -> str:
+        """``"subtract"``, ``"zero"`` or ``"none"``; may be set at any time."""
+        return self._reset_mechanism
+
+    @reset_mechanism.setter
+    def reset_mechanism(self, reset_mechanism: str) -> None:
+        code = reset_code(reset_mechanism)
+        self.reset_mechanism_val = torch.as_tensor(code, device=self.reset_mechanism_val.device)
+        self._reset_mechanism = reset_mechanism
+        self.state_function = getattr(self, _STATE_FUNCTIONS[code])
+
+    @property
+    def reset(self) -> torch.Tensor:
+        """The detached reset signal of the last step; after a fused step, computed when it is asked for."""
+        if self._last_step is None:
+            raise AttributeError("reset: this layer has not made a step yet")
+        kind, tensor = self._last_step
+        if kind == "reset" and tensor is not None:
+            return tensor
+        mem = self.mem
+        return self.mem_reset(torch.zeros_like(mem) if tensor is None else tensor)
+
+    @reset.setter
+    def reset(self, reset: torch.Tensor) -> None:
+        self._last_step = ("reset", reset)
+
+    # ---- whether the kernels do what snnTorch's code does
+
+    def _surrogate(self) -> Optional[Surrogate]:
+        """What the kernels take for ``spike_grad``, which may be exchanged at any time."""
+        if self._resolved[0] is not self.spike_grad:
+            self._resolved = (self.spike_grad, as_surrogate(self.spike_grad))
+        return self._resolved[1]
+
+    def _fuses(self) -> bool:
+        known = self._surrogate()
+        if known is None or known.kernel is None or self.inhibition or self.state_quant or self._replaced():
+            return False
+        return self.threshold.device.type == "cpu" and not (popart.on_ipu_model() or popart.on_real_ipu())
+
+    def _replaced(self) -> List[str]:
+        """Names of what a subclass or this instance has in place of parts of snnTorch's step."""
+        kind, own = type(self), self.__dict__
+        names = [name for name in self.parts if name in own or getattr(kind, name) is not getattr(self.stock, name)]
+        function = getattr(self, "state_function", None)
+        if function is not None and not names:
+            expected = getattr(self.stock, _STATE_FUNCTIONS[RESET_MECHANISMS[self._reset_mechanism]])
+            if getattr(function, "__func__", None) is not expected:
+                names.append("state_function")
+        for name in self._parameters_of_equation():
+            if getattr(kind, name, None) is not None and not parametrize.is_parametrized(self, name):
+                names.append(name)
+        return names
+
+    def _replaces(self, *methods: str) -> bool:
+        """Whether a subclass or this instance has own versions of our ``methods``."""
+        home = self._home()
+        return any(name in self.__dict__ or getattr(type(self), name) is not getattr(home, name) for name in methods)
+
+    def _home(self) -> type:
+        """Our class of this neuron."""
+        return next(kind for kind in type(self).__mro__ if kind.__module__ == "snnipu.neurons.zoo")
+
+    def runs_fused(self) -> bool:
+        """Whether :meth:`sequence` gives what a loop of calls gives, as one operator (in ``MultiStep``)."""
+        return self._fuses() and not self._replaces("forward", "reset_mem")
+
+    def resumes(self) -> bool:
+        """Whether :meth:`resume` gives, part by part, what :meth:`over_time` gives at once."""
+        return not self._replaces("sequence", "spikes", "over_time")
+
+    def _say_slow(self) -> None:
+        names = self._replaced() or ["forward"]
+        key = (type(self), *names)
+        if key not in _SAID:
+            _SAID.add(key)
+            warnings.warn(
+                f"{type(self).__name__} replaces {', '.join(names)} of {self.stock.__name__}: it runs step by step, in "
+                "PyTorch",
+                stacklevel=4,
+            )
+
+    # ---- the equation's arguments
+
+    def _states(self) -> Tuple[str, ...]:
+        return _neurons.find(self.equation).states
+
+    def _parameters_of_equation(self) -> Tuple[str, ...]:
+        return _neurons.find(self.equation).steps[0].parameters
+
+    def _values(self) -> Dict[str, Any]:
+        return {name: getattr(self, name) for name in self._parameters_of_equation()}
+
+    def _options(self) -> Dict[str, Any]:
+        return {name: getattr(self, name) for name in self.options}
+
+    def _hidden(self, step_shape: torch.Size) -> List[Optional[torch.Tensor]]:
+        """The states this layer keeps; None for those of another shape."""
+        found = [getattr(self, name) for name in self._states()]
+        return [s if s is not None and s.shape == step_shape and s.numel() else None for s in found]
+
+    # ---- one step
+
+    def forward(self, input_: torch.Tensor, *states: Any, **named: Any) -> Any:
+        """One time step, as snnTorch's ``forward``: the same arguments, results, dtypes and errors."""
+        made = self._fused_step(input_, states, named)
+        if made is None:
+            if isinstance(input_, torch.Tensor) and self._replaced():
+                self._say_slow()
+            return super().forward(input_, *states, **named)
+        return made
+
+    def _fused_step(self, input_: torch.Tensor, states: Sequence[Any], named: Dict[str, Any]) -> Any:
+        """The step by the kernel; None where snnTorch's code is to run."""
+        names = self._states()
+        if (
+            not isinstance(input_, torch.Tensor)
+            or input_.dtype not in (torch.float32, torch.float64)
+            or input_.dim() == 0
+            or len(states) > len(names)
+            or not set(named) <= set(names[len(states) :])
+            or (self.init_hidden and (states or any(s is not None for s in named.values())))
+            or not self._fuses()
+        ):
+            return None
+        given = {**dict(zip(names, states)), **named}
+        hidden = [getattr(self, name) if given.get(name) is None else given[name] for name in names]
+        taken: List[Optional[torch.Tensor]] = []
+        for name, state in zip(names, hidden):
+            if not isinstance(state, torch.Tensor):
+                return None
+            if state.shape != input_.shape:
+                state = None  # zeros, as in snnTorch
+            elif state.dtype != input_.dtype and not (name == "spk" and state.dtype == torch.float32):
+                return None
+            taken.append(state)
+        if any(p.dim() > 0 and p.dtype != input_.dtype for p in self._values().values() if isinstance(p, torch.Tensor)):
+            return None
+        made = neuron_apply(
+            self.equation,
+            input_,
+            taken,
+            self._values(),
+            options=self._options(),
+            num_steps=SINGLE_STEP,
+            spike_grad=self._surrogate(),
+        )
+        self._last_step = ("before", None if taken[-1] is None else taken[-1].detach())
+        spk = made.spk.float()  # as snnTorch's step functions
+        for name, state in zip(names, made.states):
+            setattr(self, name, spk if name == "spk" else state)
+        if self.init_hidden and not self.output:
+            return spk
+        return (spk, *(state for name, state in zip(names, made.states) if name != "spk"))
+
+    # ---- all steps
+
+    def sequence(self, x: torch.Tensor, *states: Optional[torch.Tensor], num_steps: Optional[int] = None) -> Any:
+        """All time steps as one fused operator.
+
+        Args:
+            x: current, ``[T, B, ...]``; or ``[B, ...]``, held constant, with ``num_steps``.
+            states: before the first step, ``[B, ...]``, in the order of snnTorch's step; None: zeros, or with
+                ``init_hidden=True`` where the last call ended.
+            num_steps: number of steps of a constant current.
+
+        Returns:
+            ``(spk, *states)``, all ``[T, B, ...]`` in x's dtype, in the order in which a step returns them.
+
+        Raises:
+            TypeError: more states than the neuron has, or any with ``init_hidden=True``; ``x`` not a floating tensor.
+            ValueError: a shape or device that does not fit; the message names the argument.
+        """
+        names = self._states()
+        if len(states) > len(names):
+            raise TypeError(f"{type(self).__name__} has the states {', '.join(names)}, got {len(states)}")
+        if self.init_hidden and any(state is not None for state in states):
+            raise TypeError(f"{', '.join(names)} should not be passed as arguments while `init_hidden=True`")
+        return self._sequence(x, [*states, *[None] * (len(names) - len(states))], num_steps, need_states=True)[0]
+
+    def spikes(self, x: torch.Tensor, *, num_steps: Optional[int] = None) -> torch.Tensor:
+        """The spikes of :meth:`sequence` alone: the states are not stored, and computed again for the gradient.
+
+        Args:
+            x: current, ``[T, B, ...]``; or ``[B, ...]``, held constant, with ``num_steps``.
+            num_steps: number of steps of a constant current.
+
+        Returns:
+            Spikes ``[T, B, ...]`` in x's dtype.
+
+        Raises:
+            TypeError, ValueError: as :meth:`sequence`.
+        """
+        return self._sequence(x, [None] * len(self._states()), num_steps, need_states=False)[0]
+
+    def over_time(self, x: torch.Tensor, *, num_steps: Optional[int] = None, need_mem: bool = True) -> Any:
+        """What ``MultiStep`` calls: what a step returns, over time; the spikes alone where no more is asked for."""
+        if self._replaces("sequence") or (need_mem and self._returns_states()):
+            return self.sequence(x, num_steps=num_steps)
+        return self.spikes(x, num_steps=num_steps)
+
+    def _returns_states(self) -> bool:
+        """Whether a step returns more than spikes."""
+        return self.output or not self.init_hidden
+
+    def resume(
+        self, x: torch.Tensor, states: Optional[Any], *, num_steps: Optional[int] = None, need_mem: bool = True
+    ) -> Tuple[Any, Any]:
+        """:meth:`over_time` for a part of a sequence: its result, and the states the next part starts from.
+
+        ``states`` None: the first part. Their gradient is exact.
+        """
+        start = [None] * len(self._states()) if states is None else states
+        return self._sequence(x, start, num_steps, need_mem and self._returns_states(), need_final=True)
+
+    def _sequence(
+        self,
+        x: torch.Tensor,
+        states: Sequence[Optional[torch.Tensor]],
+        num_steps: Optional[int],
+        need_states: bool,
+        need_final: bool = False,
+    ) -> Tuple[Any, Optional[List[torch.Tensor]]]:
+        if num_steps is None:
+            check_input(x, 1, "[T, B, ...]")
+        else:
+            check_input(x, 0, "[B, ...]")
+            check_num_steps(num_steps)
+        step_shape = x.shape[1:] if num_steps is None else x.shape
+        if self.init_hidden and all(state is None for state in states):
+            states = self._hidden(step_shape)
+        replaced = self._replaces("forward")
+        if replaced and not self._replaced():
+            self._say_slow()
+        if replaced or not self._fuses():
+            made = self._sequence_by_steps(x, states, num_steps)
+            return (made[0] if need_states else made[0][0]), made[1]
+        result = neuron_apply(
+            self.equation,
+            x,
+            states,
+            self._values(),
+            options=self._options(),
+            num_steps=num_steps,
+            spike_grad=self._surrogate(),
+            store=[need_states] * len(states),
+            need_final=need_final or self.init_hidden,
+        )
+        if self.init_hidden and result.final is not None and result.spk.shape[0]:
+            for name, final in zip(self._states(), result.final):
+                setattr(self, name, final.to(x.dtype))
+        spk = result.spk
+        kept = [s for name, s in zip(self._states(), result.states) if name != "spk"] if need_states else []
+        return ((spk, *kept) if need_states else spk), result.final
+
+    def _sequence_by_steps(
+        self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], num_steps: Optional[int]
+    ) -> Tuple[Tuple[torch.Tensor, ...], List[torch.Tensor]]:
+        """By calls, as a user's loop."""
+        steps = x.shape[0] if num_steps is None else num_steps
+        step_shape = x.shape[1:] if num_steps is None else x.shape
+        names = self._states()
+        for name, state in zip(names, states):
+            if state is not None and state.shape != step_shape:
+                raise ValueError(
+                    f"{name} must have the shape of one step of x, {tuple(step_shape)}, got {tuple(state.shape)}"
+                )
+        now: List[Any] = [x.new_zeros(step_shape) if state is None else state for state in states]
+        if steps == 0:
+            return (torch.empty_like(x),) * (1 + len(names) - ("spk" in names)), now
+        rows: List[Tuple[torch.Tensor, ...]] = []
+        if self.init_hidden:
+            for name, state in zip(names, now):
+                setattr(self, name, state)
+        for t in range(steps):
+            out = self._call(x if num_steps is not None else x[t], now)
+            row = out if isinstance(out, tuple) else (out,)
+            if len(row) == 1:
+                row = (row[0], *(getattr(self, name) for name in names if name != "spk"))
+            rows.append(row)
+            now = list(row) if "spk" in names else list(row[1:])
+        return tuple(torch.stack(values).to(x.dtype) for values in zip(*rows)), now
+
+    def _call(self, x: torch.Tensor, states: List[Any]) -> Any:
+        return self.forward(x) if self.init_hidden else self.forward(x, *states)
+
+    def __getstate__(self) -> Dict[str, Any]:
+        # What a forward pass left behind belongs to its autograd graph, which cannot be copied.
+        state = self.__dict__.copy()
+        state["_buffers"] = self._buffers.copy()
+        for name in self._states():
+            for place in (state, state["_buffers"]):
+                if isinstance(place.get(name), torch.Tensor):
+                    place[name] = place[name].detach()
+        state["_last_step"] = None
+        return state

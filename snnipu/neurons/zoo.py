@@ -1,0 +1,109 @@
+"""snnTorch's neurons besides ``Leaky``, fused: :class:`~snnipu.neurons.fused.FusedNeuron` says what that means."""
+
+from typing import Any, List, Optional, Tuple
+
+import snntorch
+import torch
+from snntorch._neurons import rleaky, rsynaptic
+
+from snnipu.neurons.fused import FusedNeuron
+
+_ONE_TO_ONE = (rleaky.RecurrentOneToOne, rsynaptic.RecurrentOneToOne)
+
+
+class Synaptic(FusedNeuron, snntorch.Synaptic):
+    """``snntorch.Synaptic``: second-order leaky integrate-and-fire, with a synaptic current in front of the membrane.
+
+    Equation: ``snnipu.equations.synaptic``. States ``syn, mem``.
+    """
+
+    equation, options, stock = "synaptic", ("reset_mechanism", "reset_delay"), snntorch.Synaptic
+
+
+class Alpha(FusedNeuron, snntorch.Alpha):
+    """``snntorch.Alpha``: the membrane follows an alpha function, the difference of two synaptic currents.
+
+    Equation: ``snnipu.equations.alpha``. States ``syn_exc, syn_inh, mem``.
+    """
+
+    equation, stock = "alpha", snntorch.Alpha
+
+
+class Lapicque(FusedNeuron, snntorch.Lapicque):
+    """``snntorch.Lapicque``: integrate-and-fire neurons of an RC circuit.
+
+    Equation: ``snnipu.equations.lapicque``. State ``mem``.
+    """
+
+    equation, stock = "lapicque", snntorch.Lapicque
+
+
+class _Recurrent(FusedNeuron):
+    """One-to-one: ``V`` times a neuron's own last spike. All-to-all, snnTorch's code runs."""
+
+    def _fuses(self) -> bool:
+        recurrent = self._modules.get("recurrent")
+        return (
+            not self.all_to_all
+            and type(recurrent) in _ONE_TO_ONE
+            and recurrent.V is self.V
+            and not recurrent._forward_hooks
+            and not recurrent._forward_pre_hooks
+            and super()._fuses()
+        )
+
+
+class RLeaky(_Recurrent, snntorch.RLeaky):
+    """``snntorch.RLeaky``: ``Leaky`` with its output spikes as a further input; one-to-one fused.
+
+    Equation: ``snnipu.equations.rleaky``. States ``spk, mem``.
+    """
+
+    equation, options, stock = "rleaky", ("reset_mechanism", "reset_delay"), snntorch.RLeaky
+
+
+class RSynaptic(_Recurrent, snntorch.RSynaptic):
+    """``snntorch.RSynaptic``: ``Synaptic`` with its output spikes as a further input; one-to-one fused.
+
+    Equation: ``snnipu.equations.rsynaptic``. States ``spk, syn, mem``.
+    """
+
+    equation, stock = "rsynaptic", snntorch.RSynaptic
+
+
+class DeltaLeaky(FusedNeuron, snntorch.DeltaLeaky):
+    """``snntorch.DeltaLeaky``: a spike where the membrane changed by more than ``delta_threshold``.
+
+    Equation: ``snnipu.equations.delta_leaky``. States ``mem, mem_prev``; a step takes and returns them as one pair.
+    """
+
+    equation, options, stock = "delta_leaky", (), snntorch.DeltaLeaky
+    parts = ()
+
+    def _replaced(self) -> List[str]:
+        return []
+
+    def _call(self, x: torch.Tensor, states: List[Any]) -> Any:
+        spk, pair = self.forward(x) if self.init_hidden else self.forward(x, tuple(states))
+        return (spk, *pair)
+
+    def _returns_states(self) -> bool:
+        return True
+
+    def over_time(self, x: torch.Tensor, *, num_steps: Optional[int] = None, need_mem: bool = True) -> Any:
+        return _paired(super().over_time(x, num_steps=num_steps, need_mem=need_mem))
+
+    def resume(
+        self, x: torch.Tensor, states: Optional[Any], *, num_steps: Optional[int] = None, need_mem: bool = True
+    ) -> Tuple[Any, Any]:
+        out, final = super().resume(x, states, num_steps=num_steps, need_mem=need_mem)
+        return _paired(out), final
+
+    def forward(self, input_: torch.Tensor, mem: Any = None) -> Tuple[torch.Tensor, Any]:
+        """One time step, as snnTorch's ``forward``."""
+        return snntorch.DeltaLeaky.forward(self, input_, mem)
+
+
+def _paired(out: Any) -> Any:
+    """As a step returns them."""
+    return (out[0], tuple(out[1:])) if isinstance(out, tuple) else out

@@ -1,0 +1,441 @@
+"""Any neuron of ``snnipu.equations`` over a sequence: schema, meta, autograd, reference."""
+
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+import torch
+
+from snnipu import _generator
+from snnipu import surrogate as surrogates
+from snnipu._layout import SINGLE_STEP, layout, memory_order
+from snnipu.backends import host, neurons
+from snnipu.ops import _library, _neurons
+from snnipu.ops._arguments import compute_dtype, parameter_argument, state_argument
+from snnipu.ops._derivative import once_differentiable
+from snnipu.ops.lif_sequence import _fits, _in_order, _permuted
+from snnipu.surrogate import Kernel, SpikeGrad
+
+Parameter = Union[float, torch.Tensor]
+Made = Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]
+
+_SCHEMA_FWD = (
+    "neuron_sequence_fwd(Tensor x, Tensor?[] initial, Tensor[] parameters, str neuron, int variant, SymInt? num_steps, "
+    "bool[] store, bool store_final) -> (Tensor spk, Tensor[] states, Tensor[] final)"
+)
+_SCHEMA_BWD = (
+    "neuron_sequence_bwd(Tensor? grad_spk, Tensor?[] grad_states, Tensor?[] grad_final, Tensor x, Tensor?[] initial, "
+    "Tensor[] parameters, str neuron, int variant, SymInt? num_steps, int surrogate, float surrogate_a, "
+    "float surrogate_b, bool[] need_initial, bool[] need_parameters) -> "
+    "(Tensor grad_x, Tensor[] grad_initial, Tensor[] grad_parameters)"
+)
+
+
+def _spread(parameter: torch.Tensor, step_shape: torch.Size) -> torch.Tensor:
+    """A parameter as the ops take it (one value, or one for each element modulo its length), as [*step_shape]."""
+    if parameter.numel() == 1:
+        return parameter.reshape(()).expand(step_shape)
+    return parameter.reshape(-1).repeat(step_shape.numel() // max(parameter.numel(), 1)).reshape(step_shape)
+
+
+def _functions(storage: torch.dtype, kernel: Optional[Kernel] = None) -> Dict[str, Callable[..., torch.Tensor]]:
+    return {
+        "spike": lambda u: (u > 0).to(u.dtype),
+        # A spike is decided on the membrane as it is stored.
+        "stored": lambda value: value.to(storage).to(value.dtype),
+        "surrogate": lambda u, grad: surrogates.surrogate_gradient(kernel, u, grad) if kernel else grad,
+    }
+
+
+def neuron_sequence_fwd_reference(
+    x: torch.Tensor,
+    initial: Sequence[Optional[torch.Tensor]],
+    parameters: Sequence[torch.Tensor],
+    neuron: str,
+    variant: int,
+    num_steps: Optional[int],
+    store: Sequence[bool],
+    store_final: bool,
+) -> Made:
+    """What ``snnipu::neuron_sequence_fwd`` computes, in plain PyTorch: the recorded step, looped."""
+    steps, step_shape, shape = layout(x, num_steps)
+    made, befores = _loop(x, initial, parameters, neuron, variant, num_steps)
+    like = parameters[0]
+    empty = x.new_empty(0)
+    if not steps:
+        states = [x.new_empty(shape) if stored else empty for stored in store]
+        return x.new_empty(shape), states, [state.clone() for state in befores[0]] if store_final else []
+    rows = [torch.stack([row[place].to(x.dtype) for row in made]).reshape(shape) for place in range(1 + len(store))]
+    final = [state.to(like.dtype).expand(step_shape).clone() for state in made[-1][1:]] if store_final else []
+    return rows[0], [row if stored else x.new_empty(0) for row, stored in zip(rows[1:], store)], final
+
+
+def _loop(
+    x: torch.Tensor,
+    initial: Sequence[Optional[torch.Tensor]],
+    parameters: Sequence[torch.Tensor],
+    neuron: str,
+    variant: int,
+    num_steps: Optional[int],
+) -> Tuple[List[List[torch.Tensor]], List[List[torch.Tensor]]]:
+    """Spikes and states after every step, and the states before every step."""
+    found = _neurons.find(neuron)
+    step = found.steps[variant]
+    steps, step_shape, _ = layout(x, num_steps)
+    derived = _derived(neuron, variant, parameters, step_shape)
+    states = [parameters[0].new_zeros(step_shape) if state is None else state for state in initial]
+    made, befores = [], [states]
+    for t in range(steps):
+        current = (x[t] if num_steps is None else x).to(parameters[0].dtype)
+        given = {id(step.x): current, **{id(v): tensor for v, tensor in zip(step.before, states)}, **derived}
+        row = _generator.evaluate([step.spk, *step.after], given, **_functions(x.dtype))
+        row = [value.expand(step_shape) for value in row]
+        states = row[1:]
+        made.append(row)
+        befores.append(states)
+    return made, befores
+
+
+def _derived(
+    neuron: str, variant: int, parameters: Sequence[torch.Tensor], step_shape: torch.Size
+) -> Dict[int, torch.Tensor]:
+    """The tensors of the values of parameters alone, by what they stand for."""
+    found = _neurons.find(neuron)
+    by_text = dict(zip(found.parameters, parameters))
+    texts = _neurons.derived_texts(neuron, variant)
+    return {id(value): _spread(by_text[text], step_shape) for value, text in zip(found.steps[variant].derived, texts)}
+
+
+def neuron_sequence_bwd_reference(
+    grad_spk: Optional[torch.Tensor],
+    grad_states: Sequence[Optional[torch.Tensor]],
+    grad_final: Sequence[Optional[torch.Tensor]],
+    x: torch.Tensor,
+    initial: Sequence[Optional[torch.Tensor]],
+    parameters: Sequence[torch.Tensor],
+    neuron: str,
+    variant: int,
+    num_steps: Optional[int],
+    surrogate: int,
+    surrogate_a: float,
+    surrogate_b: float,
+    need_initial: Sequence[bool],
+    need_parameters: Sequence[bool],
+) -> Made:
+    """What ``snnipu::neuron_sequence_bwd`` computes, in plain PyTorch: the recorded adjoint, from the last step on."""
+    found, adjoint = _neurons.find(neuron), _neurons.adjoint(neuron, variant)
+    step = adjoint.step
+    steps, step_shape, _ = layout(x, num_steps)
+    dtype = parameters[0].dtype
+    derived = _derived(neuron, variant, parameters, step_shape)
+    texts = _neurons.derived_texts(neuron, variant)
+    _, befores = _loop(x, initial, parameters, neuron, variant, num_steps)
+    zero = parameters[0].new_zeros(step_shape)
+    constant = num_steps is not None
+
+    def row(grad: Optional[torch.Tensor], t: int) -> torch.Tensor:
+        return zero if grad is None else grad.reshape(steps, *step_shape)[t].to(dtype)
+
+    # Of a neuron whose output is a state, that state's gradient is the output's.
+    outside = [grad_spk if place == step.output_state else grad for place, grad in enumerate(grad_states)]
+    carry = [zero if grad is None else grad for grad in (grad_final or [None] * len(outside))]
+    if steps:
+        carry = [value + row(grad, steps - 1) for value, grad in zip(carry, outside)]
+    grad_x = [zero] * steps
+    sums: Dict[str, torch.Tensor] = dict.fromkeys(found.parameters, zero)
+    functions = _functions(x.dtype, Kernel(surrogate, surrogate_a, surrogate_b))
+    for t in range(steps - 1, -1, -1):
+        current = (x[t] if not constant else x).to(dtype)
+        given = {id(adjoint.step.x): current, id(adjoint.grad_spk): row(grad_spk, t), **derived}
+        seeds = [row(grad, t - 1) if t else zero for grad in outside]
+        for values, tensors in (
+            (step.before, befores[t]),
+            (adjoint.grad_after, carry),
+            (adjoint.seeds, seeds),
+        ):
+            given.update((id(value), tensor) for value, tensor in zip(values, tensors))
+        results = _generator.evaluate([adjoint.grad_x, *adjoint.grad_before, *adjoint.grad_derived], given, **functions)
+        results = [zero if result is None else result.expand(step_shape) for result in results]
+        grad_x[t] = results[0]
+        carry = results[1 : 1 + len(carry)]
+        for text, result in zip(texts, results[1 + len(carry) :]):
+            sums[text] = sums[text] + result
+    if constant:
+        whole = torch.stack(grad_x[::-1]).sum(0).to(x.dtype).reshape(x.shape)
+    else:
+        whole = torch.stack(grad_x).to(x.dtype) if steps else torch.zeros_like(x)
+    empty = parameters[0].new_empty(0)
+
+    def reduced(total: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        if like.numel() == 1:
+            return total.sum().reshape(like.shape)
+        return total.reshape(-1, like.numel()).sum(0).reshape(like.shape)
+
+    return (
+        whole,
+        [value.clone() if needed else empty for value, needed in zip(carry, need_initial)],
+        [
+            reduced(sums[text], p) if needed else empty
+            for text, p, needed in zip(found.parameters, parameters, need_parameters)
+        ],
+    )
+
+
+def _fwd_meta(
+    x: torch.Tensor,
+    initial: Sequence[Optional[torch.Tensor]],
+    parameters: Sequence[torch.Tensor],
+    neuron: str,
+    variant: int,
+    num_steps: Optional[int],
+    store: Sequence[bool],
+    store_final: bool,
+) -> Made:
+    _, step_shape, shape = layout(x, num_steps)
+    return (
+        x.new_empty(shape),
+        [x.new_empty(shape if stored else 0) for stored in store],
+        [parameters[0].new_empty(step_shape) for _ in store] if store_final else [],
+    )
+
+
+def _bwd_meta(
+    grad_spk: Optional[torch.Tensor],
+    grad_states: Sequence[Optional[torch.Tensor]],
+    grad_final: Sequence[Optional[torch.Tensor]],
+    x: torch.Tensor,
+    initial: Sequence[Optional[torch.Tensor]],
+    parameters: Sequence[torch.Tensor],
+    neuron: str,
+    variant: int,
+    num_steps: Optional[int],
+    surrogate: int,
+    surrogate_a: float,
+    surrogate_b: float,
+    need_initial: Sequence[bool],
+    need_parameters: Sequence[bool],
+) -> Made:
+    like, (_, step_shape, _) = parameters[0], layout(x, num_steps)
+    return (
+        x.new_empty(x.shape),
+        [like.new_empty(step_shape if needed else 0) for needed in need_initial],
+        [like.new_empty(p.shape if needed else 0) for p, needed in zip(parameters, need_parameters)],
+    )
+
+
+def _fwd_cpu(
+    x: torch.Tensor,
+    initial: Sequence[Optional[torch.Tensor]],
+    parameters: Sequence[torch.Tensor],
+    neuron: str,
+    variant: int,
+    num_steps: Optional[int],
+    store: Sequence[bool],
+    store_final: bool,
+) -> Made:
+    number = _neurons.BUILT[neuron]
+    return neurons.forward(number, variant, x, initial, parameters, num_steps, store, store_final)
+
+
+def _bwd_cpu(
+    grad_spk: Optional[torch.Tensor],
+    grad_states: Sequence[Optional[torch.Tensor]],
+    grad_final: Sequence[Optional[torch.Tensor]],
+    x: torch.Tensor,
+    initial: Sequence[Optional[torch.Tensor]],
+    parameters: Sequence[torch.Tensor],
+    neuron: str,
+    variant: int,
+    *options: Any,
+) -> Made:
+    number = _neurons.BUILT[neuron]
+    return neurons.backward(number, variant, grad_spk, grad_states, grad_final, x, initial, parameters, *options)
+
+
+_fwd = _library.define(_SCHEMA_FWD, reference=neuron_sequence_fwd_reference, meta=_fwd_meta)
+_bwd = _library.define(_SCHEMA_BWD, reference=neuron_sequence_bwd_reference, meta=_bwd_meta)
+if host.library is not None:
+    _library.implement("neuron_sequence_fwd", "CPU", _fwd_cpu)
+    _library.implement("neuron_sequence_bwd", "CPU", _bwd_cpu)
+
+
+class _Options(NamedTuple):
+    neuron: str
+    variant: int
+    num_steps: Optional[int]
+    kernel: Kernel
+    store: Tuple[bool, ...]
+    store_final: bool
+
+
+class NeuronSequence(torch.autograd.Function):
+    """Forward and backward operator as one differentiable function: spikes, the states stored, the final states.
+
+    The backward pass keeps the input alone, and computes the states again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, options: _Options, x: torch.Tensor, *tensors: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
+        count = len(options.store)
+        initial, parameters = tensors[:count], tensors[count:]
+        spk, states, final = _fwd(
+            x,
+            initial,
+            parameters,
+            options.neuron,
+            options.variant,
+            options.num_steps,
+            options.store,
+            options.store_final,
+        )
+        if any(ctx.needs_input_grad):
+            if options.num_steps == SINGLE_STEP:
+                # Loops change what they hold in place between steps.
+                x = x.clone()
+                initial = tuple(None if tensor is None else tensor.clone() for tensor in initial)
+            ctx.save_for_backward(x, *initial, *(p.clone() if p is not None else None for p in parameters))
+        ctx.options = options
+        ctx.set_materialize_grads(False)
+        return (spk, *(state for state, stored in zip(states, options.store) if stored), *final)
+
+    @staticmethod
+    @once_differentiable("neuron_sequence")
+    def backward(ctx: Any, grad_spk: Optional[torch.Tensor], *others: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
+        o: _Options = ctx.options
+        x, *tensors = ctx.saved_tensors
+        count = len(o.store)
+        initial, parameters = tensors[:count], tensors[count:]
+        if grad_spk is None and all(grad is None for grad in others):
+            return (None,) * (2 + len(tensors))
+        rest = iter(others)
+        grad_states = [next(rest) if stored else None for stored in o.store]
+        grad_final = list(rest)
+        num_steps = o.num_steps
+        if num_steps == SINGLE_STEP:
+            num_steps = 1
+            grad_spk, *grad_states = (None if g is None else g.unsqueeze(0) for g in (grad_spk, *grad_states))
+        need = ctx.needs_input_grad[2:]
+        grad_x, grad_initial, grad_parameters = _bwd(
+            grad_spk,
+            grad_states,
+            grad_final,
+            x,
+            initial,
+            parameters,
+            o.neuron,
+            o.variant,
+            num_steps,
+            o.kernel.id,
+            o.kernel.a,
+            o.kernel.b,
+            need[:count],
+            need[count:],
+        )
+        gradients = [g if wanted else None for g, wanted in zip([*grad_initial, *grad_parameters], need)]
+        return (None, grad_x, *gradients)
+
+
+class Sequence_(NamedTuple):
+    """Results: spikes, the states after each step (None where not asked for), the states after the last step."""
+
+    spk: torch.Tensor
+    states: List[Optional[torch.Tensor]]
+    final: Optional[List[torch.Tensor]]
+
+
+def neuron_apply(
+    neuron: str,
+    x: torch.Tensor,
+    states: Sequence[Optional[torch.Tensor]],
+    parameters: Mapping[str, Parameter],
+    *,
+    options: Mapping[str, Any],
+    num_steps: Optional[int] = None,
+    spike_grad: Optional[SpikeGrad] = None,
+    store: Optional[Sequence[bool]] = None,
+    need_final: bool = False,
+) -> Sequence_:
+    """A neuron over a sequence, once x and the options have been checked.
+
+    ``states`` are those before the first step (None: zeros), ``parameters`` those of the equation. A state called
+    ``spk`` is the output, and never stored apart.
+    """
+    found = _neurons.find(neuron)
+    step_shape = layout(x, num_steps)[1]
+    known = surrogates.as_surrogate(spike_grad)
+    store = [True] * len(states) if store is None else list(store)
+    fused = known is not None and known.kernel is not None
+    order = memory_order(x, num_steps) if fused else None
+    if order is not None and all(_fits(argument, step_shape) for argument in (*states, *parameters.values())):
+        # Neurons are independent: they are taken as they lie.
+        made = neuron_apply(
+            neuron,
+            _in_order(x, order),
+            [_permuted(state, order) for state in states],
+            {name: _permuted(value, order) for name, value in parameters.items()},
+            options=options,
+            num_steps=num_steps,
+            spike_grad=spike_grad,
+            store=store,
+            need_final=need_final,
+        )
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return Sequence_(
+            _in_order(made.spk, back),
+            [None if state is None else _in_order(state, back) for state in made.states],
+            None if made.final is None else [_in_order(state, back) for state in made.final],
+        )
+    own = [
+        None if state is None else state_argument(name, state, step_shape, x)
+        for name, state in zip(found.states, states)
+    ]
+    if not fused:
+        if not callable(spike_grad):
+            raise TypeError(f"spike_grad must be callable or None, got {spike_grad!r}")
+        return _by_steps(neuron, x, own, parameters, options, num_steps, spike_grad, need_final)
+    assert known is not None
+    assert known.kernel is not None
+    variant = found.variant(**options)
+    one = x.new_ones((), dtype=compute_dtype(x.dtype))
+    for name, value in parameters.items():
+        parameter_argument(name, value, step_shape, x)  # an error names the parameter, not what is made of it
+    derived = found.derive(variant, parameters, one)
+    values = [parameter_argument(text, value, step_shape, x) for text, value in zip(found.parameters, derived)]
+    output = found.steps[variant].output_state
+    kept = tuple(bool(stored) and place != output for place, stored in enumerate(store))
+    made = NeuronSequence.apply(_Options(neuron, variant, num_steps, known.kernel, kept, need_final), x, *own, *values)
+    rest = iter(made[1:])
+    stored_states = [next(rest) if stored else None for stored in kept]
+    if output is not None and store[output]:
+        stored_states[output] = made[0]
+    return Sequence_(made[0], stored_states, list(rest) if need_final else None)
+
+
+def _by_steps(
+    neuron: str,
+    x: torch.Tensor,
+    states: Sequence[Optional[torch.Tensor]],
+    parameters: Mapping[str, Parameter],
+    options: Mapping[str, Any],
+    num_steps: Optional[int],
+    spike_grad: Callable[[torch.Tensor], torch.Tensor],
+    need_final: bool,
+) -> Sequence_:
+    """The equation in a loop, differentiated by autograd: the path of a ``spike_grad`` that is a Python function."""
+    function = _neurons.equation(neuron)
+    steps, step_shape, shape = layout(x, num_steps)
+    dtype = compute_dtype(x.dtype)
+    state = [x.new_zeros(step_shape, dtype=dtype) if s is None else s for s in states]
+    tensors = {
+        name: value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=dtype, device=x.device)
+        for name, value in parameters.items()
+    }
+    output = _neurons.find(neuron).steps[0].output_state
+    rows = []
+    for t in range(steps):
+        current = (x[t] if num_steps is None else x).to(dtype)
+        spk, *after = function(current, *state, **tensors, spike=spike_grad, **options)
+        if output is not None:
+            after.insert(output, spk)
+        rows.append((spk, *after))
+        state = after
+    made = [torch.stack(values).to(x.dtype).reshape(shape) for values in zip(*rows)]
+    return Sequence_(made[0], list(made[1:]), list(state) if need_final else None)

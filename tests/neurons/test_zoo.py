@@ -1,0 +1,326 @@
+"""snnTorch's neurons on fused kernels: its numbers, gradients and states, and its own code where that must run."""
+
+import copy
+import inspect
+import io
+import pickle
+import warnings
+
+import pytest
+import snntorch
+import torch
+from oracle import relative_error
+from torch import nn
+
+import snnipu as snn
+from snnipu.ops import _neurons
+from snnipu.ops import neuron_sequence as operator
+
+N = 13
+
+
+def spread(low, high):
+    return torch.linspace(low, high, N)
+
+
+# Neuron -> keywords, one value and per neuron; everything learns that can.
+NEURONS = {
+    "Lapicque": [
+        {"beta": 0.9},
+        {"R": 5.1, "C": 0.2, "time_step": 0.1, "learn_threshold": True, "threshold": spread(0.2, 1)},
+    ],
+    "Synaptic": [
+        {"alpha": 0.7, "beta": 0.8},
+        {"alpha": spread(0.3, 1.1), "beta": spread(-0.1, 0.9), "learn_alpha": True, "learn_beta": True},
+    ],
+    "Alpha": [{"alpha": 0.9, "beta": 0.7}, {"alpha": spread(0.8, 0.95), "beta": 0.6, "learn_beta": True}],
+    "RLeaky": [
+        {"beta": 0.8, "V": 0.5, "all_to_all": False},
+        {
+            "beta": spread(0.1, 0.9),
+            "V": spread(-1, 1),
+            "all_to_all": False,
+            "learn_beta": True,
+            "learn_threshold": True,
+        },
+    ],
+    "RSynaptic": [
+        {"alpha": 0.7, "beta": 0.8, "V": -0.5, "all_to_all": False, "learn_recurrent": False},
+        {"alpha": 0.6, "beta": spread(0.1, 0.9), "V": spread(-1, 1), "all_to_all": False, "learn_alpha": True},
+    ],
+    "DeltaLeaky": [{"beta": 0.9, "delta_threshold": 0.5}, {"beta": spread(0.2, 0.9), "learn_beta": True}],
+}
+STATES = {name: _neurons.find(getattr(snn, name).equation).states for name in NEURONS}
+
+
+def options(name):
+    kind = getattr(snn, name)
+    for reset in ("subtract", "zero", "none") if "reset_mechanism" in kind.options else (None,):
+        for delay in (True, False) if "reset_delay" in kind.options else (None,):
+            yield {k: v for k, v in (("reset_mechanism", reset), ("reset_delay", delay)) if v is not None}
+
+
+CASES = [
+    pytest.param(name, keywords, chosen, id="-".join([name, str(place), *map(str, chosen.values())]))
+    for name, both in NEURONS.items()
+    for place, keywords in enumerate(both)
+    for chosen in options(name)
+]
+
+
+def twins(name, **keywords):
+    """Ours and snnTorch's; V and others in the dtype they are given."""
+    return getattr(snn, name)(**copy.deepcopy(keywords)), getattr(snntorch, name)(**copy.deepcopy(keywords))
+
+
+def loop(layer, x, states):
+    """Every step by a call: spikes and states, stacked."""
+    name = next(kind.__name__ for kind in type(layer).__mro__ if kind.__name__ in STATES)
+    rows = []
+    for current in x:
+        if name == "DeltaLeaky":
+            spk, pair = layer(current, tuple(states))
+            row, states = (spk, *pair), pair
+        else:
+            row = layer(current, *states)
+            states = row if STATES[name][0] == "spk" else row[1:]
+        rows.append(row)
+    return [torch.stack(values) for values in zip(*rows)]
+
+
+def random(*shape, dtype=torch.float32):
+    return (torch.randn(*shape) * 4).to(dtype)
+
+
+def same(own, expected, terms=None):
+    assert relative_error(own.double(), expected.double(), terms) <= 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("name", "keywords", "chosen"), CASES)
+def test_sequences_are_snntorchs(name, keywords, chosen, dtype):
+    torch.manual_seed(0)
+    ours, theirs = twins(name, **keywords, **chosen)
+    assert ours.runs_fused()
+    x = random(9, 2, N, dtype=dtype)
+    initial = [random(2, N, dtype=dtype) for _ in STATES[name]]
+    results = []
+    for layer in (ours, theirs):
+        inputs = [x.clone().requires_grad_(), *(state.clone().requires_grad_() for state in initial)]
+        out = layer.sequence(*inputs) if layer is ours else loop(layer, inputs[0], inputs[1:])
+        generator = torch.Generator().manual_seed(1)
+        loss = sum((part * torch.randn(part.shape, generator=generator)).sum() for part in out)
+        parameters = [p for p in layer.parameters() if p.requires_grad]
+        results.append((out, torch.autograd.grad(loss, [*inputs, *parameters], allow_unused=True)))
+    (own, own_grads), (expected, expected_grads) = results
+    assert 0.01 < (expected[0] != 0).double().mean() < 0.99
+    for one, other in zip(own, expected):
+        assert torch.equal(one, other.to(dtype))
+    scale = expected_grads[0].double()
+    for place, (one, other) in enumerate(zip(own_grads, expected_grads)):
+        if other is None:
+            assert one is None or not one.any()
+        elif one is None:
+            assert not other.any()
+        else:
+            # Sums of parameters' gradients cancel. In float64 snnTorch's go through float32 spikes.
+            same(one, other, scale * 9 if place > len(initial) else None)
+
+
+@pytest.mark.parametrize(("name", "keywords", "chosen"), CASES)
+def test_steps_are_snntorchs(name, keywords, chosen):
+    torch.manual_seed(0)
+    ours, theirs = twins(name, **keywords, **chosen)
+    x = random(6, 2, N)
+    states = [torch.zeros(2, N) for _ in STATES[name]]
+    own_x, their_x = x.clone().requires_grad_(), x.clone().requires_grad_()
+    own, expected = loop(ours, own_x, states), loop(theirs, their_x, states)
+    for one, other in zip(own, expected):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+    sum(part.square().sum() for part in own).backward()
+    sum(part.square().sum() for part in expected).backward()
+    same(own_x.grad, their_x.grad)
+    if name != "DeltaLeaky":
+        assert torch.equal(ours.reset, theirs.reset)
+
+
+def test_a_step_runs_the_kernel(monkeypatch):
+    calls = []
+    apply = operator.NeuronSequence.apply
+    monkeypatch.setattr(operator.NeuronSequence, "apply", lambda *args: calls.append(1) or apply(*args))
+    layer = snn.Synaptic(alpha=0.7, beta=0.8)
+    x = torch.randn(2, N)
+    layer(x, *layer.reset_mem())
+    assert calls == [1]
+    layer(x.half(), torch.zeros(2, N), torch.zeros(2, N))  # dtypes that mix are snnTorch's
+    layer(x.half())
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("name", NEURONS)
+def test_classes_stand_in_for_snntorchs(name):
+    ours, theirs = twins(name, **NEURONS[name][1])
+    assert isinstance(ours, getattr(snntorch, name))
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    assert inspect.signature(type(ours)) == inspect.signature(type(theirs))
+    ours.load_state_dict(theirs.state_dict())
+    ours.sequence(torch.randn(3, 2, N, requires_grad=True))
+    again = pickle.loads(pickle.dumps(ours))
+    x = torch.randn(5, 2, N)
+    for copied in (again, copy.deepcopy(ours)):
+        for one, other in zip(copied.sequence(x), ours.sequence(x)):
+            assert torch.equal(one, other)
+    buffer = io.BytesIO()
+    torch.save(ours.state_dict(), buffer)
+
+
+@pytest.mark.parametrize("name", NEURONS)
+@pytest.mark.parametrize("constant", [False, True], ids=["sequence", "constant"])
+def test_in_multistep(name, constant, monkeypatch):
+    torch.manual_seed(0)
+    ours, theirs = twins(name, **NEURONS[name][1])
+    x = random(2, N) if constant else random(8, 2, N)
+    steps = 8 if constant else None
+    first, second = (
+        snn.MultiStep(nn.ReLU(), ours, nn.Identity(), ours),
+        snn.MultiStep(nn.ReLU(), theirs, nn.Identity(), theirs),
+    )
+    results = []
+    for net in (first, second):
+        own_x = x.clone().requires_grad_()
+        out = net(own_x, num_steps=steps)
+        flat = [out[0], *(out[1] if isinstance(out[1], tuple) else out[1:])]
+        (own_grad,) = torch.autograd.grad(sum(part.square().sum() for part in flat), own_x)
+        results.append((flat, own_grad))
+    for one, other in zip(results[0][0], results[1][0]):
+        assert torch.equal(one, other)
+    same(results[0][1], results[1][1])
+    # In parts of time the states are handed on, with their gradients.
+    apart = snn.MultiStep(nn.ReLU(), ours, nn.Identity(), copy.deepcopy(ours))
+    whole, whole_grad = None, None
+    for limit in (2**40, 2 * N * 4 * 3):
+        monkeypatch.setattr("snnipu.neurons.multistep.PART_BYTES", limit)
+        own_x = x.clone().requires_grad_()
+        out = apart(own_x, num_steps=steps)
+        (own_grad,) = torch.autograd.grad(out[0].sum() + apart[3].sequence(out[0])[1].sum(), own_x)
+        whole, whole_grad = (out[0], own_grad) if whole is None else (whole, whole_grad)
+    assert torch.equal(out[0], whole)
+    # A constant input's gradient is a sum over time.
+    assert torch.equal(own_grad, whole_grad) or (constant and torch.allclose(own_grad, whole_grad, rtol=1e-5))
+
+
+@pytest.mark.parametrize("name", NEURONS)
+def test_init_hidden(name):
+    """States stay in the layer between calls, of steps and of sequences."""
+    torch.manual_seed(0)
+    keywords = {**NEURONS[name][0], "init_hidden": True}
+    ours, theirs = twins(name, **keywords)
+    x = random(8, 2, N)
+    expected = torch.stack([out[0] if isinstance(out, tuple) else out for out in map(theirs, x)])
+    assert torch.equal(torch.cat([ours.sequence(x[:5])[0], ours.sequence(x[5:])[0]]), expected)
+    for state in STATES[name]:
+        if name != "RSynaptic" or state != "spk":
+            assert torch.equal(getattr(ours, state), getattr(theirs, state)), state
+    with pytest.raises(TypeError, match="init_hidden"):
+        ours.sequence(x, torch.zeros(2, N))
+    ours.reset_mem(), theirs.reset_mem()
+    steps = torch.stack([out[0] if isinstance(out, tuple) else out for out in map(ours, x)])
+    assert torch.equal(steps, expected)
+    ours.reset_mem()
+    out = snn.MultiStep(ours)(x)
+    assert torch.equal(out[0] if name == "DeltaLeaky" else out, expected)
+
+
+def test_where_snntorchs_code_runs():
+    x = random(6, 2, N)
+    for keywords in ({"inhibition": True}, {"spike_grad": lambda u: (u > 0).float() + 0 * u}):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            ours, theirs = twins("Synaptic", alpha=0.7, beta=0.8, **keywords)
+        assert not ours.runs_fused()
+        states = [torch.zeros(2, N), torch.zeros(2, N)]
+        for one, other in zip(ours.sequence(x, *states), loop(theirs, x, states)):
+            assert torch.equal(one, other)
+    recurrent = snn.RLeaky(beta=0.9, linear_features=N)
+    other = snntorch.RLeaky(beta=0.9, linear_features=N)
+    other.load_state_dict(recurrent.state_dict())
+    assert not recurrent.runs_fused()
+    assert torch.equal(snn.MultiStep(recurrent)(x)[0], loop(other, x, [torch.zeros(2, N)] * 2)[0])
+
+
+def test_replaced_parts_are_honoured():
+    class Loud(snn.Synaptic):
+        def fire(self, mem):
+            return 2 * super().fire(mem)
+
+    layer, theirs = Loud(alpha=0.7, beta=0.8), snntorch.Synaptic(alpha=0.7, beta=0.8)
+    x = random(6, 2, N)
+    with pytest.warns(UserWarning, match="Loud replaces fire of Synaptic"):
+        spk = layer.sequence(x)[0]
+    assert torch.equal(spk, 2 * loop(theirs, x, [torch.zeros(2, N)] * 2)[0])
+    layer = snn.Alpha(alpha=0.9, beta=0.8)
+    layer.mem_reset = lambda mem: torch.zeros_like(mem)
+    assert layer._replaced() == ["mem_reset"]
+    assert not layer.runs_fused()
+
+
+def test_reset_mechanism_may_be_set():
+    layer = snn.Synaptic(alpha=0.7, beta=0.8)
+    layer.reset_mechanism = "zero"
+    other = snntorch.Synaptic(alpha=0.7, beta=0.8, reset_mechanism="zero")
+    x = random(6, 2, N)
+    assert torch.equal(layer.sequence(x)[2], loop(other, x, [torch.zeros(2, N)] * 2)[2])
+    with pytest.raises(ValueError, match="reset_mechanism must be"):
+        layer.reset_mechanism = "half"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", NEURONS)
+def test_sixteen_bits(name, dtype):
+    """State in float32, spikes decided on the membrane as it is returned: the reference's numbers."""
+    torch.manual_seed(0)
+    layer = getattr(snn, name)(**NEURONS[name][1])
+    x = random(6, 2, N, dtype=dtype)
+    out = layer.sequence(x)
+    assert all(part.dtype == dtype for part in out)
+    threshold = 1.0 if name == "DeltaLeaky" else layer.threshold
+    if name != "DeltaLeaky":
+        assert torch.equal(out[0] != 0, out[-1].float() > threshold)
+    wide = layer.sequence(x.float())
+    assert relative_error(out[-1].double(), wide[-1].double()) < 0.05 or (out[0] != wide[0]).any()
+
+
+def test_layouts_pass_through():
+    x = torch.randn(4, 2, 3, 5, 6).permute(0, 1, 4, 2, 3)
+    layer = snn.Synaptic(alpha=torch.rand(6, 1, 1), beta=0.8)
+    out = layer.sequence(x)
+    for one, other in zip(out, layer.sequence(x.contiguous())):
+        assert one.stride() == x.stride()
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ((torch.randn(3, 2, N), torch.zeros(2, 5)), ValueError, r"syn must have the shape of one step of x, \(2, 13\)"),
+        ((torch.randn(3, 2, N), None, torch.zeros(3, 2, N)), ValueError, r"mem must have the shape"),
+        ((torch.randn(3, 2, N), None, None, None), TypeError, "Synaptic has the states syn, mem, got 3"),
+        ((torch.randn(3, 2, N).long(),), TypeError, "x must be float32"),
+        ((torch.randn(3, 2, 4),), ValueError, r"alpha must broadcast to one step of x, \(2, 4\)"),
+        (([1.0],), TypeError, "x must be a torch.Tensor"),
+    ],
+)
+def test_errors_name_the_argument(arguments, error, match):
+    with pytest.raises(error, match=match):
+        snn.Synaptic(alpha=spread(0.1, 0.9), beta=0.8).sequence(*arguments)
+
+
+def test_empty_sequences():
+    layer = snn.Synaptic(alpha=0.7, beta=0.8)
+    for shape in ((0, 2, N), (3, 0, N)):
+        x = torch.zeros(shape, requires_grad=True)
+        out = layer.sequence(x)
+        assert all(part.shape == shape for part in out)
+        out[0].sum().backward()
+        assert x.grad.shape == shape
