@@ -8,7 +8,7 @@ from support.neuron_library import compiled
 from test_generator import KERNEL, Spike
 
 from snnipu import _generator, equations, surrogate
-from snnipu._generator.print_cpp import neuron
+from snnipu._generator import neuron
 from snnipu.ops.lif_sequence import lif_sequence_bwd_reference, lif_sequence_fwd_reference
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no g++")
