@@ -23,34 +23,35 @@ enum snnipu_dtype { SNNIPU_F32 = 0, SNNIPU_F64 = 1, SNNIPU_F16 = 2, SNNIPU_BF16 
 enum { SNNIPU_MOST_STATES = 8, SNNIPU_MOST_PARAMETERS = 16 };
 
 typedef struct snnipu_neuron_call {
-  int32_t neuron;         /* its place in the list the library was generated from */
-  int32_t variant;        /* choice of its options */
-  int32_t dtype;          /* enum snnipu_dtype */
-  int32_t surrogate;      /* backward: enum snnipu_surrogate of host/snnipu.h, */
-  double surrogate_a;     /* and its parameters, in the order of csrc/neuron/surrogate.hpp */
+  int32_t neuron;     /* its place in the list the library was generated from */
+  int32_t variant;    /* choice of its options */
+  int32_t dtype;      /* enum snnipu_dtype */
+  int32_t surrogate;  /* backward: enum snnipu_surrogate of host/snnipu.h, */
+  double surrogate_a; /* and its parameters, in the order of csrc/neuron/surrogate.hpp */
   double surrogate_b;
   int32_t threads;        /* at most this many run */
   int32_t constant_input; /* x is the same at every step */
-  uint32_t grad_constant; /* backward: bit 0 for grad_spk, bit 1 + s for grad_states[s]: [elements], the same at every step */
+  uint32_t grad_constant; /* backward: bit 0 for grad_spk, bit 1 + s for grad_states[s]: [elements], the same at every
+                             step */
   int32_t unused;
   int64_t steps;
-  int64_t elements;       /* of a step */
-  const void *x;                                      /* S [steps, elements], or [elements] with constant_input */
-  const void *initial[SNNIPU_MOST_STATES];            /* C [elements], or NULL for zeros */
-  const void *parameters[SNNIPU_MOST_PARAMETERS];     /* C [size]: value i % size belongs to element i, */
-  int64_t parameter_sizes[SNNIPU_MOST_PARAMETERS];    /* and size, 1 or a divisor of elements */
-  void *spk;                                          /* forward: S [steps, elements] */
-  void *states[SNNIPU_MOST_STATES];                   /* S [steps, elements]: after each step. Forward: out, or NULL.
-                                                         Backward: in; with NULL for one that is needed, all are
-                                                         computed again from x. A state that is the output: NULL. */
-  void *final[SNNIPU_MOST_STATES];                    /* forward: C [elements], after the last step, or NULL */
-  const void *grad_spk;                               /* backward: S [steps, elements], or NULL */
-  const void *grad_states[SNNIPU_MOST_STATES];        /* S [steps, elements], or NULL */
-  const void *grad_final[SNNIPU_MOST_STATES];         /* C [elements], or NULL */
-  void *grad_x;                                       /* S, of x's shape */
-  void *grad_initial[SNNIPU_MOST_STATES];             /* C [elements], or NULL */
-  void *grad_parameters[SNNIPU_MOST_PARAMETERS];      /* C [size], or NULL; sums over time and elements in a fixed order,
-                                                         whatever the number of threads */
+  int64_t elements;                                /* of a step */
+  const void *x;                                   /* S [steps, elements], or [elements] with constant_input */
+  const void *initial[SNNIPU_MOST_STATES];         /* C [elements], or NULL for zeros */
+  const void *parameters[SNNIPU_MOST_PARAMETERS];  /* C [size]: value i % size belongs to element i, */
+  int64_t parameter_sizes[SNNIPU_MOST_PARAMETERS]; /* and size, 1 or a divisor of elements */
+  void *spk;                                       /* forward: S [steps, elements] */
+  void *states[SNNIPU_MOST_STATES];                /* S [steps, elements]: after each step. Forward: out, or NULL.
+                                                      Backward: in; with NULL for one that is needed, all are
+                                                      computed again from x. A state that is the output: NULL. */
+  void *final[SNNIPU_MOST_STATES];                 /* forward: C [elements], after the last step, or NULL */
+  const void *grad_spk;                            /* backward: S [steps, elements], or NULL */
+  const void *grad_states[SNNIPU_MOST_STATES];     /* S [steps, elements], or NULL */
+  const void *grad_final[SNNIPU_MOST_STATES];      /* C [elements], or NULL */
+  void *grad_x;                                    /* S, of x's shape */
+  void *grad_initial[SNNIPU_MOST_STATES];          /* C [elements], or NULL */
+  void *grad_parameters[SNNIPU_MOST_PARAMETERS];   /* C [size], or NULL; sums over time and elements in a fixed order,
+                                                      whatever the number of threads */
 } snnipu_neuron_call;
 
 /* Both return 0, 1 where neuron, variant, dtype or surrogate is unknown or x is missing where it is needed, 2 where

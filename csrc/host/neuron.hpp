@@ -14,8 +14,8 @@
 
 namespace snnipu {
 
-// Whether a neuron's adjoint is compiled for every surrogate by itself: a little faster, and six times the code.
-template <typename Neuron, typename S> constexpr bool everySurrogate = false;
+// Whether a variant's adjoint is compiled for every surrogate by itself: a little faster, and six times the code.
+template <typename Neuron, unsigned Variant, typename S> constexpr bool everySurrogate = false;
 
 namespace {
 
@@ -35,7 +35,7 @@ template <typename S> struct NeuronLoops {
 };
 
 template <typename Neuron, unsigned Variant, typename S> BackwardLoop<S> backwardLoop(SurrogateKind surrogate) {
-  if constexpr (everySurrogate<Neuron, S>) {
+  if constexpr (everySurrogate<Neuron, Variant, S>) {
     switch (surrogate) {
     case SurrogateKind::LeakyStep:
       return backwardSteps<Neuron, Variant, S, false, LeakyStep>;
@@ -58,9 +58,9 @@ template <typename Neuron, unsigned Variant, typename S> BackwardLoop<S> backwar
 template <typename Neuron, typename S, unsigned... Variant>
 NeuronLoops<S> variantLoops(unsigned variant, SurrogateKind surrogate, std::integer_sequence<unsigned, Variant...>) {
   NeuronLoops<S> loops{Neuron::states, Neuron::parameters, Neuron::outputState, nullptr, nullptr, nullptr};
-  (void)((Variant == variant && (loops.reads = Neuron::reads[Variant],
-                                 loops.forward = forwardSteps<Neuron, Variant, S, false>,
-                                 loops.backward = backwardLoop<Neuron, Variant, S>(surrogate), true)) ||
+  (void)((Variant == variant &&
+          (loops.reads = Neuron::reads[Variant], loops.forward = forwardSteps<Neuron, Variant, S, false>,
+           loops.backward = backwardLoop<Neuron, Variant, S>(surrogate), true)) ||
          ...);
   return loops;
 }
@@ -221,8 +221,7 @@ template <typename S> int neuronForward(const NeuronCall<S> &a) {
       f.x = x.at;
       f.xStride = x.stride;
       for (unsigned s = 0; s < loops.states; ++s) {
-        f.state[s] = a.call.final[s] ? piece.out(static_cast<C *>(a.call.final[s]), 1).at
-                                     : piece.template scratch<C>();
+        f.state[s] = a.call.final[s] ? piece.out(static_cast<C *>(a.call.final[s]), 1).at : piece.template scratch<C>();
         piece.initial(f.state[s], static_cast<const C *>(a.call.initial[s]));
         const auto kept = piece.out(static_cast<S *>(a.call.states[s]), a.steps);
         f.kept[s] = kept.at;
@@ -235,7 +234,7 @@ template <typename S> int neuronForward(const NeuronCall<S> &a) {
       f.spkStride = spk.stride;
       f.steps = static_cast<unsigned>(a.steps);
       f.streaming = streaming;
-      loops.forward(f, {0, static_cast<unsigned>(piece.size)});
+      loops.forward(f, {0, piece.size});
     });
     if (streaming)
       streamFence();
@@ -247,6 +246,11 @@ template <typename S> int neuronForward(const NeuronCall<S> &a) {
 template <typename S, typename C> void addRow(C *to, const S *from, std::size_t size) {
   for (std::size_t i = 0; i < size; ++i)
     to[i] += load<SingleLane<C>>(from + i)[0];
+}
+
+template <typename S, typename C> void convertRow(C *to, const S *from, std::size_t size) {
+  for (std::size_t i = 0; i < size; i += registerLanes<C>)
+    store(to + i, load<Register<C>>(from + i));
 }
 
 // Elements that a row has at least where states are computed again: a shorter one would be read in pages that are too
@@ -283,24 +287,25 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
     return static_cast<const S *>(output ? call.grad_spk : call.grad_states[s]);
   };
   const std::size_t workBytes =
-      sizeof(C) * ((sameType ? 2 : 3) * loops.states + (parameterGradients ? loops.parameters : 0) + a.constantInput) +
+      sizeof(C) * (2 * loops.states + (parameterGradients ? loops.parameters : 0) + a.constantInput) +
       a.parameterBytes();
-  const std::size_t stepBytes = recompute ? readStates * sizeof(S) : 0;
+  const std::size_t stepBytes = recompute || !sameType ? readStates * sizeof(C) : 0;
   std::size_t most = elementsWith(workBytes), segment = a.steps;
   if (stepBytes) {
     most = std::min(most, std::max(shortestRow, recomputedBytes / (stepBytes * a.steps)));
     segment = std::min(a.steps, std::max<std::size_t>(8, recomputedBytes / (stepBytes * most)));
   }
   const std::size_t segments = (a.steps + segment - 1) / segment;
-  const std::size_t checkpointBytes = segments > 1 ? (segments - 1) * loops.states * sizeof(C) : 0;
+  const bool checkpointed = recompute && segments > 1;
+  const std::size_t checkpointBytes = checkpointed ? (segments - 1) * loops.states * sizeof(C) : 0;
   const std::size_t bytes = workBytes + stepBytes * (segment + 1) + checkpointBytes;
   std::size_t sequences = 1 + !a.constantInput;
   for (unsigned s = 0; s < loops.states; ++s)
     sequences += (call.grad_states[s] != nullptr) + (call.states[s] != nullptr);
   const bool streaming = !a.constantInput && (sequences + 1) * a.steps * a.rowBytes() > cachedBytes &&
                          rowsAligned(call.grad_x, a.rowBytes());
-  const std::size_t left = (sequences + 2) * a.steps * sizeof(S) * registerLanes<C> + bytes * registerLanes<C> +
-                           64 * SNNIPU_LANE_BYTES;
+  const std::size_t left =
+      (sequences + 2) * a.steps * sizeof(S) * registerLanes<C> + bytes * registerLanes<C> + 64 * SNNIPU_LANE_BYTES;
   const auto block = [&](std::size_t begin, std::size_t count, Scratch &scratch) {
     C *blockSums[mostParameters] = {};
     if (parameterGradients)
@@ -309,7 +314,7 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
           blockSums[p] = scratch.take<C>(count + registerLanes<C>);
     forPieces<C>(begin, count, a.elements, scratch, [&](Piece &piece, std::size_t offset) {
       const auto x = piece.in(a.x(), a.steps, a.constantInput);
-      const ElementRange range{0, static_cast<unsigned>(piece.size)};
+      const ElementRange range{0, piece.size};
       ForwardSteps<S> f{};
       BackwardSteps<S> b{};
       a.connect(b.parameter, piece);
@@ -348,22 +353,17 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
           b.sum[p] = blockSums[p] + offset;
           std::fill_n(b.sum[p], piece.size, C(0));
         }
-      S *again[mostStates] = {};
-      C *work[mostStates] = {};
-      if (recompute)
+      // Rows of a segment; the one ahead of them is the state before it.
+      C *again[mostStates] = {};
+      if (recompute || !sameType)
         for (unsigned s = 0; s < loops.states; ++s)
-          if (reads.states() >> s & 1) {
-            again[s] = piece.template scratch<S>(segment + 1);
-            if constexpr (sameType)
-              work[s] = again[s];
-            else
-              work[s] = piece.template scratch<C>();
-          }
-      C *const checkpoints = segments > 1 ? piece.template scratch<C>((segments - 1) * loops.states) : nullptr;
+          if (reads.states() >> s & 1)
+            again[s] = piece.template scratch<C>(segment + 1);
+      C *const checkpoints = checkpointed ? piece.template scratch<C>((segments - 1) * loops.states) : nullptr;
       const auto checkpoint = [&](std::size_t number, unsigned s) {
         return checkpoints + ((number - 1) * loops.states + s) * piece.size;
       };
-      if (segments > 1) {
+      if (checkpointed) {
         for (std::size_t number = 1; number < segments; ++number) {
           for (unsigned s = 0; s < loops.states; ++s) {
             f.state[s] = checkpoint(number, s);
@@ -376,32 +376,27 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
       }
       for (std::size_t number = segments; number-- > 0;) {
         const std::size_t start = number * segment, steps = std::min(segment, a.steps - start);
-        C *first[mostStates];
         for (unsigned s = 0; s < loops.states; ++s) {
-          b.initial[s] = first[s] = number > 0 ? checkpoint(number, s) : initial[s];
-          b.after[s] = returned[s].at;
-          b.afterStride[s] = returned[s].stride;
+          C *const first = number > 0 && checkpointed ? checkpoint(number, s) : initial[s];
+          b.initial[s] = first;
+          f.state[s] = first; // what the adjoint does not read is lost
+          f.stateStride[s] = 0;
+          if (again[s]) {
+            f.state[s] = again[s];
+            f.stateStride[s] = b.afterStride[s] = piece.size;
+            std::copy_n(first, piece.size, again[s]);
+            b.initial[s] = again[s];
+            b.after[s] = again[s] + piece.size;
+            if (!recompute)
+              for (std::size_t row = start == 0; row <= steps; ++row)
+                convertRow(again[s] + row * piece.size, returned[s].at + (start + row - 1) * returned[s].stride,
+                           piece.size);
+          } else if constexpr (sameType) {
+            b.after[s] = returned[s].at;
+            b.afterStride[s] = returned[s].stride;
+          }
         }
         if (recompute) {
-          for (unsigned s = 0; s < loops.states; ++s) {
-            // What the adjoint does not read is lost.
-            f.state[s] = first[s];
-            f.stateStride[s] = 0;
-            if (!again[s])
-              continue;
-            b.afterStride[s] = f.keptStride = piece.size;
-            if (sameType) {
-              // Row 0 is the state before the segment; every row is read where it was written.
-              f.state[s] = work[s];
-              f.stateStride[s] = piece.size;
-              b.after[s] = again[s] + piece.size;
-            } else {
-              f.state[s] = work[s];
-              f.kept[s] = again[s];
-              b.after[s] = again[s];
-            }
-            std::copy_n(first[s], piece.size, work[s]);
-          }
           f.x = x.at + start * x.stride;
           f.steps = static_cast<unsigned>(steps);
           loops.forward(f, range);

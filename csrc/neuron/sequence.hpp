@@ -19,7 +19,7 @@ constexpr unsigned mostStates = 8;
 constexpr unsigned mostParameters = 16;
 
 struct ElementRange {
-  unsigned begin, end;
+  std::size_t begin, end;
 };
 
 // What an adjoint reads beside gradients: bit s for state s before or after the step, and whether it reads x.
@@ -58,17 +58,18 @@ template <typename S> struct BackwardSteps {
   std::size_t seedStride[mostStates];
   const S *x; // where the adjoint reads it
   std::size_t xStride;
-  const S *after[mostStates]; // where the adjoint reads it: the states after each step, and initial before the first one
+  const C
+      *after[mostStates]; // where the adjoint reads it: the states after each step, and initial before the first one
   std::size_t afterStride[mostStates];
   const C *initial[mostStates];
   const C *parameter[mostParameters];
   bool perElement;
   S *gradX;
   std::size_t gradXStride;
-  C *gradConstant; // of a constant input: the sum over time; else null
-  C *carry[mostStates];        // gradients of the states: after the last step -> before the first
-  C *sum[mostParameters];      // sums over time of the parameters' gradients, one for each element; each may be null
-  bool parameterGradients;     // any of them
+  C *gradConstant;         // of a constant input: the sum over time; else null
+  C *carry[mostStates];    // gradients of the states: after the last step -> before the first
+  C *sum[mostParameters];  // sums over time of the parameters' gradients, one for each element; each may be null
+  bool parameterGradients; // any of them
   SurrogateKind surrogate;
   C surrogateA, surrogateB;
   unsigned steps;
@@ -79,7 +80,7 @@ template <typename S> struct BackwardSteps {
 // body(index, V{}) for every register of the range and, with Singles, every element left over; else the range is of
 // whole registers. The second argument only carries the type.
 template <typename C, bool Singles, typename Body> inline void forRegisters(ElementRange range, const Body &body) {
-  unsigned i = range.begin;
+  std::size_t i = range.begin;
   for (; i + registerLanes<C> <= range.end; i += registerLanes<C>)
     body(i, Register<C>{});
   if constexpr (Singles)
@@ -93,7 +94,7 @@ template <typename S, unsigned States, unsigned Parameters> struct ForwardRow {
   const C *before[States];
   C *after[States];
   const C *parameter[Parameters ? Parameters : 1];
-  unsigned each; // all bits set: parameters are one for each element
+  std::size_t each; // all bits set: parameters are one for each element
   S *spk, *kept[States];
   bool streaming;
 };
@@ -101,7 +102,7 @@ template <typename S, unsigned States, unsigned Parameters> struct ForwardRow {
 template <typename V, typename Row, typename S> struct ForwardLane {
   using Vector = V;
   const Row &row;
-  unsigned i;
+  std::size_t i;
 
   V x() const { return load<V>(row.x + i); }
   template <unsigned K> V before() const { return load<V>(row.before[K] + i); }
@@ -126,7 +127,7 @@ void forwardSteps(const ForwardSteps<S> &a, ElementRange range) {
   Row row{};
   for (unsigned p = 0; p < Neuron::parameters; ++p)
     row.parameter[p] = a.parameter[p];
-  row.each = a.perElement ? ~0u : 0;
+  row.each = a.perElement ? ~std::size_t{0} : 0;
   row.streaming = a.streaming;
   for (unsigned t = 0; t < a.steps; ++t) {
     row.x = a.x + t * a.xStride;
@@ -139,7 +140,7 @@ void forwardSteps(const ForwardSteps<S> &a, ElementRange range) {
       row.kept[s] = a.kept[s] ? a.kept[s] + t * a.keptStride : nullptr;
     }
     const Row now = row;
-    forRegisters<C, Singles>(range, [now](unsigned i, auto lane) {
+    forRegisters<C, Singles>(range, [now](std::size_t i, auto lane) {
       prefetch(now.xNext + i);
       Neuron::template step<Variant>(ForwardLane<decltype(lane), Row, S>{now, i});
     });
@@ -148,13 +149,12 @@ void forwardSteps(const ForwardSteps<S> &a, ElementRange range) {
 
 template <typename S, unsigned States, unsigned Parameters> struct BackwardRow {
   using C = Compute<S>;
-  const S *x, *gradSpk, *gradSpkNext, *seed[States], *seedNext[States], *after[States], *before[States];
-  const S *beforeNext[States];
-  const C *initial[States]; // null: before is read
+  const S *x, *gradSpk, *gradSpkNext, *seed[States], *seedNext[States];
+  const C *after[States], *before[States], *beforeNext[States];
   C *carry[States];
   const C *parameter[Parameters ? Parameters : 1];
   C *sum[Parameters ? Parameters : 1];
-  unsigned each;
+  std::size_t each;
   S *gradX;
   C *gradConstant;
   bool parameterGradients, streaming;
@@ -164,15 +164,10 @@ template <typename V, typename Row, typename S, typename Surrogate> struct Backw
   using Vector = V;
   const Row &row;
   const Surrogate &slope;
-  unsigned i;
+  std::size_t i;
 
   V x() const { return load<V>(row.x + i); }
-  template <unsigned K> V before() const {
-    if constexpr (std::is_same_v<S, Compute<S>>)
-      return load<V>(row.before[K] + i);
-    else
-      return row.initial[K] ? load<V>(row.initial[K] + i) : load<V>(row.before[K] + i);
-  }
+  template <unsigned K> V before() const { return load<V>(row.before[K] + i); }
   template <unsigned K> V after() const { return load<V>(row.after[K] + i); }
   template <unsigned P> V parameter() const { return load<V>(row.parameter[P] + (i & row.each)); }
   V gradSpk() const { return row.gradSpk ? load<V>(row.gradSpk + i) : splat<V>(0); }
@@ -206,7 +201,7 @@ void backwardSteps(const BackwardSteps<S> &a, ElementRange range) {
   }
   for (unsigned s = 0; s < Neuron::states; ++s)
     row.carry[s] = a.carry[s];
-  row.each = a.perElement ? ~0u : 0;
+  row.each = a.perElement ? ~std::size_t{0} : 0;
   row.gradConstant = a.gradConstant;
   row.parameterGradients = a.parameterGradients;
   row.streaming = a.streaming;
@@ -222,27 +217,22 @@ void backwardSteps(const BackwardSteps<S> &a, ElementRange range) {
     row.gradSpkNext = t > 0 ? row.gradSpk - a.gradSpkStride : row.gradSpk;
     for (unsigned s = 0; s < Neuron::states; ++s) {
       const std::ptrdiff_t seedStride = static_cast<std::ptrdiff_t>(a.seedStride[s]);
-      row.seed[s] = a.seed[s] && !(a.first && t == 0) ? a.seed[s] + (static_cast<std::ptrdiff_t>(t) - 1) * seedStride
-                                                      : nullptr;
+      row.seed[s] =
+          a.seed[s] && !(a.first && t == 0) ? a.seed[s] + (static_cast<std::ptrdiff_t>(t) - 1) * seedStride : nullptr;
       row.seedNext[s] = row.seed[s] && t > 1 ? row.seed[s] - seedStride : row.seed[s];
       row.after[s] = a.after[s] ? a.after[s] + t * a.afterStride[s] : nullptr;
-      row.initial[s] = t == 0 ? a.initial[s] : nullptr;
-      row.before[s] = t > 0 && a.after[s] ? row.after[s] - a.afterStride[s] : nullptr;
-      if constexpr (std::is_same_v<S, C>)
-        if (t == 0)
-          row.before[s] = a.initial[s];
+      row.before[s] = t == 0 ? a.initial[s] : a.after[s] ? row.after[s] - a.afterStride[s] : nullptr;
       row.beforeNext[s] = t > 1 && a.after[s] ? row.before[s] - a.afterStride[s] : nullptr;
     }
     row.gradX = a.gradX + t * a.gradXStride;
     const Row now = row;
-    forRegisters<C, Singles>(range, [now, surrogate](unsigned i, auto lane) {
+    forRegisters<C, Singles>(range, [now, surrogate](std::size_t i, auto lane) {
       prefetch(now.gradSpkNext + i);
       for (unsigned s = 0; s < Neuron::states; ++s) {
         prefetch(now.seedNext[s] + i);
         prefetch(now.beforeNext[s] + i);
       }
-      Neuron::template adjoint<Variant>(
-          BackwardLane<decltype(lane), Row, S, Surrogate<C>>{now, surrogate, i});
+      Neuron::template adjoint<Variant>(BackwardLane<decltype(lane), Row, S, Surrogate<C>>{now, surrogate, i});
     });
   }
 }

@@ -4,72 +4,16 @@ Code is printed as it was recorded, one operation a line; what is equal in every
 """
 
 import math
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
-from .graph import Operand, TraceError, Value
+from .graph import Operand, Value
+from .neuron import Neuron, expression
 from .operations import OPERATIONS
-from .step import Adjoint, Step, needed, variants
+from .step import Adjoint, Step, needed
 
-# csrc/neuron/sequence.hpp's.
-MOST_STATES, MOST_PARAMETERS = 8, 16
 _INPUTS = {"x": "x()", "grad_spk": "gradSpk()"}
 _STATE_INPUTS = {"state": "before", "grad_state": "gradAfter", "seed": "seed"}
 _OF_LANE = {"spike": "lane.spike({0})", "stored": "lane.stored({0})", "surrogate": "lane.surrogate({0}, {1})"}
-
-
-class Neuron(NamedTuple):
-    """A neuron as it is compiled."""
-
-    name: str
-    states: Tuple[str, ...]
-    steps: List[Step]  # one for each variant
-    parameters: List[str]  # the derived ones of all variants, as expressions
-    options: List[Tuple[Dict[str, Any], int]]  # choices of options -> variant
-
-    def variant(self, **options: Any) -> int:
-        """The number of the variant with these options."""
-        for chosen, number in self.options:
-            if chosen == options:
-                return number
-        raise TraceError(f"{self.name} has no options {options}")
-
-    def derive(self, variant: int, parameters: Mapping[str, Any], one: Any) -> List[Any]:
-        """The kernels' parameters from tensors by name; ``one`` stands for those that the variant does not read."""
-        step = self.steps[variant]
-        found = dict(zip([expression(value) for value in step.derived], step.derive(parameters)))
-        return [found.get(text, one) for text in self.parameters]
-
-
-def neuron(function: Callable[..., Any], values: Optional[Mapping[str, Sequence[Any]]] = None) -> Neuron:
-    """The variants of an equation, those alone that differ; ``values`` are the values its options may take."""
-    steps: List[Step] = []
-    options: List[Tuple[Dict[str, Any], int]] = []
-    printed: List[str] = []
-    for chosen in variants(function, values or {}):
-        step = Step(function, chosen)
-        text = "".join(map(expression, [step.spk, *step.after]))
-        if text not in printed:
-            printed.append(text)
-            steps.append(step)
-        options.append((chosen, printed.index(text)))
-    parameters: List[str] = []
-    for step in steps:
-        parameters += [text for text in map(expression, step.derived) if text not in parameters]
-    name = getattr(function, "__name__", "neuron")
-    for what, found, most in (
-        ("states", len(steps[0].states), MOST_STATES),
-        ("parameters, counting what is made of them alone", len(parameters), MOST_PARAMETERS),
-    ):
-        if found > most:
-            raise TraceError(f"{name} has {found} {what}; kernels take up to {most}")
-    return Neuron(name, steps[0].states, steps, parameters, options)
-
-
-def expression(value: Operand) -> str:
-    """A value written out, as one line."""
-    if not isinstance(value, Value):
-        return repr(value)
-    return value.name or f"{value.operation}({', '.join(map(expression, value.operands))})"
 
 
 def print_neurons(neurons: Sequence[Neuron]) -> str:
@@ -103,10 +47,10 @@ def print_neuron(neuron: Neuron) -> str:
         f'  static constexpr const char *name = "{neuron.name}";',
         f"  static constexpr unsigned states = {len(neuron.states)}, parameters = {len(neuron.parameters)};",
         f"  static constexpr unsigned variants = {len(neuron.steps)};",
-        f"  static constexpr int outputState = {-1 if output is None else output}; // the state that is the output, or -1",
+        f"  static constexpr int outputState = {-1 if output is None else output}; // the state that is the output",
         "  // What each variant's adjoint reads, without and with the parameters' gradients.",
         "  static constexpr AdjointReads reads[variants][2] = {",
-        *("      {" + ", ".join("{%#x, %#x, %s}" % reads for reads in back[1]) + "}," for back in backs),
+        *("      {" + ", ".join(f"{{{b:#x}, {a:#x}, {x}}}" for b, a, x in back[1]) + "}," for back in backs),
         "  };",
         "",
         *_function("step", steps),
@@ -163,17 +107,17 @@ class _Printer:
         lines = self._lines(main, adjoint.leaves())
         reads = [self._reads()]
         wanted = {}
-        for value, grad in zip(self.made.derived, adjoint.grad_derived):
-            if grad is not None:
-                wanted[self.neuron.parameters.index(expression(value))] = grad
+        for value, total in zip(self.made.derived, adjoint.grad_derived):
+            if total is not None:
+                wanted[self.neuron.parameters.index(expression(value))] = total
         inner = self._lines(list(wanted.values()), adjoint.leaves())
         reads.append(self._reads())
         inner += [f"lane.template gradParameter<{number}>({self._operand(grad)});" for number, grad in wanted.items()]
         if wanted:
             lines += ["if (lane.parameterGradients()) {", *(f"  {line}" for line in inner), "}"]
         lines.append(f"lane.gradX({self._operand(main[0])});")
-        for number, value in enumerate(main[1:]):
-            lines.append(f"lane.template gradBefore<{number}>({self._operand(value)});")
+        for number, grad in enumerate(main[1:]):
+            lines.append(f"lane.template gradBefore<{number}>({self._operand(grad)});")
         return lines, reads
 
     def _reads(self) -> Tuple[int, int, str]:

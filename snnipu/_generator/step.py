@@ -69,6 +69,7 @@ class Step:
         self.spk, self.after = self._outputs(returned)
         self._read_membranes_as_stored()
         self.derived = self._derived([self.spk, *self.after])
+        self.recorded = len(graph.values)
 
     def _outputs(self, returned: Any) -> Tuple[Value, List[Value]]:
         expected = [OUTPUT, *(name for name in self.states if name != OUTPUT)]
@@ -151,7 +152,7 @@ class Adjoint:
     def __init__(self, step: Step) -> None:
         self.step = step
         graph = step.graph
-        forward = list(graph.values)
+        forward = graph.values[: step.recorded]
         self.grad_spk = graph.input("grad_spk", "grad_spk")
         self.grad_after = [graph.input("grad_state", name) for name in step.states]
         self.seeds = [graph.input("seed", name) for name in step.states]

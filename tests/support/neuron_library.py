@@ -6,7 +6,9 @@ from ctypes import c_double, c_int32, c_int64, c_uint32, c_void_p
 
 import torch
 
-from snnipu._generator.print_cpp import MOST_PARAMETERS, MOST_STATES, camel, print_neurons
+from snnipu._generator import print_neurons
+from snnipu._generator.neuron import MOST_PARAMETERS, MOST_STATES
+from snnipu._generator.print_cpp import camel
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 FLAGS = ["-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Wno-psabi"]
