@@ -12,12 +12,22 @@ _passthrough.install()
 
 from snnipu import backends, ops, surrogate  # noqa: E402
 from snnipu._version import __version__  # noqa: E402
-from snnipu.neurons import Leaky, MultiStep, SparseLeaky, SparseLinear, SparseNetwork  # noqa: E402
+from snnipu.neurons import (  # noqa: E402
+    SLSTM,
+    Leaky,
+    MultiStep,
+    SConv2dLSTM,
+    SparseLeaky,
+    SparseLinear,
+    SparseNetwork,
+)
 from snnipu.spikes import SparseSpikes  # noqa: E402
 
 __all__ = [
+    "SLSTM",
     "Leaky",
     "MultiStep",
+    "SConv2dLSTM",
     "SparseLeaky",
     "SparseLinear",
     "SparseNetwork",

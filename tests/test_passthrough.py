@@ -9,7 +9,7 @@ import snntorch
 
 import snnipu as snn
 
-OWN = {"Leaky", "surrogate"}
+OWN = {"Leaky", "SConv2dLSTM", "SLSTM", "surrogate"}
 
 
 def test_every_public_name():

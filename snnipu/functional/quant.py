@@ -81,7 +81,7 @@ def _search(levels: torch.Tensor, dtype: torch.dtype, device: torch.device) -> _
             break
         cells *= 2
     parts = (levels, limit, borders, scale, border, below, above)
-    return _Search(*(part.to(device) if isinstance(part, torch.Tensor) else part for part in parts))
+    return _Search._make(part.to(device) if isinstance(part, torch.Tensor) else part for part in parts)
 
 
 def _nearest(x: torch.Tensor, search: _Search) -> torch.Tensor:

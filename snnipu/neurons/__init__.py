@@ -5,5 +5,6 @@ from snnipu.neurons.multistep import MultiStep
 from snnipu.neurons.sparse_leaky import SparseLeaky
 from snnipu.neurons.sparse_linear import SparseLinear
 from snnipu.neurons.sparse_network import SparseNetwork
+from snnipu.neurons.spiking_lstm import SLSTM, SConv2dLSTM
 
-__all__ = ["Leaky", "MultiStep", "SparseLeaky", "SparseLinear", "SparseNetwork"]
+__all__ = ["SLSTM", "Leaky", "MultiStep", "SConv2dLSTM", "SparseLeaky", "SparseLinear", "SparseNetwork"]

@@ -5,9 +5,10 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 import snntorch
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
 
+from snnipu.neurons._hooks import is_hooked, is_plain
 from snnipu.neurons.leaky import Leaky
+from snnipu.neurons.spiking_lstm import SLSTM, SConv2dLSTM
 from snnipu.ops.lif_sequence import check_num_steps
 from snnipu.spikes import SparseSpikes
 
@@ -89,26 +90,13 @@ _RANDOM: Dict[type, _Fits] = {
     **{kind: _has_maps(spatial) for spatial, kinds in _CHANNEL_DROPOUTS.items() for kind in kinds},
 }
 # snnTorch's neurons that take whole sequences, [T, B, ...]; as recurrent layers do.
+_OVER_TIME = (Leaky, SLSTM, SConv2dLSTM)  # they have `over_time`, which may run where `runs_fused`
 _WHOLE_SEQUENCES = (snntorch.StateLeaky, snntorch.AssociativeLeaky, snntorch.LeakyParallel, nn.RNNBase)
-
-_GLOBAL_HOOKS = tuple(f"_global_{kind}_hooks" for kind in ("forward", "forward_pre", "backward", "backward_pre"))
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-def is_hooked(module: nn.Module) -> bool:
-    """Whether a hook, its own or a global one, wants to see the module's calls."""
-    own = module.__dict__
-    return any(own.get(name) for name in _HOOKS) or any(getattr(torch_module, name, None) for name in _GLOBAL_HOOKS)
-
-
-def _is_plain(module: nn.Module) -> bool:
-    """Whether calling the module is running its class's ``forward``."""
-    return "forward" not in module.__dict__ and not is_hooked(module)
 
 
 def is_stateless(module: nn.Module) -> bool:
     """Whether every step's output is a function of the same step's input, the same for every step."""
-    if not _is_plain(module):
+    if not is_plain(module):
         return False
     kind = type(module)  # a subclass may keep state
     if kind in _BATCH_NORMS:
@@ -122,7 +110,7 @@ def runs_as_one_batch(module: nn.Module, dims: int) -> bool:
 
     That is: stateless, or dropout, and nothing looks at the batch's dimension.
     """
-    if not is_stateless(module) and not (type(module) in _RANDOM and _is_plain(module)):
+    if not is_stateless(module) and not (type(module) in _RANDOM and is_plain(module)):
         return False
     fits = _STATELESS.get(type(module)) or _RANDOM.get(type(module), _has_batch)
     return fits(module, dims)
@@ -147,6 +135,7 @@ class MultiStep(nn.Sequential):
     :class:`Leaky`). What runs how:
 
     * :class:`Leaky`: the whole sequence as one fused operator;
+    * :class:`SLSTM` and :class:`SConv2dLSTM`: the input's part for all steps at once, the rest in a loop;
     * PyTorch's own stateless modules (linear, convolution, pooling, activations, layer norm, dropout; batch norm in
       evaluation): all steps as one batch, and once for a constant input;
     * what takes whole sequences is called once, with ``[T, B, ...]``: ``nn.RNN``, ``nn.LSTM``, ``nn.GRU``, snnTorch's
@@ -203,7 +192,7 @@ class MultiStep(nn.Sequential):
                 out = out.to_dense()
             if constant is not None and is_stateless(module):
                 out = module(out)
-            elif isinstance(module, Leaky) and not is_hooked(module) and module.runs_fused():
+            elif isinstance(module, _OVER_TIME) and not is_hooked(module) and module.runs_fused():
                 out = module.over_time(out, num_steps=constant, need_mem=position == len(modules) - 1)
                 constant = None
             elif isinstance(module, MultiStep):
@@ -263,7 +252,7 @@ def _in_turn(modules: nn.Module, prefix: str = "") -> Iterator[Tuple[str, nn.Mod
     for name, module in modules._modules.items():
         if module is None:
             continue
-        if type(module) in (nn.Sequential, MultiStep) and _is_plain(module):
+        if type(module) in (nn.Sequential, MultiStep) and is_plain(module):
             yield from _in_turn(module, f"{prefix}{name}.")
         else:
             yield prefix + name, module
