@@ -8,7 +8,6 @@ from torch import nn
 
 from snnipu.neurons._hooks import is_hooked, is_plain
 from snnipu.neurons.leaky import Leaky
-from snnipu.neurons.spiking_lstm import SLSTM, SConv2dLSTM
 from snnipu.ops.lif_sequence import check_num_steps
 from snnipu.spikes import SparseSpikes
 
@@ -90,7 +89,7 @@ _RANDOM: Dict[type, _Fits] = {
     **{kind: _has_maps(spatial) for spatial, kinds in _CHANNEL_DROPOUTS.items() for kind in kinds},
 }
 # snnTorch's neurons that take whole sequences, [T, B, ...]; as recurrent layers do.
-_OVER_TIME = (Leaky, SLSTM, SConv2dLSTM)  # they have `over_time`, which may run where `runs_fused`
+
 _WHOLE_SEQUENCES = (snntorch.StateLeaky, snntorch.AssociativeLeaky, snntorch.LeakyParallel, nn.RNNBase)
 
 
@@ -114,6 +113,11 @@ def runs_as_one_batch(module: nn.Module, dims: int) -> bool:
         return False
     fits = _STATELESS.get(type(module)) or _RANDOM.get(type(module), _has_batch)
     return fits(module, dims)
+
+
+def _runs_fused(module: nn.Module) -> bool:
+    """Whether the module, one of ours, takes its own way over time: ``over_time``, where ``runs_fused`` says so."""
+    return hasattr(module, "over_time") and bool(getattr(module, "runs_fused", bool)())
 
 
 def takes_whole_sequences(module: nn.Module) -> bool:
@@ -192,8 +196,9 @@ class MultiStep(nn.Sequential):
                 out = out.to_dense()
             if constant is not None and is_stateless(module):
                 out = module(out)
-            elif isinstance(module, _OVER_TIME) and not is_hooked(module) and module.runs_fused():
-                out = module.over_time(out, num_steps=constant, need_mem=position == len(modules) - 1)
+            elif not is_hooked(module) and _runs_fused(module):
+                over_time: Any = module.over_time
+                out = over_time(out, num_steps=constant, need_mem=position == len(modules) - 1)
                 constant = None
             elif isinstance(module, MultiStep):
                 out = module(out) if constant is None else module(out, num_steps=constant)
