@@ -135,11 +135,12 @@ class _Writer:
             }
             return self._finish(call, _Part(nodes, [(first, last)], first, last))
         node = self._spiking(call, threshold)
-        if module.reset_mechanism != "zero" or module.reset_delay:
+        at_once = getattr(module, "resets_at_once", not module.reset_delay)
+        if module.reset_mechanism != "zero" or not at_once:
             self.other_resets.append(call.name)
             node.metadata = {
                 "snnipu_reset_mechanism": module.reset_mechanism,
-                "snnipu_reset_delay": bool(module.reset_delay),
+                "snnipu_reset_delay": not at_once,
             }
         if not recurrent:
             return self._single(call, node)
@@ -388,8 +389,7 @@ def export_to_nir(
     dims = 2 if over_time else 1
     if sample_data.dim() < dims:
         raise ValueError(f"sample_data must have shape {'[T, B, ...]' if over_time else '[B, ...]'}")
-    ignored = {int(dim) % sample_data.dim() for dim in ignore_dims}
-    if ignored and not ignored <= {0, 1}:
+    if not {int(dim) for dim in ignore_dims} <= {0, 1, -sample_data.dim(), 1 - sample_data.dim()}:
         raise ValueError(f"ignore_dims must be the dimensions of batch and time, got {list(ignore_dims)}")
     for name, part in module.named_modules():
         if is_hooked(part):

@@ -3,6 +3,7 @@
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
+import snntorch
 import torch
 from torch import nn
 
@@ -15,6 +16,32 @@ DEFAULT_DT = 1e-4  # snnTorch's
 
 Value = Union[float, np.ndarray]
 Edges = List[Tuple[str, str]]
+
+
+class RSynaptic(snnipu.RSynaptic):  # type: ignore[misc,valid-type]
+    """``RSynaptic`` that is reset to zero in the step of its spike; snnTorch's takes the spike of the step before."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.reset_delay: bool
+        self.mem: torch.Tensor
+        self.resets_at_once = not self.reset_delay and self.reset_mechanism == "zero"
+        if self.resets_at_once:
+            self.reset_delay = True  # snnTorch's own code for it is left out
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = super().forward(*args, **kwargs)
+        if not self.resets_at_once:
+            return out
+        self.mem = self.mem - (self.spk / self.graded_spikes_factor - self.reset) * self.mem
+        return (*out[:-1], self.mem) if isinstance(out, tuple) else out
+
+
+def reset(net: nn.Module) -> None:
+    """Let every neuron in ``net`` start from zeros; ``utils.reset`` looks at the network's own modules only."""
+    for module in net.modules():
+        if isinstance(module, snntorch.SpikingNeuron) and hasattr(module, "reset_mem"):
+            module.reset_mem()
 
 
 class _Settings(NamedTuple):
@@ -32,7 +59,7 @@ class _Response(NamedTuple):
 
 
 def _array(value: Any) -> np.ndarray:
-    return np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value, dtype=np.float64)
+    return np.array(value.detach().cpu() if isinstance(value, torch.Tensor) else value, dtype=np.float64)
 
 
 def _uniform(value: np.ndarray) -> Value:
@@ -146,7 +173,7 @@ def _recurrent(name: str, node: Any, weights: Any, settings: _Settings) -> List[
     options = {**response.options, **_spiking_options(name, node, response, settings)}
     gain = np.broadcast_to(np.asarray(response.gain), weight.shape[:1])
     weight = gain[:, None] * weight
-    make: Any = snnipu.RSynaptic if "alpha" in response.options else snnipu.RLeaky
+    make: Any = RSynaptic if "alpha" in response.options else snnipu.RLeaky
     before: List[nn.Module] = [] if _is_one(response.gain) else [Scale(_tensor(response.gain))]
     if bias is None and np.array_equal(weight, np.diag(np.diag(weight))):
         return [*before, make(**_options(options), all_to_all=False, V=_tensor(np.diag(weight)))]
@@ -294,7 +321,7 @@ def import_from_nir(graph: Any, *, dt: Optional[float] = None, spike_grad: Optio
         net = import_from_nir(nir.read("network.nir"))
         spk = net(x)                       # one step, x [B, ...]; neurons keep their states
         spk = snn.MultiStep(net)(x)        # all steps, x [T, B, ...]
-        utils.reset(net)                   # from zeros again
+        reset(net)                         # from zeros again
 
     NIR's equations are solved in steps of ``dt`` by Euler's method: ``k = dt / tau``,
 
@@ -349,7 +376,7 @@ def import_from_nir(graph: Any, *, dt: Optional[float] = None, spike_grad: Optio
     modules: Dict[str, nn.Module] = {}
     sources: Dict[str, Tuple[Optional[str], ...]] = {}
     last: Dict[str, Optional[str]] = {inputs[0]: None}  # the module that gives a node's output
-    results: List[Optional[str]] = []
+    found: Dict[str, Optional[str]] = {}  # what each Output gives
     for name in _in_order(nodes, edges):
         before = tuple(last[a] for a, b in edges if b == name)
         node = nodes[name]
@@ -358,7 +385,7 @@ def import_from_nir(graph: Any, *, dt: Optional[float] = None, spike_grad: Optio
         if not before:
             raise Unsupported(f"node {name} has no input")
         if isinstance(node, nir.Output) and len(before) == 1:
-            results.append(before[0])
+            found[name] = before[0]
             continue
         if isinstance(node, nir.Output):
             made: List[nn.Module] = [nn.Identity()]
@@ -374,7 +401,8 @@ def import_from_nir(graph: Any, *, dt: Optional[float] = None, spike_grad: Optio
             before = (key,)
         last[name] = before[0]
         if isinstance(node, nir.Output):
-            results.append(before[0])
+            found[name] = before[0]
+    results = [found[name] for name in outputs]
     keys: List[Optional[str]] = list(modules)
     is_chain = results == keys[-1:] and all(
         sources[key] == (keys[i - 1] if i else None,) for i, key in enumerate(modules)

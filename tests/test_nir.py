@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import snntorch
 import torch
-from snntorch import utils
 from torch import nn
 
 import snnipu as snn
@@ -16,7 +15,7 @@ from snnipu.neurons.nir_nodes import Integrator, ModuleGraph, Scale, Threshold, 
 
 nir = pytest.importorskip("nir")
 from snnipu.export_nir import export_to_nir  # noqa: E402
-from snnipu.import_nir import import_from_nir  # noqa: E402
+from snnipu.import_nir import RSynaptic, import_from_nir, reset  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 NIRS = {"reset_mechanism": "zero", "reset_delay": False, "init_hidden": True}
@@ -41,12 +40,12 @@ def assert_round_trip(net, x, tmp_path, exact=True):
     """The network read back gives the same in each step and over all steps, and so does its own graph."""
     expected = run(net, x)
     assert expected.any()
-    utils.reset(net)
+    reset(net)
     graph = export_to_nir(net, x[0])
     again = import_from_nir(through_a_file(graph, tmp_path))
     close = torch.equal if exact else (lambda a, b: torch.allclose(a, b, atol=1e-5))
     assert close(run(again, x), expected)
-    utils.reset(again)
+    reset(again)
     out = snn.MultiStep(again)(x)
     out = out[0] if isinstance(out, tuple) else out
     assert torch.allclose(out, expected, atol=1e-5)
@@ -88,8 +87,8 @@ def test_tutorial_network(library, tmp_path):
         lambda: snn.RLeaky(0.9, linear_features=8, **NIRS),
         lambda: snn.RLeaky(0.9, all_to_all=False, V=torch.randn(8), **NIRS),
         lambda: snn.RLeaky(1.0, all_to_all=False, V=-0.3, **NIRS),
-        lambda: snn.RSynaptic(0.8, 0.9, linear_features=8, **NIRS),
-        lambda: snn.RSynaptic(0.8, 0.9, all_to_all=False, V=torch.randn(8), **NIRS),
+        lambda: RSynaptic(0.8, 0.9, linear_features=8, **NIRS),
+        lambda: RSynaptic(0.8, 0.9, all_to_all=False, V=torch.randn(8), **NIRS),
         lambda: Integrator(snn.Leaky(0.9, reset_mechanism="none", init_hidden=True), v_leak=0.5),
         lambda: Integrator(snn.Leaky(1.0, reset_mechanism="none", init_hidden=True)),
         lambda: Integrator(snn.Synaptic(0.8, 0.9, reset_mechanism="none", init_hidden=True)),
@@ -103,11 +102,13 @@ def test_neurons(make, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["Leaky", "Synaptic", "RLeaky"])
-@pytest.mark.parametrize("reset", [("subtract", True), ("subtract", False), ("zero", True)])
-def test_other_resets_are_named_and_kept(kind, reset, tmp_path):
+@pytest.mark.parametrize("mechanism", [("subtract", True), ("subtract", False), ("zero", True)])
+def test_other_resets_are_named_and_kept(kind, mechanism, tmp_path):
     decays = {"Leaky": (0.9,), "Synaptic": (0.8, 0.9), "RLeaky": (0.9,)}[kind]
     options = {"linear_features": 8} if kind == "RLeaky" else {}
-    neuron = getattr(snn, kind)(*decays, reset_mechanism=reset[0], reset_delay=reset[1], init_hidden=True, **options)
+    neuron = getattr(snn, kind)(
+        *decays, reset_mechanism=mechanism[0], reset_delay=mechanism[1], init_hidden=True, **options
+    )
     with pytest.warns(UserWarning, match="the reset of 1 is another"):
         assert_round_trip(nn.Sequential(nn.Linear(6, 8), neuron), torch.rand(15, 3, 6) * 4, tmp_path)
 
@@ -256,7 +257,9 @@ def test_nirs_equations(cuba, recurrent, dt):
         v = v + dt / tau * (v_leak - v + r * current)
         z = (v > threshold).astype(float)
         v = np.where(z == 1, v_leak, v)
-        assert np.array_equal(net(torch.tensor(x[None], dtype=torch.float32))[0].numpy(), z)
+        with torch.no_grad():
+            out = net(torch.tensor(x[None], dtype=torch.float32))
+        assert np.array_equal(out[0].numpy(), z)
         assert np.allclose(net[1].mem[0].numpy() + v_leak, v, atol=1e-5)
         spikes += z.sum()
     assert 10 < spikes < 170
@@ -273,7 +276,7 @@ def test_integrators():
     for node in nodes:
         net = import_from_nir(graph_of(node), dt=1e-3)
         v = np.zeros(3) if isinstance(node, nir.I) else v_leak.copy()
-        current = np.zeros(3)
+        synapse = np.zeros(3)
         over_time = snn.MultiStep(import_from_nir(graph_of(node), dt=1e-3))(x)
         for t, step in enumerate(x):
             current = step.numpy()
@@ -281,7 +284,7 @@ def test_integrators():
                 v = v + 1e-3 * r * current
             else:
                 if isinstance(node, nir.CubaLI):
-                    synapse = (synapse if t else 0) * (1 - 1e-3 / tau_syn) + 1e-3 / tau_syn * 2.0 * current
+                    synapse = synapse * (1 - 1e-3 / tau_syn) + 1e-3 / tau_syn * 2.0 * current
                     current = synapse
                 v = v + 1e-3 / tau * (v_leak - v + r * current)
             assert np.allclose(net(step).numpy(), v, atol=1e-6)
@@ -335,7 +338,7 @@ def test_norses_graphs(dt):
         expected = torch.stack(expected)
         assert expected.abs().max() > 0.01
         assert torch.allclose(run(own, x), expected, atol=1e-6)
-        utils.reset(own)
+        reset(own)
         assert torch.allclose(snn.MultiStep(own)(x), expected, atol=1e-6)
 
 
@@ -388,14 +391,14 @@ REFUSED = {
     "Alpha": (nn.Sequential(snn.Alpha(0.9, 0.8)), (1, 4), r"module 0 \(Alpha\).*no node"),
     "inhibition": (nn.Sequential(snn.Leaky(0.9, inhibition=True)), (1, 4), "inhibition has no place"),
     "state_quant": (
-        nn.Sequential(snn.Leaky(0.9, state_quant=snn.functional.quant.state_quant(4))), (1, 4), "state_quant has no place",
+        nn.Sequential(snn.Leaky(0.9, state_quant=snn.functional.quant.state_quant(4))), (1, 4), "state_quant has no",
     ),
     "subclass": (nn.Sequential(OwnFire(0.9)), (1, 4), "OwnFire has its own fire"),
     "threshold": (nn.Sequential(snn.Leaky(0.9, threshold=-1.0)), (1, 4), "threshold must be above 0"),
     "mixed": (nn.Sequential(snn.Leaky(torch.tensor([0.9, 1.0]))), (1, 2), "beta of 1 has no finite time constant"),
     "alpha": (nn.Sequential(snn.Synaptic(1.0, 0.9)), (1, 2), "alpha of 1 has no finite time constant"),
     "recurrent none": (
-        nn.Sequential(snn.RLeaky(0.9, linear_features=4, reset_mechanism="none")), (1, 4), "reset_mechanism='none' of a",
+        nn.Sequential(snn.RLeaky(0.9, linear_features=4, reset_mechanism="none")), (1, 4), "reset_mechanism='none' of",
     ),
     "recurrent convolution": (
         nn.Sequential(snn.RLeaky(0.9, conv2d_channels=2, kernel_size=3, **NIRS)), (1, 2, 4, 4), "one dimension only",
@@ -457,7 +460,7 @@ def test_bad_graphs(make, options, error, message):
         ((3, torch.rand(1, 2)), TypeError, "module must be an nn.Module"),
         ((nn.Linear(2, 2), 3), TypeError, "sample_data must be a torch.Tensor"),
         ((snn.MultiStep(nn.Linear(2, 2)), torch.rand(2)), ValueError, r"\[T, B, ...\]"),
-        ((nn.Linear(2, 2), torch.rand(1, 2), "net", [], [5]), (ValueError, IndexError), "ignore_dims"),
+        ((nn.Linear(2, 2), torch.rand(1, 2), "net", [], [5]), ValueError, "ignore_dims"),
     ],
 )
 def test_bad_arguments(arguments, error, message):
