@@ -15,23 +15,27 @@ from snnipu._version import __version__  # noqa: E402
 from snnipu.neurons import (  # noqa: E402
     SLSTM,
     Leaky,
+    LinearLeaky,
     MultiStep,
     SConv2dLSTM,
     SparseLeaky,
     SparseLinear,
     SparseNetwork,
+    StateLeaky,
 )
 from snnipu.spikes import SparseSpikes  # noqa: E402
 
 __all__ = [
     "SLSTM",
     "Leaky",
+    "LinearLeaky",
     "MultiStep",
     "SConv2dLSTM",
     "SparseLeaky",
     "SparseLinear",
     "SparseNetwork",
     "SparseSpikes",
+    "StateLeaky",
     "__version__",
     "ops",
     "surrogate",

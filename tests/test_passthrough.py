@@ -9,7 +9,7 @@ import snntorch
 
 import snnipu as snn
 
-OWN = {"Leaky", "SConv2dLSTM", "SLSTM", "surrogate"}
+OWN = {"Leaky", "LinearLeaky", "SConv2dLSTM", "SLSTM", "StateLeaky", "surrogate"}
 
 
 def test_every_public_name():

@@ -6,5 +6,16 @@ from snnipu.neurons.sparse_leaky import SparseLeaky
 from snnipu.neurons.sparse_linear import SparseLinear
 from snnipu.neurons.sparse_network import SparseNetwork
 from snnipu.neurons.spiking_lstm import SLSTM, SConv2dLSTM
+from snnipu.neurons.state_leaky import LinearLeaky, StateLeaky
 
-__all__ = ["SLSTM", "Leaky", "MultiStep", "SConv2dLSTM", "SparseLeaky", "SparseLinear", "SparseNetwork"]
+__all__ = [
+    "SLSTM",
+    "Leaky",
+    "LinearLeaky",
+    "MultiStep",
+    "SConv2dLSTM",
+    "SparseLeaky",
+    "SparseLinear",
+    "SparseNetwork",
+    "StateLeaky",
+]
