@@ -106,11 +106,11 @@ def load(name, path):
 def write_neurons(folder):
     """``NEURONS`` with its header, in ``folder``."""
     equations = runpy.run_path(str(ROOT / "snnipu" / "equations.py"))
-    load("_snnipu_generator", ROOT / "snnipu" / "_generator" / "__init__.py")
-    cpp = importlib.import_module("_snnipu_generator.print_cpp")
-    found = [cpp.neuron(function, equations["OPTIONS"]) for function in equations["NEURONS"]]
-    (folder / "neurons.hpp").write_text(cpp.print_neurons(found))
-    names = ", ".join(f"snnipu::{cpp.camel(neuron.name)}" for neuron in found)
+    generator = load("_snnipu_generator", ROOT / "snnipu" / "_generator" / "__init__.py")
+    found = [generator.neuron(function, equations["OPTIONS"]) for function in equations["NEURONS"]]
+    (folder / "neurons.hpp").write_text(generator.print_neurons(found))
+    camel = importlib.import_module("_snnipu_generator.print_cpp").camel
+    names = ", ".join(f"snnipu::{camel(neuron.name)}" for neuron in found)
     lines = ['#include "host/neuron.hpp"', '#include "neurons.hpp"', f"SNNIPU_NEURONS({names})", ""]
     (folder / NEURONS).write_text("\n".join(lines))
 

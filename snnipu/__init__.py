@@ -13,32 +13,40 @@ _passthrough.install()
 from snnipu import backends, ops, surrogate  # noqa: E402
 from snnipu._version import __version__  # noqa: E402
 from snnipu.neurons import (  # noqa: E402
+    SLSTM,
     Alpha,
     DeltaLeaky,
     Lapicque,
     Leaky,
+    LinearLeaky,
     MultiStep,
     RLeaky,
     RSynaptic,
+    SConv2dLSTM,
     SparseLeaky,
     SparseLinear,
     SparseNetwork,
+    StateLeaky,
     Synaptic,
 )
 from snnipu.spikes import SparseSpikes  # noqa: E402
 
 __all__ = [
+    "SLSTM",
     "Alpha",
     "DeltaLeaky",
     "Lapicque",
     "Leaky",
+    "LinearLeaky",
     "MultiStep",
     "RLeaky",
     "RSynaptic",
+    "SConv2dLSTM",
     "SparseLeaky",
     "SparseLinear",
     "SparseNetwork",
     "SparseSpikes",
+    "StateLeaky",
     "Synaptic",
     "__version__",
     "ops",

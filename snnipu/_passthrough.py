@@ -30,8 +30,8 @@ def snntorch_module_name(fullname: str) -> Optional[str]:
 
 
 def _is_own(fullname: str) -> bool:
-    top = Path(__file__).parent / fullname[len(PREFIX) :].split(".")[0]
-    return top.is_dir() or top.with_suffix(".py").is_file()
+    path = Path(__file__).parent.joinpath(*fullname[len(PREFIX) :].split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
 
 
 class _AliasLoader(importlib.abc.Loader):

@@ -52,6 +52,8 @@ def test_python_code_runs(page, tmp_path, monkeypatch):
     """A page's blocks run in order, as one script."""
     if "datasets" in "".join(blocks(page, "python")):
         pytest.importorskip("sklearn")
+    if "nir" in page.name:
+        pytest.importorskip("nir")
     if not hasattr(poptorch, "is_host_runtime") and "poptorch" in text_of(page):
         pytest.skip("a real PopTorch is installed, which has no operators of ours yet")
     monkeypatch.chdir(tmp_path)

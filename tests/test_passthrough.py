@@ -9,7 +9,7 @@ import snntorch
 
 import snnipu as snn
 
-OWN = {"Leaky", "surrogate"}
+OWN = {"Leaky", "LinearLeaky", "SConv2dLSTM", "SLSTM", "StateLeaky", "surrogate"}
 
 
 def test_every_public_name():
@@ -22,9 +22,17 @@ def test_every_public_name():
             assert getattr(snn, name) is getattr(snntorch, name), name
 
 
-@pytest.mark.parametrize("name", ["functional", "functional.loss", "spikegen", "utils", "functional.quant"])
+@pytest.mark.parametrize("name", ["functional.loss", "functional.acc", "spikegen", "utils"])
 def test_submodules(name):
     assert importlib.import_module(f"snnipu.{name}") is importlib.import_module(f"snntorch.{name}")
+
+
+def test_functional_has_snntorchs_names():
+    for name in dir(snntorch.functional):
+        if not name.startswith("_") and name != "quant":
+            assert getattr(snn.functional, name) is getattr(snntorch.functional, name), name
+    assert snn.functional.quant.__name__ == "snnipu.functional.quant"
+    assert snn.functional.quant.math is snntorch.functional.quant.math
 
 
 def test_names_resolve_in_a_fresh_process():

@@ -6,7 +6,7 @@ from typing import List, Optional, Sequence, Tuple
 
 import torch
 
-from snnipu._generator.print_cpp import MOST_PARAMETERS, MOST_STATES
+from snnipu._generator.neuron import MOST_PARAMETERS, MOST_STATES
 from snnipu._layout import layout
 from snnipu.backends import host, memory
 

@@ -5,18 +5,24 @@ from snnipu.neurons.multistep import MultiStep
 from snnipu.neurons.sparse_leaky import SparseLeaky
 from snnipu.neurons.sparse_linear import SparseLinear
 from snnipu.neurons.sparse_network import SparseNetwork
+from snnipu.neurons.spiking_lstm import SLSTM, SConv2dLSTM
+from snnipu.neurons.state_leaky import LinearLeaky, StateLeaky
 from snnipu.neurons.zoo import Alpha, DeltaLeaky, Lapicque, RLeaky, RSynaptic, Synaptic
 
 __all__ = [
+    "SLSTM",
     "Alpha",
     "DeltaLeaky",
     "Lapicque",
     "Leaky",
+    "LinearLeaky",
     "MultiStep",
     "RLeaky",
     "RSynaptic",
+    "SConv2dLSTM",
     "SparseLeaky",
     "SparseLinear",
     "SparseNetwork",
+    "StateLeaky",
     "Synaptic",
 ]

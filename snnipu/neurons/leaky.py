@@ -9,6 +9,7 @@ from torch.nn.utils import parametrize
 
 from snnipu._layout import SINGLE_STEP
 from snnipu.backends import popart
+from snnipu.functional.quant import as_state_quant
 from snnipu.neurons import _instances
 from snnipu.ops._arguments import DTYPES, RESET_MECHANISMS, check_input, reset_code
 from snnipu.ops.lif_sequence import check_num_steps, lif_apply
@@ -91,7 +92,7 @@ class Leaky(snntorch.Leaky):
             learn_beta=learn_beta,
             learn_threshold=learn_threshold,
             reset_mechanism=reset_mechanism,
-            state_quant=state_quant,
+            state_quant=as_state_quant(state_quant),
             output=output,
             graded_spikes_factor=graded_spikes_factor,
             learn_graded_spikes_factor=learn_graded_spikes_factor,

@@ -5,11 +5,10 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 import snntorch
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
 
 from snnipu._layout import memory_order
 from snnipu.backends import memory, popart
-from snnipu.neurons.fused import FusedNeuron
+from snnipu.neurons._hooks import is_hooked, is_plain
 from snnipu.neurons.leaky import Leaky
 from snnipu.ops._arguments import is_compiling
 from snnipu.ops.lif_sequence import check_num_steps
@@ -49,7 +48,6 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 # A step takes the spikes of the step before, in front of the other states.
 _SPIKES_ARE_STATE = (snntorch.RLeaky, snntorch.RSynaptic)
-_FUSED = (Leaky, FusedNeuron)
 
 _Fits = Callable[[Any, int], bool]
 _Named = List[Tuple[str, nn.Module]]
@@ -113,26 +111,13 @@ _KEEP_SHAPE = (
     snntorch.DeltaLeaky,
 )
 # snnTorch's neurons that take whole sequences, [T, B, ...]; as recurrent layers do.
+
 _WHOLE_SEQUENCES = (snntorch.StateLeaky, snntorch.AssociativeLeaky, snntorch.LeakyParallel, nn.RNNBase)
-
-_GLOBAL_HOOKS = tuple(f"_global_{kind}_hooks" for kind in ("forward", "forward_pre", "backward", "backward_pre"))
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-def is_hooked(module: nn.Module) -> bool:
-    """Whether a hook, its own or a global one, wants to see the module's calls."""
-    own = module.__dict__
-    return any(own.get(name) for name in _HOOKS) or any(getattr(torch_module, name, None) for name in _GLOBAL_HOOKS)
-
-
-def _is_plain(module: nn.Module) -> bool:
-    """Whether calling the module is running its class's ``forward``."""
-    return "forward" not in module.__dict__ and not is_hooked(module)
 
 
 def is_stateless(module: nn.Module) -> bool:
     """Whether every step's output is a function of the same step's input, the same for every step."""
-    if not _is_plain(module):
+    if not is_plain(module):
         return False
     kind = type(module)  # a subclass may keep state
     if kind in _BATCH_NORMS:
@@ -146,7 +131,7 @@ def runs_as_one_batch(module: nn.Module, dims: int) -> bool:
 
     That is: stateless, or dropout, and nothing looks at the batch's dimension.
     """
-    if not is_stateless(module) and not (type(module) in _RANDOM and _is_plain(module)):
+    if not is_stateless(module) and not (type(module) in _RANDOM and is_plain(module)):
         return False
     fits = _STATELESS.get(type(module)) or _RANDOM.get(type(module), _has_batch)
     return fits(module, dims)
@@ -172,6 +157,7 @@ class MultiStep(nn.Sequential):
 
     * :class:`Leaky`, ``Lapicque``, ``Synaptic``, ``Alpha``, one-to-one ``RLeaky`` and ``RSynaptic``, ``DeltaLeaky``:
       the whole sequence as one fused operator;
+    * :class:`SLSTM` and :class:`SConv2dLSTM`: the input's part for all steps at once, the rest in a loop;
     * PyTorch's own stateless modules (linear, convolution, pooling, activations, layer norm, dropout; batch norm in
       evaluation): all steps as one batch, and once for a constant input;
     * what takes whole sequences is called once, with ``[T, B, ...]``: ``nn.RNN``, ``nn.LSTM``, ``nn.GRU``, snnTorch's
@@ -320,7 +306,7 @@ def _in_turn(modules: nn.Module, prefix: str = "") -> Iterator[Tuple[str, nn.Mod
     for name, module in modules._modules.items():
         if module is None:
             continue
-        if type(module) in (nn.Sequential, MultiStep) and _is_plain(module):
+        if type(module) in (nn.Sequential, MultiStep) and is_plain(module):
             yield from _in_turn(module, f"{prefix}{name}.")
         else:
             yield prefix + name, module
@@ -331,20 +317,24 @@ def _expanded(x: torch.Tensor, steps: int) -> torch.Tensor:
 
 
 def _is_fused(module: nn.Module) -> bool:
-    return isinstance(module, _FUSED) and not is_hooked(module) and module.runs_fused()
+    """Whether the module runs all steps by itself, as a loop of calls would: by its ``over_time`` and ``resume``."""
+    runs_fused: Any = getattr(module, "runs_fused", None)
+    return runs_fused is not None and not is_hooked(module) and runs_fused()
 
 
 def _goes_in_parts(module: nn.Module) -> bool:
     """Whether the module may be given a part of the steps, and go on with the next."""
     if isinstance(module, MultiStep) or takes_whole_sequences(module):
         return False
-    return not isinstance(module, _FUSED) or not _is_fused(module) or module.resumes()
+    resumes: Any = getattr(module, "resumes", lambda: False)
+    return not _is_fused(module) or resumes()
 
 
 def _whole(name: str, module: nn.Module, x: Any, constant: Optional[int]) -> Any:
     """All steps through a module that takes them at once."""
-    if isinstance(module, _FUSED):
-        return module.over_time(x, num_steps=constant)
+    if _is_fused(module):
+        over_time: Any = module.over_time
+        return over_time(x, num_steps=constant)
     if isinstance(module, MultiStep):
         return module(x) if constant is None else module(x, num_steps=constant)
     _check_module(name, module)
@@ -360,12 +350,12 @@ def _part(
         if isinstance(out, tuple):
             out = out[0]
         if _is_fused(module):
-            assert isinstance(module, _FUSED)
+            neuron: Any = module
             wanted = need_mem and place == len(modules) - 1
             if states is None:
-                out = module.over_time(out, num_steps=constant, need_mem=wanted)
+                out = neuron.over_time(out, num_steps=constant, need_mem=wanted)
             else:
-                out, states[place] = module.resume(out, states[place], num_steps=constant, need_mem=wanted)
+                out, states[place] = neuron.resume(out, states[place], num_steps=constant, need_mem=wanted)
             constant = None
             continue
         if constant is not None:
@@ -461,7 +451,7 @@ def _by_steps(name: str, module: nn.Module, x: torch.Tensor, state: Optional[Tup
             state = (out,)
         steps.append(out)
     out = _stack(name, module, steps)
-    if isinstance(module, _FUSED):
+    if hasattr(module, "runs_fused"):
         # As the fused operator; snnTorch's steps give float32 for 16-bit inputs.
         out = _in_dtype(out, x.dtype)
     return out, state

@@ -4,8 +4,7 @@ from functools import lru_cache
 from typing import Any, Callable, Dict, List
 
 from snnipu import equations
-from snnipu._generator import Adjoint
-from snnipu._generator.print_cpp import Neuron, expression, neuron
+from snnipu._generator import Adjoint, Neuron, expression, neuron
 
 # In the order in which setup.py compiles them: a neuron's number in the native library.
 BUILT = {function.__name__: number for number, function in enumerate(equations.NEURONS)}

@@ -171,7 +171,8 @@ def test_neurons_start_from_zeros_in_each_call(name):
                 for parameter in module.parameters():
                     parameter -= 0.1 * parameter.grad
         for own, expected in zip(*results):
-            assert relative_error(own, expected) <= 1e-6
+            # The LSTM's product with the input is one over all steps, and rounded as such a product.
+            assert relative_error(own, expected) <= (1e-5 if name == "SLSTM" else 1e-6)
         assert results[0][0].any()
 
 

@@ -1,0 +1,44 @@
+"""``snnipu.StateLeaky`` and ``snnipu.LinearLeaky``: snnTorch's leaky integrators over whole sequences, fused."""
+
+from typing import Any
+
+import snntorch
+import torch
+
+from snnipu.ops._arguments import DTYPES, RESET_MECHANISMS
+from snnipu.ops.lif_sequence import lif_apply
+from snnipu.surrogate import atan
+
+
+class _Recurrence(snntorch.StateLeaky):
+    """The membranes as a recurrence; snnTorch convolves with ``exp(-t / tau)``."""
+
+    tau: torch.Tensor
+    kernel_truncation_steps: Any
+
+    def _base_state_function(self, input_: torch.Tensor) -> torch.Tensor:
+        truncated = self.kernel_truncation_steps is not None and self.kernel_truncation_steps < input_.shape[0]
+        if truncated or input_.dtype not in DTYPES or input_.numel() == 0 or not bool((self.tau > 0).all()):
+            return super()._base_state_function(input_)
+        decay = torch.exp(-1 / self.tau.to(input_.device))
+        one, no_reset = torch.ones(()), RESET_MECHANISMS["none"]
+        _, mem, _ = lif_apply(input_, None, decay, one, one, None, no_reset, True, atan())
+        assert mem is not None
+        return mem
+
+
+class StateLeaky(_Recurrence):
+    r"""Leaky integrators without reset, ``[T, B, C]`` a call: ``snntorch.StateLeaky`` 1.0, fused.
+
+    .. math:: U[t] = e^{-1 / \tau} U[t - 1] + I[t]
+
+    Signature and ``state_dict`` are snnTorch's. It convolves the input with :math:`e^{-t/\tau}`, in a time that grows
+    with the square of the steps; the recurrence here rounds otherwise, and no worse: membranes differ by the rounding
+    of sums (2e-7 of their scale in float32), and a spike may where a membrane is that close to the threshold.
+    snnTorch's own code runs for ``kernel_truncation_steps`` below the number of steps, and for time constants that are
+    not positive.
+    """
+
+
+class LinearLeaky(_Recurrence, snntorch.LinearLeaky):
+    """An ``nn.Linear`` and a :class:`StateLeaky`: ``snntorch.LinearLeaky`` 1.0, fused."""

@@ -1,0 +1,173 @@
+"""``snnipu.functional.quant`` beside snnTorch's table of differences: the same levels, bit by bit."""
+
+import copy
+import itertools
+import pickle
+
+import pytest
+import snntorch
+import torch
+from snntorch.functional import quant as snntorch_quant
+
+import snnipu as snn
+from snnipu.functional import quant
+
+ARGUMENTS = list(itertools.product((1, 3, 4, 8), (True, False), (True, False), (1, 0.5, 5.0, -1), (0, 0.3)))
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+def difficult_values(levels):
+    """Levels, what is between two of them and its neighbours, values far off and no numbers."""
+    middle = (levels[1:] + levels[:-1]) / 2
+    above, below = (torch.nextafter(middle, torch.tensor(end)) for end in (1e9, -1e9))
+    far = [torch.randn(50) * scale for scale in (1, 1e3, 1e5, 1e6, 1e7, 1e9)]
+    odd = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 3e38, -3e38])
+    return torch.cat([levels, middle, above, below, *far, odd])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_levels_are_snntorchs(dtype):
+    torch.manual_seed(0)
+    for arguments in ARGUMENTS:
+        theirs, ours = snntorch_quant.state_quant(*arguments), quant.state_quant(*arguments)
+        x = difficult_values(ours.levels).to(dtype)
+        expected, own = theirs(x), ours(x)
+        assert own.dtype == expected.dtype, arguments
+        assert torch.equal(own, expected), arguments
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [
+        [0.5],
+        [2.0, 1.0, 0.0],
+        [1.0, 1.0, 3.0],
+        [0.0, 1e-9, 1.0],
+        [0.0, 1e-30, 2e-30, 1.0],
+        [-1.0, float("inf")],
+        [float("nan"), 0.0, 1.0],
+    ],
+)
+def test_any_levels(levels):
+    levels = torch.tensor(levels)
+    x = torch.cat([difficult_values(levels), torch.linspace(-4, 4, 999)])
+    expected = snntorch_quant.StateQuant.apply(x, levels)
+    assert torch.equal(quant.StateQuant(levels)(x).nan_to_num(7.0), expected.nan_to_num(7.0))
+
+
+def test_shapes_and_gradient():
+    ours = quant.state_quant(4)
+    for shape in ((), (0,), (3, 0, 2), (2, 3, 4)):
+        x = torch.randn(shape, requires_grad=True)
+        out = ours(x)
+        assert out.shape == shape
+        weight = torch.randn(shape)
+        (out * weight).sum().backward()
+        assert torch.equal(x.grad, weight)
+    x = torch.randn(4, 6).t()
+    assert torch.equal(ours(x), snntorch_quant.state_quant(4)(x))
+
+
+def test_a_result_changed_in_place_is_quantized_again():
+    ours = quant.state_quant(4)
+    out = ours(torch.randn(9))
+    assert ours(out) is out
+    out += 0.01
+    again = ours(out)
+    assert again is not out
+    assert torch.equal(again, snntorch_quant.state_quant(4)(out))
+
+
+def test_no_large_table():
+    ours = quant.state_quant(8)
+    largest = []
+
+    class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor):
+                largest.append(out.numel())
+            return out
+
+    x = torch.randn(10_000)
+    for uniform in (True, False):
+        ours = quant.state_quant(8, uniform=uniform)
+        ours(x[:2])
+        with Sizes():
+            ours(x * 2)
+    assert max(largest) == x.numel()
+
+
+def loop(neuron, x):
+    state = neuron.reset_mem()
+    state = state if isinstance(state, tuple) else (state,)
+    outs = []
+    for step in x:
+        out = neuron(step, *state)
+        state = out[1:]
+        outs.append(out)
+    return tuple(torch.stack(parts) for parts in zip(*outs))
+
+
+@pytest.mark.parametrize("reset_mechanism", ["subtract", "zero", "none"])
+@pytest.mark.parametrize("given", [quant, snntorch_quant])
+def test_leaky(reset_mechanism, given):
+    torch.manual_seed(0)
+    x = torch.randn(7, 3, 20)
+    results = []
+    for kind, quantizer in ((snntorch, snntorch_quant), (snn, given)):
+        lif = kind.Leaky(
+            0.9, learn_beta=True, reset_mechanism=reset_mechanism, state_quant=quantizer.state_quant(4, threshold=1)
+        )
+        current = x.clone().requires_grad_()
+        spk, mem = lif.sequence(current) if kind is snn else loop(lif, current)
+        (spk.sum() + (mem * x).sum()).backward()
+        results.append((spk, mem, current.grad, lif.beta.grad))
+        if kind is snn:
+            assert isinstance(lif.state_quant, quant.StateQuant)
+            again = loop(lif, x)
+            assert torch.equal(again[0], spk)
+            assert torch.equal(again[1], mem)
+    for own, expected in zip(results[1], results[0]):
+        assert torch.equal(own, expected)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda q: snn.Synaptic(0.8, 0.9, state_quant=q),
+        lambda q: snn.Alpha(0.9, 0.8, state_quant=q),
+        lambda q: snn.Lapicque(beta=0.9, state_quant=q),
+        lambda q: snn.RLeaky(0.9, all_to_all=False, V=0.3, state_quant=q),
+        lambda q: snn.RSynaptic(0.8, 0.9, all_to_all=False, V=0.3, state_quant=q),
+        lambda q: snn.SLSTM(20, 20, threshold=0.1, state_quant=q),
+    ],
+)
+def test_other_neurons(make):
+    torch.manual_seed(0)
+    x = torch.randn(5, 3, 20)
+    results = []
+    for module in (snntorch_quant, quant):
+        torch.manual_seed(1)
+        current = x.clone().requires_grad_()
+        outs = loop(make(module.state_quant(5)), current)
+        sum(out.sum() for out in outs).backward()
+        results.append((*outs, current.grad))
+    for own, expected in zip(results[1], results[0]):
+        assert torch.equal(own, expected)
+
+
+def test_pickles_and_copies():
+    ours = quant.state_quant(4)
+    x = torch.randn(30)
+    for twin in (pickle.loads(pickle.dumps(ours)), copy.deepcopy(ours)):
+        assert torch.equal(twin(x), ours(x))
+    assert "16 levels" in repr(ours)
+
+
+@pytest.mark.parametrize(
+    ("levels", "error"), [([0.0, 1.0], TypeError), (torch.zeros(2, 2), ValueError), (torch.arange(3), ValueError)]
+)
+def test_bad_levels(levels, error):
+    with pytest.raises(error, match="levels must be"):
+        quant.StateQuant(levels)

@@ -1,0 +1,228 @@
+"""``snnipu.SLSTM`` and ``snnipu.SConv2dLSTM`` beside snnTorch's loop."""
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import snntorch
+import torch
+from oracle import relative_error
+from torch import nn
+
+import snnipu as snn
+from snnipu.functional import quant
+
+pytestmark = pytest.mark.filterwarnings("ignore:SLSTM with input_size")
+SHAPES = {"linear": (6, 3, 8), "forgetful": (6, 3, 5), "convolution": (5, 2, 3, 6, 7)}
+
+
+def make(module, shape, **options):
+    torch.manual_seed(1)
+    if len(shape) == 5:
+        return module.SConv2dLSTM(shape[2], 4, 3, **{"threshold": 0.05, **options})
+    return module.SLSTM(shape[2], 8, **{"threshold": 0.05, **options})
+
+
+def loop(neuron, x, *state):
+    if not (state or neuron.init_hidden):
+        neuron.syn, neuron.mem = torch.zeros(0, dtype=x.dtype), torch.zeros(0, dtype=x.dtype)
+    outs = []
+    for step in x:
+        out = neuron(step, *state)
+        state = () if neuron.init_hidden else out[1:]
+        outs.append(out if isinstance(out, tuple) else (out,))
+    return tuple(torch.stack(parts) for parts in zip(*outs))
+
+
+def compare(shape, state=False, **options):
+    """Outputs and gradients of ``sequence`` and snnTorch's loop, in float32; both in float64 agree closely."""
+    own, theirs = make(snn, shape, **options), make(snntorch, shape, **options)
+    assert isinstance(own, type(theirs))
+    assert list(own.state_dict()) == list(theirs.state_dict())
+    torch.manual_seed(0)
+    x = torch.randn(shape) * 2
+    hidden = (shape[1], 8) if len(shape) == 3 else (shape[1], 4, *shape[3:])
+    states = [torch.randn(hidden) * 0.1, torch.randn(hidden) * 0.1] if state else []
+    results = []
+    for module, run in ((own, lambda *arguments: own.sequence(*arguments)), (theirs, lambda *a: loop(theirs, *a))):
+        leaves = [tensor.clone().requires_grad_() for tensor in (x, *states)]
+        outs = run(*leaves)
+        torch.manual_seed(2)
+        sum((out * torch.randn_like(out)).sum() for out in outs).backward()
+        results.append([*outs, *(leaf.grad for leaf in leaves), *(p.grad for p in module.parameters())])
+    assert results[0][0].any()
+    for ours, expected in zip(*results):
+        assert (ours is None) == (expected is None)
+        if expected is not None:
+            assert ours.shape == expected.shape
+            assert relative_error(ours, expected) <= 1e-5
+
+
+@pytest.mark.parametrize("reset_mechanism", ["subtract", "zero", "none"])
+@pytest.mark.parametrize("kind", SHAPES)
+def test_equals_snntorchs_loop(kind, reset_mechanism):
+    compare(SHAPES[kind], reset_mechanism=reset_mechanism)
+    compare((1, *SHAPES[kind][1:]), reset_mechanism=reset_mechanism)
+    if kind != "forgetful":
+        compare(SHAPES[kind], state=True, reset_mechanism=reset_mechanism, learn_threshold=True)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_options(kind):
+    shape = SHAPES[kind]
+    compare(shape, bias=False)
+    compare(shape, spike_grad=snntorch.surrogate.fast_sigmoid())
+    compare(shape, surrogate_disable=True)
+    compare(shape, threshold=torch.full((shape[-1] if len(shape) == 5 else 8,), 0.05))
+    if len(shape) == 5:
+        compare(shape, max_pool=2, reset_mechanism="zero")
+        compare(shape, avg_pool=2, reset_mechanism="subtract")
+
+
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_quantized_states(kind):
+    """Rounding may choose another level: most states are the same, and all are levels."""
+    quantizer = quant.state_quant(4, threshold=0.5)
+    own = make(snn, SHAPES[kind], state_quant=quantizer, reset_mechanism="subtract")
+    assert own.runs_fused()
+    x = torch.randn(SHAPES[kind])
+    outs, expected = own.sequence(x), loop(own, x)
+    for ours, wanted in zip(outs, expected):
+        assert (ours != wanted).float().mean() < 0.01
+    assert torch.isin(outs[1], quantizer.levels).all()
+
+
+def test_the_inputs_part_is_one_product():
+    sizes = []
+
+    class Products(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function in (torch.ops.aten.addmm.default, torch.ops.aten.convolution.default):
+                sizes.append(args[1 if function is torch.ops.aten.addmm.default else 0].shape[0])
+            return function(*args, **(kwargs or {}))
+
+    for kind in ("linear", "convolution"):
+        steps, batch = SHAPES[kind][:2]
+        with Products():
+            make(snn, SHAPES[kind]).sequence(torch.randn(SHAPES[kind]))
+        assert sizes == [steps * batch] + [batch] * (steps - 1)
+        sizes.clear()
+
+
+def test_long_inputs_go_in_parts(monkeypatch):
+    monkeypatch.setattr("snnipu.neurons.spiking_lstm._CHUNK", 2 * 4 * 3 * 8)
+    compare((7, 3, 8))
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_hidden_states_go_on(kind):
+    own, theirs = (make(m, SHAPES[kind], init_hidden=True) for m in (snn, snntorch))
+    x = torch.randn(SHAPES[kind])
+    for part in x.split(2):
+        spk, _, mem = own.sequence(part)
+        assert torch.equal(spk, loop(theirs, part)[0])
+        assert relative_error(own.mem, theirs.mem) <= 1e-5
+        assert torch.equal(own.mem, mem[-1])
+    with pytest.raises(TypeError, match="init_hidden=True"):
+        own.sequence(x, own.syn)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("options", [{}, {"init_hidden": True}, {"init_hidden": True, "output": True}])
+def test_multistep_and_a_constant_input(kind, options):
+    neuron = make(snn, SHAPES[kind], **options)
+    x = torch.randn(SHAPES[kind])
+    wanted = loop(make(snntorch, SHAPES[kind], **options), x)
+    out = snn.MultiStep(neuron)(x)
+    out = out if isinstance(out, tuple) else (out,)
+    assert len(out) == len(wanted)
+    for ours, expected in zip(out, wanted):
+        assert torch.allclose(ours, expected, atol=1e-5)
+    constant = make(snn, SHAPES[kind], **options).sequence(x[0], num_steps=4)
+    repeated = make(snn, SHAPES[kind], **options).sequence(x[:1].expand(4, *x.shape[1:]))
+    for ours, expected in zip(constant, repeated):
+        assert torch.allclose(ours, expected, atol=1e-6)
+
+
+class Halved(snn.SLSTM):
+    def fire(self, mem):
+        return super().fire(mem) / 2
+
+
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_what_is_replaced_or_hooked_runs_by_steps(kind):
+    x = torch.randn(SHAPES[kind])
+    neuron = make(snn, SHAPES[kind], reset_mechanism="subtract")
+    expected = neuron.sequence(x)
+    part = neuron.lstm_cell if kind == "linear" else neuron.conv
+    calls = []
+    handle = part.register_forward_hook(lambda *arguments: calls.append(1))
+    for ours, wanted in zip(neuron.sequence(x), expected):
+        assert torch.allclose(ours, wanted, atol=1e-5)
+    assert len(calls) == len(x)
+    handle.remove()
+    neuron.fire = lambda mem: mem * 0 + 3
+    with pytest.warns(UserWarning, match="replaces fire"):
+        assert (neuron.sequence(x)[0] == 3).all()
+    smooth = make(snn, SHAPES[kind], spike_grad=torch.sigmoid, reset_mechanism="subtract")
+    for ours, wanted in zip(
+        smooth.sequence(x), loop(make(snntorch, SHAPES[kind], spike_grad=torch.sigmoid, reset_mechanism="subtract"), x)
+    ):
+        assert torch.allclose(ours, wanted, atol=1e-5)
+
+
+def test_a_subclass_is_honoured():
+    halved = Halved(8, 8, threshold=0.05)
+    with pytest.warns(UserWarning, match="Halved replaces fire of SLSTM"):
+        spk = halved.sequence(torch.randn(5, 2, 8))[0]
+    assert set(spk.unique().tolist()) == {0.0, 0.5}
+
+
+def test_double_pickle_and_copies():
+    for kind, shape in SHAPES.items():
+        neuron = make(snn, shape).double()
+        x = torch.randn(shape, dtype=torch.float64)
+        expected = neuron.sequence(x)
+        assert expected[1].dtype == torch.float64
+        if kind == "linear":
+            zeros = torch.zeros(shape[1], 8, dtype=torch.float64)
+            assert relative_error(expected[1], loop(make(snntorch, shape).double(), x, zeros, zeros)[1]) <= 1e-12
+        if kind != "forgetful":  # there snnTorch's step has float32 zeros for its states
+            neuron(x[0].requires_grad_(), *(state[0] for state in expected[1:]))
+        for twin in (pickle.loads(pickle.dumps(neuron)), copy.deepcopy(neuron)):
+            twin.reset_mem()
+            assert torch.equal(twin.sequence(x)[2], expected[2])
+
+
+def test_it_says_that_states_are_dropped():
+    with pytest.warns(UserWarning, match="starts from zeros in every step"):
+        snn.SLSTM(3, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        snn.SLSTM(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: snn.SLSTM(4, 4).sequence(torch.rand(2, 3, 5)), ValueError, r"steps of shape \[B, 4\], got \(3, 5\)"),
+        (lambda: snn.SLSTM(4, 4).sequence(torch.rand(0, 3, 4)), ValueError, "at least one time step"),
+        (lambda: snn.SLSTM(4, 4).sequence([1]), TypeError, "x must be a torch.Tensor"),
+        (lambda: snn.SLSTM(4, 4).sequence(torch.rand(2, 3, 4), torch.rand(3, 5)), ValueError, r"syn must have shape"),
+        (lambda: snn.SLSTM(4, 4).sequence(torch.rand(2, 3, 4), mem=3.0), TypeError, "mem must be a torch.Tensor"),
+        (lambda: snn.SLSTM(4, 4, spike_grad=3), TypeError, "spike_grad must be callable"),
+        (lambda: snn.SLSTM(4, 4, reset_mechanism="no"), ValueError, "reset_mechanism must be"),
+        (lambda: snn.SConv2dLSTM(2, 3, 3).sequence(torch.rand(2, 3, 4)), ValueError, r"\[B, 2, H, W\]"),
+        (lambda: snn.SConv2dLSTM(2, 3, 2).sequence(torch.rand(2, 1, 2, 4, 4)), ValueError, "kernel_size must be odd"),
+    ],
+)
+def test_bad_input(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_gradients_reach_the_layers_before():
+    net = snn.MultiStep(nn.Linear(4, 8), snn.SLSTM(8, 8, threshold=0.05), nn.Linear(8, 2))
+    net(torch.randn(5, 3, 4)).sum().backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in net.parameters())

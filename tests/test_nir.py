@@ -1,0 +1,483 @@
+"""Graphs of NIR from and to networks: the same spikes, NIR's equations, and other tools' graphs."""
+
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import snntorch
+import torch
+from torch import nn
+
+import snnipu as snn
+from snnipu._extras import MissingExtra
+from snnipu.neurons.nir_nodes import Integrator, ModuleGraph, Scale, Threshold, Unsupported
+
+nir = pytest.importorskip("nir")
+from snnipu.export_nir import export_to_nir  # noqa: E402
+from snnipu.import_nir import RSynaptic, import_from_nir, reset  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+NIRS = {"reset_mechanism": "zero", "reset_delay": False, "init_hidden": True}
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def through_a_file(graph, tmp_path):
+    nir.write(tmp_path / "graph.nir", graph)
+    return nir.read(tmp_path / "graph.nir")
+
+
+def run(net, x):
+    outs = [net(step) for step in x]
+    return torch.stack([out[0] if isinstance(out, tuple) else out for out in outs])
+
+
+def assert_round_trip(net, x, tmp_path, exact=True):
+    """The network read back gives the same in each step and over all steps, and so does its own graph."""
+    expected = run(net, x)
+    assert expected.any()
+    reset(net)
+    graph = export_to_nir(net, x[0])
+    again = import_from_nir(through_a_file(graph, tmp_path))
+    close = torch.equal if exact else (lambda a, b: torch.allclose(a, b, atol=1e-5))
+    assert close(run(again, x), expected)
+    reset(again)
+    out = snn.MultiStep(again)(x)
+    out = out[0] if isinstance(out, tuple) else out
+    assert torch.allclose(out, expected, atol=1e-5)
+    twice = export_to_nir(again, x[0])
+    assert sorted(type(node).__name__ for node in twice.nodes.values()) == sorted(
+        type(node).__name__ for node in graph.nodes.values()
+    )
+    return again
+
+
+@pytest.mark.parametrize("library", [snn, snntorch])
+def test_tutorial_network(library, tmp_path):
+    net = nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(36, 50),
+        library.Leaky(beta=0.9, init_hidden=True),
+        nn.Linear(50, 10),
+        library.Leaky(beta=0.9, init_hidden=True, output=True),
+    )
+    with pytest.warns(UserWarning, match="the reset of 2, 4 is another"):
+        again = assert_round_trip(net, torch.rand(12, 3, 1, 6, 6) * 4, tmp_path)
+    fused = [module for module in again if isinstance(module, snntorch.SpikingNeuron)]
+    assert all(type(module) is snn.Leaky and module.runs_fused() for module in fused)
+    assert torch.equal(fused[0].beta, torch.tensor(0.9))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: snn.Leaky(0.9, **NIRS),
+        lambda: snn.Leaky(torch.rand(8), threshold=torch.rand(8) + 0.1, **NIRS),
+        lambda: snn.Leaky(0.0, **NIRS),
+        lambda: snn.Leaky(1.0, **NIRS),
+        lambda: snn.Leaky(0.9, graded_spikes_factor=0.25, **NIRS),
+        lambda: snn.Leaky(0.7, reset_mechanism="none", init_hidden=True),
+        lambda: snn.Synaptic(0.8, 0.9, **NIRS),
+        lambda: snn.Synaptic(torch.rand(8), torch.rand(8), threshold=torch.rand(8) + 0.1, **NIRS),
+        lambda: snn.Synaptic(0.6, 0.7, reset_mechanism="none", init_hidden=True),
+        lambda: snn.RLeaky(0.9, linear_features=8, **NIRS),
+        lambda: snn.RLeaky(0.9, all_to_all=False, V=torch.randn(8), **NIRS),
+        lambda: snn.RLeaky(1.0, all_to_all=False, V=-0.3, **NIRS),
+        lambda: RSynaptic(0.8, 0.9, linear_features=8, **NIRS),
+        lambda: RSynaptic(0.8, 0.9, all_to_all=False, V=torch.randn(8), **NIRS),
+        lambda: Integrator(snn.Leaky(0.9, reset_mechanism="none", init_hidden=True), v_leak=0.5),
+        lambda: Integrator(snn.Leaky(1.0, reset_mechanism="none", init_hidden=True)),
+        lambda: Integrator(snn.Synaptic(0.8, 0.9, reset_mechanism="none", init_hidden=True)),
+    ],
+)
+def test_neurons(make, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        neuron = make()
+        assert_round_trip(nn.Sequential(nn.Linear(6, 8), neuron), torch.rand(15, 3, 6) * 4, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["Leaky", "Synaptic", "RLeaky"])
+@pytest.mark.parametrize("mechanism", [("subtract", True), ("subtract", False), ("zero", True)])
+def test_other_resets_are_named_and_kept(kind, mechanism, tmp_path):
+    decays = {"Leaky": (0.9,), "Synaptic": (0.8, 0.9), "RLeaky": (0.9,)}[kind]
+    options = {"linear_features": 8} if kind == "RLeaky" else {}
+    neuron = getattr(snn, kind)(
+        *decays, reset_mechanism=mechanism[0], reset_delay=mechanism[1], init_hidden=True, **options
+    )
+    with pytest.warns(UserWarning, match="the reset of 1 is another"):
+        assert_round_trip(nn.Sequential(nn.Linear(6, 8), neuron), torch.rand(15, 3, 6) * 4, tmp_path)
+
+
+def test_convolutions_and_pooling(tmp_path):
+    net = nn.Sequential(
+        nn.Conv2d(2, 4, 3, stride=2, padding=1, dilation=1),
+        snn.Leaky(0.8, **NIRS),
+        nn.AvgPool2d(2, stride=1),
+        nn.Conv2d(4, 6, (3, 3), padding="same", groups=1, bias=False),
+        snn.Leaky(0.8, threshold=0.2, **NIRS),
+        nn.AvgPool2d(2, padding=1, divisor_override=1),
+        nn.Identity(),
+        nn.Flatten(1, 2),
+        nn.Flatten(),
+        nn.Linear(54, 5),
+        snn.Leaky(0.9, threshold=0.2, **NIRS),
+    )
+    assert_round_trip(net, torch.rand(8, 2, 2, 10, 10) * 4, tmp_path, exact=False)
+    graph = export_to_nir(net, torch.rand(1, 2, 10, 10))
+    assert [type(node).__name__ for node in graph.nodes.values()][:7] == [
+        "Input", "Conv2d", "LIF", "AvgPool2d", "Conv2d", "LIF", "SumPool2d",
+    ]  # fmt: skip
+    assert graph.nodes["1"].tau.shape == (4, 5, 5)
+    assert graph.check_types()
+
+
+def test_one_dimension(tmp_path):
+    net = nn.Sequential(nn.Conv1d(2, 4, 3, stride=2, padding=1), snn.Leaky(0.8, **NIRS), nn.Flatten(), nn.Linear(20, 2))
+    assert_round_trip(net, torch.rand(8, 2, 2, 9) * 4, tmp_path, exact=False)
+    grouped = nn.Sequential(nn.Conv1d(4, 8, 3, groups=2), snn.Leaky(0.8, **NIRS))
+    again = import_from_nir(export_to_nir(grouped, torch.rand(1, 4, 9)))
+    x = torch.rand(5, 3, 4, 9) * 4
+    assert torch.equal(run(again, x), run(grouped, x))
+
+
+def test_multistep_is_read_as_it_stands():
+    net = snn.MultiStep(nn.Linear(6, 8), snn.Leaky(0.9, reset_mechanism="zero", reset_delay=False), nn.Linear(8, 2))
+    x = torch.rand(9, 3, 6) * 4
+    again = import_from_nir(export_to_nir(net, x, ignore_dims=[0, 1]))
+    assert torch.equal(snn.MultiStep(again)(x), net(x))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.lif1 = nn.Linear(9, 8), snn.Leaky(0.9, reset_mechanism="zero", reset_delay=False)
+        self.block = nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 4))
+        self.lif2 = snn.RLeaky(0.8, linear_features=4, reset_mechanism="zero", reset_delay=False)
+
+    def forward(self, x):
+        mem1 = self.lif1.reset_mem()
+        spk2, mem2 = self.lif2.reset_mem()
+        spikes = []
+        for step in x:
+            spk1, mem1 = self.lif1(self.fc1(step.flatten(1)), mem1)
+            spk2, mem2 = self.lif2(self.block(spk1), spk2, mem2)
+            spikes.append(spk2)
+        return torch.stack(spikes)
+
+
+def test_a_loop_in_forward():
+    net = Net().eval()
+    x = torch.rand(10, 2, 1, 3, 3) * 4
+    expected = net(x)
+    before = {name: value.clone() for name, value in net.lif1.__dict__["_buffers"].items()}
+    graph = export_to_nir(net, x)
+    assert all(torch.equal(value, net.lif1._buffers[name]) for name, value in before.items())
+    assert {"fc1.flatten", "fc1", "lif1", "block.1", "lif2.lif", "lif2.w_rec"} < set(graph.nodes)
+    assert graph.nodes["input"].input_type["input"].tolist() == [1, 3, 3]
+    assert graph.check_types()
+    assert torch.equal(run(import_from_nir(graph), x), expected)
+    assert torch.equal(net(x), expected)
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.lif = nn.Linear(4, 3), nn.Linear(4, 3), snn.Leaky(0.9, **NIRS)
+
+    def forward(self, x):
+        return self.lif(self.a(x)), self.b(x)
+
+
+def test_branches_and_sums():
+    net = Branches()
+    x = torch.rand(7, 2, 4) * 4
+    again = import_from_nir(export_to_nir(net, x[0]))
+    assert isinstance(again, ModuleGraph)
+    for step in x:
+        for own, expected in zip(again(step), net(step)):
+            assert torch.equal(own, expected)
+    nodes = {
+        "in": nir.Input(np.array([3])),
+        "w": nir.Linear(np.eye(3, dtype=np.float32) * 2),
+        "s": nir.Scale(np.array([1.0, 2.0, 3.0])),
+        "li": nir.LI(np.full(3, 2e-4), np.full(3, 2.0), np.zeros(3)),
+        "out": nir.Output(np.array([3])),
+    }
+    edges = [("in", "w"), ("in", "s"), ("w", "li"), ("s", "li"), ("li", "out"), ("in", "out")]
+    summing = import_from_nir(nir.NIRGraph(nodes, edges, type_check=False))
+    ones, mem = torch.ones(1, 3), torch.zeros(3)
+    over_time = snn.MultiStep(import_from_nir(nir.NIRGraph(nodes, edges, type_check=False)))(ones.expand(4, 1, 3))
+    for step in range(4):
+        mem = 0.5 * mem + torch.tensor([3.0, 4.0, 5.0])
+        assert torch.allclose(summing(ones)[0], mem + 1)
+        assert torch.allclose(over_time[step, 0], mem + 1)
+
+
+def graph_of(*nodes, edges=()):
+    size = np.array([3])
+    named = {"input": nir.Input(size), **{f"n{i}": node for i, node in enumerate(nodes)}, "output": nir.Output(size)}
+    names = [name for name in named if not name.startswith("n") or name == "n0"]
+    return nir.NIRGraph(named, [*zip(names, names[1:]), *edges], type_check=False)
+
+
+def numbers(*values):
+    return [np.array(value, dtype=np.float64) for value in values]
+
+
+@pytest.mark.parametrize("cuba", [False, True])
+@pytest.mark.parametrize("recurrent", [False, True])
+@pytest.mark.parametrize("dt", [1e-3, 2e-3])
+def test_nirs_equations(cuba, recurrent, dt):
+    """Euler's steps of the equations in NIR's documentation, with a rest, resistances and weights of the input."""
+    tau, tau_syn, r, v_leak, w_in, threshold = numbers(
+        [0.01, 0.02, 0.05], [0.004, 0.008, 0.01], [8.0, 4.0, 30.0], [0.3, -0.2, 0.0], [2.0, 1.0, 3.0], [1.0, 0.5, 0.9]
+    )
+    weight = np.array([[0.0, -1.0, 2.0], [1.0, 0.0, 0.5], [0.3, 0.2, -0.1]])
+    if cuba:
+        node = nir.CubaLIF(
+            tau_syn=tau_syn, tau_mem=tau, r=r, v_leak=v_leak, v_threshold=threshold, v_reset=v_leak, w_in=w_in
+        )
+    else:
+        node = nir.LIF(tau=tau, r=r, v_leak=v_leak, v_threshold=threshold, v_reset=v_leak)
+    loops = [("n0", "n1"), ("n1", "n0")] if recurrent else []
+    graph = graph_of(node, *([nir.Affine(weight, np.array([0.1, 0.0, -0.1]))] if recurrent else []), edges=loops)
+    net = import_from_nir(graph, dt=dt)
+    assert len(net) == 2
+    assert isinstance(net[0], Scale)
+    assert type(net[1]).__name__ == ("R" if recurrent else "") + ("Synaptic" if cuba else "Leaky")
+    v, current, z, spikes = v_leak.copy(), np.zeros(3), np.zeros(3), 0
+    for x in np.random.default_rng(0).normal(size=(60, 3)) * 2:
+        total = x + (weight @ z + np.array([0.1, 0.0, -0.1]) if recurrent else 0)
+        current = current + dt / tau_syn * (w_in * total - current) if cuba else total
+        v = v + dt / tau * (v_leak - v + r * current)
+        z = (v > threshold).astype(float)
+        v = np.where(z == 1, v_leak, v)
+        with torch.no_grad():
+            out = net(torch.tensor(x[None], dtype=torch.float32))
+        assert np.array_equal(out[0].numpy(), z)
+        assert np.allclose(net[1].mem[0].numpy() + v_leak, v, atol=1e-5)
+        spikes += z.sum()
+    assert 10 < spikes < 170
+
+
+def test_integrators():
+    tau, r, v_leak, tau_syn = numbers([0.01, 0.02, 0.05], [1.0, 4.0, 3.0], [0.3, -0.2, 0.0], [0.004, 0.008, 0.01])
+    x = torch.randn(9, 2, 3)
+    nodes = [
+        nir.LI(tau, r, v_leak),
+        nir.CubaLI(tau_syn=tau_syn, tau_mem=tau, r=r, v_leak=v_leak, w_in=2.0),
+        nir.I(r),
+    ]
+    for node in nodes:
+        net = import_from_nir(graph_of(node), dt=1e-3)
+        v = np.zeros(3) if isinstance(node, nir.I) else v_leak.copy()
+        synapse = np.zeros(3)
+        over_time = snn.MultiStep(import_from_nir(graph_of(node), dt=1e-3))(x)
+        for t, step in enumerate(x):
+            current = step.numpy()
+            if isinstance(node, nir.I):
+                v = v + 1e-3 * r * current
+            else:
+                if isinstance(node, nir.CubaLI):
+                    synapse = synapse * (1 - 1e-3 / tau_syn) + 1e-3 / tau_syn * 2.0 * current
+                    current = synapse
+                v = v + 1e-3 / tau * (v_leak - v + r * current)
+            assert np.allclose(net(step).numpy(), v, atol=1e-6)
+            assert np.allclose(over_time[t].numpy(), v, atol=1e-6)
+
+
+def test_graphs_in_graphs():
+    inner = graph_of(
+        nir.LIF(*numbers([2e-4] * 3, [2.0] * 3, [0.0] * 3, [1.0] * 3)),
+        nir.Linear(np.diag([1.0, 2.0, 3.0])),
+        edges=[("n0", "n1"), ("n1", "n0")],
+    )
+    net = import_from_nir(graph_of(inner))
+    assert [type(module).__name__ for module in net] == ["RLeaky"]
+    assert torch.equal(net[0].recurrent.V, torch.tensor([1.0, 2.0, 3.0]))
+    assert net[0].beta == 0.5
+
+
+def test_snntorchs_graphs():
+    """What snnTorch's exporter writes, as its importer reads it."""
+    pytest.importorskip("nirtorch")
+    from snntorch.export_nir import export_to_nir as theirs
+    from snntorch.import_nir import import_from_nir as reads
+
+    net = nn.Sequential(
+        nn.Linear(6, 8),
+        snntorch.Leaky(torch.full((8,), 0.9), threshold=torch.ones(8), init_hidden=True),
+        nn.Linear(8, 4),
+        snntorch.Synaptic(torch.full((4,), 0.8), torch.full((4,), 0.9), threshold=torch.ones(4), init_hidden=True),
+    )
+    graph = theirs(net, torch.rand(1, 6), ignore_dims=[0])
+    x = torch.rand(20, 3, 6) * 4
+    own, wanted = run(import_from_nir(graph), x), run(reads(graph), x)
+    assert wanted.any()
+    assert torch.equal(own, wanted)
+
+
+@pytest.mark.parametrize("dt", [None, 1.0])
+def test_norses_graphs(dt):
+    norse = pytest.importorskip("norse.torch", reason="norse is not installed")
+    net = norse.SequentialState(
+        nn.Linear(10, 6), norse.LIFBoxCell(), nn.Linear(6, 5), norse.IAFCell(), nn.Linear(5, 3), norse.LIBoxCell()
+    )
+    # norse multiplies its time constants by the dt it is given, 0.001 by default.
+    graph = norse.to_nir(net, torch.randn(1, 10), **({} if dt is None else {"dt": dt}))
+    own, x, state, expected = import_from_nir(graph, dt=0.001 * (dt or 0.001)), torch.randn(60, 2, 10) * 9, None, []
+    with torch.no_grad():
+        for step in x:
+            out, state = net(step, state)
+            expected.append(out)
+        expected = torch.stack(expected)
+        assert expected.abs().max() > 0.01
+        assert torch.allclose(run(own, x), expected, atol=1e-6)
+        reset(own)
+        assert torch.allclose(snn.MultiStep(own)(x), expected, atol=1e-6)
+
+
+def test_norses_synapses():
+    """norse's LIFCell adds its input to the current as it is; its exporter leaves ``w_in`` at 1 all the same."""
+    norse = pytest.importorskip("norse.torch", reason="norse is not installed")
+    net = norse.SequentialState(nn.Linear(10, 6), norse.LIFCell())
+    graph = norse.to_nir(net, torch.randn(1, 10), dt=1.0)
+    node = next(node for node in graph.nodes.values() if isinstance(node, nir.CubaLIF))
+    node.w_in = np.asarray(node.tau_syn) / 0.001
+    own, state = import_from_nir(graph, dt=0.001), None
+    spikes = 0
+    with torch.no_grad():
+        for step in torch.randn(60, 2, 10) * 3:
+            out, state = net(step, state)
+            assert torch.equal(own(step), out)
+            spikes += out.sum()
+    assert spikes > 10
+
+
+def test_without_nir(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nir", None)
+    with pytest.raises(MissingExtra, match=r"pip install .snnipu\[nir\]"):
+        import_from_nir(None)
+    with pytest.raises(MissingExtra, match=r"pip install .snnipu\[nir\]"):
+        export_to_nir(nn.Linear(2, 2), torch.rand(1, 2))
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.b(self.a(x) + x)
+
+
+class Twice(Residual):
+    def forward(self, x):
+        return self.b(self.a(self.a(x)))
+
+
+class OwnFire(snn.Leaky):
+    def fire(self, mem):
+        return mem
+
+
+REFUSED = {
+    "MaxPool2d": (nn.Sequential(nn.MaxPool2d(2)), (1, 2, 4, 4), r"module 0 \(MaxPool2d\).*no node"),
+    "Alpha": (nn.Sequential(snn.Alpha(0.9, 0.8)), (1, 4), r"module 0 \(Alpha\).*no node"),
+    "inhibition": (nn.Sequential(snn.Leaky(0.9, inhibition=True)), (1, 4), "inhibition has no place"),
+    "state_quant": (
+        nn.Sequential(snn.Leaky(0.9, state_quant=snn.functional.quant.state_quant(4))), (1, 4), "state_quant has no",
+    ),
+    "subclass": (nn.Sequential(OwnFire(0.9)), (1, 4), "OwnFire has its own fire"),
+    "threshold": (nn.Sequential(snn.Leaky(0.9, threshold=-1.0)), (1, 4), "threshold must be above 0"),
+    "mixed": (nn.Sequential(snn.Leaky(torch.tensor([0.9, 1.0]))), (1, 2), "beta of 1 has no finite time constant"),
+    "alpha": (nn.Sequential(snn.Synaptic(1.0, 0.9)), (1, 2), "alpha of 1 has no finite time constant"),
+    "recurrent none": (
+        nn.Sequential(snn.RLeaky(0.9, linear_features=4, reset_mechanism="none")), (1, 4), "reset_mechanism='none' of",
+    ),
+    "recurrent convolution": (
+        nn.Sequential(snn.RLeaky(0.9, conv2d_channels=2, kernel_size=3, **NIRS)), (1, 2, 4, 4), "one dimension only",
+    ),
+    "linear on images": (nn.Sequential(nn.Linear(4, 4)), (1, 3, 4), "steps of one dimension"),
+    "padding": (nn.Sequential(nn.Conv2d(1, 1, 3, padding_mode="circular")), (1, 1, 4, 4), "padding_mode 'circular'"),
+    "ceil_mode": (nn.Sequential(nn.AvgPool2d(2, ceil_mode=True)), (1, 1, 4, 4), "ceil_mode"),
+    "LSTM": (nn.Sequential(nn.LSTM(4, 4)), (1, 4), "returns no tensor"),
+    "operation between": (Residual(), (1, 4), r"module b \(Linear\).*no module's output"),
+    "twice": (Twice(), (1, 4), "must call each module once.*a, a, b"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.filterwarnings("ignore:Inhibition")
+def test_what_nir_cannot_express_is_refused_by_name(name):
+    net, shape, message = REFUSED[name]
+    for error in (Unsupported, ValueError, NotImplementedError):
+        with pytest.raises(error, match=message):
+            export_to_nir(net, torch.rand(shape))
+
+
+def test_hooks_are_refused():
+    net = nn.Sequential(nn.Linear(2, 2))
+    net[0].register_forward_hook(lambda *arguments: None)
+    with pytest.raises(Unsupported, match="it has hooks"):
+        export_to_nir(net, torch.rand(1, 2))
+
+
+def lif(**values):
+    fields = {"tau": 1e-3, "r": 1.0, "v_leak": 0.0, "v_threshold": 1.0, "v_reset": 0.0, **values}
+    return nir.LIF(**{key: np.full(3, value) for key, value in fields.items()})
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "error", "message"),
+    [
+        (lambda: None, {}, TypeError, "graph must be a nir.NIRGraph, got NoneType"),
+        (lambda: graph_of(lif()), {"dt": 0}, ValueError, "dt must be positive"),
+        (lambda: graph_of(lif(tau=1e-5)), {}, ValueError, "node n0: tau = 1e-05 is shorter than the time step"),
+        (lambda: graph_of(lif(tau=-1.0)), {}, ValueError, "node n0: tau must be positive"),
+        (lambda: graph_of(lif(v_reset=-0.5)), {}, Unsupported, r"node n0 \(LIF\): v_reset -0.5 must be v_leak 0.0"),
+        (lambda: graph_of(lif(v_threshold=0.0)), {}, Unsupported, "v_threshold must be above v_reset"),
+        (lambda: graph_of(nir.Delay(np.ones(3))), {}, Unsupported, "node n0: Delay of NIR has no module"),
+        (
+            lambda: graph_of(lif(), nir.Scale(np.ones(3)), edges=[("n0", "n1"), ("n1", "n0")]),
+            {}, Unsupported, "a loop through nodes n0, n1, output",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_graphs(make, options, error, message):
+    with pytest.raises(error, match=message):
+        import_from_nir(make(), **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((3, torch.rand(1, 2)), TypeError, "module must be an nn.Module"),
+        ((nn.Linear(2, 2), 3), TypeError, "sample_data must be a torch.Tensor"),
+        ((snn.MultiStep(nn.Linear(2, 2)), torch.rand(2)), ValueError, r"\[T, B, ...\]"),
+        ((nn.Linear(2, 2), torch.rand(1, 2), "net", [], [5]), ValueError, "ignore_dims"),
+    ],
+)
+def test_bad_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        export_to_nir(*arguments)
+
+
+def test_a_single_layer_has_the_models_name():
+    graph = export_to_nir(nn.Linear(2, 3, bias=False), torch.rand(1, 2), model_name="fc", dt=1e-3)
+    assert isinstance(graph.nodes["fc"], nir.Linear)
+    assert graph.edges == [("input", "fc"), ("fc", "output")]
+    assert graph.metadata["snnipu_dt"] == 1e-3
+
+
+def test_thresholds_pass_gradients():
+    net = import_from_nir(graph_of(nir.Threshold(np.ones(3))), spike_grad=snn.surrogate.fast_sigmoid())
+    assert isinstance(net[0], Threshold)
+    x = torch.randn(2, 3, requires_grad=True)
+    net(x).sum().backward()
+    assert (x.grad > 0).all()
