@@ -56,7 +56,7 @@ def trained(net, x, num_steps=None):
 
 def assert_same(whole, parts, exact=True):
     for own, other in zip(parts[0], whole[0]):
-        assert own.shape == other.shape and own.dtype == other.dtype and own.stride() == other.stride()
+        assert (own.shape, own.dtype, own.stride()) == (other.shape, other.dtype, other.stride())
         assert torch.equal(own, other)
     tolerance = 1e-9 if whole[1].dtype == torch.float64 else 1e-5
     assert torch.equal(parts[1], whole[1]) if exact else torch.allclose(parts[1], whole[1], rtol=tolerance)
@@ -90,7 +90,8 @@ def test_parts_give_what_one_piece_gives(in_parts, name, constant):
     x = 3 * torch.randn(*(() if constant else (7,)), 4, 5, dtype=net[0].weight.dtype)
     function = trained(net, x, 7 if constant else None)
     whole, parts, lengths = in_parts(function, 4 * 6 * x.element_size(), 3)
-    assert lengths.count(3) >= 1 and sum(lengths) % 7 == 0
+    assert lengths.count(3) >= 1
+    assert sum(lengths) % 7 == 0
     assert whole[0][0].any()
     assert_same(whole, parts, exact=False)
 
@@ -118,7 +119,8 @@ def test_init_hidden_goes_on_between_calls(in_parts):
 
     whole, parts, lengths = in_parts(function, 2 * 3 * 2, 2)
     assert lengths == [2, 2, 2, 2, 1] * 2
-    assert torch.equal(whole[0][0], parts[0][0]) and torch.equal(whole[1], parts[1])
+    assert torch.equal(whole[0][0], parts[0][0])
+    assert torch.equal(whole[1], parts[1])
     assert not torch.equal(whole[0][0][:9], whole[0][0][9:])
 
 
