@@ -1,6 +1,6 @@
 """``snnipu.MultiStep``: ``nn.Sequential`` over time."""
 
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
 import snntorch
 import torch
@@ -173,6 +173,15 @@ class MultiStep(nn.Sequential):
         for name, module in self.named_children():
             _check_module(name, module)
 
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> List[str]:
+        """What DistributedDataParallel must not broadcast: states of snnTorch's neurons, which it has as buffers."""
+        return [*self.__dict__.get("_ddp_ignored", ()), *_state_buffers(self)]
+
+    @_ddp_params_and_buffers_to_ignore.setter
+    def _ddp_params_and_buffers_to_ignore(self, names: Iterable[str]) -> None:
+        self.__dict__["_ddp_ignored"] = list(names)
+
     def forward(  # type: ignore[override]
         self, x: Union[torch.Tensor, SparseSpikes], num_steps: Optional[int] = None
     ) -> Any:
@@ -223,6 +232,12 @@ class MultiStep(nn.Sequential):
         if constant is not None:
             out = out.unsqueeze(0).expand(constant, *out.shape)
         return out
+
+
+def _state_buffers(network: nn.Module) -> Iterator[str]:
+    for name, module in network.named_modules():
+        if isinstance(module, snntorch.SpikingNeuron):
+            yield from (f"{name}.{state}" for state in module._non_persistent_buffers_set)
 
 
 def _check_input(x: Any, num_steps: Optional[int]) -> None:
