@@ -12,7 +12,7 @@ _passthrough.install()
 
 from snnipu import backends, ops, surrogate  # noqa: E402
 from snnipu._version import __version__  # noqa: E402
-from snnipu.neurons import Leaky, MultiStep, SparseLeaky, SparseLinear, SparseNetwork  # noqa: E402
+from snnipu.neurons import Leaky, MultiStep, SparseLeaky, SparseLinear, SparseNetwork, run_segments  # noqa: E402
 from snnipu.spikes import SparseSpikes  # noqa: E402
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "SparseSpikes",
     "__version__",
     "ops",
+    "run_segments",
     "surrogate",
 ]
 

@@ -117,12 +117,17 @@ def is_stateless(module: nn.Module) -> bool:
     return kind in _STATELESS or (kind in _RANDOM and not module.training)
 
 
+def is_random(module: nn.Module) -> bool:
+    """Whether the module is a dropout, and nothing else sees its calls."""
+    return type(module) in _RANDOM and _is_plain(module)
+
+
 def runs_as_one_batch(module: nn.Module, dims: int) -> bool:
     """Whether all steps, of so many dimensions each, may run as one batch.
 
     That is: stateless, or dropout, and nothing looks at the batch's dimension.
     """
-    if not is_stateless(module) and not (type(module) in _RANDOM and _is_plain(module)):
+    if not is_stateless(module) and not is_random(module):
         return False
     fits = _STATELESS.get(type(module)) or _RANDOM.get(type(module), _has_batch)
     return fits(module, dims)
