@@ -115,11 +115,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     network.add_argument(
         "--batch-size",
-        "--global-batch",
-        dest="batch_size",
         type=positive_int,
         metavar="N",
-        help=f"samples a step of the optimizer takes, over all processes ({by_dataset('batch_size')})",
+        help=f"samples that a step of the optimizer takes, over all processes ({by_dataset('batch_size')})",
+    )
+    network.add_argument(
+        "--global-batch", dest="batch_size", type=positive_int, metavar="N", help="the same as --batch-size"
     )
     network.add_argument("--lr", type=float, help=f"learning rate of Adam ({by_dataset('lr')})")
     network.add_argument(
@@ -162,8 +163,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--replicas",
         type=positive_int,
         metavar="N",
-        help="with --device ipu-model: N replicas, each with its share of a batch, as poptorch's replicationFactor; the "
-        "model runs them in turn (default: 1)",
+        help="with --device ipu-model: N replicas, each with its share of a batch, as poptorch's replicationFactor; "
+        "the model runs them in turn (default: 1)",
     )
     parts.add_argument(
         "--checkpoint-steps",
@@ -421,14 +422,8 @@ def train(
     torch.set_num_threads(choose_threads(trainer, options))
     config = trainer.config
     say = print if ranks.is_first else lambda *values, **settings: None
-    if saved is not None and options.resume:
-        ranks.together(lambda: trainer.load_state_dict(saved))
-    elif saved is not None:  # torchrun started the processes again
-        try:
-            trainer.load_state_dict(saved)
-        except training.CheckpointError as error:
-            saved = None
-            say(f"starting anew: {error}", file=sys.stderr, flush=True)
+    if saved is not None:
+        saved = go_on(trainer, saved, options.resume)
     say(trainer.describe(), flush=True)
     if ranks.size > 1:
         say(f"{ranks.size} processes, {torch.get_num_threads()} threads each", flush=True)
@@ -478,6 +473,19 @@ def train(
     else:
         print("resume with:\n  " + shlex.join(resume_command(options, checkpoint)), flush=True)
     return 128 + signum
+
+
+def go_on(trainer: AnyTrainer, saved: Dict[str, Any], resume: bool) -> Optional[Dict[str, Any]]:
+    """Load the checkpoint, in all processes; None where torchrun has started them again and it is another run's."""
+    try:
+        trainer.ranks.together(lambda: trainer.load_state_dict(saved))
+    except (training.CheckpointError, training.OtherRankError) as error:
+        if resume:
+            raise
+        if trainer.ranks.is_first:
+            print(f"starting anew: {error}", file=sys.stderr, flush=True)
+        return None
+    return saved
 
 
 def set_up(

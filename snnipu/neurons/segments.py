@@ -54,11 +54,13 @@ def run_segments(
             not known: a recurrent layer or cell, an event-driven layer, batch norm in training, a module of one's own
             without the attribute ``stateless = True``.
     """
-    for name, value in (("steps", steps), ("num_steps", num_steps), ("detach_every", detach_every)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise TypeError(f"{name} must be an int, got {value!r}")
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+    for name, number in (("steps", steps), ("num_steps", num_steps), ("detach_every", detach_every)):
+        if number is None and name != "steps":
+            continue
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise TypeError(f"{name} must be an int, got {number!r}")
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}")
     if detach_every is not None and detach_every % steps:
         raise ValueError(f"detach_every must be a multiple of steps={steps}, got {detach_every}")
     if not isinstance(network, MultiStep):
@@ -138,8 +140,8 @@ def _states(network: nn.Module, prefix: str = "") -> Iterator[_State]:
                 yield module, state
         elif not (is_stateless(module) or is_random(module) or getattr(module, "stateless", False) is True):
             raise TypeError(
-                f"module {place} ({type(module).__name__}) cannot run in segments of time: its state between two of them "
-                "is not known (a module of your own without a state says so by an attribute stateless = True)"
+                f"module {place} ({type(module).__name__}) cannot run in segments of time: its state between two of "
+                "them is not known (a module of your own without a state says so by an attribute stateless = True)"
             )
 
 

@@ -60,6 +60,8 @@ class _Step(nn.Module):
         super().__init__()
         self.network = network
         self._run = forward
+        # They are the same in all processes, or one process's states.
+        self._ddp_params_and_buffers_to_ignore = [f"network.{name}" for name, _ in network.named_buffers()]
 
     def forward(self, x: Any, labels: torch.Tensor) -> Any:
         return self._run(x, labels)
@@ -250,8 +252,8 @@ class TrainingLoop:
     ) -> Iterable[Tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """Forward and backward pass of this process's share of a batch; loss, scores and labels of each of its parts.
 
-        The gradient is that of the mean over all ``batch`` samples: DistributedDataParallel averages over processes, and
-        their shares may differ by a sample. A process without a share has one sample, which counts for nothing.
+        The gradient is that of the mean over all ``batch`` samples: DistributedDataParallel averages over processes,
+        and their shares may differ by a sample. A process without a share has one sample, which counts for nothing.
         """
         self._counted = counted = self._own_size(batch) > 0
         parts = min(self.accumulate, len(labels))

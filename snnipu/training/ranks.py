@@ -113,8 +113,7 @@ class Ranks:
         if self.size == 1:
             return module
         with self.watched():
-            # Its buffers are the same everywhere, or a process's own.
-            return nn.parallel.DistributedDataParallel(module, broadcast_buffers=False)
+            return nn.parallel.DistributedDataParallel(module)
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:

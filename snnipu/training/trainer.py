@@ -7,7 +7,7 @@ from snntorch.functional import ce_count_loss
 from torch import nn
 
 from snnipu.datasets import ImageData
-from snnipu.neurons import run_segments
+from snnipu.neurons import MultiStep, run_segments
 from snnipu.training.config import TrainConfig, check_positive_int
 from snnipu.training.loop import Never, TrainingLoop
 from snnipu.training.network import build_network, layer_activity
@@ -93,7 +93,7 @@ class Trainer(TrainingLoop):
 
     def _spikes(self, x: torch.Tensor) -> torch.Tensor:
         steps, truncated = self.config.steps, self.config.bptt_steps
-        if torch.is_grad_enabled() and (truncated or self.checkpoint_steps):
+        if isinstance(self.network, MultiStep) and torch.is_grad_enabled() and (truncated or self.checkpoint_steps):
             segment = min(filter(None, (truncated, self.checkpoint_steps)))
             spk, _ = run_segments(
                 self.network,
