@@ -59,7 +59,8 @@ def main(argv: List[str]) -> int:
         return 2
     except training.LostRankError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr, flush=True)
-        return 1
+        sys.stdout.flush()
+        os._exit(1)  # PyTorch's threads may still wait for who is gone
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -229,8 +229,12 @@ def joined(cuda: bool = False, timeout: float = TIMEOUT) -> Iterator[Ranks]:
         raise LostRankError(f"rank {ranks.rank}: {ranks.size} processes did not meet ({first})") from error
     try:
         yield ranks
-    finally:
+    except LostRankError:  # nobody is there to end it with
+        raise
+    except BaseException:
         distributed.destroy_process_group()
+        raise
+    distributed.destroy_process_group()
 
 
 __all__ = ["LostRankError", "OtherRankError", "Ranks", "in_environment", "joined", "restarts"]
