@@ -49,8 +49,7 @@ def main(argv: List[str]) -> int:
     parser = build_parser()
     options = parser.parse_args(argv)
     try:
-        with StopRequest() as stop:
-            return run(options, stop)
+        return run(options)
     except training.CheckpointError as error:
         parser.error(f"{own_name()}argument --checkpoint: {error}")
     except UsageError as error:
@@ -380,12 +379,13 @@ def slot_numbers(text: str) -> Any:
     return NONE if values[0] is None else values[0]
 
 
-def run(options: argparse.Namespace, stop: StopRequest) -> int:
+def run(options: argparse.Namespace) -> int:
     threads = torch.get_num_threads()
     with contextlib.ExitStack() as held, running_on(options.device) as ipu_model:
         held.callback(torch.set_num_threads, threads)
         cuda = options.device in ("auto", "cuda") and torch.cuda.is_available()
         ranks = as_usage_error(lambda: held.enter_context(training.joined(cuda, options.timeout)), ValueError)
+        stop = held.enter_context(StopRequest())  # while processes wait to meet, a signal ends them at once
         return train(options, stop, ipu_model, held, ranks)
 
 

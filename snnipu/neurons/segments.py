@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint as run_again
 
+from snnipu.backends import memory
 from snnipu.neurons.leaky import Leaky
 from snnipu.neurons.multistep import MultiStep, is_hooked, is_random, is_stateless, takes_whole_sequences
 from snnipu.spikes import SparseSpikes
@@ -79,6 +80,7 @@ def run_segments(
         given = x[start : start + length] if num_steps is None else x
         constant = None if num_steps is None else length
         if checkpoint and torch.is_grad_enabled():
+            memory.release_memory()  # of the segment before: memory is what this is for
             out, values = run_again(_segment, network, states, constant, given, *values, use_reentrant=False)
         else:
             out, values = _segment(network, states, constant, given, *values)

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import os
 import time
+import uuid
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, TypeVar
 
 import torch
@@ -137,7 +138,7 @@ class Ranks:
 
     def _who_is_missing(self, error: RuntimeError) -> str:
         """Processes that wait in vain, too, say so in the store; the others are those that are gone or hang."""
-        names = {rank: f"snnipu/waiting/{rank}" for rank in range(self.size)}
+        names = {rank: f"waiting/{rank}" for rank in range(self.size)}
         reason = str(error).strip().split("\n", 1)[0]
         missing: List[int] = list(names)
         try:
@@ -195,6 +196,35 @@ def restarts() -> Tuple[int, int]:
     return done, allowed
 
 
+def _common_word(store: Any, ranks: Ranks, timeout: float) -> str:
+    """A word that the processes that are alive now agree on, and none of before knows.
+
+    torchrun may keep its store when it starts processes again: addresses of those that it killed are still in it. So
+    each process leaves a word that nobody had before it, and the first answers each word until all have come.
+    """
+    own, until = uuid.uuid4().hex, time.monotonic() + timeout
+    if not ranks.is_first:
+        store.set(f"snnipu/hello/{ranks.rank}", own)
+        while not store.check([f"snnipu/answer/{own}"]):
+            if time.monotonic() > until:
+                raise LostRankError(f"rank {ranks.rank}: no answer from rank 0 of {ranks.size} within {timeout:g} s")
+            time.sleep(0.02)
+        word = str(store.get(f"snnipu/answer/{own}").decode())
+        store.set(f"snnipu/came/{word}/{ranks.rank}", "1")
+        return word
+    missing = list(range(1, ranks.size))
+    while missing:
+        for rank in missing:
+            if store.check([f"snnipu/hello/{rank}"]):
+                store.set(f"snnipu/answer/{store.get(f'snnipu/hello/{rank}').decode()}", own)
+        missing = [rank for rank in missing if not store.check([f"snnipu/came/{own}/{rank}"])]
+        if time.monotonic() > until:
+            who = ", ".join(map(str, missing))
+            raise LostRankError(f"rank 0: no answer from rank {who} of {ranks.size} within {timeout:g} s")
+        time.sleep(0.02)
+    return own
+
+
 @contextlib.contextmanager
 def joined(cuda: bool = False, timeout: float = TIMEOUT) -> Iterator[Ranks]:
     """The processes of this run, met and connected within the block; one alone where torchrun did not start it.
@@ -216,15 +246,18 @@ def joined(cuda: bool = False, timeout: float = TIMEOUT) -> Iterator[Ranks]:
     ranks = Ranks(*place)
     wait = datetime.timedelta(seconds=timeout)
     try:
-        ranks._store, _, _ = next(distributed.rendezvous("env://", timeout=wait))
+        met, _, _ = next(distributed.rendezvous("env://", timeout=wait))
+        ranks._store = distributed.PrefixStore(f"snnipu/{_common_word(met, ranks, timeout)}", met)
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if cuda else "gloo",
-            store=distributed.PrefixStore("snnipu", ranks._store),
+            store=ranks._store,
             rank=ranks.rank,
             world_size=ranks.size,
             timeout=wait,
         )
     except RuntimeError as error:
+        if isinstance(error, LostRankError):
+            raise
         first = str(error).split("\n", 1)[0]
         raise LostRankError(f"rank {ranks.rank}: {ranks.size} processes did not meet ({first})") from error
     try:
