@@ -16,7 +16,7 @@ from torch import nn
 from snnipu._extras import require
 from snnipu._files import write_atomically
 from snnipu.neurons import Leaky, MultiStep
-from snnipu.training import joined
+from snnipu.training import Ranks, joined
 
 SCALINGS = ("strong", "weak")
 FEATURES, CLASSES = 784, 10
@@ -70,11 +70,10 @@ def measure(
     """
     found: List[Dict[str, Any]] = []
     for count in sorted(set(processes)):
-        for scaling in SCALINGS:
-            own_threads = max(1, threads // count)
-            batch = batch_size if scaling == "strong" else batch_size * count
-            settings = {"steps": steps, "batch": batch, "neurons": neurons, "repeats": repeats, "threads": own_threads}
-            times = _run(count, settings)
+        own_threads = max(1, threads // count)
+        batches = [batch_size, batch_size * count]  # in the order of SCALINGS
+        settings = {"steps": steps, "batches": batches, "neurons": neurons, "repeats": repeats, "threads": own_threads}
+        for scaling, batch, times in zip(SCALINGS, batches, _run(count, settings)):
             found.append({"scaling": scaling, "processes": count, "threads": own_threads, "batch": batch, **times})
     points = []
     for entry in found:
@@ -85,7 +84,7 @@ def measure(
     return points
 
 
-def _run(count: int, settings: Dict[str, Any]) -> Dict[str, Any]:
+def _run(count: int, settings: Dict[str, Any]) -> List[Dict[str, Any]]:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
@@ -107,7 +106,7 @@ def _run(count: int, settings: Dict[str, Any]) -> Dict[str, Any]:
     for rank, (process, (_, errors)) in enumerate(zip(started, said)):
         if process.returncode:
             raise ScaleError(f"process {rank} of {count} failed: {errors.strip()[-1000:]}")
-    result: Dict[str, Any] = json.loads(said[0][0].splitlines()[-1])
+    result: List[Dict[str, Any]] = json.loads(said[0][0].splitlines()[-1])
     return result
 
 
@@ -115,43 +114,49 @@ def worker(settings: Dict[str, Any]) -> None:
     """One of the processes; the first prints the times."""
     torch.set_num_threads(settings["threads"])
     with joined(timeout=TIMEOUT) as ranks:
-        torch.manual_seed(0)
-        network = MultiStep(
-            nn.Linear(FEATURES, settings["neurons"]),
-            Leaky(beta=0.9),
-            nn.Linear(settings["neurons"], CLASSES),
-            Leaky(beta=0.9),
-        )
-        optimizer = torch.optim.Adam(network.parameters())
-        own = ranks.share(settings["batch"])
-        x = torch.rand(max(1, own.stop - own.start), FEATURES)
-        labels = torch.randint(CLASSES, (len(x),))
-        model = ranks.wrapped(network)
-
-        def step(averages: bool) -> None:
-            optimizer.zero_grad(set_to_none=True)
-            apart = ranks.size > 1 and not averages
-            with model.no_sync() if apart else nullcontext():  # type: ignore[operator]
-                spk, _ = model(x, num_steps=settings["steps"])
-                nn.functional.cross_entropy(spk.sum(0), labels).backward()
-            optimizer.step()
-
-        seconds: Dict[bool, List[float]] = {True: [], False: []}
-        for _ in range(3):
-            step(True)
-        for _ in range(settings["repeats"]):
-            for averages in (True, False):
-                ranks.any(False)  # all begin together
-                started = time.perf_counter()
-                step(averages)
-                # The slowest tells, in microseconds.
-                seconds[averages].append(ranks.largest(int(1e6 * (time.perf_counter() - started))) / 1e6)
-        medians = {averages: sorted(times)[len(times) // 2] for averages, times in seconds.items()}
+        times = [_times(ranks, batch, settings) for batch in settings["batches"]]
         if ranks.is_first:
-            size = sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
-            share = max(0.0, 1 - medians[False] / medians[True]) if ranks.size > 1 else 0.0
-            times = {"step_seconds": medians[True], "communication": share, "gradient_bytes": size}
             print(json.dumps(times), flush=True)
+
+
+def _times(ranks: Ranks, batch: int, settings: Dict[str, Any]) -> Dict[str, Any]:
+    torch.manual_seed(0)
+    network = MultiStep(
+        nn.Linear(FEATURES, settings["neurons"]),
+        Leaky(beta=0.9),
+        nn.Linear(settings["neurons"], CLASSES),
+        Leaky(beta=0.9),
+    )
+    optimizer = torch.optim.Adam(network.parameters())
+    own = ranks.share(batch)
+    x = torch.rand(max(1, own.stop - own.start), FEATURES)
+    labels = torch.randint(CLASSES, (len(x),))
+    model = ranks.wrapped(network)
+
+    def step(averages: bool) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        apart = ranks.size > 1 and not averages
+        with model.no_sync() if apart else nullcontext():  # type: ignore[operator]
+            spk, _ = model(x, num_steps=settings["steps"])
+            nn.functional.cross_entropy(spk.sum(0), labels).backward()
+        optimizer.step()
+
+    seconds: Dict[bool, List[float]] = {True: [], False: []}
+    for _ in range(3):
+        step(True)
+    for _ in range(settings["repeats"]):
+        for averages in (True, False):
+            ranks.any(False)  # all begin together
+            started = time.perf_counter()
+            step(averages)
+            # The slowest tells, in microseconds.
+            seconds[averages].append(ranks.largest(int(1e6 * (time.perf_counter() - started))) / 1e6)
+    with_them, without = (sorted(seconds[averages])[settings["repeats"] // 2] for averages in (True, False))
+    return {
+        "step_seconds": with_them,
+        "communication": max(0.0, 1 - without / with_them) if ranks.size > 1 else 0.0,
+        "gradient_bytes": sum(parameter.numel() * parameter.element_size() for parameter in network.parameters()),
+    }
 
 
 def table(points: Sequence[Point], markdown: bool = False) -> str:

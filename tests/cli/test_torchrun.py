@@ -73,12 +73,14 @@ def test_killed_processes_end_with_the_same_weights(run, two_agents, tmp_path):
     rng = random.Random(run)
     agent = torchrun(tmp_path, "--standalone", "--nproc-per-node", "2", "--max-restarts", str(KILLS))
     seen = set()
-    for _ in range(KILLS):
+    for kill in range(KILLS):
         until = time.monotonic() + LIMIT
         before = len(epochs(tmp_path))
         while time.monotonic() < until and agent.poll() is None:
             present = [process for process in workers(agent) if process not in seen]
-            if len(present) == 2 and (rng.random() < 0.02 or len(epochs(tmp_path)) > before + rng.randrange(3)):
+            if len(present) == 2 and (
+                (kill and rng.random() < 0.003) or len(epochs(tmp_path)) > before + rng.randrange(3)
+            ):
                 break
             time.sleep(0.05)
         if agent.poll() is not None:
