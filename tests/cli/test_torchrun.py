@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -23,15 +24,23 @@ pytestmark = [
 ]
 # By hand, one run after the other: 20.
 RUNS = int(os.environ.get("SNNIPU_TORCHRUN_RUNS", 1))
-KILLS = 3
+KILLS = 3  # as many restarts as the guide's command allows
 LIMIT = 280
-TRAIN = ["-m", "snnipu", "train", "--hidden", "16", "--steps", "5", "--epochs", "30", "--batch-size", "64"]
+GUIDE = Path(__file__).resolve().parent.parent.parent / "docs" / "how-to" / "train-on-many-machines.md"
+TRAIN = ["--hidden", "16", "--steps", "5", "--epochs", "30", "--batch-size", "64"]
 TRAIN += ["--device", "cpu", "--lr-decay", "1", "--timeout", "120"]
 
 
-def torchrun(folder, *options, log="log"):
+def torchrun(folder, which, log="log", **changes):
+    """The guide's command that has the option ``which``, on a smaller network."""
+    (line,) = [
+        line for line in GUIDE.read_text().splitlines() if re.match(rf"torchrun {which}\b.* -m snnipu train$", line)
+    ]
+    for old, new in changes.items():
+        assert old in line
+        line = line.replace(old, new)
     output = (folder / log).open("w")
-    command = [sys.executable, "-m", "torch.distributed.run", *options, *TRAIN]
+    command = [sys.executable, "-m", "torch.distributed.run", *shlex.split(line)[1:], *TRAIN]
     return subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
 
 
@@ -71,7 +80,7 @@ def epochs(folder):
 def test_killed_processes_end_with_the_same_weights(run, two_agents, tmp_path):
     """Any of them, at any time, also while they start."""
     rng = random.Random(run)
-    agent = torchrun(tmp_path, "--standalone", "--nproc-per-node", "2", "--max-restarts", str(KILLS))
+    agent = torchrun(tmp_path, "--standalone")
     seen = set()
     for kill in range(KILLS):
         until = time.monotonic() + LIMIT
@@ -102,9 +111,9 @@ def two_agents(tmp_path_factory):
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
-    options = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "test"]
-    options += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1"]
-    agents = [torchrun(folder, *options, log=log) for log in ("log", "other")]
+    # The names of machines need not resolve here.
+    host = {"host1:29400": f"127.0.0.1:{port} --local-addr 127.0.0.1"}
+    agents = [torchrun(folder, "--nnodes", log=log, **host) for log in ("log", "other")]
     assert [ended(agent) for agent in agents] == [0, 0], (folder / "log").read_text() + (folder / "other").read_text()
     return folder
 
