@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
@@ -51,7 +52,7 @@ class SparseSpikes:
     counts: torch.Tensor
     num_neurons: int
     dropped: Optional[torch.Tensor]
-    outside: int = dataclasses.field(init=False, default=0)
+    outside: int = 0
 
     def __init__(
         self,
@@ -61,10 +62,12 @@ class SparseSpikes:
         num_neurons: int,
         *,
         dropped: Optional[torch.Tensor] = None,
+        outside: int = 0,
     ) -> None:
         _check_types(ids, values, counts, num_neurons, dropped)
+        _check_outside(outside)
         _check_contents(ids, counts, num_neurons)
-        self._set(ids, values, counts, num_neurons, dropped)
+        self._set(ids, values, counts, num_neurons, dropped, outside)
 
     def _set(
         self,
@@ -108,8 +111,7 @@ class SparseSpikes:
             found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
             raise ValueError(f"saved SparseSpikes must hold {list(_STATE)}, got {found}")
         _check_types(*(state[name] for name in _STATE[:5]))
-        if isinstance(state["outside"], bool) or not isinstance(state["outside"], int) or state["outside"] < 0:
-            raise ValueError(f"outside must be an int of 0 or more, got {state['outside']!r}")
+        _check_outside(state["outside"])
         _check_contents(state["ids"], state["counts"], state["num_neurons"])
         self._set(**state)
 
@@ -419,9 +421,17 @@ def _unflattened(leaves: Iterable[Any], context: Any) -> SparseSpikes:
     return SparseSpikes._trusted(ids, values, counts, num_neurons, dropped, outside)
 
 
+def _flattened_with_keys(spikes: SparseSpikes) -> Tuple[List[Any], Tuple[int, int]]:
+    """As :func:`_flattened`, each leaf with its name: ``torch.export`` asks for it."""
+    leaves, context = _flattened(spikes)
+    names = ("ids", "values", "counts", "dropped")
+    return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(names, leaves)], context
+
+
 def _register() -> None:
     """Make spikes known to PyTorch: as a pytree's node, and as a class that a file of weights may hold."""
     if hasattr(pytree, "register_pytree_node"):
+        known = inspect.signature(pytree.register_pytree_node).parameters
         pytree.register_pytree_node(
             SparseSpikes,
             _flattened,
@@ -429,6 +439,7 @@ def _register() -> None:
             serialized_type_name="snnipu.SparseSpikes",
             to_dumpable_context=list,
             from_dumpable_context=tuple,
+            **({"flatten_with_keys_fn": _flattened_with_keys} if "flatten_with_keys_fn" in known else {}),
         )
     else:  # before PyTorch 2.2
         pytree._register_pytree_node(SparseSpikes, _flattened, _unflattened)
@@ -470,6 +481,11 @@ def _check_types(ids: object, values: object, counts: object, num_neurons: objec
             raise ValueError(f"{name} must have shape {shapes[name]}, as ids says, got {tuple(tensor.shape)}")
         if tensor.device != ids.device:
             raise ValueError(f"{name} must be on the device of ids, {ids.device}, got {tensor.device}")
+
+
+def _check_outside(outside: object) -> None:
+    if isinstance(outside, bool) or not isinstance(outside, int) or outside < 0:
+        raise ValueError(f"outside must be an int of 0 or more, got {outside!r}")
 
 
 def _check_contents(ids: torch.Tensor, counts: torch.Tensor, num_neurons: int) -> None:

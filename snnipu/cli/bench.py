@@ -24,6 +24,7 @@ from snnipu.benchmarking import (
     chart,
     report,
     run_case,
+    scale,
     sweep_chart,
 )
 from snnipu.benchmarking.environment import record
@@ -38,6 +39,7 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
 }
 SIZES = ("steps", "batch_size", "neurons")
+SCALE = "scale"
 PROGRESS = "{desc}: {bar:30} round {n} of {total} [{elapsed}]"
 SWEEP_PROGRESS = "{desc}: {bar:30} {n} of {total} points done [{elapsed}<{remaining}]"
 FULL = {"steps": 25, "batch_size": 128, "neurons": 1000, "repeats": 20, "min_seconds": 5.0}
@@ -62,6 +64,10 @@ def _seconds(text: str) -> float:
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"must be finite and not negative, but is {text}")
     return value
+
+
+def _process_numbers(text: str) -> List[int]:
+    return [_positive_integer(part) for part in text.split(",")]
 
 
 def _peers(text: str) -> List[str]:
@@ -122,6 +128,7 @@ def _type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 def _parser() -> argparse.ArgumentParser:
     modules = cases.available()
     listing = "\n".join(f"  {name:<10} {module.SUMMARY}" for name, module in modules.items())
+    listing += f"\n  {SCALE:<10} training by several processes: strong and weak scaling; not part of all"
     peers = "\n".join(f"  {name:<13} {summary}" for name, summary in PEERS.items())
     parser = argparse.ArgumentParser(
         prog="snnipu bench",
@@ -131,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
         "Exit status: 0 all checks passed, 1 a check is red (or snnipu failed), 2 wrong arguments.",
     )
     add = parser.add_argument
-    add("case", nargs="?", default="all", choices=[*modules, "all"], help="what to run (default: all)")
+    add("case", nargs="?", default="all", choices=[*modules, SCALE, "all"], help="what to run (default: all)")
     add("--json", type=output_path(), metavar="FILE", help="write the results as JSON")
     add("--chart", type=output_path(*chart.FORMATS), metavar="FILE.png", help="draw the results (.png, .svg or .pdf)")
     add("--markdown", action="store_true", help="print Markdown tables")
@@ -146,6 +153,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--min-seconds", type=_seconds, metavar="S", help=f"timing a table, at least ({_default('min_seconds')})")
     add("--resident-memory", action="store_true", help="peak resident memory too, each in a process of its own (Linux)")
     add("--quick", action="store_true", help="small sizes, few rounds: does everything run? The times mean little")
+    group = parser.add_argument_group(f"only for {SCALE}")
+    group.add_argument(
+        "--processes",
+        type=_process_numbers,
+        metavar="LIST",
+        help="numbers of processes, comma-separated (default: 1,2; their threads share --threads)",
+    )
     for name, options in _options().items():
         group = parser.add_argument_group(f"only for {name}")  # an empty group is not printed
         for option in options:
@@ -299,6 +313,30 @@ def _check_options(parser: argparse.ArgumentParser, arguments: argparse.Namespac
                     parser.error(f"argument {flag}: not for the case {case}, which has its sizes from {option.flag}")
 
 
+def _scale(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    given = {"--device": arguments.device.type != "cpu", "--resident-memory": arguments.resident_memory}
+    given["--dtype"] = arguments.dtype != "float32"
+    for option in (option for option, asked in given.items() if asked):
+        parser.error(f"argument {option}: not for {SCALE}, which runs in float32 on the CPU")
+    sizes = {name: int(getattr(arguments, name) or (QUICK if arguments.quick else FULL)[name]) for name in SIZES}
+    repeats = arguments.repeats or (QUICK if arguments.quick else FULL)["repeats"]
+    threads = arguments.threads or torch.get_num_threads()
+    try:
+        points = scale.measure(arguments.processes or [1, 2], repeats=int(repeats), threads=threads, **sizes)
+    except scale.ScaleError as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 1
+    environment = record(arguments.device, torch.float32)
+    print(scale.table(points, arguments.markdown))
+    print(f"\n784-{sizes['neurons']}-10, T={sizes['steps']}; {report.environment_line(environment)}")
+    if arguments.json:
+        document = {"case": SCALE, **sizes, "environment": environment, "points": [p._asdict() for p in points]}
+        write_text(arguments.json, json.dumps(document, indent=2, allow_nan=False) + "\n")
+    if arguments.chart:
+        scale.draw(points, arguments.chart)
+    return 0
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the benchmarks that ``argv`` asks for; returns the exit status."""
     parser = _parser()
@@ -311,6 +349,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             require("matplotlib.figure", "bench", "a chart")
         except MissingExtra as error:
             parser.error(f"argument --chart: {error}")
+    if arguments.case == SCALE:
+        return _scale(parser, arguments)
+    if arguments.processes:
+        parser.error(f"argument --processes: only for {SCALE}")
     if arguments.resident_memory and not supported(arguments.device):
         parser.error("argument --resident-memory: only on Linux, and only with --device cpu")
     module = cases.available().get(arguments.case)

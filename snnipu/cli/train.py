@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import functools
 import json
+import math
 import os
 import shlex
 import sys
@@ -17,7 +18,7 @@ from snnipu import _dropin, datasets, training
 from snnipu._extras import MissingExtra, require
 from snnipu._files import failure, write_text
 from snnipu._version import __version__
-from snnipu.training.config import DATASET_DEFAULTS, EVENT_DEFAULTS, OVERFLOW_ORDERS
+from snnipu.training.config import DATASET_DEFAULTS, EVENT_DEFAULTS, OVERFLOW_ORDERS, PRECISIONS
 from snnipu.training.interrupt import StopRequest
 
 Config = Union[training.TrainConfig, training.EventConfig]
@@ -48,15 +49,26 @@ def main(argv: List[str]) -> int:
     parser = build_parser()
     options = parser.parse_args(argv)
     try:
-        with StopRequest() as stop:
-            return run(options, stop)
+        return run(options)
     except training.CheckpointError as error:
-        parser.error(f"argument --checkpoint: {error}")
+        parser.error(f"{own_name()}argument --checkpoint: {error}")
     except UsageError as error:
-        parser.error(str(error))
+        parser.error(f"{own_name()}{error}")
+    except training.OtherRankError:  # it says why itself
+        return 2
+    except training.LostRankError as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(1)  # PyTorch's threads may still wait for who is gone
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def own_name() -> str:
+    """``rank 3: `` where there are several processes and this is not the first, which speaks to the user."""
+    rank = os.environ.get("RANK", "0")
+    return "" if rank == "0" else f"rank {rank}: "
 
 
 class UsageError(Exception):
@@ -102,7 +114,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--epochs", type=positive_int, metavar="N", help=f"passes over the data ({by_dataset('epochs')})"
     )
     network.add_argument(
-        "--batch-size", type=positive_int, metavar="N", help=f"samples a batch ({by_dataset('batch_size')})"
+        "--batch-size",
+        type=positive_int,
+        metavar="N",
+        help=f"samples that a step of the optimizer takes, over all processes ({by_dataset('batch_size')})",
+    )
+    network.add_argument(
+        "--global-batch", dest="batch_size", type=positive_int, metavar="N", help="the same as --batch-size"
     )
     network.add_argument("--lr", type=float, help=f"learning rate of Adam ({by_dataset('lr')})")
     network.add_argument(
@@ -118,6 +136,49 @@ def build_parser() -> argparse.ArgumentParser:
         choices=training.ENGINES,
         help="digits and mnist: what runs the neurons: snnipu (default), or snnTorch's step loop from the same "
         "weights, to compare",
+    )
+    network.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        help="bf16: products and spikes in bfloat16, by autocast; for events with --method dense (default: float32)",
+    )
+    network.add_argument(
+        "--bptt-steps",
+        type=positive_int,
+        metavar="N",
+        help="digits and mnist: truncated backpropagation through time: the gradient is cut off every N steps "
+        "(default: it goes through all)",
+    )
+    parts = parser.add_argument_group(
+        "parts of a batch, in turn; several processes: torchrun --nproc-per-node N -m snnipu train"
+    )
+    parts.add_argument(
+        "--accumulate",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="compute each process's share of a batch in N parts, and step on the sum of their gradients",
+    )
+    parts.add_argument(
+        "--replicas",
+        type=positive_int,
+        metavar="N",
+        help="with --device ipu-model: N replicas, each with its share of a batch, as poptorch's replicationFactor; "
+        "the model runs them in turn (default: 1)",
+    )
+    parts.add_argument(
+        "--checkpoint-steps",
+        type=positive_int,
+        metavar="N",
+        help="digits and mnist: keep the states of every N-th step only, and compute the others again in the backward "
+        "pass: less memory, the same numbers",
+    )
+    parts.add_argument(
+        "--timeout",
+        type=positive_float,
+        default=training.TIMEOUT,
+        metavar="S",
+        help="seconds after which processes that wait for another give up and name it (default: %(default)g)",
     )
     events = parser.add_argument_group("events: how sparse")
     events.add_argument(
@@ -275,6 +336,16 @@ def positive_int(text: str) -> int:
     return value
 
 
+def positive_float(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return value
+
+
 def natural_int(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected an integer from 0, got {text!r}")
@@ -308,52 +379,80 @@ def slot_numbers(text: str) -> Any:
     return NONE if values[0] is None else values[0]
 
 
-def run(options: argparse.Namespace, stop: StopRequest) -> int:
+def run(options: argparse.Namespace) -> int:
     threads = torch.get_num_threads()
     with contextlib.ExitStack() as held, running_on(options.device) as ipu_model:
         held.callback(torch.set_num_threads, threads)
-        return train(options, stop, ipu_model, held)
+        cuda = options.device in ("auto", "cuda") and torch.cuda.is_available()
+        ranks = as_usage_error(lambda: held.enter_context(training.joined(cuda, options.timeout)), ValueError)
+        stop = held.enter_context(StopRequest())  # while processes wait to meet, a signal ends them at once
+        return train(options, stop, ipu_model, held, ranks)
 
 
-def train(options: argparse.Namespace, stop: StopRequest, ipu_model: Any, held: contextlib.ExitStack) -> int:
-    device = choose_device(options.device)
+def prepare(options: argparse.Namespace, held: contextlib.ExitStack) -> Tuple[Optional[Path], Optional[Dict[str, Any]]]:
+    """Of the first process: its files, found writable, and the checkpoint that the run goes on from."""
     if options.plot_dir is not None:
         as_usage_error(lambda: require("matplotlib", extra="data", purpose="--plot-dir"), MissingExtra)
         as_usage_error(lambda: make_picture_folder(options.plot_dir), OSError, "argument --plot-dir: ")
     if options.json is not None:
         options.json = as_usage_error(lambda: training.writable_file(options.json), OSError, "argument --json: ")
     checkpoint = choose_checkpoint(options)
-    if checkpoint is not None:
-        lock_for_run(checkpoint, held)
-    saved = training.load_checkpoint(checkpoint) if options.resume and checkpoint is not None else None
-    config = choose_config(options, saved)
-    if ipu_model is not None and isinstance(config, training.TrainConfig) and config.engine != "snnipu":
-        raise UsageError(f"argument --engine: {config.engine} does not run on the IPU model; --device cpu does")
-    data = load_data(config, options)
-    trainer = make_trainer(config, data, device, options)
+    if checkpoint is None:
+        return None, None
+    lock_for_run(checkpoint, held)
+    if options.resume:
+        return checkpoint, training.load_checkpoint(checkpoint)
+    if training.restarts()[0] and checkpoint.exists():
+        try:
+            return checkpoint, training.load_checkpoint(checkpoint)
+        except training.CheckpointError as error:
+            print(f"starting anew: {error}", file=sys.stderr)
+    return checkpoint, None
+
+
+def train(
+    options: argparse.Namespace,
+    stop: StopRequest,
+    ipu_model: Any,
+    held: contextlib.ExitStack,
+    ranks: training.Ranks,
+) -> int:
+    checkpoint, saved = ranks.together(lambda: prepare(options, held) if ranks.is_first else (None, None))
+    saved = ranks.from_first(saved)
+    trainer = ranks.together(lambda: set_up(options, ipu_model is not None, saved, ranks))
     torch.set_num_threads(choose_threads(trainer, options))
+    config = trainer.config
+    say = print if ranks.is_first else lambda *values, **settings: None
     if saved is not None:
-        trainer.load_state_dict(saved)
-    print(trainer.describe(), flush=True)
+        saved = go_on(trainer, saved, options.resume)
+    say(trainer.describe(), flush=True)
+    if ranks.size > 1:
+        say(f"{ranks.size} processes, {torch.get_num_threads()} threads each", flush=True)
     if saved is not None:
-        print(f"resumed after epoch {len(trainer.history)} from {checkpoint}", flush=True)
+        say(f"resumed after epoch {len(trainer.history)} from {checkpoint}", flush=True)
     elif checkpoint is not None and checkpoint.exists():
-        print(f"{checkpoint} will be replaced after the first epoch (--resume would go on from it)", flush=True)
+        say(f"{checkpoint} will be replaced after the first epoch (--resume would go on from it)", flush=True)
 
     def on_epoch(trainer: AnyTrainer) -> None:
         if checkpoint is not None:
             training.save_checkpoint(checkpoint, trainer.state_dict())
-        print_epoch(trainer)
+        if ranks.is_first:
+            print_epoch(trainer)
 
     try:
         finished = trainer.fit(should_stop=lambda: bool(stop), on_epoch=on_epoch, progress=True)
     except training.DivergedError as error:
+        if not ranks.is_first:  # in all processes at once
+            raise training.OtherRankError(str(error)) from error
         raise UsageError(f"argument --lr: {error}") from error
     except (OSError, ValueError) as error:  # of the data, where it names them
         if isinstance(error, OSError) and (isinstance(error, training.WriteError) or "root: " not in str(error)):
             raise
         raise UsageError(data_message(error)) from error
 
+    signum = ranks.largest(stop.signum or 0)
+    if not ranks.is_first:
+        return 0 if finished else 128 + signum
     if options.json is not None:
         report = make_report(trainer, finished)
         if ipu_model is not None:
@@ -374,14 +473,43 @@ def train(options: argparse.Namespace, stop: StopRequest, ipu_model: Any, held: 
         print("there is no checkpoint to resume from", flush=True)
     else:
         print("resume with:\n  " + shlex.join(resume_command(options, checkpoint)), flush=True)
-    return 128 + (stop.signum or 0)
+    return 128 + signum
+
+
+def go_on(trainer: AnyTrainer, saved: Dict[str, Any], resume: bool) -> Optional[Dict[str, Any]]:
+    """Load the checkpoint, in all processes; None where torchrun has started them again and it is another run's."""
+    try:
+        trainer.ranks.together(lambda: trainer.load_state_dict(saved))
+    except (training.CheckpointError, training.OtherRankError) as error:
+        if resume:
+            raise
+        if trainer.ranks.is_first:
+            print(f"starting anew: {error}", file=sys.stderr, flush=True)
+        return None
+    return saved
+
+
+def set_up(
+    options: argparse.Namespace, on_ipu_model: bool, saved: Optional[Dict[str, Any]], ranks: training.Ranks
+) -> AnyTrainer:
+    """Settings, data, network."""
+    device = choose_device(options.device, ranks)
+    config = choose_config(options, saved if options.resume else None)
+    if on_ipu_model and isinstance(config, training.TrainConfig) and config.engine != "snnipu":
+        raise UsageError(f"argument --engine: {config.engine} does not run on the IPU model; --device cpu does")
+    if on_ipu_model and config.precision != "float32":
+        raise UsageError(f"argument --precision: {config.precision} does not run on the IPU model; --device cpu does")
+    if options.replicas is not None and not on_ipu_model:
+        raise UsageError(f"argument --replicas: only for --device {IPU_MODEL}; torchrun starts several processes")
+    data = ranks.local_first(lambda: load_data(config, options)) if options.download else load_data(config, options)
+    return make_trainer(config, data, device, options, ranks)
 
 
 def resume_command(options: argparse.Namespace, checkpoint: Path) -> List[str]:
     """The command that goes on from ``checkpoint``, which holds all settings, with the same data and outputs."""
     command = ["python", "-m", "snnipu", "train", "--resume", "--checkpoint", str(checkpoint)]
-    for name in ("data_dir", "json", "plot_dir", "workers"):
-        if getattr(options, name) is not None:
+    for name in ("data_dir", "json", "plot_dir", "workers", "accumulate", "replicas", "checkpoint_steps"):
+        if getattr(options, name) is not None and (name, getattr(options, name)) != ("accumulate", 1):
             command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
     return command + (["--device", options.device] if options.device != "auto" else [])
 
@@ -454,11 +582,20 @@ def print_counts(entries: List[Dict[str, Any]]) -> None:
         )
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str, ranks: training.Ranks) -> torch.device:
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise UsageError("argument --device: no CUDA device is available to PyTorch here; use --device cpu")
-    return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
+    if not (name == "cuda" or (name == "auto" and available)):
+        return torch.device("cpu")
+    if ranks.size == 1:
+        return torch.device("cuda")
+    if ranks.local_size > torch.cuda.device_count():
+        raise UsageError(
+            f"argument --device: {ranks.local_size} processes on this machine, and {torch.cuda.device_count()} GPUs"
+        )
+    torch.cuda.set_device(ranks.local_rank)
+    return torch.device("cuda", ranks.local_rank)
 
 
 def choose_threads(trainer: AnyTrainer, options: argparse.Namespace) -> int:
@@ -466,7 +603,15 @@ def choose_threads(trainer: AnyTrainer, options: argparse.Namespace) -> int:
     if options.threads is not None:
         return int(options.threads)
     small = trainer.device.type == "cpu" and trainer.multiplications() < ONE_THREAD_BELOW
-    return 1 if small and "OMP_NUM_THREADS" not in os.environ else torch.get_num_threads()
+    asked = os.environ.get("OMP_NUM_THREADS")
+    if trainer.ranks.local_size > 1 and asked in (None, "1"):  # torchrun sets 1, whatever the machine has
+        return 1 if small else max(1, available_cores() // trainer.ranks.local_size)
+    return 1 if small and asked is None else torch.get_num_threads()
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def make_folder(folder: Path) -> None:
@@ -582,15 +727,22 @@ def load_events(config: training.EventConfig, options: argparse.Namespace) -> da
     return datasets.dvs_gesture(options.data_dir, crop=config.crop, downsample=config.downsample or 1, **settings)
 
 
-def make_trainer(config: Config, data: Any, device: torch.device, options: argparse.Namespace) -> AnyTrainer:
+def make_trainer(
+    config: Config, data: Any, device: torch.device, options: argparse.Namespace, ranks: training.Ranks
+) -> AnyTrainer:
+    parts = options.accumulate * (options.replicas or 1)
     try:
         if isinstance(config, training.EventConfig):
-            return training.EventTrainer(config, data, device, options.workers or 0)
+            if options.checkpoint_steps is not None:
+                raise ValueError(
+                    f"checkpoint_steps: only for --dataset {' or '.join(training.DATASETS)}, not {config.dataset}"
+                )
+            return training.EventTrainer(config, data, device, options.workers or 0, ranks, parts)
         if options.workers is not None:
             raise ValueError(
                 f"workers: only for --dataset {' or '.join(training.EVENT_DATASETS)}, not {config.dataset}"
             )
-        return training.Trainer(config, data, device)
+        return training.Trainer(config, data, device, ranks, parts, options.checkpoint_steps)
     except ValueError as error:
         raise UsageError(f"argument {flag_message(str(error))}") from error
 
@@ -635,6 +787,8 @@ def make_report(trainer: AnyTrainer, finished: bool) -> Dict[str, Any]:
         "epochs_done": len(trainer.history),
         "device": str(trainer.device),
         "threads": torch.get_num_threads(),
+        "processes": trainer.ranks.size,
+        "accumulate": trainer.accumulate,
         "train_samples": trainer.train_samples,
         "test_samples": trainer.test_samples,
         **trainer.results(),

@@ -230,12 +230,13 @@ def _assemble(items: Sequence[Item]) -> Batch:
 
 def event_loader(
     dataset: "Dataset[Item]",
-    batch_size: int,
+    batch_size: int = 1,
     shuffle: bool = False,
     generator: Optional[torch.Generator] = None,
     num_workers: int = 0,
     drop_last: bool = False,
     pin_memory: bool = False,
+    batch_sampler: Optional[Iterable[List[int]]] = None,
 ) -> "DataLoader[Item]":
     """A ``DataLoader`` of batches ``(SparseSpikes [T, B, S], labels int64 [B])``; no dense frame is ever made.
 
@@ -243,7 +244,8 @@ def event_loader(
 
     Args:
         dataset: an :class:`EventDataset`, or a ``Subset`` or ``ConcatDataset`` of such.
-        batch_size, shuffle, generator, num_workers, drop_last, pin_memory: as in ``torch.utils.data.DataLoader``.
+        batch_size, shuffle, generator, num_workers, drop_last, pin_memory, batch_sampler: as in
+            ``torch.utils.data.DataLoader``.
 
     Raises:
         ValueError: what ``torch.utils.data.DataLoader`` refuses.
@@ -256,6 +258,7 @@ def event_loader(
         num_workers=num_workers,
         drop_last=drop_last,
         pin_memory=pin_memory,
+        batch_sampler=batch_sampler,  # type: ignore[arg-type]
         collate_fn=_assemble,
         # Workers keep what they have cached.
         persistent_workers=num_workers > 0,

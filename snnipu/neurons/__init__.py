@@ -2,6 +2,7 @@
 
 from snnipu.neurons.leaky import Leaky
 from snnipu.neurons.multistep import MultiStep
+from snnipu.neurons.segments import run_segments
 from snnipu.neurons.sparse_leaky import SparseLeaky
 from snnipu.neurons.sparse_linear import SparseLinear
 from snnipu.neurons.sparse_network import SparseNetwork
@@ -25,4 +26,5 @@ __all__ = [
     "SparseNetwork",
     "StateLeaky",
     "Synaptic",
+    "run_segments",
 ]

@@ -1,7 +1,7 @@
 """``snnipu.Leaky``: snnTorch's leaky integrate-and-fire layer on fused kernels."""
 
 import warnings
-from typing import Any, Dict, List, Optional, Set, Tuple, Union
+from typing import Any, Dict, Iterable, List, Optional, Set, Tuple, Union
 
 import snntorch
 import torch
@@ -30,6 +30,14 @@ _PARAMETERS = ("beta", "threshold", "graded_spikes_factor")
 _SAID: Set[Tuple[Any, ...]] = set()
 
 
+def load_scalars(module: torch.nn.Module, state_dict: Any, prefix: str, names: Iterable[str]) -> None:
+    """Give the entries of one element in ``state_dict`` the shapes of ``module``'s: FSDP2 takes ``[1]``, not ``[]``."""
+    for name in names:
+        own, saved = getattr(module, name, None), state_dict.get(prefix + name)
+        if isinstance(own, torch.Tensor) and isinstance(saved, torch.Tensor) and own.numel() == saved.numel() == 1:
+            state_dict[prefix + name] = saved.reshape(own.shape)
+
+
 class Leaky(snntorch.Leaky):
     r"""First-order leaky integrate-and-fire neurons: ``snntorch.Leaky`` 1.0, fused.
 
@@ -54,6 +62,8 @@ class Leaky(snntorch.Leaky):
     * setting ``reset_mechanism`` after construction takes effect;
     * the ``sigmoid`` surrogate is finite far from the threshold and ``LSO`` works;
     * modules can be pickled and deep-copied, also after a forward pass;
+    * ``mem`` is no buffer, though it moves with the module: ``DistributedDataParallel`` leaves each process its own;
+    * a parameter of one element loads from one of no dimension, and the other way round;
     * a membrane of another layer's shape is an error; of another batch size, it starts from zeros as in snnTorch, with
       a warning;
     * a second derivative through fused neurons is an error;
@@ -106,6 +116,20 @@ class Leaky(snntorch.Leaky):
     _reset_mechanism: str
     reset_mechanism_val: torch.Tensor
     mem: torch.Tensor
+
+    def _init_mem(self) -> None:
+        # No buffer, as snnTorch's: DistributedDataParallel would broadcast rank 0's state over that of the others.
+        self.mem = torch.zeros(0)
+
+    def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        super()._apply(fn, *args, **kwargs)
+        with torch.no_grad():
+            self.mem = fn(self.mem)
+        return self
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        load_scalars(self, state_dict, prefix, _PARAMETERS)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     @property
     def reset_mechanism(self) -> str:
@@ -389,7 +413,6 @@ class Leaky(snntorch.Leaky):
     def __getstate__(self) -> Dict[str, Any]:
         # What a forward pass left behind belongs to its autograd graph, which cannot be copied.
         state = self.__dict__.copy()
-        state["_buffers"] = self._buffers.copy()
-        state["_buffers"]["mem"] = self.mem.detach()
+        state["mem"] = self.mem.detach()
         state["_last_step"] = None
         return state

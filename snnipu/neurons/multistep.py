@@ -1,6 +1,6 @@
 """``snnipu.MultiStep``: ``nn.Sequential`` over time."""
 
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
 import snntorch
 import torch
@@ -126,12 +126,17 @@ def is_stateless(module: nn.Module) -> bool:
     return kind in _STATELESS or (kind in _RANDOM and not module.training)
 
 
+def is_random(module: nn.Module) -> bool:
+    """Whether the module is a dropout, and nothing else sees its calls."""
+    return type(module) in _RANDOM and is_plain(module)
+
+
 def runs_as_one_batch(module: nn.Module, dims: int) -> bool:
     """Whether all steps, of so many dimensions each, may run as one batch.
 
     That is: stateless, or dropout, and nothing looks at the batch's dimension.
     """
-    if not is_stateless(module) and not (type(module) in _RANDOM and is_plain(module)):
+    if not is_stateless(module) and not is_random(module):
         return False
     fits = _STATELESS.get(type(module)) or _RANDOM.get(type(module), _has_batch)
     return fits(module, dims)
@@ -188,6 +193,15 @@ class MultiStep(nn.Sequential):
         self._step_bytes: Dict[Tuple[Any, ...], int] = {}
         for name, module in self.named_children():
             _check_module(name, module)
+
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> List[str]:
+        """What DistributedDataParallel must not broadcast: states of snnTorch's neurons, which it has as buffers."""
+        return [*self.__dict__.get("_ddp_ignored", ()), *_state_buffers(self)]
+
+    @_ddp_params_and_buffers_to_ignore.setter
+    def _ddp_params_and_buffers_to_ignore(self, names: Iterable[str]) -> None:
+        self.__dict__["_ddp_ignored"] = list(names)
 
     def forward(  # type: ignore[override]
         self, x: Union[torch.Tensor, SparseSpikes], num_steps: Optional[int] = None
@@ -266,6 +280,12 @@ class MultiStep(nn.Sequential):
         if key not in self._step_bytes:
             self._step_bytes[key] = _largest_step(modules, step)
         return max(1, PART_BYTES // max(1, self._step_bytes[key]))
+
+
+def _state_buffers(network: nn.Module) -> Iterator[str]:
+    for name, module in network.named_modules():
+        if isinstance(module, snntorch.SpikingNeuron):
+            yield from (f"{name}.{state}" for state in module._non_persistent_buffers_set)
 
 
 def _check_input(x: Any, num_steps: Optional[int]) -> None:

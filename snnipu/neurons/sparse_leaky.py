@@ -7,7 +7,7 @@ from torch import nn
 
 from snnipu import ops
 from snnipu.backends import popart
-from snnipu.neurons.leaky import Leaky
+from snnipu.neurons.leaky import Leaky, load_scalars
 from snnipu.neurons.sparse_activity import DeviceActivity
 from snnipu.neurons.sparse_linear import check_features, check_path, choose_path, init_like_linear
 from snnipu.ops._arguments import reset_code
@@ -134,6 +134,10 @@ class SparseLeaky(nn.Module):
             setattr(self, name, nn.Parameter(tensor))
         else:
             self.register_buffer(name, tensor)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        load_scalars(self, state_dict, prefix, ("beta", "threshold"))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def reset_parameters(self) -> None:
         """``nn.Linear``'s initial weights."""

@@ -24,6 +24,7 @@ from snnipu.training.loop import DivergedError, TrainingLoop
 from snnipu.training.low_activity import ActivityRegularizer, GradThresholdSchedule, LayerScale, scale_to_activity
 from snnipu.training.methods import METHODS
 from snnipu.training.network import StepLoop, build_network, layer_activity
+from snnipu.training.ranks import TIMEOUT, LostRankError, OtherRankError, Ranks, joined, restarts
 from snnipu.training.sparse_benchmark import (
     benchmark_max_spikes,
     benchmark_network,
@@ -37,6 +38,7 @@ __all__ = [
     "ENGINES",
     "EVENT_DATASETS",
     "METHODS",
+    "TIMEOUT",
     "ActivityRegularizer",
     "CheckpointError",
     "DivergedError",
@@ -44,6 +46,9 @@ __all__ = [
     "EventTrainer",
     "GradThresholdSchedule",
     "LayerScale",
+    "LostRankError",
+    "OtherRankError",
+    "Ranks",
     "StepLoop",
     "TrainConfig",
     "Trainer",
@@ -56,9 +61,11 @@ __all__ = [
     "benchmark_weights_",
     "build_network",
     "check_same_run",
+    "joined",
     "layer_activity",
     "load_checkpoint",
     "lock_checkpoint",
+    "restarts",
     "save_checkpoint",
     "scale_to_activity",
     "writable_file",

@@ -11,6 +11,9 @@ DATASETS = ("digits", "mnist")
 EVENT_DATASETS = ("randman", "nmnist", "shd", "dvs")
 ENGINES = ("snnipu", "snntorch")
 OVERFLOW_ORDERS = ("lowest", "rotate")
+PRECISIONS = ("float32", "bf16")
+# Settings that checkpoints may lack, with what was done without them.
+ADDED = {"precision": "float32", "bptt_steps": None}
 
 _Config = TypeVar("_Config", bound="Settings")
 
@@ -29,6 +32,7 @@ class Settings:
     def from_dict(cls: Type[_Config], values: Dict[str, Any]) -> _Config:
         """The inverse of :meth:`to_dict`; raises ``ValueError`` where names are missing or unknown."""
         names = cls.names()
+        values = cls.completed(values)
         if set(values) != set(names):
             raise ValueError(f"expected the settings {sorted(names)}, got {sorted(map(str, values))}")
         return cls(**values)
@@ -37,6 +41,11 @@ class Settings:
     def names(cls) -> Tuple[str, ...]:
         """The settings there are."""
         return tuple(field.name for field in fields(cls))  # type: ignore[arg-type]
+
+    @classmethod
+    def completed(cls, values: Dict[str, Any]) -> Dict[str, Any]:
+        """``values`` with the settings that a checkpoint of before them lacks."""
+        return {**{name: value for name, value in ADDED.items() if name in cls.names()}, **values}
 
     def to_dict(self) -> Dict[str, Any]:
         """Names and values, as they stand in a checkpoint and in the JSON report."""
@@ -72,11 +81,14 @@ class TrainConfig(Settings):
         steps: time steps T that an image is shown.
         hidden: hidden neurons.
         epochs: passes over the training set.
-        batch_size: images in a batch.
+        batch_size: images in a batch, over all processes.
         lr: learning rate of Adam in the first epoch.
         lr_decay: what the learning rate is multiplied with after each epoch, above 0 and up to 1.
         beta: decay of the membrane per step, 0 to 1.
         seed: seeds the initial weights and the order of the batches.
+        precision: ``"float32"``, or ``"bf16"`` for products and spikes in bfloat16, by ``torch.autocast``.
+        bptt_steps: steps after which the gradient through time is cut off (truncated backpropagation through time);
+            None: it goes through all steps. Only of the engine ``"snnipu"``.
 
     Raises:
         ValueError: an argument is out of its range; the message starts with its name.
@@ -92,10 +104,17 @@ class TrainConfig(Settings):
     lr_decay: float = 0.92
     beta: float = 0.9
     seed: int = 0
+    precision: str = "float32"
+    bptt_steps: Optional[int] = None
 
     def __post_init__(self) -> None:
         self._check_choice("dataset", DATASETS)
         self._check_choice("engine", ENGINES)
+        self._check_choice("precision", PRECISIONS)
+        if self.bptt_steps is not None:
+            check_positive_int("bptt_steps", self.bptt_steps)
+            if self.engine != "snnipu":
+                raise ValueError(f"bptt_steps: only for the engine snnipu, not {self.engine}")
         check_positive_int("hidden", self.hidden)
         self._check_training()
 
@@ -206,6 +225,7 @@ class EventConfig(Settings):
         step_us: microseconds of a time step of a recording; None: the data set's default. Not of Randman.
         crop: use the central ``crop`` x ``crop`` pixels of an event camera only; None: all of them.
         downsample: take squares of so many pixels' side as one; of ``"dvs"``.
+        precision: as in :class:`TrainConfig`; ``"bf16"`` with ``method="dense"`` only.
 
     Raises:
         ValueError: an argument is out of its range, or does not go with another; the message starts with its name.
@@ -240,6 +260,7 @@ class EventConfig(Settings):
     step_us: Optional[float] = None
     crop: Optional[int] = None
     downsample: Optional[int] = None
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
         self._check_choice("dataset", EVENT_DATASETS)
@@ -248,6 +269,9 @@ class EventConfig(Settings):
         if self.beta == 1:
             raise ValueError("beta: expected a number below 1: the input is scaled with 1 - beta, got 1")
         self._check_layers()
+        self._check_choice("precision", PRECISIONS)
+        if self.precision != "float32" and self.method != "dense":
+            raise ValueError(f"precision: expected float32, got {self.precision!r}: sparse operators have no other")
         if self.method == "dense":
             self._check_absent(_SPARSE_ONLY, "the dense method has no slots and no second threshold")
         self._check_slots()

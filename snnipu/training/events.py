@@ -4,14 +4,16 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, Iterator, List,
 
 import torch
 from torch.nn.functional import cross_entropy
+from torch.utils.data import BatchSampler, RandomSampler, Sampler, Subset
 
 from snnipu.datasets import EventData, event_loader
 from snnipu.neurons import SparseNetwork
 from snnipu.spikes import SparseSpikes
 from snnipu.training.config import EventConfig
-from snnipu.training.loop import HISTORY_ENTRIES, Never, Stopped, TrainingLoop, number
+from snnipu.training.loop import HISTORY_ENTRIES, Never, TrainingLoop, number
 from snnipu.training.low_activity import ActivityRegularizer, GradThresholdSchedule, LayerScale, scale_to_activity
 from snnipu.training.methods import METHODS, Layers, limited, num_spikes, overflow, spike_count
+from snnipu.training.ranks import Ranks
 from snnipu.training.sparse_benchmark import benchmark_network
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ class EventTrainer(TrainingLoop):
         data: the recordings.
         device: where to train.
         workers: processes that read and bin recordings.
+        ranks, accumulate: as in :class:`Trainer`.
 
     Attributes:
         network: the :class:`snnipu.SparseNetwork`.
@@ -77,7 +80,9 @@ class EventTrainer(TrainingLoop):
             ``train_overflow`` (the input's first, then one number a layer) and ``grad_threshold`` at the end.
 
     Raises:
-        ValueError: ``config.batch_size`` is larger than the training set, or ``data`` has another number of steps.
+        ValueError: ``config.batch_size`` is larger than the training set, or ``data`` has another number of steps;
+            ``config.rate_limit`` with more than one process or part of a batch, as it is a limit on the whole batch's
+            mean.
 
     Source: Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
     """
@@ -95,7 +100,13 @@ class EventTrainer(TrainingLoop):
     network: SparseNetwork
 
     def __init__(
-        self, config: EventConfig, data: EventData, device: Optional[torch.device] = None, workers: int = 0
+        self,
+        config: EventConfig,
+        data: EventData,
+        device: Optional[torch.device] = None,
+        workers: int = 0,
+        ranks: Optional[Ranks] = None,
+        accumulate: int = 1,
     ) -> None:
         if data.num_steps != config.steps:
             raise ValueError(f"steps: {config.steps} of the settings are not the {data.num_steps} of the data")
@@ -107,7 +118,9 @@ class EventTrainer(TrainingLoop):
             "num_neurons": data.num_neurons,
             "num_classes": data.num_classes,
         }
-        super().__init__(config, build_event_network(config, self.sizes), description, device)
+        super().__init__(config, build_event_network(config, self.sizes), description, device, ranks, accumulate)
+        if config.rate_limit is not None and (self.ranks.size > 1 or accumulate > 1):
+            raise ValueError("rate_limit: only for one process without accumulate: it limits means over a whole batch")
         self.data = data
         self.scaling: List[LayerScale] = []
         self._run = METHODS[config.method]
@@ -124,12 +137,17 @@ class EventTrainer(TrainingLoop):
         self._regularizer: Optional[ActivityRegularizer] = None
         if config.rate_limit is not None:
             self._regularizer = ActivityRegularizer(upper=config.rate_limit, strength=config.rate_strength)
+        order = RandomSampler(range(len(data.train)), generator=self._batch_order)
         self._train_loader = event_loader(
-            data.train, config.batch_size, shuffle=True, generator=self._batch_order, num_workers=workers
+            data.train,
+            batch_sampler=_Shares(BatchSampler(order, config.batch_size, drop_last=False), self._own),
+            num_workers=workers,
         )
         # Seeds of worker processes come from elsewhere: their number must not change the order of the batches.
         self._train_loader.generator = torch.Generator()
-        self._test_loader = event_loader(data.test, config.batch_size, num_workers=workers)
+        own = self.ranks.share(len(data.test))
+        test = data.test if self.ranks.size == 1 else Subset(data.test, range(own.start, own.stop))
+        self._test_loader = event_loader(test, config.batch_size, num_workers=workers)
         self._dropped = torch.zeros(len(self.sizes), dtype=torch.int64)
 
     @property
@@ -161,10 +179,14 @@ class EventTrainer(TrainingLoop):
         for spikes, labels in self._train_loader:
             yield spikes.to(self.device), labels.to(self.device)
 
+    def _part(self, x: SparseSpikes, samples: slice) -> SparseSpikes:
+        return x[:, samples]
+
     def _forward(self, x: SparseSpikes, labels: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         layers, dropped, _ = self._layers(x)
-        self._dropped += dropped
-        scores = spike_count(layers[-1])
+        if self._counted:
+            self._dropped += dropped
+        scores = _scores(layers)
         loss = cross_entropy(scores, labels)
         if self._regularizer is not None:
             loss = loss + self._regularizer(layers[:-1])
@@ -184,29 +206,32 @@ class EventTrainer(TrainingLoop):
 
     @torch.no_grad()
     def _evaluation(self, should_stop: Callable[[], bool] = Never) -> Dict[str, Any]:
-        correct, samples = 0, 0
+        correct, stopped = 0, False
         all_dropped, all_kept = (torch.zeros(len(self.sizes), dtype=torch.int64) for _ in range(2))
         for x, labels in self._test_loader:
-            if should_stop():
-                raise Stopped
-            layers, dropped, kept = self._layers(x.to(self.device))
-            correct += int((spike_count(layers[-1]).argmax(1).cpu() == labels).sum())
-            samples += len(labels)
+            stopped = should_stop()
+            if stopped:
+                break
+            with self._autocast():
+                layers, dropped, kept = self._layers(x.to(self.device))
+            correct += int((_scores(layers).argmax(1).cpu() == labels).sum())
             all_dropped += dropped
             all_kept += kept
-        cells = [samples * self.config.steps * size for size in self.sizes]
-        activity = [count / cell for count, cell in zip(all_kept.tolist(), cells)]
+        correct, *counts = self._summed([correct, *all_dropped.tolist(), *all_kept.tolist()], stopped)
+        dropped_in_all, kept_in_all = counts[: len(self.sizes)], counts[len(self.sizes) :]
+        cells = [self.test_samples * self.config.steps * size for size in self.sizes]
+        activity = [count / cell for count, cell in zip(kept_in_all, cells)]
         return {
-            "test_accuracy": correct / samples,
+            "test_accuracy": correct / self.test_samples,
             "activity": activity[1:],
-            "overflow": all_dropped[1:].tolist(),
+            "overflow": dropped_in_all[1:],
             "input_activity": activity[0],
-            "input_overflow": int(all_dropped[0]),
+            "input_overflow": dropped_in_all[0],
         }
 
     def _training_record(self) -> Dict[str, Any]:
         present = self._schedule.value if self._schedule is not None else self.config.grad_threshold
-        return {"train_overflow": self._dropped.tolist(), "grad_threshold": present}
+        return {"train_overflow": self.ranks.sum(self._dropped).tolist(), "grad_threshold": present}
 
     def _more_state(self) -> Dict[str, Any]:
         scaling = [tuple(scale) for scale in self.scaling]
@@ -318,6 +343,25 @@ class EventTrainer(TrainingLoop):
                 title=title,
             ),
         }
+
+
+class _Shares(Sampler[List[int]]):
+    """One process's samples of each batch."""
+
+    def __init__(self, batches: BatchSampler, own: Callable[[List[int]], List[int]]) -> None:
+        self._all, self._own = batches, own
+
+    def __iter__(self) -> Iterator[List[int]]:
+        return map(self._own, self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+
+def _scores(layers: Layers) -> torch.Tensor:
+    out = layers[-1]
+    # Sums of many spikes are no numbers of bfloat16.
+    return spike_count(out.float() if isinstance(out, torch.Tensor) else out)
 
 
 def build_event_network(config: EventConfig, sizes: List[int]) -> SparseNetwork:

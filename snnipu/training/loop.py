@@ -1,9 +1,10 @@
 """The training loop: epochs that are finished or did not happen."""
 
+import contextlib
 import copy
 import math
 import time
-from typing import Any, Callable, ClassVar, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, ClassVar, ContextManager, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from snnipu.training.checkpoint import (
     check_optimizer,
     check_same_run,
 )
+from snnipu.training.ranks import Ranks
 
 
 class DivergedError(ArithmeticError):
@@ -51,6 +53,20 @@ HISTORY_ENTRIES: Dict[str, Callable[[Any], Any]] = {
 }
 
 
+class _Step(nn.Module):
+    """Loss and scores of a part of a batch as one module: what DistributedDataParallel is to see."""
+
+    def __init__(self, network: nn.Module, forward: Callable[..., Any]) -> None:
+        super().__init__()
+        self.network = network
+        self._run = forward
+        # They are the same in all processes, or one process's states.
+        self._ddp_params_and_buffers_to_ignore = [f"network.{name}" for name, _ in network.named_buffers()]
+
+    def forward(self, x: Any, labels: torch.Tensor) -> Any:
+        return self._run(x, labels)
+
+
 class TrainingLoop:
     """Adam, epochs, checkpoints, stops: what every run has in common. What a batch is, a subclass tells.
 
@@ -60,6 +76,8 @@ class TrainingLoop:
         description: of the data set, by which a checkpoint knows it again: ``name``, ``train_samples``,
             ``test_samples`` and what else counts.
         device: where to train; None: the CPU.
+        ranks: the processes that train the network together, each with its share of every batch; None: this one alone.
+        accumulate: parts that each process's share of a batch is computed in, one after the other.
 
     Attributes:
         network: the network.
@@ -80,7 +98,13 @@ class TrainingLoop:
         network: nn.Module,
         description: Dict[str, Any],
         device: Optional[torch.device],
+        ranks: Optional[Ranks] = None,
+        accumulate: int = 1,
     ) -> None:
+        if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
+            raise ValueError(f"accumulate: expected a positive integer, got {accumulate!r}")
+        self.ranks = Ranks() if ranks is None else ranks
+        self.accumulate = accumulate
         self.train_samples: int = description["train_samples"]
         self.test_samples: int = description["test_samples"]
         if config.batch_size > self.train_samples:
@@ -94,16 +118,25 @@ class TrainingLoop:
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=config.lr)
         self.history: List[Dict[str, Any]] = []
         self._description = description
+        self._counted = True
         self._batch_order = torch.Generator().manual_seed(config.seed)
 
     # ---- what a subclass tells
 
     def _batches(self) -> Iterable[Tuple[Any, torch.Tensor]]:
-        """The training set in an order drawn from ``self._batch_order``: inputs and labels."""
+        """This process's shares of the training set's batches, :meth:`_own`, drawn from ``self._batch_order``: inputs
+        and labels."""
+        raise NotImplementedError
+
+    def _part(self, x: Any, samples: slice) -> Any:
+        """Some samples of an input."""
         raise NotImplementedError
 
     def _forward(self, x: Any, labels: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Loss of a training batch, and scores ``[B, classes]`` without a gradient."""
+        """Mean loss of the samples, and scores ``[B, classes]`` without a gradient.
+
+        Unless ``self._counted``, the samples are to be in no statistics.
+        """
         raise NotImplementedError
 
     def _evaluation(self, should_stop: Callable[[], bool]) -> Dict[str, Any]:
@@ -174,6 +207,8 @@ class TrainingLoop:
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.lr * self.config.lr_decay ** len(self.history)
         self._before_epoch()
+        # Made anew: the first step of each epoch reduces the gradients in the same order, after a resume, too.
+        model = self.ranks.wrapped(_Step(self.network, self._forward))
         loss_sum = torch.zeros((), device=self.device)
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         started = self._clock()
@@ -182,35 +217,84 @@ class TrainingLoop:
             desc=f"epoch {len(self.history) + 1}/{self.config.epochs}",
             unit=f" {self.unit}",
             leave=False,
-            disable=None if progress else True,
+            disable=None if progress and self.ranks.is_first else True,
         ) as bar:
-            for x, labels in self._batches():
-                if should_stop():
+            for index, (x, labels) in enumerate(self._batches()):
+                if self.ranks.any(should_stop()):
                     raise Stopped
-                loss, scores = self._forward(x, labels)
+                batch = self._batch_size(index)
                 self.optimizer.zero_grad(set_to_none=True)
-                loss.backward()
+                for loss, scores, own in self._backward(model, x, labels, batch):
+                    loss_sum += loss * len(own)
+                    correct += (scores.argmax(1) == own).sum()
                 self.optimizer.step()
                 self._after_step()
-                loss_sum += loss.detach() * len(labels)
-                correct += (scores.argmax(1) == labels).sum()
-                bar.update(len(labels))
+                bar.update(batch)
         seconds = self._clock() - started
-        train_loss = loss_sum.item() / self.train_samples
+        train_loss = self.ranks.sum(loss_sum).item() / self.train_samples
         if not math.isfinite(train_loss):
             raise DivergedError(f"the loss is {train_loss} in epoch {len(self.history) + 1}; a smaller lr may help")
         # After the last step, too: nothing can go on from such a checkpoint.
-        if not self._is_finite():
+        if self.ranks.any(not self._is_finite()):
             raise DivergedError(
                 f"weights or moments of Adam are not finite after epoch {len(self.history) + 1}; a smaller lr may help"
             )
         return {
             "train_loss": train_loss,
-            "train_accuracy": correct.item() / self.train_samples,
+            "train_accuracy": self.ranks.sum(correct).item() / self.train_samples,
             **self._evaluation(should_stop),
             "seconds": seconds,
             **self._training_record(),
         }
+
+    def _backward(
+        self, model: nn.Module, x: Any, labels: torch.Tensor, batch: int
+    ) -> Iterable[Tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Forward and backward pass of this process's share of a batch; loss, scores and labels of each of its parts.
+
+        The gradient is that of the mean over all ``batch`` samples: DistributedDataParallel averages over processes,
+        and their shares may differ by a sample. A process without a share has one sample, which counts for nothing.
+        """
+        self._counted = counted = self._own_size(batch) > 0
+        parts = min(self.accumulate, len(labels))
+        bounds = [len(labels) * part // parts for part in range(parts + 1)]
+        for part, samples in enumerate(map(slice, bounds, bounds[1:])):
+            own = labels[samples]
+            # Gradients are reduced once, with those of the last part.
+            waits = part < parts - 1 and self.ranks.size > 1
+            with model.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
+                with self.ranks.watched(), self._autocast():
+                    loss, scores = model(x if parts == 1 else self._part(x, samples), own)
+                weight = self.ranks.size * len(own) / batch if counted else 0.0
+                with self.ranks.watched():
+                    (loss if weight == 1 else loss * weight).backward()
+            if counted:
+                yield loss.detach(), scores, own
+
+    def _batch_size(self, index: int) -> int:
+        """Samples of a batch, over all processes."""
+        return min(self.config.batch_size, self.train_samples - index * self.config.batch_size)
+
+    def _own_size(self, batch: int) -> int:
+        own = self.ranks.share(batch)
+        return int(own.stop - own.start)
+
+    def _own(self, indices: Any) -> Any:
+        """This process's share of a batch's samples; the first of them where there are fewer than processes."""
+        own = indices[self.ranks.share(len(indices))]
+        return own if len(own) else indices[:1]
+
+    def _autocast(self) -> ContextManager[Any]:
+        if self.config.precision == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def _summed(self, counts: Sequence[int], stopped: bool) -> List[int]:
+        """Counts over all processes; raises Stopped in all of them where one of them ``stopped``."""
+        *total, stops = self.ranks.sum(torch.tensor([*counts, int(stopped)])).tolist()
+        if stops:
+            raise Stopped
+        return total
 
     def evaluate(self, should_stop: Callable[[], bool] = Never) -> float:
         """Accuracy on the test set, 0 to 1."""
@@ -244,7 +328,7 @@ class TrainingLoop:
         Raises:
             CheckpointError: ``state`` is of another network, data set or schedule, or is damaged.
         """
-        check_same_run(state["config"], self.config.to_dict())
+        check_same_run(self.config.completed(state["config"]), self.config.to_dict())
         check_same_run(state["data"], self._description)
         if len(state["history"]) > self.config.epochs:
             raise CheckpointError(

@@ -7,9 +7,11 @@ from snntorch.functional import ce_count_loss
 from torch import nn
 
 from snnipu.datasets import ImageData
-from snnipu.training.config import TrainConfig
-from snnipu.training.loop import Never, Stopped, TrainingLoop
+from snnipu.neurons import MultiStep, run_segments
+from snnipu.training.config import TrainConfig, check_positive_int
+from snnipu.training.loop import Never, TrainingLoop
 from snnipu.training.network import build_network, layer_activity
+from snnipu.training.ranks import Ranks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,6 +30,10 @@ class Trainer(TrainingLoop):
         config: the settings.
         data: the images; they are moved to ``device`` as a whole.
         device: where to train.
+        ranks: the processes that train the network together, see :func:`~snnipu.training.joined`; None: this one alone.
+        accumulate: parts that each process's share of a batch is computed in.
+        checkpoint_steps: time steps of a segment whose states alone are kept for the backward pass, see
+            :func:`snnipu.run_segments`; None: everything is kept.
 
     Attributes:
         network: the network; call it as ``spk, mem = network(x, num_steps=T)`` with ``x`` ``[B, features]``.
@@ -41,7 +47,19 @@ class Trainer(TrainingLoop):
     unit = "images"
     network: nn.Sequential
 
-    def __init__(self, config: TrainConfig, data: ImageData, device: Optional[torch.device] = None) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        data: ImageData,
+        device: Optional[torch.device] = None,
+        ranks: Optional[Ranks] = None,
+        accumulate: int = 1,
+        checkpoint_steps: Optional[int] = None,
+    ) -> None:
+        if checkpoint_steps is not None:
+            check_positive_int("checkpoint_steps", checkpoint_steps)
+            if config.engine != "snnipu":
+                raise ValueError(f"checkpoint_steps: only for the engine snnipu, not {config.engine}")
         description = {
             "name": data.name,
             "train_samples": len(data.train_labels),
@@ -50,8 +68,9 @@ class Trainer(TrainingLoop):
             "num_classes": data.num_classes,
         }
         network = build_network(config, data.num_features, data.num_classes)
-        super().__init__(config, network, description, device)
+        super().__init__(config, network, description, device, ranks, accumulate)
         self.data = data
+        self.checkpoint_steps = checkpoint_steps
         self.backend = backend_name(config.engine, self.device)
         self._loss = ce_count_loss()
         self._train_x = data.train_images.flatten(1).to(self.device)
@@ -62,20 +81,44 @@ class Trainer(TrainingLoop):
     def _batches(self) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
         order = torch.randperm(self.train_samples, generator=self._batch_order).to(self.device)
         for index in order.split(self.config.batch_size):
-            yield self._train_x[index], self._train_y[index]
+            own = self._own(index)
+            yield self._train_x[own], self._train_y[own]
+
+    def _part(self, x: torch.Tensor, samples: slice) -> torch.Tensor:
+        return x[samples]
 
     def _forward(self, x: torch.Tensor, labels: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        spk, _ = self.network(x, num_steps=self.config.steps)
+        spk = self._spikes(x).float()  # sums of many spikes are no numbers of bfloat16
         return self._loss(spk, labels), spk.detach().sum(0)
+
+    def _spikes(self, x: torch.Tensor) -> torch.Tensor:
+        steps, truncated = self.config.steps, self.config.bptt_steps
+        if isinstance(self.network, MultiStep) and torch.is_grad_enabled() and (truncated or self.checkpoint_steps):
+            segment = min(filter(None, (truncated, self.checkpoint_steps)))
+            spk, _ = run_segments(
+                self.network,
+                x,
+                segment,
+                num_steps=steps,
+                checkpoint=self.checkpoint_steps is not None,
+                detach_every=truncated,
+            )
+        else:
+            spk, _ = self.network(x, num_steps=steps)
+        return spk
 
     @torch.no_grad()
     def _evaluation(self, should_stop: Callable[[], bool] = Never) -> Dict[str, Any]:
-        correct = 0
-        for x, labels in zip(self._test_x.split(EVALUATION_BATCH), self._test_y.split(EVALUATION_BATCH)):
-            if should_stop():
-                raise Stopped
-            spk, _ = self.network(x, num_steps=self.config.steps)
+        correct, stopped = 0, False
+        own = self.ranks.share(len(self._test_y))
+        for x, labels in zip(self._test_x[own].split(EVALUATION_BATCH), self._test_y[own].split(EVALUATION_BATCH)):
+            stopped = should_stop()
+            if stopped or not len(labels):
+                break
+            with self._autocast():
+                spk = self._spikes(x).float()
             correct += int((spk.sum(0).argmax(1) == labels).sum())
+        (correct,) = self._summed([correct], stopped)
         return {"test_accuracy": correct / len(self._test_y)}
 
     def spike_rates(self) -> Dict[str, float]:

@@ -75,6 +75,60 @@ def test_on_the_ipu_model(monkeypatch, capsys, tmp_path):
     assert "argument --device: SNNIPU_IPU_MODEL_TARGET" in fails(capsys, "--device", "ipu-model")
 
 
+@needs_host_runtime
+@needs_library
+def test_replicas_on_the_ipu_model(monkeypatch, capsys, tmp_path):
+    """Two replicas with two parts each learn what the whole batch teaches, as the shares of two processes do."""
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:8")
+    arguments = ["--epochs", 1, "--hidden", 8, "--steps", 3]
+    replicas = ["--device", "ipu-model", "--replicas", 2, "--accumulate", 2]
+    assert run(*arguments, *replicas, "--checkpoint", "ipu.pt", "--json", "ipu.json") == 0
+    assert run(*arguments, "--device", "cpu", "--checkpoint", "cpu.pt") == 0
+    own, whole = (training.load_checkpoint(tmp_path / name)["model"] for name in ("ipu.pt", "cpu.pt"))
+    for name in whole:
+        torch.testing.assert_close(own[name], whole[name], rtol=1e-4, atol=1e-6)
+    counted = json.loads((tmp_path / "ipu.json").read_text())
+    assert counted["accumulate"] == 4
+    assert [3, 32, 8] in [entry["inputs"][0] for entry in counted["ipu_model"]]  # a quarter of the batch
+    capsys.readouterr()
+    assert "argument --replicas: only for --device ipu-model" in fails(capsys, "--replicas", 2)
+
+
+def test_memory_and_precision_options(capsys, tmp_path):
+    """Segments computed again change nothing but rounding; a cut gradient and bfloat16 do, and are kept by a resume."""
+    arguments = ["--device", "cpu", "--epochs", 1]
+    found = {}
+    for name, more in {
+        "plain": [],
+        "checkpoint": ["--checkpoint-steps", 2],
+        "bptt": ["--bptt-steps", 2],
+        "both": ["--bptt-steps", 4, "--checkpoint-steps", 2],
+        "bf16": ["--precision", "bf16"],
+    }.items():
+        assert run(*arguments, *more, "--checkpoint", f"{name}.pt") == 0
+        found[name] = training.load_checkpoint(tmp_path / f"{name}.pt")
+    first = {name: state["model"]["0.weight"] for name, state in found.items()}
+    torch.testing.assert_close(first["checkpoint"], first["plain"], rtol=1e-5, atol=1e-7)
+    for name in ("bptt", "both", "bf16"):
+        assert not torch.allclose(first[name], first["plain"], rtol=1e-5, atol=1e-7), name
+        assert first[name].dtype == torch.float32
+    assert found["bf16"]["config"]["precision"] == "bf16"
+    assert found["bptt"]["config"]["bptt_steps"] == 2
+    assert run("--resume", "--checkpoint", "bf16.pt", "--device", "cpu", "--epochs", 2) == 0
+    # Of a version without these settings.
+    state = training.load_checkpoint(tmp_path / "plain.pt")
+    for name in ("precision", "bptt_steps"):
+        del state["config"][name]
+    training.save_checkpoint(tmp_path / "plain.pt", state)
+    assert run("--resume", "--checkpoint", "plain.pt", "--device", "cpu", "--epochs", 2) == 0
+    capsys.readouterr()
+    message = "argument --precision: expected float32, got 'bf16': sparse operators have no other"
+    assert message in fails(capsys, "--dataset", "randman", "--precision", "bf16")
+    assert "argument --bptt-steps: only for --dataset digits or mnist" in fails(
+        capsys, "--dataset", "randman", "--bptt-steps", 2
+    )
+
+
 def test_report_and_pictures(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     assert run("--json", "report.json", "--plot-dir", "new/pictures", "--no-checkpoint", "--device", "cpu") == 0

@@ -1,0 +1,127 @@
+"""``train`` under torchrun itself: killed processes start again, and two agents, as of two machines, meet."""
+
+import os
+import random
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed
+
+pytest.importorskip("sklearn")
+pytestmark = [
+    pytest.mark.skipif(
+        not (distributed.is_available() and distributed.is_gloo_available()), reason="this PyTorch has no gloo"
+    ),
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for the processes in /proc"),
+]
+# By hand, one run after the other: 20.
+RUNS = int(os.environ.get("SNNIPU_TORCHRUN_RUNS", 1))
+KILLS = 3  # as many restarts as the guide's command allows
+LIMIT = 280
+GUIDE = Path(__file__).resolve().parent.parent.parent / "docs" / "how-to" / "train-on-many-machines.md"
+TRAIN = ["--hidden", "16", "--steps", "5", "--epochs", "30", "--batch-size", "64"]
+TRAIN += ["--device", "cpu", "--lr-decay", "1", "--timeout", "120"]
+
+
+def torchrun(folder, which, log="log", **changes):
+    """The guide's command that has the option ``which``, on a smaller network."""
+    (line,) = [
+        line for line in GUIDE.read_text().splitlines() if re.match(rf"torchrun {which}\b.* -m snnipu train$", line)
+    ]
+    for old, new in changes.items():
+        assert old in line
+        line = line.replace(old, new)
+    output = (folder / log).open("w")
+    command = [sys.executable, "-m", "torch.distributed.run", *shlex.split(line)[1:], *TRAIN]
+    return subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
+
+
+def workers(agent):
+    """The processes that ``agent`` has started; those that have ended have no command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal() or int(entry.name) == agent.pid:
+            continue
+        try:
+            parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            if int(parent) == agent.pid and b"snnipu" in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:  # it has ended
+            continue
+    return sorted(found)
+
+
+def ended(agent):
+    try:
+        return agent.wait(LIMIT)
+    finally:
+        for process in workers(agent):
+            os.kill(process, signal.SIGKILL)
+        agent.kill()
+
+
+def learnt(path):
+    state = torch.load(path, weights_only=True)
+    moments = [entry[name] for entry in state["optimizer"]["state"].values() for name in sorted(entry)]
+    return [*state["model"].values(), *moments]
+
+
+def epochs(folder):
+    return re.findall(r"^epoch (\d+)/", (folder / "log").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("run", range(RUNS))
+def test_killed_processes_end_with_the_same_weights(run, two_agents, tmp_path):
+    """Any of them, at any time, also while they start."""
+    rng = random.Random(run)
+    agent = torchrun(tmp_path, "--standalone")
+    seen = set()
+    for kill in range(KILLS):
+        until = time.monotonic() + LIMIT
+        before = len(epochs(tmp_path))
+        while time.monotonic() < until and agent.poll() is None:
+            present = [process for process in workers(agent) if process not in seen]
+            if len(present) == 2 and (
+                (kill and rng.random() < 0.003) or len(epochs(tmp_path)) > before + rng.randrange(3)
+            ):
+                break
+            time.sleep(0.2)
+        if agent.poll() is not None:
+            break
+        seen.update(present)
+        os.kill(rng.choice(present), signal.SIGKILL)
+    assert seen
+    assert ended(agent) == 0, (tmp_path / "log").read_text()[-3000:]
+    assert "resumed after epoch" in (tmp_path / "log").read_text()
+    own, undisturbed = (learnt(folder / "out" / "train-digits.pt") for folder in (tmp_path, two_agents))
+    for mine, expected in zip(own, undisturbed):
+        assert torch.equal(mine, expected)
+
+
+@pytest.fixture(scope="module")
+def two_agents(tmp_path_factory):
+    """A run of two agents with a process each, that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("agents")
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+    # The names of machines need not resolve here.
+    host = {"host1:29400": f"127.0.0.1:{port} --local-addr 127.0.0.1"}
+    agents = [torchrun(folder, "--nnodes", log=log, **host) for log in ("log", "other")]
+    assert [ended(agent) for agent in agents] == [0, 0], (folder / "log").read_text() + (folder / "other").read_text()
+    return folder
+
+
+def test_two_agents_train_one_network(two_agents):
+    logs = [(two_agents / name).read_text() for name in ("log", "other")]
+    assert sorted(log.count("test accuracy: ") for log in logs) == [0, 1]
+    assert len(epochs(two_agents)) in (0, 30)
+    assert torch.load(two_agents / "out" / "train-digits.pt", weights_only=True)["history"][-1]["test_accuracy"] > 0.5

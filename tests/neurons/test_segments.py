@@ -1,0 +1,136 @@
+"""Segments of time: the numbers of one call, in the memory of a segment."""
+
+import pytest
+import snntorch
+import torch
+from torch import nn
+
+import snnipu as snn
+
+
+def network(init_hidden=False):
+    torch.manual_seed(0)
+    return snn.MultiStep(
+        nn.Linear(6, 20),
+        snn.Leaky(beta=0.9, threshold=0.3, init_hidden=init_hidden, learn_beta=True),
+        nn.Sequential(nn.Linear(20, 20), nn.ReLU()),
+        snn.MultiStep(snn.Leaky(beta=0.8, threshold=0.2, reset_mechanism="zero", init_hidden=init_hidden)),
+        nn.Linear(20, 4),
+        snntorch.Synaptic(alpha=0.7, beta=0.8, threshold=0.1, init_hidden=init_hidden, output=True),
+    ).double()
+
+
+def inputs(steps=23):
+    torch.manual_seed(1)
+    return torch.rand(steps, 3, 6, dtype=torch.float64)
+
+
+def result(net, out, x):
+    spk, *_, mem = out
+    assert spk.any()
+    ((spk * torch.arange(spk.shape[0])[:, None, None]).sum() + mem.pow(2).sum()).backward()
+    return [spk, mem, x.grad, *(parameter.grad for parameter in net.parameters())]
+
+
+@pytest.mark.parametrize("init_hidden", [False, True])
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("steps", [1, 5, 40])
+def test_a_call_in_segments_is_the_call(steps, checkpoint, init_hidden):
+    """Of neurons that hold their states, the second call goes on where the first ended."""
+    whole, parts = network(init_hidden), network(init_hidden)
+    for _ in range(2 if init_hidden else 1):
+        for net in (whole, parts):
+            for module in net.modules():
+                if isinstance(module, snntorch.SpikingNeuron):
+                    for state in {"mem", "syn"} & set(dir(module)):
+                        setattr(module, state, getattr(module, state).detach())
+            net.zero_grad()
+        x, same = inputs().requires_grad_(), inputs().requires_grad_()
+        expected = result(whole, whole(x), x)
+        own = result(parts, snn.run_segments(parts, same, steps, checkpoint=checkpoint), same)
+        for mine, other in zip(own, expected):
+            torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-13)
+    assert parts[1].init_hidden is init_hidden
+    assert parts[3][0].output is False
+    if init_hidden:
+        torch.testing.assert_close(parts[1].mem, whole[1].mem)
+
+
+def test_a_constant_input():
+    net = network()
+    x = inputs()[0]
+    for mine, other in zip(snn.run_segments(net, x, 4, num_steps=10), net(x, num_steps=10)):
+        torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-13)
+
+
+def test_truncated_gradients_are_those_of_detached_states():
+    net = snn.MultiStep(nn.Linear(6, 4), snn.Leaky(beta=0.9, threshold=0.3)).double()
+    x = inputs(12)
+    spk, _ = snn.run_segments(net, x, 2, checkpoint=False, detach_every=4)
+    spk.sum().backward()
+    own = net[0].weight.grad.clone()
+    net.zero_grad()
+    state, total = None, 0
+    for chunk in x.split(4):
+        spk, mem = net[1].sequence(net[0](chunk), state)
+        state, total = mem[-1].detach(), total + spk.sum()
+    total.backward()
+    torch.testing.assert_close(own, net[0].weight.grad, rtol=1e-12, atol=0)
+    net.zero_grad()
+    net(x)[0].sum().backward()
+    assert not torch.allclose(own, net[0].weight.grad)
+
+
+def test_ten_times_the_steps_need_the_memory_of_one_segment():
+    """What autograd keeps between the passes, in bytes."""
+    net = snn.MultiStep(nn.Linear(6, 200), snn.Leaky(beta=0.9), nn.Linear(200, 4), snn.Leaky(beta=0.9))
+
+    def kept(run):
+        held = {}
+
+        def keep(tensor):
+            held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            out = run()
+        assert out[0].requires_grad
+        return sum(held.values())
+
+    x = torch.rand(2000, 8, 6)
+    whole, short = kept(lambda: net(x)), kept(lambda: net(x[:200]))
+    segments = kept(lambda: snn.run_segments(net, x, 200))
+    assert segments < short < whole / 8
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (nn.LSTM(6, 4), "LSTM"),
+        (snn.SparseLinear(6, 4), "SparseLinear"),
+        (nn.BatchNorm1d(6), "BatchNorm1d"),
+        (type("Own", (nn.Module,), {"forward": lambda self, x: x})(), "Own"),
+    ],
+)
+def test_modules_of_unknown_states_are_refused(module, name):
+    with pytest.raises(TypeError, match=rf"module 0\.0 \({name}\) cannot run in segments of time"):
+        snn.run_segments(snn.MultiStep(nn.Sequential(module)), inputs().float(), 5)
+    module.stateless = True
+    if name == "Own":
+        snn.run_segments(snn.MultiStep(nn.Sequential(module)), inputs().float(), 5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"steps": True}, "steps must be an int"),
+        ({"steps": 4, "detach_every": 6}, "detach_every must be a multiple of steps=4"),
+        ({"steps": 4, "num_steps": 0}, "num_steps must be at least 1"),
+        ({"steps": 4, "x": [1]}, "x must be a torch.Tensor"),
+        ({"steps": 4, "network": nn.Linear(6, 4)}, "network must be a MultiStep"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        snn.run_segments(**{"network": network(), "x": inputs(), **arguments})

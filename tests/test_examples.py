@@ -1,0 +1,52 @@
+"""The examples run, with two processes each: so do the commands that their first lines tell."""
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+from torch import distributed
+
+pytestmark = pytest.mark.skipif(
+    not (distributed.is_available() and distributed.is_gloo_available()), reason="this PyTorch has no gloo"
+)
+# Generous: it guards against a hang.
+LIMIT = 300
+
+
+def run(command, repository):
+    paths = [str(repository), str(repository / "tests" / "support"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=repository, env=environment, timeout=LIMIT, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("package", ["lightning", "accelerate"])
+def test_two_processes_learn(package, repository):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    script = repository / "examples" / f"train_{package}.py"
+    (line,) = re.findall(r"^(?:python|accelerate) .*$", script.read_text(), re.MULTILINE)
+    program, *words = shlex.split(line)
+    start = [sys.executable] if program == "python" else [sys.executable, "-m", "accelerate.commands.accelerate_cli"]
+    (accuracy,) = re.findall(r"^accuracy: (\S+)$", run([*start, *words], repository), re.MULTILINE)
+    assert 0.5 < float(accuracy) <= 1  # of three classes
+
+
+def test_the_guide_names_no_command_that_is_not_run(repository):
+    """Those here run in tests/cli/test_torchrun.py, tests/cli/test_train.py and tests/benchmarking/test_scale.py."""
+    text = (repository / "docs" / "how-to" / "train-on-many-machines.md").read_text()
+    blocks = re.findall(r"(<!-- not run: .* -->\n)?```sh\n(.*?)```", text, re.DOTALL)
+    assert [code.strip() for mark, code in blocks if not mark] == [
+        "torchrun --standalone --nproc-per-node 2 --max-restarts 3 -m snnipu train",
+        "torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-id run1 --rdzv-endpoint host1:29400 "
+        "-m snnipu train",
+        "python -m snnipu train --device ipu-model --replicas 2 --accumulate 2 --epochs 1",
+        "python -m snnipu bench scale --processes 1,2,4 --json scale.json --chart scale.png",
+    ]
