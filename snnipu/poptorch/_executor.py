@@ -16,6 +16,7 @@ from typing import Any, Callable, ClassVar, Dict, Iterator, List, Optional, Tupl
 import torch
 
 from snnipu.poptorch import _storage, _tracing
+from snnipu.poptorch._attributes import CompiledAttributes
 from snnipu.poptorch._blocks import Block, module_repr
 from snnipu.poptorch._errors import (
     AlreadyWrapped,
@@ -30,6 +31,7 @@ from snnipu.poptorch._ipu_model import IpuModelRunner, wants_ipu_model
 from snnipu.poptorch._logging import logger
 from snnipu.poptorch._optimizer_runner import OptimizerRunner
 from snnipu.poptorch._outputs import OutputCollector
+from snnipu.poptorch._replicas import ReplicaBuffers
 from snnipu.poptorch._structure import flatten
 from snnipu.poptorch._watch import ModelWatch, accept_weights
 from snnipu.poptorch.enums import CommGroupType, ConnectionType, OutputMode, ReductionType, VariableRetrievalMode
@@ -142,6 +144,9 @@ class PoplarExecutor:
         self._runner: Optional[OptimizerRunner] = None
         self._compiled: Optional[Inputs] = None
         self._watch: Optional[ModelWatch] = None
+        self._attributes: Optional[CompiledAttributes] = None
+        self._replicas = ReplicaBuffers(self._model, 1)
+        self._first_run = False
         self._attached = False
         self._module_modes: List[Tuple[torch.nn.Module, bool]] = []
         self._needs_mode = True
@@ -277,23 +282,28 @@ class PoplarExecutor:
         self._needs_mode = True
         self._loss_position = {}
         spec = inputs.spec()
-        watched = ModelWatch(self._model, self._options)
+        self._watch_model()
+        self._first_run = True
         start = time.perf_counter()
         try:
             yield
-            watched.check_forward()
         finally:
+            self._first_run = False
             for hook in list(self._postcompile_hooks.values()):
                 hook()
         self._compilation_time = datetime.timedelta(seconds=time.perf_counter() - start)
         self._compiled = spec
-        self._watch = watched
         if self._runner is not None:
             self._runner.note_compiled()
         self._attached = self._options.connection_type != ConnectionType.Never
         self._options._execution_strategy._report(
             self._training, self._options.Training.gradient_accumulation, self._options.device_iterations
         )
+
+    def _watch_model(self) -> None:
+        self._watch = ModelWatch(self._model, self._options)
+        self._attributes = CompiledAttributes(self._model)
+        self._replicas = ReplicaBuffers(self._model, self._options.replication_factor)
 
     @contextlib.contextmanager
     def _modes(self) -> Iterator[None]:
@@ -317,12 +327,16 @@ class PoplarExecutor:
             times.clear()
         if self._runner is not None:
             self._runner.warn_of_unset_changes()
+        assert self._attributes is not None
+        self._attributes.before_call()
+        self._replicas.enter_call()
         for iteration in range(options.device_iterations):
             started = time.perf_counter()
             gradients = _Gradients(self._runner)
             for step in range(accumulation):
                 for replica, group in enumerate(group_of_replica):
                     position = (iteration * accumulation + step) * groups + group
+                    self._replicas.enter(replica)
                     outputs, loss = self._forward(inputs, [piece[position] for piece in pieces])
                     if loss is not None:
                         gradients.backward(loss)
@@ -332,6 +346,8 @@ class PoplarExecutor:
                 self._runner.step(gradients.reduced(accumulation * len(group_of_replica) if mean else 1))
                 accept_weights(self._runner.parameters())
             self._note_times(iteration, started)
+        self._replicas.leave_call()
+        self._attributes.after_call()
         result = collector.result()
         for tensor in flatten(result):
             tensor.backward = refuse_backward  # type: ignore[method-assign]
@@ -340,6 +356,9 @@ class PoplarExecutor:
     def _forward(self, inputs: Inputs, tensors: List[torch.Tensor]) -> Tuple[Any, Optional[torch.Tensor]]:
         """The outputs of one micro-batch, and in training its loss."""
         args, kwargs = inputs.with_tensors(tensors)
+        assert self._attributes is not None
+        assert self._watch is not None
+        self._attributes.restore()
         Block._manager = self._options._execution_strategy._start()
         grad_mode = torch.enable_grad() if self._training else torch.no_grad()
         try:
@@ -348,6 +367,9 @@ class PoplarExecutor:
                 mode = _tracing.HostMode(trace)
                 with mode if self._needs_mode else contextlib.nullcontext():
                     outputs = self._model(*args, **kwargs)
+                if self._first_run:
+                    self._first_run = False
+                    self._replicas.separate(self._watch.check_forward())
                 loss = self._loss(trace) if self._training else None
                 # The first run shows whether forward needs the mode: an IPU would repeat exactly what it did then.
                 self._needs_mode = self._needs_mode and (mode.acted or (loss is not None and not loss.explicit))
@@ -420,6 +442,7 @@ class PoplarExecutor:
         Call it after changing weights on the host: an IPU goes on with its own copy of them otherwise.
         """
         self._require_compiled()
+        self._replicas.broadcast()
         accept_weights(self._user_model.parameters())
 
     def copyNamedBuffersToDevice(self) -> None:
@@ -468,7 +491,7 @@ class PoplarExecutor:
         """Be compiled as the model in ``filename`` was, without running ``forward``."""
         data = _storage.read(filename)
         self._compiled = data["inputs"]
-        self._watch = ModelWatch(self._model, self._options)
+        self._watch_model()
         self._module_modes = [(module, module.training) for module in self._model.modules()]
         self._attached = self._options.connection_type != ConnectionType.Never
 
