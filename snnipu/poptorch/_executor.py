@@ -155,7 +155,7 @@ class PoplarExecutor:
         self._compilation_time = datetime.timedelta()
         self._times: Dict[str, List[float]] = {"input": [], "input_complete": [], "output": [], "output_complete": []}
         if training:
-            self._runner = OptimizerRunner(model, self._options._relax_optimizer_checks)
+            self._runner = OptimizerRunner(model, self._options)
             self.setOptimizer(SGD(model.parameters(), lr=0.01) if optimizer is None else optimizer)
         self._options._freeze()
         if training:

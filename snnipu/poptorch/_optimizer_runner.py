@@ -12,6 +12,9 @@ import torch
 from snnipu.poptorch import optim
 from snnipu.poptorch._errors import Error, InvalidArgument, InvalidType
 from snnipu.poptorch._logging import logger
+from snnipu.poptorch._optimizer_state import Divisors
+from snnipu.poptorch.enums import MeanReductionStrategy, ReductionType
+from snnipu.poptorch.options import Options
 
 # Kind, and the value at which a torch.optim optimizer's attribute is a constant of the compiled model.
 _ALWAYS = object()
@@ -81,9 +84,9 @@ class _Settings:
 class OptimizerRunner:
     """Steps the user's optimizer with the hyperparameters of the last ``set``."""
 
-    def __init__(self, model: torch.nn.Module, relax_checks: bool) -> None:
-        self._parameters = {id(parameter) for parameter in model.parameters()}
-        self._relax_checks = relax_checks
+    def __init__(self, model: torch.nn.Module, options: Options) -> None:
+        self._parameters = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._options = options
         self._warned: Set[Tuple[int, str]] = set()
         self.optimizer: Optional[Any] = None
         self._settings: Optional[_Settings] = None
@@ -113,15 +116,25 @@ class OptimizerRunner:
             if optimizer is not self.optimizer and self.optimizer is not None and not optimizer.state:
                 optimizer.state.update(self.optimizer.state)
         self.optimizer, self._settings = optimizer, settings
+        if isinstance(optimizer, optim.Optimizer):
+            optimizer._names, optimizer._divisors = self._parameters, self._divisors()
+            optimizer._use_loaded()
         if compiled:
             self.note_compiled()
         self._warned.clear()
+
+    def _divisors(self) -> Divisors:
+        training = self._options.Training
+        post = training.meanAccumulationAndReplicationReductionStrategy == MeanReductionStrategy.Post
+        if training.accumulation_and_replication_reduction_type != ReductionType.Mean or not post:
+            return Divisors()
+        return Divisors(training.gradient_accumulation, self._options.replication_factor)
 
     def _warn_of_new_attributes(self, settings: _Settings) -> None:
         assert self._settings is not None
         for number, (new, old) in enumerate(zip(settings.groups, self._settings.groups)):
             extra = sorted(set(new) - set(old))
-            if extra and not self._relax_checks:
+            if extra and not self._options._relax_optimizer_checks:
                 logger.warning(
                     "Group %d of the %s optimizer has attributes that PopTorch ignores: %s",
                     number,
@@ -164,6 +177,8 @@ class OptimizerRunner:
         """One update with float32 gradients, which are clipped first. Half parameters are updated in float32."""
         assert self.optimizer is not None
         assert self._settings is not None
+        if isinstance(self.optimizer, optim.Optimizer):
+            self.optimizer._use_loaded()
         _clip(gradients, self._settings.max_grad_norm)
         halves = {parameter: parameter.data for parameter in gradients if parameter.dtype == torch.float16}
         kept = [dict(group) for group in self.optimizer.param_groups]
