@@ -151,7 +151,7 @@ class PoplarExecutor:
         self._module_modes: List[Tuple[torch.nn.Module, bool]] = []
         self._needs_mode = True
         self._loss_position: Dict[int, int] = {}
-        self._ipu_model = IpuModelRunner() if wants_ipu_model(self._options) else None
+        self._ipu_model = IpuModelRunner(self._user_model) if wants_ipu_model(self._options) else None
         self._compilation_time = datetime.timedelta()
         self._times: Dict[str, List[float]] = {"input": [], "input_complete": [], "output": [], "output_complete": []}
         if training:
