@@ -50,7 +50,8 @@ class Block(torch.nn.Module):
         Block.start(self._user_id, self._ipu_id)
 
     def __exit__(self, *exc_info: Any) -> None:
-        pass
+        if Block._manager is not None:
+            Block._manager.endStage()
 
 
 class _BlockHook:

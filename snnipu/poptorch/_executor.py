@@ -296,9 +296,6 @@ class PoplarExecutor:
         if self._runner is not None:
             self._runner.note_compiled()
         self._attached = self._options.connection_type != ConnectionType.Never
-        self._options._execution_strategy._report(
-            self._training, self._options.Training.gradient_accumulation, self._options.device_iterations
-        )
 
     def _watch_model(self) -> None:
         self._watch = ModelWatch(self._model, self._options)
@@ -359,16 +356,21 @@ class PoplarExecutor:
         assert self._attributes is not None
         assert self._watch is not None
         self._attributes.restore()
-        Block._manager = self._options._execution_strategy._start()
+        blocks = Block._manager = self._options._execution_strategy._start()
         grad_mode = torch.enable_grad() if self._training else torch.no_grad()
         try:
             on_model = self._ipu_model.running() if self._ipu_model is not None else contextlib.nullcontext()
             with torch.inference_mode(False), grad_mode, on_model, _tracing.tracing(self._training) as trace:
-                mode = _tracing.HostMode(trace)
+                checks = None
+                if self._first_run:
+                    held = [*self._model.parameters(), *self._model.buffers()]
+                    checks = _tracing.GraphChecks([*tensors, *held], blocks.in_block)
+                mode = _tracing.HostMode(trace, checks)
                 with mode if self._needs_mode else contextlib.nullcontext():
                     outputs = self._model(*args, **kwargs)
                 if self._first_run:
                     self._first_run = False
+                    self._options._execution_strategy._check(self._options, self._training)
                     self._replicas.separate(self._watch.check_forward())
                 loss = self._loss(trace) if self._training else None
                 # The first run shows whether forward needs the mode: an IPU would repeat exactly what it did then.

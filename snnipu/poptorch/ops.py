@@ -284,7 +284,14 @@ class CPU:
 
     def __call__(self, *input: Any, **kwargs: Any) -> Any:
         _only_in_inference("CPU")
-        return self._layer_to_call(*input, **kwargs)
+        trace = _tracing.current()
+        if trace is None:
+            return self._layer_to_call(*input, **kwargs)
+        before, trace.on_host = trace.on_host, True
+        try:
+            return self._layer_to_call(*input, **kwargs)
+        finally:
+            trace.on_host = before
 
 
 def ctc_beam_search_decoder(*args: Any, **kwargs: Any) -> Any:
