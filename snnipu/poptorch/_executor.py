@@ -16,6 +16,8 @@ from typing import Any, Callable, ClassVar, Dict, Iterator, List, Optional, Tupl
 import torch
 
 from snnipu.poptorch import _storage, _tracing
+from snnipu.poptorch._anchors import Anchors
+from snnipu.poptorch._anchors import names as anchor_names
 from snnipu.poptorch._attributes import CompiledAttributes
 from snnipu.poptorch._blocks import Block, module_repr
 from snnipu.poptorch._errors import (
@@ -27,6 +29,7 @@ from snnipu.poptorch._errors import (
     not_available,
 )
 from snnipu.poptorch._inputs import InputParser, Inputs, check_model, check_same, split
+from snnipu.poptorch._instances import check_connected, sum_over_instances
 from snnipu.poptorch._ipu_model import IpuModelRunner, wants_ipu_model
 from snnipu.poptorch._logging import logger
 from snnipu.poptorch._optimizer_runner import OptimizerRunner
@@ -35,7 +38,7 @@ from snnipu.poptorch._replicas import ReplicaBuffers
 from snnipu.poptorch._structure import flatten
 from snnipu.poptorch._watch import ModelWatch, accept_weights
 from snnipu.poptorch.enums import CommGroupType, ConnectionType, OutputMode, ReductionType, VariableRetrievalMode
-from snnipu.poptorch.optim import SGD
+from snnipu.poptorch.optim import SGD, Optimizer
 from snnipu.poptorch.options import Options
 
 _Hooks = Dict[int, Callable[[], Any]]
@@ -147,6 +150,8 @@ class PoplarExecutor:
         self._attributes: Optional[CompiledAttributes] = None
         self._replicas = ReplicaBuffers(self._model, 1)
         self._first_run = False
+        self._dummy_run = False
+        self._anchored: Dict[str, torch.Tensor] = {}
         self._attached = False
         self._module_modes: List[Tuple[torch.nn.Module, bool]] = []
         self._needs_mode = True
@@ -171,9 +176,7 @@ class PoplarExecutor:
                 f"{options.Training.gradient_accumulation}; deviceIterations runs several micro-batches in one call"
             )
         if self._training and options.Distributed.numProcesses > 1:
-            raise not_available(
-                "training in several processes (Options.Distributed)", "gradients would not be shared between them."
-            )
+            check_connected(options.Distributed.numProcesses)
         named = set(options._Popart.options.get("updatableNamedBuffers", ()))
         missing = sorted(named - {name for name, _ in self._user_model.named_buffers()})
         if missing:
@@ -239,8 +242,12 @@ class PoplarExecutor:
             buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
             # Some modules keep state in attributes that are replaced, not changed: those are put back as well.
             attributes = [(module, dict(module.__dict__), dict(module._buffers)) for module in self._model.modules()]
-            with torch.random.fork_rng(devices=[]):
-                self._forward(inputs, [piece[0].clone() for piece in pieces])
+            self._dummy_run = True
+            try:
+                with torch.random.fork_rng(devices=[]):
+                    self._forward(inputs, [piece[0].clone() for piece in pieces])
+            finally:
+                self._dummy_run = False
             for module, values, held in attributes:
                 module.__dict__.update(values)
                 module._buffers.update(held)
@@ -283,6 +290,7 @@ class PoplarExecutor:
         self._loss_position = {}
         spec = inputs.spec()
         self._watch_model()
+        Anchors(self._options, self._user_model, len(inputs.tensors()), self._training)
         self._first_run = True
         start = time.perf_counter()
         try:
@@ -320,6 +328,7 @@ class PoplarExecutor:
         accumulation = options.Training.gradient_accumulation
         pieces = split(inputs, options, groups)
         collector = OutputCollector(options)
+        anchors = Anchors(options, self._user_model, len(pieces), self._training)
         for times in self._times.values():
             times.clear()
         if self._runner is not None:
@@ -334,17 +343,28 @@ class PoplarExecutor:
                 for replica, group in enumerate(group_of_replica):
                     position = (iteration * accumulation + step) * groups + group
                     self._replicas.enter(replica)
-                    outputs, loss = self._forward(inputs, [piece[position] for piece in pieces])
+                    tensors = [piece[position] for piece in pieces]
+                    outputs, loss = self._forward(inputs, tensors)
+                    if anchors:
+                        anchors.of_forward((iteration, step, replica), tensors, loss)
                     if loss is not None:
-                        gradients.backward(loss)
+                        made = gradients.backward(loss)
+                        if anchors:
+                            anchors.of_backward((iteration, step, replica), made)
                     collector.add(outputs, iteration, step, replica)
             if self._runner is not None:
                 mean = options.Training.accumulation_and_replication_reduction_type == ReductionType.Mean
-                self._runner.step(gradients.reduced(accumulation * len(group_of_replica) if mean else 1))
+                instances = options.Distributed.numProcesses
+                gradients.sum_over(instances)
+                self._runner.step(gradients.reduced(instances * accumulation * len(group_of_replica) if mean else 1))
                 accept_weights(self._runner.parameters())
+                if anchors:
+                    for replica in range(len(group_of_replica)):
+                        anchors.of_update((iteration, accumulation - 1, replica))
             self._note_times(iteration, started)
         self._replicas.leave_call()
         self._attributes.after_call()
+        self._anchored = anchors.result()
         result = collector.result()
         for tensor in flatten(result):
             tensor.backward = refuse_backward  # type: ignore[method-assign]
@@ -361,6 +381,7 @@ class PoplarExecutor:
         try:
             on_model = self._ipu_model.running() if self._ipu_model is not None else contextlib.nullcontext()
             with torch.inference_mode(False), grad_mode, on_model, _tracing.tracing(self._training) as trace:
+                trace.dummy = self._dummy_run
                 checks = None
                 if self._first_run:
                     held = [*self._model.parameters(), *self._model.buffers()]
@@ -512,12 +533,24 @@ class PoplarExecutor:
         raise not_available("cycleCount", "cycles can only be counted on IPU hardware.")
 
     def getTensorNames(self) -> List[str]:
-        """Not available: there is no PopART graph."""
-        raise not_available("getTensorNames", "there is no PopART graph.")
+        """Names of tensors: those that ``Options.anchorTensor`` takes on a host, and the hyperparameters.
+
+        Raises ``poptorch.Error`` where the model is not compiled.
+        """
+        if self._compiled is None:
+            raise InvalidArgument("getTensorNames: " + _NO_EXECUTABLE)
+        made = anchor_names(self._user_model, len(self._compiled.specs()), self._training)
+        optimizer = self._runner.optimizer if self._runner is not None else None
+        return [*made, *((optimizer.state_dict()["ipu_param"] or {}) if isinstance(optimizer, Optimizer) else ())]
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
-        """Not available: there is no PopART graph whose tensors could be anchored."""
-        raise not_available("getAnchoredTensor", "there is no PopART graph; return the tensor from forward instead.")
+        """What the last call kept of a tensor of ``Options.anchorTensor``. Raises ``poptorch.Error`` for another name."""
+        if short_name not in self._anchored:
+            raise InvalidArgument(
+                f"getAnchoredTensor: no tensor with name {short_name} found. Options.anchorTensor names tensors before "
+                f"the model is wrapped, and a call keeps them; found: {sorted(self._anchored)}"
+            )
+        return self._anchored[short_name]
 
     def _note_times(self, iteration: int, started: float) -> None:
         options, ended = self._options, time.perf_counter()
@@ -567,9 +600,10 @@ class _Gradients:
         self._parameters = [] if runner is None else [p for p in runner.parameters() if p.requires_grad]
         self._sums: Dict[torch.nn.Parameter, torch.Tensor] = {}
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor) -> Dict[torch.nn.Parameter, torch.Tensor]:
+        """Add the gradients of a micro-batch, which are returned as an IPU has them, with the loss scaling."""
         if not self._parameters or not loss.requires_grad:
-            return
+            return {}
         scale = torch.full_like(loss, self._scaling)
         gradients = torch.autograd.grad(loss, self._parameters, scale, allow_unused=True)
         for parameter, gradient in zip(self._parameters, gradients):
@@ -581,6 +615,16 @@ class _Gradients:
                 self._sums[parameter] = gradient.float()
             else:
                 self._sums[parameter] = gradient.detach().clone()
+        return {
+            parameter: gradient for parameter, gradient in zip(self._parameters, gradients) if gradient is not None
+        }
+
+    def sum_over(self, instances: int) -> None:
+        """Add those of the other processes. A parameter that has none here may have some there."""
+        if instances > 1:
+            for parameter in self._parameters:
+                self._sums.setdefault(parameter, torch.zeros_like(parameter, dtype=torch.float32))
+            sum_over_instances(self._sums[parameter] for parameter in self._parameters)
 
     def reduced(self, divisor: int) -> Dict[torch.nn.Parameter, torch.Tensor]:
         factor = 1.0 / (divisor * self._scaling)

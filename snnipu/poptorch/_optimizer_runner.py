@@ -27,6 +27,11 @@ _CONSTANT_AT: Dict[str, Any] = {
     "alpha": _ALWAYS,
     "nesterov": _ALWAYS,
 }
+# What says how the compiled model stores and computes.
+_COMPILED_IN = (
+    "accum_type", "velocity_accum_type", "first_order_momentum_accum_type", "second_order_momentum_accum_type",
+    "use_combined_accum", "use_tf_variant", "bias_correction", "max_grad_norm",
+)  # fmt: skip
 
 
 def _kind(optimizer: Any) -> str:
@@ -52,6 +57,7 @@ class _Settings:
         ]
         self.loss_scaling = float(getattr(optimizer, "loss_scaling", 1.0))
         self.max_grad_norm = float(getattr(optimizer, "max_grad_norm", math.inf))
+        self.compiled_in = {name: getattr(optimizer, name) for name in _COMPILED_IN if hasattr(optimizer, name)}
         variable = getattr(optimizer, "variable_attrs", None)
         self.constants: List[Set[str]] = [
             {name for name, value in group.items() if self._constant(variable, name, value)} for group in self.groups
@@ -59,7 +65,7 @@ class _Settings:
 
     def _constant(self, variable: Any, name: str, value: Any) -> bool:
         if variable is not None:
-            return bool(name in variable._allowed and variable.isConstant(name))
+            return bool(name in variable._allowed_attributes and variable.isConstant(name))
         if name not in _CONSTANT_AT:
             return False
         at = 1e-2 if (self.kind, name) == ("AdamW", "weight_decay") else _CONSTANT_AT[name]
@@ -69,6 +75,12 @@ class _Settings:
         """Raise ``poptorch.Error`` where a compiled model with settings ``old`` cannot take these."""
         if self.kind != old.kind:
             raise Error(f"setOptimizer: the model is compiled for {old.kind} and cannot change to {self.kind}")
+        for name, before in old.compiled_in.items():
+            if name in self.compiled_in and self.compiled_in[name] != before:
+                raise InvalidArgument(
+                    f"setOptimizer: {name} is a constant of the compiled model: {before} cannot become "
+                    f"{self.compiled_in[name]}, the executable is already compiled."
+                )
         if len(self.groups) != len(old.groups):
             raise Error(f"setOptimizer: the model is compiled for {len(old.groups)} groups, got {len(self.groups)}")
         for number, (new, before) in enumerate(zip(self.groups, old.groups)):
@@ -110,6 +122,7 @@ class OptimizerRunner:
                     raise InvalidArgument(
                         f"optimizer: it holds a parameter of shape {tuple(parameter.shape)} that is not the model's"
                     )
+        self._choose_reduction(optimizer, compiled)
         if compiled and self._settings is not None:
             settings.check_replaces(self._settings)
             self._warn_of_new_attributes(settings)
@@ -122,6 +135,23 @@ class OptimizerRunner:
         if compiled:
             self.note_compiled()
         self._warned.clear()
+
+    def _choose_reduction(self, optimizer: Any, compiled: bool) -> None:
+        """Gradients accumulated in half need the running mean, as PopTorch has it."""
+        half = getattr(optimizer, "accum_type", torch.float32) == torch.float16
+        training = self._options.Training
+        running = training.meanAccumulationAndReplicationReductionStrategy == MeanReductionStrategy.Running
+        if not half or running or getattr(optimizer, "use_combined_accum", False):
+            return
+        if compiled:
+            raise InvalidArgument(
+                "setOptimizer: Invalid optimizer: the new optimizer would require changing options.Training."
+                "meanAccumulationAndReplicationReductionStrategy to poptorch.MeanReductionStrategy.Running (accum_type is "
+                "torch.float16), but the executable is already compiled."
+            )
+        self._options._unfreeze()
+        training.setMeanAccumulationAndReplicationReductionStrategy(MeanReductionStrategy.Running)
+        self._options._freeze()
 
     def _divisors(self) -> Divisors:
         training = self._options.Training

@@ -5,7 +5,8 @@ On an IPU ``forward`` runs once, to be traced; here it runs for every micro-batc
 * ``isRunningOnIpu()`` is true;
 * ``identity_loss`` and PyTorch's own loss functions leave a mark on their results, from which the loss is found;
 * operands that host PyTorch refuses to mix are brought to one type, as an IPU compiler does: half with float becomes
-  float, int32 indices become int64; half matrix products and convolutions compute in float and round their result;
+  float, int32 indices become int64; half matrix products and convolutions compute in float and round their result, which
+  in layers (linear, convolutions) has the type of the activations;
 * ``device="ipu"`` means this host;
 * in the first run, which on an IPU is the only one, what a compiled graph cannot hold is refused: a value of a tensor
   that Python asks for, shapes that depend on values, and operations outside of blocks.
@@ -33,8 +34,11 @@ kl_div l1_loss margin_ranking_loss mse_loss nll_loss poisson_nll_loss smooth_l1_
 triplet_margin_loss
 """
 _PRODUCT_NAMES = """
-addmm addmv addbmm baddbmm bilinear bmm chain_matmul conv1d conv2d conv3d conv_transpose1d conv_transpose2d
-conv_transpose3d convolution dot einsum inner linear matmul mm mv tensordot __matmul__ __rmatmul__
+addmm addmv addbmm baddbmm bmm chain_matmul dot einsum inner matmul mm mv tensordot __matmul__ __rmatmul__
+"""
+# Of activations and weights: the weights take the activations' type.
+_LAYER_NAMES = """
+bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution linear
 """
 
 
@@ -51,7 +55,8 @@ __bool__ __contains__ __float__ __index__ __int__ allclose equal is_nonzero item
 _SHAPE_NAMES = "argwhere masked_select nonzero nonzero_numpy unique unique_consecutive"
 
 _LOSSES = _functions(_LOSS_NAMES)
-_PRODUCTS = _functions(_PRODUCT_NAMES)
+_LAYERS = _functions(_LAYER_NAMES)
+_PRODUCTS = _functions(_PRODUCT_NAMES) | _LAYERS
 _VALUES = _functions(_VALUE_NAMES)
 _SHAPES = _functions(_SHAPE_NAMES)
 _FLOATS = (torch.float16, torch.float32, torch.float64)
@@ -73,6 +78,7 @@ class Trace:
     def __init__(self, training: bool) -> None:
         self.training = training
         self.losses: List[Loss] = []
+        self.dummy = False  # compile(): the values of the inputs mean nothing
         self.on_host = False  # inside of poptorch.CPU, which an IPU leaves to its host
 
     def mark_loss(self, tensor: torch.Tensor, explicit: bool) -> None:
@@ -124,6 +130,13 @@ def execution_hook() -> Optional[ExecutionHook]:
     return _execution_hook
 
 
+class DynamicShape(Error, getattr(torch._subclasses.fake_tensor, "DynamicOutputShapeException", RuntimeError)):  # type: ignore[misc]
+    """A tensor whose shape depends on values."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+
+
 class GraphChecks:
     """Follows the tensors of one run of ``forward`` that an IPU computes: inputs, weights, buffers and what is made of
     them. Other tensors are constants, whose values Python may ask for.
@@ -156,7 +169,7 @@ class GraphChecks:
         mask = func is torch.Tensor.__getitem__ and any(map(self._is_mask, flatten([args[1]])))
         if func in _SHAPES or mask or (func is torch.where and len(args) + len(kwargs) == 1):
             what = "indexing with a boolean mask" if mask else f"{name}()"
-            raise Error(
+            raise DynamicShape(
                 f"forward: {what} gives a tensor whose shape depends on values. An IPU runs a compiled graph with fixed "
                 "shapes. Use torch.where(mask, x, 0), or x * mask, which keep the shape."
             )
@@ -223,7 +236,7 @@ class HostMode(TorchFunctionMode):
             tensors = flatten([args, kwargs])
             if any(tensor.dtype == torch.float16 for tensor in tensors):
                 self.acted = True
-                return _in_float(func, args, kwargs, tensors)
+                return _in_float(func, args, kwargs, tensors[:1] if func in _LAYERS else tensors)
         return self._run(func, args, kwargs)
 
     def _run(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
@@ -248,7 +261,7 @@ class HostMode(TorchFunctionMode):
 
 
 def _in_float(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], tensors: List[torch.Tensor]) -> Any:
-    """A product in float; its result in half only where no operand was wider."""
+    """A product in float; its result in half where all ``tensors`` are."""
     all_half = all(tensor.dtype == torch.float16 for tensor in tensors if tensor.is_floating_point())
     result = func(*_cast(args, torch.float16, torch.float32), **_cast(kwargs, torch.float16, torch.float32))
     return result.half() if all_half else result

@@ -220,6 +220,9 @@ def dynamic_update(input: torch.Tensor, src: torch.Tensor, dim: int, start: torc
 
 def _window(what: str, tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int) -> torch.Tensor:
     first = int(start.item())
+    trace = _tracing.current()
+    if trace is not None and trace.dummy and 0 < size <= tensor.shape[dim]:
+        first = min(max(first, 0), tensor.shape[dim] - size)
     if not 0 <= first <= tensor.shape[dim] - size:
         raise InvalidArgument(f"{what}: start {first} and size {size} leave dimension {dim} of {tensor.shape[dim]}")
     return torch.arange(first, first + size, device=tensor.device)
@@ -295,8 +298,12 @@ class CPU:
 
 
 def ctc_beam_search_decoder(*args: Any, **kwargs: Any) -> Any:
-    """Not available."""
-    raise not_available("ctc_beam_search_decoder")
+    """Not available: return the log probabilities from ``forward`` and decode them on the host."""
+    raise not_available(
+        "ctc_beam_search_decoder",
+        "return the log probabilities from forward and decode them outside of the model, for instance with "
+        "torchaudio.models.decoder.",
+    )
 
 
 def fps(*args: Any, **kwargs: Any) -> Any:

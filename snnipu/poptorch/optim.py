@@ -33,24 +33,24 @@ class VariableAttributes:
     """Which attributes of an optimizer may change after the model is compiled."""
 
     def __init__(self, variable_attributes: Iterable[str], allowed_attributes: Iterable[str]) -> None:
-        self._variable = set(variable_attributes)
-        self._allowed = set(allowed_attributes)
+        self._variable_attributes = set(variable_attributes)
+        self._allowed_attributes = set(allowed_attributes)
 
     def isConstant(self, attr: str) -> bool:
         """True where ``attr`` may not change."""
-        return attr not in self._variable
+        return attr not in self._variable_attributes
 
     def markAsConstant(self, attr: str) -> None:
         """``attr`` may not change."""
-        self._variable.discard(self._known(attr))
+        self._variable_attributes.discard(self._known(attr))
 
     def markAsVariable(self, attr: str) -> None:
         """``attr`` may change."""
-        self._variable.add(self._known(attr))
+        self._variable_attributes.add(self._known(attr))
 
     def _known(self, attr: str) -> str:
-        if attr not in self._allowed:
-            raise InvalidArgument(f"variable_attrs: unknown attribute {attr!r}, known: {sorted(self._allowed)}")
+        if attr not in self._allowed_attributes:
+            raise InvalidArgument(f"variable_attrs: unknown attribute {attr!r}, known: {sorted(self._allowed_attributes)}")
         return attr
 
 
