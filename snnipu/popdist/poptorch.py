@@ -29,13 +29,11 @@ class _Distributed(_poptorch.options._DistributedOptions):
         """Refused."""
         _refuse("Distributed.disable")
 
-    def setEnvVarNames(self, *args: Any, **kwargs: Any) -> Any:
+    def setEnvVarNames(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused."""
-        if self._values.get("num_distributed_processes") != 1 or hasattr(self, "_made"):
-            _refuse("Distributed.setEnvVarNames")
-        return self  # the base's constructor reads PopTorch's own variables
+        _refuse("Distributed.setEnvVarNames")
 
-    def configureProcessId(self, *args: Any, **kwargs: Any) -> Any:
+    def configureProcessId(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused."""
         _refuse("Distributed.configureProcessId")
 

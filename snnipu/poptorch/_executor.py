@@ -615,9 +615,7 @@ class _Gradients:
                 self._sums[parameter] = gradient.float()
             else:
                 self._sums[parameter] = gradient.detach().clone()
-        return {
-            parameter: gradient for parameter, gradient in zip(self._parameters, gradients) if gradient is not None
-        }
+        return {parameter: gradient for parameter, gradient in zip(self._parameters, gradients) if gradient is not None}
 
     def sum_over(self, instances: int) -> None:
         """Add those of the other processes. A parameter that has none here may have some there."""

@@ -32,8 +32,9 @@ def _is_neuron(module: torch.nn.Module) -> bool:
 class IpuModelRunner:
     """Runs a wrapped model's operators on an IPU model of its own."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._names = {id(module): name for name, module in model.named_modules()}
+    def __init__(self, model: Optional[torch.nn.Module] = None) -> None:
+        """``model``: whose names errors tell of; None: nobody's."""
+        self._names = {} if model is None else {id(module): name for name, module in model.named_modules()}
         self._applied = 0
         try:
             self.model = IpuModel()

@@ -52,7 +52,7 @@ _VALUE_NAMES = """
 __bool__ __contains__ __float__ __index__ __int__ allclose equal is_nonzero item numpy tolist
 """
 # What has a shape that depends on values.
-_SHAPE_NAMES = "argwhere masked_select nonzero nonzero_numpy unique unique_consecutive"
+_SHAPE_NAMES = "_unique2 argwhere masked_select nonzero nonzero_numpy unique unique_consecutive unique_dim"
 
 _LOSSES = _functions(_LOSS_NAMES)
 _LAYERS = _functions(_LAYER_NAMES)
@@ -157,10 +157,12 @@ class GraphChecks:
     def before(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         """Raises ``poptorch.Error`` for a call that a compiled graph cannot hold."""
         asks = func in _VALUES or func in _SHAPES or func is torch.Tensor.__getitem__ or func is torch.where
-        if not asks or not any(map(self._is_on_ipu, flatten([args, kwargs]))) or _by_library():
+        if not asks or not any(map(self._is_on_ipu, flatten([args, kwargs]))):
             return
-        name = func.__name__
-        if func in _VALUES:
+        name, asking = func.__name__, _asking()
+        if asking in ("snntorch", "snnipu"):
+            return
+        if func in _VALUES and asking != "torch":
             raise Error(
                 f"forward: {name}() asks for a tensor's value, as do if, while, int() and float() on a tensor. An IPU "
                 "runs a compiled graph, and no value is known while that is made. Use torch.where or poptorch.cond in "
@@ -168,7 +170,7 @@ class GraphChecks:
             )
         mask = func is torch.Tensor.__getitem__ and any(map(self._is_mask, flatten([args[1]])))
         if func in _SHAPES or mask or (func is torch.where and len(args) + len(kwargs) == 1):
-            what = "indexing with a boolean mask" if mask else f"{name}()"
+            what = "indexing with a boolean mask" if mask else f"{name.strip('_2')}()"
             raise DynamicShape(
                 f"forward: {what} gives a tensor whose shape depends on values. An IPU runs a compiled graph with fixed "
                 "shapes. Use torch.where(mask, x, 0), or x * mask, which keep the shape."
@@ -193,13 +195,13 @@ class GraphChecks:
         self._add(made)
 
 
-def _by_library() -> bool:
-    """Whether code of PyTorch's, snnTorch's or ours asks, not the user's."""
+def _asking() -> str:
+    """The package whose code makes a call: PyTorch's, snnTorch's and ours may ask for more than a user's."""
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back
-    package = frame.f_globals.get("__name__", "") if frame is not None else ""
-    return package.startswith(("torch.", "snntorch.", "snnipu.")) or package in ("torch", "snntorch", "snnipu")
+    name: str = frame.f_globals.get("__name__", "") if frame is not None else ""
+    return name.partition(".")[0]
 
 
 class HostMode(TorchFunctionMode):

@@ -50,7 +50,9 @@ class VariableAttributes:
 
     def _known(self, attr: str) -> str:
         if attr not in self._allowed_attributes:
-            raise InvalidArgument(f"variable_attrs: unknown attribute {attr!r}, known: {sorted(self._allowed_attributes)}")
+            raise InvalidArgument(
+                f"variable_attrs: unknown attribute {attr!r}, known: {sorted(self._allowed_attributes)}"
+            )
         return attr
 
 

@@ -159,7 +159,7 @@ class _DistributedOptions(OptionsDict):
 
     def __init__(self) -> None:
         super().__init__(num_distributed_processes=1, distributed_process_id=0, ipuof_configs={})
-        self.setEnvVarNames("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
+        _DistributedOptions.setEnvVarNames(self, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
 
     def disable(self) -> "_DistributedOptions":
         """One process, whatever the environment says."""
@@ -167,8 +167,8 @@ class _DistributedOptions(OptionsDict):
 
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> "_DistributedOptions":
         """Read the number of processes and this one's number from two environment variables."""
-        return self.configureProcessId(
-            int(os.environ.get(var_process_id, "0")), int(os.environ.get(var_num_processes, "1"))
+        return _DistributedOptions.configureProcessId(
+            self, int(os.environ.get(var_process_id, "0")), int(os.environ.get(var_num_processes, "1"))
         )
 
     def configureProcessId(self, process_id: int, num_processes: int) -> "_DistributedOptions":

@@ -183,10 +183,10 @@ def test_arguments_of_the_wrong_type_are_named(wrap):
         wrap(Net(), {})
 
 
-def test_training_in_several_processes_is_not_available():
+def test_training_in_several_processes_needs_them_in_one_group():
     opts = poptorch.Options()
     opts.Distributed.configureProcessId(0, 2)
-    with pytest.raises(poptorch.Error, match=r"training in several processes.*not available"):
+    with pytest.raises(poptorch.Error, match=r"training in 2 processes .* needs them in one group .* torchrun"):
         poptorch.trainingModel(Net(), opts)
 
 
@@ -552,9 +552,8 @@ def test_what_has_no_meaning_on_a_host_says_so():
         model.compilationTime()
     model(X)
     assert model.compilationTime().total_seconds() > 0
-    for call in (model.cycleCount, model.getTensorNames, lambda: model.getAnchoredTensor("x")):
-        with pytest.raises(poptorch.Error, match="not available in snnipu's host runtime"):
-            call()
+    with pytest.raises(poptorch.Error, match="not available in snnipu's host runtime"):
+        model.cycleCount()
 
 
 def test_compiling_twice_is_ignored_with_a_warning(caplog):

@@ -138,7 +138,9 @@ def test_hidden_states_of_neurons_start_anew(warnings):
     assert "init_hidden=True" in warnings.text
 
 
-@pytest.mark.parametrize(("change", "message"), [("replace", "Buffer y is reassigned"), ("remove", "Buffer y is removed")])
+@pytest.mark.parametrize(
+    ("change", "message"), [("replace", "Buffer y is reassigned"), ("remove", "Buffer y is removed")]
+)
 def test_buffers_are_neither_replaced_nor_removed(change, message):
     class Changing(torch.nn.Module):
         def __init__(self):
@@ -195,7 +197,9 @@ def test_statistics_of_a_replica_are_those_of_its_own_batches():
     torch.testing.assert_close(norm.running_mean, alone.running_mean)
 
 
-@pytest.mark.parametrize(("model", "x"), [(Summing, torch.rand(2)), (lambda: torch.nn.BatchNorm1d(1), torch.rand(4, 1))])
+@pytest.mark.parametrize(
+    ("model", "x"), [(Summing, torch.rand(2)), (lambda: torch.nn.BatchNorm1d(1), torch.rand(4, 1))]
+)
 def test_changed_buffers_cannot_be_shared(model, x):
     with pytest.raises(poptorch.Error, match=r"does not support broadcasting buffers.*broadcastBuffers\(False\)"):
         poptorch.inferenceModel(model(), options(replicationFactor=2))(x)
