@@ -1,8 +1,9 @@
 """PopDist on a host: one training job in several processes, which PopDist calls *instances*.
 
-``torchrun --nproc-per-node N -m snnipu run script.py`` stands for ``poprun --num-instances N``. Without a launcher there is
-one instance. Each has ``POPDIST_NUM_LOCAL_REPLICAS`` replicas (default 1), run one after another. ``popdist.poptorch.Options``
-is ``poptorch.Options`` with the number of replicas and the process set; gradients are shared between the instances.
+``torchrun --nproc-per-node N -m snnipu run script.py`` stands for ``poprun --num-instances N``. Without a launcher
+there is one instance. Each has ``POPDIST_NUM_LOCAL_REPLICAS`` replicas (default 1), run one after another.
+``popdist.poptorch.Options`` is ``poptorch.Options`` with the number of replicas and the process set. Gradients are
+shared between the instances; weights are not: every instance starts from the same, by ``torch.manual_seed`` or a file.
 """
 
 import functools

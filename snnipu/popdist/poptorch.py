@@ -41,8 +41,8 @@ class _Distributed(_poptorch.options._DistributedOptions):
 class Options(_poptorch.Options):
     """``poptorch.Options`` of this instance.
 
-    ``replicationFactor`` is PopDist's number of local replicas, ``Distributed`` names this instance. Changing either, or
-    ``useIpuId``, raises ``poptorch.Error`` (a ``RuntimeError``).
+    ``replicationFactor`` is PopDist's number of local replicas, ``Distributed`` names this instance. Changing either,
+    or ``useIpuId``, raises ``poptorch.Error`` (a ``RuntimeError``).
     """
 
     def __init__(self, ipus_per_replica: Optional[int] = None) -> None:

@@ -1,8 +1,8 @@
 """What modules keep in plain attributes, as a compiled graph sees it: constants.
 
-PopTorch traces ``forward`` once. A tensor that ``forward`` leaves in an attribute (``self.mem = 0.9 * self.mem + x``) is
-part of that trace, and the next call starts from the attribute's value at compile time again; only buffers and parameters
-carry on. Here ``forward`` runs for every micro-batch, and each run starts from those values.
+PopTorch traces ``forward`` once. A tensor that ``forward`` leaves in an attribute (``self.mem = 0.9 * self.mem + x``)
+is part of that trace, and the next call starts from the attribute's value at compile time again; only buffers and
+parameters carry on. Here ``forward`` runs for every micro-batch, and each run starts from those values.
 """
 
 from typing import Any, Dict, List, Optional, Set, Tuple
@@ -155,9 +155,9 @@ class CompiledAttributes:
         if full not in self._warned:
             self._warned.add(full)
             logger.warning(
-                "forward leaves a tensor in the attribute %s, which a compiled graph does not carry on: every run starts "
-                "from the value it had when the model was compiled. For a state that lasts, call register_buffer(%r, "
-                "tensor) in __init__ and change it in place: self.%s.copy_(new_values).",
+                "forward leaves a tensor in the attribute %s, which a compiled graph does not carry on: every run "
+                "starts from the value it had when the model was compiled. For a state that lasts, call "
+                "register_buffer(%r, tensor) in __init__ and change it in place: self.%s.copy_(new_values).",
                 full,
                 name,
                 name,

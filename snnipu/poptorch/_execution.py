@@ -171,14 +171,14 @@ class _IExecutionStrategy:
         if self._pipelined and training and options.Training.gradient_accumulation < 2 * forward - 1:
             raise Error(
                 "poptorch.Options().Training.gradientAccumulation must be greater than or equal to the number of "
-                f"pipeline stages ({2 * forward - 1}) when using poptorch.PipelinedExecution, got "
-                f"{options.Training.gradient_accumulation}. Please note that a model with {forward} pipeline stages in "
-                f"PopTorch will have an additional {forward - 1} stages when training."
+                f"pipeline stages ({2 * forward - 1}) when using poptorch.PipelinedExecution. Please note that a model "
+                f"with {forward} pipeline stages in PopTorch will have an additional {forward - 1} stages when "
+                f"training. It is {options.Training.gradient_accumulation}."
             )
         if self._pipelined and not training and options.device_iterations < forward:
             raise Error(
                 "poptorch.Options().deviceIterations must be greater than or equal to the number of pipeline stages "
-                f"({forward}) when using poptorch.PipelinedExecution, got {options.device_iterations}."
+                f"({forward}) when using PopTorch.PipelinedExecution. It is {options.device_iterations}."
             )
         rounded = 1 << (ipus - 1).bit_length()
         if rounded != ipus and not options.auto_round_num_ipus:

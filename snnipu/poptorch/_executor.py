@@ -135,8 +135,8 @@ class PoplarExecutor:
         self._user_model = model
         if training and _is_wrapped(model):
             raise AlreadyWrapped(
-                "trainingModel: the model is wrapped by a trainingModel already; call its destroy() before wrapping it "
-                "again"
+                "Model has already been wrapped in 'poptorch.trainingModel'. Call model.destroy() on the model to "
+                "unwrap before wrapping again."
             )
         options._freeze()
         self._options = options.clone()
@@ -172,15 +172,13 @@ class PoplarExecutor:
             options.outputMode(OutputMode.Final if self._training else OutputMode.All)
         if not self._training and options.Training.gradient_accumulation != 1:
             raise InvalidArgument(
-                "inferenceModel: Training.gradientAccumulation must be 1, its default, got "
-                f"{options.Training.gradient_accumulation}; deviceIterations runs several micro-batches in one call"
+                "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its default value "
+                "(1) when running a poptorch.inferenceModel(). Use poptorch.Options().deviceIterations to process a "
+                "sufficient number of batches each run for pipelined execution instead. "
+                f"Training.gradientAccumulation is {options.Training.gradient_accumulation}."
             )
         if self._training and options.Distributed.numProcesses > 1:
             check_connected(options.Distributed.numProcesses)
-        named = set(options._Popart.options.get("updatableNamedBuffers", ()))
-        missing = sorted(named - {name for name, _ in self._user_model.named_buffers()})
-        if missing:
-            raise InvalidArgument(f"updatableNamedBuffers: the model has no buffers {missing}")
         OutputCollector(options)  # the output mode and period fit the device iterations
         options._replica_of_input()
 
@@ -290,6 +288,10 @@ class PoplarExecutor:
         self._loss_position = {}
         spec = inputs.spec()
         self._watch_model()
+        named = set(self._options._Popart.options.get("updatableNamedBuffers", ()))
+        missing = sorted(named - {name for name, _ in self._user_model.named_buffers()})
+        if missing:
+            raise InvalidArgument(f"updatableNamedBuffers: the model has no buffers {missing}")
         Anchors(self._options, self._user_model, len(inputs.tensors()), self._training)
         self._first_run = True
         start = time.perf_counter()
@@ -544,7 +546,7 @@ class PoplarExecutor:
         return [*made, *((optimizer.state_dict()["ipu_param"] or {}) if isinstance(optimizer, Optimizer) else ())]
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
-        """What the last call kept of a tensor of ``Options.anchorTensor``. Raises ``poptorch.Error`` for another name."""
+        """What the last call kept of a tensor of ``Options.anchorTensor``; ``poptorch.Error`` for another name."""
         if short_name not in self._anchored:
             raise InvalidArgument(
                 f"getAnchoredTensor: no tensor with name {short_name} found. Options.anchorTensor names tensors before "
@@ -597,6 +599,7 @@ class _Gradients:
 
     def __init__(self, runner: Optional[OptimizerRunner]) -> None:
         self._scaling = 1.0 if runner is None else runner.loss_scaling
+        self._in_half = runner is not None and runner.accumulates_in_half
         self._parameters = [] if runner is None else [p for p in runner.parameters() if p.requires_grad]
         self._sums: Dict[torch.nn.Parameter, torch.Tensor] = {}
 
@@ -609,6 +612,8 @@ class _Gradients:
         for parameter, gradient in zip(self._parameters, gradients):
             if gradient is None:
                 continue
+            if self._in_half:  # what a half accumulator can hold
+                gradient = gradient.half()
             if parameter in self._sums:
                 self._sums[parameter].add_(gradient)
             elif gradient.dtype == torch.float16:

@@ -1,7 +1,7 @@
 """Several processes (PopDist's *instances*) that train one model: their number, and sums over them.
 
-The processes are those that ``torchrun`` starts, with its variables ``RANK`` and ``WORLD_SIZE``; gradients are summed by
-``torch.distributed`` (gloo).
+The processes are those that ``torchrun`` starts, with its variables ``RANK`` and ``WORLD_SIZE``; gradients are summed
+by ``torch.distributed`` (gloo).
 """
 
 import os

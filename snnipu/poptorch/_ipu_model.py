@@ -63,9 +63,9 @@ class IpuModelRunner:
                 kind = type(module)
                 raise RuntimeError(
                     f"{self._names.get(id(module)) or 'the model'}, a {kind.__module__.split('.')[0]}.{kind.__name__}, "
-                    "cannot run on the IPU model: it called no PopART operator of snnipu, and on an IPU the gradient of "
-                    "its spikes would be lost silently. Take snnipu.Leaky with a surrogate of snnipu.surrogate, or run "
-                    "without Options.useIpuModel and POPTORCH_IPU_MODEL, on the host."
+                    "cannot run on the IPU model: it called no PopART operator of snnipu, and on an IPU the "
+                    "gradient of its spikes would be lost silently. Take snnipu.Leaky with a surrogate of "
+                    "snnipu.surrogate, or run without Options.useIpuModel and POPTORCH_IPU_MODEL, on the host."
                 )
 
         handles = [

@@ -146,8 +146,8 @@ class OptimizerRunner:
         if compiled:
             raise InvalidArgument(
                 "setOptimizer: Invalid optimizer: the new optimizer would require changing options.Training."
-                "meanAccumulationAndReplicationReductionStrategy to poptorch.MeanReductionStrategy.Running (accum_type is "
-                "torch.float16), but the executable is already compiled."
+                "meanAccumulationAndReplicationReductionStrategy to poptorch.MeanReductionStrategy.Running (accum_type "
+                "is torch.float16), but the executable is already compiled."
             )
         self._options._unfreeze()
         training.setMeanAccumulationAndReplicationReductionStrategy(MeanReductionStrategy.Running)
@@ -203,12 +203,32 @@ class OptimizerRunner:
                             value,
                         )
 
+    @property
+    def accumulates_in_half(self) -> bool:
+        """Whether gradients of several micro-batches are accumulated in float16."""
+        half = getattr(self.optimizer, "accum_type", torch.float32) == torch.float16
+        combined = getattr(self.optimizer, "use_combined_accum", False)
+        return bool(half and not combined and self._options.Training.gradient_accumulation > 1)
+
+    def _warn_of_overflow(self, gradients: Dict[torch.nn.Parameter, torch.Tensor]) -> None:
+        key = (-1, "loss_scaling")
+        if self.loss_scaling == 1 or key in self._warned:
+            return
+        if not all(bool(gradient.isfinite().all()) for gradient in gradients.values()):
+            self._warned.add(key)
+            logger.warning(
+                "Gradients are infinite or NaN with a loss_scaling of %s: float16 holds at most 65504. The weights are "
+                "updated all the same, as on an IPU; take a smaller loss_scaling.",
+                self.loss_scaling,
+            )
+
     def step(self, gradients: Dict[torch.nn.Parameter, torch.Tensor]) -> None:
         """One update with float32 gradients, which are clipped first. Half parameters are updated in float32."""
         assert self.optimizer is not None
         assert self._settings is not None
         if isinstance(self.optimizer, optim.Optimizer):
             self.optimizer._use_loaded()
+        self._warn_of_overflow(gradients)
         _clip(gradients, self._settings.max_grad_norm)
         halves = {parameter: parameter.data for parameter in gradients if parameter.dtype == torch.float16}
         kept = [dict(group) for group in self.optimizer.param_groups]

@@ -1,7 +1,7 @@
 """Optimizer states by PopART's names, so that checkpoints go from this host to IPUs and back.
 
-``ipu_state`` holds one tensor a weight and accumulator, ``ipu_param`` the hyperparameters that a compiled model does not
-hold as constants:
+``ipu_state`` holds one tensor a weight and accumulator, ``ipu_param`` the hyperparameters that a compiled model does
+not hold as constants:
 
 =========  ==============================================================================================
 optimizer  ``ipu_state``, each followed by ``___`` and the weight's name

@@ -5,8 +5,8 @@ On an IPU ``forward`` runs once, to be traced; here it runs for every micro-batc
 * ``isRunningOnIpu()`` is true;
 * ``identity_loss`` and PyTorch's own loss functions leave a mark on their results, from which the loss is found;
 * operands that host PyTorch refuses to mix are brought to one type, as an IPU compiler does: half with float becomes
-  float, int32 indices become int64; half matrix products and convolutions compute in float and round their result, which
-  in layers (linear, convolutions) has the type of the activations;
+  float, int32 indices become int64; half matrix products and convolutions compute in float and round their result,
+  which in layers (linear, convolutions) has the type of the activations;
 * ``device="ipu"`` means this host;
 * in the first run, which on an IPU is the only one, what a compiled graph cannot hold is refused: a value of a tensor
   that Python asks for, shapes that depend on values, and operations outside of blocks.
@@ -130,7 +130,10 @@ def execution_hook() -> Optional[ExecutionHook]:
     return _execution_hook
 
 
-class DynamicShape(Error, getattr(torch._subclasses.fake_tensor, "DynamicOutputShapeException", RuntimeError)):  # type: ignore[misc]
+_PytorchsDynamicShape: Any = getattr(torch._subclasses.fake_tensor, "DynamicOutputShapeException", RuntimeError)
+
+
+class DynamicShape(Error, _PytorchsDynamicShape):
     """A tensor whose shape depends on values."""
 
     def __init__(self, message: str) -> None:
@@ -172,8 +175,8 @@ class GraphChecks:
         if func in _SHAPES or mask or (func is torch.where and len(args) + len(kwargs) == 1):
             what = "indexing with a boolean mask" if mask else f"{name.strip('_2')}()"
             raise DynamicShape(
-                f"forward: {what} gives a tensor whose shape depends on values. An IPU runs a compiled graph with fixed "
-                "shapes. Use torch.where(mask, x, 0), or x * mask, which keep the shape."
+                f"forward: {what} gives a tensor whose shape depends on values. An IPU runs a compiled graph with "
+                "fixed shapes. Use torch.where(mask, x, 0), or x * mask, which keep the shape."
             )
 
     def _is_mask(self, index: torch.Tensor) -> bool:

@@ -65,8 +65,8 @@ class ModelWatch:
                 if after[name] is not tensor:
                     raise Error(
                         f"{kind} {name} is reassigned within the model when calling the forward method. This is not "
-                        f"supported. Consider using self.{name}.copy_(src) to copy data from a source tensor, where src "
-                        "is the name of the source tensor."
+                        f"supported. Consider using self.{name}.copy_(src) to copy data from a source tensor, where "
+                        "src is the name of the source tensor."
                     )
         changed = {
             name: value for name, value in self._values.items() if not torch.equal(self._buffers[name].detach(), value)

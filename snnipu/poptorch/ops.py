@@ -118,7 +118,7 @@ def _check_same_signature(what: str, expected: Sequence[torch.Tensor], got: Sequ
 def _only_in_inference(what: str) -> None:
     trace = _tracing.current()
     if trace is not None and trace.training:
-        raise Error(f"poptorch.{what} works in inference models only: an IPU has no gradient for it")
+        raise Error(f"poptorch.{what}() is only supported in inference models: an IPU has no gradient for it")
 
 
 def cond(
@@ -193,12 +193,20 @@ def serializedMatMul(
     return torch.matmul(lhs, rhs)
 
 
+def _check_size(size: Any, what: str) -> None:
+    check_int(size, f"{what}: size", -sys.maxsize)
+    if size == 0:
+        raise InvalidArgument(f"{what}: The start and end of a slice must be different.")
+    if size < 0:
+        raise InvalidArgument(f"{what}: Taking a slice of a tensor with the end less than the start is not supported.")
+
+
 def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int) -> torch.Tensor:
     """``size`` elements of ``tensor`` along ``dim`` from the index in ``start`` on, every ``step``-th of them."""
     check_tensor(tensor, "dynamic_slice: tensor")
     check_tensor(start, "dynamic_slice: start")
     check_int(dim, "dynamic_slice: dim", -tensor.dim())
-    check_int(size, "dynamic_slice: size", 1)
+    _check_size(size, "dynamic_slice")
     check_int(step, "dynamic_slice: step", 1)
     index = _window("dynamic_slice", tensor, dim, start, size)
     return tensor.index_select(dim, index[::step])
@@ -210,11 +218,13 @@ def dynamic_update(input: torch.Tensor, src: torch.Tensor, dim: int, start: torc
     check_tensor(src, "dynamic_update: src")
     check_tensor(start, "dynamic_update: start")
     check_int(dim, "dynamic_update: dim", -input.dim())
-    check_int(size, "dynamic_update: size", 1)
+    _check_size(size, "dynamic_update")
     if input.dim() != src.dim():
-        raise InvalidArgument(f"dynamic_update: input has {input.dim()} dimensions, src {src.dim()}")
+        raise InvalidArgument(
+            f"dynamic_update: input and src tensors must have same dimensionality. ({input.dim()}) vs ({src.dim()})"
+        )
     if input.dtype != src.dtype:
-        raise InvalidType(f"dynamic_update: input is {input.dtype}, src {src.dtype}")
+        raise InvalidType(f"dynamic_update: input and src tensor must have same dtype. ({input.dtype} vs {src.dtype})")
     return input.index_copy(dim, _window("dynamic_update", input, dim, start, size), src)
 
 

@@ -189,7 +189,7 @@ def test_anchors_have_output_modes(mode, period, rows):
 
 
 def test_names_of_tensors():
-    model, wrapped = anchored()
+    _, wrapped = anchored()
     with pytest.raises(poptorch.Error, match="getTensorNames: the model is not compiled"):
         wrapped.getTensorNames()
     wrapped(X.expand(4, 3))

@@ -198,7 +198,7 @@ def test_neurons_inside_of_multistep_are_refused_by_name(fake):
 
 
 def test_a_neuron_with_a_part_replaced_is_refused(fake):
-    with pytest.raises(RuntimeError, match="Leaky cannot run on an IPU with .* parts of its step replaced"):
+    with pytest.raises(RuntimeError, match=r"Leaky cannot run on an IPU with .* parts of its step replaced"):
         poptorch.inferenceModel(OfSnntorch(lambda: Doubled(beta=0.9)), on_model())(torch.rand(BATCH, 8))
 
 

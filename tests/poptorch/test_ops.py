@@ -86,7 +86,7 @@ def test_checkpoints_keep_structure():
         (lambda: poptorch.Attribute(x=1), "Attribute: expected a dict for x"),
         (lambda: poptorch.CPU(1, "one"), "CPU: layer_to_call must be callable"),
         (lambda: poptorch.MultiConv().planType("Serial"), "MultiConv.planType: expected one of MultiConvPlanType"),
-        (lambda: poptorch.MultiConv().partialsTypes(torch.int8), "partialsTypes: expected torch.float or torch.half"),
+        (lambda: poptorch.MultiConv().partialsTypes(torch.int8), "Expected torch.float or torch.half"),
         (lambda: poptorch.MultiConv().availableMemoryProportions([0.1, 2.0]), "expected a number between 0 and 1"),
         (lambda: poptorch.MultiConv().enableConvDithering([]), "enableConvDithering: expected at least one value"),
         (lambda: poptorch.profiling.Channel(1), "Channel: name: expected a str"),
@@ -112,7 +112,7 @@ def test_marks_change_nothing():
     conv = torch.nn.Conv1d(1, 1, 1)
     plan = poptorch.MultiConv().availableMemoryProportions((0.1, 0.2)).partialsTypes(torch.half)
     plan.enableConvDithering(True).planType(poptorch.MultiConvPlanType.Serial).perConvReservedTiles(4).cycleBackOff(0.1)
-    with plan, pytest.raises(poptorch.Error, match="MultiConv: one inside another"):
+    with plan, pytest.raises(poptorch.Error, match=r"Nested poptorch\.MultiConv"):
         plan.__enter__()
     channel = poptorch.profiling.Channel("mine")
 
@@ -179,7 +179,7 @@ def test_loops_and_branches_check_their_arguments(loop, error, message):
     ],
 )
 def test_what_has_no_gradient_on_an_ipu_is_refused_in_training(what, function):
-    with pytest.raises(poptorch.Error, match=f"poptorch.{what} works in inference models only"):
+    with pytest.raises(poptorch.Error, match=rf"poptorch\.{what}\(\) is only supported in inference"):
         gradient(function)
     function(X)  # outside wrappers it runs
 
@@ -207,8 +207,8 @@ def test_dynamic_slices():
         (lambda: poptorch.dynamic_slice(x, 0, torch.tensor(4), 3, 1), "start 4 and size 3 leave dimension 0 of 6"),
         (lambda: poptorch.dynamic_slice(x, 0, 1, 3, 1), "dynamic_slice: start: expected a torch.Tensor"),
         (lambda: poptorch.dynamic_slice(x, 0.0, start, 3, 1), "dynamic_slice: dim: expected an int"),
-        (lambda: poptorch.dynamic_update(x, torch.zeros(2), 0, start, 2), "input has 2 dimensions, src 1"),
-        (lambda: poptorch.dynamic_update(x, torch.zeros(2, 2).half(), 0, start, 2), "input is torch.float32, src"),
+        (lambda: poptorch.dynamic_update(x, torch.zeros(2), 0, start, 2), "must have same dimensionality"),
+        (lambda: poptorch.dynamic_update(x, torch.zeros(2, 2).half(), 0, start, 2), "must have same dtype"),
     ]:
         with pytest.raises(poptorch.Error, match=message):
             call()
@@ -419,10 +419,10 @@ def test_operations_outside_of_blocks_are_refused():
         shape = x.shape
         with poptorch.Block("A", ipu_id=0):
             x = 2 * x
-        assert x.shape == shape and x.dim() == 2
+        assert x.shape == shape
         return x + 1
 
-    with pytest.raises(poptorch.Error, match="No active Block.*__add__|No active Block.*add"):
+    with pytest.raises(poptorch.Error, match=r"No active Block.*add"):
         infer(forward, X)
 
 

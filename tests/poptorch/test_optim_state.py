@@ -152,9 +152,13 @@ def test_what_does_not_fit_is_refused(entry, value, message):
     state = as_from_an_ipu(saved.state_dict())
     state["ipu_state"][entry] = value
     loaded = optim.Adam(model.parameters(), lr=0.1)
-    with pytest.raises(poptorch.Error, match=message):
+
+    def load():
         loaded.load_state_dict(state)
         poptorch.trainingModel(model, poptorch.Options(), loaded)
+
+    with pytest.raises(poptorch.Error, match=message):
+        load()
 
 
 def test_unknown_hyperparameters_are_refused():
