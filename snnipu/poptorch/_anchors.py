@@ -1,8 +1,8 @@
 """``Options.anchorTensor``: tensors that a call keeps beside its outputs, by PopART's names.
 
 On a host those are weights (``fc.weight``), in training their gradients (``Gradient___fc.weight``, of a micro-batch,
-with the loss scaling in it) and new values (``UpdatedVar___fc.weight``, of a step), inputs (``input``, ``input/1``, ...)
-and ``loss``.
+with the loss scaling in it) and new values (``UpdatedVar___fc.weight``, of a step), inputs (``input``,
+``input/1``, ...) and ``loss``.
 """
 
 from typing import Any, Dict, List

@@ -151,6 +151,7 @@ class PoplarExecutor:
         self._replicas = ReplicaBuffers(self._model, 1)
         self._first_run = False
         self._dummy_run = False
+        self._tensors_of_call = 1, 1
         self._anchored: Dict[str, torch.Tensor] = {}
         self._attached = False
         self._module_modes: List[Tuple[torch.nn.Module, bool]] = []
@@ -368,6 +369,7 @@ class PoplarExecutor:
         self._attributes.after_call()
         self._anchored = anchors.result()
         result = collector.result()
+        self._tensors_of_call = len(pieces), len(flatten(result))
         for tensor in flatten(result):
             tensor.backward = refuse_backward  # type: ignore[method-assign]
         return result
@@ -568,8 +570,12 @@ class PoplarExecutor:
             self._times["output_complete"].append(ended)
 
     def getPerfCounters(self) -> Dict[str, List[List[float]]]:
-        """When inputs were taken and outputs returned in the last call, in seconds, one entry a device iteration."""
-        return {name: [list(times)] for name, times in self._times.items()}
+        """When inputs were taken and outputs returned in the last call, in seconds: ``[tensor][device iteration]``."""
+        inputs, outputs = self._tensors_of_call
+        return {
+            name: [list(times) for _ in range(inputs if name.startswith("input") else outputs)]
+            for name, times in self._times.items()
+        }
 
     def getLatency(self) -> Tuple[float, float, float]:
         """Least, greatest and mean time from inputs to outputs in the last call, in seconds."""

@@ -121,7 +121,7 @@ def test_wrapping_twice_is_refused_until_destroyed():
     for again in (model, wrapped):
         with pytest.raises(poptorch.Error, match="Model has already been wrapped"):
             poptorch.trainingModel(again)
-    with pytest.raises(RuntimeError, match=r"call its destroy\(\)"):  # PopTorch's own kind of error for it
+    with pytest.raises(RuntimeError, match=r"Call model.destroy\(\)"):  # PopTorch's own kind of error for it
         poptorch.trainingModel(model)
     assert isinstance(model, Net)
     model.destroy()
