@@ -7,6 +7,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
 from types import ModuleType
 from typing import Any, Dict, Iterable, List, Optional, Sequence
@@ -30,13 +31,19 @@ def _alias(name: str, target: str) -> importlib.machinery.ModuleSpec:
     return importlib.machinery.ModuleSpec(name, _AliasLoader(target), is_package=True)
 
 
+# Folder that gives child processes ``poptorch`` and ``popdist``; see its docstring.
+CHILDREN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_children")
+_PROVIDED = ("poptorch", "popdist")
+
+
 class _PoptorchFinder(importlib.abc.MetaPathFinder):
-    """``poptorch`` and everything below it is ``snnipu.poptorch`` and what is below that."""
+    """``poptorch`` and everything below it is ``snnipu.poptorch`` and what is below that; so for ``popdist``."""
 
     def find_spec(
         self, fullname: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
     ) -> Optional[importlib.machinery.ModuleSpec]:
-        if fullname != "poptorch" and not fullname.startswith("poptorch."):
+        top = fullname.partition(".")[0]
+        if top not in _PROVIDED or (top == "popdist" and is_installed("popdist")):
             return None
         name = "snnipu." + fullname
         known = name in sys.modules or importlib.util.find_spec(name) is not None
@@ -93,7 +100,11 @@ def is_installed(name: str) -> bool:
 
 def _is_package(name: str, spec: Optional[importlib.machinery.ModuleSpec]) -> bool:
     return (
-        spec is not None and spec.name == name and spec.origin is not None and not isinstance(spec.loader, _AliasLoader)
+        spec is not None
+        and spec.name == name
+        and spec.origin is not None
+        and not spec.origin.startswith(CHILDREN)
+        and not isinstance(spec.loader, _AliasLoader)
     )
 
 
@@ -109,9 +120,13 @@ class _PopartStandIn(ModuleType):
 
 
 def provide_poptorch() -> None:
-    """Make ``import poptorch`` and ``import popart`` work where they are not installed."""
+    """Make ``import poptorch``, ``popdist`` and ``popart`` work where they are not installed, here and in processes
+    that multiprocessing starts from here.
+    """
     if not is_installed("poptorch") and not provides_poptorch():
         sys.meta_path.insert(0, _PoptorchFinder())
+    if provides_poptorch() and CHILDREN not in sys.path:
+        sys.path.append(CHILDREN)
     if not is_installed("popart"):
         sys.modules["popart"] = _PopartStandIn("popart", "A stand-in for PopART, which is not installed.")
 

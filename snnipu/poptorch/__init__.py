@@ -7,8 +7,8 @@ what is not available raises a ``poptorch.Error`` that says so. ``is_host_runtim
 real one; ``__version__`` is ``3.4.0+snnipu.host.`` and snnipu's version.
 
 Differences that a script can notice: ``forward`` runs for every micro-batch instead of being traced once, so that its
-Python code has its effects each time; replicas run one after another on one copy of the model; weights changed on the
-host count at once; products of half and float operands come out as float.
+Python code has its effects each time; replicas run one after another, each with its own buffers; weights changed on the
+host count at once.
 """
 
 import importlib

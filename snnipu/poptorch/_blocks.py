@@ -50,7 +50,8 @@ class Block(torch.nn.Module):
         Block.start(self._user_id, self._ipu_id)
 
     def __exit__(self, *exc_info: Any) -> None:
-        pass
+        if Block._manager is not None:
+            Block._manager.endStage()
 
 
 class _BlockHook:
@@ -192,7 +193,7 @@ class MultiConv:
 
     def __enter__(self) -> None:
         if MultiConv._active:
-            raise InvalidArgument("MultiConv: one inside another is not supported")
+            raise InvalidArgument("Nested poptorch.MultiConv is not supported")
         MultiConv._active = True
 
     def __exit__(self, *exc_info: Any) -> None:
@@ -201,7 +202,7 @@ class MultiConv:
 
 def _check_partials(value: Any, name: str) -> Any:
     if value not in (torch.float32, torch.float16):
-        raise InvalidArgument(f"{name}: expected torch.float or torch.half, got {value!r}")
+        raise InvalidArgument(f"{name}: Invalid partials types. Expected torch.float or torch.half, got {value!r}")
     return value
 
 

@@ -1,14 +1,17 @@
 """Execution strategies: which block of a model runs where and when.
 
 A host runs the blocks one after another in the order of the code, whatever the strategy says. Strategies are checked
-and followed far enough to find the mistakes that an IPU would refuse, which are reported as warnings.
+and followed far enough to refuse what IPUs would refuse.
 """
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
 
-from snnipu.poptorch._errors import InvalidArgument, InvalidType, check_bool, check_enum, check_int
+from snnipu.poptorch._errors import Error, InvalidArgument, InvalidType, check_bool, check_enum, check_int
 from snnipu.poptorch._logging import logger
 from snnipu.poptorch.enums import AutoStage, Liveness
+
+if TYPE_CHECKING:
+    from snnipu.poptorch.options import Options
 
 
 class Stage:
@@ -68,6 +71,10 @@ class StageManager:
     def reset(self) -> None:
         self._found: Dict[str, Stage] = {}
         self._next_auto_id = 0
+        self._ended = False
+        self._ipu = 0
+        self.ipu_switches = 0
+        self.ipus = {0}
         self.warnings: List[str] = []
 
     def resetAutoId(self) -> None:
@@ -83,22 +90,44 @@ class StageManager:
             raise InvalidArgument(f"Block: {block!r} is in no stage of the execution strategy: {list(self._explicit)}")
         if block not in self._found:
             self._found[block] = self._explicit[block] if self._explicit is not None else self._new(block, ipu_id)
+        self._enter(self._found[block])
         return self._found[block]
+
+    def _enter(self, stage: Stage) -> None:
+        ipu = stage._ipu if stage._ipu is not None else max(stage._stage_id, 0)
+        if len(self._found) == 1:
+            self.ipus = set()
+        elif ipu != self._ipu:
+            self.ipu_switches += 1
+        self.ipus.add(ipu)
+        self._ipu, self._ended = ipu, False
+
+    def endStage(self) -> None:
+        self._ended = True
+
+    def in_block(self) -> bool:
+        """Whether operations belong to a block; those of a model without blocks do."""
+        return not self._ended
 
     def _new(self, block: str, ipu_id: Optional[int]) -> Stage:
         stage = Stage(block)
         stage._stage_id = len(self._found)
         if self._auto_stage == AutoStage.SameAsIpu:
             if ipu_id is None:
-                self.warnings.append(f"block {block!r} has no ipu_id, which AutoStage.SameAsIpu needs on an IPU")
-            else:
-                stage._stage_id = ipu_id
+                raise InvalidArgument(
+                    f"poptorch.AutoStage.SameAsIpu was selected but no IPU was specified for block {block}: give the "
+                    "block an ipu_id, or choose PipelinedExecution(AutoStage.AutoIncrement)"
+                )
+            stage._stage_id = ipu_id
         stage._ipu = ipu_id
         return stage
 
-    def stages(self) -> int:
-        """How many stages the blocks entered so far form."""
-        return max(1, len({stage._stage_id for stage in self._found.values()}))
+    def found(self) -> bool:
+        """Whether any block was entered."""
+        return bool(self._found)
+
+
+_MOST_IPUS = 64  # of one process
 
 
 class _IExecutionStrategy:
@@ -123,19 +152,41 @@ class _IExecutionStrategy:
         self._manager.reset()
         return self._manager
 
-    def _report(self, training: bool, accumulation: int, iterations: int) -> None:
-        """Warn of what an IPU would refuse, once a model's blocks are known."""
-        stages = self._manager.stages()
-        needed, have, option = (
-            (2 * stages - 1, accumulation, "Training.gradientAccumulation")
-            if training
-            else (stages, iterations, "deviceIterations")
-        )
-        if self._pipelined and stages > 1 and have < needed:
-            self._manager.warnings.append(
-                f"PipelinedExecution of {stages} stages needs {option} of at least {needed} on an IPU, got {have}"
+    def _check(self, options: "Options", training: bool) -> None:
+        """Once a model's blocks are known: raises ``poptorch.Error`` for what no IPUs run, warns of the rest."""
+        manager = self._manager
+        if self._pipelined and self._block_map and not manager.found():
+            raise Error(
+                f"{type(self).__name__}: forward enters none of the blocks {list(self._block_map)}. Mark layers with "
+                "poptorch.Block or poptorch.BeginBlock."
             )
-        for warning in self._manager.warnings:
+        ipus = max(len(manager.ipus), max(manager.ipus, default=0) + 1) * options.replication_factor
+        if ipus > _MOST_IPUS:
+            raise Error(
+                f"Too many IPUs requested ({ipus}): the model's blocks are on IPUs {sorted(manager.ipus)} with "
+                f"{options.replication_factor} replicas. Experiments that need more than {_MOST_IPUS} IPUs require "
+                "distributed execution."
+            )
+        forward = manager.ipu_switches + 1
+        if self._pipelined and training and options.Training.gradient_accumulation < 2 * forward - 1:
+            raise Error(
+                "poptorch.Options().Training.gradientAccumulation must be greater than or equal to the number of "
+                f"pipeline stages ({2 * forward - 1}) when using poptorch.PipelinedExecution. Please note that a model "
+                f"with {forward} pipeline stages in PopTorch will have an additional {forward - 1} stages when "
+                f"training. It is {options.Training.gradient_accumulation}."
+            )
+        if self._pipelined and not training and options.device_iterations < forward:
+            raise Error(
+                "poptorch.Options().deviceIterations must be greater than or equal to the number of pipeline stages "
+                f"({forward}) when using PopTorch.PipelinedExecution. It is {options.device_iterations}."
+            )
+        rounded = 1 << (ipus - 1).bit_length()
+        if rounded != ipus and not options.auto_round_num_ipus:
+            manager.warnings.append(
+                f"The model needs {ipus} IPUs of which PopTorch reserves a power of 2, here {rounded}: "
+                "Options.autoRoundNumIPUs(True) allows that"
+            )
+        for warning in manager.warnings:
             logger.warning("%s; a host runs it all the same.", warning)
 
 

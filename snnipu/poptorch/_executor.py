@@ -16,6 +16,9 @@ from typing import Any, Callable, ClassVar, Dict, Iterator, List, Optional, Tupl
 import torch
 
 from snnipu.poptorch import _storage, _tracing
+from snnipu.poptorch._anchors import Anchors
+from snnipu.poptorch._anchors import names as anchor_names
+from snnipu.poptorch._attributes import CompiledAttributes
 from snnipu.poptorch._blocks import Block, module_repr
 from snnipu.poptorch._errors import (
     AlreadyWrapped,
@@ -26,14 +29,16 @@ from snnipu.poptorch._errors import (
     not_available,
 )
 from snnipu.poptorch._inputs import InputParser, Inputs, check_model, check_same, split
+from snnipu.poptorch._instances import check_connected, sum_over_instances
 from snnipu.poptorch._ipu_model import IpuModelRunner, wants_ipu_model
 from snnipu.poptorch._logging import logger
 from snnipu.poptorch._optimizer_runner import OptimizerRunner
 from snnipu.poptorch._outputs import OutputCollector
+from snnipu.poptorch._replicas import ReplicaBuffers
 from snnipu.poptorch._structure import flatten
 from snnipu.poptorch._watch import ModelWatch, accept_weights
 from snnipu.poptorch.enums import CommGroupType, ConnectionType, OutputMode, ReductionType, VariableRetrievalMode
-from snnipu.poptorch.optim import SGD
+from snnipu.poptorch.optim import SGD, Optimizer
 from snnipu.poptorch.options import Options
 
 _Hooks = Dict[int, Callable[[], Any]]
@@ -130,8 +135,8 @@ class PoplarExecutor:
         self._user_model = model
         if training and _is_wrapped(model):
             raise AlreadyWrapped(
-                "trainingModel: the model is wrapped by a trainingModel already; call its destroy() before wrapping it "
-                "again"
+                "Model has already been wrapped in 'poptorch.trainingModel'. Call model.destroy() on the model to "
+                "unwrap before wrapping again."
             )
         options._freeze()
         self._options = options.clone()
@@ -142,15 +147,21 @@ class PoplarExecutor:
         self._runner: Optional[OptimizerRunner] = None
         self._compiled: Optional[Inputs] = None
         self._watch: Optional[ModelWatch] = None
+        self._attributes: Optional[CompiledAttributes] = None
+        self._replicas = ReplicaBuffers(self._model, 1)
+        self._first_run = False
+        self._dummy_run = False
+        self._tensors_of_call = 1, 1
+        self._anchored: Dict[str, torch.Tensor] = {}
         self._attached = False
         self._module_modes: List[Tuple[torch.nn.Module, bool]] = []
         self._needs_mode = True
         self._loss_position: Dict[int, int] = {}
-        self._ipu_model = IpuModelRunner() if wants_ipu_model(self._options) else None
+        self._ipu_model = IpuModelRunner(self._user_model) if wants_ipu_model(self._options) else None
         self._compilation_time = datetime.timedelta()
         self._times: Dict[str, List[float]] = {"input": [], "input_complete": [], "output": [], "output_complete": []}
         if training:
-            self._runner = OptimizerRunner(model, self._options._relax_optimizer_checks)
+            self._runner = OptimizerRunner(model, self._options)
             self.setOptimizer(SGD(model.parameters(), lr=0.01) if optimizer is None else optimizer)
         self._options._freeze()
         if training:
@@ -162,17 +173,13 @@ class PoplarExecutor:
             options.outputMode(OutputMode.Final if self._training else OutputMode.All)
         if not self._training and options.Training.gradient_accumulation != 1:
             raise InvalidArgument(
-                "inferenceModel: Training.gradientAccumulation must be 1, its default, got "
-                f"{options.Training.gradient_accumulation}; deviceIterations runs several micro-batches in one call"
+                "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its default value "
+                "(1) when running a poptorch.inferenceModel(). Use poptorch.Options().deviceIterations to process a "
+                "sufficient number of batches each run for pipelined execution instead. "
+                f"Training.gradientAccumulation is {options.Training.gradient_accumulation}."
             )
         if self._training and options.Distributed.numProcesses > 1:
-            raise not_available(
-                "training in several processes (Options.Distributed)", "gradients would not be shared between them."
-            )
-        named = set(options._Popart.options.get("updatableNamedBuffers", ()))
-        missing = sorted(named - {name for name, _ in self._user_model.named_buffers()})
-        if missing:
-            raise InvalidArgument(f"updatableNamedBuffers: the model has no buffers {missing}")
+            check_connected(options.Distributed.numProcesses)
         OutputCollector(options)  # the output mode and period fit the device iterations
         options._replica_of_input()
 
@@ -234,8 +241,12 @@ class PoplarExecutor:
             buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
             # Some modules keep state in attributes that are replaced, not changed: those are put back as well.
             attributes = [(module, dict(module.__dict__), dict(module._buffers)) for module in self._model.modules()]
-            with torch.random.fork_rng(devices=[]):
-                self._forward(inputs, [piece[0].clone() for piece in pieces])
+            self._dummy_run = True
+            try:
+                with torch.random.fork_rng(devices=[]):
+                    self._forward(inputs, [piece[0].clone() for piece in pieces])
+            finally:
+                self._dummy_run = False
             for module, values, held in attributes:
                 module.__dict__.update(values)
                 module._buffers.update(held)
@@ -277,23 +288,30 @@ class PoplarExecutor:
         self._needs_mode = True
         self._loss_position = {}
         spec = inputs.spec()
-        watched = ModelWatch(self._model, self._options)
+        self._watch_model()
+        named = set(self._options._Popart.options.get("updatableNamedBuffers", ()))
+        missing = sorted(named - {name for name, _ in self._user_model.named_buffers()})
+        if missing:
+            raise InvalidArgument(f"updatableNamedBuffers: the model has no buffers {missing}")
+        Anchors(self._options, self._user_model, len(inputs.tensors()), self._training)
+        self._first_run = True
         start = time.perf_counter()
         try:
             yield
-            watched.check_forward()
         finally:
+            self._first_run = False
             for hook in list(self._postcompile_hooks.values()):
                 hook()
         self._compilation_time = datetime.timedelta(seconds=time.perf_counter() - start)
         self._compiled = spec
-        self._watch = watched
         if self._runner is not None:
             self._runner.note_compiled()
         self._attached = self._options.connection_type != ConnectionType.Never
-        self._options._execution_strategy._report(
-            self._training, self._options.Training.gradient_accumulation, self._options.device_iterations
-        )
+
+    def _watch_model(self) -> None:
+        self._watch = ModelWatch(self._model, self._options)
+        self._attributes = CompiledAttributes(self._model)
+        self._replicas = ReplicaBuffers(self._model, self._options.replication_factor)
 
     @contextlib.contextmanager
     def _modes(self) -> Iterator[None]:
@@ -313,26 +331,45 @@ class PoplarExecutor:
         accumulation = options.Training.gradient_accumulation
         pieces = split(inputs, options, groups)
         collector = OutputCollector(options)
+        anchors = Anchors(options, self._user_model, len(pieces), self._training)
         for times in self._times.values():
             times.clear()
         if self._runner is not None:
             self._runner.warn_of_unset_changes()
+        assert self._attributes is not None
+        self._attributes.before_call()
+        self._replicas.enter_call()
         for iteration in range(options.device_iterations):
             started = time.perf_counter()
             gradients = _Gradients(self._runner)
             for step in range(accumulation):
                 for replica, group in enumerate(group_of_replica):
                     position = (iteration * accumulation + step) * groups + group
-                    outputs, loss = self._forward(inputs, [piece[position] for piece in pieces])
+                    self._replicas.enter(replica)
+                    tensors = [piece[position] for piece in pieces]
+                    outputs, loss = self._forward(inputs, tensors)
+                    if anchors:
+                        anchors.of_forward((iteration, step, replica), tensors, loss)
                     if loss is not None:
-                        gradients.backward(loss)
+                        made = gradients.backward(loss)
+                        if anchors:
+                            anchors.of_backward((iteration, step, replica), made)
                     collector.add(outputs, iteration, step, replica)
             if self._runner is not None:
                 mean = options.Training.accumulation_and_replication_reduction_type == ReductionType.Mean
-                self._runner.step(gradients.reduced(accumulation * len(group_of_replica) if mean else 1))
+                instances = options.Distributed.numProcesses
+                gradients.sum_over(instances)
+                self._runner.step(gradients.reduced(instances * accumulation * len(group_of_replica) if mean else 1))
                 accept_weights(self._runner.parameters())
+                if anchors:
+                    for replica in range(len(group_of_replica)):
+                        anchors.of_update((iteration, accumulation - 1, replica))
             self._note_times(iteration, started)
+        self._replicas.leave_call()
+        self._attributes.after_call()
+        self._anchored = anchors.result()
         result = collector.result()
+        self._tensors_of_call = len(pieces), len(flatten(result))
         for tensor in flatten(result):
             tensor.backward = refuse_backward  # type: ignore[method-assign]
         return result
@@ -340,14 +377,26 @@ class PoplarExecutor:
     def _forward(self, inputs: Inputs, tensors: List[torch.Tensor]) -> Tuple[Any, Optional[torch.Tensor]]:
         """The outputs of one micro-batch, and in training its loss."""
         args, kwargs = inputs.with_tensors(tensors)
-        Block._manager = self._options._execution_strategy._start()
+        assert self._attributes is not None
+        assert self._watch is not None
+        self._attributes.restore()
+        blocks = Block._manager = self._options._execution_strategy._start()
         grad_mode = torch.enable_grad() if self._training else torch.no_grad()
         try:
             on_model = self._ipu_model.running() if self._ipu_model is not None else contextlib.nullcontext()
             with torch.inference_mode(False), grad_mode, on_model, _tracing.tracing(self._training) as trace:
-                mode = _tracing.HostMode(trace)
+                trace.dummy = self._dummy_run
+                checks = None
+                if self._first_run:
+                    held = [*self._model.parameters(), *self._model.buffers()]
+                    checks = _tracing.GraphChecks([*tensors, *held], blocks.in_block)
+                mode = _tracing.HostMode(trace, checks)
                 with mode if self._needs_mode else contextlib.nullcontext():
                     outputs = self._model(*args, **kwargs)
+                if self._first_run:
+                    self._first_run = False
+                    self._options._execution_strategy._check(self._options, self._training)
+                    self._replicas.separate(self._watch.check_forward())
                 loss = self._loss(trace) if self._training else None
                 # The first run shows whether forward needs the mode: an IPU would repeat exactly what it did then.
                 self._needs_mode = self._needs_mode and (mode.acted or (loss is not None and not loss.explicit))
@@ -420,6 +469,7 @@ class PoplarExecutor:
         Call it after changing weights on the host: an IPU goes on with its own copy of them otherwise.
         """
         self._require_compiled()
+        self._replicas.broadcast()
         accept_weights(self._user_model.parameters())
 
     def copyNamedBuffersToDevice(self) -> None:
@@ -468,7 +518,7 @@ class PoplarExecutor:
         """Be compiled as the model in ``filename`` was, without running ``forward``."""
         data = _storage.read(filename)
         self._compiled = data["inputs"]
-        self._watch = ModelWatch(self._model, self._options)
+        self._watch_model()
         self._module_modes = [(module, module.training) for module in self._model.modules()]
         self._attached = self._options.connection_type != ConnectionType.Never
 
@@ -487,12 +537,24 @@ class PoplarExecutor:
         raise not_available("cycleCount", "cycles can only be counted on IPU hardware.")
 
     def getTensorNames(self) -> List[str]:
-        """Not available: there is no PopART graph."""
-        raise not_available("getTensorNames", "there is no PopART graph.")
+        """Names of tensors: those that ``Options.anchorTensor`` takes on a host, and the hyperparameters.
+
+        Raises ``poptorch.Error`` where the model is not compiled.
+        """
+        if self._compiled is None:
+            raise InvalidArgument("getTensorNames: " + _NO_EXECUTABLE)
+        made = anchor_names(self._user_model, len(self._compiled.specs()), self._training)
+        optimizer = self._runner.optimizer if self._runner is not None else None
+        return [*made, *((optimizer.state_dict()["ipu_param"] or {}) if isinstance(optimizer, Optimizer) else ())]
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
-        """Not available: there is no PopART graph whose tensors could be anchored."""
-        raise not_available("getAnchoredTensor", "there is no PopART graph; return the tensor from forward instead.")
+        """What the last call kept of a tensor of ``Options.anchorTensor``; ``poptorch.Error`` for another name."""
+        if short_name not in self._anchored:
+            raise InvalidArgument(
+                f"getAnchoredTensor: no tensor with name {short_name} found. Options.anchorTensor names tensors before "
+                f"the model is wrapped, and a call keeps them; found: {sorted(self._anchored)}"
+            )
+        return self._anchored[short_name]
 
     def _note_times(self, iteration: int, started: float) -> None:
         options, ended = self._options, time.perf_counter()
@@ -508,8 +570,12 @@ class PoplarExecutor:
             self._times["output_complete"].append(ended)
 
     def getPerfCounters(self) -> Dict[str, List[List[float]]]:
-        """When inputs were taken and outputs returned in the last call, in seconds, one entry a device iteration."""
-        return {name: [list(times)] for name, times in self._times.items()}
+        """When inputs were taken and outputs returned in the last call, in seconds: ``[tensor][device iteration]``."""
+        inputs, outputs = self._tensors_of_call
+        return {
+            name: [list(times) for _ in range(inputs if name.startswith("input") else outputs)]
+            for name, times in self._times.items()
+        }
 
     def getLatency(self) -> Tuple[float, float, float]:
         """Least, greatest and mean time from inputs to outputs in the last call, in seconds."""
@@ -539,23 +605,35 @@ class _Gradients:
 
     def __init__(self, runner: Optional[OptimizerRunner]) -> None:
         self._scaling = 1.0 if runner is None else runner.loss_scaling
+        self._in_half = runner is not None and runner.accumulates_in_half
         self._parameters = [] if runner is None else [p for p in runner.parameters() if p.requires_grad]
         self._sums: Dict[torch.nn.Parameter, torch.Tensor] = {}
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor) -> Dict[torch.nn.Parameter, torch.Tensor]:
+        """Add the gradients of a micro-batch, which are returned as an IPU has them, with the loss scaling."""
         if not self._parameters or not loss.requires_grad:
-            return
+            return {}
         scale = torch.full_like(loss, self._scaling)
         gradients = torch.autograd.grad(loss, self._parameters, scale, allow_unused=True)
         for parameter, gradient in zip(self._parameters, gradients):
             if gradient is None:
                 continue
+            if self._in_half:  # what a half accumulator can hold
+                gradient = gradient.half()
             if parameter in self._sums:
                 self._sums[parameter].add_(gradient)
             elif gradient.dtype == torch.float16:
                 self._sums[parameter] = gradient.float()
             else:
                 self._sums[parameter] = gradient.detach().clone()
+        return {parameter: gradient for parameter, gradient in zip(self._parameters, gradients) if gradient is not None}
+
+    def sum_over(self, instances: int) -> None:
+        """Add those of the other processes. A parameter that has none here may have some there."""
+        if instances > 1:
+            for parameter in self._parameters:
+                self._sums.setdefault(parameter, torch.zeros_like(parameter, dtype=torch.float32))
+            sum_over_instances(self._sums[parameter] for parameter in self._parameters)
 
     def reduced(self, divisor: int) -> Dict[torch.nn.Parameter, torch.Tensor]:
         factor = 1.0 / (divisor * self._scaling)

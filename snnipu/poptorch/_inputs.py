@@ -48,6 +48,10 @@ class Inputs:
     def tensors(self) -> List[torch.Tensor]:
         return flatten([self.args, self.kwargs])
 
+    def specs(self) -> List["TensorSpec"]:
+        """The :class:`TensorSpec` of each tensor of what :meth:`spec` made."""
+        return _specs_of([*self.args, *self.kwargs.values()])
+
     def named_tensors(self) -> Iterator[Tuple[str, torch.Tensor]]:
         for name, value in [*zip(self.names, self.args), *self.kwargs.items()]:
             found = flatten(value)
@@ -72,6 +76,13 @@ def _spec(value: Any) -> Any:
         return tuple(_spec(element) for element in value)
     tensors = flatten(value)
     return tuple(TensorSpec(tensor) for tensor in tensors) if tensors else value
+
+
+def _specs_of(value: Any) -> List[TensorSpec]:
+    if isinstance(value, TensorSpec):
+        return [value]
+    elements = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return [spec for element in elements for spec in _specs_of(element)]
 
 
 class InputParser:

@@ -4,6 +4,7 @@ import contextlib
 import os
 from typing import Any, Dict, Iterator, List, Optional
 
+import snntorch
 import torch
 
 from snnipu.backends import popart
@@ -24,10 +25,17 @@ def wants_ipu_model(options: Options) -> bool:
     return text == "1" or bool(options.exists("use_model") and options.use_model)
 
 
+def _is_neuron(module: torch.nn.Module) -> bool:
+    return isinstance(module, snntorch.SpikingNeuron) or type(module).__module__.startswith("snntorch._neurons.")
+
+
 class IpuModelRunner:
     """Runs a wrapped model's operators on an IPU model of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: Optional[torch.nn.Module] = None) -> None:
+        """``model``: whose names errors tell of; None: nobody's."""
+        self._names = {} if model is None else {id(module): name for name, module in model.named_modules()}
+        self._applied = 0
         try:
             self.model = IpuModel()
         except ValueError as error:
@@ -38,14 +46,44 @@ class IpuModelRunner:
     ) -> Optional[List[torch.Tensor]]:
         if domain != popart.DOMAIN:
             return None  # a user's own operator, with a host implementation
+        self._applied += 1
         return self.model.apply(name, inputs, attributes, domain, version)
+
+    @contextlib.contextmanager
+    def _watching_neurons(self) -> Iterator[None]:
+        """Raises RuntimeError for a neuron that ran without an operator, and so on the host, past the model."""
+        before: List[int] = []
+
+        def enter(module: torch.nn.Module, args: Any) -> None:
+            if _is_neuron(module):
+                before.append(self._applied)
+
+        def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
+            if _is_neuron(module) and before.pop() == self._applied:
+                kind = type(module)
+                raise RuntimeError(
+                    f"{self._names.get(id(module)) or 'the model'}, a {kind.__module__.split('.')[0]}.{kind.__name__}, "
+                    "cannot run on the IPU model: it called no PopART operator of snnipu, and on an IPU the "
+                    "gradient of its spikes would be lost silently. Take snnipu.Leaky with a surrogate of "
+                    "snnipu.surrogate, or run without Options.useIpuModel and POPTORCH_IPU_MODEL, on the host."
+                )
+
+        handles = [
+            torch.nn.modules.module.register_module_forward_pre_hook(enter),
+            torch.nn.modules.module.register_module_forward_hook(leave),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """The context in which a wrapper runs ``forward``."""
         before = _tracing.set_execution_hook(self._run)
         try:
-            with popart.running_on(self.model):
+            with popart.running_on(self.model), self._watching_neurons():
                 yield
         finally:
             _tracing.set_execution_hook(before)

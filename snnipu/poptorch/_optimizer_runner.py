@@ -12,6 +12,9 @@ import torch
 from snnipu.poptorch import optim
 from snnipu.poptorch._errors import Error, InvalidArgument, InvalidType
 from snnipu.poptorch._logging import logger
+from snnipu.poptorch._optimizer_state import Divisors
+from snnipu.poptorch.enums import MeanReductionStrategy, ReductionType
+from snnipu.poptorch.options import Options
 
 # Kind, and the value at which a torch.optim optimizer's attribute is a constant of the compiled model.
 _ALWAYS = object()
@@ -24,6 +27,11 @@ _CONSTANT_AT: Dict[str, Any] = {
     "alpha": _ALWAYS,
     "nesterov": _ALWAYS,
 }
+# What says how the compiled model stores and computes.
+_COMPILED_IN = (
+    "accum_type", "velocity_accum_type", "first_order_momentum_accum_type", "second_order_momentum_accum_type",
+    "use_combined_accum", "use_tf_variant", "bias_correction", "max_grad_norm",
+)  # fmt: skip
 
 
 def _kind(optimizer: Any) -> str:
@@ -49,6 +57,7 @@ class _Settings:
         ]
         self.loss_scaling = float(getattr(optimizer, "loss_scaling", 1.0))
         self.max_grad_norm = float(getattr(optimizer, "max_grad_norm", math.inf))
+        self.compiled_in = {name: getattr(optimizer, name) for name in _COMPILED_IN if hasattr(optimizer, name)}
         variable = getattr(optimizer, "variable_attrs", None)
         self.constants: List[Set[str]] = [
             {name for name, value in group.items() if self._constant(variable, name, value)} for group in self.groups
@@ -56,7 +65,7 @@ class _Settings:
 
     def _constant(self, variable: Any, name: str, value: Any) -> bool:
         if variable is not None:
-            return bool(name in variable._allowed and variable.isConstant(name))
+            return bool(name in variable._allowed_attributes and variable.isConstant(name))
         if name not in _CONSTANT_AT:
             return False
         at = 1e-2 if (self.kind, name) == ("AdamW", "weight_decay") else _CONSTANT_AT[name]
@@ -66,6 +75,12 @@ class _Settings:
         """Raise ``poptorch.Error`` where a compiled model with settings ``old`` cannot take these."""
         if self.kind != old.kind:
             raise Error(f"setOptimizer: the model is compiled for {old.kind} and cannot change to {self.kind}")
+        for name, before in old.compiled_in.items():
+            if name in self.compiled_in and self.compiled_in[name] != before:
+                raise InvalidArgument(
+                    f"setOptimizer: {name} is a constant of the compiled model: {before} cannot become "
+                    f"{self.compiled_in[name]}, the executable is already compiled."
+                )
         if len(self.groups) != len(old.groups):
             raise Error(f"setOptimizer: the model is compiled for {len(old.groups)} groups, got {len(self.groups)}")
         for number, (new, before) in enumerate(zip(self.groups, old.groups)):
@@ -81,9 +96,9 @@ class _Settings:
 class OptimizerRunner:
     """Steps the user's optimizer with the hyperparameters of the last ``set``."""
 
-    def __init__(self, model: torch.nn.Module, relax_checks: bool) -> None:
-        self._parameters = {id(parameter) for parameter in model.parameters()}
-        self._relax_checks = relax_checks
+    def __init__(self, model: torch.nn.Module, options: Options) -> None:
+        self._parameters = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._options = options
         self._warned: Set[Tuple[int, str]] = set()
         self.optimizer: Optional[Any] = None
         self._settings: Optional[_Settings] = None
@@ -107,21 +122,49 @@ class OptimizerRunner:
                     raise InvalidArgument(
                         f"optimizer: it holds a parameter of shape {tuple(parameter.shape)} that is not the model's"
                     )
+        self._choose_reduction(optimizer, compiled)
         if compiled and self._settings is not None:
             settings.check_replaces(self._settings)
             self._warn_of_new_attributes(settings)
             if optimizer is not self.optimizer and self.optimizer is not None and not optimizer.state:
                 optimizer.state.update(self.optimizer.state)
         self.optimizer, self._settings = optimizer, settings
+        if isinstance(optimizer, optim.Optimizer):
+            optimizer._names, optimizer._divisors = self._parameters, self._divisors()
+            optimizer._use_loaded()
         if compiled:
             self.note_compiled()
         self._warned.clear()
+
+    def _choose_reduction(self, optimizer: Any, compiled: bool) -> None:
+        """Gradients accumulated in half need the running mean, as PopTorch has it."""
+        half = getattr(optimizer, "accum_type", torch.float32) == torch.float16
+        training = self._options.Training
+        running = training.meanAccumulationAndReplicationReductionStrategy == MeanReductionStrategy.Running
+        if not half or running or getattr(optimizer, "use_combined_accum", False):
+            return
+        if compiled:
+            raise InvalidArgument(
+                "setOptimizer: Invalid optimizer: the new optimizer would require changing options.Training."
+                "meanAccumulationAndReplicationReductionStrategy to poptorch.MeanReductionStrategy.Running (accum_type "
+                "is torch.float16), but the executable is already compiled."
+            )
+        self._options._unfreeze()
+        training.setMeanAccumulationAndReplicationReductionStrategy(MeanReductionStrategy.Running)
+        self._options._freeze()
+
+    def _divisors(self) -> Divisors:
+        training = self._options.Training
+        post = training.meanAccumulationAndReplicationReductionStrategy == MeanReductionStrategy.Post
+        if training.accumulation_and_replication_reduction_type != ReductionType.Mean or not post:
+            return Divisors()
+        return Divisors(training.gradient_accumulation, self._options.replication_factor)
 
     def _warn_of_new_attributes(self, settings: _Settings) -> None:
         assert self._settings is not None
         for number, (new, old) in enumerate(zip(settings.groups, self._settings.groups)):
             extra = sorted(set(new) - set(old))
-            if extra and not self._relax_checks:
+            if extra and not self._options._relax_optimizer_checks:
                 logger.warning(
                     "Group %d of the %s optimizer has attributes that PopTorch ignores: %s",
                     number,
@@ -160,10 +203,32 @@ class OptimizerRunner:
                             value,
                         )
 
+    @property
+    def accumulates_in_half(self) -> bool:
+        """Whether gradients of several micro-batches are accumulated in float16."""
+        half = getattr(self.optimizer, "accum_type", torch.float32) == torch.float16
+        combined = getattr(self.optimizer, "use_combined_accum", False)
+        return bool(half and not combined and self._options.Training.gradient_accumulation > 1)
+
+    def _warn_of_overflow(self, gradients: Dict[torch.nn.Parameter, torch.Tensor]) -> None:
+        key = (-1, "loss_scaling")
+        if self.loss_scaling == 1 or key in self._warned:
+            return
+        if not all(bool(gradient.isfinite().all()) for gradient in gradients.values()):
+            self._warned.add(key)
+            logger.warning(
+                "Gradients are infinite or NaN with a loss_scaling of %s: float16 holds at most 65504. The weights are "
+                "updated all the same, as on an IPU; take a smaller loss_scaling.",
+                self.loss_scaling,
+            )
+
     def step(self, gradients: Dict[torch.nn.Parameter, torch.Tensor]) -> None:
         """One update with float32 gradients, which are clipped first. Half parameters are updated in float32."""
         assert self.optimizer is not None
         assert self._settings is not None
+        if isinstance(self.optimizer, optim.Optimizer):
+            self.optimizer._use_loaded()
+        self._warn_of_overflow(gradients)
         _clip(gradients, self._settings.max_grad_norm)
         halves = {parameter: parameter.data for parameter in gradients if parameter.dtype == torch.float16}
         kept = [dict(group) for group in self.optimizer.param_groups]

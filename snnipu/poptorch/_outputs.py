@@ -29,9 +29,10 @@ from snnipu.poptorch.options import Options
 class OutputCollector:
     """Takes the outputs of micro-batches one after another, keeping no more than will be returned."""
 
-    def __init__(self, options: Options) -> None:
-        self._mode = OutputMode(options.output_mode)
-        self._period = options.output_return_period
+    def __init__(self, options: Options, mode: Optional[OutputMode] = None, period: int = 1) -> None:
+        """``mode`` and ``period``: None: those of the options."""
+        self._mode = OutputMode(options.output_mode if mode is None else mode)
+        self._period = options.output_return_period if mode is None else period
         self._iterations = options.device_iterations
         self._accumulation = options.Training.gradient_accumulation
         self._replicas = options.replication_factor

@@ -5,19 +5,24 @@ On an IPU ``forward`` runs once, to be traced; here it runs for every micro-batc
 * ``isRunningOnIpu()`` is true;
 * ``identity_loss`` and PyTorch's own loss functions leave a mark on their results, from which the loss is found;
 * operands that host PyTorch refuses to mix are brought to one type, as an IPU compiler does: half with float becomes
-  float, int32 indices become int64; half matrix products and convolutions compute in float and round their result;
-* ``device="ipu"`` means this host.
+  float, int32 indices become int64; half matrix products and convolutions compute in float and round their result,
+  which in layers (linear, convolutions) has the type of the activations;
+* ``device="ipu"`` means this host;
+* in the first run, which on an IPU is the only one, what a compiled graph cannot hold is refused: a value of a tensor
+  that Python asks for, shapes that depend on values, and operations outside of blocks.
 
 ``set_execution_hook`` lets another executor (an IPU model) take over custom operators while ``forward`` runs.
 """
 
 import contextlib
+import sys
 import threading
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from snnipu.poptorch._errors import Error
 from snnipu.poptorch._structure import flatten, map_tensors
@@ -29,8 +34,11 @@ kl_div l1_loss margin_ranking_loss mse_loss nll_loss poisson_nll_loss smooth_l1_
 triplet_margin_loss
 """
 _PRODUCT_NAMES = """
-addmm addmv addbmm baddbmm bilinear bmm chain_matmul conv1d conv2d conv3d conv_transpose1d conv_transpose2d
-conv_transpose3d convolution dot einsum inner linear matmul mm mv tensordot __matmul__ __rmatmul__
+addmm addmv addbmm baddbmm bmm chain_matmul dot einsum inner matmul mm mv tensordot __matmul__ __rmatmul__
+"""
+# Of activations and weights: the weights take the activations' type.
+_LAYER_NAMES = """
+bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution linear
 """
 
 
@@ -39,8 +47,18 @@ def _functions(names: str) -> Set[Any]:
     return {getattr(place, name) for name in names.split() for place in places if hasattr(place, name)}
 
 
+# What asks a tensor for its value.
+_VALUE_NAMES = """
+__bool__ __contains__ __float__ __index__ __int__ allclose equal is_nonzero item numpy tolist
+"""
+# What has a shape that depends on values.
+_SHAPE_NAMES = "_unique2 argwhere masked_select nonzero nonzero_numpy unique unique_consecutive unique_dim"
+
 _LOSSES = _functions(_LOSS_NAMES)
-_PRODUCTS = _functions(_PRODUCT_NAMES)
+_LAYERS = _functions(_LAYER_NAMES)
+_PRODUCTS = _functions(_PRODUCT_NAMES) | _LAYERS
+_VALUES = _functions(_VALUE_NAMES)
+_SHAPES = _functions(_SHAPE_NAMES)
 _FLOATS = (torch.float16, torch.float32, torch.float64)
 
 _state = threading.local()
@@ -60,6 +78,8 @@ class Trace:
     def __init__(self, training: bool) -> None:
         self.training = training
         self.losses: List[Loss] = []
+        self.dummy = False  # compile(): the values of the inputs mean nothing
+        self.on_host = False  # inside of poptorch.CPU, which an IPU leaves to its host
 
     def mark_loss(self, tensor: torch.Tensor, explicit: bool) -> None:
         self.losses.append(Loss(tensor, tensor.grad_fn, explicit))
@@ -110,18 +130,104 @@ def execution_hook() -> Optional[ExecutionHook]:
     return _execution_hook
 
 
+_PytorchsDynamicShape: Any = getattr(torch._subclasses.fake_tensor, "DynamicOutputShapeException", RuntimeError)
+
+
+class DynamicShape(Error, _PytorchsDynamicShape):
+    """A tensor whose shape depends on values."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+
+
+class GraphChecks:
+    """Follows the tensors of one run of ``forward`` that an IPU computes: inputs, weights, buffers and what is made of
+    them. Other tensors are constants, whose values Python may ask for.
+    """
+
+    def __init__(self, inputs: List[torch.Tensor], in_block: Callable[[], bool]) -> None:
+        self._on_ipu = WeakIdKeyDictionary()
+        self._in_block = in_block
+        self._add(inputs)
+
+    def _add(self, tensors: Iterable[torch.Tensor]) -> None:
+        for tensor in tensors:
+            self._on_ipu[tensor] = True
+
+    def _is_on_ipu(self, tensor: torch.Tensor) -> bool:
+        return tensor in self._on_ipu
+
+    def before(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        """Raises ``poptorch.Error`` for a call that a compiled graph cannot hold."""
+        asks = func in _VALUES or func in _SHAPES or func is torch.Tensor.__getitem__ or func is torch.where
+        if not asks or not any(map(self._is_on_ipu, flatten([args, kwargs]))):
+            return
+        name, asking = func.__name__, _asking()
+        if asking in ("snntorch", "snnipu"):
+            return
+        if func in _VALUES and asking != "torch":
+            raise Error(
+                f"forward: {name}() asks for a tensor's value, as do if, while, int() and float() on a tensor. An IPU "
+                "runs a compiled graph, and no value is known while that is made. Use torch.where or poptorch.cond in "
+                "place of a branch, poptorch.for_loop in place of a loop, or return the tensor and look at it outside."
+            )
+        mask = func is torch.Tensor.__getitem__ and any(map(self._is_mask, flatten([args[1]])))
+        if func in _SHAPES or mask or (func is torch.where and len(args) + len(kwargs) == 1):
+            what = "indexing with a boolean mask" if mask else f"{name.strip('_2')}()"
+            raise DynamicShape(
+                f"forward: {what} gives a tensor whose shape depends on values. An IPU runs a compiled graph with "
+                "fixed shapes. Use torch.where(mask, x, 0), or x * mask, which keep the shape."
+            )
+
+    def _is_mask(self, index: torch.Tensor) -> bool:
+        return index.dtype in (torch.bool, torch.uint8) and index.dim() > 0 and self._is_on_ipu(index)
+
+    def after(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], result: Any) -> None:
+        """Raises ``poptorch.Error`` for an operation outside of the blocks that the model has."""
+        if not any(map(self._is_on_ipu, flatten([args, kwargs]))):
+            return
+        made = flatten(result)
+        name = getattr(func, "__name__", "")
+        if name == "__setitem__":
+            made = [args[0]]
+        elif made and name != "__get__" and not self._in_block():
+            raise Error(
+                f"No active Block, all the ops must belong to a Block: forward calls {name}() after a poptorch.Block "
+                "has ended and before the next one begins."
+            )
+        self._add(made)
+
+
+def _asking() -> str:
+    """The package whose code makes a call: PyTorch's, snnTorch's and ours may ask for more than a user's."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    name: str = frame.f_globals.get("__name__", "") if frame is not None else ""
+    return name.partition(".")[0]
+
+
 class HostMode(TorchFunctionMode):
     """Sees every PyTorch call inside ``forward``; ``acted`` tells whether the types or device of any had to change."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, checks: Optional[GraphChecks] = None) -> None:
         super().__init__()
         self._trace = trace
+        self._checks = checks
         self.acted = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self._checks is None or self._trace.on_host:
+            return self._call(func, args, kwargs)
+        self._checks.before(func, args, kwargs)
+        result = self._call(func, args, kwargs)
+        self._checks.after(func, args, kwargs, result)
+        return result
+
+    def _call(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         if func in _LOSSES:
             # Losses of mixed operands can fail as late as in their backward pass.
             mixed = len({tensor.dtype for tensor in flatten([args, kwargs]) if tensor.dtype in _FLOATS}) > 1
@@ -135,7 +241,7 @@ class HostMode(TorchFunctionMode):
             tensors = flatten([args, kwargs])
             if any(tensor.dtype == torch.float16 for tensor in tensors):
                 self.acted = True
-                return _in_float(func, args, kwargs, tensors)
+                return _in_float(func, args, kwargs, tensors[:1] if func in _LAYERS else tensors)
         return self._run(func, args, kwargs)
 
     def _run(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
@@ -160,7 +266,7 @@ class HostMode(TorchFunctionMode):
 
 
 def _in_float(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], tensors: List[torch.Tensor]) -> Any:
-    """A product in float; its result in half only where no operand was wider."""
+    """A product in float; its result in half where all ``tensors`` are."""
     all_half = all(tensor.dtype == torch.float16 for tensor in tensors if tensor.is_floating_point())
     result = func(*_cast(args, torch.float16, torch.float32), **_cast(kwargs, torch.float16, torch.float32))
     return result.half() if all_half else result

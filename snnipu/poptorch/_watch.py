@@ -10,6 +10,7 @@ from typing import Dict, Iterable, List, Tuple
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from snnipu.poptorch._attributes import keeps_own_state
 from snnipu.poptorch._errors import Error
 from snnipu.poptorch._logging import logger
 from snnipu.poptorch.options import Options
@@ -33,8 +34,8 @@ class ModelWatch:
         self._parameters: List[Tuple[str, torch.nn.Parameter]] = list(model.named_parameters())
         self._buffers: Dict[str, torch.Tensor] = dict(self._own_buffers())
         # Batch normalisation changes its statistics without a trace in their version: values are compared.
-        shared = options.replication_factor > 1 and options.broadcast_buffers
-        self._values = {name: buffer.clone() for name, buffer in self._buffers.items()} if shared else {}
+        replicated = options.replication_factor > 1
+        self._values = {name: buffer.clone() for name, buffer in self._buffers.items()} if replicated else {}
         self._warned = False
         accept_weights(parameter for _, parameter in self._parameters)
 
@@ -43,34 +44,40 @@ class ModelWatch:
         return [
             (f"{module_name}.{name}" if module_name else name, buffer)
             for module_name, module in self._model.named_modules()
-            if not any(base.__module__.startswith(("snntorch.", "snnipu.")) for base in type(module).__mro__)
+            if not keeps_own_state(module)
             for name, buffer in module._buffers.items()
             if isinstance(buffer, torch.Tensor)
         ]
 
-    def check_forward(self) -> None:
-        """After the first run: raise ``poptorch.Error`` for a replaced parameter, warn of buffers."""
-        parameters = dict(self._model.named_parameters())
-        for name, parameter in self._parameters:
-            if parameters.get(name) is not parameter:
-                raise Error(
-                    f"forward: it replaces parameter {name}, which the optimizer would no longer see. Change its "
-                    f"values instead: self.{name}.copy_(new_values)."
-                )
-        buffers = dict(self._own_buffers())
-        for name, buffer in self._buffers.items():
-            if buffers.get(name) is not buffer:
-                logger.warning(
-                    "forward replaces buffer %s, an error on an IPU; change its values instead: self.%s.copy_(values).",
-                    name,
-                    name,
-                )
-            elif name in self._values and not torch.equal(buffer, self._values[name]):
-                logger.warning(
-                    "forward changes buffer %s, which several replicas cannot share on an IPU unless "
-                    "Options.broadcastBuffers(False) lets each have its own; a host has one.",
-                    name,
-                )
+    def check_forward(self) -> Dict[str, torch.Tensor]:
+        """After the first run of ``forward``: with several replicas, the buffers that it changed as they were before.
+
+        Raises ``poptorch.Error`` for a parameter or buffer that was replaced or removed, and for a changed buffer that
+        several replicas share.
+        """
+        for kind, before, after in (
+            ("Parameter", dict(self._parameters), dict(self._model.named_parameters())),
+            ("Buffer", self._buffers, dict(self._own_buffers())),
+        ):
+            for name, tensor in before.items():
+                if name not in after:
+                    raise Error(f"{kind} {name} is removed from the model when calling the forward method.")
+                if after[name] is not tensor:
+                    raise Error(
+                        f"{kind} {name} is reassigned within the model when calling the forward method. This is not "
+                        f"supported. Consider using self.{name}.copy_(src) to copy data from a source tensor, where "
+                        "src is the name of the source tensor."
+                    )
+        changed = {
+            name: value for name, value in self._values.items() if not torch.equal(self._buffers[name].detach(), value)
+        }
+        if changed and self._options.broadcast_buffers:
+            raise Error(
+                "PopTorch does not support broadcasting buffers. If your model is able to tolerate buffers becoming "
+                "out of sync between replicas, you can disable buffer broadcasting using "
+                f"poptorch.Options.broadcastBuffers(False). forward changes {', '.join(changed)}."
+            )
+        return changed
 
     def warn_of_changed_weights(self) -> None:
         """Say so, once, where weights were changed on the host and ``copyWeightsToDevice`` was not called."""

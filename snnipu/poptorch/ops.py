@@ -118,7 +118,7 @@ def _check_same_signature(what: str, expected: Sequence[torch.Tensor], got: Sequ
 def _only_in_inference(what: str) -> None:
     trace = _tracing.current()
     if trace is not None and trace.training:
-        raise Error(f"poptorch.{what} works in inference models only: an IPU has no gradient for it")
+        raise Error(f"poptorch.{what}() is only supported in inference models: an IPU has no gradient for it")
 
 
 def cond(
@@ -193,12 +193,20 @@ def serializedMatMul(
     return torch.matmul(lhs, rhs)
 
 
+def _check_size(size: Any, what: str) -> None:
+    check_int(size, f"{what}: size", -sys.maxsize)
+    if size == 0:
+        raise InvalidArgument(f"{what}: The start and end of a slice must be different.")
+    if size < 0:
+        raise InvalidArgument(f"{what}: Taking a slice of a tensor with the end less than the start is not supported.")
+
+
 def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int) -> torch.Tensor:
     """``size`` elements of ``tensor`` along ``dim`` from the index in ``start`` on, every ``step``-th of them."""
     check_tensor(tensor, "dynamic_slice: tensor")
     check_tensor(start, "dynamic_slice: start")
     check_int(dim, "dynamic_slice: dim", -tensor.dim())
-    check_int(size, "dynamic_slice: size", 1)
+    _check_size(size, "dynamic_slice")
     check_int(step, "dynamic_slice: step", 1)
     index = _window("dynamic_slice", tensor, dim, start, size)
     return tensor.index_select(dim, index[::step])
@@ -210,16 +218,21 @@ def dynamic_update(input: torch.Tensor, src: torch.Tensor, dim: int, start: torc
     check_tensor(src, "dynamic_update: src")
     check_tensor(start, "dynamic_update: start")
     check_int(dim, "dynamic_update: dim", -input.dim())
-    check_int(size, "dynamic_update: size", 1)
+    _check_size(size, "dynamic_update")
     if input.dim() != src.dim():
-        raise InvalidArgument(f"dynamic_update: input has {input.dim()} dimensions, src {src.dim()}")
+        raise InvalidArgument(
+            f"dynamic_update: input and src tensors must have same dimensionality. ({input.dim()}) vs ({src.dim()})"
+        )
     if input.dtype != src.dtype:
-        raise InvalidType(f"dynamic_update: input is {input.dtype}, src {src.dtype}")
+        raise InvalidType(f"dynamic_update: input and src tensor must have same dtype. ({input.dtype} vs {src.dtype})")
     return input.index_copy(dim, _window("dynamic_update", input, dim, start, size), src)
 
 
 def _window(what: str, tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int) -> torch.Tensor:
     first = int(start.item())
+    trace = _tracing.current()
+    if trace is not None and trace.dummy and 0 < size <= tensor.shape[dim]:
+        first = min(max(first, 0), tensor.shape[dim] - size)
     if not 0 <= first <= tensor.shape[dim] - size:
         raise InvalidArgument(f"{what}: start {first} and size {size} leave dimension {dim} of {tensor.shape[dim]}")
     return torch.arange(first, first + size, device=tensor.device)
@@ -284,12 +297,23 @@ class CPU:
 
     def __call__(self, *input: Any, **kwargs: Any) -> Any:
         _only_in_inference("CPU")
-        return self._layer_to_call(*input, **kwargs)
+        trace = _tracing.current()
+        if trace is None:
+            return self._layer_to_call(*input, **kwargs)
+        before, trace.on_host = trace.on_host, True
+        try:
+            return self._layer_to_call(*input, **kwargs)
+        finally:
+            trace.on_host = before
 
 
 def ctc_beam_search_decoder(*args: Any, **kwargs: Any) -> Any:
-    """Not available."""
-    raise not_available("ctc_beam_search_decoder")
+    """Not available: return the log probabilities from ``forward`` and decode them on the host."""
+    raise not_available(
+        "ctc_beam_search_decoder",
+        "return the log probabilities from forward and decode them outside of the model, for instance with "
+        "torchaudio.models.decoder.",
+    )
 
 
 def fps(*args: Any, **kwargs: Any) -> Any:

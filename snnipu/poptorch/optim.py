@@ -21,8 +21,10 @@ from typing import Any, Callable, Dict, Iterable, Optional, Tuple
 
 import torch
 
+from snnipu.poptorch import _optimizer_state
 from snnipu.poptorch._errors import InvalidArgument, InvalidType, InvalidUse, check_bool
 from snnipu.poptorch._logging import logger
+from snnipu.poptorch._optimizer_state import Divisors
 
 __all__ = ["LAMB", "SGD", "Adam", "AdamW", "Optimizer", "RMSprop", "VariableAttributes"]
 
@@ -31,24 +33,26 @@ class VariableAttributes:
     """Which attributes of an optimizer may change after the model is compiled."""
 
     def __init__(self, variable_attributes: Iterable[str], allowed_attributes: Iterable[str]) -> None:
-        self._variable = set(variable_attributes)
-        self._allowed = set(allowed_attributes)
+        self._variable_attributes = set(variable_attributes)
+        self._allowed_attributes = set(allowed_attributes)
 
     def isConstant(self, attr: str) -> bool:
         """True where ``attr`` may not change."""
-        return attr not in self._variable
+        return attr not in self._variable_attributes
 
     def markAsConstant(self, attr: str) -> None:
         """``attr`` may not change."""
-        self._variable.discard(self._known(attr))
+        self._variable_attributes.discard(self._known(attr))
 
     def markAsVariable(self, attr: str) -> None:
         """``attr`` may change."""
-        self._variable.add(self._known(attr))
+        self._variable_attributes.add(self._known(attr))
 
     def _known(self, attr: str) -> str:
-        if attr not in self._allowed:
-            raise InvalidArgument(f"variable_attrs: unknown attribute {attr!r}, known: {sorted(self._allowed)}")
+        if attr not in self._allowed_attributes:
+            raise InvalidArgument(
+                f"variable_attrs: unknown attribute {attr!r}, known: {sorted(self._allowed_attributes)}"
+            )
         return attr
 
 
@@ -88,38 +92,62 @@ class Optimizer:
         self._extras = tuple(extras)
         self.variable_attrs = VariableAttributes(given, [*self.defaults, "loss_scaling"])  # type: ignore[attr-defined]
 
+    # Names of the weights by id, and divisors of the mean, of the model that is trained; None: no model.
+    _names: Optional[Dict[int, str]] = None
+    _divisors = Divisors()
+    # What was loaded and has not been used yet: ipu_state, ipu_param and PyTorch's state before.
+    _loaded: Optional[Tuple[Dict[str, Any], Dict[str, Any], Dict[Any, Any]]] = None
+
     def state_dict(self) -> Dict[str, Any]:
-        """PyTorch's state, with PopTorch's ``ipu_state`` and ``ipu_param`` beside it (None before the first step)."""
+        """PyTorch's state, with PopTorch's ``ipu_state`` and ``ipu_param`` beside it (None before compiling).
+
+        Those two have PopART's names (``Accl1___fc.weight``, ``learningRate___specific___fc.weight``): PopTorch on an
+        IPU loads them.
+        """
         state = torch.optim.Optimizer.state_dict(self)  # type: ignore[arg-type]
-        tensors = {
-            f"{name}___{number}": value
-            for number, entry in state["state"].items()
-            for name, value in entry.items()
-            if isinstance(value, torch.Tensor)
+        if self._loaded is not None:
+            return {"ipu_state": dict(self._loaded[0]), "ipu_param": dict(self._loaded[1]), **state}
+        if self._names is None or not (self._on_device or state["state"]):
+            return {"ipu_state": None, "ipu_param": None, **state}
+        return {
+            "ipu_state": _optimizer_state.read(self, self._names),
+            "ipu_param": _optimizer_state.parameters(self, self._names, self._divisors),
+            **state,
         }
-        parameters = {
-            f"{name}___{number}": torch.tensor(float(value))
-            for number, group in enumerate(state["param_groups"])
-            for name, value in group.items()
-            if isinstance(value, (int, float)) and not isinstance(value, bool)
-        }
-        ran = self._on_device or bool(state["state"])
-        return {"ipu_state": tensors if ran else None, "ipu_param": parameters if ran else None, **state}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` gave. Raises ``poptorch.Error`` for an empty or a plain PyTorch state."""
+        """Load what :meth:`state_dict` gave, here or in PopTorch on an IPU.
+
+        ``ipu_state`` counts where it is there; hyperparameters are those of ``param_groups``. Raises ``poptorch.Error``
+        for an empty state, a plain PyTorch one, and an entry whose name is unknown; one that does not fit the model's
+        weights is refused when the model is wrapped, or at the next step.
+        """
         if not state:
-            raise InvalidUse("load_state_dict: the state is empty")
+            raise InvalidUse("Cannot load optimizer state dictionary because it is empty.")
         if "ipu_state" not in state or "ipu_param" not in state:
             raise InvalidUse(
-                "load_state_dict: not the state of a poptorch.optim optimizer, it has no 'ipu_state' and 'ipu_param'"
+                "Only IPU optimizer states can be loaded onto the IPU. load_state_dict: this is not the state of a "
+                "poptorch.optim optimizer, it has no 'ipu_state' and 'ipu_param'"
             )
+        ipu_state, ipu_param = state["ipu_state"], state["ipu_param"]
+        if ipu_state is not None:
+            _optimizer_state.check_names(ipu_state, ipu_param or {})
+        before = dict(self.state)  # type: ignore[attr-defined]
         pytorch = {name: value for name, value in state.items() if name not in ("ipu_state", "ipu_param")}
         torch.optim.Optimizer.load_state_dict(self, pytorch)  # type: ignore[arg-type]
+        self._loaded = None if ipu_state is None else (dict(ipu_state), dict(ipu_param or {}), before)
+
+    def _use_loaded(self) -> None:
+        """Make a loaded ``ipu_state`` the state of the weights, whose names are known by now."""
+        if self._loaded is None or self._names is None:
+            return
+        ipu_state, _, before = self._loaded
+        _optimizer_state.write(self, self._names, ipu_state, {**before, **self.state})  # type: ignore[attr-defined]
+        self._loaded = None
 
     def has_state(self) -> bool:
         """True once a step has been taken or a state been loaded."""
-        return bool(self.state)  # type: ignore[attr-defined]
+        return bool(self.state) or self._loaded is not None  # type: ignore[attr-defined]
 
     def __getstate__(self) -> Dict[str, Any]:
         state: Dict[str, Any] = torch.optim.Optimizer.__getstate__(self)  # type: ignore[arg-type]
@@ -399,10 +427,9 @@ def _lamb(optimizer: Any, group: Dict[str, Any], parameter: torch.Tensor, gradie
 
 def _tensorflow_rmsprop(optimizer: Any, group: Dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:
     state = optimizer.state[parameter]
-    if not state:
-        state["square_avg"] = torch.ones_like(parameter)
-        state["grad_avg"] = torch.zeros_like(parameter)
-        state["momentum_buffer"] = torch.zeros_like(parameter)
+    for name, start in (("square_avg", 1.0), ("grad_avg", 0.0), ("momentum_buffer", 0.0)):
+        if name not in state:  # what an IPU wrote lacks what it did not need
+            state[name] = torch.full_like(parameter, start)
     if group["weight_decay"]:
         gradient = gradient.add(parameter, alpha=group["weight_decay"])
     square, alpha = state["square_avg"], group["alpha"]

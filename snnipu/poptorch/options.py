@@ -5,9 +5,8 @@ Every method returns the object it was called on, as PopTorch's do, and checks i
 
 * it changes the result: ``deviceIterations``, ``replicationFactor``, ``inputReplicaGrouping``, ``outputMode``,
   ``randomSeed``, ``Training.gradientAccumulation``, ``Training.accumulationAndReplicationReductionType``,
-  ``Distributed``, ``connectionType``, ``setExecutionStrategy`` (checks only);
-* it concerns hardware, memory or logs: checked and kept, with no effect on a host;
-* the host has nothing to give for it: an error naming it (``anchorTensor``).
+  ``Distributed``, ``connectionType``, ``setExecutionStrategy`` (checks only), ``anchorTensor``;
+* it concerns hardware, memory or logs: checked and kept, with no effect on a host.
 """
 
 import copy
@@ -28,7 +27,6 @@ from snnipu.poptorch._errors import (
     check_fraction,
     check_int,
     check_str,
-    not_available,
 )
 from snnipu.poptorch._execution import PipelinedExecution, _IExecutionStrategy
 from snnipu.poptorch._logging import logger
@@ -161,7 +159,7 @@ class _DistributedOptions(OptionsDict):
 
     def __init__(self) -> None:
         super().__init__(num_distributed_processes=1, distributed_process_id=0, ipuof_configs={})
-        self.setEnvVarNames("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
+        _DistributedOptions.setEnvVarNames(self, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
 
     def disable(self) -> "_DistributedOptions":
         """One process, whatever the environment says."""
@@ -169,8 +167,8 @@ class _DistributedOptions(OptionsDict):
 
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> "_DistributedOptions":
         """Read the number of processes and this one's number from two environment variables."""
-        return self.configureProcessId(
-            int(os.environ.get(var_process_id, "0")), int(os.environ.get(var_num_processes, "1"))
+        return _DistributedOptions.configureProcessId(
+            self, int(os.environ.get(var_process_id, "0")), int(os.environ.get(var_num_processes, "1"))
         )
 
     def configureProcessId(self, process_id: int, num_processes: int) -> "_DistributedOptions":
@@ -388,7 +386,7 @@ class Options(OptionsDict):
         return self
 
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> "Options":
-        """Whether replicas share their buffers; a host has one copy of the model."""
+        """Whether replicas share their buffers, which they then must not change; False: each has its own."""
         self.set(broadcast_buffers=broadcast_buffers)
         return self
 
@@ -487,8 +485,6 @@ class Options(OptionsDict):
         self._Popart.set("updatableNamedBuffers", list(buffers))
         return self
 
-    # What a host cannot do.
-
     def anchorTensor(
         self,
         short_name: str,
@@ -496,8 +492,20 @@ class Options(OptionsDict):
         output_mode: Optional[enums.OutputMode] = None,
         output_return_period: int = 1,
     ) -> None:
-        """Not available: a host has no PopART graph whose tensors could be named."""
-        raise not_available("Options.anchorTensor", "there is no PopART graph; return the tensor from forward instead.")
+        """Keep the tensor ``long_name`` of every call as ``short_name``, for ``getAnchoredTensor``.
+
+        A host has weights, their gradients and new values, inputs and the loss, see ``getTensorNames``; another name
+        raises ``poptorch.Error`` when the model is compiled. ``output_mode``: None: that of the outputs.
+        """
+        self.checkIsFrozen()
+        check_str(short_name, "anchorTensor: short_name")
+        check_str(long_name, "anchorTensor: long_name")
+        if output_mode is not None:
+            check_enum(output_mode, "anchorTensor: output_mode", enums.OutputMode)
+        period = 1
+        if output_mode == enums.OutputMode.EveryN:
+            period = check_int(output_return_period, "anchorTensor: output_return_period", 1)
+        self.anchored_tensors[short_name] = [long_name, output_mode is None, output_mode, period]
 
     # Reading and copying.
 

@@ -290,3 +290,29 @@ def test_help_names_its_options(capsys):
     out = capsys.readouterr().out
     assert "--drop-in" in out
     assert "SCRIPT" in out
+
+
+def test_spawned_workers_find_the_same_modules(script, snnipu, tmp_path):
+    made = script(
+        """
+        import poptorch
+        import popdist.poptorch
+        import torch
+
+        class Data(torch.utils.data.Dataset):
+            def __len__(self):
+                return 4
+
+            def __getitem__(self, index):
+                import poptorch.optim
+                return torch.tensor([index, int(poptorch.is_host_runtime)])
+
+        if __name__ == "__main__":
+            loader = poptorch.DataLoader(
+                poptorch.Options(), Data(), batch_size=4, num_workers=1, multiprocessing_context="spawn"
+            )
+            print(next(iter(loader)).tolist(), popdist.getNumTotalReplicas())
+        """
+    )
+    status, out, err = finish(snnipu(made))
+    assert (status, out) == (0, "[[0, 1], [1, 1], [2, 1], [3, 1]] 1\n"), err

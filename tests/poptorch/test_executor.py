@@ -119,9 +119,9 @@ def test_wrapping_twice_is_refused_until_destroyed():
     model = Net()
     wrapped = poptorch.trainingModel(model)
     for again in (model, wrapped):
-        with pytest.raises(poptorch.Error, match="is wrapped by a trainingModel already"):
+        with pytest.raises(poptorch.Error, match="Model has already been wrapped"):
             poptorch.trainingModel(again)
-    with pytest.raises(RuntimeError, match=r"call its destroy\(\)"):  # PopTorch's own kind of error for it
+    with pytest.raises(RuntimeError, match=r"Call model.destroy\(\)"):  # PopTorch's own kind of error for it
         poptorch.trainingModel(model)
     assert isinstance(model, Net)
     model.destroy()
@@ -183,10 +183,10 @@ def test_arguments_of_the_wrong_type_are_named(wrap):
         wrap(Net(), {})
 
 
-def test_training_in_several_processes_is_not_available():
+def test_training_in_several_processes_needs_them_in_one_group():
     opts = poptorch.Options()
     opts.Distributed.configureProcessId(0, 2)
-    with pytest.raises(poptorch.Error, match=r"training in several processes.*not available"):
+    with pytest.raises(poptorch.Error, match=r"training in 2 processes .* needs them in one group .* torchrun"):
         poptorch.trainingModel(Net(), opts)
 
 
@@ -275,7 +275,7 @@ def test_a_parameter_replaced_in_forward_is_refused():
             self.w = torch.nn.Parameter(self.w * 2)
             return x * self.w
 
-    with pytest.raises(poptorch.Error, match="it replaces parameter w"):
+    with pytest.raises(poptorch.Error, match="Parameter w is reassigned within the model"):
         poptorch.inferenceModel(Replacing())(X)
 
 
@@ -471,7 +471,7 @@ def test_named_buffers_must_be_announced():
     model.copyNamedBuffersToDevice()
     assert torch.equal(model(X), X + 2)
     with pytest.raises(poptorch.Error, match=r"no buffers \['ofset'\]"):
-        poptorch.inferenceModel(Buffered(), poptorch.Options().updatableNamedBuffers(["ofset"]))
+        poptorch.inferenceModel(Buffered(), poptorch.Options().updatableNamedBuffers(["ofset"]))(X)
 
 
 def test_a_saved_training_model_goes_on_where_it_stopped(tmp_path):
@@ -552,9 +552,8 @@ def test_what_has_no_meaning_on_a_host_says_so():
         model.compilationTime()
     model(X)
     assert model.compilationTime().total_seconds() > 0
-    for call in (model.cycleCount, model.getTensorNames, lambda: model.getAnchoredTensor("x")):
-        with pytest.raises(poptorch.Error, match="not available in snnipu's host runtime"):
-            call()
+    with pytest.raises(poptorch.Error, match="not available in snnipu's host runtime"):
+        model.cycleCount()
 
 
 def test_compiling_twice_is_ignored_with_a_warning(caplog):
@@ -586,42 +585,3 @@ def test_weights_changed_on_the_host_are_warned_of_until_copied(caplog):
         inference(X)
     assert len(caplog.records) == 1
     assert "Weights were changed on the host (fc.bias)" in caplog.text
-
-
-def test_buffers_that_an_ipu_would_not_allow_are_warned_of(caplog):
-    class Replacing(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("state", torch.zeros(1))
-            self.norm = torch.nn.BatchNorm1d(4)
-
-        def forward(self, x):
-            self.state = self.state + 1
-            return self.norm(x)
-
-    with caplog.at_level(logging.WARNING, "poptorch::python"):
-        poptorch.inferenceModel(Replacing())(X)
-    assert [record.message[:29] for record in caplog.records] == ["forward replaces buffer state"]
-    caplog.clear()
-    for allowed in (True, False):
-        opts = poptorch.Options().replicationFactor(2).broadcastBuffers(not allowed)
-        with caplog.at_level(logging.WARNING, "poptorch::python"):
-            poptorch.inferenceModel(Replacing().norm, opts)(X)
-    assert len(caplog.records) == 3
-    assert "forward changes buffer running_mean, which several replicas cannot share" in caplog.text
-
-
-def test_neurons_that_replace_their_state_are_not_warned_of(caplog):
-    import snntorch
-
-    class Spiking(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lif = snntorch.Leaky(beta=0.5, init_hidden=True)
-
-        def forward(self, x):
-            return self.lif(x)
-
-    with caplog.at_level(logging.WARNING, "poptorch::python"):
-        poptorch.inferenceModel(Spiking())(X)
-    assert not caplog.records

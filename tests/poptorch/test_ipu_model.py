@@ -1,6 +1,7 @@
 """``Options.useIpuModel`` and ``POPTORCH_IPU_MODEL``: operators through the IPU model inside a user's training loop."""
 
 import pytest
+import snntorch
 import torch
 from support.fake_ipu_model import FakeLibrary
 from support.operators import needs_host_runtime, needs_library
@@ -155,6 +156,57 @@ def test_what_has_no_operator_is_refused(fake, layer):
 def test_what_the_operator_does_not_know_is_refused(fake, options):
     with pytest.raises(RuntimeError, match="Leaky cannot run on an IPU with inhibition, state_quant"):
         poptorch.inferenceModel(Net(**options), on_model())(data()[0])
+
+
+class OfSnntorch(nn.Module):
+    def __init__(self, make):
+        super().__init__()
+        self.fc = nn.Linear(8, 4)
+        self.inner = nn.ModuleDict({"lif": make()})
+
+    def forward(self, x):
+        out = self.inner["lif"](self.fc(x))
+        return out[0] if isinstance(out, tuple) else out
+
+
+class Doubled(snn.Leaky):
+    def _base_state_function(self, input_):
+        return 2 * super()._base_state_function(input_)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: snntorch.Leaky(beta=0.9), "snntorch.Leaky"),
+        (lambda: snntorch.Synaptic(alpha=0.9, beta=0.8, init_hidden=True), "snntorch.Synaptic"),
+        (lambda: snntorch.LeakyParallel(4, 4), "snntorch.LeakyParallel"),
+    ],
+)
+def test_neurons_without_an_operator_are_refused_by_name(fake, make, name):
+    x = torch.rand(BATCH, 8)
+    with pytest.raises(RuntimeError, match=rf"inner\.lif, a {name}, cannot run on the IPU model"):
+        poptorch.inferenceModel(OfSnntorch(make), on_model())(x)
+    assert poptorch.inferenceModel(OfSnntorch(make))(x).shape == (BATCH, 4)
+    # The refusal leaves nothing behind.
+    assert snntorch.Leaky(beta=0.9)(x)[0].shape == (BATCH, 8)
+
+
+def test_neurons_inside_of_multistep_are_refused_by_name(fake):
+    net = snn.MultiStep(nn.Linear(8, 4), snntorch.Leaky(beta=0.9))
+    with pytest.raises(RuntimeError, match=r"1, a snntorch.Leaky, cannot run on the IPU model"):
+        poptorch.inferenceModel(net, on_model())(torch.rand(3, BATCH, 8))
+
+
+def test_a_neuron_with_a_part_replaced_is_refused(fake):
+    with pytest.raises(RuntimeError, match=r"Leaky cannot run on an IPU with .* parts of its step replaced"):
+        poptorch.inferenceModel(OfSnntorch(lambda: Doubled(beta=0.9)), on_model())(torch.rand(BATCH, 8))
+
+
+def test_neurons_of_snntorch_with_a_surrogate_that_has_an_operator_run(fake):
+    net = OfSnntorch(lambda: snntorch.Leaky(beta=0.9, spike_grad=snn.surrogate.atan()))
+    model = poptorch.inferenceModel(net, on_model())
+    model(torch.rand(BATCH, 8))
+    assert [entry["operator"] for entry in model.ipuModelReport()] == ["SurrogateSpike"]
 
 
 class Spike(nn.Module):

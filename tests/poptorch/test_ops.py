@@ -86,7 +86,7 @@ def test_checkpoints_keep_structure():
         (lambda: poptorch.Attribute(x=1), "Attribute: expected a dict for x"),
         (lambda: poptorch.CPU(1, "one"), "CPU: layer_to_call must be callable"),
         (lambda: poptorch.MultiConv().planType("Serial"), "MultiConv.planType: expected one of MultiConvPlanType"),
-        (lambda: poptorch.MultiConv().partialsTypes(torch.int8), "partialsTypes: expected torch.float or torch.half"),
+        (lambda: poptorch.MultiConv().partialsTypes(torch.int8), "Expected torch.float or torch.half"),
         (lambda: poptorch.MultiConv().availableMemoryProportions([0.1, 2.0]), "expected a number between 0 and 1"),
         (lambda: poptorch.MultiConv().enableConvDithering([]), "enableConvDithering: expected at least one value"),
         (lambda: poptorch.profiling.Channel(1), "Channel: name: expected a str"),
@@ -112,7 +112,7 @@ def test_marks_change_nothing():
     conv = torch.nn.Conv1d(1, 1, 1)
     plan = poptorch.MultiConv().availableMemoryProportions((0.1, 0.2)).partialsTypes(torch.half)
     plan.enableConvDithering(True).planType(poptorch.MultiConvPlanType.Serial).perConvReservedTiles(4).cycleBackOff(0.1)
-    with plan, pytest.raises(poptorch.Error, match="MultiConv: one inside another"):
+    with plan, pytest.raises(poptorch.Error, match=r"Nested poptorch\.MultiConv"):
         plan.__enter__()
     channel = poptorch.profiling.Channel("mine")
 
@@ -179,7 +179,7 @@ def test_loops_and_branches_check_their_arguments(loop, error, message):
     ],
 )
 def test_what_has_no_gradient_on_an_ipu_is_refused_in_training(what, function):
-    with pytest.raises(poptorch.Error, match=f"poptorch.{what} works in inference models only"):
+    with pytest.raises(poptorch.Error, match=rf"poptorch\.{what}\(\) is only supported in inference"):
         gradient(function)
     function(X)  # outside wrappers it runs
 
@@ -207,8 +207,8 @@ def test_dynamic_slices():
         (lambda: poptorch.dynamic_slice(x, 0, torch.tensor(4), 3, 1), "start 4 and size 3 leave dimension 0 of 6"),
         (lambda: poptorch.dynamic_slice(x, 0, 1, 3, 1), "dynamic_slice: start: expected a torch.Tensor"),
         (lambda: poptorch.dynamic_slice(x, 0.0, start, 3, 1), "dynamic_slice: dim: expected an int"),
-        (lambda: poptorch.dynamic_update(x, torch.zeros(2), 0, start, 2), "input has 2 dimensions, src 1"),
-        (lambda: poptorch.dynamic_update(x, torch.zeros(2, 2).half(), 0, start, 2), "input is torch.float32, src"),
+        (lambda: poptorch.dynamic_update(x, torch.zeros(2), 0, start, 2), "must have same dimensionality"),
+        (lambda: poptorch.dynamic_update(x, torch.zeros(2, 2).half(), 0, start, 2), "must have same dtype"),
     ]:
         with pytest.raises(poptorch.Error, match=message):
             call()
@@ -332,8 +332,8 @@ class Blocks(torch.nn.Module):
     def forward(self, x):
         poptorch.Block.useAutoId()
         for layer, name, ipu in zip(self.layers, self.ids, self.ipus):
-            with poptorch.Block(name, ipu_id=ipu):
-                x = layer(x)
+            poptorch.Block.start(name, ipu_id=ipu)
+            x = layer(x)
         return x, poptorch.identity_loss(x, "mean")
 
 
@@ -364,21 +364,66 @@ def test_blocks_with_automatic_ids_match_the_strategy():
         poptorch.inferenceModel(Blocks(), opts)(X)
 
 
-def test_what_an_ipu_would_refuse_is_a_warning(caplog):
+def options(strategy=None, accumulation=1, iterations=1, replicas=1):
+    made = poptorch.Options().deviceIterations(iterations).replicationFactor(replicas)
+    made.Training.gradientAccumulation(accumulation)
+    return made if strategy is None else made.setExecutionStrategy(strategy)
+
+
+PLAIN = torch.nn.Linear(3, 3)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "model", "opts", "message"),
+    [
+        (poptorch.trainingModel, Blocks(), options(accumulation=2), r"gradientAccumulation must be .* stages \(3\)"),
+        (poptorch.inferenceModel, Blocks(), options(), r"deviceIterations must be .* stages \(2\)"),
+        (poptorch.inferenceModel, Blocks(ipus=(0, 77)), options(iterations=2), r"Too many IPUs requested \(78\)"),
+        (
+            poptorch.inferenceModel,
+            Blocks(),
+            options(poptorch.PipelinedExecution("A", poptorch.Stage("B").ipu(77)), iterations=2),
+            r"Too many IPUs requested \(78\)",
+        ),
+        (poptorch.inferenceModel, Blocks(), options(iterations=2, replicas=64), r"Too many IPUs requested \(128\)"),
+        (poptorch.inferenceModel, Blocks(ipus=(None, 0)), options(), "no IPU was specified for block A"),
+        (poptorch.inferenceModel, PLAIN, options(poptorch.PipelinedExecution("A")), r"none of the blocks \['A'\]"),
+    ],
+)
+def test_what_an_ipu_would_refuse_is_refused(wrap, model, opts, message):
+    with pytest.raises(poptorch.Error, match=message):
+        wrap(model, opts).compile(torch.ones(128, 3))
+
+
+def test_what_an_ipu_would_run_runs(caplog):
     with caplog.at_level(logging.WARNING, "poptorch::python"):
-        poptorch.trainingModel(Blocks())(X)
-    assert "PipelinedExecution of 2 stages needs Training.gradientAccumulation of at least 3 on an IPU, got 1" in (
-        caplog.text
-    )
-    caplog.clear()
-    with caplog.at_level(logging.WARNING, "poptorch::python"):
-        poptorch.inferenceModel(Blocks(ipus=(None, 0)))(X)
-    assert "block 'A' has no ipu_id" in caplog.text
-    caplog.clear()
-    opts = poptorch.Options().setExecutionStrategy(poptorch.ShardedExecution())
-    with caplog.at_level(logging.WARNING, "poptorch::python"):
-        poptorch.trainingModel(Blocks(), opts)(X)
+        poptorch.trainingModel(Blocks(), options(accumulation=3))(X[:1].expand(3, 3))
+        poptorch.trainingModel(Blocks(ipus=(1, 1)), options())(X)
+        poptorch.trainingModel(Blocks(), options(poptorch.ShardedExecution()))(X)
+        poptorch.inferenceModel(PLAIN, options(poptorch.PipelinedExecution()))(X)
     assert not caplog.records
+
+
+def test_ipus_that_would_be_reserved_in_vain_are_warned_of(caplog):
+    with caplog.at_level(logging.WARNING, "poptorch::python"):
+        poptorch.inferenceModel(Blocks(ipus=(0, 2)), options(iterations=2))(X)
+    assert "needs 3 IPUs of which PopTorch reserves a power of 2, here 4" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "poptorch::python"):
+        poptorch.inferenceModel(Blocks(ipus=(0, 2)), options(iterations=2).autoRoundNumIPUs())(X)
+    assert not caplog.records
+
+
+def test_operations_outside_of_blocks_are_refused():
+    def forward(x):
+        shape = x.shape
+        with poptorch.Block("A", ipu_id=0):
+            x = 2 * x
+        assert x.shape == shape
+        return x + 1
+
+    with pytest.raises(poptorch.Error, match=r"No active Block.*add"):
+        infer(forward, X)
 
 
 def test_begin_block_marks_a_module_or_a_function():
@@ -401,7 +446,7 @@ def test_begin_block_marks_a_module_or_a_function():
     def double(x):
         return 2 * x
 
-    double = poptorch.BeginBlock(double, "last")
+    double = poptorch.BeginBlock(double, "last", ipu_id=1)
     assert torch.equal(infer(double, X), 2 * X)
 
 

@@ -281,7 +281,7 @@ def test_optimizer_states_load_into_a_new_optimizer():
     wrapped(X[3], Y[3])
     again(X[3], Y[3])
     check(other.state_dict(), model.state_dict(), rtol=0, atol=0)
-    with pytest.raises(poptorch.Error, match="the state is empty"):
+    with pytest.raises(poptorch.Error, match="because it is empty"):
         loaded.load_state_dict({})
     with pytest.raises(poptorch.Error, match="it has no 'ipu_state' and 'ipu_param'"):
         loaded.load_state_dict(torch.optim.Adam(other.parameters()).state_dict())

@@ -1,0 +1,206 @@
+"""What a compiled graph cannot hold is refused in the first run, and what it can is not."""
+
+import pytest
+import torch
+from support.operators import needs_host_runtime
+
+import snnipu as snn
+from snnipu import poptorch
+
+pytestmark = needs_host_runtime
+X = torch.tensor([[1.0, -2.0, 3.0]])
+
+
+class Calls(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.weight = torch.nn.Parameter(torch.ones(1))
+        self.scale = torch.tensor(2.0)
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+def run(function, x=X):
+    return poptorch.inferenceModel(Calls(function))(x)
+
+
+def branch(model, x):
+    return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (lambda model, x: x * x.max().item(), "item"),
+        (branch, "__bool__"),
+        (lambda model, x: x * float(model.weight), "__float__"),
+        (lambda model, x: x[:, : int(x.abs().min())], "__int__"),
+        (lambda model, x: torch.tensor(x.tolist()), "tolist"),
+        (lambda model, x: torch.from_numpy(x.numpy() + 1), "numpy"),
+        (lambda model, x: x if torch.equal(x, x + 1) else 2 * x, "equal"),
+    ],
+)
+def test_values_are_refused(function, name):
+    with pytest.raises(poptorch.Error, match=rf"forward: {name}\(\) asks for a tensor's value"):
+        run(function)
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (lambda model, x: x[x > 0], "indexing with a boolean mask"),
+        (lambda model, x: x[0, (x > 0)[0]], "indexing with a boolean mask"),
+        (lambda model, x: torch.masked_select(x, x > 0), r"masked_select\(\)"),
+        (lambda model, x: x.nonzero(), r"nonzero\(\)"),
+        (lambda model, x: torch.where(x > 0)[0], r"where\(\)"),
+        (lambda model, x: torch.unique(x), r"unique\(\)"),
+    ],
+)
+def test_shapes_that_depend_on_values_are_refused(function, name):
+    with pytest.raises(poptorch.Error, match=rf"forward: .*{name} gives a tensor whose shape depends on values"):
+        run(function)
+
+
+def masked_assignment(model, x):
+    y = x.clone()
+    y[y < 0] = 0.0
+    return y
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (masked_assignment, X.clamp(min=0)),
+        (lambda model, x: torch.where(x > 0, x, torch.zeros(())), X.clamp(min=0)),
+        (lambda model, x: x * model.scale.item(), 2 * X),
+        (lambda model, x: x * int(torch.tensor([1, 2]).sum()), 3 * X),
+        (lambda model, x: x * (2 if x.shape[0] == 1 and x.dim() == 2 else 3), 2 * X),
+        (lambda model, x: x[:, torch.tensor([2, 0])], X[:, [2, 0]]),
+        (lambda model, x: x[..., None, 0:2], X[..., None, 0:2]),
+        (lambda model, x: poptorch.CPU(lambda t: t * t.max().item(), "host")(x), 3 * X),
+        (lambda model, x: poptorch.dynamic_slice(x, 1, (x[0, :1] * 0).long() + 1, 2, 1), X[:, 1:]),
+    ],
+)
+def test_what_a_graph_can_hold_runs(function, expected):
+    assert torch.equal(run(function), expected)
+
+
+def test_neurons_are_not_asked():
+    net = snn.MultiStep(snn.Leaky(beta=0.5), snn.SparseLeaky(3, 2, beta=0.9))
+    assert poptorch.inferenceModel(net)(torch.ones(4, 2, 3)) is not None
+
+
+def test_what_depends_on_the_values_of_dummy_inputs_compiles():
+    class Slice(torch.nn.Module):
+        def forward(self, x, start):
+            cut = poptorch.dynamic_slice(x, 0, start, 2, 1)
+            return poptorch.dynamic_update(x, cut + 1, 0, start, 2)
+
+    model = poptorch.inferenceModel(Slice())
+    x = torch.arange(4.0)
+    model.compile(torch.zeros(4), torch.tensor([20]))
+    assert torch.equal(model(x, torch.tensor([1])), torch.tensor([0.0, 2.0, 3.0, 3.0]))
+    with pytest.raises(poptorch.Error, match="start 20 and size 2 leave dimension 0 of 4"):
+        model(x, torch.tensor([20]))
+
+
+# What the optimizer compiles in.
+
+
+class Loss(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(3, 1)
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.fc(x).square().sum(), "sum")
+
+
+STRATEGY = poptorch.MeanReductionStrategy
+
+
+@pytest.mark.parametrize(
+    ("make", "strategy"),
+    [
+        (lambda p: poptorch.optim.Adam(p, accum_type=torch.float16), STRATEGY.Running),
+        (lambda p: poptorch.optim.SGD(p, lr=0.1, accum_type=torch.float16), STRATEGY.Running),
+        (lambda p: poptorch.optim.SGD(p, lr=0.1, accum_type=torch.float16, use_combined_accum=True), STRATEGY.Post),
+        (lambda p: poptorch.optim.Adam(p), STRATEGY.Post),
+        (lambda p: torch.optim.Adam(p), STRATEGY.Post),
+    ],
+)
+def test_accumulators_in_half_take_the_running_mean(make, strategy):
+    model = Loss()
+    wrapped = poptorch.trainingModel(model, poptorch.Options(), make(model.parameters()))
+    assert wrapped.options.Training.meanAccumulationAndReplicationReductionStrategy == strategy
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("accum_type", torch.float16, "MeanReductionStrategy.Running .* already compiled"),
+        ("first_order_momentum_accum_type", torch.float16, "first_order_momentum_accum_type is a constant"),
+        ("max_grad_norm", 1.0, "max_grad_norm is a constant of the compiled model: inf cannot become 1.0"),
+    ],
+)
+def test_what_is_compiled_in_cannot_change(name, value, message):
+    model = Loss()
+    optimizer = poptorch.optim.Adam(model.parameters())
+    wrapped = poptorch.trainingModel(model, poptorch.Options(), optimizer)
+    wrapped(X)
+    setattr(optimizer, name, value)
+    with pytest.raises(poptorch.Error, match=message):
+        wrapped.setOptimizer(optimizer)
+
+
+# Anchored tensors.
+
+
+def anchored(mode=None, period=1, names=("Gradient___fc.weight",), **more):
+    opts = poptorch.Options().deviceIterations(4)
+    for number, name in enumerate(names):
+        opts.anchorTensor(str(number), name, mode, period)
+    model = Loss()
+    wrapped = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))
+    return model, wrapped
+
+
+def test_gradients_and_new_values_can_be_anchored():
+    names = ["Gradient___fc.weight", "UpdatedVar___fc.weight", "input", "loss"]
+    model, wrapped = anchored(poptorch.OutputMode.All, names=names)
+    before = model.fc.weight.detach().clone()
+    losses = wrapped(X.expand(4, 3))
+    assert losses.dim() == 0  # training returns the last
+    gradients, updated, inputs, all_losses = (wrapped.getAnchoredTensor(str(number)) for number in range(4))
+    assert gradients.shape == updated.shape == (4, 3)
+    torch.testing.assert_close(updated[0], before[0] - 0.1 * gradients[0])
+    torch.testing.assert_close(updated[3], model.fc.weight[0].detach())
+    assert torch.equal(inputs, X.expand(4, 3))
+    assert torch.equal(all_losses[3], losses)
+
+
+@pytest.mark.parametrize(("mode", "period", "rows"), [("EveryN", 2, 2), ("Final", 1, 1), (None, 1, 1)])
+def test_anchors_have_output_modes(mode, period, rows):
+    _, wrapped = anchored(None if mode is None else poptorch.OutputMode[mode], period)
+    wrapped(X.expand(4, 3))
+    assert wrapped.getAnchoredTensor("0").shape == (rows, 3)
+
+
+def test_names_of_tensors():
+    _, wrapped = anchored()
+    with pytest.raises(poptorch.Error, match="getTensorNames: the model is not compiled"):
+        wrapped.getTensorNames()
+    wrapped(X.expand(4, 3))
+    assert {"input", "loss", "fc.bias", "Gradient___fc.bias", "UpdatedVar___fc.weight"} <= set(wrapped.getTensorNames())
+    with pytest.raises(poptorch.Error, match="no tensor with name other found"):
+        wrapped.getAnchoredTensor("other")
+
+
+def test_anchors_that_a_host_lacks_are_refused():
+    _, wrapped = anchored(names=["relu:0"])
+    with pytest.raises(
+        poptorch.Error, match=r"'relu:0', which a host does not have; it has \['input'.*forward instead"
+    ):
+        wrapped(X.expand(4, 3))

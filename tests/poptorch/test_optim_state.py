@@ -1,0 +1,194 @@
+"""Optimizer states by PopART's names: what an IPU wrote goes on here, and the other way round."""
+
+import copy
+
+import pytest
+import torch
+from support.operators import needs_host_runtime
+
+from snnipu import poptorch
+
+pytestmark = needs_host_runtime
+X = torch.randn(6, 3, generator=torch.Generator().manual_seed(1))
+optim = poptorch.optim
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc = torch.nn.Linear(3, 2)
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.fc(x).square().sum(), "sum")
+
+
+def step(model, optimizer, times=1):
+    wrapped = poptorch.trainingModel(model, poptorch.Options(), optimizer)
+    for number in range(times):
+        wrapped(X[number : number + 1])
+    wrapped.destroy()
+
+
+def as_from_an_ipu(state):
+    """The state as PopTorch on an IPU writes it: PyTorch's part is empty there."""
+    return {**copy.deepcopy(state), "state": {}}
+
+
+KINDS = {
+    "SGD": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01, dampening=0.0, loss_scaling=8.0),
+    "combined": lambda p: optim.SGD(
+        p, lr=0.1, momentum=0.9, weight_decay=0.01, use_combined_accum=True, velocity_scaling=4.0
+    ),
+    "plain SGD": lambda p: optim.SGD(p, lr=0.1),
+    "Adam": lambda p: optim.Adam(p, lr=0.1, weight_decay=0.01),
+    "AdamW": lambda p: optim.AdamW(p, lr=0.1),
+    "AdamW without correction": lambda p: optim.AdamW(p, lr=0.1, bias_correction=False),
+    "LAMB": lambda p: optim.LAMB(p, lr=0.1),
+    "RMSprop": lambda p: optim.RMSprop(p, lr=0.1),
+    "centered RMSprop": lambda p: optim.RMSprop(p, lr=0.1, centered=True, momentum=0.5),
+    "RMSprop of TensorFlow": lambda p: optim.RMSprop(p, lr=0.1, use_tf_variant=True),
+}
+ACCUMULATORS = {
+    "SGD": {"Accl1"},
+    "combined": {"Accl"},
+    "plain SGD": set(),
+    "Adam": {"Accl1", "Accl2", "Step"},
+    "AdamW": {"Accl1", "Accl2", "Step"},
+    "AdamW without correction": {"Accl1", "Accl2"},
+    "LAMB": {"Accl1", "Accl2", "Step"},
+    "RMSprop": {"Accl1"},
+    "centered RMSprop": {"Accl1", "Accl2", "Accl3"},
+    "RMSprop of TensorFlow": {"Accl1"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_goes_on_from_the_names_alone(kind):
+    straight, model = Net(), Net()
+    step(straight, KINDS[kind](straight.parameters()), 4)
+    first = KINDS[kind](model.parameters())
+    step(model, first, 2)
+    state = as_from_an_ipu(first.state_dict())
+    assert set(state["ipu_state"]) == {f"{name}___fc.{w}" for name in ACCUMULATORS[kind] for w in ("weight", "bias")}
+    again = KINDS[kind](model.parameters())
+    again.load_state_dict(state)
+    assert again.has_state() == bool(state["ipu_state"]) or kind == "plain SGD"
+    wrapped = poptorch.trainingModel(model, poptorch.Options(), again)
+    for number in (2, 3):
+        wrapped(X[number : number + 1])
+    torch.testing.assert_close(dict(model.named_parameters()), dict(straight.named_parameters()), rtol=1e-4, atol=1e-6)
+
+
+def test_adams_entries_are_its_moments():
+    model = Net()
+    optimizer = optim.Adam(model.parameters(), lr=0.1)
+    step(model, optimizer, 2)
+    saved = optimizer.state_dict()["ipu_state"]
+    for name, weight in model.named_parameters():
+        entry = optimizer.state[weight]
+        assert torch.equal(saved[f"Accl1___{name}"], entry["exp_avg"])
+        assert torch.equal(saved[f"Accl2___{name}"], entry["exp_avg_sq"])
+        assert saved[f"Step___{name}"] == 2
+
+
+def test_the_velocity_has_the_loss_scaling_in_it():
+    model = Net()
+    optimizer = KINDS["SGD"](model.parameters())
+    step(model, optimizer, 2)
+    saved = optimizer.state_dict()["ipu_state"]["Accl1___fc.weight"]
+    torch.testing.assert_close(saved, 8 * optimizer.state[model.fc.weight]["momentum_buffer"])
+
+
+def test_hyperparameters_that_may_change_are_there():
+    model = Net()
+    adam = optim.Adam(model.parameters(), lr=0.1, weight_decay=0.02, loss_scaling=4.0)
+    wrapped = poptorch.trainingModel(model, poptorch.Options(), adam)
+    assert adam.state_dict()["ipu_param"] is None
+    wrapped.compile(X)
+    found = adam.state_dict()["ipu_param"]
+    assert {name: round(float(value), 6) for name, value in found.items()} == {
+        "lossScaling_FLOAT": 4.0,
+        **{f"learningRate___specific___fc.{w}": 0.1 for w in ("weight", "bias")},
+        **{f"weightDecay___specific___fc.{w}": 0.02 for w in ("weight", "bias")},
+    }
+    assert not adam.state_dict()["ipu_state"]["Accl1___fc.bias"].any()
+
+
+def test_sgd_has_them_scaled():
+    model = Net()
+    sgd = optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5, loss_scaling=4.0)
+    options = poptorch.Options().replicationFactor(3)
+    options.Training.gradientAccumulation(2)
+    poptorch.trainingModel(model, options, sgd).compile(X)
+    found = sgd.state_dict()["ipu_param"]
+    assert float(found["scaledLearningRate0___specific___fc.weight"]) == pytest.approx(0.1 / (4 * 2 * 3))
+    assert float(found["weightDecayScaleFactor0___specific___fc.weight"]) == pytest.approx(1 - 0.1 * 0.5)
+
+
+def test_accumulators_in_half_are_written_so():
+    model = Net()
+    adam = optim.Adam(model.parameters(), lr=0.1, first_order_momentum_accum_type=torch.float16)
+    step(model, adam)
+    saved = adam.state_dict()["ipu_state"]
+    assert saved["Accl1___fc.weight"].dtype == torch.float16
+    assert saved["Accl2___fc.weight"].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "message"),
+    [
+        ("exp_avg___0", torch.zeros(2, 3), "unknown entry 'exp_avg___0' of 'ipu_state', expected Accl1___<weight>"),
+        ("Accl1___fc.weight", 3.0, "must be a torch.Tensor"),
+        ("Accl1___fc.wait", torch.zeros(2, 3), r"\['Accl1___fc.wait'\] of 'ipu_state' fit no weight"),
+        ("Accl3___fc.weight", torch.zeros(2, 3), r"\['Accl3___fc.weight'\] of 'ipu_state' fit no weight"),
+        ("Accl1___fc.weight", torch.zeros(3), r"Accl1___fc.weight must have shape \(2, 3\), got \(3,\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused(entry, value, message):
+    model = Net()
+    saved = optim.Adam(model.parameters(), lr=0.1)
+    step(model, saved)
+    state = as_from_an_ipu(saved.state_dict())
+    state["ipu_state"][entry] = value
+    loaded = optim.Adam(model.parameters(), lr=0.1)
+
+    def load():
+        loaded.load_state_dict(state)
+        poptorch.trainingModel(model, poptorch.Options(), loaded)
+
+    with pytest.raises(poptorch.Error, match=message):
+        load()
+
+
+def test_unknown_hyperparameters_are_refused():
+    model = Net()
+    optimizer = optim.Adam(model.parameters())
+    state = {**optimizer.state_dict(), "ipu_state": {}, "ipu_param": {"lerningRate___specific___fc.weight": 1}}
+    with pytest.raises(poptorch.Error, match=r"unknown entry 'lerningRate___specific___fc.weight' of 'ipu_param'"):
+        optimizer.load_state_dict(state)
+
+
+def test_an_entry_that_is_missing_leaves_what_was_there():
+    model = Net()
+    adam = optim.Adam(model.parameters(), lr=0.1)
+    wrapped = poptorch.trainingModel(model, poptorch.Options(), adam)
+    wrapped(X[:1])
+    state = as_from_an_ipu(adam.state_dict())
+    before = state["ipu_state"].pop("Accl2___fc.weight")
+    state["ipu_state"]["Accl1___fc.weight"].fill_(3.0)
+    adam.load_state_dict(state)
+    assert "Accl2___fc.weight" not in adam.state_dict()["ipu_state"]
+    wrapped.setOptimizer(adam)
+    assert torch.equal(adam.state_dict()["ipu_state"]["Accl2___fc.weight"], before)
+    assert (adam.state_dict()["ipu_state"]["Accl1___fc.weight"] == 3).all()
+
+
+def test_checkpoints_in_files(tmp_path):
+    model = Net()
+    adam = optim.Adam(model.parameters(), lr=0.1)
+    step(model, adam)
+    torch.save(adam.state_dict(), tmp_path / "adam.pt")
+    loaded = optim.Adam(model.parameters(), lr=0.1)
+    loaded.load_state_dict(torch.load(tmp_path / "adam.pt"))
+    torch.testing.assert_close(loaded.state_dict()["ipu_state"], adam.state_dict()["ipu_state"])

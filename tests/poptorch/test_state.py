@@ -1,0 +1,211 @@
+"""What lasts from one run of ``forward`` to the next: buffers, each replica's own, and nothing else."""
+
+import logging
+
+import pytest
+import torch
+from support.operators import needs_host_runtime
+
+import snnipu as snn
+from snnipu import poptorch
+
+pytestmark = needs_host_runtime
+
+
+@pytest.fixture
+def warnings(caplog):
+    with caplog.at_level(logging.WARNING, "poptorch::python"):
+        yield caplog
+
+
+class Integrator(torch.nn.Module):
+    """``mem = mem / 2 + x``, kept as ``kind`` says."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.mem = torch.zeros(1, 2) if kind in ("replaced", "in place") else None
+        self.mems = [torch.zeros(1, 2)]
+        if kind == "buffer":
+            del self.mem
+            self.register_buffer("mem", torch.zeros(1, 2))
+
+    def forward(self, x):
+        if self.kind == "replaced":
+            self.mem = self.mem / 2 + x
+        elif self.kind == "in place":
+            self.mem.div_(2).add_(x)
+        elif self.kind == "made":
+            self.mem = x if self.mem is None else self.mem / 2 + x
+        elif self.kind == "new":
+            self.fresh = x if not hasattr(self, "fresh") else self.fresh / 2 + x
+            return self.fresh
+        elif self.kind == "list":
+            self.mems[0] = self.mems[0] / 2 + x
+            return self.mems[0]
+        else:
+            self.mem.copy_(self.mem / 2 + x)
+        return self.mem
+
+
+class Nested(torch.nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.layer = Integrator(kind)
+
+    def forward(self, x):
+        return self.layer(x) + 0
+
+
+X = torch.ones(3, 2)
+OPTIONS = {"deviceIterations": 3}
+
+
+def options(**values):
+    made = poptorch.Options()
+    for name, value in values.items():
+        getattr(made, name)(value)
+    return made
+
+
+@pytest.mark.parametrize("model", [Integrator, Nested])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("replaced", "mem"), ("in place", "mem"), ("made", "mem"), ("new", "fresh"), ("list", "mems")],
+)
+def test_a_plain_attribute_is_a_constant(model, kind, name, warnings):
+    made = model(kind)
+    wrapped = poptorch.inferenceModel(made, options(**OPTIONS))
+    for _ in range(2):
+        assert torch.equal(wrapped(X), X)
+    path = name if model is Integrator else f"layer.{name}"
+    assert [record.args[0] for record in warnings.records] == [path]
+    assert f"register_buffer('{name}'" in warnings.text
+
+
+def test_a_buffer_lasts(warnings):
+    wrapped = poptorch.inferenceModel(Integrator("buffer"), options(**OPTIONS))
+    assert torch.equal(wrapped(X)[:, 0], torch.tensor([1.0, 1.5, 1.75]))
+    assert torch.equal(wrapped(X)[0], torch.full((2,), 1.875))
+    assert not warnings.records
+
+
+def test_a_plain_state_does_not_reach_the_next_step_of_training():
+    class Trained(Integrator):
+        def __init__(self):
+            super().__init__("replaced")
+            self.weight = torch.nn.Parameter(torch.ones(2))
+
+        def forward(self, x):
+            return poptorch.identity_loss(super().forward(self.weight * x).sum(), "sum")
+
+    model = Trained()
+    wrapped = poptorch.trainingModel(model, poptorch.Options(), torch.optim.SGD(model.parameters(), lr=0.0))
+    assert [float(wrapped(X)) for _ in range(3)] == [6.0] * 3
+
+
+def test_a_tensor_changed_by_the_host_counts():
+    wrapped = poptorch.inferenceModel(Nested("replaced"))
+    wrapped(X)
+    wrapped.model.layer.mem = torch.full((2,), 4.0)
+    assert torch.equal(wrapped(X), X + 2)
+    assert torch.equal(wrapped(X), X + 2)
+
+
+def test_numbers_and_lists_of_them_stay_the_hosts():
+    class Counting(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def forward(self, x):
+            self.seen.append(poptorch.isRunningOnIpu())
+            return x
+
+    model = Counting()
+    wrapped = poptorch.inferenceModel(model)
+    for _ in range(3):
+        wrapped(X)
+    assert model.seen == [True] * 3
+
+
+def test_hidden_states_of_neurons_start_anew(warnings):
+    net = torch.nn.Sequential(snn.Leaky(beta=0.5, threshold=100.0, init_hidden=True, output=True))
+    wrapped = poptorch.inferenceModel(net)
+    for _ in range(3):
+        assert torch.equal(wrapped(X)[1], X)
+    assert [record.args[0] for record in warnings.records] == ["0"]
+    assert "init_hidden=True" in warnings.text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [("replace", "Buffer y is reassigned"), ("remove", "Buffer y is removed")]
+)
+def test_buffers_are_neither_replaced_nor_removed(change, message):
+    class Changing(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("y", torch.zeros(1))
+
+        def forward(self, x):
+            if change == "replace":
+                self.y = self.y + 1
+            else:
+                del self.y
+            return x
+
+    with pytest.raises(poptorch.Error, match=message):
+        poptorch.inferenceModel(Changing())(X)
+
+
+# Replicas.
+
+
+class Summing(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(1))
+
+    def forward(self, x):
+        self.total.copy_(self.total + x)
+        return poptorch.identity_loss(self.total, "none")
+
+
+def test_each_replica_has_its_own_buffers():
+    opts = options(replicationFactor=3, broadcastBuffers=False, deviceIterations=2)
+    model = Summing()
+    wrapped = poptorch.inferenceModel(model, opts)
+    x = torch.tensor([1.0, 10.0, 100.0] * 2)
+    for call in range(1, 4):
+        assert wrapped(x).tolist() == [(2 * call - 1 + i) * step for i in (0, 1) for step in (1, 10, 100)]
+    assert model.total.tolist() == [6.0]  # the first replica's
+    wrapped.copyWeightsToDevice()
+    assert wrapped(x)[:3].tolist() == [7.0, 16.0, 106.0]
+    model.total.zero_()
+    assert wrapped(x)[:3].tolist() == [1.0, 10.0, 100.0]
+
+
+def test_statistics_of_a_replica_are_those_of_its_own_batches():
+    opts = options(replicationFactor=2, broadcastBuffers=False)
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    norm, alone = torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3)
+    wrapped = poptorch.inferenceModel(norm, opts)
+    for _ in range(2):
+        wrapped(x)
+        alone(x[:4])
+    assert int(norm.num_batches_tracked) == 2
+    torch.testing.assert_close(norm.running_mean, alone.running_mean)
+
+
+@pytest.mark.parametrize(
+    ("model", "x"), [(Summing, torch.rand(2)), (lambda: torch.nn.BatchNorm1d(1), torch.rand(4, 1))]
+)
+def test_changed_buffers_cannot_be_shared(model, x):
+    with pytest.raises(poptorch.Error, match=r"does not support broadcasting buffers.*broadcastBuffers\(False\)"):
+        poptorch.inferenceModel(model(), options(replicationFactor=2))(x)
+
+
+def test_constant_buffers_can_be_shared():
+    norm = torch.nn.BatchNorm1d(1).eval()
+    x = torch.rand(4, 1)
+    torch.testing.assert_close(poptorch.inferenceModel(norm, options(replicationFactor=2))(x), norm(x))
