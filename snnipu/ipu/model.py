@@ -13,7 +13,7 @@ import os
 import threading
 from collections import OrderedDict
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -21,7 +21,7 @@ import torch
 
 from snnipu._version import __version__
 from snnipu.backends import libraries
-from snnipu.ipu.targets import target_named
+from snnipu.ipu.targets import Target, target_named
 from snnipu.ops._derivative import once_differentiable
 
 LIBRARY = "libsnnipu-ipu-model.so"
@@ -416,6 +416,11 @@ class IpuModel:
         """What has been compiled, least recently used first."""
         with self._lock:
             return list(self._programs.values())
+
+    def machine(self) -> Tuple[Target, int]:
+        """What plans are made for: one IPU, and how many of them."""
+        named = target_named(self.target.arch)
+        return replace(named, tiles_per_ipu=self.target.tiles_per_ipu or named.tiles_per_ipu), self.target.ipus
 
     def compile(
         self,
