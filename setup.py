@@ -47,6 +47,8 @@ MODEL_UNITS += [["csrc/ipu_model/popart/src/[!s]*.cpp", "csrc/ipu_model/popart/s
 MODEL_INCLUDES = ["csrc", ".", "csrc/ipu_model/poplar/include", "csrc/ipu_model/popart/include"]
 # It is slow to compile, and fast enough without more. Lanes of a float2, as on a tile.
 MODEL_FLAGS = ["-O1", "-DSNNIPU_LANE_BYTES=8", "-DSNNIPU_COMPACT_CODE", "-DONNX_NAMESPACE=onnx"]
+# Every vector that a vertex reads or writes must begin where a tile could.
+MODEL_FLAGS += ["-DSNNIPU_CHECK_ALIGNMENT"]
 # Programs may use its Poplar: it is visible, but stays with itself where a real one is loaded too.
 NOT_OF_MODEL = ("-O3", "-fvisibility=hidden")
 MODEL_LINK = ["-Wl,-Bsymbolic"] if sys.platform.startswith("linux") else []

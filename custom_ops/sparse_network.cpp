@@ -89,7 +89,7 @@ public:
     std::vector<std::size_t> all;
     for (std::size_t left = next(); left > 0; --left) {
       const std::size_t value = next(), times = next();
-      if (value == 0 || times > longest)
+      if (value == 0 || times == 0 || times > longest)
         throw popart::error("SparseNetwork: attribute plan has a run of nothing, or one of more than {}", longest);
       all.insert(all.end(), times, value);
     }

@@ -91,7 +91,10 @@ public:
       addAdvance(cs, counter.second, by, 0, counter.first);
   }
   void addAdvance(ComputeSet cs, const Tensor &value, unsigned by, std::size_t modulo, std::size_t tile) {
-    VertexBuilder(graph_, cs, "snnipu::Advance", tile).connect("value", value).set("by", by).count("modulo", modulo);
+    VertexBuilder(graph_, cs, "snnipu::Advance", tile)
+        .connect("value", value)
+        .set("by", modulo ? static_cast<unsigned>(by % modulo) : by)
+        .count("modulo", modulo);
   }
   // At the beginning of a program.
   void set(std::size_t value, Sequence &prog) {

@@ -205,11 +205,13 @@ VertexPerfEstimate sparseLifStepBackward(const Asked &a) {
 }
 
 VertexPerfEstimate selectSpikes(const Asked &a) {
-  const Count rows = a.share(a.value("rows")), words = a.value("words"), slots = a.value("slots");
-  const Count spikes = a.used(slots);
-  // Counting bits, then a bit at a time, then values and padding.
-  const Count row = 30 + words * 7 + ceilDiv(words, 2) * 10 + spikes * 14 + slots * 4 + (slots - spikes) * 2;
-  return {a.cycles(11 + rows * row)};
+  const Count rows = a.value("rows"), words = a.value("words"), slots = a.value("slots"), spikes = a.used(slots);
+  // Counting bits, then a bit at a time, then values and padding. Of few rows each has several workers, which share all
+  // but the counting.
+  const Count parts = rows != 0 ? std::max<Count>(1, a.workers() / rows) : 1;
+  const Count row =
+      40 + words * 9 + ceilDiv(words, parts) * 6 + ceilDiv(spikes * 10 + slots * 4 + (slots - spikes) * 2, parts);
+  return {a.cycles(20 + a.share(rows * parts) * row)};
 }
 
 VertexPerfEstimate selectSpikesBackward(const Asked &a) {
@@ -311,4 +313,11 @@ const EstimatorRegistration registration("snnipu", [](poplar::Graph &graph) {
 
 } // namespace
 } // namespace ipu_model
+
+// What csrc/neuron/lanes.hpp calls on a tile.
+void checkAlignment(const void *address, unsigned bytes) {
+  if (reinterpret_cast<std::uintptr_t>(address) % bytes != 0)
+    throw ipu_model::MisalignedAccess(bytes);
+}
+
 } // namespace snnipu

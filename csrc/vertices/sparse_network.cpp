@@ -20,7 +20,7 @@ inline unsigned firstFrom(const int *ids, unsigned begin, unsigned end, unsigned
   return begin;
 }
 
-// value = (value + by) modulo `modulo`, or without it where that is 0.
+// value = (value + by) modulo `modulo`, or without it where that is 0. by < modulo: a tile has no integer division.
 class Advance : public poplar::MultiVertex {
 public:
   Through<unsigned> value; // of one element
@@ -31,8 +31,8 @@ public:
     if (workerId != 0)
       return;
     value[0] += by;
-    if (modulo != 0)
-      value[0] %= modulo;
+    if (modulo != 0 && value[0] >= modulo)
+      value[0] -= modulo;
   }
 };
 
@@ -132,7 +132,9 @@ public:
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerShare(workerId, numWorkers(), size, 2);
-    unsigned row = (offset + range.begin) / slots, slot = (offset + range.begin) % slots;
+    unsigned row = 0, slot = offset + range.begin;
+    for (; slot >= slots; slot -= slots)
+      ++row;
     for (unsigned i = range.begin; i < range.end; ++i) {
       C total = C(0);
       if (slot < static_cast<unsigned>(counts[2 * row + 1])) {

@@ -84,9 +84,12 @@ def merge_bits(rows: int, pieces: int, stored: int = 0) -> float:
 
 
 def select_spikes(rows: int, words: int, carried: float, slots: int) -> float:
-    """``SelectSpikes``: bits are counted, ``carried`` ids written, and the other slots filled."""
-    row = 30 + words * 7 + math.ceil(words / 2) * 10 + carried * 14 + slots * 4 + (slots - carried) * 2
-    return multi_vertex(11 + share(rows) * row)
+    """``SelectSpikes``: bits are counted, ``carried`` ids written, and the other slots filled. Of few rows each has
+    several workers."""
+    parts = max(1, WORKERS // rows)
+    written = carried * 10 + slots * 4 + (slots - carried) * 2
+    row = 40 + words * 9 + math.ceil(words / parts) * 6 + math.ceil(written / parts)
+    return multi_vertex(20 + share(rows * parts) * row)
 
 
 def neuron_gradient(rows: int, lanes: int, slots: int, own: float) -> float:

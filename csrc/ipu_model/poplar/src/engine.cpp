@@ -89,6 +89,8 @@ EngineOptions::EngineOptions(const OptionFlags &flags) {
       enforceTileMemory = boolOption(name, value, "on", "off");
     } else if (name == "guardFields") {
       guardFields = boolOption(name, value, "true", "false");
+    } else if (name == "misaligned") {
+      refuseMisaligned = boolOption(name, value, "refuse", "copy");
     } else if (name == "occupancy") {
       occupancy = numberOption<double>(name, value);
       if (!(occupancy >= 0 && occupancy <= 1))
@@ -99,7 +101,7 @@ EngineOptions::EngineOptions(const OptionFlags &flags) {
         known = known || name.compare(0, std::strlen(prefix), prefix) == 0;
       if (!known)
         throw invalid_option("the IPU model has no option \"" + name +
-                             "\"; it has workerOrder, threads, tileMemory, guardFields, occupancy");
+                             "\"; it has workerOrder, threads, tileMemory, guardFields, misaligned, occupancy");
     }
   }
 }
@@ -191,7 +193,8 @@ void EngineState::load() {
           data = storage[var].get() + begin * sizeOf(field.type);
           ++parts;
         });
-        if (parts <= 1 && !options.guardFields)
+        const bool asDeclared = reinterpret_cast<std::uintptr_t>(data) % field.minAlign == 0;
+        if (parts <= 1 && asDeclared && !options.guardFields)
           connectField(vertex.object, field, data, view.numElements);
         else
           vertex.gathered.push_back(
@@ -233,7 +236,13 @@ void EngineState::runObject(PlacedVertex &vertex, WorkerOrder order, unsigned se
     for (unsigned i = workers; i > 1; --i)
       std::swap(sequence[i - 1], sequence[random() % i]);
   }
-  graph->vertices[vertex.id].codelet->run(vertex.object, sequence.data(), workers);
+  const VertexState &state = graph->vertices[vertex.id];
+  try {
+    state.codelet->run(vertex.object, sequence.data(), workers);
+  } catch (const snnipu::ipu_model::MisalignedAccess &access) {
+    throw runtime_error(state.describe() + " (compute set \"" + graph->computeSets[state.computeSet].name + "\") " +
+                        access.what());
+  }
 }
 
 namespace {

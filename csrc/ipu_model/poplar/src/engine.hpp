@@ -75,6 +75,7 @@ struct EngineOptions {
   unsigned threads = 1;
   bool enforceTileMemory = true;
   bool guardFields = false;
+  bool refuseMisaligned = false;
   double occupancy = 1;
 
   explicit EngineOptions(const OptionFlags &flags);

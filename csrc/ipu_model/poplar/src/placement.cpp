@@ -189,7 +189,7 @@ unsigned EngineState::costOfCompute(unsigned computeSet) {
         continue;
       const Direction direction = vertex.codelet->fields[i].direction;
       const std::uint64_t size = sizeOf(vertex.codelet->fields[i].type);
-      bool together = true, first = true;
+      bool together = true, first = true, misaligned = false;
       unsigned lastVar = 0;
       std::size_t lastLocal = 0;
       std::uint64_t hash = tile, bytesHere = 0, bytesElsewhere = 0;
@@ -201,6 +201,8 @@ unsigned EngineState::costOfCompute(unsigned computeSet) {
         forPieces(var, begin, end, [&](const Piece &piece) {
           if (piece.tile == tile) {
             together = together && (first || (lastVar == var && lastLocal == piece.local));
+            // A variable starts at a multiple of 8 bytes on every tile.
+            misaligned = misaligned || (first && piece.local * size % vertex.codelet->fields[i].minAlign != 0);
             first = false;
             lastVar = var;
             lastLocal = piece.local + (piece.end - piece.begin);
@@ -215,7 +217,13 @@ unsigned EngineState::costOfCompute(unsigned computeSet) {
             outputs.push_back({piece.tile, var, piece.begin, piece.end, tile});
         });
       });
-      if (together)
+      if (together && misaligned && options.refuseMisaligned)
+        throw graph_program_compilation_error(
+            "field \"" + vertex.codelet->fields[i].name + "\" of " + vertex.describe() + " (compute set \"" + set.name +
+            "\") asks for a start at a multiple of " + std::to_string(vertex.codelet->fields[i].minAlign) +
+            " bytes, and its elements lie elsewhere on tile " + std::to_string(tile) +
+            ": let them begin a variable, or a piece of whole 64-bit words of one");
+      if (together && !misaligned)
         continue;
       if (!buffers.insert(hash).second && direction == Direction::Input) {
         // Another vertex of the tile has the same elements copied already.
