@@ -175,6 +175,9 @@ struct Layer {
   Samples selection;
 };
 
+// In the names of what it has on the tiles, which messages about memory show.
+std::string nameOf(std::size_t layer) { return "layer " + std::to_string(layer + 1); }
+
 std::vector<Group> groupsOf(const LayerPlan &plan) {
   std::vector<Group> groups;
   std::size_t begin = 0, tile = plan.firstTile;
@@ -280,7 +283,8 @@ public:
         const auto parameter = [&](const Tensor &of, float padding, const char *name) {
           return parameterIn(graph, group.blocks, of, padding, copies, {info, name});
         };
-        group.weight = blocksIn(graph, group.blocks, own.weight.transpose(), 0.0f, copies, {info, "weight"});
+        group.weight =
+            blocksIn(graph, group.blocks, own.weight.transpose(), 0.0f, copies, {info, nameOf(l) + "/weights"});
         group.bias = parameter(own.bias.valid() ? own.bias : zero, 0.0f, "bias");
         group.beta = parameter(own.beta, 0.0f, "beta");
         group.threshold = parameter(own.threshold, never, "threshold");
@@ -296,7 +300,7 @@ public:
     to.slots = from.ids.dim(2);
     const RowSpread spread(graph, steps * batch);
     const auto here = [&](const Tensor &of) {
-      const Tensor sequence = samples.variable(graph, poplar::INT, steps, of.dim(1), {info, "idsOfSteps"});
+      const Tensor sequence = samples.variable(graph, poplar::INT, steps, of.dim(1), {info, "spikes of all steps"});
       prog.add(poplar::program::Copy(of.reshape({steps, batch * of.dim(1)}), sequence));
       return sequence;
     };
@@ -314,7 +318,7 @@ public:
   }
   Tensor floats(poplar::Graph &graph, const Samples &samples, const Tensor &from, std::size_t width, Sequence &prog,
                 const poplar::DebugInfo &info) const {
-    const Tensor here = samples.variable(graph, poplar::FLOAT, steps, width, {info, "valuesOfSteps"});
+    const Tensor here = samples.variable(graph, poplar::FLOAT, steps, width, {info, "values of all steps"});
     const Tensor rows = inType(graph, RowSpread(graph, steps * batch), from.reshape({steps * batch, width}),
                                poplar::FLOAT, prog, {info, "inFloat"});
     prog.add(poplar::program::Copy(rows.reshape({steps, batch * width}), here));
@@ -503,7 +507,8 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
   Copies copies;
   net.load(graph, parameters, copies, info);
   const SlotSequence inputs =
-      net.sequence(graph, net.inputSamples, input, net.layers[0].what.inputs, !options.unitInput, false, prog, info);
+      net.sequence(graph, net.inputSamples, input, net.layers[0].what.inputs, !options.unitInput, false, prog,
+                   poplar::DebugInfo({info, "input"}, "snnipu"));
   StepCounters step(graph, info);
   const ComputeSet prepare = graph.addComputeSet({info, "prepare"}), load = graph.addComputeSet({info, "load"}),
                    lif = graph.addComputeSet({info, "lif"}), merge = graph.addComputeSet({info, "merge"}),
@@ -526,6 +531,7 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
   }
   for (std::size_t l = 0; l < net.layers.size(); ++l) {
     Layer &layer = net.layers[l];
+    const poplar::DebugInfo inLayer({info, nameOf(l)}, "snnipu");
     const poplar::Type weightType = layer.groups[0].weight[0].elementType();
     const Tensor noWeight = nothing(graph, weightType);
     const SlotSequence &from = l == 0 ? inputNow : own[l - 1];
@@ -546,7 +552,8 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
         group.gradThreshold.push_back(second);
       }
       const BlockArray state(graph, blocks, poplar::FLOAT, group.rows(), {info, "state"});
-      histories.emplace_back(graph, blocks, poplar::FLOAT, steps * group.rows(), poplar::DebugContext{info, "mem"});
+      histories.emplace_back(graph, blocks, poplar::FLOAT, steps * group.rows(),
+                             poplar::DebugContext{inLayer, "membranes of all steps"});
       zeroBlocks(graph, blocks, state.parts(), prepare);
       std::vector<Tensor> fired, carried; // [rows][words] of each block
       for (std::size_t i = 0; i < blocks.size(); ++i) {
@@ -596,7 +603,7 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
     const Tensor allFired = concat(firedWords), allCarried = concat(carriedWords);
     const Samples &samples = layer.selection;
     const auto floatsOfSteps = [&](std::size_t width) {
-      return samples.variable(graph, poplar::FLOAT, steps, width, {info, "out"});
+      return samples.variable(graph, poplar::FLOAT, steps, width, {inLayer, "spikes of all steps"});
     };
     const Tensor values = samples.variable(graph, poplar::FLOAT, 1, slots, {info, "values"});
     const Tensor dropped = samples.variable(graph, poplar::INT, 1, 2, {info, "dropped"});
@@ -604,7 +611,7 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
                  droppedOut = floatsOfSteps(2);
     const bool half = input.values.elementType() == poplar::HALF;
     const Tensor valuesOut =
-        half ? samples.variable(graph, poplar::HALF, steps, slots, {info, "valuesInHalf"}) : recorded;
+        half ? samples.variable(graph, poplar::HALF, steps, slots, {inLayer, "spikes of all steps, half"}) : recorded;
     std::vector<Tensor> starts;
     for (const Samples::Piece &piece : samples.pieces()) {
       const std::size_t rows = piece.end - piece.begin;
@@ -630,7 +637,8 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
         addCast(graph, convert, part(recorded, slots), part(valuesOut, slots), piece.tile);
       // Ids leave as floats.
       const auto leave = [&](const Tensor &now, const Tensor &out, std::size_t width) {
-        const Tensor sequence = graph.addVariable(poplar::INT, {steps * rows * width}, {info, "recorded"});
+        const Tensor sequence =
+            graph.addVariable(poplar::INT, {steps * rows * width}, {inLayer, "spikes of all steps, integers"});
         graph.setTileMapping(sequence, static_cast<unsigned>(piece.tile));
         storeStep(graph, record, step, part(now, width), sequence, 1, piece.tile);
         VertexBuilder(graph, convert, "snnipu::FloatsOfIds", piece.tile)
@@ -684,7 +692,8 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
                    sumAllInput = graph.addComputeSet({info, "sumAllInput"}),
                    record = graph.addComputeSet({info, "record"});
   const SlotSequence inputNow =
-      net.sequence(graph, net.inputSamples, input, net.layers[0].what.inputs, !options.unitInput, true, prog, info)
+      net.sequence(graph, net.inputSamples, input, net.layers[0].what.inputs, !options.unitInput, true, prog,
+                   poplar::DebugInfo({info, "input"}, "snnipu"))
           .load(graph, load, step, 0, {info, "inputOfStep"});
   const Tensor unread = nothing(graph, poplar::FLOAT), noOrder = nothing(graph, poplar::INT);
   const Tensor zero = zeros(graph, {1}, {info, "noGradient"});
@@ -696,10 +705,11 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
     const Layer &layer = net.layers[l];
     const SlotTensors spikes = {outputs[l].spikes.ids, outputs[l].spikes.ids, outputs[l].spikes.counts, {}};
     checkSlots("sparse_network", spikes);
-    SlotSequence own = net.sequence(graph, layer.selection, spikes, layer.what.neurons, false, false, prog, info);
+    const poplar::DebugInfo inLayer({info, nameOf(l)}, "snnipu");
+    SlotSequence own = net.sequence(graph, layer.selection, spikes, layer.what.neurons, false, false, prog, inLayer);
     before.push_back(l + 1 < count ? own.load(graph, load, step, 1, {info, "spikesBefore"}) : SlotSequence());
     if (gradValues[l].valid())
-      own.values = net.floats(graph, layer.selection, gradValues[l], own.slots, prog, info);
+      own.values = net.floats(graph, layer.selection, gradValues[l], own.slots, prog, inLayer);
     now.push_back(own.load(graph, load, step, 0, {info, "spikesOfStep"}));
     upstream.push_back(now.back().values);
   }
@@ -787,6 +797,7 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
   std::vector<Sums> sums(count);
   for (std::size_t l = 0; l < count; ++l) {
     const Layer &layer = net.layers[l];
+    const poplar::DebugInfo inLayer({info, nameOf(l)}, "snnipu");
     const std::size_t slots = now[l].slots;
     Tensor total;
     if (l + 1 < count)
@@ -799,10 +810,10 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
       const Group &group = layer.groups[g];
       const std::vector<Block> &blocks = group.blocks;
       const auto rowsOfBlocks = [&](std::size_t rows, const char *name) {
-        return BlockArray(graph, blocks, poplar::FLOAT, rows, {info, name});
+        return BlockArray(graph, blocks, poplar::FLOAT, rows, {inLayer, name});
       };
       Sums &own = sums[l];
-      own.weight.push_back(rowsOfBlocks(layer.what.inputs, "gradWeight"));
+      own.weight.push_back(rowsOfBlocks(layer.what.inputs, "weight gradients"));
       own.bias.push_back(rowsOfBlocks(group.rows(), "gradBias"));
       own.beta.push_back(rowsOfBlocks(group.rows(), "gradBeta"));
       own.threshold.push_back(rowsOfBlocks(group.rows(), "gradThreshold"));
@@ -812,7 +823,8 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
         zeroBlocks(graph, blocks, parts, prepare);
       const Tensor history =
           outputs[l].mem.slice(group.begin, group.end, 1).reshape({steps * group.rows(), layer.what.neurons});
-      const std::vector<Tensor> mem = blocksIn(graph, blocks, history, 0.0f, copies, {info, "mem"});
+      const std::vector<Tensor> mem =
+          blocksIn(graph, blocks, history, 0.0f, copies, {inLayer, "membranes of all steps"});
       for (std::size_t i = 0; i < blocks.size(); ++i) {
         const Block &block = blocks[i];
         VertexBuilder(graph, lif, vertexName("SparseLifStepBackward", poplar::FLOAT, options.reset, options.surrogate),

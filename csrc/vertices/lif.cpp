@@ -129,7 +129,7 @@ private:
 };
 
 // Gradients flow from gradSpk and gradMem (either may be absent) and from the steps after (gradState).
-template <typename S, Reset R, bool ResetDelay, template <typename> class Surrogate, typename Spike = HardSpike>
+template <typename S, Reset R, bool ResetDelay, SurrogateKind K, typename Spike = HardSpike>
 class LifBackward : public poplar::MultiVertex {
 public:
   using C = Compute<S>;
@@ -149,7 +149,7 @@ public:
   Through<C> gradBeta;
   Through<C> gradThreshold;
   Through<C> gradGraded;
-  FirstParameter<Surrogate, C> surrogateA;
+  FirstParameter<K, C> surrogateA;
   C surrogateB;
   unsigned steps;
   unsigned size;
@@ -176,7 +176,7 @@ public:
 
 private:
   template <PerElement P> void run(WorkerRange range) {
-    const Surrogate<C> surrogate{surrogateA, surrogateB};
+    const SurrogateOf<K, C> surrogate{surrogateA, surrogateB};
     const bool withSpk = hasGradSpk, withMem = hasGradMem, withParameters = parameterGradients;
     const bool constant = constantInput, past = streaming, each = perElement;
     const C *const b = &beta[0];
@@ -231,12 +231,12 @@ private:
 
 // What popc compiles. The host instantiates more storage types (csrc/host/lif.cpp) from this same file.
 #define SNNIPU_LIF_BACKWARD(S, R, DELAY)                                                                               \
-  template class LifBackward<S, R, DELAY, LeakyStep>;                                                                  \
-  template class LifBackward<S, R, DELAY, Triangular>;                                                                 \
-  template class LifBackward<S, R, DELAY, FastSigmoid>;                                                                \
-  template class LifBackward<S, R, DELAY, ATan>;                                                                       \
-  template class LifBackward<S, R, DELAY, Sigmoid>;                                                                    \
-  template class LifBackward<S, R, DELAY, SpikeRateEscape>;
+  template class LifBackward<S, R, DELAY, SurrogateKind::LeakyStep>;                                                   \
+  template class LifBackward<S, R, DELAY, SurrogateKind::Triangular>;                                                  \
+  template class LifBackward<S, R, DELAY, SurrogateKind::FastSigmoid>;                                                 \
+  template class LifBackward<S, R, DELAY, SurrogateKind::ATan>;                                                        \
+  template class LifBackward<S, R, DELAY, SurrogateKind::Sigmoid>;                                                     \
+  template class LifBackward<S, R, DELAY, SurrogateKind::SpikeRateEscape>;
 #define SNNIPU_LIF_RESET(S, R)                                                                                         \
   template class LifForward<S, R, true>;                                                                               \
   template class LifForward<S, R, false>;                                                                              \

@@ -133,7 +133,7 @@ private:
 };
 
 // through = grad * surrogate'(mem - threshold) at every carried slot, 0 in padding.
-template <typename C, template <typename> class Surrogate> class SelectSpikesBackward : public poplar::MultiVertex {
+template <typename C, SurrogateKind K> class SelectSpikesBackward : public poplar::MultiVertex {
 public:
   In<C> grad;      // [rows][slots]
   In<C> mem;       // [rows][slots]
@@ -149,7 +149,7 @@ public:
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerShare(workerId, numWorkers(), rows);
-    const Surrogate<C> surrogate{surrogateA, surrogateB};
+    const SurrogateOf<K, C> surrogate{surrogateA, surrogateB};
     for (unsigned row = range.begin; row < range.end; ++row) {
       const std::size_t first = static_cast<std::size_t>(row) * slots;
       const unsigned carried = static_cast<unsigned>(counts[2 * row + 1]);
@@ -167,7 +167,7 @@ public:
   }
 
 private:
-  template <typename V> void run(const Surrogate<C> &surrogate, std::size_t at) {
+  template <typename V> void run(const SurrogateOf<K, C> &surrogate, std::size_t at) {
     V thr = splat<V>(threshold[0]);
     if (perNeuron)
       for (unsigned i = 0; i < lanes<V>; ++i)
@@ -177,12 +177,12 @@ private:
 };
 
 #define SNNIPU_SELECT_SPIKES_BACKWARD(C)                                                                               \
-  template class SelectSpikesBackward<C, LeakyStep>;                                                                   \
-  template class SelectSpikesBackward<C, Triangular>;                                                                  \
-  template class SelectSpikesBackward<C, FastSigmoid>;                                                                 \
-  template class SelectSpikesBackward<C, ATan>;                                                                        \
-  template class SelectSpikesBackward<C, Sigmoid>;                                                                     \
-  template class SelectSpikesBackward<C, SpikeRateEscape>;
+  template class SelectSpikesBackward<C, SurrogateKind::LeakyStep>;                                                    \
+  template class SelectSpikesBackward<C, SurrogateKind::Triangular>;                                                   \
+  template class SelectSpikesBackward<C, SurrogateKind::FastSigmoid>;                                                  \
+  template class SelectSpikesBackward<C, SurrogateKind::ATan>;                                                         \
+  template class SelectSpikesBackward<C, SurrogateKind::Sigmoid>;                                                      \
+  template class SelectSpikesBackward<C, SurrogateKind::SpikeRateEscape>;
 
 #if defined(__POPC__)
 template class SelectSpikes<float>;

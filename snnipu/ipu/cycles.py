@@ -23,7 +23,7 @@ WORKERS = 6
 SUPERVISOR = 11
 WORKER = 29
 # Instructions. A load or a store of two lanes, a loop's branch and addresses, a choice by a mask, H(u).
-MOVE, LOOP, SELECT, HEAVISIDE, DIVISION = 2, 3, 3, 2, 10
+MOVE, LOOP, SELECT, HEAVISIDE, DIVISION = 1, 3, 3, 2, 10
 CLAMP_UNIT = 2 * (1 + SELECT)
 # A spike: its id and address; a vector of its row: two loads and an addition, or a multiplication too.
 SPIKE = 5
@@ -60,7 +60,7 @@ def over_groups(lanes: int, of: Callable[[int], float]) -> float:
 
 def gather(spikes: float, group: int, unit: bool = True) -> float:
     """A worker's instructions to sum ``spikes`` rows of ``group`` vectors of weights; ``unit``: all of value 1."""
-    return spikes * (SPIKE + (0 if unit else 2) + group * (MOVE + (1 if unit else 2)))
+    return spikes * (SPIKE + (0 if unit else 1) + group * (MOVE + (1 if unit else 2)))
 
 
 def search(ids: float) -> int:
@@ -126,7 +126,7 @@ def slot_sum(elements: int, partials: int) -> float:
 
 
 def each(elements: int, instructions: int) -> float:
-    """A vertex that takes so many instructions for each element: ``LoadStep`` 7, ``StoreStep`` 5, ``FloatsOfIds`` 6."""
+    """A vertex that takes so many instructions for each element: ``LoadStep`` 8, ``StoreStep`` 5, ``FloatsOfIds`` 7."""
     return multi_vertex(4 + share(elements) * instructions) if elements else 0.0
 
 

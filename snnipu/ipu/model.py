@@ -246,6 +246,23 @@ def spec_of(tensor: torch.Tensor, what: str) -> TensorSpec:
     return TensorSpec(TYPES[dtype], tuple(tensor.shape))
 
 
+# What a tile's largest variables are called, and what makes them smaller.
+_REMEDIES = (
+    ("of all steps", "fewer time steps or samples at once"),
+    ("spikes of all steps", "fewer slots (max_spikes)"),
+    ("values of all steps", "fewer slots (max_spikes)"),
+    ("weight", "float16 weights, or fewer neurons to a tile (a plan of snnipu.ipu.plan as ipu_plan)"),
+    ("partial", "fewer slots (max_spikes) or samples at once"),
+)
+
+
+def _memory_remedy(message: str) -> str:
+    """What to change of a model of which a tile has too much, by the names of its largest variables."""
+    _, _, largest = message.partition("its largest: ")
+    found = [remedy for words, remedy in _REMEDIES if words in largest]
+    return f". In the model: {'; '.join(dict.fromkeys(found))}" if found else ""
+
+
 class Program:
     """A compiled operator, or its gradient operator."""
 
@@ -269,6 +286,8 @@ class Program:
             text = (self._lib.error() or b"unknown error").decode(errors="replace")
             kind, colon, rest = text.partition(": ")
             named = bool(colon) and kind.isidentifier()
+            if kind == "graph_memory_allocation_error":
+                text += _memory_remedy(text)
             raise IpuModelError(f"IPU model, {self.name}: {text}", kind if named and rest else "")
 
     def _compile(self) -> int:

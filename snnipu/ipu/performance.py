@@ -223,7 +223,7 @@ class _Estimator:
                 slots = samples * network.slots[entry]
                 cost = cycles.select_spikes(samples, words[entry], carried, network.slots[entry])
                 # What leaves: ids and values of the step are kept, and ids made floats in the end.
-                cost += 2 * (cycles.each(slots, 5) + cycles.each(2 * samples, 5)) + cycles.each(slots, 6)
+                cost += 2 * (cycles.each(slots, 5) + cycles.each(2 * samples, 5)) + cycles.each(slots, 7)
                 self.tile_cycles[first + offset] += cost
                 slowest, where = (cost, entry) if cost > slowest else (slowest, where)
         self.phases.append(Phase("spike selection", "forward", "compute", slowest, self.sync, where))
@@ -233,7 +233,7 @@ class _Estimator:
         slowest, where = 0.0, 0
         for layer in layers:
             for offset, samples in enumerate(layer.rows):
-                cost = 3 * cycles.each(samples * self.network.slots[layer.layer], 7)
+                cost = 3 * cycles.each(samples * self.network.slots[layer.layer], 8)
                 self.tile_cycles[layer.first_selection_tile + offset] += cost
                 slowest, where = (cost, layer.layer) if cost > slowest else (slowest, where)
         self.phases.append(Phase("spikes of the step", "backward", "compute", slowest, self.sync, where))
