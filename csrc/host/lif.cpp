@@ -541,9 +541,9 @@ SNNIPU_LIF_SEQUENCE_BWD(snnipu_lif_sequence_bwd_smooth_f64, double, double) {
   if (surrogate != SNNIPU_FAST_SIGMOID)
     return 1;
   try {
-    return snnipu::backward(
-        BACKWARD_ARGS(double),
-        snnipu::backwardKernels<double, snnipu::FastSigmoid, snnipu::SmoothSpike>(reset, reset_delay != 0));
+    return snnipu::backward(BACKWARD_ARGS(double),
+                            snnipu::backwardKernels<double, snnipu::SurrogateKind::FastSigmoid, snnipu::SmoothSpike>(
+                                reset, reset_delay != 0));
   } catch (const std::bad_alloc &) {
     return 2;
   }

@@ -406,9 +406,10 @@ def memory_of(network: NetworkSpec, target: Target, ipus: int, layers: Sequence[
     # A sample's input is on one tile, from tile 0 on: as many samples to each as there have to be.
     each = -(-network.batch_size // tiles)
     add(0, [each] * -(-network.batch_size // each), partial(input_memory, network))
-    # Between the operators, over all tiles: what comes in, and ids and values of all layers as they leave.
+    # Between the operators, over all tiles that are used: what comes in, and what that is made of.
+    used = max(placed.first_selection_tile + placed.selection_tiles for placed in layers)
     between = network.steps * network.batch_size * network.slots[0] * (ID_BYTES + FLOAT) * 2
-    memory["history"][:] += -(-between // tiles)
+    memory["history"][:used] += -(-between // used)
     return memory
 
 
@@ -553,8 +554,10 @@ def _spreads(network: NetworkSpec, target: Target, available: int) -> List[List[
                 rows = -(-network.batch_size // groups)
                 memory = sum(layer_memory(network, entry, 2 * pairs, rows, groups).values())
                 time = _tile_cycles(network, entry, 2 * pairs, rows) + _spread_cycles(network, entry, pairs, groups)
-                every.append((memory > FULL * target.bytes_per_tile, _Spread(time, tiles, pairs, groups)))
-        fitting = [spread for over, spread in every if not over] or [spread for _, spread in every]
+                every.append((memory, _Spread(time, tiles, pairs, groups)))
+        least = min((memory for memory, _ in every), default=0)
+        limit = max(least, FULL * target.bytes_per_tile)
+        fitting = [spread for memory, spread in every if memory <= limit]
         best: List[_Spread] = []
         for spread in sorted(fitting, key=lambda spread: (spread.tiles, spread.cycles)):
             if not best or spread.cycles < best[-1].cycles:

@@ -220,13 +220,22 @@ class _Estimator:
             entry, first = layer.layer, layer.first_selection_tile
             carried = network.slots[entry] if network.training else network.spikes[entry]
             for offset, samples in enumerate(layer.rows):
-                slots = samples * network.slots[entry]
                 cost = cycles.select_spikes(samples, words[entry], carried, network.slots[entry])
-                # What leaves: ids and values of the step are kept, and ids made floats in the end.
-                cost += 2 * (cycles.each(slots, 5) + cycles.each(2 * samples, 5)) + cycles.each(slots, 7)
                 self.tile_cycles[first + offset] += cost
                 slowest, where = (cost, entry) if cost > slowest else (slowest, where)
         self.phases.append(Phase("spike selection", "forward", "compute", slowest, self.sync, where))
+        self.kept_spikes(layers)
+
+    def kept_spikes(self, layers: Sequence[LayerPlan]) -> None:
+        """Ids, values and counts of the step are kept, and ids made floats in the end."""
+        slowest, where = 0.0, 0
+        for layer in layers:
+            for offset, samples in enumerate(layer.rows):
+                slots = samples * self.network.slots[layer.layer]
+                cost = 2 * (cycles.each(slots, 5) + cycles.each(2 * samples, 5)) + cycles.each(slots, 7)
+                self.tile_cycles[layer.first_selection_tile + offset] += cost
+                slowest, where = (cost, layer.layer) if cost > slowest else (slowest, where)
+        self.phases.append(Phase("spikes that are kept", "forward", "compute", slowest, self.sync, where))
 
     def spikes_of_the_step(self, layers: Sequence[LayerPlan]) -> None:
         """Backwards: each selection tile brings what it kept: ids of two steps, gradients of their values."""
@@ -296,7 +305,7 @@ class _Estimator:
             links = sum(arriving[layer.layer] * max(len(layer.ipus(self.target)) - 1, 0) for layer in taking)
             self.exchange(name, "backward", busiest, links)
             self.compute(
-                "sum of spike gradients",
+                "sum of spike gradients" if stage + 1 == max(map(len, numbers.values())) else "sum of neighbours",
                 "backward",
                 taking,
                 lambda layer, width, stage=stage: stage_sum(  # type: ignore[misc]

@@ -177,8 +177,8 @@ PLAN = [
 
 
 def test_plan():
-    """Neurons and samples where the plan has them: 9 tiles of 4 neurons and one of 1; 3 tiles of 7 neurons, once for each
-    of 3 groups of samples, which have a copy of the weights each; and so on."""
+    """Neurons and samples where the plan has them: 9 tiles of 4 neurons and one of 1; 3 tiles of 7 neurons, once for
+    each of 3 groups of samples, which have a copy of the weights each; and so on."""
     spikes, parameters, attributes = network()
     model = machine(24)
     check(model, spikes, parameters, {**attributes, "plan": PLAN})

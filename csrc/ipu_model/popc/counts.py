@@ -142,12 +142,15 @@ def loops(body):
             if target is not None and target <= index:
                 back[target] = max(index, back.get(target, 0))
     ranges = sorted(back.items())
-    inner = [one for one in ranges if not any(one[0] <= other[0] and other[1] <= one[1] for other in ranges if other != one)]
+    inner = [
+        one for one in ranges if not any(one[0] <= other[0] and other[1] <= one[1] for other in ranges if other != one)
+    ]
     return [body[begin : end + 1] for begin, end in inner]
 
 
 def hottest(body):
     """Of a probe's loops the one that works on vectors: with the most instructions on 64-bit registers."""
+
     def vectors(loop):
         return sum(1 for item in loop if isinstance(item, tuple) and re.search(r"\bd\d+", item[1]))
 
@@ -164,7 +167,10 @@ def demangle(symbols):
     """By the C++ runtime of this machine, whose ABI is Clang's."""
     runtime = ctypes.CDLL("libstdc++.so.6" if sys.platform.startswith("linux") else "libc++abi.dylib")
     free = ctypes.CDLL(None).free
-    runtime.__cxa_demangle.restype, runtime.__cxa_demangle.argtypes = ctypes.c_void_p, [ctypes.c_char_p] + [ctypes.c_void_p] * 3
+    runtime.__cxa_demangle.restype, runtime.__cxa_demangle.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_char_p] + [ctypes.c_void_p] * 3,
+    )
     free.argtypes = [ctypes.c_void_p]
     found = {}
     for symbol in symbols:
@@ -212,13 +218,21 @@ def measured(command):
             classes = re.findall(r"(.*)\n(?:.*> )?class (\w+) : public poplar::MultiVertex", path.read_text())
             templates = re.findall(r"template <.*>\s+class (\w+) : public poplar::MultiVertex", path.read_text())
             plain = [name for _, name in classes if name not in templates]
-            asking = [f"void (snnipu::{name}::*const ask{name})(unsigned) = &snnipu::{name}::compute;" for name in plain]
+            asking = [
+                f"void (snnipu::{name}::*const ask{name})(unsigned) = &snnipu::{name}::compute;" for name in plain
+            ]
             source = Path(folder) / path.name
-            source.write_text("\n".join([f'#include "vertices/{path.name}"', *(f"extern {line}" for line in asking)]) + "\n")
+            source.write_text(
+                "\n".join([f'#include "vertices/{path.name}"', *(f"extern {line}" for line in asking)]) + "\n"
+            )
             sources.append(source)
         sources.append(HERE / "probes.cpp")
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-            texts = list(pool.map(lambda source: assembly(command, source, PROBE_FLAGS if source.parent == HERE else ()), sources))
+            texts = list(
+                pool.map(
+                    lambda source: assembly(command, source, PROBE_FLAGS if source.parent == HERE else ()), sources
+                )
+            )
     bodies = {}
     for text in texts[:-1]:
         bodies.update(functions(text))
