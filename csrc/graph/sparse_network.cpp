@@ -267,7 +267,13 @@ public:
       layer.selection = Samples(at.rows, at.firstSelectionTile);
       layers.push_back(layer);
     }
-    inputSamples = Samples(shares(batch, std::min(batch, tiles)), 0);
+    // The input on the tiles behind the layers; where there are too few, on the last ones.
+    const std::vector<std::size_t> rows = shares(batch, std::min(batch, tiles));
+    std::size_t end = 0;
+    for (const LayerPlan &at : plan)
+      end =
+          std::max({end, at.firstTile + at.groups.size() * at.neurons.size(), at.firstSelectionTile + at.rows.size()});
+    inputSamples = Samples(rows, std::min(end, tiles - rows.size()));
   }
 
   Samples inputSamples;

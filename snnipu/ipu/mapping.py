@@ -7,6 +7,7 @@ busy as can be. Layers follow one another over the tiles, and so over the IPUs. 
 the tiles behind; where there are too few, on the last ones that neurons are on too: neurons and selection take turns.
 """
 
+import itertools
 import json
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -403,9 +404,11 @@ def memory_of(network: NetworkSpec, target: Target, ipus: int, layers: Sequence[
                 memory["exchange buffers"][first : first + placed.group_tiles] += share * FLOAT
         selection = partial(selection_memory, network, entry, words=words)
         add(placed.first_selection_tile, placed.rows, selection)
-    # A sample's input is on one tile, from tile 0 on: as many samples to each as there have to be.
+    # A sample's input is on one tile behind the layers; where there are too few, on the last ones.
     each = -(-network.batch_size // tiles)
-    add(0, [each] * -(-network.batch_size // each), partial(input_memory, network))
+    inputs = [each] * -(-network.batch_size // each)
+    end = max(max(at.first_tile + at.tiles, at.first_selection_tile + at.selection_tiles) for at in layers)
+    add(min(end, tiles - len(inputs)), inputs, partial(input_memory, network))
     # Between the operators, over all tiles that are used: what comes in, and what that is made of.
     used = max(placed.first_selection_tile + placed.selection_tiles for placed in layers)
     between = network.steps * network.batch_size * network.slots[0] * (ID_BYTES + FLOAT) * 2
@@ -535,9 +538,9 @@ class _Spread(NamedTuple):
     groups: int
 
 
-def _spreads(network: NetworkSpec, target: Target, available: int) -> List[List[_Spread]]:
+def _spreads(network: NetworkSpec, target: Target, available: int, fitting: bool) -> List[List[_Spread]]:
     """For each layer the ways to spread it that no other one beats, the fewest tiles first: of more tiles each is
-    faster. Those that no tile has memory for are left out where there are others."""
+    faster. ``fitting``: those that tiles have memory for; else all of them, by their memory in the place of cycles."""
     found = []
     counts = sorted({-(-network.batch_size // rows) for rows in range(1, network.batch_size + 1)})
     for entry, size in enumerate(network.sizes[1:], 1):
@@ -545,7 +548,7 @@ def _spreads(network: NetworkSpec, target: Target, available: int) -> List[List[
         widths = sorted({-(-all_pairs // tiles) for tiles in range(1, min(all_pairs, available) + 1)})
         # Of wide tiles a few are enough to choose from.
         widths = widths if len(widths) <= MOST_WIDTHS else sorted({*widths[:MOST_WIDTHS], *widths[MOST_WIDTHS::8]})
-        every = []
+        every: List[_Spread] = []
         for pairs in widths:
             for groups in counts:
                 tiles = -(-all_pairs // pairs) * groups
@@ -554,12 +557,12 @@ def _spreads(network: NetworkSpec, target: Target, available: int) -> List[List[
                 rows = -(-network.batch_size // groups)
                 memory = sum(layer_memory(network, entry, 2 * pairs, rows, groups).values())
                 time = _tile_cycles(network, entry, 2 * pairs, rows) + _spread_cycles(network, entry, pairs, groups)
-                every.append((memory, _Spread(time, tiles, pairs, groups)))
-        least = min((memory for memory, _ in every), default=0)
-        limit = max(least, FULL * target.bytes_per_tile)
-        fitting = [spread for memory, spread in every if memory <= limit]
+                if not fitting:
+                    every.append(_Spread(float(memory), tiles, pairs, groups))
+                elif memory <= FULL * target.bytes_per_tile:
+                    every.append(_Spread(time, tiles, pairs, groups))
         best: List[_Spread] = []
-        for spread in sorted(fitting, key=lambda spread: (spread.tiles, spread.cycles)):
+        for spread in sorted(every, key=lambda spread: (spread.tiles, spread.cycles)):
             if not best or spread.cycles < best[-1].cycles:
                 best.append(spread)
         found.append(best)
@@ -665,9 +668,9 @@ def plan(
     )
     best: Optional[Tuple[Tuple[int, float], Plan]] = None
     seen = set()
-    spreads = _spreads(network, machine, tiles)
-    for least in widths:
-        for selection in selections:
+    for fitting in (True, False):
+        spreads = _spreads(network, machine, tiles, fitting)
+        for least, selection in itertools.product(widths, selections):
             layers = _place(network, tiles, selection, least, spreads)
             if layers is None or tuple(layers) in seen:
                 continue
@@ -679,6 +682,8 @@ def plan(
             key = (0 if fits else 1, figure)
             if best is None or key < best[0]:
                 best = (key, made)
+        if best is not None and best[1].tile_memory_max_bytes <= machine.bytes_per_tile:
+            break
     if best is None:
         why = f"{tiles} tiles cannot hold {network.layers} layers, each with neurons on tiles of its own"
         return Plan(network, machine, ipus, (), (f"{why}: at least {network.layers} tiles.",))

@@ -296,6 +296,31 @@ REFUSED = [
 ]
 
 
+def test_a_vertex_without_an_estimate_gets_one(case):
+    """From its fields, six instructions an element; said once for a codelet."""
+    said, cycles = case("defaultEstimate")
+    assert "Increment" in said
+    assert "has no estimate of its cycles" in said
+    assert "Graph::registerPerfEstimator" in said
+    assert cycles == f"cycles {11 + 6 * 6}"
+
+
+def test_alignment(case):
+    """A field that does not begin where it asks for is copied, and that is counted; or it is refused. A vertex that
+    reads two numbers at once where a tile cannot is an error."""
+    assert case("misaligned", "copy") == [f"cycles {11 + 6 * 100 + 30 + 2}", "1 4"]
+    (said,) = case("misaligned", "refuse")
+    assert said.startswith('graph_program_compilation_error: field "from" of Pairs')
+    assert "a multiple of 8 bytes" in said
+    said = case("misaligned", "access")[-1]
+    assert said.startswith("runtime_error: Pairs")
+    assert "reads or writes 8 bytes at once at an address that is no multiple of them" in said
+
+
+def test_device_manager_and_print_tensor(case):
+    assert case("printed") == ["0 1 1472", "x: {[1,2]", " [3,4.5]}", "{3,4.5}"]
+
+
 @pytest.mark.parametrize(("name", "kind", "parts"), REFUSED, ids=[name for name, _, _ in REFUSED])
 def test_refused(case, name, kind, parts):
     message = "\n".join(case(name))
