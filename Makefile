@@ -129,8 +129,14 @@ lint: $(VENV)/.lint
 IPU_CHECK := $(MAKE) --silent --jobs $(JOBS) -C custom_ops check
 IPU_CHECK += INCLUDES="-I$(CURDIR)/csrc/ipu_model/poplar/include -I$(CURDIR)/csrc/ipu_model/popart/include"
 
-check-ipu: $(VENV)/.test
+# The Clang that counts the vertices' instructions has a 32-bit target, and is in a package of its own.
+$(VENV)/.check: $(VENV)/.test
+	$(PIP) "snnipu[check]"
+	touch $@
+
+check-ipu: $(VENV)/.check
 	$(IPU_CHECK) CXX="$(abspath $(BIN))/python $(CURDIR)/csrc/ipu_model/popc/check.py"
+	$(BIN)/python csrc/ipu_model/popc/counts.py --check
 	$(if $(CLANGXX),$(IPU_CHECK) CXX=$(CLANGXX),@echo "no clang++: checked by libclang alone")
 
 docs: $(VENV)/.docs

@@ -46,11 +46,13 @@ MODEL_SOURCES = ["csrc/ipu_model/*.cpp", "csrc/ipu_model/*/src/*.cpp", "csrc/gra
 # those of a list compiled as one; the first pattern that fits counts.
 MODEL_UNITS = [["csrc/graph/*.cpp"], ["custom_ops/*.cpp"], ["csrc/ipu_model/codelets_lif.cpp"]]
 MODEL_UNITS += [["csrc/ipu_model/codelets_*.cpp", "csrc/ipu_model/popart/src/sum_table.cpp"]]
-MODEL_UNITS += [["csrc/ipu_model/poplar/src/*.cpp", "csrc/ipu_model/perf_estimates.cpp"]]
+MODEL_UNITS += [["csrc/ipu_model/poplar/src/*.cpp", "csrc/ipu_model/perf_estimates.cpp", "csrc/ipu_model/counts.cpp"]]
 MODEL_UNITS += [["csrc/ipu_model/popart/src/[!s]*.cpp", "csrc/ipu_model/popart/src/sum.cpp", "csrc/ipu_model/api.cpp"]]
 MODEL_INCLUDES = ["csrc", ".", "csrc/ipu_model/poplar/include", "csrc/ipu_model/popart/include"]
 # It is slow to compile, and fast enough without more. Lanes of a float2, as on a tile.
 MODEL_FLAGS = ["-O1", "-DSNNIPU_LANE_BYTES=8", "-DSNNIPU_COMPACT_CODE", "-DONNX_NAMESPACE=onnx"]
+# Every vector that a vertex reads or writes must begin where a tile could.
+MODEL_FLAGS += ["-DSNNIPU_CHECK_ALIGNMENT"]
 # Programs may use its Poplar: it is visible, but stays with itself where a real one is loaded too.
 NOT_OF_MODEL = ("-O3", "-fvisibility=hidden")
 MODEL_LINK = ["-Wl,-Bsymbolic"] if sys.platform.startswith("linux") else []

@@ -4,8 +4,9 @@
 //   outputs  for each layer ids, values [T, B, slots], counts, dropped [T, B, 2], mem [T, B, N]
 //   attributes, one entry for each layer: slots, has_grad_threshold, grad_threshold, input_scale; for all of them:
 //            reset, rotate, has_bias, unit_values, input_gradient, surrogate, surrogate_a, surrogate_b. Optional: plan,
-//            for each layer its first tile, n, n pairs (neurons on a tile, how many such tiles follow one another), its
-//            first selection tile, m, m pairs (samples on a tile, how many such tiles)
+//            for each layer its first tile, n, n pairs (neurons on a tile, how many such tiles follow one another), g,
+//            g pairs (samples of a group of such tiles, how many such groups follow one another), its first selection
+//            tile, m, m pairs (samples on a tile, how many such tiles)
 // Values, of the input and of all layers, are FLOAT or FLOAT16, and each weight is; all else is FLOAT: state, sums,
 // parameters. Gradients come in through the values of any layer; mem is for the backward pass and carries none.
 #include "common.hpp"
@@ -75,6 +76,8 @@ int outputOf(int layer, Outputs which) { return layer * OutputsOfLayer + which; 
 // Entries of the plan, one after the other.
 class PlanReader {
 public:
+  static constexpr std::size_t longest = 1 << 20;
+
   explicit PlanReader(const popart::Attributes::Ints &plan) : plan_(plan) {}
 
   std::size_t next() {
@@ -85,8 +88,10 @@ public:
   std::vector<std::size_t> runs() {
     std::vector<std::size_t> all;
     for (std::size_t left = next(); left > 0; --left) {
-      const std::size_t value = next();
-      all.insert(all.end(), next(), value);
+      const std::size_t value = next(), times = next();
+      if (value == 0 || times == 0 || times > longest)
+        throw popart::error("SparseNetwork: attribute plan has a run of nothing, or one of more than {}", longest);
+      all.insert(all.end(), times, value);
     }
     return all;
   }
@@ -110,6 +115,7 @@ template <typename Weight> graph::SparseNetworkOptions optionsOf(const NetworkAt
       graph::LayerPlan layer;
       layer.firstTile = plan.next();
       layer.neurons = plan.runs();
+      layer.groups = plan.runs();
       layer.firstSelectionTile = plan.next();
       layer.rows = plan.runs();
       options.plan.push_back(layer);
@@ -230,11 +236,15 @@ public:
   }
 
   popart::popx::InputCreatorType getInputCreatorType(popart::InIndex index) const override {
-    return weightLayer(index) >= 0 ? popart::popx::InputCreatorType::CanCreate
-                                   : popart::popx::InputCreatorType::Deadend;
+    return weightLayer(index) >= 0 || membranesLayer(index) >= 0 ? popart::popx::InputCreatorType::CanCreate
+                                                                 : popart::popx::InputCreatorType::Deadend;
   }
   poplar::Tensor createInputTensor(popart::InIndex index, const poplar::DebugNameAndId &name) const override {
     const popart::TensorInfo &ids = inInfo(Ids);
+    if (weightLayer(index) < 0)
+      return graph::createNetworkMembranes(graph(), options(), static_cast<std::size_t>(membranesLayer(index)),
+                                           static_cast<std::size_t>(ids.dim(0)), static_cast<std::size_t>(ids.dim(1)),
+                                           static_cast<std::size_t>(ids.dim(2)), {name});
     return graph::createNetworkWeight(graph(), options(), static_cast<std::size_t>(weightLayer(index)),
                                       static_cast<std::size_t>(ids.dim(1)), static_cast<std::size_t>(ids.dim(2)),
                                       poplarType(inInfo(index)), {name});
@@ -259,6 +269,14 @@ protected:
   }
 
 private:
+  // Of the layer whose membranes an input of the gradient is; else -1.
+  int membranesLayer(popart::InIndex index) const {
+    if constexpr (std::is_same_v<OP, SparseNetworkGradOp>)
+      for (int l = 0; l < attributes().layers(); ++l)
+        if (index == this->template getOp<OP>().ofLayer(l, OP::OwnMem))
+          return l;
+    return -1;
+  }
   // Of the layer whose weight an input is; else -1.
   int weightLayer(popart::InIndex index) const {
     for (int l = 0; l < attributes().layers(); ++l)

@@ -1,6 +1,6 @@
 """Spiking neural networks in PyTorch, trained fast: ``import snnipu as snn`` in place of ``import snntorch as snn``."""
 
-from typing import Any, List
+from typing import Any, List, Sequence
 
 from snnipu import _wait_policy
 
@@ -56,6 +56,18 @@ __all__ = [
 ]
 
 backends.warn_if_slow()
+
+
+def _network_plan(*network: Any) -> Sequence[int]:
+    """What an event-driven network on an IPU is planned with; loaded only where there is one to plan."""
+    from snnipu.ipu.mapping import operator_plan
+    from snnipu.ipu.targets import TARGETS
+
+    *what, model = network
+    return operator_plan(*what, *((TARGETS["mk2"], 1) if model is None else model.machine()))
+
+
+backends.popart.set_network_planner(_network_plan)
 
 
 def __getattr__(name: str) -> Any:

@@ -195,7 +195,7 @@ Tensor sparseLinear(poplar::Graph &graph, const SparseLinearInputs &in, bool uni
     biases.push_back(parameterIn(graph, division.blocksOfGroup(group), in.bias.valid() ? in.bias : noBias, 0.0f, copies,
                                  {info, "bias"}));
     const Rows rows = layout.rowsOfGroup(group);
-    out.emplace_back(graph, division.blocksOfGroup(group, false), poplar::FLOAT, rows.end - rows.begin,
+    out.emplace_back(graph, division.blocksOfGroup(group), poplar::FLOAT, rows.end - rows.begin,
                      poplar::DebugContext{info, "out"});
   }
   copies.run(prog, {info, "load"});
@@ -225,7 +225,7 @@ Tensor sparseLinear(poplar::Graph &graph, const SparseLinearInputs &in, bool uni
             .count("valueSlots", layout.slots)
             .count("lanes", blocks[i].lanes)
             .count("neurons", blocks[i].neurons)
-            .count("outStride", blocks[i].neurons)
+            .count("outStride", blocks[i].lanes)
             .set("unitValues", unitValues);
     }
     prog.add(Execute(cs));
@@ -239,7 +239,7 @@ Tensor sparseLinear(poplar::Graph &graph, const SparseLinearInputs &in, bool uni
       wholes.push_back(out[group].whole());
       continue;
     }
-    const std::vector<Block> held = division.blocksOfGroup(group, false);
+    const std::vector<Block> held = division.blocksOfGroup(group);
     const BlockArray halves(graph, held, poplar::HALF, rows.end - rows.begin, {info, "outInHalf"});
     for (std::size_t i = 0; i < held.size(); ++i)
       addCast(graph, cast, out[group][i], halves[i], held[i].tile);

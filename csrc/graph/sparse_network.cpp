@@ -21,6 +21,8 @@ using poplar::program::Sequence;
 
 // Padding never reaches its threshold.
 constexpr float never = std::numeric_limits<float>::max();
+// Tiles whose numbers are summed up at once.
+constexpr std::size_t fewPartials = 16;
 
 [[noreturn]] void refuse(const std::string &what) { throw std::invalid_argument("sparse_network: " + what); }
 
@@ -89,7 +91,10 @@ public:
       addAdvance(cs, counter.second, by, 0, counter.first);
   }
   void addAdvance(ComputeSet cs, const Tensor &value, unsigned by, std::size_t modulo, std::size_t tile) {
-    VertexBuilder(graph_, cs, "snnipu::Advance", tile).connect("value", value).set("by", by).count("modulo", modulo);
+    VertexBuilder(graph_, cs, "snnipu::Advance", tile)
+        .connect("value", value)
+        .set("by", modulo ? static_cast<unsigned>(by % modulo) : by)
+        .count("modulo", modulo);
   }
   // At the beginning of a program.
   void set(std::size_t value, Sequence &prog) {
@@ -153,12 +158,46 @@ void storeStep(poplar::Graph &graph, ComputeSet cs, StepCounters &step, const Te
       .count("size", from.numElements());
 }
 
+// Tiles that have all neurons of a layer, for samples [begin, end) of the batch.
+struct Group {
+  std::size_t begin, end;
+  std::vector<Block> blocks;
+  std::vector<Tensor> weight, bias, beta, threshold, gradThreshold; // of each block
+
+  std::size_t rows() const { return end - begin; }
+  // Of a tensor [1][batch * width], flattened.
+  Tensor part(const Tensor &of, std::size_t width) const { return of.slice(begin * width, end * width, 1).flatten(); }
+};
+
 struct Layer {
   NetworkLayer what;
-  std::vector<Block> blocks;
+  std::vector<Group> groups;
   Samples selection;
-  std::vector<Tensor> weight, bias, beta, threshold, gradThreshold;
 };
+
+// In the names of what it has on the tiles, which messages about memory show.
+std::string nameOf(std::size_t layer) { return "layer " + std::to_string(layer + 1); }
+
+std::vector<Group> groupsOf(const LayerPlan &plan) {
+  std::vector<Group> groups;
+  std::size_t begin = 0, tile = plan.firstTile;
+  for (const std::size_t rows : plan.groups) {
+    groups.push_back({begin, begin + rows, blocksOf(plan.neurons, tile), {}, {}, {}, {}, {}});
+    begin += rows;
+    tile += plan.neurons.size();
+  }
+  return groups;
+}
+
+// [steps * rows][neurons] of each group, as [steps, batch, neurons].
+Tensor wholeOf(const std::vector<BlockArray> &arrays, std::size_t steps) {
+  std::vector<Tensor> parts;
+  for (const BlockArray &array : arrays) {
+    const Tensor part = array.whole();
+    parts.push_back(part.reshape({steps, part.dim(0) / steps, part.dim(1)}));
+  }
+  return parts.size() == 1 ? parts[0] : concat(parts, 1);
+}
 
 std::size_t total(const std::vector<std::size_t> &counts) {
   return std::accumulate(counts.begin(), counts.end(), std::size_t(0));
@@ -175,8 +214,10 @@ std::vector<LayerPlan> planOf(const poplar::Graph &graph, const SparseNetworkOpt
     const LayerPlan &at = options.plan[l];
     const std::string name = "layer " + std::to_string(l) + ": the plan must give each ";
     const std::string one = " to one of " + std::to_string(tiles) + " tiles";
-    if (total(at.neurons) != options.layers[l].neurons || at.firstTile + at.neurons.size() > tiles)
+    if (total(at.neurons) != options.layers[l].neurons || at.firstTile + at.groups.size() * at.neurons.size() > tiles)
       refuse(name + "of its neurons" + one);
+    if (total(at.groups) != batch)
+      refuse(name + "sample of the batch to one of the groups of tiles");
     if (total(at.rows) != batch || at.firstSelectionTile + at.rows.size() > tiles)
       refuse(name + "sample of the batch" + one);
   }
@@ -222,11 +263,17 @@ public:
       const LayerPlan &at = plan[l];
       Layer layer;
       layer.what = what;
-      layer.blocks = blocksOf(at.neurons, at.firstTile);
+      layer.groups = groupsOf(at);
       layer.selection = Samples(at.rows, at.firstSelectionTile);
       layers.push_back(layer);
     }
-    inputSamples = Samples(shares(batch, std::min(batch, tiles)), 0);
+    // The input on the tiles behind the layers; where there are too few, on the last ones.
+    const std::vector<std::size_t> rows = shares(batch, std::min(batch, tiles));
+    std::size_t end = 0;
+    for (const LayerPlan &at : plan)
+      end =
+          std::max({end, at.firstTile + at.groups.size() * at.neurons.size(), at.firstSelectionTile + at.rows.size()});
+    inputSamples = Samples(rows, std::min(end, tiles - rows.size()));
   }
 
   Samples inputSamples;
@@ -238,10 +285,16 @@ public:
     for (std::size_t l = 0; l < layers.size(); ++l) {
       Layer &layer = layers[l];
       const NetworkParameters &own = parameters[l];
-      layer.weight = blocksIn(graph, layer.blocks, own.weight.transpose(), 0.0f, copies, {info, "weight"});
-      layer.bias = parameterIn(graph, layer.blocks, own.bias.valid() ? own.bias : zero, 0.0f, copies, {info, "bias"});
-      layer.beta = parameterIn(graph, layer.blocks, own.beta, 0.0f, copies, {info, "beta"});
-      layer.threshold = parameterIn(graph, layer.blocks, own.threshold, never, copies, {info, "threshold"});
+      for (Group &group : layer.groups) {
+        const auto parameter = [&](const Tensor &of, float padding, const char *name) {
+          return parameterIn(graph, group.blocks, of, padding, copies, {info, name});
+        };
+        group.weight =
+            blocksIn(graph, group.blocks, own.weight.transpose(), 0.0f, copies, {info, nameOf(l) + "/weights"});
+        group.bias = parameter(own.bias.valid() ? own.bias : zero, 0.0f, "bias");
+        group.beta = parameter(own.beta, 0.0f, "beta");
+        group.threshold = parameter(own.threshold, never, "threshold");
+      }
     }
   }
 
@@ -253,7 +306,7 @@ public:
     to.slots = from.ids.dim(2);
     const RowSpread spread(graph, steps * batch);
     const auto here = [&](const Tensor &of) {
-      const Tensor sequence = samples.variable(graph, poplar::INT, steps, of.dim(1), {info, "idsOfSteps"});
+      const Tensor sequence = samples.variable(graph, poplar::INT, steps, of.dim(1), {info, "spikes of all steps"});
       prog.add(poplar::program::Copy(of.reshape({steps, batch * of.dim(1)}), sequence));
       return sequence;
     };
@@ -271,7 +324,7 @@ public:
   }
   Tensor floats(poplar::Graph &graph, const Samples &samples, const Tensor &from, std::size_t width, Sequence &prog,
                 const poplar::DebugInfo &info) const {
-    const Tensor here = samples.variable(graph, poplar::FLOAT, steps, width, {info, "valuesOfSteps"});
+    const Tensor here = samples.variable(graph, poplar::FLOAT, steps, width, {info, "values of all steps"});
     const Tensor rows = inType(graph, RowSpread(graph, steps * batch), from.reshape({steps * batch, width}),
                                poplar::FLOAT, prog, {info, "inFloat"});
     prog.add(poplar::program::Copy(rows.reshape({steps, batch * width}), here));
@@ -279,24 +332,69 @@ public:
   }
 };
 
-// Sums over neurons or samples at the end of the backward pass.
-Tensor sumOfRows(poplar::Graph &graph, const std::vector<Block> &blocks, const std::vector<Tensor> &parts,
-                 std::size_t rows, const Tensor &like, Sequence &prog, const poplar::DebugContext &debug) {
+// Sums over the samples, and over the neurons where `like` has one element, at the end of the backward pass.
+Tensor sumOfRows(poplar::Graph &graph, const std::vector<Group> &groups, const std::vector<BlockArray> &arrays,
+                 const Tensor &like, Sequence &prog, const poplar::DebugContext &debug) {
   const poplar::DebugInfo info(debug, "snnipu");
-  const BlockArray sums(graph, blocks, poplar::FLOAT, 1, {info, "sums"});
   const ComputeSet cs = graph.addComputeSet({info, "rows"});
-  for (std::size_t i = 0; i < blocks.size(); ++i)
-    VertexBuilder(graph, cs, vertexName("SumRows", poplar::FLOAT), blocks[i].tile)
-        .connect("in", parts[i].flatten())
-        .connect("out", sums[i].flatten())
-        .set("scale", 1.0f)
-        .count("rows", rows)
-        .count("columns", blocks[i].lanes);
+  std::vector<BlockArray> sums;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    sums.emplace_back(graph, groups[g].blocks, poplar::FLOAT, 1, poplar::DebugContext{info, "sums"});
+    for (std::size_t i = 0; i < groups[g].blocks.size(); ++i)
+      addSumRows(graph, cs, arrays[g][i].flatten(), groups[g].rows(), sums[g][i].flatten(), 1.0f,
+                 groups[g].blocks[i].tile);
+  }
   prog.add(Execute(cs));
-  const Tensor all = sums.whole();
+  Tensor all = sums[0].whole();
+  if (groups.size() > 1) {
+    const std::vector<Block> &blocks = groups[0].blocks;
+    const BlockArray totals(graph, blocks, poplar::FLOAT, 1, {info, "totals"});
+    const ComputeSet last = graph.addComputeSet({info, "groups"});
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      std::vector<Tensor> found;
+      for (const BlockArray &own : sums)
+        found.push_back(own[i].flatten());
+      addSumRows(graph, last, concat(found), found.size(), totals[i].flatten(), 1.0f, blocks[i].tile);
+    }
+    prog.add(Execute(last));
+    all = totals.whole();
+  }
   if (like.numElements() == all.numElements())
     return all.reshape(like.shape());
   return sumOfAll(graph, all, 1.0f, prog, {info, "neurons"}).reshape(like.shape());
+}
+
+// The sum of the groups' arrays [inputs][lanes], each group its share of the inputs; `type`: what it is handed on in.
+Tensor sumOfGroups(poplar::Graph &graph, const std::vector<Group> &groups, const std::vector<BlockArray> &arrays,
+                   std::size_t inputs, const poplar::Type &type, ComputeSet sum, ComputeSet cast,
+                   const poplar::DebugInfo &info) {
+  const std::vector<Block> &blocks = groups[0].blocks;
+  const std::size_t share = (inputs + groups.size() - 1) / groups.size();
+  std::vector<Tensor> wholes;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    Tensor total = arrays[0][i];
+    if (groups.size() > 1)
+      total = graph.addVariable(poplar::FLOAT, {inputs, blocks[i].lanes}, {info, "gradWeight"});
+    const Tensor made =
+        type == poplar::FLOAT ? total : graph.addVariable(type, {inputs, blocks[i].lanes}, {info, "gradWeightInHalf"});
+    for (std::size_t begin = 0, g = 0; begin < inputs; begin += share, ++g) {
+      const std::size_t end = std::min(inputs, begin + share), tile = groups[g].blocks[i].tile;
+      const Tensor part = total.slice(begin, end, 0);
+      if (groups.size() > 1) {
+        std::vector<Tensor> found;
+        for (const BlockArray &own : arrays)
+          found.push_back(own[i].slice(begin, end, 0).flatten());
+        graph.setTileMapping(part, static_cast<unsigned>(tile));
+        addSumRows(graph, sum, concat(found), found.size(), part.flatten(), 1.0f, tile);
+      }
+      if (type != poplar::FLOAT) {
+        graph.setTileMapping(made.slice(begin, end, 0), static_cast<unsigned>(tile));
+        addCast(graph, cast, part, made.slice(begin, end, 0), tile);
+      }
+    }
+    wholes.push_back(made.slice(0, blocks[i].neurons, 1));
+  }
+  return (wholes.size() == 1 ? wholes[0] : concat(wholes, 1)).transpose();
 }
 
 // Bits of the blocks, [batch][pieces], as words of 32 neurons, [batch][words]. Neighbouring blocks that end with a word
@@ -351,7 +449,7 @@ std::vector<LayerPlan> planNetwork(std::size_t tiles, std::size_t batch, std::si
   std::vector<LayerPlan> plan(count);
   // Too few tiles for each layer to have some of its own: all have all.
   const bool shared = tiles < 4 * count;
-  const std::size_t selecting = shared ? 1 : std::max<std::size_t>(1, std::min((batch + 5) / 6, tiles / (8 * count)));
+  const std::size_t selecting = shared ? 1 : std::max<std::size_t>(1, std::min(batch, tiles / (8 * count)));
   const std::size_t left = shared ? tiles : tiles - count * selecting;
   std::size_t next = 0;
   for (std::size_t l = 0; l < count; ++l) {
@@ -368,6 +466,7 @@ std::vector<LayerPlan> planNetwork(std::size_t tiles, std::size_t batch, std::si
     for (std::size_t first = 0; first < layers[l].neurons; first += share)
       plan[l].neurons.push_back(std::min(share, layers[l].neurons - first));
     next += plan[l].neurons.size();
+    plan[l].groups = {batch};
     plan[l].rows = shares(batch, selecting);
     plan[l].firstSelectionTile = shared ? l % tiles : next;
     next += plan[l].rows.size();
@@ -379,8 +478,30 @@ Tensor createNetworkWeight(poplar::Graph &graph, const SparseNetworkOptions &opt
                            std::size_t batch, std::size_t inputSlots, const poplar::Type &type,
                            const poplar::DebugContext &debug) {
   const std::vector<LayerPlan> plan = planOf(graph, options, batch, inputSlots);
-  return createWeight(graph, blocksOf(plan.at(layer).neurons, plan.at(layer).firstTile),
-                      options.layers.at(layer).inputs, type, debug);
+  const std::vector<Group> groups = groupsOf(plan.at(layer));
+  const std::size_t inputs = options.layers.at(layer).inputs;
+  if (groups.size() == 1)
+    return createWeight(graph, groups[0].blocks, inputs, type, debug);
+  // Each group gets a copy: it lies as its gradient does, a share of the inputs on the tiles of each.
+  const std::size_t share = (inputs + groups.size() - 1) / groups.size();
+  std::vector<Tensor> parts;
+  for (std::size_t i = 0; i < groups[0].blocks.size(); ++i) {
+    const Tensor part = graph.addVariable(type, {inputs, groups[0].blocks[i].neurons}, debug);
+    for (std::size_t begin = 0, g = 0; begin < inputs; begin += share, ++g)
+      graph.setTileMapping(part.slice(begin, std::min(inputs, begin + share), 0),
+                           static_cast<unsigned>(groups[g].blocks[i].tile));
+    parts.push_back(part);
+  }
+  return (parts.size() == 1 ? parts[0] : concat(parts, 1)).transpose();
+}
+
+Tensor createNetworkMembranes(poplar::Graph &graph, const SparseNetworkOptions &options, std::size_t layer,
+                              std::size_t steps, std::size_t batch, std::size_t inputSlots,
+                              const poplar::DebugContext &debug) {
+  std::vector<BlockArray> parts;
+  for (const Group &group : groupsOf(planOf(graph, options, batch, inputSlots).at(layer)))
+    parts.emplace_back(graph, group.blocks, poplar::FLOAT, steps * group.rows(), debug);
+  return wholeOf(parts, steps);
 }
 
 std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensors &input,
@@ -392,7 +513,8 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
   Copies copies;
   net.load(graph, parameters, copies, info);
   const SlotSequence inputs =
-      net.sequence(graph, net.inputSamples, input, net.layers[0].what.inputs, !options.unitInput, false, prog, info);
+      net.sequence(graph, net.inputSamples, input, net.layers[0].what.inputs, !options.unitInput, false, prog,
+                   poplar::DebugInfo({info, "input"}, "snnipu"));
   StepCounters step(graph, info);
   const ComputeSet prepare = graph.addComputeSet({info, "prepare"}), load = graph.addComputeSet({info, "load"}),
                    lif = graph.addComputeSet({info, "lif"}), merge = graph.addComputeSet({info, "merge"}),
@@ -415,71 +537,79 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
   }
   for (std::size_t l = 0; l < net.layers.size(); ++l) {
     Layer &layer = net.layers[l];
-    const std::vector<Block> &blocks = layer.blocks;
-    const poplar::Type weightType = layer.weight[0].elementType();
+    const poplar::DebugInfo inLayer({info, nameOf(l)}, "snnipu");
+    const poplar::Type weightType = layer.groups[0].weight[0].elementType();
     const Tensor noWeight = nothing(graph, weightType);
-    for (const Block &block : blocks) {
-      const Tensor second = graph.addVariable(poplar::FLOAT, {block.lanes}, {info, "gradThreshold"});
-      graph.setTileMapping(second, static_cast<unsigned>(block.tile));
-      // Without a second threshold every neuron carries gradient.
-      copies.fill(graph, layer.what.second ? layer.what.gradThreshold : -std::numeric_limits<float>::infinity(),
-                  second.slice(0, block.neurons));
-      if (block.lanes != block.neurons)
-        copies.fill(graph, never, second.slice(block.neurons, block.lanes));
-      layer.gradThreshold.push_back(second);
-    }
-    const BlockArray state(graph, blocks, poplar::FLOAT, batch, {info, "state"});
-    const BlockArray history(graph, blocks, poplar::FLOAT, steps * batch, {info, "mem"});
-    zeroBlocks(graph, blocks, state.parts(), prepare);
-    std::vector<Tensor> fired, carried; // [batch][words] of each block
-    for (std::size_t i = 0; i < blocks.size(); ++i) {
-      const Block &block = blocks[i];
-      const std::size_t words = block.neurons > 32 ? 2 : 1;
-      for (std::vector<Tensor> *bits : {&fired, &carried}) {
-        bits->push_back(graph.addVariable(poplar::UNSIGNED_INT, {batch, words}, {info, "bits"}));
-        graph.setTileMapping(bits->back(), static_cast<unsigned>(block.tile));
+    const SlotSequence &from = l == 0 ? inputNow : own[l - 1];
+    const bool unit = l > 0 || options.unitInput;
+    std::vector<BlockArray> histories;
+    std::vector<Tensor> firedWords, carriedWords; // [rows][words] of each group
+    for (std::size_t g = 0; g < layer.groups.size(); ++g) {
+      Group &group = layer.groups[g];
+      const std::vector<Block> &blocks = group.blocks;
+      for (const Block &block : blocks) {
+        const Tensor second = graph.addVariable(poplar::FLOAT, {block.lanes}, {info, "gradThreshold"});
+        graph.setTileMapping(second, static_cast<unsigned>(block.tile));
+        // Without a second threshold every neuron carries gradient.
+        copies.fill(graph, layer.what.second ? layer.what.gradThreshold : -std::numeric_limits<float>::infinity(),
+                    second.slice(0, block.neurons));
+        if (block.lanes != block.neurons)
+          copies.fill(graph, never, second.slice(block.neurons, block.lanes));
+        group.gradThreshold.push_back(second);
       }
-      VertexBuilder(graph, prepare, vertexName("ClampUnit", poplar::FLOAT), block.tile)
-          .connect("values", layer.beta[i])
-          .count("size", block.lanes);
-      const SlotSequence &from = l == 0 ? inputNow : own[l - 1];
-      const bool unit = l > 0 || options.unitInput;
-      VertexBuilder(graph, lif, vertexName("SparseLifForward", weightType, poplar::UNSIGNED_INT, options.reset),
-                    block.tile)
-          .connect("weight", layer.weight[i].flatten())
-          .connect("bias", layer.bias[i])
-          .connect("beta", layer.beta[i])
-          .connect("threshold", layer.threshold[i])
-          .connect("gradThreshold", layer.gradThreshold[i])
-          .connect("ids", from.ids.flatten().reinterpret(poplar::UNSIGNED_INT))
-          .connect("values", unit ? unread : from.values.flatten())
-          .connect("counts", from.counts.flatten())
-          .connect("recurrentWeight", noWeight)
-          .connect("ownIds", noWords)
-          .connect("ownCounts", noWords)
-          .connect("state", state[i].flatten())
-          .connect("fired", fired.back().flatten())
-          .connect("carried", carried.back().flatten())
-          .set("inputScale", layer.what.inputScale)
-          .count("rows", batch)
-          .count("slots", from.slots)
-          .count("valueSlots", from.slots)
-          .count("ownSlots", 0)
-          .count("lanes", block.lanes)
-          .count("neurons", block.neurons)
-          .count("wordStride", words)
-          .set("unitValues", unit)
-          .set("input", true)
-          .set("recurrent", false);
-      storeStep(graph, merge, step, state[i].flatten(), history[i].flatten(), 1, block.tile);
+      const BlockArray state(graph, blocks, poplar::FLOAT, group.rows(), {info, "state"});
+      histories.emplace_back(graph, blocks, poplar::FLOAT, steps * group.rows(),
+                             poplar::DebugContext{inLayer, "membranes of all steps"});
+      zeroBlocks(graph, blocks, state.parts(), prepare);
+      std::vector<Tensor> fired, carried; // [rows][words] of each block
+      for (std::size_t i = 0; i < blocks.size(); ++i) {
+        const Block &block = blocks[i];
+        const std::size_t words = block.neurons > 32 ? 2 : 1;
+        for (std::vector<Tensor> *bits : {&fired, &carried}) {
+          bits->push_back(graph.addVariable(poplar::UNSIGNED_INT, {group.rows(), words}, {info, "bits"}));
+          graph.setTileMapping(bits->back(), static_cast<unsigned>(block.tile));
+        }
+        VertexBuilder(graph, prepare, vertexName("ClampUnit", poplar::FLOAT), block.tile)
+            .connect("values", group.beta[i])
+            .count("size", block.lanes);
+        VertexBuilder(graph, lif, vertexName("SparseLifForward", weightType, poplar::UNSIGNED_INT, options.reset),
+                      block.tile)
+            .connect("weight", group.weight[i].flatten())
+            .connect("bias", group.bias[i])
+            .connect("beta", group.beta[i])
+            .connect("threshold", group.threshold[i])
+            .connect("gradThreshold", group.gradThreshold[i])
+            .connect("ids", group.part(from.ids, from.slots).reinterpret(poplar::UNSIGNED_INT))
+            .connect("values", unit ? unread : group.part(from.values, from.slots))
+            .connect("counts", group.part(from.counts, 2))
+            .connect("recurrentWeight", noWeight)
+            .connect("ownIds", noWords)
+            .connect("ownCounts", noWords)
+            .connect("state", state[i].flatten())
+            .connect("fired", fired.back().flatten())
+            .connect("carried", carried.back().flatten())
+            .set("inputScale", layer.what.inputScale)
+            .count("rows", group.rows())
+            .count("slots", from.slots)
+            .count("valueSlots", from.slots)
+            .count("ownSlots", 0)
+            .count("lanes", block.lanes)
+            .count("neurons", block.neurons)
+            .count("wordStride", words)
+            .set("unitValues", unit)
+            .set("input", true)
+            .set("recurrent", false);
+        storeStep(graph, merge, step, state[i].flatten(), histories[g][i].flatten(), 1, block.tile);
+      }
+      firedWords.push_back(mergeBits(graph, merge, blocks, fired, 0, info));
+      carriedWords.push_back(mergeBits(graph, merge, blocks, carried, 1, info));
     }
     // Selection: each tile for its samples.
     const std::size_t words = (layer.what.neurons + 31) / 32, slots = layer.what.slots;
-    const Tensor allFired = mergeBits(graph, merge, blocks, fired, 0, info);
-    const Tensor allCarried = mergeBits(graph, merge, blocks, carried, 1, info);
+    const Tensor allFired = concat(firedWords), allCarried = concat(carriedWords);
     const Samples &samples = layer.selection;
     const auto floatsOfSteps = [&](std::size_t width) {
-      return samples.variable(graph, poplar::FLOAT, steps, width, {info, "out"});
+      return samples.variable(graph, poplar::FLOAT, steps, width, {inLayer, "spikes of all steps"});
     };
     const Tensor values = samples.variable(graph, poplar::FLOAT, 1, slots, {info, "values"});
     const Tensor dropped = samples.variable(graph, poplar::INT, 1, 2, {info, "dropped"});
@@ -487,7 +617,7 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
                  droppedOut = floatsOfSteps(2);
     const bool half = input.values.elementType() == poplar::HALF;
     const Tensor valuesOut =
-        half ? samples.variable(graph, poplar::HALF, steps, slots, {info, "valuesInHalf"}) : recorded;
+        half ? samples.variable(graph, poplar::HALF, steps, slots, {inLayer, "spikes of all steps, half"}) : recorded;
     std::vector<Tensor> starts;
     for (const Samples::Piece &piece : samples.pieces()) {
       const std::size_t rows = piece.end - piece.begin;
@@ -513,7 +643,8 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
         addCast(graph, convert, part(recorded, slots), part(valuesOut, slots), piece.tile);
       // Ids leave as floats.
       const auto leave = [&](const Tensor &now, const Tensor &out, std::size_t width) {
-        const Tensor sequence = graph.addVariable(poplar::INT, {steps * rows * width}, {info, "recorded"});
+        const Tensor sequence =
+            graph.addVariable(poplar::INT, {steps * rows * width}, {inLayer, "spikes of all steps, integers"});
         graph.setTileMapping(sequence, static_cast<unsigned>(piece.tile));
         storeStep(graph, record, step, part(now, width), sequence, 1, piece.tile);
         VertexBuilder(graph, convert, "snnipu::FloatsOfIds", piece.tile)
@@ -534,7 +665,7 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
                concat(allStarts, counts).reinterpret(poplar::FLOAT));
     outputs.push_back({{idsOut.reshape({steps, batch, slots}), valuesOut.reshape({steps, batch, slots}),
                         countsOut.reshape({steps, batch, 2}), droppedOut.reshape({steps, batch, 2})},
-                       history.whole().reshape({steps, batch, layer.what.neurons})});
+                       wholeOf(histories, steps)});
   }
   // While the neurons of a step work nobody asks which step it is.
   step.advance(lif, 1);
@@ -561,11 +692,14 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
   net.load(graph, parameters, copies, info);
   StepCounters step(graph, info);
   const ComputeSet prepare = graph.addComputeSet({info, "prepare"}), load = graph.addComputeSet({info, "load"}),
-                   sum = graph.addComputeSet({info, "sum"}), lif = graph.addComputeSet({info, "lifBackward"}),
-                   weights = graph.addComputeSet({info, "weights"}), sumInput = graph.addComputeSet({info, "sumInput"}),
+                   sum = graph.addComputeSet({info, "sum"}), sumAll = graph.addComputeSet({info, "sumAll"}),
+                   lif = graph.addComputeSet({info, "lifBackward"}), weights = graph.addComputeSet({info, "weights"}),
+                   sumInput = graph.addComputeSet({info, "sumInput"}),
+                   sumAllInput = graph.addComputeSet({info, "sumAllInput"}),
                    record = graph.addComputeSet({info, "record"});
   const SlotSequence inputNow =
-      net.sequence(graph, net.inputSamples, input, net.layers[0].what.inputs, !options.unitInput, true, prog, info)
+      net.sequence(graph, net.inputSamples, input, net.layers[0].what.inputs, !options.unitInput, true, prog,
+                   poplar::DebugInfo({info, "input"}, "snnipu"))
           .load(graph, load, step, 0, {info, "inputOfStep"});
   const Tensor unread = nothing(graph, poplar::FLOAT), noOrder = nothing(graph, poplar::INT);
   const Tensor zero = zeros(graph, {1}, {info, "noGradient"});
@@ -577,139 +711,186 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
     const Layer &layer = net.layers[l];
     const SlotTensors spikes = {outputs[l].spikes.ids, outputs[l].spikes.ids, outputs[l].spikes.counts, {}};
     checkSlots("sparse_network", spikes);
-    SlotSequence own = net.sequence(graph, layer.selection, spikes, layer.what.neurons, false, false, prog, info);
+    const poplar::DebugInfo inLayer({info, nameOf(l)}, "snnipu");
+    SlotSequence own = net.sequence(graph, layer.selection, spikes, layer.what.neurons, false, false, prog, inLayer);
     before.push_back(l + 1 < count ? own.load(graph, load, step, 1, {info, "spikesBefore"}) : SlotSequence());
     if (gradValues[l].valid())
-      own.values = net.floats(graph, layer.selection, gradValues[l], own.slots, prog, info);
+      own.values = net.floats(graph, layer.selection, gradValues[l], own.slots, prog, inLayer);
     now.push_back(own.load(graph, load, step, 0, {info, "spikesOfStep"}));
     upstream.push_back(now.back().values);
   }
 
-  // What the neurons of a layer find for the values of their input's slots.
-  std::vector<Tensor> partial(count);
+  // What the neurons of a layer find for the values of their input's slots: of each group [blocks][rows * slots].
+  std::vector<std::vector<Tensor>> partial(count);
   const auto slotsInto = [&](std::size_t l) { return l == 0 ? inputNow.slots : now[l - 1].slots; };
   const auto passesOn = [&](std::size_t l) { return l > 0 || options.inputGradient; };
   for (std::size_t l = 0; l < count; ++l)
-    if (passesOn(l)) {
-      const std::vector<Block> &blocks = net.layers[l].blocks;
-      partial[l] = graph.addVariable(poplar::FLOAT, {blocks.size(), batch * slotsInto(l)}, {info, "partial"});
+    for (const Group &group : net.layers[l].groups) {
+      if (!passesOn(l))
+        continue;
+      const std::vector<Block> &blocks = group.blocks;
+      const Tensor found =
+          graph.addVariable(poplar::FLOAT, {blocks.size(), group.rows() * slotsInto(l)}, {info, "partial"});
       std::vector<Tensor> parts;
       for (std::size_t i = 0; i < blocks.size(); ++i) {
-        graph.setTileMapping(partial[l][i], static_cast<unsigned>(blocks[i].tile));
-        parts.push_back(partial[l][i]);
+        graph.setTileMapping(found[i], static_cast<unsigned>(blocks[i].tile));
+        parts.push_back(found[i]);
       }
       zeroBlocks(graph, blocks, parts, prepare);
+      partial[l].push_back(found);
     }
-  // The sum of it over the layer's tiles, on the same tiles, each its share of the slots.
-  const auto addSum = [&](std::size_t l, ComputeSet cs, const Tensor &plus, const Tensor &counts) {
-    const std::size_t slots = slotsInto(l), size = batch * slots;
-    const Tensor out = graph.addVariable(poplar::FLOAT, {1, size}, {info, "gradValues"});
-    const std::vector<Block> &blocks = net.layers[l].blocks;
-    const std::size_t share = 2 * (((size + 1) / 2 + blocks.size() - 1) / blocks.size());
-    for (std::size_t first = 0, i = 0; first < size; first += share, ++i) {
-      const std::size_t last = std::min(size, first + share);
-      const Tensor part = out.slice(first, last, 1).flatten();
-      graph.setTileMapping(part, static_cast<unsigned>(blocks[i].tile));
-      VertexBuilder(graph, cs, vertexName("SumSlots", poplar::FLOAT), blocks[i].tile)
-          .connect("partial", partial[l].slice(first, last, 1).flatten())
-          .connect("upstream", plus.valid() ? plus.slice(first, last, 1).flatten() : unread)
-          .connect("counts", counts.slice(2 * (first / slots), 2 * ((last - 1) / slots + 1), 1).flatten())
-          .connect("out", part)
-          .set("scale", net.layers[l].what.inputScale)
-          .count("blocks", blocks.size())
-          .count("size", last - first)
-          .count("slots", slots)
-          .count("offset", first % slots)
-          .set("hasUpstream", plus.valid());
+  // The sum of it over a group's tiles, on the same tiles: in two stages, as a tile would hear from every other one
+  // otherwise. First each of some tiles sums a share of the slots over as many blocks as there are such tiles, then
+  // each of all tiles a share over what they found. `first` and `second` are the stages' compute sets.
+  const auto addSum = [&](std::size_t l, ComputeSet first, ComputeSet second, const Tensor &plus,
+                          const Tensor &counts) {
+    const std::size_t slots = slotsInto(l);
+    std::vector<Tensor> outs;
+    for (std::size_t g = 0; g < net.layers[l].groups.size(); ++g) {
+      const Group &group = net.layers[l].groups[g];
+      const std::vector<Block> &blocks = group.blocks;
+      const std::size_t size = group.rows() * slots;
+      const auto forShares = [&](std::size_t ways, const auto &body) {
+        const std::size_t share = 2 * (((size + 1) / 2 + ways - 1) / ways);
+        for (std::size_t begin = 0, i = 0; begin < size; begin += share, ++i)
+          body(i, begin, std::min(size, begin + share));
+      };
+      Tensor found = partial[l][g];
+      if (blocks.size() > fewPartials) {
+        std::size_t wide = 1;
+        while (wide * wide < blocks.size())
+          ++wide;
+        const std::size_t clusters = (blocks.size() + wide - 1) / wide;
+        const Tensor sums = graph.addVariable(poplar::FLOAT, {clusters, size}, {info, "partialOfCluster"});
+        for (std::size_t cluster = 0; cluster < clusters; ++cluster) {
+          const std::size_t begin = cluster * wide, end = std::min(blocks.size(), begin + wide);
+          forShares(end - begin, [&](std::size_t i, std::size_t from, std::size_t to) {
+            const Tensor part = sums[cluster].slice(from, to);
+            graph.setTileMapping(part, static_cast<unsigned>(blocks[begin + i].tile));
+            addSumRows(graph, first, found.slice(begin, end, 0).slice(from, to, 1).flatten(), end - begin, part, 1.0f,
+                       blocks[begin + i].tile);
+          });
+        }
+        found = sums;
+      }
+      const Tensor out = graph.addVariable(poplar::FLOAT, {1, size}, {info, "gradValues"});
+      const Tensor own = plus.valid() ? plus.slice(group.begin * slots, group.end * slots, 1) : plus;
+      const Tensor ownCounts = counts.slice(2 * group.begin, 2 * group.end, 1);
+      forShares(blocks.size(), [&](std::size_t i, std::size_t from, std::size_t to) {
+        const Tensor part = out.slice(from, to, 1).flatten();
+        graph.setTileMapping(part, static_cast<unsigned>(blocks[i].tile));
+        VertexBuilder(graph, second, vertexName("SumSlots", poplar::FLOAT), blocks[i].tile)
+            .connect("partial", found.slice(from, to, 1).flatten())
+            .connect("upstream", own.valid() ? own.slice(from, to, 1).flatten() : unread)
+            .connect("counts", ownCounts.slice(2 * (from / slots), 2 * ((to - 1) / slots + 1), 1).flatten())
+            .connect("out", part)
+            .set("scale", net.layers[l].what.inputScale)
+            .count("blocks", found.dim(0))
+            .count("size", to - from)
+            .count("slots", slots)
+            .count("offset", from % slots)
+            .set("hasUpstream", own.valid());
+      });
+      outs.push_back(out);
     }
-    return out;
+    return concat(outs, 1);
   };
 
+  // Sums of each group.
   struct Sums {
-    BlockArray weight, bias, beta, threshold;
+    std::vector<BlockArray> weight, bias, beta, threshold;
   };
-  std::vector<Sums> sums;
+  std::vector<Sums> sums(count);
   for (std::size_t l = 0; l < count; ++l) {
     const Layer &layer = net.layers[l];
-    const std::vector<Block> &blocks = layer.blocks;
+    const poplar::DebugInfo inLayer({info, nameOf(l)}, "snnipu");
     const std::size_t slots = now[l].slots;
     Tensor total;
     if (l + 1 < count)
-      total = addSum(l + 1, sum, upstream[l], now[l].counts);
+      total = addSum(l + 1, sum, sumAll, upstream[l], now[l].counts);
     else
-      total = upstream[l].valid() ? upstream[l] : zero.broadcast(static_cast<unsigned>(batch * slots), 0);
-    const auto rowsOfBlocks = [&](std::size_t rows, const char *name) {
-      return BlockArray(graph, blocks, poplar::FLOAT, rows, {info, name});
-    };
-    sums.push_back({rowsOfBlocks(layer.what.inputs, "gradWeight"), rowsOfBlocks(batch, "gradBias"),
-                    rowsOfBlocks(batch, "gradBeta"), rowsOfBlocks(batch, "gradThreshold")});
-    const Sums &own = sums.back();
-    const BlockArray carry = rowsOfBlocks(batch, "carry"), grad = rowsOfBlocks(batch, "grad");
-    for (const BlockArray *array : {&own.weight, &own.bias, &own.beta, &own.threshold, &carry})
-      zeroBlocks(graph, blocks, array->parts(), prepare);
-    const std::vector<Tensor> mem = blocksIn(graph, blocks, outputs[l].mem.reshape({steps * batch, layer.what.neurons}),
-                                             0.0f, copies, {info, "mem"});
+      total = upstream[l].valid() ? upstream[l] : zero.broadcast(static_cast<unsigned>(batch * slots), 0).expand({0});
     const SlotSequence &from = l == 0 ? inputNow : before[l - 1];
     const bool unit = l > 0 || options.unitInput;
-    for (std::size_t i = 0; i < blocks.size(); ++i) {
-      const Block &block = blocks[i];
-      VertexBuilder(graph, lif, vertexName("SparseLifStepBackward", poplar::FLOAT, options.reset, options.surrogate),
-                    block.tile)
-          .connect("beta", layer.beta[i])
-          .connect("threshold", layer.threshold[i])
-          .connect("ids", now[l].ids.flatten())
-          .connect("counts", now[l].counts.flatten())
-          .connect("gradValues", total.flatten())
-          .connect("mem", mem[i].flatten())
-          .connect("step", step.at(block.tile))
-          .connect("carry", carry[i].flatten())
-          .connect("grad", grad[i].flatten())
-          .connect("gradBeta", own.beta[i].flatten())
-          .connect("gradThreshold", own.threshold[i].flatten())
-          .connect("gradBias", own.bias[i].flatten())
-          .set("surrogateA", options.surrogateA)
-          .set("surrogateB", options.surrogateB)
-          .count("rows", batch)
-          .count("slots", slots)
-          .count("lanes", block.lanes)
-          .count("firstId", block.first)
-          .count("neurons", block.neurons);
-      VertexBuilder(graph, weights, vertexName("SparseLinearWeightUpdate", poplar::FLOAT), block.tile)
-          .connect("ids", from.ids.flatten())
-          .connect("values", unit ? unread : from.values.flatten())
-          .connect("counts", from.counts.flatten())
-          .connect("order", from.order.valid() ? from.order.flatten() : noOrder)
-          .connect("grad", grad[i].flatten())
-          .connect("gradWeight", own.weight[i].flatten())
-          .set("scale", layer.what.inputScale)
-          .count("rows", batch)
-          .count("slots", from.slots)
-          .count("inputs", layer.what.inputs)
-          .count("lanes", block.lanes)
-          .set("unitValues", unit)
-          .set("ascending", !from.order.valid());
-      if (passesOn(l))
-        VertexBuilder(graph, weights,
-                      vertexName("SparseLinearValueGradient", layer.weight[i].elementType(), poplar::UNSIGNED_INT),
+    for (std::size_t g = 0; g < layer.groups.size(); ++g) {
+      const Group &group = layer.groups[g];
+      const std::vector<Block> &blocks = group.blocks;
+      const auto rowsOfBlocks = [&](std::size_t rows, const char *name) {
+        return BlockArray(graph, blocks, poplar::FLOAT, rows, {inLayer, name});
+      };
+      Sums &own = sums[l];
+      own.weight.push_back(rowsOfBlocks(layer.what.inputs, "weight gradients"));
+      own.bias.push_back(rowsOfBlocks(group.rows(), "gradBias"));
+      own.beta.push_back(rowsOfBlocks(group.rows(), "gradBeta"));
+      own.threshold.push_back(rowsOfBlocks(group.rows(), "gradThreshold"));
+      const BlockArray carry = rowsOfBlocks(group.rows(), "carry"), grad = rowsOfBlocks(group.rows(), "grad");
+      for (const std::vector<Tensor> &parts : {own.weight.back().parts(), own.bias.back().parts(),
+                                               own.beta.back().parts(), own.threshold.back().parts(), carry.parts()})
+        zeroBlocks(graph, blocks, parts, prepare);
+      const Tensor history =
+          outputs[l].mem.slice(group.begin, group.end, 1).reshape({steps * group.rows(), layer.what.neurons});
+      const std::vector<Tensor> mem =
+          blocksIn(graph, blocks, history, 0.0f, copies, {inLayer, "membranes of all steps"});
+      for (std::size_t i = 0; i < blocks.size(); ++i) {
+        const Block &block = blocks[i];
+        VertexBuilder(graph, lif, vertexName("SparseLifStepBackward", poplar::FLOAT, options.reset, options.surrogate),
                       block.tile)
-            .connect("weight", layer.weight[i].flatten())
+            .connect("beta", group.beta[i])
+            .connect("threshold", group.threshold[i])
+            .connect("ids", group.part(now[l].ids, slots))
+            .connect("counts", group.part(now[l].counts, 2))
+            .connect("gradValues", group.part(total, slots))
+            .connect("mem", mem[i].flatten())
+            .connect("step", step.at(block.tile))
+            .connect("carry", carry[i].flatten())
             .connect("grad", grad[i].flatten())
-            .connect("ids", from.ids.flatten().reinterpret(poplar::UNSIGNED_INT))
-            .connect("counts", from.counts.flatten())
-            .connect("gradValues", partial[l][i])
-            .count("rows", batch)
-            .count("slots", from.slots)
+            .connect("gradBeta", own.beta[g][i].flatten())
+            .connect("gradThreshold", own.threshold[g][i].flatten())
+            .connect("gradBias", own.bias[g][i].flatten())
+            .set("surrogateA", options.surrogateA)
+            .set("surrogateB", options.surrogateB)
+            .count("rows", group.rows())
+            .count("slots", slots)
             .count("lanes", block.lanes)
-            .set("accumulate", false);
+            .count("firstId", block.first)
+            .count("neurons", block.neurons);
+        VertexBuilder(graph, weights, vertexName("SparseLinearWeightUpdate", poplar::FLOAT), block.tile)
+            .connect("ids", group.part(from.ids, from.slots))
+            .connect("values", unit ? unread : group.part(from.values, from.slots))
+            .connect("counts", group.part(from.counts, 2))
+            .connect("order", from.order.valid() ? group.part(from.order, 1) : noOrder)
+            .connect("grad", grad[i].flatten())
+            .connect("gradWeight", own.weight[g][i].flatten())
+            .set("scale", layer.what.inputScale)
+            .count("rows", group.rows())
+            .count("slots", from.slots)
+            .count("inputs", layer.what.inputs)
+            .count("lanes", block.lanes)
+            .set("unitValues", unit)
+            .set("ascending", !from.order.valid());
+        if (passesOn(l))
+          VertexBuilder(graph, weights,
+                        vertexName("SparseLinearValueGradient", group.weight[i].elementType(), poplar::UNSIGNED_INT),
+                        block.tile)
+              .connect("weight", group.weight[i].flatten())
+              .connect("grad", grad[i].flatten())
+              .connect("ids", group.part(from.ids, from.slots).reinterpret(poplar::UNSIGNED_INT))
+              .connect("counts", group.part(from.counts, 2))
+              .connect("gradValues", partial[l][g][i])
+              .count("rows", group.rows())
+              .count("slots", from.slots)
+              .count("lanes", block.lanes)
+              .set("accumulate", false);
+      }
     }
   }
-  Sequence body({Execute(load), Execute(sum), Execute(lif), Execute(weights)});
+  Sequence body({Execute(load), Execute(sum), Execute(sumAll), Execute(lif), Execute(weights)});
   NetworkGradients out;
   const poplar::Type valueType = input.values.elementType();
   out.inputValues = zeros(graph, input.values.shape(), {info, "gradInput"}, valueType);
   const ComputeSet cast = graph.addComputeSet({info, "inHalf"});
   if (options.inputGradient) {
-    const Tensor gradInput = addSum(0, sumInput, {}, inputNow.counts);
+    const Tensor gradInput = addSum(0, sumInput, sumAllInput, {}, inputNow.counts);
     const Tensor all = net.inputSamples.variable(graph, poplar::FLOAT, steps, inputNow.slots, {info, "gradInput"});
     for (const Samples::Piece &piece : net.inputSamples.pieces())
       storeStep(graph, record, step, net.inputSamples.part(gradInput, piece, inputNow.slots),
@@ -723,6 +904,7 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
     }
     out.inputValues = made.reshape(input.values.shape());
     body.add(Execute(sumInput));
+    body.add(Execute(sumAllInput));
     body.add(Execute(record));
   }
   step.advance(weights, ~0u);
@@ -730,25 +912,20 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
   step.set(steps - 1, prog);
   prog.add(Execute(prepare));
   prog.add(poplar::program::Repeat(static_cast<unsigned>(steps), body, {info, "steps"}));
+  const ComputeSet sumGroups = graph.addComputeSet({info, "groups"});
   for (std::size_t l = 0; l < count; ++l) {
-    const std::vector<Block> &blocks = net.layers[l].blocks;
+    const std::vector<Group> &groups = net.layers[l].groups;
     const NetworkParameters &like = parameters[l];
     NetworkParameters own;
-    if (like.weight.elementType() == poplar::HALF) {
-      const BlockArray halves(graph, blocks, poplar::HALF, net.layers[l].what.inputs, {info, "gradWeightInHalf"});
-      for (std::size_t i = 0; i < blocks.size(); ++i)
-        addCast(graph, cast, sums[l].weight[i], halves[i], blocks[i].tile);
-      own.weight = halves.whole().transpose();
-    } else {
-      own.weight = sums[l].weight.whole().transpose();
-    }
-    own.beta = sumOfRows(graph, blocks, sums[l].beta.parts(), batch, like.beta, prog, {info, "beta"});
-    own.threshold =
-        sumOfRows(graph, blocks, sums[l].threshold.parts(), batch, like.threshold, prog, {info, "threshold"});
+    own.weight = sumOfGroups(graph, groups, sums[l].weight, net.layers[l].what.inputs, like.weight.elementType(),
+                             sumGroups, cast, info);
+    own.beta = sumOfRows(graph, groups, sums[l].beta, like.beta, prog, {info, "beta"});
+    own.threshold = sumOfRows(graph, groups, sums[l].threshold, like.threshold, prog, {info, "threshold"});
     if (like.bias.valid())
-      own.bias = sumOfRows(graph, blocks, sums[l].bias.parts(), batch, like.bias, prog, {info, "bias"});
+      own.bias = sumOfRows(graph, groups, sums[l].bias, like.bias, prog, {info, "bias"});
     out.parameters.push_back(own);
   }
+  prog.add(Execute(sumGroups));
   prog.add(Execute(cast));
   return out;
 }

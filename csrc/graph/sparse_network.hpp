@@ -13,11 +13,14 @@
 namespace snnipu {
 namespace graph {
 
-// Where a layer is: neurons[i] of its neurons on tile firstTile + i, rows[i] samples of the batch on the selection tile
-// firstSelectionTile + i.
+// Where a layer is: groups of tiles one behind the other from firstTile on, each with all neurons for groups[g] samples
+// of the batch; neurons[i] of them are on tile i of each group. rows[i] samples on the selection tile
+// firstSelectionTile
+// + i.
 struct LayerPlan {
   std::size_t firstTile = 0;
   std::vector<std::size_t> neurons;
+  std::vector<std::size_t> groups;
   std::size_t firstSelectionTile = 0;
   std::vector<std::size_t> rows;
 };
@@ -52,8 +55,9 @@ struct NetworkOutputs {
   poplar::Tensor mem; // FLOAT [steps, batch, neurons]: what the backward pass needs, where it needs it
 };
 
-// Neurons by work: neurons times slots of the input, at least two to a tile; selection beside them, six samples to a
-// tile where there are tiles enough.
+// Where nobody made a plan (snnipu.ipu.plan makes them by a model of the machine): neurons by work, neurons times slots
+// of the input, at least two to a tile; one group; selection beside them, a sample to a tile where there are tiles
+// enough. Works for any number of tiles.
 std::vector<LayerPlan> planNetwork(std::size_t tiles, std::size_t batch, std::size_t inputSlots,
                                    const std::vector<NetworkLayer> &layers);
 
@@ -68,6 +72,11 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
                                           const std::vector<NetworkParameters> &parameters,
                                           poplar::program::Sequence &prog, const SparseNetworkOptions &options,
                                           const poplar::DebugContext &debug);
+
+// The membranes of a layer, NetworkOutputs::mem, laid out as the backward pass reads them.
+poplar::Tensor createNetworkMembranes(poplar::Graph &graph, const SparseNetworkOptions &options, std::size_t layer,
+                                      std::size_t steps, std::size_t batch, std::size_t inputSlots,
+                                      const poplar::DebugContext &debug);
 
 struct NetworkGradients {
   poplar::Tensor inputValues; // in the values' type; zeros without options.inputGradient

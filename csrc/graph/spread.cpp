@@ -17,7 +17,7 @@ Spread::Spread(const poplar::Graph &graph, std::size_t elements, const poplar::T
   for (std::size_t begin = 0; begin < elements; begin += share_)
     begins_.push_back(begin);
   const std::size_t last = elements % share_;
-  if (type == poplar::HALF && last % 2 != 0 && last > 1)
+  if (last % 2 != 0 && last > 1)
     begins_.push_back(elements - 1);
   begins_.push_back(elements);
 }

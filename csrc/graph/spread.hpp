@@ -11,8 +11,8 @@ namespace snnipu {
 namespace graph {
 
 // Elements of a type in equal shares over all tiles of a graph, whole 64-bit words to each. What is left over is a
-// piece of its own. An odd number of halves would make it two: row after row, workers would share words otherwise, of
-// which one would overwrite what the other wrote.
+// piece of its own. An odd number would make it two: row after row, vectors would not begin where they may otherwise,
+// and workers would share words of two halves, of which one would overwrite what the other wrote.
 class Spread {
 public:
   Spread(const poplar::Graph &graph, std::size_t elements, const poplar::Type &type);

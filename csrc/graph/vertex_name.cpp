@@ -22,17 +22,19 @@ std::string argument(Reset reset) {
 std::string argument(Surrogate surrogate) {
   switch (surrogate) {
   case Surrogate::LeakyStep:
-    return "snnipu::LeakyStep";
+    return "snnipu::SurrogateKind::LeakyStep";
   case Surrogate::Triangular:
-    return "snnipu::Triangular";
+    return "snnipu::SurrogateKind::Triangular";
   case Surrogate::FastSigmoid:
-    return "snnipu::FastSigmoid";
+    return "snnipu::SurrogateKind::FastSigmoid";
   case Surrogate::ATan:
-    return "snnipu::ATan";
+    return "snnipu::SurrogateKind::ATan";
   case Surrogate::Sigmoid:
-    return "snnipu::Sigmoid";
+    return "snnipu::SurrogateKind::Sigmoid";
   case Surrogate::SpikeRateEscape:
-    return "snnipu::SpikeRateEscape";
+    return "snnipu::SurrogateKind::SpikeRateEscape";
+  case Surrogate::Any: // the host's alone
+    break;
   }
   throw std::invalid_argument("unknown surrogate");
 }

@@ -1,7 +1,9 @@
-// Names of the vertices of csrc/vertices, as popc writes them: template arguments in full, without blanks.
+// Names of the vertices of csrc/vertices, as popc writes them: template arguments in full, without blanks; they are
+// types and enumerators, as those of PopLibs' vertices. csrc/ipu_model/popc compares the names with Clang's.
 #pragma once
 
 #include "neuron/lif.hpp"
+#include "neuron/surrogate.hpp"
 
 #include <poplar/Type.hpp>
 
@@ -10,8 +12,7 @@
 namespace snnipu {
 namespace graph {
 
-// In the order of enum snnipu_surrogate (csrc/host/snnipu.h).
-enum class Surrogate : unsigned { LeakyStep = 0, Triangular, FastSigmoid, ATan, Sigmoid, SpikeRateEscape };
+using Surrogate = SurrogateKind;
 
 std::string argument(poplar::Type type);
 std::string argument(Reset reset);

@@ -303,37 +303,37 @@ template <typename S, typename Spike> ForwardKernel<S> forwardKernel(int reset, 
   });
 }
 
-template <typename S, template <typename> class Surrogate, typename Spike>
-BackwardKernels<S> backwardKernels(int reset, bool resetDelay) {
+template <typename S, SurrogateKind K, typename Spike> BackwardKernels<S> backwardKernels(int reset, bool resetDelay) {
   return forReset(reset, [=](auto r) -> BackwardKernels<S> {
     constexpr Reset R = decltype(r)::value;
     const ForwardKernel<S> forward = forwardKernel<S, Spike>(reset, resetDelay);
     // Without a reset the membrane before it is the membrane.
     if constexpr (R != Reset::None)
       if (!resetDelay)
-        return {forward, runBackward<LifBackward<S, R, false, Surrogate, Spike>, S>, true};
-    return {forward, runBackward<LifBackward<S, R, true, Surrogate, Spike>, S>, false};
+        return {forward, runBackward<LifBackward<S, R, false, K, Spike>, S>, true};
+    return {forward, runBackward<LifBackward<S, R, true, K, Spike>, S>, false};
   });
 }
 
 template <typename S> BackwardKernels<S> backwardKernels(SurrogateKind surrogate, int reset, bool resetDelay) {
   if constexpr (compactCode<S>) {
-    return surrogate <= SurrogateKind::SpikeRateEscape ? backwardKernels<S, AnySurrogate, HardSpike>(reset, resetDelay)
-                                                       : BackwardKernels<S>{};
+    return surrogate <= SurrogateKind::SpikeRateEscape
+               ? backwardKernels<S, SurrogateKind::Any, HardSpike>(reset, resetDelay)
+               : BackwardKernels<S>{};
   } else {
     switch (surrogate) {
     case SurrogateKind::LeakyStep:
-      return backwardKernels<S, LeakyStep, HardSpike>(reset, resetDelay);
+      return backwardKernels<S, SurrogateKind::LeakyStep, HardSpike>(reset, resetDelay);
     case SurrogateKind::Triangular:
-      return backwardKernels<S, Triangular, HardSpike>(reset, resetDelay);
+      return backwardKernels<S, SurrogateKind::Triangular, HardSpike>(reset, resetDelay);
     case SurrogateKind::FastSigmoid:
-      return backwardKernels<S, FastSigmoid, HardSpike>(reset, resetDelay);
+      return backwardKernels<S, SurrogateKind::FastSigmoid, HardSpike>(reset, resetDelay);
     case SurrogateKind::ATan:
-      return backwardKernels<S, ATan, HardSpike>(reset, resetDelay);
+      return backwardKernels<S, SurrogateKind::ATan, HardSpike>(reset, resetDelay);
     case SurrogateKind::Sigmoid:
-      return backwardKernels<S, Sigmoid, HardSpike>(reset, resetDelay);
+      return backwardKernels<S, SurrogateKind::Sigmoid, HardSpike>(reset, resetDelay);
     case SurrogateKind::SpikeRateEscape:
-      return backwardKernels<S, SpikeRateEscape, HardSpike>(reset, resetDelay);
+      return backwardKernels<S, SurrogateKind::SpikeRateEscape, HardSpike>(reset, resetDelay);
     default:
       return {};
     }
@@ -395,9 +395,9 @@ SNNIPU_LIF_SEQUENCE_BWD(snnipu_lif_sequence_bwd_smooth_f64, double, double) {
   if (surrogate != SNNIPU_FAST_SIGMOID)
     return 1;
   try {
-    return snnipu::backward(
-        BACKWARD_ARGS(double),
-        snnipu::backwardKernels<double, snnipu::FastSigmoid, snnipu::SmoothSpike>(reset, reset_delay != 0));
+    return snnipu::backward(BACKWARD_ARGS(double),
+                            snnipu::backwardKernels<double, snnipu::SurrogateKind::FastSigmoid, snnipu::SmoothSpike>(
+                                reset, reset_delay != 0));
   } catch (const std::bad_alloc &) {
     return 2;
   }

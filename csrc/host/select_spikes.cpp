@@ -43,11 +43,10 @@ template <typename Body> void forRows(size_t rows, unsigned threads, const Body 
               [&](size_t piece) { body(piece * rowsAtOnce, std::min(rows, (piece + 1) * rowsAtOnce)); });
 }
 
-template <template <typename> class Surrogate, typename C>
-void spikeGradientOf(const SpikeGradient<C> &a, size_t rows, unsigned threads) {
+template <SurrogateKind K, typename C> void spikeGradientOf(const SpikeGradient<C> &a, size_t rows, unsigned threads) {
   const WorkerOrder order = workerOrder();
   forRows(rows, threads, [&](size_t begin, size_t end) {
-    SelectSpikesBackward<C, Surrogate> vertex;
+    SelectSpikesBackward<C, K> vertex;
     vertex.grad.connect(a.grad + begin * a.slots);
     vertex.mem.connect(a.mem + begin * a.slots);
     vertex.threshold.connect(a.threshold);
@@ -68,22 +67,22 @@ void spikeGradientOf(const SpikeGradient<C> &a, size_t rows, unsigned threads) {
 template <typename C> int spikeGradient(const SpikeGradient<C> &arguments, size_t rows, unsigned threads) {
   switch (arguments.surrogate) {
   case SNNIPU_LEAKY_STEP:
-    spikeGradientOf<LeakyStep>(arguments, rows, threads);
+    spikeGradientOf<SurrogateKind::LeakyStep>(arguments, rows, threads);
     return Done;
   case SNNIPU_TRIANGULAR:
-    spikeGradientOf<Triangular>(arguments, rows, threads);
+    spikeGradientOf<SurrogateKind::Triangular>(arguments, rows, threads);
     return Done;
   case SNNIPU_FAST_SIGMOID:
-    spikeGradientOf<FastSigmoid>(arguments, rows, threads);
+    spikeGradientOf<SurrogateKind::FastSigmoid>(arguments, rows, threads);
     return Done;
   case SNNIPU_ATAN:
-    spikeGradientOf<ATan>(arguments, rows, threads);
+    spikeGradientOf<SurrogateKind::ATan>(arguments, rows, threads);
     return Done;
   case SNNIPU_SIGMOID:
-    spikeGradientOf<Sigmoid>(arguments, rows, threads);
+    spikeGradientOf<SurrogateKind::Sigmoid>(arguments, rows, threads);
     return Done;
   case SNNIPU_SPIKE_RATE_ESCAPE:
-    spikeGradientOf<SpikeRateEscape>(arguments, rows, threads);
+    spikeGradientOf<SurrogateKind::SpikeRateEscape>(arguments, rows, threads);
     return Done;
   default:
     return Unknown;

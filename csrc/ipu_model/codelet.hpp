@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <new>
+#include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -128,6 +129,15 @@ struct CodeletRegistration {
 struct EstimatorRegistration {
   EstimatorRegistration(const char *file, std::function<void(poplar::Graph &)> addTo) {
     registerEstimators(file, std::move(addTo));
+  }
+};
+
+// A vector of a codelet's that does not begin where a tile can read or write it.
+class MisalignedAccess : public std::runtime_error {
+public:
+  explicit MisalignedAccess(unsigned bytes)
+      : std::runtime_error("reads or writes " + std::to_string(bytes) +
+                           " bytes at once at an address that is no multiple of them: on a tile that is an exception") {
   }
 };
 

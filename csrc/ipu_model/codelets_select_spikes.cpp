@@ -46,12 +46,12 @@ template <typename V> Codelet fieldsOfSnnipuSelectSpikesBackward(const char *nam
 
 const snnipu::ipu_model::CodeletRegistration registrationOf_select_spikes("snnipu", {
     SNNIPU_CODELET(fieldsOfSnnipuSelectSpikes, snnipu::SelectSpikes<float>),
-    SNNIPU_CODELET(fieldsOfSnnipuSelectSpikesBackward, snnipu::SelectSpikesBackward<float, snnipu::LeakyStep>),
-    SNNIPU_CODELET(fieldsOfSnnipuSelectSpikesBackward, snnipu::SelectSpikesBackward<float, snnipu::Triangular>),
-    SNNIPU_CODELET(fieldsOfSnnipuSelectSpikesBackward, snnipu::SelectSpikesBackward<float, snnipu::FastSigmoid>),
-    SNNIPU_CODELET(fieldsOfSnnipuSelectSpikesBackward, snnipu::SelectSpikesBackward<float, snnipu::ATan>),
-    SNNIPU_CODELET(fieldsOfSnnipuSelectSpikesBackward, snnipu::SelectSpikesBackward<float, snnipu::Sigmoid>),
-    SNNIPU_CODELET(fieldsOfSnnipuSelectSpikesBackward, snnipu::SelectSpikesBackward<float, snnipu::SpikeRateEscape>),
+    SNNIPU_CODELET(fieldsOfSnnipuSelectSpikesBackward, snnipu::SelectSpikesBackward<float, snnipu::SurrogateKind::LeakyStep>),
+    SNNIPU_CODELET(fieldsOfSnnipuSelectSpikesBackward, snnipu::SelectSpikesBackward<float, snnipu::SurrogateKind::Triangular>),
+    SNNIPU_CODELET(fieldsOfSnnipuSelectSpikesBackward, snnipu::SelectSpikesBackward<float, snnipu::SurrogateKind::FastSigmoid>),
+    SNNIPU_CODELET(fieldsOfSnnipuSelectSpikesBackward, snnipu::SelectSpikesBackward<float, snnipu::SurrogateKind::ATan>),
+    SNNIPU_CODELET(fieldsOfSnnipuSelectSpikesBackward, snnipu::SelectSpikesBackward<float, snnipu::SurrogateKind::Sigmoid>),
+    SNNIPU_CODELET(fieldsOfSnnipuSelectSpikesBackward, snnipu::SelectSpikesBackward<float, snnipu::SurrogateKind::SpikeRateEscape>),
 });
 
 } // namespace

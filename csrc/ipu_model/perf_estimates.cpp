@@ -1,9 +1,10 @@
 // Estimates of the cycles that our vertices take on a tile.
 //
 // They count instructions. A worker issues one every 6 cycles of the tile and waits for none of its own results, so the
-// slowest worker's instructions, times 6, are the vertex's time. What is counted, per float2 (two lanes):
-//   load, store    2: an edge is only known to be aligned to its elements, hence two 32-bit accesses. Two halves: one
-//                  access and one conversion
+// slowest worker's instructions, times 6, are the vertex's time. The loops that take the time are counted in what Clang
+// makes of them: `turn` is a loop of counts.cpp, which `make check-ipu` compares with the sources. What is around them,
+// and what no loop there has, is counted by hand, per float2 (two lanes):
+//   load, store    1: fields are aligned to 64 bits. Two halves: one access and one conversion
 //   arithmetic     1: f32v2add, f32v2mul, ...; a comparison 1, a selection by its mask 3 (and, andc, or), H(u) 2
 //   loop           3: branch, index, address
 //   division 10, of PopLibs' estimate; exp 62: the polynomial of csrc/neuron/lanes.hpp
@@ -13,6 +14,7 @@
 // of 64 bits with the addition beside them), 11 cycles of the supervisor, and 19 + 2 for each 8 bytes of a row that is
 // gathered (MultiSlice): a spike costs us 5 + 3 for each float2, per group of 8 lanes.
 #include "ipu_model/codelet.hpp"
+#include "ipu_model/counts.hpp"
 
 #include <poplar/Graph.hpp>
 
@@ -30,7 +32,7 @@ using Count = std::uint64_t;
 
 constexpr Count workerInstructions = 29;
 constexpr Count supervisorCycles = 11;
-constexpr Count move = 2; // a load or a store of two lanes
+constexpr Count move = 1; // a load or a store of two lanes
 constexpr Count loop = 3;
 constexpr Count select = 3;
 constexpr Count heaviside = 2;
@@ -38,8 +40,17 @@ constexpr Count clampUnit = 2 * (1 + select);
 constexpr Count absolute = 2 + select;
 constexpr Count division = 10;
 constexpr Count exponential = 62;
+constexpr Count atan = 5 + division;
 
 Count ceilDiv(Count a, Count b) { return (a + b - 1) / b; }
+
+// Instructions of a loop's turn, as Clang has it.
+Count turn(const std::string &loop) { return instructionsOfLoop.at(loop); }
+// What a variant has more than another.
+Count more(const std::string &loop, const std::string &than) {
+  return turn(loop) > turn(than) ? turn(loop) - turn(than) : 0;
+}
+Count without(Count all, Count part) { return all > part ? all - part : 0; }
 
 // Looking for a number among n that ascend.
 Count search(Count n) {
@@ -69,15 +80,15 @@ struct Asked {
   Count cycles(Count instructions) const { return workers() * (workerInstructions + instructions) + supervisorCycles; }
 
   Count surrogate() const {
-    if (is("LeakyStep"))
+    if (is("SurrogateKind::LeakyStep"))
       return 1 + select + 1;
-    if (is("Triangular"))
+    if (is("SurrogateKind::Triangular"))
       return 3 + select;
-    if (is("FastSigmoid"))
+    if (is("SurrogateKind::FastSigmoid"))
       return absolute + 3 + division + 1 + select;
-    if (is("ATan"))
-      return 5 + division;
-    if (is("Sigmoid"))
+    if (is("SurrogateKind::ATan"))
+      return atan;
+    if (is("SurrogateKind::Sigmoid"))
       return absolute + 1 + exponential + 4 + division;
     return absolute + 4 + exponential; // SpikeRateEscape
   }
@@ -87,13 +98,14 @@ struct Asked {
 
 VertexPerfEstimate lifForward(const Asked &a) {
   const bool delay = a.is(",true,"), reset = !a.is("Reset::None");
-  const Count registers = ceilDiv(a.value("size"), 2), quantise = a.isHalf() ? 2 : 0;
-  Count each = loop + 2 * move + 2 * (1 + heaviside + quantise) + a.integrate() + move;
-  each += a.flag("perElement") ? 3 * move + clampUnit : 0;
-  each += a.flag("storeSpk") ? 1 + move : 0;
-  each += a.flag("storeMem") ? move : 0;
-  each += a.flag("storePreReset") ? move : 0;
-  each += !delay && reset ? 3 : 0;
+  const Count registers = ceilDiv(a.value("size"), 2), stored = move + 1; // and its address
+  Count each = turn("LifForward") + (a.isHalf() ? more("LifForward_half", "LifForward") : 0);
+  each = without(each, a.is("Reset::None") ? more("LifForward", "LifForward_none") : 0);
+  each += a.flag("perElement") ? more("LifForward_perElement", "LifForward") : 0;
+  each += !delay && reset ? more("LifForward_immediate", "LifForward") : 0;
+  each = without(each, a.flag("storeSpk") ? 0 : 1 + stored);
+  each = without(each, a.flag("storeMem") ? 0 : stored);
+  each += a.flag("storePreReset") ? stored : 0;
   const Count rowStart = 20; // addresses of the rows of five arrays
   const Count steps = a.value("steps");
   return {a.cycles(18 + steps * (rowStart + a.share(registers) * each)), steps * a.value("size") * 10};
@@ -101,15 +113,20 @@ VertexPerfEstimate lifForward(const Asked &a) {
 
 VertexPerfEstimate lifBackward(const Asked &a) {
   const bool delay = a.is(",true,"), reset = !a.is("Reset::None");
-  const Count registers = ceilDiv(a.value("size"), 2), quantise = a.isHalf() ? 2 : 0;
-  Count each = loop + 3 * move;                             // membrane before, membrane, gradient of the state
-  each += 1 + heaviside + quantise + 1 + heaviside + 1 + 1; // reset, spike, gradient of the spike, of graded
-  each += a.surrogate() + 2 + a.carry() + 2 * move + (a.flag("constantInput") ? move + 1 : 0);
+  const Count registers = ceilDiv(a.value("size"), 2), read = move + 1; // and its address
+  Count each = turn(a.is("SurrogateKind::ATan")                                             ? "LifBackward_ATan"
+                    : a.is("SurrogateKind::FastSigmoid")                                    ? "LifBackward_FastSigmoid"
+                    : a.is("SurrogateKind::LeakyStep") || a.is("SurrogateKind::Triangular") ? "LifBackward_LeakyStep"
+                                                                                            : "LifBackward_Sigmoid");
+  each += a.isHalf() ? more("LifBackward_half", "LifBackward_ATan") : 0;
+  each = without(each, a.is("Reset::None") ? 3 : 0); // the threshold's part of the carried gradient
+  each += a.is("Reset::Zero") ? 2 : 0;
+  each += a.flag("constantInput") ? read + 1 : 0;
   each += !delay && reset ? 5 : 0;
-  each += a.flag("perElement") ? 3 * move + clampUnit : 0;
-  each += a.flag("hasGradSpk") ? move : 0;
-  each += a.flag("hasGradMem") ? move + 1 : 0;
-  each += a.flag("parameterGradients") ? 3 * (2 * move + 1) + 1 + select : 0;
+  each += a.flag("perElement") ? more("LifForward_perElement", "LifForward") : 0;
+  each = without(each, a.flag("hasGradSpk") ? 0 : read);
+  each += a.flag("hasGradMem") ? read + 1 : 0;
+  each = without(each, a.flag("parameterGradients") ? 0 : 3 * (2 * move + 2) + 1 + select);
   const Count rowStart = 35;
   const Count steps = a.value("steps");
   return {a.cycles(28 + steps * (rowStart + a.share(registers) * each)), steps * a.value("size") * 25};
@@ -117,12 +134,14 @@ VertexPerfEstimate lifBackward(const Asked &a) {
 
 VertexPerfEstimate surrogateSpike(const Asked &a) {
   const Count registers = ceilDiv(a.value("size"), 2);
-  return {a.cycles(3 + a.share(registers) * (loop + 2 * move + heaviside)), a.value("size")};
+  return {a.cycles(3 + a.share(registers) * turn("SurrogateSpike")), a.value("size")};
 }
 
 VertexPerfEstimate surrogateSpikeBackward(const Asked &a) {
   const Count registers = ceilDiv(a.value("size"), 2);
-  return {a.cycles(6 + a.share(registers) * (loop + 3 * move + a.surrogate())), 8 * a.value("size")};
+  // Beside the surrogate, what that of ATan has.
+  const Count around = without(turn("SurrogateSpikeBackward_ATan"), atan);
+  return {a.cycles(6 + a.share(registers) * (around + a.surrogate())), 8 * a.value("size")};
 }
 
 // Lanes go in groups of four registers, and what is left in single ones: of(registers) summed over them.
@@ -133,7 +152,7 @@ template <typename Of> Count overGroups(Count lanes, const Of &of) {
 
 // Of one row and one group: what `spikes` add up, by id.
 Count gather(Count spikes, bool unit, Count registers) {
-  return spikes * (5 + (unit ? 0 : 2) + registers * (move + (unit ? 1 : 2)));
+  return spikes * turn("gather_" + std::to_string(registers) + (unit ? "" : "_values"));
 }
 
 VertexPerfEstimate sparseLinearForward(const Asked &a) {
@@ -170,7 +189,7 @@ VertexPerfEstimate sparseLinearWeightUpdate(const Asked &a) {
   // Every worker looks for the first of its spikes in every row, which ascends as those of SelectSpikes do, and has a
   // sixth of them.
   const Count looks = a.value("rows") * (12 + search(slots));
-  const Count has = a.share(a.value("rows") * slots) * (8 + registers * (loop + 3 * move + 2));
+  const Count has = a.share(a.value("rows") * slots) * (8 + registers * turn("SparseLinearWeightUpdate"));
   return {a.cycles(12 + looks + has), 2 * a.value("rows") * slots * a.value("lanes")};
 }
 
@@ -205,11 +224,13 @@ VertexPerfEstimate sparseLifStepBackward(const Asked &a) {
 }
 
 VertexPerfEstimate selectSpikes(const Asked &a) {
-  const Count rows = a.share(a.value("rows")), words = a.value("words"), slots = a.value("slots");
-  const Count spikes = a.used(slots);
-  // Counting bits, then a bit at a time, then values and padding.
-  const Count row = 30 + words * 7 + ceilDiv(words, 2) * 10 + spikes * 14 + slots * 4 + (slots - spikes) * 2;
-  return {a.cycles(11 + rows * row)};
+  const Count rows = a.value("rows"), words = a.value("words"), slots = a.value("slots"), spikes = a.used(slots);
+  // Counting bits, then a bit at a time, then values and padding. Of few rows each has several workers, which share all
+  // but the counting.
+  const Count parts = rows != 0 ? std::max<Count>(1, a.workers() / rows) : 1;
+  const Count row =
+      40 + words * 9 + ceilDiv(words, parts) * 6 + ceilDiv(spikes * 10 + slots * 4 + (slots - spikes) * 2, parts);
+  return {a.cycles(20 + a.share(rows * parts) * row)};
 }
 
 VertexPerfEstimate selectSpikesBackward(const Asked &a) {
@@ -233,9 +254,10 @@ VertexPerfEstimate scatterSlots(const Asked &a) {
   return {a.cycles(7 + a.share(a.value("rows")) * row), a.value("rows") * a.used("slots")};
 }
 
-// Instructions for each element of what the workers share out.
-template <Count PerElement> VertexPerfEstimate elementwise(const Asked &a) {
-  return {a.cycles(4 + a.share(a.value("size")) * PerElement), a.value("size")};
+// A turn for each element of what the workers share out.
+VertexPerfEstimate elementwise(const Asked &a) {
+  const std::string name = a.vertex.getVertexName().substr(std::string("snnipu::").size());
+  return {a.cycles(4 + a.share(a.value("size")) * turn(name.substr(0, name.find('<')))), a.value("size")};
 }
 
 VertexPerfEstimate advance(const Asked &a) { return {a.cycles(12)}; }
@@ -249,7 +271,7 @@ VertexPerfEstimate sumSlots(const Asked &a) {
 }
 
 VertexPerfEstimate sumRows(const Asked &a) {
-  return {a.cycles(5 + a.share(a.value("columns")) * (6 + a.value("rows") * 5)), a.size("in")};
+  return {a.cycles(5 + a.share(a.value("columns")) * (6 + a.value("rows") * turn("SumRows"))), a.size("in")};
 }
 
 VertexPerfEstimate ascending(const Asked &a) {
@@ -258,11 +280,11 @@ VertexPerfEstimate ascending(const Asked &a) {
 
 VertexPerfEstimate sumParts(const Asked &a) {
   const Count parts = a.value("parts");
-  return {a.cycles(5 + a.share(parts) * (9 + ceilDiv(a.value("size"), parts) * 5)), a.value("size")};
+  return {a.cycles(5 + a.share(parts) * (9 + ceilDiv(a.value("size"), parts) * turn("SumParts"))), a.value("size")};
 }
 
 VertexPerfEstimate cast(const Asked &a) {
-  return {a.cycles(4 + a.share(ceilDiv(a.value("size"), 2)) * (loop + 2 * move))};
+  return {a.cycles(4 + a.share(ceilDiv(a.value("size"), 2)) * turn(a.isHalf() ? "Cast_toFloat" : "Cast_toHalf"))};
 }
 
 const std::map<std::string, VertexPerfEstimate (*)(const Asked &)> estimates = {
@@ -282,12 +304,12 @@ const std::map<std::string, VertexPerfEstimate (*)(const Asked &)> estimates = {
     {"snnipu::Above", above},
     {"snnipu::GatherSlots", gatherSlots},
     {"snnipu::ScatterSlots", scatterSlots},
-    {"snnipu::IdsOfFloats", elementwise<10>},
-    {"snnipu::FloatsOfIds", elementwise<6>},
-    {"snnipu::Zero", elementwise<4>},
-    {"snnipu::ClampUnit", elementwise<12>},
-    {"snnipu::LoadStep", elementwise<7>},
-    {"snnipu::StoreStep", elementwise<5>},
+    {"snnipu::IdsOfFloats", elementwise},
+    {"snnipu::FloatsOfIds", elementwise},
+    {"snnipu::Zero", elementwise},
+    {"snnipu::ClampUnit", elementwise},
+    {"snnipu::LoadStep", elementwise},
+    {"snnipu::StoreStep", elementwise},
     {"snnipu::Advance", advance},
     {"snnipu::MergeBits", mergeBits},
     {"snnipu::SumSlots", sumSlots},
@@ -311,4 +333,11 @@ const EstimatorRegistration registration("snnipu", [](poplar::Graph &graph) {
 
 } // namespace
 } // namespace ipu_model
+
+// What csrc/neuron/lanes.hpp calls on a tile.
+void checkAlignment(const void *address, unsigned bytes) {
+  if (reinterpret_cast<std::uintptr_t>(address) % bytes != 0)
+    throw ipu_model::MisalignedAccess(bytes);
+}
+
 } // namespace snnipu

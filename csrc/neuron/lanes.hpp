@@ -164,12 +164,40 @@ template <typename V> struct Convert {
   }
 };
 
-// lanes<V> consecutive elements of storage type S as a V, and back. Unaligned.
-template <typename V, typename S> inline V load(const S *from) {
+// What the first element of a vector is a multiple of, in elements: on a tile one access has all of them, 64 bits or,
+// of two halves, 32; the host's registers may lie anywhere.
+#if defined(__POPC__)
+template <typename C> constexpr unsigned lanesAlignment = registerLanes<C>;
+// The IPU model's, where it is built with it: throws for an address that is no multiple of `bytes`.
+#if defined(SNNIPU_CHECK_ALIGNMENT)
+void checkAlignment(const void *address, unsigned bytes);
+#else
+inline void checkAlignment(const void *, unsigned) {}
+#endif
+template <typename V, typename S> inline S *aligned(S *address) {
+  constexpr unsigned bytes = lanes<V> * sizeof(S);
+  if constexpr (lanes < V >> 1)
+    checkAlignment(address, bytes);
+  return static_cast<S *>(__builtin_assume_aligned(address, bytes));
+}
+#else
+template <typename C> constexpr unsigned lanesAlignment = 1;
+template <typename V, typename S> inline S *aligned(S *address) { return address; }
+#endif
+
+// lanes<V> consecutive elements of storage type S as a V, and back.
+template <typename V, typename S> inline V load(const S *address) {
+  const S *const from = aligned<V>(address);
   if constexpr (std::is_same_v<S, Element<V>>) {
     V v;
     std::memcpy(&v, from, sizeof(V));
     return v;
+#if defined(__IPU__)
+  } else if constexpr (lanes<V> > 1) {
+    VectorN<S, lanes<V>> packed;
+    std::memcpy(&packed, from, sizeof(packed));
+    return __builtin_convertvector(packed, V);
+#endif
   } else if constexpr (std::is_same_v<S, Float16> || std::is_same_v<S, BFloat16>) {
     typename Convert<V>::Bits16 bits;
     std::memcpy(&bits, from, sizeof(bits));
@@ -185,9 +213,16 @@ template <typename V, typename S> inline V load(const S *from) {
   }
 }
 
-template <typename V, typename S> inline void store(S *to, V v) {
+template <typename V, typename S> inline void store(S *address, V v) {
+  S *const to = aligned<V>(address);
   if constexpr (std::is_same_v<S, Element<V>>) {
     std::memcpy(to, &v, sizeof(V));
+#if defined(__IPU__)
+  } else if constexpr (lanes<V> > 1) {
+    // One access: workers that write halves of a word each would take back what the other has written.
+    const auto packed = __builtin_convertvector(v, VectorN<S, lanes<V>>);
+    std::memcpy(to, &packed, sizeof(packed));
+#endif
   } else if constexpr (std::is_same_v<S, Float16>) {
     const auto bits = Convert<V>::toFloat16(v);
     std::memcpy(to, &bits, sizeof(bits));
@@ -434,7 +469,7 @@ template <typename S, typename V> inline V quantise(V v) {
   if constexpr (std::is_same_v<S, Element<V>>) {
     return v;
   } else {
-    S stored[lanes<V>];
+    alignas(V) S stored[lanes<V>];
     store(stored, v);
     return load<V>(stored);
   }

@@ -1,7 +1,8 @@
 // Surrogate gradients of the spike S = H(u), u = mem - threshold: what takes the place of dS/du in the backward pass.
 //
 // Equations and parameter names are snnTorch 1.0's (snntorch.surrogate). Each is a small struct with up to two
-// parameters, a template argument of the vertices; `gradient(u, g)` is g * dS/du.
+// parameters; `gradient(u, g)` is g * dS/du. A vertex names it by its SurrogateKind: of a template of templates nobody
+// can tell for certain how popc spells it.
 #pragma once
 
 #include "neuron/lanes.hpp"
@@ -58,8 +59,10 @@ template <typename C> struct SpikeRateEscape {
   template <typename V> V gradient(V u, V g) const { return g * slope * exp(-beta * abs(u - C(1))); }
 };
 
-// The names of the above, as numbers: those of the C interface, csrc/host/snnipu.h.
-enum class SurrogateKind : unsigned { LeakyStep, Triangular, FastSigmoid, ATan, Sigmoid, SpikeRateEscape };
+// The names of the above, as numbers: those of the C interface, csrc/host/snnipu.h. Any: told at run time.
+enum class SurrogateKind : unsigned { LeakyStep, Triangular, FastSigmoid, ATan, Sigmoid, SpikeRateEscape, Any };
+
+template <typename C> struct SurrogateFirst { using First = C; };
 
 // One of the above, chosen at run time: a little slower, and a sixth of the code.
 template <typename C> struct AnySurrogate {
@@ -86,10 +89,19 @@ template <typename C> struct AnySurrogate {
   }
 };
 
+// A kind's struct.
+template <SurrogateKind K, typename C> struct SurrogateOfKind;
+template <typename C> struct SurrogateOfKind<SurrogateKind::LeakyStep, C> { using Type = LeakyStep<C>; };
+template <typename C> struct SurrogateOfKind<SurrogateKind::Triangular, C> { using Type = Triangular<C>; };
+template <typename C> struct SurrogateOfKind<SurrogateKind::FastSigmoid, C> { using Type = FastSigmoid<C>; };
+template <typename C> struct SurrogateOfKind<SurrogateKind::ATan, C> { using Type = ATan<C>; };
+template <typename C> struct SurrogateOfKind<SurrogateKind::Sigmoid, C> { using Type = Sigmoid<C>; };
+template <typename C> struct SurrogateOfKind<SurrogateKind::SpikeRateEscape, C> { using Type = SpikeRateEscape<C>; };
+template <typename C> struct SurrogateOfKind<SurrogateKind::Any, C> { using Type = AnySurrogate<C>; };
+template <SurrogateKind K, typename C> using SurrogateOf = typename SurrogateOfKind<K, C>::Type;
+
 // A surrogate's first parameter, as a vertex holds it.
-template <template <typename> class Surrogate, typename C> struct FirstParameterOf { using Type = C; };
-template <typename C> struct FirstParameterOf<AnySurrogate, C> { using Type = typename AnySurrogate<C>::First; };
-template <template <typename> class Surrogate, typename C>
-using FirstParameter = typename FirstParameterOf<Surrogate, C>::Type;
+template <SurrogateKind K, typename C>
+using FirstParameter = typename std::conditional_t<K == SurrogateKind::Any, AnySurrogate<C>, SurrogateFirst<C>>::First;
 
 } // namespace snnipu

@@ -33,11 +33,22 @@ template <PerElement P, typename V, typename C> inline V parameter(const C *valu
   return P == PerElement::Yes || (P == PerElement::Asked && perElement) ? load<V>(values + i) : splat<V>(values[0]);
 }
 
-template <PerElement P, typename V, typename C>
-inline LifParameters<V> lifParameters(const C *beta, const C *threshold, const C *graded, unsigned i, bool perElement) {
-  return {clampUnit(parameter<P, V>(beta, i, perElement)), parameter<P, V>(threshold, i, perElement),
-          parameter<P, V>(graded, i, perElement)};
-}
+// The parameters of a vertex. What is one value for all is read once: what a loop writes might be a parameter for all
+// that the compiler knows, and would have it read them anew for every register.
+template <PerElement P, typename C> struct ParametersOf {
+  const C *beta, *threshold, *graded;
+  bool perElement;
+  LifParameters<C> first;
+
+  ParametersOf(const C *b, const C *thr, const C *g, bool each)
+      : beta(b), threshold(thr), graded(g), perElement(each), first{clampUnit(SingleLane<C>{b[0]})[0], thr[0], g[0]} {}
+
+  template <typename V> LifParameters<V> at(unsigned i) const {
+    if (P == PerElement::Yes || (P == PerElement::Asked && perElement))
+      return {clampUnit(load<V>(beta + i)), load<V>(threshold + i), load<V>(graded + i)};
+    return {splat<V>(first.beta), splat<V>(first.threshold), splat<V>(first.graded)};
+  }
+};
 
 template <typename S, Reset R, bool ResetDelay, typename Spike = HardSpike>
 class LifForward : public poplar::MultiVertex {
@@ -77,7 +88,7 @@ public:
 private:
   template <PerElement P> void run(WorkerRange range) {
     const bool withSpk = storeSpk, withMem = storeMem, withPreReset = storePreReset, past = streaming;
-    const bool each = perElement;
+    const ParametersOf<P, C> parameters(&beta[0], &threshold[0], &graded[0], perElement);
     for (unsigned t = 0; t < steps; ++t) {
       const std::size_t memRowStart = static_cast<std::size_t>(t) * memStride;
       const S *const xRow = &x[static_cast<std::size_t>(t) * xStride];
@@ -87,11 +98,10 @@ private:
       S *const memRow = withMem ? &mem[memRowStart] : nullptr;
       S *const preRow = withPreReset ? &preReset[memRowStart] : nullptr;
       C *const stateRow = &state[0];
-      const C *const b = &beta[0], *const thr = &threshold[0], *const g = &graded[0];
       forLanes<C>(range, [=](unsigned i, auto lane) {
         using V = decltype(lane);
         prefetch(xNext + i);
-        const auto p = lifParameters<P, V>(b, thr, g, i, each);
+        const auto p = parameters.template at<V>(i);
         const V before = load<V>(stateRow + i);
         const V reset = heaviside(quantise<S>(before) - p.threshold);
         const V u = lifIntegrate<R>(p, load<V>(xRow + i), before, reset);
@@ -112,7 +122,7 @@ private:
 };
 
 // Gradients flow from gradSpk and gradMem (either may be absent) and from the steps after (gradState).
-template <typename S, Reset R, bool ResetDelay, template <typename> class Surrogate, typename Spike = HardSpike>
+template <typename S, Reset R, bool ResetDelay, SurrogateKind K, typename Spike = HardSpike>
 class LifBackward : public poplar::MultiVertex {
 public:
   using C = Compute<S>;
@@ -132,7 +142,7 @@ public:
   Through<C> gradBeta;
   Through<C> gradThreshold;
   Through<C> gradGraded;
-  FirstParameter<Surrogate, C> surrogateA;
+  FirstParameter<K, C> surrogateA;
   C surrogateB;
   unsigned steps;
   unsigned size;
@@ -159,9 +169,11 @@ public:
 
 private:
   template <PerElement P> void run(WorkerRange range) {
-    const Surrogate<C> surrogate{surrogateA, surrogateB};
+    const SurrogateOf<K, C> surrogate{surrogateA, surrogateB};
     const bool withSpk = hasGradSpk, withMem = hasGradMem, withParameters = parameterGradients;
     const bool constant = constantInput, past = streaming, each = perElement;
+    const C *const b = &beta[0];
+    const ParametersOf<P, C> parameters(b, &threshold[0], &graded[0], each);
     for (unsigned t = steps; t-- > 0;) {
       const std::size_t row = static_cast<std::size_t>(t) * memStride;
       const S *const spkRow = withSpk ? &gradSpk[static_cast<std::size_t>(t) * gradSpkStride] : nullptr;
@@ -178,14 +190,13 @@ private:
       C *const betaSum = withParameters ? &gradBeta[0] : nullptr;
       C *const thresholdSum = withParameters ? &gradThreshold[0] : nullptr;
       C *const gradedSum = withParameters ? &gradGraded[0] : nullptr;
-      const C *const b = &beta[0], *const thr = &threshold[0], *const g = &graded[0];
       forLanes<C>(range, [=](unsigned i, auto lane) {
         using V = decltype(lane);
         const V zero = splat<V>(0);
         prefetch(spkNext + i);
         prefetch(gradMemNext + i);
         prefetch(previousNext + i);
-        const auto p = lifParameters<P, V>(b, thr, g, i, each);
+        const auto p = parameters.template at<V>(i);
         const V before = previousRow ? load<V>(previousRow + i) : load<V>(initialRow + i);
         const V reset = heaviside(quantise<S>(before) - p.threshold);
         const V gradSpkNow = withSpk ? load<V>(spkRow + i) : zero;
@@ -213,12 +224,12 @@ private:
 
 // What popc compiles. The host instantiates more storage types (csrc/host/lif.cpp) from this same file.
 #define SNNIPU_LIF_BACKWARD(S, R, DELAY)                                                                               \
-  template class LifBackward<S, R, DELAY, LeakyStep>;                                                                  \
-  template class LifBackward<S, R, DELAY, Triangular>;                                                                 \
-  template class LifBackward<S, R, DELAY, FastSigmoid>;                                                                \
-  template class LifBackward<S, R, DELAY, ATan>;                                                                       \
-  template class LifBackward<S, R, DELAY, Sigmoid>;                                                                    \
-  template class LifBackward<S, R, DELAY, SpikeRateEscape>;
+  template class LifBackward<S, R, DELAY, SurrogateKind::LeakyStep>;                                                   \
+  template class LifBackward<S, R, DELAY, SurrogateKind::Triangular>;                                                  \
+  template class LifBackward<S, R, DELAY, SurrogateKind::FastSigmoid>;                                                 \
+  template class LifBackward<S, R, DELAY, SurrogateKind::ATan>;                                                        \
+  template class LifBackward<S, R, DELAY, SurrogateKind::Sigmoid>;                                                     \
+  template class LifBackward<S, R, DELAY, SurrogateKind::SpikeRateEscape>;
 #define SNNIPU_LIF_RESET(S, R)                                                                                         \
   template class LifForward<S, R, true>;                                                                               \
   template class LifForward<S, R, false>;                                                                              \

@@ -19,40 +19,65 @@ public:
   unsigned words;
   unsigned slots;
 
+  // Of few rows each has several workers: every one of them counts, and then writes its part.
   void compute(unsigned workerId) {
-    const WorkerRange range = workerShare(workerId, numWorkers(), rows);
-    for (unsigned row = range.begin; row < range.end; ++row) {
-      const unsigned *const spikes = &fired[static_cast<std::size_t>(row) * words];
-      const unsigned *const all = &carried[static_cast<std::size_t>(row) * words];
-      int *const id = slots ? &ids[static_cast<std::size_t>(row) * slots] : nullptr;
-      C *const value = slots ? &values[static_cast<std::size_t>(row) * slots] : nullptr;
-      const auto fired = [=](unsigned word) { return spikes[word]; };
-      const auto others = [=](unsigned word) { return all[word] & ~spikes[word]; };
-      unsigned foundFired = 0, found = 0;
-      for (unsigned word = 0; word < words; ++word) {
-        foundFired += static_cast<unsigned>(__builtin_popcount(spikes[word]));
-        found += static_cast<unsigned>(__builtin_popcount(all[word]));
+    const unsigned workers = numWorkers();
+    unsigned parts = 1;
+    while (rows != 0 && (parts + 1) * rows <= workers)
+      ++parts;
+    if (parts == 1) {
+      const WorkerRange range = workerShare(workerId, workers, rows);
+      for (unsigned row = range.begin; row < range.end; ++row)
+        select(row, 0, 1);
+    } else if (workerId < parts * rows) {
+      unsigned row = 0, part = workerId;
+      for (; part >= parts; part -= parts)
+        ++row;
+      select(row, part, parts);
+    }
+  }
+
+private:
+  // Bits that are looked at together: a word of the tile, and two of them on the host, for fewer loops of few turns.
+  using Word = std::conditional_t<(SNNIPU_LANE_BYTES > 8), uint64_t, uint32_t>;
+  static constexpr unsigned wordsAtOnce = sizeof(Word) / sizeof(unsigned);
+
+  void select(unsigned row, unsigned part, unsigned parts) {
+    const unsigned *const spikes = &fired[static_cast<std::size_t>(row) * words];
+    const unsigned *const all = &carried[static_cast<std::size_t>(row) * words];
+    int *const id = slots ? &ids[static_cast<std::size_t>(row) * slots] : nullptr;
+    C *const value = slots ? &values[static_cast<std::size_t>(row) * slots] : nullptr;
+    const WorkerRange own = workerShare(part, parts, words, wordsAtOnce), ownSlots = workerShare(part, parts, slots);
+    unsigned foundFired = 0, found = 0, firedBefore = 0, before = 0;
+    for (unsigned word = 0; word < words; ++word) {
+      if (word == own.begin) {
+        firedBefore = foundFired;
+        before = found;
       }
-      const unsigned keptFired = foundFired < slots ? foundFired : slots;
-      const unsigned kept = found < slots ? found : slots;
-      if (found <= slots) {
-        // Two words at a time: fewer loops of few turns.
-        int *to[2] = {id + foundFired, id};
-        for (unsigned word = 0; word < words; word += 2) {
-          const uint64_t isSpike = pairOf(spikes, word);
-          for (uint64_t bits = pairOf(all, word); bits != 0; bits &= bits - 1) {
-            const unsigned bit = static_cast<unsigned>(__builtin_ctzll(bits));
-            *to[isSpike >> bit & 1]++ = static_cast<int>(32 * word + bit);
-          }
+      foundFired += static_cast<unsigned>(__builtin_popcount(spikes[word]));
+      found += static_cast<unsigned>(__builtin_popcount(all[word]));
+    }
+    const unsigned keptFired = foundFired < slots ? foundFired : slots;
+    const unsigned kept = found < slots ? found : slots;
+    if (found <= slots) {
+      int *to[2] = {id + foundFired + before - firedBefore, id + firedBefore};
+      for (unsigned word = own.begin; word < own.end; word += wordsAtOnce) {
+        const Word isSpike = wordOf(spikes, word);
+        for (Word bits = wordOf(all, word); bits != 0; bits &= bits - 1) {
+          const unsigned bit = lowestBit(bits);
+          *to[isSpike >> bit & 1]++ = static_cast<int>(32 * word + bit);
         }
-      } else {
-        emit(fired, foundFired, keptFired, id);
-        emit(others, found - foundFired, kept - keptFired, id + keptFired);
       }
-      for (unsigned slot = 0; slot < slots; ++slot)
-        value[slot] = slot < keptFired ? C(1) : C(0);
-      for (unsigned slot = kept; slot < slots; ++slot)
-        id[slot] = 0;
+    } else if (part == 0) {
+      emit([=](unsigned word) { return spikes[word]; }, foundFired, keptFired, id);
+      emit([=](unsigned word) { return all[word] & ~spikes[word]; }, found - foundFired, kept - keptFired,
+           id + keptFired);
+    }
+    for (unsigned slot = ownSlots.begin; slot < ownSlots.end; ++slot)
+      value[slot] = slot < keptFired ? C(1) : C(0);
+    for (unsigned slot = kept > ownSlots.begin ? kept : ownSlots.begin; slot < ownSlots.end; ++slot)
+      id[slot] = 0;
+    if (part == 0) {
       counts[2 * row] = static_cast<int>(keptFired);
       counts[2 * row + 1] = static_cast<int>(kept);
       dropped[2 * row] = static_cast<int>(foundFired - keptFired);
@@ -60,9 +85,17 @@ public:
     }
   }
 
-private:
-  uint64_t pairOf(const unsigned *bits, unsigned word) const {
-    return bits[word] | (word + 1 < words ? static_cast<uint64_t>(bits[word + 1]) << 32 : 0);
+  Word wordOf(const unsigned *bits, unsigned word) const {
+    Word found = bits[word];
+    if constexpr (wordsAtOnce == 2)
+      found |= word + 1 < words ? static_cast<Word>(bits[word + 1]) << (32 * (wordsAtOnce - 1)) : 0;
+    return found;
+  }
+  static unsigned lowestBit(Word bits) {
+    if constexpr (wordsAtOnce == 2)
+      return static_cast<unsigned>(__builtin_ctzll(bits));
+    else
+      return static_cast<unsigned>(__builtin_ctz(bits));
   }
 
   // Bits from id `from` on.
@@ -100,7 +133,7 @@ private:
 };
 
 // through = grad * surrogate'(mem - threshold) at every carried slot, 0 in padding.
-template <typename C, template <typename> class Surrogate> class SelectSpikesBackward : public poplar::MultiVertex {
+template <typename C, SurrogateKind K> class SelectSpikesBackward : public poplar::MultiVertex {
 public:
   In<C> grad;      // [rows][slots]
   In<C> mem;       // [rows][slots]
@@ -116,11 +149,14 @@ public:
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerShare(workerId, numWorkers(), rows);
-    const Surrogate<C> surrogate{surrogateA, surrogateB};
+    const SurrogateOf<K, C> surrogate{surrogateA, surrogateB};
     for (unsigned row = range.begin; row < range.end; ++row) {
       const std::size_t first = static_cast<std::size_t>(row) * slots;
       const unsigned carried = static_cast<unsigned>(counts[2 * row + 1]);
       unsigned slot = 0;
+      // Rows of an odd number of slots do not all begin where a vector may.
+      for (; slot < carried && (first + slot) % lanesAlignment<C> != 0; ++slot)
+        run<SingleLane<C>>(surrogate, first + slot);
       for (; slot + registerLanes<C> <= carried; slot += registerLanes<C>)
         run<Register<C>>(surrogate, first + slot);
       for (; slot < carried; ++slot)
@@ -131,7 +167,7 @@ public:
   }
 
 private:
-  template <typename V> void run(const Surrogate<C> &surrogate, std::size_t at) {
+  template <typename V> void run(const SurrogateOf<K, C> &surrogate, std::size_t at) {
     V thr = splat<V>(threshold[0]);
     if (perNeuron)
       for (unsigned i = 0; i < lanes<V>; ++i)
@@ -141,12 +177,12 @@ private:
 };
 
 #define SNNIPU_SELECT_SPIKES_BACKWARD(C)                                                                               \
-  template class SelectSpikesBackward<C, LeakyStep>;                                                                   \
-  template class SelectSpikesBackward<C, Triangular>;                                                                  \
-  template class SelectSpikesBackward<C, FastSigmoid>;                                                                 \
-  template class SelectSpikesBackward<C, ATan>;                                                                        \
-  template class SelectSpikesBackward<C, Sigmoid>;                                                                     \
-  template class SelectSpikesBackward<C, SpikeRateEscape>;
+  template class SelectSpikesBackward<C, SurrogateKind::LeakyStep>;                                                    \
+  template class SelectSpikesBackward<C, SurrogateKind::Triangular>;                                                   \
+  template class SelectSpikesBackward<C, SurrogateKind::FastSigmoid>;                                                  \
+  template class SelectSpikesBackward<C, SurrogateKind::ATan>;                                                         \
+  template class SelectSpikesBackward<C, SurrogateKind::Sigmoid>;                                                      \
+  template class SelectSpikesBackward<C, SurrogateKind::SpikeRateEscape>;
 
 #if defined(__POPC__)
 template class SelectSpikes<float>;

@@ -20,7 +20,7 @@ inline unsigned firstFrom(const int *ids, unsigned begin, unsigned end, unsigned
   return begin;
 }
 
-// value = (value + by) modulo `modulo`, or without it where that is 0.
+// value = (value + by) modulo `modulo`, or without it where that is 0. by < modulo: a tile has no integer division.
 class Advance : public poplar::MultiVertex {
 public:
   Through<unsigned> value; // of one element
@@ -31,8 +31,8 @@ public:
     if (workerId != 0)
       return;
     value[0] += by;
-    if (modulo != 0)
-      value[0] %= modulo;
+    if (modulo != 0 && value[0] >= modulo)
+      value[0] -= modulo;
   }
 };
 
@@ -47,9 +47,11 @@ public:
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerShare(workerId, numWorkers(), size, 2);
-    const unsigned now = step[0];
+    const bool before = step[0] < back;
+    const T *const source = before ? nullptr : &from[static_cast<std::size_t>(step[0] - back) * size];
+    T *const target = &to[0];
     for (unsigned i = range.begin; i < range.end; ++i)
-      to[i] = now < back ? T(0) : from[static_cast<std::size_t>(now - back) * size + i];
+      target[i] = before ? T(0) : source[i];
   }
 };
 
@@ -64,9 +66,10 @@ public:
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerShare(workerId, numWorkers(), size, 2);
+    const T *const source = &from[0];
     T *const now = &to[static_cast<std::size_t>(step[0] - back) * size];
     for (unsigned i = range.begin; i < range.end; ++i)
-      now[i] = from[i];
+      now[i] = source[i];
   }
 };
 
@@ -132,12 +135,16 @@ public:
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerShare(workerId, numWorkers(), size, 2);
-    unsigned row = (offset + range.begin) / slots, slot = (offset + range.begin) % slots;
+    unsigned row = 0, slot = offset + range.begin;
+    for (; slot >= slots; slot -= slots)
+      ++row;
+    const unsigned count = blocks, stride = size;
     for (unsigned i = range.begin; i < range.end; ++i) {
       C total = C(0);
       if (slot < static_cast<unsigned>(counts[2 * row + 1])) {
-        for (unsigned block = 0; block < blocks; ++block)
-          total += partial[static_cast<std::size_t>(block) * size + i];
+        const C *from = &partial[i];
+        for (unsigned block = 0; block < count; ++block, from += stride)
+          total += *from;
         total = hasUpstream ? upstream[i] + scale * total : scale * total;
       }
       out[i] = total;
@@ -151,8 +158,7 @@ public:
 
 // One step back in time of a block's neurons: the gradient of the spikes' values through the surrogate, that of the
 // step after through the membrane, and the sums for the parameters, which each row has for itself.
-template <typename C, Reset R, template <typename> class Surrogate>
-class SparseLifStepBackward : public poplar::MultiVertex {
+template <typename C, Reset R, SurrogateKind K> class SparseLifStepBackward : public poplar::MultiVertex {
 public:
   In<C> beta; // [lanes]; clamped here, with the gradient 0 outside of [0, 1]
   In<C> threshold;
@@ -176,7 +182,7 @@ public:
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerShare(workerId, numWorkers(), rows);
-    const Surrogate<C> surrogate{surrogateA, surrogateB};
+    const SurrogateOf<K, C> surrogate{surrogateA, surrogateB};
     for (unsigned row = range.begin; row < range.end; ++row) {
       const std::size_t first = static_cast<std::size_t>(row) * lanes;
       const C *const now = &mem[(static_cast<std::size_t>(step[0]) * rows) * lanes + first];
@@ -252,7 +258,8 @@ public:
         using V = Register<C>;
         const V factor = splat<V>(unitValues ? scale : scale * values[first + slot]);
         C *const to = &gradWeight[static_cast<std::size_t>(id) * lanes];
-        for (unsigned lane = 0; lane < lanes; lane += registerLanes<C>)
+        const unsigned count = lanes;
+        for (unsigned lane = 0; lane < count; lane += registerLanes<C>)
           store(to + lane, multiplyAdd(factor, load<V>(from + lane), load<V>(to + lane)));
       }
     }
@@ -260,12 +267,12 @@ public:
 };
 
 #define SNNIPU_SPARSE_LIF_STEP_BACKWARD(R)                                                                             \
-  template class SparseLifStepBackward<float, R, LeakyStep>;                                                           \
-  template class SparseLifStepBackward<float, R, Triangular>;                                                          \
-  template class SparseLifStepBackward<float, R, FastSigmoid>;                                                         \
-  template class SparseLifStepBackward<float, R, ATan>;                                                                \
-  template class SparseLifStepBackward<float, R, Sigmoid>;                                                             \
-  template class SparseLifStepBackward<float, R, SpikeRateEscape>;
+  template class SparseLifStepBackward<float, R, SurrogateKind::LeakyStep>;                                            \
+  template class SparseLifStepBackward<float, R, SurrogateKind::Triangular>;                                           \
+  template class SparseLifStepBackward<float, R, SurrogateKind::FastSigmoid>;                                          \
+  template class SparseLifStepBackward<float, R, SurrogateKind::ATan>;                                                 \
+  template class SparseLifStepBackward<float, R, SurrogateKind::Sigmoid>;                                              \
+  template class SparseLifStepBackward<float, R, SurrogateKind::SpikeRateEscape>;
 
 #if defined(__POPC__)
 template class LoadStep<float>;

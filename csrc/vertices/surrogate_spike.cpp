@@ -15,15 +15,17 @@ public:
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerShare(workerId, numWorkers(), size, registerLanes<C>);
+    const S *const from = &u[0];
+    S *const to = &spk[0];
     unsigned i = range.begin;
     for (; i + registerLanes<C> <= range.end; i += registerLanes<C>)
-      store(&spk[i], heaviside(load<Register<C>>(&u[i])));
+      store(to + i, heaviside(load<Register<C>>(from + i)));
     for (; i < range.end; ++i)
-      store(&spk[i], heaviside(load<SingleLane<C>>(&u[i])));
+      store(to + i, heaviside(load<SingleLane<C>>(from + i)));
   }
 };
 
-template <typename S, template <typename> class Surrogate> class SurrogateSpikeBackward : public poplar::MultiVertex {
+template <typename S, SurrogateKind K> class SurrogateSpikeBackward : public poplar::MultiVertex {
 public:
   using C = Compute<S>;
 
@@ -36,28 +38,25 @@ public:
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerShare(workerId, numWorkers(), size, registerLanes<C>);
+    const SurrogateOf<K, C> surrogate{surrogateA, surrogateB};
+    const S *const membrane = &u[0], *const grad = &gradSpk[0];
+    S *const to = &gradU[0];
     unsigned i = range.begin;
     for (; i + registerLanes<C> <= range.end; i += registerLanes<C>)
-      run<Register<C>>(i);
+      store(to + i, surrogate.gradient(load<Register<C>>(membrane + i), load<Register<C>>(grad + i)));
     for (; i < range.end; ++i)
-      run<SingleLane<C>>(i);
-  }
-
-private:
-  template <typename V> void run(unsigned i) {
-    const Surrogate<C> surrogate{surrogateA, surrogateB};
-    store(&gradU[i], surrogate.gradient(load<V>(&u[i]), load<V>(&gradSpk[i])));
+      store(to + i, surrogate.gradient(load<SingleLane<C>>(membrane + i), load<SingleLane<C>>(grad + i)));
   }
 };
 
 #define SNNIPU_SURROGATE_SPIKE(S)                                                                                      \
   template class SurrogateSpike<S>;                                                                                    \
-  template class SurrogateSpikeBackward<S, LeakyStep>;                                                                 \
-  template class SurrogateSpikeBackward<S, Triangular>;                                                                \
-  template class SurrogateSpikeBackward<S, FastSigmoid>;                                                               \
-  template class SurrogateSpikeBackward<S, ATan>;                                                                      \
-  template class SurrogateSpikeBackward<S, Sigmoid>;                                                                   \
-  template class SurrogateSpikeBackward<S, SpikeRateEscape>;
+  template class SurrogateSpikeBackward<S, SurrogateKind::LeakyStep>;                                                  \
+  template class SurrogateSpikeBackward<S, SurrogateKind::Triangular>;                                                 \
+  template class SurrogateSpikeBackward<S, SurrogateKind::FastSigmoid>;                                                \
+  template class SurrogateSpikeBackward<S, SurrogateKind::ATan>;                                                       \
+  template class SurrogateSpikeBackward<S, SurrogateKind::Sigmoid>;                                                    \
+  template class SurrogateSpikeBackward<S, SurrogateKind::SpikeRateEscape>;
 
 #if defined(__POPC__)
 SNNIPU_SURROGATE_SPIKE(float)

@@ -25,11 +25,13 @@ public:
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerShare(workerId, numWorkers(), size, 4);
+    const From *const source = &from[0];
+    To *const target = &to[0];
     unsigned i = range.begin;
     for (; i + registerLanes<float> <= range.end; i += registerLanes<float>)
-      store(&to[i], load<Register<float>>(&from[i]));
+      store(target + i, load<Register<float>>(source + i));
     for (; i < range.end; ++i)
-      store(&to[i], load<SingleLane<float>>(&from[i]));
+      store(target + i, load<SingleLane<float>>(source + i));
   }
 };
 

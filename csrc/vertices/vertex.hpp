@@ -7,9 +7,13 @@
 
 namespace snnipu {
 
-template <typename T> using In = poplar::Input<poplar::Vector<T, poplar::VectorLayout::ONE_PTR>>;
-template <typename T> using Out = poplar::Output<poplar::Vector<T, poplar::VectorLayout::ONE_PTR>>;
-template <typename T> using Through = poplar::InOut<poplar::Vector<T, poplar::VectorLayout::ONE_PTR>>;
+// Bytes that a field's start is a multiple of. Numbers are read and written in vectors of 64 bits, and those smaller
+// than a word by several workers, which share them in words from the start on; integers one at a time.
+template <typename T> constexpr unsigned fieldAlignment = std::is_integral_v<T> ? alignof(T) : 8;
+template <typename T> using Elements = poplar::Vector<T, poplar::VectorLayout::ONE_PTR, fieldAlignment<T>>;
+template <typename T> using In = poplar::Input<Elements<T>>;
+template <typename T> using Out = poplar::Output<Elements<T>>;
+template <typename T> using Through = poplar::InOut<Elements<T>>;
 
 // Whether a vertex on storage type S chooses between variants as late as it can: slower, and compiled faster.
 #if defined(SNNIPU_COMPACT_CODE)

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -262,6 +262,18 @@ def has_operator(operator: str) -> bool:
     return model is None or (DOMAIN, operator, VERSION) in model.operators()
 
 
+# (sizes, slots, batch size, steps, dtype, training, IPU model or None for a real IPU) -> attribute ``plan``. Set by the
+# package: plans are made with a model of the machine, of which nothing here knows.
+NetworkPlanner = Callable[[Tuple[int, ...], Tuple[int, ...], int, int, str, bool, "Optional[IpuModel]"], Sequence[int]]
+_network_planner: Optional[NetworkPlanner] = None
+
+
+def set_network_planner(planner: NetworkPlanner) -> None:
+    """Who plans a ``SparseNetwork`` that has no plan of its own."""
+    global _network_planner
+    _network_planner = planner
+
+
 class NetworkLayer(NamedTuple):
     """What ``SparseNetwork`` takes of a layer; beta and threshold of one element or ``[neurons]``."""
 
@@ -280,11 +292,11 @@ def call_sparse_network(
     reset: int,
     rotate: bool,
     kernel: Optional[Kernel],
-    plan: Sequence[int] = (),
+    plan: Optional[Sequence[int]] = None,
 ) -> List[SparseSpikes]:
     """``SparseNetwork``: all layers, a step apart, as one operator; the spikes of each.
 
-    ``plan``: where the layers are, as :meth:`snnipu.ipu.Plan.attribute` tells; empty: the operator's own choice.
+    ``plan``: where the layers are, as :meth:`snnipu.ipu.Plan.attribute` tells; None: as the planner has it.
     Raises RuntimeError for a surrogate that is not native.
     """
     steps, batch, _ = spikes.shape
@@ -300,6 +312,17 @@ def call_sparse_network(
         counts = ids.new_empty((steps, batch, 2))
         values = ids.to(inputs[1].dtype)
         examples += [ids, values, counts, counts, ids.new_empty((steps, batch, layer.weight.shape[0]))]
+    if plan is None and _network_planner is not None:
+        dtype = "float16" if all(layer.weight.dtype == torch.float16 for layer in layers) else "float32"
+        plan = _network_planner(
+            (spikes.num_neurons, *(layer.weight.shape[0] for layer in layers)),
+            (min(spikes.capacity, spikes.num_neurons), *(layer.slots for layer in layers)),
+            batch,
+            steps,
+            dtype,
+            torch.is_grad_enabled(),
+            getattr(_running, "model", None),
+        )
     attributes = {
         "slots": [layer.slots for layer in layers],
         "has_grad_threshold": [int(layer.grad_threshold is not None) for layer in layers],

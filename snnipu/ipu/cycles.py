@@ -23,7 +23,7 @@ WORKERS = 6
 SUPERVISOR = 11
 WORKER = 29
 # Instructions. A load or a store of two lanes, a loop's branch and addresses, a choice by a mask, H(u).
-MOVE, LOOP, SELECT, HEAVISIDE, DIVISION = 2, 3, 3, 2, 10
+MOVE, LOOP, SELECT, HEAVISIDE, DIVISION = 1, 3, 3, 2, 10
 CLAMP_UNIT = 2 * (1 + SELECT)
 # A spike: its id and address; a vector of its row: two loads and an addition, or a multiplication too.
 SPIKE = 5
@@ -58,9 +58,9 @@ def over_groups(lanes: int, of: Callable[[int], float]) -> float:
     return total // GROUP_VECTORS * of(GROUP_VECTORS) + total % GROUP_VECTORS * of(1)
 
 
-def gather(spikes: float, group: int) -> float:
-    """A worker's instructions to sum ``spikes`` rows of ``group`` vectors of weights, all of value 1."""
-    return spikes * (SPIKE + group * (MOVE + 1))
+def gather(spikes: float, group: int, unit: bool = True) -> float:
+    """A worker's instructions to sum ``spikes`` rows of ``group`` vectors of weights; ``unit``: all of value 1."""
+    return spikes * (SPIKE + (0 if unit else 1) + group * (MOVE + (1 if unit else 2)))
 
 
 def search(ids: float) -> int:
@@ -68,10 +68,11 @@ def search(ids: float) -> int:
     return 8 + 7 * round(ids).bit_length()
 
 
-def sparse_lif_forward(rows: int, lanes: int, spikes: float) -> float:
-    """``SparseLifForward``: for each row the gather of ``spikes`` inputs, the neurons' step, and their bits."""
+def sparse_lif_forward(rows: int, lanes: int, spikes: float, unit: bool = True) -> float:
+    """``SparseLifForward``: for each row the gather of ``spikes`` inputs, the neurons' step, and their bits. The input
+    of the first layer may have other values than 1."""
     neuron = 6 * MOVE + 2 + 1 + HEAVISIDE + INTEGRATE + 3 + 28
-    each = over_groups(lanes, lambda group: 16 + gather(spikes, group) + group * neuron)
+    each = over_groups(lanes, lambda group: 16 + gather(spikes, group, unit) + group * neuron)
     return multi_vertex(22 + share(rows) * (20 + each))
 
 
@@ -83,9 +84,12 @@ def merge_bits(rows: int, pieces: int, stored: int = 0) -> float:
 
 
 def select_spikes(rows: int, words: int, carried: float, slots: int) -> float:
-    """``SelectSpikes``: bits are counted, ``carried`` ids written, and the other slots filled."""
-    row = 30 + words * 7 + math.ceil(words / 2) * 10 + carried * 14 + slots * 4 + (slots - carried) * 2
-    return multi_vertex(11 + share(rows) * row)
+    """``SelectSpikes``: bits are counted, ``carried`` ids written, and the other slots filled. Of few rows each has
+    several workers."""
+    parts = max(1, WORKERS // rows)
+    written = carried * 10 + slots * 4 + (slots - carried) * 2
+    row = 40 + words * 9 + math.ceil(words / parts) * 6 + math.ceil(written / parts)
+    return multi_vertex(20 + share(rows * parts) * row)
 
 
 def neuron_gradient(rows: int, lanes: int, slots: int, own: float) -> float:
@@ -119,6 +123,30 @@ def value_gradient(rows: int, slots: float, lanes: int) -> float:
 def slot_sum(elements: int, partials: int) -> float:
     """``SumSlots``: sum of ``partials`` arrays of ``elements`` floats."""
     return multi_vertex(7 + share(elements) * (8 + partials * 5)) if elements else 0.0
+
+
+def each(elements: int, instructions: int) -> float:
+    """A vertex that takes so many instructions for each element: ``LoadStep`` 8, ``StoreStep`` 5, ``FloatsOfIds`` 7."""
+    return multi_vertex(4 + share(elements) * instructions) if elements else 0.0
+
+
+# Tiles whose partial sums are added up at once; those of more in two stages, as csrc/graph/sparse_network.cpp.
+FEW_PARTIALS = 16
+
+
+def cluster(tiles: int) -> int:
+    """Tiles that sum among themselves in the first of two stages."""
+    return math.isqrt(tiles - 1) + 1 if tiles > 1 else 1
+
+
+def row_sum(elements: int, rows: int) -> float:
+    """``SumRows``: sum of ``rows`` arrays of ``elements`` floats."""
+    return multi_vertex(5 + share(elements) * (6 + rows * 5)) if elements else 0.0
+
+
+def zero(elements: int) -> float:
+    """``Zero``."""
+    return multi_vertex(4 + share(elements) * 4)
 
 
 def weight_update(elements: int, optimizer: str) -> float:

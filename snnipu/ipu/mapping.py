@@ -1,15 +1,18 @@
 """Which tile holds what: a plan of an event-driven network on one or more IPUs, and what does not fit.
 
-Neurons of all layers are spread over the tiles by work, that is neurons times the cycles that their expected input
-spikes take, in pairs (two floats make a vector), at least two neurons a tile. The vertices that select spikes have
-tiles of their own, beside their layer's. Layers follow one another over the tiles, and so over the IPUs.
+Neurons of a layer are spread over tiles in pairs (two floats make a vector), at least two neurons a tile; and the batch
+over groups of such tiles, each with all neurons of the layer and its weights: a small layer behind a large one would be
+the slowest otherwise, with a few tiles for all samples. Layers share the tiles so that the busiest tile is as little
+busy as can be. Layers follow one another over the tiles, and so over the IPUs. The vertices that select spikes are on
+the tiles behind; where there are too few, on the last ones that neurons are on too: neurons and selection take turns.
 """
 
+import itertools
 import json
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -33,7 +36,8 @@ class LayerPlan:
     Attributes:
         layer: 1 for the first layer behind the input.
         first_tile: of its neurons.
-        neurons: of each of its tiles, in turn; neurons are numbered in this order.
+        neurons: of each tile of a group, in turn; neurons are numbered in this order.
+        groups: samples of each group of tiles, in turn; groups follow one another from ``first_tile`` on.
         first_selection_tile: of its selection vertices.
         rows: samples of each of its selection tiles, in turn.
     """
@@ -41,12 +45,24 @@ class LayerPlan:
     layer: int
     first_tile: int
     neurons: Tuple[int, ...]
+    groups: Tuple[int, ...]
     first_selection_tile: int
     rows: Tuple[int, ...]
 
     @property
-    def tiles(self) -> int:
+    def group_tiles(self) -> int:
+        """Tiles that have all neurons between them."""
         return len(self.neurons)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of neurons of all groups."""
+        return len(self.neurons) * len(self.groups)
+
+    @property
+    def samples(self) -> int:
+        """Samples of the largest group."""
+        return max(self.groups)
 
     @property
     def selection_tiles(self) -> int:
@@ -59,7 +75,7 @@ class LayerPlan:
 
     @property
     def words(self) -> int:
-        """32-bit words of fired bits that a sample has on all tiles of the layer."""
+        """32-bit words of fired bits that a sample has on all tiles of a group."""
         return sum((count + 31) // 32 for count in self.neurons)
 
     @property
@@ -120,7 +136,12 @@ class Plan:
 
     @property
     def tiles_used(self) -> int:
-        return sum(layer.tiles + layer.selection_tiles for layer in self.layers)
+        ends = [
+            end
+            for layer in self.layers
+            for end in (layer.first_tile + layer.tiles, layer.first_selection_tile + layer.selection_tiles)
+        ]
+        return max(ends, default=0)
 
     @property
     def ipus_used(self) -> int:
@@ -136,19 +157,26 @@ class Plan:
         return int(self.tile_memory.max())
 
     def roles(self) -> np.ndarray:
-        """What each tile does, ``[tiles]``: 0 nothing, ``l`` neurons of layer l, ``-l`` its selection."""
+        """What each tile does, ``[tiles]``: 0 nothing, ``l`` neurons of layer l, ``-l`` its selection and nothing
+        else."""
         roles = np.zeros(self.tiles, dtype=np.int32)
         for layer in self.layers:
-            roles[layer.first_tile : layer.first_tile + layer.tiles] = layer.layer
             roles[layer.first_selection_tile : layer.first_selection_tile + layer.selection_tiles] = -layer.layer
+        for layer in self.layers:
+            roles[layer.first_tile : layer.first_tile + layer.tiles] = layer.layer
         return roles
 
-    def tile_of(self, layer: int, neuron: int) -> int:
-        """The tile that holds a neuron of a layer, both counted as in :class:`LayerPlan`. Raises IndexError."""
+    def tile_of(self, layer: int, neuron: int, sample: int = 0) -> int:
+        """The tile that holds a neuron of a layer, both counted as in :class:`LayerPlan`, for a sample of the batch.
+        Raises IndexError."""
         placed = self.layers[layer - 1]
         if layer < 1 or not 0 <= neuron < sum(placed.neurons):
             raise IndexError(f"layer {layer} has no neuron {neuron}")
-        return placed.first_tile + int(np.searchsorted(np.cumsum(placed.neurons), neuron, side="right"))
+        if not 0 <= sample < sum(placed.groups):
+            raise IndexError(f"the batch has no sample {sample}")
+        group = int(np.searchsorted(np.cumsum(placed.groups), sample, side="right"))
+        within = int(np.searchsorted(np.cumsum(placed.neurons), neuron, side="right"))
+        return placed.first_tile + group * placed.group_tiles + within
 
     def describe(self) -> str:
         """The plan as text."""
@@ -163,7 +191,9 @@ class Plan:
             fullest = int(memory[layer.first_tile : layer.first_tile + layer.tiles].max())
             lines.append(
                 f"  layer {layer.layer}: {network.sizes[layer.layer]} neurons on tiles {layer.first_tile} to "
-                f"{layer.first_tile + layer.tiles - 1}, up to {max(layer.neurons)} a tile; spikes selected on "
+                f"{layer.first_tile + layer.tiles - 1}, up to {max(layer.neurons)} a tile"
+                + (f", in {len(layer.groups)} groups of up to {layer.samples} samples" if len(layer.groups) > 1 else "")
+                + "; spikes selected on "
                 f"{layer.selection_tiles} tile{'s' if layer.selection_tiles > 1 else ''}; fullest tile "
                 f"{fullest / KIBIBYTE:.0f} KiB"
             )
@@ -195,6 +225,7 @@ class Plan:
                     "layer": layer.layer,
                     "first_tile": layer.first_tile,
                     "neurons": _runs(layer.neurons),
+                    "groups": _runs(layer.groups),
                     "first_selection_tile": layer.first_selection_tile,
                     "rows": _runs(layer.rows),
                 }
@@ -204,13 +235,18 @@ class Plan:
 
     def attribute(self) -> List[int]:
         """The plan as the PopART operator ``SparseNetwork`` takes it: for each layer its first tile, runs of neurons on
-        a tile, its first selection tile, and runs of samples on a tile; runs are their number, then value and length.
+        a tile, runs of samples of a group, its first selection tile, and runs of samples on a tile; runs are their
+        number, then value and length.
         """
+
+        def numbered(counts: Sequence[int]) -> List[int]:
+            runs = _runs(counts)
+            return [len(runs), *(number for run in runs for number in run)]
+
         numbers: List[int] = []
         for layer in self.layers:
-            for first, counts in ((layer.first_tile, layer.neurons), (layer.first_selection_tile, layer.rows)):
-                runs = _runs(counts)
-                numbers += [first, len(runs), *(number for run in runs for number in run)]
+            numbers += [layer.first_tile, *numbered(layer.neurons), *numbered(layer.groups)]
+            numbers += [layer.first_selection_tile, *numbered(layer.rows)]
         return numbers
 
     def to_json(self) -> str:
@@ -227,6 +263,7 @@ class Plan:
                 layer["layer"],
                 layer["first_tile"],
                 _unrolled(layer["neurons"]),
+                _unrolled(layer["groups"]) if "groups" in layer else (network["batch_size"],),
                 layer["first_selection_tile"],
                 _unrolled(layer["rows"]),
             )
@@ -273,41 +310,72 @@ def _unrolled(runs: Sequence[Sequence[int]]) -> Tuple[int, ...]:
 # ---- memory
 
 
-def layer_memory(network: NetworkSpec, entry: int, neurons: int) -> Dict[str, int]:
-    """Bytes on a tile that holds ``neurons`` neurons of layer ``entry``, by category."""
-    width, rows = lanes(neurons), network.batch_size
+def layer_memory(network: NetworkSpec, entry: int, neurons: int, rows: int, groups: int) -> Dict[str, int]:
+    """Bytes on a tile that holds ``neurons`` neurons of layer ``entry`` for ``rows`` samples, one of ``groups``, by
+    category."""
+    width = lanes(neurons)
     inputs, slots_in, slots = network.sizes[entry - 1], network.slots[entry - 1], network.slots[entry]
     weights = inputs * width
+    # The optimiser's weights and what it keeps are there once, a share of them on each group's tiles.
+    own = -(-inputs // groups) * width
     training = network.training
     received = rows * (slots_in * ID_BYTES + COUNTS_BYTES)
-    sent = rows * 2 * FLOAT * ((width + 31) // 32)
+    if entry == 1:
+        received += rows * slots_in * FLOAT  # values of the input
+    gathered = 0
     if training:
-        # Backwards: its own ids with their gradients, the input's ids, and partial gradients of the input's slots.
-        received += rows * (slots * (ID_BYTES + FLOAT) + COUNTS_BYTES)
-        sent += rows * slots_in * FLOAT if entry > 1 else 0
+        # Backwards: its own ids with their gradients, then the input's ids; at the end the groups' gradients.
+        own_ids = rows * (slots * (ID_BYTES + FLOAT) + COUNTS_BYTES)
+        gathered = own * groups * FLOAT if groups > 1 else 0
+        received = max(received, own_ids, gathered)
     states = {"sgd": 0, "adam": 2}[network.optimizer] if training else 0
+    bits = rows * 2 * FLOAT * ((width + 31) // 32)
     # Summed in float32; those of float16 weights are handed on as float16.
-    gradient_bytes = FLOAT + (network.weight_bytes if network.weight_bytes < FLOAT else 0)
+    gradients = weights * FLOAT + own * (network.weight_bytes if network.weight_bytes < FLOAT else 0)
+    shared = groups > 1
     return {
-        "weights": weights * network.weight_bytes,
-        "weight gradients": weights * gradient_bytes if training else 0,
-        "optimiser state": weights * FLOAT * states,
-        # Membranes; backwards also the carried gradient and the step's; beta, bias and two thresholds.
-        "neuron state": (rows * (3 if training else 1) + 4) * width * FLOAT,
+        "weights": weights * network.weight_bytes + (own * network.weight_bytes if shared else 0),
+        "weight gradients": gradients + (own * FLOAT if shared else 0) if training else 0,
+        "optimiser state": own * FLOAT * states,
+        # Membranes and bits; backwards the carried gradient and the step's, and sums for beta, threshold and bias;
+        # beta, bias and two thresholds. Partial gradients of the input's slots.
+        "neuron state": (rows * (6 if training else 1) + 4) * width * FLOAT
+        + bits
+        + (rows * slots_in * FLOAT if training and entry > 1 else 0),
         # Membranes of every step, from which surrogate and reset are told.
-        "history": network.steps * rows * width * FLOAT if training else 0,
-        "exchange buffers": received + sent,
+        "history": network.steps * rows * width * FLOAT,
+        "exchange buffers": received,
         "code": code_bytes("neurons", training),
     }
 
 
+# Bytes for each slot of all steps where spikes are selected. Forwards: ids as integers and as floats, and values;
+# backwards: ids, and gradients of the values.
+RECORDED_BYTES, RECORDED_GRADIENT_BYTES = 12, 8
+
+
 def selection_memory(network: NetworkSpec, entry: int, rows: int, words: int) -> Dict[str, int]:
     """Bytes on a tile that selects the spikes of ``rows`` samples of layer ``entry``."""
-    slot_bytes = ID_BYTES + FLOAT
+    slots = network.slots[entry]
+    # Of the step: ids and values; backwards ids of two steps and gradients.
+    now = ID_BYTES + FLOAT + (2 * ID_BYTES + FLOAT if network.training else 0)
+    recorded = RECORDED_BYTES + (RECORDED_GRADIENT_BYTES if network.training else 0)
     return {
-        "neuron state": rows * (network.slots[entry] * slot_bytes + 2 * COUNTS_BYTES),
+        "neuron state": rows * (slots * now + 4 * COUNTS_BYTES),
+        "history": network.steps * rows * (slots * recorded + 4 * COUNTS_BYTES),
         "exchange buffers": rows * 2 * FLOAT * words,
         "code": code_bytes("selection", network.training),
+    }
+
+
+def input_memory(network: NetworkSpec, rows: int) -> Dict[str, int]:
+    """Bytes on a tile that keeps the input of ``rows`` samples: ids and values of all steps, and of one. Backwards it
+    keeps them again, and is told whether they ascend."""
+    slot, counts = ID_BYTES + FLOAT, COUNTS_BYTES + (FLOAT if network.training else 0)
+    times = 2 if network.training else 1
+    return {
+        "history": times * network.steps * rows * (network.slots[0] * slot + counts),
+        "neuron state": times * rows * (network.slots[0] * slot + counts),
     }
 
 
@@ -320,31 +388,31 @@ def memory_of(network: NetworkSpec, target: Target, ipus: int, layers: Sequence[
     tiles = ipus * target.tiles_per_ipu
     memory = {name: np.zeros(tiles, dtype=np.int64) for name in CATEGORIES}
 
-    def add(first: int, counts: Tuple[int, ...], parts_of: Callable[[int], Dict[str, int]]) -> None:
+    def add(first: int, counts: Sequence[int], parts_of: Callable[[int], Dict[str, int]]) -> None:
         held = np.asarray(counts)
         for count in set(counts):
             for name, size in parts_of(count).items():
                 memory[name][first : first + len(held)][held == count] += size
 
     for placed in layers:
-        entry, words = placed.layer, placed.words
-        add(placed.first_tile, placed.neurons, partial(layer_memory, network, entry))
+        entry, words, groups = placed.layer, placed.words, len(placed.groups)
+        for number, rows in enumerate(placed.groups):
+            first = placed.first_tile + number * placed.group_tiles
+            add(first, placed.neurons, partial(layer_memory, network, entry, rows=rows, groups=groups))
+            if network.training and entry > 1:
+                share = sum(slot_shares(rows * network.slots[entry - 1], placed.group_tiles))
+                memory["exchange buffers"][first : first + placed.group_tiles] += share * FLOAT
         selection = partial(selection_memory, network, entry, words=words)
         add(placed.first_selection_tile, placed.rows, selection)
-    # Spread over all tiles that are used: the input of all steps, and backwards the ids of all steps.
-    used = sum(placed.tiles + placed.selection_tiles for placed in layers)
-    entries = range(network.layers + 1) if network.training else range(1)
-    spread = sum(
-        network.steps * network.batch_size * (network.slots[entry] * ID_BYTES + COUNTS_BYTES) for entry in entries
-    )
-    memory["history"][:used] += -(-spread // max(used, 1))
-    if network.training:
-        for placed in layers[1:]:
-            # Partial gradients of the input's slots, of which each tile of the layer sums a share.
-            share = slot_share(network.batch_size * network.slots[placed.layer - 1], placed.tiles)
-            memory["exchange buffers"][placed.first_tile : placed.first_tile + placed.tiles] += (
-                share * placed.tiles * FLOAT
-            )
+    # A sample's input is on one tile behind the layers; where there are too few, on the last ones.
+    each = -(-network.batch_size // tiles)
+    inputs = [each] * -(-network.batch_size // each)
+    end = max(max(at.first_tile + at.tiles, at.first_selection_tile + at.selection_tiles) for at in layers)
+    add(min(end, tiles - len(inputs)), inputs, partial(input_memory, network))
+    # Between the operators, over all tiles that are used: what comes in, and what that is made of.
+    used = max(placed.first_selection_tile + placed.selection_tiles for placed in layers)
+    between = network.steps * network.batch_size * network.slots[0] * (ID_BYTES + FLOAT) * 2
+    memory["history"][:used] += -(-between // used)
     return memory
 
 
@@ -397,21 +465,108 @@ def slot_share(elements: int, tiles: int) -> int:
     return 2 * -(-cycles.vectors(elements) // tiles)
 
 
+def slot_shares(elements: int, tiles: int) -> Tuple[int, ...]:
+    """Numbers that a tile gets to sum in each stage, where ``tiles`` have partial sums of so many slots: those of all
+    tiles; or of a cluster's tiles first, and then of the clusters."""
+    if tiles <= cycles.FEW_PARTIALS:
+        return (slot_share(elements, tiles) * tiles,)
+    wide = cycles.cluster(tiles)
+    clusters = -(-tiles // wide)
+    # The last cluster may have fewer tiles, and each of them more to do.
+    fewest = tiles - (clusters - 1) * wide
+    first = max(slot_share(elements, wide) * wide, slot_share(elements, fewest) * fewest)
+    return (first, slot_share(elements, tiles) * clusters)
+
+
+def stage_sum(elements: int, tiles: int, numbers: int, stage: int) -> float:
+    """A tile's cycles for a stage of :func:`slot_shares`: ``numbers`` are those of all its slots."""
+    if stage == 0 and tiles > cycles.FEW_PARTIALS:
+        share = slot_share(elements, cycles.cluster(tiles))
+        return cycles.row_sum(share, -(-numbers // share))
+    share = slot_share(elements, tiles)
+    return cycles.slot_sum(share, -(-numbers // share))
+
+
 def own_slots(network: NetworkSpec, entry: int, width: int) -> float:
     """Slots of a row of layer ``entry`` that belong to a tile of ``width`` lanes, on average."""
     return min(network.slots[entry] * width / network.sizes[entry], float(width))
 
 
-def _tile_cycles(network: NetworkSpec, entry: int, width: int) -> float:
-    """Cycles of a step, forwards and backwards, on a tile with ``width`` lanes of layer ``entry``."""
-    rows, spikes, slots = network.batch_size, network.spikes[entry - 1], network.slots[entry]
-    total = cycles.sparse_lif_forward(rows, width, spikes)
+def _tile_cycles(network: NetworkSpec, entry: int, width: int, rows: int) -> float:
+    """Cycles of a step, forwards and backwards, on a tile with ``width`` lanes of layer ``entry`` for ``rows``."""
+    spikes, slots = network.spikes[entry - 1], network.slots[entry]
+    total = cycles.sparse_lif_forward(rows, width, spikes, entry > 1)
     if network.training:
         total += cycles.weight_gradient(rows, spikes, width)
         total += cycles.neuron_gradient(rows, width, slots, own_slots(network, entry, width))
         if entry > 1:
             total += cycles.value_gradient(rows, network.slots[entry - 1], width)
     return total
+
+
+def _spread_cycles(network: NetworkSpec, entry: int, pairs: int, groups: int) -> float:
+    """Cycles of a step that a spread costs beside :func:`_tile_cycles`: what a tile receives, sums of the partial
+    gradients, and its share of what is done once a batch."""
+    width, rows = 2 * pairs, -(-network.batch_size // groups)
+    tiles = -(-cycles.vectors(network.sizes[entry]) // pairs)
+    weights = network.sizes[entry - 1] * width
+    arriving = rows * (network.slots[entry - 1] * ID_BYTES + COUNTS_BYTES)
+    once = 0.0
+    if groups > 1:
+        once += weights * network.weight_bytes / 4.0  # the weights, to every group
+    if network.training:
+        arriving += rows * (network.slots[entry] * (ID_BYTES + FLOAT) + network.slots[entry - 1] * ID_BYTES)
+        if entry > 1:
+            numbers = slot_shares(rows * network.slots[entry - 1], tiles)
+            arriving += FLOAT * sum(numbers)
+            once += network.steps * sum(
+                stage_sum(rows * network.slots[entry - 1], tiles, number, stage) for stage, number in enumerate(numbers)
+            )
+        if groups > 1:
+            own = -(-weights // groups)
+            once += own * groups * FLOAT / 4.0 + cycles.row_sum(own, groups)
+        once += cycles.zero(weights)
+    return arriving / 4.0 + once / network.steps
+
+
+class _Spread(NamedTuple):
+    """A way to spread a layer: pairs of neurons on a tile, and groups of tiles."""
+
+    cycles: float
+    tiles: int
+    pairs: int
+    groups: int
+
+
+def _spreads(network: NetworkSpec, target: Target, available: int, fitting: bool) -> List[List[_Spread]]:
+    """For each layer the ways to spread it that no other one beats, the fewest tiles first: of more tiles each is
+    faster. ``fitting``: those that tiles have memory for; else all of them, by their memory in the place of cycles."""
+    found = []
+    counts = sorted({-(-network.batch_size // rows) for rows in range(1, network.batch_size + 1)})
+    for entry, size in enumerate(network.sizes[1:], 1):
+        all_pairs = cycles.vectors(size)
+        widths = sorted({-(-all_pairs // tiles) for tiles in range(1, min(all_pairs, available) + 1)})
+        # Of wide tiles a few are enough to choose from.
+        widths = widths if len(widths) <= MOST_WIDTHS else sorted({*widths[:MOST_WIDTHS], *widths[MOST_WIDTHS::8]})
+        every: List[_Spread] = []
+        for pairs in widths:
+            for groups in counts:
+                tiles = -(-all_pairs // pairs) * groups
+                if tiles > available:
+                    break
+                rows = -(-network.batch_size // groups)
+                memory = sum(layer_memory(network, entry, 2 * pairs, rows, groups).values())
+                time = _tile_cycles(network, entry, 2 * pairs, rows) + _spread_cycles(network, entry, pairs, groups)
+                if not fitting:
+                    every.append(_Spread(float(memory), tiles, pairs, groups))
+                elif memory <= FULL * target.bytes_per_tile:
+                    every.append(_Spread(time, tiles, pairs, groups))
+        best: List[_Spread] = []
+        for spread in sorted(every, key=lambda spread: (spread.tiles, spread.cycles)):
+            if not best or spread.cycles < best[-1].cycles:
+                best.append(spread)
+        found.append(best)
+    return found
 
 
 def _balanced(total: int, parts: int, unit: int) -> Tuple[int, ...]:
@@ -423,46 +578,54 @@ def _balanced(total: int, parts: int, unit: int) -> Tuple[int, ...]:
     return tuple(counts)
 
 
-def _place(network: NetworkSpec, available: int, selection: int, least: int) -> Optional[List[LayerPlan]]:
-    """Layers one after another on ``available`` tiles, ``selection`` tiles each, ``least`` pairs a tile or more; None
-    where there are too few tiles."""
-    pairs = [cycles.vectors(size) for size in network.sizes[1:]]
-    width = [min(least, count) for count in pairs]
-
-    def tiles(index: int, pairs_per_tile: int) -> int:
-        return -(-pairs[index] // pairs_per_tile)
-
-    budget = available - selection * network.layers
-    if budget < network.layers:
+def _place(
+    network: NetworkSpec, available: int, selection: int, least: int, spreads: List[List[_Spread]]
+) -> Optional[List[LayerPlan]]:
+    """Layers one after another on ``available`` tiles, ``selection`` tiles each, ``least`` pairs a tile or more where a
+    layer has so many; None where there are too few tiles."""
+    selecting = min(selection, network.batch_size)
+    if selecting * network.layers > available:
         return None
-    while sum(tiles(index, each) for index, each in enumerate(width)) > budget:
-        # Whose fuller tiles would be the least busy gives up tiles.
-        def cost(index: int) -> float:
-            return _tile_cycles(network, index + 1, 2 * (width[index] + 1))
-
-        candidates = [index for index in range(network.layers) if tiles(index, width[index]) > 1]
-        if not candidates:
-            return None
-        index = min(candidates, key=cost)
-        width[index] += 1
-        while tiles(index, width[index]) == tiles(index, width[index] - 1):
-            width[index] += 1
+    budget = available
+    ways = []
+    for index, size in enumerate(network.sizes[1:]):
+        wanted = min(least, cycles.vectors(size))
+        enough = [spread for spread in spreads[index] if spread.pairs >= wanted]
+        ways.append(enough or spreads[index][:1])
+    if not all(ways) or sum(way[0].tiles for way in ways) > budget:
+        return None
+    chosen = [0] * network.layers
+    taken = sum(way[0].tiles for way in ways)
+    while True:
+        # The slowest layer gets more tiles, as long as there are some.
+        slowest = max(range(network.layers), key=lambda index: ways[index][chosen[index]].cycles)
+        if chosen[slowest] + 1 == len(ways[slowest]):
+            break
+        more = ways[slowest][chosen[slowest] + 1].tiles - ways[slowest][chosen[slowest]].tiles
+        if taken + more > budget:
+            break
+        chosen[slowest] += 1
+        taken += more
     placed, tile = [], 0
     for index, size in enumerate(network.sizes[1:]):
-        count = tiles(index, width[index])
-        rows = tuple(part for part in _balanced(network.batch_size, min(selection, network.batch_size), 1) if part)
-        placed.append(LayerPlan(index + 1, tile, _balanced(size, count, 2), tile + count, rows))
-        tile += count + len(rows)
-    return placed
+        spread = ways[index][chosen[index]]
+        neurons = _balanced(size, -(-cycles.vectors(size) // spread.pairs), 2)
+        groups = _balanced(network.batch_size, spread.groups, 1)
+        placed.append(LayerPlan(index + 1, tile, neurons, groups, 0, _balanced(network.batch_size, selecting, 1)))
+        tile += placed[-1].tiles
+    first = min(tile, available - selecting * network.layers)
+    return [replace(layer, first_selection_tile=first + selecting * index) for index, layer in enumerate(placed)]
 
 
-SELECTION_TILES = (1, 2, 4, 8, 16, 24, 48, 96)
+SELECTION_TILES = (1, 2, 4, 8, 16, 24, 48, 96, 192)
 PAIRS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+# Widths of tiles that are all tried out, and how full of its neurons a tile may be.
+MOST_WIDTHS, FULL = 48, 0.9
 
 
 def plan(
     network: NetworkSpec,
-    target: str = "mk2",
+    target: Union[str, Target] = "mk2",
     ipus: int = 1,
     *,
     neurons_per_tile: Optional[int] = None,
@@ -476,7 +639,7 @@ def plan(
 
     Args:
         network: what to map.
-        target: ``mk1``, ``mk2`` or ``bow``.
+        target: ``mk1``, ``mk2`` or ``bow``, or a machine of these with other numbers.
         ipus: how many of them.
         neurons_per_tile: the least number on a tile, an even one; None: tried out.
         selection_tiles: of each layer; None: tried out.
@@ -489,7 +652,7 @@ def plan(
     """
     from snnipu.ipu.performance import estimate
 
-    machine = target_named(target)
+    machine = target if isinstance(target, Target) else target_named(target)
     if isinstance(ipus, bool) or not isinstance(ipus, int) or not 1 <= ipus <= MAX_IPUS:
         raise ValueError(f"ipus must be from 1 to {MAX_IPUS}, got {ipus!r}")
     if neurons_per_tile is not None and (neurons_per_tile < 2 or neurons_per_tile % 2):
@@ -499,13 +662,16 @@ def plan(
     tiles = ipus * machine.tiles_per_ipu
     widths = [neurons_per_tile // 2] if neurons_per_tile else PAIRS
     selections = (
-        [selection_tiles] if selection_tiles else [n for n in SELECTION_TILES if n <= network.batch_size] or [1]
+        [selection_tiles]
+        if selection_tiles
+        else sorted({network.batch_size, *(n for n in SELECTION_TILES if n <= network.batch_size)})
     )
     best: Optional[Tuple[Tuple[int, float], Plan]] = None
     seen = set()
-    for least in widths:
-        for selection in selections:
-            layers = _place(network, tiles, selection, least)
+    for fitting in (True, False):
+        spreads = _spreads(network, machine, tiles, fitting)
+        for least, selection in itertools.product(widths, selections):
+            layers = _place(network, tiles, selection, least, spreads)
             if layers is None or tuple(layers) in seen:
                 continue
             seen.add(tuple(layers))
@@ -516,12 +682,30 @@ def plan(
             key = (0 if fits else 1, figure)
             if best is None or key < best[0]:
                 best = (key, made)
+        if best is not None and best[1].tile_memory_max_bytes <= machine.bytes_per_tile:
+            break
     if best is None:
-        needed = 2 * network.layers
-        why = f"{tiles} tiles cannot hold {network.layers} layers with neurons and selection on tiles of their own"
-        return Plan(network, machine, ipus, (), (f"{why}: at least {needed} tiles.",))
+        why = f"{tiles} tiles cannot hold {network.layers} layers, each with neurons on tiles of its own"
+        return Plan(network, machine, ipus, (), (f"{why}: at least {network.layers} tiles.",))
     found = best[1]
     return replace(found, problems=tuple(check_memory(found)), notes=tuple(_notes(found)))
+
+
+@lru_cache(maxsize=64)
+def operator_plan(
+    sizes: Tuple[int, ...],
+    slots: Tuple[int, ...],
+    batch_size: int,
+    steps: int,
+    dtype: str,
+    training: bool,
+    target: Target,
+    ipus: int,
+) -> Tuple[int, ...]:
+    """The plan that ``SparseNetwork`` gets on an IPU where nobody chose one, as :meth:`Plan.attribute` has it: that of
+    :func:`plan`, for slots that are all in use. Empty where there are too few tiles for one."""
+    network = NetworkSpec(sizes, tuple(map(float, slots)), slots, batch_size, steps, dtype, training=training)
+    return tuple(plan(network, target, ipus).attribute())
 
 
 def _notes(plan: Plan) -> List[str]:
@@ -534,4 +718,4 @@ def _notes(plan: Plan) -> List[str]:
     return notes
 
 
-__all__ = ["TARGETS", "LayerPlan", "Plan", "layer_memory", "memory_of", "plan", "selection_memory"]
+__all__ = ["TARGETS", "LayerPlan", "Plan", "layer_memory", "memory_of", "operator_plan", "plan", "selection_memory"]

@@ -13,7 +13,7 @@ import os
 import threading
 from collections import OrderedDict
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -21,7 +21,7 @@ import torch
 
 from snnipu._version import __version__
 from snnipu.backends import libraries
-from snnipu.ipu.targets import target_named
+from snnipu.ipu.targets import Target, target_named
 from snnipu.ops._derivative import once_differentiable
 
 LIBRARY = "libsnnipu-ipu-model.so"
@@ -246,6 +246,23 @@ def spec_of(tensor: torch.Tensor, what: str) -> TensorSpec:
     return TensorSpec(TYPES[dtype], tuple(tensor.shape))
 
 
+# What a tile's largest variables are called, and what makes them smaller.
+_REMEDIES = (
+    ("of all steps", "fewer time steps or samples at once"),
+    ("spikes of all steps", "fewer slots (max_spikes)"),
+    ("values of all steps", "fewer slots (max_spikes)"),
+    ("weight", "float16 weights, or fewer neurons to a tile (a plan of snnipu.ipu.plan as ipu_plan)"),
+    ("partial", "fewer slots (max_spikes) or samples at once"),
+)
+
+
+def _memory_remedy(message: str) -> str:
+    """What to change of a model of which a tile has too much, by the names of its largest variables."""
+    _, _, largest = message.partition("its largest: ")
+    found = [remedy for words, remedy in _REMEDIES if words in largest]
+    return f". In the model: {'; '.join(dict.fromkeys(found))}" if found else ""
+
+
 class Program:
     """A compiled operator, or its gradient operator."""
 
@@ -269,6 +286,8 @@ class Program:
             text = (self._lib.error() or b"unknown error").decode(errors="replace")
             kind, colon, rest = text.partition(": ")
             named = bool(colon) and kind.isidentifier()
+            if kind == "graph_memory_allocation_error":
+                text += _memory_remedy(text)
             raise IpuModelError(f"IPU model, {self.name}: {text}", kind if named and rest else "")
 
     def _compile(self) -> int:
@@ -416,6 +435,11 @@ class IpuModel:
         """What has been compiled, least recently used first."""
         with self._lock:
             return list(self._programs.values())
+
+    def machine(self) -> Tuple[Target, int]:
+        """What plans are made for: one IPU, and how many of them."""
+        named = target_named(self.target.arch)
+        return replace(named, tiles_per_ipu=self.target.tiles_per_ipu or named.tiles_per_ipu), self.target.ipus
 
     def compile(
         self,

@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 import numpy as np
 
 from snnipu.ipu import cycles
-from snnipu.ipu.mapping import COUNTS_BYTES, FLOAT, LayerPlan, Plan, lanes, own_slots, slot_share
+from snnipu.ipu.mapping import COUNTS_BYTES, FLOAT, LayerPlan, Plan, lanes, own_slots, slot_shares, stage_sum
 from snnipu.ipu.network import ID_BYTES
 
 LABEL = "predicted by snnipu's IPU performance model, not measured"
@@ -158,7 +158,8 @@ class _Estimator:
             if direction != "update":
                 first = layer.first_tile
                 for count, cycles_ in by_count.items():
-                    self.tile_cycles[first : first + layer.tiles][counts == count] += cycles_
+                    part = self.tile_cycles[first : first + layer.tiles].reshape(len(layer.groups), -1)
+                    part[:, counts == count] += cycles_
             most = max(by_count.values())
             slowest, where = (most, layer.layer) if most > slowest else (slowest, where)
         if slowest:
@@ -181,7 +182,7 @@ class _Estimator:
 
     def forward(self, layers: Sequence[LayerPlan]) -> None:
         network, rows = self.network, self.network.batch_size
-        ids = {layer.layer: rows * self._train_bytes(layer.layer - 1) for layer in layers}
+        ids = {layer.layer: layer.samples * self._train_bytes(layer.layer - 1) for layer in layers}
         self.received += sum(ids[layer.layer] * layer.tiles for layer in layers)
         links = sum(ids[layer.layer] * self.foreign(layer, layer.layer - 1) for layer in layers)
         self.exchange("spike ids to the layers' tiles", "forward", ids, links)
@@ -189,16 +190,18 @@ class _Estimator:
             "integrate and fire",
             "forward",
             layers,
-            lambda layer, width: cycles.sparse_lif_forward(rows, width, network.spikes[layer.layer - 1]),
+            lambda layer, width: cycles.sparse_lif_forward(
+                layer.samples, width, network.spikes[layer.layer - 1], layer.layer > 1
+            ),
         )
-        pieces = {layer.layer: rows * float(FLOAT) * layer.merged_words for layer in layers}
+        pieces = {layer.layer: layer.samples * float(FLOAT) * layer.merged_words for layer in layers}
         self.received += sum(rows * 2.0 * FLOAT * layer.words for layer in layers if layer.merged_words)
         self.exchange("fired bits to neighbours", "forward", pieces, 0.0)
         self.compute(
             "words of bits",
             "forward",
             layers,
-            lambda layer, width: cycles.merge_bits(rows, layer.merged_words, rows * width),
+            lambda layer, width: cycles.merge_bits(layer.samples, layer.merged_words, layer.samples * width),
         )
         words = {layer.layer: math.ceil(network.sizes[layer.layer] / 32) for layer in layers}
         bits = {layer.layer: max(layer.rows) * 2.0 * FLOAT * words[layer.layer] for layer in layers}
@@ -221,14 +224,41 @@ class _Estimator:
                 self.tile_cycles[first + offset] += cost
                 slowest, where = (cost, entry) if cost > slowest else (slowest, where)
         self.phases.append(Phase("spike selection", "forward", "compute", slowest, self.sync, where))
+        self.kept_spikes(layers)
+
+    def kept_spikes(self, layers: Sequence[LayerPlan]) -> None:
+        """Ids, values and counts of the step are kept, and ids made floats in the end."""
+        slowest, where = 0.0, 0
+        for layer in layers:
+            for offset, samples in enumerate(layer.rows):
+                slots = samples * self.network.slots[layer.layer]
+                cost = 2 * (cycles.each(slots, 5) + cycles.each(2 * samples, 5)) + cycles.each(slots, 7)
+                self.tile_cycles[layer.first_selection_tile + offset] += cost
+                slowest, where = (cost, layer.layer) if cost > slowest else (slowest, where)
+        self.phases.append(Phase("spikes that are kept", "forward", "compute", slowest, self.sync, where))
+
+    def spikes_of_the_step(self, layers: Sequence[LayerPlan]) -> None:
+        """Backwards: each selection tile brings what it kept: ids of two steps, gradients of their values."""
+        slowest, where = 0.0, 0
+        for layer in layers:
+            for offset, samples in enumerate(layer.rows):
+                cost = 3 * cycles.each(samples * self.network.slots[layer.layer], 8)
+                self.tile_cycles[layer.first_selection_tile + offset] += cost
+                slowest, where = (cost, layer.layer) if cost > slowest else (slowest, where)
+        self.phases.append(Phase("spikes of the step", "backward", "compute", slowest, self.sync, where))
+
+    def _own_weights(self, layer: LayerPlan, width: int) -> int:
+        """Weights of a tile that its optimiser updates: the groups share them."""
+        return -(-self.network.sizes[layer.layer - 1] // len(layer.groups)) * width
 
     def _train_bytes(self, entry: int) -> float:
         return self.network.slots[entry] * ID_BYTES + COUNTS_BYTES
 
     def backward(self, layers: Sequence[LayerPlan]) -> None:
-        network, rows = self.network, self.network.batch_size
+        network = self.network
+        self.spikes_of_the_step(layers)
         arriving = {
-            layer.layer: rows
+            layer.layer: layer.samples
             * (self._train_bytes(layer.layer) + network.slots[layer.layer] * FLOAT + self._train_bytes(layer.layer - 1))
             for layer in layers
         }
@@ -241,7 +271,7 @@ class _Estimator:
             "backward",
             layers,
             lambda layer, width: cycles.neuron_gradient(
-                rows, width, network.slots[layer.layer], own_slots(network, layer.layer, width)
+                layer.samples, width, network.slots[layer.layer], own_slots(network, layer.layer, width)
             ),
         )
         self.compute(
@@ -249,26 +279,39 @@ class _Estimator:
             "backward",
             layers,
             lambda layer, width: (
-                cycles.weight_gradient(rows, network.spikes[layer.layer - 1], width)
-                + (cycles.value_gradient(rows, network.slots[layer.layer - 1], width) if layer.layer > 1 else 0)
+                cycles.weight_gradient(layer.samples, network.spikes[layer.layer - 1], width)
+                + (
+                    cycles.value_gradient(layer.samples, network.slots[layer.layer - 1], width)
+                    if layer.layer > 1
+                    else 0
+                )
             ),
         )
         behind = [layer for layer in layers if layer.layer > 1]
         if not behind:
             return
-        elements = {layer.layer: rows * network.slots[layer.layer - 1] for layer in behind}
-        shares = {layer.layer: slot_share(elements[layer.layer], layer.tiles) for layer in behind}
-        arriving = {layer.layer: float(shares[layer.layer] * layer.tiles * FLOAT) for layer in behind}
-        self.received += sum(arriving[layer.layer] * layer.tiles for layer in behind)
-        busiest = {entry: max(float(elements[entry] * FLOAT), arriving[entry]) for entry in elements}
-        links = sum(arriving[layer.layer] * max(len(layer.ipus(self.target)) - 1, 0) for layer in behind)
-        self.exchange("partial spike gradients", "backward", busiest, links)
-        self.compute(
-            "sum of spike gradients",
-            "backward",
-            behind,
-            lambda layer, width: cycles.slot_sum(shares[layer.layer], layer.tiles),
-        )
+        elements = {layer.layer: layer.samples * network.slots[layer.layer - 1] for layer in behind}
+        numbers = {layer.layer: slot_shares(elements[layer.layer], layer.group_tiles) for layer in behind}
+        for stage, name in enumerate(("partial spike gradients", "sums of neighbours")):
+            taking = [layer for layer in behind if len(numbers[layer.layer]) > stage]
+            if not taking:
+                continue
+            arriving = {layer.layer: float(numbers[layer.layer][stage] * FLOAT) for layer in taking}
+            self.received += sum(arriving[layer.layer] * layer.tiles for layer in taking)
+            busiest = {
+                layer.layer: max(float(elements[layer.layer] * FLOAT) if stage == 0 else 0.0, arriving[layer.layer])
+                for layer in taking
+            }
+            links = sum(arriving[layer.layer] * max(len(layer.ipus(self.target)) - 1, 0) for layer in taking)
+            self.exchange(name, "backward", busiest, links)
+            self.compute(
+                "sum of spike gradients" if stage + 1 == max(map(len, numbers.values())) else "sum of neighbours",
+                "backward",
+                taking,
+                lambda layer, width, stage=stage: stage_sum(  # type: ignore[misc]
+                    elements[layer.layer], layer.group_tiles, numbers[layer.layer][stage], stage
+                ),
+            )
 
     def run(self) -> Performance:
         groups = _selected(self.plan)
@@ -277,13 +320,32 @@ class _Estimator:
         if self.network.training:
             for layers in reversed(groups):
                 self.backward(layers)
+            several = [layer for layer in self.plan.layers if len(layer.groups) > 1]
+            if several:
+                # To every group its copy of the weights, and from every group its gradients, which all of them sum.
+                weights = {
+                    layer.layer: float(self.network.sizes[layer.layer - 1] * lanes(max(layer.neurons)))
+                    for layer in several
+                }
+                copies = {entry: size * self.network.weight_bytes for entry, size in weights.items()}
+                self.received += sum(copies[layer.layer] * layer.tiles for layer in several)
+                links = sum(copies[layer.layer] * (len(layer.ipus(self.target)) - 1) for layer in several)
+                self.exchange("weights to the groups", "update", copies, links)
+                found = {entry: size * FLOAT for entry, size in weights.items()}
+                self.received += sum(found[layer.layer] * layer.tiles for layer in several)
+                links = sum(found[layer.layer] * (len(layer.ipus(self.target)) - 1) for layer in several)
+                self.exchange("gradients of the groups", "update", found, links)
+                self.compute(
+                    "sum of the groups",
+                    "update",
+                    several,
+                    lambda layer, width: cycles.row_sum(self._own_weights(layer, width), len(layer.groups)),
+                )
             self.compute(
                 "weight update",
                 "update",
                 self.plan.layers,
-                lambda layer, width: cycles.weight_update(
-                    self.network.sizes[layer.layer - 1] * width, self.network.optimizer
-                ),
+                lambda layer, width: cycles.weight_update(self._own_weights(layer, width), self.network.optimizer),
             )
         return Performance(self.plan, tuple(self.phases), self.tile_cycles, self.received)
 

@@ -52,8 +52,8 @@ class SparseNetwork(nn.Module):
             first.
         overflow: spikes dropped in the last forward, of each layer, a list of ints; None before the first.
         input_activity, input_overflow: the same of the input.
-        ipu_plan: where the layers are on an IPU: None, the operator's own choice, or a :class:`snnipu.ipu.Plan` of this
-            network. The tiles change no result.
+        ipu_plan: where the layers are on an IPU: None, as :func:`snnipu.ipu.plan` has it for slots that are all in use,
+            or a :class:`snnipu.ipu.Plan` of this network. The tiles change no result, up to the order of additions.
 
     Raises:
         TypeError, ValueError: the message names the argument.
@@ -181,7 +181,7 @@ class SparseNetwork(nn.Module):
             reset_code(first.reset_mechanism),
             overflow_code(first.overflow_order),
             fused(first.spike_grad)[0],
-            () if self.ipu_plan is None else self.ipu_plan.attribute(),
+            None if self.ipu_plan is None else self.ipu_plan.attribute(),
         )
         for layer, made in zip(self.layers, every):
             layer._last = made._summary()

@@ -88,7 +88,7 @@ def test_what_does_not_fit(tmp_path, capsys):
 
 def test_no_plan_at_all(tmp_path):
     out, page = tmp_path / "out.json", tmp_path / "out.html"
-    assert run("--model", ",".join(["10"] * 800), "--activity", "0.3", "--json", out, "--html", page) == 0
+    assert run("--model", ",".join(["10"] * 1500), "--activity", "0.3", "--json", out, "--html", page) == 0
     document = json.loads(out.read_text())
     assert set(document) >= PINNED
     assert document["fits"] is False

@@ -1,5 +1,6 @@
 // Cases for tests/ipu/test_poplar.py, one for each name of the table at the end: a program of the model's Poplar that
 // prints what it found. A case that is refused prints the error's class and message.
+#include <poplar/DeviceManager.hpp>
 #include <poplar/Engine.hpp>
 #include <poplar/IPUModel.hpp>
 
@@ -35,6 +36,25 @@ public:
   void compute(unsigned worker) {
     for (unsigned i = worker; i < size; i += numWorkers())
       to[i] = from[i] + by;
+  }
+};
+
+// Two numbers at once: what snnipu's vertices call before they load or store them.
+namespace snnipu {
+void checkAlignment(const void *address, unsigned bytes);
+}
+class Pairs : public Vertex {
+public:
+  Input<Vector<float, VectorLayout::ONE_PTR, 8>> from;
+  Output<Vector<float, VectorLayout::ONE_PTR, 8>> to;
+  unsigned skip;
+  bool compute() {
+    for (unsigned i = 0; i < 4; i += 2) {
+      snnipu::checkAlignment(&from[i + skip], 8);
+      to[i] = from[i];
+      to[i + 1] = from[i + 1];
+    }
+    return true;
   }
 };
 
@@ -107,30 +127,30 @@ public:
   }
 };
 
-const snnipu::ipu_model::CodeletRegistration
-    registration("cases",
-                 {CodeletOf<AddTo<float>>("AddTo<float>")
-                      .field("from", &AddTo<float>::from)
-                      .field("to", &AddTo<float>::to)
-                      .field("by", &AddTo<float>::by)
-                      .field("size", &AddTo<float>::size),
-                  CodeletOf<AddTo<half>>("AddTo< half >")
-                      .field("from", &AddTo<half>::from)
-                      .field("to", &AddTo<half>::to)
-                      .field("size", &AddTo<half>::size),
-                  CodeletOf<LastWorker>("LastWorker").field("last", &LastWorker::last),
-                  CodeletOf<Tickets>("Tickets").field("ticket", &Tickets::ticket).field("next", &Tickets::next),
-                  CodeletOf<InTurns>("InTurns")
-                      .field("to", &InTurns::to)
-                      .field("size", &InTurns::size)
-                      .field("together", &InTurns::together),
-                  CodeletOf<TooFar>("TooFar").field("to", &TooFar::to).field("size", &TooFar::size),
-                  CodeletOf<Sum>("Sum").field("values", &Sum::values).field("sum", &Sum::sum),
-                  CodeletOf<Increment>("Increment").field("value", &Increment::value),
-                  CodeletOf<Below>("Below")
-                      .field("value", &Below::value)
-                      .field("limit", &Below::limit)
-                      .field("below", &Below::below)});
+const snnipu::ipu_model::CodeletRegistration registration(
+    "cases", {CodeletOf<AddTo<float>>("AddTo<float>")
+                  .field("from", &AddTo<float>::from)
+                  .field("to", &AddTo<float>::to)
+                  .field("by", &AddTo<float>::by)
+                  .field("size", &AddTo<float>::size),
+              CodeletOf<AddTo<half>>("AddTo< half >")
+                  .field("from", &AddTo<half>::from)
+                  .field("to", &AddTo<half>::to)
+                  .field("size", &AddTo<half>::size),
+              CodeletOf<Pairs>("Pairs").field("from", &Pairs::from).field("to", &Pairs::to).field("skip", &Pairs::skip),
+              CodeletOf<LastWorker>("LastWorker").field("last", &LastWorker::last),
+              CodeletOf<Tickets>("Tickets").field("ticket", &Tickets::ticket).field("next", &Tickets::next),
+              CodeletOf<InTurns>("InTurns")
+                  .field("to", &InTurns::to)
+                  .field("size", &InTurns::size)
+                  .field("together", &InTurns::together),
+              CodeletOf<TooFar>("TooFar").field("to", &TooFar::to).field("size", &TooFar::size),
+              CodeletOf<Sum>("Sum").field("values", &Sum::values).field("sum", &Sum::sum),
+              CodeletOf<Increment>("Increment").field("value", &Increment::value),
+              CodeletOf<Below>("Below")
+                  .field("value", &Below::value)
+                  .field("limit", &Below::limit)
+                  .field("below", &Below::below)});
 
 // --- help
 
@@ -729,12 +749,48 @@ void unknownCodelets() {
   m.graph.addCodelets("/opt/others.gp");
 }
 
-void noEstimate() {
+void estimateOf(const OptionFlags &options) {
   Machine m;
-  const Tensor x = m.variable(INT, {}, "x", 0);
   const ComputeSet cs = m.graph.addComputeSet("set");
-  m.graph.setTileMapping(m.graph.addVertex(cs, "Increment", {{"value", x}}), 0);
-  m.engine(Execute(cs));
+  for (const char *name : {"x", "y"})
+    m.graph.setTileMapping(m.graph.addVertex(cs, "Increment", {{"value", m.variable(INT, {}, name, 0)}}), 0);
+  Engine engine = m.engine(Execute(cs), options);
+  std::cout << "cycles " << snnipu::ipu_model::estimate(engine).computeCycles << '\n';
+}
+void noEstimate() { estimateOf({{"estimates", "required"}}); }
+void defaultEstimate() { estimateOf({}); }
+
+// A field that asks for 8 bytes, and lies 4 behind a variable's start on its tile.
+void misaligned(const char *what) {
+  Machine m;
+  const Tensor x = m.variable(FLOAT, {5}, "x", 0), y = m.variable(FLOAT, {4}, "y", 0);
+  const ComputeSet cs = m.graph.addComputeSet("set");
+  const VertexRef vertex = m.graph.addVertex(cs, "Pairs", {{"from", x.slice(1, 5)}, {"to", y}});
+  m.graph.setTileMapping(vertex, 0);
+  m.graph.setInitialValue(vertex["skip"], what == std::string("access") ? 1u : 0u);
+  m.graph.setPerfEstimate(vertex, 100);
+  Engine engine = m.engine(Execute(cs), {{"misaligned", what == std::string("refuse") ? "refuse" : "copy"}});
+  std::cout << "cycles " << snnipu::ipu_model::estimate(engine).computeCycles << '\n';
+  const float values[5] = {0, 1, 2, 3, 4};
+  engine.writeTensor("x", values, values + 5);
+  engine.run();
+  float found[4];
+  engine.readTensor("y", found, found + 4);
+  std::cout << found[0] << ' ' << found[3] << '\n';
+}
+
+void printed() {
+  const Device device = DeviceManager::createDeviceManager().getDevices(TargetType::IPU, 1)[0];
+  std::cout << DeviceManager::createDeviceManager().getDevices(TargetType::CPU, 1).size() << ' ' << device.attach()
+            << ' ' << device.getTarget().getNumTiles() << '\n';
+  Graph graph(device.getTarget());
+  const float values[4] = {1, 2, 3, 4.5f};
+  const Tensor x = graph.addConstant(FLOAT, {2, 2}, values);
+  graph.setTileMapping(x, 0);
+  Engine engine(graph, Sequence({PrintTensor("x", x), PrintTensor(x[1])}));
+  engine.setPrintTensorStream(std::cout);
+  engine.load(device);
+  engine.run();
 }
 
 void unknownOption() {
@@ -832,6 +888,9 @@ int main(int argc, char **argv) {
       CASE(unknownVertex),
       CASE(unknownCodelets),
       CASE(noEstimate),
+      CASE(defaultEstimate),
+      CASE(printed),
+      {"misaligned", misaligned},
       CASE(unknownOption),
       CASE(notLoaded),
       CASE(copyOfOtherSize),

@@ -168,17 +168,23 @@ def test_runs_again():
     assert len(model.programs()) == 3
 
 
-PLAN = [0, 2, 4, 9, 1, 1, 11, 1, 5, 1, 12, 1, 3, 7, 10, 2, 2, 2, 1, 1, 1, 2, 4, 2, 2, 1, 3, 1, 5, 1]
+# For each layer: first tile, runs of neurons, groups of samples, first selection tile, runs of samples.
+PLAN = [
+    *(0, 2, 4, 9, 1, 1, 1, 5, 1, 11, 1, 5, 1),
+    *(10, 1, 7, 3, 2, 2, 2, 1, 1, 19, 2, 2, 1, 1, 3),
+    *(8, 2, 4, 2, 2, 1, 1, 5, 1, 23, 1, 5, 1),
+]
 
 
 def test_plan():
-    """Neurons and samples where the plan has them: 9 tiles of 4 neurons and one of 1, and so on."""
+    """Neurons and samples where the plan has them: 9 tiles of 4 neurons and one of 1; 3 tiles of 7 neurons, once for
+    each of 3 groups of samples, which have a copy of the weights each; and so on."""
     spikes, parameters, attributes = network()
     model = machine(24)
     check(model, spikes, parameters, {**attributes, "plan": PLAN})
     steps = {step["name"].rsplit("/", 1)[-1]: step for step in model.programs()[0].report()["steps"]}
-    assert steps["prepare"]["vertices"] == 2 * (10 + 7 + 3)  # each block's state and beta
-    assert steps["select"]["vertices"] == 1 + 3 + 1
+    assert steps["prepare"]["vertices"] == 2 * (10 + 3 * 3 + 3)  # each block's state and beta
+    assert steps["select"]["vertices"] == 1 + 4 + 1
     assert steps["lif"]["executions"] == T
 
 
@@ -191,6 +197,9 @@ def test_plan():
         ({"plan": [*PLAN, 1]}, "more entries"),
         ({"plan": [1000, *PLAN[1:]]}, "each of its neurons to one of 24 tiles"),
         ({"plan": [*PLAN[:-2], 4, 1]}, "each sample of the batch to one of 24 tiles"),
+        ({"plan": [*PLAN[:-5], 4, 1, *PLAN[-3:]]}, "each sample of the batch to one of the groups"),
+        ({"plan": [*PLAN[:-2], 5, 0]}, "run of nothing"),
+        ({"plan": [*PLAN[:-2], 5, 1 << 40]}, "run of nothing, or one of more than"),
     ],
 )
 def test_bad_attributes(changes, message):

@@ -97,7 +97,7 @@ class Reader:
                 return f"{qualified(enum)}::{child.spelling}"
         raise PopcError(f"{qualified(enum)} has no value {value}")
 
-    def argument(self, cursor, index, written, parameter):
+    def argument(self, cursor, index, parameter):
         try:
             kind = cursor.get_template_argument_kind(index)
         except ValueError:
@@ -110,9 +110,10 @@ class Reader:
             if wanted.kind == self.cindex.TypeKind.ENUM:
                 return self.enumerator(wanted, value)
             return str(bool(value)).lower() if wanted.kind == self.cindex.TypeKind.BOOL else str(value)
-        if written is None:
-            raise PopcError(f"{cursor.displayname}: a default argument that is a template must be written out")
-        return written
+        raise PopcError(
+            f"{cursor.displayname}: template parameter {parameter.spelling} is neither a type nor a number: nobody can "
+            "tell how popc spells such an argument"
+        )
 
     def name(self, cursor):
         """With all template arguments, those with a default too."""
@@ -127,12 +128,14 @@ class Reader:
             if child.kind
             in (kinds.TEMPLATE_TYPE_PARAMETER, kinds.TEMPLATE_NON_TYPE_PARAMETER, kinds.TEMPLATE_TEMPLATE_PARAMETER)
         ]
-        written = split_arguments(cursor.type.get_canonical().spelling)
         count = cursor.get_num_template_arguments()
-        arguments = [
-            self.argument(cursor, i, written[i] if i < len(written) else None, parameters[i]) for i in range(count)
-        ]
-        return f"{base}<{', '.join(arguments)}>"
+        arguments = [self.argument(cursor, i, parameters[i]) for i in range(count)]
+        name = f"{base}<{', '.join(arguments)}>"
+        # Clang leaves out what a default says, and the namespace of an enumerator.
+        printed = split_arguments(cursor.type.get_canonical().spelling)
+        if not all(own == other or own.endswith(f"::{other}") for own, other in zip(arguments, printed)):
+            raise PopcError(f"{name}: Clang prints {cursor.type.get_canonical().spelling}")
+        return name
 
     def fields(self, cursor):
         names = []

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <iostream>
 #include <iterator>
 #include <new>
 #include <ostream>
@@ -89,6 +90,10 @@ EngineOptions::EngineOptions(const OptionFlags &flags) {
       enforceTileMemory = boolOption(name, value, "on", "off");
     } else if (name == "guardFields") {
       guardFields = boolOption(name, value, "true", "false");
+    } else if (name == "misaligned") {
+      refuseMisaligned = boolOption(name, value, "refuse", "copy");
+    } else if (name == "estimates") {
+      requireEstimates = boolOption(name, value, "required", "default");
     } else if (name == "occupancy") {
       occupancy = numberOption<double>(name, value);
       if (!(occupancy >= 0 && occupancy <= 1))
@@ -98,8 +103,9 @@ EngineOptions::EngineOptions(const OptionFlags &flags) {
       for (const char *prefix : {"debug.", "target.", "profiler.", "autoReport.", "exchange.", "opt."})
         known = known || name.compare(0, std::strlen(prefix), prefix) == 0;
       if (!known)
-        throw invalid_option("the IPU model has no option \"" + name +
-                             "\"; it has workerOrder, threads, tileMemory, guardFields, occupancy");
+        throw invalid_option(
+            "the IPU model has no option \"" + name +
+            "\"; it has workerOrder, threads, tileMemory, guardFields, misaligned, estimates, occupancy");
     }
   }
 }
@@ -191,7 +197,8 @@ void EngineState::load() {
           data = storage[var].get() + begin * sizeOf(field.type);
           ++parts;
         });
-        if (parts <= 1 && !options.guardFields)
+        const bool asDeclared = reinterpret_cast<std::uintptr_t>(data) % field.minAlign == 0;
+        if (parts <= 1 && asDeclared && !options.guardFields)
           connectField(vertex.object, field, data, view.numElements);
         else
           vertex.gathered.push_back(
@@ -233,7 +240,13 @@ void EngineState::runObject(PlacedVertex &vertex, WorkerOrder order, unsigned se
     for (unsigned i = workers; i > 1; --i)
       std::swap(sequence[i - 1], sequence[random() % i]);
   }
-  graph->vertices[vertex.id].codelet->run(vertex.object, sequence.data(), workers);
+  const VertexState &state = graph->vertices[vertex.id];
+  try {
+    state.codelet->run(vertex.object, sequence.data(), workers);
+  } catch (const snnipu::ipu_model::MisalignedAccess &access) {
+    throw runtime_error(state.describe() + " (compute set \"" + graph->computeSets[state.computeSet].name + "\") " +
+                        access.what());
+  }
 }
 
 namespace {
@@ -469,6 +482,37 @@ void EngineState::streamOut(const ProgramNode &node) {
   stream.callback(values.data());
 }
 
+namespace {
+
+// A tensor's numbers in brackets, as a list for each dimension.
+void printed(std::ostream &to, const std::vector<unsigned char> &values, Type type,
+             const std::vector<std::size_t> &shape, std::size_t dimension, std::size_t &at) {
+  if (dimension == shape.size()) {
+    to << numberOf(&values[at], type);
+    at += sizeOf(type);
+    return;
+  }
+  to << (dimension ? "[" : "{");
+  for (std::size_t i = 0; i < shape[dimension]; ++i) {
+    if (i)
+      to << (dimension + 1 < shape.size() ? "\n " : ",");
+    printed(to, values, type, shape, dimension + 1, at);
+  }
+  to << (dimension ? "]" : "}");
+}
+
+} // namespace
+
+void EngineState::print(const ProgramNode &node) {
+  std::vector<unsigned char> values(node.src.numElements() * sizeOf(node.src.elementType()));
+  gather(node.src, values.data());
+  std::ostream &to = printTo ? *printTo : std::cerr;
+  std::size_t at = 0;
+  to << node.name << (node.name.empty() ? "" : ": ");
+  printed(to, values, node.src.elementType(), node.src.shape(), 0, at);
+  to << std::endl;
+}
+
 bool EngineState::predicate(const Tensor &tensor) const {
   unsigned char value[8];
   gather(tensor, value);
@@ -512,6 +556,9 @@ void EngineState::runPlanned(const Planned &step) {
     break;
   case Kind::If:
     runPlanned(step.children[predicate(node.src) ? 0 : 1]);
+    break;
+  case Kind::Print:
+    print(node);
     break;
   case Kind::WriteUndef:
     viewOf(node.dst).forRuns([&](const Run &run) {
@@ -574,6 +621,9 @@ Stream &streamOf(EngineState &state, const std::string &handle) {
 }
 
 } // namespace
+
+void Engine::setPrintStream(std::ostream &stream) { state_->printTo = &stream; }
+void Engine::setPrintTensorStream(std::ostream &stream) { state_->printTo = &stream; }
 
 void Engine::run(unsigned prog, const std::string &) {
   checkLoaded(*state_);

@@ -75,6 +75,8 @@ struct EngineOptions {
   unsigned threads = 1;
   bool enforceTileMemory = true;
   bool guardFields = false;
+  bool refuseMisaligned = false;
+  bool requireEstimates = false;
   double occupancy = 1;
 
   explicit EngineOptions(const OptionFlags &flags);
@@ -106,6 +108,7 @@ struct EngineState {
   void place();
   Planned plan(const std::shared_ptr<const ProgramNode> &node);
   unsigned costOfCompute(unsigned computeSet);
+  VertexPerfEstimate unknownEstimate(const VertexState &vertex, const std::string &computeSet);
   unsigned costOfCopy(const ProgramNode &node);
   void exchange(std::vector<Move> moves, StepCost &cost) const;
   void countMemory();
@@ -125,6 +128,7 @@ struct EngineState {
   void gather(const Tensor &tensor, unsigned char *to) const;
   void scatter(const Tensor &tensor, const unsigned char *from) const;
   bool predicate(const Tensor &tensor) const;
+  void print(const ProgramNode &node);
 
   std::shared_ptr<GraphState> graph;
   EngineOptions options;
@@ -138,12 +142,14 @@ struct EngineState {
   std::uint64_t hostBytes = 0;
   std::vector<TileMemory> tileMemory;
   std::vector<unsigned> overfull;
+  std::set<std::string> unestimated; // codelets
 
   std::vector<Memory> storage; // of each variable
   std::vector<Memory> objects; // of the vertices of a compute set
   std::map<unsigned, std::vector<PlacedVertex>> placed;
   std::map<std::string, Stream> streams;
   bool loaded = false;
+  std::ostream *printTo = nullptr;
   unsigned executed = 0;
 };
 

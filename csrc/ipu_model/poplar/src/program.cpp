@@ -134,6 +134,16 @@ If::If(Tensor predicate, const Program &trueBody, const Program &falseBody, cons
   node_->children = {frozen(trueBody), frozen(falseBody)};
 }
 
+PrintTensor::PrintTensor(Tensor tensor, const DebugContext &debugContext)
+    : PrintTensor(debugContext.getPathName(), tensor, debugContext) {}
+PrintTensor::PrintTensor(StringRef title, Tensor tensor, const DebugContext &debugContext) {
+  if (!tensor.valid())
+    throw graph_program_compilation_error("PrintTensor of a tensor that was never made");
+  node_ = make(Kind::Print, debugContext);
+  node_->name = title;
+  node_->src = tensor;
+}
+
 WriteUndef::WriteUndef(Tensor tensor, const DebugContext &debugContext) {
   checkWritten(tensor, "WriteUndef of");
   node_ = make(Kind::WriteUndef, debugContext);

@@ -152,7 +152,7 @@ struct GraphState {
   std::string describe(unsigned var) const;
 };
 
-enum class Kind { Sequence, Execute, Copy, StreamIn, StreamOut, Repeat, While, If, WriteUndef };
+enum class Kind { Sequence, Execute, Copy, StreamIn, StreamOut, Repeat, While, If, WriteUndef, Print };
 
 struct ProgramNode {
   Kind kind = Kind::Sequence;

@@ -1,3 +1,4 @@
+#include <poplar/DeviceManager.hpp>
 #include <poplar/IPUModel.hpp>
 #include <poplar/exceptions.hpp>
 
@@ -225,6 +226,28 @@ unsigned Target::getVectorWidth(const Type &type) const { return 8 / detail::siz
 bool operator==(const Target &a, const Target &b) {
   return a.getTargetArchString() == b.getTargetArchString() && a.getNumIPUs() == b.getNumIPUs() &&
          a.getTilesPerIPU() == b.getTilesPerIPU();
+}
+
+std::vector<Device> DeviceManager::getDevices(const OptionFlags &options) const {
+  return getDevices(TargetType::IPU_MODEL, 1, options);
+}
+std::vector<Device> DeviceManager::getDevices(TargetType type, unsigned numIPUs, const OptionFlags &options) const {
+  if (type == TargetType::CPU || numIPUs == 0)
+    return {};
+  return {Device(Target::createIPUTarget(numIPUs, "ipu2", options))};
+}
+Device DeviceManager::getDevice(unsigned deviceId, const OptionFlags &options) const {
+  const std::vector<Device> devices = getDevices(options);
+  if (deviceId >= devices.size())
+    throw index_error("device " + std::to_string(deviceId) + " of a machine that has " +
+                      std::to_string(devices.size()));
+  return devices[deviceId];
+}
+Device DeviceManager::acquireAvailableDevice(unsigned numIPUs, const OptionFlags &options) const {
+  const std::vector<Device> devices = getDevices(TargetType::IPU_MODEL, numIPUs, options);
+  if (devices.empty())
+    throw invalid_machine_model("no device of " + std::to_string(numIPUs) + " IPUs");
+  return devices[0];
 }
 
 Device IPUModel::createDevice(OptionFlags options) const {

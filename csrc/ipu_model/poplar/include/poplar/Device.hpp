@@ -8,7 +8,10 @@ namespace poplar {
 class Device {
 public:
   Device() = default;
-  explicit Device(const Target &target) : target_(target) {}
+  explicit Device(const Target &target, unsigned id = 0) : target_(target), id_(id) {}
+
+  // Of this machine's device manager.
+  unsigned getId() const { return id_; }
 
   const Target &getTarget() const { return target_; }
   bool attach() const { return true; }
@@ -16,6 +19,7 @@ public:
 
 private:
   Target target_;
+  unsigned id_ = 0;
 };
 
 } // namespace poplar

@@ -26,6 +26,10 @@ struct EngineAccess;
 //   tileMemory    "on" (default), or "off": a tile over its memory is reported, not refused
 //   guardFields   "true": every field is connected to a copy between guard words, and a vertex that writes outside of
 //                 it is an error; default "false"
+//   misaligned    "copy" (default): a field whose elements lie together but do not begin where it asks for is copied
+//                 on its tile, and that is counted; "refuse": it is an error
+//   estimates     "default": a vertex without an estimate of its cycles gets one from its fields, which is said on
+//                 stderr; "required": it is an error
 //   occupancy     share of the slots for spikes that estimates of cycles take to be in use; default 1
 // Options that only concern the real machine (debug., target., profiler., autoReport., exchange., opt.) do nothing.
 class Engine {
@@ -54,6 +58,10 @@ public:
   void connectStream(StringRef handle, void *begin, void *end);
   void connectStream(StringRef handle, void *begin);
   void connectStreamToCallback(StringRef handle, StreamCallbackFunction callback);
+
+  // Where PrintTensor writes to; it is not kept alive.
+  void setPrintStream(std::ostream &stream);
+  void setPrintTensorStream(std::ostream &stream);
 
   void printProfileSummary(std::ostream &out, const OptionFlags &options = {}) const;
 

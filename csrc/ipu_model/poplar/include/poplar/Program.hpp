@@ -75,6 +75,13 @@ public:
   If(Tensor predicate, const Program &trueBody, const Program &falseBody, const DebugContext &debugContext = {});
 };
 
+// Writes a tensor's values to the stream that Engine::setPrintTensorStream names; std::cerr by default.
+class PrintTensor : public Program {
+public:
+  PrintTensor(Tensor tensor, const DebugContext &debugContext = {});
+  PrintTensor(StringRef title, Tensor tensor, const DebugContext &debugContext = {});
+};
+
 // What the tensor holds is of no use any more. The model poisons it.
 class WriteUndef : public Program {
 public:

@@ -1,0 +1,324 @@
+"""What Clang makes of the vertices: the instructions of each, and of the loops that take their time, by class.
+
+    python csrc/ipu_model/popc/counts.py            # -> csrc/ipu_model/counts.cpp, from which the estimates are made
+    python csrc/ipu_model/popc/counts.py --check    # are the counts of the sources within 20 % of it?
+
+popc is a Clang, and its target is in no other one. Another 32-bit machine with vectors of two floats stands for it: Arm
+with NEON, whose 64-bit registers a load fills at once. An instruction of either does the same: a load, a store, an
+addition, a comparison of two lanes; address and branch. What the tile lacks is weighed (``WEIGHTS``). The compiler is
+``clang++`` (any that has this target and a C++ library for it), or that of ``pip install ziglang``.
+
+Loops are counted in probes, ``probes.cpp``: a vertex whose flags are known to the compiler, as they are to an estimate.
+"""
+
+import argparse
+import ctypes
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CSRC = HERE.parent.parent
+TABLE = HERE.parent / "counts.cpp"
+TOLERANCE = 0.2
+FLAGS = ["-std=c++17", "-O3", "-S", "-g0", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-fomit-frame-pointer"]
+# As many turns as there are, one register at a time: a tile's workers take turns, and gain nothing by more at once.
+FLAGS += ["-fno-unroll-loops", "-fno-vectorize", "-fno-slp-vectorize", "-fno-asynchronous-unwind-tables"]
+# A probe is one function, in which its flags are known.
+PROBE_FLAGS = ["-mllvm", "-inline-threshold=100000"]
+FLAGS += ["-D__POPC__", "-D__IPU__", "-DSNNIPU_LANE_BYTES=8"]
+INCLUDES = [HERE / "tile", CSRC, CSRC / "ipu_model" / "poplar" / "include"]
+TARGET = ["-target", "arm-linux-musleabihf", "-mcpu=cortex_a55+fullfp16", "-fno-sanitize=all"]
+# Instructions of a tile for one of the probe's machine, where it is another number: a selection by a mask is and, andc,
+# or; a division of two lanes takes 10 in PopLibs' estimates, and Arm divides one lane; the tile's loops count down by
+# an instruction that also branches, where Arm has a subtraction or a comparison, and a branch.
+WEIGHTS = [
+    (re.compile(r"v(bsl|bit|bif)"), "select", 3),
+    (re.compile(r"vdiv"), "division", 5),
+    (re.compile(r"v(mla|mls|fma|fms)"), "arithmetic", 2),
+    (re.compile(r"v(ld|ldr)"), "load", 1),
+    (re.compile(r"v(st|str)"), "store", 1),
+    (re.compile(r"v(cgt|cge|ceq|clt|cle|acgt|acge|cmp|mrs)"), "compare", 1),
+    (re.compile(r"vcvt"), "convert", 1),
+    (re.compile(r"v"), "arithmetic", 1),
+    (re.compile(r"(ldr|ldm|ldrd|ldrh|ldrb|pop)"), "load", 1),
+    (re.compile(r"(str|stm|strd|strh|strb|push)"), "store", 1),
+    (re.compile(r"b(l|x|lx)?(eq|ne|lo|hs|hi|ls|lt|ge|gt|le|mi|pl|cc|cs|vs|vc)?$"), "branch", 1),
+    (re.compile(r""), "integer", 1),
+]
+
+
+class CountError(RuntimeError):
+    pass
+
+
+def compiler():
+    """The command of a compiler that has the target; None where there is none."""
+    if os.environ.get("SNNIPU_CLANG"):
+        return shlex.split(os.environ["SNNIPU_CLANG"])
+    if importlib.util.find_spec("ziglang") is not None:
+        return [sys.executable, "-m", "ziglang", "c++"]
+    return None
+
+
+def assembly(command, source, flags=()):
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.s"
+        includes = [f"-I{include}" for include in INCLUDES]
+        environment = {"ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder, **os.environ}
+        done = subprocess.run(
+            [*command, *TARGET, *FLAGS, *flags, *includes, str(source), "-o", str(out)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        )
+        if done.returncode or not out.is_file():
+            raise CountError(f"{source}: {' '.join(command)} failed: {done.stdout.strip()[-2000:]}")
+        return out.read_text()
+
+
+def with_callees(bodies, symbol):
+    """Instructions of a function, and of those that it calls, each once."""
+    seen, left = set(), [symbol]
+    while left:
+        name = left.pop()
+        if name in seen or name not in bodies:
+            continue
+        seen.add(name)
+        left += [item[1].strip() for item in bodies[name] if isinstance(item, tuple) and item[0].startswith("b")]
+    return sum(1 for name in seen for item in bodies[name] if isinstance(item, tuple))
+
+
+LABEL = re.compile(r"^([.\w$]+):")
+INSTRUCTION = re.compile(r"^\t([a-z][\w.]*)(?:\t(.*))?$")
+
+
+def functions(text):
+    """Name -> list of labels (str) and instructions (mnemonic, operands)."""
+    found, current = {}, None
+    for line in text.splitlines():
+        line = line.split("@")[0].rstrip()
+        label = LABEL.match(line)
+        if label:
+            name = label.group(1)
+            if not name.startswith("."):
+                current = found.setdefault(name, [])
+            elif current is not None:
+                current.append(name)
+            continue
+        if line.startswith("\t.fnend") or line.startswith("\t.size"):
+            current = None
+            continue
+        instruction = INSTRUCTION.match(line)
+        if instruction and current is not None:
+            current.append((instruction.group(1), instruction.group(2) or ""))
+    return {name: body for name, body in found.items() if any(isinstance(item, tuple) for item in body)}
+
+
+def counted(items):
+    """Instructions of a tile by class."""
+    classes = {}
+    for item in items:
+        if isinstance(item, tuple):
+            _, name, weight = next(rule for rule in WEIGHTS if rule[0].match(item[0]))
+            classes[name] = classes.get(name, 0) + weight
+    return classes
+
+
+def loops(body):
+    """Innermost loops: what stands between a label and the last branch back to it, with no such loop inside."""
+    where = {item: index for index, item in enumerate(body) if isinstance(item, str)}
+    back = {}
+    for index, item in enumerate(body):
+        if isinstance(item, tuple) and item[0].startswith("b"):
+            target = where.get(item[1].strip())
+            if target is not None and target <= index:
+                back[target] = max(index, back.get(target, 0))
+    ranges = sorted(back.items())
+    inner = [
+        one for one in ranges if not any(one[0] <= other[0] and other[1] <= one[1] for other in ranges if other != one)
+    ]
+    return [body[begin : end + 1] for begin, end in inner]
+
+
+def hottest(body):
+    """Of a probe's loops the one that works on vectors: with the most instructions on 64-bit registers."""
+
+    def vectors(loop):
+        return sum(1 for item in loop if isinstance(item, tuple) and re.search(r"\bd\d+", item[1]))
+
+    found = loops(body)
+    if not found:
+        raise CountError("a probe has no loop")
+    return max(found, key=lambda loop: (vectors(loop), sum(counted(loop).values())))
+
+
+# ---- names
+
+
+def demangle(symbols):
+    """By the C++ runtime of this machine, whose ABI is Clang's."""
+    runtime = ctypes.CDLL("libstdc++.so.6" if sys.platform.startswith("linux") else "libc++abi.dylib")
+    free = ctypes.CDLL(None).free
+    runtime.__cxa_demangle.restype, runtime.__cxa_demangle.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_char_p] + [ctypes.c_void_p] * 3,
+    )
+    free.argtypes = [ctypes.c_void_p]
+    found = {}
+    for symbol in symbols:
+        status = ctypes.c_int()
+        # Not every runtime knows the name of _Float16.
+        made = runtime.__cxa_demangle(symbol.replace("DF16_", "Dh").encode(), None, None, ctypes.byref(status))
+        found[symbol] = ctypes.string_at(made).decode() if made and status.value == 0 else ""
+        free(made)
+    return found
+
+
+def codelet_of(demangled, enumerators):
+    """The codelet whose compute() this is, as Graph::addVertex takes it; None for another function."""
+    match = re.match(r"(.*)::compute\(unsigned int\)$", demangled)
+    if not match:
+        return None
+    name = match.group(1).replace("_Float16", "half")
+    # An enumerator is a number in a symbol.
+    name = re.sub(r"\(([\w:]+)\)(\d+)u?", lambda found: enumerators[found.group(1)][int(found.group(2))], name)
+    return name.replace(" ", "").replace("unsignedshort", "unsigned short").replace("unsignedint", "unsigned int")
+
+
+def enumerators_of(text):
+    """Of the enums in a header: qualified name -> enumerators."""
+    found = {}
+    for name, body in re.findall(r"enum class (\w+) : unsigned \{([^}]*)\}", text):
+        found[f"snnipu::{name}"] = [f"snnipu::{name}::{part.split('=')[0].strip()}" for part in body.split(",")]
+    return found
+
+
+def registered():
+    """Names of the codelets in the tables."""
+    names = []
+    for table in sorted((CSRC / "ipu_model").glob("codelets_*.cpp")):
+        names += re.findall(r"SNNIPU_CODELET\(\w+, (.*)\),$", table.read_text(), re.MULTILINE)
+    return {name.replace(", ", ",") for name in names}
+
+
+def measured(command):
+    """(instructions of each codelet, classes of each probe's loop); raises CountError for a name that differs."""
+    with tempfile.TemporaryDirectory() as folder:
+        sources = []
+        for path in sorted((CSRC / "vertices").glob("*.cpp")):
+            # popc compiles every codelet; another Clang an inline function only where it is asked for.
+            classes = re.findall(r"(.*)\n(?:.*> )?class (\w+) : public poplar::MultiVertex", path.read_text())
+            templates = re.findall(r"template <.*>\s+class (\w+) : public poplar::MultiVertex", path.read_text())
+            plain = [name for _, name in classes if name not in templates]
+            asking = [
+                f"void (snnipu::{name}::*const ask{name})(unsigned) = &snnipu::{name}::compute;" for name in plain
+            ]
+            source = Path(folder) / path.name
+            source.write_text(
+                "\n".join([f'#include "vertices/{path.name}"', *(f"extern {line}" for line in asking)]) + "\n"
+            )
+            sources.append(source)
+        sources.append(HERE / "probes.cpp")
+        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+            texts = list(
+                pool.map(
+                    lambda source: assembly(command, source, PROBE_FLAGS if source.parent == HERE else ()), sources
+                )
+            )
+    bodies = {}
+    for text in texts[:-1]:
+        bodies.update(functions(text))
+    headers = [(CSRC / "neuron" / name).read_text() for name in ("lif.hpp", "surrogate.hpp")]
+    enumerators = enumerators_of("\n".join(headers))
+    symbols = [name for name in bodies if name.startswith("_Z")]
+    sizes = {}
+    for symbol, demangled in demangle(symbols).items():
+        name = codelet_of(demangled, enumerators)
+        if name is not None:
+            sizes[name] = with_callees(bodies, symbol)
+    if set(sizes) != registered():
+        only = sorted(set(sizes) ^ registered())
+        raise CountError(f"names that only the tables or only Clang's symbols have: {only[:4]}, {len(only)} in all")
+    probes = {
+        name[len("probe_") :]: counted(hottest(body))
+        for name, body in functions(texts[-1]).items()
+        if name.startswith("probe_")
+    }
+    return sizes, probes
+
+
+def table(sizes, probes):
+    lines = [
+        "// Written by csrc/ipu_model/popc/counts.py from what Clang makes of csrc/vertices; not to be edited.",
+        "// clang-format off",
+        '#include "ipu_model/counts.hpp"',
+        "",
+        "namespace snnipu {",
+        "namespace ipu_model {",
+        "",
+        "const std::map<std::string, unsigned> instructionsOfCodelet = {",
+    ]
+    lines += [f'    {{"{name}", {count}}},' for name, count in sorted(sizes.items())]
+    lines += ["};", "", "const std::map<std::string, unsigned> instructionsOfLoop = {"]
+    for name, classes in sorted(probes.items()):
+        said = ", ".join(f"{kind} {count}" for kind, count in sorted(classes.items()))
+        lines.append(f'    {{"{name}", {sum(classes.values())}}}, // {said}')
+    lines += ["};", "", "} // namespace ipu_model", "} // namespace snnipu", ""]
+    return "\n".join(lines)
+
+
+def written():
+    """The table's two maps."""
+    found = []
+    for block in re.findall(r"= \{\n(.*?)\n\};", TABLE.read_text(), re.DOTALL):
+        found.append({name: int(count) for name, count in re.findall(r'\{"(.*?)", (\d+)\}', block)})
+    return found
+
+
+def differences(sizes, probes, tolerance=TOLERANCE):
+    """What the table has otherwise than the sources, by more than ``tolerance``."""
+    known_sizes, known_loops = written()
+    now = {name: sum(classes.values()) for name, classes in probes.items()}
+    said = []
+    for what, known, found in (("codelet", known_sizes, sizes), ("loop", known_loops, now)):
+        said += [f"{what} {name} is in one of them only" for name in sorted(set(known) ^ set(found))]
+        said += [
+            f"{what} {name}: {known[name]} instructions in {TABLE.name}, {found[name]} now"
+            for name in sorted(set(known) & set(found))
+            if abs(known[name] - found[name]) > tolerance * found[name]
+        ]
+    return said
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where the table is further off")
+    options = parser.parse_args()
+    command = compiler()
+    if command is None:
+        sys.exit("counts.py: no compiler for the target: pip install ziglang, or set SNNIPU_CLANG")
+    sizes, probes = measured(command)
+    if options.check:
+        said = differences(sizes, probes)
+        for line in said:
+            print(line, file=sys.stderr)
+        print(f"{len(sizes)} codelets have Clang's names; {len(sizes)} sizes and {len(probes)} loops compared")
+        return 1 if said else 0
+    TABLE.write_text(table(sizes, probes))
+    print(TABLE)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except CountError as error:
+        sys.exit(f"counts.py: {error}")
