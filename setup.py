@@ -6,7 +6,6 @@ Environment:
 """
 
 import ast
-import importlib
 import importlib.util
 import json
 import os
@@ -34,10 +33,12 @@ except ImportError:  # setuptools before 70.1
 ROOT = Path(__file__).resolve().parent
 CSRC = ROOT / "csrc"
 # Files of a list are compiled as one: most of the time would go into reading the same headers again and again.
-SOURCES = [["host/lif.cpp"], ["host/sparse_lif.cpp", "host/sparse_linear.cpp", "host/select_spikes.cpp"]]
-SOURCES[1] += ["host/parallel.cpp", "host/library.cpp"]
-# The neurons of snnipu/equations.py as C++: written when it is built.
-NEURONS = "neurons.cpp"
+SOURCES = [
+    ["host/neurons.cpp"],
+    ["host/lif.cpp"],
+    ["host/sparse_lif.cpp", "host/sparse_linear.cpp", "host/select_spikes.cpp"],
+]
+SOURCES[2] += ["host/parallel.cpp", "host/library.cpp"]
 # Contraction of multiply and add would break the equality, bit by bit, with PyTorch.
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno"]
 FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"]
@@ -106,15 +107,11 @@ def load(name, path):
 
 
 def write_neurons(folder):
-    """``NEURONS`` with its header, in ``folder``."""
+    """The header of csrc/host/neurons.cpp, in ``folder``."""
     equations = runpy.run_path(str(ROOT / "snnipu" / "equations.py"))
     generator = load("_snnipu_generator", ROOT / "snnipu" / "_generator" / "__init__.py")
-    found = [generator.neuron(function, equations["OPTIONS"]) for function in equations["NEURONS"]]
+    found = [generator.neuron(function, equations["OPTIONS"]) for function in equations["GENERATED"]]
     (folder / "neurons.hpp").write_text(generator.print_neurons(found))
-    camel = importlib.import_module("_snnipu_generator.print_cpp").camel
-    names = ", ".join(f"snnipu::{camel(neuron.name)}" for neuron in found)
-    lines = ['#include "host/neuron.hpp"', '#include "neurons.hpp"', f"SNNIPU_NEURONS({names})", ""]
-    (folder / NEURONS).write_text("\n".join(lines))
 
 
 def find_compiler():
@@ -213,8 +210,6 @@ class BuildNative(build_ext):
         parts = [(name, files) for name, (_, units) in libraries.items() for files in units]
         # The largest first: the processors are then done at the same time.
         parts.sort(key=lambda part: -sum((ROOT / file).stat().st_size for file in part[1]))
-        # Short to read, and long to compile.
-        parts = [*((name, [NEURONS]) for name in wanted), *parts]
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         many = f"{len(parts)} parts on {processors} processors"
         self.say(f"native libraries, by {compiler[0]}: {', '.join(libraries)}, in {many}")
@@ -234,11 +229,10 @@ class BuildNative(build_ext):
             command = [*compiler, *libraries[name][0], *extra, f"-I{objects}"]
             for file in files[:-1]:
                 command += ["-include", str(ROOT / file)]
-            source = (Path(objects) if files == [NEURONS] else ROOT) / files[-1]
-            run(f"{name}, {files[-1]}", [*command, "-c", str(source), "-o", target])
+            run(f"{name}, {files[-1]}", [*command, "-c", str(ROOT / files[-1]), "-o", target])
             return name, target, time.monotonic() - started
 
-        waiting = {name: sum(of == name for of, _ in parts) for name in libraries}
+        waiting = {name: len(units) for name, (_, units) in libraries.items()}
         found = {name: [] for name in libraries}
         spent = dict.fromkeys(libraries, 0.0)
         with tempfile.TemporaryDirectory() as objects, ThreadPoolExecutor(max_workers=processors) as pool:

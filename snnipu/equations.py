@@ -101,3 +101,5 @@ def delta_leaky(x, mem, mem_prev, *, beta, delta_threshold, spike):
 
 
 NEURONS = (leaky, lapicque, synaptic, alpha, rleaky, rsynaptic, delta_leaky)
+# Those the native library is generated for, by their numbers in it. Leaky's kernels are csrc/neuron/lif.hpp.
+GENERATED = NEURONS[1:]

@@ -69,14 +69,20 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shape", list(SHAPES))
-@pytest.mark.parametrize(("number", "options"), CASES, ids=NAMES)
+def runs():
+    """Segments, which are slow, once for each neuron."""
+    for (number, options), name in zip(CASES, NAMES):
+        for shape in SHAPES:
+            for dtype in (torch.float32, torch.float64):
+                slow = shape == "segments"
+                if not slow or (dtype == torch.float32 and options.get("reset_mechanism", "zero") == "zero"):
+                    yield pytest.param(number, options, shape, dtype, id=f"{name}-{shape}-{dtype}")
+
+
+@pytest.mark.parametrize(("number", "options", "shape", "dtype"), list(runs()))
 def test_it_equals_the_loop(library, number, options, shape, dtype):
     """Spikes, states and the gradients of the input and of the first states bit by bit."""
     steps, sizes, num_steps, per_neuron, threads = SHAPES[shape]
-    if shape == "segments" and (dtype == torch.float64 or options.get("reset_mechanism") != "zero"):
-        pytest.skip("slow, and the same code")
     function, compiled_as = FUNCTIONS[number], NEURONS[number]
     variant = compiled_as.variant(**options)
     x, initial, values = made(number, options, dtype, steps, sizes, num_steps, per_neuron)

@@ -20,8 +20,8 @@ template <typename V> inline V clamp(V v, V low, V high) {
 
 template <typename V> inline V relu(V v) { return v < splat<V>(0) ? splat<V>(0) : v; }
 
-template <typename V> inline V minimum(V a, V b) { return (a < b) | (a != a) ? a : b; }
-template <typename V> inline V maximum(V a, V b) { return (a > b) | (a != a) ? a : b; }
+template <typename V> inline V minimum(V a, V b) { return ((a < b) | (a != a)) ? a : b; }
+template <typename V> inline V maximum(V a, V b) { return ((a > b) | (a != a)) ? a : b; }
 
 template <typename V, typename Function> inline V eachLane(V v, Function function) {
   V result;

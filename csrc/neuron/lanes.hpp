@@ -51,6 +51,14 @@ template <typename V> inline V splat(Element<V> value) { return value - V{}; }
 
 template <typename V> inline V abs(V v) { return v < splat<V>(0) ? -v : v; }
 
+// A function of its own: a call for every lane is much code.
+template <typename V> __attribute__((noinline)) V exactExp(V v) {
+  V result;
+  for (unsigned i = 0; i < lanes<V>; ++i)
+    result[i] = std::exp(v[i]);
+  return result;
+}
+
 // exp(v): Cody-Waite reduction and a degree-6 polynomial, within 2 ulp for float; 0 below and inf above float's range.
 template <typename V> inline V exp(V v) {
   using C = Element<V>;
@@ -82,10 +90,7 @@ template <typename V> inline V exp(V v) {
     result = v > high ? splat<V>(INFINITY) : result;
     return v != v ? v : result;
   } else {
-    V result;
-    for (unsigned i = 0; i < lanes<V>; ++i)
-      result[i] = std::exp(v[i]);
-    return result;
+    return exactExp(v);
   }
 }
 

@@ -7,7 +7,7 @@ from snnipu import equations
 from snnipu._generator import Adjoint, Neuron, expression, neuron
 
 # In the order in which setup.py compiles them: a neuron's number in the native library.
-BUILT = {function.__name__: number for number, function in enumerate(equations.NEURONS)}
+BUILT = {function.__name__: number for number, function in enumerate(equations.GENERATED)}
 _EQUATIONS: Dict[str, Callable[..., Any]] = {function.__name__: function for function in equations.NEURONS}
 
 

@@ -8,7 +8,6 @@ import torch
 
 from snnipu._generator import print_neurons
 from snnipu._generator.neuron import MOST_PARAMETERS, MOST_STATES
-from snnipu._generator.print_cpp import camel
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 FLAGS = ["-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Wno-psabi"]
@@ -48,9 +47,8 @@ def compiled(neurons, folder, csrc, flags):
     """A library of ``neurons``, as a user's own would be."""
     folder.mkdir(exist_ok=True)
     (folder / "neurons.hpp").write_text(print_neurons(neurons))
-    names = ", ".join(f"snnipu::{camel(neuron.name)}" for neuron in neurons)
     lines = ['#include "host/neuron.hpp"', '#include "neurons.hpp"', '#include "host/parallel.cpp"']
-    (folder / "neurons.cpp").write_text("\n".join([*lines, f"SNNIPU_NEURONS({names})", ""]))
+    (folder / "neurons.cpp").write_text("\n".join([*lines, "SNNIPU_NEURONS(SNNIPU_GENERATED_NEURONS)", ""]))
     command = ["g++", *FLAGS, *flags, f"-I{csrc}", f"-I{folder}", "-shared", str(folder / "neurons.cpp")]
     done = subprocess.run([*command, "-o", str(folder / "neurons.so"), "-ldl"], stderr=subprocess.PIPE, text=True)
     assert done.returncode == 0, done.stderr
