@@ -1,0 +1,148 @@
+"""The operator of generated neurons: its kernel against its reference, its adjoint, its registration."""
+
+import itertools
+
+import pytest
+import torch
+from oracle import relative_error
+
+from snnipu import surrogate
+from snnipu.backends import host
+from snnipu.ops import _neurons
+from snnipu.ops import neuron_sequence as operator
+
+needs_native = pytest.mark.skipif(host.library is None, reason=host.unavailable_reason or "")
+VARIANTS = [
+    pytest.param(name, variant, id=f"{name}-{variant}")
+    for name in _neurons.BUILT
+    for variant in range(len(_neurons.find(name).steps))
+]
+KERNEL = surrogate.atan(2.0).kernel
+
+
+def arguments_of(name, variant, shape, dtype, constant=None, per_neuron=True, initial=True):
+    """x, the states before and the kernels' parameters, within the range in which a neuron is stable."""
+    neuron = _neurons.find(name)
+    c = torch.float64 if dtype == torch.float64 else torch.float32
+    x = (torch.randn(shape) * 2).to(dtype)
+    step = shape if constant is not None else shape[1:]
+    states = [torch.randn(step, dtype=c) if initial else None for _ in neuron.states]
+    count = step[-1] if per_neuron else 1
+    parameters = [torch.rand(count, dtype=c) * 0.6 + 0.3 for _ in neuron.parameters]
+    return x, states, parameters
+
+
+def upstream_of(out, number):
+    spk, states, final = out
+    grads = [torch.randn_like(state) if state.numel() else None for state in states]
+    return torch.randn_like(spk), grads, [torch.randn_like(state) for state in final]
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("name", "variant"), VARIANTS)
+def test_kernel_equals_the_reference(name, variant, dtype):
+    torch.manual_seed(0)
+    neuron = _neurons.find(name)
+    output = neuron.steps[variant].output_state
+    for shape, constant, per_neuron, initial in (
+        ((6, 3, 45), None, True, True),
+        ((3, 45), 5, False, False),
+        ((1, 1, 1), None, False, True),
+    ):
+        x, states, parameters = arguments_of(name, variant, shape, dtype, constant, per_neuron, initial)
+        store = [place != output for place in range(len(states))]
+        forward = (x, states, parameters, name, variant, constant, store, True)
+        own, expected = operator._fwd_cpu(*forward), operator.neuron_sequence_fwd_reference(*forward)
+        for one, other in zip([own[0], *own[1], *own[2]], [expected[0], *expected[1], *expected[2]]):
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other)
+        grads = upstream_of(expected, constant)
+        need = ([True] * len(states), [True] * len(parameters))
+        backward = (*grads, x, states, parameters, name, variant, constant, *KERNEL, *need)
+        own, expected = operator._bwd_cpu(*backward), operator.neuron_sequence_bwd_reference(*backward)
+        tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+        terms = expected[0].double().abs().sum() / expected[0].numel() * x.numel() ** 0.5
+        for one, other in zip([own[0], *own[1]], [expected[0], *expected[1]]):
+            assert relative_error(one, other) <= tolerance
+        for one, other in zip(own[2], expected[2]):
+            assert relative_error(one, other, terms) <= tolerance
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", list(_neurons.BUILT))
+def test_sixteen_bits(name, dtype):
+    torch.manual_seed(0)
+    x, states, parameters = arguments_of(name, 0, (5, 2, 33), dtype)
+    output = _neurons.find(name).steps[0].output_state
+    store = [place != output for place in range(len(states))]
+    forward = (x, states, parameters, name, 0, None, store, True)
+    own, expected = operator._fwd_cpu(*forward), operator.neuron_sequence_fwd_reference(*forward)
+    for one, other in zip([own[0], *own[1], *own[2]], [expected[0], *expected[1], *expected[2]]):
+        assert torch.equal(one, other)
+    backward = (*upstream_of(own, None), x, states, parameters, name, 0, None, *KERNEL)
+    backward = (*backward, [True] * len(states), [False] * len(parameters))
+    own, expected = operator._bwd_cpu(*backward), operator.neuron_sequence_bwd_reference(*backward)
+    least = 2e-3 if dtype == torch.float16 else 2**-6
+    assert relative_error(own[0].double(), expected[0].double()) <= least
+
+
+@needs_native
+def test_the_same_bits_for_any_number_of_threads():
+    torch.manual_seed(0)
+    x, states, parameters = arguments_of("synaptic", 0, (12, 20, 1000), torch.float32, per_neuron=False)
+    results = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            out = operator._fwd_cpu(x, states, parameters, "synaptic", 0, None, [True, True], True)
+            grads = (out[0], list(out[1]), list(out[2]))
+            back = (*grads, x, states, parameters, "synaptic", 0, None, *KERNEL, [True] * 2, [True] * len(parameters))
+            made = operator._bwd_cpu(*back)
+            results.append([out[0], *out[1], *out[2], made[0], *made[1], *made[2]])
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(results[0], other))
+
+
+def test_opcheck():
+    if not hasattr(torch.library, "opcheck"):
+        pytest.skip("torch.library.opcheck came with torch 2.4")
+    tests = ("test_schema", "test_faketensor")
+    for constant, final in itertools.product((None, 3), (True, False)):
+        shape = (2, 5) if constant else (4, 2, 5)
+        x, states, parameters = arguments_of("synaptic", 0, shape, torch.float32, constant)
+        forward = (x, states, parameters, "synaptic", 0, constant, [True, False], final)
+        torch.library.opcheck(torch.ops.snnipu.neuron_sequence_fwd.default, forward, test_utils=tests)
+        out = torch.ops.snnipu.neuron_sequence_fwd(*forward)
+        grads = upstream_of(out, constant)
+        grads = (grads[0], grads[1], grads[2] or [None, None])
+        need = ([True, False], [True] * len(parameters))
+        backward = (*grads, x, states, parameters, "synaptic", 0, constant, *KERNEL, *need)
+        torch.library.opcheck(torch.ops.snnipu.neuron_sequence_bwd.default, backward, test_utils=tests)
+
+
+def test_what_a_step_saves_cannot_be_changed_by_the_caller():
+    """In-place changes between a step and its backward pass, as loops make them."""
+    x, states, _ = arguments_of("synaptic", 0, (2, 5), torch.float32, 0)
+    values = {"alpha": torch.tensor(0.7), "beta": torch.tensor(0.8), "threshold": torch.tensor(0.5)}
+    values["graded_spikes_factor"] = torch.tensor(1.0)
+    options = {"reset_mechanism": "subtract", "reset_delay": True}
+    results = []
+    for change in (False, True):
+        own = x.clone().requires_grad_()
+        given = [state.clone() for state in states]
+        parts = {name: value.clone() for name, value in values.items()}
+        made = operator.neuron_apply(
+            "synaptic", own, given, parts, options=options, num_steps=0, spike_grad=surrogate.atan()
+        )
+        loss = made.spk.sum() + made.states[1].square().sum()
+        if change:
+            for tensor in (*given, *parts.values()):
+                tensor.add_(1)
+        loss.backward()
+        results.append(own.grad)
+    assert torch.equal(*results)
