@@ -147,6 +147,8 @@ class Ranks:
             while missing and time.monotonic() < until:
                 missing = [rank for rank in missing if not self._store.check([names[rank]])]
                 time.sleep(0.05)
+            if self.is_first:  # others may notice later, and what they ask may be in this process
+                time.sleep(GRACE)
         except Exception as gone:
             first = str(gone).split("\n", 1)[0]
             return f"rank {self.rank}: the other processes are gone, and so is what they met at ({first}); {reason}"
