@@ -4,7 +4,10 @@ import pytest
 import torch
 from support.operators import MACHINES, SURROGATES, backward, forward, machine, needs_model_and_host
 
-from snnipu.ipu.model import IpuModelError
+from snnipu.ipu import NetworkSpec
+from snnipu.ipu import plan as plan_of
+from snnipu.ipu.mapping import operator_plan
+from snnipu.ipu.model import IpuModelError, TensorSpec, spec_of
 from snnipu.ops.sparse_lif_sequence import SparseLifSequence
 from snnipu.surrogate import Kernel
 
@@ -219,3 +222,74 @@ def test_membranes_carry_no_gradient():
     upstream[4] = torch.ones_like(made[4])
     with pytest.raises(IpuModelError, match="membranes of layer 0 are on the path to the loss"):
         backward(model, "SparseNetwork", inputs, attributes, made, upstream)
+
+
+def programs(model, sizes, slots, steps, batch, plan=None):
+    """The operator and its gradient, compiled and not run."""
+    spikes, parameters, attributes = network(sizes, slots, steps, batch, per_neuron=False, input_gradient=0)
+    if plan is not None:
+        attributes["plan"] = list(plan)
+    tensors = [*spikes, *(tensor for layer in parameters for tensor in layer)]
+    specs = [spec_of(tensor.float(), "SparseNetwork") for tensor in tensors]
+    last = 5 * (len(parameters) - 1) + 1
+    return [model.compile("SparseNetwork", specs, attributes, gradient=which) for which in (None, [last])]
+
+
+def cycles_of(program):
+    found = program.estimate()
+    return found["compute_cycles"] + found["exchange_cycles"] + found["sync_cycles"]
+
+
+def planned(model, sizes, slots, steps, batch):
+    return operator_plan(tuple(sizes), tuple(slots), batch, steps, "float32", True, *model.machine())
+
+
+def test_the_plan_is_not_slower_than_the_layers_one_by_one():
+    """A small layer behind a large one: by itself its few tiles would be what all others wait for."""
+    model = machine(128, options=())
+    sizes, slots, steps, batch = (200, 300, 10), (64, 64, 10), 8, 24
+    own = sum(map(cycles_of, programs(model, sizes, slots, steps, batch, planned(model, sizes, slots, steps, batch))))
+    parts = 0
+    for inputs, neurons, slots_in, slots_out in zip(sizes, sizes[1:], slots, slots[1:]):
+        rows = TensorSpec("FLOAT", (steps, batch, neurons))
+        of_input = [TensorSpec("FLOAT", (steps, batch, slots_in))] * 2 + [TensorSpec("FLOAT", (steps, batch, 2))]
+        one = TensorSpec("FLOAT", (1,))
+        surrogate = {"surrogate": 3, "surrogate_a": 2.0, "surrogate_b": 0.0}
+        operators = [
+            ("SparseLinear", [*of_input, TensorSpec("FLOAT", (neurons, inputs))], {"unit_values": 0}, [0]),
+            (
+                "LifSequence",
+                [rows, TensorSpec("FLOAT", (batch, neurons)), one, one, one],
+                {"reset": 1, "reset_delay": 1, **surrogate},
+                [1],
+            ),
+            (
+                "SelectSpikes",
+                [rows, one],
+                {"capacity": slots_out, "rotate": 0, "has_grad_threshold": 1, "grad_threshold": 0.2, **surrogate},
+                [1],
+            ),
+        ]
+        for name, specs, attributes, gradient in operators:
+            parts += sum(
+                cycles_of(model.compile(name, specs, attributes, gradient=which)) for which in (None, gradient)
+            )
+    assert own <= parts
+
+
+def test_what_profile_says_fits_the_operator_takes():
+    """Recorded spikes of all steps fill the tiles that select them: the plan has as many as that takes."""
+    sizes, slots, steps, batch = (60, 400, 10), (20, 120, 10), 150, 12
+    model = machine(48, options=())
+    target, ipus = model.machine()
+    spec = NetworkSpec(sizes, tuple(map(float, slots)), slots, batch, steps, optimizer="sgd")
+    made = plan_of(spec, target, ipus)
+    assert made.fits
+    for program in programs(model, sizes, slots, steps, batch, made.attribute()):
+        found = program.estimate()
+        assert found["tile_memory_max_bytes"] <= 1.1 * made.tile_memory_max_bytes
+    # Too few tiles for these: the message names the layer and what to change.
+    few = plan_of(spec, target, ipus, selection_tiles=1)
+    assert not few.fits
+    with pytest.raises(IpuModelError, match=r"layer 1/spikes of all steps.*In the model: fewer time steps.*max_spikes"):
+        programs(model, sizes, slots, steps, batch, few.attribute())
