@@ -20,7 +20,7 @@ def fingerprint(root: Path) -> Optional[str]:
     if not ((root / "setup.py").is_file() and (root / "csrc" / "host").is_dir()):
         return None
     files = [path for folder in _FOLDERS for path in (root / folder).rglob("*") if path.suffix in _SUFFIXES]
-    files += [root / "snnipu" / "equations.py", *(root / "snnipu" / "_generator").glob("*.py")]
+    files += [*(root / "snnipu").glob("equations.py"), *(root / "snnipu" / "_generator").glob("*.py")]
     digest = hashlib.sha256()
     for path in [root / "setup.py", *sorted(files)]:
         content = path.read_bytes()

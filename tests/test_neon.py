@@ -52,7 +52,12 @@ def emulated(tmp_path_factory):
     return f"{EMULATOR} -L {LIBRARIES} {runner} {folder / 'snnipu' / '_native' / 'libsnnipu-neon.so'}"
 
 
-@pytest.mark.parametrize("file", sorted(path.name for path in (ROOT / "tests" / "ops").glob("test_*.py")))
+# Arguments in a struct of pointers are not carried to the emulated process.
+NOT_EMULATED = ("test_neuron_sequence.py",)
+FILES = sorted(path.name for path in (ROOT / "tests" / "ops").glob("test_*.py") if path.name not in NOT_EMULATED)
+
+
+@pytest.mark.parametrize("file", FILES)
 def test_kernels(emulated, file):
     """What is compiled by torch.compile is no kernel of ours."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "support.emulated_library", "-p", "no:cacheprovider"]

@@ -112,7 +112,9 @@ def test_schemas_and_kernels(op):
 
 
 def test_no_operator_is_without_an_op():
-    assert set(_library.REGISTERED) == {name for names in OPS.values() for name in names["operator"]}
+    # Of the generated neurons, whose list of parts is docs/explanation/adding-a-neuron.md.
+    generated = {"neuron_sequence_fwd", "neuron_sequence_bwd"}
+    assert set(_library.REGISTERED) - generated == {name for names in OPS.values() for name in names["operator"]}
 
 
 @pytest.mark.skipif(host.library is None, reason=f"no native library: {host.unavailable_reason}")

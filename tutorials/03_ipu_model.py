@@ -151,7 +151,9 @@ def excerpt(path, begin, end):
 
 print(
     excerpt(
-        "csrc/vertices/surrogate_spike.cpp", "template <typename S> class SurrogateSpike ", "template <typename S, temp"
+        "csrc/vertices/surrogate_spike.cpp",
+        "template <typename S> class SurrogateSpike ",
+        "template <typename S, SurrogateKind",
     )
 )
 

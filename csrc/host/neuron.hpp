@@ -38,20 +38,20 @@ template <typename Neuron, unsigned Variant, typename S> BackwardLoop<S> backwar
   if constexpr (everySurrogate<Neuron, Variant, S>) {
     switch (surrogate) {
     case SurrogateKind::LeakyStep:
-      return backwardSteps<Neuron, Variant, S, false, LeakyStep>;
+      return backwardSteps<Neuron, Variant, S, false, SurrogateKind::LeakyStep>;
     case SurrogateKind::Triangular:
-      return backwardSteps<Neuron, Variant, S, false, Triangular>;
+      return backwardSteps<Neuron, Variant, S, false, SurrogateKind::Triangular>;
     case SurrogateKind::FastSigmoid:
-      return backwardSteps<Neuron, Variant, S, false, FastSigmoid>;
+      return backwardSteps<Neuron, Variant, S, false, SurrogateKind::FastSigmoid>;
     case SurrogateKind::ATan:
-      return backwardSteps<Neuron, Variant, S, false, ATan>;
+      return backwardSteps<Neuron, Variant, S, false, SurrogateKind::ATan>;
     case SurrogateKind::Sigmoid:
-      return backwardSteps<Neuron, Variant, S, false, Sigmoid>;
+      return backwardSteps<Neuron, Variant, S, false, SurrogateKind::Sigmoid>;
     default:
-      return backwardSteps<Neuron, Variant, S, false, SpikeRateEscape>;
+      return backwardSteps<Neuron, Variant, S, false, SurrogateKind::SpikeRateEscape>;
     }
   } else {
-    return backwardSteps<Neuron, Variant, S, false, AnySurrogate>;
+    return backwardSteps<Neuron, Variant, S, false, SurrogateKind::Any>;
   }
 }
 

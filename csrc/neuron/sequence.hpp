@@ -190,7 +190,7 @@ template <typename V, typename Row, typename S, typename Surrogate> struct Backw
   }
 };
 
-template <typename Neuron, unsigned Variant, typename S, bool Singles, template <typename> class Surrogate>
+template <typename Neuron, unsigned Variant, typename S, bool Singles, SurrogateKind K>
 void backwardSteps(const BackwardSteps<S> &a, ElementRange range) {
   using C = Compute<S>;
   using Row = BackwardRow<S, Neuron::states, Neuron::parameters>;
@@ -205,12 +205,12 @@ void backwardSteps(const BackwardSteps<S> &a, ElementRange range) {
   row.gradConstant = a.gradConstant;
   row.parameterGradients = a.parameterGradients;
   row.streaming = a.streaming;
-  FirstParameter<Surrogate, C> parameter{};
-  if constexpr (std::is_same_v<FirstParameter<Surrogate, C>, C>)
+  FirstParameter<K, C> parameter{};
+  if constexpr (std::is_same_v<FirstParameter<K, C>, C>)
     parameter = a.surrogateA;
   else
     parameter = {a.surrogateA, a.surrogate};
-  const Surrogate<C> surrogate{parameter, a.surrogateB};
+  const SurrogateOf<K, C> surrogate{parameter, a.surrogateB};
   for (unsigned t = a.steps; t-- > 0;) {
     row.x = a.x ? a.x + t * a.xStride : nullptr;
     row.gradSpk = a.gradSpk ? a.gradSpk + t * a.gradSpkStride : nullptr;
@@ -232,7 +232,7 @@ void backwardSteps(const BackwardSteps<S> &a, ElementRange range) {
         prefetch(now.seedNext[s] + i);
         prefetch(now.beforeNext[s] + i);
       }
-      Neuron::template adjoint<Variant>(BackwardLane<decltype(lane), Row, S, Surrogate<C>>{now, surrogate, i});
+      Neuron::template adjoint<Variant>(BackwardLane<decltype(lane), Row, S, SurrogateOf<K, C>>{now, surrogate, i});
     });
   }
 }

@@ -8,9 +8,15 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether a hook, its own or a global one, wants to see the module's calls."""
+    """Whether a hook, its own or a global one, wants to see the module's calls.
+
+    A global hook with the attribute ``only_watches = True`` looks at the calls there are, and asks for no more.
+    """
     own = module.__dict__
-    return any(own.get(name) for name in _HOOKS) or any(getattr(torch_module, name, None) for name in _GLOBAL_HOOKS)
+    if any(own.get(name) for name in _HOOKS):
+        return True
+    everywhere = [hook for name in _GLOBAL_HOOKS for hook in getattr(torch_module, name, {}).values()]
+    return not all(getattr(hook, "only_watches", False) for hook in everywhere)
 
 
 def is_plain(module: nn.Module) -> bool:

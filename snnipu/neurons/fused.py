@@ -10,6 +10,7 @@ from torch.nn.utils import parametrize
 
 from snnipu._layout import SINGLE_STEP
 from snnipu.backends import popart
+from snnipu.functional.quant import as_state_quant
 from snnipu.neurons import _instances
 from snnipu.ops import _neurons
 from snnipu.ops._arguments import RESET_MECHANISMS, check_input, reset_code
@@ -38,6 +39,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
 
     reset_mechanism_val: torch.Tensor
     spike_grad: Any
+    state_quant: Any
     _reset_mechanism: str
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -55,6 +57,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
         known = as_surrogate(self.spike_grad)
         if known is not None:
             self.spike_grad = known
+        self.state_quant = as_state_quant(self.state_quant)
         self._resolved: Tuple[Any, Optional[Surrogate]] = (None, None)
         self._last_step: Optional[Tuple[str, Optional[torch.Tensor]]] = None
 

@@ -86,6 +86,12 @@ class _Held:
         self.note()
 
 
+def _states(neuron: torch.nn.Module) -> Dict[str, Any]:
+    """Buffers, and the membrane of ours, which is none."""
+    own = {name: value for name, value in neuron.__dict__.items() if name == "mem"}
+    return {**neuron._buffers, **own}
+
+
 class CompiledAttributes:
     """The attributes of a model's modules as they were when it was compiled."""
 
@@ -96,7 +102,7 @@ class CompiledAttributes:
             if name == "" or not type(module).__module__.startswith(_LIBRARIES)
         ]
         self._neurons: List[Tuple[str, torch.nn.Module, Dict[str, Any]]] = [
-            (name, module, dict(module._buffers)) for name, module in model.named_modules() if keeps_own_state(module)
+            (name, module, _states(module)) for name, module in model.named_modules() if keeps_own_state(module)
         ]
         self._held: List[Dict[str, _Held]] = [self._hold(module) for _, module in self._modules]
         self._left: Optional[List[Dict[str, Any]]] = None
@@ -141,10 +147,11 @@ class CompiledAttributes:
                 for name in [name for name in own if name not in held and name not in _MODULE_PARTS]:
                     self._warn(path, name, own[name], None)
                     del own[name]
-        for path, neuron, buffers in self._neurons:
-            replaced = [name for name, buffer in buffers.items() if neuron._buffers.get(name) is not buffer]
+        for path, neuron, states in self._neurons:
+            replaced = [name for name, state in states.items() if getattr(neuron, name, None) is not state]
             if replaced:
-                neuron._buffers.update(buffers)
+                for name in replaced:
+                    (neuron._buffers if name in neuron._buffers else neuron.__dict__)[name] = states[name]
                 if getattr(neuron, "init_hidden", False):
                     self._warn_of_hidden_state(path or type(neuron).__name__, replaced)
 

@@ -68,6 +68,8 @@ class IpuModelRunner:
                     "snnipu.surrogate, or run without Options.useIpuModel and POPTORCH_IPU_MODEL, on the host."
                 )
 
+        # Leaky and MultiStep call operators over all steps, and not modules: they stay as they are.
+        enter.only_watches = leave.only_watches = True  # type: ignore[attr-defined]
         handles = [
             torch.nn.modules.module.register_module_forward_pre_hook(enter),
             torch.nn.modules.module.register_module_forward_hook(leave),

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from snnipu import _wait_policy
+from snnipu import _wait_policy, training
 from snnipu.cli import train
 
 
@@ -45,6 +45,8 @@ def test_a_program_that_imports_us_is_left_alone(tmp_path):
 
 
 class Network:
+    ranks = training.Ranks()
+
     def __init__(self, multiplications, device="cpu"):
         self.device, self.size = torch.device(device), multiplications
 
@@ -86,7 +88,9 @@ def test_how_large_networks_are(arguments, one, tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     options = train.build_parser().parse_args(arguments)
     config = train.choose_config(options, None)
-    trainer = train.make_trainer(config, train.load_data(config, options), torch.device("cpu"), options)
+    trainer = train.make_trainer(
+        config, train.load_data(config, options), torch.device("cpu"), options, training.Ranks()
+    )
     assert train.choose_threads(trainer, options) == (1 if one else 3)
 
 

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import shlex
 import signal
 import socket
@@ -238,7 +239,8 @@ def test_who_waits_names_who_is_gone(end, tmp_path):
     processes[2].kill()
     for rank in range(2):
         line = (tmp_path / f"err{rank}").read_text().splitlines()[-1]
-        assert f"error: rank {rank}: no answer from rank 2 of 3, which ended or hangs" in line
+        # On busy machines the others may have ended by then, too.
+        assert re.search(rf"error: rank {rank}: no answer from ranks? (\d, )*2 of 3, which ended or hangs", line), line
 
 
 def test_the_process_that_fails_says_why(tmp_path):

@@ -93,15 +93,3 @@ def test_what_is_further_off_is_told(counts):
     assert counts.differences({key: value for key, value in sizes.items() if key != name}, as_measured) == [
         f"codelet {name} is in one of them only"
     ]
-
-
-def test_against_the_sources(counts):
-    """The loops alone; `make check-ipu` compares sizes and names too, which takes a minute."""
-    command = counts.compiler()
-    if command is None:
-        pytest.skip("needs ziglang, or SNNIPU_CLANG")
-    bodies = counts.functions(counts.assembly(command, SCRIPT.parent / "probes.cpp", counts.PROBE_FLAGS))
-    _, loops = counts.written()
-    for name, known in loops.items():
-        now = sum(counts.counted(counts.hottest(bodies[f"probe_{name}"])).values())
-        assert abs(known - now) <= counts.TOLERANCE * now, name

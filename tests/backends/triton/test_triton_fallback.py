@@ -65,7 +65,7 @@ def test_warns_once_and_runs_the_reference(missing):
 
 
 def backward_arguments(outputs):
-    spk, mem, _ = outputs
+    spk, mem, _, _ = outputs
     return (spk, None, None, mem, None, None, *ARGUMENTS[2:8], 3, 2.0, 0.0, True, True, True, True)
 
 
