@@ -11,6 +11,28 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 os.environ.setdefault("SNNIPU_POISON_MEMORY", "1")
 
 
+# Files that take longest: begun first, they do not run alone at the end.
+LONGEST = (
+    "test_neon",
+    "test_tutorials",
+    "test_torchrun",
+    "test_damage",
+    "test_train_ranks",
+    "test_memory",
+    "test_examples",
+)
+
+
+def pytest_configure(config):
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False  # of pytest-xdist, which would begin with the files of most tests
+
+
+def pytest_collection_modifyitems(items):
+    names = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: names.get(Path(str(item.fspath)).stem, len(LONGEST)))
+
+
 @pytest.fixture(scope="session")
 def repository():
     """The root of the working tree."""

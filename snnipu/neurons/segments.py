@@ -80,8 +80,7 @@ def run_segments(
         given = x[start : start + length] if num_steps is None else x
         constant = None if num_steps is None else length
         if checkpoint and torch.is_grad_enabled():
-            memory.release_memory()  # of the segment before: memory is what this is for
-            out, values = run_again(_segment, network, states, constant, given, *values, use_reentrant=False)
+            out, values = run_again(_segment_alone, network, states, constant, given, *values, use_reentrant=False)
         else:
             out, values = _segment(network, states, constant, given, *values)
         segments.append(out)
@@ -123,6 +122,12 @@ def _holding_states(network: MultiStep) -> Iterator[None]:
             neuron.init_hidden = init_hidden
             for name, value in given.items():
                 setattr(neuron, name, value)
+
+
+def _segment_alone(*arguments: Any) -> Any:
+    """A segment once what was kept for the one before is given back: memory is what this is for."""
+    memory.release_memory()
+    return _segment(*arguments)
 
 
 def _held(at: _State) -> torch.Tensor:
