@@ -42,7 +42,7 @@ AARCH64_FOUND := $(shell command -v $(AARCH64_CXX))
 # A failed native build must not go unnoticed here.
 export SNNIPU_REQUIRE_NATIVE ?= 1
 
-.PHONY: demo test test-wheel wheel bench lint check-ipu docs sanitize clean
+.PHONY: demo test test-wheel wheel bench lint check-ipu check-counts docs sanitize clean
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -129,15 +129,17 @@ lint: $(VENV)/.lint
 IPU_CHECK := $(MAKE) --silent --jobs $(JOBS) -C custom_ops check
 IPU_CHECK += INCLUDES="-I$(CURDIR)/csrc/ipu_model/poplar/include -I$(CURDIR)/csrc/ipu_model/popart/include"
 
+check-ipu: $(VENV)/.test
+	$(IPU_CHECK) CXX="$(abspath $(BIN))/python $(CURDIR)/csrc/ipu_model/popc/check.py"
+	$(if $(CLANGXX),$(IPU_CHECK) CXX=$(CLANGXX),@echo "no clang++: checked by libclang alone")
+
 # The Clang that counts the vertices' instructions has a 32-bit target, and is in a package of its own.
 $(VENV)/.check: $(VENV)/.test
 	$(PIP) "snnipu[check]"
 	touch $@
 
-check-ipu: $(VENV)/.check
-	$(IPU_CHECK) CXX="$(abspath $(BIN))/python $(CURDIR)/csrc/ipu_model/popc/check.py"
+check-counts: $(VENV)/.check
 	$(BIN)/python csrc/ipu_model/popc/counts.py --check
-	$(if $(CLANGXX),$(IPU_CHECK) CXX=$(CLANGXX),@echo "no clang++: checked by libclang alone")
 
 docs: $(VENV)/.docs
 	$(BIN)/sphinx-build -W -q -b html docs $(OUT)/docs
