@@ -2,8 +2,8 @@
 //
 // They count instructions. A worker issues one every 6 cycles of the tile and waits for none of its own results, so the
 // slowest worker's instructions, times 6, are the vertex's time. The loops that take the time are counted in what Clang
-// makes of them: `turn` is a loop of counts.cpp, which `make check-counts` compares with the sources. What is around them,
-// and what no loop there has, is counted by hand, per float2 (two lanes):
+// makes of them: `turn` is a loop of counts.cpp, which `make check-counts` compares with the sources. What is around
+// them, and what no loop there has, is counted by hand, per float2 (two lanes):
 //   load, store    1: fields are aligned to 64 bits. Two halves: one access and one conversion
 //   arithmetic     1: f32v2add, f32v2mul, ...; a comparison 1, a selection by its mask 3 (and, andc, or), H(u) 2
 //   loop           3: branch, index, address
