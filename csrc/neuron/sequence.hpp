@@ -214,7 +214,7 @@ void backwardSteps(const BackwardSteps<S> &a, ElementRange range) {
   for (unsigned t = a.steps; t-- > 0;) {
     row.x = a.x ? a.x + t * a.xStride : nullptr;
     row.gradSpk = a.gradSpk ? a.gradSpk + t * a.gradSpkStride : nullptr;
-    row.gradSpkNext = t > 0 ? row.gradSpk - a.gradSpkStride : row.gradSpk;
+    row.gradSpkNext = row.gradSpk && t > 0 ? row.gradSpk - a.gradSpkStride : row.gradSpk;
     for (unsigned s = 0; s < Neuron::states; ++s) {
       const std::ptrdiff_t seedStride = static_cast<std::ptrdiff_t>(a.seedStride[s]);
       row.seed[s] =
@@ -227,10 +227,13 @@ void backwardSteps(const BackwardSteps<S> &a, ElementRange range) {
     row.gradX = a.gradX + t * a.gradXStride;
     const Row now = row;
     forRegisters<C, Singles>(range, [now, surrogate](std::size_t i, auto lane) {
-      prefetch(now.gradSpkNext + i);
+      if (now.gradSpkNext)
+        prefetch(now.gradSpkNext + i);
       for (unsigned s = 0; s < Neuron::states; ++s) {
-        prefetch(now.seedNext[s] + i);
-        prefetch(now.beforeNext[s] + i);
+        if (now.seedNext[s])
+          prefetch(now.seedNext[s] + i);
+        if (now.beforeNext[s])
+          prefetch(now.beforeNext[s] + i);
       }
       Neuron::template adjoint<Variant>(BackwardLane<decltype(lane), Row, S, SurrogateOf<K, C>>{now, surrogate, i});
     });
