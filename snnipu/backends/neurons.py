@@ -14,7 +14,7 @@ _DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16:
 Tensors = Sequence[Optional[torch.Tensor]]
 
 
-class _Call(ctypes.Structure):
+class Call(ctypes.Structure):
     """``snnipu_neuron_call``."""
 
     _fields_ = [
@@ -42,10 +42,10 @@ class _Call(ctypes.Structure):
 
 if host.library is not None:
     host.library.snnipu_neuron_call_size.restype = c_int64
-    if host.library.snnipu_neuron_call_size() != ctypes.sizeof(_Call):
+    if host.library.snnipu_neuron_call_size() != ctypes.sizeof(Call):
         raise host.NativeLibraryError(f"snnipu_neuron_call has another size in the library: {host.BUILD_HINT}")
     for _direction in ("forward", "backward"):
-        getattr(host.library, f"snnipu_neuron_{_direction}").argtypes = [ctypes.POINTER(_Call)]
+        getattr(host.library, f"snnipu_neuron_{_direction}").argtypes = [ctypes.POINTER(Call)]
 
 
 class _Arguments:
@@ -54,7 +54,7 @@ class _Arguments:
     def __init__(self, neuron: int, variant: int, x: torch.Tensor, num_steps: Optional[int]) -> None:
         steps, step_shape, _ = layout(x, num_steps)
         self.kept: List[torch.Tensor] = []
-        self.call = _Call(
+        self.call = Call(
             neuron=neuron,
             variant=variant,
             dtype=_DTYPES[x.dtype],

@@ -6,6 +6,7 @@ import snntorch
 import torch
 from snntorch._neurons import rleaky, rsynaptic
 
+from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.fused import FusedNeuron
 
 _ONE_TO_ONE = (rleaky.RecurrentOneToOne, rsynaptic.RecurrentOneToOne)
@@ -47,8 +48,7 @@ class _Recurrent(FusedNeuron):
             not self.all_to_all
             and type(recurrent) in _ONE_TO_ONE
             and recurrent.V is self.V
-            and not recurrent._forward_hooks
-            and not recurrent._forward_pre_hooks
+            and is_plain(recurrent)
             and super()._fuses()
         )
 
@@ -79,9 +79,6 @@ class DeltaLeaky(FusedNeuron, snntorch.DeltaLeaky):
 
     equation, options, stock = "delta_leaky", (), snntorch.DeltaLeaky
     parts = ()
-
-    def _replaced(self) -> List[str]:
-        return []
 
     def _call(self, x: torch.Tensor, states: List[Any]) -> Any:
         spk, pair = self.forward(x) if self.init_hidden else self.forward(x, tuple(states))

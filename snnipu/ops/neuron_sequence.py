@@ -333,7 +333,7 @@ class NeuronSequence(torch.autograd.Function):
         return (None, grad_x, *gradients)
 
 
-class Sequence_(NamedTuple):
+class Results(NamedTuple):
     """Results: spikes, the states after each step (None where not asked for), the states after the last step."""
 
     spk: torch.Tensor
@@ -352,7 +352,7 @@ def neuron_apply(
     spike_grad: Optional[SpikeGrad] = None,
     store: Optional[Sequence[bool]] = None,
     need_final: bool = False,
-) -> Sequence_:
+) -> Results:
     """A neuron over a sequence, once x and the options have been checked.
 
     ``states`` are those before the first step (None: zeros), ``parameters`` those of the equation. A state called
@@ -361,9 +361,10 @@ def neuron_apply(
     found = _neurons.find(neuron)
     step_shape = layout(x, num_steps)[1]
     known = surrogates.as_surrogate(spike_grad)
+    if known is None or known.kernel is None:
+        raise TypeError(f"spike_grad must be a surrogate of snnipu or snnTorch, got {spike_grad!r}")
     store = [True] * len(states) if store is None else list(store)
-    fused = known is not None and known.kernel is not None
-    order = memory_order(x, num_steps) if fused else None
+    order = memory_order(x, num_steps)
     if order is not None and all(_fits(argument, step_shape) for argument in (*states, *parameters.values())):
         # Neurons are independent: they are taken as they lie.
         made = neuron_apply(
@@ -378,7 +379,7 @@ def neuron_apply(
             need_final=need_final,
         )
         back = sorted(range(len(order)), key=order.__getitem__)
-        return Sequence_(
+        return Results(
             _in_order(made.spk, back),
             [None if state is None else _in_order(state, back) for state in made.states],
             None if made.final is None else [_in_order(state, back) for state in made.final],
@@ -387,12 +388,6 @@ def neuron_apply(
         None if state is None else state_argument(name, state, step_shape, x)
         for name, state in zip(found.states, states)
     ]
-    if not fused:
-        if not callable(spike_grad):
-            raise TypeError(f"spike_grad must be callable or None, got {spike_grad!r}")
-        return _by_steps(neuron, x, own, parameters, options, num_steps, spike_grad, need_final)
-    assert known is not None
-    assert known.kernel is not None
     variant = found.variant(**options)
     one = x.new_ones((), dtype=compute_dtype(x.dtype))
     for name, value in parameters.items():
@@ -406,36 +401,4 @@ def neuron_apply(
     stored_states = [next(rest) if stored else None for stored in kept]
     if output is not None and store[output]:
         stored_states[output] = made[0]
-    return Sequence_(made[0], stored_states, list(rest) if need_final else None)
-
-
-def _by_steps(
-    neuron: str,
-    x: torch.Tensor,
-    states: Sequence[Optional[torch.Tensor]],
-    parameters: Mapping[str, Parameter],
-    options: Mapping[str, Any],
-    num_steps: Optional[int],
-    spike_grad: Callable[[torch.Tensor], torch.Tensor],
-    need_final: bool,
-) -> Sequence_:
-    """The equation in a loop, differentiated by autograd: the path of a ``spike_grad`` that is a Python function."""
-    function = _neurons.equation(neuron)
-    steps, step_shape, shape = layout(x, num_steps)
-    dtype = compute_dtype(x.dtype)
-    state = [x.new_zeros(step_shape, dtype=dtype) if s is None else s for s in states]
-    tensors = {
-        name: value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=dtype, device=x.device)
-        for name, value in parameters.items()
-    }
-    output = _neurons.find(neuron).steps[0].output_state
-    rows = []
-    for t in range(steps):
-        current = (x[t] if num_steps is None else x).to(dtype)
-        spk, *after = function(current, *state, **tensors, spike=spike_grad, **options)
-        if output is not None:
-            after.insert(output, spk)
-        rows.append((spk, *after))
-        state = after
-    made = [torch.stack(values).to(x.dtype).reshape(shape) for values in zip(*rows)]
-    return Sequence_(made[0], list(made[1:]), list(state) if need_final else None)
+    return Results(made[0], stored_states, list(rest) if need_final else None)

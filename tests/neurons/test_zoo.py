@@ -324,3 +324,12 @@ def test_empty_sequences():
         assert all(part.shape == shape for part in out)
         out[0].sum().backward()
         assert x.grad.shape == shape
+
+
+def test_a_hook_on_the_recurrence_is_called():
+    layer = snn.RLeaky(beta=0.9, V=0.5, all_to_all=False)
+    layer.recurrent.register_forward_hook(lambda module, args, out: 0 * out)
+    x = random(6, 2, N)
+    assert not layer.runs_fused()
+    plain = snn.RLeaky(beta=0.9, V=0.0, all_to_all=False)
+    assert torch.equal(layer.sequence(x)[1], plain.sequence(x)[1])

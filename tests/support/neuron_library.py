@@ -2,41 +2,15 @@
 
 import ctypes
 import subprocess
-from ctypes import c_double, c_int32, c_int64, c_uint32, c_void_p
+from ctypes import c_int64
 
 import torch
 
 from snnipu._generator import print_neurons
-from snnipu._generator.neuron import MOST_PARAMETERS, MOST_STATES
+from snnipu.backends.neurons import Call
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 FLAGS = ["-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Wno-psabi"]
-
-
-class Call(ctypes.Structure):
-    """``snnipu_neuron_call`` of csrc/host/neuron.h."""
-
-    _fields_ = [
-        *((name, c_int32) for name in ("neuron", "variant", "dtype", "surrogate")),
-        *((name, c_double) for name in ("surrogate_a", "surrogate_b")),
-        *((name, c_int32) for name in ("threads", "constant_input")),
-        ("grad_constant", c_uint32),
-        ("unused", c_int32),
-        *((name, c_int64) for name in ("steps", "elements")),
-        ("x", c_void_p),
-        ("initial", c_void_p * MOST_STATES),
-        ("parameters", c_void_p * MOST_PARAMETERS),
-        ("parameter_sizes", c_int64 * MOST_PARAMETERS),
-        ("spk", c_void_p),
-        ("states", c_void_p * MOST_STATES),
-        ("final", c_void_p * MOST_STATES),
-        ("grad_spk", c_void_p),
-        ("grad_states", c_void_p * MOST_STATES),
-        ("grad_final", c_void_p * MOST_STATES),
-        ("grad_x", c_void_p),
-        ("grad_initial", c_void_p * MOST_STATES),
-        ("grad_parameters", c_void_p * MOST_PARAMETERS),
-    ]
 
 
 def compute(dtype):
