@@ -1,6 +1,7 @@
 """Where the tests find the repository, and data sets that are too large for it."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,13 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     names = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: names.get(Path(str(item.fspath)).stem, len(LONGEST)))
+
+
+@pytest.fixture(autouse=True)
+def no_neurons_of_other_tests():
+    """``snntorch.utils.reset`` goes through all living neurons, and fails at a ``DeltaLeaky`` without a state."""
+    if "snntorch" in sys.modules:
+        sys.modules["snntorch"].SpikingNeuron.instances.clear()
 
 
 @pytest.fixture(scope="session")
