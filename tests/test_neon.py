@@ -52,11 +52,9 @@ def emulated(tmp_path_factory):
     return f"{EMULATOR} -L {LIBRARIES} {runner} {folder / 'snnipu' / '_native' / 'libsnnipu-neon.so'}"
 
 
-# Arguments in a struct of pointers are not carried to the emulated process.
-NOT_EMULATED = ("test_neuron_sequence.py",)
-FILES = sorted(path.name for path in (ROOT / "tests" / "ops").glob("test_*.py") if path.name not in NOT_EMULATED)
+FILES = sorted(path.name for path in (ROOT / "tests" / "ops").glob("test_*.py"))
 if os.environ.get("SNNIPU_TEST_NEON") != "all":  # it takes minutes
-    FILES = ["test_lif_sequence.py", "test_sparse_linear.py"]
+    FILES = ["test_lif_sequence.py", "test_neuron_sequence.py", "test_sparse_linear.py"]
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -26,10 +26,30 @@ class Address(int):
 _data_ptr = torch.Tensor.data_ptr
 
 
+# Bytes at the addresses that were asked for since the last call: a structure's pointers have no tensor.
+_asked = {}
+
+
 def _address(tensor):
     address = Address(_data_ptr(tensor))
     address.tensor = tensor
+    _asked[int(address)] = tensor.numel() * tensor.element_size()
     return address
+
+
+def _pointers(structure):
+    """Offset and value of each pointer in a structure that is not null."""
+    for name, kind in structure._fields_:
+        offset, value = getattr(type(structure), name).offset, getattr(structure, name)
+        if kind is ctypes.c_void_p:
+            values = [value]
+        elif issubclass(kind, ctypes.Array) and kind._type_ is ctypes.c_void_p:
+            values = list(value)
+        else:
+            continue
+        for place, pointer in enumerate(values):
+            if pointer:
+                yield offset + place * ctypes.sizeof(ctypes.c_void_p), pointer
 
 
 class EmulatedLibrary:
@@ -44,6 +64,9 @@ class EmulatedLibrary:
 
     def snnipu_thread_runtime(self):
         return b"std::thread"
+
+    def snnipu_neuron_call_size(self):
+        return host_library.snnipu_neuron_call_size()
 
     def __getattr__(self, name):
         if not name.startswith("snnipu_"):
@@ -68,6 +91,13 @@ class EmulatedLibrary:
                 assert tensor.is_contiguous(), name
                 buffers.append((int(argument), tensor.numel() * tensor.element_size()))
                 message.append(self._buffer(*buffers[-1]))
+            elif isinstance(getattr(argument, "_obj", None), ctypes.Structure):
+                size, pointers = ctypes.sizeof(argument._obj), list(_pointers(argument._obj))
+                message.append(struct.pack("=cQ", b"s", size) + ctypes.string_at(argument, size))
+                message.append(struct.pack("=Q", len(pointers)))
+                for offset, address in pointers:
+                    buffers.append((address, _asked[address]))
+                    message.append(struct.pack("=Q", offset) + self._buffer(*buffers[-1])[1:])  # no tag
             elif hasattr(argument, "_obj"):  # byref(...)
                 buffers.append((ctypes.addressof(argument._obj), ctypes.sizeof(argument._obj)))
                 message.append(self._buffer(*buffers[-1]))
@@ -79,6 +109,7 @@ class EmulatedLibrary:
         for address, size in buffers:
             ctypes.memmove(address, self._receive(size, name), size)
         self.calls += 1
+        _asked.clear()
         return result & (2**64 - 1) if name == "snnipu_fingerprint" else result
 
     def _buffer(self, address, size):

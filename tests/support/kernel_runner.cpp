@@ -2,8 +2,10 @@
 // emulator. tests/support/emulated_library.py is the other end.
 //
 // A call: the function's name and its arguments, each a tag and what follows it: n (a null pointer), a (an address in
-// this process), b (a buffer: its bytes), i (an integer), d (a double). The answer: the result, and the buffers' bytes
-// as they are then. Numbers are 64 bits wide; a name and a buffer have their length ahead of them.
+// this process), b (a buffer: its bytes), s (a structure: its bytes, and the number of its pointers that are not null,
+// each an offset and a buffer), i (an integer), d (a double). The answer: the result, and the buffers' bytes as they are
+// then. Numbers are 64 bits wide; a name, a buffer and a structure have their length ahead of them.
+#include "host/neuron.h"
 #include "host/snnipu.h"
 
 #include <dlfcn.h>
@@ -12,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <string>
@@ -95,7 +98,7 @@ struct Argument {
 
 template <typename T> T as(const Argument &argument) {
   if constexpr (std::is_pointer_v<T>) {
-    if (!std::strchr("nab", argument.tag))
+    if (!std::strchr("nabs", argument.tag))
       fail("a pointer was expected");
     return static_cast<T>(argument.pointer);
   } else {
@@ -156,7 +159,18 @@ std::map<std::string, Call> functionsOf(void *library) {
   ADD(snnipu_set_workers)
   ADD(snnipu_packed_size)
   ADD(snnipu_fingerprint)
+  ADD(snnipu_neuron_forward)
+  ADD(snnipu_neuron_backward)
   return calls;
+}
+
+// The bytes that follow, in a buffer of their own.
+Buffer &readBuffer(std::vector<std::unique_ptr<Buffer>> &buffers) {
+  buffers.push_back(std::make_unique<Buffer>(number<std::uint64_t>()));
+  Buffer &buffer = *buffers.back();
+  if (buffer.size() != 0)
+    readBytes(buffer.data(), buffer.size());
+  return buffer;
 }
 
 } // namespace
@@ -172,13 +186,21 @@ int main(int count, char **words) {
     readBytes(&name[0], length);
     std::vector<Argument> arguments(number<std::uint64_t>());
     std::vector<std::unique_ptr<Buffer>> buffers;
+    std::list<std::vector<unsigned char>> structures;
     for (Argument &argument : arguments) {
       argument.tag = number<char>();
       if (argument.tag == 'b') {
-        buffers.push_back(std::make_unique<Buffer>(number<std::uint64_t>()));
-        argument.pointer = buffers.back()->data();
-        if (buffers.back()->size() != 0)
-          readBytes(argument.pointer, buffers.back()->size());
+        argument.pointer = readBuffer(buffers).data();
+      } else if (argument.tag == 's') {
+        structures.emplace_back(number<std::uint64_t>());
+        auto &bytes = structures.back();
+        readBytes(bytes.data(), bytes.size());
+        for (std::uint64_t left = number<std::uint64_t>(); left != 0; --left) {
+          const auto offset = number<std::uint64_t>();
+          void *const pointer = readBuffer(buffers).data();
+          std::memcpy(bytes.data() + offset, &pointer, sizeof(pointer));
+        }
+        argument.pointer = bytes.data();
       } else if (argument.tag == 'a') {
         argument.pointer = reinterpret_cast<void *>(number<std::uint64_t>());
       } else if (argument.tag == 'i') {
