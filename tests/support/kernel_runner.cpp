@@ -3,8 +3,8 @@
 //
 // A call: the function's name and its arguments, each a tag and what follows it: n (a null pointer), a (an address in
 // this process), b (a buffer: its bytes), s (a structure: its bytes, and the number of its pointers that are not null,
-// each an offset and a buffer), i (an integer), d (a double). The answer: the result, and the buffers' bytes as they are
-// then. Numbers are 64 bits wide; a name, a buffer and a structure have their length ahead of them.
+// each an offset and a buffer), i (an integer), d (a double). The answer: the result, and the buffers' bytes as they
+// are then. Numbers are 64 bits wide; a name, a buffer and a structure have their length ahead of them.
 #include "host/neuron.h"
 #include "host/snnipu.h"
 
