@@ -15,7 +15,7 @@ from snnipu.neurons import _instances
 from snnipu.ops import _neurons
 from snnipu.ops._arguments import RESET_MECHANISMS, check_input, reset_code
 from snnipu.ops.lif_sequence import check_num_steps
-from snnipu.ops.neuron_sequence import neuron_apply
+from snnipu.ops.neuron_sequence import Results, neuron_apply
 from snnipu.surrogate import Surrogate, as_surrogate
 
 _SAID: Set[Tuple[Any, ...]] = set()
@@ -165,6 +165,18 @@ class FusedNeuron(snntorch.SpikingNeuron):
         found = [getattr(self, name) for name in self._states()]
         return [s if s is not None and s.shape == step_shape and s.numel() else None for s in found]
 
+    def _apply(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], **how: Any) -> Results:
+        """The kernels."""
+        return neuron_apply(
+            self.equation,
+            x,
+            states,
+            self._values(),
+            options=self._options(),
+            spike_grad=self._surrogate(),
+            **how,
+        )
+
     # ---- one step
 
     def forward(self, input_: torch.Tensor, *states: Any, **named: Any) -> Any:
@@ -202,15 +214,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
             taken.append(state)
         if any(p.dim() > 0 and p.dtype != input_.dtype for p in self._values().values() if isinstance(p, torch.Tensor)):
             return None
-        made = neuron_apply(
-            self.equation,
-            input_,
-            taken,
-            self._values(),
-            options=self._options(),
-            num_steps=SINGLE_STEP,
-            spike_grad=self._surrogate(),
-        )
+        made = self._apply(input_, taken, num_steps=SINGLE_STEP)
         self._last_step = ("before", None if taken[-1] is None else taken[-1].detach())
         spk = made.spk.float()  # as snnTorch's step functions
         for name, state in zip(names, made.states):
@@ -301,14 +305,10 @@ class FusedNeuron(snntorch.SpikingNeuron):
         if replaced or not self._fuses():
             made = self._sequence_by_steps(x, states, num_steps)
             return (made[0] if need_states else made[0][0]), made[1]
-        result = neuron_apply(
-            self.equation,
+        result = self._apply(
             x,
             states,
-            self._values(),
-            options=self._options(),
             num_steps=num_steps,
-            spike_grad=self._surrogate(),
             store=[need_states] * len(states),
             need_final=need_final or self.init_hidden,
         )

@@ -341,6 +341,28 @@ class Results(NamedTuple):
     final: Optional[List[torch.Tensor]]
 
 
+def kernel_arguments(
+    neuron: str,
+    x: torch.Tensor,
+    step_shape: torch.Size,
+    states: Sequence[Optional[torch.Tensor]],
+    parameters: Mapping[str, Parameter],
+    options: Mapping[str, Any],
+) -> Tuple[int, List[Optional[torch.Tensor]], List[torch.Tensor]]:
+    """The variant, the states and what is made of the parameters alone, checked, as the kernels take them."""
+    found = _neurons.find(neuron)
+    own = [
+        None if state is None else state_argument(name, state, step_shape, x)
+        for name, state in zip(found.states, states)
+    ]
+    variant = found.variant(**options)
+    one = x.new_ones((), dtype=compute_dtype(x.dtype))
+    for name, value in parameters.items():
+        parameter_argument(name, value, step_shape, x)  # an error names the parameter, not what is made of it
+    derived = found.derive(variant, parameters, one)
+    return variant, own, [parameter_argument(text, v, step_shape, x) for text, v in zip(found.parameters, derived)]
+
+
 def neuron_apply(
     neuron: str,
     x: torch.Tensor,
@@ -384,16 +406,7 @@ def neuron_apply(
             [None if state is None else _in_order(state, back) for state in made.states],
             None if made.final is None else [_in_order(state, back) for state in made.final],
         )
-    own = [
-        None if state is None else state_argument(name, state, step_shape, x)
-        for name, state in zip(found.states, states)
-    ]
-    variant = found.variant(**options)
-    one = x.new_ones((), dtype=compute_dtype(x.dtype))
-    for name, value in parameters.items():
-        parameter_argument(name, value, step_shape, x)  # an error names the parameter, not what is made of it
-    derived = found.derive(variant, parameters, one)
-    values = [parameter_argument(text, value, step_shape, x) for text, value in zip(found.parameters, derived)]
+    variant, own, values = kernel_arguments(neuron, x, step_shape, states, parameters, options)
     output = found.steps[variant].output_state
     kept = tuple(bool(stored) and place != output for place, stored in enumerate(store))
     made = NeuronSequence.apply(_Options(neuron, variant, num_steps, known.kernel, kept, need_final), x, *own, *values)
