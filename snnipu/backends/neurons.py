@@ -196,9 +196,7 @@ class Steps:
         _point(call.final, after)
         self._arguments.run("forward")
 
-    def differentiate(
-        self, surrogate: int, surrogate_a: float, surrogate_b: float, grad_parameters: Tensors
-    ) -> None:
+    def differentiate(self, surrogate: int, surrogate_a: float, surrogate_b: float, grad_parameters: Tensors) -> None:
         """Make it steps backward; each writes the sums of its own to ``grad_parameters``."""
         call = self._call
         call.surrogate, call.surrogate_a, call.surrogate_b = surrogate, surrogate_a, surrogate_b

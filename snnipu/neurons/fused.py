@@ -165,7 +165,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
         found = [getattr(self, name) for name in self._states()]
         return [s if s is not None and s.shape == step_shape and s.numel() else None for s in found]
 
-    def _apply(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], **how: Any) -> Results:
+    def _kernels(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], **how: Any) -> Results:
         """The kernels."""
         return neuron_apply(
             self.equation,
@@ -214,7 +214,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
             taken.append(state)
         if any(p.dim() > 0 and p.dtype != input_.dtype for p in self._values().values() if isinstance(p, torch.Tensor)):
             return None
-        made = self._apply(input_, taken, num_steps=SINGLE_STEP)
+        made = self._kernels(input_, taken, num_steps=SINGLE_STEP)
         self._last_step = ("before", None if taken[-1] is None else taken[-1].detach())
         spk = made.spk.float()  # as snnTorch's step functions
         for name, state in zip(names, made.states):
@@ -305,7 +305,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
         if replaced or not self._fuses():
             made = self._sequence_by_steps(x, states, num_steps)
             return (made[0] if need_states else made[0][0]), made[1]
-        result = self._apply(
+        result = self._kernels(
             x,
             states,
             num_steps=num_steps,

@@ -78,9 +78,9 @@ class _Recurrent(FusedNeuron):
         names = (name for name in self._parameters_of_equation() if not (self.all_to_all and name == STRENGTH))
         return {name: getattr(self, name) for name in names}
 
-    def _apply(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], **how: Any) -> Results:
+    def _kernels(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], **how: Any) -> Results:
         if not self.all_to_all:
-            return super()._apply(x, states, **how)
+            return super()._kernels(x, states, **how)
         values, options, spike_grad = self._values(), self._options(), self._surrogate()
         if how.get("num_steps") != SINGLE_STEP:
             connection = self._connection()
@@ -91,9 +91,7 @@ class _Recurrent(FusedNeuron):
         spk, *others = states
         come = self.recurrent(torch.zeros_like(x) if spk is None else spk.to(x.dtype))
         values[STRENGTH] = 1.0
-        return neuron_apply(
-            self.equation, x, [come, *others], values, options=options, spike_grad=spike_grad, **how
-        )
+        return neuron_apply(self.equation, x, [come, *others], values, options=options, spike_grad=spike_grad, **how)
 
 
 class RLeaky(_Recurrent, snntorch.RLeaky):

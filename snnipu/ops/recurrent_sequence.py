@@ -5,7 +5,7 @@ step is the connection's product and the fused step, without autograd; the backw
 the connection's gradients are one product over all steps.
 """
 
-from typing import Any, FrozenSet, List, Mapping, NamedTuple, Optional, Protocol, Sequence, Tuple
+from typing import Any, List, Mapping, NamedTuple, Optional, Protocol, Sequence, Tuple
 
 import torch
 from torch.nn import functional as F
@@ -15,7 +15,6 @@ from snnipu import surrogate as surrogates
 from snnipu._layout import layout, memory_order
 from snnipu.backends import host, memory, neurons
 from snnipu.ops import _library, _neurons
-from snnipu.ops._arguments import compute_dtype
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops.lif_sequence import _fits, _in_order, _permuted
 from snnipu.ops.neuron_sequence import Parameter, Results, _functions, _spread, kernel_arguments
@@ -227,11 +226,15 @@ def _forward(
         connection = Connection(weight, bias, geometry, order)
         # Two rows in turn for states that nobody asks for.
         spare = [[] if stored else [like.new_empty(step_shape) for _ in range(2)] for stored in store]
-        rows = [list(state.unbind()) if stored else two * (steps // 2 + 1) for state, stored, two in zip(states, store, spare)]
+        rows = [
+            list(state.unbind()) if stored else two * (steps // 2 + 1)
+            for state, stored, two in zip(states, store, spare)
+        ]
         spikes, arriving = spk.unbind(), incoming.unbind() if store_incoming else ()
         currents = x.unbind() if num_steps is None else [x] * steps
         one = kind(neuron, variant, currents[0], parameters)
-        last = None if initial[SPIKES] is None else initial[SPIKES].to(x.dtype).contiguous()
+        start = initial[SPIKES]
+        last = None if start is None else start.to(x.dtype).contiguous()
         for t, current in enumerate(currents):
             come = connection.of_zeros(step_shape) if last is None else connection(last)
             if come is not None and come.dtype != like.dtype:
@@ -243,7 +246,7 @@ def _forward(
             last = spikes[t]
             one.forward(current.contiguous(), before, last, after)
             before = list(after)
-        before[SPIKES] = last.to(like.dtype)
+        before[SPIKES] = spikes[-1].to(like.dtype)
     final = []
     if store_final:
         final = [like.new_zeros(step_shape) if state is None else state.clone() for state in before]
@@ -318,14 +321,15 @@ def _backward(
             if t or need_initial[SPIKES]:
                 carry[SPIKES] = connection.grad_spk(gradients[t]).to(like.dtype)
             for sums, own in zip(total, part):
-                if sums is not None:
-                    sums += own
+                if sums is not None and own is not None:
+                    sums.add_(own)
         if need_weight and steps > 1:
             made = connection.grad_own(grad_rows[1:], spk[:-1], True, False)[0]
             assert made is not None
             grad_weight = made
         if need_weight and first is not None:
             made = connection.grad_own(grad_rows[:1], first.to(spk.dtype).unsqueeze(0), True, False)[0]
+            assert made is not None
             grad_weight = grad_weight + made
         if need_bias:
             made = connection.grad_own(grad_rows, spk, False, True)[1]
@@ -469,7 +473,7 @@ class RecurrentSequence(torch.autograd.Function):
         count = len(o.asked)
         initial, parameters = tensors[:count], tensors[count:]
         names = _neurons.find(o.neuron).parameters
-        again = x.dtype != parameters[0].dtype
+        again = x.dtype != compute_dtype(x.dtype)
         reads = _neurons.Reads(frozenset(), frozenset(), False)
         if o.differentiable:
             needed = zip(names, ctx.needs_input_grad[4 + count :])
@@ -570,7 +574,7 @@ def recurrent_apply(
 
     ``neuron`` is the one-to-one neuron, with the spikes as its first state; its ``V`` is not among ``parameters``.
     """
-    steps, step_shape, _ = layout(x, num_steps)
+    step_shape = layout(x, num_steps)[1]
     known = surrogates.as_surrogate(spike_grad)
     if known is None or known.kernel is None:
         raise TypeError(f"spike_grad must be a surrogate of snnipu or snnTorch, got {spike_grad!r}")

@@ -242,11 +242,6 @@ def test_where_snntorchs_code_runs():
         states = [torch.zeros(2, N), torch.zeros(2, N)]
         for one, other in zip(ours.sequence(x, *states), loop(theirs, x, states)):
             assert torch.equal(one, other)
-    recurrent = snn.RLeaky(beta=0.9, linear_features=N)
-    other = snntorch.RLeaky(beta=0.9, linear_features=N)
-    other.load_state_dict(recurrent.state_dict())
-    assert not recurrent.runs_fused()
-    assert torch.equal(snn.MultiStep(recurrent)(x)[0], loop(other, x, [torch.zeros(2, N)] * 2)[0])
 
 
 def test_replaced_parts_are_honoured():
