@@ -15,6 +15,7 @@ from snnipu import surrogate as surrogates
 from snnipu._layout import layout, memory_order
 from snnipu.backends import host, memory, neurons
 from snnipu.ops import _library, _neurons
+from snnipu.ops._arguments import compute_dtype
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops.lif_sequence import _fits, _in_order, _permuted
 from snnipu.ops.neuron_sequence import Parameter, Results, _functions, _spread, kernel_arguments
