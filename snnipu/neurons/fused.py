@@ -13,7 +13,7 @@ from snnipu.backends import popart
 from snnipu.functional.quant import as_state_quant
 from snnipu.neurons import _instances
 from snnipu.ops import _neurons
-from snnipu.ops._arguments import RESET_MECHANISMS, check_input, reset_code
+from snnipu.ops._arguments import RESET_MECHANISMS, check_input, is_compiling, reset_code
 from snnipu.ops.lif_sequence import check_num_steps
 from snnipu.ops.neuron_sequence import Results, neuron_apply
 from snnipu.surrogate import Surrogate, as_surrogate
@@ -58,6 +58,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
         if known is not None:
             self.spike_grad = known
         self.state_quant = as_state_quant(self.state_quant)
+        _neurons.prepare(self.equation)  # nothing that torch.compile could trace
         self._resolved: Tuple[Any, Optional[Surrogate]] = (None, None)
         self._last_step: Optional[Tuple[str, Optional[torch.Tensor]]] = None
 
@@ -149,10 +150,10 @@ class FusedNeuron(snntorch.SpikingNeuron):
     # ---- the equation's arguments
 
     def _states(self) -> Tuple[str, ...]:
-        return _neurons.find(self.equation).states
+        return _neurons.plan(self.equation, self._options()).states
 
     def _parameters_of_equation(self) -> Tuple[str, ...]:
-        return _neurons.find(self.equation).steps[0].parameters
+        return _neurons.plan(self.equation, self._options()).parameters
 
     def _values(self) -> Dict[str, Any]:
         return {name: getattr(self, name) for name in self._parameters_of_equation()}
@@ -190,6 +191,8 @@ class FusedNeuron(snntorch.SpikingNeuron):
 
     def _fused_step(self, input_: torch.Tensor, states: Sequence[Any], named: Dict[str, Any]) -> Any:
         """The step by the kernel; None where snnTorch's code is to run."""
+        if is_compiling():
+            return None  # the compiler fuses the step itself
         names = self._states()
         if (
             not isinstance(input_, torch.Tensor)
@@ -360,3 +363,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
                     place[name] = place[name].detach()
         state["_last_step"] = None
         return state
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        super().__setstate__(state)
+        _neurons.prepare(self.equation)

@@ -342,25 +342,22 @@ class Results(NamedTuple):
 
 
 def kernel_arguments(
-    neuron: str,
+    plan: _neurons.Plan,
     x: torch.Tensor,
     step_shape: torch.Size,
     states: Sequence[Optional[torch.Tensor]],
     parameters: Mapping[str, Parameter],
-    options: Mapping[str, Any],
-) -> Tuple[int, List[Optional[torch.Tensor]], List[torch.Tensor]]:
-    """The variant, the states and what is made of the parameters alone, checked, as the kernels take them."""
-    found = _neurons.find(neuron)
+) -> Tuple[List[Optional[torch.Tensor]], List[torch.Tensor]]:
+    """The states and what is made of the parameters alone, checked, as the kernels take them."""
     own = [
         None if state is None else state_argument(name, state, step_shape, x)
-        for name, state in zip(found.states, states)
+        for name, state in zip(plan.states, states)
     ]
-    variant = found.variant(**options)
     one = x.new_ones((), dtype=compute_dtype(x.dtype))
     for name, value in parameters.items():
         parameter_argument(name, value, step_shape, x)  # an error names the parameter, not what is made of it
-    derived = found.derive(variant, parameters, one)
-    return variant, own, [parameter_argument(text, v, step_shape, x) for text, v in zip(found.parameters, derived)]
+    derived = plan.derive(parameters, one)
+    return own, [parameter_argument(name, value, step_shape, x) for name, value in zip(plan.names, derived)]
 
 
 def neuron_apply(
@@ -380,7 +377,7 @@ def neuron_apply(
     ``states`` are those before the first step (None: zeros), ``parameters`` those of the equation. A state called
     ``spk`` is the output, and never stored apart.
     """
-    found = _neurons.find(neuron)
+    plan = _neurons.plan(neuron, options)
     step_shape = layout(x, num_steps)[1]
     known = surrogates.as_surrogate(spike_grad)
     if known is None or known.kernel is None:
@@ -406,10 +403,12 @@ def neuron_apply(
             [None if state is None else _in_order(state, back) for state in made.states],
             None if made.final is None else [_in_order(state, back) for state in made.final],
         )
-    variant, own, values = kernel_arguments(neuron, x, step_shape, states, parameters, options)
-    output = found.steps[variant].output_state
+    own, values = kernel_arguments(plan, x, step_shape, states, parameters)
+    output = plan.output
     kept = tuple(bool(stored) and place != output for place, stored in enumerate(store))
-    made = NeuronSequence.apply(_Options(neuron, variant, num_steps, known.kernel, kept, need_final), x, *own, *values)
+    made = NeuronSequence.apply(
+        _Options(neuron, plan.variant, num_steps, known.kernel, kept, need_final), x, *own, *values
+    )
     rest = iter(made[1:])
     stored_states = [next(rest) if stored else None for stored in kept]
     if output is not None and store[output]:

@@ -450,7 +450,7 @@ class _Options(NamedTuple):
     kernel: Kernel
     asked: Tuple[bool, ...]
     store_final: bool
-    differentiable: bool
+    reads: Optional[_neurons.Reads]  # None: nothing requires a gradient
     geometry: Tuple[int, ...]
     order: Tuple[int, ...]
 
@@ -473,15 +473,9 @@ class RecurrentSequence(torch.autograd.Function):
     ) -> Any:
         count = len(o.asked)
         initial, parameters = tensors[:count], tensors[count:]
-        names = _neurons.find(o.neuron).parameters
-        again = x.dtype != compute_dtype(x.dtype)
-        reads = _neurons.Reads(frozenset(), frozenset(), False)
-        if o.differentiable:
-            needed = zip(names, ctx.needs_input_grad[4 + count :])
-            reads = _neurons.reads(o.neuron, o.variant, frozenset(n for n, need in needed if need and n != STRENGTH))
-            if again:
-                reads = _neurons.Reads(frozenset(range(count)), frozenset(), True)
-        store = [place != SPIKES and (o.asked[place] or place in reads.before | reads.after) for place in range(count)]
+        reads = o.reads or _neurons.Reads(0, 0, False)
+        kept = [(reads.before | reads.after) >> place & 1 for place in range(count)]
+        store = [place != SPIKES and bool(o.asked[place] or kept[place]) for place in range(count)]
         spk, states, final, incoming = _fwd(
             x,
             weight,
@@ -494,20 +488,19 @@ class RecurrentSequence(torch.autograd.Function):
             o.variant,
             o.num_steps,
             store,
-            SPIKES in reads.before,
+            bool(reads.before >> SPIKES & 1),
             o.store_final,
         )
         ctx.options = o
         ctx.set_materialize_grads(False)
-        if o.differentiable:
-            kept = [state if place in reads.before | reads.after else None for place, state in enumerate(states)]
+        if o.reads is not None:
             ctx.save_for_backward(
                 x if reads.x else None,
                 spk,
-                incoming if SPIKES in reads.before else None,
+                incoming if reads.before >> SPIKES & 1 else None,
                 weight,
                 bias,
-                *kept,
+                *(state if store[place] and kept[place] else None for place, state in enumerate(states)),
                 *initial,
                 *(p.clone() if p is not None else None for p in parameters),
             )
@@ -580,9 +573,9 @@ def recurrent_apply(
     if known is None or known.kernel is None:
         raise TypeError(f"spike_grad must be a surrogate of snnipu or snnTorch, got {spike_grad!r}")
     _check_connection(connection, x, step_shape)
-    found = _neurons.find(neuron)
+    plan = _neurons.plan(neuron, options)
     parameters = {**parameters, STRENGTH: 1.0}
-    kept = [True] * len(found.states) if store is None else list(store)
+    kept = [True] * len(states) if store is None else list(store)
     order = memory_order(x, num_steps) or ()
     if not all(_fits(argument, step_shape) for argument in (*states, *parameters.values())):
         order = ()
@@ -592,19 +585,26 @@ def recurrent_apply(
         step_shape = layout(x, num_steps)[1]
         states = [_permuted(state, order) for state in states]
         parameters = {name: _permuted(value, order) for name, value in parameters.items()}
-    variant, own, values = kernel_arguments(neuron, x, step_shape, states, parameters, options)
+    own, values = kernel_arguments(plan, x, step_shape, states, parameters)
     asked = tuple(bool(stored) and place != SPIKES for place, stored in enumerate(kept))
     taken = (x, connection.weight, connection.bias, *own, *values)
-    differentiable = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in taken)
+    reads = None
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in taken):
+        reads = plan.reads
+        for value, needs in zip(values, plan.reads_for):
+            reads = reads | needs if value.requires_grad else reads
+        if x.dtype != compute_dtype(x.dtype):
+            # States are wider than what is stored of them.
+            reads = _neurons.Reads((1 << len(states)) - 1, 0, True)
     made = RecurrentSequence.apply(
         _Options(
             neuron,
-            variant,
+            plan.variant,
             num_steps,
             known.kernel,
             asked,
             need_final,
-            differentiable,
+            reads,
             tuple(connection.geometry),
             tuple(order),
         ),
