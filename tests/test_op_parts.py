@@ -113,7 +113,7 @@ def test_schemas_and_kernels(op):
 
 def test_no_operator_is_without_an_op():
     # Of the generated neurons, whose list of parts is docs/explanation/adding-a-neuron.md.
-    generated = {"neuron_sequence_fwd", "neuron_sequence_bwd"}
+    generated = {f"neuron_{kind}_{way}" for kind in ("sequence", "recurrent") for way in ("fwd", "bwd")}
     assert set(_library.REGISTERED) - generated == {name for names in OPS.values() for name in names["operator"]}
 
 

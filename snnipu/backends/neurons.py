@@ -7,7 +7,7 @@ from typing import List, Optional, Sequence, Tuple
 import torch
 
 from snnipu._generator.neuron import MOST_PARAMETERS, MOST_STATES
-from snnipu._layout import layout
+from snnipu._layout import SINGLE_STEP, layout
 from snnipu.backends import host, memory
 
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
@@ -169,3 +169,67 @@ def backward(
         [empty if gradient is None else gradient for gradient in grad_initial],
         [empty if gradient is None else gradient for gradient in grad_parameters],
     )
+
+
+class Steps:
+    """Single steps, a call each, for neurons between whose steps something else happens.
+
+    Rows are contiguous, as one step of x; those of ``before``, ``after`` and of the states' gradients have the compute
+    dtype, and None is zeros. What is written must not be what is read.
+    """
+
+    def __init__(self, neuron: int, variant: int, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> None:
+        self._arguments = _Arguments(neuron, variant, x, SINGLE_STEP)
+        self._call = self._arguments.call
+        self._arguments.connect("parameters", parameters)
+        for place, parameter in enumerate(parameters):
+            self._call.parameter_sizes[place] = parameter.numel()
+
+    def forward(
+        self, x: torch.Tensor, before: Tensors, spk: torch.Tensor, after: Sequence[Optional[torch.Tensor]]
+    ) -> None:
+        """Writes ``spk`` and the states ``after`` the step."""
+        call = self._call
+        call.x = x.data_ptr()
+        call.spk = spk.data_ptr()
+        _point(call.initial, before)
+        _point(call.final, after)
+        self._arguments.run("forward")
+
+    def differentiate(self, surrogate: int, surrogate_a: float, surrogate_b: float, grad_parameters: Tensors) -> None:
+        """Make it steps backward; each writes the sums of its own to ``grad_parameters``."""
+        call = self._call
+        call.surrogate, call.surrogate_a, call.surrogate_b = surrogate, surrogate_a, surrogate_b
+        _point(call.grad_parameters, grad_parameters)
+
+    def backward(
+        self,
+        x: Optional[torch.Tensor],
+        before: Tensors,
+        after: Tensors,
+        grad_spk: Optional[torch.Tensor],
+        grad_states: Tensors,
+        grad_after: Tensors,
+        grad_x: torch.Tensor,
+        grad_before: Tensors,
+    ) -> None:
+        """Writes ``grad_x`` and ``grad_before``.
+
+        ``after``: the states after the step, of which those that the adjoint does not read may be anything of their
+        size; where one is None, all are computed again.
+        """
+        call = self._call
+        call.x = None if x is None else x.data_ptr()
+        _point(call.initial, before)
+        _point(call.states, after)
+        call.grad_spk = None if grad_spk is None else grad_spk.data_ptr()
+        _point(call.grad_states, grad_states)
+        _point(call.grad_final, grad_after)
+        call.grad_x = grad_x.data_ptr()
+        _point(call.grad_initial, grad_before)
+        self._arguments.run("backward")
+
+
+def _point(array: "ctypes.Array[c_void_p]", tensors: Tensors) -> None:
+    for place, tensor in enumerate(tensors):
+        array[place] = None if tensor is None else tensor.data_ptr()

@@ -13,9 +13,9 @@ from snnipu.backends import popart
 from snnipu.functional.quant import as_state_quant
 from snnipu.neurons import _instances
 from snnipu.ops import _neurons
-from snnipu.ops._arguments import RESET_MECHANISMS, check_input, reset_code
+from snnipu.ops._arguments import RESET_MECHANISMS, check_input, is_compiling, reset_code
 from snnipu.ops.lif_sequence import check_num_steps
-from snnipu.ops.neuron_sequence import neuron_apply
+from snnipu.ops.neuron_sequence import Results, neuron_apply
 from snnipu.surrogate import Surrogate, as_surrogate
 
 _SAID: Set[Tuple[Any, ...]] = set()
@@ -58,6 +58,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
         if known is not None:
             self.spike_grad = known
         self.state_quant = as_state_quant(self.state_quant)
+        _neurons.prepare(self.equation)  # nothing that torch.compile could trace
         self._resolved: Tuple[Any, Optional[Surrogate]] = (None, None)
         self._last_step: Optional[Tuple[str, Optional[torch.Tensor]]] = None
 
@@ -149,10 +150,10 @@ class FusedNeuron(snntorch.SpikingNeuron):
     # ---- the equation's arguments
 
     def _states(self) -> Tuple[str, ...]:
-        return _neurons.find(self.equation).states
+        return _neurons.plan(self.equation, self._options()).states
 
     def _parameters_of_equation(self) -> Tuple[str, ...]:
-        return _neurons.find(self.equation).steps[0].parameters
+        return _neurons.plan(self.equation, self._options()).parameters
 
     def _values(self) -> Dict[str, Any]:
         return {name: getattr(self, name) for name in self._parameters_of_equation()}
@@ -164,6 +165,18 @@ class FusedNeuron(snntorch.SpikingNeuron):
         """The states this layer keeps; None for those of another shape."""
         found = [getattr(self, name) for name in self._states()]
         return [s if s is not None and s.shape == step_shape and s.numel() else None for s in found]
+
+    def _kernels(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], **how: Any) -> Results:
+        """The kernels."""
+        return neuron_apply(
+            self.equation,
+            x,
+            states,
+            self._values(),
+            options=self._options(),
+            spike_grad=self._surrogate(),
+            **how,
+        )
 
     # ---- one step
 
@@ -178,6 +191,8 @@ class FusedNeuron(snntorch.SpikingNeuron):
 
     def _fused_step(self, input_: torch.Tensor, states: Sequence[Any], named: Dict[str, Any]) -> Any:
         """The step by the kernel; None where snnTorch's code is to run."""
+        if is_compiling():
+            return None  # the compiler fuses the step itself
         names = self._states()
         if (
             not isinstance(input_, torch.Tensor)
@@ -202,15 +217,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
             taken.append(state)
         if any(p.dim() > 0 and p.dtype != input_.dtype for p in self._values().values() if isinstance(p, torch.Tensor)):
             return None
-        made = neuron_apply(
-            self.equation,
-            input_,
-            taken,
-            self._values(),
-            options=self._options(),
-            num_steps=SINGLE_STEP,
-            spike_grad=self._surrogate(),
-        )
+        made = self._kernels(input_, taken, num_steps=SINGLE_STEP)
         self._last_step = ("before", None if taken[-1] is None else taken[-1].detach())
         spk = made.spk.float()  # as snnTorch's step functions
         for name, state in zip(names, made.states):
@@ -301,14 +308,10 @@ class FusedNeuron(snntorch.SpikingNeuron):
         if replaced or not self._fuses():
             made = self._sequence_by_steps(x, states, num_steps)
             return (made[0] if need_states else made[0][0]), made[1]
-        result = neuron_apply(
-            self.equation,
+        result = self._kernels(
             x,
             states,
-            self._values(),
-            options=self._options(),
             num_steps=num_steps,
-            spike_grad=self._surrogate(),
             store=[need_states] * len(states),
             need_final=need_final or self.init_hidden,
         )
@@ -360,3 +363,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
                     place[name] = place[name].detach()
         state["_last_step"] = None
         return state
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        super().__setstate__(state)
+        _neurons.prepare(self.equation)

@@ -1,13 +1,18 @@
 """snnTorch's neurons besides ``Leaky``, fused: :class:`~snnipu.neurons.fused.FusedNeuron` says what that means."""
 
-from typing import Any, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import snntorch
 import torch
 from snntorch._neurons import rleaky, rsynaptic
+from torch import nn
 
+from snnipu._layout import SINGLE_STEP
 from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.fused import FusedNeuron
+from snnipu.ops._arguments import is_autocast
+from snnipu.ops.neuron_sequence import Results, neuron_apply
+from snnipu.ops.recurrent_sequence import STRENGTH, Connection, recurrent_apply
 
 _ONE_TO_ONE = (rleaky.RecurrentOneToOne, rsynaptic.RecurrentOneToOne)
 
@@ -40,21 +45,57 @@ class Lapicque(FusedNeuron, snntorch.Lapicque):
 
 
 class _Recurrent(FusedNeuron):
-    """One-to-one: ``V`` times a neuron's own last spike. All-to-all, snnTorch's code runs."""
+    """One-to-one: ``V`` times a neuron's own last spike, fused over the sequence.
+
+    All-to-all, through ``nn.Linear`` or ``nn.Conv2d``: products step by step, between them the fused step.
+    """
+
+    all_to_all: bool
 
     def _fuses(self) -> bool:
         recurrent = self._modules.get("recurrent")
-        return (
-            not self.all_to_all
-            and type(recurrent) in _ONE_TO_ONE
-            and recurrent.V is self.V
-            and is_plain(recurrent)
-            and super()._fuses()
-        )
+        if recurrent is None or not is_plain(recurrent) or not super()._fuses():
+            return False
+        if type(recurrent) in _ONE_TO_ONE:
+            return not self.all_to_all and recurrent.V is self.V
+        return bool(self.all_to_all) and self._connection() is not None and not is_autocast()
+
+    def _connection(self) -> Optional[Connection]:
+        """The recurrent layer as the kernels take it."""
+        layer = self._modules["recurrent"]
+        if type(layer) is nn.Linear:
+            return Connection(layer.weight, layer.bias)
+        if (
+            type(layer) is not nn.Conv2d
+            or layer.padding_mode != "zeros"
+            or isinstance(layer.padding, str)
+            or tuple(layer.stride) != (1, 1)
+        ):
+            return None
+        return Connection(layer.weight, layer.bias, (*layer.padding, *layer.dilation, layer.groups))
+
+    def _values(self) -> Dict[str, Any]:
+        names = (name for name in self._parameters_of_equation() if not (self.all_to_all and name == STRENGTH))
+        return {name: getattr(self, name) for name in names}
+
+    def _kernels(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], **how: Any) -> Results:
+        if not self.all_to_all:
+            return super()._kernels(x, states, **how)
+        values, options, spike_grad = self._values(), self._options(), self._surrogate()
+        if how.get("num_steps") != SINGLE_STEP:
+            connection = self._connection()
+            assert connection is not None
+            return recurrent_apply(
+                self.equation, x, states, values, connection, options=options, spike_grad=spike_grad, **how
+            )
+        spk, *others = states
+        come = self.recurrent(torch.zeros_like(x) if spk is None else spk.to(x.dtype))
+        values[STRENGTH] = 1.0
+        return neuron_apply(self.equation, x, [come, *others], values, options=options, spike_grad=spike_grad, **how)
 
 
 class RLeaky(_Recurrent, snntorch.RLeaky):
-    """``snntorch.RLeaky``: ``Leaky`` with its output spikes as a further input; one-to-one fused.
+    """``snntorch.RLeaky``: ``Leaky`` with its output spikes as a further input.
 
     Equation: ``snnipu.equations.rleaky``. States ``spk, mem``.
     """
@@ -63,7 +104,7 @@ class RLeaky(_Recurrent, snntorch.RLeaky):
 
 
 class RSynaptic(_Recurrent, snntorch.RSynaptic):
-    """``snntorch.RSynaptic``: ``Synaptic`` with its output spikes as a further input; one-to-one fused.
+    """``snntorch.RSynaptic``: ``Synaptic`` with its output spikes as a further input.
 
     Equation: ``snnipu.equations.rsynaptic``. States ``spk, syn, mem``.
     """

@@ -1,6 +1,6 @@
 """Checks of the ops' arguments: each error names the argument, what was expected and what was found."""
 
-from typing import Tuple, Union
+from typing import Any, Tuple, Union
 
 import torch
 
@@ -11,6 +11,15 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 def is_compiling() -> bool:
     """Whether ``torch.compile`` traces this call (never before PyTorch 2.1, which cannot tell)."""
     return bool(getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)())
+
+
+def is_autocast() -> bool:
+    """Whether products on a CPU run in another dtype than their operands'."""
+    found: Any = torch.is_autocast_enabled
+    try:
+        return bool(found("cpu"))
+    except TypeError:  # before PyTorch 2.4
+        return bool(torch.is_autocast_cpu_enabled())
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

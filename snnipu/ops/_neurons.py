@@ -1,10 +1,13 @@
 """The neurons that operators know, by name: their equations, recorded once."""
 
 from functools import lru_cache
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from snnipu import equations
-from snnipu._generator import Adjoint, Neuron, expression, neuron
+from snnipu._generator import Adjoint, Neuron, TraceError, expression, neuron
+from snnipu._generator.graph import Value
+from snnipu._generator.operations import OPERATIONS
+from snnipu._generator.step import needed
 
 # In the order in which setup.py compiles them: a neuron's number in the native library.
 BUILT = {function.__name__: number for number, function in enumerate(equations.GENERATED)}
@@ -30,3 +33,104 @@ def adjoint(name: str, variant: int) -> Adjoint:
 def derived_texts(name: str, variant: int) -> List[str]:
     """The names, in ``Neuron.parameters``, of what a variant's step takes."""
     return [expression(value) for value in find(name).steps[variant].derived]
+
+
+class Reads(NamedTuple):
+    """What an adjoint reads beside gradients: the states before and after the step (bit s), and whether the input."""
+
+    before: int
+    after: int
+    x: bool
+
+    def __or__(self, other: "Reads") -> "Reads":  # type: ignore[override]
+        return Reads(self.before | other.before, self.after | other.after, self.x or other.x)
+
+
+# A value: the operation's name and its operands, each a place among the values or a number.
+_Operation = Tuple[str, Tuple[Tuple[bool, Any], ...]]
+
+
+class Plan(NamedTuple):
+    """What a call needs to know of a neuron with its options: plain data, which ``torch.compile`` can trace."""
+
+    states: Tuple[str, ...]
+    parameters: Tuple[str, ...]  # of the equation
+    variant: int
+    output: Optional[int]  # the state that is the output
+    # Values of parameters alone: the equation's parameters, then one for each operation; and the places of those that
+    # the kernels take, in their order (None: the variant does not read it).
+    operations: Tuple[_Operation, ...]
+    places: Tuple[Optional[int], ...]
+    names: Tuple[str, ...]  # of what the kernels take, for errors
+    reads: Reads  # for the gradients of the input and the states,
+    reads_for: Tuple[Reads, ...]  # and of each that the kernels take
+
+    def derive(self, parameters: Mapping[str, Any], one: Any) -> List[Any]:
+        """What the kernels take, from tensors by name; ``one`` stands for what the variant does not read."""
+        values = [parameters[name] for name in self.parameters]
+        for operation, operands in self.operations:
+            values.append(OPERATIONS[operation].tensor(*[values[o] if is_place else o for is_place, o in operands]))
+        return [one if place is None else values[place] for place in self.places]
+
+
+_PLANS: Dict[str, Dict[Tuple[Tuple[str, Any], ...], Plan]] = {}
+
+
+def plan(name: str, options: Mapping[str, Any]) -> Plan:
+    """The plan of a neuron; it is made at its first use, which must not be one that is compiled."""
+    plans = _PLANS.get(name)
+    if plans is None:
+        plans = _PLANS[name] = _plans(name)
+    found = plans.get(tuple(sorted(options.items())))
+    if found is None:
+        raise TraceError(f"{name} has no options {dict(options)}")
+    return found
+
+
+def prepare(name: str) -> None:
+    """Make the plans of a neuron."""
+    if name not in _PLANS:
+        _PLANS[name] = _plans(name)
+
+
+def _plans(name: str) -> Dict[Tuple[Tuple[str, Any], ...], Plan]:
+    found = find(name)
+    made = [_plan(name, variant) for variant in range(len(found.steps))]
+    return {tuple(sorted(chosen.items())): made[variant] for chosen, variant in found.options}
+
+
+def _plan(name: str, variant: int) -> Plan:
+    found = find(name)
+    step = found.steps[variant]
+    places = {id(value): place for place, value in enumerate(step.raw.values())}
+    operations: List[_Operation] = []
+    for value in needed(step.derived, ()):
+        if id(value) not in places:
+            places[id(value)] = len(step.raw) + len(operations)
+            operands = ((True, places[id(o)]) if isinstance(o, Value) else (False, o) for o in value.operands)
+            operations.append((value.operation, tuple(operands)))
+    by_text = {expression(value): places[id(value)] for value in step.derived}
+    return Plan(
+        found.states,
+        step.parameters,
+        variant,
+        step.output_state,
+        tuple(operations),
+        tuple(by_text.get(text) for text in found.parameters),
+        tuple(found.parameters),
+        _reads(name, variant, None),
+        tuple(_reads(name, variant, text) for text in found.parameters),
+    )
+
+
+def _reads(name: str, variant: int, wanted: Optional[str]) -> Reads:
+    """For the gradients of the input and the states, or of what the kernels take."""
+    found = adjoint(name, variant)
+    main: List[Any] = [found.grad_x, *found.grad_before]
+    sums: List[Any] = [grad for text, grad in zip(derived_texts(name, variant), found.grad_derived) if text == wanted]
+    read = {id(value) for value in needed(main if wanted is None else sums, found.leaves())}
+    return Reads(
+        sum(1 << number for number, value in enumerate(found.step.before) if id(value) in read),
+        sum(1 << number for number, value in found.kept if id(value) in read),
+        id(found.step.x) in read,
+    )

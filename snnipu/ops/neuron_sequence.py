@@ -341,6 +341,25 @@ class Results(NamedTuple):
     final: Optional[List[torch.Tensor]]
 
 
+def kernel_arguments(
+    plan: _neurons.Plan,
+    x: torch.Tensor,
+    step_shape: torch.Size,
+    states: Sequence[Optional[torch.Tensor]],
+    parameters: Mapping[str, Parameter],
+) -> Tuple[List[Optional[torch.Tensor]], List[torch.Tensor]]:
+    """The states and what is made of the parameters alone, checked, as the kernels take them."""
+    own = [
+        None if state is None else state_argument(name, state, step_shape, x)
+        for name, state in zip(plan.states, states)
+    ]
+    one = x.new_ones((), dtype=compute_dtype(x.dtype))
+    for name, value in parameters.items():
+        parameter_argument(name, value, step_shape, x)  # an error names the parameter, not what is made of it
+    derived = plan.derive(parameters, one)
+    return own, [parameter_argument(name, value, step_shape, x) for name, value in zip(plan.names, derived)]
+
+
 def neuron_apply(
     neuron: str,
     x: torch.Tensor,
@@ -358,7 +377,7 @@ def neuron_apply(
     ``states`` are those before the first step (None: zeros), ``parameters`` those of the equation. A state called
     ``spk`` is the output, and never stored apart.
     """
-    found = _neurons.find(neuron)
+    plan = _neurons.plan(neuron, options)
     step_shape = layout(x, num_steps)[1]
     known = surrogates.as_surrogate(spike_grad)
     if known is None or known.kernel is None:
@@ -384,19 +403,12 @@ def neuron_apply(
             [None if state is None else _in_order(state, back) for state in made.states],
             None if made.final is None else [_in_order(state, back) for state in made.final],
         )
-    own = [
-        None if state is None else state_argument(name, state, step_shape, x)
-        for name, state in zip(found.states, states)
-    ]
-    variant = found.variant(**options)
-    one = x.new_ones((), dtype=compute_dtype(x.dtype))
-    for name, value in parameters.items():
-        parameter_argument(name, value, step_shape, x)  # an error names the parameter, not what is made of it
-    derived = found.derive(variant, parameters, one)
-    values = [parameter_argument(text, value, step_shape, x) for text, value in zip(found.parameters, derived)]
-    output = found.steps[variant].output_state
+    own, values = kernel_arguments(plan, x, step_shape, states, parameters)
+    output = plan.output
     kept = tuple(bool(stored) and place != output for place, stored in enumerate(store))
-    made = NeuronSequence.apply(_Options(neuron, variant, num_steps, known.kernel, kept, need_final), x, *own, *values)
+    made = NeuronSequence.apply(
+        _Options(neuron, plan.variant, num_steps, known.kernel, kept, need_final), x, *own, *values
+    )
     rest = iter(made[1:])
     stored_states = [next(rest) if stored else None for stored in kept]
     if output is not None and store[output]:

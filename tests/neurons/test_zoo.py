@@ -10,6 +10,7 @@ import pytest
 import snntorch
 import torch
 from oracle import relative_error
+from support.versions import needs_compile
 from torch import nn
 
 import snnipu as snn
@@ -242,11 +243,6 @@ def test_where_snntorchs_code_runs():
         states = [torch.zeros(2, N), torch.zeros(2, N)]
         for one, other in zip(ours.sequence(x, *states), loop(theirs, x, states)):
             assert torch.equal(one, other)
-    recurrent = snn.RLeaky(beta=0.9, linear_features=N)
-    other = snntorch.RLeaky(beta=0.9, linear_features=N)
-    other.load_state_dict(recurrent.state_dict())
-    assert not recurrent.runs_fused()
-    assert torch.equal(snn.MultiStep(recurrent)(x)[0], loop(other, x, [torch.zeros(2, N)] * 2)[0])
 
 
 def test_replaced_parts_are_honoured():
@@ -333,3 +329,32 @@ def test_a_hook_on_the_recurrence_is_called():
     assert not layer.runs_fused()
     plain = snn.RLeaky(beta=0.9, V=0.0, all_to_all=False)
     assert torch.equal(layer.sequence(x)[1], plain.sequence(x)[1])
+
+
+@needs_compile
+@pytest.mark.parametrize("name", ["Lapicque", "RSynaptic"])
+def test_a_step_compiled_whole(name):
+    """One graph: the step is snnTorch's code, which the compiler fuses itself."""
+    layer = getattr(snn, name)(**NEURONS[name][1])
+    current, states = random(2, N), [torch.zeros(2, N) for _ in STATES[name]]
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *inputs: layer(*inputs)[-1], fullgraph=True, backend="eager")
+    assert torch.equal(compiled(current, *states), layer(current, *states)[-1])
+
+
+@needs_compile
+@pytest.mark.parametrize(
+    ("name", "keywords"),
+    [("Alpha", NEURONS["Alpha"][1]), ("RLeaky", {"beta": 0.8, "learn_beta": True, "linear_features": N})],
+)
+def test_a_sequence_compiled_whole(name, keywords):
+    layer = pickle.loads(pickle.dumps(getattr(snn, name)(**keywords)))
+    x = random(5, 2, N).requires_grad_()
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: layer.sequence(x)[-1], fullgraph=True, backend="aot_eager")
+    own, expected = compiled(x), layer.sequence(x)[-1]
+    assert torch.equal(own, expected)
+    for one, other in zip(
+        *(torch.autograd.grad(out.square().sum(), [x, layer.beta], allow_unused=True) for out in (own, expected))
+    ):
+        assert one is other or torch.allclose(one, other)

@@ -1,0 +1,647 @@
+"""Neurons whose spikes come back through a linear layer or a convolution, over a sequence: schema, autograd, reference.
+
+The neuron's step takes the connection's output in the place of its last spikes, with a ``V`` of 1. What runs step by
+step is the connection's product and the fused step, without autograd; the backward pass walks back by the adjoint, and
+the connection's gradients are one product over all steps.
+"""
+
+from typing import Any, List, Mapping, NamedTuple, Optional, Protocol, Sequence, Tuple
+
+import torch
+from torch.nn import functional as F
+
+from snnipu import _generator
+from snnipu import surrogate as surrogates
+from snnipu._layout import layout, memory_order
+from snnipu.backends import host, memory, neurons
+from snnipu.ops import _library, _neurons
+from snnipu.ops._arguments import compute_dtype
+from snnipu.ops._derivative import once_differentiable
+from snnipu.ops.lif_sequence import _fits, _in_order, _permuted
+from snnipu.ops.neuron_sequence import Parameter, Results, _functions, _spread, kernel_arguments
+from snnipu.surrogate import Kernel, SpikeGrad
+
+# The parameter that one-to-one neurons multiply their spikes by, and the state it multiplies.
+STRENGTH, SPIKES = "V", 0
+# PyTorch's own tensors are aligned so: a product's rounding may depend on where its rows lie.
+_ALIGNMENT = 64
+
+MadeForward = Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor], torch.Tensor]
+MadeBackward = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, List[torch.Tensor], List[torch.Tensor]]
+Tensors = Sequence[Optional[torch.Tensor]]
+
+_NEURON = "Tensor[] parameters, str neuron, int variant, SymInt? num_steps"
+_CONNECTION = "Tensor weight, Tensor? bias, SymInt[] geometry, SymInt[] order"
+_SCHEMA_FWD = (
+    f"neuron_recurrent_fwd(Tensor x, {_CONNECTION}, Tensor?[] initial, {_NEURON}, bool[] store, bool store_incoming, "
+    "bool store_final) -> (Tensor spk, Tensor[] states, Tensor[] final, Tensor incoming)"
+)
+_SCHEMA_BWD = (
+    "neuron_recurrent_bwd(Tensor? grad_spk, Tensor?[] grad_states, Tensor?[] grad_final, Tensor? x, Tensor spk, "
+    f"Tensor[] states, Tensor incoming, {_CONNECTION}, Tensor?[] initial, {_NEURON}, int surrogate, "
+    "float surrogate_a, float surrogate_b, bool need_weight, bool need_bias, bool[] need_initial, "
+    "bool[] need_parameters) -> (Tensor grad_x, Tensor grad_weight, Tensor grad_bias, Tensor[] grad_initial, "
+    "Tensor[] grad_parameters)"
+)
+
+
+class Connection(NamedTuple):
+    """``nn.Linear`` (no ``geometry``) or ``nn.Conv2d`` of stride 1: padding and dilation, two each, and groups."""
+
+    weight: torch.Tensor
+    bias: Optional[torch.Tensor]
+    geometry: Sequence[int] = ()
+    # The dimensions of a step in the order in which they lie in memory; empty: their own.
+    order: Sequence[int] = ()
+
+    def __call__(self, spk: torch.Tensor) -> torch.Tensor:
+        """A step's output, for the spikes of the step before; both as they lie in memory."""
+        if spk.data_ptr() % _ALIGNMENT:
+            spk = spk.clone()
+        spk = self._seen(spk)
+        if self.geometry:
+            g = self.geometry
+            return self._laid(F.conv2d(spk, self.weight, self.bias, 1, tuple(g[:2]), tuple(g[2:4]), g[4]))
+        return self._laid(F.linear(spk, self.weight, self.bias))
+
+    def of_zeros(self, shape: Sequence[int]) -> Optional[torch.Tensor]:
+        """A step's output for no spikes; None: zeros."""
+        if self.bias is None:
+            return None
+        own = self.bias.reshape(-1, 1, 1) if self.geometry else self.bias
+        seen = [shape[self.order.index(dim)] for dim in range(len(shape))] if self.order else shape
+        return self._laid(own.expand(seen))
+
+    def grad_spk(self, grad: torch.Tensor) -> torch.Tensor:
+        """The gradient of the spikes, from that of the output."""
+        grad = self._seen(grad)
+        if not self.geometry:
+            return self._laid((grad.reshape(-1, grad.shape[-1]) @ self.weight).reshape(grad.shape))
+        made = self._convolution(grad, grad, (True, False, False))[0]
+        assert made is not None
+        return self._laid(made.reshape(grad.shape))
+
+    def grad_own(self, grad: torch.Tensor, spk: torch.Tensor, weight: bool, bias: bool) -> Tensors:
+        """Gradients of weight and bias, from those of several steps' outputs."""
+        grad, spk = self._seen(grad), self._seen(spk)
+        if self.geometry:
+            made = self._convolution(grad, spk, (False, weight, False))[1] if weight else None
+            return made, grad.sum([dim for dim in range(grad.dim()) if dim != grad.dim() - 3]) if bias else None
+        rows = grad.reshape(-1, grad.shape[-1])
+        made = rows.t() @ spk.reshape(-1, spk.shape[-1]) if weight else None
+        return made, rows.sum(0) if bias else None
+
+    def _convolution(self, grad: torch.Tensor, spk: torch.Tensor, mask: Tuple[bool, bool, bool]) -> Tensors:
+        maps = (-1, *grad.shape[-3:])
+        g = self.geometry
+        made: Tensors = torch.ops.aten.convolution_backward(
+            grad.reshape(maps), spk.reshape(maps), self.weight, None, [1, 1], g[:2], g[2:4], False, [0, 0], g[4], mask
+        )
+        return made
+
+    def _seen(self, rows: torch.Tensor) -> torch.Tensor:
+        """``rows`` of one or several steps with the dimensions in their own order."""
+        if not self.order:
+            return rows
+        return _in_order(rows, sorted(range(len(self.order)), key=self.order.__getitem__))
+
+    def _laid(self, row: torch.Tensor) -> torch.Tensor:
+        return (_in_order(row, self.order) if self.order else row).contiguous()
+
+
+class _Steps(Protocol):
+    """Single steps of a neuron; see :class:`snnipu.backends.neurons.Steps`."""
+
+    def forward(self, x: torch.Tensor, before: Tensors, spk: torch.Tensor, after: Tensors) -> None: ...
+
+    def differentiate(
+        self, surrogate: int, surrogate_a: float, surrogate_b: float, grad_parameters: Tensors
+    ) -> None: ...
+
+    def backward(
+        self,
+        x: Optional[torch.Tensor],
+        before: Tensors,
+        after: Tensors,
+        grad_spk: Optional[torch.Tensor],
+        grad_states: Tensors,
+        grad_after: Tensors,
+        grad_x: torch.Tensor,
+        grad_before: Tensors,
+    ) -> None: ...
+
+
+class _ReferenceSteps:
+    """The recorded step and adjoint in plain PyTorch."""
+
+    def __init__(self, neuron: str, variant: int, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> None:
+        self.dtype = x.dtype
+        self.names, self.parameters = _neurons.find(neuron).parameters, list(parameters)
+        self.adjoint = _neurons.adjoint(neuron, variant)
+        self.step = self.adjoint.step
+        self.texts = _neurons.derived_texts(neuron, variant)
+        self.kernel = Kernel(0, 0.0, 0.0)
+        self.grad_parameters: Tensors = ()
+
+    def _given(self, like: torch.Tensor, x: Optional[torch.Tensor], before: Tensors) -> Any:
+        by_text = dict(zip(self.names, self.parameters))
+        given = {id(v): _spread(by_text[text], like.shape) for v, text in zip(self.step.derived, self.texts)}
+        zero = self.parameters[0].new_zeros(like.shape)
+        given.update((id(v), zero if state is None else state) for v, state in zip(self.step.before, before))
+        if x is not None:
+            given[id(self.step.x)] = x.to(zero.dtype)
+        return given, zero
+
+    def forward(self, x: torch.Tensor, before: Tensors, spk: torch.Tensor, after: Tensors) -> None:
+        given, _ = self._given(x, x, before)
+        made = _generator.evaluate([self.step.spk, *self.step.after], given, **_functions(self.dtype))
+        for to, value in zip((spk, *after), made):
+            if to is not None:
+                to.copy_(value.expand(x.shape))
+
+    def differentiate(self, surrogate: int, surrogate_a: float, surrogate_b: float, grad_parameters: Tensors) -> None:
+        self.kernel, self.grad_parameters = Kernel(surrogate, surrogate_a, surrogate_b), grad_parameters
+
+    def backward(
+        self,
+        x: Optional[torch.Tensor],
+        before: Tensors,
+        after: Tensors,
+        grad_spk: Optional[torch.Tensor],
+        grad_states: Tensors,
+        grad_after: Tensors,
+        grad_x: torch.Tensor,
+        grad_before: Tensors,
+    ) -> None:
+        adjoint = self.adjoint
+        given, zero = self._given(grad_x, x, before)
+        for place, value in adjoint.kept:
+            tensor = after[place]
+            if tensor is not None and all(state is not None for state in after):
+                given[id(value)] = tensor.to(zero.dtype)
+        outside = [grad_spk if place == SPIKES else grad for place, grad in enumerate(grad_states)]
+        for value, carried, own in zip(adjoint.grad_after, grad_after, outside):
+            given[id(value)] = (zero if carried is None else carried) + (zero if own is None else own.to(zero.dtype))
+        given.update((id(value), zero) for value in adjoint.seeds)
+        sums = {t: grad for t, grad in zip(self.texts, adjoint.grad_derived) if grad is not None}
+        wanted = [t for t, to in zip(self.names, self.grad_parameters) if to is not None and t in sums]
+        results = [adjoint.grad_x, *adjoint.grad_before, *(sums[text] for text in wanted)]
+        made = _generator.evaluate(results, given, **_functions(self.dtype, self.kernel))
+        for to, value in zip((grad_x, *grad_before), made):
+            if to is not None:
+                to.copy_(zero if value is None else value.expand(zero.shape))
+        by_text = dict(zip(wanted, made[1 + len(grad_before) :]))
+        for text, to in zip(self.names, self.grad_parameters):
+            if to is not None:
+                whole = by_text.get(text, zero).expand(zero.shape)
+                to.copy_((whole.sum() if to.numel() == 1 else whole.reshape(-1, to.numel()).sum(0)).reshape(to.shape))
+
+
+def _host_steps(neuron: str, variant: int, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> _Steps:
+    return neurons.Steps(_neurons.BUILT[neuron], variant, x, parameters)
+
+
+def _forward(
+    kind: Any,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    geometry: Sequence[int],
+    order: Sequence[int],
+    initial: Tensors,
+    parameters: Sequence[torch.Tensor],
+    neuron: str,
+    variant: int,
+    num_steps: Optional[int],
+    store: Sequence[bool],
+    store_incoming: bool,
+    store_final: bool,
+) -> MadeForward:
+    steps, step_shape, shape = layout(x, num_steps)
+    like = parameters[0]
+    spk = memory.empty(x, shape)
+    states = [memory.empty(like, shape) if stored else like.new_empty(0) for stored in store]
+    incoming = memory.empty(like, shape) if store_incoming else like.new_empty(0)
+    before: List[Optional[torch.Tensor]] = [None if state is None else state.contiguous() for state in initial]
+    if steps and step_shape.numel():
+        connection = Connection(weight, bias, geometry, order)
+        # Two rows in turn for states that nobody asks for.
+        spare = [[] if stored else [like.new_empty(step_shape) for _ in range(2)] for stored in store]
+        rows = [
+            list(state.unbind()) if stored else two * (steps // 2 + 1)
+            for state, stored, two in zip(states, store, spare)
+        ]
+        spikes, arriving = spk.unbind(), incoming.unbind() if store_incoming else ()
+        currents = x.unbind() if num_steps is None else [x] * steps
+        one = kind(neuron, variant, currents[0], parameters)
+        start = initial[SPIKES]
+        last = None if start is None else start.to(x.dtype).contiguous()
+        for t, current in enumerate(currents):
+            come = connection.of_zeros(step_shape) if last is None else connection(last)
+            if come is not None and come.dtype != like.dtype:
+                come = come.to(like.dtype)
+            if store_incoming:
+                arriving[t].zero_() if come is None else arriving[t].copy_(come)
+            before[SPIKES] = come
+            after = [None if place == SPIKES else row[t] for place, row in enumerate(rows)]
+            last = spikes[t]
+            one.forward(current.contiguous(), before, last, after)
+            before = list(after)
+        before[SPIKES] = spikes[-1].to(like.dtype)
+    final = []
+    if store_final:
+        final = [like.new_zeros(step_shape) if state is None else state.clone() for state in before]
+    memory.used(spk.nbytes + sum(state.nbytes for state in states) + incoming.nbytes)
+    return spk, states, final, incoming
+
+
+def _backward(
+    kind: Any,
+    grad_spk: Optional[torch.Tensor],
+    grad_states: Tensors,
+    grad_final: Tensors,
+    x: Optional[torch.Tensor],
+    spk: torch.Tensor,
+    states: Sequence[torch.Tensor],
+    incoming: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    geometry: Sequence[int],
+    order: Sequence[int],
+    initial: Tensors,
+    parameters: Sequence[torch.Tensor],
+    neuron: str,
+    variant: int,
+    num_steps: Optional[int],
+    surrogate: int,
+    surrogate_a: float,
+    surrogate_b: float,
+    need_weight: bool,
+    need_bias: bool,
+    need_initial: Sequence[bool],
+    need_parameters: Sequence[bool],
+) -> MadeBackward:
+    steps, step_shape = spk.shape[0], spk.shape[1:]
+    like, places = parameters[0], range(len(states))
+    connection = Connection(weight, bias, geometry, order)
+    grad_rows = memory.empty(spk, spk.shape)
+    carry: List[Optional[torch.Tensor]] = list(grad_final or [None] * len(states))
+    carry = [None if grad is None else grad.contiguous() for grad in carry]
+    total = [torch.zeros_like(p) if need else None for p, need in zip(parameters, need_parameters)]
+    grad_weight = torch.zeros_like(weight) if need_weight else weight.new_empty(0)
+    grad_bias = torch.zeros_like(bias) if need_bias and bias is not None else weight.new_empty(0)
+    first = initial[SPIKES]
+    if steps and step_shape.numel():
+        part = [None if sums is None else torch.empty_like(sums) for sums in total]
+        one = kind(neuron, variant, spk[0], parameters)
+        one.differentiate(surrogate, surrogate_a, surrogate_b, part)
+        upstream = [_rows(grad, steps) for grad in (grad_spk, *grad_states)]
+        kept = [state.unbind() if state.numel() else None for state in states]
+        arriving = incoming.unbind() if incoming.numel() else [None] * steps
+        currents = [x] * steps if x is None or num_steps is not None else x.unbind()
+        spikes, gradients = spk.unbind(), grad_rows.unbind()
+        again = spk.dtype != like.dtype  # 16 bit: of states that are wider than the spikes
+        spare = [[None if s == SPIKES else like.new_empty(step_shape) for s in places] for _ in range(2)]
+        initial = [None if state is None else state.contiguous() for state in initial]
+        for t in range(steps - 1, -1, -1):
+            before = [initial[s] if t == 0 else (None if rows is None else rows[t - 1]) for s, rows in enumerate(kept)]
+            before[SPIKES] = arriving[t]
+            after = [None if again else (spikes[t] if rows is None else rows[t]) for rows in kept]
+            current = currents[t]
+            one.backward(
+                None if current is None else current.contiguous(),
+                before,
+                after,
+                upstream[0][t],
+                [rows[t] for rows in upstream[1:]],
+                carry,
+                gradients[t],
+                spare[t % 2],
+            )
+            carry = list(spare[t % 2])
+            if t or need_initial[SPIKES]:
+                carry[SPIKES] = connection.grad_spk(gradients[t]).to(like.dtype)
+            for sums, own in zip(total, part):
+                if sums is not None and own is not None:
+                    sums.add_(own)
+        if need_weight and steps > 1:
+            made = connection.grad_own(grad_rows[1:], spk[:-1], True, False)[0]
+            assert made is not None
+            grad_weight = made
+        if need_weight and first is not None:
+            made = connection.grad_own(grad_rows[:1], first.to(spk.dtype).unsqueeze(0), True, False)[0]
+            assert made is not None
+            grad_weight = grad_weight + made
+        if need_bias:
+            made = connection.grad_own(grad_rows, spk, False, True)[1]
+            assert made is not None
+            grad_bias = made
+    if num_steps is not None:
+        grad_rows = grad_rows.sum(0)
+    empty = like.new_empty(0)
+    zero = [like.new_zeros(step_shape) if need and grad is None else grad for need, grad in zip(need_initial, carry)]
+    return (
+        grad_rows,
+        grad_weight,
+        grad_bias,
+        [grad.clone() if need and grad is not None else empty for need, grad in zip(need_initial, zero)],
+        [empty if sums is None else sums for sums in total],
+    )
+
+
+def _rows(grad: Optional[torch.Tensor], steps: int) -> Tensors:
+    """The rows of an upstream gradient."""
+    if grad is None:
+        return [None] * steps
+    if steps > 1 and grad.stride(0) == 0:
+        return [grad[0].contiguous()] * steps
+    return [row.contiguous() for row in grad.unbind()]
+
+
+def neuron_recurrent_fwd_reference(*arguments: Any) -> MadeForward:
+    """What ``snnipu::neuron_recurrent_fwd`` computes, in plain PyTorch."""
+    return _forward(_ReferenceSteps, *arguments)
+
+
+def neuron_recurrent_bwd_reference(*arguments: Any) -> MadeBackward:
+    """What ``snnipu::neuron_recurrent_bwd`` computes, in plain PyTorch."""
+    return _backward(_ReferenceSteps, *arguments)
+
+
+def _fwd_meta(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    geometry: Sequence[int],
+    order: Sequence[int],
+    initial: Tensors,
+    parameters: Sequence[torch.Tensor],
+    neuron: str,
+    variant: int,
+    num_steps: Optional[int],
+    store: Sequence[bool],
+    store_incoming: bool,
+    store_final: bool,
+) -> MadeForward:
+    _, step_shape, shape = layout(x, num_steps)
+    like = parameters[0]
+    return (
+        x.new_empty(shape),
+        [like.new_empty(shape if stored else 0) for stored in store],
+        [like.new_empty(step_shape) for _ in store] if store_final else [],
+        like.new_empty(shape if store_incoming else 0),
+    )
+
+
+def _bwd_meta(
+    grad_spk: Optional[torch.Tensor],
+    grad_states: Tensors,
+    grad_final: Tensors,
+    x: Optional[torch.Tensor],
+    spk: torch.Tensor,
+    states: Sequence[torch.Tensor],
+    incoming: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    geometry: Sequence[int],
+    order: Sequence[int],
+    initial: Tensors,
+    parameters: Sequence[torch.Tensor],
+    neuron: str,
+    variant: int,
+    num_steps: Optional[int],
+    surrogate: int,
+    surrogate_a: float,
+    surrogate_b: float,
+    need_weight: bool,
+    need_bias: bool,
+    need_initial: Sequence[bool],
+    need_parameters: Sequence[bool],
+) -> MadeBackward:
+    like, step_shape = parameters[0], spk.shape[1:]
+    return (
+        spk.new_empty(spk.shape if num_steps is None else step_shape),
+        weight.new_empty(weight.shape if need_weight else 0),
+        weight.new_empty(bias.shape if need_bias and bias is not None else 0),
+        [like.new_empty(step_shape if need else 0) for need in need_initial],
+        [like.new_empty(p.shape if need else 0) for p, need in zip(parameters, need_parameters)],
+    )
+
+
+def _fwd_cpu(*arguments: Any) -> MadeForward:
+    return _forward(_host_steps, *arguments)
+
+
+def _bwd_cpu(*arguments: Any) -> MadeBackward:
+    return _backward(_host_steps, *arguments)
+
+
+_fwd = _library.define(_SCHEMA_FWD, reference=neuron_recurrent_fwd_reference, meta=_fwd_meta)
+_bwd = _library.define(_SCHEMA_BWD, reference=neuron_recurrent_bwd_reference, meta=_bwd_meta)
+if host.library is not None:
+    _library.implement("neuron_recurrent_fwd", "CPU", _fwd_cpu)
+    _library.implement("neuron_recurrent_bwd", "CPU", _bwd_cpu)
+
+
+class _Options(NamedTuple):
+    neuron: str
+    variant: int
+    num_steps: Optional[int]
+    kernel: Kernel
+    asked: Tuple[bool, ...]
+    store_final: bool
+    reads: Optional[_neurons.Reads]  # None: nothing requires a gradient
+    geometry: Tuple[int, ...]
+    order: Tuple[int, ...]
+
+
+class RecurrentSequence(torch.autograd.Function):
+    """Forward and backward operator as one differentiable function: spikes, the states asked for, the final states.
+
+    Kept for the backward pass: the spikes, the states that the adjoint reads, and, only where it computes a membrane
+    again (reset at once, 16 bit), the input and what arrived through the connection.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        o: _Options,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: Optional[torch.Tensor],
+        *tensors: Optional[torch.Tensor],
+    ) -> Any:
+        count = len(o.asked)
+        initial, parameters = tensors[:count], tensors[count:]
+        reads = o.reads or _neurons.Reads(0, 0, False)
+        kept = [(reads.before | reads.after) >> place & 1 for place in range(count)]
+        store = [place != SPIKES and bool(o.asked[place] or kept[place]) for place in range(count)]
+        spk, states, final, incoming = _fwd(
+            x,
+            weight,
+            bias,
+            o.geometry,
+            o.order,
+            initial,
+            parameters,
+            o.neuron,
+            o.variant,
+            o.num_steps,
+            store,
+            bool(reads.before >> SPIKES & 1),
+            o.store_final,
+        )
+        ctx.options = o
+        ctx.set_materialize_grads(False)
+        if o.reads is not None:
+            ctx.save_for_backward(
+                x if reads.x else None,
+                spk,
+                incoming if reads.before >> SPIKES & 1 else None,
+                weight,
+                bias,
+                *(state if store[place] and kept[place] else None for place, state in enumerate(states)),
+                *initial,
+                *(p.clone() if p is not None else None for p in parameters),
+            )
+        asked = [state for state, wanted in zip(states, o.asked) if wanted]
+        return (spk, *(state.to(x.dtype) for state in asked), *final)
+
+    @staticmethod
+    @once_differentiable("neuron_recurrent")
+    def backward(ctx: Any, grad_spk: Optional[torch.Tensor], *others: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
+        o: _Options = ctx.options
+        x, spk, incoming, weight, bias, *tensors = ctx.saved_tensors
+        count = len(o.asked)
+        states, initial, parameters = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
+        if grad_spk is None and all(grad is None for grad in others):
+            return (None,) * (4 + count + len(parameters))
+        rest = iter(others)
+        grad_states = [next(rest) if asked else None for asked in o.asked]
+        grad_final = list(rest)
+        need_weight, need_bias, *need = ctx.needs_input_grad[2:]
+        empty = parameters[0].new_empty(0)
+        grad_x, grad_weight, grad_bias, grad_initial, grad_parameters = _bwd(
+            grad_spk,
+            grad_states,
+            grad_final,
+            x,
+            spk,
+            [empty if state is None else state for state in states],
+            empty if incoming is None else incoming,
+            weight,
+            bias,
+            o.geometry,
+            o.order,
+            initial,
+            parameters,
+            o.neuron,
+            o.variant,
+            o.num_steps,
+            o.kernel.id,
+            o.kernel.a,
+            o.kernel.b,
+            need_weight,
+            need_bias,
+            need[:count],
+            need[count:],
+        )
+        own = [grad_weight if need_weight else None, grad_bias if need_bias else None]
+        gradients = [g if wanted else None for g, wanted in zip([*grad_initial, *grad_parameters], need)]
+        return (None, grad_x, *own, *gradients)
+
+
+def recurrent_apply(
+    neuron: str,
+    x: torch.Tensor,
+    states: Sequence[Optional[torch.Tensor]],
+    parameters: Mapping[str, Parameter],
+    connection: Connection,
+    *,
+    options: Mapping[str, Any],
+    num_steps: Optional[int] = None,
+    spike_grad: Optional[SpikeGrad] = None,
+    store: Optional[Sequence[bool]] = None,
+    need_final: bool = False,
+) -> Results:
+    """:func:`~snnipu.ops.neuron_sequence.neuron_apply` of a neuron whose spikes come back through ``connection``.
+
+    ``neuron`` is the one-to-one neuron, with the spikes as its first state; its ``V`` is not among ``parameters``.
+    """
+    step_shape = layout(x, num_steps)[1]
+    known = surrogates.as_surrogate(spike_grad)
+    if known is None or known.kernel is None:
+        raise TypeError(f"spike_grad must be a surrogate of snnipu or snnTorch, got {spike_grad!r}")
+    _check_connection(connection, x, step_shape)
+    plan = _neurons.plan(neuron, options)
+    parameters = {**parameters, STRENGTH: 1.0}
+    kept = [True] * len(states) if store is None else list(store)
+    order = memory_order(x, num_steps) or ()
+    if not all(_fits(argument, step_shape) for argument in (*states, *parameters.values())):
+        order = ()
+    if order:
+        # Neurons are taken as they lie; the connection sees them as they are.
+        x = _in_order(x, order)
+        step_shape = layout(x, num_steps)[1]
+        states = [_permuted(state, order) for state in states]
+        parameters = {name: _permuted(value, order) for name, value in parameters.items()}
+    own, values = kernel_arguments(plan, x, step_shape, states, parameters)
+    asked = tuple(bool(stored) and place != SPIKES for place, stored in enumerate(kept))
+    taken = (x, connection.weight, connection.bias, *own, *values)
+    reads = None
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in taken):
+        reads = plan.reads
+        for value, needs in zip(values, plan.reads_for):
+            reads = reads | needs if value.requires_grad else reads
+        if x.dtype != compute_dtype(x.dtype):
+            # States are wider than what is stored of them.
+            reads = _neurons.Reads((1 << len(states)) - 1, 0, True)
+    made = RecurrentSequence.apply(
+        _Options(
+            neuron,
+            plan.variant,
+            num_steps,
+            known.kernel,
+            asked,
+            need_final,
+            reads,
+            tuple(connection.geometry),
+            tuple(order),
+        ),
+        *taken,
+    )
+    if order:
+        back = sorted(range(len(order)), key=order.__getitem__)
+        made = [_in_order(part, back) for part in made]
+    rest = iter(made[1:])
+    stored_states = [next(rest) if wanted else None for wanted in asked]
+    if kept[SPIKES]:
+        stored_states[SPIKES] = made[0]
+    return Results(made[0], stored_states, list(rest) if need_final else None)
+
+
+def _check_connection(connection: Connection, x: torch.Tensor, step_shape: torch.Size) -> None:
+    weight = connection.weight
+    if weight.dtype != x.dtype or weight.device != x.device:
+        raise TypeError(
+            f"x must have the dtype and the device of recurrent.weight, {weight.dtype} on {weight.device}, got "
+            f"{x.dtype} on {x.device}"
+        )
+    if not connection.geometry:
+        if tuple(weight.shape) != (step_shape[-1:].numel(),) * 2 or not step_shape:
+            raise ValueError(
+                f"x must have steps of shape [..., {weight.shape[1]}], the size of the recurrent layer, got "
+                f"{tuple(step_shape)}"
+            )
+        return
+    channels, (kernel, padding, dilation) = weight.shape[0], _geometry(connection)
+    kept = all(2 * p == d * (k - 1) for k, p, d in zip(kernel, padding, dilation))
+    if len(step_shape) not in (3, 4) or step_shape[-3] != channels or not kept:
+        raise ValueError(
+            f"x must have steps of shape [B, {channels}, H, W], and the recurrent convolution must keep it; got "
+            f"{tuple(step_shape)} and a kernel of {tuple(kernel)} with padding {tuple(padding)}"
+        )
+
+
+def _geometry(connection: Connection) -> Tuple[Sequence[int], Sequence[int], Sequence[int]]:
+    return connection.weight.shape[-2:], connection.geometry[:2], connection.geometry[2:4]

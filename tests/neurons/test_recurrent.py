@@ -1,0 +1,386 @@
+"""RLeaky and RSynaptic whose spikes come back through a linear layer or a convolution: snnTorch's numbers, fused."""
+
+import copy
+import pickle
+
+import pytest
+import snntorch
+import torch
+from oracle import relative_error
+from torch import nn
+
+import snnipu as snn
+from snnipu import equations
+from snnipu.ops import recurrent_sequence as operator
+
+N = 13
+KINDS = {"RLeaky": {"beta": 0.8}, "RSynaptic": {"alpha": 0.7, "beta": 0.8}}
+# Connection, and one step of the input.
+CONNECTIONS = {
+    "linear": ({"linear_features": N}, (3, N)),
+    "linear-maps": ({"linear_features": N}, (3, 2, N)),
+    "one-sample": ({"linear_features": N}, (N,)),
+    "conv": ({"conv2d_channels": 3, "kernel_size": 3}, (2, 3, 5, 4)),
+    "conv-1x5": ({"conv2d_channels": 3, "kernel_size": (1, 5)}, (2, 3, 5, 4)),
+    "conv-one-sample": ({"conv2d_channels": 3, "kernel_size": 3}, (3, 5, 4)),
+}
+OPTIONS = [
+    {"reset_mechanism": reset, "reset_delay": delay}
+    for reset in equations.OPTIONS["reset_mechanism"]
+    for delay in (True, False)
+]
+
+
+def learning(name, connection):
+    per_neuron = torch.linspace(0.2, 1.1, N) if "linear_features" in connection else torch.rand(3, 1, 1)
+    learned = {"learn_beta": True, "learn_threshold": True, "beta": per_neuron}
+    return {**learned, **({"learn_alpha": True} if name == "RSynaptic" else {})}
+
+
+def twins(name, connection, **keywords):
+    keywords = {**KINDS[name], **connection, **keywords}
+    ours, theirs = getattr(snn, name)(**copy.deepcopy(keywords)), getattr(snntorch, name)(**copy.deepcopy(keywords))
+    theirs.load_state_dict(ours.state_dict())
+    return ours, theirs
+
+
+def loop(layer, x, states=None):
+    states = [torch.zeros_like(x[0]) for _ in layer_states(layer)] if states is None else states
+    rows = []
+    for current in x:
+        states = layer(current, *states)
+        rows.append(states)
+    return [torch.stack(values) for values in zip(*rows)]
+
+
+def layer_states(layer):
+    return ("spk", "syn", "mem") if isinstance(layer, snntorch.RSynaptic) else ("spk", "mem")
+
+
+def gradients(out, inputs):
+    generator = torch.Generator().manual_seed(1)
+    loss = sum((part * torch.randn(part.shape, generator=generator, dtype=part.dtype)).sum() for part in out)
+    return torch.autograd.grad(loss, inputs, allow_unused=True)
+
+
+def compare(own, expected, places=()):
+    """Outputs bit by bit, gradients to 1e-5 of their scale."""
+    for one, other in zip(own[0], expected[0]):
+        assert torch.equal(one, other)
+    scale = max(grad.abs().max() for grad in expected[1] if grad is not None)
+    for one, other in zip(own[1], expected[1]):
+        if other is None:
+            assert one is None or not one.any()
+        else:
+            assert one.shape == other.shape
+            assert (one - other).abs().max() <= 1e-5 * max(scale, other.abs().max())
+
+
+@pytest.mark.parametrize("chosen", OPTIONS, ids=lambda chosen: "-".join(map(str, chosen.values())))
+@pytest.mark.parametrize("learns", [False, True], ids=["fixed", "learns"])
+@pytest.mark.parametrize("through", CONNECTIONS)
+@pytest.mark.parametrize("name", KINDS)
+def test_sequences_are_snntorchs(name, through, learns, chosen):
+    torch.manual_seed(0)
+    connection, shape = CONNECTIONS[through]
+    ours, theirs = twins(name, connection, **(learning(name, connection) if learns else {}), **chosen)
+    assert ours.runs_fused()
+    x = torch.randn(7, *shape) * 2
+    initial = [(torch.rand(shape) < 0.3).float(), *(torch.randn(shape) for _ in layer_states(ours)[1:])]
+    for states in (None, initial):
+        results = []
+        for layer in (ours, theirs):
+            own = [tensor.clone().requires_grad_() for tensor in (x, *(states or ()))]
+            out = layer.sequence(*own) if layer is ours else loop(layer, own[0], own[1:] or None)
+            results.append((out, gradients(out, [*own, *layer.parameters()])))
+        assert 0.01 < results[1][0][0].mean() < 0.99
+        compare(*results)
+        # Spikes alone: states are kept for the backward pass where it reads them, and not returned.
+        if states is None:
+            results = []
+            for layer in (ours, theirs):
+                own = x.clone().requires_grad_()
+                out = [layer.spikes(own) if layer is ours else loop(layer, own)[0]]
+                results.append((out, gradients(out, [own, *layer.parameters()])))
+            compare(*results)
+
+
+@pytest.mark.parametrize("chosen", OPTIONS, ids=lambda chosen: "-".join(map(str, chosen.values())))
+@pytest.mark.parametrize("through", ["linear", "conv"])
+@pytest.mark.parametrize("name", KINDS)
+def test_steps_are_snntorchs(name, through, chosen):
+    torch.manual_seed(0)
+    connection, shape = CONNECTIONS[through]
+    ours, theirs = twins(name, connection, **learning(name, connection), **chosen)
+    results = []
+    x = torch.randn(5, *shape) * 2
+    for layer in (ours, theirs):
+        own = x.clone().requires_grad_()
+        out = loop(layer, own)
+        results.append((out, gradients(out, [own, *layer.parameters()])))
+    compare(*results)
+
+
+@pytest.mark.parametrize("chosen", OPTIONS, ids=lambda chosen: "-".join(map(str, chosen.values())))
+@pytest.mark.parametrize("name", KINDS)
+def test_float64_is_the_equation(name, chosen):
+    """snnTorch's step hands float32 spikes to a float64 layer, and fails; the reference is the equation, looped."""
+    torch.manual_seed(0)
+    layer = getattr(snn, name)(
+        **{**KINDS[name], **learning(name, CONNECTIONS["linear"][0])}, linear_features=N, **chosen
+    )
+    layer.double()
+    x = (torch.randn(7, 3, N) * 2).double().requires_grad_()
+    equation = getattr(equations, layer.equation)
+    values = {k: getattr(layer, k) for k in ("alpha", "beta", "threshold", "graded_spikes_factor") if hasattr(layer, k)}
+    options = {k: v for k, v in chosen.items() if k in layer.options}
+    states, rows = [torch.zeros(3, N).double() for _ in layer_states(layer)], []
+    for current in x:
+        arrived = layer.recurrent(states[0])
+        spike = atan_spike
+        states = equation(current, arrived, *states[1:], **values, V=torch.tensor(1.0), spike=spike, **options)
+        rows.append(states)
+    expected = [torch.stack(part) for part in zip(*rows)]
+    expected_grads = gradients(expected, [x, *layer.parameters()])
+    out = layer.sequence(x)
+    for one, other in zip(out, expected):
+        assert one.dtype == torch.float64
+        assert torch.equal(one, other)
+    for one, other in zip(gradients(out, [x, *layer.parameters()]), expected_grads):
+        assert relative_error(one, other) <= 1e-12
+    steps = loop(layer, x)
+    assert torch.equal(steps[-1], expected[-1])
+
+
+def atan_spike(u):
+    hard = (u > 0).to(u.dtype)
+    smooth = torch.atan(torch.pi * u) / torch.pi
+    return hard + (smooth - smooth.detach())
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("through", ["linear", "conv"])
+def test_operator_is_its_reference(name, through, monkeypatch):
+    """The loop with the recorded step and adjoint in PyTorch: what other devices run, and what kernels keep to."""
+    torch.manual_seed(0)
+    connection, shape = CONNECTIONS[through]
+    for dtype in (torch.float32, torch.bfloat16):
+        layer = getattr(snn, name)(
+            **{**KINDS[name], **learning(name, connection)}, **connection, reset_mechanism="zero"
+        )
+        layer.to(dtype)
+        results = []
+        x = (torch.randn(6, *shape) * 2).to(dtype)
+        for kind in ("cpu", "reference"):
+            if kind == "reference":
+                monkeypatch.setattr(operator, "_fwd", operator.neuron_recurrent_fwd_reference)
+                monkeypatch.setattr(operator, "_bwd", operator.neuron_recurrent_bwd_reference)
+            own = x.clone().requires_grad_()
+            out = layer.sequence(own)
+            results.append((out, gradients(out, [own, *layer.parameters()])))
+        monkeypatch.undo()
+        for one, other in zip(results[0][0], results[1][0]):
+            assert one.dtype == dtype
+            assert torch.equal(one, other)
+        for one, other in zip(results[0][1], results[1][1]):
+            assert relative_error(one.double(), other.double()) <= (1e-5 if dtype == torch.float32 else 0.02)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_no_autograd_in_the_steps(name, monkeypatch):
+    """One node for all steps; and the weight's gradient is one product."""
+    products = []
+    own = operator.Connection.grad_own
+    monkeypatch.setattr(operator.Connection, "grad_own", lambda *args: products.append(args[3:]) or own(*args))
+    layer = getattr(snn, name)(**KINDS[name], linear_features=N)
+    out = layer.spikes(torch.randn(9, 3, N))
+    assert out.grad_fn.name() == "RecurrentSequenceBackward"
+    out.sum().backward()
+    assert products == [(True, False), (False, True)]
+
+
+@pytest.mark.parametrize("delay", [True, False])
+def test_what_is_kept(delay):
+    """Spikes and membranes; what arrived and the input only where a membrane is computed again."""
+    layer = snn.RLeaky(beta=0.8, linear_features=N, reset_delay=delay)
+    x = torch.randn(9, 3, N)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(tuple(t.shape)) or t, lambda t: t):
+        layer.spikes(x)
+    assert saved.count((9, 3, N)) == (2 if delay else 4)
+    with torch.no_grad():
+        assert not layer.spikes(x).requires_grad
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("through", ["linear", "conv"])
+def test_layouts(name, through):
+    connection, shape = CONNECTIONS[through]
+    ours, theirs = twins(name, connection, beta=learning(name, connection)["beta"])
+    batch_first = torch.randn(shape[0], 6, *shape[1:]).transpose(0, 1)
+    last = torch.randn(6, *shape[:1], *shape[2:], shape[1]).movedim(-1, 2) * 2
+    for x in (batch_first, last):
+        results = []
+        for layer in (ours, theirs):
+            own = x.clone().requires_grad_()
+            out = layer.sequence(own) if layer is ours else loop(layer, own)
+            results.append((out, gradients(out, [own, *layer.parameters()])))
+        compare(*results)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("constant", [False, True], ids=["sequence", "constant"])
+def test_in_multistep(name, constant, monkeypatch):
+    torch.manual_seed(0)
+    ours, theirs = twins(name, {"linear_features": N})
+    x = torch.randn(2, N) * 2 if constant else torch.randn(8, 2, N) * 2
+    results = []
+    for layer in (ours, theirs):
+        own = x.clone().requires_grad_()
+        out = snn.MultiStep(nn.ReLU(), layer)(own, num_steps=8 if constant else None)
+        results.append((out, gradients(out, [own, *layer.parameters()])))
+    compare(*results)
+    monkeypatch.setattr("snnipu.neurons.multistep.PART_BYTES", 2 * N * 4 * 3)
+    own = x.clone().requires_grad_()
+    out = snn.MultiStep(nn.ReLU(), ours)(own, num_steps=8 if constant else None)
+    compare((out, gradients(out, [own, *ours.parameters()])), results[1])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_init_hidden_over_several_calls(name):
+    torch.manual_seed(0)
+    ours, theirs = twins(name, {"linear_features": N}, init_hidden=True)
+    x = torch.randn(9, 2, N) * 2
+    expected = torch.stack([theirs(current) for current in x])
+    got = torch.cat([ours.sequence(x[:4])[0], ours.spikes(x[4:7]), torch.stack([ours(current) for current in x[7:]])])
+    assert torch.equal(got, expected)
+    for state in layer_states(ours):
+        assert torch.equal(getattr(ours, state), getattr(theirs, state))
+    ours.reset_mem()
+    assert torch.equal(snn.MultiStep(ours)(x), expected)
+
+
+def test_training_steps_follow_snntorchs():
+    torch.manual_seed(0)
+    ours, theirs = twins("RSynaptic", {"linear_features": N}, learn_alpha=True)
+    x, target = torch.randn(6, 4, N) * 2, torch.rand(4, N)
+    losses = []
+    for layer in (ours, theirs):
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.05)
+        for _ in range(3):
+            optimizer.zero_grad()
+            out = layer.spikes(x) if layer is ours else loop(layer, x)[0]
+            loss = (out.mean(0) - target).square().mean()
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.detach())
+    torch.testing.assert_close(*losses)
+    copied = pickle.loads(pickle.dumps(ours))
+    assert torch.equal(copied.spikes(x), ours.spikes(x))
+    assert torch.equal(copy.deepcopy(ours).spikes(x), ours.spikes(x))
+
+
+def test_a_frozen_or_biasless_connection():
+    torch.manual_seed(0)
+    ours, theirs = twins("RLeaky", {"linear_features": N}, learn_recurrent=False)
+    x = torch.randn(6, 4, N) * 2
+    for layer in (ours, theirs):
+        layer.recurrent = nn.Linear(N, N, bias=False)
+    theirs.load_state_dict(ours.state_dict())
+    for frozen in (False, True):
+        results = []
+        for layer in (ours, theirs):
+            layer.recurrent.weight.requires_grad_(not frozen)
+            own = x.clone().requires_grad_()
+            out = layer.sequence(own) if layer is ours else loop(layer, own)
+            results.append((out, gradients(out, [own, *(p for p in layer.parameters() if p.requires_grad)])))
+        compare(*results)
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def hooked(layer):
+    layer.recurrent.register_forward_hook(lambda module, args, out: 2 * out)
+
+
+def subclassed(layer):
+    own = Doubled(N, N)
+    own.load_state_dict(layer.recurrent.state_dict())
+    layer.recurrent = own
+
+
+def own_forward(layer):
+    layer.recurrent.forward = lambda x: 2 * nn.functional.linear(x, layer.recurrent.weight, layer.recurrent.bias)
+
+
+def parametrized(layer):
+    class Twice(nn.Module):
+        def forward(self, weight):
+            return 2 * weight
+
+    nn.utils.parametrize.register_parametrization(layer.recurrent, "weight", Twice())
+
+
+@pytest.mark.parametrize("change", [hooked, subclassed, own_forward, parametrized])
+def test_a_replaced_connection_is_called(change):
+    torch.manual_seed(0)
+    ours, theirs = twins("RLeaky", {"linear_features": N})
+    change(ours), change(theirs)
+    x = torch.randn(6, 4, N) * 2
+    assert not ours.runs_fused()
+    for one, other in zip(ours.sequence(x), loop(theirs, x)):
+        assert torch.equal(one, other)
+    assert torch.equal(snn.MultiStep(ours)(x)[0], loop(theirs, x)[0])
+
+
+def test_autocast_is_snntorchs():
+    torch.manual_seed(0)
+    ours, theirs = twins("RLeaky", {"linear_features": N})
+    x = torch.randn(6, 4, N) * 2
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not ours.runs_fused()
+        for one, other in zip(ours.sequence(x), loop(theirs, x)):
+            assert torch.equal(one, other)
+    assert ours.runs_fused()
+
+
+@pytest.mark.parametrize(
+    ("keywords", "x", "error", "match"),
+    [
+        ({"linear_features": N}, torch.randn(3, 2, 5), ValueError, r"x must have steps of shape \[..., 13\].*\(2, 5\)"),
+        ({"linear_features": N}, torch.randn(3), ValueError, r"x must have steps of shape \[..., 13\].*\(\)"),
+        ({"linear_features": N}, torch.randn(3, 2, N).double(), TypeError, "dtype and the device of recurrent.weight"),
+        (CONNECTIONS["conv"][0], torch.randn(3, 2, 4, 5, 5), ValueError, r"\[B, 3, H, W\].*\(2, 4, 5, 5\)"),
+        ({"conv2d_channels": 3, "kernel_size": 2}, torch.randn(3, 2, 3, 5, 5), ValueError, "must keep it"),
+    ],
+)
+def test_errors_name_the_argument(keywords, x, error, match):
+    with pytest.raises(error, match=match):
+        snn.RLeaky(beta=0.8, **keywords).sequence(x)
+
+
+def test_a_wrong_state_is_named():
+    layer = snn.RLeaky(beta=0.8, linear_features=N)
+    with pytest.raises(ValueError, match="mem must have the shape of one step"):
+        layer.sequence(torch.randn(3, 2, N), None, torch.zeros(3, N))
+
+
+def test_empty_sequences():
+    layer = snn.RLeaky(beta=0.8, linear_features=N)
+    for shape in ((0, 2, N), (3, 0, N)):
+        x = torch.zeros(shape, requires_grad=True)
+        out = layer.sequence(x)
+        assert all(part.shape == shape for part in out)
+        out[0].sum().backward()
+        assert x.grad.shape == shape
+
+
+def test_second_derivatives_are_refused():
+    layer = snn.RLeaky(beta=0.8, linear_features=N)
+    x = torch.randn(3, 2, N, requires_grad=True)
+    (grad,) = torch.autograd.grad(layer.spikes(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="neuron_recurrent"):
+        grad.sum().backward()
