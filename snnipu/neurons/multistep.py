@@ -450,6 +450,10 @@ def _start_from_zeros(module: nn.Module) -> Tuple[Any, ...]:
     return state if isinstance(state, tuple) else (state,)
 
 
+def _takes_spikes(module: nn.Module) -> bool:
+    return isinstance(module, _SPIKES_ARE_STATE) or getattr(module, "spikes_are_state", False) is True
+
+
 def _passes_states(module: nn.Module) -> bool:
     return isinstance(module, snntorch.SpikingNeuron) and not module.init_hidden
 
@@ -466,7 +470,7 @@ def _by_steps(name: str, module: nn.Module, x: torch.Tensor, state: Optional[Tup
     for current in x.unbind():
         out = module(current, *state)
         if neuron and isinstance(out, tuple):
-            state = out if isinstance(module, _SPIKES_ARE_STATE) else out[1:]
+            state = out if _takes_spikes(module) else out[1:]
         elif cell:
             state = (out,)
         steps.append(out)
