@@ -100,8 +100,9 @@ class _Body:
         lines = []
         for value in needed([result for result in results if isinstance(result, Value)], leaves):
             if id(value) not in self.names:
-                lines.append(f"v{value.index} = {self._value(value)}")
-                self.names[id(value)] = f"v{value.index}"
+                text, name = self._value(value), f"v{len(self.names)}"
+                lines.append(f"{name} = {text}")
+                self.names[id(value)] = name
         return lines
 
     def _value(self, value: Value) -> str:

@@ -210,7 +210,7 @@ def _folder_of(wanted: Path, process: int) -> Path:
     if problem is None:
         return wanted
     warnings.warn(
-        f"{problem}: neurons compiled by this process are not kept for the next; SNNIPU_NEURONS_DIR names another folder",
+        f"{problem}: neurons compiled now are not kept for the next process; SNNIPU_NEURONS_DIR names another folder",
         RuntimeWarning,
         stacklevel=6,
     )
