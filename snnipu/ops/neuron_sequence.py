@@ -7,7 +7,7 @@ import torch
 from snnipu import _generator
 from snnipu import surrogate as surrogates
 from snnipu._layout import SINGLE_STEP, layout, memory_order
-from snnipu.backends import compiled, host, neurons
+from snnipu.backends import compiled, host, neurons, triton
 from snnipu.ops import _library, _neurons
 from snnipu.ops._arguments import compute_dtype, parameter_argument, state_argument
 from snnipu.ops._derivative import once_differentiable
@@ -268,6 +268,8 @@ _bwd = _library.define(_SCHEMA_BWD, reference=neuron_sequence_bwd_reference, met
 if host.library is not None:
     _library.implement("neuron_sequence_fwd", "CPU", _fwd_cpu)
     _library.implement("neuron_sequence_bwd", "CPU", _bwd_cpu)
+_library.implement("neuron_sequence_fwd", "CUDA", triton.lazily("neurons", "neuron_sequence_fwd"))
+_library.implement("neuron_sequence_bwd", "CUDA", triton.lazily("neurons", "neuron_sequence_bwd"))
 
 
 class _Options(NamedTuple):
@@ -407,6 +409,7 @@ def neuron_apply(
         parameter_argument(name, value, step_shape, x)  # an error names the parameter, not what is made of it
     derived = found.derive(variant, parameters, one)
     values = [parameter_argument(text, value, step_shape, x) for text, value in zip(found.parameters, derived)]
+    values = values or [one]  # it has the dtype in which a neuron without parameters is computed
     output = found.steps[variant].output_state
     kept = tuple(bool(stored) and place != output for place, stored in enumerate(store))
     made = NeuronSequence.apply(_Options(neuron, variant, num_steps, known.kernel, kept, need_final), x, *own, *values)
