@@ -160,8 +160,8 @@ class MultiStep(nn.Sequential):
     neuron to the next module, and the last module's result is returned with all steps stacked (``(spk, mem)`` from a
     :class:`Leaky`). What runs how:
 
-    * :class:`Leaky`; on a CPU ``Lapicque``, ``Synaptic``, ``Alpha``, one-to-one ``RLeaky`` and ``RSynaptic``,
-      ``DeltaLeaky``: the whole sequence as one fused operator;
+    * :class:`Leaky`, and neurons of :func:`~snnipu.neuron`; on CPUs and NVIDIA GPUs ``Lapicque``, ``Synaptic``,
+      ``Alpha``, one-to-one ``RLeaky`` and ``RSynaptic``, ``DeltaLeaky``: the whole sequence as one fused operator;
     * :class:`SLSTM` and :class:`SConv2dLSTM`: the input's part for all steps at once, the rest in a loop;
     * PyTorch's own stateless modules (linear, convolution, pooling, activations, layer norm, dropout; batch norm in
       evaluation): all steps as one batch, and once for a constant input;

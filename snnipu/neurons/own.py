@@ -46,7 +46,8 @@ class OwnNeuron(FusedNeuron):
     at the first use, for a CPU with the machine's compiler. A Python function as ``spike_grad`` is looped in PyTorch.
     """
 
-    _function: StepFunction
+    # The function as it was written: looped in PyTorch it is the neuron, too.
+    step: StepFunction
     _state_values: Dict[str, float]
     _parameter_values: Dict[str, Value]
     _option_values: Dict[str, Any]
@@ -63,7 +64,7 @@ class OwnNeuron(FusedNeuron):
     ) -> None:
         nn.Module.__init__(self)
         kind = type(self)
-        if not hasattr(self, "_function"):
+        if not hasattr(self, "step"):
             raise TypeError(
                 f"{kind.__name__} has no step: neurons are made by @snnipu.neuron(states=..., parameters=...)"
             )
@@ -103,7 +104,7 @@ class OwnNeuron(FusedNeuron):
         key = tuple((type(value), value) for value in chosen.values())
         try:
             if key not in self._registered:
-                self._registered[key] = _neurons.register(self._function, chosen)
+                self._registered[key] = _neurons.register(self.step, chosen)
         except TypeError as error:
             if isinstance(error, TraceError) or "unhashable" not in str(error):
                 raise
@@ -330,7 +331,7 @@ def neuron(
             "__module__": function.__module__,
             "__qualname__": function.__qualname__,
             "__signature__": _signature(values, found.options),
-            "_function": staticmethod(function),
+            "step": staticmethod(function),
             "_state_values": starts,
             "_parameter_values": {p: values[p] for p in found.parameters},
             "_option_values": dict(found.options),
@@ -364,7 +365,7 @@ def _check_names(neuron_name: str, names: Iterable[str]) -> None:
     for name in names:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
             raise TypeError(f"{neuron_name}: {name!r} is no name that an argument may have")
-        if name.startswith("_") or name in (*_KEYWORDS, "input_", "x") or _is_taken(name):
+        if name.startswith("_") or name in (*_KEYWORDS, "input_", "x", "step") or _is_taken(name):
             raise TypeError(
                 f"{neuron_name}: the name {name!r} is taken: modules have an attribute or argument called so"
             )

@@ -35,7 +35,7 @@ def Adaptive(x, mem, adapt, *, beta, rho, strength, threshold, spike, reset_mech
     return spk, mem, rho * adapt + spk
 
 
-adaptive = Adaptive._function
+adaptive = Adaptive.step
 
 
 def own_spike(u):
@@ -83,7 +83,7 @@ def test_it_is_the_loop_of_its_step(shape, dtype, per_neuron):
     results = []
     for run in (
         lambda x, states: layer.sequence(x, *states),
-        lambda x, states: looped(adaptive, x, states, dict(layer.named_parameters()) | dict(layer.named_buffers())),
+        lambda x, states: looped(adaptive, x, states, {**dict(layer.named_parameters()), **dict(layer.named_buffers())}),
         lambda x, states: stepped(layer, x, states),
     ):
         inputs = [value.clone().requires_grad_() for value in (x, *initial)]
