@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-import snntorch
+import snntorch.utils
 import torch
 
 import snnipu as snn

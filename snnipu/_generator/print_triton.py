@@ -3,8 +3,8 @@
 For a neuron ``name``: ``name_step(x, before..., parameter..., storage, VARIANT)`` returns the spike and the states
 after it; ``name_adjoint(x, before..., after..., parameter..., grad_spk, grad_after..., seed..., storage, p, q, VARIANT,
 SURROGATE, PARAMETERS)`` returns the gradients of x, of the states before the step and, zeros without PARAMETERS, of the
-parameters; ``print_triton_kernels`` has the loops around them. ``storage`` is a pointer to what spikes are stored in; p and q are the surrogate's constants. Arguments that
-a variant does not read may be anything.
+parameters. ``storage`` is a pointer to what spikes are stored in; p and q are the surrogate's constants. Arguments that
+a variant does not read may be anything. The loops around them are ``print_triton_kernels``'s.
 """
 
 import struct

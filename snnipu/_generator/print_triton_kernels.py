@@ -138,7 +138,9 @@ def _backward(neuron: Neuron, name: str) -> str:
         # What the last step's states get from outside; the others' comes with the step behind them.
         body += [f"carry{s} = zeros", f"after{s} = zeros"]
         body += _if(f"HAS_FINAL{s}", [f"carry{s} = tl.load(grad_final{s} + offsets, mask=mask, other=0.0)"])
-        body += _if(f"READ{s}", [f"after{s} = {befores[s].row('last')}", *befores[s].start(lambda n: f"last - {n + 1}")])
+        body += _if(
+            f"READ{s}", [f"after{s} = {befores[s].row('last')}", *befores[s].start(lambda n: f"last - {n + 1}")]
+        )
         begin = [f"carry{s} = carry{s} + {seeds[s].row('last')}.to(zeros.dtype)"]
         body += _if(f"HAS_UPSTREAM{s}", [*begin, *seeds[s].start(lambda n: f"last - {n + 1}")])
     body += _if("HAS_GRAD_SPK", spk.start(lambda n: f"last - {n}"))

@@ -25,9 +25,10 @@ _STATE_FUNCTIONS = ("_base_sub", "_base_zero", "_base_int")  # by the code of th
 class FusedNeuron(snntorch.SpikingNeuron):
     """A neuron of snnTorch whose step is an equation of ``snnipu.equations``; stands before snnTorch's class.
 
-    Fused: every keyword but ``inhibition``, ``state_quant`` and a ``spike_grad`` that is a Python function, on a CPU and,
-    by Triton, on NVIDIA GPUs. Otherwise, and where a subclass or an instance replaces a part of snnTorch's step, snnTorch's own code runs, and the
-    last is said once. Public methods: :meth:`sequence`, :meth:`spikes`; a call is one step, as in snnTorch.
+    Fused: every keyword but ``inhibition``, ``state_quant`` and a Python function as ``spike_grad``, on CPUs and,
+    by Triton, on NVIDIA GPUs. Otherwise, and where a subclass or an instance replaces a part of snnTorch's step,
+    snnTorch's own code runs, and the last is said once. Public methods: :meth:`sequence`, :meth:`spikes`; a call is one
+    step, as in snnTorch.
     """
 
     # The name of the equation, and its options; set by each neuron.

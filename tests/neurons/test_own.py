@@ -83,7 +83,9 @@ def test_it_is_the_loop_of_its_step(shape, dtype, per_neuron):
     results = []
     for run in (
         lambda x, states: layer.sequence(x, *states),
-        lambda x, states: looped(adaptive, x, states, {**dict(layer.named_parameters()), **dict(layer.named_buffers())}),
+        lambda x, states: looped(
+            adaptive, x, states, {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+        ),
         lambda x, states: stepped(layer, x, states),
     ):
         inputs = [value.clone().requires_grad_() for value in (x, *initial)]
@@ -312,7 +314,11 @@ def test_a_class_of_a_module_is_unpickled_in_another_process(tmp_path):
         "    mem = (beta * mem if leak else mem) + x\n"
         "    return spike(mem - 1), mem\n"
     )
-    make = "import mine, pickle, torch; pickle.dump(mine.Mine(beta=0.5, learn='beta', leak=False, spike_grad=torch.relu), open('layer', 'wb'))"
+    make = (
+        "import mine, pickle, torch; "
+        "layer = mine.Mine(beta=0.5, learn='beta', leak=False, spike_grad=torch.relu); "
+        "pickle.dump(layer, open('layer', 'wb'))"
+    )
     load = (
         "import pickle, torch; layer = pickle.load(open('layer', 'rb')); print(layer); "
         "assert layer.sequence(torch.ones(3, 1, 2))[1][-1, 0, 0] == 3"

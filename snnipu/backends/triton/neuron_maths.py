@@ -66,4 +66,15 @@ def _repeated(pointer, t, steps, elements, offsets, ROWS: tl.constexpr):
 
 
 # Underscored names are imported by generated modules too.
-__all__ = ["_clamp", "_heaviside", "_maximum", "_minimum", "_relu", "_repeated", "_sigmoid", "_sign", "_stored", "_tanh"]
+__all__ = [
+    "_clamp",
+    "_heaviside",
+    "_maximum",
+    "_minimum",
+    "_relu",
+    "_repeated",
+    "_sigmoid",
+    "_sign",
+    "_stored",
+    "_tanh",
+]

@@ -43,7 +43,9 @@ def backward_arguments(forward, kernel=ATAN, learn=False):
 
 
 def compile_both(kernels, compiled, forward, capability=90, **backward):
-    launches = [] if backward.pop("only", False) else compiled(kernels.neuron_sequence_fwd, *forward, capability=capability)
+    launches = (
+        [] if backward.pop("only", False) else compiled(kernels.neuron_sequence_fwd, *forward, capability=capability)
+    )
     launches += compiled(kernels.neuron_sequence_bwd, *backward_arguments(forward, **backward), capability=capability)
     for launch in launches:
         assert f".target sm_{capability}" in launch.ptx
