@@ -39,9 +39,9 @@ SOURCES = [
     ["host/sparse_lif.cpp", "host/sparse_linear.cpp", "host/select_spikes.cpp"],
 ]
 SOURCES[2] += ["host/parallel.cpp", "host/library.cpp"]
-# Contraction of multiply and add would break the equality, bit by bit, with PyTorch.
-FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno"]
-FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"]
+native_sources = runpy.run_path(str(ROOT / "snnipu" / "_native_sources.py"))
+FLAGS, X86_FLAGS = native_sources["FLAGS"], native_sources["X86_FLAGS"]
+find_compiler, said_by = native_sources["find_compiler"], native_sources["said_by"]
 # The IPU model, libsnnipu-ipu-model.so: every file of these patterns,
 MODEL_SOURCES = ["csrc/ipu_model/*.cpp", "csrc/ipu_model/*/src/*.cpp", "csrc/graph/*.cpp", "custom_ops/*.cpp"]
 # those of a list compiled as one; the first pattern that fits counts.
@@ -58,24 +58,12 @@ MODEL_FLAGS += ["-DSNNIPU_CHECK_ALIGNMENT"]
 NOT_OF_MODEL = ("-O3", "-fvisibility=hidden")
 MODEL_LINK = ["-Wl,-Bsymbolic"] if sys.platform.startswith("linux") else []
 MODEL = "ipu-model"
-native_sources = runpy.run_path(str(ROOT / "snnipu" / "_native_sources.py"))
 # What `python -m snnipu build-ipu` builds with a Poplar SDK, laid out in snnipu/_ipu_sources as it is here.
 IPU_FOLDERS = ["custom_ops", "csrc/graph", "csrc/neuron", "csrc/vertices"]
 IPU_SOURCES = [f"{folder}/{name}" for folder in IPU_FOLDERS for name in ("*.cpp", "*.hpp", "Makefile")]
 IPU_SOURCES += ["snnipu/_version.py"]
-X86_FLAGS = {
-    "baseline": [],
-    "avx2": ["-mavx2", "-mfma", "-mf16c", "-mpopcnt", "-mbmi"],
-    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c", "-mpopcnt", "-mbmi"],
-}
-
-
-def said_by(command):
-    """The first line of what a compiler says."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode != 0 or not done.stdout.strip():
-        raise RuntimeError(f"{' '.join(command)} failed: {done.stdout.strip()[:200] or 'no message'}")
-    return done.stdout.splitlines()[0].strip()
+# What a user's own neuron is compiled with (snnipu/backends/compiled.py), beside csrc/neuron.
+IPU_SOURCES += ["csrc/host/*.h", "csrc/host/*.hpp", "csrc/host/parallel.cpp"]
 
 
 def machine_of(compiler):
@@ -112,15 +100,6 @@ def write_neurons(folder):
     generator = load("_snnipu_generator", ROOT / "snnipu" / "_generator" / "__init__.py")
     found = [generator.neuron(function, equations["OPTIONS"]) for function in equations["GENERATED"]]
     (folder / "neurons.hpp").write_text(generator.print_neurons(found))
-
-
-def find_compiler():
-    if os.environ.get("CXX"):
-        return shlex.split(os.environ["CXX"])
-    for name in ("c++", "g++", "clang++"):
-        if shutil.which(name):
-            return [name]
-    raise RuntimeError("no C++ compiler found (looked for $CXX, c++, g++, clang++)")
 
 
 def model_units():

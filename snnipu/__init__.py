@@ -28,6 +28,7 @@ from snnipu.neurons import (  # noqa: E402
     SparseNetwork,
     StateLeaky,
     Synaptic,
+    neuron,
     run_segments,
 )
 from snnipu.spikes import SparseSpikes  # noqa: E402
@@ -50,6 +51,7 @@ __all__ = [
     "StateLeaky",
     "Synaptic",
     "__version__",
+    "neuron",
     "ops",
     "run_segments",
     "surrogate",

@@ -10,6 +10,8 @@ from support.torchvision_schemas import define_torchvision_schemas
 REPOSITORY = Path(__file__).resolve().parent.parent
 # Before snnipu is imported: what is left of a result must not help a test.
 os.environ.setdefault("SNNIPU_POISON_MEMORY", "1")
+# Not the user's own folder; kept, as compiling a neuron takes seconds.
+os.environ.setdefault("SNNIPU_NEURONS_DIR", str(REPOSITORY / "out" / "neurons"))
 
 
 # Files that take longest: begun first, they do not run alone at the end.

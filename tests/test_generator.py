@@ -319,3 +319,13 @@ def test_it_needs_no_torch(repository):
         [sys.executable, "-c", code], cwd=str(repository), stdout=subprocess.PIPE, text=True, check=True
     )
     assert int(said.stdout) == len(CASES)
+
+
+def test_a_neuron_is_printed_the_same_every_time():
+    """Libraries of users' neurons are known by their text."""
+    for function in equations.NEURONS:
+        one, other = (_generator.neuron(function, equations.OPTIONS) for _ in range(2))
+        for step in other.steps:
+            Adjoint(step)
+        for show in (_generator.print_neurons, _generator.print_triton):
+            assert show([one]) == show([one]) == show([other])

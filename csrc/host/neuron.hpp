@@ -428,7 +428,7 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
   return status;
 }
 
-template <typename S, typename... Neuron> int runNeuron(const snnipu_neuron_call &call, bool backward) {
+template <typename S, typename... Neuron> int runStoredNeuron(const snnipu_neuron_call &call, bool backward) {
   NeuronLoops<S> loops{};
   const auto surrogate = static_cast<SurrogateKind>(call.surrogate);
   if (call.variant < 0 || (backward && !(surrogate <= SurrogateKind::SpikeRateEscape)))
@@ -443,6 +443,20 @@ template <typename S, typename... Neuron> int runNeuron(const snnipu_neuron_call
     return 1;
   const NeuronCall<S> arguments{call, loops};
   return backward ? neuronBackward(arguments) : neuronForward(arguments);
+}
+
+// A library of one storage type: what a user's own neuron is compiled to.
+#if defined(SNNIPU_STORAGE)
+template <typename S> constexpr bool hasStorage = std::is_same_v<S, SNNIPU_STORAGE>;
+#else
+template <typename S> constexpr bool hasStorage = true;
+#endif
+
+template <typename S, typename... Neuron> int runNeuron(const snnipu_neuron_call &call, bool backward) {
+  if constexpr (!hasStorage<S>)
+    return 1;
+  else
+    return runStoredNeuron<S, Neuron...>(call, backward);
 }
 
 template <typename... Neuron> int runNeurons(const snnipu_neuron_call &call, bool backward) {

@@ -12,5 +12,6 @@ from .print_triton import print_triton as print_triton
 from .step import Adjoint as Adjoint
 from .step import Step as Step
 from .step import evaluate as evaluate
+from .step import needed as needed
 from .step import signature as signature
 from .step import variants as variants

@@ -130,9 +130,10 @@ class _Printer:
             if id(value) in self.names:
                 continue
             text = self._value(value)
-            self.names[id(value)] = f"v{value.index}"
+            # Numbered as they are printed: the text does not depend on what else was recorded.
+            name = self.names[id(value)] = f"v{len(self.names)}"
             kind = "auto" if value.is_bool else "V"
-            lines.append(f"const {kind} v{value.index} = {text};")
+            lines.append(f"const {kind} {name} = {text};")
         return lines
 
     def _value(self, value: Value) -> str:

@@ -44,6 +44,11 @@ def why_reference(device: torch.device) -> Optional[str]:
     return f"snnipu {host.__version__} has no kernels for {device.type} devices"
 
 
+def has_kernels(device: torch.device) -> bool:
+    """Whether there are kernels of generated neurons for tensors on ``device``; where a CPU has none, that is said."""
+    return device.type == "cpu" or (device.type == "cuda" and triton.unavailable_reason(device) is None)
+
+
 def warn_if_slow() -> None:
     """Say once, at import, that the reference will run."""
     if host.library is None:
@@ -54,4 +59,4 @@ def warn_if_slow() -> None:
         )
 
 
-__all__ = ["backend_for", "kept_memory", "release_memory", "warn_if_slow", "why_reference"]
+__all__ = ["backend_for", "has_kernels", "kept_memory", "release_memory", "warn_if_slow", "why_reference"]

@@ -2,7 +2,7 @@
 
 import ctypes
 from ctypes import c_double, c_int32, c_int64, c_uint32, c_void_p
-from typing import List, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -40,22 +40,36 @@ class Call(ctypes.Structure):
     ]
 
 
-if host.library is not None:
-    host.library.snnipu_neuron_call_size.restype = c_int64
-    if host.library.snnipu_neuron_call_size() != ctypes.sizeof(Call):
+class Kernels(NamedTuple):
+    """A neuron's place: a library, and its number there."""
+
+    library: ctypes.CDLL
+    number: int
+
+
+def prepared(library: ctypes.CDLL) -> ctypes.CDLL:
+    """``library`` once its functions are known to be of this interface."""
+    library.snnipu_neuron_call_size.restype = c_int64
+    if library.snnipu_neuron_call_size() != ctypes.sizeof(Call):
         raise host.NativeLibraryError(f"snnipu_neuron_call has another size in the library: {host.BUILD_HINT}")
-    for _direction in ("forward", "backward"):
-        getattr(host.library, f"snnipu_neuron_{_direction}").argtypes = [ctypes.POINTER(Call)]
+    for direction in ("forward", "backward"):
+        getattr(library, f"snnipu_neuron_{direction}").argtypes = [ctypes.POINTER(Call)]
+    return library
+
+
+if host.library is not None:
+    prepared(host.library)
 
 
 class _Arguments:
     """A call, and the tensors it points at."""
 
-    def __init__(self, neuron: int, variant: int, x: torch.Tensor, num_steps: Optional[int]) -> None:
+    def __init__(self, neuron: Kernels, variant: int, x: torch.Tensor, num_steps: Optional[int]) -> None:
         steps, step_shape, _ = layout(x, num_steps)
+        self.library = neuron.library
         self.kept: List[torch.Tensor] = []
         self.call = Call(
-            neuron=neuron,
+            neuron=neuron.number,
             variant=variant,
             dtype=_DTYPES[x.dtype],
             threads=torch.get_num_threads(),
@@ -79,12 +93,12 @@ class _Arguments:
                 array[place] = self.pointer(tensor)
 
     def run(self, direction: str) -> None:
-        status = getattr(host.library, f"snnipu_neuron_{direction}")(ctypes.byref(self.call))
+        status = getattr(self.library, f"snnipu_neuron_{direction}")(ctypes.byref(self.call))
         host._check(status, f"neuron_sequence_{direction}")
 
 
 def forward(
-    neuron: int,
+    neuron: Kernels,
     variant: int,
     x: torch.Tensor,
     initial: Tensors,
@@ -118,7 +132,7 @@ def forward(
 
 
 def backward(
-    neuron: int,
+    neuron: Kernels,
     variant: int,
     grad_spk: Optional[torch.Tensor],
     grad_states: Tensors,
@@ -178,7 +192,7 @@ class Steps:
     dtype, and None is zeros. What is written must not be what is read.
     """
 
-    def __init__(self, neuron: int, variant: int, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> None:
+    def __init__(self, neuron: Kernels, variant: int, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> None:
         self._arguments = _Arguments(neuron, variant, x, SINGLE_STEP)
         self._call = self._arguments.call
         self._arguments.connect("parameters", parameters)

@@ -2,6 +2,7 @@
 
 from snnipu.neurons.leaky import Leaky
 from snnipu.neurons.multistep import MultiStep
+from snnipu.neurons.own import neuron
 from snnipu.neurons.segments import run_segments
 from snnipu.neurons.sparse_leaky import SparseLeaky
 from snnipu.neurons.sparse_linear import SparseLinear
@@ -26,5 +27,6 @@ __all__ = [
     "SparseNetwork",
     "StateLeaky",
     "Synaptic",
+    "neuron",
     "run_segments",
 ]

@@ -9,7 +9,7 @@ import torch
 from torch.nn.utils import parametrize
 
 from snnipu._layout import SINGLE_STEP
-from snnipu.backends import popart
+from snnipu.backends import has_kernels, popart
 from snnipu.functional.quant import as_state_quant
 from snnipu.neurons import _instances
 from snnipu.ops import _neurons
@@ -25,9 +25,10 @@ _STATE_FUNCTIONS = ("_base_sub", "_base_zero", "_base_int")  # by the code of th
 class FusedNeuron(snntorch.SpikingNeuron):
     """A neuron of snnTorch whose step is an equation of ``snnipu.equations``; stands before snnTorch's class.
 
-    Fused: every keyword but ``inhibition``, ``state_quant`` and a ``spike_grad`` that is a Python function, on a CPU.
-    Otherwise, and where a subclass or an instance replaces a part of snnTorch's step, snnTorch's own code runs, and the
-    last is said once. Public methods: :meth:`sequence`, :meth:`spikes`; a call is one step, as in snnTorch.
+    Fused: every keyword but ``inhibition``, ``state_quant`` and a Python function as ``spike_grad``, on CPUs and,
+    by Triton, on NVIDIA GPUs. Otherwise, and where a subclass or an instance replaces a part of snnTorch's step,
+    snnTorch's own code runs, and the last is said once. Public methods: :meth:`sequence`, :meth:`spikes`; a call is one
+    step, as in snnTorch.
     """
 
     # The name of the equation, and its options; set by each neuron.
@@ -103,7 +104,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
         known = self._surrogate()
         if known is None or known.kernel is None or self.inhibition or self.state_quant or self._replaced():
             return False
-        return self.threshold.device.type == "cpu" and not (popart.on_ipu_model() or popart.on_real_ipu())
+        return has_kernels(self.threshold.device) and not (popart.on_ipu_model() or popart.on_real_ipu())
 
     def _replaced(self) -> List[str]:
         """Names of what a subclass or this instance has in place of parts of snnTorch's step."""

@@ -160,8 +160,8 @@ class MultiStep(nn.Sequential):
     neuron to the next module, and the last module's result is returned with all steps stacked (``(spk, mem)`` from a
     :class:`Leaky`). What runs how:
 
-    * :class:`Leaky`; on a CPU ``Lapicque``, ``Synaptic``, ``Alpha``, one-to-one ``RLeaky`` and ``RSynaptic``,
-      ``DeltaLeaky``: the whole sequence as one fused operator;
+    * :class:`Leaky`, and neurons of :func:`~snnipu.neuron`; on CPUs and NVIDIA GPUs ``Lapicque``, ``Synaptic``,
+      ``Alpha``, one-to-one ``RLeaky`` and ``RSynaptic``, ``DeltaLeaky``: the whole sequence as one fused operator;
     * :class:`SLSTM` and :class:`SConv2dLSTM`: the input's part for all steps at once, the rest in a loop;
     * PyTorch's own stateless modules (linear, convolution, pooling, activations, layer norm, dropout; batch norm in
       evaluation): all steps as one batch, and once for a constant input;
@@ -450,6 +450,10 @@ def _start_from_zeros(module: nn.Module) -> Tuple[Any, ...]:
     return state if isinstance(state, tuple) else (state,)
 
 
+def _takes_spikes(module: nn.Module) -> bool:
+    return isinstance(module, _SPIKES_ARE_STATE) or getattr(module, "spikes_are_state", False) is True
+
+
 def _passes_states(module: nn.Module) -> bool:
     return isinstance(module, snntorch.SpikingNeuron) and not module.init_hidden
 
@@ -466,7 +470,7 @@ def _by_steps(name: str, module: nn.Module, x: torch.Tensor, state: Optional[Tup
     for current in x.unbind():
         out = module(current, *state)
         if neuron and isinstance(out, tuple):
-            state = out if isinstance(module, _SPIKES_ARE_STATE) else out[1:]
+            state = out if _takes_spikes(module) else out[1:]
         elif cell:
             state = (out,)
         steps.append(out)

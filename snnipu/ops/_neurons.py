@@ -1,10 +1,11 @@
 """The neurons that operators know, by name: their equations, recorded once."""
 
+import hashlib
 from functools import lru_cache
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from snnipu import equations
-from snnipu._generator import Adjoint, Neuron, TraceError, expression, neuron
+from snnipu._generator import Adjoint, Neuron, TraceError, expression, neuron, print_neurons
 from snnipu._generator.graph import Value
 from snnipu._generator.operations import OPERATIONS
 from snnipu._generator.step import needed
@@ -12,16 +13,23 @@ from snnipu._generator.step import needed
 # In the order in which setup.py compiles them: a neuron's number in the native library.
 BUILT = {function.__name__: number for number, function in enumerate(equations.GENERATED)}
 _EQUATIONS: Dict[str, Callable[..., Any]] = {function.__name__: function for function in equations.NEURONS}
+# Users' own, by a name that tells their steps apart.
+_OWN: Dict[str, Neuron] = {}
+
+
+def register(function: Callable[..., Any], options: Mapping[str, Any]) -> str:
+    """The name by which the operators know the neuron of this step, with these options and no others."""
+    made = neuron(function, {name: [value] for name, value in options.items()})
+    text = print_neurons([made._replace(name="neuron")])
+    name = f"{made.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    _OWN.setdefault(name, made)
+    return name
 
 
 @lru_cache(maxsize=None)
 def find(name: str) -> Neuron:
     """The neuron with its variants."""
-    return neuron(_EQUATIONS[name], equations.OPTIONS)
-
-
-def equation(name: str) -> Callable[..., Any]:
-    return _EQUATIONS[name]
+    return _OWN[name] if name in _OWN else neuron(_EQUATIONS[name], equations.OPTIONS)
 
 
 @lru_cache(maxsize=None)

@@ -7,7 +7,7 @@ import torch
 from snnipu import _generator
 from snnipu import surrogate as surrogates
 from snnipu._layout import SINGLE_STEP, layout, memory_order
-from snnipu.backends import host, neurons
+from snnipu.backends import compiled, host, neurons, triton
 from snnipu.ops import _library, _neurons
 from snnipu.ops._arguments import compute_dtype, parameter_argument, state_argument
 from snnipu.ops._derivative import once_differentiable
@@ -221,6 +221,14 @@ def _bwd_meta(
     )
 
 
+def _kernels(neuron: str, dtype: torch.dtype) -> Optional[neurons.Kernels]:
+    """Of the native library, or for a user's own neuron of one that is compiled now; None where it cannot be."""
+    if neuron in _neurons.BUILT:
+        assert host.library is not None
+        return neurons.Kernels(host.library, _neurons.BUILT[neuron])
+    return compiled.kernels(neuron, _neurons.find(neuron), dtype)
+
+
 def _fwd_cpu(
     x: torch.Tensor,
     initial: Sequence[Optional[torch.Tensor]],
@@ -231,8 +239,10 @@ def _fwd_cpu(
     store: Sequence[bool],
     store_final: bool,
 ) -> Made:
-    number = _neurons.BUILT[neuron]
-    return neurons.forward(number, variant, x, initial, parameters, num_steps, store, store_final)
+    kernels = _kernels(neuron, x.dtype)
+    if kernels is None:
+        return neuron_sequence_fwd_reference(x, initial, parameters, neuron, variant, num_steps, store, store_final)
+    return neurons.forward(kernels, variant, x, initial, parameters, num_steps, store, store_final)
 
 
 def _bwd_cpu(
@@ -246,8 +256,11 @@ def _bwd_cpu(
     variant: int,
     *options: Any,
 ) -> Made:
-    number = _neurons.BUILT[neuron]
-    return neurons.backward(number, variant, grad_spk, grad_states, grad_final, x, initial, parameters, *options)
+    kernels = _kernels(neuron, x.dtype)
+    given = (grad_spk, grad_states, grad_final, x, initial, parameters)
+    if kernels is None:
+        return neuron_sequence_bwd_reference(*given, neuron, variant, *options)
+    return neurons.backward(kernels, variant, *given, *options)
 
 
 _fwd = _library.define(_SCHEMA_FWD, reference=neuron_sequence_fwd_reference, meta=_fwd_meta)
@@ -255,6 +268,8 @@ _bwd = _library.define(_SCHEMA_BWD, reference=neuron_sequence_bwd_reference, met
 if host.library is not None:
     _library.implement("neuron_sequence_fwd", "CPU", _fwd_cpu)
     _library.implement("neuron_sequence_bwd", "CPU", _bwd_cpu)
+_library.implement("neuron_sequence_fwd", "CUDA", triton.lazily("neurons", "neuron_sequence_fwd"))
+_library.implement("neuron_sequence_bwd", "CUDA", triton.lazily("neurons", "neuron_sequence_bwd"))
 
 
 class _Options(NamedTuple):
@@ -357,7 +372,8 @@ def kernel_arguments(
     for name, value in parameters.items():
         parameter_argument(name, value, step_shape, x)  # an error names the parameter, not what is made of it
     derived = plan.derive(parameters, one)
-    return own, [parameter_argument(name, value, step_shape, x) for name, value in zip(plan.names, derived)]
+    values = [parameter_argument(name, value, step_shape, x) for name, value in zip(plan.names, derived)]
+    return own, values or [one]  # it has the dtype in which a neuron without parameters is computed
 
 
 def neuron_apply(

@@ -198,7 +198,8 @@ class _ReferenceSteps:
 
 
 def _host_steps(neuron: str, variant: int, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> _Steps:
-    return neurons.Steps(_neurons.BUILT[neuron], variant, x, parameters)
+    assert host.library is not None
+    return neurons.Steps(neurons.Kernels(host.library, _neurons.BUILT[neuron]), variant, x, parameters)
 
 
 def _forward(

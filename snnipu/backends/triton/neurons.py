@@ -1,0 +1,247 @@
+"""Neurons over a sequence on a GPU: launches of the kernels that ``snnipu._generator`` prints for each neuron."""
+
+import linecache
+import types
+from functools import lru_cache
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from snnipu import _generator
+from snnipu._generator import Adjoint
+from snnipu._generator.print_triton_kernels import AHEAD_FEW, AHEAD_MANY, backward_arguments, forward_arguments
+from snnipu._layout import layout
+from snnipu.backends import triton as backend
+from snnipu.backends.host import _upstream
+from snnipu.backends.triton.lif import _constants, _geometry, _reduced
+from snnipu.ops import _neurons
+
+Tensors = Sequence[Optional[torch.Tensor]]
+Made = Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]
+# Bytes that a thread has in rows asked for in advance: half its registers.
+_MOST_AHEAD = 512
+
+
+class _Kernels:
+    """A neuron's kernels, defined from their text, which Triton reads again where it compiles them."""
+
+    def __init__(self, name: str) -> None:
+        self.neuron = _neurons.find(name)
+        own = self.neuron.name if self.neuron.name.isascii() else "neuron"
+        text = _generator.print_triton([self.neuron._replace(name=own)])
+        file = f"<snnipu neuron {name}>"
+        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+        module = types.ModuleType(f"{__name__}.{own}")
+        exec(compile(text, file, "exec"), vars(module))
+        self.forward = getattr(module, f"{own}_fwd_kernel")
+        self.backward = getattr(module, f"{own}_bwd_kernel")
+
+
+@lru_cache(maxsize=None)
+def _kernels(name: str) -> _Kernels:
+    return _Kernels(name)
+
+
+@lru_cache(maxsize=None)
+def _reads(name: str, variant: int, parameters: bool) -> Tuple[Tuple[int, ...], bool]:
+    """Numbers of the states that the adjoint reads, before or after a step, and whether it reads x."""
+    adjoint: Adjoint = _neurons.adjoint(name, variant)
+    results = [adjoint.grad_x, *adjoint.grad_before, *(adjoint.grad_derived if parameters else [])]
+    found = {id(value) for value in _generator.needed(results, adjoint.leaves())}
+    step = adjoint.step
+    states = {s for s, value in [*enumerate(step.before), *adjoint.kept] if id(value) in found}
+    return tuple(sorted(states)), id(step.x) in found
+
+
+def _options(elements: int, like: torch.Tensor, streams: int) -> Tuple[int, Dict[str, Any]]:
+    programs, options = _geometry(elements, like)
+    few = options["AHEAD"] == AHEAD_FEW and streams * AHEAD_FEW * max(like.element_size(), 4) <= _MOST_AHEAD
+    return programs, {**options, "AHEAD": AHEAD_FEW if few else AHEAD_MANY}
+
+
+def _numbered(name: str, values: Sequence[Any]) -> Dict[str, Any]:
+    return {f"{name}{number}": value for number, value in enumerate(values)}
+
+
+def _contiguous(tensors: Tensors) -> List[Optional[torch.Tensor]]:
+    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
+
+
+def _launch_forward(
+    name: str,
+    variant: int,
+    x: torch.Tensor,
+    initial: Tensors,
+    parameters: Sequence[torch.Tensor],
+    constant_input: bool,
+    sizes: Tuple[int, int],
+    spk: Optional[torch.Tensor],
+    kept: Tensors,
+    final: Sequence[torch.Tensor],
+) -> None:
+    """Write ``spk``, the states ``kept`` after each step, in their own dtypes, and ``final``, those that there are."""
+    steps, elements = sizes
+    kernels = _kernels(name)
+    device = backend.check_launch(x, *initial, *parameters, spk, *kept, *final)
+    programs, options = _options(elements, x, 1)
+    counts = [parameter.numel() for parameter in parameters]
+    like = parameters[0]
+    tensors = {
+        "x": x,
+        "spk": x if spk is None else spk,
+        "steps": steps,
+        "units": elements // options["UNIT"],
+        **_numbered("initial", [like if state is None else state for state in initial]),
+        **_numbered("given", parameters),
+        **_numbered("kept", [x if state is None else state for state in kept]),
+        **_numbered("final", final or [like] * len(kept)),
+        **_numbered("count", counts),
+    }
+    with backend.on_device(device):
+        kernels.forward[(programs,)](
+            *(tensors[argument] for argument in forward_arguments(kernels.neuron)),
+            VARIANT=variant,
+            PER_ELEMENT=max(counts) > 1,
+            CONSTANT_INPUT=constant_input,
+            STORE_SPK=spk is not None,
+            STORE_FINAL=bool(final),
+            **_numbered("HAS_INITIAL", [state is not None for state in initial]),
+            **_numbered("KEEP", [state is not None for state in kept]),
+            **options,
+            **backend.exact(),
+        )
+
+
+def neuron_sequence_fwd(
+    x: torch.Tensor,
+    initial: Tensors,
+    parameters: Sequence[torch.Tensor],
+    neuron: str,
+    variant: int,
+    num_steps: Optional[int],
+    store: Sequence[bool],
+    store_final: bool,
+) -> Made:
+    """CUDA kernel of ``snnipu::neuron_sequence_fwd``."""
+    steps, step_shape, shape = layout(x, num_steps)
+    elements = step_shape.numel()
+    like = parameters[0]
+    spk = x.new_empty(shape)
+    states = [x.new_empty(shape if stored else 0) for stored in store]
+    final = [like.new_empty(step_shape) for _ in store] if store_final else []
+    if elements and steps:
+        _launch_forward(
+            neuron,
+            variant,
+            x.contiguous(),
+            _contiguous(initial),
+            [parameter.contiguous() for parameter in parameters],
+            num_steps is not None,
+            (steps, elements),
+            spk,
+            [state if stored else None for state, stored in zip(states, store)],
+            final,
+        )
+    else:
+        for state, start in zip(final, initial):
+            state.zero_() if start is None else state.copy_(start)
+    return spk, states, final
+
+
+def neuron_sequence_bwd(
+    grad_spk: Optional[torch.Tensor],
+    grad_states: Tensors,
+    grad_final: Tensors,
+    x: torch.Tensor,
+    initial: Tensors,
+    parameters: Sequence[torch.Tensor],
+    neuron: str,
+    variant: int,
+    num_steps: Optional[int],
+    surrogate: int,
+    surrogate_a: float,
+    surrogate_b: float,
+    need_initial: Sequence[bool],
+    need_parameters: Sequence[bool],
+) -> Made:
+    """CUDA kernel of ``snnipu::neuron_sequence_bwd``.
+
+    The forward kernel writes once more the states that the adjoint reads, for as long as this call takes: the
+    recurrence runs backward from the last step, and registers do not hold a sequence.
+    """
+    steps, step_shape, _ = layout(x, num_steps)
+    elements = step_shape.numel()
+    parameters = [parameter.contiguous() for parameter in parameters]
+    like, empty = parameters[0], parameters[0].new_empty(0)
+    ends: Tensors = list(grad_final) or [None] * len(initial)
+    grad_x = x.new_empty(x.shape)
+    grad_initial = [like.new_empty(step_shape if needed else 0) for needed in need_initial]
+    if not (elements and steps):
+        for gradient, end in zip(grad_initial, ends):
+            gradient.zero_()
+            if gradient.numel() and end is not None:
+                gradient.copy_(end)
+        gradients = [torch.zeros_like(p) if needed else empty for p, needed in zip(parameters, need_parameters)]
+        return grad_x.zero_(), grad_initial, gradients
+    kernels = _kernels(neuron)
+    learns = any(need_parameters)
+    read, read_x = _reads(neuron, variant, learns)
+    x, initial, ends = x.contiguous(), _contiguous(initial), _contiguous(ends)
+    constant_input = num_steps is not None
+    kept = [like.new_empty(steps, elements) if s in read else None for s in range(len(initial))]
+    if read:
+        sizes = (steps, elements)
+        _launch_forward(neuron, variant, x, initial, parameters, constant_input, sizes, None, kept, [])
+    # Of a neuron whose output is a state, that state's gradient is the output's.
+    output = kernels.neuron.steps[variant].output_state
+    upstream = [_upstream(grad_spk if place == output else grad) for place, grad in enumerate(grad_states)]
+    spk, spk_constant = _upstream(None if output is not None else grad_spk)
+    device = backend.check_launch(x, spk, *(grad for grad, _ in upstream), *ends, *initial, *parameters)
+    streams = 1 + read_x + len(read) + sum(grad is not None for grad, _ in upstream)
+    programs, options = _options(elements, like if x.element_size() < like.element_size() else x, streams)
+    counts = [parameter.numel() for parameter in parameters]
+    per_element = max(counts) > 1
+    sums = [like.new_empty(elements if per_element else programs) if needed else None for needed in need_parameters]
+    p_high, p_low, q_high, q_low = _constants(surrogate, surrogate_a, surrogate_b)
+    tensors = {
+        "x": x,
+        "grad_spk": x if spk is None else spk,
+        "into_x": grad_x,
+        "steps": steps,
+        "units": elements // options["UNIT"],
+        "p_high": p_high,
+        "p_low": p_low,
+        "q_high": q_high,
+        "q_low": q_low,
+        **_numbered("initial", [like if state is None else state for state in initial]),
+        **_numbered("kept", [like if state is None else state for state in kept]),
+        **_numbered("given", parameters),
+        **_numbered("upstream", [x if grad is None else grad for grad, _ in upstream]),
+        **_numbered("grad_final", [like if grad is None else grad for grad in ends]),
+        **_numbered("into", [gradient if gradient.numel() else like for gradient in grad_initial]),
+        **_numbered("total", [like if total is None else total for total in sums]),
+        **_numbered("count", counts),
+    }
+    names = len(kernels.neuron.parameters)
+    with backend.on_device(device):
+        kernels.backward[(programs,)](
+            *(tensors[argument] for argument in backward_arguments(kernels.neuron)),
+            VARIANT=variant,
+            PER_ELEMENT=per_element,
+            CONSTANT_INPUT=constant_input,
+            SURROGATE=surrogate,
+            PARAMETERS=learns,
+            READ_X=read_x,
+            HAS_GRAD_SPK=spk is not None,
+            SPK_ROWS=int(not spk_constant),
+            **_numbered("READ", [state is not None for state in kept]),
+            **_numbered("HAS_INITIAL", [state is not None for state in initial]),
+            **_numbered("HAS_UPSTREAM", [grad is not None for grad, _ in upstream]),
+            **_numbered("ROWS", [int(not constant) for _, constant in upstream]),
+            **_numbered("HAS_FINAL", [grad is not None for grad in ends]),
+            **_numbered("NEED_INITIAL", [bool(needed) for needed in need_initial]),
+            **_numbered("NEED", [bool(needed) for needed in need_parameters][:names]),
+            **options,
+            **backend.fused(),
+        )
+    return grad_x, grad_initial, [_reduced(total, parameter) for total, parameter in zip(sums, parameters)]

@@ -1,0 +1,25 @@
+"""snnTorch's ``utils``; :func:`reset` also resets neurons that ``snnipu.neuron`` has made."""
+
+from typing import Any, List
+
+import snntorch.utils
+from snntorch.utils import *  # noqa: F403
+from torch import nn
+
+from snnipu.neurons.own import OwnNeuron
+
+
+def reset(net: nn.Module) -> None:
+    """Clear the hidden states of the neurons in ``net``: snnTorch's as its ``reset`` does, own ones at any depth."""
+    for module in net.modules():
+        if isinstance(module, OwnNeuron):
+            module.reset_mem()
+    snntorch.utils.reset(net)
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(snntorch.utils, name)
+
+
+def __dir__() -> List[str]:
+    return sorted({*globals(), *dir(snntorch.utils)})

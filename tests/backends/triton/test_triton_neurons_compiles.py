@@ -1,0 +1,129 @@
+"""The generated Triton kernels of neurons compiled for NVIDIA GPUs, without one."""
+
+import importlib
+import itertools
+
+import pytest
+import torch
+from backends.triton.test_triton_compiles import SURROGATES, assert_in_registers
+
+from snnipu import surrogate
+from snnipu.backends import triton as backend
+from snnipu.ops import _neurons
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+ATAN = surrogate.atan().kernel
+
+
+@pytest.fixture
+def kernels():
+    if backend.unavailable_reason() is not None:
+        pytest.skip(backend.unavailable_reason())
+    return importlib.import_module("snnipu.backends.triton.neurons")
+
+
+def arguments_of(name, variant=0, dtype=torch.float32, shape=(3, 4, 4096), count=None, state=False, constant=None):
+    neuron = _neurons.find(name)
+    c = torch.float64 if dtype == torch.float64 else torch.float32
+    x = torch.zeros(shape if constant is None else shape[1:], dtype=dtype)
+    initial = [torch.zeros(shape[1:], dtype=c) if state else None for _ in neuron.states]
+    parameters = [torch.ones((), dtype=c) if count is None else torch.ones(count, dtype=c) for _ in neuron.parameters]
+    output = neuron.steps[variant].output_state
+    store = [place != output for place in range(len(initial))]
+    return x, initial, parameters, name, variant, constant, store, state
+
+
+def backward_arguments(forward, kernel=ATAN, learn=False):
+    x, initial, parameters, name, variant, constant, store, final = forward
+    spk = x if constant is None else x.expand(constant, *x.shape)
+    ends = [torch.zeros_like(parameters[0]).expand(spk.shape[1:]).contiguous() for _ in initial] if final else []
+    grads = [spk if stored and final else None for stored in store]
+    need = [[final] * len(initial), [learn] * len(parameters)]
+    return (spk, grads, ends, x, initial, parameters, name, variant, constant, *kernel, *need)
+
+
+def compile_both(kernels, compiled, forward, capability=90, **backward):
+    launches = (
+        [] if backward.pop("only", False) else compiled(kernels.neuron_sequence_fwd, *forward, capability=capability)
+    )
+    launches += compiled(kernels.neuron_sequence_bwd, *backward_arguments(forward, **backward), capability=capability)
+    for launch in launches:
+        assert f".target sm_{capability}" in launch.ptx
+        assert_in_registers(launch)
+        assert "atom" not in launch.ptx
+    # Every product and every sum of the forward pass is rounded, as in PyTorch.
+    for launch in launches[:-1]:
+        assert launch.kernel.endswith("_fwd_kernel")
+        assert "fma.rn.f" not in launch.ptx or name_has_division(forward[3])
+    assert launches[-1].kernel.endswith("_bwd_kernel")
+    return launches
+
+
+def name_has_division(name):
+    """Divisions and exponentials are made of fused operations."""
+    return any(value.operation in ("div", "exp", "log", "reciprocal", "tanh", "sigmoid") for value in _recorded(name))
+
+
+def _recorded(name):
+    return [value for step in _neurons.find(name).steps for value in step.graph.values]
+
+
+@pytest.fixture(params=["few", "many"])
+def work(request, monkeypatch):
+    """Few elements, one to a thread, or many, whole loads of 16 bytes."""
+    monkeypatch.setattr(backend, "multiprocessors", lambda device: 132 if request.param == "few" else 1)
+    return request.param
+
+
+@pytest.mark.parametrize("name", ["leaky", *_neurons.BUILT])
+def test_every_neuron(kernels, compiled, name):
+    """With all that a call may have; the backward pass launches the forward kernel, too."""
+    forward = arguments_of(name, count=4096, state=True)
+    assert len(compile_both(kernels, compiled, forward, 80, learn=True, only=True)) == 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+def test_dtypes(kernels, compiled, work, dtype):
+    launches = compile_both(kernels, compiled, arguments_of("synaptic", dtype=dtype), learn=True)
+    if work == "many":
+        wide = ".v2.b64" if dtype == torch.float64 else ".v4.b32"
+        for launch in launches:
+            assert f"ld.global{wide}" in launch.ptx
+        # A backward pass reads states of 32 bits, four at once, and writes as many gradients.
+        assert f"st.global{wide}" in launches[0].ptx
+        assert f"st.global{'.v2.b32' if dtype.itemsize == 2 else wide}" in launches[-1].ptx
+
+
+@pytest.mark.parametrize("spike_grad", SURROGATES[1:5], ids=lambda s: s.name)
+def test_surrogates(kernels, compiled, spike_grad):
+    forward = arguments_of("synaptic")
+    launches = compiled(kernels.neuron_sequence_bwd, *backward_arguments(forward, spike_grad.kernel))
+    for launch in launches:
+        assert_in_registers(launch)
+
+
+def everything(x, mem, slow, *, tau, gain, spike):
+    """Every kind of operation; the number is none of float32."""
+    u = torch.tanh(mem) + torch.sigmoid(slow).clamp(0.1, max=0.7) - 0.3
+    spk = spike(u)
+    slow = torch.maximum(slow / 3, torch.minimum(x, mem)) - slow.abs() * mem.sign()
+    mem = torch.where(x > 0.2, (mem * mem + 1) ** 0.5, mem.relu()) * tau + torch.exp(-mem * mem) / gain
+    return spk, mem - spk.detach(), 1 / (slow**2 + 1) + torch.log(x * x + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=lambda dtype: str(dtype)[6:])
+def test_a_neuron_of_a_user(kernels, compiled, dtype):
+    name = _neurons.register(everything, {})
+    launches = compiled(kernels.neuron_sequence_bwd, *backward_arguments(arguments_of(name, dtype=dtype), learn=True))
+    assert [launch.kernel for launch in launches] == ["everything_fwd_kernel", "everything_bwd_kernel"]
+
+
+def test_compiled_once_for_every_length_and_shape(kernels, compiled, monkeypatch):
+    """What a kernel is compiled for are alignments and block sizes, of which there are few, and no shape."""
+    monkeypatch.setattr(backend, "multiprocessors", lambda device: 1)
+    keys = {"fwd": set(), "bwd": set()}
+    for steps, shape in itertools.product((1, 500), [(1, 16384), (2, 16400), (16, 1), (3, 48)]):
+        forward = arguments_of("synaptic", shape=(steps, *shape))
+        keys["fwd"].add(compiled(kernels.neuron_sequence_fwd, *forward)[0].key)
+        keys["bwd"].add(compiled(kernels.neuron_sequence_bwd, *backward_arguments(forward))[-1].key)
+    assert len(keys["fwd"]) == len(keys["bwd"]) == 2

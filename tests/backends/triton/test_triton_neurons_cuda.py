@@ -1,0 +1,65 @@
+"""Generated neurons on a CUDA device: snnTorch's there, and users' own, against their numbers on the CPU."""
+
+import copy
+
+import pytest
+import torch
+from neurons.test_own import Adaptive, Recurrent
+from neurons.test_zoo import CASES, STATES
+from oracle import relative_error
+
+import snnipu as snn
+from snnipu import backends
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no CUDA device")
+CUDA = torch.device("cuda")
+LAYERS = [pytest.param(lambda: Adaptive(learn=True), id="Adaptive"), pytest.param(Recurrent, id="Recurrent")]
+
+
+@pytest.fixture(autouse=True)
+def _kernels():
+    torch.manual_seed(0)
+    if not backends.has_kernels(CUDA):
+        pytest.skip(backends.why_reference(CUDA))
+
+
+def compare(layer, x, states=()):
+    """The sequence, its gradients and the steps on either device."""
+    results = []
+    for device in (torch.device("cpu"), CUDA):
+        own = copy.deepcopy(layer).to(device)
+        assert own.runs_fused()
+        inputs = [value.to(device).requires_grad_() for value in (x, *states)]
+        out = own.sequence(*inputs)
+        grads = [torch.randn(part.shape, generator=torch.Generator().manual_seed(1)).to(part) for part in out]
+        wanted = [*inputs, *(p for p in own.parameters() if p.requires_grad)]
+        loss = sum((part * grad).sum() for part, grad in zip(out, grads))
+        results.append(([part.cpu() for part in out], [g.cpu() for g in torch.autograd.grad(loss, wanted)]))
+    (expected, expected_grads), (found, grads) = results
+    for one, other in zip(found, expected):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+    terms = expected_grads[0].double() * x.shape[0]
+    for place, (one, other) in enumerate(zip(grads, expected_grads)):
+        tolerance = {torch.float16: 2e-3, torch.bfloat16: 2**-6}.get(one.dtype, 1e-5)
+        assert relative_error(one, other, terms if place > len(states) else None) <= tolerance
+
+
+@pytest.mark.parametrize(("name", "keywords", "chosen"), CASES)
+def test_snntorchs_neurons(name, keywords, chosen):
+    layer = getattr(snn, name)(**copy.deepcopy(keywords), **chosen)
+    compare(layer, torch.randn(9, 2, 13) * 4, [torch.randn(2, 13) for _ in STATES[name]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("make", LAYERS)
+def test_own_neurons(make, dtype):
+    for shape in ((1, 1, 1), (20, 3, 1000), (3, 64, 4096)):
+        compare(make(), (torch.randn(shape) * 2).to(dtype))
+
+
+@pytest.mark.parametrize("make", LAYERS)
+def test_in_multistep(make):
+    net = snn.MultiStep(torch.nn.Linear(5, 13), make(), torch.nn.Linear(13, 3), make()).to(CUDA)
+    net(torch.randn(7, 2, 5, device=CUDA))[0].sum().backward()
+    assert net[0].weight.grad.isfinite().all()

@@ -1,0 +1,498 @@
+"""``snnipu.neuron``: neurons of one's own against their step, looped under autograd; and what a module must do."""
+
+import copy
+import inspect
+import pickle
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from oracle import relative_error
+from torch import nn
+
+import snnipu as snn
+from snnipu import backends, surrogate
+from snnipu.backends import host
+from snnipu.neurons import own
+from snnipu.ops import neuron_sequence as operator
+
+N = 13
+KERNEL = surrogate.atan(2.0).kernel
+needs_native = pytest.mark.skipif(host.library is None, reason=host.unavailable_reason or "")
+
+
+VALUES = {"beta": 0.9, "rho": 0.8, "strength": 0.3, "threshold": 1.0}
+
+
+@snn.neuron(states=("mem", "adapt"), parameters=VALUES)
+def Adaptive(x, mem, adapt, *, beta, rho, strength, threshold, spike, reset_mechanism="subtract"):
+    """A threshold that rises with every spike."""
+    spk = spike(mem - threshold - strength * adapt)
+    kept = spk.detach()
+    mem = beta * mem + x - kept * threshold if reset_mechanism == "subtract" else beta * mem * (1 - kept) + x
+    return spk, mem, rho * adapt + spk
+
+
+adaptive = Adaptive.step
+
+
+def own_spike(u):
+    return surrogate.spike(u, KERNEL)
+
+
+def random(*shape, dtype=torch.float32):
+    return (torch.randn(*shape) * 2).to(dtype)
+
+
+class Spike(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, u):
+        ctx.save_for_backward(u)
+        return (u > 0).to(u.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return surrogate.surrogate_gradient(KERNEL, ctx.saved_tensors[0], grad)
+
+
+def looped(function, x, states, parameters, **options):
+    """Spikes and states of every step, by the function itself."""
+    rows = []
+    for current in x:
+        spk, *states = function(current, *states, **parameters, spike=Spike.apply, **options)
+        rows.append([spk, *states])
+    return [torch.stack(values) for values in zip(*rows)]
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (9, 3, N), (70, 2, 4, 33)], ids=str)
+@pytest.mark.parametrize("per_neuron", [False, True], ids=["scalar", "per neuron"])
+def test_it_is_the_loop_of_its_step(shape, dtype, per_neuron):
+    """Spikes and states bit by bit, gradients of the input, the states and what learns; then the same by steps."""
+    torch.manual_seed(0)
+    values = {
+        name: torch.linspace(0.5, 1, shape[-1]) * value if per_neuron else value for name, value in VALUES.items()
+    }
+    layer = Adaptive(**values, learn=("beta", "strength"), spike_grad=snn.surrogate.atan(2.0)).to(dtype)
+    x = random(*shape, dtype=dtype)
+    initial = [random(*shape[1:], dtype=dtype) for _ in range(2)]
+    upstream = [random(*shape, dtype=dtype) for _ in range(3)]
+    results = []
+    for run in (
+        lambda x, states: layer.sequence(x, *states),
+        lambda x, states: looped(
+            adaptive, x, states, {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+        ),
+        lambda x, states: stepped(layer, x, states),
+    ):
+        inputs = [value.clone().requires_grad_() for value in (x, *initial)]
+        out = run(inputs[0], inputs[1:])
+        loss = sum((part * grad).sum() for part, grad in zip(out, upstream))
+        results.append((out, torch.autograd.grad(loss, [*inputs, layer.beta, layer.strength])))
+    expected, gradients = results[1]
+    for out, grads in (results[0], results[2]):
+        for one, other in zip(out, expected):
+            assert one.dtype == dtype
+            assert torch.equal(one, other)
+        terms = gradients[0].double().abs().sum()
+        for place, (one, other) in enumerate(zip(grads, gradients)):
+            tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+            assert relative_error(one, other, terms if place > 2 else None) <= tolerance
+
+
+def stepped(layer, x, states):
+    rows = []
+    for current in x:
+        spk, *states = layer(current, *states)
+        rows.append([spk, *states])
+    return [torch.stack(values) for values in zip(*rows)]
+
+
+@needs_native
+def test_sequences_run_the_compiled_kernel(monkeypatch):
+    calls = []
+    run = operator.neurons.forward
+    monkeypatch.setattr(operator.neurons, "forward", lambda *args: calls.append(1) or run(*args))
+    layer = Adaptive()
+    layer.sequence(random(4, 2, N))
+    layer(random(2, N))
+    assert calls == [1, 1]
+
+
+def test_two_training_steps_change_what_learns_and_nothing_else():
+    torch.manual_seed(0)
+    net = snn.MultiStep(nn.Linear(5, N), Adaptive(learn="beta"), nn.Linear(N, 3), Adaptive(learn=True))
+    before = copy.deepcopy(net.state_dict())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        sum(part.square().sum() for part in net(random(7, 2, 5))).backward()
+        optimizer.step()
+    changed = {name for name, value in net.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed >= {"0.weight", "1.beta", "2.weight", *(f"3.{name}" for name in ("beta", "strength", "threshold"))}
+    assert not changed & {"1.rho", "1.strength", "1.threshold"}
+    assert set(before) == {f"{place}.{name}" for place in (1, 3) for name in VALUES} | {
+        f"{place}.{name}" for place in (0, 2) for name in ("weight", "bias")
+    }
+
+
+@pytest.mark.parametrize("constant", [False, True], ids=["sequence", "constant"])
+def test_in_multistep_in_parts_of_time(constant, monkeypatch):
+    torch.manual_seed(0)
+    layer = Adaptive(learn=True, beta=torch.rand(N))
+    x = random(2, N) if constant else random(8, 2, N)
+    net = snn.MultiStep(nn.ReLU(), layer, nn.Identity(), copy.deepcopy(layer))
+    results = []
+    for limit in (2**40, 2 * N * 4 * 3):
+        monkeypatch.setattr("snnipu.neurons.multistep.PART_BYTES", limit)
+        own_x = x.clone().requires_grad_()
+        out = net(own_x, num_steps=8 if constant else None)
+        loss = out[0].sum() + out[2].square().sum()
+        results.append((*out, *torch.autograd.grad(loss, [own_x, layer.beta, layer.strength])))
+    for one, other in zip(*results):
+        assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+    by_hand = stepped(
+        net[3], stepped(layer, torch.relu(x if not constant else x.expand(8, 2, N)), [None] * 2)[0], [None] * 2
+    )
+    for one, other in zip(results[0], by_hand):
+        assert torch.equal(one, other)
+
+
+def test_hooks_are_called_for_every_step():
+    layer = Adaptive()
+    x = random(6, 2, N)
+    expected = layer.sequence(x)
+    seen = []
+    handle = layer.register_forward_hook(lambda module, args, out: seen.append(out[0]))
+    out = snn.MultiStep(layer)(x)
+    assert len(seen) == 6
+    for one, other in zip(out, expected):
+        assert torch.equal(one, other)
+    handle.remove()
+    snn.MultiStep(layer)(x)
+    assert len(seen) == 6
+
+
+def test_what_a_subclass_replaces_is_honoured():
+    class Loud(Adaptive):
+        def forward(self, x, *states):
+            spk, *states = super().forward(x, *states)
+            return (2 * spk, *states)
+
+    x = random(6, 2, N)
+    expected = Adaptive().sequence(x)
+    with pytest.warns(UserWarning, match="Loud replaces forward of Adaptive"):
+        out = Loud().sequence(x)
+    assert torch.equal(out[0], 2 * expected[0])
+    assert torch.equal(snn.MultiStep(Loud())(x)[0], 2 * expected[0])
+
+
+def test_init_hidden():
+    x = random(8, 2, N)
+    expected = Adaptive().sequence(x)
+    layer = Adaptive(init_hidden=True)
+    assert torch.equal(torch.cat([layer.spikes(x[:3]), torch.stack([layer(step) for step in x[3:]])]), expected[0])
+    assert torch.equal(layer.mem, expected[1][-1])
+    with pytest.raises(TypeError, match="mem, adapt should not be passed as arguments"):
+        layer(x[0], x[0])
+    net = snn.MultiStep(nn.Sequential(layer))
+    snn.utils.reset(net)
+    assert layer.mem is None
+    assert torch.equal(net(x), expected[0])
+    layer.reset_mem()
+    both = Adaptive(init_hidden=True, output=True)
+    assert torch.equal(both(x[0])[1], expected[1][0])
+    # A second backward pass must not reach into the first one's graph.
+    grown = x.clone().requires_grad_()
+    layer(grown[0]).sum().backward()
+    layer.detach_hidden()
+    layer(grown[1]).sum().backward()
+
+
+def test_states_are_no_buffers():
+    """What DistributedDataParallel broadcasts would be one process's states."""
+    layer = Adaptive(init_hidden=True)
+    layer(random(2, N))
+    assert {name for name, _ in layer.named_buffers()} == set(VALUES)
+    assert layer.double().mem.dtype == torch.float64
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_sixteen_bits(dtype):
+    """Kernel and recorded step agree; states are float32 from step to step, and so the sequence's."""
+    layer = Adaptive(learn=("beta",))
+    x = random(6, 2, N, dtype=dtype)
+    out = layer.sequence(x)
+    by_python = Adaptive(spike_grad=own_spike).sequence(x)
+    rows = stepped(layer, x, [None, None])
+    assert rows[1].dtype == torch.float32
+    for one, other, row in zip(out, by_python, rows):
+        assert one.dtype == other.dtype == dtype
+        assert torch.equal(one, other)
+        assert torch.equal(one, row.to(dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        made = snn.MultiStep(nn.Linear(N, N), layer)(random(4, 2, N))[0]
+    made.sum().backward()
+    assert made.dtype == torch.bfloat16
+    assert layer.beta.grad.dtype == torch.float32
+
+
+def test_a_surrogate_that_is_a_python_function_is_looped():
+    torch.manual_seed(0)
+    x, upstream = random(9, 2, N), random(9, 2, N)
+    grads = []
+    for spike_grad in (surrogate.atan(2.0), own_spike):
+        layer = Adaptive(spike_grad=spike_grad, learn=("beta",))
+        own_x = x.clone().requires_grad_()
+        out = snn.MultiStep(nn.Identity(), layer)(own_x)
+        grads.append(torch.autograd.grad((out[0] * upstream).sum(), [own_x, layer.beta]))
+    assert not layer.runs_fused()
+    for one, other in zip(*grads):
+        assert relative_error(one, other) <= 1e-5
+
+
+def test_options_are_chosen_once():
+    x = random(9, 2, N)
+    layers = [Adaptive(reset_mechanism=mechanism) for mechanism in ("subtract", "zero")]
+    for layer, mechanism in zip(layers, ("subtract", "zero")):
+        expected = looped(adaptive, x, [torch.zeros(2, N)] * 2, VALUES, reset_mechanism=mechanism)
+        assert torch.equal(layer.sequence(x)[1], expected[1])
+        assert layer.reset_mechanism == mechanism
+    layers[0].reset_mechanism = "zero"
+    assert torch.equal(layers[0].sequence(x)[1], expected[1])
+    assert "reset_mechanism" in inspect.signature(Adaptive).parameters
+
+
+@snn.neuron(states={"spk": 0, "mem": -0.5}, parameters={"V": 0.5})
+def Recurrent(x, spk, mem, *, V, spike):
+    mem = 0.9 * mem + x + spk * V
+    return spike(mem - 1), mem
+
+
+def test_the_output_may_be_a_state_and_states_start_anywhere():
+    x = random(9, 2, N)
+    layer = Recurrent()
+    spk, mem = torch.zeros(2, N), torch.full((2, N), -0.5)
+    for row, (found, state) in zip(x, zip(*layer.sequence(x))):
+        mem = 0.9 * mem + row + spk * 0.5
+        spk = (mem > 1).float()
+        assert torch.equal(found, spk)
+        assert torch.equal(state, mem)
+    states = layer.reset_mem()
+    assert [state.item() for state in states] == [0.0, -0.5]
+    states = (states[0], states[1])
+    for row, expected in zip(x, layer.sequence(x)[1]):
+        states = layer(row, *states)
+        assert torch.equal(states[1], expected)
+    layer.register_forward_hook(lambda *_: None)
+    assert torch.equal(snn.MultiStep(layer)(x)[1], layer.sequence(x)[1])
+
+
+def test_copies():
+    layer = Adaptive(beta=torch.rand(N), learn=("beta",), init_hidden=True, reset_mechanism="zero")
+    layer.spikes(random(3, 2, N).requires_grad_())
+    x = random(5, 2, N)
+    copies = [copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))]
+    expected = layer.spikes(x)
+    for other in copies:
+        assert torch.equal(other.spikes(x), expected)
+    fresh = Adaptive(beta=torch.zeros(N), learn=("beta",), reset_mechanism="zero")
+    fresh.load_state_dict(layer.state_dict())
+    layer.reset_mem()
+    assert torch.equal(fresh.sequence(x)[0], layer.spikes(x))
+
+
+def test_a_class_of_a_module_is_unpickled_in_another_process(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import snnipu as snn\n\n\n"
+        "@snn.neuron(states=('mem',), parameters={'beta': 0.9})\n"
+        "def Mine(x, mem, *, beta, spike, leak=True):\n"
+        "    mem = (beta * mem if leak else mem) + x\n"
+        "    return spike(mem - 1), mem\n"
+    )
+    make = (
+        "import mine, pickle, torch; "
+        "layer = mine.Mine(beta=0.5, learn='beta', leak=False, spike_grad=torch.relu); "
+        "pickle.dump(layer, open('layer', 'wb'))"
+    )
+    load = (
+        "import pickle, torch; layer = pickle.load(open('layer', 'rb')); print(layer); "
+        "assert layer.sequence(torch.ones(3, 1, 2))[1][-1, 0, 0] == 3"
+    )
+    for code in (make, load):
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "Mine(beta=0.5, leak=False, learn=('beta',))"
+
+
+def test_a_class_of_a_notebook():
+    """A cell's class is __main__'s; run again, the cell makes another, and layers of the first go on."""
+    namespace = sys.modules["__main__"].__dict__
+    cell = (
+        "import snnipu as snn\n"
+        "@snn.neuron(states=('mem',), parameters={'beta': 0.5})\n"
+        "def OfANotebook(x, mem, *, beta, spike):\n"
+        "    mem = beta * mem + FACTOR * x\n"
+        "    return spike(mem - 1), mem\n"
+    )
+    x = torch.ones(2, 1, 3)
+    layers = []
+    own_namespace = {"__name__": "__main__"}
+    try:
+        for factor in ("1", "2"):  # by a function of Python: nothing is compiled
+            exec(compile(cell.replace("FACTOR", factor), "<ipython-input-1>", "exec"), own_namespace)
+            namespace["OfANotebook"] = own_namespace["OfANotebook"]
+            layers.append(own_namespace["OfANotebook"](spike_grad=own_spike))
+            again = pickle.loads(pickle.dumps(layers[-1]))
+            assert torch.equal(again.sequence(x)[1], layers[-1].sequence(x)[1])
+    finally:
+        namespace.pop("OfANotebook", None)
+    assert [layer.sequence(x)[1][-1, 0, 0].item() for layer in layers] == [1.5, 3.0]
+
+
+def two(x, mem, *, beta, spike):
+    return spike(mem), mem
+
+
+@pytest.mark.parametrize(
+    ("keywords", "match"),
+    [
+        ({"states": "mem"}, r'states must be a tuple of names, as states=\("mem",\)'),
+        ({"states": ()}, "states must be one name or more"),
+        ({"states": ("mem", "mem")}, "states must be one name or more, each once"),
+        ({"states": ("syn",)}, r"two: states= names \(syn\), the function's arguments are \(mem\)"),
+        ({"states": {"mem": "a"}}, "state 'mem' must start from a finite number, got 'a'"),
+        ({"parameters": {}}, r"two: parameters= names \(\), the function's arguments are \(beta\)"),
+        ({"parameters": ("beta",)}, "parameters must be a dict of names and values, got tuple"),
+        ({"parameters": {"beta": "big"}}, "beta must be a number or a torch.Tensor, got str"),
+    ],
+)
+def test_definitions_that_do_not_fit(keywords, match):
+    with pytest.raises(TypeError, match=match):
+        snn.neuron(**{"states": ("mem",), "parameters": {"beta": 1.0}, **keywords})(two)
+
+
+def test_a_decorator_without_names():
+    with pytest.raises(TypeError, match=r"@snnipu.neuron\(states="):
+        snn.neuron(two)
+    with pytest.raises(TypeError, match="decorates a function, got type"):
+        snn.neuron(states=("mem",))(nn.Linear)
+
+
+@pytest.mark.parametrize("name", ["learn", "forward", "weight_norm_", "_hidden", "x", "sequence", "train"])
+def test_names_that_are_taken(name):
+    namespace = {}
+    exec(f"def f(y, mem, *, {name}, spike):\n    return spike(mem), mem\n", namespace)
+    if name == "weight_norm_":
+        assert snn.neuron(states=("mem",), parameters={name: 1.0})(namespace["f"])(**{name: 2.0}).weight_norm_ == 2
+        return
+    with pytest.raises(TypeError, match=f"the name '{name}' is taken"):
+        snn.neuron(states=("mem",), parameters={name: 1.0})(namespace["f"])
+
+
+@pytest.mark.parametrize(
+    ("line", "match"),
+    [
+        ("mem = mem if mem > 0 else x", "an `if`"),
+        ("mem = mem - mem.mean()", r"mean\(\) goes over several neurons"),
+        ("mem = mem @ mem", "is a product of matrices"),
+        ("mem += x", "writes in place"),
+        ("mem = torch.rand_like(mem)", "rand_like is not one of the operations"),
+        ("mem = mem * torch.ones(3)", "takes a Tensor from outside the step"),
+        ("return spike(mem)", "must return 2 values, spk, mem; it returned 1"),
+        ("return mem > 1, mem", "must return spk as a tensor made of its arguments, got a comparison"),
+    ],
+)
+def test_what_cannot_be_traced_is_refused_when_the_class_is_made(line, match, tmp_path):
+    file = tmp_path / "step.py"
+    file.write_text(f"import torch\n\ndef Step(x, mem, *, spike):\n    {line}\n    return spike(mem), mem\n")
+    namespace = {}
+    exec(compile(file.read_text(), str(file), "exec"), namespace)
+    with pytest.raises(TypeError, match=match) as refused:
+        snn.neuron(states=("mem",))(namespace["Step"])
+    assert "return" in line or f"line 4 of {file}, `{line}`" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error", "match"),
+    [
+        ({"gamma": 1.0}, TypeError, "Adaptive has no 'gamma'; it has beta, rho, strength, threshold, reset_mechanism"),
+        ({"learn": ("gamma",)}, ValueError, r"learn must name parameters of Adaptive \(beta, .*\), got 'gamma'"),
+        ({"beta": None}, TypeError, "beta must be a number or a torch.Tensor, got NoneType"),
+        ({"beta": 1j * torch.ones(2)}, TypeError, "beta must be real"),
+        ({"spike_grad": 1}, TypeError, "spike_grad must be callable or None, got 1"),
+        ({"reset_mechanism": []}, TypeError, "options of Adaptive must be hashable"),
+    ],
+)
+def test_layers_that_do_not_fit(keywords, error, match):
+    with pytest.raises(error, match=match):
+        Adaptive(**keywords)
+
+
+X = torch.randn(3, 2, N)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (
+            lambda layer: layer.sequence(X, X[0, :, :5]),
+            ValueError,
+            r"mem must have the shape of one step of x, \(2, 13\)",
+        ),
+        (lambda layer: layer.sequence(X, None, None, None), TypeError, "Adaptive has the states mem, adapt, got 3"),
+        (lambda layer: layer.sequence(X.long()), TypeError, "x must be float32"),
+        (lambda layer: layer.sequence(X[..., :5]), ValueError, r"beta must broadcast to one step of x, \(2, 5\)"),
+        (lambda layer: layer.sequence([1.0]), TypeError, "x must be a torch.Tensor"),
+        (lambda layer: layer.sequence(X[0, 0, 0]), ValueError, "x must have shape"),
+        (lambda layer: layer(X[0], X[0], X[0], X[0]), TypeError, "Adaptive has the states mem, adapt, got 3"),
+        (lambda layer: layer(X[0], X), ValueError, "mem must have the shape"),
+        (lambda layer: layer(X[0], syn=X[0]), TypeError, "Adaptive has no state 'syn'; it has mem, adapt"),
+        (lambda layer: layer(X[0], X[0], mem=X[0]), TypeError, "Adaptive was given the state mem twice"),
+        (lambda layer: layer(X[0], 1.0), TypeError, "mem must be a torch.Tensor or None, got float"),
+        (lambda layer: layer([1.0]), TypeError, "x must be a torch.Tensor"),
+    ],
+)
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "python"])
+def test_errors_name_the_argument(call, error, match, fused):
+    spike_grad = None if fused else own_spike
+    with pytest.raises(error, match=match):
+        call(Adaptive(beta=torch.rand(N), spike_grad=spike_grad))
+
+
+def test_empty_sequences_and_layouts():
+    layer = Adaptive(beta=torch.rand(6, 1, 1))
+    x = torch.randn(4, 2, 3, 5, 6).permute(0, 1, 4, 2, 3)
+    for one, other in zip(layer.sequence(x), layer.sequence(x.contiguous())):
+        assert one.stride() == x.stride()
+        assert torch.equal(one, other)
+    for shape in ((0, 2, N), (3, 0, N)):
+        empty = torch.zeros(shape, requires_grad=True)
+        out = Adaptive().sequence(empty)
+        assert all(part.shape == shape for part in out)
+        out[0].sum().backward()
+        assert empty.grad.shape == shape
+
+
+def test_other_devices_run_the_reference_and_say_so_once(monkeypatch):
+    monkeypatch.setattr(own, "_WITH_KERNELS", ())
+    own._warn_of_reference.cache_clear()
+    with pytest.warns(RuntimeWarning, match="neurons of your own by its slow PyTorch reference"):
+        Adaptive().sequence(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Adaptive().sequence(X)
+    assert backends.why_reference(torch.device("mps")) == f"snnipu {snn.__version__} has no kernels for mps devices"
+
+
+def test_no_gradient_where_none_is_asked_for():
+    layer = Adaptive(learn=True)
+    with torch.no_grad():
+        assert not layer.sequence(X)[1].requires_grad
+    layer.eval()
+    assert layer.sequence(X)[1].requires_grad
+    assert not Adaptive().sequence(X)[1].requires_grad
