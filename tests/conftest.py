@@ -9,6 +9,8 @@ from support.torchvision_schemas import define_torchvision_schemas
 REPOSITORY = Path(__file__).resolve().parent.parent
 # Before snnipu is imported: what is left of a result must not help a test.
 os.environ.setdefault("SNNIPU_POISON_MEMORY", "1")
+# Tests write nothing into the user's cache, and take nothing from there; those of the cache name their own.
+os.environ["SNNIPU_EVENT_CACHE"] = "0"
 
 
 # Files that take longest: begun first, they do not run alone at the end.

@@ -290,6 +290,11 @@ def build_parser() -> argparse.ArgumentParser:
         )
     data.add_argument("--manifold-dim", type=positive_int, metavar="D", help="randman: of the manifolds (default: 1)")
     data.add_argument("--alpha", type=float, help="randman: smoothness of the manifolds (default: 2)")
+    data.add_argument(
+        "--no-cache",
+        action="store_true",
+        help="nmnist, shd, dvs: keep no binned recordings on the disk, and take none from there (they are in memory)",
+    )
     data.add_argument("--workers", type=natural_int, metavar="N", help="events: processes that read recordings")
     data.add_argument(
         "--device",
@@ -426,6 +431,8 @@ def train(
     if saved is not None:
         saved = go_on(trainer, saved, options.resume)
     say(trainer.describe(), flush=True)
+    for line in cache_lines(trainer):
+        say(line, flush=True)
     if ranks.size > 1:
         say(f"{ranks.size} processes, {torch.get_num_threads()} threads each", flush=True)
     if saved is not None:
@@ -511,6 +518,7 @@ def resume_command(options: argparse.Namespace, checkpoint: Path) -> List[str]:
     for name in ("data_dir", "json", "plot_dir", "workers", "accumulate", "replicas", "checkpoint_steps"):
         if getattr(options, name) is not None and (name, getattr(options, name)) != ("accumulate", 1):
             command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
+    command += ["--no-cache"] if options.no_cache else []
     return command + (["--device", options.device] if options.device != "auto" else [])
 
 
@@ -720,6 +728,7 @@ def load_events(config: training.EventConfig, options: argparse.Namespace) -> da
             alpha=config.alpha,
         )
     settings: Dict[str, Any] = {"num_steps": config.steps, "step_us": config.step_us, "download": options.download}
+    settings["cache"] = "memory" if options.no_cache else True
     if config.dataset == "shd":
         return datasets.shd(options.data_dir, **settings)
     if config.dataset == "nmnist":
@@ -762,6 +771,19 @@ def data_message(error: Exception) -> str:
     if name not in SETTINGS:
         raise error
     return f"argument {flag(name)}: {rest}"
+
+
+def cache_lines(trainer: AnyTrainer) -> List[str]:
+    """Where binned recordings are kept from run to run, and how many are there; none where they are not."""
+    data = trainer.data if isinstance(trainer, training.EventTrainer) else None
+    if data is None or data.train.cache_file is None:
+        return []
+    there = [part.disk_usage() for part in (data.train, data.test)]
+    return [
+        f"binned recordings are kept in {data.train.cache_file.parent}: {sum(part.recordings for part in there):,} of "
+        f"{len(data.train) + len(data.test):,} are there, {sum(part.bytes for part in there) / 2**20:.1f} MiB "
+        "(--no-cache: in memory only)"
+    ]
 
 
 def print_epoch(trainer: AnyTrainer) -> None:

@@ -279,6 +279,24 @@ def test_nmnist(tmp_path):
     assert report["test_accuracy"] > 0.8
 
 
+def test_binned_recordings_are_kept_on_the_disk(tmp_path, monkeypatch, capsys):
+    write_recordings(tmp_path / "data", samples=8)
+    monkeypatch.setenv("SNNIPU_EVENT_CACHE", str(tmp_path / "kept"))
+    monkeypatch.setattr("snnipu.datasets._disk_cache._SETTLED_SECONDS", 0)
+    arguments = ["--dataset", "nmnist", "--data-dir", "data", "--steps", "10", "--hidden", "4", "--epochs", "1"]
+    arguments += ["--batch-size", "4", "--device", "cpu", "--initial-activity", "none", "--json", "report.json"]
+    losses = []
+    for there, more in ((None, ["--no-cache"]), (0, []), (32, []), (None, ["--no-cache"])):
+        assert train.main([*arguments, "--no-checkpoint", *more]) == 0
+        output = capsys.readouterr().out
+        kept = f"binned recordings are kept in {tmp_path / 'kept'}: {there} of 32 are there, "
+        assert (kept if there is not None else "network: ") in output
+        assert ("binned recordings" in output) == (there is not None)
+        losses.append(json.loads((tmp_path / "report.json").read_text())["history"][0]["train_loss"])
+        assert (tmp_path / "kept").exists() == (losses[1:] != [])
+    assert len(set(losses)) == 1
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_damaged_recordings_name_the_file(workers, tmp_path, capsys):
     write_recordings(tmp_path, samples=4)
