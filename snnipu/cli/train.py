@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -18,7 +19,14 @@ from snnipu import _dropin, datasets, training
 from snnipu._extras import MissingExtra, require
 from snnipu._files import failure, write_text
 from snnipu._version import __version__
-from snnipu.training.config import DATASET_DEFAULTS, EVENT_DEFAULTS, OVERFLOW_ORDERS, PRECISIONS
+from snnipu.training.config import (
+    CONV_HIDDEN,
+    DATASET_DEFAULTS,
+    EVENT_DEFAULTS,
+    NETWORKS,
+    OVERFLOW_ORDERS,
+    PRECISIONS,
+)
 from snnipu.training.interrupt import StopRequest
 
 Config = Union[training.TrainConfig, training.EventConfig]
@@ -106,9 +114,10 @@ def build_parser() -> argparse.ArgumentParser:
     network.add_argument("--steps", type=positive_int, metavar="T", help=f"time steps ({by_dataset('steps')})")
     network.add_argument(
         "--hidden",
-        type=positive_ints,
+        type=hidden_layers,
         metavar="N[,N...]",
-        help=f"hidden neurons, for events of one or more layers ({by_dataset('hidden')})",
+        help=f"hidden neurons, for events of one or more layers ({by_dataset('hidden')}); for --network conv layers "
+        "such as 12C5-MP2-32C5-MP2-100: convolutions to 12 and 32 maps by 5 x 5, maxima of 2 x 2, 100 neurons",
     )
     network.add_argument(
         "--epochs", type=positive_int, metavar="N", help=f"passes over the data ({by_dataset('epochs')})"
@@ -182,10 +191,23 @@ def build_parser() -> argparse.ArgumentParser:
     )
     events = parser.add_argument_group("events: how sparse")
     events.add_argument(
+        "--network",
+        choices=NETWORKS,
+        help="nmnist, dvs: fc, fully connected (default), or conv, the field's small network of convolutions: "
+        + ", ".join(
+            f"{'-'.join(map(str, hidden))} for {dataset}" + (f" up to {side} x {side}" if len(sides) > 1 else "")
+            for dataset, sides in CONV_HIDDEN.items()
+            for side, hidden in sides.items()
+        ),
+    )
+    events.add_argument(
         "--method",
         choices=tuple(training.METHODS),
         help="sparse_network (default): one operator a layer; sparse_ops: operator by operator; dense: matrix products "
         "over all steps, which has no slots and no second threshold",
+    )
+    events.add_argument(
+        "--dense", dest="method", action="store_const", const="dense", help="the same as --method dense"
     )
     events.add_argument(
         "--activity",
@@ -360,6 +382,13 @@ def natural_int(text: str) -> int:
 def positive_ints(text: str) -> Tuple[int, ...]:
     """``256`` or ``256,128``."""
     return tuple(map(positive_int, text.split(",")))
+
+
+def hidden_layers(text: str) -> Tuple[Union[int, str], ...]:
+    """``256,128``, or ``12C5-MP2-100``."""
+    if not any(letter.isalpha() for letter in text):
+        return positive_ints(text)
+    return tuple(positive_int(part) if part.isdecimal() else part.upper() for part in re.split("[-,]", text))
 
 
 def none_or(kind: Callable[[str], Any], what: str = "") -> Callable[[str], Any]:
@@ -676,6 +705,8 @@ def choose_config(options: argparse.Namespace, saved: Optional[Dict[str, Any]]) 
         if len(asked["hidden"]) > 1:
             raise UsageError(f"argument --hidden: expected one number for --dataset {dataset}, got several")
         (asked["hidden"],) = asked["hidden"]
+        if not isinstance(asked["hidden"], int):
+            raise UsageError(f"argument --hidden: expected a number for --dataset {dataset}, got {asked['hidden']}")
     try:
         if saved is None:
             return kind.for_dataset(**{"dataset": dataset, **asked})
