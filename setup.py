@@ -38,7 +38,7 @@ SOURCES = [
     ["host/lif.cpp"],
     ["host/sparse_lif.cpp", "host/sparse_linear.cpp", "host/select_spikes.cpp"],
 ]
-SOURCES[2] += ["host/parallel.cpp", "host/library.cpp"]
+SOURCES[2] += ["host/sparse_conv.cpp", "host/parallel.cpp", "host/library.cpp"]
 # Contraction of multiply and add would break the equality, bit by bit, with PyTorch.
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno"]
 FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"]

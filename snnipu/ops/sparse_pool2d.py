@@ -4,7 +4,7 @@ from typing import Any, List, Optional, Tuple
 
 import torch
 
-from snnipu.backends import popart
+from snnipu.backends import host, host_conv, popart
 from snnipu.ops import _library
 from snnipu.ops._arguments import is_compiling
 from snnipu.ops._derivative import once_differentiable
@@ -124,6 +124,9 @@ def _bwd_meta(
 
 _library.define(_SCHEMA_FWD, reference=sparse_pool2d_fwd_reference, meta=_fwd_meta)
 _library.define(_SCHEMA_BWD, reference=sparse_pool2d_bwd_reference, meta=_bwd_meta)
+if host.library is not None:
+    _library.implement("sparse_pool2d_fwd", "CPU", host_conv.sparse_pool2d_fwd)
+    _library.implement("sparse_pool2d_bwd", "CPU", host_conv.sparse_pool2d_bwd)
 
 
 class SparsePool2d(torch.autograd.Function):
