@@ -95,6 +95,9 @@ _library.define(_SCHEMA_BWD, reference=sparse_conv2d_bwd_reference, meta=_bwd_me
 if host.library is not None:
     _library.implement("sparse_conv2d_fwd", "CPU", host_conv.sparse_conv2d_fwd)
     _library.implement("sparse_conv2d_bwd", "CPU", host_conv.sparse_conv2d_bwd)
+# No event-driven kernels on a GPU yet: there it is dense operations of PyTorch.
+_library.implement("sparse_conv2d_fwd", "CUDA", sparse_conv2d_fwd_reference)
+_library.implement("sparse_conv2d_bwd", "CUDA", sparse_conv2d_bwd_reference)
 
 
 class SparseConv2d(torch.autograd.Function):
@@ -164,6 +167,9 @@ def sparse_conv2d(
         TypeError, ValueError: a shape, size, dtype or device that does not fit, an id or count out of range; the
             message names the argument. On CUDA ids and counts are not looked at, as the host would have to wait for
             them.
+
+    There are no event-driven kernels for CUDA yet: there it is a dense convolution of what :meth:`SparseSpikes.to_dense`
+    gives, and the host waits while ids are checked.
 
     Source: the event-driven form of the convolution: "submanifold" libraries and event-camera networks have it, among
     them Messikommer et al., "Event-based asynchronous sparse convolutional networks", ECCV 2020.

@@ -224,6 +224,9 @@ _library.define(_SCHEMA_BWD, reference=sparse_conv_lif_sequence_bwd_reference, m
 if host.library is not None:
     _library.implement("sparse_conv_lif_sequence_fwd", "CPU", host_conv.sparse_conv_lif_sequence_fwd)
     _library.implement("sparse_conv_lif_sequence_bwd", "CPU", host_conv.sparse_conv_lif_sequence_bwd)
+# No event-driven kernels on a GPU yet: there it is dense operations of PyTorch.
+_library.implement("sparse_conv_lif_sequence_fwd", "CUDA", sparse_conv_lif_sequence_fwd_reference)
+_library.implement("sparse_conv_lif_sequence_bwd", "CUDA", sparse_conv_lif_sequence_bwd_reference)
 
 
 class SparseConvLifSequence(torch.autograd.Function):
@@ -363,7 +366,7 @@ def sparse_conv_lif_sequence(
 
     Raises:
         TypeError, ValueError: a shape, size, dtype, device or option that does not fit, an id or count out of range;
-            the message names the argument. On CUDA ids and counts are not looked at.
+            the message names the argument.
 
     Source: as :func:`sparse_lif_sequence` and :func:`sparse_conv2d`.
     """

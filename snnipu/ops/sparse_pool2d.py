@@ -127,6 +127,9 @@ _library.define(_SCHEMA_BWD, reference=sparse_pool2d_bwd_reference, meta=_bwd_me
 if host.library is not None:
     _library.implement("sparse_pool2d_fwd", "CPU", host_conv.sparse_pool2d_fwd)
     _library.implement("sparse_pool2d_bwd", "CPU", host_conv.sparse_pool2d_bwd)
+# No event-driven kernels on a GPU yet: there it is dense operations of PyTorch.
+_library.implement("sparse_pool2d_fwd", "CUDA", sparse_pool2d_fwd_reference)
+_library.implement("sparse_pool2d_bwd", "CUDA", sparse_pool2d_bwd_reference)
 
 
 class SparsePool2d(torch.autograd.Function):
