@@ -192,8 +192,8 @@ CONV_HIDDEN: Dict[str, Dict[int, Tuple[Union[int, str], ...]]] = {
     },
 }
 CONV_DEFAULTS: Dict[str, Dict[str, Any]] = {
-    "nmnist": {"lr": 2e-3, "grad_threshold": 0.0},
-    "dvs": {"lr": 1e-3, "grad_threshold": 0.0},
+    "nmnist": {"lr": 2e-3, "grad_threshold": 0.8},
+    "dvs": {"lr": 1e-3, "grad_threshold": 0.8},
 }
 _SIDES = {"nmnist": 34, "dvs": 128}
 # Of a method without slots.

@@ -321,6 +321,15 @@ def test_wrong_networks(tmp_path, capsys, arguments, message):
     assert message in fails(capsys, *arguments, "--data-dir", ".", "--batch-size", "2", "--no-checkpoint")
 
 
+@needs_host_runtime
+@needs_library
+def test_event_driven_convolutions_are_refused_on_the_ipu_model(tmp_path, capsys):
+    write_recordings(tmp_path, samples=2)
+    arguments = ["--dataset", "nmnist", "--data-dir", ".", "--network", "conv", "--batch-size", "2", "--no-checkpoint"]
+    error = fails(capsys, *arguments, "--device", "ipu-model")
+    assert "argument --network: event-driven convolutions do not run on the IPU model; --dense or" in error
+
+
 def test_binned_recordings_are_kept_on_the_disk(tmp_path, monkeypatch, capsys):
     write_recordings(tmp_path / "data", samples=8)
     monkeypatch.setenv("SNNIPU_EVENT_CACHE", str(tmp_path / "kept"))
