@@ -33,6 +33,17 @@ def failure(what: str, error: OSError) -> OSError:
     return (WriteError if error.errno in NO_ROOM else OSError)(f"{what}: {error.strerror or error}")
 
 
+def cache_folder(name: str) -> Path:
+    """``snnipu/NAME`` in the folder that the environment variable ``XDG_CACHE_HOME`` names, else in ``~/.cache``.
+
+    Raises:
+        RuntimeError: the user has no home.
+    """
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # As the XDG specification has it, a relative path does not count.
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "snnipu" / name
+
+
 def writable_file(path: Path) -> Path:
     """Check, before hours of work, that a file can be written at ``path``; returns it with links resolved.
 

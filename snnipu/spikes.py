@@ -10,9 +10,12 @@ import torch
 import torch.utils._pytree as pytree
 
 Index = Union[slice, Sequence[int], torch.Tensor]
+MapShape = Optional[Tuple[int, int, int]]
 _TIME_MAJOR = "[T, B, S]"
 # What is saved, in the order of ``SparseSpikes._set``.
-_STATE = ("ids", "values", "counts", "num_neurons", "dropped", "outside")
+_STATE = ("ids", "values", "counts", "num_neurons", "dropped", "outside", "map_shape")
+# Not in files of versions that had no maps.
+_LATER_STATE = ("map_shape",)
 
 
 # A dataclass, so that DistributedDataParallel finds the tensors in it.
@@ -39,6 +42,8 @@ class SparseSpikes:
         counts: int32 ``[T, B, 2]``: spikes, and spikes + slots that only carry gradient; at most ``S``.
         num_neurons: how many neurons there are.
         dropped: int32 ``[T, B, 2]``: spikes, and spikes + gradient slots, that did not fit into ``S``; None: none.
+        map_shape: ``(C, H, W)`` where the neurons are those of ``C`` maps, neuron ``(c * H + y) * W + x`` at ``y, x``
+            of map ``c``; None: they are a row. Layers on maps tell it, and read it.
 
     Attributes:
         outside: events outside the time window that :meth:`from_events` left out on request.
@@ -53,6 +58,7 @@ class SparseSpikes:
     num_neurons: int
     dropped: Optional[torch.Tensor]
     outside: int = 0
+    map_shape: MapShape = None
 
     def __init__(
         self,
@@ -63,11 +69,13 @@ class SparseSpikes:
         *,
         dropped: Optional[torch.Tensor] = None,
         outside: int = 0,
+        map_shape: MapShape = None,
     ) -> None:
         _check_types(ids, values, counts, num_neurons, dropped)
         _check_outside(outside)
+        map_shape = check_map_shape(map_shape, num_neurons)
         _check_contents(ids, counts, num_neurons)
-        self._set(ids, values, counts, num_neurons, dropped, outside)
+        self._set(ids, values, counts, num_neurons, dropped, outside, map_shape)
 
     def _set(
         self,
@@ -77,9 +85,10 @@ class SparseSpikes:
         num_neurons: int,
         dropped: Optional[torch.Tensor],
         outside: int = 0,
+        map_shape: MapShape = None,
     ) -> None:
         self.ids, self.values, self.counts = ids, values, counts
-        self.num_neurons, self.dropped, self.outside = num_neurons, dropped, outside
+        self.num_neurons, self.dropped, self.outside, self.map_shape = num_neurons, dropped, outside, map_shape
 
     @classmethod
     def _trusted(
@@ -90,10 +99,11 @@ class SparseSpikes:
         num_neurons: int,
         dropped: Optional[torch.Tensor] = None,
         outside: int = 0,
+        map_shape: MapShape = None,
     ) -> "SparseSpikes":
         """What an op of this package returned: nothing is checked."""
         spikes = cls.__new__(cls)
-        spikes._set(ids, values, counts, num_neurons, dropped, outside)
+        spikes._set(ids, values, counts, num_neurons, dropped, outside, map_shape)
         return spikes
 
     # ---- saving and copying
@@ -107,11 +117,12 @@ class SparseSpikes:
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         # A file may be damaged or forged, and kernels trust ids.
-        if not isinstance(state, dict) or set(state) != set(_STATE):
+        if not isinstance(state, dict) or set(state) | set(_LATER_STATE) != set(_STATE):
             found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
             raise ValueError(f"saved SparseSpikes must hold {list(_STATE)}, got {found}")
         _check_types(*(state[name] for name in _STATE[:5]))
         _check_outside(state["outside"])
+        state = {**state, "map_shape": check_map_shape(state.get("map_shape"), state["num_neurons"])}
         _check_contents(state["ids"], state["counts"], state["num_neurons"])
         self._set(**state)
 
@@ -263,7 +274,8 @@ class SparseSpikes:
 
     def __repr__(self) -> str:
         steps, batch, neurons = self.shape
-        text = f"SparseSpikes(T={steps}, B={batch}, N={neurons}, slots={self.capacity}"
+        maps = "" if self.map_shape is None else "={}x{}x{}".format(*self.map_shape)
+        text = f"SparseSpikes(T={steps}, B={batch}, N={neurons}{maps}, slots={self.capacity}"
         if self.device.type == "meta":
             return text + ", device=meta)"
         text += f", {self.num_spikes} spikes, activity {100 * self.activity:.3g} %"
@@ -295,12 +307,25 @@ class SparseSpikes:
             at = (slice(None),) * dim + (part,)
             ids, values, counts = ids[at], values[at], counts[at]
             dropped = None if dropped is None else dropped[at]
-        return self._trusted(ids, values, counts, self.num_neurons, dropped)
+        return self._trusted(ids, values, counts, self.num_neurons, dropped, map_shape=self.map_shape)
 
     def _map(self, change: Any) -> "SparseSpikes":
         dropped = None if self.dropped is None else change(self.dropped)
         return self._trusted(
-            change(self.ids), change(self.values), change(self.counts), self.num_neurons, dropped, self.outside
+            change(self.ids),
+            change(self.values),
+            change(self.counts),
+            self.num_neurons,
+            dropped,
+            self.outside,
+            self.map_shape,
+        )
+
+    def with_maps(self, map_shape: MapShape) -> "SparseSpikes":
+        """The same spikes, of neurons that are those of maps ``(C, H, W)``; None: of a row of neurons."""
+        map_shape = check_map_shape(map_shape, self.num_neurons)
+        return self._trusted(
+            self.ids, self.values, self.counts, self.num_neurons, self.dropped, self.outside, map_shape
         )
 
     def to(self, *args: Any, **kwargs: Any) -> "SparseSpikes":
@@ -324,12 +349,20 @@ class SparseSpikes:
         return self._map(lambda tensor: tensor.pin_memory())
 
     def detach(self) -> "SparseSpikes":
-        return self._trusted(self.ids, self.values.detach(), self.counts, self.num_neurons, self.dropped, self.outside)
+        return self._trusted(
+            self.ids,
+            self.values.detach(),
+            self.counts,
+            self.num_neurons,
+            self.dropped,
+            self.outside,
+            self.map_shape,
+        )
 
     def _summary(self) -> "SparseSpikes":
         """Counts without the spikes."""
         ids, values = (tensor.new_empty((*tensor.shape[:2], 0)) for tensor in (self.ids, self.values.detach()))
-        return self._trusted(ids, values, self.counts, self.num_neurons, self.dropped, self.outside)
+        return self._trusted(ids, values, self.counts, self.num_neurons, self.dropped, self.outside, self.map_shape)
 
     def clone(self) -> "SparseSpikes":
         return self._map(torch.clone)
@@ -348,6 +381,7 @@ class SparseSpikes:
             self.num_neurons,
             self.dropped,
             self.outside,
+            self.map_shape,
         )
 
     def limit(self, max_spikes: int, *, overflow: str = "lowest") -> "SparseSpikes":
@@ -361,7 +395,7 @@ class SparseSpikes:
         values = self.values.gather(2, slots)
         if self.dropped is not None:
             dropped = dropped + self.dropped
-        return self._trusted(ids, values, counts, self.num_neurons, dropped, self.outside)
+        return self._trusted(ids, values, counts, self.num_neurons, dropped, self.outside, self.map_shape)
 
     @classmethod
     def cat(cls, parts: Sequence["SparseSpikes"]) -> "SparseSpikes":
@@ -372,6 +406,9 @@ class SparseSpikes:
         sizes = sorted({(part.num_steps, part.num_neurons) for part in parts})
         if len(sizes) > 1:
             raise ValueError(f"parts must agree in time steps and neurons, got {sizes}")
+        known = sorted({part.map_shape for part in parts if part.map_shape is not None})
+        if len(known) > 1:
+            raise ValueError(f"parts must agree in map_shape, got {known}")
         slots = max(part.capacity for part in parts)
 
         def widened(tensor: torch.Tensor) -> torch.Tensor:
@@ -388,6 +425,7 @@ class SparseSpikes:
             parts[0].num_neurons,
             dropped,
             sum(part.outside for part in parts),
+            known[0] if known else None,
         )
 
 
@@ -410,18 +448,21 @@ def collate(batch: List[Any]) -> Any:
     return torch.utils.data.default_collate(batch)
 
 
-def _flattened(spikes: SparseSpikes) -> Tuple[List[Any], Tuple[int, int]]:
-    return [spikes.ids, spikes.values, spikes.counts, spikes.dropped], (spikes.num_neurons, spikes.outside)
+def _flattened(spikes: SparseSpikes) -> Tuple[List[Any], Tuple[Any, ...]]:
+    maps = None if spikes.map_shape is None else tuple(spikes.map_shape)
+    return [spikes.ids, spikes.values, spikes.counts, spikes.dropped], (spikes.num_neurons, spikes.outside, maps)
 
 
 def _unflattened(leaves: Iterable[Any], context: Any) -> SparseSpikes:
     # Not only tensors: whatever a function made of them.
     ids, values, counts, dropped = leaves
-    num_neurons, outside = context
-    return SparseSpikes._trusted(ids, values, counts, num_neurons, dropped, outside)
+    num_neurons, outside, *maps = context
+    # A context that was written to a file has lists for tuples.
+    map_shape = tuple(maps[0]) if maps and maps[0] is not None else None
+    return SparseSpikes._trusted(ids, values, counts, num_neurons, dropped, outside, map_shape)
 
 
-def _flattened_with_keys(spikes: SparseSpikes) -> Tuple[List[Any], Tuple[int, int]]:
+def _flattened_with_keys(spikes: SparseSpikes) -> Tuple[List[Any], Tuple[Any, ...]]:
     """As :func:`_flattened`, each leaf with its name: ``torch.export`` asks for it."""
     leaves, context = _flattened(spikes)
     names = ("ids", "values", "counts", "dropped")
@@ -458,6 +499,23 @@ def check_num_neurons(num_neurons: object) -> None:
         raise TypeError(f"num_neurons must be an int, got {num_neurons!r}")
     if not 1 <= num_neurons < 2**31:
         raise ValueError(f"num_neurons must be from 1 to 2**31 - 1, got {num_neurons}")
+
+
+def check_map_shape(map_shape: object, num_neurons: int) -> MapShape:
+    """``map_shape`` is None or three positive ints whose product is ``num_neurons``."""
+    if map_shape is None:
+        return None
+    if not isinstance(map_shape, (tuple, list)) or len(map_shape) != 3:
+        raise TypeError(f"map_shape must be (C, H, W) or None, got {map_shape!r}")
+    if not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in map_shape):
+        raise TypeError(f"map_shape must hold three positive ints, got {map_shape!r}")
+    channels, height, width = map_shape
+    if channels * height * width != num_neurons:
+        raise ValueError(
+            f"map_shape must be of num_neurons={num_neurons} neurons, got {tuple(map_shape)}, which are "
+            f"{channels * height * width}"
+        )
+    return channels, height, width
 
 
 def _check_types(ids: object, values: object, counts: object, num_neurons: object, dropped: object) -> None:

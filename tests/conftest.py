@@ -12,6 +12,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 os.environ.setdefault("SNNIPU_POISON_MEMORY", "1")
 # Not the user's own folder; kept, as compiling a neuron takes seconds.
 os.environ.setdefault("SNNIPU_NEURONS_DIR", str(REPOSITORY / "out" / "neurons"))
+# Tests write nothing into the user's cache, and take nothing from there; those of the cache name their own.
+os.environ["SNNIPU_EVENT_CACHE"] = "0"
 
 
 # Files that take longest: begun first, they do not run alone at the end.

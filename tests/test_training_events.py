@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 
@@ -73,6 +75,42 @@ def test_methods_are_equal_without_caps(data, delay):
         for ours, theirs in zip(gradients[method], gradients["dense"]):
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
             assert float(theirs.abs().max()) > 1e-4
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_methods_are_equal_on_maps(delay):
+    """Of a network of convolutions; without delay, by MultiStep too."""
+    generator = torch.Generator().manual_seed(0)
+    x = datasets.random_spikes(10, 4, 2 * 12 * 12, 0.02, generator=generator)
+    labels = torch.tensor([0, 1, 2, 1])
+    spikes, gradients = {}, {}
+    for method in METHODS:
+        net = training.benchmark_network(
+            [(2, 12, 12), "6C3", "MP2", "8C3S2P1", "AP2", 20, 3],
+            decay=0.9,
+            grad_threshold=None,
+            delay=delay,
+            generator=torch.Generator().manual_seed(1),
+        ).double()
+        training.scale_to_activity(net, x, 0.1)
+        layers = training.METHODS[method](net, x.to(torch.float64))
+        assert [part.num_neurons for part in layers if method != "dense"] == (
+            [600, 72, 20, 3] if method != "dense" else []
+        )
+        spikes[method] = [dense_of(layer) for layer in layers]
+        torch.nn.functional.cross_entropy(dense_of(layers[-1]).sum(0), labels).backward()
+        gradients[method] = [layer.weight.grad for layer in net.layers]
+    for method in ("sparse_ops", "sparse_network"):
+        for ours, theirs in zip(spikes[method], spikes["dense"]):
+            assert torch.equal(ours, theirs)
+            assert float(theirs.sum()) > 5
+        for ours, theirs in zip(gradients[method], gradients["dense"]):
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+            assert float(theirs.abs().max()) > 1e-4
+    if not delay:
+        with torch.no_grad():
+            spk, _ = net.to_dense()(x.to_dense().double().unflatten(-1, (2, 12, 12)))
+        assert torch.equal(spk, spikes["dense"][-1])
 
 
 def test_curves_of_the_methods_are_equal_without_caps(data):
@@ -417,6 +455,68 @@ def test_defaults_are_the_published_configurations():
         settings = training.EventConfig.for_dataset(dataset)
         assert (settings.grad_threshold, settings.grad_threshold_start) == (0.9, -100.0)
         assert training.EventConfig.from_dict(settings.to_dict()) == settings
+
+
+def test_networks_of_convolutions_have_defaults_for_their_maps():
+    build = training.EventConfig.for_dataset
+    nmnist = build("nmnist", network="conv")
+    assert nmnist.hidden == ("12C5", "MP2", "32C5", "MP2")
+    assert (nmnist.num_hidden_layers, nmnist.delay, nmnist.max_spikes) == (2, 0, None)
+    assert training.EventConfig.from_dict(nmnist.to_dict()) == nmnist
+    assert build("dvs", network="conv").hidden == ("16C5P2", "MP2", "32C3P1", "MP2", 512)
+    assert (
+        build("dvs", network="conv", downsample=2).hidden == build("dvs", network="conv", crop=64, downsample=1).hidden
+    )
+    assert "64C3P1" in build("dvs", network="conv", downsample=2).hidden
+    assert build("nmnist", network="conv", method="dense").grad_threshold is None
+    own = build("nmnist", network="conv", hidden="8C3-MP2-50", slot_activity=0.1)
+    assert own.hidden == ("8C3", "MP2", "50")
+    assert own.slots([2312, 8192, 50, 10]) == (None, 818, 4, 10)
+    assert build("nmnist", network="conv", max_spikes=(64, 900, 300, 10)).slots([1] * 4) == (64, 900, 300, 10)
+    before = build("nmnist").to_dict()
+    del before["network"]  # a checkpoint of before there was a choice
+    assert training.EventConfig.from_dict(before) == build("nmnist")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "settings", "message"),
+    [
+        (
+            "randman",
+            {"network": "conv"},
+            "network: expected fc for the data set randman, got conv: only nmnist and dvs",
+        ),
+        ("nmnist", {"network": "cnn"}, "network: expected one of fc, conv, got 'cnn'"),
+        ("nmnist", {"hidden": ("12C5",)}, "hidden: '12C5' is a layer of network conv, and this is network fc"),
+        ("nmnist", {"network": "conv", "hidden": (0,)}, "hidden: expected a positive integer, got 0"),
+        (
+            "nmnist",
+            {"network": "conv", "max_spikes": (1, 2)},
+            "max_spikes: expected 4 numbers, for the input, 2 hidden",
+        ),
+    ],
+)
+def test_bad_networks(dataset, settings, message):
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
+        training.EventConfig.for_dataset(dataset, **settings)
+
+
+def test_a_network_that_does_not_fit_its_maps(data):
+    x = datasets.random_spikes(5, 1, 2312, 0.01)
+    made = datasets.EventDataset(
+        lambda index: (x.ids[:, 0, 0].sort().values * 0, x.ids[:, 0, 0]), [0, 1], num_steps=100, num_neurons=2312
+    )
+    maps = datasets.EventData("own", made, made, 2312, 100, 2, (2, 34, 34))
+    settings = training.EventConfig.for_dataset("nmnist", network="conv", hidden="12C50", batch_size=2)
+    with pytest.raises(ValueError, match=r"^hidden: '12C50' does not fit into the maps before it, 34 x 34"):
+        training.EventTrainer(settings, maps)
+    with pytest.raises(ValueError, match=r"^hidden: 'X5' is no layer: expected such as '12C5'"):
+        training.EventTrainer(
+            training.EventConfig.for_dataset("nmnist", network="conv", hidden="X5", batch_size=2), maps
+        )
+    settings = training.EventConfig.for_dataset("nmnist", network="conv", steps=20, batch_size=2)
+    with pytest.raises(ValueError, match=r"^network: expected fc for randman, got conv: it has no maps"):
+        training.EventTrainer(settings, data)
 
 
 def test_defaults_make_way():

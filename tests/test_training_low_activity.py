@@ -165,13 +165,35 @@ def test_wrong_schedule(arguments, message):
         GradThresholdSchedule(network(), **arguments)
 
 
+def test_layers_of_maps_are_scaled_to_their_activity():
+    generator = torch.Generator().manual_seed(0)
+    description = [(2, 12, 12), "6C3", "MP2", "8C3P1", "AP2", 20, 4]
+    for delay in (0, 1):
+        network = snn.training.benchmark_network(
+            description, decay=0.9, grad_threshold=None, delay=delay, generator=generator
+        )
+        x = (torch.rand(30, 8, 2, 12, 12, generator=generator) < 0.02).float()
+        found = scale_to_activity(network, x, [0.05, 0.04, None, 0.03])
+        with torch.no_grad():
+            network(x)
+        assert [scale.activity for scale in found] == pytest.approx(network.activity, rel=1e-3)
+        assert network.activity[0] == pytest.approx(0.05, rel=0.05)
+        assert network.activity[1] == pytest.approx(0.04, rel=0.05)
+        assert network.activity[3] == pytest.approx(0.03, rel=0.05)
+        assert found[2].scale == 1
+        flat = x.flatten(2)
+        assert scale_to_activity(network, flat, 0.04)[0].scale < 1
+
+
 def test_schedule_needs_sparse_layers():
-    with pytest.raises(ValueError, match="network: expected a module with SparseLeaky layers"):
+    with pytest.raises(ValueError, match="network: expected a module with SparseLeaky or SparseConvLeaky layers"):
         GradThresholdSchedule(torch.nn.Linear(3, 3))
     with pytest.raises(TypeError, match="network: expected a module, got str"):
         GradThresholdSchedule("network")
     layer = snn.SparseLeaky(3, 4, beta=0.9)
     assert GradThresholdSchedule(torch.nn.Sequential(layer), -3).value == layer.grad_threshold == -3
+    conv = snn.SparseConvLeaky(2, 3, 3, beta=0.9)
+    assert GradThresholdSchedule(torch.nn.Sequential(conv), -3).value == conv.grad_threshold == -3
 
 
 # ---- scaling to an activity

@@ -9,7 +9,7 @@ jupytext = pytest.importorskip("jupytext")
 nbclient = pytest.importorskip("nbclient")
 nbformat = pytest.importorskip("nbformat")
 
-TUTORIALS = ["01_leaky_mnist_poptorch", "02_sparse_nmnist", "03_ipu_model"]
+TUTORIALS = ["01_leaky_mnist_poptorch", "02_sparse_nmnist", "03_ipu_model", "05_event_driven_convolutions"]
 
 
 def notebook_of(repository, name):
@@ -139,3 +139,29 @@ def test_ipu_model_runs(repository, tmp_path, monkeypatch):
         assert 0.6 < float(predicted.replace(",", "")) / float(counted.replace(",", "")) < 1.6
     assert "bound by: compute" in text
     assert pictures == 5
+
+
+@needs_library
+@pytest.mark.parametrize("source", ["nmnist", "moving bars"])
+def test_event_driven_convolutions_run(repository, tmp_path, monkeypatch, request, source):
+    folder = tmp_path / "nothing"
+    if source == "nmnist":
+        folder = request.getfixturevalue("data_folder")
+        if not (folder / "nmnist" / "Train").is_dir():
+            pytest.skip(f"no N-MNIST in {folder / 'nmnist'}")
+    settings = {
+        "SNNIPU_DATA": str(folder),
+        "SNNIPU_TUTORIAL_SAMPLES": "64",
+        "SNNIPU_TUTORIAL_EPOCHS": "3",
+        "OMP_NUM_THREADS": "1",
+    }
+    text, pictures = outputs_of(repository, tmp_path, monkeypatch, "05_event_driven_convolutions", settings)
+    assert f"{source}: 64 training and 64 test recordings of (2, 34, 34) neurons" in text
+    assert ("Going on with moving bars" in text) == (source == "moving bars")
+    losses = [float(found) for found in re.findall(r"epoch \d/3: loss ([\d.]+), training accuracy", text)]
+    assert len(losses) == 3
+    assert losses[2] < 0.9 * losses[0]
+    assert percent_behind("test accuracy: ", text) > (20 if source == "nmnist" else 40)
+    assert len(re.findall(r"input activity .* dense .* ms, event-driven .* ms", text)) == 3
+    assert percent_behind("equal spikes: ", text) > 99.5
+    assert pictures == 6

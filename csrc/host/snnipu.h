@@ -147,6 +147,66 @@ SNNIPU_API uint64_t snnipu_fingerprint(const void *bytes, int64_t count, int32_t
       int64_t slots, int64_t inputs, int64_t neurons, int64_t own_slots, int64_t beta_size, int64_t threshold_size,    \
       int64_t delay, int32_t reset, int32_t surrogate, double surrogate_a, double surrogate_b, int32_t threads)
 
+/* Convolutions and pools of maps: ids are those of [channels, height, width] flattened.
+ *   geometry of a convolution  15 numbers: channels, height, width of the input, the same of the output, kernel height
+ * and width, stride, padding and dilation (vertical, horizontal each), groups geometry of a pool         11 numbers:
+ * channels, height and width of the input, of the output height and width, of the window height and width, stride and
+ * padding weight                     [out channels, in channels / groups, kernel height, kernel width] */
+
+/* out [rows, out channels, height, width] = the convolution of the spikes, + bias [out channels], which may be NULL. */
+#define SNNIPU_SPARSE_CONV2D_FWD(NAME, C)                                                                              \
+  SNNIPU_API int NAME(const int32_t *ids, const C *values, const int32_t *counts, const C *weight, const C *bias,      \
+                      C *out, const int64_t *geometry, int64_t rows, int64_t slots, int32_t threads)
+
+/* Its adjoint; each result may be NULL. */
+#define SNNIPU_SPARSE_CONV2D_BWD(NAME, C)                                                                              \
+  SNNIPU_API int NAME(const C *grad, const int32_t *ids, const C *values, const int32_t *counts, const C *weight,      \
+                      C *grad_values, C *grad_weight, C *grad_bias, const int64_t *geometry, int64_t rows,             \
+                      int64_t slots, int32_t threads)
+
+/* A convolution and leaky integrate-and-fire neurons over a sequence, as SNNIPU_SPARSE_LIF_SEQUENCE_FWD.
+ *   beta, threshold      [*_size], 1 or out channels
+ *   mem                  out: [steps, batch, height * width, out channels] or NULL
+ *   kept                 out: what snnipu_sparse_conv_select_* makes the layer's spikes of, and frees
+ *   most                 out: the most neurons carried in a row */
+#define SNNIPU_SPARSE_CONV_LIF_SEQUENCE_FWD(NAME, C)                                                                   \
+  SNNIPU_API int NAME(const int32_t *ids, const C *values, const int32_t *counts, const C *weight, const C *bias,      \
+                      const C *beta, const C *threshold, double grad_threshold, double input_scale, C *mem,            \
+                      void **kept, int64_t *most, const int64_t *geometry, int64_t steps, int64_t batch,               \
+                      int64_t slots, int64_t beta_size, int64_t threshold_size, int64_t delay,                         \
+                      int32_t has_grad_threshold, int32_t reset, int32_t threads)
+
+/* The layer's slots, the membranes there and the bits of the neurons that fired. counts NULL: only frees. */
+#define SNNIPU_SPARSE_CONV_SELECT(NAME, C)                                                                             \
+  SNNIPU_API int NAME(void *kept, int32_t *ids, C *values, int32_t *counts, int32_t *dropped, C *slot_mem,             \
+                      uint32_t *fired, int64_t slots, int32_t rotate, int32_t threads)
+
+/* Its adjoint, as SNNIPU_SPARSE_LIF_SEQUENCE_BWD.
+ *   neuron_threshold     [1], or one for each neuron where threshold_size is not 1
+ *   grad_current         [steps, batch, height * width, out channels]: of the membrane
+ * Each result may be NULL. */
+#define SNNIPU_SPARSE_CONV_LIF_SEQUENCE_BWD(NAME, C)                                                                   \
+  SNNIPU_API int NAME(const C *grad, const int32_t *ids, const C *values, const int32_t *counts, const C *weight,      \
+                      const C *beta, const C *threshold, const C *neuron_threshold, const int32_t *own_ids,            \
+                      const int32_t *own_counts, const C *slot_mem, const uint32_t *fired, const C *mem,               \
+                      C *grad_values, C *grad_weight, C *grad_bias, C *grad_beta, C *grad_threshold, C *grad_current,  \
+                      const int64_t *geometry, double input_scale, int64_t steps, int64_t batch, int64_t slots,        \
+                      int64_t own_slots, int64_t beta_size, int64_t threshold_size, int64_t delay, int32_t reset,      \
+                      int32_t surrogate, double surrogate_a, double surrogate_b, int32_t threads)
+
+/* Pools: mode 0 maximum, 1 average, 2 sum.
+ *   own_*                out: the pool's spikes; own_slots of them, which must be enough (else 1 is returned)
+ *   source               out: [rows, own_slots]: the slot that gets a maximum's gradient; NULL for the other modes
+ *   most                 out: the most slots in use */
+#define SNNIPU_SPARSE_POOL2D_FWD(NAME, C)                                                                              \
+  SNNIPU_API int NAME(const int32_t *ids, const C *values, const int32_t *counts, int32_t *own_ids, C *own_values,     \
+                      int32_t *own_counts, int32_t *source, int64_t *most, const int64_t *geometry, int64_t rows,      \
+                      int64_t slots, int64_t own_slots, int32_t mode, int32_t threads)
+#define SNNIPU_SPARSE_POOL2D_BWD(NAME, C)                                                                              \
+  SNNIPU_API int NAME(const C *grad, const int32_t *ids, const int32_t *counts, const int32_t *own_ids,                \
+                      const int32_t *own_counts, const int32_t *source, C *grad_values, const int64_t *geometry,       \
+                      int64_t rows, int64_t slots, int64_t own_slots, int32_t mode, int32_t threads)
+
 /* Bits of x [rows, neurons]. With threshold: fired where x > threshold ([threshold_size], 1 or neurons), carried also
  * where x > grad_threshold or, without one, everywhere. threshold NULL: both where x is not 0. */
 #define SNNIPU_ABOVE(NAME, C)                                                                                          \

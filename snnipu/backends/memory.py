@@ -111,10 +111,16 @@ def limit_asked_for() -> int:
     text = os.environ.get(_VARIABLE, "1")
     if text == "1":
         return int(memory_of_machine() * _SHARE)
-    size = re.fullmatch(r"(\d+)([KMG]?)", text)
+    size = bytes_of(text)
     if size is None:
         raise ValueError(f"{_VARIABLE} must be 0, 1, or a size such as 512M or 4G, got {text!r}")
-    return int(size[1]) * _UNITS[size[2]]
+    return size
+
+
+def bytes_of(text: str) -> Optional[int]:
+    """The size that ``512M`` or ``4G`` says; None for what is none."""
+    size = re.fullmatch(r"(\d+)([KMG]?)", text)
+    return None if size is None else int(size[1]) * _UNITS[size[2]]
 
 
 def _uses_glibc() -> bool:

@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -18,7 +19,14 @@ from snnipu import _dropin, datasets, training
 from snnipu._extras import MissingExtra, require
 from snnipu._files import failure, write_text
 from snnipu._version import __version__
-from snnipu.training.config import DATASET_DEFAULTS, EVENT_DEFAULTS, OVERFLOW_ORDERS, PRECISIONS
+from snnipu.training.config import (
+    CONV_HIDDEN,
+    DATASET_DEFAULTS,
+    EVENT_DEFAULTS,
+    NETWORKS,
+    OVERFLOW_ORDERS,
+    PRECISIONS,
+)
 from snnipu.training.interrupt import StopRequest
 
 Config = Union[training.TrainConfig, training.EventConfig]
@@ -106,9 +114,10 @@ def build_parser() -> argparse.ArgumentParser:
     network.add_argument("--steps", type=positive_int, metavar="T", help=f"time steps ({by_dataset('steps')})")
     network.add_argument(
         "--hidden",
-        type=positive_ints,
+        type=hidden_layers,
         metavar="N[,N...]",
-        help=f"hidden neurons, for events of one or more layers ({by_dataset('hidden')})",
+        help=f"hidden neurons, for events of one or more layers ({by_dataset('hidden')}); for --network conv layers "
+        "such as 12C5-MP2-32C5-MP2-100: convolutions to 12 and 32 maps by 5 x 5, maxima of 2 x 2, 100 neurons",
     )
     network.add_argument(
         "--epochs", type=positive_int, metavar="N", help=f"passes over the data ({by_dataset('epochs')})"
@@ -182,10 +191,23 @@ def build_parser() -> argparse.ArgumentParser:
     )
     events = parser.add_argument_group("events: how sparse")
     events.add_argument(
+        "--network",
+        choices=NETWORKS,
+        help="nmnist, dvs: fc, fully connected (default), or conv, the field's small network of convolutions: "
+        + ", ".join(
+            f"{'-'.join(map(str, hidden))} for {dataset}" + (f" up to {side} x {side}" if len(sides) > 1 else "")
+            for dataset, sides in CONV_HIDDEN.items()
+            for side, hidden in sides.items()
+        ),
+    )
+    events.add_argument(
         "--method",
         choices=tuple(training.METHODS),
         help="sparse_network (default): one operator a layer; sparse_ops: operator by operator; dense: matrix products "
         "over all steps, which has no slots and no second threshold",
+    )
+    events.add_argument(
+        "--dense", dest="method", action="store_const", const="dense", help="the same as --method dense"
     )
     events.add_argument(
         "--activity",
@@ -290,6 +312,11 @@ def build_parser() -> argparse.ArgumentParser:
         )
     data.add_argument("--manifold-dim", type=positive_int, metavar="D", help="randman: of the manifolds (default: 1)")
     data.add_argument("--alpha", type=float, help="randman: smoothness of the manifolds (default: 2)")
+    data.add_argument(
+        "--no-cache",
+        action="store_true",
+        help="nmnist, shd, dvs: keep no binned recordings on the disk, and take none from there (they are in memory)",
+    )
     data.add_argument("--workers", type=natural_int, metavar="N", help="events: processes that read recordings")
     data.add_argument(
         "--device",
@@ -355,6 +382,13 @@ def natural_int(text: str) -> int:
 def positive_ints(text: str) -> Tuple[int, ...]:
     """``256`` or ``256,128``."""
     return tuple(map(positive_int, text.split(",")))
+
+
+def hidden_layers(text: str) -> Tuple[Union[int, str], ...]:
+    """``256,128``, or ``12C5-MP2-100``."""
+    if not any(letter.isalpha() for letter in text):
+        return positive_ints(text)
+    return tuple(positive_int(part) if part.isdecimal() else part.upper() for part in re.split("[-,]", text))
 
 
 def none_or(kind: Callable[[str], Any], what: str = "") -> Callable[[str], Any]:
@@ -426,6 +460,8 @@ def train(
     if saved is not None:
         saved = go_on(trainer, saved, options.resume)
     say(trainer.describe(), flush=True)
+    for line in cache_lines(trainer):
+        say(line, flush=True)
     if ranks.size > 1:
         say(f"{ranks.size} processes, {torch.get_num_threads()} threads each", flush=True)
     if saved is not None:
@@ -499,6 +535,10 @@ def set_up(
         raise UsageError(f"argument --engine: {config.engine} does not run on the IPU model; --device cpu does")
     if on_ipu_model and config.precision != "float32":
         raise UsageError(f"argument --precision: {config.precision} does not run on the IPU model; --device cpu does")
+    if on_ipu_model and getattr(config, "network", "fc") == "conv" and getattr(config, "method", "") != "dense":
+        raise UsageError(
+            "argument --network: event-driven convolutions do not run on the IPU model; --dense or --device cpu does"
+        )
     if options.replicas is not None and not on_ipu_model:
         raise UsageError(f"argument --replicas: only for --device {IPU_MODEL}; torchrun starts several processes")
     data = ranks.local_first(lambda: load_data(config, options)) if options.download else load_data(config, options)
@@ -511,6 +551,7 @@ def resume_command(options: argparse.Namespace, checkpoint: Path) -> List[str]:
     for name in ("data_dir", "json", "plot_dir", "workers", "accumulate", "replicas", "checkpoint_steps"):
         if getattr(options, name) is not None and (name, getattr(options, name)) != ("accumulate", 1):
             command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
+    command += ["--no-cache"] if options.no_cache else []
     return command + (["--device", options.device] if options.device != "auto" else [])
 
 
@@ -668,6 +709,8 @@ def choose_config(options: argparse.Namespace, saved: Optional[Dict[str, Any]]) 
         if len(asked["hidden"]) > 1:
             raise UsageError(f"argument --hidden: expected one number for --dataset {dataset}, got several")
         (asked["hidden"],) = asked["hidden"]
+        if not isinstance(asked["hidden"], int):
+            raise UsageError(f"argument --hidden: expected a number for --dataset {dataset}, got {asked['hidden']}")
     try:
         if saved is None:
             return kind.for_dataset(**{"dataset": dataset, **asked})
@@ -720,6 +763,7 @@ def load_events(config: training.EventConfig, options: argparse.Namespace) -> da
             alpha=config.alpha,
         )
     settings: Dict[str, Any] = {"num_steps": config.steps, "step_us": config.step_us, "download": options.download}
+    settings["cache"] = "memory" if options.no_cache else True
     if config.dataset == "shd":
         return datasets.shd(options.data_dir, **settings)
     if config.dataset == "nmnist":
@@ -762,6 +806,19 @@ def data_message(error: Exception) -> str:
     if name not in SETTINGS:
         raise error
     return f"argument {flag(name)}: {rest}"
+
+
+def cache_lines(trainer: AnyTrainer) -> List[str]:
+    """Where binned recordings are kept from run to run, and how many are there; none where they are not."""
+    data = trainer.data if isinstance(trainer, training.EventTrainer) else None
+    if data is None or data.train.cache_file is None:
+        return []
+    there = [part.disk_usage() for part in (data.train, data.test)]
+    return [
+        f"binned recordings are kept in {data.train.cache_file.parent}: {sum(part.recordings for part in there):,} of "
+        f"{len(data.train) + len(data.test):,} are there, {sum(part.bytes for part in there) / 2**20:.1f} MiB "
+        "(--no-cache: in memory only)"
+    ]
 
 
 def print_epoch(trainer: AnyTrainer) -> None:

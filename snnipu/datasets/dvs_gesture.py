@@ -3,7 +3,7 @@
 import io
 import os
 import re
-from typing import List, Optional, Tuple
+from typing import List, Optional, Tuple, Union
 
 import numpy as np
 from numpy.lib import format as npy
@@ -121,7 +121,7 @@ def dvs_gesture(
     values: str = "binary",
     max_spikes: Optional[int] = None,
     overflow: str = "lowest",
-    cache: bool = True,
+    cache: Union[bool, str] = True,
     download: bool = False,
 ) -> EventData:
     """DVS128 Gesture as tonic prepares it: 128 x 128 pixels, 2 polarities, 11 classes, one gesture per recording.
@@ -138,7 +138,7 @@ def dvs_gesture(
             neurons of 32,768.
         merge_polarity: one neuron per pixel, for events of both polarities.
         values, max_spikes, overflow: as in :meth:`~snnipu.SparseSpikes.from_events`.
-        cache: keep binned recordings in memory.
+        cache: where binned recordings are kept, as in :class:`EventDataset`: in memory and on the disk.
         download: let tonic download what is missing into ``root/DVSGesture``. By default nothing is downloaded.
 
     Raises:
@@ -176,6 +176,8 @@ def dvs_gesture(
             overflow=overflow,
             values=values,
             cache=cache,
+            cache_key=f"dvs_gesture {tuple(camera)}",
+            files=paths,
         )
 
     train, test = part(names[0]), part(names[1])

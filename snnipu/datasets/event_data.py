@@ -1,19 +1,26 @@
 """What every event data set here is: recordings binned into SparseSpikes, one by one or in batches."""
 
 import operator
+import os
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from snnipu.datasets._disk_cache import DiskCache, Place, Usage
 from snnipu.spikes import SparseSpikes, collate
 
 Item = Tuple[SparseSpikes, int]
 Batch = Tuple[SparseSpikes, torch.Tensor]
 # (times, units) of a recording, one entry per event.
 Reader = Callable[[int], Tuple[Any, Any]]
+# What an argument ``cache`` may be: where binned recordings are kept.
+CACHES = (True, False, "memory", "disk")
+# Recordings that preload looks up and keeps at a time.
+_PRELOADED = 512
 
 
 class _Packed(NamedTuple):
@@ -30,36 +37,59 @@ def _pack(spikes: SparseSpikes, binary: bool, limited: bool) -> _Packed:
     """Of one sample in which every carried slot is a spike, as binning makes them."""
     counts = spikes.counts[:, 0, 0].numpy()
     used = np.arange(spikes.capacity) < counts[:, None]
-    ids = spikes.ids[:, 0].numpy()[used].astype(np.uint16 if spikes.num_neurons <= 2**16 else np.int32)
+    ids = spikes.ids[:, 0].numpy()[used].astype(_ids_type(spikes.num_neurons))
     values = None if binary else spikes.values[:, 0].numpy()[used]
     dropped = spikes.dropped[:, 0, 0].numpy() if limited and spikes.dropped is not None else None
     return _Packed(np.ascontiguousarray(counts), ids, values, dropped, spikes.outside)
+
+
+def _ids_type(num_neurons: int) -> Any:
+    return np.uint16 if num_neurons <= 2**16 else np.int32
+
+
+def _to_bytes(packed: _Packed) -> bytes:
+    optional = (packed.values, packed.dropped)
+    head = [packed.outside, len(packed.counts), len(packed.ids), *(part is not None for part in optional)]
+    parts = [np.array(head, np.int64), packed.counts, packed.ids, *(part for part in optional if part is not None)]
+    return b"".join(part.tobytes() for part in parts)
+
+
+def _from_bytes(content: bytes, num_neurons: int) -> Optional[_Packed]:
+    """The inverse of :func:`_to_bytes`; None where it is not of that form."""
+    if len(content) < 40:
+        return None
+    outside, steps, spikes, has_values, has_dropped = np.frombuffer(content, np.int64, 5).tolist()
+    ids_type = _ids_type(num_neurons)
+    types = [(np.int32, steps), (ids_type, spikes), (np.float32, spikes * has_values), (np.int32, steps * has_dropped)]
+    if len(content) != 40 + sum(np.dtype(kind).itemsize * number for kind, number in types):
+        return None
+    parts, at = [], 40
+    for kind, number in types:
+        parts.append(np.frombuffer(content, kind, number, at))
+        at += parts[-1].nbytes
+    counts, ids, values, dropped = parts
+    if int(counts.sum()) != spikes:
+        return None
+    return _Packed(counts, ids, values if has_values else None, dropped if has_dropped else None, outside)
 
 
 def _unpack(samples: Sequence[_Packed], num_neurons: int) -> SparseSpikes:
     """The samples as one batch, in as many slots as its busiest step needs."""
     counts = np.stack([sample.counts for sample in samples])  # [B, T]
     slots = int(counts.max()) if counts.size else 0
-    used = np.arange(slots) < counts.T[..., None]  # [T, B, S]
-    shape = used.shape
-    # Where each spike goes: the first slot of its step plus its place there. Ids are ordered by sample, then by step.
-    rows = counts.reshape(-1)
-    first = (np.arange(shape[0]) * shape[1] + np.arange(shape[1])[:, None]).reshape(-1) * slots
-    before = np.cumsum(rows, dtype=np.int64) - rows
-    to = np.repeat(first - before, rows) + np.arange(int(rows.sum()))
-    ids = np.zeros(used.size, np.int32)
-    ids[to] = np.concatenate([sample.ids for sample in samples])
-    if samples[0].values is None:
-        values = used.astype(np.float32)
-    else:
-        values = np.zeros(used.size, np.float32)
-        values[to] = np.concatenate([sample.values for sample in samples if sample.values is not None])
+    used = np.arange(slots, dtype=np.int32) < counts[..., None]  # [B, T, S], in the order of the spikes
+    ids = np.zeros(used.shape, samples[0].ids.dtype)
+    ids[used] = np.concatenate([sample.ids for sample in samples])
+    values = used
+    if samples[0].values is not None:
+        values = np.zeros(used.shape, np.float32)
+        values[used] = np.concatenate([sample.values for sample in samples if sample.values is not None])
     dropped = None
     if samples[0].dropped is not None:
         dropped = _pairs(np.stack([sample.dropped for sample in samples if sample.dropped is not None]))
     return SparseSpikes._trusted(
-        torch.from_numpy(ids.reshape(shape)),
-        torch.from_numpy(values.reshape(shape)),
+        torch.from_numpy(np.ascontiguousarray(ids.transpose(1, 0, 2), dtype=np.int32)),
+        torch.from_numpy(np.ascontiguousarray(values.transpose(1, 0, 2), dtype=np.float32)),
         _pairs(counts),
         num_neurons,
         dropped,
@@ -70,6 +100,12 @@ def _unpack(samples: Sequence[_Packed], num_neurons: int) -> SparseSpikes:
 def _pairs(counts: np.ndarray) -> torch.Tensor:
     """``[B, T]`` spikes as ``[T, B, 2]``: spikes, and spikes + gradient-only slots, of which events have none."""
     return torch.from_numpy(np.ascontiguousarray(np.repeat(counts.T[..., None], 2, -1), dtype=np.int32))
+
+
+def _within(index: int, total: int) -> int:
+    if not -total <= index < total:
+        raise IndexError(f"index {index} is out of range for {total} recordings")
+    return index % total
 
 
 class _Items(Sequence[Item]):
@@ -102,11 +138,19 @@ class EventDataset(Dataset[Item]):
         labels: class of each recording, whole numbers from 0.
         num_steps, num_neurons, step, max_spikes, overflow, values: as in :meth:`~snnipu.SparseSpikes.from_events`;
             ``step`` in the unit of the times.
-        cache: keep binned recordings in memory, 2 bytes per spike (4 from 65,537 neurons on) and 4 per step. Each
-            worker process of a loader has its own cache, unless :meth:`preload` filled it before.
+        cache: where binned recordings are kept: in memory (``"memory"``), on the disk (``"disk"``), in both (True), or
+            nowhere (False). 2 bytes per spike (4 from 65,537 neurons on) and 4 per step. Each worker process of a
+            loader has its own memory, unless :meth:`preload` filled it before; the disk's is shared, also from run to
+            run.
+        cache_key: for the disk: a name of what ``read`` does, which must differ where it gives other events. None:
+            nothing is kept on the disk.
+        files: for the disk: the file of each recording, or one file for all. Binned recordings of a file that has
+            changed since are not used.
 
     Attributes:
         labels: int64 ``[samples]``; known without reading events.
+        cache_file: where recordings are kept on the disk, in the folder of the environment variable
+            ``SNNIPU_EVENT_CACHE``; None: they are not.
 
     Raises:
         TypeError, ValueError: an argument is not as described, or what ``read`` gave cannot be binned.
@@ -123,7 +167,9 @@ class EventDataset(Dataset[Item]):
         max_spikes: Optional[int] = None,
         overflow: str = "lowest",
         values: str = "binary",
-        cache: bool = True,
+        cache: Union[bool, str] = True,
+        cache_key: Optional[str] = None,
+        files: Union[str, "os.PathLike[str]", Sequence[Any], None] = None,
     ) -> None:
         if not callable(read):
             raise TypeError(f"read must be a function of a recording's index, got {type(read).__name__}")
@@ -133,7 +179,17 @@ class EventDataset(Dataset[Item]):
             raise ValueError(f"labels must have one dimension, got shape {tuple(self.labels.shape)}")
         self.num_steps, self.num_neurons, self.step = num_steps, num_neurons, step
         self.max_spikes, self.overflow, self.values = max_spikes, overflow, values
-        self._cache: Optional[List[Optional[_Packed]]] = [None] * len(self.labels) if cache else None
+        if not (isinstance(cache, (bool, str)) and cache in CACHES):
+            raise ValueError(f"cache must be True, False, 'memory' or 'disk', got {cache!r}")
+        self._cache: Optional[List[Optional[_Packed]]] = None
+        if cache in (True, "memory"):
+            self._cache = [None] * len(self.labels)
+        self._cache_key = cache_key
+        self._places: Optional[List[Place]] = None
+        if cache in (True, "disk"):
+            self._places = self._places_of(files, required=cache == "disk")
+        self._disk_cache: Optional[DiskCache] = None
+        self._binned_by = self._settings()
         self._bin([], [])  # wrong arguments are told here, not in a worker process
 
     def _bin(self, times: Any, units: Any) -> SparseSpikes:
@@ -149,30 +205,93 @@ class EventDataset(Dataset[Item]):
             outside="drop",
         )
 
-    def _sample(self, index: Any) -> _Packed:
-        at = operator.index(index)
-        if not -len(self) <= at < len(self):
-            raise IndexError(f"index {at} is out of range for {len(self)} recordings")
-        at %= len(self)
-        known = None if self._cache is None else self._cache[at]
-        if known is not None:
-            return known
-        spikes = self._bin(*self._read(at))
-        packed = _pack(spikes, binary=self.values == "binary", limited=self.max_spikes is not None)
+    def _places_of(self, files: Any, required: bool) -> Optional[List[Place]]:
+        """What tells the recordings apart on the disk; None: they are not kept there."""
+        if (files is None) != (self._cache_key is None) or (required and files is None):
+            raise ValueError("cache_key and files must both be given, for recordings that are kept on the disk")
+        if files is None:
+            return None
+        if not isinstance(self._cache_key, str) or not self._cache_key:
+            raise TypeError(f"cache_key must be a name, got {self._cache_key!r}")
+        if isinstance(files, (str, os.PathLike)):
+            path = os.path.abspath(os.fspath(files))
+            return [Place(path, number) for number in range(len(self))]
+        if len(files) != len(self):
+            raise ValueError(f"files must have one entry for each of {len(self)} recordings, got {len(files)}")
+        return [Place(os.path.abspath(os.fspath(path))) for path in files]
+
+    def _settings(self) -> Dict[str, Any]:
+        """All that decides what a recording becomes."""
+        names = ("num_steps", "num_neurons", "step", "max_spikes", "overflow", "values")
+        return {"key": self._cache_key, **{name: getattr(self, name) for name in names}}
+
+    def _disk(self) -> Optional[DiskCache]:
+        """The disk's cache for the present settings, which may have been changed."""
+        settings = self._settings()
+        if settings != self._binned_by:
+            self._binned_by, self._disk_cache = settings, None
+            self._cache = None if self._cache is None else [None] * len(self)
+        if self._disk_cache is None and self._places:
+            try:
+                folder = os.path.commonpath([os.path.dirname(place.path) for place in self._places])
+            except ValueError:  # on several drives
+                folder = ""
+            name = "".join(letter if letter.isalnum() else "_" for letter in str(self._cache_key).split()[0])
+            self._disk_cache = DiskCache(name, {**settings, "folder": folder})
+        return self._disk_cache
+
+    @property
+    def cache_file(self) -> Optional[Path]:
+        disk = self._disk()
+        return None if disk is None else disk.path
+
+    def disk_usage(self) -> Usage:
+        """``(recordings, bytes)`` of :attr:`cache_file`; what is out of date is counted, too."""
+        disk = self._disk()
+        return Usage(0, 0) if disk is None else disk.usage()
+
+    def _samples(self, indices: Iterable[Any]) -> List[_Packed]:
+        total = len(self)
+        asked = [_within(operator.index(index), total) for index in indices]
+        disk = self._disk()
+        known: Dict[int, _Packed] = {}
         if self._cache is not None:
-            self._cache[at] = packed
-        return packed
+            known = {at: packed for at in asked for packed in [self._cache[at]] if packed is not None}
+        missing = [at for at in dict.fromkeys(asked) if at not in known]
+        if not missing:
+            return [known[at] for at in asked]
+        stamps: Dict[int, Optional[bytes]] = {}
+        if disk is not None and self._places is not None:
+            for at, found in zip(missing, disk.get([self._places[at] for at in missing])):
+                stamps[at] = found.stamp
+                packed = None if found.content is None else _from_bytes(found.content, self.num_neurons)
+                if packed is not None and len(packed.counts) == self.num_steps:
+                    known[at] = packed
+        new: List[int] = []
+        try:
+            for at in missing:
+                if at not in known:
+                    spikes = self._bin(*self._read(at))
+                    known[at] = _pack(spikes, binary=self.values == "binary", limited=self.max_spikes is not None)
+                    new.append(at)
+        finally:  # those before a damaged one are kept
+            if disk is not None and self._places is not None:
+                disk.put([(self._places[at], stamps[at], _to_bytes(known[at])) for at in new])
+        if self._cache is not None:
+            for at in missing:
+                self._cache[at] = known[at]
+        return [known[at] for at in asked]
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> Item:
-        return _unpack([self._sample(index)], self.num_neurons), int(self.labels[index])
+        return _unpack(self._samples([index]), self.num_neurons), int(self.labels[index])
 
     def __getitems__(self, indices: Iterable[int]) -> Sequence[Item]:
         """Several items; a DataLoader fetches a batch this way."""
         indices = [operator.index(index) for index in indices]
-        return _Items([self._sample(index) for index in indices], self.labels[indices], self.num_neurons)
+        return _Items(self._samples(indices), self.labels[indices], self.num_neurons)
 
     def batch(self, indices: Union[Iterable[int], torch.Tensor]) -> Batch:
         """``(SparseSpikes [T, B, S], labels int64 [B])`` of the recordings named, one or more.
@@ -184,14 +303,14 @@ class EventDataset(Dataset[Item]):
         indices = [operator.index(index) for index in indices]
         if not indices:
             raise ValueError("indices must name one recording or more, got none")
-        return _unpack([self._sample(index) for index in indices], self.num_neurons), self.labels[indices]
+        return _unpack(self._samples(indices), self.num_neurons), self.labels[indices]
 
     def preload(self) -> "EventDataset":
         """Read and bin every recording now, into the cache, which must not be off; returns the data set itself."""
-        if self._cache is None:
+        if self._cache is None and self._disk() is None:
             raise ValueError("preload needs a data set made with cache=True")
-        for index in range(len(self)):
-            self._sample(index)
+        for begin in range(0, len(self), _PRELOADED):
+            self._samples(range(begin, min(begin + _PRELOADED, len(self))))
         return self
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
 """N-MNIST: MNIST's digits as an event camera saw them, from the data set's own files."""
 
 import os
-from typing import List, Optional, Tuple
+from typing import List, Optional, Tuple, Union
 
 import numpy as np
 
@@ -100,7 +100,7 @@ def nmnist(
     values: str = "binary",
     max_spikes: Optional[int] = None,
     overflow: str = "lowest",
-    cache: bool = True,
+    cache: Union[bool, str] = True,
     download: bool = False,
 ) -> EventData:
     """N-MNIST from its ``.bin`` files: 34 x 34 pixels, 2 polarities (0: darker, 1: brighter), 10 classes.
@@ -116,7 +116,7 @@ def nmnist(
         crop: use the central ``crop`` x ``crop`` or ``(height, width)`` pixels only.
         merge_polarity: one neuron per pixel, for events of both polarities.
         values, max_spikes, overflow: as in :meth:`~snnipu.SparseSpikes.from_events`.
-        cache: keep binned recordings in memory.
+        cache: where binned recordings are kept, as in :class:`EventDataset`: in memory and on the disk.
         download: let tonic download what is missing into ``root/NMNIST``. By default nothing is downloaded.
 
     Raises:
@@ -151,6 +151,8 @@ def nmnist(
             overflow=overflow,
             values=values,
             cache=cache,
+            cache_key=f"nmnist {tuple(camera)} {first_saccade}",
+            files=paths,
         )
 
     return EventData("nmnist", part("Train"), part("Test"), camera.num_neurons, num_steps, CLASSES, camera.shape)

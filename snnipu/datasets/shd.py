@@ -1,7 +1,7 @@
 """Spiking Heidelberg Digits: spoken digits as the spikes of a model of the inner ear, from their HDF5 files."""
 
 import os
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple, Union
 
 import numpy as np
 
@@ -70,7 +70,7 @@ def shd(
     values: str = "binary",
     max_spikes: Optional[int] = None,
     overflow: str = "lowest",
-    cache: bool = True,
+    cache: Union[bool, str] = True,
     download: bool = False,
     read_seconds: Optional[float] = None,
 ) -> EventData:
@@ -83,7 +83,8 @@ def shd(
         window_us: in place of ``step_us``: microseconds that the steps divide evenly. With neither, 1,400,000, which is
             longer than every recording.
         values, max_spikes, overflow: as in :meth:`~snnipu.SparseSpikes.from_events`.
-        cache: keep binned recordings in memory. The files are read once and are in memory, too, 4 bytes an event.
+        cache: where binned recordings are kept, as in :class:`EventDataset`: in memory and on the
+            disk. The files are read once and are in memory, too, 4 bytes an event.
         download: let tonic download what is missing into ``root/SHD``. By default nothing is downloaded.
         read_seconds: processor time that reading a file may take, and four times as much and 30 seconds by the clock:
             damage can keep the HDF5 library busy for ever. None: those of the environment variable
@@ -127,6 +128,8 @@ def shd(
             overflow=overflow,
             values=values,
             cache=cache,
+            cache_key="shd",
+            files=os.path.join(found[0], name),
         )
 
     return EventData("shd", part(names[0]), part(names[1]), UNITS, num_steps, CLASSES)

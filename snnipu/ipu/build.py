@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Callable, Dict, List, NamedTuple, Optional
 
+from snnipu import _files
 from snnipu._version import __version__
 from snnipu.backends.libraries import native_folder, own_folder
 
@@ -61,9 +62,7 @@ def sources() -> Path:
 
 def cache_folder() -> Path:
     """The folder that has a folder for each version of package and SDK."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # As the XDG specification has it, a relative path does not count.
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "snnipu" / "ipu"
+    return _files.cache_folder("ipu")
 
 
 def sdk_version() -> str:

@@ -4,6 +4,7 @@ from snnipu.neurons.leaky import Leaky
 from snnipu.neurons.multistep import MultiStep
 from snnipu.neurons.own import neuron
 from snnipu.neurons.segments import run_segments
+from snnipu.neurons.sparse_conv import SparseConv2d, SparseConvLeaky, SparsePool2d
 from snnipu.neurons.sparse_leaky import SparseLeaky
 from snnipu.neurons.sparse_linear import SparseLinear
 from snnipu.neurons.sparse_network import SparseNetwork
@@ -22,9 +23,12 @@ __all__ = [
     "RLeaky",
     "RSynaptic",
     "SConv2dLSTM",
+    "SparseConv2d",
+    "SparseConvLeaky",
     "SparseLeaky",
     "SparseLinear",
     "SparseNetwork",
+    "SparsePool2d",
     "StateLeaky",
     "Synaptic",
     "neuron",

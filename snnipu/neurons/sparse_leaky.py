@@ -22,7 +22,139 @@ from snnipu.surrogate import SpikeGrad, as_surrogate
 Parameter = Union[float, torch.Tensor]
 
 
-class SparseLeaky(nn.Module):
+class SparseNeurons(nn.Module):
+    """What event-driven layers of leaky integrate-and-fire neurons have in common: parameters, options, counters."""
+
+    takes_whole_sequences = True  # in a MultiStep
+
+    bias: Optional[torch.Tensor]
+
+    def _set_neurons(
+        self,
+        beta: Parameter,
+        threshold: Parameter,
+        learn_beta: bool,
+        learn_threshold: bool,
+        grad_threshold: Optional[float],
+        max_spikes: Optional[int],
+        reset_mechanism: str,
+        spike_grad: Optional[SpikeGrad],
+        input_scale: float,
+        overflow: str,
+        path: str,
+    ) -> None:
+        reset_code(reset_mechanism)
+        check_max_spikes(max_spikes)
+        overflow_code(overflow)
+        fused(spike_grad)
+        if isinstance(input_scale, bool) or not isinstance(input_scale, (int, float)) or input_scale == 0:
+            raise ValueError(f"input_scale must be a number other than 0, got {input_scale!r}")
+        self._register("beta", beta, learn_beta)
+        self._register("threshold", threshold, learn_threshold)
+        self.grad_threshold = grad_threshold_argument(grad_threshold)
+        self.max_spikes = max_spikes
+        self.reset_mechanism = reset_mechanism
+        known = as_surrogate(spike_grad)
+        self.spike_grad = spike_grad if known is None else known
+        self.input_scale = float(input_scale)
+        self.overflow_order = overflow
+        self.path = check_path(path)
+        self._last: Optional[SparseSpikes] = None
+        self._measured = DeviceActivity()
+
+    # Set by _register.
+    beta: torch.Tensor
+    threshold: torch.Tensor
+
+    # Of one parameter each: neurons, or channels of maps.
+    _neurons: int
+
+    def _register(self, name: str, value: Parameter, learn: bool) -> None:
+        if isinstance(value, bool) or not isinstance(value, (int, float, torch.Tensor)):
+            raise TypeError(f"{name} must be a number or a torch.Tensor, got {value!r}")
+        tensor = torch.as_tensor(value, dtype=torch.float32) if not isinstance(value, torch.Tensor) else value
+        if not tensor.dtype.is_floating_point:
+            tensor = tensor.float()
+        tensor = tensor.detach().clone()
+        if tensor.numel() != 1 and tensor.shape != (self._neurons,):
+            raise ValueError(f"{name} must have one element or shape {(self._neurons,)}, got {tuple(tensor.shape)}")
+        if not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{name} must be finite, got {value!r}")
+        if learn:
+            setattr(self, name, nn.Parameter(tensor))
+        else:
+            self.register_buffer(name, tensor)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        load_scalars(self, state_dict, prefix, ("beta", "threshold"))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def _per_neuron(self, parameter: torch.Tensor) -> torch.Tensor:
+        """A parameter as it spreads over a step of the membranes."""
+        return parameter
+
+    def _integrate(self, current: torch.Tensor, delay: int) -> torch.Tensor:
+        """Membranes from the weighted spikes."""
+        if self.input_scale != 1:
+            current = current * self.input_scale
+        current = delayed(current, delay)
+        if self.bias is not None:
+            current = current + self._per_neuron(self.bias)
+        # The spikes are selected from the membranes: no gradient passes through this operator's, and the surrogate is
+        # not passed on. A callable of one's own would be asked for the value of the spike that resets.
+        _, mem, _ = lif_apply(
+            current,
+            None,
+            self._per_neuron(self.beta),
+            self._per_neuron(self.threshold),
+            1.0,
+            None,
+            reset_code(self.reset_mechanism),
+            True,
+            None,
+        )
+        assert mem is not None
+        return mem
+
+    @property
+    def activity(self) -> Optional[float]:
+        """Mean spikes per neuron and step in the last forward, 0 to 1; None where there was none, or none with data."""
+        return None if self._last is None or self._last.device.type == "meta" else self._last.activity
+
+    @property
+    def overflow(self) -> Optional[int]:
+        """Spikes dropped in the last forward; None where there was none, or none with data."""
+        return None if self._last is None or self._last.device.type == "meta" else self._last.overflow
+
+    def _load(self, own: Dict[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, value in own.items():
+                current = getattr(self, name)
+                if value.numel() == current.numel():
+                    current.copy_(value.reshape(current.shape))
+                else:  # one number for all neurons in place of one for each, or the other way round
+                    replaced = value.detach().to(current).clone()
+                    setattr(self, name, nn.Parameter(replaced) if isinstance(current, nn.Parameter) else replaced)
+
+    def _repr_of_neurons(self) -> str:
+        parts = []
+        for name in ("beta", "threshold"):
+            value = getattr(self, name)
+            known = value.numel() == 1 and not value.is_meta
+            parts.append(f"{name}={value.item():g}" if known else f"{name}=[{value.numel()}]")
+        parts.append(f"reset_mechanism={self.reset_mechanism!r}")
+        for name, default in (("grad_threshold", None), ("max_spikes", None), ("input_scale", 1.0), ("path", "auto")):
+            value = getattr(self, name)
+            parts += [f"{name}={value!r}"] if value != default else []
+        return ", ".join(parts)
+
+    def __getstate__(self) -> Dict[str, Any]:
+        state = self.__dict__.copy()
+        state["_last"] = None
+        return state
+
+
+class SparseLeaky(SparseNeurons):
     r"""``nn.Linear`` and leaky integrate-and-fire neurons as one event-driven layer.
 
     Only weights of neurons that spiked are read, and only neurons whose membrane is above ``grad_threshold`` carry
@@ -67,8 +199,6 @@ class SparseLeaky(nn.Module):
         TypeError, ValueError: the message names the argument.
     """
 
-    takes_whole_sequences = True  # in a MultiStep
-
     def __init__(
         self,
         in_features: int,
@@ -91,53 +221,26 @@ class SparseLeaky(nn.Module):
         super().__init__()
         self.in_features = check_features("in_features", in_features)
         self.out_features = check_features("out_features", out_features)
-        reset_code(reset_mechanism)
-        check_max_spikes(max_spikes)
-        overflow_code(overflow)
         if fused(spike_grad)[1] is not None and recurrent:
             raise ValueError(f"spike_grad must be a fused surrogate where recurrent=True, got {spike_grad!r}")
-        if isinstance(input_scale, bool) or not isinstance(input_scale, (int, float)) or input_scale == 0:
-            raise ValueError(f"input_scale must be a number other than 0, got {input_scale!r}")
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self.recurrent_weight = nn.Parameter(torch.empty(out_features, out_features)) if recurrent else None
-        self._register("beta", beta, learn_beta)
-        self._register("threshold", threshold, learn_threshold)
-        self.grad_threshold = grad_threshold_argument(grad_threshold)
-        self.max_spikes = max_spikes
-        self.reset_mechanism = reset_mechanism
-        known = as_surrogate(spike_grad)
-        self.spike_grad = spike_grad if known is None else known
-        self.input_scale = float(input_scale)
-        self.overflow_order = overflow
-        self.path = check_path(path)
-        self._last: Optional[SparseSpikes] = None
-        self._measured = DeviceActivity()
+        self._neurons = self.out_features
+        self._set_neurons(
+            beta,
+            threshold,
+            learn_beta,
+            learn_threshold,
+            grad_threshold,
+            max_spikes,
+            reset_mechanism,
+            spike_grad,
+            input_scale,
+            overflow,
+            path,
+        )
         self.reset_parameters()
-
-    # Set by _register.
-    beta: torch.Tensor
-    threshold: torch.Tensor
-
-    def _register(self, name: str, value: Parameter, learn: bool) -> None:
-        if isinstance(value, bool) or not isinstance(value, (int, float, torch.Tensor)):
-            raise TypeError(f"{name} must be a number or a torch.Tensor, got {value!r}")
-        tensor = torch.as_tensor(value, dtype=torch.float32) if not isinstance(value, torch.Tensor) else value
-        if not tensor.dtype.is_floating_point:
-            tensor = tensor.float()
-        tensor = tensor.detach().clone()
-        if tensor.numel() != 1 and tensor.shape != (self.out_features,):
-            raise ValueError(f"{name} must have one element or shape {(self.out_features,)}, got {tuple(tensor.shape)}")
-        if not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"{name} must be finite, got {value!r}")
-        if learn:
-            setattr(self, name, nn.Parameter(tensor))
-        else:
-            self.register_buffer(name, tensor)
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
-        load_scalars(self, state_dict, prefix, ("beta", "threshold"))
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def reset_parameters(self) -> None:
         """``nn.Linear``'s initial weights."""
@@ -198,21 +301,6 @@ class SparseLeaky(nn.Module):
             current = nn.functional.linear(chosen.to(self.weight.dtype), self.weight)
         return self._integrate(current, delay)
 
-    def _integrate(self, current: torch.Tensor, delay: int) -> torch.Tensor:
-        """Membranes from the weighted spikes."""
-        if self.input_scale != 1:
-            current = current * self.input_scale
-        current = delayed(current, delay)
-        if self.bias is not None:
-            current = current + self.bias
-        # The spikes are selected from the membranes: no gradient passes through this operator's, and the surrogate is
-        # not passed on. A callable of one's own would be asked for the value of the spike that resets.
-        _, mem, _ = lif_apply(
-            current, None, self.beta, self.threshold, 1.0, None, reset_code(self.reset_mechanism), True, None
-        )
-        assert mem is not None
-        return mem
-
     def _dense(self, x: torch.Tensor, delay: int) -> SparseSpikes:
         """The layer by matrix product, fused neurons and selection: what the sparse operator equals."""
         return ops.select_spikes(
@@ -223,16 +311,6 @@ class SparseLeaky(nn.Module):
             spike_grad=self.spike_grad,
             overflow=self.overflow_order,
         )
-
-    @property
-    def activity(self) -> Optional[float]:
-        """Mean spikes per neuron and step in the last forward, 0 to 1; None where there was none, or none with data."""
-        return None if self._last is None or self._last.device.type == "meta" else self._last.activity
-
-    @property
-    def overflow(self) -> Optional[int]:
-        """Spikes dropped in the last forward; None where there was none, or none with data."""
-        return None if self._last is None or self._last.device.type == "meta" else self._last.overflow
 
     # ---- to and from nn.Linear + Leaky
 
@@ -267,16 +345,6 @@ class SparseLeaky(nn.Module):
                 raise ValueError(f"state: {name} must have shape {shape}, got {tuple(value.shape)}")
         return own
 
-    def _load(self, own: Dict[str, torch.Tensor]) -> None:
-        with torch.no_grad():
-            for name, value in own.items():
-                current = getattr(self, name)
-                if value.numel() == current.numel():
-                    current.copy_(value.reshape(current.shape))
-                else:  # one number for all neurons in place of one for each, or the other way round
-                    replaced = value.detach().to(current).clone()
-                    setattr(self, name, nn.Parameter(replaced) if isinstance(current, nn.Parameter) else replaced)
-
     def to_dense(self) -> nn.Sequential:
         """``nn.Sequential(nn.Linear, Leaky)`` with the same parameters; ``Leaky`` takes ``[T, B, out]`` with
         ``.sequence``."""
@@ -299,19 +367,5 @@ class SparseLeaky(nn.Module):
         return nn.Sequential(linear, leaky)
 
     def extra_repr(self) -> str:
-        parts = [f"in_features={self.in_features}, out_features={self.out_features}"]
-        for name in ("beta", "threshold"):
-            value = getattr(self, name)
-            known = value.numel() == 1 and not value.is_meta
-            parts.append(f"{name}={value.item():g}" if known else f"{name}=[{value.numel()}]")
-        parts.append(f"reset_mechanism={self.reset_mechanism!r}")
-        for name, default in (("grad_threshold", None), ("max_spikes", None), ("input_scale", 1.0), ("path", "auto")):
-            value = getattr(self, name)
-            parts += [f"{name}={value!r}"] if value != default else []
-        parts += ["recurrent=True"] if self.recurrent_weight is not None else []
-        return ", ".join(parts)
-
-    def __getstate__(self) -> Dict[str, Any]:
-        state = self.__dict__.copy()
-        state["_last"] = None
-        return state
+        recurrent = ", recurrent=True" if self.recurrent_weight is not None else ""
+        return f"in_features={self.in_features}, out_features={self.out_features}, {self._repr_of_neurons()}{recurrent}"

@@ -1,6 +1,8 @@
-"""``snnipu.SparseNetwork``: fully connected spiking layers, spikes in and spikes out."""
+"""``snnipu.SparseNetwork``: spiking layers, fully connected or convolutional, spikes in and spikes out."""
 
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Union
+import math
+import re
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from torch import nn
 from snnipu import ops
 from snnipu.backends import popart
 from snnipu.neurons.multistep import MultiStep
+from snnipu.neurons.sparse_conv import SparseConvLeaky, SparsePool2d
 from snnipu.neurons.sparse_leaky import Parameter, SparseLeaky
 from snnipu.neurons.sparse_linear import check_features, check_path, choose_path
 from snnipu.ops._arguments import reset_code
@@ -21,10 +24,104 @@ if TYPE_CHECKING:
     from snnipu.ipu import Plan
 
 PerLayer = Union[Parameter, Sequence[Parameter]]
+Part = Union[int, str, Tuple[int, int, int]]
+
+_CONV = re.compile(r"(\d+)C(\d+)(?:S(\d+))?(?:P(\d+))?")
+_POOL = re.compile(r"([MAS])P(\d+)(?:S(\d+))?(?:P(\d+))?")
+_POOLS = {"M": "max", "A": "average", "S": "sum"}
+
+
+class _Conv(NamedTuple):
+    in_shape: Tuple[int, int, int]
+    out_shape: Tuple[int, int, int]
+    kernel: int
+    stride: int
+    padding: int
+
+
+class _Layer(NamedTuple):
+    """A spiking layer of a description: its convolution, or None where it is fully connected, and its pools."""
+
+    inputs: int
+    neurons: int
+    conv: Optional[_Conv]
+    pools: List[Tuple[str, int, int, int]]
+    # Of what the pools give.
+    out: Union[int, Tuple[int, int, int]]
+
+
+def _parts(sizes: Sequence[Any]) -> List[Any]:
+    """The entries of a description, strings cut at their hyphens."""
+    parts: List[Any] = []
+    for entry in sizes:
+        parts += entry.split("-") if isinstance(entry, str) else [entry]
+    return parts
+
+
+def _described(sizes: Sequence[Any]) -> Tuple[int, List[_Layer]]:
+    """Neurons of the input, and the layers; raises where the description does not make sense."""
+    first, *others = _parts(sizes)
+    shape: Union[int, Tuple[int, int, int]]
+    if isinstance(first, (tuple, list)):
+        if len(first) != 3:
+            raise ValueError(f"sizes must begin with a number of neurons or (channels, height, width), got {first!r}")
+        shape = (
+            check_features("sizes", first[0]),
+            check_features("sizes", first[1]),
+            check_features("sizes", first[2]),
+        )
+    else:
+        shape = check_features("sizes", first)
+    inputs = shape if isinstance(shape, int) else math.prod(shape)
+    layers: List[_Layer] = []
+    for part in others:
+        text = part if isinstance(part, str) else ""
+        conv, pool = _CONV.fullmatch(text), _POOL.fullmatch(text)
+        if conv is None and pool is None:
+            full = re.fullmatch(r"(?:FC)?(\d+)", text)
+            if text and full is None:
+                raise ValueError(
+                    f"sizes: {text!r} is no layer: expected such as '12C5', '32C3S2P1', 'MP2', 'FC10' or 10"
+                )
+            neurons = check_features("sizes", int(full[1]) if full is not None else part)
+            before = shape if isinstance(shape, int) else math.prod(shape)
+            shape = neurons
+            layers.append(_Layer(before, neurons, None, [], shape))
+            continue
+        if isinstance(shape, int):
+            raise ValueError(
+                f"sizes: {text!r} needs maps before it, (channels, height, width) or a layer of maps, got {shape} neurons"
+            )
+        if pool is not None:
+            kernel = int(pool[2])
+            stride, padding = int(pool[3] or kernel), int(pool[4] or 0)
+            if not layers:
+                raise ValueError(f"sizes: {text!r} stands before the first layer: pool the input by a SparsePool2d")
+            last = layers[-1]
+            shape = (shape[0], *_reached(text, shape, kernel, stride, padding))
+            pools = [*last.pools, (_POOLS[pool[1]], kernel, stride, padding)]
+            layers[-1] = last._replace(pools=pools, out=shape)
+            continue
+        assert conv is not None
+        kernel, stride, padding = int(conv[2]), int(conv[3] or 1), int(conv[4] or 0)
+        out = (check_features("sizes", int(conv[1])), *_reached(text, shape, kernel, stride, padding))
+        layers.append(_Layer(math.prod(shape), math.prod(out), _Conv(shape, out, kernel, stride, padding), [], out))
+        shape = out
+    return inputs, layers
+
+
+def _reached(text: str, shape: Tuple[int, int, int], kernel: int, stride: int, padding: int) -> Tuple[int, int]:
+    """Height and width behind a window of this size."""
+    if kernel < 1 or stride < 1:
+        raise ValueError(f"sizes: {text!r} must have a window and a stride of at least 1")
+    height, width = ((size + 2 * padding - kernel) // stride + 1 for size in shape[1:])
+    if height < 1 or width < 1:
+        raise ValueError(f"sizes: {text!r} does not fit into the maps before it, {shape[1]} x {shape[2]}")
+    return height, width
 
 
 class SparseNetwork(nn.Module):
-    r"""Fully connected layers of leaky integrate-and-fire neurons that exchange spike ids.
+    r"""Layers of leaky integrate-and-fire neurons that exchange spike ids, fully connected or convolutional.
 
     With ``delay=0`` a layer reads the spikes its predecessor makes in the same step; with ``delay=1`` those of the step
     before, so that all layers of a step can run at once. The first layer reads the input of the same step either way.
@@ -36,10 +133,22 @@ class SparseNetwork(nn.Module):
         loss = torch.nn.functional.cross_entropy(out.spike_count(), labels)
         net.activity, net.overflow                   # one number for each layer
 
+    A network of maps begins with their ``(channels, height, width)``, and has its layers in the usual notation:
+
+    .. code-block:: python
+
+        net = snn.SparseNetwork([(2, 34, 34), "12C5", "MP2", "32C5", "MP2", 10], beta=0.95, grad_threshold=0.9)
+
     Args:
-        sizes: neurons of the input and of each layer; at least two entries.
+        sizes: neurons of the input and of each layer; at least two entries. Or the input's ``(channels, height,
+            width)``
+            and the layers: ``"12C5"``, a convolution to 12 channels by kernels of 5 x 5, a :class:`SparseConvLeaky`,
+            with ``S2`` for a stride and ``P1`` for a padding behind it; ``"MP2"``, ``"AP2"``, ``"SP2"``, a
+            :class:`SparsePool2d` over maxima, averages or sums; ``10`` or ``"FC10"``, a fully connected layer. A string
+            may hold several, with hyphens between.
         beta: decay of the membrane per step: a number for all layers, or one entry (number or tensor) for each layer.
-        max_spikes: slots: None (as many as needed), an int for all, or one entry for each of ``sizes``, input first.
+        max_spikes: slots: None (as many as needed), an int for all, or one entry for the input and for each layer (a
+            pool is none).
         grad_threshold: second threshold: None, a number for all layers, or one entry for each layer.
         delay: 0 or 1.
         threshold: firing threshold, as ``beta``.
@@ -47,7 +156,9 @@ class SparseNetwork(nn.Module):
             :class:`SparseLeaky`, for all layers; ``input_scale`` may also have one entry for each layer.
 
     Attributes:
-        layers: the :class:`SparseLeaky` layers.
+        sizes: neurons of the input and of each layer, pools left out.
+        layers: the :class:`SparseLeaky` and :class:`SparseConvLeaky` layers.
+        pools: what comes behind a layer, by its number as a string; empty without pools.
         activity: mean spikes per neuron and step of each layer in the last forward, a list of floats; None before the
             first.
         overflow: spikes dropped in the last forward, of each layer, a list of ints; None before the first.
@@ -63,7 +174,7 @@ class SparseNetwork(nn.Module):
 
     def __init__(
         self,
-        sizes: Sequence[int],
+        sizes: Sequence[Part],
         *,
         beta: PerLayer,
         max_spikes: Union[int, Sequence[Optional[int]], None] = None,
@@ -84,13 +195,15 @@ class SparseNetwork(nn.Module):
             raise TypeError(f"sizes must be a sequence of ints, got {sizes!r}")
         if len(sizes) < 2:
             raise ValueError(f"sizes must have an entry for the input and one for each layer, got {list(sizes)}")
-        self.sizes = [check_features("sizes", size) for size in sizes]
+        inputs, described = _described(sizes)
+        self.description = [tuple(part) if isinstance(part, list) else part for part in sizes]
+        self.sizes = [inputs, *(layer.neurons for layer in described)]
         if isinstance(delay, bool) or delay not in (0, 1):
             raise ValueError(f"delay must be 0 or 1, got {delay!r}")
         self.delay = int(delay)
         self.path = check_path(path)
         layers = len(self.sizes) - 1
-        slots = _per_entry("max_spikes", max_spikes, layers + 1, "one for each entry of sizes")
+        slots = _per_entry("max_spikes", max_spikes, layers + 1, "one for the input and for each layer")
         betas = _per_entry("beta", beta, layers, "one for each layer")
         thresholds = _per_entry("threshold", threshold, layers, "one for each layer")
         grad_thresholds = _per_entry("grad_threshold", grad_threshold, layers, "one for each layer")
@@ -98,25 +211,38 @@ class SparseNetwork(nn.Module):
         check_max_spikes(slots[0])
         self.max_input_spikes: Optional[int] = slots[0]
         self.overflow_order = overflow
-        self.layers: Sequence[SparseLeaky] = nn.ModuleList(  # type: ignore[assignment]
-            SparseLeaky(
-                self.sizes[i],
-                self.sizes[i + 1],
-                beta=betas[i],
-                threshold=thresholds[i],
-                grad_threshold=grad_thresholds[i],
-                max_spikes=slots[i + 1],
-                reset_mechanism=reset_mechanism,
-                spike_grad=spike_grad,
-                bias=bias,
-                learn_beta=learn_beta,
-                learn_threshold=learn_threshold,
-                input_scale=scales[i],
-                overflow=overflow,
-                path=path,
+        made: List[nn.Module] = []
+        for i, layer in enumerate(described):
+            options: Dict[str, Any] = {
+                "beta": betas[i],
+                "threshold": thresholds[i],
+                "grad_threshold": grad_thresholds[i],
+                "max_spikes": slots[i + 1],
+                "reset_mechanism": reset_mechanism,
+                "spike_grad": spike_grad,
+                "bias": bias,
+                "learn_beta": learn_beta,
+                "learn_threshold": learn_threshold,
+                "input_scale": scales[i],
+                "overflow": overflow,
+                "path": path,
+            }
+            conv = layer.conv
+            if conv is None:
+                made.append(SparseLeaky(layer.inputs, layer.neurons, **options))
+                continue
+            channels = (conv.in_shape[0], conv.out_shape[0])
+            sizes_of = {"stride": conv.stride, "padding": conv.padding, "input_size": conv.in_shape[1:]}
+            made.append(SparseConvLeaky(*channels, conv.kernel, **sizes_of, **options))
+        self.layers: Sequence[Any] = nn.ModuleList(made)  # type: ignore[assignment]
+        pools = {
+            str(i): nn.Sequential(
+                *(SparsePool2d(kernel, stride, padding, mode=mode) for mode, kernel, stride, padding in layer.pools)
             )
-            for i in range(layers)
-        )
+            for i, layer in enumerate(described)
+            if layer.pools
+        }
+        self.pools: Any = nn.ModuleDict(pools) if pools else {}
         self._input: Optional[SparseSpikes] = None
         self.ipu_plan: Optional[Plan] = None
 
@@ -126,8 +252,9 @@ class SparseNetwork(nn.Module):
         """All time steps of a batch through all layers.
 
         Args:
-            x: SparseSpikes of ``sizes[0]`` neurons, or a dense ``[T, B, sizes[0]]`` of any real dtype.
-            all_layers: return the spikes of every layer, not only of the last.
+            x: SparseSpikes of ``sizes[0]`` neurons, or a dense ``[T, B, sizes[0]]`` of any real dtype; of a network of
+                maps also ``[T, B, C, H, W]``.
+            all_layers: return the spikes of every layer, as they are in front of its pools, not only those of the last.
 
         Returns:
             SparseSpikes, or a list of them.
@@ -145,11 +272,27 @@ class SparseNetwork(nn.Module):
         for index, layer in enumerate(self.layers):
             spikes: SparseSpikes = layer(out, delay=self.delay if index else 0)
             every.append(spikes)
-            out = spikes
-        return every if all_layers else every[-1]
+            out = self._pooled(index, spikes)
+        if all_layers:
+            return every
+        assert isinstance(out, SparseSpikes)
+        return out
+
+    def _pooled(self, index: int, spikes: SparseSpikes) -> SparseSpikes:
+        """The spikes of a layer behind its pools."""
+        pooled: SparseSpikes = self.pools[str(index)](spikes) if str(index) in self.pools else spikes
+        return pooled
+
+    @property
+    def on_maps(self) -> bool:
+        """Whether layers are convolutional."""
+        return any(isinstance(layer, SparseConvLeaky) for layer in self.layers)
 
     def _one_operator(self) -> bool:
         """Whether the network runs as a PopART operator of its own; else its layers do."""
+        if self.on_maps:
+            popart.refuse_tracing("SparseNetwork with convolutions")
+            return False
         if not (self.delay == 1 and popart.uses_operator("SparseNetwork", "SparseLinear")):
             return False
         same = {
@@ -193,6 +336,14 @@ class SparseNetwork(nn.Module):
         if isinstance(x, SparseSpikes):
             return x if limit is None or x.capacity <= limit else x.limit(limit, overflow=self.overflow_order)
         first = self.layers[0]
+        if isinstance(first, SparseConvLeaky):
+            if limit is None:
+                return x
+            if isinstance(x, torch.Tensor) and x.dim() == 5:
+                x = x.flatten(2)
+            if isinstance(x, torch.Tensor) and not (x.is_floating_point() or x.is_complex()):
+                x = x.float()
+            return ops.dense_to_sparse(x, limit, overflow=self.overflow_order)
         chosen = choose_path(x, first.weight, self.path if limit is None else "dense", first._measured)
         if limit is not None and isinstance(chosen, torch.Tensor):
             return ops.dense_to_sparse(chosen, limit, overflow=self.overflow_order)
@@ -223,26 +374,39 @@ class SparseNetwork(nn.Module):
     # ---- to and from a stack of nn.Linear + Leaky
 
     def dense_state_dict(self) -> Dict[str, torch.Tensor]:
-        """The ``state_dict`` of ``MultiStep(nn.Linear, Leaky, nn.Linear, Leaky, ...)`` with the same parameters."""
+        """The ``state_dict`` of :meth:`to_dense`'s network: ``MultiStep(nn.Linear, Leaky, nn.Linear, Leaky, ...)``."""
         state: Dict[str, torch.Tensor] = {}
-        for index, layer in enumerate(self.layers):
+        for first, layer in zip(self._dense_places(), self.layers):
             for name, value in layer.dense_state_dict().items():
                 module, _, rest = name.partition(".")
-                state[f"{2 * index + int(module)}.{rest}"] = value
+                state[f"{first + int(module)}.{rest}"] = value
         return state
+
+    def _dense_places(self) -> List[int]:
+        """Of each layer, the number of its ``nn.Linear`` or ``nn.Conv2d`` in the dense network."""
+        places, at, flat = [], 0, True
+        for index, layer in enumerate(self.layers):
+            maps = isinstance(layer, SparseConvLeaky)
+            at += not maps and not flat  # nn.Flatten
+            places.append(at)
+            flat = not maps
+            at += 2 + (len(self.pools[str(index)]) if str(index) in self.pools else 0)
+        return places
 
     def load_dense_state_dict(self, state: Dict[str, torch.Tensor]) -> None:
         """The inverse of :meth:`dense_state_dict`; raises ValueError where keys or shapes do not fit."""
-        highest = 2 * len(self.layers) - 1
-        unknown = sorted(name for name in state if not 0 <= _index(name) <= highest)
+        places = self._dense_places()
+        known = {place + module for place in places for module in (0, 1)}
+        unknown = sorted(name for name in state if _index(name) not in known)
         if unknown:
-            raise ValueError(f"state must have the modules 0 to {highest}, got {unknown}")
+            numbers = f"0 to {max(known)}" if len(known) == max(known) + 1 else str(sorted(known))
+            raise ValueError(f"state must have the modules {numbers}, got {unknown}")
         every = []
-        for index, layer in enumerate(self.layers):
+        for index, (first, layer) in enumerate(zip(places, self.layers)):
             part = {
-                f"{_index(name) - 2 * index}.{name.partition('.')[2]}": value
+                f"{_index(name) - first}.{name.partition('.')[2]}": value
                 for name, value in state.items()
-                if _index(name) // 2 == index
+                if _index(name) in (first, first + 1)
             }
             try:
                 every.append(layer._own_state(part))
@@ -259,10 +423,18 @@ class SparseNetwork(nn.Module):
         """
         if self.delay and len(self.layers) > 1:
             raise ValueError("to_dense: MultiStep hands spikes on within a step, and this network has delay=1")
-        return MultiStep(*(module for layer in self.layers for module in layer.to_dense()))
+        modules: List[nn.Module] = []
+        flat = True
+        for index, layer in enumerate(self.layers):
+            maps = isinstance(layer, SparseConvLeaky)
+            modules += [] if maps or flat else [nn.Flatten()]
+            modules += [*layer.to_dense()]
+            modules += [pool.to_dense() for pool in self.pools[str(index)]] if str(index) in self.pools else []
+            flat = not maps
+        return MultiStep(*modules)
 
     def extra_repr(self) -> str:
-        return f"sizes={self.sizes}, delay={self.delay}"
+        return f"sizes={self.description}, delay={self.delay}"
 
     def __getstate__(self) -> Dict[str, Any]:
         state = self.__dict__.copy()

@@ -4,8 +4,11 @@ from snnipu.ops.dense_to_sparse import dense_to_sparse
 from snnipu.ops.lif_sequence import lif_sequence
 from snnipu.ops.lif_step import lif_step
 from snnipu.ops.select_spikes import select_spikes
+from snnipu.ops.sparse_conv2d import sparse_conv2d
+from snnipu.ops.sparse_conv_lif_sequence import sparse_conv_lif_sequence
 from snnipu.ops.sparse_lif_sequence import sparse_lif_sequence
 from snnipu.ops.sparse_linear import sparse_linear
+from snnipu.ops.sparse_pool2d import sparse_pool2d
 from snnipu.ops.sparse_to_dense import sparse_to_dense
 
 __all__ = [
@@ -13,7 +16,10 @@ __all__ = [
     "lif_sequence",
     "lif_step",
     "select_spikes",
+    "sparse_conv2d",
+    "sparse_conv_lif_sequence",
     "sparse_lif_sequence",
     "sparse_linear",
+    "sparse_pool2d",
     "sparse_to_dense",
 ]

@@ -106,16 +106,10 @@ def sparse_lif_sequence_fwd_reference(
     own = torch.zeros_like(state)
     mems: List[torch.Tensor] = []
     for t in range(steps):
-        was_above = (state - threshold > 0).to(state.dtype)
         x = current[t] if bias is None else current[t] + bias
         if recurrent_weight is not None:
             x = x + torch.nn.functional.linear(own, recurrent_weight) * input_scale
-        if reset == 0:
-            state = (decay * state + x) - was_above * threshold
-        elif reset == 1:
-            state = decay * ((1 - was_above) * state) + x
-        else:
-            state = decay * state + x
+        state = integrated(state, x, decay, threshold, reset)
         mems.append(state)
         if recurrent_weight is not None:
             # The neurons see the spikes that were given a slot: t + 1 steps, so that "rotate" knows the time.
@@ -123,17 +117,72 @@ def sparse_lif_sequence_fwd_reference(
             kept = select(fired, carried, capacity, rotate)
             own = spikes_only(spike_values(kept[0], kept[1], state.dtype), kept[0], kept[1], neurons)[t]
     mem = torch.stack(mems) if mems else weight.new_zeros(0, batch, neurons)
+    return *selected(mem, threshold, grad_threshold, capacity, rotate), mem if store_mem else mem.new_empty(0)
+
+
+def integrated(
+    state: torch.Tensor, x: torch.Tensor, decay: torch.Tensor, threshold: torch.Tensor, reset: int
+) -> torch.Tensor:
+    """The membrane a step later."""
+    was_above = (state - threshold > 0).to(state.dtype)
+    if reset == 0:
+        return (decay * state + x) - was_above * threshold
+    return decay * ((1 - was_above) * state) + x if reset == 1 else decay * state + x
+
+
+def selected(
+    mem: torch.Tensor, threshold: torch.Tensor, grad_threshold: Optional[float], capacity: int, rotate: bool
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What a layer gives of its membranes ``[T, B, N]``: ids, values, counts, dropped, slot_mem and fired."""
     fired, carried = _above(mem, threshold, grad_threshold)
-    ids_out, counts_out, dropped = select(fired, carried, capacity, rotate)
-    values_out = spike_values(ids_out, counts_out, weight.dtype)
-    slot_mem = gather(mem, ids_out, counts_out)
-    return ids_out, values_out, counts_out, dropped, slot_mem, pack_bits(fired), mem if store_mem else mem.new_empty(0)
+    ids, counts, dropped = select(fired, carried, capacity, rotate)
+    slot_mem = gather(mem, ids, counts)
+    return ids, spike_values(ids, counts, mem.dtype), counts, dropped, slot_mem, pack_bits(fired)
 
 
 def _above(
     mem: torch.Tensor, threshold: torch.Tensor, grad_threshold: Optional[float]
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     return mem - threshold > 0, torch.ones_like(mem).bool() if grad_threshold is None else mem > grad_threshold
+
+
+def membrane_gradient(
+    kernel: Kernel,
+    grad: torch.Tensor,
+    slots: Tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    fired: torch.Tensor,
+    mem: Optional[torch.Tensor],
+    beta: torch.Tensor,
+    threshold: torch.Tensor,
+    reset: int,
+    neurons: int,
+    recurrent_weight: Optional[torch.Tensor] = None,
+    input_scale: float = 1.0,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradient of the membranes ``[T, B, N]`` from that of the spikes' values, and those of beta (where ``mem`` is
+    given) and threshold, a sum for each neuron of each sample."""
+    ids, counts, slot_mem = slots
+    steps, batch = ids.shape[:2]
+    decay = beta.clamp(0, 1)
+    above = unpack_bits(fired, neurons).to(slot_mem.dtype)
+    carry = slot_mem.new_zeros(batch, neurons)
+    g = slot_mem.new_zeros(steps, batch, neurons)
+    sum_beta, sum_threshold = torch.zeros_like(carry), torch.zeros_like(carry)
+    for t in range(steps - 1, -1, -1):
+        now = slice(t, t + 1)
+        upstream = grad[now]
+        if recurrent_weight is not None and t + 1 < steps:
+            upstream = upstream + gather(g[t + 1 : t + 2] @ recurrent_weight, ids[now], counts[now]) * input_scale
+        through = through_spikes(kernel, slot_mem[now], threshold, ids[now], counts[now], upstream)
+        spread = scatter(through, ids[now], counts[now], neurons)[0]
+        g[t] = carry + spread
+        # Before the first step the membrane is 0, which is above a negative threshold.
+        was_above = above[t - 1] if t > 0 else (0 - threshold > 0).to(carry.dtype).expand_as(carry)
+        sum_threshold = sum_threshold - spread - (g[t] * was_above if reset == 0 else 0)
+        carry = decay * g[t] if reset != 1 else decay * (1 - was_above) * g[t]
+        if mem is not None and t > 0:
+            sum_beta = sum_beta + g[t] * (mem[t - 1] if reset != 1 else (1 - was_above) * mem[t - 1])
+    return g, sum_beta, sum_threshold
 
 
 def sparse_lif_sequence_bwd_reference(
@@ -167,31 +216,22 @@ def sparse_lif_sequence_bwd_reference(
 
     The gradient of beta is 0 outside of [0, 1], and not at the bounds: see ``learnt_decay``.
     """
+    steps, neurons = ids.shape[0], weight.shape[0]
     kernel = Kernel(surrogate, surrogate_a, surrogate_b)
-    steps, batch = ids.shape[:2]
-    neurons = weight.shape[0]
-    decay = beta.clamp(0, 1)
-    above = unpack_bits(fired, neurons).to(weight.dtype)
-    carry = weight.new_zeros(batch, neurons)
-    g = weight.new_zeros(steps, batch, neurons)
-    through = torch.zeros_like(slot_mem)
-    sum_beta, sum_threshold = torch.zeros_like(carry), torch.zeros_like(carry)
-    for t in range(steps - 1, -1, -1):
-        now = slice(t, t + 1)
-        upstream = grad[now]
-        if recurrent_weight is not None and t + 1 < steps:
-            upstream = (
-                upstream + gather(g[t + 1 : t + 2] @ recurrent_weight, ids_out[now], counts_out[now]) * input_scale
-            )
-        through[now] = through_spikes(kernel, slot_mem[now], threshold, ids_out[now], counts_out[now], upstream)
-        spread = scatter(through[now], ids_out[now], counts_out[now], neurons)[0]
-        g[t] = carry + spread
-        # Before the first step the membrane is 0, which is above a negative threshold.
-        was_above = above[t - 1] if t > 0 else (0 - threshold > 0).to(carry.dtype).expand_as(carry)
-        sum_threshold = sum_threshold - spread - (g[t] * was_above if reset == 0 else 0)
-        carry = decay * g[t] if reset != 1 else decay * (1 - was_above) * g[t]
-        if need_beta and t > 0:
-            sum_beta = sum_beta + g[t] * (mem[t - 1] if reset != 1 else (1 - was_above) * mem[t - 1])
+    slots = (ids_out, counts_out, slot_mem)
+    g, sum_beta, sum_threshold = membrane_gradient(
+        kernel,
+        grad,
+        slots,
+        fired,
+        mem if need_beta else None,
+        beta,
+        threshold,
+        reset,
+        neurons,
+        recurrent_weight,
+        input_scale,
+    )
     inside = torch.where((beta >= 0) & (beta <= 1), torch.ones_like(beta), torch.zeros_like(beta))
     # No two outputs may be the same tensor.
     grad_values, grad_weight, grad_bias, grad_recurrent, grad_beta, grad_threshold = (

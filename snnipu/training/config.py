@@ -12,8 +12,9 @@ EVENT_DATASETS = ("randman", "nmnist", "shd", "dvs")
 ENGINES = ("snnipu", "snntorch")
 OVERFLOW_ORDERS = ("lowest", "rotate")
 PRECISIONS = ("float32", "bf16")
+NETWORKS = ("fc", "conv")
 # Settings that checkpoints may lack, with what was done without them.
-ADDED = {"precision": "float32", "bptt_steps": None}
+ADDED = {"precision": "float32", "bptt_steps": None, "network": "fc"}
 
 _Config = TypeVar("_Config", bound="Settings")
 
@@ -180,6 +181,21 @@ EVENT_DEFAULTS: Dict[str, Dict[str, Any]] = {
         "initial_activity": 0.03,
     },
 }
+# Hidden layers of the field's standard networks of convolutions, for maps up to a side, and what goes with them in
+# place of the data set's defaults. Without a limit on slots, and with one second threshold from the beginning: at -100
+# every neuron of a map would have a slot.
+CONV_HIDDEN: Dict[str, Dict[int, Tuple[Union[int, str], ...]]] = {
+    "nmnist": {34: ("12C5", "MP2", "32C5", "MP2")},
+    "dvs": {
+        48: ("16C5P2", "MP2", "32C3P1", "MP2", 512),
+        128: ("16C5P2", "MP2", "32C3P1", "MP2", "64C3P1", "MP2", 512),
+    },
+}
+CONV_DEFAULTS: Dict[str, Dict[str, Any]] = {
+    "nmnist": {"lr": 2e-3, "grad_threshold": 0.8},
+    "dvs": {"lr": 1e-3, "grad_threshold": 0.8},
+}
+_SIDES = {"nmnist": 34, "dvs": 128}
 # Of a method without slots.
 _SPARSE_ONLY = (
     "slot_activity",
@@ -189,6 +205,7 @@ _SPARSE_ONLY = (
     "grad_threshold_start",
     "grad_threshold_every",
 )
+_OF_OUTPUT = ("initial_output_activity",)
 _RANDMAN_ONLY = ("classes", "samples_per_class", "manifold_dim", "alpha")
 _RECORDINGS_ONLY = {"step_us": ("nmnist", "shd", "dvs"), "crop": ("nmnist", "dvs"), "downsample": ("dvs",)}
 
@@ -201,7 +218,9 @@ class EventConfig(Settings):
         dataset: ``"randman"``, ``"nmnist"``, ``"shd"`` or ``"dvs"``.
         method: ``"sparse_network"``, ``"sparse_ops"`` or ``"dense"``; see :mod:`snnipu.training.methods`.
         steps: time steps T of a recording.
-        hidden: hidden neurons, one entry a layer.
+        network: ``"fc"``, fully connected layers, or ``"conv"``, convolutions of an event camera's maps.
+        hidden: hidden neurons, one entry a layer; with ``"conv"``, layers as :class:`snnipu.SparseNetwork` has them,
+            such as ``("12C5", "MP2", "32C5", "MP2", 100)``.
         epochs, batch_size, lr, lr_decay, beta, seed: as in :class:`TrainConfig`.
         delay: steps from layer to layer, 0 or 1.
         slot_activity: share of the hidden neurons that have a slot, by
@@ -234,7 +253,7 @@ class EventConfig(Settings):
     dataset: str
     method: str = "sparse_network"
     steps: int = 100
-    hidden: Tuple[int, ...] = (256,)
+    hidden: Tuple[Any, ...] = (256,)
     epochs: int = 10
     batch_size: int = 48
     lr: float = 1e-3
@@ -261,10 +280,17 @@ class EventConfig(Settings):
     crop: Optional[int] = None
     downsample: Optional[int] = None
     precision: str = "float32"
+    network: str = "fc"
 
     def __post_init__(self) -> None:
         self._check_choice("dataset", EVENT_DATASETS)
         self._check_choice("method", tuple(METHODS))
+        self._check_choice("network", NETWORKS)
+        if self.network == "conv" and self.dataset not in CONV_HIDDEN:
+            raise ValueError(
+                f"network: expected fc for the data set {self.dataset}, got conv: only {' and '.join(CONV_HIDDEN)} "
+                "have maps"
+            )
         self._check_training()
         if self.beta == 1:
             raise ValueError("beta: expected a number below 1: the input is scaled with 1 - beta, got 1")
@@ -291,15 +317,26 @@ class EventConfig(Settings):
 
     def _check_layers(self) -> None:
         hidden: Any = self.hidden
-        hidden = (hidden,) if isinstance(hidden, int) else hidden
+        hidden = (hidden,) if isinstance(hidden, (int, str)) else hidden
         if not isinstance(hidden, (list, tuple)) or not hidden:
             raise ValueError(f"hidden: expected one number of neurons or several, got {hidden!r}")
+        if self.network == "conv":
+            hidden = [part for entry in hidden for part in (entry.split("-") if isinstance(entry, str) else [entry])]
         for size in hidden:
+            if isinstance(size, str) and self.network == "conv":
+                continue  # the network knows what layers there are
+            if isinstance(size, str):
+                raise ValueError(f"hidden: {size!r} is a layer of network conv, and this is network {self.network}")
             check_positive_int("hidden", size)
         object.__setattr__(self, "hidden", tuple(hidden))
 
+    @property
+    def num_hidden_layers(self) -> int:
+        """Hidden layers that spike: pools do not count."""
+        return sum(not (isinstance(part, str) and part[1:2] == "P") for part in self.hidden)
+
     def _check_slots(self) -> None:
-        layers = len(self.hidden) + 2
+        layers = self.num_hidden_layers + 2
         if isinstance(self.max_spikes, (list, tuple)):
             object.__setattr__(self, "max_spikes", tuple(self.max_spikes))
         slots = self.max_spikes if isinstance(self.max_spikes, tuple) else (self.max_spikes,)
@@ -361,12 +398,20 @@ class EventConfig(Settings):
     def for_dataset(cls, dataset: str, **settings: Any) -> "EventConfig":
         """The defaults of ``dataset``, the published configuration where there is one, with ``settings`` over them.
 
+        With ``network="conv"``, those of the field's standard network for its maps.
+
         Defaults make way for settings that they do not go with: slots for other slots, and for other hidden layers;
         slots and second threshold for ``method="dense"``.
         """
         threshold = {"grad_threshold": SECOND_THRESHOLD, "grad_threshold_start": -100.0}
         defaults = {**threshold, **EVENT_DEFAULTS.get(dataset, {})}
         given = settings.keys()
+        if settings.get("network") == "conv" and dataset in CONV_HIDDEN:
+            pixels = settings.get("downsample", defaults.get("downsample")) or 1
+            side = (settings.get("crop") or _SIDES[dataset]) // pixels if is_number(pixels) else 0
+            fitting = [hidden for most, hidden in CONV_HIDDEN[dataset].items() if side <= most]
+            kept = {name: value for name, value in defaults.items() if name not in (*_SPARSE_ONLY, *_OF_OUTPUT)}
+            defaults = {**kept, "hidden": fitting[0] if fitting else None, "delay": 0, **CONV_DEFAULTS[dataset]}
         if "max_spikes" in given:
             dropped = {"slot_activity", "input_slots"}
         elif "slot_activity" in given:

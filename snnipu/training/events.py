@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # What runs a method's layers.
-_OPERATOR = {"dense": "lif_sequence", "sparse_ops": "sparse_linear", "sparse_network": "sparse_lif_sequence"}
+_OPERATOR = {
+    "fc": {"dense": "lif_sequence", "sparse_ops": "sparse_linear", "sparse_network": "sparse_lif_sequence"},
+    "conv": {"dense": "lif_sequence", "sparse_ops": "sparse_conv2d", "sparse_network": "sparse_conv_lif_sequence"},
+}
 
 
 _RATE = number(0, 1)
@@ -110,7 +113,8 @@ class EventTrainer(TrainingLoop):
     ) -> None:
         if data.num_steps != config.steps:
             raise ValueError(f"steps: {config.steps} of the settings are not the {data.num_steps} of the data")
-        self.sizes = [data.num_neurons, *config.hidden, data.num_classes]
+        network = build_event_network(config, data)
+        self.sizes = network.sizes
         description = {
             "name": data.name,
             "train_samples": len(data.train),
@@ -118,7 +122,7 @@ class EventTrainer(TrainingLoop):
             "num_neurons": data.num_neurons,
             "num_classes": data.num_classes,
         }
-        super().__init__(config, build_event_network(config, self.sizes), description, device, ranks, accumulate)
+        super().__init__(config, network, description, device, ranks, accumulate)
         if config.rate_limit is not None and (self.ranks.size > 1 or accumulate > 1):
             raise ValueError("rate_limit: only for one process without accumulate: it limits means over a whole batch")
         self.data = data
@@ -155,7 +159,7 @@ class EventTrainer(TrainingLoop):
         """Which code runs the method's layers."""
         from snnipu.backends import backend_for
 
-        return backend_for(_OPERATOR[self.config.method], self.device)
+        return backend_for(_OPERATOR[self.config.network][self.config.method], self.device)
 
     # ---- what the loop asks for
 
@@ -163,7 +167,7 @@ class EventTrainer(TrainingLoop):
         hidden, output = self.config.initial_activity, self.config.initial_output_activity
         if hidden is None or self.scaling:
             return
-        target = [hidden] * len(self.config.hidden) + [hidden if output is None else output]
+        target = [hidden] * self.config.num_hidden_layers + [hidden if output is None else output]
         generator = torch.Generator().manual_seed(self.config.seed)
         loader = event_loader(self.data.train, self.config.batch_size, shuffle=True, generator=generator)
         spikes, _ = next(iter(loader))
@@ -266,13 +270,21 @@ class EventTrainer(TrainingLoop):
         """``hidden 1``, ``hidden 2``, ..., ``output``."""
         return [f"hidden {index + 1}" for index in range(len(self.sizes) - 2)] + ["output"]
 
+    @property
+    def network_name(self) -> str:
+        """``2312-1466-1466-10``, or ``2x34x34-12C5-MP2-32C5-MP2-FC10``."""
+        if self.config.network == "fc":
+            return "-".join(map(str, self.sizes))
+        parts = [part if isinstance(part, str) else f"FC{part}" for part in (*self.config.hidden, self.sizes[-1])]
+        return "-".join(["x".join(map(str, self.data.sensor_shape or ())), *parts])
+
     def describe(self) -> str:
         """Data, network and device in a few lines."""
         data, config = self.data, self.config
         text = (
             f"{data.name}: {len(data.train):,} training and {len(data.test):,} test recordings of "
             f"{data.num_neurons:,} neurons, T={data.num_steps}\n"
-            f"network: {'-'.join(map(str, self.sizes))}, beta={config.beta:g}, delay {config.delay}; method: "
+            f"network: {self.network_name}, beta={config.beta:g}, delay {config.delay}; method: "
             f"{config.method}; device: {self.device}; layers run by: {self.backend}"
         )
         if config.method == "dense":
@@ -328,7 +340,7 @@ class EventTrainer(TrainingLoop):
             part.to_dense() if isinstance(part, SparseSpikes) else part
             for part in [given, *self._run(self.network, given)]
         ]
-        title = f"{self.data.name}, {'-'.join(map(str, self.sizes))}, {self.config.method}"
+        title = f"{self.data.name}, {self.network_name}, {self.config.method}"
         history = self.history
         slots = self.config.slots(self.sizes)[1:]
         return {
@@ -364,14 +376,29 @@ def _scores(layers: Layers) -> torch.Tensor:
     return spike_count(out.float() if isinstance(out, torch.Tensor) else out)
 
 
-def build_event_network(config: EventConfig, sizes: List[int]) -> SparseNetwork:
-    """The network of ``config``; its weights come from ``config.seed`` alone and are the same for every method."""
-    return benchmark_network(
-        sizes,
-        max_spikes=config.slots(sizes),
-        decay=config.beta,
-        grad_threshold=[config.grad_threshold] * len(config.hidden) + [None],
-        delay=config.delay,
-        overflow=config.overflow_order,
-        generator=torch.Generator().manual_seed(config.seed),
-    )
+def build_event_network(config: EventConfig, data: EventData) -> SparseNetwork:
+    """The network of ``config``; its weights come from ``config.seed`` alone and are the same for every method.
+
+    Raises:
+        ValueError: ``config.hidden`` does not fit the maps of ``data``, or it has none.
+    """
+    inputs = data.num_neurons if config.network == "fc" else data.sensor_shape
+    if inputs is None:
+        raise ValueError(f"network: expected fc for {data.name}, got {config.network}: it has no maps")
+    sizes = [inputs, *config.hidden, data.num_classes]
+    try:
+        neurons = SparseNetwork(sizes, beta=config.beta).sizes if config.network == "conv" else sizes
+        return benchmark_network(
+            sizes,
+            max_spikes=config.slots(neurons),
+            decay=config.beta,
+            grad_threshold=[config.grad_threshold] * config.num_hidden_layers + [None],
+            delay=config.delay,
+            overflow=config.overflow_order,
+            generator=torch.Generator().manual_seed(config.seed),
+        )
+    except ValueError as error:
+        before, found, rest = str(error).partition("sizes: ")
+        if found and not before:
+            raise ValueError(f"hidden: {rest}") from error
+        raise

@@ -8,12 +8,13 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 import torch
 from torch import nn
 
-from snnipu import ops
-from snnipu.neurons import SparseLeaky, SparseNetwork
-from snnipu.ops.sparse_lif_sequence import delayed
+from snnipu.neurons import SparseConvLeaky, SparseLeaky, SparseNetwork
 from snnipu.spikes import SparseSpikes
+from snnipu.training.methods import dense_pools, neurons, weighted
 
 PerLayer = Union[float, Sequence[Optional[float]], None]
+_LAYERS = (SparseLeaky, SparseConvLeaky)
+_Layer = Union[SparseLeaky, SparseConvLeaky]
 # The scale is looked for within a factor of 2**20 of the weights as they are.
 _WIDEST = 2.0**20
 
@@ -37,8 +38,8 @@ class GradThresholdSchedule:
             schedule.step()
 
     Args:
-        network: a module; ``grad_threshold`` of every :class:`snnipu.SparseLeaky` in it is set, at once and by each
-            :meth:`step`.
+        network: a module; ``grad_threshold`` of every :class:`snnipu.SparseLeaky` and
+            :class:`snnipu.SparseConvLeaky` in it is set, at once and by each :meth:`step`.
         start: :math:`g_0`, in the unit of the membrane; not above ``target``.
         target: :math:`g_\infty`.
         every: :math:`n`, calls of :meth:`step` from one halving of the distance to the next: 1 for a call an epoch.
@@ -55,9 +56,9 @@ class GradThresholdSchedule:
     def __init__(self, network: nn.Module, start: float = -100.0, target: float = 0.9, every: int = 1) -> None:
         if not isinstance(network, nn.Module):
             raise TypeError(f"network: expected a module, got {type(network).__name__}")
-        self._layers = [module for module in network.modules() if isinstance(module, SparseLeaky)]
+        self._layers = [module for module in network.modules() if isinstance(module, _LAYERS)]
         if not self._layers:
-            raise ValueError("network: expected a module with SparseLeaky layers, got one without")
+            raise ValueError("network: expected a module with SparseLeaky or SparseConvLeaky layers, got one without")
         for name, value in (("start", start), ("target", target)):
             if not _is_number(value) or not math.isfinite(value):
                 raise ValueError(f"{name}: expected a finite number, got {value!r}")
@@ -137,7 +138,8 @@ def scale_to_activity(
 
     Args:
         network: changed in place.
-        x: a batch of input spikes, SparseSpikes or a dense ``[T, B, sizes[0]]``, on the network's device.
+        x: a batch of input spikes, SparseSpikes or a dense ``[T, B, sizes[0]]``, on the network's device; of a network
+            of maps also ``[T, B, C, H, W]``.
         target: :math:`a`, mean spikes per neuron and step, above 0 and below 1: a number for all layers, or one entry
             for each, in which None leaves the layer as it is.
         tolerance: :math:`\epsilon`, relative.
@@ -169,20 +171,22 @@ def scale_to_activity(
     spikes = x.to_dense() if isinstance(x, SparseSpikes) else x
     if not isinstance(spikes, torch.Tensor):
         raise TypeError(f"x: expected SparseSpikes or a torch.Tensor, got {type(x).__name__}")
+    if spikes.dim() == 5 and network.on_maps:
+        spikes = spikes.flatten(2)
     if spikes.dim() != 3 or spikes.shape[2] != network.sizes[0] or 0 in spikes.shape:
         raise ValueError(f"x: expected a non-empty [T, B, {network.sizes[0]}], got {tuple(spikes.shape)}")
 
     done = []
     for index, (layer, wanted) in enumerate(zip(network.layers, targets)):
         # The product is linear in the scale: it is computed once.
-        current = nn.functional.linear(spikes.to(layer.weight.dtype), layer.weight) * layer.input_scale
-        current = delayed(current, network.delay if index else 0)
+        current = weighted(layer, spikes) * layer.input_scale
+        delay = network.delay if index else 0
         if wanted is not None and not bool(current.any()):
             raise ValueError(
                 f"x: layer {index} cannot be scaled, its input current is 0 throughout: "
                 + ("the batch is silent" if index == 0 else f"layer {index - 1} is silent on it")
             )
-        result = _find_scale(layer, current, wanted, tolerance, max_iterations)
+        result = _find_scale(layer, current, delay, wanted, tolerance, max_iterations)
         if not result.reached:
             warnings.warn(
                 f"layer {index}: activity {result.activity:.3g} in place of {wanted:.3g} is what scaling its weight "
@@ -191,27 +195,21 @@ def scale_to_activity(
                 stacklevel=3,
             )
         layer.weight.mul_(result.scale)
-        spikes = _spikes(layer, current, result.scale)
+        spikes = dense_pools(network, index, neurons(layer, current * result.scale, delay))
         done.append(result)
     return done
 
 
-def _spikes(layer: SparseLeaky, current: torch.Tensor, scale: float) -> torch.Tensor:
-    """Spikes ``[T, B, N]`` of the layer, were its weight ``scale`` times as large."""
-    current = current * scale
-    if layer.bias is not None:
-        current = current + layer.bias
-    spk, _ = ops.lif_sequence(
-        current, beta=layer.beta, threshold=layer.threshold, reset_mechanism=layer.reset_mechanism
-    )
-    return spk
-
-
 def _find_scale(
-    layer: SparseLeaky, current: torch.Tensor, target: Optional[float], tolerance: float, max_iterations: int
+    layer: _Layer,
+    current: torch.Tensor,
+    delay: int,
+    target: Optional[float],
+    tolerance: float,
+    max_iterations: int,
 ) -> LayerScale:
     def measure(scale: float) -> float:
-        return float(_spikes(layer, current, scale).mean())
+        return float(neurons(layer, current * scale, delay).mean())
 
     before = measure(1.0)
     if target is None:

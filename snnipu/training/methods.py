@@ -1,12 +1,12 @@
 """Three ways to run a ``SparseNetwork``: dense products, sparse operators one by one, and the layers' own operator."""
 
-from typing import Callable, Dict, List, Union
+from typing import Any, Callable, Dict, List, Union
 
 import torch
 from torch import nn
 
 from snnipu import ops
-from snnipu.neurons import SparseNetwork
+from snnipu.neurons import SparseConvLeaky, SparseNetwork
 from snnipu.ops.sparse_lif_sequence import delayed
 from snnipu.spikes import SparseSpikes
 
@@ -15,54 +15,85 @@ Layers = List[Spikes]
 
 
 def dense(network: SparseNetwork, x: SparseSpikes) -> Layers:
-    """Spikes ``[T, B, N]`` of every layer: one matrix product over all steps, then fused neurons.
+    """Spikes ``[T, B, N]`` of every layer: one product or convolution over all steps, then fused neurons.
 
-    The plain dense network: every neuron carries gradient, nothing is dropped; ``max_spikes`` and ``grad_threshold``
-    have no meaning for it.
+    The plain dense network, as its :meth:`~snnipu.SparseNetwork.to_dense` in a ``MultiStep``: every neuron carries
+    gradient, nothing is dropped; ``max_spikes`` and ``grad_threshold`` have no meaning for it.
     """
     out = ops.sparse_to_dense(x)
     layers: Layers = []
     for index, layer in enumerate(network.layers):
-        current = nn.functional.linear(out.to(layer.weight.dtype), layer.weight) * layer.input_scale
-        current = delayed(current, network.delay if index else 0)
-        if layer.bias is not None:
-            current = current + layer.bias
-        out, _ = ops.lif_sequence(
-            current,
-            beta=layer.beta,
-            threshold=layer.threshold,
-            reset_mechanism=layer.reset_mechanism,
-            spike_grad=layer.spike_grad,
-        )
-        layers.append(out)
+        out = neurons(layer, weighted(layer, out) * layer.input_scale, network.delay if index else 0)
+        layers.append(out.flatten(2))
+        out = dense_pools(network, index, out)
     return layers
 
 
+def weighted(layer: Any, spikes: torch.Tensor) -> torch.Tensor:
+    """Weighted dense spikes: ``[T, B, N]`` of a linear layer, maps ``[T, B, C, H, W]`` of a convolution."""
+    spikes = spikes.to(layer.weight.dtype)
+    if not isinstance(layer, SparseConvLeaky):
+        return nn.functional.linear(spikes.flatten(2), layer.weight)
+    assert layer.input_size is not None
+    maps = spikes.reshape(-1, layer.in_channels, *layer.input_size)
+    geometry = (layer.stride, layer.padding, layer.dilation, layer.groups)
+    out = nn.functional.conv2d(maps, layer.weight, None, *geometry)
+    return out.unflatten(0, (spikes.shape[0], -1))
+
+
+def neurons(layer: Any, current: torch.Tensor, delay: int, membranes: bool = False) -> torch.Tensor:
+    """Spikes of a layer's neurons, or their membranes, for their scaled weighted spikes, without bias and delay."""
+    current = delayed(current, delay)
+    bias, beta, threshold = layer.bias, layer.beta, layer.threshold
+    if current.dim() > 3:  # one number for each map
+        bias, beta, threshold = (
+            each if each is None or each.numel() == 1 else each.reshape(-1, 1, 1) for each in (bias, beta, threshold)
+        )
+    spk, mem = ops.lif_sequence(
+        current if bias is None else current + bias,
+        beta=beta,
+        threshold=threshold,
+        reset_mechanism=layer.reset_mechanism,
+        spike_grad=layer.spike_grad,
+    )
+    return mem if membranes else spk
+
+
+def dense_pools(network: SparseNetwork, index: int, spikes: torch.Tensor) -> torch.Tensor:
+    """The dense maps ``[T, B, C, H, W]`` of a layer behind its pools."""
+    if str(index) not in network.pools:
+        return spikes
+    maps = spikes.flatten(0, 1)
+    for pool in network.pools[str(index)]:
+        maps = pool.to_dense()(maps)
+    return maps.unflatten(0, spikes.shape[:2])
+
+
 def sparse_ops(network: SparseNetwork, x: SparseSpikes) -> Layers:
-    """SparseSpikes of every layer: ``sparse_linear``, ``lif_sequence`` and ``select_spikes`` in turn."""
+    """SparseSpikes of every layer: ``sparse_linear`` or ``sparse_conv2d``, ``lif_sequence``, ``select_spikes``."""
     out = limited(network, x)
     layers: Layers = []
     for index, layer in enumerate(network.layers):
-        current = ops.sparse_linear(out, layer.weight) * layer.input_scale
-        current = delayed(current, network.delay if index else 0)
-        if layer.bias is not None:
-            current = current + layer.bias
-        _, mem = ops.lif_sequence(
-            current,
-            beta=layer.beta,
-            threshold=layer.threshold,
-            reset_mechanism=layer.reset_mechanism,
-            spike_grad=layer.spike_grad,
-        )
-        out = ops.select_spikes(
-            mem,
-            layer.threshold,
+        threshold, maps = layer.threshold, None
+        if isinstance(layer, SparseConvLeaky):
+            geometry = {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "groups")}
+            current = ops.sparse_conv2d(out, layer.weight, input_size=layer.input_size, **geometry)
+            maps = (current.shape[2], current.shape[3], current.shape[4])
+            if threshold.numel() > 1:
+                threshold = threshold.repeat_interleave(maps[1] * maps[2])
+        else:
+            current = ops.sparse_linear(out, layer.weight)
+        mem = neurons(layer, current * layer.input_scale, network.delay if index else 0, membranes=True)
+        spikes = ops.select_spikes(
+            mem.flatten(2),
+            threshold,
             layer.grad_threshold,
             layer.max_spikes,
             spike_grad=layer.spike_grad,
             overflow=layer.overflow_order,
-        )
-        layers.append(out)
+        ).with_maps(maps)
+        layers.append(spikes)
+        out = network.pools[str(index)](spikes) if str(index) in network.pools else spikes
     return layers
 
 

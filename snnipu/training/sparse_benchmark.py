@@ -1,7 +1,7 @@
 """The networks of the published benchmark of sparse training: weights, surrogate, update rule and slots."""
 
 import math
-from typing import List, Optional, Sequence, Union
+from typing import Any, List, Optional, Sequence, Union
 
 import torch
 
@@ -50,6 +50,8 @@ def benchmark_weights_(
 ) -> None:
     r"""Draw the weights of every layer from :math:`U(-b, b)`, :math:`b = g \sqrt{6 / n_{in}}`; biases become 0.
 
+    :math:`n_{in}` are a neuron's inputs; of a convolution those of one place, as many as a kernel has weights.
+
     Args:
         network: changed in place.
         gain: :math:`g`; the benchmark's is 2.
@@ -58,7 +60,7 @@ def benchmark_weights_(
     Source: Gruen et al., arXiv 2311.04386, 2023.
     """
     for layer in network.layers:
-        bound = gain * math.sqrt(6 / layer.in_features)
+        bound = gain * math.sqrt(6 / layer.weight[0].numel())
         drawn = torch.rand(layer.weight.shape, generator=generator, dtype=torch.float32)
         layer.weight.copy_(bound * (2 * drawn - 1))
         if layer.bias is not None:
@@ -66,7 +68,7 @@ def benchmark_weights_(
 
 
 def benchmark_network(
-    sizes: Sequence[int],
+    sizes: Sequence[Any],
     *,
     activity: Optional[float] = None,
     max_spikes: Union[int, Sequence[Optional[int]], None] = None,
@@ -95,7 +97,7 @@ def benchmark_network(
         net.layers[0].max_spikes                          # 28 slots: 2 * floor(0.02 * 1466 / 2)
 
     Args:
-        sizes: neurons of the input and of each layer.
+        sizes: neurons of the input and of each layer, or maps and layers as :class:`snnipu.SparseNetwork` has them.
         activity: share of the hidden neurons that have a slot; the last layer has a slot for every neuron. None:
             ``max_spikes`` tells the slots.
         max_spikes: as in :class:`snnipu.SparseNetwork`; not together with ``activity``.

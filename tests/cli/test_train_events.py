@@ -279,6 +279,75 @@ def test_nmnist(tmp_path):
     assert report["test_accuracy"] > 0.8
 
 
+def test_convolutions_learn_and_resume(tmp_path, capsys):
+    """The same curve by all methods where nothing is dropped, and from a checkpoint on."""
+    write_recordings(tmp_path / "data", samples=8)
+    arguments = ["--dataset", "nmnist", "--data-dir", "data", "--network", "conv", "--steps", "8", "--step-us", "2500"]
+    arguments += ["--hidden", "4C5S2-MP2-8C3-MP2", "--batch-size", "8", "--lr", "0.01", "--device", "cpu"]
+    curves = {}
+    for method in ("--dense", "--method=sparse_ops", "--method=sparse_network"):
+        free = [] if method == "--dense" else ["--grad-threshold", "none"]
+        assert train.main([*arguments, method, *free, "--epochs", "4", "--json", "r.json", "--no-checkpoint"]) == 0
+        report = json.loads((tmp_path / "r.json").read_text())
+        assert report["sizes"] == [2312, 900, 200, 10]
+        assert (report["network"], report["hidden"]) == ("conv", ["4C5S2", "MP2", "8C3", "MP2"])
+        assert len(report["activity"]) == 3
+        curves[method] = [record["train_loss"] for record in report["history"]]
+        assert "network: 2x34x34-4C5S2-MP2-8C3-MP2-FC10, beta=0.95, delay 0; " in capsys.readouterr().out
+    for curve in curves.values():
+        assert curve == pytest.approx(curves["--dense"], rel=1e-3)
+        assert curve[-1] < 0.9 * curve[0]
+    assert train.main([*arguments, "--dense", "--epochs", "2", "--checkpoint", "part.pt"]) == 0
+    more = ["--resume", "--checkpoint", "part.pt", "--data-dir", "data", "--epochs", "4", "--device", "cpu"]
+    assert train.main([*more, "--json", "r.json"]) == 0
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert [record["train_loss"] for record in report["history"]] == curves["--dense"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dataset", "randman", "--network", "conv"], "argument --network: expected fc for the data set randman"),
+        (["--dataset", "digits", "--network", "conv"], "argument --network: only for --dataset randman or nmnist"),
+        (["--dataset", "digits", "--hidden", "12C5"], "argument --hidden: expected a number for --dataset digits"),
+        (["--hidden", "12C5-0"], "argument --hidden: expected a positive integer, got '0'"),
+        (["--dataset", "nmnist", "--hidden", "12C5"], "argument --hidden: '12C5' is a layer of network conv"),
+        (["--dataset", "nmnist", "--network", "conv", "--hidden", "12C5-XY"], "argument --hidden: 'XY' is no layer"),
+        (["--dataset", "nmnist", "--network", "conv", "--crop", "4"], "argument --hidden: '12C5' does not fit into"),
+    ],
+)
+def test_wrong_networks(tmp_path, capsys, arguments, message):
+    write_recordings(tmp_path, samples=2)
+    assert message in fails(capsys, *arguments, "--data-dir", ".", "--batch-size", "2", "--no-checkpoint")
+
+
+@needs_host_runtime
+@needs_library
+def test_event_driven_convolutions_are_refused_on_the_ipu_model(tmp_path, capsys):
+    write_recordings(tmp_path, samples=2)
+    arguments = ["--dataset", "nmnist", "--data-dir", ".", "--network", "conv", "--batch-size", "2", "--no-checkpoint"]
+    error = fails(capsys, *arguments, "--device", "ipu-model")
+    assert "argument --network: event-driven convolutions do not run on the IPU model; --dense or" in error
+
+
+def test_binned_recordings_are_kept_on_the_disk(tmp_path, monkeypatch, capsys):
+    write_recordings(tmp_path / "data", samples=8)
+    monkeypatch.setenv("SNNIPU_EVENT_CACHE", str(tmp_path / "kept"))
+    monkeypatch.setattr("snnipu.datasets._disk_cache._SETTLED_SECONDS", 0)
+    arguments = ["--dataset", "nmnist", "--data-dir", "data", "--steps", "10", "--hidden", "4", "--epochs", "1"]
+    arguments += ["--batch-size", "4", "--device", "cpu", "--initial-activity", "none", "--json", "report.json"]
+    losses = []
+    for there, more in ((None, ["--no-cache"]), (0, []), (32, []), (None, ["--no-cache"])):
+        assert train.main([*arguments, "--no-checkpoint", *more]) == 0
+        output = capsys.readouterr().out
+        kept = f"binned recordings are kept in {tmp_path / 'kept'}: {there} of 32 are there, "
+        assert (kept if there is not None else "network: ") in output
+        assert ("binned recordings" in output) == (there is not None)
+        losses.append(json.loads((tmp_path / "report.json").read_text())["history"][0]["train_loss"])
+        assert (tmp_path / "kept").exists() == (losses[1:] != [])
+    assert len(set(losses)) == 1
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_damaged_recordings_name_the_file(workers, tmp_path, capsys):
     write_recordings(tmp_path, samples=4)

@@ -1,0 +1,861 @@
+// Host side of convolutional layers on spike ids: blocks of output channels, whose map stays in the cache while the
+// time steps of a sample pass over it.
+#include "host/sparse_conv.hpp"
+#include "host/transpose.hpp"
+#include "neuron/lif.hpp"
+
+#include <limits>
+
+namespace snnipu {
+namespace {
+
+// One value, or one for each output channel.
+template <typename C> struct PerChannel {
+  const C *values;
+  size_t size;
+
+  C operator[](size_t channel) const { return values[size > 1 ? channel : 0]; }
+};
+
+// Membranes that carry gradient, of one block and sample: step after step, by ascending id.
+template <typename C> struct KeptEvents {
+  std::vector<uint32_t> ids; // the highest bit: it fired
+  std::vector<C> mem;
+  std::vector<uint32_t> begin; // [steps + 1]
+};
+constexpr uint32_t firedBit = uint32_t{1} << 31;
+
+template <typename C> struct KeptConv {
+  ConvSizes sizes;
+  size_t blocks, steps, batch;
+  std::vector<KeptEvents<C>> events; // [block][sample]
+};
+
+template <typename C> struct ConvForward {
+  Spikes<C> spikes;
+  const Convolution<C> &convolution;
+  const C *bias;
+  PerChannel<C> beta, threshold;
+  bool second;
+  C gradThreshold;
+  C *mem; // may be null
+  size_t delay;
+  int32_t reset, offered;
+};
+
+template <typename C> C unitClamped(C value) { return clampUnit(SingleLane<C>{value})[0]; }
+
+// All steps of one sample for one block.
+template <typename C> class SampleForward {
+public:
+  SampleForward(const ConvForward<C> &a, size_t block)
+      : a_(a), block_(block), lanes_(a.convolution.blocks.lanes(block)), held_(a.convolution.blocks.held(block)),
+        first_(a.convolution.blocks.first(block)) {
+    // Padding never reaches its threshold.
+    constexpr C never = std::numeric_limits<C>::max();
+    for (size_t lane = 0; lane < lanes_; ++lane) {
+      const bool real = lane < held_;
+      bias_[lane] = real && a.bias ? a.bias[first_ + lane] : C(0);
+      beta_[lane] = real ? unitClamped(a.beta[first_ + lane]) : C(0);
+      threshold_[lane] = real ? a.threshold[first_ + lane] : never;
+      gradThreshold_[lane] = real ? a.gradThreshold : never;
+    }
+  }
+
+  void run(size_t sample, bool unit, KeptEvents<C> &kept) {
+    static thread_local ThreadBuffer<C> buffer;
+    const ConvSizes &sizes = a_.convolution.sizes;
+    const size_t places = sizes.places(), batch = a_.spikes.batch;
+    C *const map = buffer.reserve(places * lanes_);
+    kept.begin.push_back(0);
+    for (size_t place = 0; place < places; ++place)
+      for (size_t lane = 0; lane < lanes_; ++lane) {
+        // Before the first step the membrane is 0, which is above a negative threshold.
+        const bool above = lane < held_ && a_.reset == SNNIPU_RESET_SUBTRACT && C(0) - threshold_[lane] > C(0);
+        map[place * lanes_ + lane] = above ? bias_[lane] - threshold_[lane] : bias_[lane];
+      }
+    for (size_t t = 0; t < a_.spikes.steps; ++t) {
+      if (t >= a_.delay) {
+        const size_t row = (t - a_.delay) * batch + sample, at = row * a_.spikes.slots;
+        a_.convolution.add(block_, a_.spikes.ids + at, unit ? nullptr : a_.spikes.values + at,
+                           static_cast<size_t>(a_.spikes.counts[2 * row]), map);
+      }
+      if (a_.mem)
+        for (size_t place = 0; place < places; ++place)
+          std::copy_n(map + place * lanes_, held_,
+                      a_.mem + ((t * batch + sample) * places + place) * sizes.outChannels + first_);
+      step(map, places);
+      keep(kept, places);
+    }
+  }
+
+private:
+  struct Event {
+    uint32_t lane, place; // of the lane, its highest bit: it fired
+    C mem;
+  };
+
+  // Finds the neurons that fired or carry gradient, and leaves what the next step adds to.
+  void step(C *map, size_t places) {
+    using V = Register<C>;
+    events_.clear();
+    std::fill_n(count_, blockLanes, 0);
+    for (unsigned lane = 0; lane < lanes_; lane += registerLanes<C>) {
+      const V beta = load<V>(beta_ + lane), bias = load<V>(bias_ + lane), threshold = load<V>(threshold_ + lane);
+      const V second = load<V>(gradThreshold_ + lane);
+      const unsigned real = lane >= held_ ? 0 : std::min<unsigned>(registerLanes<C>, held_ - lane);
+      const uint64_t everyone = a_.second ? 0 : (uint64_t{1} << real) - 1;
+      for (size_t place = 0; place < places; ++place) {
+        C *const at = map + place * lanes_ + lane;
+        const V u = load<V>(at);
+        store(at, u * beta + bias);
+        const uint64_t fired = bitsAbove(u - threshold, splat<V>(0));
+        const uint64_t carried = fired | everyone | (a_.second ? bitsAbove(u, second) : 0);
+        for (uint64_t bits = carried; bits != 0; bits &= bits - 1) {
+          const unsigned i = static_cast<unsigned>(__builtin_ctzll(bits));
+          const bool above = fired >> i & 1;
+          events_.push_back({(lane + i) | (above ? firedBit : 0), static_cast<uint32_t>(place), u[i]});
+          ++count_[lane + i];
+          if (above && a_.reset == SNNIPU_RESET_ZERO)
+            at[i] = beta[i] * (u[i] * C(0)) + bias[i];
+          else if (above && a_.reset == SNNIPU_RESET_SUBTRACT)
+            at[i] -= threshold[i];
+        }
+      }
+    }
+  }
+
+  // The events of a step in the order of ids: places came in order, channels did not.
+  void keep(KeptEvents<C> &kept, size_t places) {
+    const size_t start = kept.ids.size();
+    size_t next[blockLanes], total = start;
+    for (size_t lane = 0; lane < blockLanes; ++lane) {
+      next[lane] = total;
+      total += count_[lane];
+    }
+    kept.ids.resize(total);
+    kept.mem.resize(total);
+    for (const Event &event : events_) {
+      const uint32_t lane = event.lane & ~firedBit;
+      const size_t to = next[lane]++;
+      kept.ids[to] = (static_cast<uint32_t>((first_ + lane) * places) + event.place) | (event.lane & firedBit);
+      kept.mem[to] = event.mem;
+    }
+    kept.begin.push_back(static_cast<uint32_t>(total));
+  }
+
+  const ConvForward<C> &a_;
+  size_t block_;
+  unsigned lanes_, held_;
+  size_t first_;
+  alignas(64) C bias_[blockLanes], beta_[blockLanes], threshold_[blockLanes], gradThreshold_[blockLanes];
+  uint32_t count_[blockLanes];
+  std::vector<Event> events_;
+};
+
+template <typename C> int convForward(const ConvForward<C> &a, void **kept, int64_t *most) {
+  *kept = nullptr;
+  if (a.reset < SNNIPU_RESET_SUBTRACT || a.reset > SNNIPU_RESET_NONE)
+    return Unknown;
+  CheckedSpikes<C> checked(a.spikes, 0, false);
+  if (!checked.fill(a.offered))
+    return BadSpikes;
+  const ConvSizes &sizes = a.convolution.sizes;
+  const size_t blocks = a.convolution.blocks.count(), batch = a.spikes.batch, steps = a.spikes.steps;
+  auto found = std::make_unique<KeptConv<C>>(
+      KeptConv<C>{sizes, blocks, steps, batch, std::vector<KeptEvents<C>>(blocks * batch)});
+  const size_t additions = checked.total(0) * sizes.taps() * sizes.outChannels + 2 * a.spikes.rows() * sizes.neurons();
+  const int status = parallelTry(blocks * batch, threadsFor(additions, a.offered), [&](size_t task) {
+    SampleForward<C> forward(a, task / batch);
+    forward.run(task % batch, checked.unitValues(), found->events[task]);
+  });
+  if (status != Done)
+    return status;
+  size_t fullest = 0;
+  for (size_t sample = 0; sample < batch; ++sample)
+    for (size_t t = 0; t < steps; ++t) {
+      size_t carried = 0;
+      for (size_t block = 0; block < blocks; ++block) {
+        const std::vector<uint32_t> &begin = found->events[block * batch + sample].begin;
+        carried += begin[t + 1] - begin[t];
+      }
+      fullest = std::max(fullest, carried);
+    }
+  *most = static_cast<int64_t>(fullest);
+  *kept = found.release();
+  return Done;
+}
+
+// Slots of the neurons that were kept.
+template <typename C> struct ConvSlots {
+  int32_t *ids;
+  C *values;
+  int32_t *counts, *dropped;
+  C *mem;
+  uint32_t *fired;
+  size_t slots;
+  bool rotate;
+};
+
+// Which of the neurons that want a slot get one: those that come first in cyclic order from the first id of the step
+// on.
+struct Turn {
+  size_t found, kept, before; // before: those of ids below the first one
+
+  bool takes(size_t index) const { return kept == found || (index + found - before) % found < kept; }
+};
+
+template <typename C> void selectRow(const KeptConv<C> &kept, const ConvSlots<C> &to, size_t row) {
+  const size_t t = row / kept.batch, sample = row % kept.batch, neurons = kept.sizes.neurons();
+  const size_t words = kept.sizes.words();
+  const auto forEvents = [&](const auto &body) {
+    for (size_t block = 0; block < kept.blocks; ++block) {
+      const KeptEvents<C> &events = kept.events[block * kept.batch + sample];
+      for (size_t at = events.begin[t]; at < events.begin[t + 1]; ++at)
+        body(events.ids[at] & ~firedBit, (events.ids[at] & firedBit) != 0, events.mem[at]);
+    }
+  };
+  const uint32_t start = to.rotate ? static_cast<uint32_t>(t * to.slots % neurons) : 0;
+  Turn turns[2] = {};
+  forEvents([&](uint32_t id, bool fired, C) {
+    Turn &turn = turns[fired ? 0 : 1];
+    ++turn.found;
+    turn.before += id < start;
+  });
+  turns[0].kept = std::min(turns[0].found, to.slots);
+  turns[1].kept = std::min(turns[1].found, to.slots - turns[0].kept);
+  int32_t *const ids = to.ids + row * to.slots;
+  C *const values = to.values + row * to.slots, *const mem = to.mem + row * to.slots;
+  uint32_t *const bits = to.fired + row * words;
+  std::fill_n(bits, words, 0);
+  size_t next[2] = {0, turns[0].kept}, seen[2] = {};
+  forEvents([&](uint32_t id, bool fired, C membrane) {
+    const unsigned kind = fired ? 0 : 1;
+    if (fired)
+      bits[id / 32] |= uint32_t{1} << id % 32;
+    if (!turns[kind].takes(seen[kind]++))
+      return;
+    const size_t slot = next[kind]++;
+    ids[slot] = static_cast<int32_t>(id);
+    values[slot] = C(fired);
+    mem[slot] = membrane;
+  });
+  const size_t used = turns[0].kept + turns[1].kept, found = turns[0].found + turns[1].found;
+  std::fill(ids + used, ids + to.slots, 0);
+  std::fill(values + used, values + to.slots, C(0));
+  std::fill(mem + used, mem + to.slots, C(0));
+  to.counts[2 * row] = static_cast<int32_t>(turns[0].kept);
+  to.counts[2 * row + 1] = static_cast<int32_t>(used);
+  to.dropped[2 * row] = static_cast<int32_t>(turns[0].found - turns[0].kept);
+  to.dropped[2 * row + 1] = static_cast<int32_t>(found - used);
+}
+
+// body(begin, end) for pieces of the rows.
+template <typename Body> int forRowPieces(size_t rows, unsigned threads, const Body &body) {
+  constexpr size_t piece = 16;
+  return parallelTry((rows + piece - 1) / piece, threads,
+                     [&](size_t part) { body(part * piece, std::min(rows, (part + 1) * piece)); });
+}
+
+template <typename C> struct ConvBackward {
+  const C *grad;
+  Spikes<C> spikes, own; // values of own are 1
+  const Convolution<C> &convolution;
+  PerChannel<C> beta, threshold; // threshold as given: not for each neuron
+  const C *slotMem, *neuronThreshold;
+  bool thresholdPerNeuron;
+  const uint32_t *fired;
+  const C *mem;
+  C *gradValues, *gradWeight, *gradBias, *gradBeta, *gradThreshold, *gradCurrent;
+  C inputScale;
+  size_t delay;
+  int32_t reset, surrogate;
+  C surrogateA, surrogateB;
+  int32_t offered;
+};
+
+// Sums over time and places of one task: in the compute type within a step, in double over the steps.
+template <typename C> struct ChannelSums {
+  double total[3][blockLanes] = {}; // bias, beta, threshold
+};
+
+template <typename C> class SampleBackward {
+public:
+  SampleBackward(const ConvBackward<C> &a, const C *through, size_t block, ChannelSums<C> &sums)
+      : a_(a), through_(through), lanes_(a.convolution.blocks.lanes(block)), held_(a.convolution.blocks.held(block)),
+        first_(a.convolution.blocks.first(block)), places_(a.convolution.sizes.places()), sums_(sums),
+        byPlaces_(static_cast<uint32_t>(places_)) {
+    for (size_t lane = 0; lane < lanes_; ++lane)
+      beta_[lane] = lane < held_ ? unitClamped(a.beta[first_ + lane]) : C(0);
+  }
+
+  // toInput(row of the input, gradient of the block's map)
+  template <typename Body> void run(size_t sample, const Body &toInput) {
+    static thread_local ThreadBuffer<C> buffer;
+    const size_t batch = a_.spikes.batch, channels = a_.convolution.sizes.outChannels;
+    C *const map = buffer.zeros(places_ * lanes_);
+    for (size_t t = a_.spikes.steps; t-- > 0;) {
+      const size_t row = t * batch + sample;
+      addSlots(row, map);
+      if (a_.gradBias)
+        addUp(map);
+      if (a_.gradBeta && t > 0)
+        addBeta(map, row - batch);
+      if (a_.gradCurrent)
+        for (size_t place = 0; place < places_; ++place)
+          std::copy_n(map + place * lanes_, held_, a_.gradCurrent + (row * places_ + place) * channels + first_);
+      if (t >= a_.delay)
+        toInput(row - a_.delay * batch, map);
+      if (t > 0)
+        before(map, row - batch);
+      else if (a_.gradThreshold && a_.reset == SNNIPU_RESET_SUBTRACT)
+        atFirst(map);
+    }
+  }
+
+private:
+  // The gradient behind the spikes that were given a slot.
+  void addSlots(size_t row, C *map) {
+    const int32_t *const ids = a_.own.ids + row * a_.own.slots;
+    const C *const through = through_ + row * a_.own.slots;
+    const size_t spikes = static_cast<size_t>(a_.own.counts[2 * row]);
+    const size_t carried = static_cast<size_t>(a_.own.counts[2 * row + 1]);
+    addSorted(ids, ids + spikes, through, map);
+    addSorted(ids + spikes, ids + carried, through + spikes, map);
+  }
+  void addSorted(const int32_t *begin, const int32_t *end, const C *through, C *map) {
+    const int64_t first = static_cast<int64_t>(first_ * places_);
+    const uint32_t size = static_cast<uint32_t>(held_ * places_);
+    for (const int32_t *at = std::lower_bound(begin, end, first); at != end; ++at) {
+      const uint32_t local = static_cast<uint32_t>(*at) - static_cast<uint32_t>(first);
+      if (local >= size)
+        break;
+      const uint32_t lane = byPlaces_(local);
+      const C g = through[at - begin];
+      map[(local - lane * places_) * lanes_ + lane] += g;
+      sums_.total[2][lane] -= static_cast<double>(g);
+    }
+  }
+
+  void addUp(const C *map) {
+    using V = Register<C>;
+    for (unsigned lane = 0; lane < lanes_; lane += registerLanes<C>) {
+      V sum{};
+      for (size_t place = 0; place < places_; ++place)
+        sum += load<V>(map + place * lanes_ + lane);
+      for (unsigned i = 0; i < registerLanes<C>; ++i)
+        sums_.total[0][lane + i] += static_cast<double>(sum[i]);
+    }
+  }
+
+  void addBeta(const C *map, size_t rowBefore) {
+    const C *const mem = a_.mem + rowBefore * places_ * a_.convolution.sizes.outChannels + first_;
+    for (unsigned lane = 0; lane < held_; ++lane) {
+      C sum = 0;
+      for (size_t place = 0; place < places_; ++place)
+        sum += map[place * lanes_ + lane] * mem[place * a_.convolution.sizes.outChannels + lane];
+      sums_.total[1][lane] += static_cast<double>(sum);
+    }
+    if (a_.reset == SNNIPU_RESET_ZERO)
+      forFired(rowBefore, [&](size_t place, size_t lane) {
+        sums_.total[1][lane] -=
+            static_cast<double>(map[place * lanes_ + lane] * mem[place * a_.convolution.sizes.outChannels + lane]);
+      });
+  }
+
+  // From a step to the one before it, whose neurons that fired were reset.
+  void before(C *map, size_t rowBefore) {
+    using V = Register<C>;
+    if (a_.gradThreshold && a_.reset == SNNIPU_RESET_SUBTRACT)
+      forFired(rowBefore, [&](size_t place, size_t lane) {
+        sums_.total[2][lane] -= static_cast<double>(map[place * lanes_ + lane]);
+      });
+    for (unsigned lane = 0; lane < lanes_; lane += registerLanes<C>) {
+      const V beta = load<V>(beta_ + lane);
+      for (size_t place = 0; place < places_; ++place) {
+        C *const at = map + place * lanes_ + lane;
+        store(at, load<V>(at) * beta);
+      }
+    }
+    if (a_.reset == SNNIPU_RESET_ZERO)
+      forFired(rowBefore, [&](size_t place, size_t lane) { map[place * lanes_ + lane] = C(0); });
+  }
+
+  void atFirst(const C *map) {
+    for (unsigned lane = 0; lane < held_; ++lane)
+      for (size_t place = 0; C(0) - a_.threshold[first_ + lane] > C(0) && place < places_; ++place)
+        sums_.total[2][lane] -= static_cast<double>(map[place * lanes_ + lane]);
+  }
+
+  // body(place, lane) for the block's neurons that fired in a row.
+  template <typename Body> void forFired(size_t row, const Body &body) const {
+    const uint32_t *const words = a_.fired + row * a_.convolution.sizes.words();
+    const size_t first = first_ * places_, end = first + held_ * places_;
+    for (size_t word = first / 32; 32 * word < end; ++word) {
+      uint32_t bits = words[word];
+      if (32 * word < first)
+        bits &= ~uint32_t{0} << (first - 32 * word);
+      for (; bits != 0; bits &= bits - 1) {
+        const size_t id = 32 * word + static_cast<size_t>(__builtin_ctz(bits));
+        if (id >= end)
+          return;
+        const uint32_t local = static_cast<uint32_t>(id - first), lane = byPlaces_(local);
+        body(local - lane * places_, lane);
+      }
+    }
+  }
+
+  const ConvBackward<C> &a_;
+  const C *through_;
+  unsigned lanes_, held_;
+  size_t first_, places_;
+  ChannelSums<C> &sums_;
+  Divider byPlaces_;
+  alignas(64) C beta_[blockLanes];
+};
+
+template <typename C>
+void finishChannels(const ConvBackward<C> &a, const std::vector<ChannelSums<C>> &sums, size_t groups) {
+  const ChannelBlocks<C> &blocks = a.convolution.blocks;
+  const auto finish = [&](int which, C *result, size_t size) {
+    if (!result)
+      return;
+    double everyone = 0;
+    for (size_t block = 0; block < blocks.count(); ++block)
+      for (size_t lane = 0; lane < blocks.held(block); ++lane) {
+        double total = 0;
+        for (size_t group = 0; group < groups; ++group)
+          total += sums[block * groups + group].total[which][lane];
+        everyone += total;
+        if (size > 1)
+          result[blocks.first(block) + lane] = static_cast<C>(total);
+      }
+    if (size == 1)
+      result[0] = static_cast<C>(everyone);
+  };
+  finish(0, a.gradBias, a.convolution.sizes.outChannels);
+  finish(1, a.gradBeta, a.beta.size);
+  // Outside [0, 1] beta makes no difference.
+  for (size_t i = 0; a.gradBeta && i < a.beta.size; ++i)
+    if (unitClamped(a.beta.values[i]) != a.beta.values[i])
+      a.gradBeta[i] = C(0);
+  finish(2, a.gradThreshold, a.threshold.size);
+}
+
+template <typename C> int convBackward(const ConvBackward<C> &a) {
+  CheckedSpikes<C> checked(a.spikes, 1, false);
+  if (!checked.fill(a.offered) || !CheckedSpikes<C>(a.own, 1, false).fill(a.offered))
+    return BadSpikes;
+  if (!knownSurrogate(a.surrogate) || a.reset < SNNIPU_RESET_SUBTRACT || a.reset > SNNIPU_RESET_NONE)
+    return Unknown;
+  const ConvSizes &sizes = a.convolution.sizes;
+  const size_t batch = a.spikes.batch;
+  const size_t additions = checked.total(0) * sizes.taps() * sizes.outChannels + 2 * a.spikes.rows() * sizes.neurons();
+  const unsigned threads = threadsFor(additions, a.offered);
+  Uninitialised<C> through(a.own.rows() * a.own.slots);
+  const SpikeGradient<C> spikes{a.grad,       a.slotMem,      a.neuronThreshold, a.own.ids,
+                                a.own.counts, through.data(), a.own.slots,       a.thresholdPerNeuron,
+                                a.surrogate,  a.surrogateA,   a.surrogateB};
+  if (const int status = spikeGradient(spikes, a.own.rows(), threads))
+    return status;
+  ConvInputGradient<C> toInput(a.convolution, a.spikes, checked.unitValues(), batch, a.inputScale, a.gradWeight,
+                               a.gradValues);
+  std::vector<ChannelSums<C>> sums(toInput.tasks());
+  const int status = parallelTry(toInput.tasks(), threads, [&](size_t task) {
+    SampleBackward<C> backward(a, through.data(), toInput.block(task), sums[task]);
+    toInput.start(task);
+    for (size_t sample = toInput.begin(task); sample < toInput.end(task); ++sample)
+      backward.run(sample, [&](size_t row, const C *grad) { toInput.add(task, row, grad); });
+  });
+  if (status != Done)
+    return status;
+  toInput.finish(threads);
+  finishChannels(a, sums, toInput.tasks() / a.convolution.blocks.count());
+  return Done;
+}
+
+// ---- the convolution alone
+
+template <typename C>
+int conv2dForward(const Spikes<C> &spikes, const Convolution<C> &convolution, const C *bias, C *out, int32_t offered) {
+  CheckedSpikes<C> checked(spikes, 0, false);
+  if (!checked.fill(offered))
+    return BadSpikes;
+  const ConvSizes &sizes = convolution.sizes;
+  const size_t places = sizes.places(), rows = spikes.rows(), blocks = convolution.blocks.count();
+  constexpr size_t piece = 16;
+  const size_t pieces = (rows + piece - 1) / piece;
+  const size_t additions = checked.total(0) * sizes.taps() * sizes.outChannels + 2 * rows * sizes.neurons();
+  return parallelTry(blocks * pieces, threadsFor(additions, offered), [&](size_t task) {
+    static thread_local ThreadBuffer<C> buffer;
+    const size_t block = task / pieces, lanes = convolution.blocks.lanes(block), held = convolution.blocks.held(block);
+    const size_t first = convolution.blocks.first(block);
+    C *const map = buffer.reserve(places * lanes);
+    for (size_t row = task % pieces * piece; row < std::min(rows, (task % pieces + 1) * piece); ++row) {
+      alignas(64) C start[blockLanes] = {};
+      if (bias)
+        std::copy_n(bias + first, held, start);
+      for (size_t place = 0; place < places; ++place)
+        std::copy_n(start, lanes, map + place * lanes);
+      const size_t at = row * spikes.slots;
+      convolution.add(block, spikes.ids + at, checked.unitValues() ? nullptr : spikes.values + at,
+                      static_cast<size_t>(spikes.counts[2 * row]), map);
+      transpose(map, lanes, places, held, out + row * sizes.neurons() + first * places, places, C(1));
+    }
+  });
+}
+
+template <typename C>
+int conv2dBackward(const C *grad, const Spikes<C> &spikes, const Convolution<C> &convolution, C *gradValues,
+                   C *gradWeight, C *gradBias, int32_t offered) {
+  CheckedSpikes<C> checked(spikes, 1, false);
+  if (!checked.fill(offered))
+    return BadSpikes;
+  const ConvSizes &sizes = convolution.sizes;
+  const size_t places = sizes.places(), rows = spikes.rows();
+  const size_t additions = checked.total(0) * sizes.taps() * sizes.outChannels + rows * sizes.neurons();
+  const unsigned threads = threadsFor(additions, offered);
+  ConvInputGradient<C> toInput(convolution, spikes, checked.unitValues(), rows, C(1), gradWeight, gradValues);
+  if (gradBias)
+    parallelFor(sizes.outChannels, threads, [&](size_t channel) {
+      double total = 0;
+      for (size_t row = 0; row < rows; ++row) {
+        const C *const from = grad + (row * sizes.outChannels + channel) * places;
+        for (size_t place = 0; place < places; ++place)
+          total += static_cast<double>(from[place]);
+      }
+      gradBias[channel] = static_cast<C>(total);
+    });
+  if (!gradValues && !gradWeight)
+    return Done;
+  const int status = parallelTry(toInput.tasks(), threads, [&](size_t task) {
+    static thread_local ThreadBuffer<C> buffer;
+    const size_t block = toInput.block(task), lanes = convolution.blocks.lanes(block);
+    const size_t held = convolution.blocks.held(block), first = convolution.blocks.first(block);
+    C *const map = buffer.zeros(places * lanes);
+    toInput.start(task);
+    for (size_t row = toInput.begin(task); row < toInput.end(task); ++row) {
+      if (spikes.counts[2 * row + 1] == 0)
+        continue;
+      transpose(grad + row * sizes.neurons() + first * places, places, held, places, map, lanes, C(1));
+      toInput.add(task, row, map);
+    }
+  });
+  if (status != Done)
+    return status;
+  toInput.finish(threads);
+  return Done;
+}
+
+// ---- pools
+
+struct PoolSizes {
+  size_t channels, inHeight, inWidth, outHeight, outWidth, kernelHeight, kernelWidth, strideY, strideX, paddingY,
+      paddingX;
+
+  explicit PoolSizes(const int64_t *sizes) { std::copy_n(sizes, 11, &channels); }
+
+  size_t inputs() const { return channels * inHeight * inWidth; }
+  size_t outPlaces() const { return outHeight * outWidth; }
+  size_t neurons() const { return channels * outPlaces(); }
+};
+
+enum PoolMode { Max = 0, Average = 1, Sum = 2 };
+
+class Pool {
+public:
+  explicit Pool(const PoolSizes &sizes)
+      : sizes(sizes), byMap_(static_cast<uint32_t>(sizes.inHeight * sizes.inWidth)),
+        byRow_(static_cast<uint32_t>(sizes.inWidth)) {}
+
+  const PoolSizes sizes;
+
+  // body(neuron of the output, place in its window, from above to below and left to right) for the windows of an input.
+  template <typename Body> void forWindows(uint32_t id, const Body &body) const {
+    const uint32_t channel = byMap_(id), place = id - channel * static_cast<uint32_t>(sizes.inHeight * sizes.inWidth);
+    const uint32_t y = byRow_(place), x = place - y * static_cast<uint32_t>(sizes.inWidth);
+    const size_t top = y + sizes.paddingY, left = x + sizes.paddingX;
+    for (size_t outY = firstOf(top, sizes.kernelHeight, sizes.strideY);
+         outY < sizes.outHeight && outY * sizes.strideY <= top; ++outY)
+      for (size_t outX = firstOf(left, sizes.kernelWidth, sizes.strideX);
+           outX < sizes.outWidth && outX * sizes.strideX <= left; ++outX)
+        body(channel * sizes.outPlaces() + outY * sizes.outWidth + outX,
+             (top - outY * sizes.strideY) * sizes.kernelWidth + left - outX * sizes.strideX);
+  }
+
+  // How many inputs the window of an output has: not those of the padding.
+  size_t windowSize(size_t neuron) const {
+    const size_t place = neuron % sizes.outPlaces();
+    return inside(place / sizes.outWidth * sizes.strideY, sizes.paddingY, sizes.kernelHeight, sizes.inHeight) *
+           inside(place % sizes.outWidth * sizes.strideX, sizes.paddingX, sizes.kernelWidth, sizes.inWidth);
+  }
+
+private:
+  static size_t firstOf(size_t at, size_t kernel, size_t stride) {
+    return at < kernel ? 0 : (at - kernel) / stride + 1;
+  }
+  static size_t inside(size_t at, size_t padding, size_t kernel, size_t size) {
+    return std::min(at + kernel, padding + size) - std::max(at, padding);
+  }
+
+  Divider byMap_, byRow_;
+};
+
+// What is known of an output of the row that is being pooled.
+template <typename C> struct Pooled {
+  C value;
+  uint32_t reached; // inputs that have a slot
+  int32_t source;   // slot of the maximum
+  uint32_t place;   // of the maximum in its window
+};
+
+template <typename C> class PoolRow {
+public:
+  PoolRow(const Pool &pool, int mode) : pool_(pool), mode_(mode), cells_(pool.sizes.neurons()) {
+    bits_.resize((pool.sizes.neurons() + 31) / 32);
+  }
+
+  // Returns how many slots the row takes.
+  size_t pool(const int32_t *ids, const C *values, const int32_t *counts) {
+    std::fill(bits_.begin(), bits_.end(), 0);
+    for (int32_t slot = 0; slot < counts[1]; ++slot) {
+      const C value = slot < counts[0] ? values[slot] : C(0);
+      pool_.forWindows(static_cast<uint32_t>(ids[slot]), [&](size_t neuron, size_t place) {
+        uint32_t &word = bits_[neuron / 32];
+        const uint32_t bit = uint32_t{1} << neuron % 32;
+        Pooled<C> &cell = cells_[neuron];
+        if (!(word & bit)) {
+          word |= bit;
+          cell = {value, 1, slot, static_cast<uint32_t>(place)};
+          return;
+        }
+        ++cell.reached;
+        if (mode_ != Max) {
+          cell.value += value;
+        } else if (above(value, cell.value) || (!above(cell.value, value) && place < cell.place)) {
+          cell.value = value;
+          cell.source = slot;
+          cell.place = static_cast<uint32_t>(place);
+        }
+      });
+    }
+    const C divisor = mode_ == Average ? C(pool_.sizes.kernelHeight * pool_.sizes.kernelWidth) : C(1);
+    spikes_.clear();
+    others_.clear();
+    for (size_t word = 0; word < bits_.size(); ++word)
+      for (uint32_t bits = bits_[word]; bits != 0; bits &= bits - 1) {
+        const size_t neuron = 32 * word + static_cast<size_t>(__builtin_ctz(bits));
+        Pooled<C> &cell = cells_[neuron];
+        if (mode_ == Average)
+          cell.value /= divisor;
+        // A neuron of the window without a slot is 0, and its gradient is nobody's.
+        if (mode_ == Max && cell.value < C(0) && cell.reached < pool_.windowSize(neuron))
+          continue;
+        (cell.value != C(0) ? spikes_ : others_).push_back(static_cast<int32_t>(neuron));
+      }
+    return spikes_.size() + others_.size();
+  }
+
+  void write(int32_t *ids, C *values, int32_t *counts, int32_t *source, size_t slots) const {
+    size_t slot = 0;
+    for (const std::vector<int32_t> *group : {&spikes_, &others_})
+      for (const int32_t neuron : *group) {
+        ids[slot] = neuron;
+        values[slot] = cells_[static_cast<size_t>(neuron)].value;
+        if (source)
+          source[slot] = cells_[static_cast<size_t>(neuron)].source;
+        ++slot;
+      }
+    counts[0] = static_cast<int32_t>(spikes_.size());
+    counts[1] = static_cast<int32_t>(slot);
+    std::fill(ids + slot, ids + slots, 0);
+    std::fill(values + slot, values + slots, C(0));
+    if (source)
+      std::fill(source + slot, source + slots, 0);
+  }
+
+private:
+  // NaN is above any number.
+  static bool above(C a, C b) { return a > b || (a != a && b == b); }
+
+  const Pool &pool_;
+  int mode_;
+  Uninitialised<Pooled<C>> cells_; // those whose bit is set hold something
+  std::vector<uint32_t> bits_;
+  std::vector<int32_t> spikes_, others_;
+};
+
+template <typename C>
+int poolForward(const Spikes<C> &spikes, const Pool &pool, int32_t mode, int32_t *ids, C *values, int32_t *counts,
+                int32_t *source, size_t slots, int64_t *most, int32_t offered) {
+  if (mode < Max || mode > Sum)
+    return Unknown;
+  CheckedSpikes<C> checked(spikes, 1, false);
+  if (!checked.fill(offered))
+    return BadSpikes;
+  std::atomic<size_t> fullest{0};
+  std::atomic<bool> fits{true};
+  const int status =
+      forRowPieces(spikes.rows(), threadsFor(8 * checked.total(1) + spikes.rows() * pool.sizes.neurons() / 8, offered),
+                   [&](size_t begin, size_t end) {
+                     PoolRow<C> row(pool, mode);
+                     size_t highest = 0;
+                     for (size_t at = begin; at < end; ++at) {
+                       const size_t used = row.pool(spikes.ids + at * spikes.slots, spikes.values + at * spikes.slots,
+                                                    spikes.counts + 2 * at);
+                       highest = std::max(highest, used);
+                       if (used > slots) {
+                         fits = false;
+                         return;
+                       }
+                       row.write(ids + at * slots, values + at * slots, counts + 2 * at,
+                                 source ? source + at * slots : nullptr, slots);
+                     }
+                     for (size_t known = fullest; known < highest && !fullest.compare_exchange_weak(known, highest);) {
+                     }
+                   });
+  *most = static_cast<int64_t>(fullest);
+  return status == Done && !fits ? Unknown : status;
+}
+
+template <typename C>
+int poolBackward(const C *grad, const Spikes<C> &spikes, const Spikes<C> &own, const int32_t *source, const Pool &pool,
+                 int32_t mode, C *gradValues, int32_t offered) {
+  if (mode < Max || mode > Sum)
+    return Unknown;
+  if (!CheckedSpikes<C>(spikes, 1, false).fill(offered) || !CheckedSpikes<C>(own, 1, false).fill(offered))
+    return BadSpikes;
+  const C divisor = mode == Average ? C(pool.sizes.kernelHeight * pool.sizes.kernelWidth) : C(1);
+  return forRowPieces(
+      spikes.rows(), threadsFor(8 * spikes.rows() * spikes.slots, offered), [&](size_t begin, size_t end) {
+        std::vector<C> dense(mode == Max ? 0 : pool.sizes.neurons());
+        for (size_t row = begin; row < end; ++row) {
+          C *const to = gradValues + row * spikes.slots;
+          const C *const from = grad + row * own.slots;
+          std::fill_n(to, spikes.slots, C(0));
+          const size_t used = static_cast<size_t>(own.counts[2 * row + 1]);
+          if (mode == Max) {
+            for (size_t slot = 0; slot < used; ++slot) {
+              const size_t at = static_cast<uint32_t>(source[row * own.slots + slot]);
+              if (at < spikes.slots)
+                to[at] += from[slot];
+            }
+            continue;
+          }
+          const int32_t *const ids = own.ids + row * own.slots;
+          for (size_t slot = 0; slot < used; ++slot)
+            dense[static_cast<size_t>(ids[slot])] = from[slot];
+          for (int32_t slot = 0; slot < spikes.counts[2 * row + 1]; ++slot) {
+            C total = 0;
+            pool.forWindows(static_cast<uint32_t>(spikes.ids[row * spikes.slots + static_cast<size_t>(slot)]),
+                            [&](size_t neuron, size_t) { total += dense[neuron]; });
+            to[slot] = total / divisor;
+          }
+          for (size_t slot = 0; slot < used; ++slot)
+            dense[static_cast<size_t>(ids[slot])] = C(0);
+        }
+      });
+}
+
+size_t size(int64_t value) { return static_cast<size_t>(value); }
+
+} // namespace
+} // namespace snnipu
+
+#define SNNIPU_TRY(CALL)                                                                                               \
+  try {                                                                                                                \
+    return CALL;                                                                                                       \
+  } catch (const std::bad_alloc &) {                                                                                   \
+    return snnipu::OutOfMemory;                                                                                        \
+  }
+
+#define SPARSE_CONV(SUFFIX, C)                                                                                         \
+  SNNIPU_SPARSE_CONV2D_FWD(snnipu_sparse_conv2d_fwd_##SUFFIX, C) {                                                     \
+    const snnipu::ConvSizes sizes(geometry);                                                                           \
+    const snnipu::Spikes<C> spikes{ids, values, counts, snnipu::size(rows), 1, snnipu::size(slots), sizes.inputs()};   \
+    SNNIPU_TRY(snnipu::conv2dForward(spikes, snnipu::Convolution<C>(sizes, weight, C(1)), bias, out, threads))         \
+  }                                                                                                                    \
+  SNNIPU_SPARSE_CONV2D_BWD(snnipu_sparse_conv2d_bwd_##SUFFIX, C) {                                                     \
+    const snnipu::ConvSizes sizes(geometry);                                                                           \
+    const snnipu::Spikes<C> spikes{ids, values, counts, snnipu::size(rows), 1, snnipu::size(slots), sizes.inputs()};   \
+    SNNIPU_TRY(snnipu::conv2dBackward(grad, spikes, snnipu::Convolution<C>(sizes, weight, C(1)), grad_values,          \
+                                      grad_weight, grad_bias, threads))                                                \
+  }                                                                                                                    \
+  SNNIPU_SPARSE_CONV_LIF_SEQUENCE_FWD(snnipu_sparse_conv_lif_sequence_fwd_##SUFFIX, C) {                               \
+    const snnipu::ConvSizes sizes(geometry);                                                                           \
+    const snnipu::Spikes<C> spikes{                                                                                    \
+        ids, values, counts, snnipu::size(steps), snnipu::size(batch), snnipu::size(slots), sizes.inputs()};           \
+    SNNIPU_TRY(                                                                                                        \
+        snnipu::convForward(snnipu::ConvForward<C>{spikes,                                                             \
+                                                   snnipu::Convolution<C>(sizes, weight, static_cast<C>(input_scale)), \
+                                                   bias,                                                               \
+                                                   {beta, snnipu::size(beta_size)},                                    \
+                                                   {threshold, snnipu::size(threshold_size)},                          \
+                                                   has_grad_threshold != 0,                                            \
+                                                   static_cast<C>(grad_threshold),                                     \
+                                                   mem,                                                                \
+                                                   snnipu::size(delay),                                                \
+                                                   reset,                                                              \
+                                                   threads},                                                           \
+                            kept, most))                                                                               \
+  }                                                                                                                    \
+  SNNIPU_SPARSE_CONV_SELECT(snnipu_sparse_conv_select_##SUFFIX, C) {                                                   \
+    const std::unique_ptr<snnipu::KeptConv<C>> owned(static_cast<snnipu::KeptConv<C> *>(kept));                        \
+    if (!owned || !counts)                                                                                             \
+      return snnipu::Done;                                                                                             \
+    const snnipu::ConvSlots<C> to{ids, values, counts, dropped, slot_mem, fired, snnipu::size(slots), rotate != 0};    \
+    const std::size_t rows = owned->steps * owned->batch;                                                              \
+    SNNIPU_TRY(snnipu::forRowPieces(rows, snnipu::threadsFor(8 * rows * to.slots, threads),                            \
+                                    [&](std::size_t begin, std::size_t end) {                                          \
+                                      for (std::size_t row = begin; row < end; ++row)                                  \
+                                        snnipu::selectRow(*owned, to, row);                                            \
+                                    }))                                                                                \
+  }                                                                                                                    \
+  SNNIPU_SPARSE_CONV_LIF_SEQUENCE_BWD(snnipu_sparse_conv_lif_sequence_bwd_##SUFFIX, C) {                               \
+    const snnipu::ConvSizes sizes(geometry);                                                                           \
+    const std::size_t at_steps = snnipu::size(steps), at_batch = snnipu::size(batch);                                  \
+    SNNIPU_TRY(snnipu::convBackward(snnipu::ConvBackward<C>{                                                           \
+        grad,                                                                                                          \
+        {ids, values, counts, at_steps, at_batch, snnipu::size(slots), sizes.inputs()},                                \
+        {own_ids, nullptr, own_counts, at_steps, at_batch, snnipu::size(own_slots), sizes.neurons()},                  \
+        snnipu::Convolution<C>(sizes, grad_values ? weight : nullptr, static_cast<C>(input_scale)),                    \
+        {beta, snnipu::size(beta_size)},                                                                               \
+        {threshold, snnipu::size(threshold_size)},                                                                     \
+        slot_mem,                                                                                                      \
+        neuron_threshold,                                                                                              \
+        threshold_size > 1,                                                                                            \
+        fired,                                                                                                         \
+        mem,                                                                                                           \
+        grad_values,                                                                                                   \
+        grad_weight,                                                                                                   \
+        grad_bias,                                                                                                     \
+        grad_beta,                                                                                                     \
+        grad_threshold,                                                                                                \
+        grad_current,                                                                                                  \
+        static_cast<C>(input_scale),                                                                                   \
+        snnipu::size(delay),                                                                                           \
+        reset,                                                                                                         \
+        surrogate,                                                                                                     \
+        static_cast<C>(surrogate_a),                                                                                   \
+        static_cast<C>(surrogate_b),                                                                                   \
+        threads}))                                                                                                     \
+  }                                                                                                                    \
+  SNNIPU_SPARSE_POOL2D_FWD(snnipu_sparse_pool2d_fwd_##SUFFIX, C) {                                                     \
+    const snnipu::PoolSizes sizes(geometry);                                                                           \
+    const snnipu::Spikes<C> spikes{ids, values, counts, snnipu::size(rows), 1, snnipu::size(slots), sizes.inputs()};   \
+    SNNIPU_TRY(snnipu::poolForward(spikes, snnipu::Pool(sizes), mode, own_ids, own_values, own_counts, source,         \
+                                   snnipu::size(own_slots), most, threads))                                            \
+  }                                                                                                                    \
+  SNNIPU_SPARSE_POOL2D_BWD(snnipu_sparse_pool2d_bwd_##SUFFIX, C) {                                                     \
+    const snnipu::PoolSizes sizes(geometry);                                                                           \
+    const snnipu::Spikes<C> spikes{ids, nullptr, counts, snnipu::size(rows), 1, snnipu::size(slots), sizes.inputs()};  \
+    const snnipu::Spikes<C> own{own_ids,        nullptr, own_counts, snnipu::size(rows), 1, snnipu::size(own_slots),   \
+                                sizes.neurons()};                                                                      \
+    SNNIPU_TRY(snnipu::poolBackward(grad, spikes, own, source, snnipu::Pool(sizes), mode, grad_values, threads))       \
+  }
+
+extern "C" {
+
+SPARSE_CONV(f32, float)
+SPARSE_CONV(f64, double)
+}

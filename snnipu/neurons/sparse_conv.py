@@ -1,0 +1,498 @@
+"""Event-driven layers on maps: ``snnipu.SparseConv2d``, ``snnipu.SparseConvLeaky`` and ``snnipu.SparsePool2d``."""
+
+import math
+from typing import Any, Dict, Optional, Tuple, Union
+
+import torch
+from torch import nn
+
+from snnipu import ops
+from snnipu.backends import popart
+from snnipu.neurons.leaky import Leaky
+from snnipu.neurons.sparse_leaky import Parameter, SparseNeurons
+from snnipu.neurons.sparse_linear import check_features, check_path
+from snnipu.ops._arguments import compute_dtype, is_compiling
+from snnipu.ops._maps import Pair, Size, maps_of, pair
+from snnipu.ops._slots import check_delay
+from snnipu.ops.sparse_conv2d import check_groups
+from snnipu.ops.sparse_pool2d import mode_code
+from snnipu.spikes import SparseSpikes, check_map_shape
+from snnipu.surrogate import SpikeGrad
+
+DenseOrSparse = Union[torch.Tensor, SparseSpikes]
+MapSize = Optional[Tuple[int, int]]
+# Share of the input neurons that spike in a step, from which on `path="auto"` takes the dense convolution on a CPU.
+BREAK_EVEN = 0.2
+
+
+def padding_argument(padding: object, kernel: Size, dilation: Size, stride: Size) -> Size:
+    """As ``nn.Conv2d``'s: an int, two, ``"valid"`` or ``"same"``."""
+    if padding == "valid":
+        return 0, 0
+    if padding == "same":
+        total = [dilation[axis] * (kernel[axis] - 1) for axis in (0, 1)]
+        if stride != (1, 1):
+            raise ValueError(f"padding='same' needs a stride of 1, got {stride}")
+        if total[0] % 2 or total[1] % 2:
+            raise ValueError(f"padding='same' would be uneven for kernel_size={kernel}: use a number")
+        return total[0] // 2, total[1] // 2
+    return pair("padding", padding, 0)
+
+
+class _OnMaps(nn.Module):
+    """A layer whose input is maps of one size, that of its construction or of its first call."""
+
+    weight: torch.Tensor
+    in_channels: int
+    path: str
+
+    def _set_maps(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Pair,
+        stride: Pair,
+        padding: Union[Pair, str],
+        dilation: Pair,
+        groups: int,
+        input_size: Optional[Pair],
+    ) -> None:
+        self.in_channels = check_features("in_channels", in_channels)
+        self.out_channels = check_features("out_channels", out_channels)
+        check_groups(groups, in_channels, "in_channels")
+        check_groups(groups, out_channels, "out_channels")
+        self.kernel_size = pair("kernel_size", kernel_size, 1)
+        self.stride, self.dilation = pair("stride", stride, 1), pair("dilation", dilation, 1)
+        self.padding = padding_argument(padding, self.kernel_size, self.dilation, self.stride)
+        self.groups = groups
+        self.input_size: MapSize = None if input_size is None else pair("input_size", input_size, 1)
+
+    def _maps(self) -> Dict[str, Any]:
+        """Sizes, as ops take them."""
+        names = ("stride", "padding", "dilation", "groups")
+        return {"input_size": self.input_size, **{name: getattr(self, name) for name in names}}
+
+    def _fixed(self, height: int, width: int) -> None:
+        if self.input_size is None:
+            self.input_size = (height, width)
+        elif self.input_size != (height, width):
+            raise ValueError(f"x must be maps of {self.input_size}, as input_size says, got {(height, width)}")
+
+    def _chosen(self, x: DenseOrSparse) -> DenseOrSparse:
+        """The input in the form whose convolution is to be computed: spikes, or dense maps ``[T, B, C, H, W]``."""
+        if isinstance(x, SparseSpikes):
+            shape = maps_of(x, self.in_channels, self.input_size)
+            self._check_device(x)
+            self._fixed(*shape[1:])
+            if self._dense_path(x):
+                return x.to_dense().reshape(*x.ids.shape[:2], *shape)
+            return x.with_maps(shape)
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"x must be a torch.Tensor or SparseSpikes, got {type(x).__name__}")
+        if x.dim() == 3 and self.input_size is not None:
+            height, width = self.input_size
+            if x.shape[2] == self.in_channels * height * width:
+                x = x.reshape(*x.shape[:2], self.in_channels, height, width)
+        if x.dim() != 5 or x.shape[2] != self.in_channels or x.shape[3] * x.shape[4] == 0:
+            raise ValueError(f"x must have shape [T, B, in_channels={self.in_channels}, H, W], got {tuple(x.shape)}")
+        if x.is_complex():
+            raise TypeError(f"x must be real, got {x.dtype}")
+        if x.dtype not in (torch.float32, torch.float64):
+            x = x.to(compute_dtype(self.weight.dtype))
+        self._check_device(x)
+        self._fixed(*x.shape[3:])
+        if self.path == "dense":
+            return x
+        if self.path == "auto" and (is_compiling() or x.requires_grad or x.device.type in ("meta", "cuda")):
+            return x
+        if self.path == "auto" and int(torch.count_nonzero(x)) > BREAK_EVEN * x.numel():
+            return x
+        return ops.dense_to_sparse(x.reshape(*x.shape[:2], -1)).with_maps(tuple(x.shape[2:]))
+
+    def _dense_path(self, x: SparseSpikes) -> bool:
+        if self.path != "auto":
+            return self.path == "dense"
+        # The operators on a GPU are made of dense ones: there is nothing to be gained.
+        if x.device.type == "cuda":
+            return True
+        return x.device.type != "meta" and not is_compiling() and x.activity > BREAK_EVEN
+
+    def _check_device(self, x: DenseOrSparse) -> None:
+        if x.device != self.weight.device:
+            raise ValueError(f"x must be on the device of the layer, {self.weight.device}, got {x.device}")
+
+    def _convolved(self, x: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """Of dense maps, all steps as one batch."""
+        steps, batch = x.shape[:2]
+        maps = x.to(self.weight.dtype).flatten(0, 1)
+        out = nn.functional.conv2d(maps, self.weight, bias, self.stride, self.padding, self.dilation, self.groups)
+        return out.reshape(steps, batch, *out.shape[1:])
+
+    def _repr_of_maps(self) -> str:
+        parts = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"]
+        for name, default in (("padding", (0, 0)), ("dilation", (1, 1)), ("groups", 1), ("input_size", None)):
+            value = getattr(self, name)
+            parts += [f"{name}={value}"] if value != default else []
+        return ", ".join(parts)
+
+
+def init_like_conv(weight: torch.Tensor, bias: Optional[torch.Tensor]) -> None:
+    """``nn.Conv2d``'s initial values."""
+    nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
+    if bias is not None:
+        bound = 1 / math.sqrt(weight[0].numel())
+        nn.init.uniform_(bias, -bound, bound)
+
+
+class SparseConv2d(_OnMaps):
+    r"""``nn.Conv2d`` whose input is spikes: the weights that lead from a spike, added where they lead to.
+
+    Equation, gradients and source are those of :func:`snnipu.ops.sparse_conv2d`; the ``state_dict`` is ``nn.Conv2d``'s.
+    The ids of spikes are those of ``[C, H, W]`` flattened: ``(c * H + y) * W + x``.
+
+    Args:
+        in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias: as ``nn.Conv2d``'s; the padding
+            is zeros.
+        input_size: ``(H, W)`` of the input; None: that of the first call.
+        path: ``"sparse"``, ``"dense"`` (a convolution of all time steps at once), or ``"auto"``: whichever is faster at
+            the measured activity of the input; on CUDA the dense one.
+
+    Raises:
+        TypeError, ValueError: the message names the argument.
+    """
+
+    takes_whole_sequences = True  # in a MultiStep
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Pair,
+        stride: Pair = 1,
+        padding: Union[Pair, str] = 0,
+        dilation: Pair = 1,
+        groups: int = 1,
+        bias: bool = False,
+        *,
+        input_size: Optional[Pair] = None,
+        path: str = "auto",
+    ) -> None:
+        super().__init__()
+        self._set_maps(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, input_size)
+        self.weight = nn.Parameter(torch.empty(out_channels, in_channels // groups, *self.kernel_size))
+        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+        self.path = check_path(path)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """``nn.Conv2d``'s initial weights."""
+        init_like_conv(self.weight, self.bias)
+
+    def forward(self, x: DenseOrSparse) -> torch.Tensor:
+        """``x``: SparseSpikes, or a dense ``[T, B, C, H, W]`` of any real dtype -> ``[T, B, out, H', W']``."""
+        popart.refuse_tracing("SparseConv2d")
+        chosen = self._chosen(x)
+        if isinstance(chosen, SparseSpikes):
+            return ops.sparse_conv2d(chosen, self.weight, self.bias, **self._maps())
+        return self._convolved(chosen, self.bias)
+
+    def extra_repr(self) -> str:
+        path = "" if self.path == "auto" else f", path={self.path!r}"
+        return self._repr_of_maps() + (", bias=True" if self.bias is not None else "") + path
+
+
+class SparseConvLeaky(SparseNeurons, _OnMaps):
+    r"""``nn.Conv2d`` and leaky integrate-and-fire neurons as one event-driven layer.
+
+    As :class:`SparseLeaky`, on maps: with ``max_spikes=None`` and ``grad_threshold=None`` the layer equals
+    ``nn.Conv2d`` followed by ``Leaky``, up to the order of the additions. Equations, gradients and source are those of
+    :func:`snnipu.ops.sparse_conv_lif_sequence`. The ids of spikes are those of ``[C, H, W]`` flattened:
+    ``(c * H + y) * W + x``.
+
+    .. code-block:: python
+
+        layer = snn.SparseConvLeaky(2, 12, 5, input_size=(34, 34), beta=0.95, grad_threshold=0.9)
+        spikes = layer(x)                # x: SparseSpikes or a dense [T, B, 2, 34, 34] -> SparseSpikes
+        spikes.map_shape                 # (12, 30, 30): the next layer on maps reads it
+
+    Args:
+        in_channels, out_channels, kernel_size, stride, padding, dilation, groups: as ``nn.Conv2d``'s; the padding is
+            zeros.
+        beta: decay of the membrane per step, clamped to [0, 1]: a number, or a tensor of one element or
+            ``[out_channels]``.
+        input_size: ``(H, W)`` of the input; None: that of the first call.
+        threshold: firing threshold, as ``beta``.
+        grad_threshold, max_spikes, reset_mechanism, spike_grad, bias, learn_beta, learn_threshold, input_scale,
+            overflow: as in :class:`SparseLeaky`; slots are those of all maps together.
+        path: ``"sparse"``, ``"dense"`` (a convolution of all time steps at once), or ``"auto"``: whichever is faster at
+            the measured activity of the input; on CUDA the dense one.
+
+    Attributes:
+        weight: ``[out_channels, in_channels / groups, kh, kw]``.
+        activity: mean spikes per neuron and step in the last forward, 0 to 1; None before the first.
+        overflow: spikes dropped in the last forward; None before the first.
+
+    Raises:
+        TypeError, ValueError: the message names the argument.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Pair,
+        stride: Pair = 1,
+        padding: Union[Pair, str] = 0,
+        dilation: Pair = 1,
+        groups: int = 1,
+        *,
+        beta: Parameter,
+        input_size: Optional[Pair] = None,
+        threshold: Parameter = 1.0,
+        grad_threshold: Optional[float] = None,
+        max_spikes: Optional[int] = None,
+        reset_mechanism: str = "zero",
+        spike_grad: Optional[SpikeGrad] = None,
+        bias: bool = False,
+        learn_beta: bool = False,
+        learn_threshold: bool = False,
+        input_scale: float = 1.0,
+        overflow: str = "lowest",
+        path: str = "auto",
+    ) -> None:
+        super().__init__()
+        self._set_maps(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, input_size)
+        self.weight = nn.Parameter(torch.empty(out_channels, in_channels // groups, *self.kernel_size))
+        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+        self._neurons = out_channels
+        self._set_neurons(
+            beta,
+            threshold,
+            learn_beta,
+            learn_threshold,
+            grad_threshold,
+            max_spikes,
+            reset_mechanism,
+            spike_grad,
+            input_scale,
+            overflow,
+            path,
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """``nn.Conv2d``'s initial weights."""
+        init_like_conv(self.weight, self.bias)
+
+    def _per_neuron(self, parameter: torch.Tensor) -> torch.Tensor:
+        return parameter if parameter.numel() == 1 else parameter.reshape(-1, 1, 1)
+
+    def forward(self, x: DenseOrSparse, *, delay: int = 0) -> SparseSpikes:
+        """All time steps of a batch.
+
+        Args:
+            x: SparseSpikes of ``in_channels * H * W`` neurons, or a dense ``[T, B, in_channels, H, W]`` of any real
+                dtype (bool: True is a spike). A dense tensor that needs a gradient gets the whole of it, by way of the
+                dense convolution, unless ``path="sparse"``: then only its nonzero elements do.
+            delay: steps that the input takes to arrive.
+
+        Returns:
+            SparseSpikes of ``out_channels * H' * W'`` neurons, with their ``map_shape``.
+
+        Raises:
+            TypeError, ValueError: ``x`` of another type, shape, size or device; the message says which.
+        """
+        popart.refuse_tracing("SparseConvLeaky")
+        check_delay(delay)
+        chosen = self._chosen(x)
+        if isinstance(chosen, SparseSpikes):
+            out = ops.sparse_conv_lif_sequence(
+                chosen,
+                self.weight,
+                self.bias,
+                beta=self.beta,
+                threshold=self.threshold,
+                **self._maps(),
+                grad_threshold=self.grad_threshold,
+                max_spikes=self.max_spikes,
+                reset_mechanism=self.reset_mechanism,
+                spike_grad=self.spike_grad,
+                input_scale=self.input_scale,
+                overflow=self.overflow_order,
+                delay=delay,
+            )
+        else:
+            out = self._dense(chosen, delay)
+        self._last = out._summary()
+        return out
+
+    def membranes(self, x: DenseOrSparse, *, delay: int = 0) -> torch.Tensor:
+        """Membranes ``[T, B, out, H', W']`` for ``x``, dense: to look at, or for a loss on them."""
+        popart.refuse_tracing("SparseConvLeaky")
+        check_delay(delay)
+        chosen = self._chosen(x)
+        if isinstance(chosen, SparseSpikes):
+            return self._integrate(ops.sparse_conv2d(chosen, self.weight, **self._maps()), delay)
+        return self._integrate(self._convolved(chosen), delay)
+
+    def _dense(self, x: torch.Tensor, delay: int) -> SparseSpikes:
+        """The layer by dense convolution, fused neurons and selection: what the sparse operator equals."""
+        mem = self._integrate(self._convolved(x), delay)
+        shape = (mem.shape[2], mem.shape[3], mem.shape[4])
+        threshold = self.threshold
+        if threshold.numel() > 1:
+            threshold = threshold.reshape(-1).repeat_interleave(shape[1] * shape[2])
+        return ops.select_spikes(
+            mem.flatten(2),
+            threshold,
+            self.grad_threshold,
+            self.max_spikes,
+            spike_grad=self.spike_grad,
+            overflow=self.overflow_order,
+        ).with_maps(shape)
+
+    # ---- to and from nn.Conv2d + Leaky
+
+    def dense_state_dict(self) -> Dict[str, torch.Tensor]:
+        """The ``state_dict`` of ``nn.Sequential(nn.Conv2d(...), Leaky(...))`` that computes the same."""
+        conv, leaky = self.to_dense()
+        return {
+            **{f"0.{name}": value for name, value in conv.state_dict().items()},
+            **{f"1.{name}": value for name, value in leaky.state_dict().items()},
+        }
+
+    def load_dense_state_dict(self, state: Dict[str, torch.Tensor]) -> None:
+        """Take weight, bias, beta and threshold from the ``state_dict`` of ``nn.Sequential(nn.Conv2d, Leaky)``."""
+        self._load(self._own_state(state))
+
+    def _own_state(self, state: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
+        """This layer's names and values for the dense layer's; raises ValueError where they do not fit."""
+        wanted = {"0.weight", "1.beta", "1.threshold"} | ({"0.bias"} if self.bias is not None else set())
+        missing = sorted(wanted - set(state))
+        if missing or ("0.bias" in state and self.bias is None):
+            raise ValueError(f"state must hold {sorted(wanted)} and no other weights, got {sorted(state)}")
+        own = {"weight": state["0.weight"] / self.input_scale}
+        own.update({name: state[f"1.{name}"] for name in ("beta", "threshold")})
+        if self.bias is not None:
+            own["bias"] = state["0.bias"]
+        for name, value in own.items():
+            shapes = [tuple(self.weight.shape)] if name == "weight" else [(self.out_channels,)]
+            if name in ("beta", "threshold"):
+                shapes.append((self.out_channels, 1, 1))
+            if not (name in ("beta", "threshold") and value.numel() == 1) and tuple(value.shape) not in shapes:
+                raise ValueError(f"state: {name} must have shape {shapes[0]}, got {tuple(value.shape)}")
+            if name in ("beta", "threshold"):
+                own[name] = value.reshape(-1) if value.numel() > 1 else value
+        return own
+
+    def to_dense(self) -> nn.Sequential:
+        """``nn.Sequential(nn.Conv2d, Leaky)`` with the same parameters; ``Leaky`` takes ``[T, B, out, H', W']`` with
+        ``.sequence``."""
+        conv = nn.Conv2d(
+            self.in_channels,
+            self.out_channels,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups,
+            bias=self.bias is not None,
+            device=self.weight.device,
+            dtype=self.weight.dtype,
+        )
+        leaky = Leaky(
+            self._per_neuron(self.beta.detach().clone()),
+            threshold=self._per_neuron(self.threshold.detach().clone()),
+            spike_grad=self.spike_grad,
+            learn_beta=isinstance(self.beta, nn.Parameter),
+            learn_threshold=isinstance(self.threshold, nn.Parameter),
+            reset_mechanism=self.reset_mechanism,
+        )
+        with torch.no_grad():
+            conv.weight.copy_(self.weight * self.input_scale)
+            if self.bias is not None and conv.bias is not None:
+                conv.bias.copy_(self.bias)
+        return nn.Sequential(conv, leaky)
+
+    def extra_repr(self) -> str:
+        bias = ", bias=True" if self.bias is not None else ""
+        return f"{self._repr_of_maps()}{bias}, {self._repr_of_neurons()}"
+
+
+class SparsePool2d(nn.Module):
+    """Pools of maps on spikes, from ids to ids: :func:`snnipu.ops.sparse_pool2d`.
+
+    Args:
+        kernel_size, stride, padding: as ``nn.MaxPool2d``'s.
+        mode: ``"max"``, ``"average"`` (``nn.AvgPool2d``) or ``"sum"``; average and sum give spikes values other than 1.
+        input_size: ``(C, H, W)`` of the input; None: what the spikes' ``map_shape`` says, fixed by the first call.
+
+    Raises:
+        TypeError, ValueError: the message names the argument.
+    """
+
+    takes_whole_sequences = True  # in a MultiStep
+
+    def __init__(
+        self,
+        kernel_size: Pair,
+        stride: Optional[Pair] = None,
+        padding: Pair = 0,
+        *,
+        mode: str = "max",
+        input_size: Optional[Tuple[int, int, int]] = None,
+    ) -> None:
+        super().__init__()
+        self.kernel_size = pair("kernel_size", kernel_size, 1)
+        self.stride = self.kernel_size if stride is None else pair("stride", stride, 1)
+        self.padding = pair("padding", padding, 0)
+        if any(2 * self.padding[axis] > self.kernel_size[axis] for axis in (0, 1)):
+            raise ValueError(f"padding must be at most half of kernel_size, {self.kernel_size}, got {self.padding}")
+        mode_code(mode)
+        self.mode = mode
+        self.input_size: Optional[Tuple[int, int, int]] = None
+        if input_size is not None:
+            if not isinstance(input_size, (tuple, list)) or len(input_size) != 3:
+                raise TypeError(f"input_size must be (channels, height, width) or None, got {input_size!r}")
+            for size in input_size:
+                check_features("input_size", size)
+            self.input_size = check_map_shape(input_size, math.prod(input_size))
+
+    def forward(self, x: DenseOrSparse) -> SparseSpikes:
+        """``x``: SparseSpikes of maps, or a dense ``[T, B, C, H, W]`` -> SparseSpikes of the pooled maps.
+
+        A dense tensor's nonzero elements are its spikes, and get its gradient.
+        """
+        popart.refuse_tracing("SparsePool2d")
+        if isinstance(x, torch.Tensor):
+            if x.dim() != 5:
+                raise ValueError(f"x must have shape [T, B, C, H, W], got {tuple(x.shape)}")
+            if not (x.is_floating_point() or x.is_complex()):
+                x = x.float()
+            x = ops.dense_to_sparse(x.flatten(2)).with_maps((x.shape[2], x.shape[3], x.shape[4]))
+        if not isinstance(x, SparseSpikes):
+            raise TypeError(f"x must be a torch.Tensor or SparseSpikes, got {type(x).__name__}")
+        if self.input_size is not None and x.map_shape not in (None, self.input_size):
+            raise ValueError(f"x must be maps of {self.input_size}, as input_size says, got {x.map_shape}")
+        if self.input_size is not None and x.num_neurons != math.prod(self.input_size):
+            raise ValueError(
+                f"x must be maps of {self.input_size}, as input_size says, got spikes of {x.num_neurons} neurons"
+            )
+        out = ops.sparse_pool2d(
+            x, self.kernel_size, self.stride, self.padding, mode=self.mode, input_size=self.input_size
+        )
+        if self.input_size is None:
+            self.input_size = x.map_shape
+        return out
+
+    def to_dense(self) -> nn.Module:
+        """The pool of dense maps that computes the same."""
+        if self.mode == "max":
+            return nn.MaxPool2d(self.kernel_size, self.stride, self.padding)
+        # The sum over a window is its average by a divisor of 1.
+        divisor = 1 if self.mode == "sum" else None
+        return nn.AvgPool2d(self.kernel_size, self.stride, self.padding, divisor_override=divisor)
+
+    def extra_repr(self) -> str:
+        text = f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, mode={self.mode!r}"
+        return text + ("" if self.input_size is None else f", input_size={self.input_size}")

@@ -1,0 +1,197 @@
+"""Sizes of convolutions and pools of maps, and spikes of maps as dense tensors, for the ops on maps."""
+
+from typing import List, NamedTuple, Optional, Sequence, Tuple, Union
+
+import torch
+
+from snnipu.ops._slots import scatter
+from snnipu.spikes import SparseSpikes, check_num_neurons
+
+Pair = Union[int, Sequence[int]]
+Size = Tuple[int, int]
+
+
+def pair(name: str, value: object, least: int) -> Size:
+    """``value`` as (vertical, horizontal): an int for both, or two; each at least ``least``."""
+    both = (value, value) if isinstance(value, int) else value
+    if not isinstance(both, (tuple, list)) or len(both) != 2:
+        raise TypeError(f"{name} must be an int or two, got {value!r}")
+    if not all(isinstance(size, int) and not isinstance(size, bool) for size in both):
+        raise TypeError(f"{name} must be an int or two, got {value!r}")
+    if min(both) < least:
+        raise ValueError(f"{name} must be at least {least}, got {value!r}")
+    return int(both[0]), int(both[1])
+
+
+class Geometry(NamedTuple):
+    """Sizes of a convolution, as the operators take them: a list of these ints."""
+
+    in_channels: int
+    in_height: int
+    in_width: int
+    out_channels: int
+    out_height: int
+    out_width: int
+    kernel_height: int
+    kernel_width: int
+    stride_y: int
+    stride_x: int
+    padding_y: int
+    padding_x: int
+    dilation_y: int
+    dilation_x: int
+    groups: int
+
+    @property
+    def inputs(self) -> int:
+        return self.in_channels * self.in_height * self.in_width
+
+    @property
+    def positions(self) -> int:
+        """Of one map of the output."""
+        return self.out_height * self.out_width
+
+    @property
+    def neurons(self) -> int:
+        return self.out_channels * self.positions
+
+    @property
+    def in_shape(self) -> Tuple[int, int, int]:
+        return self[0], self[1], self[2]
+
+    @property
+    def out_shape(self) -> Tuple[int, int, int]:
+        return self[3], self[4], self[5]
+
+    def conv2d(self, x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """The dense convolution: ``[T, B, inputs]`` to ``[T, B, neurons]``."""
+        if x.shape[0] * x.shape[1] == 0:
+            return x.new_zeros(*x.shape[:2], self.neurons)
+        maps = x.reshape(-1, *self.in_shape)
+        out = torch.nn.functional.conv2d(
+            maps,
+            weight,
+            bias,
+            stride=self[8:10],  # type: ignore[arg-type]
+            padding=self[10:12],  # type: ignore[arg-type]
+            dilation=self[12:14],  # type: ignore[arg-type]
+            groups=self.groups,
+        )
+        return out.reshape(*x.shape[:2], self.neurons)
+
+    def conv2d_gradients(
+        self, grad: torch.Tensor, x: Optional[torch.Tensor], weight: torch.Tensor
+    ) -> Tuple[Optional[torch.Tensor], torch.Tensor]:
+        """Of :meth:`conv2d`: the weight's, where ``x`` is given, and the input's ``[T, B, inputs]``."""
+        steps, batch = grad.shape[:2]
+        grad_weight = None if x is None else torch.zeros_like(weight, memory_format=torch.contiguous_format)
+        if steps * batch == 0:
+            return grad_weight, grad.new_zeros(steps, batch, self.inputs)
+        maps = grad.reshape(-1, *self.out_shape)
+        sizes = (list(self[8:10]), list(self[10:12]), list(self[12:14]), False, [0, 0], self.groups)
+        given = grad.new_zeros(maps.shape[0], *self.in_shape) if x is None else x.reshape(-1, *self.in_shape)
+        grad_x, found, _ = torch.ops.aten.convolution_backward(
+            maps, given, weight, None, *sizes, [True, x is not None, False]
+        )
+        return found, grad_x.reshape(steps, batch, self.inputs)
+
+
+def conv_geometry(
+    weight: torch.Tensor, size: Size, stride: Size, padding: Size, dilation: Size, groups: int
+) -> Geometry:
+    """Of a weight ``[out, in / groups, kh, kw]`` on maps of ``size``; ValueError where nothing comes out."""
+    kernel = (weight.shape[2], weight.shape[3])
+    out = []
+    for axis, name in enumerate(("height", "width")):
+        reach = dilation[axis] * (kernel[axis] - 1) + 1
+        if size[axis] + 2 * padding[axis] < reach:
+            raise ValueError(
+                f"kernel_size: the kernel's {name}, {reach} with its dilation, must be at most that of the input with "
+                f"its padding, {size[axis] + 2 * padding[axis]}"
+            )
+        out.append((size[axis] + 2 * padding[axis] - reach) // stride[axis] + 1)
+    found = Geometry(
+        weight.shape[1] * groups, *size, weight.shape[0], *out, *kernel, *stride, *padding, *dilation, groups
+    )
+    check_num_neurons(found.inputs)
+    check_num_neurons(found.neurons)
+    return found
+
+
+class PoolGeometry(NamedTuple):
+    """Sizes of a pool, as the operators take them: a list of these ints."""
+
+    channels: int
+    in_height: int
+    in_width: int
+    out_height: int
+    out_width: int
+    kernel_height: int
+    kernel_width: int
+    stride_y: int
+    stride_x: int
+    padding_y: int
+    padding_x: int
+
+    @property
+    def inputs(self) -> int:
+        return self.channels * self.in_height * self.in_width
+
+    @property
+    def neurons(self) -> int:
+        return self.channels * self.out_height * self.out_width
+
+    @property
+    def out_shape(self) -> Tuple[int, int, int]:
+        return self.channels, self.out_height, self.out_width
+
+
+def pool_geometry(map_shape: Tuple[int, int, int], kernel: Size, stride: Size, padding: Size) -> PoolGeometry:
+    """Of a pool on maps of ``map_shape``; ValueError where nothing comes out, or the padding is too wide."""
+    out = []
+    for axis, name in enumerate(("height", "width")):
+        if 2 * padding[axis] > kernel[axis]:
+            raise ValueError(f"padding must be at most half of kernel_size, {kernel}, got {padding}")
+        if map_shape[axis + 1] + 2 * padding[axis] < kernel[axis]:
+            raise ValueError(
+                f"kernel_size: the window's {name}, {kernel[axis]}, must be at most that of the input with its "
+                f"padding, {map_shape[axis + 1] + 2 * padding[axis]}"
+            )
+        out.append((map_shape[axis + 1] + 2 * padding[axis] - kernel[axis]) // stride[axis] + 1)
+    return PoolGeometry(*map_shape, *out, *kernel, *stride, *padding)
+
+
+def spike_maps(
+    values: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor, inputs: int
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Dense ``[T, B, inputs]`` of the spikes' values, and which neurons are carried."""
+    slots = torch.arange(ids.shape[2], device=ids.device)
+    spikes = torch.where(slots < counts[..., :1], values, torch.zeros((), dtype=values.dtype, device=values.device))
+    return scatter(spikes, ids, counts, inputs), scatter(torch.ones_like(values), ids, counts, inputs) > 0
+
+
+def maps_of(spikes: SparseSpikes, channels: int, size: Optional[Size]) -> Tuple[int, int, int]:
+    """``(C, H, W)`` of the input of an op on ``channels`` maps, from ``size`` or from the spikes themselves."""
+    found = spikes.map_shape
+    if size is None and found is None:
+        raise ValueError(
+            f"input_size must be given, (height, width): the spikes of {spikes.num_neurons} neurons have no map_shape "
+            "that would tell it"
+        )
+    shape = found if size is None else (channels, *size)
+    assert shape is not None
+    if shape[0] != channels:
+        raise ValueError(f"spikes must be of {channels} channels, got those of map_shape={shape}")
+    if found is not None and found != shape:
+        raise ValueError(f"spikes must be of maps {shape}, as input_size says, got map_shape={found}")
+    if shape[0] * shape[1] * shape[2] != spikes.num_neurons:
+        raise ValueError(
+            f"spikes must be of {channels} x {shape[1]} x {shape[2]} = {shape[0] * shape[1] * shape[2]} neurons, as "
+            f"input_size says, got {spikes.num_neurons}"
+        )
+    return shape
+
+
+def as_list(geometry: Union[Geometry, PoolGeometry]) -> List[int]:
+    """For an operator."""
+    return list(geometry)

@@ -1,0 +1,221 @@
+"""A convolution on spike ids: public function, schema, meta, autograd, reference."""
+
+from typing import Any, List, Optional, Tuple
+
+import torch
+
+from snnipu.backends import host, host_conv, popart
+from snnipu.ops import _library
+from snnipu.ops._arguments import DTYPES, compute_dtype
+from snnipu.ops._derivative import once_differentiable
+from snnipu.ops._maps import Geometry, Pair, as_list, conv_geometry, maps_of, pair, spike_maps
+from snnipu.ops._slots import check_ids, check_spikes, gather
+from snnipu.ops.sparse_linear import bias_argument
+from snnipu.spikes import SparseSpikes
+
+_SCHEMA_FWD = (
+    "sparse_conv2d_fwd(Tensor ids, Tensor values, Tensor counts, Tensor weight, Tensor? bias, int[] geometry) -> Tensor"
+)
+_SCHEMA_BWD = (
+    "sparse_conv2d_bwd(Tensor grad, Tensor ids, Tensor values, Tensor counts, Tensor weight, int[] geometry, "
+    "bool need_values, bool need_weight, bool need_bias) -> (Tensor grad_values, Tensor grad_weight, Tensor grad_bias)"
+)
+
+
+def sparse_conv2d_fwd_reference(
+    ids: torch.Tensor,
+    values: torch.Tensor,
+    counts: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    geometry: List[int],
+) -> torch.Tensor:
+    """What ``snnipu::sparse_conv2d_fwd`` computes, in plain PyTorch."""
+    sizes = Geometry(*geometry)
+    check_ids(ids, counts, sizes.inputs)
+    return sizes.conv2d(spike_maps(values, ids, counts, sizes.inputs)[0], weight, bias)
+
+
+def sparse_conv2d_bwd_reference(
+    grad: torch.Tensor,
+    ids: torch.Tensor,
+    values: torch.Tensor,
+    counts: torch.Tensor,
+    weight: torch.Tensor,
+    geometry: List[int],
+    need_values: bool,
+    need_weight: bool,
+    need_bias: bool,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What ``snnipu::sparse_conv2d_bwd`` computes, in plain PyTorch; empty where not needed."""
+    sizes = Geometry(*geometry)
+    check_ids(ids, counts, sizes.inputs)
+    grad_values, grad_weight, grad_bias = (weight.new_empty(0) for _ in range(3))
+    x = spike_maps(values, ids, counts, sizes.inputs)[0] if need_weight else None
+    if need_values or need_weight:
+        found, grad_x = sizes.conv2d_gradients(grad, x, weight)
+        grad_weight = grad_weight if found is None else found
+        grad_values = gather(grad_x, ids, counts) if need_values else grad_values
+    if need_bias:
+        grad_bias = grad.reshape(-1, sizes.out_channels, sizes.positions).sum((0, 2))
+    return grad_values, grad_weight, grad_bias
+
+
+def _fwd_meta(
+    ids: torch.Tensor,
+    values: torch.Tensor,
+    counts: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    geometry: List[int],
+) -> torch.Tensor:
+    return weight.new_empty((*ids.shape[:2], Geometry(*geometry).neurons))
+
+
+def _bwd_meta(
+    grad: torch.Tensor,
+    ids: torch.Tensor,
+    values: torch.Tensor,
+    counts: torch.Tensor,
+    weight: torch.Tensor,
+    geometry: List[int],
+    need_values: bool,
+    need_weight: bool,
+    need_bias: bool,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return (
+        weight.new_empty(ids.shape if need_values else 0),
+        weight.new_empty(weight.shape if need_weight else 0),
+        weight.new_empty(weight.shape[0] if need_bias else 0),
+    )
+
+
+_library.define(_SCHEMA_FWD, reference=sparse_conv2d_fwd_reference, meta=_fwd_meta)
+_library.define(_SCHEMA_BWD, reference=sparse_conv2d_bwd_reference, meta=_bwd_meta)
+if host.library is not None:
+    _library.implement("sparse_conv2d_fwd", "CPU", host_conv.sparse_conv2d_fwd)
+    _library.implement("sparse_conv2d_bwd", "CPU", host_conv.sparse_conv2d_bwd)
+# No event-driven kernels on a GPU yet: there it is dense operations of PyTorch.
+_library.implement("sparse_conv2d_fwd", "CUDA", sparse_conv2d_fwd_reference)
+_library.implement("sparse_conv2d_bwd", "CUDA", sparse_conv2d_bwd_reference)
+
+
+class SparseConv2d(torch.autograd.Function):
+    """Autograd around ``snnipu::sparse_conv2d_fwd`` and ``snnipu::sparse_conv2d_bwd``."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        values: torch.Tensor,
+        weight: torch.Tensor,
+        bias: Optional[torch.Tensor],
+        ids: torch.Tensor,
+        counts: torch.Tensor,
+        geometry: List[int],
+    ) -> torch.Tensor:
+        ctx.save_for_backward(values, weight, ids, counts)
+        ctx.geometry = geometry
+        return torch.ops.snnipu.sparse_conv2d_fwd(ids, values, counts, weight, bias, geometry)
+
+    @staticmethod
+    @once_differentiable("sparse_conv2d")
+    def backward(  # type: ignore[override]
+        ctx: Any, grad: torch.Tensor
+    ) -> Tuple[Optional[torch.Tensor], ...]:
+        values, weight, ids, counts = ctx.saved_tensors
+        need = ctx.needs_input_grad[:3]
+        grads = torch.ops.snnipu.sparse_conv2d_bwd(grad.contiguous(), ids, values, counts, weight, ctx.geometry, *need)
+        return (*(g if needed else None for g, needed in zip(grads, need)), None, None, None)
+
+
+def sparse_conv2d(
+    spikes: SparseSpikes,
+    weight: torch.Tensor,
+    bias: Optional[torch.Tensor] = None,
+    *,
+    input_size: Optional[Pair] = None,
+    stride: Pair = 1,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+) -> torch.Tensor:
+    r"""``torch.nn.functional.conv2d`` on spikes: for each spike, the weights that lead from it, added where they lead
+    to.
+
+    .. math::
+
+        y_{tb,o,p} = b_o + \sum_{s < \text{spikes}_{tb}} v_{tbs}
+            \sum_{k \,:\, \text{stride} \cdot p = q_s + \text{padding} - \text{dilation} \cdot k} W_{o, c_s, k}
+
+    for the spike of value :math:`v_{tbs}` at place :math:`q_s` of channel :math:`c_s`, whose id is that of ``[C, H,
+    W]``
+    flattened: ``(c * H + y) * W + x``. Gradients: of the weight, from the spikes; of ``spikes.values``, at every
+    carried slot, and nowhere else.
+
+    Args:
+        spikes: SparseSpikes of ``C * H * W`` neurons.
+        weight: ``[out, C / groups, kh, kw]``, as ``nn.Conv2d``'s. float16 and bfloat16 are converted to float32.
+        bias: ``[out]`` or None.
+        input_size: ``(H, W)``; None: what ``spikes.map_shape`` says.
+        stride, padding, dilation: an int, or two, vertical first. The padding is zeros.
+        groups: as ``nn.Conv2d``'s.
+
+    Returns:
+        ``[T, B, out, H', W']``: float64 for float64 weights, else float32.
+
+    Raises:
+        TypeError, ValueError: a shape, size, dtype or device that does not fit, an id or count out of range; the
+            message names the argument. On CUDA ids and counts are not looked at, as the host would have to wait for
+            them.
+
+    There are no event-driven kernels for CUDA yet: there it is a dense convolution of what :meth:`SparseSpikes.to_dense`
+    gives, and the host waits while ids are checked.
+
+    Source: the event-driven form of the convolution: "submanifold" libraries and event-camera networks have it, among
+    them Messikommer et al., "Event-based asynchronous sparse convolutional networks", ECCV 2020.
+    """
+    spikes = check_spikes("spikes", spikes)
+    popart.refuse_tracing("sparse_conv2d")
+    weight = conv_weight_argument(weight, spikes, groups)
+    bias = bias_argument(bias, weight)
+    geometry = conv_argument(spikes, weight, input_size, stride, padding, dilation, groups)
+    out = SparseConv2d.apply(spikes.values.to(weight.dtype), weight, bias, spikes.ids, spikes.counts, as_list(geometry))
+    return out.reshape(*out.shape[:2], *geometry.out_shape)
+
+
+def conv_weight_argument(weight: object, spikes: SparseSpikes, groups: object) -> torch.Tensor:
+    """``weight`` in the compute dtype; it is ``[out, in / groups, kh, kw]`` and on the spikes' device."""
+    if not isinstance(weight, torch.Tensor):
+        raise TypeError(f"weight must be a torch.Tensor, got {type(weight).__name__}")
+    if weight.dtype not in DTYPES:
+        raise TypeError(f"weight must be float32, float64, float16 or bfloat16, got {weight.dtype}")
+    if weight.dim() != 4 or weight.numel() == 0:
+        raise ValueError(f"weight must have shape [out, in / groups, kh, kw], got {tuple(weight.shape)}")
+    if weight.device != spikes.device:
+        raise ValueError(f"weight must be on the device of the spikes, {spikes.device}, got {weight.device}")
+    check_groups(groups, weight.shape[0], "weight's output channels")
+    return weight.to(compute_dtype(weight.dtype))
+
+
+def check_groups(groups: object, channels: int, meaning: str) -> None:
+    """``groups`` is a positive int that divides ``channels``."""
+    if isinstance(groups, bool) or not isinstance(groups, int):
+        raise TypeError(f"groups must be an int, got {groups!r}")
+    if groups < 1 or channels % groups:
+        raise ValueError(f"groups must divide {meaning}, {channels}, got {groups}")
+
+
+def conv_argument(
+    spikes: SparseSpikes,
+    weight: torch.Tensor,
+    input_size: Optional[Pair],
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+) -> Geometry:
+    """The sizes of a convolution of ``spikes``; raises where they do not fit."""
+    size = None if input_size is None else pair("input_size", input_size, 1)
+    shape = maps_of(spikes, weight.shape[1] * groups, size)
+    strides, paddings, dilations = pair("stride", stride, 1), pair("padding", padding, 0), pair("dilation", dilation, 1)
+    return conv_geometry(weight, (shape[1], shape[2]), strides, paddings, dilations, groups)

@@ -1,0 +1,344 @@
+"""Binned recordings on the disk: used again, never out of date, never wrong."""
+
+import multiprocessing
+import os
+import pickle
+import sqlite3
+import sys
+import warnings
+
+import numpy as np
+import pytest
+from support.damage import variants
+
+from snnipu import datasets
+from snnipu.datasets import _disk_cache
+
+STEPS, NEURONS, SAMPLES = 12, 50, 9
+
+
+class Recordings:
+    """Recording ``i`` from a file of its own; which were read is noted."""
+
+    def __init__(self, folder):
+        self.paths = [folder / f"{index}.npy" for index in range(SAMPLES)]
+        self.read = []
+
+    def __call__(self, index):
+        self.read.append(index)
+        times, units = np.load(self.paths[index])
+        return times, units
+
+
+def write(path, index, change=0):
+    random = np.random.default_rng(index)
+    number = 20 * index  # the first is empty
+    events = np.stack([random.integers(0, 11 * STEPS, number), random.integers(0, NEURONS, number)])
+    events[1] = (events[1] + change) % NEURONS
+    np.save(path, events)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Recordings, and a cache that believes their time stamps at once."""
+    monkeypatch.setattr(_disk_cache, "_SETTLED_SECONDS", 0)
+    monkeypatch.setattr(_disk_cache, "_told", set())
+    monkeypatch.setenv("SNNIPU_EVENT_CACHE", str(tmp_path / "cache"))
+    for index, path in enumerate(Recordings(tmp_path).paths):
+        write(path, index)
+    return tmp_path
+
+
+def make(folder, key="recordings", **options):
+    read = Recordings(folder)
+    options = {"num_steps": STEPS, "num_neurons": NEURONS, "step": 10, "cache_key": key, "files": read.paths, **options}
+    return datasets.EventDataset(read, [index % 4 for index in range(SAMPLES)], **options)
+
+
+def same(one, other):
+    for ours, theirs in zip(one.batch(range(SAMPLES)), other.batch(range(SAMPLES))):
+        if hasattr(ours, "counts"):
+            assert (ours.num_neurons, ours.outside, ours.overflow) == (
+                theirs.num_neurons,
+                theirs.outside,
+                theirs.overflow,
+            )
+            ours, theirs = ours.to_dense(), theirs.to_dense()
+        assert ours.equal(theirs)
+
+
+def expected(folder, **options):
+    dataset = make(folder, **{**options, "cache": False})
+    assert dataset.cache_file is None
+    return dataset
+
+
+def caches(folder):
+    return sorted((folder / "cache").glob("*")) if (folder / "cache").exists() else []
+
+
+OPTIONS = {
+    "binary": {},
+    "count": {"values": "count"},
+    "limited": {"max_spikes": 6},
+    "rotate": {"max_spikes": 6, "overflow": "rotate", "values": "count"},
+    "many neurons": {"num_neurons": 100_000},
+    "disk only": {"cache": "disk"},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_what_is_on_the_disk_is_not_read_again(folder, options):
+    first = make(folder, **options)
+    same(first, expected(folder, **options))
+    assert first._read.read == list(range(SAMPLES))
+    assert caches(folder) == [first.cache_file]
+    again = make(folder, **options)
+    for _ in range(2):
+        same(again, expected(folder, **options))
+        again[3], again.preload()
+    assert again._read.read == []
+    copy = pickle.loads(pickle.dumps(again))
+    same(copy, expected(folder, **options))
+    assert copy._read.read == []
+
+
+def test_every_setting_has_a_file_of_its_own(folder):
+    made = [
+        make(folder, **change).preload()
+        for change in (
+            {},
+            {"key": "recordings 2"},
+            {"step": 9.5},
+            {"num_steps": 7},
+            {"num_neurons": 51},
+            {"values": "count"},
+            {"max_spikes": 3},
+            {"max_spikes": 3, "overflow": "rotate"},
+        )
+    ]
+    assert all(len(dataset._read.read) == SAMPLES for dataset in made)
+    assert len(caches(folder)) == len({dataset.cache_file for dataset in made}) == len(made)
+
+
+def test_settings_changed_later_are_those_of_the_cache(folder):
+    dataset = make(folder).preload()
+    dataset.num_steps = 7
+    same(dataset, expected(folder, num_steps=7))
+    same(make(folder), expected(folder))
+    same(make(folder, num_steps=7), expected(folder, num_steps=7))
+
+
+def test_a_changed_file_is_read_again(folder):
+    make(folder).preload()
+    write(folder / "5.npy", 5, change=1)
+    again = make(folder)
+    same(again, expected(folder))
+    assert again._read.read == [5]
+    # Of the same size and the same time of change, as some tools copy.
+    before = os.stat(folder / "6.npy")
+    write(folder / "6.npy", 6, change=1)
+    os.utime(folder / "6.npy", ns=(before.st_atime_ns, before.st_mtime_ns))
+    again = make(folder)
+    same(again, expected(folder))
+    assert again._read.read == [6]
+    same(make(folder), expected(folder))
+
+
+def test_a_file_that_may_still_change_is_not_kept(folder, monkeypatch):
+    monkeypatch.setattr(_disk_cache, "_SETTLED_SECONDS", 3600)
+    make(folder).preload()
+    assert caches(folder) == []
+
+
+def test_a_damaged_recording_is_named_and_not_kept(folder):
+    class Checked(Recordings):
+        def __call__(self, index):
+            if self.paths[index].read_bytes()[:1] == b"?":
+                raise datasets.DamagedFileError(f"root: damaged file {self.paths[index]}: it is")
+            return super().__call__(index)
+
+    (folder / "4.npy").write_bytes(b"?")
+    for _ in range(2):
+        dataset = make(folder)
+        dataset._read = Checked(folder)
+        with pytest.raises(datasets.DamagedFileError, match=r"damaged file .*4\.npy"):
+            dataset.batch(range(SAMPLES))
+    assert dataset._read.read == []  # the four before it were kept
+    (folder / "3.npy").unlink()
+    with pytest.raises(FileNotFoundError, match=r"3\.npy"):
+        make(folder)[3]
+
+
+def test_a_damaged_entry_is_made_anew(folder):
+    path = make(folder).preload().cache_file
+    database = sqlite3.connect(path)
+    (content,) = database.execute("SELECT content FROM recordings WHERE path LIKE '%7.npy'").fetchone()
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    for wrong in (bytes(flipped), content[:-2], b"", "text", None):
+        with database:
+            database.execute("UPDATE recordings SET content = ? WHERE path LIKE '%7.npy'", (wrong,))
+        for read in ([7], []):
+            dataset = make(folder)
+            same(dataset, expected(folder))
+            assert dataset._read.read == read
+    with database:  # one recording's in place of another's
+        database.execute(
+            "UPDATE recordings SET (stamp, content, checksum) = "
+            "(SELECT stamp, content, checksum FROM recordings WHERE path LIKE '%8.npy') WHERE path LIKE '%7.npy'"
+        )
+    same(make(folder), expected(folder))
+    database.close()
+
+
+def test_a_damaged_file_never_gives_other_recordings(folder):
+    path = make(folder).preload().cache_file
+    content = path.read_bytes()
+    wanted = expected(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _, data in variants(content, 60, seed=0):
+            path.write_bytes(data)
+            same(make(folder), wanted)
+            same(make(folder), wanted)
+    _disk_cache._told.clear()
+    path.write_bytes(b"no database" * 100)
+    with pytest.warns(RuntimeWarning, match="is damaged .* made anew"):
+        same(make(folder), wanted)
+    dataset = make(folder)
+    same(dataset, wanted)
+    assert dataset._read.read == []
+
+
+def fill(folder, start, turn):
+    start.wait()
+    warnings.simplefilter("error")
+    _disk_cache._SETTLED_SECONDS = 0
+    dataset = make(folder, cache="disk")
+    order = np.random.default_rng(turn).permutation(SAMPLES).repeat(3).tolist()
+    for index in order:
+        dataset[index]
+    same(dataset, make(folder, cache=False))
+
+
+def test_several_processes_at_once(folder):
+    context = multiprocessing.get_context("fork" if sys.platform.startswith("linux") else "spawn")
+    start = context.Event()
+    processes = [context.Process(target=fill, args=(folder, start, turn)) for turn in range(4)]
+    for process in processes:
+        process.start()
+    start.set()
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == 0
+    dataset = make(folder)
+    same(dataset, expected(folder))
+    assert dataset._read.read == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loader(folder, workers):
+    for read in (SAMPLES, 0):
+        dataset = make(folder)
+        loader = datasets.event_loader(dataset, 4, num_workers=workers)
+        for _ in range(2):
+            assert sum(len(labels) for _, labels in loader) == SAMPLES
+        if not workers:
+            assert len(dataset._read.read) == read
+    assert make(folder)._disk().usage().recordings == SAMPLES
+
+
+def test_size_is_bounded(folder, monkeypatch):
+    oldest, newer = (make(folder, key=name).preload().cache_file for name in ("a", "b"))
+    os.utime(newer, (1, 1))
+    make(folder, key="b")[0]  # asking for it makes it the newer one
+    os.utime(oldest, (2, 2))
+    size = newer.stat().st_size
+    monkeypatch.setenv("SNNIPU_EVENT_CACHE_SIZE", str(int(2.5 * size)))
+    make(folder, key="c").preload()
+    third = make(folder, key="d").preload().cache_file
+    assert not oldest.exists()
+    assert third.exists()
+    monkeypatch.setenv("SNNIPU_EVENT_CACHE_SIZE", "1K")
+    dataset = make(folder, key="d", step=9)
+    dataset[1]
+    with pytest.warns(RuntimeWarning, match="has grown to SNNIPU_EVENT_CACHE_SIZE=1K: no more"):
+        dataset[2]
+    assert dataset._disk().usage().recordings == 1
+    assert caches(folder) == [dataset.cache_file]
+    monkeypatch.setenv("SNNIPU_EVENT_CACHE_SIZE", "much")
+    with pytest.raises(ValueError, match="SNNIPU_EVENT_CACHE_SIZE must be a size such as 512M or 4G, got 'much'"):
+        make(folder, key="e")[1]
+
+
+@pytest.mark.parametrize("what", ["folder", "file", "database"])
+def test_where_nothing_can_be_written_the_work_goes_on(folder, monkeypatch, what):
+    if what == "folder":  # a file stands in its place
+        (folder / "cache").write_text("")
+    elif what == "file":
+        make(folder).cache_file.mkdir(parents=True)
+    else:
+
+        def full(*_, **__):
+            raise sqlite3.OperationalError("database or disk is full")
+
+        monkeypatch.setattr(_disk_cache.sqlite3, "connect", full)
+    with pytest.warns(RuntimeWarning, match="not kept on the disk, .*SNNIPU_EVENT_CACHE names another"):
+        same(make(folder), expected(folder))
+    with warnings.catch_warnings():  # once
+        warnings.simplefilter("error")
+        same(make(folder), expected(folder))
+
+
+def test_nothing_is_written_where_that_is_asked_for(folder, monkeypatch):
+    for cache in ("memory", False):
+        dataset = make(folder, cache=cache)
+        dataset.batch(range(SAMPLES))
+        assert dataset.cache_file is None
+    monkeypatch.setenv("SNNIPU_EVENT_CACHE", "0")
+    assert make(folder).preload().cache_file is None
+    assert caches(folder) == []
+    monkeypatch.delenv("SNNIPU_EVENT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "xdg"))
+    assert make(folder).cache_file.parent == folder / "xdg" / "snnipu" / "events"
+    assert datasets.randman(4, 2, 5).train.cache_file is None
+
+
+def test_wrong_arguments(folder):
+    for change, error, message in [
+        ({"cache": "tape"}, ValueError, "cache must be True, False, 'memory' or 'disk', got 'tape'"),
+        ({"cache": 1}, ValueError, "cache must be"),
+        ({"key": None}, ValueError, "cache_key and files must both be given"),
+        ({"files": None}, ValueError, "cache_key and files must both be given"),
+        ({"key": 3}, TypeError, "cache_key must be a name, got 3"),
+        ({"files": ["a"]}, ValueError, "files must have one entry for each of 9 recordings, got 1"),
+    ]:
+        with pytest.raises(error, match=message):
+            make(folder, **change)
+    with pytest.raises(ValueError, match="cache_key and files"):
+        datasets.randman(4, 2, 5, cache="disk")
+    with pytest.raises(ValueError, match="preload needs a data set made with cache=True"):
+        make(folder, cache=False).preload()
+
+
+def test_one_file_for_all(folder):
+    path = folder / "all.npy"
+    np.save(path, np.arange(SAMPLES))
+
+    class Shared:
+        def __init__(self):
+            self.read = []
+
+        def __call__(self, index):
+            self.read.append(index)
+            return np.array([0]), np.load(path)[index : index + 1]
+
+    def shared():
+        options = {"num_steps": 1, "num_neurons": NEURONS, "cache_key": "shared", "files": path}
+        return datasets.EventDataset(Shared(), [0] * SAMPLES, **options)
+
+    shared().preload()
+    again = shared()
+    assert [int(spikes.ids[0, 0, 0]) for spikes, _ in again] == list(range(SAMPLES))
+    assert again._read.read == []
