@@ -45,11 +45,26 @@ void onPieces(poplar::Graph &graph, const Spread &spread, const std::string &ver
   prog.add(poplar::program::Execute(cs));
 }
 
-NeuronInputs inputsOf(poplar::Graph &graph, const LifSequenceInputs &in, poplar::program::Sequence &prog,
-                      const poplar::DebugInfo &info) {
+// like: a tensor of x's shape.
+NeuronInputs inputsOf(poplar::Graph &graph, const LifSequenceInputs &in, const Tensor &like,
+                      poplar::program::Sequence &prog, const poplar::DebugInfo &info) {
+  const std::size_t elements = like.rank() && like.dim(0) ? like.numElements() / like.dim(0) : 0;
   const std::size_t size = in.beta.numElements();
-  if (size == 0 || in.beta.elementType() != poplar::FLOAT)
-    throw std::invalid_argument("lif_sequence: beta must be FLOAT, with one element or one for each element of a step");
+  if (elements == 0)
+    throw std::invalid_argument("lif_sequence: x must have shape [steps, ...] with at least one element, got " +
+                                like.shapeToString());
+  const auto check = [&](const std::string &name, const Tensor &tensor, bool fits) {
+    if (!fits)
+      throw std::invalid_argument("lif_sequence: " + name + " must fit one step of x, " + std::to_string(elements) +
+                                  " elements, got " + tensor.shapeToString());
+    if (tensor.elementType() != poplar::FLOAT)
+      throw std::invalid_argument("lif_sequence: " + name + " must be FLOAT, got " + tensor.elementType().toString());
+  };
+  const auto divides = [&](const Tensor &of) { return of.numElements() > 0 && elements % of.numElements() == 0; };
+  check("mem0", in.mem0, in.mem0.numElements() == elements);
+  check("beta", in.beta, divides(in.beta));
+  check("threshold", in.threshold, divides(in.threshold));
+  check("graded", in.graded, divides(in.graded));
   const Spread spread(graph, size, poplar::FLOAT);
   const Tensor clamped = spread.variable(graph, poplar::FLOAT, 1, {info, "beta"});
   prog.add(poplar::program::Copy(in.beta.flatten(), clamped.flatten(), false, {info, "beta"}));
@@ -72,7 +87,7 @@ LifSequenceOutputs lifSequence(poplar::Graph &graph, const LifSequenceInputs &in
                                const LifSequenceOptions &options, const poplar::DebugContext &debug) {
   const poplar::DebugInfo info(debug, "snnipu");
   const NeuronOutputs out =
-      neuronSequence(graph, inputsOf(graph, in, prog, info), prog, optionsOf(options, true), {info, "lif"});
+      neuronSequence(graph, inputsOf(graph, in, in.x, prog, info), prog, optionsOf(options, true), {info, "lif"});
   return {out.spk, out.states.at(0)};
 }
 
@@ -82,7 +97,7 @@ LifSequenceInputs lifSequenceGrad(poplar::Graph &graph, const Tensor &gradSpk, c
   const poplar::DebugInfo info(debug, "snnipu");
   const Tensor &like = options.resetDelay ? mem : in.x;
   const NeuronInputs gradients =
-      neuronSequenceGrad(graph, {gradSpk, {gradMem}}, {{}, {mem}}, inputsOf(graph, in, prog, info), like.shape(),
+      neuronSequenceGrad(graph, {gradSpk, {gradMem}}, {{}, {mem}}, inputsOf(graph, in, like, prog, info), like.shape(),
                          like.elementType(), prog, optionsOf(options, options.resetDelay), {info, "lif"});
   LifSequenceInputs out{gradients.x, gradients.initial.at(0), gradients.parameters.at(place(decay)),
                         gradients.parameters.at(place(threshold)), gradients.parameters.at(place(graded))};
