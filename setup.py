@@ -45,7 +45,7 @@ find_compiler, said_by = native_sources["find_compiler"], native_sources["said_b
 # The IPU model, libsnnipu-ipu-model.so: every file of these patterns,
 MODEL_SOURCES = ["csrc/ipu_model/*.cpp", "csrc/ipu_model/*/src/*.cpp", "csrc/graph/*.cpp", "custom_ops/*.cpp"]
 # those of a list compiled as one; the first pattern that fits counts.
-MODEL_UNITS = [["csrc/graph/*.cpp"], ["custom_ops/*.cpp"], ["csrc/ipu_model/codelets_lif.cpp"]]
+MODEL_UNITS = [["csrc/graph/*.cpp"], ["custom_ops/*.cpp"], ["csrc/ipu_model/codelets_neuron.cpp"]]
 MODEL_UNITS += [["csrc/ipu_model/codelets_*.cpp", "csrc/ipu_model/popart/src/sum_table.cpp"]]
 MODEL_UNITS += [["csrc/ipu_model/poplar/src/*.cpp", "csrc/ipu_model/perf_estimates.cpp", "csrc/ipu_model/counts.cpp"]]
 MODEL_UNITS += [["csrc/ipu_model/popart/src/[!s]*.cpp", "csrc/ipu_model/popart/src/sum.cpp", "csrc/ipu_model/api.cpp"]]
@@ -61,7 +61,7 @@ MODEL = "ipu-model"
 # What `python -m snnipu build-ipu` builds with a Poplar SDK, laid out in snnipu/_ipu_sources as it is here.
 IPU_FOLDERS = ["custom_ops", "csrc/graph", "csrc/neuron", "csrc/vertices"]
 IPU_SOURCES = [f"{folder}/{name}" for folder in IPU_FOLDERS for name in ("*.cpp", "*.hpp", "Makefile")]
-IPU_SOURCES += ["snnipu/_version.py"]
+IPU_SOURCES += ["snnipu/_version.py", "snnipu/equations.py", "snnipu/_generator/*.py"]
 # What a user's own neuron is compiled with (snnipu/backends/compiled.py), beside csrc/neuron.
 IPU_SOURCES += ["csrc/host/*.h", "csrc/host/*.hpp", "csrc/host/parallel.cpp"]
 
@@ -95,11 +95,12 @@ def load(name, path):
 
 
 def write_neurons(folder):
-    """The header of csrc/host/neurons.cpp, in ``folder``."""
+    """The headers of csrc/host/neurons.cpp and, for all neurons, of the IPU's vertices and graphs, in ``folder``."""
     equations = runpy.run_path(str(ROOT / "snnipu" / "equations.py"))
     generator = load("_snnipu_generator", ROOT / "snnipu" / "_generator" / "__init__.py")
-    found = [generator.neuron(function, equations["OPTIONS"]) for function in equations["GENERATED"]]
-    (folder / "neurons.hpp").write_text(generator.print_neurons(found))
+    for name, functions in (("neurons.hpp", "GENERATED"), ("generated_neurons.hpp", "NEURONS")):
+        found = [generator.neuron(function, equations["OPTIONS"]) for function in equations[functions]]
+        (folder / name).write_text(generator.print_neurons(found))
 
 
 def model_units():

@@ -75,7 +75,16 @@ def _network_plan(*network: Any) -> Sequence[int]:
     return operator_plan(*what, *((TARGETS["mk2"], 1) if model is None else model.machine()))
 
 
+def _state_plan(size: int, model: Any) -> bool:
+    """Whether a neuron's states of all steps stay on an IPU until the backward pass."""
+    from snnipu.ipu.mapping import keeps_states
+    from snnipu.ipu.targets import TARGETS
+
+    return keeps_states(size, *((TARGETS["mk2"], 1) if model is None else model.machine()))
+
+
 backends.popart.set_network_planner(_network_plan)
+backends.popart.set_state_planner(_state_plan)
 
 
 def __getattr__(name: str) -> Any:

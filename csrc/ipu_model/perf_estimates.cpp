@@ -15,6 +15,7 @@
 // gathered (MultiSlice): a spike costs us 5 + 3 for each float2, per group of 8 lanes.
 #include "ipu_model/codelet.hpp"
 #include "ipu_model/counts.hpp"
+#include "neuron/surrogate.hpp"
 
 #include <poplar/Graph.hpp>
 
@@ -79,57 +80,88 @@ struct Asked {
   // Cycles of the tile, where the slowest worker takes so many instructions.
   Count cycles(Count instructions) const { return workers() * (workerInstructions + instructions) + supervisorCycles; }
 
-  Count surrogate() const {
-    if (is("SurrogateKind::LeakyStep"))
+  static Count surrogate(SurrogateKind kind) {
+    switch (kind) {
+    case SurrogateKind::LeakyStep:
       return 1 + select + 1;
-    if (is("SurrogateKind::Triangular"))
+    case SurrogateKind::Triangular:
       return 3 + select;
-    if (is("SurrogateKind::FastSigmoid"))
+    case SurrogateKind::FastSigmoid:
       return absolute + 3 + division + 1 + select;
-    if (is("SurrogateKind::ATan"))
+    case SurrogateKind::ATan:
       return atan;
-    if (is("SurrogateKind::Sigmoid"))
+    case SurrogateKind::Sigmoid:
       return absolute + 1 + exponential + 4 + division;
-    return absolute + 4 + exponential; // SpikeRateEscape
+    default:
+      return absolute + 4 + exponential; // SpikeRateEscape
+    }
+  }
+  // Of a vertex that has it in its name.
+  Count surrogate() const {
+    const char *const names[] = {"LeakyStep", "Triangular", "FastSigmoid", "ATan", "Sigmoid", "SpikeRateEscape"};
+    unsigned kind = 0;
+    while (kind < 5 && !is((std::string("SurrogateKind::") + names[kind]).c_str()))
+      ++kind;
+    return surrogate(static_cast<SurrogateKind>(kind));
   }
   Count integrate() const { return is("Reset::None") ? 2 : 4; }
   Count carry() const { return is("Reset::Zero") ? 5 : is("Reset::None") ? 2 : 3; }
 };
 
-VertexPerfEstimate lifForward(const Asked &a) {
-  const bool delay = a.is(",true,"), reset = !a.is("Reset::None");
-  const Count registers = ceilDiv(a.value("size"), 2), stored = move + 1; // and its address
-  Count each = turn("LifForward") + (a.isHalf() ? more("LifForward_half", "LifForward") : 0);
-  each = without(each, a.is("Reset::None") ? more("LifForward", "LifForward_none") : 0);
-  each += a.flag("perElement") ? more("LifForward_perElement", "LifForward") : 0;
-  each += !delay && reset ? more("LifForward_immediate", "LifForward") : 0;
-  each = without(each, a.flag("storeSpk") ? 0 : 1 + stored);
-  each = without(each, a.flag("storeMem") ? 0 : stored);
-  each += a.flag("storePreReset") ? stored : 0;
-  const Count rowStart = 20; // addresses of the rows of five arrays
-  const Count steps = a.value("steps");
-  return {a.cycles(18 + steps * (rowStart + a.share(registers) * each)), steps * a.value("size") * 10};
+// "snnipu::NeuronForward<float,snnipu::Alpha,snnipu::Variant::V0>" -> "Forward_Alpha_V0" and the like, for a loop.
+std::string neuronLoop(const Asked &a, const char *direction) {
+  const std::string name = a.vertex.getVertexName(), variant = "::Variant::";
+  const std::size_t neuron = name.find(",snnipu::") + 9, end = name.find(',', neuron);
+  const std::size_t number = name.find(variant) + variant.size();
+  return std::string("Neuron") + direction + "_" + name.substr(neuron, end - neuron) + "_" +
+         name.substr(number, name.size() - 1 - number);
 }
 
-VertexPerfEstimate lifBackward(const Asked &a) {
-  const bool delay = a.is(",true,"), reset = !a.is("Reset::None");
-  const Count registers = ceilDiv(a.value("size"), 2), read = move + 1; // and its address
-  Count each = turn(a.is("SurrogateKind::ATan")                                             ? "LifBackward_ATan"
-                    : a.is("SurrogateKind::FastSigmoid")                                    ? "LifBackward_FastSigmoid"
-                    : a.is("SurrogateKind::LeakyStep") || a.is("SurrogateKind::Triangular") ? "LifBackward_LeakyStep"
-                                                                                            : "LifBackward_Sigmoid");
-  each += a.isHalf() ? more("LifBackward_half", "LifBackward_ATan") : 0;
-  each = without(each, a.is("Reset::None") ? 3 : 0); // the threshold's part of the carried gradient
-  each += a.is("Reset::Zero") ? 2 : 0;
-  each += a.flag("constantInput") ? read + 1 : 0;
-  each += !delay && reset ? 5 : 0;
-  each += a.flag("perElement") ? more("LifForward_perElement", "LifForward") : 0;
-  each = without(each, a.flag("hasGradSpk") ? 0 : read);
-  each += a.flag("hasGradMem") ? read + 1 : 0;
-  each = without(each, a.flag("parameterGradients") ? 0 : 3 * (2 * move + 2) + 1 + select);
-  const Count rowStart = 35;
+Count bits(Count mask) {
+  Count count = 0;
+  for (; mask; mask &= mask - 1)
+    ++count;
+  return count;
+}
+
+Count neuronStates(const Asked &a, const char *field) { return a.size(field) / a.value("size"); }
+Count neuronParameters(const Asked &a) { return a.size("parameters") / (a.flag("perElement") ? a.value("size") : 1); }
+
+// Of a register, with `stored` of the states and perhaps the spikes.
+Count neuronStep(const Asked &a, Count states, Count stored) {
+  const std::string leaky = "NeuronForward_Leaky_V0";
+  Count each = turn(neuronLoop(a, "Forward"));
+  each += a.isHalf() ? more("NeuronForward_half", leaky) + states - 1 : 0;
+  each += a.flag("perElement") ? ceilDiv(more("NeuronForward_perElement", leaky) * neuronParameters(a), 3) : 0;
+  return without(each, (states - std::min(states, stored)) * (move + 1));
+}
+
+VertexPerfEstimate neuronForward(const Asked &a) {
+  const Count registers = ceilDiv(a.value("size"), 2), states = neuronStates(a, "state");
+  const Count each = neuronStep(a, states, bits(a.value("keptStates")));
+  const Count rowStart = 12 + 3 * states; // addresses of the rows
   const Count steps = a.value("steps");
-  return {a.cycles(28 + steps * (rowStart + a.share(registers) * each)), steps * a.value("size") * 25};
+  return {a.cycles(18 + steps * (rowStart + a.share(registers) * each)), steps * a.value("size") * 8 * states};
+}
+
+VertexPerfEstimate neuronBackward(const Asked &a) {
+  const Count registers = ceilDiv(a.value("size"), 2), states = neuronStates(a, "initial"), read = move + 1;
+  const Count steps = a.value("steps"), parameters = neuronParameters(a), share = a.share(registers);
+  Count each = turn(neuronLoop(a, "Backward"));
+  // The probe is of ATan; which surrogate it is, is asked for every register.
+  const Count dispatch = 5;
+  each = without(each + dispatch + a.surrogate(static_cast<SurrogateKind>(a.value("surrogate"))), atan);
+  each += a.isHalf() ? more("NeuronBackward_half", "NeuronBackward_Leaky_V0") + 2 * (states - 1) : 0;
+  each +=
+      a.flag("perElement") ? ceilDiv(more("NeuronForward_perElement", "NeuronForward_Leaky_V0") * parameters, 3) : 0;
+  each += bits(a.value("seedStates")) * (read + 1);
+  const Count rowStart = 20 + 8 * states, begin = share * (parameters + states) * (loop + 2 * move);
+  Count all = 28 + begin + steps * (rowStart + share * each);
+  if (a.flag("recompute")) {
+    const Count forward = 12 + 3 * states + share * neuronStep(a, states, states);
+    all += (a.value("segment") < steps ? 2 : 1) * steps * forward;
+  }
+  return {a.cycles(all), steps * a.value("size") * 20 * states};
 }
 
 VertexPerfEstimate surrogateSpike(const Asked &a) {
@@ -288,8 +320,8 @@ VertexPerfEstimate cast(const Asked &a) {
 }
 
 const std::map<std::string, VertexPerfEstimate (*)(const Asked &)> estimates = {
-    {"snnipu::LifForward", lifForward},
-    {"snnipu::LifBackward", lifBackward},
+    {"snnipu::NeuronForward", neuronForward},
+    {"snnipu::NeuronBackward", neuronBackward},
     {"snnipu::SurrogateSpike", surrogateSpike},
     {"snnipu::SurrogateSpikeBackward", surrogateSpikeBackward},
     {"snnipu::SparseLinearForward", sparseLinearForward},
@@ -308,6 +340,7 @@ const std::map<std::string, VertexPerfEstimate (*)(const Asked &)> estimates = {
     {"snnipu::FloatsOfIds", elementwise},
     {"snnipu::Zero", elementwise},
     {"snnipu::ClampUnit", elementwise},
+    {"snnipu::InsideUnit", elementwise},
     {"snnipu::LoadStep", elementwise},
     {"snnipu::StoreStep", elementwise},
     {"snnipu::Advance", advance},

@@ -1,4 +1,5 @@
-// LifForward and LifBackward: a leaky integrate-and-fire layer over a whole sequence, for the elements one tile holds.
+// LifForward and LifBackward: a leaky integrate-and-fire layer over a whole sequence, for the elements of a block. The
+// host's alone: on a tile, the vertices of neuron.cpp.
 //
 // An element is one neuron of one sample. Time step t of element i lies at [t * stride + i], each array with a stride
 // of its own (0: the same at every step); elements are independent, so the workers of a tile share them out and no
@@ -221,28 +222,5 @@ private:
     }
   }
 };
-
-// What popc compiles. The host instantiates more storage types (csrc/host/lif.cpp) from this same file.
-#define SNNIPU_LIF_BACKWARD(S, R, DELAY)                                                                               \
-  template class LifBackward<S, R, DELAY, SurrogateKind::LeakyStep>;                                                   \
-  template class LifBackward<S, R, DELAY, SurrogateKind::Triangular>;                                                  \
-  template class LifBackward<S, R, DELAY, SurrogateKind::FastSigmoid>;                                                 \
-  template class LifBackward<S, R, DELAY, SurrogateKind::ATan>;                                                        \
-  template class LifBackward<S, R, DELAY, SurrogateKind::Sigmoid>;                                                     \
-  template class LifBackward<S, R, DELAY, SurrogateKind::SpikeRateEscape>;
-#define SNNIPU_LIF_RESET(S, R)                                                                                         \
-  template class LifForward<S, R, true>;                                                                               \
-  template class LifForward<S, R, false>;                                                                              \
-  SNNIPU_LIF_BACKWARD(S, R, true)                                                                                      \
-  SNNIPU_LIF_BACKWARD(S, R, false)
-#define SNNIPU_LIF(S)                                                                                                  \
-  SNNIPU_LIF_RESET(S, Reset::Subtract)                                                                                 \
-  SNNIPU_LIF_RESET(S, Reset::Zero)                                                                                     \
-  SNNIPU_LIF_RESET(S, Reset::None)
-
-#if defined(__POPC__)
-SNNIPU_LIF(float)
-SNNIPU_LIF(half)
-#endif
 
 } // namespace snnipu

@@ -184,6 +184,58 @@ def call_lif_sequence(
     return [out.reshape(shape) for out in made]
 
 
+# (bytes of the states that the backward pass would read, IPU model or None for a real IPU) -> whether they are kept from
+# the forward pass, or computed again. Set by the package, as the planner of networks is.
+StatePlanner = Callable[[int, "Optional[IpuModel]"], bool]
+_state_planner: Optional[StatePlanner] = None
+
+
+def set_state_planner(planner: StatePlanner) -> None:
+    """Who says whether there is room for the states of a neuron over all steps."""
+    global _state_planner
+    _state_planner = planner
+
+
+def call_neuron_sequence(
+    neuron: str,
+    variant: int,
+    read: int,
+    x: torch.Tensor,
+    initial: Sequence[Optional[torch.Tensor]],
+    parameters: Sequence[torch.Tensor],
+    num_steps: Optional[int],
+    store: Sequence[bool],
+    output: Optional[int],
+    kernel: Optional[Kernel],
+) -> Tuple[torch.Tensor, List[Optional[torch.Tensor]]]:
+    """``NeuronSequence``: spikes and the states that are stored, of the shapes that :func:`snnipu._layout.layout` tells.
+
+    ``read``: the states that the backward pass reads, by bits; ``output``: the state that is the output. Raises
+    RuntimeError for a surrogate that is not native.
+    """
+    surrogate = _surrogate_attributes(kernel)
+    steps, step_shape, shape = layout(x, num_steps)
+    if num_steps == SINGLE_STEP:
+        x = x.unsqueeze(0)
+    elif num_steps is not None:
+        x = x.unsqueeze(0).expand(steps, *step_shape)
+    made_of = [x.new_zeros(step_shape, dtype=parameters[0].dtype) if state is None else state for state in initial]
+    own = 0 if output is None else 1 << output
+    states = sum(1 << place for place, stored in enumerate(store) if stored) & ~own
+    missing = read & ~states & ~own
+    if missing and torch.is_grad_enabled() and _state_planner is not None:
+        size = bin(missing).count("1") * x.numel() * min(x.element_size(), 4)
+        if _state_planner(size, getattr(_running, "model", None)):
+            states |= missing
+    attributes = {"neuron": neuron, "variant": variant, "states": states, **surrogate}
+    example = torch.empty_like(x)
+    made = call("NeuronSequence", [x, *made_of, *parameters], [example] * (1 + bin(states).count("1")), attributes)
+    spk, *kept = [out.reshape(shape) for out in made]
+    rest = iter(kept)
+    found = [next(rest) if states >> place & 1 else None for place in range(len(store))]
+    return spk, [state if stored else None for state, stored in zip(found, store)]
+
+
 # Between operators ids and counts are floats, exact up to 2^24: PopTorch stops the gradient at an integer output, and
 # PopART then drops that of the whole operator.
 
@@ -460,3 +512,35 @@ def lif_sequence(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequ
     # x has all steps; no surrogate of PyTorch's; with membranes, not recomputed, saved for the backward pass.
     options = (None, attributes["reset"], bool(attributes["reset_delay"]), kernel, None, True, False, True)
     return LifSequence.apply(*inputs, *options)
+
+
+def neuron_sequence(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
+    """``ai.snnipu.NeuronSequence``, version 1, on the host.
+
+    Args:
+        inputs: x ``[T, B, ...]``; the states before the first step ``[B, ...]`` and the parameters of the kernels (each
+            one value, or one for each element of the trailing dimensions, flattened), in the order of the generated
+            struct.
+        attributes: ``neuron``, the name of an equation of ``snnipu.equations``; ``variant``, the number of a choice of
+            its options; ``states``, those that are returned, by bits; the surrogate's.
+
+    Returns:
+        spk and the states after each step that were asked for, ``[T, B, ...]``; differentiable in every input.
+    """
+    from snnipu.ops import _neurons
+    from snnipu.ops.neuron_sequence import run_kernels
+
+    if set(attributes) != {"neuron", "variant", "states", *_SURROGATE}:
+        keys = sorted(["neuron", "variant", "states", *_SURROGATE])
+        raise ValueError(f"NeuronSequence takes the attributes {keys}, got {sorted(attributes)}")
+    if attributes["neuron"] not in _neurons.BUILT:
+        raise ValueError(
+            f"NeuronSequence: neuron must be one of {', '.join(_neurons.BUILT)} on a host, got {attributes['neuron']!r}"
+        )
+    found = _neurons.find(attributes["neuron"])
+    _expect("NeuronSequence", inputs, ("x", *found.states, *found.parameters), attributes, *attributes)
+    count = len(found.states)
+    store = [bool(attributes["states"] >> place & 1) for place in range(count)]
+    x, initial, parameters = inputs[0], inputs[1 : 1 + count], inputs[1 + count :]
+    made = run_kernels(found.name, attributes["variant"], x, initial, parameters, None, _kernel(attributes), store)
+    return [made.spk, *(state for state in made.states if state is not None)]

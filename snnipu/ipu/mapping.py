@@ -708,6 +708,15 @@ def operator_plan(
     return tuple(plan(network, target, ipus).attribute())
 
 
+# Of a tile's memory, what the states of one layer may take until its backward pass.
+STATES_SHARE = 1 / 8
+
+
+def keeps_states(size: int, target: Target, ipus: int) -> bool:
+    """Whether ``NeuronSequence`` keeps ``size`` bytes of states for its backward pass, or computes them again there."""
+    return size <= STATES_SHARE * target.bytes_per_tile * target.tiles_per_ipu * ipus
+
+
 def _notes(plan: Plan) -> List[str]:
     notes = []
     if plan.ipus_used < plan.ipus:
@@ -718,4 +727,14 @@ def _notes(plan: Plan) -> List[str]:
     return notes
 
 
-__all__ = ["TARGETS", "LayerPlan", "Plan", "layer_memory", "memory_of", "operator_plan", "plan", "selection_memory"]
+__all__ = [
+    "TARGETS",
+    "LayerPlan",
+    "Plan",
+    "keeps_states",
+    "layer_memory",
+    "memory_of",
+    "operator_plan",
+    "plan",
+    "selection_memory",
+]

@@ -104,7 +104,9 @@ class FusedNeuron(snntorch.SpikingNeuron):
         known = self._surrogate()
         if known is None or known.kernel is None or self.inhibition or self.state_quant or self._replaced():
             return False
-        return has_kernels(self.threshold.device) and not (popart.on_ipu_model() or popart.on_real_ipu())
+        if popart.on_ipu_model() or popart.on_real_ipu():
+            return popart.has_operator("NeuronSequence")
+        return has_kernels(self.threshold.device)
 
     def _replaced(self) -> List[str]:
         """Names of what a subclass or this instance has in place of parts of snnTorch's step."""

@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from snnipu import equations
-from snnipu._generator import Adjoint, Neuron, TraceError, expression, neuron, print_neurons
+from snnipu._generator import Adjoint, Neuron, TraceError, adjoint_reads, expression, neuron, print_neurons
 from snnipu._generator.graph import Value
 from snnipu._generator.operations import OPERATIONS
 from snnipu._generator.step import needed
@@ -142,3 +142,10 @@ def _reads(name: str, variant: int, wanted: Optional[str]) -> Reads:
         sum(1 << number for number, value in found.kept if id(value) in read),
         id(found.step.x) in read,
     )
+
+
+@lru_cache(maxsize=None)
+def states_read(name: str, variant: int) -> Tuple[int, bool]:
+    """What the adjoint of a variant reads: states, by bits, and whether it reads x."""
+    before, after, x = adjoint_reads(find(name), variant)
+    return before | after, x

@@ -7,7 +7,7 @@ import torch
 from snnipu import _generator
 from snnipu import surrogate as surrogates
 from snnipu._layout import SINGLE_STEP, layout, memory_order
-from snnipu.backends import compiled, host, neurons, triton
+from snnipu.backends import compiled, host, neurons, popart, triton
 from snnipu.ops import _library, _neurons
 from snnipu.ops._arguments import compute_dtype, parameter_argument, state_argument
 from snnipu.ops._derivative import once_differentiable
@@ -399,7 +399,8 @@ def neuron_apply(
     if known is None or known.kernel is None:
         raise TypeError(f"spike_grad must be a surrogate of snnipu or snnTorch, got {spike_grad!r}")
     store = [True] * len(states) if store is None else list(store)
-    order = memory_order(x, num_steps)
+    on_ipu = popart.uses_operator(neuron, "NeuronSequence")
+    order = None if on_ipu else memory_order(x, num_steps)
     if order is not None and all(_fits(argument, step_shape) for argument in (*states, *parameters.values())):
         # Neurons are independent: they are taken as they lie.
         made = neuron_apply(
@@ -420,13 +421,40 @@ def neuron_apply(
             None if made.final is None else [_in_order(state, back) for state in made.final],
         )
     own, values = kernel_arguments(plan, x, step_shape, states, parameters)
-    output = plan.output
-    kept = tuple(bool(stored) and place != output for place, stored in enumerate(store))
-    made = NeuronSequence.apply(
-        _Options(neuron, plan.variant, num_steps, known.kernel, kept, need_final), x, *own, *values
+    variant, output = plan.variant, plan.output
+    if not on_ipu:
+        return run_kernels(neuron, variant, x, own, values, num_steps, known.kernel, store, need_final)
+    asked = [stored or need_final for stored in store]
+    read, _ = _neurons.states_read(neuron, variant)
+    spk, after = popart.call_neuron_sequence(
+        neuron, variant, read, x, own, values, num_steps, asked, output, known.kernel
     )
+    if output is not None:
+        after[output] = spk
+    # Copies: a view would keep all steps.
+    last = [state if num_steps == SINGLE_STEP else state[-1].clone() for state in after if state is not None]
+    final = [state.to(compute_dtype(x.dtype)) for state in last]
+    return Results(spk, [s if stored else None for s, stored in zip(after, store)], final if need_final else None)
+
+
+def run_kernels(
+    neuron: str,
+    variant: int,
+    x: torch.Tensor,
+    initial: Sequence[Optional[torch.Tensor]],
+    parameters: Sequence[torch.Tensor],
+    num_steps: Optional[int],
+    kernel: Kernel,
+    store: Sequence[bool],
+    need_final: bool = False,
+) -> Results:
+    """The kernels on arguments as they take them, differentiable."""
+    output = _neurons.find(neuron).steps[variant].output_state
+    kept = tuple(bool(stored) and place != output for place, stored in enumerate(store))
+    options = _Options(neuron, variant, num_steps, kernel, kept, need_final)
+    made = NeuronSequence.apply(options, x, *initial, *parameters)
     rest = iter(made[1:])
-    stored_states = [next(rest) if stored else None for stored in kept]
+    states = [next(rest) if stored else None for stored in kept]
     if output is not None and store[output]:
-        stored_states[output] = made[0]
-    return Results(made[0], stored_states, list(rest) if need_final else None)
+        states[output] = made[0]
+    return Results(made[0], states, list(rest) if need_final else None)

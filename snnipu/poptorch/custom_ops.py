@@ -21,6 +21,7 @@ _registry: Dict[Tuple[str, str, int], HostImplementation] = {}
 DOMAIN = "ai.snnipu"
 _LAZY: Dict[Tuple[str, str, int], str] = {
     ("LifSequence", DOMAIN, 1): "snnipu.backends.popart:lif_sequence",
+    ("NeuronSequence", DOMAIN, 1): "snnipu.backends.popart:neuron_sequence",
     ("SurrogateSpike", DOMAIN, 1): "snnipu.backends.popart:surrogate_spike",
     ("SelectSpikes", DOMAIN, 1): "snnipu.backends.popart:select_spikes",
     ("DenseToSparse", DOMAIN, 1): "snnipu.backends.popart:dense_to_sparse",

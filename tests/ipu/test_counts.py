@@ -58,15 +58,15 @@ def test_innermost_loop_by_class(counts):
 
 
 def test_names_of_symbols(counts):
-    text = (ROOT / "csrc" / "neuron" / "lif.hpp").read_text() + (ROOT / "csrc" / "neuron" / "surrogate.hpp").read_text()
+    text = (ROOT / "csrc" / "neuron" / "lif.hpp").read_text() + "enum class Variant : unsigned { V0, V1, V2 };"
     enumerators = counts.enumerators_of(text)
     assert enumerators["snnipu::Reset"][2] == "snnipu::Reset::None"
-    symbol = "_ZN6snnipu11LifBackwardIDF16_LNS_5ResetE1ELb0ELNS_13SurrogateKindE3ENS_9HardSpikeEE7computeEj"
+    symbol = "_ZN6snnipu14NeuronBackwardIDF16_NS_8SynapticELNS_7VariantE2EE7computeEj"
     if not sys.platform.startswith("linux"):
         pytest.skip("the runtime of this machine has another name")
     demangled = counts.demangle([symbol])[symbol]
     name = counts.codelet_of(demangled, enumerators)
-    assert name == ("snnipu::LifBackward<half,snnipu::Reset::Zero,false,snnipu::SurrogateKind::ATan,snnipu::HardSpike>")
+    assert name == "snnipu::NeuronBackward<half,snnipu::Synaptic,snnipu::Variant::V2>"
     assert name in counts.registered()
     assert counts.codelet_of("snnipu::load<float>(float const*)", enumerators) is None
 
@@ -75,9 +75,12 @@ def test_the_table_has_every_codelet(counts):
     sizes, loops = counts.written()
     assert set(sizes) == counts.registered()
     probes = set(re.findall(r"^SNNIPU_PROBE\((\w+)\)", (SCRIPT.parent / "probes.cpp").read_text(), re.M))
+    # Of the neurons each variant has two.
+    variants = re.findall(r"<float,snnipu::(\w+),snnipu::Variant::(V\d)>", "\n".join(sizes))
+    probes |= {f"Neuron{way}_{neuron}_{number}" for neuron, number in variants for way in ("Forward", "Backward")}
     assert set(loops) == probes
     # Two loads at most for what each neuron has of its own: one value for all is not read again and again.
-    line = next(line for line in counts.TABLE.read_text().splitlines() if '"LifForward",' in line)
+    line = next(line for line in counts.TABLE.read_text().splitlines() if '"NeuronForward_Leaky_V0",' in line)
     assert "load 2," in line
 
 

@@ -5,6 +5,8 @@ import torch
 from support.operators import MACHINES, SURROGATES, backward, forward, machine, needs_model_and_host
 
 from snnipu.ipu.model import IpuModelError
+from snnipu.ops import _neurons
+from snnipu.ops.neuron_sequence import neuron_sequence_bwd_reference
 from snnipu.surrogate import Kernel, surrogate_gradient
 
 pytestmark = needs_model_and_host
@@ -51,6 +53,8 @@ def check_lif(model, inputs, upstream, reset=0, delay=1, surrogate=3, paths=((0,
             b,
             *(True,) * 4,
         )
+        if x.dtype == torch.float16 and not delay:
+            expected = of_the_equation(x, mem0, parameters, grads, reset, surrogate)
         got = backward(model, "LifSequence", inputs, attributes, made, grads)
         assert torch.equal(got[0], expected[0])
         assert torch.equal(got[1], expected[1])
@@ -58,6 +62,19 @@ def check_lif(model, inputs, upstream, reset=0, delay=1, surrogate=3, paths=((0,
         for place in (2, 3, 4):
             scale = max(1.0, float(expected[place].abs().max()))
             torch.testing.assert_close(got[place], expected[place], rtol=1e-5, atol=1e-6 * scale * x.shape[1])
+
+
+def of_the_equation(x, mem0, parameters, grads, reset, surrogate):
+    """Gradients of an immediate reset: membranes are computed again, and are not rounded to float16 in between."""
+    beta, threshold, graded = parameters
+    variant = _neurons.find("leaky").variant(reset_mechanism=("subtract", "zero", "none")[reset], reset_delay=False)
+    kernels = [threshold, beta.clamp(0, 1), graded]
+    options = (surrogate, *SURROGATES[surrogate], [True], [True] * 3)
+    gradients = neuron_sequence_bwd_reference(
+        grads[0], [grads[1]], [], x, [mem0], kernels, "leaky", variant, None, *options
+    )
+    of_threshold, of_beta, of_graded = gradients[2]
+    return [gradients[0], gradients[1][0], of_beta * (beta == kernels[1]), of_threshold, of_graded]
 
 
 @pytest.mark.parametrize(("tiles", "ipus"), MACHINES)

@@ -31,6 +31,11 @@ CASES = {
         {"reset": 1, "reset_delay": 0, **SURROGATE},
         (0, 1),
     ),
+    "NeuronSequence": lambda: (
+        [torch.randn(T, B, N), *torch.randn(3, B, N), *torch.rand(5, N)],
+        {"neuron": "alpha", "variant": 0, "states": 0, **SURROGATE},
+        (0,),
+    ),
     "SurrogateSpike": lambda: ([torch.randn(B, N)], SURROGATE, (0,)),
     "SelectSpikes": lambda: ([torch.randn(T, B, N), torch.rand(N)], select(), (1,)),
     "DenseToSparse": lambda: ([torch.randn(T, B, N)], {"capacity": SLOTS, "rotate": 1}, (1,)),
@@ -63,6 +68,7 @@ CASES = {
 }
 HALF = {  # what may be float16
     "LifSequence": (0,),
+    "NeuronSequence": (0,),
     "SurrogateSpike": (0,),
     "SelectSpikes": (0,),
     "DenseToSparse": (0,),

@@ -67,10 +67,10 @@ def compiler():
     return None
 
 
-def assembly(command, source, flags=()):
+def assembly(command, source, flags=(), more=()):
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.s"
-        includes = [f"-I{include}" for include in INCLUDES]
+        includes = [f"-I{include}" for include in (*INCLUDES, *more)]
         environment = {"ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder, **os.environ}
         done = subprocess.run(
             [*command, *TARGET, *FLAGS, *flags, *includes, str(source), "-o", str(out)],
@@ -212,6 +212,7 @@ def registered():
 def measured(command):
     """(instructions of each codelet, classes of each probe's loop); raises CountError for a name that differs."""
     with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, "-m", "_generator", folder], cwd=CSRC.parent / "snnipu", check=True)
         sources = []
         for path in sorted((CSRC / "vertices").glob("*.cpp")):
             # popc compiles every codelet; another Clang an inline function only where it is asked for.
@@ -230,13 +231,15 @@ def measured(command):
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
             texts = list(
                 pool.map(
-                    lambda source: assembly(command, source, PROBE_FLAGS if source.parent == HERE else ()), sources
+                    lambda source: assembly(command, source, PROBE_FLAGS if source.parent == HERE else (), [folder]),
+                    sources,
                 )
             )
+        headers = [(CSRC / "neuron" / name).read_text() for name in ("lif.hpp", "surrogate.hpp")]
+        headers.append((Path(folder) / "generated_neurons.hpp").read_text())
     bodies = {}
     for text in texts[:-1]:
         bodies.update(functions(text))
-    headers = [(CSRC / "neuron" / name).read_text() for name in ("lif.hpp", "surrogate.hpp")]
     enumerators = enumerators_of("\n".join(headers))
     symbols = [name for name in bodies if name.startswith("_Z")]
     sizes = {}

@@ -11,12 +11,15 @@ float2.
 """
 
 import argparse
+import contextlib
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 CSRC = Path(__file__).resolve().parent.parent.parent
+ROOT = CSRC.parent
 INCLUDES = [CSRC, CSRC / "ipu_model" / "poplar" / "include"]
 BASES = ("poplar::Vertex", "poplar::MultiVertex")
 
@@ -58,10 +61,18 @@ def qualified(cursor):
     return "::".join(reversed([name for name in names if name]))
 
 
+@contextlib.contextmanager
+def generated():
+    """A folder with the header of the generated neurons."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, "-m", "_generator", folder], cwd=ROOT / "snnipu", check=True)
+        yield folder
+
+
 class Reader:
     """The codelets of one source file."""
 
-    def __init__(self, source, compiler="c++"):
+    def __init__(self, source, compiler="c++", includes=()):
         from clang import cindex
 
         self.cindex = cindex
@@ -69,7 +80,7 @@ class Reader:
         arguments = ["-x", "c++", "-std=c++17", "-D__POPC__", "-DSNNIPU_LANE_BYTES=8", "-nostdinc"]
         # A tile has none of the host's vector registers.
         arguments += ["-U__SSE2__", "-U__AVX__"]
-        arguments += [f"-I{folder}" for folder in INCLUDES]
+        arguments += [f"-I{folder}" for folder in (*INCLUDES, *includes)]
         arguments += [f"-isystem{folder}" for folder in system_includes(compiler)]
         self.unit = cindex.Index.create().parse(str(self.source), args=arguments)
         errors = [str(item) for item in self.unit.diagnostics if item.severity >= cindex.Diagnostic.Error]
@@ -164,9 +175,9 @@ class Reader:
         return found
 
 
-def table(source, include, file, compiler="c++"):
+def table(source, include, file, compiler="c++", includes=()):
     """The text of a table: ``source``, which it includes as ``include``, in the codelet file ``file``."""
-    codelets = Reader(source, compiler).codelets()
+    codelets = Reader(source, compiler, includes).codelets()
     fields = {}
     for name, base, names in codelets:
         if fields.setdefault(base, names) != names:
@@ -206,10 +217,13 @@ def table(source, include, file, compiler="c++"):
 def own_tables(compiler="c++"):
     """Path -> text, for every file of csrc/vertices that has codelets."""
     tables = {}
-    for source in sorted((CSRC / "vertices").glob("*.cpp")):
-        if re.search(r"public poplar::(Multi)?Vertex", source.read_text()):
-            path = CSRC / "ipu_model" / f"codelets_{source.stem}.cpp"
-            tables[path] = table(source, f"vertices/{source.name}", "snnipu", compiler)
+    with generated() as folder:
+        for source in sorted((CSRC / "vertices").glob("*.cpp")):
+            if re.search(r"public poplar::(Multi)?Vertex", source.read_text()):
+                path = CSRC / "ipu_model" / f"codelets_{source.stem}.cpp"
+                text = table(source, f"vertices/{source.name}", "snnipu", compiler, [folder])
+                if "SNNIPU_CODELET(f" in text:
+                    tables[path] = text
     return tables
 
 

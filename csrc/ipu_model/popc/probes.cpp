@@ -1,5 +1,5 @@
 // The loops that take a vertex's time, for counts.py: a vertex whose flags the compiler knows. Never run.
-#include "vertices/lif.cpp"
+#include "vertices/neuron.cpp"
 #include "vertices/select_spikes.cpp"
 #include "vertices/slots.cpp"
 #include "vertices/sparse_lif.cpp"
@@ -13,46 +13,29 @@ using namespace snnipu;
 // With all that it calls in one function, where the flags are known.
 #define SNNIPU_PROBE(NAME) extern "C" __attribute__((flatten)) void probe_##NAME
 
-template <typename S, Reset R, bool Delay, bool Each> inline void lifForward(LifForward<S, R, Delay> &v) {
+// Every state is kept, and every gradient that can be there comes in.
+template <bool Each, typename Vertex> inline void neuronForward(Vertex &v) {
   v.perElement = Each;
-  v.storeSpk = v.storeMem = true;
-  v.storePreReset = v.streaming = false;
+  v.storeSpk = Vertex::Neuron::outputState < 0;
+  v.keptStates = (1u << Vertex::Neuron::states) - 1;
+  v.compute(0);
+}
+template <typename Vertex> inline void neuronBackward(Vertex &v) {
+  v.perElement = v.recompute = false;
+  v.hasGradSpk = Vertex::Neuron::outputState < 0;
+  v.seedStates = v.hasGradSpk ? 0 : 1u << Vertex::Neuron::outputState;
+  v.keptStates = (1u << Vertex::Neuron::states) - 1;
+  v.surrogate = static_cast<unsigned>(SurrogateKind::ATan);
   v.compute(0);
 }
 
-SNNIPU_PROBE(LifForward)(LifForward<float, Reset::Subtract, true> &v) {
-  lifForward<float, Reset::Subtract, true, false>(v);
-}
-SNNIPU_PROBE(LifForward_perElement)(LifForward<float, Reset::Subtract, true> &v) {
-  lifForward<float, Reset::Subtract, true, true>(v);
-}
-SNNIPU_PROBE(LifForward_immediate)(LifForward<float, Reset::Subtract, false> &v) {
-  lifForward<float, Reset::Subtract, false, false>(v);
-}
-SNNIPU_PROBE(LifForward_none)(LifForward<float, Reset::None, true> &v) {
-  lifForward<float, Reset::None, true, false>(v);
-}
-SNNIPU_PROBE(LifForward_half)(LifForward<half, Reset::Subtract, true> &v) {
-  lifForward<half, Reset::Subtract, true, false>(v);
-}
-
-template <typename S, Reset R, bool Delay, SurrogateKind K> inline void lifBackward(LifBackward<S, R, Delay, K> &v) {
-  v.perElement = v.hasGradMem = v.constantInput = v.streaming = false;
-  v.hasGradSpk = v.parameterGradients = true;
-  v.compute(0);
-}
-
-SNNIPU_PROBE(LifBackward_LeakyStep)(LifBackward<float, Reset::Subtract, true, SurrogateKind::LeakyStep> &v) {
-  lifBackward(v);
-}
-SNNIPU_PROBE(LifBackward_ATan)(LifBackward<float, Reset::Subtract, true, SurrogateKind::ATan> &v) { lifBackward(v); }
-SNNIPU_PROBE(LifBackward_FastSigmoid)(LifBackward<float, Reset::Subtract, true, SurrogateKind::FastSigmoid> &v) {
-  lifBackward(v);
-}
-SNNIPU_PROBE(LifBackward_Sigmoid)(LifBackward<float, Reset::Subtract, true, SurrogateKind::Sigmoid> &v) {
-  lifBackward(v);
-}
-SNNIPU_PROBE(LifBackward_half)(LifBackward<half, Reset::Subtract, true, SurrogateKind::ATan> &v) { lifBackward(v); }
+#define SNNIPU_NEURON_PROBES(N, W)                                                                                     \
+  SNNIPU_PROBE(NeuronForward_##N##_##W)(NeuronForward<float, N, Variant::W> & v) { neuronForward<false>(v); }          \
+  SNNIPU_PROBE(NeuronBackward_##N##_##W)(NeuronBackward<float, N, Variant::W> & v) { neuronBackward(v); }
+SNNIPU_GENERATED_VARIANTS(SNNIPU_NEURON_PROBES)
+SNNIPU_PROBE(NeuronForward_perElement)(NeuronForward<float, Leaky, Variant::V0> &v) { neuronForward<true>(v); }
+SNNIPU_PROBE(NeuronForward_half)(NeuronForward<half, Leaky, Variant::V0> &v) { neuronForward<false>(v); }
+SNNIPU_PROBE(NeuronBackward_half)(NeuronBackward<half, Leaky, Variant::V0> &v) { neuronBackward(v); }
 
 // A spike: the weights of a group of registers, to be added.
 template <bool Unit, typename S, unsigned K>
@@ -108,3 +91,4 @@ SNNIPU_PROBE(SumSlots)(SumSlots<float> &v) {
 }
 SNNIPU_PROBE(SumParts)(SumParts<float> &v) { v.compute(0); }
 SNNIPU_PROBE(ClampUnit)(ClampUnit<float> &v) { v.compute(0); }
+SNNIPU_PROBE(InsideUnit)(InsideUnit<float> &v) { v.compute(0); }

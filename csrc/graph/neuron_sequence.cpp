@@ -1,0 +1,291 @@
+#include "graph/neuron_sequence.hpp"
+
+#include "generated_neurons.hpp"
+#include "graph/spread.hpp"
+#include "graph/vertex_builder.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+namespace snnipu {
+namespace graph {
+namespace {
+
+using poplar::Tensor;
+
+template <typename Neuron> NeuronInfo infoOf(const char *type) {
+  return {Neuron::name,
+          type,
+          Neuron::states,
+          Neuron::parameters,
+          Neuron::variants,
+          {std::begin(Neuron::stateNames), std::end(Neuron::stateNames)},
+          {std::begin(Neuron::parameterNames), std::end(Neuron::parameterNames)},
+          {std::begin(Neuron::choices), std::end(Neuron::choices)},
+          Neuron::outputState,
+          [] {
+            std::vector<AdjointReads> reads;
+            for (const auto &each : Neuron::reads)
+              reads.push_back(each[1]); // all parameters have gradients
+            return reads;
+          }(),
+          {std::begin(Neuron::gradients), std::end(Neuron::gradients)}};
+}
+
+// The names come as one string, "snnipu::A, snnipu::B".
+template <typename... Neuron> std::vector<NeuronInfo> infosOf(const std::string &types) {
+  std::vector<NeuronInfo> all;
+  std::size_t at = 0;
+  const auto next = [&] {
+    const std::size_t end = std::min(types.find(',', at), types.size());
+    const std::string type = types.substr(at, end - at);
+    at = std::min(end + 2, types.size());
+    return type;
+  };
+  (all.push_back(infoOf<Neuron>(next().c_str())), ...);
+  return all;
+}
+
+#define SNNIPU_TEXT_OF(...) #__VA_ARGS__
+#define SNNIPU_TEXT(...) SNNIPU_TEXT_OF(__VA_ARGS__)
+
+const std::vector<NeuronInfo> &neurons() {
+  static const std::vector<NeuronInfo> all = infosOf<SNNIPU_GENERATED_NEURONS>(SNNIPU_TEXT(SNNIPU_GENERATED_NEURONS));
+  return all;
+}
+
+// Sizes, and where elements lie.
+struct Layout {
+  std::size_t steps, elements;
+  bool perElement = false;
+  poplar::Type type;
+  Spread spread;
+
+  Layout(const poplar::Graph &graph, const std::vector<std::size_t> &shape, const poplar::Type &type_,
+         const NeuronInputs &in, const NeuronInfo &neuron)
+      : steps(shape.empty() ? 0 : shape[0]), elements(stepElements(shape)), type(type_),
+        spread(graph, elements, type_) {
+    const std::string name = "neuron_sequence, " + neuron.name;
+    if (steps == 0 || elements == 0)
+      throw std::invalid_argument(name + ": x must have shape [steps, ...] with at least one element");
+    if (type != poplar::FLOAT && type != poplar::HALF)
+      throw std::invalid_argument(name + ": x must be FLOAT or HALF, got " + type.toString());
+    for (std::size_t s = 0; s < in.initial.size(); ++s)
+      check(name + ": " + neuron.stateNames[s], in.initial[s], in.initial[s].numElements() == elements);
+    for (std::size_t p = 0; p < in.parameters.size(); ++p) {
+      const std::size_t size = in.parameters[p].numElements();
+      check(name + ": " + neuron.parameterNames[p], in.parameters[p], size > 0 && elements % size == 0);
+      perElement = perElement || size > 1;
+    }
+  }
+
+  // Of arrays that are [steps, ...] each, one after the other: [arrays * steps][elements].
+  Tensor rows(const std::vector<Tensor> &arrays) const {
+    std::vector<Tensor> flat;
+    for (const Tensor &array : arrays)
+      flat.push_back(array.reshape({array.numElements() / elements, elements}));
+    return flat.size() == 1 ? flat[0] : concat(flat, 0);
+  }
+  Tensor parameters(const std::vector<Tensor> &of, std::size_t piece) const {
+    std::vector<Tensor> parts;
+    for (const Tensor &parameter : of)
+      parts.push_back(perElement ? cyclic(parameter, spread.begin(piece), spread.count(piece)) : parameter.flatten());
+    return concat(parts);
+  }
+
+private:
+  static std::size_t stepElements(const std::vector<std::size_t> &shape) {
+    std::size_t elements = shape.empty() ? 0 : 1;
+    for (std::size_t i = 1; i < shape.size(); ++i)
+      elements *= shape[i];
+    return elements;
+  }
+  void check(const std::string &name, const Tensor &tensor, bool fits) const {
+    if (!fits)
+      throw std::invalid_argument(name + " must fit one step of x, " + std::to_string(elements) + " elements, got " +
+                                  tensor.shapeToString());
+    if (tensor.elementType() != poplar::FLOAT)
+      throw std::invalid_argument(name + " must be FLOAT, got " + tensor.elementType().toString());
+  }
+};
+
+std::string vertexOf(const char *name, const Layout &layout, const NeuronOptions &options) {
+  const std::string variant = "snnipu::Variant::V" + std::to_string(options.variant);
+  return vertexName(name, layout.type, options.neuron->type.c_str(), variant.c_str());
+}
+
+unsigned bits(unsigned mask) {
+  unsigned count = 0;
+  for (; mask; mask &= mask - 1)
+    ++count;
+  return count;
+}
+
+// Steps of a segment, where states are computed again: all of them if there is room, else so many that what is kept of
+// a segment and of the states between segments is least.
+std::size_t segmentSteps(const poplar::Graph &graph, const Layout &layout, const NeuronOptions &options) {
+  const poplar::Target &target = graph.getTarget();
+  const double kept = bits(options.reads().states()), between = options.neuron->states;
+  const double steps = static_cast<double>(layout.steps);
+  std::size_t most = 0;
+  for (std::size_t piece = 0; piece < layout.spread.pieces(); ++piece)
+    most = std::max(most, layout.spread.count(piece));
+  const double bytes = kept * steps * static_cast<double>(most * target.getTypeSize(poplar::FLOAT));
+  if (bytes <= target.getBytesPerTile() / 16.0)
+    return layout.steps;
+  return std::min(layout.steps, static_cast<std::size_t>(std::ceil(std::sqrt(steps * between / kept))));
+}
+
+} // namespace
+
+const NeuronInfo *findNeuron(const std::string &name) {
+  for (const NeuronInfo &neuron : neurons())
+    if (neuron.name == name)
+      return &neuron;
+  return nullptr;
+}
+
+std::string neuronNames() {
+  std::string names;
+  for (const NeuronInfo &neuron : neurons())
+    names += (names.empty() ? "" : ", ") + neuron.name;
+  return names;
+}
+
+Tensor createNeuronInput(poplar::Graph &graph, const poplar::Type &type, const std::vector<std::size_t> &shape,
+                         const poplar::DebugContext &debug) {
+  std::size_t elements = 1;
+  for (std::size_t i = 1; i < shape.size(); ++i)
+    elements *= shape[i];
+  if (shape.empty() || shape[0] == 0 || elements == 0)
+    throw std::invalid_argument("neuron_sequence: x must have shape [steps, ...] with at least one element");
+  return Spread(graph, elements, type).variable(graph, type, shape[0], debug).reshape(shape);
+}
+
+NeuronOutputs neuronSequence(poplar::Graph &graph, const NeuronInputs &in, poplar::program::Sequence &prog,
+                             const NeuronOptions &options, const poplar::DebugContext &debug) {
+  const poplar::DebugInfo info(debug, "snnipu");
+  const NeuronInfo &neuron = *options.neuron;
+  const Layout layout(graph, in.x.shape(), in.x.elementType(), in, neuron);
+  const unsigned kept = options.kept(), count = bits(kept);
+  const bool storeSpk = neuron.outputState < 0;
+  const Tensor none = nothing(graph, layout.type), x = layout.rows({in.x});
+  const Tensor spk = storeSpk ? layout.spread.variable(graph, layout.type, layout.steps, {info, "spk"}) : none;
+  const Tensor states =
+      count ? layout.spread.variable(graph, layout.type, count * layout.steps, {info, "states"}) : none;
+  const Tensor state = layout.spread.variable(graph, poplar::FLOAT, neuron.states, {info, "state"});
+  prog.add(poplar::program::Copy(layout.rows(in.initial).flatten(), state.flatten(), false, {info, "initial"}));
+  const poplar::ComputeSet cs = graph.addComputeSet({info, "forward"});
+  const std::string name = vertexOf("NeuronForward", layout, options);
+  for (std::size_t piece = 0; piece < layout.spread.pieces(); ++piece) {
+    const auto part = [&](const Tensor &of) { return layout.spread.part(of, piece); };
+    VertexBuilder(graph, cs, name, layout.spread.tile(piece))
+        .connect("x", part(x))
+        .connect("parameters", layout.parameters(in.parameters, piece))
+        .connect("state", part(state))
+        .connect("spk", storeSpk ? part(spk) : none)
+        .connect("kept", count ? part(states) : none)
+        .count("steps", layout.steps)
+        .count("size", layout.spread.count(piece))
+        .count("keptStates", kept)
+        .set("perElement", layout.perElement)
+        .set("storeSpk", storeSpk);
+  }
+  prog.add(poplar::program::Execute(cs));
+  NeuronOutputs out;
+  std::size_t place = 0;
+  for (unsigned s = 0; s < neuron.states; ++s) {
+    out.states.emplace_back();
+    if (kept >> s & 1) {
+      out.states.back() = states.slice(place * layout.steps, (place + 1) * layout.steps).reshape(in.x.shape());
+      ++place;
+    }
+  }
+  if (storeSpk)
+    out.spk = spk.reshape(in.x.shape());
+  else
+    std::swap(out.spk, out.states[static_cast<std::size_t>(neuron.outputState)]);
+  return out;
+}
+
+NeuronInputs neuronSequenceGrad(poplar::Graph &graph, const NeuronOutputs &upstream, const NeuronOutputs &outputs,
+                                const NeuronInputs &in, const std::vector<std::size_t> &shape, const poplar::Type &type,
+                                poplar::program::Sequence &prog, const NeuronOptions &options,
+                                const poplar::DebugContext &debug) {
+  const poplar::DebugInfo info(debug, "snnipu");
+  const NeuronInfo &neuron = *options.neuron;
+  const Layout layout(graph, shape, type, in, neuron);
+  const Tensor none = nothing(graph, layout.type), noState = nothing(graph, poplar::FLOAT);
+  const bool recompute = options.recomputes(), readsInput = options.readsInput();
+  const bool gradSpk = neuron.outputState < 0 && upstream.spk.valid();
+  // The states of a mask, from an array of them with the output where it is a state.
+  const auto stacked = [&](const NeuronOutputs &from, unsigned mask) {
+    std::vector<Tensor> all;
+    for (unsigned s = 0; s < neuron.states; ++s)
+      if (mask >> s & 1)
+        all.push_back(static_cast<int>(s) == neuron.outputState ? from.spk : from.states.at(s));
+    return all.empty() ? none : layout.rows(all);
+  };
+  unsigned seeds = 0;
+  for (unsigned s = 0; s < neuron.states; ++s)
+    if ((static_cast<int>(s) == neuron.outputState ? upstream.spk : upstream.states.at(s)).valid())
+      seeds |= 1u << s;
+  const unsigned kept = recompute ? 0 : options.reads().states();
+  const Tensor seed = stacked(upstream, seeds), states = stacked(outputs, kept);
+  const Tensor x = readsInput ? layout.rows({in.x}) : none;
+  const Tensor spk = gradSpk ? layout.rows({upstream.spk}) : none;
+  const Tensor initial = layout.rows(in.initial);
+  const std::size_t segment = recompute ? segmentSteps(graph, layout, options) : layout.steps;
+  const std::size_t segments = (layout.steps + segment - 1) / segment;
+  Tensor again = noState, work = noState;
+  if (recompute) {
+    again = layout.spread.variable(graph, poplar::FLOAT, bits(options.reads().states()) * segment, {info, "again"});
+    work = layout.spread.variable(graph, poplar::FLOAT, segments * neuron.states, {info, "work"});
+  }
+  const Tensor gradX = layout.spread.variable(graph, layout.type, layout.steps, {info, "gradX"});
+  const Tensor carry = layout.spread.variable(graph, poplar::FLOAT, neuron.states, {info, "gradStates"});
+  const Tensor sums = layout.spread.variable(graph, poplar::FLOAT, neuron.parameters, {info, "gradParameters"});
+  const poplar::ComputeSet cs = graph.addComputeSet({info, "backward"});
+  const std::string name = vertexOf("NeuronBackward", layout, options);
+  for (std::size_t piece = 0; piece < layout.spread.pieces(); ++piece) {
+    const auto part = [&](const Tensor &of) { return of.numElements() ? layout.spread.part(of, piece) : of; };
+    VertexBuilder(graph, cs, name, layout.spread.tile(piece))
+        .connect("x", part(x))
+        .connect("gradSpk", part(spk))
+        .connect("seeds", part(seed))
+        .connect("kept", part(states))
+        .connect("parameters", layout.parameters(in.parameters, piece))
+        .connect("initial", part(initial))
+        .connect("work", part(work))
+        .connect("again", part(again))
+        .connect("gradX", part(gradX))
+        .connect("carry", part(carry))
+        .connect("sums", part(sums))
+        .set("surrogateA", options.surrogateA)
+        .set("surrogateB", options.surrogateB)
+        .set("surrogate", static_cast<unsigned>(options.surrogate))
+        .count("steps", layout.steps)
+        .count("segment", segment)
+        .count("size", layout.spread.count(piece))
+        .count("seedStates", seeds)
+        .count("keptStates", kept)
+        .set("perElement", layout.perElement)
+        .set("hasGradSpk", gradSpk)
+        .set("recompute", recompute);
+  }
+  prog.add(poplar::program::Execute(cs));
+  NeuronInputs out;
+  out.x = gradX.reshape(shape);
+  for (std::size_t s = 0; s < in.initial.size(); ++s)
+    out.initial.push_back(carry.slice(s, s + 1).reshape(in.initial[s].shape()));
+  for (std::size_t p = 0; p < in.parameters.size(); ++p)
+    out.parameters.push_back(neuron.gradients[options.variant] >> p & 1
+                                 ? sumModulo(graph, layout.spread, sums.slice(p, p + 1), in.parameters[p], 1.0f, prog,
+                                             {info, "parameter" + std::to_string(p)})
+                                 : Tensor());
+  return out;
+}
+
+} // namespace graph
+} // namespace snnipu

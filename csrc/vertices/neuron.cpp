@@ -1,0 +1,348 @@
+// NeuronForward and NeuronBackward: a neuron of snnipu/equations.py over a whole sequence, for the elements that one
+// tile holds. The step and its adjoint are generated (snnipu/_generator/print_cpp.py); here are the loops around them.
+//
+// An element is one neuron of one sample; elements are independent, so the workers of a tile share them out and no
+// worker waits for another. Arrays over time are [steps][size], states and parameters [states][size] and
+// [parameters][size] or, where all elements have the same, [parameters]. State and parameters are in float whatever the
+// storage S is; a spike is decided on the membrane as it is stored.
+#include "generated_neurons.hpp"
+
+#include "neuron/surrogate.hpp"
+#include "vertices/vertex.hpp"
+
+namespace snnipu {
+
+// Worker's share of size elements, in whole registers.
+template <typename C> inline WorkerRange workerRange(unsigned worker, unsigned workers, unsigned size) {
+  return workerShare(worker, workers, size, registerLanes<C>);
+}
+
+// body(index, V{}) for every register of [begin, end), then for every element left over. The second argument only
+// carries the type.
+template <typename C, typename Body> inline void forLanes(WorkerRange range, const Body &body) {
+  unsigned i = range.begin;
+  for (; i + registerLanes<C> <= range.end; i += registerLanes<C>)
+    body(i, Register<C>{});
+  for (; i < range.end; ++i)
+    body(i, SingleLane<C>{});
+}
+
+// One value for all elements, or one each: chosen once a call, or (Asked) for every register, in half the code.
+enum class PerElement { No, Yes, Asked };
+
+// What is one value for all is read once: what a loop writes might be a parameter for all that the compiler knows, and
+// would have it read them anew for every register.
+template <typename N, PerElement P, typename C> struct ParametersOf {
+  const C *values;
+  unsigned size;
+  bool perElement;
+  C first[N::parameters];
+
+  ParametersOf(const C *from, unsigned elements, bool each) : values(from), size(elements), perElement(each) {
+    for (unsigned p = 0; p < N::parameters; ++p)
+      first[p] = from[each ? p * elements : p];
+  }
+
+  template <unsigned K, typename V> V at(unsigned i) const {
+    if (P == PerElement::Yes || (P == PerElement::Asked && perElement))
+      return load<V>(values + K * size + i);
+    return splat<V>(first[K]);
+  }
+};
+
+// Rows of a step, of the element 0. K: type of the states that are kept.
+template <typename N, typename S, typename K> struct StepRow {
+  const S *x;
+  Compute<S> *state;
+  S *spk;
+  K *kept[N::states];
+  unsigned size;
+  // What is stored. No null pointers: the compiler knows a flag, and would ask for a pointer again for every register.
+  bool withSpk;
+  unsigned withStates;
+};
+
+template <typename V, typename Row, typename Parameters, typename S> struct StepLane {
+  using Vector = V;
+  const Row &row;
+  const Parameters &parameters;
+  unsigned i;
+
+  V x() const { return load<V>(row.x + i); }
+  template <unsigned K> V before() const { return load<V>(row.state + K * row.size + i); }
+  template <unsigned K> V parameter() const { return parameters.template at<K, V>(i); }
+  V spike(V u) const { return heaviside(u); }
+  V stored(V v) const { return quantise<S>(v); }
+  void spk(V v) const {
+    if (row.withSpk)
+      store(row.spk + i, v);
+  }
+  template <unsigned K> void after(V v) const {
+    store(row.state + K * row.size + i, v);
+    if (row.withStates >> K & 1)
+      store(row.kept[K] + i, v);
+  }
+};
+
+// From row on, whose pointers are those of the first step.
+template <typename N, Variant W, typename S, typename K, typename Parameters>
+inline void stepRows(StepRow<N, S, K> row, const Parameters &parameters, unsigned steps, WorkerRange range) {
+  using C = Compute<S>;
+  for (unsigned t = 0; t < steps; ++t) {
+    forLanes<C>(range, [=](unsigned i, auto lane) {
+      using Lane = StepLane<decltype(lane), StepRow<N, S, K>, Parameters, S>;
+      N::template step<static_cast<unsigned>(W)>(Lane{row, parameters, i});
+    });
+    row.x += row.size;
+    row.spk += row.withSpk ? row.size : 0;
+    for (unsigned s = 0; s < N::states; ++s)
+      row.kept[s] += row.withStates >> s & 1 ? row.size : 0;
+  }
+}
+
+// Of an array that has the states of a mask, each [steps][size], the part of state s: of no use where it has none of
+// it.
+template <typename S> inline S *partOf(S *array, unsigned mask, unsigned s, unsigned steps, unsigned size) {
+  unsigned place = 0;
+  for (unsigned other = 0; other < s; ++other)
+    place += mask >> other & 1;
+  return array + static_cast<std::size_t>(mask >> s & 1 ? place : 0) * steps * size;
+}
+
+template <typename S, typename N, Variant W> class NeuronForward : public poplar::MultiVertex {
+public:
+  using C = Compute<S>;
+  using Neuron = N;
+
+  In<S> x;
+  In<C> parameters;
+  Through<C> state; // before the first step -> after the last
+  Out<S> spk;       // unused without storeSpk
+  Out<S> kept;      // after each step, of the states of keptStates
+  unsigned steps;
+  unsigned size;
+  unsigned keptStates;
+  bool perElement;
+  bool storeSpk;
+
+  void compute(unsigned workerId) {
+    const WorkerRange range = workerRange<C>(workerId, numWorkers(), size);
+    if constexpr (compactCode<S>)
+      run<PerElement::Asked>(range);
+    else if (perElement)
+      run<PerElement::Yes>(range);
+    else
+      run<PerElement::No>(range);
+  }
+
+private:
+  template <PerElement P> void run(WorkerRange range) {
+    const ParametersOf<N, P, C> own(&parameters[0], size, perElement);
+    StepRow<N, S, S> row{&x[0], &state[0], &spk[0], {}, size, storeSpk, keptStates};
+    for (unsigned s = 0; s < N::states; ++s)
+      row.kept[s] = partOf(&kept[0], keptStates, s, steps, size);
+    stepRows<N, W>(row, own, steps, range);
+  }
+};
+
+// K: type of the states that there are of all steps.
+template <typename N, typename S, typename K> struct AdjointRow {
+  using C = Compute<S>;
+  static constexpr bool joined = std::is_same_v<K, C>; // initial is a row like the others
+  const S *x, *gradSpk, *seed[N::states];
+  // States after the step and before; before the first one of a segment, in initial.
+  const K *after[N::states], *before[N::states];
+  const C *initial;
+  C *carry, *sums;
+  S *gradX;
+  unsigned size;
+  bool withSpk, first;
+  unsigned withSeeds;
+};
+
+template <typename V, typename Row, typename Parameters, typename S, typename Surrogate> struct AdjointLane {
+  using Vector = V;
+  const Row &row;
+  const Parameters &parameters;
+  const Surrogate &slope;
+  unsigned i;
+
+  V x() const { return load<V>(row.x + i); }
+  template <unsigned K> V before() const {
+    if constexpr (Row::joined)
+      return load<V>(row.before[K] + i);
+    else
+      return row.first ? load<V>(row.initial + K * row.size + i) : load<V>(row.before[K] + i);
+  }
+  template <unsigned K> V after() const { return load<V>(row.after[K] + i); }
+  template <unsigned K> V parameter() const { return parameters.template at<K, V>(i); }
+  V gradSpk() const { return row.withSpk ? load<V>(row.gradSpk + i) : splat<V>(0); }
+  template <unsigned K> V gradAfter() const { return load<V>(row.carry + K * row.size + i); }
+  template <unsigned K> V seed() const { return row.withSeeds >> K & 1 ? load<V>(row.seed[K] + i) : splat<V>(0); }
+  V spike(V u) const { return heaviside(u); }
+  V stored(V v) const { return quantise<S>(v); }
+  V surrogate(V u, V g) const { return slope.gradient(u, g); }
+  bool parameterGradients() const { return true; }
+  void gradX(V v) const { store(row.gradX + i, v); }
+  template <unsigned K> void gradBefore(V v) const { store(row.carry + K * row.size + i, v); }
+  template <unsigned K> void gradParameter(V v) const {
+    typename Row::C *const sum = row.sums + K * row.size + i;
+    store(sum, load<V>(sum) + v);
+  }
+};
+
+// Gradients flow from gradSpk, the states' gradients (seeds; any may be absent) and the steps after (carry).
+template <typename S, typename N, Variant W> class NeuronBackward : public poplar::MultiVertex {
+public:
+  using C = Compute<S>;
+  using Neuron = N;
+
+  In<S> x; // where it is read: by the adjoint, or to compute the states again
+  In<S> gradSpk;
+  In<S> seeds; // gradients of the states after each step, of the states of seedStates
+  In<S> kept;  // those of keptStates, of the forward pass
+  In<C> parameters;
+  In<C> initial; // states before the first step
+  Out<C> work;   // with recompute: those before each segment of steps but the first, and a row to work in
+  Out<C> again;  // with recompute: what the adjoint reads of the states after each step of a segment
+  Out<S> gradX;
+  Out<C> carry; // gradients of the states, in the end those before the first step
+  Out<C> sums;  // of the parameters' gradients over time, [parameters][size]
+  C surrogateA;
+  C surrogateB;
+  unsigned surrogate; // SurrogateKind
+  unsigned steps;
+  unsigned segment; // steps of one
+  unsigned size;
+  unsigned seedStates;
+  unsigned keptStates;
+  bool perElement;
+  bool hasGradSpk;
+  bool recompute;
+
+  void compute(unsigned workerId) {
+    const WorkerRange range = workerRange<C>(workerId, numWorkers(), size);
+    if constexpr (compactCode<S>)
+      run<PerElement::Asked>(range);
+    else if (perElement)
+      run<PerElement::Yes>(range);
+    else
+      run<PerElement::No>(range);
+  }
+
+private:
+  static constexpr AdjointReads reads = N::reads[static_cast<unsigned>(W)][1];
+
+  template <PerElement P> void run(WorkerRange range) {
+    const ParametersOf<N, P, C> own(&parameters[0], size, perElement);
+    begin(range);
+    if (!recompute) {
+      adjointRows(own, &kept[0], keptStates, &initial[0], 0, steps, range);
+      return;
+    }
+    // The states before each segment; then, from the last segment on, those of its steps, and the way back.
+    const unsigned row = N::states * size, segments = (steps + segment - 1) / segment;
+    C *const state = &work[static_cast<std::size_t>(segments - 1) * row];
+    const auto before = [&](unsigned number) {
+      return number == 0 ? &initial[0] : &work[static_cast<std::size_t>(number - 1) * row];
+    };
+    for (unsigned number = 1; number < segments; ++number) {
+      C *const next = &work[static_cast<std::size_t>(number - 1) * row];
+      copyStates(before(number - 1), next, range);
+      forward(own, next, nullptr, (number - 1) * segment, segment, range);
+    }
+    for (unsigned number = segments; number-- > 0;) {
+      const unsigned first = number * segment, count = steps - first < segment ? steps - first : segment;
+      copyStates(before(number), state, range);
+      forward(own, state, &again[0], first, count, range);
+      adjointRows(own, &again[0], reads.states(), before(number), first, count, range);
+    }
+  }
+
+  // Sums are 0, and so is what comes from the steps after the last one; its own gradients are there already.
+  void begin(WorkerRange range) {
+    const unsigned n = size;
+    for (unsigned p = 0; p < N::parameters; ++p) {
+      C *const sum = &sums[p * n];
+      forLanes<C>(range, [=](unsigned i, auto lane) { store(sum + i, splat<decltype(lane)>(0)); });
+    }
+    for (unsigned s = 0; s < N::states; ++s) {
+      C *const to = &carry[s * n];
+      const bool seeded = seedStates >> s & 1;
+      const S *const from = partOf(&seeds[0], seedStates, s, steps, n) + static_cast<std::size_t>(steps - 1) * n;
+      forLanes<C>(range, [=](unsigned i, auto lane) {
+        using V = decltype(lane);
+        store(to + i, seeded ? load<V>(from + i) : splat<V>(0));
+      });
+    }
+  }
+
+  void copyStates(const C *from, C *to, WorkerRange range) {
+    const unsigned n = size;
+    for (unsigned s = 0; s < N::states; ++s)
+      forLanes<C>(range, [=](unsigned i, auto lane) { store(to + s * n + i, load<decltype(lane)>(from + s * n + i)); });
+  }
+
+  template <typename Parameters>
+  void forward(const Parameters &own, C *state, C *to, unsigned first, unsigned count, WorkerRange range) {
+    const S *const from = &x[static_cast<std::size_t>(first) * size];
+    StepRow<N, S, C> row{from, state, nullptr, {}, size, false, to ? reads.states() : 0};
+    for (unsigned s = 0; s < N::states; ++s)
+      row.kept[s] = to ? partOf(to, reads.states(), s, segment, size) : nullptr;
+    stepRows<N, W>(row, own, count, range);
+  }
+
+  // Steps [first, first + count), whose states are in `rows`.
+  template <typename Parameters, typename K>
+  void adjointRows(const Parameters &own, const K *rows, unsigned mask, const C *start, unsigned first, unsigned count,
+                   WorkerRange range) {
+    using Row = AdjointRow<N, S, K>;
+    const AnySurrogate<C> slope{{surrogateA, static_cast<SurrogateKind>(surrogate)}, surrogateB};
+    const unsigned perState = recompute ? segment : steps, n = size;
+    Row row{};
+    const S *seed[N::states];
+    const K *after[N::states];
+    for (unsigned s = 0; s < N::states; ++s) {
+      seed[s] = partOf(&seeds[0], seedStates, s, steps, n);
+      after[s] = partOf(rows, mask, s, perState, n);
+    }
+    row.initial = start;
+    row.carry = &carry[0];
+    row.sums = &sums[0];
+    row.size = n;
+    row.withSpk = hasGradSpk;
+    const unsigned withSeeds = seedStates;
+    for (unsigned t = count; t-- > 0;) {
+      const std::size_t at = static_cast<std::size_t>(first + t) * n, inRows = static_cast<std::size_t>(t) * n;
+      row.x = reads.x ? &x[at] : nullptr;
+      row.gradSpk = row.withSpk ? &gradSpk[at] : nullptr;
+      row.gradX = &gradX[at];
+      row.first = t == 0;
+      row.withSeeds = first + t > 0 ? withSeeds : 0;
+      for (unsigned s = 0; s < N::states; ++s) {
+        row.seed[s] = seed[s] + at - (first + t > 0 ? n : 0);
+        row.after[s] = after[s] + inRows;
+        row.before[s] = row.after[s] - (t > 0 ? n : 0);
+        if constexpr (Row::joined)
+          row.before[s] = t > 0 ? row.before[s] : start + s * n;
+      }
+      forLanes<C>(range, [=](unsigned i, auto lane) {
+        using Lane = AdjointLane<decltype(lane), Row, Parameters, S, AnySurrogate<C>>;
+        N::template adjoint<static_cast<unsigned>(W)>(Lane{row, own, slope, i});
+      });
+    }
+  }
+};
+
+// What popc compiles. A surrogate is told at run time: a branch more a register, and a sixth of the code.
+#define SNNIPU_NEURON_VARIANT(N, W)                                                                                    \
+  template class NeuronForward<float, N, Variant::W>;                                                                  \
+  template class NeuronForward<half, N, Variant::W>;                                                                   \
+  template class NeuronBackward<float, N, Variant::W>;                                                                 \
+  template class NeuronBackward<half, N, Variant::W>;
+
+#if defined(__POPC__)
+SNNIPU_GENERATED_VARIANTS(SNNIPU_NEURON_VARIANT)
+#endif
+
+} // namespace snnipu

@@ -1,0 +1,139 @@
+"""``NeuronSequence`` and its gradient, through its graphs and vertices on the IPU model, against the host's kernels."""
+
+import pytest
+import torch
+from support.operators import MACHINES, SURROGATES, backward, forward, machine, needs_model_and_host
+
+from snnipu.ipu.model import IpuModelError
+from snnipu.ops import _neurons
+from snnipu.ops.neuron_sequence import neuron_sequence_bwd_reference, neuron_sequence_fwd_reference
+
+pytestmark = needs_model_and_host
+
+VARIANTS = [(name, variant) for name in _neurons._EQUATIONS for variant in range(len(_neurons.find(name).steps))]
+
+
+def case(name, steps=5, batch=3, neurons=7, per_neuron=True, dtype=torch.float32, seed=0):
+    torch.manual_seed(seed)
+    found = _neurons.find(name)
+    inputs = [torch.randn(steps, batch, neurons).to(dtype)]
+    inputs += [torch.randn(batch, neurons) for _ in found.states]
+    inputs += [0.1 + 0.85 * torch.rand(neurons if per_neuron and place != 1 else 1) for place in range(len(found.parameters))]
+    return inputs
+
+
+def attributes_of(name, variant, states, surrogate=3):
+    a, b = SURROGATES[surrogate]
+    named = {"neuron": name, "variant": variant, "states": states}
+    return {**named, "surrogate": surrogate, "surrogate_a": a, "surrogate_b": b}
+
+
+def check(model, name, variant, inputs, kept, surrogate=3, paths=None):
+    """Outputs, and the gradients where the loss depends on the outputs of each path, equal to the host's."""
+    found = _neurons.find(name)
+    count, output = len(found.states), found.steps[variant].output_state
+    x, initial, parameters = inputs[0], inputs[1 : 1 + count], inputs[1 + count :]
+    own = name in _neurons.BUILT
+    run = torch.ops.snnipu.neuron_sequence_fwd if own else neuron_sequence_fwd_reference
+    spk, states, _ = run(x, initial, parameters, name, variant, None, [True] * count, False)
+    attributes = attributes_of(name, variant, kept, surrogate)
+    made = forward(model, "NeuronSequence", inputs, attributes)
+    places = [place for place in range(count) if kept >> place & 1]
+    for got, expected in zip(made, [spk, *(states[place] for place in places)]):
+        assert torch.equal(got, expected)
+    assert len(made) == 1 + len(places)
+    upstream = [torch.randn_like(out) for out in made]
+    back = torch.ops.snnipu.neuron_sequence_bwd if own else neuron_sequence_bwd_reference
+    for path in paths or [range(len(made))]:
+        grads = [grad if place in path else None for place, grad in enumerate(upstream)]
+        of_states = [None] * count
+        for place, grad in zip(places, grads[1:]):
+            of_states[place] = grad
+        options = (surrogate, *SURROGATES[surrogate], [True] * count, [True] * len(parameters))
+        expected = back(grads[0], of_states, [], x, initial, parameters, name, variant, None, *options)
+        got = backward(model, "NeuronSequence", inputs, attributes, made, grads)
+        assert set(got) == set(range(len(inputs)))
+        # From states that were rounded to float16 between the passes, and from those that were not.
+        read = _neurons.states_read(name, variant)[0] & ~(0 if output is None else 1 << output)
+        rounded = x.dtype == torch.float16 and not read & ~kept
+        close = {"rtol": 2e-2, "atol": 2e-3} if rounded else {"rtol": 1e-5, "atol": 1e-5}
+        for place, wanted in enumerate([expected[0], *expected[1]]):
+            torch.testing.assert_close(got[place].float(), wanted.float(), **close)
+            if own and not rounded and surrogate < 4:
+                assert torch.equal(got[place], wanted)
+        # Sums over steps and samples, in another order.
+        for place, wanted in enumerate(expected[2], 1 + count):
+            scale = max(1.0, float(wanted.abs().max()))
+            torch.testing.assert_close(got[place], wanted, rtol=close["rtol"], atol=close["atol"] * scale)
+
+
+@pytest.mark.parametrize(("name", "variant"), VARIANTS)
+def test_every_variant(name, variant):
+    """States kept, and computed again."""
+    model, every = machine(4), (1 << len(_neurons.find(name).states)) - 1
+    output = _neurons.find(name).steps[variant].output_state
+    every &= ~(0 if output is None else 1 << output)
+    for kept in (every, 0):
+        check(model, name, variant, case(name, seed=variant), kept)
+    check(model, name, variant, case(name, neurons=9, dtype=torch.float16, per_neuron=False), 0)
+
+
+@pytest.mark.parametrize(("tiles", "ipus"), MACHINES)
+@pytest.mark.parametrize(("name", "kept"), [("synaptic", 3), ("alpha", 0), ("rleaky", 2)])
+def test_machines(tiles, ipus, name, kept):
+    model = machine(tiles, ipus)
+    outputs = 1 + bin(kept).count("1")
+    check(model, name, 0, case(name), kept, paths=[range(outputs), [0], [outputs - 1]])
+    check(model, name, 0, case(name, neurons=11, per_neuron=False), kept)
+
+
+@pytest.mark.parametrize("surrogate", sorted(SURROGATES))
+@pytest.mark.parametrize("name", ["lapicque", "synaptic"])
+def test_surrogates(name, surrogate):
+    check(machine(4), name, 0, case(name, seed=surrogate), 0, surrogate)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_long_sequence_is_computed_again_in_segments(dtype):
+    """All steps at once would take more than a sixteenth of the one tile's memory: 601 x 16 x 2 floats."""
+    model = machine(1)
+    inputs = case("synaptic", steps=601, batch=2, neurons=8, dtype=dtype)
+    for kept in (0, 3):
+        check(model, "synaptic", 0, inputs, kept)
+    again, from_kept = (program.report()["tile_memory_max_bytes"] for program in model.programs()[1::2])
+    assert again < 0.6 * from_kept
+
+
+@pytest.mark.parametrize("name", ["lapicque", "delta_leaky"])
+def test_one_element(name):
+    check(machine(4), name, 0, case(name, steps=1, batch=1, neurons=1), 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_kept_states_in_both_types(dtype):
+    """An odd number of elements in a step, over several tiles."""
+    check(machine(4), "alpha", 1, case("alpha", neurons=37, dtype=dtype), 7)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda i, a: a.update(neuron="izhikevich"), "neuron must be one of leaky, lapicque, .*, got izhikevich"),
+        (lambda i, a: a.update(variant=5), "variant of synaptic must be from 0 to 4, got 5"),
+        (lambda i, a: a.update(states=4), "states of synaptic has bits for 2 states, got 4"),
+        (lambda i, a: a.update(neuron="rleaky", states=1), "states of rleaky has a bit for state 0, which is its output"),
+        (lambda i, a: a.pop("states"), "no attribute states"),
+        (lambda i, a: a.update(slope=1.0), "has no attribute slope"),
+        (lambda i, a: i.pop(), "takes x, 2 states and 4 parameters"),
+        (lambda i, a: i.append(torch.rand(1)), "takes x, 2 states and 4 parameters"),
+        (lambda i, a: i.__setitem__(1, torch.rand(2, 7)), "syn must fit one step of x, 21 elements"),
+        (lambda i, a: i.__setitem__(3, torch.rand(5)), "threshold must fit one step of x, 21 elements"),
+        (lambda i, a: i.__setitem__(4, torch.rand(7).half()), "parameter must be FLOAT"),
+        (lambda i, a: i.__setitem__(0, torch.randn(0, 3, 7)), "x must have shape"),
+    ],
+)
+def test_bad_arguments(change, message):
+    inputs, attributes = case("synaptic"), attributes_of("synaptic", 0, 0)
+    change(inputs, attributes)
+    with pytest.raises(IpuModelError, match=message):
+        forward(machine(4), "NeuronSequence", inputs, attributes)

@@ -1,0 +1,143 @@
+"""snnTorch's neurons on the IPU model inside a user's training loop: one operator a layer, the host's numbers."""
+
+import warnings
+
+import pytest
+import torch
+from support.operators import needs_host_runtime, needs_library
+from torch import nn
+
+import snnipu as snn
+from snnipu import poptorch
+
+pytestmark = [needs_host_runtime, needs_library]
+STEPS, BATCH = 7, 4
+
+LAYERS = {
+    "Synaptic": lambda **o: snn.Synaptic(alpha=0.8, beta=0.9, learn_alpha=True, learn_beta=True, **o),
+    "Synaptic, no delay": lambda **o: snn.Synaptic(alpha=0.8, beta=torch.rand(12), reset_delay=False, **o),
+    "Alpha": lambda **o: snn.Alpha(alpha=0.9, beta=0.8, learn_threshold=True, **o),
+    "Lapicque": lambda **o: snn.Lapicque(beta=0.9, learn_threshold=True, **o),
+    "RLeaky": lambda **o: snn.RLeaky(beta=0.9, V=0.5, all_to_all=False, learn_recurrent=True, **o),
+    "RSynaptic": lambda **o: snn.RSynaptic(alpha=0.7, beta=0.9, V=torch.rand(12), all_to_all=False, **o),
+}
+
+
+class Net(nn.Module):
+    def __init__(self, make, how, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.how = how
+        self.fc1, self.layer = nn.Linear(8, 12), make(spike_grad=snn.surrogate.fast_sigmoid(slope=10), **options)
+        self.fc2, self.lif = nn.Linear(12, 3), snn.Leaky(beta=0.8, threshold=0.5)
+        self.multistep = snn.MultiStep(self.fc1, self.layer, self.fc2, self.lif) if how == "multistep" else None
+
+    def forward(self, x, labels=None):
+        if self.how == "multistep":
+            spk, mem = self.multistep(x, num_steps=STEPS)
+        elif self.how == "sequence":
+            hidden = self.layer.sequence(self.fc1(x), num_steps=STEPS)
+            spk, mem = self.lif.sequence(self.fc2(hidden[0] + 0.1 * hidden[-1]))
+        else:
+            states, mem2, rows = [], None, []
+            for _ in range(STEPS):
+                spk1, *states = self.layer(self.fc1(x), *states)
+                states = [spk1, *states] if type(self.layer).__name__[0] == "R" else states
+                spk2, mem2 = self.lif(self.fc2(spk1), mem2)
+                rows.append((spk2, mem2))
+            spk, mem = (torch.stack(each) for each in zip(*rows))
+        counts = spk.sum(0) + 0.1 * mem.sum(0)
+        if labels is None:
+            return counts
+        return counts, poptorch.identity_loss(nn.functional.cross_entropy(counts, labels), "mean")
+
+
+def train(options, make, how, **more):
+    net = Net(make, how, **more)
+    torch.manual_seed(1)
+    x, labels = 6 * torch.rand(BATCH, 8), torch.randint(3, (BATCH,))
+    model = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=0.05))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return net, model, [model(x, labels) for _ in range(3)]
+
+
+def check(monkeypatch, make, how, target="mk2:4", **more):
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", target)
+    net, model, made = train(poptorch.Options().useIpuModel(True), make, how, **more)
+    expected_net, _, expected = train(poptorch.Options(), make, how, **more)
+    for (counts, loss), (wanted_counts, wanted_loss) in zip(made, expected):
+        torch.testing.assert_close(counts, wanted_counts, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(loss, wanted_loss)
+    assert torch.equal(made[0][0], expected[0][0])
+    for (name, weight), wanted in zip(net.named_parameters(), expected_net.parameters()):
+        torch.testing.assert_close(weight, wanted, rtol=1e-5, atol=1e-5, msg=lambda said, name=name: f"{name}: {said}")
+    return net, [entry["operator"] for entry in model.ipuModelReport()]
+
+
+@pytest.mark.parametrize("how", ["sequence", "multistep", "steps"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_training(monkeypatch, name, how):
+    net, ran = check(monkeypatch, LAYERS[name], how)
+    assert {"NeuronSequence", "NeuronSequence (gradient)"} <= set(ran)
+    assert "SurrogateSpike" not in ran
+    before = Net(LAYERS[name], how).state_dict()
+    for key, value in net.named_parameters():
+        assert not torch.equal(value, before[key]), key
+
+
+@pytest.mark.parametrize("target", ["mk2:1", "mk2", "mk2:3:2"])
+def test_targets(monkeypatch, target):
+    check(monkeypatch, LAYERS["Synaptic"], "sequence", target)
+
+
+def model_of(net, monkeypatch):
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:4")
+    return poptorch.inferenceModel(net, poptorch.Options().useIpuModel(True))
+
+
+def test_delta_leaky(monkeypatch):
+    """Its step returns its states as a pair."""
+    net = snn.MultiStep(nn.Linear(8, 12), snn.DeltaLeaky(beta=0.9, delta_threshold=0.1))
+    torch.manual_seed(0)
+    x = torch.randn(STEPS, BATCH, 8)
+    model = model_of(net, monkeypatch)
+    (spk, (mem, before)), (wanted, (wanted_mem, wanted_before)) = model(x), net(x)
+    for got, expected in ((spk, wanted), (mem, wanted_mem), (before, wanted_before)):
+        assert torch.equal(got, expected.detach())
+    assert [entry["operator"] for entry in model.ipuModelReport()] == ["NeuronSequence"]
+
+
+class Sequence(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x, *states):
+        return self.net.sequence(x, *states)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_states_go_in_and_out(monkeypatch, dtype):
+    """The second call goes on where the first one ended."""
+    net = snn.RSynaptic(alpha=0.7, beta=0.9, V=0.3, all_to_all=False)
+    torch.manual_seed(0)
+    x = torch.randn(2, STEPS, BATCH, 5).to(dtype)
+    model, states, expected = model_of(Sequence(net), monkeypatch), [], []
+    for part in x:
+        made = model(part, *states) if states else model_of(Sequence(net), monkeypatch)(part)
+        wanted = net.sequence(part, *expected)
+        for got, value in zip(made, wanted):
+            assert got.dtype == dtype
+            assert torch.equal(got, value)
+        states, expected = [out[-1] for out in made], [out[-1] for out in wanted]
+
+
+def test_what_the_operator_does_not_know_runs_step_by_step(monkeypatch):
+    """All-to-all: snnTorch's code, with an operator for the spikes."""
+    net = snn.RLeaky(beta=0.9, linear_features=5, spike_grad=snn.surrogate.atan())
+    torch.manual_seed(0)
+    model = model_of(snn.MultiStep(nn.Linear(8, 5), net), monkeypatch)
+    x = torch.randn(STEPS, BATCH, 8)
+    assert torch.equal(model(x)[0], snn.MultiStep(model._model[0], net)(x)[0].detach())
+    assert {entry["operator"] for entry in model.ipuModelReport()} == {"SurrogateSpike"}
