@@ -161,7 +161,8 @@ class MultiStep(nn.Sequential):
     :class:`Leaky`). What runs how:
 
     * :class:`Leaky`; on a CPU ``Lapicque``, ``Synaptic``, ``Alpha``, one-to-one ``RLeaky`` and ``RSynaptic``,
-      ``DeltaLeaky``: the whole sequence as one fused operator;
+      ``DeltaLeaky``: the whole sequence as one fused operator; all-to-all ``RLeaky`` and ``RSynaptic``: fused steps
+      between the products;
     * :class:`SLSTM` and :class:`SConv2dLSTM`: the input's part for all steps at once, the rest in a loop;
     * PyTorch's own stateless modules (linear, convolution, pooling, activations, layer norm, dropout; batch norm in
       evaluation): all steps as one batch, and once for a constant input;
