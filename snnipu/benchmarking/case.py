@@ -21,6 +21,7 @@ class Settings:
         hidden_layers: their number in ``sparse``.
         hidden_neurons: of each of them; None: the published numbers.
         activity: spikes per neuron and step in ``sparse``.
+        neuron: of the table in ``neurons``.
     """
 
     steps: int = 25
@@ -34,6 +35,7 @@ class Settings:
     hidden_layers: int = 2
     hidden_neurons: Optional[int] = None
     activity: float = 0.02
+    neuron: str = "Leaky"
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class Axis:
     Attributes:
         parameter: key of :attr:`Case.parameters`.
         label: of the axis.
-        values: in ascending order.
+        values: in ascending order; or names.
         fixed: the other parameters, by their keys; the points of the panel have these.
         percent: whether the values are shares, to be told in per cent.
         tables: what is told: names of :data:`snnipu.benchmarking.report.QUANTITIES`, a table each.
@@ -125,14 +127,21 @@ class Axis:
 
     parameter: str
     label: str
-    values: Sequence[float]
+    values: Sequence[Any]
     fixed: Mapping[str, Any]
     percent: bool = False
     tables: Tuple[str, ...] = ("time",)
     panels: Tuple[str, ...] = ("time",)
 
-    def tell(self, value: float) -> str:
+    @property
+    def has_names(self) -> bool:
+        """Whether the values are names, and no numbers."""
+        return any(isinstance(value, str) for value in self.values)
+
+    def tell(self, value: Any) -> str:
         """The value as the tables and the chart have it."""
+        if isinstance(value, str):
+            return value
         # A no-break space: a number and its sign stay on one line.
         return f"{100 * value:.3g}\u00a0%" if self.percent else f"{float(f'{value:.3g}'):g}"
 

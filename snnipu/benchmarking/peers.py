@@ -106,6 +106,20 @@ def norse_lif(beta: float, dtype: torch.dtype, device: torch.device) -> Any:
     return lif_box.LIFBoxCell(parameters, dt=1.0)
 
 
+def norse_synaptic(alpha: float, beta: float, dtype: torch.dtype) -> Any:
+    """norse's ``LIFCell``, with synaptic decay ``alpha``, membrane decay ``beta`` and a reset to zero."""
+    lif = _import("norse.torch.functional.lif", "norse")
+    parameters = lif.LIFParameters(
+        tau_syn_inv=torch.tensor(1 - alpha, dtype=dtype),
+        tau_mem_inv=torch.tensor(1 - beta, dtype=dtype),
+        v_leak=torch.tensor(0.0, dtype=dtype),
+        v_th=torch.tensor(1.0, dtype=dtype),
+        v_reset=torch.tensor(0.0, dtype=dtype),
+        alpha=torch.tensor(1.0, dtype=dtype),
+    )
+    return _import("norse.torch.module.lif", "norse").LIFCell(parameters, dt=1.0)
+
+
 def norse_lift(cell: Any) -> Any:
     """norse's own loop over the first dimension."""
     return _import("norse.torch.module.lift", "norse").Lift(cell)
@@ -153,6 +167,18 @@ def norse_rule(beta: float) -> Rule:
         h = v + (1 - beta) * (x - v)
         spk = _spike(h - 1, (h - 1) / (1 + (h - 1).abs()), 0.0)
         return spk, (1 - spk) * h + spk * (h - 1)
+
+    return rule
+
+
+def norse_synaptic_rule(alpha: float, beta: float) -> Callable[..., Tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """``i = i + x``; ``h = v + (1 - beta)(i - v)``; ``spk = H(h - 1)``; ``v' = (1 - spk) h``; ``i' = alpha i``."""
+
+    def rule(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        i = i + x
+        h = v + (1 - beta) * (i - v)
+        spk = _spike(h - 1, (h - 1) / (1 + (h - 1).abs()), 0.0)
+        return spk, i - (1 - alpha) * i, (1 - spk) * h
 
     return rule
 

@@ -70,6 +70,11 @@ QUANTITIES = {
         lambda row: (1e3 * row.timing.lower_quartile, 1e3 * row.timing.upper_quartile) if row.timing else None,
     ),
     "copy_share": Quantity("share of the copy's speed", lambda row: row.copy_share, share, _share_quartiles),
+    "memory": Quantity(
+        "peak MiB",
+        lambda row: row.peak_bytes / MEBIBYTE if row.peak_bytes is not None and row.timing else None,
+        lambda value: f"{value:.1f}",
+    ),
     "faults": Quantity("page faults a step", lambda row: row.timing.faults if row.timing else None, faults),
 }
 

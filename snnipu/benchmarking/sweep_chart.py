@@ -220,7 +220,8 @@ def _foot(sweep: SweepResult) -> str:
     tell = {axis.parameter: axis.tell for axis in axes}
     headline = sweep.sweep.headline or {}
     where = ", ".join(f"{tell[key](value)} {_UNITS.get(key, key)}" for key, value in headline.items())
-    said = ["Medians and quartiles." + (f" MiB: peak memory of one step, {where}." if where else "")]
+    said = ["Medians; times on a logarithmic axis." if axes[0].has_names else "Medians and quartiles."]
+    said = [said[0] + (f" MiB: peak memory of one step, {where}." if where else "")]
     said += sweep.sweep.left_out
     for contender in sweep.contenders():
         rows = [row for axis in axes for _, row in sweep.rows(axis, contender.name) if row is not None]
@@ -300,6 +301,66 @@ def _quantities(figure: Any, sweep: SweepResult, styles: Dict[str, Dict[str, Any
         )
 
 
+def _names(figure: Any, sweep: SweepResult, styles: Dict[str, Dict[str, Any]]) -> None:
+    """Bars: a group for each name of the first axis, in a panel for each quantity."""
+    axis = sweep.sweep.axes[0]
+    left, right, gap = 0.14, 0.985, 0.02
+    width = (right - left - gap * (len(axis.panels) - 1)) / len(axis.panels)
+    # A copy is what the others' shares are of; it has a line, and no bars.
+    contenders = [c for c in sweep.contenders() if c.floor != c.name]
+    for index, panel in enumerate(axis.panels):
+        quantity = QUANTITIES[panel]
+        axes = figure.add_axes((left + index * (width + gap), 0.10, width, 0.76))
+        handles: Dict[str, Any] = {}
+        most = 0.0
+        for place, name in enumerate(axis.values):
+            rows = [(c, row) for c in contenders for value, row in sweep.rows(axis, c.name) if value == name]
+            found = [(c, quantity.of(row)) for c, row in rows if row is not None]
+            bars = [(c, value) for c, value in found if value is not None]
+            height = 0.8 / max(1, len(bars))
+            for number, (contender, value) in enumerate(bars):
+                where = place + (number - (len(bars) - 1) / 2) * height
+                bar = axes.barh(where, value, height=0.86 * height, color=styles[contender.name]["color"])
+                handles.setdefault(contender.label, bar)
+                weight = "bold" if contender.own else "normal"
+                axes.annotate(
+                    quantity.tell(value),
+                    (value, where),
+                    xytext=(4, 0),
+                    textcoords="offset points",
+                    va="center",
+                    fontsize=7.5,
+                    fontweight=weight,
+                    color=TEXT_COLOUR,
+                )
+                most = max(most, value)
+        if panel == "time":
+            axes.set_xscale("log")
+        axes.set_xlim(right=(2.2 if panel == "time" else 1.15) * (most or 1.0))
+        if panel == "copy_share":
+            axes.axvline(1, color=QUIET_COLOUR, linestyle="--", linewidth=1)
+        axes.set_ylim(len(axis.values) - 0.5, -0.5)
+        axes.set_yticks(range(len(axis.values)), [axis.tell(name) for name in axis.values] if index == 0 else [])
+        axes.set_title(quantity.title, fontsize=10.5, loc="left", color=TEXT_COLOUR, pad=10)
+        axes.set_xticks([])
+        axes.minorticks_off()
+        axes.tick_params(axis="y", labelsize=9, colors=TEXT_COLOUR, length=0)
+        for side in ("top", "right", "bottom"):
+            axes.spines[side].set_visible(False)
+        axes.spines["left"].set_color(AXIS_COLOUR)
+        if index == 0 and handles:
+            figure.legend(
+                [*handles.values()],
+                [*handles],
+                loc="upper right",
+                bbox_to_anchor=(right, 0.955),
+                ncols=len(handles),
+                frameon=False,
+                fontsize=8.5,
+                labelcolor=TEXT_COLOUR,
+            )
+
+
 def draw(sweep: SweepResult, environment: Dict[str, Any], path: Path) -> None:
     """Write the chart to ``path``; its suffix is one of :data:`snnipu.benchmarking.chart.FORMATS`.
 
@@ -310,7 +371,10 @@ def draw(sweep: SweepResult, environment: Dict[str, Any], path: Path) -> None:
     figure = require("matplotlib.figure", "bench", "the chart").Figure(figsize=(12, 6.1), dpi=150, facecolor="white")
     styles = _styles(sweep)
     figure.text(0.012, 0.965, sweep.sweep.title, fontsize=13, fontweight="bold", color=TEXT_COLOUR, va="center")
-    if sweep.sweep.reference is None:
+    if sweep.sweep.axes[0].has_names:
+        figure.set_size_inches(12, 2.0 + 0.75 * len(sweep.sweep.axes[0].values))
+        _names(figure, sweep, styles)
+    elif sweep.sweep.reference is None:
         _quantities(figure, sweep, styles)
     else:
         _times(figure, sweep, styles)

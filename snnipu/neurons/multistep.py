@@ -162,6 +162,7 @@ class MultiStep(nn.Sequential):
 
     * :class:`Leaky`, and neurons of :func:`~snnipu.neuron`; on CPUs and NVIDIA GPUs ``Lapicque``, ``Synaptic``,
       ``Alpha``, one-to-one ``RLeaky`` and ``RSynaptic``, ``DeltaLeaky``: the whole sequence as one fused operator;
+      all-to-all ``RLeaky`` and ``RSynaptic``: fused steps between the products;
     * :class:`SLSTM` and :class:`SConv2dLSTM`: the input's part for all steps at once, the rest in a loop;
     * PyTorch's own stateless modules (linear, convolution, pooling, activations, layer norm, dropout; batch norm in
       evaluation): all steps as one batch, and once for a constant input;

@@ -46,6 +46,21 @@ def test_quick_run_of_everything(tmp_path, capsys):
     assert picture.stat().st_size > 5000
 
 
+def test_neurons(tmp_path, capsys):
+    """A table along the neurons, and a group of bars for each."""
+    pytest.importorskip("matplotlib")
+    out, picture = tmp_path / "out.json", tmp_path / "out.svg"
+    arguments = [*TINY, "--kinds", "Synaptic,RLeaky all-to-all", "--peers", "snntorch,copy"]
+    assert bench("neurons", *arguments, "--json", str(out), "--chart", str(picture)) == 0
+    printed = capsys.readouterr().out
+    document = json.loads(out.read_text(encoding="utf-8"))
+    assert [case["parameters"]["neuron"] for case in document["cases"]] == ["Synaptic", "RLeaky all-to-all"]
+    assert document["sweeps"][0]["axes"][0]["values"] == ["Synaptic", "RLeaky all-to-all"]
+    for told in ("median ms against neuron", "share of the copy's speed against neuron", "peak MiB against neuron"):
+        assert told in printed
+    assert picture.stat().st_size > 5000
+
+
 def test_quick_sweep(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     out, picture = tmp_path / "out.json", tmp_path / "out.png"
