@@ -127,6 +127,7 @@ lint: $(VENV)/.lint
 
 # popc is a Clang. libclang, from PyPI, is on every machine; a clang++ may warn of more.
 IPU_CHECK := $(MAKE) --silent --jobs $(JOBS) -C custom_ops check
+IPU_CHECK += OUT="$(abspath $(OUT))/ipu" PYTHON="$(abspath $(BIN))/python"
 IPU_CHECK += INCLUDES="-I$(CURDIR)/csrc/ipu_model/poplar/include -I$(CURDIR)/csrc/ipu_model/popart/include"
 
 check-ipu: $(VENV)/.test

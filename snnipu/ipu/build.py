@@ -178,6 +178,7 @@ def plan(output: Optional[Path] = None, force: bool = False) -> Plan:
         raise BuildError("there is no make: install GNU make")
     compiler = _compiler()
     command = [make, *(["-B"] if force else []), "-C", str(folder / "custom_ops"), f"OUT={output}", f"CXX={compiler}"]
+    command.append(f"PYTHON={sys.executable}")
     return Plan(folder, output, sdk, compiler, command)
 
 

@@ -19,6 +19,8 @@ from snnipu.ipu import model as ipu_model
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SDK = "3.3.0-de1f8de2a7"
+# Generated before anything is compiled, and kept: it is older than what is made of it.
+NEURONS = "generated_neurons.hpp"
 POPC = """#!/bin/sh
 if [ "$1" = --version ]; then
   echo "POPLAR version 3.3.0 (de1f8de2a7)"
@@ -115,7 +117,8 @@ def test_what_is_up_to_date_is_left(compiler, tmp_path, capsys):
 def test_output_folder(compiler, tmp_path, capsys):
     assert main(["build-ipu", "--output", str(tmp_path / "here")]) == 0
     assert f"set SNNIPU_POPART_LIBRARY={tmp_path / 'here' / build.LIBRARY}" in capsys.readouterr().out
-    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == [build.LOG, build.LIBRARY, build.CODELETS]
+    files = sorted(path.name for path in (tmp_path / "here").iterdir())
+    assert files == [build.LOG, NEURONS, build.LIBRARY, build.CODELETS]
     assert not (tmp_path / "cache").exists()
 
 
@@ -186,7 +189,7 @@ def test_failed_compilation(said, shown, compiler, tmp_path, capsys):
     log = cached(tmp_path) / build.LOG
     assert f"the whole log: {log}" in error
     assert said.splitlines()[-1] in log.read_text()
-    assert [path.name for path in cached(tmp_path).iterdir()] == [build.LOG]
+    assert sorted(path.name for path in cached(tmp_path).iterdir()) == [build.LOG, NEURONS]
 
 
 def test_a_library_that_does_not_load(sdk, tmp_path, monkeypatch, capsys):
@@ -278,7 +281,9 @@ def test_one_operator_compiled_and_loaded(sdk, no_library_beside, tmp_path, monk
     sources = tmp_path / "sources"
     names = ["custom_ops/Makefile", "snnipu/_version.py", "custom_ops/common.cpp", "custom_ops/surrogate_spike.cpp"]
     names += ["csrc/graph/surrogate_spike.cpp", "csrc/graph/spread.cpp", "csrc/graph/vertex_name.cpp"]
+    names.append("snnipu/equations.py")
     headers = [path for folder in ("custom_ops", "csrc/graph", "csrc/neuron") for path in (ROOT / folder).glob("*.hpp")]
+    headers += (ROOT / "snnipu" / "_generator").glob("*.py")
     for path in [*(ROOT / name for name in names), *headers]:
         target = sources / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
