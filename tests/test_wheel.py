@@ -100,6 +100,24 @@ def test_the_sources_of_the_ipu_operators_are_in_it(site):
     assert (site / "_ipu_sources" / "custom_ops" / "Makefile").is_file()
 
 
+def test_a_neuron_of_ones_own_is_compiled(folder, tmp_path):
+    """From the headers of the wheel, or of the clone."""
+    script = tmp_path / "own.py"
+    script.write_text(
+        "import torch, snnipu as snn\n"
+        "@snn.neuron(states=('mem',), parameters={'beta': 0.5})\n"
+        "def Own(x, mem, *, beta, spike):\n"
+        "    mem = beta * mem + x\n"
+        "    return spike(mem - 1), mem\n"
+        "print(Own().sequence(torch.ones(3, 1, 2))[1][-1].tolist())\n"
+    )
+    code = f"exec(compile(open({str(script)!r}).read(), {str(script)!r}, 'exec'))"
+    done = run(["-c", code], folder, SNNIPU_NEURONS_DIR=str(tmp_path / "neurons"))
+    assert done.stdout == "[[1.75, 1.75]]\n"
+    assert "compiled Own for float32" in done.stderr
+    assert "reference" not in done.stderr
+
+
 def test_it_is_a_wheel_of_this_version(site):
     code = "from importlib import metadata; d = metadata.distribution('snnipu'); print(d.version, d.read_text('WHEEL'))"
     said = run(["-c", code], site.parent).stdout

@@ -1,6 +1,7 @@
 """``snnipu.neuron``: neurons of one's own against their step, looped under autograd; and what a module must do."""
 
 import copy
+import importlib
 import inspect
 import pickle
 import subprocess
@@ -306,7 +307,7 @@ def test_copies():
     assert torch.equal(fresh.sequence(x)[0], layer.spikes(x))
 
 
-def test_a_class_of_a_module_is_unpickled_in_another_process(tmp_path):
+def test_a_class_of_a_module_is_unpickled_in_another_process(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "import snnipu as snn\n\n\n"
         "@snn.neuron(states=('mem',), parameters={'beta': 0.9})\n"
@@ -314,18 +315,17 @@ def test_a_class_of_a_module_is_unpickled_in_another_process(tmp_path):
         "    mem = (beta * mem if leak else mem) + x\n"
         "    return spike(mem - 1), mem\n"
     )
-    make = (
-        "import mine, pickle, torch; "
-        "layer = mine.Mine(beta=0.5, learn='beta', leak=False, spike_grad=torch.relu); "
-        "pickle.dump(layer, open('layer', 'wb'))"
-    )
-    load = (
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mine = importlib.import_module("mine")
+    layer = mine.Mine(beta=0.5, learn="beta", leak=False, spike_grad=torch.relu)
+    (tmp_path / "layer").write_bytes(pickle.dumps(layer))
+    code = (
         "import pickle, torch; layer = pickle.load(open('layer', 'rb')); print(layer); "
         "assert layer.sequence(torch.ones(3, 1, 2))[1][-1, 0, 0] == 3"
     )
-    for code in (make, load):
-        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    del sys.modules["mine"]
+    assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "Mine(beta=0.5, leak=False, learn=('beta',))"
 
 
@@ -496,3 +496,22 @@ def test_no_gradient_where_none_is_asked_for():
     layer.eval()
     assert layer.sequence(X)[1].requires_grad
     assert not Adaptive().sequence(X)[1].requires_grad
+
+
+def test_distributed_data_parallel_reduces_what_learns(tmp_path):
+    """Its hidden states stay its own; what learns gets gradients through it."""
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        net = snn.MultiStep(nn.Linear(5, N), Adaptive(learn=True, init_hidden=True))
+        plain = copy.deepcopy(net)
+        wrapped = nn.parallel.DistributedDataParallel(net)
+        for part in random(2, 7, 2, 5):
+            made = [(model(part)).square().sum() for model in (wrapped, plain)]
+            for loss in made:
+                loss.backward()
+            net[1].detach_hidden(), plain[1].detach_hidden()
+        for one, other in zip(net.parameters(), plain.parameters()):
+            assert torch.equal(one.grad, other.grad)
+        assert torch.equal(net[1].mem, plain[1].mem)
+    finally:
+        torch.distributed.destroy_process_group()
