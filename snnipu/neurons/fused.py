@@ -12,7 +12,8 @@ from snnipu._layout import SINGLE_STEP
 from snnipu.backends import popart
 from snnipu.functional.quant import as_state_quant
 from snnipu.neurons import _instances
-from snnipu.ops import _neurons
+from snnipu.neurons._hooks import is_hooked
+from snnipu.ops import _neurons, leaves
 from snnipu.ops._arguments import RESET_MECHANISMS, check_input, reset_code
 from snnipu.ops.lif_sequence import check_num_steps
 from snnipu.ops.neuron_sequence import neuron_apply
@@ -83,6 +84,8 @@ class FusedNeuron(snntorch.SpikingNeuron):
         kind, tensor = self._last_step
         if kind == "reset" and tensor is not None:
             return tensor
+        if kind == "compiled":
+            raise AttributeError("reset: torch.compile ran this layer's last step, which does not keep it")
         mem = self.mem
         return self.mem_reset(torch.zeros_like(mem) if tensor is None else tensor)
 
@@ -202,22 +205,51 @@ class FusedNeuron(snntorch.SpikingNeuron):
             taken.append(state)
         if any(p.dim() > 0 and p.dtype != input_.dtype for p in self._values().values() if isinstance(p, torch.Tensor)):
             return None
+        made, after = self._kernel_step(input_, taken)
+        spk = made.float()  # as snnTorch's step functions
+        for name, state in zip(names, after):
+            setattr(self, name, spk if name == "spk" else state)
+        if self.init_hidden and not self.output:
+            return spk
+        return (spk, *(state for name, state in zip(names, after) if name != "spk"))
+
+    def _kernel_step(
+        self, x: torch.Tensor, states: List[Optional[torch.Tensor]]
+    ) -> Tuple[torch.Tensor, Sequence[Optional[torch.Tensor]]]:
+        """Spikes and states of one step."""
+        if leaves.tracing():
+            surrogate, values = self._surrogate(), self._values()
+            assert surrogate is not None and surrogate.kernel is not None
+            spk, *after = leaves.neuron_step(
+                x,
+                tuple(states),
+                tuple(values.values()),
+                tuple(surrogate.kernel),
+                (self.equation, tuple(values), tuple(self._options().items())),
+                "it has hooks" if is_hooked(self) else "",
+            )
+            self._last_step = ("compiled", None)
+            return spk, after
         made = neuron_apply(
             self.equation,
-            input_,
-            taken,
+            x,
+            states,
             self._values(),
             options=self._options(),
             num_steps=SINGLE_STEP,
             spike_grad=self._surrogate(),
         )
-        self._last_step = ("before", None if taken[-1] is None else taken[-1].detach())
-        spk = made.spk.float()  # as snnTorch's step functions
-        for name, state in zip(names, made.states):
-            setattr(self, name, spk if name == "spk" else state)
-        if self.init_hidden and not self.output:
-            return spk
-        return (spk, *(state for name, state in zip(names, made.states) if name != "spk"))
+        self._last_step = ("before", None if states[-1] is None else states[-1].detach())
+        return made.spk, made.states
+
+    def reset_mem(self) -> Any:
+        """Start from zeros: snnTorch's."""
+        if leaves.tracing():
+            # Zeros whatever their shape: the graph does not depend on the last call's.
+            for name in self._states():
+                if isinstance(getattr(self, name), torch.Tensor):
+                    setattr(self, name, torch.zeros(0, device=self.threshold.device))
+        return super().reset_mem()
 
     # ---- all steps
 

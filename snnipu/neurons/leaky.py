@@ -11,6 +11,8 @@ from snnipu._layout import SINGLE_STEP
 from snnipu.backends import popart
 from snnipu.functional.quant import as_state_quant
 from snnipu.neurons import _instances
+from snnipu.neurons._hooks import is_hooked
+from snnipu.ops import leaves
 from snnipu.ops._arguments import DTYPES, RESET_MECHANISMS, check_input, reset_code
 from snnipu.ops.lif_sequence import check_num_steps, lif_apply
 from snnipu.surrogate import SpikeGrad, Surrogate, as_surrogate
@@ -131,6 +133,13 @@ class Leaky(snntorch.Leaky):
         load_scalars(self, state_dict, prefix, _PARAMETERS)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
+    def reset_mem(self) -> torch.Tensor:
+        """Start from zeros: snnTorch's."""
+        if leaves.tracing():
+            # Zeros whatever their shape: the graph does not depend on the last call's.
+            self.mem = torch.zeros(0, device=self.threshold.device)
+        return super().reset_mem()
+
     @property
     def reset_mechanism(self) -> str:
         """``"subtract"``, ``"zero"`` or ``"none"``; may be set at any time."""
@@ -151,6 +160,8 @@ class Leaky(snntorch.Leaky):
         kind, tensor = self._last_step
         if kind == "reset" and tensor is not None:
             return tensor
+        if kind == "compiled":
+            raise AttributeError("reset: torch.compile ran this layer's last step, which does not keep it")
         return self.mem_reset(torch.zeros_like(self.mem) if tensor is None else tensor)
 
     @reset.setter
@@ -248,19 +259,32 @@ class Leaky(snntorch.Leaky):
             self.mem = state
             return super().forward(input_)
         dtype = torch.float32 if dtype in _LOW_PRECISION else dtype
-        spk, after, _ = lif_apply(
-            input_ if input_.dtype == dtype else input_.to(dtype),
-            None if fresh else state,
-            self.beta,
-            self.threshold,
-            self.graded_spikes_factor,
-            SINGLE_STEP,
-            RESET_MECHANISMS[self._reset_mechanism],
-            self.reset_delay,
-            self._surrogate(),
-        )
-        assert after is not None
-        self._last_step = ("before", None if fresh else state.detach())
+        current = input_ if input_.dtype == dtype else input_.to(dtype)
+        surrogate = self._surrogate()
+        if leaves.tracing() and surrogate is not None and surrogate.kernel is not None:
+            spk, after = leaves.lif_step(
+                current,
+                (None if fresh else state,),
+                (self.beta, self.threshold, self.graded_spikes_factor),
+                tuple(surrogate.kernel),
+                (RESET_MECHANISMS[self._reset_mechanism], self.reset_delay),
+                "it has hooks" if is_hooked(self) else "",
+            )
+            self._last_step = ("compiled", None)
+        else:
+            spk, after, _ = lif_apply(
+                current,
+                None if fresh else state,
+                self.beta,
+                self.threshold,
+                self.graded_spikes_factor,
+                SINGLE_STEP,
+                RESET_MECHANISMS[self._reset_mechanism],
+                self.reset_delay,
+                surrogate,
+            )
+            assert after is not None
+            self._last_step = ("before", None if fresh else state.detach())
         if dtype == torch.float64:
             spk = spk.to(self._promoted(torch.float32, (self.graded_spikes_factor,)))
         self.mem = after
