@@ -50,16 +50,20 @@ class FusedNeuron(snntorch.SpikingNeuron):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _instances.hold_weakly()
+        found = _neurons.find(self.equation)
+        # Names of the equation's states and parameters; here, for TorchDynamo cannot look them up.
+        names = found.states, found.steps[0].parameters
         if "reset_mechanism" in kwargs:
             reset_code(kwargs["reset_mechanism"])
         super().__init__(*args, **kwargs)
+        self._names = names
         if not callable(self.spike_grad):
             raise TypeError(f"spike_grad must be callable or None, got {self.spike_grad!r}")
         known = as_surrogate(self.spike_grad)
         if known is not None:
             self.spike_grad = known
         self.state_quant = as_state_quant(self.state_quant)
-        self._resolved: Tuple[Any, Optional[Surrogate]] = (None, None)
+        self._resolved: Tuple[Any, Optional[Surrogate]] = (self.spike_grad, known)
         self._last_step: Optional[Tuple[str, Optional[torch.Tensor]]] = None
 
     # ---- what snnTorch's neurons have
@@ -152,10 +156,10 @@ class FusedNeuron(snntorch.SpikingNeuron):
     # ---- the equation's arguments
 
     def _states(self) -> Tuple[str, ...]:
-        return _neurons.find(self.equation).states
+        return self._names[0]
 
     def _parameters_of_equation(self) -> Tuple[str, ...]:
-        return _neurons.find(self.equation).steps[0].parameters
+        return self._names[1]
 
     def _values(self) -> Dict[str, Any]:
         return {name: getattr(self, name) for name in self._parameters_of_equation()}

@@ -110,7 +110,7 @@ class Leaky(snntorch.Leaky):
             learn_graded_spikes_factor=learn_graded_spikes_factor,
             reset_delay=reset_delay,
         )
-        self._resolved: Tuple[Any, Optional[Surrogate]] = (None, None)
+        self._resolved: Tuple[Any, Optional[Surrogate]] = (self.spike_grad, as_surrogate(self.spike_grad))
         # What `reset` is made from: the reset signal itself, or the membrane before the step (None: zeros).
         self._last_step: Optional[Tuple[str, Optional[torch.Tensor]]] = None
 
