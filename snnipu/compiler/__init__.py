@@ -1,7 +1,7 @@
-"""``torch.compile(net, backend="snnipu")``: a loop over time steps at the speed of a sequence."""
+"""A loop over time steps at the speed of a sequence: ``torch.compile(net, backend="snnipu")``."""
 
-from snnipu.compiler.backend import compile_graph, enable
+from snnipu.compiler.backend import compile, compile_graph
+from snnipu.compiler.explain import explain
+from snnipu.compiler.report import Report
 
-enable()
-
-__all__ = ["compile_graph"]
+__all__ = ["Report", "compile", "compile_graph", "explain"]

@@ -119,7 +119,7 @@ class Net(nn.Module):
             elif kind == "neuron":
                 part = _neuron(NEURONS[a % len(NEURONS)], program)
             elif kind in ("norm_eval", "norm_train"):
-                part = nn.BatchNorm1d(WIDTH, eps=0.0, affine=False)
+                part = nn.BatchNorm1d(WIDTH, eps=2.0**-20, affine=False)
             elif kind in ("dropout_eval", "dropout_train"):
                 part = nn.Dropout(0.5)
             self.parts.append(part)
