@@ -1,11 +1,12 @@
 """Which nodes of an unrolled loop become one: chains of neuron steps, and the operators around them."""
 
+import re
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 from torch.fx import Graph, Node
 
-from snnipu.compiler import helpers, nodes, rules
+from snnipu.compiler import nodes, rules
 from snnipu.compiler.rules import Call, Lifted, Make
 from snnipu.ops import leaves
 
@@ -517,7 +518,7 @@ def _module_of(node: Node) -> Tuple[str, str]:
     """Name and type of the module whose step the node is."""
     stack = node.meta.get("nn_module_stack") or {}
     for name, kind in reversed(list(stack.values())):
-        short = str(name).replace("L['self'].", "").replace("L['", "").replace("']", "")
+        short = re.sub(r"\['(\w+)'\]", r".\1", re.sub(r"^L\['(self|\w)'\]\.", "", str(name))).replace("L.", "", 1)
         return short, getattr(kind, "__name__", str(kind).rsplit(".", 1)[-1])
     return node.name, ""
 

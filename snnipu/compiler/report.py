@@ -1,13 +1,13 @@
 """What the compiler made of a graph, and why not more."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Tuple
 
 from torch.fx import GraphModule, Node
 
 from snnipu.compiler import nodes
-from snnipu.compiler.plan import Bundle, Chain, Operator, Plan, is_step
+from snnipu.compiler.plan import Bundle, Plan, is_step
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def report_of(
 
 
 def _operators(module: GraphModule, plan: Plan) -> Tuple[Batched, ...]:
-    """Operators that the loop calls at least twice, by name and line."""
+    """Operators that the loop calls, by name and line."""
 
     def key(node: Node) -> Tuple[str, str]:
         return nodes.name_of(node) or getattr(node.target, "__name__", str(node.target)), _line(node)
@@ -154,6 +154,7 @@ def _operators(module: GraphModule, plan: Plan) -> Tuple[Batched, ...]:
             "stack",
         )
 
+    steps = min((len(chain.steps) for chain in plan.chains if len(chain.steps) > 1), default=2)
     calls = Counter(key(node) for node in module.graph.nodes if counts(node))
     units: Dict[Tuple[str, str], List[Any]] = {}
     for node in plan.graph.nodes:
@@ -161,7 +162,7 @@ def _operators(module: GraphModule, plan: Plan) -> Tuple[Batched, ...]:
             units.setdefault(key(node), []).append((plan.unit(node), node))
     found = []
     for (name, line), number in calls.items():
-        if number < 2:
+        if number < steps:
             continue
         there = units.get((name, line), [])
         separate = list(dict.fromkeys(unit for unit, _ in there))

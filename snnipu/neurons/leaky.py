@@ -236,6 +236,10 @@ class Leaky(snntorch.Leaky):
             TypeError: ``mem`` passed with ``init_hidden=True``; not a floating tensor.
             ValueError: ``beta``, ``threshold``, ``graded_spikes_factor`` or ``mem`` of a shape that does not fit.
         """
+        if leaves.tracing() and self._known_in_trace():
+            spk = self._traced_again(input_, mem)
+            if spk is not None:
+                return spk if self.init_hidden and not self.output else (spk, self.mem)
         on_ipu = self._on_ipu()
         if not isinstance(input_, torch.Tensor):
             raise TypeError(f"input_ must be a torch.Tensor, got {type(input_).__name__}")
@@ -271,6 +275,8 @@ class Leaky(snntorch.Leaky):
                 "it has hooks" if is_hooked(self) else "",
             )
             self._last_step = ("compiled", None)
+            if dtype == torch.float32 and not is_hooked(self):
+                self._note_in_trace()
         else:
             spk, after, _ = lif_apply(
                 current,
@@ -291,6 +297,39 @@ class Leaky(snntorch.Leaky):
         if self.init_hidden and not self.output:
             return spk
         return spk, after
+
+    @leaves.at_trace_time
+    def _known_in_trace(self) -> bool:
+        return leaves.is_known(self)
+
+    @leaves.at_trace_time
+    def _note_in_trace(self) -> bool:
+        return leaves.note(self)
+
+    def _traced_again(self, input_: torch.Tensor, mem: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+        """A further step of this layer in one trace, whose checks and guards the first one made; None: not this one."""
+        spike_grad, surrogate = self._resolved
+        state = self.mem if mem is None else mem
+        if (
+            (mem is not None and self.init_hidden)
+            or not isinstance(state, torch.Tensor)
+            or self.spike_grad is not spike_grad
+            or self.inhibition
+            or self.state_quant
+            or input_.dtype != torch.float32
+            or state.dtype != torch.float32
+            or state.shape != input_.shape
+        ):
+            return None
+        spk, self.mem = leaves.lif_step(
+            input_,
+            (state,),
+            (self.beta, self.threshold, self.graded_spikes_factor),
+            tuple(surrogate.kernel),  # type: ignore[union-attr]
+            (RESET_MECHANISMS[self._reset_mechanism], self.reset_delay),
+            "",
+        )
+        return spk
 
     def _promoted(self, dtype: torch.dtype, parameters: Optional[Tuple[torch.Tensor, ...]] = None) -> torch.dtype:
         """``dtype`` after arithmetic with the parameters: those of no dimension do not widen a floating dtype."""

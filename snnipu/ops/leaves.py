@@ -3,6 +3,7 @@
 ``snnipu.compiler`` finds chains of :data:`STEPS` in a graph, and puts their :data:`SEQUENCES` in their place.
 """
 
+import weakref
 from functools import lru_cache
 from typing import Any, List, Optional, Sequence, Tuple
 
@@ -24,6 +25,31 @@ enabled = False
 def tracing() -> bool:
     """Whether ``torch.compile`` is to see a neuron's step as one node."""
     return enabled and is_compiling()
+
+
+def at_trace_time(function: Any) -> Any:
+    """Mark of a method that TorchDynamo calls where it meets it, its result being a constant of the graph."""
+    function._dynamo_marked_constant = True
+    return function
+
+
+# Neurons whose step was traced in full, and by whom: the guards of that trace are there.
+_known: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
+
+
+def note(neuron: Any) -> bool:
+    """The trace that goes on has seen a step of this neuron with all its checks."""
+    context = torch._guards.TracingContext.try_get()
+    if context is not None:
+        _known[neuron] = weakref.ref(context)
+    return True
+
+
+def is_known(neuron: Any) -> bool:
+    """Whether it has."""
+    context = torch._guards.TracingContext.try_get()
+    reference = _known.get(neuron)
+    return context is not None and reference is not None and reference() is context
 
 
 @lru_cache(maxsize=None)
