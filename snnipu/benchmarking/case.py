@@ -21,6 +21,7 @@ class Settings:
         hidden_layers: their number in ``sparse``.
         hidden_neurons: of each of them; None: the published numbers.
         activity: spikes per neuron and step in ``sparse``.
+        network: of ``compile``: the tutorial of snnTorch's that it is from.
     """
 
     steps: int = 25
@@ -34,6 +35,7 @@ class Settings:
     hidden_layers: int = 2
     hidden_neurons: Optional[int] = None
     activity: float = 0.02
+    network: str = "tutorial-5"
 
 
 @dataclass(frozen=True)
