@@ -12,6 +12,7 @@ _passthrough.install()
 
 from snnipu import backends, ops, surrogate  # noqa: E402
 from snnipu._version import __version__  # noqa: E402
+from snnipu.compiler import compile  # noqa: E402
 from snnipu.neurons import (  # noqa: E402
     SLSTM,
     Alpha,
@@ -57,6 +58,7 @@ __all__ = [
     "StateLeaky",
     "Synaptic",
     "__version__",
+    "compile",
     "neuron",
     "ops",
     "run_segments",

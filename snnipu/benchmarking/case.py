@@ -22,6 +22,7 @@ class Settings:
         hidden_neurons: of each of them; None: the published numbers.
         activity: spikes per neuron and step in ``sparse``.
         neuron: of the table in ``neurons``.
+        network: of ``compile``: the tutorial of snnTorch's that it is from.
     """
 
     steps: int = 25
@@ -36,6 +37,7 @@ class Settings:
     hidden_neurons: Optional[int] = None
     activity: float = 0.02
     neuron: str = "Leaky"
+    network: str = "tutorial-5"
 
 
 @dataclass(frozen=True)

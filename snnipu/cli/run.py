@@ -21,6 +21,11 @@ def _parser() -> argparse.ArgumentParser:
         "--drop-in", action="store_true", help="'import snntorch' gives snnipu in the script and all that it imports"
     )
     parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="as --drop-in, and loops over time steps in the forward passes of its networks run as sequences",
+    )
+    parser.add_argument(
         "--device",
         choices=("host", "ipu-model"),
         default="host",
@@ -58,8 +63,12 @@ def main(argv: List[str]) -> int:
     _dropin.provide_poptorch()
     if arguments.device == "ipu-model":
         os.environ["POPTORCH_IPU_MODEL"] = "1"
-    if arguments.drop_in:
+    if arguments.drop_in or arguments.compile:
         _dropin.provide_snntorch()
+    if arguments.compile:
+        from snnipu.compiler.networks import compile_networks
+
+        compile_networks()
     before = sys.argv, sys.path
     folder = script if os.path.isdir(script) else os.path.dirname(os.path.abspath(script))
     sys.argv, sys.path = [script, *arguments.args], [folder, *sys.path[1:]]

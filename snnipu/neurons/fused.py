@@ -12,7 +12,8 @@ from snnipu._layout import SINGLE_STEP
 from snnipu.backends import has_kernels, popart
 from snnipu.functional.quant import as_state_quant
 from snnipu.neurons import _instances
-from snnipu.ops import _neurons
+from snnipu.neurons._hooks import is_hooked
+from snnipu.ops import _neurons, leaves
 from snnipu.ops._arguments import RESET_MECHANISMS, check_input, is_compiling, reset_code
 from snnipu.ops.lif_sequence import check_num_steps
 from snnipu.ops.neuron_sequence import Results, neuron_apply
@@ -50,9 +51,13 @@ class FusedNeuron(snntorch.SpikingNeuron):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _instances.hold_weakly()
+        found = _neurons.find(self.equation)
+        # Names of the equation's states and parameters; here, for TorchDynamo cannot look them up.
+        names = found.states, found.steps[0].parameters
         if "reset_mechanism" in kwargs:
             reset_code(kwargs["reset_mechanism"])
         super().__init__(*args, **kwargs)
+        self._names = names
         if not callable(self.spike_grad):
             raise TypeError(f"spike_grad must be callable or None, got {self.spike_grad!r}")
         known = as_surrogate(self.spike_grad)
@@ -60,7 +65,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
             self.spike_grad = known
         self.state_quant = as_state_quant(self.state_quant)
         _neurons.prepare(self.equation)  # nothing that torch.compile could trace
-        self._resolved: Tuple[Any, Optional[Surrogate]] = (None, None)
+        self._resolved: Tuple[Any, Optional[Surrogate]] = (self.spike_grad, known)
         self._last_step: Optional[Tuple[str, Optional[torch.Tensor]]] = None
 
     # ---- what snnTorch's neurons have
@@ -85,6 +90,8 @@ class FusedNeuron(snntorch.SpikingNeuron):
         kind, tensor = self._last_step
         if kind == "reset" and tensor is not None:
             return tensor
+        if kind == "compiled":
+            raise AttributeError("reset: torch.compile ran this layer's last step, which does not keep it")
         mem = self.mem
         return self.mem_reset(torch.zeros_like(mem) if tensor is None else tensor)
 
@@ -153,10 +160,10 @@ class FusedNeuron(snntorch.SpikingNeuron):
     # ---- the equation's arguments
 
     def _states(self) -> Tuple[str, ...]:
-        return _neurons.plan(self.equation, self._options()).states
+        return self._names[0]
 
     def _parameters_of_equation(self) -> Tuple[str, ...]:
-        return _neurons.plan(self.equation, self._options()).parameters
+        return self._names[1]
 
     def _values(self) -> Dict[str, Any]:
         return {name: getattr(self, name) for name in self._parameters_of_equation()}
@@ -220,14 +227,47 @@ class FusedNeuron(snntorch.SpikingNeuron):
             taken.append(state)
         if any(p.dim() > 0 and p.dtype != input_.dtype for p in self._values().values() if isinstance(p, torch.Tensor)):
             return None
-        made = self._kernels(input_, taken, num_steps=SINGLE_STEP)
-        self._last_step = ("before", None if taken[-1] is None else taken[-1].detach())
-        spk = made.spk.float()  # as snnTorch's step functions
-        for name, state in zip(names, made.states):
+        made, after = self._kernel_step(input_, taken)
+        spk = made.float()  # as snnTorch's step functions
+        for name, state in zip(names, after):
             setattr(self, name, spk if name == "spk" else state)
         if self.init_hidden and not self.output:
             return spk
-        return (spk, *(state for name, state in zip(names, made.states) if name != "spk"))
+        return (spk, *(state for name, state in zip(names, after) if name != "spk"))
+
+    def _kernel_step(
+        self, x: torch.Tensor, states: List[Optional[torch.Tensor]]
+    ) -> Tuple[torch.Tensor, Sequence[Optional[torch.Tensor]]]:
+        """Spikes and states of one step."""
+        if leaves.tracing() and self._is_leaf():
+            surrogate, values = self._surrogate(), self._values()
+            assert surrogate is not None and surrogate.kernel is not None
+            spk, *after = leaves.neuron_step(
+                x,
+                tuple(states),
+                tuple(values.values()),
+                tuple(surrogate.kernel),
+                (self.equation, tuple(values), tuple(self._options().items())),
+                "it has hooks" if is_hooked(self) else "",
+            )
+            self._last_step = ("compiled", None)
+            return spk, after
+        made = self._kernels(x, states, num_steps=SINGLE_STEP)
+        self._last_step = ("before", None if states[-1] is None else states[-1].detach())
+        return made.spk, made.states
+
+    def _is_leaf(self) -> bool:
+        """Whether a step is the equation's and nothing else, one node of a compiled graph."""
+        return True
+
+    def reset_mem(self) -> Any:
+        """Start from zeros: snnTorch's."""
+        if leaves.tracing():
+            # Zeros whatever their shape: the graph does not depend on the last call's.
+            for name in self._states():
+                if isinstance(getattr(self, name), torch.Tensor):
+                    setattr(self, name, torch.zeros(0, device=self.threshold.device))
+        return super().reset_mem()
 
     # ---- all steps
 

@@ -11,6 +11,8 @@ from snnipu._layout import SINGLE_STEP
 from snnipu.backends import popart
 from snnipu.functional.quant import as_state_quant
 from snnipu.neurons import _instances
+from snnipu.neurons._hooks import is_hooked
+from snnipu.ops import leaves
 from snnipu.ops._arguments import DTYPES, RESET_MECHANISMS, check_input, reset_code
 from snnipu.ops.lif_sequence import check_num_steps, lif_apply
 from snnipu.surrogate import SpikeGrad, Surrogate, as_surrogate
@@ -108,7 +110,7 @@ class Leaky(snntorch.Leaky):
             learn_graded_spikes_factor=learn_graded_spikes_factor,
             reset_delay=reset_delay,
         )
-        self._resolved: Tuple[Any, Optional[Surrogate]] = (None, None)
+        self._resolved: Tuple[Any, Optional[Surrogate]] = (self.spike_grad, as_surrogate(self.spike_grad))
         # What `reset` is made from: the reset signal itself, or the membrane before the step (None: zeros).
         self._last_step: Optional[Tuple[str, Optional[torch.Tensor]]] = None
 
@@ -131,6 +133,13 @@ class Leaky(snntorch.Leaky):
         load_scalars(self, state_dict, prefix, _PARAMETERS)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
+    def reset_mem(self) -> torch.Tensor:
+        """Start from zeros: snnTorch's."""
+        if leaves.tracing():
+            # Zeros whatever their shape: the graph does not depend on the last call's.
+            self.mem = torch.zeros(0, device=self.threshold.device)
+        return super().reset_mem()
+
     @property
     def reset_mechanism(self) -> str:
         """``"subtract"``, ``"zero"`` or ``"none"``; may be set at any time."""
@@ -151,6 +160,8 @@ class Leaky(snntorch.Leaky):
         kind, tensor = self._last_step
         if kind == "reset" and tensor is not None:
             return tensor
+        if kind == "compiled":
+            raise AttributeError("reset: torch.compile ran this layer's last step, which does not keep it")
         return self.mem_reset(torch.zeros_like(self.mem) if tensor is None else tensor)
 
     @reset.setter
@@ -225,6 +236,10 @@ class Leaky(snntorch.Leaky):
             TypeError: ``mem`` passed with ``init_hidden=True``; not a floating tensor.
             ValueError: ``beta``, ``threshold``, ``graded_spikes_factor`` or ``mem`` of a shape that does not fit.
         """
+        if leaves.tracing() and self._known_in_trace():
+            spk = self._traced_again(input_, mem)
+            if spk is not None:
+                return spk if self.init_hidden and not self.output else (spk, self.mem)
         on_ipu = self._on_ipu()
         if not isinstance(input_, torch.Tensor):
             raise TypeError(f"input_ must be a torch.Tensor, got {type(input_).__name__}")
@@ -248,25 +263,73 @@ class Leaky(snntorch.Leaky):
             self.mem = state
             return super().forward(input_)
         dtype = torch.float32 if dtype in _LOW_PRECISION else dtype
-        spk, after, _ = lif_apply(
-            input_ if input_.dtype == dtype else input_.to(dtype),
-            None if fresh else state,
-            self.beta,
-            self.threshold,
-            self.graded_spikes_factor,
-            SINGLE_STEP,
-            RESET_MECHANISMS[self._reset_mechanism],
-            self.reset_delay,
-            self._surrogate(),
-        )
-        assert after is not None
-        self._last_step = ("before", None if fresh else state.detach())
+        current = input_ if input_.dtype == dtype else input_.to(dtype)
+        surrogate = self._surrogate()
+        if leaves.tracing() and surrogate is not None and surrogate.kernel is not None:
+            spk, after = leaves.lif_step(
+                current,
+                (None if fresh else state,),
+                (self.beta, self.threshold, self.graded_spikes_factor),
+                tuple(surrogate.kernel),
+                (RESET_MECHANISMS[self._reset_mechanism], self.reset_delay),
+                "it has hooks" if is_hooked(self) else "",
+            )
+            self._last_step = ("compiled", None)
+            if dtype == torch.float32 and not is_hooked(self):
+                self._note_in_trace()
+        else:
+            spk, after, _ = lif_apply(
+                current,
+                None if fresh else state,
+                self.beta,
+                self.threshold,
+                self.graded_spikes_factor,
+                SINGLE_STEP,
+                RESET_MECHANISMS[self._reset_mechanism],
+                self.reset_delay,
+                surrogate,
+            )
+            assert after is not None
+            self._last_step = ("before", None if fresh else state.detach())
         if dtype == torch.float64:
             spk = spk.to(self._promoted(torch.float32, (self.graded_spikes_factor,)))
         self.mem = after
         if self.init_hidden and not self.output:
             return spk
         return spk, after
+
+    @leaves.at_trace_time
+    def _known_in_trace(self) -> bool:
+        return leaves.is_known(self)
+
+    @leaves.at_trace_time
+    def _note_in_trace(self) -> bool:
+        return leaves.note(self)
+
+    def _traced_again(self, input_: torch.Tensor, mem: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+        """A further step of this layer in one trace, whose checks and guards the first one made; None: not this one."""
+        spike_grad, surrogate = self._resolved
+        state = self.mem if mem is None else mem
+        if (
+            (mem is not None and self.init_hidden)
+            or not isinstance(state, torch.Tensor)
+            or self.spike_grad is not spike_grad
+            or self.inhibition
+            or self.state_quant
+            or input_.dtype != torch.float32
+            or state.dtype != torch.float32
+            or state.shape != input_.shape
+        ):
+            return None
+        spk, self.mem = leaves.lif_step(
+            input_,
+            (state,),
+            (self.beta, self.threshold, self.graded_spikes_factor),
+            tuple(surrogate.kernel),  # type: ignore[union-attr]
+            (RESET_MECHANISMS[self._reset_mechanism], self.reset_delay),
+            "",
+        )
+        return spk
 
     def _promoted(self, dtype: torch.dtype, parameters: Optional[Tuple[torch.Tensor, ...]] = None) -> torch.dtype:
         """``dtype`` after arithmetic with the parameters: those of no dimension do not widen a floating dtype."""

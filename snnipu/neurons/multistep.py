@@ -446,7 +446,7 @@ def _start_from_zeros(module: nn.Module) -> Tuple[Any, ...]:
     state: Any = reset()
     if isinstance(module, snntorch.DeltaLeaky):
         return (state,)  # its two states are one argument
-    if getattr(reset, "__module__", "").startswith("snntorch."):
+    if getattr(reset, "__module__", "").startswith(("snntorch.", "snnipu.")):
         return ()  # they are the module's own now
     return state if isinstance(state, tuple) else (state,)
 

@@ -8,6 +8,7 @@ from snntorch._neurons import rleaky, rsynaptic
 from torch import nn
 
 from snnipu._layout import SINGLE_STEP
+from snnipu.backends import popart
 from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.fused import FusedNeuron
 from snnipu.ops._arguments import is_autocast
@@ -58,7 +59,8 @@ class _Recurrent(FusedNeuron):
             return False
         if type(recurrent) in _ONE_TO_ONE:
             return not self.all_to_all and recurrent.V is self.V
-        return bool(self.all_to_all) and self._connection() is not None and not is_autocast()
+        on_host = self.threshold.device.type == "cpu" and not (popart.on_ipu_model() or popart.on_real_ipu())
+        return bool(self.all_to_all) and on_host and self._connection() is not None and not is_autocast()
 
     def _connection(self) -> Optional[Connection]:
         """The recurrent layer as the kernels take it."""
@@ -77,6 +79,9 @@ class _Recurrent(FusedNeuron):
     def _values(self) -> Dict[str, Any]:
         names = (name for name in self._parameters_of_equation() if not (self.all_to_all and name == STRENGTH))
         return {name: getattr(self, name) for name in names}
+
+    def _is_leaf(self) -> bool:
+        return not self.all_to_all
 
     def _kernels(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], **how: Any) -> Results:
         if not self.all_to_all:

@@ -1,0 +1,134 @@
+"""The backend ``snnipu`` of ``torch.compile``."""
+
+import logging
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+import snntorch.utils
+import torch
+from torch.fx import GraphModule
+from torch.fx.node import map_arg
+
+from snnipu.compiler import reset
+from snnipu.compiler.emit import Emitter
+from snnipu.compiler.plan import Plan
+from snnipu.compiler.prepare import prepare
+from snnipu.compiler.report import GraphReport, report_of
+from snnipu.neurons._instances import WeakInstances
+from snnipu.ops import leaves
+
+_LOG = logging.getLogger("snnipu.compiler")
+_OPTIONS = ("then",)
+# The first whose TorchDynamo looks into PyTorch's own modules.
+OLDEST = (2, 5)
+# What a graph that was not understood does: it runs as it was; tests want the error.
+strict = False
+
+
+def enable() -> None:
+    """Make neurons' steps known to TorchDynamo as functions that it does not look into.
+
+    Raises:
+        RuntimeError: PyTorch is too old, or cannot compile with this Python.
+    """
+    if leaves.enabled:
+        return
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < OLDEST:
+        raise RuntimeError(
+            f"the backend snnipu needs PyTorch {OLDEST[0]}.{OLDEST[1]} or later, whose torch.compile shows the "
+            f"parameters of modules; this is {torch.__version__}. MultiStep runs with any"
+        )
+    from torch._dynamo import allow_in_graph, decorators, disable
+
+    for step in leaves.SEQUENCES:
+        allow_in_graph(step)
+    if hasattr(decorators, "substitute_in_graph"):
+        allow_in_graph(reset.reset_others)
+        decorators.substitute_in_graph(snntorch.utils.reset, skip_signature_check=True)(reset.reset)
+    else:
+        snntorch.utils.reset = disable(snntorch.utils.reset)
+    # TorchDynamo makes wrong calls of weak references.
+    for name in ("__len__", "__getitem__", "__setitem__"):
+        setattr(WeakInstances, name, disable(getattr(WeakInstances, name)))
+    leaves.enabled = True
+
+
+def roll(module: GraphModule) -> "tuple[GraphModule, Plan]":
+    """The graph with chains of neuron steps as sequences."""
+    graph = torch.fx.Graph()
+    kept: Dict[Any, Any] = {}
+    graph.output(graph.graph_copy(module.graph, kept))
+    for old, new in kept.items():
+        new.meta = dict(old.meta)
+    originals: List[Any] = []
+    output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
+    map_arg(output.args[0], lambda n: originals.append(n) or n)
+    prepare(graph)
+    plan = Plan(graph)
+    made = Emitter(plan, originals).run()
+    rolled = GraphModule(module, made)
+    made.lint()
+    return rolled, plan
+
+
+def compile(function: Any, *, then: Any = None, **keywords: Any) -> Any:
+    """``torch.compile(function, backend="snnipu")``: loops over time steps run as sequences.
+
+    Args:
+        function: a module, or a function that contains the loop.
+        then: another backend, by name or as a function, that compiles what is left, ``"inductor"`` say.
+        keywords: further ones of ``torch.compile``: ``dynamic``, ``fullgraph``.
+
+    Returns:
+        What ``torch.compile`` returns.
+
+    Raises:
+        TypeError: ``function`` cannot be called.
+        RuntimeError: this PyTorch cannot compile.
+    """
+    if not callable(function):
+        raise TypeError(f"function must be a module or a function, got {type(function).__name__}")
+    enable()
+    if then is not None:
+        keywords["options"] = {**(keywords.get("options") or {}), "then": then}
+    return torch.compile(function, backend=compile_graph, **keywords)
+
+
+def compile_graph(
+    module: GraphModule,
+    example_inputs: List[Any],
+    *,
+    options: Optional[Dict[str, Any]] = None,
+    observer: Optional[Callable[[GraphReport], None]] = None,
+) -> Any:
+    """What ``torch.compile(backend="snnipu")`` calls for each graph: the function that runs in its place.
+
+    Args:
+        options: ``{"then": backend}``: another backend, by name or as a function, compiles the rolled graph.
+        observer: called with what was made of the graph.
+
+    Raises:
+        ValueError: an unknown option.
+    """
+    unknown = set(options or {}) - set(_OPTIONS)
+    if unknown:
+        raise ValueError(f"options of the backend snnipu are {', '.join(_OPTIONS)}, got {', '.join(sorted(unknown))}")
+    started = time.perf_counter()
+    plan: Optional[Plan] = None
+    rolled, failed = module, ""
+    try:
+        rolled, plan = roll(module)
+    except Exception as error:
+        if strict:
+            raise
+        failed = f"{type(error).__name__}: {error}"
+        _LOG.warning("a graph runs as it was, for rolling it failed: %s", failed)
+    if observer is not None:
+        observer(report_of(module, rolled, plan, time.perf_counter() - started, failed))
+    then = (options or {}).get("then")
+    if then is None:
+        return rolled.forward
+    from torch._dynamo import lookup_backend
+
+    return lookup_backend(then)(rolled, example_inputs)

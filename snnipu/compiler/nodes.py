@@ -1,0 +1,314 @@
+"""What the nodes of a graph do: their operator, what they change, whether they are random, whether order matters."""
+
+import inspect
+import operator
+from typing import Any, Dict, List, Optional, Set, Tuple
+
+import torch
+from torch.fx import Graph, Node
+from torch.nn import functional
+
+_NN = getattr(torch._C, "_nn", None)
+_NAMESPACES = [torch, functional, operator, *([_NN] if _NN is not None else [])]
+_RANDOM = {
+    "bernoulli",
+    "bernoulli_",
+    "multinomial",
+    "normal",
+    "normal_",
+    "poisson",
+    "rand",
+    "rand_like",
+    "randint",
+    "randint_like",
+    "randn",
+    "randn_like",
+    "randperm",
+    "random_",
+    "uniform_",
+    "exponential_",
+    "geometric_",
+    "cauchy_",
+    "log_normal_",
+    "gumbel_softmax",
+    "seed",
+    "manual_seed",
+    "fractional_max_pool2d",
+    "fractional_max_pool3d",
+    "scaled_dot_product_attention",
+}
+# Random where they are told that this is training.
+_RANDOM_IN_TRAINING = {
+    "dropout",
+    "alpha_dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
+    "feature_alpha_dropout",
+    "feature_dropout",
+    "rrelu",
+    "multi_head_attention_forward",
+}
+_NORMS_WITH_STATISTICS = {"batch_norm": (1, 2), "instance_norm": (1, 2)}
+_IN_PLACE_OPERATORS = {
+    name for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor")
+}
+
+
+def name_of(node: Node) -> str:
+    """The operator's name, the same for function, method and Python's operator; empty where it is none of PyTorch's."""
+    if node.op == "call_method":
+        return str(node.target)
+    if node.op != "call_function":
+        return ""
+    target: Any = node.target
+    name = getattr(target, "__name__", "")
+    return name if any(getattr(space, name, None) is target for space in _NAMESPACES) else ""
+
+
+def value_of(argument: Any) -> Any:
+    """What Dynamo found that an argument is: a fake tensor, a number that may be symbolic, a tuple of them."""
+    return argument.meta.get("example_value") if isinstance(argument, Node) else argument
+
+
+def is_tensor(argument: Any) -> bool:
+    return isinstance(value_of(argument), torch.Tensor)
+
+
+def size_key(size: Any) -> Any:
+    """A size to compare by: symbolic ones by their expression, without a guard on their value."""
+    return size if isinstance(size, int) else str(getattr(getattr(size, "node", None), "expr", size))
+
+
+def key_of(value: Any) -> Any:
+    """Shape, dtype and device of a fake tensor, or of each of a tuple; a number's own value."""
+    if isinstance(value, torch.Tensor):
+        return tuple(map(size_key, value.shape)), value.dtype, value.device
+    if isinstance(value, (tuple, list)):
+        return tuple(map(key_of, value))
+    return type(value).__name__, size_key(value) if isinstance(value, (int, torch.SymInt)) else value
+
+
+def bound(node: Node, names: Tuple[str, ...]) -> Dict[str, Any]:
+    """The arguments of a call by name, ``names`` being those of the positional ones."""
+    return {**dict(zip(names, node.args)), **node.kwargs}
+
+
+def argument(node: Node, name: str, default: Any = None) -> Any:
+    """The argument called ``name`` of a Python function of PyTorch."""
+    if name in node.kwargs:
+        return node.kwargs[name]
+    try:
+        names = list(inspect.signature(node.target).parameters)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return default
+    place = names.index(name) if name in names else len(node.args)
+    return node.args[place] if place < len(node.args) else default
+
+
+def is_random(node: Node) -> bool:
+    name = name_of(node)
+    if name in _RANDOM or (node.kwargs.get("generator") is not None):
+        return True
+    if name not in _RANDOM_IN_TRAINING:
+        return False
+    return training(node, default=True)
+
+
+def training(node: Node, default: bool) -> bool:
+    """The argument ``training`` (or ``train``) of a call, ``default`` where nobody knows."""
+    target: Any = node.target
+    if node.op == "call_function" and getattr(torch, getattr(target, "__name__", ""), None) is target:
+        # torch.dropout(input, p, train) and its like
+        found = node.kwargs.get("train", node.args[2] if len(node.args) > 2 else default)
+    else:
+        found = argument(node, "training", default)
+        if found is default and "training" not in node.kwargs:
+            parameters = {}
+            try:
+                parameters = dict(inspect.signature(target).parameters)
+            except (TypeError, ValueError):
+                pass
+            if "training" in parameters:
+                place = list(parameters).index("training")
+                found = node.args[place] if place < len(node.args) else parameters["training"].default
+    return bool(found) if isinstance(found, bool) else True
+
+
+def changed_by(node: Node) -> List[Node]:
+    """The tensors that a call changes in place; all its tensors where that is not known."""
+    tensors = [n for n in node.all_input_nodes if is_tensor(n)]
+    if node.op == "call_method":
+        name = str(node.target)
+        if (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__",) or _is_in_place_dunder(name):
+            return [n for n in node.args[:1] if isinstance(n, Node)]
+        return []
+    if node.op != "call_function":
+        return tensors if node.op == "call_module" else []
+    if isinstance(node.kwargs.get("out"), (Node, tuple, list)):
+        return tensors
+    name = name_of(node)
+    if name:
+        first = [n for n in node.args[:1] if isinstance(n, Node)]
+        if name in _IN_PLACE_OPERATORS or name in ("setitem", "delitem"):
+            return first
+        if name.endswith("_") and not name.endswith("__"):
+            return tensors
+        if argument(node, "inplace", False) is not False:
+            return tensors
+        if name in _NORMS_WITH_STATISTICS and _updates_statistics(node):
+            return [n for place in _NORMS_WITH_STATISTICS[name] for n in _argument_at(node, place)]
+        return []
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None:
+        return tensors if schema.is_mutable else []
+    if getattr(node.target, "__module__", "") in ("snnipu.ops.leaves", "snnipu.compiler.helpers"):
+        return []
+    return tensors
+
+
+def _is_in_place_dunder(name: str) -> bool:
+    return name.startswith("__i") and name.strip("_") in _IN_PLACE_OPERATORS
+
+
+def _argument_at(node: Node, place: int) -> List[Node]:
+    names = ("input", "running_mean", "running_var")
+    found = node.args[place] if place < len(node.args) else node.kwargs.get(names[place])
+    return [found] if isinstance(found, Node) else []
+
+
+def _updates_statistics(node: Node) -> bool:
+    name = "use_input_stats" if name_of(node) == "instance_norm" else "training"
+    # torch.batch_norm takes weight and bias before the statistics: its arguments have other places.
+    if getattr(torch, name_of(node), None) is node.target:
+        return True
+    return argument(node, name, name == "use_input_stats") is not False
+
+
+# Calls whose result is memory of its own, never a view of an argument.
+_FRESH = {
+    "linear",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "div",
+    "neg",
+    "stack",
+    "cat",
+    "zeros",
+    "zeros_like",
+    "ones",
+    "ones_like",
+    "empty",
+    "empty_like",
+    "clone",
+    "relu",
+    "sigmoid",
+    "tanh",
+    "max_pool2d",
+    "avg_pool2d",
+    "batch_norm",
+    "cross_entropy",
+    "mse_loss",
+    "sum",
+    "mean",
+    "gt",
+    "lt",
+    "ge",
+    "le",
+    "eq",
+    "ne",
+    "size",
+}
+
+
+def changed_memory(graph: Graph) -> Tuple[Set[Node], Dict[Node, List[Node]]]:
+    """The nodes whose memory somebody may change in place, and for each node those that must run before it for that.
+
+    Conservative: what may be a view of something is taken for one.
+    """
+    changes = {node: changed_by(node) for node in graph.nodes}
+    changes = {node: changed for node, changed in changes.items() if changed}
+    if not changes:
+        return set(), {}
+    parent: Dict[Any, Any] = {}
+
+    def find(item: Any) -> Any:
+        while parent.setdefault(item, item) is not item:
+            parent[item] = parent[parent[item]]
+            item = parent[item]
+        return item
+
+    def unite(a: Any, b: Any) -> None:
+        parent[find(a)] = find(b)
+
+    for node in graph.nodes:
+        if node.op in ("call_method", "call_function", "call_module") and not _is_fresh(node):
+            sources = changes[node] if node in changes and name_of(node) else node.all_input_nodes
+            for source in sources:
+                if may_be_memory(source):
+                    unite(node, source)
+    inputs = [node for node in graph.nodes if node.op in ("placeholder", "get_attr") and is_tensor(node)]
+    changed_roots = {find(node) for changed in changes.values() for node in changed}
+    touched = [node for node in inputs if find(node) in changed_roots]
+    # Whether two tensors from outside share memory is not known; statistics of norms share it with nothing.
+    if any(not _only_statistics(node, changes) for node in touched):
+        for node in inputs:
+            unite(node, touched[0])
+        changed_roots = {find(node) for changed in changes.values() for node in changed}
+    members = {node for node in graph.nodes if node in parent and find(node) in changed_roots} | set(changes)
+    before: Dict[Node, List[Node]] = {}
+    written: Dict[Any, Node] = {}
+    read: Dict[Any, List[Node]] = {}
+    for node in graph.nodes:
+        if node.op in ("placeholder", "get_attr", "output"):
+            continue
+        writes = {find(n) for n in changes.get(node, ())}
+        for root in {find(n) for n in node.all_input_nodes if n in parent and find(n) in changed_roots} | writes:
+            earlier = [written[root]] if root in written else []
+            if root in writes:
+                earlier += read.pop(root, [])
+                written[root] = node
+            else:
+                read.setdefault(root, []).append(node)
+            before.setdefault(node, []).extend(earlier)
+    return members, before
+
+
+def may_be_memory(node: Node) -> bool:
+    value = value_of(node)
+    return value is None or isinstance(value, (torch.Tensor, tuple, list))
+
+
+def _is_fresh(node: Node) -> bool:
+    from snnipu.ops import leaves
+
+    return name_of(node) in _FRESH or node.target in leaves.SEQUENCES
+
+
+def _only_statistics(node: Node, changes: Dict[Node, List[Node]]) -> bool:
+    """Whether a tensor from outside is used by norms in training alone, or counted up."""
+    return all(name_of(user) in (*_NORMS_WITH_STATISTICS, "add_", "iadd") for user in node.users)
+
+
+def is_barrier(node: Node) -> bool:
+    """Whether the call changes how later ones run: gradient mode, autocast."""
+    if node.op != "call_function" or name_of(node):
+        return False
+    return not may_be_tensorial(node)
+
+
+def may_be_tensorial(node: Node) -> bool:
+    return "example_value" in node.meta
+
+
+def first_tensor(node: Node) -> Optional[torch.Tensor]:
+    value = value_of(node)
+    return value if isinstance(value, torch.Tensor) else None

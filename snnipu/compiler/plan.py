@@ -1,0 +1,547 @@
+"""Which nodes of an unrolled loop become one: chains of neuron steps, and the operators around them."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Union
+
+from torch.fx import Graph, Node
+
+from snnipu.compiler import nodes, rules
+from snnipu.compiler.rules import Call, Lifted, Make
+from snnipu.ops import leaves
+
+
+@dataclass(eq=False)
+class Series:
+    """One result of a bundle, over time."""
+
+    bundle: "Bundle"
+    output: int
+    value: Any  # of the first step
+
+    @property
+    def steps(self) -> int:
+        return self.bundle.steps
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same at every step: a node, or what is not one."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Part:
+    """Steps ``first`` to ``last`` (excluded) of a series."""
+
+    series: Series
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A sequence put together from parts of series and single nodes."""
+
+    parts: Tuple[Union[Part, Node], ...]
+    steps: int
+
+    def whole(self) -> Optional[Series]:
+        if len(self.parts) == 1 and isinstance(self.parts[0], Part):
+            part = self.parts[0]
+            if part.first == 0 and part.last == part.series.steps:
+                return part.series
+        return None
+
+
+Source = Union[Constant, Pieces]
+
+
+@dataclass(eq=False)
+class Bundle:
+    """Nodes of all steps that become one."""
+
+    nodes: Tuple[Node, ...]
+    series: List[Series] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        return len(self.nodes)
+
+    def sources(self) -> Iterator[Source]:
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class Operator(Bundle):
+    """One operator over time."""
+
+    call: Optional[Call] = None
+    make: Optional[Make] = None
+
+    def sources(self) -> Iterator[Source]:
+        assert self.call is not None
+        for lifted in self.call.lifted():
+            yield lifted.source
+        found: List[Node] = []
+        rules._walk((self.call.args, self.call.kwargs), lambda a: found.append(a) if isinstance(a, Node) else None)
+        for node in found:
+            yield Constant(node)
+
+
+@dataclass(eq=False)
+class Slices(Bundle):
+    """``x[t]``, or the results of ``x.unbind()``: steps of a tensor that is there already."""
+
+    of: Optional[Node] = None
+    dim: int = 0
+    first: int = 0
+
+    def sources(self) -> Iterator[Source]:
+        yield Constant(self.of)
+
+
+@dataclass(eq=False)
+class Chain(Bundle):
+    """A neuron's steps."""
+
+    input: Optional[Source] = None
+    name: str = ""
+
+    def sources(self) -> Iterator[Source]:
+        assert self.input is not None
+        yield self.input
+        for argument in (*self.nodes[0].args[1], *self.nodes[0].args[2]):  # type: ignore[misc]
+            if isinstance(argument, Node):
+                yield Constant(argument)
+
+
+@dataclass
+class Found:
+    """A chain as it stands in the graph, whether or not it becomes a sequence."""
+
+    name: str
+    kind: str
+    steps: Tuple[Node, ...]
+    why_not: str = ""
+    batched: List[str] = field(default_factory=list)
+    left: List[str] = field(default_factory=list)
+
+
+def is_step(node: Node) -> bool:
+    return node.op == "call_function" and node.target in leaves.SEQUENCES
+
+
+class Plan:
+    """Bundles of a graph's nodes, so that the graph of bundles has no cycle."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.place = {node: place for place, node in enumerate(graph.nodes)}
+        self.changed, self.before = nodes.changed_memory(graph)
+        self.random = [node for node in graph.nodes if nodes.is_random(node)]
+        self.barriers = [node for node in graph.nodes if nodes.is_barrier(node)]
+        self.fixed: Set[Node] = {*self.changed, *self.random, *self.barriers}
+        self.chains = self._find_chains()
+        self.banned: Set[Node] = set()
+        for chain in self.chains:
+            if chain.why_not:
+                self.banned.update(chain.steps)
+        self._order = self._order_edges()
+        while True:
+            self._bundle_all()
+            cyclic = self._in_cycles()
+            if not cyclic:
+                break
+            self.banned.update(cyclic)
+        for chain in self.chains:
+            if not chain.why_not and chain.steps[0] not in self.bundle_of:
+                chain.why_not = "its input needs its own output of a step before"
+                if any(node in self.fixed for node in chain.steps):
+                    chain.why_not = "its state is changed in place"
+
+    # ---- chains
+
+    def _find_chains(self) -> List[Found]:
+        steps = [node for node in self.graph.nodes if is_step(node)]
+        before: Dict[Node, Optional[Node]] = {step: self._step_before(step) for step in steps}
+        after: Dict[Node, Node] = {}
+        for step, previous in before.items():
+            if previous is not None:
+                after.setdefault(previous, step)
+        found = []
+        for step in steps:
+            previous = before[step]
+            if previous is not None and after.get(previous) is step:
+                continue
+            chain = [step]
+            while chain[-1] in after:
+                chain.append(after[chain[-1]])
+            name, kind = _module_of(step)
+            why = step.args[5]
+            if len(chain) < 2:
+                why = "there is one step"
+            elif any(node in self.fixed for node in chain):
+                why = "its state is changed in place"
+            found.append(Found(name, kind, tuple(chain), str(why)))
+        return found
+
+    def _step_before(self, step: Node) -> Optional[Node]:
+        """The step whose states this one goes on with, the same neuron's."""
+        states: Any = step.args[1]
+        sources = set()
+        for place, state in enumerate(states):
+            if not isinstance(state, Node) or nodes.name_of(state) != "getitem":
+                return None
+            previous, output = state.args
+            if not isinstance(previous, Node) or not is_step(previous):
+                return None
+            if output != place + 1 and not (output == 0 and _is_output(step, place)):
+                return None
+            sources.add(previous)
+        if len(sources) != 1:
+            return None
+        previous = sources.pop()
+        same = previous.target is step.target and previous.args[2:] == step.args[2:]
+        if not same or nodes.key_of(nodes.value_of(previous.args[0])) != nodes.key_of(nodes.value_of(step.args[0])):
+            return None
+        return previous
+
+    # ---- bundles
+
+    def _bundle_all(self) -> None:
+        self.member: Dict[Node, Tuple[Series, int]] = {}
+        self.bundle_of: Dict[Node, Bundle] = {}
+        self.bundles: List[Bundle] = []
+        self._tried: Set[Tuple[Node, ...]] = set()
+        self._in_progress: Set[Node] = set()
+        waiting: List[Sequence[Sequence[Node]]] = []
+        for found in self.chains:
+            if found.steps[0] not in self.banned and not any(node in self.banned for node in found.steps):
+                chain = Chain(found.steps, name=found.name)
+                results = nodes.value_of(found.steps[0])
+                chain.series = [Series(chain, place, value) for place, value in enumerate(results)]
+                self._add(chain)
+                for t, step in enumerate(found.steps):
+                    for user in step.users:
+                        output: Any = user.args[1]
+                        if output > 0 and _is_output(step, output - 1):
+                            output = 0
+                        self.member[user] = chain.series[output], t
+        for found in self.chains:
+            bundle = self.bundle_of.get(found.steps[0])
+            source = self.pull([step.args[0] for step in found.steps])
+            if isinstance(bundle, Chain):
+                bundle.input = source if source is not None else Pieces(
+                    tuple(step.args[0] for step in found.steps), len(found.steps)  # type: ignore[misc]
+                )
+            waiting.append(_outputs(found.steps))
+        for node in self.graph.nodes:
+            listed = _listed(node)
+            if listed is not None and len(listed) > 1:
+                self.pull(listed)
+        # What else is done with a sequence, step by step.
+        known = 0
+        while waiting or known < len(self.bundles):
+            for bundle in self.bundles[known:]:
+                if not isinstance(bundle, Chain):
+                    waiting.append([list(bundle.nodes)])
+            known = len(self.bundles)
+            for outputs in waiting:
+                for output in outputs:
+                    self._bundle_users(output)
+            waiting = []
+
+    def _bundle_users(self, output: Sequence[Any]) -> None:
+        """Bundle what every step does with the nodes of ``output``, one or several for each step."""
+        by_kind: List[Dict[Any, List[Node]]] = []
+        for t, given in enumerate(output):
+            kinds: Dict[Any, List[Node]] = {}
+            for node in given if isinstance(given, (list, tuple)) else [given]:
+                for user in node.users:
+                    if user.op not in ("call_function", "call_method") or is_step(user) or user in self.member:
+                        continue
+                    places = tuple(place for place, argument in enumerate(user.args) if argument is node)
+                    kinds.setdefault((user.op, user.target, places), []).append(user)
+            if t == 0 and not kinds:
+                return
+            by_kind.append(kinds)
+        for kind, first in by_kind[0].items():
+            if all(len(kinds.get(kind, ())) == len(first) for kinds in by_kind):
+                for place in range(len(first)):
+                    users = [kinds[kind][place] for kinds in by_kind]
+                    if len(set(users)) == len(users):
+                        self.pull(users)
+
+    def _add(self, bundle: Bundle) -> None:
+        self.bundles.append(bundle)
+        for node in bundle.nodes:
+            self.bundle_of[node] = bundle
+
+    def pull(self, values: Sequence[Any]) -> Optional[Source]:
+        """The values of all steps as one; None where they cannot be stacked."""
+        first = values[0]
+        if all(value is first for value in values):
+            return Constant(first)
+        if not any(isinstance(value, Node) for value in values):
+            same = all(type(value) is type(first) and value == first for value in values)
+            return Constant(first) if same else None
+        if not all(isinstance(value, Node) for value in values):
+            return None
+        key = nodes.key_of(nodes.value_of(first))
+        if any(nodes.key_of(nodes.value_of(value)) != key for value in values):
+            return None
+        if not nodes.is_tensor(first) and not isinstance(nodes.value_of(first), (tuple, list)):
+            return Constant(first)  # a size: equal, for its symbols are
+        if any(value in self._in_progress for value in values):
+            return None  # what needs its own earlier results
+        self._bundle(tuple(values))
+        parts: List[Union[Part, Node]] = []
+        for value in values:
+            if value not in self.member:
+                parts.append(value)
+                continue
+            series, t = self.member[value]
+            last = parts[-1] if parts else None
+            if isinstance(last, Part) and last.series is series and last.last == t:
+                parts[-1] = Part(series, last.first, t + 1)
+            else:
+                parts.append(Part(series, t, t + 1))
+        pieces = Pieces(tuple(parts), len(values))
+        if not nodes.is_tensor(first) and pieces.whole() is None:
+            return None
+        return pieces
+
+    def _bundle(self, values: Tuple[Node, ...]) -> None:
+        """Make one of the nodes among ``values`` that can be one."""
+        if values in self._tried:
+            return
+        self._tried.add(values)
+        start = 0
+        while start < len(values):
+            end = start
+            while end < len(values) and values[end] not in self.member:
+                end += 1
+            run = values[start:end]
+            # The first step often differs from the others: it has nothing before it.
+            if len(run) > 1 and not self._bundle_run(run) and len(run) > 2:
+                self._bundle_run(run[1:])
+            start = max(end, start + 1)
+
+    def _bundle_run(self, run: Tuple[Node, ...]) -> bool:
+        first = run[0]
+        if first.op not in ("call_function", "call_method") or is_step(first):
+            return False
+        if len(set(run)) < len(run) or any((n.op, n.target) != (first.op, first.target) for n in run):
+            return False
+        if any(len(n.args) != len(first.args) or list(n.kwargs) != list(first.kwargs) for n in run):
+            return False
+        name = nodes.name_of(first)
+        banned = any(node in self.banned or node in self.fixed for node in run)
+        if name in ("getitem", "select"):
+            sliced = self._slices(run)
+            if sliced is not None:
+                if not banned:
+                    self._register(sliced, nodes.value_of(first))
+                return not banned
+        self._in_progress.update(run)
+        args = self._lift([list(n.args) for n in run])
+        kwargs = self._lift([dict(n.kwargs) for n in run])
+        self._in_progress.difference_update(run)
+        if banned or args is None or kwargs is None or any(node in self.member for node in run):
+            return False
+        call = Call(first, tuple(args), kwargs)
+        if not call.lifted():
+            return False
+        make = rules.over_time(call)
+        if make is None:
+            return False
+        self._register(Operator(run, call=call, make=make), nodes.value_of(first))
+        return True
+
+    def _register(self, bundle: Bundle, value: Any) -> None:
+        bundle.series = [Series(bundle, 0, value)]
+        self._add(bundle)
+        for t, node in enumerate(bundle.nodes):
+            self.member[node] = bundle.series[0], t
+
+    def _lift(self, values: List[Any]) -> Any:
+        """An argument of all steps' calls: what is the same stays, the rest is Lifted; None where neither works."""
+        first = values[0]
+        if isinstance(first, (list, tuple)):
+            if any(type(value) is not type(first) or len(value) != len(first) for value in values):
+                return None
+            made = [self._lift([value[place] for value in values]) for place in range(len(first))]
+            # None is an argument, too.
+            if any(one is None and first[place] is not None for place, one in enumerate(made)):
+                return None
+            return tuple(made) if isinstance(first, tuple) else made
+        if isinstance(first, dict):
+            made = {key: self._lift([value.get(key) for value in values]) for key in first}
+            return None if any(made[key] is None and first[key] is not None for key in first) else made
+        if isinstance(first, slice):
+            if not all(isinstance(value, slice) for value in values):
+                return None
+            made = [self._lift([getattr(value, name) for value in values]) for name in ("start", "stop", "step")]
+            if any(one is None and getattr(first, name) is not None for one, name in zip(made, ("start", "stop", "step"))):
+                return None
+            return slice(*made)
+        source = self.pull(values)
+        if source is None:
+            return None
+        return source.value if isinstance(source, Constant) else Lifted(nodes.value_of(first), source)
+
+    def _slices(self, run: Tuple[Node, ...]) -> Optional[Slices]:
+        """Steps of one tensor, in order."""
+        if any(node.kwargs or not 2 <= len(node.args) <= 3 for node in run):
+            return None
+        of: Any = run[0].args[0]
+        if not isinstance(of, Node) or any(node.args[0] is not of for node in run) or of in self.member:
+            return None
+        dim = 0
+        if nodes.name_of(run[0]) == "select":
+            if len(run[0].args) != 3 or any(node.args[1] != run[0].args[1] for node in run):
+                return None
+            dim, places = run[0].args[1], [node.args[2] for node in run]  # type: ignore[assignment]
+        else:
+            indices: List[Any] = [node.args[1] for node in run]
+            if isinstance(indices[0], tuple):
+                dim = len(indices[0]) - 1
+                whole = (slice(None),) * dim
+                if any(not isinstance(index, tuple) or index[:-1] != whole for index in indices):
+                    return None
+                indices = [index[-1] for index in indices]
+            places = indices
+        value = nodes.value_of(of)
+        if isinstance(value, (tuple, list)):
+            if nodes.name_of(of) != "unbind" or dim or not isinstance(of.args[0], Node):
+                return None
+            dim = of.args[1] if len(of.args) > 1 else of.kwargs.get("dim", 0)
+            of, value = of.args[0], nodes.value_of(of.args[0])
+        if not nodes.is_tensor(of) or type(dim) is not int or any(type(place) is not int for place in places):
+            return None
+        if places[0] < 0 or places != list(range(places[0], places[0] + len(places))):
+            return None
+        return Slices(run, of=of, dim=dim % value.dim(), first=places[0])
+
+    # ---- the graph of bundles
+
+    def _order_edges(self) -> Dict[Node, List[Node]]:
+        """What must run before a node besides its arguments."""
+        edges = {node: list(earlier) for node, earlier in self.before.items()}
+        for earlier, later in zip(self.random, self.random[1:]):
+            edges.setdefault(later, []).append(earlier)
+        if self.barriers:
+            barrier: Optional[Node] = None
+            since: List[Node] = []
+            for node in self.graph.nodes:
+                if node in self.barriers:
+                    edges.setdefault(node, []).extend(since + ([barrier] if barrier is not None else []))
+                    barrier, since = node, []
+                elif node.op not in ("placeholder", "get_attr", "output"):
+                    since.append(node)
+                    if barrier is not None:
+                        edges.setdefault(node, []).append(barrier)
+        return edges
+
+    def unit(self, node: Node) -> Any:
+        """What a node is part of: its bundle, or itself."""
+        if node in self.member:
+            return self.member[node][0].bundle
+        return self.bundle_of.get(node, node)
+
+    def needs(self, unit: Any) -> List[Any]:
+        """The units that must run before this one."""
+        found: List[Any] = []
+        if isinstance(unit, Bundle):
+            for source in unit.sources():
+                found.extend(self._units_of(source))
+            for node in unit.nodes:
+                found.extend(self.unit(earlier) for earlier in self._order.get(node, ()))
+        else:
+            found = [self.unit(node) for node in unit.all_input_nodes]
+            found.extend(self.unit(earlier) for earlier in self._order.get(unit, ()))
+        return list(dict.fromkeys(found))
+
+    def _units_of(self, source: Source) -> Iterable[Any]:
+        if isinstance(source, Constant):
+            return [self.unit(source.value)] if isinstance(source.value, Node) else []
+        return [part.series.bundle if isinstance(part, Part) else self.unit(part) for part in source.parts]
+
+    def _units(self) -> List[Any]:
+        return list(dict.fromkeys(self.unit(node) for node in self.graph.nodes))
+
+    def _in_cycles(self) -> Set[Node]:
+        """The nodes of bundles that need their own results (Tarjan's strongly connected components)."""
+        index: Dict[Any, int] = {}
+        low: Dict[Any, int] = {}
+        stack: List[Any] = []
+        on_stack: Set[Any] = set()
+        bad: Set[Node] = set()
+        for root in self._units():
+            if root in index:
+                continue
+            work = [(root, iter(self.needs(root)))]
+            index[root] = low[root] = len(index)
+            stack.append(root)
+            on_stack.add(root)
+            while work:
+                unit, needed = work[-1]
+                for other in needed:
+                    if other not in index:
+                        index[other] = low[other] = len(index)
+                        stack.append(other)
+                        on_stack.add(other)
+                        work.append((other, iter(self.needs(other))))
+                        break
+                    if other in on_stack:
+                        low[unit] = min(low[unit], index[other])
+                else:
+                    work.pop()
+                    if work:
+                        low[work[-1][0]] = min(low[work[-1][0]], low[unit])
+                    if low[unit] == index[unit]:
+                        component = []
+                        while True:
+                            other = stack.pop()
+                            on_stack.discard(other)
+                            component.append(other)
+                            if other is unit:
+                                break
+                        if len(component) > 1 or unit in self.needs(unit):
+                            bad.update(n for one in component if isinstance(one, Bundle) for n in one.nodes)
+        return bad
+
+
+def _module_of(node: Node) -> Tuple[str, str]:
+    """Name and type of the module whose step the node is."""
+    stack = node.meta.get("nn_module_stack") or {}
+    for name, kind in reversed(list(stack.values())):
+        short = re.sub(r"\['(\w+)'\]", r".\1", re.sub(r"^L\['(self|\w)'\]\.", "", str(name))).replace("L.", "", 1)
+        return short, getattr(kind, "__name__", str(kind).rsplit(".", 1)[-1])
+    return node.name, ""
+
+
+def _is_output(step: Node, state: int) -> bool:
+    """Whether a state of the neuron is its spikes."""
+    if step.target is not leaves.neuron_step:
+        return False
+    options: Any = step.args[4]
+    return leaves.state_names(options[0])[state] == "spk"
+
+
+def _outputs(steps: Sequence[Node]) -> List[List[List[Node]]]:
+    """For each result of a neuron, the nodes that take it from each step."""
+    count = len(nodes.value_of(steps[0]))
+    return [[[user for user in step.users if user.args[1] == place] for step in steps] for place in range(count)]
+
+
+def _listed(node: Node) -> Optional[List[Node]]:
+    """The tensors that ``stack`` and ``cat`` put together."""
+    if node.op != "call_function" or nodes.name_of(node) not in ("stack", "cat", "concat") or not node.args:
+        return None
+    listed: Any = node.args[0]
+    if not isinstance(listed, (tuple, list)) or not all(isinstance(one, Node) for one in listed):
+        return None
+    return list(listed)

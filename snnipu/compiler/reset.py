@@ -1,0 +1,36 @@
+"""``snntorch.utils.reset`` as TorchDynamo can trace it."""
+
+from typing import Any, Tuple
+
+import snntorch
+import torch
+
+# In the order in which snnTorch resets them.
+_KINDS = ("Lapicque", "Synaptic", "Leaky", "Alpha", "RLeaky", "RSynaptic", "SConv2dLSTM", "SLSTM")
+
+
+def reset(net: Any) -> None:
+    """Traced in place of ``snntorch.utils.reset``: the neurons in ``net`` begin from zeros in this graph.
+
+    snnTorch resets all neurons of the kinds that ``net`` has, whoever uses them: of the others, when the graph runs.
+    """
+    kinds: Tuple[str, ...] = ()
+    for child in net._modules.values():
+        for name in _KINDS:
+            if name not in kinds and isinstance(child, getattr(snntorch, name)):
+                kinds = (*kinds, name)
+    for module in net.modules():
+        for name in kinds:
+            if isinstance(module, getattr(snntorch, name)):
+                module.reset_mem()
+    reset_others(kinds)
+
+
+def reset_others(kinds: Tuple[str, ...]) -> torch.Tensor:
+    """A node of the graph for its effect; nothing happens while it is traced."""
+    if torch._guards.TracingContext.try_get() is None:
+        for name in kinds:
+            kind = getattr(snntorch, name)
+            kind.reset_hidden()
+            kind.detach_hidden()
+    return torch.zeros(())

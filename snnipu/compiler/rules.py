@@ -1,0 +1,517 @@
+"""Which operators may run once over all time steps, and how.
+
+A rule is given a call at one step, in which what differs from step to step is a :class:`Lifted`. It returns a function
+that makes the call over time, or None: the operator stays one per step.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+from torch.fx import Graph, Node
+
+from snnipu.compiler import helpers
+from snnipu.compiler.nodes import argument, is_tensor, name_of, training, value_of
+
+# (graph, arguments, keywords) -> node; in the arguments the sequences stand for what was Lifted.
+Make = Callable[[Graph, Tuple[Any, ...], Dict[str, Any]], Node]
+
+
+@dataclass
+class Lifted:
+    """An argument that is a tensor of its own (or a tuple of them) at each step."""
+
+    value: Any  # what Dynamo found it is at the first step
+    source: Any
+
+    @property
+    def dims(self) -> int:
+        return int(self.value.dim())
+
+
+@dataclass
+class Call:
+    """A call at one step."""
+
+    node: Node  # the first step's
+    args: Tuple[Any, ...]
+    kwargs: Dict[str, Any]
+
+    @property
+    def out(self) -> Any:
+        return value_of(self.node)
+
+    def lifted(self) -> List[Lifted]:
+        found: List[Lifted] = []
+        _walk((self.args, self.kwargs), lambda a: found.append(a) if isinstance(a, Lifted) else None)
+        return found
+
+    def constant_tensors(self) -> List[Node]:
+        found: List[Node] = []
+        _walk((self.args, self.kwargs), lambda a: found.append(a) if isinstance(a, Node) and is_tensor(a) else None)
+        return found
+
+    def again(self, graph: Graph, args: Any, kwargs: Any) -> Node:
+        return graph.create_node(self.node.op, self.node.target, tuple(args), dict(kwargs))
+
+
+def _walk(value: Any, visit: Callable[[Any], Any]) -> None:
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            _walk(item, visit)
+    elif isinstance(value, dict):
+        for item in value.values():
+            _walk(item, visit)
+    elif isinstance(value, slice):
+        for item in (value.start, value.stop, value.step):
+            _walk(item, visit)
+    else:
+        visit(value)
+
+
+def _only_first(call: Call) -> Optional[Lifted]:
+    """The first argument where it alone differs from step to step."""
+    lifted = call.lifted()
+    first = call.args[0] if call.args else call.kwargs.get("input")
+    return first if len(lifted) == 1 and lifted[0] is first and isinstance(first.value, torch.Tensor) else None
+
+
+def _replace_first(args: Any, kwargs: Any, value: Any) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+    return ((value, *args[1:]), kwargs) if args else (args, {**kwargs, "input": value})
+
+
+def _first_of(args: Any, kwargs: Any) -> Any:
+    return args[0] if args else kwargs["input"]
+
+
+def _elementwise(call: Call) -> Optional[Make]:
+    """Broadcasting takes care of time, once every step has all dimensions of the result."""
+    if not isinstance(call.out, torch.Tensor):
+        return None
+    dims = call.out.dim()
+    if any(lifted.value.dim() > dims for lifted in call.lifted()):
+        return None
+    if any(value_of(node).dim() > dims for node in call.constant_tensors()):
+        return None
+    dtypes = {value_of(one).dtype for one in call.constant_tensors()} | {one.value.dtype for one in call.lifted()}
+    if len(dtypes) > 1 and any(lifted.dims == 0 for lifted in call.lifted()):
+        return None  # a tensor without dimensions does not widen the others' dtype; a sequence of them would
+    missing = [dims - lifted.dims for lifted in call.lifted()]
+
+    def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
+        if not any(missing):
+            return call.again(graph, args, kwargs)
+        left = iter(missing)
+
+        def widened(given: Any, made: Any) -> Any:
+            if isinstance(given, Lifted):
+                more = next(left)
+                return graph.call_function(helpers.widen, (made, more)) if more else made
+            if isinstance(given, (tuple, list)):
+                return type(given)(widened(a, b) for a, b in zip(given, made))
+            return made
+
+        new_args = [widened(a, b) for a, b in zip(call.args, args)]
+        return call.again(graph, new_args, {key: widened(call.kwargs[key], value) for key, value in kwargs.items()})
+
+    return make
+
+
+def _folded(call: Call) -> Make:
+    """All steps as one batch."""
+
+    def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
+        sequence = _first_of(args, kwargs)
+        folded = graph.call_function(helpers.fold_time, (sequence,))
+        out = call.again(graph, *_replace_first(args, kwargs, folded))
+        return graph.call_function(helpers.split_time, (out, sequence))
+
+    return make
+
+
+def _same_call(call: Call) -> Make:
+    """The same call on the sequence: it looks at trailing dimensions alone."""
+    return lambda graph, args, kwargs: call.again(graph, args, kwargs)
+
+
+def _linear(call: Call) -> Optional[Make]:
+    first = _only_first(call)
+    if first is None:
+        return None
+    return _same_call(call) if first.dims == 1 else _folded(call)
+
+
+def _maps(spatial: int) -> Callable[[Call], Optional[Make]]:
+    def rule(call: Call) -> Optional[Make]:
+        first = _only_first(call)
+        if first is None or first.dims != spatial + 2 or not isinstance(call.out, torch.Tensor):
+            return None
+        return _folded(call)
+
+    return rule
+
+
+def _bilinear(call: Call) -> Optional[Make]:
+    lifted = call.lifted()
+    if len(call.args) < 3 or lifted != list(call.args[:2]) or any(one.dims < 2 for one in lifted):
+        return None
+
+    def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
+        folded = [graph.call_function(helpers.fold_time, (sequence,)) for sequence in args[:2]]
+        out = call.again(graph, (*folded, *args[2:]), kwargs)
+        return graph.call_function(helpers.split_time, (out, args[0]))
+
+    return make
+
+
+def _matmul(call: Call) -> Optional[Make]:
+    if call.kwargs or len(call.args) != 2:
+        return None
+    a, b = call.args
+    if isinstance(a, Lifted) and isinstance(b, Lifted):
+        return _same_call(call) if a.dims == b.dims and a.dims >= 2 else None
+    if isinstance(a, Lifted) and a.dims >= 2 and isinstance(b, Node) and value_of(b).dim() == 2:
+        return _folded(call)
+    return None
+
+
+def _batch_norm(call: Call) -> Optional[Make]:
+    first = _only_first(call)
+    if first is None or first.dims < 2 or getattr(torch, name_of(call.node), None) is call.node.target:
+        return None
+    if training(call.node, default=False) or argument(call.node, "running_mean") is None:
+        return None
+    return _folded(call)
+
+
+def _norm_of_samples(call: Call) -> Optional[Make]:
+    first = _only_first(call)
+    return _folded(call) if first is not None and first.dims >= 2 else None
+
+
+def _instance_norm(call: Call) -> Optional[Make]:
+    statistics = argument(call.node, "running_mean")
+    return _norm_of_samples(call) if statistics is None else None
+
+
+def _layer_norm(call: Call) -> Optional[Make]:
+    first = _only_first(call)
+    return _same_call(call) if first is not None else None
+
+
+def _interpolate(call: Call) -> Optional[Make]:
+    first = _only_first(call)
+    return _folded(call) if first is not None and first.dims >= 3 else None
+
+
+def _pad(call: Call) -> Optional[Make]:
+    first = _only_first(call)
+    mode = call.args[2] if len(call.args) > 2 else call.kwargs.get("mode", "constant")
+    if first is None or (mode != "constant" and first.dims < 3):
+        return None
+    return _same_call(call) if mode == "constant" else _folded(call)
+
+
+def _dropout(call: Call) -> Optional[Make]:
+    if getattr(torch, name_of(call.node), None) is call.node.target and call.node.op == "call_function":
+        return None
+    first = _only_first(call)
+    if first is None or training(call.node, default=True):
+        return None
+    name = name_of(call.node)
+    if name[-2:] not in ("1d", "2d", "3d"):
+        return _same_call(call)
+    return _folded(call) if first.dims == int(name[-2]) + 2 else None
+
+
+def _embedding(call: Call) -> Optional[Make]:
+    first = _only_first(call)
+    if first is None or argument(call.node, "max_norm") is not None:
+        return None
+    return _same_call(call)
+
+
+def _dim(dim: Any) -> Any:
+    """A dimension of a step as one of the sequence."""
+    if isinstance(dim, bool) or not isinstance(dim, (int, tuple, list)):
+        return None
+    if isinstance(dim, (tuple, list)):
+        moved = [_dim(one) for one in dim]
+        return None if None in moved else type(dim)(moved)
+    return dim + 1 if dim >= 0 else dim
+
+
+def _along(place: int, name: str = "dim", default: Any = None, count: int = 1) -> Callable[[Call], Optional[Make]]:
+    """Arguments ``place`` on, ``count`` of them, are dimensions of the step; ``default`` where there are none."""
+
+    def rule(call: Call) -> Optional[Make]:
+        first = _only_first(call)
+        if first is None:
+            return None
+
+        def moved(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Tuple[Tuple[Any, ...], Dict[str, Any]]]:
+            new, found = list(args), False
+            for index in range(place, min(place + count, len(args))):
+                new[index], found = _dim(args[index]), True
+                if new[index] is None:
+                    return None
+            keywords = dict(kwargs)
+            for key in (name, f"{name}s", "axis"):
+                if key in keywords:
+                    keywords[key], found = _dim(keywords[key]), True
+                    if keywords[key] is None:
+                        return None
+            if not found:
+                if default is None:
+                    return None
+                keywords[name] = default(first.dims)
+                if not keywords[name]:
+                    return None
+            return tuple(new), keywords
+
+        if moved(call.args, call.kwargs) is None:
+            return None
+
+        def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
+            arguments = moved(args, kwargs)
+            assert arguments is not None
+            return call.again(graph, *arguments)
+
+        return make
+
+    return rule
+
+
+def _all_dims(dims: int) -> List[int]:
+    return list(range(1, dims + 1))
+
+
+def _flatten(call: Call) -> Optional[Make]:
+    first = _only_first(call)
+    if first is None or first.dims == 0 or not 1 <= len(call.args) <= 3:
+        return None
+    start = call.args[1] if len(call.args) > 1 else call.kwargs.get("start_dim", 0)
+    end = call.args[2] if len(call.args) > 2 else call.kwargs.get("end_dim", -1)
+    dims = _dim((start, end))
+    if dims is None:
+        return None
+    return lambda graph, args, kwargs: graph.call_function(torch.flatten, (args[0], *dims))
+
+
+def _reshape(call: Call) -> Optional[Make]:
+    first = _only_first(call)
+    if first is None or call.kwargs or any(isinstance(size, torch.dtype) for size in call.args[1:]):
+        return None
+    return lambda graph, args, kwargs: graph.call_function(helpers.reshaped, args)
+
+
+def _permute(call: Call) -> Optional[Make]:
+    first = _only_first(call)
+    if first is None or call.kwargs:
+        return None
+    given = call.args[1] if len(call.args) == 2 and isinstance(call.args[1], (tuple, list)) else call.args[1:]
+    if not all(type(dim) is int for dim in given):
+        return None
+    dims = [0, *(dim % first.dims + 1 for dim in given)]
+    return lambda graph, args, kwargs: graph.call_function(torch.permute, (args[0], dims))
+
+
+def _transposed(call: Call) -> Optional[Make]:
+    first = _only_first(call)
+    if first is None or first.dims > 2:
+        return None
+    if first.dims < 2:
+        return lambda graph, args, kwargs: args[0]
+    return lambda graph, args, kwargs: graph.call_function(torch.transpose, (args[0], 1, 2))
+
+
+def _unsqueeze(call: Call) -> Optional[Make]:
+    first = _only_first(call)
+    dim = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
+    if first is None or type(dim) is not int:
+        return None
+    at = dim % (first.dims + 1) + 1
+    return lambda graph, args, kwargs: graph.call_function(torch.unsqueeze, (args[0], at))
+
+
+def _squeeze(call: Call) -> Optional[Make]:
+    first = _only_first(call)
+    if first is None:
+        return None
+    if len(call.args) == 1 and not call.kwargs:
+        sizes = first.value.shape
+        if not all(isinstance(size, int) for size in sizes):
+            return None
+        dims = [place + 1 for place, size in enumerate(sizes) if size == 1]
+
+        def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
+            out = args[0]
+            for dim in reversed(dims):
+                out = graph.call_function(torch.squeeze, (out, dim))
+            return out
+
+        return make
+    dim = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
+    if type(dim) is not int or first.dims == 0:
+        return None
+    return lambda graph, args, kwargs: graph.call_function(torch.squeeze, (args[0], dim % first.dims + 1))
+
+
+def _expand(call: Call) -> Optional[Make]:
+    first = _only_first(call)
+    if first is None or not isinstance(call.out, torch.Tensor) or call.out.dim() != first.dims or call.kwargs:
+        return None
+    given = call.args[1] if len(call.args) == 2 and isinstance(call.args[1], (tuple, list)) else call.args[1:]
+
+    def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
+        sizes = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
+        return graph.call_method("expand", (args[0], -1, *sizes))
+
+    return make if given else None
+
+
+def _joins(default: int) -> Callable[[Call], Optional[Make]]:
+    """``cat`` and ``stack`` of tensors of one step."""
+
+    def rule(call: Call) -> Optional[Make]:
+        if not isinstance(call.args[0] if call.args else None, (tuple, list)):
+            return None
+        parts = call.args[0]
+        dim = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim", call.kwargs.get("axis", default))
+        moved = _dim(dim) if isinstance(dim, int) else None
+        dims = {one.dims if isinstance(one, Lifted) else value_of(one).dim() for one in parts if not _is_number(one)}
+        if moved is None or len(dims) != 1 or any(_is_number(one) for one in parts):
+            return None
+
+        def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
+            steps = next(node for one, node in zip(parts, args[0]) if isinstance(one, Lifted))
+            count = graph.call_function(len, (steps,))
+            values = [
+                node if isinstance(one, Lifted) else graph.call_function(helpers.held, (node, count))
+                for one, node in zip(parts, args[0])
+            ]
+            return graph.create_node("call_function", call.node.target, (values, moved), {})
+
+        return make if call.node.op == "call_function" else None
+
+    return rule
+
+
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, (Lifted, Node))
+
+
+def _index(call: Call) -> Optional[Make]:
+    """``x[...]`` of each step; the index is the same at every step, and has no tensors."""
+    first = call.args[0]
+    index = call.args[1]
+    if not isinstance(first, Lifted) or len(call.lifted()) != 1:
+        return None
+    if isinstance(first.value, (tuple, list)):
+        return (lambda graph, args, kwargs: call.again(graph, args, kwargs)) if type(index) is int else None
+    plain = index if isinstance(index, tuple) else (index,)
+    if not all(one is None or one is Ellipsis or type(one) is int or _is_plain_slice(one) for one in plain):
+        return None
+    return lambda graph, args, kwargs: call.again(graph, (args[0], (slice(None), *plain)), {})
+
+
+def _is_plain_slice(value: Any) -> bool:
+    return isinstance(value, slice) and all(
+        one is None or type(one) is int for one in (value.start, value.stop, value.step)
+    )
+
+
+def _cast(call: Call) -> Optional[Make]:
+    """``to``, ``type_as`` and their like."""
+    first = _only_first(call)
+    return _same_call(call) if first is not None and isinstance(call.out, torch.Tensor) else None
+
+
+_ELEMENTWISE = """
+abs absolute add addcdiv addcmul and_ atan bitwise_and bitwise_not bitwise_or bitwise_xor ceil celu clamp clamp_max
+clamp_min clip clone copysign cos cosh detach div divide elu eq erf erfc exp expm1 fix float_power floor floor_divide
+floordiv fmod frac ge gelu greater greater_equal gt hardshrink hardsigmoid hardswish hardtanh heaviside hypot inv
+isfinite isinf isnan le leaky_relu lerp less less_equal log log10 log1p log2 logical_and logical_not logical_or
+logical_xor logit logsigmoid lt masked_fill maximum minimum mish mod mul multiply nan_to_num ne neg negative not_equal
+ones_like or_ positive pow reciprocal relu relu6 remainder round rsqrt rsub selu sgn sigmoid sign silu sin sinh softplus
+softshrink softsign sqrt square sub subtract tan tanh tanhshrink threshold true_divide truediv trunc where xor
+zeros_like invert and or __and__ __or__ __xor__ __invert__
+""".split()
+_CASTS = "to float double half bfloat16 int long bool type type_as contiguous".split()
+
+RULES: Dict[str, Callable[[Call], Optional[Make]]] = {
+    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **dict.fromkeys(_CASTS, _cast),
+    "linear": _linear,
+    "bilinear": _bilinear,
+    "matmul": _matmul,
+    "mm": _matmul,
+    **{
+        name.format(n): _maps(n)
+        for n in (1, 2, 3)
+        for name in (
+            "conv{}d",
+            "conv_transpose{}d",
+            "max_pool{}d",
+            "avg_pool{}d",
+            "adaptive_avg_pool{}d",
+            "adaptive_max_pool{}d",
+            "lp_pool{}d",
+        )
+    },
+    "batch_norm": _batch_norm,
+    "group_norm": _norm_of_samples,
+    "instance_norm": _instance_norm,
+    "layer_norm": _layer_norm,
+    "rms_norm": _layer_norm,
+    "prelu": _norm_of_samples,
+    "pixel_shuffle": _maps(2),
+    "pad": _pad,
+    "interpolate": _interpolate,
+    **dict.fromkeys(("dropout", "alpha_dropout", "dropout1d", "dropout2d", "dropout3d"), _dropout),
+    "embedding": _embedding,
+    "flatten": _flatten,
+    "view": _reshape,
+    "reshape": _reshape,
+    "permute": _permute,
+    "t": _transposed,
+    "transpose": _along(1, count=2),
+    "swapaxes": _along(1, count=2),
+    "unsqueeze": _unsqueeze,
+    "squeeze": _squeeze,
+    "expand": _expand,
+    "cat": _joins(0),
+    "concat": _joins(0),
+    "stack": _joins(0),
+    "softmax": _along(1),
+    "log_softmax": _along(1),
+    "sum": _along(1, default=_all_dims),
+    "mean": _along(1, default=_all_dims),
+    "amax": _along(1, default=_all_dims),
+    "amin": _along(1, default=_all_dims),
+    "argmax": _along(1),
+    "argmin": _along(1),
+    "cumsum": _along(1),
+    "max": _along(1),
+    "min": _along(1),
+    "getitem": _index,
+}
+
+
+def over_time(call: Call) -> Optional[Make]:
+    """How the call runs over time; None: it does not."""
+    rule = RULES.get(name_of(call.node))
+    if rule is None or not call.args:
+        return None
+    return rule(call)
+
+
+def changed(value: Any, change: Callable[[Any], Any]) -> Any:
+    """``value`` with its leaves changed, in tuples, lists, dictionaries and slices."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(changed(item, change) for item in value)
+    if isinstance(value, dict):
+        return {key: changed(item, change) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(*(changed(item, change) for item in (value.start, value.stop, value.step)))
+    return change(value)
