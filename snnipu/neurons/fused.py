@@ -201,7 +201,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
 
     def _fused_step(self, input_: torch.Tensor, states: Sequence[Any], named: Dict[str, Any]) -> Any:
         """The step by the kernel; None where snnTorch's code is to run."""
-        if is_compiling():
+        if is_compiling() and not leaves.tracing():
             return None  # the compiler fuses the step itself
         names = self._states()
         if (
