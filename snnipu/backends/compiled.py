@@ -82,7 +82,7 @@ def kernels(name: str, neuron: Neuron, dtype: torch.dtype) -> Optional[neurons.K
             if key not in _loaded:
                 try:
                     _loaded[key] = _find(neuron, dtype)
-                except (CompileError, OSError) as error:
+                except (CompileError, host.NativeLibraryError, OSError) as error:
                     _warn(str(error))
                     _loaded[key] = None
     return _loaded[key]

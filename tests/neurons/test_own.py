@@ -11,10 +11,11 @@ import warnings
 import pytest
 import torch
 from oracle import relative_error
+from support.operators import needs_host_runtime, needs_library
 from torch import nn
 
 import snnipu as snn
-from snnipu import backends, surrogate
+from snnipu import backends, poptorch, surrogate
 from snnipu.backends import host
 from snnipu.neurons import own
 from snnipu.ops import neuron_sequence as operator
@@ -515,3 +516,34 @@ def test_distributed_data_parallel_reduces_what_learns(tmp_path):
         assert torch.equal(net[1].mem, plain[1].mem)
     finally:
         torch.distributed.destroy_process_group()
+
+
+@needs_host_runtime
+@needs_library
+def test_on_the_ipu_model():
+    """Operation by operation, its spikes by the operator of the surrogate: the host's numbers."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.net = snn.MultiStep(nn.Linear(4, N), Adaptive(learn=True))
+
+        def forward(self, x, target):
+            spikes = self.net(x)[0].sum(0)
+            return spikes, poptorch.identity_loss((spikes - target).square().mean(), "none")
+
+    torch.manual_seed(1)
+    x, target = random(7, 3, 4), torch.full((3, N), 3.0)
+    results = []
+    for on_ipu in (False, True):
+        options = poptorch.Options()
+        options.useIpuModel(on_ipu)
+        model = Model()
+        optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+        training = poptorch.trainingModel(model, options, optimizer=optimizer)
+        spikes = [training(x, target)[0] for _ in range(2)]
+        results.append([*spikes, *(value.detach().clone() for value in model.parameters())])
+    assert results[0][0].any()
+    for one, other in zip(*results):
+        assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -57,14 +57,6 @@ def _tanh(value):
     return tl.where(value < 0.0, -size, size)
 
 
-@triton.jit
-def _repeated(pointer, t, steps, elements, offsets, ROWS: tl.constexpr):
-    """Row t of a sequence, or with ROWS 0 the one row of a sequence that is the same at every step; zeros outside."""
-    t = t + steps * 0  # the interpreter's loops count in Python's numbers
-    length = elements * ((t >= 0) & (t < steps)).to(tl.int64)
-    return tl.load(pointer + t * ROWS * elements + offsets, mask=offsets < length, other=0.0)
-
-
 # Underscored names are imported by generated modules too.
 __all__ = [
     "_clamp",
@@ -72,7 +64,6 @@ __all__ = [
     "_maximum",
     "_minimum",
     "_relu",
-    "_repeated",
     "_sigmoid",
     "_sign",
     "_stored",

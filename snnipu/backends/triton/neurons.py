@@ -13,7 +13,7 @@ from snnipu._generator.print_triton_kernels import AHEAD_FEW, AHEAD_MANY, backwa
 from snnipu._layout import layout
 from snnipu.backends import triton as backend
 from snnipu.backends.host import _upstream
-from snnipu.backends.triton.lif import _constants, _geometry, _reduced
+from snnipu.backends.triton.sequence import _constants, _geometry, _reduced
 from snnipu.ops import _neurons
 
 Tensors = Sequence[Optional[torch.Tensor]]

@@ -9,9 +9,9 @@ import triton.language as tl
 
 # The neuron's maths stands once, with the dense operators.
 from snnipu.backends.triton.lif import _clamp_unit as clamp_unit
-from snnipu.backends.triton.lif import _constants as surrogate_constants
 from snnipu.backends.triton.lif import _next_membrane as next_membrane
-from snnipu.backends.triton.lif import _through_spike as through_spike
+from snnipu.backends.triton.sequence import _constants as surrogate_constants
+from snnipu.backends.triton.sequence import _through_spike as through_spike
 
 # Capacity of an operator that makes as many slots as the busiest row needs.
 AS_NEEDED = -1

@@ -1,0 +1,121 @@
+"""What kernels over a sequence have in common: blocks of elements, rows, surrogates, sums of gradients.
+
+Only what every Triton since 2.0 has is used in the kernels.
+"""
+
+import math
+from typing import Any, Dict, Optional, Tuple
+
+import torch
+import triton
+import triton.language as tl
+
+from snnipu import surrogate as surrogates
+from snnipu._generator.print_triton_kernels import AHEAD_FEW, AHEAD_MANY
+from snnipu.backends import triton as backend
+
+_LEAKY_STEP = tl.constexpr(surrogates.LEAKY_STEP)
+_TRIANGULAR = tl.constexpr(surrogates.TRIANGULAR)
+_FAST_SIGMOID = tl.constexpr(surrogates.FAST_SIGMOID)
+_ATAN = tl.constexpr(surrogates.ATAN)
+_SIGMOID = tl.constexpr(surrogates.SIGMOID)
+
+# Rows whose length is a multiple of it are aligned to the widest loads.
+_ALIGNED = 16
+# Before it Triton's compiler fails at the backward kernel with more than one element to a thread.
+_WIDE_BLOCKS_SINCE = (2, 2)
+
+
+@triton.jit
+def _offsets(first, BLOCK: tl.constexpr, WIDE: tl.constexpr):
+    """The elements of this program, from ``first`` on: an argument, as Triton 2.1 wants one that is no constant."""
+    block = first + tl.program_id(0)
+    if WIDE:
+        block = block.to(tl.int64)
+    return block * BLOCK + tl.arange(0, BLOCK)
+
+
+@triton.jit
+def _parameter(pointer, count, offsets, mask, PER_ELEMENT: tl.constexpr):
+    if PER_ELEMENT:
+        value = tl.load(pointer + offsets % count, mask=mask, other=0.0)
+    else:
+        value = tl.load(pointer)
+    return value
+
+
+@triton.jit
+def _row(pointer, t, steps, elements, offsets):
+    """Row t of a sequence; zeros outside of it."""
+    t = t + steps * 0  # the interpreter's loops count in Python's numbers
+    length = elements * ((t >= 0) & (t < steps)).to(tl.int64)
+    return tl.load(pointer + t * elements + offsets, mask=offsets < length, other=0.0)
+
+
+@triton.jit
+def _repeated(pointer, t, steps, elements, offsets, ROWS: tl.constexpr):
+    """Row t of a sequence, or with ROWS 0 the one row of a sequence that is the same at every step; zeros outside."""
+    t = t + steps * 0  # the interpreter's loops count in Python's numbers
+    length = elements * ((t >= 0) & (t < steps)).to(tl.int64)
+    return tl.load(pointer + t * ROWS * elements + offsets, mask=offsets < length, other=0.0)
+
+
+@triton.jit
+def _through_spike(u, grad, p, q, SURROGATE: tl.constexpr):
+    """grad * dS/du; p and q are those of _constants."""
+    if SURROGATE == _LEAKY_STEP:
+        out = tl.where(u > 0.0, grad, p * grad)
+    elif SURROGATE == _TRIANGULAR:
+        scaled = grad * p
+        out = tl.where(u >= 0.0, -scaled, scaled)
+    elif SURROGATE == _FAST_SIGMOID:
+        base = p * tl.abs(u) + 1.0
+        out = tl.where(u <= q, 0.0, grad / (base * base))
+    elif SURROGATE == _ATAN:
+        scaled = p * u
+        out = q / (1.0 + scaled * scaled) * grad
+    elif SURROGATE == _SIGMOID:
+        e = tl.exp(-tl.abs(p * u))
+        base = e + 1.0
+        out = grad * p * e / (base * base)
+    else:
+        out = grad * q * tl.exp(-p * tl.abs(u - 1.0))
+    return out
+
+
+@triton.jit
+def _store_sum(pointer, total, offsets, mask, PER_ELEMENT: tl.constexpr):
+    """A sum over time for each element, or one for the program's block."""
+    if PER_ELEMENT:
+        tl.store(pointer + offsets, total, mask=mask)
+    else:
+        tl.store(pointer + tl.program_id(0), tl.sum(tl.where(mask, total, 0.0), axis=0))
+
+
+def _constants(surrogate: int, a: float, b: float) -> Tuple[float, ...]:
+    """The surrogate's p and q for the kernel, each as two float32."""
+    p, q = (math.pi / 2 * a, a / 2) if surrogate == surrogates.ATAN else (a, b)
+    return (*backend.split(p), *backend.split(q))
+
+
+def _geometry(elements: int, like: torch.Tensor) -> Tuple[int, Dict[str, Any]]:
+    """Number of programs, and the options that follow from a step's size."""
+    block = backend.LEAST_BLOCK
+    if backend.version() >= _WIDE_BLOCKS_SINCE:
+        block = backend.block_size(elements, like.element_size(), like.device)
+    programs = -(-elements // block)
+    return programs, {
+        "UNIT": _ALIGNED if elements % _ALIGNED == 0 else 1,
+        "BLOCK": block,
+        "WIDE": programs * block >= 2**31,
+        "AHEAD": AHEAD_FEW if block == backend.LEAST_BLOCK else AHEAD_MANY,
+        "num_warps": backend.WARPS,
+        "num_stages": 1,
+    }
+
+
+def _reduced(total: Optional[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """A parameter's gradient from sums over time, always added in the same order; empty without any."""
+    if total is None:
+        return like.new_empty(0)
+    return total.reshape(-1, like.numel()).sum(0).reshape(like.shape)
