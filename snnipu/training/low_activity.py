@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from snnipu import ops
-from snnipu.neurons import SparseLeaky, SparseNetwork
+from snnipu.neurons import SparseNetwork
+from snnipu.neurons.sparse_leaky import SparseNeurons
 from snnipu.ops.sparse_lif_sequence import delayed
 from snnipu.spikes import SparseSpikes
 
@@ -37,7 +38,7 @@ class GradThresholdSchedule:
             schedule.step()
 
     Args:
-        network: a module; ``grad_threshold`` of every :class:`snnipu.SparseLeaky` in it is set, at once and by each
+        network: a module; ``grad_threshold`` of every event-driven layer of neurons in it is set, at once and by each
             :meth:`step`.
         start: :math:`g_0`, in the unit of the membrane; not above ``target``.
         target: :math:`g_\infty`.
@@ -55,9 +56,9 @@ class GradThresholdSchedule:
     def __init__(self, network: nn.Module, start: float = -100.0, target: float = 0.9, every: int = 1) -> None:
         if not isinstance(network, nn.Module):
             raise TypeError(f"network: expected a module, got {type(network).__name__}")
-        self._layers = [module for module in network.modules() if isinstance(module, SparseLeaky)]
+        self._layers = [module for module in network.modules() if isinstance(module, SparseNeurons)]
         if not self._layers:
-            raise ValueError("network: expected a module with SparseLeaky layers, got one without")
+            raise ValueError("network: expected a module with SparseNeurons layers, got one without")
         for name, value in (("start", start), ("target", target)):
             if not _is_number(value) or not math.isfinite(value):
                 raise ValueError(f"{name}: expected a finite number, got {value!r}")
@@ -137,7 +138,8 @@ def scale_to_activity(
 
     Args:
         network: changed in place.
-        x: a batch of input spikes, SparseSpikes or a dense ``[T, B, sizes[0]]``, on the network's device.
+        x: a batch of input spikes, SparseSpikes or a dense ``[T, B, sizes[0]]`` (of a network of maps also
+            ``[T, B, C, H, W]``), on the network's device.
         target: :math:`a`, mean spikes per neuron and step, above 0 and below 1: a number for all layers, or one entry
             for each, in which None leaves the layer as it is.
         tolerance: :math:`\epsilon`, relative.
@@ -169,13 +171,15 @@ def scale_to_activity(
     spikes = x.to_dense() if isinstance(x, SparseSpikes) else x
     if not isinstance(spikes, torch.Tensor):
         raise TypeError(f"x: expected SparseSpikes or a torch.Tensor, got {type(x).__name__}")
+    if spikes.dim() == 5:
+        spikes = spikes.flatten(2)
     if spikes.dim() != 3 or spikes.shape[2] != network.sizes[0] or 0 in spikes.shape:
         raise ValueError(f"x: expected a non-empty [T, B, {network.sizes[0]}], got {tuple(spikes.shape)}")
 
     done = []
     for index, (layer, wanted) in enumerate(zip(network.layers, targets)):
         # The product is linear in the scale: it is computed once.
-        current = nn.functional.linear(spikes.to(layer.weight.dtype), layer.weight) * layer.input_scale
+        current = layer.weighted(spikes) * layer.input_scale
         current = delayed(current, network.delay if index else 0)
         if wanted is not None and not bool(current.any()):
             raise ValueError(
@@ -191,24 +195,23 @@ def scale_to_activity(
                 stacklevel=3,
             )
         layer.weight.mul_(result.scale)
-        spikes = _spikes(layer, current, result.scale)
+        spikes = network.pooled_densely(index, _spikes(layer, current, result.scale))
         done.append(result)
     return done
 
 
-def _spikes(layer: SparseLeaky, current: torch.Tensor, scale: float) -> torch.Tensor:
+def _spikes(layer: SparseNeurons, current: torch.Tensor, scale: float) -> torch.Tensor:
     """Spikes ``[T, B, N]`` of the layer, were its weight ``scale`` times as large."""
     current = current * scale
     if layer.bias is not None:
-        current = current + layer.bias
-    spk, _ = ops.lif_sequence(
-        current, beta=layer.beta, threshold=layer.threshold, reset_mechanism=layer.reset_mechanism
-    )
+        current = current + layer._per_neuron(layer.bias)
+    beta, threshold = layer._per_neuron(layer.beta), layer._per_neuron(layer.threshold)
+    spk, _ = ops.lif_sequence(current, beta=beta, threshold=threshold, reset_mechanism=layer.reset_mechanism)
     return spk
 
 
 def _find_scale(
-    layer: SparseLeaky, current: torch.Tensor, target: Optional[float], tolerance: float, max_iterations: int
+    layer: SparseNeurons, current: torch.Tensor, target: Optional[float], tolerance: float, max_iterations: int
 ) -> LayerScale:
     def measure(scale: float) -> float:
         return float(_spikes(layer, current, scale).mean())
