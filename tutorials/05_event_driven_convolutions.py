@@ -363,6 +363,8 @@ print(f"equal spikes: {100 * (dense_spk == layers[-1].to_dense()).float().mean()
 # %% [markdown]
 # ## What to read next
 #
-# * [Train at low activity](../docs/how-to/train-sparse.md): the same from the command line, `--network conv`.
+# * [Train convolutional networks on events](../docs/how-to/train-convolutional.md): layers by themselves, and the same
+#   from the command line.
+# * [Train at low activity](../docs/how-to/train-sparse.md): slots, second thresholds, initial weights, rates.
 # * [Load event data](../docs/how-to/load-event-data.md): your own recordings, and what is kept of them on the disk.
 # * [The sparse gradient](../docs/explanation/sparse-gradient.md): what the second threshold leaves out.
