@@ -19,8 +19,8 @@ template <typename C> struct PerChannel {
 
 // Membranes that carry gradient, of one block and sample: step after step, by ascending id.
 template <typename C> struct KeptEvents {
-  std::vector<uint32_t> ids; // the highest bit: it fired
-  std::vector<C> mem;
+  Stream<uint32_t> ids; // the highest bit: it fired
+  Stream<C> mem;
   std::vector<uint32_t> begin; // [steps + 1]
 };
 constexpr uint32_t firedBit = uint32_t{1} << 31;
@@ -65,77 +65,84 @@ public:
   }
 
   void run(size_t sample, bool unit, KeptEvents<C> &kept) {
-    static thread_local ThreadBuffer<C> buffer;
+    static thread_local ThreadBuffer<C> states, currents;
     const ConvSizes &sizes = a_.convolution.sizes;
     const size_t places = sizes.places(), batch = a_.spikes.batch;
-    C *const map = buffer.zeros(places * lanes_);
+    C *const map = states.zeros(places * lanes_), *const current = currents.reserve(places * lanes_);
     kept.begin.push_back(0);
     for (size_t t = 0; t < a_.spikes.steps; ++t) {
-      events_.clear();
-      std::fill_n(count_, blockLanes, 0);
       const bool arrives = t >= a_.delay;
       const size_t row = arrives ? (t - a_.delay) * batch + sample : 0, at = row * a_.spikes.slots;
-      const size_t spikes = arrives ? static_cast<size_t>(a_.spikes.counts[2 * row]) : 0;
-      a_.convolution.currents(block_, a_.spikes.ids + at, unit ? nullptr : a_.spikes.values + at, spikes,
-                              [&](size_t place, unsigned lane, auto &sum) {
-                                sum.forEach(
-                                    [&](unsigned offset, auto current) { step(map, place, lane + offset, current); });
-                              });
+      a_.convolution.currents(block_, a_.spikes.ids + at, unit ? nullptr : a_.spikes.values + at,
+                              arrives ? static_cast<size_t>(a_.spikes.counts[2 * row]) : 0, current);
+      events_.clear();
+      std::fill_n(count_, blockLanes, 0);
+      for (unsigned lane = 0; lane < lanes_; lane += registerLanes<C>)
+        step(map, current, places, lane);
       if (a_.mem)
         for (size_t place = 0; place < places; ++place)
           std::copy_n(map + place * lanes_, held_,
                       a_.mem + ((t * batch + sample) * places + place) * sizes.outChannels + first_);
-      keep(kept, places);
+      keep(kept, map, places);
     }
   }
 
 private:
   struct Event {
     uint32_t lane, place; // of the lane, its highest bit: it fired
-    C mem;
   };
 
-  // A register's neurons: their membranes, and which of them fired or carry gradient. Of the resets, the factors of the
-  // one that is asked for are 1: a template would be three times the code.
-  template <typename V> void step(C *map, size_t place, unsigned lane, V current) {
-    C *const at = map + place * lanes_ + lane;
-    const V before = load<V>(at), threshold = load<V>(threshold_ + lane);
-    const V above = heaviside(before - threshold);
-    const V x = current * a_.inputScale + load<V>(bias_ + lane);
-    const V u =
-        (load<V>(beta_ + lane) * ((splat<V>(1) - toZero_ * above) * before) + x) - above * load<V>(subtracted_ + lane);
-    store(at, u);
-    const uint64_t fired = bitsAbove(u - threshold, splat<V>(0));
-    uint64_t carried = fired;
-    if (a_.second)
-      carried |= bitsAbove(u, load<V>(gradThreshold_ + lane));
-    else
-      carried |= lane >= held_ ? 0 : ~uint64_t{0} >> (64 - std::min(lanes<V>, held_ - lane));
-    for (; carried != 0; carried &= carried - 1) {
-      const unsigned i = static_cast<unsigned>(__builtin_ctzll(carried));
-      const uint32_t bit = fired >> i & 1 ? firedBit : 0;
-      events_.push_back({(lane + i) | bit, static_cast<uint32_t>(place), u[i]});
-      ++count_[lane + i];
+  // The membranes of some lanes at all places, and which of them fired or carry gradient. Of the resets, the factors of
+  // the one that is asked for are 1: a template would be three times the code.
+  void step(C *map, const C *currents, size_t places, unsigned lane) {
+    using V = Register<C>;
+    // Places whose bits fit into a word.
+    constexpr unsigned together = 64 / registerLanes<C>;
+    const V beta = load<V>(beta_ + lane), bias = load<V>(bias_ + lane), threshold = load<V>(threshold_ + lane);
+    const V second = load<V>(gradThreshold_ + lane), subtracted = load<V>(subtracted_ + lane);
+    const V scale = splat<V>(a_.inputScale), toZero = splat<V>(toZero_);
+    const unsigned real = lane >= held_ ? 0 : std::min<unsigned>(registerLanes<C>, held_ - lane);
+    const uint64_t everyone = a_.second || real == 0 ? 0 : ~uint64_t{0} >> (64 - real);
+    const bool both = a_.second;
+    for (size_t first = 0; first < places; first += together) {
+      uint64_t fired = 0, carried = 0;
+      const unsigned count = static_cast<unsigned>(std::min<size_t>(together, places - first));
+      for (unsigned i = 0; i < count; ++i) {
+        const size_t at = (first + i) * lanes_ + lane;
+        const V before = load<V>(map + at), above = heaviside(before - threshold);
+        const V x = load<V>(currents + at) * scale + bias;
+        const V u = (beta * ((splat<V>(1) - toZero * above) * before) + x) - above * subtracted;
+        store(map + at, u);
+        fired |= bitsAbove(u - threshold, splat<V>(0)) << i * registerLanes<C>;
+        carried |= (both ? bitsAbove(u, second) : everyone) << i * registerLanes<C>;
+      }
+      for (uint64_t bits = fired | carried; bits != 0; bits &= bits - 1) {
+        const unsigned bit = static_cast<unsigned>(__builtin_ctzll(bits));
+        const uint32_t own = lane + bit % registerLanes<C>;
+        events_.push_back(
+            {own | (fired >> bit & 1 ? firedBit : 0), static_cast<uint32_t>(first) + bit / registerLanes<C>});
+        ++count_[own];
+      }
     }
   }
 
   // The events of a step in the order of ids: places came in order, channels did not.
-  void keep(KeptEvents<C> &kept, size_t places) {
-    const size_t start = kept.ids.size();
-    size_t next[blockLanes], total = start;
+  void keep(KeptEvents<C> &kept, const C *map, size_t places) {
+    uint32_t *const ids = kept.ids.room(events_.size());
+    C *const mem = kept.mem.room(events_.size());
+    uint32_t next[blockLanes], total = 0;
     for (size_t lane = 0; lane < blockLanes; ++lane) {
       next[lane] = total;
       total += count_[lane];
     }
-    kept.ids.resize(total);
-    kept.mem.resize(total);
     for (const Event &event : events_) {
-      const uint32_t lane = event.lane & ~firedBit;
-      const size_t to = next[lane]++;
-      kept.ids[to] = (static_cast<uint32_t>((first_ + lane) * places) + event.place) | (event.lane & firedBit);
-      kept.mem[to] = event.mem;
+      const uint32_t lane = event.lane & ~firedBit, to = next[lane]++;
+      ids[to] = (static_cast<uint32_t>((first_ + lane) * places) + event.place) | (event.lane & firedBit);
+      mem[to] = map[event.place * lanes_ + lane];
     }
-    kept.begin.push_back(static_cast<uint32_t>(total));
+    kept.ids.advance(total);
+    kept.mem.advance(total);
+    kept.begin.push_back(static_cast<uint32_t>(kept.ids.size()));
   }
 
   const ConvForward<C> &a_;
@@ -502,10 +509,9 @@ int conv2dForward(const Spikes<C> &spikes, const Convolution<C> &convolution, co
     for (size_t row = task % pieces * piece; row < std::min(rows, (task % pieces + 1) * piece); ++row) {
       const size_t at = row * spikes.slots;
       convolution.currents(block, spikes.ids + at, checked.unitValues() ? nullptr : spikes.values + at,
-                           static_cast<size_t>(spikes.counts[2 * row]), [&](size_t place, unsigned lane, auto &sum) {
-                             sum.add(start + lane);
-                             sum.storeTo(map + place * lanes + lane);
-                           });
+                           static_cast<size_t>(spikes.counts[2 * row]), map);
+      for (size_t place = 0; bias && place < places; ++place)
+        addRun(map + place * lanes, C(1), start, lanes);
       transpose(map, lanes, places, held, out + row * sizes.neurons() + first * places, places, C(1));
     }
   });
@@ -576,7 +582,9 @@ class Pool {
 public:
   explicit Pool(const PoolSizes &sizes)
       : sizes(sizes), byMap_(static_cast<uint32_t>(sizes.inHeight * sizes.inWidth)),
-        byRow_(static_cast<uint32_t>(sizes.inWidth)) {}
+        byRow_(static_cast<uint32_t>(sizes.inWidth)),
+        rows_(windows(sizes.inHeight, sizes.outHeight, sizes.kernelHeight, sizes.strideY, sizes.paddingY)),
+        columns_(windows(sizes.inWidth, sizes.outWidth, sizes.kernelWidth, sizes.strideX, sizes.paddingX)) {}
 
   const PoolSizes sizes;
 
@@ -584,13 +592,12 @@ public:
   template <typename Body> void forWindows(uint32_t id, const Body &body) const {
     const uint32_t channel = byMap_(id), place = id - channel * static_cast<uint32_t>(sizes.inHeight * sizes.inWidth);
     const uint32_t y = byRow_(place), x = place - y * static_cast<uint32_t>(sizes.inWidth);
-    const size_t top = y + sizes.paddingY, left = x + sizes.paddingX;
-    for (size_t outY = firstOf(top, sizes.kernelHeight, sizes.strideY);
-         outY < sizes.outHeight && outY * sizes.strideY <= top; ++outY)
-      for (size_t outX = firstOf(left, sizes.kernelWidth, sizes.strideX);
-           outX < sizes.outWidth && outX * sizes.strideX <= left; ++outX)
+    const Windows row = rows_[y], column = columns_[x];
+    for (uint32_t outY = row.first; outY < row.end; ++outY)
+      for (uint32_t outX = column.first; outX < column.end; ++outX)
         body(channel * sizes.outPlaces() + outY * sizes.outWidth + outX,
-             (top - outY * sizes.strideY) * sizes.kernelWidth + left - outX * sizes.strideX);
+             (y + sizes.paddingY - outY * sizes.strideY) * sizes.kernelWidth + x + sizes.paddingX -
+                 outX * sizes.strideX);
   }
 
   // How many inputs the window of an output has: not those of the padding.
@@ -601,14 +608,24 @@ public:
   }
 
 private:
-  static size_t firstOf(size_t at, size_t kernel, size_t stride) {
-    return at < kernel ? 0 : (at - kernel) / stride + 1;
+  // Those that a coordinate of the input is in.
+  struct Windows {
+    uint32_t first, end;
+  };
+  static std::vector<Windows> windows(size_t size, size_t outSize, size_t kernel, size_t stride, size_t padding) {
+    std::vector<Windows> found(size);
+    for (size_t at = 0; at < size; ++at) {
+      const size_t behind = at + padding, first = behind < kernel ? 0 : (behind - kernel) / stride + 1;
+      found[at] = {static_cast<uint32_t>(first), static_cast<uint32_t>(std::min(outSize, behind / stride + 1))};
+    }
+    return found;
   }
   static size_t inside(size_t at, size_t padding, size_t kernel, size_t size) {
     return std::min(at + kernel, padding + size) - std::max(at, padding);
   }
 
   Divider byMap_, byRow_;
+  std::vector<Windows> rows_, columns_;
 };
 
 // What is known of an output of the row that is being pooled.

@@ -133,6 +133,9 @@ constexpr unsigned registersForKernelRow = 10;
 constexpr unsigned registersForKernelRow = 6;
 #endif
 
+// For a row of a place's window. Measured, for 12 to 128 output channels.
+constexpr size_t fewSpikes = 3;
+
 // Spikes of one row by the place they come from.
 template <typename C> struct SpikesByPlace {
   std::vector<uint32_t> begin; // [places of the input + 1]
@@ -179,15 +182,16 @@ public:
   // Numbers of a block's weights, packed.
   size_t packedSize(size_t block) const { return sizes.groupInputs() * sizes.taps() * blocks.lanes(block); }
 
-  // The currents of one row's spikes, for each place and its lanes: finish(place, first lane, sum in Registers).
-  template <typename Finish>
-  void currents(size_t block, const int32_t *ids, const C *values, size_t count, const Finish &finish) const {
-    if (!sizes.unitSteps())
-      scattered(block, ids, values, count, finish);
+  // The currents of one row's spikes: [place][lane].
+  void currents(size_t block, const int32_t *ids, const C *values, size_t count, C *sums) const {
+    // Few spikes for a row of a window: to look for them costs more than to add to the map.
+    const size_t inputs = sizes.groups * sizes.inHeight * sizes.inWidth;
+    if (!sizes.unitSteps() || count * sizes.kernelWidth < fewSpikes * inputs)
+      scattered(block, ids, values, count, sums);
     else if (values)
-      gathered<false>(block, ids, values, count, finish);
+      gathered<false>(block, ids, values, count, sums);
     else
-      gathered<true>(block, ids, values, count, finish);
+      gathered<true>(block, ids, values, count, sums);
   }
 
   // Gradients of the weights (to sums, from the slots [0, spikes)) and of the values of the slots [0, carried), from
@@ -268,8 +272,7 @@ private:
 
   // A spike of channel c at column x adds, to the place at column ox, the weights of kernel column x + padding - ox:
   // packed, that is its key, (c + 1) * taps - 1 - x, plus ox - padding - (kernel height - 1 - ky) * kernel width.
-  template <bool Unit, typename Finish>
-  void gathered(size_t block, const int32_t *ids, const C *values, size_t count, const Finish &finish) const {
+  template <bool Unit> void gathered(size_t block, const int32_t *ids, const C *values, size_t count, C *sums) const {
     static thread_local SpikesByPlace<C> sorted;
     sortByPlace(block, ids, values, count, sorted);
     const unsigned lanes = blocks.lanes(block);
@@ -299,27 +302,19 @@ private:
                 sum.addScaled(splat<Register<C>>(value[spike]), weight);
             }
           }
-          finish(oy * sizes.outWidth + ox, lane, sum);
+          sum.storeTo(sums + (oy * sizes.outWidth + ox) * lanes + lane);
         });
       }
     }
   }
 
-  template <typename Finish>
-  void scattered(size_t block, const int32_t *ids, const C *values, size_t count, const Finish &finish) const {
-    static thread_local ThreadBuffer<C> buffer;
-    const unsigned lanes = blocks.lanes(block);
-    C *const sums = buffer.zeros(sizes.places() * lanes);
+  void scattered(size_t block, const int32_t *ids, const C *values, size_t count, C *sums) const {
+    std::fill_n(sums, sizes.places() * blocks.lanes(block), C(0));
     for (size_t spike = 0; spike < count; ++spike) {
       const C value = values ? values[spike] : C(1);
       forRuns(block, ids[spike],
               [&](size_t weight, size_t place, size_t n) { addRun(sums + place, value, packed(block) + weight, n); });
     }
-    for (size_t place = 0; place < sizes.places(); ++place)
-      forPlaceGroups<C, 4>(lanes, [&](unsigned lane, auto sum) {
-        sum.loadFrom(sums + place * lanes + lane);
-        finish(place, lane, sum);
-      });
   }
 
   // body(weights from the block's first one on, places of the map, numbers) for each run of one input neuron; both in
@@ -372,14 +367,16 @@ private:
   template <unsigned Columns>
   void gradientsOf(size_t block, const int32_t *ids, const C *values, size_t spikes, size_t carried, const C *grad,
                    C *sums, C *to) const {
-    static thread_local std::vector<uint32_t> offsets;
+    static thread_local std::vector<uint32_t> offsets, rows;
     static thread_local ThreadBuffer<C> products;
     const size_t lanes = blocks.lanes(block), count = to ? carried : spikes, weights = sizes.taps() * lanes;
     offsets.resize(count);
+    rows.resize(count);
     C *const partial = to ? products.zeros(count * registerLanes<C>) : nullptr;
     for (size_t begin = 0; begin < count;) {
       const uint32_t channel = placeOf(block, ids[begin]).channel;
       size_t end = begin;
+      bool ascending = true;
       // Of the places of a kernel's row, the first one: the last column's.
       for (; end < count && (end < spikes) == (begin < spikes); ++end) {
         const Place from = placeOf(block, ids[end]);
@@ -387,9 +384,12 @@ private:
           break;
         const size_t y = from.y + sizes.paddingY + map.above, x = from.x + sizes.paddingX + map.before;
         offsets[end] = static_cast<uint32_t>(y * map.stride + x - (sizes.kernelWidth - 1));
+        rows[end] = static_cast<uint32_t>(from.y + sizes.paddingY);
+        ascending = ascending && (end == begin || rows[end] >= rows[end - 1]);
       }
       if (channel < sizes.groupInputs()) {
-        const ChannelSlots slots{offsets.data() + begin, values ? values + begin : nullptr, end - begin, lanes};
+        const ChannelSlots slots{offsets.data() + begin, ascending ? rows.data() + begin : nullptr,
+                                 values ? values + begin : nullptr, end - begin, lanes};
         C *const channelSums = sums && begin < spikes ? sums + channel * weights : nullptr;
         const C *const channelWeights = to ? packed(block) + channel * weights : nullptr;
         ofChannel<Columns>(slots, grad, channelSums, channelWeights, to ? partial + begin * registerLanes<C> : nullptr);
@@ -401,7 +401,7 @@ private:
   }
 
   struct ChannelSlots {
-    const uint32_t *offsets;
+    const uint32_t *offsets, *rows; // rows with the padding, in ascending order; null where they are not
     const C *values;
     size_t count, lanes;
   };
@@ -412,24 +412,31 @@ private:
     constexpr unsigned most = registersForKernelRow / columns < 1 ? 1 : registersForKernelRow / columns;
     // Any number of columns: one after the other.
     const size_t parts = Columns ? 1 : sizes.kernelWidth;
-    for (size_t ky = 0; ky < sizes.kernelHeight; ++ky)
-      for (size_t part = 0; part < parts; ++part)
+    for (size_t ky = 0; ky < sizes.kernelHeight; ++ky) {
+      // Those whose row leads into the map by this one of the kernel's.
+      size_t begin = 0, end = slots.count;
+      while (slots.rows && begin < end && slots.rows[begin] < ky)
+        ++begin;
+      while (slots.rows && begin < end && slots.rows[end - 1] >= ky + sizes.outHeight)
+        --end;
+      for (size_t part = 0; part < parts && begin < end; ++part)
         forPlaceGroups<C, most>(static_cast<unsigned>(slots.lanes), [&](unsigned lane, auto group) {
           const size_t weight = (ky * sizes.kernelWidth + part) * slots.lanes + lane;
           const C *const from = grad + lane + part * slots.lanes - ky * map.stride * slots.lanes;
           if (sums)
-            weightsOfRow<columns>(slots, from, sums + weight, group);
+            weightsOfRow<columns>(slots, begin, end, from, sums + weight, group);
           if (partial)
-            valuesOfRow<columns>(slots, from, weights + weight, partial, group);
+            valuesOfRow<columns>(slots, begin, end, from, weights + weight, partial, group);
         });
+    }
   }
 
   template <unsigned Columns, typename Group>
-  static void weightsOfRow(const ChannelSlots &slots, const C *grad, C *sums, Group) {
+  static void weightsOfRow(const ChannelSlots &slots, size_t begin, size_t end, const C *grad, C *sums, Group) {
     Group row[Columns];
     for (unsigned column = 0; column < Columns; ++column)
       row[column].loadFrom(sums + column * slots.lanes);
-    for (size_t slot = 0; slot < slots.count; ++slot) {
+    for (size_t slot = begin; slot < end; ++slot) {
       const C *const from = grad + slots.offsets[slot] * slots.lanes;
       const auto value = splat<Register<C>>(slots.values ? slots.values[slot] : C(1));
       for (unsigned column = 0; column < Columns; ++column)
@@ -440,11 +447,12 @@ private:
   }
 
   template <unsigned Columns, typename Group>
-  static void valuesOfRow(const ChannelSlots &slots, const C *grad, const C *weights, C *partial, Group) {
+  static void valuesOfRow(const ChannelSlots &slots, size_t begin, size_t end, const C *grad, const C *weights,
+                          C *partial, Group) {
     Group row[Columns];
     for (unsigned column = 0; column < Columns; ++column)
       row[column].loadFrom(weights + column * slots.lanes);
-    for (size_t slot = 0; slot < slots.count; ++slot) {
+    for (size_t slot = begin; slot < end; ++slot) {
       const C *const from = grad + slots.offsets[slot] * slots.lanes;
       C *const at = partial + slot * registerLanes<C>;
       auto sum = load<Register<C>>(at);
