@@ -232,9 +232,9 @@ plotting.activity_curve([record["activity"] for record in history[1:]], names, t
 # %% [markdown]
 # ## What the first layer looks for
 #
-# The first layer has 12 kernels for each polarity. Blue weights drive a neuron, red ones hold it back. Where a kernel is
-# blue on one side for bright events, and on the other side for dark ones, it looks for an edge that moves one way. After
-# a few epochs much of the random start is still to be seen.
+# The first layer has 12 kernels for each polarity. Blue weights drive a neuron, red ones hold it back. Where a kernel
+# is blue on one side for bright events, and on the other side for dark ones, it looks for an edge that moves one way.
+# After a few epochs much of the random start is still to be seen.
 
 
 # %%
