@@ -176,8 +176,8 @@ for name, scale in zip(names, training.scale_to_activity(net, spikes, target=0.0
 # ## Training
 #
 # The score of a class is the number of spikes of its output neuron. What keeps the network sparse is a term of the
-# loss: `ActivityRegularizer` holds neurons back whose rate is above 5 % of the steps. Watch the picture of the activity:
-# the work that a layer has to do is proportional to it.
+# loss: `ActivityRegularizer` holds neurons back whose rate is above 5 % of the steps. Watch the picture of the
+# activity: the work that a layer has to do is proportional to it.
 
 
 # %%
@@ -232,8 +232,9 @@ plotting.activity_curve([record["activity"] for record in history[1:]], names, t
 # %% [markdown]
 # ## What the first layer looks for
 #
-# The first layer has 12 kernels for each polarity. Blue weights drive a neuron, red ones hold it back. Kernels that are
-# blue on one side for bright events, and on the other for dark ones, look for an edge that moves one way.
+# The first layer has 12 kernels for each polarity. Blue weights drive a neuron, red ones hold it back. Where a kernel
+# is blue on one side for bright events, and on the other side for dark ones, it looks for an edge that moves one way.
+# After a few epochs much of the random start is still to be seen.
 
 
 # %%
@@ -279,7 +280,8 @@ draw_maps()
 #
 # Each layer gets the spikes that it had in training, as ids and as frames. `path="sparse"` keeps the event-driven layer
 # from choosing the dense path by itself, as `path="auto"` does where that is the faster one. The dense twin is
-# `nn.Conv2d` over all steps at once and `Leaky.sequence`; forward and backward pass, medians, taking turns.
+# `nn.Conv2d` over all steps at once and `Leaky.sequence`; forward and backward pass, medians, taking turns. The last
+# layer is so small that there is nothing to be gained.
 
 
 # %%
@@ -363,6 +365,8 @@ print(f"equal spikes: {100 * (dense_spk == layers[-1].to_dense()).float().mean()
 # %% [markdown]
 # ## What to read next
 #
-# * [Train at low activity](../docs/how-to/train-sparse.md): the same from the command line, `--network conv`.
+# * [Train convolutional networks on events](../docs/how-to/train-convolutional.md): layers by themselves, and the same
+#   from the command line.
+# * [Train at low activity](../docs/how-to/train-sparse.md): slots, second thresholds, initial weights, rates.
 # * [Load event data](../docs/how-to/load-event-data.md): your own recordings, and what is kept of them on the disk.
 # * [The sparse gradient](../docs/explanation/sparse-gradient.md): what the second threshold leaves out.

@@ -62,6 +62,29 @@ private:
   std::unique_ptr<T[]> data_;
 };
 
+// Numbers one behind the other; room for the next ones is made before they are written.
+template <typename C> class Stream {
+public:
+  size_t size() const { return size_; }
+  const C &operator[](size_t at) const { return data_[at]; }
+  // Where to write up to `count` numbers, of which advanced(n) keeps the first n.
+  C *room(size_t count) {
+    if (size_ + count > capacity_) {
+      const size_t capacity = 2 * (size_ + count);
+      Uninitialised<C> larger(capacity);
+      std::copy_n(data_.data(), size_, larger.data());
+      data_ = std::move(larger);
+      capacity_ = capacity;
+    }
+    return data_.data() + size_;
+  }
+  void advance(size_t count) { size_ += count; }
+
+private:
+  Uninitialised<C> data_;
+  size_t size_ = 0, capacity_ = 0;
+};
+
 // Spikes as the kernels read them, once for each block of neurons: checked, ids in 16 bits where the layer's neurons
 // allow it, rows as close to one another as the fullest one lets them be.
 template <typename C> class CheckedSpikes {

@@ -19,8 +19,8 @@ template <typename C> struct PerChannel {
 
 // Membranes that carry gradient, of one block and sample: step after step, by ascending id.
 template <typename C> struct KeptEvents {
-  std::vector<uint32_t> ids; // the highest bit: it fired
-  std::vector<C> mem;
+  Stream<uint32_t> ids; // the highest bit: it fired
+  Stream<C> mem;
   std::vector<uint32_t> begin; // [steps + 1]
 };
 constexpr uint32_t firedBit = uint32_t{1} << 31;
@@ -37,7 +37,7 @@ template <typename C> struct ConvForward {
   const C *bias;
   PerChannel<C> beta, threshold;
   bool second;
-  C gradThreshold;
+  C gradThreshold, inputScale;
   C *mem; // may be null
   size_t delay;
   int32_t reset, offered;
@@ -59,89 +59,90 @@ public:
       beta_[lane] = real ? unitClamped(a.beta[first_ + lane]) : C(0);
       threshold_[lane] = real ? a.threshold[first_ + lane] : never;
       gradThreshold_[lane] = real ? a.gradThreshold : never;
+      subtracted_[lane] = real && a.reset == SNNIPU_RESET_SUBTRACT ? threshold_[lane] : C(0);
     }
+    toZero_ = C(a.reset == SNNIPU_RESET_ZERO);
   }
 
   void run(size_t sample, bool unit, KeptEvents<C> &kept) {
-    static thread_local ThreadBuffer<C> buffer;
+    static thread_local ThreadBuffer<C> states, currents;
     const ConvSizes &sizes = a_.convolution.sizes;
     const size_t places = sizes.places(), batch = a_.spikes.batch;
-    C *const map = buffer.reserve(places * lanes_);
+    C *const map = states.zeros(places * lanes_), *const current = currents.reserve(places * lanes_);
     kept.begin.push_back(0);
-    for (size_t place = 0; place < places; ++place)
-      for (size_t lane = 0; lane < lanes_; ++lane) {
-        // Before the first step the membrane is 0, which is above a negative threshold.
-        const bool above = lane < held_ && a_.reset == SNNIPU_RESET_SUBTRACT && C(0) - threshold_[lane] > C(0);
-        map[place * lanes_ + lane] = above ? bias_[lane] - threshold_[lane] : bias_[lane];
-      }
     for (size_t t = 0; t < a_.spikes.steps; ++t) {
-      if (t >= a_.delay) {
-        const size_t row = (t - a_.delay) * batch + sample, at = row * a_.spikes.slots;
-        a_.convolution.add(block_, a_.spikes.ids + at, unit ? nullptr : a_.spikes.values + at,
-                           static_cast<size_t>(a_.spikes.counts[2 * row]), map);
-      }
+      const bool arrives = t >= a_.delay;
+      const size_t row = arrives ? (t - a_.delay) * batch + sample : 0, at = row * a_.spikes.slots;
+      a_.convolution.currents(block_, a_.spikes.ids + at, unit ? nullptr : a_.spikes.values + at,
+                              arrives ? static_cast<size_t>(a_.spikes.counts[2 * row]) : 0, current);
+      events_.clear();
+      std::fill_n(count_, blockLanes, 0);
+      for (unsigned lane = 0; lane < lanes_; lane += registerLanes<C>)
+        step(map, current, places, lane);
       if (a_.mem)
         for (size_t place = 0; place < places; ++place)
           std::copy_n(map + place * lanes_, held_,
                       a_.mem + ((t * batch + sample) * places + place) * sizes.outChannels + first_);
-      step(map, places);
-      keep(kept, places);
+      keep(kept, map, places);
     }
   }
 
 private:
   struct Event {
     uint32_t lane, place; // of the lane, its highest bit: it fired
-    C mem;
   };
 
-  // Finds the neurons that fired or carry gradient, and leaves what the next step adds to.
-  void step(C *map, size_t places) {
+  // The membranes of some lanes at all places, and which of them fired or carry gradient. Of the resets, the factors of
+  // the one that is asked for are 1: a template would be three times the code.
+  void step(C *map, const C *currents, size_t places, unsigned lane) {
     using V = Register<C>;
-    events_.clear();
-    std::fill_n(count_, blockLanes, 0);
-    for (unsigned lane = 0; lane < lanes_; lane += registerLanes<C>) {
-      const V beta = load<V>(beta_ + lane), bias = load<V>(bias_ + lane), threshold = load<V>(threshold_ + lane);
-      const V second = load<V>(gradThreshold_ + lane);
-      const unsigned real = lane >= held_ ? 0 : std::min<unsigned>(registerLanes<C>, held_ - lane);
-      const uint64_t everyone = a_.second ? 0 : (uint64_t{1} << real) - 1;
-      for (size_t place = 0; place < places; ++place) {
-        C *const at = map + place * lanes_ + lane;
-        const V u = load<V>(at);
-        store(at, u * beta + bias);
-        const uint64_t fired = bitsAbove(u - threshold, splat<V>(0));
-        const uint64_t carried = fired | everyone | (a_.second ? bitsAbove(u, second) : 0);
-        for (uint64_t bits = carried; bits != 0; bits &= bits - 1) {
-          const unsigned i = static_cast<unsigned>(__builtin_ctzll(bits));
-          const bool above = fired >> i & 1;
-          events_.push_back({(lane + i) | (above ? firedBit : 0), static_cast<uint32_t>(place), u[i]});
-          ++count_[lane + i];
-          if (above && a_.reset == SNNIPU_RESET_ZERO)
-            at[i] = beta[i] * (u[i] * C(0)) + bias[i];
-          else if (above && a_.reset == SNNIPU_RESET_SUBTRACT)
-            at[i] -= threshold[i];
-        }
+    // Places whose bits fit into a word.
+    constexpr unsigned together = 64 / registerLanes<C>;
+    const V beta = load<V>(beta_ + lane), bias = load<V>(bias_ + lane), threshold = load<V>(threshold_ + lane);
+    const V second = load<V>(gradThreshold_ + lane), subtracted = load<V>(subtracted_ + lane);
+    const V scale = splat<V>(a_.inputScale), toZero = splat<V>(toZero_);
+    const unsigned real = lane >= held_ ? 0 : std::min<unsigned>(registerLanes<C>, held_ - lane);
+    const uint64_t everyone = a_.second || real == 0 ? 0 : ~uint64_t{0} >> (64 - real);
+    const bool both = a_.second;
+    for (size_t first = 0; first < places; first += together) {
+      uint64_t fired = 0, carried = 0;
+      const unsigned count = static_cast<unsigned>(std::min<size_t>(together, places - first));
+      for (unsigned i = 0; i < count; ++i) {
+        const size_t at = (first + i) * lanes_ + lane;
+        const V before = load<V>(map + at), above = heaviside(before - threshold);
+        const V x = load<V>(currents + at) * scale + bias;
+        const V u = (beta * ((splat<V>(1) - toZero * above) * before) + x) - above * subtracted;
+        store(map + at, u);
+        fired |= bitsAbove(u - threshold, splat<V>(0)) << i * registerLanes<C>;
+        carried |= (both ? bitsAbove(u, second) : everyone) << i * registerLanes<C>;
+      }
+      for (uint64_t bits = fired | carried; bits != 0; bits &= bits - 1) {
+        const unsigned bit = static_cast<unsigned>(__builtin_ctzll(bits));
+        const uint32_t own = lane + bit % registerLanes<C>;
+        events_.push_back(
+            {own | (fired >> bit & 1 ? firedBit : 0), static_cast<uint32_t>(first) + bit / registerLanes<C>});
+        ++count_[own];
       }
     }
   }
 
   // The events of a step in the order of ids: places came in order, channels did not.
-  void keep(KeptEvents<C> &kept, size_t places) {
-    const size_t start = kept.ids.size();
-    size_t next[blockLanes], total = start;
+  void keep(KeptEvents<C> &kept, const C *map, size_t places) {
+    uint32_t *const ids = kept.ids.room(events_.size());
+    C *const mem = kept.mem.room(events_.size());
+    uint32_t next[blockLanes], total = 0;
     for (size_t lane = 0; lane < blockLanes; ++lane) {
       next[lane] = total;
       total += count_[lane];
     }
-    kept.ids.resize(total);
-    kept.mem.resize(total);
     for (const Event &event : events_) {
-      const uint32_t lane = event.lane & ~firedBit;
-      const size_t to = next[lane]++;
-      kept.ids[to] = (static_cast<uint32_t>((first_ + lane) * places) + event.place) | (event.lane & firedBit);
-      kept.mem[to] = event.mem;
+      const uint32_t lane = event.lane & ~firedBit, to = next[lane]++;
+      ids[to] = (static_cast<uint32_t>((first_ + lane) * places) + event.place) | (event.lane & firedBit);
+      mem[to] = map[event.place * lanes_ + lane];
     }
-    kept.begin.push_back(static_cast<uint32_t>(total));
+    kept.ids.advance(total);
+    kept.mem.advance(total);
+    kept.begin.push_back(static_cast<uint32_t>(kept.ids.size()));
   }
 
   const ConvForward<C> &a_;
@@ -149,6 +150,8 @@ private:
   unsigned lanes_, held_;
   size_t first_;
   alignas(64) C bias_[blockLanes], beta_[blockLanes], threshold_[blockLanes], gradThreshold_[blockLanes];
+  alignas(64) C subtracted_[blockLanes];
+  C toZero_;
   uint32_t count_[blockLanes];
   std::vector<Event> events_;
 };
@@ -284,7 +287,8 @@ public:
   SampleBackward(const ConvBackward<C> &a, const C *through, size_t block, ChannelSums<C> &sums)
       : a_(a), through_(through), lanes_(a.convolution.blocks.lanes(block)), held_(a.convolution.blocks.held(block)),
         first_(a.convolution.blocks.first(block)), places_(a.convolution.sizes.places()), sums_(sums),
-        byPlaces_(static_cast<uint32_t>(places_)) {
+        byPlaces_(static_cast<uint32_t>(places_)), byWidth_(static_cast<uint32_t>(a.convolution.sizes.outWidth)),
+        map_(a.convolution.map), end_(map_.end(a.convolution.sizes.outHeight)) {
     for (size_t lane = 0; lane < lanes_; ++lane)
       beta_[lane] = lane < held_ ? unitClamped(a.beta[first_ + lane]) : C(0);
   }
@@ -293,7 +297,7 @@ public:
   template <typename Body> void run(size_t sample, const Body &toInput) {
     static thread_local ThreadBuffer<C> buffer;
     const size_t batch = a_.spikes.batch, channels = a_.convolution.sizes.outChannels;
-    C *const map = buffer.zeros(places_ * lanes_);
+    C *const map = buffer.zeros(map_.size * lanes_);
     for (size_t t = a_.spikes.steps; t-- > 0;) {
       const size_t row = t * batch + sample;
       addSlots(row, map);
@@ -303,7 +307,8 @@ public:
         addBeta(map, row - batch);
       if (a_.gradCurrent)
         for (size_t place = 0; place < places_; ++place)
-          std::copy_n(map + place * lanes_, held_, a_.gradCurrent + (row * places_ + place) * channels + first_);
+          std::copy_n(map + padded(place) * lanes_, held_,
+                      a_.gradCurrent + (row * places_ + place) * channels + first_);
       if (t >= a_.delay)
         toInput(row - a_.delay * batch, map);
       if (t > 0)
@@ -314,6 +319,11 @@ public:
   }
 
 private:
+  size_t padded(size_t place) const {
+    const size_t y = byWidth_(static_cast<uint32_t>(place));
+    return map_.place(y, place - y * a_.convolution.sizes.outWidth);
+  }
+
   // The gradient behind the spikes that were given a slot.
   void addSlots(size_t row, C *map) {
     const int32_t *const ids = a_.own.ids + row * a_.own.slots;
@@ -332,7 +342,7 @@ private:
         break;
       const uint32_t lane = byPlaces_(local);
       const C g = through[at - begin];
-      map[(local - lane * places_) * lanes_ + lane] += g;
+      map[padded(local - lane * places_) * lanes_ + lane] += g;
       sums_.total[2][lane] -= static_cast<double>(g);
     }
   }
@@ -341,7 +351,7 @@ private:
     using V = Register<C>;
     for (unsigned lane = 0; lane < lanes_; lane += registerLanes<C>) {
       V sum{};
-      for (size_t place = 0; place < places_; ++place)
+      for (size_t place = map_.place(0, 0); place < end_; ++place)
         sum += load<V>(map + place * lanes_ + lane);
       for (unsigned i = 0; i < registerLanes<C>; ++i)
         sums_.total[0][lane + i] += static_cast<double>(sum[i]);
@@ -353,13 +363,13 @@ private:
     for (unsigned lane = 0; lane < held_; ++lane) {
       C sum = 0;
       for (size_t place = 0; place < places_; ++place)
-        sum += map[place * lanes_ + lane] * mem[place * a_.convolution.sizes.outChannels + lane];
+        sum += map[padded(place) * lanes_ + lane] * mem[place * a_.convolution.sizes.outChannels + lane];
       sums_.total[1][lane] += static_cast<double>(sum);
     }
     if (a_.reset == SNNIPU_RESET_ZERO)
       forFired(rowBefore, [&](size_t place, size_t lane) {
-        sums_.total[1][lane] -=
-            static_cast<double>(map[place * lanes_ + lane] * mem[place * a_.convolution.sizes.outChannels + lane]);
+        sums_.total[1][lane] -= static_cast<double>(map[padded(place) * lanes_ + lane] *
+                                                    mem[place * a_.convolution.sizes.outChannels + lane]);
       });
   }
 
@@ -368,23 +378,23 @@ private:
     using V = Register<C>;
     if (a_.gradThreshold && a_.reset == SNNIPU_RESET_SUBTRACT)
       forFired(rowBefore, [&](size_t place, size_t lane) {
-        sums_.total[2][lane] -= static_cast<double>(map[place * lanes_ + lane]);
+        sums_.total[2][lane] -= static_cast<double>(map[padded(place) * lanes_ + lane]);
       });
     for (unsigned lane = 0; lane < lanes_; lane += registerLanes<C>) {
       const V beta = load<V>(beta_ + lane);
-      for (size_t place = 0; place < places_; ++place) {
+      for (size_t place = map_.place(0, 0); place < end_; ++place) {
         C *const at = map + place * lanes_ + lane;
         store(at, load<V>(at) * beta);
       }
     }
     if (a_.reset == SNNIPU_RESET_ZERO)
-      forFired(rowBefore, [&](size_t place, size_t lane) { map[place * lanes_ + lane] = C(0); });
+      forFired(rowBefore, [&](size_t place, size_t lane) { map[padded(place) * lanes_ + lane] = C(0); });
   }
 
   void atFirst(const C *map) {
     for (unsigned lane = 0; lane < held_; ++lane)
       for (size_t place = 0; C(0) - a_.threshold[first_ + lane] > C(0) && place < places_; ++place)
-        sums_.total[2][lane] -= static_cast<double>(map[place * lanes_ + lane]);
+        sums_.total[2][lane] -= static_cast<double>(map[padded(place) * lanes_ + lane]);
   }
 
   // body(place, lane) for the block's neurons that fired in a row.
@@ -410,7 +420,9 @@ private:
   unsigned lanes_, held_;
   size_t first_, places_;
   ChannelSums<C> &sums_;
-  Divider byPlaces_;
+  Divider byPlaces_, byWidth_;
+  const PaddedMap map_;
+  size_t end_;
   alignas(64) C beta_[blockLanes];
 };
 
@@ -491,15 +503,15 @@ int conv2dForward(const Spikes<C> &spikes, const Convolution<C> &convolution, co
     const size_t block = task / pieces, lanes = convolution.blocks.lanes(block), held = convolution.blocks.held(block);
     const size_t first = convolution.blocks.first(block);
     C *const map = buffer.reserve(places * lanes);
+    alignas(64) C start[blockLanes] = {};
+    if (bias)
+      std::copy_n(bias + first, held, start);
     for (size_t row = task % pieces * piece; row < std::min(rows, (task % pieces + 1) * piece); ++row) {
-      alignas(64) C start[blockLanes] = {};
-      if (bias)
-        std::copy_n(bias + first, held, start);
-      for (size_t place = 0; place < places; ++place)
-        std::copy_n(start, lanes, map + place * lanes);
       const size_t at = row * spikes.slots;
-      convolution.add(block, spikes.ids + at, checked.unitValues() ? nullptr : spikes.values + at,
-                      static_cast<size_t>(spikes.counts[2 * row]), map);
+      convolution.currents(block, spikes.ids + at, checked.unitValues() ? nullptr : spikes.values + at,
+                           static_cast<size_t>(spikes.counts[2 * row]), map);
+      for (size_t place = 0; bias && place < places; ++place)
+        addRun(map + place * lanes, C(1), start, lanes);
       transpose(map, lanes, places, held, out + row * sizes.neurons() + first * places, places, C(1));
     }
   });
@@ -532,12 +544,16 @@ int conv2dBackward(const C *grad, const Spikes<C> &spikes, const Convolution<C> 
     static thread_local ThreadBuffer<C> buffer;
     const size_t block = toInput.block(task), lanes = convolution.blocks.lanes(block);
     const size_t held = convolution.blocks.held(block), first = convolution.blocks.first(block);
-    C *const map = buffer.zeros(places * lanes);
+    const PaddedMap &padded = convolution.map;
+    C *const map = buffer.zeros(padded.size * lanes);
     toInput.start(task);
     for (size_t row = toInput.begin(task); row < toInput.end(task); ++row) {
       if (spikes.counts[2 * row + 1] == 0)
         continue;
-      transpose(grad + row * sizes.neurons() + first * places, places, held, places, map, lanes, C(1));
+      const C *const from = grad + row * sizes.neurons() + first * places;
+      for (size_t y = 0; y < sizes.outHeight; ++y)
+        transpose(from + y * sizes.outWidth, places, held, sizes.outWidth, map + padded.place(y, 0) * lanes, lanes,
+                  C(1));
       toInput.add(task, row, map);
     }
   });
@@ -566,7 +582,9 @@ class Pool {
 public:
   explicit Pool(const PoolSizes &sizes)
       : sizes(sizes), byMap_(static_cast<uint32_t>(sizes.inHeight * sizes.inWidth)),
-        byRow_(static_cast<uint32_t>(sizes.inWidth)) {}
+        byRow_(static_cast<uint32_t>(sizes.inWidth)),
+        rows_(windows(sizes.inHeight, sizes.outHeight, sizes.kernelHeight, sizes.strideY, sizes.paddingY)),
+        columns_(windows(sizes.inWidth, sizes.outWidth, sizes.kernelWidth, sizes.strideX, sizes.paddingX)) {}
 
   const PoolSizes sizes;
 
@@ -574,13 +592,12 @@ public:
   template <typename Body> void forWindows(uint32_t id, const Body &body) const {
     const uint32_t channel = byMap_(id), place = id - channel * static_cast<uint32_t>(sizes.inHeight * sizes.inWidth);
     const uint32_t y = byRow_(place), x = place - y * static_cast<uint32_t>(sizes.inWidth);
-    const size_t top = y + sizes.paddingY, left = x + sizes.paddingX;
-    for (size_t outY = firstOf(top, sizes.kernelHeight, sizes.strideY);
-         outY < sizes.outHeight && outY * sizes.strideY <= top; ++outY)
-      for (size_t outX = firstOf(left, sizes.kernelWidth, sizes.strideX);
-           outX < sizes.outWidth && outX * sizes.strideX <= left; ++outX)
+    const Windows row = rows_[y], column = columns_[x];
+    for (uint32_t outY = row.first; outY < row.end; ++outY)
+      for (uint32_t outX = column.first; outX < column.end; ++outX)
         body(channel * sizes.outPlaces() + outY * sizes.outWidth + outX,
-             (top - outY * sizes.strideY) * sizes.kernelWidth + left - outX * sizes.strideX);
+             (y + sizes.paddingY - outY * sizes.strideY) * sizes.kernelWidth + x + sizes.paddingX -
+                 outX * sizes.strideX);
   }
 
   // How many inputs the window of an output has: not those of the padding.
@@ -591,14 +608,24 @@ public:
   }
 
 private:
-  static size_t firstOf(size_t at, size_t kernel, size_t stride) {
-    return at < kernel ? 0 : (at - kernel) / stride + 1;
+  // Those that a coordinate of the input is in.
+  struct Windows {
+    uint32_t first, end;
+  };
+  static std::vector<Windows> windows(size_t size, size_t outSize, size_t kernel, size_t stride, size_t padding) {
+    std::vector<Windows> found(size);
+    for (size_t at = 0; at < size; ++at) {
+      const size_t behind = at + padding, first = behind < kernel ? 0 : (behind - kernel) / stride + 1;
+      found[at] = {static_cast<uint32_t>(first), static_cast<uint32_t>(std::min(outSize, behind / stride + 1))};
+    }
+    return found;
   }
   static size_t inside(size_t at, size_t padding, size_t kernel, size_t size) {
     return std::min(at + kernel, padding + size) - std::max(at, padding);
   }
 
   Divider byMap_, byRow_;
+  std::vector<Windows> rows_, columns_;
 };
 
 // What is known of an output of the row that is being pooled.
@@ -773,31 +800,31 @@ size_t size(int64_t value) { return static_cast<size_t>(value); }
   SNNIPU_SPARSE_CONV2D_FWD(snnipu_sparse_conv2d_fwd_##SUFFIX, C) {                                                     \
     const snnipu::ConvSizes sizes(geometry);                                                                           \
     const snnipu::Spikes<C> spikes{ids, values, counts, snnipu::size(rows), 1, snnipu::size(slots), sizes.inputs()};   \
-    SNNIPU_TRY(snnipu::conv2dForward(spikes, snnipu::Convolution<C>(sizes, weight, C(1)), bias, out, threads))         \
+    SNNIPU_TRY(snnipu::conv2dForward(spikes, snnipu::Convolution<C>(sizes, weight), bias, out, threads))               \
   }                                                                                                                    \
   SNNIPU_SPARSE_CONV2D_BWD(snnipu_sparse_conv2d_bwd_##SUFFIX, C) {                                                     \
     const snnipu::ConvSizes sizes(geometry);                                                                           \
     const snnipu::Spikes<C> spikes{ids, values, counts, snnipu::size(rows), 1, snnipu::size(slots), sizes.inputs()};   \
-    SNNIPU_TRY(snnipu::conv2dBackward(grad, spikes, snnipu::Convolution<C>(sizes, weight, C(1)), grad_values,          \
-                                      grad_weight, grad_bias, threads))                                                \
+    SNNIPU_TRY(snnipu::conv2dBackward(grad, spikes, snnipu::Convolution<C>(sizes, weight), grad_values, grad_weight,   \
+                                      grad_bias, threads))                                                             \
   }                                                                                                                    \
   SNNIPU_SPARSE_CONV_LIF_SEQUENCE_FWD(snnipu_sparse_conv_lif_sequence_fwd_##SUFFIX, C) {                               \
     const snnipu::ConvSizes sizes(geometry);                                                                           \
     const snnipu::Spikes<C> spikes{                                                                                    \
         ids, values, counts, snnipu::size(steps), snnipu::size(batch), snnipu::size(slots), sizes.inputs()};           \
-    SNNIPU_TRY(                                                                                                        \
-        snnipu::convForward(snnipu::ConvForward<C>{spikes,                                                             \
-                                                   snnipu::Convolution<C>(sizes, weight, static_cast<C>(input_scale)), \
-                                                   bias,                                                               \
-                                                   {beta, snnipu::size(beta_size)},                                    \
-                                                   {threshold, snnipu::size(threshold_size)},                          \
-                                                   has_grad_threshold != 0,                                            \
-                                                   static_cast<C>(grad_threshold),                                     \
-                                                   mem,                                                                \
-                                                   snnipu::size(delay),                                                \
-                                                   reset,                                                              \
-                                                   threads},                                                           \
-                            kept, most))                                                                               \
+    SNNIPU_TRY(snnipu::convForward(snnipu::ConvForward<C>{spikes,                                                      \
+                                                          snnipu::Convolution<C>(sizes, weight),                       \
+                                                          bias,                                                        \
+                                                          {beta, snnipu::size(beta_size)},                             \
+                                                          {threshold, snnipu::size(threshold_size)},                   \
+                                                          has_grad_threshold != 0,                                     \
+                                                          static_cast<C>(grad_threshold),                              \
+                                                          static_cast<C>(input_scale),                                 \
+                                                          mem,                                                         \
+                                                          snnipu::size(delay),                                         \
+                                                          reset,                                                       \
+                                                          threads},                                                    \
+                                   kept, most))                                                                        \
   }                                                                                                                    \
   SNNIPU_SPARSE_CONV_SELECT(snnipu_sparse_conv_select_##SUFFIX, C) {                                                   \
     const std::unique_ptr<snnipu::KeptConv<C>> owned(static_cast<snnipu::KeptConv<C> *>(kept));                        \
@@ -818,7 +845,7 @@ size_t size(int64_t value) { return static_cast<size_t>(value); }
         grad,                                                                                                          \
         {ids, values, counts, at_steps, at_batch, snnipu::size(slots), sizes.inputs()},                                \
         {own_ids, nullptr, own_counts, at_steps, at_batch, snnipu::size(own_slots), sizes.neurons()},                  \
-        snnipu::Convolution<C>(sizes, grad_values ? weight : nullptr, static_cast<C>(input_scale)),                    \
+        snnipu::Convolution<C>(sizes, grad_values ? weight : nullptr),                                                 \
         {beta, snnipu::size(beta_size)},                                                                               \
         {threshold, snnipu::size(threshold_size)},                                                                     \
         slot_mem,                                                                                                      \

@@ -1,8 +1,12 @@
 // Convolutions of spike ids: where a spike leads to, and the weights as the kernels read them.
 //
 // A block is up to 64 output channels; its map lies channels last, [place][lane], and so do its weights,
-// [input channel of the group][kernel row][kernel column][lane]. Kernel columns are in such an order that those which
-// lead to neighbouring places are neighbours: what a spike adds to a row of the map is then one run.
+// [input channel of the group][kernel row][kernel column, the last one first][lane]: what leads from an input to the
+// places of one row is then one run of weights, and one of places.
+//
+// Where the stride and the dilation are 1, the current of a place is summed up in registers from the spikes of its
+// window, which are sorted by their place for that; and the gradients, channel after channel, from a map with so many
+// zeros around it that no run leaves it. Elsewhere each spike adds its runs to the map, or the map's to the gradient.
 #pragma once
 
 #include "host/sparse.hpp"
@@ -36,28 +40,21 @@ struct Run {
 
 class Axis {
 public:
-  Axis(size_t size, size_t outSize, size_t kernel, size_t stride, size_t padding, size_t dilation, bool join)
-      : order_(kernel), begin_(size + 1) {
-    for (size_t k = 0; k < kernel; ++k)
-      order_[k] = static_cast<uint32_t>(k);
-    if (join)
-      std::sort(order_.begin(), order_.end(), [=](uint32_t a, uint32_t b) {
-        const size_t classA = a * dilation % stride, classB = b * dilation % stride;
-        return classA != classB ? classA < classB : a > b;
-      });
+  // packed: whether kernel indices are packed the last one first, so that they join to runs.
+  Axis(size_t size, size_t outSize, size_t kernel, size_t stride, size_t padding, size_t dilation, bool packed)
+      : begin_(size + 1) {
     for (size_t at = 0; at < size; ++at) {
       begin_[at] = static_cast<uint32_t>(runs_.size());
-      for (uint32_t packed = 0; packed < kernel; ++packed) {
-        const size_t reach = order_[packed] * dilation;
+      for (size_t index = 0; index < kernel; ++index) {
+        const size_t reach = (packed ? kernel - 1 - index : index) * dilation;
         if (at + padding < reach || (at + padding - reach) % stride != 0 || (at + padding - reach) / stride >= outSize)
           continue;
         const uint32_t place = static_cast<uint32_t>((at + padding - reach) / stride);
-        const bool follows = join && runs_.size() > begin_[at] && runs_.back().kernel + runs_.back().length == packed &&
-                             runs_.back().place + runs_.back().length == place;
-        if (follows)
-          ++runs_.back().length;
+        Run *const last = runs_.size() > begin_[at] ? &runs_.back() : nullptr;
+        if (packed && last && last->kernel + last->length == index && last->place + last->length == place)
+          ++last->length;
         else
-          runs_.push_back({packed, place, 1});
+          runs_.push_back({static_cast<uint32_t>(index), place, 1});
       }
     }
     begin_[size] = static_cast<uint32_t>(runs_.size());
@@ -65,11 +62,9 @@ public:
 
   const Run *begin(size_t at) const { return runs_.data() + begin_[at]; }
   const Run *end(size_t at) const { return runs_.data() + begin_[at + 1]; }
-  // The kernel index that stands at a packed one's place.
-  size_t kernelAt(size_t packed) const { return order_[packed]; }
 
 private:
-  std::vector<uint32_t> order_, begin_;
+  std::vector<uint32_t> begin_;
   std::vector<Run> runs_;
 };
 
@@ -87,6 +82,8 @@ struct ConvSizes {
   size_t groupInputs() const { return inChannels / groups; }
   size_t taps() const { return kernelHeight * kernelWidth; }
   size_t weights() const { return outChannels * groupInputs() * taps(); }
+  // Whether every input leads to a whole kernel of neighbouring places.
+  bool unitSteps() const { return strideY == 1 && strideX == 1 && dilationY == 1 && dilationX == 1; }
 };
 
 // Blocks of output channels of one group, group after group.
@@ -110,132 +107,383 @@ template <typename C> struct ChannelBlocks {
   unsigned lanes(size_t block) const { return (held(block) + 15) / 16 * 16; }
 };
 
-// to[0 .. n) += from[0 .. n), or value * from; n is a multiple of 16.
-template <typename C> inline void addRun(C *to, const C *from, size_t n) {
-  using V = Register<C>;
-  for (size_t i = 0; i < n; i += registerLanes<C>)
-    store(to + i, load<V>(to + i) + load<V>(from + i));
-}
+// to[0 .. n) += value * from[0 .. n); n is a multiple of 16.
 template <typename C> inline void addRun(C *to, C value, const C *from, size_t n) {
   using V = Register<C>;
   for (size_t i = 0; i < n; i += registerLanes<C>)
     store(to + i, load<V>(to + i) + splat<V>(value) * load<V>(from + i));
 }
 
+// Registers of a place that are worked on together: body(first lane, Registers<V, K>{}) for all lanes. With K times the
+// kernel's columns, weights or sums of a kernel's row stay in registers.
+template <typename C, unsigned Most, typename Body> inline void forPlaceGroups(unsigned lanes, const Body &body) {
+  unsigned lane = 0;
+  if constexpr (Most >= 4)
+    for (; lane + 4 * registerLanes<C> <= lanes; lane += 4 * registerLanes<C>)
+      body(lane, Registers<Register<C>, 4>{});
+  if constexpr (Most >= 2)
+    for (; lane + 2 * registerLanes<C> <= lanes; lane += 2 * registerLanes<C>)
+      body(lane, Registers<Register<C>, 2>{});
+  for (; lane < lanes; lane += registerLanes<C>)
+    body(lane, Registers<Register<C>, 1>{});
+}
+#if SNNIPU_LANE_BYTES >= 64
+constexpr unsigned registersForKernelRow = 10;
+#else
+constexpr unsigned registersForKernelRow = 6;
+#endif
+
+// For a row of a place's window. Measured, for 12 to 128 output channels.
+constexpr size_t fewSpikes = 3;
+
+// Spikes of one row by the place they come from.
+template <typename C> struct SpikesByPlace {
+  std::vector<uint32_t> begin; // [places of the input + 1]
+  std::vector<int32_t> key;    // where the weights of the spike's channel begin, plus its column, in kernels' places
+  std::vector<C> value;
+  std::vector<uint32_t> placeOf;
+};
+
+// A map with zeros around it: row y begins at (above + y) * stride + before, in places.
+struct PaddedMap {
+  size_t above = 0, before = 0, stride = 0, size = 0;
+
+  size_t place(size_t y, size_t x) const { return (above + y) * stride + before + x; }
+  // Behind the last place of a map of this height; the first one is place(0, 0).
+  size_t end(size_t height) const { return (above + height) * stride; }
+};
+
 // A convolution with its weights packed.
 template <typename C> class Convolution {
 public:
-  // weight: [out channels][in channels / groups][kernel height][kernel width], or null; packed, it is times `scale`.
-  Convolution(const ConvSizes &sizes, const C *weight, C scale)
+  // weight: [out channels][in channels / groups][kernel height][kernel width], or null.
+  Convolution(const ConvSizes &sizes, const C *weight)
       : sizes(sizes), blocks(sizes), rows_(sizes.inHeight, sizes.outHeight, sizes.kernelHeight, sizes.strideY,
                                            sizes.paddingY, sizes.dilationY, false),
         columns_(sizes.inWidth, sizes.outWidth, sizes.kernelWidth, sizes.strideX, sizes.paddingX, sizes.dilationX,
                  true),
         byMap_(static_cast<uint32_t>(sizes.inHeight * sizes.inWidth)), byRow_(static_cast<uint32_t>(sizes.inWidth)) {
+    map.stride = sizes.outWidth;
+    if (sizes.unitSteps()) {
+      const size_t missing = sizes.kernelWidth - 1, missingAbove = sizes.kernelHeight - 1;
+      map.before = missing > sizes.paddingX ? missing - sizes.paddingX : 0;
+      map.above = missingAbove > sizes.paddingY ? missingAbove - sizes.paddingY : 0;
+      map.stride += map.before;
+    }
+    map.size = (sizes.outHeight + 2 * map.above) * map.stride + map.before;
     if (weight)
-      pack(weight, scale);
+      pack(weight);
   }
 
   const ConvSizes sizes;
   const ChannelBlocks<C> blocks;
+  PaddedMap map; // of gradients
 
   // Numbers of a block's weights, packed.
   size_t packedSize(size_t block) const { return sizes.groupInputs() * sizes.taps() * blocks.lanes(block); }
-  const C *packed(size_t block) const { return packed_ + block * stride(); }
 
-  // body(weights from the block's first one on, places of the map, numbers) for each run of one input neuron of the
-  // block's group; both in numbers of C. False: it is of another group.
-  template <typename Body> bool forRuns(size_t block, uint32_t id, const Body &body) const {
-    const uint32_t channel = byMap_(id), first = static_cast<uint32_t>(blocks.group(block) * sizes.groupInputs());
-    if (channel - first >= sizes.groupInputs())
-      return false;
-    const uint32_t place = id - channel * static_cast<uint32_t>(sizes.inHeight * sizes.inWidth), y = byRow_(place);
-    const uint32_t x = place - y * static_cast<uint32_t>(sizes.inWidth);
-    const size_t lanes = blocks.lanes(block), kernel = (channel - first) * sizes.kernelHeight;
-    const Run *const columnsBegin = columns_.begin(x), *const columnsEnd = columns_.end(x),
-                     *const rowsEnd = rows_.end(y);
-    for (const Run *row = rows_.begin(y); row != rowsEnd; ++row) {
-      const size_t weights = (kernel + row->kernel) * sizes.kernelWidth * lanes;
-      const size_t places = row->place * sizes.outWidth * lanes;
-      for (const Run *run = columnsBegin; run != columnsEnd; ++run)
-        body(weights + run->kernel * lanes, places + run->place * lanes, run->length * lanes);
-    }
-    return true;
+  // The currents of one row's spikes: [place][lane].
+  void currents(size_t block, const int32_t *ids, const C *values, size_t count, C *sums) const {
+    // Few spikes for a row of a window: to look for them costs more than to add to the map.
+    const size_t inputs = sizes.groups * sizes.inHeight * sizes.inWidth;
+    if (!sizes.unitSteps() || count * sizes.kernelWidth < fewSpikes * inputs)
+      scattered(block, ids, values, count, sums);
+    else if (values)
+      gathered<false>(block, ids, values, count, sums);
+    else
+      gathered<true>(block, ids, values, count, sums);
   }
 
-  // map += the spikes of one row.
-  void add(size_t block, const int32_t *ids, const C *values, size_t count, C *map) const {
-    const C *const weights = packed(block);
-    for (size_t spike = 0; spike < count; ++spike) {
-      const uint32_t id = static_cast<uint32_t>(ids[spike]);
-      if (values)
-        forRuns(block, id,
-                [&](size_t from, size_t to, size_t n) { addRun(map + to, values[spike], weights + from, n); });
-      else
-        forRuns(block, id, [&](size_t from, size_t to, size_t n) { addRun(map + to, weights + from, n); });
-    }
-  }
-  // The gradient of the weights from that of the map.
-  void addWeightGradient(size_t block, const int32_t *ids, const C *values, size_t count, const C *grad,
-                         C *sums) const {
-    for (size_t spike = 0; spike < count; ++spike) {
-      const uint32_t id = static_cast<uint32_t>(ids[spike]);
-      if (values)
-        forRuns(block, id, [&](size_t to, size_t from, size_t n) { addRun(sums + to, values[spike], grad + from, n); });
-      else
-        forRuns(block, id, [&](size_t to, size_t from, size_t n) { addRun(sums + to, grad + from, n); });
-    }
-  }
-  // The gradient of the values of one row's slots; left as it is at those of other groups.
-  void valueGradient(size_t block, const int32_t *ids, size_t count, const C *grad, C *to) const {
-    using V = Register<C>;
-    const C *const weights = packed(block);
-    for (size_t slot = 0; slot < count; ++slot) {
-      V sum{};
-      const bool own = forRuns(block, static_cast<uint32_t>(ids[slot]), [&](size_t weight, size_t place, size_t n) {
-        for (size_t i = 0; i < n; i += registerLanes<C>)
-          sum += load<V>(weights + weight + i) * load<V>(grad + place + i);
-      });
-      if (!own)
-        continue;
-      C total = 0;
-      for (unsigned lane = 0; lane < lanes<V>; ++lane)
-        total += sum[lane];
-      to[slot] = total;
+  // Gradients of the weights (to sums, from the slots [0, spikes)) and of the values of the slots [0, carried), from
+  // the gradient of the block's padded map; either may be null. Slots of other groups are left as they are.
+  void gradients(size_t block, const int32_t *ids, const C *values, size_t spikes, size_t carried, const C *grad,
+                 C *sums, C *to) const {
+    if (!sizes.unitSteps())
+      return gradientsByRuns(block, ids, values, spikes, carried, grad, sums, to);
+    switch (sizes.kernelWidth) {
+    case 1:
+      return gradientsOf<1>(block, ids, values, spikes, carried, grad, sums, to);
+    case 2:
+      return gradientsOf<2>(block, ids, values, spikes, carried, grad, sums, to);
+    case 3:
+      return gradientsOf<3>(block, ids, values, spikes, carried, grad, sums, to);
+    case 5:
+      return gradientsOf<5>(block, ids, values, spikes, carried, grad, sums, to);
+    default:
+      return gradientsOf<0>(block, ids, values, spikes, carried, grad, sums, to);
     }
   }
 
   // A block's sums, in the order of packed weights, to where the weight has them, times scale.
   void unpack(size_t block, const C *sums, C scale, C *weight) const {
-    forWeights(block, [&](size_t at, size_t from, size_t) { weight[at] = scale * sums[from]; });
+    forWeights(block, [&](size_t at, size_t from) { weight[at] = scale * sums[from]; });
   }
 
 private:
+  struct Place {
+    uint32_t channel, y, x; // channel: of the block's group, or beyond them
+  };
+  Place placeOf(size_t block, int32_t id) const {
+    const uint32_t channel = byMap_(static_cast<uint32_t>(id));
+    const uint32_t place = static_cast<uint32_t>(id) - channel * static_cast<uint32_t>(sizes.inHeight * sizes.inWidth);
+    const uint32_t y = byRow_(place), first = static_cast<uint32_t>(blocks.group(block) * sizes.groupInputs());
+    return {channel - first, y, place - y * static_cast<uint32_t>(sizes.inWidth)};
+  }
+
   size_t stride() const {
     return sizes.groupInputs() * sizes.taps() * ((std::min(blocks.most, blocks.channels) + 15) / 16 * 16);
   }
+  const C *packed(size_t block) const { return packed_ + block * stride(); }
 
-  // body(index of the weight, index among the block's packed ones, lane)
+  // ---- the currents
+
+  void sortByPlace(size_t block, const int32_t *ids, const C *values, size_t count, SpikesByPlace<C> &sorted) const {
+    const size_t places = sizes.inHeight * sizes.inWidth, inputs = sizes.groupInputs();
+    sorted.begin.assign(places + 1, 0);
+    sorted.key.resize(count);
+    sorted.value.resize(values ? count : 0);
+    sorted.placeOf.resize(2 * count);
+    uint32_t *const begin = sorted.begin.data(), *const found = sorted.placeOf.data();
+    for (size_t spike = 0; spike < count; ++spike) {
+      const Place from = placeOf(block, ids[spike]);
+      const bool own = from.channel < inputs;
+      const uint32_t place = from.y * static_cast<uint32_t>(sizes.inWidth) + from.x;
+      found[2 * spike] = own ? place : ~uint32_t{0};
+      // The last column comes first.
+      found[2 * spike + 1] = static_cast<uint32_t>((from.channel + 1) * sizes.taps() - 1) - from.x;
+      if (own)
+        ++begin[place];
+    }
+    uint32_t total = 0;
+    for (size_t place = 0; place <= places; ++place) {
+      total += begin[place];
+      begin[place] = total;
+    }
+    for (size_t spike = count; spike-- > 0;) {
+      const uint32_t place = found[2 * spike];
+      if (place == ~uint32_t{0})
+        continue;
+      const uint32_t to = --begin[place];
+      sorted.key[to] = static_cast<int32_t>(found[2 * spike + 1]);
+      if (values)
+        sorted.value[to] = values[spike];
+    }
+  }
+
+  // A spike of channel c at column x adds, to the place at column ox, the weights of kernel column x + padding - ox:
+  // packed, that is its key, (c + 1) * taps - 1 - x, plus ox - padding - (kernel height - 1 - ky) * kernel width.
+  template <bool Unit> void gathered(size_t block, const int32_t *ids, const C *values, size_t count, C *sums) const {
+    static thread_local SpikesByPlace<C> sorted;
+    sortByPlace(block, ids, values, count, sorted);
+    const unsigned lanes = blocks.lanes(block);
+    const C *const weights = packed(block), *const value = sorted.value.data();
+    const uint32_t *const begin = sorted.begin.data();
+    const int32_t *const key = sorted.key.data();
+    const auto signedOf = [](size_t number) { return static_cast<std::ptrdiff_t>(number); };
+    const std::ptrdiff_t width = signedOf(sizes.inWidth), kernel = signedOf(sizes.kernelWidth);
+    for (size_t oy = 0; oy < sizes.outHeight; ++oy) {
+      const std::ptrdiff_t top = signedOf(oy) - signedOf(sizes.paddingY);
+      const std::ptrdiff_t firstKy = std::max<std::ptrdiff_t>(0, -top);
+      const std::ptrdiff_t lastKy = std::min(signedOf(sizes.kernelHeight), signedOf(sizes.inHeight) - top);
+      for (size_t ox = 0; ox < sizes.outWidth; ++ox) {
+        const std::ptrdiff_t left = signedOf(ox) - signedOf(sizes.paddingX);
+        const std::ptrdiff_t from = std::min(width, std::max<std::ptrdiff_t>(0, left));
+        const std::ptrdiff_t to = std::max(from, std::min(width, left + kernel));
+        forPlaceGroups<C, 4>(lanes, [&](unsigned lane, auto sum) {
+          sum.clear();
+          for (std::ptrdiff_t ky = firstKy; ky < lastKy; ++ky) {
+            const uint32_t *const row = begin + (top + ky) * width;
+            const std::ptrdiff_t shift = left - (signedOf(sizes.kernelHeight) - 1 - ky) * kernel;
+            for (uint32_t spike = row[from]; spike < row[to]; ++spike) {
+              const C *const weight = weights + (key[spike] + shift) * signedOf(lanes) + lane;
+              if constexpr (Unit)
+                sum.add(weight);
+              else
+                sum.addScaled(splat<Register<C>>(value[spike]), weight);
+            }
+          }
+          sum.storeTo(sums + (oy * sizes.outWidth + ox) * lanes + lane);
+        });
+      }
+    }
+  }
+
+  void scattered(size_t block, const int32_t *ids, const C *values, size_t count, C *sums) const {
+    std::fill_n(sums, sizes.places() * blocks.lanes(block), C(0));
+    for (size_t spike = 0; spike < count; ++spike) {
+      const C value = values ? values[spike] : C(1);
+      forRuns(block, ids[spike],
+              [&](size_t weight, size_t place, size_t n) { addRun(sums + place, value, packed(block) + weight, n); });
+    }
+  }
+
+  // body(weights from the block's first one on, places of the map, numbers) for each run of one input neuron; both in
+  // numbers of C. False: it is of another group.
+  template <typename Body> bool forRuns(size_t block, int32_t id, const Body &body) const {
+    const Place from = placeOf(block, id);
+    if (from.channel >= sizes.groupInputs())
+      return false;
+    const size_t lanes = blocks.lanes(block), kernel = from.channel * sizes.kernelHeight;
+    const Run *const columnsEnd = columns_.end(from.x), *const rowsEnd = rows_.end(from.y);
+    for (const Run *row = rows_.begin(from.y); row != rowsEnd; ++row) {
+      const size_t weights = (kernel + row->kernel) * sizes.kernelWidth * lanes;
+      const size_t places = row->place * sizes.outWidth * lanes;
+      for (const Run *run = columns_.begin(from.x); run != columnsEnd; ++run)
+        body(weights + run->kernel * lanes, places + run->place * lanes, run->length * lanes);
+    }
+    return true;
+  }
+
+  // ---- the gradients
+
+  void gradientsByRuns(size_t block, const int32_t *ids, const C *values, size_t spikes, size_t carried, const C *grad,
+                       C *sums, C *to) const {
+    using V = Register<C>;
+    for (size_t slot = 0; sums && slot < spikes; ++slot) {
+      const C value = values ? values[slot] : C(1);
+      forRuns(block, ids[slot],
+              [&](size_t weight, size_t place, size_t n) { addRun(sums + weight, value, grad + place, n); });
+    }
+    for (size_t slot = 0; to && slot < carried; ++slot) {
+      V sum{};
+      const bool own = forRuns(block, ids[slot], [&](size_t weight, size_t place, size_t n) {
+        for (size_t i = 0; i < n; i += registerLanes<C>)
+          sum += load<V>(packed(block) + weight + i) * load<V>(grad + place + i);
+      });
+      if (own)
+        to[slot] = sumOf(sum);
+    }
+  }
+
+  static C sumOf(Register<C> sum) {
+    C total = 0;
+    for (unsigned lane = 0; lane < registerLanes<C>; ++lane)
+      total += sum[lane];
+    return total;
+  }
+
+  // Slots of one channel after another, whose weights, or sums, of a kernel's row stay in registers. Columns 0: any
+  // number.
+  template <unsigned Columns>
+  void gradientsOf(size_t block, const int32_t *ids, const C *values, size_t spikes, size_t carried, const C *grad,
+                   C *sums, C *to) const {
+    static thread_local std::vector<uint32_t> offsets, rows;
+    static thread_local ThreadBuffer<C> products;
+    const size_t lanes = blocks.lanes(block), count = to ? carried : spikes, weights = sizes.taps() * lanes;
+    offsets.resize(count);
+    rows.resize(count);
+    C *const partial = to ? products.zeros(count * registerLanes<C>) : nullptr;
+    for (size_t begin = 0; begin < count;) {
+      const uint32_t channel = placeOf(block, ids[begin]).channel;
+      size_t end = begin;
+      bool ascending = true;
+      // Of the places of a kernel's row, the first one: the last column's.
+      for (; end < count && (end < spikes) == (begin < spikes); ++end) {
+        const Place from = placeOf(block, ids[end]);
+        if (from.channel != channel)
+          break;
+        const size_t y = from.y + sizes.paddingY + map.above, x = from.x + sizes.paddingX + map.before;
+        offsets[end] = static_cast<uint32_t>(y * map.stride + x - (sizes.kernelWidth - 1));
+        rows[end] = static_cast<uint32_t>(from.y + sizes.paddingY);
+        ascending = ascending && (end == begin || rows[end] >= rows[end - 1]);
+      }
+      if (channel < sizes.groupInputs()) {
+        const ChannelSlots slots{offsets.data() + begin, ascending ? rows.data() + begin : nullptr,
+                                 values ? values + begin : nullptr, end - begin, lanes};
+        C *const channelSums = sums && begin < spikes ? sums + channel * weights : nullptr;
+        const C *const channelWeights = to ? packed(block) + channel * weights : nullptr;
+        ofChannel<Columns>(slots, grad, channelSums, channelWeights, to ? partial + begin * registerLanes<C> : nullptr);
+        for (size_t slot = begin; to && slot < end; ++slot)
+          to[slot] = sumOf(load<Register<C>>(partial + slot * registerLanes<C>));
+      }
+      begin = end;
+    }
+  }
+
+  struct ChannelSlots {
+    const uint32_t *offsets, *rows; // rows with the padding, in ascending order; null where they are not
+    const C *values;
+    size_t count, lanes;
+  };
+
+  template <unsigned Columns>
+  void ofChannel(const ChannelSlots &slots, const C *grad, C *sums, const C *weights, C *partial) const {
+    constexpr unsigned columns = Columns ? Columns : 1;
+    constexpr unsigned most = registersForKernelRow / columns < 1 ? 1 : registersForKernelRow / columns;
+    // Any number of columns: one after the other.
+    const size_t parts = Columns ? 1 : sizes.kernelWidth;
+    for (size_t ky = 0; ky < sizes.kernelHeight; ++ky) {
+      // Those whose row leads into the map by this one of the kernel's.
+      size_t begin = 0, end = slots.count;
+      while (slots.rows && begin < end && slots.rows[begin] < ky)
+        ++begin;
+      while (slots.rows && begin < end && slots.rows[end - 1] >= ky + sizes.outHeight)
+        --end;
+      for (size_t part = 0; part < parts && begin < end; ++part)
+        forPlaceGroups<C, most>(static_cast<unsigned>(slots.lanes), [&](unsigned lane, auto group) {
+          const size_t weight = (ky * sizes.kernelWidth + part) * slots.lanes + lane;
+          const C *const from = grad + lane + part * slots.lanes - ky * map.stride * slots.lanes;
+          if (sums)
+            weightsOfRow<columns>(slots, begin, end, from, sums + weight, group);
+          if (partial)
+            valuesOfRow<columns>(slots, begin, end, from, weights + weight, partial, group);
+        });
+    }
+  }
+
+  template <unsigned Columns, typename Group>
+  static void weightsOfRow(const ChannelSlots &slots, size_t begin, size_t end, const C *grad, C *sums, Group) {
+    Group row[Columns];
+    for (unsigned column = 0; column < Columns; ++column)
+      row[column].loadFrom(sums + column * slots.lanes);
+    for (size_t slot = begin; slot < end; ++slot) {
+      const C *const from = grad + slots.offsets[slot] * slots.lanes;
+      const auto value = splat<Register<C>>(slots.values ? slots.values[slot] : C(1));
+      for (unsigned column = 0; column < Columns; ++column)
+        row[column].addScaled(value, from + column * slots.lanes);
+    }
+    for (unsigned column = 0; column < Columns; ++column)
+      row[column].storeTo(sums + column * slots.lanes);
+  }
+
+  template <unsigned Columns, typename Group>
+  static void valuesOfRow(const ChannelSlots &slots, size_t begin, size_t end, const C *grad, const C *weights,
+                          C *partial, Group) {
+    Group row[Columns];
+    for (unsigned column = 0; column < Columns; ++column)
+      row[column].loadFrom(weights + column * slots.lanes);
+    for (size_t slot = begin; slot < end; ++slot) {
+      const C *const from = grad + slots.offsets[slot] * slots.lanes;
+      C *const at = partial + slot * registerLanes<C>;
+      auto sum = load<Register<C>>(at);
+      for (unsigned column = 0; column < Columns; ++column)
+        sum = row[column].addProducts(sum, from + column * slots.lanes);
+      store(at, sum);
+    }
+  }
+
+  // ---- packing
+
+  // body(index of the weight, index among the block's packed ones)
   template <typename Body> void forWeights(size_t block, const Body &body) const {
     const size_t lanes = blocks.lanes(block), held = blocks.held(block), first = blocks.first(block);
-    const size_t inputs = sizes.groupInputs(), taps = sizes.taps();
+    const size_t inputs = sizes.groupInputs(), taps = sizes.taps(), width = sizes.kernelWidth;
     for (size_t input = 0; input < inputs; ++input)
       for (size_t y = 0; y < sizes.kernelHeight; ++y)
-        for (size_t x = 0; x < sizes.kernelWidth; ++x) {
-          const size_t tap = y * sizes.kernelWidth + columns_.kernelAt(x);
-          const size_t to = ((input * sizes.kernelHeight + y) * sizes.kernelWidth + x) * lanes;
+        for (size_t x = 0; x < width; ++x) {
+          const size_t tap = y * width + width - 1 - x, to = ((input * sizes.kernelHeight + y) * width + x) * lanes;
           for (size_t lane = 0; lane < held; ++lane)
-            body(((first + lane) * inputs + input) * taps + tap, to + lane, lane);
+            body(((first + lane) * inputs + input) * taps + tap, to + lane);
         }
   }
 
-  void pack(const C *weight, C scale) {
+  void pack(const C *weight) {
     packed_ = memory_.reserve(blocks.count() * stride());
     for (size_t block = 0; block < blocks.count(); ++block) {
       C *const to = packed_ + block * stride();
       if (blocks.held(block) < blocks.lanes(block))
         std::fill_n(to, packedSize(block), C(0));
-      forWeights(block, [&](size_t at, size_t packed, size_t) { to[packed] = scale * weight[at]; });
+      forWeights(block, [&](size_t at, size_t packed) { to[packed] = weight[at]; });
     }
   }
 
@@ -277,18 +525,16 @@ public:
     if (gradWeight_)
       std::fill_n(sums(task), convolution_.packedSize(block(task)), C(0));
   }
-  // Of the spikes of one row, grad: the block's map.
+  // Of the spikes of one row, grad: the block's padded map.
   void add(size_t task, size_t row, const C *grad) {
-    const size_t at = row * spikes_.slots;
+    const size_t at = row * spikes_.slots, part = block(task) % blocks().perGroup;
     const int32_t *const ids = spikes_.ids + at, *const counts = spikes_.counts + 2 * row;
-    if (gradWeight_)
-      convolution_.addWeightGradient(block(task), ids, unit_ ? nullptr : spikes_.values + at, size_t(counts[0]), grad,
-                                     sums(task));
-    if (gradValues_) {
-      const size_t part = block(task) % blocks().perGroup;
-      C *const to = part == 0 ? gradValues_ : partialValues_.data() + (part - 1) * spikes_.rows() * spikes_.slots;
-      convolution_.valueGradient(block(task), ids, size_t(counts[1]), grad, to + at);
-    }
+    C *to = gradValues_;
+    if (to && part > 0)
+      to = partialValues_.data() + (part - 1) * spikes_.rows() * spikes_.slots;
+    convolution_.gradients(block(task), ids, unit_ ? nullptr : spikes_.values + at, static_cast<size_t>(counts[0]),
+                           static_cast<size_t>(counts[1]), grad, gradWeight_ ? sums(task) : nullptr,
+                           to ? to + at : nullptr);
   }
   // Behind all tasks.
   void finish(unsigned threads) {
@@ -297,13 +543,15 @@ public:
         const size_t size = convolution_.packedSize(block);
         C *const total = sums_[block].reserve(size);
         for (size_t group = 1; group < groups_; ++group)
-          addRun(total, total + group * size, size);
+          addRun(total, C(1), total + group * size, size);
         convolution_.unpack(block, total, scale_, gradWeight_);
       });
-    const size_t size = spikes_.rows() * spikes_.slots;
-    for (size_t part = 1; gradValues_ && part < blocks().perGroup; ++part)
+    const size_t size = gradValues_ ? spikes_.rows() * spikes_.slots : 0;
+    for (size_t part = 1; part < blocks().perGroup; ++part)
       for (size_t at = 0; at < size; ++at)
         gradValues_[at] += partialValues_[(part - 1) * size + at];
+    for (size_t at = 0; scale_ != C(1) && at < size; ++at)
+      gradValues_[at] *= scale_;
   }
 
 private:

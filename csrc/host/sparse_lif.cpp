@@ -36,29 +36,6 @@ template <typename C> struct PerNeuron {
 // beta, clamped to [0, 1].
 template <typename C> C clamped(C beta) { return clampUnit(SingleLane<C>{beta})[0]; }
 
-// Numbers one behind the other; room for the next ones is made before they are written.
-template <typename C> class Stream {
-public:
-  size_t size() const { return size_; }
-  const C &operator[](size_t at) const { return data_[at]; }
-  // Where to write up to `count` numbers, of which advanced(n) keeps the first n.
-  C *room(size_t count) {
-    if (size_ + count > capacity_) {
-      const size_t capacity = 2 * (size_ + count);
-      Uninitialised<C> larger(capacity);
-      std::copy_n(data_.data(), size_, larger.data());
-      data_ = std::move(larger);
-      capacity_ = capacity;
-    }
-    return data_.data() + size_;
-  }
-  void advance(size_t count) { size_ += count; }
-
-private:
-  Uninitialised<C> data_;
-  size_t size_ = 0, capacity_ = 0;
-};
-
 // Membranes of the neurons that carry gradient: of each block, row after row, by ascending id.
 template <typename C> struct KeptMembranes {
   Blocks blocks;

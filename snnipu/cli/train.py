@@ -20,6 +20,7 @@ from snnipu._extras import MissingExtra, require
 from snnipu._files import failure, write_text
 from snnipu._version import __version__
 from snnipu.training.config import (
+    CONV_DEFAULTS,
     CONV_HIDDEN,
     DATASET_DEFAULTS,
     EVENT_DEFAULTS,
@@ -193,7 +194,10 @@ def build_parser() -> argparse.ArgumentParser:
     events.add_argument(
         "--network",
         choices=NETWORKS,
-        help="nmnist, dvs: fc, fully connected (default), or conv, the field's small network of convolutions: "
+        help="nmnist, dvs: fc, fully connected (default), or conv, the field's small network of convolutions, by "
+        "default without delay and slots, with the second threshold "
+        + " and ".join(f"{values['grad_threshold']:g} for {name}" for name, values in CONV_DEFAULTS.items())
+        + "; hidden layers: "
         + ", ".join(
             f"{'-'.join(map(str, hidden))} for {dataset}" + (f" up to {side} x {side}" if len(sides) > 1 else "")
             for dataset, sides in CONV_HIDDEN.items()

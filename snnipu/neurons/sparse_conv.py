@@ -335,6 +335,11 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
             return self._integrate(ops.sparse_conv2d(chosen, self.weight, **self._maps()), delay)
         return self._integrate(self._convolved(chosen), delay)
 
+    def weighted(self, x: torch.Tensor) -> torch.Tensor:
+        if self.input_size is None:
+            raise ValueError("input_size must be known: give it, or call the layer first")
+        return self._convolved(x.reshape(*x.shape[:2], self.in_channels, *self.input_size))
+
     def _dense(self, x: torch.Tensor, delay: int) -> SparseSpikes:
         """The layer by dense convolution, fused neurons and selection: what the sparse operator equals."""
         mem = self._integrate(self._convolved(x), delay)

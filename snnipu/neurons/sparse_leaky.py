@@ -89,6 +89,10 @@ class SparseNeurons(nn.Module):
         load_scalars(self, state_dict, prefix, ("beta", "threshold"))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
+    def weighted(self, x: torch.Tensor) -> torch.Tensor:
+        """The weighted input ``[T, B, ...]`` of dense spikes ``[T, B, N]``, without ``input_scale`` and bias."""
+        raise NotImplementedError
+
     def _per_neuron(self, parameter: torch.Tensor) -> torch.Tensor:
         """A parameter as it spreads over a step of the membranes."""
         return parameter
@@ -301,10 +305,13 @@ class SparseLeaky(SparseNeurons):
             current = nn.functional.linear(chosen.to(self.weight.dtype), self.weight)
         return self._integrate(current, delay)
 
+    def weighted(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x.to(self.weight.dtype), self.weight)
+
     def _dense(self, x: torch.Tensor, delay: int) -> SparseSpikes:
         """The layer by matrix product, fused neurons and selection: what the sparse operator equals."""
         return ops.select_spikes(
-            self._integrate(nn.functional.linear(x.to(self.weight.dtype), self.weight), delay),
+            self._integrate(self.weighted(x), delay),
             self.threshold,
             self.grad_threshold,
             self.max_spikes,

@@ -90,7 +90,7 @@ def _described(sizes: Sequence[Any]) -> Tuple[int, List[_Layer]]:
             continue
         if isinstance(shape, int):
             raise ValueError(
-                f"sizes: {text!r} needs maps before it, (channels, height, width) or a layer of maps, got {shape} neurons"
+                f"sizes: {text!r} needs maps before it, (channels, height, width) or a layer of maps, got {shape}"
             )
         if pool is not None:
             kernel = int(pool[2])
@@ -272,16 +272,26 @@ class SparseNetwork(nn.Module):
         for index, layer in enumerate(self.layers):
             spikes: SparseSpikes = layer(out, delay=self.delay if index else 0)
             every.append(spikes)
-            out = self._pooled(index, spikes)
+            out = self.pooled(index, spikes)
         if all_layers:
             return every
         assert isinstance(out, SparseSpikes)
         return out
 
-    def _pooled(self, index: int, spikes: SparseSpikes) -> SparseSpikes:
+    def pooled(self, index: int, spikes: SparseSpikes) -> SparseSpikes:
         """The spikes of a layer behind its pools."""
         pooled: SparseSpikes = self.pools[str(index)](spikes) if str(index) in self.pools else spikes
         return pooled
+
+    def pooled_densely(self, index: int, spikes: torch.Tensor) -> torch.Tensor:
+        """Dense spikes of a layer, ``[T, B, ...]``, behind its pools: ``[T, B, N]``."""
+        if str(index) in self.pools:
+            steps, batch = spikes.shape[:2]
+            maps = spikes.flatten(0, 1)
+            for pool in self.pools[str(index)]:
+                maps = pool.to_dense()(maps)
+            spikes = maps.reshape(steps, batch, *maps.shape[1:])
+        return spikes.flatten(2)
 
     @property
     def on_maps(self) -> bool:

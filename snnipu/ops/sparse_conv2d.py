@@ -165,11 +165,10 @@ def sparse_conv2d(
 
     Raises:
         TypeError, ValueError: a shape, size, dtype or device that does not fit, an id or count out of range; the
-            message names the argument. On CUDA ids and counts are not looked at, as the host would have to wait for
-            them.
+            message names the argument.
 
-    There are no event-driven kernels for CUDA yet: there it is a dense convolution of what :meth:`SparseSpikes.to_dense`
-    gives, and the host waits while ids are checked.
+    There are no event-driven kernels for CUDA yet: there it is a dense convolution, and the host waits while ids are
+    checked.
 
     Source: the event-driven form of the convolution: "submanifold" libraries and event-camera networks have it, among
     them Messikommer et al., "Event-based asynchronous sparse convolutional networks", ECCV 2020.

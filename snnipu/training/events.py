@@ -1,6 +1,6 @@
 """Training on events: a :class:`snnipu.SparseNetwork`, run by one of three methods."""
 
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -300,11 +300,11 @@ class EventTrainer(TrainingLoop):
     def multiplications(self) -> int:
         """Multiply-adds of the weights in the forward pass of a batch: how large the network is for its machine."""
         config, sizes = self.config, self.sizes
-        read: Sequence[float] = sizes
+        shares = [1.0] * len(sizes)
         if config.method != "dense":
-            read = [_USUAL_ACTIVITY * n if slots is None else slots for n, slots in zip(sizes, config.slots(sizes))]
-        layers = sum(spikes * neurons for spikes, neurons in zip(read, sizes[1:]))
-        return int(config.steps * config.batch_size * layers)
+            shares = [_USUAL_ACTIVITY if slots is None else slots / n for n, slots in zip(sizes, config.slots(sizes))]
+        products = [neurons * layer.weight[0].numel() for neurons, layer in zip(sizes[1:], self.network.layers)]
+        return int(config.steps * config.batch_size * sum(share * dense for share, dense in zip(shares, products)))
 
     def describe_epoch(self) -> str:
         """What the last epoch's line has to say besides loss and accuracies."""

@@ -8,13 +8,13 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 import torch
 from torch import nn
 
-from snnipu.neurons import SparseConvLeaky, SparseLeaky, SparseNetwork
+from snnipu import ops
+from snnipu.neurons import SparseNetwork
+from snnipu.neurons.sparse_leaky import SparseNeurons
+from snnipu.ops.sparse_lif_sequence import delayed
 from snnipu.spikes import SparseSpikes
-from snnipu.training.methods import dense_pools, neurons, weighted
 
 PerLayer = Union[float, Sequence[Optional[float]], None]
-_LAYERS = (SparseLeaky, SparseConvLeaky)
-_Layer = Union[SparseLeaky, SparseConvLeaky]
 # The scale is looked for within a factor of 2**20 of the weights as they are.
 _WIDEST = 2.0**20
 
@@ -38,8 +38,8 @@ class GradThresholdSchedule:
             schedule.step()
 
     Args:
-        network: a module; ``grad_threshold`` of every :class:`snnipu.SparseLeaky` and
-            :class:`snnipu.SparseConvLeaky` in it is set, at once and by each :meth:`step`.
+        network: a module; ``grad_threshold`` of every event-driven layer of neurons in it is set, at once and by each
+            :meth:`step`.
         start: :math:`g_0`, in the unit of the membrane; not above ``target``.
         target: :math:`g_\infty`.
         every: :math:`n`, calls of :meth:`step` from one halving of the distance to the next: 1 for a call an epoch.
@@ -56,7 +56,7 @@ class GradThresholdSchedule:
     def __init__(self, network: nn.Module, start: float = -100.0, target: float = 0.9, every: int = 1) -> None:
         if not isinstance(network, nn.Module):
             raise TypeError(f"network: expected a module, got {type(network).__name__}")
-        self._layers = [module for module in network.modules() if isinstance(module, _LAYERS)]
+        self._layers = [module for module in network.modules() if isinstance(module, SparseNeurons)]
         if not self._layers:
             raise ValueError("network: expected a module with SparseLeaky or SparseConvLeaky layers, got one without")
         for name, value in (("start", start), ("target", target)):
@@ -138,8 +138,8 @@ def scale_to_activity(
 
     Args:
         network: changed in place.
-        x: a batch of input spikes, SparseSpikes or a dense ``[T, B, sizes[0]]``, on the network's device; of a network
-            of maps also ``[T, B, C, H, W]``.
+        x: a batch of input spikes, SparseSpikes or a dense ``[T, B, sizes[0]]`` (of a network of maps also
+            ``[T, B, C, H, W]``), on the network's device.
         target: :math:`a`, mean spikes per neuron and step, above 0 and below 1: a number for all layers, or one entry
             for each, in which None leaves the layer as it is.
         tolerance: :math:`\epsilon`, relative.
@@ -171,7 +171,7 @@ def scale_to_activity(
     spikes = x.to_dense() if isinstance(x, SparseSpikes) else x
     if not isinstance(spikes, torch.Tensor):
         raise TypeError(f"x: expected SparseSpikes or a torch.Tensor, got {type(x).__name__}")
-    if spikes.dim() == 5 and network.on_maps:
+    if spikes.dim() == 5:
         spikes = spikes.flatten(2)
     if spikes.dim() != 3 or spikes.shape[2] != network.sizes[0] or 0 in spikes.shape:
         raise ValueError(f"x: expected a non-empty [T, B, {network.sizes[0]}], got {tuple(spikes.shape)}")
@@ -179,14 +179,14 @@ def scale_to_activity(
     done = []
     for index, (layer, wanted) in enumerate(zip(network.layers, targets)):
         # The product is linear in the scale: it is computed once.
-        current = weighted(layer, spikes) * layer.input_scale
-        delay = network.delay if index else 0
+        current = layer.weighted(spikes) * layer.input_scale
+        current = delayed(current, network.delay if index else 0)
         if wanted is not None and not bool(current.any()):
             raise ValueError(
                 f"x: layer {index} cannot be scaled, its input current is 0 throughout: "
                 + ("the batch is silent" if index == 0 else f"layer {index - 1} is silent on it")
             )
-        result = _find_scale(layer, current, delay, wanted, tolerance, max_iterations)
+        result = _find_scale(layer, current, wanted, tolerance, max_iterations)
         if not result.reached:
             warnings.warn(
                 f"layer {index}: activity {result.activity:.3g} in place of {wanted:.3g} is what scaling its weight "
@@ -195,21 +195,26 @@ def scale_to_activity(
                 stacklevel=3,
             )
         layer.weight.mul_(result.scale)
-        spikes = dense_pools(network, index, neurons(layer, current * result.scale, delay))
+        spikes = network.pooled_densely(index, _spikes(layer, current, result.scale))
         done.append(result)
     return done
 
 
+def _spikes(layer: SparseNeurons, current: torch.Tensor, scale: float) -> torch.Tensor:
+    """Spikes ``[T, B, N]`` of the layer, were its weight ``scale`` times as large."""
+    current = current * scale
+    if layer.bias is not None:
+        current = current + layer._per_neuron(layer.bias)
+    beta, threshold = layer._per_neuron(layer.beta), layer._per_neuron(layer.threshold)
+    spk, _ = ops.lif_sequence(current, beta=beta, threshold=threshold, reset_mechanism=layer.reset_mechanism)
+    return spk
+
+
 def _find_scale(
-    layer: _Layer,
-    current: torch.Tensor,
-    delay: int,
-    target: Optional[float],
-    tolerance: float,
-    max_iterations: int,
+    layer: SparseNeurons, current: torch.Tensor, target: Optional[float], tolerance: float, max_iterations: int
 ) -> LayerScale:
     def measure(scale: float) -> float:
-        return float(neurons(layer, current * scale, delay).mean())
+        return float(_spikes(layer, current, scale).mean())
 
     before = measure(1.0)
     if target is None:

@@ -1,9 +1,8 @@
 """Three ways to run a ``SparseNetwork``: dense products, sparse operators one by one, and the layers' own operator."""
 
-from typing import Any, Callable, Dict, List, Union
+from typing import Any, Callable, Dict, List, Tuple, Union
 
 import torch
-from torch import nn
 
 from snnipu import ops
 from snnipu.neurons import SparseConvLeaky, SparseNetwork
@@ -23,50 +22,22 @@ def dense(network: SparseNetwork, x: SparseSpikes) -> Layers:
     out = ops.sparse_to_dense(x)
     layers: Layers = []
     for index, layer in enumerate(network.layers):
-        out = neurons(layer, weighted(layer, out) * layer.input_scale, network.delay if index else 0)
-        layers.append(out.flatten(2))
-        out = dense_pools(network, index, out)
+        spikes, _ = _neurons(layer, layer.weighted(out), network.delay if index else 0)
+        layers.append(spikes.flatten(2))
+        out = network.pooled_densely(index, spikes)
     return layers
 
 
-def weighted(layer: Any, spikes: torch.Tensor) -> torch.Tensor:
-    """Weighted dense spikes: ``[T, B, N]`` of a linear layer, maps ``[T, B, C, H, W]`` of a convolution."""
-    spikes = spikes.to(layer.weight.dtype)
-    if not isinstance(layer, SparseConvLeaky):
-        return nn.functional.linear(spikes.flatten(2), layer.weight)
-    assert layer.input_size is not None
-    maps = spikes.reshape(-1, layer.in_channels, *layer.input_size)
-    geometry = (layer.stride, layer.padding, layer.dilation, layer.groups)
-    out = nn.functional.conv2d(maps, layer.weight, None, *geometry)
-    return out.unflatten(0, (spikes.shape[0], -1))
-
-
-def neurons(layer: Any, current: torch.Tensor, delay: int, membranes: bool = False) -> torch.Tensor:
-    """Spikes of a layer's neurons, or their membranes, for their scaled weighted spikes, without bias and delay."""
-    current = delayed(current, delay)
-    bias, beta, threshold = layer.bias, layer.beta, layer.threshold
-    if current.dim() > 3:  # one number for each map
-        bias, beta, threshold = (
-            each if each is None or each.numel() == 1 else each.reshape(-1, 1, 1) for each in (bias, beta, threshold)
-        )
-    spk, mem = ops.lif_sequence(
-        current if bias is None else current + bias,
-        beta=beta,
-        threshold=threshold,
+def _neurons(layer: Any, weighted: torch.Tensor, delay: int) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Spikes and membranes of a layer's neurons, in the shape of its weighted spikes."""
+    current = delayed(weighted * layer.input_scale, delay)
+    return ops.lif_sequence(
+        current if layer.bias is None else current + layer._per_neuron(layer.bias),
+        beta=layer._per_neuron(layer.beta),
+        threshold=layer._per_neuron(layer.threshold),
         reset_mechanism=layer.reset_mechanism,
         spike_grad=layer.spike_grad,
     )
-    return mem if membranes else spk
-
-
-def dense_pools(network: SparseNetwork, index: int, spikes: torch.Tensor) -> torch.Tensor:
-    """The dense maps ``[T, B, C, H, W]`` of a layer behind its pools."""
-    if str(index) not in network.pools:
-        return spikes
-    maps = spikes.flatten(0, 1)
-    for pool in network.pools[str(index)]:
-        maps = pool.to_dense()(maps)
-    return maps.unflatten(0, spikes.shape[:2])
 
 
 def sparse_ops(network: SparseNetwork, x: SparseSpikes) -> Layers:
@@ -83,7 +54,7 @@ def sparse_ops(network: SparseNetwork, x: SparseSpikes) -> Layers:
                 threshold = threshold.repeat_interleave(maps[1] * maps[2])
         else:
             current = ops.sparse_linear(out, layer.weight)
-        mem = neurons(layer, current * layer.input_scale, network.delay if index else 0, membranes=True)
+        _, mem = _neurons(layer, current, network.delay if index else 0)
         spikes = ops.select_spikes(
             mem.flatten(2),
             threshold,

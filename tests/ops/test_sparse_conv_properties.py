@@ -3,8 +3,8 @@
 ``SNNIPU_HYPOTHESIS_EXAMPLES`` sets how many cases each property is tried with.
 
 A convolution is the product with a matrix, which PyTorch's own convolution makes of the weight: the oracle of the fully
-connected layers then serves, with its autograd. All numbers of the forward passes are small multiples of powers of two, so
-that sums are exact in whatever order and the same neurons must spike.
+connected layers then serves, with its autograd. All numbers of the forward passes are small multiples of powers of two,
+so that sums are exact in whatever order and the same neurons must spike.
 """
 
 import os
@@ -40,7 +40,7 @@ seeds = st.integers(0, 2**31 - 1)
 
 @st.composite
 def convolutions(draw, most=7):
-    """Keywords of a convolution, its input's shape and its weight's: kernels larger than the map where padding allows."""
+    """Keywords of a convolution, shapes of its input and weight; kernels larger than the map where padding allows."""
     groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
     channels = groups * draw(st.integers(1, 3))
     # More than one block of output channels now and then.

@@ -1,0 +1,382 @@
+"""Convolutional networks of spike ids beside dense ones, at a given activity: one whole forward and backward pass.
+
+The networks are the field's standard small ones for event cameras, and single layers; the spikes are random and the
+weights scaled, so that every layer has the activity.
+"""
+
+import functools
+import warnings
+from dataclasses import replace
+from typing import Any, Dict, List, Sequence, Tuple
+
+import snntorch
+import torch
+from snntorch import surrogate as snntorch_surrogate
+from torch import nn
+from torch.nn import functional
+
+import snnipu
+from snnipu import SparseNetwork
+from snnipu.benchmarking.case import Axis, Case, Contender, Settings, Sweep, Workload
+from snnipu.benchmarking.cases.sparse import _activities, on_grid
+from snnipu.benchmarking.checks import Check, relative_error
+from snnipu.benchmarking.options import Option
+from snnipu.datasets.random_spikes import random_spikes
+from snnipu.training import scale_to_activity
+
+SUMMARY = "convolutional networks of spike ids beside dense ones, against activity"
+DTYPES = (torch.float32,)
+DEVICES = ("cpu",)
+FULL = {"steps": 20, "batch_size": 16, "neurons": 1000, "beta": 0.95, "repeats": 9, "min_seconds": 0.0}
+QUICK = {"steps": 4, "batch_size": 2, "neurons": 32, "beta": 0.95, "repeats": 2, "min_seconds": 0.0}
+ACTIVITIES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
+QUICK_ACTIVITIES = (0.05, 0.2)
+
+# Shape of the input and the layers.
+NETWORKS: Dict[str, Tuple[Tuple[int, int, int], str]] = {
+    "nmnist": ((2, 34, 34), "12C5-MP2-32C5-MP2-FC10"),
+    "dvs32": ((2, 32, 32), "12C5-MP2-32C5-MP2-FC11"),
+    "dvs64": ((2, 64, 64), "16C5-MP2-32C3P1-MP2-64C3P1-MP2-FC11"),
+    "layer-16-17x17": ((16, 17, 17), "32C5"),
+    "layer-32-32x32": ((32, 32, 32), "64C3"),
+    "layer-64-24x24": ((64, 24, 24), "128C3"),
+    "layer-2-34x34": ((2, 34, 34), "12C5"),
+}
+OPTIONS = (
+    Option("network", "which network, or layer (default: nmnist)", setting="input", choices=list(NETWORKS)),
+    Option(
+        "conv_activities",
+        f"default: {','.join(map(str, ACTIVITIES))}",
+        _activities,
+        ACTIVITIES,
+        QUICK_ACTIVITIES,
+        metavar="LIST",
+    ),
+)
+THRESHOLD = 1.0
+SECOND_THRESHOLD = 0.9
+SLOPE = 10.0
+SLOW_SECONDS = 0.1
+# Membranes are added up in another order than dense ones: some within rounding of the threshold fall on its other side.
+FLIPS = 1e-5
+GRADIENT_TOLERANCE = 2e-3
+
+Layers = List[torch.Tensor]
+
+
+def description(settings: Settings) -> List[Any]:
+    """What :class:`snnipu.SparseNetwork` is made of."""
+    shape, layers = NETWORKS[settings.input]
+    return [shape, layers]
+
+
+class Problem:
+    """One point of the sweep: the same input, weights and targets for every contender.
+
+    Attributes:
+        x: input ``[T, B, S]``, spikes with probability ``settings.activity``.
+        maps: the same, ``[T, B, C, H, W]``.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        generator = torch.Generator().manual_seed(settings.seed)
+        shape = NETWORKS[settings.input][0]
+        self.x = random_spikes(
+            settings.steps,
+            settings.batch_size,
+            shape[0] * shape[1] * shape[2],
+            settings.activity,
+            generator,
+            exact=False,
+        ).with_maps(shape)
+        self.maps = self.x.to_dense().reshape(settings.steps, settings.batch_size, *shape)
+        # The gradient of a layer's input is part of its work; the input of a network needs none.
+        self.of_input = settings.input.startswith("layer")
+        net = self._made()
+        with torch.no_grad():
+            for layer in net.layers:
+                layer.weight.uniform_(-1, 1, generator=generator)
+                # Weights of mean zero do not come to high activities.
+                layer.weight.add_(0.25 * settings.activity)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            scale_to_activity(net, self.x, settings.activity, tolerance=0.02)
+        self.weights = [on_grid(layer.weight.detach().flatten(1)).reshape(layer.weight.shape) for layer in net.layers]
+        self.targets = torch.randint(net.sizes[-1], (settings.batch_size,), generator=generator)
+
+    def _made(self, path: str = "sparse", grad_threshold: Any = SECOND_THRESHOLD) -> SparseNetwork:
+        return SparseNetwork(
+            description(self.settings),
+            beta=self.settings.beta,
+            threshold=THRESHOLD,
+            grad_threshold=grad_threshold,
+            delay=0,
+            spike_grad=snnipu.surrogate.fast_sigmoid(SLOPE),
+            path=path,
+        )
+
+    def network(self, path: str = "sparse", grad_threshold: Any = SECOND_THRESHOLD) -> SparseNetwork:
+        """The network with these weights; nothing is dropped."""
+        net = self._made(path, grad_threshold)
+        with torch.no_grad():
+            for layer, weight in zip(net.layers, self.weights):
+                layer.weight.copy_(weight)
+        return net
+
+    def loss(self, spike_count: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy of the summed output spikes ``[B, ...]``."""
+        return functional.cross_entropy(spike_count.flatten(1), self.targets)
+
+    def measured(self) -> Dict[str, Any]:
+        """Spikes and carried slots per neuron and step, of the input and each layer."""
+        with torch.no_grad():
+            layers = self.network()(self.x, all_layers=True)
+        assert isinstance(layers, list)
+        trains = [self.x, *layers]
+        rows = self.settings.steps * self.settings.batch_size
+        return {
+            "activity": [train.activity for train in trains],
+            "carried": [int(train.counts[..., 1].sum()) / (rows * train.num_neurons) for train in trains],
+            "dropped": sum(train.overflow for train in trains),
+        }
+
+    @functools.cached_property
+    def reference(self) -> Tuple[Layers, Layers]:
+        """Spikes of every spiking layer and the gradients by snnTorch's loop."""
+        net = SnnTorchNet(self)
+        every = net.all_layers(self.maps)
+        return [spikes.detach() for spikes in every], self.gradients(every[-1].sum(0), net.weights())
+
+    def gradients(self, spike_count: torch.Tensor, leaves: Sequence[torch.Tensor]) -> Layers:
+        """Of the loss."""
+        return list(torch.autograd.grad(self.loss(spike_count), leaves))
+
+
+# One at a time: the next point of a sweep takes the place of the last.
+_problem = functools.lru_cache(maxsize=1)(Problem)
+
+
+class SnnTorchNet:
+    """The step loop of a user of snnTorch."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.modules: List[nn.Module] = []
+        for module in problem.network().to_dense():
+            if isinstance(module, snnipu.Leaky):
+                spike_grad = snntorch_surrogate.fast_sigmoid(slope=SLOPE)
+                module = snntorch.Leaky(problem.settings.beta, spike_grad=spike_grad, reset_mechanism="zero")
+            self.modules.append(module)
+
+    def weights(self) -> List[torch.Tensor]:
+        return [module.weight for module in self.modules if isinstance(module, (nn.Conv2d, nn.Linear))]
+
+    def _run(self, x: torch.Tensor, records: List[List[torch.Tensor]]) -> None:
+        mems = [module.reset_mem() if isinstance(module, snntorch.Leaky) else None for module in self.modules]
+        for step in x:
+            made = []
+            for index, module in enumerate(self.modules):
+                if isinstance(module, snntorch.Leaky):
+                    step, mems[index] = module(step, mems[index])
+                    made.append(step)
+                else:
+                    step = module(step)
+            for record, spikes in zip(reversed(records), reversed(made)):
+                record.append(spikes)
+
+    def all_layers(self, x: torch.Tensor) -> Layers:
+        records: List[List[torch.Tensor]] = [[] for module in self.modules if isinstance(module, snntorch.Leaky)]
+        self._run(x, records)
+        return [torch.stack(record) for record in records]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Spikes of the last layer, ``[T, B, ...]``."""
+        records: List[List[torch.Tensor]] = [[]]
+        self._run(x, records)
+        return torch.stack(records[0])
+
+
+def _compared(spikes: Layers, gradients: Layers, expected: Tuple[Layers, Layers], against: str) -> Check:
+    differing = sum(int((s.flatten(2) != r.flatten(2)).sum()) for s, r in zip(spikes, expected[0]))
+    total = sum(spike.numel() for spike in expected[0])
+    error = max(relative_error(own, other) for own, other in zip(gradients, expected[1]))
+    return Check(
+        passed=differing <= FLIPS * total and error <= GRADIENT_TOLERANCE and len(spikes) == len(expected[0]),
+        against=against,
+        detail=f"{differing:,} of {total:,} spikes differ (allowed: {FLIPS:.0e} of them); gradient error {error:.1e} "
+        f"(allowed: {GRADIENT_TOLERANCE:.0e})",
+        errors={"spikes_differing": float(differing), "gradient_error": error},
+    )
+
+
+def _sparse(settings: Settings, path: str) -> Workload:
+    problem = _problem(settings)
+    net = problem.network(path)
+
+    def run(net: SparseNetwork) -> Tuple[Layers, Layers]:
+        layers = net(problem.x, all_layers=True)
+        out = net.pooled(len(layers) - 1, layers[-1])
+        gradients = problem.gradients(out.spike_count(), [layer.weight for layer in net.layers])
+        return [layer.to_dense().detach() for layer in layers], gradients
+
+    def step() -> Layers:
+        x = problem.x
+        leaves = [layer.weight for layer in net.layers]
+        if problem.of_input:
+            x = x.detach().requires_grad_()
+            leaves.append(x.values)
+        return problem.gradients(net(x).spike_count(), leaves)
+
+    def check() -> Check:
+        every = _compared(*run(problem.network(path, None)), problem.reference, "snnTorch")
+        selected = _compared(*run(net), run(problem.network("dense")), "dense convolutions")
+        return Check(
+            every.passed and selected.passed,
+            "snnTorch",
+            f"without a second threshold: {every.detail}; with it, of dense convolutions: {selected.detail}",
+            {**every.errors, **{f"{name}_with_second_threshold": e for name, e in selected.errors.items()}},
+        )
+
+    return Workload(step, check)
+
+
+def _multistep(settings: Settings) -> Workload:
+    problem = _problem(settings)
+    net = problem.network().to_dense()
+    weights = [module.weight for module in net if isinstance(module, (nn.Conv2d, nn.Linear))]
+    spiking = isinstance(net[-1], snnipu.Leaky)
+
+    def step() -> Layers:
+        x = problem.maps.detach().requires_grad_(problem.of_input)
+        out = net(x)
+        return problem.gradients((out[0] if spiking else out).sum(0), [*weights, *([x] if problem.of_input else [])])
+
+    def check() -> Check:
+        out = net(problem.maps)
+        spikes = out[0] if spiking else out
+        gradients = problem.gradients(spikes.sum(0), weights)
+        layers, expected = problem.reference
+        return _compared([spikes.detach()], gradients, (layers[-1:], expected), "snnTorch")
+
+    return Workload(step, check)
+
+
+def _snntorch(settings: Settings) -> Workload:
+    problem = _problem(settings)
+    net = SnnTorchNet(problem)
+
+    def step() -> Layers:
+        x = problem.maps.detach().requires_grad_(problem.of_input)
+        return problem.gradients(net(x).sum(0), [*net.weights(), *([x] if problem.of_input else [])])
+
+    def check() -> Check:
+        spikes = net(problem.maps)
+        layers, expected = problem.reference
+        gradients = problem.gradients(spikes.sum(0), net.weights())
+        return _compared([spikes.detach()], gradients, (layers[-1:], expected), "snnTorch")
+
+    return Workload(step, check)
+
+
+def build(settings: Settings) -> Case:
+    """One point: the network of ``settings.input`` at ``settings.activity``.
+
+    Raises:
+        ValueError: there is no such network, or the activity is out of range.
+    """
+    if settings.input not in NETWORKS:
+        raise ValueError(f"input: expected one of {list(NETWORKS)}, got {settings.input!r}")
+    if not 0 < settings.activity < 1:
+        raise ValueError(f"activity: expected a number between 0 and 1, got {settings.activity}")
+    shape, layers = NETWORKS[settings.input]
+    contenders = [
+        Contender(
+            "sparse-network",
+            "snnipu SparseNetwork",
+            functools.partial(_sparse, settings, "sparse"),
+            ratio_label="SparseNetwork",
+            note="path='sparse' and max_spikes None: the sparse kernels at every activity, and nothing is dropped",
+        ),
+        Contender(
+            "sparse-network-auto",
+            "snnipu SparseNetwork, path='auto'",
+            functools.partial(_sparse, settings, "auto"),
+            ratio_label="auto",
+            note="sparse or dense convolution for each layer, by the activity of its input",
+        ),
+        Contender(
+            "dense",
+            "snnipu MultiStep, dense",
+            functools.partial(_multistep, settings),
+            ratio_label="dense",
+            note="a convolution over all steps and samples, then Leaky; every neuron carries gradient",
+        ),
+        Contender(
+            "snntorch",
+            "snnTorch loop",
+            functools.partial(_snntorch, settings),
+            peer="snntorch",
+            note="nn.Conv2d and Leaky at every step; every neuron carries gradient",
+        ),
+    ]
+    return Case(
+        name="conv",
+        title=(
+            f"Convolutional network {'x'.join(map(str, shape))}-{layers}, {100 * settings.activity:.3g} % active, "
+            f"forward + backward: T={settings.steps} × B={settings.batch_size}"
+        ),
+        caption=_caption(settings),
+        contenders=contenders,
+        memory_reference="dense",
+        memory_label="dense",
+        parameters={
+            "input": settings.input,
+            "network": f"{'x'.join(map(str, shape))}-{layers}",
+            "steps": settings.steps,
+            "batch_size": settings.batch_size,
+            "activity": settings.activity,
+            "beta": settings.beta,
+            "threshold": THRESHOLD,
+            "grad_threshold": SECOND_THRESHOLD,
+        },
+        measured=lambda: _problem(settings).measured(),
+        slow_seconds=SLOW_SECONDS,
+        check_meaning=(
+            f"check: the spikes equal but for {FLIPS:.0e} of them, with membranes within rounding of the threshold, "
+            f"and the weight gradients within {GRADIENT_TOLERANCE:.0e} of those of snnTorch's loop; with the second "
+            "threshold, of the same network by dense convolutions."
+        ),
+    )
+
+
+def _caption(settings: Settings) -> str:
+    of_input = ", and of the input's values" if settings.input.startswith("layer") else ""
+    return (
+        f"The work: from random input spikes, the spikes of {settings.steps} steps, the cross-entropy of the summed "
+        f"output spikes, and the gradient of every weight{of_input}. Every layer has the activity, by the scale of its "
+        f"weights; decay {settings.beta:g}, threshold 1, second threshold {SECOND_THRESHOLD:g}, reset to zero."
+    )
+
+
+def sweep(settings: Settings, conv_activities: Sequence[float]) -> Sweep:
+    """The points against activity.
+
+    Raises:
+        ValueError: as for :func:`build`.
+    """
+    activities = sorted(set(conv_activities))
+    points = [replace(settings, activity=activity) for activity in activities]
+    headline = settings.activity if settings.activity in activities else activities[0]
+    shape, layers = NETWORKS[settings.input]
+    return Sweep(
+        name="conv",
+        title=(
+            f"Convolutional network {'x'.join(map(str, shape))}-{layers}, forward + backward: "
+            f"T={settings.steps} × B={settings.batch_size}"
+        ),
+        caption=_caption(settings),
+        points=points,
+        axes=[Axis("activity", "activity of every layer", activities, {}, percent=True)],
+        reference="dense",
+        headline={"activity": headline},
+    )
