@@ -47,7 +47,7 @@ def said_by(command: Sequence[str]) -> str:
 
 
 def fingerprint(root: Path) -> Optional[str]:
-    """SHA-256 of the sources in ``root``, ``setup.py`` and this file with its flags among them; None where ``root`` has none."""
+    """SHA-256 of the sources in ``root``, those of the flags among them; None where ``root`` has none."""
     if not ((root / "setup.py").is_file() and (root / "csrc" / "host").is_dir()):
         return None
     files = [path for folder in _FOLDERS for path in (root / folder).rglob("*") if path.suffix in _SUFFIXES]
