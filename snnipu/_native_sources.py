@@ -47,13 +47,14 @@ def said_by(command: Sequence[str]) -> str:
 
 
 def fingerprint(root: Path) -> Optional[str]:
-    """SHA-256 of the sources in ``root``, ``setup.py`` with its flags among them; None where ``root`` has none."""
+    """SHA-256 of the sources in ``root``, those of the flags among them; None where ``root`` has none."""
     if not ((root / "setup.py").is_file() and (root / "csrc" / "host").is_dir()):
         return None
     files = [path for folder in _FOLDERS for path in (root / folder).rglob("*") if path.suffix in _SUFFIXES]
-    files += [*(root / "snnipu").glob("equations.py"), *(root / "snnipu" / "_generator").glob("*.py")]
+    files += [*(root / "snnipu").glob("equations.py"), *(root / "snnipu").glob("_native_sources.py")]
+    files += (root / "snnipu" / "_generator").glob("*.py")
     digest = hashlib.sha256()
-    for path in [root / "setup.py", root / "snnipu" / Path(__file__).name, *sorted(files)]:
+    for path in [root / "setup.py", *sorted(files)]:
         content = path.read_bytes()
         digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode())
         digest.update(content)

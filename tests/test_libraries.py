@@ -127,7 +127,9 @@ def test_what_the_fingerprint_sees(tmp_path):
     assert before == _native_sources.fingerprint(make_sources(tmp_path / "b"))
     (root / "csrc" / "README.txt").write_text("not compiled")
     assert before == _native_sources.fingerprint(root)
-    for path in (root / "setup.py", root / "custom_ops" / "new.cpp", root / "csrc" / "host" / "new.h"):
+    flags = root / "snnipu" / "_native_sources.py"
+    for path in (root / "setup.py", flags, root / "custom_ops" / "new.cpp", root / "csrc" / "host" / "new.h"):
+        path.parent.mkdir(exist_ok=True)
         path.write_text("// other\n")
         assert _native_sources.fingerprint(root) != before
         before = _native_sources.fingerprint(root)

@@ -330,7 +330,7 @@ def neuron(
             "__doc__": inspect.getdoc(function) or f"``{name}``: a neuron made by ``snnipu.neuron``.",
             "__module__": function.__module__,
             "__qualname__": function.__qualname__,
-            "__signature__": _signature(values, found.options),
+            "__signature__": _signature({p: values[p] for p in found.parameters}, found.options),
             "step": staticmethod(function),
             "_state_values": starts,
             "_parameter_values": {p: values[p] for p in found.parameters},
@@ -376,8 +376,8 @@ def _is_taken(name: str) -> bool:
     return name != "reset_mechanism" and (hasattr(OwnNeuron, name) or hasattr(nn.Identity(), name))
 
 
-def _signature(values: Iterable[str], options: Mapping[str, Any]) -> inspect.Signature:
-    keywords = {**dict.fromkeys(values, None), **options}
+def _signature(values: Mapping[str, torch.Tensor], options: Mapping[str, Any]) -> inspect.Signature:
+    keywords = {**{name: value.item() if value.dim() == 0 else value for name, value in values.items()}, **options}
     keywords.update(learn=(), spike_grad=None, init_hidden=False, output=False)
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Signature([inspect.Parameter(name, kind, default=value) for name, value in keywords.items()])

@@ -13,8 +13,8 @@ from snnipu._generator.step import needed
 # In the order in which setup.py compiles them: a neuron's number in the native library.
 BUILT = {function.__name__: number for number, function in enumerate(equations.GENERATED)}
 _EQUATIONS: Dict[str, Callable[..., Any]] = {function.__name__: function for function in equations.NEURONS}
-# Users' own, by a name that tells their steps apart.
-_OWN: Dict[str, Neuron] = {}
+# Those recorded so far; users' own by a name that tells their steps apart. A dict: torch.compile looks through a cache.
+_RECORDED: Dict[str, Neuron] = {}
 
 
 def register(function: Callable[..., Any], options: Mapping[str, Any]) -> str:
@@ -22,14 +22,15 @@ def register(function: Callable[..., Any], options: Mapping[str, Any]) -> str:
     made = neuron(function, {name: [value] for name, value in options.items()})
     text = print_neurons([made._replace(name="neuron")])
     name = f"{made.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    _OWN.setdefault(name, made)
+    _RECORDED.setdefault(name, made)
     return name
 
 
-@lru_cache(maxsize=None)
 def find(name: str) -> Neuron:
     """The neuron with its variants."""
-    return _OWN[name] if name in _OWN else neuron(_EQUATIONS[name], equations.OPTIONS)
+    if name not in _RECORDED:
+        _RECORDED.setdefault(name, neuron(_EQUATIONS[name], equations.OPTIONS))
+    return _RECORDED[name]
 
 
 @lru_cache(maxsize=None)

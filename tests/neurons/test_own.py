@@ -266,7 +266,10 @@ def test_options_are_chosen_once():
         assert layer.reset_mechanism == mechanism
     layers[0].reset_mechanism = "zero"
     assert torch.equal(layers[0].sequence(x)[1], expected[1])
-    assert "reset_mechanism" in inspect.signature(Adaptive).parameters
+    defaults = {name: value.default for name, value in inspect.signature(Adaptive).parameters.items()}
+    assert list(defaults) == [*VALUES, "reset_mechanism", "learn", "spike_grad", "init_hidden", "output"]
+    assert defaults["threshold"] == 1.0
+    assert defaults["reset_mechanism"] == "subtract"
 
 
 @snn.neuron(states={"spk": 0, "mem": -0.5}, parameters={"V": 0.5})
