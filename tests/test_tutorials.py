@@ -142,8 +142,8 @@ def test_ipu_model_runs(repository, tmp_path, monkeypatch):
 
 
 @needs_library
-@pytest.mark.parametrize("source", ["nmnist", "moving bars"])
-def test_event_driven_convolutions_run(repository, tmp_path, monkeypatch, request, source):
+@pytest.mark.parametrize(("source", "samples", "epochs"), [("nmnist", 32, 1), ("moving bars", 64, 3)])
+def test_event_driven_convolutions_run(repository, tmp_path, monkeypatch, request, source, samples, epochs):
     folder = tmp_path / "nothing"
     if source == "nmnist":
         folder = request.getfixturevalue("data_folder")
@@ -151,17 +151,18 @@ def test_event_driven_convolutions_run(repository, tmp_path, monkeypatch, reques
             pytest.skip(f"no N-MNIST in {folder / 'nmnist'}")
     settings = {
         "SNNIPU_DATA": str(folder),
-        "SNNIPU_TUTORIAL_SAMPLES": "64",
-        "SNNIPU_TUTORIAL_EPOCHS": "3",
+        "SNNIPU_TUTORIAL_SAMPLES": str(samples),
+        "SNNIPU_TUTORIAL_EPOCHS": str(epochs),
         "OMP_NUM_THREADS": "1",
     }
     text, pictures = outputs_of(repository, tmp_path, monkeypatch, "05_event_driven_convolutions", settings)
-    assert f"{source}: 64 training and 64 test recordings of (2, 34, 34) neurons" in text
+    assert f"{source}: {samples} training and {samples} test recordings of (2, 34, 34) neurons" in text
     assert ("Going on with moving bars" in text) == (source == "moving bars")
-    losses = [float(found) for found in re.findall(r"epoch \d/3: loss ([\d.]+), training accuracy", text)]
-    assert len(losses) == 3
-    assert losses[2] < 0.9 * losses[0]
-    assert percent_behind("test accuracy: ", text) > (20 if source == "nmnist" else 40)
+    losses = [float(found) for found in re.findall(r"epoch \d/\d: loss ([\d.]+), training accuracy", text)]
+    assert len(losses) == epochs
+    if epochs > 1:
+        assert losses[2] < 0.9 * losses[0]
+        assert percent_behind("test accuracy: ", text) > 40
     assert len(re.findall(r"input activity .* dense .* ms, event-driven .* ms", text)) == 3
     assert percent_behind("equal spikes: ", text) > 99.5
     assert pictures == 6

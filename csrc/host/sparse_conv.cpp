@@ -593,11 +593,12 @@ public:
     const uint32_t channel = byMap_(id), place = id - channel * static_cast<uint32_t>(sizes.inHeight * sizes.inWidth);
     const uint32_t y = byRow_(place), x = place - y * static_cast<uint32_t>(sizes.inWidth);
     const Windows row = rows_[y], column = columns_[x];
-    for (uint32_t outY = row.first; outY < row.end; ++outY)
-      for (uint32_t outX = column.first; outX < column.end; ++outX)
-        body(channel * sizes.outPlaces() + outY * sizes.outWidth + outX,
-             (y + sizes.paddingY - outY * sizes.strideY) * sizes.kernelWidth + x + sizes.paddingX -
-                 outX * sizes.strideX);
+    // Numbers go on by a step of the windows, the place within them goes back by one.
+    size_t first = channel * sizes.outPlaces() + row.first * sizes.outWidth + column.first;
+    size_t line = row.within * sizes.kernelWidth + column.within;
+    for (uint32_t i = 0; i < row.count; ++i, first += sizes.outWidth, line -= sizes.strideY * sizes.kernelWidth)
+      for (uint32_t j = 0; j < column.count; ++j)
+        body(first + j, line - j * sizes.strideX);
   }
 
   // How many inputs the window of an output has: not those of the padding.
@@ -608,15 +609,17 @@ public:
   }
 
 private:
-  // Those that a coordinate of the input is in.
+  // Those that a coordinate of the input is in, and where it is within the first of them.
   struct Windows {
-    uint32_t first, end;
+    uint32_t first, count, within;
   };
   static std::vector<Windows> windows(size_t size, size_t outSize, size_t kernel, size_t stride, size_t padding) {
     std::vector<Windows> found(size);
     for (size_t at = 0; at < size; ++at) {
       const size_t behind = at + padding, first = behind < kernel ? 0 : (behind - kernel) / stride + 1;
-      found[at] = {static_cast<uint32_t>(first), static_cast<uint32_t>(std::min(outSize, behind / stride + 1))};
+      const size_t end = std::max(first, std::min(outSize, behind / stride + 1));
+      found[at] = {static_cast<uint32_t>(first), static_cast<uint32_t>(end - first),
+                   static_cast<uint32_t>(behind - first * stride)};
     }
     return found;
   }

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 PerLayer = Union[Parameter, Sequence[Parameter]]
 Part = Union[int, str, Tuple[int, int, int]]
 
-_CONV = re.compile(r"(\d+)C(\d+)(?:S(\d+))?(?:P(\d+))?")
-_POOL = re.compile(r"([MAS])P(\d+)(?:S(\d+))?(?:P(\d+))?")
+# With a stride and a padding behind, in any order.
+_BEHIND = r"(?=(?:.*S(?P<stride>\d+))?)(?=(?:.*P(?P<padding>\d+))?)(?:S\d+|P\d+|S\d+P\d+|P\d+S\d+)?"
+_CONV = re.compile(rf"(\d+)C(\d+){_BEHIND}")
+_POOL = re.compile(rf"([MAS])P(\d+){_BEHIND}")
 _POOLS = {"M": "max", "A": "average", "S": "sum"}
 
 
@@ -94,7 +96,7 @@ def _described(sizes: Sequence[Any]) -> Tuple[int, List[_Layer]]:
             )
         if pool is not None:
             kernel = int(pool[2])
-            stride, padding = int(pool[3] or kernel), int(pool[4] or 0)
+            stride, padding = int(pool["stride"] or kernel), int(pool["padding"] or 0)
             if not layers:
                 raise ValueError(f"sizes: {text!r} stands before the first layer: pool the input by a SparsePool2d")
             last = layers[-1]
@@ -103,7 +105,7 @@ def _described(sizes: Sequence[Any]) -> Tuple[int, List[_Layer]]:
             layers[-1] = last._replace(pools=pools, out=shape)
             continue
         assert conv is not None
-        kernel, stride, padding = int(conv[2]), int(conv[3] or 1), int(conv[4] or 0)
+        kernel, stride, padding = int(conv[2]), int(conv["stride"] or 1), int(conv["padding"] or 0)
         out = (check_features("sizes", int(conv[1])), *_reached(text, shape, kernel, stride, padding))
         layers.append(_Layer(math.prod(shape), math.prod(out), _Conv(shape, out, kernel, stride, padding), [], out))
         shape = out

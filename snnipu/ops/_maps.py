@@ -178,10 +178,10 @@ def maps_of(spikes: SparseSpikes, channels: int, size: Optional[Size]) -> Tuple[
             f"input_size must be given, (height, width): the spikes of {spikes.num_neurons} neurons have no map_shape "
             "that would tell it"
         )
+    if found is not None and found[0] != channels:
+        raise ValueError(f"spikes must be of {channels} channels, got those of map_shape={found}")
     shape = found if size is None else (channels, *size)
     assert shape is not None
-    if shape[0] != channels:
-        raise ValueError(f"spikes must be of {channels} channels, got those of map_shape={shape}")
     if found is not None and found != shape:
         raise ValueError(f"spikes must be of maps {shape}, as input_size says, got map_shape={found}")
     if shape[0] * shape[1] * shape[2] != spikes.num_neurons:

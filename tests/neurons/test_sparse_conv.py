@@ -1,0 +1,269 @@
+"""``SparseConv2d``, ``SparseConvLeaky``, ``SparsePool2d`` and networks of them."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from oracle import relative_error
+from torch import nn
+
+import snnipu as snn
+from snnipu import SparseSpikes
+from snnipu.training import scale_to_activity
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def maps(rate=0.15, T=5, B=3, C=2, H=9, W=8):
+    return (torch.rand(T, B, C, H, W) < rate).float()
+
+
+def sparse(x):
+    return SparseSpikes.from_dense(x.flatten(2)).with_maps(tuple(x.shape[2:]))
+
+
+OPTIONS = [
+    {},
+    {"bias": True, "stride": 2, "padding": (1, 0), "threshold": torch.tensor([0.2, 0.4, 0.3, 0.5])},
+    {"groups": 2, "dilation": 2, "padding": "same", "beta": torch.tensor([0.5, 0.6, 0.7, 0.8]), "learn_beta": True},
+    {"reset_mechanism": "subtract", "learn_threshold": True, "input_scale": 0.5},
+    {"reset_mechanism": "none", "learn_beta": True},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("path", ["sparse", "dense", "auto"])
+def test_equals_conv2d_and_leaky(options, path):
+    layer = snn.SparseConvLeaky(2, 4, 3, path=path, **{"beta": 0.8, "threshold": 0.3, **options})
+    twin = snn.MultiStep(*layer.to_dense())
+    x = maps()
+    out, (spk, _) = layer(sparse(x)), twin(x)
+    assert out.num_spikes > 10
+    assert torch.equal(out.to_dense(), spk.flatten(2))
+    assert out.map_shape == tuple(spk.shape[2:])
+    assert layer.activity == pytest.approx(float(spk.detach().mean()))
+    upstream = torch.randn_like(spk)
+    (out.to_dense() * upstream.flatten(2)).sum().backward()
+    (spk * upstream).sum().backward()
+    for (name, own), other in zip(layer.named_parameters(), twin.parameters()):
+        grad = other.grad * layer.input_scale if name == "weight" else other.grad
+        assert relative_error(own.grad.flatten(), grad.flatten(), upstream) < 1e-5, name
+    _, mem = twin(x)
+    assert relative_error(layer.membranes(x), mem) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_dtypes(dtype):
+    layer = snn.SparseConvLeaky(2, 4, 3, beta=0.8, threshold=0.3, path="sparse").to(dtype)
+    x = sparse(maps())
+    out = layer(x)
+    assert out.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    out.values.sum().backward()
+    assert layer.weight.grad.dtype == dtype
+    assert bool(layer.weight.grad.any())
+
+
+def test_what_a_dense_tensor_may_be():
+    x = maps()
+    layer = snn.SparseConvLeaky(2, 4, 3, input_size=(9, 8), beta=0.8, threshold=0.3)
+    expected = layer(sparse(x)).to_dense()
+    for other in (x, x.bool(), x.int(), x.double(), x.flatten(2)):
+        assert torch.equal(layer(other).to_dense(), expected)
+    # The whole gradient of a dense tensor that needs one.
+    leaf = x.clone().requires_grad_()
+    layer(leaf).values.sum().backward()
+    twin = snn.MultiStep(*layer.to_dense())
+    other = x.clone().requires_grad_()
+    twin(other)[0].sum().backward()
+    assert relative_error(leaf.grad, other.grad) < 1e-5
+
+
+def test_conv2d():
+    layer = snn.SparseConv2d(2, 4, 3, padding=1, bias=True, path="sparse")
+    twin = nn.Conv2d(2, 4, 3, padding=1)
+    twin.load_state_dict(layer.state_dict())
+    x = maps()
+    out, expected = layer(sparse(x)), twin(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+    assert torch.allclose(out, expected, atol=1e-6)
+    assert torch.allclose(layer(x), expected, atol=1e-6)
+    out.square().sum().backward()
+    expected.square().sum().backward()
+    assert relative_error(layer.weight.grad, twin.weight.grad) < 1e-5
+    assert relative_error(layer.bias.grad, twin.bias.grad) < 1e-5
+
+
+@pytest.mark.parametrize("mode", ["max", "average", "sum"])
+def test_pool(mode):
+    pool = snn.SparsePool2d(3, 2, 1, mode=mode)
+    x = maps()
+    expected = pool.to_dense()(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+    assert torch.allclose(pool(sparse(x)).to_dense(), expected.flatten(2))
+    assert torch.allclose(pool(x).to_dense(), expected.flatten(2))
+    assert pool.input_size == (2, 9, 8)
+    with pytest.raises(ValueError, match=r"x must be maps of \(2, 9, 8\)"):
+        pool(maps(W=9))
+
+
+def network(**options):
+    return snn.SparseNetwork(
+        [(2, 12, 11), "4C3-MP2", "6C3P1S2", "AP2", 10], beta=0.8, threshold=[0.3, 0.2, 0.1], delay=0, **options
+    )
+
+
+@pytest.mark.parametrize("path", ["sparse", "dense"])
+def test_network_equals_its_dense_twin(path):
+    net = network(path=path, bias=True)
+    twin = net.to_dense()
+    x = maps(T=7, H=12, W=11)
+    *_, last = net(x, all_layers=True)
+    out, (spk, _) = net(sparse(x)), twin(x)
+    assert torch.equal(out.to_dense(), spk)
+    assert torch.equal(last.to_dense(), spk)
+    assert net.sizes == [264, 4 * 10 * 9, 6 * 3 * 2, 10]
+    assert len(net.activity) == 3
+    out.values.sum().backward()
+    spk.sum().backward()
+    for own, other in zip(net.parameters(), twin.parameters()):
+        assert relative_error(own.grad.flatten(), other.grad.flatten()) < 1e-5
+    assert set(net.dense_state_dict()) == set(twin.state_dict())
+    other = network(bias=True)
+    other.load_dense_state_dict(twin.state_dict())
+    assert torch.equal(other(x).to_dense(), spk)
+
+
+def test_network_with_delay_and_caps():
+    net = snn.SparseNetwork(
+        [(2, 12, 11), "4C3-MP2", 10], beta=0.8, threshold=0.05, max_spikes=[20, 30, 5], grad_threshold=0.02
+    )
+    x = maps(T=7, H=12, W=11, rate=0.4)
+    first, out = net(x, all_layers=True)
+    assert first.capacity == 30
+    assert net.overflow[0] > 0
+    assert net.input_overflow > 0
+    assert not out.counts[0].any()  # nothing has arrived yet
+    out.values.sum().backward()
+    assert bool(net.layers[0].weight.grad.any())
+
+
+def test_two_training_steps_copies_and_files():
+    net = network(learn_beta=True, grad_threshold=0.05)
+    x, labels = sparse(maps(H=12, W=11)), torch.tensor([0, 1, 2])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    before = [p.detach().clone() for p in net.parameters()]
+    for _ in range(2):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x).spike_count(), labels).backward()
+        optimizer.step()
+    assert any(not torch.equal(own, old) for own, old in zip(net.parameters(), before))
+    expected = net(x).to_dense()
+    file = io.BytesIO()
+    torch.save(net.state_dict(), file)
+    file.seek(0)
+    loaded = network(learn_beta=True, grad_threshold=0.05)
+    loaded.load_state_dict(torch.load(file, weights_only=True))
+    for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net)), loaded):
+        assert torch.equal(other(x).to_dense(), expected)
+    with torch.no_grad():
+        assert torch.equal(net.eval()(x).to_dense(), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert net(x).dtype == torch.float32
+
+
+def test_spikes_know_their_maps(tmp_path):
+    x = sparse(maps())
+    for other in (
+        x[1:3],
+        x[:, [0]],
+        x.trim(),
+        x.limit(3),
+        x.detach(),
+        x.clone(),
+        x.to(torch.float64),
+        copy.deepcopy(x),
+    ):
+        assert other.map_shape == (2, 9, 8)
+    assert SparseSpikes.cat([x, x.with_maps(None)]).map_shape == (2, 9, 8)
+    assert pickle.loads(pickle.dumps(x)).map_shape == (2, 9, 8)
+    state = x.__getstate__()
+    del state["map_shape"]  # as files of earlier versions have it
+    old = SparseSpikes.__new__(SparseSpikes)
+    old.__setstate__(state)
+    assert old.map_shape is None
+    with pytest.raises(ValueError, match="parts must agree in map_shape"):
+        SparseSpikes.cat([x, x.with_maps((1, 18, 8))])
+    with pytest.raises(ValueError, match="map_shape must be of num_neurons=144 neurons"):
+        x.with_maps((2, 9, 9))
+    with pytest.raises(TypeError, match="map_shape must"):
+        x.with_maps((2, 72))
+
+
+def test_scale_to_activity():
+    net = network()
+    x = sparse(maps(rate=0.3, T=12, B=8, H=12, W=11))
+    for layer in scale_to_activity(net, x, 0.1, tolerance=0.1):
+        assert layer.reached
+    net(x)
+    for activity in net.activity:
+        assert 0.08 < activity < 0.12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"in_channels": 0}, ValueError, "in_channels must be at least 1"),
+        ({"out_channels": 1.5}, TypeError, "out_channels must be an int"),
+        ({"kernel_size": 0}, ValueError, "kernel_size must be at least 1"),
+        ({"groups": 3}, ValueError, "groups must divide in_channels, 2, got 3"),
+        ({"padding": "full"}, TypeError, "padding must be an int or two"),
+        ({"padding": "same", "stride": 2}, ValueError, "padding='same' needs a stride of 1"),
+        ({"padding": "same", "kernel_size": 2}, ValueError, "padding='same' would be uneven"),
+        ({"input_size": (3, 0)}, ValueError, "input_size must be at least 1"),
+        ({"beta": torch.zeros(3)}, ValueError, r"beta must have one element or shape \(4,\)"),
+        ({"path": "fast"}, ValueError, "path must be"),
+        ({"max_spikes": -2}, ValueError, "max_spikes must be 0 or more"),
+    ],
+)
+def test_bad_options(arguments, error, message):
+    with pytest.raises(error, match=message):
+        snn.SparseConvLeaky(**{"in_channels": 2, "out_channels": 4, "kernel_size": 3, "beta": 0.9, **arguments})
+
+
+def test_bad_input():
+    layer = snn.SparseConvLeaky(2, 4, 3, beta=0.9, input_size=(9, 8))
+    for x, error, message in [
+        ([1.0], TypeError, "x must be a torch.Tensor or SparseSpikes, got list"),
+        (maps(C=3), ValueError, r"x must have shape \[T, B, in_channels=2, H, W\], got \(5, 3, 3, 9, 8\)"),
+        (maps(W=9), ValueError, r"x must be maps of \(9, 8\), as input_size says, got \(9, 9\)"),
+        (sparse(maps(C=3)), ValueError, "spikes must be of 2 channels"),
+        (sparse(maps(C=3)).with_maps(None), ValueError, "spikes must be of 2 x 9 x 8 = 144 neurons"),
+        (maps().to("meta"), ValueError, "x must be on the device of the layer, cpu, got meta"),
+    ]:
+        with pytest.raises(error, match=message):
+            layer(x)
+    with pytest.raises(ValueError, match="delay must be 0 or more"):
+        layer(maps(), delay=-1)
+    with pytest.raises(ValueError, match="input_size must be given"):
+        snn.SparseConvLeaky(2, 4, 3, beta=0.9)(sparse(maps()).with_maps(None))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ([(2, 9, 9), "4X3", 10], "sizes: '4X3' is no layer"),
+        ([(2, 9), "4C3", 10], r"sizes must begin with a number of neurons or \(channels, height, width\)"),
+        ([81, "4C3"], "sizes: '4C3' needs maps before it"),
+        ([(2, 9, 9), 10, "MP2"], "sizes: 'MP2' needs maps before it"),
+        ([(2, 9, 9), "MP2", 10], "sizes: 'MP2' stands before the first layer"),
+        ([(2, 9, 9), "4C10"], "sizes: '4C10' does not fit into the maps before it, 9 x 9"),
+        ([(2, 9, 9), "4C3S0"], "sizes: '4C3S0' must have a window and a stride of at least 1"),
+        ([(2, 9, 9), "4C3MP2", 10], "sizes: '4C3MP2' is no layer"),
+    ],
+)
+def test_bad_descriptions(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        snn.SparseNetwork(sizes, beta=0.9)
