@@ -16,6 +16,7 @@ from snnipu.ops import _neurons
 from snnipu.ops._arguments import RESET_MECHANISMS, check_input, is_compiling, reset_code
 from snnipu.ops.lif_sequence import check_num_steps
 from snnipu.ops.neuron_sequence import Results, neuron_apply
+from snnipu.ops.neuron_step import step_apply
 from snnipu.surrogate import Surrogate, as_surrogate
 
 _SAID: Set[Tuple[Any, ...]] = set()
@@ -168,6 +169,10 @@ class FusedNeuron(snntorch.SpikingNeuron):
 
     def _kernels(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], **how: Any) -> Results:
         """The kernels."""
+        if how.get("num_steps") == SINGLE_STEP:
+            return step_apply(
+                self.equation, x, states, self._values(), options=self._options(), spike_grad=self._surrogate()
+            )
         return neuron_apply(
             self.equation,
             x,
@@ -221,7 +226,11 @@ class FusedNeuron(snntorch.SpikingNeuron):
         self._last_step = ("before", None if taken[-1] is None else taken[-1].detach())
         spk = made.spk.float()  # as snnTorch's step functions
         for name, state in zip(names, made.states):
-            setattr(self, name, spk if name == "spk" else state)
+            value = spk if name == "spk" else state
+            if name in self._buffers:  # as setattr, which looks everywhere
+                self._buffers[name] = value
+            else:
+                setattr(self, name, value)
         if self.init_hidden and not self.output:
             return spk
         return (spk, *(state for name, state in zip(names, made.states) if name != "spk"))
