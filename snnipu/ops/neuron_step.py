@@ -16,6 +16,7 @@ from snnipu.surrogate import Kernel, SpikeGrad
 _DTYPES = (torch.float32, torch.float64)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NUMBERS: Dict[Tuple[float, torch.dtype], torch.Tensor] = {}
+_MOST_NUMBERS = 64
 
 
 class _Options(NamedTuple):
@@ -153,21 +154,28 @@ def _values(
             type(state) in _PLAIN and state.shape == shape and state.dtype == dtype and state.is_contiguous()
         ):
             return None
-    raw: Dict[str, Any] = {}
-    for name, value in parameters.items():
+    for value in parameters.values():
         if isinstance(value, (int, float)):
-            value = _number(float(value), dtype)
-        fits = value.dim() == 0 or value.shape == shape[len(shape) - value.dim() :]
-        if type(value) not in _PLAIN or not fits or value.dtype != dtype or value.device != x.device:
+            continue
+        if type(value) not in _PLAIN or value.device != x.device or value.is_complex():
             return None
-        raw[name] = value
-    values = plan.derive(raw, _number(1.0, dtype))
-    return [value if value.is_contiguous() else value.contiguous() for value in values]
+        # What has dimensions widens the dtype of what it is computed with.
+        if value.dim() > 0 and (value.dtype != dtype or value.shape != shape[len(shape) - value.dim() :]):
+            return None
+    return [_as_taken(value, dtype) for value in plan.derive(parameters, 1.0)]
+
+
+def _as_taken(value: Parameter, dtype: torch.dtype) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        return _number(value, dtype)
+    return (value if value.dtype == dtype else value.to(dtype)).contiguous()
 
 
 def _number(value: float, dtype: torch.dtype) -> torch.Tensor:
     """A constant; the few there are stay."""
     key = (value, dtype)
     if key not in _NUMBERS:
+        if len(_NUMBERS) >= _MOST_NUMBERS:
+            _NUMBERS.clear()
         _NUMBERS[key] = torch.tensor(value, dtype=dtype)
     return _NUMBERS[key]
