@@ -229,8 +229,8 @@ class Steps:
     ) -> None:
         """Writes ``grad_x`` and ``grad_before``.
 
-        ``after``: the states after the step, of which those that the adjoint does not read may be anything of their
-        size; where one is None, all are computed again.
+        ``after``: the states after the step; where one is None, all are computed again. Those that no gradient that is
+        asked for depends on may be anything of their size; so may ``x``, which an adjoint may want for others.
         """
         call = self._call
         call.x = None if x is None else x.data_ptr()

@@ -7,7 +7,7 @@ border and the level on either side of it. The levels, and so the numbers, are s
 
 import inspect
 import weakref
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
 
 import snntorch.functional.quant
 import torch
@@ -17,13 +17,57 @@ _MAX_CELLS = 1 << 14
 _TABLE = 1 << 22
 
 
+class _Cells(NamedTuple):
+    """Cells of the axis: equal ones or, with a ``centre``, smaller and smaller towards it, as floating point is.
+
+    A value's cell never falls while the value rises: what is computed of values and of borders is the same.
+    """
+
+    number: int
+    first: float
+    scale: float  # cells per unit
+    centre: Optional[float] = None
+    shift: int = 0  # of the bits of a distance to the centre
+    start: int = 0
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        if self.centre is None:
+            return (x - self.first).mul_(self.scale).clamp_(0, self.number - 1).to(torch.int32)
+        bits = _ordered_bits(x, self.centre).bitwise_right_shift_(self.shift)
+        return bits.sub_(self.start).clamp_(0, self.number - 1)
+
+
+def _ordered_bits(x: torch.Tensor, centre: float) -> torch.Tensor:
+    """The distance to the centre as a whole number that rises with it."""
+    distance = x - centre if centre else x + 0.0  # no negative zero
+    kind, width = (torch.int64, 63) if x.dtype == torch.float64 else (torch.int32, 31)
+    bits = distance.view(kind)
+    return (bits >> width).bitwise_and_(torch.iinfo(kind).max).bitwise_xor_(bits)
+
+
+def _candidates(levels: torch.Tensor) -> Iterator[_Cells]:
+    first, span = float(levels[0]), float(levels[-1] - levels[0])
+    count = 2 * levels.numel()
+    while count <= _MAX_CELLS:
+        yield _Cells(count, first, count / span)
+        count *= 2
+    densest = int(levels.diff().argmin())
+    for centre in (float(levels[densest]), float(levels[densest + 1])):
+        ends = _ordered_bits(levels[[0, -1]], centre).tolist()
+        for shift in range(62, -1, -1) if levels.dtype == torch.float64 else range(30, -1, -1):
+            start, stop = (end >> shift for end in ends)
+            if stop - start + 1 > _MAX_CELLS:
+                break
+            yield _Cells(stop - start + 1, first, 0.0, centre, shift, start)
+
+
 class _Search(NamedTuple):
     """How the levels are found on one device, for values of one dtype."""
 
     levels: torch.Tensor
     limit: Optional[float]  # from here on differences round to the same; None: anywhere
     borders: torch.Tensor  # the first value of each level but the first
-    scale: float  # cells per unit; 0: no such cells, the borders are searched
+    cells: Optional["_Cells"]  # None: no such cells, the borders are searched
     border: torch.Tensor  # in each cell, and the levels before and from it
     below: torch.Tensor
     above: torch.Tensor
@@ -50,10 +94,6 @@ def _borders(levels: torch.Tensor) -> torch.Tensor:
         low = torch.where(inside & ~upper, middle, low)
 
 
-def _cell(x: torch.Tensor, first: float, scale: float, cells: int) -> torch.Tensor:
-    return (x - first).mul_(scale).clamp_(0, cells - 1).to(torch.int32)
-
-
 def _search(levels: torch.Tensor, dtype: torch.dtype, device: torch.device) -> _Search:
     """The search over ``levels`` (on the CPU) for values of ``dtype``."""
     wide = levels.to(torch.promote_types(levels.dtype, dtype))
@@ -63,24 +103,22 @@ def _search(levels: torch.Tensor, dtype: torch.dtype, device: torch.device) -> _
     precision = torch.finfo(wide.dtype).eps
     regular = levels.numel() > 1 and bool((gaps > 0).all()) and bool(torch.isfinite(wide).all())
     if not regular or not bool((gaps[:-1] > 8 * precision * gaps[1:]).all()):
-        return _Search(levels.to(device), None, none, 0.0, none, none, none)
+        return _Search(levels.to(device), None, none, None, none, none, none)
     limit = float(wide[-1]) + float(gaps[-1]) / (8 * precision)
     borders = _borders(wide)
-    scale, border, below, above = 0.0, none, none, none
-    first, span = float(wide[0]), float(wide[-1] - wide[0])
-    cells = 2 * levels.numel()
-    while cells <= _MAX_CELLS:
-        of_border = _cell(borders, first, cells / span, cells).long()
-        count = torch.bincount(of_border, minlength=cells)
+    cells, border, below, above = None, none, none, none
+    for cells in _candidates(wide):
+        of_border = cells.of(borders).long()
+        count = torch.bincount(of_border, minlength=cells.number)
         if int(count.max()) <= 1:
-            scale = cells / span
             before = count.cumsum(0) - count
-            border = wide.new_full((cells,), float("inf"))
+            border = wide.new_full((cells.number,), float("inf"))
             border[of_border] = borders
             below, above = levels[before], levels[before + count]
             break
-        cells *= 2
-    parts = (levels, limit, borders, scale, border, below, above)
+    else:
+        cells = None
+    parts = (levels, limit, borders, cells, border, below, above)
     return _Search._make(part.to(device) if isinstance(part, torch.Tensor) else part for part in parts)
 
 
@@ -97,9 +135,9 @@ def _nearest(x: torch.Tensor, search: _Search) -> torch.Tensor:
         odd = torch.nonzero(~usual).squeeze(-1)
         out = _nearest(flat.masked_fill(~usual, float(levels[0])), search)
         return out.index_put((odd,), _by_table(flat[odd], levels)).reshape(x.shape)
-    if search.scale == 0:
+    if search.cells is None:
         return levels[torch.bucketize(flat, search.borders, right=True)].reshape(x.shape)
-    cell = _cell(flat, float(levels[0]), search.scale, search.border.numel())
+    cell = search.cells.of(flat)
     over = flat >= search.border.index_select(0, cell)
     return torch.where(over, search.above.index_select(0, cell), search.below.index_select(0, cell)).reshape(x.shape)
 

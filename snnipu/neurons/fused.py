@@ -17,6 +17,7 @@ from snnipu.ops import _neurons, leaves
 from snnipu.ops._arguments import RESET_MECHANISMS, check_input, is_compiling, reset_code
 from snnipu.ops.lif_sequence import check_num_steps
 from snnipu.ops.neuron_sequence import Results, neuron_apply
+from snnipu.ops.neuron_step import step_apply
 from snnipu.surrogate import Surrogate, as_surrogate
 
 _SAID: Set[Tuple[Any, ...]] = set()
@@ -178,6 +179,10 @@ class FusedNeuron(snntorch.SpikingNeuron):
 
     def _kernels(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], **how: Any) -> Results:
         """The kernels."""
+        if how.get("num_steps") == SINGLE_STEP:
+            return step_apply(
+                self.equation, x, states, self._values(), options=self._options(), spike_grad=self._surrogate()
+            )
         return neuron_apply(
             self.equation,
             x,

@@ -12,7 +12,8 @@ from snnipu.backends import popart
 from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.fused import FusedNeuron
 from snnipu.ops._arguments import is_autocast
-from snnipu.ops.neuron_sequence import Results, neuron_apply
+from snnipu.ops.neuron_sequence import Results
+from snnipu.ops.neuron_step import step_apply
 from snnipu.ops.recurrent_sequence import STRENGTH, Connection, recurrent_apply
 
 _ONE_TO_ONE = (rleaky.RecurrentOneToOne, rsynaptic.RecurrentOneToOne)
@@ -96,7 +97,7 @@ class _Recurrent(FusedNeuron):
         spk, *others = states
         come = self.recurrent(torch.zeros_like(x) if spk is None else spk.to(x.dtype))
         values[STRENGTH] = 1.0
-        return neuron_apply(self.equation, x, [come, *others], values, options=options, spike_grad=spike_grad, **how)
+        return step_apply(self.equation, x, [come, *others], values, options=options, spike_grad=spike_grad)
 
 
 class RLeaky(_Recurrent, snntorch.RLeaky):

@@ -90,7 +90,7 @@ def plan(name: str, options: Mapping[str, Any]) -> Plan:
     plans = _PLANS.get(name)
     if plans is None:
         plans = _PLANS[name] = _plans(name)
-    found = plans.get(tuple(sorted(options.items())))
+    found = plans.get(tuple(options.items())) or plans.get(tuple(sorted(options.items())))
     if found is None:
         raise TraceError(f"{name} has no options {dict(options)}")
     return found
@@ -105,7 +105,9 @@ def prepare(name: str) -> None:
 def _plans(name: str) -> Dict[Tuple[Tuple[str, Any], ...], Plan]:
     found = find(name)
     made = [_plan(name, variant) for variant in range(len(found.steps))]
-    return {tuple(sorted(chosen.items())): made[variant] for chosen, variant in found.options}
+    plans = {tuple(chosen.items()): made[variant] for chosen, variant in found.options}
+    plans.update((tuple(sorted(chosen)), plan) for chosen, plan in list(plans.items()))
+    return plans
 
 
 def _plan(name: str, variant: int) -> Plan:

@@ -310,7 +310,7 @@ def _backward(
             after = [None if again else (spikes[t] if rows is None else rows[t]) for rows in kept]
             current = currents[t]
             one.backward(
-                None if current is None else current.contiguous(),
+                spikes[t] if current is None else current.contiguous(),  # not read, or needed
                 before,
                 after,
                 upstream[0][t],

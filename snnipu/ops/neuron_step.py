@@ -1,0 +1,181 @@
+"""One step of a neuron by a direct call of the kernels: what a loop over small steps takes is mostly the calls."""
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+
+from snnipu import surrogate as surrogates
+from snnipu._layout import SINGLE_STEP
+from snnipu.backends import host, neurons
+from snnipu.ops import _neurons
+from snnipu.ops._arguments import is_compiling
+from snnipu.ops._derivative import once_differentiable
+from snnipu.ops.neuron_sequence import Parameter, Results, neuron_apply
+from snnipu.surrogate import Kernel, SpikeGrad
+
+_DTYPES = (torch.float32, torch.float64)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_NUMBERS: Dict[Tuple[float, torch.dtype], torch.Tensor] = {}
+_MOST_NUMBERS = 64
+
+
+class _Options(NamedTuple):
+    neuron: str
+    plan: _neurons.Plan
+    kernel: Kernel
+
+
+def _run(
+    o: _Options, x: torch.Tensor, initial: Sequence[Optional[torch.Tensor]], parameters: Sequence[torch.Tensor]
+) -> List[torch.Tensor]:
+    """The spikes, and the states but for one that is the output."""
+    spk = torch.empty_like(x)
+    after = [None if place == o.plan.output else torch.empty_like(x) for place in range(len(initial))]
+    neurons.Steps(_neurons.BUILT[o.neuron], o.plan.variant, x, parameters).forward(x, initial, spk, after)
+    return [spk, *(state for state in after if state is not None)]
+
+
+class NeuronStep(torch.autograd.Function):
+    """A step, differentiable. Kept is what the adjoint reads, copies of it: loops change what they hold in place."""
+
+    @staticmethod
+    def forward(ctx: Any, o: _Options, x: torch.Tensor, *tensors: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
+        count = len(o.plan.states)
+        initial, parameters = tensors[:count], tensors[count:]
+        made = _run(o, x, initial, parameters)  # type: ignore[arg-type]
+        reads = o.plan.reads
+        for need, needs in zip(ctx.needs_input_grad[2 + count :], o.plan.reads_for):
+            reads = reads | needs if need else reads
+        rest = iter(made[1:])
+        after = [made[0] if place == o.plan.output else next(rest) for place in range(count)]
+        ctx.save_for_backward(
+            x.clone() if reads.x else None,
+            *(_copy(state) if reads.before >> place & 1 else None for place, state in enumerate(initial)),
+            *(_copy(state) if reads.after >> place & 1 else None for place, state in enumerate(after)),
+            *(_copy(parameter) for parameter in parameters),
+        )
+        ctx.options = o
+        ctx.set_materialize_grads(False)
+        return tuple(made)
+
+    @staticmethod
+    @once_differentiable("neuron_step")
+    def backward(ctx: Any, *grads: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
+        o: _Options = ctx.options
+        count = len(o.plan.states)
+        x, *tensors = ctx.saved_tensors
+        before, after, parameters = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
+        need = ctx.needs_input_grad[2:]
+        like = next((grad for grad in grads if grad is not None), None)
+        if like is None:
+            return (None,) * (2 + count + len(parameters))
+        rows = [None if grad is None else grad.contiguous() for grad in grads]
+        rest = iter(rows[1:])
+        grad_states = [None if place == o.plan.output else next(rest) for place in range(count)]
+        grad_x = torch.empty_like(like, memory_format=torch.contiguous_format)
+        grad_initial = [torch.empty_like(grad_x) if wanted else None for wanted in need[:count]]
+        grad_parameters = [torch.empty_like(p) if wanted else None for p, wanted in zip(parameters, need[count:])]
+        steps = neurons.Steps(_neurons.BUILT[o.neuron], o.plan.variant, grad_x, parameters)
+        steps.differentiate(o.kernel.id, o.kernel.a, o.kernel.b, grad_parameters)
+        # What no gradient that is wanted depends on may be anything of its size.
+        anything = next(row for row in rows if row is not None)
+        steps.backward(
+            anything if x is None else x,
+            before,
+            [anything if state is None else state for state in after],
+            rows[0],
+            grad_states,
+            (None,) * count,
+            grad_x,
+            grad_initial,
+        )
+        return (None, grad_x, *grad_initial, *grad_parameters)
+
+
+def _copy(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    return None if tensor is None else tensor.clone()
+
+
+def step_apply(
+    neuron: str,
+    x: torch.Tensor,
+    states: Sequence[Optional[torch.Tensor]],
+    parameters: Mapping[str, Parameter],
+    *,
+    options: Mapping[str, Any],
+    spike_grad: Optional[SpikeGrad] = None,
+) -> Results:
+    """:func:`~snnipu.ops.neuron_sequence.neuron_apply` of a single step, its numbers and errors."""
+    plan = _neurons.plan(neuron, options)
+    known = surrogates.as_surrogate(spike_grad)
+    values = _values(plan, x, states, parameters) if _is_direct(neuron, x) else None
+    if values is None or known is None or known.kernel is None:
+        return neuron_apply(
+            neuron, x, states, parameters, options=options, num_steps=SINGLE_STEP, spike_grad=spike_grad
+        )
+    o = _Options(neuron, plan, known.kernel)
+    taken = (x, *states, *values)
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in taken):
+        made = NeuronStep.apply(o, *taken)
+    else:
+        made = _run(o, x, states, values)
+    rest = iter(made[1:])
+    return Results(made[0], [made[0] if place == plan.output else next(rest) for place in range(len(states))], None)
+
+
+def _is_direct(neuron: str, x: torch.Tensor) -> bool:
+    """Whether nothing stands between this call and memory: no tracer, no mode, no kind of tensor of its own."""
+    return (
+        host.library is not None
+        and neuron in _neurons.BUILT
+        and type(x) in _PLAIN
+        and x.dtype in _DTYPES
+        and x.device.type == "cpu"
+        and x.is_contiguous()
+        and x.numel() > 0
+        and not is_compiling()
+        and torch._C._get_tracing_state() is None
+        and not _watched()
+    )
+
+
+def _watched() -> bool:
+    """Whether a mode looks at PyTorch's operators: those of ``snnipu`` are called for it."""
+    return any(bool(getattr(torch._C, name, int)()) for name in ("_len_torch_dispatch_stack", "_functorch_depth"))
+
+
+def _values(
+    plan: _neurons.Plan, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], parameters: Mapping[str, Parameter]
+) -> Optional[List[torch.Tensor]]:
+    """What the kernel takes for the parameters; None where an argument is not as it takes it."""
+    shape, dtype = x.shape, x.dtype
+    for state in states:
+        if state is not None and not (
+            type(state) in _PLAIN and state.shape == shape and state.dtype == dtype and state.is_contiguous()
+        ):
+            return None
+    for value in parameters.values():
+        if isinstance(value, (int, float)):
+            continue
+        if type(value) not in _PLAIN or value.device != x.device or value.is_complex():
+            return None
+        # What has dimensions widens the dtype of what it is computed with.
+        if value.dim() > 0 and (value.dtype != dtype or value.shape != shape[len(shape) - value.dim() :]):
+            return None
+    return [_as_taken(value, dtype) for value in plan.derive(parameters, 1.0)]
+
+
+def _as_taken(value: Parameter, dtype: torch.dtype) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        return _number(value, dtype)
+    return (value if value.dtype == dtype else value.to(dtype)).contiguous()
+
+
+def _number(value: float, dtype: torch.dtype) -> torch.Tensor:
+    """A constant; the few there are stay."""
+    key = (value, dtype)
+    if key not in _NUMBERS:
+        if len(_NUMBERS) >= _MOST_NUMBERS:
+            _NUMBERS.clear()
+        _NUMBERS[key] = torch.tensor(value, dtype=dtype)
+    return _NUMBERS[key]
