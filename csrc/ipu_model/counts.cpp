@@ -21,56 +21,56 @@ const std::map<std::string, unsigned> instructionsOfCodelet = {
     {"snnipu::LoadStep<float>", 38},
     {"snnipu::LoadStep<int>", 35},
     {"snnipu::MergeBits", 64},
-    {"snnipu::NeuronBackward<float,snnipu::Alpha,snnipu::Variant::V0>", 2712},
-    {"snnipu::NeuronBackward<float,snnipu::Alpha,snnipu::Variant::V1>", 2703},
-    {"snnipu::NeuronBackward<float,snnipu::Alpha,snnipu::Variant::V2>", 2691},
-    {"snnipu::NeuronBackward<float,snnipu::DeltaLeaky,snnipu::Variant::V0>", 2020},
-    {"snnipu::NeuronBackward<float,snnipu::Lapicque,snnipu::Variant::V0>", 2200},
-    {"snnipu::NeuronBackward<float,snnipu::Lapicque,snnipu::Variant::V1>", 2196},
-    {"snnipu::NeuronBackward<float,snnipu::Lapicque,snnipu::Variant::V2>", 2108},
-    {"snnipu::NeuronBackward<float,snnipu::Leaky,snnipu::Variant::V0>", 1852},
-    {"snnipu::NeuronBackward<float,snnipu::Leaky,snnipu::Variant::V1>", 1937},
-    {"snnipu::NeuronBackward<float,snnipu::Leaky,snnipu::Variant::V2>", 1918},
-    {"snnipu::NeuronBackward<float,snnipu::Leaky,snnipu::Variant::V3>", 1933},
-    {"snnipu::NeuronBackward<float,snnipu::Leaky,snnipu::Variant::V4>", 1902},
-    {"snnipu::NeuronBackward<float,snnipu::Rleaky,snnipu::Variant::V0>", 2179},
-    {"snnipu::NeuronBackward<float,snnipu::Rleaky,snnipu::Variant::V1>", 2400},
-    {"snnipu::NeuronBackward<float,snnipu::Rleaky,snnipu::Variant::V2>", 2183},
-    {"snnipu::NeuronBackward<float,snnipu::Rleaky,snnipu::Variant::V3>", 2393},
-    {"snnipu::NeuronBackward<float,snnipu::Rleaky,snnipu::Variant::V4>", 2229},
-    {"snnipu::NeuronBackward<float,snnipu::Rsynaptic,snnipu::Variant::V0>", 2626},
-    {"snnipu::NeuronBackward<float,snnipu::Rsynaptic,snnipu::Variant::V1>", 2628},
-    {"snnipu::NeuronBackward<float,snnipu::Rsynaptic,snnipu::Variant::V2>", 2677},
-    {"snnipu::NeuronBackward<float,snnipu::Synaptic,snnipu::Variant::V0>", 2182},
-    {"snnipu::NeuronBackward<float,snnipu::Synaptic,snnipu::Variant::V1>", 2406},
-    {"snnipu::NeuronBackward<float,snnipu::Synaptic,snnipu::Variant::V2>", 2182},
-    {"snnipu::NeuronBackward<float,snnipu::Synaptic,snnipu::Variant::V3>", 2399},
-    {"snnipu::NeuronBackward<float,snnipu::Synaptic,snnipu::Variant::V4>", 2120},
-    {"snnipu::NeuronBackward<half,snnipu::Alpha,snnipu::Variant::V0>", 2852},
-    {"snnipu::NeuronBackward<half,snnipu::Alpha,snnipu::Variant::V1>", 2846},
-    {"snnipu::NeuronBackward<half,snnipu::Alpha,snnipu::Variant::V2>", 2765},
-    {"snnipu::NeuronBackward<half,snnipu::DeltaLeaky,snnipu::Variant::V0>", 2399},
-    {"snnipu::NeuronBackward<half,snnipu::Lapicque,snnipu::Variant::V0>", 2297},
-    {"snnipu::NeuronBackward<half,snnipu::Lapicque,snnipu::Variant::V1>", 2300},
-    {"snnipu::NeuronBackward<half,snnipu::Lapicque,snnipu::Variant::V2>", 2243},
-    {"snnipu::NeuronBackward<half,snnipu::Leaky,snnipu::Variant::V0>", 2000},
-    {"snnipu::NeuronBackward<half,snnipu::Leaky,snnipu::Variant::V1>", 2104},
-    {"snnipu::NeuronBackward<half,snnipu::Leaky,snnipu::Variant::V2>", 2018},
-    {"snnipu::NeuronBackward<half,snnipu::Leaky,snnipu::Variant::V3>", 2110},
-    {"snnipu::NeuronBackward<half,snnipu::Leaky,snnipu::Variant::V4>", 1890},
-    {"snnipu::NeuronBackward<half,snnipu::Rleaky,snnipu::Variant::V0>", 2546},
-    {"snnipu::NeuronBackward<half,snnipu::Rleaky,snnipu::Variant::V1>", 2454},
-    {"snnipu::NeuronBackward<half,snnipu::Rleaky,snnipu::Variant::V2>", 2583},
-    {"snnipu::NeuronBackward<half,snnipu::Rleaky,snnipu::Variant::V3>", 2446},
-    {"snnipu::NeuronBackward<half,snnipu::Rleaky,snnipu::Variant::V4>", 2348},
-    {"snnipu::NeuronBackward<half,snnipu::Rsynaptic,snnipu::Variant::V0>", 2728},
-    {"snnipu::NeuronBackward<half,snnipu::Rsynaptic,snnipu::Variant::V1>", 2773},
-    {"snnipu::NeuronBackward<half,snnipu::Rsynaptic,snnipu::Variant::V2>", 2710},
-    {"snnipu::NeuronBackward<half,snnipu::Synaptic,snnipu::Variant::V0>", 2581},
-    {"snnipu::NeuronBackward<half,snnipu::Synaptic,snnipu::Variant::V1>", 2515},
-    {"snnipu::NeuronBackward<half,snnipu::Synaptic,snnipu::Variant::V2>", 2618},
-    {"snnipu::NeuronBackward<half,snnipu::Synaptic,snnipu::Variant::V3>", 2510},
-    {"snnipu::NeuronBackward<half,snnipu::Synaptic,snnipu::Variant::V4>", 2427},
+    {"snnipu::NeuronBackward<float,snnipu::Alpha,snnipu::Variant::V0>", 2733},
+    {"snnipu::NeuronBackward<float,snnipu::Alpha,snnipu::Variant::V1>", 2724},
+    {"snnipu::NeuronBackward<float,snnipu::Alpha,snnipu::Variant::V2>", 2717},
+    {"snnipu::NeuronBackward<float,snnipu::DeltaLeaky,snnipu::Variant::V0>", 2076},
+    {"snnipu::NeuronBackward<float,snnipu::Lapicque,snnipu::Variant::V0>", 2236},
+    {"snnipu::NeuronBackward<float,snnipu::Lapicque,snnipu::Variant::V1>", 2232},
+    {"snnipu::NeuronBackward<float,snnipu::Lapicque,snnipu::Variant::V2>", 2141},
+    {"snnipu::NeuronBackward<float,snnipu::Leaky,snnipu::Variant::V0>", 1880},
+    {"snnipu::NeuronBackward<float,snnipu::Leaky,snnipu::Variant::V1>", 1956},
+    {"snnipu::NeuronBackward<float,snnipu::Leaky,snnipu::Variant::V2>", 1876},
+    {"snnipu::NeuronBackward<float,snnipu::Leaky,snnipu::Variant::V3>", 1951},
+    {"snnipu::NeuronBackward<float,snnipu::Leaky,snnipu::Variant::V4>", 1837},
+    {"snnipu::NeuronBackward<float,snnipu::Rleaky,snnipu::Variant::V0>", 2239},
+    {"snnipu::NeuronBackward<float,snnipu::Rleaky,snnipu::Variant::V1>", 2452},
+    {"snnipu::NeuronBackward<float,snnipu::Rleaky,snnipu::Variant::V2>", 2243},
+    {"snnipu::NeuronBackward<float,snnipu::Rleaky,snnipu::Variant::V3>", 2445},
+    {"snnipu::NeuronBackward<float,snnipu::Rleaky,snnipu::Variant::V4>", 2281},
+    {"snnipu::NeuronBackward<float,snnipu::Rsynaptic,snnipu::Variant::V0>", 2629},
+    {"snnipu::NeuronBackward<float,snnipu::Rsynaptic,snnipu::Variant::V1>", 2631},
+    {"snnipu::NeuronBackward<float,snnipu::Rsynaptic,snnipu::Variant::V2>", 2729},
+    {"snnipu::NeuronBackward<float,snnipu::Synaptic,snnipu::Variant::V0>", 2240},
+    {"snnipu::NeuronBackward<float,snnipu::Synaptic,snnipu::Variant::V1>", 2455},
+    {"snnipu::NeuronBackward<float,snnipu::Synaptic,snnipu::Variant::V2>", 2240},
+    {"snnipu::NeuronBackward<float,snnipu::Synaptic,snnipu::Variant::V3>", 2448},
+    {"snnipu::NeuronBackward<float,snnipu::Synaptic,snnipu::Variant::V4>", 2250},
+    {"snnipu::NeuronBackward<half,snnipu::Alpha,snnipu::Variant::V0>", 4015},
+    {"snnipu::NeuronBackward<half,snnipu::Alpha,snnipu::Variant::V1>", 4001},
+    {"snnipu::NeuronBackward<half,snnipu::Alpha,snnipu::Variant::V2>", 3804},
+    {"snnipu::NeuronBackward<half,snnipu::DeltaLeaky,snnipu::Variant::V0>", 2918},
+    {"snnipu::NeuronBackward<half,snnipu::Lapicque,snnipu::Variant::V0>", 3117},
+    {"snnipu::NeuronBackward<half,snnipu::Lapicque,snnipu::Variant::V1>", 3121},
+    {"snnipu::NeuronBackward<half,snnipu::Lapicque,snnipu::Variant::V2>", 3005},
+    {"snnipu::NeuronBackward<half,snnipu::Leaky,snnipu::Variant::V0>", 2624},
+    {"snnipu::NeuronBackward<half,snnipu::Leaky,snnipu::Variant::V1>", 2792},
+    {"snnipu::NeuronBackward<half,snnipu::Leaky,snnipu::Variant::V2>", 2656},
+    {"snnipu::NeuronBackward<half,snnipu::Leaky,snnipu::Variant::V3>", 2780},
+    {"snnipu::NeuronBackward<half,snnipu::Leaky,snnipu::Variant::V4>", 2486},
+    {"snnipu::NeuronBackward<half,snnipu::Rleaky,snnipu::Variant::V0>", 3278},
+    {"snnipu::NeuronBackward<half,snnipu::Rleaky,snnipu::Variant::V1>", 3395},
+    {"snnipu::NeuronBackward<half,snnipu::Rleaky,snnipu::Variant::V2>", 3323},
+    {"snnipu::NeuronBackward<half,snnipu::Rleaky,snnipu::Variant::V3>", 3381},
+    {"snnipu::NeuronBackward<half,snnipu::Rleaky,snnipu::Variant::V4>", 3316},
+    {"snnipu::NeuronBackward<half,snnipu::Rsynaptic,snnipu::Variant::V0>", 3812},
+    {"snnipu::NeuronBackward<half,snnipu::Rsynaptic,snnipu::Variant::V1>", 3863},
+    {"snnipu::NeuronBackward<half,snnipu::Rsynaptic,snnipu::Variant::V2>", 3746},
+    {"snnipu::NeuronBackward<half,snnipu::Synaptic,snnipu::Variant::V0>", 3350},
+    {"snnipu::NeuronBackward<half,snnipu::Synaptic,snnipu::Variant::V1>", 3476},
+    {"snnipu::NeuronBackward<half,snnipu::Synaptic,snnipu::Variant::V2>", 3395},
+    {"snnipu::NeuronBackward<half,snnipu::Synaptic,snnipu::Variant::V3>", 3460},
+    {"snnipu::NeuronBackward<half,snnipu::Synaptic,snnipu::Variant::V4>", 3332},
     {"snnipu::NeuronForward<float,snnipu::Alpha,snnipu::Variant::V0>", 652},
     {"snnipu::NeuronForward<float,snnipu::Alpha,snnipu::Variant::V1>", 651},
     {"snnipu::NeuronForward<float,snnipu::Alpha,snnipu::Variant::V2>", 609},
@@ -204,32 +204,32 @@ const std::map<std::string, unsigned> instructionsOfLoop = {
     {"IdsOfFloats", 13}, // arithmetic 2, branch 1, compare 4, convert 1, integer 3, load 1, store 1
     {"InsideUnit", 17}, // arithmetic 4, branch 1, compare 6, integer 3, load 2, store 1
     {"LoadStep", 8}, // arithmetic 1, branch 1, integer 4, load 1, store 1
-    {"NeuronBackward_Alpha_V0", 241}, // arithmetic 92, branch 7, compare 11, convert 1, division 20, integer 29, load 48, select 24, store 9
-    {"NeuronBackward_Alpha_V1", 240}, // arithmetic 91, branch 7, compare 11, convert 1, division 20, integer 31, load 46, select 24, store 9
-    {"NeuronBackward_Alpha_V2", 233}, // arithmetic 80, branch 7, compare 10, convert 1, division 20, integer 30, load 52, select 24, store 9
-    {"NeuronBackward_DeltaLeaky_V0", 193}, // arithmetic 73, branch 7, compare 11, convert 1, division 20, integer 21, load 28, select 27, store 5
-    {"NeuronBackward_Lapicque_V0", 200}, // arithmetic 83, branch 7, compare 11, convert 1, division 20, integer 18, load 28, select 24, store 8
-    {"NeuronBackward_Lapicque_V1", 199}, // arithmetic 81, branch 7, compare 11, convert 1, division 20, integer 18, load 29, select 24, store 8
-    {"NeuronBackward_Lapicque_V2", 206}, // arithmetic 79, branch 7, compare 10, convert 1, division 20, integer 23, load 34, select 24, store 8
-    {"NeuronBackward_Leaky_V0", 182}, // arithmetic 73, branch 7, compare 11, convert 1, division 20, integer 19, load 22, select 24, store 5
-    {"NeuronBackward_Leaky_V1", 193}, // arithmetic 79, branch 7, compare 11, convert 1, division 20, integer 19, load 27, select 24, store 5
-    {"NeuronBackward_Leaky_V2", 183}, // arithmetic 69, branch 7, compare 11, convert 1, division 20, integer 19, load 27, select 24, store 5
-    {"NeuronBackward_Leaky_V3", 192}, // arithmetic 78, branch 7, compare 11, convert 1, division 20, integer 19, load 27, select 24, store 5
-    {"NeuronBackward_Leaky_V4", 179}, // arithmetic 68, branch 7, compare 10, convert 1, division 20, integer 19, load 25, select 24, store 5
-    {"NeuronBackward_Rleaky_V0", 200}, // arithmetic 74, branch 7, compare 11, convert 1, division 20, integer 22, load 34, select 24, store 7
-    {"NeuronBackward_Rleaky_V1", 214}, // arithmetic 86, branch 7, compare 11, convert 1, division 20, integer 22, load 36, select 24, store 7
-    {"NeuronBackward_Rleaky_V2", 201}, // arithmetic 74, branch 7, compare 11, convert 1, division 20, integer 22, load 35, select 24, store 7
-    {"NeuronBackward_Rleaky_V3", 213}, // arithmetic 85, branch 7, compare 11, convert 1, division 20, integer 22, load 36, select 24, store 7
-    {"NeuronBackward_Rleaky_V4", 195}, // arithmetic 70, branch 7, compare 10, convert 1, division 20, integer 22, load 34, select 24, store 7
-    {"NeuronBackward_Rsynaptic_V0", 226}, // arithmetic 80, branch 7, compare 11, convert 1, division 20, integer 34, load 39, select 24, store 10
-    {"NeuronBackward_Rsynaptic_V1", 218}, // arithmetic 79, branch 7, compare 11, convert 1, division 20, integer 23, load 41, select 24, store 12
-    {"NeuronBackward_Rsynaptic_V2", 222}, // arithmetic 76, branch 7, compare 10, convert 1, division 20, integer 30, load 45, select 24, store 9
-    {"NeuronBackward_Synaptic_V0", 209}, // arithmetic 77, branch 7, compare 11, convert 1, division 20, integer 24, load 38, select 24, store 7
-    {"NeuronBackward_Synaptic_V1", 221}, // arithmetic 86, branch 7, compare 11, convert 1, division 20, integer 25, load 40, select 24, store 7
-    {"NeuronBackward_Synaptic_V2", 209}, // arithmetic 76, branch 7, compare 11, convert 1, division 20, integer 24, load 39, select 24, store 7
-    {"NeuronBackward_Synaptic_V3", 219}, // arithmetic 85, branch 7, compare 11, convert 1, division 20, integer 25, load 39, select 24, store 7
-    {"NeuronBackward_Synaptic_V4", 204}, // arithmetic 73, branch 7, compare 10, convert 1, division 20, integer 24, load 38, select 24, store 7
-    {"NeuronBackward_half", 81}, // arithmetic 21, branch 6, compare 3, convert 6, integer 20, load 17, select 3, store 5
+    {"NeuronBackward_Alpha_V0", 104}, // arithmetic 41, branch 1, compare 2, division 10, integer 17, load 23, store 10
+    {"NeuronBackward_Alpha_V1", 109}, // arithmetic 40, branch 1, compare 2, division 10, integer 17, load 26, store 13
+    {"NeuronBackward_Alpha_V2", 98}, // arithmetic 29, branch 1, compare 1, division 10, integer 22, load 26, store 9
+    {"NeuronBackward_DeltaLeaky_V0", 61}, // arithmetic 20, branch 1, compare 2, division 10, integer 13, load 7, select 3, store 5
+    {"NeuronBackward_Lapicque_V0", 78}, // arithmetic 32, branch 1, compare 2, division 10, integer 14, load 11, store 8
+    {"NeuronBackward_Lapicque_V1", 75}, // arithmetic 31, branch 1, compare 2, division 10, integer 12, load 11, store 8
+    {"NeuronBackward_Lapicque_V2", 82}, // arithmetic 28, branch 1, compare 1, division 10, integer 19, load 15, store 8
+    {"NeuronBackward_Leaky_V0", 59}, // arithmetic 21, branch 1, compare 2, division 10, integer 13, load 7, store 5
+    {"NeuronBackward_Leaky_V1", 68}, // arithmetic 30, branch 1, compare 2, division 10, integer 13, load 7, store 5
+    {"NeuronBackward_Leaky_V2", 58}, // arithmetic 20, branch 1, compare 2, division 10, integer 13, load 7, store 5
+    {"NeuronBackward_Leaky_V3", 66}, // arithmetic 28, branch 1, compare 2, division 10, integer 13, load 7, store 5
+    {"NeuronBackward_Leaky_V4", 54}, // arithmetic 17, branch 1, compare 1, division 10, integer 13, load 7, store 5
+    {"NeuronBackward_Rleaky_V0", 79}, // arithmetic 25, branch 2, compare 2, division 10, integer 17, load 16, store 7
+    {"NeuronBackward_Rleaky_V1", 90}, // arithmetic 36, branch 2, compare 2, division 10, integer 17, load 16, store 7
+    {"NeuronBackward_Rleaky_V2", 78}, // arithmetic 24, branch 2, compare 2, division 10, integer 17, load 16, store 7
+    {"NeuronBackward_Rleaky_V3", 89}, // arithmetic 35, branch 2, compare 2, division 10, integer 17, load 16, store 7
+    {"NeuronBackward_Rleaky_V4", 74}, // arithmetic 21, branch 2, compare 1, division 10, integer 17, load 16, store 7
+    {"NeuronBackward_Rsynaptic_V0", 93}, // arithmetic 31, branch 2, compare 2, division 10, integer 17, load 22, store 9
+    {"NeuronBackward_Rsynaptic_V1", 92}, // arithmetic 30, branch 2, compare 2, division 10, integer 18, load 21, store 9
+    {"NeuronBackward_Rsynaptic_V2", 92}, // arithmetic 27, branch 2, compare 1, division 10, integer 20, load 23, store 9
+    {"NeuronBackward_Synaptic_V0", 79}, // arithmetic 27, branch 1, compare 2, division 10, integer 18, load 14, store 7
+    {"NeuronBackward_Synaptic_V1", 88}, // arithmetic 36, branch 1, compare 2, division 10, integer 18, load 14, store 7
+    {"NeuronBackward_Synaptic_V2", 81}, // arithmetic 26, branch 1, compare 2, division 10, integer 20, load 15, store 7
+    {"NeuronBackward_Synaptic_V3", 87}, // arithmetic 35, branch 1, compare 2, division 10, integer 18, load 14, store 7
+    {"NeuronBackward_Synaptic_V4", 75}, // arithmetic 23, branch 1, compare 1, division 10, integer 19, load 14, store 7
+    {"NeuronBackward_half", 75}, // arithmetic 24, branch 2, compare 2, convert 6, division 10, integer 15, load 11, store 5
     {"NeuronForward_Alpha_V0", 47}, // arithmetic 15, branch 3, compare 2, integer 14, load 6, store 7
     {"NeuronForward_Alpha_V1", 47}, // arithmetic 15, branch 3, compare 2, integer 14, load 6, store 7
     {"NeuronForward_Alpha_V2", 37}, // arithmetic 8, branch 3, compare 1, integer 14, load 4, store 7

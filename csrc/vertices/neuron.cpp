@@ -220,56 +220,76 @@ public:
   bool hasGradSpk;
   bool recompute;
 
-  void compute(unsigned workerId) {
+  void compute(unsigned workerId) { computeFor<SurrogateKind::Any>(workerId); }
+
+  // Of a surrogate that is known when this is compiled: the loop without the question.
+  template <SurrogateKind K> void computeFor(unsigned workerId) {
+    FirstParameter<K, C> first{};
+    if constexpr (K == SurrogateKind::Any)
+      first = {surrogateA, static_cast<SurrogateKind>(surrogate)};
+    else
+      first = surrogateA;
+    const SurrogateOf<K, C> slope{first, surrogateB};
     const WorkerRange range = workerRange<C>(workerId, numWorkers(), size);
     if constexpr (compactCode<S>)
-      run<PerElement::Asked>(range);
+      run<PerElement::Asked>(slope, range);
     else if (perElement)
-      run<PerElement::Yes>(range);
+      run<PerElement::Yes>(slope, range);
     else
-      run<PerElement::No>(range);
+      run<PerElement::No>(slope, range);
   }
 
 private:
   static constexpr AdjointReads reads = N::reads[static_cast<unsigned>(W)][1];
 
-  template <PerElement P> void run(WorkerRange range) {
+  // Read before anything is written, which might be one of the fields for all that the compiler knows.
+  struct Call {
+    unsigned steps, segment, size, seedStates;
+    bool withSpk;
+  };
+
+  template <PerElement P, typename Surrogate> void run(const Surrogate &slope, WorkerRange range) {
     const ParametersOf<N, P, C> own(&parameters[0], size, perElement);
-    begin(range);
-    if (!recompute) {
-      adjointRows(own, &kept[0], keptStates, &initial[0], 0, steps, range);
+    const Call call{steps, recompute ? segment : steps, size, seedStates, hasGradSpk};
+    const unsigned keptMask = keptStates;
+    const bool computed = recompute;
+    begin(call, range);
+    if (!computed) {
+      adjointRows(own, slope, call, &kept[0], keptMask, &initial[0], 0, call.steps, range);
       return;
     }
     // The states before each segment; then, from the last segment on, those of its steps, and the way back.
-    const unsigned row = N::states * size, segments = (steps + segment - 1) / segment;
+    const unsigned row = N::states * call.size, segment = call.segment;
+    const unsigned segments = (call.steps + segment - 1) / segment;
     C *const state = &work[static_cast<std::size_t>(segments - 1) * row];
     const auto before = [&](unsigned number) {
       return number == 0 ? &initial[0] : &work[static_cast<std::size_t>(number - 1) * row];
     };
     for (unsigned number = 1; number < segments; ++number) {
       C *const next = &work[static_cast<std::size_t>(number - 1) * row];
-      copyStates(before(number - 1), next, range);
-      forward(own, next, nullptr, (number - 1) * segment, segment, range);
+      copyStates(call.size, before(number - 1), next, range);
+      forward(own, call, next, nullptr, (number - 1) * segment, segment, range);
     }
     for (unsigned number = segments; number-- > 0;) {
-      const unsigned first = number * segment, count = steps - first < segment ? steps - first : segment;
-      copyStates(before(number), state, range);
-      forward(own, state, &again[0], first, count, range);
-      adjointRows(own, &again[0], reads.states(), before(number), first, count, range);
+      const unsigned first = number * segment, left = call.steps - first, count = left < segment ? left : segment;
+      copyStates(call.size, before(number), state, range);
+      forward(own, call, state, &again[0], first, count, range);
+      adjointRows(own, slope, call, &again[0], reads.states(), before(number), first, count, range);
     }
   }
 
   // Sums are 0, and so is what comes from the steps after the last one; its own gradients are there already.
-  void begin(WorkerRange range) {
-    const unsigned n = size;
+  void begin(const Call &call, WorkerRange range) {
+    const unsigned n = call.size;
     for (unsigned p = 0; p < N::parameters; ++p) {
       C *const sum = &sums[p * n];
       forLanes<C>(range, [=](unsigned i, auto lane) { store(sum + i, splat<decltype(lane)>(0)); });
     }
     for (unsigned s = 0; s < N::states; ++s) {
       C *const to = &carry[s * n];
-      const bool seeded = seedStates >> s & 1;
-      const S *const from = partOf(&seeds[0], seedStates, s, steps, n) + static_cast<std::size_t>(steps - 1) * n;
+      const bool seeded = call.seedStates >> s & 1;
+      const S *const from =
+          partOf(&seeds[0], call.seedStates, s, call.steps, n) + static_cast<std::size_t>(call.steps - 1) * n;
       forLanes<C>(range, [=](unsigned i, auto lane) {
         using V = decltype(lane);
         store(to + i, seeded ? load<V>(from + i) : splat<V>(0));
@@ -277,41 +297,40 @@ private:
     }
   }
 
-  void copyStates(const C *from, C *to, WorkerRange range) {
-    const unsigned n = size;
+  static void copyStates(unsigned n, const C *from, C *to, WorkerRange range) {
     for (unsigned s = 0; s < N::states; ++s)
       forLanes<C>(range, [=](unsigned i, auto lane) { store(to + s * n + i, load<decltype(lane)>(from + s * n + i)); });
   }
 
   template <typename Parameters>
-  void forward(const Parameters &own, C *state, C *to, unsigned first, unsigned count, WorkerRange range) {
-    const S *const from = &x[static_cast<std::size_t>(first) * size];
-    StepRow<N, S, C> row{from, state, nullptr, {}, size, false, to ? reads.states() : 0};
+  void forward(const Parameters &own, const Call &call, C *state, C *to, unsigned first, unsigned count,
+               WorkerRange range) {
+    const S *const from = &x[static_cast<std::size_t>(first) * call.size];
+    StepRow<N, S, C> row{from, state, nullptr, {}, call.size, false, to ? reads.states() : 0};
     for (unsigned s = 0; s < N::states; ++s)
-      row.kept[s] = to ? partOf(to, reads.states(), s, segment, size) : nullptr;
+      row.kept[s] = to ? partOf(to, reads.states(), s, call.segment, call.size) : nullptr;
     stepRows<N, W>(row, own, count, range);
   }
 
   // Steps [first, first + count), whose states are in `rows`.
-  template <typename Parameters, typename K>
-  void adjointRows(const Parameters &own, const K *rows, unsigned mask, const C *start, unsigned first, unsigned count,
-                   WorkerRange range) {
+  template <typename Parameters, typename Surrogate, typename K>
+  void adjointRows(const Parameters &own, const Surrogate &slope, const Call &call, const K *rows, unsigned mask,
+                   const C *start, unsigned first, unsigned count, WorkerRange range) {
     using Row = AdjointRow<N, S, K>;
-    const AnySurrogate<C> slope{{surrogateA, static_cast<SurrogateKind>(surrogate)}, surrogateB};
-    const unsigned perState = recompute ? segment : steps, n = size;
+    const unsigned n = call.size;
     Row row{};
     const S *seed[N::states];
     const K *after[N::states];
     for (unsigned s = 0; s < N::states; ++s) {
-      seed[s] = partOf(&seeds[0], seedStates, s, steps, n);
-      after[s] = partOf(rows, mask, s, perState, n);
+      seed[s] = partOf(&seeds[0], call.seedStates, s, call.steps, n);
+      after[s] = partOf(rows, mask, s, call.segment, n);
     }
     row.initial = start;
     row.carry = &carry[0];
     row.sums = &sums[0];
     row.size = n;
-    row.withSpk = hasGradSpk;
-    const unsigned withSeeds = seedStates;
+    row.withSpk = call.withSpk;
+    const unsigned withSeeds = call.seedStates;
     for (unsigned t = count; t-- > 0;) {
       const std::size_t at = static_cast<std::size_t>(first + t) * n, inRows = static_cast<std::size_t>(t) * n;
       row.x = reads.x ? &x[at] : nullptr;
@@ -327,7 +346,7 @@ private:
           row.before[s] = t > 0 ? row.before[s] : start + s * n;
       }
       forLanes<C>(range, [=](unsigned i, auto lane) {
-        using Lane = AdjointLane<decltype(lane), Row, Parameters, S, AnySurrogate<C>>;
+        using Lane = AdjointLane<decltype(lane), Row, Parameters, S, Surrogate>;
         N::template adjoint<static_cast<unsigned>(W)>(Lane{row, own, slope, i});
       });
     }

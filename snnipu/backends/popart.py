@@ -184,8 +184,8 @@ def call_lif_sequence(
     return [out.reshape(shape) for out in made]
 
 
-# (bytes of the states that the backward pass would read, IPU model or None for a real IPU) -> whether they are kept from
-# the forward pass, or computed again. Set by the package, as the planner of networks is.
+# (bytes of the states that the backward pass would read, IPU model or None for a real IPU) -> whether they are kept
+# from the forward pass, or computed again. Set by the package, as the planner of networks is.
 StatePlanner = Callable[[int, "Optional[IpuModel]"], bool]
 _state_planner: Optional[StatePlanner] = None
 
@@ -208,7 +208,7 @@ def call_neuron_sequence(
     output: Optional[int],
     kernel: Optional[Kernel],
 ) -> Tuple[torch.Tensor, List[Optional[torch.Tensor]]]:
-    """``NeuronSequence``: spikes and the states that are stored, of the shapes that :func:`snnipu._layout.layout` tells.
+    """``NeuronSequence``: spikes and the states that are stored, shaped as :func:`snnipu._layout.layout` tells.
 
     ``read``: the states that the backward pass reads, by bits; ``output``: the state that is the output. Raises
     RuntimeError for a surrogate that is not native.

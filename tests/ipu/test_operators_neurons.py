@@ -18,7 +18,8 @@ def case(name, steps=5, batch=3, neurons=7, per_neuron=True, dtype=torch.float32
     found = _neurons.find(name)
     inputs = [torch.randn(steps, batch, neurons).to(dtype)]
     inputs += [torch.randn(batch, neurons) for _ in found.states]
-    inputs += [0.1 + 0.85 * torch.rand(neurons if per_neuron and place != 1 else 1) for place in range(len(found.parameters))]
+    sizes = [neurons if per_neuron and place != 1 else 1 for place in range(len(found.parameters))]
+    inputs += [0.1 + 0.85 * torch.rand(size) for size in sizes]
     return inputs
 
 
@@ -121,7 +122,7 @@ def test_kept_states_in_both_types(dtype):
         (lambda i, a: a.update(neuron="izhikevich"), "neuron must be one of leaky, lapicque, .*, got izhikevich"),
         (lambda i, a: a.update(variant=5), "variant of synaptic must be from 0 to 4, got 5"),
         (lambda i, a: a.update(states=4), "states of synaptic has bits for 2 states, got 4"),
-        (lambda i, a: a.update(neuron="rleaky", states=1), "states of rleaky has a bit for state 0, which is its output"),
+        (lambda i, a: a.update(neuron="rleaky", states=1), "a bit for state 0, which is its output"),
         (lambda i, a: a.pop("states"), "no attribute states"),
         (lambda i, a: a.update(slope=1.0), "has no attribute slope"),
         (lambda i, a: i.pop(), "takes x, 2 states and 4 parameters"),

@@ -25,8 +25,7 @@ template <typename Vertex> inline void neuronBackward(Vertex &v) {
   v.hasGradSpk = Vertex::Neuron::outputState < 0;
   v.seedStates = v.hasGradSpk ? 0 : 1u << Vertex::Neuron::outputState;
   v.keptStates = (1u << Vertex::Neuron::states) - 1;
-  v.surrogate = static_cast<unsigned>(SurrogateKind::ATan);
-  v.compute(0);
+  v.template computeFor<SurrogateKind::ATan>(0);
 }
 
 #define SNNIPU_NEURON_PROBES(N, W)                                                                                     \
