@@ -237,8 +237,8 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
             ``[out_channels]``.
         input_size: ``(H, W)`` of the input; None: that of the first call.
         threshold: firing threshold, as ``beta``.
-        grad_threshold, max_spikes, reset_mechanism, spike_grad, bias, learn_beta, learn_threshold, input_scale,
-            overflow: as in :class:`SparseLeaky`; slots are those of all maps together.
+        grad_threshold, max_spikes, overflow: as in :class:`SparseLeaky`; slots are those of all maps together.
+        reset_mechanism, spike_grad, bias, learn_beta, learn_threshold, input_scale: as in :class:`SparseLeaky`.
         path: ``"sparse"``, ``"dense"`` (a convolution of all time steps at once), or ``"auto"``: whichever is faster at
             the measured activity of the input; on CUDA the dense one.
 
