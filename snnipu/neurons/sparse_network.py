@@ -233,9 +233,9 @@ class SparseNetwork(nn.Module):
             if conv is None:
                 made.append(SparseLeaky(layer.inputs, layer.neurons, **options))
                 continue
-            channels = (conv.in_shape[0], conv.out_shape[0])
-            sizes_of = {"stride": conv.stride, "padding": conv.padding, "input_size": conv.in_shape[1:]}
-            made.append(SparseConvLeaky(*channels, conv.kernel, **sizes_of, **options))
+            ins, outs = conv.in_shape[0], conv.out_shape[0]
+            sizes_of: Dict[str, Any] = {"stride": conv.stride, "padding": conv.padding, "input_size": conv.in_shape[1:]}
+            made.append(SparseConvLeaky(ins, outs, conv.kernel, **sizes_of, **options))
         self.layers: Sequence[Any] = nn.ModuleList(made)  # type: ignore[assignment]
         pools = {
             str(i): nn.Sequential(

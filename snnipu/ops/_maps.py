@@ -110,9 +110,8 @@ def conv_geometry(
                 f"its padding, {size[axis] + 2 * padding[axis]}"
             )
         out.append((size[axis] + 2 * padding[axis] - reach) // stride[axis] + 1)
-    found = Geometry(
-        weight.shape[1] * groups, *size, weight.shape[0], *out, *kernel, *stride, *padding, *dilation, groups
-    )
+    every = [weight.shape[1] * groups, *size, weight.shape[0], *out, *kernel, *stride, *padding, *dilation, groups]
+    found = Geometry(*every)
     check_num_neurons(found.inputs)
     check_num_neurons(found.neurons)
     return found
@@ -158,7 +157,8 @@ def pool_geometry(map_shape: Tuple[int, int, int], kernel: Size, stride: Size, p
                 f"padding, {map_shape[axis + 1] + 2 * padding[axis]}"
             )
         out.append((map_shape[axis + 1] + 2 * padding[axis] - kernel[axis]) // stride[axis] + 1)
-    return PoolGeometry(*map_shape, *out, *kernel, *stride, *padding)
+    every = [*map_shape, *out, *kernel, *stride, *padding]
+    return PoolGeometry(*every)
 
 
 def spike_maps(

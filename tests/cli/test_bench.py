@@ -99,6 +99,18 @@ def test_quick_sweep(tmp_path, capsys):
     assert picture.stat().st_size > 5000
 
 
+def test_quick_sweep_of_convolutions(tmp_path):
+    out = tmp_path / "out.json"
+    arguments = ["--quick", "--repeats", "1", "--conv-activities", "0.1", "--network", "layer-2-34x34"]
+    assert bench("conv", *arguments, "--peers", "snntorch", "--json", str(out)) == 0
+    (case,) = json.loads(out.read_text(encoding="utf-8"))["cases"]
+    rows = {row["name"]: row for row in case["results"]}
+    assert list(rows) == ["sparse-network", "sparse-network-auto", "dense", "snntorch"]
+    assert all(row["status"] == "ok" and row["check"]["passed"] for row in rows.values())
+    assert case["measured"]["activity"] == pytest.approx([0.1, 0.1], rel=0.1)
+    assert case["measured"]["dropped"] == 0
+
+
 def test_sweep_in_markdown_of_the_other_sizes(capsys):
     sizes = ["--quick", "--steps", "6", "--neurons", "20", "--activities", "0.2", "--depths", "2"]
     assert bench("sparse", *sizes, "--depth-activity", "0.2", "--input", "shd", "--peers", "none", "--markdown") == 0
