@@ -251,8 +251,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
         if leaves.tracing():
             # Zeros whatever their shape: the graph does not depend on the last call's.
             for name in self._states():
-                if isinstance(getattr(self, name), torch.Tensor):
-                    setattr(self, name, torch.zeros(0, device=self.threshold.device))
+                setattr(self, name, torch.zeros(0, device=self.threshold.device))
         return super().reset_mem()
 
     # ---- all steps
