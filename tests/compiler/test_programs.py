@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, note, settings
 from support import loop_programs as made
 from support.versions import needs_compile
 
-EXAMPLES = int(os.environ.get("SNNIPU_COMPILE_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("SNNIPU_COMPILE_EXAMPLES", "20"))
 
 
 def _close(found, expected):
