@@ -4,12 +4,13 @@ import shutil
 
 import pytest
 from support.operators import needs_library
+from support.versions import NO_COMPILE
 
 jupytext = pytest.importorskip("jupytext")
 nbclient = pytest.importorskip("nbclient")
 nbformat = pytest.importorskip("nbformat")
 
-TUTORIALS = ["01_leaky_mnist_poptorch", "02_sparse_nmnist", "03_ipu_model"]
+TUTORIALS = ["01_leaky_mnist_poptorch", "02_sparse_nmnist", "03_ipu_model", "04_compile_a_loop"]
 
 
 def notebook_of(repository, name):
@@ -139,3 +140,15 @@ def test_ipu_model_runs(repository, tmp_path, monkeypatch):
         assert 0.6 < float(predicted.replace(",", "")) / float(counted.replace(",", "")) < 1.6
     assert "bound by: compute" in text
     assert pictures == 5
+
+
+def test_compile_a_loop_runs(repository, tmp_path, monkeypatch):
+    if NO_COMPILE is not None:
+        pytest.skip(str(NO_COMPILE))
+    settings = {"SNNIPU_TUTORIAL_HIDDEN": "50"}
+    text, pictures = outputs_of(repository, tmp_path, monkeypatch, "04_compile_a_loop", settings)
+    assert "compiled and MultiStep: the same bits" in text
+    assert len(re.findall(r"Leaky +25 +one operator", text)) == 2
+    assert len(re.findall(r"linear +25 +1 ", text)) == 2
+    assert len(re.findall(r" ms +[\d.]+ x", text)) == 4
+    assert pictures == 1

@@ -60,11 +60,11 @@ class Net(nn.Module):
         mem1 = self.lif1.reset_mem()
         mem2 = self.lif2.reset_mem()
         mem2_rec = []
-        for step in range(num_steps):
+        for _ in range(num_steps):
             cur1 = self.fc1(x)
             spk1, mem1 = self.lif1(cur1, mem1)
             cur2 = self.fc2(spk1)
-            spk2, mem2 = self.lif2(cur2, mem2)
+            _, mem2 = self.lif2(cur2, mem2)
             mem2_rec.append(mem2)
         return torch.stack(mem2_rec)
 
@@ -102,8 +102,8 @@ print(f"compiled and MultiStep: the same bits; compiled and snnTorch's loop: {ag
 # %% [markdown]
 # ## What the compiler did
 #
-# Both layers of neurons became one operator over 25 steps. `fc1`, whose input is the same image at every step, runs once
-# for the 25 times that the loop calls it; `fc2` runs once over all steps.
+# Both layers of neurons became one operator over 25 steps. `fc1`, whose input is the same image at every step, runs
+# once for the 25 times that the loop calls it; `fc2` runs once over all steps.
 
 # %%
 report = compiler.explain(net, images)

@@ -2,11 +2,14 @@
 
 import inspect
 import operator
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Dict, List, Set, Tuple
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 from torch.nn import functional
+
+from snnipu.ops import leaves
 
 _NN = getattr(torch._C, "_nn", None)
 _NAMESPACES = [torch, functional, operator, *([_NN] if _NN is not None else [])]
@@ -250,7 +253,7 @@ def changed_memory(graph: Graph) -> Tuple[Set[Node], Dict[Node, List[Node]]]:
         parent[find(a)] = find(b)
 
     for node in graph.nodes:
-        if node.op in ("call_method", "call_function", "call_module") and not _is_fresh(node):
+        if node.op in ("call_method", "call_function", "call_module") and not is_fresh(node):
             sources = changes[node] if node in changes and name_of(node) else node.all_input_nodes
             for source in sources:
                 if may_be_memory(source):
@@ -287,9 +290,7 @@ def may_be_memory(node: Node) -> bool:
     return value is None or isinstance(value, (torch.Tensor, tuple, list))
 
 
-def _is_fresh(node: Node) -> bool:
-    from snnipu.ops import leaves
-
+def is_fresh(node: Node) -> bool:
     return name_of(node) in _FRESH or node.target in leaves.SEQUENCES
 
 
@@ -309,6 +310,13 @@ def may_be_tensorial(node: Node) -> bool:
     return "example_value" in node.meta
 
 
-def first_tensor(node: Node) -> Optional[torch.Tensor]:
-    value = value_of(node)
-    return value if isinstance(value, torch.Tensor) else None
+def leaves_of(argument: Any) -> List[Node]:
+    """The nodes in an argument, in order."""
+    found: List[Node] = []
+
+    def visit(node: Node) -> Node:
+        found.append(node)
+        return node
+
+    map_arg(argument, visit)
+    return found

@@ -5,7 +5,6 @@ import os
 import pytest
 import torch
 from hypothesis import HealthCheck, given, note, settings
-
 from support import loop_programs as made
 from support.versions import needs_compile
 
@@ -29,7 +28,7 @@ def test_compiled_programs_give_what_the_loop_gives(program):
     torch._dynamo.reset()
     net, other, inputs = made.make(program)
     reports = []
-    collect=lambda m,i,**o: backend.compile_graph(m,i,observer=reports.append,**o)
+    collect = lambda m, i, **o: backend.compile_graph(m, i, observer=reports.append, **o)
     compiled = torch.compile(other, backend=collect)
     exact = not any(kind.startswith("norm") for kind, _, _ in program.layers)
     try:
