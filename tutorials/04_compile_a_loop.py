@@ -16,8 +16,8 @@
 # %% [markdown]
 # # One loop, from 1 × to its full speed
 #
-# snnTorch's tutorial network visits its time steps in a Python loop. Here that loop is taken through four stages, with a
-# picture of where the time goes in each: snnTorch's neurons, snnipu's with only the import changed, the loop compiled,
+# snnTorch's tutorial network visits its time steps in a Python loop. Here that loop is taken through four stages, with
+# a picture of where the time goes: snnTorch's neurons, snnipu's with only the import changed, the loop compiled,
 # unchanged, by `torch.compile` with the backend `snnipu`, and the network rewritten as `MultiStep`.
 #
 # You need `pip install ".[tutorials]"` in a clone. `SNNIPU_TUTORIAL_HIDDEN` sets the hidden neurons (default 1000).

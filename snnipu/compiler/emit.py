@@ -118,7 +118,7 @@ class Emitter:
     def run(self) -> Graph:
         plan = self.plan
         place = {unit: min(plan.place[n] for n in _nodes(unit)) for unit in self._needed}
-        needs = {unit: [other for other in plan.needs(unit)] for unit in self._needed}
+        needs = {unit: plan.needs(unit) for unit in self._needed}
         waiting = {unit: len(needs[unit]) for unit in self._needed}
         after: Dict[Any, List[Any]] = {}
         for unit, others in needs.items():
@@ -222,7 +222,8 @@ class Emitter:
         self._take(slices)
 
     def _emit_operator(self, bundle: Operator) -> None:
-        assert bundle.call is not None and bundle.make is not None
+        assert bundle.call is not None
+        assert bundle.make is not None
 
         def given(argument: Any) -> Any:
             if isinstance(argument, rules.Lifted):

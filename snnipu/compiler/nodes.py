@@ -1,5 +1,6 @@
 """What the nodes of a graph do: their operator, what they change, whether they are random, whether order matters."""
 
+import contextlib
 import inspect
 import operator
 from typing import Any, Dict, List, Set, Tuple
@@ -54,7 +55,17 @@ _RANDOM_IN_TRAINING = {
 }
 _NORMS_WITH_STATISTICS = {"batch_norm": (1, 2), "instance_norm": (1, 2)}
 _IN_PLACE_OPERATORS = {
-    name for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor")
+    "iadd",
+    "isub",
+    "imul",
+    "itruediv",
+    "ifloordiv",
+    "imod",
+    "ipow",
+    "imatmul",
+    "iand",
+    "ior",
+    "ixor",
 }
 
 
@@ -127,11 +138,9 @@ def training(node: Node, default: bool) -> bool:
     else:
         found = argument(node, "training", default)
         if found is default and "training" not in node.kwargs:
-            parameters = {}
-            try:
+            parameters: Dict[str, Any] = {}
+            with contextlib.suppress(TypeError, ValueError):
                 parameters = dict(inspect.signature(target).parameters)
-            except (TypeError, ValueError):
-                pass
             if "training" in parameters:
                 place = list(parameters).index("training")
                 found = node.args[place] if place < len(node.args) else parameters["training"].default

@@ -223,7 +223,8 @@ class FusedNeuron(snntorch.SpikingNeuron):
         """Spikes and states of one step."""
         if leaves.tracing():
             surrogate, values = self._surrogate(), self._values()
-            assert surrogate is not None and surrogate.kernel is not None
+            assert surrogate is not None
+            assert surrogate.kernel is not None
             spk, *after = leaves.neuron_step(
                 x,
                 tuple(states),

@@ -252,7 +252,7 @@ def test_autocast_and_gradient_modes_inside_the_function():
         with torch.no_grad():
             scale = net.fc1(x).abs().mean()
         with torch.autocast("cpu", torch.bfloat16):
-            spk, mem = net(x)
+            _spk, mem = net(x)
         return mem.sum() * scale
 
     x = torch.rand(3, 12) * 3
@@ -315,7 +315,7 @@ def test_settings_changed_between_calls_and_between_steps():
         mem, record = lif.reset_mem(), []
         for step, current in enumerate(x.unbind()):
             lif.reset_mechanism = "zero" if step % 2 else "subtract"
-            spk, mem = lif(current, mem)
+            _spk, mem = lif(current, mem)
             mem = mem * 0.5 if step == 2 else mem
             record.append(mem)
         return torch.stack(record)
@@ -401,7 +401,7 @@ def test_only_what_needs_its_own_output_stays_a_loop():
             record = []
             for current in x:
                 spk, mem = self.lif(self.fc(current) + self.back(spk), mem)
-                spk2, mem2 = self.last(self.out(spk), mem2)
+                _spk2, mem2 = self.last(self.out(spk), mem2)
                 record.append(mem2)
             return torch.stack(record)
 
@@ -422,7 +422,7 @@ def test_a_graph_break_is_reported_with_its_line():
     net = FullyConnected()
 
     def function(x):
-        spk, mem = net(x)
+        _spk, mem = net(x)
         torch._dynamo.graph_break()
         return mem.sum()
 
@@ -472,7 +472,7 @@ def test_a_graph_that_is_not_understood_runs_as_it_was(monkeypatch, caplog):
 def test_too_old_a_pytorch_is_told(monkeypatch):
     monkeypatch.setattr(backend.leaves, "enabled", False)
     monkeypatch.setattr(backend, "OLDEST", (99, 0))
-    with pytest.raises(RuntimeError, match="needs PyTorch 99.0 or later"):
+    with pytest.raises(RuntimeError, match=r"needs PyTorch 99.0 or later"):
         snn.compile(FullyConnected())
 
 

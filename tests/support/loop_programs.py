@@ -1,4 +1,4 @@
-"""Networks with a loop over time steps, made at random: what a program does is data, and its forward pass interprets it.
+"""Networks with a loop over time steps, made at random: a program is data that the forward pass interprets.
 
 Weights, inputs and decays are multiples of powers of two, so that sums are exact in any order: what is compiled must
 give the same spikes and states as the loop, bit by bit.

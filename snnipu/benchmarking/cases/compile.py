@@ -1,4 +1,4 @@
-"""An unmodified loop over time steps, and what compilers make of it: one training step of snnTorch's tutorial networks."""
+"""An unmodified loop over time steps, and what compilers make of it: snnTorch's tutorial networks in training."""
 
 import dataclasses
 from typing import Any, Callable, List, Sequence, Tuple
