@@ -216,7 +216,7 @@ class Plan:
         self.bundles: List[Bundle] = []
         self._tried: Set[Tuple[Node, ...]] = set()
         self._in_progress: Set[Node] = set()
-        waiting: List[Sequence[Sequence[Node]]] = []
+        waiting: List[List[Any]] = []
         for found in self.chains:
             if found.steps[0] not in self.banned and not any(node in self.banned for node in found.steps):
                 chain = Chain(found.steps, name=found.name)
@@ -237,8 +237,8 @@ class Plan:
                     source
                     if source is not None
                     else Pieces(
-                        tuple(step.args[0] for step in found.steps),
-                        len(found.steps),  # type: ignore[misc]
+                        tuple(step.all_input_nodes[0] for step in found.steps),
+                        len(found.steps),
                     )
                 )
             waiting.append(_outputs(found.steps))
@@ -383,8 +383,8 @@ class Plan:
                 return None
             return tuple(made) if isinstance(first, tuple) else made
         if isinstance(first, dict):
-            made = {key: self._lift([value.get(key) for value in values]) for key in first}
-            return None if any(made[key] is None and first[key] is not None for key in first) else made
+            named = {key: self._lift([value.get(key) for value in values]) for key in first}
+            return None if any(named[key] is None and first[key] is not None for key in first) else named
         if isinstance(first, slice):
             if not all(isinstance(value, slice) for value in values):
                 return None

@@ -229,7 +229,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
                 x,
                 tuple(states),
                 tuple(values.values()),
-                tuple(surrogate.kernel),
+                surrogate.kernel.plain(),
                 (self.equation, tuple(values), tuple(self._options().items())),
                 "it has hooks" if is_hooked(self) else "",
             )
