@@ -27,6 +27,10 @@ class Kernel(NamedTuple):
     a: float
     b: float
 
+    def plain(self) -> Tuple[int, float, float]:
+        """The three numbers as a tuple of Python's."""
+        return self.id, self.a, self.b
+
     @property
     def is_zero(self) -> bool:
         """Whether no gradient passes at all."""

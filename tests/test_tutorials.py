@@ -4,12 +4,19 @@ import shutil
 
 import pytest
 from support.operators import needs_library
+from support.versions import NO_COMPILE
 
 jupytext = pytest.importorskip("jupytext")
 nbclient = pytest.importorskip("nbclient")
 nbformat = pytest.importorskip("nbformat")
 
-TUTORIALS = ["01_leaky_mnist_poptorch", "02_sparse_nmnist", "03_ipu_model", "05_event_driven_convolutions"]
+TUTORIALS = [
+    "01_leaky_mnist_poptorch",
+    "02_sparse_nmnist",
+    "03_ipu_model",
+    "04_compile_a_loop",
+    "05_event_driven_convolutions",
+]
 
 
 def notebook_of(repository, name):
@@ -166,3 +173,15 @@ def test_event_driven_convolutions_run(repository, tmp_path, monkeypatch, reques
     assert len(re.findall(r"input activity .* dense .* ms, event-driven .* ms", text)) == 3
     assert percent_behind("equal spikes: ", text) > 99.5
     assert pictures == 6
+
+
+def test_compile_a_loop_runs(repository, tmp_path, monkeypatch):
+    if NO_COMPILE is not None:
+        pytest.skip(str(NO_COMPILE))
+    settings = {"SNNIPU_TUTORIAL_HIDDEN": "50"}
+    text, pictures = outputs_of(repository, tmp_path, monkeypatch, "04_compile_a_loop", settings)
+    assert "compiled and MultiStep: the same bits" in text
+    assert len(re.findall(r"Leaky +25 +one operator", text)) == 2
+    assert len(re.findall(r"linear +25 +1 ", text)) == 2
+    assert len(re.findall(r" ms +[\d.]+ x", text)) == 4
+    assert pictures == 1

@@ -2,14 +2,13 @@
 
 import logging
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import snntorch.utils
 import torch
 from torch.fx import GraphModule
-from torch.fx.node import map_arg
 
-from snnipu.compiler import reset
+from snnipu.compiler import nodes, reset
 from snnipu.compiler.emit import Emitter
 from snnipu.compiler.plan import Plan
 from snnipu.compiler.prepare import prepare
@@ -54,16 +53,15 @@ def enable() -> None:
     leaves.enabled = True
 
 
-def roll(module: GraphModule) -> "tuple[GraphModule, Plan]":
+def roll(module: GraphModule) -> Tuple[GraphModule, Plan]:
     """The graph with chains of neuron steps as sequences."""
     graph = torch.fx.Graph()
     kept: Dict[Any, Any] = {}
     graph.output(graph.graph_copy(module.graph, kept))
     for old, new in kept.items():
         new.meta = dict(old.meta)
-    originals: List[Any] = []
     output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
-    map_arg(output.args[0], lambda n: originals.append(n) or n)
+    originals = nodes.leaves_of(output.args[0])
     prepare(graph)
     plan = Plan(graph)
     made = Emitter(plan, originals).run()

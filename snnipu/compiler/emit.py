@@ -9,7 +9,19 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from snnipu.compiler import helpers, nodes, rules
-from snnipu.compiler.plan import Chain, Constant, Operator, Part, Pieces, Plan, Series, Slices, Source, _is_output, _listed
+from snnipu.compiler.plan import (
+    Chain,
+    Constant,
+    Operator,
+    Part,
+    Pieces,
+    Plan,
+    Series,
+    Slices,
+    Source,
+    is_output,
+    listed_by,
+)
 from snnipu.ops import leaves
 
 # More parts than this are put together from single steps.
@@ -39,11 +51,14 @@ class Emitter:
         """The units that the results need, and those that have effects."""
         plan = self.plan
         start = [node for node in plan.graph.nodes if node.op in ("placeholder", "output")]
-        start += [node for node in plan.graph.nodes if node in plan.fixed and node.op not in ("placeholder", "get_attr")]
+        start += [
+            node for node in plan.graph.nodes if node in plan.fixed and node.op not in ("placeholder", "get_attr")
+        ]
         start += [
             node
             for node in plan.graph.nodes
-            if node.op in ("call_function", "call_module", "call_method") and not nodes.name_of(node)
+            if node.op in ("call_function", "call_module", "call_method")
+            and not nodes.name_of(node)
             and node.target not in leaves.SEQUENCES
         ]
         found: Dict[Any, None] = {}
@@ -87,7 +102,7 @@ class Emitter:
 
     def _stacked(self, node: Node) -> Optional[Pieces]:
         """What a ``stack`` or ``cat`` puts together, where that is a sequence as it is."""
-        listed = _listed(node)
+        listed = listed_by(node)
         if listed is None or not all(one in self.plan.member for one in listed):
             return None
         series, first = self.plan.member[listed[0]]
@@ -103,7 +118,7 @@ class Emitter:
     def run(self) -> Graph:
         plan = self.plan
         place = {unit: min(plan.place[n] for n in _nodes(unit)) for unit in self._needed}
-        needs = {unit: [other for other in plan.needs(unit)] for unit in self._needed}
+        needs = {unit: plan.needs(unit) for unit in self._needed}
         waiting = {unit: len(needs[unit]) for unit in self._needed}
         after: Dict[Any, List[Any]] = {}
         for unit, others in needs.items():
@@ -167,12 +182,13 @@ class Emitter:
         for place, series in enumerate(chain.series[1:]):
             steps = self.steps.get(series, set())
             keep = series in self.whole or bool(steps - {last})
-            if _is_output(first, place):
+            if is_output(first, place):
                 keep = True  # it is the spikes
             store.append(keep)
             need_final = need_final or last in steps
+        over_time: Any = leaves.SEQUENCES[first.target]
         made = self.graph.call_function(
-            leaves.SEQUENCES[first.target],
+            over_time,
             (
                 self.source(chain.input),
                 chain.steps if constant else None,
@@ -206,7 +222,8 @@ class Emitter:
         self._take(slices)
 
     def _emit_operator(self, bundle: Operator) -> None:
-        assert bundle.call is not None and bundle.make is not None
+        assert bundle.call is not None
+        assert bundle.make is not None
 
         def given(argument: Any) -> Any:
             if isinstance(argument, rules.Lifted):
@@ -291,8 +308,7 @@ class Emitter:
             return self.graph.call_function(helpers.own_copy, (made,)) if shared else made
 
         given_for: Dict[Any, Any] = {}
-        flat_now: List[Node] = []
-        map_arg(output.args[0], lambda n: flat_now.append(n) or n)
+        flat_now = nodes.leaves_of(output.args[0])
         results = [result(pair) for pair in zip(flat_now, self.outputs)]
         left = iter(results)
         return map_arg(output.args[0], lambda n: next(left))
@@ -300,7 +316,7 @@ class Emitter:
     def _has_others(self, series: Series, node: Node) -> bool:
         """Whether somebody besides ``node`` is handed memory of this sequence, or it is not our own to begin with."""
         if not isinstance(series.bundle, Chain) and not (
-            isinstance(series.bundle, Operator) and nodes._is_fresh(series.bundle.nodes[0])
+            isinstance(series.bundle, Operator) and nodes.is_fresh(series.bundle.nodes[0])
         ):
             return True
         if self.steps.get(series, set()) - ({series.steps - 1} if series in self.final else set()):
@@ -310,7 +326,7 @@ class Emitter:
                 stacked = self._stacked(unit)
                 if stacked is not None and any(getattr(part, "series", None) is series for part in stacked.parts):
                     return True
-            elif isinstance(unit, Operator) and not nodes._is_fresh(unit.nodes[0]):
+            elif isinstance(unit, Operator) and not nodes.is_fresh(unit.nodes[0]):
                 for source in unit.sources():
                     if isinstance(source, Pieces) and any(getattr(p, "series", None) is series for p in source.parts):
                         return True

@@ -17,7 +17,8 @@ def split_time(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def widen(x: torch.Tensor, dims: int) -> torch.Tensor:
     """``[T, ...]`` with so many dimensions of size 1 behind time: what broadcasting puts in front of a step."""
-    return x[(slice(None), *(None,) * dims)]
+    index = (slice(None), *(None,) * dims)
+    return x[index]
 
 
 def held(x: torch.Tensor, num_steps: int) -> torch.Tensor:

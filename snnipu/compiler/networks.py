@@ -33,7 +33,9 @@ class _Compiled:
 
 def _is_network(module: nn.Module) -> bool:
     """Whether it has neurons, and is none."""
-    if isinstance(module, snntorch.SpikingNeuron) or type(module).__module__.startswith(("snnipu.", "torch.nn.parallel")):
+    if isinstance(module, snntorch.SpikingNeuron) or type(module).__module__.startswith(
+        ("snnipu.", "torch.nn.parallel")
+    ):
         return False
     return any(isinstance(part, snntorch.SpikingNeuron) for part in module.modules())
 
@@ -47,13 +49,13 @@ def compile_networks() -> None:
     backend.enable()
     original = nn.Module._wrapped_call_impl
     inside = False
-    known: "weakref.WeakKeyDictionary[nn.Module, Any]" = weakref.WeakKeyDictionary()
+    known: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         nonlocal inside
         if inside or torch.compiler.is_compiling():
             return original(self, *args, **kwargs)
-        chosen = known.get(self)
+        chosen: Any = known.get(self)
         if chosen is None:
             # Not in the module itself, whose copies and pickles are networks of their own.
             chosen = known[self] = _Compiled() if _is_network(self) else False

@@ -1,12 +1,16 @@
 """What the nodes of a graph do: their operator, what they change, whether they are random, whether order matters."""
 
+import contextlib
 import inspect
 import operator
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Dict, List, Set, Tuple
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 from torch.nn import functional
+
+from snnipu.ops import leaves
 
 _NN = getattr(torch._C, "_nn", None)
 _NAMESPACES = [torch, functional, operator, *([_NN] if _NN is not None else [])]
@@ -51,7 +55,17 @@ _RANDOM_IN_TRAINING = {
 }
 _NORMS_WITH_STATISTICS = {"batch_norm": (1, 2), "instance_norm": (1, 2)}
 _IN_PLACE_OPERATORS = {
-    name for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor")
+    "iadd",
+    "isub",
+    "imul",
+    "itruediv",
+    "ifloordiv",
+    "imod",
+    "ipow",
+    "imatmul",
+    "iand",
+    "ior",
+    "ixor",
 }
 
 
@@ -124,11 +138,9 @@ def training(node: Node, default: bool) -> bool:
     else:
         found = argument(node, "training", default)
         if found is default and "training" not in node.kwargs:
-            parameters = {}
-            try:
+            parameters: Dict[str, Any] = {}
+            with contextlib.suppress(TypeError, ValueError):
                 parameters = dict(inspect.signature(target).parameters)
-            except (TypeError, ValueError):
-                pass
             if "training" in parameters:
                 place = list(parameters).index("training")
                 found = node.args[place] if place < len(node.args) else parameters["training"].default
@@ -250,7 +262,7 @@ def changed_memory(graph: Graph) -> Tuple[Set[Node], Dict[Node, List[Node]]]:
         parent[find(a)] = find(b)
 
     for node in graph.nodes:
-        if node.op in ("call_method", "call_function", "call_module") and not _is_fresh(node):
+        if node.op in ("call_method", "call_function", "call_module") and not is_fresh(node):
             sources = changes[node] if node in changes and name_of(node) else node.all_input_nodes
             for source in sources:
                 if may_be_memory(source):
@@ -287,9 +299,7 @@ def may_be_memory(node: Node) -> bool:
     return value is None or isinstance(value, (torch.Tensor, tuple, list))
 
 
-def _is_fresh(node: Node) -> bool:
-    from snnipu.ops import leaves
-
+def is_fresh(node: Node) -> bool:
     return name_of(node) in _FRESH or node.target in leaves.SEQUENCES
 
 
@@ -309,6 +319,13 @@ def may_be_tensorial(node: Node) -> bool:
     return "example_value" in node.meta
 
 
-def first_tensor(node: Node) -> Optional[torch.Tensor]:
-    value = value_of(node)
-    return value if isinstance(value, torch.Tensor) else None
+def leaves_of(argument: Any) -> List[Node]:
+    """The nodes in an argument, in order."""
+    found: List[Node] = []
+
+    def visit(node: Node) -> Node:
+        found.append(node)
+        return node
+
+    map_arg(argument, visit)
+    return found

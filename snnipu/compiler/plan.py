@@ -85,7 +85,7 @@ class Operator(Bundle):
         for lifted in self.call.lifted():
             yield lifted.source
         found: List[Node] = []
-        rules._walk((self.call.args, self.call.kwargs), lambda a: found.append(a) if isinstance(a, Node) else None)
+        rules.walk((self.call.args, self.call.kwargs), lambda a: found.append(a) if isinstance(a, Node) else None)
         for node in found:
             yield Constant(node)
 
@@ -197,7 +197,7 @@ class Plan:
             previous, output = state.args
             if not isinstance(previous, Node) or not is_step(previous):
                 return None
-            if output != place + 1 and not (output == 0 and _is_output(step, place)):
+            if output != place + 1 and not (output == 0 and is_output(step, place)):
                 return None
             sources.add(previous)
         if len(sources) != 1:
@@ -216,7 +216,7 @@ class Plan:
         self.bundles: List[Bundle] = []
         self._tried: Set[Tuple[Node, ...]] = set()
         self._in_progress: Set[Node] = set()
-        waiting: List[Sequence[Sequence[Node]]] = []
+        waiting: List[List[Any]] = []
         for found in self.chains:
             if found.steps[0] not in self.banned and not any(node in self.banned for node in found.steps):
                 chain = Chain(found.steps, name=found.name)
@@ -226,19 +226,24 @@ class Plan:
                 for t, step in enumerate(found.steps):
                     for user in step.users:
                         output: Any = user.args[1]
-                        if output > 0 and _is_output(step, output - 1):
+                        if output > 0 and is_output(step, output - 1):
                             output = 0
                         self.member[user] = chain.series[output], t
         for found in self.chains:
             bundle = self.bundle_of.get(found.steps[0])
             source = self.pull([step.args[0] for step in found.steps])
             if isinstance(bundle, Chain):
-                bundle.input = source if source is not None else Pieces(
-                    tuple(step.args[0] for step in found.steps), len(found.steps)  # type: ignore[misc]
+                bundle.input = (
+                    source
+                    if source is not None
+                    else Pieces(
+                        tuple(step.all_input_nodes[0] for step in found.steps),
+                        len(found.steps),
+                    )
                 )
             waiting.append(_outputs(found.steps))
         for node in self.graph.nodes:
-            listed = _listed(node)
+            listed = listed_by(node)
             if listed is not None and len(listed) > 1:
                 self.pull(listed)
         # What else is done with a sequence, step by step.
@@ -378,13 +383,15 @@ class Plan:
                 return None
             return tuple(made) if isinstance(first, tuple) else made
         if isinstance(first, dict):
-            made = {key: self._lift([value.get(key) for value in values]) for key in first}
-            return None if any(made[key] is None and first[key] is not None for key in first) else made
+            named = {key: self._lift([value.get(key) for value in values]) for key in first}
+            return None if any(named[key] is None and first[key] is not None for key in first) else named
         if isinstance(first, slice):
             if not all(isinstance(value, slice) for value in values):
                 return None
             made = [self._lift([getattr(value, name) for value in values]) for name in ("start", "stop", "step")]
-            if any(one is None and getattr(first, name) is not None for one, name in zip(made, ("start", "stop", "step"))):
+            if any(
+                one is None and getattr(first, name) is not None for one, name in zip(made, ("start", "stop", "step"))
+            ):
                 return None
             return slice(*made)
         source = self.pull(values)
@@ -399,11 +406,12 @@ class Plan:
         of: Any = run[0].args[0]
         if not isinstance(of, Node) or any(node.args[0] is not of for node in run) or of in self.member:
             return None
-        dim = 0
+        dim: Any = 0
+        places: List[Any]
         if nodes.name_of(run[0]) == "select":
             if len(run[0].args) != 3 or any(node.args[1] != run[0].args[1] for node in run):
                 return None
-            dim, places = run[0].args[1], [node.args[2] for node in run]  # type: ignore[assignment]
+            dim, places = run[0].args[1], [node.args[2] for node in run]
         else:
             indices: List[Any] = [node.args[1] for node in run]
             if isinstance(indices[0], tuple):
@@ -523,7 +531,7 @@ def _module_of(node: Node) -> Tuple[str, str]:
     return node.name, ""
 
 
-def _is_output(step: Node, state: int) -> bool:
+def is_output(step: Node, state: int) -> bool:
     """Whether a state of the neuron is its spikes."""
     if step.target is not leaves.neuron_step:
         return False
@@ -537,7 +545,7 @@ def _outputs(steps: Sequence[Node]) -> List[List[List[Node]]]:
     return [[[user for user in step.users if user.args[1] == place] for step in steps] for place in range(count)]
 
 
-def _listed(node: Node) -> Optional[List[Node]]:
+def listed_by(node: Node) -> Optional[List[Node]]:
     """The tensors that ``stack`` and ``cat`` put together."""
     if node.op != "call_function" or nodes.name_of(node) not in ("stack", "cat", "concat") or not node.args:
         return None

@@ -2,11 +2,11 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from torch.fx import GraphModule, Node
 
-from snnipu.compiler import nodes
+from snnipu.compiler import nodes, rules
 from snnipu.compiler.plan import Bundle, Plan, is_step
 
 
@@ -101,9 +101,7 @@ class Report:
             ]
             lines += _table(("neuron", "kind", "steps", "runs as"), rows) if rows else ["no neurons"]
             if graph.operators:
-                described = [
-                    (o.name, str(o.calls), str(o.times), o.why_not or "", o.line) for o in graph.operators
-                ]
+                described = [(o.name, str(o.calls), str(o.times), o.why_not or "", o.line) for o in graph.operators]
                 lines += ["", *_table(("operator", "in the loop", "now", "why not once", "line"), described)]
             lines += ["", f"{graph.nodes[0]} nodes before, {graph.nodes[1]} after; rolled in {graph.seconds:.2f} s"]
             if graph.failed:
@@ -115,7 +113,7 @@ class Report:
         return "\n".join(lines)
 
 
-def _table(head: Tuple[str, ...], rows: List[Tuple[str, ...]]) -> List[str]:
+def _table(head: Tuple[str, ...], rows: Sequence[Tuple[str, ...]]) -> List[str]:
     widths = [max(len(row[place]) for row in [head, *rows]) for place in range(len(head))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in [head, *rows]]
 
@@ -148,10 +146,15 @@ def _operators(module: GraphModule, plan: Plan) -> Tuple[Batched, ...]:
 
     def counts(node: Node) -> bool:
         name = nodes.name_of(node)
-        return node.op in ("call_function", "call_method", "call_module") and not is_step(node) and name not in (
-            "getitem",
-            "setitem",
-            "stack",
+        return (
+            node.op in ("call_function", "call_method", "call_module")
+            and not is_step(node)
+            and name
+            not in (
+                "getitem",
+                "setitem",
+                "stack",
+            )
         )
 
     steps = min((len(chain.steps) for chain in plan.chains if len(chain.steps) > 1), default=2)
@@ -179,8 +182,6 @@ def _why_not(node: Node, plan: Plan) -> str:
         return "changed in place"
     if node in plan.banned:
         return "needs its own result of a step before"
-    from snnipu.compiler import rules
-
     if nodes.name_of(node) not in rules.RULES:
         return "not an operator known to work over time"
     return "its arguments differ from step to step"

@@ -43,28 +43,28 @@ class Call:
 
     def lifted(self) -> List[Lifted]:
         found: List[Lifted] = []
-        _walk((self.args, self.kwargs), lambda a: found.append(a) if isinstance(a, Lifted) else None)
+        walk((self.args, self.kwargs), lambda a: found.append(a) if isinstance(a, Lifted) else None)
         return found
 
     def constant_tensors(self) -> List[Node]:
         found: List[Node] = []
-        _walk((self.args, self.kwargs), lambda a: found.append(a) if isinstance(a, Node) and is_tensor(a) else None)
+        walk((self.args, self.kwargs), lambda a: found.append(a) if isinstance(a, Node) and is_tensor(a) else None)
         return found
 
     def again(self, graph: Graph, args: Any, kwargs: Any) -> Node:
         return graph.create_node(self.node.op, self.node.target, tuple(args), dict(kwargs))
 
 
-def _walk(value: Any, visit: Callable[[Any], Any]) -> None:
+def walk(value: Any, visit: Callable[[Any], Any]) -> None:
     if isinstance(value, (tuple, list)):
         for item in value:
-            _walk(item, visit)
+            walk(item, visit)
     elif isinstance(value, dict):
         for item in value.values():
-            _walk(item, visit)
+            walk(item, visit)
     elif isinstance(value, slice):
         for item in (value.start, value.stop, value.step):
-            _walk(item, visit)
+            walk(item, visit)
     else:
         visit(value)
 
@@ -427,17 +427,131 @@ def _cast(call: Call) -> Optional[Make]:
     return _same_call(call) if first is not None and isinstance(call.out, torch.Tensor) else None
 
 
-_ELEMENTWISE = """
-abs absolute add addcdiv addcmul and_ atan bitwise_and bitwise_not bitwise_or bitwise_xor ceil celu clamp clamp_max
-clamp_min clip clone copysign cos cosh detach div divide elu eq erf erfc exp expm1 fix float_power floor floor_divide
-floordiv fmod frac ge gelu greater greater_equal gt hardshrink hardsigmoid hardswish hardtanh heaviside hypot inv
-isfinite isinf isnan le leaky_relu lerp less less_equal log log10 log1p log2 logical_and logical_not logical_or
-logical_xor logit logsigmoid lt masked_fill maximum minimum mish mod mul multiply nan_to_num ne neg negative not_equal
-ones_like or_ positive pow reciprocal relu relu6 remainder round rsqrt rsub selu sgn sigmoid sign silu sin sinh softplus
-softshrink softsign sqrt square sub subtract tan tanh tanhshrink threshold true_divide truediv trunc where xor
-zeros_like invert and or __and__ __or__ __xor__ __invert__
-""".split()
-_CASTS = "to float double half bfloat16 int long bool type type_as contiguous".split()
+_ELEMENTWISE = [
+    "abs",
+    "absolute",
+    "add",
+    "addcdiv",
+    "addcmul",
+    "and_",
+    "atan",
+    "bitwise_and",
+    "bitwise_not",
+    "bitwise_or",
+    "bitwise_xor",
+    "ceil",
+    "celu",
+    "clamp",
+    "clamp_max",
+    "clamp_min",
+    "clip",
+    "clone",
+    "copysign",
+    "cos",
+    "cosh",
+    "detach",
+    "div",
+    "divide",
+    "elu",
+    "eq",
+    "erf",
+    "erfc",
+    "exp",
+    "expm1",
+    "fix",
+    "float_power",
+    "floor",
+    "floor_divide",
+    "floordiv",
+    "fmod",
+    "frac",
+    "ge",
+    "gelu",
+    "greater",
+    "greater_equal",
+    "gt",
+    "hardshrink",
+    "hardsigmoid",
+    "hardswish",
+    "hardtanh",
+    "heaviside",
+    "hypot",
+    "inv",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "le",
+    "leaky_relu",
+    "lerp",
+    "less",
+    "less_equal",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "logit",
+    "logsigmoid",
+    "lt",
+    "masked_fill",
+    "maximum",
+    "minimum",
+    "mish",
+    "mod",
+    "mul",
+    "multiply",
+    "nan_to_num",
+    "ne",
+    "neg",
+    "negative",
+    "not_equal",
+    "ones_like",
+    "or_",
+    "positive",
+    "pow",
+    "reciprocal",
+    "relu",
+    "relu6",
+    "remainder",
+    "round",
+    "rsqrt",
+    "rsub",
+    "selu",
+    "sgn",
+    "sigmoid",
+    "sign",
+    "silu",
+    "sin",
+    "sinh",
+    "softplus",
+    "softshrink",
+    "softsign",
+    "sqrt",
+    "square",
+    "sub",
+    "subtract",
+    "tan",
+    "tanh",
+    "tanhshrink",
+    "threshold",
+    "true_divide",
+    "truediv",
+    "trunc",
+    "where",
+    "xor",
+    "zeros_like",
+    "invert",
+    "and",
+    "or",
+    "__and__",
+    "__or__",
+    "__xor__",
+    "__invert__",
+]
+_CASTS = ["to", "float", "double", "half", "bfloat16", "int", "long", "bool", "type", "type_as", "contiguous"]
 
 RULES: Dict[str, Callable[[Call], Optional[Make]]] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),

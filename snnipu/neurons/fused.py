@@ -246,12 +246,13 @@ class FusedNeuron(snntorch.SpikingNeuron):
         """Spikes and states of one step."""
         if leaves.tracing() and self._is_leaf():
             surrogate, values = self._surrogate(), self._values()
-            assert surrogate is not None and surrogate.kernel is not None
+            assert surrogate is not None
+            assert surrogate.kernel is not None
             spk, *after = leaves.neuron_step(
                 x,
                 tuple(states),
                 tuple(values.values()),
-                tuple(surrogate.kernel),
+                surrogate.kernel.plain(),
                 (self.equation, tuple(values), tuple(self._options().items())),
                 "it has hooks" if is_hooked(self) else "",
             )
@@ -270,8 +271,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
         if leaves.tracing():
             # Zeros whatever their shape: the graph does not depend on the last call's.
             for name in self._states():
-                if isinstance(getattr(self, name), torch.Tensor):
-                    setattr(self, name, torch.zeros(0, device=self.threshold.device))
+                setattr(self, name, torch.zeros(0, device=self.threshold.device))
         return super().reset_mem()
 
     # ---- all steps

@@ -270,7 +270,7 @@ class Leaky(snntorch.Leaky):
                 current,
                 (None if fresh else state,),
                 (self.beta, self.threshold, self.graded_spikes_factor),
-                tuple(surrogate.kernel),
+                surrogate.kernel.plain(),
                 (RESET_MECHANISMS[self._reset_mechanism], self.reset_delay),
                 "it has hooks" if is_hooked(self) else "",
             )
@@ -278,7 +278,7 @@ class Leaky(snntorch.Leaky):
             if dtype == torch.float32 and not is_hooked(self):
                 self._note_in_trace()
         else:
-            spk, after, _ = lif_apply(
+            spk, made, _ = lif_apply(
                 current,
                 None if fresh else state,
                 self.beta,
@@ -289,7 +289,8 @@ class Leaky(snntorch.Leaky):
                 self.reset_delay,
                 surrogate,
             )
-            assert after is not None
+            assert made is not None
+            after = made
             self._last_step = ("before", None if fresh else state.detach())
         if dtype == torch.float64:
             spk = spk.to(self._promoted(torch.float32, (self.graded_spikes_factor,)))
@@ -321,11 +322,13 @@ class Leaky(snntorch.Leaky):
             or state.shape != input_.shape
         ):
             return None
+        kernel = None if surrogate is None else surrogate.kernel
+        assert kernel is not None
         spk, self.mem = leaves.lif_step(
             input_,
             (state,),
             (self.beta, self.threshold, self.graded_spikes_factor),
-            tuple(surrogate.kernel),  # type: ignore[union-attr]
+            kernel.plain(),
             (RESET_MECHANISMS[self._reset_mechanism], self.reset_delay),
             "",
         )

@@ -151,7 +151,7 @@ def neuron_over_time(
     store: Sequence[bool],
     need_final: bool,
 ) -> Tuple[Optional[torch.Tensor], ...]:
-    """All steps of :func:`neuron_step`: spikes, each state over time, each final state; None for what is not asked for."""
+    """All steps of :func:`neuron_step`: spikes, each state over time, each final state, or None."""
     name, names, chosen = options
     made = neuron_apply(
         name,

@@ -4,12 +4,13 @@ import os
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, note, settings
-
+from hypothesis import HealthCheck, Phase, given, note, settings
 from support import loop_programs as made
 from support.versions import needs_compile
 
-EXAMPLES = int(os.environ.get("SNNIPU_COMPILE_EXAMPLES", "25"))
+from snnipu.compiler import backend
+
+EXAMPLES = int(os.environ.get("SNNIPU_COMPILE_EXAMPLES", "20"))
 
 
 def _close(found, expected):
@@ -19,38 +20,44 @@ def _close(found, expected):
 
 
 @needs_compile
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=EXAMPLES < 100)
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=EXAMPLES < 100,
+    phases=(Phase.explicit, Phase.generate),  # to make a program smaller compiles hundreds of them
+)
 @given(made.programs)
 def test_compiled_programs_give_what_the_loop_gives(program):
-    from snnipu.compiler import backend
-
-    backend.strict = True
-    backend.enable()
     torch._dynamo.reset()
+    backend.enable()
     net, other, inputs = made.make(program)
     reports = []
-    collect=lambda m,i,**o: backend.compile_graph(m,i,observer=reports.append,**o)
+
+    def collect(module, example_inputs, **options):
+        return backend.compile_graph(module, example_inputs, observer=reports.append, **options)
+
     compiled = torch.compile(other, backend=collect)
     exact = not any(kind.startswith("norm") for kind, _, _ in program.layers)
-    try:
-        for x in inputs:
-            train = not program.no_grad
+
+    def same(found, expected):
+        return torch.equal(found, expected) if exact else torch.allclose(found, expected, atol=1e-5)
+
+    train = not program.no_grad
+    for x in inputs:
+        try:
             expected, gradients = made.run(net, net, x, train)
-            found, own = made.run(compiled, other, x, train)
-            for report in reports:
-                note(report.code)
-            assert len(found) == len(expected)
-            for a, b in zip(found, expected):
-                assert a.shape == b.shape and a.dtype == b.dtype
-                assert torch.equal(a, b) if exact else torch.allclose(a, b, atol=1e-5)
-            assert len(own) == len(gradients)
-            for a, b in zip(own, gradients):
-                assert _close(a, b)
-            for a, b in zip(made.states(other), made.states(net)):
-                assert torch.equal(a, b) if exact else torch.allclose(a, b, atol=1e-5)
-            assert other.counter == net.counter
-    finally:
-        backend.strict = False
+        except (RuntimeError, ValueError):
+            return  # a norm of one sample, or hidden states of a graph that was freed: no program
+        found, own = made.run(compiled, other, x, train)
+        note("\n".join(report.code for report in reports))
+        assert not any(report.failed for report in reports)
+        assert [(one.shape, one.dtype) for one in found] == [(one.shape, one.dtype) for one in expected]
+        assert all(map(same, found, expected))
+        assert len(own) == len(gradients)
+        assert all(map(_close, own, gradients))
+        assert all(map(same, made.states(other), made.states(net)))
+        assert other.counter == net.counter
 
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -1,4 +1,4 @@
-"""Networks with a loop over time steps, made at random: what a program does is data, and its forward pass interprets it.
+"""Networks with a loop over time steps, made at random: a program is data that the forward pass interprets.
 
 Weights, inputs and decays are multiples of powers of two, so that sums are exact in any order: what is compiled must
 give the same spikes and states as the loop, bit by bit.
@@ -43,7 +43,20 @@ LAYERS = (
     "maximum",
     "attribute",
 )
-RECORDS = ("stack", "stack1", "list", "set", "sum", "isum", "last", "loss", "cat", "mean", "every_second", "linear_after")
+RECORDS = (
+    "stack",
+    "stack1",
+    "list",
+    "set",
+    "sum",
+    "isum",
+    "last",
+    "loss",
+    "cat",
+    "mean",
+    "every_second",
+    "linear_after",
+)
 INPUTS = ("constant", "index", "unbind", "iterate", "reversed", "second", "middle", "zip")
 
 
@@ -69,9 +82,7 @@ class Program:
 programs = st.builds(
     Program,
     steps=st.sampled_from((3, 4, 2, 5, 1)),
-    layers=st.lists(
-        st.tuples(st.sampled_from(LAYERS), st.integers(0, 7), st.integers(0, 7)), min_size=1, max_size=6
-    ),
+    layers=st.lists(st.tuples(st.sampled_from(LAYERS), st.integers(0, 7), st.integers(0, 7)), min_size=1, max_size=6),
     records=st.lists(st.tuples(st.sampled_from(RECORDS), st.integers(0, 7)), min_size=1, max_size=3),
     input=st.sampled_from(INPUTS),
     states=st.sampled_from(("reset", "none", "given")),
@@ -206,7 +217,9 @@ class Net(nn.Module):
                     value = value.clone()
                     value[:, 0] = 0.5
                 elif kind == "maximum":
-                    value = torch.maximum(value, torch.as_tensor(0.25)) if a % 2 else torch.where(value > 0, value, earlier)
+                    value = (
+                        torch.maximum(value, torch.as_tensor(0.25)) if a % 2 else torch.where(value > 0, value, earlier)
+                    )
                 elif kind == "attribute":
                     self.counter = self.counter + 1
                 now.append(value)

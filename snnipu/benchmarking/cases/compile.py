@@ -1,4 +1,4 @@
-"""An unmodified loop over time steps, and what compilers make of it: one training step of snnTorch's tutorial networks."""
+"""An unmodified loop over time steps, and what compilers make of it: snnTorch's tutorial networks in training."""
 
 import dataclasses
 from typing import Any, Callable, List, Sequence, Tuple
@@ -89,9 +89,9 @@ def build(settings: Settings) -> Case:
             if dense and snn is not _OverTime:
                 return TutorialNet(snn, settings.neurons, steps, settings.beta).to(device)
             if dense:
-                layers = [nn.Linear(INPUTS, settings.neurons), nn.Linear(settings.neurons, 10)]
-                neurons = [snnipu.Leaky(beta=settings.beta) for _ in layers]
-                return snnipu.MultiStep(layers[0], neurons[0], layers[1], neurons[1]).to(device)
+                linear = [nn.Linear(INPUTS, settings.neurons), nn.Linear(settings.neurons, 10)]
+                neurons = [snnipu.Leaky(beta=settings.beta) for _ in linear]
+                return snnipu.MultiStep(linear[0], neurons[0], linear[1], neurons[1]).to(device)
             layers = _layers(snn, settings)
             return (snnipu.MultiStep(*layers) if snn is _OverTime else nn.Sequential(*layers)).to(device)
 

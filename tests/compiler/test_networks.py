@@ -1,0 +1,508 @@
+"""Networks as people write them: unmodified loops, compiled, against the same loop and against MultiStep."""
+
+import copy
+import io
+import warnings
+
+import pytest
+import torch
+from snntorch import utils
+from support.versions import NO_COMPILE
+from torch import nn
+
+import snnipu as snn
+from snnipu import compiler, surrogate
+from snnipu.compiler import backend
+
+pytestmark = [
+    pytest.mark.skipif(NO_COMPILE is not None, reason=str(NO_COMPILE)),
+    pytest.mark.skipif(
+        tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < backend.OLDEST,
+        reason="the backend refuses this PyTorch",
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def _strict(monkeypatch):
+    """A graph that cannot be rolled is an error here."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(backend, "strict", True)
+    torch._dynamo.reset()
+
+
+class Watched:
+    """A compiled function, and the reports of its graphs."""
+
+    def __init__(self, function, **keywords):
+        backend.enable()
+        self.reports = []
+
+        def collect(module, inputs, **options):
+            return backend.compile_graph(module, inputs, observer=self.reports.append, **options)
+
+        self.function = torch.compile(function, backend=collect, **keywords)
+
+    def __call__(self, *args):
+        return self.function(*args)
+
+    @property
+    def neurons(self):
+        return [neuron for report in self.reports for neuron in report.neurons]
+
+    def count(self, text):
+        return sum(report.code.count(text) for report in self.reports)
+
+
+class FullyConnected(nn.Module):
+    """snnTorch's tutorial 5."""
+
+    def __init__(self, steps=4, **keywords):
+        super().__init__()
+        self.steps = steps
+        self.fc1 = nn.Linear(12, 9)
+        self.lif1 = snn.Leaky(beta=0.9, **keywords)
+        self.fc2 = nn.Linear(9, 5)
+        self.lif2 = snn.Leaky(beta=0.8, **keywords)
+
+    def forward(self, x):
+        mem1 = self.lif1.init_leaky()
+        mem2 = self.lif2.init_leaky()
+        spk2_rec, mem2_rec = [], []
+        for _ in range(self.steps):
+            spk1, mem1 = self.lif1(self.fc1(x), mem1)
+            spk2, mem2 = self.lif2(self.fc2(spk1), mem2)
+            spk2_rec.append(spk2)
+            mem2_rec.append(mem2)
+        return torch.stack(spk2_rec, dim=0), torch.stack(mem2_rec, dim=0)
+
+
+class Convolutional(nn.Sequential):
+    """snnTorch's tutorials 6 and 7."""
+
+    def __init__(self):
+        hidden = {"beta": 0.5, "spike_grad": surrogate.fast_sigmoid(slope=25), "init_hidden": True}
+        super().__init__(
+            nn.Conv2d(1, 3, 3),
+            nn.MaxPool2d(2),
+            snn.Leaky(**hidden),
+            nn.Flatten(),
+            nn.Linear(27, 4),
+            snn.Leaky(output=True, **hidden),
+        )
+
+
+def forward_pass(net, num_steps, data):
+    mem_rec, spk_rec = [], []
+    utils.reset(net)
+    for step in range(num_steps):
+        spk_out, mem_out = net(data[step] if data.dim() == 5 else data)
+        spk_rec.append(spk_out)
+        mem_rec.append(mem_out)
+    return torch.stack(spk_rec), torch.stack(mem_rec)
+
+
+class Zoo(nn.Module):
+    """Several kinds of neurons, a skip connection, a population code."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(12, 8)
+        self.synaptic = snn.Synaptic(alpha=0.8, beta=0.7)
+        self.alpha = snn.Alpha(alpha=0.8, beta=0.7, threshold=0.3)
+        self.rleaky = snn.RLeaky(beta=0.7, V=0.5, all_to_all=False, threshold=0.4)
+
+    def forward(self, x):
+        syn, mem = self.synaptic.reset_mem()
+        exc, inh, mem2 = self.alpha.reset_mem()
+        spk3, mem3 = self.rleaky.reset_mem()
+        counts, membranes = torch.zeros(x.shape[1], 2), []
+        for current in x.unbind():
+            spk, syn, mem = self.synaptic(self.fc1(current), syn, mem)
+            spk2, exc, inh, mem2 = self.alpha(self.fc2(spk) * 3, exc, inh, mem2)
+            spk3, mem3 = self.rleaky(self.fc3(torch.cat([spk, spk2], dim=1)), spk3, mem3)
+            counts = counts + spk3.view(-1, 2, 4).sum(2)
+            membranes.append(mem3)
+        return counts, torch.stack(membranes)
+
+
+class Autoencoder(nn.Module):
+    """A spiking autoencoder, and regression on its membranes."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Conv2d(1, 3, 3, stride=2), nn.BatchNorm2d(3), snn.Leaky(0.9, init_hidden=True))
+        self.decoder = nn.Sequential(nn.ConvTranspose2d(3, 1, 3, stride=2), nn.ReLU())
+        self.out = snn.Leaky(beta=0.9, reset_mechanism="none", init_hidden=True, output=True)
+
+    def forward(self, x):
+        utils.reset(self.encoder)
+        self.out.reset_mem()
+        record = torch.zeros(3, *x.shape)
+        loss = torch.zeros(())
+        for step in range(3):
+            _, mem = self.out(self.decoder(self.encoder(x)))
+            record[step] = mem
+            loss = loss + nn.functional.mse_loss(mem, x)
+        return record, loss
+
+
+def _train(function, net, calls, *inputs):
+    """Results of several training steps: outputs, gradients, and the states that are left."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    found = []
+    for _ in range(calls):
+        out = function(*inputs)
+        sum((part * torch.linspace(-1, 2, part.numel()).view(part.shape)).sum() for part in out).backward()
+        found += [*(part.detach() for part in out), *(p.grad.clone() for p in net.parameters())]
+        optimizer.step()
+        optimizer.zero_grad()
+    found += [m.mem.detach().clone() for m in net.modules() if hasattr(m, "mem")]
+    return found
+
+
+CASES = {
+    "tutorial 5": (FullyConnected, (3, 12), 2),
+    "tutorial 6": (Convolutional, (2, 1, 8, 8), 2),
+    "tutorial 7": (Convolutional, (3, 2, 1, 8, 8), 2),
+    "zoo": (Zoo, (4, 3, 6), 3),
+    "autoencoder in training": (Autoencoder, (2, 1, 7, 7), 2),
+    "autoencoder in evaluation": (lambda: Autoencoder().eval(), (2, 1, 7, 7), 2),
+}
+
+
+def _pass(net):
+    return (lambda x: forward_pass(net, 3, x)) if isinstance(net, Convolutional) else net
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_training_steps_are_those_of_the_loop(name):
+    make, shape, layers = CASES[name]
+    torch.manual_seed(1)
+    net, x = make(), torch.rand(shape) * 2
+    other = copy.deepcopy(net)
+    expected = _train(_pass(net), net, 2, x)
+    watched = Watched(_pass(other), fullgraph=True)
+    found = _train(watched, other, 2, x)
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    # Other neurons than Leaky keep states as buffers: TorchDynamo looks at those that the first call left.
+    assert len(watched.reports) == (2 if name == "zoo" else 1)
+    assert [neuron.rolled for neuron in watched.neurons] == [True] * layers * len(watched.reports)
+
+
+def test_bit_by_bit_what_multistep_gives_without_recompiling():
+    torch.manual_seed(0)
+    net = FullyConnected(steps=10)
+    watched = Watched(net, fullgraph=True)
+    multi = snn.MultiStep(net.fc1, net.lif1, net.fc2, net.lif2)
+    for batch in (3, 5, 4, 7):
+        x = torch.rand(batch, 12) * 3
+        for a, b in zip(watched(x), multi(x, num_steps=10)):
+            assert torch.equal(a, b)
+    with torch.no_grad():
+        assert torch.equal(watched(x)[1], multi(x, num_steps=10)[1])
+    assert len(watched.reports) <= 3  # static, any batch, without gradients
+    assert watched.count("linear(") == 2 * len(watched.reports)
+
+
+def test_convolutions_bit_by_bit_what_multistep_gives():
+    torch.manual_seed(0)
+    net = Convolutional()
+    x = torch.rand(3, 2, 1, 8, 8) * 3
+    found = Watched(forward_pass, fullgraph=True)(net, 3, x)
+    utils.reset(net)
+    for a, b in zip(found, snn.MultiStep(*net)(x)):
+        assert torch.equal(a, b)
+
+
+def test_under_autocast_and_in_double_precision():
+    torch.manual_seed(0)
+    net = FullyConnected(learn_beta=True)
+    x = torch.rand(3, 12) * 3
+    watched = Watched(net)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = watched(x), net(x)
+    for a, b in zip(found, expected):
+        assert a.dtype == b.dtype == torch.float32
+        assert torch.equal(a, b)
+    assert all(neuron.rolled for neuron in watched.neurons)
+
+    fc, lif = nn.Linear(12, 9).double(), snn.Leaky(beta=0.9)
+
+    def double(x):
+        mem, record = lif.reset_mem(), []
+        for _ in range(4):
+            spk, mem = lif(fc(x), mem)
+            record.append(mem)
+        return spk, torch.stack(record)
+
+    watched = Watched(double)
+    for a, b in zip(watched(x.double()), double(x.double())):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b)
+    assert [neuron.rolled for neuron in watched.neurons] == [True]
+
+
+def test_autocast_and_gradient_modes_inside_the_function():
+    net = FullyConnected()
+
+    def function(x):
+        with torch.no_grad():
+            scale = net.fc1(x).abs().mean()
+        with torch.autocast("cpu", torch.bfloat16):
+            _spk, mem = net(x)
+        return mem.sum() * scale
+
+    x = torch.rand(3, 12) * 3
+    watched = Watched(function, fullgraph=True)
+    expected = torch.autograd.grad(function(x), list(net.parameters()))
+    for a, b in zip(torch.autograd.grad(watched(x), list(net.parameters())), expected):
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)  # sums of bfloat16
+    assert all(neuron.rolled for neuron in watched.neurons)
+
+
+def test_a_hooked_neuron_is_called_step_by_step():
+    net = FullyConnected()
+    x = torch.rand(3, 12) * 3
+    seen = []
+    net.lif1.register_forward_hook(lambda module, args, out: seen.append(out[0]))
+    watched = Watched(net)
+    for a, b in zip(watched(x), net(x)):
+        torch.testing.assert_close(a, b)
+    assert len(seen) == 8
+    for a, b in zip(seen[:4], seen[4:]):
+        assert torch.equal(a, b)
+    assert [(neuron.rolled, neuron.why_not) for neuron in watched.neurons] == [(False, "it has hooks"), (True, "")]
+
+
+def test_what_a_subclass_replaces_runs():
+    class Halved(snn.Leaky):
+        def fire(self, mem):
+            return super().fire(mem) * 0.5
+
+    class Net(FullyConnected):
+        def __init__(self):
+            super().__init__()
+            self.lif1 = Halved(beta=0.9)
+
+    net, x = Net(), torch.rand(3, 12) * 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = net(x)
+        watched = Watched(net)
+        for a, b in zip(watched(x), expected):
+            torch.testing.assert_close(a, b)
+    assert [neuron.name for neuron in watched.neurons] == ["lif2"]
+
+
+def test_settings_changed_between_calls_and_between_steps():
+    net, x = FullyConnected(), torch.rand(3, 12) * 3
+    watched = Watched(net)
+    watched(x)
+    net.lif1.reset_mechanism = "zero"
+    net.lif2.spike_grad = surrogate.sigmoid()
+    net.lif2.threshold.fill_(0.5)
+    for a, b in zip(watched(x), net(x)):
+        torch.testing.assert_close(a, b)
+    gradients = [torch.autograd.grad(run(x)[0].sum(), net.fc1.weight)[0] for run in (watched, net)]
+    torch.testing.assert_close(*gradients)
+
+    lif = snn.Leaky(beta=0.5)
+
+    def changing(x):
+        mem, record = lif.reset_mem(), []
+        for step, current in enumerate(x.unbind()):
+            lif.reset_mechanism = "zero" if step % 2 else "subtract"
+            _spk, mem = lif(current, mem)
+            mem = mem * 0.5 if step == 2 else mem
+            record.append(mem)
+        return torch.stack(record)
+
+    x = torch.rand(6, 3, 4) * 3
+    assert torch.equal(Watched(changing)(x), changing(x))
+
+
+def test_state_changed_in_place_between_steps():
+    lif = snn.Leaky(beta=0.5)
+
+    def function(x):
+        mem, record = lif.reset_mem(), []
+        for current in x.unbind():
+            spk, mem = lif(current, mem)
+            mem.mul_(0.5)
+            record.append(spk)
+        return torch.stack(record), mem
+
+    x = torch.rand(5, 3, 4) * 3
+    watched = Watched(function)
+    with torch.no_grad():
+        for a, b in zip(watched(x), function(x)):
+            assert torch.equal(a, b)
+    assert [neuron.why_not for neuron in watched.neurons] == ["its state is changed in place"] * len(watched.neurons)
+
+
+def test_results_share_no_memory():
+    lif = snn.Leaky(beta=0.5)
+
+    def function(x):
+        mem, spikes = lif.reset_mem(), []
+        for current in x.unbind():
+            spk, mem = lif(current, mem)
+            spikes.append(spk)
+        return torch.stack(spikes), torch.stack(spikes, dim=1), spikes[0], torch.stack(list(x.unbind())), mem, lif.mem
+
+    x = torch.rand(5, 3, 4) * 3
+    with torch.no_grad():
+        before = x.clone()
+        out = Watched(function)(x)
+        others = [part.clone() for part in out]
+        for place, part in enumerate(out[:4]):
+            part.fill_(7.0)
+            for index, (now, then) in enumerate(zip(out, others)):
+                assert index <= place or torch.equal(now, then)
+        assert torch.equal(x, before)
+
+
+def test_dropout_in_training_draws_the_loops_masks():
+    torch.manual_seed(0)
+
+    class Net(FullyConnected):
+        def __init__(self):
+            super().__init__()
+            self.lif1 = nn.Sequential(nn.Dropout(0.3), snn.Leaky(beta=0.9, init_hidden=True), nn.Dropout(0.5))
+            self.lif2 = nn.Sequential(nn.Dropout(0.5), snn.Leaky(beta=0.9, init_hidden=True))
+
+        def forward(self, x):
+            self.lif1[1].reset_mem(), self.lif2[1].reset_mem()
+            return torch.stack([self.lif2(self.fc2(self.lif1(self.fc1(x)))) for _ in range(4)])
+
+    net, x = Net(), torch.rand(3, 12) * 5
+    watched = Watched(net)
+    torch.manual_seed(3)
+    found = watched(x)
+    torch.manual_seed(3)
+    assert torch.equal(found, net(x))
+    assert found.any()
+    assert all(neuron.rolled for neuron in watched.neurons)
+    assert watched.count("linear(") == 2
+
+
+def test_only_what_needs_its_own_output_stays_a_loop():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.back, self.out = nn.Linear(6, 5), nn.Linear(5, 5), nn.Linear(5, 2)
+            self.lif, self.last = snn.Leaky(beta=0.9), snn.Leaky(beta=0.8)
+
+        def forward(self, x):
+            mem, mem2, spk = self.lif.reset_mem(), self.last.reset_mem(), torch.zeros(x.shape[1], 5)
+            record = []
+            for current in x:
+                spk, mem = self.lif(self.fc(current) + self.back(spk), mem)
+                _spk2, mem2 = self.last(self.out(spk), mem2)
+                record.append(mem2)
+            return torch.stack(record)
+
+    torch.manual_seed(0)
+    net, x = Net(), torch.rand(6, 3, 6) * 3
+    report = compiler.explain(net, x)
+    assert [(n.name, n.steps, n.rolled) for n in report.neurons] == [("lif", 6, False), ("last", 6, True)]
+    assert report.neurons[0].why_not == "its input needs its own output of a step before"
+    times = sorted(operator.times for operator in report.graphs[0].operators if operator.name == "linear")
+    assert times == [1, 7]  # fc and back stand in one line: fc once, back in each step
+    text = str(report)
+    assert "lif" in text
+    assert "its own output" in text
+    torch.testing.assert_close(Watched(net)(x), net(x))
+
+
+def test_a_graph_break_is_reported_with_its_line():
+    net = FullyConnected()
+
+    def function(x):
+        _spk, mem = net(x)
+        torch._dynamo.graph_break()
+        return mem.sum()
+
+    report = compiler.explain(function, torch.rand(3, 12))
+    assert len(report.graphs) == 2
+    assert len(report.graph_breaks) == 1
+    assert "graph_break()" in report.graph_breaks[0]
+    assert report.graph_breaks[0] in str(report)
+
+
+def test_short_form_second_compiler_and_errors():
+    net, x = FullyConnected(), torch.rand(3, 12)
+    called = []
+
+    def second(module, inputs):
+        called.append(module)
+        return module.forward
+
+    for a, b in zip(snn.compile(net, then=second)(x), net(x)):
+        torch.testing.assert_close(a, b)
+    assert len(called) == 1
+    for a, b in zip(snn.compile(net, then="aot_eager", fullgraph=True)(x), net(x)):
+        torch.testing.assert_close(a, b)
+    with pytest.raises(TypeError, match="function must be a module or a function, got int"):
+        snn.compile(3)
+    with pytest.raises(TypeError, match="function must be"):
+        compiler.explain(None)
+    with pytest.raises(Exception, match="options of the backend snnipu are then, got than"):
+        torch.compile(net, backend=compiler.compile_graph, options={"than": 1})(x)
+
+
+def test_a_graph_that_is_not_understood_runs_as_it_was(monkeypatch, caplog):
+    monkeypatch.setattr(backend, "strict", False)
+
+    def broken(module):
+        raise KeyError("something")
+
+    monkeypatch.setattr(backend, "roll", broken)
+    net, x = FullyConnected(), torch.rand(3, 12)
+    watched = Watched(net)
+    for a, b in zip(watched(x), net(x)):
+        assert torch.equal(a, b)
+    assert watched.reports[0].failed == "KeyError: 'something'"
+    assert "runs as it was" in caplog.text
+
+
+def test_too_old_a_pytorch_is_told(monkeypatch):
+    monkeypatch.setattr(backend.leaves, "enabled", False)
+    monkeypatch.setattr(backend, "OLDEST", (99, 0))
+    with pytest.raises(RuntimeError, match=r"needs PyTorch 99.0 or later"):
+        snn.compile(FullyConnected())
+
+
+def test_a_compiled_network_is_saved_copied_and_reset():
+    net, x = FullyConnected(), torch.rand(3, 12)
+    compiled = snn.compile(net)
+    compiled(x)[0].sum().backward()
+    with pytest.raises(AttributeError, match="reset"):
+        _ = net.lif1.reset
+    file = io.BytesIO()
+    torch.save(net.state_dict(), file)
+    file.seek(0)
+    other = copy.deepcopy(net)
+    other.load_state_dict(torch.load(file))
+    assert torch.equal(other(x)[1], compiled(x)[1])
+
+
+def test_reset_reaches_neurons_of_other_networks_as_snntorchs_does():
+    net, other = Convolutional(), Convolutional()
+    x = torch.rand(2, 1, 8, 8)
+    other(x)
+    assert other[2].mem.any()
+    Watched(forward_pass, fullgraph=True)(net, 3, x)
+    assert not other[2].mem.any()
+    assert net[2].mem.any()
+
+
+def test_the_entry_point_names_the_backend(repository):
+    text = (repository / "pyproject.toml").read_text()
+    assert '[project.entry-points.torch_dynamo_backends]\nsnnipu = "snnipu.compiler.entry:snnipu"' in text
+    from snnipu.compiler import entry
+
+    assert entry.snnipu is compiler.compile_graph
