@@ -698,7 +698,7 @@ def test_repr():
         ),
         ({"grad_threshold": [0.5]}, ValueError, "grad_threshold must have 2 entries"),
         ({"grad_threshold": float("nan")}, ValueError, "grad_threshold must not be NaN"),
-        ({"max_spikes": [4, 4]}, ValueError, "max_spikes must have 3 entries, one for each entry of sizes, got 2"),
+        ({"max_spikes": [4, 4]}, ValueError, "max_spikes must have 3 entries, one for the input and for each layer"),
         ({"max_spikes": [-1, 4, 3]}, ValueError, "max_spikes must be 0 or more, got -1"),
         ({"max_spikes": [4, 4, 2.5]}, TypeError, "max_spikes must be an int or None, got 2.5"),
         ({"input_scale": [1.0]}, ValueError, "input_scale must have 2 entries"),
