@@ -61,6 +61,12 @@ if host.library is not None:
     prepared(host.library)
 
 
+def built(number: int) -> Kernels:
+    """Of a neuron that the native library has."""
+    assert host.library is not None
+    return Kernels(host.library, number)
+
+
 class _Arguments:
     """A call, and the tensors it points at."""
 

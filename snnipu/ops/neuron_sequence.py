@@ -224,8 +224,7 @@ def _bwd_meta(
 def _kernels(neuron: str, dtype: torch.dtype) -> Optional[neurons.Kernels]:
     """Of the native library, or for a user's own neuron of one that is compiled now; None where it cannot be."""
     if neuron in _neurons.BUILT:
-        assert host.library is not None
-        return neurons.Kernels(host.library, _neurons.BUILT[neuron])
+        return neurons.built(_neurons.BUILT[neuron])
     return compiled.kernels(neuron, _neurons.find(neuron), dtype)
 
 

@@ -31,7 +31,9 @@ def _run(
     """The spikes, and the states but for one that is the output."""
     spk = torch.empty_like(x)
     after = [None if place == o.plan.output else torch.empty_like(x) for place in range(len(initial))]
-    neurons.Steps(_neurons.BUILT[o.neuron], o.plan.variant, x, parameters).forward(x, initial, spk, after)
+    neurons.Steps(neurons.built(_neurons.BUILT[o.neuron]), o.plan.variant, x, parameters).forward(
+        x, initial, spk, after
+    )
     return [spk, *(state for state in after if state is not None)]
 
 
@@ -75,7 +77,7 @@ class NeuronStep(torch.autograd.Function):
         grad_x = torch.empty_like(like, memory_format=torch.contiguous_format)
         grad_initial = [torch.empty_like(grad_x) if wanted else None for wanted in need[:count]]
         grad_parameters = [torch.empty_like(p) if wanted else None for p, wanted in zip(parameters, need[count:])]
-        steps = neurons.Steps(_neurons.BUILT[o.neuron], o.plan.variant, grad_x, parameters)
+        steps = neurons.Steps(neurons.built(_neurons.BUILT[o.neuron]), o.plan.variant, grad_x, parameters)
         steps.differentiate(o.kernel.id, o.kernel.a, o.kernel.b, grad_parameters)
         # What no gradient that is wanted depends on may be anything of its size.
         anything = next(row for row in rows if row is not None)

@@ -198,8 +198,7 @@ class _ReferenceSteps:
 
 
 def _host_steps(neuron: str, variant: int, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> _Steps:
-    assert host.library is not None
-    return neurons.Steps(neurons.Kernels(host.library, _neurons.BUILT[neuron]), variant, x, parameters)
+    return neurons.Steps(neurons.built(_neurons.BUILT[neuron]), variant, x, parameters)
 
 
 def _forward(
