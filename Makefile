@@ -42,7 +42,7 @@ AARCH64_FOUND := $(shell command -v $(AARCH64_CXX))
 # A failed native build must not go unnoticed here.
 export SNNIPU_REQUIRE_NATIVE ?= 1
 
-.PHONY: demo test test-wheel wheel bench lint check-ipu check-counts docs sanitize clean
+.PHONY: demo test test-wheel wheel bench lint lint-text check-ipu check-counts docs sanitize clean
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -118,12 +118,15 @@ bench: $(VENV)/.bench
 	$(BIN)/python -m snnipu bench --json $(OUT)/bench/bench.json --chart $(OUT)/bench/bench.png $(BENCH_ARGS)
 	@echo "chart and results: $(abspath $(OUT)/bench)"
 
-lint: $(VENV)/.lint
+lint: lint-text
+	CXXFLAGS="$(CXXFLAGS) -O0 -Werror" $(BIN)/python setup.py build_ext --build-lib $(OUT)/lint
+
+# All of it but the compiler's warnings.
+lint-text: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
-	CXXFLAGS="$(CXXFLAGS) -O0 -Werror" $(BIN)/python setup.py build_ext --build-lib $(OUT)/lint
 
 # popc is a Clang. libclang, from PyPI, is on every machine; a clang++ may warn of more.
 IPU_CHECK := $(MAKE) --silent --jobs $(JOBS) -C custom_ops check

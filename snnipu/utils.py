@@ -3,10 +3,12 @@
 from typing import Any, List
 
 import snntorch.utils
-from snntorch.utils import *  # noqa: F403
 from torch import nn
 
 from snnipu.neurons.own import OwnNeuron
+
+# The rest is looked up in snnTorch's module when it is asked for: some of its names change.
+__all__ = [name for name in dir(snntorch.utils) if not name.startswith("_")]
 
 
 def reset(net: nn.Module) -> None:

@@ -62,9 +62,10 @@ def test_every_source_is_checked_as_the_sdk_compiles_it():
 
 @pytest.mark.skipif(not shutil.which("make"), reason="needs make")
 def test_a_warning_in_a_source_fails_the_check(tmp_path):
-    for name in ("custom_ops/Makefile", "snnipu/_version.py"):
-        (tmp_path / name).parent.mkdir(parents=True)
+    for name in ("custom_ops/Makefile", "snnipu/_version.py", "snnipu/equations.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "snnipu" / "_generator", tmp_path / "snnipu" / "_generator")
     pytest.importorskip("clang.cindex")
     compiler = f"CXX={sys.executable} {CHECK}"
     for folder in ("custom_ops", "csrc/graph", "csrc/vertices"):

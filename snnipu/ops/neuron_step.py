@@ -6,7 +6,7 @@ import torch
 
 from snnipu import surrogate as surrogates
 from snnipu._layout import SINGLE_STEP
-from snnipu.backends import host, neurons
+from snnipu.backends import host, neurons, popart
 from snnipu.ops import _neurons
 from snnipu.ops._arguments import is_compiling
 from snnipu.ops._derivative import once_differentiable
@@ -136,6 +136,7 @@ def _is_direct(neuron: str, x: torch.Tensor) -> bool:
         and x.is_contiguous()
         and x.numel() > 0
         and not is_compiling()
+        and not (popart.on_ipu_model() or popart.on_real_ipu())
         and torch._C._get_tracing_state() is None
         and not _watched()
     )
