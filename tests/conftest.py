@@ -12,7 +12,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # Before snnipu is imported: what is left of a result must not help a test.
 os.environ.setdefault("SNNIPU_POISON_MEMORY", "1")
 # Not the user's own folder; kept, as compiling a neuron takes seconds.
-os.environ.setdefault("SNNIPU_NEURONS_DIR", str(Path(tempfile.gettempdir()) / f"snnipu-neurons-{os.getuid()}"))
+os.environ.setdefault(
+    "SNNIPU_NEURONS_DIR", str(Path(tempfile.gettempdir()) / f"snnipu-neurons-{getattr(os, 'getuid', int)()}")
+)
 # Tests write nothing into the user's cache, and take nothing from there; those of the cache name their own.
 os.environ["SNNIPU_EVENT_CACHE"] = "0"
 
