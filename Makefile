@@ -1,5 +1,5 @@
 # Every target sets up what it needs in $(VENV). Overridable: PYTHON, VENV, TORCH, TORCHVISION, JOBS, PYTEST_ARGS,
-# BENCH_ARGS, SANITIZE_ISA, SANITIZE_FLAGS, CLANGXX, OUT, WHEEL_VENV, MANYLINUX, AARCH64_CXX.
+# BENCH_ARGS, SANITIZE_ISA, SANITIZE_FLAGS, SANITIZE_TESTS, CLANGXX, OUT, WHEEL_VENV, MANYLINUX, AARCH64_CXX.
 # The first target downloads PyTorch and compiles the native libraries: about two minutes of a processor, a line for each
 # library. They are compiled again when their sources have changed.
 #   make demo      train on scikit-learn's digits, with pictures
@@ -23,6 +23,8 @@ MACHINE := $(shell uname -m)
 SANITIZE_ISA ?= $(if $(filter x86_64 amd64,$(MACHINE)),avx2,$(if $(filter aarch64 arm64,$(MACHINE)),neon,baseline))
 # Without optimisation no access is optimised away, and compiling takes half the time; the tests take as long as with it.
 SANITIZE_FLAGS ?= -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
+
+SANITIZE_TESTS ?= tests/ops
 
 # The first clang++ of the PATH, with a version in its name or without.
 CLANGXX ?= $(firstword $(wildcard $(addsuffix /clang++,$(subst :, ,$(PATH))) $(addsuffix /clang++-[0-9]*,$(subst :, ,$(PATH)))))
@@ -158,7 +160,7 @@ sanitize: $(VENV)/.test
 		LD_PRELOAD="$$($$cxx -print-file-name=libasan.so) $$($$cxx -print-file-name=libstdc++.so)" \
 		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 SNNIPU_HYPOTHESIS_EXAMPLES=10 \
 		$(PYTEST) --capture=sys -k "not compile and not opcheck" $(PYTEST_ARGS) \
-		tests/ops \
+		$(SANITIZE_TESTS) \
 		tests/test_native.py::test_every_instruction_set tests/test_native.py::test_the_sanitizers_see_an_overrun
 
 clean:

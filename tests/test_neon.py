@@ -54,7 +54,7 @@ def emulated(tmp_path_factory):
 
 FILES = sorted(path.name for path in (ROOT / "tests" / "ops").glob("test_*.py"))
 if os.environ.get("SNNIPU_TEST_NEON") != "all":  # it takes minutes
-    FILES = ["test_lif_sequence.py", "test_neuron_sequence.py", "test_sparse_linear.py"]
+    FILES = ["test_lif_sequence.py", "test_neuron_sequence.py"]
 
 
 @pytest.mark.parametrize("file", FILES)

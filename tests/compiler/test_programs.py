@@ -10,7 +10,7 @@ from support.versions import needs_compile
 
 from snnipu.compiler import backend
 
-EXAMPLES = int(os.environ.get("SNNIPU_COMPILE_EXAMPLES", "20"))
+EXAMPLES = int(os.environ.get("SNNIPU_COMPILE_EXAMPLES", "12"))
 
 
 def _close(found, expected):
