@@ -120,6 +120,8 @@ class FusedNeuron(snntorch.SpikingNeuron):
         """Names of what a subclass or this instance has in place of parts of snnTorch's step."""
         kind, own = type(self), self.__dict__
         names = [name for name in self.parts if name in own or getattr(kind, name) is not getattr(self.stock, name)]
+        if leaves.tracing():
+            leaves.look_up(self, self.parts)
         function = getattr(self, "state_function", None)
         if function is not None and not names:
             expected = getattr(self.stock, _STATE_FUNCTIONS[RESET_MECHANISMS[self._reset_mechanism]])

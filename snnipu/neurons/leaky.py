@@ -181,6 +181,8 @@ class Leaky(snntorch.Leaky):
         """Names of what a subclass or this instance has in place of parts of snnTorch's step."""
         kind, own = type(self), self.__dict__
         names = [name for name, function in _STEP.items() if name in own or getattr(kind, name) is not function]
+        if leaves.tracing():
+            leaves.look_up(self, _STEP)
         stock = _STEP[_STATE_FUNCTIONS[RESET_MECHANISMS[self._reset_mechanism]]]
         if getattr(self.state_function, "__func__", None) is not stock and not names:
             names.append("state_function")

@@ -5,7 +5,7 @@
 
 import weakref
 from functools import lru_cache
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -25,6 +25,12 @@ enabled = False
 def tracing() -> bool:
     """Whether ``torch.compile`` is to see a neuron's step as one node."""
     return enabled and is_compiling()
+
+
+def look_up(neuron: Any, parts: Iterable[str]) -> None:
+    """Ask the instance for its methods: TorchDynamo compiles anew once something else stands in their place there."""
+    for name in parts:
+        getattr(neuron, name)
 
 
 def at_trace_time(function: Any) -> Any:

@@ -506,3 +506,26 @@ def test_the_entry_point_names_the_backend(repository):
     from snnipu.compiler import entry
 
     assert entry.snnipu is compiler.compile_graph
+
+
+@pytest.mark.parametrize("make", [lambda: snn.Leaky(beta=0.9), lambda: snn.Lapicque(beta=0.9)])
+def test_a_part_replaced_after_compilation_is_seen(make):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lif = make()
+
+        def forward(self, x):
+            mem, spikes = self.lif.reset_mem(), []
+            for current in x:
+                spk, mem = self.lif(current, mem)
+                spikes.append(spk)
+            return torch.stack(spikes)
+
+    net, x = Net(), torch.rand(3, 2, 4) * 2
+    compiled = snn.compile(net)
+    before = compiled(x)
+    assert torch.equal(before, net(x))
+    net.lif.fire = lambda mem: (mem > 0.1).float()
+    assert torch.equal(compiled(x), net(x))
+    assert not torch.equal(net(x), before)
