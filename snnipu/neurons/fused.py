@@ -10,6 +10,7 @@ from torch.nn.utils import parametrize
 
 from snnipu._layout import SINGLE_STEP
 from snnipu.backends import has_kernels, popart
+from snnipu.backends.neuron_step import step_apply
 from snnipu.functional.quant import as_state_quant
 from snnipu.neurons import _instances
 from snnipu.neurons._hooks import is_hooked
@@ -17,7 +18,6 @@ from snnipu.ops import _neurons, leaves
 from snnipu.ops._arguments import RESET_MECHANISMS, check_input, is_compiling, reset_code
 from snnipu.ops.lif_sequence import check_num_steps
 from snnipu.ops.neuron_sequence import Results, neuron_apply
-from snnipu.ops.neuron_step import step_apply
 from snnipu.surrogate import Surrogate, as_surrogate
 
 _SAID: Set[Tuple[Any, ...]] = set()
