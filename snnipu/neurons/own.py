@@ -167,14 +167,6 @@ class OwnNeuron(FusedNeuron):
             if state is not None:
                 setattr(self, name, state.detach())
 
-    def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
-        # States are no buffers, which DistributedDataParallel would overwrite.
-        for name in self._state_values:
-            state = getattr(self, name)
-            if state is not None:
-                setattr(self, name, fn(state))
-        return super()._apply(fn, *args, **kwargs)
-
     def _starts(
         self, states: Sequence[Optional[torch.Tensor]], step_shape: torch.Size, x: torch.Tensor
     ) -> List[Optional[torch.Tensor]]:

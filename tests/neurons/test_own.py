@@ -18,8 +18,8 @@ from torch import nn
 import snnipu as snn
 from snnipu import backends, poptorch, surrogate
 from snnipu.backends import host
+from snnipu.backends import neurons as kernels
 from snnipu.neurons import own
-from snnipu.ops import neuron_sequence as operator
 
 N = 13
 KERNEL = surrogate.atan(2.0).kernel
@@ -117,8 +117,8 @@ def stepped(layer, x, states):
 @needs_native
 def test_sequences_run_the_compiled_kernel(monkeypatch):
     calls = []
-    run = operator.neurons.forward
-    monkeypatch.setattr(operator.neurons, "forward", lambda *args: calls.append(1) or run(*args))
+    run = kernels.forward
+    monkeypatch.setattr(kernels, "forward", lambda *args: calls.append(1) or run(*args))
     layer = Adaptive()
     layer.sequence(random(4, 2, N))
     layer(random(2, N))
