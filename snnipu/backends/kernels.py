@@ -4,7 +4,7 @@ from typing import Any, Optional, Sequence
 
 import torch
 
-from snnipu.backends import compiled, host, host_conv, host_sparse, memory, neurons, triton
+from snnipu.backends import compiled, host, host_conv, host_pool, host_sparse, memory, neurons, triton
 from snnipu.ops import _library, _neurons, recurrent_sequence
 from snnipu.ops import neuron_sequence as operator
 
@@ -89,6 +89,8 @@ if host.library is not None:
     _library.implement("sparse_conv_lif_sequence_bwd", "CPU", host_conv.sparse_conv_lif_sequence_bwd)
     _library.implement("sparse_pool2d_fwd", "CPU", host_conv.sparse_pool2d_fwd)
     _library.implement("sparse_pool2d_bwd", "CPU", host_conv.sparse_pool2d_bwd)
+    _library.implement("max_pool2d_fwd", "CPU", host_pool.max_pool2d_fwd)
+    _library.implement("max_pool2d_bwd", "CPU", host_pool.max_pool2d_bwd)
 # By the modules that Triton is imported with, at their first call.
 for _module, _operators in (
     ("lif", ("lif_sequence_fwd", "lif_sequence_bwd")),
