@@ -11,8 +11,8 @@ from snnipu.backends import memory, popart
 from snnipu.neurons._hooks import is_hooked, is_plain
 from snnipu.neurons.leaky import Leaky
 from snnipu.ops._arguments import is_compiling
-from snnipu.ops.max_pool2d import Windows, has_kernel, max_pool2d, windows
 from snnipu.ops.lif_sequence import check_num_steps
+from snnipu.ops.max_pool2d import Windows, has_kernel, max_pool2d, windows
 from snnipu.spikes import SparseSpikes
 
 # Modules whose output at a step is a function of that step's input alone, the same at every step.
