@@ -53,8 +53,11 @@ def enable() -> None:
     leaves.enabled = True
 
 
-def roll(module: GraphModule) -> Tuple[GraphModule, Plan]:
-    """The graph with chains of neuron steps as sequences."""
+def roll(module: GraphModule, fix_numbers: bool = False) -> Tuple[GraphModule, Plan]:
+    """The graph with chains of neuron steps as sequences.
+
+    ``fix_numbers``: a surrogate's numbers are those of this call, not inputs of the graph; TorchDynamo guards them.
+    """
     graph = torch.fx.Graph()
     kept: Dict[Any, Any] = {}
     graph.output(graph.graph_copy(module.graph, kept))
@@ -62,7 +65,7 @@ def roll(module: GraphModule) -> Tuple[GraphModule, Plan]:
         new.meta = dict(old.meta)
     output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
     originals = nodes.leaves_of(output.args[0])
-    prepare(graph)
+    prepare(graph, fix_numbers)
     plan = Plan(graph)
     made = Emitter(plan, originals).run()
     rolled = GraphModule(module, made)
@@ -112,11 +115,12 @@ def compile_graph(
     unknown = set(options or {}) - set(_OPTIONS)
     if unknown:
         raise ValueError(f"options of the backend snnipu are {', '.join(_OPTIONS)}, got {', '.join(sorted(unknown))}")
+    then = (options or {}).get("then")
     started = time.perf_counter()
     plan: Optional[Plan] = None
     rolled, failed = module, ""
     try:
-        rolled, plan = roll(module)
+        rolled, plan = roll(module, fix_numbers=then is not None)
     except Exception as error:
         if strict:
             raise
@@ -124,7 +128,6 @@ def compile_graph(
         _LOG.warning("a graph runs as it was, for rolling it failed: %s", failed)
     if observer is not None:
         observer(report_of(module, rolled, plan, time.perf_counter() - started, failed))
-    then = (options or {}).get("then")
     if then is None:
         return rolled.forward
     from torch._dynamo import lookup_backend

@@ -174,7 +174,7 @@ class Emitter:
 
     def _emit_chain(self, chain: Chain) -> None:
         first: Any = chain.nodes[0]
-        states, parameters = (map_arg(first.args[place], self.value) for place in (1, 2))
+        states, parameters, kernel, options = (map_arg(first.args[place], self.value) for place in (1, 2, 3, 4))
         assert chain.input is not None
         constant = isinstance(chain.input, Constant)
         last = chain.steps - 1
@@ -194,8 +194,8 @@ class Emitter:
                 chain.steps if constant else None,
                 states,
                 parameters,
-                first.args[3],
-                first.args[4],
+                kernel,
+                options,
                 tuple(store),
                 need_final,
             ),
