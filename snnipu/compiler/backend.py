@@ -53,10 +53,11 @@ def enable() -> None:
     leaves.enabled = True
 
 
-def roll(module: GraphModule, fix_numbers: bool = False) -> Tuple[GraphModule, Plan]:
+def roll(module: GraphModule, whole: bool = False) -> Tuple[GraphModule, Plan]:
     """The graph with chains of neuron steps as sequences.
 
-    ``fix_numbers``: a surrogate's numbers are those of this call, not inputs of the graph; TorchDynamo guards them.
+    ``whole``: for another compiler. Nothing runs in parts of time, and a surrogate's numbers are those of this call, no
+    inputs of the graph.
     """
     graph = torch.fx.Graph()
     kept: Dict[Any, Any] = {}
@@ -65,12 +66,15 @@ def roll(module: GraphModule, fix_numbers: bool = False) -> Tuple[GraphModule, P
         new.meta = dict(old.meta)
     output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
     originals = nodes.leaves_of(output.args[0])
-    prepare(graph, fix_numbers)
+    prepare(graph, fix_numbers=whole)
     plan = Plan(graph)
-    made = Emitter(plan, originals).run()
-    rolled = GraphModule(module, made)
+    # Another compiler is to see all of it.
+    emitter = Emitter(plan, originals, in_parts=not whole)
+    made = emitter.run()
     made.lint()
-    return rolled, plan
+    for name, stretch in emitter.stretches.items():
+        setattr(module, name, stretch)
+    return GraphModule(module, made), plan
 
 
 def compile(function: Any, *, then: Any = None, **keywords: Any) -> Any:
@@ -120,7 +124,7 @@ def compile_graph(
     plan: Optional[Plan] = None
     rolled, failed = module, ""
     try:
-        rolled, plan = roll(module, fix_numbers=then is not None)
+        rolled, plan = roll(module, whole=then is not None)
     except Exception as error:
         if strict:
             raise
