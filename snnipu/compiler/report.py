@@ -128,8 +128,11 @@ def report_of(
     if plan is not None:
         neurons = tuple(Neuron(c.name, c.kind, len(c.steps), not c.why_not, c.why_not) for c in plan.chains)
         operators = _operators(module, plan)
-    bodies = [getattr(rolled, str(node.target), None) for node in rolled.graph.nodes if node.op == "get_attr"]
-    graphs = [rolled, *(body.body for body in bodies if isinstance(body, Stretch))]
+    graphs = [rolled]
+    for node in rolled.graph.nodes:
+        stretch = getattr(rolled, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(stretch, Stretch) and stretch.body is not None:
+            graphs.append(stretch.body)
     return GraphReport(
         neurons,
         operators,
