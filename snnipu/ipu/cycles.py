@@ -68,11 +68,11 @@ def search(ids: float) -> int:
     return 8 + 7 * round(ids).bit_length()
 
 
-def sparse_lif_forward(rows: int, lanes: int, spikes: float, unit: bool = True) -> float:
-    """``SparseLifForward``: for each row the gather of ``spikes`` inputs, the neurons' step, and their bits. The input
-    of the first layer may have other values than 1."""
+def sparse_lif_forward(rows: int, lanes: int, spikes: float, unit: bool = True, own: float = 0.0) -> float:
+    """``SparseLifForward``: for each row the gather of ``spikes`` inputs and ``own`` spikes of a recurrent layer, the
+    neurons' step, and their bits. The input of the first layer may have other values than 1."""
     neuron = 6 * MOVE + 2 + 1 + HEAVISIDE + INTEGRATE + 3 + 28
-    each = over_groups(lanes, lambda group: 16 + gather(spikes, group, unit) + group * neuron)
+    each = over_groups(lanes, lambda group: 16 + gather(spikes, group, unit) + gather(own, group) + group * neuron)
     return multi_vertex(22 + share(rows) * (20 + each))
 
 

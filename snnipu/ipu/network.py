@@ -32,6 +32,7 @@ class NetworkSpec:
         delay: steps from layer to layer, 0 or 1. With 1 all layers of a step run at once.
         optimizer: ``sgd`` (no state) or ``adam`` (two states for each weight).
         training: whether there is a backward pass.
+        recurrent: for each layer, without the input, whether it reads its own spikes of the step before; empty: none.
 
     Raises:
         ValueError: the message names the field.
@@ -46,6 +47,7 @@ class NetworkSpec:
     delay: int = 1
     optimizer: str = "adam"
     training: bool = True
+    recurrent: Tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.sizes) < 2:
@@ -71,6 +73,22 @@ class NetworkSpec:
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {getattr(self, name)!r}")
 
+        if len(self.recurrent) not in (0, self.layers) or any(not isinstance(each, bool) for each in self.recurrent):
+            raise ValueError(f"recurrent must have a bool for each of {self.layers} layers, got {self.recurrent!r}")
+
+    def is_recurrent(self, entry: int) -> bool:
+        """Whether layer ``entry``, 1 for the first behind the input, reads its own spikes."""
+        return bool(self.recurrent) and self.recurrent[entry - 1]
+
+    def reads(self, entry: int) -> List[int]:
+        """Neurons whose spikes layer ``entry`` reads: for each of its matrices of weights."""
+        return [self.sizes[entry - 1], *([self.sizes[entry]] if self.is_recurrent(entry) else [])]
+
+    def passes_back(self, entry: int) -> List[int]:
+        """Slots for whose values layer ``entry`` finds gradients: those of the layer before it, and its own."""
+        before = [self.slots[entry - 1]] if entry > 1 else []
+        return before + ([self.slots[entry]] if self.is_recurrent(entry) else [])
+
     @property
     def layers(self) -> int:
         return len(self.sizes) - 1
@@ -82,7 +100,7 @@ class NetworkSpec:
     @property
     def parameters(self) -> int:
         """Weights of all layers."""
-        return sum(a * b for a, b in zip(self.sizes, self.sizes[1:]))
+        return sum(self.sizes[entry] * inputs for entry in range(1, len(self.sizes)) for inputs in self.reads(entry))
 
     def to_dict(self) -> Dict[str, Any]:
         return asdict(self)
