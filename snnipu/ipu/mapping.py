@@ -190,7 +190,9 @@ class Plan:
         for layer in self.layers:
             fullest = int(memory[layer.first_tile : layer.first_tile + layer.tiles].max())
             lines.append(
-                f"  layer {layer.layer}: {network.sizes[layer.layer]} neurons on tiles {layer.first_tile} to "
+                f"  layer {layer.layer}: {network.sizes[layer.layer]} "
+                + ("recurrent " if network.is_recurrent(layer.layer) else "")
+                + f"neurons on tiles {layer.first_tile} to "
                 f"{layer.first_tile + layer.tiles - 1}, up to {max(layer.neurons)} a tile"
                 + (f", in {len(layer.groups)} groups of up to {layer.samples} samples" if len(layer.groups) > 1 else "")
                 + "; spikes selected on "
@@ -726,7 +728,14 @@ def operator_plan(
     :func:`plan`, for slots that are all in use. Empty where there are too few tiles for one."""
     expected = tuple(map(float, slots))
     network = NetworkSpec(
-        sizes, expected, slots, batch_size, steps, dtype, training=training, recurrent=recurrent if any(recurrent) else ()
+        sizes,
+        expected,
+        slots,
+        batch_size,
+        steps,
+        dtype,
+        training=training,
+        recurrent=recurrent if any(recurrent) else (),
     )
     return tuple(plan(network, target, ipus).attribute())
 

@@ -17,7 +17,18 @@ T, B = 6, 5
 SIZES, SLOTS = (40, 37, 21, 10), (12, 9, 8, 10)
 
 
-def network(sizes=SIZES, slots=SLOTS, steps=T, batch=B, unit=True, bias=False, per_neuron=True, seed=0, recurrent=None, **changes):
+def network(
+    sizes=SIZES,
+    slots=SLOTS,
+    steps=T,
+    batch=B,
+    unit=True,
+    bias=False,
+    per_neuron=True,
+    seed=0,
+    recurrent=None,
+    **changes,
+):
     """Spikes, parameters of each layer and attributes."""
     torch.manual_seed(seed)
     x = (torch.rand(steps, batch, sizes[0]) < 0.25) * (1.0 if unit else torch.randn(steps, batch, sizes[0]))
@@ -260,9 +271,10 @@ def test_membranes_carry_no_gradient():
         backward(model, "SparseNetwork", inputs, attributes, made, upstream)
 
 
-def programs(model, sizes, slots, steps, batch, plan=None):
+def programs(model, sizes, slots, steps, batch, plan=None, recurrent=None):
     """The operator and its gradient, compiled and not run."""
-    spikes, parameters, attributes = network(sizes, slots, steps, batch, per_neuron=False, input_gradient=0)
+    more = {"per_neuron": False, "input_gradient": 0, "recurrent": recurrent}
+    spikes, parameters, attributes = network(sizes, slots, steps, batch, **more)
     if plan is not None:
         attributes["plan"] = list(plan)
     tensors = [*spikes, *(tensor for layer in parameters for tensor in layer)]
@@ -277,7 +289,9 @@ def cycles_of(program):
 
 
 def planned(model, sizes, slots, steps, batch):
-    return operator_plan(tuple(sizes), tuple(slots), batch, steps, "float32", True, *model.machine())
+    return operator_plan(
+        tuple(sizes), tuple(slots), (False,) * (len(sizes) - 1), batch, steps, "float32", True, *model.machine()
+    )
 
 
 def test_the_plan_is_not_slower_than_the_layers_one_by_one():
@@ -313,19 +327,20 @@ def test_the_plan_is_not_slower_than_the_layers_one_by_one():
     assert own <= parts
 
 
-def test_what_profile_says_fits_the_operator_takes():
+@pytest.mark.parametrize("recurrent", [(), (True, False)])
+def test_what_profile_says_fits_the_operator_takes(recurrent):
     """Recorded spikes of all steps fill the tiles that select them: the plan has as many as that takes."""
     sizes, slots, steps, batch = (60, 400, 10), (20, 120, 10), 150, 12
     model = machine(48, options=())
     target, ipus = model.machine()
-    spec = NetworkSpec(sizes, tuple(map(float, slots)), slots, batch, steps, optimizer="sgd")
+    spec = NetworkSpec(sizes, tuple(map(float, slots)), slots, batch, steps, optimizer="sgd", recurrent=recurrent)
     made = plan_of(spec, target, ipus)
     assert made.fits
-    for program in programs(model, sizes, slots, steps, batch, made.attribute()):
+    for program in programs(model, sizes, slots, steps, batch, made.attribute(), list(map(int, recurrent))):
         found = program.estimate()
         assert found["tile_memory_max_bytes"] <= 1.1 * made.tile_memory_max_bytes
     # Too few tiles for these: the message names the layer and what to change.
     few = plan_of(spec, target, ipus, selection_tiles=1)
     assert not few.fits
     with pytest.raises(IpuModelError, match=r"layer 1/spikes of all steps.*In the model: fewer time steps.*max_spikes"):
-        programs(model, sizes, slots, steps, batch, few.attribute())
+        programs(model, sizes, slots, steps, batch, few.attribute(), list(map(int, recurrent)))
