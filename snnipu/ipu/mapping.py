@@ -82,13 +82,22 @@ class LayerPlan:
     def merged_words(self) -> int:
         """Words of bits that the tile has to put together which merges most: those of neighbouring tiles, up to where
         their neurons fill words of 32. 0 where each tile's fill them by themselves."""
-        most, pieces, neurons, tiles = 0, 0, 0, 0
+        return max(pieces if tiles > 1 else 0 for pieces, tiles in self._merges())
+
+    @property
+    def word_tiles(self) -> int:
+        """Tiles of a group that have words of bits to send on: one of those whose bits are put together."""
+        return len(self._merges())
+
+    def _merges(self) -> List[Tuple[int, int]]:
+        """Words of bits, and tiles that they are on, of neighbours up to where their neurons fill words of 32."""
+        found, pieces, neurons, tiles = [], 0, 0, 0
         for index, count in enumerate(self.neurons):
             pieces, neurons, tiles = pieces + (count + 31) // 32, neurons + count, tiles + 1
             if neurons % 32 == 0 or index + 1 == len(self.neurons):
-                most = max(most, pieces if tiles > 1 else 0)
+                found.append((pieces, tiles))
                 pieces, neurons, tiles = 0, 0, 0
-        return most
+        return found
 
     def ipus(self, target: Target) -> range:
         """The IPUs that its neurons are on."""

@@ -15,7 +15,7 @@ What is left out: host input and output, the loss, control flow, and the memory 
 
 import math
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -177,10 +177,20 @@ class _Estimator:
         if slowest:
             self.phases.append(Phase(name, direction, "compute", slowest, self.sync, where))
 
-    def exchange(self, name: str, direction: str, tile_bytes: Dict[int, float], link_bytes: float) -> None:
-        """A phase in which a tile of a layer receives or sends so many bytes, and an IPU so many over its links."""
-        where = max(tile_bytes, key=lambda layer: tile_bytes[layer])
-        within = cycles.exchange(tile_bytes[where], self.target.exchange_bytes_per_cycle)
+    def exchange(
+        self,
+        name: str,
+        direction: str,
+        tile_bytes: Dict[int, float],
+        link_bytes: float,
+        instructions: Optional[Dict[int, float]] = None,
+    ) -> None:
+        """A phase in which a tile of a layer receives or sends so many bytes, with so many instructions for messages
+        where there are many, and an IPU so many bytes over its links."""
+        of, bandwidth = instructions or {}, self.target.exchange_bytes_per_cycle
+        times = {layer: cycles.exchange(size, bandwidth, of.get(layer, 0.0)) for layer, size in tile_bytes.items()}
+        where = max(times, key=lambda layer: times[layer])
+        within = times[where]
         across = cycles.exchange(link_bytes, self.target.link_bytes_per_cycle)
         if max(within, across):
             self.phases.append(Phase(name, direction, "exchange", max(within, across), self.sync, where))
@@ -206,7 +216,12 @@ class _Estimator:
         )
         pieces = {layer.layer: layer.samples * float(FLOAT) * layer.merged_words for layer in layers}
         self.received += sum(rows * 2.0 * FLOAT * layer.words for layer in layers if layer.merged_words)
-        self.exchange("fired bits to neighbours", "forward", pieces, 0.0)
+        short = {
+            layer.layer: cycles.RECEIVE * (layer.merged_words - 1.0) + cycles.SEND
+            for layer in layers
+            if layer.merged_words
+        }
+        self.exchange("fired bits to neighbours", "forward", pieces, 0.0, short)
         self.compute(
             "words of bits",
             "forward",
@@ -224,7 +239,8 @@ class _Estimator:
             * (len(layer.ipus(self.target)) > 1 or self.foreign(layer, layer.layer) > 0)
             for layer in layers
         )
-        self.exchange("fired bits to the selection tiles", "forward", bits, links)
+        short = {layer.layer: cycles.RECEIVE * 2.0 * layer.word_tiles for layer in layers}
+        self.exchange("fired bits to the selection tiles", "forward", bits, links, short)
         slowest, where = 0.0, 0
         for layer in layers:
             entry, first = layer.layer, layer.first_selection_tile
@@ -262,7 +278,8 @@ class _Estimator:
         return sum(-(-inputs // len(layer.groups)) for inputs in self.network.reads(layer.layer)) * width
 
     def _train_bytes(self, entry: int) -> float:
-        return self.network.slots[entry] * ID_BYTES + COUNTS_BYTES
+        # The input has values, too.
+        return self.network.slots[entry] * (ID_BYTES if entry else ID_BYTES + FLOAT) + COUNTS_BYTES
 
     def _trains_read(self, layer: LayerPlan) -> List[float]:
         """Bytes of a sample's ids that a layer reads: of the layer before it, and of itself."""

@@ -457,8 +457,8 @@ def _later(spikes: SparseSpikes, delay: int) -> SparseSpikes:
     """The same spikes, ``delay`` steps later: none first."""
     if delay == 0:
         return spikes
-    tensors = (delayed(each, delay) for each in (spikes.ids, spikes.values, spikes.counts))
-    return SparseSpikes._trusted(*tensors, spikes.num_neurons)
+    ids, values, counts = (delayed(each, delay) for each in (spikes.ids, spikes.values, spikes.counts))
+    return SparseSpikes._trusted(ids, values, counts, spikes.num_neurons)
 
 
 def sparse_lif_sequence(

@@ -260,4 +260,4 @@ def test_performance_model_agrees_with_the_counts(sizes, recurrent):
     ):
         assert phases[phase] == pytest.approx(found[compute_set]["compute"], rel=tolerance), phase
     whole = sum(sum(cycles.values()) for cycles in found.values())
-    assert predicted.cycles_per_step == pytest.approx(whole, rel=0.25)
+    assert predicted.cycles_per_step == pytest.approx(whole, rel=0.1)

@@ -611,10 +611,10 @@ def test_recurrent_layers_in_half(monkeypatch, whole):
 @needs_library
 def test_recurrent_layers_without_an_operator_are_refused(monkeypatch):
     every = ipu_model.IpuModel.operators
-    monkeypatch.setattr(
-        ipu_model.IpuModel,
-        "operators",
-        lambda model: {k: v for k, v in every(model).items() if k[1] != "SparseNetwork"},
-    )
+
+    def others(model):
+        return {key: entry for key, entry in every(model).items() if key[1] != "SparseNetwork"}
+
+    monkeypatch.setattr(ipu_model.IpuModel, "operators", others)
     with pytest.raises(RuntimeError, match="sparse_lif_sequence with recurrent_weight cannot run on the IPU model"):
         poptorch.inferenceModel(Recurrent("layer"), on_model())(torch.ones(2, 3, 20))
