@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from snnipu import ops
-from snnipu.backends import popart
 from snnipu.neurons.fused import load_scalars
 from snnipu.neurons.leaky import Leaky
 from snnipu.neurons.sparse_activity import DeviceActivity
@@ -268,8 +267,6 @@ class SparseLeaky(SparseNeurons):
         Raises:
             TypeError, ValueError: ``x`` of another type, shape or device; the message says which.
         """
-        if self.recurrent_weight is not None:
-            popart.refuse_tracing("SparseLeaky with recurrent=True")
         check_delay(delay)
         path = "sparse" if self.recurrent_weight is not None else self.path
         chosen = choose_path(x, self.weight, path, self._measured)

@@ -307,13 +307,9 @@ class SparseNetwork(nn.Module):
             return False
         if not (self.delay == 1 and popart.uses_operator("SparseNetwork", "SparseLinear")):
             return False
-        same = {
-            (layer.reset_mechanism, layer.overflow_order, layer.bias is None, layer.recurrent_weight is None)
-            for layer in self.layers
-        }
+        same = {(layer.reset_mechanism, layer.overflow_order, layer.bias is None) for layer in self.layers}
         kernels = {fused(layer.spike_grad)[0] for layer in self.layers}
-        recurrent = any(layer.recurrent_weight is not None for layer in self.layers)
-        return len(same) == len(kernels) == 1 and not recurrent and popart.has_operator("SparseNetwork")
+        return len(same) == len(kernels) == 1 and popart.has_operator("SparseNetwork")
 
     def _on_ipu(self, spikes: SparseSpikes) -> List[SparseSpikes]:
         """All layers as one operator."""
@@ -327,6 +323,7 @@ class SparseNetwork(nn.Module):
                 popart.static_slots(layer.max_spikes, layer.out_features),
                 layer.grad_threshold,
                 layer.input_scale,
+                layer.recurrent_weight,
             )
             for layer in self.layers
         ]

@@ -529,6 +529,17 @@ void accounts() {
             << snnipu::ipu_model::report(engine).cycles() << '\n';
 }
 
+void messages() {
+  Machine m(9);
+  const Tensor spread = m.graph.addVariable(FLOAT, {8}, "spread"), there = m.variable(FLOAT, {16}, "there", 8);
+  for (unsigned tile = 0; tile < 8; ++tile)
+    m.graph.setTileMapping(spread[tile], tile);
+  const Tensor far = m.variable(FLOAT, {400}, "far", 0), near = m.variable(FLOAT, {400}, "near", 8);
+  Engine engine(m.graph, {Copy(spread, there.slice(0, 8)), Copy(there.subSample(2, 0), spread), Copy(far, near)});
+  for (unsigned program = 0; program < 3; ++program)
+    std::cout << snnipu::ipu_model::estimate(engine, program).exchangeCycles << '\n';
+}
+
 void layout() {
   // Columns of a matrix whose tiles hold those columns: they lie together. A row of it does not.
   Machine m(2);
@@ -868,6 +879,7 @@ int main(int argc, char **argv) {
       CASE(virtualGraph),
       CASE(accounts),
       CASE(layout),
+      CASE(messages),
       CASE(machines),
       CASE(estimators),
       CASE(unmapped),

@@ -213,6 +213,12 @@ def test_constants_and_undefined_values(case):
     assert refused.startswith("graph_program_compilation_error: Copy to a constant")
 
 
+def test_short_messages_cost_their_instructions(case):
+    """A word from each of eight tiles, then every other word to each: 3 for a message that arrives, 2 for one that
+    leaves; and 400 words of one message, which hide them."""
+    assert [int(line) for line in case("messages")] == [8 * 3, 8 * 2, 400]
+
+
 def test_virtual_graphs(case):
     lines = case("virtualGraph")
     assert lines[0] == "4 1 2 5 10 13 1"
@@ -235,7 +241,8 @@ def test_accounts(case):
     # In: 80 bytes and 40, the latter over the link; then 4 bytes of a result.
     assert everything["exchange_bytes"] == 80 + 40 + 4
     assert everything["inter_ipu_bytes"] == 40
-    assert everything["exchange_cycles"] == 80 // 4 + 4 // 4
+    # The message with that takes a tile three instructions, which are more than its word.
+    assert everything["exchange_cycles"] == 80 // 4 + 3
     assert everything["sync_cycles"] == 100 + 600 + 100
     # Workers of tile 2: 30, 20 + 20, 20 + 20, 20, 20, 20 and so on: 40 at the most.
     assert plain["compute_cycles"] == 11 + 6 * 40
