@@ -20,12 +20,12 @@ constexpr size_t mapBytes = 512 * 1024;
 constexpr size_t mostSampleGroups = 16;
 constexpr size_t sampleGroupBytes = 64 * 1024 * 1024;
 
-// n / d for a d that is known beforehand.
+// n / d for a d that is known beforehand; both below 2^31.
 class Divider {
 public:
-  explicit Divider(uint32_t d) : magic_(d > 1 ? ~uint64_t{0} / d + 1 : 0) {}
+  explicit Divider(uint32_t d) : magic_((uint64_t{1} << 63) / d + 1) {}
   uint32_t operator()(uint32_t n) const {
-    return magic_ == 0 ? n : static_cast<uint32_t>((static_cast<unsigned __int128>(magic_) * n) >> 64);
+    return static_cast<uint32_t>((static_cast<unsigned __int128>(magic_) * n) >> 63);
   }
 
 private:
@@ -339,13 +339,24 @@ private:
           const std::ptrdiff_t from = std::min(width, std::max<std::ptrdiff_t>(0, left));
           const std::ptrdiff_t to = std::max(from, std::min(width, left + kernel));
           const C *const weights = packed(block) + left * signedOf(lanes) + lane;
-          sum.clear();
-          for (uint32_t spike = begin[from]; spike < begin[to]; ++spike) {
+          const auto add = [&](auto &to, uint32_t spike) {
             if constexpr (Unit)
-              sum.add(weights + key[spike]);
+              to.add(weights + key[spike]);
             else
-              sum.addScaled(splat<Register<C>>(value[spike]), weights + key[spike]);
+              to.addScaled(splat<Register<C>>(value[spike]), weights + key[spike]);
+          };
+          // Two sums, each of which waits for its own additions alone.
+          auto other = sum;
+          sum.clear();
+          other.clear();
+          uint32_t spike = begin[from];
+          for (; spike + 2 <= begin[to]; spike += 2) {
+            add(sum, spike);
+            add(other, spike + 1);
           }
+          if (spike < begin[to])
+            add(sum, spike);
+          sum.join(other);
           sum.storeTo(sums + (oy * sizes.outWidth + ox) * lanes + lane);
         }
       });
@@ -409,9 +420,11 @@ private:
     }
   }
 
-  static C sumOf(Register<C> sum) {
+  template <typename V> static C sumOf(V sum) {
+    if constexpr (lanes<V> > 4)
+      return sumOf(addHalves(sum));
     C total = 0;
-    for (unsigned lane = 0; lane < registerLanes<C>; ++lane)
+    for (unsigned lane = 0; lane < lanes<V>; ++lane)
       total += sum[lane];
     return total;
   }
@@ -467,13 +480,13 @@ private:
     constexpr unsigned most = registersForKernelRow / columns < 1 ? 1 : registersForKernelRow / columns;
     // Any number of columns: one after the other.
     const size_t parts = Columns ? 1 : sizes.kernelWidth;
+    size_t begin = 0, end = slots.rows ? 0 : slots.count;
     for (size_t ky = 0; ky < sizes.kernelHeight; ++ky) {
       // Those whose row leads into the map by this one of the kernel's.
-      size_t begin = 0, end = slots.count;
-      while (slots.rows && begin < end && slots.rows[begin] < ky)
+      while (slots.rows && begin < slots.count && slots.rows[begin] < ky)
         ++begin;
-      while (slots.rows && begin < end && slots.rows[end - 1] >= ky + sizes.outHeight)
-        --end;
+      while (slots.rows && end < slots.count && slots.rows[end] < ky + sizes.outHeight)
+        ++end;
       for (size_t part = 0; part < parts && begin < end; ++part)
         forPlaceGroups<C, most>(static_cast<unsigned>(slots.lanes), [&](unsigned lane, auto group) {
           const size_t weight = (ky * sizes.kernelWidth + part) * slots.lanes + lane;
@@ -510,10 +523,12 @@ private:
     for (size_t slot = begin; slot < end; ++slot) {
       const C *const from = grad + slots.offsets[slot] * slots.lanes;
       C *const at = partial + slot * registerLanes<C>;
+      // Two sums, each of which waits for its own additions alone.
       auto sum = load<Register<C>>(at);
+      Register<C> other{};
       for (unsigned column = 0; column < Columns; ++column)
-        sum = row[column].addProducts(sum, from + column * slots.lanes);
-      store(at, sum);
+        (column % 2 ? other : sum) = row[column].addProducts(column % 2 ? other : sum, from + column * slots.lanes);
+      store(at, sum + other);
     }
   }
 
