@@ -1,4 +1,5 @@
 // Written by csrc/ipu_model/popc/counts.py from what Clang makes of csrc/vertices; not to be edited.
+// Sources: 515edbbeaf15a61f440177bcdd3437057c944ed59c92ed6b7c5039f85e2d8019
 // clang-format off
 #include "ipu_model/counts.hpp"
 

@@ -275,6 +275,13 @@ def test_what_a_tile_holds_of_a_variable_lies_together(case):
     assert (exchanged, cycles) == ("0", str(100 + 30 + 2))
 
 
+def test_what_the_tutorials_need(case):
+    """Equal shares over four tiles, in whole vectors; of few elements at least 128 bytes a tile, or as many as said."""
+    lines = [line.strip() for line in case("tutorials")]
+    assert lines[:4] == ["254 254 254 248", "64 6 0 0", "20 20 20 10", "7"]
+    assert lines[4] == "poplar_error: mapTensorLinearly: grainSize must be 1 or more"
+
+
 def test_machines(case):
     lines = case("machines")
     assert lines[:3] == ["ipu1 2432 262144 1.6e+09", "ipu2 2944 638976 1.33e+09", "bow 2944 638976 1.85e+09"]
