@@ -8,7 +8,7 @@
 #   make test-wheel  a wheel in a virtual environment of its own: what a user does with it, in a clone and elsewhere
 #   make sanitize  the kernels' tests under GCC's address and undefined-behaviour sanitizers
 #   make bench     snnipu beside its peers
-#   make lint      ruff, mypy, clang-format, C++ warnings
+#   make lint      ruff, mypy, layers of imports, clang-format, C++ warnings
 #   make check-ipu what popc and the SDK's users compile, by Clang: vertices, graphs, PopART operators
 #   make docs      the documentation as HTML
 PYTHON ?= python3
@@ -128,6 +128,7 @@ lint-text: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
 
 # popc is a Clang. libclang, from PyPI, is on every machine; a clang++ may warn of more.

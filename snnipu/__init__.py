@@ -1,16 +1,17 @@
 """Spiking neural networks in PyTorch, trained fast: ``import snnipu as snn`` in place of ``import snntorch as snn``."""
 
-from typing import Any, List, Sequence
+from pathlib import Path
+from typing import Any, List, Sequence, Tuple
 
 from snnipu import _wait_policy
 
 _wait_policy.wait_briefly()
 
-from snnipu import _passthrough  # noqa: E402
+from snnipu._names import passthrough  # noqa: E402
 
-_passthrough.install()
+passthrough.install()
 
-from snnipu import backends, ops, surrogate  # noqa: E402
+from snnipu import backends, ops, spikes, surrogate  # noqa: E402
 from snnipu._version import __version__  # noqa: E402
 from snnipu.compiler import compile  # noqa: E402
 from snnipu.neurons import (  # noqa: E402
@@ -85,13 +86,29 @@ def _state_plan(size: int, model: Any) -> bool:
     return keeps_states(size, *((TARGETS["mk2"], 1) if model is None else model.machine()))
 
 
+def _operators_library() -> Tuple[Path, str, str]:
+    """Where the operators for a real PopTorch are; loaded only where one traces."""
+    from snnipu.ipu import build
+
+    return build.library_path(), build.searched(), build.COMMAND
+
+
+def _bin_events(*arguments: Any, **options: Any) -> SparseSpikes:
+    """What ``SparseSpikes.from_events`` does; NumPy's part of it is loaded where there are events."""
+    from snnipu.datasets._events import bin_events
+
+    return bin_events(*arguments, **options)
+
+
+spikes.register(bin_events=_bin_events)
+backends.popart.set_library_finder(_operators_library)
 backends.popart.set_network_planner(_network_plan)
 backends.popart.set_state_planner(_state_plan)
 
 
 def __getattr__(name: str) -> Any:
-    return _passthrough.resolve(name)
+    return passthrough.resolve(name)
 
 
 def __dir__() -> List[str]:
-    return sorted({*globals(), *_passthrough.names()})
+    return sorted({*globals(), *passthrough.names()})

@@ -1,6 +1,6 @@
 """Shapes of a sequence operator's input and outputs."""
 
-from typing import Optional, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 import torch
 
@@ -39,6 +39,27 @@ def memory_order(x: torch.Tensor, num_steps: Optional[int]) -> Optional[Tuple[in
     if first and x.shape[0] > 1 and x.stride(0) != expected:
         return None
     return order
+
+
+def fits(argument: object, step_shape: torch.Size) -> bool:
+    """Whether a tensor broadcasts to a step; what is not a tensor is checked elsewhere."""
+    if not isinstance(argument, torch.Tensor):
+        return True
+    sizes = zip(reversed(argument.shape), reversed(step_shape))
+    return argument.dim() <= len(step_shape) and all(size in (1, wanted) for size, wanted in sizes)
+
+
+def in_order(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """A view with the dimensions of a step, the last ones, in another order."""
+    first = tensor.dim() - len(order)
+    return tensor.permute(*range(first), *(first + dim for dim in order))
+
+
+def permuted(argument: Any, order: Sequence[int]) -> Any:
+    """A state or parameter for steps whose dimensions are in another order."""
+    if not isinstance(argument, torch.Tensor) or argument.dim() == 0:
+        return argument
+    return in_order(argument.reshape((1,) * (len(order) - argument.dim()) + argument.shape), order)
 
 
 def saved_layout(

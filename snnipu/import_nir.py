@@ -7,7 +7,7 @@ import snntorch
 import torch
 from torch import nn
 
-import snnipu
+from snnipu import neurons
 from snnipu._extras import require
 from snnipu.neurons.nir_nodes import Integrator, ModuleGraph, Scale, Threshold, Unsupported
 from snnipu.surrogate import SpikeGrad
@@ -18,7 +18,7 @@ Value = Union[float, np.ndarray]
 Edges = List[Tuple[str, str]]
 
 
-class RSynaptic(snnipu.RSynaptic):  # type: ignore[misc,valid-type]
+class RSynaptic(neurons.RSynaptic):  # type: ignore[misc,valid-type]
     """``RSynaptic`` that is reset to zero in the step of its spike; snnTorch's takes the spike of the step before."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -152,7 +152,7 @@ def _neuron(name: str, node: Any, settings: _Settings) -> List[nn.Module]:
     nir = settings.nir
     response = _response(name, node, settings)
     before: List[nn.Module] = [] if _is_one(response.gain) else [Scale(_tensor(response.gain))]
-    make: Any = snnipu.Synaptic if "alpha" in response.options else snnipu.Leaky
+    make: Any = neurons.Synaptic if "alpha" in response.options else neurons.Leaky
     if isinstance(node, (nir.LIF, nir.IF, nir.CubaLIF)):
         return [*before, make(**_options({**response.options, **_spiking_options(name, node, response, settings)}))]
     neuron = make(**_options(response.options), reset_mechanism="none", init_hidden=True)
@@ -173,7 +173,7 @@ def _recurrent(name: str, node: Any, weights: Any, settings: _Settings) -> List[
     options = {**response.options, **_spiking_options(name, node, response, settings)}
     gain = np.broadcast_to(np.asarray(response.gain), weight.shape[:1])
     weight = gain[:, None] * weight
-    make: Any = RSynaptic if "alpha" in response.options else snnipu.RLeaky
+    make: Any = RSynaptic if "alpha" in response.options else neurons.RLeaky
     before: List[nn.Module] = [] if _is_one(response.gain) else [Scale(_tensor(response.gain))]
     if bias is None and np.array_equal(weight, np.diag(np.diag(weight))):
         return [*before, make(**_options(options), all_to_all=False, V=_tensor(np.diag(weight)))]

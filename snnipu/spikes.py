@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import inspect
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.utils._pytree as pytree
@@ -16,6 +16,15 @@ _TIME_MAJOR = "[T, B, S]"
 _STATE = ("ids", "values", "counts", "num_neurons", "dropped", "outside", "map_shape")
 # Not in files of versions that had no maps.
 _LATER_STATE = ("map_shape",)
+
+
+# What some methods are short for, by the operator's name: operators import this module.
+_operators: Dict[str, Callable[..., Any]] = {}
+
+
+def register(**operators: Callable[..., Any]) -> None:
+    """Hand ``SparseSpikes`` the operators that its methods call."""
+    _operators.update(operators)
 
 
 # A dataclass, so that DistributedDataParallel finds the tensors in it.
@@ -139,9 +148,7 @@ class SparseSpikes:
         cls, x: torch.Tensor, max_spikes: Optional[int] = None, *, overflow: str = "lowest"
     ) -> "SparseSpikes":
         """The nonzero elements of ``x`` ``[T, B, N]``, with their values: :func:`snnipu.ops.dense_to_sparse`."""
-        from snnipu import ops
-
-        return ops.dense_to_sparse(x, max_spikes, overflow=overflow)
+        return _operators["dense_to_sparse"](x, max_spikes, overflow=overflow)
 
     @classmethod
     def from_events(
@@ -183,9 +190,7 @@ class SparseSpikes:
             TypeError, ValueError: the message names the argument; so for ids out of range, negative or NaN times,
                 arrays of different lengths.
         """
-        from snnipu._events import bin_events
-
-        return bin_events(
+        return _operators["bin_events"](
             times,
             units,
             samples,
@@ -201,9 +206,7 @@ class SparseSpikes:
 
     def to_dense(self) -> torch.Tensor:
         """``[T, B, N]``, differentiable in ``values``: :func:`snnipu.ops.sparse_to_dense`."""
-        from snnipu import ops
-
-        return ops.sparse_to_dense(self)
+        return _operators["sparse_to_dense"](self)
 
     def spike_count(self) -> torch.Tensor:
         """Sum of each neuron's spikes over time, ``[B, N]``, differentiable in ``values``."""
@@ -386,12 +389,7 @@ class SparseSpikes:
 
     def limit(self, max_spikes: int, *, overflow: str = "lowest") -> "SparseSpikes":
         """In at most ``max_spikes`` slots; what does not fit is dropped in the order of ``overflow`` and counted."""
-        from snnipu.ops._slots import check_max_spikes, keep, overflow_code
-
-        check_max_spikes(max_spikes)
-        if max_spikes is None:
-            raise TypeError("max_spikes must be an int, got None")
-        ids, slots, counts, dropped = keep(self.ids, self.counts, self.num_neurons, max_spikes, overflow_code(overflow))
+        ids, slots, counts, dropped = _operators["limit"](self, max_spikes, overflow)
         values = self.values.gather(2, slots)
         if self.dropped is not None:
             dropped = dropped + self.dropped

@@ -14,6 +14,8 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Union
 import snntorch.surrogate
 import torch
 
+from snnipu import _route
+
 SpikeGrad = Callable[[torch.Tensor], torch.Tensor]
 
 # Kernels of csrc/neuron/surrogate.hpp, in the order of enum snnipu_surrogate in csrc/host/snnipu.h.
@@ -89,10 +91,8 @@ class Surrogate:
 
     def __call__(self, u: torch.Tensor) -> torch.Tensor:
         """Spikes of ``u = mem - threshold``, float32 of the same shape, differentiable through the surrogate."""
-        from snnipu.backends import popart
-
-        if popart.uses_operator(f"surrogate.{self.name}", "SurrogateSpike"):
-            return popart.call_surrogate_spike(u, self.kernel)
+        if _route.uses_operator(f"surrogate.{self.name}", "SurrogateSpike"):
+            return _route.call("surrogate_spike", u, self.kernel)
         if self.kernel is not None:
             return spike(u, self.kernel)
         function = getattr(snntorch.surrogate, _EVALUATED[self.name])

@@ -14,7 +14,8 @@ import snnipu
 from snnipu import datasets, neurons, ops, poptorch, surrogate
 from snnipu.cli import COMMANDS
 from snnipu.cli import main as command_line
-from snnipu.training import low_activity, sparse_benchmark
+from snnipu.neurons import sparse_benchmark
+from snnipu.training import low_activity
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))

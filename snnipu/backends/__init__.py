@@ -5,8 +5,10 @@ from typing import Optional
 
 import torch
 
-from snnipu.backends import host, triton
+from snnipu import ops
+from snnipu.backends import host, kernels, popart, triton
 from snnipu.backends.memory import kept_memory, release_memory
+from snnipu.ops import _library
 
 # An op that is a special case of another has that one's operators.
 _SPECIAL_CASES = {"lif_step": "lif_sequence"}
@@ -19,10 +21,6 @@ def backend_for(op: str, device: torch.device) -> str:
 
     Raises ValueError for an op that does not exist.
     """
-    from snnipu import ops
-    from snnipu.backends import popart
-    from snnipu.ops import _library
-
     if op not in ops.__all__:
         raise ValueError(f"op must be one of {sorted(ops.__all__)}, got {op!r}")
     if popart.on_ipu_model():
@@ -59,4 +57,4 @@ def warn_if_slow() -> None:
         )
 
 
-__all__ = ["backend_for", "has_kernels", "kept_memory", "release_memory", "warn_if_slow", "why_reference"]
+__all__ = ["backend_for", "has_kernels", "kept_memory", "kernels", "release_memory", "warn_if_slow", "why_reference"]

@@ -7,6 +7,7 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 import torch
 
 from snnipu.backends import host, memory
+from snnipu.spikes import check_ids
 
 AS_NEEDED = -1
 # Share of the input's neurons that carry gradient, from which on the gradient of their values is a matrix product:
@@ -23,8 +24,6 @@ def _call(name: str, dtype: torch.dtype, *arguments: Any) -> int:
 
 def _check(status: int, name: str, ids: torch.Tensor, counts: torch.Tensor, num_neurons: int) -> None:
     if status == 3:
-        from snnipu.spikes import check_ids
-
         check_ids(ids, counts, num_neurons)  # says where
     host._check(status, name)
 

@@ -12,16 +12,25 @@ import ctypes
 import os
 import sys
 import threading
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-from snnipu._dropin import is_installed
+from snnipu import _route
 from snnipu._layout import SINGLE_STEP, layout
+from snnipu._names import is_installed
 from snnipu._version import __version__
+from snnipu.ops import _neurons
+from snnipu.ops.dense_to_sparse import DenseToSparse
+from snnipu.ops.lif_sequence import LifSequence
+from snnipu.ops.neuron_sequence import run_kernels
+from snnipu.ops.select_spikes import SelectSpikes
+from snnipu.ops.sparse_linear import SparseLinear
+from snnipu.ops.sparse_to_dense import SparseToDense
 from snnipu.spikes import SparseSpikes
-from snnipu.surrogate import Kernel
+from snnipu.surrogate import Kernel, spike
 
 if TYPE_CHECKING:
     from snnipu.ipu.model import IpuModel
@@ -64,18 +73,39 @@ def _tracing_poptorch() -> Optional[ModuleType]:
     return poptorch if traces else None
 
 
+# () -> path of the operators' library for a real PopTorch, where it was looked for, the command that builds it. Set by
+# the package, as the planners are.
+LibraryFinder = Callable[[], Tuple[Path, str, str]]
+_library_finder: Optional[LibraryFinder] = None
+
+
+def set_library_finder(finder: LibraryFinder) -> None:
+    """Who knows where the library of the operators is."""
+    global _library_finder
+    _library_finder = finder
+
+
+# The module whose ``custom_op`` runs operators where PopTorch is not installed.
+_host_runtime: Optional[ModuleType] = None
+
+
+def set_host_runtime(poptorch: ModuleType) -> None:
+    """Who runs the operators of an IPU model."""
+    global _host_runtime
+    _host_runtime = poptorch
+
+
 def _load_operators(op: str) -> None:
     override = os.environ.get("SNNIPU_POPART_LIBRARY")
     if override in _loaded:
         return
-    from snnipu.ipu import build
-
-    path = build.library_path()
+    assert _library_finder is not None
+    path, searched, command = _library_finder()
     if not path.is_file():
         raise RuntimeError(
-            f"{op} cannot run on an IPU: there are no PopART operators of snnipu in {build.searched()}, and without "
+            f"{op} cannot run on an IPU: there are no PopART operators of snnipu in {searched}, and without "
             "them the gradient of the spikes would be lost silently. With the Poplar SDK enabled, "
-            f"`{build.COMMAND}` builds them; SNNIPU_POPART_LIBRARY names a library elsewhere. Or run the model without "
+            f"`{command}` builds them; SNNIPU_POPART_LIBRARY names a library elsewhere. Or run the model without "
             "PopTorch, or on a machine without it, where snnipu.poptorch runs the same script on the host."
         )
     try:
@@ -87,7 +117,7 @@ def _load_operators(op: str) -> None:
     if found != __version__:
         raise RuntimeError(
             f"{op} cannot run on an IPU: {path} is of version {found}, the package of {__version__}: build it again, "
-            f"with `{build.COMMAND}`"
+            f"with `{command}`"
         )
     _loaded[override] = library
 
@@ -131,8 +161,8 @@ def call(
     operator: str, inputs: Sequence[torch.Tensor], examples: Sequence[torch.Tensor], attributes: Dict[str, Any]
 ) -> List[torch.Tensor]:
     """``poptorch.custom_op`` of an operator of this package; ``examples`` have the shapes and types of its outputs."""
-    from snnipu import poptorch
-
+    poptorch = _tracing_poptorch() or _host_runtime
+    assert poptorch is not None
     made: List[torch.Tensor] = poptorch.custom_op(
         list(inputs), operator, DOMAIN, VERSION, example_outputs=list(examples), attributes=attributes
     )
@@ -341,6 +371,26 @@ class NetworkLayer(NamedTuple):
     recurrent_weight: Optional[torch.Tensor] = None
 
 
+def call_sparse_layer(
+    spikes: SparseSpikes,
+    weight: torch.Tensor,
+    beta: torch.Tensor,
+    threshold: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    max_spikes: Optional[int],
+    grad_threshold: Optional[float],
+    input_scale: float,
+    recurrent_weight: Optional[torch.Tensor],
+    reset: int,
+    rotate: bool,
+    kernel: Optional[Kernel],
+) -> SparseSpikes:
+    """``SparseNetwork`` of one layer."""
+    slots = static_slots(max_spikes, weight.shape[0])
+    layer = NetworkLayer(weight, beta, threshold, bias, slots, grad_threshold, input_scale, recurrent_weight)
+    return call_sparse_network(spikes, [layer], reset, rotate, kernel)[0]
+
+
 def call_sparse_network(
     spikes: SparseSpikes,
     layers: Sequence[NetworkLayer],
@@ -434,8 +484,6 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 
 def surrogate_spike(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
     """``ai.snnipu.SurrogateSpike``, version 1: spikes of u, of its shape and type."""
-    from snnipu.surrogate import spike
-
     _expect("SurrogateSpike", inputs, ("u",), attributes, *_SURROGATE)
     return [spike(inputs[0], _kernel(attributes)).to(inputs[0].dtype)]
 
@@ -450,8 +498,6 @@ def select_spikes(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Seq
     Returns:
         ids, values ``[T, B, capacity]``, counts, dropped ``[T, B, 2]``, all floats; values of the type of mem.
     """
-    from snnipu.ops.select_spikes import SelectSpikes
-
     keys = ("capacity", "rotate", "has_grad_threshold", "grad_threshold", *_SURROGATE)
     _expect("SelectSpikes", inputs, ("mem", "threshold"), attributes, *keys)
     second = attributes["grad_threshold"] if attributes["has_grad_threshold"] else None
@@ -463,8 +509,6 @@ def select_spikes(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Seq
 
 def dense_to_sparse(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
     """``ai.snnipu.DenseToSparse``, version 1: x ``[T, B, N]`` to what ``SelectSpikes`` returns."""
-    from snnipu.ops.dense_to_sparse import DenseToSparse
-
     _expect("DenseToSparse", inputs, ("x",), attributes, "capacity", "rotate")
     made = DenseToSparse.apply(_wide(inputs[0]), attributes["capacity"], bool(attributes["rotate"]))
     return _as_floats(made, inputs[0].dtype)
@@ -472,8 +516,6 @@ def dense_to_sparse(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> S
 
 def sparse_to_dense(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
     """``ai.snnipu.SparseToDense``, version 1: ids, values, counts to ``[T, B, num_neurons]`` of values' type."""
-    from snnipu.ops.sparse_to_dense import SparseToDense
-
     _expect("SparseToDense", inputs, ("ids", "values", "counts"), attributes, "num_neurons")
     ids, values, counts = inputs
     made = SparseToDense.apply(_wide(values), ids.int(), counts.int(), attributes["num_neurons"])
@@ -491,8 +533,6 @@ def sparse_linear(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Seq
     Returns:
         ``[T, B, out]`` of the values' type.
     """
-    from snnipu.ops.sparse_linear import SparseLinear
-
     names = ("ids", "values", "counts", "weight", "bias")[: 5 if len(inputs) == 5 else 4]
     _expect("SparseLinear", inputs, names, attributes, "unit_values")
     ids, values, counts, weight = inputs[:4]
@@ -512,8 +552,6 @@ def lif_sequence(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequ
     Returns:
         spk, mem ``[T, B, ...]``; differentiable in every input.
     """
-    from snnipu.ops.lif_sequence import LifSequence
-
     names = ("x", "mem0", "beta", "threshold", "graded")
     _expect("LifSequence", inputs, names, attributes, "reset", "reset_delay", *_SURROGATE)
     kernel = _kernel(attributes)
@@ -535,9 +573,6 @@ def neuron_sequence(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> S
     Returns:
         spk and the states after each step that were asked for, ``[T, B, ...]``; differentiable in every input.
     """
-    from snnipu.ops import _neurons
-    from snnipu.ops.neuron_sequence import run_kernels
-
     if set(attributes) != {"neuron", "variant", "states", *_SURROGATE}:
         keys = sorted(["neuron", "variant", "states", *_SURROGATE])
         raise ValueError(f"NeuronSequence takes the attributes {keys}, got {sorted(attributes)}")
@@ -552,3 +587,6 @@ def neuron_sequence(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> S
     x, initial, parameters = inputs[0], inputs[1 : 1 + count], inputs[1 + count :]
     made = run_kernels(found.name, attributes["variant"], x, initial, parameters, None, _kernel(attributes), store)
     return [made.spk, *(state for state in made.states if state is not None)]
+
+
+_route.register(sys.modules[__name__])

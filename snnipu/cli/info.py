@@ -13,8 +13,8 @@ import torch
 
 import snnipu
 from snnipu import _wait_policy, backends, ops
-from snnipu._dropin import is_installed
 from snnipu._files import write_text
+from snnipu._names import is_installed
 from snnipu.backends import host
 from snnipu.cli._streams import output_path
 from snnipu.ipu import build, model

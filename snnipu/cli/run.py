@@ -7,7 +7,7 @@ import sys
 from types import TracebackType
 from typing import List, Optional
 
-from snnipu import _dropin
+from snnipu._names import dropin
 from snnipu.cli._streams import failing_stream
 
 
@@ -60,11 +60,11 @@ def main(argv: List[str]) -> int:
     if not _can_run(script):
         print(f"snnipu run: there is no script {script!r}", file=sys.stderr)
         return 2
-    _dropin.provide_poptorch()
+    dropin.provide_poptorch()
     if arguments.device == "ipu-model":
         os.environ["POPTORCH_IPU_MODEL"] = "1"
     if arguments.drop_in or arguments.compile:
-        _dropin.provide_snntorch()
+        dropin.provide_snntorch()
     if arguments.compile:
         from snnipu.compiler.networks import compile_networks
 

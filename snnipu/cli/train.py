@@ -15,9 +15,10 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Type, U
 import snntorch
 import torch
 
-from snnipu import _dropin, datasets, training
+from snnipu import datasets, training
 from snnipu._extras import MissingExtra, require
 from snnipu._files import failure, write_text
+from snnipu._names import is_installed
 from snnipu._version import __version__
 from snnipu.training.config import (
     CONV_DEFAULTS,
@@ -595,7 +596,7 @@ def running_on(device: str) -> Iterator[Any]:
     if device != IPU_MODEL:
         yield None
         return
-    if _dropin.is_installed("poptorch"):
+    if is_installed("poptorch"):
         raise UsageError("argument --device: ipu-model needs snnipu's host runtime, and PopTorch is installed here")
     from snnipu.ipu.model import IpuModelError
     from snnipu.poptorch import Error

@@ -6,6 +6,7 @@ import torch
 from torch.fx import Graph, Node
 
 from snnipu.compiler import nodes, rules
+from snnipu.ops import leaves
 
 _CASTS = {
     "float": torch.float32,
@@ -15,12 +16,23 @@ _CASTS = {
 }
 
 
-def prepare(graph: Graph) -> None:
+def prepare(graph: Graph, fix_numbers: bool = False) -> None:
     """Rewrite the graph in place; every number it computes stays the same."""
+    if fix_numbers:
+        _fix_numbers(graph)
     _drop_casts(graph)
     _records_as_stacks(graph)
     _merge_equal(graph)
     _masks_apart(graph)
+
+
+def _fix_numbers(graph: Graph) -> None:
+    """Numbers of surrogates as they are now, for compilers that want to know them: to read one guards it."""
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in leaves.SEQUENCES:
+            numbers = [n for n in nodes.leaves_of(node.args[3]) if isinstance(nodes.value_of(n), torch.SymFloat)]
+            known = {n: float(nodes.value_of(n)) for n in numbers}
+            node.update_arg(3, tuple(known.get(n, n) for n in node.args[3]))
 
 
 def _drop_casts(graph: Graph) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 from torch import nn
 
 from snnipu.neurons import Leaky, MultiStep, SparseConvLeaky, SparseLeaky, SparseNetwork
-from snnipu.training.sparse_benchmark import benchmark_slots
+from snnipu.neurons.sparse_benchmark import benchmark_slots
 
 DTYPES = {"float32": 4, "float16": 2}
 OPTIMIZERS = ("sgd", "adam")

@@ -9,7 +9,7 @@ from snnipu.ipu.mapping import Plan, plan
 from snnipu.ipu.network import NetworkSpec
 from snnipu.ipu.performance import LABEL, Performance, estimate
 from snnipu.ipu.targets import Target
-from snnipu.training.sparse_benchmark import benchmark_slots
+from snnipu.neurons.sparse_benchmark import benchmark_slots
 
 # Neurons of the input, of the hidden layers by their number, of the output; slots of the input; time steps.
 NETWORKS: Dict[str, Dict[str, Any]] = {

@@ -2,7 +2,7 @@
 
 import inspect
 import warnings
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import snntorch
 import torch
@@ -10,6 +10,7 @@ from torch.nn.utils import parametrize
 
 from snnipu._layout import SINGLE_STEP
 from snnipu.backends import has_kernels, popart
+from snnipu.backends.neuron_step import step_apply
 from snnipu.functional.quant import as_state_quant
 from snnipu.neurons import _instances
 from snnipu.neurons._hooks import is_hooked
@@ -17,11 +18,18 @@ from snnipu.ops import _neurons, leaves
 from snnipu.ops._arguments import RESET_MECHANISMS, check_input, is_compiling, reset_code
 from snnipu.ops.lif_sequence import check_num_steps
 from snnipu.ops.neuron_sequence import Results, neuron_apply
-from snnipu.ops.neuron_step import step_apply
 from snnipu.surrogate import Surrogate, as_surrogate
 
 _SAID: Set[Tuple[Any, ...]] = set()
 _STATE_FUNCTIONS = ("_base_sub", "_base_zero", "_base_int")  # by the code of the reset mechanism
+
+
+def load_scalars(module: torch.nn.Module, state_dict: Any, prefix: str, names: Iterable[str]) -> None:
+    """Give the entries of one element in ``state_dict`` the shapes of ``module``'s: FSDP2 takes ``[1]``, not ``[]``."""
+    for name in names:
+        own, saved = getattr(module, name, None), state_dict.get(prefix + name)
+        if isinstance(own, torch.Tensor) and isinstance(saved, torch.Tensor) and own.numel() == saved.numel() == 1:
+            state_dict[prefix + name] = saved.reshape(own.shape)
 
 
 class FusedNeuron(snntorch.SpikingNeuron):
@@ -39,6 +47,11 @@ class FusedNeuron(snntorch.SpikingNeuron):
     # What snnTorch's step consists of.
     parts: Tuple[str, ...] = ("_base_state_function", *_STATE_FUNCTIONS, "fire", "mem_reset")
     stock: type
+    # Those of the stock class: what a subclass or an instance may have in their place.
+    stock_parts: Dict[str, Any]
+    # Of the equation's signature.
+    state_names: Tuple[str, ...]
+    parameter_names: Tuple[str, ...]
 
     reset_mechanism_val: torch.Tensor
     spike_grad: Any
@@ -49,16 +62,20 @@ class FusedNeuron(snntorch.SpikingNeuron):
         super().__init_subclass__(**kwargs)
         if "stock" in cls.__dict__:
             cls.__signature__ = inspect.signature(cls.stock)  # type: ignore[attr-defined]
+            cls.stock_parts = {name: getattr(cls.stock, name) for name in cls.parts}
+        if isinstance(cls.__dict__.get("equation"), str):
+            cls.state_names, cls.parameter_names = _neurons.arguments(cls.equation)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _instances.hold_weakly()
-        found = _neurons.find(self.equation)
-        # Names of the equation's states and parameters; here, for TorchDynamo cannot look them up.
-        names = found.states, found.steps[0].parameters
         if "reset_mechanism" in kwargs:
             reset_code(kwargs["reset_mechanism"])
         super().__init__(*args, **kwargs)
-        self._names = names
+        for name in self._states():
+            # A buffer in snnTorch: DistributedDataParallel would broadcast rank 0's state over that of the others.
+            if name in self._buffers:
+                self.__dict__[name] = self._buffers.pop(name)
+                self._non_persistent_buffers_set.discard(name)
         if not callable(self.spike_grad):
             raise TypeError(f"spike_grad must be callable or None, got {self.spike_grad!r}")
         known = as_surrogate(self.spike_grad)
@@ -67,7 +84,20 @@ class FusedNeuron(snntorch.SpikingNeuron):
         self.state_quant = as_state_quant(self.state_quant)
         _neurons.prepare(self.equation)  # nothing that torch.compile could trace
         self._resolved: Tuple[Any, Optional[Surrogate]] = (self.spike_grad, known)
+        # What `reset` is made from: the reset signal itself, or the membrane before the step (None: zeros).
         self._last_step: Optional[Tuple[str, Optional[torch.Tensor]]] = None
+
+    def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        super()._apply(fn, *args, **kwargs)
+        with torch.no_grad():
+            for name in self._states():
+                if isinstance(self.__dict__.get(name), torch.Tensor):
+                    self.__dict__[name] = fn(self.__dict__[name])
+        return self
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        load_scalars(self, state_dict, prefix, self._parameters_of_equation())
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     # ---- what snnTorch's neurons have
 
@@ -93,8 +123,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
             return tensor
         if kind == "compiled":
             raise AttributeError("reset: torch.compile ran this layer's last step, which does not keep it")
-        mem = self.mem
-        return self.mem_reset(torch.zeros_like(mem) if tensor is None else tensor)
+        return self.mem_reset(torch.zeros_like(self.mem) if tensor is None else tensor)
 
     @reset.setter
     def reset(self, reset: torch.Tensor) -> None:
@@ -109,25 +138,34 @@ class FusedNeuron(snntorch.SpikingNeuron):
         return self._resolved[1]
 
     def _fuses(self) -> bool:
+        return self._has_kernel() and not (self.inhibition or self.state_quant or self._replaced())
+
+    def _has_kernel(self) -> bool:
+        """Whether there is one for the surrogate, here."""
         known = self._surrogate()
-        if known is None or known.kernel is None or self.inhibition or self.state_quant or self._replaced():
+        if known is None or known.kernel is None:
             return False
         if popart.on_ipu_model() or popart.on_real_ipu():
             return popart.has_operator("NeuronSequence")
         return has_kernels(self.threshold.device)
 
+    def _on_ipu(self) -> bool:
+        """Whether the layer runs as a PopART operator; raises RuntimeError where it must and cannot."""
+        return False
+
     def _replaced(self) -> List[str]:
         """Names of what a subclass or this instance has in place of parts of snnTorch's step."""
         kind, own = type(self), self.__dict__
-        names = [name for name in self.parts if name in own or getattr(kind, name) is not getattr(self.stock, name)]
+        names = [name for name, part in self.stock_parts.items() if name in own or getattr(kind, name) is not part]
         if leaves.tracing():
-            leaves.look_up(self, self.parts)
+            leaves.look_up(self, self.stock_parts)
         function = getattr(self, "state_function", None)
-        if function is not None and not names:
-            expected = getattr(self.stock, _STATE_FUNCTIONS[RESET_MECHANISMS[self._reset_mechanism]])
+        if function is not None and self.stock_parts and not names:
+            expected = self.stock_parts[_STATE_FUNCTIONS[RESET_MECHANISMS[self._reset_mechanism]]]
             if getattr(function, "__func__", None) is not expected:
                 names.append("state_function")
         for name in self._parameters_of_equation():
+            # A parametrization's property gives the same value in every step; any other may look at the state.
             if getattr(kind, name, None) is not None and not parametrize.is_parametrized(self, name):
                 names.append(name)
         return names
@@ -139,7 +177,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
 
     def _home(self) -> type:
         """Our class of this neuron."""
-        return next(kind for kind in type(self).__mro__ if kind.__module__ == "snnipu.neurons.zoo")
+        return next(kind for kind in type(self).__mro__ if "stock" in vars(kind))
 
     def runs_fused(self) -> bool:
         """Whether :meth:`sequence` gives what a loop of calls gives, as one operator (in ``MultiStep``)."""
@@ -150,6 +188,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
         return not self._replaces("sequence", "spikes", "over_time")
 
     def _say_slow(self) -> None:
+        """Say, once for each class and what it replaces, that the fused operator does not run."""
         names = self._replaced() or ["forward"]
         key = (type(self), *names)
         if key not in _SAID:
@@ -163,10 +202,10 @@ class FusedNeuron(snntorch.SpikingNeuron):
     # ---- the equation's arguments
 
     def _states(self) -> Tuple[str, ...]:
-        return self._names[0]
+        return self.state_names
 
     def _parameters_of_equation(self) -> Tuple[str, ...]:
-        return self._names[1]
+        return self.parameter_names
 
     def _values(self) -> Dict[str, Any]:
         return {name: getattr(self, name) for name in self._parameters_of_equation()}
@@ -217,7 +256,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
             or input_.dim() == 0
             or len(states) > len(names)
             or not set(named) <= set(names[len(states) :])
-            or (self.init_hidden and (states or any(s is not None for s in named.values())))
+            or (self.init_hidden and any(s is not None for s in (*states, *named.values())))
             or not self._fuses()
         ):
             return None
@@ -235,7 +274,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
         if any(p.dim() > 0 and p.dtype != input_.dtype for p in self._values().values() if isinstance(p, torch.Tensor)):
             return None
         made, after = self._kernel_step(input_, taken)
-        spk = made.float()  # as snnTorch's step functions
+        spk = made if made.dtype == torch.float32 else made.to(self._spike_dtype())
         for name, state in zip(names, after):
             setattr(self, name, spk if name == "spk" else state)
         if self.init_hidden and not self.output:
@@ -275,6 +314,13 @@ class FusedNeuron(snntorch.SpikingNeuron):
             for name in self._states():
                 setattr(self, name, torch.zeros(0, device=self.threshold.device))
         return super().reset_mem()
+
+    def _spike_dtype(self) -> torch.dtype:
+        """snnTorch's step functions give float32, whatever the membrane."""
+        factor: Any = getattr(self, "graded_spikes_factor", None)
+        if isinstance(factor, torch.Tensor) and factor.dim() > 0:
+            return torch.promote_types(torch.float32, factor.dtype)
+        return torch.float32
 
     # ---- all steps
 
@@ -344,6 +390,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
         need_states: bool,
         need_final: bool = False,
     ) -> Tuple[Any, Optional[List[torch.Tensor]]]:
+        self._on_ipu()
         if num_steps is None:
             check_input(x, 1, "[T, B, ...]")
         else:
@@ -406,11 +453,9 @@ class FusedNeuron(snntorch.SpikingNeuron):
     def __getstate__(self) -> Dict[str, Any]:
         # What a forward pass left behind belongs to its autograd graph, which cannot be copied.
         state = self.__dict__.copy()
-        state["_buffers"] = self._buffers.copy()
         for name in self._states():
-            for place in (state, state["_buffers"]):
-                if isinstance(place.get(name), torch.Tensor):
-                    place[name] = place[name].detach()
+            if isinstance(state.get(name), torch.Tensor):
+                state[name] = state[name].detach()
         state["_last_step"] = None
         return state
 

@@ -1,46 +1,25 @@
 """``snnipu.Leaky``: snnTorch's leaky integrate-and-fire layer on fused kernels."""
 
 import warnings
-from typing import Any, Dict, Iterable, List, Optional, Set, Tuple, Union
+from typing import Any, Optional, Sequence, Tuple, Union
 
 import snntorch
 import torch
-from torch.nn.utils import parametrize
 
 from snnipu._layout import SINGLE_STEP
 from snnipu.backends import popart
-from snnipu.functional.quant import as_state_quant
-from snnipu.neurons import _instances
 from snnipu.neurons._hooks import is_hooked
+from snnipu.neurons.fused import FusedNeuron
 from snnipu.ops import leaves
-from snnipu.ops._arguments import DTYPES, RESET_MECHANISMS, check_input, reset_code
-from snnipu.ops.lif_sequence import check_num_steps, lif_apply
-from snnipu.surrogate import SpikeGrad, Surrogate, as_surrogate
+from snnipu.ops._arguments import DTYPES, RESET_MECHANISMS
+from snnipu.ops.lif_sequence import lif_apply
+from snnipu.ops.neuron_sequence import Results
+from snnipu.surrogate import SpikeGrad
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
-# What a step of snnTorch's consists of besides `state_function`; the values are the functions that are fused.
-_STEP = {
-    name: vars(owner)[name]
-    for owner, names in (
-        (snntorch.Leaky, ("_base_state_function", "_base_sub", "_base_zero", "_base_int")),
-        (snntorch.SpikingNeuron, ("fire", "mem_reset")),
-    )
-    for name in names
-}
-_STATE_FUNCTIONS = ("_base_sub", "_base_zero", "_base_int")  # by the code of the reset mechanism
-_PARAMETERS = ("beta", "threshold", "graded_spikes_factor")
-_SAID: Set[Tuple[Any, ...]] = set()
 
 
-def load_scalars(module: torch.nn.Module, state_dict: Any, prefix: str, names: Iterable[str]) -> None:
-    """Give the entries of one element in ``state_dict`` the shapes of ``module``'s: FSDP2 takes ``[1]``, not ``[]``."""
-    for name in names:
-        own, saved = getattr(module, name, None), state_dict.get(prefix + name)
-        if isinstance(own, torch.Tensor) and isinstance(saved, torch.Tensor) and own.numel() == saved.numel() == 1:
-            state_dict[prefix + name] = saved.reshape(own.shape)
-
-
-class Leaky(snntorch.Leaky):
+class Leaky(FusedNeuron, snntorch.Leaky):
     r"""First-order leaky integrate-and-fire neurons: ``snntorch.Leaky`` 1.0, fused.
 
     Signature, defaults, numbers, gradients and ``state_dict`` are snnTorch's, and so are the dtypes of a step: spikes
@@ -72,6 +51,8 @@ class Leaky(snntorch.Leaky):
     * ``SpikingNeuron.instances`` does not keep neurons alive.
     """
 
+    equation, options, stock = "leaky", ("reset_mechanism", "reset_delay"), snntorch.Leaky
+
     def __init__(
         self,
         beta: Any,
@@ -89,130 +70,30 @@ class Leaky(snntorch.Leaky):
         learn_graded_spikes_factor: bool = False,
         reset_delay: bool = True,
     ) -> None:
-        if spike_grad is not None and not callable(spike_grad):
-            raise TypeError(f"spike_grad must be callable or None, got {spike_grad!r}")
-        reset_code(reset_mechanism)
-        known = as_surrogate(spike_grad)
-        _instances.hold_weakly()
         super().__init__(
             beta,
             threshold=threshold,
-            spike_grad=spike_grad if known is None else known,
+            spike_grad=spike_grad,
             surrogate_disable=surrogate_disable,
             init_hidden=init_hidden,
             inhibition=inhibition,
             learn_beta=learn_beta,
             learn_threshold=learn_threshold,
             reset_mechanism=reset_mechanism,
-            state_quant=as_state_quant(state_quant),
+            state_quant=state_quant,
             output=output,
             graded_spikes_factor=graded_spikes_factor,
             learn_graded_spikes_factor=learn_graded_spikes_factor,
             reset_delay=reset_delay,
         )
-        self._resolved: Tuple[Any, Optional[Surrogate]] = (self.spike_grad, as_surrogate(self.spike_grad))
-        # What `reset` is made from: the reset signal itself, or the membrane before the step (None: zeros).
-        self._last_step: Optional[Tuple[str, Optional[torch.Tensor]]] = None
 
-    # Set by snnTorch's constructor.
-    _reset_mechanism: str
-    reset_mechanism_val: torch.Tensor
     mem: torch.Tensor
 
-    def _init_mem(self) -> None:
-        # No buffer, as snnTorch's: DistributedDataParallel would broadcast rank 0's state over that of the others.
-        self.mem = torch.zeros(0)
-
-    def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
-        super()._apply(fn, *args, **kwargs)
-        with torch.no_grad():
-            self.mem = fn(self.mem)
-        return self
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
-        load_scalars(self, state_dict, prefix, _PARAMETERS)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-    def reset_mem(self) -> torch.Tensor:
-        """Start from zeros: snnTorch's."""
-        if leaves.tracing():
-            # Zeros whatever their shape: the graph does not depend on the last call's.
-            self.mem = torch.zeros(0, device=self.threshold.device)
-        return super().reset_mem()
-
-    @property
-    def reset_mechanism(self) -> str:
-        """``"subtract"``, ``"zero"`` or ``"none"``; may be set at any time."""
-        return self._reset_mechanism
-
-    @reset_mechanism.setter
-    def reset_mechanism(self, reset_mechanism: str) -> None:
-        code = reset_code(reset_mechanism)
-        self.reset_mechanism_val = torch.as_tensor(code, device=self.reset_mechanism_val.device)
-        self._reset_mechanism = reset_mechanism
-        self.state_function = (self._base_sub, self._base_zero, self._base_int)[code]
-
-    @property
-    def reset(self) -> torch.Tensor:
-        """The detached reset signal of the last step; after a fused step, computed when it is asked for."""
-        if self._last_step is None:
-            raise AttributeError("reset: this layer has not made a step yet")
-        kind, tensor = self._last_step
-        if kind == "reset" and tensor is not None:
-            return tensor
-        if kind == "compiled":
-            raise AttributeError("reset: torch.compile ran this layer's last step, which does not keep it")
-        return self.mem_reset(torch.zeros_like(self.mem) if tensor is None else tensor)
-
-    @reset.setter
-    def reset(self, reset: torch.Tensor) -> None:
-        self._last_step = ("reset", reset)
-
-    def _surrogate(self) -> Optional[Surrogate]:
-        """What the fused kernels take for ``spike_grad``, which may be exchanged at any time."""
-        if self._resolved[0] is not self.spike_grad:
-            self._resolved = (self.spike_grad, as_surrogate(self.spike_grad))
-        return self._resolved[1]
-
-    def _fuses(self) -> bool:
-        return not (self.inhibition or self.state_quant or self._surrogate() is None or self._replaced())
-
-    def _replaced(self) -> List[str]:
-        """Names of what a subclass or this instance has in place of parts of snnTorch's step."""
-        kind, own = type(self), self.__dict__
-        names = [name for name, function in _STEP.items() if name in own or getattr(kind, name) is not function]
-        if leaves.tracing():
-            leaves.look_up(self, _STEP)
-        stock = _STEP[_STATE_FUNCTIONS[RESET_MECHANISMS[self._reset_mechanism]]]
-        if getattr(self.state_function, "__func__", None) is not stock and not names:
-            names.append("state_function")
-        for name in _PARAMETERS:
-            # A parametrization's property gives the same value in every step; any other may look at the state.
-            if getattr(kind, name, None) is not None and not parametrize.is_parametrized(self, name):
-                names.append(name)
-        return names
-
-    def _replaces(self, *methods: str) -> bool:
-        """Whether a subclass or this instance has own versions of our ``methods``."""
-        return any(name in self.__dict__ or getattr(type(self), name) is not getattr(Leaky, name) for name in methods)
-
-    def runs_fused(self) -> bool:
-        """Whether :meth:`sequence` gives what a loop of calls gives, as one operator (in ``MultiStep``)."""
-        return self._fuses() and not self._replaces("forward", "reset_mem")
-
-    def _say_slow(self) -> None:
-        """Say, once for each class and what it replaces, that the fused operator does not run."""
-        names = self._replaced() or ["forward"]
-        key = (type(self), *names)
-        if key not in _SAID:
-            _SAID.add(key)
-            warnings.warn(
-                f"{type(self).__name__} replaces {', '.join(names)} of Leaky: it runs step by step, in PyTorch",
-                stacklevel=4,
-            )
+    def _has_kernel(self) -> bool:
+        # On every device, and a surrogate that is a function of PyTorch's is evaluated beside it.
+        return self._surrogate() is not None
 
     def _on_ipu(self) -> bool:
-        """Whether the layer runs as a PopART operator; raises RuntimeError where it must and cannot."""
         on_ipu = popart.uses_operator("Leaky", "LifSequence")
         if on_ipu and not self._fuses():
             raise RuntimeError(
@@ -221,7 +102,23 @@ class Leaky(snntorch.Leaky):
             )
         return on_ipu
 
-    def forward(
+    def _kernels(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], **how: Any) -> Results:
+        spk, mem, last = lif_apply(
+            x,
+            states[0],
+            self.beta,
+            self.threshold,
+            self.graded_spikes_factor,
+            how["num_steps"],
+            RESET_MECHANISMS[self._reset_mechanism],
+            self.reset_delay,
+            self._surrogate(),
+            need_mem=how.get("store", (True,))[0],
+            need_last=how.get("need_final", False),
+        )
+        return Results(spk, [mem], None if last is None else [last])
+
+    def forward(  # type: ignore[override]  # its state may be given by name
         self, input_: torch.Tensor, mem: Optional[torch.Tensor] = None
     ) -> Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]:
         """One time step.
@@ -263,7 +160,7 @@ class Leaky(snntorch.Leaky):
             if not fuses and self._replaced():
                 self._say_slow()
             self.mem = state
-            return super().forward(input_)
+            return super(FusedNeuron, self).forward(input_)  # snnTorch's
         dtype = torch.float32 if dtype in _LOW_PRECISION else dtype
         current = input_ if input_.dtype == dtype else input_.to(dtype)
         surrogate = self._surrogate()
@@ -359,7 +256,7 @@ class Leaky(snntorch.Leaky):
             stacklevel=3,
         )
 
-    def sequence(
+    def sequence(  # type: ignore[override]  # its state may be given by name
         self, x: torch.Tensor, mem: Optional[torch.Tensor] = None, *, num_steps: Optional[int] = None
     ) -> Tuple[torch.Tensor, torch.Tensor]:
         """All time steps as one fused operator.
@@ -379,108 +276,7 @@ class Leaky(snntorch.Leaky):
         """
         if self.init_hidden and mem is not None:
             raise TypeError("`mem` should not be passed as an argument while `init_hidden=True`")
-        spk, mems, _ = self._sequence(x, mem, num_steps, need_mem=True)
-        assert mems is not None
-        return spk, mems
+        return self._sequence(x, [mem], num_steps, need_states=True)[0]
 
-    def spikes(self, x: torch.Tensor, *, num_steps: Optional[int] = None) -> torch.Tensor:
-        """The spikes of :meth:`sequence` alone: the membranes are not stored, and recomputed for the gradient.
-
-        Args:
-            x: current, ``[T, B, ...]``; or ``[B, ...]``, held constant, with ``num_steps``.
-            num_steps: number of steps of a constant current.
-
-        Returns:
-            Spikes ``[T, B, ...]`` in x's dtype.
-
-        Raises:
-            TypeError, ValueError: as :meth:`sequence`.
-        """
-        return self._sequence(x, None, num_steps, need_mem=False)[0]
-
-    def over_time(self, x: torch.Tensor, *, num_steps: Optional[int] = None, need_mem: bool = True) -> Any:
-        """What ``MultiStep`` calls: :meth:`sequence`, or :meth:`spikes` where the membranes are not asked for."""
-        if need_mem or self._replaces("sequence"):
-            return self.sequence(x, num_steps=num_steps)
-        return self.spikes(x, num_steps=num_steps)
-
-    def resumes(self) -> bool:
-        """Whether :meth:`resume` gives, part by part, what :meth:`over_time` gives at once."""
-        return not self._replaces("sequence", "spikes", "over_time")
-
-    def resume(
-        self, x: torch.Tensor, state: Optional[torch.Tensor], *, num_steps: Optional[int] = None, need_mem: bool = True
-    ) -> Tuple[Any, torch.Tensor]:
-        """:meth:`over_time` for a part of a sequence: its result, and the state the next part starts from.
-
-        ``state`` None: the first part. Its gradient is exact.
-        """
-        spk, mems, last = self._sequence(x, state, num_steps, need_mem, need_last=True)
-        assert last is not None
-        return (spk, mems) if need_mem else spk, last
-
-    def _sequence(
-        self,
-        x: torch.Tensor,
-        mem: Optional[torch.Tensor],
-        num_steps: Optional[int],
-        need_mem: bool,
-        need_last: bool = False,
-    ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor]]:
-        self._on_ipu()
-        if num_steps is None:
-            check_input(x, 1, "[T, B, ...]")
-        else:
-            check_input(x, 0, "[B, ...]")
-            check_num_steps(num_steps)
-        if self.init_hidden and mem is None:
-            step_shape = x.shape[1:] if num_steps is None else x.shape
-            mem = self.mem if self.mem.shape == step_shape and self.mem.numel() else None
-        replaced = self._replaces("forward")
-        if replaced and not self._replaced():
-            self._say_slow()
-        if not replaced and self._fuses():
-            spk, mems, last = lif_apply(
-                x,
-                mem,
-                self.beta,
-                self.threshold,
-                self.graded_spikes_factor,
-                num_steps,
-                RESET_MECHANISMS[self._reset_mechanism],
-                self.reset_delay,
-                self._surrogate(),
-                need_mem=need_mem,
-                need_last=need_last or self.init_hidden,
-            )
-        else:
-            spk, mems, last = self._sequence_by_steps(x, mem, num_steps)
-        if self.init_hidden and last is not None and spk.shape[0]:
-            self.mem = last.to(x.dtype)
-        return spk, mems, last
-
-    def _sequence_by_steps(
-        self, x: torch.Tensor, mem: Optional[torch.Tensor], num_steps: Optional[int]
-    ) -> Tuple[torch.Tensor, torch.Tensor, Optional[torch.Tensor]]:
-        steps = x.shape[0] if num_steps is None else num_steps
-        step_shape = x.shape[1:] if num_steps is None else x.shape
-        if steps == 0:
-            return torch.empty_like(x), torch.empty_like(x), mem
-        if mem is not None and mem.shape != step_shape:
-            raise ValueError(f"mem must have the shape of one step of x, {tuple(step_shape)}, got {tuple(mem.shape)}")
-        self.mem = x.new_zeros(step_shape) if mem is None else mem
-        spks, mems = [], []
-        for t in range(steps):
-            current = x if num_steps is not None else x[t]
-            out = self.forward(current) if self.init_hidden else self.forward(current, self.mem)
-            spk, self.mem = out[:2] if isinstance(out, tuple) else (out, self.mem)
-            spks.append(spk)
-            mems.append(self.mem)
-        return torch.stack(spks).to(x.dtype), torch.stack(mems).to(x.dtype), self.mem
-
-    def __getstate__(self) -> Dict[str, Any]:
-        # What a forward pass left behind belongs to its autograd graph, which cannot be copied.
-        state = self.__dict__.copy()
-        state["mem"] = self.mem.detach()
-        state["_last_step"] = None
-        return state
+    def _returns_states(self) -> bool:
+        return True

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint as run_again
 
 from snnipu.backends import memory
-from snnipu.neurons.leaky import Leaky
+from snnipu.neurons.fused import FusedNeuron
 from snnipu.neurons.multistep import MultiStep, is_hooked, is_random, is_stateless, takes_whole_sequences
 from snnipu.spikes import SparseSpikes
 
@@ -70,13 +70,12 @@ def run_segments(
         raise TypeError("x must be a torch.Tensor [T, B, ...], or [B, ...] with num_steps")
     states = list(_states(network))
     total = x.shape[0] if num_steps is None else num_steps
-    # Those that start from zeros in each call.
-    values = [_held(at) if getattr(at[0], "init_hidden", False) else torch.zeros_like(_held(at)[:0]) for at in states]
+    values = [_start(at) for at in states]
     segments: List[Any] = []
     for start in range(0, total, steps):
         length = min(steps, total - start)
         if detach_every is not None and start and start % detach_every == 0:
-            values = [value.detach() for value in values]
+            values = [None if value is None else value.detach() for value in values]
         given = x[start : start + length] if num_steps is None else x
         constant = None if num_steps is None else length
         if checkpoint and torch.is_grad_enabled():
@@ -130,9 +129,15 @@ def _segment_alone(*arguments: Any) -> Any:
     return _segment(*arguments)
 
 
-def _held(at: _State) -> torch.Tensor:
-    value: torch.Tensor = getattr(*at)
+def _held(at: _State) -> Optional[torch.Tensor]:
+    value: Optional[torch.Tensor] = getattr(*at)
     return value
+
+
+def _start(at: _State) -> Optional[torch.Tensor]:
+    """What a neuron holds where a sequence starts: where the last one ended, or what fits no input."""
+    held = _held(at)
+    return held if held is None or getattr(at[0], "init_hidden", False) else torch.zeros_like(held[:0])
 
 
 def _states(network: nn.Module, prefix: str = "") -> Iterator[_State]:
@@ -140,8 +145,9 @@ def _states(network: nn.Module, prefix: str = "") -> Iterator[_State]:
         place = prefix + name
         if isinstance(module, (nn.Sequential, MultiStep)) and not is_hooked(module):
             yield from _states(module, f"{place}.")
-        elif isinstance(module, Leaky):
-            yield module, "mem"
+        elif isinstance(module, FusedNeuron):
+            for state in module._states():
+                yield module, state
         elif isinstance(module, snntorch.SpikingNeuron) and not takes_whole_sequences(module):
             for state in sorted(module._non_persistent_buffers_set):
                 yield module, state

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from snnipu import ops
-from snnipu.neurons.leaky import Leaky, load_scalars
+from snnipu.neurons.fused import load_scalars
+from snnipu.neurons.leaky import Leaky
 from snnipu.neurons.sparse_activity import DeviceActivity
 from snnipu.neurons.sparse_linear import check_features, check_path, choose_path, init_like_linear
 from snnipu.ops._arguments import reset_code

@@ -9,11 +9,11 @@ from torch import nn
 
 from snnipu._layout import SINGLE_STEP
 from snnipu.backends import popart
+from snnipu.backends.neuron_step import step_apply
 from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.fused import FusedNeuron
 from snnipu.ops._arguments import is_autocast
 from snnipu.ops.neuron_sequence import Results
-from snnipu.ops.neuron_step import step_apply
 from snnipu.ops.recurrent_sequence import STRENGTH, Connection, recurrent_apply
 
 _ONE_TO_ONE = (rleaky.RecurrentOneToOne, rsynaptic.RecurrentOneToOne)

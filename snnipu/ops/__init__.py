@@ -1,5 +1,8 @@
 """The operators behind the modules: functions of tensors, with their own gradients, on every backend."""
 
+from snnipu import spikes
+from snnipu.ops import _slots
+from snnipu.ops import max_pool2d as _max_pool2d  # noqa: F401  not public
 from snnipu.ops.dense_to_sparse import dense_to_sparse
 from snnipu.ops.lif_sequence import lif_sequence
 from snnipu.ops.lif_step import lif_step
@@ -23,3 +26,5 @@ __all__ = [
     "sparse_pool2d",
     "sparse_to_dense",
 ]
+
+spikes.register(dense_to_sparse=dense_to_sparse, sparse_to_dense=sparse_to_dense, limit=_slots.limit)

@@ -4,6 +4,7 @@ from typing import Any, Tuple, Union
 
 import torch
 
+Parameter = Union[float, torch.Tensor]
 RESET_MECHANISMS = {"subtract": 0, "zero": 1, "none": 2}
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 

@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from snnipu import equations
-from snnipu._generator import Adjoint, Neuron, TraceError, adjoint_reads, expression, neuron, print_neurons
+from snnipu._generator import Adjoint, Neuron, TraceError, adjoint_reads, expression, neuron, print_neurons, signature
 from snnipu._generator.graph import Value
 from snnipu._generator.operations import OPERATIONS
 from snnipu._generator.step import needed
@@ -31,6 +31,12 @@ def find(name: str) -> Neuron:
     if name not in _RECORDED:
         _RECORDED.setdefault(name, neuron(_EQUATIONS[name], equations.OPTIONS))
     return _RECORDED[name]
+
+
+def arguments(name: str) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
+    """The names of a neuron's states and parameters, by its equation's signature: nothing is recorded yet."""
+    found = signature(_EQUATIONS[name])
+    return found.states, found.parameters
 
 
 @lru_cache(maxsize=None)

@@ -96,6 +96,16 @@ def keep(
     return ids.gather(-1, chosen).contiguous(), chosen, fits, counts - fits
 
 
+def limit(
+    spikes: SparseSpikes, max_spikes: int, overflow: str
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """:func:`keep` for ``SparseSpikes.limit``, its arguments checked."""
+    check_max_spikes(max_spikes)
+    if max_spikes is None:
+        raise TypeError("max_spikes must be an int, got None")
+    return keep(spikes.ids, spikes.counts, spikes.num_neurons, max_spikes, overflow_code(overflow))
+
+
 def pick(
     rows: torch.Tensor,
     neurons: torch.Tensor,

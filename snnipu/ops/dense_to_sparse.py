@@ -4,7 +4,7 @@ from typing import Any, Optional, Tuple
 
 import torch
 
-from snnipu.backends import host, host_sparse, popart, triton
+from snnipu import _route
 from snnipu.ops import _library
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._slots import capacity_argument, check_max_spikes, gather, overflow_code, select
@@ -39,9 +39,6 @@ def _fwd_meta(
 
 
 _library.define(_SCHEMA_FWD, reference=dense_to_sparse_fwd_reference, meta=_fwd_meta)
-if host.library is not None:
-    _library.implement("dense_to_sparse_fwd", "CPU", host_sparse.dense_to_sparse_fwd)
-_library.implement("dense_to_sparse_fwd", "CUDA", triton.lazily("sparse", "dense_to_sparse_fwd"))
 
 
 class DenseToSparse(torch.autograd.Function):
@@ -92,9 +89,9 @@ def dense_to_sparse(x: torch.Tensor, max_spikes: Optional[int] = None, *, overfl
     Source: the format of Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
     """
     x = dense_argument("x", x)
-    if popart.uses_operator("dense_to_sparse", "DenseToSparse"):
+    if _route.uses_operator("dense_to_sparse", "DenseToSparse"):
         check_max_spikes(max_spikes)
-        return popart.call_dense_to_sparse(x, max_spikes, overflow_code(overflow))
+        return _route.call("dense_to_sparse", x, max_spikes, overflow_code(overflow))
     capacity = capacity_argument(max_spikes, x.shape[2], x)
     ids, values, counts, dropped = DenseToSparse.apply(x, capacity, overflow_code(overflow))
     return SparseSpikes._trusted(ids, values, counts, x.shape[2], dropped)

@@ -58,11 +58,18 @@ def is_known(neuron: Any) -> bool:
     return context is not None and reference is not None and reference() is context
 
 
-@lru_cache(maxsize=None)
-def _surrogate(number: int, a: float, b: float) -> Surrogate:
+@lru_cache(maxsize=256)
+def _surrogate_of(number: int, a: float, b: float) -> Surrogate:
     surrogate = Surrogate("kernel")
     surrogate.kernel = Kernel(number, a, b)
     return surrogate
+
+
+def _surrogate(number: int, a: float, b: float) -> Surrogate:
+    if isinstance(a, torch.SymFloat) or isinstance(b, torch.SymFloat):
+        # TorchDynamo asks what comes out, whose form does not depend on them; to look at them would fix them.
+        a, b = 1.0, 0.0
+    return _surrogate_of(number, a, b)
 
 
 def lif_step(

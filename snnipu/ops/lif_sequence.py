@@ -1,18 +1,16 @@
 """Leaky integrate-and-fire neurons over a whole sequence: public function, schema, meta, autograd, reference."""
 
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import Any, List, Optional, Tuple
 
 import torch
 
+from snnipu import _route
 from snnipu import surrogate as surrogates
-from snnipu._layout import SINGLE_STEP, layout, memory_order, saved_layout
-from snnipu.backends import host, popart, triton
+from snnipu._layout import SINGLE_STEP, fits, in_order, layout, memory_order, permuted, saved_layout
 from snnipu.ops import _library
-from snnipu.ops._arguments import check_input, compute_dtype, parameter_argument, reset_code, state_argument
+from snnipu.ops._arguments import Parameter, check_input, compute_dtype, parameter_argument, reset_code, state_argument
 from snnipu.ops._derivative import once_differentiable
 from snnipu.surrogate import Kernel, SpikeGrad, Surrogate
-
-Parameter = Union[float, torch.Tensor]
 
 # A gradient that passes unchanged: what the adjoint runs with when the surrogate was evaluated outside of it.
 _IDENTITY = Kernel(surrogates.LEAKY_STEP, 1.0, 0.0)
@@ -249,11 +247,6 @@ def _bwd_meta(
 
 _fwd = _library.define(_SCHEMA_FWD, reference=lif_sequence_fwd_reference, meta=_fwd_meta)
 _bwd = _library.define(_SCHEMA_BWD, reference=lif_sequence_bwd_reference, meta=_bwd_meta)
-if host.library is not None:
-    _library.implement("lif_sequence_fwd", "CPU", host.lif_sequence_fwd)
-    _library.implement("lif_sequence_bwd", "CPU", host.lif_sequence_bwd)
-_library.implement("lif_sequence_fwd", "CUDA", triton.lazily("lif", "lif_sequence_fwd"))
-_library.implement("lif_sequence_bwd", "CUDA", triton.lazily("lif", "lif_sequence_bwd"))
 
 
 def _evaluate(spike_grad: SpikeGrad, u: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
@@ -416,7 +409,7 @@ def learnt_decay(beta: torch.Tensor) -> torch.Tensor:
     that is what counts.
     """
     learns = beta.requires_grad and torch.is_grad_enabled()
-    return beta.clamp(0, 1) if learns and not popart.on_real_ipu() else beta
+    return beta.clamp(0, 1) if learns and not _route.on_real_ipu() else beta
 
 
 def lif_by_steps(
@@ -453,27 +446,6 @@ def lif_by_steps(
     return torch.stack(spks), torch.stack(mems)
 
 
-def _fits(argument: object, step_shape: torch.Size) -> bool:
-    """Whether a tensor broadcasts to a step; what is not a tensor is checked elsewhere."""
-    if not isinstance(argument, torch.Tensor):
-        return True
-    sizes = zip(reversed(argument.shape), reversed(step_shape))
-    return argument.dim() <= len(step_shape) and all(size in (1, wanted) for size, wanted in sizes)
-
-
-def _in_order(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """A view with the dimensions of a step, the last ones, in another order."""
-    first = tensor.dim() - len(order)
-    return tensor.permute(*range(first), *(first + dim for dim in order))
-
-
-def _permuted(argument: Any, order: Sequence[int]) -> Any:
-    """A state or parameter for steps whose dimensions are in another order."""
-    if not isinstance(argument, torch.Tensor) or argument.dim() == 0:
-        return argument
-    return _in_order(argument.reshape((1,) * (len(order) - argument.dim()) + argument.shape), order)
-
-
 def lif_apply(
     x: torch.Tensor,
     mem: Optional[torch.Tensor],
@@ -493,18 +465,18 @@ def lif_apply(
     another call with it as ``mem`` goes on. Without ``need_mem`` the membranes are not stored and None stands for them,
     without ``need_last`` for the last one.
     """
-    on_ipu = popart.uses_operator("lif_sequence", "LifSequence")
+    on_ipu = _route.uses_operator("lif_sequence", "LifSequence")
     steps, step_shape, shape = layout(x, num_steps)
     known = surrogates.as_surrogate(spike_grad)
     # Neurons are independent: fused, they are taken as they lie (channels_last, say), and so are the results.
     order = memory_order(x, num_steps) if not on_ipu and known is not None and known.kernel is not None else None
-    own = (mem, beta, threshold, graded_spikes_factor)
-    if order is not None and all(_fits(argument, step_shape) for argument in own):
+    given = (mem, beta, threshold, graded_spikes_factor)
+    if order is not None and all(fits(argument, step_shape) for argument in given):
         options = (num_steps, reset, reset_delay, spike_grad, need_mem, need_last)
-        moved = [_permuted(argument, order) for argument in own]
-        out = lif_apply(_in_order(x, order), moved[0], moved[1], moved[2], moved[3], *options)
+        moved = [permuted(argument, order) for argument in given]
+        out = lif_apply(in_order(x, order), moved[0], moved[1], moved[2], moved[3], *options)
         back = sorted(range(len(order)), key=order.__getitem__)
-        spk, mems, last = (None if tensor is None else _in_order(tensor, back) for tensor in out)
+        spk, mems, last = (None if tensor is None else in_order(tensor, back) for tensor in out)
         assert spk is not None
         return spk, mems, last
     state = None if mem is None else state_argument("mem", mem, step_shape, x)
@@ -513,9 +485,8 @@ def lif_apply(
     graded = parameter_argument("graded_spikes_factor", graded_spikes_factor, step_shape, x)
     if on_ipu:
         kernel = None if known is None else known.kernel
-        spk, mems = popart.call_lif_sequence(
-            x, state, (beta_, threshold_, graded), num_steps, reset, reset_delay, kernel
-        )
+        own = (beta_, threshold_, graded)
+        spk, mems = _route.call("lif_sequence", x, state, own, num_steps, reset, reset_delay, kernel)
         # A copy: a view would keep the whole sequence's membranes.
         return spk, mems, mems[-1].clone() if need_last and steps else None
     evaluated = known if known is not None and known.kernel is None else None

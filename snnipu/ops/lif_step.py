@@ -5,8 +5,8 @@ from typing import Optional, Tuple
 import torch
 
 from snnipu._layout import SINGLE_STEP
-from snnipu.ops._arguments import check_input, reset_code
-from snnipu.ops.lif_sequence import Parameter, lif_apply
+from snnipu.ops._arguments import Parameter, check_input, reset_code
+from snnipu.ops.lif_sequence import lif_apply
 from snnipu.surrogate import SpikeGrad
 
 

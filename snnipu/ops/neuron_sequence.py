@@ -1,20 +1,17 @@
 """Any neuron of ``snnipu.equations`` over a sequence: schema, meta, autograd, reference."""
 
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-from snnipu import _generator
+from snnipu import _generator, _route
 from snnipu import surrogate as surrogates
-from snnipu._layout import SINGLE_STEP, layout, memory_order
-from snnipu.backends import compiled, host, neurons, popart, triton
+from snnipu._layout import SINGLE_STEP, fits, in_order, layout, memory_order, permuted
 from snnipu.ops import _library, _neurons
-from snnipu.ops._arguments import compute_dtype, parameter_argument, state_argument
+from snnipu.ops._arguments import Parameter, compute_dtype, parameter_argument, state_argument
 from snnipu.ops._derivative import once_differentiable
-from snnipu.ops.lif_sequence import _fits, _in_order, _permuted
 from snnipu.surrogate import Kernel, SpikeGrad
 
-Parameter = Union[float, torch.Tensor]
 Made = Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]
 
 _SCHEMA_FWD = (
@@ -221,54 +218,8 @@ def _bwd_meta(
     )
 
 
-def _kernels(neuron: str, dtype: torch.dtype) -> Optional[neurons.Kernels]:
-    """Of the native library, or for a user's own neuron of one that is compiled now; None where it cannot be."""
-    if neuron in _neurons.BUILT:
-        return neurons.built(_neurons.BUILT[neuron])
-    return compiled.kernels(neuron, _neurons.find(neuron), dtype)
-
-
-def _fwd_cpu(
-    x: torch.Tensor,
-    initial: Sequence[Optional[torch.Tensor]],
-    parameters: Sequence[torch.Tensor],
-    neuron: str,
-    variant: int,
-    num_steps: Optional[int],
-    store: Sequence[bool],
-    store_final: bool,
-) -> Made:
-    kernels = _kernels(neuron, x.dtype)
-    if kernels is None:
-        return neuron_sequence_fwd_reference(x, initial, parameters, neuron, variant, num_steps, store, store_final)
-    return neurons.forward(kernels, variant, x, initial, parameters, num_steps, store, store_final)
-
-
-def _bwd_cpu(
-    grad_spk: Optional[torch.Tensor],
-    grad_states: Sequence[Optional[torch.Tensor]],
-    grad_final: Sequence[Optional[torch.Tensor]],
-    x: torch.Tensor,
-    initial: Sequence[Optional[torch.Tensor]],
-    parameters: Sequence[torch.Tensor],
-    neuron: str,
-    variant: int,
-    *options: Any,
-) -> Made:
-    kernels = _kernels(neuron, x.dtype)
-    given = (grad_spk, grad_states, grad_final, x, initial, parameters)
-    if kernels is None:
-        return neuron_sequence_bwd_reference(*given, neuron, variant, *options)
-    return neurons.backward(kernels, variant, *given, *options)
-
-
 _fwd = _library.define(_SCHEMA_FWD, reference=neuron_sequence_fwd_reference, meta=_fwd_meta)
 _bwd = _library.define(_SCHEMA_BWD, reference=neuron_sequence_bwd_reference, meta=_bwd_meta)
-if host.library is not None:
-    _library.implement("neuron_sequence_fwd", "CPU", _fwd_cpu)
-    _library.implement("neuron_sequence_bwd", "CPU", _bwd_cpu)
-_library.implement("neuron_sequence_fwd", "CUDA", triton.lazily("neurons", "neuron_sequence_fwd"))
-_library.implement("neuron_sequence_bwd", "CUDA", triton.lazily("neurons", "neuron_sequence_bwd"))
 
 
 class _Options(NamedTuple):
@@ -398,15 +349,15 @@ def neuron_apply(
     if known is None or known.kernel is None:
         raise TypeError(f"spike_grad must be a surrogate of snnipu or snnTorch, got {spike_grad!r}")
     store = [True] * len(states) if store is None else list(store)
-    on_ipu = popart.uses_operator(neuron, "NeuronSequence")
+    on_ipu = _route.uses_operator(neuron, "NeuronSequence")
     order = None if on_ipu else memory_order(x, num_steps)
-    if order is not None and all(_fits(argument, step_shape) for argument in (*states, *parameters.values())):
+    if order is not None and all(fits(argument, step_shape) for argument in (*states, *parameters.values())):
         # Neurons are independent: they are taken as they lie.
         made = neuron_apply(
             neuron,
-            _in_order(x, order),
-            [_permuted(state, order) for state in states],
-            {name: _permuted(value, order) for name, value in parameters.items()},
+            in_order(x, order),
+            [permuted(state, order) for state in states],
+            {name: permuted(value, order) for name, value in parameters.items()},
             options=options,
             num_steps=num_steps,
             spike_grad=spike_grad,
@@ -415,9 +366,9 @@ def neuron_apply(
         )
         back = sorted(range(len(order)), key=order.__getitem__)
         return Results(
-            _in_order(made.spk, back),
-            [None if state is None else _in_order(state, back) for state in made.states],
-            None if made.final is None else [_in_order(state, back) for state in made.final],
+            in_order(made.spk, back),
+            [None if state is None else in_order(state, back) for state in made.states],
+            None if made.final is None else [in_order(state, back) for state in made.final],
         )
     own, values = kernel_arguments(plan, x, step_shape, states, parameters)
     variant, output = plan.variant, plan.output
@@ -425,8 +376,8 @@ def neuron_apply(
         return run_kernels(neuron, variant, x, own, values, num_steps, known.kernel, store, need_final)
     asked = [stored or need_final for stored in store]
     read, _ = _neurons.states_read(neuron, variant)
-    spk, after = popart.call_neuron_sequence(
-        neuron, variant, read, x, own, values, num_steps, asked, output, known.kernel
+    spk, after = _route.call(
+        "neuron_sequence", neuron, variant, read, x, own, values, num_steps, asked, output, known.kernel
     )
     if output is not None:
         after[output] = spk

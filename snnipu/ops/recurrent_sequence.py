@@ -5,20 +5,18 @@ step is the connection's product and the fused step, without autograd; the backw
 the connection's gradients are one product over all steps.
 """
 
-from typing import Any, List, Mapping, NamedTuple, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Protocol, Sequence, Tuple
 
 import torch
 from torch.nn import functional as F
 
 from snnipu import _generator
 from snnipu import surrogate as surrogates
-from snnipu._layout import layout, memory_order
-from snnipu.backends import host, memory, neurons
+from snnipu._layout import fits, in_order, layout, memory_order, permuted
 from snnipu.ops import _library, _neurons
-from snnipu.ops._arguments import compute_dtype
+from snnipu.ops._arguments import Parameter, compute_dtype
 from snnipu.ops._derivative import once_differentiable
-from snnipu.ops.lif_sequence import _fits, _in_order, _permuted
-from snnipu.ops.neuron_sequence import Parameter, Results, _functions, _spread, kernel_arguments
+from snnipu.ops.neuron_sequence import Results, _functions, _spread, kernel_arguments
 from snnipu.surrogate import Kernel, SpikeGrad
 
 # The parameter that one-to-one neurons multiply their spikes by, and the state it multiplies.
@@ -103,10 +101,10 @@ class Connection(NamedTuple):
         """``rows`` of one or several steps with the dimensions in their own order."""
         if not self.order:
             return rows
-        return _in_order(rows, sorted(range(len(self.order)), key=self.order.__getitem__))
+        return in_order(rows, sorted(range(len(self.order)), key=self.order.__getitem__))
 
     def _laid(self, row: torch.Tensor) -> torch.Tensor:
-        return (_in_order(row, self.order) if self.order else row).contiguous()
+        return (in_order(row, self.order) if self.order else row).contiguous()
 
 
 class _Steps(Protocol):
@@ -197,12 +195,19 @@ class _ReferenceSteps:
                 to.copy_((whole.sum() if to.numel() == 1 else whole.reshape(-1, to.numel()).sum(0)).reshape(to.shape))
 
 
-def _host_steps(neuron: str, variant: int, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> _Steps:
-    return neurons.Steps(neurons.built(_neurons.BUILT[neuron]), variant, x, parameters)
+class Means(NamedTuple):
+    """What the operator's loop is made with."""
+
+    steps: Callable[..., _Steps]
+    empty: Callable[[torch.Tensor, Sequence[int]], torch.Tensor]  # ``tensor.new_empty(shape)``
+    used: Callable[[int], None]  # told the bytes of the results
 
 
-def _forward(
-    kind: Any,
+_REFERENCE = Means(_ReferenceSteps, torch.Tensor.new_empty, lambda size: None)
+
+
+def forward_by(
+    means: Means,
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: Optional[torch.Tensor],
@@ -219,9 +224,9 @@ def _forward(
 ) -> MadeForward:
     steps, step_shape, shape = layout(x, num_steps)
     like = parameters[0]
-    spk = memory.empty(x, shape)
-    states = [memory.empty(like, shape) if stored else like.new_empty(0) for stored in store]
-    incoming = memory.empty(like, shape) if store_incoming else like.new_empty(0)
+    spk = means.empty(x, shape)
+    states = [means.empty(like, shape) if stored else like.new_empty(0) for stored in store]
+    incoming = means.empty(like, shape) if store_incoming else like.new_empty(0)
     before: List[Optional[torch.Tensor]] = [None if state is None else state.contiguous() for state in initial]
     if steps and step_shape.numel():
         connection = Connection(weight, bias, geometry, order)
@@ -233,7 +238,7 @@ def _forward(
         ]
         spikes, arriving = spk.unbind(), incoming.unbind() if store_incoming else ()
         currents = x.unbind() if num_steps is None else [x] * steps
-        one = kind(neuron, variant, currents[0], parameters)
+        one = means.steps(neuron, variant, currents[0], parameters)
         start = initial[SPIKES]
         last = None if start is None else start.to(x.dtype).contiguous()
         for t, current in enumerate(currents):
@@ -251,12 +256,12 @@ def _forward(
     final = []
     if store_final:
         final = [like.new_zeros(step_shape) if state is None else state.clone() for state in before]
-    memory.used(spk.nbytes + sum(state.nbytes for state in states) + incoming.nbytes)
+    means.used(spk.nbytes + sum(state.nbytes for state in states) + incoming.nbytes)
     return spk, states, final, incoming
 
 
-def _backward(
-    kind: Any,
+def backward_by(
+    means: Means,
     grad_spk: Optional[torch.Tensor],
     grad_states: Tensors,
     grad_final: Tensors,
@@ -284,7 +289,7 @@ def _backward(
     steps, step_shape = spk.shape[0], spk.shape[1:]
     like, places = parameters[0], range(len(states))
     connection = Connection(weight, bias, geometry, order)
-    grad_rows = memory.empty(spk, spk.shape)
+    grad_rows = means.empty(spk, spk.shape)
     carry: List[Optional[torch.Tensor]] = list(grad_final or [None] * len(states))
     carry = [None if grad is None else grad.contiguous() for grad in carry]
     total = [torch.zeros_like(p) if need else None for p, need in zip(parameters, need_parameters)]
@@ -293,7 +298,7 @@ def _backward(
     first = initial[SPIKES]
     if steps and step_shape.numel():
         part = [None if sums is None else torch.empty_like(sums) for sums in total]
-        one = kind(neuron, variant, spk[0], parameters)
+        one = means.steps(neuron, variant, spk[0], parameters)
         one.differentiate(surrogate, surrogate_a, surrogate_b, part)
         upstream = [_rows(grad, steps) for grad in (grad_spk, *grad_states)]
         kept = [state.unbind() if state.numel() else None for state in states]
@@ -360,12 +365,12 @@ def _rows(grad: Optional[torch.Tensor], steps: int) -> Tensors:
 
 def neuron_recurrent_fwd_reference(*arguments: Any) -> MadeForward:
     """What ``snnipu::neuron_recurrent_fwd`` computes, in plain PyTorch."""
-    return _forward(_ReferenceSteps, *arguments)
+    return forward_by(_REFERENCE, *arguments)
 
 
 def neuron_recurrent_bwd_reference(*arguments: Any) -> MadeBackward:
     """What ``snnipu::neuron_recurrent_bwd`` computes, in plain PyTorch."""
-    return _backward(_ReferenceSteps, *arguments)
+    return backward_by(_REFERENCE, *arguments)
 
 
 def _fwd_meta(
@@ -428,19 +433,8 @@ def _bwd_meta(
     )
 
 
-def _fwd_cpu(*arguments: Any) -> MadeForward:
-    return _forward(_host_steps, *arguments)
-
-
-def _bwd_cpu(*arguments: Any) -> MadeBackward:
-    return _backward(_host_steps, *arguments)
-
-
 _fwd = _library.define(_SCHEMA_FWD, reference=neuron_recurrent_fwd_reference, meta=_fwd_meta)
 _bwd = _library.define(_SCHEMA_BWD, reference=neuron_recurrent_bwd_reference, meta=_bwd_meta)
-if host.library is not None:
-    _library.implement("neuron_recurrent_fwd", "CPU", _fwd_cpu)
-    _library.implement("neuron_recurrent_bwd", "CPU", _bwd_cpu)
 
 
 class _Options(NamedTuple):
@@ -577,14 +571,14 @@ def recurrent_apply(
     parameters = {**parameters, STRENGTH: 1.0}
     kept = [True] * len(states) if store is None else list(store)
     order = memory_order(x, num_steps) or ()
-    if not all(_fits(argument, step_shape) for argument in (*states, *parameters.values())):
+    if not all(fits(argument, step_shape) for argument in (*states, *parameters.values())):
         order = ()
     if order:
         # Neurons are taken as they lie; the connection sees them as they are.
-        x = _in_order(x, order)
+        x = in_order(x, order)
         step_shape = layout(x, num_steps)[1]
-        states = [_permuted(state, order) for state in states]
-        parameters = {name: _permuted(value, order) for name, value in parameters.items()}
+        states = [permuted(state, order) for state in states]
+        parameters = {name: permuted(value, order) for name, value in parameters.items()}
     own, values = kernel_arguments(plan, x, step_shape, states, parameters)
     asked = tuple(bool(stored) and place != SPIKES for place, stored in enumerate(kept))
     taken = (x, connection.weight, connection.bias, *own, *values)
@@ -612,7 +606,7 @@ def recurrent_apply(
     )
     if order:
         back = sorted(range(len(order)), key=order.__getitem__)
-        made = [_in_order(part, back) for part in made]
+        made = [in_order(part, back) for part in made]
     rest = iter(made[1:])
     stored_states = [next(rest) if wanted else None for wanted in asked]
     if kept[SPIKES]:

@@ -4,14 +4,13 @@ from typing import Any, Optional, Tuple
 
 import torch
 
-from snnipu.backends import host, host_sparse, popart, triton
+from snnipu import _route
 from snnipu.ops import _library
-from snnipu.ops._arguments import parameter_argument
+from snnipu.ops._arguments import Parameter, parameter_argument
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._slots import capacity_argument, check_max_spikes, gather, overflow_code, scatter, select
 from snnipu.ops._spike_gradient import IDENTITY, evaluate, fused, through_spikes
 from snnipu.ops.dense_to_sparse import dense_argument, meta_slots
-from snnipu.ops.lif_sequence import Parameter
 from snnipu.spikes import SparseSpikes
 from snnipu.surrogate import Kernel, SpikeGrad
 
@@ -77,11 +76,6 @@ def _bwd_meta(
 
 _library.define(_SCHEMA_FWD, reference=select_spikes_fwd_reference, meta=_fwd_meta)
 _library.define(_SCHEMA_BWD, reference=select_spikes_bwd_reference, meta=_bwd_meta)
-if host.library is not None:
-    _library.implement("select_spikes_fwd", "CPU", host_sparse.select_spikes_fwd)
-    _library.implement("select_spikes_bwd", "CPU", host_sparse.select_spikes_bwd)
-_library.implement("select_spikes_fwd", "CUDA", triton.lazily("sparse", "select_spikes_fwd"))
-_library.implement("select_spikes_bwd", "CUDA", triton.lazily("sparse", "select_spikes_bwd"))
 
 
 def threshold_gradient(through: torch.Tensor, ids: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
@@ -188,10 +182,10 @@ def select_spikes(
     threshold_ = parameter_argument("threshold", threshold, tuple(mem.shape[2:]), mem)
     grad_threshold = grad_threshold_argument(grad_threshold)
     kernel, function = fused(spike_grad)
-    if popart.uses_operator("select_spikes", "SelectSpikes"):
+    if _route.uses_operator("select_spikes", "SelectSpikes"):
         check_max_spikes(max_spikes)
         rotate = overflow_code(overflow)
-        return popart.call_select_spikes(mem, threshold_, grad_threshold, max_spikes, rotate, kernel)
+        return _route.call("select_spikes", mem, threshold_, grad_threshold, max_spikes, rotate, kernel)
     capacity = capacity_argument(max_spikes, mem.shape[2], mem)
     ids, values, counts, dropped = SelectSpikes.apply(
         mem, threshold_, grad_threshold, capacity, overflow_code(overflow), kernel, function

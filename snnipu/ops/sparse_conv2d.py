@@ -4,7 +4,7 @@ from typing import Any, List, Optional, Tuple
 
 import torch
 
-from snnipu.backends import host, host_conv, popart
+from snnipu import _route
 from snnipu.ops import _library
 from snnipu.ops._arguments import DTYPES, compute_dtype
 from snnipu.ops._derivative import once_differentiable
@@ -92,9 +92,6 @@ def _bwd_meta(
 
 _library.define(_SCHEMA_FWD, reference=sparse_conv2d_fwd_reference, meta=_fwd_meta)
 _library.define(_SCHEMA_BWD, reference=sparse_conv2d_bwd_reference, meta=_bwd_meta)
-if host.library is not None:
-    _library.implement("sparse_conv2d_fwd", "CPU", host_conv.sparse_conv2d_fwd)
-    _library.implement("sparse_conv2d_bwd", "CPU", host_conv.sparse_conv2d_bwd)
 # No event-driven kernels on a GPU yet: there it is dense operations of PyTorch.
 _library.implement("sparse_conv2d_fwd", "CUDA", sparse_conv2d_fwd_reference)
 _library.implement("sparse_conv2d_bwd", "CUDA", sparse_conv2d_bwd_reference)
@@ -174,7 +171,7 @@ def sparse_conv2d(
     them Messikommer et al., "Event-based asynchronous sparse convolutional networks", ECCV 2020.
     """
     spikes = check_spikes("spikes", spikes)
-    popart.refuse_tracing("sparse_conv2d")
+    _route.refuse_tracing("sparse_conv2d")
     weight = conv_weight_argument(weight, spikes, groups)
     bias = bias_argument(bias, weight)
     geometry = conv_argument(spikes, weight, input_size, stride, padding, dilation, groups)

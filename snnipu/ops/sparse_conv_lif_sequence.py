@@ -4,14 +4,14 @@ from typing import Any, List, Optional, Tuple
 
 import torch
 
-from snnipu.backends import host, host_conv, popart
+from snnipu import _route
 from snnipu.ops import _library
-from snnipu.ops._arguments import parameter_argument, reset_code
+from snnipu.ops._arguments import Parameter, parameter_argument, reset_code
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._maps import Geometry, Pair, as_list, spike_maps
 from snnipu.ops._slots import AS_NEEDED, capacity_argument, check_delay, check_ids, check_spikes, gather, overflow_code
 from snnipu.ops._spike_gradient import IDENTITY, evaluate, fused
-from snnipu.ops.lif_sequence import Parameter, learnt_decay
+from snnipu.ops.lif_sequence import learnt_decay
 from snnipu.ops.select_spikes import grad_threshold_argument
 from snnipu.ops.sparse_conv2d import conv_argument, conv_weight_argument
 from snnipu.ops.sparse_lif_sequence import delayed, integrated, membrane_gradient, selected, words
@@ -221,9 +221,6 @@ def _bwd_meta(
 
 _library.define(_SCHEMA_FWD, reference=sparse_conv_lif_sequence_fwd_reference, meta=_fwd_meta)
 _library.define(_SCHEMA_BWD, reference=sparse_conv_lif_sequence_bwd_reference, meta=_bwd_meta)
-if host.library is not None:
-    _library.implement("sparse_conv_lif_sequence_fwd", "CPU", host_conv.sparse_conv_lif_sequence_fwd)
-    _library.implement("sparse_conv_lif_sequence_bwd", "CPU", host_conv.sparse_conv_lif_sequence_bwd)
 # No event-driven kernels on a GPU yet: there it is dense operations of PyTorch.
 _library.implement("sparse_conv_lif_sequence_fwd", "CUDA", sparse_conv_lif_sequence_fwd_reference)
 _library.implement("sparse_conv_lif_sequence_bwd", "CUDA", sparse_conv_lif_sequence_bwd_reference)
@@ -371,7 +368,7 @@ def sparse_conv_lif_sequence(
     Source: as :func:`sparse_lif_sequence` and :func:`sparse_conv2d`.
     """
     spikes = check_spikes("spikes", spikes)
-    popart.refuse_tracing("sparse_conv_lif_sequence")
+    _route.refuse_tracing("sparse_conv_lif_sequence")
     weight = conv_weight_argument(weight, spikes, groups)
     bias = bias_argument(bias, weight)
     geometry = conv_argument(spikes, weight, input_size, stride, padding, dilation, groups)

@@ -1,12 +1,12 @@
 """A layer of spiking neurons on spike ids over a sequence: public function, schema, meta, autograd, reference."""
 
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple, cast
 
 import torch
 
-from snnipu.backends import host, host_sparse, popart, triton
+from snnipu import _route
 from snnipu.ops import _library
-from snnipu.ops._arguments import parameter_argument, reset_code
+from snnipu.ops._arguments import Parameter, parameter_argument, reset_code
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._slots import (
     AS_NEEDED,
@@ -20,7 +20,7 @@ from snnipu.ops._slots import (
     select,
 )
 from snnipu.ops._spike_gradient import IDENTITY, evaluate, fused, through_spikes
-from snnipu.ops.lif_sequence import Parameter, learnt_decay, lif_apply
+from snnipu.ops.lif_sequence import learnt_decay, lif_apply
 from snnipu.ops.select_spikes import grad_threshold_argument, select_spikes, spike_values
 from snnipu.ops.sparse_linear import bias_argument, spikes_only, weight_argument
 from snnipu.spikes import SparseSpikes
@@ -335,11 +335,6 @@ def _bwd_meta(
 
 _library.define(_SCHEMA_FWD, reference=sparse_lif_sequence_fwd_reference, meta=_fwd_meta)
 _library.define(_SCHEMA_BWD, reference=sparse_lif_sequence_bwd_reference, meta=_bwd_meta)
-if host.library is not None:
-    _library.implement("sparse_lif_sequence_fwd", "CPU", host_sparse.sparse_lif_sequence_fwd)
-    _library.implement("sparse_lif_sequence_bwd", "CPU", host_sparse.sparse_lif_sequence_bwd)
-_library.implement("sparse_lif_sequence_fwd", "CUDA", triton.lazily("sparse", "sparse_lif_sequence_fwd"))
-_library.implement("sparse_lif_sequence_bwd", "CUDA", triton.lazily("sparse", "sparse_lif_sequence_bwd"))
 
 
 class SparseLifSequence(torch.autograd.Function):
@@ -537,21 +532,12 @@ def sparse_lif_sequence(
     kernel, function = fused(spike_grad)
     if recurrent_weight is not None:
         recurrent_weight = _recurrent_argument(recurrent_weight, weight, function is not None)
-        if popart.uses_operator("sparse_lif_sequence with recurrent_weight", "SparseNetwork"):
-            layer = popart.NetworkLayer(
-                given,
-                beta_,
-                threshold_,
-                bias,
-                popart.static_slots(max_spikes, neurons),
-                grad_threshold,
-                input_scale,
-                recurrent_weight,
-            )
-            late = _later(spikes, delay)
-            return popart.call_sparse_network(late, [layer], reset, overflow_code(overflow), kernel)[0]
-    elif popart.uses_operator("sparse_lif_sequence", "SparseLinear"):
-        current = popart.call_sparse_linear(spikes, given, None)
+        if _route.uses_operator("sparse_lif_sequence with recurrent_weight", "SparseNetwork"):
+            layer = (given, beta_, threshold_, bias, max_spikes, grad_threshold, input_scale, recurrent_weight)
+            made = _route.call("sparse_layer", _later(spikes, delay), *layer, reset, overflow_code(overflow), kernel)
+            return cast(SparseSpikes, made)
+    elif _route.uses_operator("sparse_lif_sequence", "SparseLinear"):
+        current = _route.call("sparse_linear", spikes, given, None)
         current = delayed(current * input_scale if input_scale != 1 else current, delay)
         current = current if bias is None else current + bias
         # The surrogate is the selection's: nothing reads the spikes of this operator.

@@ -4,7 +4,7 @@ from typing import Any, Optional, Tuple
 
 import torch
 
-from snnipu.backends import host, host_sparse, popart, triton
+from snnipu import _route
 from snnipu.ops import _library
 from snnipu.ops._arguments import DTYPES, compute_dtype
 from snnipu.ops._derivative import once_differentiable
@@ -86,11 +86,6 @@ def _bwd_meta(
 
 _library.define(_SCHEMA_FWD, reference=sparse_linear_fwd_reference, meta=_fwd_meta)
 _library.define(_SCHEMA_BWD, reference=sparse_linear_bwd_reference, meta=_bwd_meta)
-if host.library is not None:
-    _library.implement("sparse_linear_fwd", "CPU", host_sparse.sparse_linear_fwd)
-    _library.implement("sparse_linear_bwd", "CPU", host_sparse.sparse_linear_bwd)
-_library.implement("sparse_linear_fwd", "CUDA", triton.lazily("sparse", "sparse_linear_fwd"))
-_library.implement("sparse_linear_bwd", "CUDA", triton.lazily("sparse", "sparse_linear_bwd"))
 
 
 class SparseLinear(torch.autograd.Function):
@@ -148,8 +143,8 @@ def sparse_linear(spikes: SparseSpikes, weight: torch.Tensor, bias: Optional[tor
     given = weight
     weight = weight_argument("weight", weight, spikes)
     bias = bias_argument(bias, weight)
-    if popart.uses_operator("sparse_linear", "SparseLinear"):
-        return popart.call_sparse_linear(spikes, given, bias)
+    if _route.uses_operator("sparse_linear", "SparseLinear"):
+        return _route.call("sparse_linear", spikes, given, bias)
     return SparseLinear.apply(spikes.values.to(weight.dtype), weight, bias, spikes.ids, spikes.counts)
 
 

@@ -4,7 +4,7 @@ from typing import Any, List, Optional, Tuple
 
 import torch
 
-from snnipu.backends import host, host_conv, popart
+from snnipu import _route
 from snnipu.ops import _library
 from snnipu.ops._arguments import is_compiling
 from snnipu.ops._derivative import once_differentiable
@@ -124,9 +124,6 @@ def _bwd_meta(
 
 _library.define(_SCHEMA_FWD, reference=sparse_pool2d_fwd_reference, meta=_fwd_meta)
 _library.define(_SCHEMA_BWD, reference=sparse_pool2d_bwd_reference, meta=_bwd_meta)
-if host.library is not None:
-    _library.implement("sparse_pool2d_fwd", "CPU", host_conv.sparse_pool2d_fwd)
-    _library.implement("sparse_pool2d_bwd", "CPU", host_conv.sparse_pool2d_bwd)
 # No event-driven kernels on a GPU yet: there it is dense operations of PyTorch.
 _library.implement("sparse_pool2d_fwd", "CUDA", sparse_pool2d_fwd_reference)
 _library.implement("sparse_pool2d_bwd", "CUDA", sparse_pool2d_bwd_reference)
@@ -213,7 +210,7 @@ def sparse_pool2d(
     Source: ``torch.nn.functional.max_pool2d`` and ``avg_pool2d``, on the form of Gruen et al., arXiv 2311.04386, 2023.
     """
     spikes = check_spikes("spikes", spikes)
-    popart.refuse_tracing("sparse_pool2d")
+    _route.refuse_tracing("sparse_pool2d")
     code = mode_code(mode)
     kernel = pair("kernel_size", kernel_size, 1)
     strides = kernel if stride is None else pair("stride", stride, 1)

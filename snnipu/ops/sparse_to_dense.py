@@ -4,7 +4,7 @@ from typing import Any, Tuple
 
 import torch
 
-from snnipu.backends import host, host_sparse, popart, triton
+from snnipu import _route
 from snnipu.ops import _library
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._slots import check_ids, check_spikes, gather, scatter
@@ -38,11 +38,6 @@ def _bwd_meta(grad: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> to
 
 _library.define(_SCHEMA_FWD, reference=sparse_to_dense_fwd_reference, meta=_fwd_meta)
 _library.define(_SCHEMA_BWD, reference=sparse_to_dense_bwd_reference, meta=_bwd_meta)
-if host.library is not None:
-    _library.implement("sparse_to_dense_fwd", "CPU", host_sparse.sparse_to_dense_fwd)
-    _library.implement("sparse_to_dense_bwd", "CPU", host_sparse.sparse_to_dense_bwd)
-_library.implement("sparse_to_dense_fwd", "CUDA", triton.lazily("sparse", "sparse_to_dense_fwd"))
-_library.implement("sparse_to_dense_bwd", "CUDA", triton.lazily("sparse", "sparse_to_dense_bwd"))
 
 
 class SparseToDense(torch.autograd.Function):
@@ -85,6 +80,6 @@ def sparse_to_dense(spikes: SparseSpikes) -> torch.Tensor:
     Source: the format of Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
     """
     spikes = check_spikes("spikes", spikes)
-    if popart.uses_operator("sparse_to_dense", "SparseToDense"):
-        return popart.call_sparse_to_dense(spikes)
+    if _route.uses_operator("sparse_to_dense", "SparseToDense"):
+        return _route.call("sparse_to_dense", spikes)
     return SparseToDense.apply(spikes.values, spikes.ids, spikes.counts, spikes.num_neurons)

@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 
 import torch
 
+from snnipu.neurons.fused import FusedNeuron
 from snnipu.poptorch._logging import logger
 
 # Modules of these packages keep caches and states by their own rules; see ``keeps_own_state``.
@@ -87,9 +88,9 @@ class _Held:
 
 
 def _states(neuron: torch.nn.Module) -> Dict[str, Any]:
-    """Buffers, and the membrane of ours, which is none."""
-    own = {name: value for name, value in neuron.__dict__.items() if name == "mem"}
-    return {**neuron._buffers, **own}
+    """Buffers, and the states of ours, which are none."""
+    names = neuron._states() if isinstance(neuron, FusedNeuron) else ()
+    return {**neuron._buffers, **{name: neuron.__dict__[name] for name in names}}
 
 
 class CompiledAttributes:

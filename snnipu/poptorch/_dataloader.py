@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Union
 import torch
 import torch.utils.data
 
-from snnipu import _dropin
+from snnipu._names import provides_poptorch
 from snnipu.poptorch._errors import Error, InvalidArgument, InvalidType, check_bool, check_enum, check_int
 from snnipu.poptorch._logging import logger
 from snnipu.poptorch._structure import flatten, rebuild
@@ -261,7 +261,7 @@ class DataLoader(torch.utils.data.DataLoader):
             }
         if persistent_workers is None:
             persistent_workers = num_workers > 0
-        if num_workers > 0 and _dropin.provides_poptorch() and "fork" in multiprocessing.get_all_start_methods():
+        if num_workers > 0 and provides_poptorch() and "fork" in multiprocessing.get_all_start_methods():
             # Workers started in any other way would run the script's imports without our names for them.
             kwargs.setdefault("multiprocessing_context", "fork")
         super().__init__(dataset, num_workers=num_workers, persistent_workers=persistent_workers, **settings, **kwargs)

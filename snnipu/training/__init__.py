@@ -11,6 +11,12 @@ Events: :class:`EventConfig` and :class:`EventTrainer`. Training at low activity
 """
 
 from snnipu._files import WriteError, writable_file, write_atomically
+from snnipu.neurons.sparse_benchmark import (
+    benchmark_max_spikes,
+    benchmark_network,
+    benchmark_slots,
+    benchmark_weights_,
+)
 from snnipu.training.checkpoint import (
     CheckpointError,
     check_same_run,
@@ -25,12 +31,6 @@ from snnipu.training.low_activity import ActivityRegularizer, GradThresholdSched
 from snnipu.training.methods import METHODS
 from snnipu.training.network import StepLoop, build_network, layer_activity
 from snnipu.training.ranks import TIMEOUT, LostRankError, OtherRankError, Ranks, joined, restarts
-from snnipu.training.sparse_benchmark import (
-    benchmark_max_spikes,
-    benchmark_network,
-    benchmark_slots,
-    benchmark_weights_,
-)
 from snnipu.training.trainer import Trainer, backend_name
 
 __all__ = [

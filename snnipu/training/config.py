@@ -4,8 +4,8 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Dict, Optional, Sequence, Tuple, Type, TypeVar, Union
 
+from snnipu.neurons.sparse_benchmark import SECOND_THRESHOLD, benchmark_max_spikes
 from snnipu.training.methods import METHODS
-from snnipu.training.sparse_benchmark import SECOND_THRESHOLD, benchmark_max_spikes
 
 DATASETS = ("digits", "mnist")
 EVENT_DATASETS = ("randman", "nmnist", "shd", "dvs")

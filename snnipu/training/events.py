@@ -8,13 +8,13 @@ from torch.utils.data import BatchSampler, RandomSampler, Sampler, Subset
 
 from snnipu.datasets import EventData, event_loader
 from snnipu.neurons import SparseNetwork
+from snnipu.neurons.sparse_benchmark import benchmark_network
 from snnipu.spikes import SparseSpikes
 from snnipu.training.config import EventConfig
 from snnipu.training.loop import HISTORY_ENTRIES, Never, TrainingLoop, number
 from snnipu.training.low_activity import ActivityRegularizer, GradThresholdSchedule, LayerScale, scale_to_activity
 from snnipu.training.methods import METHODS, Layers, limited, num_spikes, overflow, spike_count
 from snnipu.training.ranks import Ranks
-from snnipu.training.sparse_benchmark import benchmark_network
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -18,7 +18,7 @@ from support.versions import NO_HALF_CLAMP, needs_compile
 from torch import nn
 
 import snnipu as snn
-from snnipu.neurons import leaky
+from snnipu.neurons import fused as fused_neurons
 from snnipu.ops.lif_sequence import LifSequence
 
 RESETS = ["subtract", "zero", "none"]
@@ -454,7 +454,7 @@ REPLACED += ["fire", "mem_reset", "state_function", "_base_state_function", "for
 @pytest.mark.parametrize("fused", ["steps", "sequence", "MultiStep"])
 def test_what_is_replaced_is_honoured(name, fused, monkeypatch):
     """In the step, over the sequence and in MultiStep: snnTorch's result, and a warning the first time."""
-    monkeypatch.setattr(leaky, "_SAID", set())
+    monkeypatch.setattr(fused_neurons, "_SAID", set())
     layers = []
     for source in (snntorch, snn):
         if name in leaky_subclasses(source):

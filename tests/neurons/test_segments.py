@@ -56,6 +56,37 @@ def test_a_call_in_segments_is_the_call(steps, checkpoint, init_hidden):
         torch.testing.assert_close(parts[1].mem, whole[1].mem)
 
 
+@snn.neuron(states=("mem", "adapt"), parameters={"beta": 0.9, "rho": 0.8, "threshold": 0.3})
+def Adapting(x, mem, adapt, *, beta, rho, threshold, spike):
+    spk = spike(mem - threshold - adapt)
+    return spk, beta * mem + x - spk.detach() * threshold, rho * adapt + spk.detach()
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: snn.Synaptic(alpha=0.7, beta=0.8, threshold=0.3),
+        lambda: snn.RLeaky(beta=0.9, threshold=0.3, V=0.2, all_to_all=False),
+        lambda: snn.RLeaky(beta=0.9, threshold=0.3, linear_features=20),
+        lambda: Adapting(),
+    ],
+    ids=["Synaptic", "RLeaky one-to-one", "RLeaky all-to-all", "own"],
+)
+def test_neurons_of_several_states(make, checkpoint):
+    """Whatever was run before: without init_hidden they start anew."""
+    torch.manual_seed(0)
+    net = snn.MultiStep(nn.Linear(6, 20), make(), nn.Linear(20, 4), snn.Leaky(beta=0.8, threshold=0.2)).double()
+    snn.run_segments(net, inputs(7), 3, checkpoint=False)
+    whole, parts = inputs().requires_grad_(), inputs().requires_grad_()
+    expected = result(net, net(whole), whole)
+    expected[3:] = [None if grad is None else grad.clone() for grad in expected[3:]]
+    net.zero_grad()
+    own = result(net, snn.run_segments(net, parts, 5, checkpoint=checkpoint), parts)
+    for mine, other in zip(own, expected):
+        torch.testing.assert_close(mine, other, rtol=1e-11, atol=1e-12)
+
+
 def test_a_constant_input():
     net = network()
     x = inputs()[0]

@@ -358,3 +358,44 @@ def test_a_sequence_compiled_whole(name, keywords):
         *(torch.autograd.grad(out.square().sum(), [x, layer.beta], allow_unused=True) for out in (own, expected))
     ):
         assert one is other or torch.allclose(one, other)
+
+
+@pytest.mark.parametrize("name", [*NEURONS, "Leaky"])
+def test_states_are_no_buffers(name):
+    """They move with the module all the same: DistributedDataParallel broadcasts buffers."""
+    keywords = {"beta": 0.9, "init_hidden": True, **(NEURONS[name][0] if name in NEURONS else {})}
+    ours, theirs = twins(name, **keywords)
+    x = torch.rand(2, N)
+    for layer in (theirs, ours):
+        layer(x)
+        layer.double()
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    for state in ours.state_names:
+        own, expected = getattr(ours, state), getattr(theirs, state)
+        assert state not in dict(ours.named_buffers())
+        assert own.dtype == torch.float64 or expected.dtype != torch.float64
+        assert torch.equal(own.double(), expected.double())
+
+
+@pytest.mark.parametrize("name", ["Synaptic", "RLeaky"])
+def test_parameters_of_one_element_load(name):
+    """From one of no dimension, and the other way round."""
+    one, other = (getattr(snn, name)(**NEURONS[name][0], threshold=value) for value in (0.3, torch.tensor([0.7])))
+    saved = copy.deepcopy(other.state_dict())
+    other.load_state_dict(one.state_dict())
+    one.load_state_dict(saved)
+    assert other.threshold.shape == (1,)
+    assert (one.threshold.shape, one.threshold.item()) == ((), saved["threshold"].item())
+
+
+@pytest.mark.parametrize("name", ["Leaky", "Synaptic", "Lapicque"])
+def test_spikes_have_snntorchs_dtype_in_float64(name):
+    """float32, or what graded_spikes_factor makes of it."""
+    keywords = {"beta": 0.9, **(NEURONS[name][0] if name in NEURONS else {})}
+    x = torch.rand(3, 2, N, dtype=torch.float64) * 3
+    for factor in (torch.tensor(1.5, dtype=torch.float64), spread(0.5, 2).double()):
+        ours, theirs = twins(name, **keywords)
+        ours.graded_spikes_factor = theirs.graded_spikes_factor = factor
+        for expected, own in zip(theirs(x[0]), ours(x[0])):
+            assert own.dtype == expected.dtype
+            assert torch.equal(own, expected)

@@ -7,7 +7,7 @@ import torch
 from oracle import relative_error
 
 from snnipu import surrogate
-from snnipu.backends import host
+from snnipu.backends import host, kernels
 from snnipu.ops import _neurons
 from snnipu.ops import neuron_sequence as operator
 
@@ -53,14 +53,14 @@ def test_kernel_equals_the_reference(name, variant, dtype):
         x, states, parameters = arguments_of(name, variant, shape, dtype, constant, per_neuron, initial)
         store = [place != output for place in range(len(states))]
         forward = (x, states, parameters, name, variant, constant, store, True)
-        own, expected = operator._fwd_cpu(*forward), operator.neuron_sequence_fwd_reference(*forward)
+        own, expected = kernels.neuron_sequence_fwd(*forward), operator.neuron_sequence_fwd_reference(*forward)
         for one, other in zip([own[0], *own[1], *own[2]], [expected[0], *expected[1], *expected[2]]):
             assert one.dtype == other.dtype
             assert torch.equal(one, other)
         grads = upstream_of(expected, constant)
         need = ([True] * len(states), [True] * len(parameters))
         backward = (*grads, x, states, parameters, name, variant, constant, *KERNEL, *need)
-        own, expected = operator._bwd_cpu(*backward), operator.neuron_sequence_bwd_reference(*backward)
+        own, expected = kernels.neuron_sequence_bwd(*backward), operator.neuron_sequence_bwd_reference(*backward)
         tolerance = 1e-5 if dtype == torch.float32 else 1e-12
         terms = expected[0].double().abs().sum() / expected[0].numel() * x.numel() ** 0.5
         for one, other in zip([own[0], *own[1]], [expected[0], *expected[1]]):
@@ -78,12 +78,12 @@ def test_sixteen_bits(name, dtype):
     output = _neurons.find(name).steps[0].output_state
     store = [place != output for place in range(len(states))]
     forward = (x, states, parameters, name, 0, None, store, True)
-    own, expected = operator._fwd_cpu(*forward), operator.neuron_sequence_fwd_reference(*forward)
+    own, expected = kernels.neuron_sequence_fwd(*forward), operator.neuron_sequence_fwd_reference(*forward)
     for one, other in zip([own[0], *own[1], *own[2]], [expected[0], *expected[1], *expected[2]]):
         assert torch.equal(one, other)
     backward = (*upstream_of(own, None), x, states, parameters, name, 0, None, *KERNEL)
     backward = (*backward, [True] * len(states), [False] * len(parameters))
-    own, expected = operator._bwd_cpu(*backward), operator.neuron_sequence_bwd_reference(*backward)
+    own, expected = kernels.neuron_sequence_bwd(*backward), operator.neuron_sequence_bwd_reference(*backward)
     least = 2e-3 if dtype == torch.float16 else 2**-6
     assert relative_error(own[0].double(), expected[0].double()) <= least
 
@@ -97,10 +97,10 @@ def test_the_same_bits_for_any_number_of_threads():
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            out = operator._fwd_cpu(x, states, parameters, "synaptic", 0, None, [True, True], True)
+            out = kernels.neuron_sequence_fwd(x, states, parameters, "synaptic", 0, None, [True, True], True)
             grads = (out[0], list(out[1]), list(out[2]))
             back = (*grads, x, states, parameters, "synaptic", 0, None, *KERNEL, [True] * 2, [True] * len(parameters))
-            made = operator._bwd_cpu(*back)
+            made = kernels.neuron_sequence_bwd(*back)
             results.append([out[0], *out[1], *out[2], made[0], *made[1], *made[2]])
     finally:
         torch.set_num_threads(before)

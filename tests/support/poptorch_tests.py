@@ -1,8 +1,8 @@
 """The share of PopTorch's own tests that the host runtime passes, internals left out.
 
 PopTorch's tests (github.com/graphcore/poptorch, folder ``tests``) are no part of this project. Run them with a
-``sitecustomize.py`` that makes ``import poptorch`` give ``snnipu.poptorch`` (``snnipu._dropin.provide_poptorch``), and
-with ``--junitxml``; then::
+``sitecustomize.py`` that makes ``import poptorch`` give ``snnipu.poptorch``
+(``snnipu._names.dropin.provide_poptorch``), and with ``--junitxml``; then::
 
     python tests/support/poptorch_tests.py FOLDER RESULTS.xml [RESULTS.xml ...]
 

@@ -14,6 +14,8 @@ from typing import Any, Callable, ContextManager, Dict, Iterable, Optional, Tupl
 
 import torch
 
+from snnipu.ops import _library
+
 # What Triton generates code for.
 _LEAST_CAPABILITY = (7, 0)
 # Triton's first version with the launch option enable_fp_fusion.
@@ -81,8 +83,6 @@ def lazily(module: str, function: str) -> Callable[..., Any]:
         if reason is None:
             kernels = importlib.import_module(f"{__name__}.{module}")
             return getattr(kernels, function)(*arguments)
-        from snnipu.ops import _library
-
         _warn(reason)
         return _library.REGISTERED[function]["CompositeExplicitAutograd"](*arguments)
 

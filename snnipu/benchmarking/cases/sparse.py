@@ -24,9 +24,9 @@ from snnipu.benchmarking.case import Axis, Case, Contender, Settings, Sweep, Wor
 from snnipu.benchmarking.checks import Check, check_network
 from snnipu.benchmarking.options import Option, comma_separated
 from snnipu.datasets.random_spikes import random_spikes
+from snnipu.neurons.sparse_benchmark import SECOND_THRESHOLD, SURROGATE_SLOPE
 from snnipu.training import benchmark_network, scale_to_activity
 from snnipu.training.methods import sparse_network, sparse_ops
-from snnipu.training.sparse_benchmark import SECOND_THRESHOLD, SURROGATE_SLOPE
 
 SUMMARY = "networks of spike ids beside dense ones, against activity and depth"
 # snnTorch's spikes are float32 whatever its input is, and a Linear layer of another type refuses them.

@@ -5,7 +5,7 @@ from typing import Any, List, Optional, Sequence, Union
 
 import torch
 
-from snnipu.neurons import SparseNetwork
+from snnipu.neurons.sparse_network import SparseNetwork
 from snnipu.surrogate import fast_sigmoid
 
 SURROGATE_SLOPE = 10.0

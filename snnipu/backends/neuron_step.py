@@ -8,9 +8,9 @@ from snnipu import surrogate as surrogates
 from snnipu._layout import SINGLE_STEP
 from snnipu.backends import host, neurons, popart
 from snnipu.ops import _neurons
-from snnipu.ops._arguments import is_compiling
+from snnipu.ops._arguments import Parameter, is_compiling
 from snnipu.ops._derivative import once_differentiable
-from snnipu.ops.neuron_sequence import Parameter, Results, neuron_apply
+from snnipu.ops.neuron_sequence import Results, neuron_apply
 from snnipu.surrogate import Kernel, SpikeGrad
 
 _DTYPES = (torch.float32, torch.float64)

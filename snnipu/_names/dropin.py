@@ -7,36 +7,21 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import os
 import sys
 from types import ModuleType
 from typing import Any, Dict, Iterable, List, Optional, Sequence
 
-
-class _AliasLoader(importlib.abc.Loader):
-    """Loads one module under another name: both names give the same object."""
-
-    def __init__(self, target: str) -> None:
-        self._target = target
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Optional[ModuleType]:
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        # importlib hands out what stands in sys.modules after exec_module: the target keeps its own __spec__.
-        sys.modules[module.__name__] = importlib.import_module(self._target)
+from snnipu._names import CHILDREN, AliasLoader, PoptorchStandIn, is_installed, provides_poptorch
 
 
 def _alias(name: str, target: str) -> importlib.machinery.ModuleSpec:
-    return importlib.machinery.ModuleSpec(name, _AliasLoader(target), is_package=True)
+    return importlib.machinery.ModuleSpec(name, AliasLoader(target), is_package=True)
 
 
-# Folder that gives child processes ``poptorch`` and ``popdist``; see its docstring.
-CHILDREN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_children")
 _PROVIDED = ("poptorch", "popdist")
 
 
-class _PoptorchFinder(importlib.abc.MetaPathFinder):
+class _PoptorchFinder(PoptorchStandIn):
     """``poptorch`` and everything below it is ``snnipu.poptorch`` and what is below that; so for ``popdist``."""
 
     def find_spec(
@@ -87,33 +72,13 @@ def _own_module(fullname: str) -> Optional[str]:
     return name
 
 
-def is_installed(name: str) -> bool:
-    """True where a package of this name is installed, our stand-ins for it left aside.
-
-    A folder of that name without ``__init__.py`` is no such package.
-    """
-    if name in sys.modules:
-        return _is_package(name, getattr(sys.modules[name], "__spec__", None))
-    finders = [finder for finder in sys.meta_path if not isinstance(finder, _PoptorchFinder)]
-    return any(_is_package(name, finder.find_spec(name, None)) for finder in finders if hasattr(finder, "find_spec"))
-
-
-def _is_package(name: str, spec: Optional[importlib.machinery.ModuleSpec]) -> bool:
-    return (
-        spec is not None
-        and spec.name == name
-        and spec.origin is not None
-        and not spec.origin.startswith(CHILDREN)
-        and not isinstance(spec.loader, _AliasLoader)
-    )
-
-
 class _PopartStandIn(ModuleType):
     """``import popart`` without PopART: its attributes raise an error that names them."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        # Not above: where PopTorch is installed, `snnipu.poptorch` is that one.
         from snnipu.poptorch._errors import not_available
 
         raise not_available(f"popart.{name}", "PopART is not installed.")
@@ -129,11 +94,6 @@ def provide_poptorch() -> None:
         sys.path.append(CHILDREN)
     if not is_installed("popart"):
         sys.modules["popart"] = _PopartStandIn("popart", "A stand-in for PopART, which is not installed.")
-
-
-def provides_poptorch() -> bool:
-    """True once ``import poptorch`` gives the host runtime."""
-    return any(isinstance(finder, _PoptorchFinder) for finder in sys.meta_path)
 
 
 class _Facade(ModuleType):

@@ -15,6 +15,8 @@ from typing import Any, List, Optional, Sequence
 
 import snntorch
 
+from snnipu._names import AliasLoader
+
 PREFIX = "snnipu."
 
 
@@ -30,26 +32,18 @@ def snntorch_module_name(fullname: str) -> Optional[str]:
 
 
 def _is_own(fullname: str) -> bool:
-    path = Path(__file__).parent.joinpath(*fullname[len(PREFIX) :].split("."))
+    path = Path(__file__).parent.parent.joinpath(*fullname[len(PREFIX) :].split("."))
     return path.is_dir() or path.with_suffix(".py").is_file()
-
-
-class _AliasLoader(importlib.abc.Loader):
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Optional[ModuleType]:
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        # importlib hands out what stands in sys.modules after exec_module: the real module keeps its own __spec__.
-        sys.modules[module.__name__] = importlib.import_module("snntorch." + module.__name__[len(PREFIX) :])
 
 
 class PassthroughFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
     ) -> Optional[importlib.machinery.ModuleSpec]:
-        if not fullname.startswith(PREFIX) or _is_own(fullname) or snntorch_module_name(fullname) is None:
+        if not fullname.startswith(PREFIX) or _is_own(fullname):
             return None
-        return importlib.machinery.ModuleSpec(fullname, _AliasLoader())
+        theirs = snntorch_module_name(fullname)
+        return None if theirs is None else importlib.machinery.ModuleSpec(fullname, AliasLoader(theirs))
 
 
 def install() -> None:

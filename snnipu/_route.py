@@ -1,0 +1,36 @@
+"""Where operators go in place of their kernels: to a backend that builds graphs of them.
+
+While PopTorch traces, and on an IPU model, ``snnipu.backends.popart`` wants an operator of its own for each of ours. It
+registers itself here, so that operators know of no backend.
+"""
+
+from typing import Any, Optional
+
+_backend: Any = None
+
+
+def register(backend: Any) -> None:
+    """``backend`` has this module's questions, and ``call_NAME`` for each operator."""
+    global _backend
+    _backend = backend
+
+
+def uses_operator(op: str, operator: Optional[str] = None) -> bool:
+    """Whether ``op`` must go through the backend's ``operator``; RuntimeError where it must, and there is none."""
+    return _backend is not None and bool(_backend.uses_operator(op, operator))
+
+
+def refuse_tracing(op: str) -> None:
+    """Raise RuntimeError where an op that has no operator would become part of a graph."""
+    if _backend is not None:
+        _backend.refuse_tracing(op)
+
+
+def on_real_ipu() -> bool:
+    """Whether a real PopTorch traces modules here."""
+    return _backend is not None and bool(_backend.on_real_ipu())
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """The backend's operator in place of ours of this name."""
+    return getattr(_backend, f"call_{name}")(*arguments)

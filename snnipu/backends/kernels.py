@@ -1,0 +1,103 @@
+"""The kernels of the operators, registered with them: on CPU threads, and for CUDA. Operators know no backend."""
+
+from typing import Any, Optional, Sequence
+
+import torch
+
+from snnipu.backends import compiled, host, host_conv, host_pool, host_sparse, memory, neurons, triton
+from snnipu.ops import _library, _neurons, recurrent_sequence
+from snnipu.ops import neuron_sequence as operator
+
+
+def _found(neuron: str, dtype: torch.dtype) -> Optional[neurons.Kernels]:
+    """Of the native library, or for a user's own neuron of one that is compiled now; None where it cannot be."""
+    if neuron in _neurons.BUILT:
+        return neurons.built(_neurons.BUILT[neuron])
+    return compiled.kernels(neuron, _neurons.find(neuron), dtype)
+
+
+def neuron_sequence_fwd(
+    x: torch.Tensor,
+    initial: Sequence[Optional[torch.Tensor]],
+    parameters: Sequence[torch.Tensor],
+    neuron: str,
+    variant: int,
+    num_steps: Optional[int],
+    store: Sequence[bool],
+    store_final: bool,
+) -> operator.Made:
+    found = _found(neuron, x.dtype)
+    if found is None:
+        return operator.neuron_sequence_fwd_reference(
+            x, initial, parameters, neuron, variant, num_steps, store, store_final
+        )
+    return neurons.forward(found, variant, x, initial, parameters, num_steps, store, store_final)
+
+
+def neuron_sequence_bwd(
+    grad_spk: Optional[torch.Tensor],
+    grad_states: Sequence[Optional[torch.Tensor]],
+    grad_final: Sequence[Optional[torch.Tensor]],
+    x: torch.Tensor,
+    initial: Sequence[Optional[torch.Tensor]],
+    parameters: Sequence[torch.Tensor],
+    neuron: str,
+    variant: int,
+    *options: Any,
+) -> operator.Made:
+    found = _found(neuron, x.dtype)
+    given = (grad_spk, grad_states, grad_final, x, initial, parameters)
+    if found is None:
+        return operator.neuron_sequence_bwd_reference(*given, neuron, variant, *options)
+    return neurons.backward(found, variant, *given, *options)
+
+
+def _steps(neuron: str, variant: int, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> neurons.Steps:
+    return neurons.Steps(neurons.built(_neurons.BUILT[neuron]), variant, x, parameters)
+
+
+_MEANS = recurrent_sequence.Means(_steps, memory.empty, memory.used)
+
+
+def neuron_recurrent_fwd(*arguments: Any) -> recurrent_sequence.MadeForward:
+    return recurrent_sequence.forward_by(_MEANS, *arguments)
+
+
+def neuron_recurrent_bwd(*arguments: Any) -> recurrent_sequence.MadeBackward:
+    return recurrent_sequence.backward_by(_MEANS, *arguments)
+
+
+if host.library is not None:
+    _library.implement("lif_sequence_fwd", "CPU", host.lif_sequence_fwd)
+    _library.implement("lif_sequence_bwd", "CPU", host.lif_sequence_bwd)
+    _library.implement("neuron_sequence_fwd", "CPU", neuron_sequence_fwd)
+    _library.implement("neuron_sequence_bwd", "CPU", neuron_sequence_bwd)
+    _library.implement("neuron_recurrent_fwd", "CPU", neuron_recurrent_fwd)
+    _library.implement("neuron_recurrent_bwd", "CPU", neuron_recurrent_bwd)
+    _library.implement("dense_to_sparse_fwd", "CPU", host_sparse.dense_to_sparse_fwd)
+    _library.implement("sparse_to_dense_fwd", "CPU", host_sparse.sparse_to_dense_fwd)
+    _library.implement("sparse_to_dense_bwd", "CPU", host_sparse.sparse_to_dense_bwd)
+    _library.implement("select_spikes_fwd", "CPU", host_sparse.select_spikes_fwd)
+    _library.implement("select_spikes_bwd", "CPU", host_sparse.select_spikes_bwd)
+    _library.implement("sparse_linear_fwd", "CPU", host_sparse.sparse_linear_fwd)
+    _library.implement("sparse_linear_bwd", "CPU", host_sparse.sparse_linear_bwd)
+    _library.implement("sparse_lif_sequence_fwd", "CPU", host_sparse.sparse_lif_sequence_fwd)
+    _library.implement("sparse_lif_sequence_bwd", "CPU", host_sparse.sparse_lif_sequence_bwd)
+    _library.implement("sparse_conv2d_fwd", "CPU", host_conv.sparse_conv2d_fwd)
+    _library.implement("sparse_conv2d_bwd", "CPU", host_conv.sparse_conv2d_bwd)
+    _library.implement("sparse_conv_lif_sequence_fwd", "CPU", host_conv.sparse_conv_lif_sequence_fwd)
+    _library.implement("sparse_conv_lif_sequence_bwd", "CPU", host_conv.sparse_conv_lif_sequence_bwd)
+    _library.implement("sparse_pool2d_fwd", "CPU", host_conv.sparse_pool2d_fwd)
+    _library.implement("sparse_pool2d_bwd", "CPU", host_conv.sparse_pool2d_bwd)
+    _library.implement("max_pool2d_fwd", "CPU", host_pool.max_pool2d_fwd)
+    _library.implement("max_pool2d_bwd", "CPU", host_pool.max_pool2d_bwd)
+# By the modules that Triton is imported with, at their first call.
+for _module, _operators in (
+    ("lif", ("lif_sequence_fwd", "lif_sequence_bwd")),
+    ("neurons", ("neuron_sequence_fwd", "neuron_sequence_bwd")),
+    ("sparse", ("dense_to_sparse_fwd", "sparse_to_dense_fwd", "sparse_to_dense_bwd")),
+    ("sparse", ("select_spikes_fwd", "select_spikes_bwd", "sparse_linear_fwd", "sparse_linear_bwd")),
+    ("sparse", ("sparse_lif_sequence_fwd", "sparse_lif_sequence_bwd")),
+):
+    for _operator in _operators:
+        _library.implement(_operator, "CUDA", triton.lazily(_module, _operator))
