@@ -87,7 +87,8 @@ def test_the_table_has_every_codelet(counts):
 
 def test_the_table_is_of_these_sources(counts):
     """Else it has to be counted again: `make check-counts` tells what is off, and counts.py writes the table."""
-    assert counts.counted_sources() == counts.fingerprint()
+    said = "csrc/vertices or csrc/neuron has changed: run csrc/ipu_model/popc/counts.py"
+    assert counts.counted_sources() == counts.fingerprint(), said
 
 
 def test_comments_and_layout_are_not_counted_again(counts, tmp_path, monkeypatch):

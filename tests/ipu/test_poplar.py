@@ -41,7 +41,8 @@ def compile_program(tmp_path_factory):
     def build(name, *sources):
         program = tmp_path_factory.mktemp("ipu_model") / name
         command = [*compiler(), "-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-pthread"]
-        command += [f"-I{CSRC}", f"-I{CSRC / 'ipu_model' / 'poplar' / 'include'}", *map(str, sources)]
+        roots = [CSRC / "ipu_model" / name / "include" for name in ("poplar", "poplibs")]
+        command += [f"-I{CSRC}", *(f"-I{root}" for root in roots), *map(str, sources)]
         command += [str(folder / LIBRARY), f"-Wl,-rpath,{folder}", "-o", str(program)]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert done.returncode == 0, done.stdout

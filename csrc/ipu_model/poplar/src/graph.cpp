@@ -1,7 +1,5 @@
 #include <poplar/Graph.hpp>
-#include <poputil/TileMapping.hpp>
 
-#include <algorithm>
 #include <cctype>
 #include <iterator>
 #include <tuple>
@@ -582,26 +580,3 @@ FieldData VertexIntrospector::getFieldInfo(const std::string &name) const {
 }
 
 } // namespace poplar
-
-namespace poputil {
-
-void mapTensorLinearly(poplar::Graph &graph, const poplar::Tensor &tensor, unsigned minElementsPerTile,
-                       unsigned grainSize) {
-  if (grainSize == 0)
-    throw poplar::poplar_error("mapTensorLinearly: grainSize must be 1 or more");
-  const auto ceilDiv = [](std::size_t a, std::size_t b) { return (a + b - 1) / b; };
-  const std::size_t size = tensor.numElements(), tiles = graph.getTarget().getNumTiles();
-  const std::size_t least = std::max<std::size_t>(ceilDiv(size, tiles), minElementsPerTile);
-  const std::size_t share = std::max<std::size_t>(ceilDiv(least, grainSize), 1) * grainSize;
-  const poplar::Tensor flat = tensor.flatten();
-  for (std::size_t begin = 0, tile = 0; begin < size; begin += share, ++tile)
-    graph.setTileMapping(flat.slice(begin, std::min(size, begin + share)), static_cast<unsigned>(tile));
-}
-
-void mapTensorLinearly(poplar::Graph &graph, const poplar::Tensor &tensor) {
-  const poplar::Target &target = graph.getTarget();
-  const unsigned bytes = target.getTypeSize(tensor.elementType());
-  mapTensorLinearly(graph, tensor, (128 + bytes - 1) / bytes, target.getVectorWidth(tensor.elementType()));
-}
-
-} // namespace poputil
