@@ -1,4 +1,5 @@
 // Written by csrc/ipu_model/popc/counts.py from what Clang makes of csrc/vertices; not to be edited.
+// Sources: 36cc4a9e5587de4538052f9399fd7155a35f6b6e6d6c3fb78f51ecee90edefa3
 // clang-format off
 #include "ipu_model/counts.hpp"
 

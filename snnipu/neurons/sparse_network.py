@@ -9,6 +9,7 @@ from torch import nn
 
 from snnipu import ops
 from snnipu.backends import popart
+from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.multistep import MultiStep
 from snnipu.neurons.sparse_conv import SparseConvLeaky, SparsePool2d
 from snnipu.neurons.sparse_leaky import Parameter, SparseLeaky
@@ -306,6 +307,9 @@ class SparseNetwork(nn.Module):
             popart.refuse_tracing("SparseNetwork with convolutions")
             return False
         if not (self.delay == 1 and popart.uses_operator("SparseNetwork", "SparseLinear")):
+            return False
+        # What is replaced or watched in a layer is honoured: then it runs by itself.
+        if not all(type(layer).forward is SparseLeaky.forward and is_plain(layer) for layer in self.layers):
             return False
         same = {(layer.reset_mechanism, layer.overflow_order, layer.bias is None) for layer in self.layers}
         kernels = {fused(layer.spike_grad)[0] for layer in self.layers}

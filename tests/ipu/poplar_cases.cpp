@@ -3,6 +3,7 @@
 #include <poplar/DeviceManager.hpp>
 #include <poplar/Engine.hpp>
 #include <poplar/IPUModel.hpp>
+#include <poputil/TileMapping.hpp>
 
 #include "ipu_model/codelet.hpp"
 #include "ipu_model/report.hpp"
@@ -568,6 +569,32 @@ void machines() {
   Target::createIPUTarget(1, 1473, "ipu2");
 }
 
+// As Graphcore's tutorials set a model up, and map what they add.
+void tutorials() {
+  IPUModel model("ipu2");
+  model.tilesPerIPU = 4;
+  model.minIPUSyncDelay = 7;
+  model.relativeSyncDelay = IPUModel::RelativeSyncDelayType::NO_DELAY;
+  const Device device = model.createDevice();
+  Graph graph(device);
+  const auto print = [&](const Tensor &tensor) {
+    for (const auto &intervals : graph.getTileMapping(tensor))
+      std::cout << (intervals.empty() ? 0 : intervals[0].size()) << ' ';
+    std::cout << '\n';
+  };
+  const Tensor large = graph.addVariable(FLOAT, {10, 101}, "large"), small = graph.addVariable(HALF, {70}, "small"),
+               other = graph.addVariable(FLOAT, {70}, "other");
+  poputil::mapTensorLinearly(graph, large);
+  poputil::mapTensorLinearly(graph, small);
+  poputil::mapTensorLinearly(graph, other, 1, 10);
+  print(large);
+  print(small);
+  print(other);
+  Engine engine(graph, Copy(other.slice(0, 1), other.slice(69, 70)));
+  std::cout << snnipu::ipu_model::estimate(engine).syncCycles << '\n';
+  poputil::mapTensorLinearly(graph, other, 1, 0);
+}
+
 void estimators() {
   // Every vertex of the package has one.
   Machine m;
@@ -881,6 +908,7 @@ int main(int argc, char **argv) {
       CASE(layout),
       CASE(messages),
       CASE(machines),
+      CASE(tutorials),
       CASE(estimators),
       CASE(unmapped),
       CASE(race),

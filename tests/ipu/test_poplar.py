@@ -41,7 +41,8 @@ def compile_program(tmp_path_factory):
     def build(name, *sources):
         program = tmp_path_factory.mktemp("ipu_model") / name
         command = [*compiler(), "-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-pthread"]
-        command += [f"-I{CSRC}", f"-I{CSRC / 'ipu_model' / 'poplar' / 'include'}", *map(str, sources)]
+        roots = [CSRC / "ipu_model" / name / "include" for name in ("poplar", "poplibs")]
+        command += [f"-I{CSRC}", *(f"-I{root}" for root in roots), *map(str, sources)]
         command += [str(folder / LIBRARY), f"-Wl,-rpath,{folder}", "-o", str(program)]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert done.returncode == 0, done.stdout
@@ -273,6 +274,13 @@ def test_what_a_tile_holds_of_a_variable_lies_together(case):
     exchanged, cycles, _ = row.split()
     # Four elements in another order than they lie in: 16 bytes are copied, 8 a cycle.
     assert (exchanged, cycles) == ("0", str(100 + 30 + 2))
+
+
+def test_what_the_tutorials_need(case):
+    """Equal shares over four tiles, in whole vectors; of few elements at least 128 bytes a tile, or as many as said."""
+    lines = [line.strip() for line in case("tutorials")]
+    assert lines[:4] == ["254 254 254 248", "64 6 0 0", "20 20 20 10", "7"]
+    assert lines[4] == "poplar_error: mapTensorLinearly: grainSize must be 1 or more"
 
 
 def test_machines(case):

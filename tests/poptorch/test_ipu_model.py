@@ -583,6 +583,46 @@ def test_recurrent_layers_learn_on_the_library(monkeypatch, kind):
     assert "LifSequence" not in ran
 
 
+class Later(snn.SparseLeaky):
+    def forward(self, x, *, delay=0):
+        return super().forward(x, delay=delay + 1)
+
+
+@needs_library
+@pytest.mark.parametrize("kind", ["hook", "instance", "subclass"])
+def test_layers_of_a_network_that_are_watched_or_replaced_run_by_themselves(monkeypatch, kind):
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:8")
+    torch.manual_seed(1)
+    x = (torch.rand(8, 6, 20) < 0.3).float()
+    found, seen = [], []
+    for options in (on_model(), poptorch.Options()):
+        net = Recurrent("network")
+        layer = net.layers.layers[1]
+        if kind == "hook":
+            layer.register_forward_hook(lambda module, inputs, output: seen.append(type(output)))
+        elif kind == "instance":
+
+            def watching(x, delay=0, whole=layer.forward):
+                seen.append(type(x))
+                return whole(x, delay=delay)
+
+            layer.forward = watching
+        else:
+            own = Later(14, 4, beta=0.9, max_spikes=3, input_scale=3.0)
+            own.load_state_dict({"weight": layer.weight, "beta": layer.beta, "threshold": layer.threshold})
+            net.layers.layers[1] = own
+        model = poptorch.inferenceModel(net, options)
+        found.append(model(x)[0])
+        if len(found) == 1:
+            ran = [entry["operator"] for entry in model.ipuModelReport()]
+            assert ran.count("SparseNetwork") == 1 + (kind != "subclass"), ran
+    assert torch.equal(*found)
+    assert found[0].any()
+    if kind != "subclass":
+        assert len(seen) >= 2
+        assert set(seen) == {snn.SparseSpikes}
+
+
 @needs_library
 @pytest.mark.parametrize("whole", [False, True])
 def test_recurrent_layers_in_half(monkeypatch, whole):
