@@ -4,7 +4,7 @@ from typing import Any, List, Optional, Tuple
 
 import torch
 
-from snnipu.backends import host, host_conv, popart
+from snnipu.backends import host, host_conv, popart, triton
 from snnipu.ops import _library
 from snnipu.ops._arguments import DTYPES, compute_dtype
 from snnipu.ops._derivative import once_differentiable
@@ -95,9 +95,8 @@ _library.define(_SCHEMA_BWD, reference=sparse_conv2d_bwd_reference, meta=_bwd_me
 if host.library is not None:
     _library.implement("sparse_conv2d_fwd", "CPU", host_conv.sparse_conv2d_fwd)
     _library.implement("sparse_conv2d_bwd", "CPU", host_conv.sparse_conv2d_bwd)
-# No event-driven kernels on a GPU yet: there it is dense operations of PyTorch.
-_library.implement("sparse_conv2d_fwd", "CUDA", sparse_conv2d_fwd_reference)
-_library.implement("sparse_conv2d_bwd", "CUDA", sparse_conv2d_bwd_reference)
+_library.implement("sparse_conv2d_fwd", "CUDA", triton.lazily("sparse", "sparse_conv2d_fwd"))
+_library.implement("sparse_conv2d_bwd", "CUDA", triton.lazily("sparse", "sparse_conv2d_bwd"))
 
 
 class SparseConv2d(torch.autograd.Function):
@@ -167,8 +166,8 @@ def sparse_conv2d(
         TypeError, ValueError: a shape, size, dtype or device that does not fit, an id or count out of range; the
             message names the argument.
 
-    There are no event-driven kernels for CUDA yet: there it is a dense convolution, and the host waits while ids are
-    checked.
+    On CUDA ids and counts out of range are left out without an error; the gradient of the values is a dense
+    convolution's, of which the slots take theirs.
 
     Source: the event-driven form of the convolution: "submanifold" libraries and event-camera networks have it, among
     them Messikommer et al., "Event-based asynchronous sparse convolutional networks", ECCV 2020.

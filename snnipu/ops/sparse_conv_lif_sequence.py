@@ -4,7 +4,7 @@ from typing import Any, List, Optional, Tuple
 
 import torch
 
-from snnipu.backends import host, host_conv, popart
+from snnipu.backends import host, host_conv, popart, triton
 from snnipu.ops import _library
 from snnipu.ops._arguments import parameter_argument, reset_code
 from snnipu.ops._derivative import once_differentiable
@@ -224,9 +224,8 @@ _library.define(_SCHEMA_BWD, reference=sparse_conv_lif_sequence_bwd_reference, m
 if host.library is not None:
     _library.implement("sparse_conv_lif_sequence_fwd", "CPU", host_conv.sparse_conv_lif_sequence_fwd)
     _library.implement("sparse_conv_lif_sequence_bwd", "CPU", host_conv.sparse_conv_lif_sequence_bwd)
-# No event-driven kernels on a GPU yet: there it is dense operations of PyTorch.
-_library.implement("sparse_conv_lif_sequence_fwd", "CUDA", sparse_conv_lif_sequence_fwd_reference)
-_library.implement("sparse_conv_lif_sequence_bwd", "CUDA", sparse_conv_lif_sequence_bwd_reference)
+_library.implement("sparse_conv_lif_sequence_fwd", "CUDA", triton.lazily("sparse", "sparse_conv_lif_sequence_fwd"))
+_library.implement("sparse_conv_lif_sequence_bwd", "CUDA", triton.lazily("sparse", "sparse_conv_lif_sequence_bwd"))
 
 
 class SparseConvLifSequence(torch.autograd.Function):
