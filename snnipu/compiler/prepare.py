@@ -165,9 +165,7 @@ def _masks_apart(graph: Graph) -> None:
         if value.device.type != "cpu":
             continue  # elsewhere a fused kernel draws and multiplies, in its own order
         with graph.inserting_before(node):
-            ones = graph.call_function(
-                torch.ones, (shape,), {"dtype": value.dtype, "device": value.device}
-            )
+            ones = graph.call_function(torch.ones, (shape,), {"dtype": value.dtype, "device": value.device})
             mask = graph.call_function(torch.nn.functional.dropout, (ones, probability, True, False))
             product = graph.call_function(torch.mul, (source, mask))
         for made in (ones, mask, product):
