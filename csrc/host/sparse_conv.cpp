@@ -656,9 +656,8 @@ public:
     windowOf_.reserve(sizes.inHeight * sizes.inWidth);
     for (const Windows row : rows_)
       for (const Windows column : columns_)
-        windowOf_.push_back(row.count && column.count
-                                ? row.first * static_cast<uint32_t>(sizes.outWidth) + column.first
-                                : none);
+        windowOf_.push_back(row.count && column.count ? row.first * static_cast<uint32_t>(sizes.outWidth) + column.first
+                                                      : none);
   }
 
   const PoolSizes sizes;

@@ -421,10 +421,11 @@ private:
   }
 
   template <typename V> static C sumOf(V sum) {
-    if constexpr (lanes<V> > 4)
+    constexpr unsigned width = lanes<V>;
+    if constexpr (width > 4)
       return sumOf(addHalves(sum));
     C total = 0;
-    for (unsigned lane = 0; lane < lanes<V>; ++lane)
+    for (unsigned lane = 0; lane < width; ++lane)
       total += sum[lane];
     return total;
   }

@@ -100,7 +100,8 @@ class Autoencoder(nn.Module):
     def __init__(self, snn: Any, settings: Settings) -> None:
         super().__init__()
         self.steps = settings.steps
-        self.conv1, self.norm = nn.Conv2d(1, 16, 3, padding=1, stride=2), nn.BatchNorm2d(16)
+        # A bias in front of a norm has no gradient but rounding.
+        self.conv1, self.norm = nn.Conv2d(1, 16, 3, padding=1, stride=2, bias=False), nn.BatchNorm2d(16)
         self.lif1 = snn.Leaky(beta=settings.beta)
         self.conv2 = nn.ConvTranspose2d(16, 1, 3, padding=1, output_padding=1, stride=2)
         self.lif2 = snn.Leaky(beta=settings.beta, reset_mechanism="none")
@@ -191,6 +192,8 @@ class LoopNetwork:
         make: the network of a library, ``make(snn, settings)``; its ``over_time`` is ``MultiStep``'s rewrite of it.
         shape: of its input.
         loss: of the record and the input; ``batched`` is the same in one call where the loop's has one for each step.
+        tolerance: of the loss and of each gradient. Neurons round as snnTorch's do; the order of sums over steps and
+            samples is free.
     """
 
     title: str
@@ -198,6 +201,7 @@ class LoopNetwork:
     shape: Callable[[int, int], Tuple[int, ...]]
     loss: Loss
     batched: Loss
+    tolerance: float = 1e-5
 
 
 def _steps_loss(mem_rec: Record, x: torch.Tensor) -> torch.Tensor:

@@ -83,7 +83,8 @@ def compile(function: Any, *, then: Any = None, **keywords: Any) -> Any:
     Args:
         function: a module, or a function that contains the loop.
         then: another backend, by name or as a function, that compiles what is left, ``"inductor"`` say.
-        keywords: further ones of ``torch.compile``: ``dynamic``, ``fullgraph``.
+        keywords: further ones of ``torch.compile``: ``fullgraph``; ``dynamic``, which without ``then`` is True: one
+            compilation serves every batch size but 1, which PyTorch compiles apart.
 
     Returns:
         What ``torch.compile`` returns.
@@ -95,7 +96,9 @@ def compile(function: Any, *, then: Any = None, **keywords: Any) -> Any:
     if not callable(function):
         raise TypeError(f"function must be a module or a function, got {type(function).__name__}")
     enable()
-    if then is not None:
+    if then is None:
+        keywords.setdefault("dynamic", True)
+    else:
         keywords["options"] = {**(keywords.get("options") or {}), "then": then}
     return torch.compile(function, backend=compile_graph, **keywords)
 

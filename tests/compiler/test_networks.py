@@ -2,6 +2,8 @@
 
 import copy
 import io
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -411,7 +413,8 @@ def test_results_share_no_memory():
         assert torch.equal(x, before)
 
 
-def test_dropout_in_training_draws_the_loops_masks():
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_dropout_in_training_draws_the_loops_masks(dynamic):
     torch.manual_seed(0)
 
     class Net(FullyConnected):
@@ -425,7 +428,7 @@ def test_dropout_in_training_draws_the_loops_masks():
             return torch.stack([self.lif2(self.fc2(self.lif1(self.fc1(x)))) for _ in range(4)])
 
     net, x = Net(), torch.rand(3, 12) * 5
-    watched = Watched(net)
+    watched = Watched(net, dynamic=dynamic)
     torch.manual_seed(3)
     found = watched(x)
     torch.manual_seed(3)
@@ -477,6 +480,18 @@ def test_a_graph_break_is_reported_with_its_line():
     assert len(report.graph_breaks) == 1
     assert "graph_break()" in report.graph_breaks[0]
     assert report.graph_breaks[0] in str(report)
+
+
+def test_the_short_form_compiles_once_for_all_batch_sizes():
+    net, found = FullyConnected(), []
+    compiled = snn.compile(net)
+    counter = torch._dynamo.utils.counters["stats"]
+    counter.clear()
+    for batch in (3, 5, 4, 7):
+        x = torch.rand(batch, 12) * 3
+        assert torch.equal(compiled(x)[0], net(x)[0])
+        found.append(counter["unique_graphs"])
+    assert found == [1] * 4
 
 
 def test_short_form_second_compiler_and_errors():
@@ -552,6 +567,99 @@ def test_the_entry_point_names_the_backend(repository):
     from snnipu.compiler import entry
 
     assert entry.snnipu is compiler.compile_graph
+
+
+def test_inductor_compiles_what_is_left():
+    net, x = FullyConnected(), torch.rand(3, 12) * 3
+    gradients = []
+    for run in (snn.compile(net, then="inductor"), net):
+        spk, mem = run(x)
+        gradients.append((spk, mem, *torch.autograd.grad(mem.sum() + spk.sum(), list(net.parameters()))))
+    for a, b in zip(*gradients):
+        torch.testing.assert_close(a, b)
+
+
+_RANK = """
+import sys
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+import snnipu as snn
+
+rank, place = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+distributed.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=2)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.lif1 = nn.Linear(6, 5), snn.Leaky(beta=0.9, learn_beta=True)
+        self.fc2, self.lif2 = nn.Linear(5, 3), snn.Leaky(beta=0.8)
+
+    def forward(self, x):
+        mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
+        record = []
+        for _ in range(4):
+            spk1, mem1 = self.lif1(self.fc1(x), mem1)
+            _, mem2 = self.lif2(self.fc2(spk1), mem2)
+            record.append(mem2)
+        return torch.stack(record)
+
+
+torch.manual_seed(0)
+net = Net()
+x = torch.rand(8, 6) * 3
+expected = torch.autograd.grad(net(x).mean(), list(net.parameters()))
+for wrapped in (snn.compile(DistributedDataParallel(net)), DistributedDataParallel(snn.compile(net))):
+    for _ in range(2):
+        net.zero_grad()
+        wrapped(x[rank::2]).mean().backward()
+        for parameter, gradient in zip(net.parameters(), expected):
+            torch.testing.assert_close(parameter.grad, gradient)
+distributed.destroy_process_group()
+print("done")
+"""
+
+
+def test_gradients_of_two_processes_are_reduced(tmp_path):
+    pytest.importorskip("torch.distributed")
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("no gloo")
+    given = [sys.executable, "-c", _RANK]
+    ranks = [
+        subprocess.Popen([*given, str(rank), str(tmp_path / "meet")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=300)[0].decode() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)
+
+
+_PEER = """
+import torch, snntorch, snnipu
+from snntorch import utils
+from torch import nn
+
+net = nn.Sequential(nn.Linear(3, 2), snntorch.Leaky(0.9, init_hidden=True, output=True))
+
+
+def forward_pass(x):
+    utils.reset(net)
+    return torch.stack([net(x)[1] for _ in range(3)])
+
+
+x = torch.rand(2, 3)
+expected = forward_pass(x)
+compiled = torch.compile(forward_pass, backend="eager")
+for _ in range(2):
+    torch.testing.assert_close(compiled(x), expected)
+    utils.reset(net)
+"""
+
+
+def test_another_backend_leaves_the_list_of_neurons_as_it_is():
+    """In a process of its own: there it does not know our neurons."""
+    subprocess.run([sys.executable, "-c", _PEER], check=True, timeout=300)
 
 
 @pytest.mark.parametrize("make", [lambda: snn.Leaky(beta=0.9), lambda: snn.Lapicque(beta=0.9)])

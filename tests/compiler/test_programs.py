@@ -44,7 +44,7 @@ def _compare(program):
     def collect(module, example_inputs, **options):
         return backend.compile_graph(module, example_inputs, observer=reports.append, **options)
 
-    compiled = torch.compile(other, backend=collect)
+    compiled = torch.compile(other, backend=collect, dynamic=program.dynamic)
     exact = not any(kind.startswith("norm") for kind, _, _ in program.layers)
 
     def same(found, expected):

@@ -77,6 +77,7 @@ class Program:
     reset_delay: bool = True
     seed: int = 0
     part_bytes: int = 2**24
+    dynamic: Any = None
 
 
 programs = st.builds(
@@ -95,6 +96,7 @@ programs = st.builds(
     reset_delay=st.booleans(),
     seed=st.integers(0, 3),
     part_bytes=st.sampled_from((2**24, 1, 150)),
+    dynamic=st.sampled_from((None, True)),
 )
 
 

@@ -23,8 +23,6 @@ DEVICES = ("cpu", "cuda")
 FULL = {"steps": 25, "batch_size": 128, "neurons": 1000, "repeats": 9, "min_seconds": 3.0}
 BATCHES = (1, 16, 64, 128)
 CONVOLUTIONAL = ("tutorial-6", "tutorial-7")
-# The neurons round as snnTorch's do; only the order of sums over steps and samples is free.
-_TOLERANCE = 1e-5
 _SLOW_SECONDS = 0.25
 _PHASE_STEPS = 3
 _CAPTION = (
@@ -72,24 +70,33 @@ def sweep(settings: Settings, networks: Sequence[str], batch_sizes: Any) -> Swee
     several = {
         name: list(batch_sizes or (BATCHES if name in CONVOLUTIONAL else [settings.batch_size])) for name in networks
     }
-    points = [replace(settings, network=name, batch_size=batch) for name in networks for batch in several[name]]
-    common = [batch for batch in several[networks[0]] if all(batch in found for found in several.values())]
+    return gathered([replace(settings, network=name, batch_size=batch) for name in networks for batch in several[name]])
+
+
+def gathered(points: Sequence[Settings]) -> Sweep:
+    """The sweep of these tables."""
+    order = list(NETWORKS)
+    points = sorted(points, key=lambda point: (order.index(point.network), point.batch_size))
+    several: Dict[str, List[int]] = {}
+    for point in points:
+        several.setdefault(point.network, []).append(point.batch_size)
+    common = [batch for batch in points and several[points[0].network] if all(batch in of for of in several.values())]
     axes = [
         Axis(
             "network",
             "network",
-            list(networks),
+            list(several),
             {"batch_size": common[-1]} if common else {},
             tables=("time", "memory", "faults"),
             panels=("time", "memory"),
         )
     ]
-    for name in networks:
-        if len(several[name]) > 1:
-            axes.append(Axis("batch_size", "batch size", several[name], {"network": name}, tables=("time", "memory")))
+    for name, batches in several.items():
+        if len(batches) > 1:
+            axes.append(Axis("batch_size", "batch size", batches, {"network": name}, tables=("time", "memory")))
     return Sweep(
         name="compile",
-        title=f"Loops over time steps, one training step: T={settings.steps}",
+        title=f"Loops over time steps, one training step: T={points[0].steps}",
         caption=_CAPTION,
         points=points,
         axes=axes,
@@ -159,7 +166,7 @@ def build(settings: Settings) -> Case:
             return spent
 
         def check() -> Check:
-            return check_training(*loss_and_gradients(loss, net), *expected(), _TOLERANCE, "snnTorch")
+            return check_training(*loss_and_gradients(loss, net), *expected(), kind.tolerance, "snnTorch")
 
         seconds = peers.compile_seconds(lambda: loss_and_gradients(loss, net)) if compiles else None
         return Workload(step, check, seconds, phases)
