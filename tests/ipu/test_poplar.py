@@ -293,7 +293,7 @@ def test_estimates_of_our_vertices(case):
     lines = case("estimators")
     names = [line for line in lines if line.startswith("snnipu::")]
     assert "snnipu::NeuronForward<float,snnipu::Leaky,snnipu::Variant::V2>" in names
-    assert "snnipu::SparseLinearForward<half,unsigned short>" in names
+    assert "snnipu::SparseLinearForward<half,unsigned int>" in names
     source = (CSRC / "ipu_model" / "perf_estimates.cpp").read_text()
     for name in names:
         assert f'{{"{name.split("<")[0]}", ' in source, f"{name} has no estimate of its cycles"
