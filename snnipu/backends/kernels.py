@@ -38,14 +38,15 @@ def neuron_sequence_bwd(
     grad_spk: Optional[torch.Tensor],
     grad_states: Sequence[Optional[torch.Tensor]],
     grad_final: Sequence[Optional[torch.Tensor]],
-    x: torch.Tensor,
+    x: Optional[torch.Tensor],
     initial: Sequence[Optional[torch.Tensor]],
     parameters: Sequence[torch.Tensor],
     neuron: str,
     variant: int,
     *options: Any,
 ) -> operator.Made:
-    found = _found(neuron, x.dtype)
+    stored = x if x is not None else next(state for state in options[-1] if state.numel())
+    found = _found(neuron, stored.dtype)
     given = (grad_spk, grad_states, grad_final, x, initial, parameters)
     if found is None:
         return operator.neuron_sequence_bwd_reference(*given, neuron, variant, *options)

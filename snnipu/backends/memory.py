@@ -9,6 +9,7 @@ from its heap and to keep what is freed, for PyTorch's own tensors. What is kept
 """
 
 import ctypes
+import math
 import os
 import re
 import sys
@@ -283,7 +284,9 @@ def keep_results() -> None:
 
 def empty(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """``like.new_empty(shape)`` for an operator's result on the CPU, in memory that is there already if any is."""
-    return like.new_empty(shape) if _blocks is None else _blocks.empty(like, shape)
+    if _blocks is None or math.prod(shape) * like.element_size() < Blocks.SMALLEST:
+        return like.new_empty(shape)
+    return _blocks.empty(like, shape)
 
 
 def used(nbytes: int) -> None:

@@ -1,6 +1,6 @@
 """One step of a neuron by a direct call of the kernels: what a loop over small steps takes is mostly the calls."""
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -8,21 +8,20 @@ from snnipu import surrogate as surrogates
 from snnipu._layout import SINGLE_STEP
 from snnipu.backends import host, neurons, popart
 from snnipu.ops import _neurons
-from snnipu.ops._arguments import Parameter, is_compiling
+from snnipu.ops._arguments import PLAIN, Parameter, is_direct
 from snnipu.ops._derivative import once_differentiable
-from snnipu.ops.neuron_sequence import Results, neuron_apply
+from snnipu.ops.neuron_sequence import Results, constants, neuron_apply
 from snnipu.surrogate import Kernel, SpikeGrad
 
 _DTYPES = (torch.float32, torch.float64)
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-_NUMBERS: Dict[Tuple[float, torch.dtype], torch.Tensor] = {}
-_MOST_NUMBERS = 64
 
 
 class _Options(NamedTuple):
     neuron: str
     plan: _neurons.Plan
     kernel: Kernel
+    constant: bool  # nobody writes into the parameters
+    silent: bool  # the spikes have no gradient
 
 
 def _run(
@@ -54,10 +53,12 @@ class NeuronStep(torch.autograd.Function):
             x.clone() if reads.x else None,
             *(_copy(state) if reads.before >> place & 1 else None for place, state in enumerate(initial)),
             *(_copy(state) if reads.after >> place & 1 else None for place, state in enumerate(after)),
-            *(_copy(parameter) for parameter in parameters),
+            *(parameters if o.constant else [_copy(parameter) for parameter in parameters]),
         )
         ctx.options = o
         ctx.set_materialize_grads(False)
+        if o.silent:
+            ctx.mark_non_differentiable(made[0])
         return tuple(made)
 
     @staticmethod
@@ -108,15 +109,33 @@ def step_apply(
     spike_grad: Optional[SpikeGrad] = None,
 ) -> Results:
     """:func:`~snnipu.ops.neuron_sequence.neuron_apply` of a single step, its numbers and errors."""
-    plan = _neurons.plan(neuron, options)
+    made = step_direct(neuron, x, states, parameters, options=options, spike_grad=spike_grad)
+    if made is not None:
+        return made
+    return neuron_apply(neuron, x, states, parameters, options=options, num_steps=SINGLE_STEP, spike_grad=spike_grad)
+
+
+def step_direct(
+    neuron: str,
+    x: torch.Tensor,
+    states: Sequence[Optional[torch.Tensor]],
+    parameters: Mapping[str, Parameter],
+    *,
+    options: Mapping[str, Any],
+    spike_grad: Optional[SpikeGrad] = None,
+) -> Optional[Results]:
+    """The step by the kernel; None where that does not take the arguments as they are."""
     known = surrogates.as_surrogate(spike_grad)
-    values = _values(plan, x, states, parameters) if _is_direct(neuron, x) else None
-    if values is None or known is None or known.kernel is None:
-        return neuron_apply(
-            neuron, x, states, parameters, options=options, num_steps=SINGLE_STEP, spike_grad=spike_grad
-        )
-    o = _Options(neuron, plan, known.kernel)
+    if known is None or known.kernel is None or not _is_direct(neuron, x):
+        return None
+    plan = _neurons.plan(neuron, options)
+    found = _values(plan, x, states, parameters)
+    if found is None:
+        return None
+    values, constant = found
     taken = (x, *states, *values)
+    learns = getattr(parameters.get("graded_spikes_factor"), "requires_grad", False)
+    o = _Options(neuron, plan, known.kernel, constant, known.kernel.is_zero and plan.output is None and not learns)
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in taken):
         made = NeuronStep.apply(o, *taken)
     else:
@@ -126,59 +145,47 @@ def step_apply(
 
 
 def _is_direct(neuron: str, x: torch.Tensor) -> bool:
-    """Whether nothing stands between this call and memory: no tracer, no mode, no kind of tensor of its own."""
+    """Whether the kernel can take this call as it is."""
     return (
         host.library is not None
         and neuron in _neurons.BUILT
-        and type(x) in _PLAIN
         and x.dtype in _DTYPES
-        and x.device.type == "cpu"
+        and is_direct(x)
         and x.is_contiguous()
         and x.numel() > 0
-        and not is_compiling()
-        and not (popart.on_ipu_model() or popart.on_real_ipu())
-        and torch._C._get_tracing_state() is None
-        and not _watched()
+        and not popart.on_ipu()
     )
-
-
-def _watched() -> bool:
-    """Whether a mode looks at PyTorch's operators: those of ``snnipu`` are called for it."""
-    return any(bool(getattr(torch._C, name, int)()) for name in ("_len_torch_dispatch_stack", "_functorch_depth"))
 
 
 def _values(
     plan: _neurons.Plan, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], parameters: Mapping[str, Parameter]
-) -> Optional[List[torch.Tensor]]:
-    """What the kernel takes for the parameters; None where an argument is not as it takes it."""
+) -> Optional[Tuple[List[torch.Tensor], bool]]:
+    """What the kernel takes for the parameters, whether that is constant; None where one does not fit."""
     shape, dtype = x.shape, x.dtype
     for state in states:
         if state is not None and not (
-            type(state) in _PLAIN and state.shape == shape and state.dtype == dtype and state.is_contiguous()
+            type(state) in PLAIN
+            and state.shape == shape
+            and state.is_cpu
+            and state.dtype == dtype
+            and state.is_contiguous()
         ):
             return None
+    made = constants(plan, parameters, dtype)
+    if made is not None:
+        return made, True
     for value in parameters.values():
         if isinstance(value, (int, float)):
             continue
-        if type(value) not in _PLAIN or value.device != x.device or value.is_complex():
+        if type(value) not in PLAIN or value.device != x.device or value.is_complex():
             return None
         # What has dimensions widens the dtype of what it is computed with.
         if value.dim() > 0 and (value.dtype != dtype or value.shape != shape[len(shape) - value.dim() :]):
             return None
-    return [_as_taken(value, dtype) for value in plan.derive(parameters, 1.0)]
+    return [_as_taken(value, dtype) for value in plan.derive(parameters, 1.0)], False
 
 
 def _as_taken(value: Parameter, dtype: torch.dtype) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
-        return _number(value, dtype)
+        return torch.tensor(value, dtype=dtype, device="cpu")
     return (value if value.dtype == dtype else value.to(dtype)).contiguous()
-
-
-def _number(value: float, dtype: torch.dtype) -> torch.Tensor:
-    """A constant; the few there are stay."""
-    key = (value, dtype)
-    if key not in _NUMBERS:
-        if len(_NUMBERS) >= _MOST_NUMBERS:
-            _NUMBERS.clear()
-        _NUMBERS[key] = torch.tensor(value, dtype=dtype)
-    return _NUMBERS[key]

@@ -74,33 +74,39 @@ class _Arguments:
         steps, step_shape, _ = layout(x, num_steps)
         self.library = neuron.library
         self.kept: List[torch.Tensor] = []
-        self.call = Call(
-            neuron=neuron.number,
-            variant=variant,
-            dtype=_DTYPES[x.dtype],
-            threads=torch.get_num_threads(),
-            constant_input=num_steps is not None,
-            steps=steps,
-            elements=step_shape.numel(),
-        )
-        self.call.x = self.pointer(x)
+        self.call = call = Call(neuron.number, variant, _DTYPES[x.dtype])
+        call.threads = torch.get_num_threads()
+        call.constant_input = num_steps is not None
+        call.steps = steps
+        call.elements = step_shape.numel()
+        call.x = self.pointer(x)
 
     def pointer(self, tensor: Optional[torch.Tensor]) -> Optional[int]:
         if tensor is None:
             return None
-        tensor = tensor.contiguous()
-        self.kept.append(tensor)
+        if not tensor.is_contiguous():
+            tensor = tensor.contiguous()
+            self.kept.append(tensor)
         return tensor.data_ptr()
 
     def connect(self, field: str, tensors: Tensors) -> None:
-        array = getattr(self.call, field)
+        array = None
         for place, tensor in enumerate(tensors):
             if tensor is not None:
+                if array is None:
+                    array = getattr(self.call, field)
                 array[place] = self.pointer(tensor)
+
+    def connect_parameters(self, parameters: Sequence[torch.Tensor]) -> None:
+        pointers, sizes = self.call.parameters, self.call.parameter_sizes
+        for place, parameter in enumerate(parameters):
+            pointers[place] = self.pointer(parameter)
+            sizes[place] = parameter.numel()
 
     def run(self, direction: str) -> None:
         status = getattr(self.library, f"snnipu_neuron_{direction}")(ctypes.byref(self.call))
-        host._check(status, f"neuron_sequence_{direction}")
+        if status:
+            host._check(status, f"neuron_sequence_{direction}")
 
 
 def forward(
@@ -123,9 +129,7 @@ def forward(
     if steps and step_shape.numel():
         a = _Arguments(neuron, variant, x, num_steps)
         a.connect("initial", initial)
-        a.connect("parameters", parameters)
-        for place, parameter in enumerate(parameters):
-            a.call.parameter_sizes[place] = parameter.numel()
+        a.connect_parameters(parameters)
         a.call.spk = spk.data_ptr()
         a.connect("states", [state if stored else None for state, stored in zip(states, store)])
         a.connect("final", final)
@@ -143,7 +147,7 @@ def backward(
     grad_spk: Optional[torch.Tensor],
     grad_states: Tensors,
     grad_final: Tensors,
-    x: torch.Tensor,
+    x: Optional[torch.Tensor],
     initial: Tensors,
     parameters: Sequence[torch.Tensor],
     num_steps: Optional[int],
@@ -152,20 +156,27 @@ def backward(
     surrogate_b: float,
     need_initial: Sequence[bool],
     need_parameters: Sequence[bool],
+    states: Optional[Sequence[torch.Tensor]] = None,
 ) -> Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]:
-    """Gradients of x, of the states before the first step and of the parameters, empty where not needed."""
-    steps, step_shape, _ = layout(x, num_steps)
+    """Gradients of x, of the states before the first step and of the parameters, empty where not needed.
+
+    ``states``: those after each step, empty where the adjoint does not read them; None: computed again.
+    """
+    stored = x if x is not None else next(state for state in states or () if state.numel())
+    steps, step_shape, _ = layout(stored, num_steps)
     like = parameters[0]
-    grad_x = memory.empty(x, x.shape)
+    grad_x = memory.empty(stored, stored.shape)
     grad_initial = [like.new_empty(step_shape) if needed else None for needed in need_initial]
     grad_parameters = [torch.empty_like(p) if needed else None for p, needed in zip(parameters, need_parameters)]
     if steps and step_shape.numel():
-        a = _Arguments(neuron, variant, x, num_steps)
+        a = _Arguments(neuron, variant, stored, num_steps)
+        if x is None:
+            a.call.x = None
+        if states is not None:
+            a.connect("states", [state if state.numel() else None for state in states])
         a.call.surrogate, a.call.surrogate_a, a.call.surrogate_b = surrogate, surrogate_a, surrogate_b
         a.connect("initial", initial)
-        a.connect("parameters", parameters)
-        for place, parameter in enumerate(parameters):
-            a.call.parameter_sizes[place] = parameter.numel()
+        a.connect_parameters(parameters)
         upstream = [host._upstream(grad) for grad in (grad_spk, *grad_states)]
         a.call.grad_constant = sum(1 << place for place, (_, constant) in enumerate(upstream) if constant)
         a.call.grad_spk = a.pointer(upstream[0][0])
@@ -201,9 +212,7 @@ class Steps:
     def __init__(self, neuron: Kernels, variant: int, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> None:
         self._arguments = _Arguments(neuron, variant, x, SINGLE_STEP)
         self._call = self._arguments.call
-        self._arguments.connect("parameters", parameters)
-        for place, parameter in enumerate(parameters):
-            self._call.parameter_sizes[place] = parameter.numel()
+        self._arguments.connect_parameters(parameters)
 
     def forward(
         self, x: torch.Tensor, before: Tensors, spk: torch.Tensor, after: Sequence[Optional[torch.Tensor]]

@@ -64,6 +64,11 @@ def on_real_ipu() -> bool:
     return _tracing_poptorch() is not None
 
 
+def on_ipu() -> bool:
+    """Whether either is the case."""
+    return getattr(_running, "model", None) is not None or (_POPTORCH_INSTALLED and _tracing_poptorch() is not None)
+
+
 def _tracing_poptorch() -> Optional[ModuleType]:
     """The real PopTorch while it traces, else None."""
     if not _POPTORCH_INSTALLED:

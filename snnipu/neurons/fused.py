@@ -47,6 +47,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
     # What snnTorch's step consists of.
     parts: Tuple[str, ...] = ("_base_state_function", *_STATE_FUNCTIONS, "fire", "mem_reset")
     stock: type
+    home: type  # which of ours it is, not a subclass of a user's
     # Those of the stock class: what a subclass or an instance may have in their place.
     stock_parts: Dict[str, Any]
     # Of the equation's signature.
@@ -62,6 +63,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
         super().__init_subclass__(**kwargs)
         if "stock" in cls.__dict__:
             cls.__signature__ = inspect.signature(cls.stock)  # type: ignore[attr-defined]
+            cls.home = cls
             cls.stock_parts = {name: getattr(cls.stock, name) for name in cls.parts}
         if isinstance(cls.__dict__.get("equation"), str):
             cls.state_names, cls.parameter_names = _neurons.arguments(cls.equation)
@@ -145,7 +147,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
         known = self._surrogate()
         if known is None or known.kernel is None:
             return False
-        if popart.on_ipu_model() or popart.on_real_ipu():
+        if popart.on_ipu():
             return popart.has_operator("NeuronSequence")
         return has_kernels(self.threshold.device)
 
@@ -173,11 +175,14 @@ class FusedNeuron(snntorch.SpikingNeuron):
     def _replaces(self, *methods: str) -> bool:
         """Whether a subclass or this instance has own versions of our ``methods``."""
         home = self._home()
-        return any(name in self.__dict__ or getattr(type(self), name) is not getattr(home, name) for name in methods)
+        kind, own = type(self), self.__dict__
+        if kind is home and not any(name in own for name in methods):
+            return False
+        return any(name in own or getattr(kind, name) is not getattr(home, name) for name in methods)
 
     def _home(self) -> type:
         """Our class of this neuron."""
-        return next(kind for kind in type(self).__mro__ if "stock" in vars(kind))
+        return self.home
 
     def runs_fused(self) -> bool:
         """Whether :meth:`sequence` gives what a loop of calls gives, as one operator (in ``MultiStep``)."""

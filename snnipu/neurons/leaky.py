@@ -8,6 +8,7 @@ import torch
 
 from snnipu._layout import SINGLE_STEP
 from snnipu.backends import popart
+from snnipu.backends.neuron_step import step_direct
 from snnipu.neurons._hooks import is_hooked
 from snnipu.neurons.fused import FusedNeuron
 from snnipu.ops import leaves
@@ -104,6 +105,11 @@ class Leaky(FusedNeuron, snntorch.Leaky):
         return on_ipu
 
     def _kernels(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], **how: Any) -> Results:
+        surrogate = self._surrogate()
+        if how["num_steps"] == SINGLE_STEP:
+            made = step_direct(self.equation, x, states, self._values(), options=self._options(), spike_grad=surrogate)
+            if made is not None:
+                return made
         spk, mem, last = lif_apply(
             x,
             states[0],
@@ -113,7 +119,7 @@ class Leaky(FusedNeuron, snntorch.Leaky):
             how["num_steps"],
             RESET_MECHANISMS[self._reset_mechanism],
             self.reset_delay,
-            self._surrogate(),
+            surrogate,
             need_mem=how.get("store", (True,))[0],
             need_last=how.get("need_final", False),
         )
@@ -178,17 +184,7 @@ class Leaky(FusedNeuron, snntorch.Leaky):
             if dtype == torch.float32 and not is_hooked(self):
                 self._note_in_trace()
         else:
-            spk, made, _ = lif_apply(
-                current,
-                None if fresh else state,
-                self.beta,
-                self.threshold,
-                self.graded_spikes_factor,
-                SINGLE_STEP,
-                RESET_MECHANISMS[self._reset_mechanism],
-                self.reset_delay,
-                surrogate,
-            )
+            spk, (made,), _ = self._kernels(current, [None if fresh else state], num_steps=SINGLE_STEP)
             assert made is not None
             after = made
             self._last_step = ("before", None if fresh else state.detach())

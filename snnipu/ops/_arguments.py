@@ -6,12 +6,34 @@ import torch
 
 Parameter = Union[float, torch.Tensor]
 RESET_MECHANISMS = {"subtract": 0, "zero": 1, "none": 2}
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+# PyTorch 2.1 is the first that can tell.
+_is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None)
+# Who looks at PyTorch's operators: modes, tracers, profilers.
+_WATCHERS = tuple(
+    getattr(torch._C, name)
+    for name in ("_len_torch_dispatch_stack", "_are_functorch_transforms_active", "_get_tracing_state")
+    if hasattr(torch._C, name)
+)
+_WATCHERS = (*_WATCHERS, torch.autograd._profiler_enabled)
 
 
 def is_compiling() -> bool:
     """Whether ``torch.compile`` traces this call (never before PyTorch 2.1, which cannot tell)."""
-    return bool(getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)())
+    return _is_compiling is not None and bool(_is_compiling())
+
+
+def is_direct(x: torch.Tensor) -> bool:
+    """Whether nothing stands between a call with ``x`` and a CPU's memory: no watcher, no other kind of tensor.
+
+    Then kernels may be called without PyTorch's dispatcher, which takes as long for lists of tensors as a small kernel.
+    """
+    if is_compiling() or type(x) not in PLAIN or not x.is_cpu:
+        return False
+    return not any(watcher() for watcher in _WATCHERS)
 
 
 def is_autocast() -> bool:

@@ -40,10 +40,12 @@ def once_differentiable(operator: str) -> Callable[[Callable[..., Gradients]], C
     def mark(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
         @functools.wraps(backward)
         def marked(ctx: Any, *upstream: Any) -> Gradients:
+            if not torch.is_grad_enabled():
+                return backward(ctx, *upstream)
             with torch.no_grad():
                 gradients = backward(ctx, *upstream)
             # Compiled graphs have no second derivative, which PyTorch says.
-            if is_compiling() or not torch.is_grad_enabled():
+            if is_compiling():
                 return gradients
             anchor = torch.zeros((), requires_grad=True)
             if isinstance(gradients, tuple):

@@ -68,6 +68,7 @@ _Operation = Tuple[str, Tuple[Tuple[bool, Any], ...]]
 class Plan(NamedTuple):
     """What a call needs to know of a neuron with its options: plain data, which ``torch.compile`` can trace."""
 
+    neuron: str
     states: Tuple[str, ...]
     parameters: Tuple[str, ...]  # of the equation
     variant: int
@@ -79,6 +80,7 @@ class Plan(NamedTuple):
     names: Tuple[str, ...]  # of what the kernels take, for errors
     reads: Reads  # for the gradients of the input and the states,
     reads_for: Tuple[Reads, ...]  # and of each that the kernels take
+    reads_all: Reads  # for all of them
 
     def derive(self, parameters: Mapping[str, Any], one: Any) -> List[Any]:
         """What the kernels take, from tensors by name; ``one`` stands for what the variant does not read."""
@@ -128,6 +130,7 @@ def _plan(name: str, variant: int) -> Plan:
             operations.append((value.operation, tuple(operands)))
     by_text = {expression(value): places[id(value)] for value in step.derived}
     return Plan(
+        name,
         found.states,
         step.parameters,
         variant,
@@ -137,6 +140,7 @@ def _plan(name: str, variant: int) -> Plan:
         tuple(found.parameters),
         _reads(name, variant, None),
         tuple(_reads(name, variant, text) for text in found.parameters),
+        Reads(*adjoint_reads(found, variant)),
     )
 
 

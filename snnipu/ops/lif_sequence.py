@@ -8,7 +8,15 @@ from snnipu import _route
 from snnipu import surrogate as surrogates
 from snnipu._layout import SINGLE_STEP, fits, in_order, layout, memory_order, permuted, saved_layout
 from snnipu.ops import _library
-from snnipu.ops._arguments import Parameter, check_input, compute_dtype, parameter_argument, reset_code, state_argument
+from snnipu.ops._arguments import (
+    Parameter,
+    check_input,
+    compute_dtype,
+    is_direct,
+    parameter_argument,
+    reset_code,
+    state_argument,
+)
 from snnipu.ops._derivative import once_differentiable
 from snnipu.surrogate import Kernel, SpikeGrad, Surrogate
 
@@ -256,6 +264,9 @@ def _evaluate(spike_grad: SpikeGrad, u: torch.Tensor, grad: torch.Tensor) -> tor
         return torch.autograd.grad(spike_grad(u), u, grad.float())[0]
 
 
+_KERNELS_FWD, _KERNELS_BWD = (_library.REGISTERED[f"lif_sequence_{direction}"] for direction in ("fwd", "bwd"))
+
+
 class LifSequence(torch.autograd.Function):
     """Forward and backward operator as one differentiable function: ``spk``, or a tuple of it and what else is needed.
 
@@ -286,7 +297,8 @@ class LifSequence(torch.autograd.Function):
     ) -> Any:
         store_mem = need_mem or not recompute
         single = num_steps == SINGLE_STEP
-        spk, mem, pre_reset, last = _fwd(
+        run = _KERNELS_FWD.get("CPU", _fwd) if is_direct(x) else _fwd
+        spk, mem, pre_reset, last = run(
             x,
             mem0,
             beta,
@@ -348,7 +360,8 @@ class LifSequence(torch.autograd.Function):
             if grad_spk is not None:
                 grad_spk, grad_graded_evaluated = _through_evaluated(ctx.evaluated, grad_spk, mem, threshold, graded)
             graded = torch.ones_like(graded)
-        grad_x, grad_mem0, grad_beta, grad_threshold, grad_graded = _bwd(
+        run = _KERNELS_BWD.get("CPU", _bwd) if is_direct(beta) else _bwd
+        grad_x, grad_mem0, grad_beta, grad_threshold, grad_graded = run(
             grad_spk,
             grad_mem,
             x,

@@ -8,7 +8,14 @@ from snnipu import _generator, _route
 from snnipu import surrogate as surrogates
 from snnipu._layout import SINGLE_STEP, fits, in_order, layout, memory_order, permuted
 from snnipu.ops import _library, _neurons
-from snnipu.ops._arguments import Parameter, compute_dtype, parameter_argument, state_argument
+from snnipu.ops._arguments import (
+    PLAIN,
+    Parameter,
+    compute_dtype,
+    is_direct,
+    parameter_argument,
+    state_argument,
+)
 from snnipu.ops._derivative import once_differentiable
 from snnipu.surrogate import Kernel, SpikeGrad
 
@@ -19,9 +26,9 @@ _SCHEMA_FWD = (
     "bool[] store, bool store_final) -> (Tensor spk, Tensor[] states, Tensor[] final)"
 )
 _SCHEMA_BWD = (
-    "neuron_sequence_bwd(Tensor? grad_spk, Tensor?[] grad_states, Tensor?[] grad_final, Tensor x, Tensor?[] initial, "
+    "neuron_sequence_bwd(Tensor? grad_spk, Tensor?[] grad_states, Tensor?[] grad_final, Tensor? x, Tensor?[] initial, "
     "Tensor[] parameters, str neuron, int variant, SymInt? num_steps, int surrogate, float surrogate_a, "
-    "float surrogate_b, bool[] need_initial, bool[] need_parameters) -> "
+    "float surrogate_b, bool[] need_initial, bool[] need_parameters, Tensor[]? states=None) -> "
     "(Tensor grad_x, Tensor[] grad_initial, Tensor[] grad_parameters)"
 )
 
@@ -105,7 +112,7 @@ def neuron_sequence_bwd_reference(
     grad_spk: Optional[torch.Tensor],
     grad_states: Sequence[Optional[torch.Tensor]],
     grad_final: Sequence[Optional[torch.Tensor]],
-    x: torch.Tensor,
+    x: Optional[torch.Tensor],
     initial: Sequence[Optional[torch.Tensor]],
     parameters: Sequence[torch.Tensor],
     neuron: str,
@@ -116,16 +123,30 @@ def neuron_sequence_bwd_reference(
     surrogate_b: float,
     need_initial: Sequence[bool],
     need_parameters: Sequence[bool],
+    states: Optional[Sequence[torch.Tensor]] = None,
 ) -> Made:
-    """What ``snnipu::neuron_sequence_bwd`` computes, in plain PyTorch: the recorded adjoint, from the last step on."""
+    """What ``snnipu::neuron_sequence_bwd`` computes, in plain PyTorch: the recorded adjoint, from the last step on.
+
+    ``states`` are those after each step, empty where the adjoint does not read them; None: computed again from ``x``,
+    which may be missing otherwise, where the adjoint does not read it.
+    """
     found, adjoint = _neurons.find(neuron), _neurons.adjoint(neuron, variant)
     step = adjoint.step
-    steps, step_shape, _ = layout(x, num_steps)
+    steps, step_shape, like = _saved_layout(x, num_steps, states)
     dtype = parameters[0].dtype
     derived = _derived(neuron, variant, parameters, step_shape)
     texts = _neurons.derived_texts(neuron, variant)
-    _, befores = _loop(x, initial, parameters, neuron, variant, num_steps)
     zero = parameters[0].new_zeros(step_shape)
+    if states is None:
+        assert x is not None
+        _, befores = _loop(x, initial, parameters, neuron, variant, num_steps)
+    else:
+        befores = [[zero if state is None else state for state in initial]]
+        rows = [
+            state.to(dtype).reshape(steps, *step_shape) if state.numel() else zero.expand(steps, *step_shape)
+            for state in states
+        ]
+        befores += [[row[t] for row in rows] for t in range(steps)]
     constant = num_steps is not None
 
     def row(grad: Optional[torch.Tensor], t: int) -> torch.Tensor:
@@ -138,9 +159,9 @@ def neuron_sequence_bwd_reference(
         carry = [value + row(grad, steps - 1) for value, grad in zip(carry, outside)]
     grad_x = [zero] * steps
     sums: Dict[str, torch.Tensor] = dict.fromkeys(found.parameters, zero)
-    functions = _functions(x.dtype, Kernel(surrogate, surrogate_a, surrogate_b))
+    functions = _functions(like.dtype, Kernel(surrogate, surrogate_a, surrogate_b))
     for t in range(steps - 1, -1, -1):
-        current = (x[t] if not constant else x).to(dtype)
+        current = zero if x is None else (x[t] if not constant else x).to(dtype)
         given = {id(adjoint.step.x): current, id(adjoint.grad_spk): row(grad_spk, t), **derived}
         seeds = [row(grad, t - 1) if t else zero for grad in outside]
         for values, tensors in (
@@ -149,6 +170,10 @@ def neuron_sequence_bwd_reference(
             (adjoint.seeds, seeds),
         ):
             given.update((id(value), tensor) for value, tensor in zip(values, tensors))
+        if states is not None:
+            given.update(
+                (id(value), befores[t + 1][number]) for number, value in adjoint.kept if states[number].numel()
+            )
         results = _generator.evaluate([adjoint.grad_x, *adjoint.grad_before, *adjoint.grad_derived], given, **functions)
         results = [zero if result is None else result.expand(step_shape) for result in results]
         grad_x[t] = results[0]
@@ -156,9 +181,9 @@ def neuron_sequence_bwd_reference(
         for text, result in zip(texts, results[1 + len(carry) :]):
             sums[text] = sums[text] + result
     if constant:
-        whole = torch.stack(grad_x[::-1]).sum(0).to(x.dtype).reshape(x.shape)
+        whole = torch.stack(grad_x[::-1]).sum(0).to(like.dtype).reshape(step_shape)
     else:
-        whole = torch.stack(grad_x).to(x.dtype) if steps else torch.zeros_like(x)
+        whole = torch.stack(grad_x).to(like.dtype) if steps else torch.zeros_like(like)
     empty = parameters[0].new_empty(0)
 
     def reduced(total: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -174,6 +199,15 @@ def neuron_sequence_bwd_reference(
             for text, p, needed in zip(found.parameters, parameters, need_parameters)
         ],
     )
+
+
+def _saved_layout(
+    x: Optional[torch.Tensor], num_steps: Optional[int], states: Optional[Sequence[torch.Tensor]]
+) -> Tuple[int, torch.Size, torch.Tensor]:
+    """Number of steps, shape of a step, and a tensor of the gradients' dtype, from what a backward pass gets."""
+    like = x if x is not None else next(state for state in states or () if state.numel())
+    steps, step_shape, _ = layout(like, num_steps)
+    return steps, step_shape, like
 
 
 def _fwd_meta(
@@ -198,7 +232,7 @@ def _bwd_meta(
     grad_spk: Optional[torch.Tensor],
     grad_states: Sequence[Optional[torch.Tensor]],
     grad_final: Sequence[Optional[torch.Tensor]],
-    x: torch.Tensor,
+    x: Optional[torch.Tensor],
     initial: Sequence[Optional[torch.Tensor]],
     parameters: Sequence[torch.Tensor],
     neuron: str,
@@ -209,10 +243,11 @@ def _bwd_meta(
     surrogate_b: float,
     need_initial: Sequence[bool],
     need_parameters: Sequence[bool],
+    states: Optional[Sequence[torch.Tensor]] = None,
 ) -> Made:
-    like, (_, step_shape, _) = parameters[0], layout(x, num_steps)
+    like, (steps, step_shape, stored) = parameters[0], _saved_layout(x, num_steps, states)
     return (
-        x.new_empty(x.shape),
+        stored.new_empty(step_shape if num_steps is not None else (steps, *step_shape)),
         [like.new_empty(step_shape if needed else 0) for needed in need_initial],
         [like.new_empty(p.shape if needed else 0) for p, needed in zip(parameters, need_parameters)],
     )
@@ -220,6 +255,7 @@ def _bwd_meta(
 
 _fwd = _library.define(_SCHEMA_FWD, reference=neuron_sequence_fwd_reference, meta=_fwd_meta)
 _bwd = _library.define(_SCHEMA_BWD, reference=neuron_sequence_bwd_reference, meta=_bwd_meta)
+_KERNELS_FWD, _KERNELS_BWD = (_library.REGISTERED[f"neuron_sequence_{direction}"] for direction in ("fwd", "bwd"))
 
 
 class _Options(NamedTuple):
@@ -229,47 +265,64 @@ class _Options(NamedTuple):
     kernel: Kernel
     store: Tuple[bool, ...]
     store_final: bool
+    # None: the backward pass computes the states again; else it reads those that are stored, and this.
+    reads: Optional[_neurons.Reads] = None
+    constant: bool = False  # nobody writes into the parameters
+
+
+def _forward(x: torch.Tensor, *arguments: Any) -> Made:
+    """The operator, or where nobody looks its kernel: see :func:`is_direct`."""
+    run = _KERNELS_FWD.get("CPU", _fwd) if is_direct(x) else _fwd
+    made: Made = run(x, *arguments)
+    return made
+
+
+def _backward(like: torch.Tensor, *arguments: Any) -> Made:
+    run = _KERNELS_BWD.get("CPU", _bwd) if is_direct(like) else _bwd
+    made: Made = run(*arguments)
+    return made
 
 
 class NeuronSequence(torch.autograd.Function):
     """Forward and backward operator as one differentiable function: spikes, the states stored, the final states.
 
-    The backward pass keeps the input alone, and computes the states again.
+    The backward pass keeps the input alone, and computes the states again; or the one state that it reads, where that
+    is a result anyway. Of a single step nothing is saved that the caller holds: loops change it in place between steps.
     """
 
     @staticmethod
-    def forward(ctx: Any, options: _Options, x: torch.Tensor, *tensors: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
-        count = len(options.store)
+    def forward(ctx: Any, o: _Options, x: torch.Tensor, *tensors: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
+        count = len(o.store)
         initial, parameters = tensors[:count], tensors[count:]
-        spk, states, final = _fwd(
-            x,
-            initial,
-            parameters,
-            options.neuron,
-            options.variant,
-            options.num_steps,
-            options.store,
-            options.store_final,
-        )
-        if any(ctx.needs_input_grad):
-            if options.num_steps == SINGLE_STEP:
-                # Loops change what they hold in place between steps.
-                x = x.clone()
-                initial = tuple(None if tensor is None else tensor.clone() for tensor in initial)
-            ctx.save_for_backward(x, *initial, *(p.clone() if p is not None else None for p in parameters))
-        ctx.options = options
+        spk, states, final = _forward(x, initial, parameters, o.neuron, o.variant, o.num_steps, o.store, o.store_final)
+        made = (spk, *[state for state, stored in zip(states, o.store) if stored], *final)
+        kept: List[torch.Tensor] = []
+        saved_x: Optional[torch.Tensor] = x
+        if o.reads is not None:
+            read = o.reads.before | o.reads.after
+            kept = [state if read >> place & 1 else x.new_empty(0) for place, state in enumerate(states)]
+            initial = tuple([state if o.reads.before >> place & 1 else None for place, state in enumerate(initial)])
+            saved_x = None
+        if o.num_steps == SINGLE_STEP:
+            saved_x = None if saved_x is None else saved_x.clone()
+            initial = tuple([None if tensor is None else tensor.clone() for tensor in initial])
+            kept = [state.clone() for state in kept]
+        own = parameters if o.constant else [p if p is None else p.clone() for p in parameters]
+        ctx.save_for_backward(saved_x, *initial, *own, *kept)
+        ctx.options = o
         ctx.set_materialize_grads(False)
-        return (spk, *(state for state, stored in zip(states, options.store) if stored), *final)
+        return made
 
     @staticmethod
     @once_differentiable("neuron_sequence")
     def backward(ctx: Any, grad_spk: Optional[torch.Tensor], *others: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
         o: _Options = ctx.options
         x, *tensors = ctx.saved_tensors
-        count = len(o.store)
-        initial, parameters = tensors[:count], tensors[count:]
+        need = ctx.needs_input_grad[2:]
+        count, total = len(o.store), len(need)
+        initial, parameters, kept = tensors[:count], tensors[count:total], tensors[total:]
         if grad_spk is None and all(grad is None for grad in others):
-            return (None,) * (2 + len(tensors))
+            return (None,) * (2 + total)
         rest = iter(others)
         grad_states = [next(rest) if stored else None for stored in o.store]
         grad_final = list(rest)
@@ -277,8 +330,11 @@ class NeuronSequence(torch.autograd.Function):
         if num_steps == SINGLE_STEP:
             num_steps = 1
             grad_spk, *grad_states = (None if g is None else g.unsqueeze(0) for g in (grad_spk, *grad_states))
-        need = ctx.needs_input_grad[2:]
-        grad_x, grad_initial, grad_parameters = _bwd(
+            if o.reads is not None:
+                num_steps = None
+                kept = [state.unsqueeze(0) if state.numel() else state for state in kept]
+        grad_x, grad_initial, grad_parameters = _backward(
+            parameters[0],
             grad_spk,
             grad_states,
             grad_final,
@@ -293,7 +349,10 @@ class NeuronSequence(torch.autograd.Function):
             o.kernel.b,
             need[:count],
             need[count:],
+            *((kept,) if o.reads is not None else ()),
         )
+        if o.num_steps == SINGLE_STEP and o.reads is not None:
+            grad_x = grad_x.squeeze(0)
         gradients = [g if wanted else None for g, wanted in zip([*grad_initial, *grad_parameters], need)]
         return (None, grad_x, *gradients)
 
@@ -306,24 +365,66 @@ class Results(NamedTuple):
     final: Optional[List[torch.Tensor]]
 
 
+# What is made of numbers alone: by neuron, variant, compute dtype, and the numbers with their dtypes.
+_CONSTANTS: Dict[Tuple[Any, ...], List[torch.Tensor]] = {}
+_MOST_CONSTANTS = 256
+
+
+def constants(
+    plan: _neurons.Plan, parameters: Mapping[str, Parameter], dtype: torch.dtype
+) -> Optional[List[torch.Tensor]]:
+    """What kernels on a CPU take for parameters that are all numbers and do not learn; None for others.
+
+    They are shared: nobody may write into them. To make them takes several times as long as a small step.
+    """
+    key: List[Any] = [plan.neuron, plan.variant, dtype]
+    for value in parameters.values():
+        if not isinstance(value, (int, float)):
+            if type(value) not in PLAIN or value.dim() or value.requires_grad or not value.is_cpu:
+                return None
+            key.append(value.dtype)
+            value = value.item()
+            if isinstance(value, complex):
+                return None
+        key.append(value or repr(value))  # -0.0 equals 0.0, and 1 / -0.0 does not equal 1 / 0.0
+    found = _CONSTANTS.get(tuple(key))
+    if found is None:
+        if len(_CONSTANTS) >= _MOST_CONSTANTS:
+            _CONSTANTS.clear()
+        with torch.inference_mode(False), torch.no_grad():
+            one = torch.ones((), dtype=dtype, device="cpu")
+            derived = plan.derive(parameters, one) or [one]
+            # Never the parameters themselves, which may change.
+            found = _CONSTANTS[tuple(key)] = [
+                value.to(dtype, copy=True)
+                if isinstance(value, torch.Tensor)
+                else torch.tensor(value, dtype=dtype, device="cpu")
+                for value in derived
+            ]
+    return found
+
+
 def kernel_arguments(
     plan: _neurons.Plan,
     x: torch.Tensor,
     step_shape: torch.Size,
     states: Sequence[Optional[torch.Tensor]],
     parameters: Mapping[str, Parameter],
-) -> Tuple[List[Optional[torch.Tensor]], List[torch.Tensor]]:
-    """The states and what is made of the parameters alone, checked, as the kernels take them."""
+) -> Tuple[List[Optional[torch.Tensor]], List[torch.Tensor], bool]:
+    """The states and what is made of the parameters alone, checked, as the kernels take them; whether constant."""
     own = [
         None if state is None else state_argument(name, state, step_shape, x)
         for name, state in zip(plan.states, states)
     ]
+    made = constants(plan, parameters, compute_dtype(x.dtype)) if is_direct(x) else None
+    if made is not None:
+        return own, made, True
     one = x.new_ones((), dtype=compute_dtype(x.dtype))
     for name, value in parameters.items():
         parameter_argument(name, value, step_shape, x)  # an error names the parameter, not what is made of it
     derived = plan.derive(parameters, one)
     values = [parameter_argument(name, value, step_shape, x) for name, value in zip(plan.names, derived)]
-    return own, values or [one]  # it has the dtype in which a neuron without parameters is computed
+    return own, values or [one], False  # it has the dtype in which a neuron without parameters is computed
 
 
 def neuron_apply(
@@ -370,10 +471,11 @@ def neuron_apply(
             [None if state is None else in_order(state, back) for state in made.states],
             None if made.final is None else [in_order(state, back) for state in made.final],
         )
-    own, values = kernel_arguments(plan, x, step_shape, states, parameters)
+    own, values, constant = kernel_arguments(plan, x, step_shape, states, parameters)
     variant, output = plan.variant, plan.output
     if not on_ipu:
-        return run_kernels(neuron, variant, x, own, values, num_steps, known.kernel, store, need_final)
+        how = (num_steps, known.kernel, store, need_final, plan, constant)
+        return run_kernels(neuron, variant, x, own, values, *how)
     asked = [stored or need_final for stored in store]
     read, _ = _neurons.states_read(neuron, variant)
     spk, after = _route.call(
@@ -397,14 +499,45 @@ def run_kernels(
     kernel: Kernel,
     store: Sequence[bool],
     need_final: bool = False,
+    plan: Optional[_neurons.Plan] = None,
+    constant: bool = False,
 ) -> Results:
-    """The kernels on arguments as they take them, differentiable."""
+    """The kernels on arguments as they take them, differentiable.
+
+    ``plan``: the backward pass may read states that are results; ``constant``: nobody writes into the parameters.
+    """
     output = _neurons.find(neuron).steps[variant].output_state
-    kept = tuple(bool(stored) and place != output for place, stored in enumerate(store))
-    options = _Options(neuron, variant, num_steps, kernel, kept, need_final)
-    made = NeuronSequence.apply(options, x, *initial, *parameters)
-    rest = iter(made[1:])
-    states = [next(rest) if stored else None for stored in kept]
+    kept = tuple([bool(stored) and place != output for place, stored in enumerate(store)])
+    tensors = (x, *initial, *parameters)
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        reads = None if plan is None else _reads_of_kept(plan, x, parameters, num_steps, kept)
+        options = _Options(neuron, variant, num_steps, kernel, kept, need_final, reads, constant)
+        spk, *others = NeuronSequence.apply(options, *tensors)
+    else:
+        spk, states, last = _forward(x, initial, parameters, neuron, variant, num_steps, kept, need_final)
+        others = [*[state for state, stored in zip(states, kept) if stored], *last]
+    rest = iter(others)
+    found = [next(rest) if stored else None for stored in kept]
     if output is not None and store[output]:
-        states[output] = made[0]
-    return Results(made[0], states, list(rest) if need_final else None)
+        found[output] = spk
+    return Results(spk, found, list(rest) if need_final else None)
+
+
+def _reads_of_kept(
+    plan: _neurons.Plan,
+    x: torch.Tensor,
+    parameters: Sequence[torch.Tensor],
+    num_steps: Optional[int],
+    kept: Sequence[bool],
+) -> Optional[_neurons.Reads]:
+    """What the adjoint reads, where it is given the states; None where they are computed again.
+
+    More than one, or one and the input, would take more memory than the input. Those that are rounded when they are
+    stored would be others; kernels of other devices compute them again.
+    """
+    if num_steps not in (None, SINGLE_STEP) or not x.is_cpu or x.dtype != parameters[0].dtype:
+        return None
+    reads = plan.reads_all if any(parameter.requires_grad for parameter in parameters) else plan.reads
+    states = sum(1 << place for place, stored in enumerate(kept) if stored)
+    one = sum(kept) == 1 and states == reads.before | reads.after and not reads.x
+    return reads if one and x.numel() else None

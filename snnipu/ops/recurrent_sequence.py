@@ -551,7 +551,7 @@ def recurrent_apply(
         step_shape = layout(x, num_steps)[1]
         states = [permuted(state, order) for state in states]
         parameters = {name: permuted(value, order) for name, value in parameters.items()}
-    own, values = kernel_arguments(plan, x, step_shape, states, parameters)
+    own, values, _ = kernel_arguments(plan, x, step_shape, states, parameters)
     asked = tuple(bool(stored) and place != SPIKES for place, stored in enumerate(kept))
     taken = (x, connection.weight, connection.bias, *own, *values)
     reads = None

@@ -19,6 +19,7 @@ from torch import nn
 
 import snnipu as snn
 from snnipu.neurons import fused as fused_neurons
+from snnipu.neurons import leaky as leaky_module
 from snnipu.ops.lif_sequence import LifSequence
 
 RESETS = ["subtract", "zero", "none"]
@@ -34,10 +35,17 @@ def _clean():
 
 @pytest.fixture
 def fused_calls(monkeypatch):
-    """Counts the calls of the fused operator."""
+    """Counts the calls of the fused operator, and of the kernel of a step."""
     calls = []
-    apply = LifSequence.apply
+    apply, step = LifSequence.apply, leaky_module.step_direct
+
+    def direct(*args, **options):
+        made = step(*args, **options)
+        calls.extend([1] if made is not None else [])
+        return made
+
     monkeypatch.setattr(LifSequence, "apply", lambda *args: calls.append(1) or apply(*args))
+    monkeypatch.setattr(leaky_module, "step_direct", direct)
     return calls
 
 

@@ -399,3 +399,66 @@ def test_spikes_have_snntorchs_dtype_in_float64(name):
         for expected, own in zip(theirs(x[0]), ours(x[0])):
             assert own.dtype == expected.dtype
             assert torch.equal(own, expected)
+
+
+@pytest.mark.parametrize("name", ["Lapicque", "Synaptic", "Leaky"])
+@pytest.mark.parametrize("single", [True, False])
+def test_what_is_made_of_the_parameters_follows_them(name, single):
+    """Whatever changed them: in place, by ``.data``, another number, another dtype."""
+    layer = getattr(snn, name)(**({"beta": 0.9} if name == "Leaky" else NEURONS[name][0]))
+    x = torch.rand(4, 2, N) * 2
+
+    def check():
+        theirs = getattr(snntorch, name)(**({"beta": 0.9} if name == "Leaky" else NEURONS[name][0]))
+        for parameter in ("alpha", "beta", "R", "C", "threshold", "graded_spikes_factor"):
+            if hasattr(layer, parameter):
+                setattr(theirs, parameter, getattr(layer, parameter))
+        own, expected = [], []
+        for one, out in ((layer, own), (theirs, expected)):
+            states = [torch.zeros(2, N) for _ in layer.state_names]
+            for row in x:
+                spk, *states = one(row, *states)
+                out.append([spk, *states])
+        if not single:
+            own = [list(row) for row in zip(*layer.sequence(x))]
+        assert all(torch.equal(a, b) for mine, other in zip(own, expected) for a, b in zip(mine, other))
+
+    check()
+    with torch.no_grad():
+        layer.threshold.fill_(0.4)
+    check()
+    layer.threshold.data.fill_(0.2)
+    check()
+    layer.threshold = torch.tensor(-0.0)
+    check()
+    layer.threshold = torch.tensor(0.0)
+    check()
+    layer.graded_spikes_factor = torch.tensor(2.0, dtype=torch.float64)
+    check()
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_trained_after_inference(single):
+    """What inference mode made is no part of a graph."""
+    layer = snn.Lapicque(beta=0.83, threshold=0.37)
+    x = torch.rand(4, 2, N)
+
+    def run(x):
+        return layer(x[0], torch.zeros(2, N))[0] if single else layer.sequence(x)[0]
+
+    with torch.inference_mode():
+        expected = run(x)
+    leaf = x.clone().requires_grad_()
+    out = run(leaf)
+    out.sum().backward()
+    assert torch.equal(out, expected)
+    assert leaf.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", ["Lapicque", "Synaptic"])
+def test_a_state_on_another_device_is_refused(name):
+    layer = getattr(snn, name)(**NEURONS[name][0])
+    states = [torch.zeros(2, N) for _ in layer.state_names]
+    states[-1] = states[-1].to("meta")
+    with pytest.raises(ValueError, match="mem must be on x's device"):
+        layer(torch.rand(2, N), *states)

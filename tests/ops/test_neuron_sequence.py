@@ -1,12 +1,16 @@
 """The operator of generated neurons: its kernel against its reference, its adjoint, its registration."""
 
+import contextlib
 import itertools
 
 import pytest
 import torch
+import torch.utils._python_dispatch
 from oracle import relative_error
 
+import snnipu as snn
 from snnipu import surrogate
+from snnipu._generator import adjoint_reads
 from snnipu.backends import host, kernels
 from snnipu.ops import _neurons
 from snnipu.ops import neuron_sequence as operator
@@ -106,6 +110,65 @@ def test_the_same_bits_for_any_number_of_threads():
         torch.set_num_threads(before)
     for other in results[1:]:
         assert all(torch.equal(one, two) for one, two in zip(results[0], other))
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize(("name", "variant"), VARIANTS)
+def test_states_that_are_given(name, variant, dtype):
+    """The backward pass reads them in place of the input."""
+    torch.manual_seed(0)
+    neuron = _neurons.find(name)
+    x, states, parameters = arguments_of(name, variant, (6, 3, 45), dtype)
+    after = operator.neuron_sequence_fwd_reference(
+        x, states, parameters, name, variant, None, [True] * len(states), False
+    )[1]
+    grads = (torch.randn_like(x), [torch.randn_like(x) for _ in states], [])
+    if neuron.steps[variant].output_state is not None:
+        grads[1][neuron.steps[variant].output_state] = None
+    before, later, reads_x = adjoint_reads(neuron, variant)
+    kept = [state if (before | later) >> place & 1 else x.new_empty(0) for place, state in enumerate(after)]
+    what = (states, parameters, name, variant, None, *KERNEL, [True] * len(states), [True] * len(parameters), kept)
+    given = x if reads_x or not (before | later) else None
+    expected = operator.neuron_sequence_bwd_reference(*grads, given, *what)
+    own = torch.ops.snnipu.neuron_sequence_bwd(*grads, given, *what)
+    least = {torch.float32: 1e-5, torch.float64: 1e-12, torch.float16: 2e-3}[dtype]
+    terms = expected[0].double().abs().sum() / expected[0].numel() * x.numel() ** 0.5
+    for one, other in zip([own[0], *own[1]], [expected[0], *expected[1]]):
+        assert one.dtype == other.dtype
+        assert relative_error(one.double(), other.double()) <= least
+    for one, other in zip(own[2], expected[2]):
+        assert relative_error(one.double(), other.double(), terms) <= least
+
+
+class _Seen(torch.utils._python_dispatch.TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+@needs_native
+@pytest.mark.parametrize("name", ["Leaky", "Lapicque"])
+@pytest.mark.parametrize("single", [True, False])
+def test_who_watches_sees_the_operators(name, single):
+    """Otherwise they are not called, but their kernels: with the same results."""
+    layer = getattr(snn, name)(beta=0.9)
+    x = torch.randn(3, 2, 5)
+    run = (lambda leaf: layer(leaf[0], torch.zeros(2, 5))) if single else layer.sequence
+    results = []
+    for mode in (contextlib.nullcontext(), _Seen()):
+        leaf = x.clone().requires_grad_()
+        with mode:
+            out = run(leaf)
+            out[0].sum().backward()
+        results.append([*out, leaf.grad])
+    assert all(torch.equal(one, other) for one, other in zip(*results))
+    operator_name = "snnipu::lif_sequence" if name == "Leaky" else "snnipu::neuron_sequence"
+    assert {f"{operator_name}_fwd", f"{operator_name}_bwd"} <= set(mode.names)
 
 
 def test_opcheck():

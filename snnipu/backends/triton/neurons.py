@@ -152,7 +152,7 @@ def neuron_sequence_bwd(
     grad_spk: Optional[torch.Tensor],
     grad_states: Tensors,
     grad_final: Tensors,
-    x: torch.Tensor,
+    x: Optional[torch.Tensor],
     initial: Tensors,
     parameters: Sequence[torch.Tensor],
     neuron: str,
@@ -163,12 +163,16 @@ def neuron_sequence_bwd(
     surrogate_b: float,
     need_initial: Sequence[bool],
     need_parameters: Sequence[bool],
+    states: Optional[Sequence[torch.Tensor]] = None,
 ) -> Made:
     """CUDA kernel of ``snnipu::neuron_sequence_bwd``.
 
     The forward kernel writes once more the states that the adjoint reads, for as long as this call takes: the
-    recurrence runs backward from the last step, and registers do not hold a sequence.
+    recurrence runs backward from the last step, and registers do not hold a sequence. So ``states`` are not used, and
+    ``x`` must be given.
     """
+    if x is None:
+        raise ValueError("x must be given to snnipu::neuron_sequence_bwd on CUDA, got None")
     steps, step_shape, _ = layout(x, num_steps)
     elements = step_shape.numel()
     parameters = [parameter.contiguous() for parameter in parameters]

@@ -75,7 +75,7 @@ def work(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize("name", ["leaky", *_neurons.BUILT])
+@pytest.mark.parametrize("name", list(_neurons.BUILT))
 def test_every_neuron(kernels, compiled, name):
     """With all that a call may have; the backward pass launches the forward kernel, too."""
     forward = arguments_of(name, count=4096, state=True)
