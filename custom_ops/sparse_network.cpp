@@ -1,14 +1,16 @@
 // SparseNetwork and its gradient: fully connected spiking layers that exchange spike ids, all layers of a step at once.
 //   inputs   ids, values [T, B, S], counts [T, B, 2] of the input; then for each layer weight [N, I], beta, threshold
-//            (one element, or one for each neuron) and, with has_bias, bias [N]
+//            (one element, or one for each neuron), with has_bias bias [N], and of a recurrent layer its recurrent
+//            weight [N, N]
 //   outputs  for each layer ids, values [T, B, slots], counts, dropped [T, B, 2], mem [T, B, N]
 //   attributes, one entry for each layer: slots, has_grad_threshold, grad_threshold, input_scale; for all of them:
-//            reset, rotate, has_bias, unit_values, input_gradient, surrogate, surrogate_a, surrogate_b. Optional: plan,
-//            for each layer its first tile, n, n pairs (neurons on a tile, how many such tiles follow one another), g,
-//            g pairs (samples of a group of such tiles, how many such groups follow one another), its first selection
-//            tile, m, m pairs (samples on a tile, how many such tiles)
-// Values, of the input and of all layers, are FLOAT or FLOAT16, and each weight is; all else is FLOAT: state, sums,
-// parameters. Gradients come in through the values of any layer; mem is for the backward pass and carries none.
+//            reset, rotate, has_bias, unit_values, input_gradient, surrogate, surrogate_a, surrogate_b. Optional:
+//            recurrent, 0 or 1 for each layer: whether it reads its own spikes of the step before; plan, for each layer
+//            its first tile, n, n pairs (neurons on a tile, how many such tiles follow one another), g, g pairs
+//            (samples of a group of such tiles, how many such groups follow one another), its first selection tile, m,
+//            m pairs (samples on a tile, how many such tiles)
+// Values, of the input and of all layers, are FLOAT or FLOAT16, and each layer's weights are; all else is FLOAT: state,
+// sums, parameters. Gradients come in through the values of any layer; mem is for the backward pass and carries none.
 #include "common.hpp"
 
 #include "graph/sparse_network.hpp"
@@ -18,11 +20,11 @@ namespace ops {
 namespace sparse_network { // named: the IPU model compiles all operators as one file
 
 enum Inputs { Ids, Values, Counts, FirstParameter };
-enum Parameters { Weight, Beta, Threshold, Bias };
+enum Parameters { Weight, Beta, Threshold, Bias, Recurrent };
 enum Outputs { OutIds, OutValues, OutCounts, OutDropped, OutMem, OutputsOfLayer };
 
 struct NetworkAttributes {
-  popart::Attributes::Ints slots, second, plan;
+  popart::Attributes::Ints slots, second, recurrent, plan;
   popart::Attributes::Floats gradThreshold, inputScale;
   Reset reset;
   bool rotate, bias, unitValues, inputGradient;
@@ -32,6 +34,7 @@ struct NetworkAttributes {
     using popart::Attributes;
     NetworkAttributes read{attributes.getAttribute<Attributes::Ints>("slots"),
                            attributes.getAttribute<Attributes::Ints>("has_grad_threshold"),
+                           attributes.getAttribute<Attributes::Ints>("recurrent", {}),
                            attributes.getAttribute<Attributes::Ints>("plan", {}),
                            attributes.getAttribute<Attributes::Floats>("grad_threshold"),
                            attributes.getAttribute<Attributes::Floats>("input_scale"),
@@ -42,18 +45,22 @@ struct NetworkAttributes {
                            flag(attributes, "input_gradient"),
                            SurrogateAttributes::read(attributes)};
     const std::size_t layers = read.slots.size();
+    if (read.recurrent.empty())
+      read.recurrent.assign(layers, 0);
     if (layers == 0 || read.second.size() != layers || read.gradThreshold.size() != layers ||
-        read.inputScale.size() != layers)
-      throw popart::error("SparseNetwork: slots, has_grad_threshold, grad_threshold and input_scale have an entry for "
-                          "each layer");
+        read.inputScale.size() != layers || read.recurrent.size() != layers)
+      throw popart::error("SparseNetwork: slots, has_grad_threshold, grad_threshold, input_scale and recurrent have an "
+                          "entry for each layer");
     for (std::size_t l = 0; l < layers; ++l)
-      if (read.slots[l] < 1 || read.second[l] < 0 || read.second[l] > 1)
-        throw popart::error("SparseNetwork: slots must be 1 or more, has_grad_threshold 0 or 1");
+      if (read.slots[l] < 1 || read.second[l] < 0 || read.second[l] > 1 || read.recurrent[l] < 0 ||
+          read.recurrent[l] > 1)
+        throw popart::error("SparseNetwork: slots must be 1 or more, has_grad_threshold and recurrent 0 or 1");
     return read;
   }
   void append(popart::OpSerialiserBase &to) const {
     to.appendAttribute("slots", slots);
     to.appendAttribute("has_grad_threshold", second);
+    to.appendAttribute("recurrent", recurrent);
     to.appendAttribute("plan", plan);
     to.appendAttribute("grad_threshold", gradThreshold);
     to.appendAttribute("input_scale", inputScale);
@@ -66,8 +73,16 @@ struct NetworkAttributes {
   }
 
   int layers() const { return static_cast<int>(slots.size()); }
-  int parametersOfLayer() const { return bias ? 4 : 3; }
-  int parameter(int layer, Parameters which) const { return FirstParameter + layer * parametersOfLayer() + which; }
+  bool has(int layer, Parameters which) const {
+    return which == Bias ? bias : which != Recurrent || recurrent[static_cast<std::size_t>(layer)] != 0;
+  }
+  // The input that holds a parameter the layer has.
+  int parameter(int layer, Parameters which) const {
+    int place = FirstParameter;
+    for (int l = 0; l < layer; ++l)
+      place += 3 + has(l, Bias) + has(l, Recurrent);
+    return place + (which == Recurrent ? 3 + has(layer, Bias) : which);
+  }
   int inputs() const { return parameter(layers(), Weight); }
 };
 
@@ -110,7 +125,7 @@ template <typename Weight> graph::SparseNetworkOptions optionsOf(const NetworkAt
     const std::size_t i = static_cast<std::size_t>(l);
     const std::vector<std::size_t> shape = weight(l);
     options.layers.push_back({shape.at(1), shape.at(0), static_cast<std::size_t>(a.slots[i]), a.second[i] != 0,
-                              a.gradThreshold[i], a.inputScale[i]});
+                              a.gradThreshold[i], a.inputScale[i], a.recurrent[i] != 0});
     if (!a.plan.empty()) {
       graph::LayerPlan layer;
       layer.firstTile = plan.next();
@@ -211,10 +226,12 @@ public:
       checkFloat(*this, attributes.parameter(l, Threshold), "threshold");
       if (attributes.bias)
         checkFloat(*this, attributes.parameter(l, Bias), "bias");
+      if (attributes.has(l, Recurrent))
+        checkFloatOrHalf(*this, attributes.parameter(l, Recurrent), "recurrent_weight");
     }
     if (hasInput(attributes.inputs()))
-      throw popart::error("{} has {} inputs: 3 of spikes, and {} for each of {} layers", opid, attributes.inputs(),
-                          attributes.parametersOfLayer(), attributes.layers());
+      throw popart::error("{} has {} inputs: 3 of spikes, and the parameters of {} layers", opid, attributes.inputs(),
+                          attributes.layers());
     std::vector<int64_t> neurons;
     for (int l = 0; l < attributes.layers(); ++l)
       neurons.push_back(inInfo(attributes.parameter(l, Weight)).dim(0));
@@ -236,16 +253,19 @@ public:
   }
 
   popart::popx::InputCreatorType getInputCreatorType(popart::InIndex index) const override {
-    return weightLayer(index) >= 0 || membranesLayer(index) >= 0 ? popart::popx::InputCreatorType::CanCreate
-                                                                 : popart::popx::InputCreatorType::Deadend;
+    return layerOf(Weight, index) >= 0 || layerOf(Recurrent, index) >= 0 || membranesLayer(index) >= 0
+               ? popart::popx::InputCreatorType::CanCreate
+               : popart::popx::InputCreatorType::Deadend;
   }
   poplar::Tensor createInputTensor(popart::InIndex index, const poplar::DebugNameAndId &name) const override {
     const popart::TensorInfo &ids = inInfo(Ids);
-    if (weightLayer(index) < 0)
-      return graph::createNetworkMembranes(graph(), options(), static_cast<std::size_t>(membranesLayer(index)),
+    const int membranes = membranesLayer(index), recurrent = layerOf(Recurrent, index);
+    if (membranes >= 0)
+      return graph::createNetworkMembranes(graph(), options(), static_cast<std::size_t>(membranes),
                                            static_cast<std::size_t>(ids.dim(0)), static_cast<std::size_t>(ids.dim(1)),
                                            static_cast<std::size_t>(ids.dim(2)), {name});
-    return graph::createNetworkWeight(graph(), options(), static_cast<std::size_t>(weightLayer(index)),
+    const int layer = recurrent >= 0 ? recurrent : layerOf(Weight, index);
+    return graph::createNetworkWeight(graph(), options(), static_cast<std::size_t>(layer), recurrent >= 0,
                                       static_cast<std::size_t>(ids.dim(1)), static_cast<std::size_t>(ids.dim(2)),
                                       poplarType(inInfo(index)), {name});
   }
@@ -261,9 +281,10 @@ protected:
   std::vector<graph::NetworkParameters> parameters() const {
     std::vector<graph::NetworkParameters> all;
     for (int l = 0; l < attributes().layers(); ++l) {
-      const auto tensor = [&](Parameters which) { return getInTensor(attributes().parameter(l, which)); };
-      all.push_back(
-          {tensor(Weight), tensor(Beta), tensor(Threshold), attributes().bias ? tensor(Bias) : poplar::Tensor()});
+      const auto tensor = [&](Parameters which) {
+        return attributes().has(l, which) ? getInTensor(attributes().parameter(l, which)) : poplar::Tensor();
+      };
+      all.push_back({tensor(Weight), tensor(Beta), tensor(Threshold), tensor(Bias), tensor(Recurrent)});
     }
     return all;
   }
@@ -277,10 +298,10 @@ private:
           return l;
     return -1;
   }
-  // Of the layer whose weight an input is; else -1.
-  int weightLayer(popart::InIndex index) const {
+  // Of the layer whose parameter an input is; else -1.
+  int layerOf(Parameters which, popart::InIndex index) const {
     for (int l = 0; l < attributes().layers(); ++l)
-      if (index == attributes().parameter(l, Weight))
+      if (attributes().has(l, which) && index == attributes().parameter(l, which))
         return l;
     return -1;
   }
@@ -335,6 +356,8 @@ public:
       setOutTensor(attributes().parameter(l, Threshold), own.threshold);
       if (attributes().bias)
         setOutTensor(attributes().parameter(l, Bias), own.bias);
+      if (attributes().has(l, Recurrent))
+        setOutTensor(attributes().parameter(l, Recurrent), own.recurrentWeight);
     }
   }
 };
@@ -346,15 +369,17 @@ const popart::OpDefinition definition(popart::OpDefinition::Inputs({{"ids", floa
                                                                     {"weight", floatsAndHalves()},
                                                                     {"beta", floats()},
                                                                     {"threshold", floats()},
-                                                                    {"bias", floats()}}),
+                                                                    {"bias", floats()},
+                                                                    {"recurrent_weight", floatsAndHalves()}}),
                                       popart::OpDefinition::Outputs({{"ids", floats()},
                                                                      {"values", floatsAndHalves()},
                                                                      {"counts", floats()},
                                                                      {"dropped", floats()},
                                                                      {"mem", floats()}}),
-                                      attributesNamed({"slots", "has_grad_threshold", "plan", "grad_threshold",
-                                                       "input_scale", "reset", "rotate", "has_bias", "unit_values",
-                                                       "input_gradient", "surrogate", "surrogate_a", "surrogate_b"}));
+                                      attributesNamed({"slots", "has_grad_threshold", "recurrent", "plan",
+                                                       "grad_threshold", "input_scale", "reset", "rotate", "has_bias",
+                                                       "unit_values", "input_gradient", "surrogate", "surrogate_a",
+                                                       "surrogate_b"}));
 
 const popart::OpCreator<SparseNetworkOp> creator =
     creatorOf<SparseNetworkOp, NetworkAttributes>(networkId(), definition);

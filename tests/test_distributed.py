@@ -40,6 +40,13 @@ def unlimited_network():
     return snn.SparseNetwork([24, 17, 5], beta=0.9, threshold=0.3, delay=0, learn_beta=True).double()
 
 
+def network_of_maps():
+    torch.manual_seed(0)
+    return snn.SparseNetwork(
+        [(1, 4, 6), "8C3P1-MP2", 5], beta=0.9, threshold=0.3, grad_threshold=0.1, delay=0, learn_beta=True, bias=True
+    ).double()
+
+
 def dense_network():
     torch.manual_seed(0)
     return snn.MultiStep(nn.Linear(24, 30), snn.Leaky(beta=0.9), nn.Linear(30, 5), snn.Leaky(beta=0.9)).double()
@@ -101,6 +108,7 @@ def sharded(net, children, mesh):
 ENGINES = {
     "ddp-dense": (dense_network, inputs, lambda net, mesh: DistributedDataParallel(net)),
     "ddp": (unlimited_network, sparse_inputs, lambda net, mesh: DistributedDataParallel(net)),
+    "ddp-maps": (network_of_maps, sparse_inputs, lambda net, mesh: DistributedDataParallel(net)),
     "ddp-unused": (
         unlimited_network,
         sparse_inputs,

@@ -434,7 +434,7 @@ NAMES = {
     "select": "spike selection",
     "lifBackward": "neuron gradients",
     "weights": "weight and spike gradients",
-    "sum": "sum of spike gradients",
+    "sumAll": "sum of spike gradients",
 }
 counted = {}
 for entry in sparse_model.ipuModelReport():

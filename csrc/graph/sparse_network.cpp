@@ -162,7 +162,7 @@ void storeStep(poplar::Graph &graph, ComputeSet cs, StepCounters &step, const Te
 struct Group {
   std::size_t begin, end;
   std::vector<Block> blocks;
-  std::vector<Tensor> weight, bias, beta, threshold, gradThreshold; // of each block
+  std::vector<Tensor> weight, recurrentWeight, bias, beta, threshold, gradThreshold; // of each block
 
   std::size_t rows() const { return end - begin; }
   // Of a tensor [1][batch * width], flattened.
@@ -182,7 +182,7 @@ std::vector<Group> groupsOf(const LayerPlan &plan) {
   std::vector<Group> groups;
   std::size_t begin = 0, tile = plan.firstTile;
   for (const std::size_t rows : plan.groups) {
-    groups.push_back({begin, begin + rows, blocksOf(plan.neurons, tile), {}, {}, {}, {}, {}});
+    groups.push_back({begin, begin + rows, blocksOf(plan.neurons, tile), {}, {}, {}, {}, {}, {}});
     begin += rows;
     tile += plan.neurons.size();
   }
@@ -260,6 +260,13 @@ public:
         refuse(name + "bias must have an element for each neuron, got " + own.bias.shapeToString());
       if (what.slots == 0)
         refuse(name + "slots must be 1 or more");
+      const Tensor &recurrent = own.recurrentWeight;
+      if (recurrent.valid() != what.recurrent)
+        refuse(name + "a recurrent layer, and no other, has a recurrent weight");
+      if (what.recurrent && (recurrent.shape() != std::vector<std::size_t>{what.neurons, what.neurons} ||
+                             recurrent.elementType() != own.weight.elementType()))
+        refuse(name + "the recurrent weight must have shape [neurons, neurons] and the type of the weight, got " +
+               recurrent.shapeToString());
       const LayerPlan &at = plan[l];
       Layer layer;
       layer.what = what;
@@ -291,6 +298,9 @@ public:
         };
         group.weight =
             blocksIn(graph, group.blocks, own.weight.transpose(), 0.0f, copies, {info, nameOf(l) + "/weights"});
+        if (layer.what.recurrent)
+          group.recurrentWeight = blocksIn(graph, group.blocks, own.recurrentWeight.transpose(), 0.0f, copies,
+                                           {info, nameOf(l) + "/recurrent weights"});
         group.bias = parameter(own.bias.valid() ? own.bias : zero, 0.0f, "bias");
         group.beta = parameter(own.beta, 0.0f, "beta");
         group.threshold = parameter(own.threshold, never, "threshold");
@@ -441,7 +451,9 @@ std::vector<LayerPlan> planNetwork(std::size_t tiles, std::size_t batch, std::si
                                    const std::vector<NetworkLayer> &layers) {
   const std::size_t count = layers.size();
   const auto work = [&](std::size_t l) {
-    return static_cast<double>(layers[l].neurons) * static_cast<double>((l ? layers[l - 1].slots : inputSlots) + 1);
+    const std::size_t own = layers[l].recurrent ? layers[l].slots : 0;
+    return static_cast<double>(layers[l].neurons) *
+           static_cast<double>((l ? layers[l - 1].slots : inputSlots) + own + 1);
   };
   double total = 0;
   for (std::size_t l = 0; l < count; ++l)
@@ -474,12 +486,13 @@ std::vector<LayerPlan> planNetwork(std::size_t tiles, std::size_t batch, std::si
   return plan;
 }
 
-Tensor createNetworkWeight(poplar::Graph &graph, const SparseNetworkOptions &options, std::size_t layer,
+Tensor createNetworkWeight(poplar::Graph &graph, const SparseNetworkOptions &options, std::size_t layer, bool recurrent,
                            std::size_t batch, std::size_t inputSlots, const poplar::Type &type,
                            const poplar::DebugContext &debug) {
   const std::vector<LayerPlan> plan = planOf(graph, options, batch, inputSlots);
   const std::vector<Group> groups = groupsOf(plan.at(layer));
-  const std::size_t inputs = options.layers.at(layer).inputs;
+  const NetworkLayer &what = options.layers.at(layer);
+  const std::size_t inputs = recurrent ? what.neurons : what.inputs;
   if (groups.size() == 1)
     return createWeight(graph, groups[0].blocks, inputs, type, debug);
   // Each group gets a copy: it lies as its gradient does, a share of the inputs on the tiles of each.
@@ -541,7 +554,7 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
     const poplar::Type weightType = layer.groups[0].weight[0].elementType();
     const Tensor noWeight = nothing(graph, weightType);
     const SlotSequence &from = l == 0 ? inputNow : own[l - 1];
-    const bool unit = l > 0 || options.unitInput;
+    const bool unit = l > 0 || options.unitInput, recurrent = layer.what.recurrent;
     std::vector<BlockArray> histories;
     std::vector<Tensor> firedWords, carriedWords; // [rows][words] of each group
     for (std::size_t g = 0; g < layer.groups.size(); ++g) {
@@ -582,9 +595,9 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
             .connect("ids", group.part(from.ids, from.slots).reinterpret(poplar::UNSIGNED_INT))
             .connect("values", unit ? unread : group.part(from.values, from.slots))
             .connect("counts", group.part(from.counts, 2))
-            .connect("recurrentWeight", noWeight)
-            .connect("ownIds", noWords)
-            .connect("ownCounts", noWords)
+            .connect("recurrentWeight", recurrent ? group.recurrentWeight[i].flatten() : noWeight)
+            .connect("ownIds", recurrent ? group.part(own[l].ids, own[l].slots) : noWords)
+            .connect("ownCounts", recurrent ? group.part(own[l].counts, 2) : noWords)
             .connect("state", state[i].flatten())
             .connect("fired", fired.back().flatten())
             .connect("carried", carried.back().flatten())
@@ -592,13 +605,13 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
             .count("rows", group.rows())
             .count("slots", from.slots)
             .count("valueSlots", from.slots)
-            .count("ownSlots", 0)
+            .count("ownSlots", recurrent ? own[l].slots : 0)
             .count("lanes", block.lanes)
             .count("neurons", block.neurons)
             .count("wordStride", words)
             .set("unitValues", unit)
             .set("input", true)
-            .set("recurrent", false);
+            .set("recurrent", recurrent);
         storeStep(graph, merge, step, state[i].flatten(), histories[g][i].flatten(), 1, block.tile);
       }
       firedWords.push_back(mergeBits(graph, merge, blocks, fired, 0, info));
@@ -693,8 +706,8 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
   StepCounters step(graph, info);
   const ComputeSet prepare = graph.addComputeSet({info, "prepare"}), load = graph.addComputeSet({info, "load"}),
                    sum = graph.addComputeSet({info, "sum"}), sumAll = graph.addComputeSet({info, "sumAll"}),
-                   lif = graph.addComputeSet({info, "lifBackward"}), weights = graph.addComputeSet({info, "weights"}),
-                   sumInput = graph.addComputeSet({info, "sumInput"}),
+                   sumOwn = graph.addComputeSet({info, "sumOwn"}), lif = graph.addComputeSet({info, "lifBackward"}),
+                   weights = graph.addComputeSet({info, "weights"}), sumInput = graph.addComputeSet({info, "sumInput"}),
                    sumAllInput = graph.addComputeSet({info, "sumAllInput"}),
                    record = graph.addComputeSet({info, "record"});
   const SlotSequence inputNow =
@@ -713,38 +726,49 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
     checkSlots("sparse_network", spikes);
     const poplar::DebugInfo inLayer({info, nameOf(l)}, "snnipu");
     SlotSequence own = net.sequence(graph, layer.selection, spikes, layer.what.neurons, false, false, prog, inLayer);
-    before.push_back(l + 1 < count ? own.load(graph, load, step, 1, {info, "spikesBefore"}) : SlotSequence());
+    before.push_back(l + 1 < count || layer.what.recurrent ? own.load(graph, load, step, 1, {info, "spikesBefore"})
+                                                           : SlotSequence());
     if (gradValues[l].valid())
       own.values = net.floats(graph, layer.selection, gradValues[l], own.slots, prog, inLayer);
     now.push_back(own.load(graph, load, step, 0, {info, "spikesOfStep"}));
     upstream.push_back(now.back().values);
   }
 
-  // What the neurons of a layer find for the values of their input's slots: of each group [blocks][rows * slots].
-  std::vector<std::vector<Tensor>> partial(count);
-  const auto slotsInto = [&](std::size_t l) { return l == 0 ? inputNow.slots : now[l - 1].slots; };
+  // What the neurons of a layer find for the values of slots, those of their input or their own of the step before: of
+  // each group [blocks][rows * slots].
+  struct Partial {
+    std::size_t layer, slots;
+    std::vector<Tensor> found;
+  };
+  std::vector<Partial> partial(count), partialOwn(count);
   const auto passesOn = [&](std::size_t l) { return l > 0 || options.inputGradient; };
-  for (std::size_t l = 0; l < count; ++l)
+  const auto partialOf = [&](std::size_t l, std::size_t slots) {
+    Partial made{l, slots, {}};
     for (const Group &group : net.layers[l].groups) {
-      if (!passesOn(l))
-        continue;
       const std::vector<Block> &blocks = group.blocks;
-      const Tensor found =
-          graph.addVariable(poplar::FLOAT, {blocks.size(), group.rows() * slotsInto(l)}, {info, "partial"});
+      const Tensor found = graph.addVariable(poplar::FLOAT, {blocks.size(), group.rows() * slots}, {info, "partial"});
       std::vector<Tensor> parts;
       for (std::size_t i = 0; i < blocks.size(); ++i) {
         graph.setTileMapping(found[i], static_cast<unsigned>(blocks[i].tile));
         parts.push_back(found[i]);
       }
       zeroBlocks(graph, blocks, parts, prepare);
-      partial[l].push_back(found);
+      made.found.push_back(found);
     }
+    return made;
+  };
+  for (std::size_t l = 0; l < count; ++l) {
+    if (passesOn(l))
+      partial[l] = partialOf(l, l == 0 ? inputNow.slots : now[l - 1].slots);
+    if (net.layers[l].what.recurrent)
+      partialOwn[l] = partialOf(l, now[l].slots);
+  }
   // The sum of it over a group's tiles, on the same tiles: in two stages, as a tile would hear from every other one
   // otherwise. First each of some tiles sums a share of the slots over as many blocks as there are such tiles, then
   // each of all tiles a share over what they found. `first` and `second` are the stages' compute sets.
-  const auto addSum = [&](std::size_t l, ComputeSet first, ComputeSet second, const Tensor &plus,
+  const auto addSum = [&](const Partial &of, ComputeSet first, ComputeSet second, const Tensor &plus,
                           const Tensor &counts) {
-    const std::size_t slots = slotsInto(l);
+    const std::size_t l = of.layer, slots = of.slots;
     std::vector<Tensor> outs;
     for (std::size_t g = 0; g < net.layers[l].groups.size(); ++g) {
       const Group &group = net.layers[l].groups[g];
@@ -755,7 +779,7 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
         for (std::size_t begin = 0, i = 0; begin < size; begin += share, ++i)
           body(i, begin, std::min(size, begin + share));
       };
-      Tensor found = partial[l][g];
+      Tensor found = of.found[g];
       if (blocks.size() > fewPartials) {
         std::size_t wide = 1;
         while (wide * wide < blocks.size())
@@ -798,18 +822,25 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
 
   // Sums of each group.
   struct Sums {
-    std::vector<BlockArray> weight, bias, beta, threshold;
+    std::vector<BlockArray> weight, recurrentWeight, bias, beta, threshold;
   };
   std::vector<Sums> sums(count);
+  bool threeSums = false;
   for (std::size_t l = 0; l < count; ++l) {
     const Layer &layer = net.layers[l];
     const poplar::DebugInfo inLayer({info, nameOf(l)}, "snnipu");
     const std::size_t slots = now[l].slots;
     Tensor total;
+    const bool recurrent = layer.what.recurrent;
     if (l + 1 < count)
-      total = addSum(l + 1, sum, sumAll, upstream[l], now[l].counts);
-    else
+      total = addSum(partial[l + 1], sum, sumAll, upstream[l], now[l].counts);
+    if (recurrent && total.valid())
+      total = addSum(partialOwn[l], sum, sumOwn, total, now[l].counts);
+    else if (recurrent)
+      total = addSum(partialOwn[l], sum, sumAll, upstream[l], now[l].counts);
+    else if (!total.valid())
       total = upstream[l].valid() ? upstream[l] : zero.broadcast(static_cast<unsigned>(batch * slots), 0).expand({0});
+    threeSums = threeSums || (recurrent && l + 1 < count);
     const SlotSequence &from = l == 0 ? inputNow : before[l - 1];
     const bool unit = l > 0 || options.unitInput;
     for (std::size_t g = 0; g < layer.groups.size(); ++g) {
@@ -820,6 +851,10 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
       };
       Sums &own = sums[l];
       own.weight.push_back(rowsOfBlocks(layer.what.inputs, "weight gradients"));
+      if (recurrent) {
+        own.recurrentWeight.push_back(rowsOfBlocks(layer.what.neurons, "recurrent weight gradients"));
+        zeroBlocks(graph, blocks, own.recurrentWeight.back().parts(), prepare);
+      }
       own.bias.push_back(rowsOfBlocks(group.rows(), "gradBias"));
       own.beta.push_back(rowsOfBlocks(group.rows(), "gradBeta"));
       own.threshold.push_back(rowsOfBlocks(group.rows(), "gradThreshold"));
@@ -854,43 +889,56 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
             .count("lanes", block.lanes)
             .count("firstId", block.first)
             .count("neurons", block.neurons);
-        VertexBuilder(graph, weights, vertexName("SparseLinearWeightUpdate", poplar::FLOAT), block.tile)
-            .connect("ids", group.part(from.ids, from.slots))
-            .connect("values", unit ? unread : group.part(from.values, from.slots))
-            .connect("counts", group.part(from.counts, 2))
-            .connect("order", from.order.valid() ? group.part(from.order, 1) : noOrder)
-            .connect("grad", grad[i].flatten())
-            .connect("gradWeight", own.weight[g][i].flatten())
-            .set("scale", layer.what.inputScale)
-            .count("rows", group.rows())
-            .count("slots", from.slots)
-            .count("inputs", layer.what.inputs)
-            .count("lanes", block.lanes)
-            .set("unitValues", unit)
-            .set("ascending", !from.order.valid());
-        if (passesOn(l))
-          VertexBuilder(graph, weights,
-                        vertexName("SparseLinearValueGradient", group.weight[i].elementType(), poplar::UNSIGNED_INT),
-                        block.tile)
-              .connect("weight", group.weight[i].flatten())
+        // What the weights that spikes are read by get, and the spikes' values.
+        const auto addWeights = [&](const SlotSequence &spikes, bool ones, const Tensor &weight, std::size_t inputs,
+                                    const Tensor &gradWeight, const Partial &partials) {
+          VertexBuilder(graph, weights, vertexName("SparseLinearWeightUpdate", poplar::FLOAT), block.tile)
+              .connect("ids", group.part(spikes.ids, spikes.slots))
+              .connect("values", ones ? unread : group.part(spikes.values, spikes.slots))
+              .connect("counts", group.part(spikes.counts, 2))
+              .connect("order", spikes.order.valid() ? group.part(spikes.order, 1) : noOrder)
               .connect("grad", grad[i].flatten())
-              .connect("ids", group.part(from.ids, from.slots).reinterpret(poplar::UNSIGNED_INT))
-              .connect("counts", group.part(from.counts, 2))
-              .connect("gradValues", partial[l][g][i])
+              .connect("gradWeight", gradWeight.flatten())
+              .set("scale", layer.what.inputScale)
               .count("rows", group.rows())
-              .count("slots", from.slots)
+              .count("slots", spikes.slots)
+              .count("inputs", inputs)
               .count("lanes", block.lanes)
-              .set("accumulate", false);
+              .set("unitValues", ones)
+              .set("ascending", !spikes.order.valid());
+          if (!partials.found.empty())
+            VertexBuilder(graph, weights,
+                          vertexName("SparseLinearValueGradient", weight.elementType(), poplar::UNSIGNED_INT),
+                          block.tile)
+                .connect("weight", weight.flatten())
+                .connect("grad", grad[i].flatten())
+                .connect("ids", group.part(spikes.ids, spikes.slots).reinterpret(poplar::UNSIGNED_INT))
+                .connect("counts", group.part(spikes.counts, 2))
+                .connect("gradValues", partials.found[g][i])
+                .count("rows", group.rows())
+                .count("slots", spikes.slots)
+                .count("lanes", block.lanes)
+                .set("accumulate", false);
+        };
+        addWeights(from, unit, group.weight[i], layer.what.inputs, own.weight[g][i], partial[l]);
+        if (recurrent)
+          addWeights(before[l], true, group.recurrentWeight[i], layer.what.neurons, own.recurrentWeight[g][i],
+                     partialOwn[l]);
       }
     }
   }
-  Sequence body({Execute(load), Execute(sum), Execute(sumAll), Execute(lif), Execute(weights)});
+  Sequence body({Execute(load), Execute(sum), Execute(sumAll)});
+  // Of a recurrent layer with another one behind it.
+  if (threeSums)
+    body.add(Execute(sumOwn));
+  body.add(Execute(lif));
+  body.add(Execute(weights));
   NetworkGradients out;
   const poplar::Type valueType = input.values.elementType();
   out.inputValues = zeros(graph, input.values.shape(), {info, "gradInput"}, valueType);
   const ComputeSet cast = graph.addComputeSet({info, "inHalf"});
   if (options.inputGradient) {
-    const Tensor gradInput = addSum(0, sumInput, sumAllInput, {}, inputNow.counts);
+    const Tensor gradInput = addSum(partial[0], sumInput, sumAllInput, {}, inputNow.counts);
     const Tensor all = net.inputSamples.variable(graph, poplar::FLOAT, steps, inputNow.slots, {info, "gradInput"});
     for (const Samples::Piece &piece : net.inputSamples.pieces())
       storeStep(graph, record, step, net.inputSamples.part(gradInput, piece, inputNow.slots),
@@ -919,6 +967,9 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
     NetworkParameters own;
     own.weight = sumOfGroups(graph, groups, sums[l].weight, net.layers[l].what.inputs, like.weight.elementType(),
                              sumGroups, cast, info);
+    if (net.layers[l].what.recurrent)
+      own.recurrentWeight = sumOfGroups(graph, groups, sums[l].recurrentWeight, net.layers[l].what.neurons,
+                                        like.recurrentWeight.elementType(), sumGroups, cast, info);
     own.beta = sumOfRows(graph, groups, sums[l].beta, like.beta, prog, {info, "beta"});
     own.threshold = sumOfRows(graph, groups, sums[l].threshold, like.threshold, prog, {info, "threshold"});
     if (like.bias.valid())

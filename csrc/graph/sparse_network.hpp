@@ -1,8 +1,9 @@
 // A network of fully connected spiking layers on spike ids, and its adjoint, as Poplar programs.
 //
 // All layers of a step run at once: a layer reads the spikes that the one before it made in the step before (the first
-// one those of the input in the same step). Weights and membranes stay on the tiles of their neurons, and spike ids are
-// what is exchanged. Semantics: snnipu.SparseNetwork with delay=1, and snnipu.ops.sparse_lif_sequence for a layer.
+// one those of the input in the same step), and a recurrent one its own of the step before, too. Weights and membranes
+// stay on the tiles of their neurons, and spike ids are what is exchanged. Semantics: snnipu.SparseNetwork with
+// delay=1, and snnipu.ops.sparse_lif_sequence for a layer.
 #pragma once
 
 #include "graph/slots.hpp"
@@ -31,6 +32,7 @@ struct NetworkLayer {
   bool second = false;   // whether there is a second threshold
   float gradThreshold = 0;
   float inputScale = 1;
+  bool recurrent = false;
 };
 
 struct SparseNetworkOptions {
@@ -48,6 +50,7 @@ struct NetworkParameters {
   poplar::Tensor weight;          // FLOAT or HALF [neurons, inputs]
   poplar::Tensor beta, threshold; // FLOAT, of one element or of each neuron
   poplar::Tensor bias;            // FLOAT [neurons], or invalid
+  poplar::Tensor recurrentWeight; // of weight's type [neurons, neurons]; of a recurrent layer
 };
 
 struct NetworkOutputs {
@@ -61,9 +64,9 @@ struct NetworkOutputs {
 std::vector<LayerPlan> planNetwork(std::size_t tiles, std::size_t batch, std::size_t inputSlots,
                                    const std::vector<NetworkLayer> &layers);
 
-// The weight of a layer, laid out as the network works on it.
+// The weight of a layer, or its recurrent one, laid out as the network works on it.
 poplar::Tensor createNetworkWeight(poplar::Graph &graph, const SparseNetworkOptions &options, std::size_t layer,
-                                   std::size_t batch, std::size_t inputSlots, const poplar::Type &type,
+                                   bool recurrent, std::size_t batch, std::size_t inputSlots, const poplar::Type &type,
                                    const poplar::DebugContext &debug);
 
 // Values of the layers' spikes are in the type of the input's; membranes, sums and gradients are in float. Throws

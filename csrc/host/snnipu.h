@@ -235,6 +235,16 @@ SNNIPU_API uint64_t snnipu_fingerprint(const void *bytes, int64_t count, int32_t
   SNNIPU_API int NAME(const C *dense, const int32_t *ids, const int32_t *counts, C *values, int64_t rows,              \
                       int64_t slots, int64_t neurons, int32_t threads)
 
+/* The largest value of each window of maps [maps, height, width], and its place in the window, row by row: the first
+ * of equal ones, the last NaN. geometry: height, width, kernel height and width, stride, height and width of out
+ * [maps, ...]. Every window lies within the map. Returns 3 where a window has more than 256 places. */
+#define SNNIPU_MAX_POOL2D_FWD(NAME, C)                                                                                 \
+  SNNIPU_API int NAME(const C *x, C *out, uint8_t *which, const int64_t *geometry, int64_t maps, int32_t threads)
+/* Its adjoint. */
+#define SNNIPU_MAX_POOL2D_BWD(NAME, C)                                                                                 \
+  SNNIPU_API int NAME(const C *grad, const uint8_t *which, C *grad_x, const int64_t *geometry, int64_t maps,           \
+                      int32_t threads)
+
 #ifdef __cplusplus
 } /* the functions themselves are declared where their storage types are: csrc/host/{lif,sparse_*,select_spikes}.cpp */
 #endif

@@ -67,6 +67,7 @@ template <typename C> class Stream {
 public:
   size_t size() const { return size_; }
   const C &operator[](size_t at) const { return data_[at]; }
+  const C *data() const { return data_.data(); }
   // Where to write up to `count` numbers, of which advanced(n) keeps the first n.
   C *room(size_t count) {
     if (size_ + count > capacity_) {

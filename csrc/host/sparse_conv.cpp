@@ -17,13 +17,13 @@ template <typename C> struct PerChannel {
   C operator[](size_t channel) const { return values[size > 1 ? channel : 0]; }
 };
 
-// Membranes that carry gradient, of one block and sample: step after step, by ascending id.
+// Neurons of one block and sample that carry gradient, and their membranes. Step after step: those that fired, by
+// ascending id, then the others.
 template <typename C> struct KeptEvents {
-  Stream<uint32_t> ids; // the highest bit: it fired
+  Stream<uint32_t> ids;
   Stream<C> mem;
-  std::vector<uint32_t> begin; // [steps + 1]
+  std::vector<uint32_t> begin; // [2 * steps + 1]
 };
-constexpr uint32_t firedBit = uint32_t{1} << 31;
 
 template <typename C> struct KeptConv {
   ConvSizes sizes;
@@ -69,16 +69,18 @@ public:
     const ConvSizes &sizes = a_.convolution.sizes;
     const size_t places = sizes.places(), batch = a_.spikes.batch;
     C *const map = states.zeros(places * lanes_), *const current = currents.reserve(places * lanes_);
+    constexpr size_t perWord = 64 / registerLanes<C>;
+    words_.resize((places + perWord - 1) / perWord);
     kept.begin.push_back(0);
     for (size_t t = 0; t < a_.spikes.steps; ++t) {
       const bool arrives = t >= a_.delay;
       const size_t row = arrives ? (t - a_.delay) * batch + sample : 0, at = row * a_.spikes.slots;
       a_.convolution.currents(block_, a_.spikes.ids + at, unit ? nullptr : a_.spikes.values + at,
                               arrives ? static_cast<size_t>(a_.spikes.counts[2 * row]) : 0, current);
-      events_.clear();
-      std::fill_n(count_, blockLanes, 0);
-      for (unsigned lane = 0; lane < lanes_; lane += registerLanes<C>)
+      for (unsigned lane = 0; lane < held_; lane += registerLanes<C>) {
         step(map, current, places, lane);
+        list(lane, places);
+      }
       if (a_.mem)
         for (size_t place = 0; place < places; ++place)
           std::copy_n(map + place * lanes_, held_,
@@ -88,61 +90,110 @@ public:
   }
 
 private:
-  struct Event {
-    uint32_t lane, place; // of the lane, its highest bit: it fired
+  // Which of the neurons of some neighbouring places, some lanes of each, fired and which carry gradient.
+  struct Word {
+    uint64_t fired, carried;
   };
-
-  // The membranes of some lanes at all places, and which of them fired or carry gradient. Of the resets, the factors of
-  // the one that is asked for are 1: a template would be three times the code.
+  // The membranes of some lanes at all places. Of the resets, the factors of the one that is asked for are 1: a
+  // template would be three times the code.
   void step(C *map, const C *currents, size_t places, unsigned lane) {
     using V = Register<C>;
-    // Places whose bits fit into a word.
     constexpr unsigned together = 64 / registerLanes<C>;
     const V beta = load<V>(beta_ + lane), bias = load<V>(bias_ + lane), threshold = load<V>(threshold_ + lane);
     const V second = load<V>(gradThreshold_ + lane), subtracted = load<V>(subtracted_ + lane);
     const V scale = splat<V>(a_.inputScale), toZero = splat<V>(toZero_);
-    const unsigned real = lane >= held_ ? 0 : std::min<unsigned>(registerLanes<C>, held_ - lane);
-    const uint64_t everyone = a_.second || real == 0 ? 0 : ~uint64_t{0} >> (64 - real);
-    const bool both = a_.second;
-    for (size_t first = 0; first < places; first += together) {
+    const size_t lanes = lanes_;
+    const auto update = [=](size_t place, uint64_t &fired, uint64_t &carried, unsigned shift) {
+      C *const at = map + place * lanes + lane;
+      const V before = load<V>(at), above = heaviside(before - threshold);
+      const V x = load<V>(currents + place * lanes + lane) * scale + bias;
+      const V u = (beta * ((splat<V>(1) - toZero * above) * before) + x) - above * subtracted;
+      store(at, u);
+      fired |= bitsAbove(u - threshold, splat<V>(0)) << shift;
+      carried |= bitsAbove(u, second) << shift;
+    };
+    size_t first = 0, word = 0;
+    for (; first + together <= places; first += together, ++word) {
       uint64_t fired = 0, carried = 0;
-      const unsigned count = static_cast<unsigned>(std::min<size_t>(together, places - first));
-      for (unsigned i = 0; i < count; ++i) {
-        const size_t at = (first + i) * lanes_ + lane;
-        const V before = load<V>(map + at), above = heaviside(before - threshold);
-        const V x = load<V>(currents + at) * scale + bias;
-        const V u = (beta * ((splat<V>(1) - toZero * above) * before) + x) - above * subtracted;
-        store(map + at, u);
-        fired |= bitsAbove(u - threshold, splat<V>(0)) << i * registerLanes<C>;
-        carried |= (both ? bitsAbove(u, second) : everyone) << i * registerLanes<C>;
-      }
-      for (uint64_t bits = fired | carried; bits != 0; bits &= bits - 1) {
-        const unsigned bit = static_cast<unsigned>(__builtin_ctzll(bits));
-        const uint32_t own = lane + bit % registerLanes<C>;
-        events_.push_back(
-            {own | (fired >> bit & 1 ? firedBit : 0), static_cast<uint32_t>(first) + bit / registerLanes<C>});
-        ++count_[own];
-      }
+#pragma GCC unroll 4
+      for (unsigned i = 0; i < together; ++i)
+        update(first + i, fired, carried, i * registerLanes<C>);
+      words_[word] = {fired, carried};
+    }
+    if (first < places) {
+      uint64_t fired = 0, carried = 0;
+      for (unsigned i = 0; first + i < places; ++i)
+        update(first + i, fired, carried, i * registerLanes<C>);
+      words_[word] = {fired, carried};
     }
   }
 
-  // The events of a step in the order of ids: places came in order, channels did not.
+  // The events among some lanes, in the order of places: of each twice the number of its bit, and 1 more where the
+  // neuron did not fire. Four of a word are written whether there are as many or not: what is not there is written
+  // over, and no branch has to be guessed.
+  void list(unsigned lane, size_t places) {
+    constexpr unsigned together = 64 / registerLanes<C>, atOnce = 4;
+    const unsigned real = std::min<unsigned>(registerLanes<C>, held_ - lane);
+    uint64_t everyone = 0;
+    for (unsigned i = 0; i < together; ++i)
+      everyone |= (~uint64_t{0} >> (64 - real)) << i * registerLanes<C>;
+    const size_t before = begin_[lane / registerLanes<C>];
+    events_.resize(std::max(events_.size(), before + 64 * words_.size() + atOnce));
+    uint32_t *to = events_.data() + before;
+    uint32_t first = 0;
+    for (const Word word : words_) {
+      uint64_t others = a_.second ? word.carried : everyone;
+      if (first + 64 > places * registerLanes<C>)
+        others &= ~uint64_t{0} >> (64 - (places * registerLanes<C> - first));
+      uint64_t bits = word.fired | others;
+      uint32_t *const end = to + __builtin_popcountll(bits);
+      do {
+        for (unsigned i = 0; i < atOnce; ++i) {
+          const unsigned bit = static_cast<unsigned>(__builtin_ctzll(bits | uint64_t{1} << 63));
+          to[i] = (first + bit) << 1 | static_cast<uint32_t>(~word.fired >> bit & 1);
+          bits &= bits - 1;
+        }
+        to += atOnce;
+      } while (to < end);
+      to = end;
+      first += 64;
+    }
+    begin_[lane / registerLanes<C> + 1] = static_cast<size_t>(to - events_.data());
+  }
+
+  // Of an event of the lanes from `lane` on: blockLanes more where the neuron did not fire.
+  static uint32_t kindOf(uint32_t event, unsigned lane) {
+    return lane + (event >> 1) % registerLanes<C> + (event & 1) * blockLanes;
+  }
+
+  // The events of a step: places came in order, channels did not.
   void keep(KeptEvents<C> &kept, const C *map, size_t places) {
-    uint32_t *const ids = kept.ids.room(events_.size());
-    C *const mem = kept.mem.room(events_.size());
-    uint32_t next[blockLanes], total = 0;
-    for (size_t lane = 0; lane < blockLanes; ++lane) {
-      next[lane] = total;
-      total += count_[lane];
+    uint32_t next[2 * blockLanes] = {}, total = 0;
+    const auto forEvents = [&](const auto &body) {
+      for (unsigned lane = 0; lane < held_; lane += registerLanes<C>)
+        for (size_t at = begin_[lane / registerLanes<C>]; at < begin_[lane / registerLanes<C> + 1]; ++at)
+          body(events_[at], lane);
+    };
+    forEvents([&](uint32_t event, unsigned lane) { ++next[kindOf(event, lane)]; });
+    const uint32_t before = static_cast<uint32_t>(kept.ids.size());
+    for (size_t kind = 0; kind < 2 * blockLanes; ++kind) {
+      if (kind == blockLanes)
+        kept.begin.push_back(before + total);
+      const uint32_t count = next[kind];
+      next[kind] = total;
+      total += count;
     }
-    for (const Event &event : events_) {
-      const uint32_t lane = event.lane & ~firedBit, to = next[lane]++;
-      ids[to] = (static_cast<uint32_t>((first_ + lane) * places) + event.place) | (event.lane & firedBit);
-      mem[to] = map[event.place * lanes_ + lane];
-    }
+    uint32_t *const ids = kept.ids.room(total);
+    C *const mem = kept.mem.room(total);
+    forEvents([&](uint32_t event, unsigned lane) {
+      const uint32_t bit = event >> 1, place = bit / registerLanes<C>, own = lane + bit % registerLanes<C>;
+      const uint32_t to = next[kindOf(event, lane)]++;
+      ids[to] = static_cast<uint32_t>((first_ + own) * places) + place;
+      mem[to] = map[place * lanes_ + own];
+    });
     kept.ids.advance(total);
     kept.mem.advance(total);
-    kept.begin.push_back(static_cast<uint32_t>(kept.ids.size()));
+    kept.begin.push_back(before + total);
   }
 
   const ConvForward<C> &a_;
@@ -152,8 +203,9 @@ private:
   alignas(64) C bias_[blockLanes], beta_[blockLanes], threshold_[blockLanes], gradThreshold_[blockLanes];
   alignas(64) C subtracted_[blockLanes];
   C toZero_;
-  uint32_t count_[blockLanes];
-  std::vector<Event> events_;
+  std::vector<Word> words_;
+  std::vector<uint32_t> events_;
+  size_t begin_[blockLanes / registerLanes<C> + 1] = {}; // of each register's lanes' events
 };
 
 template <typename C> int convForward(const ConvForward<C> &a, void **kept, int64_t *most) {
@@ -180,7 +232,7 @@ template <typename C> int convForward(const ConvForward<C> &a, void **kept, int6
       size_t carried = 0;
       for (size_t block = 0; block < blocks; ++block) {
         const std::vector<uint32_t> &begin = found->events[block * batch + sample].begin;
-        carried += begin[t + 1] - begin[t];
+        carried += begin[2 * t + 2] - begin[2 * t];
       }
       fullest = std::max(fullest, carried);
     }
@@ -211,45 +263,58 @@ struct Turn {
 template <typename C> void selectRow(const KeptConv<C> &kept, const ConvSlots<C> &to, size_t row) {
   const size_t t = row / kept.batch, sample = row % kept.batch, neurons = kept.sizes.neurons();
   const size_t words = kept.sizes.words();
-  const auto forEvents = [&](const auto &body) {
+  const uint32_t start = to.rotate ? static_cast<uint32_t>(t * to.slots % neurons) : 0;
+  // body(ids, membranes, count) for each block; kind 0: those that fired.
+  const auto forBlocks = [&](size_t kind, const auto &body) {
     for (size_t block = 0; block < kept.blocks; ++block) {
       const KeptEvents<C> &events = kept.events[block * kept.batch + sample];
-      for (size_t at = events.begin[t]; at < events.begin[t + 1]; ++at)
-        body(events.ids[at] & ~firedBit, (events.ids[at] & firedBit) != 0, events.mem[at]);
+      const size_t begin = events.begin[2 * t + kind], end = events.begin[2 * t + kind + 1];
+      body(events.ids.data() + begin, events.mem.data() + begin, end - begin);
     }
   };
-  const uint32_t start = to.rotate ? static_cast<uint32_t>(t * to.slots % neurons) : 0;
-  Turn turns[2] = {};
-  forEvents([&](uint32_t id, bool fired, C) {
-    Turn &turn = turns[fired ? 0 : 1];
-    ++turn.found;
-    turn.before += id < start;
-  });
-  turns[0].kept = std::min(turns[0].found, to.slots);
-  turns[1].kept = std::min(turns[1].found, to.slots - turns[0].kept);
   int32_t *const ids = to.ids + row * to.slots;
   C *const values = to.values + row * to.slots, *const mem = to.mem + row * to.slots;
   uint32_t *const bits = to.fired + row * words;
   std::fill_n(bits, words, 0);
-  size_t next[2] = {0, turns[0].kept}, seen[2] = {};
-  forEvents([&](uint32_t id, bool fired, C membrane) {
-    const unsigned kind = fired ? 0 : 1;
-    if (fired)
-      bits[id / 32] |= uint32_t{1} << id % 32;
-    if (!turns[kind].takes(seen[kind]++))
-      return;
-    const size_t slot = next[kind]++;
-    ids[slot] = static_cast<int32_t>(id);
-    values[slot] = C(fired);
-    mem[slot] = membrane;
+  forBlocks(0, [&](const uint32_t *from, const C *, size_t count) {
+    for (size_t at = 0; at < count; ++at)
+      bits[from[at] / 32] |= uint32_t{1} << from[at] % 32;
   });
-  const size_t used = turns[0].kept + turns[1].kept, found = turns[0].found + turns[1].found;
+  size_t used = 0, spikes = 0, found = 0, fired = 0;
+  for (size_t kind = 0; kind < 2; ++kind) {
+    Turn turn{};
+    forBlocks(kind, [&](const uint32_t *from, const C *, size_t count) {
+      turn.found += count;
+      turn.before += static_cast<size_t>(std::lower_bound(from, from + count, start) - from);
+    });
+    turn.kept = std::min(turn.found, to.slots - used);
+    size_t seen = 0;
+    forBlocks(kind, [&](const uint32_t *from, const C *membranes, size_t count) {
+      if (turn.kept == turn.found) {
+        std::copy_n(from, count, ids + used);
+        std::copy_n(membranes, count, mem + used);
+        used += count;
+        return;
+      }
+      for (size_t at = 0; at < count; ++at)
+        if (turn.takes(seen++)) {
+          ids[used] = static_cast<int32_t>(from[at]);
+          mem[used++] = membranes[at];
+        }
+    });
+    found += turn.found;
+    if (kind == 0) {
+      spikes = used;
+      fired = turn.found;
+    }
+  }
+  std::fill(values, values + spikes, C(1));
+  std::fill(values + spikes, values + to.slots, C(0));
   std::fill(ids + used, ids + to.slots, 0);
-  std::fill(values + used, values + to.slots, C(0));
   std::fill(mem + used, mem + to.slots, C(0));
-  to.counts[2 * row] = static_cast<int32_t>(turns[0].kept);
+  to.counts[2 * row] = static_cast<int32_t>(spikes);
   to.counts[2 * row + 1] = static_cast<int32_t>(used);
-  to.dropped[2 * row] = static_cast<int32_t>(turns[0].found - turns[0].kept);
+  to.dropped[2 * row] = static_cast<int32_t>(fired - spikes);
   to.dropped[2 * row + 1] = static_cast<int32_t>(found - used);
 }
 
@@ -336,14 +401,15 @@ private:
   void addSorted(const int32_t *begin, const int32_t *end, const C *through, C *map) {
     const int64_t first = static_cast<int64_t>(first_ * places_);
     const uint32_t size = static_cast<uint32_t>(held_ * places_);
-    for (const int32_t *at = std::lower_bound(begin, end, first); at != end; ++at) {
+    for (const int32_t *at = first == 0 ? begin : std::lower_bound(begin, end, first); at != end; ++at) {
       const uint32_t local = static_cast<uint32_t>(*at) - static_cast<uint32_t>(first);
       if (local >= size)
         break;
       const uint32_t lane = byPlaces_(local);
       const C g = through[at - begin];
       map[padded(local - lane * places_) * lanes_ + lane] += g;
-      sums_.total[2][lane] -= static_cast<double>(g);
+      if (a_.gradThreshold)
+        sums_.total[2][lane] -= static_cast<double>(g);
     }
   }
 
@@ -584,7 +650,15 @@ public:
       : sizes(sizes), byMap_(static_cast<uint32_t>(sizes.inHeight * sizes.inWidth)),
         byRow_(static_cast<uint32_t>(sizes.inWidth)),
         rows_(windows(sizes.inHeight, sizes.outHeight, sizes.kernelHeight, sizes.strideY, sizes.paddingY)),
-        columns_(windows(sizes.inWidth, sizes.outWidth, sizes.kernelWidth, sizes.strideX, sizes.paddingX)) {}
+        columns_(windows(sizes.inWidth, sizes.outWidth, sizes.kernelWidth, sizes.strideX, sizes.paddingX)) {
+    if (!apart())
+      return;
+    windowOf_.reserve(sizes.inHeight * sizes.inWidth);
+    for (const Windows row : rows_)
+      for (const Windows column : columns_)
+        windowOf_.push_back(row.count && column.count ? row.first * static_cast<uint32_t>(sizes.outWidth) + column.first
+                                                      : none);
+  }
 
   const PoolSizes sizes;
 
@@ -599,6 +673,16 @@ public:
     for (uint32_t i = 0; i < row.count; ++i, first += sizes.outWidth, line -= sizes.strideY * sizes.kernelWidth)
       for (uint32_t j = 0; j < column.count; ++j)
         body(first + j, line - j * sizes.strideX);
+  }
+
+  // Whether no input is in more than one window.
+  bool apart() const { return sizes.strideY >= sizes.kernelHeight && sizes.strideX >= sizes.kernelWidth; }
+  // The windows of apart() pools: the neuron of the output that an input leads to, or that behind the last one.
+  uint32_t onlyWindow(uint32_t id) const {
+    const uint32_t channel = byMap_(id), place = id - channel * static_cast<uint32_t>(sizes.inHeight * sizes.inWidth);
+    const uint32_t window = windowOf_[place];
+    return window == none ? static_cast<uint32_t>(sizes.neurons())
+                          : channel * static_cast<uint32_t>(sizes.outPlaces()) + window;
   }
 
   // How many inputs the window of an output has: not those of the padding.
@@ -627,8 +711,10 @@ private:
     return std::min(at + kernel, padding + size) - std::max(at, padding);
   }
 
+  static constexpr uint32_t none = ~uint32_t{0};
   Divider byMap_, byRow_;
   std::vector<Windows> rows_, columns_;
+  std::vector<uint32_t> windowOf_; // of a place; empty where windows overlap
 };
 
 // What is known of an output of the row that is being pooled.
@@ -641,13 +727,84 @@ template <typename C> struct Pooled {
 
 template <typename C> class PoolRow {
 public:
-  PoolRow(const Pool &pool, int mode) : pool_(pool), mode_(mode), cells_(pool.sizes.neurons()) {
-    bits_.resize((pool.sizes.neurons() + 31) / 32);
+  // unit: the spikes' values are all 1.
+  PoolRow(const Pool &pool, int mode, bool unit)
+      : pool_(pool), mode_(mode), first_(unit && mode == Max && pool.apart()),
+        sources_(first_ ? pool.sizes.neurons() + 1 : 0) {
+    bits_.resize(pool.sizes.neurons() / 32 + 1); // with the neuron behind the last one
+    otherBits_.resize(first_ ? bits_.size() : 0);
   }
 
   // Returns how many slots the row takes.
   size_t pool(const int32_t *ids, const C *values, const int32_t *counts) {
     std::fill(bits_.begin(), bits_.end(), 0);
+    spikes_.clear();
+    others_.clear();
+    simple_ = first_ && ascending(ids, static_cast<size_t>(counts[0])) &&
+              ascending(ids + counts[0], static_cast<size_t>(counts[1] - counts[0]));
+    if (simple_)
+      firstOfWindows(ids, counts);
+    else
+      anyWindows(ids, values, counts);
+    return spikes_.size() + others_.size();
+  }
+
+  void write(int32_t *ids, C *values, int32_t *counts, int32_t *source, size_t slots) const {
+    size_t slot = 0;
+    for (const std::vector<int32_t> *group : {&spikes_, &others_})
+      for (const int32_t neuron : *group) {
+        const size_t at = static_cast<size_t>(neuron);
+        ids[slot] = neuron;
+        values[slot] = simple_ ? C(group == &spikes_) : cells_[at].value;
+        if (source)
+          source[slot] = simple_ ? sources_[at] : cells_[at].source;
+        ++slot;
+      }
+    counts[0] = static_cast<int32_t>(spikes_.size());
+    counts[1] = static_cast<int32_t>(slot);
+    std::fill(ids + slot, ids + slots, 0);
+    std::fill(values + slot, values + slots, C(0));
+    if (source)
+      std::fill(source + slot, source + slots, 0);
+  }
+
+private:
+  static bool ascending(const int32_t *ids, size_t count) {
+    unsigned descents = 0;
+    for (size_t at = 1; at < count; ++at)
+      descents |= ids[at] < ids[at - 1];
+    return descents == 0;
+  }
+
+  // Of a window, the first spike's slot, or the first carried one's: in ascending order that comes first in rows. Each
+  // is written over those behind it.
+  void firstOfWindows(const int32_t *ids, const int32_t *counts) {
+    std::fill(otherBits_.begin(), otherBits_.end(), 0);
+    const auto mark = [&](int32_t begin, int32_t end, std::vector<uint32_t> &bits) {
+      for (int32_t slot = end; slot-- > begin;) {
+        const uint32_t neuron = pool_.onlyWindow(static_cast<uint32_t>(ids[slot]));
+        sources_[neuron] = slot;
+        bits[neuron / 32] |= uint32_t{1} << neuron % 32;
+      }
+    };
+    mark(counts[0], counts[1], otherBits_);
+    mark(0, counts[0], bits_);
+    const size_t behind = pool_.sizes.neurons();
+    bits_[behind / 32] &= ~(uint32_t{1} << behind % 32);
+    otherBits_[behind / 32] &= ~(uint32_t{1} << behind % 32);
+    for (size_t word = 0; word < bits_.size(); ++word) {
+      listBits(bits_[word], word, spikes_);
+      listBits(otherBits_[word] & ~bits_[word], word, others_);
+    }
+  }
+  static void listBits(uint32_t bits, size_t word, std::vector<int32_t> &to) {
+    for (; bits != 0; bits &= bits - 1)
+      to.push_back(static_cast<int32_t>(32 * word + static_cast<size_t>(__builtin_ctz(bits))));
+  }
+
+  void anyWindows(const int32_t *ids, const C *values, const int32_t *counts) {
+    if (!cells_.data())
+      cells_ = Uninitialised<Pooled<C>>(pool_.sizes.neurons());
     for (int32_t slot = 0; slot < counts[1]; ++slot) {
       const C value = slot < counts[0] ? values[slot] : C(0);
       pool_.forWindows(static_cast<uint32_t>(ids[slot]), [&](size_t neuron, size_t place) {
@@ -670,8 +827,6 @@ public:
       });
     }
     const C divisor = mode_ == Average ? C(pool_.sizes.kernelHeight * pool_.sizes.kernelWidth) : C(1);
-    spikes_.clear();
-    others_.clear();
     for (size_t word = 0; word < bits_.size(); ++word)
       for (uint32_t bits = bits_[word]; bits != 0; bits &= bits - 1) {
         const size_t neuron = 32 * word + static_cast<size_t>(__builtin_ctz(bits));
@@ -683,35 +838,17 @@ public:
           continue;
         (cell.value != C(0) ? spikes_ : others_).push_back(static_cast<int32_t>(neuron));
       }
-    return spikes_.size() + others_.size();
   }
 
-  void write(int32_t *ids, C *values, int32_t *counts, int32_t *source, size_t slots) const {
-    size_t slot = 0;
-    for (const std::vector<int32_t> *group : {&spikes_, &others_})
-      for (const int32_t neuron : *group) {
-        ids[slot] = neuron;
-        values[slot] = cells_[static_cast<size_t>(neuron)].value;
-        if (source)
-          source[slot] = cells_[static_cast<size_t>(neuron)].source;
-        ++slot;
-      }
-    counts[0] = static_cast<int32_t>(spikes_.size());
-    counts[1] = static_cast<int32_t>(slot);
-    std::fill(ids + slot, ids + slots, 0);
-    std::fill(values + slot, values + slots, C(0));
-    if (source)
-      std::fill(source + slot, source + slots, 0);
-  }
-
-private:
   // NaN is above any number.
   static bool above(C a, C b) { return a > b || (a != a && b == b); }
 
   const Pool &pool_;
   int mode_;
+  bool first_, simple_ = false;    // whether firstOfWindows may do, and did for this row
   Uninitialised<Pooled<C>> cells_; // those whose bit is set hold something
-  std::vector<uint32_t> bits_;
+  std::vector<int32_t> sources_;   // likewise
+  std::vector<uint32_t> bits_, otherBits_;
   std::vector<int32_t> spikes_, others_;
 };
 
@@ -728,7 +865,7 @@ int poolForward(const Spikes<C> &spikes, const Pool &pool, int32_t mode, int32_t
   const int status =
       forRowPieces(spikes.rows(), threadsFor(8 * checked.total(1) + spikes.rows() * pool.sizes.neurons() / 8, offered),
                    [&](size_t begin, size_t end) {
-                     PoolRow<C> row(pool, mode);
+                     PoolRow<C> row(pool, mode, checked.unitValues());
                      size_t highest = 0;
                      for (size_t at = begin; at < end; ++at) {
                        const size_t used = row.pool(spikes.ids + at * spikes.slots, spikes.values + at * spikes.slots,

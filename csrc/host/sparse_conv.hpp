@@ -20,12 +20,12 @@ constexpr size_t mapBytes = 512 * 1024;
 constexpr size_t mostSampleGroups = 16;
 constexpr size_t sampleGroupBytes = 64 * 1024 * 1024;
 
-// n / d for a d that is known beforehand.
+// n / d for a d that is known beforehand; both below 2^31.
 class Divider {
 public:
-  explicit Divider(uint32_t d) : magic_(d > 1 ? ~uint64_t{0} / d + 1 : 0) {}
+  explicit Divider(uint32_t d) : magic_((uint64_t{1} << 63) / d + 1) {}
   uint32_t operator()(uint32_t n) const {
-    return magic_ == 0 ? n : static_cast<uint32_t>((static_cast<unsigned __int128>(magic_) * n) >> 64);
+    return static_cast<uint32_t>((static_cast<unsigned __int128>(magic_) * n) >> 63);
   }
 
 private:
@@ -114,6 +114,16 @@ template <typename C> inline void addRun(C *to, C value, const C *from, size_t n
     store(to + i, load<V>(to + i) + splat<V>(value) * load<V>(from + i));
 }
 
+// to[0 .. n) += from[0 .. n); n is a multiple of 16, and not 0.
+template <typename C> inline void addRun(C *to, const C *from, size_t n) {
+  using V = Register<C>;
+  size_t i = 0;
+  do {
+    store(to + i, load<V>(to + i) + load<V>(from + i));
+    i += registerLanes<C>;
+  } while (i < n);
+}
+
 // Registers of a place that are worked on together: body(first lane, Registers<V, K>{}) for all lanes. With K times the
 // kernel's columns, weights or sums of a kernel's row stay in registers.
 template <typename C, unsigned Most, typename Body> inline void forPlaceGroups(unsigned lanes, const Body &body) {
@@ -133,15 +143,21 @@ constexpr unsigned registersForKernelRow = 10;
 constexpr unsigned registersForKernelRow = 6;
 #endif
 
-// For a row of a place's window. Measured, for 12 to 128 output channels.
-constexpr size_t fewSpikes = 3;
+// What looking for a place's spikes costs, in registers of weights added. Measured, for 12 to 128 output channels.
+constexpr size_t placeCost = 20;
 
-// Spikes of one row by the place they come from.
+// Spikes of one row by the place they come from, and those of the kernel's height of lines by their column.
 template <typename C> struct SpikesByPlace {
   std::vector<uint32_t> begin; // [places of the input + 1]
-  std::vector<int32_t> key;    // where the weights of the spike's channel begin, plus its column, in kernels' places
+  std::vector<uint32_t> column;
+  std::vector<int32_t> key; // where the weights of the spike's channel begin, less its column
   std::vector<C> value;
   std::vector<uint32_t> placeOf;
+  struct Band {
+    std::vector<uint32_t> begin, next; // [columns + 1]
+    std::vector<int32_t> key;
+    std::vector<C> value;
+  } band;
 };
 
 // A map with zeros around it: row y begins at (above + y) * stride + before, in places.
@@ -184,14 +200,12 @@ public:
 
   // The currents of one row's spikes: [place][lane].
   void currents(size_t block, const int32_t *ids, const C *values, size_t count, C *sums) const {
-    // Few spikes for a row of a window: to look for them costs more than to add to the map.
-    const size_t inputs = sizes.groups * sizes.inHeight * sizes.inWidth;
-    if (!sizes.unitSteps() || count * sizes.kernelWidth < fewSpikes * inputs)
-      scattered(block, ids, values, count, sums);
-    else if (values)
-      gathered<false>(block, ids, values, count, sums);
+    const size_t registers = sizes.kernelWidth * (blocks.lanes(block) / registerLanes<C>);
+    const size_t added = count / sizes.groups * sizes.kernelHeight * (registers + 1);
+    if (!sizes.unitSteps() || added < placeCost * sizes.places())
+      values ? scattered<false>(block, ids, values, count, sums) : scattered<true>(block, ids, values, count, sums);
     else
-      gathered<true>(block, ids, values, count, sums);
+      values ? gathered<false>(block, ids, values, count, sums) : gathered<true>(block, ids, values, count, sums);
   }
 
   // Gradients of the weights (to sums, from the slots [0, spikes)) and of the values of the slots [0, carried), from
@@ -223,12 +237,13 @@ private:
   struct Place {
     uint32_t channel, y, x; // channel: of the block's group, or beyond them
   };
-  Place placeOf(size_t block, int32_t id) const {
+  Place placeOf(uint32_t firstInput, int32_t id) const {
     const uint32_t channel = byMap_(static_cast<uint32_t>(id));
     const uint32_t place = static_cast<uint32_t>(id) - channel * static_cast<uint32_t>(sizes.inHeight * sizes.inWidth);
-    const uint32_t y = byRow_(place), first = static_cast<uint32_t>(blocks.group(block) * sizes.groupInputs());
-    return {channel - first, y, place - y * static_cast<uint32_t>(sizes.inWidth)};
+    const uint32_t y = byRow_(place);
+    return {channel - firstInput, y, place - y * static_cast<uint32_t>(sizes.inWidth)};
   }
+  uint32_t firstInput(size_t block) const { return static_cast<uint32_t>(blocks.group(block) * sizes.groupInputs()); }
 
   size_t stride() const {
     return sizes.groupInputs() * sizes.taps() * ((std::min(blocks.most, blocks.channels) + 15) / 16 * 16);
@@ -239,20 +254,22 @@ private:
 
   void sortByPlace(size_t block, const int32_t *ids, const C *values, size_t count, SpikesByPlace<C> &sorted) const {
     const size_t places = sizes.inHeight * sizes.inWidth, inputs = sizes.groupInputs();
+    const uint32_t first = firstInput(block);
+    const int32_t lanes = static_cast<int32_t>(blocks.lanes(block));
     sorted.begin.assign(places + 1, 0);
     sorted.key.resize(count);
+    sorted.column.resize(count);
     sorted.value.resize(values ? count : 0);
     sorted.placeOf.resize(2 * count);
     uint32_t *const begin = sorted.begin.data(), *const found = sorted.placeOf.data();
     for (size_t spike = 0; spike < count; ++spike) {
-      const Place from = placeOf(block, ids[spike]);
+      const Place from = placeOf(first, ids[spike]);
       const bool own = from.channel < inputs;
-      const uint32_t place = from.y * static_cast<uint32_t>(sizes.inWidth) + from.x;
-      found[2 * spike] = own ? place : ~uint32_t{0};
+      found[2 * spike] = own ? from.y * static_cast<uint32_t>(sizes.inWidth) + from.x : ~uint32_t{0};
       // The last column comes first.
       found[2 * spike + 1] = static_cast<uint32_t>((from.channel + 1) * sizes.taps() - 1) - from.x;
       if (own)
-        ++begin[place];
+        ++begin[found[2 * spike]];
     }
     uint32_t total = 0;
     for (size_t place = 0; place <= places; ++place) {
@@ -264,71 +281,117 @@ private:
       if (place == ~uint32_t{0})
         continue;
       const uint32_t to = --begin[place];
-      sorted.key[to] = static_cast<int32_t>(found[2 * spike + 1]);
+      sorted.key[to] = static_cast<int32_t>(found[2 * spike + 1]) * lanes;
+      sorted.column[to] = place - byRow_(place) * static_cast<uint32_t>(sizes.inWidth);
       if (values)
         sorted.value[to] = values[spike];
     }
   }
 
-  // A spike of channel c at column x adds, to the place at column ox, the weights of kernel column x + padding - ox:
-  // packed, that is its key, (c + 1) * taps - 1 - x, plus ox - padding - (kernel height - 1 - ky) * kernel width.
-  template <bool Unit> void gathered(size_t block, const int32_t *ids, const C *values, size_t count, C *sums) const {
-    static thread_local SpikesByPlace<C> sorted;
-    sortByPlace(block, ids, values, count, sorted);
-    const unsigned lanes = blocks.lanes(block);
-    const C *const weights = packed(block), *const value = sorted.value.data();
-    const uint32_t *const begin = sorted.begin.data();
-    const int32_t *const key = sorted.key.data();
-    const auto signedOf = [](size_t number) { return static_cast<std::ptrdiff_t>(number); };
-    const std::ptrdiff_t width = signedOf(sizes.inWidth), kernel = signedOf(sizes.kernelWidth);
-    for (size_t oy = 0; oy < sizes.outHeight; ++oy) {
-      const std::ptrdiff_t top = signedOf(oy) - signedOf(sizes.paddingY);
-      const std::ptrdiff_t firstKy = std::max<std::ptrdiff_t>(0, -top);
-      const std::ptrdiff_t lastKy = std::min(signedOf(sizes.kernelHeight), signedOf(sizes.inHeight) - top);
-      for (size_t ox = 0; ox < sizes.outWidth; ++ox) {
-        const std::ptrdiff_t left = signedOf(ox) - signedOf(sizes.paddingX);
-        const std::ptrdiff_t from = std::min(width, std::max<std::ptrdiff_t>(0, left));
-        const std::ptrdiff_t to = std::max(from, std::min(width, left + kernel));
-        forPlaceGroups<C, 4>(lanes, [&](unsigned lane, auto sum) {
-          sum.clear();
-          for (std::ptrdiff_t ky = firstKy; ky < lastKy; ++ky) {
-            const uint32_t *const row = begin + (top + ky) * width;
-            const std::ptrdiff_t shift = left - (signedOf(sizes.kernelHeight) - 1 - ky) * kernel;
-            for (uint32_t spike = row[from]; spike < row[to]; ++spike) {
-              const C *const weight = weights + (key[spike] + shift) * signedOf(lanes) + lane;
-              if constexpr (Unit)
-                sum.add(weight);
-              else
-                sum.addScaled(splat<Register<C>>(value[spike]), weight);
-            }
-          }
-          sum.storeTo(sums + (oy * sizes.outWidth + ox) * lanes + lane);
-        });
+  // The spikes of the input's lines [top, top + kernel height), as far as there are any, by their column: the window of
+  // a place is then one run of them. The keys of a line are those of its row of the kernel.
+  template <bool Unit> void sortBand(std::ptrdiff_t top, size_t lanes, SpikesByPlace<C> &sorted) const {
+    auto &band = sorted.band;
+    const size_t width = sizes.inWidth;
+    const std::ptrdiff_t first = std::max<std::ptrdiff_t>(0, top);
+    const std::ptrdiff_t last = std::min<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(sizes.inHeight),
+                                                         top + static_cast<std::ptrdiff_t>(sizes.kernelHeight));
+    band.begin.assign(width + 1, 0);
+    for (std::ptrdiff_t y = first; y < last; ++y) {
+      const uint32_t *const line = sorted.begin.data() + static_cast<size_t>(y) * width;
+      for (size_t x = 0; x <= width; ++x)
+        band.begin[x] += line[x] - line[0];
+    }
+    band.next = band.begin;
+    band.key.resize(band.begin[width]);
+    band.value.resize(Unit ? 0 : band.begin[width]);
+    uint32_t *const next = band.next.data();
+    for (std::ptrdiff_t y = first; y < last; ++y) {
+      const uint32_t *const line = sorted.begin.data() + static_cast<size_t>(y) * width;
+      const size_t before = sizes.kernelHeight - 1 - static_cast<size_t>(y - top);
+      const int32_t shift = static_cast<int32_t>(before * sizes.kernelWidth * lanes);
+      for (uint32_t spike = line[0]; spike < line[width]; ++spike) {
+        const uint32_t to = next[sorted.column[spike]]++;
+        band.key[to] = sorted.key[spike] - shift;
+        if constexpr (!Unit)
+          band.value[to] = sorted.value[spike];
       }
     }
   }
 
-  void scattered(size_t block, const int32_t *ids, const C *values, size_t count, C *sums) const {
+  // A spike of channel c at column x adds, to the place at column ox, the weights of kernel column x + padding - ox:
+  // packed, that is its key, (c + 1) * taps - 1 - x, plus ox - padding - (kernel height - 1 - ky) * kernel width. Keys
+  // are kept times the lanes.
+  template <bool Unit> void gathered(size_t block, const int32_t *ids, const C *values, size_t count, C *sums) const {
+    static thread_local SpikesByPlace<C> sorted;
+    sortByPlace(block, ids, values, count, sorted);
+    const unsigned lanes = blocks.lanes(block);
+    const auto signedOf = [](size_t number) { return static_cast<std::ptrdiff_t>(number); };
+    const std::ptrdiff_t width = signedOf(sizes.inWidth), kernel = signedOf(sizes.kernelWidth);
+    for (size_t oy = 0; oy < sizes.outHeight; ++oy) {
+      sortBand<Unit>(signedOf(oy) - signedOf(sizes.paddingY), lanes, sorted);
+      const uint32_t *const begin = sorted.band.begin.data();
+      const int32_t *const key = sorted.band.key.data();
+      const C *const value = sorted.band.value.data();
+      forPlaceGroups<C, 4>(lanes, [&](unsigned lane, auto sum) {
+        for (size_t ox = 0; ox < sizes.outWidth; ++ox) {
+          const std::ptrdiff_t left = signedOf(ox) - signedOf(sizes.paddingX);
+          const std::ptrdiff_t from = std::min(width, std::max<std::ptrdiff_t>(0, left));
+          const std::ptrdiff_t to = std::max(from, std::min(width, left + kernel));
+          const C *const weights = packed(block) + left * signedOf(lanes) + lane;
+          const auto add = [&](auto &to, uint32_t spike) {
+            if constexpr (Unit)
+              to.add(weights + key[spike]);
+            else
+              to.addScaled(splat<Register<C>>(value[spike]), weights + key[spike]);
+          };
+          // Two sums, each of which waits for its own additions alone.
+          auto other = sum;
+          sum.clear();
+          other.clear();
+          uint32_t spike = begin[from];
+          for (; spike + 2 <= begin[to]; spike += 2) {
+            add(sum, spike);
+            add(other, spike + 1);
+          }
+          if (spike < begin[to])
+            add(sum, spike);
+          sum.join(other);
+          sum.storeTo(sums + (oy * sizes.outWidth + ox) * lanes + lane);
+        }
+      });
+    }
+  }
+
+  template <bool Unit> void scattered(size_t block, const int32_t *ids, const C *values, size_t count, C *sums) const {
     std::fill_n(sums, sizes.places() * blocks.lanes(block), C(0));
+    const C *const weights = packed(block);
+    const uint32_t first = firstInput(block);
+    const size_t lanes = blocks.lanes(block);
     for (size_t spike = 0; spike < count; ++spike) {
-      const C value = values ? values[spike] : C(1);
-      forRuns(block, ids[spike],
-              [&](size_t weight, size_t place, size_t n) { addRun(sums + place, value, packed(block) + weight, n); });
+      const C value = Unit ? C(1) : values[spike];
+      forRuns(first, lanes, ids[spike], [&](size_t weight, size_t place, size_t n) {
+        if constexpr (Unit)
+          addRun(sums + place, weights + weight, n);
+        else
+          addRun(sums + place, value, weights + weight, n);
+      });
     }
   }
 
   // body(weights from the block's first one on, places of the map, numbers) for each run of one input neuron; both in
   // numbers of C. False: it is of another group.
-  template <typename Body> bool forRuns(size_t block, int32_t id, const Body &body) const {
-    const Place from = placeOf(block, id);
+  template <typename Body> bool forRuns(uint32_t firstInput, size_t lanes, int32_t id, const Body &body) const {
+    const Place from = placeOf(firstInput, id);
     if (from.channel >= sizes.groupInputs())
       return false;
-    const size_t lanes = blocks.lanes(block), kernel = from.channel * sizes.kernelHeight;
-    const Run *const columnsEnd = columns_.end(from.x), *const rowsEnd = rows_.end(from.y);
+    const size_t kernel = from.channel * sizes.kernelHeight;
+    const Run *const columnsBegin = columns_.begin(from.x), *const columnsEnd = columns_.end(from.x);
+    const Run *const rowsEnd = rows_.end(from.y);
     for (const Run *row = rows_.begin(from.y); row != rowsEnd; ++row) {
       const size_t weights = (kernel + row->kernel) * sizes.kernelWidth * lanes;
       const size_t places = row->place * sizes.outWidth * lanes;
-      for (const Run *run = columns_.begin(from.x); run != columnsEnd; ++run)
+      for (const Run *run = columnsBegin; run != columnsEnd; ++run)
         body(weights + run->kernel * lanes, places + run->place * lanes, run->length * lanes);
     }
     return true;
@@ -339,14 +402,16 @@ private:
   void gradientsByRuns(size_t block, const int32_t *ids, const C *values, size_t spikes, size_t carried, const C *grad,
                        C *sums, C *to) const {
     using V = Register<C>;
+    const uint32_t first = firstInput(block);
+    const size_t lanes = blocks.lanes(block);
     for (size_t slot = 0; sums && slot < spikes; ++slot) {
       const C value = values ? values[slot] : C(1);
-      forRuns(block, ids[slot],
+      forRuns(first, lanes, ids[slot],
               [&](size_t weight, size_t place, size_t n) { addRun(sums + weight, value, grad + place, n); });
     }
     for (size_t slot = 0; to && slot < carried; ++slot) {
       V sum{};
-      const bool own = forRuns(block, ids[slot], [&](size_t weight, size_t place, size_t n) {
+      const bool own = forRuns(first, lanes, ids[slot], [&](size_t weight, size_t place, size_t n) {
         for (size_t i = 0; i < n; i += registerLanes<C>)
           sum += load<V>(packed(block) + weight + i) * load<V>(grad + place + i);
       });
@@ -355,9 +420,12 @@ private:
     }
   }
 
-  static C sumOf(Register<C> sum) {
+  template <typename V> static C sumOf(V sum) {
+    constexpr unsigned width = lanes<V>;
+    if constexpr (width > 4)
+      return sumOf(addHalves(sum));
     C total = 0;
-    for (unsigned lane = 0; lane < registerLanes<C>; ++lane)
+    for (unsigned lane = 0; lane < width; ++lane)
       total += sum[lane];
     return total;
   }
@@ -370,16 +438,17 @@ private:
     static thread_local std::vector<uint32_t> offsets, rows;
     static thread_local ThreadBuffer<C> products;
     const size_t lanes = blocks.lanes(block), count = to ? carried : spikes, weights = sizes.taps() * lanes;
+    const uint32_t firstOfGroup = firstInput(block);
     offsets.resize(count);
     rows.resize(count);
     C *const partial = to ? products.zeros(count * registerLanes<C>) : nullptr;
     for (size_t begin = 0; begin < count;) {
-      const uint32_t channel = placeOf(block, ids[begin]).channel;
+      const uint32_t channel = placeOf(firstOfGroup, ids[begin]).channel;
       size_t end = begin;
       bool ascending = true;
       // Of the places of a kernel's row, the first one: the last column's.
       for (; end < count && (end < spikes) == (begin < spikes); ++end) {
-        const Place from = placeOf(block, ids[end]);
+        const Place from = placeOf(firstOfGroup, ids[end]);
         if (from.channel != channel)
           break;
         const size_t y = from.y + sizes.paddingY + map.above, x = from.x + sizes.paddingX + map.before;
@@ -412,13 +481,13 @@ private:
     constexpr unsigned most = registersForKernelRow / columns < 1 ? 1 : registersForKernelRow / columns;
     // Any number of columns: one after the other.
     const size_t parts = Columns ? 1 : sizes.kernelWidth;
+    size_t begin = 0, end = slots.rows ? 0 : slots.count;
     for (size_t ky = 0; ky < sizes.kernelHeight; ++ky) {
       // Those whose row leads into the map by this one of the kernel's.
-      size_t begin = 0, end = slots.count;
-      while (slots.rows && begin < end && slots.rows[begin] < ky)
+      while (slots.rows && begin < slots.count && slots.rows[begin] < ky)
         ++begin;
-      while (slots.rows && begin < end && slots.rows[end - 1] >= ky + sizes.outHeight)
-        --end;
+      while (slots.rows && end < slots.count && slots.rows[end] < ky + sizes.outHeight)
+        ++end;
       for (size_t part = 0; part < parts && begin < end; ++part)
         forPlaceGroups<C, most>(static_cast<unsigned>(slots.lanes), [&](unsigned lane, auto group) {
           const size_t weight = (ky * sizes.kernelWidth + part) * slots.lanes + lane;
@@ -455,10 +524,12 @@ private:
     for (size_t slot = begin; slot < end; ++slot) {
       const C *const from = grad + slots.offsets[slot] * slots.lanes;
       C *const at = partial + slot * registerLanes<C>;
+      // Two sums, each of which waits for its own additions alone.
       auto sum = load<Register<C>>(at);
+      Register<C> other{};
       for (unsigned column = 0; column < Columns; ++column)
-        sum = row[column].addProducts(sum, from + column * slots.lanes);
-      store(at, sum);
+        (column % 2 ? other : sum) = row[column].addProducts(column % 2 ? other : sum, from + column * slots.lanes);
+      store(at, sum + other);
     }
   }
 

@@ -44,45 +44,13 @@ template <typename V> Codelet fieldsOfSnnipuSparseLifForward(const char *name) {
       .field("recurrent", &V::recurrent);
 }
 
-template <typename V> Codelet fieldsOfSnnipuSparseLifBackward(const char *name) {
-  return CodeletOf<V>(name)
-      .field("beta", &V::beta)
-      .field("threshold", &V::threshold)
-      .field("at", &V::at)
-      .field("through", &V::through)
-      .field("fired", &V::fired)
-      .field("memBefore", &V::memBefore)
-      .field("carry", &V::carry)
-      .field("grad", &V::grad)
-      .field("gradBias", &V::gradBias)
-      .field("gradBeta", &V::gradBeta)
-      .field("gradThreshold", &V::gradThreshold)
-      .field("rows", &V::rows)
-      .field("slots", &V::slots)
-      .field("lanes", &V::lanes)
-      .field("neurons", &V::neurons)
-      .field("memStride", &V::memStride)
-      .field("firstStep", &V::firstStep)
-      .field("betaGradient", &V::betaGradient)
-      .field("thresholdGradient", &V::thresholdGradient);
-}
-
 const snnipu::ipu_model::CodeletRegistration registrationOf_sparse_lif("snnipu", {
-    SNNIPU_CODELET(fieldsOfSnnipuSparseLifForward, snnipu::SparseLifForward<float, unsigned short, snnipu::Reset::Subtract>),
     SNNIPU_CODELET(fieldsOfSnnipuSparseLifForward, snnipu::SparseLifForward<float, unsigned int, snnipu::Reset::Subtract>),
-    SNNIPU_CODELET(fieldsOfSnnipuSparseLifForward, snnipu::SparseLifForward<float, unsigned short, snnipu::Reset::Zero>),
     SNNIPU_CODELET(fieldsOfSnnipuSparseLifForward, snnipu::SparseLifForward<float, unsigned int, snnipu::Reset::Zero>),
-    SNNIPU_CODELET(fieldsOfSnnipuSparseLifForward, snnipu::SparseLifForward<float, unsigned short, snnipu::Reset::None>),
     SNNIPU_CODELET(fieldsOfSnnipuSparseLifForward, snnipu::SparseLifForward<float, unsigned int, snnipu::Reset::None>),
-    SNNIPU_CODELET(fieldsOfSnnipuSparseLifForward, snnipu::SparseLifForward<half, unsigned short, snnipu::Reset::Subtract>),
     SNNIPU_CODELET(fieldsOfSnnipuSparseLifForward, snnipu::SparseLifForward<half, unsigned int, snnipu::Reset::Subtract>),
-    SNNIPU_CODELET(fieldsOfSnnipuSparseLifForward, snnipu::SparseLifForward<half, unsigned short, snnipu::Reset::Zero>),
     SNNIPU_CODELET(fieldsOfSnnipuSparseLifForward, snnipu::SparseLifForward<half, unsigned int, snnipu::Reset::Zero>),
-    SNNIPU_CODELET(fieldsOfSnnipuSparseLifForward, snnipu::SparseLifForward<half, unsigned short, snnipu::Reset::None>),
     SNNIPU_CODELET(fieldsOfSnnipuSparseLifForward, snnipu::SparseLifForward<half, unsigned int, snnipu::Reset::None>),
-    SNNIPU_CODELET(fieldsOfSnnipuSparseLifBackward, snnipu::SparseLifBackward<float, snnipu::Reset::Subtract>),
-    SNNIPU_CODELET(fieldsOfSnnipuSparseLifBackward, snnipu::SparseLifBackward<float, snnipu::Reset::Zero>),
-    SNNIPU_CODELET(fieldsOfSnnipuSparseLifBackward, snnipu::SparseLifBackward<float, snnipu::Reset::None>),
 });
 
 } // namespace

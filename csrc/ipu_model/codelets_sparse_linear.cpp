@@ -32,19 +32,6 @@ template <typename V> Codelet fieldsOfSnnipuSparseLinearForward(const char *name
       .field("unitValues", &V::unitValues);
 }
 
-template <typename V> Codelet fieldsOfSnnipuSparseLinearWeightGradient(const char *name) {
-  return CodeletOf<V>(name)
-      .field("begin", &V::begin)
-      .field("rowOf", &V::rowOf)
-      .field("values", &V::values)
-      .field("grad", &V::grad)
-      .field("gradWeight", &V::gradWeight)
-      .field("inputs", &V::inputs)
-      .field("lanes", &V::lanes)
-      .field("unitValues", &V::unitValues)
-      .field("accumulate", &V::accumulate);
-}
-
 template <typename V> Codelet fieldsOfSnnipuSparseLinearValueGradient(const char *name) {
   return CodeletOf<V>(name)
       .field("weight", &V::weight)
@@ -59,15 +46,9 @@ template <typename V> Codelet fieldsOfSnnipuSparseLinearValueGradient(const char
 }
 
 const snnipu::ipu_model::CodeletRegistration registrationOf_sparse_linear("snnipu", {
-    SNNIPU_CODELET(fieldsOfSnnipuSparseLinearForward, snnipu::SparseLinearForward<float, unsigned short>),
     SNNIPU_CODELET(fieldsOfSnnipuSparseLinearForward, snnipu::SparseLinearForward<float, unsigned int>),
-    SNNIPU_CODELET(fieldsOfSnnipuSparseLinearForward, snnipu::SparseLinearForward<half, unsigned short>),
     SNNIPU_CODELET(fieldsOfSnnipuSparseLinearForward, snnipu::SparseLinearForward<half, unsigned int>),
-    SNNIPU_CODELET(fieldsOfSnnipuSparseLinearWeightGradient, snnipu::SparseLinearWeightGradient<float>),
-    SNNIPU_CODELET(fieldsOfSnnipuSparseLinearWeightGradient, snnipu::SparseLinearWeightGradient<half>),
-    SNNIPU_CODELET(fieldsOfSnnipuSparseLinearValueGradient, snnipu::SparseLinearValueGradient<float, unsigned short>),
     SNNIPU_CODELET(fieldsOfSnnipuSparseLinearValueGradient, snnipu::SparseLinearValueGradient<float, unsigned int>),
-    SNNIPU_CODELET(fieldsOfSnnipuSparseLinearValueGradient, snnipu::SparseLinearValueGradient<half, unsigned short>),
     SNNIPU_CODELET(fieldsOfSnnipuSparseLinearValueGradient, snnipu::SparseLinearValueGradient<half, unsigned int>),
 });
 

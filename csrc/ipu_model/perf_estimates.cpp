@@ -196,16 +196,6 @@ VertexPerfEstimate sparseLinearForward(const Asked &a) {
   return {a.cycles(11 + all), 2 * a.value("rows") * spikes * lanes};
 }
 
-VertexPerfEstimate sparseLinearWeightGradient(const Asked &a) {
-  const Count inputs = a.share(a.value("inputs")), lanes = a.value("lanes");
-  const Count spikes = a.share(a.used(a.size("rowOf")));
-  const bool unit = a.flag("unitValues");
-  const Count all = overGroups(lanes, [&](Count registers) {
-    return 8 + inputs * (10 + registers * 2 * move) + gather(spikes, unit, registers);
-  });
-  return {a.cycles(8 + all), 2 * a.used(a.size("rowOf")) * lanes};
-}
-
 VertexPerfEstimate sparseLinearValueGradient(const Asked &a) {
   const Count rows = a.share(a.value("rows")), slots = a.used("slots"), lanes = a.value("lanes");
   const Count all = overGroups(lanes, [&](Count registers) {
@@ -235,15 +225,6 @@ VertexPerfEstimate sparseLifForward(const Asked &a) {
     return 16 + gather(spikes, unit, registers) + gather(own, true, registers) + registers * neuron;
   });
   return {a.cycles(22 + rows * (20 + all)), 2 * a.value("rows") * (spikes + own + 4) * lanes};
-}
-
-VertexPerfEstimate sparseLifBackward(const Asked &a) {
-  // One worker has all.
-  const Count slots = a.used("slots"), rows = a.value("rows"), registers = ceilDiv(a.value("lanes"), 2);
-  const Count scattered = slots * (8 + (a.flag("thresholdGradient") ? 14 : 0));
-  const bool beta = a.flag("betaGradient");
-  const Count each = loop + move + 12 + a.carry() + 2 * move + 2 + (beta ? move + 1 : 0);
-  return {a.cycles(18 + scattered + registers * (20 + rows * each)), 6 * rows * a.value("lanes") + slots};
 }
 
 VertexPerfEstimate sparseLifStepBackward(const Asked &a) {
@@ -325,11 +306,9 @@ const std::map<std::string, VertexPerfEstimate (*)(const Asked &)> estimates = {
     {"snnipu::SurrogateSpike", surrogateSpike},
     {"snnipu::SurrogateSpikeBackward", surrogateSpikeBackward},
     {"snnipu::SparseLinearForward", sparseLinearForward},
-    {"snnipu::SparseLinearWeightGradient", sparseLinearWeightGradient},
     {"snnipu::SparseLinearValueGradient", sparseLinearValueGradient},
     {"snnipu::SparseLinearWeightUpdate", sparseLinearWeightUpdate},
     {"snnipu::SparseLifForward", sparseLifForward},
-    {"snnipu::SparseLifBackward", sparseLifBackward},
     {"snnipu::SparseLifStepBackward", sparseLifStepBackward},
     {"snnipu::SelectSpikes", selectSpikes},
     {"snnipu::SelectSpikesBackward", selectSpikesBackward},

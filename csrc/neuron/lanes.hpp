@@ -296,6 +296,11 @@ template <typename V, unsigned K> struct Registers {
     first = V{};
     rest.clear();
   }
+  // this += others
+  void join(const Registers &others) {
+    first = first + others.first;
+    rest.join(others.rest);
+  }
   // body(lane offset, register) for each.
   template <typename Body> void forEach(const Body &body, unsigned lane = 0) {
     body(lane, first);
@@ -310,6 +315,7 @@ template <typename V> struct Registers<V, 0> {
   template <typename S> void loadFrom(const S *) {}
   template <typename S> void storeTo(S *) const {}
   void clear() {}
+  void join(const Registers &) {}
   template <typename Body> void forEach(const Body &, unsigned = 0) {}
 };
 

@@ -94,7 +94,8 @@ private:
   }
 };
 
-// grad[row]: gradient of the membrane, from the later steps (carry) and from the spikes (through).
+// grad[row]: gradient of the membrane, from the later steps (carry) and from the spikes (through). The host's alone: a
+// tile has SparseLifStepBackward.
 template <typename C, Reset R> class SparseLifBackward : public poplar::MultiVertex {
 public:
   In<C> beta;         // [lanes], in [0, 1]
@@ -165,21 +166,12 @@ private:
 };
 
 #if defined(__POPC__)
-template class SparseLifForward<float, unsigned short, Reset::Subtract>;
 template class SparseLifForward<float, unsigned, Reset::Subtract>;
-template class SparseLifForward<float, unsigned short, Reset::Zero>;
 template class SparseLifForward<float, unsigned, Reset::Zero>;
-template class SparseLifForward<float, unsigned short, Reset::None>;
 template class SparseLifForward<float, unsigned, Reset::None>;
-template class SparseLifForward<half, unsigned short, Reset::Subtract>;
 template class SparseLifForward<half, unsigned, Reset::Subtract>;
-template class SparseLifForward<half, unsigned short, Reset::Zero>;
 template class SparseLifForward<half, unsigned, Reset::Zero>;
-template class SparseLifForward<half, unsigned short, Reset::None>;
 template class SparseLifForward<half, unsigned, Reset::None>;
-template class SparseLifBackward<float, Reset::Subtract>;
-template class SparseLifBackward<float, Reset::Zero>;
-template class SparseLifBackward<float, Reset::None>;
 #endif
 
 } // namespace snnipu

@@ -53,6 +53,7 @@ private:
 };
 
 // gradWeight[id] = (accumulate: itself, else 0) + sum over the rows where id spiked of value * grad[row].
+// The host's alone: a tile has SparseLinearWeightUpdate.
 template <typename S> class SparseLinearWeightGradient : public poplar::MultiVertex {
 public:
   using C = Compute<S>;
@@ -151,15 +152,9 @@ public:
 };
 
 #if defined(__POPC__)
-template class SparseLinearForward<float, unsigned short>;
 template class SparseLinearForward<float, unsigned>;
-template class SparseLinearForward<half, unsigned short>;
 template class SparseLinearForward<half, unsigned>;
-template class SparseLinearWeightGradient<float>;
-template class SparseLinearWeightGradient<half>;
-template class SparseLinearValueGradient<float, unsigned short>;
 template class SparseLinearValueGradient<float, unsigned>;
-template class SparseLinearValueGradient<half, unsigned short>;
 template class SparseLinearValueGradient<half, unsigned>;
 #endif
 

@@ -61,6 +61,8 @@ _SPARSE_ARGTYPES = {
     + [c_int32],
     "sparse_pool2d_fwd": [c_void_p] * 7 + [POINTER(c_int64), c_void_p] + [c_int64] * 3 + [c_int32] * 2,
     "sparse_pool2d_bwd": [c_void_p] * 8 + [c_int64] * 3 + [c_int32] * 2,
+    "max_pool2d_fwd": [c_void_p] * 4 + [c_int64, c_int32],
+    "max_pool2d_bwd": [c_void_p] * 4 + [c_int64, c_int32],
 }
 # Sizes are 32-bit in a vertex, as on a tile.
 _MAX_SIZE = 2**32 - 1

@@ -4,7 +4,7 @@ from typing import Any, Optional, Sequence
 
 import torch
 
-from snnipu.backends import compiled, host, host_conv, host_sparse, memory, neurons, triton
+from snnipu.backends import compiled, host, host_conv, host_pool, host_sparse, memory, neurons, triton
 from snnipu.ops import _library, _neurons, recurrent_sequence
 from snnipu.ops import neuron_sequence as operator
 
@@ -90,13 +90,16 @@ if host.library is not None:
     _library.implement("sparse_conv_lif_sequence_bwd", "CPU", host_conv.sparse_conv_lif_sequence_bwd)
     _library.implement("sparse_pool2d_fwd", "CPU", host_conv.sparse_pool2d_fwd)
     _library.implement("sparse_pool2d_bwd", "CPU", host_conv.sparse_pool2d_bwd)
+    _library.implement("max_pool2d_fwd", "CPU", host_pool.max_pool2d_fwd)
+    _library.implement("max_pool2d_bwd", "CPU", host_pool.max_pool2d_bwd)
 # By the modules that Triton is imported with, at their first call.
 for _module, _operators in (
     ("lif", ("lif_sequence_fwd", "lif_sequence_bwd")),
     ("neurons", ("neuron_sequence_fwd", "neuron_sequence_bwd")),
     ("sparse", ("dense_to_sparse_fwd", "sparse_to_dense_fwd", "sparse_to_dense_bwd")),
     ("sparse", ("select_spikes_fwd", "select_spikes_bwd", "sparse_linear_fwd", "sparse_linear_bwd")),
-    ("sparse", ("sparse_lif_sequence_fwd", "sparse_lif_sequence_bwd")),
+    ("sparse", ("sparse_lif_sequence_fwd", "sparse_lif_sequence_bwd", "sparse_conv2d_fwd", "sparse_conv2d_bwd")),
+    ("sparse", ("sparse_conv_lif_sequence_fwd", "sparse_conv_lif_sequence_bwd")),
 ):
     for _operator in _operators:
         _library.implement(_operator, "CUDA", triton.lazily(_module, _operator))

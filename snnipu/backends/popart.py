@@ -349,9 +349,11 @@ def has_operator(operator: str) -> bool:
     return model is None or (DOMAIN, operator, VERSION) in model.operators()
 
 
-# (sizes, slots, batch size, steps, dtype, training, IPU model or None for a real IPU) -> attribute ``plan``. Set by the
-# package: plans are made with a model of the machine, of which nothing here knows.
-NetworkPlanner = Callable[[Tuple[int, ...], Tuple[int, ...], int, int, str, bool, "Optional[IpuModel]"], Sequence[int]]
+# (sizes, slots, which layers are recurrent, batch size, steps, dtype, training, IPU model or None for a real IPU) ->
+# attribute ``plan``. Set by the package: plans are made with a model of the machine, of which nothing here knows.
+NetworkPlanner = Callable[
+    [Tuple[int, ...], Tuple[int, ...], Tuple[bool, ...], int, int, str, bool, "Optional[IpuModel]"], Sequence[int]
+]
 _network_planner: Optional[NetworkPlanner] = None
 
 
@@ -371,6 +373,27 @@ class NetworkLayer(NamedTuple):
     slots: int
     grad_threshold: Optional[float]
     input_scale: float
+    recurrent_weight: Optional[torch.Tensor] = None
+
+
+def call_sparse_layer(
+    spikes: SparseSpikes,
+    weight: torch.Tensor,
+    beta: torch.Tensor,
+    threshold: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    max_spikes: Optional[int],
+    grad_threshold: Optional[float],
+    input_scale: float,
+    recurrent_weight: Optional[torch.Tensor],
+    reset: int,
+    rotate: bool,
+    kernel: Optional[Kernel],
+) -> SparseSpikes:
+    """``SparseNetwork`` of one layer."""
+    slots = static_slots(max_spikes, weight.shape[0])
+    layer = NetworkLayer(weight, beta, threshold, bias, slots, grad_threshold, input_scale, recurrent_weight)
+    return call_sparse_network(spikes, [layer], reset, rotate, kernel)[0]
 
 
 def call_sparse_network(
@@ -394,7 +417,10 @@ def call_sparse_network(
             layer.threshold.reshape(-1),
             *([] if layer.bias is None else [layer.bias]),
         ]
-        inputs += [_weight(layer.weight), *(each.float() for each in parameters)]
+        weight = _weight(layer.weight)
+        inputs += [weight, *(each.float() for each in parameters)]
+        if layer.recurrent_weight is not None:
+            inputs.append(layer.recurrent_weight.to(weight.dtype))
         ids = inputs[0].new_empty((steps, batch, layer.slots))
         counts = ids.new_empty((steps, batch, 2))
         values = ids.to(inputs[1].dtype)
@@ -404,6 +430,7 @@ def call_sparse_network(
         plan = _network_planner(
             (spikes.num_neurons, *(layer.weight.shape[0] for layer in layers)),
             (min(spikes.capacity, spikes.num_neurons), *(layer.slots for layer in layers)),
+            tuple(layer.recurrent_weight is not None for layer in layers),
             batch,
             steps,
             dtype,
@@ -415,6 +442,7 @@ def call_sparse_network(
         "has_grad_threshold": [int(layer.grad_threshold is not None) for layer in layers],
         "grad_threshold": [0.0 if layer.grad_threshold is None else layer.grad_threshold for layer in layers],
         "input_scale": [float(layer.input_scale) for layer in layers],
+        "recurrent": [int(layer.recurrent_weight is not None) for layer in layers],
         "reset": reset,
         "rotate": int(rotate),
         "has_bias": int(layers[0].bias is not None),

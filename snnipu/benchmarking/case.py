@@ -22,7 +22,7 @@ class Settings:
         hidden_neurons: of each of them; None: the published numbers.
         activity: spikes per neuron and step in ``sparse``.
         neuron: of the table in ``neurons``.
-        network: of ``compile``: the tutorial of snnTorch's that it is from.
+        network: of ``compile``: a name of its table.
     """
 
     steps: int = 25
@@ -48,11 +48,13 @@ class Workload:
         step: one timed unit of work; what it returns stays alive until its memory is measured.
         check: compares what the contender computes with its reference. Called once, before any ``step``.
         compile_seconds: what just-in-time compilation took, where there is any; never part of a step's time.
+        phases: seconds of each phase of a step, by name, of a few steps; None: it has none.
     """
 
     step: Callable[[], Any]
     check: Callable[[], Check]
     compile_seconds: Optional[float] = None
+    phases: Optional[Callable[[], Mapping[str, float]]] = None
 
 
 @dataclass(frozen=True)
@@ -177,4 +179,5 @@ class Sweep:
 
     def place(self, parameters: Mapping[str, Any]) -> str:
         """Where the point with these parameters lies."""
-        return ", ".join(f"{axis.label} {axis.tell(parameters[axis.parameter])}" for axis in self.axes)
+        axes = {axis.parameter: axis for axis in self.axes}
+        return ", ".join(f"{axis.label} {axis.tell(parameters[name])}" for name, axis in axes.items())

@@ -93,6 +93,8 @@ def table_rows(result: CaseResult) -> List[List[str]]:
         heading.append("of copy")
     if result.case.show_faults:
         heading += ["faults", "kernel"]
+    phases = next((list(r.phases) for r in result.results if r.phases), [])
+    heading += phases
     heading.append("peak MiB")
     if reference:
         heading.append(f"of {result.case.memory_label}")
@@ -115,6 +117,7 @@ def table_rows(result: CaseResult) -> List[List[str]]:
         if result.case.show_faults:
             row.append("–" if t.faults is None else faults(t.faults))
             row.append("–" if t.system_share is None else share(t.system_share))
+        row += [share(r.phases[phase]) if phase in r.phases else "–" for phase in phases]
         row.append(f"{r.peak_bytes / MEBIBYTE:.1f}")
         if reference:
             row.append(f"{r.peak_bytes / reference:.0%}")
@@ -148,6 +151,7 @@ def note_marks(result: CaseResult) -> Dict[str, List[int]]:
 
 def reading_aid(result: CaseResult) -> str:
     """What the columns mean."""
+    phases = next((list(r.phases) for r in result.results if r.phases), [])
     own = "; ".join(f"{r.contender.ratio_label} = {r.contender.label}" for r in _ratio_columns(result))
     check = (
         "check: the same results as snnTorch's eager loop, or, for a library whose neuron is another function, as its "
@@ -165,6 +169,7 @@ def reading_aid(result: CaseResult) -> str:
             if result.case.show_faults
             else ""
         )
+        + (f"{', '.join(phases)}: share of a step's time, of a few steps. " if phases else "")
         + "peak: what one step allocates beyond its inputs."
         + (f" resident: {RESIDENT_METHOD}." if any(r.resident_bytes is not None for r in result.results) else "")
     )
@@ -411,6 +416,7 @@ def _case_to_json(result: CaseResult) -> Dict[str, Any]:
                 "resident_peak_bytes": r.resident_bytes,
                 "peak_ratio": r.peak_bytes / reference if r.peak_bytes is not None and reference else None,
                 "compile_s": r.compile_seconds,
+                "phases": r.phases,
             }
             for r in result.results
         ],

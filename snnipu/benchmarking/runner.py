@@ -26,6 +26,7 @@ class ContenderResult:
         ratios: how many times as long as each of snnipu's own rows this one takes, by the name of that row (medians).
         peak_bytes: memory that one step holds at its peak beyond what was allocated before.
         copy_share: time of the row that copies this one's least traffic over this one's (medians); None without either.
+        phases: share of a step's time of each of its phases, by name, where it has any.
         resident_bytes: growth of the resident memory of a process of its own, where that was asked for.
     """
 
@@ -39,6 +40,7 @@ class ContenderResult:
     peak_bytes: Optional[int] = None
     resident_bytes: Optional[int] = None
     compile_seconds: Optional[float] = None
+    phases: Dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -127,5 +129,8 @@ def run_case(
             result.timing = timings[result.contender.name]
             result.ratios = {name: result.timing.median / median for name, median in own.items()}
             floor = timings.get(result.contender.floor)
+            phases = workloads[result.contender.name].phases
+            spent = phases() if phases is not None else {}
+            result.phases = {phase: seconds / sum(spent.values()) for phase, seconds in spent.items()}
             result.copy_share = floor.median / result.timing.median if floor else None
     return CaseResult(case, results, case.measured() if workloads else {})

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import json
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -25,6 +26,7 @@ from snnipu.benchmarking import (
     report,
     run_case,
     scale,
+    stored,
     sweep_chart,
 )
 from snnipu.benchmarking.environment import record
@@ -125,6 +127,10 @@ def _type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     return convert
 
 
+def _paths(text: str) -> List[Path]:
+    return [Path(part) for part in text.split(",")]
+
+
 def _parser() -> argparse.ArgumentParser:
     modules = cases.available()
     listing = "\n".join(f"  {name:<10} {module.SUMMARY}" for name, module in modules.items())
@@ -140,6 +146,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("case", nargs="?", default="all", choices=[*modules, SCALE, "all"], help="what to run (default: all)")
     add("--json", type=output_path(), metavar="FILE", help="write the results as JSON")
+    add(
+        "--merge",
+        type=_paths,
+        metavar="LIST",
+        help="JSON files of earlier runs, comma-separated: tell, write and draw them as one (only for compile)",
+    )
     add("--chart", type=output_path(*chart.FORMATS), metavar="FILE.png", help="draw the results (.png, .svg or .pdf)")
     add("--markdown", action="store_true", help="print Markdown tables")
     add("--device", type=_device, default=torch.device("cpu"), metavar="{cpu,cuda}", help="where to run (default: cpu)")
@@ -360,6 +372,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         option = "--dtype" if DTYPES[arguments.dtype] not in module.DTYPES else "--device"
         parser.error(f"argument {option}: {_left_out(arguments, module).replace('it', arguments.case, 1)}")
     _check_options(parser, arguments)
+    if arguments.merge:
+        return _merge(parser, arguments, module)
     threads_before = torch.get_num_threads()
     try:
         if arguments.threads:
@@ -374,6 +388,31 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     finally:
         torch.set_num_threads(threads_before)
 
+    return _tell(arguments, results, sweeps, environment)
+
+
+def _merge(parser: argparse.ArgumentParser, arguments: argparse.Namespace, module: Optional[ModuleType]) -> int:
+    """Earlier runs as one."""
+    if module is None or not hasattr(module, "gathered"):
+        parser.error(f"argument --merge: not for {arguments.case}")
+    try:
+        points, results, environment = stored.read(
+            arguments.merge, arguments.case, module.build, _settings(arguments, module)
+        )
+    except ValueError as error:
+        parser.error(f"argument --merge: {error}")
+    sweep = module.gathered(points)
+    results = [results[points.index(point)] for point in sweep.points]
+    return _tell(arguments, results, [SweepResult(sweep, results)], environment)
+
+
+def _tell(
+    arguments: argparse.Namespace,
+    results: List[CaseResult],
+    sweeps: List[SweepResult],
+    environment: Dict[str, Any],
+) -> int:
+    """Print, write and draw; returns the exit status."""
     said = [(report.sweep_markdown if arguments.markdown else report.sweep_text)(sweep) for sweep in sweeps]
     if not sweeps:
         said = [(report.markdown if arguments.markdown else report.text)(result) for result in results]

@@ -53,8 +53,12 @@ def enable() -> None:
     leaves.enabled = True
 
 
-def roll(module: GraphModule) -> Tuple[GraphModule, Plan]:
-    """The graph with chains of neuron steps as sequences."""
+def roll(module: GraphModule, whole: bool = False) -> Tuple[GraphModule, Plan]:
+    """The graph with chains of neuron steps as sequences.
+
+    ``whole``: for another compiler. Nothing runs in parts of time, and a surrogate's numbers are those of this call, no
+    inputs of the graph.
+    """
     graph = torch.fx.Graph()
     kept: Dict[Any, Any] = {}
     graph.output(graph.graph_copy(module.graph, kept))
@@ -62,12 +66,15 @@ def roll(module: GraphModule) -> Tuple[GraphModule, Plan]:
         new.meta = dict(old.meta)
     output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
     originals = nodes.leaves_of(output.args[0])
-    prepare(graph)
+    prepare(graph, fix_numbers=whole)
     plan = Plan(graph)
-    made = Emitter(plan, originals).run()
-    rolled = GraphModule(module, made)
+    # Another compiler is to see all of it.
+    emitter = Emitter(plan, originals, in_parts=not whole)
+    made = emitter.run()
     made.lint()
-    return rolled, plan
+    for name, stretch in emitter.stretches.items():
+        setattr(module, name, stretch)
+    return GraphModule(module, made), plan
 
 
 def compile(function: Any, *, then: Any = None, **keywords: Any) -> Any:
@@ -76,7 +83,8 @@ def compile(function: Any, *, then: Any = None, **keywords: Any) -> Any:
     Args:
         function: a module, or a function that contains the loop.
         then: another backend, by name or as a function, that compiles what is left, ``"inductor"`` say.
-        keywords: further ones of ``torch.compile``: ``dynamic``, ``fullgraph``.
+        keywords: further ones of ``torch.compile``: ``fullgraph``; ``dynamic``, which without ``then`` is True: one
+            compilation serves every batch size but 1, which PyTorch compiles apart.
 
     Returns:
         What ``torch.compile`` returns.
@@ -88,7 +96,9 @@ def compile(function: Any, *, then: Any = None, **keywords: Any) -> Any:
     if not callable(function):
         raise TypeError(f"function must be a module or a function, got {type(function).__name__}")
     enable()
-    if then is not None:
+    if then is None:
+        keywords.setdefault("dynamic", True)
+    else:
         keywords["options"] = {**(keywords.get("options") or {}), "then": then}
     return torch.compile(function, backend=compile_graph, **keywords)
 
@@ -112,11 +122,12 @@ def compile_graph(
     unknown = set(options or {}) - set(_OPTIONS)
     if unknown:
         raise ValueError(f"options of the backend snnipu are {', '.join(_OPTIONS)}, got {', '.join(sorted(unknown))}")
+    then = (options or {}).get("then")
     started = time.perf_counter()
     plan: Optional[Plan] = None
     rolled, failed = module, ""
     try:
-        rolled, plan = roll(module)
+        rolled, plan = roll(module, whole=then is not None)
     except Exception as error:
         if strict:
             raise
@@ -124,7 +135,6 @@ def compile_graph(
         _LOG.warning("a graph runs as it was, for rolling it failed: %s", failed)
     if observer is not None:
         observer(report_of(module, rolled, plan, time.perf_counter() - started, failed))
-    then = (options or {}).get("then")
     if then is None:
         return rolled.forward
     from torch._dynamo import lookup_backend

@@ -5,10 +5,11 @@ import operator
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from snnipu.compiler import helpers, nodes, rules
+from snnipu.compiler.parts import Stretch, in_parts, stretches
 from snnipu.compiler.plan import (
     Chain,
     Constant,
@@ -28,19 +29,64 @@ from snnipu.ops import leaves
 _PARTS = 4
 
 
-class Emitter:
-    """Writes the graph of a plan."""
+class _Body:
+    """The graph of a part of time, while it is written: what it takes from outside becomes an input."""
 
-    def __init__(self, plan: Plan, outputs: Any) -> None:
+    def __init__(self, inside: Set[Series]) -> None:
+        self.graph = Graph()
+        self.inside = inside
+        self.sequences: Dict[Node, Node] = {}  # outside -> inside
+        self.constants: Dict[Node, Node] = {}
+        self.step_values: List[Any] = []  # of the sequences
+        self.states: List[Tuple[Any, Node]] = []
+        self.finals: List[Tuple[Series, Node]] = []
+        self.num_steps = self.graph.placeholder("num_steps")
+        self.goes_on = self.graph.placeholder("goes_on")
+
+    def sequence(self, node: Node, step: Any) -> Node:
+        if node not in self.sequences:
+            self.step_values.append(step)
+        return self._input(self.sequences, node, "sequence")
+
+    def constant(self, node: Node) -> Node:
+        return self._input(self.constants, node, "constant")
+
+    def _input(self, known: Dict[Node, Node], node: Node, name: str) -> Node:
+        if node not in known:
+            known[node] = self._placeholder(f"{name}_{len(known)}")
+        return known[node]
+
+    def state(self, value: Any) -> Node:
+        self.states.append((value, self._placeholder(f"state_{len(self.states)}")))
+        return self.states[-1][1]
+
+    def _placeholder(self, name: str) -> Node:
+        with self.graph.inserting_before(self.num_steps):
+            return self.graph.placeholder(name)
+
+    def order_inputs(self) -> None:
+        """Sequences first, then constants, then states."""
+        for node in (*self.sequences.values(), *self.constants.values(), *(node for _, node in self.states)):
+            self.num_steps.prepend(node)
+
+
+class Emitter:
+    """Writes the graph of a plan; ``in_parts``: stretches of it run in parts of time."""
+
+    def __init__(self, plan: Plan, outputs: Any, in_parts: bool) -> None:
         self.plan = plan
         self.graph = Graph()
+        self.stretches: Dict[str, Stretch] = {}
+        self._in_parts = in_parts
+        self._body: Optional[_Body] = None
+        self._outer = self.graph
         self.single: Dict[Node, Node] = {}
         self.sequence: Dict[Series, Node] = {}
         self.final: Dict[Series, Node] = {}
         self.unbound: Dict[Series, Node] = {}
         self.taken: Dict[Tuple[Series, int], Node] = {}
         self.outputs = outputs  # the output node's arguments before equal calls became one
-        self.whole: Set[Series] = set()
+        self.whole: Dict[Series, Set[Any]] = {}  # by which units
         self.steps: Dict[Series, Set[int]] = {}
         self._needed = self._reachable()
         self._note_uses()
@@ -75,21 +121,21 @@ class Emitter:
             if isinstance(unit, Node):
                 stacked = self._stacked(unit)
                 if stacked is not None:
-                    self._note(stacked)
+                    self._note(stacked, unit)
                 else:
                     for node in unit.all_input_nodes:
                         self._note_step(node)
             else:
                 for source in unit.sources():
-                    self._note(source)
+                    self._note(source, unit)
 
-    def _note(self, source: Source) -> None:
+    def _note(self, source: Source, unit: Any) -> None:
         if isinstance(source, Constant):
             self._note_step(source.value)
         elif len(source.parts) <= _PARTS:
             for part in source.parts:
                 if isinstance(part, Part):
-                    self.whole.add(part.series)
+                    self.whole.setdefault(part.series, set()).add(unit)
         else:
             for part in source.parts:
                 if isinstance(part, Part):
@@ -116,38 +162,56 @@ class Emitter:
     # ---- writing
 
     def run(self) -> Graph:
-        plan = self.plan
-        place = {unit: min(plan.place[n] for n in _nodes(unit)) for unit in self._needed}
-        needs = {unit: plan.needs(unit) for unit in self._needed}
-        waiting = {unit: len(needs[unit]) for unit in self._needed}
+        needs = {unit: self.plan.needs(unit) for unit in self._needed}
+        ordered = self._in_order(self._needed, needs)
+        found = stretches(self.plan, ordered, needs.__getitem__) if self._in_parts else []
+        part_of = {bundle: stretch for stretch in found for bundle in stretch.bundles}
+        units = list(dict.fromkeys(part_of.get(unit, unit) for unit in ordered))
+        together: Dict[Any, Dict[Any, None]] = {unit: {} for unit in units}
+        for unit, others in needs.items():
+            own = part_of.get(unit, unit)
+            together[own].update(dict.fromkeys(part_of.get(other, other) for other in others))
+        for unit in self._in_order(units, {unit: [o for o in own if o is not unit] for unit, own in together.items()}):
+            if isinstance(unit, Stretch):
+                self._emit_stretch(unit)
+            else:
+                self._emit(unit)
+        return self.graph
+
+    def _in_order(self, units: List[Any], needs: Dict[Any, List[Any]]) -> List[Any]:
+        """Each unit behind what it needs, else as they stand in the graph."""
+        place = {unit: min(self.plan.place[n] for n in _nodes(unit)) for unit in units}
+        waiting = {unit: len(needs[unit]) for unit in units}
         after: Dict[Any, List[Any]] = {}
         for unit, others in needs.items():
             for other in others:
                 after.setdefault(other, []).append(unit)
         # Placeholders come first, as in the graph.
-        heap = [((_rank(unit), place[unit]), id(unit), unit) for unit in self._needed if not waiting[unit]]
+        heap = [((_rank(unit), place[unit]), id(unit), unit) for unit in units if not waiting[unit]]
         heapq.heapify(heap)
-        done = 0
+        ordered = []
         while heap:
             _, _, unit = heapq.heappop(heap)
-            self._emit(unit)
-            done += 1
+            ordered.append(unit)
             for other in after.get(unit, ()):
                 waiting[other] -= 1
                 if not waiting[other]:
                     heapq.heappush(heap, ((_rank(other), place[other]), id(other), other))
-        if done != len(self._needed):
+        if len(ordered) != len(units):
             raise RuntimeError("the graph of bundles has a cycle")
-        return self.graph
+        return ordered
 
     def _emit(self, unit: Any) -> None:
         before = len(self.graph.nodes)
         if isinstance(unit, Chain):
             self._emit_chain(unit)
+            self._take(unit)
         elif isinstance(unit, Slices):
             self._emit_slices(unit)
+            self._take(unit)
         elif isinstance(unit, Operator):
             self._emit_operator(unit)
+            self._take(unit)
         elif unit.op == "output":
             self.graph.output(self._results(unit))
         else:
@@ -156,6 +220,60 @@ class Emitter:
         if trace:
             for node in list(self.graph.nodes)[before:] if not isinstance(unit, Node) else ():
                 node.meta.setdefault("stack_trace", trace)
+
+    def _emit_stretch(self, stretch: Stretch) -> None:
+        outside = self._outer = self.graph
+        body = self._body = _Body({series for bundle in stretch.bundles for series in bundle.series})
+        self.graph = body.graph
+        for bundle in stretch.bundles:
+            if isinstance(bundle, Chain):
+                self._emit_chain(bundle)
+            else:
+                assert isinstance(bundle, Operator)
+                self._emit_operator(bundle)
+        wanted = [
+            series
+            for bundle in stretch.bundles
+            for series in bundle.series
+            if series in self.sequence
+            and (self.whole.get(series, set()) - set(stretch.bundles) or self._single_steps(series))
+        ]
+        body.graph.output((*(self.sequence[series] for series in wanted), *(final for _, final in body.finals)))
+        body.order_inputs()
+        body.graph.lint()
+        self.graph, self._body = outside, None
+        stretch.body = GraphModule({}, body.graph)
+        stretch.counts, stretch.outputs = (len(body.sequences), len(body.constants)), len(wanted)
+        stretch.size(body.step_values, self._held(stretch, body))
+        name = f"stretch_{len(self.stretches)}"
+        self.stretches[name] = stretch
+        given = (*body.sequences, *body.constants, *(value for value, _ in body.states))
+        made = self.graph.call_function(in_parts, (self.graph.get_attr(name), *given))
+        for bundle in stretch.bundles:
+            for series in bundle.series:
+                self.sequence.pop(series, None)
+        for place, series in enumerate(wanted):
+            self.sequence[series] = self.graph.call_function(operator.getitem, (made, place))
+        for place, (series, _) in enumerate(body.finals):
+            if series.steps - 1 in self.steps.get(series, ()):
+                self.final[series] = self.graph.call_function(operator.getitem, (made, len(wanted) + place))
+        for bundle in stretch.bundles:
+            self._take(bundle)
+
+    def _held(self, stretch: Stretch, body: _Body) -> Tuple[int, Any]:
+        """Which constant is the input of the first layer of neurons, and its value; for a stretch without sequences."""
+        for bundle in stretch.bundles:
+            if isinstance(bundle, Chain) and isinstance(bundle.input, Constant):
+                made = self._outside(bundle.input.value)
+                return list(body.constants).index(made), nodes.value_of(bundle.input.value)
+        return 0, None
+
+    def _single_steps(self, series: Series) -> Set[int]:
+        """The steps of a series that somebody asks for, and gets from the sequence."""
+        wanted = self.steps.get(series, set())
+        if isinstance(series.bundle, Chain) and series.output:
+            return wanted - {series.steps - 1}
+        return wanted
 
     def _emit_single(self, node: Node) -> None:
         stacked = self._stacked(node)
@@ -174,40 +292,46 @@ class Emitter:
 
     def _emit_chain(self, chain: Chain) -> None:
         first: Any = chain.nodes[0]
-        states, parameters = (map_arg(first.args[place], self.value) for place in (1, 2))
+        body = self._body
+        states = tuple(self.value(s) if isinstance(s, Node) else s for s in first.args[1])
+        if body is not None:
+            before = first.args[1]
+            states = tuple(body.state(self._outside(s)) for s in before)
+        parameters, kernel, options = (map_arg(first.args[place], self.value) for place in (2, 3, 4))
         assert chain.input is not None
         constant = isinstance(chain.input, Constant)
         last = chain.steps - 1
         store, need_final = [], False
         for place, series in enumerate(chain.series[1:]):
-            steps = self.steps.get(series, set())
-            keep = series in self.whole or bool(steps - {last})
+            keep = bool(self.whole.get(series) or self._single_steps(series))
             if is_output(first, place):
                 keep = True  # it is the spikes
             store.append(keep)
-            need_final = need_final or last in steps
+            need_final = need_final or last in self.steps.get(series, ())
         over_time: Any = leaves.SEQUENCES[first.target]
         made = self.graph.call_function(
             over_time,
             (
                 self.source(chain.input),
-                chain.steps if constant else None,
+                None if not constant else chain.steps if body is None else body.num_steps,
                 states,
                 parameters,
-                first.args[3],
-                first.args[4],
+                kernel,
+                options,
                 tuple(store),
-                need_final,
+                need_final if body is None or need_final else body.goes_on,
             ),
         )
         count = len(chain.series)
         for place, series in enumerate(chain.series):
-            if series in self.whole or series in self.steps:
-                if place == 0 or store[place - 1]:
-                    self.sequence[series] = self.graph.call_function(operator.getitem, (made, place))
-                if place and last in self.steps.get(series, ()):
-                    self.final[series] = self.graph.call_function(operator.getitem, (made, count + place - 1))
-        self._take(chain)
+            if (series in self.whole or series in self.steps) and (place == 0 or store[place - 1]):
+                self.sequence[series] = self.graph.call_function(operator.getitem, (made, place))
+            if not place:
+                continue
+            if body is not None:
+                body.finals.append((series, self.graph.call_function(operator.getitem, (made, count + place - 1))))
+            elif last in self.steps.get(series, ()):
+                self.final[series] = self.graph.call_function(operator.getitem, (made, count + place - 1))
 
     def _emit_slices(self, slices: Slices) -> None:
         assert slices.of is not None
@@ -219,7 +343,6 @@ class Emitter:
             where = slice(slices.first, slices.first + slices.steps)
             sequence = self.graph.call_function(operator.getitem, (sequence, where))
         self.sequence[slices.series[0]] = sequence
-        self._take(slices)
 
     def _emit_operator(self, bundle: Operator) -> None:
         assert bundle.call is not None
@@ -233,7 +356,6 @@ class Emitter:
         args = rules.changed(bundle.call.args, given)
         kwargs = rules.changed(bundle.call.kwargs, given)
         self.sequence[bundle.series[0]] = bundle.make(self.graph, args, kwargs)
-        self._take(bundle)
 
     def _take(self, bundle: Any) -> None:
         """The single steps of a bundle's results that somebody asks for: here, where the gradient mode is theirs."""
@@ -255,14 +377,31 @@ class Emitter:
 
     def value(self, node: Node) -> Node:
         """What stands for a node of the graph."""
-        if node in self.plan.member:
-            return self.taken[self.plan.member[node]]
-        return self.single[node]
+        made = self._outside(node)
+        return made if self._body is None else self._body.constant(made)
+
+    def _outside(self, node: Any) -> Any:
+        if not isinstance(node, Node):
+            return node
+        return self.taken[self.plan.member[node]] if node in self.plan.member else self.single[node]
 
     def source(self, source: Source) -> Any:
         """A sequence; what is constant as one step."""
         if isinstance(source, Constant):
             return self.value(source.value) if isinstance(source.value, Node) else source.value
+        whole = source.whole()
+        body = self._body
+        if body is None:
+            return self._sequence_of(source)
+        if whole is not None and whole in body.inside:
+            return self.sequence[whole]
+        self.graph, self._body = self._outer, None
+        made = self._sequence_of(source)
+        self.graph, self._body = body.graph, body
+        first = source.parts[0]
+        return body.sequence(made, first.series.value if isinstance(first, Part) else nodes.value_of(first))
+
+    def _sequence_of(self, source: Pieces) -> Any:
         whole = source.whole()
         if whole is not None:
             return self.sequence[whole]
@@ -334,6 +473,8 @@ class Emitter:
 
 
 def _nodes(unit: Any) -> Tuple[Node, ...]:
+    if isinstance(unit, Stretch):
+        return tuple(bundle.nodes[0] for bundle in unit.bundles)
     return (unit,) if isinstance(unit, Node) else unit.nodes
 
 

@@ -112,9 +112,9 @@ class Chain(Bundle):
     def sources(self) -> Iterator[Source]:
         assert self.input is not None
         yield self.input
-        for argument in (*self.nodes[0].args[1], *self.nodes[0].args[2]):  # type: ignore[misc]
-            if isinstance(argument, Node):
-                yield Constant(argument)
+        # States, parameters; a surrogate's numbers and options, which TorchDynamo makes inputs once they have changed.
+        for node in nodes.leaves_of(self.nodes[0].args[1:5]):
+            yield Constant(node)
 
 
 @dataclass

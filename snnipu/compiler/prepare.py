@@ -6,6 +6,7 @@ import torch
 from torch.fx import Graph, Node
 
 from snnipu.compiler import nodes, rules
+from snnipu.ops import leaves
 
 _CASTS = {
     "float": torch.float32,
@@ -15,12 +16,23 @@ _CASTS = {
 }
 
 
-def prepare(graph: Graph) -> None:
+def prepare(graph: Graph, fix_numbers: bool = False) -> None:
     """Rewrite the graph in place; every number it computes stays the same."""
+    if fix_numbers:
+        _fix_numbers(graph)
     _drop_casts(graph)
     _records_as_stacks(graph)
     _merge_equal(graph)
     _masks_apart(graph)
+
+
+def _fix_numbers(graph: Graph) -> None:
+    """Numbers of surrogates as they are now, for compilers that want to know them: to read one guards it."""
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in leaves.SEQUENCES:
+            numbers = [n for n in nodes.leaves_of(node.args[3]) if isinstance(nodes.value_of(n), torch.SymFloat)]
+            known = {n: float(nodes.value_of(n)) for n in numbers}
+            node.update_arg(3, tuple(known.get(n, n) for n in node.args[3]))
 
 
 def _drop_casts(graph: Graph) -> None:
@@ -130,24 +142,30 @@ def _masks_apart(graph: Graph) -> None:
 
     A mask is dropout of ones, which draws the same numbers where the tensor is dense in its dimensions' order.
     """
+    # Symbols of sizes, by the inputs that have them.
+    sizes = {
+        nodes.size_key(nodes.value_of(node)): node
+        for node in graph.nodes
+        if node.op == "placeholder" and isinstance(nodes.value_of(node), torch.SymInt)
+    }
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is not torch.nn.functional.dropout or not nodes.is_random(node):
             continue
         source: Any = node.args[0] if node.args else None
         value = nodes.value_of(source)
         probability = nodes.argument(node, "p", 0.5)
-        if nodes.argument(node, "inplace", False) is not False or not isinstance(probability, float):
+        given = nodes.value_of(probability)
+        if nodes.argument(node, "inplace", False) is not False or not isinstance(given, (float, torch.SymFloat)):
             continue
-        if not isinstance(value, torch.Tensor) or not 0 < probability < 1 or not value.dtype.is_floating_point:
+        if not isinstance(value, torch.Tensor) or not 0 < given < 1 or not value.dtype.is_floating_point:
             continue
-        if not all(isinstance(size, int) for size in value.shape) or not value.is_contiguous() or value.numel() == 0:
+        shape = tuple(size if isinstance(size, int) else sizes.get(nodes.size_key(size)) for size in value.shape)
+        if None in shape or 0 in value.shape or not value.is_contiguous():
             continue
         if value.device.type != "cpu":
             continue  # elsewhere a fused kernel draws and multiplies, in its own order
         with graph.inserting_before(node):
-            ones = graph.call_function(
-                torch.ones, (tuple(value.shape),), {"dtype": value.dtype, "device": value.device}
-            )
+            ones = graph.call_function(torch.ones, (shape,), {"dtype": value.dtype, "device": value.device})
             mask = graph.call_function(torch.nn.functional.dropout, (ones, probability, True, False))
             product = graph.call_function(torch.mul, (source, mask))
         for made in (ones, mask, product):

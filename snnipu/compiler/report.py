@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from torch.fx import GraphModule, Node
 
 from snnipu.compiler import nodes, rules
+from snnipu.compiler.parts import Stretch
 from snnipu.compiler.plan import Bundle, Plan, is_step
 
 
@@ -58,7 +59,7 @@ class GraphReport:
         seconds: that rolling took.
         failed: the error that left the graph as it was; empty: none.
         graph_break: where the graph ends although the function does not, and why; empty where it does.
-        code: the rolled graph as Python.
+        code: the rolled graph as Python, then those of what runs in parts of time.
     """
 
     neurons: Tuple[Neuron, ...]
@@ -127,14 +128,19 @@ def report_of(
     if plan is not None:
         neurons = tuple(Neuron(c.name, c.kind, len(c.steps), not c.why_not, c.why_not) for c in plan.chains)
         operators = _operators(module, plan)
+    graphs = [rolled]
+    for node in rolled.graph.nodes:
+        stretch = getattr(rolled, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(stretch, Stretch) and stretch.body is not None:
+            graphs.append(stretch.body)
     return GraphReport(
         neurons,
         operators,
-        (len(module.graph.nodes), len(rolled.graph.nodes)),
+        (len(module.graph.nodes), sum(len(graph.graph.nodes) for graph in graphs)),
         seconds,
         failed,
         _graph_break(module),
-        rolled.code,
+        "\n".join(graph.code for graph in graphs),
     )
 
 

@@ -9,7 +9,9 @@ PopART's own, counts operations of PopLibs. Anchors are the estimators that PopL
   N floats: ``6 (29 + 3 ceil(ceil(N / 6) / 2)) + 11``;
 * gather of rows (MultiSlice): ``6 (30 + sum over the rows (19 + 2 vectors))``, a vector being two floats; it checks and
   divides each index. Our vertices take 5 instructions a row and 3 a vector;
-* exchange: ``ceil(bytes / bytes per cycle)``.
+* exchange: ``ceil(bytes / bytes per cycle)``. The instructions of messages are not PopLibs': 3 for one that a tile
+  receives, 2 for one that it sends, beside the words, as in https://github.com/osmarks/ipu-stack, a public exchange
+  compiler for Mk2.
 
 ``rows`` are samples of the batch, which the workers share; ``lanes`` neurons of a tile, rounded up to pairs. A cycle
 count here is a model's, not a measurement.
@@ -68,11 +70,11 @@ def search(ids: float) -> int:
     return 8 + 7 * round(ids).bit_length()
 
 
-def sparse_lif_forward(rows: int, lanes: int, spikes: float, unit: bool = True) -> float:
-    """``SparseLifForward``: for each row the gather of ``spikes`` inputs, the neurons' step, and their bits. The input
-    of the first layer may have other values than 1."""
+def sparse_lif_forward(rows: int, lanes: int, spikes: float, unit: bool = True, own: float = 0.0) -> float:
+    """``SparseLifForward``: for each row the gather of ``spikes`` inputs and ``own`` spikes of a recurrent layer, the
+    neurons' step, and their bits. The input of the first layer may have other values than 1."""
     neuron = 6 * MOVE + 2 + 1 + HEAVISIDE + INTEGRATE + 3 + 28
-    each = over_groups(lanes, lambda group: 16 + gather(spikes, group, unit) + group * neuron)
+    each = over_groups(lanes, lambda group: 16 + gather(spikes, group, unit) + gather(own, group) + group * neuron)
     return multi_vertex(22 + share(rows) * (20 + each))
 
 
@@ -155,6 +157,10 @@ def weight_update(elements: int, optimizer: str) -> float:
     return multi_vertex(share(vectors(elements)) * operations)
 
 
-def exchange(received: float, bytes_per_cycle: float) -> float:
-    """Cycles until a tile has received (or sent) so many bytes."""
-    return math.ceil(received / bytes_per_cycle)
+# Instructions of a tile for a message, an interval of memory from one tile.
+RECEIVE, SEND = 3, 2
+
+
+def exchange(received: float, bytes_per_cycle: float, instructions: float = 0.0) -> float:
+    """Cycles until a tile has received (or sent) so many bytes, and issued the instructions of its messages."""
+    return max(math.ceil(received / bytes_per_cycle), math.ceil(instructions))

@@ -82,13 +82,22 @@ class LayerPlan:
     def merged_words(self) -> int:
         """Words of bits that the tile has to put together which merges most: those of neighbouring tiles, up to where
         their neurons fill words of 32. 0 where each tile's fill them by themselves."""
-        most, pieces, neurons, tiles = 0, 0, 0, 0
+        return max(pieces if tiles > 1 else 0 for pieces, tiles in self._merges())
+
+    @property
+    def word_tiles(self) -> int:
+        """Tiles of a group that have words of bits to send on: one of those whose bits are put together."""
+        return len(self._merges())
+
+    def _merges(self) -> List[Tuple[int, int]]:
+        """Words of bits, and tiles that they are on, of neighbours up to where their neurons fill words of 32."""
+        found, pieces, neurons, tiles = [], 0, 0, 0
         for index, count in enumerate(self.neurons):
             pieces, neurons, tiles = pieces + (count + 31) // 32, neurons + count, tiles + 1
             if neurons % 32 == 0 or index + 1 == len(self.neurons):
-                most = max(most, pieces if tiles > 1 else 0)
+                found.append((pieces, tiles))
                 pieces, neurons, tiles = 0, 0, 0
-        return most
+        return found
 
     def ipus(self, target: Target) -> range:
         """The IPUs that its neurons are on."""
@@ -190,7 +199,9 @@ class Plan:
         for layer in self.layers:
             fullest = int(memory[layer.first_tile : layer.first_tile + layer.tiles].max())
             lines.append(
-                f"  layer {layer.layer}: {network.sizes[layer.layer]} neurons on tiles {layer.first_tile} to "
+                f"  layer {layer.layer}: {network.sizes[layer.layer]} "
+                + ("recurrent " if network.is_recurrent(layer.layer) else "")
+                + f"neurons on tiles {layer.first_tile} to "
                 f"{layer.first_tile + layer.tiles - 1}, up to {max(layer.neurons)} a tile"
                 + (f", in {len(layer.groups)} groups of up to {layer.samples} samples" if len(layer.groups) > 1 else "")
                 + "; spikes selected on "
@@ -314,14 +325,19 @@ def layer_memory(network: NetworkSpec, entry: int, neurons: int, rows: int, grou
     """Bytes on a tile that holds ``neurons`` neurons of layer ``entry`` for ``rows`` samples, one of ``groups``, by
     category."""
     width = lanes(neurons)
-    inputs, slots_in, slots = network.sizes[entry - 1], network.slots[entry - 1], network.slots[entry]
-    weights = inputs * width
+    slots_in, slots = network.slots[entry - 1], network.slots[entry]
+    # One matrix, or two: that of the layer's own spikes, too.
+    reads = network.reads(entry)
+    weights = sum(reads) * width
     # The optimiser's weights and what it keeps are there once, a share of them on each group's tiles.
-    own = -(-inputs // groups) * width
+    own = sum(-(-inputs // groups) for inputs in reads) * width
     training = network.training
+    recurrent_slots = slots if network.is_recurrent(entry) else 0
     received = rows * (slots_in * ID_BYTES + COUNTS_BYTES)
     if entry == 1:
         received += rows * slots_in * FLOAT  # values of the input
+    if recurrent_slots:
+        received += rows * (slots * ID_BYTES + COUNTS_BYTES)
     gathered = 0
     if training:
         # Backwards: its own ids with their gradients, then the input's ids; at the end the groups' gradients.
@@ -341,7 +357,7 @@ def layer_memory(network: NetworkSpec, entry: int, neurons: int, rows: int, grou
         # beta, bias and two thresholds. Partial gradients of the input's slots.
         "neuron state": (rows * (6 if training else 1) + 4) * width * FLOAT
         + bits
-        + (rows * slots_in * FLOAT if training and entry > 1 else 0),
+        + (rows * ((slots_in if entry > 1 else 0) + recurrent_slots) * FLOAT if training else 0),
         # Membranes of every step, from which surrogate and reset are told.
         "history": network.steps * rows * width * FLOAT,
         "exchange buffers": received,
@@ -399,8 +415,8 @@ def memory_of(network: NetworkSpec, target: Target, ipus: int, layers: Sequence[
         for number, rows in enumerate(placed.groups):
             first = placed.first_tile + number * placed.group_tiles
             add(first, placed.neurons, partial(layer_memory, network, entry, rows=rows, groups=groups))
-            if network.training and entry > 1:
-                share = sum(slot_shares(rows * network.slots[entry - 1], placed.group_tiles))
+            if network.training:
+                share = sum(sum(slot_shares(rows * slots, placed.group_tiles)) for slots in network.passes_back(entry))
                 memory["exchange buffers"][first : first + placed.group_tiles] += share * FLOAT
         selection = partial(selection_memory, network, entry, words=words)
         add(placed.first_selection_tile, placed.rows, selection)
@@ -492,15 +508,27 @@ def own_slots(network: NetworkSpec, entry: int, width: int) -> float:
     return min(network.slots[entry] * width / network.sizes[entry], float(width))
 
 
+def forward_cycles(network: NetworkSpec, entry: int, width: int, rows: int) -> float:
+    """Cycles of a step forwards on a tile with ``width`` lanes of layer ``entry`` for ``rows`` samples."""
+    own = network.spikes[entry] if network.is_recurrent(entry) else 0.0
+    return cycles.sparse_lif_forward(rows, width, network.spikes[entry - 1], entry > 1, own)
+
+
+def gradient_cycles(network: NetworkSpec, entry: int, width: int, rows: int) -> float:
+    """Cycles of the same tile and step for the gradients of its weights, and of the spikes that it reads."""
+    total = cycles.weight_gradient(rows, network.spikes[entry - 1], width)
+    if network.is_recurrent(entry):
+        total += cycles.weight_gradient(rows, network.spikes[entry], width)
+    return total + sum(cycles.value_gradient(rows, slots, width) for slots in network.passes_back(entry))
+
+
 def _tile_cycles(network: NetworkSpec, entry: int, width: int, rows: int) -> float:
     """Cycles of a step, forwards and backwards, on a tile with ``width`` lanes of layer ``entry`` for ``rows``."""
-    spikes, slots = network.spikes[entry - 1], network.slots[entry]
-    total = cycles.sparse_lif_forward(rows, width, spikes, entry > 1)
+    slots = network.slots[entry]
+    total = forward_cycles(network, entry, width, rows)
     if network.training:
-        total += cycles.weight_gradient(rows, spikes, width)
         total += cycles.neuron_gradient(rows, width, slots, own_slots(network, entry, width))
-        if entry > 1:
-            total += cycles.value_gradient(rows, network.slots[entry - 1], width)
+        total += gradient_cycles(network, entry, width, rows)
     return total
 
 
@@ -509,18 +537,20 @@ def _spread_cycles(network: NetworkSpec, entry: int, pairs: int, groups: int) ->
     gradients, and its share of what is done once a batch."""
     width, rows = 2 * pairs, -(-network.batch_size // groups)
     tiles = -(-cycles.vectors(network.sizes[entry]) // pairs)
-    weights = network.sizes[entry - 1] * width
+    weights = sum(network.reads(entry)) * width
     arriving = rows * (network.slots[entry - 1] * ID_BYTES + COUNTS_BYTES)
+    if network.is_recurrent(entry):
+        arriving += rows * (network.slots[entry] * ID_BYTES + COUNTS_BYTES) * (2 if network.training else 1)
     once = 0.0
     if groups > 1:
         once += weights * network.weight_bytes / 4.0  # the weights, to every group
     if network.training:
         arriving += rows * (network.slots[entry] * (ID_BYTES + FLOAT) + network.slots[entry - 1] * ID_BYTES)
-        if entry > 1:
-            numbers = slot_shares(rows * network.slots[entry - 1], tiles)
+        for slots in network.passes_back(entry):
+            numbers = slot_shares(rows * slots, tiles)
             arriving += FLOAT * sum(numbers)
             once += network.steps * sum(
-                stage_sum(rows * network.slots[entry - 1], tiles, number, stage) for stage, number in enumerate(numbers)
+                stage_sum(rows * slots, tiles, number, stage) for stage, number in enumerate(numbers)
             )
         if groups > 1:
             own = -(-weights // groups)
@@ -695,6 +725,7 @@ def plan(
 def operator_plan(
     sizes: Tuple[int, ...],
     slots: Tuple[int, ...],
+    recurrent: Tuple[bool, ...],
     batch_size: int,
     steps: int,
     dtype: str,
@@ -704,7 +735,17 @@ def operator_plan(
 ) -> Tuple[int, ...]:
     """The plan that ``SparseNetwork`` gets on an IPU where nobody chose one, as :meth:`Plan.attribute` has it: that of
     :func:`plan`, for slots that are all in use. Empty where there are too few tiles for one."""
-    network = NetworkSpec(sizes, tuple(map(float, slots)), slots, batch_size, steps, dtype, training=training)
+    expected = tuple(map(float, slots))
+    network = NetworkSpec(
+        sizes,
+        expected,
+        slots,
+        batch_size,
+        steps,
+        dtype,
+        training=training,
+        recurrent=recurrent if any(recurrent) else (),
+    )
     return tuple(plan(network, target, ipus).attribute())
 
 

@@ -5,7 +5,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from torch import nn
 
-from snnipu.neurons import Leaky, MultiStep, SparseLeaky, SparseNetwork
+from snnipu.neurons import Leaky, MultiStep, SparseConvLeaky, SparseLeaky, SparseNetwork
 from snnipu.neurons.sparse_benchmark import benchmark_slots
 
 DTYPES = {"float32": 4, "float16": 2}
@@ -32,6 +32,7 @@ class NetworkSpec:
         delay: steps from layer to layer, 0 or 1. With 1 all layers of a step run at once.
         optimizer: ``sgd`` (no state) or ``adam`` (two states for each weight).
         training: whether there is a backward pass.
+        recurrent: for each layer, without the input, whether it reads its own spikes of the step before; empty: none.
 
     Raises:
         ValueError: the message names the field.
@@ -46,6 +47,7 @@ class NetworkSpec:
     delay: int = 1
     optimizer: str = "adam"
     training: bool = True
+    recurrent: Tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.sizes) < 2:
@@ -71,6 +73,22 @@ class NetworkSpec:
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {getattr(self, name)!r}")
 
+        if len(self.recurrent) not in (0, self.layers) or any(not isinstance(each, bool) for each in self.recurrent):
+            raise ValueError(f"recurrent must have a bool for each of {self.layers} layers, got {self.recurrent!r}")
+
+    def is_recurrent(self, entry: int) -> bool:
+        """Whether layer ``entry``, 1 for the first behind the input, reads its own spikes."""
+        return bool(self.recurrent) and self.recurrent[entry - 1]
+
+    def reads(self, entry: int) -> List[int]:
+        """Neurons whose spikes layer ``entry`` reads: for each of its matrices of weights."""
+        return [self.sizes[entry - 1], *([self.sizes[entry]] if self.is_recurrent(entry) else [])]
+
+    def passes_back(self, entry: int) -> List[int]:
+        """Slots for whose values layer ``entry`` finds gradients: those of the layer before it, and its own."""
+        before = [self.slots[entry - 1]] if entry > 1 else []
+        return before + ([self.slots[entry]] if self.is_recurrent(entry) else [])
+
     @property
     def layers(self) -> int:
         return len(self.sizes) - 1
@@ -82,7 +100,7 @@ class NetworkSpec:
     @property
     def parameters(self) -> int:
         """Weights of all layers."""
-        return sum(a * b for a, b in zip(self.sizes, self.sizes[1:]))
+        return sum(self.sizes[entry] * inputs for entry in range(1, len(self.sizes)) for inputs in self.reads(entry))
 
     def to_dict(self) -> Dict[str, Any]:
         return asdict(self)
@@ -117,21 +135,22 @@ class NetworkSpec:
         """What a model is, as an event-driven network.
 
         Takes a :class:`snnipu.SparseNetwork`, or a module that holds exactly one; a stack of
-        :class:`snnipu.SparseLeaky`; a stack of ``nn.Linear`` and :class:`snnipu.Leaky`, which is planned as its
-        event-driven twin. Layers without ``max_spikes`` get two slots for each expected spike.
+        :class:`snnipu.SparseLeaky`, recurrent ones too; a stack of ``nn.Linear`` and :class:`snnipu.Leaky`, which is
+        planned as its event-driven twin. Layers without ``max_spikes`` get two slots for each expected spike.
 
         Raises:
             TypeError: the module holds none of these; the message says what it holds.
             ValueError: ``activity`` does not fit.
         """
-        sizes, caps, delay = _layers_of(module)
+        sizes, caps, recurrent, delay = _layers_of(module)
         shares = _activities(activity, len(sizes))
         slots = [
             min(size, cap) if cap is not None else min(size, max(2, round(HEADROOM * share * size)))
             for size, cap, share in zip(sizes, caps, shares)
         ]
         spikes = [min(share * size, float(slot)) for share, size, slot in zip(shares, sizes, slots)]
-        return cls(tuple(sizes), tuple(spikes), tuple(slots), **{"delay": delay, **more})
+        known = {"delay": delay, "recurrent": tuple(recurrent) if any(recurrent) else ()}
+        return cls(tuple(sizes), tuple(spikes), tuple(slots), **{**known, **more})
 
 
 def _activities(activity: Activity, entries: int) -> List[float]:
@@ -144,18 +163,20 @@ def _activities(activity: Activity, entries: int) -> List[float]:
     return [float(value) for value in values]
 
 
-_Layers = Tuple[List[int], List[Optional[int]], int]
+_Layers = Tuple[List[int], List[Optional[int]], List[bool], int]
 
 
 def _layers_of(module: nn.Module) -> _Layers:
-    """Sizes, caps (input first) and delay."""
+    """Sizes, caps (input first), which layers are recurrent, and delay."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(module).__name__}")
     networks = [child for child in module.modules() if isinstance(child, SparseNetwork)]
+    if any(isinstance(child, SparseConvLeaky) for child in module.modules()):
+        raise TypeError("model: convolutional layers have no plan yet")
     if len(networks) == 1:
         network = networks[0]
         caps = [network.max_input_spikes, *(layer.max_spikes for layer in network.layers)]
-        return list(network.sizes), caps, network.delay
+        return list(network.sizes), caps, _recurrent(network.layers), network.delay
     if len(networks) > 1:
         raise TypeError(f"model: it holds {len(networks)} SparseNetworks, and a plan is of one")
     leaves = [child for child in module.modules() if isinstance(child, (SparseLeaky, nn.Linear, Leaky))]
@@ -164,14 +185,12 @@ def _layers_of(module: nn.Module) -> _Layers:
     neurons = [leaf for leaf in leaves if isinstance(leaf, Leaky)]
     found = ", ".join(sorted({type(child).__name__ for child in module.modules() if not list(child.children())}))
     if sparse and not linear and not neurons:
-        if any(layer.recurrent_weight is not None for layer in sparse):
-            raise TypeError("model: recurrent layers have no plan yet")
         sizes = [sparse[0].in_features, *(layer.out_features for layer in sparse)]
         inputs = [layer.in_features for layer in sparse]
-        return _checked(sizes, inputs, [None, *(layer.max_spikes for layer in sparse)], 0)
+        return _checked(sizes, inputs, [None, *(layer.max_spikes for layer in sparse)], _recurrent(sparse))
     if linear and not sparse and len(linear) == len(neurons) and leaves[::2] == linear:
         sizes = [linear[0].in_features, *(layer.out_features for layer in linear)]
-        return _checked(sizes, [layer.in_features for layer in linear], [None] * len(sizes), 0)
+        return _checked(sizes, [layer.in_features for layer in linear], [None] * len(sizes), [False] * len(linear))
     kind = MultiStep.__name__
     raise TypeError(
         f"model: expected a SparseNetwork, a stack of SparseLeaky, or a {kind} of nn.Linear and Leaky in turn; "
@@ -179,7 +198,11 @@ def _layers_of(module: nn.Module) -> _Layers:
     )
 
 
-def _checked(sizes: List[int], inputs: List[int], caps: List[Optional[int]], delay: int) -> _Layers:
+def _recurrent(layers: Sequence[SparseLeaky]) -> List[bool]:
+    return [layer.recurrent_weight is not None for layer in layers]
+
+
+def _checked(sizes: List[int], inputs: List[int], caps: List[Optional[int]], recurrent: List[bool]) -> _Layers:
     if sizes[:-1] != inputs:
         raise TypeError(f"model: its layers do not follow one another: inputs {inputs}, outputs {sizes[1:]}")
-    return sizes, caps, delay
+    return sizes, caps, recurrent, 0

@@ -6,20 +6,32 @@ A step is a sequence of phases; in each, all tiles compute, or all exchange, and
 Forwards, with layers one step apart, all at once: ids of the spikes go to all tiles of the next layer; neurons
 integrate; bits of what fired become words beside the neurons, and go to the selection tiles; these make ids.
 Backwards: ids and spike gradients go to all tiles; these find their neurons, run the adjoint, add to the weight
-gradients and make partial gradients of their input's spikes, which the layer's tiles together sum. Without delay the
-layers' phases follow one another.
+gradients and make partial gradients of their input's spikes, which the layer's tiles together sum. A recurrent layer
+also gets its own spikes of the step before, and sums partial gradients for them, too. Without delay the layers' phases
+follow one another.
 
 What is left out: host input and output, the loss, control flow, and the memory that two phases of exchange code share.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from snnipu.ipu import cycles
-from snnipu.ipu.mapping import COUNTS_BYTES, FLOAT, LayerPlan, Plan, lanes, own_slots, slot_shares, stage_sum
+from snnipu.ipu.mapping import (
+    COUNTS_BYTES,
+    FLOAT,
+    LayerPlan,
+    Plan,
+    forward_cycles,
+    gradient_cycles,
+    lanes,
+    own_slots,
+    slot_shares,
+    stage_sum,
+)
 from snnipu.ipu.network import ID_BYTES
 
 LABEL = "predicted by snnipu's IPU performance model, not measured"
@@ -165,10 +177,20 @@ class _Estimator:
         if slowest:
             self.phases.append(Phase(name, direction, "compute", slowest, self.sync, where))
 
-    def exchange(self, name: str, direction: str, tile_bytes: Dict[int, float], link_bytes: float) -> None:
-        """A phase in which a tile of a layer receives or sends so many bytes, and an IPU so many over its links."""
-        where = max(tile_bytes, key=lambda layer: tile_bytes[layer])
-        within = cycles.exchange(tile_bytes[where], self.target.exchange_bytes_per_cycle)
+    def exchange(
+        self,
+        name: str,
+        direction: str,
+        tile_bytes: Dict[int, float],
+        link_bytes: float,
+        instructions: Optional[Dict[int, float]] = None,
+    ) -> None:
+        """A phase in which a tile of a layer receives or sends so many bytes, with so many instructions for messages
+        where there are many, and an IPU so many bytes over its links."""
+        of, bandwidth = instructions or {}, self.target.exchange_bytes_per_cycle
+        times = {layer: cycles.exchange(size, bandwidth, of.get(layer, 0.0)) for layer, size in tile_bytes.items()}
+        where = max(times, key=lambda layer: times[layer])
+        within = times[where]
         across = cycles.exchange(link_bytes, self.target.link_bytes_per_cycle)
         if max(within, across):
             self.phases.append(Phase(name, direction, "exchange", max(within, across), self.sync, where))
@@ -182,21 +204,24 @@ class _Estimator:
 
     def forward(self, layers: Sequence[LayerPlan]) -> None:
         network, rows = self.network, self.network.batch_size
-        ids = {layer.layer: layer.samples * self._train_bytes(layer.layer - 1) for layer in layers}
+        ids = {layer.layer: layer.samples * sum(self._trains_read(layer)) for layer in layers}
         self.received += sum(ids[layer.layer] * layer.tiles for layer in layers)
-        links = sum(ids[layer.layer] * self.foreign(layer, layer.layer - 1) for layer in layers)
+        links = sum(self._read_over_links(layer) for layer in layers)
         self.exchange("spike ids to the layers' tiles", "forward", ids, links)
         self.compute(
             "integrate and fire",
             "forward",
             layers,
-            lambda layer, width: cycles.sparse_lif_forward(
-                layer.samples, width, network.spikes[layer.layer - 1], layer.layer > 1
-            ),
+            lambda layer, width: forward_cycles(network, layer.layer, width, layer.samples),
         )
         pieces = {layer.layer: layer.samples * float(FLOAT) * layer.merged_words for layer in layers}
         self.received += sum(rows * 2.0 * FLOAT * layer.words for layer in layers if layer.merged_words)
-        self.exchange("fired bits to neighbours", "forward", pieces, 0.0)
+        short = {
+            layer.layer: cycles.RECEIVE * (layer.merged_words - 1.0) + cycles.SEND
+            for layer in layers
+            if layer.merged_words
+        }
+        self.exchange("fired bits to neighbours", "forward", pieces, 0.0, short)
         self.compute(
             "words of bits",
             "forward",
@@ -214,7 +239,8 @@ class _Estimator:
             * (len(layer.ipus(self.target)) > 1 or self.foreign(layer, layer.layer) > 0)
             for layer in layers
         )
-        self.exchange("fired bits to the selection tiles", "forward", bits, links)
+        short = {layer.layer: cycles.RECEIVE * 2.0 * layer.word_tiles for layer in layers}
+        self.exchange("fired bits to the selection tiles", "forward", bits, links, short)
         slowest, where = 0.0, 0
         for layer in layers:
             entry, first = layer.layer, layer.first_selection_tile
@@ -249,17 +275,28 @@ class _Estimator:
 
     def _own_weights(self, layer: LayerPlan, width: int) -> int:
         """Weights of a tile that its optimiser updates: the groups share them."""
-        return -(-self.network.sizes[layer.layer - 1] // len(layer.groups)) * width
+        return sum(-(-inputs // len(layer.groups)) for inputs in self.network.reads(layer.layer)) * width
 
     def _train_bytes(self, entry: int) -> float:
-        return self.network.slots[entry] * ID_BYTES + COUNTS_BYTES
+        # The input has values, too.
+        return self.network.slots[entry] * (ID_BYTES if entry else ID_BYTES + FLOAT) + COUNTS_BYTES
+
+    def _trains_read(self, layer: LayerPlan) -> List[float]:
+        """Bytes of a sample's ids that a layer reads: of the layer before it, and of itself."""
+        own = [self._train_bytes(layer.layer)] if self.network.is_recurrent(layer.layer) else []
+        return [self._train_bytes(layer.layer - 1), *own]
+
+    def _read_over_links(self, layer: LayerPlan) -> float:
+        entries = (layer.layer - 1, layer.layer)
+        trains = zip(entries, self._trains_read(layer))
+        return layer.samples * sum(train * self.foreign(layer, entry) for entry, train in trains)
 
     def backward(self, layers: Sequence[LayerPlan]) -> None:
         network = self.network
         self.spikes_of_the_step(layers)
         arriving = {
             layer.layer: layer.samples
-            * (self._train_bytes(layer.layer) + network.slots[layer.layer] * FLOAT + self._train_bytes(layer.layer - 1))
+            * (self._train_bytes(layer.layer) + network.slots[layer.layer] * FLOAT + sum(self._trains_read(layer)))
             for layer in layers
         }
         self.received += sum(arriving[layer.layer] * layer.tiles for layer in layers)
@@ -278,40 +315,62 @@ class _Estimator:
             "weight and spike gradients",
             "backward",
             layers,
-            lambda layer, width: (
-                cycles.weight_gradient(layer.samples, network.spikes[layer.layer - 1], width)
-                + (
-                    cycles.value_gradient(layer.samples, network.slots[layer.layer - 1], width)
-                    if layer.layer > 1
-                    else 0
-                )
-            ),
+            lambda layer, width: gradient_cycles(network, layer.layer, width, layer.samples),
         )
-        behind = [layer for layer in layers if layer.layer > 1]
-        if not behind:
-            return
-        elements = {layer.layer: layer.samples * network.slots[layer.layer - 1] for layer in behind}
-        numbers = {layer.layer: slot_shares(elements[layer.layer], layer.group_tiles) for layer in behind}
-        for stage, name in enumerate(("partial spike gradients", "sums of neighbours")):
-            taking = [layer for layer in behind if len(numbers[layer.layer]) > stage]
+        for at, (name, of) in enumerate(
+            (
+                ("sum of neighbours", "partial spike gradients to neighbours"),
+                ("sum of spike gradients", "partial spike gradients"),
+                ("sum of own spikes' gradients", "partial gradients of own spikes"),
+            )
+        ):
+            # Of each layer: slots, numbers that a tile gets to sum of them, and whether those are a first stage's.
+            sums: Dict[int, List[Tuple[int, int, int]]] = {}
+            for layer in layers:
+                for slots, where in zip(network.passes_back(layer.layer), self._sum_phases(layer)):
+                    numbers = slot_shares(layer.samples * slots, layer.group_tiles)
+                    stages = list(enumerate(numbers)) if len(numbers) == 2 else [(1, numbers[0])]
+                    for stage, number in stages:
+                        if at == (where if stage else 0):
+                            sums.setdefault(layer.layer, []).append((layer.samples * slots, number, stage))
+            taking = [layer for layer in layers if layer.layer in sums]
             if not taking:
                 continue
-            arriving = {layer.layer: float(numbers[layer.layer][stage] * FLOAT) for layer in taking}
+            arriving = {entry: float(FLOAT * sum(number for _, number, _ in each)) for entry, each in sums.items()}
             self.received += sum(arriving[layer.layer] * layer.tiles for layer in taking)
+            # A tile sends all its slots; of a second stage a share.
             busiest = {
-                layer.layer: max(float(elements[layer.layer] * FLOAT) if stage == 0 else 0.0, arriving[layer.layer])
+                layer.layer: max(
+                    arriving[layer.layer],
+                    float(
+                        FLOAT
+                        * sum(
+                            slots
+                            for slots, _, stage in sums[layer.layer]
+                            if stage == 0 or layer.group_tiles <= cycles.FEW_PARTIALS
+                        )
+                    ),
+                )
                 for layer in taking
             }
             links = sum(arriving[layer.layer] * max(len(layer.ipus(self.target)) - 1, 0) for layer in taking)
-            self.exchange(name, "backward", busiest, links)
+            self.exchange(of, "backward", busiest, links)
             self.compute(
-                "sum of spike gradients" if stage + 1 == max(map(len, numbers.values())) else "sum of neighbours",
+                name,
                 "backward",
                 taking,
-                lambda layer, width, stage=stage: stage_sum(  # type: ignore[misc]
-                    elements[layer.layer], layer.group_tiles, numbers[layer.layer][stage], stage
+                lambda layer, width, sums=sums: sum(  # type: ignore[misc]
+                    stage_sum(elements, layer.group_tiles, number, stage)
+                    for elements, number, stage in sums[layer.layer]
                 ),
             )
+
+    def _sum_phases(self, layer: LayerPlan) -> List[int]:
+        """For each entry of ``passes_back`` the phase that ends its sum: that of a recurrent layer's own spikes waits
+        for the layer behind it, where both run at once."""
+        behind = [1] if layer.layer > 1 else []
+        waits = bool(self.network.delay) and layer.layer < self.network.layers
+        return behind + ([1 + waits] if self.network.is_recurrent(layer.layer) else [])
 
     def run(self) -> Performance:
         groups = _selected(self.plan)
@@ -324,7 +383,7 @@ class _Estimator:
             if several:
                 # To every group its copy of the weights, and from every group its gradients, which all of them sum.
                 weights = {
-                    layer.layer: float(self.network.sizes[layer.layer - 1] * lanes(max(layer.neurons)))
+                    layer.layer: float(sum(self.network.reads(layer.layer)) * lanes(max(layer.neurons)))
                     for layer in several
                 }
                 copies = {entry: size * self.network.weight_bytes for entry, size in weights.items()}

@@ -6,6 +6,8 @@ from typing import Any, Iterable, List
 
 import snntorch
 
+from snnipu.ops._arguments import is_compiling
+
 
 class WeakInstances(MutableSequence):  # type: ignore[type-arg]
     """``SpikingNeuron.instances`` by weak references: a neuron that nobody uses any more leaves it.
@@ -17,6 +19,8 @@ class WeakInstances(MutableSequence):  # type: ignore[type-arg]
         self._references: List[weakref.ref[Any]] = [weakref.ref(neuron) for neuron in neurons]
 
     def __len__(self) -> int:
+        if is_compiling():  # TorchDynamo would put the neurons themselves into the list that it writes back
+            return len(self._references)
         self._references = [reference for reference in self._references if reference() is not None]
         return len(self._references)
 

@@ -20,6 +20,7 @@ from snnipu.surrogate import SpikeGrad
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 # Elements of a step up to which the call takes longer than the kernel; above, that of sequences has a faster adjoint.
 _SMALL_STEP = 2**15
+_TENSOR, _FLOAT = torch.Tensor, torch.float32
 
 
 class Leaky(FusedNeuron, snntorch.Leaky):
@@ -143,10 +144,10 @@ class Leaky(FusedNeuron, snntorch.Leaky):
             TypeError: ``mem`` passed with ``init_hidden=True``; not a floating tensor.
             ValueError: ``beta``, ``threshold``, ``graded_spikes_factor`` or ``mem`` of a shape that does not fit.
         """
-        if leaves.tracing() and self._known_in_trace():
-            spk = self._traced_again(input_, mem)
-            if spk is not None:
-                return spk if self.init_hidden and not self.output else (spk, self.mem)
+        if leaves.enabled and self._known_in_trace():
+            again = self._traced_again(input_, mem)
+            if again is not None:
+                return again[0] if self.init_hidden and not self.output else again
         on_ipu = self._on_ipu()
         if not isinstance(input_, torch.Tensor):
             raise TypeError(f"input_ must be a torch.Tensor, got {type(input_).__name__}")
@@ -204,32 +205,36 @@ class Leaky(FusedNeuron, snntorch.Leaky):
     def _note_in_trace(self) -> bool:
         return leaves.note(self)
 
-    def _traced_again(self, input_: torch.Tensor, mem: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    def _traced_again(
+        self, input_: torch.Tensor, mem: Optional[torch.Tensor]
+    ) -> Optional[Tuple[torch.Tensor, torch.Tensor]]:
         """A further step of this layer in one trace, whose checks and guards the first one made; None: not this one."""
+        if mem is None:
+            state = self.mem
+        elif self.init_hidden:
+            return None
+        else:
+            state = mem
         spike_grad, surrogate = self._resolved
-        state = self.mem if mem is None else mem
-        if (
-            (mem is not None and self.init_hidden)
-            or not isinstance(state, torch.Tensor)
-            or self.spike_grad is not spike_grad
-            or self.inhibition
-            or self.state_quant
-            or input_.dtype != torch.float32
-            or state.dtype != torch.float32
-            or state.shape != input_.shape
-        ):
+        if self.spike_grad is not spike_grad or self.inhibition or self.state_quant:
+            return None
+        # Global names cost less to trace than attributes.
+        if not isinstance(state, _TENSOR) or state.shape != input_.shape:
+            return None
+        if input_.dtype != _FLOAT or state.dtype != _FLOAT:
             return None
         kernel = None if surrogate is None else surrogate.kernel
         assert kernel is not None
-        spk, self.mem = leaves.lif_step(
+        spk, after = leaves.lif_step(
             input_,
             (state,),
             (self.beta, self.threshold, self.graded_spikes_factor),
-            kernel.plain(),
+            (*kernel,),
             (RESET_MECHANISMS[self._reset_mechanism], self.reset_delay),
             "",
         )
-        return spk
+        object.__setattr__(self, "mem", after)  # what nn.Module's does in the end, after much to trace
+        return spk, after
 
     def _promoted(self, dtype: torch.dtype, parameters: Optional[Tuple[torch.Tensor, ...]] = None) -> torch.dtype:
         """``dtype`` after arithmetic with the parameters: those of no dimension do not widen a floating dtype."""

@@ -12,6 +12,7 @@ from snnipu.neurons._hooks import is_hooked, is_plain
 from snnipu.neurons.leaky import Leaky
 from snnipu.ops._arguments import is_compiling
 from snnipu.ops.lif_sequence import check_num_steps
+from snnipu.ops.max_pool2d import Windows, has_kernel, max_pool2d, windows
 from snnipu.spikes import SparseSpikes
 
 # Modules whose output at a step is a function of that step's input alone, the same at every step.
@@ -248,22 +249,19 @@ class MultiStep(nn.Sequential):
 
     def _over_time(self, modules: _Named, x: torch.Tensor, constant: Optional[int], need_mem: bool) -> Any:
         """All steps through ``modules``, in parts of time whose activations stay in the caches and are soon free."""
-        steps = x.shape[0] if constant is None else constant
-        length = self._steps_at_a_time(modules, x, constant)
-        if length >= steps:
+        lengths = self._lengths(modules, x, constant)
+        if len(lengths) == 1:
             return _part(modules, None, x, constant, need_mem)
         states: List[Any] = [None] * len(modules)
-        count = -(-steps // length)
-        lengths = [steps // count + (part < steps % count) for part in range(count)]
-        parts = [x] * count if constant is not None else x.split(lengths)
+        parts = [x] * len(lengths) if constant is not None else x.split(lengths)
         made = [
             _part(modules, states, part, None if constant is None else number, need_mem)
             for part, number in zip(parts, lengths)
         ]
         return _joined(made)
 
-    def _steps_at_a_time(self, modules: _Named, x: torch.Tensor, constant: Optional[int]) -> int:
-        """Length of the parts, from the shapes alone: the same call is always cut in the same way."""
+    def _lengths(self, modules: _Named, x: torch.Tensor, constant: Optional[int]) -> List[int]:
+        """Lengths of the parts, from the shapes alone: the same call is always cut in the same way."""
         steps = x.shape[0] if constant is None else constant
         stateful = [module for _, module in modules if not is_stateless(module)]
         if (
@@ -275,12 +273,12 @@ class MultiStep(nn.Sequential):
             or popart.on_ipu_model()
             or popart.on_real_ipu()
         ):
-            return steps
+            return [steps]
         step = x[0] if constant is None else x
         key = (step.shape, step.dtype, *((id(module), type(module)) for _, module in modules))
         if key not in self._step_bytes:
             self._step_bytes[key] = _largest_step(modules, step)
-        return max(1, PART_BYTES // max(1, self._step_bytes[key]))
+        return part_lengths(steps, self._step_bytes[key])
 
 
 def _state_buffers(network: nn.Module) -> Iterator[str]:
@@ -406,7 +404,14 @@ def _largest_step(modules: _Named, step: torch.Tensor) -> int:
     return largest
 
 
-class _Join(torch.autograd.Function):
+def part_lengths(steps: int, step_bytes: int) -> List[int]:
+    """How many steps run at a time where the largest activation of one has so many bytes."""
+    length = max(1, PART_BYTES // max(1, step_bytes))
+    count = -(-steps // length)
+    return [steps // count + (part < steps % count) for part in range(count)]
+
+
+class Join(torch.autograd.Function):
     """Parts of a sequence in one tensor, in the order in which they lie; their gradients are views."""
 
     @staticmethod
@@ -427,12 +432,27 @@ class _Join(torch.autograd.Function):
 def _joined(parts: List[Any]) -> Any:
     if isinstance(parts[0], tuple):
         return tuple(_joined(list(same)) for same in zip(*parts))
-    return _Join.apply(*parts)
+    return Join.apply(*parts)
 
 
 def _as_one_batch(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    out = module(x.flatten(0, 1))
+    rows = x.flatten(0, 1)
+    windows = _windows(module, rows)
+    out = module(rows) if windows is None else max_pool2d(rows, windows)
     return out.unflatten(0, x.shape[:2])
+
+
+def _windows(module: nn.Module, x: torch.Tensor) -> Optional[Windows]:
+    """Those of a module that our own kernel gives the results of; None: it runs itself."""
+    if not isinstance(module, nn.MaxPool2d) or is_compiling() or not has_kernel(x):
+        return None
+    kernel, stride, padding, dilation = (
+        size if isinstance(size, tuple) else (size, size)
+        for size in (module.kernel_size, module.stride, module.padding, module.dilation)
+    )
+    if module.ceil_mode or module.return_indices or padding != (0, 0) or dilation != (1, 1):
+        return None
+    return windows(x.shape[2:], kernel, stride)
 
 
 def _start_from_zeros(module: nn.Module) -> Tuple[Any, ...]:

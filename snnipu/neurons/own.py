@@ -14,8 +14,9 @@ from snnipu import _generator
 from snnipu._generator import TraceError
 from snnipu._layout import SINGLE_STEP
 from snnipu.backends import popart, why_reference
+from snnipu.neurons._outside import outside
 from snnipu.neurons.fused import FusedNeuron
-from snnipu.ops import _neurons
+from snnipu.ops import _neurons, leaves
 from snnipu.ops._arguments import check_input, compute_dtype, parameter_argument, state_argument
 from snnipu.ops.neuron_sequence import _spread, neuron_apply
 from snnipu.surrogate import SpikeGrad, as_surrogate
@@ -39,8 +40,8 @@ class OwnNeuron(FusedNeuron):
         options: by name: keywords of the step that have a default there.
 
     A call is one step, ``layer(x, *states) -> (spk, *states)``: ``x [B, ...]``, each state of its shape, or of no
-    dimension for the same in every neuron; a state left out starts anew. For all steps at once there are
-    :meth:`sequence` and :meth:`spikes`, ``MultiStep`` calls them. In 16 bit, states are float32.
+    dimension for the same in every neuron; a state that is None, or all where none is given, start anew. For all steps
+    at once there are :meth:`sequence` and :meth:`spikes`, ``MultiStep`` calls them. In 16 bit, states are float32.
 
     Fused: with a surrogate of snnipu's or snnTorch's, on CPUs and, by Triton, on NVIDIA GPUs. The kernels are compiled
     at the first use, for a CPU with the machine's compiler. A Python function as ``spike_grad`` is looped in PyTorch.
@@ -51,6 +52,7 @@ class OwnNeuron(FusedNeuron):
     _state_values: Dict[str, float]
     _parameter_values: Dict[str, Value]
     _option_values: Dict[str, Any]
+    _outside: Callable[[], Tuple[Any, ...]]
     _registered: Dict[Any, str]
 
     def __init__(
@@ -100,16 +102,30 @@ class OwnNeuron(FusedNeuron):
     @property
     def equation(self) -> str:  # type: ignore[override]
         """The name by which the operators know this step with this layer's options."""
-        chosen = self._options()
-        key = tuple((type(value), value) for value in chosen.values())
+        if not leaves.tracing():
+            return self._recorded()
+        _ = self._key() in self._registered  # what is compiled holds for these options and numbers
+        return self._recorded_now()
+
+    def _key(self) -> Tuple[Any, ...]:
+        return (*((type(value), value) for value in self._options().values()), self._outside())
+
+    def _recorded(self) -> str:
+        key = self._key()
         try:
             if key not in self._registered:
-                self._registered[key] = _neurons.register(self.step, chosen)
+                name = _neurons.register(self.step, self._options())
+                _neurons.prepare(name)
+                self._registered[key] = name
         except TypeError as error:
             if isinstance(error, TraceError) or "unhashable" not in str(error):
                 raise
-            raise TypeError(f"options of {type(self).__name__} must be hashable, got {chosen}") from None
+            raise TypeError(f"options of {type(self).__name__} must be hashable, got {self._options()}") from None
         return self._registered[key]
+
+    @leaves.at_trace_time
+    def _recorded_now(self) -> str:
+        return self._recorded()
 
     def _home(self) -> type:
         return OwnNeuron
@@ -189,24 +205,13 @@ class OwnNeuron(FusedNeuron):
         given = [*states, *(named.get(name) for name in names[len(states) :])]
         if self.init_hidden and any(state is not None for state in given):
             raise TypeError(f"{', '.join(names)} should not be passed as arguments while `init_hidden=True`")
+        _check_missing(type(self).__name__, names, states, named)
         check_input(input_, 0, "[B, ...]")
         starts = self._starts(given, input_.shape, input_)
         after: Sequence[torch.Tensor]
         if self._fuses():
             _say_reference(input_.device)
-            result = neuron_apply(
-                self.equation,
-                input_,
-                starts,
-                self._values(),
-                options=self._options(),
-                num_steps=SINGLE_STEP,
-                spike_grad=self._surrogate(),
-                store=[False] * len(names),
-                need_final=True,
-            )
-            assert result.final is not None
-            spk, after = result.spk, result.final
+            spk, after = self._kernel_step(input_, starts)
         else:
             spk, after = self._in_pytorch(input_, starts)
         if self.init_hidden:
@@ -215,6 +220,22 @@ class OwnNeuron(FusedNeuron):
             if not self.output:
                 return spk
         return (spk, *(state for name, state in zip(names, after) if name != "spk"))
+
+    def _kernel_step(self, x: torch.Tensor, states: List[Optional[torch.Tensor]]) -> Tuple[torch.Tensor, Any]:
+        if leaves.tracing():
+            return super()._kernel_step(x, states)
+        result = neuron_apply(
+            self.equation,
+            x,
+            states,
+            self._values(),
+            options=self._options(),
+            num_steps=SINGLE_STEP,
+            spike_grad=self._surrogate(),
+            store=[False] * len(states),
+            need_final=True,
+        )
+        return result.spk, result.final
 
     def _in_pytorch(
         self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]]
@@ -235,6 +256,13 @@ class OwnNeuron(FusedNeuron):
             value.expand(x.shape) for value in _generator.evaluate([step.spk, *step.after], given, **functions)
         )
         return spk.to(x.dtype), after
+
+    def sequence(self, x: torch.Tensor, *states: Optional[torch.Tensor], num_steps: Optional[int] = None) -> Any:
+        if not self.init_hidden:
+            _check_missing(type(self).__name__, self._states(), states, {})
+        return super().sequence(x, *states, num_steps=num_steps)
+
+    sequence.__doc__ = FusedNeuron.sequence.__doc__
 
     def _sequence(
         self,
@@ -324,6 +352,7 @@ def neuron(
             "__qualname__": function.__qualname__,
             "__signature__": _signature({p: values[p] for p in found.parameters}, found.options),
             "step": staticmethod(function),
+            "_outside": staticmethod(outside(function)),
             "_state_values": starts,
             "_parameter_values": {p: values[p] for p in found.parameters},
             "_option_values": dict(found.options),
@@ -408,6 +437,15 @@ def _check_states(kind: str, names: Sequence[str], states: Sequence[Any], named:
             raise TypeError(f"{kind} has no state {name!r}; it has {', '.join(names)}")
         if name in names[: len(states)]:
             raise TypeError(f"{kind} was given the state {name} twice")
+
+
+def _check_missing(kind: str, names: Sequence[str], states: Sequence[Any], named: Mapping[str, Any]) -> None:
+    missing = [name for name in names[len(states) :] if name not in named]
+    if 0 < len(missing) < len(names):
+        raise TypeError(
+            f"{kind} was given {len(names) - len(missing)} of its states ({', '.join(names)}), "
+            f"{', '.join(missing)} missing: give all, None for one that starts anew, or none"
+        )
 
 
 def _shown(value: torch.Tensor) -> str:

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from snnipu import ops
-from snnipu.backends import popart
 from snnipu.neurons.fused import load_scalars
 from snnipu.neurons.leaky import Leaky
 from snnipu.neurons.sparse_activity import DeviceActivity
@@ -130,6 +129,78 @@ class SparseNeurons(nn.Module):
     def overflow(self) -> Optional[int]:
         """Spikes dropped in the last forward; None where there was none, or none with data."""
         return None if self._last is None or self._last.device.type == "meta" else self._last.overflow
+
+    def _neuron_options(self) -> Dict[str, Any]:
+        """The neurons' parameters and options, as the operators of whole layers take them."""
+        return {
+            "beta": self.beta,
+            "threshold": self.threshold,
+            "grad_threshold": self.grad_threshold,
+            "max_spikes": self.max_spikes,
+            "reset_mechanism": self.reset_mechanism,
+            "spike_grad": self.spike_grad,
+            "input_scale": self.input_scale,
+            "overflow": self.overflow_order,
+        }
+
+    # ---- to and from a linear map and Leaky
+
+    weight: torch.Tensor
+
+    def to_dense(self) -> nn.Sequential:
+        """The linear map and ``Leaky`` with the same parameters."""
+        raise NotImplementedError
+
+    def dense_state_dict(self) -> Dict[str, torch.Tensor]:
+        """The ``state_dict`` of :meth:`to_dense`'s network, which computes the same."""
+        linear, leaky = self.to_dense()
+        return {
+            **{f"0.{name}": value for name, value in linear.state_dict().items()},
+            **{f"1.{name}": value for name, value in leaky.state_dict().items()},
+        }
+
+    def load_dense_state_dict(self, state: Dict[str, torch.Tensor]) -> None:
+        """Take weight, bias, beta and threshold from the ``state_dict`` of such a network."""
+        self._load(self._own_state(state))
+
+    def _own_state(self, state: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
+        """This layer's names and values for the dense network's; raises ValueError where they do not fit."""
+        wanted = {"0.weight", "1.beta", "1.threshold"} | ({"0.bias"} if self.bias is not None else set())
+        missing = sorted(wanted - set(state))
+        if missing or ("0.bias" in state and self.bias is None):
+            raise ValueError(f"state must hold {sorted(wanted)} and no other weights, got {sorted(state)}")
+        own = {"weight": state["0.weight"] / self.input_scale}
+        own.update({name: state[f"1.{name}"] for name in ("beta", "threshold")})
+        if self.bias is not None:
+            own["bias"] = state["0.bias"]
+        each = (self._neurons,)
+        for name, value in own.items():
+            of_neurons = name in ("beta", "threshold")
+            if of_neurons and value.numel() == 1:
+                continue
+            shape = tuple(self.weight.shape) if name == "weight" else each
+            spread = tuple(self._per_neuron(torch.empty(each)).shape) if of_neurons else shape
+            if tuple(value.shape) not in (shape, spread):
+                raise ValueError(f"state: {name} must have shape {shape}, got {tuple(value.shape)}")
+            if of_neurons:
+                own[name] = value.reshape(each)
+        return own
+
+    def _dense_twin(self, linear: Union[nn.Linear, nn.Conv2d]) -> nn.Sequential:
+        """``linear``, with this layer's weights, and its neurons as ``Leaky``."""
+        leaky = Leaky(
+            self._per_neuron(self.beta.detach().clone()),
+            threshold=self._per_neuron(self.threshold.detach().clone()),
+            spike_grad=self.spike_grad,
+            learn_beta=isinstance(self.beta, nn.Parameter),
+            learn_threshold=isinstance(self.threshold, nn.Parameter),
+            reset_mechanism=self.reset_mechanism,
+        )
+        with torch.no_grad():
+            linear.weight.copy_(self.weight * self.input_scale)
+            if self.bias is not None and linear.bias is not None:
+                linear.bias.copy_(self.bias)
+        return nn.Sequential(linear, leaky)
 
     def _load(self, own: Dict[str, torch.Tensor]) -> None:
         with torch.no_grad():
@@ -268,8 +339,6 @@ class SparseLeaky(SparseNeurons):
         Raises:
             TypeError, ValueError: ``x`` of another type, shape or device; the message says which.
         """
-        if self.recurrent_weight is not None:
-            popart.refuse_tracing("SparseLeaky with recurrent=True")
         check_delay(delay)
         path = "sparse" if self.recurrent_weight is not None else self.path
         chosen = choose_path(x, self.weight, path, self._measured)
@@ -278,14 +347,7 @@ class SparseLeaky(SparseNeurons):
                 chosen,
                 self.weight,
                 self.bias,
-                beta=self.beta,
-                threshold=self.threshold,
-                grad_threshold=self.grad_threshold,
-                max_spikes=self.max_spikes,
-                reset_mechanism=self.reset_mechanism,
-                spike_grad=self.spike_grad,
-                input_scale=self.input_scale,
-                overflow=self.overflow_order,
+                **self._neuron_options(),
                 delay=delay,
                 recurrent_weight=self.recurrent_weight,
             )
@@ -322,57 +384,22 @@ class SparseLeaky(SparseNeurons):
 
     # ---- to and from nn.Linear + Leaky
 
-    def dense_state_dict(self) -> Dict[str, torch.Tensor]:
-        """The ``state_dict`` of ``nn.Sequential(nn.Linear(...), Leaky(...))`` that computes the same."""
-        linear, leaky = self.to_dense()
-        return {
-            **{f"0.{name}": value for name, value in linear.state_dict().items()},
-            **{f"1.{name}": value for name, value in leaky.state_dict().items()},
-        }
-
-    def load_dense_state_dict(self, state: Dict[str, torch.Tensor]) -> None:
-        """Take weight, bias, beta and threshold from the ``state_dict`` of ``nn.Sequential(nn.Linear, Leaky)``."""
-        self._load(self._own_state(state))
-
     def _own_state(self, state: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
-        """This layer's names and values for the dense layer's; raises ValueError where they do not fit."""
-        wanted = {"0.weight", "1.beta", "1.threshold"} | ({"0.bias"} if self.bias is not None else set())
-        if self.recurrent_weight is not None:
-            raise ValueError("state: a recurrent layer has no dense twin")
-        missing = sorted(wanted - set(state))
-        if missing or ("0.bias" in state and self.bias is None):
-            raise ValueError(f"state must hold {sorted(wanted)} and no other weights, got {sorted(state)}")
-        own = {"weight": state["0.weight"] / self.input_scale}
-        own.update({name: state[f"1.{name}"] for name in ("beta", "threshold")})
-        if self.bias is not None:
-            own["bias"] = state["0.bias"]
-        for name, value in own.items():
-            number = name in ("beta", "threshold") and value.numel() == 1
-            shape = (self.out_features, self.in_features)[: 2 if name == "weight" else 1]
-            if not number and tuple(value.shape) != shape:
-                raise ValueError(f"state: {name} must have shape {shape}, got {tuple(value.shape)}")
-        return own
+        self._refuse_recurrent("state")
+        return super()._own_state(state)
 
     def to_dense(self) -> nn.Sequential:
         """``nn.Sequential(nn.Linear, Leaky)`` with the same parameters; ``Leaky`` takes ``[T, B, out]`` with
         ``.sequence``."""
-        if self.recurrent_weight is not None:
-            raise ValueError("to_dense: a recurrent layer has no dense twin")
+        self._refuse_recurrent("to_dense")
         device, dtype = self.weight.device, self.weight.dtype
-        linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device=device, dtype=dtype)
-        leaky = Leaky(
-            self.beta.detach().clone(),
-            threshold=self.threshold.detach().clone(),
-            spike_grad=self.spike_grad,
-            learn_beta=isinstance(self.beta, nn.Parameter),
-            learn_threshold=isinstance(self.threshold, nn.Parameter),
-            reset_mechanism=self.reset_mechanism,
+        return self._dense_twin(
+            nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device=device, dtype=dtype)
         )
-        with torch.no_grad():
-            linear.weight.copy_(self.weight * self.input_scale)
-            if self.bias is not None:
-                linear.bias.copy_(self.bias)
-        return nn.Sequential(linear, leaky)
+
+    def _refuse_recurrent(self, what: str) -> None:
+        if self.recurrent_weight is not None:
+            raise ValueError(f"{what}: a recurrent layer has no dense twin")
 
     def extra_repr(self) -> str:
         recurrent = ", recurrent=True" if self.recurrent_weight is not None else ""

@@ -9,6 +9,7 @@ from torch import nn
 
 from snnipu import ops
 from snnipu.backends import popart
+from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.multistep import MultiStep
 from snnipu.neurons.sparse_conv import SparseConvLeaky, SparsePool2d
 from snnipu.neurons.sparse_leaky import Parameter, SparseLeaky
@@ -307,13 +308,12 @@ class SparseNetwork(nn.Module):
             return False
         if not (self.delay == 1 and popart.uses_operator("SparseNetwork", "SparseLinear")):
             return False
-        same = {
-            (layer.reset_mechanism, layer.overflow_order, layer.bias is None, layer.recurrent_weight is None)
-            for layer in self.layers
-        }
+        # What is replaced or watched in a layer is honoured: then it runs by itself.
+        if not all(type(layer).forward is SparseLeaky.forward and is_plain(layer) for layer in self.layers):
+            return False
+        same = {(layer.reset_mechanism, layer.overflow_order, layer.bias is None) for layer in self.layers}
         kernels = {fused(layer.spike_grad)[0] for layer in self.layers}
-        recurrent = any(layer.recurrent_weight is not None for layer in self.layers)
-        return len(same) == len(kernels) == 1 and not recurrent and popart.has_operator("SparseNetwork")
+        return len(same) == len(kernels) == 1 and popart.has_operator("SparseNetwork")
 
     def _on_ipu(self, spikes: SparseSpikes) -> List[SparseSpikes]:
         """All layers as one operator."""
@@ -327,6 +327,7 @@ class SparseNetwork(nn.Module):
                 popart.static_slots(layer.max_spikes, layer.out_features),
                 layer.grad_threshold,
                 layer.input_scale,
+                layer.recurrent_weight,
             )
             for layer in self.layers
         ]

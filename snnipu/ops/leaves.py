@@ -11,7 +11,6 @@ import torch
 
 from snnipu._layout import SINGLE_STEP
 from snnipu.ops import _neurons
-from snnipu.ops._arguments import is_compiling
 from snnipu.ops.lif_sequence import lif_apply
 from snnipu.ops.neuron_sequence import neuron_apply
 from snnipu.surrogate import Kernel, Surrogate
@@ -20,11 +19,6 @@ Tensors = Tuple[Optional[torch.Tensor], ...]
 
 # Set by `snnipu.compiler`, which makes the functions below known to TorchDynamo; without it a step is traced.
 enabled = False
-
-
-def tracing() -> bool:
-    """Whether ``torch.compile`` is to see a neuron's step as one node."""
-    return enabled and is_compiling()
 
 
 def look_up(neuron: Any, parts: Iterable[str]) -> None:
@@ -37,6 +31,12 @@ def at_trace_time(function: Any) -> Any:
     """Mark of a method that TorchDynamo calls where it meets it, its result being a constant of the graph."""
     function._dynamo_marked_constant = True
     return function
+
+
+@at_trace_time
+def tracing() -> bool:
+    """Whether ``torch.compile`` is to see a neuron's step as one node."""
+    return enabled and torch._guards.TracingContext.try_get() is not None
 
 
 # Neurons whose step was traced in full, and by whom: the guards of that trace are there.
@@ -58,11 +58,18 @@ def is_known(neuron: Any) -> bool:
     return context is not None and reference is not None and reference() is context
 
 
-@lru_cache(maxsize=None)
-def _surrogate(number: int, a: float, b: float) -> Surrogate:
+@lru_cache(maxsize=256)
+def _surrogate_of(number: int, a: float, b: float) -> Surrogate:
     surrogate = Surrogate("kernel")
     surrogate.kernel = Kernel(number, a, b)
     return surrogate
+
+
+def _surrogate(number: int, a: float, b: float) -> Surrogate:
+    if isinstance(a, torch.SymFloat) or isinstance(b, torch.SymFloat):
+        # TorchDynamo asks what comes out, whose form does not depend on them; to look at them would fix them.
+        a, b = 1.0, 0.0
+    return _surrogate_of(number, a, b)
 
 
 def lif_step(

@@ -206,46 +206,78 @@ class Means(NamedTuple):
 _REFERENCE = Means(_ReferenceSteps, torch.Tensor.new_empty, lambda size: None)
 
 
-def forward_by(
-    means: Means,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Optional[torch.Tensor],
-    geometry: Sequence[int],
-    order: Sequence[int],
-    initial: Tensors,
-    parameters: Sequence[torch.Tensor],
-    neuron: str,
-    variant: int,
-    num_steps: Optional[int],
-    store: Sequence[bool],
-    store_incoming: bool,
-    store_final: bool,
-) -> MadeForward:
-    steps, step_shape, shape = layout(x, num_steps)
-    like = parameters[0]
-    spk = means.empty(x, shape)
-    states = [means.empty(like, shape) if stored else like.new_empty(0) for stored in store]
-    incoming = means.empty(like, shape) if store_incoming else like.new_empty(0)
-    before: List[Optional[torch.Tensor]] = [None if state is None else state.contiguous() for state in initial]
+class ForwardArguments(NamedTuple):
+    """Of ``neuron_recurrent_fwd``, in the order of its schema."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: Optional[torch.Tensor]
+    geometry: Sequence[int]
+    order: Sequence[int]
+    initial: Tensors
+    parameters: Sequence[torch.Tensor]
+    neuron: str
+    variant: int
+    num_steps: Optional[int]
+    store: Sequence[bool]
+    store_incoming: bool
+    store_final: bool
+
+
+class BackwardArguments(NamedTuple):
+    """Of ``neuron_recurrent_bwd``, in the order of its schema."""
+
+    grad_spk: Optional[torch.Tensor]
+    grad_states: Tensors
+    grad_final: Tensors
+    x: Optional[torch.Tensor]
+    spk: torch.Tensor
+    states: Sequence[torch.Tensor]
+    incoming: torch.Tensor
+    weight: torch.Tensor
+    bias: Optional[torch.Tensor]
+    geometry: Sequence[int]
+    order: Sequence[int]
+    initial: Tensors
+    parameters: Sequence[torch.Tensor]
+    neuron: str
+    variant: int
+    num_steps: Optional[int]
+    surrogate: int
+    surrogate_a: float
+    surrogate_b: float
+    need_weight: bool
+    need_bias: bool
+    need_initial: Sequence[bool]
+    need_parameters: Sequence[bool]
+
+
+def forward_by(means: Means, *arguments: Any) -> MadeForward:
+    a = ForwardArguments(*arguments)
+    steps, step_shape, shape = layout(a.x, a.num_steps)
+    like = a.parameters[0]
+    spk = means.empty(a.x, shape)
+    states = [means.empty(like, shape) if stored else like.new_empty(0) for stored in a.store]
+    incoming = means.empty(like, shape) if a.store_incoming else like.new_empty(0)
+    before: List[Optional[torch.Tensor]] = [None if state is None else state.contiguous() for state in a.initial]
     if steps and step_shape.numel():
-        connection = Connection(weight, bias, geometry, order)
+        connection = Connection(a.weight, a.bias, a.geometry, a.order)
         # Two rows in turn for states that nobody asks for.
-        spare = [[] if stored else [like.new_empty(step_shape) for _ in range(2)] for stored in store]
+        spare = [[] if stored else [like.new_empty(step_shape) for _ in range(2)] for stored in a.store]
         rows = [
             list(state.unbind()) if stored else two * (steps // 2 + 1)
-            for state, stored, two in zip(states, store, spare)
+            for state, stored, two in zip(states, a.store, spare)
         ]
-        spikes, arriving = spk.unbind(), incoming.unbind() if store_incoming else ()
-        currents = x.unbind() if num_steps is None else [x] * steps
-        one = means.steps(neuron, variant, currents[0], parameters)
-        start = initial[SPIKES]
-        last = None if start is None else start.to(x.dtype).contiguous()
+        spikes, arriving = spk.unbind(), incoming.unbind() if a.store_incoming else ()
+        currents = a.x.unbind() if a.num_steps is None else [a.x] * steps
+        one = means.steps(a.neuron, a.variant, currents[0], a.parameters)
+        start = a.initial[SPIKES]
+        last = None if start is None else start.to(a.x.dtype).contiguous()
         for t, current in enumerate(currents):
             come = connection.of_zeros(step_shape) if last is None else connection(last)
             if come is not None and come.dtype != like.dtype:
                 come = come.to(like.dtype)
-            if store_incoming:
+            if a.store_incoming:
                 arriving[t].zero_() if come is None else arriving[t].copy_(come)
             before[SPIKES] = come
             after = [None if place == SPIKES else row[t] for place, row in enumerate(rows)]
@@ -254,60 +286,36 @@ def forward_by(
             before = list(after)
         before[SPIKES] = spikes[-1].to(like.dtype)
     final = []
-    if store_final:
+    if a.store_final:
         final = [like.new_zeros(step_shape) if state is None else state.clone() for state in before]
     means.used(spk.nbytes + sum(state.nbytes for state in states) + incoming.nbytes)
     return spk, states, final, incoming
 
 
-def backward_by(
-    means: Means,
-    grad_spk: Optional[torch.Tensor],
-    grad_states: Tensors,
-    grad_final: Tensors,
-    x: Optional[torch.Tensor],
-    spk: torch.Tensor,
-    states: Sequence[torch.Tensor],
-    incoming: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Optional[torch.Tensor],
-    geometry: Sequence[int],
-    order: Sequence[int],
-    initial: Tensors,
-    parameters: Sequence[torch.Tensor],
-    neuron: str,
-    variant: int,
-    num_steps: Optional[int],
-    surrogate: int,
-    surrogate_a: float,
-    surrogate_b: float,
-    need_weight: bool,
-    need_bias: bool,
-    need_initial: Sequence[bool],
-    need_parameters: Sequence[bool],
-) -> MadeBackward:
-    steps, step_shape = spk.shape[0], spk.shape[1:]
-    like, places = parameters[0], range(len(states))
-    connection = Connection(weight, bias, geometry, order)
-    grad_rows = means.empty(spk, spk.shape)
-    carry: List[Optional[torch.Tensor]] = list(grad_final or [None] * len(states))
+def backward_by(means: Means, *arguments: Any) -> MadeBackward:
+    a = BackwardArguments(*arguments)
+    steps, step_shape = a.spk.shape[0], a.spk.shape[1:]
+    like, places = a.parameters[0], range(len(a.states))
+    connection = Connection(a.weight, a.bias, a.geometry, a.order)
+    grad_rows = means.empty(a.spk, a.spk.shape)
+    carry: List[Optional[torch.Tensor]] = list(a.grad_final or [None] * len(a.states))
     carry = [None if grad is None else grad.contiguous() for grad in carry]
-    total = [torch.zeros_like(p) if need else None for p, need in zip(parameters, need_parameters)]
-    grad_weight = torch.zeros_like(weight) if need_weight else weight.new_empty(0)
-    grad_bias = torch.zeros_like(bias) if need_bias and bias is not None else weight.new_empty(0)
-    first = initial[SPIKES]
+    total = [torch.zeros_like(p) if need else None for p, need in zip(a.parameters, a.need_parameters)]
+    grad_weight = torch.zeros_like(a.weight) if a.need_weight else a.weight.new_empty(0)
+    grad_bias = torch.zeros_like(a.bias) if a.need_bias and a.bias is not None else a.weight.new_empty(0)
+    first = a.initial[SPIKES]
     if steps and step_shape.numel():
         part = [None if sums is None else torch.empty_like(sums) for sums in total]
-        one = means.steps(neuron, variant, spk[0], parameters)
-        one.differentiate(surrogate, surrogate_a, surrogate_b, part)
-        upstream = [_rows(grad, steps) for grad in (grad_spk, *grad_states)]
-        kept = [state.unbind() if state.numel() else None for state in states]
-        arriving = incoming.unbind() if incoming.numel() else [None] * steps
-        currents = [x] * steps if x is None or num_steps is not None else x.unbind()
-        spikes, gradients = spk.unbind(), grad_rows.unbind()
-        again = spk.dtype != like.dtype  # 16 bit: of states that are wider than the spikes
+        one = means.steps(a.neuron, a.variant, a.spk[0], a.parameters)
+        one.differentiate(a.surrogate, a.surrogate_a, a.surrogate_b, part)
+        upstream = [_rows(grad, steps) for grad in (a.grad_spk, *a.grad_states)]
+        kept = [state.unbind() if state.numel() else None for state in a.states]
+        arriving = a.incoming.unbind() if a.incoming.numel() else [None] * steps
+        currents = [a.x] * steps if a.x is None or a.num_steps is not None else a.x.unbind()
+        spikes, gradients = a.spk.unbind(), grad_rows.unbind()
+        again = a.spk.dtype != like.dtype  # 16 bit: of states that are wider than the spikes
         spare = [[None if s == SPIKES else like.new_empty(step_shape) for s in places] for _ in range(2)]
-        initial = [None if state is None else state.contiguous() for state in initial]
+        initial = [None if state is None else state.contiguous() for state in a.initial]
         for t in range(steps - 1, -1, -1):
             before = [initial[s] if t == 0 else (None if rows is None else rows[t - 1]) for s, rows in enumerate(kept)]
             before[SPIKES] = arriving[t]
@@ -324,32 +332,32 @@ def backward_by(
                 spare[t % 2],
             )
             carry = list(spare[t % 2])
-            if t or need_initial[SPIKES]:
+            if t or a.need_initial[SPIKES]:
                 carry[SPIKES] = connection.grad_spk(gradients[t]).to(like.dtype)
             for sums, own in zip(total, part):
                 if sums is not None and own is not None:
                     sums.add_(own)
-        if need_weight and steps > 1:
-            made = connection.grad_own(grad_rows[1:], spk[:-1], True, False)[0]
+        if a.need_weight and steps > 1:
+            made = connection.grad_own(grad_rows[1:], a.spk[:-1], True, False)[0]
             assert made is not None
             grad_weight = made
-        if need_weight and first is not None:
-            made = connection.grad_own(grad_rows[:1], first.to(spk.dtype).unsqueeze(0), True, False)[0]
+        if a.need_weight and first is not None:
+            made = connection.grad_own(grad_rows[:1], first.to(a.spk.dtype).unsqueeze(0), True, False)[0]
             assert made is not None
             grad_weight = grad_weight + made
-        if need_bias:
-            made = connection.grad_own(grad_rows, spk, False, True)[1]
+        if a.need_bias:
+            made = connection.grad_own(grad_rows, a.spk, False, True)[1]
             assert made is not None
             grad_bias = made
-    if num_steps is not None:
+    if a.num_steps is not None:
         grad_rows = grad_rows.sum(0)
     empty = like.new_empty(0)
-    zero = [like.new_zeros(step_shape) if need and grad is None else grad for need, grad in zip(need_initial, carry)]
+    zero = [like.new_zeros(step_shape) if need and grad is None else grad for need, grad in zip(a.need_initial, carry)]
     return (
         grad_rows,
         grad_weight,
         grad_bias,
-        [grad.clone() if need and grad is not None else empty for need, grad in zip(need_initial, zero)],
+        [grad.clone() if need and grad is not None else empty for need, grad in zip(a.need_initial, zero)],
         [empty if sums is None else sums for sums in total],
     )
 
@@ -373,63 +381,27 @@ def neuron_recurrent_bwd_reference(*arguments: Any) -> MadeBackward:
     return backward_by(_REFERENCE, *arguments)
 
 
-def _fwd_meta(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Optional[torch.Tensor],
-    geometry: Sequence[int],
-    order: Sequence[int],
-    initial: Tensors,
-    parameters: Sequence[torch.Tensor],
-    neuron: str,
-    variant: int,
-    num_steps: Optional[int],
-    store: Sequence[bool],
-    store_incoming: bool,
-    store_final: bool,
-) -> MadeForward:
-    _, step_shape, shape = layout(x, num_steps)
-    like = parameters[0]
+def _fwd_meta(*arguments: Any) -> MadeForward:
+    a = ForwardArguments(*arguments)
+    _, step_shape, shape = layout(a.x, a.num_steps)
+    like = a.parameters[0]
     return (
-        x.new_empty(shape),
-        [like.new_empty(shape if stored else 0) for stored in store],
-        [like.new_empty(step_shape) for _ in store] if store_final else [],
-        like.new_empty(shape if store_incoming else 0),
+        a.x.new_empty(shape),
+        [like.new_empty(shape if stored else 0) for stored in a.store],
+        [like.new_empty(step_shape) for _ in a.store] if a.store_final else [],
+        like.new_empty(shape if a.store_incoming else 0),
     )
 
 
-def _bwd_meta(
-    grad_spk: Optional[torch.Tensor],
-    grad_states: Tensors,
-    grad_final: Tensors,
-    x: Optional[torch.Tensor],
-    spk: torch.Tensor,
-    states: Sequence[torch.Tensor],
-    incoming: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Optional[torch.Tensor],
-    geometry: Sequence[int],
-    order: Sequence[int],
-    initial: Tensors,
-    parameters: Sequence[torch.Tensor],
-    neuron: str,
-    variant: int,
-    num_steps: Optional[int],
-    surrogate: int,
-    surrogate_a: float,
-    surrogate_b: float,
-    need_weight: bool,
-    need_bias: bool,
-    need_initial: Sequence[bool],
-    need_parameters: Sequence[bool],
-) -> MadeBackward:
-    like, step_shape = parameters[0], spk.shape[1:]
+def _bwd_meta(*arguments: Any) -> MadeBackward:
+    a = BackwardArguments(*arguments)
+    like, step_shape = a.parameters[0], a.spk.shape[1:]
     return (
-        spk.new_empty(spk.shape if num_steps is None else step_shape),
-        weight.new_empty(weight.shape if need_weight else 0),
-        weight.new_empty(bias.shape if need_bias and bias is not None else 0),
-        [like.new_empty(step_shape if need else 0) for need in need_initial],
-        [like.new_empty(p.shape if need else 0) for p, need in zip(parameters, need_parameters)],
+        a.spk.new_empty(a.spk.shape if a.num_steps is None else step_shape),
+        a.weight.new_empty(a.weight.shape if a.need_weight else 0),
+        a.weight.new_empty(a.bias.shape if a.need_bias and a.bias is not None else 0),
+        [like.new_empty(step_shape if need else 0) for need in a.need_initial],
+        [like.new_empty(p.shape if need else 0) for p, need in zip(a.parameters, a.need_parameters)],
     )
 
 

@@ -92,9 +92,6 @@ def _bwd_meta(
 
 _library.define(_SCHEMA_FWD, reference=sparse_conv2d_fwd_reference, meta=_fwd_meta)
 _library.define(_SCHEMA_BWD, reference=sparse_conv2d_bwd_reference, meta=_bwd_meta)
-# No event-driven kernels on a GPU yet: there it is dense operations of PyTorch.
-_library.implement("sparse_conv2d_fwd", "CUDA", sparse_conv2d_fwd_reference)
-_library.implement("sparse_conv2d_bwd", "CUDA", sparse_conv2d_bwd_reference)
 
 
 class SparseConv2d(torch.autograd.Function):
@@ -164,8 +161,8 @@ def sparse_conv2d(
         TypeError, ValueError: a shape, size, dtype or device that does not fit, an id or count out of range; the
             message names the argument.
 
-    There are no event-driven kernels for CUDA yet: there it is a dense convolution, and the host waits while ids are
-    checked.
+    On CUDA ids and counts out of range are left out without an error; the gradient of the values is a dense
+    convolution's, of which the slots take theirs.
 
     Source: the event-driven form of the convolution: "submanifold" libraries and event-camera networks have it, among
     them Messikommer et al., "Event-based asynchronous sparse convolutional networks", ECCV 2020.

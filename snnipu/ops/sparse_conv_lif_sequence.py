@@ -221,9 +221,6 @@ def _bwd_meta(
 
 _library.define(_SCHEMA_FWD, reference=sparse_conv_lif_sequence_fwd_reference, meta=_fwd_meta)
 _library.define(_SCHEMA_BWD, reference=sparse_conv_lif_sequence_bwd_reference, meta=_bwd_meta)
-# No event-driven kernels on a GPU yet: there it is dense operations of PyTorch.
-_library.implement("sparse_conv_lif_sequence_fwd", "CUDA", sparse_conv_lif_sequence_fwd_reference)
-_library.implement("sparse_conv_lif_sequence_bwd", "CUDA", sparse_conv_lif_sequence_bwd_reference)
 
 
 class SparseConvLifSequence(torch.autograd.Function):

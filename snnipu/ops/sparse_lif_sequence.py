@@ -1,6 +1,6 @@
 """A layer of spiking neurons on spike ids over a sequence: public function, schema, meta, autograd, reference."""
 
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple, cast
 
 import torch
 
@@ -427,6 +427,35 @@ class SparseLifSequence(torch.autograd.Function):
         return (*(g if needed else None for g, needed in zip(grads, need)), *(None,) * 10)
 
 
+def _recurrent_argument(recurrent_weight: torch.Tensor, weight: torch.Tensor, own_gradient: bool) -> torch.Tensor:
+    """The recurrent weight in the type of ``weight``; raises where it does not fit, or the surrogate is a function."""
+    neurons = weight.shape[0]
+    if not isinstance(recurrent_weight, torch.Tensor):
+        raise TypeError(f"recurrent_weight must be a torch.Tensor or None, got {type(recurrent_weight).__name__}")
+    if not recurrent_weight.dtype.is_floating_point:
+        raise TypeError(f"recurrent_weight must be floating, got {recurrent_weight.dtype}")
+    if recurrent_weight.shape != (neurons, neurons):
+        raise ValueError(f"recurrent_weight must have shape {(neurons, neurons)}, got {tuple(recurrent_weight.shape)}")
+    if recurrent_weight.device != weight.device:
+        raise ValueError(
+            f"recurrent_weight must be on the device of weight, {weight.device}, got {recurrent_weight.device}"
+        )
+    if own_gradient:
+        raise ValueError(
+            "spike_grad must be a fused surrogate of snnipu.surrogate with recurrent_weight: the gradient goes "
+            "through it from step to step"
+        )
+    return recurrent_weight.to(weight.dtype)
+
+
+def _later(spikes: SparseSpikes, delay: int) -> SparseSpikes:
+    """The same spikes, ``delay`` steps later: none first."""
+    if delay == 0:
+        return spikes
+    ids, values, counts = (delayed(each, delay) for each in (spikes.ids, spikes.values, spikes.counts))
+    return SparseSpikes._trusted(ids, values, counts, spikes.num_neurons)
+
+
 def sparse_lif_sequence(
     spikes: SparseSpikes,
     weight: torch.Tensor,
@@ -501,9 +530,13 @@ def sparse_lif_sequence(
     if isinstance(input_scale, bool) or not isinstance(input_scale, (int, float)):
         raise TypeError(f"input_scale must be a number, got {input_scale!r}")
     kernel, function = fused(spike_grad)
-    if _route.uses_operator("sparse_lif_sequence", "SparseLinear"):
-        if recurrent_weight is not None:
-            _route.refuse_tracing("sparse_lif_sequence with recurrent_weight")
+    if recurrent_weight is not None:
+        recurrent_weight = _recurrent_argument(recurrent_weight, weight, function is not None)
+        if _route.uses_operator("sparse_lif_sequence with recurrent_weight", "SparseNetwork"):
+            layer = (given, beta_, threshold_, bias, max_spikes, grad_threshold, input_scale, recurrent_weight)
+            made = _route.call("sparse_layer", _later(spikes, delay), *layer, reset, overflow_code(overflow), kernel)
+            return cast(SparseSpikes, made)
+    elif _route.uses_operator("sparse_lif_sequence", "SparseLinear"):
         current = _route.call("sparse_linear", spikes, given, None)
         current = delayed(current * input_scale if input_scale != 1 else current, delay)
         current = current if bias is None else current + bias
@@ -512,25 +545,6 @@ def sparse_lif_sequence(
         assert mem is not None
         return select_spikes(mem, threshold_, grad_threshold, max_spikes, spike_grad=spike_grad, overflow=overflow)
     capacity = capacity_argument(max_spikes, neurons, weight)
-    if recurrent_weight is not None:
-        if not isinstance(recurrent_weight, torch.Tensor):
-            raise TypeError(f"recurrent_weight must be a torch.Tensor or None, got {type(recurrent_weight).__name__}")
-        if not recurrent_weight.dtype.is_floating_point:
-            raise TypeError(f"recurrent_weight must be floating, got {recurrent_weight.dtype}")
-        if recurrent_weight.shape != (neurons, neurons):
-            raise ValueError(
-                f"recurrent_weight must have shape {(neurons, neurons)}, got {tuple(recurrent_weight.shape)}"
-            )
-        if recurrent_weight.device != weight.device:
-            raise ValueError(
-                f"recurrent_weight must be on the device of weight, {weight.device}, got {recurrent_weight.device}"
-            )
-        if function is not None:
-            raise ValueError(
-                "spike_grad must be a fused surrogate of snnipu.surrogate with recurrent_weight: the gradient goes "
-                "through it from step to step"
-            )
-        recurrent_weight = recurrent_weight.to(weight.dtype)
     ids, values, counts, dropped = SparseLifSequence.apply(
         spikes.values.to(weight.dtype),
         weight,

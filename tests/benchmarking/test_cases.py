@@ -2,7 +2,8 @@ import pytest
 import torch
 
 import snnipu
-from snnipu.benchmarking import Settings, Unavailable, cases, peers, run_case
+from snnipu.benchmarking import Settings, Unavailable, cases, loop_networks, peers, run_case
+from snnipu.benchmarking.cases import compile as loops
 from snnipu.benchmarking.cases import layer, lif, network
 
 SMALL = {"steps": 6, "batch_size": 3, "neurons": 20}
@@ -89,6 +90,15 @@ def test_copy_moves_six_sequences():
     # Each is read once and written once.
     assert 2 * copied.numel() == 6 * x.numel()
     assert all(torch.equal(part, x) for part in copied)
+
+
+@pytest.mark.parametrize("name", loop_networks.NETWORKS)
+def test_loop_networks_are_the_same_training(name):
+    case = loops.build(Settings(network=name, **SMALL))
+    for contender in ("snnipu-loop", "snnipu-multistep"):
+        result = check(case, contender)
+        assert result.passed, result.detail
+        assert result.against == "snnTorch"
 
 
 def test_long_loop_is_compiled_by_steps(monkeypatch):

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from support.versions import NO_HALF_CLAMP
+from support.versions import NO_HALF_CLAMP, needs_compile
 
 import snnipu
 from snnipu.benchmarking.resident import supported
@@ -44,6 +44,43 @@ def test_quick_run_of_everything(tmp_path, capsys):
             assert row["label"] in printed
             assert (row["time"] is not None) == (row["status"] == "ok")
     assert picture.stat().st_size > 5000
+
+
+@needs_compile
+def test_compiled_loops_alone_and_merged(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for network, file in zip(("deep", "population"), files):
+        assert bench("compile", *TINY, "--networks", network, "--peers", "none", "--json", str(file)) == 0
+    alone = [json.loads(file.read_text(encoding="utf-8"))["cases"][0] for file in files]
+    assert [sorted(row["phases"]) for row in alone[0]["results"]] == [["backward", "forward", "optimizer"]] * 3
+    capsys.readouterr()
+    out, picture = tmp_path / "all.json", tmp_path / "all.svg"
+    merge = ("compile", "--merge", ",".join(map(str, files)))
+    assert bench(*merge, "--json", str(out), "--chart", str(picture)) == 0
+    printed = capsys.readouterr().out
+    document = json.loads(out.read_text(encoding="utf-8"))
+    assert document["cases"] == [alone[1], alone[0]]  # in the order of the networks
+    assert document["sweeps"][0]["axes"][0]["values"] == ["population", "deep"]
+    assert "median ms against network" in printed
+    assert picture.stat().st_size > 5000
+
+    other = json.loads(files[1].read_text(encoding="utf-8"))
+    other["environment"]["threads"] = 99
+    files[1].write_text(json.dumps(other), encoding="utf-8")
+    with pytest.raises(SystemExit):
+        bench(*merge)
+    assert "b.json has another threads than" in capsys.readouterr().err
+    files[1].write_text("[]", encoding="utf-8")
+    with pytest.raises(SystemExit):
+        bench(*merge)
+    assert "b.json is no record of the case compile" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        bench("lif", *merge[1:])
+    assert "argument --merge: not for lif" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        bench("compile", "--networks", "tutorial-9")
+    assert "one is 'tutorial-9'" in capsys.readouterr().err
 
 
 def test_neurons(tmp_path, capsys):

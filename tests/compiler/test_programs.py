@@ -9,6 +9,7 @@ from support import loop_programs as made
 from support.versions import needs_compile
 
 from snnipu.compiler import backend
+from snnipu.neurons import multistep
 
 EXAMPLES = int(os.environ.get("SNNIPU_COMPILE_EXAMPLES", "12"))
 
@@ -29,6 +30,12 @@ def _close(found, expected):
 )
 @given(made.programs)
 def test_compiled_programs_give_what_the_loop_gives(program):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(multistep, "PART_BYTES", program.part_bytes)
+        _compare(program)
+
+
+def _compare(program):
     torch._dynamo.reset()
     backend.enable()
     net, other, inputs = made.make(program)
@@ -37,7 +44,7 @@ def test_compiled_programs_give_what_the_loop_gives(program):
     def collect(module, example_inputs, **options):
         return backend.compile_graph(module, example_inputs, observer=reports.append, **options)
 
-    compiled = torch.compile(other, backend=collect)
+    compiled = torch.compile(other, backend=collect, dynamic=program.dynamic)
     exact = not any(kind.startswith("norm") for kind, _, _ in program.layers)
 
     def same(found, expected):

@@ -23,18 +23,18 @@ struct Fault {
   bool integerOutput = false, writes = false, declaresWrite = false, aliases = false, declaresAlias = false;
   bool forgetsAttribute = false, gradForgetsAttribute = false, forgetsInAttributes = false;
   bool gradForgetsInAttributes = false, noGradientForIds = false, needsEveryGradient = false;
-  bool wrongShape = false, noOutput = false;
+  bool wrongShape = false, noOutput = false, insertsOther = false;
 };
 
 Fault fault; // of the case
 
-OperatorIdentifier faultyId() { return {"test", "Faulty", 1}; }
-OperatorIdentifier faultyGradId() { return {"test", "FaultyGrad", 1}; }
+OperatorIdentifier faultyId() { return {"test", "Faulty", 1, {1, 2}, 2}; }
+OperatorIdentifier faultyGradId() { return {"test", "FaultyGrad", 1, 3, 1}; }
 
 // Two outputs, both as the input: scale * x, as far as the faults let it.
 class FaultyGrad : public Op {
 public:
-  FaultyGrad(const Op &forward, float scale) : Op(faultyGradId(), forward.settings), scale_(scale) {
+  FaultyGrad(const Op &forward, float scale) : Op(faultyGradId(), forward.getSettings()), scale_(scale) {
     inputs_ = {{0, 0, GradOpInType::GradOut}, {1, 1, GradOpInType::GradOut}, {2, 0, GradOpInType::In}};
     if (!fault.noGradientForIds)
       outputs_ = {{0, 0}};
@@ -119,7 +119,7 @@ public:
     prog.add(poplar::program::Copy(in, second));
     setOutTensor(0, fault.wrongShape ? first.flatten() : first);
     if (!fault.noOutput)
-      setOutTensor(1, second);
+      insert(fault.insertsOther ? inId(0) : outId(1), second);
   }
 };
 
@@ -334,6 +334,12 @@ void consumerWithoutGradient() {
   std::cout << "gradients " << gradients.count(x) << '\n';
 }
 
+void tooManyInputs() {
+  Graph graph;
+  const TensorId x = graph.addInput("x", {DataType::FLOAT, {2, 3}});
+  graph.addOp(faultyId(), scale(1.0f), {x, x, x}, 2, "faulty");
+}
+
 void unknownOperator() {
   Graph graph;
   graph.addOp({"ai.snnipu", "Nothing", 1}, {}, {}, 0);
@@ -372,6 +378,8 @@ int main(int argc, char **argv) {
       {"severalConsumers", [] { severalConsumers(DataType::FLOAT); }},
       {"severalConsumersInHalf", [] { severalConsumers(DataType::FLOAT16); }},
       {"consumerWithoutGradient", with(&Fault::noGradientForIds, nullptr, consumerWithoutGradient)},
+      {"insertsOther", with(&Fault::insertsOther, nullptr, run)},
+      {"tooManyInputs", tooManyInputs},
       {"unknownOperator", unknownOperator},
   };
   const auto found = cases.find(argc > 1 ? argv[1] : "");

@@ -3,6 +3,7 @@
 #include <poplar/DeviceManager.hpp>
 #include <poplar/Engine.hpp>
 #include <poplar/IPUModel.hpp>
+#include <poputil/TileMapping.hpp>
 
 #include "ipu_model/codelet.hpp"
 #include "ipu_model/report.hpp"
@@ -529,6 +530,17 @@ void accounts() {
             << snnipu::ipu_model::report(engine).cycles() << '\n';
 }
 
+void messages() {
+  Machine m(9);
+  const Tensor spread = m.graph.addVariable(FLOAT, {8}, "spread"), there = m.variable(FLOAT, {16}, "there", 8);
+  for (unsigned tile = 0; tile < 8; ++tile)
+    m.graph.setTileMapping(spread[tile], tile);
+  const Tensor far = m.variable(FLOAT, {400}, "far", 0), near = m.variable(FLOAT, {400}, "near", 8);
+  Engine engine(m.graph, {Copy(spread, there.slice(0, 8)), Copy(there.subSample(2, 0), spread), Copy(far, near)});
+  for (unsigned program = 0; program < 3; ++program)
+    std::cout << snnipu::ipu_model::estimate(engine, program).exchangeCycles << '\n';
+}
+
 void layout() {
   // Columns of a matrix whose tiles hold those columns: they lie together. A row of it does not.
   Machine m(2);
@@ -555,6 +567,32 @@ void machines() {
               << target.getTileClockFrequency() << '\n';
   }
   Target::createIPUTarget(1, 1473, "ipu2");
+}
+
+// As Graphcore's tutorials set a model up, and map what they add.
+void tutorials() {
+  IPUModel model("ipu2");
+  model.tilesPerIPU = 4;
+  model.minIPUSyncDelay = 7;
+  model.relativeSyncDelay = IPUModel::RelativeSyncDelayType::NO_DELAY;
+  const Device device = model.createDevice();
+  Graph graph(device);
+  const auto print = [&](const Tensor &tensor) {
+    for (const auto &intervals : graph.getTileMapping(tensor))
+      std::cout << (intervals.empty() ? 0 : intervals[0].size()) << ' ';
+    std::cout << '\n';
+  };
+  const Tensor large = graph.addVariable(FLOAT, {10, 101}, "large"), small = graph.addVariable(HALF, {70}, "small"),
+               other = graph.addVariable(FLOAT, {70}, "other");
+  poputil::mapTensorLinearly(graph, large);
+  poputil::mapTensorLinearly(graph, small);
+  poputil::mapTensorLinearly(graph, other, 1, 10);
+  print(large);
+  print(small);
+  print(other);
+  Engine engine(graph, Copy(other.slice(0, 1), other.slice(69, 70)));
+  std::cout << snnipu::ipu_model::estimate(engine).syncCycles << '\n';
+  poputil::mapTensorLinearly(graph, other, 1, 0);
 }
 
 void estimators() {
@@ -868,7 +906,9 @@ int main(int argc, char **argv) {
       CASE(virtualGraph),
       CASE(accounts),
       CASE(layout),
+      CASE(messages),
       CASE(machines),
+      CASE(tutorials),
       CASE(estimators),
       CASE(unmapped),
       CASE(race),

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -82,6 +83,28 @@ def test_the_table_has_every_codelet(counts):
     # Two loads at most for what each neuron has of its own: one value for all is not read again and again.
     line = next(line for line in counts.TABLE.read_text().splitlines() if '"NeuronForward_Leaky_V0",' in line)
     assert "load 2," in line
+
+
+def test_the_table_is_of_these_sources(counts):
+    """Else it has to be counted again: `make check-counts` tells what is off, and counts.py writes the table."""
+    said = "csrc/vertices or csrc/neuron has changed: run csrc/ipu_model/popc/counts.py"
+    assert counts.counted_sources() == counts.fingerprint(), said
+
+
+def test_comments_and_layout_are_not_counted_again(counts, tmp_path, monkeypatch):
+    known = counts.fingerprint()
+    copy = tmp_path / "csrc"
+    shutil.copytree(counts.CSRC, copy, ignore=shutil.ignore_patterns("host", "graph", "*.so"))
+    shutil.copytree(counts.CSRC.parent / "snnipu" / "_generator", tmp_path / "snnipu" / "_generator")
+    shutil.copy(counts.CSRC.parent / "snnipu" / "equations.py", tmp_path / "snnipu")
+    monkeypatch.setattr(counts, "CSRC", copy)
+    vertex, host = copy / "vertices" / "tile.cpp", copy / "vertices" / "lif.cpp"
+    text = vertex.read_text()
+    host.write_text("// of the host alone\nint x;\n")
+    vertex.write_text(text.replace("\n\n", "\n  // said otherwise\n\n\n"))
+    assert counts.fingerprint() == known
+    vertex.write_text(text.replace("+=", "-=", 1))
+    assert counts.fingerprint() != known
 
 
 def test_what_is_further_off_is_told(counts):

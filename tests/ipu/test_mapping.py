@@ -258,6 +258,13 @@ def test_modules_are_read():
     assert ipu.NetworkSpec.from_module(Model(), 0.1, batch_size=4) == found
     layers = nn.Sequential(snn.SparseLeaky(30, 20, beta=0.9), snn.SparseLeaky(20, 5, beta=0.9, max_spikes=3))
     assert ipu.NetworkSpec.from_module(layers, [0.1, 0.1, 0.2]).slots == (6, 4, 3)
+    layers = nn.Sequential(snn.SparseLeaky(30, 20, beta=0.9), snn.SparseLeaky(20, 5, beta=0.9, recurrent=True))
+    found = ipu.NetworkSpec.from_module(layers, 0.1)
+    assert found.recurrent == (False, True)
+    assert found.parameters == 30 * 20 + 20 * 5 + 5 * 5
+    assert "20 neurons on tiles" in str(ipu.plan(found))
+    assert "5 recurrent neurons on tiles" in str(ipu.plan(found))
+    assert ipu.Plan.from_json(ipu.plan(found).to_json()).network == found
     dense = snn.MultiStep(nn.Linear(30, 20), snn.Leaky(beta=0.9), nn.Linear(20, 5), snn.Leaky(beta=0.9))
     assert ipu.NetworkSpec.from_module(dense, 0.1).sizes == (30, 20, 5)
 
@@ -268,7 +275,7 @@ def test_modules_are_read():
         (nn.Sequential(nn.Conv2d(1, 2, 3)), "expected a SparseNetwork.*holds Conv2d"),
         (nn.Sequential(nn.Linear(3, 4), nn.ReLU()), "expected a SparseNetwork"),
         (nn.Sequential(snn.SparseLeaky(3, 4, beta=0.9), snn.SparseLeaky(5, 2, beta=0.9)), "do not follow"),
-        (nn.Sequential(snn.SparseLeaky(3, 4, beta=0.9, recurrent=True)), "recurrent"),
+        (snn.SparseNetwork([(1, 8, 8), "4C3", 10], beta=0.9), "convolutional layers have no plan yet"),
         (nn.Sequential(*(snn.SparseNetwork([3, 2], beta=0.9) for _ in range(2))), "2 SparseNetworks"),
         (torch.zeros(3), "must be a torch.nn.Module"),
     ],
@@ -292,6 +299,7 @@ def test_what_cannot_be_planned(module, message):
         (lambda: spec(dtype="int8"), "dtype must be one of"),
         (lambda: spec(batch_size=0), "batch_size must be a positive int"),
         (lambda: ipu.NetworkSpec((4, 2), (3.0, 1.0), (2, 2)), "at most as many spikes as slots"),
+        (lambda: spec(recurrent=(True, False, True, False, True)), "recurrent must have a bool for each of"),
     ],
 )
 def test_wrong_arguments(call, message):

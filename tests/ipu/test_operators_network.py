@@ -17,18 +17,31 @@ T, B = 6, 5
 SIZES, SLOTS = (40, 37, 21, 10), (12, 9, 8, 10)
 
 
-def network(sizes=SIZES, slots=SLOTS, steps=T, batch=B, unit=True, bias=False, per_neuron=True, seed=0, **changes):
+def network(
+    sizes=SIZES,
+    slots=SLOTS,
+    steps=T,
+    batch=B,
+    unit=True,
+    bias=False,
+    per_neuron=True,
+    seed=0,
+    recurrent=None,
+    **changes,
+):
     """Spikes, parameters of each layer and attributes."""
     torch.manual_seed(seed)
     x = (torch.rand(steps, batch, sizes[0]) < 0.25) * (1.0 if unit else torch.randn(steps, batch, sizes[0]))
     ids, values, counts, _ = torch.ops.snnipu.dense_to_sparse_fwd(x, slots[0], False)
     layers = len(sizes) - 1
+    recurrent = recurrent or [0] * layers
     parameters = []
-    for inputs, neurons in zip(sizes, sizes[1:]):
+    for inputs, neurons, reads_itself in zip(sizes, sizes[1:], recurrent):
         size = neurons if per_neuron else 1
         weight = torch.randn(neurons, inputs) * 1.2 / (inputs / 4) ** 0.5
         layer = [weight, torch.rand(size) * 1.1, torch.rand(size) * 0.5 + 0.5]
-        parameters.append(layer + ([torch.randn(neurons) * 0.1] if bias else []))
+        layer += [torch.randn(neurons) * 0.1] if bias else []
+        parameters.append(layer + ([torch.randn(neurons, neurons) * 0.5] if reads_itself else []))
     attributes = {
         "slots": list(slots[1:]),
         "has_grad_threshold": [1] * layers,
@@ -42,6 +55,7 @@ def network(sizes=SIZES, slots=SLOTS, steps=T, batch=B, unit=True, bias=False, p
         "surrogate": 3,
         "surrogate_a": 2.0,
         "surrogate_b": 0.0,
+        **({"recurrent": recurrent} if any(recurrent) else {}),
         **changes,
     }
     return (ids, values, counts), parameters, attributes
@@ -52,13 +66,14 @@ def on_host(spikes, parameters, attributes):
     ids, values, counts = spikes
     kernel = Kernel(attributes["surrogate"], attributes["surrogate_a"], attributes["surrogate_b"])
     made = []
-    for layer, (weight, beta, threshold, *bias) in enumerate(parameters):
+    for layer, (weight, beta, threshold, *more) in enumerate(parameters):
+        bias = more.pop(0) if attributes["has_bias"] else None
         second = attributes["grad_threshold"][layer] if attributes["has_grad_threshold"][layer] else None
         ids, values, counts, dropped = SparseLifSequence.apply(
             values,
             weight,
-            bias[0] if bias else None,
-            None,
+            bias,
+            more[0] if more else None,
             beta,
             threshold,
             ids,
@@ -107,9 +122,12 @@ def check(model, spikes, parameters, attributes, paths=None, names=None):
                 continue
             scale = max(1.0, float(gradient.abs().max()))
             torch.testing.assert_close(got[place], gradient, rtol=1e-4, atol=1e-5 * scale)
-        for layer in range(layers):
-            weight = got[3 + layer * len(parameters[0])]
-            assert bool(weight.any()), f"no gradient reaches layer {layer}"
+        place = 3
+        for layer, tensors in enumerate(parameters):
+            assert bool(got[place].any()), f"no gradient reaches layer {layer}"
+            place += len(tensors)
+            if attributes.get("recurrent", [0] * layers)[layer]:
+                assert bool(got[place - 1].any()), f"no gradient reaches the recurrent weight of layer {layer}"
 
 
 @pytest.mark.parametrize(("tiles", "ipus"), [*MACHINES, (16, 1), (64, 1)])
@@ -152,6 +170,27 @@ def test_one_layer():
     check(machine(4), *network(sizes=(40, 11), slots=(12, 6)))
 
 
+@pytest.mark.parametrize(("tiles", "ipus"), [(1, 1), (4, 1), (0, 1), (24, 2)])
+def test_recurrent(tiles, ipus):
+    """The first and the last layer read their own spikes of the step before: what is behind them, and nothing is."""
+    check(machine(tiles, ipus), *network(recurrent=[1, 0, 1]))
+
+
+@pytest.mark.parametrize("reset", [0, 1, 2])
+@pytest.mark.parametrize(("bias", "rotate", "second"), [(False, 0, 1), (True, 1, 1), (True, 0, 0)])
+def test_one_recurrent_layer(reset, bias, rotate, second):
+    """What SparseLeaky with recurrent=True is on an IPU."""
+    slots = (12, 6 if second else 23)
+    made = network((40, 23), slots, unit=False, bias=bias, recurrent=[1], reset=reset, rotate=rotate)
+    made[2]["has_grad_threshold"] = [second]
+    check(machine(8), *made)
+
+
+def test_many_tiles_of_a_recurrent_layer():
+    """Partial gradients of its own spikes are summed in two stages, too."""
+    check(machine(64), *network((40, 80, 10), (12, 20, 10), recurrent=[1, 1]))
+
+
 def test_many_neurons_to_a_tile():
     """Blocks of 64 and less, several to a tile; their bits do not end where words do."""
     check(machine(4), *network(sizes=(40, 301, 70, 10), slots=(20, 60, 30, 10)), paths=((2,),))
@@ -191,11 +230,19 @@ def test_plan():
     assert steps["lif"]["executions"] == T
 
 
+def test_plan_of_recurrent_layers():
+    """Each group has a copy of the recurrent weights, too."""
+    spikes, parameters, attributes = network(recurrent=[0, 1, 0])
+    check(machine(24), spikes, parameters, {**attributes, "plan": PLAN})
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"slots": [9, 8]}, "an entry for each layer"),
         ({"slots": [9, 0, 10]}, "slots must be 1 or more"),
+        ({"recurrent": [0, 0]}, "an entry for each layer"),
+        ({"recurrent": [0, 2, 0]}, "recurrent 0 or 1"),
         ({"plan": PLAN[:-1]}, "plan ends too early"),
         ({"plan": [*PLAN, 1]}, "more entries"),
         ({"plan": [1000, *PLAN[1:]]}, "each of its neurons to one of 24 tiles"),
@@ -224,9 +271,10 @@ def test_membranes_carry_no_gradient():
         backward(model, "SparseNetwork", inputs, attributes, made, upstream)
 
 
-def programs(model, sizes, slots, steps, batch, plan=None):
+def programs(model, sizes, slots, steps, batch, plan=None, recurrent=None):
     """The operator and its gradient, compiled and not run."""
-    spikes, parameters, attributes = network(sizes, slots, steps, batch, per_neuron=False, input_gradient=0)
+    more = {"per_neuron": False, "input_gradient": 0, "recurrent": recurrent}
+    spikes, parameters, attributes = network(sizes, slots, steps, batch, **more)
     if plan is not None:
         attributes["plan"] = list(plan)
     tensors = [*spikes, *(tensor for layer in parameters for tensor in layer)]
@@ -241,7 +289,9 @@ def cycles_of(program):
 
 
 def planned(model, sizes, slots, steps, batch):
-    return operator_plan(tuple(sizes), tuple(slots), batch, steps, "float32", True, *model.machine())
+    return operator_plan(
+        tuple(sizes), tuple(slots), (False,) * (len(sizes) - 1), batch, steps, "float32", True, *model.machine()
+    )
 
 
 def test_the_plan_is_not_slower_than_the_layers_one_by_one():
@@ -277,19 +327,20 @@ def test_the_plan_is_not_slower_than_the_layers_one_by_one():
     assert own <= parts
 
 
-def test_what_profile_says_fits_the_operator_takes():
+@pytest.mark.parametrize("recurrent", [(), (True, False)])
+def test_what_profile_says_fits_the_operator_takes(recurrent):
     """Recorded spikes of all steps fill the tiles that select them: the plan has as many as that takes."""
     sizes, slots, steps, batch = (60, 400, 10), (20, 120, 10), 150, 12
     model = machine(48, options=())
     target, ipus = model.machine()
-    spec = NetworkSpec(sizes, tuple(map(float, slots)), slots, batch, steps, optimizer="sgd")
+    spec = NetworkSpec(sizes, tuple(map(float, slots)), slots, batch, steps, optimizer="sgd", recurrent=recurrent)
     made = plan_of(spec, target, ipus)
     assert made.fits
-    for program in programs(model, sizes, slots, steps, batch, made.attribute()):
+    for program in programs(model, sizes, slots, steps, batch, made.attribute(), list(map(int, recurrent))):
         found = program.estimate()
         assert found["tile_memory_max_bytes"] <= 1.1 * made.tile_memory_max_bytes
     # Too few tiles for these: the message names the layer and what to change.
     few = plan_of(spec, target, ipus, selection_tiles=1)
     assert not few.fits
     with pytest.raises(IpuModelError, match=r"layer 1/spikes of all steps.*In the model: fewer time steps.*max_spikes"):
-        programs(model, sizes, slots, steps, batch, few.attribute())
+        programs(model, sizes, slots, steps, batch, few.attribute(), list(map(int, recurrent)))

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from torch import nn
 
 import snnipu as snn
 from snnipu import backends, poptorch, surrogate
-from snnipu.backends import host, kernels
+from snnipu.backends import host
+from snnipu.backends import neurons as kernels
 from snnipu.neurons import own
 
 N = 13
@@ -115,8 +117,8 @@ def stepped(layer, x, states):
 @needs_native
 def test_sequences_run_the_compiled_kernel(monkeypatch):
     calls = []
-    run = kernels.neurons.forward
-    monkeypatch.setattr(kernels.neurons, "forward", lambda *args: calls.append(1) or run(*args))
+    run = kernels.forward
+    monkeypatch.setattr(kernels, "forward", lambda *args: calls.append(1) or run(*args))
     layer = Adaptive()
     layer.sequence(random(4, 2, N))
     layer(random(2, N))
@@ -269,6 +271,65 @@ def test_options_are_chosen_once():
     assert list(defaults) == [*VALUES, "reset_mechanism", "learn", "spike_grad", "init_hidden", "output"]
     assert defaults["threshold"] == 1.0
     assert defaults["reset_mechanism"] == "subtract"
+
+
+GAIN = 2.0
+
+
+Constants = SimpleNamespace(shift=0.25, table={"leak": [0.5]})
+
+
+def charged(x, scale):
+    return GAIN * x * scale
+
+
+def test_numbers_from_outside_are_those_of_the_call(monkeypatch):
+    scale = 1.0
+
+    @snn.neuron(states=("mem",))
+    def Outside(x, mem, *, spike):
+        mem = sum(leak * mem for leak in Constants.table["leak"]) + charged(x, scale) + Constants.shift
+        return spike(mem - 1), mem
+
+    layer, x = Outside(spike_grad=own_spike), torch.ones(1, 1, 2)  # a Python function: nothing is compiled
+    results = [layer.sequence(x, 1 + x[0])[1][0, 0, 0].item()]
+    scale = 3.0
+    results.append(layer.sequence(x, 1 + x[0])[1][0, 0, 0].item())
+    monkeypatch.setitem(globals(), "GAIN", 4.0)
+    results.append(layer(x[0], 1 + x[0])[1][0, 0].item())
+    monkeypatch.setattr(Constants, "shift", 0.5)
+    results.append(layer.sequence(x, 1 + x[0])[1][0, 0, 0].item())
+    monkeypatch.setitem(Constants.table, "leak", [0.5, 0.5])
+    results.append(layer.sequence(x, 1 + x[0])[1][0, 0, 0].item())
+    assert results == [3.25, 7.25, 13.25, 13.5, 14.5]
+
+
+@needs_native
+def test_a_compiled_loop_is_one_sequence(monkeypatch):
+    @snn.neuron(states=("mem",), parameters={"beta": 0.5})
+    def Scaled(x, mem, *, beta, spike):
+        mem = beta * mem + GAIN * x
+        return spike(mem - 1), mem
+
+    layer, x = Scaled(learn=True), random(6, 2, N).requires_grad_()
+
+    def loop(x):
+        (mem,), spikes = layer.reset_mem(), []
+        for current in x.unbind():
+            spk, mem = layer(current, mem)
+            spikes.append(spk)
+        return torch.stack(spikes), mem
+
+    compiled = snn.compile(loop)
+    for gain in (2.0, 3.0):
+        monkeypatch.setitem(globals(), "GAIN", gain)
+        runs = []
+        for function in (compiled, loop):
+            spk, mem = function(x)
+            runs.append([spk, mem, *torch.autograd.grad((spk * x.detach()).sum() + mem.sum(), (x, layer.beta))])
+        for one, other in zip(*runs):
+            assert torch.equal(one, other) or relative_error(one, other) <= 1e-6
+    assert "one operator" in str(snn.compiler.explain(loop, x))
 
 
 @snn.neuron(states={"spk": 0, "mem": -0.5}, parameters={"V": 0.5})
@@ -443,7 +504,7 @@ X = torch.randn(3, 2, N)
     ("call", "error", "match"),
     [
         (
-            lambda layer: layer.sequence(X, X[0, :, :5]),
+            lambda layer: layer.sequence(X, X[0, :, :5], None),
             ValueError,
             r"mem must have the shape of one step of x, \(2, 13\)",
         ),
@@ -453,11 +514,14 @@ X = torch.randn(3, 2, N)
         (lambda layer: layer.sequence([1.0]), TypeError, "x must be a torch.Tensor"),
         (lambda layer: layer.sequence(X[0, 0, 0]), ValueError, "x must have shape"),
         (lambda layer: layer(X[0], X[0], X[0], X[0]), TypeError, "Adaptive has the states mem, adapt, got 3"),
-        (lambda layer: layer(X[0], X), ValueError, "mem must have the shape"),
+        (lambda layer: layer(X[0], X, None), ValueError, "mem must have the shape"),
         (lambda layer: layer(X[0], syn=X[0]), TypeError, "Adaptive has no state 'syn'; it has mem, adapt"),
         (lambda layer: layer(X[0], X[0], mem=X[0]), TypeError, "Adaptive was given the state mem twice"),
-        (lambda layer: layer(X[0], 1.0), TypeError, "mem must be a torch.Tensor or None, got float"),
+        (lambda layer: layer(X[0], 1.0, None), TypeError, "mem must be a torch.Tensor or None, got float"),
         (lambda layer: layer([1.0]), TypeError, "x must be a torch.Tensor"),
+        (lambda layer: layer(X[0], X[0]), TypeError, r"given 1 of its states \(mem, adapt\), adapt missing"),
+        (lambda layer: layer(X[0], adapt=X[0]), TypeError, "mem missing: give all"),
+        (lambda layer: layer.sequence(X, X[0]), TypeError, "adapt missing: give all"),
     ],
 )
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "python"])

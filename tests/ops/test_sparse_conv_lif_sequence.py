@@ -8,6 +8,7 @@ from oracle import (
     on_grid,
     poison_new_tensors,
     random_spikes,
+    reference_of,
     relative_error,
     with_threads,
 )
@@ -91,6 +92,22 @@ def test_threads_do_not_change_a_bit(capacity):
         return *out, *back
 
     assert_all_equal(with_threads(run))
+
+
+@needs_kernel("sparse_conv_lif_sequence_fwd")
+@pytest.mark.parametrize("rate", [0.02, 0.4])
+@pytest.mark.parametrize(("second", "capacity"), [(0.3, AS_NEEDED), (None, 700), (0.3, 90)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_maps_of_many_places_equal_the_reference(dtype, second, capacity, rate):
+    """Few spikes and many, of which a word of neighbours holds more than are listed at once; two blocks."""
+    spikes = random_spikes(4, 2, 3 * 12 * 11, rate, dtype=dtype)
+    weight, threshold = on_grid(70, 3, 3, 3, dtype=dtype), torch.full((70,), 0.5, dtype=dtype)
+    geometry = list(conv_geometry(weight, (12, 11), (1, 1), (1, 0), (1, 1), 1))
+    beta = torch.tensor(0.5, dtype=dtype)
+    own = (spikes.ids, spikes.values, spikes.counts, weight)
+    given = (*own, None, beta, threshold, geometry, second, 1.0, capacity, True, 1, 0, False)
+    made = torch.ops.snnipu.sparse_conv_lif_sequence_fwd(*given)
+    assert_all_equal([made, reference_of("sparse_conv_lif_sequence_fwd")(*given)])
 
 
 def test_dropped_spikes_are_counted():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracle import assert_all_equal, needs_kernel, random_spikes, with_threads
+from oracle import assert_all_equal, needs_kernel, random_spikes, reference_of, with_threads
 from support.versions import needs_compile
 
 from snnipu import SparseSpikes, ops
@@ -51,6 +51,22 @@ def test_sums_carry_values(mode, divisor):
 def test_a_sum_of_zero_carries_gradient_and_is_no_spike():
     out = ops.sparse_pool2d(one_map([[1.0, -1.0]]), (1, 2), mode="sum")
     assert out.counts.tolist() == [[[0, 1]]]
+
+
+@needs_kernel("sparse_pool2d_fwd")
+@pytest.mark.parametrize("order", ["ascending", "shuffled"])
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [((2, 2), (2, 2), (0, 0)), ((2, 1), (3, 2), (1, 0))])
+def test_windows_apart_of_spikes_that_are_all_one(kernel, stride, padding, order):
+    spikes = random_spikes(3, 4, 2 * 7 * 8, 0.3, 0.2)
+    ids, values = spikes.ids.clone(), spikes.values.detach()
+    if order == "shuffled":
+        for row_ids, (firing, carried) in zip(ids.flatten(0, 1), spikes.counts.flatten(0, 1).tolist()):
+            row_ids[:firing] = row_ids[:firing].flip(0)
+            row_ids[firing:carried] = row_ids[firing:carried].roll(1)
+    geometry = list(pool_geometry((2, 7, 8), kernel, stride, padding))
+    given = (ids, values, spikes.counts, geometry, 0, AS_NEEDED)
+    own = torch.ops.snnipu.sparse_pool2d_fwd(*given)
+    assert_all_equal([own, reference_of("sparse_pool2d_fwd")(*given)])
 
 
 @needs_kernel("sparse_pool2d_fwd")

@@ -532,14 +532,129 @@ def test_layers_without_delay_run_one_by_one(monkeypatch):
     assert "SparseNetwork" not in {entry["operator"] for entry in model.ipuModelReport()}
 
 
-def test_recurrent_layers_are_refused(fake):
-    class Recurrent(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = snn.SparseLeaky(8, 5, beta=0.9, recurrent=True)
+class Recurrent(nn.Module):
+    """A recurrent layer by itself, late, or in a network with another one; its spikes are counted."""
 
-        def forward(self, x):
-            return self.layer(x).to_dense()
+    def __init__(self, kind):
+        super().__init__()
+        torch.manual_seed(0)
+        self.delay = 2 if kind == "late" else 0
+        options = {"beta": 0.9, "grad_threshold": 0.5, "learn_beta": True, "learn_threshold": True, "bias": True}
+        layer = snn.SparseLeaky(20, 14, max_spikes=9, recurrent=True, input_scale=3.0, **options)
+        self.layers = layer
+        if kind in ("network", "network without delay"):
+            delay = int(kind == "network")
+            self.layers = snn.SparseNetwork([20, 14, 4], max_spikes=[12, 9, 4], delay=delay, input_scale=3.0, **options)
+            self.layers.layers[0] = layer
+            self.layers.layers[1] = snn.SparseLeaky(14, 4, max_spikes=3, recurrent=True, input_scale=3.0, **options)
 
-    with pytest.raises(RuntimeError, match="SparseLeaky with recurrent=True cannot run on the IPU model"):
-        poptorch.inferenceModel(Recurrent(), on_model())(torch.ones(2, 3, 8))
+    def forward(self, x):
+        made = self.layers(x, delay=self.delay) if self.delay else self.layers(x)
+        counts = made.spike_count()
+        return counts, poptorch.identity_loss(((counts - 2) ** 2).mean(), "none")
+
+
+@needs_library
+@pytest.mark.parametrize("kind", ["layer", "late", "network", "network without delay"])
+def test_recurrent_layers_learn_on_the_library(monkeypatch, kind):
+    """Three training steps are the host's, every parameter of them; in inference, too."""
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:16")
+    torch.manual_seed(1)
+    x = (torch.rand(8, 6, 20) < 0.3).float()
+    runs = []
+    for options in (on_model(), poptorch.Options()):
+        net = Recurrent(kind)
+        before = {name: weight.detach().clone() for name, weight in net.named_parameters()}
+        model = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=0.02))
+        losses = [float(model(x)[1]) for _ in range(3)]
+        for name, weight in before.items():
+            assert not torch.equal(net.get_parameter(name), weight), name
+        ran = {entry["operator"] for entry in model.ipuModelReport()} if not runs else None
+        model.detachFromDevice()
+        options = on_model() if not runs else poptorch.Options()
+        runs.append((losses, net, ran, poptorch.inferenceModel(net, options)(x)[0]))
+    (losses, made, ran, counts), (wanted, expected, _, other) = runs
+    assert losses == pytest.approx(wanted, rel=1e-5)
+    for (name, weight), same in zip(made.named_parameters(), expected.parameters()):
+        torch.testing.assert_close(weight, same, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+    assert torch.equal(counts, other)
+    assert counts.any()
+    assert {"SparseNetwork", "SparseNetwork (gradient)"} <= ran
+    assert "LifSequence" not in ran
+
+
+class Later(snn.SparseLeaky):
+    def forward(self, x, *, delay=0):
+        return super().forward(x, delay=delay + 1)
+
+
+@needs_library
+@pytest.mark.parametrize("kind", ["hook", "instance", "subclass"])
+def test_layers_of_a_network_that_are_watched_or_replaced_run_by_themselves(monkeypatch, kind):
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:8")
+    torch.manual_seed(1)
+    x = (torch.rand(8, 6, 20) < 0.3).float()
+    found, seen = [], []
+    for options in (on_model(), poptorch.Options()):
+        net = Recurrent("network")
+        layer = net.layers.layers[1]
+        if kind == "hook":
+            layer.register_forward_hook(lambda module, inputs, output: seen.append(type(output)))
+        elif kind == "instance":
+
+            def watching(x, delay=0, whole=layer.forward):
+                seen.append(type(x))
+                return whole(x, delay=delay)
+
+            layer.forward = watching
+        else:
+            own = Later(14, 4, beta=0.9, max_spikes=3, input_scale=3.0)
+            own.load_state_dict({"weight": layer.weight, "beta": layer.beta, "threshold": layer.threshold})
+            net.layers.layers[1] = own
+        model = poptorch.inferenceModel(net, options)
+        found.append(model(x)[0])
+        if len(found) == 1:
+            ran = [entry["operator"] for entry in model.ipuModelReport()]
+            assert ran.count("SparseNetwork") == 1 + (kind != "subclass"), ran
+    assert torch.equal(*found)
+    assert found[0].any()
+    if kind != "subclass":
+        assert len(seen) >= 2
+        assert set(seen) == {snn.SparseSpikes}
+
+
+@needs_library
+@pytest.mark.parametrize("whole", [False, True])
+def test_recurrent_layers_in_half(monkeypatch, whole):
+    """Both weights in float16, or all of the model."""
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:16")
+    torch.manual_seed(2)
+    x = (torch.rand(7, 3, 20) < 0.4).float()
+    runs = []
+    for options in (on_model(), poptorch.Options()):
+        net = Recurrent("layer")
+        weights = [net.layers.weight, net.layers.recurrent_weight]
+        for weight in net.parameters() if whole else weights:
+            weight.data = weight.data.half()
+        before = [weight.detach().clone() for weight in weights]
+        model = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=0.5))
+        runs.append((model(x.half() if whole else x)[0], weights, before))
+    (counts, weights, before), (wanted, expected, _) = runs
+    assert torch.equal(counts, wanted)
+    for weight, other, old in zip(weights, expected, before):
+        assert weight.dtype == torch.float16
+        step = float((other.detach() - old).abs().max())
+        assert step > 0
+        torch.testing.assert_close(weight, other, rtol=2.0**-10, atol=2.0**-10 * step)
+
+
+@needs_library
+def test_recurrent_layers_without_an_operator_are_refused(monkeypatch):
+    every = ipu_model.IpuModel.operators
+
+    def others(model):
+        return {key: entry for key, entry in every(model).items() if key[1] != "SparseNetwork"}
+
+    monkeypatch.setattr(ipu_model.IpuModel, "operators", others)
+    with pytest.raises(RuntimeError, match="sparse_lif_sequence with recurrent_weight cannot run on the IPU model"):
+        poptorch.inferenceModel(Recurrent("layer"), on_model())(torch.ones(2, 3, 20))

@@ -5,7 +5,7 @@ give the same spikes and states as the loop, bit by bit.
 """
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, List, Tuple
 
 import torch
@@ -76,7 +76,8 @@ class Program:
     reset_mechanism: str = "subtract"
     reset_delay: bool = True
     seed: int = 0
-    extra: Any = field(default=None)
+    part_bytes: int = 2**24
+    dynamic: Any = None
 
 
 programs = st.builds(
@@ -94,6 +95,8 @@ programs = st.builds(
     reset_mechanism=st.sampled_from(("subtract", "subtract", "zero", "none")),
     reset_delay=st.booleans(),
     seed=st.integers(0, 3),
+    part_bytes=st.sampled_from((2**24, 1, 150)),
+    dynamic=st.sampled_from((None, True)),
 )
 
 

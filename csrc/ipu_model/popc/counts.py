@@ -9,10 +9,14 @@ addition, a comparison of two lanes; address and branch. What the tile lacks is 
 ``clang++`` (any that has this target and a C++ library for it), or that of ``pip install ziglang``.
 
 Loops are counted in probes, ``probes.cpp``: a vertex whose flags are known to the compiler, as they are to an estimate.
+
+That takes more than a minute of a processor. The table also says of which sources it is, comments and layout aside, and
+a test compares that: what has changed since then has to be counted again.
 """
 
 import argparse
 import ctypes
+import hashlib
 import importlib.util
 import os
 import re
@@ -201,6 +205,35 @@ def enumerators_of(text):
     return found
 
 
+def vertices():
+    """The sources that popc compiles: those that have a table of codelets; the others are the host's alone."""
+    paths = sorted((CSRC / "vertices").glob("*.cpp"))
+    return [path for path in paths if (CSRC / "ipu_model" / f"codelets_{path.stem}.cpp").is_file()]
+
+
+def generate(folder):
+    """The header of all neurons, in ``folder``."""
+    subprocess.run([sys.executable, "-m", "_generator", folder], cwd=CSRC.parent / "snnipu", check=True)
+
+
+def fingerprint():
+    """SHA-256 of all that is counted, comments and layout left out."""
+    with tempfile.TemporaryDirectory() as folder:
+        generate(folder)
+        headers = [*(CSRC / "vertices").glob("*.hpp"), *(CSRC / "neuron").glob("*.hpp"), *Path(folder).glob("*.hpp")]
+        digest = hashlib.sha256(repr((FLAGS, PROBE_FLAGS, TARGET, WEIGHTS)).encode())
+        for path in [*vertices(), *sorted(headers, key=lambda path: path.name), HERE / "probes.cpp"]:
+            code = re.sub(r"//[^\n]*", "", path.read_text())
+            digest.update(f"{path.name} {' '.join(code.split())}\n".encode())
+    return digest.hexdigest()
+
+
+def counted_sources():
+    """The fingerprint of the sources that the table is of."""
+    found = re.search(r"^// Sources: (\w+)$", TABLE.read_text(), re.MULTILINE)
+    return found.group(1) if found else None
+
+
 def registered():
     """Names of the codelets in the tables."""
     names = []
@@ -212,9 +245,9 @@ def registered():
 def measured(command):
     """(instructions of each codelet, classes of each probe's loop); raises CountError for a name that differs."""
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, "-m", "_generator", folder], cwd=CSRC.parent / "snnipu", check=True)
+        generate(folder)
         sources = []
-        for path in sorted((CSRC / "vertices").glob("*.cpp")):
+        for path in vertices():
             # popc compiles every codelet; another Clang an inline function only where it is asked for.
             classes = re.findall(r"(.*)\n(?:.*> )?class (\w+) : public poplar::MultiVertex", path.read_text())
             templates = re.findall(r"template <.*>\s+class (\w+) : public poplar::MultiVertex", path.read_text())
@@ -261,6 +294,7 @@ def measured(command):
 def table(sizes, probes):
     lines = [
         "// Written by csrc/ipu_model/popc/counts.py from what Clang makes of csrc/vertices; not to be edited.",
+        f"// Sources: {fingerprint()}",
         "// clang-format off",
         '#include "ipu_model/counts.hpp"',
         "",

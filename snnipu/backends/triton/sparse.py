@@ -1,5 +1,11 @@
 """The sparse operators on CUDA: ``snnipu::<name>`` is the function of that name."""
 
+from snnipu.backends.triton.sparse_conv import (
+    sparse_conv2d_bwd,
+    sparse_conv2d_fwd,
+    sparse_conv_lif_sequence_bwd,
+    sparse_conv_lif_sequence_fwd,
+)
 from snnipu.backends.triton.sparse_lif import sparse_lif_sequence_bwd, sparse_lif_sequence_fwd
 from snnipu.backends.triton.sparse_linear import sparse_linear_bwd, sparse_linear_fwd
 from snnipu.backends.triton.sparse_select import (
@@ -14,6 +20,10 @@ __all__ = [
     "dense_to_sparse_fwd",
     "select_spikes_bwd",
     "select_spikes_fwd",
+    "sparse_conv2d_bwd",
+    "sparse_conv2d_fwd",
+    "sparse_conv_lif_sequence_bwd",
+    "sparse_conv_lif_sequence_fwd",
     "sparse_lif_sequence_bwd",
     "sparse_lif_sequence_fwd",
     "sparse_linear_bwd",

@@ -4,7 +4,7 @@ Few launches a pass: currents of all steps by gather, membranes over time with t
 rows. A recurrent layer takes two for each step, as its spikes are needed by the next.
 """
 
-from typing import Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 import triton
@@ -335,6 +335,53 @@ def _blocks(neurons: int) -> Tuple[int, Dict[str, int]]:
     return triton.cdiv(neurons, block), {"BLOCK": block, "num_warps": block // WORD_BITS}
 
 
+def _fired_words(
+    mem: torch.Tensor, beta: torch.Tensor, threshold: torch.Tensor
+) -> Tuple[torch.Tensor, int, Dict[str, Any], Dict[str, bool]]:
+    """Room for the words of what fired, programs for one row, and the options of the kernels that write them."""
+    blocks, sizes = _blocks(mem.shape[2])
+    fired = torch.empty((*mem.shape[:2], words(mem.shape[2])), dtype=torch.int32, device=mem.device)
+    in_words = {"BLOCK_WORDS": sizes["BLOCK"] // WORD_BITS, "num_warps": sizes["num_warps"], **backend.exact()}
+    return fired, blocks, in_words, {"BETAS": beta.numel() > 1, "THRESHOLDS": threshold.numel() > 1}
+
+
+def selected(
+    mem: torch.Tensor,
+    beta: torch.Tensor,
+    threshold: torch.Tensor,
+    grad_threshold: Optional[float],
+    capacity: int,
+    rotate: bool,
+    reset: int,
+) -> Tuple[Selection, torch.Tensor]:
+    """The slots of a layer that is not recurrent, and the words of what fired. ``mem``: its currents, in whose place
+    the membranes are put."""
+    device = backend.check_launch(mem, beta, threshold)
+    beta, threshold = beta.contiguous(), threshold.contiguous()
+    steps, batch, neurons = mem.shape
+    fired, blocks, in_words, per_neuron_parameters = _fired_words(mem, beta, threshold)
+    if mem.numel():
+        with backend.on_device(device):
+            membranes_kernel[(batch * blocks,)](
+                mem,
+                beta,
+                threshold,
+                steps,
+                batch,
+                neurons,
+                RESET=reset,
+                **per_neuron_parameters,
+                **_blocks(neurons)[1],
+                **backend.exact(),
+            )
+            fired_kernel[(steps * batch * blocks,)](
+                mem, threshold, fired, neurons, fired.shape[2], THRESHOLDS=threshold.numel() > 1, **in_words
+            )
+    made = Selection(mem, threshold, grad_threshold, capacity, rotate, slot_x=True)
+    made.run(0, made.rows)
+    return made, fired
+
+
 def sparse_lif_sequence_fwd(
     ids: torch.Tensor,
     values: torch.Tensor,
@@ -359,31 +406,10 @@ def sparse_lif_sequence_fwd(
     neurons = weight.shape[0]
     # Currents first; the kernels below put the membranes in their place.
     mem = gather_weights(ids, values, counts, weight, bias, input_scale, delay)
-    fired = torch.empty((steps, batch, words(neurons)), dtype=torch.int32, device=weight.device)
-    blocks, sizes = _blocks(neurons)
-    in_words = {"BLOCK_WORDS": sizes["BLOCK"] // WORD_BITS, "num_warps": sizes["num_warps"], **backend.exact()}
-    per_neuron_parameters = {"BETAS": beta.numel() > 1, "THRESHOLDS": threshold.numel() > 1}
     if recurrent_weight is None:
-        if mem.numel():
-            with backend.on_device(device):
-                membranes_kernel[(batch * blocks,)](
-                    mem,
-                    beta,
-                    threshold,
-                    steps,
-                    batch,
-                    neurons,
-                    RESET=reset,
-                    **per_neuron_parameters,
-                    **sizes,
-                    **backend.exact(),
-                )
-                fired_kernel[(steps * batch * blocks,)](
-                    mem, threshold, fired, neurons, fired.shape[2], THRESHOLDS=threshold.numel() > 1, **in_words
-                )
-        made = Selection(mem, threshold, grad_threshold, capacity, rotate, slot_x=True)
-        made.run(0, made.rows)
+        made, fired = selected(mem, beta, threshold, grad_threshold, capacity, rotate, reset)
     else:
+        fired, blocks, in_words, per_neuron_parameters = _fired_words(mem, beta, threshold)
         # Nobody knows yet what the busiest row needs.
         offered = neurons if capacity == AS_NEEDED else capacity
         made = Selection(mem, threshold, grad_threshold, offered, rotate, slot_x=True)
@@ -417,45 +443,30 @@ def sparse_lif_sequence_fwd(
     return made.ids, made.values, made.counts, made.dropped, made.slot_x, fired, mem if store_mem else mem.new_empty(0)
 
 
-def sparse_lif_sequence_bwd(
+def membrane_gradient(
     grad: torch.Tensor,
-    ids: torch.Tensor,
-    values: torch.Tensor,
-    counts: torch.Tensor,
-    weight: torch.Tensor,
-    recurrent_weight: Optional[torch.Tensor],
-    beta: torch.Tensor,
-    threshold: torch.Tensor,
-    input_scale: float,
-    reset: int,
-    delay: int,
-    ids_out: torch.Tensor,
-    counts_out: torch.Tensor,
-    slot_mem: torch.Tensor,
+    slots_out: Tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     fired: torch.Tensor,
     mem: torch.Tensor,
-    surrogate: int,
-    surrogate_a: float,
-    surrogate_b: float,
-    need_values: bool,
-    need_weight: bool,
-    need_bias: bool,
-    need_recurrent: bool,
+    beta: torch.Tensor,
+    threshold: torch.Tensor,
+    neurons: int,
+    reset: int,
+    surrogate: Tuple[int, float, float],
     need_beta: bool,
-    need_threshold: bool,
-) -> BackwardResult:
-    """CUDA kernel of ``snnipu::sparse_lif_sequence_bwd``; empty where not needed."""
-    device = backend.check_launch(
-        grad, ids, values, counts, weight, beta, threshold, ids_out, counts_out, slot_mem, fired
-    )
+    recurrent_weight: Optional[torch.Tensor] = None,
+    input_scale: float = 1.0,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradient of the membranes ``[T, B, N]`` from that of the spikes' values, and for each neuron of each sample its
+    sum and those of beta (without ``need_beta`` not set) and threshold. ``slots_out``: ids, counts and membranes."""
+    ids_out, counts_out, slot_mem = slots_out
+    device = backend.check_launch(grad, beta, threshold, ids_out, counts_out, slot_mem, fired)
     grad, slot_mem, fired, mem = grad.contiguous(), slot_mem.contiguous(), fired.contiguous(), mem.contiguous()
     ids_out, counts_out = ids_out.contiguous(), counts_out.contiguous()
     beta, threshold = beta.contiguous(), threshold.contiguous()
-    steps, batch, _ = ids.shape
-    neurons, inputs = weight.shape
-    slots = ids_out.shape[2]
+    steps, batch, slots = ids_out.shape
     # A recurrent layer's kernel adds to them, step by step.
-    make = weight.new_empty if recurrent_weight is None and steps else weight.new_zeros
+    make = grad.new_empty if recurrent_weight is None and steps else grad.new_zeros
     carry, sum_grad, sum_beta, sum_threshold = (make((batch, neurons)) for _ in range(4))
     blocks, sizes = _blocks(neurons)
 
@@ -492,16 +503,14 @@ def sparse_lif_sequence_bwd(
             threshold,
             ids_out,
             counts_out,
-            surrogate,
-            surrogate_a,
-            surrogate_b,
+            *surrogate,
             neurons,
             at_slots=True,
         )
         if dense.numel():
             adjoint(dense, 0, steps, resume=False)
     else:
-        dense = weight.new_zeros((steps, batch, neurons))
+        dense = grad.new_zeros((steps, batch, neurons))
         packed = packed_weight(recurrent_weight, trusted=True)
         options = dot_block(neurons)
         for t in range(steps - 1, -1, -1) if batch else ():
@@ -515,21 +524,68 @@ def sparse_lif_sequence_bwd(
                         counts_out,
                         packed,
                         dense,
-                        number(input_scale, weight.dtype),
-                        *surrogate_constants(surrogate, surrogate_a, surrogate_b),
+                        number(input_scale, grad.dtype),
+                        *surrogate_constants(*surrogate),
                         t,
                         steps,
                         batch,
                         slots,
                         neurons,
                         packed.shape[1],
-                        KIND=surrogate,
+                        KIND=surrogate[0],
                         THRESHOLDS=threshold.numel() > 1,
-                        DOUBLE=weight.dtype == torch.float64,
+                        DOUBLE=grad.dtype == torch.float64,
                         **options,
                         **backend.exact(),
                     )
             adjoint(dense, t, t + 1, resume=True)
+    return dense, sum_grad, sum_beta, sum_threshold
+
+
+def sparse_lif_sequence_bwd(
+    grad: torch.Tensor,
+    ids: torch.Tensor,
+    values: torch.Tensor,
+    counts: torch.Tensor,
+    weight: torch.Tensor,
+    recurrent_weight: Optional[torch.Tensor],
+    beta: torch.Tensor,
+    threshold: torch.Tensor,
+    input_scale: float,
+    reset: int,
+    delay: int,
+    ids_out: torch.Tensor,
+    counts_out: torch.Tensor,
+    slot_mem: torch.Tensor,
+    fired: torch.Tensor,
+    mem: torch.Tensor,
+    surrogate: int,
+    surrogate_a: float,
+    surrogate_b: float,
+    need_values: bool,
+    need_weight: bool,
+    need_bias: bool,
+    need_recurrent: bool,
+    need_beta: bool,
+    need_threshold: bool,
+) -> BackwardResult:
+    """CUDA kernel of ``snnipu::sparse_lif_sequence_bwd``; empty where not needed."""
+    backend.check_launch(grad, ids, values, counts, weight, beta, threshold, ids_out, counts_out, slot_mem, fired)
+    dense, sum_grad, sum_beta, sum_threshold = membrane_gradient(
+        grad,
+        (ids_out, counts_out, slot_mem),
+        fired,
+        mem,
+        beta,
+        threshold,
+        weight.shape[0],
+        reset,
+        (surrogate, surrogate_a, surrogate_b),
+        need_beta,
+        recurrent_weight,
+        input_scale,
+    )
+    neurons, inputs = weight.shape
 
     def none() -> torch.Tensor:
         # No two outputs may be the same tensor.

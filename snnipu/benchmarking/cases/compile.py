@@ -1,102 +1,132 @@
-"""An unmodified loop over time steps, and what compilers make of it: snnTorch's tutorial networks in training."""
+"""An unmodified loop over time steps, and what compilers make of it: networks of snnTorch's tutorials in training."""
 
-import dataclasses
-from typing import Any, Callable, List, Sequence, Tuple
+import time
+from dataclasses import replace
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import snntorch
 import torch
-from snntorch import utils
 from torch import nn
 
 import snnipu
 from snnipu.benchmarking import peers
-from snnipu.benchmarking.case import Case, Contender, Settings, Workload
-from snnipu.benchmarking.cases.network import INPUTS, TutorialNet, batched_loss, tutorial_loss
+from snnipu.benchmarking.case import Axis, Case, Contender, Settings, Sweep, Workload
 from snnipu.benchmarking.checks import Check, check_training
+from snnipu.benchmarking.loop_networks import NETWORKS, forward_pass
+from snnipu.benchmarking.options import Option, comma_separated
+from snnipu.benchmarking.timing import synchronise
 
-SUMMARY = "snnTorch's tutorial networks as an unmodified loop, compiled and not"
+SUMMARY = "networks of snnTorch's tutorials as an unmodified loop, compiled and not"
 # snnTorch's spikes are float32 whatever its input is.
 DTYPES = (torch.float32,)
 DEVICES = ("cpu", "cuda")
+FULL = {"steps": 25, "batch_size": 128, "neurons": 1000, "repeats": 9, "min_seconds": 3.0}
 BATCHES = (1, 16, 64, 128)
-# The neurons round as snnTorch's do; only the order of sums over steps and samples is free.
-_TOLERANCE = 1e-5
-_NETWORKS = {
-    "tutorial-5": "784-{neurons}-10, constant input",
-    "tutorial-6": "convolutional, constant image, hidden states",
-    "tutorial-7": "convolutional, event frames x[t], hidden states",
-}
+CONVOLUTIONAL = ("tutorial-6", "tutorial-7")
+_SLOW_SECONDS = 0.25
+_PHASE_STEPS = 3
+_CAPTION = (
+    "The work: forward over T steps, a loss on what was recorded, backward, one Adam step. The same initial weights, "
+    "input and targets for all."
+)
 
 
-def variants(settings: Settings) -> List[Settings]:
-    """The fully connected network, and the convolutional ones for several batch sizes."""
-    found = [settings]
-    for name in ("tutorial-6", "tutorial-7"):
-        found += [dataclasses.replace(settings, network=name, batch_size=batch) for batch in BATCHES]
+def _names(text: str) -> List[str]:
+    names = text.split(",")
+    unknown = [name for name in names if name not in NETWORKS]
+    if unknown:
+        raise ValueError(f"expected names of {', '.join(NETWORKS)}, separated by commas, but one is {unknown[0]!r}")
+    return [name for name in NETWORKS if name in names]
+
+
+def _batches(text: str) -> List[int]:
+    found: List[int] = comma_separated(text, int, "whole numbers")
+    if found[0] < 1:
+        raise ValueError(f"must be at least 1, but is {found[0]}")
     return found
 
 
-def _layers(snn: Any, settings: Settings) -> List[nn.Module]:
-    beta = settings.beta
-    grey = settings.network == "tutorial-6"
-    first, second = (12, 64) if grey else (12, 32)
-    flat = second * 4 * 4 if grey else second * 5 * 5
-    last = snn.Leaky(beta=beta, init_hidden=snn is not _OverTime, output=True)
-    return [
-        nn.Conv2d(1 if grey else 2, first, 5),
-        nn.MaxPool2d(2),
-        snn.Leaky(beta=beta, init_hidden=snn is not _OverTime),
-        nn.Conv2d(first, second, 5),
-        nn.MaxPool2d(2),
-        snn.Leaky(beta=beta, init_hidden=snn is not _OverTime),
-        nn.Flatten(),
-        nn.Linear(flat, 10),
-        last,
+OPTIONS = (
+    Option(
+        "networks",
+        f"which, comma-separated; default: all of {', '.join(NETWORKS)}",
+        _names,
+        list(NETWORKS),
+        ["tutorial-5", "tutorial-7"],
+        metavar="LIST",
+    ),
+    Option(
+        "batch_sizes",
+        f"comma-separated; default: --batch-size, of convolutional networks {','.join(map(str, BATCHES))}",
+        _batches,
+        quick=[2],
+        metavar="LIST",
+    ),
+)
+
+
+def sweep(settings: Settings, networks: Sequence[str], batch_sizes: Any) -> Sweep:
+    """A table for each network and batch size."""
+    several = {
+        name: list(batch_sizes or (BATCHES if name in CONVOLUTIONAL else [settings.batch_size])) for name in networks
+    }
+    return gathered([replace(settings, network=name, batch_size=batch) for name in networks for batch in several[name]])
+
+
+def gathered(points: Sequence[Settings]) -> Sweep:
+    """The sweep of these tables."""
+    order = list(NETWORKS)
+    points = sorted(points, key=lambda point: (order.index(point.network), point.batch_size))
+    several: Dict[str, List[int]] = {}
+    for point in points:
+        several.setdefault(point.network, []).append(point.batch_size)
+    common = [batch for batch in points and several[points[0].network] if all(batch in of for of in several.values())]
+    axes = [
+        Axis(
+            "network",
+            "network",
+            list(several),
+            {"batch_size": common[-1]} if common else {},
+            tables=("time", "memory", "faults"),
+            panels=("time", "memory"),
+        )
     ]
-
-
-class _OverTime:
-    """snnipu's neurons without hidden states: ``MultiStep`` starts from zeros in each call."""
-
-    Leaky = snnipu.Leaky
-
-
-def forward_pass(net: nn.Module, steps: int, data: torch.Tensor, frames: bool) -> Tuple[torch.Tensor, torch.Tensor]:
-    """The tutorials' function of this name."""
-    mem_rec = []
-    spk_rec = []
-    utils.reset(net)  # resets hidden states for all LIF neurons in net
-    for step in range(steps):
-        spk_out, mem_out = net(data[step] if frames else data)
-        spk_rec.append(spk_out)
-        mem_rec.append(mem_out)
-    return torch.stack(spk_rec), torch.stack(mem_rec)
+    for name, batches in several.items():
+        if len(batches) > 1:
+            axes.append(Axis("batch_size", "batch size", batches, {"network": name}, tables=("time", "memory")))
+    return Sweep(
+        name="compile",
+        title=f"Loops over time steps, one training step: T={points[0].steps}",
+        caption=_CAPTION,
+        points=points,
+        axes=axes,
+        reference=None,
+        headline=None,
+    )
 
 
 def build(settings: Settings) -> Case:
-    """The case for one network at the given sizes."""
+    """The table of one network, ``settings.network``, and batch size."""
     name, steps, batch, device = settings.network, settings.steps, settings.batch_size, settings.device
     generator = torch.Generator().manual_seed(settings.seed)
-    dense, frames = name == "tutorial-5", name == "tutorial-7"
-    shape = {"tutorial-5": (batch, INPUTS), "tutorial-6": (batch, 1, 28, 28), "tutorial-7": (steps, batch, 2, 34, 34)}
-    x = torch.rand(shape[name], generator=generator)
+    kind = NETWORKS[name]
+    in_function = name in CONVOLUTIONAL
+    x = torch.rand(kind.shape(steps, batch), generator=generator)
     x = (x * (torch.rand(x.shape, generator=generator) < 0.2)).to(device)
-    targets = torch.randint(10, (batch,), generator=generator).to(device)
 
-    def network(snn: Any) -> nn.Module:
+    def network(snn: Any) -> Any:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
-            if dense and snn is not _OverTime:
-                return TutorialNet(snn, settings.neurons, steps, settings.beta).to(device)
-            if dense:
-                linear = [nn.Linear(INPUTS, settings.neurons), nn.Linear(settings.neurons, 10)]
-                neurons = [snnipu.Leaky(beta=settings.beta) for _ in linear]
-                return snnipu.MultiStep(linear[0], neurons[0], linear[1], neurons[1]).to(device)
-            layers = _layers(snn, settings)
-            return (snnipu.MultiStep(*layers) if snn is _OverTime else nn.Sequential(*layers)).to(device)
+            return kind.make(snn, settings).to(device)
 
-    def loop(net: nn.Module) -> Callable[[], Tuple[torch.Tensor, torch.Tensor]]:
-        return lambda: net(x) if dense else forward_pass(net, steps, x, frames)
+    def record(out: Any) -> torch.Tensor:
+        found: torch.Tensor = out[1] if isinstance(out, tuple) else out
+        return found
+
+    def loop(net: nn.Module) -> Callable[[], torch.Tensor]:
+        if in_function:
+            return lambda: record(forward_pass(net, steps, x, name == "tutorial-7"))
+        return lambda: record(net(x))
 
     def loss_and_gradients(loss: Callable[[], torch.Tensor], net: nn.Module) -> Tuple[torch.Tensor, Sequence[Any]]:
         value = loss()
@@ -104,45 +134,62 @@ def build(settings: Settings) -> Case:
 
     def expected() -> Tuple[torch.Tensor, Sequence[Any]]:
         net = network(snntorch)
-        return loss_and_gradients(lambda: tutorial_loss(loop(net)()[1], targets), net)
+        return loss_and_gradients(lambda: kind.loss(loop(net)(), x), net)
 
     def workload(net: nn.Module, loss: Callable[[], torch.Tensor], compiles: bool = False) -> Workload:
         optimizer = torch.optim.Adam(net.parameters(), lr=5e-4)
 
-        def step() -> torch.Tensor:
+        def step(lap: Callable[[str], None] = lambda phase: None) -> torch.Tensor:
             value = loss()
+            lap("forward")
             optimizer.zero_grad()
             value.backward()
+            lap("backward")
             optimizer.step()
+            lap("optimizer")
             return value
 
+        def phases() -> Dict[str, float]:
+            spent: Dict[str, float] = {}
+            for _ in range(_PHASE_STEPS):
+                synchronise(device)
+                last = time.perf_counter()
+
+                def lap(phase: str) -> None:
+                    nonlocal last
+                    synchronise(device)
+                    now = time.perf_counter()
+                    spent[phase] = spent.get(phase, 0.0) + (now - last) / _PHASE_STEPS
+                    last = now
+
+                step(lap)
+            return spent
+
         def check() -> Check:
-            return check_training(*loss_and_gradients(loss, net), *expected(), _TOLERANCE, "snnTorch")
+            return check_training(*loss_and_gradients(loss, net), *expected(), kind.tolerance, "snnTorch")
 
         seconds = peers.compile_seconds(lambda: loss_and_gradients(loss, net)) if compiles else None
-        return Workload(step, check, seconds)
+        return Workload(step, check, seconds, phases)
 
     def eager(snn: Any) -> Workload:
         net = network(snn)
         run = loop(net)
-        return workload(net, lambda: tutorial_loss(run()[1], targets))
+        return workload(net, lambda: kind.loss(run(), x))
 
     def multistep() -> Workload:
-        net = network(_OverTime)
-        constant = {} if frames else {"num_steps": steps}
-        return workload(net, lambda: batched_loss(net(x, **constant)[1], targets))
+        net = network(snnipu)
+        return workload(net, lambda: kind.batched(net.over_time(x), x))
 
     def inductor() -> Workload:
         net = network(snntorch)
         run = loop(net)
-        return workload(net, peers.compiled(lambda: tutorial_loss(run()[1], targets), device), compiles=True)
+        return workload(net, peers.compiled(lambda: kind.loss(run(), x), device), compiles=True)
 
     def compiled() -> Workload:
         net = network(snnipu)
-        run = snnipu.compile(net) if dense else None
-        function = snnipu.compile(forward_pass)
-        forward = (lambda: run(x)) if run is not None else (lambda: function(net, steps, x, frames))
-        return workload(net, lambda: batched_loss(forward()[1], targets), compiles=True)
+        run: Callable[..., Any] = snnipu.compile(forward_pass if in_function else net)
+        given = (net, steps, x, name == "tutorial-7") if in_function else (x,)
+        return workload(net, lambda: kind.batched(record(run(*given)), x), compiles=True)
 
     contenders = [
         Contender("snnipu-loop", "snnipu, the loop", lambda: eager(snnipu), ratio_label="loop"),
@@ -154,7 +201,7 @@ def build(settings: Settings) -> Case:
             note="the network rewritten, the loss in one call over all steps",
         ),
         Contender("snntorch", "snnTorch, the loop", lambda: eager(snntorch), peer="snntorch"),
-        *([Contender("compile", "snnTorch loop, torch.compile", inductor, peer="compile")] if dense else []),
+        Contender("compile", "snnTorch loop, torch.compile", inductor, peer="compile"),
         # The last one: what compiles above starts TorchDynamo anew.
         Contender(
             "snnipu-compiled",
@@ -164,14 +211,12 @@ def build(settings: Settings) -> Case:
             note="snnipu.compile of the unmodified loop; the loss in one call over all steps, as MultiStep's",
         ),
     ]
-    title = _NETWORKS[name].format(neurons=settings.neurons)
     return Case(
         name="compile",
-        title=f"{name}: {title}; one training step: T={steps} × B={batch}",
-        caption=(
-            "The work: forward over T steps, the sum over the steps of the cross-entropy of the output membranes, "
-            "backward, one Adam step. The same initial weights, input and targets for all."
-        ),
+        title=f"{name}: {kind.title}; one training step: T={steps} × B={batch} (N={settings.neurons})",
+        caption=_CAPTION,
         contenders=contenders,
-        parameters={"network": name, "steps": steps, "batch_size": batch},
+        parameters={"network": name, "steps": steps, "batch_size": batch, "neurons": settings.neurons},
+        slow_seconds=_SLOW_SECONDS,
+        show_faults=True,
     )

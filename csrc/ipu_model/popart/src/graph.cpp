@@ -123,6 +123,10 @@ std::vector<TensorId> Graph::addOp(const OperatorIdentifier &opid, const Attribu
                                    const std::vector<TensorId> &inputs, int outputs, const std::string &name) {
   ops_.push_back(OpManager::createOp(opid, *this, name, attributes));
   Op &op = *ops_.back();
+  const NumInputs &count = op.opid.numInputs;
+  const int given = static_cast<int>(inputs.size());
+  if (count.max > 0 && (given < count.min || given > count.max))
+    throw error("{} takes {} to {} inputs, got {}", op.debugName(), count.min, count.max, given);
   connect(op, inputs, outputs);
   if (!op.getGradOps().empty())
     for (const auto &output : op.outputs_)

@@ -82,8 +82,11 @@ std::unique_ptr<Op> OpManager::createOp(const OperatorIdentifier &opid, Graph &g
   if (found == ops().end())
     throw error("There is no operator {}: is the library loaded that registers it?", opid);
   const OpManager::OpInfo &info = found->second;
+  // A definition that says nothing takes any.
+  const OpDefinition &known = info.details;
+  const bool says = !known.inputs.empty() || !known.outputs.empty() || !known.attributes.empty();
   for (const auto &attribute : attributes.values())
-    if (!info.details.attributes.count(attribute.first))
+    if (says && !known.attributes.count(attribute.first))
       throw error("{} has no attribute {}", opid, attribute.first);
   return info.factory(OpCreatorInfo(info.id, Op::Settings(graph, name), attributes));
 }
@@ -145,6 +148,12 @@ void Opx::setOutTensor(OutIndex index, const poplar::Tensor &tensor) const {
     throw error("Output {} of {} has shape {}, and its Opx sets a tensor of shape {}", index, op_p->debugName(),
                 outInfo(index), tensor.shapeToString());
   dv_p->tensors[outId(index)] = tensor;
+}
+void Opx::insert(const TensorId &id, const poplar::Tensor &tensor) const {
+  for (int index = 0; index < static_cast<int>(op_p->outTensorCount()); ++index)
+    if (outId(index) == id)
+      return setOutTensor(index, tensor);
+  throw error("{} is no output of {}", id, op_p->debugName());
 }
 poplar::DebugContext Opx::debugContext(const std::string &name) const {
   return {poplar::DebugNameAndId(op_p->settings.name.empty() ? op_p->opid.type : op_p->settings.name), name};

@@ -23,6 +23,12 @@ constexpr std::uint64_t codePerCodelet = 1024;
 constexpr std::uint64_t instructionBytes = 4;
 constexpr std::uint64_t codePerStep = 24;     // of the control program
 constexpr std::uint64_t codePerExchanged = 8; // an interval sent or received
+// Instructions of a tile for a message, an interval from one tile. It receives one by choosing the source, ending that,
+// and saying where to; it sends one by two. They are issued beside the words that arrive and leave, so that long
+// messages hide them. Of the public exchange compiler for Mk2, https://github.com/osmarks/ipu-stack; none of
+// Graphcore's is public.
+constexpr std::uint64_t receiveInstructions = 3;
+constexpr std::uint64_t sendInstructions = 2;
 // Cycles of the supervisor: to start workers for plain vertices, to start a copy on the tile.
 constexpr std::uint64_t supervisorCycles = 11;
 constexpr std::uint64_t copyCycles = 30;
@@ -89,7 +95,7 @@ Planned EngineState::plan(const std::shared_ptr<const ProgramNode> &node) {
 }
 
 // Moves of one exchange: tiles receive at a number of bytes a cycle, all at once, and what several tiles want is sent
-// once.
+// once. Many short messages take as long as their instructions.
 void EngineState::exchange(std::vector<Move> moves, StepCost &cost) const {
   if (moves.empty())
     return;
@@ -112,7 +118,7 @@ void EngineState::exchange(std::vector<Move> moves, StepCost &cost) const {
   const auto bytesOf = [&](const Move &move) {
     return wordBytes((move.end - move.begin) * sizeOf(graph->variables[move.var].type));
   };
-  std::vector<std::uint64_t> received(tiles), sent(tiles);
+  std::vector<std::uint64_t> received(tiles), sent(tiles), instructions(tiles);
   std::vector<std::uint64_t> ipuIn(target.getNumIPUs()), ipuOut(target.getNumIPUs());
   std::vector<Move> sends, crossings; // by the tile that sends; by the IPU that receives, from an IPU
   if (cost.tileCode.empty())
@@ -121,6 +127,7 @@ void EngineState::exchange(std::vector<Move> moves, StepCost &cost) const {
     received[move.tile] += bytesOf(move);
     cost.tileCode[move.tile] += codePerExchanged;
     const auto send = [&](unsigned from, std::size_t begin, std::size_t end) {
+      instructions[move.tile] += receiveInstructions;
       sends.push_back({from, move.var, begin, end});
       if (from / perIpu != move.tile / perIpu)
         crossings.push_back({move.tile / perIpu, move.var, begin, end, from / perIpu});
@@ -132,6 +139,7 @@ void EngineState::exchange(std::vector<Move> moves, StepCost &cost) const {
   });
   united(sends, [&](const Move &move) {
     sent[move.tile] += bytesOf(move);
+    instructions[move.tile] += sendInstructions;
     cost.tileCode[move.tile] += codePerExchanged;
   });
   std::uint64_t interIpu = 0;
@@ -140,19 +148,20 @@ void EngineState::exchange(std::vector<Move> moves, StepCost &cost) const {
     ipuIn[move.tile] += bytesOf(move);
     ipuOut[move.from] += bytesOf(move);
   });
-  std::uint64_t most = 0, total = 0, mostIpu = 0;
+  std::uint64_t most = 0, mostInstructions = 0, total = 0, mostIpu = 0;
   if (cost.tileReceived.empty())
     cost.tileReceived.resize(tiles);
   for (unsigned tile = 0; tile < tiles; ++tile) {
     most = std::max({most, received[tile], sent[tile]});
+    mostInstructions = std::max(mostInstructions, instructions[tile]);
     total += received[tile];
     cost.tileReceived[tile] += received[tile];
   }
   for (unsigned ipu = 0; ipu < target.getNumIPUs(); ++ipu)
     mostIpu = std::max({mostIpu, ipuIn[ipu], ipuOut[ipu]});
   const auto cycles = [](std::uint64_t bytes, std::uint64_t perCycle) { return (bytes + perCycle - 1) / perCycle; };
-  cost.report.exchangeCycles +=
-      std::max(cycles(most, target.getExchangeBytesPerCycle()), cycles(mostIpu, target.getInterIPUBytesPerCycle()));
+  cost.report.exchangeCycles += std::max({cycles(most, target.getExchangeBytesPerCycle()), mostInstructions,
+                                          cycles(mostIpu, target.getInterIPUBytesPerCycle())});
   cost.report.exchangeBytes += total;
   cost.report.interIpuBytes += interIpu;
   cost.report.syncCycles += interIpu ? target.getGlobalSyncCycles() : target.getMinIPUSyncDelay();

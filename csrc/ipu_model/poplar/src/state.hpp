@@ -38,6 +38,7 @@ struct Machine {
   unsigned tilesPerIPU = 0;
   unsigned bytesPerTile = 0;
   double clockHz = 0;
+  unsigned minSyncCycles = 100; // an assumption: see docs/reference/ipu-model.md
 };
 
 // Elements of a variable that are `step` apart.

@@ -214,18 +214,18 @@ double Target::getTileClockFrequency() const { return machine_->clockHz; }
 unsigned Target::getExchangeBytesPerCycle() const { return 4; }
 unsigned Target::getDataPathWidth() const { return 64; }
 unsigned Target::getMemcpyBytesPerCycle() const { return 8; }
-// Assumptions: see docs/reference/ipu-model.md.
-unsigned Target::getMinIPUSyncDelay() const { return 100; }
+unsigned Target::getMinIPUSyncDelay() const { return machine_->minSyncCycles; }
 unsigned Target::getInterIPUBytesPerCycle() const {
   return static_cast<unsigned>(160e9 / (machine_->clockHz > 0 ? machine_->clockHz : 1e9));
 }
+// An assumption: see docs/reference/ipu-model.md.
 unsigned Target::getGlobalSyncCycles() const { return 600; }
 unsigned Target::getTypeSize(const Type &type) const { return detail::sizeOf(type); }
 unsigned Target::getVectorWidth(const Type &type) const { return 8 / detail::sizeOf(type); }
 
 bool operator==(const Target &a, const Target &b) {
   return a.getTargetArchString() == b.getTargetArchString() && a.getNumIPUs() == b.getNumIPUs() &&
-         a.getTilesPerIPU() == b.getTilesPerIPU();
+         a.getTilesPerIPU() == b.getTilesPerIPU() && a.getMinIPUSyncDelay() == b.getMinIPUSyncDelay();
 }
 
 std::vector<Device> DeviceManager::getDevices(const OptionFlags &options) const {
@@ -251,7 +251,11 @@ Device DeviceManager::acquireAvailableDevice(unsigned numIPUs, const OptionFlags
 }
 
 Device IPUModel::createDevice(OptionFlags options) const {
-  return Device(Target::createIPUTarget(numIPUs, tilesPerIPU, ipuVersion, options));
+  Target target = Target::createIPUTarget(numIPUs, tilesPerIPU, ipuVersion, options);
+  detail::Machine machine = *target.machine_;
+  machine.minSyncCycles = minIPUSyncDelay;
+  target.machine_ = std::make_shared<const detail::Machine>(machine);
+  return Device(target);
 }
 
 } // namespace poplar

@@ -78,6 +78,7 @@ public:
   std::size_t inTensorCount() const { return inputs_.size(); }
   std::size_t outTensorCount() const { return outputs_.size(); }
 
+  const Settings &getSettings() const { return settings; }
   const std::string &name() const { return settings.name; }
   std::string str() const;
   std::string debugName() const;

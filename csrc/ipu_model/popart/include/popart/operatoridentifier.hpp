@@ -7,13 +7,26 @@
 
 namespace popart {
 
+// How many inputs an operator may have; a maximum of 0: nobody says.
+struct NumInputs {
+  NumInputs() : min(0), max(0) {}
+  NumInputs(int count) : min(count), max(count) {}
+  NumInputs(int min_, int max_) : min(min_), max(max_) {}
+
+  int min, max;
+};
+
+// numInputs and numOutputs do not tell operators apart.
 struct OperatorIdentifier {
-  OperatorIdentifier(const OpDomain &domain_, const OpType &type_, OpVersion version_)
-      : domain(domain_), type(type_), version(version_) {}
+  OperatorIdentifier(const OpDomain &domain_, const OpType &type_, OpVersion version_, NumInputs inputs = {},
+                     int outputs = 0)
+      : domain(domain_), type(type_), version(version_), numInputs(inputs), numOutputs(outputs) {}
 
   OpDomain domain;
   OpType type;
   OpVersion version;
+  NumInputs numInputs;
+  int numOutputs;
 
   bool operator==(const OperatorIdentifier &other) const {
     return domain == other.domain && type == other.type && version == other.version;

@@ -10,6 +10,7 @@
 #include <poplar/CodeletFileType.hpp>
 #include <poplar/DataStream.hpp>
 #include <poplar/DebugContext.hpp>
+#include <poplar/Device.hpp>
 #include <poplar/GraphElements.hpp>
 #include <poplar/Interval.hpp>
 #include <poplar/OptionFlags.hpp>
@@ -49,6 +50,7 @@ public:
   using TileToTensorMapping = std::vector<std::vector<Interval>>;
 
   explicit Graph(const Target &target);
+  explicit Graph(const Device &device) : Graph(device.getTarget()) {}
   ~Graph();
   Graph(Graph &&) noexcept;
   Graph &operator=(Graph &&) noexcept;

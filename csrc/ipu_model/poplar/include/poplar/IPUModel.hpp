@@ -13,7 +13,11 @@ struct IPUModel {
 
   std::string ipuVersion = "ipu2";
   unsigned numIPUs = 1;
-  unsigned tilesPerIPU = 0; // 0: all that the chip has
+  unsigned tilesPerIPU = 0;       // 0: all that the chip has
+  unsigned minIPUSyncDelay = 100; // cycles of a sync
+  // How much later than others a tile hears of it: this model has no such delay.
+  enum class RelativeSyncDelayType { AUTO, NO_DELAY };
+  RelativeSyncDelayType relativeSyncDelay = RelativeSyncDelayType::AUTO;
 
   // Throws invalid_machine_model where there is no such chip, or it has fewer tiles.
   Device createDevice(OptionFlags options = {}) const;

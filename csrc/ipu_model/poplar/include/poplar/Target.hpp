@@ -16,6 +16,8 @@ namespace detail {
 struct Machine;
 }
 
+struct IPUModel;
+
 class Target {
 public:
   // "ipu1" (Mk1), "ipu2" or "ipu21" (Mk2); "bow" is an addition of this model: Mk2 at Bow's clock.
@@ -50,6 +52,7 @@ public:
   friend bool operator!=(const Target &a, const Target &b) { return !(a == b); }
 
 private:
+  friend struct IPUModel;
   std::shared_ptr<const detail::Machine> machine_;
 };
 

@@ -34,6 +34,8 @@ public:
   const poplar::Tensor &getInTensor(InIndex index) const;
   const poplar::Tensor &getOutTensor(OutIndex index) const;
   void setOutTensor(OutIndex index, const poplar::Tensor &tensor) const;
+  // By the id of an output, outId().
+  void insert(const TensorId &id, const poplar::Tensor &tensor) const;
   bool hasInput(InIndex index) const { return op_p->hasInput(index); }
   bool hasOutput(OutIndex index) const { return op_p->hasOutput(index); }
   const TensorInfo &inInfo(InIndex index) const { return op_p->inInfo(index); }

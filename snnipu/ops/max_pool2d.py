@@ -1,0 +1,122 @@
+"""The largest value of each window of maps, with its place kept in a byte: schema, meta, autograd, reference.
+
+Not public: ``MultiStep`` runs ``nn.MaxPool2d`` by it, where PyTorch's own kernel takes several times as long and keeps
+places of eight bytes.
+"""
+
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch.nn import functional as F
+
+from snnipu.ops import _library
+
+# A place in a window is a byte.
+_MOST_PLACES = 256
+
+_SCHEMA_FWD = "max_pool2d_fwd(Tensor x, SymInt[] geometry) -> (Tensor out, Tensor which)"
+_SCHEMA_BWD = "max_pool2d_bwd(Tensor grad, Tensor which, SymInt[] geometry) -> Tensor"
+
+
+class Windows(NamedTuple):
+    """Sizes of a map, of the windows, their strides, and of the map of their maxima."""
+
+    height: int
+    width: int
+    kernel_height: int
+    kernel_width: int
+    stride_height: int
+    stride_width: int
+    out_height: int
+    out_width: int
+
+
+def windows(size: Sequence[int], kernel: Sequence[int], stride: Sequence[int]) -> Optional[Windows]:
+    """Of maps of this size; None where there is no whole window, or one with more places than a byte tells apart."""
+    if any(k < 1 or s < 1 or n < k for n, k, s in zip(size, kernel, stride)) or kernel[0] * kernel[1] > _MOST_PLACES:
+        return None
+    out = [(n - k) // s + 1 for n, k, s in zip(size, kernel, stride)]
+    return Windows(*size, *kernel, *stride, *out)
+
+
+def _places_in_map(which: torch.Tensor, w: Windows) -> torch.Tensor:
+    """``[N, C, windows]``: where the maxima are among the values of a map."""
+    row, column = which.long() // w.kernel_width, which.long() % w.kernel_width
+    row += torch.arange(w.out_height, device=which.device)[:, None] * w.stride_height
+    column += torch.arange(w.out_width, device=which.device) * w.stride_width
+    return (row * w.width + column).flatten(2)
+
+
+def max_pool2d_fwd_reference(x: torch.Tensor, geometry: List[int]) -> Tuple[torch.Tensor, torch.Tensor]:
+    """What ``snnipu::max_pool2d_fwd`` computes, in plain PyTorch."""
+    w = Windows(*geometry)
+    kernel, stride = (w.kernel_height, w.kernel_width), (w.stride_height, w.stride_width)
+    out, places = F.max_pool2d(x, kernel, stride, return_indices=True)
+    row, column = places // w.width, places % w.width
+    row -= torch.arange(w.out_height, device=x.device)[:, None] * w.stride_height
+    column -= torch.arange(w.out_width, device=x.device) * w.stride_width
+    return out, (row * w.kernel_width + column).to(torch.uint8)
+
+
+def max_pool2d_bwd_reference(grad: torch.Tensor, which: torch.Tensor, geometry: List[int]) -> torch.Tensor:
+    """What ``snnipu::max_pool2d_bwd`` computes, in plain PyTorch."""
+    w = Windows(*geometry)
+    maps = grad.new_zeros((*grad.shape[:2], w.height * w.width))
+    return maps.scatter_add_(2, _places_in_map(which, w), grad.flatten(2)).unflatten(2, (w.height, w.width))
+
+
+def _fwd_meta(x: torch.Tensor, geometry: List[int]) -> Tuple[torch.Tensor, torch.Tensor]:
+    out = x.new_empty((*x.shape[:2], *geometry[6:]))
+    return out, torch.empty_like(out, dtype=torch.uint8)
+
+
+def _bwd_meta(grad: torch.Tensor, which: torch.Tensor, geometry: List[int]) -> torch.Tensor:
+    return grad.new_empty((*grad.shape[:2], *geometry[:2]))
+
+
+_fwd = _library.define(_SCHEMA_FWD, reference=max_pool2d_fwd_reference, meta=_fwd_meta)
+_bwd = _library.define(_SCHEMA_BWD, reference=max_pool2d_bwd_reference, meta=_bwd_meta)
+
+
+class _MaxPool2d(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: Windows) -> torch.Tensor:  # type: ignore[override]
+        out, which = _fwd(x, w)
+        ctx.windows = w
+        ctx.save_for_backward(which)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        return _Adjoint.apply(grad, *ctx.saved_tensors, ctx.windows), None
+
+
+class _Adjoint(torch.autograd.Function):
+    """Linear in the gradient: its own adjoint takes the values at the places."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: torch.Tensor, which: torch.Tensor, w: Windows) -> torch.Tensor:  # type: ignore[override]
+        ctx.windows = w
+        ctx.save_for_backward(which)
+        return _bwd(grad, which, w)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        (which,) = ctx.saved_tensors
+        return grad.flatten(2).gather(2, _places_in_map(which, ctx.windows)).view(which.shape), None, None
+
+
+def has_kernel(x: torch.Tensor) -> bool:
+    """Whether the kernel runs for maps ``x [N, C, H, W]``, as they lie."""
+    return (
+        "CPU" in _library.REGISTERED["max_pool2d_fwd"]
+        and x.device.type == "cpu"
+        and x.dtype in (torch.float32, torch.float64)
+        and x.dim() == 4
+        and x.is_contiguous()
+    )
+
+
+def max_pool2d(x: torch.Tensor, w: Windows) -> torch.Tensor:
+    """``F.max_pool2d`` without padding and dilation, for ``x [N, C, H, W]``: the same numbers and gradients."""
+    return _MaxPool2d.apply(x, w)
