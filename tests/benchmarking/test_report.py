@@ -102,6 +102,7 @@ def test_json(mixed_result, machine):
             "resident_peak_bytes",
             "peak_ratio",
             "compile_s",
+            "phases",
         ]
     assert set(rows["own"]["time"]) == {
         "median_s",
