@@ -38,7 +38,13 @@ SOURCES = [
     ["host/lif.cpp"],
     ["host/sparse_lif.cpp", "host/sparse_linear.cpp", "host/select_spikes.cpp"],
 ]
-SOURCES[2] += ["host/sparse_conv.cpp", "host/max_pool.cpp", "host/parallel.cpp", "host/library.cpp"]
+SOURCES[2] += [
+    "host/sparse_conv.cpp",
+    "host/sparse_pool.cpp",
+    "host/max_pool.cpp",
+    "host/parallel.cpp",
+    "host/library.cpp",
+]
 native_sources = runpy.run_path(str(ROOT / "snnipu" / "_native_sources.py"))
 FLAGS, X86_FLAGS = native_sources["FLAGS"], native_sources["X86_FLAGS"]
 find_compiler, said_by = native_sources["find_compiler"], native_sources["said_by"]

@@ -643,4 +643,21 @@ private:
   std::vector<ThreadBuffer<C>> sums_; // [block][group of samples][packed weight]
 };
 
+// body(begin, end) for pieces of the rows.
+template <typename Body> int forRowPieces(size_t rows, unsigned threads, const Body &body) {
+  constexpr size_t piece = 16;
+  return parallelTry((rows + piece - 1) / piece, threads,
+                     [&](size_t part) { body(part * piece, std::min(rows, (part + 1) * piece)); });
+}
+
+inline size_t size(int64_t value) { return static_cast<size_t>(value); }
+
 } // namespace snnipu
+
+// For the body of a C function.
+#define SNNIPU_TRY(CALL)                                                                                               \
+  try {                                                                                                                \
+    return CALL;                                                                                                       \
+  } catch (const std::bad_alloc &) {                                                                                   \
+    return snnipu::OutOfMemory;                                                                                        \
+  }

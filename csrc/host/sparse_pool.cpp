@@ -1,0 +1,324 @@
+// Host side of pools on spike ids.
+#include "host/sparse_conv.hpp"
+
+#include <limits>
+
+namespace snnipu {
+namespace {
+
+struct PoolSizes {
+  size_t channels, inHeight, inWidth, outHeight, outWidth, kernelHeight, kernelWidth, strideY, strideX, paddingY,
+      paddingX;
+
+  explicit PoolSizes(const int64_t *sizes) { std::copy_n(sizes, 11, &channels); }
+
+  size_t inputs() const { return channels * inHeight * inWidth; }
+  size_t outPlaces() const { return outHeight * outWidth; }
+  size_t neurons() const { return channels * outPlaces(); }
+};
+
+enum PoolMode { Max = 0, Average = 1, Sum = 2 };
+
+class Pool {
+public:
+  explicit Pool(const PoolSizes &sizes)
+      : sizes(sizes), byMap_(static_cast<uint32_t>(sizes.inHeight * sizes.inWidth)),
+        byRow_(static_cast<uint32_t>(sizes.inWidth)),
+        rows_(windows(sizes.inHeight, sizes.outHeight, sizes.kernelHeight, sizes.strideY, sizes.paddingY)),
+        columns_(windows(sizes.inWidth, sizes.outWidth, sizes.kernelWidth, sizes.strideX, sizes.paddingX)) {
+    if (!apart())
+      return;
+    windowOf_.reserve(sizes.inHeight * sizes.inWidth);
+    for (const Windows row : rows_)
+      for (const Windows column : columns_)
+        windowOf_.push_back(row.count && column.count ? row.first * static_cast<uint32_t>(sizes.outWidth) + column.first
+                                                      : none);
+  }
+
+  const PoolSizes sizes;
+
+  // body(neuron of the output, place in its window, from above to below and left to right) for the windows of an input.
+  template <typename Body> void forWindows(uint32_t id, const Body &body) const {
+    const uint32_t channel = byMap_(id), place = id - channel * static_cast<uint32_t>(sizes.inHeight * sizes.inWidth);
+    const uint32_t y = byRow_(place), x = place - y * static_cast<uint32_t>(sizes.inWidth);
+    const Windows row = rows_[y], column = columns_[x];
+    // Numbers go on by a step of the windows, the place within them goes back by one.
+    size_t first = channel * sizes.outPlaces() + row.first * sizes.outWidth + column.first;
+    size_t line = row.within * sizes.kernelWidth + column.within;
+    for (uint32_t i = 0; i < row.count; ++i, first += sizes.outWidth, line -= sizes.strideY * sizes.kernelWidth)
+      for (uint32_t j = 0; j < column.count; ++j)
+        body(first + j, line - j * sizes.strideX);
+  }
+
+  // Whether no input is in more than one window.
+  bool apart() const { return sizes.strideY >= sizes.kernelHeight && sizes.strideX >= sizes.kernelWidth; }
+  // The windows of apart() pools: the neuron of the output that an input leads to, or that behind the last one.
+  uint32_t onlyWindow(uint32_t id) const {
+    const uint32_t channel = byMap_(id), place = id - channel * static_cast<uint32_t>(sizes.inHeight * sizes.inWidth);
+    const uint32_t window = windowOf_[place];
+    return window == none ? static_cast<uint32_t>(sizes.neurons())
+                          : channel * static_cast<uint32_t>(sizes.outPlaces()) + window;
+  }
+
+  // How many inputs the window of an output has: not those of the padding.
+  size_t windowSize(size_t neuron) const {
+    const size_t place = neuron % sizes.outPlaces();
+    return inside(place / sizes.outWidth * sizes.strideY, sizes.paddingY, sizes.kernelHeight, sizes.inHeight) *
+           inside(place % sizes.outWidth * sizes.strideX, sizes.paddingX, sizes.kernelWidth, sizes.inWidth);
+  }
+
+private:
+  // Those that a coordinate of the input is in, and where it is within the first of them.
+  struct Windows {
+    uint32_t first, count, within;
+  };
+  static std::vector<Windows> windows(size_t size, size_t outSize, size_t kernel, size_t stride, size_t padding) {
+    std::vector<Windows> found(size);
+    for (size_t at = 0; at < size; ++at) {
+      const size_t behind = at + padding, first = behind < kernel ? 0 : (behind - kernel) / stride + 1;
+      const size_t end = std::max(first, std::min(outSize, behind / stride + 1));
+      found[at] = {static_cast<uint32_t>(first), static_cast<uint32_t>(end - first),
+                   static_cast<uint32_t>(behind - first * stride)};
+    }
+    return found;
+  }
+  static size_t inside(size_t at, size_t padding, size_t kernel, size_t size) {
+    return std::min(at + kernel, padding + size) - std::max(at, padding);
+  }
+
+  static constexpr uint32_t none = ~uint32_t{0};
+  Divider byMap_, byRow_;
+  std::vector<Windows> rows_, columns_;
+  std::vector<uint32_t> windowOf_; // of a place; empty where windows overlap
+};
+
+// What is known of an output of the row that is being pooled.
+template <typename C> struct Pooled {
+  C value;
+  uint32_t reached; // inputs that have a slot
+  int32_t source;   // slot of the maximum
+  uint32_t place;   // of the maximum in its window
+};
+
+template <typename C> class PoolRow {
+public:
+  // unit: the spikes' values are all 1.
+  PoolRow(const Pool &pool, int mode, bool unit)
+      : pool_(pool), mode_(mode), first_(unit && mode == Max && pool.apart()),
+        sources_(first_ ? pool.sizes.neurons() + 1 : 0) {
+    bits_.resize(pool.sizes.neurons() / 32 + 1); // with the neuron behind the last one
+    otherBits_.resize(first_ ? bits_.size() : 0);
+  }
+
+  // Returns how many slots the row takes.
+  size_t pool(const int32_t *ids, const C *values, const int32_t *counts) {
+    std::fill(bits_.begin(), bits_.end(), 0);
+    spikes_.clear();
+    others_.clear();
+    simple_ = first_ && ascending(ids, static_cast<size_t>(counts[0])) &&
+              ascending(ids + counts[0], static_cast<size_t>(counts[1] - counts[0]));
+    if (simple_)
+      firstOfWindows(ids, counts);
+    else
+      anyWindows(ids, values, counts);
+    return spikes_.size() + others_.size();
+  }
+
+  void write(int32_t *ids, C *values, int32_t *counts, int32_t *source, size_t slots) const {
+    size_t slot = 0;
+    for (const std::vector<int32_t> *group : {&spikes_, &others_})
+      for (const int32_t neuron : *group) {
+        const size_t at = static_cast<size_t>(neuron);
+        ids[slot] = neuron;
+        values[slot] = simple_ ? C(group == &spikes_) : cells_[at].value;
+        if (source)
+          source[slot] = simple_ ? sources_[at] : cells_[at].source;
+        ++slot;
+      }
+    counts[0] = static_cast<int32_t>(spikes_.size());
+    counts[1] = static_cast<int32_t>(slot);
+    std::fill(ids + slot, ids + slots, 0);
+    std::fill(values + slot, values + slots, C(0));
+    if (source)
+      std::fill(source + slot, source + slots, 0);
+  }
+
+private:
+  static bool ascending(const int32_t *ids, size_t count) {
+    unsigned descents = 0;
+    for (size_t at = 1; at < count; ++at)
+      descents |= ids[at] < ids[at - 1];
+    return descents == 0;
+  }
+
+  // Of a window, the first spike's slot, or the first carried one's: in ascending order that comes first in rows. Each
+  // is written over those behind it.
+  void firstOfWindows(const int32_t *ids, const int32_t *counts) {
+    std::fill(otherBits_.begin(), otherBits_.end(), 0);
+    const auto mark = [&](int32_t begin, int32_t end, std::vector<uint32_t> &bits) {
+      for (int32_t slot = end; slot-- > begin;) {
+        const uint32_t neuron = pool_.onlyWindow(static_cast<uint32_t>(ids[slot]));
+        sources_[neuron] = slot;
+        bits[neuron / 32] |= uint32_t{1} << neuron % 32;
+      }
+    };
+    mark(counts[0], counts[1], otherBits_);
+    mark(0, counts[0], bits_);
+    const size_t behind = pool_.sizes.neurons();
+    bits_[behind / 32] &= ~(uint32_t{1} << behind % 32);
+    otherBits_[behind / 32] &= ~(uint32_t{1} << behind % 32);
+    for (size_t word = 0; word < bits_.size(); ++word) {
+      listBits(bits_[word], word, spikes_);
+      listBits(otherBits_[word] & ~bits_[word], word, others_);
+    }
+  }
+  static void listBits(uint32_t bits, size_t word, std::vector<int32_t> &to) {
+    for (; bits != 0; bits &= bits - 1)
+      to.push_back(static_cast<int32_t>(32 * word + static_cast<size_t>(__builtin_ctz(bits))));
+  }
+
+  void anyWindows(const int32_t *ids, const C *values, const int32_t *counts) {
+    if (!cells_.data())
+      cells_ = Uninitialised<Pooled<C>>(pool_.sizes.neurons());
+    for (int32_t slot = 0; slot < counts[1]; ++slot) {
+      const C value = slot < counts[0] ? values[slot] : C(0);
+      pool_.forWindows(static_cast<uint32_t>(ids[slot]), [&](size_t neuron, size_t place) {
+        uint32_t &word = bits_[neuron / 32];
+        const uint32_t bit = uint32_t{1} << neuron % 32;
+        Pooled<C> &cell = cells_[neuron];
+        if (!(word & bit)) {
+          word |= bit;
+          cell = {value, 1, slot, static_cast<uint32_t>(place)};
+          return;
+        }
+        ++cell.reached;
+        if (mode_ != Max) {
+          cell.value += value;
+        } else if (above(value, cell.value) || (!above(cell.value, value) && place < cell.place)) {
+          cell.value = value;
+          cell.source = slot;
+          cell.place = static_cast<uint32_t>(place);
+        }
+      });
+    }
+    const C divisor = mode_ == Average ? C(pool_.sizes.kernelHeight * pool_.sizes.kernelWidth) : C(1);
+    for (size_t word = 0; word < bits_.size(); ++word)
+      for (uint32_t bits = bits_[word]; bits != 0; bits &= bits - 1) {
+        const size_t neuron = 32 * word + static_cast<size_t>(__builtin_ctz(bits));
+        Pooled<C> &cell = cells_[neuron];
+        if (mode_ == Average)
+          cell.value /= divisor;
+        // A neuron of the window without a slot is 0, and its gradient is nobody's.
+        if (mode_ == Max && cell.value < C(0) && cell.reached < pool_.windowSize(neuron))
+          continue;
+        (cell.value != C(0) ? spikes_ : others_).push_back(static_cast<int32_t>(neuron));
+      }
+  }
+
+  // NaN is above any number.
+  static bool above(C a, C b) { return a > b || (a != a && b == b); }
+
+  const Pool &pool_;
+  int mode_;
+  bool first_, simple_ = false;    // whether firstOfWindows may do, and did for this row
+  Uninitialised<Pooled<C>> cells_; // those whose bit is set hold something
+  std::vector<int32_t> sources_;   // likewise
+  std::vector<uint32_t> bits_, otherBits_;
+  std::vector<int32_t> spikes_, others_;
+};
+
+template <typename C>
+int poolForward(const Spikes<C> &spikes, const Pool &pool, int32_t mode, int32_t *ids, C *values, int32_t *counts,
+                int32_t *source, size_t slots, int64_t *most, int32_t offered) {
+  if (mode < Max || mode > Sum)
+    return Unknown;
+  CheckedSpikes<C> checked(spikes, 1, false);
+  if (!checked.fill(offered))
+    return BadSpikes;
+  std::atomic<size_t> fullest{0};
+  std::atomic<bool> fits{true};
+  const int status =
+      forRowPieces(spikes.rows(), threadsFor(8 * checked.total(1) + spikes.rows() * pool.sizes.neurons() / 8, offered),
+                   [&](size_t begin, size_t end) {
+                     PoolRow<C> row(pool, mode, checked.unitValues());
+                     size_t highest = 0;
+                     for (size_t at = begin; at < end; ++at) {
+                       const size_t used = row.pool(spikes.ids + at * spikes.slots, spikes.values + at * spikes.slots,
+                                                    spikes.counts + 2 * at);
+                       highest = std::max(highest, used);
+                       if (used > slots) {
+                         fits = false;
+                         return;
+                       }
+                       row.write(ids + at * slots, values + at * slots, counts + 2 * at,
+                                 source ? source + at * slots : nullptr, slots);
+                     }
+                     for (size_t known = fullest; known < highest && !fullest.compare_exchange_weak(known, highest);) {
+                     }
+                   });
+  *most = static_cast<int64_t>(fullest);
+  return status == Done && !fits ? Unknown : status;
+}
+
+template <typename C>
+int poolBackward(const C *grad, const Spikes<C> &spikes, const Spikes<C> &own, const int32_t *source, const Pool &pool,
+                 int32_t mode, C *gradValues, int32_t offered) {
+  if (mode < Max || mode > Sum)
+    return Unknown;
+  if (!CheckedSpikes<C>(spikes, 1, false).fill(offered) || !CheckedSpikes<C>(own, 1, false).fill(offered))
+    return BadSpikes;
+  const C divisor = mode == Average ? C(pool.sizes.kernelHeight * pool.sizes.kernelWidth) : C(1);
+  return forRowPieces(
+      spikes.rows(), threadsFor(8 * spikes.rows() * spikes.slots, offered), [&](size_t begin, size_t end) {
+        std::vector<C> dense(mode == Max ? 0 : pool.sizes.neurons());
+        for (size_t row = begin; row < end; ++row) {
+          C *const to = gradValues + row * spikes.slots;
+          const C *const from = grad + row * own.slots;
+          std::fill_n(to, spikes.slots, C(0));
+          const size_t used = static_cast<size_t>(own.counts[2 * row + 1]);
+          if (mode == Max) {
+            for (size_t slot = 0; slot < used; ++slot) {
+              const size_t at = static_cast<uint32_t>(source[row * own.slots + slot]);
+              if (at < spikes.slots)
+                to[at] += from[slot];
+            }
+            continue;
+          }
+          const int32_t *const ids = own.ids + row * own.slots;
+          for (size_t slot = 0; slot < used; ++slot)
+            dense[static_cast<size_t>(ids[slot])] = from[slot];
+          for (int32_t slot = 0; slot < spikes.counts[2 * row + 1]; ++slot) {
+            C total = 0;
+            pool.forWindows(static_cast<uint32_t>(spikes.ids[row * spikes.slots + static_cast<size_t>(slot)]),
+                            [&](size_t neuron, size_t) { total += dense[neuron]; });
+            to[slot] = total / divisor;
+          }
+          for (size_t slot = 0; slot < used; ++slot)
+            dense[static_cast<size_t>(ids[slot])] = C(0);
+        }
+      });
+}
+
+} // namespace
+} // namespace snnipu
+
+#define SPARSE_POOL(SUFFIX, C)                                                                                         \
+  SNNIPU_SPARSE_POOL2D_FWD(snnipu_sparse_pool2d_fwd_##SUFFIX, C) {                                                     \
+    const snnipu::PoolSizes sizes(geometry);                                                                           \
+    const snnipu::Spikes<C> spikes{ids, values, counts, snnipu::size(rows), 1, snnipu::size(slots), sizes.inputs()};   \
+    SNNIPU_TRY(snnipu::poolForward(spikes, snnipu::Pool(sizes), mode, own_ids, own_values, own_counts, source,         \
+                                   snnipu::size(own_slots), most, threads))                                            \
+  }                                                                                                                    \
+  SNNIPU_SPARSE_POOL2D_BWD(snnipu_sparse_pool2d_bwd_##SUFFIX, C) {                                                     \
+    const snnipu::PoolSizes sizes(geometry);                                                                           \
+    const snnipu::Spikes<C> spikes{ids, nullptr, counts, snnipu::size(rows), 1, snnipu::size(slots), sizes.inputs()};  \
+    const snnipu::Spikes<C> own{own_ids,        nullptr, own_counts, snnipu::size(rows), 1, snnipu::size(own_slots),   \
+                                sizes.neurons()};                                                                      \
+    SNNIPU_TRY(snnipu::poolBackward(grad, spikes, own, source, snnipu::Pool(sizes), mode, grad_values, threads))       \
+  }
+
+extern "C" {
+
+SPARSE_POOL(f32, float)
+SPARSE_POOL(f64, double)
+}
