@@ -494,6 +494,22 @@ def test_the_short_form_compiles_once_for_all_batch_sizes():
     assert found == [1] * 4
 
 
+def test_neurons_that_keep_their_states_are_compiled_once_too():
+    net = nn.Sequential(nn.Linear(5, 7), snn.Synaptic(alpha=0.9, beta=0.8, init_hidden=True, output=True))
+    counter = torch._dynamo.utils.counters["stats"]
+    counter.clear()
+
+    def forward_pass(x):
+        snn.utils.reset(net)
+        return torch.stack([net(x)[0] for _ in range(6)])
+
+    compiled = snn.compile(forward_pass)
+    for batch in (3, 5, 4):
+        x = torch.rand(batch, 5) * 3
+        assert torch.equal(compiled(x), forward_pass(x))
+    assert counter["unique_graphs"] == 1
+
+
 def test_short_form_second_compiler_and_errors():
     net, x = FullyConnected(), torch.rand(3, 12)
     called = []
