@@ -91,7 +91,11 @@ def is_tensor(argument: Any) -> bool:
 
 def size_key(size: Any) -> Any:
     """A size to compare by: symbolic ones by their expression, without a guard on their value."""
-    return size if isinstance(size, int) else str(getattr(getattr(size, "node", None), "expr", size))
+    if isinstance(size, int):
+        return size
+    expression = getattr(getattr(size, "node", None), "expr", size)
+    # A size that a guard has made a number is that number.
+    return int(expression) if getattr(expression, "is_Integer", False) else str(expression)
 
 
 def key_of(value: Any) -> Any:

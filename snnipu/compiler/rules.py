@@ -12,6 +12,7 @@ from torch.fx import Graph, Node
 
 from snnipu.compiler import helpers
 from snnipu.compiler.nodes import argument, is_tensor, name_of, training, value_of
+from snnipu.ops.max_pool2d import max_pool2d
 
 # (graph, arguments, keywords) -> node; in the arguments the sequences stand for what was Lifted.
 Make = Callable[[Graph, Tuple[Any, ...], Dict[str, Any]], Node]
@@ -149,6 +150,19 @@ def _maps(spatial: int) -> Callable[[Call], Optional[Make]]:
         return _folded(call)
 
     return rule
+
+
+def _max_pool2d(call: Call) -> Optional[Make]:
+    make = _maps(2)(call)
+    if make is None or not call.node.args:
+        return make
+
+    def pooled(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
+        folded = graph.call_function(helpers.fold_time, (args[0],))
+        out = graph.call_function(max_pool2d, (folded, *args[1:]), kwargs)
+        return graph.call_function(helpers.split_time, (out, args[0]))
+
+    return pooled
 
 
 def _bilinear(call: Call) -> Optional[Make]:
@@ -573,6 +587,7 @@ RULES: Dict[str, Callable[[Call], Optional[Make]]] = {
             "lp_pool{}d",
         )
     },
+    "max_pool2d": _max_pool2d,
     "batch_norm": _batch_norm,
     "group_norm": _norm_of_samples,
     "instance_norm": _instance_norm,

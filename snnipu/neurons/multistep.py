@@ -12,7 +12,7 @@ from snnipu.neurons._hooks import is_hooked, is_plain
 from snnipu.neurons.leaky import Leaky
 from snnipu.ops._arguments import is_compiling
 from snnipu.ops.lif_sequence import check_num_steps
-from snnipu.ops.max_pool2d import Windows, has_kernel, max_pool2d, windows
+from snnipu.ops.max_pool2d import max_pool2d
 from snnipu.spikes import SparseSpikes
 
 # Modules whose output at a step is a function of that step's input alone, the same at every step.
@@ -437,22 +437,12 @@ def _joined(parts: List[Any]) -> Any:
 
 def _as_one_batch(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     rows = x.flatten(0, 1)
-    windows = _windows(module, rows)
-    out = module(rows) if windows is None else max_pool2d(rows, windows)
+    if type(module) is nn.MaxPool2d:
+        m = module
+        out = max_pool2d(rows, m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode, m.return_indices)
+    else:
+        out = module(rows)
     return out.unflatten(0, x.shape[:2])
-
-
-def _windows(module: nn.Module, x: torch.Tensor) -> Optional[Windows]:
-    """Those of a module that our own kernel gives the results of; None: it runs itself."""
-    if not isinstance(module, nn.MaxPool2d) or is_compiling() or not has_kernel(x):
-        return None
-    kernel, stride, padding, dilation = (
-        size if isinstance(size, tuple) else (size, size)
-        for size in (module.kernel_size, module.stride, module.padding, module.dilation)
-    )
-    if module.ceil_mode or module.return_indices or padding != (0, 0) or dilation != (1, 1):
-        return None
-    return windows(x.shape[2:], kernel, stride)
 
 
 def _start_from_zeros(module: nn.Module) -> Tuple[Any, ...]:

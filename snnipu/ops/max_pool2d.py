@@ -1,7 +1,7 @@
 """The largest value of each window of maps, with its place kept in a byte: schema, meta, autograd, reference.
 
-Not public: ``MultiStep`` runs ``nn.MaxPool2d`` by it, where PyTorch's own kernel takes several times as long and keeps
-places of eight bytes.
+Not public: ``MultiStep`` and compiled loops pool by it. PyTorch's own kernel takes several times as long, and keeps places
+of eight bytes.
 """
 
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from snnipu.ops import _library
+from snnipu.ops._arguments import is_compiling
 
 # A place in a window is a byte.
 _MOST_PLACES = 256
@@ -106,17 +107,34 @@ class _Adjoint(torch.autograd.Function):
         return grad.flatten(2).gather(2, _places_in_map(which, ctx.windows)).view(which.shape), None, None
 
 
-def has_kernel(x: torch.Tensor) -> bool:
-    """Whether the kernel runs for maps ``x [N, C, H, W]``, as they lie."""
-    return (
-        "CPU" in _library.REGISTERED["max_pool2d_fwd"]
+def _pair(size: Any) -> Tuple[int, int]:
+    return (int(size[0]), int(size[-1])) if isinstance(size, (tuple, list)) else (int(size), int(size))
+
+
+def max_pool2d(
+    x: torch.Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """``F.max_pool2d``: the same numbers and gradients, by our kernel where there is one for ``x`` as it lies."""
+    w = None
+    if (
+        type(x) is torch.Tensor  # no compiler's
+        and not is_compiling()
+        and "CPU" in _library.REGISTERED["max_pool2d_fwd"]
         and x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.float64)
         and x.dim() == 4
         and x.is_contiguous()
-    )
-
-
-def max_pool2d(x: torch.Tensor, w: Windows) -> torch.Tensor:
-    """``F.max_pool2d`` without padding and dilation, for ``x [N, C, H, W]``: the same numbers and gradients."""
-    return _MaxPool2d.apply(x, w)
+        and not (ceil_mode or return_indices)
+        and (_pair(padding), _pair(dilation)) == ((0, 0), (1, 1))
+    ):
+        w = windows(x.shape[2:], _pair(kernel_size), _pair(stride or kernel_size))
+    if w is not None:
+        return _MaxPool2d.apply(x, w)
+    pool: Any = F.max_pool2d
+    return pool(x, kernel_size, stride, padding, dilation, ceil_mode=ceil_mode, return_indices=return_indices)
