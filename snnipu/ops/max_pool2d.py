@@ -1,7 +1,7 @@
 """The largest value of each window of maps, with its place kept in a byte: schema, meta, autograd, reference.
 
-Not public: ``MultiStep`` and compiled loops pool by it. PyTorch's own kernel takes several times as long, and keeps places
-of eight bytes.
+Not public: ``MultiStep`` and compiled loops pool by it. PyTorch's own kernel takes several times as long, and keeps
+places of eight bytes.
 """
 
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
