@@ -136,10 +136,14 @@ class Emitter:
             for part in source.parts:
                 if isinstance(part, Part):
                     self.whole.setdefault(part.series, set()).add(unit)
+                else:
+                    self._note_step(part)
         else:
             for part in source.parts:
                 if isinstance(part, Part):
                     self.steps.setdefault(part.series, set()).update(range(part.first, part.last))
+                else:
+                    self._note_step(part)
 
     def _note_step(self, node: Any) -> None:
         if node in self.plan.member:

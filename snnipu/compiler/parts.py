@@ -120,7 +120,7 @@ def _same_steps(plan: Plan, unit: Bundle) -> Set[Any]:
         if series is not None and series.steps == unit.steps:
             together.add(series.bundle)
         elif not isinstance(source, Constant):
-            otherwise.update(part.series.bundle for part in source.parts if isinstance(part, Part))
+            otherwise.update(part.series.bundle if isinstance(part, Part) else plan.unit(part) for part in source.parts)
         elif isinstance(source.value, Node):
             otherwise.add(plan.unit(source.value))
     return together - otherwise

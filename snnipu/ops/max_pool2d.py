@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from snnipu.ops import _library
-from snnipu.ops._arguments import is_compiling
+from snnipu.ops._arguments import is_direct
 
 # A place in a window is a byte.
 _MOST_PLACES = 256
@@ -123,10 +123,8 @@ def max_pool2d(
     """``F.max_pool2d``: the same numbers and gradients, by our kernel where there is one for ``x`` as it lies."""
     w = None
     if (
-        type(x) is torch.Tensor  # no compiler's
-        and not is_compiling()
+        is_direct(x)
         and "CPU" in _library.REGISTERED["max_pool2d_fwd"]
-        and x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.float64)
         and x.dim() == 4
         and x.is_contiguous()

@@ -4,7 +4,7 @@ import os
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import HealthCheck, Phase, example, given, note, settings
 from support import loop_programs as made
 from support.versions import needs_compile
 
@@ -29,6 +29,26 @@ def _close(found, expected):
     phases=(Phase.explicit, Phase.generate),  # to make a program smaller compiles hundreds of them
 )
 @given(made.programs)
+@example(  # a step of what becomes a sequence later, among the pieces of another
+    made.Program(
+        steps=3,
+        layers=[("neuron", 0, 6), ("cat", 5, 2), ("branch", 1, 4), ("scale", 3, 1)],
+        records=[("cat", 0), ("stack", 6)],
+        input="reversed",
+        states="none",
+        calls=1,
+        learn=False,
+        init_hidden=True,
+        no_grad=True,
+        batches=(3, 2),
+        surrogate="straight_through_estimator",
+        reset_mechanism="none",
+        reset_delay=True,
+        seed=3,
+        part_bytes=1,
+        dynamic=None,
+    )
+)
 def test_compiled_programs_give_what_the_loop_gives(program):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multistep, "PART_BYTES", program.part_bytes)

@@ -109,3 +109,11 @@ def test_multistep_is_the_loop(pool, runs, monkeypatch):
     count = len(calls)
     snn.MultiStep(pool)(x.detach().flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, (4, 2)))
     assert len(calls) == count  # PyTorch's own kernel is for that layout
+
+
+def test_transforms_and_tracers_see_pytorchs_operator():
+    net, x = snn.MultiStep(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2)), torch.rand(3, 2, 2, 8, 8)
+    assert torch.allclose(torch.vmap(net)(x[None])[0], net(x))
+    tangent = torch.func.jvp(net, (x,), (torch.ones_like(x),))[1]
+    assert tangent.shape == net(x).shape
+    assert torch.equal(torch.jit.trace(net, (x,), check_trace=False)(x), net(x))
