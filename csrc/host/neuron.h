@@ -1,6 +1,6 @@
 /* C interface of neurons over a sequence: one pair of functions for every neuron, their arguments in a struct.
  *
- * Arrays are contiguous and row-major and must not overlap; sizes and numbers have been checked by the caller. Of type
+ * Every field has 64 bits. Arrays are contiguous and row-major and must not overlap; sizes and numbers have been checked by the caller. Of type
  * S: storage, of the dtype; of type C: double for SNNIPU_F64, else float. What a neuron has (states, parameters,
  * variants: the choices of its options) is in the struct that the generator printed, and snnipu._generator.neuron gives
  * the same in Python. */
@@ -23,17 +23,16 @@ enum snnipu_dtype { SNNIPU_F32 = 0, SNNIPU_F64 = 1, SNNIPU_F16 = 2, SNNIPU_BF16 
 enum { SNNIPU_MOST_STATES = 8, SNNIPU_MOST_PARAMETERS = 16 };
 
 typedef struct snnipu_neuron_call {
-  int32_t neuron;     /* its place in the list the library was generated from */
-  int32_t variant;    /* choice of its options */
-  int32_t dtype;      /* enum snnipu_dtype */
-  int32_t surrogate;  /* backward: enum snnipu_surrogate of host/snnipu.h, */
-  double surrogate_a; /* and its parameters, in the order of csrc/neuron/surrogate.hpp */
+  int64_t neuron;         /* its place in the list the library was generated from */
+  int64_t variant;        /* choice of its options */
+  int64_t dtype;          /* enum snnipu_dtype */
+  int64_t threads;        /* at most this many run */
+  int64_t constant_input; /* x is the same at every step */
+  int64_t surrogate;      /* backward: enum snnipu_surrogate of host/snnipu.h, */
+  double surrogate_a;     /* and its parameters, in the order of csrc/neuron/surrogate.hpp */
   double surrogate_b;
-  int32_t threads;        /* at most this many run */
-  int32_t constant_input; /* x is the same at every step */
-  uint32_t grad_constant; /* backward: bit 0 for grad_spk, bit 1 + s for grad_states[s]: [elements], the same at every
-                             step */
-  int32_t unused;
+  int64_t grad_constant; /* backward: bit 0 for grad_spk, bit 1 + s for grad_states[s]: [elements], the same at every
+                            step */
   int64_t steps;
   int64_t elements;                                /* of a step */
   const void *x;                                   /* S [steps, elements], or [elements] with constant_input */

@@ -14,8 +14,10 @@
 
 namespace snnipu {
 
-// Whether a variant's adjoint is compiled for every surrogate by itself: a little faster, and six times the code.
-template <typename Neuron, unsigned Variant, typename S> constexpr bool everySurrogate = false;
+// Whether a neuron's adjoint is compiled for every surrogate by itself, and its loops for parameters that are one value
+// for all elements: a little faster, and many times the code.
+template <typename Neuron, typename S> constexpr bool everySurrogate = false;
+template <typename Neuron, typename S> constexpr bool sharedParameters = false;
 
 namespace {
 
@@ -30,38 +32,45 @@ template <typename S> struct NeuronLoops {
   unsigned states, parameters;
   int outputState;
   const AdjointReads *reads; // without and with the parameters' gradients
-  ForwardLoop<S> forward;
-  BackwardLoop<S> backward;
+  ForwardLoop<S> forward[2]; // of parameters that are one for each element, and that are one for all
+  BackwardLoop<S> backward[2];
 };
 
-template <typename Neuron, unsigned Variant, typename S> BackwardLoop<S> backwardLoop(SurrogateKind surrogate) {
-  if constexpr (everySurrogate<Neuron, Variant, S>) {
+template <typename Neuron, unsigned Variant, typename S, bool Shared>
+BackwardLoop<S> backwardLoop(SurrogateKind surrogate) {
+  if constexpr (everySurrogate<Neuron, S>) {
     switch (surrogate) {
     case SurrogateKind::LeakyStep:
-      return backwardSteps<Neuron, Variant, S, false, SurrogateKind::LeakyStep>;
+      return backwardSteps<Neuron, Variant, S, false, SurrogateKind::LeakyStep, Shared>;
     case SurrogateKind::Triangular:
-      return backwardSteps<Neuron, Variant, S, false, SurrogateKind::Triangular>;
+      return backwardSteps<Neuron, Variant, S, false, SurrogateKind::Triangular, Shared>;
     case SurrogateKind::FastSigmoid:
-      return backwardSteps<Neuron, Variant, S, false, SurrogateKind::FastSigmoid>;
+      return backwardSteps<Neuron, Variant, S, false, SurrogateKind::FastSigmoid, Shared>;
     case SurrogateKind::ATan:
-      return backwardSteps<Neuron, Variant, S, false, SurrogateKind::ATan>;
+      return backwardSteps<Neuron, Variant, S, false, SurrogateKind::ATan, Shared>;
     case SurrogateKind::Sigmoid:
-      return backwardSteps<Neuron, Variant, S, false, SurrogateKind::Sigmoid>;
+      return backwardSteps<Neuron, Variant, S, false, SurrogateKind::Sigmoid, Shared>;
     default:
-      return backwardSteps<Neuron, Variant, S, false, SurrogateKind::SpikeRateEscape>;
+      return backwardSteps<Neuron, Variant, S, false, SurrogateKind::SpikeRateEscape, Shared>;
     }
   } else {
-    return backwardSteps<Neuron, Variant, S, false, SurrogateKind::Any>;
+    return backwardSteps<Neuron, Variant, S, false, SurrogateKind::Any, Shared>;
   }
+}
+
+template <typename Neuron, typename S, unsigned Variant> void setLoops(NeuronLoops<S> &loops, SurrogateKind surrogate) {
+  loops.reads = Neuron::reads[Variant];
+  loops.forward[0] = forwardSteps<Neuron, Variant, S, false>;
+  loops.backward[0] = backwardLoop<Neuron, Variant, S, false>(surrogate);
+  constexpr bool shared = sharedParameters<Neuron, S>;
+  loops.forward[1] = forwardSteps<Neuron, Variant, S, false, shared>;
+  loops.backward[1] = backwardLoop<Neuron, Variant, S, shared>(surrogate);
 }
 
 template <typename Neuron, typename S, unsigned... Variant>
 NeuronLoops<S> variantLoops(unsigned variant, SurrogateKind surrogate, std::integer_sequence<unsigned, Variant...>) {
-  NeuronLoops<S> loops{Neuron::states, Neuron::parameters, Neuron::outputState, nullptr, nullptr, nullptr};
-  (void)((Variant == variant &&
-          (loops.reads = Neuron::reads[Variant], loops.forward = forwardSteps<Neuron, Variant, S, false>,
-           loops.backward = backwardLoop<Neuron, Variant, S>(surrogate), true)) ||
-         ...);
+  NeuronLoops<S> loops{Neuron::states, Neuron::parameters, Neuron::outputState, nullptr, {}, {}};
+  (void)((Variant == variant && (setLoops<Neuron, S, Variant>(loops, surrogate), true)) || ...);
   return loops;
 }
 
@@ -204,6 +213,7 @@ inline std::size_t elementsWith(std::size_t bytesPerElement) {
 template <typename S> int neuronForward(const NeuronCall<S> &a) {
   using C = Compute<S>;
   const NeuronLoops<S> &loops = a.loops;
+  const auto forward = loops.forward[!a.perElement];
   std::size_t sequences = 1 + !a.constantInput;
   bool aligned = rowsAligned(a.call.spk, a.rowBytes());
   for (unsigned s = 0; s < loops.states; ++s)
@@ -234,7 +244,7 @@ template <typename S> int neuronForward(const NeuronCall<S> &a) {
       f.spkStride = spk.stride;
       f.steps = static_cast<unsigned>(a.steps);
       f.streaming = streaming;
-      loops.forward(f, {0, piece.size});
+      forward(f, {0, piece.size});
     });
     if (streaming)
       streamFence();
@@ -261,6 +271,8 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
   using C = Compute<S>;
   constexpr bool sameType = std::is_same_v<S, C>;
   const NeuronLoops<S> &loops = a.loops;
+  const auto forward = loops.forward[!a.perElement];
+  const auto backward = loops.backward[!a.perElement];
   const snnipu_neuron_call &call = a.call;
   std::vector<ParameterSum<C>> sums;
   bool parameterGradients = false;
@@ -371,7 +383,7 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
           }
           f.x = x.at + (number - 1) * segment * x.stride;
           f.steps = static_cast<unsigned>(segment);
-          loops.forward(f, range);
+          forward(f, range);
         }
       }
       for (std::size_t number = segments; number-- > 0;) {
@@ -382,9 +394,16 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
           f.state[s] = first; // what the adjoint does not read is lost
           f.stateStride[s] = 0;
           if (again[s]) {
-            f.state[s] = again[s];
-            f.stateStride[s] = b.afterStride[s] = piece.size;
             std::copy_n(first, piece.size, again[s]);
+            b.afterStride[s] = piece.size;
+            if constexpr (sameType) {
+              // Beside a state in place: to read one row and write the next takes longer.
+              f.kept[s] = again[s] + piece.size;
+              f.keptStride = piece.size;
+            } else {
+              f.state[s] = again[s];
+              f.stateStride[s] = piece.size;
+            }
             b.initial[s] = again[s];
             b.after[s] = again[s] + piece.size;
             if (!recompute)
@@ -399,7 +418,7 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
         if (recompute) {
           f.x = x.at + start * x.stride;
           f.steps = static_cast<unsigned>(steps);
-          loops.forward(f, range);
+          forward(f, range);
         }
         b.x = reads.x ? x.at + start * x.stride : nullptr;
         b.gradSpk = gradSpk.at && !outputIsState ? gradSpk.at + start * gradSpk.stride : nullptr;
@@ -408,7 +427,7 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
         b.gradX = gradX.at ? gradX.at + start * gradX.stride : nullptr;
         b.steps = static_cast<unsigned>(steps);
         b.first = start == 0;
-        loops.backward(b, range);
+        backward(b, range);
       }
       if (a.constantInput) {
         const auto total = piece.out(static_cast<S *>(call.grad_x), 1);
@@ -439,7 +458,7 @@ template <typename S, typename... Neuron> int runStoredNeuron(const snnipu_neuro
                                            std::make_integer_sequence<unsigned, Neuron::variants>()),
            true)) ||
          ...);
-  if (!loops.forward)
+  if (!loops.forward[0])
     return 1;
   const NeuronCall<S> arguments{call, loops};
   return backward ? neuronBackward(arguments) : neuronForward(arguments);

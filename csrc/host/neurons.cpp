@@ -2,4 +2,12 @@
 #include "neurons.hpp"
 #include "host/neuron.hpp"
 
+namespace snnipu {
+
+// Networks are trained in float, and most of them of Leaky.
+template <> constexpr bool everySurrogate<Leaky, float> = true;
+template <typename Neuron> constexpr bool sharedParameters<Neuron, float> = true;
+
+} // namespace snnipu
+
 SNNIPU_NEURONS(SNNIPU_GENERATED_NEURONS)

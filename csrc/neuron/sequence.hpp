@@ -88,13 +88,37 @@ template <typename C, bool Singles, typename Body> inline void forRegisters(Elem
       body(i, SingleLane<C>{});
 }
 
-template <typename S, unsigned States, unsigned Parameters> struct ForwardRow {
+// The parameters of a neuron at element i. Shared: each is one value for all elements, which is read once: what a loop
+// writes might be a parameter for all that the compiler knows, and would have it read them anew for every register.
+template <typename C, unsigned Count, bool Shared> class ParametersOf {
+public:
+  ParametersOf(const C *const (&parameter)[mostParameters], bool perElement)
+      : each_(perElement ? ~std::size_t{0} : 0) {
+    for (unsigned p = 0; p < Count; ++p) {
+      parameter_[p] = parameter[p];
+      first_[p] = Shared ? parameter[p][0] : C(0);
+    }
+  }
+
+  template <unsigned P, typename V> V at(std::size_t i) const {
+    if constexpr (Shared)
+      return splat<V>(first_[P]);
+    else
+      return load<V>(parameter_[P] + (i & each_));
+  }
+
+private:
+  const C *parameter_[Count ? Count : 1];
+  C first_[Count ? Count : 1];
+  std::size_t each_; // all bits set: parameters are one for each element
+};
+
+template <typename S, unsigned States, typename Parameters> struct ForwardRow {
   using C = Compute<S>;
   const S *x, *xNext;
   const C *before[States];
   C *after[States];
-  const C *parameter[Parameters ? Parameters : 1];
-  std::size_t each; // all bits set: parameters are one for each element
+  Parameters parameters;
   S *spk, *kept[States];
   bool streaming;
 };
@@ -106,7 +130,7 @@ template <typename V, typename Row, typename S> struct ForwardLane {
 
   V x() const { return load<V>(row.x + i); }
   template <unsigned K> V before() const { return load<V>(row.before[K] + i); }
-  template <unsigned P> V parameter() const { return load<V>(row.parameter[P] + (i & row.each)); }
+  template <unsigned P> V parameter() const { return row.parameters.template at<P, V>(i); }
   V spike(V u) const { return heaviside(u); }
   V stored(V v) const { return quantise<S>(v); }
   void spk(V v) const {
@@ -120,15 +144,12 @@ template <typename V, typename Row, typename S> struct ForwardLane {
   }
 };
 
-template <typename Neuron, unsigned Variant, typename S, bool Singles>
+template <typename Neuron, unsigned Variant, typename S, bool Singles, bool Shared = false>
 void forwardSteps(const ForwardSteps<S> &a, ElementRange range) {
   using C = Compute<S>;
-  using Row = ForwardRow<S, Neuron::states, Neuron::parameters>;
-  Row row{};
-  for (unsigned p = 0; p < Neuron::parameters; ++p)
-    row.parameter[p] = a.parameter[p];
-  row.each = a.perElement ? ~std::size_t{0} : 0;
-  row.streaming = a.streaming;
+  using Parameters = ParametersOf<C, Neuron::parameters, Shared>;
+  using Row = ForwardRow<S, Neuron::states, Parameters>;
+  Row row{{}, {}, {}, {}, Parameters(a.parameter, a.perElement), {}, {}, a.streaming};
   for (unsigned t = 0; t < a.steps; ++t) {
     row.x = a.x + t * a.xStride;
     // Rows are too short and too far apart for the processor to see the next one coming.
@@ -147,14 +168,13 @@ void forwardSteps(const ForwardSteps<S> &a, ElementRange range) {
   }
 }
 
-template <typename S, unsigned States, unsigned Parameters> struct BackwardRow {
+template <typename S, unsigned States, unsigned Count, typename Parameters> struct BackwardRow {
   using C = Compute<S>;
   const S *x, *gradSpk, *gradSpkNext, *seed[States], *seedNext[States];
   const C *after[States], *before[States], *beforeNext[States];
   C *carry[States];
-  const C *parameter[Parameters ? Parameters : 1];
-  C *sum[Parameters ? Parameters : 1];
-  std::size_t each;
+  C *sum[Count ? Count : 1];
+  Parameters parameters;
   S *gradX;
   C *gradConstant;
   bool parameterGradients, streaming;
@@ -169,7 +189,7 @@ template <typename V, typename Row, typename S, typename Surrogate> struct Backw
   V x() const { return load<V>(row.x + i); }
   template <unsigned K> V before() const { return load<V>(row.before[K] + i); }
   template <unsigned K> V after() const { return load<V>(row.after[K] + i); }
-  template <unsigned P> V parameter() const { return load<V>(row.parameter[P] + (i & row.each)); }
+  template <unsigned P> V parameter() const { return row.parameters.template at<P, V>(i); }
   V gradSpk() const { return row.gradSpk ? load<V>(row.gradSpk + i) : splat<V>(0); }
   template <unsigned K> V gradAfter() const { return load<V>(row.carry[K] + i); }
   template <unsigned K> V seed() const { return row.seed[K] ? load<V>(row.seed[K] + i) : splat<V>(0); }
@@ -190,18 +210,16 @@ template <typename V, typename Row, typename S, typename Surrogate> struct Backw
   }
 };
 
-template <typename Neuron, unsigned Variant, typename S, bool Singles, SurrogateKind K>
+template <typename Neuron, unsigned Variant, typename S, bool Singles, SurrogateKind K, bool Shared = false>
 void backwardSteps(const BackwardSteps<S> &a, ElementRange range) {
   using C = Compute<S>;
-  using Row = BackwardRow<S, Neuron::states, Neuron::parameters>;
-  Row row{};
-  for (unsigned p = 0; p < Neuron::parameters; ++p) {
-    row.parameter[p] = a.parameter[p];
+  using Parameters = ParametersOf<C, Neuron::parameters, Shared>;
+  using Row = BackwardRow<S, Neuron::states, Neuron::parameters, Parameters>;
+  Row row{{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, Parameters(a.parameter, a.perElement), {}, {}, {}, {}};
+  for (unsigned p = 0; p < Neuron::parameters; ++p)
     row.sum[p] = a.sum[p];
-  }
   for (unsigned s = 0; s < Neuron::states; ++s)
     row.carry[s] = a.carry[s];
-  row.each = a.perElement ? ~std::size_t{0} : 0;
   row.gradConstant = a.gradConstant;
   row.parameterGradients = a.parameterGradients;
   row.streaming = a.streaming;

@@ -1,8 +1,11 @@
 """Neurons over a sequence on CPU threads: the C interface of csrc/host/neuron.h."""
 
 import ctypes
-from ctypes import c_double, c_int32, c_int64, c_uint32, c_void_p
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+import struct
+from array import array
+from ctypes import c_double, c_int64, c_void_p
+from functools import lru_cache
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -18,12 +21,9 @@ class Call(ctypes.Structure):
     """``snnipu_neuron_call``."""
 
     _fields_ = [
-        *((name, c_int32) for name in ("neuron", "variant", "dtype", "surrogate")),
+        *((name, c_int64) for name in ("neuron", "variant", "dtype", "threads", "constant_input", "surrogate")),
         *((name, c_double) for name in ("surrogate_a", "surrogate_b")),
-        *((name, c_int32) for name in ("threads", "constant_input")),
-        ("grad_constant", c_uint32),
-        ("unused", c_int32),
-        *((name, c_int64) for name in ("steps", "elements")),
+        *((name, c_int64) for name in ("grad_constant", "steps", "elements")),
         ("x", c_void_p),
         ("initial", c_void_p * MOST_STATES),
         ("parameters", c_void_p * MOST_PARAMETERS),
@@ -40,10 +40,48 @@ class Call(ctypes.Structure):
     ]
 
 
-class Kernels(NamedTuple):
-    """A neuron's place: a library, and its number there."""
+# A call is filled in as an array of words, which takes a third of the time of a structure's fields.
+_EMPTY = array("q", bytes(ctypes.sizeof(Call)))
+(
+    _NEURON,
+    _VARIANT,
+    _DTYPE,
+    _THREADS,
+    _CONSTANT_INPUT,
+    _SURROGATE,
+    _SURROGATE_A,
+    _SURROGATE_B,
+    _GRAD_CONSTANT,
+    _STEPS,
+    _ELEMENTS,
+    _X,
+    _INITIAL,
+    _PARAMETERS,
+    _PARAMETER_SIZES,
+    _SPK,
+    _STATES,
+    _FINAL,
+    _GRAD_SPK,
+    _GRAD_STATES,
+    _GRAD_FINAL,
+    _GRAD_X,
+    _GRAD_INITIAL,
+    _GRAD_PARAMETERS,
+) = (getattr(Call, name).offset // 8 for name, _ in Call._fields_)
 
-    library: ctypes.CDLL
+
+@lru_cache(maxsize=256)
+def _bits(number: float) -> int:
+    """A double as a word."""
+    word: int = struct.unpack("q", struct.pack("d", number))[0]
+    return word
+
+
+class Kernels(NamedTuple):
+    """A neuron's place: a library's functions, and its number there."""
+
+    forward: Any
+    backward: Any
     number: int
 
 
@@ -53,7 +91,7 @@ def prepared(library: ctypes.CDLL) -> ctypes.CDLL:
     if library.snnipu_neuron_call_size() != ctypes.sizeof(Call):
         raise host.NativeLibraryError(f"snnipu_neuron_call has another size in the library: {host.BUILD_HINT}")
     for direction in ("forward", "backward"):
-        getattr(library, f"snnipu_neuron_{direction}").argtypes = [ctypes.POINTER(Call)]
+        getattr(library, f"snnipu_neuron_{direction}").argtypes = [c_void_p]
     return library
 
 
@@ -61,52 +99,61 @@ if host.library is not None:
     prepared(host.library)
 
 
+def kernels(library: ctypes.CDLL, number: int) -> Kernels:
+    """The neuron of this number in a library that has been prepared."""
+    return Kernels(library.snnipu_neuron_forward, library.snnipu_neuron_backward, number)
+
+
+@lru_cache(maxsize=None)
 def built(number: int) -> Kernels:
     """Of a neuron that the native library has."""
     assert host.library is not None
-    return Kernels(host.library, number)
+    return kernels(host.library, number)
 
 
 class _Arguments:
     """A call, and the tensors it points at."""
 
-    def __init__(self, neuron: Kernels, variant: int, x: torch.Tensor, num_steps: Optional[int]) -> None:
-        steps, step_shape, _ = layout(x, num_steps)
-        self.library = neuron.library
+    def __init__(
+        self, neuron: Kernels, variant: int, dtype: torch.dtype, steps: int, elements: int, constant_input: bool
+    ) -> None:
+        self.neuron = neuron
         self.kept: List[torch.Tensor] = []
-        self.call = call = Call(neuron.number, variant, _DTYPES[x.dtype])
-        call.threads = torch.get_num_threads()
-        call.constant_input = num_steps is not None
-        call.steps = steps
-        call.elements = step_shape.numel()
-        call.x = self.pointer(x)
+        self.words = words = _EMPTY[:]
+        words[_NEURON] = neuron.number
+        words[_VARIANT] = variant
+        words[_DTYPE] = _DTYPES[dtype]
+        words[_THREADS] = torch.get_num_threads()
+        words[_CONSTANT_INPUT] = constant_input
+        words[_STEPS] = steps
+        words[_ELEMENTS] = elements
 
-    def pointer(self, tensor: Optional[torch.Tensor]) -> Optional[int]:
-        if tensor is None:
-            return None
-        if not tensor.is_contiguous():
-            tensor = tensor.contiguous()
-            self.kept.append(tensor)
-        return tensor.data_ptr()
+    def connect(self, place: int, tensor: Optional[torch.Tensor]) -> None:
+        if tensor is not None:
+            if not tensor.is_contiguous():
+                tensor = tensor.contiguous()
+                self.kept.append(tensor)
+            self.words[place] = tensor.data_ptr()
 
-    def connect(self, field: str, tensors: Tensors) -> None:
-        array = None
-        for place, tensor in enumerate(tensors):
+    def connect_all(self, place: int, tensors: Tensors) -> None:
+        for tensor in tensors:
             if tensor is not None:
-                if array is None:
-                    array = getattr(self.call, field)
-                array[place] = self.pointer(tensor)
+                self.connect(place, tensor)
+            place += 1
 
     def connect_parameters(self, parameters: Sequence[torch.Tensor]) -> None:
-        pointers, sizes = self.call.parameters, self.call.parameter_sizes
         for place, parameter in enumerate(parameters):
-            pointers[place] = self.pointer(parameter)
-            sizes[place] = parameter.numel()
+            self.connect(_PARAMETERS + place, parameter)
+            self.words[_PARAMETER_SIZES + place] = parameter.numel()
 
-    def run(self, direction: str) -> None:
-        status = getattr(self.library, f"snnipu_neuron_{direction}")(ctypes.byref(self.call))
+    def set_surrogate(self, surrogate: int, a: float, b: float) -> None:
+        words = self.words
+        words[_SURROGATE], words[_SURROGATE_A], words[_SURROGATE_B] = surrogate, _bits(a), _bits(b)
+
+    def run(self, function: Any, name: str) -> None:
+        status = function(self.words.buffer_info()[0])
         if status:
-            host._check(status, f"neuron_sequence_{direction}")
+            host._check(status, name)
 
 
 def forward(
@@ -121,19 +168,21 @@ def forward(
 ) -> Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]:
     """Spikes, states after each step (empty where not stored) and after the last."""
     steps, step_shape, shape = layout(x, num_steps)
-    host._check_sizes(steps, step_shape.numel())
+    elements = step_shape.numel()
+    host._check_sizes(steps, elements)
     like = parameters[0]
     spk = memory.empty(x, shape)
     states = [memory.empty(x, shape) if stored else x.new_empty(0) for stored in store]
     final = [memory.empty(like, step_shape) for _ in store] if store_final else []
-    if steps and step_shape.numel():
-        a = _Arguments(neuron, variant, x, num_steps)
-        a.connect("initial", initial)
+    if steps and elements:
+        a = _Arguments(neuron, variant, x.dtype, steps, elements, num_steps is not None)
+        a.connect(_X, x)
+        a.connect_all(_INITIAL, initial)
         a.connect_parameters(parameters)
-        a.call.spk = spk.data_ptr()
-        a.connect("states", [state if stored else None for state, stored in zip(states, store)])
-        a.connect("final", final)
-        a.run("forward")
+        a.connect(_SPK, spk)
+        a.connect_all(_STATES, [state if stored else None for state, stored in zip(states, store)])
+        a.connect_all(_FINAL, final)
+        a.run(neuron.forward, "neuron_sequence_fwd")
     else:
         for state, start in zip(final, initial):
             state.zero_() if start is None else state.copy_(start)
@@ -168,24 +217,26 @@ def backward(
     grad_x = memory.empty(stored, stored.shape)
     grad_initial = [like.new_empty(step_shape) if needed else None for needed in need_initial]
     grad_parameters = [torch.empty_like(p) if needed else None for p, needed in zip(parameters, need_parameters)]
-    if steps and step_shape.numel():
-        a = _Arguments(neuron, variant, stored, num_steps)
-        if x is None:
-            a.call.x = None
+    elements = step_shape.numel()
+    if steps and elements:
+        a = _Arguments(neuron, variant, stored.dtype, steps, elements, num_steps is not None)
+        a.connect(_X, x)
         if states is not None:
-            a.connect("states", [state if state.numel() else None for state in states])
-        a.call.surrogate, a.call.surrogate_a, a.call.surrogate_b = surrogate, surrogate_a, surrogate_b
-        a.connect("initial", initial)
+            a.connect_all(_STATES, [state if state.numel() else None for state in states])
+        a.set_surrogate(surrogate, surrogate_a, surrogate_b)
+        a.connect_all(_INITIAL, initial)
         a.connect_parameters(parameters)
-        upstream = [host._upstream(grad) for grad in (grad_spk, *grad_states)]
-        a.call.grad_constant = sum(1 << place for place, (_, constant) in enumerate(upstream) if constant)
-        a.call.grad_spk = a.pointer(upstream[0][0])
-        a.connect("grad_states", [grad for grad, _ in upstream[1:]])
-        a.connect("grad_final", grad_final)
-        a.call.grad_x = grad_x.data_ptr()
-        a.connect("grad_initial", grad_initial)
-        a.connect("grad_parameters", grad_parameters)
-        a.run("backward")
+        for bit, grad in enumerate((grad_spk, *grad_states)):
+            if grad is not None:
+                if grad.shape[0] > 1 and grad.stride(0) == 0:  # of a sum over time, say: the same at all steps
+                    grad = grad[0]
+                    a.words[_GRAD_CONSTANT] |= 1 << bit
+                a.connect(_GRAD_STATES + bit - 1 if bit else _GRAD_SPK, grad)
+        a.connect_all(_GRAD_FINAL, grad_final)
+        a.connect(_GRAD_X, grad_x)
+        a.connect_all(_GRAD_INITIAL, grad_initial)
+        a.connect_all(_GRAD_PARAMETERS, grad_parameters)
+        a.run(neuron.backward, "neuron_sequence_bwd")
     else:
         for gradient in (grad_x, *grad_parameters):
             if gradient is not None:
@@ -210,26 +261,25 @@ class Steps:
     """
 
     def __init__(self, neuron: Kernels, variant: int, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> None:
-        self._arguments = _Arguments(neuron, variant, x, SINGLE_STEP)
-        self._call = self._arguments.call
+        self._arguments = _Arguments(neuron, variant, x.dtype, 1, x.numel(), True)
+        self._words = self._arguments.words
         self._arguments.connect_parameters(parameters)
 
     def forward(
         self, x: torch.Tensor, before: Tensors, spk: torch.Tensor, after: Sequence[Optional[torch.Tensor]]
     ) -> None:
         """Writes ``spk`` and the states ``after`` the step."""
-        call = self._call
-        call.x = x.data_ptr()
-        call.spk = spk.data_ptr()
-        _point(call.initial, before)
-        _point(call.final, after)
-        self._arguments.run("forward")
+        words = self._words
+        words[_X] = x.data_ptr()
+        words[_SPK] = spk.data_ptr()
+        _point(words, _INITIAL, before)
+        _point(words, _FINAL, after)
+        self._arguments.run(self._arguments.neuron.forward, "neuron_sequence_fwd")
 
     def differentiate(self, surrogate: int, surrogate_a: float, surrogate_b: float, grad_parameters: Tensors) -> None:
         """Make it steps backward; each writes the sums of its own to ``grad_parameters``."""
-        call = self._call
-        call.surrogate, call.surrogate_a, call.surrogate_b = surrogate, surrogate_a, surrogate_b
-        _point(call.grad_parameters, grad_parameters)
+        self._arguments.set_surrogate(surrogate, surrogate_a, surrogate_b)
+        _point(self._words, _GRAD_PARAMETERS, grad_parameters)
 
     def backward(
         self,
@@ -247,18 +297,19 @@ class Steps:
         ``after``: the states after the step; where one is None, all are computed again. Those that no gradient that is
         asked for depends on may be anything of their size; so may ``x``, which an adjoint may want for others.
         """
-        call = self._call
-        call.x = None if x is None else x.data_ptr()
-        _point(call.initial, before)
-        _point(call.states, after)
-        call.grad_spk = None if grad_spk is None else grad_spk.data_ptr()
-        _point(call.grad_states, grad_states)
-        _point(call.grad_final, grad_after)
-        call.grad_x = grad_x.data_ptr()
-        _point(call.grad_initial, grad_before)
-        self._arguments.run("backward")
+        words = self._words
+        words[_X] = 0 if x is None else x.data_ptr()
+        _point(words, _INITIAL, before)
+        _point(words, _STATES, after)
+        words[_GRAD_SPK] = 0 if grad_spk is None else grad_spk.data_ptr()
+        _point(words, _GRAD_STATES, grad_states)
+        _point(words, _GRAD_FINAL, grad_after)
+        words[_GRAD_X] = grad_x.data_ptr()
+        _point(words, _GRAD_INITIAL, grad_before)
+        self._arguments.run(self._arguments.neuron.backward, "neuron_sequence_bwd")
 
 
-def _point(array: "ctypes.Array[c_void_p]", tensors: Tensors) -> None:
-    for place, tensor in enumerate(tensors):
-        array[place] = None if tensor is None else tensor.data_ptr()
+def _point(words: "array[int]", place: int, tensors: Tensors) -> None:
+    for tensor in tensors:
+        words[place] = 0 if tensor is None else tensor.data_ptr()
+        place += 1

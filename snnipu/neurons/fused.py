@@ -213,7 +213,11 @@ class FusedNeuron(snntorch.SpikingNeuron):
         return self.parameter_names
 
     def _values(self) -> Dict[str, Any]:
-        return {name: getattr(self, name) for name in self._parameters_of_equation()}
+        own, learnt = self._buffers, self._parameters  # where Module's own way to them takes a microsecond each
+        return {
+            name: own[name] if name in own else learnt[name] if name in learnt else getattr(self, name)
+            for name in self._parameters_of_equation()
+        }
 
     def _options(self) -> Dict[str, Any]:
         return {name: getattr(self, name) for name in self.options}

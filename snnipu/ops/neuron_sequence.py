@@ -267,7 +267,8 @@ class _Options(NamedTuple):
     store_final: bool
     # None: the backward pass computes the states again; else it reads those that are stored, and this.
     reads: Optional[_neurons.Reads] = None
-    constant: bool = False  # nobody writes into the parameters
+    # The parameters where nobody differentiates them or writes into them, and kernels run without the dispatcher.
+    constants: Optional[Sequence[torch.Tensor]] = None
 
 
 def _forward(x: torch.Tensor, *arguments: Any) -> Made:
@@ -293,8 +294,9 @@ class NeuronSequence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, o: _Options, x: torch.Tensor, *tensors: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
         count = len(o.store)
-        initial, parameters = tensors[:count], tensors[count:]
-        spk, states, final = _forward(x, initial, parameters, o.neuron, o.variant, o.num_steps, o.store, o.store_final)
+        initial, parameters = tensors[:count], tensors[count:] if o.constants is None else o.constants
+        run = _KERNELS_FWD.get("CPU", _fwd) if o.constants is not None or is_direct(x) else _fwd
+        spk, states, final = run(x, initial, parameters, o.neuron, o.variant, o.num_steps, o.store, o.store_final)
         made = (spk, *[state for state, stored in zip(states, o.store) if stored], *final)
         kept: List[torch.Tensor] = []
         saved_x: Optional[torch.Tensor] = x
@@ -307,7 +309,7 @@ class NeuronSequence(torch.autograd.Function):
             saved_x = None if saved_x is None else saved_x.clone()
             initial = tuple([None if tensor is None else tensor.clone() for tensor in initial])
             kept = [state.clone() for state in kept]
-        own = parameters if o.constant else [p if p is None else p.clone() for p in parameters]
+        own = [] if o.constants is not None else [p if p is None else p.clone() for p in parameters]
         ctx.save_for_backward(saved_x, *initial, *own, *kept)
         ctx.options = o
         ctx.set_materialize_grads(False)
@@ -320,7 +322,8 @@ class NeuronSequence(torch.autograd.Function):
         x, *tensors = ctx.saved_tensors
         need = ctx.needs_input_grad[2:]
         count, total = len(o.store), len(need)
-        initial, parameters, kept = tensors[:count], tensors[count:total], tensors[total:]
+        initial, kept = tensors[:count], tensors[total:]
+        parameters = tensors[count:total] if o.constants is None else o.constants
         if grad_spk is None and all(grad is None for grad in others):
             return (None,) * (2 + total)
         rest = iter(others)
@@ -348,7 +351,7 @@ class NeuronSequence(torch.autograd.Function):
             o.kernel.a,
             o.kernel.b,
             need[:count],
-            need[count:],
+            need[count:] if o.constants is None else (False,) * len(parameters),
             *((kept,) if o.reads is not None else ()),
         )
         if o.num_steps == SINGLE_STEP and o.reads is not None:
@@ -380,12 +383,12 @@ def constants(
     key: List[Any] = [plan.neuron, plan.variant, dtype]
     for value in parameters.values():
         if not isinstance(value, (int, float)):
-            if type(value) not in PLAIN or value.dim() or value.requires_grad or not value.is_cpu:
+            if type(value) not in PLAIN or value.requires_grad or value.dim() or not value.is_cpu:
+                return None
+            if value.dtype.is_complex:
                 return None
             key.append(value.dtype)
             value = value.item()
-            if isinstance(value, complex):
-                return None
         key.append(value or repr(value))  # -0.0 equals 0.0, and 1 / -0.0 does not equal 1 / 0.0
     found = _CONSTANTS.get(tuple(key))
     if found is None:
@@ -504,15 +507,19 @@ def run_kernels(
 ) -> Results:
     """The kernels on arguments as they take them, differentiable.
 
-    ``plan``: the backward pass may read states that are results; ``constant``: nobody writes into the parameters.
+    ``plan``: the backward pass may read states that are results; ``constant``: the parameters are :func:`constants`.
     """
-    output = _neurons.find(neuron).steps[variant].output_state
+    output = _neurons.find(neuron).steps[variant].output_state if plan is None else plan.output
     kept = tuple([bool(stored) and place != output for place, stored in enumerate(store)])
     tensors = (x, *initial, *parameters)
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        reads = None if plan is None else _reads_of_kept(plan, x, parameters, num_steps, kept)
-        options = _Options(neuron, variant, num_steps, kernel, kept, need_final, reads, constant)
-        spk, *others = NeuronSequence.apply(options, *tensors)
+    if torch.is_grad_enabled() and any([tensor is not None and tensor.requires_grad for tensor in tensors]):
+        reads = _reads_of_kept(plan, x, parameters, num_steps, kept) if plan is not None and any(kept) else None
+        if constant:
+            options = _Options(neuron, variant, num_steps, kernel, kept, need_final, reads, parameters)
+            spk, *others = NeuronSequence.apply(options, x, *initial)
+        else:
+            options = _Options(neuron, variant, num_steps, kernel, kept, need_final, reads)
+            spk, *others = NeuronSequence.apply(options, *tensors)
     else:
         spk, states, last = _forward(x, initial, parameters, neuron, variant, num_steps, kept, need_final)
         others = [*[state for state, stored in zip(states, kept) if stored], *last]
@@ -537,7 +544,7 @@ def _reads_of_kept(
     """
     if num_steps not in (None, SINGLE_STEP) or not x.is_cpu or x.dtype != parameters[0].dtype:
         return None
-    reads = plan.reads_all if any(parameter.requires_grad for parameter in parameters) else plan.reads
+    reads = plan.reads_all if any([parameter.requires_grad for parameter in parameters]) else plan.reads
     states = sum(1 << place for place, stored in enumerate(kept) if stored)
     one = sum(kept) == 1 and states == reads.before | reads.after and not reads.x
     return reads if one and x.numel() else None
