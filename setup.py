@@ -35,10 +35,9 @@ CSRC = ROOT / "csrc"
 # Files of a list are compiled as one: most of the time would go into reading the same headers again and again.
 SOURCES = [
     ["host/neurons.cpp"],
-    ["host/lif.cpp"],
     ["host/sparse_lif.cpp", "host/sparse_linear.cpp", "host/select_spikes.cpp"],
 ]
-SOURCES[2] += [
+SOURCES[1] += [
     "host/sparse_conv.cpp",
     "host/sparse_pool.cpp",
     "host/max_pool.cpp",

@@ -60,17 +60,3 @@ def permuted(argument: Any, order: Sequence[int]) -> Any:
     if not isinstance(argument, torch.Tensor) or argument.dim() == 0:
         return argument
     return in_order(argument.reshape((1,) * (len(order) - argument.dim()) + argument.shape), order)
-
-
-def saved_layout(
-    x: Optional[torch.Tensor], mem: Optional[torch.Tensor], num_steps: Optional[int]
-) -> Tuple[int, torch.Size, torch.Tensor]:
-    """Number of steps, shape of a step, and the tensor whose dtype the gradients have, from what a backward pass gets.
-
-    That is ``mem [T, ...]`` or, to recompute it, ``x`` with its ``num_steps``.
-    """
-    if mem is not None:
-        return mem.shape[0], mem.shape[1:], mem
-    assert x is not None
-    steps, step_shape, _ = layout(x, num_steps)
-    return steps, step_shape, x

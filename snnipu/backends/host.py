@@ -12,14 +12,10 @@ from typing import List, Optional, Tuple
 
 import torch
 
-from snnipu._layout import layout, saved_layout
 from snnipu._version import __version__
 from snnipu.backends import memory
 from snnipu.backends.libraries import BUILD_HINT, find, native_folder
 
-_SUFFIX = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
-_FWD_ARGTYPES = [c_void_p] * 9 + [c_int64] * 5 + [c_int32] * 4
-_BWD_ARGTYPES = [c_void_p] * 15 + [c_int64] * 5 + [c_int32] * 6 + [c_double] * 2 + [c_int32]
 _SPARSE_ARGTYPES = {
     "pack_weight": [c_void_p, c_int64, c_int64, c_void_p, c_int32],
     "sparse_linear_fwd": [c_void_p] * 6 + [c_int64] * 5 + [c_int32],
@@ -120,11 +116,6 @@ def _load() -> ctypes.CDLL:
             function = getattr(library, f"snnipu_{name}_{suffix}")
             function.argtypes = sparse_argtypes
             function.restype = c_int32
-    for suffix in [*_SUFFIX.values(), "smooth_f64"]:
-        for direction, argtypes in (("fwd", _FWD_ARGTYPES), ("bwd", _BWD_ARGTYPES)):
-            function = getattr(library, f"snnipu_lif_sequence_{direction}_{suffix}")
-            function.argtypes = argtypes
-            function.restype = c_int32
     return library
 
 
@@ -166,62 +157,6 @@ def _check_sizes(steps: int, elements: int) -> None:
         raise ValueError(f"x must have at most {_MAX_SIZE} steps and elements a step, got {steps} and {elements}")
 
 
-def lif_sequence_fwd(
-    x: torch.Tensor,
-    mem0: Optional[torch.Tensor],
-    beta: torch.Tensor,
-    threshold: torch.Tensor,
-    graded: torch.Tensor,
-    num_steps: Optional[int],
-    reset: int,
-    reset_delay: bool,
-    store_mem: bool,
-    store_pre_reset: bool,
-    store_last: bool = False,
-    smooth: bool = False,
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """CPU kernel of ``snnipu::lif_sequence_fwd``; ``smooth`` is for checks of the adjoint."""
-    assert library is not None
-    steps, step_shape, shape = layout(x, num_steps)
-    elements = step_shape.numel()
-    _check_sizes(steps, elements)
-    x = x.contiguous()
-    mem0 = None if mem0 is None else mem0.contiguous()
-    beta, threshold, graded = beta.contiguous(), threshold.contiguous(), graded.contiguous()
-    spk = memory.empty(x, shape)
-    mem = memory.empty(x, shape) if store_mem else x.new_empty(0)
-    pre_reset = memory.empty(x, shape) if store_pre_reset else x.new_empty(0)
-    last = memory.empty(beta, step_shape) if store_last else beta.new_empty(0)
-    if elements and steps:
-        suffix = "smooth_f64" if smooth else _SUFFIX[x.dtype]
-        function = getattr(library, "snnipu_lif_sequence_fwd_" + suffix)
-        status = function(
-            x.data_ptr(),
-            _pointer(mem0),
-            beta.data_ptr(),
-            threshold.data_ptr(),
-            graded.data_ptr(),
-            spk.data_ptr(),
-            mem.data_ptr() if store_mem else None,
-            pre_reset.data_ptr() if store_pre_reset else None,
-            last.data_ptr() if store_last else None,
-            steps,
-            elements,
-            beta.numel(),
-            threshold.numel(),
-            graded.numel(),
-            num_steps is not None,
-            reset,
-            reset_delay,
-            torch.get_num_threads(),
-        )
-        _check(status, "lif_sequence_fwd")
-    elif store_last:
-        last = beta.new_zeros(step_shape) if mem0 is None else mem0.clone()
-    memory.used(spk.nbytes + mem.nbytes)
-    return spk, mem, pre_reset, last
-
-
 def _upstream(grad: Optional[torch.Tensor]) -> Tuple[Optional[torch.Tensor], bool]:
     """An upstream gradient as the kernel takes it; one that is the same at all steps, as of a sum over time, once."""
     if grad is None:
@@ -229,86 +164,3 @@ def _upstream(grad: Optional[torch.Tensor]) -> Tuple[Optional[torch.Tensor], boo
     if grad.shape[0] > 1 and grad.stride(0) == 0:
         return grad[0].contiguous(), True
     return grad.contiguous(), False
-
-
-def lif_sequence_bwd(
-    grad_spk: Optional[torch.Tensor],
-    grad_mem: Optional[torch.Tensor],
-    x: Optional[torch.Tensor],
-    mem: Optional[torch.Tensor],
-    pre_reset: Optional[torch.Tensor],
-    mem0: Optional[torch.Tensor],
-    beta: torch.Tensor,
-    threshold: torch.Tensor,
-    graded: torch.Tensor,
-    num_steps: Optional[int],
-    reset: int,
-    reset_delay: bool,
-    surrogate: int,
-    surrogate_a: float,
-    surrogate_b: float,
-    need_mem0: bool,
-    need_beta: bool,
-    need_threshold: bool,
-    need_graded: bool,
-    grad_last: Optional[torch.Tensor] = None,
-    smooth: bool = False,
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """CPU kernel of ``snnipu::lif_sequence_bwd``: gradients of x, mem0 and the parameters, empty if not needed."""
-    assert library is not None
-    steps, step_shape, like = saved_layout(x, mem, num_steps)
-    elements = step_shape.numel()
-    _check_sizes(steps, elements)
-    grad_spk, grad_spk_constant = _upstream(grad_spk)
-    grad_mem, grad_mem_constant = _upstream(grad_mem)
-    grad_last = None if grad_last is None else grad_last.contiguous()
-    x, mem, pre_reset = (None if t is None else t.contiguous() for t in (x, mem, pre_reset))
-    mem0 = None if mem0 is None else mem0.contiguous()
-    beta, threshold, graded = beta.contiguous(), threshold.contiguous(), graded.contiguous()
-    grad_x = memory.empty(like, step_shape if num_steps is not None else (steps, *step_shape))
-    grad_mem0 = beta.new_empty(step_shape) if need_mem0 else None
-    grad_beta = torch.empty_like(beta) if need_beta else None
-    grad_threshold = torch.empty_like(threshold) if need_threshold else None
-    grad_graded = torch.empty_like(graded) if need_graded else None
-    outputs = (grad_x, grad_mem0, grad_beta, grad_threshold, grad_graded)
-    if elements and steps:
-        suffix = "smooth_f64" if smooth else _SUFFIX[like.dtype]
-        function = getattr(library, "snnipu_lif_sequence_bwd_" + suffix)
-        status = function(
-            _pointer(grad_spk),
-            _pointer(grad_mem),
-            _pointer(grad_last),
-            _pointer(x),
-            _pointer(mem),
-            _pointer(pre_reset),
-            _pointer(mem0),
-            beta.data_ptr(),
-            threshold.data_ptr(),
-            graded.data_ptr(),
-            *map(_pointer, outputs),
-            steps,
-            elements,
-            beta.numel(),
-            threshold.numel(),
-            graded.numel(),
-            grad_spk_constant,
-            grad_mem_constant,
-            num_steps is not None,
-            reset,
-            reset_delay,
-            surrogate,
-            surrogate_a,
-            surrogate_b,
-            torch.get_num_threads(),
-        )
-        _check(status, "lif_sequence_bwd")
-    else:
-        for output in outputs:
-            if output is not None:
-                output.zero_()
-        if grad_mem0 is not None and grad_last is not None and not steps:
-            grad_mem0.copy_(grad_last)
-    memory.used(grad_x.nbytes)
-    empty = beta.new_empty(0)
-    gradients = [empty if output is None else output for output in outputs[1:]]
-    return (grad_x, gradients[0], gradients[1], gradients[2], gradients[3])

@@ -69,8 +69,6 @@ def neuron_recurrent_bwd(*arguments: Any) -> recurrent_sequence.MadeBackward:
 
 
 if host.library is not None:
-    _library.implement("lif_sequence_fwd", "CPU", host.lif_sequence_fwd)
-    _library.implement("lif_sequence_bwd", "CPU", host.lif_sequence_bwd)
     _library.implement("neuron_sequence_fwd", "CPU", neuron_sequence_fwd)
     _library.implement("neuron_sequence_bwd", "CPU", neuron_sequence_bwd)
     _library.implement("neuron_recurrent_fwd", "CPU", neuron_recurrent_fwd)
@@ -94,7 +92,6 @@ if host.library is not None:
     _library.implement("max_pool2d_bwd", "CPU", host_pool.max_pool2d_bwd)
 # By the modules that Triton is imported with, at their first call.
 for _module, _operators in (
-    ("lif", ("lif_sequence_fwd", "lif_sequence_bwd")),
     ("neurons", ("neuron_sequence_fwd", "neuron_sequence_bwd")),
     ("sparse", ("dense_to_sparse_fwd", "sparse_to_dense_fwd", "sparse_to_dense_bwd")),
     ("sparse", ("select_spikes_fwd", "select_spikes_bwd", "sparse_linear_fwd", "sparse_linear_bwd")),

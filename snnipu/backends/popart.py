@@ -23,8 +23,8 @@ from snnipu._layout import SINGLE_STEP, layout
 from snnipu._names import is_installed
 from snnipu._version import __version__
 from snnipu.ops import _neurons
+from snnipu.ops._arguments import RESET_MECHANISMS
 from snnipu.ops.dense_to_sparse import DenseToSparse
-from snnipu.ops.lif_sequence import LifSequence
 from snnipu.ops.neuron_sequence import run_kernels
 from snnipu.ops.select_spikes import SelectSpikes
 from snnipu.ops.sparse_linear import SparseLinear
@@ -559,10 +559,15 @@ def lif_sequence(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequ
     """
     names = ("x", "mem0", "beta", "threshold", "graded")
     _expect("LifSequence", inputs, names, attributes, "reset", "reset_delay", *_SURROGATE)
-    kernel = _kernel(attributes)
-    # x has all steps; no surrogate of PyTorch's; with membranes, not recomputed, saved for the backward pass.
-    options = (None, attributes["reset"], bool(attributes["reset_delay"]), kernel, None, True, False, True)
-    return LifSequence.apply(*inputs, *options)
+    if attributes["reset"] not in RESET_MECHANISMS.values():
+        raise ValueError(f"LifSequence: reset must be 0, 1 or 2, got {attributes['reset']!r}")
+    mechanism = list(RESET_MECHANISMS)[attributes["reset"]]
+    plan = _neurons.plan("leaky", {"reset_mechanism": mechanism, "reset_delay": bool(attributes["reset_delay"])})
+    x, mem0, beta, threshold, graded = inputs
+    own = plan.derive({"beta": beta, "threshold": threshold, "graded_spikes_factor": graded}, beta)
+    made = run_kernels("leaky", plan.variant, x, [mem0], own, None, _kernel(attributes), [True], plan=plan)
+    assert made.states[0] is not None
+    return [made.spk, made.states[0]]
 
 
 def neuron_sequence(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:

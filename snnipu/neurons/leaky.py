@@ -8,18 +8,15 @@ import torch
 
 from snnipu._layout import SINGLE_STEP
 from snnipu.backends import popart
-from snnipu.backends.neuron_step import step_direct
 from snnipu.neurons._hooks import is_hooked
 from snnipu.neurons.fused import FusedNeuron
 from snnipu.ops import leaves
-from snnipu.ops._arguments import DTYPES, RESET_MECHANISMS, is_compiling
+from snnipu.ops._arguments import DTYPES, RESET_MECHANISMS
 from snnipu.ops.lif_sequence import lif_apply
 from snnipu.ops.neuron_sequence import Results
 from snnipu.surrogate import SpikeGrad
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
-# Elements of a step up to which the call takes longer than the kernel; above, that of sequences has a faster adjoint.
-_SMALL_STEP = 2**15
 _TENSOR, _FLOAT = torch.Tensor, torch.float32
 
 
@@ -108,10 +105,9 @@ class Leaky(FusedNeuron, snntorch.Leaky):
 
     def _kernels(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], **how: Any) -> Results:
         surrogate = self._surrogate()
-        if how["num_steps"] == SINGLE_STEP and not is_compiling() and x.numel() <= _SMALL_STEP:
-            made = step_direct(self.equation, x, states, self._values(), options=self._options(), spike_grad=surrogate)
-            if made is not None:
-                return made
+        assert surrogate is not None
+        if surrogate.kernel is not None and not popart.on_ipu():
+            return super()._kernels(x, states, **how)
         spk, mem, last = lif_apply(
             x,
             states[0],

@@ -18,7 +18,7 @@ from snnipu.neurons._outside import outside
 from snnipu.neurons.fused import FusedNeuron
 from snnipu.ops import _neurons, leaves
 from snnipu.ops._arguments import check_input, compute_dtype, parameter_argument, state_argument
-from snnipu.ops.neuron_sequence import _spread, neuron_apply
+from snnipu.ops.neuron_sequence import spread, neuron_apply
 from snnipu.surrogate import SpikeGrad, as_surrogate
 
 Value = Union[float, torch.Tensor]
@@ -247,7 +247,7 @@ class OwnNeuron(FusedNeuron):
         for value, state in zip(step.before, states):
             given[id(value)] = x.new_zeros(x.shape, dtype=dtype) if state is None else state
         for name, value in self._values().items():
-            given[id(step.raw[name])] = _spread(parameter_argument(name, value, x.shape, x), x.shape)
+            given[id(step.raw[name])] = spread(parameter_argument(name, value, x.shape, x), x.shape)
         functions = {
             "spike": lambda u: self.spike_grad(u).to(dtype),
             "stored": lambda value: value.to(x.dtype).to(dtype),

@@ -33,7 +33,7 @@ _SCHEMA_BWD = (
 )
 
 
-def _spread(parameter: torch.Tensor, step_shape: torch.Size) -> torch.Tensor:
+def spread(parameter: torch.Tensor, step_shape: torch.Size) -> torch.Tensor:
     """A parameter as the ops take it (one value, or one for each element modulo its length), as [*step_shape]."""
     if parameter.numel() == 1:
         return parameter.reshape(()).expand(step_shape)
@@ -105,7 +105,7 @@ def _derived(
     found = _neurons.find(neuron)
     by_text = dict(zip(found.parameters, parameters))
     texts = _neurons.derived_texts(neuron, variant)
-    return {id(value): _spread(by_text[text], step_shape) for value, text in zip(found.steps[variant].derived, texts)}
+    return {id(value): spread(by_text[text], step_shape) for value, text in zip(found.steps[variant].derived, texts)}
 
 
 def neuron_sequence_bwd_reference(
@@ -269,6 +269,7 @@ class _Options(NamedTuple):
     reads: Optional[_neurons.Reads] = None
     # The parameters where nobody differentiates them or writes into them, and kernels run without the dispatcher.
     constants: Optional[Sequence[torch.Tensor]] = None
+    silent: bool = False  # the spikes have no gradient
 
 
 def _forward(x: torch.Tensor, *arguments: Any) -> Made:
@@ -313,6 +314,8 @@ class NeuronSequence(torch.autograd.Function):
         ctx.save_for_backward(saved_x, *initial, *own, *kept)
         ctx.options = o
         ctx.set_materialize_grads(False)
+        if o.silent:
+            ctx.mark_non_differentiable(spk)
         return made
 
     @staticmethod
@@ -477,7 +480,9 @@ def neuron_apply(
     own, values, constant = kernel_arguments(plan, x, step_shape, states, parameters)
     variant, output = plan.variant, plan.output
     if not on_ipu:
-        how = (num_steps, known.kernel, store, need_final, plan, constant)
+        learns = getattr(parameters.get("graded_spikes_factor"), "requires_grad", False)
+        silent = known.kernel.is_zero and plan.output is None and not learns
+        how = (num_steps, known.kernel, store, need_final, plan, constant, silent)
         return run_kernels(neuron, variant, x, own, values, *how)
     asked = [stored or need_final for stored in store]
     read, _ = _neurons.states_read(neuron, variant)
@@ -504,10 +509,12 @@ def run_kernels(
     need_final: bool = False,
     plan: Optional[_neurons.Plan] = None,
     constant: bool = False,
+    silent: bool = False,
 ) -> Results:
     """The kernels on arguments as they take them, differentiable.
 
-    ``plan``: the backward pass may read states that are results; ``constant``: the parameters are :func:`constants`.
+    ``plan``: the backward pass may read states that are results; ``constant``: the parameters are :func:`constants`;
+    ``silent``: the spikes have no gradient.
     """
     output = _neurons.find(neuron).steps[variant].output_state if plan is None else plan.output
     kept = tuple([bool(stored) and place != output for place, stored in enumerate(store)])
@@ -515,10 +522,10 @@ def run_kernels(
     if torch.is_grad_enabled() and any([tensor is not None and tensor.requires_grad for tensor in tensors]):
         reads = _reads_of_kept(plan, x, parameters, num_steps, kept) if plan is not None and any(kept) else None
         if constant:
-            options = _Options(neuron, variant, num_steps, kernel, kept, need_final, reads, parameters)
+            options = _Options(neuron, variant, num_steps, kernel, kept, need_final, reads, parameters, silent)
             spk, *others = NeuronSequence.apply(options, x, *initial)
         else:
-            options = _Options(neuron, variant, num_steps, kernel, kept, need_final, reads)
+            options = _Options(neuron, variant, num_steps, kernel, kept, need_final, reads, None, silent)
             spk, *others = NeuronSequence.apply(options, *tensors)
     else:
         spk, states, last = _forward(x, initial, parameters, neuron, variant, num_steps, kept, need_final)

@@ -16,7 +16,7 @@ from snnipu._layout import fits, in_order, layout, memory_order, permuted
 from snnipu.ops import _library, _neurons
 from snnipu.ops._arguments import Parameter, compute_dtype
 from snnipu.ops._derivative import once_differentiable
-from snnipu.ops.neuron_sequence import Results, _functions, _spread, kernel_arguments
+from snnipu.ops.neuron_sequence import Results, _functions, spread, kernel_arguments
 from snnipu.surrogate import Kernel, SpikeGrad
 
 # The parameter that one-to-one neurons multiply their spikes by, and the state it multiplies.
@@ -143,7 +143,7 @@ class _ReferenceSteps:
 
     def _given(self, like: torch.Tensor, x: Optional[torch.Tensor], before: Tensors) -> Any:
         by_text = dict(zip(self.names, self.parameters))
-        given = {id(v): _spread(by_text[text], like.shape) for v, text in zip(self.step.derived, self.texts)}
+        given = {id(v): spread(by_text[text], like.shape) for v, text in zip(self.step.derived, self.texts)}
         zero = self.parameters[0].new_zeros(like.shape)
         given.update((id(v), zero if state is None else state) for v, state in zip(self.step.before, before))
         if x is not None:
