@@ -16,6 +16,7 @@ from snnipu._version import __version__
 from snnipu.backends import memory
 from snnipu.backends.libraries import BUILD_HINT, find, native_folder
 
+_SUFFIX = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
 _SPARSE_ARGTYPES = {
     "pack_weight": [c_void_p, c_int64, c_int64, c_void_p, c_int32],
     "sparse_linear_fwd": [c_void_p] * 6 + [c_int64] * 5 + [c_int32],

@@ -23,7 +23,7 @@ def neuron_sequence_fwd(
     neuron: str,
     variant: int,
     num_steps: Optional[int],
-    store: Sequence[bool],
+    store: int,
     store_final: bool,
 ) -> operator.Made:
     found = _found(neuron, x.dtype)

@@ -10,7 +10,7 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 
 from snnipu._generator.neuron import MOST_PARAMETERS, MOST_STATES
-from snnipu._layout import SINGLE_STEP, layout
+from snnipu._layout import layout
 from snnipu.backends import host, memory
 
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
@@ -163,29 +163,29 @@ def forward(
     initial: Tensors,
     parameters: Sequence[torch.Tensor],
     num_steps: Optional[int],
-    store: Sequence[bool],
+    store: int,
     store_final: bool,
 ) -> Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]:
-    """Spikes, states after each step (empty where not stored) and after the last."""
+    """Spikes, states after each step (empty where not stored, by the bits of ``store``) and after the last."""
     steps, step_shape, shape = layout(x, num_steps)
     elements = step_shape.numel()
     host._check_sizes(steps, elements)
     like = parameters[0]
     spk = memory.empty(x, shape)
-    states = [memory.empty(x, shape) if stored else x.new_empty(0) for stored in store]
-    final = [memory.empty(like, step_shape) for _ in store] if store_final else []
+    states = [memory.empty(x, shape) if store >> place & 1 else x.new_empty(0) for place in range(len(initial))]
+    final = [memory.empty(like, step_shape) for _ in initial] if store_final else []
     if steps and elements:
         a = _Arguments(neuron, variant, x.dtype, steps, elements, num_steps is not None)
         a.connect(_X, x)
-        a.connect_all(_INITIAL, initial)
+        a.connect_all(_INITIAL, [state if state is not None and state.numel() else None for state in initial])
         a.connect_parameters(parameters)
         a.connect(_SPK, spk)
-        a.connect_all(_STATES, [state if stored else None for state, stored in zip(states, store)])
+        a.connect_all(_STATES, [state if state.numel() else None for state in states])
         a.connect_all(_FINAL, final)
         a.run(neuron.forward, "neuron_sequence_fwd")
     else:
         for state, start in zip(final, initial):
-            state.zero_() if start is None else state.copy_(start)
+            state.zero_() if start is None or not start.numel() else state.copy_(start)
     memory.used(spk.nbytes + sum(state.nbytes for state in states))
     return spk, states, final
 

@@ -18,7 +18,7 @@ from snnipu.neurons._outside import outside
 from snnipu.neurons.fused import FusedNeuron
 from snnipu.ops import _neurons, leaves
 from snnipu.ops._arguments import check_input, compute_dtype, parameter_argument, state_argument
-from snnipu.ops.neuron_sequence import spread, neuron_apply
+from snnipu.ops.neuron_sequence import neuron_apply, spread
 from snnipu.surrogate import SpikeGrad, as_surrogate
 
 Value = Union[float, torch.Tensor]

@@ -21,9 +21,11 @@ from snnipu.surrogate import Kernel, SpikeGrad
 
 Made = Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]
 
+# For torch.jit.trace, which knows no lists of bools and none with gaps: a bit for each state that is stored, and an
+# initial state without elements for zeros.
 _SCHEMA_FWD = (
-    "neuron_sequence_fwd(Tensor x, Tensor?[] initial, Tensor[] parameters, str neuron, int variant, SymInt? num_steps, "
-    "bool[] store, bool store_final) -> (Tensor spk, Tensor[] states, Tensor[] final)"
+    "neuron_sequence_fwd(Tensor x, Tensor[] initial, Tensor[] parameters, str neuron, int variant, SymInt? num_steps, "
+    "int store, bool store_final) -> (Tensor spk, Tensor[] states, Tensor[] final)"
 )
 _SCHEMA_BWD = (
     "neuron_sequence_bwd(Tensor? grad_spk, Tensor?[] grad_states, Tensor?[] grad_final, Tensor? x, Tensor?[] initial, "
@@ -56,7 +58,7 @@ def neuron_sequence_fwd_reference(
     neuron: str,
     variant: int,
     num_steps: Optional[int],
-    store: Sequence[bool],
+    store: int,
     store_final: bool,
 ) -> Made:
     """What ``snnipu::neuron_sequence_fwd`` computes, in plain PyTorch: the recorded step, looped."""
@@ -65,11 +67,12 @@ def neuron_sequence_fwd_reference(
     like = parameters[0]
     empty = x.new_empty(0)
     if not steps:
-        states = [x.new_empty(shape) if stored else empty for stored in store]
+        states = [x.new_empty(shape) if store >> place & 1 else empty for place in range(len(initial))]
         return x.new_empty(shape), states, [state.clone() for state in befores[0]] if store_final else []
-    rows = [torch.stack([row[place].to(x.dtype) for row in made]).reshape(shape) for place in range(1 + len(store))]
+    rows = [torch.stack([row[place].to(x.dtype) for row in made]).reshape(shape) for place in range(1 + len(initial))]
     final = [state.to(like.dtype).expand(step_shape).clone() for state in made[-1][1:]] if store_final else []
-    return rows[0], [row if stored else x.new_empty(0) for row, stored in zip(rows[1:], store)], final
+    kept = [row if store >> place & 1 else x.new_empty(0) for place, row in enumerate(rows[1:])]
+    return rows[0], kept, final
 
 
 def _loop(
@@ -85,7 +88,8 @@ def _loop(
     step = found.steps[variant]
     steps, step_shape, _ = layout(x, num_steps)
     derived = _derived(neuron, variant, parameters, step_shape)
-    states = [parameters[0].new_zeros(step_shape) if state is None else state for state in initial]
+    zeros = parameters[0].new_zeros(step_shape)
+    states = [zeros if state is None or not state.numel() else state for state in initial]
     made, befores = [], [states]
     for t in range(steps):
         current = (x[t] if num_steps is None else x).to(parameters[0].dtype)
@@ -217,14 +221,14 @@ def _fwd_meta(
     neuron: str,
     variant: int,
     num_steps: Optional[int],
-    store: Sequence[bool],
+    store: int,
     store_final: bool,
 ) -> Made:
     _, step_shape, shape = layout(x, num_steps)
     return (
         x.new_empty(shape),
-        [x.new_empty(shape if stored else 0) for stored in store],
-        [parameters[0].new_empty(step_shape) for _ in store] if store_final else [],
+        [x.new_empty(shape if store >> place & 1 else 0) for place in range(len(initial))],
+        [parameters[0].new_empty(step_shape) for _ in initial] if store_final else [],
     )
 
 
@@ -272,10 +276,17 @@ class _Options(NamedTuple):
     silent: bool = False  # the spikes have no gradient
 
 
-def _forward(x: torch.Tensor, *arguments: Any) -> Made:
+def bits(flags: Sequence[bool]) -> int:
+    """A bit for each flag that is set, the lowest for the first."""
+    return sum([1 << place for place, flag in enumerate(flags) if flag])
+
+
+def _forward(direct: bool, x: torch.Tensor, initial: Sequence[Optional[torch.Tensor]], *arguments: Any) -> Made:
     """The operator, or where nobody looks its kernel: see :func:`is_direct`."""
-    run = _KERNELS_FWD.get("CPU", _fwd) if is_direct(x) else _fwd
-    made: Made = run(x, *arguments)
+    run = _KERNELS_FWD.get("CPU") if direct else None
+    if run is None:
+        run, initial = _fwd, [x.new_empty(0) if state is None else state for state in initial]
+    made: Made = run(x, initial, *arguments)
     return made
 
 
@@ -296,8 +307,9 @@ class NeuronSequence(torch.autograd.Function):
     def forward(ctx: Any, o: _Options, x: torch.Tensor, *tensors: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
         count = len(o.store)
         initial, parameters = tensors[:count], tensors[count:] if o.constants is None else o.constants
-        run = _KERNELS_FWD.get("CPU", _fwd) if o.constants is not None or is_direct(x) else _fwd
-        spk, states, final = run(x, initial, parameters, o.neuron, o.variant, o.num_steps, o.store, o.store_final)
+        direct = o.constants is not None or is_direct(x)
+        arguments = (parameters, o.neuron, o.variant, o.num_steps, bits(o.store), o.store_final)
+        spk, states, final = _forward(direct, x, initial, *arguments)
         made = (spk, *[state for state, stored in zip(states, o.store) if stored], *final)
         kept: List[torch.Tensor] = []
         saved_x: Optional[torch.Tensor] = x
@@ -528,7 +540,9 @@ def run_kernels(
             options = _Options(neuron, variant, num_steps, kernel, kept, need_final, reads, None, silent)
             spk, *others = NeuronSequence.apply(options, *tensors)
     else:
-        spk, states, last = _forward(x, initial, parameters, neuron, variant, num_steps, kept, need_final)
+        spk, states, last = _forward(
+            constant or is_direct(x), x, initial, parameters, neuron, variant, num_steps, bits(kept), need_final
+        )
         others = [*[state for state, stored in zip(states, kept) if stored], *last]
     rest = iter(others)
     found = [next(rest) if stored else None for stored in kept]
@@ -547,9 +561,9 @@ def _reads_of_kept(
     """What the adjoint reads, where it is given the states; None where they are computed again.
 
     More than one, or one and the input, would take more memory than the input. Those that are rounded when they are
-    stored would be others; kernels of other devices compute them again.
+    stored would be others.
     """
-    if num_steps not in (None, SINGLE_STEP) or not x.is_cpu or x.dtype != parameters[0].dtype:
+    if num_steps not in (None, SINGLE_STEP) or not (x.is_cpu or x.is_cuda) or x.dtype != parameters[0].dtype:
         return None
     reads = plan.reads_all if any([parameter.requires_grad for parameter in parameters]) else plan.reads
     states = sum(1 << place for place, stored in enumerate(kept) if stored)

@@ -16,7 +16,7 @@ from snnipu._layout import fits, in_order, layout, memory_order, permuted
 from snnipu.ops import _library, _neurons
 from snnipu.ops._arguments import Parameter, compute_dtype
 from snnipu.ops._derivative import once_differentiable
-from snnipu.ops.neuron_sequence import Results, _functions, spread, kernel_arguments
+from snnipu.ops.neuron_sequence import Results, _functions, kernel_arguments, spread
 from snnipu.surrogate import Kernel, SpikeGrad
 
 # The parameter that one-to-one neurons multiply their spikes by, and the state it multiplies.

@@ -31,7 +31,7 @@ class _Kernels:
         text = _generator.print_triton([self.neuron._replace(name=own)])
         file = f"<snnipu neuron {name}>"
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-        module = types.ModuleType(f"{__name__}.{own}")
+        self.module = module = types.ModuleType(f"{__name__}.{own}")
         exec(compile(text, file, "exec"), vars(module))
         self.forward = getattr(module, f"{own}_fwd_kernel")
         self.backward = getattr(module, f"{own}_bwd_kernel")
@@ -40,6 +40,11 @@ class _Kernels:
 @lru_cache(maxsize=None)
 def _kernels(name: str) -> _Kernels:
     return _Kernels(name)
+
+
+def generated(name: str) -> Any:
+    """The module with a neuron's step and adjoint, for other kernels: see ``snnipu._generator.print_triton``."""
+    return _kernels(name).module
 
 
 @lru_cache(maxsize=None)
@@ -119,16 +124,17 @@ def neuron_sequence_fwd(
     neuron: str,
     variant: int,
     num_steps: Optional[int],
-    store: Sequence[bool],
+    store: int,
     store_final: bool,
 ) -> Made:
     """CUDA kernel of ``snnipu::neuron_sequence_fwd``."""
     steps, step_shape, shape = layout(x, num_steps)
     elements = step_shape.numel()
     like = parameters[0]
+    initial = [state if state is not None and state.numel() else None for state in initial]
     spk = x.new_empty(shape)
-    states = [x.new_empty(shape if stored else 0) for stored in store]
-    final = [like.new_empty(step_shape) for _ in store] if store_final else []
+    states = [x.new_empty(shape if store >> place & 1 else 0) for place in range(len(initial))]
+    final = [like.new_empty(step_shape) for _ in initial] if store_final else []
     if elements and steps:
         _launch_forward(
             neuron,
@@ -139,7 +145,7 @@ def neuron_sequence_fwd(
             num_steps is not None,
             (steps, elements),
             spk,
-            [state if stored else None for state, stored in zip(states, store)],
+            [state if state.numel() else None for state in states],
             final,
         )
     else:
@@ -167,12 +173,13 @@ def neuron_sequence_bwd(
 ) -> Made:
     """CUDA kernel of ``snnipu::neuron_sequence_bwd``.
 
-    The forward kernel writes once more the states that the adjoint reads, for as long as this call takes: the
-    recurrence runs backward from the last step, and registers do not hold a sequence. So ``states`` are not used, and
-    ``x`` must be given.
+    Without ``states`` the forward kernel writes once more those that the adjoint reads, for as long as this call takes:
+    the recurrence runs backward from the last step, and registers do not hold a sequence.
     """
+    given = None if states is None else [state if state.numel() else None for state in _contiguous(states)]
     if x is None:
-        raise ValueError("x must be given to snnipu::neuron_sequence_bwd on CUDA, got None")
+        # Its shape and dtype: the adjoint does not read it.
+        x = next(state for state in given or () if state is not None)
     steps, step_shape, _ = layout(x, num_steps)
     elements = step_shape.numel()
     parameters = [parameter.contiguous() for parameter in parameters]
@@ -193,7 +200,9 @@ def neuron_sequence_bwd(
     x, initial, ends = x.contiguous(), _contiguous(initial), _contiguous(ends)
     constant_input = num_steps is not None
     kept = [like.new_empty(steps, elements) if s in read else None for s in range(len(initial))]
-    if read:
+    if given is not None and all(given[s] is not None for s in read):
+        kept = [state if s in read else None for s, state in enumerate(given)]
+    elif read:
         sizes = (steps, elements)
         _launch_forward(neuron, variant, x, initial, parameters, constant_input, sizes, None, kept, [])
     # Of a neuron whose output is a state, that state's gradient is the output's.

@@ -96,8 +96,7 @@ def membranes_kernel(
     x7 = _row(mem_ptr, 7, steps, stride, offsets, mask)
     for t in range(0, steps):
         coming = _row(mem_ptr, t + 8, steps, stride, offsets, mask)
-        above = (state - threshold > 0.0).to(state.dtype)
-        state = next_membrane(state, above, x0, decay, threshold, RESET)
+        state = next_membrane(state, x0, decay, threshold, mem_ptr, RESET)
         x0 = x1
         x1 = x2
         x2 = x3
@@ -167,8 +166,7 @@ def recurrent_step_kernel(
     ids_ptr += before * slots
     own = add_weights(own, ids_ptr, ids_ptr, count, weight_ptr, stride, neurons, cols, mask, False, UNROLL)
     x = tl.load(mem_ptr + row * neurons + cols, mask=mask, other=0.0) + own * scalar(scale, DOUBLE)
-    above = (state - threshold > 0.0).to(state.dtype)
-    state = next_membrane(state, above, x, decay, threshold, RESET)
+    state = next_membrane(state, x, decay, threshold, mem_ptr, RESET)
     tl.store(mem_ptr + row * neurons + cols, state, mask=mask)
     bits = _packed_bits((state - threshold > 0.0) & mask)
     tl.store(fired_ptr + row * num_words + word, bits, mask=word < num_words)

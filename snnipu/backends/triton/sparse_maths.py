@@ -7,11 +7,12 @@ import torch
 import triton
 import triton.language as tl
 
-# The neuron's maths stands once, with the dense operators.
-from snnipu.backends.triton.lif import _clamp_unit as clamp_unit
-from snnipu.backends.triton.lif import _next_membrane as next_membrane
+from snnipu.backends.triton.neuron_maths import _clamp
+from snnipu.backends.triton.neurons import generated
 from snnipu.backends.triton.sequence import _constants as surrogate_constants
 from snnipu.backends.triton.sequence import _through_spike as through_spike
+from snnipu.ops import _neurons
+from snnipu.ops._arguments import RESET_MECHANISMS
 
 # Capacity of an operator that makes as many slots as the busiest row needs.
 AS_NEEDED = -1
@@ -44,6 +45,28 @@ def scalar(argument, DOUBLE: tl.constexpr):
     if DOUBLE:
         argument = argument.to(tl.int64).to(tl.float64, bitcast=True)
     return argument
+
+
+# The neuron's step is the generated one of Leaky.
+_leaky_step = generated("leaky").leaky_step
+# Its variants with a delayed reset are twice the code of the reset mechanism.
+assert [_neurons.plan("leaky", {"reset_mechanism": m, "reset_delay": True}).variant for m in RESET_MECHANISMS] == [
+    0,
+    2,
+    4,
+]
+
+
+@triton.jit
+def clamp_unit(beta):
+    return _clamp(beta, 0.0, 1.0)
+
+
+@triton.jit
+def next_membrane(state, x, decay, threshold, storage, RESET: tl.constexpr):
+    """The membrane after a step; ``storage`` points to what it is stored in."""
+    _, after = _leaky_step(x, state, threshold, decay, threshold, storage, 2 * RESET)
+    return after
 
 
 @triton.jit
