@@ -100,12 +100,11 @@ def load(name, path):
 
 
 def write_neurons(folder):
-    """The headers of csrc/host/neurons.cpp and, for all neurons, of the IPU's vertices and graphs, in ``folder``."""
+    """The header with the steps and adjoints of all neurons, in ``folder``."""
     equations = runpy.run_path(str(ROOT / "snnipu" / "equations.py"))
     generator = load("_snnipu_generator", ROOT / "snnipu" / "_generator" / "__init__.py")
-    for name, functions in (("neurons.hpp", "GENERATED"), ("generated_neurons.hpp", "NEURONS")):
-        found = [generator.neuron(function, equations["OPTIONS"]) for function in equations[functions]]
-        (folder / name).write_text(generator.print_neurons(found))
+    found = [generator.neuron(function, equations["OPTIONS"]) for function in equations["NEURONS"]]
+    (folder / "generated_neurons.hpp").write_text(generator.print_neurons(found))
 
 
 def model_units():

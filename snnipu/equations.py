@@ -101,6 +101,3 @@ def delta_leaky(x, mem, mem_prev, *, beta, delta_threshold, spike):
 
 
 NEURONS = (leaky, lapicque, synaptic, alpha, rleaky, rsynaptic, delta_leaky)
-# Those the native library is generated for, by their numbers in it. Of Leaky it is the single step: its sequences have
-# kernels of their own, csrc/neuron/lif.hpp.
-GENERATED = (*NEURONS[1:], leaky)

@@ -1,4 +1,4 @@
-// Leaky integrate-and-fire over a sequence, and its adjoint, as Poplar programs. Equations: csrc/neuron/lif.hpp.
+// Leaky integrate-and-fire over a sequence, and its adjoint, as Poplar programs. Equations: snnipu/equations.py.
 #pragma once
 
 #include "graph/vertex_name.hpp"

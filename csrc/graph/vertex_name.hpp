@@ -2,7 +2,7 @@
 // types and enumerators, as those of PopLibs' vertices. csrc/ipu_model/popc compares the names with Clang's.
 #pragma once
 
-#include "neuron/lif.hpp"
+#include "neuron/leaky.hpp"
 #include "neuron/surrogate.hpp"
 
 #include <poplar/Type.hpp>

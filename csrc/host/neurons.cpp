@@ -1,5 +1,5 @@
-// Neurons of snnipu/equations.py, by their place in its list. neurons.hpp is what the generator prints for them.
-#include "neurons.hpp"
+// Neurons of snnipu/equations.py, by their place in its list.
+#include "generated_neurons.hpp"
 #include "host/neuron.hpp"
 
 namespace snnipu {

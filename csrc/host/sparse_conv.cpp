@@ -2,7 +2,7 @@
 // time steps of a sample pass over it.
 #include "host/sparse_conv.hpp"
 #include "host/transpose.hpp"
-#include "neuron/lif.hpp"
+#include "neuron/leaky.hpp"
 
 #include <limits>
 

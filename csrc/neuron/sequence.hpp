@@ -90,9 +90,9 @@ template <typename C, bool Singles, typename Body> inline void forRegisters(Elem
 
 // The parameters of a neuron at element i. Shared: each is one value for all elements, which is read once: what a loop
 // writes might be a parameter for all that the compiler knows, and would have it read them anew for every register.
-template <typename C, unsigned Count, bool Shared> class ParametersOf {
+template <typename C, unsigned Count, bool Shared> class SequenceParameters {
 public:
-  ParametersOf(const C *const (&parameter)[mostParameters], bool perElement)
+  SequenceParameters(const C *const (&parameter)[mostParameters], bool perElement)
       : each_(perElement ? ~std::size_t{0} : 0) {
     for (unsigned p = 0; p < Count; ++p) {
       parameter_[p] = parameter[p];
@@ -147,7 +147,7 @@ template <typename V, typename Row, typename S> struct ForwardLane {
 template <typename Neuron, unsigned Variant, typename S, bool Singles, bool Shared = false>
 void forwardSteps(const ForwardSteps<S> &a, ElementRange range) {
   using C = Compute<S>;
-  using Parameters = ParametersOf<C, Neuron::parameters, Shared>;
+  using Parameters = SequenceParameters<C, Neuron::parameters, Shared>;
   using Row = ForwardRow<S, Neuron::states, Parameters>;
   Row row{{}, {}, {}, {}, Parameters(a.parameter, a.perElement), {}, {}, a.streaming};
   for (unsigned t = 0; t < a.steps; ++t) {
@@ -213,7 +213,7 @@ template <typename V, typename Row, typename S, typename Surrogate> struct Backw
 template <typename Neuron, unsigned Variant, typename S, bool Singles, SurrogateKind K, bool Shared = false>
 void backwardSteps(const BackwardSteps<S> &a, ElementRange range) {
   using C = Compute<S>;
-  using Parameters = ParametersOf<C, Neuron::parameters, Shared>;
+  using Parameters = SequenceParameters<C, Neuron::parameters, Shared>;
   using Row = BackwardRow<S, Neuron::states, Neuron::parameters, Parameters>;
   Row row{{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, Parameters(a.parameter, a.perElement), {}, {}, {}, {}};
   for (unsigned p = 0; p < Neuron::parameters; ++p)

@@ -1,9 +1,9 @@
 // One time step of leaky integrate-and-fire neurons on spike ids, and its adjoint, for the block of neurons that one
-// tile holds: as csrc/vertices/sparse_linear.cpp, with the neurons of csrc/neuron/lif.hpp behind it.
+// tile holds: as csrc/vertices/sparse_linear.cpp, with the neurons of csrc/neuron/leaky.hpp behind it.
 //
 // Neurons that fired and neurons that carry gradient leave the block as one bit each, 32 to a word, the lowest bit
 // first; row r's words start at [r * wordStride].
-#include "neuron/lif.hpp"
+#include "neuron/leaky.hpp"
 #include "neuron/sparse.hpp"
 #include "neuron/surrogate.hpp"
 #include "vertices/vertex.hpp"
@@ -79,9 +79,8 @@ private:
         }
         sum.forEach([&](unsigned offset, V current) {
           const unsigned at = lane + offset;
-          const LifParameters<V> p{load<V>(&beta[at]), load<V>(&threshold[at]), splat<V>(1)};
-          const V before = load<V>(stateRow + at);
-          const V u = lifIntegrate<R>(p, current * scale + load<V>(&bias[at]), before, heaviside(before - p.threshold));
+          const LeakyParameters<V> p{load<V>(&beta[at]), load<V>(&threshold[at])};
+          const V u = leakyMembrane<R>(p, current * scale + load<V>(&bias[at]), load<V>(stateRow + at));
           store(stateRow + at, u);
           above |= bitsAbove(u - p.threshold, splat<V>(0)) << at;
           aboveSecond |= bitsAbove(u, load<V>(&gradThreshold[at])) << at;
@@ -138,7 +137,7 @@ public:
 private:
   template <bool Beta> void run(unsigned lane) {
     using V = Register<C>;
-    const LifParameters<V> p{load<V>(&beta[lane]), load<V>(&threshold[lane]), splat<V>(1)};
+    const LeakyParameters<V> p{load<V>(&beta[lane]), load<V>(&threshold[lane])};
     // Before the first step the membrane is 0, which is above a negative threshold.
     const V atFirst = heaviside(-p.threshold);
     V sumBias = load<V>(&gradBias[lane]), sumThreshold = load<V>(&gradThreshold[lane]);
@@ -150,14 +149,14 @@ private:
       V before = splat<V>(0);
       if (Beta && !firstStep)
         before = loadFirst<V>(&memBefore[static_cast<std::size_t>(row) * memStride], neurons, lane);
-      const LifCarry<V> out = lifCarry<R>(p, g, before, reset);
+      const LeakyCarry<V> out = leakyCarry<R>(p, g, before, reset);
       store(&grad[from], g);
       store(&carry[from], out.gradMem);
       sumBias = sumBias + g;
       if constexpr (R == Reset::Subtract)
-        sumThreshold = sumThreshold - out.gradThreshold;
+        sumThreshold = sumThreshold + out.gradThreshold;
       if constexpr (Beta)
-        sumBeta = sumBeta + out.gradBeta;
+        sumBeta = sumBeta + out.gradDecay;
     }
     store(&gradBias[lane], sumBias);
     store(&gradThreshold[lane], sumThreshold);

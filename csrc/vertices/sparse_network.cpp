@@ -1,7 +1,7 @@
 // What a network of layers on spike ids needs beside the forward step of csrc/vertices/sparse_lif.cpp: the backward
 // step for the block of neurons that a tile holds, and a loop over time: what a step reads of a sequence, and what it
 // leaves in one.
-#include "neuron/lif.hpp"
+#include "neuron/leaky.hpp"
 #include "neuron/sparse.hpp"
 #include "neuron/surrogate.hpp"
 #include "vertices/vertex.hpp"
@@ -225,16 +225,16 @@ private:
   void carryOn(std::size_t at, unsigned lane, const C *before) {
     using V = Register<C>;
     const V raw = load<V>(&beta[lane]), zero = splat<V>(0);
-    const LifParameters<V> p{clampUnit(raw), load<V>(&threshold[lane]), splat<V>(1)};
+    const LeakyParameters<V> p{clampUnit(raw), load<V>(&threshold[lane])};
     const V memBefore = before ? load<V>(before + lane) : zero;
     const V g = load<V>(&carry[at]);
-    const LifCarry<V> out = lifCarry<R>(p, g, memBefore, heaviside(memBefore - p.threshold));
+    const LeakyCarry<V> out = leakyCarry<R>(p, g, memBefore, heaviside(memBefore - p.threshold));
     store(&grad[at], g);
     store(&carry[at], out.gradMem);
     store(&gradBias[at], load<V>(&gradBias[at]) + g);
-    store(&gradBeta[at], load<V>(&gradBeta[at]) + (raw == p.beta ? out.gradBeta : zero));
+    store(&gradBeta[at], load<V>(&gradBeta[at]) + (raw == p.decay ? out.gradDecay : zero));
     if constexpr (R == Reset::Subtract)
-      store(&gradThreshold[at], load<V>(&gradThreshold[at]) - out.gradThreshold);
+      store(&gradThreshold[at], load<V>(&gradThreshold[at]) + out.gradThreshold);
   }
 };
 

@@ -1,5 +1,5 @@
 // The spike of a membrane, spk = H(u), and its surrogate gradient, element by element.
-#include "neuron/lif.hpp"
+#include "neuron/functions.hpp"
 #include "neuron/surrogate.hpp"
 #include "vertices/vertex.hpp"
 

@@ -67,7 +67,7 @@ _EMPTY = array("q", bytes(ctypes.sizeof(Call)))
     _GRAD_X,
     _GRAD_INITIAL,
     _GRAD_PARAMETERS,
-) = (getattr(Call, name).offset // 8 for name, _ in Call._fields_)
+) = (getattr(Call, name).offset // 8 for name in (field[0] for field in Call._fields_))
 
 
 @lru_cache(maxsize=256)

@@ -11,7 +11,7 @@ from snnipu._generator.operations import OPERATIONS
 from snnipu._generator.step import needed
 
 # In the order in which setup.py compiles them: a neuron's number in the native library.
-BUILT = {function.__name__: number for number, function in enumerate(equations.GENERATED)}
+BUILT = {function.__name__: number for number, function in enumerate(equations.NEURONS)}
 _EQUATIONS: Dict[str, Callable[..., Any]] = {function.__name__: function for function in equations.NEURONS}
 # Those recorded so far; users' own by a name that tells their steps apart. A dict: torch.compile looks through a cache.
 _RECORDED: Dict[str, Neuron] = {}

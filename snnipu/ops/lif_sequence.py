@@ -169,6 +169,7 @@ def lif_apply(
             "leaky", x, [mem], {**parameters, "graded_spikes_factor": 1.0}, spike_grad=passing, store=[True], **how
         )
         mems = made.states[0]
+        assert mems is not None
         single = num_steps == SINGLE_STEP
         spk = EvaluatedSpikes.apply(made.spk, mems.detach(), threshold_.detach(), graded, known, single)
         return spk, mems if need_mem else None, None if made.final is None else made.final[0]

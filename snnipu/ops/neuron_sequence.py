@@ -531,7 +531,7 @@ def run_kernels(
     output = _neurons.find(neuron).steps[variant].output_state if plan is None else plan.output
     kept = tuple([bool(stored) and place != output for place, stored in enumerate(store)])
     tensors = (x, *initial, *parameters)
-    if torch.is_grad_enabled() and any([tensor is not None and tensor.requires_grad for tensor in tensors]):
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         reads = _reads_of_kept(plan, x, parameters, num_steps, kept) if plan is not None and any(kept) else None
         if constant:
             options = _Options(neuron, variant, num_steps, kernel, kept, need_final, reads, parameters, silent)
@@ -565,7 +565,7 @@ def _reads_of_kept(
     """
     if num_steps not in (None, SINGLE_STEP) or not (x.is_cpu or x.is_cuda) or x.dtype != parameters[0].dtype:
         return None
-    reads = plan.reads_all if any([parameter.requires_grad for parameter in parameters]) else plan.reads
+    reads = plan.reads_all if any(parameter.requires_grad for parameter in parameters) else plan.reads
     states = sum(1 << place for place, stored in enumerate(kept) if stored)
     one = sum(kept) == 1 and states == reads.before | reads.after and not reads.x
     return reads if one and x.numel() else None

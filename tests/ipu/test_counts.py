@@ -59,7 +59,7 @@ def test_innermost_loop_by_class(counts):
 
 
 def test_names_of_symbols(counts):
-    text = (ROOT / "csrc" / "neuron" / "lif.hpp").read_text() + "enum class Variant : unsigned { V0, V1, V2 };"
+    text = (ROOT / "csrc" / "neuron" / "leaky.hpp").read_text() + "enum class Variant : unsigned { V0, V1, V2 };"
     enumerators = counts.enumerators_of(text)
     assert enumerators["snnipu::Reset"][2] == "snnipu::Reset::None"
     symbol = "_ZN6snnipu14NeuronBackwardIDF16_NS_8SynapticELNS_7VariantE2EE7computeEj"

@@ -268,7 +268,7 @@ def measured(command):
                     sources,
                 )
             )
-        headers = [(CSRC / "neuron" / name).read_text() for name in ("lif.hpp", "surrogate.hpp")]
+        headers = [(CSRC / "neuron" / name).read_text() for name in ("leaky.hpp", "surrogate.hpp")]
         headers.append((Path(folder) / "generated_neurons.hpp").read_text())
     bodies = {}
     for text in texts[:-1]:

@@ -176,7 +176,7 @@ def neuron_sequence_bwd(
     Without ``states`` the forward kernel writes once more those that the adjoint reads, for as long as this call takes:
     the recurrence runs backward from the last step, and registers do not hold a sequence.
     """
-    given = None if states is None else [state if state.numel() else None for state in _contiguous(states)]
+    given = None if states is None else [state.contiguous() if state.numel() else None for state in states]
     if x is None:
         # Its shape and dtype: the adjoint does not read it.
         x = next(state for state in given or () if state is not None)

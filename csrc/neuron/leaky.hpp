@@ -1,0 +1,109 @@
+// Parts of a step of Leaky, as the kernels of event-driven layers need them: the generated step and adjoint of
+// snnipu/equations.py, with the reset one step after its spike.
+#pragma once
+
+#include "generated_neurons.hpp"
+
+namespace snnipu {
+
+enum class Reset : unsigned { Subtract = 0, Zero = 1, None = 2 };
+
+template <typename V> struct LeakyParameters {
+  V decay; // beta, in [0, 1]
+  V threshold;
+};
+
+template <typename V> inline V clampUnit(V beta) { return clamp(beta, splat<V>(0), splat<V>(1)); }
+
+namespace leaky {
+
+// Of the choices of options, which are in pairs: reset_delay is true in the first.
+template <Reset R> constexpr unsigned variant = Leaky::choices[2 * static_cast<unsigned>(R)];
+
+constexpr bool same(const char *one, const char *other) {
+  for (; *one == *other; ++one, ++other)
+    if (!*one)
+      return true;
+  return false;
+}
+constexpr unsigned place(const char *parameter) {
+  for (unsigned p = 0; p < Leaky::parameters; ++p)
+    if (same(Leaky::parameterNames[p], parameter))
+      return p;
+  return Leaky::parameters;
+}
+constexpr unsigned threshold = place("threshold"), decay = place("clamp(beta, 0.0, 1.0)");
+static_assert(threshold < Leaky::parameters && decay < Leaky::parameters, "Leaky's parameters have other names");
+
+template <typename V> struct Lane {
+  using Vector = V;
+  const LeakyParameters<V> &p;
+  V memBefore;
+
+  template <unsigned> V before() const { return memBefore; }
+  template <unsigned P> V parameter() const { return P == threshold ? p.threshold : P == decay ? p.decay : splat<V>(1); }
+  V stored(V v) const { return v; }
+};
+
+template <typename V> struct StepLane : Lane<V> {
+  V current;
+  V *result;
+
+  V x() const { return current; }
+  V spike(V u) const { return heaviside(u); }
+  void spk(V) const {}
+  template <unsigned> void after(V v) const { *result = v; }
+};
+
+} // namespace leaky
+
+// The membrane after a step.
+template <Reset R, typename V> inline V leakyMembrane(const LeakyParameters<V> &p, V x, V memBefore) {
+  V result;
+  Leaky::step<leaky::variant<R>>(leaky::StepLane<V>{{p, memBefore}, x, &result});
+  return result;
+}
+
+// Where a membrane's gradient goes in the step before, and what the parameters get of it.
+template <typename V> struct LeakyCarry {
+  V gradMem;
+  V gradDecay;
+  V gradThreshold;
+};
+
+namespace leaky {
+
+// A gradient that has passed the spike function already: from there comes nothing, -0, which sums are unchanged by.
+template <typename V> struct CarryLane : Lane<V> {
+  V gradU, reset;
+  LeakyCarry<V> *result;
+
+  V x() const { return splat<V>(0); }
+  template <unsigned> V after() const { return splat<V>(0); }
+  V spike(V) const { return reset; }
+  V gradSpk() const { return splat<V>(0); }
+  template <unsigned> V gradAfter() const { return gradU; }
+  template <unsigned> V seed() const { return splat<V>(-0.0); }
+  V surrogate(V, V) const { return splat<V>(-0.0); }
+  bool parameterGradients() const { return true; }
+  void gradX(V) const {}
+  template <unsigned> void gradBefore(V v) const { result->gradMem = v; }
+  template <unsigned P> void gradParameter(V v) const {
+    if (P == threshold)
+      result->gradThreshold = v;
+    else if (P == decay)
+      result->gradDecay = v;
+  }
+};
+
+} // namespace leaky
+
+// memBefore, reset: of the step before.
+template <Reset R, typename V>
+inline LeakyCarry<V> leakyCarry(const LeakyParameters<V> &p, V gradU, V memBefore, V reset) {
+  LeakyCarry<V> result;
+  Leaky::adjoint<leaky::variant<R>>(leaky::CarryLane<V>{{p, memBefore}, gradU, reset, &result});
+  return result;
+}
+
+} // namespace snnipu
