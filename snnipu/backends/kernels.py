@@ -16,41 +16,20 @@ def _found(neuron: str, dtype: torch.dtype) -> Optional[neurons.Kernels]:
     return compiled.kernels(neuron, _neurons.find(neuron), dtype)
 
 
-def neuron_sequence_fwd(
-    x: torch.Tensor,
-    initial: Sequence[Optional[torch.Tensor]],
-    parameters: Sequence[torch.Tensor],
-    neuron: str,
-    variant: int,
-    num_steps: Optional[int],
-    store: int,
-    store_final: bool,
-) -> operator.Made:
-    found = _found(neuron, x.dtype)
+def neuron_sequence_fwd(*arguments: Any) -> operator.Made:
+    a = operator.ForwardArguments(*arguments)
+    found = _found(a.neuron, a.x.dtype)
     if found is None:
-        return operator.neuron_sequence_fwd_reference(
-            x, initial, parameters, neuron, variant, num_steps, store, store_final
-        )
-    return neurons.forward(found, variant, x, initial, parameters, num_steps, store, store_final)
+        return operator.neuron_sequence_fwd_reference(*arguments)
+    return neurons.forward(found, a)
 
 
-def neuron_sequence_bwd(
-    grad_spk: Optional[torch.Tensor],
-    grad_states: Sequence[Optional[torch.Tensor]],
-    grad_final: Sequence[Optional[torch.Tensor]],
-    x: Optional[torch.Tensor],
-    initial: Sequence[Optional[torch.Tensor]],
-    parameters: Sequence[torch.Tensor],
-    neuron: str,
-    variant: int,
-    *options: Any,
-) -> operator.Made:
-    stored = x if x is not None else next(state for state in options[-1] if state.numel())
-    found = _found(neuron, stored.dtype)
-    given = (grad_spk, grad_states, grad_final, x, initial, parameters)
+def neuron_sequence_bwd(*arguments: Any) -> operator.Made:
+    a = operator.BackwardArguments(*arguments)
+    found = _found(a.neuron, a.stored.dtype)
     if found is None:
-        return operator.neuron_sequence_bwd_reference(*given, neuron, variant, *options)
-    return neurons.backward(found, variant, *given, *options)
+        return operator.neuron_sequence_bwd_reference(*arguments)
+    return neurons.backward(found, a)
 
 
 def _steps(neuron: str, variant: int, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> neurons.Steps:

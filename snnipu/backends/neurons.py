@@ -12,6 +12,7 @@ import torch
 from snnipu._generator.neuron import MOST_PARAMETERS, MOST_STATES
 from snnipu._layout import layout
 from snnipu.backends import host, memory
+from snnipu.ops.neuron_sequence import BackwardArguments, ForwardArguments
 
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 Tensors = Sequence[Optional[torch.Tensor]]
@@ -156,92 +157,67 @@ class _Arguments:
             host._check(status, name)
 
 
-def forward(
-    neuron: Kernels,
-    variant: int,
-    x: torch.Tensor,
-    initial: Tensors,
-    parameters: Sequence[torch.Tensor],
-    num_steps: Optional[int],
-    store: int,
-    store_final: bool,
-) -> Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]:
+def forward(kernels: Kernels, a: ForwardArguments) -> Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]:
     """Spikes, states after each step (empty where not stored, by the bits of ``store``) and after the last."""
-    steps, step_shape, shape = layout(x, num_steps)
+    steps, step_shape, shape = layout(a.x, a.num_steps)
     elements = step_shape.numel()
     host._check_sizes(steps, elements)
-    like = parameters[0]
-    spk = memory.empty(x, shape)
-    states = [memory.empty(x, shape) if store >> place & 1 else x.new_empty(0) for place in range(len(initial))]
-    final = [memory.empty(like, step_shape) for _ in initial] if store_final else []
+    like = a.parameters[0]
+    spk = memory.empty(a.x, shape)
+    states = [memory.empty(a.x, shape) if a.store >> place & 1 else a.x.new_empty(0) for place in range(len(a.initial))]
+    final = [memory.empty(like, step_shape) for _ in a.initial] if a.store_final else []
     if steps and elements:
-        a = _Arguments(neuron, variant, x.dtype, steps, elements, num_steps is not None)
-        a.connect(_X, x)
-        a.connect_all(_INITIAL, [state if state is not None and state.numel() else None for state in initial])
-        a.connect_parameters(parameters)
-        a.connect(_SPK, spk)
-        a.connect_all(_STATES, [state if state.numel() else None for state in states])
-        a.connect_all(_FINAL, final)
-        a.run(neuron.forward, "neuron_sequence_fwd")
+        call = _Arguments(kernels, a.variant, a.x.dtype, steps, elements, a.num_steps is not None)
+        call.connect(_X, a.x)
+        call.connect_all(_INITIAL, [state if state is not None and state.numel() else None for state in a.initial])
+        call.connect_parameters(a.parameters)
+        call.connect(_SPK, spk)
+        call.connect_all(_STATES, [state if state.numel() else None for state in states])
+        call.connect_all(_FINAL, final)
+        call.run(kernels.forward, "neuron_sequence_fwd")
     else:
-        for state, start in zip(final, initial):
+        for state, start in zip(final, a.initial):
             state.zero_() if start is None or not start.numel() else state.copy_(start)
     memory.used(spk.nbytes + sum(state.nbytes for state in states))
     return spk, states, final
 
 
-def backward(
-    neuron: Kernels,
-    variant: int,
-    grad_spk: Optional[torch.Tensor],
-    grad_states: Tensors,
-    grad_final: Tensors,
-    x: Optional[torch.Tensor],
-    initial: Tensors,
-    parameters: Sequence[torch.Tensor],
-    num_steps: Optional[int],
-    surrogate: int,
-    surrogate_a: float,
-    surrogate_b: float,
-    need_initial: Sequence[bool],
-    need_parameters: Sequence[bool],
-    states: Optional[Sequence[torch.Tensor]] = None,
-) -> Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]:
+def backward(kernels: Kernels, a: BackwardArguments) -> Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]:
     """Gradients of x, of the states before the first step and of the parameters, empty where not needed.
 
     ``states``: those after each step, empty where the adjoint does not read them; None: computed again.
     """
-    stored = x if x is not None else next(state for state in states or () if state.numel())
-    steps, step_shape, _ = layout(stored, num_steps)
-    like = parameters[0]
+    stored = a.stored
+    steps, step_shape, _ = layout(stored, a.num_steps)
+    like = a.parameters[0]
     grad_x = memory.empty(stored, stored.shape)
-    grad_initial = [like.new_empty(step_shape) if needed else None for needed in need_initial]
-    grad_parameters = [torch.empty_like(p) if needed else None for p, needed in zip(parameters, need_parameters)]
+    grad_initial = [like.new_empty(step_shape) if needed else None for needed in a.need_initial]
+    grad_parameters = [torch.empty_like(p) if needed else None for p, needed in zip(a.parameters, a.need_parameters)]
     elements = step_shape.numel()
     if steps and elements:
-        a = _Arguments(neuron, variant, stored.dtype, steps, elements, num_steps is not None)
-        a.connect(_X, x)
-        if states is not None:
-            a.connect_all(_STATES, [state if state.numel() else None for state in states])
-        a.set_surrogate(surrogate, surrogate_a, surrogate_b)
-        a.connect_all(_INITIAL, initial)
-        a.connect_parameters(parameters)
-        for bit, grad in enumerate((grad_spk, *grad_states)):
+        call = _Arguments(kernels, a.variant, stored.dtype, steps, elements, a.num_steps is not None)
+        call.connect(_X, a.x)
+        if a.states is not None:
+            call.connect_all(_STATES, [state if state.numel() else None for state in a.states])
+        call.set_surrogate(a.surrogate, a.surrogate_a, a.surrogate_b)
+        call.connect_all(_INITIAL, a.initial)
+        call.connect_parameters(a.parameters)
+        for bit, grad in enumerate((a.grad_spk, *a.grad_states)):
             if grad is not None:
                 if grad.shape[0] > 1 and grad.stride(0) == 0:  # of a sum over time, say: the same at all steps
                     grad = grad[0]
-                    a.words[_GRAD_CONSTANT] |= 1 << bit
-                a.connect(_GRAD_STATES + bit - 1 if bit else _GRAD_SPK, grad)
-        a.connect_all(_GRAD_FINAL, grad_final)
-        a.connect(_GRAD_X, grad_x)
-        a.connect_all(_GRAD_INITIAL, grad_initial)
-        a.connect_all(_GRAD_PARAMETERS, grad_parameters)
-        a.run(neuron.backward, "neuron_sequence_bwd")
+                    call.words[_GRAD_CONSTANT] |= 1 << bit
+                call.connect(_GRAD_STATES + bit - 1 if bit else _GRAD_SPK, grad)
+        call.connect_all(_GRAD_FINAL, a.grad_final)
+        call.connect(_GRAD_X, grad_x)
+        call.connect_all(_GRAD_INITIAL, grad_initial)
+        call.connect_all(_GRAD_PARAMETERS, grad_parameters)
+        call.run(kernels.backward, "neuron_sequence_bwd")
     else:
         for gradient in (grad_x, *grad_parameters):
             if gradient is not None:
                 gradient.zero_()
-        for gradient, last in zip(grad_initial, grad_final or [None] * len(grad_initial)):
+        for gradient, last in zip(grad_initial, a.grad_final or [None] * len(grad_initial)):
             if gradient is not None:
                 gradient.zero_() if last is None or steps else gradient.copy_(last)
     memory.used(grad_x.nbytes)

@@ -19,6 +19,7 @@ from snnipu.ops._arguments import (
 from snnipu.ops._derivative import once_differentiable
 from snnipu.surrogate import Kernel, SpikeGrad
 
+Tensors = Sequence[Optional[torch.Tensor]]
 Made = Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]
 
 # For torch.jit.trace, which knows no lists of bools and none with gaps: a bit for each state that is stored, and an
@@ -33,6 +34,44 @@ _SCHEMA_BWD = (
     "float surrogate_b, bool[] need_initial, bool[] need_parameters, Tensor[]? states=None) -> "
     "(Tensor grad_x, Tensor[] grad_initial, Tensor[] grad_parameters)"
 )
+
+
+class ForwardArguments(NamedTuple):
+    """Of ``neuron_sequence_fwd``, in the order of its schema."""
+
+    x: torch.Tensor
+    initial: Tensors
+    parameters: Sequence[torch.Tensor]
+    neuron: str
+    variant: int
+    num_steps: Optional[int]
+    store: int
+    store_final: bool
+
+
+class BackwardArguments(NamedTuple):
+    """Of ``neuron_sequence_bwd``, in the order of its schema."""
+
+    grad_spk: Optional[torch.Tensor]
+    grad_states: Tensors
+    grad_final: Tensors
+    x: Optional[torch.Tensor]
+    initial: Tensors
+    parameters: Sequence[torch.Tensor]
+    neuron: str
+    variant: int
+    num_steps: Optional[int]
+    surrogate: int
+    surrogate_a: float
+    surrogate_b: float
+    need_initial: Sequence[bool]
+    need_parameters: Sequence[bool]
+    states: Optional[Sequence[torch.Tensor]] = None
+
+    @property
+    def stored(self) -> torch.Tensor:
+        """What has the shape and the dtype of x: x, or where it is not given a state after each step."""
+        return self.x if self.x is not None else next(state for state in self.states or () if state.numel())
 
 
 def spread(parameter: torch.Tensor, step_shape: torch.Size) -> torch.Tensor:
@@ -51,27 +90,21 @@ def _functions(storage: torch.dtype, kernel: Optional[Kernel] = None) -> Dict[st
     }
 
 
-def neuron_sequence_fwd_reference(
-    x: torch.Tensor,
-    initial: Sequence[Optional[torch.Tensor]],
-    parameters: Sequence[torch.Tensor],
-    neuron: str,
-    variant: int,
-    num_steps: Optional[int],
-    store: int,
-    store_final: bool,
-) -> Made:
+def neuron_sequence_fwd_reference(*arguments: Any) -> Made:
     """What ``snnipu::neuron_sequence_fwd`` computes, in plain PyTorch: the recorded step, looped."""
-    steps, step_shape, shape = layout(x, num_steps)
-    made, befores = _loop(x, initial, parameters, neuron, variant, num_steps)
-    like = parameters[0]
-    empty = x.new_empty(0)
+    a = ForwardArguments(*arguments)
+    steps, step_shape, shape = layout(a.x, a.num_steps)
+    made, befores = _loop(a.x, a.initial, a.parameters, a.neuron, a.variant, a.num_steps)
+    like = a.parameters[0]
+    empty = a.x.new_empty(0)
     if not steps:
-        states = [x.new_empty(shape) if store >> place & 1 else empty for place in range(len(initial))]
-        return x.new_empty(shape), states, [state.clone() for state in befores[0]] if store_final else []
-    rows = [torch.stack([row[place].to(x.dtype) for row in made]).reshape(shape) for place in range(1 + len(initial))]
-    final = [state.to(like.dtype).expand(step_shape).clone() for state in made[-1][1:]] if store_final else []
-    kept = [row if store >> place & 1 else x.new_empty(0) for place, row in enumerate(rows[1:])]
+        states = [a.x.new_empty(shape) if a.store >> place & 1 else empty for place in range(len(a.initial))]
+        return a.x.new_empty(shape), states, [state.clone() for state in befores[0]] if a.store_final else []
+    rows = [
+        torch.stack([row[place].to(a.x.dtype) for row in made]).reshape(shape) for place in range(1 + len(a.initial))
+    ]
+    final = [state.to(like.dtype).expand(step_shape).clone() for state in made[-1][1:]] if a.store_final else []
+    kept = [row if a.store >> place & 1 else a.x.new_empty(0) for place, row in enumerate(rows[1:])]
     return rows[0], kept, final
 
 
@@ -112,61 +145,47 @@ def _derived(
     return {id(value): spread(by_text[text], step_shape) for value, text in zip(found.steps[variant].derived, texts)}
 
 
-def neuron_sequence_bwd_reference(
-    grad_spk: Optional[torch.Tensor],
-    grad_states: Sequence[Optional[torch.Tensor]],
-    grad_final: Sequence[Optional[torch.Tensor]],
-    x: Optional[torch.Tensor],
-    initial: Sequence[Optional[torch.Tensor]],
-    parameters: Sequence[torch.Tensor],
-    neuron: str,
-    variant: int,
-    num_steps: Optional[int],
-    surrogate: int,
-    surrogate_a: float,
-    surrogate_b: float,
-    need_initial: Sequence[bool],
-    need_parameters: Sequence[bool],
-    states: Optional[Sequence[torch.Tensor]] = None,
-) -> Made:
+def neuron_sequence_bwd_reference(*arguments: Any) -> Made:
     """What ``snnipu::neuron_sequence_bwd`` computes, in plain PyTorch: the recorded adjoint, from the last step on.
 
     ``states`` are those after each step, empty where the adjoint does not read them; None: computed again from ``x``,
     which may be missing otherwise, where the adjoint does not read it.
     """
-    found, adjoint = _neurons.find(neuron), _neurons.adjoint(neuron, variant)
+    a = BackwardArguments(*arguments)
+    found, adjoint = _neurons.find(a.neuron), _neurons.adjoint(a.neuron, a.variant)
     step = adjoint.step
-    steps, step_shape, like = _saved_layout(x, num_steps, states)
-    dtype = parameters[0].dtype
-    derived = _derived(neuron, variant, parameters, step_shape)
-    texts = _neurons.derived_texts(neuron, variant)
-    zero = parameters[0].new_zeros(step_shape)
-    if states is None:
-        assert x is not None
-        _, befores = _loop(x, initial, parameters, neuron, variant, num_steps)
+    like = a.stored
+    steps, step_shape, _ = layout(like, a.num_steps)
+    dtype = a.parameters[0].dtype
+    derived = _derived(a.neuron, a.variant, a.parameters, step_shape)
+    texts = _neurons.derived_texts(a.neuron, a.variant)
+    zero = a.parameters[0].new_zeros(step_shape)
+    if a.states is None:
+        assert a.x is not None
+        _, befores = _loop(a.x, a.initial, a.parameters, a.neuron, a.variant, a.num_steps)
     else:
-        befores = [[zero if state is None else state for state in initial]]
+        befores = [[zero if state is None else state for state in a.initial]]
         rows = [
             state.to(dtype).reshape(steps, *step_shape) if state.numel() else zero.expand(steps, *step_shape)
-            for state in states
+            for state in a.states
         ]
         befores += [[row[t] for row in rows] for t in range(steps)]
-    constant = num_steps is not None
+    constant = a.num_steps is not None
 
     def row(grad: Optional[torch.Tensor], t: int) -> torch.Tensor:
         return zero if grad is None else grad.reshape(steps, *step_shape)[t].to(dtype)
 
     # Of a neuron whose output is a state, that state's gradient is the output's.
-    outside = [grad_spk if place == step.output_state else grad for place, grad in enumerate(grad_states)]
-    carry = [zero if grad is None else grad for grad in (grad_final or [None] * len(outside))]
+    outside = [a.grad_spk if place == step.output_state else grad for place, grad in enumerate(a.grad_states)]
+    carry = [zero if grad is None else grad for grad in (a.grad_final or [None] * len(outside))]
     if steps:
         carry = [value + row(grad, steps - 1) for value, grad in zip(carry, outside)]
     grad_x = [zero] * steps
     sums: Dict[str, torch.Tensor] = dict.fromkeys(found.parameters, zero)
-    functions = _functions(like.dtype, Kernel(surrogate, surrogate_a, surrogate_b))
+    functions = _functions(like.dtype, Kernel(a.surrogate, a.surrogate_a, a.surrogate_b))
     for t in range(steps - 1, -1, -1):
-        current = zero if x is None else (x[t] if not constant else x).to(dtype)
-        given = {id(adjoint.step.x): current, id(adjoint.grad_spk): row(grad_spk, t), **derived}
+        current = zero if a.x is None else (a.x[t] if not constant else a.x).to(dtype)
+        given = {id(adjoint.step.x): current, id(adjoint.grad_spk): row(a.grad_spk, t), **derived}
         seeds = [row(grad, t - 1) if t else zero for grad in outside]
         for values, tensors in (
             (step.before, befores[t]),
@@ -174,9 +193,9 @@ def neuron_sequence_bwd_reference(
             (adjoint.seeds, seeds),
         ):
             given.update((id(value), tensor) for value, tensor in zip(values, tensors))
-        if states is not None:
+        if a.states is not None:
             given.update(
-                (id(value), befores[t + 1][number]) for number, value in adjoint.kept if states[number].numel()
+                (id(value), befores[t + 1][number]) for number, value in adjoint.kept if a.states[number].numel()
             )
         results = _generator.evaluate([adjoint.grad_x, *adjoint.grad_before, *adjoint.grad_derived], given, **functions)
         results = [zero if result is None else result.expand(step_shape) for result in results]
@@ -188,7 +207,7 @@ def neuron_sequence_bwd_reference(
         whole = torch.stack(grad_x[::-1]).sum(0).to(like.dtype).reshape(step_shape)
     else:
         whole = torch.stack(grad_x).to(like.dtype) if steps else torch.zeros_like(like)
-    empty = parameters[0].new_empty(0)
+    empty = a.parameters[0].new_empty(0)
 
     def reduced(total: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         if like.numel() == 1:
@@ -197,63 +216,31 @@ def neuron_sequence_bwd_reference(
 
     return (
         whole,
-        [value.clone() if needed else empty for value, needed in zip(carry, need_initial)],
+        [value.clone() if needed else empty for value, needed in zip(carry, a.need_initial)],
         [
             reduced(sums[text], p) if needed else empty
-            for text, p, needed in zip(found.parameters, parameters, need_parameters)
+            for text, p, needed in zip(found.parameters, a.parameters, a.need_parameters)
         ],
     )
 
 
-def _saved_layout(
-    x: Optional[torch.Tensor], num_steps: Optional[int], states: Optional[Sequence[torch.Tensor]]
-) -> Tuple[int, torch.Size, torch.Tensor]:
-    """Number of steps, shape of a step, and a tensor of the gradients' dtype, from what a backward pass gets."""
-    like = x if x is not None else next(state for state in states or () if state.numel())
-    steps, step_shape, _ = layout(like, num_steps)
-    return steps, step_shape, like
-
-
-def _fwd_meta(
-    x: torch.Tensor,
-    initial: Sequence[Optional[torch.Tensor]],
-    parameters: Sequence[torch.Tensor],
-    neuron: str,
-    variant: int,
-    num_steps: Optional[int],
-    store: int,
-    store_final: bool,
-) -> Made:
-    _, step_shape, shape = layout(x, num_steps)
+def _fwd_meta(*arguments: Any) -> Made:
+    a = ForwardArguments(*arguments)
+    _, step_shape, shape = layout(a.x, a.num_steps)
     return (
-        x.new_empty(shape),
-        [x.new_empty(shape if store >> place & 1 else 0) for place in range(len(initial))],
-        [parameters[0].new_empty(step_shape) for _ in initial] if store_final else [],
+        a.x.new_empty(shape),
+        [a.x.new_empty(shape if a.store >> place & 1 else 0) for place in range(len(a.initial))],
+        [a.parameters[0].new_empty(step_shape) for _ in a.initial] if a.store_final else [],
     )
 
 
-def _bwd_meta(
-    grad_spk: Optional[torch.Tensor],
-    grad_states: Sequence[Optional[torch.Tensor]],
-    grad_final: Sequence[Optional[torch.Tensor]],
-    x: Optional[torch.Tensor],
-    initial: Sequence[Optional[torch.Tensor]],
-    parameters: Sequence[torch.Tensor],
-    neuron: str,
-    variant: int,
-    num_steps: Optional[int],
-    surrogate: int,
-    surrogate_a: float,
-    surrogate_b: float,
-    need_initial: Sequence[bool],
-    need_parameters: Sequence[bool],
-    states: Optional[Sequence[torch.Tensor]] = None,
-) -> Made:
-    like, (steps, step_shape, stored) = parameters[0], _saved_layout(x, num_steps, states)
+def _bwd_meta(*arguments: Any) -> Made:
+    a = BackwardArguments(*arguments)
+    like, (steps, step_shape, _) = a.parameters[0], layout(a.stored, a.num_steps)
     return (
-        stored.new_empty(step_shape if num_steps is not None else (steps, *step_shape)),
-        [like.new_empty(step_shape if needed else 0) for needed in need_initial],
-        [like.new_empty(p.shape if needed else 0) for p, needed in zip(parameters, need_parameters)],
+        a.stored.new_empty(step_shape if a.num_steps is not None else (steps, *step_shape)),
+        [like.new_empty(step_shape if needed else 0) for needed in a.need_initial],
+        [like.new_empty(p.shape if needed else 0) for p, needed in zip(a.parameters, a.need_parameters)],
     )
 
 

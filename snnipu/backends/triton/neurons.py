@@ -15,6 +15,7 @@ from snnipu.backends import triton as backend
 from snnipu.backends.host import _upstream
 from snnipu.backends.triton.sequence import _constants, _geometry, _reduced
 from snnipu.ops import _neurons
+from snnipu.ops.neuron_sequence import BackwardArguments, ForwardArguments
 
 Tensors = Sequence[Optional[torch.Tensor]]
 Made = Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]
@@ -117,32 +118,24 @@ def _launch_forward(
         )
 
 
-def neuron_sequence_fwd(
-    x: torch.Tensor,
-    initial: Tensors,
-    parameters: Sequence[torch.Tensor],
-    neuron: str,
-    variant: int,
-    num_steps: Optional[int],
-    store: int,
-    store_final: bool,
-) -> Made:
+def neuron_sequence_fwd(*arguments: Any) -> Made:
     """CUDA kernel of ``snnipu::neuron_sequence_fwd``."""
-    steps, step_shape, shape = layout(x, num_steps)
+    a = ForwardArguments(*arguments)
+    steps, step_shape, shape = layout(a.x, a.num_steps)
     elements = step_shape.numel()
-    like = parameters[0]
-    initial = [state if state is not None and state.numel() else None for state in initial]
-    spk = x.new_empty(shape)
-    states = [x.new_empty(shape if store >> place & 1 else 0) for place in range(len(initial))]
-    final = [like.new_empty(step_shape) for _ in initial] if store_final else []
+    like = a.parameters[0]
+    initial = [state if state is not None and state.numel() else None for state in a.initial]
+    spk = a.x.new_empty(shape)
+    states = [a.x.new_empty(shape if a.store >> place & 1 else 0) for place in range(len(initial))]
+    final = [like.new_empty(step_shape) for _ in initial] if a.store_final else []
     if elements and steps:
         _launch_forward(
-            neuron,
-            variant,
-            x.contiguous(),
+            a.neuron,
+            a.variant,
+            a.x.contiguous(),
             _contiguous(initial),
-            [parameter.contiguous() for parameter in parameters],
-            num_steps is not None,
+            [parameter.contiguous() for parameter in a.parameters],
+            a.num_steps is not None,
             (steps, elements),
             spk,
             [state if state.numel() else None for state in states],
@@ -154,68 +147,53 @@ def neuron_sequence_fwd(
     return spk, states, final
 
 
-def neuron_sequence_bwd(
-    grad_spk: Optional[torch.Tensor],
-    grad_states: Tensors,
-    grad_final: Tensors,
-    x: Optional[torch.Tensor],
-    initial: Tensors,
-    parameters: Sequence[torch.Tensor],
-    neuron: str,
-    variant: int,
-    num_steps: Optional[int],
-    surrogate: int,
-    surrogate_a: float,
-    surrogate_b: float,
-    need_initial: Sequence[bool],
-    need_parameters: Sequence[bool],
-    states: Optional[Sequence[torch.Tensor]] = None,
-) -> Made:
+def neuron_sequence_bwd(*arguments: Any) -> Made:
     """CUDA kernel of ``snnipu::neuron_sequence_bwd``.
 
     Without ``states`` the forward kernel writes once more those that the adjoint reads, for as long as this call takes:
     the recurrence runs backward from the last step, and registers do not hold a sequence.
     """
-    given = None if states is None else [state.contiguous() if state.numel() else None for state in states]
-    if x is None:
-        # Its shape and dtype: the adjoint does not read it.
-        x = next(state for state in given or () if state is not None)
-    steps, step_shape, _ = layout(x, num_steps)
+    a = BackwardArguments(*arguments)
+    x = a.stored  # what is not x is not read in its place
+    given = None if a.states is None else [state.contiguous() if state.numel() else None for state in a.states]
+    steps, step_shape, _ = layout(x, a.num_steps)
     elements = step_shape.numel()
-    parameters = [parameter.contiguous() for parameter in parameters]
+    parameters = [parameter.contiguous() for parameter in a.parameters]
     like, empty = parameters[0], parameters[0].new_empty(0)
-    ends: Tensors = list(grad_final) or [None] * len(initial)
+    ends: Tensors = list(a.grad_final) or [None] * len(a.initial)
     grad_x = x.new_empty(x.shape)
-    grad_initial = [like.new_empty(step_shape if needed else 0) for needed in need_initial]
+    grad_initial = [like.new_empty(step_shape if needed else 0) for needed in a.need_initial]
     if not (elements and steps):
         for gradient, end in zip(grad_initial, ends):
             gradient.zero_()
             if gradient.numel() and end is not None:
                 gradient.copy_(end)
-        gradients = [torch.zeros_like(p) if needed else empty for p, needed in zip(parameters, need_parameters)]
+        gradients = [torch.zeros_like(p) if needed else empty for p, needed in zip(parameters, a.need_parameters)]
         return grad_x.zero_(), grad_initial, gradients
-    kernels = _kernels(neuron)
-    learns = any(need_parameters)
-    read, read_x = _reads(neuron, variant, learns)
-    x, initial, ends = x.contiguous(), _contiguous(initial), _contiguous(ends)
-    constant_input = num_steps is not None
+    kernels = _kernels(a.neuron)
+    learns = any(a.need_parameters)
+    read, read_x = _reads(a.neuron, a.variant, learns)
+    x, initial, ends = x.contiguous(), _contiguous(a.initial), _contiguous(ends)
+    constant_input = a.num_steps is not None
     kept = [like.new_empty(steps, elements) if s in read else None for s in range(len(initial))]
     if given is not None and all(given[s] is not None for s in read):
         kept = [state if s in read else None for s, state in enumerate(given)]
+    elif a.x is None:
+        raise ValueError("x must be given to snnipu::neuron_sequence_bwd where a state that it reads is not")
     elif read:
         sizes = (steps, elements)
-        _launch_forward(neuron, variant, x, initial, parameters, constant_input, sizes, None, kept, [])
+        _launch_forward(a.neuron, a.variant, x, initial, parameters, constant_input, sizes, None, kept, [])
     # Of a neuron whose output is a state, that state's gradient is the output's.
-    output = kernels.neuron.steps[variant].output_state
-    upstream = [_upstream(grad_spk if place == output else grad) for place, grad in enumerate(grad_states)]
-    spk, spk_constant = _upstream(None if output is not None else grad_spk)
+    output = kernels.neuron.steps[a.variant].output_state
+    upstream = [_upstream(a.grad_spk if place == output else grad) for place, grad in enumerate(a.grad_states)]
+    spk, spk_constant = _upstream(None if output is not None else a.grad_spk)
     device = backend.check_launch(x, spk, *(grad for grad, _ in upstream), *ends, *initial, *parameters)
     streams = 1 + read_x + len(read) + sum(grad is not None for grad, _ in upstream)
     programs, options = _options(elements, like if x.element_size() < like.element_size() else x, streams)
     counts = [parameter.numel() for parameter in parameters]
     per_element = max(counts) > 1
-    sums = [like.new_empty(elements if per_element else programs) if needed else None for needed in need_parameters]
-    p_high, p_low, q_high, q_low = _constants(surrogate, surrogate_a, surrogate_b)
+    sums = [like.new_empty(elements if per_element else programs) if needed else None for needed in a.need_parameters]
+    p_high, p_low, q_high, q_low = _constants(a.surrogate, a.surrogate_a, a.surrogate_b)
     tensors = {
         "x": x,
         "grad_spk": x if spk is None else spk,
@@ -239,10 +217,10 @@ def neuron_sequence_bwd(
     with backend.on_device(device):
         kernels.backward[(programs,)](
             *(tensors[argument] for argument in backward_arguments(kernels.neuron)),
-            VARIANT=variant,
+            VARIANT=a.variant,
             PER_ELEMENT=per_element,
             CONSTANT_INPUT=constant_input,
-            SURROGATE=surrogate,
+            SURROGATE=a.surrogate,
             PARAMETERS=learns,
             READ_X=read_x,
             HAS_GRAD_SPK=spk is not None,
@@ -252,8 +230,8 @@ def neuron_sequence_bwd(
             **_numbered("HAS_UPSTREAM", [grad is not None for grad, _ in upstream]),
             **_numbered("ROWS", [int(not constant) for _, constant in upstream]),
             **_numbered("HAS_FINAL", [grad is not None for grad in ends]),
-            **_numbered("NEED_INITIAL", [bool(needed) for needed in need_initial]),
-            **_numbered("NEED", [bool(needed) for needed in need_parameters][:names]),
+            **_numbered("NEED_INITIAL", [bool(needed) for needed in a.need_initial]),
+            **_numbered("NEED", [bool(needed) for needed in a.need_parameters][:names]),
             **options,
             **backend.fused(),
         )
