@@ -12,7 +12,7 @@ import torch
 from snnipu._generator.neuron import MOST_PARAMETERS, MOST_STATES
 from snnipu._layout import layout
 from snnipu.backends import host, memory
-from snnipu.ops.neuron_sequence import BackwardArguments, ForwardArguments
+from snnipu.ops.neuron_sequence import BackwardArguments, Constants, ForwardArguments
 
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 Tensors = Sequence[Optional[torch.Tensor]]
@@ -143,6 +143,11 @@ class _Arguments:
             place += 1
 
     def connect_parameters(self, parameters: Sequence[torch.Tensor]) -> None:
+        if isinstance(parameters, Constants):
+            count = len(parameters)
+            self.words[_PARAMETERS : _PARAMETERS + count] = parameters.pointers
+            self.words[_PARAMETER_SIZES : _PARAMETER_SIZES + count] = parameters.sizes
+            return
         for place, parameter in enumerate(parameters):
             self.connect(_PARAMETERS + place, parameter)
             self.words[_PARAMETER_SIZES + place] = parameter.numel()
@@ -178,7 +183,7 @@ def forward(kernels: Kernels, a: ForwardArguments) -> Tuple[torch.Tensor, List[t
     else:
         for state, start in zip(final, a.initial):
             state.zero_() if start is None or not start.numel() else state.copy_(start)
-    memory.used(spk.nbytes + sum(state.nbytes for state in states))
+    memory.used(spk.nbytes * (1 + bin(a.store).count("1")))
     return spk, states, final
 
 

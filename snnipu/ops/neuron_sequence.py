@@ -1,5 +1,6 @@
 """Any neuron of ``snnipu.equations`` over a sequence: schema, meta, autograd, reference."""
 
+from array import array
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -71,7 +72,12 @@ class BackwardArguments(NamedTuple):
     @property
     def stored(self) -> torch.Tensor:
         """What has the shape and the dtype of x: x, or where it is not given a state after each step."""
-        return self.x if self.x is not None else next(state for state in self.states or () if state.numel())
+        if self.x is not None:
+            return self.x
+        for state in self.states or ():
+            if state.numel():
+                return state
+        raise ValueError("x must be given to snnipu::neuron_sequence_bwd where no state is")
 
 
 def spread(parameter: torch.Tensor, step_shape: torch.Size) -> torch.Tensor:
@@ -370,14 +376,21 @@ class Results(NamedTuple):
     final: Optional[List[torch.Tensor]]
 
 
-# What is made of numbers alone: by neuron, variant, compute dtype, and the numbers with their dtypes.
-_CONSTANTS: Dict[Tuple[Any, ...], List[torch.Tensor]] = {}
+class Constants(List[torch.Tensor]):
+    """Parameters made of numbers alone, which nobody may write into, and where they are."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__(tensors)
+        self.pointers = array("q", [tensor.data_ptr() for tensor in tensors])
+        self.sizes = array("q", [1] * len(tensors))
+
+
+# By neuron, variant, compute dtype, and the numbers with their dtypes.
+_CONSTANTS: Dict[Tuple[Any, ...], Constants] = {}
 _MOST_CONSTANTS = 256
 
 
-def constants(
-    plan: _neurons.Plan, parameters: Mapping[str, Parameter], dtype: torch.dtype
-) -> Optional[List[torch.Tensor]]:
+def constants(plan: _neurons.Plan, parameters: Mapping[str, Parameter], dtype: torch.dtype) -> Optional[Constants]:
     """What kernels on a CPU take for parameters that are all numbers and do not learn; None for others.
 
     They are shared: nobody may write into them. To make them takes several times as long as a small step.
@@ -400,12 +413,14 @@ def constants(
             one = torch.ones((), dtype=dtype, device="cpu")
             derived = plan.derive(parameters, one) or [one]
             # Never the parameters themselves, which may change.
-            found = _CONSTANTS[tuple(key)] = [
-                value.to(dtype, copy=True)
-                if isinstance(value, torch.Tensor)
-                else torch.tensor(value, dtype=dtype, device="cpu")
-                for value in derived
-            ]
+            found = _CONSTANTS[tuple(key)] = Constants(
+                [
+                    value.to(dtype, copy=True)
+                    if isinstance(value, torch.Tensor)
+                    else torch.tensor(value, dtype=dtype, device="cpu")
+                    for value in derived
+                ]
+            )
     return found
 
 
