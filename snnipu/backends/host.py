@@ -218,7 +218,7 @@ def lif_sequence_fwd(
         _check(status, "lif_sequence_fwd")
     elif store_last:
         last = beta.new_zeros(step_shape) if mem0 is None else mem0.clone()
-    memory.used(spk.nbytes + mem.nbytes)
+    memory.used(spk, mem)
     return spk, mem, pre_reset, last
 
 
@@ -308,7 +308,7 @@ def lif_sequence_bwd(
                 output.zero_()
         if grad_mem0 is not None and grad_last is not None and not steps:
             grad_mem0.copy_(grad_last)
-    memory.used(grad_x.nbytes)
+    memory.used(grad_x)
     empty = beta.new_empty(0)
     gradients = [empty if output is None else output for output in outputs[1:]]
     return (grad_x, gradients[0], gradients[1], gradients[2], gradients[3])

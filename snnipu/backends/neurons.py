@@ -137,7 +137,7 @@ def forward(
     else:
         for state, start in zip(final, initial):
             state.zero_() if start is None else state.copy_(start)
-    memory.used(spk.nbytes + sum(state.nbytes for state in states))
+    memory.used(spk, *states)
     return spk, states, final
 
 
@@ -193,7 +193,7 @@ def backward(
         for gradient, last in zip(grad_initial, grad_final or [None] * len(grad_initial)):
             if gradient is not None:
                 gradient.zero_() if last is None or steps else gradient.copy_(last)
-    memory.used(grad_x.nbytes)
+    memory.used(grad_x)
     empty = like.new_empty(0)
     return (
         grad_x,

@@ -179,7 +179,7 @@ class Leaky(FusedNeuron, snntorch.Leaky):
                 (None if fresh else state,),
                 (self.beta, self.threshold, self.graded_spikes_factor),
                 surrogate.kernel.plain(),
-                (RESET_MECHANISMS[self._reset_mechanism], self.reset_delay),
+                (RESET_MECHANISMS[self.reset_mechanism], self.reset_delay),
                 "it has hooks" if is_hooked(self) else "",
             )
             self._last_step = ("compiled", None)
@@ -230,7 +230,7 @@ class Leaky(FusedNeuron, snntorch.Leaky):
             (state,),
             (self.beta, self.threshold, self.graded_spikes_factor),
             (*kernel,),
-            (RESET_MECHANISMS[self._reset_mechanism], self.reset_delay),
+            (RESET_MECHANISMS[self.reset_mechanism], self.reset_delay),
             "",
         )
         object.__setattr__(self, "mem", after)  # what nn.Module's does in the end, after much to trace
