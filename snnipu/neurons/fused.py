@@ -248,6 +248,8 @@ class FusedNeuron(snntorch.SpikingNeuron):
         if made is None:
             if isinstance(input_, torch.Tensor) and self._replaced():
                 self._say_slow()
+            if self.inhibition and leaves.tracing():
+                return leaves.apart(super().forward, input_, *states, **named)  # TorchDynamo fails at its indices
             return super().forward(input_, *states, **named)
         return made
 

@@ -169,6 +169,8 @@ class Leaky(FusedNeuron, snntorch.Leaky):
             if not fuses and self._replaced():
                 self._say_slow()
             self.mem = state
+            if self.inhibition and leaves.tracing():
+                return leaves.apart(super(FusedNeuron, self).forward, input_)  # TorchDynamo fails at its indices
             return super(FusedNeuron, self).forward(input_)  # snnTorch's
         dtype = torch.float32 if dtype in _LOW_PRECISION else dtype
         current = input_ if input_.dtype == dtype else input_.to(dtype)
