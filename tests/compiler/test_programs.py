@@ -21,7 +21,7 @@ def _close(found, expected, atol):
 
 
 def _rounding(gradients, exact):
-    """What gradients may differ by: norms of samples that hardly vary multiply them by 1000, and sums of such cancel."""
+    """What gradients may differ by: norms of samples that hardly vary multiply them by 1000, and their sums cancel."""
     largest = max((float(one.abs().max()) for one in gradients if one is not None and one.numel()), default=0.0)
     return 1e-5 if exact else max(1e-5, 2.0**-22 * largest)
 
