@@ -178,7 +178,7 @@ def sparse_conv_lif_sequence_fwd(
             status = _call("sparse_conv_select", weight.dtype, kept, *pointers, made, rotate, torch.get_num_threads())
             host._check(status, "sparse_conv_select")
     ids_out, values_out, counts_out, dropped, slot_mem, fired = out
-    memory.used(ids_out.nbytes + values_out.nbytes + mem.nbytes)
+    memory.used(ids_out, values_out, mem)
     return ids_out, values_out, counts_out, dropped, slot_mem, fired, mem
 
 

@@ -417,7 +417,7 @@ def sparse_lif_sequence_fwd(
             pointers = (ids_out, counts_out, carried, slot_mem) if done else (None,) * 4
             size = slot_mem.shape[2] if slot_mem is not None else 0
             _call("slot_membranes", weight.dtype, kept, *map(host._pointer, pointers), size, torch.get_num_threads())
-    memory.used(ids_out.nbytes + values_out.nbytes + mem.nbytes)
+    memory.used(ids_out, values_out, mem)
     return ids_out, values_out, counts_out, dropped, slot_mem, fired, mem
 
 

@@ -289,10 +289,10 @@ def empty(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return _blocks.empty(like, shape)
 
 
-def used(nbytes: int) -> None:
-    """Operators tell what their results take: from time to time the heap is held to its limit."""
+def used(*made: torch.Tensor) -> None:
+    """Operators tell what their results are: from time to time the heap is held to its limit."""
     if _heap is not None:
-        _heap.used(nbytes)
+        _heap.used(sum(one.numel() * one.element_size() for one in made))
 
 
 def kept_memory() -> Optional[int]:

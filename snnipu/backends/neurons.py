@@ -183,7 +183,7 @@ def forward(kernels: Kernels, a: ForwardArguments) -> Tuple[torch.Tensor, List[t
     else:
         for state, start in zip(final, a.initial):
             state.zero_() if start is None or not start.numel() else state.copy_(start)
-    memory.used(spk.nbytes * (1 + bin(a.store).count("1")))
+    memory.used(spk, *states)
     return spk, states, final
 
 
@@ -225,7 +225,7 @@ def backward(kernels: Kernels, a: BackwardArguments) -> Tuple[torch.Tensor, List
         for gradient, last in zip(grad_initial, a.grad_final or [None] * len(grad_initial)):
             if gradient is not None:
                 gradient.zero_() if last is None or steps else gradient.copy_(last)
-    memory.used(grad_x.nbytes)
+    memory.used(grad_x)
     empty = like.new_empty(0)
     return (
         grad_x,

@@ -1,7 +1,9 @@
 """Correctness gates: what a contender computed against what it should have computed."""
 
+import contextlib
+import warnings
 from dataclasses import dataclass, field
-from typing import Dict, Iterable, Sequence, Tuple
+from typing import Dict, Iterable, Iterator, Sequence, Tuple
 
 import torch
 
@@ -148,3 +150,22 @@ def check_training(
         detail=f"loss error {loss_error:.1e}, gradient error {gradient_error:.1e} (allowed: {tolerance:.0e})",
         errors={"loss_error": loss_error, "gradient_error": gradient_error},
     )
+
+
+def both(first: Check, second: Check, how: str) -> Check:
+    """Two gates of the same results as one; ``how``: what is different in the second."""
+    return Check(
+        passed=first.passed and second.passed,
+        against=first.against,
+        detail=f"{first.detail}; {how}: {second.detail}",
+        errors={key: max(value, second.errors.get(key, value)) for key, value in first.errors.items()},
+    )
+
+
+@contextlib.contextmanager
+def without_onednn() -> Iterator[None]:
+    """PyTorch's own convolutions, which sum up a gradient in blocks of bounded size, on a CPU."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch speaks of TF32 on Intel's GPUs
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield

@@ -194,6 +194,9 @@ class LoopNetwork:
         loss: of the record and the input; ``batched`` is the same in one call where the loop's has one for each step.
         tolerance: of the loss and of each gradient. Neurons round as snnTorch's do; the order of sums over steps and
             samples is free.
+        terms: how many terms the longest sum of a gradient has that PyTorch's convolutions may make in one accumulator,
+            which then rounds more than that: about 2**-24 times the square root of their number (Higham and Mary,
+            A new approach to probabilistic rounding error analysis, 2019). 0: no convolution sums so many.
     """
 
     title: str
@@ -202,6 +205,11 @@ class LoopNetwork:
     loss: Loss
     batched: Loss
     tolerance: float = 1e-5
+    terms: Callable[[int, int], int] = lambda steps, batch: 0
+
+    def rounding(self, steps: int, batch: int) -> float:
+        """What gradients may differ by where oneDNN adds up the steps and samples of a call one after another."""
+        return float(max(self.tolerance, 2.0**-24 * self.terms(steps, batch) ** 0.5))
 
 
 def _steps_loss(mem_rec: Record, x: torch.Tensor) -> torch.Tensor:
@@ -242,6 +250,7 @@ NETWORKS: Dict[str, LoopNetwork] = {
         lambda steps, batch: (batch, 1, 28, 28),
         _follow,
         _follow,
+        terms=lambda steps, batch: steps * batch * 28 * 28,
     ),
     "deep": LoopNetwork("784-N-N/2-10, Synaptic, Alpha and RLeaky", DeepNet, _flat, *_STEPS),
 }

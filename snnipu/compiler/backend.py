@@ -18,10 +18,15 @@ from snnipu.ops import leaves
 
 _LOG = logging.getLogger("snnipu.compiler")
 _OPTIONS = ("then",)
-# The first whose TorchDynamo looks into PyTorch's own modules.
-OLDEST = (2, 5)
+# Before, TorchDynamo has no guard on a method that an instance replaces, and takes numbers of modules for sizes.
+OLDEST = (2, 9)
 # What a graph that was not understood does: it runs as it was; tests want the error.
 strict = False
+
+
+def version() -> Tuple[int, ...]:
+    """PyTorch's, its first two numbers."""
+    return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
 
 def enable() -> None:
@@ -32,24 +37,24 @@ def enable() -> None:
     """
     if leaves.enabled:
         return
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if version < OLDEST:
+    if version() < OLDEST:
         raise RuntimeError(
-            f"the backend snnipu needs PyTorch {OLDEST[0]}.{OLDEST[1]} or later, whose torch.compile shows the "
-            f"parameters of modules; this is {torch.__version__}. MultiStep runs with any"
+            f"the backend snnipu needs PyTorch {OLDEST[0]}.{OLDEST[1]} or later: torch.compile of earlier ones "
+            f"does not see all that a neuron's step depends on; this is {torch.__version__}. MultiStep runs with any"
         )
-    from torch._dynamo import allow_in_graph, decorators, disable
+    from torch._dynamo import allow_in_graph, config, disable
+    from torch._dynamo.decorators import substitute_in_graph
 
     for step in leaves.SEQUENCES:
         allow_in_graph(step)
-    if hasattr(decorators, "substitute_in_graph"):
-        allow_in_graph(reset.reset_others)
-        decorators.substitute_in_graph(snntorch.utils.reset, skip_signature_check=True)(reset.reset)
-    else:
-        snntorch.utils.reset = disable(snntorch.utils.reset)
+    allow_in_graph(reset.reset_others)
+    substitute_in_graph(snntorch.utils.reset, skip_signature_check=True)(reset.reset)
+    leaves.apart = disable(leaves.apart)
     # TorchDynamo makes wrong calls of weak references.
     for name in ("__len__", "__getitem__", "__setitem__"):
         setattr(WeakInstances, name, disable(getattr(WeakInstances, name)))
+    # Else a hook that is registered after compilation is not called. The guards cost no time that can be measured.
+    config.skip_nnmodule_hook_guards = False
     leaves.enabled = True
 
 

@@ -164,7 +164,8 @@ class FusedNeuron(snntorch.SpikingNeuron):
         function = getattr(self, "state_function", None)
         if function is not None and self.stock_parts and not names:
             expected = self.stock_parts[_STATE_FUNCTIONS[RESET_MECHANISMS[self._reset_mechanism]]]
-            if getattr(function, "__func__", None) is not expected:
+            # TorchDynamo knows a bound method's code before PyTorch 2.9, too.
+            if getattr(function, "__code__", None) is not expected.__code__:
                 names.append("state_function")
         for name in self._parameters_of_equation():
             # A parametrization's property gives the same value in every step; any other may look at the state.
@@ -251,6 +252,8 @@ class FusedNeuron(snntorch.SpikingNeuron):
         if made is None:
             if isinstance(input_, torch.Tensor) and self._replaced():
                 self._say_slow()
+            if self.inhibition and leaves.tracing():
+                return leaves.apart(super().forward, input_, *states, **named)  # TorchDynamo fails at its indices
             return super().forward(input_, *states, **named)
         return made
 

@@ -165,6 +165,8 @@ class Leaky(FusedNeuron, snntorch.Leaky):
             if not fuses and self._replaced():
                 self._say_slow()
             self.mem = state
+            if self.inhibition and leaves.tracing():
+                return leaves.apart(super(FusedNeuron, self).forward, input_)  # TorchDynamo fails at its indices
             return super(FusedNeuron, self).forward(input_)  # snnTorch's
         dtype = torch.float32 if dtype in _LOW_PRECISION else dtype
         current = input_ if input_.dtype == dtype else input_.to(dtype)
@@ -175,7 +177,7 @@ class Leaky(FusedNeuron, snntorch.Leaky):
                 (None if fresh else state,),
                 (self.beta, self.threshold, self.graded_spikes_factor),
                 surrogate.kernel.plain(),
-                (RESET_MECHANISMS[self._reset_mechanism], self.reset_delay),
+                (RESET_MECHANISMS[self.reset_mechanism], self.reset_delay),
                 "it has hooks" if is_hooked(self) else "",
             )
             self._last_step = ("compiled", None)
@@ -226,7 +228,7 @@ class Leaky(FusedNeuron, snntorch.Leaky):
             (state,),
             (self.beta, self.threshold, self.graded_spikes_factor),
             (*kernel,),
-            (RESET_MECHANISMS[self._reset_mechanism], self.reset_delay),
+            (RESET_MECHANISMS[self.reset_mechanism], self.reset_delay),
             "",
         )
         object.__setattr__(self, "mem", after)  # what nn.Module's does in the end, after much to trace

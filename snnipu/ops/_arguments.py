@@ -12,13 +12,14 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 # PyTorch 2.1 is the first that can tell.
 _is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None)
-# Who looks at PyTorch's operators: modes, tracers, profilers.
-_WATCHERS = tuple(
+# Who takes PyTorch's operators for something else: modes, transforms, tracers.
+_INTERPRETERS = tuple(
     getattr(torch._C, name)
     for name in ("_len_torch_dispatch_stack", "_are_functorch_transforms_active", "_get_tracing_state")
     if hasattr(torch._C, name)
 )
-_WATCHERS = (*_WATCHERS, torch.autograd._profiler_enabled)
+# And who only looks at them.
+_WATCHERS = (*_INTERPRETERS, torch.autograd._profiler_enabled)
 
 
 def is_compiling() -> bool:
@@ -26,14 +27,15 @@ def is_compiling() -> bool:
     return _is_compiling is not None and bool(_is_compiling())
 
 
-def is_direct(x: torch.Tensor) -> bool:
+def is_direct(x: torch.Tensor, dispatched: bool = False) -> bool:
     """Whether nothing stands between a call with ``x`` and a CPU's memory: no watcher, no other kind of tensor.
 
     Then kernels may be called without PyTorch's dispatcher, which takes as long for lists of tensors as a small kernel.
+    ``dispatched``: they are called by the dispatcher, and a profiler sees them.
     """
     if is_compiling() or type(x) not in PLAIN or not x.is_cpu:
         return False
-    return not any(watcher() for watcher in _WATCHERS)
+    return not any(watcher() for watcher in (_INTERPRETERS if dispatched else _WATCHERS))
 
 
 def is_autocast() -> bool:

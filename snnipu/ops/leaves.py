@@ -39,6 +39,11 @@ def tracing() -> bool:
     return enabled and torch._guards.TracingContext.try_get() is not None
 
 
+def apart(function: Any, *args: Any, **keywords: Any) -> Any:
+    """Call ``function``, into which ``snnipu.compiler`` does not let TorchDynamo look: the graph ends there."""
+    return function(*args, **keywords)
+
+
 # Neurons whose step was traced in full, and by whom: the guards of that trace are there.
 _known: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 

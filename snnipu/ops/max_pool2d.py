@@ -123,7 +123,7 @@ def max_pool2d(
     """``F.max_pool2d``: the same numbers and gradients, by our kernel where there is one for ``x`` as it lies."""
     w = None
     if (
-        is_direct(x)
+        is_direct(x, dispatched=True)
         and "CPU" in _library.REGISTERED["max_pool2d_fwd"]
         and x.dtype in (torch.float32, torch.float64)
         and x.dim() == 4

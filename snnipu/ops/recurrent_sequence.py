@@ -200,10 +200,10 @@ class Means(NamedTuple):
 
     steps: Callable[..., _Steps]
     empty: Callable[[torch.Tensor, Sequence[int]], torch.Tensor]  # ``tensor.new_empty(shape)``
-    used: Callable[[int], None]  # told the bytes of the results
+    used: Callable[..., None]  # told the results
 
 
-_REFERENCE = Means(_ReferenceSteps, torch.Tensor.new_empty, lambda size: None)
+_REFERENCE = Means(_ReferenceSteps, torch.Tensor.new_empty, lambda *made: None)
 
 
 class ForwardArguments(NamedTuple):
@@ -288,7 +288,7 @@ def forward_by(means: Means, *arguments: Any) -> MadeForward:
     final = []
     if a.store_final:
         final = [like.new_zeros(step_shape) if state is None else state.clone() for state in before]
-    means.used(spk.nbytes + sum(state.nbytes for state in states) + incoming.nbytes)
+    means.used(spk, *states, incoming)
     return spk, states, final, incoming
 
 

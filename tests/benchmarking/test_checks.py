@@ -5,11 +5,13 @@ import torch
 
 from snnipu.benchmarking.checks import (
     Tolerance,
+    both,
     check_layer,
     check_network,
     check_training,
     relative_error,
     tolerance_for,
+    without_onednn,
 )
 
 EXACT = Tolerance(flips=0.0, gradient=1e-5)
@@ -98,6 +100,24 @@ def test_training():
     assert check_training(loss, gradients, torch.tensor(2.0), gradients, 1e-5, "it").passed
     assert not check_training(loss * 1.001, gradients, loss, gradients, 1e-5, "it").passed
     assert not check_training(loss, [gradients[0], gradients[1] * 1.001], loss, gradients, 1e-5, "it").passed
+
+
+def test_two_gates_as_one():
+    loss, gradients = torch.tensor([2.0]), [torch.ones(3)]
+    good = check_training(loss, gradients, loss, gradients, 1e-5, "it")
+    bad = check_training(loss, [gradients[0] * 1.001], loss, gradients, 1e-5, "it")
+    assert both(good, good, "else").passed
+    for check in (both(good, bad, "else"), both(bad, good, "else")):
+        assert not check.passed
+        assert check.errors["gradient_error"] == bad.errors["gradient_error"]
+        assert "else: loss error" in check.detail
+
+
+def test_without_onednn_puts_it_back():
+    before = torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()
+    with without_onednn():
+        assert not torch._C._get_mkldnn_enabled()
+    assert torch._C._get_mkldnn_enabled() == before
 
 
 def test_network(layer):

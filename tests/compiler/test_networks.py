@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 from snntorch import utils
-from support.versions import NO_COMPILE
+from support.versions import needs_backend
 from torch import nn
 
 import snnipu as snn
@@ -18,13 +18,7 @@ from snnipu.compiler import backend
 from snnipu.neurons import multistep
 from snnipu.ops import leaves
 
-pytestmark = [
-    pytest.mark.skipif(NO_COMPILE is not None, reason=str(NO_COMPILE)),
-    pytest.mark.skipif(
-        tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < backend.OLDEST,
-        reason="the backend refuses this PyTorch",
-    ),
-]
+pytestmark = needs_backend
 
 
 @pytest.fixture(autouse=True)
@@ -297,6 +291,53 @@ def test_a_hooked_neuron_is_called_step_by_step():
     for a, b in zip(seen[:4], seen[4:]):
         assert torch.equal(a, b)
     assert [(neuron.rolled, neuron.why_not) for neuron in watched.neurons] == [(False, "it has hooks"), (True, "")]
+
+
+def _twice(module, args, out):
+    return tuple(2 * one for one in out) if isinstance(out, tuple) else 2 * out
+
+
+@pytest.mark.parametrize("make", [lambda net: snn.compile(net), lambda net: torch.compile(net, backend="snnipu")])
+@pytest.mark.parametrize("part", ["fc1", "lif1"])
+def test_a_hook_that_is_registered_after_compilation_is_called(make, part):
+    net, x = FullyConnected(), torch.rand(3, 12) * 3
+    compiled = make(net)
+    before = compiled(x)
+    hook = getattr(net, part).register_forward_hook(_twice)
+    for a, b in zip(compiled(x), net(x)):
+        torch.testing.assert_close(a, b)
+    assert not torch.equal(compiled(x)[1], before[1])
+    hook.remove()
+    for a, b in zip(compiled(x), before):
+        assert torch.equal(a, b)
+    hook = getattr(net, part).register_full_backward_hook(lambda module, into, out: tuple(2 * one for one in into))
+    gradients = [torch.autograd.grad(run(x.requires_grad_())[1].sum(), (x, net.fc1.weight)) for run in (compiled, net)]
+    for a, b in zip(*gradients):
+        torch.testing.assert_close(a, b)
+    hook.remove()
+
+
+@pytest.mark.parametrize("kind", [snn.Leaky, snn.Lapicque])
+def test_inhibition_after_compilation_runs_as_it_is_written(kind):
+    net, x = FullyConnected(), torch.rand(3, 12) * 3
+    net.lif2 = kind(beta=0.8, threshold=-1.0)  # all would spike
+    net.lif2.init_leaky = net.lif2.reset_mem
+    compiled = snn.compile(net)
+    before = compiled(x)
+    net.lif2.inhibition = True
+    for _ in range(2):
+        for a, b in zip(compiled(x), net(x)):
+            torch.testing.assert_close(a, b)
+    assert not torch.equal(compiled(x)[0], before[0])
+
+
+def test_a_copys_neurons_are_reset_in_the_compiled_function():
+    net = copy.deepcopy(Convolutional())
+    x = torch.rand(2, 1, 8, 8) * 3
+    watched = Watched(forward_pass, fullgraph=True)
+    first = watched(net, 3, x)
+    for a, b in zip(watched(net, 3, x), first):
+        assert torch.equal(a, b)
 
 
 def test_what_a_subclass_replaces_runs():

@@ -5,6 +5,7 @@ import copy
 import pytest
 import snntorch
 import torch
+from support.versions import NO_HALF_RELU
 from torch import nn
 
 import snnipu as snn
@@ -100,6 +101,8 @@ def test_parts_give_what_one_piece_gives(in_parts, name, constant):
 @pytest.mark.parametrize("need_mem", [True, False])
 def test_states_are_handed_on_as_they_are_computed(in_parts, dtype, need_mem):
     """Bit by bit, in half precision too: the state between parts is float32."""
+    if dtype == torch.float16 and NO_HALF_RELU is not None:
+        pytest.skip(NO_HALF_RELU)
     torch.manual_seed(0)
     net = snn.MultiStep(nn.ReLU(), snn.Leaky(beta=0.9), nn.Identity(), *([snn.Leaky(beta=0.6)] if need_mem else []))
     x = torch.randn(11, 2, 33).to(dtype)
@@ -108,6 +111,7 @@ def test_states_are_handed_on_as_they_are_computed(in_parts, dtype, need_mem):
     assert_same(whole, parts)
 
 
+@pytest.mark.skipif(NO_HALF_RELU is not None, reason=str(NO_HALF_RELU))
 def test_init_hidden_goes_on_between_calls(in_parts):
     torch.manual_seed(0)
     net = snn.MultiStep(nn.ReLU(), snn.Leaky(beta=0.9, init_hidden=True)).half()

@@ -13,6 +13,7 @@ import pytest
 import torch
 from oracle import relative_error
 from support.operators import needs_host_runtime, needs_library
+from support.versions import needs_backend
 from torch import nn
 
 import snnipu as snn
@@ -305,6 +306,7 @@ def test_numbers_from_outside_are_those_of_the_call(monkeypatch):
 
 
 @needs_native
+@needs_backend
 def test_a_compiled_loop_is_one_sequence(monkeypatch):
     @snn.neuron(states=("mem",), parameters={"beta": 0.5})
     def Scaled(x, mem, *, beta, spike):

@@ -22,9 +22,6 @@ LAYERS = (
     "neuron",
     "neuron",
     "neuron",
-    "neuron",
-    "neuron",
-    "neuron",
     "linear",
     "linear",
     "relu",
@@ -80,10 +77,18 @@ class Program:
     dynamic: Any = None
 
 
+_layer = st.tuples(st.sampled_from(LAYERS), st.integers(0, 7), st.integers(0, 7))
+_neuron_layer = st.tuples(st.just("neuron"), st.integers(0, 7), st.integers(0, 7))
 programs = st.builds(
     Program,
-    steps=st.sampled_from((3, 4, 2, 5, 1)),
-    layers=st.lists(st.tuples(st.sampled_from(LAYERS), st.integers(0, 7), st.integers(0, 7)), min_size=1, max_size=6),
+    steps=st.sampled_from((3, 4, 2, 5, 4, 3, 1)),
+    # A loop without neurons is left as it is: there is one at least.
+    layers=st.builds(
+        lambda before, neuron, behind: [*before, neuron, *behind],
+        st.lists(_layer, max_size=3),
+        _neuron_layer,
+        st.lists(_layer, max_size=3),
+    ),
     records=st.lists(st.tuples(st.sampled_from(RECORDS), st.integers(0, 7)), min_size=1, max_size=3),
     input=st.sampled_from(INPUTS),
     states=st.sampled_from(("reset", "none", "given")),

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from snnipu.compiler import backend
+
 
 def _why_no_compile():
     try:
@@ -24,4 +26,10 @@ NO_COMPILE = _why_no_compile()
 NO_HALF_CLAMP = _why_no_half(lambda x: x.clamp(0, 1))
 NO_HALF_PRODUCT = _why_no_half(lambda x: x @ x)
 
+NO_HALF_RELU = _why_no_half(torch.relu)
+NO_BACKEND = NO_COMPILE or (
+    f"PyTorch {torch.__version__}: the backend snnipu refuses it" if backend.version() < backend.OLDEST else None
+)
+
 needs_compile = pytest.mark.skipif(NO_COMPILE is not None, reason=str(NO_COMPILE))
+needs_backend = pytest.mark.skipif(NO_BACKEND is not None, reason=str(NO_BACKEND))
