@@ -149,7 +149,7 @@ private:
       V before = splat<V>(0);
       if (Beta && !firstStep)
         before = loadFirst<V>(&memBefore[static_cast<std::size_t>(row) * memStride], neurons, lane);
-      const LeakyCarry<V> out = leakyCarry<R>(p, g, before, reset);
+      const LeakyGradients<V> out = leakyCarry<R>(p, g, before, reset);
       store(&grad[from], g);
       store(&carry[from], out.gradMem);
       sumBias = sumBias + g;

@@ -228,7 +228,7 @@ private:
     const LeakyParameters<V> p{clampUnit(raw), load<V>(&threshold[lane])};
     const V memBefore = before ? load<V>(before + lane) : zero;
     const V g = load<V>(&carry[at]);
-    const LeakyCarry<V> out = leakyCarry<R>(p, g, memBefore, heaviside(memBefore - p.threshold));
+    const LeakyGradients<V> out = leakyCarry<R>(p, g, memBefore, heaviside(memBefore - p.threshold));
     store(&grad[at], g);
     store(&carry[at], out.gradMem);
     store(&gradBias[at], load<V>(&gradBias[at]) + g);
