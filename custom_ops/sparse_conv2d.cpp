@@ -98,6 +98,11 @@ public:
     checkFloatOrHalf(*this, Weight, "weight");
     if (hasInput(Bias))
       checkFloat(*this, Bias, "bias");
+    const auto &sizes = attributes.geometry;
+    const popart::Shape weight = {sizes[3], sizes[14] == 0 ? 0 : sizes[0] / sizes[14], sizes[6], sizes[7]};
+    if (inInfo(Weight).shape() != weight)
+      throw popart::error("{}: weight must be [out, in / groups, height, width], as the geometry says, got {}", opid,
+                          inInfo(Weight));
     outInfo(0) = outputInfo(inInfo(Values), attributes.sizes());
   }
   std::vector<std::unique_ptr<popart::Op>> getGradOps() override {

@@ -20,7 +20,7 @@ using poplar::program::Sequence;
 // A tile works on as many rows at a time as fit into this: their spikes, and their maps with the channels last.
 constexpr std::size_t bytesAtOnce = 64 * 1024;
 // Of the weights that tiles have in common, each holds at least so many inputs.
-constexpr std::size_t leastInputs = 8;
+constexpr std::size_t leastInputs = 2;
 
 struct Range {
   std::size_t begin, end;
@@ -34,6 +34,15 @@ std::vector<Range> sharesOf(std::size_t all, std::size_t size) {
   for (std::size_t begin = 0; begin < all; begin += size)
     shares.push_back({begin, std::min(all, begin + size)});
   return shares;
+}
+
+void checkPlan(const SparseConv2dSizes &sizes, const SparseConv2dPlan &plan) {
+  const auto refuse = [](const std::string &what) { throw std::invalid_argument("sparse_conv2d: " + what); };
+  checkMaps("sparse_conv2d", sizes.in, sizes.out, sizes.kernel);
+  if (sizes.groups == 0 || sizes.in.channels % sizes.groups != 0 || sizes.out.channels % sizes.groups != 0)
+    refuse("groups must divide the channels of input and output");
+  if (plan.channels == 0 || plan.channels > blockLanes || plan.lines == 0 || plan.rows == 0)
+    refuse("plan must have from 1 to 64 channels, and 1 or more lines and rows");
 }
 
 // Which tile does what.
@@ -169,10 +178,8 @@ struct ConvLayout {
 private:
   static void check(const SparseConv2dInputs &in, const SparseConv2dSizes &sizes, const SparseConv2dPlan &plan) {
     checkSlots("sparse_conv2d", in.spikes);
-    checkMaps("sparse_conv2d", sizes.in, sizes.out, sizes.kernel);
+    checkPlan(sizes, plan);
     const auto refuse = [](const std::string &what) { throw std::invalid_argument("sparse_conv2d: " + what); };
-    if (sizes.groups == 0 || sizes.in.channels % sizes.groups != 0 || sizes.out.channels % sizes.groups != 0)
-      refuse("groups must divide the channels of input and output");
     const poplar::Type type = in.weight.elementType();
     const std::vector<std::size_t> shape = {sizes.out.channels, sizes.groupInputs(), sizes.kernel.height,
                                             sizes.kernel.width};
@@ -183,8 +190,6 @@ private:
       refuse("bias must be FLOAT, of as many elements as there are output channels, " +
              std::to_string(sizes.out.channels) + ", got " + in.bias.elementType().toString() + " " +
              in.bias.shapeToString());
-    if (plan.channels == 0 || plan.channels > blockLanes || plan.lines == 0 || plan.rows == 0)
-      refuse("plan must have from 1 to 64 channels, and 1 or more lines and rows");
   }
 
   std::size_t chunk_ = 1;
@@ -207,6 +212,7 @@ std::vector<std::vector<Tensor>> weightsIn(poplar::Graph &graph, const ConvLayou
 
 Tensor createSparseConv2dWeight(poplar::Graph &graph, const SparseConv2dSizes &sizes, const SparseConv2dPlan &plan,
                                 std::size_t rows, const poplar::Type &type, const poplar::DebugContext &debug) {
+  checkPlan(sizes, plan);
   const Division division(graph, sizes, plan, rows);
   // Without padding: a tensor of the optimiser's has none.
   return division.whole(division.shared(graph, type, false, debug))

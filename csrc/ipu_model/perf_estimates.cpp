@@ -339,10 +339,8 @@ VertexPerfEstimate sparseConvForward(const Asked &a) {
         kernel.start() + kernel.over(std::max(0.0, each - kernel.index), 1.0 / static_cast<double>(shares));
     return 20 + places * (3 + static_cast<double>(registers * move)) + static_cast<double>(spikes) * spike;
   };
-  // Of the groups of a row, that of most lanes is the slowest worker's.
-  const Count groups = ceilDiv(lanes, 8), registers = ceilDiv(lanes - 8 * (groups - 1), 2);
-  const double last = (registers / 4 ? item(4) : 0) + (registers % 4 / 2 ? item(2) : 0) + (registers % 2 ? item(1) : 0);
-  const double row = static_cast<double>(groups - 1) * item(4) + last;
+  const Count groups = ceilDiv(lanes, 8);
+  const double row = static_cast<double>(groups - 1) * item(4) + item(ceilDiv(lanes - 8 * (groups - 1), 2));
   const double all =
       static_cast<double>(a.share(a.value("rows") * groups * shares)) * row / static_cast<double>(groups);
   return {

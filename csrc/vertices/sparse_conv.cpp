@@ -85,13 +85,14 @@ public:
       carry();
     for (unsigned item = range.begin; item < range.end; ++item) {
       const WorkerRange own = workerShare(share, shares, lines);
-      unsigned lane = group * groupLanes;
-      const unsigned end = lane + groupLanes < lanes ? lane + groupLanes : lanes;
-      for (; lane + groupLanes <= end; lane += groupLanes)
+      const unsigned lane = group * groupLanes, left = (lanes - lane) / registerLanes<C>;
+      if (left >= 4)
         add(Registers<Register<C>, 4>{}, row, lane, own, down, across);
-      for (; lane + groupLanes / 2 <= end; lane += groupLanes / 2)
+      else if (left == 3)
+        add(Registers<Register<C>, 3>{}, row, lane, own, down, across);
+      else if (left == 2)
         add(Registers<Register<C>, 2>{}, row, lane, own, down, across);
-      for (; lane < end; lane += registerLanes<C>)
+      else
         add(Registers<Register<C>, 1>{}, row, lane, own, down, across);
       if (++share == shares)
         carry();

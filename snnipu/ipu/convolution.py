@@ -21,7 +21,7 @@ COUNTS_BYTES = 8
 # As csrc/graph/sparse_conv2d.cpp has them: bytes of the rows that a tile works on at a time, and inputs of which a tile
 # at least holds the weights that others need, too.
 BYTES_AT_ONCE = 64 * KIBIBYTE
-LEAST_INPUTS = 8
+LEAST_INPUTS = 2
 BLOCK_LANES = 64
 
 

@@ -103,9 +103,11 @@ SNNIPU_PROBE(InsideUnit)(InsideUnit<float> &v) { v.compute(0); }
   }
 SNNIPU_KERNEL_LINE_PROBE(addKernelLine_1, float, 1)
 SNNIPU_KERNEL_LINE_PROBE(addKernelLine_2, float, 2)
+SNNIPU_KERNEL_LINE_PROBE(addKernelLine_3, float, 3)
 SNNIPU_KERNEL_LINE_PROBE(addKernelLine_4, float, 4)
 SNNIPU_KERNEL_LINE_PROBE(addKernelLine_1_half, half, 1)
 SNNIPU_KERNEL_LINE_PROBE(addKernelLine_2_half, half, 2)
+SNNIPU_KERNEL_LINE_PROBE(addKernelLine_3_half, half, 3)
 SNNIPU_KERNEL_LINE_PROBE(addKernelLine_4_half, half, 4)
 SNNIPU_PROBE(SparseConvWeightUpdate)(SparseConvWeightUpdate<float> &v) { v.compute(0); }
 SNNIPU_PROBE(SparseConvValueGradient)(SparseConvValueGradient<float> &v) { v.compute(0); }
