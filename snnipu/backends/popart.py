@@ -160,11 +160,6 @@ def uses_operator(op: str, operator: Optional[str] = None) -> bool:
     return True
 
 
-def refuse_tracing(op: str) -> None:
-    """Raise RuntimeError where an op that has no PopART operator would run on an IPU or its model."""
-    uses_operator(op)
-
-
 def call(
     operator: str, inputs: Sequence[torch.Tensor], examples: Sequence[torch.Tensor], attributes: Dict[str, Any]
 ) -> List[torch.Tensor]:

@@ -125,7 +125,9 @@ class ConvolutionPlan:
             "code": code_bytes("neurons", self.training),
         }
         if self.training:
-            found["weight gradients"] = (held + own) * FLOAT * each + (own * weight_bytes if weight_bytes < FLOAT else 0)
+            found["weight gradients"] = (held + own) * FLOAT * each + (
+                own * weight_bytes if weight_bytes < FLOAT else 0
+            )
             # The maps' gradients arrive channel by channel; what the parts of a share found for its slots.
             found["maps"] = max(found["maps"], maps * (self.lanes + self.channels) * each)
             found["gradients of the input"] = FLOAT * self.chunk * self.slots * each
@@ -170,19 +172,17 @@ class ConvolutionPlan:
         parts = sorted(((size, name) for name, size in self.memory().items()), reverse=True)
         listed = ", ".join(f"{name} {size / KIBIBYTE:.0f}" for size, name in parts[:3])
         limit = self.target.bytes_per_tile // KIBIBYTE
-        return [
-            f"the fullest tile needs {self.memory_bytes / KIBIBYTE:.0f} of {limit} KiB ({listed}). {_REMEDIES[parts[0][1]]}"
-        ]
+        needed = f"the fullest tile needs {self.memory_bytes / KIBIBYTE:.0f} of {limit} KiB ({listed})"
+        return [f"{needed}. {_REMEDIES[parts[0][1]]}."]
 
     def __str__(self) -> str:
-        sizes = self.geometry
-        taken = [f"up to {min(self.channels, sizes.out_channels)} of {sizes.out_channels} channels"]
-        taken.append(f"{min(self.lines, sizes.out_height)} of {sizes.out_height} lines")
-        taken.append(f"{self.share} of {self.rows} rows (time, sample)")
+        sizes, each = self.geometry, self.parts_of_tile
         return (
-            f"{'x'.join(map(str, sizes.in_shape))} to {'x'.join(map(str, sizes.out_shape))} on {self.tiles_used} tiles, "
-            f"{self.parts_of_tile if self.parts_of_tile > 1 else 'one'} part{'s' * (self.parts_of_tile > 1)} each, of "
-            f"{', '.join(taken)}; fullest tile {self.memory_bytes / KIBIBYTE:.0f} of "
+            f"{'x'.join(map(str, sizes.in_shape))} to {'x'.join(map(str, sizes.out_shape))} on {self.tiles_used} tiles"
+            + (f", {each} parts each" if each > 1 else "")
+            + f": {min(self.channels, sizes.out_channels)} of {sizes.out_channels} channels, "
+            f"{min(self.lines, sizes.out_height)} of {sizes.out_height} lines and {self.share} of {self.rows} rows "
+            f"(time, sample) a part; fullest tile {self.memory_bytes / KIBIBYTE:.0f} of "
             f"{self.target.bytes_per_tile // KIBIBYTE} KiB"
         )
 
@@ -216,9 +216,7 @@ def _candidates(
             shares = {max(1, min(rows, times * tiles // parts)) for times in (1, 2, 4)}
             for count in sorted(shares | {1}):
                 share = -(-rows // count)
-                yield ConvolutionPlan(
-                    geometry, slots, rows, dtype, training, target, ipus, channels, lines, share
-                )
+                yield ConvolutionPlan(geometry, slots, rows, dtype, training, target, ipus, channels, lines, share)
 
 
 @lru_cache(maxsize=256)
