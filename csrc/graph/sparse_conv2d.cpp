@@ -119,10 +119,11 @@ struct ConvLayout {
              const SparseConv2dPlan &plan, Sequence &prog, const poplar::DebugInfo &info)
       : sizes((check(in, sizes_, plan), sizes_)), steps(in.spikes.ids.dim(0)), batch(in.spikes.ids.dim(1)),
         slots(in.spikes.ids.dim(2)), rows(steps * batch), spread(graph, rows), division(graph, sizes, plan, rows) {
-    places = placesOfFloats(graph, spread, in.spikes.ids.reshape({rows, slots}), sizes.in, prog, {info, "placesOfIds"});
+    places = placesOfFloats(graph, spread, in.spikes.ids.reshape({rows, slots}), sizes.in, prog,
+                            {info, "spikes of all steps"});
     counts = idsOfFloats(graph, spread, in.spikes.counts.reshape({rows, 2}), slots + 1, prog, {info, "counts"});
-    values =
-        inType(graph, spread, in.spikes.values.reshape({rows, slots}), poplar::FLOAT, prog, {info, "valuesInFloat"});
+    values = inType(graph, spread, in.spikes.values.reshape({rows, slots}), poplar::FLOAT, prog,
+                    {info, "values of all steps"});
     std::size_t lanes = 0;
     for (const Block &block : division.blocks)
       lanes = std::max(lanes, block.lanes);
@@ -203,7 +204,7 @@ std::vector<std::vector<Tensor>> weightsIn(poplar::Graph &graph, const ConvLayou
   const Tensor byInput = weight.reshape({layout.sizes.out.channels, layout.sizes.inputs()}).transpose();
   std::vector<std::vector<Tensor>> parts;
   layout.division.forParts([&](std::size_t, std::size_t, const std::vector<Block> &blocks) {
-    parts.push_back(blocksIn(graph, blocks, byInput, 0.0f, copies, {info, "weight"}));
+    parts.push_back(blocksIn(graph, blocks, byInput, 0.0f, copies, {info, "kernels"}));
   });
   return parts;
 }
@@ -233,8 +234,9 @@ Tensor sparseConv2d(poplar::Graph &graph, const SparseConv2dInputs &in, const Sp
     biases.push_back(parameterIn(graph, blocks, bias, 0.0f, copies, {info, "bias"}));
     out.emplace_back();
     for (const Block &block : blocks) {
-      out.back().push_back(graph.addVariable(
-          type, {division.shares[share].size(), block.neurons, layout.placesOf(band)}, {info, "out"}));
+      out.back().push_back(graph.addVariable(type,
+                                             {division.shares[share].size(), block.neurons, layout.placesOf(band)},
+                                             {info, "currents of all steps"}));
       graph.setTileMapping(out.back().back(), static_cast<unsigned>(block.tile));
     }
   });
@@ -306,7 +308,8 @@ SparseConv2dGradients sparseConv2dGrad(poplar::Graph &graph, const Tensor &grad,
   const poplar::ComputeSet clear = graph.addComputeSet({info, "zero"});
   std::vector<BlockArray> gradWeights;
   division.forParts([&](std::size_t, std::size_t, const std::vector<Block> &blocks) {
-    gradWeights.emplace_back(graph, blocks, poplar::FLOAT, division.inputs, poplar::DebugContext{info, "gradWeight"});
+    gradWeights.emplace_back(graph, blocks, poplar::FLOAT, division.inputs,
+                             poplar::DebugContext{info, "gradients of kernels"});
     zeroBlocks(graph, blocks, gradWeights.back().parts(), clear);
   });
   prog.add(Execute(clear));
@@ -383,7 +386,7 @@ SparseConv2dGradients sparseConv2dGrad(poplar::Graph &graph, const Tensor &grad,
       prog.add(Execute(sum));
   });
   // The sum over the parts, each tile its share of the inputs.
-  std::vector<Tensor> totals = division.shared(graph, poplar::FLOAT, true, {info, "gradWeight"});
+  std::vector<Tensor> totals = division.shared(graph, poplar::FLOAT, true, {info, "gradients of kernels"});
   const poplar::ComputeSet cs = graph.addComputeSet({info, "parts"});
   for (std::size_t i = 0; i < blockCount; ++i)
     division.forInputs(i, [&](std::size_t tile, std::size_t begin, std::size_t end) {
@@ -395,8 +398,9 @@ SparseConv2dGradients sparseConv2dGrad(poplar::Graph &graph, const Tensor &grad,
   prog.add(Execute(cs));
   SparseConv2dGradients out;
   if (in.weight.elementType() == poplar::HALF) {
-    const std::vector<Tensor> halves = division.shared(graph, poplar::HALF, true, {info, "gradWeightInHalf"});
-    const poplar::ComputeSet cast = graph.addComputeSet({info, "gradWeightInHalf"});
+    const std::vector<Tensor> halves =
+        division.shared(graph, poplar::HALF, true, {info, "gradients of kernels in half"});
+    const poplar::ComputeSet cast = graph.addComputeSet({info, "gradients of kernels in half"});
     for (std::size_t i = 0; i < blockCount; ++i)
       division.forInputs(i, [&](std::size_t tile, std::size_t begin, std::size_t end) {
         addCast(graph, cast, totals[i].slice(begin, end, 0), halves[i].slice(begin, end, 0), tile);

@@ -43,12 +43,12 @@ PooledSlots sparsePool2d(poplar::Graph &graph, const SlotTensors &spikes, const 
   const poplar::Type type = spikes.values.elementType();
   const bool max = options.mode == PoolMode::Max;
   const Tensor places =
-      placesOfFloats(graph, spread, spikes.ids.reshape({rows, slots}), options.in, prog, {info, "placesOfIds"});
+      placesOfFloats(graph, spread, spikes.ids.reshape({rows, slots}), options.in, prog, {info, "spikes of all steps"});
   const Tensor counts = idsOfFloats(graph, spread, spikes.counts.reshape({rows, 2}), slots + 1, prog, {info, "counts"});
   const Tensor values =
-      inType(graph, spread, spikes.values.reshape({rows, slots}), poplar::FLOAT, prog, {info, "valuesInFloat"});
-  const Tensor value = spread.variable(graph, poplar::FLOAT, neurons, {info, "windows"});
-  const Tensor reached = spread.variable(graph, poplar::INT, neurons, {info, "reached"});
+      inType(graph, spread, spikes.values.reshape({rows, slots}), poplar::FLOAT, prog, {info, "values of all steps"});
+  const Tensor value = spread.variable(graph, poplar::FLOAT, neurons, {info, "windows of all steps"});
+  const Tensor reached = spread.variable(graph, poplar::INT, neurons, {info, "reached of all steps"});
   const Tensor source = max ? spread.variable(graph, poplar::FLOAT, neurons, {info, "source"}) : Tensor();
   const Tensor unread = nothing(graph, poplar::FLOAT);
   const Tensor fired = spread.variable(graph, poplar::UNSIGNED_INT, words, {info, "fired"});
@@ -117,9 +117,9 @@ Tensor sparsePool2dGrad(poplar::Graph &graph, const Tensor &ids, const Tensor &c
   const Tensor ownIds =
       idsOfFloats(graph, spread, made.slots.ids.reshape({rows, own}), options.out.neurons(), prog, {info, "ownIds"});
   const Tensor dense = scatterSlots(graph, spread, grad, ownIds, ownCounts, options.out.neurons(), poplar::FLOAT, prog,
-                                    {info, "gradWindows"});
+                                    {info, "gradients of all steps"});
   const Tensor places =
-      placesOfFloats(graph, spread, ids.reshape({rows, slots}), options.in, prog, {info, "placesOfIds"});
+      placesOfFloats(graph, spread, ids.reshape({rows, slots}), options.in, prog, {info, "spikes of all steps"});
   const Tensor count = idsOfFloats(graph, spread, counts.reshape({rows, 2}), slots + 1, prog, {info, "counts"});
   const Tensor gradValues = spread.variable(graph, poplar::FLOAT, slots, {info, "gradValues"});
   const poplar::ComputeSet cs = graph.addComputeSet({info, "backward"});

@@ -253,9 +253,9 @@ VertexPerfEstimate selectSpikesBackward(const Asked &a) {
 }
 
 VertexPerfEstimate above(const Asked &a) {
-  const Count neurons = a.value("neurons");
-  const Count row = ceilDiv(neurons, 32) * 14 + neurons * (12 + (a.flag("perNeuron") ? 1 : 0));
-  return {a.cycles(10 + a.share(a.value("rows")) * row), 2 * a.value("rows") * neurons};
+  const Count neurons = a.value("neurons"), words = ceilDiv(neurons, 32);
+  const Count word = 14 + std::min<Count>(neurons, 32) * (12 + (a.flag("perNeuron") ? 1 : 0));
+  return {a.cycles(10 + a.share(a.value("rows") * words) * word), 2 * a.value("rows") * neurons};
 }
 
 VertexPerfEstimate gatherSlots(const Asked &a) {

@@ -23,10 +23,10 @@ from snnipu._layout import SINGLE_STEP, layout
 from snnipu._names import is_installed
 from snnipu._version import __version__
 from snnipu.ops import _neurons
+from snnipu.ops._maps import Geometry, PoolGeometry
 from snnipu.ops.dense_to_sparse import DenseToSparse
 from snnipu.ops.lif_sequence import LifSequence
 from snnipu.ops.neuron_sequence import run_kernels
-from snnipu.ops._maps import Geometry, PoolGeometry
 from snnipu.ops.select_spikes import SelectSpikes
 from snnipu.ops.sparse_conv2d import SparseConv2d
 from snnipu.ops.sparse_linear import SparseLinear

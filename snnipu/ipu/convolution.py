@@ -1,9 +1,10 @@
 """Which tile does what of a convolution on spike ids: a plan of the operator ``SparseConv2d``, and what it needs.
 
-A part of the work is a block of output channels, a band of lines of their maps, and a share of the rows (time, sample).
-Each tile has one part; where there are more of them than tiles, they go on from the first one. All tiles of a block have
-its weights, so that more shares need more memory for weights and leave fewer maps to each; every part gets all spikes of
-its rows, so that more blocks and bands exchange more. Of what fits, the plan that is predicted fastest is taken.
+A part of the work is a block of output channels, a band of lines of their maps, and a share of the rows (time,
+sample). Each tile has one part; where there are more of them than tiles, they go on from the first one. All tiles of a
+block have its weights, so that more shares need more memory for weights and leave fewer maps to each; every part gets
+all spikes of its rows, so that more blocks and bands exchange more. Of what fits, the plan that is predicted fastest is
+taken.
 """
 
 from dataclasses import dataclass
@@ -121,6 +122,8 @@ class ConvolutionPlan:
         found = {
             "weights": weights * each,
             "maps": (FLOAT * self.share * self.channels * self.places + maps * self.lanes) * each,
+            # Ids and values as they come in and as they are worked on, and gradients of the values likewise.
+            "spikes": -(-self.rows // self.tiles) * self.slots * FLOAT * (6 if self.training else 4),
             "exchange buffers": received,
             "code": code_bytes("neurons", self.training),
         }
@@ -128,8 +131,9 @@ class ConvolutionPlan:
             found["weight gradients"] = (held + own) * FLOAT * each + (
                 own * weight_bytes if weight_bytes < FLOAT else 0
             )
-            # The maps' gradients arrive channel by channel; what the parts of a share found for its slots.
-            found["maps"] = max(found["maps"], maps * (self.lanes + self.channels) * each)
+            # The maps' gradients lie on all tiles and arrive channel by channel.
+            upstream = FLOAT * -(-self.rows * self.geometry.neurons // self.tiles)
+            found["maps"] = max(found["maps"], maps * (self.lanes + self.channels) * each + upstream)
             found["gradients of the input"] = FLOAT * self.chunk * self.slots * each
             gathered = own * holders * FLOAT if self.parts > self.blocks else 0
             found["exchange buffers"] = max(received, gathered)
@@ -165,15 +169,10 @@ class ConvolutionPlan:
         each = self.parts_of_tile
         return each * work + (each * arriving + weights) / self.target.exchange_bytes_per_cycle
 
-    def problems(self) -> List[str]:
-        """Why it does not fit, and what helps; empty where it does."""
-        if self.fits:
-            return []
-        parts = sorted(((size, name) for name, size in self.memory().items()), reverse=True)
-        listed = ", ".join(f"{name} {size / KIBIBYTE:.0f}" for size, name in parts[:3])
-        limit = self.target.bytes_per_tile // KIBIBYTE
-        needed = f"the fullest tile needs {self.memory_bytes / KIBIBYTE:.0f} of {limit} KiB ({listed})"
-        return [f"{needed}. {_REMEDIES[parts[0][1]]}."]
+    def remedy(self) -> str:
+        """What makes the fullest tile less full."""
+        memory = self.memory()
+        return _REMEDIES[max(memory, key=lambda name: memory[name])]
 
     def __str__(self) -> str:
         sizes, each = self.geometry, self.parts_of_tile
@@ -188,12 +187,13 @@ class ConvolutionPlan:
 
 
 _REMEDIES = {
-    "weights": "Fewer input channels, or weights in float16, take less",
-    "weight gradients": "Fewer input channels leave fewer weights to an output channel",
-    "maps": "Fewer samples at once, time steps or smaller maps leave less to a tile; so do more IPUs",
-    "gradients of the input": "Fewer slots (max_spikes of the layer before) take less",
-    "exchange buffers": "Fewer slots (max_spikes of the layer before) make smaller buffers",
-    "code": "More tiles are needed",
+    "weights": "weights in float16, or fewer channels before the convolution",
+    "weight gradients": "fewer channels before the convolution",
+    "maps": "fewer time steps or samples at once, smaller maps, or more IPUs",
+    "gradients of the input": "fewer slots (max_spikes of the layer before)",
+    "exchange buffers": "fewer slots (max_spikes of the layer before) or channels",
+    "spikes": "fewer slots (max_spikes of the layer before), time steps or samples at once",
+    "code": "more tiles",
 }
 
 

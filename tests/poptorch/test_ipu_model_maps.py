@@ -182,7 +182,7 @@ def test_what_does_not_fit_is_refused(monkeypatch):
         def forward(self, x):
             return net(snn.ops.dense_to_sparse(x, 20).with_maps((1, 40, 40))).sum()
 
-    with pytest.raises(IpuModelError, match=r"SparseConv2d.*memory") as refused:
+    with pytest.raises(IpuModelError, match=r"SparseConv2d.* In the model: fewer time steps") as refused:
         poptorch.inferenceModel(Maps(), on_model())((torch.rand(4, 2, 1600) < 0.01).float())
     assert refused.value.kind == "graph_memory_allocation_error"
 
