@@ -1,5 +1,5 @@
 // Written by csrc/ipu_model/popc/counts.py from what Clang makes of csrc/vertices; not to be edited.
-// Sources: 22b3d1c00f7deed8e5fd7d4d7e3893aedf66248432796a8316f1fc7b1093189b
+// Sources: 8b9ab0e69d494b5d6268b235ac12896ebb5f55b1195adc4cdff5574ef6bccb24
 // clang-format off
 #include "ipu_model/counts.hpp"
 

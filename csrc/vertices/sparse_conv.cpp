@@ -5,7 +5,6 @@
 // channels last, so that what a spike adds to a place is one run of lanes. Row r has its spikes at [r * slots]:
 // counts[2r] spikes, then up to counts[2r + 1] slots that only carry gradient.
 #include "neuron/maps.hpp"
-#include "neuron/sparse.hpp"
 #include "vertices/vertex.hpp"
 
 namespace snnipu {
