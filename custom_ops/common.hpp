@@ -124,6 +124,18 @@ inline int64_t wholeNumber(const popart::Attributes &attributes, const std::stri
   return value;
 }
 
+// A list of `count` whole numbers, none of them negative.
+inline popart::Attributes::Ints wholeNumbers(const popart::Attributes &attributes, const std::string &key,
+                                             std::size_t count) {
+  const popart::Attributes::Ints values = attributes.getAttribute<popart::Attributes::Ints>(key);
+  if (values.size() != count)
+    throw popart::error("Attribute {} must have {} entries, got {}", key, count, values.size());
+  for (const int64_t value : values)
+    if (value < 0)
+      throw popart::error("Attribute {} must have no negative entry, got {}", key, value);
+  return values;
+}
+
 // [steps, batch, last] of a tensor [steps, batch, anything].
 inline popart::TensorInfo likeRows(const popart::TensorInfo &info, int64_t last,
                                    popart::DataType type = popart::DataType::FLOAT) {

@@ -78,6 +78,15 @@ def _network_plan(*network: Any) -> Sequence[int]:
     return operator_plan(*what, *((TARGETS["mk2"], 1) if model is None else model.machine()))
 
 
+def _conv_plan(geometry: Any, slots: int, rows: int, dtype: str, training: bool, model: Any) -> Sequence[int]:
+    """How a convolution on an IPU is spread over tiles; loaded only where there is one."""
+    from snnipu.ipu.convolution import plan_convolution
+    from snnipu.ipu.targets import TARGETS
+
+    machine = (TARGETS["mk2"], 1) if model is None else model.machine()
+    return plan_convolution(geometry, slots, rows, dtype, training, *machine).attribute
+
+
 def _state_plan(size: int, model: Any) -> bool:
     """Whether a neuron's states of all steps stay on an IPU until the backward pass."""
     from snnipu.ipu.mapping import keeps_states
@@ -103,6 +112,7 @@ def _bin_events(*arguments: Any, **options: Any) -> SparseSpikes:
 spikes.register(bin_events=_bin_events)
 backends.popart.set_library_finder(_operators_library)
 backends.popart.set_network_planner(_network_plan)
+backends.popart.set_conv_planner(_conv_plan)
 backends.popart.set_state_planner(_state_plan)
 
 

@@ -20,12 +20,6 @@ def uses_operator(op: str, operator: Optional[str] = None) -> bool:
     return _backend is not None and bool(_backend.uses_operator(op, operator))
 
 
-def refuse_tracing(op: str) -> None:
-    """Raise RuntimeError where an op that has no operator would become part of a graph."""
-    if _backend is not None:
-        _backend.refuse_tracing(op)
-
-
 def on_real_ipu() -> bool:
     """Whether a real PopTorch traces modules here."""
     return _backend is not None and bool(_backend.on_real_ipu())

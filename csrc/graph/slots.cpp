@@ -123,6 +123,29 @@ Tensor scatterSlots(poplar::Graph &graph, const RowSpread &spread, const Tensor 
   return dense;
 }
 
+void addSumSlots(poplar::Graph &graph, poplar::ComputeSet cs, const Tensor &partial, const Tensor &counts,
+                 std::size_t slots, const Tensor &out, std::size_t tiles,
+                 const std::function<std::size_t(std::size_t)> &tileOf) {
+  const std::size_t size = out.numElements(), share = 2 * (((size + 1) / 2 + tiles - 1) / tiles);
+  const Tensor unread = nothing(graph, poplar::FLOAT), rows = counts.reshape({size / slots, 2});
+  for (std::size_t begin = 0, i = 0; begin < size; begin += share, ++i) {
+    const std::size_t end = std::min(size, begin + share), tile = tileOf(i);
+    const Tensor to = out.slice(begin, end);
+    graph.setTileMapping(to, static_cast<unsigned>(tile));
+    VertexBuilder(graph, cs, vertexName("SumSlots", poplar::FLOAT), tile)
+        .connect("partial", partial.slice(begin, end, 1).flatten())
+        .connect("upstream", unread)
+        .connect("counts", rows.slice(begin / slots, (end - 1) / slots + 1, 0).flatten())
+        .connect("out", to)
+        .set("scale", 1.0f)
+        .count("blocks", partial.dim(0))
+        .count("size", end - begin)
+        .count("slots", slots)
+        .count("offset", begin % slots)
+        .set("hasUpstream", false);
+  }
+}
+
 Tensor ascendingRows(poplar::Graph &graph, const RowSpread &spread, const Tensor &ids, const Tensor &counts,
                      Sequence &prog, const poplar::DebugContext &debug) {
   const poplar::ComputeSet cs = graph.addComputeSet(debug);

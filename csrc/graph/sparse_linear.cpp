@@ -335,25 +335,9 @@ SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const Tensor &grad,
             .set("accumulate", false);
       }
       // The sum over the blocks, each tile of the group its share of the slots.
-      const Tensor to = gradValues.slice(rows.begin, rows.end, 0).flatten();
-      const std::size_t share = 2 * (((size + 1) / 2 + division.tilesOfGroup - 1) / division.tilesOfGroup);
-      for (std::size_t begin = 0, tile = group * division.tilesOfGroup; begin < size; begin += share, ++tile) {
-        const std::size_t end = std::min(size, begin + share);
-        const Tensor out = to.slice(begin, end);
-        graph.setTileMapping(out, static_cast<unsigned>(tile));
-        VertexBuilder(graph, sum, vertexName("SumSlots", poplar::FLOAT), tile)
-            .connect("partial", partials[group].slice(begin, end, 1).flatten())
-            .connect("upstream", unread)
-            .connect("counts", rowsOf(layout.counts,
-                                      {rows.begin + begin / layout.slots, rows.begin + (end - 1) / layout.slots + 1}))
-            .connect("out", out)
-            .set("scale", 1.0f)
-            .count("blocks", count)
-            .count("size", end - begin)
-            .count("slots", layout.slots)
-            .count("offset", begin % layout.slots)
-            .set("hasUpstream", false);
-      }
+      addSumSlots(graph, sum, partials[group].slice(0, size, 1), counts, layout.slots,
+                  gradValues.slice(rows.begin, rows.end, 0).flatten(), division.tilesOfGroup,
+                  [&](std::size_t tile) { return group * division.tilesOfGroup + tile; });
     }
     prog.add(Execute(cs));
     prog.add(Execute(sum));

@@ -1,5 +1,5 @@
 // Written by csrc/ipu_model/popc/counts.py from what Clang makes of csrc/vertices; not to be edited.
-// Sources: 5ebe4a2c28f469a361ecc64b00564cc03a3c037416004aaa3443f31261d0a2ae
+// Sources: 8b9ab0e69d494b5d6268b235ac12896ebb5f55b1195adc4cdff5574ef6bccb24
 // clang-format off
 #include "ipu_model/counts.hpp"
 
@@ -7,12 +7,16 @@ namespace snnipu {
 namespace ipu_model {
 
 const std::map<std::string, unsigned> instructionsOfCodelet = {
-    {"snnipu::Above<float>", 127},
-    {"snnipu::Above<half>", 128},
+    {"snnipu::Above<float>", 117},
+    {"snnipu::Above<half>", 118},
     {"snnipu::Advance", 12},
     {"snnipu::Ascending", 46},
     {"snnipu::Cast<float,half>", 42},
     {"snnipu::Cast<half,float>", 43},
+    {"snnipu::ChannelsFirst<float>", 70},
+    {"snnipu::ChannelsFirst<half>", 72},
+    {"snnipu::ChannelsLast<float>", 76},
+    {"snnipu::ChannelsLast<half>", 79},
     {"snnipu::ClampUnit<float>", 35},
     {"snnipu::FloatsOfIds", 29},
     {"snnipu::GatherSlots<float>", 48},
@@ -122,6 +126,7 @@ const std::map<std::string, unsigned> instructionsOfCodelet = {
     {"snnipu::NeuronForward<half,snnipu::Synaptic,snnipu::Variant::V2>", 540},
     {"snnipu::NeuronForward<half,snnipu::Synaptic,snnipu::Variant::V3>", 571},
     {"snnipu::NeuronForward<half,snnipu::Synaptic,snnipu::Variant::V4>", 493},
+    {"snnipu::PlacesOfFloats", 106},
     {"snnipu::ScatterSlots<float>", 63},
     {"snnipu::ScatterSlots<half>", 60},
     {"snnipu::SelectSpikes<float>", 560},
@@ -131,6 +136,11 @@ const std::map<std::string, unsigned> instructionsOfCodelet = {
     {"snnipu::SelectSpikesBackward<float,snnipu::SurrogateKind::Sigmoid>", 332},
     {"snnipu::SelectSpikesBackward<float,snnipu::SurrogateKind::SpikeRateEscape>", 324},
     {"snnipu::SelectSpikesBackward<float,snnipu::SurrogateKind::Triangular>", 152},
+    {"snnipu::SparseConvForward<float>", 1267},
+    {"snnipu::SparseConvForward<half>", 1310},
+    {"snnipu::SparseConvValueGradient<float>", 324},
+    {"snnipu::SparseConvValueGradient<half>", 320},
+    {"snnipu::SparseConvWeightUpdate<float>", 380},
     {"snnipu::SparseLifForward<float,unsigned int,snnipu::Reset::None>", 1617},
     {"snnipu::SparseLifForward<float,unsigned int,snnipu::Reset::Subtract>", 1613},
     {"snnipu::SparseLifForward<float,unsigned int,snnipu::Reset::Zero>", 1619},
@@ -160,6 +170,9 @@ const std::map<std::string, unsigned> instructionsOfCodelet = {
     {"snnipu::SparseLinearValueGradient<float,unsigned int>", 475},
     {"snnipu::SparseLinearValueGradient<half,unsigned int>", 585},
     {"snnipu::SparseLinearWeightUpdate<float>", 116},
+    {"snnipu::SparsePoolBits<float>", 189},
+    {"snnipu::SparsePoolGradient<float>", 273},
+    {"snnipu::SparsePoolWindows<float>", 387},
     {"snnipu::StoreStep<float>", 32},
     {"snnipu::StoreStep<int>", 32},
     {"snnipu::SumParts<float>", 48},
@@ -185,6 +198,10 @@ const std::map<std::string, unsigned> instructionsOfCodelet = {
 const std::map<std::string, unsigned> instructionsOfLoop = {
     {"Cast_toFloat", 9}, // arithmetic 1, branch 1, convert 1, integer 4, load 1, store 1
     {"Cast_toHalf", 8}, // branch 1, convert 1, integer 4, load 1, store 1
+    {"ChannelsFirst", 5}, // branch 1, integer 2, load 1, store 1
+    {"ChannelsFirst_half", 8}, // branch 1, convert 1, integer 4, load 1, store 1
+    {"ChannelsLast", 4}, // branch 1, integer 1, load 1, store 1
+    {"ChannelsLast_half", 6}, // branch 1, convert 1, integer 2, load 1, store 1
     {"ClampUnit", 12}, // arithmetic 2, branch 1, compare 4, integer 3, load 1, store 1
     {"FloatsOfIds", 7}, // branch 1, convert 1, integer 3, load 1, store 1
     {"IdsOfFloats", 13}, // arithmetic 2, branch 1, compare 4, convert 1, integer 3, load 1, store 1
@@ -243,6 +260,9 @@ const std::map<std::string, unsigned> instructionsOfLoop = {
     {"NeuronForward_Synaptic_V4", 28}, // arithmetic 7, branch 1, compare 1, integer 11, load 3, store 5
     {"NeuronForward_half", 29}, // arithmetic 8, branch 1, compare 2, convert 6, integer 7, load 2, store 3
     {"NeuronForward_perElement", 30}, // arithmetic 7, branch 1, compare 2, integer 12, load 5, store 3
+    {"SparseConvValueGradient", 10}, // arithmetic 2, branch 1, integer 5, load 2
+    {"SparseConvValueGradient_half", 9}, // arithmetic 3, branch 1, convert 1, integer 2, load 2
+    {"SparseConvWeightUpdate", 8}, // arithmetic 2, branch 1, integer 2, load 2, store 1
     {"SparseLinearWeightUpdate", 8}, // arithmetic 2, branch 1, integer 2, load 2, store 1
     {"StoreStep", 5}, // branch 1, integer 2, load 1, store 1
     {"SumParts", 6}, // arithmetic 1, branch 1, integer 3, load 1
@@ -251,6 +271,14 @@ const std::map<std::string, unsigned> instructionsOfLoop = {
     {"SurrogateSpike", 9}, // arithmetic 1, branch 1, compare 1, integer 4, load 1, store 1
     {"SurrogateSpikeBackward_ATan", 23}, // arithmetic 5, branch 1, division 10, integer 4, load 2, store 1
     {"Zero", 4}, // branch 1, integer 2, store 1
+    {"addKernelLine_1", 21}, // arithmetic 2, branch 4, integer 10, load 4, store 1
+    {"addKernelLine_1_half", 23}, // arithmetic 3, branch 4, convert 1, integer 10, load 4, store 1
+    {"addKernelLine_2", 27}, // arithmetic 4, branch 4, integer 11, load 6, store 2
+    {"addKernelLine_2_half", 29}, // arithmetic 6, branch 4, convert 2, integer 10, load 5, store 2
+    {"addKernelLine_3", 32}, // arithmetic 6, branch 4, integer 11, load 8, store 3
+    {"addKernelLine_3_half", 37}, // arithmetic 9, branch 4, convert 3, integer 11, load 7, store 3
+    {"addKernelLine_4", 37}, // arithmetic 8, branch 4, integer 11, load 10, store 4
+    {"addKernelLine_4_half", 44}, // arithmetic 12, branch 4, convert 4, integer 11, load 9, store 4
     {"gather_1", 7}, // arithmetic 1, branch 1, integer 3, load 2
     {"gather_1_values", 9}, // arithmetic 2, branch 1, integer 3, load 3
     {"gather_4", 13}, // arithmetic 4, branch 1, integer 3, load 5

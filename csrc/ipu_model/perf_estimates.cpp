@@ -253,9 +253,9 @@ VertexPerfEstimate selectSpikesBackward(const Asked &a) {
 }
 
 VertexPerfEstimate above(const Asked &a) {
-  const Count neurons = a.value("neurons");
-  const Count row = ceilDiv(neurons, 32) * 14 + neurons * (12 + (a.flag("perNeuron") ? 1 : 0));
-  return {a.cycles(10 + a.share(a.value("rows")) * row), 2 * a.value("rows") * neurons};
+  const Count neurons = a.value("neurons"), words = ceilDiv(neurons, 32);
+  const Count word = 14 + std::min<Count>(neurons, 32) * (12 + (a.flag("perNeuron") ? 1 : 0));
+  return {a.cycles(10 + a.share(a.value("rows") * words) * word), 2 * a.value("rows") * neurons};
 }
 
 VertexPerfEstimate gatherSlots(const Asked &a) {
@@ -300,7 +300,120 @@ VertexPerfEstimate cast(const Asked &a) {
   return {a.cycles(4 + a.share(ceilDiv(a.value("size"), 2)) * turn(a.isHalf() ? "Cast_toFloat" : "Cast_toHalf"))};
 }
 
+// A kernel over maps: how many of its indices lead from a coordinate of the input to a place of the vertex, on average
+// over the coordinates, and what the loops over them take where they lead nowhere.
+struct Kernel {
+  const Asked &a;
+  double down, across;
+  Count taps;
+  static constexpr double index = 7; // the next one, and whether it leads to a place
+
+  explicit Kernel(const Asked &asked, const char *lines)
+      : a(asked), down(hits(a.value(lines), a.value("kernelHeight"), a.value("inHeight"))),
+        across(hits(a.value("width"), a.value("kernelWidth"), a.value("inWidth"))),
+        taps(a.value("kernelHeight") * a.value("kernelWidth")) {}
+
+  static double hits(Count places, Count taps, Count inputs) {
+    return std::min(static_cast<double>(taps),
+                    static_cast<double>(places * taps) / static_cast<double>(std::max<Count>(1, inputs)));
+  }
+  // Of a packed place: its parts, and where the first indices lead.
+  double start() const { return 24 + (a.value("strideY") > 1 ? 12 : 0) + (a.value("strideX") > 1 ? 12 : 0); }
+  // All indices for a place, `each` instructions for one that leads somewhere in `part` of the lines.
+  double over(double each, double part = 1.0) const {
+    const double rows = static_cast<double>(a.value("kernelHeight")),
+                 columns = static_cast<double>(a.value("kernelWidth"));
+    return rows * index + down * part * (8 + columns * index + across * each);
+  }
+};
+
+// Spikes of other groups of channels, which are passed over, are counted as if they were the vertex's own.
+VertexPerfEstimate sparseConvForward(const Asked &a) {
+  const Kernel kernel(a, "lines");
+  const Count shares = a.value("shares"), lanes = a.value("lanes"), spikes = a.used("slots");
+  const double places = static_cast<double>(a.value("lines") * a.value("width")) / static_cast<double>(shares);
+  const auto item = [&](Count registers) {
+    const double each =
+        static_cast<double>(turn("addKernelLine_" + std::to_string(registers) + (a.isHalf() ? "_half" : "")));
+    const double spike =
+        kernel.start() + kernel.over(std::max(0.0, each - kernel.index), 1.0 / static_cast<double>(shares));
+    return 20 + places * (3 + static_cast<double>(registers * move)) + static_cast<double>(spikes) * spike;
+  };
+  const Count groups = ceilDiv(lanes, 8);
+  const double row = static_cast<double>(groups - 1) * item(4) + item(ceilDiv(lanes - 8 * (groups - 1), 2));
+  const double all =
+      static_cast<double>(a.share(a.value("rows") * groups * shares)) * row / static_cast<double>(groups);
+  return {
+      a.cycles(30 + static_cast<Count>(all)),
+      static_cast<Count>(2.0 * static_cast<double>(a.value("rows") * spikes * lanes) * kernel.down * kernel.across)};
+}
+
+VertexPerfEstimate sparseConvWeightUpdate(const Asked &a) {
+  const Kernel kernel(a, "lines");
+  const Count lanes = a.value("lanes"), groups = ceilDiv(lanes, 8), items = a.share(kernel.taps * groups);
+  const double hit = kernel.down * kernel.across / static_cast<double>(kernel.taps);
+  const double taps = static_cast<double>(ceilDiv(items, groups));
+  const double registers = static_cast<double>(std::min(4 * items, ceilDiv(lanes, 2) * ceilDiv(items, groups)));
+  const double spike = kernel.start() + 6 + taps * (12 + hit * 10) +
+                       hit * registers * static_cast<double>(turn("SparseConvWeightUpdate"));
+  const Count spikes = a.value("rows") * a.used("slots");
+  return {a.cycles(40 + a.value("rows") * 12 + static_cast<Count>(static_cast<double>(spikes) * spike)),
+          static_cast<Count>(2.0 * static_cast<double>(spikes * lanes) * kernel.down * kernel.across)};
+}
+
+VertexPerfEstimate sparseConvValueGradient(const Asked &a) {
+  const Kernel kernel(a, "lines");
+  const Count slots = a.used("slots"), registers = ceilDiv(a.value("lanes"), 2);
+  const Count each = 8 + registers * turn(a.isHalf() ? "SparseConvValueGradient_half" : "SparseConvValueGradient");
+  const double slot = kernel.start() + 8 + kernel.over(static_cast<double>(each));
+  const double row = 16 + static_cast<double>(a.share(slots)) * slot;
+  return {a.cycles(20 + static_cast<Count>(static_cast<double>(a.value("rows")) * row)),
+          static_cast<Count>(2.0 * static_cast<double>(a.value("rows") * slots * a.value("lanes")) * kernel.down *
+                             kernel.across)};
+}
+
+VertexPerfEstimate channelsFirst(const Asked &a) {
+  const Count runs = ceilDiv(a.share(a.size("to")), a.value("places")) + 1;
+  return {a.cycles(20 + runs * 14 + a.share(a.size("to")) * turn(a.isHalf() ? "ChannelsFirst_half" : "ChannelsFirst"))};
+}
+
+VertexPerfEstimate channelsLast(const Asked &a) {
+  const Count each = 14 + a.value("lanes") * turn(a.isHalf() ? "ChannelsLast_half" : "ChannelsLast");
+  return {a.cycles(16 + a.share(a.value("rows") * a.value("places")) * each)};
+}
+
+// Two divisions without one, the parts, and the bounds.
+VertexPerfEstimate placesOfFloats(const Asked &a) { return {a.cycles(30 + a.share(a.value("size")) * 38)}; }
+
+VertexPerfEstimate sparsePoolWindows(const Asked &a) {
+  const Kernel kernel(a, "height");
+  const double shares = static_cast<double>(a.value("shares")), slots = static_cast<double>(a.used("slots"));
+  const double windows = static_cast<double>(a.value("channels") * a.value("height") * a.value("width"));
+  // A worker looks at all of a row's slots, and has those of its channels.
+  const double item = 20 + windows / shares * 4 + slots * 8 + slots / shares * (kernel.start() + kernel.over(14));
+  return {a.cycles(16 + static_cast<Count>(static_cast<double>(a.share(a.value("rows") * a.value("shares"))) * item))};
+}
+
+VertexPerfEstimate sparsePoolBits(const Asked &a) { return {a.cycles(16 + a.share(a.size("fired")) * (14 + 32 * 9))}; }
+
+VertexPerfEstimate sparsePoolGradient(const Asked &a) {
+  const Kernel kernel(a, "height");
+  const Count used = a.used("slots");
+  const double row = 12 + static_cast<double>(a.share(used)) * (kernel.start() + 10 + division + kernel.over(5)) +
+                     static_cast<double>(a.share(a.value("slots") - used)) * (6 + division);
+  return {a.cycles(16 + static_cast<Count>(static_cast<double>(a.value("rows")) * row))};
+}
+
 const std::map<std::string, VertexPerfEstimate (*)(const Asked &)> estimates = {
+    {"snnipu::SparseConvForward", sparseConvForward},
+    {"snnipu::SparseConvWeightUpdate", sparseConvWeightUpdate},
+    {"snnipu::SparseConvValueGradient", sparseConvValueGradient},
+    {"snnipu::ChannelsFirst", channelsFirst},
+    {"snnipu::ChannelsLast", channelsLast},
+    {"snnipu::PlacesOfFloats", placesOfFloats},
+    {"snnipu::SparsePoolWindows", sparsePoolWindows},
+    {"snnipu::SparsePoolBits", sparsePoolBits},
+    {"snnipu::SparsePoolGradient", sparsePoolGradient},
     {"snnipu::NeuronForward", neuronForward},
     {"snnipu::NeuronBackward", neuronBackward},
     {"snnipu::SurrogateSpike", surrogateSpike},

@@ -23,23 +23,30 @@ public:
   bool nonzero;
 
   void compute(unsigned workerId) {
-    const WorkerRange range = workerShare(workerId, numWorkers(), rows);
+    // A row may be all that a tile has: workers share words.
     const unsigned words = (neurons + 31) / 32;
-    for (unsigned row = range.begin; row < range.end; ++row)
-      for (unsigned word = 0; word < words; ++word) {
-        const unsigned held = neurons - 32 * word < 32 ? neurons - 32 * word : 32;
-        unsigned above = 0, all = 0;
-        for (unsigned i = 0; i < held; ++i) {
-          const unsigned neuron = 32 * word + i;
-          const C value = static_cast<C>(x[static_cast<std::size_t>(row) * neurons + neuron]);
-          const bool spike = nonzero ? value != C(0) : value - threshold[perNeuron ? neuron : 0] > C(0);
-          const bool carries = spike || (!nonzero && (!second || value > gradThreshold));
-          above |= static_cast<unsigned>(spike) << i;
-          all |= static_cast<unsigned>(carries) << i;
-        }
-        fired[static_cast<std::size_t>(row) * words + word] = above;
-        carried[static_cast<std::size_t>(row) * words + word] = all;
+    const WorkerRange range = workerShare(workerId, numWorkers(), rows * words);
+    unsigned row = 0, word = range.begin;
+    for (; word >= words; word -= words)
+      ++row;
+    for (unsigned item = range.begin; item < range.end; ++item) {
+      const unsigned held = neurons - 32 * word < 32 ? neurons - 32 * word : 32;
+      unsigned above = 0, all = 0;
+      for (unsigned i = 0; i < held; ++i) {
+        const unsigned neuron = 32 * word + i;
+        const C value = static_cast<C>(x[static_cast<std::size_t>(row) * neurons + neuron]);
+        const bool spike = nonzero ? value != C(0) : value - threshold[perNeuron ? neuron : 0] > C(0);
+        const bool carries = spike || (!nonzero && (!second || value > gradThreshold));
+        above |= static_cast<unsigned>(spike) << i;
+        all |= static_cast<unsigned>(carries) << i;
       }
+      fired[item] = above;
+      carried[item] = all;
+      if (++word == words) {
+        word = 0;
+        ++row;
+      }
+    }
   }
 };
 

@@ -24,10 +24,13 @@ from snnipu._names import is_installed
 from snnipu._version import __version__
 from snnipu.ops import _neurons
 from snnipu.ops._arguments import RESET_MECHANISMS
+from snnipu.ops._maps import Geometry, PoolGeometry
 from snnipu.ops.dense_to_sparse import DenseToSparse
 from snnipu.ops.neuron_sequence import run_kernels
 from snnipu.ops.select_spikes import SelectSpikes
+from snnipu.ops.sparse_conv2d import SparseConv2d
 from snnipu.ops.sparse_linear import SparseLinear
+from snnipu.ops.sparse_pool2d import MODES, SparsePool2d
 from snnipu.ops.sparse_to_dense import SparseToDense
 from snnipu.spikes import SparseSpikes
 from snnipu.surrogate import Kernel, spike
@@ -155,11 +158,6 @@ def uses_operator(op: str, operator: Optional[str] = None) -> bool:
         )
     _load_operators(op)
     return True
-
-
-def refuse_tracing(op: str) -> None:
-    """Raise RuntimeError where an op that has no PopART operator would run on an IPU or its model."""
-    uses_operator(op)
 
 
 def call(
@@ -341,6 +339,56 @@ def call_sparse_linear(spikes: SparseSpikes, weight: torch.Tensor, bias: Optiona
     example = slots[1].new_empty((*spikes.shape[:2], weight.shape[0]))
     inputs = [*slots, _weight(weight), *([] if bias is None else [bias.float()])]
     return call("SparseLinear", inputs, [example], {"unit_values": 0})[0]
+
+
+# (sizes of the convolution, slots, rows of (time, sample), dtype, training, IPU model or None for a real IPU) ->
+# attribute ``plan`` of ``SparseConv2d``. Set by the package, as the planner of networks is.
+ConvPlanner = Callable[[Geometry, int, int, str, bool, "Optional[IpuModel]"], Sequence[int]]
+_conv_planner: Optional[ConvPlanner] = None
+
+
+def set_conv_planner(planner: ConvPlanner) -> None:
+    """Who plans how a convolution is spread over tiles."""
+    global _conv_planner
+    _conv_planner = planner
+
+
+def call_sparse_conv2d(
+    spikes: SparseSpikes, weight: torch.Tensor, bias: Optional[torch.Tensor], geometry: Geometry
+) -> torch.Tensor:
+    """``SparseConv2d``: ``[T, B, neurons of the output]``."""
+    assert _conv_planner is not None
+    slots, own = _slots(spikes), _weight(weight)
+    steps, batch = spikes.shape[:2]
+    dtype = "float16" if own.dtype == torch.float16 else "float32"
+    model = getattr(_running, "model", None)
+    plan = _conv_planner(geometry, spikes.capacity, steps * batch, dtype, torch.is_grad_enabled(), model)
+    attributes = {
+        "geometry": list(geometry),
+        "plan": list(plan),
+        "input_gradient": int(spikes.requires_grad),
+    }
+    example = slots[1].new_empty((steps, batch, geometry.neurons))
+    return call("SparseConv2d", [*slots, own, *([] if bias is None else [bias.float()])], [example], attributes)[0]
+
+
+def pool_slots(geometry: PoolGeometry, slots: int) -> int:
+    """As many slots as ``slots`` of its input can reach windows: a pool drops nothing."""
+    windows = 1
+    for size, kernel, stride in zip(geometry[3:5], geometry[5:7], geometry[7:9]):
+        windows *= min(size, -(-kernel // stride))
+    return min(geometry.neurons, slots * windows)
+
+
+def call_sparse_pool2d(spikes: SparseSpikes, geometry: PoolGeometry, mode: int) -> SparseSpikes:
+    """``SparsePool2d``."""
+    capacity = pool_slots(geometry, spikes.capacity)
+    slots = _slots(spikes)
+    example = slots[1].new_empty((*spikes.shape[:2], capacity))
+    attributes = {"geometry": list(geometry), "mode": mode, "capacity": capacity}
+    examples = [example, example, slots[2], example]
+    ids, values, counts, _ = call("SparsePool2d", slots, examples, attributes)
+    return SparseSpikes._trusted(ids, values, counts, geometry.neurons, None)
 
 
 def has_operator(operator: str) -> bool:
@@ -543,6 +591,49 @@ def sparse_linear(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Seq
     ids, values, counts, weight = inputs[:4]
     bias = inputs[4] if len(inputs) == 5 else None
     return [SparseLinear.apply(_wide(values), _wide(weight), bias, ids.int(), counts.int()).to(values.dtype)]
+
+
+def sparse_conv2d(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
+    """``ai.snnipu.SparseConv2d``, version 1.
+
+    Args:
+        inputs: ids, values, counts, floats; weight ``[out, in / groups, kh, kw]``; bias ``[out]`` where there is a
+            fifth one. Values and weight may be float16, each for itself.
+        attributes: ``geometry``, as :class:`snnipu.ops._maps.Geometry`; ``plan`` and ``input_gradient``, which change
+            no result here.
+
+    Returns:
+        ``[T, B, neurons of the output]`` of the values' type.
+    """
+    names = ("ids", "values", "counts", "weight", "bias")[: 5 if len(inputs) == 5 else 4]
+    _expect("SparseConv2d", inputs, names, attributes, "geometry", "plan", "input_gradient")
+    ids, values, counts, weight = inputs[:4]
+    bias = inputs[4] if len(inputs) == 5 else None
+    sizes = attributes["geometry"]
+    return [SparseConv2d.apply(_wide(values), _wide(weight), bias, ids.int(), counts.int(), sizes).to(values.dtype)]
+
+
+def sparse_pool2d(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
+    """``ai.snnipu.SparsePool2d``, version 1.
+
+    Args:
+        inputs: ids, values, counts, floats; values may be float16.
+        attributes: ``geometry``, as :class:`snnipu.ops._maps.PoolGeometry`; ``mode``; ``capacity``, slots enough for
+            all that is reached.
+
+    Returns:
+        ids, values ``[T, B, capacity]``, counts ``[T, B, 2]``, and source ``[T, B, capacity]``, which is zeros here;
+        values of the input's type.
+    """
+    _expect("SparsePool2d", inputs, ("ids", "values", "counts"), attributes, "geometry", "mode", "capacity")
+    if attributes["mode"] not in MODES.values():
+        raise ValueError(f"SparsePool2d: mode must be from 0 to 2, got {attributes['mode']}")
+    ids, values, counts = inputs
+    sizes = (attributes["geometry"], attributes["mode"], attributes["capacity"])
+    own_ids, own_values, own_counts = SparsePool2d.apply(_wide(values), ids.int(), counts.int(), *sizes)
+    floats = own_values.dtype
+    own = [own_ids.to(floats), own_values.to(values.dtype), own_counts.to(floats)]
+    return [*own, torch.zeros_like(own_values).detach()]
 
 
 def lif_sequence(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:

@@ -5,16 +5,20 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
-from typing import Any, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Union
 
 from torch import nn
 
 from snnipu._files import write_text
+from snnipu._names import is_installed
+from snnipu._version import __version__
 from snnipu.cli._streams import output_path
 from snnipu.cli.bench import _positive_integer
 from snnipu.ipu import report
 from snnipu.ipu.mapping import MAX_IPUS, plan
+from snnipu.ipu.model import IpuModelError
 from snnipu.ipu.network import DTYPES, OPTIMIZERS, NetworkSpec
+from snnipu.ipu.operators import OperatorsProfile, has_maps
 from snnipu.ipu.performance import estimate
 from snnipu.ipu.targets import TARGETS
 
@@ -116,14 +120,15 @@ def _load(path: Path, name: str) -> nn.Module:
     return found
 
 
-def _network(arguments: argparse.Namespace) -> NetworkSpec:
-    more = {
+def _network(arguments: argparse.Namespace) -> Union[NetworkSpec, OperatorsProfile]:
+    """What to plan; a network with layers on maps is counted, operator by operator."""
+    common = {
         "batch_size": arguments.batch_size,
         "steps": arguments.steps,
         "dtype": arguments.dtype,
-        "optimizer": arguments.optimizer,
         "training": not arguments.inference,
     }
+    more = {**common, "optimizer": arguments.optimizer}
     activity = arguments.activity[0] if len(arguments.activity) == 1 else arguments.activity
     text: str = arguments.model
     if text.replace(",", "").replace(" ", "").replace("-", "").isdigit():
@@ -139,7 +144,24 @@ def _network(arguments: argparse.Namespace) -> NetworkSpec:
         raise ModelError(f"expected sizes such as 784,1000,10, or a Python file (.py), but is {text!r}")
     if arguments.input_slots is not None:
         raise ModelError("--input-slots is for sizes; a model has max_spikes")
-    return NetworkSpec.from_module(_load(Path(file), name or "model"), activity, **more)
+    module = _load(Path(file), name or "model")
+    if has_maps(module):
+        return _operators(module, arguments, common)
+    return NetworkSpec.from_module(module, activity, **more)
+
+
+def _operators(module: nn.Module, arguments: argparse.Namespace, common: Dict[str, Any]) -> OperatorsProfile:
+    for option, given in (("--html", arguments.html), ("--neurons-per-tile", arguments.neurons_per_tile)):
+        if given:
+            raise ModelError(f"{option} is for fully connected networks, and this one has layers on maps")
+    if len(arguments.activity) > 1:
+        raise ModelError("layers on maps take one --activity, that of the input: their slots are their max_spikes")
+    if is_installed("poptorch"):
+        raise ModelError("layers on maps are counted by snnipu's host runtime, and PopTorch is installed here")
+    from snnipu.poptorch._operators_profile import profile_operators
+
+    machine = {"target": arguments.target, "ipus": arguments.ipus}
+    return profile_operators(module, arguments.activity[0], **common, **machine)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -148,8 +170,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         network = _network(arguments)
-    except (ModelError, TypeError, ValueError) as error:
+    except (ModelError, TypeError, ValueError, IpuModelError) as error:
         parser.error(f"argument --model: {error}")
+    if isinstance(network, OperatorsProfile):
+        print(network)
+        if arguments.json:
+            document = {"format": report.FORMAT, "snnipu": __version__, **network.to_dict()}
+            write_text(arguments.json, json.dumps(document, indent=2, allow_nan=False) + "\n")
+        return 0
     made = plan(network, arguments.target, arguments.ipus, neurons_per_tile=arguments.neurons_per_tile)
     performance = estimate(made) if made.layers else None
     print(report.text(performance) if performance is not None else report.plan_only_text(made))

@@ -540,10 +540,6 @@ def set_up(
         raise UsageError(f"argument --engine: {config.engine} does not run on the IPU model; --device cpu does")
     if on_ipu_model and config.precision != "float32":
         raise UsageError(f"argument --precision: {config.precision} does not run on the IPU model; --device cpu does")
-    if on_ipu_model and getattr(config, "network", "fc") == "conv" and getattr(config, "method", "") != "dense":
-        raise UsageError(
-            "argument --network: event-driven convolutions do not run on the IPU model; --dense or --device cpu does"
-        )
     if options.replicas is not None and not on_ipu_model:
         raise UsageError(f"argument --replicas: only for --device {IPU_MODEL}; torchrun starts several processes")
     data = ranks.local_first(lambda: load_data(config, options)) if options.download else load_data(config, options)

@@ -18,7 +18,9 @@ count here is a model's, not a measurement.
 """
 
 import math
-from typing import Callable
+from typing import Callable, Tuple
+
+from snnipu.ops._maps import Geometry
 
 WORKERS = 6
 # Overhead of a MultiVertex: its supervisor, and start and end of each worker.
@@ -164,3 +166,56 @@ RECEIVE, SEND = 3, 2
 def exchange(received: float, bytes_per_cycle: float, instructions: float = 0.0) -> float:
     """Cycles until a tile has received (or sent) so many bytes, and issued the instructions of its messages."""
     return max(math.ceil(received / bytes_per_cycle), math.ceil(instructions))
+
+
+# ---- convolutions: csrc/vertices/sparse_conv.cpp
+
+# The next index of a kernel, and whether it leads to a place; a packed place's parts.
+KERNEL_INDEX, PLACE = 7, 24
+
+
+def _hits(geometry: Geometry, lines: int) -> Tuple[float, float]:
+    """How many of a kernel's lines, and columns, lead from a coordinate of the input into a band, on average."""
+    down = min(geometry.kernel_height, lines * geometry.kernel_height / geometry.in_height)
+    across = min(geometry.kernel_width, geometry.out_width * geometry.kernel_width / geometry.in_width)
+    return down, across
+
+
+def _place(geometry: Geometry) -> float:
+    return PLACE + 12 * (geometry.stride_y > 1) + 12 * (geometry.stride_x > 1)
+
+
+def _over_kernel(geometry: Geometry, lines: int, each: float, part: float = 1.0) -> float:
+    """All indices of a kernel for a place, ``each`` instructions for one that leads into a ``part`` of the band."""
+    down, across = _hits(geometry, lines)
+    columns = 8 + geometry.kernel_width * KERNEL_INDEX + across * each
+    return geometry.kernel_height * KERNEL_INDEX + down * part * columns
+
+
+def conv_forward(geometry: Geometry, rows: int, slots: float, lanes: int, lines: int) -> float:
+    """``SparseConvForward`` and ``ChannelsFirst``: what the spikes of ``rows`` add to a band of ``lines`` lines."""
+    places, groups = lines * geometry.out_width, math.ceil(lanes / 8)
+    shares = min(lines, math.ceil(WORKERS / (rows * groups)))
+    line = 37 - KERNEL_INDEX - 4 * (8 - min(lanes, 8))  # of four vectors; a vector less, 8 instructions less
+    spike = _place(geometry) + _over_kernel(geometry, lines, line, 1 / shares)
+    item = 20 + places / shares * (3 + min(lanes, 8) / 2) + slots * spike
+    return multi_vertex(30 + share(rows * groups * shares) * item) + each(rows * places * lanes, 5)
+
+
+def conv_weight_gradient(geometry: Geometry, rows: int, slots: float, lanes: int, lines: int) -> float:
+    """``SparseConvWeightUpdate`` and ``ChannelsLast``: workers share the kernel's indices and groups of 8 lanes."""
+    taps, groups = geometry.kernel_height * geometry.kernel_width, math.ceil(lanes / 8)
+    down, across = _hits(geometry, lines)
+    items = share(taps * groups)
+    own = math.ceil(items / groups)
+    registers = min(4 * items, vectors(lanes) * own)
+    hit = down * across / taps
+    spike = _place(geometry) + 6 + own * (12 + hit * 10) + hit * registers * (LOOP + 3 * MOVE + 2)
+    ordered = each(rows * lines * geometry.out_width * lanes, 5)
+    return multi_vertex(40 + rows * (12 + slots * spike)) + ordered
+
+
+def conv_value_gradient(geometry: Geometry, rows: int, slots: float, lanes: int, lines: int) -> float:
+    """``SparseConvValueGradient``: products of weights with the maps' gradients, at every slot."""
+    slot = _place(geometry) + 8 + _over_kernel(geometry, lines, 8 + vectors(lanes) * 10)
+    return multi_vertex(20 + rows * (16 + share(slots) * slot))

@@ -251,6 +251,7 @@ _REMEDIES = (
     ("of all steps", "fewer time steps or samples at once"),
     ("spikes of all steps", "fewer slots (max_spikes)"),
     ("values of all steps", "fewer slots (max_spikes)"),
+    ("kernels", "float16 weights, or fewer channels before the convolution"),
     ("weight", "float16 weights, or fewer neurons to a tile (a plan of snnipu.ipu.plan as ipu_plan)"),
     ("partial", "fewer slots (max_spikes) or samples at once"),
 )

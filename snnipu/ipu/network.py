@@ -172,7 +172,9 @@ def _layers_of(module: nn.Module) -> _Layers:
         raise TypeError(f"model must be a torch.nn.Module, got {type(module).__name__}")
     networks = [child for child in module.modules() if isinstance(child, SparseNetwork)]
     if any(isinstance(child, SparseConvLeaky) for child in module.modules()):
-        raise TypeError("model: convolutional layers have no plan yet")
+        raise TypeError(
+            "model: layers on maps are no part of such a plan; python -m snnipu profile counts them by themselves"
+        )
     if len(networks) == 1:
         network = networks[0]
         caps = [network.max_input_spikes, *(layer.max_spikes for layer in network.layers)]

@@ -80,11 +80,13 @@ class _OnMaps(nn.Module):
 
     def _chosen(self, x: DenseOrSparse) -> DenseOrSparse:
         """The input in the form whose convolution is to be computed: spikes, or dense maps ``[T, B, C, H, W]``."""
+        # A compiled graph cannot look at the data: spikes stay spikes, and a dense tensor stays one.
+        compiled = popart.uses_operator("event-driven layers on maps", "SparseConv2d") or is_compiling()
         if isinstance(x, SparseSpikes):
             shape = maps_of(x, self.in_channels, self.input_size)
             self._check_device(x)
             self._fixed(*shape[1:])
-            if self._dense_path(x):
+            if self._dense_path(x, compiled):
                 return x.to_dense().reshape(*x.ids.shape[:2], *shape)
             return x.with_maps(shape)
         if not isinstance(x, torch.Tensor):
@@ -103,19 +105,19 @@ class _OnMaps(nn.Module):
         self._fixed(*x.shape[3:])
         if self.path == "dense":
             return x
-        if self.path == "auto" and (is_compiling() or x.requires_grad or x.device.type in ("meta", "cuda")):
+        if self.path == "auto" and (compiled or x.requires_grad or x.device.type in ("meta", "cuda")):
             return x
         if self.path == "auto" and int(torch.count_nonzero(x)) > BREAK_EVEN * x.numel():
             return x
         return ops.dense_to_sparse(x.flatten(2)).with_maps((x.shape[2], x.shape[3], x.shape[4]))
 
-    def _dense_path(self, x: SparseSpikes) -> bool:
+    def _dense_path(self, x: SparseSpikes, compiled: bool) -> bool:
         if self.path != "auto":
             return self.path == "dense"
         # Where the operators are faster on a GPU has not been measured.
         if x.device.type == "cuda":
             return True
-        return x.device.type != "meta" and not is_compiling() and x.activity > BREAK_EVEN
+        return x.device.type != "meta" and not compiled and x.activity > BREAK_EVEN
 
     def _check_device(self, x: DenseOrSparse) -> None:
         if x.device != self.weight.device:
@@ -190,7 +192,6 @@ class SparseConv2d(_OnMaps):
 
     def forward(self, x: DenseOrSparse) -> torch.Tensor:
         """``x``: SparseSpikes, or a dense ``[T, B, C, H, W]`` of any real dtype -> ``[T, B, out, H', W']``."""
-        popart.refuse_tracing("SparseConv2d")
         chosen = self._chosen(x)
         if isinstance(chosen, SparseSpikes):
             return ops.sparse_conv2d(chosen, self.weight, self.bias, **self._maps())
@@ -302,7 +303,6 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
         Raises:
             TypeError, ValueError: ``x`` of another type, shape, size or device; the message says which.
         """
-        popart.refuse_tracing("SparseConvLeaky")
         check_delay(delay)
         chosen = self._chosen(x)
         if isinstance(chosen, SparseSpikes):
@@ -321,7 +321,6 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
 
     def membranes(self, x: DenseOrSparse, *, delay: int = 0) -> torch.Tensor:
         """Membranes ``[T, B, out, H', W']`` for ``x``, dense: to look at, or for a loss on them."""
-        popart.refuse_tracing("SparseConvLeaky")
         check_delay(delay)
         chosen = self._chosen(x)
         if isinstance(chosen, SparseSpikes):
@@ -418,7 +417,6 @@ class SparsePool2d(nn.Module):
 
         A dense tensor's nonzero elements are its spikes, and get its gradient.
         """
-        popart.refuse_tracing("SparsePool2d")
         if isinstance(x, torch.Tensor):
             if x.dim() != 5:
                 raise ValueError(f"x must have shape [T, B, C, H, W], got {tuple(x.shape)}")

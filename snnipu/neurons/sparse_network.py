@@ -303,10 +303,7 @@ class SparseNetwork(nn.Module):
 
     def _one_operator(self) -> bool:
         """Whether the network runs as a PopART operator of its own; else its layers do."""
-        if self.on_maps:
-            popart.refuse_tracing("SparseNetwork with convolutions")
-            return False
-        if not (self.delay == 1 and popart.uses_operator("SparseNetwork", "SparseLinear")):
+        if self.on_maps or not (self.delay == 1 and popart.uses_operator("SparseNetwork", "SparseLinear")):
             return False
         # What is replaced or watched in a layer is honoured: then it runs by itself.
         if not all(type(layer).forward is SparseLeaky.forward and is_plain(layer) for layer in self.layers):

@@ -168,10 +168,13 @@ def sparse_conv2d(
     them Messikommer et al., "Event-based asynchronous sparse convolutional networks", ECCV 2020.
     """
     spikes = check_spikes("spikes", spikes)
-    _route.refuse_tracing("sparse_conv2d")
+    given = weight
     weight = conv_weight_argument(weight, spikes, groups)
     bias = bias_argument(bias, weight)
     geometry = conv_argument(spikes, weight, input_size, stride, padding, dilation, groups)
+    if _route.uses_operator("sparse_conv2d", "SparseConv2d"):
+        made: torch.Tensor = _route.call("sparse_conv2d", spikes, given, bias, geometry)
+        return made.reshape(*made.shape[:2], *geometry.out_shape)
     out = SparseConv2d.apply(spikes.values.to(weight.dtype), weight, bias, spikes.ids, spikes.counts, as_list(geometry))
     return out.reshape(*out.shape[:2], *geometry.out_shape)
 

@@ -14,7 +14,7 @@ from snnipu.ops._spike_gradient import IDENTITY, evaluate, fused
 from snnipu.ops.lif_sequence import learnt_decay
 from snnipu.ops.select_spikes import grad_threshold_argument
 from snnipu.ops.sparse_conv2d import conv_argument, conv_weight_argument
-from snnipu.ops.sparse_lif_sequence import delayed, integrated, membrane_gradient, selected, words
+from snnipu.ops.sparse_lif_sequence import delayed, integrated, membrane_gradient, selected, spikes_of_current, words
 from snnipu.ops.sparse_linear import bias_argument
 from snnipu.spikes import SparseSpikes
 from snnipu.surrogate import Kernel, SpikeGrad
@@ -40,6 +40,12 @@ BackwardResult = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, t
 def per_neuron(parameter: torch.Tensor, sizes: Geometry) -> torch.Tensor:
     """A parameter of one element, or one of a channel, which all places of its map have."""
     return parameter if parameter.numel() == 1 else parameter.reshape(-1).repeat_interleave(sizes.positions)
+
+
+def over_places(parameter: torch.Tensor, sizes: Geometry) -> torch.Tensor:
+    """A parameter of one element, or of each channel, likewise as a view: ``repeat_interleave`` counts on the host."""
+    flat = parameter.reshape(-1, 1)
+    return parameter.reshape(-1) if flat.numel() == 1 else flat.expand(-1, sizes.positions).reshape(-1)
 
 
 def channels_last(x: torch.Tensor, sizes: Geometry) -> torch.Tensor:
@@ -365,7 +371,7 @@ def sparse_conv_lif_sequence(
     Source: as :func:`sparse_lif_sequence` and :func:`sparse_conv2d`.
     """
     spikes = check_spikes("spikes", spikes)
-    _route.refuse_tracing("sparse_conv_lif_sequence")
+    given = weight
     weight = conv_weight_argument(weight, spikes, groups)
     bias = bias_argument(bias, weight)
     geometry = conv_argument(spikes, weight, input_size, stride, padding, dilation, groups)
@@ -378,6 +384,14 @@ def sparse_conv_lif_sequence(
     if isinstance(input_scale, bool) or not isinstance(input_scale, (int, float)):
         raise TypeError(f"input_scale must be a number, got {input_scale!r}")
     kernel, function = fused(spike_grad)
+    if _route.uses_operator("sparse_conv_lif_sequence", "SparseConv2d"):
+        current = _route.call("sparse_conv2d", spikes, given, None, geometry)
+        offset = None if bias is None else over_places(bias, geometry)
+        decay = over_places(parameter_argument("beta", beta, channels, weight), geometry)
+        level = over_places(threshold_, geometry)
+        selection = (grad_threshold, max_spikes, spike_grad, overflow)
+        made = spikes_of_current(current, offset, decay, level, reset, input_scale, delay, *selection)
+        return made.with_maps(geometry.out_shape)
     capacity = capacity_argument(max_spikes, geometry.neurons, weight)
     ids, values, counts, dropped = SparseConvLifSequence.apply(
         spikes.values.to(weight.dtype),

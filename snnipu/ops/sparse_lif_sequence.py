@@ -456,6 +456,29 @@ def _later(spikes: SparseSpikes, delay: int) -> SparseSpikes:
     return SparseSpikes._trusted(ids, values, counts, spikes.num_neurons)
 
 
+def spikes_of_current(
+    current: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    beta: Parameter,
+    threshold: torch.Tensor,
+    reset: int,
+    input_scale: float,
+    delay: int,
+    grad_threshold: Optional[float],
+    max_spikes: Optional[int],
+    spike_grad: Optional[SpikeGrad],
+    overflow: str,
+) -> SparseSpikes:
+    """Neurons and selection by operators of their own, of the weighted spikes ``[T, B, N]``; parameters of one element
+    or ``[N]``."""
+    current = delayed(current * input_scale if input_scale != 1 else current, delay)
+    current = current if bias is None else current + bias
+    # The surrogate is the selection's: nothing reads the spikes of this operator.
+    _, mem, _ = lif_apply(current, None, beta, threshold, 1.0, None, reset, True, None)
+    assert mem is not None
+    return select_spikes(mem, threshold, grad_threshold, max_spikes, spike_grad=spike_grad, overflow=overflow)
+
+
 def sparse_lif_sequence(
     spikes: SparseSpikes,
     weight: torch.Tensor,
@@ -538,12 +561,8 @@ def sparse_lif_sequence(
             return cast(SparseSpikes, made)
     elif _route.uses_operator("sparse_lif_sequence", "SparseLinear"):
         current = _route.call("sparse_linear", spikes, given, None)
-        current = delayed(current * input_scale if input_scale != 1 else current, delay)
-        current = current if bias is None else current + bias
-        # The surrogate is the selection's: nothing reads the spikes of this operator.
-        _, mem, _ = lif_apply(current, None, beta, threshold_, 1.0, None, reset, True, None)
-        assert mem is not None
-        return select_spikes(mem, threshold_, grad_threshold, max_spikes, spike_grad=spike_grad, overflow=overflow)
+        selection = (grad_threshold, max_spikes, spike_grad, overflow)
+        return spikes_of_current(current, bias, beta, threshold_, reset, input_scale, delay, *selection)
     capacity = capacity_argument(max_spikes, neurons, weight)
     ids, values, counts, dropped = SparseLifSequence.apply(
         spikes.values.to(weight.dtype),

@@ -210,7 +210,6 @@ def sparse_pool2d(
     Source: ``torch.nn.functional.max_pool2d`` and ``avg_pool2d``, on the form of Gruen et al., arXiv 2311.04386, 2023.
     """
     spikes = check_spikes("spikes", spikes)
-    _route.refuse_tracing("sparse_pool2d")
     code = mode_code(mode)
     kernel = pair("kernel_size", kernel_size, 1)
     strides = kernel if stride is None else pair("stride", stride, 1)
@@ -223,6 +222,9 @@ def sparse_pool2d(
     if spikes.map_shape is not None and spikes.map_shape != shape:
         raise ValueError(f"spikes must be of maps {shape}, as input_size says, got map_shape={spikes.map_shape}")
     geometry = pool_geometry(shape, kernel, strides, pair("padding", padding, 0))
+    if _route.uses_operator("sparse_pool2d", "SparsePool2d"):
+        made: SparseSpikes = _route.call("sparse_pool2d", spikes, geometry, code)
+        return made.with_maps(geometry.out_shape)
     # Without data nobody knows what is needed.
     unknown = is_compiling() or spikes.device.type == "meta"
     ids, values, counts = SparsePool2d.apply(

@@ -27,6 +27,8 @@ _LAZY: Dict[Tuple[str, str, int], str] = {
     ("DenseToSparse", DOMAIN, 1): "snnipu.backends.popart:dense_to_sparse",
     ("SparseToDense", DOMAIN, 1): "snnipu.backends.popart:sparse_to_dense",
     ("SparseLinear", DOMAIN, 1): "snnipu.backends.popart:sparse_linear",
+    ("SparseConv2d", DOMAIN, 1): "snnipu.backends.popart:sparse_conv2d",
+    ("SparsePool2d", DOMAIN, 1): "snnipu.backends.popart:sparse_pool2d",
 }
 
 

@@ -4,10 +4,14 @@ import json
 import re
 
 import pytest
+import torch
+from support.operators import needs_host_runtime, needs_library
 
+import snnipu as snn
 from snnipu import ipu
 from snnipu.cli import main as command_line
 from snnipu.ipu import published
+from snnipu.ipu.model import IpuModelError
 
 PINNED = {
     "fits",
@@ -131,6 +135,131 @@ def test_wrong_arguments(arguments, message, model_file, capsys, monkeypatch):
         run(*(argument.replace("FILE", str(model_file)) for argument in arguments))
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
+
+
+MAPS = """
+import torch
+import snnipu as snn
+
+model = snn.SparseNetwork([(2, 12, 12), "6C3", "MP2", 10], beta=0.9, grad_threshold=0.5, max_spikes=[30, 60, 10])
+without_size = torch.nn.Sequential(snn.SparseConvLeaky(2, 6, 3, beta=0.9))
+large = torch.nn.Sequential(snn.SparseConv2d(2, 60, 3, input_size=(64, 64)))
+"""
+
+
+@pytest.fixture
+def maps_file(tmp_path):
+    (tmp_path / "maps.py").write_text(MAPS)
+    return tmp_path / "maps.py"
+
+
+@needs_host_runtime
+@needs_library
+def test_layers_on_maps_are_counted_operator_by_operator(maps_file, tmp_path, capsys):
+    out = tmp_path / "out.json"
+    options = ["--batch-size", 4, "--steps", 10, "--target", "mk1", "--ipus", 2, "--json", out]
+    assert run("--model", maps_file, *options) == 0
+    said = capsys.readouterr().out
+    assert "convolution 2x12x12 to 6x10x10 on " in said
+    assert "not measured" in said
+    document = json.loads(out.read_text())
+    assert document["fits"] is True
+    assert document["target"]["name"] == "mk1"
+    names = [operator["name"] for operator in document["operators"]]
+    forwards = [name for name in names if not name.endswith("(gradient)")]
+    assert forwards[0] == "SparseConv2d"
+    assert [name for name in forwards if name.startswith("Sparse")] == ["SparseConv2d", "SparsePool2d", "SparseLinear"]
+    assert sorted(names[len(forwards) :]) == sorted(f"{name} (gradient)" for name in forwards)
+    assert all(operator["cycles"] > 0 for operator in document["operators"])
+    first = document["operators"][0]
+    assert first["inputs"] == [10, 4, 30]
+    assert first["plan"]["tiles"] > 100
+    total = sum(operator["cycles"] for operator in document["operators"])
+    assert document["cycles_per_batch"] == pytest.approx(total)
+    assert document["samples_per_s"] == pytest.approx(4 * 1.6e9 / total)
+    for operator in document["operators"]:
+        assert f"{operator['cycles']:,.0f}" in said
+    assert run("--model", maps_file, *options, "--inference", "--dtype", "float16") == 0
+    document = json.loads(out.read_text())
+    assert [operator["name"] for operator in document["operators"]] == forwards
+
+
+@needs_host_runtime
+@needs_library
+def test_layers_on_maps_that_do_not_fit(maps_file, tmp_path, capsys):
+    out = tmp_path / "out.json"
+    assert (
+        run(
+            "--model",
+            f"{maps_file}:large",
+            "--target",
+            "mk1",
+            "--json",
+            out,
+            "--steps",
+            120,
+            "--batch-size",
+            4,
+            "--inference",
+        )
+        == 0
+    )
+    document = json.loads(out.read_text())
+    assert (document["fits"], document["samples_per_s"]) == (False, 0)
+    assert "What helps: fewer time steps or samples at once" in document["problems"][0]
+    assert "does not fit: SparseConv2d" in capsys.readouterr().out
+
+
+@needs_host_runtime
+@needs_library
+def test_counting_runs_nothing_and_changes_nothing(monkeypatch):
+    """Neither values nor types of the parameters; and no program runs."""
+    from snnipu.ipu.model import Program
+    from snnipu.poptorch._operators_profile import profile_operators
+
+    def run_it(program, inputs):
+        raise AssertionError("a program ran")
+
+    monkeypatch.setattr(Program, "run", run_it)
+    net = snn.SparseNetwork([(2, 12, 12), "6C3", 10], beta=0.9, learn_beta=True, max_spikes=[30, 60, 10])
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    for dtype in ("float32", "float16"):
+        found = profile_operators(net, 0.05, batch_size=2, steps=5, dtype=dtype)
+        assert found.operators[0].plan.dtype == dtype
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name]), name
+        assert value.dtype == before[name].dtype
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("model", ["--html", "page.html"], "--html is for fully connected networks"),
+        ("model", ["--neurons-per-tile", "4"], "--neurons-per-tile is for fully connected networks"),
+        ("model", ["--activity", "0.1,0.2,0.3"], "layers on maps take one --activity"),
+        ("without_size", [], "the first layer on maps must have its input_size"),
+    ],
+)
+@needs_host_runtime
+def test_wrong_arguments_for_layers_on_maps(name, arguments, message, maps_file, capsys, monkeypatch):
+    monkeypatch.chdir(maps_file.parent)
+    with pytest.raises(SystemExit) as stopped:
+        run("--model", f"{maps_file}:{name}", *arguments)
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@needs_host_runtime
+def test_without_the_library_layers_on_maps_are_refused(maps_file, capsys, monkeypatch):
+    def missing():
+        raise IpuModelError("there is no library of the IPU model")
+
+    monkeypatch.setattr("snnipu.ipu.model.library", missing)
+    with pytest.raises(SystemExit) as stopped:
+        run("--model", maps_file)
+    assert stopped.value.code == 2
+    assert "there is no library of the IPU model" in capsys.readouterr().err
 
 
 def test_the_guide_shows_what_it_prints(repository, capsys):

@@ -323,11 +323,22 @@ def test_wrong_networks(tmp_path, capsys, arguments, message):
 
 @needs_host_runtime
 @needs_library
-def test_event_driven_convolutions_are_refused_on_the_ipu_model(tmp_path, capsys):
-    write_recordings(tmp_path, samples=2)
-    arguments = ["--dataset", "nmnist", "--data-dir", ".", "--network", "conv", "--batch-size", "2", "--no-checkpoint"]
-    error = fails(capsys, *arguments, "--device", "ipu-model")
-    assert "argument --network: event-driven convolutions do not run on the IPU model; --dense or" in error
+def test_event_driven_convolutions_on_the_ipu_model(tmp_path, monkeypatch, capsys):
+    """The host's losses, and their operators in the report."""
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:16")
+    write_recordings(tmp_path / "data", samples=4)
+    arguments = ["--dataset", "nmnist", "--data-dir", "data", "--network", "conv", "--hidden", "4C5S2-MP2-6C3"]
+    arguments += ["--steps", "6", "--step-us", "2500", "--batch-size", "8", "--epochs", "2", "--lr", "0.01"]
+    arguments += ["--method=sparse_ops", "--no-checkpoint", "--json", "r.json"]
+    reports = []
+    for device in ("ipu-model", "cpu"):
+        assert train.main([*arguments, "--device", device]) == 0
+        capsys.readouterr()
+        reports.append(json.loads((tmp_path / "r.json").read_text()))
+    losses = [[record["train_loss"] for record in report["history"]] for report in reports]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    ran = {entry["operator"] for entry in reports[0]["ipu_model"]}
+    assert {"SparseConv2d", "SparseConv2d (gradient)", "SparsePool2d", "SparsePool2d (gradient)"} <= ran
 
 
 def test_binned_recordings_are_kept_on_the_disk(tmp_path, monkeypatch, capsys):

@@ -275,7 +275,7 @@ def test_modules_are_read():
         (nn.Sequential(nn.Conv2d(1, 2, 3)), "expected a SparseNetwork.*holds Conv2d"),
         (nn.Sequential(nn.Linear(3, 4), nn.ReLU()), "expected a SparseNetwork"),
         (nn.Sequential(snn.SparseLeaky(3, 4, beta=0.9), snn.SparseLeaky(5, 2, beta=0.9)), "do not follow"),
-        (snn.SparseNetwork([(1, 8, 8), "4C3", 10], beta=0.9), "convolutional layers have no plan yet"),
+        (snn.SparseNetwork([(1, 8, 8), "4C3", 10], beta=0.9), "layers on maps are no part of such a plan"),
         (nn.Sequential(*(snn.SparseNetwork([3, 2], beta=0.9) for _ in range(2))), "2 SparseNetworks"),
         (torch.zeros(3), "must be a torch.nn.Module"),
     ],

@@ -41,6 +41,17 @@ CASES = {
     "DenseToSparse": lambda: ([torch.randn(T, B, N)], {"capacity": SLOTS, "rotate": 1}, (1,)),
     "SparseToDense": lambda: (slots(), {"num_neurons": N}, (0,)),
     "SparseLinear": lambda: ([*slots(), torch.randn(29, N), torch.randn(29)], {"unit_values": 0}, (0,)),
+    # Maps of 5 x 3 x 3 to 9 x 2 x 3, a channel, a line or some rows to a tile; and pools of these to 5 x 2 x 2.
+    "SparseConv2d": lambda: (
+        [*slots(), torch.randn(9, 5, 2, 3), torch.randn(9)],
+        {
+            "geometry": [5, 3, 3, 9, 2, 3, 2, 3, 1, 1, 0, 1, 1, 1, 1],
+            "plan": [5, 1, 20],
+            "input_gradient": 1,
+        },
+        (0,),
+    ),
+    "SparsePool2d": lambda: (slots(), {"geometry": [5, 3, 3, 2, 2, 2, 2, 1, 1, 0, 0], "mode": 0, "capacity": 20}, (1,)),
     "SparseNetwork": lambda: (
         [
             *slots(),
@@ -75,6 +86,8 @@ HALF = {  # what may be float16
     "SparseToDense": (1,),
     "SparseLinear": (1, 3),
     "SparseNetwork": (1, 3, 6),
+    "SparseConv2d": (1, 3),
+    "SparsePool2d": (1,),
 }
 
 

@@ -2,6 +2,7 @@
 #include "vertices/neuron.cpp"
 #include "vertices/select_spikes.cpp"
 #include "vertices/slots.cpp"
+#include "vertices/sparse_conv.cpp"
 #include "vertices/sparse_lif.cpp"
 #include "vertices/sparse_linear.cpp"
 #include "vertices/sparse_network.cpp"
@@ -91,3 +92,34 @@ SNNIPU_PROBE(SumSlots)(SumSlots<float> &v) {
 SNNIPU_PROBE(SumParts)(SumParts<float> &v) { v.compute(0); }
 SNNIPU_PROBE(ClampUnit)(ClampUnit<float> &v) { v.compute(0); }
 SNNIPU_PROBE(InsideUnit)(InsideUnit<float> &v) { v.compute(0); }
+
+// A kernel's line of a spike, for a group of registers.
+#define SNNIPU_KERNEL_LINE(S, K)                                                                                       \
+  (float *line, unsigned width, const S *weight, unsigned taps, unsigned step, float value, const KernelAxis &across,  \
+   const Quotient &x) {                                                                                                \
+    using V = Register<float>;                                                                                         \
+    addKernelLine(Registers<V, K>{}, line, width, weight, taps, step, splat<V>(value), across, x);                     \
+  }
+SNNIPU_PROBE(addKernelLine_1)
+SNNIPU_KERNEL_LINE(float, 1)
+SNNIPU_PROBE(addKernelLine_2)
+SNNIPU_KERNEL_LINE(float, 2)
+SNNIPU_PROBE(addKernelLine_3)
+SNNIPU_KERNEL_LINE(float, 3)
+SNNIPU_PROBE(addKernelLine_4)
+SNNIPU_KERNEL_LINE(float, 4)
+SNNIPU_PROBE(addKernelLine_1_half)
+SNNIPU_KERNEL_LINE(half, 1)
+SNNIPU_PROBE(addKernelLine_2_half)
+SNNIPU_KERNEL_LINE(half, 2)
+SNNIPU_PROBE(addKernelLine_3_half)
+SNNIPU_KERNEL_LINE(half, 3)
+SNNIPU_PROBE(addKernelLine_4_half)
+SNNIPU_KERNEL_LINE(half, 4)
+SNNIPU_PROBE(SparseConvWeightUpdate)(SparseConvWeightUpdate<float> &v) { v.compute(0); }
+SNNIPU_PROBE(SparseConvValueGradient)(SparseConvValueGradient<float> &v) { v.compute(0); }
+SNNIPU_PROBE(SparseConvValueGradient_half)(SparseConvValueGradient<half> &v) { v.compute(0); }
+SNNIPU_PROBE(ChannelsFirst)(ChannelsFirst<float> &v) { v.compute(0); }
+SNNIPU_PROBE(ChannelsFirst_half)(ChannelsFirst<half> &v) { v.compute(0); }
+SNNIPU_PROBE(ChannelsLast)(ChannelsLast<float> &v) { v.compute(0); }
+SNNIPU_PROBE(ChannelsLast_half)(ChannelsLast<half> &v) { v.compute(0); }

@@ -1,0 +1,59 @@
+#include "graph/maps.hpp"
+
+#include <stdexcept>
+
+namespace snnipu {
+namespace graph {
+
+using poplar::Tensor;
+
+void checkMaps(const char *op, const MapSizes &in, const MapSizes &out, const KernelSizes &kernel) {
+  const auto refuse = [&](const std::string &what) { throw std::invalid_argument(std::string(op) + ": " + what); };
+  for (const std::size_t size : {in.channels, in.height, in.width, out.channels, kernel.height, kernel.width,
+                                 kernel.strideY, kernel.strideX, kernel.dilationY, kernel.dilationX})
+    if (size == 0)
+      refuse("sizes of maps, kernels, strides and dilations must be 1 or more");
+  const auto reached = [&](std::size_t size, std::size_t padding, std::size_t taps, std::size_t stride,
+                           std::size_t dilation) -> std::size_t {
+    const std::size_t all = size + 2 * padding, reach = (taps - 1) * dilation + 1;
+    return all < reach ? 0 : (all - reach) / stride + 1;
+  };
+  const std::size_t height = reached(in.height, kernel.paddingY, kernel.height, kernel.strideY, kernel.dilationY);
+  const std::size_t width = reached(in.width, kernel.paddingX, kernel.width, kernel.strideX, kernel.dilationX);
+  if (height == 0 || width == 0 || height != out.height || width != out.width)
+    refuse("a kernel of these sizes makes maps of " + std::to_string(height) + " x " + std::to_string(width) +
+           ", not of " + std::to_string(out.height) + " x " + std::to_string(out.width));
+  // Floats between operators.
+  if (in.neurons() > std::size_t(1) << 24 || out.neurons() > std::size_t(1) << 24)
+    refuse("maps must have at most 2^24 neurons");
+}
+
+Tensor placesOfFloats(poplar::Graph &graph, const RowSpread &spread, const Tensor &ids, const MapSizes &maps,
+                      poplar::program::Sequence &prog, const poplar::DebugContext &debug) {
+  const poplar::ComputeSet cs = graph.addComputeSet(debug);
+  const Tensor to = spread.variable(graph, poplar::UNSIGNED_INT, ids.dim(1), debug);
+  for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
+    VertexBuilder(graph, cs, "snnipu::PlacesOfFloats", tile)
+        .connect("from", spread.part(ids, tile))
+        .connect("to", spread.part(to, tile))
+        .count("size", spread.count(tile) * ids.dim(1))
+        .count("channels", maps.channels)
+        .count("height", maps.height)
+        .count("width", maps.width);
+  prog.add(poplar::program::Execute(cs));
+  return to;
+}
+
+void setKernel(VertexBuilder &vertex, const KernelSizes &kernel, const MapSizes &in) {
+  vertex.count("kernelHeight", kernel.height)
+      .count("kernelWidth", kernel.width)
+      .count("strideY", kernel.strideY)
+      .count("strideX", kernel.strideX)
+      .count("paddingY", kernel.paddingY)
+      .count("paddingX", kernel.paddingX)
+      .count("inHeight", in.height)
+      .count("inWidth", in.width);
+}
+
+} // namespace graph
+} // namespace snnipu

@@ -1,0 +1,135 @@
+"""What a network's operators take on IPUs, one after the other: figures of networks with layers on maps.
+
+A network of fully connected layers is planned as a whole (:mod:`snnipu.ipu.mapping`). One with convolutions runs
+operator by operator; ``snnipu.poptorch._operators_profile`` counts them on the IPU model.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Tuple
+
+from torch import nn
+
+from snnipu.ipu.convolution import ConvolutionPlan
+from snnipu.ipu.targets import KIBIBYTE, Target
+from snnipu.neurons import SparseConv2d, SparseConvLeaky
+
+LABEL = "predicted by snnipu's IPU model, not measured"
+
+
+@dataclass(frozen=True)
+class OperatorFigures:
+    """An operator, or its gradient, on all tiles.
+
+    Attributes:
+        name: ``SparseConv2d``, or ``SparseConv2d (gradient)``.
+        inputs: shape of its first input.
+        cycles: of a batch, with exchange and synchronisation.
+        tile_memory_max_bytes: of its fullest tile: its own inputs, outputs and variables, and code.
+        plan: of a convolution; None for others.
+    """
+
+    name: str
+    inputs: Tuple[int, ...]
+    cycles: float
+    tile_memory_max_bytes: int
+    plan: Optional[ConvolutionPlan] = None
+
+    def to_dict(self) -> Dict[str, Any]:
+        found = {name: getattr(self, name) for name in ("name", "cycles", "tile_memory_max_bytes")}
+        found["inputs"] = list(self.inputs)
+        if self.plan is not None:
+            found["plan"] = dict(zip(("channels", "lines", "rows"), self.plan.attribute), tiles=self.plan.tiles_used)
+        return found
+
+
+@dataclass(frozen=True)
+class OperatorsProfile:
+    """A network as PopART operators, one after the other.
+
+    Attributes:
+        batch_size, steps, dtype, training: what was counted.
+        target, ipus: the machine.
+        operators: in the order in which they run; gradients last.
+    """
+
+    batch_size: int
+    steps: int
+    dtype: str
+    training: bool
+    target: Target
+    ipus: int
+    operators: Tuple[OperatorFigures, ...]
+
+    @property
+    def cycles_per_batch(self) -> float:
+        return sum(operator.cycles for operator in self.operators)
+
+    @property
+    def tile_memory_max_bytes(self) -> int:
+        """Of the operator that needs most: what others keep at the same time is not in it."""
+        return max(operator.tile_memory_max_bytes for operator in self.operators)
+
+    @property
+    def problems(self) -> List[str]:
+        """Operators that do not fit, and what helps; empty where all do."""
+        limit, found = self.target.bytes_per_tile, []
+        for operator in self.operators:
+            if operator.tile_memory_max_bytes <= limit:
+                continue
+            most = f"{operator.tile_memory_max_bytes / KIBIBYTE:,.0f} of {limit // KIBIBYTE} KiB"
+            helps = "fewer slots (max_spikes), time steps or samples at once"
+            if operator.plan is not None and not operator.plan.fits:
+                helps = operator.plan.remedy()
+            found.append(
+                f"{operator.name} of {list(operator.inputs)}: its fullest tile needs {most}. What helps: {helps}."
+            )
+        return found
+
+    @property
+    def fits(self) -> bool:
+        return not self.problems
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples a second; what does not fit has none, and gets 0."""
+        return self.batch_size * self.target.clock_hz / self.cycles_per_batch if self.fits else 0.0
+
+    def __str__(self) -> str:
+        lines = [
+            f"batch {self.batch_size}, {self.steps} steps, {self.dtype}, "
+            f"{'training' if self.training else 'inference'}, on {self.ipus} x {self.target.name}, layer by layer"
+        ]
+        plans = [operator.plan for operator in self.operators if operator.plan is not None]
+        lines += [f"  convolution {plan}" for plan in dict.fromkeys(plans)]
+        lines += [f"  does not fit: {problem}" for problem in self.problems]
+        lines += ["", f"{LABEL[0].upper()}{LABEL[1:]}:"]
+        rate = f"{self.samples_per_s:,.0f}" if self.fits else "none: it does not fit"
+        lines += [f"  samples per second  {rate}", ""]
+        lines.append(f"  {'operator':<30} {'input':<20} {'cycles':>14} {'fullest tile':>13}")
+        for operator in self.operators:
+            shape, size = " x ".join(map(str, operator.inputs)), f"{operator.tile_memory_max_bytes / KIBIBYTE:,.0f} KiB"
+            lines.append(f"  {operator.name:<30} {shape:<20} {operator.cycles:>14,.0f} {size:>13}")
+        return "\n".join(lines)
+
+    def to_dict(self) -> Dict[str, Any]:
+        """The document of ``python -m snnipu profile --json``."""
+        return {
+            "label": LABEL,
+            "fits": self.fits,
+            "problems": self.problems,
+            "samples_per_s": self.samples_per_s,
+            "tile_memory_max_bytes": self.tile_memory_max_bytes,
+            "cycles_per_batch": self.cycles_per_batch,
+            "batch_size": self.batch_size,
+            "steps": self.steps,
+            "dtype": self.dtype,
+            "training": self.training,
+            "target": self.target.to_dict(),
+            "ipus": self.ipus,
+            "operators": [operator.to_dict() for operator in self.operators],
+        }
+
+
+def has_maps(module: nn.Module) -> bool:
+    """Whether layers of a module are convolutions of spikes."""
+    return any(isinstance(child, (SparseConv2d, SparseConvLeaky)) for child in module.modules())

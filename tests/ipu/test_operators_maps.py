@@ -1,0 +1,307 @@
+"""The PopART operators on spike ids of maps, through the IPU model, against the host's kernels."""
+
+import pytest
+import torch
+from support.operators import MACHINES, backward, forward, machine, needs_model_and_host
+
+from snnipu.backends.popart import pool_slots
+from snnipu.ipu.model import IpuModelError
+from snnipu.ops._maps import conv_geometry, pool_geometry
+
+pytestmark = needs_model_and_host
+
+T, B, SLOTS = 3, 4, 20
+
+
+def spikes(neurons, density=0.15, slots=SLOTS, seed=0, held=False):
+    """ids, values, counts of random spikes and gradient-only slots."""
+    torch.manual_seed(seed)
+    x = torch.randn(T, B, neurons) * (torch.rand(T, B, neurons) < density)
+    ids, values, counts, _ = torch.ops.snnipu.dense_to_sparse_fwd(x, slots, False)
+    # Behind the spikes, a few that only carry gradient.
+    counts[..., 0] -= torch.randint(0, 4, counts.shape[:2]).clamp(max=counts[..., 0])
+    values[torch.arange(slots) >= counts[..., :1]] = 0
+    return ids, values.half().float() if held else values, counts
+
+
+def as_floats(ids, values, counts):
+    return [ids.float(), values, counts.float()]
+
+
+def geometry(in_channels, size, out, kernel, stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1):
+    return conv_geometry(torch.empty(out, in_channels // groups, *kernel), size, stride, padding, dilation, groups)
+
+
+CONVOLUTIONS = {
+    "3x3": geometry(3, (7, 9), 10, (3, 3)),
+    "padded": geometry(2, (6, 5), 5, (3, 3), padding=(1, 2)),
+    "strides": geometry(4, (9, 8), 6, (3, 2), stride=(2, 3), padding=(1, 0)),
+    "dilated": geometry(2, (9, 9), 7, (2, 3), stride=(2, 1), padding=(2, 3), dilation=(3, 2)),
+    "groups": geometry(6, (5, 6), 9, (2, 2), groups=3),
+    "depthwise": geometry(4, (5, 5), 4, (3, 3), padding=(1, 1), groups=4),
+    "1x1": geometry(5, (4, 3), 20, (1, 1)),
+    "one place": geometry(3, (4, 4), 3, (4, 4)),
+    "larger than the map": geometry(2, (2, 2), 4, (5, 5), padding=(2, 2)),
+    "wide": geometry(1, (3, 2), 70, (3, 2), padding=(1, 1)),
+}
+# (channels of a block, lines of a band, rows of a share): one part; two channels, a line and a row each; and between.
+PLANS = [(64, 99, 99), (2, 1, 1), (4, 2, 5)]
+
+
+def attributes(sizes, plan, input_gradient=1):
+    return {"geometry": list(sizes), "plan": list(plan), "input_gradient": input_gradient}
+
+
+def weight_of(sizes):
+    return torch.randn(sizes.out_channels, sizes.in_channels // sizes.groups, sizes.kernel_height, sizes.kernel_width)
+
+
+def check_conv(model, sizes, plan, bias=True):
+    ids, values, counts = spikes(sizes.inputs)
+    weight, offset, grad = weight_of(sizes), torch.randn(sizes.out_channels), torch.randn(T, B, sizes.neurons)
+    inputs = [*as_floats(ids, values, counts), weight, *([offset] if bias else [])]
+    expected = torch.ops.snnipu.sparse_conv2d_fwd(ids, values, counts, weight, offset if bias else None, list(sizes))
+    (made,) = forward(model, "SparseConv2d", inputs, attributes(sizes, plan))
+    torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
+    got = backward(model, "SparseConv2d", inputs, attributes(sizes, plan), [made], [grad])
+    wanted = torch.ops.snnipu.sparse_conv2d_bwd(grad, ids, values, counts, weight, list(sizes), True, True, bias)
+    carried = torch.arange(SLOTS) < counts[..., 1:]
+    torch.testing.assert_close(got[1][carried], wanted[0][carried], rtol=1e-5, atol=2e-5)
+    assert not got[1][~carried].any()
+    for place, gradient in zip((3, 4), wanted[1:]):
+        if place < len(inputs):
+            torch.testing.assert_close(got[place], gradient, rtol=1e-5, atol=2e-5)
+    # Carriers: without them PopART would drop the gradient of whoever made the spikes.
+    assert torch.equal(got[0], torch.zeros(T, B, SLOTS))
+    assert torch.equal(got[2], torch.zeros(T, B, 2))
+
+
+@pytest.mark.parametrize(("tiles", "ipus"), MACHINES)
+@pytest.mark.parametrize("plan", PLANS)
+def test_sparse_conv2d(tiles, ipus, plan):
+    check_conv(machine(tiles, ipus), CONVOLUTIONS["3x3"], plan)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_sizes_of_convolutions(name, plan):
+    check_conv(machine(4), CONVOLUTIONS[name], plan, bias=name != "groups")
+
+
+def test_rows_in_pieces():
+    """More spikes and maps than a tile works on at a time: sums go on from one piece to the next."""
+    torch.manual_seed(0)
+    sizes = geometry(2, (24, 24), 6, (3, 3))
+    x = torch.randn(10, 6, sizes.inputs) * (torch.rand(10, 6, sizes.inputs) < 0.05)
+    ids, values, counts, _ = torch.ops.snnipu.dense_to_sparse_fwd(x, 90, False)
+    weight, offset, grad = weight_of(sizes), torch.randn(6), torch.randn(10, 6, sizes.neurons)
+    inputs = [*as_floats(ids, values, counts), weight, offset]
+    model = machine(2, options=())
+    (made,) = forward(model, "SparseConv2d", inputs, attributes(sizes, (6, 22, 30)))
+    expected = torch.ops.snnipu.sparse_conv2d_fwd(ids, values, counts, weight, offset, list(sizes))
+    torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
+    names = [step["name"] for step in model.programs()[0].report()["steps"]]
+    assert sum(name.endswith("forward") for name in names) > 1
+    got = backward(model, "SparseConv2d", inputs, attributes(sizes, (6, 22, 30)), [made], [grad])
+    wanted = torch.ops.snnipu.sparse_conv2d_bwd(grad, ids, values, counts, weight, list(sizes), True, True, True)
+    for place, gradient in zip((1, 3, 4), wanted):
+        torch.testing.assert_close(got[place], gradient, rtol=1e-5, atol=2e-4)
+
+
+def test_unit_spikes_are_summed_in_the_hosts_order():
+    """Of spikes that come one after the other, each adds its weights: as on the host where it goes spike by spike."""
+    sizes = CONVOLUTIONS["strides"]
+    ids, values, counts = spikes(sizes.inputs)
+    values = (torch.arange(SLOTS) < counts[..., :1]).float()
+    weight = weight_of(sizes)
+    (made,) = forward(
+        machine(4), "SparseConv2d", [*as_floats(ids, values, counts), weight], attributes(sizes, (2, 1, 1))
+    )
+    assert torch.equal(made, torch.ops.snnipu.sparse_conv2d_fwd(ids, values, counts, weight, None, list(sizes)))
+
+
+def test_no_gradient_of_the_input_unless_asked_for():
+    sizes = CONVOLUTIONS["3x3"]
+    ids, values, counts = spikes(sizes.inputs)
+    weight, grad = weight_of(sizes), torch.randn(T, B, sizes.neurons)
+    inputs = [*as_floats(ids, values, counts), weight]
+    model = machine(4)
+    found = [
+        backward(model, "SparseConv2d", inputs, attributes(sizes, PLANS[2], asked), [grad], [grad]) for asked in (1, 0)
+    ]
+    assert torch.equal(found[0][3], found[1][3])
+    assert found[0][1].any()
+    assert not found[1][1].any()
+    steps = [{step["name"].rsplit("/", 1)[-1] for step in program.report()["steps"]} for program in model.programs()]
+    assert ["sum" in names for names in steps] == [True, False]
+
+
+def test_work_is_spread_over_all_tiles():
+    """Channels, lines and rows, each on tiles of their own."""
+    sizes = CONVOLUTIONS["3x3"]
+    ids, values, counts = spikes(sizes.inputs)
+    inputs = [*as_floats(ids, values, counts), weight_of(sizes)]
+    model = machine(0, options=())
+    for plan in PLANS:
+        forward(model, "SparseConv2d", inputs, attributes(sizes, plan))
+    tiles = [
+        max(step["tiles"] for step in program.report()["steps"] if step["name"].endswith("forward"))
+        for program in model.programs()
+    ]
+    assert tiles == [1, 5 * 5 * 12, 3 * 3 * 3]
+
+
+POOLS = {
+    "2x2": pool_geometry((3, 6, 8), (2, 2), (2, 2), (0, 0)),
+    "leftover": pool_geometry((3, 7, 5), (2, 2), (2, 2), (0, 0)),
+    "overlapping": pool_geometry((2, 7, 7), (3, 3), (2, 2), (0, 0)),
+    "padded": pool_geometry((2, 6, 7), (3, 2), (2, 1), (1, 1)),
+    "gaps": pool_geometry((8, 7, 7), (2, 1), (3, 2), (0, 0)),
+    "one window": pool_geometry((40, 2, 2), (2, 2), (2, 2), (0, 0)),
+}
+MODES = (0, 1, 2)
+
+
+def check_pool(model, sizes, mode, positive, half=False):
+    ids, values, counts = spikes(sizes.inputs, density=0.3, held=half)
+    if positive:
+        values = (torch.arange(SLOTS) < counts[..., :1]).float()
+    asked = {"geometry": list(sizes), "mode": mode, "capacity": min(sizes.neurons, SLOTS * 4)}
+    expected = torch.ops.snnipu.sparse_pool2d_fwd(ids, values, counts, list(sizes), mode, asked["capacity"])
+    kind = torch.float16 if half else torch.float32
+    inputs = [ids.float(), values.to(kind), counts.float()]
+    made = forward(model, "SparsePool2d", inputs, asked)
+    assert [out.dtype for out in made] == [torch.float32, kind, torch.float32, torch.float32]
+    assert torch.equal(made[0], expected[0].float())
+    assert torch.equal(made[2], expected[2].float())
+    torch.testing.assert_close(
+        made[1].float(), expected[1].to(kind).float(), rtol=2.0**-10 if half else 1e-6, atol=1e-7
+    )
+    if mode == 0:
+        assert torch.equal(made[3], expected[3].float())
+    torch.manual_seed(1)
+    grad = torch.randn(expected[1].shape).to(kind)
+    got = backward(model, "SparsePool2d", inputs, asked, made, [None, grad, None, None])
+    wanted = torch.ops.snnipu.sparse_pool2d_bwd(
+        grad.float(), ids, counts, expected[0], expected[2], expected[3], list(sizes), mode
+    )
+    tolerance = {"rtol": 2.0**-10, "atol": 2.0**-10} if half else {"rtol": 1e-6, "atol": 1e-6}
+    torch.testing.assert_close(got[1].float(), wanted, **tolerance)
+    assert got[1].dtype == kind
+    assert torch.equal(got[0], torch.zeros(T, B, SLOTS))
+    assert torch.equal(got[2], torch.zeros(T, B, 2))
+
+
+@pytest.mark.parametrize(("tiles", "ipus"), MACHINES)
+@pytest.mark.parametrize("mode", MODES)
+def test_sparse_pool2d(tiles, ipus, mode):
+    check_pool(machine(tiles, ipus), POOLS["2x2"], mode, positive=True)
+
+
+@pytest.mark.parametrize("positive", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", POOLS)
+def test_sizes_of_pools(name, mode, positive):
+    check_pool(machine(4), POOLS[name], mode, positive)
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_slots_of_pools_are_enough(name):
+    """Each neuron of the input by itself: the windows that it reaches."""
+    sizes = POOLS[name]
+    ids = torch.arange(sizes.inputs, dtype=torch.int32).reshape(-1, 1, 1)
+    counts = torch.ones(sizes.inputs, 1, 2, dtype=torch.int32)
+    made = torch.ops.snnipu.sparse_pool2d_fwd(ids, torch.ones(ids.shape), counts, list(sizes), 2, sizes.neurons)
+    assert pool_slots(sizes, 1) == int(made[2].max())
+    assert pool_slots(sizes, 3) == min(3 * pool_slots(sizes, 1), sizes.neurons)
+
+
+@pytest.mark.parametrize(("tiles", "ipus"), MACHINES)
+@pytest.mark.parametrize("mode", MODES)
+def test_pools_of_half_values(tiles, ipus, mode):
+    check_pool(machine(tiles, ipus), POOLS["padded"], mode, positive=False, half=True)
+
+
+@pytest.mark.parametrize(("tiles", "ipus"), MACHINES)
+@pytest.mark.parametrize(("half_values", "half_weight"), [(True, False), (False, True), (True, True)])
+def test_convolutions_in_half(tiles, ipus, half_values, half_weight):
+    """Sums are in float32 whatever the values and weights are: numbers that float16 holds differ by the rounding of the
+    outputs alone."""
+    model, sizes = machine(tiles, ipus), CONVOLUTIONS["3x3"]
+    ids, values, counts = spikes(sizes.inputs, held=True)
+    weight, offset = weight_of(sizes).half().float(), torch.randn(sizes.out_channels)
+    grad = torch.randn(T, B, sizes.neurons).half().float()
+    inputs = [*as_floats(ids, values, counts), weight, offset]
+    asked = attributes(sizes, PLANS[2])
+    expected = forward(model, "SparseConv2d", inputs, asked)
+    wanted = backward(model, "SparseConv2d", inputs, asked, expected, [grad])
+    halved = list(inputs)
+    halved[1], halved[3] = (values.half() if half_values else values), (weight.half() if half_weight else weight)
+    made = forward(model, "SparseConv2d", halved, asked)
+    assert torch.equal(made[0], expected[0].to(halved[1].dtype))
+    got = backward(model, "SparseConv2d", halved, asked, made, [grad.to(halved[1].dtype)])
+    for place in (1, 3, 4):
+        assert got[place].dtype == halved[place].dtype
+        assert torch.equal(got[place], wanted[place].to(halved[place].dtype))
+
+
+def test_ids_out_of_range_stay_in_memory():
+    """Nothing checks ids on an IPU: they are held to the neurons there are, NaN to 0."""
+    ids, counts = torch.tensor([[[-5.0, 1e9, float("nan")]]]), torch.tensor([[[3.0, 99.0]]])
+    sizes = geometry(2, (2, 2), 1, (1, 1))
+    inputs = [ids, torch.ones(1, 1, 3), counts, torch.tensor([1.0, 10.0]).reshape(1, 2, 1, 1)]
+    (made,) = forward(machine(1), "SparseConv2d", inputs, attributes(sizes, (1, 2, 1)))
+    assert made.tolist() == [[[2.0, 0.0, 0.0, 10.0]]]
+    pool = pool_geometry((2, 2, 2), (2, 2), (2, 2), (0, 0))
+    asked = {"geometry": list(pool), "mode": 2, "capacity": 2}
+    made = forward(machine(1), "SparsePool2d", inputs[:3], asked)
+    assert [out.tolist() for out in made[:3]] == [[[[0.0, 1.0]]], [[[2.0, 1.0]]], [[[2.0, 2.0]]]]
+
+
+SLOT_INPUTS = [torch.zeros(2, 3, 4), torch.zeros(2, 3, 4), torch.zeros(2, 3, 2)]
+SIZES = CONVOLUTIONS["3x3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "asked", "message"),
+    [
+        ("SparseConv2d", [*SLOT_INPUTS, weight_of(SIZES)], attributes(SIZES[:-1], PLANS[0]), "geometry must have 15"),
+        ("SparseConv2d", [*SLOT_INPUTS, weight_of(SIZES)], attributes(SIZES, (2, 1)), "plan must have 3 entries"),
+        ("SparseConv2d", [*SLOT_INPUTS, weight_of(SIZES)], attributes(SIZES, (65, 1, 1)), "from 1 to 64 channels"),
+        ("SparseConv2d", [*SLOT_INPUTS, weight_of(SIZES)[1:]], attributes(SIZES, PLANS[0]), "weight must be .out, in"),
+        ("SparseConv2d", [*SLOT_INPUTS, weight_of(SIZES), torch.zeros(3)], attributes(SIZES, PLANS[0]), "bias must be"),
+        (
+            "SparseConv2d",
+            [*SLOT_INPUTS, weight_of(SIZES)],
+            attributes(SIZES._replace(out_height=4), PLANS[0]),
+            "makes maps of 5 x 7, not of 4 x 7",
+        ),
+        (
+            "SparseConv2d",
+            [SLOT_INPUTS[0].half(), *SLOT_INPUTS[1:], weight_of(SIZES)],
+            attributes(SIZES, PLANS[0]),
+            "ids",
+        ),
+        (
+            "SparsePool2d",
+            SLOT_INPUTS,
+            {"geometry": list(POOLS["2x2"]), "mode": 3, "capacity": 4},
+            "mode must be from 0 to 2",
+        ),
+        (
+            "SparsePool2d",
+            SLOT_INPUTS,
+            {"geometry": list(POOLS["2x2"]), "mode": 0, "capacity": 0},
+            "capacity must be 1 or more",
+        ),
+        (
+            "SparsePool2d",
+            SLOT_INPUTS,
+            {"geometry": [0, *POOLS["2x2"][1:]], "mode": 0, "capacity": 4},
+            "sizes of maps, kernels, strides and dilations must be 1 or more",
+        ),
+    ],
+)
+def test_bad_input(name, inputs, asked, message):
+    with pytest.raises(IpuModelError, match=message):
+        forward(machine(4), name, inputs, asked)

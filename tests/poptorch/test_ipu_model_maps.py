@@ -1,0 +1,205 @@
+"""Event-driven layers on maps through the IPU model, inside of a user's training loop: what the host makes of them."""
+
+import pytest
+import torch
+from support.operators import needs_host_runtime, needs_model_and_host
+from torch import nn
+
+import snnipu as snn
+from snnipu import poptorch
+from snnipu.ipu import model as ipu_model
+from snnipu.ipu.model import IpuModelError
+
+pytestmark = [needs_host_runtime, *needs_model_and_host]
+T, B, SHAPE = 6, 4, (2, 9, 10)
+
+
+def on_model():
+    return poptorch.Options().useIpuModel(True)
+
+
+def layer(*sizes, **options):
+    more = {"beta": 0.9, "grad_threshold": 0.3, "threshold": 0.6, **options}
+    return snn.SparseConvLeaky(*sizes, **more)
+
+
+def leaky(inputs):
+    return snn.SparseLeaky(inputs, 5, beta=0.9, threshold=0.3, grad_threshold=0.1, input_scale=2.0)
+
+
+PER_CHANNEL = {"beta": torch.linspace(0.7, 0.9, 8), "threshold": torch.linspace(0.3, 0.6, 8)}
+KINDS = {
+    "layers": lambda: [layer(2, 6, 3, max_spikes=60, bias=True, learn_beta=True), leaky(6 * 7 * 8)],
+    "pools": lambda: [
+        layer(2, 6, 3, padding=1, max_spikes=90),
+        snn.SparsePool2d(3, 2, 1),
+        layer(6, 8, 3, input_scale=2.0, learn_threshold=True, max_spikes=40, **PER_CHANNEL),
+        snn.SparsePool2d(2, mode="average"),
+        leaky(8),
+    ],
+    "without caps": lambda: [layer(2, 3, 3, 2, reset_mechanism="subtract", grad_threshold=None), leaky(3 * 4 * 4)],
+    "groups": lambda: [
+        layer(2, 4, (2, 3), (1, 2), (1, 0), groups=2, overflow="rotate", max_spikes=30),
+        leaky(4 * 10 * 4),
+    ],
+    "sum of the input": lambda: [snn.SparsePool2d(2, mode="sum"), layer(2, 3, 2, dilation=2), leaky(3 * 2 * 3)],
+    "network": lambda: [
+        snn.SparseNetwork(
+            [SHAPE, "6C3", "MP2", "8C2", 5],
+            beta=0.9,
+            threshold=0.4,
+            grad_threshold=0.2,
+            max_spikes=[40, 60, 40, 5],
+            bias=True,
+            input_scale=1.5,
+        )
+    ],
+}
+
+
+class Net(nn.Module):
+    """Spikes of the last layer, counted."""
+
+    def __init__(self, kind="pools", slots=50, weights=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.slots, self.layers = slots, nn.Sequential(*KINDS[kind]())
+        for name, weight in self.named_parameters():
+            if weights is not None and name.endswith("weight"):
+                weight.data = weights(weight.data)
+
+    def forward(self, x, labels=None):
+        spikes = snn.ops.dense_to_sparse(x.flatten(2), self.slots).with_maps(SHAPE) if self.slots else x
+        counts = self.layers(spikes).spike_count()
+        if labels is None:
+            return counts
+        return counts, poptorch.identity_loss(nn.functional.cross_entropy(counts, labels), "mean")
+
+
+def data():
+    torch.manual_seed(3)
+    return (torch.rand(T, B, *SHAPE) < 0.25).float(), torch.arange(B) % 5
+
+
+def trained(options, steps=3, make=Net, **more):
+    net = make(**more)
+    before = {name: weight.detach().clone() for name, weight in net.named_parameters()}
+    model = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=0.3))
+    x, labels = data()
+    outputs = []
+    for _ in range(steps):
+        # The time is first: the model sees the samples there.
+        outputs.append(model(x, labels))
+    for name, weight in before.items():
+        assert not torch.equal(net.get_parameter(name), weight), name
+    return net, outputs, model
+
+
+def check_same(host=None, **more):
+    made, outputs, model = trained(on_model(), **more)
+    expected, wanted, _ = trained(poptorch.Options(), **{**more, **(host or {})})
+    for (counts, loss), (same, other) in zip(outputs, wanted):
+        assert torch.equal(counts, same)
+        torch.testing.assert_close(loss, other)
+    assert wanted[0][0].any()
+    for (name, weight), other in zip(made.named_parameters(), expected.parameters()):
+        scale = float(other.detach().abs().max())
+        tolerance = 2.0**-10 if weight.dtype == torch.float16 else 1e-5
+        torch.testing.assert_close(weight, other.to(weight.dtype), rtol=tolerance, atol=tolerance * scale, msg=name)
+    return model
+
+
+@pytest.mark.parametrize("target", ["mk2:1", "mk2:4", "mk2", "mk2:3:2"])
+def test_training_on_machines(monkeypatch, target):
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", target)
+    model = check_same()
+    ran = {entry["operator"] for entry in model.ipuModelReport()}
+    assert {"SparseConv2d", "SparseConv2d (gradient)", "SparsePool2d", "SparsePool2d (gradient)"} <= ran
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "pools"])
+def test_training(monkeypatch, kind):
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:6")
+    check_same(kind=kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_inference_is_that_of_the_host_by_itself(monkeypatch, kind):
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:6")
+    net = Net(kind).eval()
+    x, _ = data()
+    wanted = net(x).detach()
+    assert torch.equal(poptorch.inferenceModel(net, on_model())(x), wanted)
+    assert wanted.any()
+
+
+@pytest.mark.parametrize("kind", ["layers", "pools"])
+def test_weights_in_half(monkeypatch, kind):
+    """Sums are in float32: what float32 makes of the same weights, but for their own rounding. (The host's dense
+    convolution of float16 weights rounds its sums.)"""
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:6")
+    rounded = {"weights": lambda weight: weight.half().float()}
+    check_same(host=rounded, kind=kind, weights=torch.Tensor.half, steps=1)
+
+
+class Dense(nn.Module):
+    """A dense input, in the form that the layer's path has it; a convolution read out by its sums."""
+
+    def __init__(self, path="auto"):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = layer(2, 4, 3, path=path, max_spikes=60, input_size=SHAPE[1:])
+        self.last = snn.SparseConv2d(4, 5, 3, bias=True, path=path)
+
+    def forward(self, x, labels):
+        y = self.last(self.first(x)).sum((0, 3, 4))
+        return y.detach().round(), poptorch.identity_loss(nn.functional.cross_entropy(y, labels), "mean")
+
+
+@pytest.mark.parametrize(("path", "convolutions"), [("auto", 1), ("sparse", 2), ("dense", 0)])
+def test_paths(monkeypatch, path, convolutions):
+    """A graph cannot look at its data: by itself a dense tensor stays dense there, and spikes stay spikes."""
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:4")
+    model = check_same(make=Dense, path=path)
+    names = [entry["operator"] for entry in model.ipuModelReport()]
+    assert names.count("SparseConv2d") == convolutions
+
+
+def test_the_first_layer_finds_no_gradient_of_its_input(monkeypatch):
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:4")
+    _, _, model = trained(on_model(), steps=1)
+    entries = [entry for entry in model.ipuModelReport() if entry["operator"] == "SparseConv2d (gradient)"]
+    steps = [{step["name"].rsplit("/", 1)[-1] for step in entry["report"]["steps"]} for entry in entries]
+    assert sorted("sum" in names for names in steps) == [False, True]
+
+
+def test_what_does_not_fit_is_refused(monkeypatch):
+    """Maps of all steps on a single tile."""
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:1")
+    net = snn.SparseConv2d(1, 64, 3, padding=1, input_size=(40, 40))
+
+    class Maps(nn.Module):
+        def forward(self, x):
+            return net(snn.ops.dense_to_sparse(x, 20).with_maps((1, 40, 40))).sum()
+
+    with pytest.raises(IpuModelError, match=r"SparseConv2d.* In the model: fewer time steps") as refused:
+        poptorch.inferenceModel(Maps(), on_model())((torch.rand(4, 2, 1600) < 0.01).float())
+    assert refused.value.kind == "graph_memory_allocation_error"
+
+
+@pytest.mark.parametrize(
+    ("operator", "call"),
+    [
+        ("SparseConv2d", "event-driven layers on maps cannot run on the IPU model"),
+        ("SparsePool2d", "sparse_pool2d cannot run on the IPU model"),
+    ],
+)
+def test_without_an_operator_they_are_refused_by_name(monkeypatch, operator, call):
+    every = ipu_model.IpuModel.operators
+
+    def others(model):
+        return {key: entry for key, entry in every(model).items() if key[1] != operator}
+
+    monkeypatch.setattr(ipu_model.IpuModel, "operators", others)
+    with pytest.raises(RuntimeError, match=call):
+        poptorch.inferenceModel(Net(), on_model())(data()[0])
