@@ -348,14 +348,21 @@ VertexPerfEstimate sparseConvForward(const Asked &a) {
       static_cast<Count>(2.0 * static_cast<double>(a.value("rows") * spikes * lanes) * kernel.down * kernel.across)};
 }
 
+// Lanes in groups of four registers, of which `loop` is a turn, and what is left in single ones, by hand: two loads, a
+// multiplication and an addition, for a weight's gradient a store, and the loop.
+double overLanes(double registers, double loop, Count single) {
+  const double groups = static_cast<double>(static_cast<Count>(registers / 4));
+  return groups * loop + (registers - 4 * groups) * static_cast<double>(single);
+}
+
 VertexPerfEstimate sparseConvWeightUpdate(const Asked &a) {
   const Kernel kernel(a, "lines");
   const Count lanes = a.value("lanes"), groups = ceilDiv(lanes, 8), items = a.share(kernel.taps * groups);
   const double hit = kernel.down * kernel.across / static_cast<double>(kernel.taps);
   const double taps = static_cast<double>(ceilDiv(items, groups));
-  const double registers = static_cast<double>(std::min(4 * items, ceilDiv(lanes, 2) * ceilDiv(items, groups)));
-  const double spike = kernel.start() + 6 + taps * (12 + hit * 10) +
-                       hit * registers * static_cast<double>(turn("SparseConvWeightUpdate"));
+  const double registers = static_cast<double>(std::min(4 * items, ceilDiv(lanes, 2) * ceilDiv(items, groups))) / taps;
+  const double each = overLanes(registers, static_cast<double>(turn("SparseConvWeightUpdate")), loop + 3 * move + 2);
+  const double spike = kernel.start() + 6 + taps * (12 + hit * (10 + each));
   const Count spikes = a.value("rows") * a.used("slots");
   return {a.cycles(40 + a.value("rows") * 12 + static_cast<Count>(static_cast<double>(spikes) * spike)),
           static_cast<Count>(2.0 * static_cast<double>(spikes * lanes) * kernel.down * kernel.across)};
@@ -364,8 +371,9 @@ VertexPerfEstimate sparseConvWeightUpdate(const Asked &a) {
 VertexPerfEstimate sparseConvValueGradient(const Asked &a) {
   const Kernel kernel(a, "lines");
   const Count slots = a.used("slots"), registers = ceilDiv(a.value("lanes"), 2);
-  const Count each = 8 + registers * turn(a.isHalf() ? "SparseConvValueGradient_half" : "SparseConvValueGradient");
-  const double slot = kernel.start() + 8 + kernel.over(static_cast<double>(each));
+  const Count group = turn(a.isHalf() ? "SparseConvValueGradient_half" : "SparseConvValueGradient");
+  const double each = 8 + overLanes(static_cast<double>(registers), static_cast<double>(group), loop + 2 * move + 2);
+  const double slot = kernel.start() + 8 + kernel.over(each);
   const double row = 16 + static_cast<double>(a.share(slots)) * slot;
   return {a.cycles(20 + static_cast<Count>(static_cast<double>(a.value("rows")) * row)),
           static_cast<Count>(2.0 * static_cast<double>(a.value("rows") * slots * a.value("lanes")) * kernel.down *

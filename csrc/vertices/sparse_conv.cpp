@@ -5,6 +5,7 @@
 // channels last, so that what a spike adds to a place is one run of lanes. Row r has its spikes at [r * slots]:
 // counts[2r] spikes, then up to counts[2r + 1] slots that only carry gradient.
 #include "neuron/maps.hpp"
+#include "neuron/sparse.hpp"
 #include "vertices/vertex.hpp"
 
 namespace snnipu {
@@ -196,9 +197,12 @@ public:
             const unsigned place =
                 (static_cast<unsigned>(y.whole) - firstLine) * width + static_cast<unsigned>(x.whole);
             const C *const of = map + static_cast<std::size_t>(place) * lanes;
-            const unsigned end = at == lastTap ? lastLane : lanes;
-            for (unsigned i = at == tap ? lane : 0; i < end; i += registerLanes<C>)
-              store(to + i, multiplyAdd(value, load<V>(of + i), load<V>(to + i)));
+            const unsigned begin = at == tap ? lane : 0, end = at == lastTap ? lastLane : lanes;
+            forLaneGroups<C>(end - begin, [&](unsigned i, auto group) {
+              group.loadFrom(to + begin + i);
+              group.addScaled(value, of + begin + i);
+              group.storeTo(to + begin + i);
+            });
           }
           if (++kx == kernelWidth) {
             kx = 0;
@@ -268,8 +272,10 @@ public:
             for (unsigned kx = 0; kx < kernelWidth; ++kx, across.next(x), of += lanes)
               if (within(x, 0, width)) {
                 const C *const at = map + static_cast<std::size_t>(line + static_cast<unsigned>(x.whole)) * lanes;
-                for (unsigned lane = 0; lane < lanes; lane += registerLanes<C>)
-                  sum = multiplyAdd(load<V>(of + lane), load<V>(at + lane), sum);
+                forLaneGroups<C>(lanes, [&](unsigned lane, auto group) {
+                  group.loadFrom(at + lane);
+                  sum = group.addProducts(sum, of + lane);
+                });
               }
           }
         }

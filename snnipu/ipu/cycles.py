@@ -192,6 +192,12 @@ def _over_kernel(geometry: Geometry, lines: int, each: float, part: float = 1.0)
     return geometry.kernel_height * KERNEL_INDEX + down * part * columns
 
 
+def _over_lanes(registers: float, group: int, single: int) -> float:
+    """Groups of four vectors, of ``group`` instructions, and what is left one by one."""
+    groups = registers // GROUP_VECTORS
+    return groups * group + (registers - GROUP_VECTORS * groups) * single
+
+
 def conv_forward(geometry: Geometry, rows: int, slots: float, lanes: int, lines: int) -> float:
     """``SparseConvForward`` and ``ChannelsFirst``: what the spikes of ``rows`` add to a band of ``lines`` lines."""
     places, groups = lines * geometry.out_width, math.ceil(lanes / 8)
@@ -208,14 +214,14 @@ def conv_weight_gradient(geometry: Geometry, rows: int, slots: float, lanes: int
     down, across = _hits(geometry, lines)
     items = share(taps * groups)
     own = math.ceil(items / groups)
-    registers = min(4 * items, vectors(lanes) * own)
-    hit = down * across / taps
-    spike = _place(geometry) + 6 + own * (12 + hit * 10) + hit * registers * (LOOP + 3 * MOVE + 2)
+    each_tap = _over_lanes(min(4 * items, vectors(lanes) * own) / own, 28, LOOP + 3 * MOVE + 2)
+    spike = _place(geometry) + 6 + own * (12 + down * across / taps * (10 + each_tap))
     ordered = each(rows * lines * geometry.out_width * lanes, 5)
     return multi_vertex(40 + rows * (12 + slots * spike)) + ordered
 
 
 def conv_value_gradient(geometry: Geometry, rows: int, slots: float, lanes: int, lines: int) -> float:
     """``SparseConvValueGradient``: products of weights with the maps' gradients, at every slot."""
-    slot = _place(geometry) + 8 + _over_kernel(geometry, lines, 8 + vectors(lanes) * 10)
+    each_tap = _over_lanes(vectors(lanes), 24, LOOP + 2 * MOVE + 2)
+    slot = _place(geometry) + 8 + _over_kernel(geometry, lines, 8 + each_tap)
     return multi_vertex(20 + rows * (16 + share(slots) * slot))

@@ -297,3 +297,19 @@ def test_published_network_on_more_ipus():
     assert 1.9 < speedup[1] < 2
     assert 15 < speedup[2] < 16
     assert rows[2]["ipus_used"] <= rows[2]["ipus"]
+
+
+@needs_host_runtime
+@needs_library
+def test_the_guide_to_convolutions_shows_what_it_prints(repository, tmp_path, capsys):
+    """Of the network at the top of that page, with its caps; cycles of the neurons are left out there."""
+    page = (repository / "docs" / "how-to" / "train-convolutional.md").read_text()
+    (sample,) = re.findall(r"```text\n(.*?)```", page.partition("## On an IPU")[2], re.DOTALL)
+    (caps,) = re.findall(r"with `(max_spikes=.*?)`, in a file", page)
+    network = re.search(r"net = (snn.SparseNetwork\(.*?)\n\)", page, re.DOTALL)[1]
+    (tmp_path / "net.py").write_text(f"import snnipu as snn\n\nmodel = {network}, {caps})\n")
+    assert run("--model", tmp_path / "net.py", "--batch-size", 16, "--steps", 50) == 0
+    said = {line.strip() for line in capsys.readouterr().out.splitlines()}
+    assert sample.count("SparseConv2d") == 4
+    for line in sample.splitlines():
+        assert line.strip() in {"...", *said}, line
