@@ -117,3 +117,11 @@ def test_transforms_and_tracers_see_pytorchs_operator():
     tangent = torch.func.jvp(net, (x,), (torch.ones_like(x),))[1]
     assert tangent.shape == net(x).shape
     assert torch.equal(torch.jit.trace(net, (x,), check_trace=False)(x), net(x))
+
+
+@needs_native
+def test_a_profiler_sees_our_kernel():
+    x = torch.rand(2, 3, 8, 8, requires_grad=True)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        op.max_pool2d(x, 2).sum().backward()
+    assert {"snnipu::max_pool2d_fwd", "snnipu::max_pool2d_bwd"} <= {event.key for event in profile.key_averages()}
