@@ -4,12 +4,14 @@ import shutil
 
 import pytest
 import torch
+from support.leaky_operator import NAMES as LEAKY
+from support.leaky_operator import backward_arguments, flat, forward_arguments, leaky_loop
 from support.neuron_library import compiled
 from test_generator import KERNEL, Spike
 
 from snnipu import _generator, equations, surrogate
 from snnipu._generator import neuron
-from snnipu.ops.lif_sequence import lif_sequence_bwd_reference, lif_sequence_fwd_reference
+from snnipu.ops.neuron_sequence import neuron_sequence_bwd_reference
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no g++")
 
@@ -151,28 +153,27 @@ def test_threads_change_nothing(library, threads):
 @pytest.mark.parametrize("reset_delay", [True, False])
 @pytest.mark.parametrize("reset", [0, 1, 2])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_16_bit_is_leakys_of_today(library, dtype, reset, reset_delay):
+def test_16_bit(library, dtype, reset, reset_delay):
     """State and parameters in float32, spikes decided on the membrane as it is stored."""
     options = {"reset_mechanism": ("subtract", "zero", "none")[reset], "reset_delay": reset_delay}
     variant = NEURONS[0].variant(**options)
     torch.manual_seed(2)
     x = torch.randn(140, 1, 19).to(dtype)
     mem0 = torch.randn(1, 19)
-    values = {"beta": torch.tensor(0.9), "threshold": torch.tensor(0.4), "graded_spikes_factor": torch.tensor(1.5)}
-    wanted = lif_sequence_fwd_reference(x, mem0, *values.values(), None, reset, reset_delay, True, False)
-    derived = NEURONS[0].derive(variant, values, torch.ones(()))
+    values = [torch.tensor(value) for value in (0.9, 0.4, 1.5)]
+    wanted = leaky_loop(x, mem0, *values, reset, reset_delay)
+    derived = NEURONS[0].derive(variant, dict(zip(LEAKY, values)), torch.ones(()))
     spk, (mem,), _ = library.forward(0, variant, x, [mem0], derived)
     assert torch.equal(spk, wanted[0])
     assert torch.equal(mem, wanted[1])
     grad = torch.randn(140, 1, 19).to(dtype)
-    expected = lif_sequence_bwd_reference(
-        grad, None, x, None, None, mem0, *values.values(), None, reset, reset_delay, *KERNEL, True, True, True, True
-    )
+    forward = forward_arguments(x, mem0, values, None, reset, reset_delay)
+    expected = neuron_sequence_bwd_reference(*backward_arguments(forward, (grad, None), KERNEL))
     tolerance = 2e-3 if dtype == torch.float16 else 2e-2
     for states in (None, [mem]):
         found = library.backward(0, variant, x, [mem0], derived, KERNEL, grad, [None], [None], states=states)
         equal_or_close(found[0].float(), expected[0].float(), tolerance)
-        equal_or_close(found[1][0], expected[1], tolerance)
+        equal_or_close(found[1][0], expected[1][0], tolerance)
 
 
 @pytest.mark.parametrize("kernel", [surrogate.Kernel(kind, 0.7, 0.3) for kind in range(6)], ids=str)
@@ -181,15 +182,11 @@ def test_every_surrogate(library, kernel):
     x = torch.randn(5, 2, 21, dtype=torch.float64)
     mem0 = torch.randn(2, 21, dtype=torch.float64)
     values = [torch.tensor(v, dtype=torch.float64) for v in (0.9, 0.5, 1.0)]
-    named = dict(zip(("beta", "threshold", "graded_spikes_factor"), values))
-    derived = NEURONS[0].derive(variant, named, torch.ones((), dtype=torch.float64))
+    derived = NEURONS[0].derive(variant, dict(zip(LEAKY, values)), torch.ones((), dtype=torch.float64))
     grad = torch.randn_like(x)
     found = library.backward(0, variant, x, [mem0], derived, kernel, grad, [grad], [None])
-    expected = lif_sequence_bwd_reference(
-        grad, grad, x, None, None, mem0, *values, None, 0, True, *kernel, True, True, True, True
-    )
-    equal_or_close(found[0], expected[0], 1e-12)
-    for one, other in zip(found[2], (expected[3], expected[2], expected[4])):
+    backward = backward_arguments(forward_arguments(x, mem0, values), (grad, grad), kernel)
+    for one, other in zip(flat(found), flat(neuron_sequence_bwd_reference(*backward))):
         equal_or_close(one, other, 1e-12)
 
 

@@ -76,10 +76,10 @@ def test_no_part_is_missing(op):
     assert missing_parts(OPS[op]) == []
 
 
-@pytest.mark.parametrize("column", sorted(OPS["lif_sequence"]))
+@pytest.mark.parametrize("column", sorted(OPS["sparse_linear"]))
 def test_a_missing_part_is_noticed(column):
     """A name that is nowhere makes every part missing that is told with it, and no other."""
-    missing = missing_parts({**OPS["lif_sequence"], column: ["no_such_name"]})
+    missing = missing_parts({**OPS["sparse_linear"], column: ["no_such_name"]})
     words = {column, "group"} if column == "operator" else {column}
     about = [
         part
@@ -117,7 +117,7 @@ INTERNAL = {"max_pool2d_fwd", "max_pool2d_bwd"}
 
 def test_no_operator_is_without_an_op():
     # Of the generated neurons, whose list of parts is docs/explanation/adding-a-neuron.md.
-    generated = {f"neuron_{kind}_{way}" for kind in ("sequence", "recurrent") for way in ("fwd", "bwd")}
+    generated = {"neuron_recurrent_fwd", "neuron_recurrent_bwd"}
     assert set(_library.REGISTERED) - generated - INTERNAL == {
         name for names in OPS.values() for name in names["operator"]
     }

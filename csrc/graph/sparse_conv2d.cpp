@@ -18,7 +18,7 @@ using poplar::program::Execute;
 using poplar::program::Sequence;
 
 // A tile works on as many rows at a time as fit into this: their spikes, and their maps with the channels last.
-constexpr std::size_t bytesAtOnce = 64 * 1024;
+constexpr std::size_t mapBytesAtOnce = 64 * 1024;
 // Of the weights that tiles have in common, each holds at least so many inputs.
 constexpr std::size_t leastInputs = 2;
 
@@ -128,7 +128,7 @@ struct ConvLayout {
     for (const Block &block : division.blocks)
       lanes = std::max(lanes, block.lanes);
     const std::size_t row = 8 * slots + 12 + 4 * placesOf(0) * lanes;
-    chunk_ = std::min(division.shares[0].size(), std::max<std::size_t>(1, bytesAtOnce / row));
+    chunk_ = std::min(division.shares[0].size(), std::max<std::size_t>(1, mapBytesAtOnce / row));
   }
 
   std::size_t placesOf(std::size_t band) const { return division.bands[band].size() * sizes.out.width; }

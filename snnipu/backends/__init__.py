@@ -10,8 +10,8 @@ from snnipu.backends import host, kernels, popart, triton
 from snnipu.backends.memory import kept_memory, release_memory
 from snnipu.ops import _library
 
-# An op that is a special case of another has that one's operators.
-_SPECIAL_CASES = {"lif_step": "lif_sequence"}
+# An op that is a special case of an operator.
+_SPECIAL_CASES = {"lif_step": "neuron_sequence", "lif_sequence": "neuron_sequence"}
 
 
 def backend_for(op: str, device: torch.device) -> str:

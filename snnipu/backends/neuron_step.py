@@ -175,8 +175,6 @@ def _values(
     if made is not None:
         return made, True
     for value in parameters.values():
-        if isinstance(value, (int, float)):
-            continue
         if type(value) not in PLAIN or value.device != x.device or value.is_complex():
             return None
         # What has dimensions widens the dtype of what it is computed with.

@@ -411,7 +411,7 @@ def constants(plan: _neurons.Plan, parameters: Mapping[str, Parameter], dtype: t
             _CONSTANTS.clear()
         with torch.inference_mode(False), torch.no_grad():
             one = torch.ones((), dtype=dtype, device="cpu")
-            derived = plan.derive(parameters, one) or [one]
+            derived = plan.derive(_as_tensors(parameters, one), one) or [one]
             # Never the parameters themselves, which may change.
             found = _CONSTANTS[tuple(key)] = Constants(
                 [
@@ -422,6 +422,14 @@ def constants(plan: _neurons.Plan, parameters: Mapping[str, Parameter], dtype: t
                 ]
             )
     return found
+
+
+def _as_tensors(parameters: Mapping[str, Parameter], like: torch.Tensor) -> Dict[str, torch.Tensor]:
+    """Numbers as tensors: what is made of them rounds as in the dtype that is computed in."""
+    return {
+        name: value if isinstance(value, torch.Tensor) else like.new_full((), value)
+        for name, value in parameters.items()
+    }
 
 
 def kernel_arguments(
@@ -442,7 +450,7 @@ def kernel_arguments(
     one = x.new_ones((), dtype=compute_dtype(x.dtype))
     for name, value in parameters.items():
         parameter_argument(name, value, step_shape, x)  # an error names the parameter, not what is made of it
-    derived = plan.derive(parameters, one)
+    derived = plan.derive(_as_tensors(parameters, one), one)
     values = [parameter_argument(name, value, step_shape, x) for name, value in zip(plan.names, derived)]
     return own, values or [one], False  # it has the dtype in which a neuron without parameters is computed
 

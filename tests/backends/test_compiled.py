@@ -305,7 +305,7 @@ def test_what_the_compiler_gives_is_right(library, monkeypatch):
     monkeypatch.setenv("SNNIPU_NEURONS_DIR", str(library.parent))
     forget(monkeypatch)
     values = [torch.tensor(0.9)]
-    arguments = (X, [None], values, NAME, 0, None, [True], True)
+    arguments = (X, [None], values, NAME, 0, None, 0b1, True)
     own, expected = kernels.neuron_sequence_fwd(*arguments), operator.neuron_sequence_fwd_reference(*arguments)
     assert torch.equal(own[0], expected[0])
     assert torch.equal(own[1][0], expected[1][0])

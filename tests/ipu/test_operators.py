@@ -2,11 +2,10 @@
 
 import pytest
 import torch
+from support.leaky_operator import backward_arguments, flat, forward_arguments
 from support.operators import MACHINES, SURROGATES, backward, forward, machine, needs_model_and_host
 
 from snnipu.ipu.model import IpuModelError
-from snnipu.ops import _neurons
-from snnipu.ops.neuron_sequence import neuron_sequence_bwd_reference
 from snnipu.surrogate import Kernel, surrogate_gradient
 
 pytestmark = needs_model_and_host
@@ -30,31 +29,18 @@ def check_lif(model, inputs, upstream, reset=0, delay=1, surrogate=3, paths=((0,
     a, b = SURROGATES[surrogate]
     attributes = {"reset": reset, "reset_delay": delay, "surrogate": surrogate, "surrogate_a": a, "surrogate_b": b}
     x, mem0, *parameters = inputs
-    spk, mem, pre_reset, _ = torch.ops.snnipu.lif_sequence_fwd(
-        x, mem0, *parameters, None, reset, bool(delay), True, not delay
-    )
+    beta = parameters[0]
+    given = forward_arguments(x, mem0, parameters, None, reset, delay)
+    spk, (mem,), _ = torch.ops.snnipu.neuron_sequence_fwd(*given)
     made = forward(model, "LifSequence", inputs, attributes)
     assert torch.equal(made[0], spk)
     assert torch.equal(made[1], mem)
     for path in paths:
         grads = [grad if output in path else None for output, grad in enumerate(upstream)]
-        expected = torch.ops.snnipu.lif_sequence_bwd(
-            *grads,
-            None,
-            mem,
-            None if delay else pre_reset,
-            mem0,
-            *parameters,
-            None,
-            reset,
-            bool(delay),
-            surrogate,
-            a,
-            b,
-            *(True,) * 4,
-        )
-        if x.dtype == torch.float16 and not delay:
-            expected = of_the_equation(x, mem0, parameters, grads, reset, surrogate)
+        # Membranes that an immediate reset needs are computed again, and are not rounded to float16 in between.
+        arguments = backward_arguments(given, grads, (surrogate, a, b), states=mem if delay else None)
+        of_x, of_mem0, of_threshold, of_beta, of_graded = flat(torch.ops.snnipu.neuron_sequence_bwd(*arguments))
+        expected = [of_x, of_mem0, of_beta * (beta == beta.clamp(0, 1)), of_threshold, of_graded]
         got = backward(model, "LifSequence", inputs, attributes, made, grads)
         assert torch.equal(got[0], expected[0])
         assert torch.equal(got[1], expected[1])
@@ -62,19 +48,6 @@ def check_lif(model, inputs, upstream, reset=0, delay=1, surrogate=3, paths=((0,
         for place in (2, 3, 4):
             scale = max(1.0, float(expected[place].abs().max()))
             torch.testing.assert_close(got[place], expected[place], rtol=1e-5, atol=1e-6 * scale * x.shape[1])
-
-
-def of_the_equation(x, mem0, parameters, grads, reset, surrogate):
-    """Gradients of an immediate reset: membranes are computed again, and are not rounded to float16 in between."""
-    beta, threshold, graded = parameters
-    variant = _neurons.find("leaky").variant(reset_mechanism=("subtract", "zero", "none")[reset], reset_delay=False)
-    kernels = [threshold, beta.clamp(0, 1), graded]
-    options = (surrogate, *SURROGATES[surrogate], [True], [True] * 3)
-    gradients = neuron_sequence_bwd_reference(
-        grads[0], [grads[1]], [], x, [mem0], kernels, "leaky", variant, None, *options
-    )
-    of_threshold, of_beta, of_graded = gradients[2]
-    return [gradients[0], gradients[1][0], of_beta * (beta == kernels[1]), of_threshold, of_graded]
 
 
 @pytest.mark.parametrize(("tiles", "ipus"), MACHINES)

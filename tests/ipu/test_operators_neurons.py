@@ -36,7 +36,7 @@ def check(model, name, variant, inputs, kept, surrogate=3, paths=None):
     x, initial, parameters = inputs[0], inputs[1 : 1 + count], inputs[1 + count :]
     own = name in _neurons.BUILT
     run = torch.ops.snnipu.neuron_sequence_fwd if own else neuron_sequence_fwd_reference
-    spk, states, _ = run(x, initial, parameters, name, variant, None, [True] * count, False)
+    spk, states, _ = run(x, initial, parameters, name, variant, None, (1 << count) - 1, False)
     attributes = attributes_of(name, variant, kept, surrogate)
     made = forward(model, "NeuronSequence", inputs, attributes)
     places = [place for place in range(count) if kept >> place & 1]

@@ -8,6 +8,7 @@ from support.versions import needs_compile
 
 import snnipu as snn
 from snnipu import ops, poptorch
+from snnipu.backends import host
 
 STEPS, BATCH, NEURONS = 5, 3, 4
 CLAMP = torch.Tensor.clamp
@@ -206,17 +207,23 @@ def test_through_poptorch(inclusive, kind, on_model, monkeypatch):
     assert changed == [inclusive, inclusive, True, inclusive]
 
 
-def test_a_beta_that_does_not_learn_costs_nothing(monkeypatch):
-    """No operation is added in front of the kernel."""
-    calls = []
-    monkeypatch.setattr(torch.Tensor, "clamp", lambda *_, **__: calls.append(1))
-    beta = torch.rand(NEURONS)
-    learnt = beta.clone().requires_grad_()
-    layer = snn.Leaky(beta=0.9)
-    if "CPU" not in ops._library.REGISTERED["lif_sequence_fwd"]:
-        pytest.skip("the reference clamps beta itself")
-    layer.sequence(current())
-    ops.lif_sequence(current(), beta=beta)
-    with torch.no_grad():
-        ops.lif_sequence(current(), beta=learnt)
+@pytest.mark.skipif(host.library is None, reason=f"no native library: {host.unavailable_reason}")
+def test_a_beta_of_one_value_that_does_not_learn_costs_nothing(monkeypatch):
+    """What the kernel takes is made of it once; of a beta for each neuron, in each call."""
+    calls, clamp = [], torch.Tensor.clamp
+    monkeypatch.setattr(torch.Tensor, "clamp", lambda *args, **how: calls.append(1) or clamp(*args, **how))
+    layer = snn.Leaky(beta=0.8125)
+    runs = [
+        lambda: layer.sequence(current()),
+        lambda: layer(current()[0]),
+        lambda: ops.lif_sequence(current(), beta=0.8125),
+        lambda: ops.lif_step(current()[0], beta=torch.tensor(0.8125)),
+    ]
+    for run in runs:
+        run()
+    calls.clear()
+    for run in runs:
+        run()
     assert calls == []
+    ops.lif_sequence(current(), beta=torch.rand(NEURONS))
+    assert calls == [1]

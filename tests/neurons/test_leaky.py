@@ -18,9 +18,9 @@ from support.versions import NO_HALF_CLAMP, needs_compile
 from torch import nn
 
 import snnipu as snn
+from snnipu.backends import neuron_step
 from snnipu.neurons import fused as fused_neurons
-from snnipu.neurons import leaky as leaky_module
-from snnipu.ops.lif_sequence import LifSequence
+from snnipu.ops import neuron_sequence as operator
 
 RESETS = ["subtract", "zero", "none"]
 
@@ -37,15 +37,19 @@ def _clean():
 def fused_calls(monkeypatch):
     """Counts the calls of the fused operator, and of the kernel of a step."""
     calls = []
-    apply, step = LifSequence.apply, leaky_module.step_direct
+    run_kernels, step_direct = operator.run_kernels, neuron_step.step_direct
 
-    def direct(*args, **options):
-        made = step(*args, **options)
+    def sequence(*args, **options):
+        calls.append(1)
+        return run_kernels(*args, **options)
+
+    def step(*args, **options):
+        made = step_direct(*args, **options)
         calls.extend([1] if made is not None else [])
         return made
 
-    monkeypatch.setattr(LifSequence, "apply", lambda *args: calls.append(1) or apply(*args))
-    monkeypatch.setattr(leaky_module, "step_direct", direct)
+    monkeypatch.setattr(operator, "run_kernels", sequence)
+    monkeypatch.setattr(neuron_step, "step_direct", step)
     return calls
 
 

@@ -40,8 +40,8 @@ def of_tensor(function, *shape):
 
 WEIGHT = torch.full((4, 5), 0.7)
 OPERATORS = {
-    "lif_sequence": lambda: of_tensor(lambda x: ops.lif_sequence(x, beta=0.9)[1], 3, 2, 4),
-    "lif_sequence, one step": lambda: of_tensor(lambda x: ops.lif_step(x, beta=0.9)[0], 2, 4),
+    "neuron_sequence": lambda: of_tensor(lambda x: ops.lif_sequence(x, beta=0.9)[1], 3, 2, 4),
+    "neuron_sequence, one step": lambda: of_tensor(lambda x: ops.lif_step(x, beta=0.9)[0], 2, 4),
     "neuron_step": lambda: of_tensor(lambda x: snn.Leaky(beta=0.9)(x)[0], 2, 4),
     "select_spikes": lambda: of_tensor(lambda x: ops.select_spikes(x).values, 3, 2, 4),
     "dense_to_sparse": lambda: of_tensor(lambda x: ops.dense_to_sparse(x).values, 3, 2, 4),

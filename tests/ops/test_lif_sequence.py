@@ -1,7 +1,6 @@
 """The contract of ``snnipu.ops.lif_sequence``."""
 
 import copy
-import importlib
 import itertools
 import math
 
@@ -11,14 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import relative_error, snntorch_loop
+from support.leaky_operator import leaky_loop
 from support.versions import needs_compile
 
 from snnipu import ops, surrogate
-from snnipu.backends import host
-from snnipu.surrogate import FAST_SIGMOID
 
-# The module: the package's attribute of that name is the function.
-REFERENCE = importlib.import_module("snnipu.ops.lif_sequence")
 RESETS = ["subtract", "zero", "none"]
 SURROGATES = [
     surrogate.straight_through_estimator(),
@@ -42,8 +38,6 @@ SNNTORCH = [
     snntorch.surrogate.SFS(5, 0.1),
 ]
 IDS = [s.name for s in SURROGATES]
-
-needs_native = pytest.mark.skipif(host.library is None, reason=f"no native library: {host.unavailable_reason}")
 
 
 @pytest.fixture(autouse=True)
@@ -187,15 +181,13 @@ def test_float64(delay, poisoned):
 @pytest.mark.parametrize("reset", RESETS)
 @pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
 def test_low_precision(dtype, reset, delay, poisoned):
-    """16-bit storage, float32 state: kernels equal the reference, and float32 but for threshold crossings."""
+    """16-bit storage, float32 state: equal to a loop of that, and to float32 but for threshold crossings."""
     x = torch.randn(20, 8, 203).to(dtype)
     parameters = {"beta": 0.9, "threshold": 1.0, "reset_mechanism": reset, "reset_delay": delay}
     spk, mem = ops.lif_sequence(x, **parameters)
     assert spk.dtype == mem.dtype == dtype
     scalars = [torch.tensor(v) for v in (0.9, 1.0, 1.0)]
-    expected_spk, expected_mem, _, _ = REFERENCE.lif_sequence_fwd_reference(
-        x, None, *scalars, None, RESETS.index(reset), delay, True, False
-    )
+    expected_spk, expected_mem = leaky_loop(x, None, *scalars, RESETS.index(reset), delay)
     assert torch.equal(spk, expected_spk)
     assert torch.equal(mem, expected_mem)
     if delay:
@@ -361,141 +353,6 @@ def test_empty_inputs(shape):
     assert beta.grad == 0
 
 
-@needs_native
-def test_adjoint_by_finite_differences():
-    """The kernels instantiated with double and a smooth spike whose true derivative is the surrogate."""
-
-    class Smooth(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, mem0, beta, threshold, graded, num_steps, reset, delay):
-            spk, mem, pre, _ = host.lif_sequence_fwd(
-                x, mem0, beta, threshold, graded, num_steps, reset, delay, True, not delay, smooth=True
-            )
-            ctx.save_for_backward(mem, pre, mem0, beta, threshold, graded)
-            ctx.rest = (num_steps, reset, delay)
-            return spk, mem
-
-        @staticmethod
-        def backward(ctx, grad_spk, grad_mem):
-            gradients = host.lif_sequence_bwd(
-                grad_spk,
-                grad_mem,
-                None,
-                *ctx.saved_tensors,
-                *ctx.rest,
-                FAST_SIGMOID,
-                25.0,
-                -float("inf"),
-                True,
-                True,
-                True,
-                True,
-                smooth=True,
-            )
-            return (*gradients, None, None, None)
-
-    for reset, delay, constant, neurons in itertools.product(range(3), (True, False), (True, False), (1, 11)):
-        shape = (2, neurons)
-        x = torch.randn(shape if constant else (4, *shape), dtype=torch.float64, requires_grad=True)
-        mem0 = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-        beta = torch.empty(neurons, dtype=torch.float64).uniform_(0.2, 0.8).requires_grad_()
-        threshold = torch.empty(neurons, dtype=torch.float64).uniform_(0.5, 1.5).requires_grad_()
-        graded = torch.empty(neurons, dtype=torch.float64).uniform_(0.5, 1.5).requires_grad_()
-        steps = 4 if constant else None
-        assert torch.autograd.gradcheck(
-            Smooth.apply, (x, mem0, beta, threshold, graded, steps, reset, delay), eps=1e-7, atol=1e-5, rtol=1e-4
-        )
-
-
-@needs_native
-@pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
-@pytest.mark.parametrize("reset", range(3), ids=RESETS)
-@pytest.mark.parametrize("spike_grad", SURROGATES, ids=IDS)
-def test_kernels_equal_the_reference(spike_grad, reset, delay):
-    for dtype in (torch.float32, torch.float64):
-        x = torch.randn(5, 3, 45, dtype=dtype)
-        mem0 = torch.randn(3, 45, dtype=dtype)
-        beta, threshold, graded = (torch.rand(45, dtype=dtype) + low for low in (0.1, 0.4, 0.5))
-        forward = (x, mem0, beta, threshold, graded, None, reset, delay, True, not delay, True)
-        actual, expected = host.lif_sequence_fwd(*forward), REFERENCE.lif_sequence_fwd_reference(*forward)
-        for own, other in zip(actual, expected):
-            assert torch.equal(own, other)
-        spk, mem, pre, last = expected
-        assert torch.equal(last, mem[-1])
-        rest = (mem0, beta, threshold, graded, None, reset, delay, *spike_grad.kernel, True, True, True, True)
-        rest = (*rest, torch.randn_like(last))
-        upstream = (torch.randn_like(spk), torch.randn_like(mem))
-        saved = host.lif_sequence_bwd(*upstream, None, mem, None if delay else pre, *rest)
-        recomputed = host.lif_sequence_bwd(*upstream, x, None, None, *rest)
-        expected = REFERENCE.lif_sequence_bwd_reference(*upstream, None, mem, None if delay else pre, *rest)
-        expected_recomputed = REFERENCE.lif_sequence_bwd_reference(*upstream, x, None, None, *rest)
-        for own, again, other, other_again in zip(saved, recomputed, expected, expected_recomputed):
-            assert own.shape == other.shape
-            assert torch.equal(own, again)
-            assert torch.equal(other, other_again)
-            assert relative_error(own, other) <= (1e-5 if dtype == torch.float32 else 1e-12)
-
-
-@needs_native
-@pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
-@pytest.mark.parametrize(("steps", "neurons"), [(1, 40000), (7, 450), (3000, 300)])
-def test_recomputed_membranes_give_the_same_bits(steps, neurons, delay):
-    """Blocks of every size: many of them, one, and such as are cut small because of a long sequence."""
-    x = torch.randn(steps, neurons)
-    parameters = (torch.tensor(0.9), torch.rand(neurons) + 0.5, torch.tensor(1.0))
-    _, mem, pre, _ = host.lif_sequence_fwd(x, None, *parameters, None, 0, delay, True, not delay)
-    rest = (None, *parameters, None, 0, delay, *surrogate.atan().kernel, True, True, True, True)
-    upstream = torch.randn(steps, neurons)
-    saved = host.lif_sequence_bwd(upstream, None, None, mem, None if delay else pre, *rest)
-    recomputed = host.lif_sequence_bwd(upstream, None, x, None, None, *rest)
-    for own, expected in zip(recomputed, saved):
-        assert torch.equal(own, expected)
-
-
-@needs_native
-@pytest.mark.parametrize("workers", [1, 2, 6])
-def test_order_of_workers_does_not_matter(workers):
-    """The vertices give the same bits whatever the number of a tile's workers and the order they run in."""
-    x, mem0 = torch.randn(7, 3, 149), torch.randn(3, 149)
-    beta, threshold, graded = torch.rand(149), torch.rand(149) + 0.5, torch.rand(149) + 0.5
-
-    def run():
-        spk, mem, pre, _ = host.lif_sequence_fwd(x, mem0, beta, threshold, graded, None, 0, False, True, True)
-        upstream = torch.linspace(-1, 1, spk.numel()).reshape(spk.shape)
-        gradients = host.lif_sequence_bwd(
-            upstream,
-            upstream,
-            None,
-            mem,
-            pre,
-            mem0,
-            beta,
-            threshold,
-            graded,
-            None,
-            0,
-            False,
-            *surrogate.sigmoid(3.0).kernel,
-            True,
-            True,
-            True,
-            True,
-        )
-        return (spk, mem, pre, *gradients)
-
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)  # the order is the calling thread's
-        expected = run()
-        for descending in (0, 1):
-            host.library.snnipu_set_workers(workers, descending)
-            for own, other in zip(run(), expected):
-                assert torch.equal(own, other)
-    finally:
-        host.library.snnipu_set_workers(1, 0)
-        torch.set_num_threads(threads)
-
-
 def test_threads_do_not_change_a_bit():
     x = torch.randn(9, 160, 300)  # enough work for several threads and blocks
     beta = torch.rand(300)
@@ -514,25 +371,6 @@ def test_threads_do_not_change_a_bit():
     for other in results[1:]:
         for own, expected in zip(other, results[0]):
             assert torch.equal(own, expected)
-
-
-def test_opcheck():
-    if not hasattr(torch.library, "opcheck"):
-        pytest.skip("torch.library.opcheck came with torch 2.4")
-    scalars = [torch.tensor(0.9), torch.tensor(1.0), torch.tensor(1.0)]
-    tests = ("test_schema", "test_faketensor")
-    forward, backward = torch.ops.snnipu.lif_sequence_fwd.default, torch.ops.snnipu.lif_sequence_bwd.default
-    for delay, steps, store in itertools.product((True, False), (None, 0, 3), (True, False)):
-        x = torch.randn(3, 2, 5) if steps is None else torch.randn(2, 5)
-        arguments = (x, None, *scalars, steps, 0, delay, store, store and not delay, not store)
-        torch.library.opcheck(forward, arguments, test_utils=tests)
-        if steps == 0:
-            continue
-        spk, mem, pre, last = forward(*arguments)
-        arguments = (torch.randn_like(spk), None, None if store else x, mem if store else None)
-        arguments += (pre if store and not delay else None, None, *scalars, steps, 0, delay)
-        arguments += (*surrogate.atan().kernel, True, True, False, True, None if store else last)
-        torch.library.opcheck(backward, arguments, test_utils=tests)
 
 
 @needs_compile

@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.utils._python_dispatch
 from oracle import relative_error
+from support import leaky_operator
+from support.leaky_operator import flat
 
 import snnipu as snn
 from snnipu import surrogate
@@ -36,6 +38,11 @@ def arguments_of(name, variant, shape, dtype, constant=None, per_neuron=True, in
     return x, states, parameters
 
 
+def stored(flags):
+    """The bits of the states that are stored."""
+    return operator.bits(list(flags))
+
+
 def upstream_of(out, number):
     spk, states, final = out
     grads = [torch.randn_like(state) if state.numel() else None for state in states]
@@ -55,10 +62,10 @@ def test_kernel_equals_the_reference(name, variant, dtype):
         ((1, 1, 1), None, False, True),
     ):
         x, states, parameters = arguments_of(name, variant, shape, dtype, constant, per_neuron, initial)
-        store = [place != output for place in range(len(states))]
+        store = stored(place != output for place in range(len(states)))
         forward = (x, states, parameters, name, variant, constant, store, True)
         own, expected = kernels.neuron_sequence_fwd(*forward), operator.neuron_sequence_fwd_reference(*forward)
-        for one, other in zip([own[0], *own[1], *own[2]], [expected[0], *expected[1], *expected[2]]):
+        for one, other in zip(flat(own), flat(expected)):
             assert one.dtype == other.dtype
             assert torch.equal(one, other)
         grads = upstream_of(expected, constant)
@@ -80,10 +87,10 @@ def test_sixteen_bits(name, dtype):
     torch.manual_seed(0)
     x, states, parameters = arguments_of(name, 0, (5, 2, 33), dtype)
     output = _neurons.find(name).steps[0].output_state
-    store = [place != output for place in range(len(states))]
+    store = stored(place != output for place in range(len(states)))
     forward = (x, states, parameters, name, 0, None, store, True)
     own, expected = kernels.neuron_sequence_fwd(*forward), operator.neuron_sequence_fwd_reference(*forward)
-    for one, other in zip([own[0], *own[1], *own[2]], [expected[0], *expected[1], *expected[2]]):
+    for one, other in zip(flat(own), flat(expected)):
         assert torch.equal(one, other)
     backward = (*upstream_of(own, None), x, states, parameters, name, 0, None, *KERNEL)
     backward = (*backward, [True] * len(states), [False] * len(parameters))
@@ -101,7 +108,7 @@ def test_the_same_bits_for_any_number_of_threads():
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            out = kernels.neuron_sequence_fwd(x, states, parameters, "synaptic", 0, None, [True, True], True)
+            out = kernels.neuron_sequence_fwd(x, states, parameters, "synaptic", 0, None, 0b11, True)
             grads = (out[0], list(out[1]), list(out[2]))
             back = (*grads, x, states, parameters, "synaptic", 0, None, *KERNEL, [True] * 2, [True] * len(parameters))
             made = kernels.neuron_sequence_bwd(*back)
@@ -121,7 +128,7 @@ def test_states_that_are_given(name, variant, dtype):
     neuron = _neurons.find(name)
     x, states, parameters = arguments_of(name, variant, (6, 3, 45), dtype)
     after = operator.neuron_sequence_fwd_reference(
-        x, states, parameters, name, variant, None, [True] * len(states), False
+        x, states, parameters, name, variant, None, stored([True] * len(states)), False
     )[1]
     grads = (torch.randn_like(x), [torch.randn_like(x) for _ in states], [])
     if neuron.steps[variant].output_state is not None:
@@ -139,6 +146,65 @@ def test_states_that_are_given(name, variant, dtype):
         assert relative_error(one.double(), other.double()) <= least
     for one, other in zip(own[2], expected[2]):
         assert relative_error(one.double(), other.double(), terms) <= least
+
+
+SURROGATES = [
+    surrogate.straight_through_estimator(),
+    surrogate.triangular(0.7),
+    surrogate.fast_sigmoid(10),
+    surrogate.atan(3.0),
+    surrogate.heaviside(),
+    surrogate.sigmoid(2.0),
+    surrogate.spike_rate_escape(1.5, 2.0),
+    surrogate.SFS(5, 0.1),
+]
+
+
+@needs_native
+@pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
+@pytest.mark.parametrize("reset", range(3), ids=leaky_operator.RESETS)
+@pytest.mark.parametrize("spike_grad", SURROGATES, ids=lambda s: s.name)
+def test_every_surrogate(spike_grad, reset, delay):
+    """Of Leaky, which has kernels for each; states that are given and states that are computed again: the same bits."""
+    torch.manual_seed(0)
+    for dtype in (torch.float32, torch.float64):
+        x, mem0 = torch.randn(5, 3, 45, dtype=dtype), torch.randn(3, 45, dtype=dtype)
+        parameters = [torch.rand(45, dtype=dtype) + low for low in (0.1, 0.4, 0.5)]
+        forward = leaky_operator.forward_arguments(x, mem0, parameters, None, reset, delay)
+        made, expected = kernels.neuron_sequence_fwd(*forward), operator.neuron_sequence_fwd_reference(*forward)
+        assert all(torch.equal(own, other) for own, other in zip(flat(made), flat(expected)))
+        spk, (mem,), (last,) = expected
+        assert torch.equal(last, mem[-1])
+        upstream, grad_last = (torch.randn_like(spk), torch.randn_like(mem)), torch.randn_like(last)
+        again, saved = (
+            leaky_operator.backward_arguments(forward, upstream, spike_grad.kernel, grad_last=grad_last, states=states)
+            for states in (None, mem)
+        )
+        given, computed = kernels.neuron_sequence_bwd(*saved), kernels.neuron_sequence_bwd(*again)
+        expected = operator.neuron_sequence_bwd_reference(*saved)
+        expected_again = operator.neuron_sequence_bwd_reference(*again)
+        for own, other, wanted, wanted_again in zip(*map(flat, (given, computed, expected, expected_again))):
+            assert own.shape == wanted.shape
+            assert torch.equal(own, other)
+            assert torch.equal(wanted, wanted_again)
+            assert relative_error(own, wanted) <= (1e-5 if dtype == torch.float32 else 1e-12)
+
+
+@needs_native
+@pytest.mark.parametrize("name", ["leaky", "synaptic"])
+@pytest.mark.parametrize(("steps", "neurons"), [(1, 40000), (7, 450), (3000, 300)])
+def test_states_computed_again_give_the_same_bits(name, steps, neurons):
+    """Blocks of every size: many of them, one, and such as are cut small because of a long sequence."""
+    torch.manual_seed(0)
+    for variant in range(len(_neurons.find(name).steps)):
+        x, states, parameters = arguments_of(name, variant, (steps, neurons), torch.float32, initial=False)
+        every = stored([True] * len(states))
+        spk, after, _ = kernels.neuron_sequence_fwd(x, states, parameters, name, variant, None, every, False)
+        grads = (torch.randn_like(spk), [None] * len(states), [])
+        need = ([True] * len(states), [True] * len(parameters))
+        backward = (*grads, x, states, parameters, name, variant, None, *KERNEL, *need)
+        again, given = kernels.neuron_sequence_bwd(*backward), kernels.neuron_sequence_bwd(*backward, after)
+        assert all(torch.equal(own, other) for own, other in zip(flat(again), flat(given)))
 
 
 class _Seen(torch.utils._python_dispatch.TorchDispatchMode):
@@ -167,8 +233,7 @@ def test_who_watches_sees_the_operators(name, single):
             out[0].sum().backward()
         results.append([*out, leaf.grad])
     assert all(torch.equal(one, other) for one, other in zip(*results))
-    operator_name = "snnipu::lif_sequence" if name == "Leaky" else "snnipu::neuron_sequence"
-    assert {f"{operator_name}_fwd", f"{operator_name}_bwd"} <= set(mode.names)
+    assert {"snnipu::neuron_sequence_fwd", "snnipu::neuron_sequence_bwd"} <= set(mode.names)
 
 
 def test_opcheck():
@@ -178,13 +243,37 @@ def test_opcheck():
     for constant, final in itertools.product((None, 3), (True, False)):
         shape = (2, 5) if constant else (4, 2, 5)
         x, states, parameters = arguments_of("synaptic", 0, shape, torch.float32, constant)
-        forward = (x, states, parameters, "synaptic", 0, constant, [True, False], final)
+        forward = (x, states, parameters, "synaptic", 0, constant, 0b01, final)
         torch.library.opcheck(torch.ops.snnipu.neuron_sequence_fwd.default, forward, test_utils=tests)
         out = torch.ops.snnipu.neuron_sequence_fwd(*forward)
         grads = upstream_of(out, constant)
         grads = (grads[0], grads[1], grads[2] or [None, None])
         need = ([True, False], [True] * len(parameters))
         backward = (*grads, x, states, parameters, "synaptic", 0, constant, *KERNEL, *need)
+        torch.library.opcheck(torch.ops.snnipu.neuron_sequence_bwd.default, backward, test_utils=tests)
+
+
+@pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
+def test_opcheck_with_states_that_are_given(delay):
+    if not hasattr(torch.library, "opcheck"):
+        pytest.skip("torch.library.opcheck came with torch 2.4")
+    scalars = [torch.tensor(value) for value in (0.9, 1.0, 1.0)]
+    tests = ("test_schema", "test_faketensor")
+    for steps, store in itertools.product((None, 0, 3), (True, False)):
+        x = torch.randn(3, 2, 5) if steps is None else torch.randn(2, 5)
+        forward = leaky_operator.forward_arguments(x, None, scalars, steps, 0, delay, store, not store)
+        torch.library.opcheck(torch.ops.snnipu.neuron_sequence_fwd.default, forward, test_utils=tests)
+        if steps == 0:
+            continue
+        spk, (mem,), last = torch.ops.snnipu.neuron_sequence_fwd(*forward)
+        backward = leaky_operator.backward_arguments(
+            forward,
+            (torch.randn_like(spk), None),
+            KERNEL,
+            (True, True, False, True),
+            last[0] if last else None,
+            mem if store and steps is None else None,
+        )
         torch.library.opcheck(torch.ops.snnipu.neuron_sequence_bwd.default, backward, test_utils=tests)
 
 

@@ -14,7 +14,7 @@ import subprocess
 
 import torch
 
-from snnipu.backends import host, host_sparse
+from snnipu.backends import host, host_sparse, neurons
 
 
 class Address(int):
@@ -26,7 +26,7 @@ class Address(int):
 _data_ptr = torch.Tensor.data_ptr
 
 
-# Bytes at the addresses that were asked for since the last call: a structure's pointers have no tensor.
+# Bytes at the addresses that were asked for last: a structure's pointers have no tensor.
 _asked = {}
 
 
@@ -35,6 +35,10 @@ def _address(tensor):
     address.tensor = tensor
     _asked[int(address)] = tensor.numel() * tensor.element_size()
     return address
+
+
+# Their argument is the address of a call, an array of words.
+_OF_CALLS = ("snnipu_neuron_forward", "snnipu_neuron_backward")
 
 
 def _pointers(structure):
@@ -79,6 +83,8 @@ class EmulatedLibrary:
         message, buffers = [], []
         for argument, kind in zip(arguments, types):
             pointer = kind is ctypes.c_void_p or issubclass(kind, ctypes._Pointer)
+            if name in _OF_CALLS:
+                argument = ctypes.byref(neurons.Call.from_address(argument))
             if pointer and isinstance(argument, ctypes.c_void_p):
                 argument = argument.value
             if not pointer:
@@ -109,7 +115,6 @@ class EmulatedLibrary:
         for address, size in buffers:
             ctypes.memmove(address, self._receive(size, name), size)
         self.calls += 1
-        _asked.clear()
         return result & (2**64 - 1) if name == "snnipu_fingerprint" else result
 
     def _buffer(self, address, size):
@@ -147,4 +152,5 @@ def pytest_unconfigure(config):
     torch.Tensor.data_ptr = _data_ptr
     library, host.library = host.library, host_library
     host_sparse._cache.clear()
+    neurons.built.cache_clear()
     library.close()

@@ -6,8 +6,8 @@ import json
 import torch
 
 from snnipu import __version__
+from snnipu.backends import popart
 from snnipu.ipu.model import DTYPES, GRAD_OUT, IN
-from snnipu.ops.lif_sequence import LifSequence
 from snnipu.surrogate import Kernel, surrogate_gradient
 
 LIF_ATTRIBUTES = ["reset", "reset_delay", "surrogate", "surrogate_a", "surrogate_b"]
@@ -176,10 +176,8 @@ class FakeLibrary:
             ]
         grads, inputs = ([], given) if asked.gradient is None else (given[: len(asked.gradient)], given[-5:])
         inputs = [tensor.requires_grad_() for tensor in inputs]
-        kernel = Kernel(a["surrogate"], a["surrogate_a"], a["surrogate_b"])
         with torch.enable_grad():
-            options = (None, a["reset"], bool(a["reset_delay"]), kernel, None, True, False, True)
-            made = LifSequence.apply(*inputs, *options)
+            made = popart.lif_sequence(inputs, a)
             if asked.gradient is None:
                 return [out.detach() for out in made]
             return torch.autograd.grad([made[place] for place in asked.gradient], inputs, grads)

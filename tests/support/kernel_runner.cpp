@@ -36,16 +36,8 @@ extern "C" {
   SNNIPU_SELECT_SPIKES_BWD(snnipu_select_spikes_bwd_##SUFFIX, C);                                                      \
   SNNIPU_SPARSE_TO_DENSE_FWD(snnipu_sparse_to_dense_fwd_##SUFFIX, C);                                                  \
   SNNIPU_SPARSE_TO_DENSE_BWD(snnipu_sparse_to_dense_bwd_##SUFFIX, C);
-#define LIF_FUNCTIONS(SUFFIX, S, C)                                                                                    \
-  SNNIPU_LIF_SEQUENCE_FWD(snnipu_lif_sequence_fwd_##SUFFIX, S, C);                                                     \
-  SNNIPU_LIF_SEQUENCE_BWD(snnipu_lif_sequence_bwd_##SUFFIX, S, C);
 SPARSE_FUNCTIONS(f32, float)
 SPARSE_FUNCTIONS(f64, double)
-LIF_FUNCTIONS(f32, float, float)
-LIF_FUNCTIONS(f64, double, double)
-LIF_FUNCTIONS(f16, uint16_t, float)
-LIF_FUNCTIONS(bf16, uint16_t, float)
-LIF_FUNCTIONS(smooth_f64, double, double)
 }
 
 namespace {
@@ -146,16 +138,8 @@ std::map<std::string, Call> functionsOf(void *library) {
   ADD(snnipu_select_spikes_bwd_##SUFFIX)                                                                               \
   ADD(snnipu_sparse_to_dense_fwd_##SUFFIX)                                                                             \
   ADD(snnipu_sparse_to_dense_bwd_##SUFFIX)
-#define ADD_LIF(SUFFIX)                                                                                                \
-  ADD(snnipu_lif_sequence_fwd_##SUFFIX)                                                                                \
-  ADD(snnipu_lif_sequence_bwd_##SUFFIX)
   ADD_SPARSE(f32)
   ADD_SPARSE(f64)
-  ADD_LIF(f32)
-  ADD_LIF(f64)
-  ADD_LIF(f16)
-  ADD_LIF(bf16)
-  ADD_LIF(smooth_f64)
   ADD(snnipu_set_workers)
   ADD(snnipu_packed_size)
   ADD(snnipu_fingerprint)

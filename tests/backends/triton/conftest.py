@@ -45,7 +45,7 @@ def _exchange(modules):
 
 @pytest.fixture
 def interpreted(monkeypatch) -> Callable[[str], types.ModuleType]:
-    """``interpreted("lif")`` is ``snnipu.backends.triton.lif`` with its kernels run by the interpreter.
+    """``interpreted("neurons")`` is ``snnipu.backends.triton.neurons`` with its kernels run by the interpreter.
 
     Triton decides when a kernel is defined, and its own library is made of kernels: during the test both are imported
     anew, so that all other tests of the process keep those of the compiler.

@@ -7,12 +7,12 @@ import pytest
 import snntorch
 import torch
 from oracle import reference_of, relative_error
+from support.leaky_operator import RESETS, backward_arguments, flat, forward_arguments
 
 import snnipu
 from snnipu import backends, ops, surrogate
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no CUDA device")
-RESETS = ["subtract", "zero", "none"]
 CUDA = torch.device("cuda")
 
 
@@ -51,18 +51,19 @@ def test_kernels_equal_the_reference(reset, delay, dtype):
         x = random(steps, batch, neurons, dtype=dtype)
         parameters = parameters_of(neurons if count else None, dtype)
         mem0 = random(batch, neurons, dtype=parameters[0].dtype) if state else None
-        forward = (x, mem0, *parameters, None, reset, delay, True, not delay, True)
-        actual = operators.lif_sequence_fwd(*forward)
-        for own, other in zip(actual, reference_of("lif_sequence_fwd")(*forward)):
+        forward = forward_arguments(x, mem0, parameters, None, reset, delay)
+        made = operators.neuron_sequence_fwd(*forward)
+        for own, other in zip(flat(made), flat(reference_of("neuron_sequence_fwd")(*forward))):
             assert torch.equal(own, other)
-        _, mem, pre, last = actual
-        upstream = torch.randn_like(x), torch.randn_like(x)
-        rest = (mem0, *parameters, None, reset, delay, *surrogate.atan().kernel, True, True, True, True)
-        rest = (*rest, torch.randn_like(last))
+        _, (mem,), (last,) = made
+        upstream, grad_last = (torch.randn_like(x), torch.randn_like(x)), torch.randn_like(last)
         tolerance = {torch.float64: 1e-12, torch.float16: 1e-3, torch.bfloat16: 2**-6}.get(dtype, 1e-5)
-        for saved in ((None, mem, None if delay else pre), (x, None, None)):
-            expected = reference_of("lif_sequence_bwd")(*upstream, *saved, *rest)
-            for index, (own, other) in enumerate(zip(operators.lif_sequence_bwd(*upstream, *saved, *rest), expected)):
+        for states in (mem, None):
+            arguments = backward_arguments(
+                forward, upstream, surrogate.atan().kernel, grad_last=grad_last, states=states
+            )
+            expected = reference_of("neuron_sequence_bwd")(*arguments)
+            for index, (own, other) in enumerate(zip(flat(operators.neuron_sequence_bwd(*arguments)), flat(expected))):
                 terms = None if index < 2 else expected[0].double() * steps**0.5
                 assert relative_error(own, other, terms) <= (tolerance if index == 0 else min(tolerance, 1e-5))
 

@@ -9,14 +9,15 @@ import warnings
 import pytest
 import torch
 from oracle import reference_of
+from support.leaky_operator import backward_arguments, flat, forward_arguments
 
 from snnipu import backends
 from snnipu.backends import triton as backend
 from snnipu.cli import main
 from snnipu.ops import _library
 
-OPERATORS = ["lif_sequence_fwd", "lif_sequence_bwd"]
-ARGUMENTS = (torch.randn(4, 3), None, *(torch.tensor(v) for v in (0.9, 1.0, 1.0)), None, 0, True, True, False)
+OPERATORS = ["neuron_sequence_fwd", "neuron_sequence_bwd"]
+ARGUMENTS = forward_arguments(torch.randn(4, 3), None, [torch.tensor(v) for v in (0.9, 1.0, 1.0)])
 
 
 @pytest.fixture
@@ -53,20 +54,16 @@ def test_import_leaves_triton_alone():
 
 
 def test_warns_once_and_runs_the_reference(missing):
-    kernel = _library.REGISTERED["lif_sequence_fwd"]["CUDA"]
+    kernel = _library.REGISTERED["neuron_sequence_fwd"]["CUDA"]
     with pytest.warns(RuntimeWarning, match=r"slow PyTorch reference on the GPU: Triton cannot be .* \(a reason\)"):
         actual = kernel(*ARGUMENTS)
-    for own, other in zip(actual, reference_of("lif_sequence_fwd")(*ARGUMENTS)):
+    for own, other in zip(flat(actual), flat(reference_of("neuron_sequence_fwd")(*ARGUMENTS))):
         assert torch.equal(own, other)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         kernel(*ARGUMENTS)
-        assert len(_library.REGISTERED["lif_sequence_bwd"]["CUDA"](*backward_arguments(actual))) == 5
-
-
-def backward_arguments(outputs):
-    spk, mem, _, _ = outputs
-    return (spk, None, None, mem, None, None, *ARGUMENTS[2:8], 3, 2.0, 0.0, True, True, True, True)
+        backward = backward_arguments(ARGUMENTS, (actual[0], None), (3, 2.0, 0.0), states=actual[1][0])
+        assert len(flat(_library.REGISTERED["neuron_sequence_bwd"]["CUDA"](*backward))) == 5
 
 
 def test_what_runs_is_told(missing, monkeypatch, capsys):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from oracle import reference_of, relative_error
+from support.leaky_operator import flat
 
 from snnipu import surrogate
 from snnipu.ops import _neurons
@@ -41,10 +42,10 @@ def check(kernels, name, variant, shape, dtype=torch.float32, constant=None, per
     if chosen.get("exact"):
         parameters = [torch.full_like(value, 0.5) for value in parameters]
     parameters = parameters or [torch.ones((), dtype=c)]
-    store = [place != output for place in range(len(states))]
+    store = sum(1 << place for place in range(len(states)) if place != output)
     forward = (x, states, parameters, name, variant, constant, store, True)
     own, expected = kernels.neuron_sequence_fwd(*forward), reference_of("neuron_sequence_fwd")(*forward)
-    for one, other in zip([own[0], *own[1], *own[2]], [expected[0], *expected[1], *expected[2]]):
+    for one, other in zip(flat(own), flat(expected)):
         assert one.dtype == other.dtype
         assert one.shape == other.shape
         assert torch.allclose(one, other, rtol=1e-5, atol=1e-6) if chosen.get("close") else torch.equal(one, other)
@@ -143,10 +144,10 @@ def test_empty(kernels):
     for shape in ((0, 2, 3), (3, 0, 3)):
         parameters = [torch.ones(()) for _ in _neurons.find("synaptic").parameters]
         x, states = torch.zeros(shape), [torch.ones(shape[1:]), None]
-        forward = (x, states, parameters, "synaptic", 0, None, [True, True], True)
+        forward = (x, states, parameters, "synaptic", 0, None, 0b11, True)
         backward = (None, [None] * 2, [torch.ones(shape[1:])] * 2, x, states, parameters, "synaptic", 0, None, *KERNEL)
         backward = (*backward, [True, True], [True] * len(parameters))
         for operator, arguments in (("neuron_sequence_fwd", forward), ("neuron_sequence_bwd", backward)):
             own, expected = getattr(kernels, operator)(*arguments), reference_of(operator)(*arguments)
-            for one, other in zip([own[0], *own[1], *own[2]], [expected[0], *expected[1], *expected[2]]):
+            for one, other in zip(flat(own), flat(expected)):
                 assert torch.equal(one, other)

@@ -5,12 +5,20 @@ import itertools
 
 import pytest
 import torch
-from backends.triton.test_triton_compiles import SURROGATES, assert_in_registers
+from support.leaky_operator import RESETS
 
 from snnipu import surrogate
 from snnipu.backends import triton as backend
 from snnipu.ops import _neurons
 
+SURROGATES = [
+    surrogate.LSO(0.3),
+    surrogate.triangular(0.7),
+    surrogate.fast_sigmoid(10),
+    surrogate.atan(3.0),
+    surrogate.sigmoid(2.0),
+    surrogate.spike_rate_escape(1.5, 2.0),
+]
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 ATAN = surrogate.atan().kernel
 
@@ -22,6 +30,11 @@ def kernels():
     return importlib.import_module("snnipu.backends.triton.neurons")
 
 
+def assert_in_registers(launch):
+    """Nothing of a sequence is kept in memory between its steps."""
+    assert launch.resources["STACK"] == launch.resources["LOCAL"] == 0, launch.resources
+
+
 def arguments_of(name, variant=0, dtype=torch.float32, shape=(3, 4, 4096), count=None, state=False, constant=None):
     neuron = _neurons.find(name)
     c = torch.float64 if dtype == torch.float64 else torch.float32
@@ -29,17 +42,19 @@ def arguments_of(name, variant=0, dtype=torch.float32, shape=(3, 4, 4096), count
     initial = [torch.zeros(shape[1:], dtype=c) if state else None for _ in neuron.states]
     parameters = [torch.ones((), dtype=c) if count is None else torch.ones(count, dtype=c) for _ in neuron.parameters]
     output = neuron.steps[variant].output_state
-    store = [place != output for place in range(len(initial))]
+    store = sum(1 << place for place in range(len(initial)) if place != output)
     return x, initial, parameters, name, variant, constant, store, state
 
 
-def backward_arguments(forward, kernel=ATAN, learn=False):
+def backward_arguments(forward, kernel=ATAN, learn=False, given=False):
+    """``given``: the states, in place of the input."""
     x, initial, parameters, name, variant, constant, store, final = forward
     spk = x if constant is None else x.expand(constant, *x.shape)
     ends = [torch.zeros_like(parameters[0]).expand(spk.shape[1:]).contiguous() for _ in initial] if final else []
-    grads = [spk if stored and final else None for stored in store]
+    grads = [spk if store >> place & 1 and final else None for place in range(len(initial))]
     need = [[final] * len(initial), [learn] * len(parameters)]
-    return (spk, grads, ends, x, initial, parameters, name, variant, constant, *kernel, *need)
+    what = (initial, parameters, name, variant, constant, *kernel, *need)
+    return (spk, grads, ends, None, *what, [spk] * len(initial)) if given else (spk, grads, ends, x, *what)
 
 
 def compile_both(kernels, compiled, forward, capability=90, **backward):
@@ -51,10 +66,12 @@ def compile_both(kernels, compiled, forward, capability=90, **backward):
         assert f".target sm_{capability}" in launch.ptx
         assert_in_registers(launch)
         assert "atom" not in launch.ptx
+        assert "red.global" not in launch.ptx
     # Every product and every sum of the forward pass is rounded, as in PyTorch.
     for launch in launches[:-1]:
         assert launch.kernel.endswith("_fwd_kernel")
-        assert "fma.rn.f" not in launch.ptx or name_has_division(forward[3])
+        fused = "fma.rn.f" in launch.ptx or "mad.rn.f" in launch.ptx
+        assert not fused or name_has_division(forward[3])
     assert launches[-1].kernel.endswith("_bwd_kernel")
     return launches
 
@@ -94,6 +111,42 @@ def test_dtypes(kernels, compiled, work, dtype):
         assert f"st.global{'.v2.b32' if dtype.itemsize == 2 else wide}" in launches[-1].ptx
 
 
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+def test_leaky_with_states_that_are_given(kernels, compiled, work, dtype, capability):
+    """One launch in either direction."""
+    launches = compile_both(kernels, compiled, arguments_of("leaky", dtype=dtype), capability, given=True)
+    assert [launch.kernel for launch in launches] == ["leaky_fwd_kernel", "leaky_bwd_kernel"]
+    if work == "many":
+        wide = ".v2.b64" if dtype == torch.float64 else ".v4.b32"
+        for launch in launches:
+            assert f"ld.global{wide}" in launch.ptx
+            assert f"st.global{wide}" in launch.ptx
+
+
+@pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
+@pytest.mark.parametrize("reset", RESETS)
+def test_resets(kernels, compiled, reset, delay):
+    variant = _neurons.find("leaky").variant(reset_mechanism=reset, reset_delay=delay)
+    for count, given in ((4096, True), (None, False)):
+        forward = arguments_of("leaky", variant, count=count, state=True)
+        assert len(compile_both(kernels, compiled, forward, learn=True, given=given)) == 2 + (not given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("spike_grad", SURROGATES, ids=lambda s: s.name)
+def test_surrogates_of_leaky(kernels, compiled, spike_grad, dtype):
+    forward = arguments_of("leaky", dtype=dtype)
+    arguments = backward_arguments(forward, spike_grad.kernel, learn=True, given=True)
+    (back,) = compiled(kernels.neuron_sequence_bwd, *arguments)
+    assert_in_registers(back)
+
+
+def test_constant_input(kernels, compiled):
+    launches = compile_both(kernels, compiled, arguments_of("leaky", constant=7))
+    assert [launch.kernel[-10:] for launch in launches] == ["fwd_kernel", "fwd_kernel", "bwd_kernel"]
+
+
 @pytest.mark.parametrize("spike_grad", SURROGATES[1:5], ids=lambda s: s.name)
 def test_surrogates(kernels, compiled, spike_grad):
     forward = arguments_of("synaptic")
@@ -118,12 +171,18 @@ def test_a_neuron_of_a_user(kernels, compiled, dtype):
     assert [launch.kernel for launch in launches] == ["everything_fwd_kernel", "everything_bwd_kernel"]
 
 
-def test_compiled_once_for_every_length_and_shape(kernels, compiled, monkeypatch):
+@pytest.mark.parametrize("name", ["leaky", "synaptic"])
+def test_compiled_once_for_every_length_and_shape(name, kernels, compiled, monkeypatch):
     """What a kernel is compiled for are alignments and block sizes, of which there are few, and no shape."""
     monkeypatch.setattr(backend, "multiprocessors", lambda device: 1)
     keys = {"fwd": set(), "bwd": set()}
-    for steps, shape in itertools.product((1, 500), [(1, 16384), (2, 16400), (16, 1), (3, 48)]):
-        forward = arguments_of("synaptic", shape=(steps, *shape))
+    lengths = (1, 2, 16, 48, 500) if name == "leaky" else (1, 500)
+    for steps, shape in itertools.product(lengths, [(1, 16384), (2, 16400), (16, 1), (3, 48)]):
+        forward = arguments_of(name, shape=(steps, *shape))
+        backward = backward_arguments(forward, given=name == "leaky")
         keys["fwd"].add(compiled(kernels.neuron_sequence_fwd, *forward)[0].key)
-        keys["bwd"].add(compiled(kernels.neuron_sequence_bwd, *backward_arguments(forward))[-1].key)
+        keys["bwd"].add(compiled(kernels.neuron_sequence_bwd, *backward)[-1].key)
+    # Large blocks and small ones.
     assert len(keys["fwd"]) == len(keys["bwd"]) == 2
+    forward = arguments_of(name, shape=(7, 16385))
+    assert compiled(kernels.neuron_sequence_fwd, *forward)[0].key not in keys["fwd"]

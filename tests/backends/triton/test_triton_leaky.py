@@ -1,14 +1,14 @@
-"""The Triton kernels of ``lif_sequence`` in Triton's interpreter, against the reference: no GPU needed."""
+"""The Triton kernels of Leaky in Triton's interpreter, against the reference: no GPU needed."""
 
 import itertools
 
 import pytest
 import torch
 from oracle import reference_of, relative_error
+from support.leaky_operator import RESETS, backward_arguments, flat, forward_arguments
 
 from snnipu import surrogate
 
-RESETS = ["subtract", "zero", "none"]
 SURROGATES = [
     surrogate.LSO(0.3),
     surrogate.triangular(0.7),
@@ -20,7 +20,7 @@ SURROGATES = [
 ]
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.float16: 1e-5}
 ALL = (True, True, True, True)
-NAMES = ("x", "mem0", "beta", "threshold", "graded")
+NAMES = ("x", "mem0", "threshold", "beta", "graded")
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def _seed():
 @pytest.fixture
 def kernels(interpreted, monkeypatch):
     """The module, with every output NaN before a kernel writes it."""
-    module = interpreted("lif")
+    module = interpreted("neurons")
     new_empty = torch.Tensor.new_empty
     monkeypatch.setattr(
         torch.Tensor, "new_empty", lambda *args, **keywords: new_empty(*args, **keywords).fill_(float("nan"))
@@ -49,9 +49,8 @@ def parameters_of(count, dtype=torch.float32):
 
 def assert_forward(kernels, arguments):
     """Equal bit by bit; returns the outputs."""
-    expected = reference_of("lif_sequence_fwd")(*arguments)
-    actual = kernels.lif_sequence_fwd(*arguments)
-    for own, other in zip(actual, expected):
+    expected = reference_of("neuron_sequence_fwd")(*arguments)
+    for own, other in zip(flat(kernels.neuron_sequence_fwd(*arguments)), flat(expected)):
         assert own.dtype == other.dtype
         assert torch.equal(own, other)
     return expected
@@ -59,9 +58,8 @@ def assert_forward(kernels, arguments):
 
 def assert_backward(kernels, arguments, tolerance):
     """Gradients but for the rounding of the surrogate's function and the order of sums."""
-    expected = reference_of("lif_sequence_bwd")(*arguments)
-    actual = kernels.lif_sequence_bwd(*arguments)
-    for name, own, other in zip(NAMES, actual, expected):
+    expected = reference_of("neuron_sequence_bwd")(*arguments)
+    for name, own, other in zip(NAMES, flat(kernels.neuron_sequence_bwd(*arguments)), flat(expected)):
         assert own.shape == other.shape, name
         assert own.dtype == other.dtype, name
         if other.numel():
@@ -75,21 +73,20 @@ def assert_same(
     kernels, x, mem0, parameters, num_steps, reset, delay, kernel, upstream=(True, True), needs=ALL, recompute=True
 ):
     """Forward, and backward from stored membranes and, with ``recompute``, from recomputed ones."""
-    forward = (x, mem0, *parameters, num_steps, reset, delay, True, not delay, True)
-    spk, mem, pre, last = assert_forward(kernels, forward)
-    grad_spk, grad_mem = (torch.randn_like(spk) if given else None for given in upstream)
+    forward = forward_arguments(x, mem0, parameters, num_steps, reset, delay)
+    spk, (mem,), (last,) = assert_forward(kernels, forward)
+    grads = [torch.randn_like(spk) if given else None for given in upstream]
     if num_steps == 0:
-        num_steps = 1
-        mem, pre, grad_spk, grad_mem = (t if t is None else t.unsqueeze(0) for t in (mem, pre, grad_spk, grad_mem))
-        x = None
+        mem, *grads = (tensor if tensor is None else tensor.unsqueeze(0) for tensor in (mem, *grads))
+        forward = forward_arguments(x, mem0, parameters, 1, reset, delay)
     # Without an upstream gradient of the membranes, one of the last.
     grad_last = None if upstream[1] else torch.randn_like(last)
-    rest = (mem0, *parameters, num_steps, reset, delay, *kernel, *needs, grad_last)
     tolerance = TOLERANCE[spk.dtype]
-    saved = (None, mem, None if delay else pre)
-    assert_backward(kernels, (grad_spk, grad_mem, *saved, *rest), tolerance)
-    if recompute and x is not None:
-        assert_backward(kernels, (grad_spk, grad_mem, x, None, None, *rest), tolerance)
+    for states in (mem, None) if recompute else (mem,):
+        # A constant input goes with states that are computed again.
+        if states is None or num_steps is None:
+            arguments = backward_arguments(forward, grads, kernel, needs, grad_last, states)
+            assert_backward(kernels, arguments, tolerance)
 
 
 @pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
@@ -135,15 +132,21 @@ def test_dtypes(kernels, dtype, reset, delay):
 def test_half_gradients_are_as_good_as_the_references(kernels, delay):
     """Against the adjoint in float64 at the same membranes: at most twice the reference's error in float16."""
     x, parameters = torch.randn(9, 4, 61).half(), parameters_of(61, torch.float16)
-    spk, mem, pre, _ = reference_of("lif_sequence_fwd")(x, None, *parameters, None, 0, delay, True, not delay)
-    saved = (torch.randn_like(spk), None, None, mem, None if delay else pre, None)
-    options = (None, 0, delay, *surrogate.atan().kernel, *ALL)
+    forward = forward_arguments(x, None, parameters, None, 0, delay)
+    spk, (mem,), _ = reference_of("neuron_sequence_fwd")(*forward)
+    arguments = backward_arguments(forward, (torch.randn_like(spk), None), surrogate.atan().kernel, states=mem)
+
+    def cast(part):
+        if isinstance(part, (list, tuple)):
+            return [cast(tensor) for tensor in part]
+        return part.double() if isinstance(part, torch.Tensor) else part
+
     exact, expected, actual = (
-        function(*(part if part is None else cast(part) for part in (*saved, *parameters)), *options)
-        for function, cast in (
-            (reference_of("lif_sequence_bwd"), torch.Tensor.double),
-            (reference_of("lif_sequence_bwd"), torch.Tensor.clone),
-            (kernels.lif_sequence_bwd, torch.Tensor.clone),
+        flat(function(*given))
+        for function, given in (
+            (reference_of("neuron_sequence_bwd"), cast(arguments)),
+            (reference_of("neuron_sequence_bwd"), arguments),
+            (kernels.neuron_sequence_bwd, arguments),
         )
     )
     for name, own, other, true in zip(NAMES, actual, expected, exact):
@@ -165,11 +168,13 @@ def test_bfloat16(kernels, delay):
     """Values that bfloat16 holds exactly, as the interpreter does not round to it to nearest: all equal."""
     x = torch.randint(-8, 9, (4, 3, 61)).to(torch.bfloat16) / 4
     parameters = tuple(torch.tensor(value) for value in (0.5, 1.0, 2.0))
-    spk, mem, pre, _ = assert_forward(kernels, (x, None, *parameters, None, 0, delay, True, not delay))
+    forward = forward_arguments(x, None, parameters, None, 0, delay)
+    spk, (mem,), _ = assert_forward(kernels, forward)
     assert 0 < spk.mean() < 1
-    rest = (None, *parameters, None, 0, delay, *surrogate.heaviside().kernel, *ALL)
     upstream = torch.randint(-2, 3, x.shape).to(torch.bfloat16)
-    assert_backward(kernels, (upstream, None, None, mem, None if delay else pre, *rest), 1e-5)
+    assert_backward(
+        kernels, backward_arguments(forward, (upstream, None), surrogate.heaviside().kernel, states=mem), 1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -221,11 +226,11 @@ def test_only_needed_gradients(kernels, only):
 def test_upstream_gradients_that_do_not_change_with_time(kernels):
     x = torch.randn(11, 2, 33)
     parameters = parameters_of(None)
-    _, mem, _, _ = assert_forward(kernels, (x, None, *parameters, None, 0, True, True, False))
-    rest = (None, mem, None, None, *parameters, None, 0, True, *surrogate.atan().kernel, *ALL)
+    forward = forward_arguments(x, None, parameters)
+    _, (mem,), _ = assert_forward(kernels, forward)
     row = torch.randn(2, 33).expand(11, 2, 33)
     for upstream in ((row, None), (None, row), (row, torch.randn_like(x)), (torch.ones(()).expand(11, 2, 33), row)):
-        assert_backward(kernels, (*upstream, *rest), 1e-5)
+        assert_backward(kernels, backward_arguments(forward, upstream, surrogate.atan().kernel, states=mem), 1e-5)
 
 
 def test_non_contiguous_inputs(kernels):
@@ -240,14 +245,16 @@ def test_non_contiguous_inputs(kernels):
 def test_empty_inputs(kernels, shape, per_neuron):
     """Outputs of the right shape; gradients of parameters are 0."""
     x, parameters = torch.randn(shape), parameters_of(shape[2] if per_neuron else None)
-    spk, mem, pre, _ = kernels.lif_sequence_fwd(x, None, *parameters, None, 0, False, True, True)
-    assert spk.shape == mem.shape == pre.shape == shape
-    saved = (None, mem, pre)
-    for source in (saved, (x, None, None)):
-        rest = (None, *parameters, None, 0, False, *surrogate.atan().kernel, *ALL)
-        gradients = kernels.lif_sequence_bwd(spk, mem, *source, *rest)
-        assert [tuple(g.shape) for g in gradients] == [shape, shape[1:], *(tuple(p.shape) for p in parameters)]
-        assert not any(g.any() for g in gradients)
+    forward = forward_arguments(x, None, parameters, None, 0, False)
+    spk, (mem,), (last,) = kernels.neuron_sequence_fwd(*forward)
+    assert (spk.shape, mem.shape, last.shape) == (shape, shape, shape[1:])
+    assert not last.any()
+    for states in (mem, None):
+        if states is None or states.numel():
+            arguments = backward_arguments(forward, (spk, mem), surrogate.atan().kernel, states=states)
+            gradients = flat(kernels.neuron_sequence_bwd(*arguments))
+            assert [tuple(g.shape) for g in gradients] == [shape, shape[1:], *(tuple(p.shape) for p in forward[2])]
+            assert not any(g.any() for g in gradients)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
@@ -255,10 +262,9 @@ def test_nan_and_infinity(kernels):
     x = torch.zeros(4, 1, 40)
     x[0, 0, 3], x[1, 0, 17], x[1, 0, 35], x[2, 0, 39] = float("nan"), float("inf"), -float("inf"), float("nan")
     for reset, delay in itertools.product(range(3), (True, False)):
-        arguments = (x, None, *parameters_of(None), None, reset, delay, True, False)
-        for own, other in zip(
-            kernels.lif_sequence_fwd(*arguments)[:2], reference_of("lif_sequence_fwd")(*arguments)[:2]
-        ):
+        arguments = forward_arguments(x, None, parameters_of(None), None, reset, delay)
+        expected = reference_of("neuron_sequence_fwd")(*arguments)
+        for own, other in zip(flat(kernels.neuron_sequence_fwd(*arguments)), flat(expected)):
             assert torch.allclose(own, other, rtol=0, atol=0, equal_nan=True)
 
 
@@ -266,9 +272,8 @@ def test_spikes_are_decided_on_the_membrane_as_stored(kernels):
     """A membrane that rounds down to the threshold does not spike."""
     x = torch.tensor([[1.0, 1.0, 1.0]], dtype=torch.float16)
     mem0 = torch.tensor([2.0**-14, 2.0**-10, -(2.0**-14)])
-    spk, mem, _, _ = kernels.lif_sequence_fwd(
-        x, mem0, *(torch.tensor(v) for v in (1.0, 1.0, 1.0)), None, 2, True, True, False
-    )
+    parameters = [torch.tensor(1.0)] * 3
+    spk, (mem,), _ = kernels.neuron_sequence_fwd(*forward_arguments(x, mem0, parameters, None, 2))
     assert spk.tolist() == [[0.0, 1.0, 0.0]]
     assert mem.tolist() == [[1.0, 1.0 + 2.0**-10, 1.0]]
 
@@ -276,13 +281,14 @@ def test_spikes_are_decided_on_the_membrane_as_stored(kernels):
 def test_every_run_gives_the_same_bits(kernels):
     x = torch.randn(5, 3, 1000)
     parameters = parameters_of(None)
-    _, mem, _, _ = kernels.lif_sequence_fwd(x, None, *parameters, None, 0, True, True, False)
-    rest = (None, mem, None, None, *parameters, None, 0, True, *surrogate.atan().kernel, *ALL)
-    first, second = (kernels.lif_sequence_bwd(x, x, *rest) for _ in range(2))
+    forward = forward_arguments(x, None, parameters)
+    _, (mem,), _ = kernels.neuron_sequence_fwd(*forward)
+    arguments = backward_arguments(forward, (x, x), surrogate.atan().kernel, states=mem)
+    first, second = (flat(kernels.neuron_sequence_bwd(*arguments)) for _ in range(2))
     assert all(torch.equal(own, other) for own, other in zip(first, second))
 
 
 def test_tensors_on_different_devices(kernels):
     mem0 = torch.zeros(3, device="meta")
     with pytest.raises(ValueError, match=r"tensors must be on one device, got \['cpu', 'meta'\]"):
-        kernels.lif_sequence_fwd(torch.zeros(2, 3), mem0, *parameters_of(None), None, 0, True, True, False)
+        kernels.neuron_sequence_fwd(*forward_arguments(torch.zeros(2, 3), mem0, parameters_of(None)))
