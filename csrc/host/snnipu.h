@@ -245,6 +245,26 @@ SNNIPU_API uint64_t snnipu_fingerprint(const void *bytes, int64_t count, int32_t
   SNNIPU_API int NAME(const C *grad, const uint8_t *which, C *grad_x, const int64_t *geometry, int64_t maps,           \
                       int32_t threads)
 
+/* Leaky integrate-and-fire neurons of maps x [steps, batch, channels, height, width], delayed reset, and the maximum of
+ * their spikes' windows, which lie side by side: of the windows of SNNIPU_MAX_POOL2D_FWD those whose stride is their
+ * size, of up to 255 places.
+ *   beta, threshold      [*_size], 1 or channels
+ *   out                  of the windows, 1 where a neuron fires
+ *   which                place of the first neuron that fires, else of the first that carries gradient, 255: nowhere
+ *   counts               [steps, batch, 2]: neurons that fire, and that carry gradient
+ *   pooled               how many of out are 1 */
+#define SNNIPU_LIF_MAX_POOL2D_FWD(NAME, C)                                                                             \
+  SNNIPU_API int NAME(const C *x, const C *beta, const C *threshold, double grad_threshold, C *out, uint8_t *which,    \
+                      int32_t *counts, int64_t *pooled, const int64_t *geometry, int64_t steps, int64_t batch,         \
+                      int64_t channels, int64_t beta_size, int64_t threshold_size, int32_t has_grad_threshold,         \
+                      int32_t reset, int32_t threads)
+/* Its adjoint; grad_beta [beta_size], grad_threshold [threshold_size] may be NULL. */
+#define SNNIPU_LIF_MAX_POOL2D_BWD(NAME, C)                                                                             \
+  SNNIPU_API int NAME(const C *grad, const C *x, const C *beta, const C *threshold, const uint8_t *which, C *grad_x,   \
+                      C *grad_beta, C *grad_threshold, const int64_t *geometry, int64_t steps, int64_t batch,          \
+                      int64_t channels, int64_t beta_size, int64_t threshold_size, int32_t reset, int32_t surrogate,   \
+                      double surrogate_a, double surrogate_b, int32_t threads)
+
 #ifdef __cplusplus
 } /* the functions themselves are declared where their storage types are: csrc/host/{lif,sparse_*,select_spikes}.cpp */
 #endif

@@ -63,6 +63,13 @@ _SPARSE_ARGTYPES = {
     "sparse_pool2d_bwd": [c_void_p] * 8 + [c_int64] * 3 + [c_int32] * 2,
     "max_pool2d_fwd": [c_void_p] * 4 + [c_int64, c_int32],
     "max_pool2d_bwd": [c_void_p] * 4 + [c_int64, c_int32],
+    "lif_max_pool2d_fwd": [c_void_p] * 3
+    + [c_double]
+    + [c_void_p] * 3
+    + [POINTER(c_int64), c_void_p]
+    + [c_int64] * 5
+    + [c_int32] * 3,
+    "lif_max_pool2d_bwd": [c_void_p] * 9 + [c_int64] * 5 + [c_int32] * 2 + [c_double] * 2 + [c_int32],
 }
 # Sizes are 32-bit in a vertex, as on a tile.
 _MAX_SIZE = 2**32 - 1
