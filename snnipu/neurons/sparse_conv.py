@@ -8,12 +8,16 @@ from torch import nn
 
 from snnipu import ops
 from snnipu.backends import popart
+from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.sparse_leaky import Parameter, SparseNeurons
 from snnipu.neurons.sparse_linear import check_features, check_path
-from snnipu.ops._arguments import compute_dtype, is_compiling
+from snnipu.ops._arguments import compute_dtype, is_compiling, parameter_argument, reset_code
 from snnipu.ops._maps import Pair, Size, maps_of, pair
 from snnipu.ops._slots import check_delay
+from snnipu.ops._spike_gradient import fused
+from snnipu.ops.lif_max_pool2d import fits, lif_max_pool2d
 from snnipu.ops.sparse_conv2d import check_groups
+from snnipu.ops.sparse_lif_sequence import delayed
 from snnipu.ops.sparse_pool2d import mode_code
 from snnipu.spikes import SparseSpikes, check_map_shape
 from snnipu.surrogate import SpikeGrad
@@ -23,6 +27,8 @@ MapSize = Optional[Tuple[int, int]]
 # Share of the input neurons that spike in a step, from which on `path="auto"` takes the dense convolution on a CPU.
 # Forward and backward pass together cost the same between 0.25 and 0.45 for the layers of `bench conv`.
 BREAK_EVEN = 0.35
+# The same for a layer whose own spikes, behind its pool, go into a layer that runs densely: neither then selects them.
+BREAK_EVEN_BEFORE_DENSE = 0.12
 
 
 def padding_argument(padding: object, kernel: Size, dilation: Size, stride: Size) -> Size:
@@ -78,13 +84,21 @@ class _OnMaps(nn.Module):
         elif self.input_size != (height, width):
             raise ValueError(f"x must be maps of {self.input_size}, as input_size says, got {(height, width)}")
 
-    def _chosen(self, x: DenseOrSparse) -> DenseOrSparse:
+    def dense_maps(self, x: DenseOrSparse, break_even: float) -> Optional[torch.Tensor]:
+        """The input as dense maps, where with this break-even the layer is to run densely, and there are any."""
+        countable = isinstance(x, torch.Tensor) and self.path == "auto" and not x.requires_grad
+        if countable and int(torch.count_nonzero(x)) <= break_even * x.shape.numel():
+            return None
+        chosen = self._chosen(x, break_even)
+        return chosen if isinstance(chosen, torch.Tensor) and chosen.numel() else None
+
+    def _chosen(self, x: DenseOrSparse, break_even: float = BREAK_EVEN) -> DenseOrSparse:
         """The input in the form whose convolution is to be computed: spikes, or dense maps ``[T, B, C, H, W]``."""
         if isinstance(x, SparseSpikes):
             shape = maps_of(x, self.in_channels, self.input_size)
             self._check_device(x)
             self._fixed(*shape[1:])
-            if self._dense_path(x):
+            if self._dense_path(x, break_even):
                 return x.to_dense().reshape(*x.ids.shape[:2], *shape)
             return x.with_maps(shape)
         if not isinstance(x, torch.Tensor):
@@ -105,27 +119,30 @@ class _OnMaps(nn.Module):
             return x
         if self.path == "auto" and (is_compiling() or x.requires_grad or x.device.type in ("meta", "cuda")):
             return x
-        if self.path == "auto" and int(torch.count_nonzero(x)) > BREAK_EVEN * x.numel():
+        if self.path == "auto" and int(torch.count_nonzero(x)) > break_even * x.numel():
             return x
         return ops.dense_to_sparse(x.flatten(2)).with_maps((x.shape[2], x.shape[3], x.shape[4]))
 
-    def _dense_path(self, x: SparseSpikes) -> bool:
+    def _dense_path(self, x: SparseSpikes, break_even: float) -> bool:
         if self.path != "auto":
             return self.path == "dense"
         # Where the operators are faster on a GPU has not been measured.
         if x.device.type == "cuda":
             return True
-        return x.device.type != "meta" and not is_compiling() and x.activity > BREAK_EVEN
+        return x.device.type != "meta" and not is_compiling() and x.activity > break_even
 
     def _check_device(self, x: DenseOrSparse) -> None:
         if x.device != self.weight.device:
             raise ValueError(f"x must be on the device of the layer, {self.weight.device}, got {x.device}")
 
-    def _convolved(self, x: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """Of dense maps, all steps as one batch."""
+    def _convolved(
+        self, x: torch.Tensor, bias: Optional[torch.Tensor] = None, weight: Optional[torch.Tensor] = None
+    ) -> torch.Tensor:
+        """Of dense maps, all steps as one batch; ``weight``: another one than the layer's."""
         steps, batch = x.shape[:2]
-        maps = x.to(self.weight.dtype).flatten(0, 1)
-        out = nn.functional.conv2d(maps, self.weight, bias, self.stride, self.padding, self.dilation, self.groups)
+        weight = self.weight if weight is None else weight
+        maps = x.to(weight.dtype).flatten(0, 1)
+        out = nn.functional.conv2d(maps, weight, bias, self.stride, self.padding, self.dilation, self.groups)
         return out.reshape(steps, batch, *out.shape[1:])
 
     def _repr_of_maps(self) -> str:
@@ -348,6 +365,48 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
             spike_grad=self.spike_grad,
             overflow=self.overflow_order,
         ).with_maps(shape)
+
+    def pools_in_one(self, pool: "SparsePool2d") -> bool:
+        """Whether the layer and ``pool`` behind it can run as one operator, which hands on the pool's output alone."""
+        return (
+            type(self) is SparseConvLeaky
+            and type(pool) is SparsePool2d
+            and is_plain(self)
+            and is_plain(pool)
+            and pool.mode == "max"
+            and pool.input_size is not None
+            and fits(pool.kernel_size, pool.stride, pool.padding)
+            and self.max_spikes is None
+            and fused(self.spike_grad)[0] is not None
+            and self.weight.device.type == "cpu"
+            and self.weight.dtype in (torch.float32, torch.float64)
+        )
+
+    def pooled_densely(self, x: torch.Tensor, pool: "SparsePool2d", delay: int) -> torch.Tensor:
+        """Dense spikes ``[T, B, out, h, w]`` behind ``pool``, from dense maps; see :meth:`pools_in_one`.
+
+        The gradient is that of the slots that selection would have made.
+        """
+        scaled = self.weight if self.input_scale == 1 else self.weight * self.input_scale
+        current = self._convolved(x, self.bias if delay == 0 else None, scaled)
+        if delay:
+            current = delayed(current, delay)
+            current = current if self.bias is None else current + self._per_neuron(self.bias)
+        channels = (self.out_channels,)
+        kernel, _ = fused(self.spike_grad)
+        assert kernel is not None
+        made = lif_max_pool2d(
+            current,
+            parameter_argument("beta", self.beta, channels, current),
+            parameter_argument("threshold", self.threshold, channels, current),
+            pool.kernel_size,
+            self.grad_threshold,
+            reset_code(self.reset_mechanism),
+            kernel,
+        )
+        none = made.maps.detach().new_empty((*x.shape[:2], 0))
+        self._last = SparseSpikes._trusted(none.int(), none, made.counts, math.prod(current.shape[2:]))
+        return made.maps
 
     # ---- to and from nn.Conv2d + Leaky
 

@@ -11,10 +11,11 @@ from snnipu import ops
 from snnipu.backends import popart
 from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.multistep import MultiStep
-from snnipu.neurons.sparse_conv import SparseConvLeaky, SparsePool2d
+from snnipu.neurons.sparse_conv import BREAK_EVEN, BREAK_EVEN_BEFORE_DENSE, SparseConvLeaky, SparsePool2d
 from snnipu.neurons.sparse_leaky import Parameter, SparseLeaky
+from snnipu.neurons.sparse_linear import BREAK_EVEN as LINEAR_BREAK_EVEN
 from snnipu.neurons.sparse_linear import check_features, check_path, choose_path
-from snnipu.ops._arguments import reset_code
+from snnipu.ops._arguments import is_compiling, reset_code
 from snnipu.ops._slots import check_max_spikes, overflow_code
 from snnipu.ops._spike_gradient import fused
 from snnipu.ops.lif_sequence import learnt_decay
@@ -247,6 +248,8 @@ class SparseNetwork(nn.Module):
         }
         self.pools: Any = nn.ModuleDict(pools) if pools else {}
         self._input: Optional[SparseSpikes] = None
+        # Of the spikes behind the pool of a layer, in the last call.
+        self._activity_behind: Dict[int, float] = {}
         self.ipu_plan: Optional[Plan] = None
 
     def forward(
@@ -273,13 +276,45 @@ class SparseNetwork(nn.Module):
             every = self._on_ipu(first)
             return every if all_layers else every[-1]
         for index, layer in enumerate(self.layers):
-            spikes: SparseSpikes = layer(out, delay=self.delay if index else 0)
+            delay = self.delay if index else 0
+            dense = None if all_layers else self._pooled_in_one(index, out, delay)
+            if dense is not None:
+                out = dense
+                continue
+            if isinstance(out, torch.Tensor) and not isinstance(layer, SparseConvLeaky) and index:
+                out = out.flatten(2)
+            spikes: SparseSpikes = layer(out, delay=delay)
             every.append(spikes)
             out = self.pooled(index, spikes)
+            if self.path == "auto" and str(index) in self.pools and out.device.type == "cpu" and not is_compiling():
+                self._activity_behind[index] = out.activity
         if all_layers:
             return every
         assert isinstance(out, SparseSpikes)
         return out
+
+    def _pooled_in_one(self, index: int, x: Union[torch.Tensor, SparseSpikes], delay: int) -> Optional[torch.Tensor]:
+        """Dense spikes of a layer behind its pool, where both it and the next layer run densely; else None.
+
+        Which the next layer does is told by the activity of its input in the call before.
+        """
+        layer = self.layers[index]
+        behind = index + 1 < len(self.layers) and str(index) in self.pools
+        pools = self.pools[str(index)] if behind else ()
+        if not (isinstance(layer, SparseConvLeaky) and len(pools) == 1 and is_plain(pools)) or is_compiling():
+            return None
+        (pool,) = pools
+        following = self.layers[index + 1]
+        limit = BREAK_EVEN if isinstance(following, SparseConvLeaky) else LINEAR_BREAK_EVEN
+        busy = following.path == "auto" and self._activity_behind.get(index, 0.0) > limit
+        if not (busy or following.path == "dense") or not layer.pools_in_one(pool):
+            return None
+        maps = layer.dense_maps(x, BREAK_EVEN_BEFORE_DENSE)
+        if maps is None:
+            return None
+        made = layer.pooled_densely(maps, pool, delay)
+        self._activity_behind[index] = int(torch.count_nonzero(made.detach())) / made.numel()
+        return made
 
     def pooled(self, index: int, spikes: SparseSpikes) -> SparseSpikes:
         """The spikes of a layer behind its pools."""

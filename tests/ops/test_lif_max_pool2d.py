@@ -13,7 +13,12 @@ from snnipu.ops.max_pool2d import windows
 from snnipu.surrogate import Kernel
 
 pytestmark = pytest.mark.skipif(host.library is None, reason=host.unavailable_reason or "")
-SURROGATES = [snn.surrogate.fast_sigmoid(10), snn.surrogate.atan(), snn.surrogate.sigmoid(5), snn.surrogate.triangular()]
+SURROGATES = [
+    snn.surrogate.fast_sigmoid(10),
+    snn.surrogate.atan(),
+    snn.surrogate.sigmoid(5),
+    snn.surrogate.triangular(),
+]
 
 
 @st.composite
