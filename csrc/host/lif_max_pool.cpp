@@ -61,10 +61,13 @@ public:
 
   // body(first lane, input there) for the registers of a step; behind the band the input is 0.
   template <typename Body> void forInput(size_t t, const Body &body) const {
-    const C *const x = a.x + inMap(t);
+    const C *const x = a.x + inMap(t), *const next = a.x + inMap(t + 1 < a.steps ? t + 1 : t);
     unsigned lane = 0;
-    for (; lane + registerLanes<C> <= size; lane += registerLanes<C>)
+    for (; lane + registerLanes<C> <= size; lane += registerLanes<C>) {
+      // Each step's part is a page or two of its own, which no processor sees coming.
+      __builtin_prefetch(next + lane);
       body(lane, load<V>(x + lane));
+    }
     if (lane < size)
       body(lane, loadFirst<V>(x, size, lane));
   }
@@ -271,8 +274,11 @@ BandSums bandBackward(const Band<C> &band, const Surrogate &surrogate, const C *
       return found.gradX;
     };
     unsigned lane = 0;
-    for (; lane + registerLanes<C> <= band.size; lane += registerLanes<C>)
+    C *const following = gradX + band.inMap(t > 0 ? t - 1 : t);
+    for (; lane + registerLanes<C> <= band.size; lane += registerLanes<C>) {
+      __builtin_prefetch(following + lane, 1);
       store(to + lane, back(lane));
+    }
     if (lane < band.size)
       storeFirst(to + lane, back(lane), band.size, lane);
     if constexpr (Sums) {

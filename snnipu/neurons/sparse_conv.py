@@ -382,8 +382,9 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
             and self.weight.dtype in (torch.float32, torch.float64)
         )
 
-    def pooled_densely(self, x: torch.Tensor, pool: "SparsePool2d", delay: int) -> torch.Tensor:
-        """Dense spikes ``[T, B, out, h, w]`` behind ``pool``, from dense maps; see :meth:`pools_in_one`.
+    def pooled_densely(self, x: torch.Tensor, pool: "SparsePool2d", delay: int) -> Tuple[torch.Tensor, float]:
+        """Dense spikes ``[T, B, out, h, w]`` behind ``pool``, from dense maps, and their activity; see
+        :meth:`pools_in_one`.
 
         The gradient is that of the slots that selection would have made.
         """
@@ -406,7 +407,7 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
         )
         none = made.maps.detach().new_empty((*x.shape[:2], 0))
         self._last = SparseSpikes._trusted(none.int(), none, made.counts, math.prod(current.shape[2:]))
-        return made.maps
+        return made.maps, int(made.spikes) / made.maps.numel()
 
     # ---- to and from nn.Conv2d + Leaky
 

@@ -312,8 +312,7 @@ class SparseNetwork(nn.Module):
         maps = layer.dense_maps(x, BREAK_EVEN_BEFORE_DENSE)
         if maps is None:
             return None
-        made = layer.pooled_densely(maps, pool, delay)
-        self._activity_behind[index] = int(torch.count_nonzero(made.detach())) / made.numel()
+        made, self._activity_behind[index] = layer.pooled_densely(maps, pool, delay)
         return made
 
     def pooled(self, index: int, spikes: SparseSpikes) -> SparseSpikes:
