@@ -49,10 +49,10 @@ _SPARSE_ARGTYPES = {
     "sparse_conv2d_bwd": [c_void_p] * 9 + [c_int64] * 2 + [c_int32],
     "sparse_conv_lif_sequence_fwd": [c_void_p] * 7
     + [c_double] * 2
-    + [c_void_p, POINTER(c_void_p), POINTER(c_int64), c_void_p]
+    + [c_void_p, POINTER(c_void_p), POINTER(c_int64), c_void_p, c_void_p]
     + [c_int64] * 6
     + [c_int32] * 3,
-    "sparse_conv_select": [c_void_p] * 7 + [c_int64] + [c_int32] * 2,
+    "sparse_conv_select": [c_void_p] * 9 + [c_int64] + [c_int32] * 2,
     "sparse_conv_lif_sequence_bwd": [c_void_p] * 20
     + [c_double]
     + [c_int64] * 7

@@ -17,6 +17,7 @@ from snnipu.ops._slots import check_delay
 from snnipu.ops._spike_gradient import fused
 from snnipu.ops.lif_max_pool2d import fits, lif_max_pool2d
 from snnipu.ops.sparse_conv2d import check_groups
+from snnipu.ops.sparse_conv_lif_sequence import sparse_conv_lif_pool
 from snnipu.ops.sparse_lif_sequence import delayed
 from snnipu.ops.sparse_pool2d import mode_code
 from snnipu.spikes import SparseSpikes, check_map_shape
@@ -89,10 +90,10 @@ class _OnMaps(nn.Module):
         countable = isinstance(x, torch.Tensor) and self.path == "auto" and not x.requires_grad
         if countable and int(torch.count_nonzero(x)) <= break_even * x.shape.numel():
             return None
-        chosen = self._chosen(x, break_even)
-        return chosen if isinstance(chosen, torch.Tensor) and chosen.numel() else None
+        maps = self.chosen(x, break_even)
+        return maps if isinstance(maps, torch.Tensor) and maps.numel() else None
 
-    def _chosen(self, x: DenseOrSparse, break_even: float = BREAK_EVEN) -> DenseOrSparse:
+    def chosen(self, x: DenseOrSparse, break_even: float = BREAK_EVEN) -> DenseOrSparse:
         """The input in the form whose convolution is to be computed: spikes, or dense maps ``[T, B, C, H, W]``."""
         if isinstance(x, SparseSpikes):
             shape = maps_of(x, self.in_channels, self.input_size)
@@ -208,7 +209,7 @@ class SparseConv2d(_OnMaps):
     def forward(self, x: DenseOrSparse) -> torch.Tensor:
         """``x``: SparseSpikes, or a dense ``[T, B, C, H, W]`` of any real dtype -> ``[T, B, out, H', W']``."""
         popart.refuse_tracing("SparseConv2d")
-        chosen = self._chosen(x)
+        chosen = self.chosen(x)
         if isinstance(chosen, SparseSpikes):
             return ops.sparse_conv2d(chosen, self.weight, self.bias, **self._maps())
         return self._convolved(chosen, self.bias)
@@ -321,7 +322,7 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
         """
         popart.refuse_tracing("SparseConvLeaky")
         check_delay(delay)
-        chosen = self._chosen(x)
+        chosen = self.chosen(x)
         if isinstance(chosen, SparseSpikes):
             out = ops.sparse_conv_lif_sequence(
                 chosen,
@@ -340,7 +341,7 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
         """Membranes ``[T, B, out, H', W']`` for ``x``, dense: to look at, or for a loss on them."""
         popart.refuse_tracing("SparseConvLeaky")
         check_delay(delay)
-        chosen = self._chosen(x)
+        chosen = self.chosen(x)
         if isinstance(chosen, SparseSpikes):
             return self._integrate(ops.sparse_conv2d(chosen, self.weight, **self._maps()), delay)
         return self._integrate(self._convolved(chosen), delay)
@@ -375,12 +376,36 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
             and is_plain(pool)
             and pool.mode == "max"
             and pool.input_size is not None
+            and pool.input_size == self._out_shape()
             and fits(pool.kernel_size, pool.stride, pool.padding)
             and self.max_spikes is None
             and fused(self.spike_grad)[0] is not None
             and self.weight.device.type == "cpu"
             and self.weight.dtype in (torch.float32, torch.float64)
         )
+
+    def _out_shape(self) -> Optional[Tuple[int, int, int]]:
+        """Channels, height and width; None where the input's size is not known yet."""
+        if self.input_size is None:
+            return None
+        reach = [self.dilation[axis] * (self.kernel_size[axis] - 1) + 1 for axis in (0, 1)]
+        size = [self.input_size[axis] + 2 * self.padding[axis] - reach[axis] for axis in (0, 1)]
+        return self.out_channels, size[0] // self.stride[0] + 1, size[1] // self.stride[1] + 1
+
+    def pooled_sparsely(self, x: SparseSpikes, pool: "SparsePool2d", delay: int) -> SparseSpikes:
+        """Spikes behind ``pool``; see :meth:`pools_in_one`."""
+        options = self._neuron_options()
+        del options["max_spikes"], options["overflow"]
+        out, counts = sparse_conv_lif_pool(
+            x, self.weight, self.bias, pool.kernel_size, **options, **self._maps(), delay=delay
+        )
+        self._count(counts, out.values)
+        return out
+
+    def _count(self, counts: torch.Tensor, like: torch.Tensor) -> None:
+        """What the last call fired, where its slots were not made."""
+        none = like.detach().new_empty((*counts.shape[:2], 0))
+        self._last = SparseSpikes._trusted(none.int(), none, counts, math.prod(self._out_shape() or ()))
 
     def pooled_densely(self, x: torch.Tensor, pool: "SparsePool2d", delay: int) -> Tuple[torch.Tensor, float]:
         """Dense spikes ``[T, B, out, h, w]`` behind ``pool``, from dense maps, and their activity; see
@@ -405,8 +430,7 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
             reset_code(self.reset_mechanism),
             kernel,
         )
-        none = made.maps.detach().new_empty((*x.shape[:2], 0))
-        self._last = SparseSpikes._trusted(none.int(), none, made.counts, math.prod(current.shape[2:]))
+        self._count(made.counts, made.maps)
         return made.maps, int(made.spikes) / made.maps.numel()
 
     # ---- to and from nn.Conv2d + Leaky

@@ -275,45 +275,56 @@ class SparseNetwork(nn.Module):
         if isinstance(first, SparseSpikes) and self._one_operator():
             every = self._on_ipu(first)
             return every if all_layers else every[-1]
-        for index, layer in enumerate(self.layers):
-            delay = self.delay if index else 0
-            dense = None if all_layers else self._pooled_in_one(index, out, delay)
-            if dense is not None:
-                out = dense
-                continue
-            if isinstance(out, torch.Tensor) and not isinstance(layer, SparseConvLeaky) and index:
-                out = out.flatten(2)
-            spikes: SparseSpikes = layer(out, delay=delay)
-            every.append(spikes)
-            out = self.pooled(index, spikes)
-            if self.path == "auto" and str(index) in self.pools and out.device.type == "cpu" and not is_compiling():
-                self._activity_behind[index] = out.activity
+        for index in range(len(self.layers)):
+            out, spikes = self._run(index, out, self.delay if index else 0, all_layers)
+            every += [] if spikes is None else [spikes]
         if all_layers:
             return every
         assert isinstance(out, SparseSpikes)
         return out
 
-    def _pooled_in_one(self, index: int, x: Union[torch.Tensor, SparseSpikes], delay: int) -> Optional[torch.Tensor]:
-        """Dense spikes of a layer behind its pool, where both it and the next layer run densely; else None.
-
-        Which the next layer does is told by the activity of its input in the call before.
-        """
+    def _run(
+        self, index: int, x: Union[torch.Tensor, SparseSpikes], delay: int, all_layers: bool
+    ) -> Tuple[Union[torch.Tensor, SparseSpikes], Optional[SparseSpikes]]:
+        """What goes from a layer and its pools to the next one, and the layer's own spikes, where they are made."""
         layer = self.layers[index]
-        behind = index + 1 < len(self.layers) and str(index) in self.pools
-        pools = self.pools[str(index)] if behind else ()
-        if not (isinstance(layer, SparseConvLeaky) and len(pools) == 1 and is_plain(pools)) or is_compiling():
+        pool = None if all_layers or is_compiling() else self._pool_in_one(index)
+        if pool is not None:
+            maps = layer.dense_maps(x, BREAK_EVEN_BEFORE_DENSE) if self._next_is_dense(index) else None
+            if maps is not None:
+                made, self._activity_behind[index] = layer.pooled_densely(maps, pool, delay)
+                return made, None
+            x = layer.chosen(x)
+            if isinstance(x, SparseSpikes):
+                seen = layer.pooled_sparsely(x, pool, delay)
+                self._activity_behind[index] = seen.activity
+                return seen, None
+        if isinstance(x, torch.Tensor) and index and not isinstance(layer, SparseConvLeaky):
+            x = x.flatten(2)
+        spikes: SparseSpikes = layer(x, delay=delay)
+        out = self.pooled(index, spikes)
+        if pool is not None:
+            self._activity_behind[index] = out.activity
+        return out, spikes
+
+    def _pool_in_one(self, index: int) -> Optional[SparsePool2d]:
+        """The pool of a layer that runs with it as one operator."""
+        layer = self.layers[index]
+        if not isinstance(layer, SparseConvLeaky) or str(index) not in self.pools:
             return None
-        (pool,) = pools
+        pools = self.pools[str(index)]
+        if len(pools) != 1 or not is_plain(pools):
+            return None
+        return pools[0] if layer.pools_in_one(pools[0]) else None
+
+    def _next_is_dense(self, index: int) -> bool:
+        """Whether the layer behind this one runs densely: as the activity of its input in the call before tells."""
+        if index + 1 == len(self.layers):
+            return False
         following = self.layers[index + 1]
         limit = BREAK_EVEN if isinstance(following, SparseConvLeaky) else LINEAR_BREAK_EVEN
-        busy = following.path == "auto" and self._activity_behind.get(index, 0.0) > limit
-        if not (busy or following.path == "dense") or not layer.pools_in_one(pool):
-            return None
-        maps = layer.dense_maps(x, BREAK_EVEN_BEFORE_DENSE)
-        if maps is None:
-            return None
-        made, self._activity_behind[index] = layer.pooled_densely(maps, pool, delay)
-        return made
+        busy = self._activity_behind.get(index, 0.0) > limit
+        return following.path == "dense" or (following.path == "auto" and busy)
 
     def pooled(self, index: int, spikes: SparseSpikes) -> SparseSpikes:
         """The spikes of a layer behind its pools."""
