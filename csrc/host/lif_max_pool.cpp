@@ -150,7 +150,8 @@ public:
 
 private:
   // Width 0: any.
-  template <size_t Width> static void across(const C *__restrict__ from, size_t width, size_t count, C *__restrict__ to) {
+  template <size_t Width>
+  static void across(const C *__restrict__ from, size_t width, size_t count, C *__restrict__ to) {
     const size_t step = Width ? Width : width;
     if constexpr (Width == 2) {
       for (size_t i = 0; i < count; ++i)
@@ -169,8 +170,7 @@ private:
   C *highest_;
 };
 
-template <Reset R, typename C>
-size_t poolBand(const Band<C> &band, C *out, uint8_t *which, int32_t *counts) {
+template <Reset R, typename C> size_t poolBand(const Band<C> &band, C *out, uint8_t *which, int32_t *counts) {
   using V = Register<C>;
   static thread_local ThreadBuffer<C> states;
   const LifPool<C> &a = band.a;
@@ -190,7 +190,7 @@ size_t poolBand(const Band<C> &band, C *out, uint8_t *which, int32_t *counts) {
       store(state + lane, u);
       V spike = heaviside(u - band.p.threshold), slot = u > second ? one : everyone;
       slot = spike > slot ? spike : slot;
-      if (lane + registerLanes<C> > band.size) {
+      if (lane + registerLanes < C >> band.size) {
         spike *= real;
         slot *= real;
       }
@@ -263,8 +263,9 @@ BandSums bandBackward(const Band<C> &band, const Surrogate &surrogate, const C *
     V ofBeta{}, ofThreshold{};
     const auto back = [&](unsigned lane) {
       const V memPrev = load<V>(before + lane), above = heaviside(memPrev - band.p.threshold);
-      const LifAdjoint<V> found = lifAdjoint<R, true, HardSpike>(
-          band.p, surrogate, load<V>(now + lane), memPrev, above, load<V>(gradSpk + t * band.padded + lane), load<V>(carry + lane));
+      const LifAdjoint<V> found =
+          lifAdjoint<R, true, HardSpike>(band.p, surrogate, load<V>(now + lane), memPrev, above,
+                                         load<V>(gradSpk + t * band.padded + lane), load<V>(carry + lane));
       store(carry + lane, found.gradMem);
       // What lies behind the band has no gradient.
       if constexpr (Sums) {
@@ -352,8 +353,19 @@ LifPool<C> lifPool(const C *x, const C *beta, const C *threshold, double gradThr
                    int64_t steps, int64_t batch, int64_t channels, int64_t betaSize, int64_t thresholdSize,
                    int32_t second, int32_t reset, int32_t threads) {
   const auto of = Windows::size;
-  return {x,  beta, threshold, of(betaSize), of(thresholdSize), second != 0, static_cast<C>(gradThreshold),
-          Windows(geometry), of(steps), of(batch), of(channels), reset, threads};
+  return {x,
+          beta,
+          threshold,
+          of(betaSize),
+          of(thresholdSize),
+          second != 0,
+          static_cast<C>(gradThreshold),
+          Windows(geometry),
+          of(steps),
+          of(batch),
+          of(channels),
+          reset,
+          threads};
 }
 
 inline bool knownOptions(const Windows &w, int32_t reset) {

@@ -79,8 +79,7 @@ void columns(const Windows &w, const C *__restrict__ in, const C *end, C *__rest
 }
 
 // Of a row of windows.
-template <typename C>
-void largestOfRow(const Windows &w, const C *in, const C *end, C *out, uint8_t *which) {
+template <typename C> void largestOfRow(const Windows &w, const C *in, const C *end, C *out, uint8_t *which) {
   const auto some = w.strideWidth == 1 ? columns<C, 1> : w.strideWidth == 2 ? columns<C, 2> : columns<C, 0>;
   for (size_t x = 0; x < w.outWidth; x += Columns)
     some(w, in + x * w.strideWidth, end, out + x, which + x, std::min(Columns, w.outWidth - x));

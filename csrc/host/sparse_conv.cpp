@@ -32,7 +32,7 @@ template <typename C> struct KeptEvents {
 // Windows of maps, side by side, of whose neurons the first that fires is seen, else the first that carries gradient.
 struct SideBySide {
   static constexpr uint32_t none = ~uint32_t{0};
-  size_t count = 0;            // of a map; 0: no pool
+  size_t count = 0;              // of a map; 0: no pool
   std::vector<uint32_t> ofPlace; // which one a place is in, or none
 
   // kernel: height and width; may be null
@@ -44,9 +44,8 @@ struct SideBySide {
     count = rows * columns;
     for (size_t y = 0; y < sizes.outHeight; ++y)
       for (size_t x = 0; x < sizes.outWidth; ++x)
-        ofPlace.push_back(y / height < rows && x / width < columns
-                              ? static_cast<uint32_t>(y / height * columns + x / width)
-                              : none);
+        ofPlace.push_back(
+            y / height < rows && x / width < columns ? static_cast<uint32_t>(y / height * columns + x / width) : none);
   }
 };
 
@@ -94,7 +93,7 @@ public:
     static thread_local ThreadBuffer<C> states, currents;
     const ConvSizes &sizes = a_.convolution.sizes;
     const size_t places = sizes.places(), batch = a_.spikes.batch;
-    C *const map = states.zeros(places * lanes_), *const current = currents.reserve(places * lanes_);
+    C *const map = states.zeros(places * lanes_), *const current = currents.zeros(places * lanes_);
     constexpr size_t perWord = 64 / registerLanes<C>;
     words_.resize((places + perWord - 1) / perWord);
     kept.begin.push_back(0);
@@ -102,7 +101,7 @@ public:
       const bool arrives = t >= a_.delay;
       const size_t row = arrives ? (t - a_.delay) * batch + sample : 0, at = row * a_.spikes.slots;
       a_.convolution.currents(block_, a_.spikes.ids + at, unit ? nullptr : a_.spikes.values + at,
-                              arrives ? static_cast<size_t>(a_.spikes.counts[2 * row]) : 0, current);
+                              arrives ? static_cast<size_t>(a_.spikes.counts[2 * row]) : 0, current, true);
       for (unsigned lane = 0; lane < held_; lane += registerLanes<C>) {
         step(map, current, places, lane);
         list(lane, places);
@@ -123,9 +122,9 @@ private:
   struct Word {
     uint64_t fired, carried;
   };
-  // The membranes of some lanes at all places. Of the resets, the factors of the one that is asked for are 1: a
-  // template would be three times the code.
-  void step(C *map, const C *currents, size_t places, unsigned lane) {
+  // The membranes of some lanes at all places; the currents are cleared. Of the resets, the factors of the one that is
+  // asked for are 1: a template would be three times the code.
+  void step(C *map, C *currents, size_t places, unsigned lane) {
     using V = Register<C>;
     constexpr unsigned together = 64 / registerLanes<C>;
     const V beta = load<V>(beta_ + lane), bias = load<V>(bias_ + lane), threshold = load<V>(threshold_ + lane);
@@ -136,6 +135,7 @@ private:
       C *const at = map + place * lanes + lane;
       const V before = load<V>(at), above = heaviside(before - threshold);
       const V x = load<V>(currents + place * lanes + lane) * scale + bias;
+      store(currents + place * lanes + lane, V{});
       const V u = (beta * ((splat<V>(1) - toZero * above) * before) + x) - above * subtracted;
       store(at, u);
       fired |= bitsAbove(u - threshold, splat<V>(0)) << shift;
@@ -288,7 +288,7 @@ private:
   C toZero_;
   std::vector<Word> words_;
   std::vector<uint32_t> events_;
-  std::vector<Seen> seen_;      // of the windows, and of none: those that fired, and the others
+  std::vector<Seen> seen_;     // of the windows, and of none: those that fired, and the others
   std::vector<uint64_t> bits_; // likewise: where there are any
   size_t begin_[blockLanes / registerLanes<C> + 1] = {}; // of each register's lanes' events
 };
@@ -457,8 +457,11 @@ public:
   SampleBackward(const ConvBackward<C> &a, const C *through, size_t block, ChannelSums<C> &sums)
       : a_(a), through_(through), lanes_(a.convolution.blocks.lanes(block)), held_(a.convolution.blocks.held(block)),
         first_(a.convolution.blocks.first(block)), places_(a.convolution.sizes.places()), sums_(sums),
-        byPlaces_(static_cast<uint32_t>(places_)), byWidth_(static_cast<uint32_t>(a.convolution.sizes.outWidth)),
         map_(a.convolution.map), end_(map_.end(a.convolution.sizes.outHeight)) {
+    padded_.reserve(places_);
+    for (size_t y = 0; y < a.convolution.sizes.outHeight; ++y)
+      for (size_t x = 0; x < a.convolution.sizes.outWidth; ++x)
+        padded_.push_back(static_cast<uint32_t>(map_.place(y, x)));
     for (size_t lane = 0; lane < lanes_; ++lane)
       beta_[lane] = lane < held_ ? unitClamped(a.beta[first_ + lane]) : C(0);
   }
@@ -489,10 +492,20 @@ public:
   }
 
 private:
-  size_t padded(size_t place) const {
-    const size_t y = byWidth_(static_cast<uint32_t>(place));
-    return map_.place(y, place - y * a_.convolution.sizes.outWidth);
-  }
+  size_t padded(size_t place) const { return padded_[place]; }
+
+  // The channel of neurons whose channels mostly ascend.
+  struct Channel {
+    uint32_t places, lane = 0, first = 0;
+
+    uint32_t placeOf(uint32_t neuron) {
+      if (neuron < first)
+        lane = first = 0;
+      for (; neuron - first >= places; first += places)
+        ++lane;
+      return neuron - first;
+    }
+  };
 
   // The gradient behind the spikes that were given a slot.
   void addSlots(size_t row, C *map) {
@@ -505,14 +518,15 @@ private:
   }
   void addSorted(const int32_t *begin, const int32_t *end, const C *through, C *map) {
     const int64_t first = static_cast<int64_t>(first_ * places_);
-    const uint32_t size = static_cast<uint32_t>(held_ * places_);
+    const uint32_t size = static_cast<uint32_t>(held_ * places_), places = static_cast<uint32_t>(places_);
+    Channel channel{places};
     for (const int32_t *at = first == 0 ? begin : std::lower_bound(begin, end, first); at != end; ++at) {
       const uint32_t local = static_cast<uint32_t>(*at) - static_cast<uint32_t>(first);
       if (local >= size)
         break;
-      const uint32_t lane = byPlaces_(local);
+      const uint32_t place = channel.placeOf(local), lane = channel.lane;
       const C g = through[at - begin];
-      map[padded(local - lane * places_) * lanes_ + lane] += g;
+      map[padded(place) * lanes_ + lane] += g;
       if (a_.gradThreshold)
         sums_.total[2][lane] -= static_cast<double>(g);
     }
@@ -572,6 +586,7 @@ private:
   template <typename Body> void forFired(size_t row, const Body &body) const {
     const uint32_t *const words = a_.fired + row * a_.convolution.sizes.words();
     const size_t first = first_ * places_, end = first + held_ * places_;
+    Channel channel{static_cast<uint32_t>(places_)};
     for (size_t word = first / 32; 32 * word < end; ++word) {
       uint32_t bits = words[word];
       if (32 * word < first)
@@ -580,8 +595,8 @@ private:
         const size_t id = 32 * word + static_cast<size_t>(__builtin_ctz(bits));
         if (id >= end)
           return;
-        const uint32_t local = static_cast<uint32_t>(id - first), lane = byPlaces_(local);
-        body(local - lane * places_, lane);
+        const uint32_t place = channel.placeOf(static_cast<uint32_t>(id - first));
+        body(place, channel.lane);
       }
     }
   }
@@ -591,9 +606,9 @@ private:
   unsigned lanes_, held_;
   size_t first_, places_;
   ChannelSums<C> &sums_;
-  Divider byPlaces_, byWidth_;
   const PaddedMap map_;
   size_t end_;
+  std::vector<uint32_t> padded_; // of a place
   alignas(64) C beta_[blockLanes];
 };
 
@@ -680,7 +695,7 @@ int conv2dForward(const Spikes<C> &spikes, const Convolution<C> &convolution, co
     for (size_t row = task % pieces * piece; row < std::min(rows, (task % pieces + 1) * piece); ++row) {
       const size_t at = row * spikes.slots;
       convolution.currents(block, spikes.ids + at, checked.unitValues() ? nullptr : spikes.values + at,
-                           static_cast<size_t>(spikes.counts[2 * row]), map);
+                           static_cast<size_t>(spikes.counts[2 * row]), map, false);
       for (size_t place = 0; bias && place < places; ++place)
         addRun(map + place * lanes, C(1), start, lanes);
       transpose(map, lanes, places, held, out + row * sizes.neurons() + first * places, places, C(1));
