@@ -388,7 +388,7 @@ template <typename C> void selectRow(const KeptConv<C> &kept, const ConvSlots<C>
     for (size_t at = 0; at < count; ++at)
       bits[from[at] / 32] |= uint32_t{1} << from[at] % 32;
   };
-  if (to.source)
+  if (to.neuronCounts)
     seenRow(kept, to, row, mark);
   else
     forBlocks(0, [&](const uint32_t *from, const C *, size_t count) { mark(from, count); });

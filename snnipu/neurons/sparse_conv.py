@@ -87,8 +87,8 @@ class _OnMaps(nn.Module):
 
     def dense_maps(self, x: DenseOrSparse, break_even: float) -> Optional[torch.Tensor]:
         """The input as dense maps, where with this break-even the layer is to run densely, and there are any."""
-        countable = isinstance(x, torch.Tensor) and self.path == "auto" and not x.requires_grad
-        if countable and int(torch.count_nonzero(x)) <= break_even * x.shape.numel():
+        counted = isinstance(x, torch.Tensor) and self.path == "auto" and not x.requires_grad
+        if counted and isinstance(x, torch.Tensor) and int(torch.count_nonzero(x)) <= break_even * x.numel():
             return None
         maps = self.chosen(x, break_even)
         return maps if isinstance(maps, torch.Tensor) and maps.numel() else None
@@ -418,6 +418,8 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
         if delay:
             current = delayed(current, delay)
             current = current if self.bias is None else current + self._per_neuron(self.bias)
+        if current.dtype not in (torch.float32, torch.float64):  # under autocast
+            current = current.float()
         channels = (self.out_channels,)
         kernel, _ = fused(self.spike_grad)
         assert kernel is not None

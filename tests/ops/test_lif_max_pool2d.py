@@ -1,4 +1,4 @@
-"""Neurons and the maximum of their spikes' windows as one operator, against its reference and the event-driven layers."""
+"""Neurons and the maximum of their spikes' windows as one operator: against its reference, and the layers' slots."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def cases(draw):
 @settings(max_examples=80, deadline=None)
 @given(cases(), st.sampled_from(SURROGATES))
 def test_the_kernels_give_the_reference(case, surrogate):
-    x, beta, threshold, geometry, second, reset = case
+    x, beta, threshold, geometry, _, reset = case
     found = torch.ops.snnipu.lif_max_pool2d_fwd(*case)
     expected = op.lif_max_pool2d_fwd_reference(*case)
     for one, other in zip(found, expected):
