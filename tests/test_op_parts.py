@@ -111,8 +111,9 @@ def test_schemas_and_kernels(op):
         assert callable(getattr(torch.ops.snnipu, name))
 
 
-# Operators without a public function, and their C functions: what MultiStep runs in the place of a module.
-INTERNAL = {"max_pool2d_fwd", "max_pool2d_bwd"}
+# Operators without a public function, and their C functions: what MultiStep and
+# SparseNetwork run in the place of modules.
+INTERNAL = {"max_pool2d_fwd", "max_pool2d_bwd", "lif_max_pool2d_fwd", "lif_max_pool2d_bwd", "sparse_conv_lif_pool_fwd"}
 
 
 def test_no_operator_is_without_an_op():

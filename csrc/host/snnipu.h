@@ -131,20 +131,24 @@ SNNIPU_API uint64_t snnipu_fingerprint(const void *bytes, int64_t count, int32_t
  *   beta, threshold      [*_size], 1 or out channels
  *   mem                  out: [steps, batch, height * width, out channels] or NULL
  *   kept                 out: what snnipu_sparse_conv_select_* makes the layer's spikes of, and frees
- *   most                 out: the most neurons carried in a row */
+ *   most                 out: the most neurons carried in a row
+ *   pool                 NULL, or height and width of windows that lie side by side: the slots are then theirs */
 #define SNNIPU_SPARSE_CONV_LIF_SEQUENCE_FWD(NAME, C)                                                                   \
   SNNIPU_API int NAME(const int32_t *ids, const C *values, const int32_t *counts, const C *weight, const C *bias,      \
                       const C *beta, const C *threshold, double grad_threshold, double input_scale, C *mem,            \
-                      void **kept, int64_t *most, const int64_t *geometry, int64_t steps, int64_t batch,               \
-                      int64_t slots, int64_t beta_size, int64_t threshold_size, int64_t delay,                         \
+                      void **kept, int64_t *most, const int64_t *geometry, const int64_t *pool, int64_t steps,         \
+                      int64_t batch, int64_t slots, int64_t beta_size, int64_t threshold_size, int64_t delay,          \
                       int32_t has_grad_threshold, int32_t reset, int32_t threads)
 
-/* The layer's slots, the membranes there and the bits of the neurons that fired. counts NULL: only frees. */
+/* The layer's slots, the membranes there and the bits of the neurons that fired. counts NULL: only frees.
+ *   source, neuron_counts  with a pool: the neuron that a slot shows, and [steps, batch, 2] those that fired and that
+ *                          carried gradient; else NULL. There must be room for all slots then */
 #define SNNIPU_SPARSE_CONV_SELECT(NAME, C)                                                                             \
   SNNIPU_API int NAME(void *kept, int32_t *ids, C *values, int32_t *counts, int32_t *dropped, C *slot_mem,             \
-                      uint32_t *fired, int64_t slots, int32_t rotate, int32_t threads)
+                      uint32_t *fired, int32_t *source, int32_t *neuron_counts, int64_t slots, int32_t rotate,         \
+                      int32_t threads)
 
-/* Its adjoint, as SNNIPU_SPARSE_LIF_SEQUENCE_BWD.
+/* Its adjoint, as SNNIPU_SPARSE_LIF_SEQUENCE_BWD. With a pool own_ids are the sources.
  *   neuron_threshold     [1], or one for each neuron where threshold_size is not 1
  *   grad_current         [steps, batch, height * width, out channels]: of the membrane
  * Each result may be NULL. */
@@ -207,6 +211,26 @@ SNNIPU_API uint64_t snnipu_fingerprint(const void *bytes, int64_t count, int32_t
 #define SNNIPU_MAX_POOL2D_BWD(NAME, C)                                                                                 \
   SNNIPU_API int NAME(const C *grad, const uint8_t *which, C *grad_x, const int64_t *geometry, int64_t maps,           \
                       int32_t threads)
+
+/* Leaky integrate-and-fire neurons of maps x [steps, batch, channels, height, width], delayed reset, and the maximum of
+ * their spikes' windows, which lie side by side: of the windows of SNNIPU_MAX_POOL2D_FWD those whose stride is their
+ * size, of up to 255 places.
+ *   beta, threshold      [*_size], 1 or channels
+ *   out                  of the windows, 1 where a neuron fires
+ *   which                place of the first neuron that fires, else of the first that carries gradient, 255: nowhere
+ *   counts               [steps, batch, 2]: neurons that fire, and that carry gradient
+ *   pooled               how many of out are 1 */
+#define SNNIPU_LIF_MAX_POOL2D_FWD(NAME, C)                                                                             \
+  SNNIPU_API int NAME(const C *x, const C *beta, const C *threshold, double grad_threshold, C *out, uint8_t *which,    \
+                      int32_t *counts, int64_t *pooled, const int64_t *geometry, int64_t steps, int64_t batch,         \
+                      int64_t channels, int64_t beta_size, int64_t threshold_size, int32_t has_grad_threshold,         \
+                      int32_t reset, int32_t threads)
+/* Its adjoint; grad_beta [beta_size], grad_threshold [threshold_size] may be NULL. */
+#define SNNIPU_LIF_MAX_POOL2D_BWD(NAME, C)                                                                             \
+  SNNIPU_API int NAME(const C *grad, const C *x, const C *beta, const C *threshold, const uint8_t *which, C *grad_x,   \
+                      C *grad_beta, C *grad_threshold, const int64_t *geometry, int64_t steps, int64_t batch,          \
+                      int64_t channels, int64_t beta_size, int64_t threshold_size, int32_t reset, int32_t surrogate,   \
+                      double surrogate_a, double surrogate_b, int32_t threads)
 
 #ifdef __cplusplus
 } /* the functions themselves are declared where their storage types are: csrc/host/{lif,sparse_*,select_spikes}.cpp */

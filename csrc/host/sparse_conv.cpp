@@ -23,6 +23,30 @@ template <typename C> struct KeptEvents {
   Stream<uint32_t> ids;
   Stream<C> mem;
   std::vector<uint32_t> begin; // [2 * steps + 1]
+  // With a pool `ids` are those of its windows, and there are: the neuron of each that is seen through it, all that
+  // fired, where a step's end, and how many carried gradient in it.
+  Stream<uint32_t> source, fired;
+  std::vector<uint32_t> firedEnd, carried;
+};
+
+// Windows of maps, side by side, of whose neurons the first that fires is seen, else the first that carries gradient.
+struct SideBySide {
+  static constexpr uint32_t none = ~uint32_t{0};
+  size_t count = 0;              // of a map; 0: no pool
+  std::vector<uint32_t> ofPlace; // which one a place is in, or none
+
+  // kernel: height and width; may be null
+  SideBySide(const ConvSizes &sizes, const int64_t *kernel) {
+    if (!kernel)
+      return;
+    const size_t height = static_cast<size_t>(kernel[0]), width = static_cast<size_t>(kernel[1]);
+    const size_t rows = sizes.outHeight / height, columns = sizes.outWidth / width;
+    count = rows * columns;
+    for (size_t y = 0; y < sizes.outHeight; ++y)
+      for (size_t x = 0; x < sizes.outWidth; ++x)
+        ofPlace.push_back(
+            y / height < rows && x / width < columns ? static_cast<uint32_t>(y / height * columns + x / width) : none);
+  }
 };
 
 template <typename C> struct KeptConv {
@@ -41,6 +65,7 @@ template <typename C> struct ConvForward {
   C *mem; // may be null
   size_t delay;
   int32_t reset, offered;
+  SideBySide windows;
 };
 
 template <typename C> C unitClamped(C value) { return clampUnit(SingleLane<C>{value})[0]; }
@@ -68,7 +93,7 @@ public:
     static thread_local ThreadBuffer<C> states, currents;
     const ConvSizes &sizes = a_.convolution.sizes;
     const size_t places = sizes.places(), batch = a_.spikes.batch;
-    C *const map = states.zeros(places * lanes_), *const current = currents.reserve(places * lanes_);
+    C *const map = states.zeros(places * lanes_), *const current = currents.zeros(places * lanes_);
     constexpr size_t perWord = 64 / registerLanes<C>;
     words_.resize((places + perWord - 1) / perWord);
     kept.begin.push_back(0);
@@ -76,7 +101,7 @@ public:
       const bool arrives = t >= a_.delay;
       const size_t row = arrives ? (t - a_.delay) * batch + sample : 0, at = row * a_.spikes.slots;
       a_.convolution.currents(block_, a_.spikes.ids + at, unit ? nullptr : a_.spikes.values + at,
-                              arrives ? static_cast<size_t>(a_.spikes.counts[2 * row]) : 0, current);
+                              arrives ? static_cast<size_t>(a_.spikes.counts[2 * row]) : 0, current, true);
       for (unsigned lane = 0; lane < held_; lane += registerLanes<C>) {
         step(map, current, places, lane);
         list(lane, places);
@@ -85,7 +110,10 @@ public:
         for (size_t place = 0; place < places; ++place)
           std::copy_n(map + place * lanes_, held_,
                       a_.mem + ((t * batch + sample) * places + place) * sizes.outChannels + first_);
-      keep(kept, map, places);
+      if (a_.windows.count > 0)
+        keepSeen(kept, map, places);
+      else
+        keep(kept, map, places);
     }
   }
 
@@ -94,9 +122,9 @@ private:
   struct Word {
     uint64_t fired, carried;
   };
-  // The membranes of some lanes at all places. Of the resets, the factors of the one that is asked for are 1: a
-  // template would be three times the code.
-  void step(C *map, const C *currents, size_t places, unsigned lane) {
+  // The membranes of some lanes at all places; the currents are cleared. Of the resets, the factors of the one that is
+  // asked for are 1: a template would be three times the code.
+  void step(C *map, C *currents, size_t places, unsigned lane) {
     using V = Register<C>;
     constexpr unsigned together = 64 / registerLanes<C>;
     const V beta = load<V>(beta_ + lane), bias = load<V>(bias_ + lane), threshold = load<V>(threshold_ + lane);
@@ -107,6 +135,7 @@ private:
       C *const at = map + place * lanes + lane;
       const V before = load<V>(at), above = heaviside(before - threshold);
       const V x = load<V>(currents + place * lanes + lane) * scale + bias;
+      store(currents + place * lanes + lane, V{});
       const V u = (beta * ((splat<V>(1) - toZero * above) * before) + x) - above * subtracted;
       store(at, u);
       fired |= bitsAbove(u - threshold, splat<V>(0)) << shift;
@@ -196,6 +225,60 @@ private:
     kept.begin.push_back(before + total);
   }
 
+  // The events of a step that are seen through the pool. A window's are come by from the last one to the first one,
+  // each in the place of those behind it.
+  void keepSeen(KeptEvents<C> &kept, const C *map, size_t places) {
+    const size_t windows = a_.windows.count, cells = held_ * windows, words = cells / 64 + 1;
+    seen_.resize(2 * (cells + 1));
+    bits_.assign(2 * words, 0);
+    size_t carried = 0;
+    for (unsigned lane = 0; lane < held_; lane += registerLanes<C>)
+      carried += begin_[lane / registerLanes<C> + 1] - begin_[lane / registerLanes<C>];
+    uint32_t *const fired = kept.fired.room(carried + 1);
+    size_t spikes = 0;
+    for (unsigned lane = 0; lane < held_; lane += registerLanes<C>)
+      for (size_t at = begin_[lane / registerLanes<C> + 1]; at-- > begin_[lane / registerLanes<C>];) {
+        const uint32_t event = events_[at], bit = event >> 1, kind = event & 1;
+        const uint32_t place = bit / registerLanes<C>, own = lane + bit % registerLanes<C>;
+        const uint32_t neuron = static_cast<uint32_t>((first_ + own) * places) + place;
+        const uint32_t window = a_.windows.ofPlace[place];
+        const size_t cell = window == SideBySide::none ? cells : own * windows + window;
+        seen_[kind * (cells + 1) + cell] = {neuron, place * lanes_ + own};
+        bits_[kind * words + cell / 64] |= uint64_t{1} << cell % 64;
+        // Whether it fired or not: what did not is written over.
+        fired[spikes] = neuron;
+        spikes += 1 - kind;
+      }
+    kept.fired.advance(spikes);
+    kept.firedEnd.push_back(static_cast<uint32_t>(kept.fired.size()));
+    kept.carried.push_back(static_cast<uint32_t>(carried));
+    const size_t most = std::min(carried, cells);
+    uint32_t *const ids = kept.ids.room(most), *const source = kept.source.room(most);
+    C *const mem = kept.mem.room(most);
+    size_t total = 0;
+    for (uint32_t kind = 0; kind < 2; ++kind) {
+      for (size_t word = 0; word < words; ++word) {
+        uint64_t bits = bits_[kind * words + word];
+        if (word == cells / 64)
+          bits &= ~(uint64_t{1} << cells % 64);
+        for (bits &= kind == 0 ? bits : ~bits_[word]; bits != 0; bits &= bits - 1) {
+          const size_t cell = 64 * word + static_cast<size_t>(__builtin_ctzll(bits));
+          const Seen seen = seen_[kind * (cells + 1) + cell];
+          ids[total] = static_cast<uint32_t>(first_ * windows + cell);
+          source[total] = seen.neuron;
+          mem[total++] = map[seen.at];
+        }
+      }
+      kept.begin.push_back(static_cast<uint32_t>(kept.ids.size() + total));
+    }
+    kept.ids.advance(total);
+    kept.source.advance(total);
+    kept.mem.advance(total);
+  }
+  struct Seen {
+    uint32_t neuron, at; // at: in the map
+  };
+
   const ConvForward<C> &a_;
   size_t block_;
   unsigned lanes_, held_;
@@ -205,6 +288,8 @@ private:
   C toZero_;
   std::vector<Word> words_;
   std::vector<uint32_t> events_;
+  std::vector<Seen> seen_;     // of the windows, and of none: those that fired, and the others
+  std::vector<uint64_t> bits_; // likewise: where there are any
   size_t begin_[blockLanes / registerLanes<C> + 1] = {}; // of each register's lanes' events
 };
 
@@ -248,6 +333,7 @@ template <typename C> struct ConvSlots {
   int32_t *counts, *dropped;
   C *mem;
   uint32_t *fired;
+  int32_t *source, *neuronCounts; // with a pool
   size_t slots;
   bool rotate;
 };
@@ -259,6 +345,28 @@ struct Turn {
 
   bool takes(size_t index) const { return kept == found || (index + found - before) % found < kept; }
 };
+
+// What a row has with a pool.
+template <typename C, typename Mark>
+void seenRow(const KeptConv<C> &kept, const ConvSlots<C> &to, size_t row, const Mark &mark) {
+  const size_t t = row / kept.batch, sample = row % kept.batch;
+  int32_t *const counts = to.neuronCounts + 2 * row;
+  int32_t *source = to.source + row * to.slots, *const end = source + to.slots;
+  counts[0] = counts[1] = 0;
+  for (size_t kind = 0; kind < 2; ++kind)
+    for (size_t block = 0; block < kept.blocks; ++block) {
+      const KeptEvents<C> &events = kept.events[block * kept.batch + sample];
+      const uint32_t *const from = events.source.data() + events.begin[2 * t + kind];
+      source = std::copy(from, events.source.data() + events.begin[2 * t + kind + 1], source);
+      if (kind == 1)
+        continue;
+      const size_t first = t == 0 ? 0 : events.firedEnd[t - 1];
+      mark(events.fired.data() + first, events.firedEnd[t] - first);
+      counts[0] += static_cast<int32_t>(events.firedEnd[t] - first);
+      counts[1] += static_cast<int32_t>(events.carried[t]);
+    }
+  std::fill(source, end, 0);
+}
 
 template <typename C> void selectRow(const KeptConv<C> &kept, const ConvSlots<C> &to, size_t row) {
   const size_t t = row / kept.batch, sample = row % kept.batch, neurons = kept.sizes.neurons();
@@ -276,10 +384,14 @@ template <typename C> void selectRow(const KeptConv<C> &kept, const ConvSlots<C>
   C *const values = to.values + row * to.slots, *const mem = to.mem + row * to.slots;
   uint32_t *const bits = to.fired + row * words;
   std::fill_n(bits, words, 0);
-  forBlocks(0, [&](const uint32_t *from, const C *, size_t count) {
+  const auto mark = [bits](const uint32_t *from, size_t count) {
     for (size_t at = 0; at < count; ++at)
       bits[from[at] / 32] |= uint32_t{1} << from[at] % 32;
-  });
+  };
+  if (to.neuronCounts)
+    seenRow(kept, to, row, mark);
+  else
+    forBlocks(0, [&](const uint32_t *from, const C *, size_t count) { mark(from, count); });
   size_t used = 0, spikes = 0, found = 0, fired = 0;
   for (size_t kind = 0; kind < 2; ++kind) {
     Turn turn{};
@@ -345,8 +457,11 @@ public:
   SampleBackward(const ConvBackward<C> &a, const C *through, size_t block, ChannelSums<C> &sums)
       : a_(a), through_(through), lanes_(a.convolution.blocks.lanes(block)), held_(a.convolution.blocks.held(block)),
         first_(a.convolution.blocks.first(block)), places_(a.convolution.sizes.places()), sums_(sums),
-        byPlaces_(static_cast<uint32_t>(places_)), byWidth_(static_cast<uint32_t>(a.convolution.sizes.outWidth)),
         map_(a.convolution.map), end_(map_.end(a.convolution.sizes.outHeight)) {
+    padded_.reserve(places_);
+    for (size_t y = 0; y < a.convolution.sizes.outHeight; ++y)
+      for (size_t x = 0; x < a.convolution.sizes.outWidth; ++x)
+        padded_.push_back(static_cast<uint32_t>(map_.place(y, x)));
     for (size_t lane = 0; lane < lanes_; ++lane)
       beta_[lane] = lane < held_ ? unitClamped(a.beta[first_ + lane]) : C(0);
   }
@@ -377,10 +492,20 @@ public:
   }
 
 private:
-  size_t padded(size_t place) const {
-    const size_t y = byWidth_(static_cast<uint32_t>(place));
-    return map_.place(y, place - y * a_.convolution.sizes.outWidth);
-  }
+  size_t padded(size_t place) const { return padded_[place]; }
+
+  // The channel of neurons whose channels mostly ascend.
+  struct Channel {
+    uint32_t places, lane = 0, first = 0;
+
+    uint32_t placeOf(uint32_t neuron) {
+      if (neuron < first)
+        lane = first = 0;
+      for (; neuron - first >= places; first += places)
+        ++lane;
+      return neuron - first;
+    }
+  };
 
   // The gradient behind the spikes that were given a slot.
   void addSlots(size_t row, C *map) {
@@ -393,14 +518,15 @@ private:
   }
   void addSorted(const int32_t *begin, const int32_t *end, const C *through, C *map) {
     const int64_t first = static_cast<int64_t>(first_ * places_);
-    const uint32_t size = static_cast<uint32_t>(held_ * places_);
+    const uint32_t size = static_cast<uint32_t>(held_ * places_), places = static_cast<uint32_t>(places_);
+    Channel channel{places};
     for (const int32_t *at = first == 0 ? begin : std::lower_bound(begin, end, first); at != end; ++at) {
       const uint32_t local = static_cast<uint32_t>(*at) - static_cast<uint32_t>(first);
       if (local >= size)
         break;
-      const uint32_t lane = byPlaces_(local);
+      const uint32_t place = channel.placeOf(local), lane = channel.lane;
       const C g = through[at - begin];
-      map[padded(local - lane * places_) * lanes_ + lane] += g;
+      map[padded(place) * lanes_ + lane] += g;
       if (a_.gradThreshold)
         sums_.total[2][lane] -= static_cast<double>(g);
     }
@@ -460,6 +586,7 @@ private:
   template <typename Body> void forFired(size_t row, const Body &body) const {
     const uint32_t *const words = a_.fired + row * a_.convolution.sizes.words();
     const size_t first = first_ * places_, end = first + held_ * places_;
+    Channel channel{static_cast<uint32_t>(places_)};
     for (size_t word = first / 32; 32 * word < end; ++word) {
       uint32_t bits = words[word];
       if (32 * word < first)
@@ -468,8 +595,8 @@ private:
         const size_t id = 32 * word + static_cast<size_t>(__builtin_ctz(bits));
         if (id >= end)
           return;
-        const uint32_t local = static_cast<uint32_t>(id - first), lane = byPlaces_(local);
-        body(local - lane * places_, lane);
+        const uint32_t place = channel.placeOf(static_cast<uint32_t>(id - first));
+        body(place, channel.lane);
       }
     }
   }
@@ -479,9 +606,9 @@ private:
   unsigned lanes_, held_;
   size_t first_, places_;
   ChannelSums<C> &sums_;
-  Divider byPlaces_, byWidth_;
   const PaddedMap map_;
   size_t end_;
+  std::vector<uint32_t> padded_; // of a place
   alignas(64) C beta_[blockLanes];
 };
 
@@ -568,7 +695,7 @@ int conv2dForward(const Spikes<C> &spikes, const Convolution<C> &convolution, co
     for (size_t row = task % pieces * piece; row < std::min(rows, (task % pieces + 1) * piece); ++row) {
       const size_t at = row * spikes.slots;
       convolution.currents(block, spikes.ids + at, checked.unitValues() ? nullptr : spikes.values + at,
-                           static_cast<size_t>(spikes.counts[2 * row]), map);
+                           static_cast<size_t>(spikes.counts[2 * row]), map, false);
       for (size_t place = 0; bias && place < places; ++place)
         addRun(map + place * lanes, C(1), start, lanes);
       transpose(map, lanes, places, held, out + row * sizes.neurons() + first * places, places, C(1));
@@ -652,14 +779,16 @@ int conv2dBackward(const C *grad, const Spikes<C> &spikes, const Convolution<C> 
                                                           mem,                                                         \
                                                           snnipu::size(delay),                                         \
                                                           reset,                                                       \
-                                                          threads},                                                    \
+                                                          threads,                                                     \
+                                                          snnipu::SideBySide(sizes, pool)},                            \
                                    kept, most))                                                                        \
   }                                                                                                                    \
   SNNIPU_SPARSE_CONV_SELECT(snnipu_sparse_conv_select_##SUFFIX, C) {                                                   \
     const std::unique_ptr<snnipu::KeptConv<C>> owned(static_cast<snnipu::KeptConv<C> *>(kept));                        \
     if (!owned || !counts)                                                                                             \
       return snnipu::Done;                                                                                             \
-    const snnipu::ConvSlots<C> to{ids, values, counts, dropped, slot_mem, fired, snnipu::size(slots), rotate != 0};    \
+    const snnipu::ConvSlots<C> to{                                                                                     \
+        ids, values, counts, dropped, slot_mem, fired, source, neuron_counts, snnipu::size(slots), rotate != 0};       \
     const std::size_t rows = owned->steps * owned->batch;                                                              \
     SNNIPU_TRY(snnipu::forRowPieces(rows, snnipu::threadsFor(8 * rows * to.slots, threads),                            \
                                     [&](std::size_t begin, std::size_t end) {                                          \

@@ -198,11 +198,14 @@ public:
   // Numbers of a block's weights, packed.
   size_t packedSize(size_t block) const { return sizes.groupInputs() * sizes.taps() * blocks.lanes(block); }
 
-  // The currents of one row's spikes: [place][lane].
-  void currents(size_t block, const int32_t *ids, const C *values, size_t count, C *sums) const {
+  // The currents of one row's spikes: [place][lane]. cleared: the sums are zeros.
+  void currents(size_t block, const int32_t *ids, const C *values, size_t count, C *sums, bool cleared) const {
     const size_t registers = sizes.kernelWidth * (blocks.lanes(block) / registerLanes<C>);
     const size_t added = count / sizes.groups * sizes.kernelHeight * (registers + 1);
-    if (!sizes.unitSteps() || added < placeCost * sizes.places())
+    const bool scatters = !sizes.unitSteps() || added < placeCost * sizes.places();
+    if (scatters && !cleared)
+      std::fill_n(sums, sizes.places() * blocks.lanes(block), C(0));
+    if (scatters)
       values ? scattered<false>(block, ids, values, count, sums) : scattered<true>(block, ids, values, count, sums);
     else
       values ? gathered<false>(block, ids, values, count, sums) : gathered<true>(block, ids, values, count, sums);
@@ -364,7 +367,6 @@ private:
   }
 
   template <bool Unit> void scattered(size_t block, const int32_t *ids, const C *values, size_t count, C *sums) const {
-    std::fill_n(sums, sizes.places() * blocks.lanes(block), C(0));
     const C *const weights = packed(block);
     const uint32_t first = firstInput(block);
     const size_t lanes = blocks.lanes(block);
@@ -462,11 +464,21 @@ private:
         C *const channelSums = sums && begin < spikes ? sums + channel * weights : nullptr;
         const C *const channelWeights = to ? packed(block) + channel * weights : nullptr;
         ofChannel<Columns>(slots, grad, channelSums, channelWeights, to ? partial + begin * registerLanes<C> : nullptr);
-        for (size_t slot = begin; to && slot < end; ++slot)
-          to[slot] = sumOf(load<Register<C>>(partial + slot * registerLanes<C>));
+        if (to)
+          sumPartials(partial, begin, end, to);
       }
       begin = end;
     }
+  }
+
+  static void sumPartials(const C *partial, size_t begin, size_t end, C *to) {
+    const auto at = [partial](size_t slot) { return load<Register<C>>(partial + slot * registerLanes<C>); };
+    for (; begin + 4 <= end; begin += 4) {
+      std::fill_n(to + begin, 4, C(0));
+      addFourSums(to + begin, at(begin), at(begin + 1), at(begin + 2), at(begin + 3));
+    }
+    for (; begin < end; ++begin)
+      to[begin] = sumOf(at(begin));
   }
 
   struct ChannelSlots {
@@ -492,12 +504,39 @@ private:
         forPlaceGroups<C, most>(static_cast<unsigned>(slots.lanes), [&](unsigned lane, auto group) {
           const size_t weight = (ky * sizes.kernelWidth + part) * slots.lanes + lane;
           const C *const from = grad + lane + part * slots.lanes - ky * map.stride * slots.lanes;
-          if (sums)
+          if (sums && partial)
+            bothOfRow<columns>(slots, begin, end, from, sums + weight, weights + weight, partial, group);
+          else if (sums)
             weightsOfRow<columns>(slots, begin, end, from, sums + weight, group);
-          if (partial)
+          else if (partial)
             valuesOfRow<columns>(slots, begin, end, from, weights + weight, partial, group);
         });
     }
+  }
+
+  // The two below in one: each gradient is read once.
+  template <unsigned Columns, typename Group>
+  static void bothOfRow(const ChannelSlots &slots, size_t begin, size_t end, const C *grad, C *sums, const C *weights,
+                        C *partial, Group) {
+    Group row[Columns], own[Columns];
+    for (unsigned column = 0; column < Columns; ++column) {
+      row[column].loadFrom(sums + column * slots.lanes);
+      own[column].loadFrom(weights + column * slots.lanes);
+    }
+    for (size_t slot = begin; slot < end; ++slot) {
+      const C *const from = grad + slots.offsets[slot] * slots.lanes;
+      C *const at = partial + slot * registerLanes<C>;
+      const auto value = splat<Register<C>>(slots.values ? slots.values[slot] : C(1));
+      auto sum = load<Register<C>>(at);
+      Register<C> other{};
+      for (unsigned column = 0; column < Columns; ++column) {
+        row[column].addScaled(value, from + column * slots.lanes);
+        (column % 2 ? other : sum) = own[column].addProducts(column % 2 ? other : sum, from + column * slots.lanes);
+      }
+      store(at, sum + other);
+    }
+    for (unsigned column = 0; column < Columns; ++column)
+      row[column].storeTo(sums + column * slots.lanes);
   }
 
   template <unsigned Columns, typename Group>

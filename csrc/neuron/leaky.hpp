@@ -41,7 +41,9 @@ template <typename V> struct Lane {
   V memBefore;
 
   template <unsigned> V before() const { return memBefore; }
-  template <unsigned P> V parameter() const { return P == threshold ? p.threshold : P == decay ? p.decay : splat<V>(1); }
+  template <unsigned P> V parameter() const {
+    return P == threshold ? p.threshold : P == decay ? p.decay : splat<V>(1);
+  }
   V stored(V v) const { return v; }
 };
 

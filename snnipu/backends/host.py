@@ -46,10 +46,10 @@ _SPARSE_ARGTYPES = {
     "sparse_conv2d_bwd": [c_void_p] * 9 + [c_int64] * 2 + [c_int32],
     "sparse_conv_lif_sequence_fwd": [c_void_p] * 7
     + [c_double] * 2
-    + [c_void_p, POINTER(c_void_p), POINTER(c_int64), c_void_p]
+    + [c_void_p, POINTER(c_void_p), POINTER(c_int64), c_void_p, c_void_p]
     + [c_int64] * 6
     + [c_int32] * 3,
-    "sparse_conv_select": [c_void_p] * 7 + [c_int64] + [c_int32] * 2,
+    "sparse_conv_select": [c_void_p] * 9 + [c_int64] + [c_int32] * 2,
     "sparse_conv_lif_sequence_bwd": [c_void_p] * 20
     + [c_double]
     + [c_int64] * 7
@@ -60,6 +60,13 @@ _SPARSE_ARGTYPES = {
     "sparse_pool2d_bwd": [c_void_p] * 8 + [c_int64] * 3 + [c_int32] * 2,
     "max_pool2d_fwd": [c_void_p] * 4 + [c_int64, c_int32],
     "max_pool2d_bwd": [c_void_p] * 4 + [c_int64, c_int32],
+    "lif_max_pool2d_fwd": [c_void_p] * 3
+    + [c_double]
+    + [c_void_p] * 3
+    + [POINTER(c_int64), c_void_p]
+    + [c_int64] * 5
+    + [c_int32] * 3,
+    "lif_max_pool2d_bwd": [c_void_p] * 9 + [c_int64] * 5 + [c_int32] * 2 + [c_double] * 2 + [c_int32],
 }
 # Sizes are 32-bit in a vertex, as on a tile.
 _MAX_SIZE = 2**32 - 1

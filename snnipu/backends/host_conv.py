@@ -1,16 +1,20 @@
 """The host backend of the operators on maps: float32 and float64, through the C interface of csrc/host/snnipu.h."""
 
 from ctypes import byref, c_int64, c_void_p
-from typing import List, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Tuple
 
 import torch
 
 from snnipu.backends import host, memory
 from snnipu.backends.host_sparse import _call, _carries_densely, _check, _words, _zeroed, sparse_to_dense_bwd
-
-AS_NEEDED = -1
-
-Layer = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+from snnipu.ops._slots import AS_NEEDED
+from snnipu.ops.sparse_conv_lif_sequence import (
+    BackwardArguments,
+    BackwardResult,
+    ForwardArguments,
+    ForwardResult,
+    PooledLayer,
+)
 
 
 def _sizes(geometry: List[int]) -> "c_int64 * 0":  # type: ignore[valid-type]
@@ -104,31 +108,43 @@ def _input_gradient(grad: torch.Tensor, weight: torch.Tensor, geometry: List[int
     return found.reshape(steps, -1, _inputs(geometry))  # type: ignore[no-any-return]
 
 
-def sparse_conv_lif_sequence_fwd(
-    ids: torch.Tensor,
-    values: torch.Tensor,
-    counts: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Optional[torch.Tensor],
-    beta: torch.Tensor,
-    threshold: torch.Tensor,
-    geometry: List[int],
-    grad_threshold: Optional[float],
-    input_scale: float,
-    capacity: int,
-    rotate: bool,
-    reset: int,
-    delay: int,
-    store_mem: bool,
-) -> Layer:
+def sparse_conv_lif_sequence_fwd(*given: Any) -> ForwardResult:
     """CPU kernel of ``snnipu::sparse_conv_lif_sequence_fwd``."""
-    ids, values, counts, weight = ids.contiguous(), values.contiguous(), counts.contiguous(), weight.contiguous()
-    beta, threshold = beta.contiguous(), threshold.contiguous()
-    bias = None if bias is None else bias.contiguous()
+    arguments = ForwardArguments(*given)
+    made = _layer(arguments, None)
+    return (*made.slots, made.dropped, made.slot_mem, made.fired, made.mem)
+
+
+def sparse_conv_lif_pool_fwd(*given: Any) -> PooledLayer:
+    """CPU kernel of ``snnipu::sparse_conv_lif_pool_fwd``."""
+    *others, window = given
+    made = _layer(ForwardArguments(*others), window)
+    return (*made.slots, made.source, made.neuron_counts, made.slot_mem, made.fired, made.mem)
+
+
+class _Made(NamedTuple):
+    slots: Tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    dropped: torch.Tensor
+    slot_mem: torch.Tensor
+    fired: torch.Tensor
+    source: torch.Tensor
+    neuron_counts: torch.Tensor
+    mem: torch.Tensor
+
+
+def _layer(a: ForwardArguments, window: Optional[List[int]]) -> _Made:
+    ids, values, counts, weight = (
+        a.ids.contiguous(),
+        a.values.contiguous(),
+        a.counts.contiguous(),
+        a.weight.contiguous(),
+    )
+    beta, threshold = a.beta.contiguous(), a.threshold.contiguous()
+    bias = None if a.bias is None else a.bias.contiguous()
     steps, batch, slots = ids.shape
-    channels, places = geometry[3], geometry[4] * geometry[5]
+    channels, places = a.geometry[3], a.geometry[4] * a.geometry[5]
     host._check_sizes(steps * batch, channels * places)
-    mem = weight.new_empty((steps, batch, places, channels) if store_mem else 0)
+    mem = weight.new_empty((steps, batch, places, channels) if a.store_mem else 0)
     kept, most = c_void_p(), c_int64(0)
     if steps * batch:
         status = _call(
@@ -141,120 +157,90 @@ def sparse_conv_lif_sequence_fwd(
             host._pointer(bias),
             beta.data_ptr(),
             threshold.data_ptr(),
-            0.0 if grad_threshold is None else grad_threshold,
-            input_scale,
-            mem.data_ptr() if store_mem else None,
+            0.0 if a.grad_threshold is None else a.grad_threshold,
+            a.input_scale,
+            mem.data_ptr() if a.store_mem else None,
             byref(kept),
             byref(most),
-            _sizes(geometry),
+            _sizes(a.geometry),
+            None if window is None else _sizes(window),
             steps,
             batch,
             slots,
             beta.numel(),
             threshold.numel(),
-            min(delay, steps),
-            grad_threshold is not None,
-            reset,
+            min(a.delay, steps),
+            a.grad_threshold is not None,
+            a.reset,
             torch.get_num_threads(),
         )
-        _check(status, "sparse_conv_lif_sequence_fwd", ids, counts, _inputs(geometry))
-    made = most.value if capacity == AS_NEEDED else capacity
-    out: Optional[Tuple[torch.Tensor, ...]] = None
+        _check(status, "sparse_conv_lif_sequence_fwd", ids, counts, _inputs(a.geometry))
+    made = most.value if a.capacity == AS_NEEDED else a.capacity
+    out: Optional[_Made] = None
     try:
         rows = (steps, batch)
         counts_out = counts.new_empty((*rows, 2))
-        out = (
-            ids.new_empty((*rows, made)),
-            weight.new_empty((*rows, made)),
-            counts_out,
+        out = _Made(
+            (ids.new_empty((*rows, made)), weight.new_empty((*rows, made)), counts_out),
             torch.empty_like(counts_out),
             weight.new_empty((*rows, made)),
             ids.new_empty((*rows, _words(channels * places))),
+            ids.new_empty(0 if window is None else (*rows, made)),
+            counts.new_empty(0 if window is None else (*rows, 2)),
+            mem,
         )
     finally:
         # Frees what was kept, whatever happened.
         if kept.value:
-            pointers = (None,) * 6 if out is None else tuple(map(host._pointer, out))
-            status = _call("sparse_conv_select", weight.dtype, kept, *pointers, made, rotate, torch.get_num_threads())
+            pointers: Tuple[Optional[int], ...] = (None,) * 8
+            if out is not None:
+                pointers = tuple(map(torch.Tensor.data_ptr, (*out.slots, *out[1:6])))
+            if window is None:
+                pointers = (*pointers[:6], None, None)
+            status = _call("sparse_conv_select", weight.dtype, kept, *pointers, made, a.rotate, torch.get_num_threads())
             host._check(status, "sparse_conv_select")
-    ids_out, values_out, counts_out, dropped, slot_mem, fired = out
-    memory.used(ids_out, values_out, mem)
-    return ids_out, values_out, counts_out, dropped, slot_mem, fired, mem
+    memory.used(*out.slots[:2], mem)
+    return out
 
 
-def sparse_conv_lif_sequence_bwd(
-    grad: torch.Tensor,
-    ids: torch.Tensor,
-    values: torch.Tensor,
-    counts: torch.Tensor,
-    weight: torch.Tensor,
-    beta: torch.Tensor,
-    threshold: torch.Tensor,
-    geometry: List[int],
-    input_scale: float,
-    reset: int,
-    delay: int,
-    ids_out: torch.Tensor,
-    counts_out: torch.Tensor,
-    slot_mem: torch.Tensor,
-    fired: torch.Tensor,
-    mem: torch.Tensor,
-    surrogate: int,
-    surrogate_a: float,
-    surrogate_b: float,
-    need_values: bool,
-    need_weight: bool,
-    need_bias: bool,
-    need_beta: bool,
-    need_threshold: bool,
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def sparse_conv_lif_sequence_bwd(*given: Any) -> BackwardResult:
     """CPU kernel of ``snnipu::sparse_conv_lif_sequence_bwd``; empty where not needed."""
-    ids, values, counts, weight = ids.contiguous(), values.contiguous(), counts.contiguous(), weight.contiguous()
-    grad, slot_mem, fired, mem = grad.contiguous(), slot_mem.contiguous(), fired.contiguous(), mem.contiguous()
-    ids_out, counts_out = ids_out.contiguous(), counts_out.contiguous()
-    beta, threshold = beta.contiguous(), threshold.contiguous()
+    given = tuple(each.contiguous() if isinstance(each, torch.Tensor) else each for each in given)
+    a = BackwardArguments(*given)
+    ids, counts, weight, geometry = a.ids, a.counts, a.weight, a.geometry
     steps, batch, slots = ids.shape
     channels, places = geometry[3], geometry[4] * geometry[5]
-    delay = min(delay, steps)
-    by_convolution = need_values and _carries_densely(counts, _inputs(geometry))
-    grad_values = weight.new_empty(ids.shape) if need_values and not by_convolution else None
-    grad_weight = torch.empty_like(weight) if need_weight else None
-    grad_bias = weight.new_empty(channels) if need_bias else None
-    grad_beta = torch.empty_like(beta) if need_beta else None
-    grad_threshold = torch.empty_like(threshold) if need_threshold else None
+    delay = min(a.delay, steps)
+    by_convolution = a.need_values and _carries_densely(counts, _inputs(geometry))
+    grad_values = weight.new_empty(ids.shape) if a.need_values and not by_convolution else None
+    grad_weight = torch.empty_like(weight) if a.need_weight else None
+    grad_bias = weight.new_empty(channels) if a.need_bias else None
+    grad_beta = torch.empty_like(a.beta) if a.need_beta else None
+    grad_threshold = torch.empty_like(a.threshold) if a.need_threshold else None
     grad_current = weight.new_empty((steps, batch, places, channels)) if by_convolution else None
     if steps * batch:
+        threshold = a.threshold
         each = threshold.reshape(-1).repeat_interleave(places) if threshold.numel() > 1 else threshold
+        read = (a.grad, ids, a.values, counts, weight, a.beta, threshold, each)
+        made = (a.ids_out, a.counts_out, a.slot_mem, a.fired, a.mem if a.mem.numel() else None)
+        results = (grad_values, grad_weight, grad_bias, grad_beta, grad_threshold, grad_current)
         status = _call(
             "sparse_conv_lif_sequence_bwd",
             weight.dtype,
-            grad.data_ptr(),
-            ids.data_ptr(),
-            values.data_ptr(),
-            counts.data_ptr(),
-            weight.data_ptr(),
-            beta.data_ptr(),
-            threshold.data_ptr(),
-            each.data_ptr(),
-            ids_out.data_ptr(),
-            counts_out.data_ptr(),
-            slot_mem.data_ptr(),
-            fired.data_ptr(),
-            mem.data_ptr() if mem.numel() else None,
-            *map(host._pointer, (grad_values, grad_weight, grad_bias, grad_beta, grad_threshold, grad_current)),
+            *map(host._pointer, (*read, *made, *results)),
             _sizes(geometry),
-            input_scale,
+            a.input_scale,
             steps,
             batch,
             slots,
-            ids_out.shape[2],
-            beta.numel(),
+            a.ids_out.shape[2],
+            a.beta.numel(),
             threshold.numel(),
             delay,
-            reset,
-            surrogate,
-            surrogate_a,
-            surrogate_b,
+            a.reset,
+            a.surrogate,
+            a.surrogate_a,
+            a.surrogate_b,
             torch.get_num_threads(),
         )
         _check(status, "sparse_conv_lif_sequence_bwd", ids, counts, _inputs(geometry))
@@ -263,7 +249,7 @@ def sparse_conv_lif_sequence_bwd(
         if delay < steps and batch:
             maps = grad_current[delay:].reshape(-1, geometry[4], geometry[5], channels).permute(0, 3, 1, 2)
             early[: steps - delay] = _input_gradient(maps, weight, geometry, steps - delay)
-        grad_values = sparse_to_dense_bwd(early, ids, counts).mul_(input_scale)
+        grad_values = sparse_to_dense_bwd(early, ids, counts).mul_(a.input_scale)
     return _zeroed(  # type: ignore[return-value]
         weight, steps * batch == 0, grad_values, grad_weight, grad_bias, grad_beta, grad_threshold
     )

@@ -1,17 +1,17 @@
-"""The host backend of ``max_pool2d``: float32 and float64, through the C interface of csrc/host/snnipu.h."""
+"""The host backend of ``max_pool2d``, alone and behind neurons: float32 and float64, through csrc/host/snnipu.h."""
 
-from ctypes import c_int64
-from typing import List, Tuple
+from ctypes import byref, c_int64
+from typing import Any, List, Optional, Tuple
 
 import torch
 
 from snnipu.backends import host, memory
 
 
-def _run(name: str, dtype: torch.dtype, pointers: Tuple[int, int, int], geometry: List[int], maps: int) -> None:
+def _run(name: str, dtype: torch.dtype, pointers: Tuple[Any, ...], geometry: List[int], *options: Any) -> None:
     sizes = (c_int64 * len(geometry))(*geometry)
     function = getattr(host.library, f"snnipu_{name}_{host._SUFFIX[dtype]}")
-    host._check(function(*pointers, sizes, maps, torch.get_num_threads()), name)
+    host._check(function(*pointers, sizes, *options, torch.get_num_threads()), name)
 
 
 def max_pool2d_fwd(x: torch.Tensor, geometry: List[int]) -> Tuple[torch.Tensor, torch.Tensor]:
@@ -31,3 +31,53 @@ def max_pool2d_bwd(grad: torch.Tensor, which: torch.Tensor, geometry: List[int])
     pointers = (grad.data_ptr(), which.data_ptr(), grad_x.data_ptr())
     _run("max_pool2d_bwd", grad.dtype, pointers, geometry, grad.shape[0] * grad.shape[1])
     return grad_x
+
+
+def lif_max_pool2d_fwd(
+    x: torch.Tensor,
+    beta: torch.Tensor,
+    threshold: torch.Tensor,
+    geometry: List[int],
+    grad_threshold: Optional[float],
+    reset: int,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """CPU kernel of ``snnipu::lif_max_pool2d_fwd``."""
+    x, beta, threshold = x.contiguous(), beta.contiguous(), threshold.contiguous()
+    out = memory.empty(x, (*x.shape[:3], *geometry[6:]))
+    which = torch.empty(out.shape, dtype=torch.uint8)
+    counts = torch.empty((*x.shape[:2], 2), dtype=torch.int32)
+    pooled = c_int64(0)
+    level = 0.0 if grad_threshold is None else grad_threshold
+    pointers = (*(t.data_ptr() for t in (x, beta, threshold)), level, *(t.data_ptr() for t in (out, which, counts)))
+    sizes = (*x.shape[:3], beta.numel(), threshold.numel())
+    _run("lif_max_pool2d_fwd", x.dtype, (*pointers, byref(pooled)), geometry, *sizes, grad_threshold is not None, reset)
+    return out, which, counts, torch.tensor(pooled.value)
+
+
+def lif_max_pool2d_bwd(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    beta: torch.Tensor,
+    threshold: torch.Tensor,
+    which: torch.Tensor,
+    geometry: List[int],
+    reset: int,
+    surrogate: int,
+    surrogate_a: float,
+    surrogate_b: float,
+    need_beta: bool,
+    need_threshold: bool,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """CPU kernel of ``snnipu::lif_max_pool2d_bwd``; empty where not needed."""
+    grad, x, beta, threshold = grad.contiguous(), x.contiguous(), beta.contiguous(), threshold.contiguous()
+    grad_x = memory.empty(x, x.shape)
+    grad_beta = torch.empty_like(beta) if need_beta else beta.new_empty(0)
+    grad_threshold = torch.empty_like(threshold) if need_threshold else beta.new_empty(0)
+    pointers = (
+        *(t.data_ptr() for t in (grad, x, beta, threshold, which.contiguous(), grad_x)),
+        grad_beta.data_ptr() if need_beta else None,
+        grad_threshold.data_ptr() if need_threshold else None,
+    )
+    sizes = (*x.shape[:3], beta.numel(), threshold.numel())
+    _run("lif_max_pool2d_bwd", x.dtype, pointers, geometry, *sizes, reset, surrogate, surrogate_a, surrogate_b)
+    return grad_x, grad_beta, grad_threshold

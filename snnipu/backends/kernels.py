@@ -65,10 +65,13 @@ if host.library is not None:
     _library.implement("sparse_conv2d_bwd", "CPU", host_conv.sparse_conv2d_bwd)
     _library.implement("sparse_conv_lif_sequence_fwd", "CPU", host_conv.sparse_conv_lif_sequence_fwd)
     _library.implement("sparse_conv_lif_sequence_bwd", "CPU", host_conv.sparse_conv_lif_sequence_bwd)
+    _library.implement("sparse_conv_lif_pool_fwd", "CPU", host_conv.sparse_conv_lif_pool_fwd)
     _library.implement("sparse_pool2d_fwd", "CPU", host_conv.sparse_pool2d_fwd)
     _library.implement("sparse_pool2d_bwd", "CPU", host_conv.sparse_pool2d_bwd)
     _library.implement("max_pool2d_fwd", "CPU", host_pool.max_pool2d_fwd)
     _library.implement("max_pool2d_bwd", "CPU", host_pool.max_pool2d_bwd)
+    _library.implement("lif_max_pool2d_fwd", "CPU", host_pool.lif_max_pool2d_fwd)
+    _library.implement("lif_max_pool2d_bwd", "CPU", host_pool.lif_max_pool2d_bwd)
 # By the modules that Triton is imported with, at their first call.
 for _module, _operators in (
     ("neurons", ("neuron_sequence_fwd", "neuron_sequence_bwd")),

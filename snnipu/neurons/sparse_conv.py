@@ -8,12 +8,17 @@ from torch import nn
 
 from snnipu import ops
 from snnipu.backends import popart
+from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.sparse_leaky import Parameter, SparseNeurons
 from snnipu.neurons.sparse_linear import check_features, check_path
-from snnipu.ops._arguments import compute_dtype, is_compiling
+from snnipu.ops._arguments import compute_dtype, is_compiling, parameter_argument, reset_code
 from snnipu.ops._maps import Pair, Size, maps_of, pair
 from snnipu.ops._slots import check_delay
+from snnipu.ops._spike_gradient import fused
+from snnipu.ops.lif_max_pool2d import fits, lif_max_pool2d
 from snnipu.ops.sparse_conv2d import check_groups
+from snnipu.ops.sparse_conv_lif_sequence import sparse_conv_lif_pool
+from snnipu.ops.sparse_lif_sequence import delayed
 from snnipu.ops.sparse_pool2d import mode_code
 from snnipu.spikes import SparseSpikes, check_map_shape
 from snnipu.surrogate import SpikeGrad
@@ -23,6 +28,8 @@ MapSize = Optional[Tuple[int, int]]
 # Share of the input neurons that spike in a step, from which on `path="auto"` takes the dense convolution on a CPU.
 # Forward and backward pass together cost the same between 0.25 and 0.45 for the layers of `bench conv`.
 BREAK_EVEN = 0.35
+# The same for a layer whose own spikes, behind its pool, go into a layer that runs densely: neither then selects them.
+BREAK_EVEN_BEFORE_DENSE = 0.12
 
 
 def padding_argument(padding: object, kernel: Size, dilation: Size, stride: Size) -> Size:
@@ -78,7 +85,15 @@ class _OnMaps(nn.Module):
         elif self.input_size != (height, width):
             raise ValueError(f"x must be maps of {self.input_size}, as input_size says, got {(height, width)}")
 
-    def _chosen(self, x: DenseOrSparse) -> DenseOrSparse:
+    def dense_maps(self, x: DenseOrSparse, break_even: float) -> Optional[torch.Tensor]:
+        """The input as dense maps, where with this break-even the layer is to run densely, and there are any."""
+        counted = isinstance(x, torch.Tensor) and self.path == "auto" and not x.requires_grad
+        if counted and isinstance(x, torch.Tensor) and int(torch.count_nonzero(x)) <= break_even * x.numel():
+            return None
+        maps = self.chosen(x, break_even)
+        return maps if isinstance(maps, torch.Tensor) and maps.numel() else None
+
+    def chosen(self, x: DenseOrSparse, break_even: float = BREAK_EVEN) -> DenseOrSparse:
         """The input in the form whose convolution is to be computed: spikes, or dense maps ``[T, B, C, H, W]``."""
         # A compiled graph cannot look at the data: spikes stay spikes, and a dense tensor stays one.
         compiled = popart.uses_operator("event-driven layers on maps", "SparseConv2d") or is_compiling()
@@ -86,7 +101,7 @@ class _OnMaps(nn.Module):
             shape = maps_of(x, self.in_channels, self.input_size)
             self._check_device(x)
             self._fixed(*shape[1:])
-            if self._dense_path(x, compiled):
+            if self._dense_path(x, break_even, compiled):
                 return x.to_dense().reshape(*x.ids.shape[:2], *shape)
             return x.with_maps(shape)
         if not isinstance(x, torch.Tensor):
@@ -107,27 +122,30 @@ class _OnMaps(nn.Module):
             return x
         if self.path == "auto" and (compiled or x.requires_grad or x.device.type in ("meta", "cuda")):
             return x
-        if self.path == "auto" and int(torch.count_nonzero(x)) > BREAK_EVEN * x.numel():
+        if self.path == "auto" and int(torch.count_nonzero(x)) > break_even * x.numel():
             return x
         return ops.dense_to_sparse(x.flatten(2)).with_maps((x.shape[2], x.shape[3], x.shape[4]))
 
-    def _dense_path(self, x: SparseSpikes, compiled: bool) -> bool:
+    def _dense_path(self, x: SparseSpikes, break_even: float, compiled: bool) -> bool:
         if self.path != "auto":
             return self.path == "dense"
         # Where the operators are faster on a GPU has not been measured.
         if x.device.type == "cuda":
             return True
-        return x.device.type != "meta" and not compiled and x.activity > BREAK_EVEN
+        return x.device.type != "meta" and not compiled and x.activity > break_even
 
     def _check_device(self, x: DenseOrSparse) -> None:
         if x.device != self.weight.device:
             raise ValueError(f"x must be on the device of the layer, {self.weight.device}, got {x.device}")
 
-    def _convolved(self, x: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """Of dense maps, all steps as one batch."""
+    def _convolved(
+        self, x: torch.Tensor, bias: Optional[torch.Tensor] = None, weight: Optional[torch.Tensor] = None
+    ) -> torch.Tensor:
+        """Of dense maps, all steps as one batch; ``weight``: another one than the layer's."""
         steps, batch = x.shape[:2]
-        maps = x.to(self.weight.dtype).flatten(0, 1)
-        out = nn.functional.conv2d(maps, self.weight, bias, self.stride, self.padding, self.dilation, self.groups)
+        weight = self.weight if weight is None else weight
+        maps = x.to(weight.dtype).flatten(0, 1)
+        out = nn.functional.conv2d(maps, weight, bias, self.stride, self.padding, self.dilation, self.groups)
         return out.reshape(steps, batch, *out.shape[1:])
 
     def _repr_of_maps(self) -> str:
@@ -192,7 +210,7 @@ class SparseConv2d(_OnMaps):
 
     def forward(self, x: DenseOrSparse) -> torch.Tensor:
         """``x``: SparseSpikes, or a dense ``[T, B, C, H, W]`` of any real dtype -> ``[T, B, out, H', W']``."""
-        chosen = self._chosen(x)
+        chosen = self.chosen(x)
         if isinstance(chosen, SparseSpikes):
             return ops.sparse_conv2d(chosen, self.weight, self.bias, **self._maps())
         return self._convolved(chosen, self.bias)
@@ -304,7 +322,7 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
             TypeError, ValueError: ``x`` of another type, shape, size or device; the message says which.
         """
         check_delay(delay)
-        chosen = self._chosen(x)
+        chosen = self.chosen(x)
         if isinstance(chosen, SparseSpikes):
             out = ops.sparse_conv_lif_sequence(
                 chosen,
@@ -322,7 +340,7 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
     def membranes(self, x: DenseOrSparse, *, delay: int = 0) -> torch.Tensor:
         """Membranes ``[T, B, out, H', W']`` for ``x``, dense: to look at, or for a loss on them."""
         check_delay(delay)
-        chosen = self._chosen(x)
+        chosen = self.chosen(x)
         if isinstance(chosen, SparseSpikes):
             return self._integrate(ops.sparse_conv2d(chosen, self.weight, **self._maps()), delay)
         return self._integrate(self._convolved(chosen), delay)
@@ -347,6 +365,74 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
             spike_grad=self.spike_grad,
             overflow=self.overflow_order,
         ).with_maps(shape)
+
+    def pools_in_one(self, pool: "SparsePool2d") -> bool:
+        """Whether the layer and ``pool`` behind it can run as one operator, which hands on the pool's output alone."""
+        return (
+            type(self) is SparseConvLeaky
+            and type(pool) is SparsePool2d
+            and is_plain(self)
+            and is_plain(pool)
+            and pool.mode == "max"
+            and pool.input_size is not None
+            and pool.input_size == self._out_shape()
+            and fits(pool.kernel_size, pool.stride, pool.padding)
+            and self.max_spikes is None
+            and fused(self.spike_grad)[0] is not None
+            and self.weight.device.type == "cpu"
+            and self.weight.dtype in (torch.float32, torch.float64)
+        )
+
+    def _out_shape(self) -> Optional[Tuple[int, int, int]]:
+        """Channels, height and width; None where the input's size is not known yet."""
+        if self.input_size is None:
+            return None
+        reach = [self.dilation[axis] * (self.kernel_size[axis] - 1) + 1 for axis in (0, 1)]
+        size = [self.input_size[axis] + 2 * self.padding[axis] - reach[axis] for axis in (0, 1)]
+        return self.out_channels, size[0] // self.stride[0] + 1, size[1] // self.stride[1] + 1
+
+    def pooled_sparsely(self, x: SparseSpikes, pool: "SparsePool2d", delay: int) -> SparseSpikes:
+        """Spikes behind ``pool``; see :meth:`pools_in_one`."""
+        options = self._neuron_options()
+        del options["max_spikes"], options["overflow"]
+        out, counts = sparse_conv_lif_pool(
+            x, self.weight, self.bias, pool.kernel_size, **options, **self._maps(), delay=delay
+        )
+        self._count(counts, out.values)
+        return out
+
+    def _count(self, counts: torch.Tensor, like: torch.Tensor) -> None:
+        """What the last call fired, where its slots were not made."""
+        none = like.detach().new_empty((*counts.shape[:2], 0))
+        self._last = SparseSpikes._trusted(none.int(), none, counts, math.prod(self._out_shape() or ()))
+
+    def pooled_densely(self, x: torch.Tensor, pool: "SparsePool2d", delay: int) -> Tuple[torch.Tensor, float]:
+        """Dense spikes ``[T, B, out, h, w]`` behind ``pool``, from dense maps, and their activity; see
+        :meth:`pools_in_one`.
+
+        The gradient is that of the slots that selection would have made.
+        """
+        scaled = self.weight if self.input_scale == 1 else self.weight * self.input_scale
+        current = self._convolved(x, self.bias if delay == 0 else None, scaled)
+        if delay:
+            current = delayed(current, delay)
+            current = current if self.bias is None else current + self._per_neuron(self.bias)
+        if current.dtype not in (torch.float32, torch.float64):  # under autocast
+            current = current.float()
+        channels = (self.out_channels,)
+        kernel, _ = fused(self.spike_grad)
+        assert kernel is not None
+        made = lif_max_pool2d(
+            current,
+            parameter_argument("beta", self.beta, channels, current),
+            parameter_argument("threshold", self.threshold, channels, current),
+            pool.kernel_size,
+            self.grad_threshold,
+            reset_code(self.reset_mechanism),
+            kernel,
+        )
+        self._count(made.counts, made.maps)
+        return made.maps, int(made.spikes) / made.maps.numel()
 
     # ---- to and from nn.Conv2d + Leaky
 

@@ -11,10 +11,11 @@ from snnipu import ops
 from snnipu.backends import popart
 from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.multistep import MultiStep
-from snnipu.neurons.sparse_conv import SparseConvLeaky, SparsePool2d
+from snnipu.neurons.sparse_conv import BREAK_EVEN, BREAK_EVEN_BEFORE_DENSE, SparseConvLeaky, SparsePool2d
 from snnipu.neurons.sparse_leaky import Parameter, SparseLeaky
+from snnipu.neurons.sparse_linear import BREAK_EVEN as LINEAR_BREAK_EVEN
 from snnipu.neurons.sparse_linear import check_features, check_path, choose_path
-from snnipu.ops._arguments import reset_code
+from snnipu.ops._arguments import is_compiling, reset_code
 from snnipu.ops._slots import check_max_spikes, overflow_code
 from snnipu.ops._spike_gradient import fused
 from snnipu.ops.lif_sequence import learnt_decay
@@ -247,6 +248,8 @@ class SparseNetwork(nn.Module):
         }
         self.pools: Any = nn.ModuleDict(pools) if pools else {}
         self._input: Optional[SparseSpikes] = None
+        # Of the spikes behind the pool of a layer, in the last call.
+        self._activity_behind: Dict[int, float] = {}
         self.ipu_plan: Optional[Plan] = None
 
     def forward(
@@ -272,14 +275,56 @@ class SparseNetwork(nn.Module):
         if isinstance(first, SparseSpikes) and self._one_operator():
             every = self._on_ipu(first)
             return every if all_layers else every[-1]
-        for index, layer in enumerate(self.layers):
-            spikes: SparseSpikes = layer(out, delay=self.delay if index else 0)
-            every.append(spikes)
-            out = self.pooled(index, spikes)
+        for index in range(len(self.layers)):
+            out, spikes = self._run(index, out, self.delay if index else 0, all_layers)
+            every += [] if spikes is None else [spikes]
         if all_layers:
             return every
         assert isinstance(out, SparseSpikes)
         return out
+
+    def _run(
+        self, index: int, x: Union[torch.Tensor, SparseSpikes], delay: int, all_layers: bool
+    ) -> Tuple[Union[torch.Tensor, SparseSpikes], Optional[SparseSpikes]]:
+        """What goes from a layer and its pools to the next one, and the layer's own spikes, where they are made."""
+        layer = self.layers[index]
+        pool = None if all_layers or is_compiling() or popart.on_ipu() else self._pool_in_one(index)
+        if pool is not None:
+            maps = layer.dense_maps(x, BREAK_EVEN_BEFORE_DENSE) if self._next_is_dense(index) else None
+            if maps is not None:
+                made, self._activity_behind[index] = layer.pooled_densely(maps, pool, delay)
+                return made, None
+            x = layer.chosen(x)
+            if isinstance(x, SparseSpikes):
+                seen = layer.pooled_sparsely(x, pool, delay)
+                self._activity_behind[index] = seen.activity
+                return seen, None
+        if isinstance(x, torch.Tensor) and index and not isinstance(layer, SparseConvLeaky):
+            x = x.flatten(2)
+        spikes: SparseSpikes = layer(x, delay=delay)
+        out = self.pooled(index, spikes)
+        if pool is not None:
+            self._activity_behind[index] = out.activity
+        return out, spikes
+
+    def _pool_in_one(self, index: int) -> Optional[SparsePool2d]:
+        """The pool of a layer that runs with it as one operator."""
+        layer = self.layers[index]
+        if not isinstance(layer, SparseConvLeaky) or str(index) not in self.pools:
+            return None
+        pools = self.pools[str(index)]
+        if len(pools) != 1 or not is_plain(pools):
+            return None
+        return pools[0] if layer.pools_in_one(pools[0]) else None
+
+    def _next_is_dense(self, index: int) -> bool:
+        """Whether the layer behind this one runs densely: as the activity of its input in the call before tells."""
+        if index + 1 == len(self.layers):
+            return False
+        following = self.layers[index + 1]
+        limit = BREAK_EVEN if isinstance(following, SparseConvLeaky) else LINEAR_BREAK_EVEN
+        busy = self._activity_behind.get(index, 0.0) > limit
+        return following.path == "dense" or (following.path == "auto" and busy)
 
     def pooled(self, index: int, spikes: SparseSpikes) -> SparseSpikes:
         """The spikes of a layer behind its pools."""

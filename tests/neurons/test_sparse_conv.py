@@ -136,6 +136,76 @@ def test_network_equals_its_dense_twin(path):
     assert torch.equal(other(x).to_dense(), spk)
 
 
+def routes(net, monkeypatch):
+    """Which layers ran with their pool as one operator, and how."""
+    found = []
+    for name in ("pooled_sparsely", "pooled_densely"):
+        original = getattr(snn.SparseConvLeaky, name)
+
+        def seen(layer, *arguments, original=original, name=name):
+            found.append((list(net.layers).index(layer), name.partition("_")[2]))
+            return original(layer, *arguments)
+
+        monkeypatch.setattr(snn.SparseConvLeaky, name, seen)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "rate", "expected"),
+    [
+        ("sparse", 0.5, [(0, "sparsely"), (1, "sparsely")]),
+        ("dense", 0.1, [(0, "densely"), (1, "densely")]),
+        ("auto", 0.02, [(0, "sparsely")]),
+        ("auto", 0.6, [(0, "densely")]),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"grad_threshold": 0.05, "delay": 1, "bias": True, "learn_beta": True}])
+def test_layers_and_their_pools_as_one_operator(path, rate, expected, options, monkeypatch):
+    """The same spikes, counts and gradients as where the spikes of every layer are asked for."""
+    parts = [(2, 12, 11), "4C3-MP2", "6C3P1", "MP2", 10]
+    keywords = {"reset_mechanism": "subtract", "learn_threshold": True, "input_scale": 0.5, "delay": 0, **options}
+    net = snn.SparseNetwork(parts, beta=0.8, threshold=[0.1, 0.1, 0.1], path=path, **keywords)
+    x = sparse(maps(rate=rate, T=7, H=12, W=11))
+    weights = torch.randn(3, 10)
+
+    def run(**asked):
+        net.zero_grad()
+        out = net(x, **asked)
+        out = out[-1] if asked else out
+        (out.spike_count() * weights).sum().backward()
+        return out.to_dense().detach(), net.activity, [p.grad.clone() for p in net.parameters()]
+
+    whole = run(all_layers=True)
+    run()  # from now on sizes and activities are known
+    found = routes(net, monkeypatch)
+    fused = run()
+    assert found[: len(expected)] == expected
+    assert torch.equal(fused[0], whole[0])
+    assert fused[1] == whole[1]
+    assert net.overflow == [0, 0, 0]
+    for own, other in zip(fused[2], whole[2]):
+        assert relative_error(own, other) < 1e-5
+    net.layers[0].register_forward_hook(lambda *_: None)
+    del found[:]
+    run()
+    assert all(layer == 1 for layer, _ in found)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        assert net(x).shape == fused[0].shape
+
+
+def test_a_dense_tensor_as_input_of_one_operator(monkeypatch):
+    net = snn.SparseNetwork([(2, 12, 11), "4C3-MP2", "6C3-MP2", 10], beta=0.8, threshold=[0.1, 0.1, 0.1], delay=0)
+    found = routes(net, monkeypatch)
+    for rate, route in ((0.02, "sparsely"), (0.6, "densely")):
+        x = maps(rate=rate, T=7, H=12, W=11)
+        net(x)
+        del found[:]
+        assert torch.equal(net(x).to_dense(), net(x, all_layers=True)[-1].to_dense())
+        assert found[0] == (0, route)
+    empty = net(torch.zeros(0, 3, 2, 12, 11))
+    assert empty.shape == (0, 3, 10)
+
+
 def test_network_with_delay_and_caps():
     net = snn.SparseNetwork(
         [(2, 12, 11), "4C3-MP2", 10], beta=0.8, threshold=0.05, max_spikes=[20, 30, 5], grad_threshold=0.02

@@ -29,6 +29,7 @@ from oracle import (
 from snnipu import SparseSpikes, ops
 from snnipu.ops._maps import conv_geometry, pool_geometry
 from snnipu.ops._slots import AS_NEEDED
+from snnipu.ops.sparse_conv_lif_sequence import sparse_conv_lif_pool
 
 EXAMPLES = int(os.environ.get("SNNIPU_HYPOTHESIS_EXAMPLES", "40"))
 tried = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -185,6 +186,49 @@ def test_the_kernel_is_the_reference(layer):
     expected = reference_of("sparse_conv_lif_sequence_fwd")(*arguments)
     for number, (a, b) in enumerate(zip(own, expected)):
         assert torch.equal(a, b), number
+
+
+@needs_kernel("sparse_conv_lif_pool_fwd")
+@tried
+@given(layers(["fast_sigmoid"]), st.integers(1, 3), st.integers(1, 3))
+def test_a_layer_and_its_pool_are_the_reference(layer, height, width):
+    """As one operator: every output, and the gradients of layer and pool one after the other."""
+    spikes, shape, keywords, tensors, options, name = layer
+    weight = tensors["weight"]
+    pairs = [keywords[name] for name in ("stride", "padding", "dilation")]
+    geometry = conv_geometry(weight, shape[1:], *pairs, keywords["groups"])
+    window = (min(height, geometry.out_height), min(width, geometry.out_width))
+    bias, beta, threshold = tensors.get("bias"), tensors["beta"], tensors["threshold"]
+    arguments = (
+        *(spikes.ids, spikes.values, spikes.counts, weight, bias, beta, threshold, list(geometry)),
+        *(options["grad_threshold"], options["input_scale"], AS_NEEDED, False),
+        *(RESETS.index(options["reset_mechanism"]), options["delay"], True, list(window)),
+    )
+    own = torch.ops.snnipu.sparse_conv_lif_pool_fwd(*arguments)
+    expected = reference_of("sparse_conv_lif_pool_fwd")(*arguments)
+    for number, (a, b) in enumerate(zip(own, expected)):
+        assert torch.equal(a, b), number
+    one, other = dict(options), dict(options, max_spikes=None)
+    del one["max_spikes"], one["overflow"]
+    results = []
+    for fused in (True, False):
+        x = spikes.detach().requires_grad_()
+        leaves = {key: tensor.clone().requires_grad_() for key, tensor in tensors.items()}
+        keys = {**leaves, **keywords, "input_size": shape[1:], "spike_grad": SURROGATES[name][0]}
+        if fused:
+            first, bias = keys.pop("weight"), keys.pop("bias", None)
+            out, counts = sparse_conv_lif_pool(x, first, bias, window, **keys, **one)
+        else:
+            full = ops.sparse_conv_lif_sequence(x, **keys, **other)
+            out, counts = ops.sparse_pool2d(full, window), full.counts
+        torch.manual_seed(0)
+        out.values.backward(at_slots(torch.randn(out.shape, dtype=weight.dtype), out, padding=1e6))
+        grads = [x.values.grad, *(leaf.grad for leaf in leaves.values())]
+        results.append(((out.ids, out.values.detach(), out.counts, counts), out.map_shape, grads))
+    assert all(torch.equal(a, b) for a, b in zip(results[0][0], results[1][0]))
+    assert results[0][1] == results[1][1]
+    for a, b in zip(results[0][2], results[1][2]):
+        assert_close(a, b, b, weight.dtype)
 
 
 @st.composite

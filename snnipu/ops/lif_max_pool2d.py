@@ -1,0 +1,206 @@
+"""Neurons of maps and the maximum of their spikes' windows, in one pass: schema, meta, autograd, reference.
+
+Not public: layers of an event-driven network whose convolutions run densely hand each other dense spikes by it. What
+carries gradient is what would have had a slot: with a second threshold, the first neuron of a window that fires, else
+the first above that threshold.
+"""
+
+from typing import Any, List, NamedTuple, Optional, Tuple
+
+import torch
+
+from snnipu.ops import _library
+from snnipu.ops._derivative import once_differentiable
+from snnipu.ops.lif_sequence import learnt_decay
+from snnipu.ops.max_pool2d import Windows, max_pool2d_bwd_reference, max_pool2d_fwd_reference, windows
+from snnipu.ops.sparse_lif_sequence import integrated
+from snnipu.surrogate import Kernel, surrogate_gradient
+
+# In the place of a place in a window: no neuron of it carries gradient.
+NOWHERE = 255
+
+_SCHEMA_FWD = (
+    "lif_max_pool2d_fwd(Tensor x, Tensor beta, Tensor threshold, int[] geometry, float? grad_threshold, int reset) -> "
+    "(Tensor out, Tensor which, Tensor counts, Tensor pooled)"
+)
+_SCHEMA_BWD = (
+    "lif_max_pool2d_bwd(Tensor grad, Tensor x, Tensor beta, Tensor threshold, Tensor which, int[] geometry, int reset, "
+    "int surrogate, float surrogate_a, float surrogate_b, bool need_beta, bool need_threshold) -> "
+    "(Tensor grad_x, Tensor grad_beta, Tensor grad_threshold)"
+)
+
+ForwardResult = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+BackwardResult = Tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class Pooled(NamedTuple):
+    """``maps [T, B, C, h, w]``, spikes; ``counts [T, B, 2]`` of neurons in front of the pool that fire and that carry
+    gradient; ``spikes``, how many there are behind it."""
+
+    maps: torch.Tensor
+    counts: torch.Tensor
+    spikes: torch.Tensor
+
+
+def fits(kernel: Tuple[int, int], stride: Tuple[int, int], padding: Tuple[int, int]) -> bool:
+    """Whether there is a kernel for such windows: side by side, and not too large."""
+    return stride == kernel and padding == (0, 0) and kernel[0] * kernel[1] < NOWHERE
+
+
+def _per_map(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.reshape(-1, 1, 1)
+
+
+def _membranes(x: torch.Tensor, beta: torch.Tensor, threshold: torch.Tensor, reset: int) -> torch.Tensor:
+    """``[T + 1, B, C, H, W]``, from zeros before the first step."""
+    made = [torch.zeros_like(x[0])]
+    for step in x:
+        made.append(integrated(made[-1], step, _per_map(beta.clamp(0, 1)), _per_map(threshold), reset))
+    return torch.stack(made)
+
+
+def _reduced(total: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return (total.sum() if like.numel() == 1 else total.sum((0, 1, 3, 4))).reshape(like.shape)
+
+
+def lif_max_pool2d_fwd_reference(
+    x: torch.Tensor,
+    beta: torch.Tensor,
+    threshold: torch.Tensor,
+    geometry: List[int],
+    grad_threshold: Optional[float],
+    reset: int,
+) -> ForwardResult:
+    """What ``snnipu::lif_max_pool2d_fwd`` computes, in plain PyTorch."""
+    mem = _membranes(x, beta, threshold, reset)[1:]
+    fired = mem - _per_map(threshold) > 0
+    carried = torch.ones_like(fired) if grad_threshold is None else fired | (mem > grad_threshold)
+    rank = fired.to(x.dtype) + carried.to(x.dtype)
+    best, which = max_pool2d_fwd_reference(rank.flatten(0, 1), geometry)
+    which = torch.where(best > 0, which, torch.full_like(which, NOWHERE))
+    out = (best > 1).to(x.dtype).unflatten(0, x.shape[:2])
+    counts = torch.stack([fired.flatten(2).sum(2), carried.flatten(2).sum(2)], 2).int()
+    return out, which.unflatten(0, x.shape[:2]), counts, out.sum().long()
+
+
+def lif_max_pool2d_bwd_reference(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    beta: torch.Tensor,
+    threshold: torch.Tensor,
+    which: torch.Tensor,
+    geometry: List[int],
+    reset: int,
+    surrogate: int,
+    surrogate_a: float,
+    surrogate_b: float,
+    need_beta: bool,
+    need_threshold: bool,
+) -> BackwardResult:
+    """What ``snnipu::lif_max_pool2d_bwd`` computes, in plain PyTorch; empty where not needed.
+
+    The gradient of beta is 0 outside of [0, 1], and not at the bounds: see ``learnt_decay``.
+    """
+    kernel = Kernel(surrogate, surrogate_a, surrogate_b)
+    places, nowhere = which.flatten(0, 1), which.flatten(0, 1) == NOWHERE
+    upstream = grad.flatten(0, 1).masked_fill(nowhere, 0)
+    at_spikes = max_pool2d_bwd_reference(upstream, places.masked_fill(nowhere, 0), geometry).reshape(x.shape)
+    mem = _membranes(x, beta, threshold, reset)
+    through = surrogate_gradient(kernel, mem[1:] - _per_map(threshold), at_spikes)
+    above = (mem[:-1] - _per_map(threshold) > 0).to(x.dtype)
+    kept = 1 - above if reset == 1 else torch.ones_like(above)
+    grad_x, carry = torch.empty_like(x), torch.zeros_like(x[0])
+    for t in reversed(range(x.shape[0])):
+        grad_x[t] = through[t] + carry
+        carry = _per_map(beta.clamp(0, 1)) * kept[t] * grad_x[t]
+    inside = torch.where((beta >= 0) & (beta <= 1), torch.ones_like(beta), torch.zeros_like(beta))
+    by_reset = grad_x * above if reset == 0 else torch.zeros_like(grad_x)
+    return (
+        grad_x,
+        _reduced(grad_x * (kept * mem[:-1]), beta) * inside if need_beta else x.new_empty(0),
+        -_reduced(through + by_reset, threshold) if need_threshold else x.new_empty(0),
+    )
+
+
+def _fwd_meta(
+    x: torch.Tensor,
+    beta: torch.Tensor,
+    threshold: torch.Tensor,
+    geometry: List[int],
+    grad_threshold: Optional[float],
+    reset: int,
+) -> ForwardResult:
+    out = x.new_empty((*x.shape[:3], *geometry[6:]))
+    counts = x.new_empty((*x.shape[:2], 2), dtype=torch.int32)
+    return out, torch.empty_like(out, dtype=torch.uint8), counts, x.new_empty((), dtype=torch.int64)
+
+
+def _bwd_meta(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    beta: torch.Tensor,
+    threshold: torch.Tensor,
+    which: torch.Tensor,
+    geometry: List[int],
+    reset: int,
+    surrogate: int,
+    surrogate_a: float,
+    surrogate_b: float,
+    need_beta: bool,
+    need_threshold: bool,
+) -> BackwardResult:
+    return (
+        torch.empty_like(x),
+        beta.new_empty(beta.shape if need_beta else 0),
+        threshold.new_empty(threshold.shape if need_threshold else 0),
+    )
+
+
+_fwd = _library.define(_SCHEMA_FWD, reference=lif_max_pool2d_fwd_reference, meta=_fwd_meta)
+_bwd = _library.define(_SCHEMA_BWD, reference=lif_max_pool2d_bwd_reference, meta=_bwd_meta)
+
+
+class _LifMaxPool2d(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        x: torch.Tensor,
+        beta: torch.Tensor,
+        threshold: torch.Tensor,
+        w: Windows,
+        grad_threshold: Optional[float],
+        reset: int,
+        kernel: Kernel,
+    ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        out, which, counts, pooled = _fwd(x, beta, threshold, w, grad_threshold, reset)
+        ctx.save_for_backward(x, beta, threshold, which)
+        ctx.options = w, reset, *kernel
+        ctx.mark_non_differentiable(counts, pooled)
+        ctx.set_materialize_grads(False)
+        return out, counts, pooled
+
+    @staticmethod
+    @once_differentiable("lif_max_pool2d")
+    def backward(  # type: ignore[override]
+        ctx: Any, grad: Optional[torch.Tensor], *_: None
+    ) -> Tuple[Optional[torch.Tensor], ...]:
+        if grad is None:
+            return (None,) * 7
+        need = ctx.needs_input_grad[:3]
+        grads = _bwd(grad.contiguous(), *ctx.saved_tensors, *ctx.options, *need[1:])
+        return (*(g if needed else None for g, needed in zip(grads, need)), *(None,) * 4)
+
+
+def lif_max_pool2d(
+    x: torch.Tensor,
+    beta: torch.Tensor,
+    threshold: torch.Tensor,
+    kernel_size: Tuple[int, int],
+    grad_threshold: Optional[float],
+    reset: int,
+    kernel: Kernel,
+) -> Pooled:
+    """Of currents ``x [T, B, C, H, W]``; ``beta`` and ``threshold`` have one element or one of each channel."""
+    w = windows(x.shape[3:], kernel_size, kernel_size)
+    assert w is not None
+    return Pooled(*_LifMaxPool2d.apply(x.contiguous(), learnt_decay(beta), threshold, w, grad_threshold, reset, kernel))
