@@ -18,19 +18,19 @@ using poplar::program::Execute;
 using poplar::program::Sequence;
 
 // A tile works on as many rows at a time as fit into this: their spikes, and their maps with the channels last.
-constexpr std::size_t bytesAtOnce = 64 * 1024;
+constexpr std::size_t convBytesAtOnce = 64 * 1024;
 // Of the weights that tiles have in common, each holds at least so many inputs.
 constexpr std::size_t leastInputs = 2;
 
-struct Range {
+struct Span {
   std::size_t begin, end;
 
   std::size_t size() const { return end - begin; }
 };
 
 // Of `all`, the shares of `size`.
-std::vector<Range> sharesOf(std::size_t all, std::size_t size) {
-  std::vector<Range> shares;
+std::vector<Span> spansOf(std::size_t all, std::size_t size) {
+  std::vector<Span> shares;
   for (std::size_t begin = 0; begin < all; begin += size)
     shares.push_back({begin, std::min(all, begin + size)});
   return shares;
@@ -46,17 +46,18 @@ void checkPlan(const SparseConv2dSizes &sizes, const SparseConv2dPlan &plan) {
 }
 
 // Which tile does what.
-struct Division {
+struct ConvDivision {
   std::vector<Block> blocks; // output channels; tile: without those of the parts before
-  std::vector<Range> bands, shares;
+  std::vector<Span> bands, shares;
   std::size_t tiles, inputs;
 
-  Division(const poplar::Graph &graph, const SparseConv2dSizes &sizes, const SparseConv2dPlan &plan, std::size_t rows)
-      : bands(sharesOf(sizes.out.height, plan.lines)), shares(sharesOf(rows, plan.rows)),
+  ConvDivision(const poplar::Graph &graph, const SparseConv2dSizes &sizes, const SparseConv2dPlan &plan,
+               std::size_t rows)
+      : bands(spansOf(sizes.out.height, plan.lines)), shares(spansOf(rows, plan.rows)),
         tiles(graph.getTarget().getNumTiles()), inputs(sizes.inputs()) {
     const std::size_t own = sizes.out.channels / sizes.groups;
     for (std::size_t group = 0; group < sizes.groups; ++group)
-      for (const Range &channels : sharesOf(own, plan.channels))
+      for (const Span &channels : spansOf(own, plan.channels))
         blocks.push_back({0, group * own + channels.begin, channels.size(), (channels.size() + 1) / 2 * 2});
   }
 
@@ -81,7 +82,7 @@ struct Division {
     const std::size_t holders = shares.size() * bands.size();
     const std::size_t size = std::max(leastInputs, (inputs + holders - 1) / holders);
     std::size_t holder = 0;
-    for (const Range &range : sharesOf(inputs, size)) {
+    for (const Span &range : spansOf(inputs, size)) {
       body(tile(holder / bands.size(), holder % bands.size(), block), range.begin, range.end);
       ++holder;
     }
@@ -112,7 +113,7 @@ struct ConvLayout {
   const SparseConv2dSizes &sizes;
   std::size_t steps, batch, slots, rows;
   RowSpread spread;
-  Division division;
+  ConvDivision division;
   Tensor places, values, counts; // [rows][...]; values in float
 
   ConvLayout(poplar::Graph &graph, const SparseConv2dInputs &in, const SparseConv2dSizes &sizes_,
@@ -128,7 +129,7 @@ struct ConvLayout {
     for (const Block &block : division.blocks)
       lanes = std::max(lanes, block.lanes);
     const std::size_t row = 8 * slots + 12 + 4 * placesOf(0) * lanes;
-    chunk_ = std::min(division.shares[0].size(), std::max<std::size_t>(1, bytesAtOnce / row));
+    chunk_ = std::min(division.shares[0].size(), std::max<std::size_t>(1, convBytesAtOnce / row));
   }
 
   std::size_t placesOf(std::size_t band) const { return division.bands[band].size() * sizes.out.width; }
@@ -141,8 +142,8 @@ struct ConvLayout {
       body(first);
   }
   // What a share has at such a time.
-  Range chunkOf(std::size_t share, std::size_t first) const {
-    const Range own = division.shares[share];
+  Span chunkOf(std::size_t share, std::size_t first) const {
+    const Span own = division.shares[share];
     return {std::min(own.end, own.begin + first), std::min(own.end, own.begin + first + chunk_)};
   }
 
@@ -196,10 +197,10 @@ private:
   std::size_t chunk_ = 1;
 };
 
-Tensor rowsOf(const Tensor &of, Range rows) { return of.slice(rows.begin, rows.end, 0).flatten(); }
+Tensor flatRows(const Tensor &of, Span rows) { return of.slice(rows.begin, rows.end, 0).flatten(); }
 
 // The weights of the blocks, on the tiles of each part.
-std::vector<std::vector<Tensor>> weightsIn(poplar::Graph &graph, const ConvLayout &layout, const Tensor &weight,
+std::vector<std::vector<Tensor>> kernelsIn(poplar::Graph &graph, const ConvLayout &layout, const Tensor &weight,
                                            Copies &copies, const poplar::DebugInfo &info) {
   const Tensor byInput = weight.reshape({layout.sizes.out.channels, layout.sizes.inputs()}).transpose();
   std::vector<std::vector<Tensor>> parts;
@@ -214,7 +215,7 @@ std::vector<std::vector<Tensor>> weightsIn(poplar::Graph &graph, const ConvLayou
 Tensor createSparseConv2dWeight(poplar::Graph &graph, const SparseConv2dSizes &sizes, const SparseConv2dPlan &plan,
                                 std::size_t rows, const poplar::Type &type, const poplar::DebugContext &debug) {
   checkPlan(sizes, plan);
-  const Division division(graph, sizes, plan, rows);
+  const ConvDivision division(graph, sizes, plan, rows);
   // Without padding: a tensor of the optimiser's has none.
   return division.whole(division.shared(graph, type, false, debug))
       .reshape({sizes.out.channels, sizes.groupInputs(), sizes.kernel.height, sizes.kernel.width});
@@ -224,10 +225,10 @@ Tensor sparseConv2d(poplar::Graph &graph, const SparseConv2dInputs &in, const Sp
                     const SparseConv2dPlan &plan, Sequence &prog, const poplar::DebugContext &debug) {
   const poplar::DebugInfo info(debug, "snnipu");
   const ConvLayout layout(graph, in, sizes, plan, prog, info);
-  const Division &division = layout.division;
+  const ConvDivision &division = layout.division;
   const poplar::Type type = in.spikes.values.elementType();
   Copies copies;
-  const auto weights = weightsIn(graph, layout, in.weight, copies, info);
+  const auto weights = kernelsIn(graph, layout, in.weight, copies, info);
   const Tensor bias = in.bias.valid() ? in.bias : zeros(graph, {1}, {info, "noBias"});
   std::vector<std::vector<Tensor>> biases, out;
   division.forParts([&](std::size_t share, std::size_t band, const std::vector<Block> &blocks) {
@@ -247,7 +248,7 @@ Tensor sparseConv2d(poplar::Graph &graph, const SparseConv2dInputs &in, const Sp
     const poplar::ComputeSet cs = graph.addComputeSet({info, "forward"});
     const poplar::ComputeSet order = graph.addComputeSet({info, "channelsFirst"});
     division.forParts([&](std::size_t share, std::size_t band, const std::vector<Block> &blocks) {
-      const Range rows = layout.chunkOf(share, first);
+      const Span rows = layout.chunkOf(share, first);
       const std::size_t held = rows.size(), part = layout.part(share, band);
       if (held == 0)
         return;
@@ -258,14 +259,14 @@ Tensor sparseConv2d(poplar::Graph &graph, const SparseConv2dInputs &in, const Sp
         layout.setSizes(vertex, blocks[i], band, held);
         vertex.connect("weight", weights[part][i].flatten())
             .connect("bias", biases[part][i])
-            .connect("places", rowsOf(layout.places, rows))
-            .connect("values", rowsOf(layout.values, rows))
-            .connect("counts", rowsOf(layout.counts, rows))
+            .connect("places", flatRows(layout.places, rows))
+            .connect("values", flatRows(layout.values, rows))
+            .connect("counts", flatRows(layout.counts, rows))
             .connect("out", map)
             .count("shares", std::min(division.bands[band].size(), (workers + items - 1) / items));
         VertexBuilder(graph, order, vertexName("ChannelsFirst", type), blocks[i].tile)
             .connect("from", map)
-            .connect("to", rowsOf(out[part][i], {first, first + held}))
+            .connect("to", flatRows(out[part][i], {first, first + held}))
             .count("rows", held)
             .count("places", layout.placesOf(band))
             .count("lanes", blocks[i].lanes)
@@ -294,7 +295,7 @@ SparseConv2dGradients sparseConv2dGrad(poplar::Graph &graph, const Tensor &grad,
                                        Sequence &prog, const poplar::DebugContext &debug) {
   const poplar::DebugInfo info(debug, "snnipu");
   const ConvLayout layout(graph, in, sizes, plan, prog, info);
-  const Division &division = layout.division;
+  const ConvDivision &division = layout.division;
   if ((grad.elementType() != poplar::FLOAT && grad.elementType() != poplar::HALF) ||
       grad.numElements() != layout.rows * sizes.out.neurons())
     throw std::invalid_argument("sparse_conv2d: the gradient must be FLOAT or HALF [steps, batch, neurons], got " +
@@ -303,7 +304,7 @@ SparseConv2dGradients sparseConv2dGrad(poplar::Graph &graph, const Tensor &grad,
   Copies copies;
   std::vector<std::vector<Tensor>> weights;
   if (needValues)
-    weights = weightsIn(graph, layout, in.weight, copies, info);
+    weights = kernelsIn(graph, layout, in.weight, copies, info);
   copies.run(prog, {info, "load"});
   const poplar::ComputeSet clear = graph.addComputeSet({info, "zero"});
   std::vector<BlockArray> gradWeights;
@@ -333,11 +334,11 @@ SparseConv2dGradients sparseConv2dGrad(poplar::Graph &graph, const Tensor &grad,
     const poplar::ComputeSet order = graph.addComputeSet({info, "channelsLast"});
     const poplar::ComputeSet cs = graph.addComputeSet({info, "backward"}), sum = graph.addComputeSet({info, "sum"});
     division.forParts([&](std::size_t share, std::size_t band, const std::vector<Block> &blocks) {
-      const Range rows = layout.chunkOf(share, first), lines = division.bands[band];
+      const Span rows = layout.chunkOf(share, first), lines = division.bands[band];
       const std::size_t held = rows.size(), part = layout.part(share, band), places = layout.placesOf(band);
       if (held == 0)
         return;
-      const Tensor from = rowsOf(layout.places, rows), counts = rowsOf(layout.counts, rows);
+      const Tensor from = flatRows(layout.places, rows), counts = flatRows(layout.counts, rows);
       for (std::size_t i = 0; i < blockCount; ++i) {
         const Block &block = blocks[i];
         const Tensor map = maps[part][i].slice(0, held, 0).flatten();
@@ -354,7 +355,7 @@ SparseConv2dGradients sparseConv2dGrad(poplar::Graph &graph, const Tensor &grad,
         VertexBuilder update(graph, cs, vertexName("SparseConvWeightUpdate", poplar::FLOAT), block.tile);
         layout.setSizes(update, block, band, held);
         update.connect("places", from)
-            .connect("values", rowsOf(layout.values, rows))
+            .connect("values", flatRows(layout.values, rows))
             .connect("counts", counts)
             .connect("grad", map)
             .connect("gradWeight", gradWeights[part][i].flatten());
@@ -377,7 +378,7 @@ SparseConv2dGradients sparseConv2dGrad(poplar::Graph &graph, const Tensor &grad,
       // The sum over the parts, each tile of the share a part of the slots.
       if (needValues && band == 0)
         addSumSlots(graph, sum, partials[share].slice(0, held * layout.slots, 1), counts, layout.slots,
-                    rowsOf(gradValues, rows), partials.dim(1),
+                    flatRows(gradValues, rows), partials.dim(1),
                     [&](std::size_t piece) { return division.tile(share, piece / blockCount, piece % blockCount); });
     });
     prog.add(Execute(order));
