@@ -200,7 +200,7 @@ private:
 Tensor mapRowsOf(const Tensor &of, MapRange rows) { return of.slice(rows.begin, rows.end, 0).flatten(); }
 
 // The weights of the blocks, on the tiles of each part.
-std::vector<std::vector<Tensor>> weightsIn(poplar::Graph &graph, const ConvLayout &layout, const Tensor &weight,
+std::vector<std::vector<Tensor>> kernelsIn(poplar::Graph &graph, const ConvLayout &layout, const Tensor &weight,
                                            Copies &copies, const poplar::DebugInfo &info) {
   const Tensor byInput = weight.reshape({layout.sizes.out.channels, layout.sizes.inputs()}).transpose();
   std::vector<std::vector<Tensor>> parts;
@@ -228,7 +228,7 @@ Tensor sparseConv2d(poplar::Graph &graph, const SparseConv2dInputs &in, const Sp
   const MapDivision &division = layout.division;
   const poplar::Type type = in.spikes.values.elementType();
   Copies copies;
-  const auto weights = weightsIn(graph, layout, in.weight, copies, info);
+  const auto weights = kernelsIn(graph, layout, in.weight, copies, info);
   const Tensor bias = in.bias.valid() ? in.bias : zeros(graph, {1}, {info, "noBias"});
   std::vector<std::vector<Tensor>> biases, out;
   division.forParts([&](std::size_t share, std::size_t band, const std::vector<Block> &blocks) {
@@ -304,7 +304,7 @@ SparseConv2dGradients sparseConv2dGrad(poplar::Graph &graph, const Tensor &grad,
   Copies copies;
   std::vector<std::vector<Tensor>> weights;
   if (needValues)
-    weights = weightsIn(graph, layout, in.weight, copies, info);
+    weights = kernelsIn(graph, layout, in.weight, copies, info);
   copies.run(prog, {info, "load"});
   const poplar::ComputeSet clear = graph.addComputeSet({info, "zero"});
   std::vector<BlockArray> gradWeights;

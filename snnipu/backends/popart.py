@@ -362,11 +362,14 @@ def call_sparse_conv2d(
     steps, batch = spikes.shape[:2]
     dtype = "float16" if own.dtype == torch.float16 else "float32"
     model = getattr(_running, "model", None)
-    plan = _conv_planner(geometry, spikes.capacity, steps * batch, dtype, torch.is_grad_enabled(), model)
+    rows = max(1, steps * batch)  # of none the operator tells that it takes none
+    plan = _conv_planner(geometry, spikes.capacity, rows, dtype, torch.is_grad_enabled(), model)
     attributes = {
         "geometry": list(geometry),
         "plan": list(plan),
-        "input_gradient": int(spikes.requires_grad),
+        # Where PopTorch traces nobody has seen what it tells of a custom operator's output: a gradient too many is
+        # slow, one too few would be wrong.
+        "input_gradient": int(spikes.requires_grad or on_real_ipu()),
     }
     example = slots[1].new_empty((steps, batch, geometry.neurons))
     return call("SparseConv2d", [*slots, own, *([] if bias is None else [bias.float()])], [example], attributes)[0]

@@ -161,7 +161,12 @@ def _operators(module: nn.Module, arguments: argparse.Namespace, common: Dict[st
     from snnipu.poptorch._operators_profile import profile_operators
 
     machine = {"target": arguments.target, "ipus": arguments.ipus}
-    return profile_operators(module, arguments.activity[0], **common, **machine)
+    try:
+        return profile_operators(module, arguments.activity[0], **common, **machine)
+    except (IpuModelError, TypeError, ValueError):
+        raise
+    except Exception as error:
+        raise ModelError(f"the model raised {type(error).__name__} for spikes of its first layer: {error}") from error
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

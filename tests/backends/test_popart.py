@@ -13,6 +13,8 @@ from torch import nn
 import snnipu as snn
 from snnipu import ops, poptorch, surrogate
 from snnipu.backends import popart
+from snnipu.ops._maps import conv_geometry, pool_geometry
+from snnipu.ops.sparse_pool2d import mode_code
 
 KERNEL = surrogate.fast_sigmoid(10).kernel
 ATTRIBUTES = {
@@ -120,6 +122,38 @@ def test_sparse_operators_equal_the_ops():
     assert torch.equal(spk, (mem > 0).float())
 
 
+@pytest.mark.parametrize("mode", ["max", "average", "sum"])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_operators_on_maps_are_those_of_the_host(mode, with_bias):
+    """A convolution of maps [2, 5, 6], and pools of the same; a plan is only for tiles."""
+    torch.manual_seed(0)
+    x = torch.rand(4, 3, 60) * (torch.rand(4, 3, 60) < 0.2)
+    spikes = ops.dense_to_sparse(x, 20).with_maps((2, 5, 6)).requires_grad_()
+    slots = [spikes.ids.float(), spikes.values, spikes.counts.float()]
+    weight, bias = torch.randn(3, 2, 2, 3, requires_grad=True), torch.randn(3) if with_bias else None
+    geometry = conv_geometry(weight, (5, 6), (1, 2), (1, 0), (1, 1), 1)
+    attributes = {"geometry": list(geometry), "plan": [3, 1, 1], "input_gradient": 1}
+    inputs = [*slots, weight, *([bias] if with_bias else [])]
+    (out,) = custom("SparseConv2d", inputs, [(4, 3, geometry.neurons)], attributes)
+    wanted = ops.sparse_conv2d(spikes, weight, bias, stride=(1, 2), padding=(1, 0)).flatten(2)
+    assert torch.equal(out, wanted)
+    pairs = [torch.autograd.grad(each.square().sum(), (spikes.values, weight)) for each in (out, wanted)]
+    for got, gradient in zip(*pairs):
+        assert torch.equal(got, gradient)
+        assert got.any()
+    sizes = pool_geometry((2, 5, 6), (2, 2), (2, 2), (0, 0))
+    capacity = popart.pool_slots(sizes, 20)
+    attributes = {"geometry": list(sizes), "mode": mode_code(mode), "capacity": capacity}
+    made = custom("SparsePool2d", slots, [(4, 3, capacity)] * 2 + [(4, 3, 2), (4, 3, capacity)], attributes)
+    expected = ops.sparse_pool2d(spikes, 2, mode=mode)
+    pooled = snn.SparseSpikes(made[0].int(), made[1], made[2].int(), sizes.neurons)
+    assert torch.equal(pooled.to_dense(), expected.to_dense())
+    pairs = [torch.autograd.grad(each.square().sum(), spikes.values) for each in (made[1], expected.values)]
+    assert torch.equal(pairs[0][0], pairs[1][0])
+    with pytest.raises(ValueError, match="mode must be from 0 to 2"):
+        custom("SparsePool2d", slots, [(1,)] * 4, {**attributes, "mode": 3})
+
+
 @pytest.mark.parametrize(
     ("name", "inputs", "message"),
     [
@@ -128,6 +162,8 @@ def test_sparse_operators_equal_the_ops():
         ("DenseToSparse", 1, "DenseToSparse takes the attributes"),
         ("SparseToDense", 3, "SparseToDense takes the attributes"),
         ("SurrogateSpike", 1, "SurrogateSpike takes the attributes"),
+        ("SparseConv2d", 3, "SparseConv2d takes 4 inputs"),
+        ("SparsePool2d", 3, "SparsePool2d takes the attributes"),
     ],
 )
 def test_wrong_inputs_of_sparse_operators(name, inputs, message):
@@ -137,7 +173,14 @@ def test_wrong_inputs_of_sparse_operators(name, inputs, message):
 
 @pytest.mark.parametrize(
     "layer",
-    [snn.SparseNetwork([8, 5, 3], beta=0.9), snn.SparseLeaky(8, 5, beta=0.9), snn.SparseLinear(8, 5)],
+    [
+        snn.SparseNetwork([8, 5, 3], beta=0.9),
+        snn.SparseLeaky(8, 5, beta=0.9),
+        snn.SparseLinear(8, 5),
+        snn.SparseConvLeaky(2, 5, 2, beta=0.9, input_size=(2, 2)),
+        snn.SparseConv2d(2, 5, 2, input_size=(2, 2)),
+        snn.SparseNetwork([(2, 2, 2), "3C2", 5], beta=0.9),
+    ],
     ids=lambda layer: type(layer).__name__,
 )
 def test_a_real_poptorch_without_the_library_refuses_event_driven_layers(layer, monkeypatch, tmp_path):
