@@ -175,7 +175,9 @@ def _values(
     if made is not None:
         return made, True
     for value in parameters.values():
-        if type(value) not in PLAIN or value.device != x.device or value.is_complex():
+        if not isinstance(value, torch.Tensor) or type(value) not in PLAIN or value.device != x.device:
+            return None
+        if value.is_complex():
             return None
         # What has dimensions widens the dtype of what it is computed with.
         if value.dim() > 0 and (value.dtype != dtype or value.shape != shape[len(shape) - value.dim() :]):
