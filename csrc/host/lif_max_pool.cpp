@@ -9,7 +9,9 @@ namespace {
 
 // Bytes of a band's membranes at all steps, which the backward pass recomputes: they and as many gradients stay in the
 // second-level cache.
-constexpr size_t bandBytes = 192 * 1024;
+constexpr size_t bandBytes = 384 * 1024;
+// Maps are worked on together as long as there are so many pieces of work, whatever the number of threads.
+constexpr size_t fewestPieces = 16;
 // Where no neuron of a window carries gradient.
 constexpr uint8_t nowhere = 255;
 
@@ -29,26 +31,37 @@ template <typename C> struct LifPool {
     return std::max<size_t>(1, fit) * windows.kernelHeight;
   }
   size_t bands() const { return std::max<size_t>(1, windows.outHeight * windows.kernelHeight / bandRows()); }
-  size_t tasks() const { return batch * channels * bands(); }
+  // Small maps side by side: each step's part of one is less than a page.
+  size_t together() const {
+    if (betaSize > 1 || thresholdSize > 1 || bands() > 1)
+      return 1;
+    const size_t fit = bandBytes / std::max<size_t>(1, sizeof(C) * steps * windows.in());
+    return std::max<size_t>(1, std::min({channels, fit, batch * channels / fewestPieces}));
+  }
+  // Of a sample.
+  size_t pieces() const { return bands() > 1 ? channels * bands() : (channels + together() - 1) / together(); }
+  size_t tasks() const { return batch * pieces(); }
 };
 
-// All steps of some rows of one map.
+// All steps of some rows of one map, or of several maps of one sample.
 template <typename C> class Band {
 public:
   using V = Register<C>;
 
-  Band(const LifPool<C> &a, size_t task) : a(a), map(task / a.bands()), channel(map % a.channels) {
+  Band(const LifPool<C> &a, size_t task) : a(a) {
     const Windows &w = a.windows;
-    const size_t band = task % a.bands(), bands = a.bands();
+    const size_t piece = task % a.pieces(), bands = a.bands(), together = a.together(), band = piece % bands;
+    const size_t channel = piece / bands * together;
+    map = task / a.pieces() * a.channels + channel;
+    maps = std::min(together, a.channels - channel);
     firstWindow = band * w.outHeight / bands;
-    endWindow = (band + 1) * w.outHeight / bands;
+    windowRows = (band + 1) * w.outHeight / bands - firstWindow;
     // The last one has the rows behind all windows, too.
-    const size_t end = band + 1 == bands ? w.height : endWindow * w.kernelHeight;
+    const size_t end = band + 1 == bands ? w.height : (firstWindow + windowRows) * w.kernelHeight;
     begin = firstWindow * w.kernelHeight * w.width;
-    size = static_cast<unsigned>(end * w.width - begin);
+    size = static_cast<unsigned>(maps * (end * w.width - begin));
     padded = (size + registerLanes<C> - 1) / registerLanes<C> * registerLanes<C>;
-    beta = a.beta[a.betaSize > 1 ? channel : 0];
-    p.decay = clampUnit(splat<V>(beta));
+    p.decay = clampUnit(splat<V>(a.beta[a.betaSize > 1 ? channel : 0]));
     p.threshold = splat<V>(a.threshold[a.thresholdSize > 1 ? channel : 0]);
   }
 
@@ -70,12 +83,17 @@ public:
     if (lane < size)
       body(lane, loadFirst<V>(x, size, lane));
   }
+  // body(number, first neuron) for the rows of windows.
+  template <typename Body> void forWindowRows(const Body &body) const {
+    for (size_t m = 0, row = 0; m < maps; ++m)
+      for (size_t y = 0; y < windowRows; ++y, ++row)
+        body(row, m * a.windows.in() + y * a.windows.kernelHeight * a.windows.width);
+  }
   template <Reset R> V after(V before, V x) const { return leakyMembrane<R>(p, x, before); }
 
   const LifPool<C> &a;
-  size_t map, channel, begin, firstWindow, endWindow, padded;
+  size_t map, maps, begin, firstWindow, windowRows, padded;
   unsigned size;
-  C beta;
   LeakyParameters<V> p;
 };
 
@@ -86,8 +104,7 @@ constexpr int rank = 256;
 // The windows of a band, all of them at once.
 template <typename C> class BandWindows {
 public:
-  explicit BandWindows(const Band<C> &band)
-      : w_(band.a.windows), rows_(band.endWindow - band.firstWindow), columns_(w_.outWidth * w_.kernelWidth) {
+  explicit BandWindows(const Band<C> &band) : band_(band), w_(band.a.windows), columns_(w_.outWidth * w_.kernelWidth) {
     static thread_local ThreadBuffer<C> all;
     // Behind each there is room for a register.
     const size_t room = band.padded + w_.kernelWidth * (Lanes + registerLanes<C>);
@@ -96,7 +113,7 @@ public:
     keys = memory + room;
     highest_ = keys + room;
     std::fill_n(memory, 3 * room, C(0));
-    for (size_t y = 0, at = 0; y < band.size / w_.width; ++y)
+    for (size_t row = 0, at = 0, y = 0; row < band.size / w_.width; ++row, y = y + 1 == w_.height ? 0 : y + 1)
       for (size_t x = 0, column = 0; x < w_.width; ++x, ++at) {
         ranks[at] = static_cast<C>(rank - 1 - static_cast<int>(y % w_.kernelHeight * w_.kernelWidth + column));
         column = column + 1 == w_.kernelWidth ? 0 : column + 1;
@@ -108,17 +125,18 @@ public:
   // Returns how many windows have a spike.
   size_t pool(C *out, uint8_t *which) {
     using V = Register<C>;
-    for (size_t y = 0; y < rows_; ++y)
+    band_.forWindowRows([&](size_t row, size_t first) {
       for (size_t x = 0; x < columns_; x += registerLanes<C>) {
-        const C *const from = keys + y * w_.kernelHeight * w_.width + x;
+        const C *const from = keys + first + x;
         V most = load<V>(from);
         for (size_t ky = 1; ky < w_.kernelHeight; ++ky) {
           const V other = load<V>(from + ky * w_.width);
           most = other > most ? other : most;
         }
-        store(highest_ + y * columns_ + x, most);
+        store(highest_ + row * columns_ + x, most);
       }
-    const size_t count = rows_ * w_.outWidth;
+    });
+    const size_t count = band_.maps * band_.windowRows * w_.outWidth;
     size_t fired = 0;
     for (size_t first = 0; first < count; first += Columns) {
       // Whole vectors, behind the last window too: what is found there is left.
@@ -162,8 +180,9 @@ private:
         to[i] = from[i * step + k] > to[i] ? from[i * step + k] : to[i];
   }
 
+  const Band<C> &band_;
   const Windows &w_;
-  size_t rows_, columns_;
+  size_t columns_;
   C *highest_;
 };
 
@@ -220,7 +239,7 @@ int lifPoolForward(const LifPool<C> &a, C *out, uint8_t *which, int32_t *counts,
     *pooled += static_cast<int64_t>(spikes[task]);
     for (size_t t = 0; t < a.steps; ++t)
       for (size_t which = 0; which < 2; ++which)
-        counts[2 * (t * a.batch + task / a.bands() / a.channels) + which] += parts[2 * (a.steps * task + t) + which];
+        counts[2 * (t * a.batch + task / a.pieces()) + which] += parts[2 * (a.steps * task + t) + which];
   }
   return status;
 }
@@ -246,12 +265,12 @@ BandSums bandBackward(const Band<C> &band, const Surrogate &surrogate, const C *
     band.forInput(t, [&](unsigned lane, V x) { store(now + lane, band.template after<R>(load<V>(before + lane), x)); });
     const C *g = grad + band.inPool(t);
     const uint8_t *place = which + band.inPool(t);
-    for (size_t y = 0; y < band.endWindow - band.firstWindow; ++y) {
-      C *to = gradSpk + t * band.padded + y * w.kernelHeight * w.width;
+    band.forWindowRows([&](size_t, size_t first) {
+      C *to = gradSpk + t * band.padded + first;
       // Nobody's gradient goes to the window's first place, as none at all.
       for (size_t x = 0; x < w.outWidth; ++x, ++g, ++place, to += w.kernelWidth)
         to[offsets[*place]] = *place == nowhere ? C(0) : *g;
-    }
+    });
   }
   BandSums total;
   for (size_t t = a.steps; t-- > 0;) {
@@ -311,7 +330,7 @@ template <Reset R, typename C> auto bandKernel(const LifPoolGradients<C> &g) {
 }
 
 template <Reset R, typename C> int lifPoolBackwardBy(const LifPool<C> &a, const LifPoolGradients<C> &g) {
-  const size_t updates = 2 * a.steps * a.batch * a.channels * a.windows.in(), bands = a.bands();
+  const size_t updates = 2 * a.steps * a.batch * a.channels * a.windows.in(), bands = a.bands(), pieces = a.pieces();
   const auto kernel = bandKernel<R>(g);
   std::vector<BandSums> sums(a.tasks());
   const int status = parallelTry(a.tasks(), threadsFor(updates, a.offered),
@@ -320,7 +339,7 @@ template <Reset R, typename C> int lifPoolBackwardBy(const LifPool<C> &a, const 
   const auto finish = [&](C *result, size_t size, double BandSums::*of) {
     std::vector<double> totals(result ? size : 0);
     for (size_t task = 0; result && task < sums.size(); ++task)
-      totals[size > 1 ? task / bands % a.channels : 0] += sums[task].*of;
+      totals[size > 1 ? task % pieces / bands : 0] += sums[task].*of;
     std::transform(totals.begin(), totals.end(), result, [](double total) { return static_cast<C>(total); });
   };
   finish(g.beta, a.betaSize, &BandSums::beta);

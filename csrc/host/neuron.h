@@ -1,9 +1,9 @@
 /* C interface of neurons over a sequence: one pair of functions for every neuron, their arguments in a struct.
  *
- * Every field has 64 bits. Arrays are contiguous and row-major and must not overlap; sizes and numbers have been checked by the caller. Of type
- * S: storage, of the dtype; of type C: double for SNNIPU_F64, else float. What a neuron has (states, parameters,
- * variants: the choices of its options) is in the struct that the generator printed, and snnipu._generator.neuron gives
- * the same in Python. */
+ * Every field has 64 bits. Arrays are contiguous and row-major and must not overlap; sizes and numbers have been
+ * checked by the caller. Of type S: storage, of the dtype; of type C: double for SNNIPU_F64, else float. What a neuron
+ * has (states, parameters, variants: the choices of its options) is in the struct that the generator printed, and
+ * snnipu._generator.neuron gives the same in Python. */
 #ifndef SNNIPU_NEURON_H
 #define SNNIPU_NEURON_H
 

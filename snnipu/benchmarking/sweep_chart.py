@@ -235,24 +235,29 @@ def _foot(sweep: SweepResult) -> str:
 
 
 def _times(figure: Any, sweep: SweepResult, styles: Dict[str, Dict[str, Any]]) -> None:
-    """Time along the first axis and the second, in proportion."""
-    first, second = sweep.sweep.axes
-    left = figure.add_axes((0.045, 0.165, 0.52, 0.70))
-    right = figure.add_axes((0.63, 0.165, 0.215, 0.70), sharey=left)
+    """Time along the first axis and the second, if there is one, in proportion."""
+    first, second = sweep.sweep.axes[0], sweep.sweep.axes[-1]
+    alone = len(sweep.sweep.axes) == 1
+    left = figure.add_axes((0.045, 0.165, 0.70 if alone else 0.52, 0.70))
+    right = left if alone else figure.add_axes((0.63, 0.165, 0.215, 0.70), sharey=left)
     left.set_xscale("log")
     left.set_yscale("log")
-    _lines(left, sweep, first, styles, QUANTITIES["time"])
-    ends = _lines(right, sweep, second, styles, QUANTITIES["time"])
+    ends = _lines(left, sweep, first, styles, QUANTITIES["time"])
+    if not alone:
+        ends = _lines(right, sweep, second, styles, QUANTITIES["time"])
     fixed = {axis.parameter: axis.tell for axis in sweep.sweep.axes}
 
     def title(axis: Axis) -> str:
         return ", ".join(f"{fixed[key](value)} {_UNITS.get(key, key)}" for key, value in axis.fixed.items())
 
-    _frame(left, first, f"ms a step, {title(first)}")
     ratio = "; ×: dense ÷ sparse" if sweep.compared() else ""
-    _frame(right, second, f"{title(second)}{ratio}")
-    right.set_xlim(second.values[0] - 0.3, second.values[-1] + 0.3)
-    right.tick_params(labelleft=False)
+    if alone:
+        _frame(left, first, f"ms a step{ratio}")
+    else:
+        _frame(left, first, f"ms a step, {title(first)}")
+        _frame(right, second, f"{title(second)}{ratio}")
+        right.set_xlim(second.values[0] - 0.3, second.values[-1] + 0.3)
+        right.tick_params(labelleft=False)
     if left.lines or right.lines:
         _limits(left)
         _guide(left, sweep, first)

@@ -28,8 +28,10 @@ MapSize = Optional[Tuple[int, int]]
 # Share of the input neurons that spike in a step, from which on `path="auto"` takes the dense convolution on a CPU.
 # Forward and backward pass together cost the same between 0.25 and 0.45 for the layers of `bench conv`.
 BREAK_EVEN = 0.35
-# The same for a layer whose own spikes, behind its pool, go into a layer that runs densely: neither then selects them.
-BREAK_EVEN_BEFORE_DENSE = 0.12
+# The same for a layer that runs with its pool as one operator, sparsely or densely, and for one whose spikes, behind
+# the pool, go into a convolution that runs densely: neither then selects them.
+BREAK_EVEN_WITH_POOL = 0.55
+BREAK_EVEN_BEFORE_DENSE = 0.2
 
 
 def padding_argument(padding: object, kernel: Size, dilation: Size, stride: Size) -> Size:

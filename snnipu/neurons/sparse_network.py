@@ -11,7 +11,13 @@ from snnipu import ops
 from snnipu.backends import popart
 from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.multistep import MultiStep
-from snnipu.neurons.sparse_conv import BREAK_EVEN, BREAK_EVEN_BEFORE_DENSE, SparseConvLeaky, SparsePool2d
+from snnipu.neurons.sparse_conv import (
+    BREAK_EVEN,
+    BREAK_EVEN_BEFORE_DENSE,
+    BREAK_EVEN_WITH_POOL,
+    SparseConvLeaky,
+    SparsePool2d,
+)
 from snnipu.neurons.sparse_leaky import Parameter, SparseLeaky
 from snnipu.neurons.sparse_linear import BREAK_EVEN as LINEAR_BREAK_EVEN
 from snnipu.neurons.sparse_linear import check_features, check_path, choose_path
@@ -290,11 +296,13 @@ class SparseNetwork(nn.Module):
         layer = self.layers[index]
         pool = None if all_layers or is_compiling() or popart.on_ipu() else self._pool_in_one(index)
         if pool is not None:
-            maps = layer.dense_maps(x, BREAK_EVEN_BEFORE_DENSE) if self._next_is_dense(index) else None
-            if maps is not None:
-                made, self._activity_behind[index] = layer.pooled_densely(maps, pool, delay)
-                return made, None
-            x = layer.chosen(x)
+            if self._next_is_dense(index):
+                before_maps = isinstance(self.layers[index + 1], SparseConvLeaky)
+                maps = layer.dense_maps(x, BREAK_EVEN_BEFORE_DENSE if before_maps else BREAK_EVEN_WITH_POOL)
+                if maps is not None:
+                    made, self._activity_behind[index] = layer.pooled_densely(maps, pool, delay)
+                    return made, None
+            x = layer.chosen(x, BREAK_EVEN_WITH_POOL)
             if isinstance(x, SparseSpikes):
                 seen = layer.pooled_sparsely(x, pool, delay)
                 self._activity_behind[index] = seen.activity
@@ -322,7 +330,9 @@ class SparseNetwork(nn.Module):
         if index + 1 == len(self.layers):
             return False
         following = self.layers[index + 1]
-        limit = BREAK_EVEN if isinstance(following, SparseConvLeaky) else LINEAR_BREAK_EVEN
+        limit = LINEAR_BREAK_EVEN
+        if isinstance(following, SparseConvLeaky):
+            limit = BREAK_EVEN if self._pool_in_one(index + 1) is None else BREAK_EVEN_WITH_POOL
         busy = self._activity_behind.get(index, 0.0) > limit
         return following.path == "dense" or (following.path == "auto" and busy)
 
