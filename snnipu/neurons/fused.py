@@ -164,7 +164,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
         function = getattr(self, "state_function", None)
         if function is not None and self.stock_parts and not names:
             expected = self.stock_parts[_STATE_FUNCTIONS[RESET_MECHANISMS[self._reset_mechanism]]]
-            # TorchDynamo knows a bound method's code before PyTorch 2.9, too.
+            # TorchDynamo of PyTorch 2.9 knows a bound method's code, not its __func__.
             if getattr(function, "__code__", None) is not expected.__code__:
                 names.append("state_function")
         for name in self._parameters_of_equation():

@@ -297,7 +297,7 @@ def _twice(module, args, out):
     return tuple(2 * one for one in out) if isinstance(out, tuple) else 2 * out
 
 
-@pytest.mark.parametrize("make", [lambda net: snn.compile(net), lambda net: torch.compile(net, backend="snnipu")])
+@pytest.mark.parametrize("make", [snn.compile, Watched])
 @pytest.mark.parametrize("part", ["fc1", "lif1"])
 def test_a_hook_that_is_registered_after_compilation_is_called(make, part):
     net, x = FullyConnected(), torch.rand(3, 12) * 3
