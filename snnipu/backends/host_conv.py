@@ -16,6 +16,9 @@ from snnipu.ops.sparse_conv_lif_sequence import (
     PooledLayer,
 )
 
+# Share of the input's neurons that carry gradient, from which on the gradient of their values is a dense convolution.
+DENSE_GRADIENT = 0.6
+
 
 def _sizes(geometry: List[int]) -> "c_int64 * 0":  # type: ignore[valid-type]
     return (c_int64 * len(geometry))(*geometry)
@@ -74,7 +77,7 @@ def sparse_conv2d_bwd(
     grad, ids, values, counts = grad.contiguous(), ids.contiguous(), values.contiguous(), counts.contiguous()
     weight = weight.contiguous()
     steps, batch, slots = ids.shape
-    by_convolution = need_values and _carries_densely(counts, _inputs(geometry))
+    by_convolution = need_values and _carries_densely(counts, _inputs(geometry), DENSE_GRADIENT)
     grad_values = weight.new_empty(ids.shape) if need_values and not by_convolution else None
     grad_weight = torch.empty_like(weight) if need_weight else None
     grad_bias = weight.new_empty(weight.shape[0]) if need_bias else None
@@ -211,7 +214,7 @@ def sparse_conv_lif_sequence_bwd(*given: Any) -> BackwardResult:
     steps, batch, slots = ids.shape
     channels, places = geometry[3], geometry[4] * geometry[5]
     delay = min(a.delay, steps)
-    by_convolution = a.need_values and _carries_densely(counts, _inputs(geometry))
+    by_convolution = a.need_values and _carries_densely(counts, _inputs(geometry), DENSE_GRADIENT)
     grad_values = weight.new_empty(ids.shape) if a.need_values and not by_convolution else None
     grad_weight = torch.empty_like(weight) if a.need_weight else None
     grad_bias = weight.new_empty(channels) if a.need_bias else None

@@ -286,9 +286,9 @@ def sparse_linear_fwd(
     return out
 
 
-def _carries_densely(counts: torch.Tensor, num_neurons: int) -> bool:
+def _carries_densely(counts: torch.Tensor, num_neurons: int, share: float = DENSE_GRADIENT) -> bool:
     """Whether so many neurons carry gradient that a matrix product is the faster way to it."""
-    return int(counts[..., 1].sum()) > DENSE_GRADIENT * num_neurons * counts.shape[0] * counts.shape[1]
+    return int(counts[..., 1].sum()) > share * num_neurons * counts.shape[0] * counts.shape[1]
 
 
 def sparse_linear_bwd(
