@@ -33,6 +33,34 @@ ForwardResult = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 BackwardResult = Tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
+class ForwardArguments(NamedTuple):
+    """Of ``lif_max_pool2d_fwd``, in the order of its schema."""
+
+    x: torch.Tensor
+    beta: torch.Tensor
+    threshold: torch.Tensor
+    geometry: List[int]
+    grad_threshold: Optional[float]
+    reset: int
+
+
+class BackwardArguments(NamedTuple):
+    """Of ``lif_max_pool2d_bwd``, in the order of its schema."""
+
+    grad: torch.Tensor
+    x: torch.Tensor
+    beta: torch.Tensor
+    threshold: torch.Tensor
+    which: torch.Tensor
+    geometry: List[int]
+    reset: int
+    surrogate: int
+    surrogate_a: float
+    surrogate_b: float
+    need_beta: bool
+    need_threshold: bool
+
+
 class Pooled(NamedTuple):
     """``maps [T, B, C, h, w]``, spikes; ``counts [T, B, 2]`` of neurons in front of the pool that fire and that carry
     gradient; ``spikes``, how many there are behind it."""
@@ -63,96 +91,60 @@ def _reduced(total: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return (total.sum() if like.numel() == 1 else total.sum((0, 1, 3, 4))).reshape(like.shape)
 
 
-def lif_max_pool2d_fwd_reference(
-    x: torch.Tensor,
-    beta: torch.Tensor,
-    threshold: torch.Tensor,
-    geometry: List[int],
-    grad_threshold: Optional[float],
-    reset: int,
-) -> ForwardResult:
+def lif_max_pool2d_fwd_reference(*arguments: Any) -> ForwardResult:
     """What ``snnipu::lif_max_pool2d_fwd`` computes, in plain PyTorch."""
-    mem = _membranes(x, beta, threshold, reset)[1:]
-    fired = mem - _per_map(threshold) > 0
-    carried = torch.ones_like(fired) if grad_threshold is None else fired | (mem > grad_threshold)
-    rank = fired.to(x.dtype) + carried.to(x.dtype)
-    best, which = max_pool2d_fwd_reference(rank.flatten(0, 1), geometry)
+    a = ForwardArguments(*arguments)
+    mem = _membranes(a.x, a.beta, a.threshold, a.reset)[1:]
+    fired = mem - _per_map(a.threshold) > 0
+    carried = torch.ones_like(fired) if a.grad_threshold is None else fired | (mem > a.grad_threshold)
+    rank = fired.to(a.x.dtype) + carried.to(a.x.dtype)
+    best, which = max_pool2d_fwd_reference(rank.flatten(0, 1), a.geometry)
     which = torch.where(best > 0, which, torch.full_like(which, NOWHERE))
-    out = (best > 1).to(x.dtype).unflatten(0, x.shape[:2])
+    out = (best > 1).to(a.x.dtype).unflatten(0, a.x.shape[:2])
     counts = torch.stack([fired.flatten(2).sum(2), carried.flatten(2).sum(2)], 2).int()
-    return out, which.unflatten(0, x.shape[:2]), counts, out.sum().long()
+    return out, which.unflatten(0, a.x.shape[:2]), counts, out.sum().long()
 
 
-def lif_max_pool2d_bwd_reference(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    beta: torch.Tensor,
-    threshold: torch.Tensor,
-    which: torch.Tensor,
-    geometry: List[int],
-    reset: int,
-    surrogate: int,
-    surrogate_a: float,
-    surrogate_b: float,
-    need_beta: bool,
-    need_threshold: bool,
-) -> BackwardResult:
+def lif_max_pool2d_bwd_reference(*arguments: Any) -> BackwardResult:
     """What ``snnipu::lif_max_pool2d_bwd`` computes, in plain PyTorch; empty where not needed.
 
     The gradient of beta is 0 outside of [0, 1], and not at the bounds: see ``learnt_decay``.
     """
-    kernel = Kernel(surrogate, surrogate_a, surrogate_b)
-    places, nowhere = which.flatten(0, 1), which.flatten(0, 1) == NOWHERE
-    upstream = grad.flatten(0, 1).masked_fill(nowhere, 0)
-    at_spikes = max_pool2d_bwd_reference(upstream, places.masked_fill(nowhere, 0), geometry).reshape(x.shape)
-    mem = _membranes(x, beta, threshold, reset)
-    through = surrogate_gradient(kernel, mem[1:] - _per_map(threshold), at_spikes)
-    above = (mem[:-1] - _per_map(threshold) > 0).to(x.dtype)
-    kept = 1 - above if reset == 1 else torch.ones_like(above)
-    grad_x, carry = torch.empty_like(x), torch.zeros_like(x[0])
-    for t in reversed(range(x.shape[0])):
+    a = BackwardArguments(*arguments)
+    kernel = Kernel(a.surrogate, a.surrogate_a, a.surrogate_b)
+    places, nowhere = a.which.flatten(0, 1), a.which.flatten(0, 1) == NOWHERE
+    upstream = a.grad.flatten(0, 1).masked_fill(nowhere, 0)
+    at_spikes = max_pool2d_bwd_reference(upstream, places.masked_fill(nowhere, 0), a.geometry).reshape(a.x.shape)
+    mem = _membranes(a.x, a.beta, a.threshold, a.reset)
+    through = surrogate_gradient(kernel, mem[1:] - _per_map(a.threshold), at_spikes)
+    above = (mem[:-1] - _per_map(a.threshold) > 0).to(a.x.dtype)
+    kept = 1 - above if a.reset == 1 else torch.ones_like(above)
+    grad_x, carry = torch.empty_like(a.x), torch.zeros_like(a.x[0])
+    for t in reversed(range(a.x.shape[0])):
         grad_x[t] = through[t] + carry
-        carry = _per_map(beta.clamp(0, 1)) * kept[t] * grad_x[t]
-    inside = torch.where((beta >= 0) & (beta <= 1), torch.ones_like(beta), torch.zeros_like(beta))
-    by_reset = grad_x * above if reset == 0 else torch.zeros_like(grad_x)
+        carry = _per_map(a.beta.clamp(0, 1)) * kept[t] * grad_x[t]
+    inside = torch.where((a.beta >= 0) & (a.beta <= 1), torch.ones_like(a.beta), torch.zeros_like(a.beta))
+    by_reset = grad_x * above if a.reset == 0 else torch.zeros_like(grad_x)
     return (
         grad_x,
-        _reduced(grad_x * (kept * mem[:-1]), beta) * inside if need_beta else x.new_empty(0),
-        -_reduced(through + by_reset, threshold) if need_threshold else x.new_empty(0),
+        _reduced(grad_x * (kept * mem[:-1]), a.beta) * inside if a.need_beta else a.x.new_empty(0),
+        -_reduced(through + by_reset, a.threshold) if a.need_threshold else a.x.new_empty(0),
     )
 
 
-def _fwd_meta(
-    x: torch.Tensor,
-    beta: torch.Tensor,
-    threshold: torch.Tensor,
-    geometry: List[int],
-    grad_threshold: Optional[float],
-    reset: int,
-) -> ForwardResult:
-    out = x.new_empty((*x.shape[:3], *geometry[6:]))
-    counts = x.new_empty((*x.shape[:2], 2), dtype=torch.int32)
-    return out, torch.empty_like(out, dtype=torch.uint8), counts, x.new_empty((), dtype=torch.int64)
+def _fwd_meta(*arguments: Any) -> ForwardResult:
+    a = ForwardArguments(*arguments)
+    out = a.x.new_empty((*a.x.shape[:3], *a.geometry[6:]))
+    counts = a.x.new_empty((*a.x.shape[:2], 2), dtype=torch.int32)
+    return out, torch.empty_like(out, dtype=torch.uint8), counts, a.x.new_empty((), dtype=torch.int64)
 
 
-def _bwd_meta(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    beta: torch.Tensor,
-    threshold: torch.Tensor,
-    which: torch.Tensor,
-    geometry: List[int],
-    reset: int,
-    surrogate: int,
-    surrogate_a: float,
-    surrogate_b: float,
-    need_beta: bool,
-    need_threshold: bool,
-) -> BackwardResult:
+def _bwd_meta(*arguments: Any) -> BackwardResult:
+    a = BackwardArguments(*arguments)
     return (
-        torch.empty_like(x),
-        beta.new_empty(beta.shape if need_beta else 0),
-        threshold.new_empty(threshold.shape if need_threshold else 0),
+        torch.empty_like(a.x),
+        a.beta.new_empty(a.beta.shape if a.need_beta else 0),
+        a.threshold.new_empty(a.threshold.shape if a.need_threshold else 0),
     )
 
 

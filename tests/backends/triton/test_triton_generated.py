@@ -48,7 +48,7 @@ def kernel_text(neuron):
 
 @pytest.fixture
 def generated(interpreted, tmp_path):
-    interpreted("lif")
+    interpreted("neurons")
     file = tmp_path / "generated.py"
     file.write_text("\n".join([print_triton(NEURONS), *map(kernel_text, NEURONS)]))
     linecache.checkcache()
