@@ -233,7 +233,7 @@ SNNIPU_API uint64_t snnipu_fingerprint(const void *bytes, int64_t count, int32_t
                       double surrogate_a, double surrogate_b, int32_t threads)
 
 #ifdef __cplusplus
-} /* the functions themselves are declared where their storage types are: csrc/host/*.cpp */
+} /* the functions themselves are declared where their storage types are, in the files of csrc/host */
 #endif
 
 #endif
