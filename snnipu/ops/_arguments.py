@@ -1,8 +1,9 @@
 """Checks of the ops' arguments: each error names the argument, what was expected and what was found."""
 
-from typing import Any, Tuple, Union
+from typing import Any, Optional, Sequence, Tuple, Union
 
 import torch
+from torch.autograd import forward_ad
 
 Parameter = Union[float, torch.Tensor]
 RESET_MECHANISMS = {"subtract": 0, "zero": 1, "none": 2}
@@ -12,11 +13,24 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 # PyTorch 2.1 is the first that can tell.
 _is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None)
+
+
+def _in_forward_mode() -> bool:
+    """Whether tensors may have tangents, which kernels do not compute."""
+    return forward_ad._current_level >= 0
+
+
+# Transforms of torch.func; PyTorch 2.0 cannot tell.
+_in_transform = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 # Who takes PyTorch's operators for something else: modes, transforms, tracers.
-_INTERPRETERS = tuple(
-    getattr(torch._C, name)
-    for name in ("_len_torch_dispatch_stack", "_are_functorch_transforms_active", "_get_tracing_state")
-    if hasattr(torch._C, name)
+_INTERPRETERS = (
+    _in_forward_mode,
+    _in_transform,
+    *(
+        getattr(torch._C, name)
+        for name in ("_len_torch_dispatch_stack", "_get_tracing_state")
+        if hasattr(torch._C, name)
+    ),
 )
 # And who only looks at them.
 _WATCHERS = (*_INTERPRETERS, torch.autograd._profiler_enabled)
@@ -36,6 +50,16 @@ def is_direct(x: torch.Tensor, dispatched: bool = False) -> bool:
     if is_compiling() or type(x) not in PLAIN or not x.is_cpu:
         return False
     return not any(watcher() for watcher in (_INTERPRETERS if dispatched else _WATCHERS))
+
+
+def is_differentiated(tensors: Sequence[Optional[torch.Tensor]]) -> bool:
+    """Whether a derivative by any of ``tensors`` may be asked for: then an autograd.Function has to see them.
+
+    It has none forward, or by a transform of torch.func, and says so; an operator alone would give zeros.
+    """
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        return True
+    return not is_compiling() and (_in_forward_mode() or bool(_in_transform()))
 
 
 def is_autocast() -> bool:

@@ -13,6 +13,7 @@ from snnipu.ops._arguments import (
     PLAIN,
     Parameter,
     compute_dtype,
+    is_differentiated,
     is_direct,
     parameter_argument,
     state_argument,
@@ -541,7 +542,7 @@ def run_kernels(
     output = _neurons.find(neuron).steps[variant].output_state if plan is None else plan.output
     kept = tuple([bool(stored) and place != output for place, stored in enumerate(store)])
     tensors = (x, *initial, *parameters)
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+    if is_differentiated(tensors):
         reads = _reads_of_kept(plan, x, parameters, num_steps, kept) if plan is not None and any(kept) else None
         if constant:
             options = _Options(neuron, variant, num_steps, kernel, kept, need_final, reads, parameters, silent)

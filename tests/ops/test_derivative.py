@@ -104,3 +104,22 @@ def test_what_the_message_advises_works():
     assert penalties[0].any()
     for own in penalties[1:]:
         torch.testing.assert_close(own, penalties[0])
+
+
+FORWARD = {
+    "sequence": lambda layer, x: layer.sequence(x)[0],
+    "spikes": lambda layer, x: layer.spikes(x),
+    "step": lambda layer, x: layer(x[0])[0],
+}
+
+
+@pytest.mark.parametrize("function", FORWARD.values(), ids=FORWARD)
+@pytest.mark.parametrize("layer", [snn.Leaky(0.9), snn.Leaky(0.9, learn_beta=True), snn.Lapicque(0.9)])
+def test_no_tangent_is_lost(layer, function):
+    """Kernels have no derivative forward: an error, and no tangent of zeros."""
+    x = torch.rand(3, 2, 4)
+    with pytest.raises(RuntimeError, match=r"autograd\.Function"):
+        torch.func.jvp(lambda x: function(layer, x), (x,), (x,))
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(RuntimeError, match="jvp"):
+        function(layer, torch.autograd.forward_ad.make_dual(x, x))
+    layer.reset_mem()
