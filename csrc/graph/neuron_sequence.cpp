@@ -26,8 +26,8 @@ template <typename Neuron> NeuronInfo infoOf(const char *type) {
           Neuron::outputState,
           [] {
             std::vector<AdjointReads> reads;
-            for (const auto &each : Neuron::reads)
-              reads.push_back(each[1]); // all parameters have gradients
+            for (unsigned variant = 0; variant < Neuron::variants; ++variant)
+              reads.push_back(allReads<Neuron>(variant)); // all parameters have gradients
             return reads;
           }(),
           {std::begin(Neuron::gradients), std::end(Neuron::gradients)}};

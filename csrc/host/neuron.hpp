@@ -14,10 +14,10 @@
 
 namespace snnipu {
 
-// Whether a neuron's adjoint is compiled for every surrogate by itself, and its loops for parameters that are one value
-// for all elements: a little faster, and many times the code.
-template <typename Neuron, typename S> constexpr bool everySurrogate = false;
+// Whether a neuron's loops are compiled for parameters that are one value for all elements, its adjoint then for each
+// of the usual surrogates by itself, or always for every surrogate: faster, and many times the code.
 template <typename Neuron, typename S> constexpr bool sharedParameters = false;
+template <typename Neuron, typename S> constexpr bool everySurrogate = false;
 
 namespace {
 
@@ -31,7 +31,9 @@ template <typename S> using BackwardLoop = void (*)(const BackwardSteps<S> &, El
 template <typename S> struct NeuronLoops {
   unsigned states, parameters;
   int outputState;
-  const AdjointReads *reads; // without and with the parameters' gradients
+  AdjointReads reads;           // for the gradients of x and the states,
+  const AdjointReads *readsFor; // and of each parameter
+  bool remakesOutput;
   ForwardLoop<S> forward[2]; // of parameters that are one for each element, and that are one for all
   BackwardLoop<S> backward[2];
 };
@@ -54,12 +56,20 @@ BackwardLoop<S> backwardLoop(SurrogateKind surrogate) {
       return backwardSteps<Neuron, Variant, S, false, SurrogateKind::SpikeRateEscape, Shared>;
     }
   } else {
+    if constexpr (Shared) {
+      if (surrogate == SurrogateKind::ATan)
+        return backwardSteps<Neuron, Variant, S, false, SurrogateKind::ATan, Shared>;
+      if (surrogate == SurrogateKind::FastSigmoid)
+        return backwardSteps<Neuron, Variant, S, false, SurrogateKind::FastSigmoid, Shared>;
+    }
     return backwardSteps<Neuron, Variant, S, false, SurrogateKind::Any, Shared>;
   }
 }
 
 template <typename Neuron, typename S, unsigned Variant> void setLoops(NeuronLoops<S> &loops, SurrogateKind surrogate) {
   loops.reads = Neuron::reads[Variant];
+  loops.readsFor = Neuron::readsFor[Variant];
+  loops.remakesOutput = Neuron::remakesOutput[Variant];
   loops.forward[0] = forwardSteps<Neuron, Variant, S, false>;
   loops.backward[0] = backwardLoop<Neuron, Variant, S, false>(surrogate);
   constexpr bool shared = sharedParameters<Neuron, S>;
@@ -69,7 +79,7 @@ template <typename Neuron, typename S, unsigned Variant> void setLoops(NeuronLoo
 
 template <typename Neuron, typename S, unsigned... Variant>
 NeuronLoops<S> variantLoops(unsigned variant, SurrogateKind surrogate, std::integer_sequence<unsigned, Variant...>) {
-  NeuronLoops<S> loops{Neuron::states, Neuron::parameters, Neuron::outputState, nullptr, {}, {}};
+  NeuronLoops<S> loops{Neuron::states, Neuron::parameters, Neuron::outputState, {}, nullptr, {}, {}, {}};
   (void)((Variant == variant && (setLoops<Neuron, S, Variant>(loops, surrogate), true)) || ...);
   return loops;
 }
@@ -276,12 +286,20 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
   const snnipu_neuron_call &call = a.call;
   std::vector<ParameterSum<C>> sums;
   bool parameterGradients = false;
+  AdjointReads reads = loops.reads;
   for (unsigned p = 0; p < loops.parameters; ++p) {
     sums.emplace_back(static_cast<C *>(call.grad_parameters[p]), static_cast<std::size_t>(call.parameter_sizes[p]),
                       a.elements);
-    parameterGradients = parameterGradients || call.grad_parameters[p];
+    if (call.grad_parameters[p]) {
+      parameterGradients = true;
+      reads = reads | loops.readsFor[p];
+    }
   }
-  const AdjointReads reads = loops.reads[parameterGradients];
+  // The output before a step is made of the other states, but for that before the first step.
+  const bool remake =
+      loops.remakesOutput && (reads.before & ~reads.after) >> static_cast<unsigned>(loops.outputState) & 1;
+  if (remake)
+    reads.before &= ~(1u << loops.outputState);
   // States after each step that the adjoint reads, from the caller or, in segments of steps, computed again.
   std::size_t readStates = 0;
   bool recompute = false;
@@ -299,7 +317,7 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
     return static_cast<const S *>(output ? call.grad_spk : call.grad_states[s]);
   };
   const std::size_t workBytes =
-      sizeof(C) * (2 * loops.states + (parameterGradients ? loops.parameters : 0) + a.constantInput) +
+      sizeof(C) * (2 * loops.states + remake + (parameterGradients ? loops.parameters : 0) + a.constantInput) +
       a.parameterBytes();
   const std::size_t stepBytes = recompute || !sameType ? readStates * sizeof(C) : 0;
   std::size_t most = elementsWith(workBytes), segment = a.steps;
@@ -355,7 +373,6 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
       const auto gradX = a.constantInput ? Rows<S>{} : piece.out(static_cast<S *>(call.grad_x), a.steps);
       b.gradXStride = gradX.stride;
       b.gradConstant = a.constantInput ? piece.template zeros<C>() : nullptr;
-      b.parameterGradients = parameterGradients;
       b.surrogate = static_cast<SurrogateKind>(call.surrogate);
       b.surrogateA = static_cast<C>(call.surrogate_a);
       b.surrogateB = static_cast<C>(call.surrogate_b);
@@ -371,6 +388,7 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
         for (unsigned s = 0; s < loops.states; ++s)
           if (reads.states() >> s & 1)
             again[s] = piece.template scratch<C>(segment + 1);
+      C *const output = remake ? piece.template scratch<C>() : nullptr;
       C *const checkpoints = checkpointed ? piece.template scratch<C>((segments - 1) * loops.states) : nullptr;
       const auto checkpoint = [&](std::size_t number, unsigned s) {
         return checkpoints + ((number - 1) * loops.states + s) * piece.size;
@@ -392,6 +410,8 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
           C *const first = number > 0 && checkpointed ? checkpoint(number, s) : initial[s];
           b.initial[s] = first;
           f.state[s] = first; // what the adjoint does not read is lost
+          if (remake && static_cast<int>(s) == loops.outputState)
+            f.state[s] = std::copy_n(first, piece.size, output) - piece.size;
           f.stateStride[s] = 0;
           if (again[s]) {
             std::copy_n(first, piece.size, again[s]);

@@ -92,6 +92,7 @@ template <typename V, typename Surrogate> struct AdjointLane : Lane<V> {
   template <unsigned> V seed() const { return nothing<V>(); }
   V surrogate(V v, V grad) const { return slope.gradient(v, grad); }
   bool parameterGradients() const { return true; }
+  template <unsigned> bool wants() const { return true; }
   void gradX(V v) const { result->gradX = v; }
   template <unsigned> void gradBefore(V v) const { result->gradMem = v; }
   template <unsigned P> void gradParameter(V v) const {

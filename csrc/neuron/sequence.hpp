@@ -28,7 +28,18 @@ struct AdjointReads {
   bool x;
 
   constexpr unsigned states() const { return before | after; }
+  constexpr AdjointReads operator|(const AdjointReads &other) const {
+    return {before | other.before, after | other.after, x || other.x};
+  }
 };
+
+// What a variant's adjoint reads for the gradients of everything.
+template <typename Neuron> constexpr AdjointReads allReads(unsigned variant) {
+  AdjointReads all = Neuron::reads[variant];
+  for (unsigned p = 0; p < Neuron::parameters; ++p)
+    all = all | Neuron::readsFor[variant][p];
+  return all;
+}
 
 // Rows of steps t = 0, 1, ... Element i of row t of an array is at [t * stride + i].
 template <typename S> struct ForwardSteps {
@@ -66,10 +77,9 @@ template <typename S> struct BackwardSteps {
   bool perElement;
   S *gradX;
   std::size_t gradXStride;
-  C *gradConstant;         // of a constant input: the sum over time; else null
-  C *carry[mostStates];    // gradients of the states: after the last step -> before the first
-  C *sum[mostParameters];  // sums over time of the parameters' gradients, one for each element; each may be null
-  bool parameterGradients; // any of them
+  C *gradConstant;        // of a constant input: the sum over time; else null
+  C *carry[mostStates];   // gradients of the states: after the last step -> before the first
+  C *sum[mostParameters]; // sums over time of the parameters' gradients, one for each element; each may be null
   SurrogateKind surrogate;
   C surrogateA, surrogateB;
   unsigned steps;
@@ -180,14 +190,20 @@ template <typename S, unsigned States, unsigned Count, typename Parameters> stru
   bool parameterGradients, streaming;
 };
 
-template <typename V, typename Row, typename S, typename Surrogate> struct BackwardLane {
+template <typename Neuron, unsigned Variant, typename V, typename Row, typename S, typename Surrogate>
+struct BackwardLane {
   using Vector = V;
   const Row &row;
   const Surrogate &slope;
   std::size_t i;
 
   V x() const { return load<V>(row.x + i); }
-  template <unsigned K> V before() const { return load<V>(row.before[K] + i); }
+  template <unsigned K> V before() const {
+    if constexpr (static_cast<int>(K) == Neuron::outputState && Neuron::remakesOutput[Variant])
+      if (!row.before[K])
+        return Neuron::template output<Variant>(*this);
+    return load<V>(row.before[K] + i);
+  }
   template <unsigned K> V after() const { return load<V>(row.after[K] + i); }
   template <unsigned P> V parameter() const { return row.parameters.template at<P, V>(i); }
   V gradSpk() const { return row.gradSpk ? load<V>(row.gradSpk + i) : splat<V>(0); }
@@ -197,6 +213,7 @@ template <typename V, typename Row, typename S, typename Surrogate> struct Backw
   V stored(V v) const { return quantise<S>(v); }
   V surrogate(V u, V g) const { return slope.gradient(u, g); }
   bool parameterGradients() const { return row.parameterGradients; }
+  template <unsigned P> bool wants() const { return row.sum[P]; }
   void gradX(V v) const {
     if (row.gradConstant)
       store(row.gradConstant + i, load<V>(row.gradConstant + i) + v);
@@ -204,10 +221,7 @@ template <typename V, typename Row, typename S, typename Surrogate> struct Backw
       put(row.gradX + i, v, row.streaming);
   }
   template <unsigned K> void gradBefore(V v) const { store(row.carry[K] + i, v); }
-  template <unsigned P> void gradParameter(V v) const {
-    if (row.sum[P])
-      store(row.sum[P] + i, load<V>(row.sum[P] + i) + v);
-  }
+  template <unsigned P> void gradParameter(V v) const { store(row.sum[P] + i, load<V>(row.sum[P] + i) + v); }
 };
 
 template <typename Neuron, unsigned Variant, typename S, bool Singles, SurrogateKind K, bool Shared = false>
@@ -217,11 +231,10 @@ void backwardSteps(const BackwardSteps<S> &a, ElementRange range) {
   using Row = BackwardRow<S, Neuron::states, Neuron::parameters, Parameters>;
   Row row{{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, Parameters(a.parameter, a.perElement), {}, {}, {}, {}};
   for (unsigned p = 0; p < Neuron::parameters; ++p)
-    row.sum[p] = a.sum[p];
+    row.parameterGradients |= (row.sum[p] = a.sum[p]) != nullptr;
   for (unsigned s = 0; s < Neuron::states; ++s)
     row.carry[s] = a.carry[s];
   row.gradConstant = a.gradConstant;
-  row.parameterGradients = a.parameterGradients;
   row.streaming = a.streaming;
   FirstParameter<K, C> parameter{};
   if constexpr (std::is_same_v<FirstParameter<K, C>, C>)
@@ -253,7 +266,8 @@ void backwardSteps(const BackwardSteps<S> &a, ElementRange range) {
         if (now.beforeNext[s])
           prefetch(now.beforeNext[s] + i);
       }
-      Neuron::template adjoint<Variant>(BackwardLane<decltype(lane), Row, S, SurrogateOf<K, C>>{now, surrogate, i});
+      Neuron::template adjoint<Variant>(
+          BackwardLane<Neuron, Variant, decltype(lane), Row, S, SurrogateOf<K, C>>{now, surrogate, i});
     });
   }
 }

@@ -183,6 +183,7 @@ template <typename V, typename Row, typename Parameters, typename S, typename Su
   V stored(V v) const { return quantise<S>(v); }
   V surrogate(V u, V g) const { return slope.gradient(u, g); }
   bool parameterGradients() const { return true; }
+  template <unsigned> bool wants() const { return true; }
   void gradX(V v) const { store(row.gradX + i, v); }
   template <unsigned K> void gradBefore(V v) const { store(row.carry + K * row.size + i, v); }
   template <unsigned K> void gradParameter(V v) const {
@@ -240,7 +241,7 @@ public:
   }
 
 private:
-  static constexpr AdjointReads reads = N::reads[static_cast<unsigned>(W)][1];
+  static constexpr AdjointReads reads = allReads<N>(static_cast<unsigned>(W));
 
   // Read before anything is written, which might be one of the fields for all that the compiler knows.
   struct Call {

@@ -7,10 +7,10 @@ from .graph import TraceError as TraceError
 from .neuron import Neuron as Neuron
 from .neuron import expression as expression
 from .neuron import neuron as neuron
-from .print_cpp import adjoint_reads as adjoint_reads
 from .print_cpp import print_neurons as print_neurons
 from .print_triton import print_triton as print_triton
 from .step import Adjoint as Adjoint
+from .step import Reads as Reads
 from .step import Step as Step
 from .step import evaluate as evaluate
 from .step import needed as needed

@@ -9,7 +9,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from .graph import Operand, Value
 from .neuron import Neuron, expression
 from .operations import OPERATIONS
-from .step import Adjoint, Step, needed
+from .step import Adjoint, Reads, Step, needed
 
 _INPUTS = {"x": "x()", "grad_spk": "gradSpk()"}
 _STATE_INPUTS = {"state": "before", "grad_state": "gradAfter", "seed": "seed"}
@@ -42,6 +42,7 @@ def print_neuron(neuron: Neuron) -> str:
     steps = [_Printer(neuron, step).step() for step in neuron.steps]
     backs = [_Printer(neuron, adjoint.step, adjoint).adjoint() for adjoint in adjoints]
     output = neuron.steps[0].output_state
+    remade = [_Printer(neuron, a.step, a).output() if a.remakes_output else ["return splat<V>(0);"] for a in adjoints]
     lines = [
         f"// States: {', '.join(neuron.states)}. Parameters:",
         *(f"//   {number}  {text}" for number, text in enumerate(neuron.parameters)),
@@ -56,31 +57,36 @@ def print_neuron(neuron: Neuron) -> str:
         f"  static constexpr unsigned states = {len(neuron.states)}, parameters = {len(neuron.parameters)};",
         f"  static constexpr unsigned variants = {len(neuron.steps)};",
         f"  static constexpr int outputState = {-1 if output is None else output}; // the state that is the output",
-        "  // What each variant's adjoint reads, without and with the parameters' gradients.",
-        "  static constexpr AdjointReads reads[variants][2] = {",
-        *("      {" + ", ".join(f"{{{b:#x}, {a:#x}, {x}}}" for b, a, x in back[1]) + "}," for back in backs),
+        "  // What each variant's adjoint reads for the gradients of x and the states, and for each parameter's.",
+        "  static constexpr AdjointReads reads[variants] = {",
+        *(f"      {_reads_text(back[1])}," for back in backs),
+        "  };",
+        f"  static constexpr AdjointReads readsFor[variants][{max(1, len(neuron.parameters))}] = {{",
+        *("      {" + (", ".join(map(_reads_text, back[2])) or "{0, 0, false}") + "}," for back in backs),
         "  };",
         "  // The parameters that have a gradient in each variant, by bits.",
-        f"  static constexpr unsigned gradients[variants] = {{{', '.join(hex(back[2]) for back in backs)}}};",
+        f"  static constexpr unsigned gradients[variants] = {{{', '.join(hex(back[3]) for back in backs)}}};",
+        "  // Whether the state that is the output is made of the others by output().",
+        "  static constexpr bool remakesOutput[variants] = "
+        f"{{{', '.join('true' if a.remakes_output else 'false' for a in adjoints)}}};",
         "",
         *_function("step", steps),
         "",
         *_function("adjoint", [back[0] for back in backs]),
+        "",
+        *_function("output", remade, "typename Lane::Vector"),
         "};",
         "",
     ]
     return "\n".join(lines)
 
 
-def adjoint_reads(neuron: Neuron, variant: int) -> Tuple[int, int, bool]:
-    """What a variant's adjoint reads: of the states before and after a step, by bits, and whether it reads x."""
-    adjoint = Adjoint(neuron.steps[variant])
-    before, after, x = _Printer(neuron, adjoint.step, adjoint).adjoint()[1][1]
-    return before, after, x == "true"
+def _reads_text(reads: Reads) -> str:
+    return f"{{{reads.before:#x}, {reads.after:#x}, {'true' if reads.x else 'false'}}}"
 
 
-def _function(name: str, bodies: List[List[str]]) -> List[str]:
-    lines = [f"  template <unsigned Variant, typename Lane> static void {name}(const Lane &lane) {{"]
+def _function(name: str, bodies: List[List[str]], returns: str = "void") -> List[str]:
+    lines = [f"  template <unsigned Variant, typename Lane> static {returns} {name}(const Lane &lane) {{"]
     lines += ["    using V = typename Lane::Vector;", "    using C = Element<V>;", "    (void)sizeof(C);"]
     for number, body in enumerate(bodies):
         lines.append(f"    {'' if number == 0 else '} else '}if constexpr (Variant == {number}) {{")
@@ -117,35 +123,41 @@ class _Printer:
             lines.append(f"lane.template after<{number}>({self._operand(value)});")
         return lines
 
-    def adjoint(self) -> Tuple[List[str], List[Tuple[int, int, str]], int]:
-        """The lines, what they read without and with the parameters' gradients, and the parameters that have one."""
+    def adjoint(self) -> Tuple[List[str], Reads, List[Reads], int]:
+        """The lines; what they read for the gradients of x and the states, and for that of each parameter; the
+        parameters that have one, by bits."""
         adjoint = self.derived
         assert adjoint is not None
-        main: List[Operand] = [0.0 if adjoint.grad_x is None else adjoint.grad_x, *adjoint.grad_before]
+        main = adjoint.main
         lines = self._lines(main, adjoint.leaves())
-        reads = [self._reads()]
-        wanted = {}
+        sums: List[Optional[Operand]] = [None] * len(self.neuron.parameters)
         for value, total in zip(self.made.derived, adjoint.grad_derived):
+            sums[self.neuron.parameters.index(expression(value))] = total
+        learnt: List[str] = []
+        for number, total in enumerate(sums):
             if total is not None:
-                wanted[self.neuron.parameters.index(expression(value))] = total
-        inner = self._lines(list(wanted.values()), adjoint.leaves())
-        reads.append(self._reads())
-        inner += [f"lane.template gradParameter<{number}>({self._operand(grad)});" for number, grad in wanted.items()]
-        if wanted:
-            lines += ["if (lane.parameterGradients()) {", *(f"  {line}" for line in inner), "}"]
+                # Nothing is read or computed for a gradient that nobody wants; what two have in common is done twice.
+                outside = dict(self.names)
+                inner = self._lines([total], adjoint.leaves())
+                inner.append(f"lane.template gradParameter<{number}>({self._operand(total)});")
+                learnt += [f"  if (lane.template wants<{number}>()) {{", *(f"    {line}" for line in inner), "  }"]
+                self.names = outside
+        if learnt:
+            lines += ["if (lane.parameterGradients()) {", *learnt, "}"]
         lines.append(f"lane.gradX({self._operand(main[0])});")
         for number, grad in enumerate(main[1:]):
             lines.append(f"lane.template gradBefore<{number}>({self._operand(grad)});")
-        return lines, reads, sum(1 << number for number in wanted)
+        have = sum(1 << number for number, total in enumerate(sums) if total is not None)
+        return lines, adjoint.reads(main), [adjoint.reads([total]) for total in sums], have
 
-    def _reads(self) -> Tuple[int, int, str]:
-        """What has been read so far."""
-        read = {self.inputs.get(key, "") for key in self.names}
-        masks = [
-            sum(1 << s for s in range(len(self.neuron.states)) if f"{kind}<{s}>()" in read)
-            for kind in ("before", "after")
-        ]
-        return masks[0], masks[1], "true" if id(self.made.x) in self.names else "false"
+    def output(self) -> List[str]:
+        """The output of the step before, from the other states before the step."""
+        assert self.derived is not None
+        others = [(number, value) for number, value in self.derived.kept if number != self.made.output_state]
+        self.inputs.update((id(value), f"before<{number}>()") for number, value in others)
+        self.inputs.pop(id(self.made.spk), None)
+        leaves = [*(value for _, value in others), *self.made.derived]
+        return [*self._lines([self.made.spk], leaves), f"return {self._operand(self.made.spk)};"]
 
     def _lines(self, results: Sequence[Operand], leaves: Sequence[Value]) -> List[str]:
         lines = []

@@ -141,6 +141,21 @@ def needed(results: Sequence[Optional[Operand]], leaves: Sequence[Value]) -> Lis
     return sorted(found.values(), key=lambda value: value.index)
 
 
+class Reads(NamedTuple):
+    """What an adjoint reads beside gradients: the states before and after the step (bit s), and whether the input."""
+
+    before: int
+    after: int
+    x: bool
+
+    def __or__(self, other: "Reads") -> "Reads":  # type: ignore[override]
+        return Reads(self.before | other.before, self.after | other.after, self.x or other.x)
+
+    @property
+    def states(self) -> int:
+        return self.before | self.after
+
+
 class Adjoint:
     """The derivative of a step, by reverse mode, in the order of PyTorch's autograd.
 
@@ -193,6 +208,29 @@ class Adjoint:
 
     def leaves(self) -> List[Value]:
         return [*(value for _, value in self.kept), *self.step.derived]
+
+    @property
+    def remakes_output(self) -> bool:
+        """Whether the state that is the output is made of the other states after the step, and parameters alone."""
+        if self.step.output_state is None:
+            return False
+        leaves = [*(value for number, value in self.kept if number != self.step.output_state), *self.step.derived]
+        found = needed([self.step.spk], leaves)
+        return all(value.operation != "input" or is_one_of(value, leaves) for value in found)
+
+    @property
+    def main(self) -> List[Operand]:
+        """The gradients of the input and the states."""
+        return [0.0 if self.grad_x is None else self.grad_x, *self.grad_before]
+
+    def reads(self, results: Sequence[Optional[Operand]]) -> Reads:
+        """What these of its results are made of."""
+        read = {id(value) for value in needed(results, self.leaves())}
+        return Reads(
+            sum(1 << number for number, value in enumerate(self.step.before) if id(value) in read),
+            sum(1 << number for number, value in self.kept if id(value) in read),
+            id(self.step.x) in read,
+        )
 
 
 def _rule(operation: str) -> Optional[Callable[..., Tuple[Any, ...]]]:

@@ -1,11 +1,13 @@
 """The neurons that operators know, by name: their equations, recorded once."""
 
+import functools
 import hashlib
+import operator
 from functools import lru_cache
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from snnipu import equations
-from snnipu._generator import Adjoint, Neuron, TraceError, adjoint_reads, expression, neuron, print_neurons, signature
+from snnipu._generator import Adjoint, Neuron, Reads, TraceError, expression, neuron, print_neurons, signature
 from snnipu._generator.graph import Value
 from snnipu._generator.operations import OPERATIONS
 from snnipu._generator.step import needed
@@ -50,17 +52,6 @@ def derived_texts(name: str, variant: int) -> List[str]:
     return [expression(value) for value in find(name).steps[variant].derived]
 
 
-class Reads(NamedTuple):
-    """What an adjoint reads beside gradients: the states before and after the step (bit s), and whether the input."""
-
-    before: int
-    after: int
-    x: bool
-
-    def __or__(self, other: "Reads") -> "Reads":  # type: ignore[override]
-        return Reads(self.before | other.before, self.after | other.after, self.x or other.x)
-
-
 # A value: the operation's name and its operands, each a place among the values or a number.
 _Operation = Tuple[str, Tuple[Tuple[bool, Any], ...]]
 
@@ -81,6 +72,7 @@ class Plan(NamedTuple):
     reads: Reads  # for the gradients of the input and the states,
     reads_for: Tuple[Reads, ...]  # and of each that the kernels take
     reads_all: Reads  # for all of them
+    remakes_output: bool  # kernels on CPUs then read no states that are the output
 
     def derive(self, parameters: Mapping[str, Any], one: Any) -> List[Any]:
         """What the kernels take, from tensors by name; ``one`` stands for what the variant does not read."""
@@ -138,27 +130,23 @@ def _plan(name: str, variant: int) -> Plan:
         tuple(operations),
         tuple(by_text.get(text) for text in found.parameters),
         tuple(found.parameters),
-        _reads(name, variant, None),
-        tuple(_reads(name, variant, text) for text in found.parameters),
-        Reads(*adjoint_reads(found, variant)),
-    )
-
-
-def _reads(name: str, variant: int, wanted: Optional[str]) -> Reads:
-    """For the gradients of the input and the states, or of what the kernels take."""
-    found = adjoint(name, variant)
-    main: List[Any] = [found.grad_x, *found.grad_before]
-    sums: List[Any] = [grad for text, grad in zip(derived_texts(name, variant), found.grad_derived) if text == wanted]
-    read = {id(value) for value in needed(main if wanted is None else sums, found.leaves())}
-    return Reads(
-        sum(1 << number for number, value in enumerate(found.step.before) if id(value) in read),
-        sum(1 << number for number, value in found.kept if id(value) in read),
-        id(found.step.x) in read,
+        *reads(name, variant),
+        reads_all(name, variant),
+        adjoint(name, variant).remakes_output,
     )
 
 
 @lru_cache(maxsize=None)
-def states_read(name: str, variant: int) -> Tuple[int, bool]:
-    """What the adjoint of a variant reads: states, by bits, and whether it reads x."""
-    before, after, x = adjoint_reads(find(name), variant)
-    return before | after, x
+def reads(name: str, variant: int) -> Tuple[Reads, Tuple[Reads, ...]]:
+    """What the adjoint of a variant reads for the gradients of the input and the states, and for that of each value
+    that the kernels take."""
+    found = adjoint(name, variant)
+    sums = dict(zip(derived_texts(name, variant), found.grad_derived))
+    return found.reads(found.main), tuple([found.reads([sums.get(text)]) for text in find(name).parameters])
+
+
+@lru_cache(maxsize=None)
+def reads_all(name: str, variant: int) -> Reads:
+    """What it reads for all of them."""
+    main, each = reads(name, variant)
+    return functools.reduce(operator.or_, each, main)

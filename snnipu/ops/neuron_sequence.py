@@ -176,6 +176,11 @@ def neuron_sequence_bwd_reference(*arguments: Any) -> Made:
             state.to(dtype).reshape(steps, *step_shape) if state.numel() else zero.expand(steps, *step_shape)
             for state in a.states
         ]
+        output = step.output_state
+        if output is not None and adjoint.remakes_output and not a.states[output].numel():
+            functions = _functions(like.dtype, Kernel(a.surrogate, a.surrogate_a, a.surrogate_b))
+            given = {id(value): rows[number] for number, value in adjoint.kept if number != output}
+            rows[output] = _generator.evaluate([step.spk], {**given, **derived}, **functions)[0]
         befores += [[row[t] for row in rows] for t in range(steps)]
     constant = a.num_steps is not None
 
@@ -308,7 +313,7 @@ class NeuronSequence(torch.autograd.Function):
         kept: List[torch.Tensor] = []
         saved_x: Optional[torch.Tensor] = x
         if o.reads is not None:
-            read = o.reads.before | o.reads.after
+            read = o.reads.states
             kept = [state if read >> place & 1 else x.new_empty(0) for place, state in enumerate(states)]
             initial = tuple([state if o.reads.before >> place & 1 else None for place, state in enumerate(initial)])
             saved_x = None
@@ -508,7 +513,7 @@ def neuron_apply(
         how = (num_steps, known.kernel, store, need_final, plan, constant, silent)
         return run_kernels(neuron, variant, x, own, values, *how)
     asked = [stored or need_final for stored in store]
-    read, _ = _neurons.states_read(neuron, variant)
+    read = plan.reads_all.states
     spk, after = _route.call(
         "neuron_sequence", neuron, variant, read, x, own, values, num_steps, asked, output, known.kernel
     )
@@ -576,7 +581,14 @@ def _reads_of_kept(
     """
     if num_steps not in (None, SINGLE_STEP) or not (x.is_cpu or x.is_cuda) or x.dtype != parameters[0].dtype:
         return None
-    reads = plan.reads_all if any(parameter.requires_grad for parameter in parameters) else plan.reads
-    states = sum(1 << place for place, stored in enumerate(kept) if stored)
-    one = sum(kept) == 1 and states == reads.before | reads.after and not reads.x
-    return reads if one and x.numel() else None
+    reads = plan.reads
+    if x.is_cuda:  # its kernels read for all parameters, where one learns
+        reads = plan.reads_all if any(parameter.requires_grad for parameter in parameters) else reads
+    else:
+        for parameter, needs in zip(parameters, plan.reads_for):
+            reads = reads | needs if parameter.requires_grad else reads
+    read = reads.states
+    if plan.output is not None and plan.remakes_output and x.is_cpu and not reads.after >> plan.output & 1:
+        read &= ~(1 << plan.output)  # but for that before the first step
+    one = bin(read).count("1") == 1 and not reads.x
+    return reads if one and all(kept[place] for place in range(len(kept)) if read >> place & 1) and x.numel() else None

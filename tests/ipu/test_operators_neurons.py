@@ -55,7 +55,7 @@ def check(model, name, variant, inputs, kept, surrogate=3, paths=None):
         got = backward(model, "NeuronSequence", inputs, attributes, made, grads)
         assert set(got) == set(range(len(inputs)))
         # From states that were rounded to float16 between the passes, and from those that were not.
-        read = _neurons.states_read(name, variant)[0] & ~(0 if output is None else 1 << output)
+        read = _neurons.reads_all(name, variant).states & ~(0 if output is None else 1 << output)
         rounded = x.dtype == torch.float16 and not read & ~kept
         close = {"rtol": 2e-2, "atol": 2e-3} if rounded else {"rtol": 1e-5, "atol": 1e-5}
         for place, wanted in enumerate([expected[0], *expected[1]]):

@@ -12,7 +12,6 @@ from support.leaky_operator import flat
 
 import snnipu as snn
 from snnipu import surrogate
-from snnipu._generator import adjoint_reads
 from snnipu.backends import host, kernels
 from snnipu.ops import _neurons
 from snnipu.ops import neuron_sequence as operator
@@ -120,6 +119,34 @@ def test_the_same_bits_for_any_number_of_threads():
 
 
 @needs_native
+@pytest.mark.parametrize(("name", "variant"), VARIANTS)
+def test_one_parameter_learns(name, variant):
+    """No more states are read, or given, than its gradient takes."""
+    torch.manual_seed(0)
+    x, states, parameters = arguments_of(name, variant, (6, 3, 45), torch.float64)
+    plan = _neurons.plan(name, next(chosen for chosen, number in _neurons.find(name).options if number == variant))
+    after = operator.neuron_sequence_fwd_reference(
+        x, states, parameters, name, variant, None, stored([True] * len(states)), False
+    )[1]
+    grads = (torch.randn_like(x), [None if s == plan.output else torch.randn_like(x) for s in range(len(states))], [])
+    for place, needs in enumerate(plan.reads_for):
+        need = ([True] * len(states), [other == place for other in range(len(parameters))])
+        what = (states, parameters, name, variant, None, *KERNEL, *need)
+        expected = operator.neuron_sequence_bwd_reference(*grads, x, *what)
+        reads = plan.reads | needs
+        read = reads.states & ~(1 << plan.output if plan.remakes_output else 0)
+        kept = [state if read >> s & 1 else x.new_empty(0) for s, state in enumerate(after)]
+        for given in ((x,), (x if reads.x or not read else None, *what, kept)):
+            arguments = given if len(given) > 1 else (*given, *what)
+            for backward in (torch.ops.snnipu.neuron_sequence_bwd, operator.neuron_sequence_bwd_reference):
+                own = backward(*grads, *arguments)
+                for one, other in zip([own[0], *own[1]], [expected[0], *expected[1]]):
+                    assert relative_error(one, other) <= 1e-12
+                terms = expected[0].abs().sum()
+                assert relative_error(own[2][place], expected[2][place], terms) <= 1e-12
+
+
+@needs_native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
 def test_states_that_are_given(name, variant, dtype):
@@ -133,10 +160,10 @@ def test_states_that_are_given(name, variant, dtype):
     grads = (torch.randn_like(x), [torch.randn_like(x) for _ in states], [])
     if neuron.steps[variant].output_state is not None:
         grads[1][neuron.steps[variant].output_state] = None
-    before, later, reads_x = adjoint_reads(neuron, variant)
-    kept = [state if (before | later) >> place & 1 else x.new_empty(0) for place, state in enumerate(after)]
+    read = _neurons.reads_all(name, variant)
+    kept = [state if read.states >> place & 1 else x.new_empty(0) for place, state in enumerate(after)]
     what = (states, parameters, name, variant, None, *KERNEL, [True] * len(states), [True] * len(parameters), kept)
-    given = x if reads_x or not (before | later) else None
+    given = x if read.x or not read.states else None
     expected = operator.neuron_sequence_bwd_reference(*grads, given, *what)
     own = torch.ops.snnipu.neuron_sequence_bwd(*grads, given, *what)
     least = {torch.float32: 1e-5, torch.float64: 1e-12, torch.float16: 2e-3}[dtype]
