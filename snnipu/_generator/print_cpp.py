@@ -131,8 +131,8 @@ class _Printer:
         main = adjoint.main
         lines = self._lines(main, adjoint.leaves())
         sums: List[Optional[Operand]] = [None] * len(self.neuron.parameters)
-        for value, total in zip(self.made.derived, adjoint.grad_derived):
-            sums[self.neuron.parameters.index(expression(value))] = total
+        for value, gradient in zip(self.made.derived, adjoint.grad_derived):
+            sums[self.neuron.parameters.index(expression(value))] = gradient
         learnt: List[str] = []
         for number, total in enumerate(sums):
             if total is not None:

@@ -74,6 +74,12 @@ class Plan(NamedTuple):
     reads_all: Reads  # for all of them
     remakes_output: bool  # kernels on CPUs then read no states that are the output
 
+    def given(self, reads: Reads) -> int:
+        """Of the states that are read, by bits, those that kernels on CPUs must be given after each step."""
+        if self.output is None or not self.remakes_output or reads.after >> self.output & 1:
+            return reads.states
+        return reads.states & ~(1 << self.output)  # but for that before the first step
+
     def derive(self, parameters: Mapping[str, Any], one: Any) -> List[Any]:
         """What the kernels take, from tensors by name; ``one`` stands for what the variant does not read."""
         values = [parameters[name] for name in self.parameters]

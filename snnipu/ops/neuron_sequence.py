@@ -548,7 +548,9 @@ def run_kernels(
     kept = tuple([bool(stored) and place != output for place, stored in enumerate(store)])
     tensors = (x, *initial, *parameters)
     if is_differentiated(tensors):
-        reads = _reads_of_kept(plan, x, parameters, num_steps, kept) if plan is not None and any(kept) else None
+        reads = None
+        if plan is not None and True in kept:
+            reads = _reads_of_kept(plan, x, parameters, num_steps, kept, constant)
         if constant:
             options = _Options(neuron, variant, num_steps, kernel, kept, need_final, reads, parameters, silent)
             spk, *others = NeuronSequence.apply(options, x, *initial)
@@ -573,6 +575,7 @@ def _reads_of_kept(
     parameters: Sequence[torch.Tensor],
     num_steps: Optional[int],
     kept: Sequence[bool],
+    constant: bool,
 ) -> Optional[_neurons.Reads]:
     """What the adjoint reads, where it is given the states; None where they are computed again.
 
@@ -585,10 +588,8 @@ def _reads_of_kept(
     if x.is_cuda:  # its kernels read for all parameters, where one learns
         reads = plan.reads_all if any(parameter.requires_grad for parameter in parameters) else reads
     else:
-        for parameter, needs in zip(parameters, plan.reads_for):
+        for parameter, needs in zip(() if constant else parameters, plan.reads_for):
             reads = reads | needs if parameter.requires_grad else reads
-    read = reads.states
-    if plan.output is not None and plan.remakes_output and x.is_cpu and not reads.after >> plan.output & 1:
-        read &= ~(1 << plan.output)  # but for that before the first step
-    one = bin(read).count("1") == 1 and not reads.x
-    return reads if one and all(kept[place] for place in range(len(kept)) if read >> place & 1) and x.numel() else None
+    read = reads.states if x.is_cuda else plan.given(reads)
+    one = read and not read & (read - 1)
+    return reads if one and not read & ~bits(kept) and not reads.x and x.numel() else None
