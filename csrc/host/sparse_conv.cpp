@@ -463,10 +463,12 @@ public:
       for (size_t x = 0; x < a.convolution.sizes.outWidth; ++x)
         padded_.push_back(static_cast<uint32_t>(map_.place(y, x)));
     for (size_t lane = 0; lane < lanes_; ++lane)
-      beta_[lane] = lane < held_ ? unitClamped(a.beta[first_ + lane]) : C(0);
+      beta_[lane] = lane < held_ ? unitClamped(a.beta[first_ + lane]) : C(1);
+    std::fill_n(scale_, lanes_, C(1));
+    std::fill_n(inverse_, lanes_, C(1));
   }
 
-  // toInput(row of the input, gradient of the block's map)
+  // toInput(row of the input, gradient of the block's map, what its lanes are to be multiplied by)
   template <typename Body> void run(size_t sample, const Body &toInput) {
     static thread_local ThreadBuffer<C> buffer;
     const size_t batch = a_.spikes.batch, channels = a_.convolution.sizes.outChannels;
@@ -478,12 +480,11 @@ public:
         addUp(map);
       if (a_.gradBeta && t > 0)
         addBeta(map, row - batch);
-      if (a_.gradCurrent)
-        for (size_t place = 0; place < places_; ++place)
-          std::copy_n(map + padded(place) * lanes_, held_,
-                      a_.gradCurrent + (row * places_ + place) * channels + first_);
+      for (size_t place = 0; a_.gradCurrent && place < places_; ++place)
+        for (size_t lane = 0; lane < held_; ++lane)
+          a_.gradCurrent[(row * places_ + place) * channels + first_ + lane] = at(map, place, lane);
       if (t >= a_.delay)
-        toInput(row - a_.delay * batch, map);
+        toInput(row - a_.delay * batch, map, scale_);
       if (t > 0)
         before(map, row - batch);
       else if (a_.gradThreshold && a_.reset == SNNIPU_RESET_SUBTRACT)
@@ -493,6 +494,7 @@ public:
 
 private:
   size_t padded(size_t place) const { return padded_[place]; }
+  C at(const C *map, size_t place, size_t lane) const { return scale_[lane] * map[padded(place) * lanes_ + lane]; }
 
   // The channel of neurons whose channels mostly ascend.
   struct Channel {
@@ -526,7 +528,7 @@ private:
         break;
       const uint32_t place = channel.placeOf(local), lane = channel.lane;
       const C g = through[at - begin];
-      map[padded(place) * lanes_ + lane] += g;
+      map[padded(place) * lanes_ + lane] += inverse_[lane] * g;
       if (a_.gradThreshold)
         sums_.total[2][lane] -= static_cast<double>(g);
     }
@@ -539,7 +541,7 @@ private:
       for (size_t place = map_.place(0, 0); place < end_; ++place)
         sum += load<V>(map + place * lanes_ + lane);
       for (unsigned i = 0; i < registerLanes<C>; ++i)
-        sums_.total[0][lane + i] += static_cast<double>(sum[i]);
+        sums_.total[0][lane + i] += static_cast<double>(scale_[lane + i] * sum[i]);
     }
   }
 
@@ -548,30 +550,46 @@ private:
     for (unsigned lane = 0; lane < held_; ++lane) {
       C sum = 0;
       for (size_t place = 0; place < places_; ++place)
-        sum += map[padded(place) * lanes_ + lane] * mem[place * a_.convolution.sizes.outChannels + lane];
+        sum += at(map, place, lane) * mem[place * a_.convolution.sizes.outChannels + lane];
       sums_.total[1][lane] += static_cast<double>(sum);
     }
     if (a_.reset == SNNIPU_RESET_ZERO)
       forFired(rowBefore, [&](size_t place, size_t lane) {
-        sums_.total[1][lane] -= static_cast<double>(map[padded(place) * lanes_ + lane] *
-                                                    mem[place * a_.convolution.sizes.outChannels + lane]);
+        sums_.total[1][lane] -=
+            static_cast<double>(at(map, place, lane) * mem[place * a_.convolution.sizes.outChannels + lane]);
       });
+  }
+
+  // The gradient of all neurons times the decay: a pass over the map only where the scale of its lanes, by which the
+  // gradients of spikes are divided, would become small, or is not read.
+  void decay(C *map) {
+    using V = Register<C>;
+    constexpr C smallest = C(1) / 1024;
+    bool keeps = a_.convolution.sizes.unitSteps();
+    for (size_t lane = 0; lane < lanes_; ++lane) {
+      scale_[lane] *= beta_[lane];
+      keeps = keeps && scale_[lane] >= smallest;
+    }
+    for (unsigned lane = 0; !keeps && lane < lanes_; lane += registerLanes<C>) {
+      const V scale = load<V>(scale_ + lane);
+      for (size_t place = map_.place(0, 0); place < end_; ++place) {
+        C *const to = map + place * lanes_ + lane;
+        store(to, load<V>(to) * scale);
+      }
+    }
+    for (size_t lane = 0; lane < lanes_; ++lane) {
+      scale_[lane] = keeps ? scale_[lane] : C(1);
+      inverse_[lane] = C(1) / scale_[lane];
+    }
   }
 
   // From a step to the one before it, whose neurons that fired were reset.
   void before(C *map, size_t rowBefore) {
-    using V = Register<C>;
     if (a_.gradThreshold && a_.reset == SNNIPU_RESET_SUBTRACT)
       forFired(rowBefore, [&](size_t place, size_t lane) {
-        sums_.total[2][lane] -= static_cast<double>(map[padded(place) * lanes_ + lane]);
+        sums_.total[2][lane] -= static_cast<double>(at(map, place, lane));
       });
-    for (unsigned lane = 0; lane < lanes_; lane += registerLanes<C>) {
-      const V beta = load<V>(beta_ + lane);
-      for (size_t place = map_.place(0, 0); place < end_; ++place) {
-        C *const at = map + place * lanes_ + lane;
-        store(at, load<V>(at) * beta);
-      }
-    }
+    decay(map);
     if (a_.reset == SNNIPU_RESET_ZERO)
       forFired(rowBefore, [&](size_t place, size_t lane) { map[padded(place) * lanes_ + lane] = C(0); });
   }
@@ -579,7 +597,7 @@ private:
   void atFirst(const C *map) {
     for (unsigned lane = 0; lane < held_; ++lane)
       for (size_t place = 0; C(0) - a_.threshold[first_ + lane] > C(0) && place < places_; ++place)
-        sums_.total[2][lane] -= static_cast<double>(map[padded(place) * lanes_ + lane]);
+        sums_.total[2][lane] -= static_cast<double>(at(map, place, lane));
   }
 
   // body(place, lane) for the block's neurons that fired in a row.
@@ -609,7 +627,8 @@ private:
   const PaddedMap map_;
   size_t end_;
   std::vector<uint32_t> padded_; // of a place
-  alignas(64) C beta_[blockLanes];
+  // scale_: what the lanes of the map are to be multiplied by.
+  alignas(64) C beta_[blockLanes], scale_[blockLanes], inverse_[blockLanes];
 };
 
 template <typename C>
@@ -663,7 +682,7 @@ template <typename C> int convBackward(const ConvBackward<C> &a) {
     SampleBackward<C> backward(a, through.data(), toInput.block(task), sums[task]);
     toInput.start(task);
     for (size_t sample = toInput.begin(task); sample < toInput.end(task); ++sample)
-      backward.run(sample, [&](size_t row, const C *grad) { toInput.add(task, row, grad); });
+      backward.run(sample, [&](size_t row, const C *grad, const C *scale) { toInput.add(task, row, grad, scale); });
   });
   if (status != Done)
     return status;
@@ -726,6 +745,7 @@ int conv2dBackward(const C *grad, const Spikes<C> &spikes, const Convolution<C> 
     });
   if (!gradValues && !gradWeight)
     return Done;
+  const std::vector<C> ones(blockLanes, C(1));
   const int status = parallelTry(toInput.tasks(), threads, [&](size_t task) {
     static thread_local ThreadBuffer<C> buffer;
     const size_t block = toInput.block(task), lanes = convolution.blocks.lanes(block);
@@ -740,7 +760,7 @@ int conv2dBackward(const C *grad, const Spikes<C> &spikes, const Convolution<C> 
       for (size_t y = 0; y < sizes.outHeight; ++y)
         transpose(from + y * sizes.outWidth, places, held, sizes.outWidth, map + padded.place(y, 0) * lanes, lanes,
                   C(1));
-      toInput.add(task, row, map);
+      toInput.add(task, row, map, ones.data());
     }
   });
   if (status != Done)
