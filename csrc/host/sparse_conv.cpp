@@ -1,5 +1,6 @@
 // Host side of convolutional layers on spike ids: blocks of output channels, whose map stays in the cache while the
 // time steps of a sample pass over it.
+#include "host/bits.hpp"
 #include "host/sparse_conv.hpp"
 #include "host/transpose.hpp"
 #include "neuron/leaky.hpp"
@@ -158,33 +159,22 @@ private:
   }
 
   // The events among some lanes, in the order of places: of each twice the number of its bit, and 1 more where the
-  // neuron did not fire. Four of a word are written whether there are as many or not: what is not there is written
-  // over, and no branch has to be guessed.
+  // neuron did not fire.
   void list(unsigned lane, size_t places) {
-    constexpr unsigned together = 64 / registerLanes<C>, atOnce = 4;
+    constexpr unsigned together = 64 / registerLanes<C>;
     const unsigned real = std::min<unsigned>(registerLanes<C>, held_ - lane);
     uint64_t everyone = 0;
     for (unsigned i = 0; i < together; ++i)
       everyone |= (~uint64_t{0} >> (64 - real)) << i * registerLanes<C>;
     const size_t before = begin_[lane / registerLanes<C>];
-    events_.resize(std::max(events_.size(), before + 64 * words_.size() + atOnce));
+    events_.resize(std::max(events_.size(), before + 64 * words_.size() + bitsRoom));
     uint32_t *to = events_.data() + before;
     uint32_t first = 0;
     for (const Word word : words_) {
       uint64_t others = a_.second ? word.carried : everyone;
       if (first + 64 > places * registerLanes<C>)
         others &= ~uint64_t{0} >> (64 - (places * registerLanes<C> - first));
-      uint64_t bits = word.fired | others;
-      uint32_t *const end = to + __builtin_popcountll(bits);
-      do {
-        for (unsigned i = 0; i < atOnce; ++i) {
-          const unsigned bit = static_cast<unsigned>(__builtin_ctzll(bits | uint64_t{1} << 63));
-          to[i] = (first + bit) << 1 | static_cast<uint32_t>(~word.fired >> bit & 1);
-          bits &= bits - 1;
-        }
-        to += atOnce;
-      } while (to < end);
-      to = end;
+      to = appendBits<true>(to, word.fired | others, first, ~word.fired);
       first += 64;
     }
     begin_[lane / registerLanes<C> + 1] = static_cast<size_t>(to - events_.data());
@@ -230,6 +220,7 @@ private:
   void keepSeen(KeptEvents<C> &kept, const C *map, size_t places) {
     const size_t windows = a_.windows.count, cells = held_ * windows, words = cells / 64 + 1;
     seen_.resize(2 * (cells + 1));
+    cells_.resize(cells + 1 + bitsRoom);
     bits_.assign(2 * words, 0);
     size_t carried = 0;
     for (unsigned lane = 0; lane < held_; lane += registerLanes<C>)
@@ -257,17 +248,18 @@ private:
     C *const mem = kept.mem.room(most);
     size_t total = 0;
     for (uint32_t kind = 0; kind < 2; ++kind) {
+      uint32_t *end = cells_.data();
       for (size_t word = 0; word < words; ++word) {
         uint64_t bits = bits_[kind * words + word];
         if (word == cells / 64)
           bits &= ~(uint64_t{1} << cells % 64);
-        for (bits &= kind == 0 ? bits : ~bits_[word]; bits != 0; bits &= bits - 1) {
-          const size_t cell = 64 * word + static_cast<size_t>(__builtin_ctzll(bits));
-          const Seen seen = seen_[kind * (cells + 1) + cell];
-          ids[total] = static_cast<uint32_t>(first_ * windows + cell);
-          source[total] = seen.neuron;
-          mem[total++] = map[seen.at];
-        }
+        end = appendBits(end, kind == 0 ? bits : bits & ~bits_[word], static_cast<uint32_t>(64 * word));
+      }
+      for (const uint32_t *cell = cells_.data(); cell < end; ++cell, ++total) {
+        const Seen seen = seen_[kind * (cells + 1) + *cell];
+        ids[total] = static_cast<uint32_t>(first_ * windows) + *cell;
+        source[total] = seen.neuron;
+        mem[total] = map[seen.at];
       }
       kept.begin.push_back(static_cast<uint32_t>(kept.ids.size() + total));
     }
@@ -287,7 +279,7 @@ private:
   alignas(64) C subtracted_[blockLanes];
   C toZero_;
   std::vector<Word> words_;
-  std::vector<uint32_t> events_;
+  std::vector<uint32_t> events_, cells_;
   std::vector<Seen> seen_;     // of the windows, and of none: those that fired, and the others
   std::vector<uint64_t> bits_; // likewise: where there are any
   size_t begin_[blockLanes / registerLanes<C> + 1] = {}; // of each register's lanes' events
@@ -602,20 +594,23 @@ private:
 
   // body(place, lane) for the block's neurons that fired in a row.
   template <typename Body> void forFired(size_t row, const Body &body) const {
+    static thread_local std::vector<uint32_t> fired;
     const uint32_t *const words = a_.fired + row * a_.convolution.sizes.words();
-    const size_t first = first_ * places_, end = first + held_ * places_;
-    Channel channel{static_cast<uint32_t>(places_)};
-    for (size_t word = first / 32; 32 * word < end; ++word) {
-      uint32_t bits = words[word];
+    const size_t first = first_ * places_, end = first + held_ * places_, lastWord = a_.convolution.sizes.words() - 1;
+    fired.resize(end - first + bitsRoom);
+    uint32_t *listed = fired.data();
+    for (size_t word = first / 32; 32 * word < end; word += 2) {
+      uint64_t bits = words[word] | (word < lastWord ? uint64_t{words[word + 1]} << 32 : 0);
       if (32 * word < first)
-        bits &= ~uint32_t{0} << (first - 32 * word);
-      for (; bits != 0; bits &= bits - 1) {
-        const size_t id = 32 * word + static_cast<size_t>(__builtin_ctz(bits));
-        if (id >= end)
-          return;
-        const uint32_t place = channel.placeOf(static_cast<uint32_t>(id - first));
-        body(place, channel.lane);
-      }
+        bits &= ~uint64_t{0} << (first - 32 * word);
+      if (32 * word + 64 > end)
+        bits &= ~uint64_t{0} >> (32 * word + 64 - end);
+      listed = appendBits(listed, bits, static_cast<uint32_t>(32 * word));
+    }
+    Channel channel{static_cast<uint32_t>(places_)};
+    for (const uint32_t *id = fired.data(); id < listed; ++id) {
+      const uint32_t place = channel.placeOf(*id - static_cast<uint32_t>(first));
+      body(place, channel.lane);
     }
   }
 

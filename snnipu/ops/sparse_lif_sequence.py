@@ -361,7 +361,8 @@ class SparseLifSequence(torch.autograd.Function):
         spike_grad: Optional[SpikeGrad],
     ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         store_mem = ctx.needs_input_grad[4]
-        out = torch.ops.snnipu.sparse_lif_sequence_fwd(
+        read = (weight, values, ids, counts, bias, recurrent_weight, beta, threshold)
+        out = _library.unwatched("sparse_lif_sequence_fwd", *read)(
             ids,
             values,
             counts,
@@ -402,7 +403,7 @@ class SparseLifSequence(torch.autograd.Function):
             kernel = IDENTITY
             grad = evaluate(ctx.spike_grad, slot_mem, threshold, ids_out, counts_out, grad)
         need = ctx.needs_input_grad[:6]
-        grads = torch.ops.snnipu.sparse_lif_sequence_bwd(
+        grads = _library.unwatched("sparse_lif_sequence_bwd", weight, grad, *ctx.saved_tensors)(
             grad.contiguous(),
             ids,
             values,
