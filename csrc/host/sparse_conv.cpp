@@ -215,31 +215,36 @@ private:
     kept.begin.push_back(before + total);
   }
 
-  // The events of a step that are seen through the pool. A window's are come by from the last one to the first one,
-  // each in the place of those behind it.
+  // The events of a step that are seen through the pool: of a window's the one that comes first, of those that fired if
+  // any did.
   void keepSeen(KeptEvents<C> &kept, const C *map, size_t places) {
-    const size_t windows = a_.windows.count, cells = held_ * windows, words = cells / 64 + 1;
-    seen_.resize(2 * (cells + 1));
+    // Of an event: whether it fired, then how early its place comes, then its lane.
+    constexpr uint32_t last = (uint32_t{1} << 31) - 1;
+    const size_t windows = a_.windows.count, cells = held_ * windows, words = cells / 64 + 1, lanes = lanes_;
+    const size_t firstNeuron = first_ * places;
+    const uint32_t *const ofPlace = a_.windows.ofPlace.data();
+    seen_.resize(cells + 1);
     cells_.resize(cells + 1 + bitsRoom);
     bits_.assign(2 * words, 0);
-    size_t carried = 0;
-    for (unsigned lane = 0; lane < held_; lane += registerLanes<C>)
-      carried += begin_[lane / registerLanes<C> + 1] - begin_[lane / registerLanes<C>];
+    uint32_t *const seen = seen_.data();
+    uint64_t *const anyBits = bits_.data(), *const firedBits = anyBits + words;
+    const size_t carried = begin_[(held_ + registerLanes<C> - 1) / registerLanes<C>];
     uint32_t *const fired = kept.fired.room(carried + 1);
     size_t spikes = 0;
-    for (unsigned lane = 0; lane < held_; lane += registerLanes<C>)
-      for (size_t at = begin_[lane / registerLanes<C> + 1]; at-- > begin_[lane / registerLanes<C>];) {
-        const uint32_t event = events_[at], bit = event >> 1, kind = event & 1;
-        const uint32_t place = bit / registerLanes<C>, own = lane + bit % registerLanes<C>;
-        const uint32_t neuron = static_cast<uint32_t>((first_ + own) * places) + place;
-        const uint32_t window = a_.windows.ofPlace[place];
+    for (unsigned lane = 0; lane < held_; lane += registerLanes<C>) {
+      const uint32_t *const end = events_.data() + begin_[lane / registerLanes<C> + 1];
+      for (const uint32_t *event = events_.data() + begin_[lane / registerLanes<C>]; event != end; ++event) {
+        const uint32_t bit = *event >> 1, fires = ~*event & 1, place = bit / registerLanes<C>;
+        const uint32_t own = lane + bit % registerLanes<C>, window = ofPlace[place];
         const size_t cell = window == SideBySide::none ? cells : own * windows + window;
-        seen_[kind * (cells + 1) + cell] = {neuron, place * lanes_ + own};
-        bits_[kind * words + cell / 64] |= uint64_t{1} << cell % 64;
+        seen[cell] = std::max(seen[cell], fires << 31 | (last - (place * blockLanes + own)));
+        anyBits[cell / 64] |= uint64_t{1} << cell % 64;
+        firedBits[cell / 64] |= uint64_t{fires} << cell % 64;
         // Whether it fired or not: what did not is written over.
-        fired[spikes] = neuron;
-        spikes += 1 - kind;
+        fired[spikes] = static_cast<uint32_t>(firstNeuron + own * places) + place;
+        spikes += fires;
       }
+    }
     kept.fired.advance(spikes);
     kept.firedEnd.push_back(static_cast<uint32_t>(kept.fired.size()));
     kept.carried.push_back(static_cast<uint32_t>(carried));
@@ -247,19 +252,19 @@ private:
     uint32_t *const ids = kept.ids.room(most), *const source = kept.source.room(most);
     C *const mem = kept.mem.room(most);
     size_t total = 0;
-    for (uint32_t kind = 0; kind < 2; ++kind) {
+    anyBits[cells / 64] &= ~(uint64_t{1} << cells % 64);
+    firedBits[cells / 64] &= ~(uint64_t{1} << cells % 64);
+    for (const bool fires : {true, false}) {
       uint32_t *end = cells_.data();
-      for (size_t word = 0; word < words; ++word) {
-        uint64_t bits = bits_[kind * words + word];
-        if (word == cells / 64)
-          bits &= ~(uint64_t{1} << cells % 64);
-        end = appendBits(end, kind == 0 ? bits : bits & ~bits_[word], static_cast<uint32_t>(64 * word));
-      }
-      for (const uint32_t *cell = cells_.data(); cell < end; ++cell, ++total) {
-        const Seen seen = seen_[kind * (cells + 1) + *cell];
+      for (size_t word = 0; word < words; ++word)
+        end = appendBits(end, fires ? firedBits[word] : anyBits[word] & ~firedBits[word],
+                         static_cast<uint32_t>(64 * word));
+      for (const uint32_t *cell = cells_.data(); cell != end; ++cell, ++total) {
+        const uint32_t at = last - (seen[*cell] & last), place = at / blockLanes, own = at % blockLanes;
+        seen[*cell] = 0;
         ids[total] = static_cast<uint32_t>(first_ * windows) + *cell;
-        source[total] = seen.neuron;
-        mem[total] = map[seen.at];
+        source[total] = static_cast<uint32_t>(firstNeuron + own * places) + place;
+        mem[total] = map[place * lanes + own];
       }
       kept.begin.push_back(static_cast<uint32_t>(kept.ids.size() + total));
     }
@@ -267,9 +272,6 @@ private:
     kept.source.advance(total);
     kept.mem.advance(total);
   }
-  struct Seen {
-    uint32_t neuron, at; // at: in the map
-  };
 
   const ConvForward<C> &a_;
   size_t block_;
@@ -280,8 +282,8 @@ private:
   C toZero_;
   std::vector<Word> words_;
   std::vector<uint32_t> events_, cells_;
-  std::vector<Seen> seen_;     // of the windows, and of none: those that fired, and the others
-  std::vector<uint64_t> bits_; // likewise: where there are any
+  std::vector<uint32_t> seen_; // of the windows, and of none: what is seen of the events so far; zeros between steps
+  std::vector<uint64_t> bits_; // of the windows: where there are any, and where one fired
   size_t begin_[blockLanes / registerLanes<C> + 1] = {}; // of each register's lanes' events
 };
 
