@@ -1,7 +1,7 @@
 // Host side of convolutional layers on spike ids: blocks of output channels, whose map stays in the cache while the
 // time steps of a sample pass over it.
-#include "host/bits.hpp"
 #include "host/sparse_conv.hpp"
+#include "host/bits.hpp"
 #include "host/transpose.hpp"
 #include "neuron/leaky.hpp"
 
@@ -580,9 +580,8 @@ private:
   // From a step to the one before it, whose neurons that fired were reset.
   void before(C *map, size_t rowBefore) {
     if (a_.gradThreshold && a_.reset == SNNIPU_RESET_SUBTRACT)
-      forFired(rowBefore, [&](size_t place, size_t lane) {
-        sums_.total[2][lane] -= static_cast<double>(at(map, place, lane));
-      });
+      forFired(rowBefore,
+               [&](size_t place, size_t lane) { sums_.total[2][lane] -= static_cast<double>(at(map, place, lane)); });
     decay(map);
     if (a_.reset == SNNIPU_RESET_ZERO)
       forFired(rowBefore, [&](size_t place, size_t lane) { map[padded(place) * lanes_ + lane] = C(0); });

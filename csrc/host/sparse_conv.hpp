@@ -612,9 +612,8 @@ private:
       body([](auto &to, size_t, const C *from) { to.add(from); });
   }
   template <typename Group> static void scaledWeights(Group &to, const C *weights, const C *scale) {
-    to.forEach([=](unsigned lane, auto &own) {
-      own = load<Register<C>>(weights + lane) * load<Register<C>>(scale + lane);
-    });
+    to.forEach(
+        [=](unsigned lane, auto &own) { own = load<Register<C>>(weights + lane) * load<Register<C>>(scale + lane); });
   }
   template <typename Group> static void addScaled(Group &from, const C *scale, C *to) {
     from.forEach([=](unsigned lane, const auto &own) {
@@ -651,7 +650,7 @@ private:
   const uint32_t mapSize_; // of the input
   const Divider byMap_;
   std::vector<Position> positions_; // of the input's places
-  ThreadBuffer<C> memory_; // aligned
+  ThreadBuffer<C> memory_;          // aligned
   C *packed_ = nullptr;
 };
 
