@@ -302,7 +302,8 @@ class SparseConvLifSequence(torch.autograd.Function):
     ) -> Tuple[Optional[torch.Tensor], ...]:
         if grad is None:
             return (None,) * 11
-        values, weight, beta, threshold, ids, counts, *out = ctx.saved_tensors
+        saved = ctx.saved_tensors  # asked for once: torch.utils.checkpoint gives them once
+        values, weight, beta, threshold, ids, counts, *out = saved
         ids_out, counts_out, slot_mem, _, _ = out
         options, kernel = ctx.options, ctx.kernel
         if kernel is None:
@@ -314,7 +315,7 @@ class SparseConvLifSequence(torch.autograd.Function):
         arguments = BackwardArguments(
             grad.contiguous(), ids, values, counts, weight, beta, threshold, *read, *out, *kernel.plain(), *need
         )
-        run = _library.unwatched("sparse_conv_lif_sequence_bwd", weight, grad, *ctx.saved_tensors)
+        run = _library.unwatched("sparse_conv_lif_sequence_bwd", weight, grad, *saved)
         grads = run(*arguments)
         return (*(g if needed else None for g, needed in zip(grads, need)), *(None,) * 6)
 

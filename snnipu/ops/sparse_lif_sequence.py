@@ -396,14 +396,15 @@ class SparseLifSequence(torch.autograd.Function):
     ) -> Tuple[Optional[torch.Tensor], ...]:
         if grad is None:
             return (None,) * 16
-        values, weight, recurrent_weight, beta, threshold, ids, counts, *out = ctx.saved_tensors
+        saved = ctx.saved_tensors  # asked for once: torch.utils.checkpoint gives them once
+        values, weight, recurrent_weight, beta, threshold, ids, counts, *out = saved
         ids_out, counts_out, slot_mem, fired, mem = out
         kernel = ctx.kernel
         if kernel is None:
             kernel = IDENTITY
             grad = evaluate(ctx.spike_grad, slot_mem, threshold, ids_out, counts_out, grad)
         need = ctx.needs_input_grad[:6]
-        grads = _library.unwatched("sparse_lif_sequence_bwd", weight, grad, *ctx.saved_tensors)(
+        grads = _library.unwatched("sparse_lif_sequence_bwd", weight, grad, *saved)(
             grad.contiguous(),
             ids,
             values,
