@@ -215,10 +215,10 @@ class SparseSpikes:
         _, batch, slots = self.ids.shape
         carried = torch.arange(slots, device=self.device) < self.counts[..., 1:]
         rows = torch.arange(batch, device=self.device)[None, :, None]
-        # Padding goes to a cell behind the last.
+        # Padding goes to a cell behind the last, whatever it holds.
         cells = torch.where(carried, rows * self.num_neurons + self.ids, batch * self.num_neurons)
-        values = torch.where(carried, self.values, torch.zeros((), dtype=self.dtype, device=self.device))
-        total = values.new_zeros(batch * self.num_neurons + 1).index_add(0, cells.reshape(-1), values.reshape(-1))
+        values = self.values.reshape(-1)
+        total = values.new_zeros(batch * self.num_neurons + 1).index_add(0, cells.reshape(-1), values)
         return total[:-1].reshape(batch, self.num_neurons)
 
     # ---- what it holds

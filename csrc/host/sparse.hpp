@@ -19,8 +19,8 @@ namespace snnipu {
 
 using std::size_t;
 
-// Additions that are worth a thread: waking one costs microseconds.
-constexpr size_t additionsPerThread = 65536;
+// Additions that are worth a thread: waking one that sleeps costs tens of microseconds.
+constexpr size_t additionsPerThread = 262144;
 // Bytes of membrane gradients of one block that are worked on together: they and the block's weights stay in the
 // second-level cache.
 constexpr size_t chunkBytes = 512 * 1024;

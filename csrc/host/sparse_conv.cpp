@@ -1,6 +1,7 @@
 // Host side of convolutional layers on spike ids: blocks of output channels, whose map stays in the cache while the
 // time steps of a sample pass over it.
 #include "host/sparse_conv.hpp"
+#include "host/bits.hpp"
 #include "host/transpose.hpp"
 #include "neuron/leaky.hpp"
 
@@ -158,33 +159,22 @@ private:
   }
 
   // The events among some lanes, in the order of places: of each twice the number of its bit, and 1 more where the
-  // neuron did not fire. Four of a word are written whether there are as many or not: what is not there is written
-  // over, and no branch has to be guessed.
+  // neuron did not fire.
   void list(unsigned lane, size_t places) {
-    constexpr unsigned together = 64 / registerLanes<C>, atOnce = 4;
+    constexpr unsigned together = 64 / registerLanes<C>;
     const unsigned real = std::min<unsigned>(registerLanes<C>, held_ - lane);
     uint64_t everyone = 0;
     for (unsigned i = 0; i < together; ++i)
       everyone |= (~uint64_t{0} >> (64 - real)) << i * registerLanes<C>;
     const size_t before = begin_[lane / registerLanes<C>];
-    events_.resize(std::max(events_.size(), before + 64 * words_.size() + atOnce));
+    events_.resize(std::max(events_.size(), before + 64 * words_.size() + bitsRoom));
     uint32_t *to = events_.data() + before;
     uint32_t first = 0;
     for (const Word word : words_) {
       uint64_t others = a_.second ? word.carried : everyone;
       if (first + 64 > places * registerLanes<C>)
         others &= ~uint64_t{0} >> (64 - (places * registerLanes<C> - first));
-      uint64_t bits = word.fired | others;
-      uint32_t *const end = to + __builtin_popcountll(bits);
-      do {
-        for (unsigned i = 0; i < atOnce; ++i) {
-          const unsigned bit = static_cast<unsigned>(__builtin_ctzll(bits | uint64_t{1} << 63));
-          to[i] = (first + bit) << 1 | static_cast<uint32_t>(~word.fired >> bit & 1);
-          bits &= bits - 1;
-        }
-        to += atOnce;
-      } while (to < end);
-      to = end;
+      to = appendBits<true>(to, word.fired | others, first, ~word.fired);
       first += 64;
     }
     begin_[lane / registerLanes<C> + 1] = static_cast<size_t>(to - events_.data());
@@ -225,30 +215,36 @@ private:
     kept.begin.push_back(before + total);
   }
 
-  // The events of a step that are seen through the pool. A window's are come by from the last one to the first one,
-  // each in the place of those behind it.
+  // The events of a step that are seen through the pool: of a window's the one that comes first, of those that fired if
+  // any did.
   void keepSeen(KeptEvents<C> &kept, const C *map, size_t places) {
-    const size_t windows = a_.windows.count, cells = held_ * windows, words = cells / 64 + 1;
-    seen_.resize(2 * (cells + 1));
+    // Of an event: whether it fired, then how early its place comes, then its lane.
+    constexpr uint32_t last = (uint32_t{1} << 31) - 1;
+    const size_t windows = a_.windows.count, cells = held_ * windows, words = cells / 64 + 1, lanes = lanes_;
+    const size_t firstNeuron = first_ * places;
+    const uint32_t *const ofPlace = a_.windows.ofPlace.data();
+    seen_.resize(cells + 1);
+    cells_.resize(cells + 1 + bitsRoom);
     bits_.assign(2 * words, 0);
-    size_t carried = 0;
-    for (unsigned lane = 0; lane < held_; lane += registerLanes<C>)
-      carried += begin_[lane / registerLanes<C> + 1] - begin_[lane / registerLanes<C>];
+    uint32_t *const seen = seen_.data();
+    uint64_t *const anyBits = bits_.data(), *const firedBits = anyBits + words;
+    const size_t carried = begin_[(held_ + registerLanes<C> - 1) / registerLanes<C>];
     uint32_t *const fired = kept.fired.room(carried + 1);
     size_t spikes = 0;
-    for (unsigned lane = 0; lane < held_; lane += registerLanes<C>)
-      for (size_t at = begin_[lane / registerLanes<C> + 1]; at-- > begin_[lane / registerLanes<C>];) {
-        const uint32_t event = events_[at], bit = event >> 1, kind = event & 1;
-        const uint32_t place = bit / registerLanes<C>, own = lane + bit % registerLanes<C>;
-        const uint32_t neuron = static_cast<uint32_t>((first_ + own) * places) + place;
-        const uint32_t window = a_.windows.ofPlace[place];
+    for (unsigned lane = 0; lane < held_; lane += registerLanes<C>) {
+      const uint32_t *const end = events_.data() + begin_[lane / registerLanes<C> + 1];
+      for (const uint32_t *event = events_.data() + begin_[lane / registerLanes<C>]; event != end; ++event) {
+        const uint32_t bit = *event >> 1, fires = ~*event & 1, place = bit / registerLanes<C>;
+        const uint32_t own = lane + bit % registerLanes<C>, window = ofPlace[place];
         const size_t cell = window == SideBySide::none ? cells : own * windows + window;
-        seen_[kind * (cells + 1) + cell] = {neuron, place * lanes_ + own};
-        bits_[kind * words + cell / 64] |= uint64_t{1} << cell % 64;
+        seen[cell] = std::max(seen[cell], fires << 31 | (last - (place * blockLanes + own)));
+        anyBits[cell / 64] |= uint64_t{1} << cell % 64;
+        firedBits[cell / 64] |= uint64_t{fires} << cell % 64;
         // Whether it fired or not: what did not is written over.
-        fired[spikes] = neuron;
-        spikes += 1 - kind;
+        fired[spikes] = static_cast<uint32_t>(firstNeuron + own * places) + place;
+        spikes += fires;
       }
+    }
     kept.fired.advance(spikes);
     kept.firedEnd.push_back(static_cast<uint32_t>(kept.fired.size()));
     kept.carried.push_back(static_cast<uint32_t>(carried));
@@ -256,18 +252,19 @@ private:
     uint32_t *const ids = kept.ids.room(most), *const source = kept.source.room(most);
     C *const mem = kept.mem.room(most);
     size_t total = 0;
-    for (uint32_t kind = 0; kind < 2; ++kind) {
-      for (size_t word = 0; word < words; ++word) {
-        uint64_t bits = bits_[kind * words + word];
-        if (word == cells / 64)
-          bits &= ~(uint64_t{1} << cells % 64);
-        for (bits &= kind == 0 ? bits : ~bits_[word]; bits != 0; bits &= bits - 1) {
-          const size_t cell = 64 * word + static_cast<size_t>(__builtin_ctzll(bits));
-          const Seen seen = seen_[kind * (cells + 1) + cell];
-          ids[total] = static_cast<uint32_t>(first_ * windows + cell);
-          source[total] = seen.neuron;
-          mem[total++] = map[seen.at];
-        }
+    anyBits[cells / 64] &= ~(uint64_t{1} << cells % 64);
+    firedBits[cells / 64] &= ~(uint64_t{1} << cells % 64);
+    for (const bool fires : {true, false}) {
+      uint32_t *end = cells_.data();
+      for (size_t word = 0; word < words; ++word)
+        end = appendBits(end, fires ? firedBits[word] : anyBits[word] & ~firedBits[word],
+                         static_cast<uint32_t>(64 * word));
+      for (const uint32_t *cell = cells_.data(); cell != end; ++cell, ++total) {
+        const uint32_t at = last - (seen[*cell] & last), place = at / blockLanes, own = at % blockLanes;
+        seen[*cell] = 0;
+        ids[total] = static_cast<uint32_t>(first_ * windows) + *cell;
+        source[total] = static_cast<uint32_t>(firstNeuron + own * places) + place;
+        mem[total] = map[place * lanes + own];
       }
       kept.begin.push_back(static_cast<uint32_t>(kept.ids.size() + total));
     }
@@ -275,9 +272,6 @@ private:
     kept.source.advance(total);
     kept.mem.advance(total);
   }
-  struct Seen {
-    uint32_t neuron, at; // at: in the map
-  };
 
   const ConvForward<C> &a_;
   size_t block_;
@@ -287,9 +281,9 @@ private:
   alignas(64) C subtracted_[blockLanes];
   C toZero_;
   std::vector<Word> words_;
-  std::vector<uint32_t> events_;
-  std::vector<Seen> seen_;     // of the windows, and of none: those that fired, and the others
-  std::vector<uint64_t> bits_; // likewise: where there are any
+  std::vector<uint32_t> events_, cells_;
+  std::vector<uint32_t> seen_; // of the windows, and of none: what is seen of the events so far; zeros between steps
+  std::vector<uint64_t> bits_; // of the windows: where there are any, and where one fired
   size_t begin_[blockLanes / registerLanes<C> + 1] = {}; // of each register's lanes' events
 };
 
@@ -463,10 +457,12 @@ public:
       for (size_t x = 0; x < a.convolution.sizes.outWidth; ++x)
         padded_.push_back(static_cast<uint32_t>(map_.place(y, x)));
     for (size_t lane = 0; lane < lanes_; ++lane)
-      beta_[lane] = lane < held_ ? unitClamped(a.beta[first_ + lane]) : C(0);
+      beta_[lane] = lane < held_ ? unitClamped(a.beta[first_ + lane]) : C(1);
+    std::fill_n(scale_, lanes_, C(1));
+    std::fill_n(inverse_, lanes_, C(1));
   }
 
-  // toInput(row of the input, gradient of the block's map)
+  // toInput(row of the input, gradient of the block's map, what its lanes are to be multiplied by)
   template <typename Body> void run(size_t sample, const Body &toInput) {
     static thread_local ThreadBuffer<C> buffer;
     const size_t batch = a_.spikes.batch, channels = a_.convolution.sizes.outChannels;
@@ -478,12 +474,11 @@ public:
         addUp(map);
       if (a_.gradBeta && t > 0)
         addBeta(map, row - batch);
-      if (a_.gradCurrent)
-        for (size_t place = 0; place < places_; ++place)
-          std::copy_n(map + padded(place) * lanes_, held_,
-                      a_.gradCurrent + (row * places_ + place) * channels + first_);
+      for (size_t place = 0; a_.gradCurrent && place < places_; ++place)
+        for (size_t lane = 0; lane < held_; ++lane)
+          a_.gradCurrent[(row * places_ + place) * channels + first_ + lane] = at(map, place, lane);
       if (t >= a_.delay)
-        toInput(row - a_.delay * batch, map);
+        toInput(row - a_.delay * batch, map, scale_);
       if (t > 0)
         before(map, row - batch);
       else if (a_.gradThreshold && a_.reset == SNNIPU_RESET_SUBTRACT)
@@ -493,6 +488,7 @@ public:
 
 private:
   size_t padded(size_t place) const { return padded_[place]; }
+  C at(const C *map, size_t place, size_t lane) const { return scale_[lane] * map[padded(place) * lanes_ + lane]; }
 
   // The channel of neurons whose channels mostly ascend.
   struct Channel {
@@ -526,7 +522,7 @@ private:
         break;
       const uint32_t place = channel.placeOf(local), lane = channel.lane;
       const C g = through[at - begin];
-      map[padded(place) * lanes_ + lane] += g;
+      map[padded(place) * lanes_ + lane] += inverse_[lane] * g;
       if (a_.gradThreshold)
         sums_.total[2][lane] -= static_cast<double>(g);
     }
@@ -539,7 +535,7 @@ private:
       for (size_t place = map_.place(0, 0); place < end_; ++place)
         sum += load<V>(map + place * lanes_ + lane);
       for (unsigned i = 0; i < registerLanes<C>; ++i)
-        sums_.total[0][lane + i] += static_cast<double>(sum[i]);
+        sums_.total[0][lane + i] += static_cast<double>(scale_[lane + i] * sum[i]);
     }
   }
 
@@ -548,30 +544,45 @@ private:
     for (unsigned lane = 0; lane < held_; ++lane) {
       C sum = 0;
       for (size_t place = 0; place < places_; ++place)
-        sum += map[padded(place) * lanes_ + lane] * mem[place * a_.convolution.sizes.outChannels + lane];
+        sum += at(map, place, lane) * mem[place * a_.convolution.sizes.outChannels + lane];
       sums_.total[1][lane] += static_cast<double>(sum);
     }
     if (a_.reset == SNNIPU_RESET_ZERO)
       forFired(rowBefore, [&](size_t place, size_t lane) {
-        sums_.total[1][lane] -= static_cast<double>(map[padded(place) * lanes_ + lane] *
-                                                    mem[place * a_.convolution.sizes.outChannels + lane]);
+        sums_.total[1][lane] -=
+            static_cast<double>(at(map, place, lane) * mem[place * a_.convolution.sizes.outChannels + lane]);
       });
+  }
+
+  // The gradient of all neurons times the decay: a pass over the map only where the scale of its lanes, by which the
+  // gradients of spikes are divided, would become small, or is not read.
+  void decay(C *map) {
+    using V = Register<C>;
+    constexpr C smallest = C(1) / 1024;
+    bool keeps = a_.convolution.sizes.unitSteps();
+    for (size_t lane = 0; lane < lanes_; ++lane) {
+      scale_[lane] *= beta_[lane];
+      keeps = keeps && scale_[lane] >= smallest;
+    }
+    for (unsigned lane = 0; !keeps && lane < lanes_; lane += registerLanes<C>) {
+      const V scale = load<V>(scale_ + lane);
+      for (size_t place = map_.place(0, 0); place < end_; ++place) {
+        C *const to = map + place * lanes_ + lane;
+        store(to, load<V>(to) * scale);
+      }
+    }
+    for (size_t lane = 0; lane < lanes_; ++lane) {
+      scale_[lane] = keeps ? scale_[lane] : C(1);
+      inverse_[lane] = C(1) / scale_[lane];
+    }
   }
 
   // From a step to the one before it, whose neurons that fired were reset.
   void before(C *map, size_t rowBefore) {
-    using V = Register<C>;
     if (a_.gradThreshold && a_.reset == SNNIPU_RESET_SUBTRACT)
-      forFired(rowBefore, [&](size_t place, size_t lane) {
-        sums_.total[2][lane] -= static_cast<double>(map[padded(place) * lanes_ + lane]);
-      });
-    for (unsigned lane = 0; lane < lanes_; lane += registerLanes<C>) {
-      const V beta = load<V>(beta_ + lane);
-      for (size_t place = map_.place(0, 0); place < end_; ++place) {
-        C *const at = map + place * lanes_ + lane;
-        store(at, load<V>(at) * beta);
-      }
-    }
+      forFired(rowBefore,
+               [&](size_t place, size_t lane) { sums_.total[2][lane] -= static_cast<double>(at(map, place, lane)); });
+    decay(map);
     if (a_.reset == SNNIPU_RESET_ZERO)
       forFired(rowBefore, [&](size_t place, size_t lane) { map[padded(place) * lanes_ + lane] = C(0); });
   }
@@ -579,25 +590,28 @@ private:
   void atFirst(const C *map) {
     for (unsigned lane = 0; lane < held_; ++lane)
       for (size_t place = 0; C(0) - a_.threshold[first_ + lane] > C(0) && place < places_; ++place)
-        sums_.total[2][lane] -= static_cast<double>(map[padded(place) * lanes_ + lane]);
+        sums_.total[2][lane] -= static_cast<double>(at(map, place, lane));
   }
 
   // body(place, lane) for the block's neurons that fired in a row.
   template <typename Body> void forFired(size_t row, const Body &body) const {
+    static thread_local std::vector<uint32_t> fired;
     const uint32_t *const words = a_.fired + row * a_.convolution.sizes.words();
-    const size_t first = first_ * places_, end = first + held_ * places_;
-    Channel channel{static_cast<uint32_t>(places_)};
-    for (size_t word = first / 32; 32 * word < end; ++word) {
-      uint32_t bits = words[word];
+    const size_t first = first_ * places_, end = first + held_ * places_, lastWord = a_.convolution.sizes.words() - 1;
+    fired.resize(end - first + bitsRoom);
+    uint32_t *listed = fired.data();
+    for (size_t word = first / 32; 32 * word < end; word += 2) {
+      uint64_t bits = words[word] | (word < lastWord ? uint64_t{words[word + 1]} << 32 : 0);
       if (32 * word < first)
-        bits &= ~uint32_t{0} << (first - 32 * word);
-      for (; bits != 0; bits &= bits - 1) {
-        const size_t id = 32 * word + static_cast<size_t>(__builtin_ctz(bits));
-        if (id >= end)
-          return;
-        const uint32_t place = channel.placeOf(static_cast<uint32_t>(id - first));
-        body(place, channel.lane);
-      }
+        bits &= ~uint64_t{0} << (first - 32 * word);
+      if (32 * word + 64 > end)
+        bits &= ~uint64_t{0} >> (32 * word + 64 - end);
+      listed = appendBits(listed, bits, static_cast<uint32_t>(32 * word));
+    }
+    Channel channel{static_cast<uint32_t>(places_)};
+    for (const uint32_t *id = fired.data(); id < listed; ++id) {
+      const uint32_t place = channel.placeOf(*id - static_cast<uint32_t>(first));
+      body(place, channel.lane);
     }
   }
 
@@ -609,7 +623,8 @@ private:
   const PaddedMap map_;
   size_t end_;
   std::vector<uint32_t> padded_; // of a place
-  alignas(64) C beta_[blockLanes];
+  // scale_: what the lanes of the map are to be multiplied by.
+  alignas(64) C beta_[blockLanes], scale_[blockLanes], inverse_[blockLanes];
 };
 
 template <typename C>
@@ -663,7 +678,7 @@ template <typename C> int convBackward(const ConvBackward<C> &a) {
     SampleBackward<C> backward(a, through.data(), toInput.block(task), sums[task]);
     toInput.start(task);
     for (size_t sample = toInput.begin(task); sample < toInput.end(task); ++sample)
-      backward.run(sample, [&](size_t row, const C *grad) { toInput.add(task, row, grad); });
+      backward.run(sample, [&](size_t row, const C *grad, const C *scale) { toInput.add(task, row, grad, scale); });
   });
   if (status != Done)
     return status;
@@ -726,6 +741,7 @@ int conv2dBackward(const C *grad, const Spikes<C> &spikes, const Convolution<C> 
     });
   if (!gradValues && !gradWeight)
     return Done;
+  const std::vector<C> ones(blockLanes, C(1));
   const int status = parallelTry(toInput.tasks(), threads, [&](size_t task) {
     static thread_local ThreadBuffer<C> buffer;
     const size_t block = toInput.block(task), lanes = convolution.blocks.lanes(block);
@@ -740,7 +756,7 @@ int conv2dBackward(const C *grad, const Spikes<C> &spikes, const Convolution<C> 
       for (size_t y = 0; y < sizes.outHeight; ++y)
         transpose(from + y * sizes.outWidth, places, held, sizes.outWidth, map + padded.place(y, 0) * lanes, lanes,
                   C(1));
-      toInput.add(task, row, map);
+      toInput.add(task, row, map, ones.data());
     }
   });
   if (status != Done)

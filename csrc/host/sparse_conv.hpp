@@ -146,19 +146,24 @@ constexpr unsigned registersForKernelRow = 6;
 // What looking for a place's spikes costs, in registers of weights added. Measured, for 12 to 128 output channels.
 constexpr size_t placeCost = 20;
 
-// Spikes of one row by the place they come from, and those of the kernel's height of lines by their column.
+// Spikes of one row by the place they come from, column after column; and those of the kernel's height of lines alone.
 template <typename C> struct SpikesByPlace {
+  struct Found {
+    uint32_t place;
+    int32_t key;
+  };
   std::vector<uint32_t> begin; // [places of the input + 1]
-  std::vector<uint32_t> column;
-  std::vector<int32_t> key; // where the weights of the spike's channel begin, less its column
+  std::vector<int32_t> key;    // where the weights of the spike begin, but for what all of a window have in common
   std::vector<C> value;
-  std::vector<uint32_t> placeOf;
+  std::vector<Found> found; // of each spike, as they come
   struct Band {
-    std::vector<uint32_t> begin, next; // [columns + 1]
+    std::vector<uint32_t> begin; // [columns + 1]
     std::vector<int32_t> key;
     std::vector<C> value;
   } band;
 };
+// Numbers that are copied whether there are as many or not.
+constexpr size_t copiedAtOnce = 16;
 
 // A map with zeros around it: row y begins at (above + y) * stride + before, in places.
 struct PaddedMap {
@@ -178,7 +183,11 @@ public:
                                            sizes.paddingY, sizes.dilationY, false),
         columns_(sizes.inWidth, sizes.outWidth, sizes.kernelWidth, sizes.strideX, sizes.paddingX, sizes.dilationX,
                  true),
-        byMap_(static_cast<uint32_t>(sizes.inHeight * sizes.inWidth)), byRow_(static_cast<uint32_t>(sizes.inWidth)) {
+        mapSize_(static_cast<uint32_t>(sizes.inHeight * sizes.inWidth)), byMap_(mapSize_) {
+    positions_.reserve(mapSize_);
+    for (uint32_t y = 0; y < sizes.inHeight; ++y)
+      for (uint32_t x = 0; x < sizes.inWidth; ++x)
+        positions_.push_back({y, x});
     map.stride = sizes.outWidth;
     if (sizes.unitSteps()) {
       const size_t missing = sizes.kernelWidth - 1, missingAbove = sizes.kernelHeight - 1;
@@ -213,21 +222,22 @@ public:
 
   // Gradients of the weights (to sums, from the slots [0, spikes)) and of the values of the slots [0, carried), from
   // the gradient of the block's padded map; either may be null. Slots of other groups are left as they are.
+  // scale: what each lane of the map is to be multiplied by; not read where steps are none of one.
   void gradients(size_t block, const int32_t *ids, const C *values, size_t spikes, size_t carried, const C *grad,
-                 C *sums, C *to) const {
+                 const C *scale, C *sums, C *to) const {
     if (!sizes.unitSteps())
       return gradientsByRuns(block, ids, values, spikes, carried, grad, sums, to);
     switch (sizes.kernelWidth) {
     case 1:
-      return gradientsOf<1>(block, ids, values, spikes, carried, grad, sums, to);
+      return gradientsOf<1>(block, ids, values, spikes, carried, grad, scale, sums, to);
     case 2:
-      return gradientsOf<2>(block, ids, values, spikes, carried, grad, sums, to);
+      return gradientsOf<2>(block, ids, values, spikes, carried, grad, scale, sums, to);
     case 3:
-      return gradientsOf<3>(block, ids, values, spikes, carried, grad, sums, to);
+      return gradientsOf<3>(block, ids, values, spikes, carried, grad, scale, sums, to);
     case 5:
-      return gradientsOf<5>(block, ids, values, spikes, carried, grad, sums, to);
+      return gradientsOf<5>(block, ids, values, spikes, carried, grad, scale, sums, to);
     default:
-      return gradientsOf<0>(block, ids, values, spikes, carried, grad, sums, to);
+      return gradientsOf<0>(block, ids, values, spikes, carried, grad, scale, sums, to);
     }
   }
 
@@ -237,15 +247,23 @@ public:
   }
 
 private:
-  struct Place {
-    uint32_t channel, y, x; // channel: of the block's group, or beyond them
+  struct Position {
+    uint32_t y, x;
   };
-  Place placeOf(uint32_t firstInput, int32_t id) const {
-    const uint32_t channel = byMap_(static_cast<uint32_t>(id));
-    const uint32_t place = static_cast<uint32_t>(id) - channel * static_cast<uint32_t>(sizes.inHeight * sizes.inWidth);
-    const uint32_t y = byRow_(place);
-    return {channel - firstInput, y, place - y * static_cast<uint32_t>(sizes.inWidth)};
-  }
+  // The channel of inputs, most of which are of the one before's.
+  struct Channel {
+    const Convolution &convolution;
+    uint32_t channel = 0, first = 0; // first: id of its inputs
+
+    // Within the map.
+    uint32_t placeOf(int32_t id) {
+      if (static_cast<uint32_t>(id) - first >= convolution.mapSize_) {
+        channel = convolution.byMap_(static_cast<uint32_t>(id));
+        first = channel * convolution.mapSize_;
+      }
+      return static_cast<uint32_t>(id) - first;
+    }
+  };
   uint32_t firstInput(size_t block) const { return static_cast<uint32_t>(blocks.group(block) * sizes.groupInputs()); }
 
   size_t stride() const {
@@ -256,75 +274,73 @@ private:
   // ---- the currents
 
   void sortByPlace(size_t block, const int32_t *ids, const C *values, size_t count, SpikesByPlace<C> &sorted) const {
-    const size_t places = sizes.inHeight * sizes.inWidth, inputs = sizes.groupInputs();
-    const uint32_t first = firstInput(block);
+    constexpr uint32_t none = ~uint32_t{0};
+    const size_t width = sizes.kernelWidth;
+    const uint32_t height = static_cast<uint32_t>(sizes.inHeight);
     const int32_t lanes = static_cast<int32_t>(blocks.lanes(block));
-    sorted.begin.assign(places + 1, 0);
-    sorted.key.resize(count);
-    sorted.column.resize(count);
-    sorted.value.resize(values ? count : 0);
-    sorted.placeOf.resize(2 * count);
-    uint32_t *const begin = sorted.begin.data(), *const found = sorted.placeOf.data();
+    sorted.begin.assign(mapSize_ + 1, 0);
+    sorted.key.resize(count + copiedAtOnce);
+    sorted.value.resize(values ? count + copiedAtOnce : 0);
+    sorted.found.resize(count);
+    uint32_t *const begin = sorted.begin.data();
+    Channel own{*this};
     for (size_t spike = 0; spike < count; ++spike) {
-      const Place from = placeOf(first, ids[spike]);
-      const bool own = from.channel < inputs;
-      found[2 * spike] = own ? from.y * static_cast<uint32_t>(sizes.inWidth) + from.x : ~uint32_t{0};
+      const Position from = positions_[own.placeOf(ids[spike])];
+      const uint32_t channel = own.channel - firstInput(block);
+      const bool ofGroup = channel < sizes.groupInputs();
+      const uint32_t place = from.x * height + from.y;
       // The last column comes first.
-      found[2 * spike + 1] = static_cast<uint32_t>((from.channel + 1) * sizes.taps() - 1) - from.x;
-      if (own)
-        ++begin[found[2 * spike]];
+      const uint32_t first = static_cast<uint32_t>((channel + 1) * sizes.taps() - 1 + from.y * width) - from.x;
+      sorted.found[spike] = {ofGroup ? place : none, static_cast<int32_t>(first) * lanes};
+      if (ofGroup)
+        ++begin[place];
     }
     uint32_t total = 0;
-    for (size_t place = 0; place <= places; ++place) {
+    for (size_t place = 0; place <= mapSize_; ++place) {
       total += begin[place];
       begin[place] = total;
     }
     for (size_t spike = count; spike-- > 0;) {
-      const uint32_t place = found[2 * spike];
-      if (place == ~uint32_t{0})
+      const auto found = sorted.found[spike];
+      if (found.place == none)
         continue;
-      const uint32_t to = --begin[place];
-      sorted.key[to] = static_cast<int32_t>(found[2 * spike + 1]) * lanes;
-      sorted.column[to] = place - byRow_(place) * static_cast<uint32_t>(sizes.inWidth);
+      const uint32_t to = --begin[found.place];
+      sorted.key[to] = found.key;
       if (values)
         sorted.value[to] = values[spike];
     }
   }
 
-  // The spikes of the input's lines [top, top + kernel height), as far as there are any, by their column: the window of
-  // a place is then one run of them. The keys of a line are those of its row of the kernel.
-  template <bool Unit> void sortBand(std::ptrdiff_t top, size_t lanes, SpikesByPlace<C> &sorted) const {
+  // The spikes of the input's lines [top, top + kernel height), as far as there are any, column after column: the
+  // window of a place is then one run of them.
+  template <bool Unit> void bandOf(std::ptrdiff_t top, SpikesByPlace<C> &sorted) const {
     auto &band = sorted.band;
     const size_t width = sizes.inWidth;
-    const std::ptrdiff_t first = std::max<std::ptrdiff_t>(0, top);
-    const std::ptrdiff_t last = std::min<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(sizes.inHeight),
-                                                         top + static_cast<std::ptrdiff_t>(sizes.kernelHeight));
-    band.begin.assign(width + 1, 0);
-    for (std::ptrdiff_t y = first; y < last; ++y) {
-      const uint32_t *const line = sorted.begin.data() + static_cast<size_t>(y) * width;
-      for (size_t x = 0; x <= width; ++x)
-        band.begin[x] += line[x] - line[0];
-    }
-    band.next = band.begin;
-    band.key.resize(band.begin[width]);
-    band.value.resize(Unit ? 0 : band.begin[width]);
-    uint32_t *const next = band.next.data();
-    for (std::ptrdiff_t y = first; y < last; ++y) {
-      const uint32_t *const line = sorted.begin.data() + static_cast<size_t>(y) * width;
-      const size_t before = sizes.kernelHeight - 1 - static_cast<size_t>(y - top);
-      const int32_t shift = static_cast<int32_t>(before * sizes.kernelWidth * lanes);
-      for (uint32_t spike = line[0]; spike < line[width]; ++spike) {
-        const uint32_t to = next[sorted.column[spike]]++;
-        band.key[to] = sorted.key[spike] - shift;
+    const std::ptrdiff_t height = static_cast<std::ptrdiff_t>(sizes.inHeight);
+    const std::ptrdiff_t end = std::min<std::ptrdiff_t>(height, top + static_cast<std::ptrdiff_t>(sizes.kernelHeight));
+    const std::ptrdiff_t first = std::min(std::max<std::ptrdiff_t>(0, top), std::max<std::ptrdiff_t>(0, end));
+    band.begin.resize(width + 1);
+    band.key.resize(sorted.key.size());
+    band.value.resize(sorted.value.size());
+    uint32_t total = 0;
+    for (size_t x = 0; x < width; ++x) {
+      const uint32_t *const column = sorted.begin.data() + x * sizes.inHeight;
+      const uint32_t from = column[first], count = end > first ? column[end] - from : 0;
+      band.begin[x] = total;
+      // More than there are is written over by the next column.
+      for (uint32_t at = 0; at < count; at += copiedAtOnce) {
+        std::copy_n(sorted.key.data() + from + at, copiedAtOnce, band.key.data() + total + at);
         if constexpr (!Unit)
-          band.value[to] = sorted.value[spike];
+          std::copy_n(sorted.value.data() + from + at, copiedAtOnce, band.value.data() + total + at);
       }
+      total += count;
     }
+    band.begin[width] = total;
   }
 
-  // A spike of channel c at column x adds, to the place at column ox, the weights of kernel column x + padding - ox:
-  // packed, that is its key, (c + 1) * taps - 1 - x, plus ox - padding - (kernel height - 1 - ky) * kernel width. Keys
-  // are kept times the lanes.
+  // A spike of channel c at (y, x) adds, to the place at (oy, ox), the weights of kernel line y + padding - oy and
+  // column x + padding - ox. Packed, with the last column first, that is its key, (c + 1) * taps - 1 + y * kernel width
+  // - x, plus what is the same for all spikes of a window. Keys are kept times the lanes.
   template <bool Unit> void gathered(size_t block, const int32_t *ids, const C *values, size_t count, C *sums) const {
     static thread_local SpikesByPlace<C> sorted;
     sortByPlace(block, ids, values, count, sorted);
@@ -332,7 +348,9 @@ private:
     const auto signedOf = [](size_t number) { return static_cast<std::ptrdiff_t>(number); };
     const std::ptrdiff_t width = signedOf(sizes.inWidth), kernel = signedOf(sizes.kernelWidth);
     for (size_t oy = 0; oy < sizes.outHeight; ++oy) {
-      sortBand<Unit>(signedOf(oy) - signedOf(sizes.paddingY), lanes, sorted);
+      const std::ptrdiff_t top = signedOf(oy) - signedOf(sizes.paddingY);
+      bandOf<Unit>(top, sorted);
+      const std::ptrdiff_t ofLine = (top + signedOf(sizes.kernelHeight) - 1) * kernel;
       const uint32_t *const begin = sorted.band.begin.data();
       const int32_t *const key = sorted.band.key.data();
       const C *const value = sorted.band.value.data();
@@ -341,7 +359,7 @@ private:
           const std::ptrdiff_t left = signedOf(ox) - signedOf(sizes.paddingX);
           const std::ptrdiff_t from = std::min(width, std::max<std::ptrdiff_t>(0, left));
           const std::ptrdiff_t to = std::max(from, std::min(width, left + kernel));
-          const C *const weights = packed(block) + left * signedOf(lanes) + lane;
+          const C *const weights = packed(block) + (left - ofLine) * signedOf(lanes) + lane;
           const auto add = [&](auto &to, uint32_t spike) {
             if constexpr (Unit)
               to.add(weights + key[spike]);
@@ -384,10 +402,12 @@ private:
   // body(weights from the block's first one on, places of the map, numbers) for each run of one input neuron; both in
   // numbers of C. False: it is of another group.
   template <typename Body> bool forRuns(uint32_t firstInput, size_t lanes, int32_t id, const Body &body) const {
-    const Place from = placeOf(firstInput, id);
-    if (from.channel >= sizes.groupInputs())
+    Channel own{*this};
+    const Position from = positions_[own.placeOf(id)];
+    const uint32_t channel = own.channel - firstInput;
+    if (channel >= sizes.groupInputs())
       return false;
-    const size_t kernel = from.channel * sizes.kernelHeight;
+    const size_t kernel = channel * sizes.kernelHeight;
     const Run *const columnsBegin = columns_.begin(from.x), *const columnsEnd = columns_.end(from.x);
     const Run *const rowsEnd = rows_.end(from.y);
     for (const Run *row = rows_.begin(from.y); row != rowsEnd; ++row) {
@@ -436,34 +456,39 @@ private:
   // number.
   template <unsigned Columns>
   void gradientsOf(size_t block, const int32_t *ids, const C *values, size_t spikes, size_t carried, const C *grad,
-                   C *sums, C *to) const {
+                   const C *scale, C *sums, C *to) const {
     static thread_local std::vector<uint32_t> offsets, rows;
     static thread_local ThreadBuffer<C> products;
     const size_t lanes = blocks.lanes(block), count = to ? carried : spikes, weights = sizes.taps() * lanes;
-    const uint32_t firstOfGroup = firstInput(block);
+    const uint32_t padding = static_cast<uint32_t>(sizes.paddingY), stride = static_cast<uint32_t>(map.stride);
+    // Of the places of a kernel's row, the first one: the last column's.
+    const size_t column = sizes.paddingX + map.before - (sizes.kernelWidth - 1);
+    const C *const lastColumn = grad + ((sizes.paddingY + map.above) * map.stride + column) * lanes;
     offsets.resize(count);
     rows.resize(count);
     C *const partial = to ? products.zeros(count * registerLanes<C>) : nullptr;
+    Channel own{*this};
     for (size_t begin = 0; begin < count;) {
-      const uint32_t channel = placeOf(firstOfGroup, ids[begin]).channel;
       size_t end = begin;
       bool ascending = true;
-      // Of the places of a kernel's row, the first one: the last column's.
-      for (; end < count && (end < spikes) == (begin < spikes); ++end) {
-        const Place from = placeOf(firstOfGroup, ids[end]);
-        if (from.channel != channel)
+      own.placeOf(ids[begin]);
+      for (const size_t stop = begin < spikes ? std::min(spikes, count) : count; end < stop; ++end) {
+        const uint32_t place = static_cast<uint32_t>(ids[end]) - own.first;
+        if (place >= mapSize_)
           break;
-        const size_t y = from.y + sizes.paddingY + map.above, x = from.x + sizes.paddingX + map.before;
-        offsets[end] = static_cast<uint32_t>(y * map.stride + x - (sizes.kernelWidth - 1));
-        rows[end] = static_cast<uint32_t>(from.y + sizes.paddingY);
+        const Position from = positions_[place];
+        offsets[end] = from.y * stride + from.x;
+        rows[end] = from.y + padding;
         ascending = ascending && (end == begin || rows[end] >= rows[end - 1]);
       }
+      const uint32_t channel = own.channel - firstInput(block);
       if (channel < sizes.groupInputs()) {
         const ChannelSlots slots{offsets.data() + begin, ascending ? rows.data() + begin : nullptr,
                                  values ? values + begin : nullptr, end - begin, lanes};
         C *const channelSums = sums && begin < spikes ? sums + channel * weights : nullptr;
         const C *const channelWeights = to ? packed(block) + channel * weights : nullptr;
-        ofChannel<Columns>(slots, grad, channelSums, channelWeights, to ? partial + begin * registerLanes<C> : nullptr);
+        ofChannel<Columns>(slots, lastColumn, scale, channelSums, channelWeights,
+                           to ? partial + begin * registerLanes<C> : nullptr);
         if (to)
           sumPartials(partial, begin, end, to);
       }
@@ -488,7 +513,8 @@ private:
   };
 
   template <unsigned Columns>
-  void ofChannel(const ChannelSlots &slots, const C *grad, C *sums, const C *weights, C *partial) const {
+  void ofChannel(const ChannelSlots &slots, const C *grad, const C *scale, C *sums, const C *weights,
+                 C *partial) const {
     constexpr unsigned columns = Columns ? Columns : 1;
     constexpr unsigned most = registersForKernelRow / columns < 1 ? 1 : registersForKernelRow / columns;
     // Any number of columns: one after the other.
@@ -505,61 +531,65 @@ private:
           const size_t weight = (ky * sizes.kernelWidth + part) * slots.lanes + lane;
           const C *const from = grad + lane + part * slots.lanes - ky * map.stride * slots.lanes;
           if (sums && partial)
-            bothOfRow<columns>(slots, begin, end, from, sums + weight, weights + weight, partial, group);
+            bothOfRow<columns>(slots, begin, end, from, scale + lane, sums + weight, weights + weight, partial, group);
           else if (sums)
-            weightsOfRow<columns>(slots, begin, end, from, sums + weight, group);
+            weightsOfRow<columns>(slots, begin, end, from, scale + lane, sums + weight, group);
           else if (partial)
-            valuesOfRow<columns>(slots, begin, end, from, weights + weight, partial, group);
+            valuesOfRow<columns>(slots, begin, end, from, scale + lane, weights + weight, partial, group);
         });
     }
   }
 
   // The two below in one: each gradient is read once.
   template <unsigned Columns, typename Group>
-  static void bothOfRow(const ChannelSlots &slots, size_t begin, size_t end, const C *grad, C *sums, const C *weights,
-                        C *partial, Group) {
+  static void bothOfRow(const ChannelSlots &slots, size_t begin, size_t end, const C *grad, const C *scale, C *sums,
+                        const C *weights, C *partial, Group) {
     Group row[Columns], own[Columns];
     for (unsigned column = 0; column < Columns; ++column) {
-      row[column].loadFrom(sums + column * slots.lanes);
-      own[column].loadFrom(weights + column * slots.lanes);
+      row[column].clear();
+      scaledWeights(own[column], weights + column * slots.lanes, scale);
     }
-    for (size_t slot = begin; slot < end; ++slot) {
-      const C *const from = grad + slots.offsets[slot] * slots.lanes;
-      C *const at = partial + slot * registerLanes<C>;
-      const auto value = splat<Register<C>>(slots.values ? slots.values[slot] : C(1));
-      auto sum = load<Register<C>>(at);
-      Register<C> other{};
-      for (unsigned column = 0; column < Columns; ++column) {
-        row[column].addScaled(value, from + column * slots.lanes);
-        (column % 2 ? other : sum) = own[column].addProducts(column % 2 ? other : sum, from + column * slots.lanes);
+    // Of spikes, whose value is 1, additions: they wait for no multiplication of the other sums.
+    const auto add = [&](const auto &addTo) {
+      for (size_t slot = begin; slot < end; ++slot) {
+        const C *const from = grad + slots.offsets[slot] * slots.lanes;
+        C *const at = partial + slot * registerLanes<C>;
+        auto sum = load<Register<C>>(at);
+        Register<C> other{};
+        for (unsigned column = 0; column < Columns; ++column) {
+          addTo(row[column], slot, from + column * slots.lanes);
+          (column % 2 ? other : sum) = own[column].addProducts(column % 2 ? other : sum, from + column * slots.lanes);
+        }
+        store(at, sum + other);
       }
-      store(at, sum + other);
-    }
+    };
+    withValues(slots, add);
     for (unsigned column = 0; column < Columns; ++column)
-      row[column].storeTo(sums + column * slots.lanes);
+      addScaled(row[column], scale, sums + column * slots.lanes);
   }
 
   template <unsigned Columns, typename Group>
-  static void weightsOfRow(const ChannelSlots &slots, size_t begin, size_t end, const C *grad, C *sums, Group) {
+  static void weightsOfRow(const ChannelSlots &slots, size_t begin, size_t end, const C *grad, const C *scale, C *sums,
+                           Group) {
     Group row[Columns];
     for (unsigned column = 0; column < Columns; ++column)
-      row[column].loadFrom(sums + column * slots.lanes);
-    for (size_t slot = begin; slot < end; ++slot) {
-      const C *const from = grad + slots.offsets[slot] * slots.lanes;
-      const auto value = splat<Register<C>>(slots.values ? slots.values[slot] : C(1));
-      for (unsigned column = 0; column < Columns; ++column)
-        row[column].addScaled(value, from + column * slots.lanes);
-    }
+      row[column].clear();
+    const auto add = [&](const auto &addTo) {
+      for (size_t slot = begin; slot < end; ++slot)
+        for (unsigned column = 0; column < Columns; ++column)
+          addTo(row[column], slot, grad + (slots.offsets[slot] + column) * slots.lanes);
+    };
+    withValues(slots, add);
     for (unsigned column = 0; column < Columns; ++column)
-      row[column].storeTo(sums + column * slots.lanes);
+      addScaled(row[column], scale, sums + column * slots.lanes);
   }
 
   template <unsigned Columns, typename Group>
-  static void valuesOfRow(const ChannelSlots &slots, size_t begin, size_t end, const C *grad, const C *weights,
-                          C *partial, Group) {
+  static void valuesOfRow(const ChannelSlots &slots, size_t begin, size_t end, const C *grad, const C *scale,
+                          const C *weights, C *partial, Group) {
     Group row[Columns];
     for (unsigned column = 0; column < Columns; ++column)
-      row[column].loadFrom(weights + column * slots.lanes);
+      scaledWeights(row[column], weights + column * slots.lanes, scale);
     for (size_t slot = begin; slot < end; ++slot) {
       const C *const from = grad + slots.offsets[slot] * slots.lanes;
       C *const at = partial + slot * registerLanes<C>;
@@ -570,6 +600,25 @@ private:
         (column % 2 ? other : sum) = row[column].addProducts(column % 2 ? other : sum, from + column * slots.lanes);
       store(at, sum + other);
     }
+  }
+
+  // body(add), add(sums, slot, gradients): sums += the slot's value * gradients.
+  template <typename Body> static void withValues(const ChannelSlots &slots, const Body &body) {
+    if (slots.values)
+      body([&slots](auto &to, size_t slot, const C *from) {
+        to.addScaled(splat<Register<C>>(slots.values[slot]), from);
+      });
+    else
+      body([](auto &to, size_t, const C *from) { to.add(from); });
+  }
+  template <typename Group> static void scaledWeights(Group &to, const C *weights, const C *scale) {
+    to.forEach(
+        [=](unsigned lane, auto &own) { own = load<Register<C>>(weights + lane) * load<Register<C>>(scale + lane); });
+  }
+  template <typename Group> static void addScaled(Group &from, const C *scale, C *to) {
+    from.forEach([=](unsigned lane, const auto &own) {
+      store(to + lane, multiplyAdd(own, load<Register<C>>(scale + lane), load<Register<C>>(to + lane)));
+    });
   }
 
   // ---- packing
@@ -598,8 +647,10 @@ private:
   }
 
   const Axis rows_, columns_;
-  const Divider byMap_, byRow_;
-  ThreadBuffer<C> memory_; // aligned
+  const uint32_t mapSize_; // of the input
+  const Divider byMap_;
+  std::vector<Position> positions_; // of the input's places
+  ThreadBuffer<C> memory_;          // aligned
   C *packed_ = nullptr;
 };
 
@@ -635,15 +686,15 @@ public:
     if (gradWeight_)
       std::fill_n(sums(task), convolution_.packedSize(block(task)), C(0));
   }
-  // Of the spikes of one row, grad: the block's padded map.
-  void add(size_t task, size_t row, const C *grad) {
+  // Of the spikes of one row, grad: the block's padded map, each lane to be multiplied by its scale.
+  void add(size_t task, size_t row, const C *grad, const C *scale) {
     const size_t at = row * spikes_.slots, part = block(task) % blocks().perGroup;
     const int32_t *const ids = spikes_.ids + at, *const counts = spikes_.counts + 2 * row;
     C *to = gradValues_;
     if (to && part > 0)
       to = partialValues_.data() + (part - 1) * spikes_.rows() * spikes_.slots;
     convolution_.gradients(block(task), ids, unit_ ? nullptr : spikes_.values + at, static_cast<size_t>(counts[0]),
-                           static_cast<size_t>(counts[1]), grad, gradWeight_ ? sums(task) : nullptr,
+                           static_cast<size_t>(counts[1]), grad, scale, gradWeight_ ? sums(task) : nullptr,
                            to ? to + at : nullptr);
   }
   // Behind all tasks.

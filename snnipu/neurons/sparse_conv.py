@@ -405,8 +405,10 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
 
     def _count(self, counts: torch.Tensor, like: torch.Tensor) -> None:
         """What the last call fired, where its slots were not made."""
-        none = like.detach().new_empty((*counts.shape[:2], 0))
-        self._last = SparseSpikes._trusted(none.int(), none, counts, math.prod(self._out_shape() or ()))
+        none = (*counts.shape[:2], 0)
+        self._last = SparseSpikes._trusted(
+            counts.new_empty(none), like.detach().new_empty(none), counts, math.prod(self._out_shape() or ())
+        )
 
     def pooled_densely(self, x: torch.Tensor, pool: "SparsePool2d", delay: int) -> Tuple[torch.Tensor, float]:
         """Dense spikes ``[T, B, out, h, w]`` behind ``pool``, from dense maps, and their activity; see

@@ -305,14 +305,14 @@ class SparseNetwork(nn.Module):
             x = layer.chosen(x, BREAK_EVEN_WITH_POOL)
             if isinstance(x, SparseSpikes):
                 seen = layer.pooled_sparsely(x, pool, delay)
-                self._activity_behind[index] = seen.activity
+                self._note_activity(index, seen)
                 return seen, None
         if isinstance(x, torch.Tensor) and index and not isinstance(layer, SparseConvLeaky):
             x = x.flatten(2)
         spikes: SparseSpikes = layer(x, delay=delay)
         out = self.pooled(index, spikes)
         if pool is not None:
-            self._activity_behind[index] = out.activity
+            self._note_activity(index, out)
         return out, spikes
 
     def _pool_in_one(self, index: int) -> Optional[SparsePool2d]:
@@ -325,16 +325,22 @@ class SparseNetwork(nn.Module):
             return None
         return pools[0] if layer.pools_in_one(pools[0]) else None
 
+    def _note_activity(self, index: int, behind: SparseSpikes) -> None:
+        """For :meth:`_next_is_dense`, where it is to be read."""
+        if index + 1 < len(self.layers) and self.layers[index + 1].path == "auto":
+            self._activity_behind[index] = behind.activity
+
     def _next_is_dense(self, index: int) -> bool:
         """Whether the layer behind this one runs densely: as the activity of its input in the call before tells."""
         if index + 1 == len(self.layers):
             return False
         following = self.layers[index + 1]
+        if following.path != "auto":
+            return bool(following.path == "dense")
         limit = LINEAR_BREAK_EVEN
         if isinstance(following, SparseConvLeaky):
             limit = BREAK_EVEN if self._pool_in_one(index + 1) is None else BREAK_EVEN_WITH_POOL
-        busy = self._activity_behind.get(index, 0.0) > limit
-        return following.path == "dense" or (following.path == "auto" and busy)
+        return self._activity_behind.get(index, 0.0) > limit
 
     def pooled(self, index: int, spikes: SparseSpikes) -> SparseSpikes:
         """The spikes of a layer behind its pools."""

@@ -1,8 +1,10 @@
 """The ``snnipu::`` operator library and what is registered in it."""
 
-from typing import Callable, Dict
+from typing import Callable, Dict, Optional
 
 import torch
+
+from snnipu.ops._arguments import PLAIN, is_direct
 
 _definitions = torch.library.Library("snnipu", "DEF")
 
@@ -21,6 +23,18 @@ def define(schema: str, *, reference: Callable, meta: Callable) -> Callable:
     implement(name, "CompositeExplicitAutograd", reference)
     implement(name, "Meta", meta)
     return getattr(torch.ops.snnipu, name).default
+
+
+def unwatched(name: str, *tensors: Optional[torch.Tensor]) -> Callable:
+    """``snnipu::<name>`` for these tensors, the first of them on the device; where nobody looks, its CPU kernel.
+
+    See :func:`is_direct`: of many arguments the dispatcher makes as much work as Python's own part of the operator.
+    """
+    kernel = REGISTERED[name].get("CPU")
+    plain = kernel is not None and all(tensor is None or type(tensor) in PLAIN for tensor in tensors)
+    if plain and tensors[0] is not None and is_direct(tensors[0]):
+        return kernel  # type: ignore[return-value]
+    return getattr(torch.ops.snnipu, name)
 
 
 def implement(name: str, key: str, function: Callable) -> None:

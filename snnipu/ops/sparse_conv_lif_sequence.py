@@ -278,14 +278,15 @@ class SparseConvLifSequence(torch.autograd.Function):
         window: Optional[List[int]],
     ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         store_mem = ctx.needs_input_grad[3]
+        read = (weight, values, ids, counts, bias, beta, threshold)
         given = ForwardArguments(ids, values, counts, weight, bias, beta, threshold, *options, store_mem)
         if window is None:
-            ids_out, *made, last, slot_mem, fired, mem = torch.ops.snnipu.sparse_conv_lif_sequence_fwd(*given)
+            run = _library.unwatched("sparse_conv_lif_sequence_fwd", *read)
+            ids_out, *made, last, slot_mem, fired, mem = run(*given)
             source = ids_out
         else:
-            ids_out, *made, source, last, slot_mem, fired, mem = torch.ops.snnipu.sparse_conv_lif_pool_fwd(
-                *given, window
-            )
+            run = _library.unwatched("sparse_conv_lif_pool_fwd", *read)
+            ids_out, *made, source, last, slot_mem, fired, mem = run(*given, window)
         values_out, counts_out = made
         ctx.save_for_backward(values, weight, beta, threshold, ids, counts, source, counts_out, slot_mem, fired, mem)
         ctx.options, ctx.kernel, ctx.spike_grad = options, kernel, spike_grad
@@ -301,7 +302,8 @@ class SparseConvLifSequence(torch.autograd.Function):
     ) -> Tuple[Optional[torch.Tensor], ...]:
         if grad is None:
             return (None,) * 11
-        values, weight, beta, threshold, ids, counts, *out = ctx.saved_tensors
+        saved = ctx.saved_tensors  # asked for once: torch.utils.checkpoint gives them once
+        values, weight, beta, threshold, ids, counts, *out = saved
         ids_out, counts_out, slot_mem, _, _ = out
         options, kernel = ctx.options, ctx.kernel
         if kernel is None:
@@ -313,7 +315,8 @@ class SparseConvLifSequence(torch.autograd.Function):
         arguments = BackwardArguments(
             grad.contiguous(), ids, values, counts, weight, beta, threshold, *read, *out, *kernel.plain(), *need
         )
-        grads = torch.ops.snnipu.sparse_conv_lif_sequence_bwd(*arguments)
+        run = _library.unwatched("sparse_conv_lif_sequence_bwd", weight, grad, *saved)
+        grads = run(*arguments)
         return (*(g if needed else None for g, needed in zip(grads, need)), *(None,) * 6)
 
 

@@ -361,7 +361,8 @@ class SparseLifSequence(torch.autograd.Function):
         spike_grad: Optional[SpikeGrad],
     ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         store_mem = ctx.needs_input_grad[4]
-        out = torch.ops.snnipu.sparse_lif_sequence_fwd(
+        read = (weight, values, ids, counts, bias, recurrent_weight, beta, threshold)
+        out = _library.unwatched("sparse_lif_sequence_fwd", *read)(
             ids,
             values,
             counts,
@@ -395,14 +396,15 @@ class SparseLifSequence(torch.autograd.Function):
     ) -> Tuple[Optional[torch.Tensor], ...]:
         if grad is None:
             return (None,) * 16
-        values, weight, recurrent_weight, beta, threshold, ids, counts, *out = ctx.saved_tensors
+        saved = ctx.saved_tensors  # asked for once: torch.utils.checkpoint gives them once
+        values, weight, recurrent_weight, beta, threshold, ids, counts, *out = saved
         ids_out, counts_out, slot_mem, fired, mem = out
         kernel = ctx.kernel
         if kernel is None:
             kernel = IDENTITY
             grad = evaluate(ctx.spike_grad, slot_mem, threshold, ids_out, counts_out, grad)
         need = ctx.needs_input_grad[:6]
-        grads = torch.ops.snnipu.sparse_lif_sequence_bwd(
+        grads = _library.unwatched("sparse_lif_sequence_bwd", weight, grad, *saved)(
             grad.contiguous(),
             ids,
             values,
