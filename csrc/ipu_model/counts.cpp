@@ -1,5 +1,5 @@
 // Written by csrc/ipu_model/popc/counts.py from what Clang makes of csrc/vertices; not to be edited.
-// Sources: b71a290a91c1e6c2cc9d116775de287572604c746cf6e292e09c0c3101f1651a
+// Sources: df7d30d72806bdb0d952f147da073b83c45a1df6a1a70aaf4f787fb405d45086
 // clang-format off
 #include "ipu_model/counts.hpp"
 

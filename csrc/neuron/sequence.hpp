@@ -98,6 +98,12 @@ template <typename C, bool Singles, typename Body> inline void forRegisters(Elem
       body(i, SingleLane<C>{});
 }
 
+// Whether a state is the output, which is made of the other states after the step: between steps it is neither written
+// nor read, and its rows are null.
+template <typename Neuron, unsigned Variant> constexpr bool remade(unsigned state) {
+  return static_cast<int>(state) == Neuron::outputState && Neuron::remakesOutput[Variant];
+}
+
 // The parameters of a neuron at element i. Shared: each is one value for all elements, which is read once: what a loop
 // writes might be a parameter for all that the compiler knows, and would have it read them anew for every register.
 template <typename C, unsigned Count, bool Shared> class SequenceParameters {
@@ -133,13 +139,18 @@ template <typename S, unsigned States, typename Parameters> struct ForwardRow {
   bool streaming;
 };
 
-template <typename V, typename Row, typename S> struct ForwardLane {
+template <typename Neuron, unsigned Variant, typename V, typename Row, typename S> struct ForwardLane {
   using Vector = V;
   const Row &row;
   std::size_t i;
 
   V x() const { return load<V>(row.x + i); }
-  template <unsigned K> V before() const { return load<V>(row.before[K] + i); }
+  template <unsigned K> V before() const {
+    if constexpr (remade<Neuron, Variant>(K))
+      if (!row.before[K])
+        return Neuron::template output<Variant>(*this);
+    return load<V>(row.before[K] + i);
+  }
   template <unsigned P> V parameter() const { return row.parameters.template at<P, V>(i); }
   V spike(V u) const { return heaviside(u); }
   V stored(V v) const { return quantise<S>(v); }
@@ -148,7 +159,8 @@ template <typename V, typename Row, typename S> struct ForwardLane {
       put(row.spk + i, v, row.streaming);
   }
   template <unsigned K> void after(V v) const {
-    store(row.after[K] + i, v);
+    if (!remade<Neuron, Variant>(K) || row.after[K])
+      store(row.after[K] + i, v);
     if (row.kept[K])
       put(row.kept[K] + i, v, row.streaming);
   }
@@ -168,12 +180,16 @@ void forwardSteps(const ForwardSteps<S> &a, ElementRange range) {
     for (unsigned s = 0; s < Neuron::states; ++s) {
       row.before[s] = a.state[s] + t * a.stateStride[s];
       row.after[s] = a.state[s] + (t + 1) * a.stateStride[s];
+      if (remade<Neuron, Variant>(s) && a.stateStride[s] == 0) {
+        row.before[s] = t == 0 ? row.before[s] : nullptr;
+        row.after[s] = t + 1 == a.steps ? row.after[s] : nullptr;
+      }
       row.kept[s] = a.kept[s] ? a.kept[s] + t * a.keptStride : nullptr;
     }
     const Row now = row;
     forRegisters<C, Singles>(range, [now](std::size_t i, auto lane) {
       prefetch(now.xNext + i);
-      Neuron::template step<Variant>(ForwardLane<decltype(lane), Row, S>{now, i});
+      Neuron::template step<Variant>(ForwardLane<Neuron, Variant, decltype(lane), Row, S>{now, i});
     });
   }
 }
@@ -199,7 +215,7 @@ struct BackwardLane {
 
   V x() const { return load<V>(row.x + i); }
   template <unsigned K> V before() const {
-    if constexpr (static_cast<int>(K) == Neuron::outputState && Neuron::remakesOutput[Variant])
+    if constexpr (remade<Neuron, Variant>(K))
       if (!row.before[K])
         return Neuron::template output<Variant>(*this);
     return load<V>(row.before[K] + i);
