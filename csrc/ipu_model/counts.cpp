@@ -1,5 +1,5 @@
 // Written by csrc/ipu_model/popc/counts.py from what Clang makes of csrc/vertices; not to be edited.
-// Sources: df7d30d72806bdb0d952f147da073b83c45a1df6a1a70aaf4f787fb405d45086
+// Sources: 41538a30a39ef48ae9693ffec1d41f82630acabf556e91ea5386dc349f73f060
 // clang-format off
 #include "ipu_model/counts.hpp"
 

@@ -73,8 +73,11 @@ def print_neuron(neuron: Neuron) -> str:
         *_function("step", steps),
         "",
         *_function("adjoint", [back[0] for back in backs]),
-        "",
-        *_function("output", remade, "typename Lane::Vector"),
+        *(
+            ["", *_function("output", remade, "typename Lane::Vector")]
+            if any(a.remakes_output for a in adjoints)
+            else []
+        ),
         "};",
         "",
     ]
