@@ -1,8 +1,9 @@
 // A neuron over a sequence: the loops over time and elements around the step and the adjoint of a generated struct.
 //
-// The struct (snnipu/_generator/print_cpp.py) has the numbers of its states, parameters and variants, and two static
-// functions that read and write through an accessor: step<Variant>(lane), adjoint<Variant>(lane). A parameter is one
-// value, or one for each element. An element is one neuron of one sample; elements are independent of each other.
+// The struct (snnipu/_generator/print_cpp.py) has the numbers of its states, parameters and variants, and static
+// functions that read and write through an accessor: step<Variant>(lane), adjoint<Variant>(lane) and, where a state is
+// the output, output<Variant>(lane). A parameter is one value, or one for each element. An element is one neuron of one
+// sample; elements are independent of each other.
 //
 // State and parameters are in float (double for double) whatever the storage S is. A spike is decided on the membrane
 // as it is stored, so that the backward pass sees the decisions of the forward pass.
