@@ -218,7 +218,7 @@ private:
   // The events of a step that are seen through the pool: of a window's the one that comes first, of those that fired if
   // any did.
   void keepSeen(KeptEvents<C> &kept, const C *map, size_t places) {
-    // Of an event: whether it fired, then how early its place comes, then its lane.
+    // Of an event: whether it fired, then how early its place comes.
     constexpr uint32_t last = (uint32_t{1} << 31) - 1;
     const size_t windows = a_.windows.count, cells = held_ * windows, words = cells / 64 + 1, lanes = lanes_;
     const size_t firstNeuron = first_ * places;
@@ -237,7 +237,7 @@ private:
         const uint32_t bit = *event >> 1, fires = ~*event & 1, place = bit / registerLanes<C>;
         const uint32_t own = lane + bit % registerLanes<C>, window = ofPlace[place];
         const size_t cell = window == SideBySide::none ? cells : own * windows + window;
-        seen[cell] = std::max(seen[cell], fires << 31 | (last - (place * blockLanes + own)));
+        seen[cell] = std::max(seen[cell], fires << 31 | (last - place));
         anyBits[cell / 64] |= uint64_t{1} << cell % 64;
         firedBits[cell / 64] |= uint64_t{fires} << cell % 64;
         // Whether it fired or not: what did not is written over.
@@ -259,9 +259,12 @@ private:
       for (size_t word = 0; word < words; ++word)
         end = appendBits(end, fires ? firedBits[word] : anyBits[word] & ~firedBits[word],
                          static_cast<uint32_t>(64 * word));
+      size_t own = 0; // the lane of a cell: they ascend
       for (const uint32_t *cell = cells_.data(); cell != end; ++cell, ++total) {
-        const uint32_t at = last - (seen[*cell] & last), place = at / blockLanes, own = at % blockLanes;
+        const uint32_t place = last - (seen[*cell] & last);
         seen[*cell] = 0;
+        while (*cell >= (own + 1) * windows)
+          ++own;
         ids[total] = static_cast<uint32_t>(first_ * windows) + *cell;
         source[total] = static_cast<uint32_t>(firstNeuron + own * places) + place;
         mem[total] = map[place * lanes + own];

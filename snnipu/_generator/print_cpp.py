@@ -156,7 +156,7 @@ class _Printer:
     def output(self) -> List[str]:
         """The output of the step before, from the other states before the step."""
         assert self.derived is not None
-        others = [(number, value) for number, value in self.derived.kept if number != self.made.output_state]
+        others = self.derived.others
         self.inputs.update((id(value), f"before<{number}>()") for number, value in others)
         self.inputs.pop(id(self.made.spk), None)
         leaves = [*(value for _, value in others), *self.made.derived]

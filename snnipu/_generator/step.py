@@ -206,17 +206,22 @@ class Adjoint:
                 values.append((number, value))
         return values
 
-    def leaves(self) -> List[Value]:
-        return [*(value for _, value in self.kept), *self.step.derived]
+    @property
+    def others(self) -> List[Tuple[int, Value]]:
+        """Those but for the one that is the output."""
+        return [(number, value) for number, value in self.kept if number != self.step.output_state]
 
     @property
     def remakes_output(self) -> bool:
         """Whether the state that is the output is made of the other states after the step, and parameters alone."""
         if self.step.output_state is None:
             return False
-        leaves = [*(value for number, value in self.kept if number != self.step.output_state), *self.step.derived]
+        leaves = [*(value for _, value in self.others), *self.step.derived]
         found = needed([self.step.spk], leaves)
         return all(value.operation != "input" or is_one_of(value, leaves) for value in found)
+
+    def leaves(self) -> List[Value]:
+        return [*(value for _, value in self.kept), *self.step.derived]
 
     @property
     def main(self) -> List[Operand]:

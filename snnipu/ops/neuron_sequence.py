@@ -179,7 +179,7 @@ def neuron_sequence_bwd_reference(*arguments: Any) -> Made:
         output = step.output_state
         if output is not None and adjoint.remakes_output and not a.states[output].numel():
             functions = _functions(like.dtype, Kernel(a.surrogate, a.surrogate_a, a.surrogate_b))
-            given = {id(value): rows[number] for number, value in adjoint.kept if number != output}
+            given = {id(value): rows[number] for number, value in adjoint.others}
             rows[output] = _generator.evaluate([step.spk], {**given, **derived}, **functions)[0]
         befores += [[row[t] for row in rows] for t in range(steps)]
     constant = a.num_steps is not None
@@ -257,8 +257,8 @@ def _bwd_meta(*arguments: Any) -> Made:
 
 
 _fwd = _library.define(_SCHEMA_FWD, reference=neuron_sequence_fwd_reference, meta=_fwd_meta)
-_bwd = _library.define(_SCHEMA_BWD, reference=neuron_sequence_bwd_reference, meta=_bwd_meta)
-_KERNELS_FWD, _KERNELS_BWD = (_library.REGISTERED[f"neuron_sequence_{direction}"] for direction in ("fwd", "bwd"))
+_library.define(_SCHEMA_BWD, reference=neuron_sequence_bwd_reference, meta=_bwd_meta)
+_KERNELS_FWD = _library.REGISTERED["neuron_sequence_fwd"]
 
 
 class _Options(NamedTuple):
@@ -290,8 +290,7 @@ def _forward(direct: bool, x: torch.Tensor, initial: Sequence[Optional[torch.Ten
 
 
 def _backward(like: torch.Tensor, *arguments: Any) -> Made:
-    run = _KERNELS_BWD.get("CPU", _bwd) if is_direct(like) else _bwd
-    made: Made = run(*arguments)
+    made: Made = _library.unwatched("neuron_sequence_bwd", like)(*arguments)
     return made
 
 

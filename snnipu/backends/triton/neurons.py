@@ -8,7 +8,6 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from snnipu import _generator
-from snnipu._generator import Adjoint
 from snnipu._generator.print_triton_kernels import AHEAD_FEW, AHEAD_MANY, backward_arguments, forward_arguments
 from snnipu._layout import layout
 from snnipu.backends import triton as backend
@@ -51,12 +50,8 @@ def generated(name: str) -> Any:
 @lru_cache(maxsize=None)
 def _reads(name: str, variant: int, parameters: bool) -> Tuple[Tuple[int, ...], bool]:
     """Numbers of the states that the adjoint reads, before or after a step, and whether it reads x."""
-    adjoint: Adjoint = _neurons.adjoint(name, variant)
-    results = [adjoint.grad_x, *adjoint.grad_before, *(adjoint.grad_derived if parameters else [])]
-    found = {id(value) for value in _generator.needed(results, adjoint.leaves())}
-    step = adjoint.step
-    states = {s for s, value in [*enumerate(step.before), *adjoint.kept] if id(value) in found}
-    return tuple(sorted(states)), id(step.x) in found
+    reads = _neurons.reads_all(name, variant) if parameters else _neurons.reads(name, variant)[0]
+    return tuple(s for s in range(reads.states.bit_length()) if reads.states >> s & 1), reads.x
 
 
 def _options(elements: int, like: torch.Tensor, streams: int) -> Tuple[int, Dict[str, Any]]:
