@@ -85,26 +85,29 @@ public:
       beta_[lane] = real ? unitClamped(a.beta[first_ + lane]) : C(0);
       threshold_[lane] = real ? a.threshold[first_ + lane] : never;
       gradThreshold_[lane] = real ? a.gradThreshold : never;
-      subtracted_[lane] = real && a.reset == SNNIPU_RESET_SUBTRACT ? threshold_[lane] : C(0);
     }
-    toZero_ = C(a.reset == SNNIPU_RESET_ZERO);
   }
 
   void run(size_t sample, bool unit, KeptEvents<C> &kept) {
-    static thread_local ThreadBuffer<C> states, currents;
+    static thread_local ThreadBuffer<C> states, nextStates;
     const ConvSizes &sizes = a_.convolution.sizes;
     const size_t places = sizes.places(), batch = a_.spikes.batch;
-    C *const map = states.zeros(places * lanes_), *const current = currents.zeros(places * lanes_);
+    // Membranes, and what the step after them makes of them without its current.
+    C *map = states.zeros(places * lanes_), *next = nextStates.reserve(places * lanes_);
     constexpr size_t perWord = 64 / registerLanes<C>;
     words_.resize((places + perWord - 1) / perWord);
     kept.begin.push_back(0);
+    for (unsigned lane = 0; lane < lanes_; lane += registerLanes<C>)
+      step(map, next, places, lane);
     for (size_t t = 0; t < a_.spikes.steps; ++t) {
-      const bool arrives = t >= a_.delay;
-      const size_t row = arrives ? (t - a_.delay) * batch + sample : 0, at = row * a_.spikes.slots;
-      a_.convolution.currents(block_, a_.spikes.ids + at, unit ? nullptr : a_.spikes.values + at,
-                              arrives ? static_cast<size_t>(a_.spikes.counts[2 * row]) : 0, current, true);
+      std::swap(map, next);
+      if (t >= a_.delay) {
+        const size_t row = (t - a_.delay) * batch + sample, at = row * a_.spikes.slots;
+        a_.convolution.addCurrents(block_, a_.spikes.ids + at, unit ? nullptr : a_.spikes.values + at,
+                                   static_cast<size_t>(a_.spikes.counts[2 * row]), a_.inputScale, map);
+      }
       for (unsigned lane = 0; lane < held_; lane += registerLanes<C>) {
-        step(map, current, places, lane);
+        step(map, next, places, lane);
         list(lane, places);
       }
       if (a_.mem)
@@ -123,23 +126,28 @@ private:
   struct Word {
     uint64_t fired, carried;
   };
-  // The membranes of some lanes at all places; the currents are cleared. Of the resets, the factors of the one that is
-  // asked for are 1: a template would be three times the code.
-  void step(C *map, C *currents, size_t places, unsigned lane) {
+  // Of some lanes at all places: who fired and who carries gradient, and the membranes of the next step but for its
+  // current.
+  void step(const C *map, C *next, size_t places, unsigned lane) {
+    switch (a_.reset) {
+    case SNNIPU_RESET_SUBTRACT:
+      return stepOf<Reset::Subtract>(map, next, places, lane);
+    case SNNIPU_RESET_ZERO:
+      return stepOf<Reset::Zero>(map, next, places, lane);
+    default:
+      return stepOf<Reset::None>(map, next, places, lane);
+    }
+  }
+  template <Reset R> void stepOf(const C *map, C *next, size_t places, unsigned lane) {
     using V = Register<C>;
     constexpr unsigned together = 64 / registerLanes<C>;
-    const V beta = load<V>(beta_ + lane), bias = load<V>(bias_ + lane), threshold = load<V>(threshold_ + lane);
-    const V second = load<V>(gradThreshold_ + lane), subtracted = load<V>(subtracted_ + lane);
-    const V scale = splat<V>(a_.inputScale), toZero = splat<V>(toZero_);
+    const LeakyParameters<V> parameters{load<V>(beta_ + lane), load<V>(threshold_ + lane)};
+    const V bias = load<V>(bias_ + lane), second = load<V>(gradThreshold_ + lane);
     const size_t lanes = lanes_;
     const auto update = [=](size_t place, uint64_t &fired, uint64_t &carried, unsigned shift) {
-      C *const at = map + place * lanes + lane;
-      const V before = load<V>(at), above = heaviside(before - threshold);
-      const V x = load<V>(currents + place * lanes + lane) * scale + bias;
-      store(currents + place * lanes + lane, V{});
-      const V u = (beta * ((splat<V>(1) - toZero * above) * before) + x) - above * subtracted;
-      store(at, u);
-      fired |= bitsAbove(u - threshold, splat<V>(0)) << shift;
+      const V u = load<V>(map + place * lanes + lane);
+      store(next + place * lanes + lane, leakyMembrane<R>(parameters, bias, u));
+      fired |= bitsAbove(u - parameters.threshold, splat<V>(0)) << shift;
       carried |= bitsAbove(u, second) << shift;
     };
     size_t first = 0, word = 0;
@@ -281,8 +289,6 @@ private:
   unsigned lanes_, held_;
   size_t first_;
   alignas(64) C bias_[blockLanes], beta_[blockLanes], threshold_[blockLanes], gradThreshold_[blockLanes];
-  alignas(64) C subtracted_[blockLanes];
-  C toZero_;
   std::vector<Word> words_;
   std::vector<uint32_t> events_, cells_;
   std::vector<uint32_t> seen_; // of the windows, and of none: what is seen of the events so far; zeros between steps
@@ -479,7 +485,7 @@ public:
         addBeta(map, row - batch);
       for (size_t place = 0; a_.gradCurrent && place < places_; ++place)
         for (size_t lane = 0; lane < held_; ++lane)
-          a_.gradCurrent[(row * places_ + place) * channels + first_ + lane] = at(map, place, lane);
+          a_.gradCurrent[(row * places_ + place) * channels + first_ + lane] = at(map, padded_[place], lane);
       if (t >= a_.delay)
         toInput(row - a_.delay * batch, map, scale_);
       if (t > 0)
@@ -490,21 +496,29 @@ public:
   }
 
 private:
-  size_t padded(size_t place) const { return padded_[place]; }
-  C at(const C *map, size_t place, size_t lane) const { return scale_[lane] * map[padded(place) * lanes_ + lane]; }
+  // place: of the padded map.
+  C at(const C *map, size_t place, size_t lane) const { return scale_[lane] * map[place * lanes_ + lane]; }
 
-  // The channel of neurons whose channels mostly ascend.
-  struct Channel {
-    uint32_t places, lane = 0, first = 0;
-
-    uint32_t placeOf(uint32_t neuron) {
-      if (neuron < first)
-        lane = first = 0;
-      for (; neuron - first >= places; first += places)
-        ++lane;
-      return neuron - first;
-    }
+  // Of neurons of the block, their places in the padded map and their lanes.
+  struct Located {
+    std::vector<uint32_t> place, lane;
   };
+  const Located &locate(const uint32_t *ids, size_t count) const {
+    static thread_local Located found;
+    found.place.resize(std::max(found.place.size(), count));
+    found.lane.resize(std::max(found.lane.size(), count));
+    uint32_t *const place = found.place.data(), *const lane = found.lane.data();
+    const uint32_t width = static_cast<uint32_t>(a_.convolution.sizes.outWidth), first = static_cast<uint32_t>(first_);
+    const uint32_t height = static_cast<uint32_t>(a_.convolution.sizes.outHeight);
+    const uint32_t start = static_cast<uint32_t>(map_.place(0, 0)), stride = static_cast<uint32_t>(map_.stride);
+    const WholeQuotient lineOf(width), channelOf(height);
+    for (size_t at = 0; at < count; ++at) {
+      const uint32_t line = lineOf(ids[at]), channel = channelOf(line);
+      place[at] = start + (line - channel * height) * stride + ids[at] - line * width;
+      lane[at] = channel - first;
+    }
+    return found;
+  }
 
   // The gradient behind the spikes that were given a slot.
   void addSlots(size_t row, C *map) {
@@ -516,19 +530,19 @@ private:
     addSorted(ids + spikes, ids + carried, through + spikes, map);
   }
   void addSorted(const int32_t *begin, const int32_t *end, const C *through, C *map) {
-    const int64_t first = static_cast<int64_t>(first_ * places_);
-    const uint32_t size = static_cast<uint32_t>(held_ * places_), places = static_cast<uint32_t>(places_);
-    Channel channel{places};
-    for (const int32_t *at = first == 0 ? begin : std::lower_bound(begin, end, first); at != end; ++at) {
-      const uint32_t local = static_cast<uint32_t>(*at) - static_cast<uint32_t>(first);
-      if (local >= size)
-        break;
-      const uint32_t place = channel.placeOf(local), lane = channel.lane;
-      const C g = through[at - begin];
-      map[padded(place) * lanes_ + lane] += inverse_[lane] * g;
-      if (a_.gradThreshold)
-        sums_.total[2][lane] -= static_cast<double>(g);
-    }
+    const int32_t first = static_cast<int32_t>(first_ * places_);
+    const int32_t *const from = first == 0 ? begin : std::lower_bound(begin, end, first);
+    if (first_ + held_ < a_.convolution.sizes.outChannels)
+      end = std::lower_bound(from, end, first + static_cast<int32_t>(held_ * places_));
+    const size_t count = static_cast<size_t>(end - from);
+    const Located &found = locate(reinterpret_cast<const uint32_t *>(from), count);
+    const uint32_t *const place = found.place.data(), *const lane = found.lane.data();
+    const size_t lanes = lanes_;
+    through += from - begin;
+    for (size_t at = 0; at < count; ++at)
+      map[place[at] * lanes + lane[at]] += inverse_[lane[at]] * through[at];
+    for (size_t at = 0; a_.gradThreshold && at < count; ++at)
+      sums_.total[2][lane[at]] -= static_cast<double>(through[at]);
   }
 
   void addUp(const C *map) {
@@ -547,13 +561,14 @@ private:
     for (unsigned lane = 0; lane < held_; ++lane) {
       C sum = 0;
       for (size_t place = 0; place < places_; ++place)
-        sum += at(map, place, lane) * mem[place * a_.convolution.sizes.outChannels + lane];
+        sum += at(map, padded_[place], lane) * mem[place * a_.convolution.sizes.outChannels + lane];
       sums_.total[1][lane] += static_cast<double>(sum);
     }
     if (a_.reset == SNNIPU_RESET_ZERO)
-      forFired(rowBefore, [&](size_t place, size_t lane) {
+      forFired(rowBefore, [&](size_t padded, size_t lane, size_t neuron) {
+        const size_t place = neuron - (first_ + lane) * places_;
         sums_.total[1][lane] -=
-            static_cast<double>(at(map, place, lane) * mem[place * a_.convolution.sizes.outChannels + lane]);
+            static_cast<double>(at(map, padded, lane) * mem[place * a_.convolution.sizes.outChannels + lane]);
       });
   }
 
@@ -583,20 +598,21 @@ private:
   // From a step to the one before it, whose neurons that fired were reset.
   void before(C *map, size_t rowBefore) {
     if (a_.gradThreshold && a_.reset == SNNIPU_RESET_SUBTRACT)
-      forFired(rowBefore,
-               [&](size_t place, size_t lane) { sums_.total[2][lane] -= static_cast<double>(at(map, place, lane)); });
+      forFired(rowBefore, [&](size_t place, size_t lane, size_t) {
+        sums_.total[2][lane] -= static_cast<double>(at(map, place, lane));
+      });
     decay(map);
     if (a_.reset == SNNIPU_RESET_ZERO)
-      forFired(rowBefore, [&](size_t place, size_t lane) { map[padded(place) * lanes_ + lane] = C(0); });
+      forFired(rowBefore, [&](size_t place, size_t lane, size_t) { map[place * lanes_ + lane] = C(0); });
   }
 
   void atFirst(const C *map) {
     for (unsigned lane = 0; lane < held_; ++lane)
       for (size_t place = 0; C(0) - a_.threshold[first_ + lane] > C(0) && place < places_; ++place)
-        sums_.total[2][lane] -= static_cast<double>(at(map, place, lane));
+        sums_.total[2][lane] -= static_cast<double>(at(map, padded_[place], lane));
   }
 
-  // body(place, lane) for the block's neurons that fired in a row.
+  // body(place of the padded map, lane, neuron) for the block's neurons that fired in a row.
   template <typename Body> void forFired(size_t row, const Body &body) const {
     static thread_local std::vector<uint32_t> fired;
     const uint32_t *const words = a_.fired + row * a_.convolution.sizes.words();
@@ -611,11 +627,10 @@ private:
         bits &= ~uint64_t{0} >> (32 * word + 64 - end);
       listed = appendBits(listed, bits, static_cast<uint32_t>(32 * word));
     }
-    Channel channel{static_cast<uint32_t>(places_)};
-    for (const uint32_t *id = fired.data(); id < listed; ++id) {
-      const uint32_t place = channel.placeOf(*id - static_cast<uint32_t>(first));
-      body(place, channel.lane);
-    }
+    const size_t count = static_cast<size_t>(listed - fired.data());
+    const Located &found = locate(fired.data(), count);
+    for (size_t at = 0; at < count; ++at)
+      body(found.place[at], found.lane[at], fired[at]);
   }
 
   const ConvBackward<C> &a_;
@@ -712,10 +727,10 @@ int conv2dForward(const Spikes<C> &spikes, const Convolution<C> &convolution, co
       std::copy_n(bias + first, held, start);
     for (size_t row = task % pieces * piece; row < std::min(rows, (task % pieces + 1) * piece); ++row) {
       const size_t at = row * spikes.slots;
-      convolution.currents(block, spikes.ids + at, checked.unitValues() ? nullptr : spikes.values + at,
-                           static_cast<size_t>(spikes.counts[2 * row]), map, false);
-      for (size_t place = 0; bias && place < places; ++place)
-        addRun(map + place * lanes, C(1), start, lanes);
+      for (size_t place = 0; place < places; ++place)
+        std::copy_n(start, lanes, map + place * lanes);
+      convolution.addCurrents(block, spikes.ids + at, checked.unitValues() ? nullptr : spikes.values + at,
+                              static_cast<size_t>(spikes.counts[2 * row]), C(1), map);
       transpose(map, lanes, places, held, out + row * sizes.neurons() + first * places, places, C(1));
     }
   });

@@ -32,6 +32,19 @@ private:
   uint64_t magic_;
 };
 
+// n / d likewise, of many n at once; below 2^31, of which a double knows also the halves.
+class WholeQuotient {
+public:
+  explicit WholeQuotient(uint32_t d) : inverse_(1.0 / d) {}
+  // Half a unit more: what is rounded stays far from whole numbers.
+  uint32_t operator()(uint32_t n) const {
+    return static_cast<uint32_t>(static_cast<int32_t>((static_cast<int32_t>(n) + 0.5) * inverse_));
+  }
+
+private:
+  double inverse_;
+};
+
 // What a coordinate of the input leads to: kernel indices [kernel, kernel + length), as packed, to as many neighbouring
 // places from `place` on.
 struct Run {
@@ -148,14 +161,10 @@ constexpr size_t placeCost = 20;
 
 // Spikes of one row by the place they come from, column after column; and those of the kernel's height of lines alone.
 template <typename C> struct SpikesByPlace {
-  struct Found {
-    uint32_t place;
-    int32_t key;
-  };
   std::vector<uint32_t> begin; // [places of the input + 1]
   std::vector<int32_t> key;    // where the weights of the spike begin, but for what all of a window have in common
   std::vector<C> value;
-  std::vector<Found> found; // of each spike, as they come
+  std::vector<uint32_t> place, keyOf; // of each spike, as they come
   struct Band {
     std::vector<uint32_t> begin; // [columns + 1]
     std::vector<int32_t> key;
@@ -207,17 +216,16 @@ public:
   // Numbers of a block's weights, packed.
   size_t packedSize(size_t block) const { return sizes.groupInputs() * sizes.taps() * blocks.lanes(block); }
 
-  // The currents of one row's spikes: [place][lane]. cleared: the sums are zeros.
-  void currents(size_t block, const int32_t *ids, const C *values, size_t count, C *sums, bool cleared) const {
+  // to += scale * the currents of one row's spikes: [place][lane].
+  void addCurrents(size_t block, const int32_t *ids, const C *values, size_t count, C scale, C *to) const {
     const size_t registers = sizes.kernelWidth * (blocks.lanes(block) / registerLanes<C>);
     const size_t added = count / sizes.groups * sizes.kernelHeight * (registers + 1);
-    const bool scatters = !sizes.unitSteps() || added < placeCost * sizes.places();
-    if (scatters && !cleared)
-      std::fill_n(sums, sizes.places() * blocks.lanes(block), C(0));
-    if (scatters)
-      values ? scattered<false>(block, ids, values, count, sums) : scattered<true>(block, ids, values, count, sums);
+    if (!sizes.unitSteps() || added < placeCost * sizes.places())
+      values || scale != C(1) ? scattered<false>(block, ids, values, count, scale, to)
+                              : scattered<true>(block, ids, values, count, scale, to);
     else
-      values ? gathered<false>(block, ids, values, count, sums) : gathered<true>(block, ids, values, count, sums);
+      values ? gathered<false>(block, ids, values, count, scale, to)
+             : gathered<true>(block, ids, values, count, scale, to);
   }
 
   // Gradients of the weights (to sums, from the slots [0, spikes)) and of the values of the slots [0, carried), from
@@ -274,38 +282,36 @@ private:
   // ---- the currents
 
   void sortByPlace(size_t block, const int32_t *ids, const C *values, size_t count, SpikesByPlace<C> &sorted) const {
-    constexpr uint32_t none = ~uint32_t{0};
-    const size_t width = sizes.kernelWidth;
-    const uint32_t height = static_cast<uint32_t>(sizes.inHeight);
-    const int32_t lanes = static_cast<int32_t>(blocks.lanes(block));
-    sorted.begin.assign(mapSize_ + 1, 0);
-    sorted.key.resize(count + copiedAtOnce);
-    sorted.value.resize(values ? count + copiedAtOnce : 0);
-    sorted.found.resize(count);
-    uint32_t *const begin = sorted.begin.data();
-    Channel own{*this};
+    const uint32_t height = static_cast<uint32_t>(sizes.inHeight), width = static_cast<uint32_t>(sizes.inWidth);
+    const uint32_t taps = static_cast<uint32_t>(sizes.taps()), kernel = static_cast<uint32_t>(sizes.kernelWidth);
+    const uint32_t firstChannel = firstInput(block), channels = static_cast<uint32_t>(sizes.groupInputs());
+    const uint32_t lanes = blocks.lanes(block), noPlace = mapSize_;
+    const WholeQuotient lineOf(width), channelOf(height);
+    // One place more, of the spikes of other groups.
+    sorted.begin.assign(mapSize_ + 2, 0);
+    for (auto *each : {&sorted.place, &sorted.keyOf})
+      each->resize(std::max(each->size(), count));
+    sorted.key.resize(std::max(sorted.key.size(), count + copiedAtOnce));
+    if (values)
+      sorted.value.resize(std::max(sorted.value.size(), count + copiedAtOnce));
+    uint32_t *const place = sorted.place.data(), *const key = sorted.keyOf.data(), *const begin = sorted.begin.data();
     for (size_t spike = 0; spike < count; ++spike) {
-      const Position from = positions_[own.placeOf(ids[spike])];
-      const uint32_t channel = own.channel - firstInput(block);
-      const bool ofGroup = channel < sizes.groupInputs();
-      const uint32_t place = from.x * height + from.y;
+      const uint32_t id = static_cast<uint32_t>(ids[spike]), line = lineOf(id), channel = channelOf(line);
+      const uint32_t x = id - line * width, y = line - channel * height, own = channel - firstChannel;
+      place[spike] = own < channels ? x * height + y : noPlace;
       // The last column comes first.
-      const uint32_t first = static_cast<uint32_t>((channel + 1) * sizes.taps() - 1 + from.y * width) - from.x;
-      sorted.found[spike] = {ofGroup ? place : none, static_cast<int32_t>(first) * lanes};
-      if (ofGroup)
-        ++begin[place];
+      key[spike] = ((own + 1) * taps - 1 + y * kernel - x) * lanes;
     }
+    for (size_t spike = 0; spike < count; ++spike)
+      ++begin[place[spike]];
     uint32_t total = 0;
-    for (size_t place = 0; place <= mapSize_; ++place) {
-      total += begin[place];
-      begin[place] = total;
+    for (size_t at = 0; at <= mapSize_; ++at) {
+      total += begin[at];
+      begin[at] = total;
     }
     for (size_t spike = count; spike-- > 0;) {
-      const auto found = sorted.found[spike];
-      if (found.place == none)
-        continue;
-      const uint32_t to = --begin[found.place];
-      sorted.key[to] = found.key;
+      const uint32_t to = --begin[place[spike]];
+      sorted.key[to] = static_cast<int32_t>(key[spike]);
       if (values)
         sorted.value[to] = values[spike];
     }
@@ -341,7 +347,8 @@ private:
   // A spike of channel c at (y, x) adds, to the place at (oy, ox), the weights of kernel line y + padding - oy and
   // column x + padding - ox. Packed, with the last column first, that is its key, (c + 1) * taps - 1 + y * kernel width
   // - x, plus what is the same for all spikes of a window. Keys are kept times the lanes.
-  template <bool Unit> void gathered(size_t block, const int32_t *ids, const C *values, size_t count, C *sums) const {
+  template <bool Unit>
+  void gathered(size_t block, const int32_t *ids, const C *values, size_t count, C scale, C *to) const {
     static thread_local SpikesByPlace<C> sorted;
     sortByPlace(block, ids, values, count, sorted);
     const unsigned lanes = blocks.lanes(block);
@@ -358,43 +365,48 @@ private:
         for (size_t ox = 0; ox < sizes.outWidth; ++ox) {
           const std::ptrdiff_t left = signedOf(ox) - signedOf(sizes.paddingX);
           const std::ptrdiff_t from = std::min(width, std::max<std::ptrdiff_t>(0, left));
-          const std::ptrdiff_t to = std::max(from, std::min(width, left + kernel));
+          const std::ptrdiff_t until = std::max(from, std::min(width, left + kernel));
           const C *const weights = packed(block) + (left - ofLine) * signedOf(lanes) + lane;
-          const auto add = [&](auto &to, uint32_t spike) {
+          const auto add = [&](auto &group, uint32_t spike) {
             if constexpr (Unit)
-              to.add(weights + key[spike]);
+              group.add(weights + key[spike]);
             else
-              to.addScaled(splat<Register<C>>(value[spike]), weights + key[spike]);
+              group.addScaled(splat<Register<C>>(value[spike]), weights + key[spike]);
           };
           // Two sums, each of which waits for its own additions alone.
           auto other = sum;
           sum.clear();
           other.clear();
           uint32_t spike = begin[from];
-          for (; spike + 2 <= begin[to]; spike += 2) {
+          for (; spike + 2 <= begin[until]; spike += 2) {
             add(sum, spike);
             add(other, spike + 1);
           }
-          if (spike < begin[to])
+          if (spike < begin[until])
             add(sum, spike);
           sum.join(other);
-          sum.storeTo(sums + (oy * sizes.outWidth + ox) * lanes + lane);
+          C *const place = to + (oy * sizes.outWidth + ox) * lanes + lane;
+          sum.forEach([=](unsigned own, const auto &current) {
+            store(place + own, multiplyAdd(current, splat<Register<C>>(scale), load<Register<C>>(place + own)));
+          });
         }
       });
     }
   }
 
-  template <bool Unit> void scattered(size_t block, const int32_t *ids, const C *values, size_t count, C *sums) const {
+  // Unit: of values of 1 and a scale of 1.
+  template <bool Unit>
+  void scattered(size_t block, const int32_t *ids, const C *values, size_t count, C scale, C *to) const {
     const C *const weights = packed(block);
     const uint32_t first = firstInput(block);
     const size_t lanes = blocks.lanes(block);
     for (size_t spike = 0; spike < count; ++spike) {
-      const C value = Unit ? C(1) : values[spike];
+      const C value = Unit || !values ? scale : scale * values[spike];
       forRuns(first, lanes, ids[spike], [&](size_t weight, size_t place, size_t n) {
         if constexpr (Unit)
-          addRun(sums + place, weights + weight, n);
+          addRun(to + place, weights + weight, n);
         else
-          addRun(sums + place, value, weights + weight, n);
+          addRun(to + place, value, weights + weight, n);
       });
     }
   }
@@ -452,164 +464,197 @@ private:
     return total;
   }
 
+  // Slots of the block's group by the line of the input that they come from.
+  struct SlotsByLine {
+    std::vector<uint32_t> begin;          // [lines of the group's channels + 1]
+    std::vector<uint32_t> lines, offsets; // of places, as if the padded maps of all channels were one below the other
+    const C *values;                      // null: 1
+    size_t count, first;                  // first: slot, where slot after slot follows
+    // Where they come in another order.
+    std::vector<uint32_t> slots;
+    std::vector<int32_t> ids;
+    std::vector<C> ordered;
+
+    size_t slot(size_t at) const { return slots.empty() ? first + at : slots[first + at]; }
+  };
+
+  void byLine(size_t block, const int32_t *ids, const C *values, size_t begin, size_t end, SlotsByLine &to) const {
+    to.slots.clear();
+    to.first = begin;
+    to.values = values ? values + begin : nullptr;
+    const int32_t *from = ids + begin, *until = ids + end;
+    if (!std::is_sorted(from, until)) {
+      sortById(ids, values, begin, end, to);
+      from = to.ids.data();
+      until = from + to.ids.size();
+    }
+    const uint32_t height = static_cast<uint32_t>(sizes.inHeight), width = static_cast<uint32_t>(sizes.inWidth);
+    const uint32_t firstLine = firstInput(block) * height;
+    const size_t lines = sizes.groupInputs() * height;
+    if (sizes.groups > 1) {
+      const int32_t *const all = from, firstId = static_cast<int32_t>(firstLine * width);
+      from = std::lower_bound(from, until, firstId);
+      until = std::lower_bound(from, until, firstId + static_cast<int32_t>(lines * width));
+      to.first += static_cast<size_t>(from - all);
+      to.values = values ? to.values + (from - all) : nullptr;
+    }
+    const size_t count = to.count = static_cast<size_t>(until - from);
+    to.lines.resize(std::max(to.lines.size(), count));
+    to.offsets.resize(std::max(to.offsets.size(), count));
+    to.begin.assign(lines + 1, static_cast<uint32_t>(count));
+    uint32_t *const line = to.lines.data(), *const offset = to.offsets.data(), *const starts = to.begin.data();
+    const WholeQuotient lineOf(width);
+    const uint32_t padding = static_cast<uint32_t>(map.stride) - width;
+    for (size_t at = 0; at < count; ++at) {
+      const uint32_t own = lineOf(static_cast<uint32_t>(from[at]));
+      line[at] = own - firstLine;
+      offset[at] = static_cast<uint32_t>(from[at]) + own * padding;
+    }
+    for (size_t at = count; at-- > 0;)
+      starts[line[at]] = static_cast<uint32_t>(at);
+    for (size_t own = lines; own-- > 0;)
+      starts[own] = std::min(starts[own], starts[own + 1]);
+  }
+  static void sortById(const int32_t *ids, const C *values, size_t begin, size_t end, SlotsByLine &to) {
+    for (size_t slot = begin; slot < end; ++slot)
+      to.slots.push_back(static_cast<uint32_t>(slot));
+    std::stable_sort(to.slots.begin(), to.slots.end(), [ids](uint32_t a, uint32_t b) { return ids[a] < ids[b]; });
+    to.ids.clear();
+    to.ordered.clear();
+    for (const uint32_t slot : to.slots) {
+      to.ids.push_back(ids[slot]);
+      to.ordered.push_back(values ? values[slot] : C(1));
+    }
+    to.first = 0;
+    to.values = values ? to.ordered.data() : nullptr;
+  }
+
   // Slots of one channel after another, whose weights, or sums, of a kernel's row stay in registers. Columns 0: any
   // number.
   template <unsigned Columns>
   void gradientsOf(size_t block, const int32_t *ids, const C *values, size_t spikes, size_t carried, const C *grad,
                    const C *scale, C *sums, C *to) const {
-    static thread_local std::vector<uint32_t> offsets, rows;
+    static thread_local SlotsByLine firing, others;
     static thread_local ThreadBuffer<C> products;
-    const size_t lanes = blocks.lanes(block), count = to ? carried : spikes, weights = sizes.taps() * lanes;
-    const uint32_t padding = static_cast<uint32_t>(sizes.paddingY), stride = static_cast<uint32_t>(map.stride);
+    const size_t lanes = blocks.lanes(block), lines = sizes.inHeight;
+    byLine(block, ids, values, 0, spikes, firing);
+    byLine(block, ids, nullptr, spikes, to ? carried : spikes, others);
+    C *const partial = to ? products.zeros((firing.count + others.count) * registerLanes<C>) : nullptr;
+    C *const partialOfOthers = to ? partial + firing.count * registerLanes<C> : nullptr;
     // Of the places of a kernel's row, the first one: the last column's.
     const size_t column = sizes.paddingX + map.before - (sizes.kernelWidth - 1);
     const C *const lastColumn = grad + ((sizes.paddingY + map.above) * map.stride + column) * lanes;
-    offsets.resize(count);
-    rows.resize(count);
-    C *const partial = to ? products.zeros(count * registerLanes<C>) : nullptr;
-    Channel own{*this};
-    for (size_t begin = 0; begin < count;) {
-      size_t end = begin;
-      bool ascending = true;
-      own.placeOf(ids[begin]);
-      for (const size_t stop = begin < spikes ? std::min(spikes, count) : count; end < stop; ++end) {
-        const uint32_t place = static_cast<uint32_t>(ids[end]) - own.first;
-        if (place >= mapSize_)
-          break;
-        const Position from = positions_[place];
-        offsets[end] = from.y * stride + from.x;
-        rows[end] = from.y + padding;
-        ascending = ascending && (end == begin || rows[end] >= rows[end - 1]);
-      }
-      const uint32_t channel = own.channel - firstInput(block);
-      if (channel < sizes.groupInputs()) {
-        const ChannelSlots slots{offsets.data() + begin, ascending ? rows.data() + begin : nullptr,
-                                 values ? values + begin : nullptr, end - begin, lanes};
-        C *const channelSums = sums && begin < spikes ? sums + channel * weights : nullptr;
-        const C *const channelWeights = to ? packed(block) + channel * weights : nullptr;
-        ofChannel<Columns>(slots, lastColumn, scale, channelSums, channelWeights,
-                           to ? partial + begin * registerLanes<C> : nullptr);
-        if (to)
-          sumPartials(partial, begin, end, to);
-      }
-      begin = end;
-    }
-  }
-
-  static void sumPartials(const C *partial, size_t begin, size_t end, C *to) {
-    const auto at = [partial](size_t slot) { return load<Register<C>>(partial + slot * registerLanes<C>); };
-    for (; begin + 4 <= end; begin += 4) {
-      std::fill_n(to + begin, 4, C(0));
-      addFourSums(to + begin, at(begin), at(begin + 1), at(begin + 2), at(begin + 3));
-    }
-    for (; begin < end; ++begin)
-      to[begin] = sumOf(at(begin));
-  }
-
-  struct ChannelSlots {
-    const uint32_t *offsets, *rows; // rows with the padding, in ascending order; null where they are not
-    const C *values;
-    size_t count, lanes;
-  };
-
-  template <unsigned Columns>
-  void ofChannel(const ChannelSlots &slots, const C *grad, const C *scale, C *sums, const C *weights,
-                 C *partial) const {
     constexpr unsigned columns = Columns ? Columns : 1;
     constexpr unsigned most = registersForKernelRow / columns < 1 ? 1 : registersForKernelRow / columns;
     // Any number of columns: one after the other.
     const size_t parts = Columns ? 1 : sizes.kernelWidth;
-    size_t begin = 0, end = slots.rows ? 0 : slots.count;
-    for (size_t ky = 0; ky < sizes.kernelHeight; ++ky) {
-      // Those whose row leads into the map by this one of the kernel's.
-      while (slots.rows && begin < slots.count && slots.rows[begin] < ky)
-        ++begin;
-      while (slots.rows && end < slots.count && slots.rows[end] < ky + sizes.outHeight)
-        ++end;
-      for (size_t part = 0; part < parts && begin < end; ++part)
-        forPlaceGroups<C, most>(static_cast<unsigned>(slots.lanes), [&](unsigned lane, auto group) {
-          const size_t weight = (ky * sizes.kernelWidth + part) * slots.lanes + lane;
-          const C *const from = grad + lane + part * slots.lanes - ky * map.stride * slots.lanes;
-          if (sums && partial)
-            bothOfRow<columns>(slots, begin, end, from, scale + lane, sums + weight, weights + weight, partial, group);
-          else if (sums)
-            weightsOfRow<columns>(slots, begin, end, from, scale + lane, sums + weight, group);
-          else if (partial)
-            valuesOfRow<columns>(slots, begin, end, from, scale + lane, weights + weight, partial, group);
-        });
+    for (size_t channel = 0; channel < sizes.groupInputs(); ++channel)
+      for (size_t ky = 0; ky < sizes.kernelHeight; ++ky) {
+        // The lines that this one of the kernel's leads into the map from.
+        const size_t top = ky > sizes.paddingY ? ky - sizes.paddingY : 0;
+        const size_t bottom = std::min(lines, std::max(ky + sizes.outHeight, sizes.paddingY) - sizes.paddingY);
+        if (top >= bottom)
+          continue;
+        const auto span = [&](const SlotsByLine &slots, C *products) {
+          const size_t first = channel * lines;
+          return Span{slots.offsets.data(), slots.values, products, slots.begin[first + top],
+                      slots.begin[first + bottom]};
+        };
+        const Span fired = span(firing, partial), other = span(others, partialOfOthers);
+        if (fired.begin == fired.end && other.begin == other.end)
+          continue;
+        const size_t above = (firstInput(block) + channel) * lines + ky;
+        for (size_t part = 0; part < parts; ++part)
+          forPlaceGroups<C, most>(static_cast<unsigned>(lanes), [&](unsigned lane, auto group) {
+            const size_t weight = ((channel * sizes.kernelHeight + ky) * sizes.kernelWidth + part) * lanes + lane;
+            const KernelRow row{lastColumn + lane + part * lanes -
+                                    static_cast<std::ptrdiff_t>(above * map.stride * lanes),
+                                scale + lane, packed(block) + weight, sums + weight, lanes};
+            if (sums && to)
+              ofRow<columns, true, true>(row, fired, other, group);
+            else if (sums)
+              ofRow<columns, true, false>(row, fired, other, group);
+            else
+              ofRow<columns, false, true>(row, fired, other, group);
+          });
+      }
+    if (to) {
+      sumPartials(partial, firing, to);
+      sumPartials(partialOfOthers, others, to);
     }
   }
 
-  // The two below in one: each gradient is read once.
-  template <unsigned Columns, typename Group>
-  static void bothOfRow(const ChannelSlots &slots, size_t begin, size_t end, const C *grad, const C *scale, C *sums,
-                        const C *weights, C *partial, Group) {
-    Group row[Columns], own[Columns];
-    for (unsigned column = 0; column < Columns; ++column) {
-      row[column].clear();
-      scaledWeights(own[column], weights + column * slots.lanes, scale);
+  static void sumPartials(const C *partial, const SlotsByLine &slots, C *to) {
+    const auto at = [partial](size_t slot) { return load<Register<C>>(partial + slot * registerLanes<C>); };
+    size_t begin = 0;
+    for (; begin + 4 <= slots.count; begin += 4) {
+      C four[4] = {};
+      addFourSums(four, at(begin), at(begin + 1), at(begin + 2), at(begin + 3));
+      for (size_t i = 0; i < 4; ++i)
+        to[slots.slot(begin + i)] = four[i];
     }
-    // Of spikes, whose value is 1, additions: they wait for no multiplication of the other sums.
-    const auto add = [&](const auto &addTo) {
-      for (size_t slot = begin; slot < end; ++slot) {
-        const C *const from = grad + slots.offsets[slot] * slots.lanes;
-        C *const at = partial + slot * registerLanes<C>;
-        auto sum = load<Register<C>>(at);
-        Register<C> other{};
-        for (unsigned column = 0; column < Columns; ++column) {
-          addTo(row[column], slot, from + column * slots.lanes);
-          (column % 2 ? other : sum) = own[column].addProducts(column % 2 ? other : sum, from + column * slots.lanes);
+    for (; begin < slots.count; ++begin)
+      to[slots.slot(begin)] = sumOf(at(begin));
+  }
+
+  // Slots of some lines of one channel, and their products with the weights: a register of each.
+  struct Span {
+    const uint32_t *offset;
+    const C *value; // null: 1
+    C *product;
+    size_t begin, end;
+  };
+  // Some lanes of a kernel's row: the gradients that a slot of offset 0 leads to, and the weights and their sums.
+  struct KernelRow {
+    const C *grad, *scale, *weights;
+    C *sums;
+    size_t lanes;
+  };
+
+  // Of each slot a gradient is read once: for the sums of its weights, where it fired, and for its products.
+  template <unsigned Columns, bool Sums, bool Products, typename Group>
+  static void ofRow(const KernelRow row, const Span fired, const Span others, Group) {
+    Group sum[Columns], weight[Columns];
+    for (unsigned column = 0; column < Columns; ++column) {
+      sum[column].clear();
+      if constexpr (Products)
+        scaledWeights(weight[column], row.weights + column * row.lanes, row.scale);
+    }
+    // addTo(sum, slot, gradients)
+    const auto forSlots = [&](const Span &span, const auto &addTo) {
+      const size_t lanes = row.lanes;
+      for (size_t slot = span.begin; slot < span.end; ++slot) {
+        const C *const from = row.grad + span.offset[slot] * lanes;
+        if constexpr (Products) {
+          C *const at = span.product + slot * registerLanes<C>;
+          // Two sums, each of which waits for its own additions alone.
+          auto own = load<Register<C>>(at);
+          Register<C> other{};
+          for (unsigned column = 0; column < Columns; ++column) {
+            addTo(sum[column], slot, from + column * lanes);
+            (column % 2 ? other : own) = weight[column].addProducts(column % 2 ? other : own, from + column * lanes);
+          }
+          store(at, own + other);
+        } else {
+          for (unsigned column = 0; column < Columns; ++column)
+            addTo(sum[column], slot, from + column * lanes);
         }
-        store(at, sum + other);
       }
     };
-    withValues(slots, add);
-    for (unsigned column = 0; column < Columns; ++column)
-      addScaled(row[column], scale, sums + column * slots.lanes);
-  }
-
-  template <unsigned Columns, typename Group>
-  static void weightsOfRow(const ChannelSlots &slots, size_t begin, size_t end, const C *grad, const C *scale, C *sums,
-                           Group) {
-    Group row[Columns];
-    for (unsigned column = 0; column < Columns; ++column)
-      row[column].clear();
-    const auto add = [&](const auto &addTo) {
-      for (size_t slot = begin; slot < end; ++slot)
-        for (unsigned column = 0; column < Columns; ++column)
-          addTo(row[column], slot, grad + (slots.offsets[slot] + column) * slots.lanes);
-    };
-    withValues(slots, add);
-    for (unsigned column = 0; column < Columns; ++column)
-      addScaled(row[column], scale, sums + column * slots.lanes);
-  }
-
-  template <unsigned Columns, typename Group>
-  static void valuesOfRow(const ChannelSlots &slots, size_t begin, size_t end, const C *grad, const C *scale,
-                          const C *weights, C *partial, Group) {
-    Group row[Columns];
-    for (unsigned column = 0; column < Columns; ++column)
-      scaledWeights(row[column], weights + column * slots.lanes, scale);
-    for (size_t slot = begin; slot < end; ++slot) {
-      const C *const from = grad + slots.offsets[slot] * slots.lanes;
-      C *const at = partial + slot * registerLanes<C>;
-      // Two sums, each of which waits for its own additions alone.
-      auto sum = load<Register<C>>(at);
-      Register<C> other{};
-      for (unsigned column = 0; column < Columns; ++column)
-        (column % 2 ? other : sum) = row[column].addProducts(column % 2 ? other : sum, from + column * slots.lanes);
-      store(at, sum + other);
-    }
-  }
-
-  // body(add), add(sums, slot, gradients): sums += the slot's value * gradients.
-  template <typename Body> static void withValues(const ChannelSlots &slots, const Body &body) {
-    if (slots.values)
-      body([&slots](auto &to, size_t slot, const C *from) {
-        to.addScaled(splat<Register<C>>(slots.values[slot]), from);
-      });
+    const auto nothing = [](auto &, size_t, const C *) {};
+    // Of spikes, whose value is 1, additions: they wait for no multiplication of the other sums.
+    if (!Sums)
+      forSlots(fired, nothing);
+    else if (!fired.value)
+      forSlots(fired, [](auto &to, size_t, const C *from) { to.add(from); });
     else
-      body([](auto &to, size_t, const C *from) { to.add(from); });
+      forSlots(fired, [values = fired.value](auto &to, size_t slot, const C *from) {
+        to.addScaled(splat<Register<C>>(values[slot]), from);
+      });
+    if constexpr (Products)
+      forSlots(others, nothing);
+    for (unsigned column = 0; Sums && column < Columns; ++column)
+      addScaled(sum[column], row.scale, row.sums + column * row.lanes);
   }
   template <typename Group> static void scaledWeights(Group &to, const C *weights, const C *scale) {
     to.forEach(
