@@ -46,4 +46,32 @@ inline uint32_t *appendBits(uint32_t *to, uint64_t bits, uint32_t first, [[maybe
   return end;
 }
 
+// Of 64 numbers, which are not 0, and which have the highest bit.
+struct NumberBits {
+  uint64_t any, highest;
+};
+inline NumberBits numberBits(const uint32_t *from) {
+  NumberBits bits{0, 0};
+#if defined(SNNIPU_AVX512)
+  for (unsigned i = 0; i < 64; i += 16) {
+    const __m512i numbers = _mm512_loadu_si512(from + i);
+    bits.any |= static_cast<uint64_t>(_mm512_test_epi32_mask(numbers, numbers)) << i;
+    bits.highest |= static_cast<uint64_t>(_mm512_movepi32_mask(numbers)) << i;
+  }
+#elif defined(SNNIPU_SSE2)
+  for (unsigned i = 0; i < 64; i += 4) {
+    const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i *>(from + i));
+    const __m128i none = _mm_cmpeq_epi32(numbers, _mm_setzero_si128());
+    bits.any |= static_cast<uint64_t>(15 & ~_mm_movemask_ps(_mm_castsi128_ps(none))) << i;
+    bits.highest |= static_cast<uint64_t>(_mm_movemask_ps(_mm_castsi128_ps(numbers))) << i;
+  }
+#else
+  for (unsigned i = 0; i < 64; ++i) {
+    bits.any |= static_cast<uint64_t>(from[i] != 0) << i;
+    bits.highest |= static_cast<uint64_t>(from[i] >> 31) << i;
+  }
+#endif
+  return bits;
+}
+
 } // namespace snnipu

@@ -229,13 +229,11 @@ private:
     // Of an event: whether it fired, then how early its place comes.
     constexpr uint32_t last = (uint32_t{1} << 31) - 1;
     const size_t windows = a_.windows.count, cells = held_ * windows, words = cells / 64 + 1, lanes = lanes_;
-    const size_t firstNeuron = first_ * places;
+    const uint32_t firstNeuron = static_cast<uint32_t>(first_ * places), each = static_cast<uint32_t>(places);
     const uint32_t *const ofPlace = a_.windows.ofPlace.data();
-    seen_.resize(cells + 1);
+    seen_.assign(64 * words, 0);
     cells_.resize(cells + 1 + bitsRoom);
-    bits_.assign(2 * words, 0);
     uint32_t *const seen = seen_.data();
-    uint64_t *const anyBits = bits_.data(), *const firedBits = anyBits + words;
     const size_t carried = begin_[(held_ + registerLanes<C> - 1) / registerLanes<C>];
     uint32_t *const fired = kept.fired.room(carried + 1);
     size_t spikes = 0;
@@ -246,39 +244,40 @@ private:
         const uint32_t own = lane + bit % registerLanes<C>, window = ofPlace[place];
         const size_t cell = window == SideBySide::none ? cells : own * windows + window;
         seen[cell] = std::max(seen[cell], fires << 31 | (last - place));
-        anyBits[cell / 64] |= uint64_t{1} << cell % 64;
-        firedBits[cell / 64] |= uint64_t{fires} << cell % 64;
         // Whether it fired or not: what did not is written over.
-        fired[spikes] = static_cast<uint32_t>(firstNeuron + own * places) + place;
+        fired[spikes] = firstNeuron + own * each + place;
         spikes += fires;
       }
     }
     kept.fired.advance(spikes);
     kept.firedEnd.push_back(static_cast<uint32_t>(kept.fired.size()));
     kept.carried.push_back(static_cast<uint32_t>(carried));
-    const size_t most = std::min(carried, cells);
-    uint32_t *const ids = kept.ids.room(most), *const source = kept.source.room(most);
-    C *const mem = kept.mem.room(most);
-    size_t total = 0;
-    anyBits[cells / 64] &= ~(uint64_t{1} << cells % 64);
-    firedBits[cells / 64] &= ~(uint64_t{1} << cells % 64);
-    for (const bool fires : {true, false}) {
-      uint32_t *end = cells_.data();
-      for (size_t word = 0; word < words; ++word)
-        end = appendBits(end, fires ? firedBits[word] : anyBits[word] & ~firedBits[word],
-                         static_cast<uint32_t>(64 * word));
-      size_t own = 0; // the lane of a cell: they ascend
-      for (const uint32_t *cell = cells_.data(); cell != end; ++cell, ++total) {
-        const uint32_t place = last - (seen[*cell] & last);
-        seen[*cell] = 0;
-        while (*cell >= (own + 1) * windows)
-          ++own;
-        ids[total] = static_cast<uint32_t>(first_ * windows) + *cell;
-        source[total] = static_cast<uint32_t>(firstNeuron + own * places) + place;
-        mem[total] = map[place * lanes + own];
-      }
-      kept.begin.push_back(static_cast<uint32_t>(kept.ids.size() + total));
+    seen[cells] = 0; // of no window
+    bits_.resize(words);
+    uint32_t *end = cells_.data();
+    for (size_t word = 0; word < words; ++word) {
+      const NumberBits found = numberBits(seen + 64 * word);
+      bits_[word] = found.any & ~found.highest;
+      end = appendBits(end, found.highest, static_cast<uint32_t>(64 * word));
     }
+    const size_t firing = static_cast<size_t>(end - cells_.data());
+    for (size_t word = 0; word < words; ++word)
+      end = appendBits(end, bits_[word], static_cast<uint32_t>(64 * word));
+    const size_t total = static_cast<size_t>(end - cells_.data());
+    uint32_t *const ids = kept.ids.room(total), *const source = kept.source.room(total);
+    C *const mem = kept.mem.room(total);
+    const uint32_t *const cell = cells_.data();
+    const uint32_t firstId = static_cast<uint32_t>(first_ * windows);
+    const WholeQuotient laneOf(static_cast<uint32_t>(windows));
+    for (size_t i = 0; i < total; ++i) {
+      const uint32_t own = laneOf(cell[i]), place = last - (seen[cell[i]] & last);
+      ids[i] = firstId + cell[i];
+      source[i] = firstNeuron + own * each + place;
+      mem[i] = map[static_cast<size_t>(place) * lanes + own];
+    }
+    const size_t before = kept.ids.size();
+    kept.begin.push_back(static_cast<uint32_t>(before + firing));
+    kept.begin.push_back(static_cast<uint32_t>(before + total));
     kept.ids.advance(total);
     kept.source.advance(total);
     kept.mem.advance(total);
@@ -291,8 +290,8 @@ private:
   alignas(64) C bias_[blockLanes], beta_[blockLanes], threshold_[blockLanes], gradThreshold_[blockLanes];
   std::vector<Word> words_;
   std::vector<uint32_t> events_, cells_;
-  std::vector<uint32_t> seen_; // of the windows, and of none: what is seen of the events so far; zeros between steps
-  std::vector<uint64_t> bits_; // of the windows: where there are any, and where one fired
+  std::vector<uint32_t> seen_; // of the windows, and of none: what is seen of the events so far
+  std::vector<uint64_t> bits_; // of the windows: where one is seen that did not fire
   size_t begin_[blockLanes / registerLanes<C> + 1] = {}; // of each register's lanes' events
 };
 
