@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import inspect
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.utils._pytree as pytree
@@ -25,6 +25,31 @@ _operators: Dict[str, Callable[..., Any]] = {}
 def register(**operators: Callable[..., Any]) -> None:
     """Hand ``SparseSpikes`` the operators that its methods call."""
     _operators.update(operators)
+
+
+class SpikeTotals(NamedTuple):
+    """How many spikes there were, without the spikes: ``counts`` and ``dropped`` of a :class:`SparseSpikes`."""
+
+    counts: torch.Tensor
+    num_neurons: int
+    dropped: Optional[torch.Tensor]
+
+    @property
+    def num_spikes(self) -> int:
+        return int(self.counts[..., 0].sum())
+
+    @property
+    def activity(self) -> float:
+        cells = self.counts.shape[0] * self.counts.shape[1] * self.num_neurons
+        return self.num_spikes / cells if cells else 0.0
+
+    @property
+    def overflow(self) -> int:
+        return 0 if self.dropped is None else int(self.dropped[..., 0].sum())
+
+    @property
+    def has_data(self) -> bool:
+        return self.counts.device.type != "meta"
 
 
 # A dataclass, so that DistributedDataParallel finds the tensors in it.
@@ -259,18 +284,17 @@ class SparseSpikes:
     @property
     def num_spikes(self) -> int:
         """Spikes in all."""
-        return int(self.counts[..., 0].sum())
+        return self._totals().num_spikes
 
     @property
     def activity(self) -> float:
         """Mean spikes per neuron and step, 0 to 1; 0 for an empty batch."""
-        cells = self.shape.numel()
-        return self.num_spikes / cells if cells else 0.0
+        return self._totals().activity
 
     @property
     def overflow(self) -> int:
         """Spikes that did not fit into the slots and were dropped."""
-        return 0 if self.dropped is None else int(self.dropped[..., 0].sum())
+        return self._totals().overflow
 
     def __len__(self) -> int:
         return self.num_steps
@@ -362,10 +386,8 @@ class SparseSpikes:
             self.map_shape,
         )
 
-    def _summary(self) -> "SparseSpikes":
-        """Counts without the spikes."""
-        ids, values = (tensor.new_empty((*tensor.shape[:2], 0)) for tensor in (self.ids, self.values.detach()))
-        return self._trusted(ids, values, self.counts, self.num_neurons, self.dropped, self.outside, self.map_shape)
+    def _totals(self) -> SpikeTotals:
+        return SpikeTotals(self.counts, self.num_neurons, self.dropped)
 
     def clone(self) -> "SparseSpikes":
         return self._map(torch.clone)

@@ -20,7 +20,7 @@ from snnipu.ops.sparse_conv2d import check_groups
 from snnipu.ops.sparse_conv_lif_sequence import sparse_conv_lif_pool
 from snnipu.ops.sparse_lif_sequence import delayed
 from snnipu.ops.sparse_pool2d import mode_code
-from snnipu.spikes import SparseSpikes, check_map_shape
+from snnipu.spikes import SparseSpikes, SpikeTotals, check_map_shape
 from snnipu.surrogate import SpikeGrad
 
 DenseOrSparse = Union[torch.Tensor, SparseSpikes]
@@ -336,7 +336,7 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
             )
         else:
             out = self._dense(chosen, delay)
-        self._last = out._summary()
+        self._last = out._totals()
         return out
 
     def membranes(self, x: DenseOrSparse, *, delay: int = 0) -> torch.Tensor:
@@ -400,15 +400,12 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
         out, counts = sparse_conv_lif_pool(
             x, self.weight, self.bias, pool.kernel_size, **options, **self._maps(), delay=delay
         )
-        self._count(counts, out.values)
+        self._count(counts)
         return out
 
-    def _count(self, counts: torch.Tensor, like: torch.Tensor) -> None:
+    def _count(self, counts: torch.Tensor) -> None:
         """What the last call fired, where its slots were not made."""
-        none = (*counts.shape[:2], 0)
-        self._last = SparseSpikes._trusted(
-            counts.new_empty(none), like.detach().new_empty(none), counts, math.prod(self._out_shape() or ())
-        )
+        self._last = SpikeTotals(counts, math.prod(self._out_shape() or ()), None)
 
     def pooled_densely(self, x: torch.Tensor, pool: "SparsePool2d", delay: int) -> Tuple[torch.Tensor, float]:
         """Dense spikes ``[T, B, out, h, w]`` behind ``pool``, from dense maps, and their activity; see
@@ -435,7 +432,7 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
             reset_code(self.reset_mechanism),
             kernel,
         )
-        self._count(made.counts, made.maps)
+        self._count(made.counts)
         return made.maps, int(made.spikes) / made.maps.numel()
 
     # ---- to and from nn.Conv2d + Leaky

@@ -16,7 +16,7 @@ from snnipu.ops._spike_gradient import fused
 from snnipu.ops.lif_sequence import lif_apply
 from snnipu.ops.select_spikes import grad_threshold_argument
 from snnipu.ops.sparse_lif_sequence import delayed
-from snnipu.spikes import SparseSpikes
+from snnipu.spikes import SparseSpikes, SpikeTotals
 from snnipu.surrogate import SpikeGrad, as_surrogate
 
 Parameter = Union[float, torch.Tensor]
@@ -59,7 +59,7 @@ class SparseNeurons(nn.Module):
         self.input_scale = float(input_scale)
         self.overflow_order = overflow
         self.path = check_path(path)
-        self._last: Optional[SparseSpikes] = None
+        self._last: Optional[SpikeTotals] = None
         self._measured = DeviceActivity()
 
     # Set by _register.
@@ -123,12 +123,12 @@ class SparseNeurons(nn.Module):
     @property
     def activity(self) -> Optional[float]:
         """Mean spikes per neuron and step in the last forward, 0 to 1; None where there was none, or none with data."""
-        return None if self._last is None or self._last.device.type == "meta" else self._last.activity
+        return self._last.activity if self._last is not None and self._last.has_data else None
 
     @property
     def overflow(self) -> Optional[int]:
         """Spikes dropped in the last forward; None where there was none, or none with data."""
-        return None if self._last is None or self._last.device.type == "meta" else self._last.overflow
+        return self._last.overflow if self._last is not None and self._last.has_data else None
 
     def _neuron_options(self) -> Dict[str, Any]:
         """The neurons' parameters and options, as the operators of whole layers take them."""
@@ -353,7 +353,7 @@ class SparseLeaky(SparseNeurons):
             )
         else:
             out = self._dense(chosen, delay)
-        self._last = out._summary()
+        self._last = out._totals()
         return out
 
     def membranes(self, x: Union[torch.Tensor, SparseSpikes], *, delay: int = 0) -> torch.Tensor:

@@ -25,7 +25,7 @@ from snnipu.ops._arguments import is_compiling, reset_code
 from snnipu.ops._slots import check_max_spikes, overflow_code
 from snnipu.ops._spike_gradient import fused
 from snnipu.ops.lif_sequence import learnt_decay
-from snnipu.spikes import SparseSpikes
+from snnipu.spikes import SparseSpikes, SpikeTotals
 from snnipu.surrogate import SpikeGrad
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ class SparseNetwork(nn.Module):
             if layer.pools
         }
         self.pools: Any = nn.ModuleDict(pools) if pools else {}
-        self._input: Optional[SparseSpikes] = None
+        self._input: Optional[SpikeTotals] = None
         # Of the spikes behind the pool of a layer, in the last call.
         self._activity_behind: Dict[int, float] = {}
         self.ipu_plan: Optional[Plan] = None
@@ -275,7 +275,7 @@ class SparseNetwork(nn.Module):
             TypeError, ValueError: ``x`` of another type, shape or device; the message says which.
         """
         first = self._limited(x)
-        self._input = first._summary() if isinstance(first, SparseSpikes) else None
+        self._input = first._totals() if isinstance(first, SparseSpikes) else None
         out: Union[torch.Tensor, SparseSpikes] = first
         every: List[SparseSpikes] = []
         if isinstance(first, SparseSpikes) and self._one_operator():
@@ -398,7 +398,7 @@ class SparseNetwork(nn.Module):
             None if self.ipu_plan is None else self.ipu_plan.attribute(),
         )
         for layer, made in zip(self.layers, every):
-            layer._last = made._summary()
+            layer._last = made._totals()
         return every
 
     def _limited(self, x: Union[torch.Tensor, SparseSpikes]) -> Union[torch.Tensor, SparseSpikes]:
@@ -435,12 +435,12 @@ class SparseNetwork(nn.Module):
     @property
     def input_activity(self) -> Optional[float]:
         """Mean spikes per neuron and step of the input of the last forward; None where it ran as a dense tensor."""
-        return None if self._input is None or self._input.device.type == "meta" else self._input.activity
+        return self._input.activity if self._input is not None and self._input.has_data else None
 
     @property
     def input_overflow(self) -> int:
         """Input spikes beyond ``max_spikes[0]`` (or that the input itself says were dropped) in the last forward."""
-        return 0 if self._input is None or self._input.device.type == "meta" else self._input.overflow
+        return self._input.overflow if self._input is not None and self._input.has_data else 0
 
     # ---- to and from a stack of nn.Linear + Leaky
 
