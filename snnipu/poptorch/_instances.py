@@ -4,6 +4,7 @@ The processes are those that ``torchrun`` starts, with its variables ``RANK`` an
 by ``torch.distributed`` (gloo).
 """
 
+import atexit
 import os
 from typing import Iterable, Tuple
 
@@ -39,6 +40,13 @@ def connect() -> None:
     """Meet the other processes; nothing where there are none, or where they have met."""
     if instance()[1] > 1 and not dist.is_initialized():
         dist.init_process_group("gloo")
+        # Its threads, where the interpreter ends with them, may abort the process.
+        atexit.register(_disconnect)
+
+
+def _disconnect() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def check_connected(count: int) -> None:

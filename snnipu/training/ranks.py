@@ -15,6 +15,9 @@ _Result = TypeVar("_Result")
 TIMEOUT = 600.0  # seconds
 # How long processes whose collective failed wait for each other, to tell which of them is gone.
 GRACE = 3.0
+# One may fail at once, by a connection that ends, and another only when its time is over: the first process, whose
+# store the others ask, waits for them that much longer at most.
+LATEST = 10.0
 # What torchrun, or whoever starts the processes, tells them.
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -39,6 +42,7 @@ class Ranks:
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, local_size: int = 1) -> None:
         self.rank, self.size, self.local_rank, self.local_size = rank, size, local_rank, local_size
         self._store: Any = None
+        self._timeout = TIMEOUT
         self._seconds = 0.0  # in collectives
 
     @property
@@ -140,18 +144,19 @@ class Ranks:
         """Processes that wait in vain, too, say so in the store; the others are those that are gone or hang."""
         names = {rank: f"waiting/{rank}" for rank in range(self.size)}
         reason = str(error).strip().split("\n", 1)[0]
-        missing: List[int] = list(names)
+        missing: Optional[List[int]] = None
         try:
             self._store.set(names[self.rank], "1")
-            until = time.monotonic() + GRACE
-            while missing and time.monotonic() < until:
-                missing = [rank for rank in missing if not self._store.check([names[rank]])]
+            until = time.monotonic() + GRACE + (min(self._timeout, LATEST) if self.is_first else 0)
+            while missing is None or (missing and time.monotonic() < until):
+                missing = [rank for rank in missing or names if not self._store.check([names[rank]])]
                 time.sleep(0.05)
-            if self.is_first:  # others may notice later, and what they ask may be in this process
+            if self.is_first:  # others may be about to ask
                 time.sleep(GRACE)
-        except Exception as gone:
-            first = str(gone).split("\n", 1)[0]
-            return f"rank {self.rank}: the other processes are gone, and so is what they met at ({first}); {reason}"
+        except Exception as gone:  # the first process has waited long enough
+            if missing is None:
+                first = str(gone).split("\n", 1)[0]
+                return f"rank {self.rank}: the other processes are gone, and so is what they met at ({first}); {reason}"
         if not missing:
             return f"rank {self.rank}: all {self.size} processes are there, and a collective failed: {reason}"
         who = "rank " + str(missing[0]) if len(missing) == 1 else "ranks " + ", ".join(map(str, missing))
@@ -246,6 +251,7 @@ def joined(cuda: bool = False, timeout: float = TIMEOUT) -> Iterator[Ranks]:
     if not distributed.is_available():
         raise ValueError("WORLD_SIZE: this PyTorch is built without torch.distributed")
     ranks = Ranks(*place)
+    ranks._timeout = timeout
     wait = datetime.timedelta(seconds=timeout)
     try:
         met, _, _ = next(distributed.rendezvous("env://", timeout=wait))

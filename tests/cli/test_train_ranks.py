@@ -243,6 +243,27 @@ def test_who_waits_names_who_is_gone(end, tmp_path):
         assert re.search(rf"error: rank {rank}: no answer from ranks? (\d, )*2 of 3, which ended or hangs", line), line
 
 
+def test_who_is_missing_is_known_after_the_store_is_gone(monkeypatch):
+    class Store:
+        asked = 0
+
+        def set(self, key, value):
+            pass
+
+        def check(self, keys):
+            self.asked += 1
+            if self.asked > 3:
+                raise RuntimeError("Connection reset by peer")
+            return keys != ["waiting/2"]
+
+    monkeypatch.setattr(training.ranks, "GRACE", 0.2)
+    one = training.Ranks(1, 3)
+    one._store = Store()
+    message = r"rank 1: no answer from rank 2 of 3, which ended or hangs \(gloo\)"
+    with pytest.raises(training.ranks.LostRankError, match=message), one.watched():
+        raise RuntimeError("gloo")
+
+
 def test_the_process_that_fails_says_why(tmp_path):
     processes = start(tmp_path, 2, train.main, lambda rank: ([*SMALL, "--lr", "-1" if rank else "1"],))
     assert statuses(processes) == [2, 2]
