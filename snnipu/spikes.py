@@ -237,14 +237,7 @@ class SparseSpikes:
         """Sum of each neuron's spikes over time, ``[B, N]``, differentiable in ``values``."""
         if self.ids.is_floating_point():  # of a PopART operator
             return self.to_dense().sum(0)
-        _, batch, slots = self.ids.shape
-        carried = torch.arange(slots, device=self.device) < self.counts[..., 1:]
-        rows = torch.arange(batch, device=self.device)[None, :, None]
-        # Padding goes to a cell behind the last, whatever it holds.
-        cells = torch.where(carried, rows * self.num_neurons + self.ids, batch * self.num_neurons)
-        values = self.values.reshape(-1)
-        total = values.new_zeros(batch * self.num_neurons + 1).index_add(0, cells.reshape(-1), values)
-        return total[:-1].reshape(batch, self.num_neurons)
+        return _operators["spike_count"](self)
 
     # ---- what it holds
 

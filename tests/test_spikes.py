@@ -278,6 +278,40 @@ def test_spike_count(dtype):
     upstream = torch.randn(3, 20, dtype=dtype)
     counts.backward(upstream)
     assert torch.equal(spikes.values.grad, at_slots(upstream.expand(5, 3, 20), spikes))
+    loss = (spikes.spike_count() * upstream).square().sum() / 2
+    (found,) = torch.autograd.grad(loss, spikes.values, create_graph=True)
+    (twice,) = torch.autograd.grad(found.sum(), spikes.values)
+    times = at_slots(torch.ones(5, 3, 20, dtype=dtype), spikes)
+    of_count = densified(times, spikes).sum(0) * upstream.square()
+    torch.testing.assert_close(twice, at_slots(of_count.expand(5, 3, 20), spikes))
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (4, 0)])
+def test_spike_count_of_nothing(shape):
+    spikes = random_spikes(*shape, 7, 0.5).requires_grad_()
+    counts = spikes.spike_count()
+    assert torch.equal(counts, torch.zeros(shape[1], 7))
+    counts.sum().backward()
+    assert spikes.values.grad.shape == spikes.values.shape
+
+
+def test_spike_count_of_changed_spikes_is_refused():
+    spikes = random_spikes(5, 3, 20, 0.4)
+    spikes.ids[2, 1, 0] = 20
+    with pytest.raises(ValueError, match="ids must be from 0 to 19, got 20"):
+        spikes.spike_count()
+
+
+def test_spike_count_in_a_transform():
+    spikes = random_spikes(5, 3, 20, 0.4, graded=True)
+
+    def count(values):
+        return SparseSpikes._trusted(spikes.ids, values, spikes.counts, 20).spike_count()
+
+    tangent = torch.randn_like(spikes.values)
+    found, derivative = torch.func.jvp(count, (spikes.values,), (tangent,))
+    assert torch.equal(found, spikes.spike_count())
+    assert torch.equal(derivative, count(tangent))
 
 
 def test_activity_and_overflow_are_of_spikes_only():

@@ -151,17 +151,24 @@ void aboveRow(const C *x, const C *threshold, bool perNeuron, bool second, C gra
   }
 }
 
-// One piece of [0, rows) after another, once all ids have been found in range: BadSpikes where they are not.
+// Rows of slots, and the elements of a dense tensor [cells, neurons] that they are: row r has those of r modulo cells.
 template <typename C> struct SlotRows {
   const int32_t *ids, *counts;
-  size_t rows, slots, neurons;
+  size_t rows, cells, slots, neurons;
   int32_t offered;
 
+  // One piece of [0, cells) after another, once all ids have been found in range: BadSpikes where they are not.
   template <typename Body> int forPieces(size_t additions, const Body &body) const {
     if (!CheckedSpikes<C>({ids, nullptr, counts, rows, 1, slots, neurons}, 1, false).fill(offered))
       return BadSpikes;
-    forRows(rows, threadsFor(additions, offered), body);
+    forRows(cells, threadsFor(additions, offered), body);
     return Done;
+  }
+  // body(row, cell) for the rows of cells [begin, end), in the order of memory.
+  template <typename Body> void forRowsOf(size_t begin, size_t end, const Body &body) const {
+    for (size_t first = 0; first < rows; first += cells)
+      for (size_t cell = begin; cell < end; ++cell)
+        body(first + cell, cell);
   }
   // body(id, slot) for the carried slots of a row.
   template <typename Body> void forCarried(size_t row, const Body &body) const {
@@ -170,17 +177,19 @@ template <typename C> struct SlotRows {
   }
 
   int toDense(const C *values, C *dense) const {
-    return forPieces(rows * neurons, [=](size_t begin, size_t end) {
+    return forPieces(cells * neurons + rows * slots, [=](size_t begin, size_t end) {
       std::fill(dense + begin * neurons, dense + end * neurons, C(0));
-      for (size_t row = begin; row < end; ++row)
-        forCarried(row, [=](size_t id, size_t slot) { dense[row * neurons + id] += values[slot]; });
+      forRowsOf(begin, end, [=](size_t row, size_t cell) {
+        forCarried(row, [=](size_t id, size_t slot) { dense[cell * neurons + id] += values[slot]; });
+      });
     });
   }
   int fromDense(const C *dense, C *values) const {
     return forPieces(4 * rows * slots, [=](size_t begin, size_t end) {
-      std::fill(values + begin * slots, values + end * slots, C(0));
-      for (size_t row = begin; row < end; ++row)
-        forCarried(row, [=](size_t id, size_t slot) { values[slot] = dense[row * neurons + id]; });
+      forRowsOf(begin, end, [=](size_t row, size_t cell) {
+        std::fill(values + row * slots, values + (row + 1) * slots, C(0));
+        forCarried(row, [=](size_t id, size_t slot) { values[slot] = dense[cell * neurons + id]; });
+      });
     });
   }
 };
@@ -235,10 +244,10 @@ using std::size_t;
     return snnipu::spikeGradient(arguments, at(rows), snnipu::threadsFor(4 * at(rows * slots), threads));              \
   }                                                                                                                    \
   SNNIPU_SPARSE_TO_DENSE_FWD(snnipu_sparse_to_dense_fwd_##SUFFIX, C) {                                                 \
-    return SlotRows<C>{ids, counts, at(rows), at(slots), at(neurons), threads}.toDense(values, dense);                 \
+    return SlotRows<C>{ids, counts, at(rows), at(cells), at(slots), at(neurons), threads}.toDense(values, dense);      \
   }                                                                                                                    \
   SNNIPU_SPARSE_TO_DENSE_BWD(snnipu_sparse_to_dense_bwd_##SUFFIX, C) {                                                 \
-    return SlotRows<C>{ids, counts, at(rows), at(slots), at(neurons), threads}.fromDense(dense, values);               \
+    return SlotRows<C>{ids, counts, at(rows), at(cells), at(slots), at(neurons), threads}.fromDense(dense, values);    \
   }
 
 extern "C" {

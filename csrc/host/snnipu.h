@@ -193,14 +193,14 @@ SNNIPU_API uint64_t snnipu_fingerprint(const void *bytes, int64_t count, int32_t
                       C *through, int64_t rows, int64_t slots, int64_t threshold_size, int32_t surrogate,              \
                       double surrogate_a, double surrogate_b, int32_t threads)
 
-/* dense [rows, neurons] += values at the carried slots (dense is cleared first), and back: values = dense there, 0 in
- * padding. */
+/* dense [cells, neurons] += values at the carried slots, of row r in cell r modulo cells (dense is cleared first), and
+ * back: values = dense there, 0 in padding. cells: rows, or the batch, which sums over the steps. */
 #define SNNIPU_SPARSE_TO_DENSE_FWD(NAME, C)                                                                            \
   SNNIPU_API int NAME(const int32_t *ids, const C *values, const int32_t *counts, C *dense, int64_t rows,              \
-                      int64_t slots, int64_t neurons, int32_t threads)
+                      int64_t cells, int64_t slots, int64_t neurons, int32_t threads)
 #define SNNIPU_SPARSE_TO_DENSE_BWD(NAME, C)                                                                            \
   SNNIPU_API int NAME(const C *dense, const int32_t *ids, const int32_t *counts, C *values, int64_t rows,              \
-                      int64_t slots, int64_t neurons, int32_t threads)
+                      int64_t cells, int64_t slots, int64_t neurons, int32_t threads)
 
 /* The largest value of each window of maps [maps, height, width], and its place in the window, row by row: the first
  * of equal ones, the last NaN. geometry: height, width, kernel height and width, stride, height and width of out

@@ -40,8 +40,8 @@ _SPARSE_ARGTYPES = {
     + [c_int32],
     "select_spikes_fwd": [c_void_p] * 6 + [c_int64] * 4 + [c_int32] * 2,
     "select_spikes_bwd": [c_void_p] * 6 + [c_int64] * 3 + [c_int32] + [c_double] * 2 + [c_int32],
-    "sparse_to_dense_fwd": [c_void_p] * 4 + [c_int64] * 3 + [c_int32],
-    "sparse_to_dense_bwd": [c_void_p] * 4 + [c_int64] * 3 + [c_int32],
+    "sparse_to_dense_fwd": [c_void_p] * 4 + [c_int64] * 4 + [c_int32],
+    "sparse_to_dense_bwd": [c_void_p] * 4 + [c_int64] * 4 + [c_int32],
     "sparse_conv2d_fwd": [c_void_p] * 7 + [c_int64] * 2 + [c_int32],
     "sparse_conv2d_bwd": [c_void_p] * 9 + [c_int64] * 2 + [c_int32],
     "sparse_conv_lif_sequence_fwd": [c_void_p] * 7
@@ -151,6 +151,10 @@ def thread_runtime() -> Optional[str]:
 
 def _pointer(tensor: Optional[torch.Tensor]) -> Optional[int]:
     return None if tensor is None else tensor.data_ptr()
+
+
+def _pointers(*tensors: Optional[torch.Tensor]) -> List[Optional[int]]:
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 def _check(status: int, name: str) -> None:

@@ -77,7 +77,7 @@ def sparse_conv2d_bwd(
     grad, ids, values, counts = grad.contiguous(), ids.contiguous(), values.contiguous(), counts.contiguous()
     weight = weight.contiguous()
     steps, batch, slots = ids.shape
-    by_convolution = need_values and _carries_densely(counts, _inputs(geometry), DENSE_GRADIENT)
+    by_convolution = need_values and _carries_densely(counts, slots, _inputs(geometry), DENSE_GRADIENT)
     grad_values = weight.new_empty(ids.shape) if need_values and not by_convolution else None
     grad_weight = torch.empty_like(weight) if need_weight else None
     grad_bias = weight.new_empty(weight.shape[0]) if need_bias else None
@@ -90,7 +90,7 @@ def sparse_conv2d_bwd(
             values.data_ptr(),
             counts.data_ptr(),
             weight.data_ptr(),
-            *map(host._pointer, (grad_values, grad_weight, grad_bias)),
+            *host._pointers(grad_values, grad_weight, grad_bias),
             _sizes(geometry),
             steps * batch,
             slots,
@@ -208,13 +208,13 @@ def _layer(a: ForwardArguments, window: Optional[List[int]]) -> _Made:
 
 def sparse_conv_lif_sequence_bwd(*given: Any) -> BackwardResult:
     """CPU kernel of ``snnipu::sparse_conv_lif_sequence_bwd``; empty where not needed."""
-    given = tuple(each.contiguous() if isinstance(each, torch.Tensor) else each for each in given)
+    given = tuple([each.contiguous() if isinstance(each, torch.Tensor) else each for each in given])
     a = BackwardArguments(*given)
     ids, counts, weight, geometry = a.ids, a.counts, a.weight, a.geometry
     steps, batch, slots = ids.shape
     channels, places = geometry[3], geometry[4] * geometry[5]
     delay = min(a.delay, steps)
-    by_convolution = a.need_values and _carries_densely(counts, _inputs(geometry), DENSE_GRADIENT)
+    by_convolution = a.need_values and _carries_densely(counts, slots, _inputs(geometry), DENSE_GRADIENT)
     grad_values = weight.new_empty(ids.shape) if a.need_values and not by_convolution else None
     grad_weight = torch.empty_like(weight) if a.need_weight else None
     grad_bias = weight.new_empty(channels) if a.need_bias else None
@@ -230,7 +230,7 @@ def sparse_conv_lif_sequence_bwd(*given: Any) -> BackwardResult:
         status = _call(
             "sparse_conv_lif_sequence_bwd",
             weight.dtype,
-            *map(host._pointer, (*read, *made, *results)),
+            *host._pointers(*read, *made, *results),
             _sizes(geometry),
             a.input_scale,
             steps,

@@ -164,9 +164,30 @@ def sparse_to_dense_fwd(
     ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, num_neurons: int
 ) -> torch.Tensor:
     """CPU kernel of ``snnipu::sparse_to_dense_fwd``."""
+    return _to_dense(ids, values, counts, values.new_empty((*ids.shape[:2], num_neurons)))
+
+
+def sparse_to_dense_bwd(grad: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """CPU kernel of ``snnipu::sparse_to_dense_bwd``."""
+    return _from_dense(grad, ids, counts)
+
+
+def spike_count_fwd(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, num_neurons: int) -> torch.Tensor:
+    """CPU kernel of ``snnipu::spike_count_fwd``."""
+    made = values.new_empty if ids.shape[0] else values.new_zeros
+    return _to_dense(ids, values, counts, made((ids.shape[1], num_neurons)))
+
+
+def spike_count_bwd(grad: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """CPU kernel of ``snnipu::spike_count_bwd``."""
+    return _from_dense(grad, ids, counts)
+
+
+def _to_dense(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
+    """The carried values added up in ``dense``, ``[T, B, N]`` or, of all steps, ``[B, N]``, whatever that holds."""
     ids, values, counts = ids.contiguous(), values.contiguous(), counts.contiguous()
     steps, batch, slots = ids.shape
-    dense = values.new_empty((steps, batch, num_neurons))
+    num_neurons = dense.shape[-1]
     if steps * batch:
         status = _call(
             "sparse_to_dense_fwd",
@@ -176,6 +197,7 @@ def sparse_to_dense_fwd(
             counts.data_ptr(),
             dense.data_ptr(),
             steps * batch,
+            steps * batch if dense.dim() == 3 else batch,
             slots,
             num_neurons,
             torch.get_num_threads(),
@@ -184,25 +206,27 @@ def sparse_to_dense_fwd(
     return dense
 
 
-def sparse_to_dense_bwd(grad: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """CPU kernel of ``snnipu::sparse_to_dense_bwd``."""
-    grad, ids, counts = grad.contiguous(), ids.contiguous(), counts.contiguous()
+def _from_dense(dense: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """The elements of ``dense``, as of :func:`_to_dense`, at the carried slots; 0 in padding."""
+    dense, ids, counts = dense.contiguous(), ids.contiguous(), counts.contiguous()
     steps, batch, slots = ids.shape
-    values = grad.new_empty(ids.shape)
+    num_neurons = dense.shape[-1]
+    values = dense.new_empty(ids.shape)
     if steps * batch:
         status = _call(
             "sparse_to_dense_bwd",
-            grad.dtype,
-            grad.data_ptr(),
+            dense.dtype,
+            dense.data_ptr(),
             ids.data_ptr(),
             counts.data_ptr(),
             values.data_ptr(),
             steps * batch,
+            steps * batch if dense.dim() == 3 else batch,
             slots,
-            grad.shape[2],
+            num_neurons,
             torch.get_num_threads(),
         )
-        _check(status, "sparse_to_dense_bwd", ids, counts, grad.shape[2])
+        _check(status, "sparse_to_dense_bwd", ids, counts, num_neurons)
     return values
 
 
@@ -286,9 +310,10 @@ def sparse_linear_fwd(
     return out
 
 
-def _carries_densely(counts: torch.Tensor, num_neurons: int, share: float = DENSE_GRADIENT) -> bool:
+def _carries_densely(counts: torch.Tensor, slots: int, num_neurons: int, share: float = DENSE_GRADIENT) -> bool:
     """Whether so many neurons carry gradient that a matrix product is the faster way to it."""
-    return int(counts[..., 1].sum()) > share * num_neurons * counts.shape[0] * counts.shape[1]
+    rows = counts.shape[0] * counts.shape[1]
+    return slots > share * num_neurons and int(counts[..., 1].sum()) > share * num_neurons * rows
 
 
 def sparse_linear_bwd(
@@ -305,7 +330,7 @@ def sparse_linear_bwd(
     grad, ids, values, counts = grad.contiguous(), ids.contiguous(), values.contiguous(), counts.contiguous()
     steps, batch, slots = ids.shape
     neurons, inputs = weight.shape
-    by_product = need_values and _carries_densely(counts, inputs)
+    by_product = need_values and _carries_densely(counts, slots, inputs)
     grad_values = weight.new_empty(ids.shape) if need_values and not by_product else None
     grad_weight = torch.empty_like(weight, memory_format=torch.contiguous_format) if need_weight else None
     grad_bias = weight.new_empty(neurons) if need_bias else None
@@ -318,7 +343,7 @@ def sparse_linear_bwd(
             values.data_ptr(),
             counts.data_ptr(),
             None if grad_values is None else packed_weight(weight, trusted=True).data_ptr(),
-            *map(host._pointer, (grad_values, grad_weight, grad_bias)),
+            *host._pointers(grad_values, grad_weight, grad_bias),
             steps,
             batch,
             slots,
@@ -338,7 +363,7 @@ def _zeroed(like: torch.Tensor, nothing_ran: bool, *outputs: Optional[torch.Tens
         for output in outputs:
             if output is not None:
                 output.zero_()
-    return tuple(like.new_empty(0) if output is None else output for output in outputs)
+    return tuple([like.new_empty(0) if output is None else output for output in outputs])
 
 
 def sparse_lif_sequence_fwd(
@@ -414,9 +439,9 @@ def sparse_lif_sequence_fwd(
         # Frees what was kept, whatever happened.
         if kept.value:
             done = slot_mem is not None and ids_out is not None and counts_out is not None
-            pointers = (ids_out, counts_out, carried, slot_mem) if done else (None,) * 4
+            pointers = host._pointers(*((ids_out, counts_out, carried, slot_mem) if done else (None,) * 4))
             size = slot_mem.shape[2] if slot_mem is not None else 0
-            _call("slot_membranes", weight.dtype, kept, *map(host._pointer, pointers), size, torch.get_num_threads())
+            _call("slot_membranes", weight.dtype, kept, *pointers, size, torch.get_num_threads())
     memory.used(ids_out, values_out, mem)
     return ids_out, values_out, counts_out, dropped, slot_mem, fired, mem
 
@@ -456,7 +481,7 @@ def sparse_lif_sequence_bwd(
     steps, batch, slots = ids.shape
     neurons, inputs = weight.shape
     delay = min(delay, steps)
-    by_product = need_values and _carries_densely(counts, inputs)
+    by_product = need_values and _carries_densely(counts, slots, inputs)
     grad_values = weight.new_empty(ids.shape) if need_values and not by_product else None
     grad_weight = torch.empty_like(weight, memory_format=torch.contiguous_format) if need_weight else None
     grad_bias = weight.new_empty(neurons) if need_bias else None
@@ -482,9 +507,8 @@ def sparse_lif_sequence_bwd(
             slot_mem.data_ptr(),
             fired.data_ptr(),
             mem.data_ptr() if mem.numel() else None,
-            *map(
-                host._pointer,
-                (grad_values, grad_weight, grad_bias, grad_recurrent, grad_beta, grad_threshold, grad_current),
+            *host._pointers(
+                grad_values, grad_weight, grad_bias, grad_recurrent, grad_beta, grad_threshold, grad_current
             ),
             input_scale,
             steps,

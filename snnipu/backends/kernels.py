@@ -55,6 +55,8 @@ if host.library is not None:
     _library.implement("dense_to_sparse_fwd", "CPU", host_sparse.dense_to_sparse_fwd)
     _library.implement("sparse_to_dense_fwd", "CPU", host_sparse.sparse_to_dense_fwd)
     _library.implement("sparse_to_dense_bwd", "CPU", host_sparse.sparse_to_dense_bwd)
+    _library.implement("spike_count_fwd", "CPU", host_sparse.spike_count_fwd)
+    _library.implement("spike_count_bwd", "CPU", host_sparse.spike_count_bwd)
     _library.implement("select_spikes_fwd", "CPU", host_sparse.select_spikes_fwd)
     _library.implement("select_spikes_bwd", "CPU", host_sparse.select_spikes_bwd)
     _library.implement("sparse_linear_fwd", "CPU", host_sparse.sparse_linear_fwd)

@@ -292,7 +292,7 @@ def empty(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 def used(*made: torch.Tensor) -> None:
     """Operators tell what their results are: from time to time the heap is held to its limit."""
     if _heap is not None:
-        _heap.used(sum(one.numel() * one.element_size() for one in made))
+        _heap.used(sum([one.numel() * one.element_size() for one in made]))
 
 
 def kept_memory() -> Optional[int]:

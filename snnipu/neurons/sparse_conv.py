@@ -78,8 +78,13 @@ class _OnMaps(nn.Module):
 
     def _maps(self) -> Dict[str, Any]:
         """Sizes, as ops take them."""
-        names = ("stride", "padding", "dilation", "groups")
-        return {"input_size": self.input_size, **{name: getattr(self, name) for name in names}}
+        return {
+            "input_size": self.input_size,
+            "stride": self.stride,
+            "padding": self.padding,
+            "dilation": self.dilation,
+            "groups": self.groups,
+        }
 
     def _fixed(self, height: int, width: int) -> None:
         if self.input_size is None:
@@ -105,7 +110,7 @@ class _OnMaps(nn.Module):
             self._fixed(*shape[1:])
             if self._dense_path(x, break_even, compiled):
                 return x.to_dense().reshape(*x.ids.shape[:2], *shape)
-            return x.with_maps(shape)
+            return x if x.map_shape == shape else x.with_maps(shape)
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"x must be a torch.Tensor or SparseSpikes, got {type(x).__name__}")
         if x.dim() == 3 and self.input_size is not None:
@@ -373,25 +378,26 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
         return (
             type(self) is SparseConvLeaky
             and type(pool) is SparsePool2d
-            and is_plain(self)
-            and is_plain(pool)
+            and is_plain(self, pool)
             and pool.mode == "max"
             and pool.input_size is not None
             and pool.input_size == self._out_shape()
             and fits(pool.kernel_size, pool.stride, pool.padding)
             and self.max_spikes is None
             and fused(self.spike_grad)[0] is not None
-            and self.weight.device.type == "cpu"
-            and self.weight.dtype in (torch.float32, torch.float64)
+            and (weight := self.weight).device.type == "cpu"
+            and weight.dtype in (torch.float32, torch.float64)
         )
 
     def _out_shape(self) -> Optional[Tuple[int, int, int]]:
         """Channels, height and width; None where the input's size is not known yet."""
         if self.input_size is None:
             return None
-        reach = [self.dilation[axis] * (self.kernel_size[axis] - 1) + 1 for axis in (0, 1)]
-        size = [self.input_size[axis] + 2 * self.padding[axis] - reach[axis] for axis in (0, 1)]
-        return self.out_channels, size[0] // self.stride[0] + 1, size[1] // self.stride[1] + 1
+        out = []
+        for axis in (0, 1):
+            reach = self.dilation[axis] * (self.kernel_size[axis] - 1) + 1
+            out.append((self.input_size[axis] + 2 * self.padding[axis] - reach) // self.stride[axis] + 1)
+        return self.out_channels, out[0], out[1]
 
     def pooled_sparsely(self, x: SparseSpikes, pool: "SparsePool2d", delay: int) -> SparseSpikes:
         """Spikes behind ``pool``; see :meth:`pools_in_one`."""

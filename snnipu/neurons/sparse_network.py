@@ -281,8 +281,9 @@ class SparseNetwork(nn.Module):
         if isinstance(first, SparseSpikes) and self._one_operator():
             every = self._on_ipu(first)
             return every if all_layers else every[-1]
-        for index in range(len(self.layers)):
-            out, spikes = self._run(index, out, self.delay if index else 0, all_layers)
+        layers = [*self.layers]
+        for index in range(len(layers)):
+            out, spikes = self._run(layers, index, out, self.delay if index else 0, all_layers)
             every += [] if spikes is None else [spikes]
         if all_layers:
             return every
@@ -290,14 +291,14 @@ class SparseNetwork(nn.Module):
         return out
 
     def _run(
-        self, index: int, x: Union[torch.Tensor, SparseSpikes], delay: int, all_layers: bool
+        self, layers: List[Any], index: int, x: Union[torch.Tensor, SparseSpikes], delay: int, all_layers: bool
     ) -> Tuple[Union[torch.Tensor, SparseSpikes], Optional[SparseSpikes]]:
         """What goes from a layer and its pools to the next one, and the layer's own spikes, where they are made."""
-        layer = self.layers[index]
-        pool = None if all_layers or is_compiling() or popart.on_ipu() else self._pool_in_one(index)
+        layer = layers[index]
+        pool = None if all_layers or is_compiling() or popart.on_ipu() else self._pool_in_one(layers, index)
         if pool is not None:
-            if self._next_is_dense(index):
-                before_maps = isinstance(self.layers[index + 1], SparseConvLeaky)
+            if self._next_is_dense(layers, index):
+                before_maps = isinstance(layers[index + 1], SparseConvLeaky)
                 maps = layer.dense_maps(x, BREAK_EVEN_BEFORE_DENSE if before_maps else BREAK_EVEN_WITH_POOL)
                 if maps is not None:
                     made, self._activity_behind[index] = layer.pooled_densely(maps, pool, delay)
@@ -305,41 +306,42 @@ class SparseNetwork(nn.Module):
             x = layer.chosen(x, BREAK_EVEN_WITH_POOL)
             if isinstance(x, SparseSpikes):
                 seen = layer.pooled_sparsely(x, pool, delay)
-                self._note_activity(index, seen)
+                self._note_activity(layers, index, seen)
                 return seen, None
         if isinstance(x, torch.Tensor) and index and not isinstance(layer, SparseConvLeaky):
             x = x.flatten(2)
         spikes: SparseSpikes = layer(x, delay=delay)
         out = self.pooled(index, spikes)
         if pool is not None:
-            self._note_activity(index, out)
+            self._note_activity(layers, index, out)
         return out, spikes
 
-    def _pool_in_one(self, index: int) -> Optional[SparsePool2d]:
+    def _pool_in_one(self, layers: List[Any], index: int) -> Optional[SparsePool2d]:
         """The pool of a layer that runs with it as one operator."""
-        layer = self.layers[index]
+        layer = layers[index]
         if not isinstance(layer, SparseConvLeaky) or str(index) not in self.pools:
             return None
         pools = self.pools[str(index)]
-        if len(pools) != 1 or not is_plain(pools):
+        every = [*pools]
+        if len(every) != 1 or not is_plain(pools):
             return None
-        return pools[0] if layer.pools_in_one(pools[0]) else None
+        return every[0] if layer.pools_in_one(every[0]) else None
 
-    def _note_activity(self, index: int, behind: SparseSpikes) -> None:
+    def _note_activity(self, layers: List[Any], index: int, behind: SparseSpikes) -> None:
         """For :meth:`_next_is_dense`, where it is to be read."""
-        if index + 1 < len(self.layers) and self.layers[index + 1].path == "auto":
+        if index + 1 < len(layers) and layers[index + 1].path == "auto":
             self._activity_behind[index] = behind.activity
 
-    def _next_is_dense(self, index: int) -> bool:
+    def _next_is_dense(self, layers: List[Any], index: int) -> bool:
         """Whether the layer behind this one runs densely: as the activity of its input in the call before tells."""
-        if index + 1 == len(self.layers):
+        if index + 1 == len(layers):
             return False
-        following = self.layers[index + 1]
+        following = layers[index + 1]
         if following.path != "auto":
             return bool(following.path == "dense")
         limit = LINEAR_BREAK_EVEN
         if isinstance(following, SparseConvLeaky):
-            limit = BREAK_EVEN if self._pool_in_one(index + 1) is None else BREAK_EVEN_WITH_POOL
+            limit = BREAK_EVEN if self._pool_in_one(layers, index + 1) is None else BREAK_EVEN_WITH_POOL
         return self._activity_behind.get(index, 0.0) > limit
 
     def pooled(self, index: int, spikes: SparseSpikes) -> SparseSpikes:

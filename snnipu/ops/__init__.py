@@ -4,6 +4,7 @@ from snnipu import spikes
 from snnipu.ops import _slots
 from snnipu.ops import lif_max_pool2d as _lif_max_pool2d  # noqa: F401  not public
 from snnipu.ops import max_pool2d as _max_pool2d  # noqa: F401  not public
+from snnipu.ops import spike_count as _spike_count
 from snnipu.ops.dense_to_sparse import dense_to_sparse
 from snnipu.ops.lif_sequence import lif_sequence
 from snnipu.ops.lif_step import lif_step
@@ -28,4 +29,9 @@ __all__ = [
     "sparse_to_dense",
 ]
 
-spikes.register(dense_to_sparse=dense_to_sparse, sparse_to_dense=sparse_to_dense, limit=_slots.limit)
+spikes.register(
+    dense_to_sparse=dense_to_sparse,
+    sparse_to_dense=sparse_to_dense,
+    spike_count=_spike_count.spike_count,
+    limit=_slots.limit,
+)

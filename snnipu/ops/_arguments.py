@@ -49,7 +49,10 @@ def is_direct(x: torch.Tensor, dispatched: bool = False) -> bool:
     """
     if is_compiling() or type(x) not in PLAIN or not x.is_cpu:
         return False
-    return not any(watcher() for watcher in (_INTERPRETERS if dispatched else _WATCHERS))
+    watched: Any = False
+    for watcher in _INTERPRETERS if dispatched else _WATCHERS:
+        watched = watched or watcher()
+    return not watched
 
 
 def is_differentiated(tensors: Sequence[Optional[torch.Tensor]]) -> bool:

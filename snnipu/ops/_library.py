@@ -31,7 +31,9 @@ def unwatched(name: str, *tensors: Optional[torch.Tensor]) -> Callable:
     See :func:`is_direct`: of many arguments the dispatcher makes as much work as Python's own part of the operator.
     """
     kernel = REGISTERED[name].get("CPU")
-    plain = kernel is not None and all(tensor is None or type(tensor) in PLAIN for tensor in tensors)
+    plain = kernel is not None
+    for tensor in tensors:
+        plain = plain and (tensor is None or type(tensor) in PLAIN)
     if plain and tensors[0] is not None and is_direct(tensors[0]):
         return kernel  # type: ignore[return-value]
     return getattr(torch.ops.snnipu, name)

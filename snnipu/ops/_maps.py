@@ -16,8 +16,9 @@ def pair(name: str, value: object, least: int) -> Size:
     both = (value, value) if isinstance(value, int) else value
     if not isinstance(both, (tuple, list)) or len(both) != 2:
         raise TypeError(f"{name} must be an int or two, got {value!r}")
-    if not all(isinstance(size, int) and not isinstance(size, bool) for size in both):
-        raise TypeError(f"{name} must be an int or two, got {value!r}")
+    for size in both:
+        if not isinstance(size, int) or isinstance(size, bool):
+            raise TypeError(f"{name} must be an int or two, got {value!r}")
     if min(both) < least:
         raise ValueError(f"{name} must be at least {least}, got {value!r}")
     return int(both[0]), int(both[1])

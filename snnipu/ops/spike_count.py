@@ -1,0 +1,73 @@
+"""Spikes summed over time, which ``SparseSpikes.spike_count`` is short for: schema, meta, autograd, reference."""
+
+from typing import Any, Tuple
+
+import torch
+
+from snnipu.ops import _library
+from snnipu.ops._arguments import is_direct
+from snnipu.spikes import SparseSpikes
+
+_SCHEMA_FWD = "spike_count_fwd(Tensor ids, Tensor values, Tensor counts, int num_neurons) -> Tensor"
+_SCHEMA_BWD = "spike_count_bwd(Tensor grad, Tensor ids, Tensor counts) -> Tensor"
+
+
+def _cells(ids: torch.Tensor, counts: torch.Tensor, num_neurons: int) -> torch.Tensor:
+    """Where the slots lie in ``[B, N]`` flattened; padding, whatever it holds, behind the last element."""
+    _, batch, slots = ids.shape
+    carried = torch.arange(slots, device=ids.device) < counts[..., 1:]
+    rows = torch.arange(batch, device=ids.device)[None, :, None]
+    return torch.where(carried, rows * num_neurons + ids, batch * num_neurons).reshape(-1)
+
+
+def spike_count_fwd_reference(
+    ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, num_neurons: int
+) -> torch.Tensor:
+    """What ``snnipu::spike_count_fwd`` computes, in plain PyTorch, differentiable as often as one likes."""
+    batch = ids.shape[1]
+    total = values.new_zeros(batch * num_neurons + 1).index_add(0, _cells(ids, counts, num_neurons), values.reshape(-1))
+    return total[:-1].reshape(batch, num_neurons)
+
+
+def spike_count_bwd_reference(grad: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """What ``snnipu::spike_count_bwd`` computes, likewise."""
+    padded = torch.cat([grad.reshape(-1), grad.new_zeros(1)])
+    return padded[_cells(ids, counts, grad.shape[1])].reshape(ids.shape)
+
+
+def _fwd_meta(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, num_neurons: int) -> torch.Tensor:
+    return values.new_empty((ids.shape[1], num_neurons))
+
+
+def _bwd_meta(grad: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    return grad.new_empty(ids.shape)
+
+
+_library.define(_SCHEMA_FWD, reference=spike_count_fwd_reference, meta=_fwd_meta)
+_library.define(_SCHEMA_BWD, reference=spike_count_bwd_reference, meta=_bwd_meta)
+
+
+class SpikeCount(torch.autograd.Function):
+    """Autograd around ``snnipu::spike_count_fwd`` and ``snnipu::spike_count_bwd``."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, values: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor, num_neurons: int
+    ) -> torch.Tensor:
+        ctx.save_for_backward(ids, counts)
+        return _library.unwatched("spike_count_fwd", ids, values, counts)(ids, values, counts, num_neurons)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
+        ids, counts = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again
+            return spike_count_bwd_reference(grad, ids, counts), None, None, None
+        return _library.unwatched("spike_count_bwd", grad, ids, counts)(grad, ids, counts), None, None, None
+
+
+def spike_count(spikes: SparseSpikes) -> torch.Tensor:
+    """See :meth:`SparseSpikes.spike_count`."""
+    if is_direct(spikes.values):
+        return SpikeCount.apply(spikes.values, spikes.ids, spikes.counts, spikes.num_neurons)
+    # Transforms, and compilers, have derivatives of PyTorch's own operators.
+    return spike_count_fwd_reference(spikes.ids, spikes.values, spikes.counts, spikes.num_neurons)
