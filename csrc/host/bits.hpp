@@ -1,21 +1,20 @@
-// The numbers of bits that are set.
+// Rows of bits: the numbers of those that are set, and which belong to which lane.
 #pragma once
 
 #include "neuron/lanes.hpp"
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 namespace snnipu {
 
 // So many numbers more than there are bits may be written behind them.
 constexpr std::size_t bitsRoom = 16;
 
-// first + the number of each bit that is set, from the lowest one on; with Marked twice that, and 1 more where `marks`
-// has the bit. Returns the end. What is not there is written over by the next ones: of the few bits that most words
-// have, no branch has to be guessed.
-template <bool Marked = false>
-inline uint32_t *appendBits(uint32_t *to, uint64_t bits, uint32_t first, [[maybe_unused]] uint64_t marks = 0) {
+// first + the number of each bit that is set, from the lowest one on. Returns the end. What is not there is written
+// over by the next ones: of the few bits that most words have, no branch has to be guessed.
+inline uint32_t *appendBits(uint32_t *to, uint64_t bits, uint32_t first) {
   constexpr unsigned atOnce = 4;
   const unsigned count = static_cast<unsigned>(__builtin_popcountll(bits));
 #if defined(SNNIPU_AVX512)
@@ -23,11 +22,7 @@ inline uint32_t *appendBits(uint32_t *to, uint64_t bits, uint32_t first, [[maybe
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     for (unsigned part = 0; part < 64; part += 16) {
       const __mmask16 some = static_cast<__mmask16>(bits >> part);
-      __m512i number = _mm512_add_epi32(lane, _mm512_set1_epi32(static_cast<int>(first + part)));
-      if constexpr (Marked) {
-        const __m512i twice = _mm512_add_epi32(number, number);
-        number = _mm512_mask_add_epi32(twice, static_cast<__mmask16>(marks >> part), twice, _mm512_set1_epi32(1));
-      }
+      const __m512i number = _mm512_add_epi32(lane, _mm512_set1_epi32(static_cast<int>(first + part)));
       _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(some, number));
       to += __builtin_popcount(some);
     }
@@ -37,8 +32,7 @@ inline uint32_t *appendBits(uint32_t *to, uint64_t bits, uint32_t first, [[maybe
   uint32_t *const end = to + count;
   do {
     for (unsigned i = 0; i < atOnce; ++i) {
-      const unsigned bit = static_cast<unsigned>(__builtin_ctzll(bits | uint64_t{1} << 63));
-      to[i] = Marked ? (first + bit) << 1 | static_cast<uint32_t>(marks >> bit & 1) : first + bit;
+      to[i] = first + static_cast<unsigned>(__builtin_ctzll(bits | uint64_t{1} << 63));
       bits &= bits - 1;
     }
     to += atOnce;
@@ -46,32 +40,83 @@ inline uint32_t *appendBits(uint32_t *to, uint64_t bits, uint32_t first, [[maybe
   return end;
 }
 
-// Of 64 numbers, which are not 0, and which have the highest bit.
-struct NumberBits {
-  uint64_t any, highest;
-};
-inline NumberBits numberBits(const uint32_t *from) {
-  NumberBits bits{0, 0};
+// Masks, a bit for each lane, in as few bytes as `lanes` lanes take.
+template <unsigned lanes> using LaneMask = std::conditional_t<(lanes > 8), uint16_t, uint8_t>;
+
+// The bits of 64 masks lane by lane: bit i of to[lane * stride] is bit `lane` of masks[i].
+template <typename M> void transposeBits(const M *masks, unsigned lanes, uint64_t *to, std::size_t stride) {
 #if defined(SNNIPU_AVX512)
-  for (unsigned i = 0; i < 64; i += 16) {
-    const __m512i numbers = _mm512_loadu_si512(from + i);
-    bits.any |= static_cast<uint64_t>(_mm512_test_epi32_mask(numbers, numbers)) << i;
-    bits.highest |= static_cast<uint64_t>(_mm512_movepi32_mask(numbers)) << i;
-  }
-#elif defined(SNNIPU_SSE2)
-  for (unsigned i = 0; i < 64; i += 4) {
-    const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i *>(from + i));
-    const __m128i none = _mm_cmpeq_epi32(numbers, _mm_setzero_si128());
-    bits.any |= static_cast<uint64_t>(15 & ~_mm_movemask_ps(_mm_castsi128_ps(none))) << i;
-    bits.highest |= static_cast<uint64_t>(_mm_movemask_ps(_mm_castsi128_ps(numbers))) << i;
-  }
-#else
-  for (unsigned i = 0; i < 64; ++i) {
-    bits.any |= static_cast<uint64_t>(from[i] != 0) << i;
-    bits.highest |= static_cast<uint64_t>(from[i] >> 31) << i;
+  if constexpr (sizeof(M) == 2) {
+    // The highest bit of each is at hand: the last lane's first, and then the one below it.
+    const __m128i above = _mm_cvtsi32_si128(static_cast<int>(16 - lanes));
+    __m512i low = _mm512_sll_epi16(_mm512_loadu_si512(masks), above);
+    __m512i high = _mm512_sll_epi16(_mm512_loadu_si512(masks + 32), above);
+    for (unsigned lane = lanes; lane-- > 0;) {
+      to[lane * stride] = _mm512_movepi16_mask(low) | static_cast<uint64_t>(_mm512_movepi16_mask(high)) << 32;
+      low = _mm512_add_epi16(low, low);
+      high = _mm512_add_epi16(high, high);
+    }
+    return;
   }
 #endif
-  return bits;
+#if defined(SNNIPU_SSE2)
+  if constexpr (sizeof(M) == 1) {
+    for (unsigned lane = 0; lane < lanes; ++lane)
+      to[lane * stride] = 0;
+    for (unsigned part = 0; part < 64; part += 16) {
+      const __m128i above = _mm_cvtsi32_si128(static_cast<int>(8 - lanes));
+      __m128i bytes = _mm_sll_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(masks + part)), above);
+      for (unsigned lane = lanes; lane-- > 0;) {
+        to[lane * stride] |= static_cast<uint64_t>(_mm_movemask_epi8(bytes)) << part;
+        bytes = _mm_add_epi8(bytes, bytes);
+      }
+    }
+    return;
+  }
+#endif
+  for (unsigned lane = 0; lane < lanes; ++lane) {
+    uint64_t bits = 0;
+    for (unsigned i = 0; i < 64; ++i)
+      bits |= static_cast<uint64_t>(masks[i] >> lane & 1) << i;
+    to[lane * stride] = bits;
+  }
 }
+
+// Bits one behind another, in words of 32.
+class BitWriter {
+public:
+  explicit BitWriter(uint32_t *to) : to_(to) {}
+  // The lowest `count` bits, of 64 at most; the others are 0.
+  void append(uint64_t bits, unsigned count) {
+    const uint64_t low = left_ | bits << held_, high = (bits >> 1) >> (63 - held_);
+    const unsigned total = held_ + count;
+    if (count == 64) {
+      to_[0] = static_cast<uint32_t>(low);
+      to_[1] = static_cast<uint32_t>(low >> 32);
+      to_ += 2;
+      left_ = high;
+      return;
+    }
+    left_ = low;
+    if (total >= 32) {
+      *to_++ = static_cast<uint32_t>(low);
+      left_ = low >> 32;
+    }
+    if (total >= 64) {
+      *to_++ = static_cast<uint32_t>(left_);
+      left_ = high;
+    }
+    held_ = total % 32;
+  }
+  void end() {
+    if (held_ > 0)
+      *to_ = static_cast<uint32_t>(left_);
+  }
+
+private:
+  uint32_t *to_;
+  uint64_t left_ = 0; // less than a word
+  unsigned held_ = 0;
+};
 
 } // namespace snnipu

@@ -5,6 +5,7 @@
 #include "host/transpose.hpp"
 #include "neuron/leaky.hpp"
 
+#include <cstring>
 #include <limits>
 
 namespace snnipu {
@@ -18,41 +19,86 @@ template <typename C> struct PerChannel {
   C operator[](size_t channel) const { return values[size > 1 ? channel : 0]; }
 };
 
+constexpr size_t wordsOf(size_t bits) { return (bits + 63) / 64; }
+
 // Neurons of one block and sample that carry gradient, and their membranes. Step after step: those that fired, by
 // ascending id, then the others.
 template <typename C> struct KeptEvents {
   Stream<uint32_t> ids;
   Stream<C> mem;
   std::vector<uint32_t> begin; // [2 * steps + 1]
-  // With a pool `ids` are those of its windows, and there are: the neuron of each that is seen through it, all that
-  // fired, where a step's end, and how many carried gradient in it.
-  Stream<uint32_t> source, fired;
-  std::vector<uint32_t> firedEnd, carried;
+  // Who fired: a bit for each place, [step][channel][words of 64 places].
+  Stream<uint64_t> fired;
+  // With a pool `ids` are those of its windows; the neuron of each that is seen through it, and how many carried
+  // gradient in a step.
+  Stream<uint32_t> source;
+  std::vector<uint32_t> carried;
 };
 
-// Windows of maps, side by side, of whose neurons the first that fires is seen, else the first that carries gradient.
+// What is seen of a map: of its windows, side by side, of each the neuron that fires first, else the first that carries
+// gradient; without a pool every place is a window.
 struct SideBySide {
-  static constexpr uint32_t none = ~uint32_t{0};
-  size_t count = 0;              // of a map; 0: no pool
-  std::vector<uint32_t> ofPlace; // which one a place is in, or none
+  bool pooled;
+  size_t height, width, rows, columns, count;
+  unsigned bits = 0;              // of the number of a place in its window
+  std::vector<uint32_t> place;    // the first one of each window
+  std::vector<uint32_t> distance; // of the others from it, by their number
 
   // kernel: height and width; may be null
-  SideBySide(const ConvSizes &sizes, const int64_t *kernel) {
-    if (!kernel)
-      return;
-    const size_t height = static_cast<size_t>(kernel[0]), width = static_cast<size_t>(kernel[1]);
-    const size_t rows = sizes.outHeight / height, columns = sizes.outWidth / width;
-    count = rows * columns;
-    for (size_t y = 0; y < sizes.outHeight; ++y)
-      for (size_t x = 0; x < sizes.outWidth; ++x)
-        ofPlace.push_back(
-            y / height < rows && x / width < columns ? static_cast<uint32_t>(y / height * columns + x / width) : none);
+  SideBySide(const ConvSizes &sizes, const int64_t *kernel)
+      : pooled(kernel != nullptr), height(kernel ? static_cast<size_t>(kernel[0]) : 1),
+        width(kernel ? static_cast<size_t>(kernel[1]) : 1), rows(sizes.outHeight / height),
+        columns(sizes.outWidth / width), count(rows * columns), place(64 * wordsOf(count)) {
+    while (height * width > size_t{1} << bits)
+      ++bits;
+    for (size_t window = 0; window < count; ++window)
+      place[window] = static_cast<uint32_t>(window / columns * height * sizes.outWidth + window % columns * width);
+    distance.resize(std::max<size_t>(16, size_t{1} << bits));
+    for (size_t number = 0; number < height * width; ++number)
+      distance[number] = static_cast<uint32_t>(number / width * sizes.outWidth + number % width);
+  }
+
+  // Of a channel: where its windows and neurons begin, and its lane of the map.
+  struct Channel {
+    uint32_t id, neuron, lane, lanes;
+  };
+  // Where what is found goes, which has room as behind appendBits. offsets: in the map, [place][lane].
+  struct Found {
+    uint32_t *ids, *neurons, *offsets;
+  };
+  // The places of a channel whose bits are set, where there is no pool.
+  Found append(const uint64_t *seen, Channel channel, Found to) const {
+    const uint32_t *const begin = to.ids;
+    for (size_t word = 0; word < wordsOf(count); ++word)
+      to.ids = appendBits(to.ids, seen[word], channel.id + static_cast<uint32_t>(64 * word));
+    for (const uint32_t *id = begin; id != to.ids; ++id)
+      *to.offsets++ = (*id - channel.id) * channel.lanes + channel.lane;
+    return to;
+  }
+  // The windows of a channel whose bits are set, and the neurons that are seen of them. Bit by bit of its number in the
+  // window, numbers[bit * apart] tells the neuron. Bits: how many there are; 0: any.
+  template <unsigned Bits>
+  Found append(const uint64_t *seen, const uint64_t *numbers, size_t apart, Channel channel, Found to) const {
+    for (size_t word = 0; word < wordsOf(count); ++word)
+      for (uint64_t left = seen[word]; left; left &= left - 1) {
+        const unsigned at = static_cast<unsigned>(__builtin_ctzll(left));
+        const size_t window = 64 * word + at;
+        size_t number = 0;
+        for (unsigned bit = 0; bit < (Bits > 0 ? Bits : bits); ++bit)
+          number |= (numbers[bit * apart + word] >> at & 1) << bit;
+        const uint32_t from = place[window] + distance[number];
+        *to.ids++ = channel.id + static_cast<uint32_t>(window);
+        *to.neurons++ = channel.neuron + from;
+        *to.offsets++ = from * channel.lanes + channel.lane;
+      }
+    return to;
   }
 };
 
 template <typename C> struct KeptConv {
   ConvSizes sizes;
-  size_t blocks, steps, batch;
+  ChannelBlocks<C> blocks;
+  size_t steps, batch;
   std::vector<KeptEvents<C>> events; // [block][sample]
 };
 
@@ -86,6 +132,13 @@ public:
       threshold_[lane] = real ? a.threshold[first_ + lane] : never;
       gradThreshold_[lane] = real ? a.gradThreshold : never;
     }
+    const size_t registers = lanes_ / registerLanes<C>;
+    fired_.resize(registers * 64 * wordsOf(a.convolution.sizes.places()) + 2 * atOnce);
+    carried_.resize(fired_.size());
+    if (a.windows.pooled)
+      firing_.resize(registers * 64 * wordsOf(a.windows.count) + atOnce);
+    others_.resize(firing_.size());
+    number_.assign(a.windows.bits, firing_);
   }
 
   void run(size_t sample, bool unit, KeptEvents<C> &kept) {
@@ -94,8 +147,6 @@ public:
     const size_t places = sizes.places(), batch = a_.spikes.batch;
     // Membranes, and what the step after them makes of them without its current.
     C *map = states.zeros(places * lanes_), *next = nextStates.reserve(places * lanes_);
-    constexpr size_t perWord = 64 / registerLanes<C>;
-    words_.resize((places + perWord - 1) / perWord);
     kept.begin.push_back(0);
     for (unsigned lane = 0; lane < lanes_; lane += registerLanes<C>)
       step(map, next, places, lane);
@@ -106,26 +157,24 @@ public:
         a_.convolution.addCurrents(block_, a_.spikes.ids + at, unit ? nullptr : a_.spikes.values + at,
                                    static_cast<size_t>(a_.spikes.counts[2 * row]), a_.inputScale, map);
       }
-      for (unsigned lane = 0; lane < held_; lane += registerLanes<C>) {
+      for (unsigned lane = 0; lane < held_; lane += registerLanes<C>)
         step(map, next, places, lane);
-        list(lane, places);
-      }
       if (a_.mem)
         for (size_t place = 0; place < places; ++place)
           std::copy_n(map + place * lanes_, held_,
                       a_.mem + ((t * batch + sample) * places + place) * sizes.outChannels + first_);
-      if (a_.windows.count > 0)
-        keepSeen(kept, map, places);
-      else
-        keep(kept, map, places);
+      keep(kept, map, places);
     }
   }
 
 private:
-  // Which of the neurons of some neighbouring places, some lanes of each, fired and which carry gradient.
-  struct Word {
-    uint64_t fired, carried;
-  };
+  // Some lanes of a place, a bit for each.
+  using Mask = LaneMask<registerLanes<C>>;
+  // Masks of all places or windows, of one register's lanes after another's: from multiples of 64 on, with zeros
+  // between.
+  using Masks = std::vector<Mask>;
+  static constexpr size_t atOnce = 32 / sizeof(Mask); // windows
+
   // Of some lanes at all places: who fired and who carries gradient, and the membranes of the next step but for its
   // current.
   void step(const C *map, C *next, size_t places, unsigned lane) {
@@ -140,147 +189,161 @@ private:
   }
   template <Reset R> void stepOf(const C *map, C *next, size_t places, unsigned lane) {
     using V = Register<C>;
-    constexpr unsigned together = 64 / registerLanes<C>;
     const LeakyParameters<V> parameters{load<V>(beta_ + lane), load<V>(threshold_ + lane)};
     const V bias = load<V>(bias_ + lane), second = load<V>(gradThreshold_ + lane);
-    const size_t lanes = lanes_;
-    const auto update = [=](size_t place, uint64_t &fired, uint64_t &carried, unsigned shift) {
+    const size_t lanes = lanes_, from = lane / registerLanes<C> * 64 * wordsOf(places);
+    Mask *const fired = fired_.data() + from, *const carried = carried_.data() + from;
+#pragma GCC unroll 4
+    for (size_t place = 0; place < places; ++place) {
       const V u = load<V>(map + place * lanes + lane);
       store(next + place * lanes + lane, leakyMembrane<R>(parameters, bias, u));
-      fired |= bitsAbove(u - parameters.threshold, splat<V>(0)) << shift;
-      carried |= bitsAbove(u, second) << shift;
-    };
-    size_t first = 0, word = 0;
-    for (; first + together <= places; first += together, ++word) {
-      uint64_t fired = 0, carried = 0;
-#pragma GCC unroll 4
-      for (unsigned i = 0; i < together; ++i)
-        update(first + i, fired, carried, i * registerLanes<C>);
-      words_[word] = {fired, carried};
-    }
-    if (first < places) {
-      uint64_t fired = 0, carried = 0;
-      for (unsigned i = 0; first + i < places; ++i)
-        update(first + i, fired, carried, i * registerLanes<C>);
-      words_[word] = {fired, carried};
+      const uint64_t fires = bitsAbove(u - parameters.threshold, splat<V>(0));
+      fired[place] = static_cast<Mask>(fires);
+      carried[place] = static_cast<Mask>(fires | bitsAbove(u, second));
     }
   }
 
-  // The events among some lanes, in the order of places: of each twice the number of its bit, and 1 more where the
-  // neuron did not fire.
-  void list(unsigned lane, size_t places) {
-    constexpr unsigned together = 64 / registerLanes<C>;
-    const unsigned real = std::min<unsigned>(registerLanes<C>, held_ - lane);
-    uint64_t everyone = 0;
-    for (unsigned i = 0; i < together; ++i)
-      everyone |= (~uint64_t{0} >> (64 - real)) << i * registerLanes<C>;
-    const size_t before = begin_[lane / registerLanes<C>];
-    events_.resize(std::max(events_.size(), before + 64 * words_.size() + bitsRoom));
-    uint32_t *to = events_.data() + before;
-    uint32_t first = 0;
-    for (const Word word : words_) {
-      uint64_t others = a_.second ? word.carried : everyone;
-      if (first + 64 > places * registerLanes<C>)
-        others &= ~uint64_t{0} >> (64 - (places * registerLanes<C> - first));
-      to = appendBits<true>(to, word.fired | others, first, ~word.fired);
-      first += 64;
-    }
-    begin_[lane / registerLanes<C> + 1] = static_cast<size_t>(to - events_.data());
+  // body(first lane of a register, how many of its lanes are channels, where its masks begin)
+  template <typename Body> void forRegisters(size_t cells, const Body &body) const {
+    for (unsigned lane = 0; lane < held_; lane += registerLanes<C>)
+      body(lane, std::min<unsigned>(registerLanes<C>, held_ - lane), lane / registerLanes<C> * 64 * wordsOf(cells));
   }
 
-  // Of an event of the lanes from `lane` on: blockLanes more where the neuron did not fire.
-  static uint32_t kindOf(uint32_t event, unsigned lane) {
-    return lane + (event >> 1) % registerLanes<C> + (event & 1) * blockLanes;
-  }
-
-  // The events of a step: places came in order, channels did not.
-  void keep(KeptEvents<C> &kept, const C *map, size_t places) {
-    uint32_t next[2 * blockLanes] = {}, total = 0;
-    const auto forEvents = [&](const auto &body) {
-      for (unsigned lane = 0; lane < held_; lane += registerLanes<C>)
-        for (size_t at = begin_[lane / registerLanes<C>]; at < begin_[lane / registerLanes<C> + 1]; ++at)
-          body(events_[at], lane);
-    };
-    forEvents([&](uint32_t event, unsigned lane) { ++next[kindOf(event, lane)]; });
-    const uint32_t before = static_cast<uint32_t>(kept.ids.size());
-    for (size_t kind = 0; kind < 2 * blockLanes; ++kind) {
-      if (kind == blockLanes)
-        kept.begin.push_back(before + total);
-      const uint32_t count = next[kind];
-      next[kind] = total;
-      total += count;
-    }
-    uint32_t *const ids = kept.ids.room(total);
-    C *const mem = kept.mem.room(total);
-    forEvents([&](uint32_t event, unsigned lane) {
-      const uint32_t bit = event >> 1, place = bit / registerLanes<C>, own = lane + bit % registerLanes<C>;
-      const uint32_t to = next[kindOf(event, lane)]++;
-      ids[to] = static_cast<uint32_t>((first_ + own) * places) + place;
-      mem[to] = map[place * lanes_ + own];
+  // The masks of all lanes as [channel][words of 64 places or windows].
+  void transpose(const Masks &masks, size_t cells, uint64_t *to) const {
+    const size_t words = wordsOf(cells);
+    forRegisters(cells, [&](unsigned lane, unsigned real, size_t from) {
+      for (size_t word = 0; word < words; ++word)
+        transposeBits(masks.data() + from + 64 * word, real, to + lane * words + word, words);
     });
-    kept.ids.advance(total);
-    kept.mem.advance(total);
-    kept.begin.push_back(before + total);
   }
 
-  // The events of a step that are seen through the pool: of a window's the one that comes first, of those that fired if
-  // any did.
-  void keepSeen(KeptEvents<C> &kept, const C *map, size_t places) {
-    // Of an event: whether it fired, then how early its place comes.
-    constexpr uint32_t last = (uint32_t{1} << 31) - 1;
-    const size_t windows = a_.windows.count, cells = held_ * windows, words = cells / 64 + 1, lanes = lanes_;
-    const uint32_t firstNeuron = static_cast<uint32_t>(first_ * places), each = static_cast<uint32_t>(places);
-    const uint32_t *const ofPlace = a_.windows.ofPlace.data();
-    seen_.assign(64 * words, 0);
-    cells_.resize(cells + 1 + bitsRoom);
-    uint32_t *const seen = seen_.data();
-    const size_t carried = begin_[(held_ + registerLanes<C> - 1) / registerLanes<C>];
-    uint32_t *const fired = kept.fired.room(carried + 1);
-    size_t spikes = 0;
-    for (unsigned lane = 0; lane < held_; lane += registerLanes<C>) {
-      const uint32_t *const end = events_.data() + begin_[lane / registerLanes<C> + 1];
-      for (const uint32_t *event = events_.data() + begin_[lane / registerLanes<C>]; event != end; ++event) {
-        const uint32_t bit = *event >> 1, fires = ~*event & 1, place = bit / registerLanes<C>;
-        const uint32_t own = lane + bit % registerLanes<C>, window = ofPlace[place];
-        const size_t cell = window == SideBySide::none ? cells : own * windows + window;
-        seen[cell] = std::max(seen[cell], fires << 31 | (last - place));
-        // Whether it fired or not: what did not is written over.
-        fired[spikes] = firstNeuron + own * each + place;
-        spikes += fires;
+  // Of each window the neuron that comes first, of those that fired if any did.
+  template <unsigned H, unsigned W> void look(size_t places) {
+    const SideBySide &windows = a_.windows;
+    const size_t height = H > 0 ? H : windows.height, width = W > 0 ? W : windows.width;
+    const size_t outWidth = a_.convolution.sizes.outWidth;
+    const size_t apart = 64 * wordsOf(windows.count);
+    forRegisters(places, [&](unsigned lane, unsigned, size_t from) {
+      const size_t first = lane / registerLanes<C> * apart;
+      for (size_t row = 0; row < windows.rows; ++row) {
+        const Mask *const fired = fired_.data() + from + row * height * outWidth;
+        const Mask *const carried = carried_.data() + from + row * height * outWidth;
+        const size_t to = first + row * windows.columns;
+        Mask *const firing = firing_.data() + to, *const others = others_.data() + to;
+        Mask *number[8];
+        for (unsigned bit = 0; bit < windows.bits; ++bit)
+          number[bit] = number_[bit].data() + to;
+        const auto at = [&](size_t column, size_t i) { return i / width * outWidth + column * width + i % width; };
+        if constexpr (H == 2 && W == 2) {
+          // Whole registers of windows: what is too much the next row writes over.
+          Mask *const low = number[0], *const high = number[1];
+          for (size_t begin = 0; begin < windows.columns; begin += atOnce)
+#pragma GCC ivdep
+            for (size_t column = begin; column < begin + atOnce; ++column) {
+              const unsigned f0 = fired[at(column, 0)], f1 = fired[at(column, 1)], f2 = fired[at(column, 2)];
+              const unsigned c0 = carried[at(column, 0)], c1 = carried[at(column, 1)], c2 = carried[at(column, 2)];
+              const unsigned f01 = f0 | f1, f012 = f01 | f2, f = f012 | fired[at(column, 3)];
+              const unsigned c01 = f | c0 | c1, c012 = c01 | c2, c = c012 | carried[at(column, 3)];
+              const unsigned second = (f1 & ~f0) | (c1 & ~(f | c0)), third = (f2 & ~f01) | (c2 & ~c01);
+              const unsigned fourth = (f & ~f012) | (c & ~c012);
+              firing[column] = static_cast<Mask>(f);
+              others[column] = static_cast<Mask>(c & ~f);
+              low[column] = static_cast<Mask>(second | fourth);
+              high[column] = static_cast<Mask>(third | fourth);
+            }
+          continue;
+        }
+        for (size_t column = 0; column < windows.columns; ++column) {
+          unsigned seen = 0, found[8] = {};
+          const auto see = [&](const Mask *masks) {
+            for (size_t i = 0; i < height * width; ++i) {
+              const unsigned here = masks[at(column, i)] & ~seen;
+              seen |= here;
+              for (unsigned bit = 0; bit < windows.bits; ++bit)
+                found[bit] |= i >> bit & 1 ? here : 0;
+            }
+          };
+          see(fired);
+          const unsigned f = seen;
+          see(carried);
+          firing[column] = static_cast<Mask>(f);
+          others[column] = static_cast<Mask>(seen & ~f);
+          for (unsigned bit = 0; bit < windows.bits; ++bit)
+            number[bit][column] = static_cast<Mask>(found[bit]);
+        }
       }
+      std::fill_n(firing_.data() + first + windows.count, apart - windows.count, Mask(0));
+      std::fill_n(others_.data() + first + windows.count, apart - windows.count, Mask(0));
+    });
+  }
+
+  // The events of a step, or those of them that are seen through the pool.
+  void keep(KeptEvents<C> &kept, const C *map, size_t places) {
+    if (!a_.second)
+      forRegisters(places, [&](unsigned, unsigned real, size_t from) {
+        std::fill_n(carried_.data() + from, places, static_cast<Mask>((1u << real) - 1));
+      });
+    const SideBySide &windows = a_.windows;
+    const bool pooled = windows.pooled;
+    const size_t cells = windows.count, words = wordsOf(cells), size = held_ * words;
+    uint64_t *const fired = kept.fired.room(held_ * wordsOf(places));
+    transpose(fired_, places, fired);
+    kept.fired.advance(held_ * wordsOf(places));
+    bits_.resize((2 + windows.bits) * size);
+    uint64_t *const firing = pooled ? bits_.data() : fired, *const others = bits_.data() + size;
+    if (pooled) {
+      kept.carried.push_back(static_cast<uint32_t>(countBits(carried_)));
+      windows.height == 2 && windows.width == 2 ? look<2, 2>(places) : look<0, 0>(places);
+      transpose(firing_, cells, firing);
+      transpose(others_, cells, others);
+      for (unsigned bit = 0; bit < windows.bits; ++bit)
+        transpose(number_[bit], cells, others + (1 + bit) * size);
+    } else {
+      transpose(carried_, cells, others);
+      for (size_t word = 0; word < size; ++word)
+        others[word] &= ~firing[word];
     }
-    kept.fired.advance(spikes);
-    kept.firedEnd.push_back(static_cast<uint32_t>(kept.fired.size()));
-    kept.carried.push_back(static_cast<uint32_t>(carried));
-    seen[cells] = 0; // of no window
-    bits_.resize(words);
-    uint32_t *end = cells_.data();
-    for (size_t word = 0; word < words; ++word) {
-      const NumberBits found = numberBits(seen + 64 * word);
-      bits_[word] = found.any & ~found.highest;
-      end = appendBits(end, found.highest, static_cast<uint32_t>(64 * word));
+    size_t spikes = 0, total = 0;
+    for (size_t word = 0; word < size; ++word) {
+      spikes += static_cast<size_t>(__builtin_popcountll(firing[word]));
+      total += static_cast<size_t>(__builtin_popcountll(others[word]));
     }
-    const size_t firing = static_cast<size_t>(end - cells_.data());
-    for (size_t word = 0; word < words; ++word)
-      end = appendBits(end, bits_[word], static_cast<uint32_t>(64 * word));
-    const size_t total = static_cast<size_t>(end - cells_.data());
-    uint32_t *const ids = kept.ids.room(total), *const source = kept.source.room(total);
-    C *const mem = kept.mem.room(total);
-    const uint32_t *const cell = cells_.data();
-    const uint32_t firstId = static_cast<uint32_t>(first_ * windows);
-    const WholeQuotient laneOf(static_cast<uint32_t>(windows));
-    for (size_t i = 0; i < total; ++i) {
-      const uint32_t own = laneOf(cell[i]), place = last - (seen[cell[i]] & last);
-      ids[i] = firstId + cell[i];
-      source[i] = firstNeuron + own * each + place;
-      mem[i] = map[static_cast<size_t>(place) * lanes + own];
-    }
+    total += spikes;
     const size_t before = kept.ids.size();
-    kept.begin.push_back(static_cast<uint32_t>(before + firing));
+    offsets_.resize(std::max(offsets_.size(), total + bitsRoom));
+    SideBySide::Found to{kept.ids.room(total + bitsRoom), pooled ? kept.source.room(total + bitsRoom) : nullptr,
+                         offsets_.data()};
+    for (const uint64_t *bits : {static_cast<const uint64_t *>(firing), static_cast<const uint64_t *>(others)})
+      for (size_t own = 0; own < held_; ++own) {
+        const SideBySide::Channel channel{static_cast<uint32_t>((first_ + own) * cells),
+                                          static_cast<uint32_t>((first_ + own) * places), static_cast<uint32_t>(own),
+                                          lanes_};
+        const uint64_t *const seen = bits + own * words, *const numbers = others + size + own * words;
+        to = !pooled             ? windows.append(seen, channel, to)
+             : windows.bits == 2 ? windows.append<2>(seen, numbers, size, channel, to)
+                                 : windows.append<0>(seen, numbers, size, channel, to);
+      }
+    C *const mem = kept.mem.room(total);
+    const uint32_t *const offsets = offsets_.data();
+    for (size_t i = 0; i < total; ++i)
+      mem[i] = map[offsets[i]];
+    kept.begin.push_back(static_cast<uint32_t>(before + spikes));
     kept.begin.push_back(static_cast<uint32_t>(before + total));
     kept.ids.advance(total);
-    kept.source.advance(total);
     kept.mem.advance(total);
+    if (pooled)
+      kept.source.advance(total);
+  }
+
+  static size_t countBits(const Masks &masks) {
+    size_t count = 0;
+    for (size_t at = 0; at < masks.size(); at += 8 / sizeof(Mask)) {
+      uint64_t word;
+      std::memcpy(&word, masks.data() + at, sizeof(word));
+      count += static_cast<size_t>(__builtin_popcountll(word));
+    }
+    return count;
   }
 
   const ConvForward<C> &a_;
@@ -288,11 +351,11 @@ private:
   unsigned lanes_, held_;
   size_t first_;
   alignas(64) C bias_[blockLanes], beta_[blockLanes], threshold_[blockLanes], gradThreshold_[blockLanes];
-  std::vector<Word> words_;
-  std::vector<uint32_t> events_, cells_;
-  std::vector<uint32_t> seen_; // of the windows, and of none: what is seen of the events so far
-  std::vector<uint64_t> bits_; // of the windows: where one is seen that did not fire
-  size_t begin_[blockLanes / registerLanes<C> + 1] = {}; // of each register's lanes' events
+  Masks fired_, carried_;         // of the places
+  Masks firing_, others_;         // of the windows: who is seen firing, and who without
+  std::vector<Masks> number_;     // of the place that is seen of a window, bit by bit
+  std::vector<uint32_t> offsets_; // in the map, of a step's events
+  std::vector<uint64_t> bits_;    // the same channel by channel
 };
 
 template <typename C> int convForward(const ConvForward<C> &a, void **kept, int64_t *most) {
@@ -305,7 +368,7 @@ template <typename C> int convForward(const ConvForward<C> &a, void **kept, int6
   const ConvSizes &sizes = a.convolution.sizes;
   const size_t blocks = a.convolution.blocks.count(), batch = a.spikes.batch, steps = a.spikes.steps;
   auto found = std::make_unique<KeptConv<C>>(
-      KeptConv<C>{sizes, blocks, steps, batch, std::vector<KeptEvents<C>>(blocks * batch)});
+      KeptConv<C>{sizes, a.convolution.blocks, steps, batch, std::vector<KeptEvents<C>>(blocks * batch)});
   const size_t additions = checked.total(0) * sizes.taps() * sizes.outChannels + 2 * a.spikes.rows() * sizes.neurons();
   const int status = parallelTry(blocks * batch, threadsFor(additions, a.offered), [&](size_t task) {
     SampleForward<C> forward(a, task / batch);
@@ -348,35 +411,46 @@ struct Turn {
   bool takes(size_t index) const { return kept == found || (index + found - before) % found < kept; }
 };
 
-// What a row has with a pool.
-template <typename C, typename Mark>
-void seenRow(const KeptConv<C> &kept, const ConvSlots<C> &to, size_t row, const Mark &mark) {
+// What a row has with a pool, but for how many fired.
+template <typename C> void seenRow(const KeptConv<C> &kept, const ConvSlots<C> &to, size_t row) {
   const size_t t = row / kept.batch, sample = row % kept.batch;
-  int32_t *const counts = to.neuronCounts + 2 * row;
   int32_t *source = to.source + row * to.slots, *const end = source + to.slots;
-  counts[0] = counts[1] = 0;
   for (size_t kind = 0; kind < 2; ++kind)
-    for (size_t block = 0; block < kept.blocks; ++block) {
+    for (size_t block = 0; block < kept.blocks.count(); ++block) {
       const KeptEvents<C> &events = kept.events[block * kept.batch + sample];
       const uint32_t *const from = events.source.data() + events.begin[2 * t + kind];
       source = std::copy(from, events.source.data() + events.begin[2 * t + kind + 1], source);
-      if (kind == 1)
-        continue;
-      const size_t first = t == 0 ? 0 : events.firedEnd[t - 1];
-      mark(events.fired.data() + first, events.firedEnd[t] - first);
-      counts[0] += static_cast<int32_t>(events.firedEnd[t] - first);
-      counts[1] += static_cast<int32_t>(events.carried[t]);
     }
   std::fill(source, end, 0);
+  int32_t &carried = to.neuronCounts[2 * row + 1] = 0;
+  for (size_t block = 0; block < kept.blocks.count(); ++block)
+    carried += static_cast<int32_t>(kept.events[block * kept.batch + sample].carried[t]);
+}
+
+// The bits of a row's neurons that fired; returns how many there are.
+template <typename C> size_t setFired(const KeptConv<C> &kept, size_t row, uint32_t *bits) {
+  const size_t t = row / kept.batch, sample = row % kept.batch, places = kept.sizes.places(), words = wordsOf(places);
+  size_t count = 0;
+  BitWriter to(bits);
+  for (size_t block = 0; block < kept.blocks.count(); ++block) {
+    const size_t held = kept.blocks.held(block);
+    const uint64_t *from = kept.events[block * kept.batch + sample].fired.data() + t * held * words;
+    for (size_t channel = 0; channel < held; ++channel)
+      for (size_t first = 0; first < places; first += 64, ++from) {
+        count += static_cast<size_t>(__builtin_popcountll(*from));
+        to.append(*from, static_cast<unsigned>(std::min<size_t>(64, places - first)));
+      }
+  }
+  to.end();
+  return count;
 }
 
 template <typename C> void selectRow(const KeptConv<C> &kept, const ConvSlots<C> &to, size_t row) {
   const size_t t = row / kept.batch, sample = row % kept.batch, neurons = kept.sizes.neurons();
-  const size_t words = kept.sizes.words();
   const uint32_t start = to.rotate ? static_cast<uint32_t>(t * to.slots % neurons) : 0;
   // body(ids, membranes, count) for each block; kind 0: those that fired.
   const auto forBlocks = [&](size_t kind, const auto &body) {
-    for (size_t block = 0; block < kept.blocks; ++block) {
+    for (size_t block = 0; block < kept.blocks.count(); ++block) {
       const KeptEvents<C> &events = kept.events[block * kept.batch + sample];
       const size_t begin = events.begin[2 * t + kind], end = events.begin[2 * t + kind + 1];
       body(events.ids.data() + begin, events.mem.data() + begin, end - begin);
@@ -384,16 +458,11 @@ template <typename C> void selectRow(const KeptConv<C> &kept, const ConvSlots<C>
   };
   int32_t *const ids = to.ids + row * to.slots;
   C *const values = to.values + row * to.slots, *const mem = to.mem + row * to.slots;
-  uint32_t *const bits = to.fired + row * words;
-  std::fill_n(bits, words, 0);
-  const auto mark = [bits](const uint32_t *from, size_t count) {
-    for (size_t at = 0; at < count; ++at)
-      bits[from[at] / 32] |= uint32_t{1} << from[at] % 32;
-  };
-  if (to.neuronCounts)
-    seenRow(kept, to, row, mark);
-  else
-    forBlocks(0, [&](const uint32_t *from, const C *, size_t count) { mark(from, count); });
+  const size_t firing = setFired(kept, row, to.fired + row * kept.sizes.words());
+  if (to.neuronCounts) {
+    seenRow(kept, to, row);
+    to.neuronCounts[2 * row] = static_cast<int32_t>(firing);
+  }
   size_t used = 0, spikes = 0, found = 0, fired = 0;
   for (size_t kind = 0; kind < 2; ++kind) {
     Turn turn{};
