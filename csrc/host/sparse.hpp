@@ -110,8 +110,8 @@ public:
     if (narrow_)
       ids_ = Uninitialised<uint16_t>(spikes_.rows() * most_);
     std::atomic<bool> valid{true}, unit{true};
-    constexpr size_t piece = 256;
-    parallelFor((spikes_.rows() + piece - 1) / piece, threadsFor(total_[1] / 4, offered), [&](size_t part) {
+    constexpr size_t piece = 32;
+    parallelFor((spikes_.rows() + piece - 1) / piece, threadsFor(4 * total_[1], offered), [&](size_t part) {
       bool partValid = true, partUnit = true;
       for (size_t row = part * piece; row < std::min(spikes_.rows(), (part + 1) * piece); ++row) {
         partValid = copyRow(row) && partValid;
