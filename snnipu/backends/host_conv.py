@@ -1,5 +1,6 @@
 """The host backend of the operators on maps: float32 and float64, through the C interface of csrc/host/snnipu.h."""
 
+import functools
 from ctypes import byref, c_int64, c_void_p
 from typing import Any, List, NamedTuple, Optional, Tuple
 
@@ -20,7 +21,13 @@ from snnipu.ops.sparse_conv_lif_sequence import (
 DENSE_GRADIENT = 0.6
 
 
-def _sizes(geometry: List[int]) -> "c_int64 * 0":  # type: ignore[valid-type]
+def _sizes(geometry: List[int]) -> Any:
+    return _array(tuple(geometry))
+
+
+# Kernels only read it. ctypes forgets the type of an array that nobody has.
+@functools.lru_cache(maxsize=1024)
+def _array(geometry: Tuple[int, ...]) -> Any:
     return (c_int64 * len(geometry))(*geometry)
 
 
