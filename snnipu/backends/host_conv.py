@@ -18,7 +18,7 @@ from snnipu.ops.sparse_conv_lif_sequence import (
 )
 
 # Share of the input's neurons that carry gradient, from which on the gradient of their values is a dense convolution.
-DENSE_GRADIENT = 0.6
+DENSE_GRADIENT = 0.85
 
 
 def _sizes(geometry: List[int]) -> Any:

@@ -26,11 +26,12 @@ from snnipu.surrogate import SpikeGrad
 DenseOrSparse = Union[torch.Tensor, SparseSpikes]
 MapSize = Optional[Tuple[int, int]]
 # Share of the input neurons that spike in a step, from which on `path="auto"` takes the dense convolution on a CPU.
-# Forward and backward pass together cost the same between 0.25 and 0.45 for the layers of `bench conv`.
-BREAK_EVEN = 0.35
+# Two layers of 5 x 5 kernels, of 2 and of 16 input channels, cost the same at 0.65 to 0.8 in a forward pass alone, and
+# with the backward pass at 0.8 and more.
+BREAK_EVEN = 0.6
 # The same for a layer that runs with its pool as one operator, sparsely or densely, and for one whose spikes, behind
 # the pool, go into a convolution that runs densely: neither then selects them.
-BREAK_EVEN_WITH_POOL = 0.55
+BREAK_EVEN_WITH_POOL = 0.7
 BREAK_EVEN_BEFORE_DENSE = 0.2
 
 
