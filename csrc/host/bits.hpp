@@ -43,8 +43,23 @@ inline uint32_t *appendBits(uint32_t *to, uint64_t bits, uint32_t first) {
 // Masks, a bit for each lane, in as few bytes as `lanes` lanes take.
 template <unsigned lanes> using LaneMask = std::conditional_t<(lanes > 8), uint16_t, uint8_t>;
 
+// Bit j of byte i as bit i of byte j.
+inline uint64_t transposed(uint64_t bits) {
+  const auto swap = [&](unsigned distance, uint64_t mask) {
+    const uint64_t both = (bits ^ bits >> distance) & mask;
+    bits ^= both ^ both << distance;
+  };
+  swap(7, 0x00AA00AA00AA00AA);
+  swap(14, 0x0000CCCC0000CCCC);
+  swap(28, 0x00000000F0F0F0F0);
+  return bits;
+}
+
 // The bits of 64 masks lane by lane: bit i of to[lane * stride] is bit `lane` of masks[i].
 template <typename M> void transposeBits(const M *masks, unsigned lanes, uint64_t *to, std::size_t stride) {
+#if !defined(SNNIPU_AVX512)
+  static_assert(sizeof(M) == 1, "registers of 16 lanes are AVX-512's");
+#endif
 #if defined(SNNIPU_AVX512)
   if constexpr (sizeof(M) == 2) {
     // The highest bit of each is at hand: the last lane's first, and then the one below it.
@@ -74,11 +89,17 @@ template <typename M> void transposeBits(const M *masks, unsigned lanes, uint64_
     return;
   }
 #endif
-  for (unsigned lane = 0; lane < lanes; ++lane) {
-    uint64_t bits = 0;
-    for (unsigned i = 0; i < 64; ++i)
-      bits |= static_cast<uint64_t>(masks[i] >> lane & 1) << i;
-    to[lane * stride] = bits;
+  if constexpr (sizeof(M) == 1) {
+    for (unsigned lane = 0; lane < lanes; ++lane)
+      to[lane * stride] = 0;
+    for (unsigned part = 0; part < 64; part += 8) {
+      uint64_t bits = 0;
+      for (unsigned i = 0; i < 8; ++i)
+        bits |= static_cast<uint64_t>(masks[part + i]) << 8 * i;
+      bits = transposed(bits);
+      for (unsigned lane = 0; lane < lanes; ++lane)
+        to[lane * stride] |= (bits >> 8 * lane & 255) << part;
+    }
   }
 }
 

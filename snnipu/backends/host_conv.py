@@ -19,6 +19,9 @@ from snnipu.ops.sparse_conv_lif_sequence import (
 
 # Share of the input's neurons that carry gradient, from which on the gradient of their values is a dense convolution.
 DENSE_GRADIENT = 0.85
+# A place with its lane, and the number of one in a window, as the kernels hold them.
+_MOST_PLACES = 2**26 - 1
+_MOST_IN_WINDOW = 256
 
 
 def _sizes(geometry: List[int]) -> Any:
@@ -154,6 +157,10 @@ def _layer(a: ForwardArguments, window: Optional[List[int]]) -> _Made:
     steps, batch, slots = ids.shape
     channels, places = a.geometry[3], a.geometry[4] * a.geometry[5]
     host._check_sizes(steps * batch, channels * places)
+    if places > _MOST_PLACES:
+        raise ValueError(f"maps must have at most {_MOST_PLACES} places, got {places}")
+    if window is not None and not (min(window) > 0 and window[0] * window[1] <= _MOST_IN_WINDOW):
+        raise ValueError(f"window must be two sizes of at least 1 and at most {_MOST_IN_WINDOW} places, got {window}")
     mem = weight.new_empty((steps, batch, places, channels) if a.store_mem else 0)
     kept, most = c_void_p(), c_int64(0)
     if steps * batch:

@@ -9,6 +9,7 @@ so that sums are exact in whatever order and the same neurons must spike.
 
 import os
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -229,6 +230,38 @@ def test_a_layer_and_its_pool_are_the_reference(layer, height, width):
     assert results[0][1] == results[1][1]
     for a, b in zip(results[0][2], results[1][2]):
         assert_close(a, b, b, weight.dtype)
+
+
+def _pooled(window, channels=40, grad_threshold=0.75, size=(34, 30)):
+    """Arguments of ``sparse_conv_lif_pool_fwd`` for maps of many words of 64 places; sums are exact."""
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.rand(3, 2, 2 * size[0] * size[1], generator=generator) < 0.1).float()
+    spikes = SparseSpikes.from_dense(x)
+    weight = torch.randint(-16, 40, (channels, 2, 3, 3), generator=generator) / 64
+    geometry = list(conv_geometry(weight, size, (1, 1), (0, 0), (1, 1), 1))
+    parameters = (weight, None, torch.tensor(0.5), torch.tensor(1.0))
+    return (
+        *(spikes.ids, spikes.values, spikes.counts, *parameters, geometry),
+        *(grad_threshold, 1.0, AS_NEEDED, False, RESETS.index("zero"), 0, True, list(window)),
+    )
+
+
+@needs_kernel("sparse_conv_lif_pool_fwd")
+@pytest.mark.parametrize("grad_threshold", [None, 0.75])
+@pytest.mark.parametrize("window", [(1, 1), (2, 2), (2, 3), (4, 4), (3, 7), (16, 16), (8, 28)])
+def test_windows_of_large_maps(window, grad_threshold):
+    arguments = _pooled(window, grad_threshold=grad_threshold)
+    own = torch.ops.snnipu.sparse_conv_lif_pool_fwd(*arguments)
+    assert own[2].sum() > 0
+    for number, (a, b) in enumerate(zip(own, reference_of("sparse_conv_lif_pool_fwd")(*arguments))):
+        assert torch.equal(a, b), number
+
+
+@needs_kernel("sparse_conv_lif_pool_fwd")
+@pytest.mark.parametrize("window", [(0, 2), (2, -1), (17, 16)])
+def test_windows_that_are_none_are_refused(window):
+    with pytest.raises(ValueError, match="window must be two sizes of at least 1 and at most 256 places"):
+        torch.ops.snnipu.sparse_conv_lif_pool_fwd(*_pooled(window))
 
 
 @st.composite
