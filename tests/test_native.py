@@ -81,7 +81,7 @@ def test_the_sanitizers_see_an_overrun():
         "ids, values, counts = torch.zeros(1, 1).int(), torch.ones(1, 1), torch.ones(1, 2).int()\n"
         "dense = torch.empty(9)\n"
         "arguments = [tensor.data_ptr() for tensor in (ids, values, counts, dense)]\n"
-        "host.library.snnipu_sparse_to_dense_fwd_f32(*arguments, 1, 1, 10, 1)\n"
+        "host.library.snnipu_sparse_to_dense_fwd_f32(*arguments, 1, 1, 1, 10, 1)\n"
     )
     assert done.returncode != 0
     assert "heap-buffer-overflow" in done.stderr
