@@ -22,21 +22,29 @@ from snnipu.benchmarking.cases.sparse import _activities, on_grid
 from snnipu.benchmarking.checks import Check, relative_error
 from snnipu.benchmarking.options import Option
 from snnipu.datasets.random_spikes import random_spikes
-from snnipu.training import scale_to_activity
+from snnipu.training import EventConfig, scale_to_activity
 
 SUMMARY = "convolutional networks of spike ids beside dense ones, against activity"
 DTYPES = (torch.float32,)
 DEVICES = ("cpu",)
-FULL = {"steps": 20, "batch_size": 16, "neurons": 1000, "beta": 0.95, "repeats": 9, "min_seconds": 0.0}
+FULL = {"steps": 20, "batch_size": 48, "neurons": 1000, "beta": 0.95, "repeats": 9, "min_seconds": 0.0}
 QUICK = {"steps": 4, "batch_size": 2, "neurons": 32, "beta": 0.95, "repeats": 2, "min_seconds": 0.0}
 ACTIVITIES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 QUICK_ACTIVITIES = (0.05, 0.2)
 
+
+def _trained(dataset: str, side: int, classes: int, **settings: Any) -> Tuple[Tuple[int, int, int], str]:
+    """The network that ``train --network conv`` trains on ``dataset``."""
+    hidden = EventConfig.for_dataset(dataset, network="conv", **settings).hidden
+    layers = [layer if isinstance(layer, str) else f"FC{layer}" for layer in (*hidden, classes)]
+    return (2, side, side), "-".join(layers)
+
+
 # Shape of the input and the layers.
 NETWORKS: Dict[str, Tuple[Tuple[int, int, int], str]] = {
-    "nmnist": ((2, 34, 34), "12C5-MP2-32C5-MP2-FC10"),
-    "dvs32": ((2, 32, 32), "12C5-MP2-32C5-MP2-FC11"),
-    "dvs64": ((2, 64, 64), "16C5-MP2-32C3P1-MP2-64C3P1-MP2-FC11"),
+    "nmnist": _trained("nmnist", 34, 10),
+    "dvs32": _trained("dvs", 32, 11, downsample=4),
+    "dvs64": _trained("dvs", 64, 11, downsample=2),
     "layer-16-17x17": ((16, 17, 17), "32C5"),
     "layer-32-32x32": ((32, 32, 32), "64C3"),
     "layer-64-24x24": ((64, 24, 24), "128C3"),
