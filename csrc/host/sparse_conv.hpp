@@ -4,9 +4,10 @@
 // [input channel of the group][kernel row][kernel column, the last one first][lane]: what leads from an input to the
 // places of one row is then one run of weights, and one of places.
 //
-// Where the stride and the dilation are 1, the current of a place is summed up in registers from the spikes of its
-// window, which are sorted by their place for that; and the gradients, channel after channel, from a map with so many
-// zeros around it that no run leaves it. Elsewhere each spike adds its runs to the map, or the map's to the gradient.
+// Where the stride and the dilation are 1, the currents of a line's places are summed up in registers, a few at a time,
+// from the spikes of one column of the input after another, which are sorted for that; and the gradients, channel after
+// channel, from a map with so many zeros around it that no run leaves it. Elsewhere, and where spikes are few, each
+// spike adds its runs to the map, or the map's to the gradient.
 #pragma once
 
 #include "host/sparse.hpp"
@@ -150,29 +151,41 @@ template <typename C, unsigned Most, typename Body> inline void forPlaceGroups(u
   for (; lane < lanes; lane += registerLanes<C>)
     body(lane, Registers<Register<C>, 1>{});
 }
+// body(lanes), lanes being a constant where the group has all of them: addresses are then one number apart.
+template <typename V, unsigned K, typename Body>
+inline void withLanes(size_t count, Registers<V, K>, const Body &body) {
+  constexpr size_t all = K * lanes<V>;
+  if (count == all)
+    body(std::integral_constant<size_t, all>{});
+  else
+    body(count);
+}
 #if SNNIPU_LANE_BYTES >= 64
 constexpr unsigned registersForKernelRow = 10;
 #else
 constexpr unsigned registersForKernelRow = 6;
 #endif
 
-// What looking for a place's spikes costs, in registers of weights added. Measured, for 12 to 128 output channels.
-constexpr size_t placeCost = 20;
+// Likewise, of sums of places.
+#if SNNIPU_LANE_BYTES >= 64
+constexpr unsigned registersForColumns = 20;
+#else
+constexpr unsigned registersForColumns = 10;
+#endif
 
-// Spikes of one row by the place they come from, column after column; and those of the kernel's height of lines alone.
+// What moving on by a column of the input costs, in registers of weights added. Measured, for 12 to 128 output
+// channels.
+constexpr size_t columnCost = 8;
+// Columns of a kernel whose places are summed up together, at most.
+constexpr unsigned columnsAtOnce = 5;
+
+// Spikes of one row by the place they come from, column after column.
 template <typename C> struct SpikesByPlace {
   std::vector<uint32_t> begin; // [places of the input + 1]
-  std::vector<int32_t> key;    // where the weights of the spike begin, but for what all of a window have in common
+  std::vector<uint32_t> key;   // where the weights of the spike begin, as if the kernel's first line led to the place
   std::vector<C> value;
   std::vector<uint32_t> place, keyOf; // of each spike, as they come
-  struct Band {
-    std::vector<uint32_t> begin; // [columns + 1]
-    std::vector<int32_t> key;
-    std::vector<C> value;
-  } band;
 };
-// Numbers that are copied whether there are as many or not.
-constexpr size_t copiedAtOnce = 16;
 
 // A map with zeros around it: row y begins at (above + y) * stride + before, in places.
 struct PaddedMap {
@@ -219,13 +232,13 @@ public:
   // to += scale * the currents of one row's spikes: [place][lane].
   void addCurrents(size_t block, const int32_t *ids, const C *values, size_t count, C scale, C *to) const {
     const size_t registers = sizes.kernelWidth * (blocks.lanes(block) / registerLanes<C>);
-    const size_t added = count / sizes.groups * sizes.kernelHeight * (registers + 1);
-    if (!sizes.unitSteps() || added < placeCost * sizes.places())
+    const size_t added = count / sizes.groups * sizes.kernelHeight * registers;
+    if (!sizes.unitSteps() || added < columnCost * sizes.outHeight * sizes.inWidth)
       values || scale != C(1) ? scattered<false>(block, ids, values, count, scale, to)
                               : scattered<true>(block, ids, values, count, scale, to);
     else
-      values ? gathered<false>(block, ids, values, count, scale, to)
-             : gathered<true>(block, ids, values, count, scale, to);
+      values ? byColumns<false>(block, ids, values, count, scale, to)
+             : byColumns<true>(block, ids, values, count, scale, to);
   }
 
   // Gradients of the weights (to sums, from the slots [0, spikes)) and of the values of the slots [0, carried), from
@@ -289,18 +302,16 @@ private:
     const WholeQuotient lineOf(width), channelOf(height);
     // One place more, of the spikes of other groups.
     sorted.begin.assign(mapSize_ + 2, 0);
-    for (auto *each : {&sorted.place, &sorted.keyOf})
+    for (auto *each : {&sorted.place, &sorted.keyOf, &sorted.key})
       each->resize(std::max(each->size(), count));
-    sorted.key.resize(std::max(sorted.key.size(), count + copiedAtOnce));
     if (values)
-      sorted.value.resize(std::max(sorted.value.size(), count + copiedAtOnce));
+      sorted.value.resize(std::max(sorted.value.size(), count));
     uint32_t *const place = sorted.place.data(), *const key = sorted.keyOf.data(), *const begin = sorted.begin.data();
     for (size_t spike = 0; spike < count; ++spike) {
       const uint32_t id = static_cast<uint32_t>(ids[spike]), line = lineOf(id), channel = channelOf(line);
       const uint32_t x = id - line * width, y = line - channel * height, own = channel - firstChannel;
       place[spike] = own < channels ? x * height + y : noPlace;
-      // The last column comes first.
-      key[spike] = ((own + 1) * taps - 1 + y * kernel - x) * lanes;
+      key[spike] = (own * taps + y * kernel) * lanes;
     }
     for (size_t spike = 0; spike < count; ++spike)
       ++begin[place[spike]];
@@ -311,85 +322,95 @@ private:
     }
     for (size_t spike = count; spike-- > 0;) {
       const uint32_t to = --begin[place[spike]];
-      sorted.key[to] = static_cast<int32_t>(key[spike]);
+      sorted.key[to] = key[spike];
       if (values)
         sorted.value[to] = values[spike];
     }
   }
 
-  // The spikes of the input's lines [top, top + kernel height), as far as there are any, column after column: the
-  // window of a place is then one run of them.
-  template <bool Unit> void bandOf(std::ptrdiff_t top, SpikesByPlace<C> &sorted) const {
-    auto &band = sorted.band;
-    const size_t width = sizes.inWidth;
-    const std::ptrdiff_t height = static_cast<std::ptrdiff_t>(sizes.inHeight);
-    const std::ptrdiff_t end = std::min<std::ptrdiff_t>(height, top + static_cast<std::ptrdiff_t>(sizes.kernelHeight));
-    const std::ptrdiff_t first = std::min(std::max<std::ptrdiff_t>(0, top), std::max<std::ptrdiff_t>(0, end));
-    band.begin.resize(width + 1);
-    band.key.resize(sorted.key.size());
-    band.value.resize(sorted.value.size());
-    uint32_t total = 0;
-    for (size_t x = 0; x < width; ++x) {
-      const uint32_t *const column = sorted.begin.data() + x * sizes.inHeight;
-      const uint32_t from = column[first], count = end > first ? column[end] - from : 0;
-      band.begin[x] = total;
-      // More than there are is written over by the next column.
-      for (uint32_t at = 0; at < count; at += copiedAtOnce) {
-        std::copy_n(sorted.key.data() + from + at, copiedAtOnce, band.key.data() + total + at);
-        if constexpr (!Unit)
-          std::copy_n(sorted.value.data() + from + at, copiedAtOnce, band.value.data() + total + at);
-      }
-      total += count;
-    }
-    band.begin[width] = total;
-  }
-
-  // A spike of channel c at (y, x) adds, to the place at (oy, ox), the weights of kernel line y + padding - oy and
-  // column x + padding - ox. Packed, with the last column first, that is its key, (c + 1) * taps - 1 + y * kernel width
-  // - x, plus what is the same for all spikes of a window. Keys are kept times the lanes.
   template <bool Unit>
-  void gathered(size_t block, const int32_t *ids, const C *values, size_t count, C scale, C *to) const {
+  void byColumns(size_t block, const int32_t *ids, const C *values, size_t count, C scale, C *to) const {
     static thread_local SpikesByPlace<C> sorted;
     sortByPlace(block, ids, values, count, sorted);
+    for (size_t first = 0; first < sizes.kernelWidth; first += columnsAtOnce)
+      switch (std::min<size_t>(columnsAtOnce, sizes.kernelWidth - first)) {
+      case 1:
+        columnsOf<1, Unit>(block, first, sorted, scale, to);
+        break;
+      case 2:
+        columnsOf<2, Unit>(block, first, sorted, scale, to);
+        break;
+      case 3:
+        columnsOf<3, Unit>(block, first, sorted, scale, to);
+        break;
+      case 4:
+        columnsOf<4, Unit>(block, first, sorted, scale, to);
+        break;
+      default:
+        columnsOf<5, Unit>(block, first, sorted, scale, to);
+      }
+  }
+
+  // The currents that come by the columns [first, first + Columns) of the kernel, as packed.
+  template <unsigned Columns, bool Unit>
+  void columnsOf(size_t block, size_t first, const SpikesByPlace<C> &sorted, C scale, C *to) const {
+    constexpr unsigned most = std::max(1u, registersForColumns / Columns);
     const unsigned lanes = blocks.lanes(block);
     const auto signedOf = [](size_t number) { return static_cast<std::ptrdiff_t>(number); };
-    const std::ptrdiff_t width = signedOf(sizes.inWidth), kernel = signedOf(sizes.kernelWidth);
+    const std::ptrdiff_t height = signedOf(sizes.inHeight), outWidth = signedOf(sizes.outWidth);
+    // A column of the input leads to the places from `ahead` in front of it on.
+    const std::ptrdiff_t ahead = signedOf(sizes.kernelWidth) - 1 - signedOf(sizes.paddingX + first);
+    const std::ptrdiff_t begin = std::max<std::ptrdiff_t>(0, ahead - (signedOf(Columns) - 1));
+    const std::ptrdiff_t end = std::min(signedOf(sizes.inWidth), outWidth + ahead);
+    const uint32_t *const key = sorted.key.data();
+    const C *const value = sorted.value.data();
     for (size_t oy = 0; oy < sizes.outHeight; ++oy) {
       const std::ptrdiff_t top = signedOf(oy) - signedOf(sizes.paddingY);
-      bandOf<Unit>(top, sorted);
-      const std::ptrdiff_t ofLine = (top + signedOf(sizes.kernelHeight) - 1) * kernel;
-      const uint32_t *const begin = sorted.band.begin.data();
-      const int32_t *const key = sorted.band.key.data();
-      const C *const value = sorted.band.value.data();
-      forPlaceGroups<C, 4>(lanes, [&](unsigned lane, auto sum) {
-        for (size_t ox = 0; ox < sizes.outWidth; ++ox) {
-          const std::ptrdiff_t left = signedOf(ox) - signedOf(sizes.paddingX);
-          const std::ptrdiff_t from = std::min(width, std::max<std::ptrdiff_t>(0, left));
-          const std::ptrdiff_t until = std::max(from, std::min(width, left + kernel));
-          const C *const weights = packed(block) + (left - ofLine) * signedOf(lanes) + lane;
-          const auto add = [&](auto &group, uint32_t spike) {
-            if constexpr (Unit)
-              group.add(weights + key[spike]);
-            else
-              group.addScaled(splat<Register<C>>(value[spike]), weights + key[spike]);
-          };
-          // Two sums, each of which waits for its own additions alone.
-          auto other = sum;
-          sum.clear();
-          other.clear();
-          uint32_t spike = begin[from];
-          for (; spike + 2 <= begin[until]; spike += 2) {
-            add(sum, spike);
-            add(other, spike + 1);
+      const std::ptrdiff_t until = std::min(height, top + signedOf(sizes.kernelHeight));
+      const std::ptrdiff_t from = std::max<std::ptrdiff_t>(0, top);
+      if (from >= until)
+        continue;
+      forPlaceGroups<C, most>(lanes, [&](unsigned lane, auto group) {
+        const C *const weights =
+            packed(block) + (signedOf(first) - top * signedOf(sizes.kernelWidth)) * signedOf(lanes) + lane;
+        C *const line = to + oy * sizes.outWidth * lanes + lane;
+        const auto done = [&](std::ptrdiff_t place, auto &sum) {
+          if (place >= 0 && place < outWidth)
+            sum.forEach([line, lanes, place, scale](unsigned own, const auto &current) {
+              C *const at = line + place * lanes + own;
+              store(at, multiplyAdd(current, splat<Register<C>>(scale), load<Register<C>>(at)));
+            });
+        };
+        decltype(group) sum[Columns];
+        for (auto &own : sum)
+          own.clear();
+        const auto add = [&](auto &own, uint32_t spike, unsigned column) {
+          if constexpr (Unit)
+            own.add(weights + key[spike] + column * lanes);
+          else
+            own.addScaled(splat<Register<C>>(value[spike]), weights + key[spike] + column * lanes);
+        };
+        for (std::ptrdiff_t x = begin; x < end; ++x) {
+          const uint32_t *const column = sorted.begin.data() + x * height;
+          const std::ptrdiff_t place = x - ahead;
+          if (place >= 0 && place + signedOf(Columns) <= outWidth) {
+            for (uint32_t spike = column[from]; spike < column[until]; ++spike)
+              for (unsigned i = 0; i < Columns; ++i)
+                add(sum[i], spike, i);
+          } else {
+            // Places beside the map.
+            for (uint32_t spike = column[from]; spike < column[until]; ++spike)
+              for (unsigned i = 0; i < Columns; ++i)
+                if (place + signedOf(i) >= 0 && place + signedOf(i) < outWidth)
+                  add(sum[i], spike, i);
           }
-          if (spike < begin[until])
-            add(sum, spike);
-          sum.join(other);
-          C *const place = to + (oy * sizes.outWidth + ox) * lanes + lane;
-          sum.forEach([=](unsigned own, const auto &current) {
-            store(place + own, multiplyAdd(current, splat<Register<C>>(scale), load<Register<C>>(place + own)));
-          });
+          done(place, sum[0]);
+          for (unsigned i = 0; i + 1 < Columns; ++i)
+            sum[i] = sum[i + 1];
+          sum[Columns - 1].clear();
         }
+        for (unsigned i = 0; i + 1 < Columns; ++i)
+          done(end - ahead + signedOf(i), sum[i]);
       });
     }
   }
@@ -400,14 +421,66 @@ private:
     const C *const weights = packed(block);
     const uint32_t first = firstInput(block);
     const size_t lanes = blocks.lanes(block);
+    const std::ptrdiff_t ahead = static_cast<std::ptrdiff_t>(sizes.outWidth * lanes);
+    const size_t kernel = sizes.kernelWidth * lanes;
     for (size_t spike = 0; spike < count; ++spike) {
       const C value = Unit || !values ? scale : scale * values[spike];
-      forRuns(first, lanes, ids[spike], [&](size_t weight, size_t place, size_t n) {
-        if constexpr (Unit)
-          addRun(to + place, weights + weight, n);
-        else
-          addRun(to + place, value, weights + weight, n);
-      });
+      if (!sizes.unitSteps()) {
+        forRuns(first, lanes, ids[spike], [&](size_t weight, size_t place, size_t n) {
+          if constexpr (Unit)
+            addRun(to + place, weights + weight, n);
+          else
+            addRun(to + place, value, weights + weight, n);
+        });
+        continue;
+      }
+      Channel own{*this};
+      const Position from = positions_[own.placeOf(ids[spike])];
+      const uint32_t channel = own.channel - first;
+      const Run *const column = columns_.begin(from.x), *row = rows_.begin(from.y);
+      const Run *const rowsEnd = rows_.end(from.y);
+      if (channel >= sizes.groupInputs() || column == columns_.end(from.x) || row == rowsEnd)
+        continue;
+      const C *weight =
+          weights + ((channel * sizes.kernelHeight + row->kernel) * sizes.kernelWidth + column->kernel) * lanes;
+      C *place = to + (row->place * sizes.outWidth + column->place) * lanes;
+      const size_t rows = static_cast<size_t>(rowsEnd - row), registers = column->length * lanes / registerLanes<C>;
+      const auto add = [&](auto sum) {
+        for (size_t y = 0; y < rows; ++y, weight += kernel, place -= ahead) {
+          sum.loadFrom(place);
+          if constexpr (Unit)
+            sum.add(weight);
+          else
+            sum.addScaled(splat<Register<C>>(value), weight);
+          sum.storeTo(place);
+        }
+      };
+      switch (registers) {
+      case 1:
+        add(Registers<Register<C>, 1>{});
+        break;
+      case 2:
+        add(Registers<Register<C>, 2>{});
+        break;
+      case 3:
+        add(Registers<Register<C>, 3>{});
+        break;
+      case 4:
+        add(Registers<Register<C>, 4>{});
+        break;
+      case 5:
+        add(Registers<Register<C>, 5>{});
+        break;
+      case 6:
+        add(Registers<Register<C>, 6>{});
+        break;
+      default:
+        for (size_t y = 0; y < rows; ++y, weight += kernel, place -= ahead)
+          if constexpr (Unit)
+            addRun(place, weight, column->length * lanes);
+          else
+            addRun(place, value, weight, column->length * lanes);
+      }
     }
   }
 
@@ -569,13 +642,15 @@ private:
             const size_t weight = ((channel * sizes.kernelHeight + ky) * sizes.kernelWidth + part) * lanes + lane;
             const KernelRow row{lastColumn + lane + part * lanes -
                                     static_cast<std::ptrdiff_t>(above * map.stride * lanes),
-                                scale + lane, packed(block) + weight, sums + weight, lanes};
-            if (sums && to)
-              ofRow<columns, true, true>(row, fired, other, group);
-            else if (sums)
-              ofRow<columns, true, false>(row, fired, other, group);
-            else
-              ofRow<columns, false, true>(row, fired, other, group);
+                                scale + lane, packed(block) + weight, sums + weight};
+            withLanes(lanes, group, [&](auto apart) {
+              if (sums && to)
+                ofRow<columns, true, true>(row, fired, other, group, apart);
+              else if (sums)
+                ofRow<columns, true, false>(row, fired, other, group, apart);
+              else
+                ofRow<columns, false, true>(row, fired, other, group, apart);
+            });
           });
       }
     if (to) {
@@ -608,21 +683,19 @@ private:
   struct KernelRow {
     const C *grad, *scale, *weights;
     C *sums;
-    size_t lanes;
   };
 
   // Of each slot a gradient is read once: for the sums of its weights, where it fired, and for its products.
-  template <unsigned Columns, bool Sums, bool Products, typename Group>
-  static void ofRow(const KernelRow row, const Span fired, const Span others, Group) {
+  template <unsigned Columns, bool Sums, bool Products, typename Group, typename Lanes>
+  static void ofRow(const KernelRow row, const Span fired, const Span others, Group, const Lanes lanes) {
     Group sum[Columns], weight[Columns];
     for (unsigned column = 0; column < Columns; ++column) {
       sum[column].clear();
       if constexpr (Products)
-        scaledWeights(weight[column], row.weights + column * row.lanes, row.scale);
+        scaledWeights(weight[column], row.weights + column * lanes, row.scale);
     }
     // addTo(sum, slot, gradients)
     const auto forSlots = [&](const Span &span, const auto &addTo) {
-      const size_t lanes = row.lanes;
       for (size_t slot = span.begin; slot < span.end; ++slot) {
         const C *const from = row.grad + span.offset[slot] * lanes;
         if constexpr (Products) {
@@ -654,7 +727,7 @@ private:
     if constexpr (Products)
       forSlots(others, nothing);
     for (unsigned column = 0; Sums && column < Columns; ++column)
-      addScaled(sum[column], row.scale, row.sums + column * row.lanes);
+      addScaled(sum[column], row.scale, row.sums + column * lanes);
   }
   template <typename Group> static void scaledWeights(Group &to, const C *weights, const C *scale) {
     to.forEach(
