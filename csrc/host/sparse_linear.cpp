@@ -25,54 +25,48 @@ template <typename C> static void unpackBlock(const C *packed, const Blocks &blo
 }
 
 template <typename C> int InputGradient<C>::prepare(unsigned threads) {
-  if (gradValues_) {
-    const size_t size = spikes_.rows() * checked_.slots();
-    partial_ = Uninitialised<C>(groups_ * size);
-  }
-  if (!gradWeight_)
+  if (!gradWeight_ && !gradValues_)
     return Done;
+  if (gradValues_)
+    place_ = Uninitialised<uint32_t>(spikes_.rows() * spikes_.slots);
   byNeuron_.resize(chunks_.size());
-  return parallelTry(chunks_.size(), threads, [&](size_t chunk) {
+  const int status = parallelTry(chunks_.size(), threads, [&](size_t chunk) {
     const Chunk part = arriving(chunk);
-    byNeuron_[chunk].build(spikes_, (part.begin - delay_) * spikes_.batch, (part.end - part.begin) * spikes_.batch,
-                           (part.begin - chunks_[chunk].begin) * spikes_.batch, checked_.unitValues());
+    const size_t row = (part.begin - delay_) * spikes_.batch;
+    byNeuron_[chunk].build(spikes_, row, (part.end - part.begin) * spikes_.batch,
+                           (part.begin - chunks_[chunk].begin) * spikes_.batch, checked_.unitValues(),
+                           gradValues_ ? place_.data() + row * spikes_.slots : nullptr);
   });
+  first_.assign(1, 0);
+  for (const SlotsByNeuron<C> &slots : byNeuron_)
+    first_.push_back(first_.back() + slots.rowOf.size());
+  if (gradValues_)
+    partial_ = Uninitialised<C>(groups_ * first_.back());
+  return status;
 }
 
 template <typename C> void InputGradient<C>::add(size_t group, size_t block, size_t chunk, const C *grad, C *sums) {
-  const WorkerOrder order = workerOrder();
-  const unsigned lanes = blocks_.lanes(block);
-  if (gradWeight_) {
-    const SpikesByNeuron<C> &spikes = byNeuron_[chunk];
-    SparseLinearWeightGradient<C> vertex;
-    vertex.begin.connect(spikes.begin.data());
-    vertex.rowOf.connect(spikes.rowOf.data());
-    vertex.values.connect(spikes.values.data());
-    vertex.grad.connect(grad);
-    vertex.gradWeight.connect(sums);
-    vertex.unitValues = checked_.unitValues();
-    vertex.accumulate = chunk + 1 < chunks_.size(); // the last one comes first
-    vertex.inputs = static_cast<unsigned>(blocks_.inputs);
-    vertex.lanes = lanes;
-    runVertex(vertex, order);
-  }
-  const Chunk part = arriving(chunk);
-  if (gradValues_ && part.begin < part.end) {
-    const size_t from = (part.begin - delay_) * spikes_.batch;
-    checked_.withIds(from, [&](auto *ids) {
-      SparseLinearValueGradient<C, std::remove_const_t<std::remove_pointer_t<decltype(ids)>>> vertex;
-      vertex.weight.connect(weight_ + blocks_.offset(block));
-      vertex.grad.connect(grad + (part.begin - chunks_[chunk].begin) * spikes_.batch * lanes);
-      vertex.ids.connect(ids);
-      vertex.counts.connect(spikes_.counts + 2 * from);
-      vertex.gradValues.connect(partial_.data() + (group * spikes_.rows() + from) * checked_.slots());
-      vertex.rows = static_cast<unsigned>((part.end - part.begin) * spikes_.batch);
-      vertex.slots = static_cast<unsigned>(checked_.slots());
-      vertex.lanes = lanes;
-      vertex.accumulate = block > groupBegin(group);
-      runVertex(vertex, order);
-    });
-  }
+  if (!gradWeight_ && !gradValues_)
+    return;
+  const SlotsByNeuron<C> &slots = byNeuron_[chunk];
+  C *const partial = gradValues_ ? partial_.data() + group * first_.back() + first_[chunk] : nullptr;
+  if (partial && block == groupBegin(group))
+    std::fill_n(partial, slots.rowOf.size(), C(0));
+  SparseLinearGradients<C> vertex;
+  vertex.begin.connect(slots.begin.data());
+  vertex.rowOf.connect(slots.rowOf.data());
+  vertex.values.connect(slots.values.data());
+  vertex.grad.connect(grad);
+  vertex.weight.connect(gradValues_ ? weight_ + blocks_.offset(block) : nullptr);
+  vertex.gradWeight.connect(sums);
+  vertex.gradValues.connect(partial);
+  vertex.unitValues = checked_.unitValues();
+  vertex.ofWeight = gradWeight_ != nullptr;
+  vertex.ofValues = gradValues_ != nullptr;
+  vertex.accumulate = chunk + 1 < chunks_.size(); // the last one comes first
+  vertex.inputs = static_cast<unsigned>(blocks_.inputs);
+  vertex.lanes = blocks_.lanes(block);
+  runVertex(vertex, workerOrder());
 }
 
 template <typename C> void InputGradient<C>::endBlock(size_t block, C *sums) {
@@ -83,19 +77,28 @@ template <typename C> void InputGradient<C>::endBlock(size_t block, C *sums) {
 template <typename C> void InputGradient<C>::finish(unsigned threads) {
   if (!gradValues_)
     return;
-  const size_t size = spikes_.rows() * checked_.slots();
+  const size_t size = first_.back();
+  constexpr size_t piece = 4096;
+  parallelFor((size + piece - 1) / piece, threads, [&](size_t part) {
+    const size_t begin = part * piece, end = std::min(size, begin + piece);
+    C *const to = partial_.data();
+    for (size_t group = 1; group < groups_; ++group)
+      for (size_t at = begin; at < end; ++at)
+        to[at] += to[group * size + at];
+    for (size_t at = begin; at < end; ++at)
+      to[at] *= scale_;
+  });
   parallelFor(spikes_.steps, threads, [&](size_t step) {
+    // Spikes of the last steps arrive at none.
     const bool arrives = step + delay_ < spikes_.steps;
+    const size_t chunk = arrives ? (step + delay_) / chunks_.front().end : 0; // all chunks are as long as the first one
+    const C *const from = partial_.data() + first_[chunk];
     for (size_t row = step * spikes_.batch; row < (step + 1) * spikes_.batch; ++row) {
-      const C *const from = partial_.data() + row * checked_.slots();
       C *const to = gradValues_ + row * spikes_.slots;
+      const uint32_t *const place = place_.data() + row * spikes_.slots;
       const size_t carried = arrives ? static_cast<size_t>(spikes_.counts[2 * row + 1]) : 0;
-      for (size_t slot = 0; slot < carried; ++slot) {
-        C total = from[slot];
-        for (size_t group = 1; group < groups_; ++group)
-          total += from[group * size + slot];
-        to[slot] = scale_ * total;
-      }
+      for (size_t slot = 0; slot < carried; ++slot)
+        to[slot] = from[place[slot]];
       std::fill(to + carried, to + spikes_.slots, C(0));
     }
   });

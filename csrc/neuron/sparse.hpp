@@ -19,9 +19,9 @@ template <typename C> constexpr unsigned groupRegisters = 4;
 #endif
 
 // body(first lane, Registers<V, K>{}) for all `lanes`, a multiple of a register's, in as large groups as there are. The
-// second argument only carries the type.
-template <typename C, typename Body> inline void forLaneGroups(unsigned lanes, const Body &body) {
-  constexpr unsigned group = groupRegisters<C>;
+// second argument only carries the type. Two: two registers are held for each.
+template <typename C, bool Two = false, typename Body> inline void forLaneGroups(unsigned lanes, const Body &body) {
+  constexpr unsigned group = Two && SNNIPU_LANE_BYTES < 64 ? groupRegisters<C> / 2 : groupRegisters<C>;
   unsigned lane = 0;
   for (; lane + group * registerLanes<C> <= lanes; lane += group * registerLanes<C>)
     body(lane, Registers<Register<C>, group>{});

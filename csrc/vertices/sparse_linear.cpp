@@ -52,52 +52,89 @@ private:
   }
 };
 
-// gradWeight[id] = (accumulate: itself, else 0) + sum over the rows where id spiked of value * grad[row].
-// The host's alone: a tile has SparseLinearWeightUpdate.
-template <typename S> class SparseLinearWeightGradient : public poplar::MultiVertex {
+// Both gradients from slots by input neuron: at begin[2 * id] those where it spiked, at begin[2 * id + 1] those that
+// only carry gradient, and then the next neuron's. A row of grad is read once for both.
+//   gradWeight[id] = (accumulate: itself, else 0) + sum over its spikes of value * grad[row]
+//   gradValues[slot] += weight[id] . grad[row]
+// The host's alone: a tile has SparseLinearWeightUpdate and SparseLinearValueGradient.
+template <typename S> class SparseLinearGradients : public poplar::MultiVertex {
 public:
   using C = Compute<S>;
 
-  In<unsigned> begin;    // [inputs + 1]: where an input neuron's spikes stand in rowOf and values
-  In<unsigned> rowOf;    // row of each spike
-  In<C> values;          // of each spike; not read with unitValues
+  In<unsigned> begin;    // [2 * inputs + 1]
+  In<unsigned> rowOf;    // row of each slot
+  In<C> values;          // of each slot; not read with unitValues
   In<C> grad;            // [rows][lanes]
-  Through<C> gradWeight; // [inputs][lanes]
+  In<S> weight;          // [inputs][lanes]; not read without ofValues
+  Through<C> gradWeight; // [inputs][lanes]; not touched without ofWeight
+  Through<C> gradValues; // of each slot; not touched without ofValues
   unsigned inputs;
   unsigned lanes;
   bool unitValues;
+  bool ofWeight;
+  bool ofValues;
   bool accumulate;
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerShare(workerId, numWorkers(), inputs);
-    if (unitValues)
-      run<true>(range);
+    if (!ofWeight)
+      run<true, false, true>(range);
+    else if (unitValues)
+      ofValues ? run<true, true, true>(range) : run<true, true, false>(range);
     else
-      run<false>(range);
+      ofValues ? run<false, true, true>(range) : run<false, true, false>(range);
   }
 
 private:
-  template <bool Unit> void run(WorkerRange range) {
-    forLaneGroups<C>(lanes, [&](unsigned lane, auto group) {
+  template <bool Unit, bool OfWeight, bool OfValues> void run(WorkerRange range) {
+    forLaneGroups<C, OfValues>(lanes, [&](unsigned lane, auto group) {
       using Group = decltype(group);
-      using V [[maybe_unused]] = decltype(group.first);
+      using V = decltype(group.first);
       for (unsigned id = range.begin; id < range.end; ++id) {
-        if (accumulate && begin[id] == begin[id + 1])
+        const unsigned first = begin[2 * id], others = begin[2 * id + 1], end = begin[2 * id + 2];
+        const bool changes = OfWeight && (!accumulate || first < others);
+        if (!changes && (!OfValues || first == end))
           continue;
-        C *const to = &gradWeight[static_cast<std::size_t>(id) * lanes + lane];
-        Group sum;
-        if (accumulate)
-          sum.loadFrom(to);
-        else
-          sum.clear();
-        for (unsigned i = begin[id]; i < begin[id + 1]; ++i) {
-          const C *const from = &grad[static_cast<std::size_t>(rowOf[i]) * lanes + lane];
+        Group sum, own;
+        sum.clear();
+        if constexpr (OfWeight)
+          if (accumulate)
+            sum.loadFrom(&gradWeight[static_cast<std::size_t>(id) * lanes + lane]);
+        if constexpr (OfValues)
+          own.loadFrom(&weight[static_cast<std::size_t>(id) * lanes + lane]);
+        const auto gradOf = [&](unsigned slot) { return &grad[static_cast<std::size_t>(rowOf[slot]) * lanes + lane]; };
+        const auto addUp = [&](unsigned slot, const C *from) {
           if constexpr (Unit)
             sum.add(from);
           else
-            sum.addScaled(splat<V>(values[i]), from);
-        }
-        sum.storeTo(to);
+            sum.addScaled(splat<V>(values[slot]), from);
+        };
+        // body(slot, its row of grad) for all slots.
+        const auto forSlots = [&](unsigned slot, unsigned until, const auto &body) {
+          if constexpr (OfValues) {
+            for (; slot + 4 <= until; slot += 4) {
+              V products[4];
+              for (unsigned i = 0; i < 4; ++i) {
+                const C *const from = gradOf(slot + i);
+                body(slot + i, from);
+                products[i] = own.products(from);
+              }
+              addFourSums(&gradValues[slot], products[0], products[1], products[2], products[3]);
+            }
+          }
+          for (; slot < until; ++slot) {
+            const C *const from = gradOf(slot);
+            body(slot, from);
+            if constexpr (OfValues)
+              gradValues[slot] += sumLanes(own.products(from));
+          }
+        };
+        if constexpr (OfWeight)
+          forSlots(first, others, addUp);
+        if constexpr (OfValues)
+          forSlots(OfWeight ? others : first, end, [](unsigned, const C *) {});
+        if constexpr (OfWeight)
+          sum.storeTo(&gradWeight[static_cast<std::size_t>(id) * lanes + lane]);
       }
     });
   }
