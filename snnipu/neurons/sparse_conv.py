@@ -31,7 +31,7 @@ MapSize = Optional[Tuple[int, int]]
 BREAK_EVEN = 0.6
 # The same for a layer that runs with its pool as one operator, sparsely or densely, and for one whose spikes, behind
 # the pool, go into a convolution that runs densely: neither then selects them.
-BREAK_EVEN_WITH_POOL = 0.7
+BREAK_EVEN_WITH_POOL = 0.9
 BREAK_EVEN_BEFORE_DENSE = 0.2
 
 
