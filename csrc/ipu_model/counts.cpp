@@ -1,5 +1,5 @@
 // Written by csrc/ipu_model/popc/counts.py from what Clang makes of csrc/vertices; not to be edited.
-// Sources: 41538a30a39ef48ae9693ffec1d41f82630acabf556e91ea5386dc349f73f060
+// Sources: da9b1e0f89e861d7b609f690cd519b17fd9c570b190b657799dcb21248f707d6
 // clang-format off
 #include "ipu_model/counts.hpp"
 
