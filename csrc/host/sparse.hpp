@@ -71,7 +71,7 @@ public:
   // Where to write up to `count` numbers, of which advanced(n) keeps the first n.
   C *room(size_t count) {
     if (size_ + count > capacity_) {
-      const size_t capacity = 2 * (size_ + count);
+      const size_t capacity = size_ ? 2 * (size_ + count) : count;
       Uninitialised<C> larger(capacity);
       std::copy_n(data_.data(), size_, larger.data());
       data_ = std::move(larger);
@@ -84,6 +84,21 @@ public:
 private:
   Uninitialised<C> data_;
   size_t size_ = 0, capacity_ = 0;
+};
+
+// How much streams of a kind have held, by the fullest of them: the next one gets room for as much, as one that grows
+// is copied several times.
+class Fullest {
+public:
+  size_t expected() const { return most_ + most_ / 16; }
+  void had(size_t size) {
+    size_t before = most_;
+    while (before < size && !most_.compare_exchange_weak(before, size)) {
+    }
+  }
+
+private:
+  std::atomic<size_t> most_{0};
 };
 
 // Spikes as the kernels read them, once for each block of neurons: checked, ids in 16 bits where the layer's neurons
@@ -131,6 +146,7 @@ public:
   // Slots from row to row: of ids, and of values where there are other ones than 1.
   size_t slots() const { return narrow_ ? most_ : spikes_.slots; }
   size_t valueSlots() const { return spikes_.slots; }
+  size_t fullestRow() const { return most_; }
   // body(ids of the row and those behind it)
   template <typename Body> void withIds(size_t row, const Body &body) const {
     if (narrow_)
@@ -325,7 +341,7 @@ public:
       : spikes_(spikes), checked_(checked), delay_(delay), blocks_(blocks), weight_(weight), scale_(scale),
         gradWeight_(gradWeight), gradValues_(gradValues), chunks_(chunks), groups_(blocks.count()) {
     if (gradValues) {
-      const size_t fit = partialBytes / (sizeof(C) * std::max<size_t>(1, spikes.rows() * checked.slots()));
+      const size_t fit = partialBytes / (sizeof(C) * std::max<size_t>(1, spikes.rows() * checked.fullestRow()));
       groups_ = std::min(groups_, std::min(mostGroups, std::max(fewestGroups, fit)));
     }
   }

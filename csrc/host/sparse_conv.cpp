@@ -79,7 +79,13 @@ struct SideBySide {
   // window, numbers[bit * apart] tells the neuron. Bits: how many there are; 0: any.
   template <unsigned Bits>
   Found append(const uint64_t *seen, const uint64_t *numbers, size_t apart, Channel channel, Found to) const {
-    for (size_t word = 0; word < wordsOf(count); ++word)
+    for (size_t word = 0; word < wordsOf(count); ++word) {
+#if defined(SNNIPU_AVX512)
+      if (bits <= 4 && __builtin_popcountll(seen[word]) > 3) {
+        to = appendSixteens(seen[word], 64 * word, numbers + word, apart, channel, to);
+        continue;
+      }
+#endif
       for (uint64_t left = seen[word]; left; left &= left - 1) {
         const unsigned at = static_cast<unsigned>(__builtin_ctzll(left));
         const size_t window = 64 * word + at;
@@ -91,8 +97,38 @@ struct SideBySide {
         *to.neurons++ = channel.neuron + from;
         *to.offsets++ = from * channel.lanes + channel.lane;
       }
+    }
     return to;
   }
+
+#if defined(SNNIPU_AVX512)
+private:
+  // The same for the windows of a word, 16 at a time: as fast however many of them are seen.
+  Found appendSixteens(uint64_t seen, size_t first, const uint64_t *numbers, size_t apart, Channel channel,
+                       Found to) const {
+    const auto all = [](uint32_t value) { return _mm512_set1_epi32(static_cast<int>(value)); };
+    const __m512i table = _mm512_loadu_si512(distance.data());
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    for (unsigned part = 0; part < 64; part += 16) {
+      const __mmask16 some = static_cast<__mmask16>(seen >> part);
+      __m512i number = _mm512_setzero_si512();
+      for (unsigned bit = 0; bit < bits; ++bit)
+        number =
+            _mm512_mask_add_epi32(number, static_cast<__mmask16>(numbers[bit * apart] >> part), number, all(1u << bit));
+      const __m512i from =
+          _mm512_add_epi32(_mm512_loadu_si512(&place[first + part]), _mm512_permutexvar_epi32(number, table));
+      const __m512i window = _mm512_add_epi32(lane, all(static_cast<uint32_t>(first) + part + channel.id));
+      const __m512i seenFrom = _mm512_maskz_compress_epi32(some, from);
+      _mm512_storeu_si512(to.ids, _mm512_maskz_compress_epi32(some, window));
+      _mm512_storeu_si512(to.neurons, _mm512_add_epi32(seenFrom, all(channel.neuron)));
+      _mm512_storeu_si512(to.offsets,
+                          _mm512_add_epi32(_mm512_mullo_epi32(seenFrom, all(channel.lanes)), all(channel.lane)));
+      const unsigned count = static_cast<unsigned>(__builtin_popcount(some));
+      to = {to.ids + count, to.neurons + count, to.offsets + count};
+    }
+    return to;
+  }
+#endif
 };
 
 template <typename C> struct KeptConv {
@@ -370,13 +406,22 @@ template <typename C> int convForward(const ConvForward<C> &a, void **kept, int6
   auto found = std::make_unique<KeptConv<C>>(
       KeptConv<C>{sizes, a.convolution.blocks, steps, batch, std::vector<KeptEvents<C>>(blocks * batch)});
   const size_t additions = checked.total(0) * sizes.taps() * sizes.outChannels + 2 * a.spikes.rows() * sizes.neurons();
+  Fullest fullest;
   const int status = parallelTry(blocks * batch, threadsFor(additions, a.offered), [&](size_t task) {
+    KeptEvents<C> &events = found->events[task];
+    const size_t expected = fullest.expected() + bitsRoom;
+    events.ids.room(expected);
+    events.mem.room(expected);
+    if (a.windows.pooled)
+      events.source.room(expected);
+    events.fired.room(steps * a.convolution.blocks.held(task / batch) * wordsOf(sizes.places()));
     SampleForward<C> forward(a, task / batch);
-    forward.run(task % batch, checked.unitValues(), found->events[task]);
+    forward.run(task % batch, checked.unitValues(), events);
+    fullest.had(events.ids.size());
   });
   if (status != Done)
     return status;
-  size_t fullest = 0;
+  *most = 0;
   for (size_t sample = 0; sample < batch; ++sample)
     for (size_t t = 0; t < steps; ++t) {
       size_t carried = 0;
@@ -384,9 +429,8 @@ template <typename C> int convForward(const ConvForward<C> &a, void **kept, int6
         const std::vector<uint32_t> &begin = found->events[block * batch + sample].begin;
         carried += begin[2 * t + 2] - begin[2 * t];
       }
-      fullest = std::max(fullest, carried);
+      *most = std::max(*most, static_cast<int64_t>(carried));
     }
-  *most = static_cast<int64_t>(fullest);
   *kept = found.release();
   return Done;
 }
@@ -435,6 +479,13 @@ template <typename C> size_t setFired(const KeptConv<C> &kept, size_t row, uint3
   for (size_t block = 0; block < kept.blocks.count(); ++block) {
     const size_t held = kept.blocks.held(block);
     const uint64_t *from = kept.events[block * kept.batch + sample].fired.data() + t * held * words;
+    if (places % 64 == 0) { // whole words, as the caller has them
+      std::memcpy(bits, from, held * words * sizeof(uint64_t));
+      bits += held * words * (sizeof(uint64_t) / sizeof(uint32_t));
+      for (size_t word = 0; word < held * words; ++word)
+        count += static_cast<size_t>(__builtin_popcountll(from[word]));
+      continue;
+    }
     for (size_t channel = 0; channel < held; ++channel)
       for (size_t first = 0; first < places; first += 64, ++from) {
         count += static_cast<size_t>(__builtin_popcountll(*from));

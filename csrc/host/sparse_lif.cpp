@@ -196,12 +196,16 @@ template <typename C> int forward(const ForwardArguments<C> &a, void **kept, int
   StepForward<C> step(a, checked, *membranes);
   int status = Done;
   if (!a.recurrent) {
+    Fullest fullest;
     status = parallelTry(a.blocks.count(), threads, [&](size_t block) {
       static thread_local ThreadBuffer<C> buffer;
       const BlockParameters<C> parameters(a, block);
       C *const state = buffer.zeros(batch * a.blocks.lanes(block));
+      Stream<C> &values = membranes->values[block];
+      values.room(a.second ? fullest.expected() + blockLanes : rows * a.blocks.held(block));
       for (size_t t = 0; t < steps; ++t)
         step.run(parameters, block, t, 0, batch, state, nullptr);
+      fullest.had(values.size());
     });
     if (status == Done)
       step.writeBits(0, steps, threads);
@@ -371,7 +375,7 @@ template <typename C> class Backward {
 public:
   explicit Backward(const BackwardArguments<C> &arguments)
       : a_(arguments), batch_(a_.spikes.batch), order_(workerOrder()),
-        chunks_(timeChunks(a_.spikes.steps, batch_, blockLanes * sizeof(C))), checked_(a_.spikes, 1),
+        chunks_(timeChunks(a_.spikes.steps, batch_, blockLanes * sizeof(C))), checked_(a_.spikes, 1, false),
         threads_(threadsFor((checked_.total(0) + 4 * a_.spikes.rows()) * a_.blocks.neurons, a_.offered)),
         through_(a_.own.rows() * a_.own.slots), sums_(a_.blocks.count()),
         toInput_(a_.spikes, checked_, a_.delay, a_.blocks, a_.packed, a_.inputScale, a_.gradWeight, a_.gradValues,

@@ -152,7 +152,7 @@ int linearForward(const Spikes<C> &spikes, const C *packed, const C *bias, const
 template <typename C>
 int linearBackward(const C *grad, const Spikes<C> &spikes, const C *packed, const Blocks &blocks, C *gradValues,
                    C *gradWeight, C *gradBias, int32_t offered) {
-  CheckedSpikes<C> checked(spikes, 1);
+  CheckedSpikes<C> checked(spikes, 1, false);
   if (!checked.fill(offered))
     return BadSpikes;
   const size_t batch = spikes.batch;
