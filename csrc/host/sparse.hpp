@@ -186,6 +186,88 @@ private:
   Uninitialised<uint16_t> ids_;
 };
 
+// Sums of weights over the spikes of rows, the weights of a few inputs at a time: they stay in the first-level cache
+// for all rows, whose sums pass by. Where many spikes of a row find their weights there it pays; it takes ascending
+// ids.
+template <typename C> class InputTiles {
+public:
+  InputTiles(const CheckedSpikes<C> &checked, const Spikes<C> &spikes, int32_t offered)
+      : checked_(checked), spikes_(spikes), tiles_((spikes.neurons + inputs - 1) / inputs) {
+    const size_t rows = spikes.rows();
+    if (tiles_ < 2 || checked.total(0) < fewestSpikes * tiles_ * rows)
+      return;
+    end_ = Uninitialised<uint32_t>((tiles_ + 1) * rows);
+    std::atomic<bool> ascending{true};
+    constexpr size_t piece = 32;
+    parallelFor((rows + piece - 1) / piece, threadsFor(4 * checked.total(0), offered), [&](size_t part) {
+      for (size_t row = part * piece; row < std::min(rows, (part + 1) * piece); ++row)
+        checked_.withIds(row, [&](const auto *ids) {
+          if (!split(ids, row))
+            ascending = false;
+        });
+    });
+    pays_ = ascending;
+  }
+
+  bool pay() const { return pays_; }
+
+  // sums[row][lane] of the rows [first, first + rows); weight: a block's, [inputs][lanes]
+  void sum(const C *weight, unsigned lanes, size_t first, size_t rows, C *sums) const {
+    checked_.unitValues() ? sumOf<true>(weight, lanes, first, rows, sums)
+                          : sumOf<false>(weight, lanes, first, rows, sums);
+  }
+
+private:
+  static constexpr size_t inputs = 48 * 1024 / (blockLanes * sizeof(C));
+  // Of a row in a tile, by which what its sums cost to load and store is repaid. Measured.
+  static constexpr size_t fewestSpikes = 8;
+
+  // Where the row's spikes of each tile end; whether its ids ascend.
+  template <typename Id> bool split(const Id *ids, size_t row) {
+    const size_t rows = spikes_.rows(), count = static_cast<size_t>(spikes_.counts[2 * row]);
+    bool ascending = true;
+    size_t tile = 0;
+    end_[row] = 0;
+    for (size_t slot = 0; slot < count; ++slot) {
+      ascending = ascending && (slot == 0 || ids[slot - 1] < ids[slot]);
+      for (; ascending && tile < ids[slot] / inputs; ++tile)
+        end_[(tile + 1) * rows + row] = static_cast<uint32_t>(slot);
+    }
+    for (; tile < tiles_; ++tile)
+      end_[(tile + 1) * rows + row] = static_cast<uint32_t>(count);
+    return ascending;
+  }
+
+  template <bool Unit> void sumOf(const C *weight, unsigned lanes, size_t first, size_t rows, C *sums) const {
+    checked_.withIds(first, [&](const auto *ids) {
+      for (size_t tile = 0; tile < tiles_; ++tile) {
+        const uint32_t *const begin = end_.data() + tile * spikes_.rows() + first, *const end = begin + spikes_.rows();
+        for (size_t row = 0; row < rows; ++row) {
+          if (tile > 0 && begin[row] == end[row])
+            continue;
+          C *const to = sums + row * lanes;
+          const auto *const from = ids + row * checked_.slots() + begin[row];
+          const C *const values = Unit ? nullptr : spikes_.values + (first + row) * spikes_.slots + begin[row];
+          forLaneGroups<C>(lanes, [&](unsigned lane, auto group) {
+            auto sum = group;
+            sum.clear();
+            if (tile > 0)
+              sum.loadFrom(to + lane);
+            gather<Unit>(sum, weight + lane, lanes, from, values, end[row] - begin[row]);
+            sum.storeTo(to + lane);
+          });
+        }
+      }
+    });
+  }
+
+  const CheckedSpikes<C> &checked_;
+  Spikes<C> spikes_;
+  size_t tiles_;
+  bool pays_ = false;
+  Uninitialised<uint32_t> end_; // [tiles + 1][rows]: of the tile before
+};
+
 // Output neurons in blocks of 64; the last one is as wide as whole registers of an 8-byte-to-64-byte machine need.
 struct Blocks {
   size_t neurons, inputs;

@@ -809,7 +809,7 @@ template <typename C> int convBackward(const ConvBackward<C> &a) {
   if (const int status = spikeGradient(spikes, a.own.rows(), threads))
     return status;
   ConvInputGradient<C> toInput(a.convolution, a.spikes, checked.unitValues(), batch, a.inputScale, a.gradWeight,
-                               a.gradValues);
+                               a.gradValues, threads);
   std::vector<ChannelSums<C>> sums(toInput.tasks());
   const int status = parallelTry(toInput.tasks(), threads, [&](size_t task) {
     SampleBackward<C> backward(a, through.data(), toInput.block(task), sums[task]);
@@ -865,7 +865,7 @@ int conv2dBackward(const C *grad, const Spikes<C> &spikes, const Convolution<C> 
   const size_t places = sizes.places(), rows = spikes.rows();
   const size_t additions = checked.total(0) * sizes.taps() * sizes.outChannels + rows * sizes.neurons();
   const unsigned threads = threadsFor(additions, offered);
-  ConvInputGradient<C> toInput(convolution, spikes, checked.unitValues(), rows, C(1), gradWeight, gradValues);
+  ConvInputGradient<C> toInput(convolution, spikes, checked.unitValues(), rows, C(1), gradWeight, gradValues, threads);
   if (gradBias)
     parallelFor(sizes.outChannels, threads, [&](size_t channel) {
       double total = 0;

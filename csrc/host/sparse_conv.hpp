@@ -556,7 +556,10 @@ private:
     to.first = begin;
     to.values = values ? values + begin : nullptr;
     const int32_t *from = ids + begin, *until = ids + end;
-    if (!std::is_sorted(from, until)) {
+    unsigned descends = 0; // no branch: many are compared at once
+    for (size_t slot = begin + 1; slot < end; ++slot)
+      descends |= ids[slot] < ids[slot - 1];
+    if (descends) {
       sortById(ids, values, begin, end, to);
       from = to.ids.data();
       until = from + to.ids.size();
@@ -612,7 +615,7 @@ private:
     const size_t lanes = blocks.lanes(block), lines = sizes.inHeight;
     byLine(block, ids, values, 0, spikes, firing);
     byLine(block, ids, nullptr, spikes, to ? carried : spikes, others);
-    C *const partial = to ? products.zeros((firing.count + others.count) * registerLanes<C>) : nullptr;
+    C *const partial = to ? products.reserve((firing.count + others.count) * registerLanes<C>) : nullptr;
     C *const partialOfOthers = to ? partial + firing.count * registerLanes<C> : nullptr;
     // Of the places of a kernel's row, the first one: the last column's.
     const size_t column = sizes.paddingX + map.before - (sizes.kernelWidth - 1);
@@ -621,11 +624,22 @@ private:
     constexpr unsigned most = registersForKernelRow / columns < 1 ? 1 : registersForKernelRow / columns;
     // Any number of columns: one after the other.
     const size_t parts = Columns ? 1 : sizes.kernelWidth;
-    for (size_t channel = 0; channel < sizes.groupInputs(); ++channel)
+    // The end of the lines that one of the kernel's leads into the map from.
+    const auto bottomOf = [&](size_t ky) {
+      return std::min(lines, std::max(ky + sizes.outHeight, sizes.paddingY) - sizes.paddingY);
+    };
+    for (size_t channel = 0; channel < sizes.groupInputs(); ++channel) {
+      // The kernel's first line sets the products of those that it leads from; of the others:
+      const auto clear = [&](const SlotsByLine &slots, C *products) {
+        const size_t begin = slots.begin[channel * lines + bottomOf(0)], end = slots.begin[(channel + 1) * lines];
+        std::fill_n(products + begin * registerLanes<C>, (end - begin) * registerLanes<C>, C(0));
+      };
+      if (to) {
+        clear(firing, partial);
+        clear(others, partialOfOthers);
+      }
       for (size_t ky = 0; ky < sizes.kernelHeight; ++ky) {
-        // The lines that this one of the kernel's leads into the map from.
-        const size_t top = ky > sizes.paddingY ? ky - sizes.paddingY : 0;
-        const size_t bottom = std::min(lines, std::max(ky + sizes.outHeight, sizes.paddingY) - sizes.paddingY);
+        const size_t top = ky > sizes.paddingY ? ky - sizes.paddingY : 0, bottom = bottomOf(ky);
         if (top >= bottom)
           continue;
         const auto span = [&](const SlotsByLine &slots, C *products) {
@@ -642,7 +656,7 @@ private:
             const size_t weight = ((channel * sizes.kernelHeight + ky) * sizes.kernelWidth + part) * lanes + lane;
             const KernelRow row{lastColumn + lane + part * lanes -
                                     static_cast<std::ptrdiff_t>(above * map.stride * lanes),
-                                scale + lane, packed(block) + weight, sums + weight};
+                                scale + lane, packed(block) + weight, sums + weight, ky + part + lane == 0};
             withLanes(lanes, group, [&](auto apart) {
               if (sums && to)
                 ofRow<columns, true, true>(row, fired, other, group, apart);
@@ -653,6 +667,7 @@ private:
             });
           });
       }
+    }
     if (to) {
       sumPartials(partial, firing, to);
       sumPartials(partialOfOthers, others, to);
@@ -683,6 +698,7 @@ private:
   struct KernelRow {
     const C *grad, *scale, *weights;
     C *sums;
+    bool first; // of all that a slot's product is the sum of
   };
 
   // Of each slot a gradient is read once: for the sums of its weights, where it fired, and for its products.
@@ -701,8 +717,9 @@ private:
         if constexpr (Products) {
           C *const at = span.product + slot * registerLanes<C>;
           // Two sums, each of which waits for its own additions alone.
-          auto own = load<Register<C>>(at);
-          Register<C> other{};
+          Register<C> own{}, other{};
+          if (!row.first)
+            own = load<Register<C>>(at);
           for (unsigned column = 0; column < Columns; ++column) {
             addTo(sum[column], slot, from + column * lanes);
             (column % 2 ? other : own) = weight[column].addProducts(column % 2 ? other : own, from + column * lanes);
@@ -777,14 +794,17 @@ template <typename C> class ConvInputGradient {
 public:
   // Either output may be null. count: samples, of which `group` takes [begin(group), begin(group + 1)).
   ConvInputGradient(const Convolution<C> &convolution, const Spikes<C> &spikes, bool unit, size_t count, C scale,
-                    C *gradWeight, C *gradValues)
+                    C *gradWeight, C *gradValues, unsigned threads)
       : convolution_(convolution), spikes_(spikes), unit_(unit), count_(count), scale_(scale), gradWeight_(gradWeight),
         gradValues_(gradValues) {
     const size_t bytes = std::max<size_t>(1, convolution.sizes.weights() * sizeof(C));
     groups_ = std::max<size_t>(1, std::min({count, mostSampleGroups, sampleGroupBytes / bytes}));
     const size_t size = spikes.rows() * spikes.slots;
     if (gradValues_) {
-      std::fill_n(gradValues_, size, C(0));
+      constexpr size_t piece = 65536;
+      parallelFor((size + piece - 1) / piece, threads, [&](size_t part) {
+        std::fill(gradValues_ + part * piece, gradValues_ + std::min(size, (part + 1) * piece), C(0));
+      });
       if (blocks().perGroup > 1)
         partialValues_.resize((blocks().perGroup - 1) * size);
     }

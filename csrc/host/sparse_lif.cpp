@@ -85,16 +85,21 @@ public:
       : a_(arguments), checked_(checked), kept_(kept), order_(workerOrder()),
         bits_(2 * arguments.blocks.count() * arguments.spikes.rows() * wordsOfBlock) {}
 
-  void run(const BlockParameters<C> &parameters, size_t block, size_t t, size_t begin, size_t end, C *state,
-           const Slots<C> *own) {
-    checked_.withIds(t < a_.delay ? 0 : (t - a_.delay) * a_.spikes.batch + begin, [&](auto *ids) {
+  // sums: of the weights over the step's spikes, [sample][lane]; null: they are still to be added up.
+  void run(const BlockParameters<C> &parameters, size_t block, size_t t, size_t begin, size_t end, const C *sums,
+           C *state, const Slots<C> *own) {
+    const auto runOn = [&](auto *ids) {
       forReset(a_.reset, [&](auto reset) {
         using Id = std::remove_const_t<std::remove_pointer_t<decltype(ids)>>;
         SparseLifForward<C, Id, decltype(reset)::value> vertex;
         vertex.ids.connect(ids);
-        runStep(vertex, parameters, block, t, begin, end, state, own);
+        runStep(vertex, parameters, block, t, begin, end, sums, state, own);
       });
-    });
+    };
+    if (sums)
+      runOn(static_cast<const Summed *>(nullptr));
+    else
+      checked_.withIds(t < a_.delay ? 0 : (t - a_.delay) * a_.spikes.batch + begin, runOn);
     const unsigned lanes = a_.blocks.lanes(block);
     for (size_t sample = begin; sample < end; ++sample)
       record(block, t * a_.spikes.batch + sample, state + (sample - begin) * lanes);
@@ -118,13 +123,13 @@ private:
 
   template <typename Vertex>
   void runStep(Vertex &vertex, const BlockParameters<C> &parameters, size_t block, size_t t, size_t begin, size_t end,
-               C *state, const Slots<C> *own) {
+               const C *sums, C *state, const Slots<C> *own) {
     const unsigned lanes = a_.blocks.lanes(block);
     const size_t row = t * a_.spikes.batch + begin;
     vertex.input = t >= a_.delay;
     if (vertex.input) {
       const size_t from = (t - a_.delay) * a_.spikes.batch + begin;
-      vertex.values.connect(a_.spikes.values + from * a_.spikes.slots);
+      vertex.values.connect(sums ? sums : a_.spikes.values + from * a_.spikes.slots);
       vertex.counts.connect(a_.spikes.counts + 2 * from);
     }
     vertex.weight.connect(a_.packed + a_.blocks.offset(block));
@@ -145,7 +150,7 @@ private:
     vertex.inputScale = a_.inputScale;
     vertex.rows = static_cast<unsigned>(end - begin);
     vertex.slots = static_cast<unsigned>(checked_.slots());
-    vertex.valueSlots = static_cast<unsigned>(a_.spikes.slots);
+    vertex.valueSlots = sums ? lanes : static_cast<unsigned>(a_.spikes.slots);
     vertex.lanes = lanes;
     vertex.neurons = a_.blocks.held(block);
     vertex.wordStride = wordsOfBlock;
@@ -197,14 +202,25 @@ template <typename C> int forward(const ForwardArguments<C> &a, void **kept, int
   int status = Done;
   if (!a.recurrent) {
     Fullest fullest;
+    const InputTiles<C> tiles(checked, a.spikes, a.offered);
+    const size_t delay = std::min(a.delay, steps);
+    const std::vector<Chunk> chunks = timeChunks(steps - delay, batch, blockLanes * sizeof(C));
     status = parallelTry(a.blocks.count(), threads, [&](size_t block) {
-      static thread_local ThreadBuffer<C> buffer;
+      static thread_local ThreadBuffer<C> buffer, sumsBuffer;
       const BlockParameters<C> parameters(a, block);
-      C *const state = buffer.zeros(batch * a.blocks.lanes(block));
+      const unsigned lanes = a.blocks.lanes(block);
+      C *const state = buffer.zeros(batch * lanes);
       Stream<C> &values = membranes->values[block];
       values.room(a.second ? fullest.expected() + blockLanes : rows * a.blocks.held(block));
-      for (size_t t = 0; t < steps; ++t)
-        step.run(parameters, block, t, 0, batch, state, nullptr);
+      for (size_t t = 0; t < (tiles.pay() ? delay : steps); ++t)
+        step.run(parameters, block, t, 0, batch, nullptr, state, nullptr);
+      for (size_t chunk = 0; tiles.pay() && chunk < chunks.size(); ++chunk) {
+        const size_t first = chunks[chunk].begin, end = chunks[chunk].end;
+        C *const sums = sumsBuffer.reserve((end - first) * batch * lanes);
+        tiles.sum(a.packed + a.blocks.offset(block), lanes, first * batch, (end - first) * batch, sums);
+        for (size_t t = first; t < end; ++t)
+          step.run(parameters, block, delay + t, 0, batch, sums + (t - first) * batch * lanes, state, nullptr);
+      }
       fullest.had(values.size());
     });
     if (status == Done)
@@ -223,7 +239,7 @@ template <typename C> int forward(const ForwardArguments<C> &a, void **kept, int
                  batch,      a.ownSlots,    a.blocks.neurons, a.rotate};
     for (size_t t = 0; t < steps; ++t) {
       status = parallelTry(a.blocks.count(), threads, [&](size_t block) {
-        step.run(parameters[block], block, t, 0, batch, states[block].data(), &own);
+        step.run(parameters[block], block, t, 0, batch, nullptr, states[block].data(), &own);
       });
       if (status != Done)
         break;

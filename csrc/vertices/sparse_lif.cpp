@@ -20,6 +20,10 @@ inline void writeWords(unsigned *words, unsigned lanes, uint64_t bits) {
     words[1] = static_cast<unsigned>(bits >> 32);
 }
 
+// In place of an id's type: `values` are sums of weights over spikes, [rows][valueSlots], and neither ids, counts nor
+// weights are read.
+struct Summed {};
+
 template <typename S, typename Id, Reset R> class SparseLifForward : public poplar::MultiVertex {
 public:
   using C = Compute<S>;
@@ -68,7 +72,9 @@ private:
         auto sum = group;
         using V = decltype(group.first);
         sum.clear();
-        if (input) {
+        if constexpr (std::is_same_v<Id, Summed>) {
+          sum.loadFrom(&values[static_cast<std::size_t>(row) * valueSlots + lane]);
+        } else if (input) {
           gather<Unit>(sum, &weight[lane], lanes, &ids[static_cast<std::size_t>(row) * slots],
                        &values[static_cast<std::size_t>(row) * valueSlots], static_cast<unsigned>(counts[2 * row]));
         }
