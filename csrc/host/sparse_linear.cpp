@@ -50,8 +50,6 @@ template <typename C> void InputGradient<C>::add(size_t group, size_t block, siz
     return;
   const SlotsByNeuron<C> &slots = byNeuron_[chunk];
   C *const partial = gradValues_ ? partial_.data() + group * first_.back() + first_[chunk] : nullptr;
-  if (partial && block == groupBegin(group))
-    std::fill_n(partial, slots.rowOf.size(), C(0));
   SparseLinearGradients<C> vertex;
   vertex.begin.connect(slots.begin.data());
   vertex.rowOf.connect(slots.rowOf.data());
@@ -63,7 +61,8 @@ template <typename C> void InputGradient<C>::add(size_t group, size_t block, siz
   vertex.unitValues = checked_.unitValues();
   vertex.ofWeight = gradWeight_ != nullptr;
   vertex.ofValues = gradValues_ != nullptr;
-  vertex.accumulate = chunk + 1 < chunks_.size(); // the last one comes first
+  vertex.addToWeight = chunk + 1 < chunks_.size(); // the last one comes first
+  vertex.addToValues = block > groupBegin(group);
   vertex.inputs = static_cast<unsigned>(blocks_.inputs);
   vertex.lanes = blocks_.lanes(block);
   runVertex(vertex, workerOrder());

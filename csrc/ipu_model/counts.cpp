@@ -1,5 +1,5 @@
 // Written by csrc/ipu_model/popc/counts.py from what Clang makes of csrc/vertices; not to be edited.
-// Sources: da9b1e0f89e861d7b609f690cd519b17fd9c570b190b657799dcb21248f707d6
+// Sources: 35ab4b4fb2d4d3d287727c7e831d0270038a805cd00042c3364c50186344cfc0
 // clang-format off
 #include "ipu_model/counts.hpp"
 

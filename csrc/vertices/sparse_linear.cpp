@@ -54,8 +54,8 @@ private:
 
 // Both gradients from slots by input neuron: at begin[2 * id] those where it spiked, at begin[2 * id + 1] those that
 // only carry gradient, and then the next neuron's. A row of grad is read once for both.
-//   gradWeight[id] = (accumulate: itself, else 0) + sum over its spikes of value * grad[row]
-//   gradValues[slot] += weight[id] . grad[row]
+//   gradWeight[id] = (addToWeight: itself, else 0) + sum over its spikes of value * grad[row]
+//   gradValues[slot] = (addToValues: itself, else 0) + weight[id] . grad[row]
 // The host's alone: a tile has SparseLinearWeightUpdate and SparseLinearValueGradient.
 template <typename S> class SparseLinearGradients : public poplar::MultiVertex {
 public:
@@ -73,7 +73,8 @@ public:
   bool unitValues;
   bool ofWeight;
   bool ofValues;
-  bool accumulate;
+  bool addToWeight;
+  bool addToValues;
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerShare(workerId, numWorkers(), inputs);
@@ -90,15 +91,16 @@ private:
     forLaneGroups<C, OfValues>(lanes, [&](unsigned lane, auto group) {
       using Group = decltype(group);
       using V = decltype(group.first);
+      const bool sets = !addToValues && lane == 0;
       for (unsigned id = range.begin; id < range.end; ++id) {
         const unsigned first = begin[2 * id], others = begin[2 * id + 1], end = begin[2 * id + 2];
-        const bool changes = OfWeight && (!accumulate || first < others);
+        const bool changes = OfWeight && (!addToWeight || first < others);
         if (!changes && (!OfValues || first == end))
           continue;
         Group sum, own;
         sum.clear();
         if constexpr (OfWeight)
-          if (accumulate)
+          if (addToWeight)
             sum.loadFrom(&gradWeight[static_cast<std::size_t>(id) * lanes + lane]);
         if constexpr (OfValues)
           own.loadFrom(&weight[static_cast<std::size_t>(id) * lanes + lane]);
@@ -114,6 +116,8 @@ private:
           if constexpr (OfValues) {
             for (; slot + 4 <= until; slot += 4) {
               V products[4];
+              for (unsigned i = 0; sets && i < 4; ++i)
+                gradValues[slot + i] = C(0);
               for (unsigned i = 0; i < 4; ++i) {
                 const C *const from = gradOf(slot + i);
                 body(slot + i, from);
@@ -126,7 +130,7 @@ private:
             const C *const from = gradOf(slot);
             body(slot, from);
             if constexpr (OfValues)
-              gradValues[slot] += sumLanes(own.products(from));
+              gradValues[slot] = (sets ? C(0) : gradValues[slot]) + sumLanes(own.products(from));
           }
         };
         if constexpr (OfWeight)

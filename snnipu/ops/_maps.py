@@ -13,6 +13,10 @@ Size = Tuple[int, int]
 
 def pair(name: str, value: object, least: int) -> Size:
     """``value`` as (vertical, horizontal): an int for both, or two; each at least ``least``."""
+    if type(value) is tuple and len(value) == 2:  # as layers hand it over: at every call
+        first, second = value
+        if type(first) is int and type(second) is int and first >= least and second >= least:
+            return first, second
     both = (value, value) if isinstance(value, int) else value
     if not isinstance(both, (tuple, list)) or len(both) != 2:
         raise TypeError(f"{name} must be an int or two, got {value!r}")

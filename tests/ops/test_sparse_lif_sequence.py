@@ -310,6 +310,16 @@ def test_graded_input(poisoned):
     assert_same(both(spikes, some(40, 65, "bias"), threshold=0.4, grad_threshold=0.1, max_spikes=30))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("inputs", [192, 193, 400])
+@pytest.mark.parametrize(("graded", "shuffled"), [(False, False), (True, False), (False, True)])
+def test_many_spikes_of_many_inputs(inputs, dtype, graded, shuffled, poisoned):
+    """Enough of them for tiles of inputs, of 192 or 96; and rows for several chunks of time."""
+    spikes = random_spikes(11, 50, inputs, 0.3, 0.1, graded=graded, shuffled=shuffled, dtype=dtype)
+    for delay in (0, 2):
+        assert_same(both(spikes, some(inputs, 70, "bias", dtype=dtype), threshold=4.0, grad_threshold=3.0, delay=delay))
+
+
 def test_gradient_only_slots_of_the_input_add_nothing_but_get_their_gradient():
     ids = torch.tensor([[[1, 0, 9]]], dtype=torch.int32)
     values = torch.tensor([[[1.0, 50.0, 50.0]]], requires_grad=True)
