@@ -46,6 +46,26 @@ template <typename C> struct Spikes {
   size_t steps, batch, slots, neurons;
 
   size_t rows() const { return steps * batch; }
+  // Whether the ids of a row's slots are those of neurons. Its counts have been checked.
+  bool fits(size_t row) const {
+    const size_t carried = static_cast<size_t>(counts[2 * row + 1]);
+    const int32_t *const from = ids + row * slots;
+    uint32_t highest = 0; // a negative id is a high one
+    for (size_t slot = 0; slot < carried; ++slot)
+      highest = std::max(highest, static_cast<uint32_t>(from[slot]));
+    return carried == 0 || highest < neurons;
+  }
+  // The values of a row's spikes; null where all are 1.
+  const C *valuesOf(size_t row) const {
+    if (!values)
+      return nullptr;
+    const C *const from = values + row * slots;
+    const size_t firing = static_cast<size_t>(counts[2 * row]);
+    unsigned others = 0;
+    for (size_t slot = 0; slot < firing; ++slot)
+      others |= from[slot] != C(1);
+    return others ? from : nullptr;
+  }
 };
 
 // Memory that is written before it is read.
@@ -129,8 +149,10 @@ public:
     parallelFor((spikes_.rows() + piece - 1) / piece, threadsFor(4 * total_[1], offered), [&](size_t part) {
       bool partValid = true, partUnit = true;
       for (size_t row = part * piece; row < std::min(spikes_.rows(), (part + 1) * piece); ++row) {
-        partValid = copyRow(row) && partValid;
-        partUnit = partUnit && unitRow(row);
+        partValid = spikes_.fits(row) && partValid;
+        partUnit = partUnit && !spikes_.valuesOf(row);
+        if (narrow_)
+          copyRow(row);
       }
       if (!partValid)
         valid = false;
@@ -141,6 +163,7 @@ public:
     return valid_ = valid;
   }
 
+  bool countsFit() const { return valid_; } // before fill()
   bool unitValues() const { return unit_; }
   size_t total(int which) const { return total_[which]; }
   // Slots from row to row: of ids, and of values where there are other ones than 1.
@@ -156,27 +179,12 @@ public:
   }
 
 private:
-  bool copyRow(size_t row) {
-    const size_t carried = static_cast<size_t>(spikes_.counts[2 * row + 1]);
+  void copyRow(size_t row) {
     const size_t wanted = static_cast<size_t>(spikes_.counts[2 * row + which_]);
     const int32_t *const from = spikes_.ids + row * spikes_.slots;
-    uint32_t highest = 0; // a negative id is a high one
-    for (size_t slot = 0; slot < carried; ++slot)
-      highest = std::max(highest, static_cast<uint32_t>(from[slot]));
-    if (narrow_) {
-      uint16_t *const to = ids_.data() + row * most_;
-      for (size_t slot = 0; slot < wanted; ++slot)
-        to[slot] = static_cast<uint16_t>(from[slot]);
-    }
-    return carried == 0 || highest < spikes_.neurons;
-  }
-  bool unitRow(size_t row) const {
-    const C *const from = spikes_.values + row * spikes_.slots;
-    const size_t firing = static_cast<size_t>(spikes_.counts[2 * row]);
-    unsigned others = 0;
-    for (size_t slot = 0; spikes_.values && slot < firing; ++slot)
-      others |= from[slot] != C(1);
-    return others == 0;
+    uint16_t *const to = ids_.data() + row * most_;
+    for (size_t slot = 0; slot < wanted; ++slot)
+      to[slot] = static_cast<uint16_t>(from[slot]);
   }
 
   Spikes<C> spikes_;

@@ -179,7 +179,8 @@ public:
     number_.assign(a.windows.bits, firing_);
   }
 
-  void run(size_t sample, bool unit, KeptEvents<C> &kept) {
+  // Returns whether the ids are those of inputs.
+  bool run(size_t sample, KeptEvents<C> &kept) {
     static thread_local ThreadBuffer<C> states, nextStates;
     const ConvSizes &sizes = a_.convolution.sizes;
     const size_t places = sizes.places(), batch = a_.spikes.batch;
@@ -190,9 +191,11 @@ public:
       step(map, next, places, lane);
     for (size_t t = 0; t < a_.spikes.steps; ++t) {
       std::swap(map, next);
+      if (!a_.spikes.fits(t * batch + sample))
+        return false;
       if (t >= a_.delay) {
-        const size_t row = (t - a_.delay) * batch + sample, at = row * a_.spikes.slots;
-        a_.convolution.addCurrents(block_, a_.spikes.ids + at, unit ? nullptr : a_.spikes.values + at,
+        const size_t row = (t - a_.delay) * batch + sample;
+        a_.convolution.addCurrents(block_, a_.spikes.ids + row * a_.spikes.slots, a_.spikes.valuesOf(row),
                                    static_cast<size_t>(a_.spikes.counts[2 * row]), a_.inputScale, map);
       }
       for (unsigned lane = 0; lane < held_; lane += registerLanes<C>)
@@ -203,6 +206,7 @@ public:
                       a_.mem + ((t * batch + sample) * places + place) * sizes.outChannels + first_);
       keep(kept, map, places);
     }
+    return true;
   }
 
 private:
@@ -400,8 +404,9 @@ template <typename C> int convForward(const ConvForward<C> &a, void **kept, int6
   *kept = nullptr;
   if (a.reset < SNNIPU_RESET_SUBTRACT || a.reset > SNNIPU_RESET_NONE)
     return Unknown;
-  CheckedSpikes<C> checked(a.spikes, 0, false);
-  if (!checked.fill(a.offered))
+  // Ids are checked row by row, when a row is at hand: a pass over all of them takes as long as reading them does.
+  const CheckedSpikes<C> checked(a.spikes, 0, false);
+  if (!checked.countsFit())
     return BadSpikes;
   const ConvSizes &sizes = a.convolution.sizes;
   const size_t blocks = a.convolution.blocks.count(), batch = a.spikes.batch, steps = a.spikes.steps;
@@ -409,6 +414,7 @@ template <typename C> int convForward(const ConvForward<C> &a, void **kept, int6
       KeptConv<C>{sizes, a.convolution.blocks, steps, batch, std::vector<KeptEvents<C>>(blocks * batch)});
   const size_t additions = checked.total(0) * sizes.taps() * sizes.outChannels + 2 * a.spikes.rows() * sizes.neurons();
   Fullest fullest;
+  std::atomic<bool> fit{true};
   const int status = parallelTry(blocks * batch, threadsFor(additions, a.offered), [&](size_t task) {
     KeptEvents<C> &events = found->events[task];
     const size_t expected = fullest.expected() + bitsRoom;
@@ -418,11 +424,12 @@ template <typename C> int convForward(const ConvForward<C> &a, void **kept, int6
       events.source.room(expected);
     events.fired.room(steps * a.convolution.blocks.held(task / batch) * wordsOf(sizes.places()));
     SampleForward<C> forward(a, task / batch);
-    forward.run(task % batch, checked.unitValues(), events);
+    if (!forward.run(task % batch, events))
+      fit = false;
     fullest.had(events.ids.size());
   });
-  if (status != Done)
-    return status;
+  if (status != Done || !fit)
+    return fit ? status : BadSpikes;
   *most = 0;
   for (size_t sample = 0; sample < batch; ++sample)
     for (size_t t = 0; t < steps; ++t) {
@@ -592,13 +599,18 @@ public:
     std::fill_n(inverse_, lanes_, C(1));
   }
 
-  // toInput(row of the input, gradient of the block's map, what its lanes are to be multiplied by)
-  template <typename Body> void run(size_t sample, const Body &toInput) {
+  // toInput(row of the input, gradient of the block's map, what its lanes are to be multiplied by). Returns whether all
+  // ids are those of neurons.
+  template <typename Body> bool run(size_t sample, const Body &toInput) {
     static thread_local ThreadBuffer<C> buffer;
     const size_t batch = a_.spikes.batch, channels = a_.convolution.sizes.outChannels;
     C *const map = buffer.zeros(map_.size * lanes_);
     for (size_t t = a_.spikes.steps; t-- > 0;) {
       const size_t row = t * batch + sample;
+      const bool arrives = t >= a_.delay, leaves = t + a_.delay < a_.spikes.steps;
+      if (!a_.own.fits(row) || (arrives && !a_.spikes.fits(row - a_.delay * batch)) ||
+          (!leaves && !a_.spikes.fits(row)))
+        return false;
       addSlots(row, map);
       if (a_.gradBias)
         addUp(map);
@@ -607,13 +619,14 @@ public:
       for (size_t place = 0; a_.gradCurrent && place < places_; ++place)
         for (size_t lane = 0; lane < held_; ++lane)
           a_.gradCurrent[(row * places_ + place) * channels + first_ + lane] = at(map, padded_[place], lane);
-      if (t >= a_.delay)
+      if (arrives)
         toInput(row - a_.delay * batch, map, scale_);
       if (t > 0)
         before(map, row - batch);
       else if (a_.gradThreshold && a_.reset == SNNIPU_RESET_SUBTRACT)
         atFirst(map);
     }
+    return true;
   }
 
 private:
@@ -795,8 +808,10 @@ void finishChannels(const ConvBackward<C> &a, const std::vector<ChannelSums<C>> 
 }
 
 template <typename C> int convBackward(const ConvBackward<C> &a) {
-  CheckedSpikes<C> checked(a.spikes, 1, false);
-  if (!checked.fill(a.offered) || !CheckedSpikes<C>(a.own, 1, false).fill(a.offered))
+  const CheckedSpikes<C> checked(a.spikes, 1, false);
+  CheckedSpikes<C> own(a.own, 1, false);
+  // The others' ids are checked row by row, as in the forward pass.
+  if (!checked.countsFit() || !own.countsFit() || (a.thresholdPerNeuron && !own.fill(a.offered)))
     return BadSpikes;
   if (!knownSurrogate(a.surrogate) || a.reset < SNNIPU_RESET_SUBTRACT || a.reset > SNNIPU_RESET_NONE)
     return Unknown;
@@ -810,17 +825,19 @@ template <typename C> int convBackward(const ConvBackward<C> &a) {
                                 a.surrogate,  a.surrogateA,   a.surrogateB};
   if (const int status = spikeGradient(spikes, a.own.rows(), threads))
     return status;
-  ConvInputGradient<C> toInput(a.convolution, a.spikes, checked.unitValues(), batch, a.inputScale, a.gradWeight,
-                               a.gradValues, threads);
+  ConvInputGradient<C> toInput(a.convolution, a.spikes, batch, a.inputScale, a.gradWeight, a.gradValues, threads);
   std::vector<ChannelSums<C>> sums(toInput.tasks());
+  std::atomic<bool> fit{true};
   const int status = parallelTry(toInput.tasks(), threads, [&](size_t task) {
     SampleBackward<C> backward(a, through.data(), toInput.block(task), sums[task]);
     toInput.start(task);
     for (size_t sample = toInput.begin(task); sample < toInput.end(task); ++sample)
-      backward.run(sample, [&](size_t row, const C *grad, const C *scale) { toInput.add(task, row, grad, scale); });
+      if (!backward.run(sample,
+                        [&](size_t row, const C *grad, const C *scale) { toInput.add(task, row, grad, scale); }))
+        fit = false;
   });
-  if (status != Done)
-    return status;
+  if (status != Done || !fit)
+    return fit ? status : BadSpikes;
   toInput.finish(threads);
   finishChannels(a, sums, toInput.tasks() / a.convolution.blocks.count());
   return Done;
@@ -850,8 +867,8 @@ int conv2dForward(const Spikes<C> &spikes, const Convolution<C> &convolution, co
       const size_t at = row * spikes.slots;
       for (size_t place = 0; place < places; ++place)
         std::copy_n(start, lanes, map + place * lanes);
-      convolution.addCurrents(block, spikes.ids + at, checked.unitValues() ? nullptr : spikes.values + at,
-                              static_cast<size_t>(spikes.counts[2 * row]), C(1), map);
+      convolution.addCurrents(block, spikes.ids + at, spikes.valuesOf(row), static_cast<size_t>(spikes.counts[2 * row]),
+                              C(1), map);
       transpose(map, lanes, places, held, out + row * sizes.neurons() + first * places, places, C(1));
     }
   });
@@ -867,7 +884,7 @@ int conv2dBackward(const C *grad, const Spikes<C> &spikes, const Convolution<C> 
   const size_t places = sizes.places(), rows = spikes.rows();
   const size_t additions = checked.total(0) * sizes.taps() * sizes.outChannels + rows * sizes.neurons();
   const unsigned threads = threadsFor(additions, offered);
-  ConvInputGradient<C> toInput(convolution, spikes, checked.unitValues(), rows, C(1), gradWeight, gradValues, threads);
+  ConvInputGradient<C> toInput(convolution, spikes, rows, C(1), gradWeight, gradValues, threads);
   if (gradBias)
     parallelFor(sizes.outChannels, threads, [&](size_t channel) {
       double total = 0;

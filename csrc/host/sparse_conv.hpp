@@ -793,9 +793,9 @@ private:
 template <typename C> class ConvInputGradient {
 public:
   // Either output may be null. count: samples, of which `group` takes [begin(group), begin(group + 1)).
-  ConvInputGradient(const Convolution<C> &convolution, const Spikes<C> &spikes, bool unit, size_t count, C scale,
-                    C *gradWeight, C *gradValues, unsigned threads)
-      : convolution_(convolution), spikes_(spikes), unit_(unit), count_(count), scale_(scale), gradWeight_(gradWeight),
+  ConvInputGradient(const Convolution<C> &convolution, const Spikes<C> &spikes, size_t count, C scale, C *gradWeight,
+                    C *gradValues, unsigned threads)
+      : convolution_(convolution), spikes_(spikes), count_(count), scale_(scale), gradWeight_(gradWeight),
         gradValues_(gradValues) {
     const size_t bytes = std::max<size_t>(1, convolution.sizes.weights() * sizeof(C));
     groups_ = std::max<size_t>(1, std::min({count, mostSampleGroups, sampleGroupBytes / bytes}));
@@ -831,7 +831,7 @@ public:
     C *to = gradValues_;
     if (to && part > 0)
       to = partialValues_.data() + (part - 1) * spikes_.rows() * spikes_.slots;
-    convolution_.gradients(block(task), ids, unit_ ? nullptr : spikes_.values + at, static_cast<size_t>(counts[0]),
+    convolution_.gradients(block(task), ids, spikes_.valuesOf(row), static_cast<size_t>(counts[0]),
                            static_cast<size_t>(counts[1]), grad, scale, gradWeight_ ? sums(task) : nullptr,
                            to ? to + at : nullptr);
   }
@@ -862,7 +862,6 @@ private:
 
   const Convolution<C> &convolution_;
   Spikes<C> spikes_;
-  bool unit_;
   size_t count_;
   C scale_;
   C *gradWeight_, *gradValues_;
