@@ -8,7 +8,7 @@ import torch
 
 from snnipu.backends import host, memory
 from snnipu.backends.host_sparse import _call, _carries_densely, _check, _words, _zeroed, sparse_to_dense_bwd
-from snnipu.ops._slots import AS_NEEDED
+from snnipu.ops._slots import AS_NEEDED, stored_membranes
 from snnipu.ops.sparse_conv_lif_sequence import (
     BackwardArguments,
     BackwardResult,
@@ -239,7 +239,8 @@ def sparse_conv_lif_sequence_bwd(*given: Any) -> BackwardResult:
         threshold = a.threshold
         each = threshold.reshape(-1).repeat_interleave(places) if threshold.numel() > 1 else threshold
         read = (a.grad, ids, a.values, counts, weight, a.beta, threshold, each)
-        made = (a.ids_out, a.counts_out, a.slot_mem, a.fired, a.mem if a.mem.numel() else None)
+        mem = stored_membranes(a.mem, a.need_beta, ids, channels * places)
+        made = (a.ids_out, a.counts_out, a.slot_mem, a.fired, mem)
         results = (grad_values, grad_weight, grad_bias, grad_beta, grad_threshold, grad_current)
         status = _call(
             "sparse_conv_lif_sequence_bwd",

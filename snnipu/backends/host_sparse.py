@@ -7,9 +7,9 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 import torch
 
 from snnipu.backends import host, memory
+from snnipu.ops._slots import AS_NEEDED, stored_membranes
 from snnipu.spikes import check_ids
 
-AS_NEEDED = -1
 # Share of the input's neurons that carry gradient, from which on the gradient of their values is a matrix product:
 # where both cost the same, see docs/how-to/choose-caps-and-thresholds.md.
 DENSE_GRADIENT = 0.25
@@ -506,7 +506,7 @@ def sparse_lif_sequence_bwd(
             counts_out.data_ptr(),
             slot_mem.data_ptr(),
             fired.data_ptr(),
-            mem.data_ptr() if mem.numel() else None,
+            host._pointer(stored_membranes(mem, need_beta, ids, neurons)),
             *host._pointers(
                 grad_values, grad_weight, grad_bias, grad_recurrent, grad_beta, grad_threshold, grad_current
             ),

@@ -48,6 +48,20 @@ def capacity_argument(max_spikes: Optional[int], num_neurons: int, x: torch.Tens
     return num_neurons if is_compiling() or x.device.type == "meta" else AS_NEEDED
 
 
+def stored_membranes(mem: torch.Tensor, needed: bool, ids: torch.Tensor, neurons: int) -> Optional[torch.Tensor]:
+    """``mem`` as an operator with ``store_mem`` returned it for inputs ``ids``, where beta's gradient is needed; else
+    None."""
+    if not needed:
+        return None
+    steps, batch, _ = ids.shape
+    if mem.numel() != steps * batch * neurons:
+        raise ValueError(
+            f"mem must be the {steps} x {batch} x {neurons} membranes that the forward operator stores with store_mem "
+            f"where the gradient of beta is asked for, got {list(mem.shape)}"
+        )
+    return mem
+
+
 def first_ids(steps: int, num_neurons: int, capacity: int, rotate: bool, device: torch.device) -> torch.Tensor:
     """The neuron that comes first at each time step, int64 ``[T]``: 0, or with ``rotate`` ``t * capacity % N``."""
     if not rotate or capacity <= 0:

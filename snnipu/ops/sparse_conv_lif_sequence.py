@@ -9,7 +9,16 @@ from snnipu.ops import _library
 from snnipu.ops._arguments import Parameter, parameter_argument, reset_code
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._maps import Geometry, Pair, PoolGeometry, as_list, pool_geometry, spike_maps
-from snnipu.ops._slots import AS_NEEDED, capacity_argument, check_delay, check_ids, check_spikes, gather, overflow_code
+from snnipu.ops._slots import (
+    AS_NEEDED,
+    capacity_argument,
+    check_delay,
+    check_ids,
+    check_spikes,
+    gather,
+    overflow_code,
+    stored_membranes,
+)
 from snnipu.ops._spike_gradient import IDENTITY, evaluate, fused
 from snnipu.ops.lif_sequence import learnt_decay
 from snnipu.ops.select_spikes import grad_threshold_argument
@@ -186,7 +195,8 @@ def sparse_conv_lif_sequence_bwd_reference(*given: Any) -> BackwardResult:
     kernel = Kernel(a.surrogate, a.surrogate_a, a.surrogate_b)
     slots = (a.ids_out, a.counts_out, a.slot_mem)
     decay, level = per_neuron(a.beta, sizes), per_neuron(a.threshold, sizes)
-    mems = channels_first(a.mem) if a.need_beta else None
+    stored = stored_membranes(a.mem, a.need_beta, a.ids, sizes.neurons)
+    mems = None if stored is None else channels_first(stored)
     g, sum_beta, sum_threshold = membrane_gradient(
         kernel, a.grad, slots, a.fired, mems, decay, level, a.reset, sizes.neurons
     )

@@ -18,6 +18,7 @@ from snnipu.ops._slots import (
     overflow_code,
     scatter,
     select,
+    stored_membranes,
 )
 from snnipu.ops._spike_gradient import IDENTITY, evaluate, fused, through_spikes
 from snnipu.ops.lif_sequence import learnt_decay, lif_apply
@@ -224,7 +225,7 @@ def sparse_lif_sequence_bwd_reference(
         grad,
         slots,
         fired,
-        mem if need_beta else None,
+        stored_membranes(mem, need_beta, ids, neurons),
         beta,
         threshold,
         reset,

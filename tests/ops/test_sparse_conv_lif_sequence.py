@@ -204,6 +204,21 @@ def test_ids_that_are_none_are_refused_in_every_row(delay, step, wrong, per_chan
 
 
 @pytest.mark.parametrize(
+    "run", [torch.ops.snnipu.sparse_conv_lif_sequence_bwd, reference_of("sparse_conv_lif_sequence_bwd")]
+)
+def test_membranes_that_were_not_stored_are_refused(run):
+    spikes, weight = random_spikes(4, 3, 192), torch.randn(5, 3, 3, 3)
+    geometry = list(conv_geometry(weight, (8, 8), (1, 1), (1, 1), (1, 1), 1))
+    parameters = (weight, torch.tensor(0.9), torch.tensor(0.5), geometry)
+    layer = (spikes.ids, spikes.values, spikes.counts, weight, None, *parameters[1:])
+    out = torch.ops.snnipu.sparse_conv_lif_sequence_fwd(*layer, 0.3, 1.0, AS_NEEDED, False, 1, 0, False)
+    kept = (out[0], out[2], out[4], out[5])
+    for mem in (out[6], torch.zeros(4, 3, 64, 4)):
+        with pytest.raises(ValueError, match=r"mem must be the 4 x 3 x 320 membranes .* store_mem"):
+            run(out[1], *layer[:3], *parameters, 1.0, 1, 0, *kept, mem, 2, 10.0, 0.0, *[True] * 5)
+
+
+@pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         ({"spikes": torch.zeros(1, 4, 4)}, TypeError, "spikes must be a snnipu.SparseSpikes, got Tensor"),

@@ -662,6 +662,18 @@ def test_kernels_equal_the_reference_for_every_number_of_rows(rows, store, poiso
             compare(spikes, some(30, 70, *names), surrogate.atan().kernel, 5e-6, need=need, store=store)
 
 
+@pytest.mark.parametrize("run", [torch.ops.snnipu.sparse_lif_sequence_bwd, reference_of("sparse_lif_sequence_bwd")])
+def test_membranes_that_were_not_stored_are_refused(run):
+    spikes, tensors = random_spikes(6, 3, 40), some(40, 70, "beta", "threshold")
+    forward = forward_arguments(spikes, tensors, 0.2, 1.0, AS_NEEDED, False, 1, 0, store=False)
+    out = torch.ops.snnipu.sparse_lif_sequence_fwd(*forward)
+    kernel, need = surrogate.atan().kernel, (False, False, False, False, True, False)
+    for mem in (out[-1], torch.zeros(6, 3, 69)):
+        backward = backward_arguments(out[1], forward, (*out[:-1], mem), kernel, need)
+        with pytest.raises(ValueError, match=r"mem must be the 6 x 3 x 70 membranes .* store_mem"):
+            run(*backward)
+
+
 @needs_native
 @pytest.mark.parametrize("left_out", range(6))
 def test_kernels_equal_the_reference_where_a_gradient_is_not_needed(left_out, poisoned):

@@ -16,6 +16,7 @@ from snnipu.backends import triton as backend
 from snnipu.backends.triton.sparse_lif import membrane_gradient, selected
 from snnipu.backends.triton.sparse_maths import block_of, where_all
 from snnipu.backends.triton.sparse_select import sparse_to_dense_bwd
+from snnipu.ops._slots import stored_membranes
 
 _CHANNEL_BLOCK = 64
 _PLACE_BLOCK = 64
@@ -374,7 +375,7 @@ def sparse_conv_lif_sequence_bwd(
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """CUDA kernel of ``snnipu::sparse_conv_lif_sequence_bwd``; empty where not needed."""
     channels, places = geometry[3], geometry[4] * geometry[5]
-    if need_beta:
+    if stored_membranes(mem, need_beta, ids, channels * places) is not None:
         mem = mem.transpose(2, 3).reshape(*mem.shape[:2], channels * places)
     dense, sum_grad, sum_beta, sum_threshold = membrane_gradient(
         grad,

@@ -35,6 +35,7 @@ from snnipu.backends.triton.sparse_maths import (
     words,
 )
 from snnipu.backends.triton.sparse_select import Selection, carried_in_row, through_spikes
+from snnipu.ops._slots import stored_membranes
 
 ForwardResult = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 BackwardResult = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -569,6 +570,7 @@ def sparse_lif_sequence_bwd(
 ) -> BackwardResult:
     """CUDA kernel of ``snnipu::sparse_lif_sequence_bwd``; empty where not needed."""
     backend.check_launch(grad, ids, values, counts, weight, beta, threshold, ids_out, counts_out, slot_mem, fired)
+    stored_membranes(mem, need_beta, ids, weight.shape[0])
     dense, sum_grad, sum_beta, sum_threshold = membrane_gradient(
         grad,
         (ids_out, counts_out, slot_mem),

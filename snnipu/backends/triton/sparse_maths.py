@@ -13,9 +13,8 @@ from snnipu.backends.triton.sequence import _constants as surrogate_constants
 from snnipu.backends.triton.sequence import _through_spike as through_spike
 from snnipu.ops import _neurons
 from snnipu.ops._arguments import RESET_MECHANISMS
+from snnipu.ops._slots import AS_NEEDED
 
-# Capacity of an operator that makes as many slots as the busiest row needs.
-AS_NEEDED = -1
 WORD_BITS = 32
 
 

@@ -369,6 +369,13 @@ def test_only_what_is_needed(kernels):
             assert [bool(grad.numel()) for grad in grads] == list(needs)
 
 
+def test_membranes_that_were_not_stored_are_refused(kernels):
+    arguments = lif_arguments(store_mem=False)
+    saved = reference_of("sparse_lif_sequence_fwd")(*arguments)
+    with pytest.raises(ValueError, match=r"mem must be the .* membranes .* store_mem .* got \[0\]"):
+        kernels.sparse_lif_sequence_bwd(*lif_backward_arguments(arguments, saved))
+
+
 @pytest.mark.parametrize("empty", [{"steps": 0}, {"batch": 0}], ids=["steps", "samples"])
 @pytest.mark.parametrize("recurrent", [False, True], ids=["feed-forward", "recurrent"])
 def test_nothing_to_do(empty, recurrent, kernels):

@@ -118,6 +118,13 @@ def test_layer(name, reset, delay, each, dtype, capacity, kernels):
     _assert_close(kernels.sparse_conv_lif_sequence_bwd(*backward), grads, dtype)
 
 
+def test_membranes_that_were_not_stored_are_refused(kernels):
+    forward = _layer(_geometry(), 1, 0, False, torch.float32)
+    saved = reference_of("sparse_conv_lif_sequence_fwd")(*forward[:-1], False)
+    with pytest.raises(ValueError, match=r"mem must be the .* membranes .* store_mem .* got \[0\]"):
+        kernels.sparse_conv_lif_sequence_bwd(*_backward(forward, saved))
+
+
 def test_what_is_out_of_range_is_not_read(kernels):
     geometry = _geometry(shape=(1, 2, 2), out=1, kernel=(1, 1))
     ids = torch.tensor([[[1, -1, 4, 2]]], dtype=torch.int32)
