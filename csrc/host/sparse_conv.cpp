@@ -585,8 +585,8 @@ template <typename C> struct ChannelSums {
 
 template <typename C> class SampleBackward {
 public:
-  SampleBackward(const ConvBackward<C> &a, const C *through, size_t block, ChannelSums<C> &sums)
-      : a_(a), through_(through), lanes_(a.convolution.blocks.lanes(block)), held_(a.convolution.blocks.held(block)),
+  SampleBackward(const ConvBackward<C> &a, size_t block, ChannelSums<C> &sums)
+      : a_(a), lanes_(a.convolution.blocks.lanes(block)), held_(a.convolution.blocks.held(block)),
         first_(a.convolution.blocks.first(block)), places_(a.convolution.sizes.places()), sums_(sums),
         map_(a.convolution.map), end_(map_.end(a.convolution.sizes.outHeight)) {
     padded_.reserve(places_);
@@ -657,13 +657,12 @@ private:
   // The gradient behind the spikes that were given a slot.
   void addSlots(size_t row, C *map) {
     const int32_t *const ids = a_.own.ids + row * a_.own.slots;
-    const C *const through = through_ + row * a_.own.slots;
     const size_t spikes = static_cast<size_t>(a_.own.counts[2 * row]);
     const size_t carried = static_cast<size_t>(a_.own.counts[2 * row + 1]);
-    addSorted(ids, ids + spikes, through, map);
-    addSorted(ids + spikes, ids + carried, through + spikes, map);
+    addSorted(ids, ids + spikes, map);
+    addSorted(ids + spikes, ids + carried, map);
   }
-  void addSorted(const int32_t *begin, const int32_t *end, const C *through, C *map) {
+  void addSorted(const int32_t *begin, const int32_t *end, C *map) {
     const int32_t first = static_cast<int32_t>(first_ * places_);
     const int32_t *const from = first == 0 ? begin : std::lower_bound(begin, end, first);
     if (first_ + held_ < a_.convolution.sizes.outChannels)
@@ -672,11 +671,31 @@ private:
     const Located &found = locate(reinterpret_cast<const uint32_t *>(from), count);
     const uint32_t *const place = found.place.data(), *const lane = found.lane.data();
     const size_t lanes = lanes_;
-    through += from - begin;
+    const C *const through = throughSpikes(static_cast<size_t>(from - a_.own.ids), count);
     for (size_t at = 0; at < count; ++at)
       map[place[at] * lanes + lane[at]] += inverse_[lane[at]] * through[at];
     for (size_t at = 0; a_.gradThreshold && at < count; ++at)
       sums_.total[2][lane[at]] -= static_cast<double>(through[at]);
+  }
+
+  // What goes back through the spikes of some slots one after the other.
+  const C *throughSpikes(size_t slot, size_t count) const {
+    static thread_local ThreadBuffer<C> buffer;
+    C *const through = buffer.reserve(count);
+    const int32_t counts[2] = {static_cast<int32_t>(count), static_cast<int32_t>(count)};
+    const SpikeGradient<C> arguments{a_.grad + slot,
+                                     a_.slotMem + slot,
+                                     a_.neuronThreshold,
+                                     a_.own.ids + slot,
+                                     counts,
+                                     through,
+                                     count,
+                                     a_.thresholdPerNeuron,
+                                     a_.surrogate,
+                                     a_.surrogateA,
+                                     a_.surrogateB};
+    spikeGradient(arguments, 1, 1);
+    return through;
   }
 
   void addUp(const C *map) {
@@ -768,7 +787,6 @@ private:
   }
 
   const ConvBackward<C> &a_;
-  const C *through_;
   unsigned lanes_, held_;
   size_t first_, places_;
   ChannelSums<C> &sums_;
@@ -808,10 +826,9 @@ void finishChannels(const ConvBackward<C> &a, const std::vector<ChannelSums<C>> 
 }
 
 template <typename C> int convBackward(const ConvBackward<C> &a) {
-  const CheckedSpikes<C> checked(a.spikes, 1, false);
-  CheckedSpikes<C> own(a.own, 1, false);
-  // The others' ids are checked row by row, as in the forward pass.
-  if (!checked.countsFit() || !own.countsFit() || (a.thresholdPerNeuron && !own.fill(a.offered)))
+  // Ids are checked row by row, as in the forward pass.
+  const CheckedSpikes<C> checked(a.spikes, 1, false), own(a.own, 1, false);
+  if (!checked.countsFit() || !own.countsFit())
     return BadSpikes;
   if (!knownSurrogate(a.surrogate) || a.reset < SNNIPU_RESET_SUBTRACT || a.reset > SNNIPU_RESET_NONE)
     return Unknown;
@@ -819,17 +836,11 @@ template <typename C> int convBackward(const ConvBackward<C> &a) {
   const size_t batch = a.spikes.batch;
   const size_t additions = checked.total(0) * sizes.taps() * sizes.outChannels + 2 * a.spikes.rows() * sizes.neurons();
   const unsigned threads = threadsFor(additions, a.offered);
-  Uninitialised<C> through(a.own.rows() * a.own.slots);
-  const SpikeGradient<C> spikes{a.grad,       a.slotMem,      a.neuronThreshold, a.own.ids,
-                                a.own.counts, through.data(), a.own.slots,       a.thresholdPerNeuron,
-                                a.surrogate,  a.surrogateA,   a.surrogateB};
-  if (const int status = spikeGradient(spikes, a.own.rows(), threads))
-    return status;
   ConvInputGradient<C> toInput(a.convolution, a.spikes, batch, a.inputScale, a.gradWeight, a.gradValues, threads);
   std::vector<ChannelSums<C>> sums(toInput.tasks());
   std::atomic<bool> fit{true};
   const int status = parallelTry(toInput.tasks(), threads, [&](size_t task) {
-    SampleBackward<C> backward(a, through.data(), toInput.block(task), sums[task]);
+    SampleBackward<C> backward(a, toInput.block(task), sums[task]);
     toInput.start(task);
     for (size_t sample = toInput.begin(task); sample < toInput.end(task); ++sample)
       if (!backward.run(sample,

@@ -826,6 +826,8 @@ public:
   }
   // Of the spikes of one row, grad: the block's padded map, each lane to be multiplied by its scale.
   void add(size_t task, size_t row, const C *grad, const C *scale) {
+    if (!gradWeight_ && !gradValues_)
+      return;
     const size_t at = row * spikes_.slots, part = block(task) % blocks().perGroup;
     const int32_t *const ids = spikes_.ids + at, *const counts = spikes_.counts + 2 * row;
     C *to = gradValues_;

@@ -88,7 +88,7 @@ def sparse_conv2d_bwd(
     weight = weight.contiguous()
     steps, batch, slots = ids.shape
     by_convolution = need_values and _carries_densely(counts, slots, _inputs(geometry), DENSE_GRADIENT)
-    grad_values = weight.new_empty(ids.shape) if need_values and not by_convolution else None
+    grad_values = memory.varying(weight, ids.shape) if need_values and not by_convolution else None
     grad_weight = torch.empty_like(weight) if need_weight else None
     grad_bias = weight.new_empty(weight.shape[0]) if need_bias else None
     if steps * batch:
@@ -161,7 +161,7 @@ def _layer(a: ForwardArguments, window: Optional[List[int]]) -> _Made:
         raise ValueError(f"maps must have at most {_MOST_PLACES} places, got {places}")
     if window is not None and not (min(window) > 0 and window[0] * window[1] <= _MOST_IN_WINDOW):
         raise ValueError(f"window must be two sizes of at least 1 and at most {_MOST_IN_WINDOW} places, got {window}")
-    mem = weight.new_empty((steps, batch, places, channels) if a.store_mem else 0)
+    mem = memory.varying(weight, (steps, batch, places, channels) if a.store_mem else (0,))
     kept, most = c_void_p(), c_int64(0)
     if steps * batch:
         status = _call(
@@ -198,11 +198,11 @@ def _layer(a: ForwardArguments, window: Optional[List[int]]) -> _Made:
         rows = (steps, batch)
         counts_out = counts.new_empty((*rows, 2))
         out = _Made(
-            (ids.new_empty((*rows, made)), weight.new_empty((*rows, made)), counts_out),
+            (memory.varying(ids, (*rows, made)), memory.varying(weight, (*rows, made)), counts_out),
             torch.empty_like(counts_out),
-            weight.new_empty((*rows, made)),
+            memory.varying(weight, (*rows, made)),
             ids.new_empty((*rows, _words(channels * places))),
-            ids.new_empty(0 if window is None else (*rows, made)),
+            memory.varying(ids, (0,) if window is None else (*rows, made)),
             counts.new_empty(0 if window is None else (*rows, 2)),
             mem,
         )
@@ -229,12 +229,12 @@ def sparse_conv_lif_sequence_bwd(*given: Any) -> BackwardResult:
     channels, places = geometry[3], geometry[4] * geometry[5]
     delay = min(a.delay, steps)
     by_convolution = a.need_values and _carries_densely(counts, slots, _inputs(geometry), DENSE_GRADIENT)
-    grad_values = weight.new_empty(ids.shape) if a.need_values and not by_convolution else None
+    grad_values = memory.varying(weight, ids.shape) if a.need_values and not by_convolution else None
     grad_weight = torch.empty_like(weight) if a.need_weight else None
     grad_bias = weight.new_empty(channels) if a.need_bias else None
     grad_beta = torch.empty_like(a.beta) if a.need_beta else None
     grad_threshold = torch.empty_like(a.threshold) if a.need_threshold else None
-    grad_current = weight.new_empty((steps, batch, places, channels)) if by_convolution else None
+    grad_current = memory.varying(weight, (steps, batch, places, channels)) if by_convolution else None
     if steps * batch:
         threshold = a.threshold
         each = threshold.reshape(-1).repeat_interleave(places) if threshold.numel() > 1 else threshold
@@ -286,9 +286,9 @@ def sparse_pool2d_fwd(
     fullest = max(0, int(counts[..., 1].max())) if counts.numel() else 0
     room = min(neurons, min(fullest, slots) * windows) if capacity == AS_NEEDED else capacity
     rows = (steps, batch)
-    ids_out, values_out = ids.new_empty((*rows, room)), values.new_empty((*rows, room))
+    ids_out, values_out = memory.varying(ids, (*rows, room)), memory.varying(values, (*rows, room))
     counts_out = counts.new_empty((*rows, 2))
-    source = ids.new_empty((*rows, room) if mode == 0 else 0)
+    source = memory.varying(ids, (*rows, room) if mode == 0 else (0,))
     most = c_int64(0)
     if steps * batch:
         status = _call(
@@ -330,7 +330,7 @@ def sparse_pool2d_bwd(
     """CPU kernel of ``snnipu::sparse_pool2d_bwd``."""
     grad, ids, counts = grad.contiguous(), ids.contiguous(), counts.contiguous()
     ids_out, counts_out, source = ids_out.contiguous(), counts_out.contiguous(), source.contiguous()
-    grad_values = grad.new_empty(ids.shape)
+    grad_values = memory.varying(grad, ids.shape)
     if ids.shape[0] * ids.shape[1]:
         status = _call(
             "sparse_pool2d_bwd",

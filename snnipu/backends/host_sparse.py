@@ -95,8 +95,8 @@ def _select(
 ) -> Slots:
     """ids, values, counts and dropped from bits ``[T, B, words]``; ``capacity`` is a number of slots."""
     steps, batch, _ = fired.shape
-    ids = fired.new_empty((steps, batch, capacity))
-    values = torch.empty((steps, batch, capacity), dtype=dtype)
+    ids = memory.varying(fired, (steps, batch, capacity))
+    values = memory.varying(torch.empty(0, dtype=dtype), (steps, batch, capacity))
     counts = fired.new_empty((steps, batch, 2))
     dropped = torch.empty_like(counts)
     if steps * batch:
@@ -164,7 +164,7 @@ def sparse_to_dense_fwd(
     ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, num_neurons: int
 ) -> torch.Tensor:
     """CPU kernel of ``snnipu::sparse_to_dense_fwd``."""
-    return _to_dense(ids, values, counts, values.new_empty((*ids.shape[:2], num_neurons)))
+    return _to_dense(ids, values, counts, memory.varying(values, (*ids.shape[:2], num_neurons)))
 
 
 def sparse_to_dense_bwd(grad: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
@@ -211,7 +211,7 @@ def _from_dense(dense: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) ->
     dense, ids, counts = dense.contiguous(), ids.contiguous(), counts.contiguous()
     steps, batch, slots = ids.shape
     num_neurons = dense.shape[-1]
-    values = dense.new_empty(ids.shape)
+    values = memory.varying(dense, ids.shape)
     if steps * batch:
         status = _call(
             "sparse_to_dense_bwd",
@@ -252,7 +252,7 @@ def select_spikes_bwd(
     """CPU kernel of ``snnipu::select_spikes_bwd``."""
     grad, threshold, ids, counts = grad.contiguous(), threshold.contiguous(), ids.contiguous(), counts.contiguous()
     slot_mem = sparse_to_dense_bwd(mem, ids, counts)
-    through = torch.empty_like(slot_mem)
+    through = memory.varying(slot_mem, slot_mem.shape)
     if ids.shape[0] * ids.shape[1]:
         status = _call(
             "select_spikes_bwd",
@@ -288,7 +288,7 @@ def sparse_linear_fwd(
     steps, batch, slots = ids.shape
     neurons, inputs = weight.shape
     host._check_sizes(steps * batch, max(neurons, inputs))
-    out = weight.new_empty((steps, batch, neurons))
+    out = memory.varying(weight, (steps, batch, neurons))
     if steps * batch:
         status = _call(
             "sparse_linear_fwd",
@@ -331,7 +331,7 @@ def sparse_linear_bwd(
     steps, batch, slots = ids.shape
     neurons, inputs = weight.shape
     by_product = need_values and _carries_densely(counts, slots, inputs)
-    grad_values = weight.new_empty(ids.shape) if need_values and not by_product else None
+    grad_values = memory.varying(weight, ids.shape) if need_values and not by_product else None
     grad_weight = torch.empty_like(weight, memory_format=torch.contiguous_format) if need_weight else None
     grad_bias = weight.new_empty(neurons) if need_bias else None
     if steps * batch:
@@ -392,7 +392,7 @@ def sparse_lif_sequence_fwd(
     host._check_sizes(steps * batch, max(neurons, inputs))
     fired = ids.new_empty((steps, batch, _words(neurons)))
     carried = torch.empty_like(fired)
-    mem = weight.new_empty((steps, batch, neurons) if store_mem else 0)
+    mem = memory.varying(weight, (steps, batch, neurons) if store_mem else (0,))
     kept, most = c_void_p(), c_int64(0)
     if steps * batch:
         recurrent = None if recurrent_weight is None else packed_weight(recurrent_weight)
@@ -434,7 +434,7 @@ def sparse_lif_sequence_fwd(
     try:
         made = most.value if capacity == AS_NEEDED else capacity
         ids_out, values_out, counts_out, dropped = _select(fired, carried, neurons, made, rotate, weight.dtype)
-        slot_mem = torch.empty_like(values_out)
+        slot_mem = memory.varying(values_out, values_out.shape)
     finally:
         # Frees what was kept, whatever happened.
         if kept.value:
@@ -482,13 +482,13 @@ def sparse_lif_sequence_bwd(
     neurons, inputs = weight.shape
     delay = min(delay, steps)
     by_product = need_values and _carries_densely(counts, slots, inputs)
-    grad_values = weight.new_empty(ids.shape) if need_values and not by_product else None
+    grad_values = memory.varying(weight, ids.shape) if need_values and not by_product else None
     grad_weight = torch.empty_like(weight, memory_format=torch.contiguous_format) if need_weight else None
     grad_bias = weight.new_empty(neurons) if need_bias else None
     grad_recurrent = weight.new_empty((neurons, neurons)) if need_recurrent else None
     grad_beta = torch.empty_like(beta) if need_beta else None
     grad_threshold = torch.empty_like(threshold) if need_threshold else None
-    grad_current = weight.new_empty((steps, batch, neurons)) if by_product else None
+    grad_current = memory.varying(weight, (steps, batch, neurons)) if by_product else None
     if steps * batch:
         recurrent = None if recurrent_weight is None else packed_weight(recurrent_weight, trusted=True)
         status = _call(

@@ -181,13 +181,14 @@ class Blocks:
         self._blocks: OrderedDict[int, List[torch.UntypedStorage]] = OrderedDict()
         self._bytes = 0
 
-    def empty(self, like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-        """``like.new_empty(shape)``."""
-        nbytes = like.element_size()
-        for size in shape:
-            nbytes *= size
+    def empty(self, like: torch.Tensor, shape: Sequence[int], varies: bool = False) -> torch.Tensor:
+        """``like.new_empty(shape)``; varies: in a storage of up to a sixteenth more, which other shapes find again."""
+        nbytes = _nbytes(like, shape)
         if nbytes < self.SMALLEST:
             return like.new_empty(shape)
+        if varies:
+            step = 1 << max(0, nbytes.bit_length() - 5)
+            nbytes = -(-nbytes // step) * step
         with self._lock:
             blocks = self._blocks.setdefault(nbytes, [])
             self._blocks.move_to_end(nbytes)
@@ -199,20 +200,19 @@ class Blocks:
                 if _is_as_made(block, nbytes):
                     if self.poison:
                         block.fill_(255)  # type: ignore[attr-defined]
-                    # .data: its count of versions starts anew.
-                    return torch.empty(0, dtype=like.dtype).set_(block, 0, tuple(shape)).data  # type: ignore[call-overload]
+                    return _over(block, like, shape)
                 del blocks[-1]
                 self._bytes -= nbytes
                 place = _free_place(blocks, self._references)
-            made = like.new_empty(shape)
-            blocks.append(made.untyped_storage())
+            block = like.new_empty(nbytes // like.element_size()).untyped_storage()
+            blocks.append(block)
             self._bytes += nbytes
             if len(blocks) > self.MOST:
                 del blocks[0]
                 self._bytes -= nbytes
             if self._bytes > self.limit:
                 self._drop(self._bytes - self.limit)
-        return made
+        return _over(block, like, shape)
 
     def _drop(self, wanted: int) -> None:
         """Leave ``wanted`` bytes of blocks to their users, or to the allocator where there are none; old ones first."""
@@ -245,6 +245,11 @@ class Blocks:
     def after_fork(self) -> None:
         """In the child: the lock may have been held by a thread of the parent's."""
         self._lock = threading.Lock()
+
+
+def _over(block: torch.UntypedStorage, like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    # .data: its count of versions starts anew.
+    return torch.empty(0, dtype=like.dtype).set_(block, 0, tuple(shape)).data  # type: ignore[call-overload]
 
 
 _use_count: Any = getattr(torch._C, "_storage_Use_Count", None)  # PyTorch 2.1
@@ -284,9 +289,20 @@ def keep_results() -> None:
 
 def empty(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """``like.new_empty(shape)`` for an operator's result on the CPU, in memory that is there already if any is."""
-    if _blocks is None or math.prod(shape) * like.element_size() < Blocks.SMALLEST:
+    if _blocks is None or _nbytes(like, shape) < Blocks.SMALLEST:
         return like.new_empty(shape)
     return _blocks.empty(like, shape)
+
+
+def varying(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """The same for results whose shape differs from call to call. Those up to a size glibc keeps itself."""
+    if _blocks is None or _nbytes(like, shape) <= _LARGEST_MMAP_THRESHOLD:
+        return like.new_empty(shape)
+    return _blocks.empty(like, shape, varies=True)
+
+
+def _nbytes(like: torch.Tensor, shape: Sequence[int]) -> int:
+    return math.prod(shape) * like.element_size()
 
 
 def used(*made: torch.Tensor) -> None:
