@@ -876,8 +876,9 @@ int conv2dForward(const Spikes<C> &spikes, const Convolution<C> &convolution, co
       std::copy_n(bias + first, held, start);
     for (size_t row = task % pieces * piece; row < std::min(rows, (task % pieces + 1) * piece); ++row) {
       const size_t at = row * spikes.slots;
-      for (size_t place = 0; place < places; ++place)
-        std::copy_n(start, lanes, map + place * lanes);
+      for (size_t lane = 0; lane < lanes; lane += registerLanes<C>)
+        for (size_t place = 0; place < places; ++place)
+          store(map + place * lanes + lane, load<Register<C>>(start + lane));
       convolution.addCurrents(block, spikes.ids + at, spikes.valuesOf(row), static_cast<size_t>(spikes.counts[2 * row]),
                               C(1), map);
       transpose(map, lanes, places, held, out + row * sizes.neurons() + first * places, places, C(1));

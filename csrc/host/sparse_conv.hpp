@@ -175,7 +175,7 @@ constexpr unsigned registersForColumns = 10;
 
 // What moving on by a column of the input costs, in registers of weights added. Measured, for 12 to 128 output
 // channels.
-constexpr size_t columnCost = 8;
+constexpr size_t columnCost = 24;
 // Columns of a kernel whose places are summed up together, at most.
 constexpr unsigned columnsAtOnce = 5;
 
@@ -419,34 +419,31 @@ private:
   template <bool Unit>
   void scattered(size_t block, const int32_t *ids, const C *values, size_t count, C scale, C *to) const {
     const C *const weights = packed(block);
-    const uint32_t first = firstInput(block);
     const size_t lanes = blocks.lanes(block);
-    const std::ptrdiff_t ahead = static_cast<std::ptrdiff_t>(sizes.outWidth * lanes);
-    const size_t kernel = sizes.kernelWidth * lanes;
-    for (size_t spike = 0; spike < count; ++spike) {
-      const C value = Unit || !values ? scale : scale * values[spike];
-      if (!sizes.unitSteps()) {
+    if (!sizes.unitSteps()) {
+      const uint32_t first = firstInput(block);
+      for (size_t spike = 0; spike < count; ++spike) {
+        const C value = Unit || !values ? scale : scale * values[spike];
         forRuns(first, lanes, ids[spike], [&](size_t weight, size_t place, size_t n) {
           if constexpr (Unit)
             addRun(to + place, weights + weight, n);
           else
             addRun(to + place, value, weights + weight, n);
         });
-        continue;
       }
-      Channel own{*this};
-      const Position from = positions_[own.placeOf(ids[spike])];
-      const uint32_t channel = own.channel - first;
-      const Run *const column = columns_.begin(from.x), *row = rows_.begin(from.y);
-      const Run *const rowsEnd = rows_.end(from.y);
-      if (channel >= sizes.groupInputs() || column == columns_.end(from.x) || row == rowsEnd)
-        continue;
-      const C *weight =
-          weights + ((channel * sizes.kernelHeight + row->kernel) * sizes.kernelWidth + column->kernel) * lanes;
-      C *place = to + (row->place * sizes.outWidth + column->place) * lanes;
-      const size_t rows = static_cast<size_t>(rowsEnd - row), registers = column->length * lanes / registerLanes<C>;
+      return;
+    }
+    static thread_local Rectangles found;
+    locate(block, ids, count, found);
+    const std::ptrdiff_t ahead = static_cast<std::ptrdiff_t>(sizes.outWidth * lanes);
+    const size_t kernel = sizes.kernelWidth * lanes, registersOfPlace = lanes / registerLanes<C>;
+    for (size_t spike = 0; spike < count; ++spike) {
+      const C value = Unit || !values ? scale : scale * values[spike];
+      const C *weight = weights + found.weight[spike] * lanes;
+      C *place = to + found.place[spike] * lanes;
+      const uint32_t rows = found.rows[spike];
       const auto add = [&](auto sum) {
-        for (size_t y = 0; y < rows; ++y, weight += kernel, place -= ahead) {
+        for (uint32_t y = 0; y < rows; ++y, weight += kernel, place -= ahead) {
           sum.loadFrom(place);
           if constexpr (Unit)
             sum.add(weight);
@@ -455,7 +452,9 @@ private:
           sum.storeTo(place);
         }
       };
-      switch (registers) {
+      switch (found.columns[spike] * registersOfPlace) {
+      case 0:
+        break;
       case 1:
         add(Registers<Register<C>, 1>{});
         break;
@@ -474,13 +473,51 @@ private:
       case 6:
         add(Registers<Register<C>, 6>{});
         break;
+      case 8:
+        add(Registers<Register<C>, 8>{});
+        break;
+      case 10:
+        add(Registers<Register<C>, 10>{});
+        break;
       default:
-        for (size_t y = 0; y < rows; ++y, weight += kernel, place -= ahead)
+        for (uint32_t y = 0; y < rows; ++y, weight += kernel, place -= ahead)
           if constexpr (Unit)
-            addRun(place, weight, column->length * lanes);
+            addRun(place, weight, found.columns[spike] * lanes);
           else
-            addRun(place, value, weight, column->length * lanes);
+            addRun(place, value, weight, found.columns[spike] * lanes);
       }
+    }
+  }
+
+  // Of spikes: the first of their weights and the place that it leads to, both in lanes, and how many columns and rows
+  // of the kernel lead into the map, each row to the line above the one before's. None of those of other groups.
+  struct Rectangles {
+    std::vector<uint32_t> weight, place, rows, columns;
+  };
+  // Where strides and dilations are 1.
+  void locate(size_t block, const int32_t *ids, size_t count, Rectangles &found) const {
+    for (auto *each : {&found.weight, &found.place, &found.rows, &found.columns})
+      each->resize(std::max(each->size(), count));
+    const auto whole = [](size_t number) { return static_cast<int32_t>(number); };
+    const int32_t width = whole(sizes.inWidth), height = whole(sizes.inHeight), paddingX = whole(sizes.paddingX);
+    const int32_t outWidth = whole(sizes.outWidth), outHeight = whole(sizes.outHeight), paddingY = whole(sizes.paddingY);
+    const int32_t kernelWidth = whole(sizes.kernelWidth), kernelHeight = whole(sizes.kernelHeight);
+    const int32_t firstChannel = whole(firstInput(block)), channels = whole(sizes.groupInputs());
+    const WholeQuotient lineOf(static_cast<uint32_t>(width)), channelOf(static_cast<uint32_t>(height));
+    uint32_t *__restrict__ const weight = found.weight.data(), *__restrict__ const place = found.place.data();
+    uint32_t *__restrict__ const rows = found.rows.data(), *__restrict__ const columns = found.columns.data();
+    for (size_t spike = 0; spike < count; ++spike) {
+      const int32_t line = whole(lineOf(static_cast<uint32_t>(ids[spike])));
+      const int32_t channel = whole(channelOf(static_cast<uint32_t>(line))), own = channel - firstChannel;
+      const int32_t x = ids[spike] - line * width + paddingX, y = line - channel * height + paddingY;
+      const int32_t left = std::max(0, x - (kernelWidth - 1)), right = std::min(outWidth - 1, x);
+      const int32_t above = std::max(0, y - (outHeight - 1)), below = std::min(kernelHeight - 1, y);
+      // No branches: many are worked on at once.
+      const bool leads = (own >= 0) & (own < channels) & (left <= right) & (above <= below);
+      weight[spike] = static_cast<uint32_t>((own * kernelHeight + above) * kernelWidth + kernelWidth - 1 - x + left);
+      place[spike] = static_cast<uint32_t>((y - above) * outWidth + left);
+      rows[spike] = static_cast<uint32_t>(below - above + 1);
+      columns[spike] = leads ? static_cast<uint32_t>(right - left + 1) : 0;
     }
   }
 

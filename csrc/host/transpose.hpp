@@ -53,9 +53,62 @@ inline void transposeTile<float>(const float *from, size_t fromStride, float *to
 }
 #endif
 
+#if defined(SNNIPU_AVX512)
+// The same for i < rows and j < columns, up to 16 of each.
+inline void transposePart(const float *from, size_t fromStride, size_t rows, size_t columns, float *to, size_t toStride,
+                          float scale) {
+  // Masked by all: the plain intrinsics make GCC 12 warn of undefined values of its own.
+  constexpr __mmask16 all = 0xffff;
+  const auto first = [](size_t count) { return static_cast<__mmask16>((1u << count) - 1); };
+  const __m512 factor = _mm512_set1_ps(scale);
+  __m512 row[16], pair[16];
+  for (size_t i = 0; i < 16; ++i)
+    row[i] = i < rows ? _mm512_mul_ps(_mm512_maskz_loadu_ps(first(columns), from + i * fromStride), factor)
+                      : _mm512_setzero_ps();
+  // Within 128 bits, 4 rows at a time: of column 4 k + c the numbers of rows i to i + 3 lie in part k of i + c.
+  for (size_t i = 0; i < 16; i += 4) {
+    const __m512 a = _mm512_maskz_unpacklo_ps(all, row[i], row[i + 1]);
+    const __m512 b = _mm512_maskz_unpackhi_ps(all, row[i], row[i + 1]);
+    const __m512 c = _mm512_maskz_unpacklo_ps(all, row[i + 2], row[i + 3]);
+    const __m512 d = _mm512_maskz_unpackhi_ps(all, row[i + 2], row[i + 3]);
+    row[i] = _mm512_maskz_shuffle_ps(all, a, c, 0x44);
+    row[i + 1] = _mm512_maskz_shuffle_ps(all, a, c, 0xee);
+    row[i + 2] = _mm512_maskz_shuffle_ps(all, b, d, 0x44);
+    row[i + 3] = _mm512_maskz_shuffle_ps(all, b, d, 0xee);
+  }
+  // Parts of 128 bits: those of rows 0 and 4, 8 and 12, then of all.
+  for (size_t c = 0; c < 4; ++c)
+    for (size_t half = 0; half < 2; ++half) {
+      const __m512 upper = row[8 * half + c], lower = row[8 * half + 4 + c];
+      pair[4 * half + c] = _mm512_maskz_shuffle_f32x4(all, upper, lower, 0x88);
+      pair[8 + 4 * half + c] = _mm512_maskz_shuffle_f32x4(all, upper, lower, 0xdd);
+    }
+  for (size_t odd = 0; odd < 2; ++odd)
+    for (size_t c = 0; c < 4; ++c) {
+      const __m512 upper = pair[8 * odd + c], lower = pair[8 * odd + 4 + c];
+      const size_t column = 4 * odd + c;
+      if (column < columns)
+        _mm512_mask_storeu_ps(to + column * toStride, first(rows),
+                              _mm512_maskz_shuffle_f32x4(all, upper, lower, 0x88));
+      if (column + 8 < columns)
+        _mm512_mask_storeu_ps(to + (column + 8) * toStride, first(rows),
+                              _mm512_maskz_shuffle_f32x4(all, upper, lower, 0xdd));
+    }
+}
+#endif
+
 // to[j][i] = scale * from[i][j] for i < rows, j < columns: whole cache lines of either side are worked on together.
 template <typename C>
 void transpose(const C *from, size_t fromStride, size_t rows, size_t columns, C *to, size_t toStride, C scale) {
+#if defined(SNNIPU_AVX512)
+  if constexpr (std::is_same_v<C, float>) {
+    for (size_t i = 0; i < rows; i += 16)
+      for (size_t j = 0; j < columns; j += 16)
+        transposePart(from + i * fromStride + j, fromStride, std::min<size_t>(16, rows - i),
+                      std::min<size_t>(16, columns - j), to + j * toStride + i, toStride, scale);
+    return;
+  }
+#endif
   constexpr size_t side = tile<C>, line = 64 / sizeof(C);
   for (size_t left = 0; left < columns; left += line) {
     const size_t right = std::min(columns, left + line);

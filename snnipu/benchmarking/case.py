@@ -17,12 +17,14 @@ class Settings:
         steps, batch_size: T and B.
         neurons: of the layer, in the cases that have one.
         beta: decay of every neuron of every contender.
-        input: what the layers of ``sparse`` were published for: ``"nmnist"`` or ``"shd"``.
+        input: what the layers of ``sparse`` were published for, ``"nmnist"`` or ``"shd"``; of ``conv`` and
+            ``convolution`` the network or layer.
         hidden_layers: their number in ``sparse``.
         hidden_neurons: of each of them; None: the published numbers.
         activity: spikes per neuron and step in ``sparse``.
         neuron: of the table in ``neurons``.
         network: of ``compile``: a name of its table.
+        work: of ``convolution``: ``"currents"`` or ``"weights"``.
     """
 
     steps: int = 25
@@ -38,6 +40,7 @@ class Settings:
     activity: float = 0.02
     neuron: str = "Leaky"
     network: str = "tutorial-5"
+    work: str = "currents"
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,7 @@ class Axis:
         percent: whether the values are shares, to be told in per cent.
         tables: what is told: names of :data:`snnipu.benchmarking.report.QUANTITIES`, a table each.
         panels: likewise, those that the chart has.
+        title: what the other parameters are, in words; empty: they are told as they stand.
     """
 
     parameter: str
@@ -136,6 +140,7 @@ class Axis:
     percent: bool = False
     tables: Tuple[str, ...] = ("time",)
     panels: Tuple[str, ...] = ("time",)
+    title: str = ""
 
     @property
     def has_names(self) -> bool:

@@ -225,6 +225,8 @@ def markdown(result: CaseResult, explain: bool = True) -> str:
 
 def axis_title(sweep: SweepResult, axis: Axis, quantity: str = "time") -> str:
     """``median ms against hidden layers, activity 2 %``: what the table along ``axis`` tells."""
+    if axis.title:
+        return f"{axis.title}: {QUANTITIES[quantity].title} against {axis.label}"
     tell = {other.parameter: other.tell for other in sweep.sweep.axes}
     fixed = [f"{key.replace('_', ' ')} {tell.get(key, str)(value)}" for key, value in axis.fixed.items()]
     return f"{QUANTITIES[quantity].title} against {', '.join([axis.label, *fixed])}"
@@ -267,7 +269,8 @@ def break_even_sentence(sweep: SweepResult) -> str:
             said.append(f"{contender.label} slower from {axis.tell(axis.values[0])}, the lowest of the sweep, on")
         else:
             said.append(f"{contender.label} faster below {axis.tell(float(f'{value:.2g}'))}")
-    return f"Break-even with {reference}: {'; '.join(said)}." if said else ""
+    where = f" ({axis.title})" if axis.title else ""
+    return f"Break-even with {reference}{where}: {'; '.join(said)}." if said else ""
 
 
 def _failures(sweep: SweepResult) -> List[str]:

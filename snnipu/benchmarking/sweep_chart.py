@@ -1,7 +1,7 @@
 """The chart of a sweep: one line a contender.
 
-With a row of reference, time along each of two axes, and where the lines meet that of the reference. Without, what the
-axis has panels for.
+With a row of reference, time along each of two axes, and where the lines meet that of the reference; of more axes, a
+panel each. Without, what the axis has panels for.
 """
 
 import math
@@ -219,7 +219,9 @@ def _foot(sweep: SweepResult) -> str:
     axes = sweep.sweep.axes
     tell = {axis.parameter: axis.tell for axis in axes}
     headline = sweep.sweep.headline or {}
-    where = ", ".join(f"{tell[key](value)} {_UNITS.get(key, key)}" for key, value in headline.items())
+    where = ""
+    if len(axes) <= 2:  # else no peak memory is told
+        where = ", ".join(f"{tell[key](value)} {_UNITS.get(key, key)}" for key, value in headline.items())
     said = ["Medians; times on a logarithmic axis." if axes[0].has_names else "Medians and quartiles."]
     said = [said[0] + (f" MiB: peak memory of one step, {where}." if where else "")]
     said += sweep.sweep.left_out
@@ -264,6 +266,40 @@ def _times(figure: Any, sweep: SweepResult, styles: Dict[str, Dict[str, Any]]) -
         _mark_break_even(left, sweep, first, styles)
         _mark_ratios(right, sweep, second, styles)
         _label_ends(right, sweep, ends, styles)
+
+
+def _grid(figure: Any, sweep: SweepResult, styles: Dict[str, Dict[str, Any]]) -> None:
+    """Time along each of many axes, a panel each, two above each other, and the names of the lines."""
+    left, right, bottom, top, gap = 0.045, 0.985, 0.13, 0.85, 0.045
+    columns = (len(sweep.sweep.axes) + 1) // 2
+    width, height = (right - left - gap * (columns - 1)) / columns, (top - bottom - 0.13) / 2
+    handles: Dict[str, Any] = {}
+    for index, axis in enumerate(sweep.sweep.axes):
+        place = (left + index // 2 * (width + gap), bottom + (1 - index % 2) * (height + 0.13), width, height)
+        axes = figure.add_axes(place)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        ends = _lines(axes, sweep, axis, styles, QUANTITIES["time"])
+        _frame(axes, axis, axis.title.replace(": ", ":\n"))
+        if index % 2 == 0:
+            axes.set_xlabel("")
+        if axes.lines:
+            low, high = axes.get_ylim()
+            axes.set_ylim(low / 1.7, high * 1.25)
+            _mark_ratios(axes, sweep, axis, styles)
+        for (contender, _), line in zip(ends, axes.lines):
+            handles.setdefault(contender.label, line)
+    if handles:
+        figure.legend(
+            [*handles.values()],
+            [*handles],
+            loc="upper right",
+            bbox_to_anchor=(right, 1.0),
+            ncols=len(handles),
+            frameon=False,
+            fontsize=9,
+            labelcolor=TEXT_COLOUR,
+        )
 
 
 def _quantities(figure: Any, sweep: SweepResult, styles: Dict[str, Dict[str, Any]]) -> None:
@@ -381,11 +417,11 @@ def draw(sweep: SweepResult, environment: Dict[str, Any], path: Path) -> None:
         _names(figure, sweep, styles)
     elif sweep.sweep.reference is None:
         _quantities(figure, sweep, styles)
+    elif len(sweep.sweep.axes) > 2:
+        figure.set_size_inches(3.4 * ((len(sweep.sweep.axes) + 1) // 2) + 0.6, 7.2)
+        _grid(figure, sweep, styles)
     else:
         _times(figure, sweep, styles)
     foot = [*textwrap.wrap(_foot(sweep), FOOT_WIDTH), *textwrap.wrap(environment_line(environment), FOOT_WIDTH)]
     figure.text(0.012, 0.012, "\n".join(foot), fontsize=6.5, color=QUIET_COLOUR, va="bottom", linespacing=1.4)
     write_atomically(path, partial(figure.savefig, format=path.suffix[1:].lower()))
-
-
-_UNITS = {"hidden_layers": "hidden layers", "activity": "active"}

@@ -40,15 +40,19 @@ def _trained(dataset: str, side: int, classes: int, **settings: Any) -> Tuple[Tu
     return (2, side, side), "-".join(layers)
 
 
+# Layers by themselves: shape of the input, output channels and size of the kernel.
+LAYERS: Dict[str, Tuple[Tuple[int, int, int], int, int]] = {
+    "16-17x17": ((16, 17, 17), 32, 5),
+    "32-32x32": ((32, 32, 32), 64, 3),
+    "64-24x24": ((64, 24, 24), 128, 3),
+    "2-34x34": ((2, 34, 34), 12, 5),
+}
 # Shape of the input and the layers.
 NETWORKS: Dict[str, Tuple[Tuple[int, int, int], str]] = {
     "nmnist": _trained("nmnist", 34, 10),
     "dvs32": _trained("dvs", 32, 11, downsample=4),
     "dvs64": _trained("dvs", 64, 11, downsample=2),
-    "layer-16-17x17": ((16, 17, 17), "32C5"),
-    "layer-32-32x32": ((32, 32, 32), "64C3"),
-    "layer-64-24x24": ((64, 24, 24), "128C3"),
-    "layer-2-34x34": ((2, 34, 34), "12C5"),
+    **{f"layer-{name}": (shape, f"{out}C{kernel}") for name, (shape, out, kernel) in LAYERS.items()},
 }
 OPTIONS = (
     Option("network", "which network, or layer (default: nmnist)", setting="input", choices=list(NETWORKS)),
