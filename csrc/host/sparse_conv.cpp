@@ -683,17 +683,9 @@ private:
     static thread_local ThreadBuffer<C> buffer;
     C *const through = buffer.reserve(count);
     const int32_t counts[2] = {static_cast<int32_t>(count), static_cast<int32_t>(count)};
-    const SpikeGradient<C> arguments{a_.grad + slot,
-                                     a_.slotMem + slot,
-                                     a_.neuronThreshold,
-                                     a_.own.ids + slot,
-                                     counts,
-                                     through,
-                                     count,
-                                     a_.thresholdPerNeuron,
-                                     a_.surrogate,
-                                     a_.surrogateA,
-                                     a_.surrogateB};
+    const SpikeGradient<C> arguments{
+        a_.grad + slot, a_.slotMem + slot,     a_.neuronThreshold, a_.own.ids + slot, counts,       through,
+        count,          a_.thresholdPerNeuron, a_.surrogate,       a_.surrogateA,     a_.surrogateB};
     spikeGradient(arguments, 1, 1);
     return through;
   }
@@ -858,15 +850,17 @@ template <typename C> int convBackward(const ConvBackward<C> &a) {
 
 template <typename C>
 int conv2dForward(const Spikes<C> &spikes, const Convolution<C> &convolution, const C *bias, C *out, int32_t offered) {
-  CheckedSpikes<C> checked(spikes, 0, false);
-  if (!checked.fill(offered))
+  // Ids are checked row by row, as with neurons.
+  const CheckedSpikes<C> checked(spikes, 0, false);
+  if (!checked.countsFit())
     return BadSpikes;
   const ConvSizes &sizes = convolution.sizes;
   const size_t places = sizes.places(), rows = spikes.rows(), blocks = convolution.blocks.count();
   constexpr size_t piece = 16;
   const size_t pieces = (rows + piece - 1) / piece;
   const size_t additions = checked.total(0) * sizes.taps() * sizes.outChannels + 2 * rows * sizes.neurons();
-  return parallelTry(blocks * pieces, threadsFor(additions, offered), [&](size_t task) {
+  std::atomic<bool> fit{true};
+  const int status = parallelTry(blocks * pieces, threadsFor(additions, offered), [&](size_t task) {
     static thread_local ThreadBuffer<C> buffer;
     const size_t block = task / pieces, lanes = convolution.blocks.lanes(block), held = convolution.blocks.held(block);
     const size_t first = convolution.blocks.first(block);
@@ -875,6 +869,10 @@ int conv2dForward(const Spikes<C> &spikes, const Convolution<C> &convolution, co
     if (bias)
       std::copy_n(bias + first, held, start);
     for (size_t row = task % pieces * piece; row < std::min(rows, (task % pieces + 1) * piece); ++row) {
+      if (!spikes.fits(row)) {
+        fit = false;
+        return;
+      }
       const size_t at = row * spikes.slots;
       for (size_t lane = 0; lane < lanes; lane += registerLanes<C>)
         for (size_t place = 0; place < places; ++place)
@@ -884,13 +882,14 @@ int conv2dForward(const Spikes<C> &spikes, const Convolution<C> &convolution, co
       transpose(map, lanes, places, held, out + row * sizes.neurons() + first * places, places, C(1));
     }
   });
+  return fit ? status : BadSpikes;
 }
 
 template <typename C>
 int conv2dBackward(const C *grad, const Spikes<C> &spikes, const Convolution<C> &convolution, C *gradValues,
                    C *gradWeight, C *gradBias, int32_t offered) {
-  CheckedSpikes<C> checked(spikes, 1, false);
-  if (!checked.fill(offered))
+  const CheckedSpikes<C> checked(spikes, 1, false);
+  if (!checked.countsFit())
     return BadSpikes;
   const ConvSizes &sizes = convolution.sizes;
   const size_t places = sizes.places(), rows = spikes.rows();
@@ -909,6 +908,7 @@ int conv2dBackward(const C *grad, const Spikes<C> &spikes, const Convolution<C> 
     });
   if (!gradValues && !gradWeight)
     return Done;
+  std::atomic<bool> fit{true};
   const std::vector<C> ones(blockLanes, C(1));
   const int status = parallelTry(toInput.tasks(), threads, [&](size_t task) {
     static thread_local ThreadBuffer<C> buffer;
@@ -920,6 +920,10 @@ int conv2dBackward(const C *grad, const Spikes<C> &spikes, const Convolution<C> 
     for (size_t row = toInput.begin(task); row < toInput.end(task); ++row) {
       if (spikes.counts[2 * row + 1] == 0)
         continue;
+      if (!spikes.fits(row)) {
+        fit = false;
+        return;
+      }
       const C *const from = grad + row * sizes.neurons() + first * places;
       for (size_t y = 0; y < sizes.outHeight; ++y)
         transpose(from + y * sizes.outWidth, places, held, sizes.outWidth, map + padded.place(y, 0) * lanes, lanes,
@@ -927,8 +931,8 @@ int conv2dBackward(const C *grad, const Spikes<C> &spikes, const Convolution<C> 
       toInput.add(task, row, map, ones.data());
     }
   });
-  if (status != Done)
-    return status;
+  if (status != Done || !fit)
+    return fit ? status : BadSpikes;
   toInput.finish(threads);
   return Done;
 }

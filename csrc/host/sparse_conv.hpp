@@ -500,7 +500,8 @@ private:
       each->resize(std::max(each->size(), count));
     const auto whole = [](size_t number) { return static_cast<int32_t>(number); };
     const int32_t width = whole(sizes.inWidth), height = whole(sizes.inHeight), paddingX = whole(sizes.paddingX);
-    const int32_t outWidth = whole(sizes.outWidth), outHeight = whole(sizes.outHeight), paddingY = whole(sizes.paddingY);
+    const int32_t outWidth = whole(sizes.outWidth), outHeight = whole(sizes.outHeight),
+                  paddingY = whole(sizes.paddingY);
     const int32_t kernelWidth = whole(sizes.kernelWidth), kernelHeight = whole(sizes.kernelHeight);
     const int32_t firstChannel = whole(firstInput(block)), channels = whole(sizes.groupInputs());
     const WholeQuotient lineOf(static_cast<uint32_t>(width)), channelOf(static_cast<uint32_t>(height));

@@ -88,8 +88,7 @@ inline void transposePart(const float *from, size_t fromStride, size_t rows, siz
       const __m512 upper = pair[8 * odd + c], lower = pair[8 * odd + 4 + c];
       const size_t column = 4 * odd + c;
       if (column < columns)
-        _mm512_mask_storeu_ps(to + column * toStride, first(rows),
-                              _mm512_maskz_shuffle_f32x4(all, upper, lower, 0x88));
+        _mm512_mask_storeu_ps(to + column * toStride, first(rows), _mm512_maskz_shuffle_f32x4(all, upper, lower, 0x88));
       if (column + 8 < columns)
         _mm512_mask_storeu_ps(to + (column + 8) * toStride, first(rows),
                               _mm512_maskz_shuffle_f32x4(all, upper, lower, 0xdd));

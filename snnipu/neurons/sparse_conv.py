@@ -1,7 +1,7 @@
 """Event-driven layers on maps: ``snnipu.SparseConv2d``, ``snnipu.SparseConvLeaky`` and ``snnipu.SparsePool2d``."""
 
 import math
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 import torch
 from torch import nn
@@ -9,6 +9,7 @@ from torch import nn
 from snnipu import ops
 from snnipu.backends import popart
 from snnipu.neurons._hooks import is_plain
+from snnipu.neurons.multistep import Join, part_lengths
 from snnipu.neurons.sparse_leaky import Parameter, SparseNeurons
 from snnipu.neurons.sparse_linear import check_features, check_path
 from snnipu.ops._arguments import compute_dtype, is_compiling, parameter_argument, reset_code
@@ -360,7 +361,7 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
 
     def _dense(self, x: torch.Tensor, delay: int) -> SparseSpikes:
         """The layer by dense convolution, fused neurons and selection: what the sparse operator equals."""
-        mem = self._integrate(self._convolved(x), delay)
+        mem = self._dense_membranes(x, delay)
         shape = (mem.shape[2], mem.shape[3], mem.shape[4])
         threshold = self.threshold
         if threshold.numel() > 1:
@@ -373,6 +374,22 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
             spike_grad=self.spike_grad,
             overflow=self.overflow_order,
         ).with_maps(shape)
+
+    def _dense_membranes(self, x: torch.Tensor, delay: int) -> torch.Tensor:
+        """On a CPU in parts of time, as :class:`MultiStep` runs: what is made of one is soon memory that is there."""
+        out = math.prod(self._out_shape() or ())
+        step = max(x[:1].numel(), out * x.shape[1]) * self.weight.element_size()
+        whole = delay or x.device.type != "cpu" or is_compiling() or popart.on_ipu()
+        lengths = [x.shape[0]] if whole else part_lengths(x.shape[0], step)
+        if len(lengths) < 2:
+            return self._integrate(self._convolved(x), delay)
+        state: Optional[torch.Tensor] = None
+        made: List[torch.Tensor] = []
+        for part in x.split(lengths):
+            mem, state = self._integrated(self._convolved(part), delay, state, goes_on=True)
+            made.append(mem)
+        joined: torch.Tensor = Join.apply(*made)
+        return joined
 
     def pools_in_one(self, pool: "SparsePool2d") -> bool:
         """Whether the layer and ``pool`` behind it can run as one operator, which hands on the pool's output alone."""

@@ -1,6 +1,6 @@
 """``snnipu.SparseLeaky``: a fully connected layer of spiking neurons, from spikes to spikes."""
 
-from typing import Any, Dict, Optional, Union
+from typing import Any, Dict, Optional, Tuple, Union
 
 import torch
 from torch import nn
@@ -99,6 +99,12 @@ class SparseNeurons(nn.Module):
 
     def _integrate(self, current: torch.Tensor, delay: int) -> torch.Tensor:
         """Membranes from the weighted spikes."""
+        return self._integrated(current, delay)[0]
+
+    def _integrated(
+        self, current: torch.Tensor, delay: int, before: Optional[torch.Tensor] = None, goes_on: bool = False
+    ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+        """From the membranes ``before`` the first step, None for zeros; the last ones too, where it ``goes_on``."""
         if self.input_scale != 1:
             current = current * self.input_scale
         current = delayed(current, delay)
@@ -106,9 +112,9 @@ class SparseNeurons(nn.Module):
             current = current + self._per_neuron(self.bias)
         # The spikes are selected from the membranes: no gradient passes through this operator's, and the surrogate is
         # not passed on. A callable of one's own would be asked for the value of the spike that resets.
-        _, mem, _ = lif_apply(
+        _, mem, last = lif_apply(
             current,
-            None,
+            before,
             self._per_neuron(self.beta),
             self._per_neuron(self.threshold),
             1.0,
@@ -116,9 +122,10 @@ class SparseNeurons(nn.Module):
             reset_code(self.reset_mechanism),
             True,
             None,
+            need_last=goes_on,
         )
         assert mem is not None
-        return mem
+        return mem, last
 
     @property
     def activity(self) -> Optional[float]:

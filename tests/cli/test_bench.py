@@ -148,6 +148,30 @@ def test_quick_sweep_of_convolutions(tmp_path):
     assert case["measured"]["dropped"] == 0
 
 
+def test_quick_sweep_of_one_convolution(tmp_path, capsys):
+    out, picture = tmp_path / "out.json", tmp_path / "out.png"
+    layers = ["--layers", "2-34x34,16-17x17", "--layer-activities", "0.05,0.2"]
+    assert bench("convolution", "--quick", "--repeats", "1", *layers, "--json", str(out), "--chart", str(picture)) == 0
+    document = json.loads(out.read_text(encoding="utf-8"))
+    cases = document["cases"]
+    found = [(case["parameters"]["layer"], case["parameters"]["work"]) for case in cases]
+    works = ("currents", "weights")
+    assert sorted(set(found)) == [(layer, work) for layer in ("16-17x17", "2-34x34") for work in works]
+    for case in cases:
+        assert [row["name"] for row in case["results"]] == ["sparse", "dense", "dense-parts"]
+        assert all(row["status"] == "ok" and row["check"]["passed"] for row in case["results"])
+    assert len(document["sweeps"][0]["axes"]) == 4
+    printed = capsys.readouterr().out
+    assert "Convolution 2→12, 34×34, 5×5: gradient of the weights: median ms against activity" in printed
+    assert picture.stat().st_size > 5000
+
+
+def test_layers_of_a_convolution_that_are_none(capsys):
+    with pytest.raises(SystemExit):
+        bench("convolution", "--layers", "3-5x5")
+    assert "expected layers of ['16-17x17'" in capsys.readouterr().err
+
+
 def test_sweep_in_markdown_of_the_other_sizes(capsys):
     sizes = ["--quick", "--steps", "6", "--neurons", "20", "--activities", "0.2", "--depths", "2"]
     assert bench("sparse", *sizes, "--depth-activity", "0.2", "--input", "shd", "--peers", "none", "--markdown") == 0

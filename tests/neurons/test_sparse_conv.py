@@ -11,6 +11,7 @@ from torch import nn
 
 import snnipu as snn
 from snnipu import SparseSpikes
+from snnipu.neurons import multistep
 from snnipu.training import scale_to_activity
 
 
@@ -55,6 +56,55 @@ def test_equals_conv2d_and_leaky(options, path):
         assert relative_error(own.grad.flatten(), grad.flatten(), upstream) < 1e-5, name
     _, mem = twin(x)
     assert relative_error(layer.membranes(x), mem) < 1e-6
+
+
+LEARN = ["weight", "bias", "beta", "threshold", "values"]
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.5, 0.95])
+@pytest.mark.parametrize("bits", range(1, 2 ** len(LEARN)))
+def test_any_of_the_gradients(bits, rate):
+    """Each alone, the others frozen, and every combination; from 85 % on that of values is a dense convolution's."""
+    wanted = {name for place, name in enumerate(LEARN) if bits >> place & 1}
+    x = sparse(maps(rate).double())
+    found = []
+    for path in ("sparse", "dense"):
+        torch.manual_seed(1)
+        options = {"beta": 0.9, "threshold": 0.3, "bias": True, "learn_beta": True, "learn_threshold": True}
+        layer = snn.SparseConvLeaky(2, 4, 3, path=path, **options).double()
+        for name, parameter in layer.named_parameters():
+            parameter.requires_grad_(name in wanted)
+        spikes = x.detach().requires_grad_("values" in wanted)
+        layer(spikes).spike_count().square().sum().backward()
+        grads = {name: parameter.grad for name, parameter in layer.named_parameters()}
+        found.append({**grads, "values": spikes.values.grad})
+    for name in LEARN:
+        own, other = (grads[name] for grads in found)
+        if name in wanted:
+            torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-9)
+        else:
+            assert own is None
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_dense_in_parts_of_time(options, monkeypatch):
+    """As many parts as steps, fewer, and one: the same spikes and gradients."""
+    x = sparse(maps(0.5, T=7).double())
+    upstream, found = None, []
+    for part_bytes in (1, 4000, 2**30):
+        monkeypatch.setattr(multistep, "PART_BYTES", part_bytes)
+        torch.manual_seed(1)
+        layer = snn.SparseConvLeaky(2, 4, 3, path="dense", **{"beta": 0.8, "threshold": 0.3, **options}).double()
+        spikes = x.detach().requires_grad_()
+        out = layer(spikes)
+        upstream = torch.randn_like(out.values) if upstream is None else upstream
+        (out.values * upstream).sum().backward()
+        found.append([out.to_dense(), spikes.values.grad, *(p.grad for p in layer.parameters())])
+    assert found[0][0].sum() > 10
+    for some in found[1:]:
+        assert torch.equal(some[0], found[0][0])
+        for own, other in zip(some[1:], found[0][1:]):
+            torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])

@@ -169,7 +169,7 @@ def build(settings: Settings) -> Case:
                 "dense convolution, in parts",
                 functools.partial(_workload, settings, "in_parts"),
                 ratio_label="parts",
-                note=f"the same for parts of the batch, whose currents take {PART_BYTES // 2**20} MiB, as MultiStep does",
+                note=f"the same for parts of the batch, currents of {PART_BYTES // 2**20} MiB each, as MultiStep does",
             ),
         ],
         memory_reference="dense",
