@@ -183,7 +183,7 @@ class Blocks:
 
     def empty(self, like: torch.Tensor, shape: Sequence[int], varies: bool = False) -> torch.Tensor:
         """``like.new_empty(shape)``; varies: in a storage of up to a sixteenth more, which other shapes find again."""
-        nbytes = _nbytes(like, shape)
+        nbytes = math.prod(shape) * like.element_size()
         if nbytes < self.SMALLEST:
             return like.new_empty(shape)
         if varies:
@@ -289,20 +289,16 @@ def keep_results() -> None:
 
 def empty(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """``like.new_empty(shape)`` for an operator's result on the CPU, in memory that is there already if any is."""
-    if _blocks is None or _nbytes(like, shape) < Blocks.SMALLEST:
+    if _blocks is None or math.prod(shape) * like.element_size() < Blocks.SMALLEST:
         return like.new_empty(shape)
     return _blocks.empty(like, shape)
 
 
 def varying(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """The same for results whose shape differs from call to call. Those up to a size glibc keeps itself."""
-    if _blocks is None or _nbytes(like, shape) <= _LARGEST_MMAP_THRESHOLD:
+    if _blocks is None or math.prod(shape) * like.element_size() <= _LARGEST_MMAP_THRESHOLD:
         return like.new_empty(shape)
     return _blocks.empty(like, shape, varies=True)
-
-
-def _nbytes(like: torch.Tensor, shape: Sequence[int]) -> int:
-    return math.prod(shape) * like.element_size()
 
 
 def used(*made: torch.Tensor) -> None:

@@ -27,9 +27,12 @@ from snnipu.surrogate import SpikeGrad
 DenseOrSparse = Union[torch.Tensor, SparseSpikes]
 MapSize = Optional[Tuple[int, int]]
 # Share of the input neurons that spike in a step, from which on `path="auto"` takes the dense convolution on a CPU.
-# Two layers of 5 x 5 kernels, of 2 and of 16 input channels, cost the same at 0.65 to 0.8 in a forward pass alone, and
-# with the backward pass at 0.8 and more.
+# Layers of 3 x 3 and 5 x 5 kernels with neurons, of 16, 32 and 64 input channels, cost the same at 0.55 to 0.8 with the
+# backward pass, and at 0.4 to 0.7 without.
 BREAK_EVEN = 0.6
+# The same for a convolution by itself, whose output channels fill the kernels' registers: 0.5 to 0.7, of eight layers.
+BREAK_EVEN_ALONE = 0.5
+_CHANNELS_AT_ONCE = 16
 # The same for a layer that runs with its pool as one operator, sparsely or densely, and for one whose spikes, behind
 # the pool, go into a convolution that runs densely: neither then selects them.
 BREAK_EVEN_WITH_POOL = 0.9
@@ -150,12 +153,36 @@ class _OnMaps(nn.Module):
     def _convolved(
         self, x: torch.Tensor, bias: Optional[torch.Tensor] = None, weight: Optional[torch.Tensor] = None
     ) -> torch.Tensor:
-        """Of dense maps, all steps as one batch; ``weight``: another one than the layer's."""
-        steps, batch = x.shape[:2]
+        """Of dense maps, some steps as one batch; ``weight``: another one than the layer's."""
         weight = self.weight if weight is None else weight
-        maps = x.to(weight.dtype).flatten(0, 1)
-        out = nn.functional.conv2d(maps, weight, bias, self.stride, self.padding, self.dilation, self.groups)
-        return out.reshape(steps, batch, *out.shape[1:])
+
+        def convolved(part: torch.Tensor) -> torch.Tensor:
+            maps = part.to(weight.dtype).flatten(0, 1)
+            out = nn.functional.conv2d(maps, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+            return out.unflatten(0, part.shape[:2])
+
+        lengths = self._part_lengths(x)
+        if len(lengths) < 2:
+            return convolved(x)
+        joined: torch.Tensor = Join.apply(*map(convolved, x.split(lengths)))
+        return joined
+
+    def _part_lengths(self, x: torch.Tensor) -> List[int]:
+        """Of parts of time, on a CPU, as :class:`MultiStep` runs: what is made of one is soon memory that is there."""
+        if x.device.type != "cpu" or is_compiling() or popart.on_ipu():
+            return [x.shape[0]]
+        out = math.prod(self._out_shape() or ())
+        return part_lengths(x.shape[0], max(x[:1].numel(), out * x.shape[1]) * self.weight.element_size())
+
+    def _out_shape(self) -> Optional[Tuple[int, int, int]]:
+        """Channels, height and width; None where the input's size is not known yet."""
+        if self.input_size is None:
+            return None
+        out = []
+        for axis in (0, 1):
+            reach = self.dilation[axis] * (self.kernel_size[axis] - 1) + 1
+            out.append((self.input_size[axis] + 2 * self.padding[axis] - reach) // self.stride[axis] + 1)
+        return self.out_channels, out[0], out[1]
 
     def _repr_of_maps(self) -> str:
         parts = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"]
@@ -219,10 +246,14 @@ class SparseConv2d(_OnMaps):
 
     def forward(self, x: DenseOrSparse) -> torch.Tensor:
         """``x``: SparseSpikes, or a dense ``[T, B, C, H, W]`` of any real dtype -> ``[T, B, out, H', W']``."""
-        chosen = self.chosen(x)
+        chosen = self.chosen(x, self._break_even())
         if isinstance(chosen, SparseSpikes):
             return ops.sparse_conv2d(chosen, self.weight, self.bias, **self._maps())
         return self._convolved(chosen, self.bias)
+
+    def _break_even(self) -> float:
+        channels = self.out_channels // self.groups
+        return BREAK_EVEN_ALONE * channels / (-(-channels // _CHANNELS_AT_ONCE) * _CHANNELS_AT_ONCE)
 
     def extra_repr(self) -> str:
         path = "" if self.path == "auto" else f", path={self.path!r}"
@@ -376,11 +407,7 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
         ).with_maps(shape)
 
     def _dense_membranes(self, x: torch.Tensor, delay: int) -> torch.Tensor:
-        """On a CPU in parts of time, as :class:`MultiStep` runs: what is made of one is soon memory that is there."""
-        out = math.prod(self._out_shape() or ())
-        step = max(x[:1].numel(), out * x.shape[1]) * self.weight.element_size()
-        whole = delay or x.device.type != "cpu" or is_compiling() or popart.on_ipu()
-        lengths = [x.shape[0]] if whole else part_lengths(x.shape[0], step)
+        lengths = [x.shape[0]] if delay else self._part_lengths(x)
         if len(lengths) < 2:
             return self._integrate(self._convolved(x), delay)
         state: Optional[torch.Tensor] = None
@@ -406,16 +433,6 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
             and (weight := self.weight).device.type == "cpu"
             and weight.dtype in (torch.float32, torch.float64)
         )
-
-    def _out_shape(self) -> Optional[Tuple[int, int, int]]:
-        """Channels, height and width; None where the input's size is not known yet."""
-        if self.input_size is None:
-            return None
-        out = []
-        for axis in (0, 1):
-            reach = self.dilation[axis] * (self.kernel_size[axis] - 1) + 1
-            out.append((self.input_size[axis] + 2 * self.padding[axis] - reach) // self.stride[axis] + 1)
-        return self.out_channels, out[0], out[1]
 
     def pooled_sparsely(self, x: SparseSpikes, pool: "SparsePool2d", delay: int) -> SparseSpikes:
         """Spikes behind ``pool``; see :meth:`pools_in_one`."""
