@@ -147,10 +147,12 @@ def test_conv2d():
     assert relative_error(layer.bias.grad, twin.bias.grad) < 1e-5
 
 
-@pytest.mark.parametrize(("channels", "groups", "dense"), [(12, 1, True), (16, 1, False), (24, 2, True), (64, 1, False)])
+@pytest.mark.parametrize(
+    ("channels", "groups", "dense"), [(12, 1, True), (16, 1, False), (24, 2, True), (64, 1, False)]
+)
 def test_a_convolution_alone_breaks_even_by_its_channels(channels, groups, dense, monkeypatch):
     """At 45 %: dense from 37.5 % on where 12 of 16 channels are used, else from 50 %."""
-    x = sparse(maps(1.0))
+    x = sparse(maps(1.0, H=10))
     keep = torch.arange(x.num_neurons) % 20 < 9
     x = SparseSpikes.from_dense(x.to_dense() * keep).with_maps(x.map_shape)
     assert x.activity == pytest.approx(0.45)
