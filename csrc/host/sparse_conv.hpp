@@ -206,8 +206,8 @@ public:
         columns_(sizes.inWidth, sizes.outWidth, sizes.kernelWidth, sizes.strideX, sizes.paddingX, sizes.dilationX,
                  true),
         mapSize_(static_cast<uint32_t>(sizes.inHeight * sizes.inWidth)), byMap_(mapSize_) {
-    positions_.reserve(mapSize_);
-    for (uint32_t y = 0; y < sizes.inHeight; ++y)
+    // Where all steps are 1 they are found without.
+    for (uint32_t y = 0; !sizes.unitSteps() && y < sizes.inHeight; ++y)
       for (uint32_t x = 0; x < sizes.inWidth; ++x)
         positions_.push_back({y, x});
     map.stride = sizes.outWidth;
@@ -515,8 +515,9 @@ private:
       const int32_t above = std::max(0, y - (outHeight - 1)), below = std::min(kernelHeight - 1, y);
       // No branches: many are worked on at once.
       const bool leads = (own >= 0) & (own < channels) & (left <= right) & (above <= below);
-      weight[spike] = static_cast<uint32_t>((own * kernelHeight + above) * kernelWidth + kernelWidth - 1 - x + left);
-      place[spike] = static_cast<uint32_t>((y - above) * outWidth + left);
+      const int32_t tap = (own * kernelHeight + above) * kernelWidth + kernelWidth - 1 - x + left;
+      weight[spike] = leads ? static_cast<uint32_t>(tap) : 0;
+      place[spike] = leads ? static_cast<uint32_t>((y - above) * outWidth + left) : 0;
       rows[spike] = static_cast<uint32_t>(below - above + 1);
       columns[spike] = leads ? static_cast<uint32_t>(right - left + 1) : 0;
     }

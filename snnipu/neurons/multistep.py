@@ -10,7 +10,7 @@ from snnipu._layout import memory_order
 from snnipu.backends import memory, popart
 from snnipu.neurons._hooks import is_hooked, is_plain
 from snnipu.neurons.leaky import Leaky
-from snnipu.ops._arguments import is_compiling
+from snnipu.ops._arguments import is_direct
 from snnipu.ops.lif_sequence import check_num_steps
 from snnipu.ops.max_pool2d import max_pool2d
 from snnipu.spikes import SparseSpikes
@@ -265,11 +265,10 @@ class MultiStep(nn.Sequential):
         steps = x.shape[0] if constant is None else constant
         stateful = [module for _, module in modules if not is_stateless(module)]
         if (
-            x.device.type != "cpu"
+            not is_direct(x, dispatched=True)  # transforms of torch.func do not know Join
             or x.numel() == 0
             or len(stateful) == len(modules)
             or len({id(module) for module in stateful}) < len(stateful)  # one that goes on with itself
-            or is_compiling()
             or popart.on_ipu_model()
             or popart.on_real_ipu()
         ):

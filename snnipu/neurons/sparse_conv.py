@@ -12,7 +12,7 @@ from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.multistep import Join, part_lengths
 from snnipu.neurons.sparse_leaky import Parameter, SparseNeurons
 from snnipu.neurons.sparse_linear import check_features, check_path
-from snnipu.ops._arguments import compute_dtype, is_compiling, parameter_argument, reset_code
+from snnipu.ops._arguments import compute_dtype, is_compiling, is_direct, parameter_argument, reset_code
 from snnipu.ops._maps import Pair, Size, maps_of, pair
 from snnipu.ops._slots import check_delay
 from snnipu.ops._spike_gradient import fused
@@ -169,7 +169,7 @@ class _OnMaps(nn.Module):
 
     def _part_lengths(self, x: torch.Tensor) -> List[int]:
         """Of parts of time, on a CPU, as :class:`MultiStep` runs: what is made of one is soon memory that is there."""
-        if x.device.type != "cpu" or is_compiling() or popart.on_ipu():
+        if not is_direct(x, dispatched=True) or popart.on_ipu():
             return [x.shape[0]]
         out = math.prod(self._out_shape() or ())
         return part_lengths(x.shape[0], max(x[:1].numel(), out * x.shape[1]) * self.weight.element_size())

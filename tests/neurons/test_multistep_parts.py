@@ -172,3 +172,29 @@ def test_the_same_call_is_always_cut_in_the_same_way(in_parts):
     assert lengths == [4, 3, 3] * 2
     _, _, lengths = in_parts(lambda: net(x[:, :1]), 3 * 50 * 4, 4)
     assert lengths == [10] or max(lengths) > 4
+
+
+NETWORKS = {
+    "multistep": lambda: snn.MultiStep(nn.Conv2d(2, 4, 3), nn.ReLU()),
+    "sparse convolution": lambda: snn.SparseConv2d(2, 4, 3, input_size=(9, 8), path="dense"),
+}
+
+
+@pytest.mark.skipif(not hasattr(torch, "func"), reason="torch.func is PyTorch 2.0's")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_transforms_of_large_inputs(name, monkeypatch):
+    """Where PyTorch's own operators are transformed, all steps run at once."""
+    monkeypatch.setattr(multistep, "PART_BYTES", 1000)
+    net, x = NETWORKS[name](), torch.rand(5, 2, 2, 9, 8)
+    parameters = {key: value.detach() for key, value in net.named_parameters()}
+
+    def loss(parameters):
+        return torch.func.functional_call(net, parameters, (x,)).square().sum()
+
+    net(x).square().sum().backward()
+    for key, found in torch.func.grad(loss)(parameters).items():
+        torch.testing.assert_close(found, net.get_parameter(key).grad, rtol=1e-4, atol=1e-3)
+    tangent = torch.func.jvp(loss, (parameters,), (parameters,))[1]
+    expected = sum((value * net.get_parameter(key).grad).sum() for key, value in parameters.items())
+    torch.testing.assert_close(tangent, expected, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(torch.vmap(net)(x[None])[0], net(x), rtol=1e-4, atol=1e-5)
