@@ -1,7 +1,7 @@
 """The chart of a sweep: one line a contender.
 
-With a row of reference, time along each of two axes, and where the lines meet that of the reference; of more axes, a
-panel each. Without, what the axis has panels for.
+With a row of reference, time along each of two axes, and where the lines meet that of the reference; of axes with
+titles, a panel each. Without, what the axis has panels for.
 """
 
 import math
@@ -220,7 +220,7 @@ def _foot(sweep: SweepResult) -> str:
     tell = {axis.parameter: axis.tell for axis in axes}
     headline = sweep.sweep.headline or {}
     where = ""
-    if len(axes) <= 2:  # else no peak memory is told
+    if not _is_grid(sweep):  # which tells no peak memory
         where = ", ".join(f"{tell[key](value)} {_UNITS.get(key, key)}" for key, value in headline.items())
     said = ["Medians; times on a logarithmic axis." if axes[0].has_names else "Medians and quartiles."]
     said = [said[0] + (f" MiB: peak memory of one step, {where}." if where else "")]
@@ -268,8 +268,12 @@ def _times(figure: Any, sweep: SweepResult, styles: Dict[str, Dict[str, Any]]) -
         _label_ends(right, sweep, ends, styles)
 
 
+def _is_grid(sweep: SweepResult) -> bool:
+    return all(axis.title for axis in sweep.sweep.axes)
+
+
 def _grid(figure: Any, sweep: SweepResult, styles: Dict[str, Dict[str, Any]]) -> None:
-    """Time along each of many axes, a panel each, two above each other, and the names of the lines."""
+    """Time along each axis, a panel with its title, two above each other, and the names of the lines."""
     left, right, bottom, top, gap = 0.045, 0.985, 0.13, 0.85, 0.045
     columns = (len(sweep.sweep.axes) + 1) // 2
     width, height = (right - left - gap * (columns - 1)) / columns, (top - bottom - 0.13) / 2
@@ -417,8 +421,8 @@ def draw(sweep: SweepResult, environment: Dict[str, Any], path: Path) -> None:
         _names(figure, sweep, styles)
     elif sweep.sweep.reference is None:
         _quantities(figure, sweep, styles)
-    elif len(sweep.sweep.axes) > 2:
-        figure.set_size_inches(3.4 * ((len(sweep.sweep.axes) + 1) // 2) + 0.6, 7.2)
+    elif _is_grid(sweep):
+        figure.set_size_inches(max(12, 3.4 * ((len(sweep.sweep.axes) + 1) // 2) + 0.6), 7.2)
         _grid(figure, sweep, styles)
     else:
         _times(figure, sweep, styles)

@@ -148,19 +148,19 @@ def test_quick_sweep_of_convolutions(tmp_path):
     assert case["measured"]["dropped"] == 0
 
 
-def test_quick_sweep_of_one_convolution(tmp_path, capsys):
+@pytest.mark.parametrize("layers", [["2-34x34"], ["16-17x17", "2-34x34"]])
+def test_quick_sweep_of_one_convolution(layers, tmp_path, capsys):
     out, picture = tmp_path / "out.json", tmp_path / "out.png"
-    layers = ["--layers", "2-34x34,16-17x17", "--layer-activities", "0.05,0.2"]
-    assert bench("convolution", "--quick", "--repeats", "1", *layers, "--json", str(out), "--chart", str(picture)) == 0
+    options = ["--layers", ",".join(layers), "--layer-activities", "0.05,0.2", "--chart", str(picture)]
+    assert bench("convolution", "--quick", "--repeats", "1", *options, "--json", str(out)) == 0
     document = json.loads(out.read_text(encoding="utf-8"))
     cases = document["cases"]
-    found = [(case["parameters"]["layer"], case["parameters"]["work"]) for case in cases]
-    works = ("currents", "weights")
-    assert sorted(set(found)) == [(layer, work) for layer in ("16-17x17", "2-34x34") for work in works]
+    found = {(case["parameters"]["layer"], case["parameters"]["work"]) for case in cases}
+    assert found == {(layer, work) for layer in layers for work in ("currents", "weights")}
     for case in cases:
         assert [row["name"] for row in case["results"]] == ["sparse", "dense", "dense-parts"]
         assert all(row["status"] == "ok" and row["check"]["passed"] for row in case["results"])
-    assert len(document["sweeps"][0]["axes"]) == 4
+    assert len(document["sweeps"][0]["axes"]) == 2 * len(layers)
     printed = capsys.readouterr().out
     assert "Convolution 2→12, 34×34, 5×5: gradient of the weights: median ms against activity" in printed
     assert picture.stat().st_size > 5000

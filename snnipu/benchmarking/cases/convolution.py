@@ -138,7 +138,7 @@ def build(settings: Settings) -> Case:
     Raises:
         ValueError: there is no such work, or the activity is out of range.
     """
-    if settings.input not in LAYERS:
+    if settings.input not in LAYERS:  # in a run of all cases: that of another one
         settings = replace(settings, input=next(iter(LAYERS)))
     if settings.work not in WORKS:
         raise ValueError(f"work: expected one of {list(WORKS)}, got {settings.work!r}")
