@@ -6,12 +6,16 @@ by ``torch.distributed`` (gloo).
 
 import atexit
 import os
-from typing import Iterable, Tuple
+import time
+from typing import Any, Iterable, Tuple
 
 import torch
 import torch.distributed as dist
 
 from snnipu.poptorch._errors import Error, InvalidArgument
+
+_use_count: Any = getattr(torch._C, "_storage_Use_Count", None)
+_LONGEST_SECONDS = 1.0
 
 
 def launched() -> bool:
@@ -63,4 +67,16 @@ def check_connected(count: int) -> None:
 def sum_over_instances(tensors: Iterable[torch.Tensor]) -> None:
     """Each tensor, in place, becomes its sum over all processes, which call this with as many tensors."""
     for tensor in tensors:
-        dist.all_reduce(tensor)
+        storage: Any = tensor.untyped_storage()
+        before = _references(storage)
+        dist.all_reduce(tensor.detach())
+        # A thread of gloo's lets go of its tensor when it comes to it, and takes Python's lock for that: where the
+        # interpreter ends before, the process aborts.
+        until = time.monotonic() + _LONGEST_SECONDS
+        while _references(storage) > before and time.monotonic() < until:
+            time.sleep(0)
+
+
+def _references(storage: Any) -> int:
+    """How many hold the memory; 0 before PyTorch 2.1, which does not tell."""
+    return 0 if _use_count is None else int(_use_count(storage._cdata))
