@@ -30,8 +30,9 @@ SANITIZE_TESTS ?= tests/ops
 CLANGXX ?= $(firstword $(wildcard $(addsuffix /clang++,$(subst :, ,$(PATH))) $(addsuffix /clang++-[0-9]*,$(subst :, ,$(PATH)))))
 
 BIN := $(VENV)/bin
-# One file's tests stay in one process: they share what they set up.
-PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
+# One file's tests stay in one process: they share what they set up. A test that hangs or crashes takes its process with
+# it, and would be begun anew for ever.
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --max-worker-restart 1
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NATIVE := snnipu/_native_sources.py $(shell find csrc custom_ops -name '*.[ch]pp' -o -name '*.h')
 CPP := $(shell find csrc custom_ops -name '*.[ch]pp' -o -name '*.h')

@@ -129,7 +129,7 @@ class AsynchronousDataAccessor:
         if rebatched_size is not None:
             check_int(rebatched_size, "AsynchronousDataAccessor: rebatched_size", 2)
         if isinstance(dataset, DataLoader):
-            if dataset._accessor is not None:
+            if dataset._async_options is not None:
                 raise InvalidArgument(
                     "AsynchronousDataAccessor: the DataLoader has one already; use that, or create the DataLoader with "
                     "mode=poptorch.DataLoaderMode.Sync"
@@ -140,9 +140,18 @@ class AsynchronousDataAccessor:
                     "AsynchronousDataAccessor: a DataLoader with drop_last=False needs rebatched_size as well"
                 )
         self._dataset = dataset
+        self._of_loader = False
         self.rebatched_size = rebatched_size
         self._iterator: Optional[Iterator[Any]] = None
         self._terminated = False
+
+    @classmethod
+    def _of(cls, loader: "DataLoader", **settings: Any) -> "AsynchronousDataAccessor":
+        """An asynchronous loader's own, one for each time it is gone through. The loader does not keep it: only the
+        garbage collector would free the two then, and wait 5 s for each of the loader's workers."""
+        accessor = cls((), **settings)
+        accessor._dataset, accessor._of_loader = loader, True
+        return accessor
 
     def terminate(self) -> None:
         """Stop for good."""
@@ -151,13 +160,12 @@ class AsynchronousDataAccessor:
 
     def __len__(self) -> int:
         length = len(self._dataset)
-        if self.rebatched_size and getattr(self._dataset, "_accessor", None) is not self:
+        if self.rebatched_size and not self._of_loader:
             length = length * self._dataset.batch_size // self.rebatched_size
         return length
 
     def __iter__(self) -> "AsynchronousDataAccessor":
-        if self._terminated:
-            raise Error("AsynchronousDataAccessor: it has been terminated; create a new one")
+        self._check_running()
         batches = self._dataset._plain_iterator() if isinstance(self._dataset, DataLoader) else iter(self._dataset)
         if self.rebatched_size:
             drop_last = getattr(self._dataset, "_rebatched_drop_last", True)
@@ -165,7 +173,12 @@ class AsynchronousDataAccessor:
         self._iterator = batches
         return self
 
+    def _check_running(self) -> None:
+        if self._terminated or (self._of_loader and self._dataset._terminated):
+            raise Error("AsynchronousDataAccessor: it has been terminated; create a new one")
+
     def __next__(self) -> Any:
+        self._check_running()
         if self._iterator is None:
             iter(self)
         assert self._iterator is not None
@@ -202,7 +215,9 @@ class DataLoader(torch.utils.data.DataLoader):
         batch_sampler: Optional[Union[torch.utils.data.Sampler, Iterable[Any]]] = None,
         **kwargs: Any,
     ) -> None:
-        self._accessor: Optional[AsynchronousDataAccessor] = None
+        # Of the accessors of an asynchronous mode.
+        self._async_options: Optional[Dict[str, Any]] = None
+        self._terminated = False
         if not isinstance(options, Options):
             raise InvalidType(f"DataLoader: expected options to be poptorch.Options, got {type(options).__name__}")
         check_enum(mode, "DataLoader: mode", DataLoaderMode)
@@ -269,7 +284,9 @@ class DataLoader(torch.utils.data.DataLoader):
         if asynchronous:
             if "rebatched_size" in (async_options or {}):
                 raise InvalidArgument("DataLoader: async_options cannot set rebatched_size, the mode does")
-            self._accessor = AsynchronousDataAccessor(self, **(async_options or {}), rebatched_size=rebatched)
+            settings = {**(async_options or {}), "rebatched_size": rebatched}
+            AsynchronousDataAccessor._of(self, **settings)  # refuses bad ones now
+            self._async_options = settings
 
     def _shared_dataset(self, dataset: Any, shuffle: bool, drop_last: bool) -> Any:
         if shuffle and not self._options.exists("random_seed"):
@@ -308,13 +325,13 @@ class DataLoader(torch.utils.data.DataLoader):
         return self._options
 
     def terminate(self) -> None:
-        """Stop the accessor of an asynchronous mode for good; nothing happens in ``Sync`` mode."""
-        if self._accessor is not None:
-            self._accessor.terminate()
+        """Stop the accessors of an asynchronous mode for good; nothing happens in ``Sync`` mode."""
+        self._terminated = self._async_options is not None
 
     def __len__(self) -> int:
-        if self._accessor is not None and self._accessor.rebatched_size:
-            size, left = divmod(len(self.dataset), self._accessor.rebatched_size)  # type: ignore[arg-type]
+        rebatched = self._async_options and self._async_options["rebatched_size"]
+        if rebatched:
+            size, left = divmod(len(self.dataset), rebatched)  # type: ignore[arg-type]
             return size + bool(left and not self._rebatched_drop_last)
         if self._user_sampler and self._combine > 1:
             size, left = divmod(super().__len__(), self._combine)
@@ -322,7 +339,9 @@ class DataLoader(torch.utils.data.DataLoader):
         return super().__len__()
 
     def __iter__(self) -> Any:
-        return iter(self._accessor) if self._accessor is not None else self._plain_iterator()
+        if self._async_options is None:
+            return self._plain_iterator()
+        return iter(AsynchronousDataAccessor._of(self, **self._async_options))
 
     def _plain_iterator(self) -> Iterator[Any]:
         if self._share is not None:

@@ -1,6 +1,10 @@
 """poptorch.DataLoader: sizes, order, processes and the asynchronous modes."""
 
+import copy
+import gc
 import logging
+import pickle
+import weakref
 
 import pytest
 import torch
@@ -101,6 +105,36 @@ def test_workers_read_the_same_batches():
     assert loader.persistent_workers
     for _ in range(2):
         assert torch.equal(torch.cat([batch[0] for batch in loader]), torch.arange(50))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_workers_end_with_their_loader(mode):
+    """And not with the garbage collector, where they would be waited for: 5 s each."""
+    loader = poptorch.DataLoader(options(5), dataset(), batch_size=2, num_workers=1, mode=mode)
+    assert sum(1 for _ in loader) == 5
+    gone = weakref.ref(loader)
+    gc.disable()
+    try:
+        del loader
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_iterating_without_keeping_the_loader(mode):
+    batches = iter(poptorch.DataLoader(options(5), dataset(), batch_size=2, mode=mode))
+    assert len(list(batches)) == 5
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_copies_give_batches_of_their_own(again, mode):
+    loader = poptorch.DataLoader(options(5), dataset(), batch_size=2, mode=mode)
+    list(loader)
+    other = again(loader)
+    del loader
+    assert len(list(other)) == len(list(other)) == 5
 
 
 def test_without_a_batch_size_elements_come_alone():
