@@ -5,6 +5,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+# Before PyTorch is imported, and as the commands have it: threads that spin for long while they wait, those of dense
+# PyTorch too, take the processor from pytest's other processes, and the tests ten times as long.
+if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & set(os.environ):
+    os.environ["GOMP_SPINCOUNT"] = "1000"
+
 import pytest
 from support.torchvision_schemas import define_torchvision_schemas
 
