@@ -614,7 +614,9 @@ class _Gradients:
         if not self._parameters or not loss.requires_grad:
             return {}
         scale = torch.full_like(loss, self._scaling)
-        gradients = torch.autograd.grad(loss, self._parameters, scale, allow_unused=True)
+        found = torch.autograd.grad(loss, self._parameters, scale, allow_unused=True)
+        # Of nn.Embedding(sparse=True) too they are dense: on an IPU, in every process, and for every optimizer.
+        gradients = [grad if grad is None or grad.layout is torch.strided else grad.to_dense() for grad in found]
         for parameter, gradient in zip(self._parameters, gradients):
             if gradient is None:
                 continue

@@ -65,11 +65,8 @@ def check_connected(count: int) -> None:
 
 
 def sum_over_instances(tensors: Iterable[torch.Tensor]) -> None:
-    """Each tensor, in place, becomes its sum over all processes, which call this with as many tensors."""
+    """Each (strided) tensor, in place, becomes its sum over all processes, which call this with as many tensors."""
     for tensor in tensors:
-        if tensor.layout is not torch.strided:  # of sparse embeddings: no memory of its own to look at
-            dist.all_reduce(tensor)
-            continue
         storage: Any = tensor.untyped_storage()
         before = _references(storage)
         dist.all_reduce(tensor.detach())

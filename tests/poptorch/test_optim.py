@@ -76,6 +76,31 @@ def test_trajectories_are_those_of_torch(name, arguments):
     check(scaled, expected)
 
 
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "LAMB"])
+def test_gradients_of_sparse_embeddings_are_dense(name):
+    def trained(sparse):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Embedding(10, 3, sparse=sparse), torch.nn.Linear(3, 1))
+
+        class Loss(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.model = model
+
+            def forward(self, ids):
+                return poptorch.identity_loss(self.model(ids).square().mean(), "mean")
+
+        options = poptorch.Options()
+        options.Training.gradientAccumulation(2)
+        optimizer = getattr(poptorch.optim, name)(model.parameters(), lr=0.1)
+        wrapped = poptorch.trainingModel(Loss(), options, optimizer)
+        for _ in range(2):
+            wrapped(torch.arange(8) % 5)
+        return model.state_dict()
+
+    check(trained(True), trained(False), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(("name", "arguments"), [entry for entry in OPTIMIZERS if entry[0] != "RMSprop"])
 def test_gradients_are_clipped_to_a_common_norm(name, arguments):
     expected = by_torch(lambda parameters: getattr(torch.optim, name)(parameters, **arguments), clip=0.05)
