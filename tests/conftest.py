@@ -53,6 +53,18 @@ def no_neurons_of_other_tests():
         sys.modules["snntorch"].SpikingNeuron.instances.clear()
 
 
+@pytest.fixture
+def process_group(tmp_path):
+    """A group of gloo with this process alone. A test's DistributedDataParallel is gone when it ends: otherwise PyTorch
+    may wait for gloo's threads with Python's lock held, which they wait for."""
+    distributed = pytest.importorskip("torch.distributed")
+    if not distributed.is_available() or not distributed.is_gloo_available():
+        pytest.skip("this PyTorch has no gloo")
+    distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
 @pytest.fixture(scope="session")
 def repository():
     """The root of the working tree."""

@@ -196,6 +196,7 @@ def work(rank, folder):
         done[name] = (spikes, parameters(net))
     done["states"] = own_states(DistributedDataParallel, rank)
     torch.save(done, f"{folder}/{rank}.pt")
+    del net  # before its group: see the fixture process_group
     distributed.destroy_process_group()
 
 

@@ -273,8 +273,15 @@ def joined(cuda: bool = False, timeout: float = TIMEOUT) -> Iterator[Ranks]:
     except LostRankError:  # nobody is there to end it with
         raise
     except BaseException:
-        distributed.destroy_process_group()
+        _leave()
         raise
+    _leave()
+
+
+def _leave() -> None:
+    # A DistributedDataParallel that an error's traceback holds goes after its group, and then PyTorch (2.13) waits for
+    # gloo's threads with Python's lock held; for ever, where one needs that lock to let go of the last sum. Now it can.
+    time.sleep(0.01)
     distributed.destroy_process_group()
 
 

@@ -674,6 +674,7 @@ for wrapped in (snn.compile(DistributedDataParallel(net)), DistributedDataParall
         wrapped(x[rank::2]).mean().backward()
         for parameter, gradient in zip(net.parameters(), expected):
             torch.testing.assert_close(parameter.grad, gradient)
+del wrapped  # before its group: see the fixture process_group
 distributed.destroy_process_group()
 print("done")
 """

@@ -567,23 +567,19 @@ def test_no_gradient_where_none_is_asked_for():
     assert not Adaptive().sequence(X)[1].requires_grad
 
 
-def test_distributed_data_parallel_reduces_what_learns(tmp_path):
+def test_distributed_data_parallel_reduces_what_learns(process_group):
     """Its hidden states stay its own; what learns gets gradients through it."""
-    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        net = snn.MultiStep(nn.Linear(5, N), Adaptive(learn=True, init_hidden=True))
-        plain = copy.deepcopy(net)
-        wrapped = nn.parallel.DistributedDataParallel(net)
-        for part in random(2, 7, 2, 5):
-            made = [(model(part)).square().sum() for model in (wrapped, plain)]
-            for loss in made:
-                loss.backward()
-            net[1].detach_hidden(), plain[1].detach_hidden()
-        for one, other in zip(net.parameters(), plain.parameters()):
-            assert torch.equal(one.grad, other.grad)
-        assert torch.equal(net[1].mem, plain[1].mem)
-    finally:
-        torch.distributed.destroy_process_group()
+    net = snn.MultiStep(nn.Linear(5, N), Adaptive(learn=True, init_hidden=True))
+    plain = copy.deepcopy(net)
+    wrapped = nn.parallel.DistributedDataParallel(net)
+    for part in random(2, 7, 2, 5):
+        made = [(model(part)).square().sum() for model in (wrapped, plain)]
+        for loss in made:
+            loss.backward()
+        net[1].detach_hidden(), plain[1].detach_hidden()
+    for one, other in zip(net.parameters(), plain.parameters()):
+        assert torch.equal(one.grad, other.grad)
+    assert torch.equal(net[1].mem, plain[1].mem)
 
 
 @needs_host_runtime
