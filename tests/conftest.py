@@ -1,19 +1,19 @@
 """Where the tests find the repository, and data sets that are too large for it."""
 
 import os
+import runpy
 import sys
 import tempfile
 from pathlib import Path
 
-# Before PyTorch is imported, and as the commands have it: threads that spin for long while they wait, those of dense
-# PyTorch too, take the processor from pytest's other processes, and the tests ten times as long.
-if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & set(os.environ):
-    os.environ["GOMP_SPINCOUNT"] = "1000"
-
 import pytest
-from support.torchvision_schemas import define_torchvision_schemas
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+# Before PyTorch is imported, and as the commands have it: threads that spin for long while they wait, those of dense
+# PyTorch too, take the processor from pytest's other processes, and the tests ten times as long.
+policy = runpy.run_path(str(REPOSITORY / "snnipu" / "_wait_policy.py"))
+if not any(name in os.environ for name in policy["VARIABLES"]):
+    os.environ["GOMP_SPINCOUNT"] = policy["SPIN_COUNT"]
 # Before snnipu is imported: what is left of a result must not help a test.
 os.environ.setdefault("SNNIPU_POISON_MEMORY", "1")
 # Not the user's own folder; kept, as compiling a neuron takes seconds.
@@ -74,6 +74,8 @@ def repository():
 @pytest.fixture(scope="session")
 def torchvision():
     """torchvision, made importable where its compiled operators do not load; skips where it is not installed."""
+    from support.torchvision_schemas import define_torchvision_schemas
+
     define_torchvision_schemas()
     return pytest.importorskip("torchvision")
 

@@ -284,9 +284,8 @@ class DataLoader(torch.utils.data.DataLoader):
         if asynchronous:
             if "rebatched_size" in (async_options or {}):
                 raise InvalidArgument("DataLoader: async_options cannot set rebatched_size, the mode does")
-            settings = {**(async_options or {}), "rebatched_size": rebatched}
-            AsynchronousDataAccessor._of(self, **settings)  # refuses bad ones now
-            self._async_options = settings
+            self._async_options = {**(async_options or {}), "rebatched_size": rebatched}
+            AsynchronousDataAccessor._of(self, **self._async_options)  # refuses bad ones now
 
     def _shared_dataset(self, dataset: Any, shuffle: bool, drop_last: bool) -> Any:
         if shuffle and not self._options.exists("random_seed"):
