@@ -526,7 +526,8 @@ def _module_of(node: Node) -> Tuple[str, str]:
     """Name and type of the module whose step the node is."""
     stack = node.meta.get("nn_module_stack") or {}
     for name, kind in reversed(list(stack.values())):
-        short = re.sub(r"\['(\w+)'\]", r".\1", re.sub(r"^L\['(self|\w)'\]\.", "", str(name))).replace("L.", "", 1)
+        short = re.sub(r"\['(\w+)'\]", r".\1", re.sub(r"^L\['(self|\w)'\]\.", "", str(name)))
+        short = re.sub(r"^[GL]\.", "", short)
         return short, getattr(kind, "__name__", str(kind).rsplit(".", 1)[-1])
     return node.name, ""
 
