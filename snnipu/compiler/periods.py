@@ -14,7 +14,7 @@ import operator
 import re
 import weakref
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch.fx import Node
@@ -68,7 +68,7 @@ class _State:
     values: List[_Item]
     places: List[Tuple[Any, Optional[Callable[[Any], None]]]]
     records: Dict[str, Tuple[Any, Tuple[Any, ...]]]
-    counter: Optional[int]
+    counter: int
     counts: Tuple[Any, ...]
     size_guards: int
 
@@ -78,7 +78,7 @@ class _Loop:
     """A loop that is being traced."""
 
     iterator: Any
-    names: Tuple[Optional[str], Dict[str, None]]  # of the step's number and the records
+    records: List[str]  # names of lists that are only appended to
     end: Optional[Node]  # the graph's last node before the step
     steps: List[List[Node]] = field(default_factory=list)
     states: List[_State] = field(default_factory=list)
@@ -117,7 +117,7 @@ def _before_step(tx: Any, instruction: Any) -> None:
         return
     except Exception as error:  # another version of TorchDynamo; nothing has been changed yet
         _LOG.debug("a loop is traced whole: %s: %s", type(error).__name__, error)
-        _loops.setdefault(tx, {})[instruction] = _Loop(None, (None, {}), None, over=True)
+        _loops.setdefault(tx, {})[instruction] = _Loop(None, [], None, over=True)
         return
     if made is not None:
         made()
@@ -138,7 +138,7 @@ def _look(tx: Any, instruction: Any) -> Optional[Callable[[], None]]:
     graph = tracer.graph
     end = next(iter(reversed(graph.nodes)), None)
     if loop is None or (loop.iterator is not iterator and not loop.over):
-        loops[instruction] = _Loop(iterator, _names(tx, instruction), end)
+        loops[instruction] = _Loop(iterator, _records(tx, instruction), end)
         return None
     if loop.over:
         return None
@@ -174,8 +174,8 @@ def _nodes_since(graph: Any, end: Optional[Node]) -> List[Node]:
 # ---- the loop's body
 
 
-def _names(tx: Any, head: Any) -> Tuple[Optional[str], Dict[str, None]]:
-    """The variable that counts steps, None where nothing uses it, and the lists that are only appended to."""
+def _records(tx: Any, head: Any) -> List[str]:
+    """The lists that are only appended to, in a body that uses the number of the step as an index alone."""
     code = tx.f_code
     flat: List[Tuple[str, Any, bool]] = []  # name, argument, inside the loop
     inside = False
@@ -205,8 +205,8 @@ def _names(tx: Any, head: Any) -> Tuple[Optional[str], Dict[str, None]]:
     for place, (_, argument) in enumerate(body):
         if isinstance(argument, str) and argument in code.co_varnames and argument not in cells:
             uses.setdefault(argument, []).append(place)
-    appended = {
-        name: None
+    return [
+        name
         for name, places in uses.items()
         if all(
             body[place][0] == "LOAD_FAST"
@@ -214,8 +214,7 @@ def _names(tx: Any, head: Any) -> Tuple[Optional[str], Dict[str, None]]:
             and body[place + 1][1] == "append"
             for place in places
         )
-    }
-    return (counter if used else None), appended
+    ]
 
 
 def _mentions(argument: Any, name: str) -> bool:
@@ -353,9 +352,8 @@ def _look_of(value: Any) -> Any:
 def _state(tx: Any, loop: _Loop) -> _State:
     from torch._dynamo.variables.lists import ListVariable
 
-    counter, appended = loop.names
     records: Dict[str, Tuple[Any, Tuple[Any, ...]]] = {}
-    for name in appended:
+    for name in loop.records:
         value = tx.symbolic_locals.get(name)
         if type(value) is ListVariable and all(type(one) is _tensor_variable() for one in value.items):
             records[name] = value, tuple(value.items)
@@ -396,10 +394,7 @@ def _state(tx: Any, loop: _Loop) -> _State:
         len(getattr(output, "nn_modules", ()) or ()),
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
-        *(
-            (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-            for kind in ("cpu", "cuda")
-        ),
+        *((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")),
     )
     return _State(values, reader.places, records, loop.iterator.start, counts, len(output.shape_env.guards))
 
@@ -523,7 +518,7 @@ class _Likeness:
     def records(self, zero: Dict[str, Any], one: Dict[str, Any], two: Dict[str, Any]) -> Dict[str, List[Any]]:
         """What the second step appended, by record."""
         found = {}
-        for name, (value, items) in two.items():
+        for name, (_, items) in two.items():
             earlier, between = zero[name][1], one[name][1]
             new, newer = between[len(earlier) :], items[len(between) :]
             same = (*earlier, *new, *newer)
@@ -531,7 +526,9 @@ class _Likeness:
                 raise _Unlike("a list is more than appended to")
             if any(self.successor(a.proxy.node) is not b.proxy.node for a, b in zip(new, newer)):
                 raise _Unlike("what is appended is not the successor of what was")
-            if any(b.proxy.node not in set(self.second) and b.proxy.node is not a.proxy.node for a, b in zip(new, newer)):
+            if any(
+                b.proxy.node not in set(self.second) and b.proxy.node is not a.proxy.node for a, b in zip(new, newer)
+            ):
                 raise _Unlike("what is appended is older than a step")
             found[name] = list(newer)
         return found
@@ -545,9 +542,11 @@ def _copies(tx: Any, loop: _Loop) -> Optional[Callable[[], None]]:
     more = two.size_guards - one.size_guards
     if more and more > like.indices:
         raise _Unlike("a step adds guards on sizes")
-    if like.indices and (one.counter is None or loop.iterator.step < 1 or min(like.counters) - 2 * like.step < 0):
+    if like.indices and (loop.iterator.step < 1 or min(like.counters) - 2 * like.step < 0):
         raise _Unlike("steps are not counted upwards")
-    zero = {name: (value, items[: len(items) - 2 * _grown(one, two, name)]) for name, (value, items) in two.records.items()}
+    zero = {
+        name: (value, items[: len(items) - 2 * _grown(one, two, name)]) for name, (value, items) in two.records.items()
+    }
     appended = like.records(zero, one.records, two.records)
     second, first = set(like.second), set(like.first)
     moved: List[Tuple[Any, Callable[[Any], None]]] = []

@@ -144,8 +144,8 @@ def _counts(net: Any, x: torch.Tensor) -> Any:
         current = net.fc(x[0])
         if count > 9:
             current = -current
-        spk, mem = net.lif(current, mem)
-        count += 1
+        _, mem = net.lif(current, mem)
+        count = 1 + count
     return current, mem
 
 
@@ -155,7 +155,7 @@ def _counts_on_self(net: Any, x: torch.Tensor) -> Any:
         current = net.fc(x[0])
         if net.count > 9:
             current = -current
-        spk, mem = net.lif(current, mem)
+        _, mem = net.lif(current, mem)
         net.count += 1
     return current, mem
 
