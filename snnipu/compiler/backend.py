@@ -8,7 +8,7 @@ import snntorch.utils
 import torch
 from torch.fx import GraphModule
 
-from snnipu.compiler import nodes, reset
+from snnipu.compiler import nodes, periods, reset
 from snnipu.compiler.emit import Emitter
 from snnipu.compiler.plan import Plan
 from snnipu.compiler.prepare import prepare
@@ -55,6 +55,7 @@ def enable() -> None:
         setattr(WeakInstances, name, disable(getattr(WeakInstances, name)))
     # Else a hook that is registered after compilation is not called. The guards cost no time that can be measured.
     config.skip_nnmodule_hook_guards = False
+    periods.enable()
     leaves.enabled = True
 
 

@@ -1,6 +1,7 @@
 """The rolled graph, from a plan."""
 
 import heapq
+import itertools
 import operator
 from typing import Any, Dict, List, Optional, Set, Tuple
 
@@ -222,7 +223,8 @@ class Emitter:
             self._emit_single(unit)
         trace = _nodes(unit)[0].meta.get("stack_trace")
         if trace:
-            for node in list(self.graph.nodes)[before:] if not isinstance(unit, Node) else ():
+            made = len(self.graph.nodes) - before if not isinstance(unit, Node) else 0
+            for node in itertools.islice(reversed(self.graph.nodes), made):
                 node.meta.setdefault("stack_trace", trace)
 
     def _emit_stretch(self, stretch: Stretch) -> None:

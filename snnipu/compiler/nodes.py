@@ -1,6 +1,7 @@
 """What the nodes of a graph do: their operator, what they change, whether they are random, whether order matters."""
 
 import contextlib
+import functools
 import inspect
 import operator
 from typing import Any, Dict, List, Set, Tuple
@@ -112,14 +113,20 @@ def bound(node: Node, names: Tuple[str, ...]) -> Dict[str, Any]:
     return {**dict(zip(names, node.args)), **node.kwargs}
 
 
+@functools.lru_cache(maxsize=1024)
+def parameters(function: Any) -> Tuple[str, ...]:
+    """The names of a function's parameters; none where Python does not know them."""
+    try:
+        return tuple(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return ()
+
+
 def argument(node: Node, name: str, default: Any = None) -> Any:
     """The argument called ``name`` of a Python function of PyTorch."""
     if name in node.kwargs:
         return node.kwargs[name]
-    try:
-        names = list(inspect.signature(node.target).parameters)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return default
+    names = parameters(node.target)
     place = names.index(name) if name in names else len(node.args)
     return node.args[place] if place < len(node.args) else default
 

@@ -1,0 +1,627 @@
+"""Loops whose steps repeat: TorchDynamo looks into the first few steps, the graph of the others is copied.
+
+TorchDynamo interprets every step of a loop. What it does in a step depends on its state alone: the values of variables
+and attributes, the guards and the gradient mode. Where the states before two consecutive steps are equal but for
+tensors, each of which the step has replaced by its successor, all further steps add the same nodes with successors as
+arguments. The state is compared whole; the number of the step may differ, and so may the lengths of records, lists
+that are appended to, for both of which the bytecode must show that nothing else is done with them. The last step is
+TorchDynamo's own again. Where anything is not as expected, TorchDynamo goes through all steps.
+"""
+
+import functools
+import logging
+import operator
+import re
+import weakref
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+from torch.fx import Node
+
+from snnipu.compiler import nodes
+from snnipu.ops import leaves
+
+_LOG = logging.getLogger("snnipu.compiler")
+# Steps that are compared; loops with fewer left are not worth it.
+_PERIODS, _LEAST_LEFT = 3, 3
+# A loop that is not periodic by then is left alone.
+_ATTEMPTS = 8
+_PLAIN = {int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.layout}
+_INDEXING = (operator.getitem, operator.setitem)
+
+
+class _Unlike(Exception):
+    """The steps are not known to repeat."""
+
+
+class _Counter:
+    """The number of the step, in a node's arguments."""
+
+
+_COUNTER = _Counter()
+
+
+@dataclass(eq=False)
+class _Item:
+    """A value of a state; ``own``: what two states must have in common, ``parts``: the values inside."""
+
+    kind: str
+    own: Any = None
+    parts: List["_Item"] = field(default_factory=list)
+    of: Optional["_Item"] = None  # the item that stands for a value met before
+
+
+@dataclass(eq=False)
+class _State:
+    """TorchDynamo's before a step.
+
+    Attributes:
+        values: of variables, attributes and modes.
+        places: for each tensor, how to put another in its place, None where that is not known.
+        records: lists that are only appended to, and what is in them.
+        counter: the number of the step that begins.
+        counts: of guards and inputs: a step that adds some is not like the one before.
+        size_guards: those on sizes.
+    """
+
+    values: List[_Item]
+    places: List[Tuple[Any, Optional[Callable[[Any], None]]]]
+    records: Dict[str, Tuple[Any, Tuple[Any, ...]]]
+    counter: int
+    counts: Tuple[Any, ...]
+    size_guards: int
+
+
+@dataclass(eq=False)
+class _Loop:
+    """A loop that is being traced."""
+
+    iterator: Any
+    records: List[str]  # names of lists that are only appended to
+    end: Optional[Node]  # the graph's last node before the step
+    steps: List[List[Node]] = field(default_factory=list)
+    states: List[_State] = field(default_factory=list)
+    attempts: int = 0
+    over: bool = False
+
+
+_loops: "weakref.WeakKeyDictionary[Any, Dict[Any, _Loop]]" = weakref.WeakKeyDictionary()
+
+
+def enable() -> None:
+    """Let TorchDynamo's interpreters copy what repeats."""
+    from torch._dynamo import symbolic_convert
+
+    kinds = [symbolic_convert.InstructionTranslatorBase]
+    for kind in kinds:
+        kinds.extend(one for one in kind.__subclasses__() if one not in kinds)
+    own = symbolic_convert.InstructionTranslatorBase.FOR_ITER
+
+    def for_iter(tx: Any, instruction: Any) -> Any:
+        _before_step(tx, instruction)
+        return own(tx, instruction)
+
+    for kind in kinds:
+        table = getattr(kind, "dispatch_table", None)
+        if isinstance(table, list):
+            kind.dispatch_table = [for_iter if entry is own else entry for entry in table]
+
+
+def _before_step(tx: Any, instruction: Any) -> None:
+    """TorchDynamo is at the head of a loop."""
+    try:
+        made = _look(tx, instruction)
+    except _Unlike as why:
+        _LOG.debug("a loop is traced whole: %s", why)
+        return
+    except Exception as error:  # another version of TorchDynamo; nothing has been changed yet
+        _LOG.debug("a loop is traced whole: %s: %s", type(error).__name__, error)
+        _loops.setdefault(tx, {})[instruction] = _Loop(None, [], None, over=True)
+        return
+    if made is not None:
+        made()
+
+
+def _look(tx: Any, instruction: Any) -> Optional[Callable[[], None]]:
+    """Note the step that ended; what copies the further ones, where they are known."""
+    from torch._dynamo.variables.lists import RangeIteratorVariable
+
+    loops = _loops.setdefault(tx, {})
+    loop = loops.get(instruction)
+    iterator = tx.stack[-1]
+    if type(iterator) is not RangeIteratorVariable:
+        return None
+    tracer = tx.output.current_tracer
+    if getattr(tracer, "parent", None) is not None:
+        return None
+    graph = tracer.graph
+    end = next(iter(reversed(graph.nodes)), None)
+    if loop is None or (loop.iterator is not iterator and not loop.over):
+        loops[instruction] = _Loop(iterator, _records(tx, instruction), end)
+        return None
+    if loop.over:
+        return None
+    step = _nodes_since(graph, loop.end)
+    loop.end = end
+    if not any(node.op == "call_function" and node.target in leaves.SEQUENCES for node in step):
+        loop.steps, loop.states = [], []
+        return None
+    loop.steps = [*loop.steps, step][-_PERIODS:]
+    loop.attempts += 1
+    loop.over = loop.attempts > _ATTEMPTS or _left(iterator) < _LEAST_LEFT
+    if loop.over or loop.attempts < 2:
+        return None
+    loop.states = [*loop.states, _state(tx, loop)][-2:]
+    if len(loop.steps) < _PERIODS or len(loop.states) < 2:
+        return None
+    return _copies(tx, loop)
+
+
+def _left(iterator: Any) -> int:
+    return len(range(iterator.start, iterator.stop, iterator.step))
+
+
+def _nodes_since(graph: Any, end: Optional[Node]) -> List[Node]:
+    found: List[Node] = []
+    for node in reversed(graph.nodes):
+        if node is end:
+            return found[::-1]
+        found.append(node)
+    raise _Unlike("nodes were removed")
+
+
+# ---- the loop's body
+
+
+def _records(tx: Any, head: Any) -> List[str]:
+    """The lists that are only appended to, in a body that uses the number of the step as an index alone."""
+    code = tx.f_code
+    flat: List[Tuple[str, Any, bool]] = []  # name, argument, inside the loop
+    inside = False
+    for instruction in tx.instructions:
+        if instruction is head:
+            inside = True
+            continue
+        if instruction is head.target:
+            inside = False
+        argument = instruction.argval
+        kinds = re.findall("(LOAD|STORE)_FAST", instruction.opname)
+        if len(kinds) > 1 and isinstance(argument, tuple):
+            flat.extend((f"{kind}_FAST", one, inside) for kind, one in zip(kinds, argument))
+        elif instruction.opname not in ("NOP", "CACHE", "EXTENDED_ARG", "RESUME", "NOT_TAKEN"):
+            name = instruction.opname.replace("_BORROW", "").replace("FAST_CHECK", "FAST")
+            flat.append((name, argument, inside))
+    _check_code(code, flat)
+    body = [one[:2] for one in flat if one[2]]
+    cells = {*code.co_cellvars, *code.co_freevars}
+    if not body or body[0][0] != "STORE_FAST" or body[0][1] in cells:
+        raise _Unlike("the number of the step is more than a variable")
+    counter = body[0][1]
+    used = [place for place, (_, argument) in enumerate(body[1:], 1) if _mentions(argument, counter)]
+    for place in used:
+        _check_index(tx, body, place, counter)
+    uses: Dict[str, List[int]] = {}
+    for place, (_, argument) in enumerate(body):
+        if isinstance(argument, str) and argument in code.co_varnames and argument not in cells:
+            uses.setdefault(argument, []).append(place)
+    return [
+        name
+        for name, places in uses.items()
+        if all(
+            body[place][0] == "LOAD_FAST"
+            and body[place + 1][0] in ("LOAD_METHOD", "LOAD_ATTR")
+            and body[place + 1][1] == "append"
+            for place in places
+        )
+    ]
+
+
+def _mentions(argument: Any, name: str) -> bool:
+    return argument == name if isinstance(argument, str) else isinstance(argument, tuple) and name in argument
+
+
+def _check_code(code: Any, flat: List[Tuple[str, Any, bool]]) -> None:
+    """Nothing catches errors, and nothing looks at variables by other ways than their names."""
+    if {"locals", "vars", "dir", "eval", "exec"} & {*code.co_names}:
+        raise _Unlike("variables are looked up by name")
+    for (name, _, _), (following, _, _) in zip(flat, flat[1:]):
+        if name == "PUSH_EXC_INFO" and following != "WITH_EXCEPT_START":
+            raise _Unlike("errors are caught")
+
+
+def _check_index(tx: Any, body: List[Tuple[str, Any]], place: int, counter: str) -> None:
+    """The step's number is an index of a tensor, alone or behind whole dimensions."""
+    after = [name for name, _ in body[place + 1 : place + 3]]
+    before = place - 1
+    if body[place][0] == "LOAD_FAST" and after[0] == "BUILD_TUPLE":
+        after = after[1:]
+        while body[before][0] in ("LOAD_CONST", "BUILD_SLICE"):
+            before -= 1
+    name, tensor = body[before]
+    if after[0] not in ("BINARY_SUBSCR", "STORE_SUBSCR") or name != "LOAD_FAST" or before == place:
+        raise _Unlike("the number of the step is more than an index")
+    if any(other == "STORE_FAST" and argument == tensor for other, argument in body):
+        raise _Unlike("what the number of the step is an index of is not always the same")
+    if type(_realized(tx.symbolic_locals.get(tensor))) is not _tensor_variable():
+        raise _Unlike("the number of the step is an index of what is no tensor")
+
+
+def _tensor_variable() -> Any:
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    return TensorVariable
+
+
+def _realized(value: Any) -> Any:
+    """What a lazy variable stands for, once TorchDynamo has looked at it."""
+    from torch._dynamo.variables.lazy import LazyVariableTracker
+
+    # `isinstance` would make TorchDynamo look at it.
+    while issubclass(type(value), LazyVariableTracker) and value.is_realized():
+        value = value.unwrap()
+    return value
+
+
+# ---- states
+
+
+class _Reader:
+    """Reads a state. A value met twice is the same value in every state that equals this one."""
+
+    def __init__(self, records: Dict[int, str], iterator: Any) -> None:
+        from torch._dynamo.variables.base import VariableTracker
+        from torch._dynamo.variables.lazy import LazyVariableTracker
+
+        self.lazy = LazyVariableTracker
+        self.records = records
+        self.iterator = iterator
+        self.known: Dict[int, Tuple[_Item, Any]] = {}
+        self.places: List[Tuple[Any, Optional[Callable[[Any], None]]]] = []
+        self.tracker = VariableTracker
+        self.tensor = _tensor_variable()
+
+    def read(self, value: Any, put: Optional[Callable[[Any], None]] = None) -> _Item:
+        """``put``: replaces the value where it stands."""
+        inner = _realized(value)
+        if inner is not value:
+            value, put = inner, None
+        kind = type(value)
+        if kind in _PLAIN:
+            return _Item("plain", (kind, value))
+        is_tensor = issubclass(kind, self.tensor)
+        if is_tensor:
+            self.places.append((value, put))
+        if id(value) in self.known:
+            if id(value) in self.records:
+                raise _Unlike("a list that is appended to is known by two names")
+            return _Item("again", of=self.known[id(value)][0])
+        if value is self.iterator:
+            raise _Unlike("the loop's iterator is known by a name")
+        item = _Item("", None)
+        self.known[id(value)] = item, value  # alive, so that its id is its own
+        if id(value) in self.records:
+            item.kind, item.own = "record", value
+        elif is_tensor:
+            node = value.proxy.node
+            item.kind, item.own = "tensor", (node, kind, _look_of(nodes.value_of(node)))
+            item.parts = self._attributes(value, ("proxy",))
+        elif issubclass(kind, self.lazy):
+            item.kind, item.own = "other", value  # nobody has looked at it
+        elif issubclass(kind, self.tracker) or self._is_mutation(value):
+            item.kind, item.own = "object", kind
+            item.parts = self._attributes(value, ())
+        elif kind in (list, tuple):
+            item.kind, item.own = "items", (kind, len(value))
+            for place, one in enumerate(value):
+                item.parts.append(self.read(one, _putter(value, place) if kind is list else None))
+        elif issubclass(kind, dict):
+            item.kind, item.own = "items", (kind, len(value))
+            for key, one in value.items():
+                item.parts.append(self.read(key))
+                item.parts.append(self.read(one, _putter(value, key)))
+        else:
+            item.kind, item.own = "other", value
+        return item
+
+    def _attributes(self, value: Any, without: Tuple[str, ...]) -> List[_Item]:
+        own = {name: one for name, one in vars(value).items() if name not in without}
+        return [self.read(part) for name in sorted(own) for part in (name, own[name])]
+
+    def _is_mutation(self, value: Any) -> bool:
+        return type(value).__module__.startswith("torch._dynamo.variables") and hasattr(value, "__dict__")
+
+
+def _putter(container: Any, key: Any) -> Callable[[Any], None]:
+    def put(value: Any) -> None:
+        container[key] = value
+
+    return put
+
+
+def _look_of(value: Any) -> Any:
+    """All that a trace can find out about a fake tensor."""
+    if isinstance(value, torch.Tensor):
+        stride = tuple(map(nodes.size_key, value.stride())) if value.layout is torch.strided else None
+        return (type(value), nodes.key_of(value), stride, value.layout, value.requires_grad, value.is_leaf)
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_look_of, value))
+    return nodes.key_of(value)
+
+
+def _state(tx: Any, loop: _Loop) -> _State:
+    from torch._dynamo.variables.lists import ListVariable
+
+    records: Dict[str, Tuple[Any, Tuple[Any, ...]]] = {}
+    for name in loop.records:
+        value = tx.symbolic_locals.get(name)
+        if type(value) is ListVariable and all(type(one) is _tensor_variable() for one in value.items):
+            records[name] = value, tuple(value.items)
+    reader = _Reader({id(value): name for name, (value, _) in records.items()}, loop.iterator)
+    output, effects = tx.output, tx.output.side_effects
+    values = []
+    first = tx.instructions[tx.instructions.index(tx.current_instruction) + 1]
+    for frame in _frames(tx):
+        own = frame is tx
+        # The number of the step that ended; nothing but the loop's head writes it, and nothing reads it as a number.
+        skipped = first.argval if own and isinstance(first.argval, str) else None
+        if own and isinstance(first.argval, tuple):
+            skipped = first.argval[0]
+        for name, value in frame.symbolic_locals.items():
+            if not (own and name == skipped):
+                values.append(_Item("plain", name))
+                values.append(reader.read(value, _putter(frame.symbolic_locals, name)))
+        stack = frame.stack[:-1] if own else frame.stack
+        values.extend(reader.read(value) for value in stack)
+        values.append(_Item("plain", (len(frame.stack), len(frame.block_stack))))
+        values.append(reader.read(getattr(frame, "symbolic_globals", {})))
+        values.append(reader.read(getattr(frame, "exn_vt_stack", None)))
+    for key, value in effects.id_to_variable.items():
+        if type(value) is _tensor_variable() and value.proxy.node.op != "placeholder":
+            continue  # a result that attributes might be set on; those that were are below
+        values.append(_Item("plain", key))
+        values.append(reader.read(value))
+    for changed, attributes in effects.store_attr_mutations.items():
+        values.append(reader.read(changed))
+        values.append(reader.read(attributes))
+    places = [node for node in output.current_tracer.graph.nodes if node.op in ("placeholder", "get_attr")]
+    counts = (
+        _distinct(output.guards),
+        len(places),
+        len(effects.tensor_hooks),
+        len(effects.save_for_backward),
+        len(getattr(output, "random_calls", ()) or ()),
+        len(getattr(output, "nn_modules", ()) or ()),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        *((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")),
+    )
+    return _State(values, reader.places, records, loop.iterator.start, counts, len(output.shape_env.guards))
+
+
+def _distinct(guards: Any) -> int:
+    """How many guards differ: TorchDynamo adds equal ones again."""
+    found = set()
+    for guard in guards:
+        function: Any = guard.create_fn
+        what: Any = function
+        if isinstance(function, functools.partial):
+            what = (function.func, function.args, tuple(sorted(function.keywords.items())))
+        key = (guard.originating_source, what)
+        try:
+            hash(key)
+        except TypeError:
+            key = (guard.originating_source, id(guard))
+        found.add(key)
+    return len(found)
+
+
+def _frames(tx: Any) -> List[Any]:
+    found = []
+    while tx is not None:
+        found.append(tx)
+        tx = getattr(tx, "parent", None)
+    return found
+
+
+# ---- two steps that are alike
+
+
+class _Likeness:
+    """Compares two consecutive steps and the states after them."""
+
+    def __init__(self, loop: _Loop) -> None:
+        before, first, second = loop.steps
+        self.first, self.second = first, second
+        if not len(before) == len(first) == len(second):
+            raise _Unlike("steps do different things")
+        # A node of a step, and the one in its place in the step behind.
+        self.after = {**dict(zip(before, first)), **dict(zip(first, second))}
+        self.counters = (loop.states[0].counter, loop.states[1].counter)
+        self.step = loop.iterator.step
+        self.paired: Dict[int, _Item] = {}
+        self.indices = 0
+
+    def successor(self, node: Node) -> Node:
+        return self.after.get(node, node)
+
+    def nodes(self) -> List[Tuple[Any, Any]]:
+        """Arguments of the second step's nodes, with a mark where the number of the step stands."""
+        return [self._node(one, two) for one, two in zip(self.first, self.second)]
+
+    def _node(self, one: Node, two: Node) -> Tuple[Any, Any]:
+        if one.op != two.op or one.op not in ("call_function", "call_method") or one.target != two.target:
+            raise _Unlike("steps call different functions")
+        if _look_of(nodes.value_of(one)) != _look_of(nodes.value_of(two)):
+            raise _Unlike("a result looks different in each step")
+        indexing = one.op == "call_function" and one.target in _INDEXING and nodes.is_tensor(one.args[0])
+        return self._argument(one.args, two.args, indexing), self._argument(one.kwargs, two.kwargs, False)
+
+    def _argument(self, one: Any, two: Any, indexing: bool) -> Any:
+        if type(one) is not type(two):
+            raise _Unlike("steps have different arguments")
+        if isinstance(one, Node):
+            if self.successor(one) is not two:
+                raise _Unlike("a step does not go on where the one before ended")
+            return two
+        if isinstance(one, (tuple, list)):
+            if len(one) != len(two):
+                raise _Unlike("steps have different arguments")
+            made = [self._argument(a, b, indexing) for a, b in zip(one, two)]
+            return tuple(made) if isinstance(one, tuple) else made
+        if isinstance(one, dict):
+            if list(one) != list(two):
+                raise _Unlike("steps have different arguments")
+            return {key: self._argument(one[key], two[key], indexing) for key in one}
+        if isinstance(one, slice):
+            bounds = [self._argument(getattr(one, n), getattr(two, n), False) for n in ("start", "stop", "step")]
+            return slice(*bounds)
+        if one is two or one == two:
+            return two
+        # States are those before the next step: a step's own number is one less.
+        if indexing and type(one) is int and (one, two) == tuple(c - self.step for c in self.counters):
+            self.indices += 1
+            return _COUNTER
+        raise _Unlike("steps have different arguments")
+
+    def states(self, one: _State, two: _State) -> None:
+        if one.counts != two.counts:
+            raise _Unlike("a step adds guards or inputs")
+        if len(one.values) != len(two.values) or one.records.keys() != two.records.keys():
+            raise _Unlike("there are more variables than before")
+        for a, b in zip(one.values, two.values):
+            self._item(a, b)
+
+    def _item(self, one: _Item, two: _Item) -> None:
+        if one.kind != two.kind or len(one.parts) != len(two.parts):
+            raise _Unlike(f"a variable is no longer what it was: {one.own}, {two.own}")
+        if one.kind == "again":
+            if self.paired.get(id(one.of)) is not two.of:
+                raise _Unlike("variables are no longer the same")
+            return
+        self.paired[id(one)] = two
+        if one.kind == "tensor":
+            if self.successor(one.own[0]) is not two.own[0] or one.own[1:] != two.own[1:]:
+                raise _Unlike("a tensor is not its successor")
+        elif one.kind in ("record", "other"):
+            if one.own is not two.own and not self._equal_sources(one.own, two.own):
+                raise _Unlike(f"a variable is no longer what it was: {one.own}, {two.own}")
+        elif one.own != two.own:
+            raise _Unlike(f"a variable is no longer what it was: {one.own}, {two.own}")
+        for a, b in zip(one.parts, two.parts):
+            self._item(a, b)
+
+    @staticmethod
+    def _equal_sources(one: Any, two: Any) -> bool:
+        return isinstance(one, torch._guards.Source) and type(one) is type(two) and bool(one == two)
+
+    def records(self, zero: Dict[str, Any], one: Dict[str, Any], two: Dict[str, Any]) -> Dict[str, List[Any]]:
+        """What the second step appended, by record."""
+        found = {}
+        for name, (_, items) in two.items():
+            earlier, between = zero[name][1], one[name][1]
+            new, newer = between[len(earlier) :], items[len(between) :]
+            same = (*earlier, *new, *newer)
+            if len(same) != len(items) or any(a is not b for a, b in zip(same, items)) or len(new) != len(newer):
+                raise _Unlike("a list is more than appended to")
+            if any(self.successor(a.proxy.node) is not b.proxy.node for a, b in zip(new, newer)):
+                raise _Unlike("what is appended is not the successor of what was")
+            if any(
+                b.proxy.node not in set(self.second) and b.proxy.node is not a.proxy.node for a, b in zip(new, newer)
+            ):
+                raise _Unlike("what is appended is older than a step")
+            found[name] = list(newer)
+        return found
+
+
+def _copies(tx: Any, loop: _Loop) -> Optional[Callable[[], None]]:
+    one, two = loop.states
+    like = _Likeness(loop)
+    template = like.nodes()
+    like.states(one, two)
+    more = two.size_guards - one.size_guards
+    if more and more > like.indices:
+        raise _Unlike("a step adds guards on sizes")
+    if like.indices and (loop.iterator.step < 1 or min(like.counters) - 2 * like.step < 0):
+        raise _Unlike("steps are not counted upwards")
+    zero = {
+        name: (value, items[: len(items) - 2 * _grown(one, two, name)]) for name, (value, items) in two.records.items()
+    }
+    appended = like.records(zero, one.records, two.records)
+    second, first = set(like.second), set(like.first)
+    moved: List[Tuple[Any, Callable[[Any], None]]] = []
+    for value, put in two.places:
+        node = value.proxy.node
+        if node in second or node in first:
+            if put is None or type(value) is not _tensor_variable():
+                raise _Unlike("a tensor stands where it cannot be replaced")
+            moved.append((value, put))
+    for value in (*(value for value, _ in moved), *(value for new in appended.values() for value in new)):
+        value.clone(proxy=value.proxy, mutation_type=None)  # an error here changes nothing
+    return lambda: _copy(tx, loop, template, moved, appended)
+
+
+def _grown(one: _State, two: _State, name: str) -> int:
+    return len(two.records[name][1]) - len(one.records[name][1])
+
+
+def _copy(
+    tx: Any,
+    loop: _Loop,
+    template: List[Tuple[Any, Any]],
+    moved: List[Tuple[Any, Callable[[Any], None]]],
+    appended: Dict[str, List[Any]],
+) -> None:
+    """Add the nodes of all steps but the last, and leave the state as it is before that one."""
+    tracer = tx.output.current_tracer
+    _, first, second = loop.steps
+    of_first = dict(zip(first, second))
+    now: Dict[Node, Node] = {node: node for node in second}  # a node of the second step -> the newest in its place
+    previous: Dict[Node, Node] = {two: one for one, two in of_first.items()}
+    kept = {value.proxy.node for new in appended.values() for value in new}
+
+    def given(value: Any, new: Dict[Node, Node], count: int) -> Any:
+        if isinstance(value, Node):
+            if value in now:
+                return new[value]
+            return now[of_first[value]] if value in of_first else value
+        if value is _COUNTER:
+            return count
+        if isinstance(value, (tuple, list)):
+            return type(value)([given(one, new, count) for one in value])
+        if isinstance(value, dict):
+            return {key: given(one, new, count) for key, one in value.items()}
+        return value
+
+    def tensor(value: Any, node: Node) -> Any:
+        with tx.fake_mode if hasattr(tx, "fake_mode") else tx.output.fake_mode, torch.enable_grad():
+            # One of its own: what follows may change its shape in place.
+            node.meta["example_value"] = nodes.value_of(value.proxy.node).clone()
+        return value.clone(proxy=torch.fx.Proxy(node, tracer), mutation_type=None)
+
+    left = _left(loop.iterator) - 1
+    for _ in range(left):
+        count = loop.iterator.start
+        loop.iterator.next_variable(tx)
+        new: Dict[Node, Node] = {}
+        for node, (args, kwargs) in zip(second, template):
+            made = tracer.create_node(node.op, node.target, given(args, new, count), given(kwargs, new, count))
+            own = made.meta.get("creation_timestamp")
+            made.meta.update(node.meta)
+            if own is not None:
+                made.meta["creation_timestamp"] = own
+            new[node] = made
+        for name, values in appended.items():
+            record = tx.symbolic_locals[name]
+            for value in values:
+                node = value.proxy.node
+                record.items.append(tensor(value, new[node]) if node in kept and node in new else value)
+        previous, now = now, new
+    replaced: Dict[int, Any] = {}
+    for value, put in moved:
+        if id(value) not in replaced:
+            node = value.proxy.node
+            successor = now[node] if node in now else previous[of_first[node]]
+            replaced[id(value)] = tensor(value, successor)
+        put(replaced[id(value)])
+    loop.over = True

@@ -1,0 +1,227 @@
+"""Loops whose steps repeat: the graph is the one that TorchDynamo makes when it looks into every step."""
+
+import copy
+from typing import Any, List
+
+import pytest
+import torch
+from torch import nn
+
+import snnipu as snn
+from snnipu.compiler import backend, periods
+
+pytestmark = pytest.mark.skipif(backend.version() < backend.OLDEST, reason="the compiler needs a newer PyTorch")
+STEPS = 14
+
+
+class _Net(nn.Module):
+    """A layer, a neuron and a loop over time; what a step does is a method that is replaced."""
+
+    def __init__(self, loop: Any) -> None:
+        super().__init__()
+        self.fc, self.lif = nn.Linear(6, 5), snn.Leaky(beta=0.9, threshold=0.3)
+        self.loop, self.steps, self.count, self.kept = loop, STEPS, 0, [0.0]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.loop(self, x)
+
+
+def _plain(net: Any, x: torch.Tensor) -> Any:
+    mem = net.lif.init_leaky()
+    spikes = []
+    for _ in range(net.steps):
+        spk, mem = net.lif(net.fc(x[0]), mem)
+        spikes.append(spk)
+    return torch.stack(spikes), mem
+
+
+def _indexed(net: Any, x: torch.Tensor) -> Any:
+    mem = net.lif.init_leaky()
+    spikes, membranes = [], []
+    for step in range(net.steps):
+        spk, mem = net.lif(net.fc(x[step]), mem)
+        spikes.append(spk)
+        membranes.append(mem)
+    return torch.stack(spikes), torch.stack(membranes)
+
+
+def _indexed_behind(net: Any, x: torch.Tensor) -> Any:
+    mem, y = net.lif.init_leaky(), x.transpose(0, 1)
+    spikes = []
+    for step in range(1, net.steps, 1):
+        spk, mem = net.lif(net.fc(y[:, step]), mem)
+        spikes.append(spk)
+    return torch.stack(spikes), mem
+
+
+def _recorded(net: Any, x: torch.Tensor) -> Any:
+    mem, record = net.lif.init_leaky(), torch.zeros(STEPS, 3, 5)
+    for step in range(net.steps):
+        spk, mem = net.lif(net.fc(x[step]), mem)
+        record[step] = spk
+    return record, mem
+
+
+def _carried(net: Any, x: torch.Tensor) -> Any:
+    mem, before, total = net.lif.init_leaky(), torch.zeros(3, 5), torch.zeros(3, 5)
+    for _ in range(net.steps):
+        spk, mem = net.lif(net.fc(x[0]) + before, mem)
+        before = 0.5 * spk
+        total = total + mem
+    return total, before
+
+
+def _no_gradient(net: Any, x: torch.Tensor) -> Any:
+    mem = net.lif.init_leaky()
+    spikes = []
+    for step in range(net.steps):
+        with torch.no_grad():
+            scale = x[step].mean()
+        spk, mem = net.lif(net.fc(x[step]) * scale, mem)
+        spikes.append(spk)
+    spikes[3].unsqueeze_(0)
+    return torch.cat([spikes[3][0], spikes[4]]), mem
+
+
+def _reads_step(net: Any, x: torch.Tensor) -> Any:
+    mem = net.lif.init_leaky()
+    spikes = []
+    for step in range(net.steps):
+        current = net.fc(x[0])
+        if step > 9:
+            current = -current
+        spk, mem = net.lif(current, mem)
+        spikes.append(spk)
+    return torch.stack(spikes), mem
+
+
+def _reads_table(net: Any, x: torch.Tensor) -> Any:
+    mem, flags = net.lif.init_leaky(), [1.0] * 9 + [-1.0] * 5
+    spikes = []
+    for step in range(net.steps):
+        spk, mem = net.lif(net.fc(x[0]) * flags[step], mem)
+        spikes.append(spk)
+    return torch.stack(spikes), mem
+
+
+def _reads_length(net: Any, x: torch.Tensor) -> Any:
+    mem = net.lif.init_leaky()
+    spikes: List[torch.Tensor] = []
+    for _ in range(net.steps):
+        current = net.fc(x[0])
+        if len(spikes) > 9:
+            current = -current
+        spk, mem = net.lif(current, mem)
+        spikes.append(spk)
+    return torch.stack(spikes), mem
+
+
+def _reads_length_by_another_name(net: Any, x: torch.Tensor) -> Any:
+    mem = net.lif.init_leaky()
+    spikes: List[torch.Tensor] = []
+    same = {"spikes": spikes}
+    for _ in range(net.steps):
+        current = net.fc(x[0])
+        if len(same["spikes"]) > 9:
+            current = -current
+        spk, mem = net.lif(current, mem)
+        spikes.append(spk)
+    return torch.stack(spikes), mem
+
+
+def _reads_older(net: Any, x: torch.Tensor) -> Any:
+    mem = net.lif.init_leaky()
+    one = two = three = torch.zeros(3, 5)
+    for _ in range(net.steps):
+        spk, mem = net.lif(net.fc(x[0]) + three, mem)
+        one, two, three = spk, one, two
+    return three, mem
+
+
+def _counts(net: Any, x: torch.Tensor) -> Any:
+    mem, count = net.lif.init_leaky(), 0
+    for _ in range(net.steps):
+        current = net.fc(x[0])
+        if count > 9:
+            current = -current
+        _, mem = net.lif(current, mem)
+        count = 1 + count
+    return current, mem
+
+
+def _counts_on_self(net: Any, x: torch.Tensor) -> Any:
+    mem, net.count = net.lif.init_leaky(), 0
+    for _ in range(net.steps):
+        current = net.fc(x[0])
+        if net.count > 9:
+            current = -current
+        _, mem = net.lif(current, mem)
+        net.count += 1
+    return current, mem
+
+
+def _iterates(net: Any, x: torch.Tensor) -> Any:
+    mem, signs = net.lif.init_leaky(), iter([1.0] * 9 + [-1.0] * 5)
+    for _ in range(net.steps):
+        spk, mem = net.lif(net.fc(x[0]) * next(signs), mem)
+    return spk, mem
+
+
+def _catches(net: Any, x: torch.Tensor) -> Any:
+    mem = net.lif.init_leaky()
+    for step in range(net.steps):
+        try:
+            raise ValueError
+        except ValueError:
+            sign = 1.0 if step < 9 else -1.0
+        spk, mem = net.lif(net.fc(x[0]) * sign, mem)
+    return spk, mem
+
+
+COPIED = [_plain, _indexed, _indexed_behind, _recorded, _carried, _no_gradient]
+WHOLE = [
+    _reads_step,
+    _reads_table,
+    _reads_length,
+    _reads_length_by_another_name,
+    _reads_older,
+    _counts,
+    _counts_on_self,
+    _iterates,
+    _catches,
+]
+
+
+def _copied(loop: Any, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many loops were copied; the results compared with the loop as it is."""
+    copied = []
+    own = periods._copy
+    monkeypatch.setattr(periods, "_copy", lambda *given: (copied.append(1), own(*given))[1])
+    monkeypatch.setattr(backend, "strict", True)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    net = _Net(loop)
+    other = copy.deepcopy(net)
+    x = torch.rand(STEPS, 3, 6)
+    wanted = net(x)
+    made = snn.compile(other, fullgraph=True)(x)
+    for a, b in zip(wanted, made):
+        torch.testing.assert_close(b, a, rtol=1e-6, atol=1e-6)
+        assert a.count_nonzero()
+    sum(a.square().sum() for a in wanted).backward()
+    sum(b.square().sum() for b in made).backward()
+    for p, q in zip(net.parameters(), other.parameters()):
+        assert p.grad is not None
+        torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(other.lif.mem, net.lif.mem, rtol=1e-6, atol=1e-6)
+    return len(copied)
+
+
+@pytest.mark.parametrize("loop", COPIED)
+def test_steps_that_repeat_are_copied(loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _copied(loop, monkeypatch) == 1
+
+
+@pytest.mark.parametrize("loop", WHOLE)
+def test_steps_that_may_differ_are_traced(loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _copied(loop, monkeypatch) == 0
