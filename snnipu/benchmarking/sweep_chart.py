@@ -354,9 +354,10 @@ def _panel_title(sweep: SweepResult, axis: Axis, panel: str) -> str:
     """What the panel tells; of ratios, with their geometric means."""
     if panel != "speedup":
         return QUANTITIES[panel].title
-    found = [(c.label, summary(sweep.speedups(axis, c.name))) for c in sweep.compared()]
-    means = ", ".join(f"{label} {times(mean.mean)}" for label, mean in found if mean is not None)
-    return f"{axis.title}\nmeans: {means}" if means else axis.title
+    found = [summary(sweep.speedups(axis, c.name)) for c in sweep.compared()]
+    means = ", ".join("–" if mean is None else times(mean.mean) for mean in found)
+    reference = next((c.label for c in sweep.contenders() if c.name == sweep.sweep.reference), "–")
+    return f"{axis.title}: speed over {reference}'s\ngeometric means: {means}"
 
 
 def _names(figure: Any, sweep: SweepResult, styles: Dict[str, Dict[str, Any]]) -> None:
@@ -365,7 +366,7 @@ def _names(figure: Any, sweep: SweepResult, styles: Dict[str, Dict[str, Any]]) -
     left, right, gap = 0.14, 0.985, 0.02
     width = (right - left - gap * (len(panels) - 1)) / len(panels)
     height_inches = figure.get_size_inches()[1]
-    bottom, top = 0.5 / height_inches, 1 - 0.95 / height_inches
+    bottom, top = 0.65 / height_inches, 1 - 1.05 / height_inches
     handles: Dict[str, Any] = {}
     for index, (axis, panel) in enumerate(panels):
         quantity = QUANTITIES[panel]
