@@ -38,9 +38,7 @@ _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<lambd
 _PACKAGES = tuple(
     os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep for module in (torch, snntorch)
 ) + (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,)
-_LIBRARY = tuple(
-    {os.path.abspath(path) + os.sep for path in (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))}
-)
+_LIBRARY = tuple({str(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "purelib", "platlib")})
 _numbers = itertools.count(1)
 
 
@@ -108,9 +106,9 @@ class Site:
             if not self.waits_for.reasons and self._calls < 2:
                 return self.function(*args, **kwargs)
             self.waits_for = None
+        if grad in self.reasons:
+            return self.function(*args, **kwargs)
         with self.auto.paused():
-            if grad in self.reasons:
-                return self.function(*args, **kwargs)
             if self._compiled is None:
                 self._compiled = self._compile()
             before = len(self.reports)
@@ -232,6 +230,7 @@ class Automatic:
         self._files: Dict[str, bool] = {}
         self._said: Dict[Any, bool] = {}
         self._counts: Dict[Any, Dict[int, Tuple[int, Any]]] = {}
+        self._modules = 0
         self._quiet = 0
         self._paused = 0
         self._watching = False
@@ -425,13 +424,6 @@ class Automatic:
 
         return {outline.UNBOUND: UNBOUND, outline.REGISTER: register}
 
-    def code(self, source: Any, filename: str) -> Tuple[Any, Dict[str, Any]]:
-        """A program's code with its loops as functions, and the global names that it needs."""
-        tree = ast.parse(source, filename)
-        names = self.transform(tree, filename)
-        made = compile(tree, filename, "exec", dont_inherit=True)
-        return made, names
-
     def adopt(self, module: types.ModuleType) -> None:
         """Take the loops out of the functions and methods of a module that is loaded already."""
         filename = str(getattr(module, "__file__", None) or "")
@@ -458,9 +450,15 @@ class Automatic:
                 function.__code__ = one
 
     def adopt_all(self) -> None:
-        """The modules of the program that are loaded."""
+        """The modules of the program that are loaded: those beside the script, or in the working directory."""
+        if self._modules == len(sys.modules):
+            return
+        self._modules = len(sys.modules)
+        main = getattr(sys.modules.get("__main__"), "__file__", None)
+        folders = {os.getcwd(), os.path.dirname(os.path.abspath(main)) if main else os.getcwd()}
         for module in list(sys.modules.values()):
-            if isinstance(module, types.ModuleType):
+            filename = getattr(module, "__file__", None)
+            if isinstance(filename, str) and filename.startswith(tuple(folder + os.sep for folder in folders)):
                 self.adopt(module)
 
 
@@ -544,6 +542,7 @@ def auto() -> Automatic:
         if shell is not None:
             shell.ast_transformers.append(_Cells(_auto, shell))
         _watch_new_neurons(_auto)
+    _auto.searches = True
     _auto.adopt_all()
     _auto.watch()
     return _auto
@@ -572,10 +571,13 @@ def run_script(script: str) -> None:
     """Run a script as ``__main__``, its loops over time compiled."""
     automatic = auto()
     with tokenize.open(script) as file:
-        source = file.read()
-    code, names = automatic.code(source, script)
+        tree = ast.parse(file.read(), script)
     module = types.ModuleType("__main__")
-    vars(module).update(names, __file__=script, __builtins__=builtins)
+    vars(module).update(automatic.transform(tree, script), __file__=script, __builtins__=builtins)
     automatic.skip(script)
+    before = sys.modules["__main__"]
     sys.modules["__main__"] = module
-    exec(code, vars(module))
+    try:
+        exec(compile(tree, script, "exec", dont_inherit=True), vars(module))
+    finally:
+        sys.modules["__main__"] = before
