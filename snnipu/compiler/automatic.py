@@ -35,20 +35,28 @@ QUIET = 2000
 # A function that calls one of these is no graph.
 _EAGER_NAMES = {"backward", "item", "numpy", "tolist", "zero_grad", "print"}
 _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<lambda>")
-_PACKAGES = tuple(
-    os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep for module in (torch, snntorch)
-) + (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,)
+_PACKAGES = tuple(os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep for module in (torch, snntorch)) + (
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+)
 _LIBRARY = tuple({str(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "purelib", "platlib")})
 _numbers = itertools.count(1)
 
 
 class Unbound:
-    """In place of a variable that has no value."""
+    """In place of a variable that has no value: what is done with it is the error that it would be."""
 
     def __repr__(self) -> str:
         return "<no value yet>"
 
 
+def _unbound(self: Unbound, *args: Any) -> Any:
+    raise UnboundLocalError("a variable is read before it has a value")
+
+
+for (
+    _name
+) in "getattr bool eq ne lt le gt ge add radd sub rsub mul rmul truediv neg call iter len getitem setitem".split():
+    setattr(Unbound, f"__{_name}__", _unbound)
 UNBOUND = Unbound()
 
 
@@ -234,11 +242,15 @@ class Automatic:
         self._quiet = 0
         self._paused = 0
         self._watching = False
+        self._changed: List[Tuple[Any, Any]] = []
         self.searches = True
 
     def __str__(self) -> str:
         rows = [
-            (site.label, "compiled" if site.compiled else f"as it is: {'; '.join(dict.fromkeys(site.reasons.values()))}")
+            (
+                site.label,
+                "compiled" if site.compiled else f"as it is: {'; '.join(dict.fromkeys(site.reasons.values()))}",
+            )
             for site in self.sites
             if site.reports or site.reasons
         ]
@@ -256,9 +268,12 @@ class Automatic:
                 self._install()
 
     def stop(self) -> None:
-        """Find no further loops."""
+        """Find no further loops, and let those that were found run as they are."""
         self.searches = False
         self._rest()
+        for function, code in reversed(self._changed):
+            function.__code__ = code
+        self._changed.clear()
 
     def skip(self, filename: str) -> None:
         """A file whose loops are functions already."""
@@ -393,6 +408,7 @@ class Automatic:
         function.__globals__[name] = call
         with contextlib.suppress(TypeError, ValueError):
             function.__signature__ = inspect.signature(as_it_is)
+        self._changed.append((function, code))
         function.__code__ = inner.replace(
             co_name=code.co_name, co_filename=code.co_filename, co_firstlineno=code.co_firstlineno
         )
@@ -447,6 +463,7 @@ class Automatic:
             one = made.get((function.__code__.co_name, function.__code__.co_firstlineno))
             same = one is not None and one.co_freevars == function.__code__.co_freevars
             if same and function.__code__ == self._originals.get(one):
+                self._changed.append((function, function.__code__))
                 function.__code__ = one
 
     def adopt_all(self) -> None:
@@ -469,11 +486,17 @@ def _functions_of(module: types.ModuleType) -> List[Any]:
     while waiting:
         value = waiting.pop()
         if isinstance(value, type):
-            waiting += [one for one in vars(value).values() if not isinstance(one, type) or one.__module__ == module.__name__]
+            waiting += [
+                one for one in vars(value).values() if not isinstance(one, type) or one.__module__ == module.__name__
+            ]
         elif isinstance(value, property):
             waiting += [value.fget, value.fset]
         else:
-            value = inspect.unwrap(getattr(value, "__func__", value)) if callable(value) or hasattr(value, "__func__") else value
+            value = (
+                inspect.unwrap(getattr(value, "__func__", value))
+                if callable(value) or hasattr(value, "__func__")
+                else value
+            )
             if isinstance(value, types.FunctionType) and value.__code__.co_filename == module.__file__:
                 found.append(value)
     return found

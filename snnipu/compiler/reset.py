@@ -5,6 +5,8 @@ from typing import Any, Tuple
 import snntorch
 import torch
 
+from snnipu.ops import leaves
+
 # In the order in which snnTorch resets them.
 _KINDS = ("Lapicque", "Synaptic", "Leaky", "Alpha", "RLeaky", "RSynaptic", "SConv2dLSTM", "SLSTM")
 
@@ -12,17 +14,21 @@ _KINDS = ("Lapicque", "Synaptic", "Leaky", "Alpha", "RLeaky", "RSynaptic", "SCon
 def reset(net: Any) -> None:
     """Traced in place of ``snntorch.utils.reset``: the neurons in ``net`` begin from zeros in this graph.
 
-    snnTorch resets all neurons of the kinds that ``net`` has, whoever uses them: of the others, when the graph runs.
+    snnTorch resets all neurons of the kinds that ``net`` has, whoever uses them: of the others, those of this graph at
+    their next step, the rest when the graph runs.
     """
     kinds: Tuple[str, ...] = ()
     for child in net._modules.values():
         for name in _KINDS:
             if name not in kinds and isinstance(child, getattr(snntorch, name)):
                 kinds = (*kinds, name)
+    leaves.note_reset(kinds)
     for module in net.modules():
         for name in kinds:
             if isinstance(module, getattr(snntorch, name)):
                 module.reset_mem()
+                if hasattr(module, "_reset_in_trace"):
+                    module._reset_in_trace()
     reset_others(kinds)
 
 

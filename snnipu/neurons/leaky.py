@@ -140,6 +140,8 @@ class Leaky(FusedNeuron, snntorch.Leaky):
             TypeError: ``mem`` passed with ``init_hidden=True``; not a floating tensor.
             ValueError: ``beta``, ``threshold``, ``graded_spikes_factor`` or ``mem`` of a shape that does not fit.
         """
+        if leaves.enabled and self._reset_in_trace():
+            self.reset_mem()
         if leaves.enabled and self._known_in_trace():
             again = self._traced_again(input_, mem)
             if again is not None:

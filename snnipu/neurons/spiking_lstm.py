@@ -71,8 +71,14 @@ class _SpikingLSTM(snntorch.SpikingNeuron):
         part = self._part()
         return self._kernel_known() and type(part) in (nn.LSTMCell, nn.Conv2d) and is_plain(part)
 
+    @leaves.at_trace_time
+    def _reset_in_trace(self) -> bool:
+        return leaves.is_reset(self)
+
     def forward(self, input_: torch.Tensor, syn: Optional[torch.Tensor] = None, mem: Any = None) -> Any:
         """One time step, as snnTorch's ``forward``."""
+        if leaves.enabled and self._reset_in_trace():
+            self.reset_mem()
         made = self._traced(input_, syn, mem) if leaves.tracing() else None
         return super().forward(input_, syn, mem) if made is None else made
 

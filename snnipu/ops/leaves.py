@@ -7,6 +7,7 @@ import weakref
 from functools import lru_cache
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
+import snntorch
 import torch
 
 from snnipu._layout import SINGLE_STEP
@@ -63,6 +64,33 @@ def is_known(neuron: Any) -> bool:
     context = torch._guards.TracingContext.try_get()
     reference = _known.get(neuron)
     return context is not None and reference is not None and reference() is context
+
+
+# What snntorch.utils.reset has reset in a trace: how often each kind, and how often a neuron had been by its last step.
+_resets: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
+
+
+@at_trace_time
+def note_reset(kinds: Tuple[str, ...]) -> bool:
+    """The trace that goes on resets all neurons of these kinds of snnTorch's, whoever has them."""
+    context = torch._guards.TracingContext.try_get()
+    if context is not None:
+        counts, _ = _resets.setdefault(context, ({}, {}))
+        for kind in kinds:
+            counts[kind] = counts.get(kind, 0) + 1
+    return True
+
+
+def is_reset(neuron: Any) -> bool:
+    """Whether this neuron was reset since it was asked last: its states are those of the graph's begin no longer."""
+    context = torch._guards.TracingContext.try_get()
+    if context is None or context not in _resets:
+        return False
+    counts, seen = _resets[context]
+    count = sum(number for kind, number in counts.items() if isinstance(neuron, getattr(snntorch, kind)))
+    before = seen.get(id(neuron), 0)
+    seen[id(neuron)] = count
+    return bool(count > before)
 
 
 @lru_cache(maxsize=256)

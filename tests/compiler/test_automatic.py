@@ -1,0 +1,324 @@
+"""snnipu.auto(): the loop over time is found where people write it, and only what is faster is compiled."""
+
+import inspect
+import logging
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import snntorch
+import torch
+from snntorch import utils
+from support.versions import needs_backend
+from torch import nn
+
+import snnipu as snn
+from snnipu.compiler import automatic
+
+pytestmark = [needs_backend, pytest.mark.filterwarnings("ignore")]
+STEPS, BATCH, INPUTS = 6, 3, 4
+
+
+@pytest.fixture(autouse=True)
+def auto(monkeypatch):
+    """A search of its own for each test."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(automatic, "_auto", None)
+    monkeypatch.setattr(snntorch.SpikingNeuron, "__init__", snntorch.SpikingNeuron.__init__)
+    found = snn.auto()
+    yield found
+    found.stop()
+    assert "__call__" not in vars(snntorch.SpikingNeuron)
+
+
+class Net(nn.Module):
+    """The loop is in ``forward``."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.lif1 = nn.Linear(INPUTS, 5), snn.Leaky(beta=0.9)
+        self.fc2, self.lif2 = nn.Linear(5, 2), snn.Leaky(beta=0.8)
+
+    def step(self, x, mem1, mem2):
+        spk, mem1 = self.lif1(self.fc1(x), mem1)
+        spk, mem2 = self.lif2(self.fc2(spk), mem2)
+        return spk, mem1, mem2
+
+    def forward(self, x):
+        mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
+        spikes = []
+        for t in range(len(x)):
+            spk, mem1, mem2 = self.step(x[t], mem1, mem2)
+            spikes.append(spk)
+        return torch.stack(spikes)
+
+
+def numbers(batches=4, steps=STEPS, batch=BATCH):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(steps, batch, INPUTS, generator=generator) * 2 for _ in range(batches)]
+
+
+def trained(run, net, data):
+    """Results and gradients of each batch."""
+    found = []
+    for x in data:
+        net.zero_grad()
+        out = run(net, x)
+        out.sum().backward()
+        found.append((out.detach().clone(), [p.grad.clone() for p in net.parameters() if p.grad is not None]))
+    return found
+
+
+def compare(run, make=Net, data=None):
+    """``run`` with loops found and compiled, against snnTorch's; returns the sites."""
+    data = numbers() if data is None else data
+    torch.manual_seed(1)
+    net = make()
+    eager = automatic._auto
+    with eager.paused():
+        torch.manual_seed(2)
+        expected = trained(run, net, data)
+    torch.manual_seed(2)
+    found = trained(run, net, data)
+    for (out, gradients), (wanted, others) in zip(found, expected):
+        assert torch.equal(out, wanted)
+        assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(gradients, others))
+    return eager.sites
+
+
+def in_forward(net, x):
+    return net(x)
+
+
+def in_a_function(net, x):
+    mem1, mem2 = net.lif1.init_leaky(), net.lif2.init_leaky()
+    total = torch.zeros(())
+    for step in range(x.size(0)):
+        spk, mem1, mem2 = net.step(x[step], mem1, mem2)
+        total = total + spk.sum()
+    return total
+
+
+def beside_what_ends_a_graph(net, x):
+    mem1, mem2 = net.lif1.init_leaky(), net.lif2.init_leaky()
+    record = []
+    for step in range(x.size(0)):
+        spk, mem1, mem2 = net.step(x[step], mem1, mem2)
+        record.append(mem2)
+    record[-1].sum().item()
+    return torch.stack(record)
+
+
+def over_batches(net, x):
+    out = []
+    for half in x.split(2, dim=1):
+        mem1, mem2 = net.lif1.init_leaky(), net.lif2.init_leaky()
+        for current in half:
+            spk, mem1, mem2 = net.step(current, mem1, mem2)
+        out.append(mem2.sum().item() * 0 + mem2)
+    return torch.cat(out)
+
+
+@pytest.mark.parametrize("run", [in_forward, in_a_function, beside_what_ends_a_graph, over_batches])
+def test_the_loop_is_found(run):
+    sites = compare(run)
+    compiled = [site for site in sites if site.compiled]
+    assert len(compiled) == 1
+    where = {over_batches: "current in half", beside_what_ends_a_graph: "for step", in_a_function: "in_a_function"}
+    line = int(compiled[0].label.split(":")[1].split(" ")[0])
+    text = open(__file__).read().splitlines()[line - 1]
+    assert where.get(run, "def forward") in text
+    assert {neuron.steps for neuron in compiled[0].reports[0].neurons} == {STEPS}
+
+
+def test_a_closure_and_keyword_arguments():
+    def make(scale):
+        def run(net, x, *, offset=0.0):
+            mem1, mem2 = net.lif1.init_leaky(), net.lif2.init_leaky()
+            for step in range(len(x)):
+                spk, mem1, mem2 = net.step(x[step] * scale + offset, mem1, mem2)
+            return mem2
+
+        return run
+
+    run = make(0.5)
+    signature = inspect.signature(run)
+    assert any(site.compiled for site in compare(lambda net, x: run(net, x, offset=0.25)))
+    assert inspect.signature(run) == signature
+
+
+def test_training_and_evaluation_and_other_lengths():
+    def run(net, x):
+        with torch.no_grad():
+            net(x)
+        net.eval()
+        net(x[:4])
+        net.train()
+        return net(x)
+
+    assert any(site.compiled for site in compare(run, data=numbers(3) + numbers(2, steps=9) + numbers(2, batch=1)))
+
+
+def test_what_cannot_be_compiled_says_so_once(caplog):
+    def run(net, x):
+        mem1, mem2 = net.lif1.init_leaky(), net.lif2.init_leaky()
+        seen = 0
+        for step in range(len(x)):
+            spk, mem1, mem2 = net.step(x[step], mem1, mem2)
+            if spk.sum() > 0:
+                seen += 1
+        return mem2 + seen
+
+    with caplog.at_level(logging.WARNING, "snnipu.compiler"):
+        sites = compare(run, data=numbers(6))
+    assert not any(site.compiled for site in sites)
+    said = [record.getMessage() for record in caplog.records if "runs as it is" in record.getMessage()]
+    assert 1 <= len(said) <= 2
+    assert all("test_automatic.py" in one for one in said)
+
+
+class Growing(Net):
+    """A list that grows from call to call."""
+
+    def __init__(self):
+        super().__init__()
+        self.spikes = []
+
+    def forward(self, x):
+        mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
+        for t in range(len(x)):
+            spk, mem1, mem2 = self.step(x[t], mem1, mem2)
+            self.spikes.append(spk.detach())
+        return mem2
+
+
+def test_a_loop_that_is_compiled_anew_at_every_call_is_left_alone(caplog):
+    with caplog.at_level(logging.WARNING, "snnipu.compiler"):
+        sites = compare(in_forward, make=Growing, data=numbers(12))
+    site = next(site for site in sites if site.reports)
+    assert len(site.reports) <= automatic.USELESS + 1
+    assert any("compiled anew" in reason for reason in site.reasons.values())
+    assert "compiled anew" in caplog.text
+
+
+class Random(Net):
+    """NumPy's random numbers in the loop."""
+
+    def forward(self, x):
+        np.random.seed(0)
+        mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
+        for t in range(len(x)):
+            spk, mem1, mem2 = self.step(x[t] * float(np.random.rand()), mem1, mem2)
+        return mem2
+
+
+def test_random_numbers_of_numpy_are_those_of_the_loop():
+    compare(in_forward, make=Random)
+
+
+class Blocks(nn.Module):
+    """``utils.reset`` of a part resets all neurons of its kinds, those of the other parts too."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Sequential(
+            nn.Linear(INPUTS, INPUTS), snn.Leaky(0.9, init_hidden=True), snn.Synaptic(0.9, 0.8, init_hidden=True)
+        )
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Sequential(
+                    nn.Linear(INPUTS, INPUTS),
+                    snn.Leaky(0.9, init_hidden=True),
+                    snn.Synaptic(0.9, 0.8, init_hidden=True),
+                )
+            )
+            for _ in range(2)
+        )
+
+    def forward(self, x):
+        utils.reset(self.first)
+        out = []
+        for t in range(len(x)):
+            y = self.first(x[t])
+            for block in self.blocks:
+                y = block(y + x[t])
+            out.append(y)
+        return torch.stack(out)
+
+
+def test_a_reset_reaches_neurons_that_other_modules_have():
+    assert any(site.compiled for site in compare(in_forward, make=Blocks))
+
+
+def test_an_error_of_the_program_is_the_programs():
+    net = Net()
+    data = numbers(3)
+    for x in data:
+        net(x)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        net(torch.zeros(STEPS, BATCH, INPUTS + 1))
+    assert torch.isfinite(net(data[0])).all()
+
+
+def test_one_step_in_a_loop_over_batches_is_left_alone():
+    net = nn.Sequential(nn.Linear(INPUTS, 2), snn.Leaky(0.9, init_hidden=True))
+
+    def run():
+        for x in numbers(1)[0]:
+            out = net(x.detach())
+            out.sum().item()
+            utils.reset(net)
+
+    for _ in range(3):
+        run()
+    assert not any(site.compiled for site in automatic._auto.sites)
+
+
+def test_stop():
+    automatic._auto.stop()
+    net = Net()
+    for x in numbers():
+        net(x)
+    assert not automatic._auto.sites
+    assert "no loop" in str(automatic._auto)
+
+
+SCRIPT = """
+    import torch, snntorch as snn
+    torch.manual_seed(0)
+    fc, lif = torch.nn.Linear(4, 3), snn.Leaky(beta=0.9)
+    optimizer = torch.optim.SGD(fc.parameters(), lr=0.1)
+    spikes_seen = 0
+    for batch in range(4):
+        x = torch.rand(5, 2, 4) * 3
+        mem = lif.init_leaky()
+        total = torch.zeros(1)
+        for step in range(5):
+            spk, mem = lif(fc(x[step]), mem)
+            total += spk.sum()
+        loss = mem.square().mean() + total.mean() * 0
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        spikes_seen += int(total.item())
+        print(batch, step, f"{loss.item():.5f}", spikes_seen)
+    if __name__ == "__main__":
+        print(sum(float(p.sum()) for p in fc.parameters()), __file__[-5:])
+"""
+
+
+def test_a_script_with_all_of_it_at_its_top_level(tmp_path):
+    script = tmp_path / "my.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    plain = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-m", "snnipu", "run", "--compile", str(script)]
+    compiled = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert [line.split()[:4] for line in compiled.stdout.splitlines()[:4]] == [
+        line.split()[:4] for line in plain.stdout.splitlines()[:4]
+    ]
+    assert float(compiled.stdout.splitlines()[4].split()[0]) == pytest.approx(
+        float(plain.stdout.splitlines()[4].split()[0]), abs=1e-5
+    )
+    assert "my.py:11 runs compiled: 5 steps of lif" in compiled.stderr

@@ -1,0 +1,172 @@
+"""Loops as functions: a program whose loops were taken out does what it did."""
+
+import ast
+import itertools
+import textwrap
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from snnipu.compiler import outline
+
+
+class Unbound:
+    pass
+
+
+def transformed(source):
+    tree = ast.parse(textwrap.dedent(source))
+    loops = outline.outline(tree, itertools.count())
+    names = {outline.UNBOUND: Unbound(), outline.REGISTER: lambda function: function}
+    return compile(tree, "program.py", "exec"), names, loops
+
+
+def run(source, *, call="f", arguments=()):
+    """What the program computes, and what its loops became: results or the error's type and line."""
+    found = []
+    for code, names in ((compile(textwrap.dedent(source), "program.py", "exec"), {}), transformed(source)[:2]):
+        namespace = {"len": len, **names}
+        try:
+            exec(code, namespace)
+            result = namespace[call](*arguments) if call else None
+        except Exception as error:
+            trace = error.__traceback__
+            while trace.tb_next is not None:
+                trace = trace.tb_next
+            result = type(error), trace.tb_lineno
+        plain = {k: v for k, v in namespace.items() if not k.startswith("__") and isinstance(v, (int, list, str, dict))}
+        found.append((result, plain))
+    return found
+
+
+PROGRAMS = {
+    "carried": "def f(n=4):\n a = 1\n for i in range(n):\n  a = abs(a * 2 - i)\n return a, i",
+    "no iteration": "def f():\n y = 5\n for i in range(0):\n  y = abs(i)\n return y",
+    "never bound": "def f():\n for i in range(0):\n  y = abs(i)\n return y",
+    "bound by the first batch": (
+        "def f():\n out = []\n for b in range(3):\n  for t in range(2):\n   if b > 0:\n    out.append(prev)\n"
+        "   prev = abs(b * 10 + t)\n return out"
+    ),
+    "break and else": (
+        "def f():\n found = None\n for i in range(9):\n  if abs(i) == 4:\n   found = i\n   break\n else:\n"
+        "  found = -1\n return found, i"
+    ),
+    "while": "def f():\n n, s = 5, 0\n while n:\n  s += abs(n)\n  n -= 1\n return s, n",
+    "nested": (
+        "def f():\n rec = []\n for t in range(3):\n  s = 0\n  for k in range(t):\n   s += abs(k)\n  rec.append(s)\n"
+        " return rec, s, t"
+    ),
+    "list of the caller": "def f():\n rec = []\n for t in range(3):\n  rec.append(abs(t))\n return rec",
+    "comprehension": "def f():\n k = 7\n for t in range(3):\n  a = [abs(k) for k in range(t)]\n return a, k",
+    "augmented": "def f():\n x = [0, 0]\n for t in range(4):\n  x[t % 2] += abs(t)\n return x",
+    "error in the loop": "def f():\n for t in range(3):\n  a = abs(t)\n  b = 1 // (t - 1)\n return b",
+    "module": "f = None\ntotal: int = 0\nfor t in range(4):\n s: int = abs(t)\n total += s\n",
+    "module, functions read": (
+        "def g():\n global n\n n = t * 2\n return n\nrec = []\nfor t in range(4):\n rec.append(g())\n"
+        "f = lambda: (rec, n, t)"
+    ),
+    "with": (
+        "import contextlib\ndef f():\n out = 0\n for t in range(3):\n  with contextlib.suppress(ZeroDivisionError):\n"
+        "   y = abs(1 // t)\n   out += y\n return out, y"
+    ),
+    "try": (
+        "def f():\n y = 9\n for t in range(3):\n  try:\n   y = abs(1 // t)\n  except ZeroDivisionError as e:\n   y = 3\n"
+        " return y, t"
+    ),
+    "outer variable": (
+        "def g():\n k = 3\n def h():\n  s = 0\n  for t in range(4):\n   s += abs(k - t)\n  return s\n return h()\nf = g"
+    ),
+    "private names": (
+        "class A:\n def __init__(self):\n  self.__x = 2\n def g(self):\n  s = 0\n  for t in range(3):\n   s += abs(self.__x)\n"
+        "  return s\ndef f():\n return A().g()"
+    ),
+    "walrus": "def f():\n for t in range(3):\n  if (y := abs(t)) > 1:\n   z = y\n return y, z",
+    "unpacking": "def f():\n a, b = 1, 2\n for t, (u, v) in enumerate([(1, 2), (3, 4)]):\n  a, b = b, abs(a + u * v)\n return a, b, u",
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_does_what_it_did(name):
+    source = PROGRAMS[name]
+    assert transformed(source)[2], "no loop was taken out"
+    expected, found = run(source, call=None if name == "module" else "f")
+    assert found == expected
+
+
+REFUSED = {
+    "return": "def f():\n for t in range(3):\n  if abs(t) == 2:\n   return t",
+    "yield": "def g():\n for t in range(3):\n  yield abs(t)\ndef f():\n return list(g())",
+    "delete": "def f():\n for t in range(3):\n  y = abs(t)\n  del y",
+    "backward": "def f():\n for t in range(3):\n  abs(t)\n  t.backward()",
+    "locals": "def f():\n for t in range(3):\n  y = abs(t)\n return locals()",
+    "closure changes it": (
+        "def f():\n s = 0\n def add(t):\n  nonlocal s\n  s += t\n for t in range(3):\n  add(abs(t))\n return s"
+    ),
+    "closure sees it": (
+        "def f():\n s = 0\n g = lambda: s\n out = []\n for t in range(3):\n  s = abs(t)\n  out.append(g())\n return out"
+    ),
+    "global": "s = 0\ndef f():\n global s\n for t in range(3):\n  s = abs(t)\n return s",
+    "a function made in the loop": "def f():\n fs = []\n for t in range(3):\n  fs.append(lambda: t)\n return [g() for g in fs]",
+    "no call": "def f():\n s = 0\n for t in (1, 2):\n  s = s + t\n return s",
+    "super": (
+        "class A:\n def g(self):\n  return 1\nclass B(A):\n def g(self):\n  s = 0\n  for t in range(3):\n   s += super().g()\n"
+        "  return s\ndef f():\n return B().g()"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_not_be_the_same_stays(name):
+    assert not transformed(REFUSED[name])[2]
+    expected, found = run(REFUSED[name])
+    assert found == expected
+
+
+def test_lines_and_names_in_tracebacks_stay():
+    code, names, loops = transformed(
+        '"""Text."""\nfrom __future__ import annotations\ndef f():\n for t in range(3):\n  y = abs(1 // t)\n'
+    )
+    namespace = dict(names)
+    exec(code, namespace)
+    assert [(loop.host, loop.line, loop.nested) for loop in loops] == [("f", 4, False)]
+    with pytest.raises(ZeroDivisionError) as error:
+        namespace["f"]()
+    assert error.traceback[-1].lineno == 4  # counted from 0
+    assert namespace["__doc__"] == "Text."
+
+
+NAMES = st.sampled_from("abcd")
+SIMPLE = st.one_of(
+    st.tuples(NAMES, NAMES, NAMES).map(lambda n: f"{n[0]} = abs({n[1]} - {n[2]}) + 1"),
+    st.tuples(NAMES, NAMES).map(lambda n: f"{n[0]} += {n[1]}"),
+    NAMES.map(lambda n: f"out.append({n})"),
+    st.tuples(NAMES, st.integers(0, 3)).map(lambda n: f"if {n[0]} % 3 == {n[1]}: continue"),
+    st.tuples(NAMES, st.integers(0, 9)).map(lambda n: f"if {n[0]} == {n[1]}: break"),
+)
+
+
+def _indent(lines):
+    return [" " + line for line in lines]
+
+
+BLOCK = st.recursive(
+    st.lists(SIMPLE, min_size=1, max_size=4),
+    lambda inner: st.one_of(
+        st.tuples(st.integers(0, 3), NAMES, inner).map(lambda p: [f"for {p[1]} in range({p[0]}):", *_indent(p[2])]),
+        st.tuples(NAMES, inner, inner).map(lambda p: [f"if {p[0]} > 2:", *_indent(p[1]), "else:", *_indent(p[2])]),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sets(NAMES), st.lists(BLOCK, min_size=1, max_size=4))
+def test_random_programs_do_what_they_did(bound, blocks):
+    lines = ["out = []", *(f"{name} = {place + 1}" for place, name in enumerate(sorted(bound)))]
+    lines += ["for i in range(2):", *_indent([line for block in blocks for line in block])]
+    source = "\n".join(["def f(out):", *_indent(lines), " return out, i"])
+    expected, found = run(source, arguments=([],))
+    if isinstance(expected[0], tuple) and isinstance(expected[0][0], type):
+        return  # a variable without a value
+    assert found == expected
