@@ -32,8 +32,11 @@ def neuron_sequence_bwd(*arguments: Any) -> operator.Made:
     return neurons.backward(found, a)
 
 
-def _steps(neuron: str, variant: int, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> neurons.Steps:
-    return neurons.Steps(neurons.built(_neurons.BUILT[neuron]), variant, x, parameters)
+def _steps(neuron: str, variant: int, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Any:
+    found = _found(neuron, x.dtype)
+    if found is None:
+        return recurrent_sequence.ReferenceSteps(neuron, variant, x, parameters)
+    return neurons.Steps(found, variant, x, parameters)
 
 
 _MEANS = recurrent_sequence.Means(_steps, memory.empty, memory.used)

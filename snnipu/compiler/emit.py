@@ -14,6 +14,7 @@ from snnipu.compiler.parts import Stretch, in_parts, stretches
 from snnipu.compiler.plan import (
     Chain,
     Constant,
+    Feedback,
     Operator,
     Part,
     Pieces,
@@ -315,6 +316,9 @@ class Emitter:
             store.append(keep)
             need_final = need_final or last in self.steps.get(series, ())
         over_time: Any = leaves.SEQUENCES[first.target]
+        more: Tuple[Any, ...] = ()
+        if chain.feedback is not None:
+            over_time, more = leaves.FED_BACK[first.target], (self._connection(chain.feedback),)
         made = self.graph.call_function(
             over_time,
             (
@@ -326,6 +330,7 @@ class Emitter:
                 options,
                 tuple(store),
                 need_final if body is None or need_final else body.goes_on,
+                *more,
             ),
         )
         count = len(chain.series)
@@ -338,6 +343,14 @@ class Emitter:
                 body.finals.append((series, self.graph.call_function(operator.getitem, (made, count + place - 1))))
             elif last in self.steps.get(series, ()):
                 self.final[series] = self.graph.call_function(operator.getitem, (made, count + place - 1))
+
+    def _connection(self, feedback: Feedback) -> Tuple[Any, ...]:
+        """What :func:`snnipu.ops.leaves.neuron_fed_back` takes."""
+        weight = self.value(feedback.weight)
+        if feedback.transposed:
+            weight = self.graph.call_function(torch.t, (weight,))
+        bias = None if feedback.bias is None else self.value(feedback.bias)
+        return self.value(feedback.spikes), weight, bias, feedback.geometry
 
     def _emit_slices(self, slices: Slices) -> None:
         assert slices.of is not None

@@ -106,9 +106,9 @@ def stretches(plan: Plan, units: Sequence[Any], needs: Callable[[Any], List[Any]
 def _may_be_cut(unit: Any) -> bool:
     if not isinstance(unit, (Chain, Operator)) or not all(isinstance(s.value, torch.Tensor) for s in unit.series):
         return False
-    return isinstance(unit, Chain) or all(
-        isinstance(lifted.value, torch.Tensor) for lifted in (unit.call.lifted() if unit.call else ())
-    )
+    if isinstance(unit, Chain):
+        return unit.feedback is None  # its spikes are no state that a part goes on with
+    return all(isinstance(lifted.value, torch.Tensor) for lifted in (unit.call.lifted() if unit.call else ()))
 
 
 def _same_steps(plan: Plan, unit: Bundle) -> Set[Any]:

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
+import torch
 from torch.fx import Graph, Node
 
 from snnipu.compiler import nodes, rules
@@ -102,16 +103,32 @@ class Slices(Bundle):
         yield Constant(self.of)
 
 
+@dataclass(frozen=True)
+class Feedback:
+    """A summand of a neuron's input: a layer's output for its own spikes of the step before."""
+
+    spikes: Node  # before the first step
+    weight: Node
+    bias: Optional[Node]
+    geometry: Tuple[int, ...]  # of a Connection
+    transposed: bool  # the weight is that of a product from the left
+    inputs: Tuple[Any, ...]  # the other summand, of each step
+
+
 @dataclass(eq=False)
 class Chain(Bundle):
     """A neuron's steps."""
 
     input: Optional[Source] = None
     name: str = ""
+    feedback: Optional[Feedback] = None
 
     def sources(self) -> Iterator[Source]:
         assert self.input is not None
         yield self.input
+        if self.feedback is not None:
+            for given in (self.feedback.spikes, self.feedback.weight, self.feedback.bias):
+                yield Constant(given)
         # States, parameters; a surrogate's numbers and options, which TorchDynamo makes inputs once they have changed.
         for node in nodes.leaves_of(self.nodes[0].args[1:5]):
             yield Constant(node)
@@ -119,12 +136,17 @@ class Chain(Bundle):
 
 @dataclass
 class Found:
-    """A chain as it stands in the graph, whether or not it becomes a sequence."""
+    """A chain as it stands in the graph, whether or not it becomes a sequence.
+
+    ``apart``: the steps before ``steps`` that stay steps.
+    """
 
     name: str
     kind: str
     steps: Tuple[Node, ...]
     why_not: str = ""
+    feedback: Optional[Feedback] = None
+    apart: int = 0
     batched: List[str] = field(default_factory=list)
     left: List[str] = field(default_factory=list)
 
@@ -144,6 +166,9 @@ class Plan:
         self.barriers = [node for node in graph.nodes if nodes.is_barrier(node)]
         self.fixed: Set[Node] = {*self.changed, *self.random, *self.barriers}
         self.chains = self._find_chains()
+        for chain in self.chains:
+            if not chain.why_not:
+                self._find_feedback(chain)
         self.banned: Set[Node] = set()
         for chain in self.chains:
             if chain.why_not:
@@ -220,6 +245,33 @@ class Plan:
             return None
         return previous
 
+    def _find_feedback(self, chain: Found) -> None:
+        """Note that the chain's own spikes of the step before come back through a layer.
+
+        The first step, which has none before it, stays a step where its input is of another form.
+        """
+        steps = chain.steps
+        if steps[0].target not in leaves.FED_BACK or leaves.output_state(steps[0].target, steps[0].args[4]) is not None:
+            return
+        if any(self.place[steps[0].all_input_nodes[0]] < self.place[b] < self.place[steps[-1]] for b in self.barriers):
+            return
+        found = [_fed_back(step, self.fixed) for step in steps]
+        own = [_taken(step, 0) for step in steps[:-1]]
+        later = [next((one for one in some if one[0] in taken), None) for some, taken in zip(found[1:], own)]
+        if later[0] is None or any(one is None or one[1] != later[0][1] for one in later):
+            return
+        layer: Any = later[0][1]
+        first = next((one for one in found[0] if one[1] == layer), None)
+        if first is None:
+            if len(steps) < 3:
+                return
+            chain.steps, chain.apart = steps[1:], 1
+            first = later.pop(0)
+        chosen = [one for one in (first, *later) if one is not None]
+        weight, bias, geometry, transposed = layer
+        inputs = tuple(one[2] for one in chosen)
+        chain.feedback = Feedback(chosen[0][0], weight, bias, geometry, transposed, inputs)
+
     # ---- bundles
 
     def _bundle_all(self) -> None:
@@ -231,7 +283,7 @@ class Plan:
         waiting: List[List[Any]] = []
         for found in self.chains:
             if found.steps[0] not in self.banned and not any(node in self.banned for node in found.steps):
-                chain = Chain(found.steps, name=found.name)
+                chain = Chain(found.steps, name=found.name, feedback=found.feedback)
                 results = nodes.value_of(found.steps[0])
                 chain.series = [Series(chain, place, value) for place, value in enumerate(results)]
                 self._add(chain)
@@ -243,16 +295,12 @@ class Plan:
                         self.member[user] = chain.series[output], t
         for found in self.chains:
             bundle = self.bundle_of.get(found.steps[0])
-            source = self.pull([step.args[0] for step in found.steps])
+            inputs: List[Any] = [step.args[0] for step in found.steps]
+            if bundle is not None and found.feedback is not None:
+                inputs = list(found.feedback.inputs)
+            source = self.pull(inputs)
             if isinstance(bundle, Chain):
-                bundle.input = (
-                    source
-                    if source is not None
-                    else Pieces(
-                        tuple(step.all_input_nodes[0] for step in found.steps),
-                        len(found.steps),
-                    )
-                )
+                bundle.input = source if source is not None else Pieces(tuple(inputs), len(found.steps))
             waiting.append(_outputs(found.steps))
         for node in self.graph.nodes:
             listed = listed_by(node)
@@ -542,6 +590,61 @@ def _module_of(node: Node) -> Tuple[str, str]:
         short = re.sub(r"^[GL]\.", "", short)
         return short, getattr(kind, "__name__", str(kind).rsplit(".", 1)[-1])
     return node.name, ""
+
+
+def _taken(step: Node, output: int) -> List[Node]:
+    """The nodes that take a result of a step."""
+    return [user for user in step.users if nodes.name_of(user) == "getitem" and user.args[1] == output]
+
+
+_CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+
+
+def _fed_back(step: Node, fixed: Set[Node]) -> List[Tuple[Node, Tuple[Any, ...], Any]]:
+    """What a layer is given whose output is a summand of the step's input, the layer, and the other summand."""
+    found: List[Tuple[Node, Tuple[Any, ...], Any]] = []
+    total: Any = step.args[0]
+    value = nodes.value_of(total)
+    if nodes.name_of(total) != "add" or len(total.args) != 2 or total.kwargs or set(total.users) != {step}:
+        return found
+    if value.device.type != "cpu" or value.dtype not in (torch.float32, torch.float64):
+        return found
+    for product, other in (total.args, total.args[::-1]):
+        if not isinstance(product, Node) or not isinstance(other, Node) or set(product.users) != {total}:
+            continue
+        layer = _layer(product)
+        given: Any = product.args[0] if product.args else None
+        if layer is None or not isinstance(given, Node) or fixed & {total, product, given}:
+            continue
+        key = nodes.key_of(value)
+        if all(nodes.is_tensor(one) and nodes.key_of(nodes.value_of(one)) == key for one in (product, other, given)):
+            found.append((given, layer, other))
+    return found
+
+
+def _layer(product: Node) -> Optional[Tuple[Node, Optional[Node], Tuple[int, ...], bool]]:
+    """Weight, bias, geometry of a ``Connection``, whether the weight is transposed; None: no such layer."""
+    name = nodes.name_of(product)
+    bound = nodes.bound(product, _CONV)
+    weight: Any = bound.get("weight")
+    bias: Any = bound.get("bias")
+    if name in ("matmul", "mm") and len(product.args) == 2 and not product.kwargs:
+        return (weight, None, (), True) if nodes.is_tensor(weight) and nodes.value_of(weight).dim() == 2 else None
+    if not nodes.is_tensor(weight) or not (bias is None or nodes.is_tensor(bias)):
+        return None
+    if name == "linear":
+        return weight, bias, (), False
+    if name != "conv2d" or nodes.value_of(weight).dim() != 4 or nodes.value_of(product).dim() != 4:
+        return None
+    stride, padding, dilation = (
+        (size, size) if type(size) is int else size
+        for size in (bound.get("stride", 1), bound.get("padding", 0), bound.get("dilation", 1))
+    )
+    groups = bound.get("groups", 1)
+    sizes = [padding, dilation, (groups,)]
+    if any(isinstance(size, str) or len(size) > 2 or any(type(n) is not int for n in size) for size in sizes):
+        return None
+    return (weight, bias, (*padding, *dilation, groups), False) if tuple(stride) == (1, 1) else None
 
 
 def is_output(step: Node, state: int) -> bool:

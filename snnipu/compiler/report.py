@@ -126,7 +126,7 @@ def report_of(
     neurons: Tuple[Neuron, ...] = ()
     operators: Tuple[Batched, ...] = ()
     if plan is not None:
-        neurons = tuple(Neuron(c.name, c.kind, len(c.steps), not c.why_not, c.why_not) for c in plan.chains)
+        neurons = tuple(Neuron(c.name, c.kind, len(c.steps) + c.apart, not c.why_not, c.why_not) for c in plan.chains)
         operators = _operators(module, plan)
     graphs = [rolled]
     for node in rolled.graph.nodes:

@@ -13,7 +13,7 @@ import torch
 from snnipu._layout import SINGLE_STEP
 from snnipu.ops import _neurons
 from snnipu.ops import spiking_lstm as lstm
-from snnipu.ops.lif_sequence import lif_apply
+from snnipu.ops.lif_sequence import MECHANISMS, lif_apply
 from snnipu.ops.neuron_sequence import neuron_apply
 from snnipu.ops.recurrent_sequence import SPIKES, STRENGTH, Connection, recurrent_apply
 from snnipu.surrogate import Kernel, Surrogate
@@ -291,6 +291,67 @@ def _connection(
     return Connection(weight, bias, options[3]), dict(zip(options[1], values))
 
 
+def lif_fed_back(
+    x: torch.Tensor,
+    num_steps: Optional[int],
+    states: Tensors,
+    parameters: Sequence[Optional[torch.Tensor]],
+    kernel: Tuple[int, float, float],
+    options: Tuple[int, bool],
+    store: Sequence[bool],
+    need_final: bool,
+    connection: Sequence[Any],
+) -> Tuple[Optional[torch.Tensor], ...]:
+    """:func:`neuron_fed_back` of :func:`lif_step`."""
+    reset, delay = options
+    chosen = (("reset_mechanism", MECHANISMS[reset]), ("reset_delay", delay))
+    return neuron_fed_back(
+        x,
+        num_steps,
+        states,
+        parameters,
+        kernel,
+        ("leaky", ("beta", "threshold", "graded_spikes_factor"), chosen),
+        store,
+        need_final,
+        connection,
+    )
+
+
+def neuron_fed_back(
+    x: torch.Tensor,
+    num_steps: Optional[int],
+    states: Tensors,
+    parameters: Sequence[Optional[torch.Tensor]],
+    kernel: Tuple[int, float, float],
+    options: Tuple[str, Tuple[str, ...], Tuple[Tuple[str, Any], ...]],
+    store: Sequence[bool],
+    need_final: bool,
+    connection: Sequence[Any],
+) -> Tuple[Optional[torch.Tensor], ...]:
+    """All steps of :func:`neuron_step` whose input is ``x`` plus a layer's output for the spikes of the step before.
+
+    Args:
+        connection: the spikes before the first step, then the layer: weight, bias, geometry.
+    """
+    name, names, chosen = options
+    spikes, weight, bias, geometry = connection
+    made = recurrent_apply(
+        name,
+        x,
+        (spikes, *states),
+        {key: value for key, value in zip(names, parameters) if value is not None},
+        Connection(weight, bias, geometry),
+        options=dict(chosen),
+        num_steps=num_steps,
+        spike_grad=_surrogate(*kernel),
+        store=(False, *store),
+        need_final=need_final,
+    )
+    final = made.final[1:] if made.final is not None else [None] * len(store)
+    return (made.spk, *made.states[1:], *final)
+
+
 def spiking_lstm_step(
     x: torch.Tensor,
     states: Tensors,
@@ -347,6 +408,9 @@ SEQUENCES = {
     recurrent_step: recurrent_over_time,
     spiking_lstm_step: spiking_lstm_over_time,
 }
+
+# Step -> the same over time where the spikes come back through a layer, and are added to the input.
+FED_BACK = {lif_step: lif_fed_back, neuron_step: neuron_fed_back}
 
 
 def restarts(step: Any, parameters: Sequence[Any], options: Any) -> bool:

@@ -24,7 +24,7 @@ from snnipu.ops._derivative import once_differentiable
 from snnipu.ops.neuron_sequence import neuron_apply, spread
 from snnipu.surrogate import SpikeGrad, Surrogate
 
-_MECHANISMS = tuple(RESET_MECHANISMS)  # by their codes
+MECHANISMS = tuple(RESET_MECHANISMS)  # by their codes
 
 
 def _evaluate(spike_grad: SpikeGrad, u: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
@@ -145,7 +145,7 @@ def lif_apply(
     known = surrogates.as_surrogate(spike_grad)
     parameters = {"beta": beta, "threshold": threshold, "graded_spikes_factor": graded_spikes_factor}
     how: Dict[str, Any] = {
-        "options": {"reset_mechanism": _MECHANISMS[reset], "reset_delay": reset_delay},
+        "options": {"reset_mechanism": MECHANISMS[reset], "reset_delay": reset_delay},
         "num_steps": num_steps,
         "need_final": need_last,
     }

@@ -1,7 +1,8 @@
 """Neurons whose spikes come back through a linear layer or a convolution, over a sequence: schema, autograd, reference.
 
-The neuron's step takes the connection's output in the place of its last spikes, with a ``V`` of 1. What runs step by
-step is the connection's product and the fused step, without autograd; the backward pass walks back by the adjoint, and
+A neuron with its last spikes as a state takes the connection's output in their place, with a ``V`` of 1. To any other's
+input the output is added; the operator's states are then the neuron's with the spikes in front. What runs step by step
+is the connection's product and the fused step, without autograd; the backward pass walks back by the adjoint, and
 the connection's gradients are one product over all steps.
 """
 
@@ -14,7 +15,7 @@ from snnipu import _generator
 from snnipu import surrogate as surrogates
 from snnipu._layout import fits, in_order, layout, memory_order, permuted
 from snnipu.ops import _library, _neurons
-from snnipu.ops._arguments import Parameter, compute_dtype
+from snnipu.ops._arguments import Parameter, compute_dtype, state_argument
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops.neuron_sequence import Results, _functions, kernel_arguments, spread
 from snnipu.surrogate import Kernel, SpikeGrad
@@ -132,7 +133,7 @@ class _Steps(Protocol):
     ) -> None: ...
 
 
-class _ReferenceSteps:
+class ReferenceSteps:
     """The recorded step and adjoint in plain PyTorch."""
 
     def __init__(self, neuron: str, variant: int, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> None:
@@ -180,7 +181,10 @@ class _ReferenceSteps:
             tensor = after[place]
             if tensor is not None and all(state is not None for state in after):
                 given[id(value)] = tensor.to(zero.dtype)
-        outside = [grad_spk if place == SPIKES else grad for place, grad in enumerate(grad_states)]
+        output = self.step.output_state
+        outside = [grad_spk if place == output else grad for place, grad in enumerate(grad_states)]
+        if output is None:
+            given[id(adjoint.grad_spk)] = zero if grad_spk is None else grad_spk.to(zero.dtype)
         for value, carried, own in zip(adjoint.grad_after, grad_after, outside):
             given[id(value)] = (zero if carried is None else carried) + (zero if own is None else own.to(zero.dtype))
         given.update((id(value), zero) for value in adjoint.seeds)
@@ -206,7 +210,7 @@ class Means(NamedTuple):
     used: Callable[..., None]  # told the results
 
 
-_REFERENCE = Means(_ReferenceSteps, torch.Tensor.new_empty, lambda *made: None)
+_REFERENCE = Means(ReferenceSteps, torch.Tensor.new_empty, lambda *made: None)
 
 
 class ForwardArguments(NamedTuple):
@@ -255,8 +259,14 @@ class BackwardArguments(NamedTuple):
     need_parameters: Sequence[bool]
 
 
+def adds_to_input(neuron: str) -> bool:
+    """Whether the connection's output is added to the neuron's input."""
+    return "spk" not in _neurons.find(neuron).states
+
+
 def forward_by(means: Means, *arguments: Any) -> MadeForward:
     a = ForwardArguments(*arguments)
+    adds = adds_to_input(a.neuron)
     steps, step_shape, shape = layout(a.x, a.num_steps)
     like = a.parameters[0]
     spk = means.empty(a.x, shape)
@@ -280,12 +290,14 @@ def forward_by(means: Means, *arguments: Any) -> MadeForward:
             come = connection.of_zeros(step_shape) if last is None else connection(last)
             if come is not None and come.dtype != like.dtype:
                 come = come.to(like.dtype)
+            if adds:
+                come = current = current if come is None else current + come
             if a.store_incoming:
                 arriving[t].zero_() if come is None else arriving[t].copy_(come)
             before[SPIKES] = come
             after = [None if place == SPIKES else row[t] for place, row in enumerate(rows)]
             last = spikes[t]
-            one.forward(current.contiguous(), before, last, after)
+            one.forward(current.contiguous(), before[adds:], last, after[adds:])
             before = list(after)
         before[SPIKES] = spikes[-1].to(like.dtype)
     final = []
@@ -297,6 +309,7 @@ def forward_by(means: Means, *arguments: Any) -> MadeForward:
 
 def backward_by(means: Means, *arguments: Any) -> MadeBackward:
     a = BackwardArguments(*arguments)
+    adds = adds_to_input(a.neuron)
     steps, step_shape = a.spk.shape[0], a.spk.shape[1:]
     like, places = a.parameters[0], range(len(a.states))
     connection = Connection(a.weight, a.bias, a.geometry, a.order)
@@ -323,16 +336,19 @@ def backward_by(means: Means, *arguments: Any) -> MadeBackward:
             before = [initial[s] if t == 0 else (None if rows is None else rows[t - 1]) for s, rows in enumerate(kept)]
             before[SPIKES] = arriving[t]
             after = [None if again else (spikes[t] if rows is None else rows[t]) for rows in kept]
-            current = currents[t]
+            current = arriving[t] if adds else currents[t]
+            grad_spk, come = upstream[0][t], carry[SPIKES]
+            if adds and come is not None:
+                grad_spk = come if grad_spk is None else grad_spk + come
             one.backward(
                 spikes[t] if current is None else current.contiguous(),  # not read, or needed
-                before,
-                after,
-                upstream[0][t],
-                [rows[t] for rows in upstream[1:]],
-                carry,
+                before[adds:],
+                after[adds:],
+                grad_spk,
+                [rows[t] for rows in upstream[1 + adds :]],
+                carry[adds:],
                 gradients[t],
-                spare[t % 2],
+                spare[t % 2][adds:],
             )
             carry = list(spare[t % 2])
             if t or a.need_initial[SPIKES]:
@@ -443,7 +459,10 @@ class RecurrentSequence(torch.autograd.Function):
         count = len(o.asked)
         initial, parameters = tensors[:count], tensors[count:]
         reads = o.reads or _neurons.Reads(0, 0, False)
-        kept = [(reads.before | reads.after) >> place & 1 for place in range(count)]
+        adds = adds_to_input(o.neuron)
+        read = (reads.before | reads.after) << adds
+        stores_incoming = reads.x if adds else bool(reads.before >> SPIKES & 1)
+        kept = [read >> place & 1 for place in range(count)]
         store = [place != SPIKES and bool(o.asked[place] or kept[place]) for place in range(count)]
         spk, states, final, incoming = _fwd(
             x,
@@ -457,16 +476,16 @@ class RecurrentSequence(torch.autograd.Function):
             o.variant,
             o.num_steps,
             store,
-            bool(reads.before >> SPIKES & 1),
+            stores_incoming,
             o.store_final,
         )
         ctx.options = o
         ctx.set_materialize_grads(False)
         if o.reads is not None:
             ctx.save_for_backward(
-                x if reads.x else None,
+                x if reads.x and not adds else None,
                 spk,
-                incoming if reads.before >> SPIKES & 1 else None,
+                incoming if stores_incoming else None,
                 weight,
                 bias,
                 *(state if store[place] and kept[place] else None for place, state in enumerate(states)),
@@ -535,7 +554,8 @@ def recurrent_apply(
 ) -> Results:
     """:func:`~snnipu.ops.neuron_sequence.neuron_apply` of a neuron whose spikes come back through ``connection``.
 
-    ``neuron`` is the one-to-one neuron, with the spikes as its first state; its ``V`` is not among ``parameters``.
+    ``neuron`` is a one-to-one neuron, with the spikes as its first state; its ``V`` is not among ``parameters``. Or any
+    other, whose input the connection's output is added to: then the spikes are the first of ``states`` all the same.
     """
     step_shape = layout(x, num_steps)[1]
     known = surrogates.as_surrogate(spike_grad)
@@ -543,7 +563,9 @@ def recurrent_apply(
         raise TypeError(f"spike_grad must be a surrogate of snnipu or snnTorch, got {spike_grad!r}")
     _check_connection(connection, x, step_shape)
     plan = _neurons.plan(neuron, options)
-    parameters = {**parameters, STRENGTH: 1.0}
+    adds = adds_to_input(neuron)
+    if not adds:
+        parameters = {**parameters, STRENGTH: 1.0}
     kept = [True] * len(states) if store is None else list(store)
     order = memory_order(x, num_steps) or ()
     if not all(fits(argument, step_shape) for argument in (*states, *parameters.values())):
@@ -554,7 +576,10 @@ def recurrent_apply(
         step_shape = layout(x, num_steps)[1]
         states = [permuted(state, order) for state in states]
         parameters = {name: permuted(value, order) for name, value in parameters.items()}
-    own, values, _ = kernel_arguments(plan, x, step_shape, states, parameters)
+    own, values, _ = kernel_arguments(plan, x, step_shape, states[adds:], parameters)
+    if adds:
+        spikes = states[SPIKES]
+        own.insert(SPIKES, None if spikes is None else state_argument("spk", spikes, step_shape, x))
     asked = tuple(bool(stored) and place != SPIKES for place, stored in enumerate(kept))
     taken = (x, connection.weight, connection.bias, *own, *values)
     reads = None

@@ -490,7 +490,7 @@ def test_only_what_needs_its_own_output_stays_a_loop():
             mem, mem2, spk = self.lif.reset_mem(), self.last.reset_mem(), torch.zeros(x.shape[1], 5)
             record = []
             for current in x:
-                spk, mem = self.lif(self.fc(current) + self.back(spk), mem)
+                spk, mem = self.lif(self.fc(current) + self.back(2 * spk), mem)
                 _spk2, mem2 = self.last(self.out(spk), mem2)
                 record.append(mem2)
             return torch.stack(record)
