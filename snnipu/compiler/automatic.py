@@ -1,7 +1,7 @@
 """The compiler finds the loop: ``snnipu.auto()``.
 
-A neuron that is called again and again while one frame runs is called by a loop over time. The function of that frame,
-or the loop alone (:mod:`snnipu.compiler.outline`), is compiled the next time it is called; everything else stays as it is.
+A neuron that is called again and again while one frame runs is called by a loop over time. The function of that frame, or
+the loop alone (:mod:`snnipu.compiler.outline`), is compiled the next time it is called; everything else stays as it is.
 """
 
 import ast
@@ -17,7 +17,7 @@ import sys
 import sysconfig
 import tokenize
 import types
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import snntorch
 import torch
@@ -30,14 +30,17 @@ _LOG = logging.getLogger("snnipu.compiler")
 CALLS = 3
 # So many compilations that no second call used: the next call would compile anew as well.
 USELESS = 3
+# So many calls that could not be compiled, of a loop that others run compiled.
+FAILURES = 3
 # After so many calls of neurons that no loop makes, nobody looks any longer.
 QUIET = 2000
 # A function that calls one of these is no graph.
 _EAGER_NAMES = {"backward", "item", "numpy", "tolist", "zero_grad", "print"}
 _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<lambda>")
-_PACKAGES = tuple(os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep for module in (torch, snntorch)) + (
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
-)
+_FOLDERS = [os.path.dirname(os.path.abspath(str(module.__file__))) for module in (torch, snntorch)]
+_PACKAGES = (*(folder + os.sep for folder in _FOLDERS), os.path.dirname(os.path.dirname(__file__)) + os.sep)
+# Whose frames have no loops of a program's.
+_UNSEEN = (_PACKAGES[0], _PACKAGES[2])
 _LIBRARY = tuple({str(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "purelib", "platlib")})
 _numbers = itertools.count(1)
 
@@ -53,9 +56,11 @@ def _unbound(self: Unbound, *args: Any) -> Any:
     raise UnboundLocalError("a variable is read before it has a value")
 
 
-for (
-    _name
-) in "getattr bool eq ne lt le gt ge add radd sub rsub mul rmul truediv neg call iter len getitem setitem".split():
+_OPERATORS = (
+    *("getattr", "bool", "eq", "ne", "lt", "le", "gt", "ge", "add", "radd", "sub", "rsub", "mul", "rmul"),
+    *("truediv", "neg", "call", "iter", "len", "getitem", "setitem"),
+)
+for _name in _OPERATORS:
     setattr(Unbound, f"__{_name}__", _unbound)
 UNBOUND = Unbound()
 
@@ -90,7 +95,7 @@ class Site:
         self.wanted = False
         self._compiled: Any = None
         self._began = False
-        self._used, self._useless, self._calls = True, 0, 0
+        self._used, self._useless, self._calls, self._failures = True, 0, 0, 0
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.label})"
@@ -127,12 +132,14 @@ class Site:
             except Exception as error:
                 if self._began:
                     raise
-                self._leave(grad, _first_line(error))
-                result = None
+                self._failures += 1
+                # Where other calls run compiled, one that cannot, a smaller last batch say, is not the end of it.
+                if not self.compiled or self._failures >= FAILURES:
+                    self._leave(grad, _first_line(error))
             else:
                 self._count(grad, len(self.reports) > before)
                 return result
-        return self.call(*args, **kwargs)
+        return self.function(*args, **kwargs)
 
     def _compile(self) -> Any:
         def compile_graph(module: Any, example_inputs: Any, **options: Any) -> Any:
@@ -168,8 +175,8 @@ class Site:
             for mode in (True, False):
                 self._leave(
                     mode,
-                    f"it was compiled anew at {self._useless + 1} calls, for no call was like another: a list, a number "
-                    "or a dictionary on an object that changes from call to call, say",
+                    f"it was compiled anew at {self._useless + 1} calls, for no call was like another: a list, a "
+                    "number or a dictionary on an object that changes from call to call, say",
                 )
 
     def _leave(self, grad: bool, reason: str) -> None:
@@ -239,6 +246,8 @@ class Automatic:
         self._said: Dict[Any, bool] = {}
         self._counts: Dict[Any, Dict[int, Tuple[int, Any]]] = {}
         self._modules = 0
+        self._loops: Dict[str, List[outline.Loop]] = {}
+        self._late: Dict[str, List[Tuple[int, int]]] = {}  # lines of loops of modules that run already
         self._quiet = 0
         self._paused = 0
         self._watching = False
@@ -316,7 +325,7 @@ class Automatic:
         stack = []
         while frame is not None:
             code = frame.f_code
-            if not code.co_filename.startswith(_PACKAGES) and code.co_name not in _COMPREHENSIONS:
+            if not code.co_filename.startswith(_UNSEEN) and code.co_name not in _COMPREHENSIONS:
                 stack.append(frame)
             frame = frame.f_back
         # Frames that have returned are let go of.
@@ -325,7 +334,7 @@ class Automatic:
         if self._quiet > QUIET:
             self._rest()
             return
-        found = False
+        found = decided = False
         inner: Any = None
         for place, frame in enumerate(stack):
             counts = self._counts[frame]
@@ -335,11 +344,17 @@ class Automatic:
                 number += 1
             counts[id(neuron)] = number, inner
             if not found and number >= CALLS:
-                found = self._found(frame, stack[place + 1 :])
+                found = self._found(frame, stack[place + 1 :], decided)
+            site = self._by_code.get(frame.f_code)
+            decided = decided or (site is not None and site.wanted)
             inner = counts
 
-    def _found(self, frame: Any, outer: Sequence[Any]) -> bool:
-        """A frame has a loop over time; returns whether an outer one need not be looked at."""
+    def _found(self, frame: Any, outer: Sequence[Any], decided: bool) -> bool:
+        """A frame has a loop over time; returns whether an outer one need not be looked at.
+
+        Args:
+            decided: whether a loop inside runs as it is.
+        """
         code = frame.f_code
         site = self._by_code.get(code)
         if site is not None:
@@ -352,7 +367,8 @@ class Automatic:
                 site.waits_for = self._whole(outer[0].f_code)
             return True
         if code.co_name == "<module>":
-            self._say(code, f"{_place(code, frame.f_lineno)}: the loop over time is code of a module that runs already")
+            if not decided:
+                self._say(code, f"{_place(code, frame.f_lineno)}: the loop over time is code of a module that runs")
             return True
         whole = self._whole(code)
         if whole is None:
@@ -422,6 +438,7 @@ class Automatic:
         loops = {loop.name: loop for loop in outline.outline(tree, _numbers)}
         if not loops:
             return {}
+        self._loops[filename] = list(loops.values())
         before = outline.code_of(original)
         for key, code in outline.code_of(compile(tree, filename, "exec", dont_inherit=True)).items():
             if key in before:
@@ -454,11 +471,12 @@ class Automatic:
             return
         if not names:
             return
+        self._late[filename] = [(site.line, site.end) for site in self._loops[filename] if site.host == "<module>"]
         code = compile(tree, filename, "exec", dont_inherit=True)
         made = outline.code_of(code)
         vars(module).update(names)
         loops = [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name.startswith(outline.LOOP)]
-        exec(compile(ast.Module(loops, []), filename, "exec", dont_inherit=True), vars(module))
+        exec(compile(ast.Module([*loops], []), filename, "exec", dont_inherit=True), vars(module))
         for function in _functions_of(module):
             one = made.get((function.__code__.co_name, function.__code__.co_firstlineno))
             same = one is not None and one.co_freevars == function.__code__.co_freevars
@@ -525,9 +543,7 @@ class _Cells:
         self._auto, self._shell = auto, shell
 
     def visit(self, tree: ast.Module) -> ast.Module:
-        filename = getattr(self._shell, "compile", None)
-        name = filename.get_code_name("", "", 0) if hasattr(filename, "get_code_name") else "<cell>"
-        self._shell.user_ns.update(self._auto.transform(tree, name))
+        self._shell.user_ns.update(self._auto.transform(tree, "<cell>"))
         return tree
 
 
@@ -544,9 +560,9 @@ def auto() -> Automatic:
         snn.auto()
 
     The first time that a loop runs, it runs as it is, and is found by its neurons' calls. From then on its function is
-    compiled as a whole, or, where that is no graph (``loss.backward()``, ``.item()``, printing), the loop alone. Results
-    are those of :func:`snnipu.compile`. What cannot be compiled, or would not run faster, runs as it is and is said
-    once, by the logger ``snnipu.compiler``.
+    compiled as a whole, or, where that is no graph (``loss.backward()``, ``.item()``, printing), the loop alone.
+    Results are those of :func:`snnipu.compile`. What cannot be compiled, or would not run faster, runs as it is, and
+    the logger ``snnipu.compiler`` says so once.
 
     In a script, loops of functions are found, those at the level of the module only by ``python -m snnipu run --compile
     SCRIPT``; in a notebook, those of all cells that run later.

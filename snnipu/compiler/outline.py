@@ -39,13 +39,14 @@ class Loop(NamedTuple):
     Attributes:
         name: the function's.
         host: name of the function, or ``<module>``, in which the loop stands.
-        line: where it begins.
+        line, end: where it begins and ends.
         nested: whether it stands in another loop of its function.
     """
 
     name: str
     host: str
     line: int
+    end: int
     nested: bool
 
 
@@ -75,14 +76,14 @@ class _Scope:
     def __init__(self, node: Function, outer: Optional["_Scope"], owner: str) -> None:
         self.node = node
         self.owner = owner  # the class whose method it is: for names that begin with two underscores
-        loads, stores = names_of(node.body)
+        _, stores = names_of(node.body)
         arguments = node.args
         given = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
         self.parameters = {one.arg for one in given if one is not None}
         declared = [one for one in _walk(node.body) if isinstance(one, (ast.Global, ast.Nonlocal))]
         self.foreign = {name for one in declared for name in one.names}
         self.locals = (self.parameters | stores) - self.foreign
-        self.outer = set() if outer is None else outer.locals | outer.outer
+        self.outer: Set[str] = set() if outer is None else outer.locals | outer.outer
         # What functions inside see of this one's variables, and may change.
         self.cells: Set[str] = set()
         self.changed: Set[str] = set()
@@ -148,7 +149,7 @@ class _Outliner:
         made.body, made.decorator_list = body, [ast.Name(REGISTER, ast.Load())]
         _relocate(made, node)
         self.functions.append(made)
-        self.loops.append(Loop(name, host, node.lineno, self._depth > 0))
+        self.loops.append(Loop(name, host, node.lineno, node.end_lineno or node.lineno, self._depth > 0))
         return ast.Name(name, ast.Load())
 
     def _of_module(self, node: ast.stmt) -> Optional[List[ast.stmt]]:
@@ -212,8 +213,8 @@ def _returned(names: Sequence[str]) -> List[ast.stmt]:
     """The return statement that hands on the variables."""
     if not names:
         return []
-    values = [ast.Name(name, ast.Load()) for name in names]
-    return [ast.Return(ast.Tuple(values, ast.Load()))]  # type: ignore[list-item, unused-ignore]
+    values: List[ast.expr] = [ast.Name(name, ast.Load()) for name in names]
+    return [ast.Return(ast.Tuple(values, ast.Load()))]
 
 
 def _is_call_of(node: ast.AST, names: Set[str]) -> bool:
@@ -333,13 +334,12 @@ def _flow_of(node: ast.stmt) -> Tuple[Set[str], Set[str]]:
         second, other = _flow(node.orelse)
         return names_of([node.test])[0] | first | second, one & other
     if isinstance(node, ast.With):
-        names = [names_of([item.context_expr])[0] for item in node.items]
-        targets = [names_of([item.optional_vars])[1] for item in node.items if item.optional_vars is not None]
-        bound = set().union(*targets) if targets else set()
+        read = names_of([item.context_expr for item in node.items])[0]
+        bound = names_of([item.optional_vars for item in node.items if item.optional_vars is not None])[1]
         inside, sets = _flow(node.body)
         if not all(_lets_errors_through(item.context_expr) for item in node.items):
             sets = set()
-        return set().union(*names) | inside - bound, sets | bound
+        return read | inside - bound, sets | bound
     if isinstance(node, (ast.Expr, ast.Assert, ast.Raise, ast.Pass, ast.Break, ast.Continue)):
         return loads, set()
     return loads, set()

@@ -254,6 +254,8 @@ class Leaky(FusedNeuron, snntorch.Leaky):
             raise ValueError(
                 f"mem must have the input's shape {tuple(input_.shape)}, got {tuple(mem.shape)}: is it another layer's?"
             )
+        if leaves.tracing():
+            return  # a warning ends the graph
         warnings.warn(
             f"mem of shape {tuple(mem.shape)} does not fit the input's {tuple(input_.shape)}: starting from zeros",
             stacklevel=3,

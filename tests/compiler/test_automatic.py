@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import pathlib
 import subprocess
 import sys
 import textwrap
@@ -105,7 +106,7 @@ def beside_what_ends_a_graph(net, x):
     mem1, mem2 = net.lif1.init_leaky(), net.lif2.init_leaky()
     record = []
     for step in range(x.size(0)):
-        spk, mem1, mem2 = net.step(x[step], mem1, mem2)
+        _spk, mem1, mem2 = net.step(x[step], mem1, mem2)
         record.append(mem2)
     record[-1].sum().item()
     return torch.stack(record)
@@ -116,7 +117,7 @@ def over_batches(net, x):
     for half in x.split(2, dim=1):
         mem1, mem2 = net.lif1.init_leaky(), net.lif2.init_leaky()
         for current in half:
-            spk, mem1, mem2 = net.step(current, mem1, mem2)
+            _spk, mem1, mem2 = net.step(current, mem1, mem2)
         out.append(mem2.sum().item() * 0 + mem2)
     return torch.cat(out)
 
@@ -128,7 +129,7 @@ def test_the_loop_is_found(run):
     assert len(compiled) == 1
     where = {over_batches: "current in half", beside_what_ends_a_graph: "for step", in_a_function: "in_a_function"}
     line = int(compiled[0].label.split(":")[1].split(" ")[0])
-    text = open(__file__).read().splitlines()[line - 1]
+    text = pathlib.Path(__file__).read_text().splitlines()[line - 1]
     assert where.get(run, "def forward") in text
     assert {neuron.steps for neuron in compiled[0].reports[0].neurons} == {STEPS}
 
@@ -138,7 +139,7 @@ def test_a_closure_and_keyword_arguments():
         def run(net, x, *, offset=0.0):
             mem1, mem2 = net.lif1.init_leaky(), net.lif2.init_leaky()
             for step in range(len(x)):
-                spk, mem1, mem2 = net.step(x[step] * scale + offset, mem1, mem2)
+                _spk, mem1, mem2 = net.step(x[step] * scale + offset, mem1, mem2)
             return mem2
 
         return run
@@ -210,7 +211,7 @@ class Random(Net):
         np.random.seed(0)
         mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
         for t in range(len(x)):
-            spk, mem1, mem2 = self.step(x[t] * float(np.random.rand()), mem1, mem2)
+            _spk, mem1, mem2 = self.step(x[t] * float(np.random.rand()), mem1, mem2)
         return mem2
 
 

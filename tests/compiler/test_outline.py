@@ -71,18 +71,21 @@ PROGRAMS = {
         "   y = abs(1 // t)\n   out += y\n return out, y"
     ),
     "try": (
-        "def f():\n y = 9\n for t in range(3):\n  try:\n   y = abs(1 // t)\n  except ZeroDivisionError as e:\n   y = 3\n"
-        " return y, t"
+        "def f():\n y = 9\n for t in range(3):\n  try:\n   y = abs(1 // t)\n  except ZeroDivisionError as e:\n"
+        "   y = 3\n return y, t"
     ),
     "outer variable": (
         "def g():\n k = 3\n def h():\n  s = 0\n  for t in range(4):\n   s += abs(k - t)\n  return s\n return h()\nf = g"
     ),
     "private names": (
-        "class A:\n def __init__(self):\n  self.__x = 2\n def g(self):\n  s = 0\n  for t in range(3):\n   s += abs(self.__x)\n"
-        "  return s\ndef f():\n return A().g()"
+        "class A:\n def __init__(self):\n  self.__x = 2\n def g(self):\n  s = 0\n  for t in range(3):\n"
+        "   s += abs(self.__x)\n  return s\ndef f():\n return A().g()"
     ),
     "walrus": "def f():\n for t in range(3):\n  if (y := abs(t)) > 1:\n   z = y\n return y, z",
-    "unpacking": "def f():\n a, b = 1, 2\n for t, (u, v) in enumerate([(1, 2), (3, 4)]):\n  a, b = b, abs(a + u * v)\n return a, b, u",
+    "unpacking": (
+        "def f():\n a, b = 1, 2\n for t, (u, v) in enumerate([(1, 2), (3, 4)]):\n"
+        "  a, b = b, abs(a + u * v)\n return a, b, u"
+    ),
 }
 
 
@@ -107,11 +110,13 @@ REFUSED = {
         "def f():\n s = 0\n g = lambda: s\n out = []\n for t in range(3):\n  s = abs(t)\n  out.append(g())\n return out"
     ),
     "global": "s = 0\ndef f():\n global s\n for t in range(3):\n  s = abs(t)\n return s",
-    "a function made in the loop": "def f():\n fs = []\n for t in range(3):\n  fs.append(lambda: t)\n return [g() for g in fs]",
+    "a function made in the loop": (
+        "def f():\n fs = []\n for t in range(3):\n  fs.append(lambda: t)\n return [g() for g in fs]"
+    ),
     "no call": "def f():\n s = 0\n for t in (1, 2):\n  s = s + t\n return s",
     "super": (
-        "class A:\n def g(self):\n  return 1\nclass B(A):\n def g(self):\n  s = 0\n  for t in range(3):\n   s += super().g()\n"
-        "  return s\ndef f():\n return B().g()"
+        "class A:\n def g(self):\n  return 1\nclass B(A):\n def g(self):\n  s = 0\n  for t in range(3):\n"
+        "   s += super().g()\n  return s\ndef f():\n return B().g()"
     ),
 }
 
