@@ -1,7 +1,7 @@
 """The compiler finds the loop: ``snnipu.auto()``.
 
-A neuron that is called again and again while one frame runs is called by a loop over time. The function of that frame, or
-the loop alone (:mod:`snnipu.compiler.outline`), is compiled the next time it is called; everything else stays as it is.
+A neuron that is called again and again while one frame runs is called by a loop over time. The function of that frame,
+or the loop alone (:mod:`snnipu.compiler.outline`), is compiled the next time it is called; the rest stays as it is.
 """
 
 import ast
