@@ -143,8 +143,28 @@ def compile_graph(
         _LOG.warning("a graph runs as it was, for rolling it failed: %s", failed)
     if observer is not None:
         observer(report_of(module, rolled, plan, time.perf_counter() - started, failed))
-    if then is None:
-        return rolled.forward
-    from torch._dynamo import lookup_backend
+    run = rolled.forward
+    if then is not None:
+        from torch._dynamo import lookup_backend
 
-    return lookup_backend(then)(rolled, example_inputs)
+        run = lookup_backend(then)(rolled, example_inputs)
+    return run if rolled is module else _apart(module, run)
+
+
+def _apart(module: GraphModule, run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run``; the graph as it was where an input that it changes shares memory with another one."""
+    written = nodes.written_inputs(module.graph)
+    if not written:
+        return run
+    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+    own = [place for place, node in enumerate(inputs) if node in written]
+    others = [place for place, node in enumerate(inputs) if node not in written and nodes.is_tensor(node)]
+
+    def checked(*args: Any) -> Any:
+        storages = {args[place].untyped_storage().data_ptr() for place in own} - {0}
+        alone = len(storages) == len(own) and all(
+            args[place].untyped_storage().data_ptr() not in storages for place in others
+        )
+        return run(*args) if alone else module.forward(*args)
+
+    return checked

@@ -214,94 +214,299 @@ def _updates_statistics(node: Node) -> bool:
     return argument(node, name, name == "use_input_stats") is not False
 
 
+# Functions of each element, after broadcasting.
+ELEMENTWISE = {
+    "abs",
+    "absolute",
+    "add",
+    "addcdiv",
+    "addcmul",
+    "and_",
+    "atan",
+    "bitwise_and",
+    "bitwise_not",
+    "bitwise_or",
+    "bitwise_xor",
+    "ceil",
+    "celu",
+    "clamp",
+    "clamp_max",
+    "clamp_min",
+    "clip",
+    "clone",
+    "copysign",
+    "cos",
+    "cosh",
+    "detach",
+    "div",
+    "divide",
+    "elu",
+    "eq",
+    "erf",
+    "erfc",
+    "exp",
+    "expm1",
+    "fix",
+    "float_power",
+    "floor",
+    "floor_divide",
+    "floordiv",
+    "fmod",
+    "frac",
+    "ge",
+    "gelu",
+    "greater",
+    "greater_equal",
+    "gt",
+    "hardshrink",
+    "hardsigmoid",
+    "hardswish",
+    "hardtanh",
+    "heaviside",
+    "hypot",
+    "inv",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "le",
+    "leaky_relu",
+    "lerp",
+    "less",
+    "less_equal",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "logit",
+    "logsigmoid",
+    "lt",
+    "masked_fill",
+    "maximum",
+    "minimum",
+    "mish",
+    "mod",
+    "mul",
+    "multiply",
+    "nan_to_num",
+    "ne",
+    "neg",
+    "negative",
+    "not_equal",
+    "ones_like",
+    "or_",
+    "positive",
+    "pow",
+    "reciprocal",
+    "relu",
+    "relu6",
+    "remainder",
+    "round",
+    "rsqrt",
+    "rsub",
+    "selu",
+    "sgn",
+    "sigmoid",
+    "sign",
+    "silu",
+    "sin",
+    "sinh",
+    "softplus",
+    "softshrink",
+    "softsign",
+    "spike_of",
+    "sqrt",
+    "square",
+    "sub",
+    "subtract",
+    "tan",
+    "tanh",
+    "tanhshrink",
+    "threshold",
+    "true_divide",
+    "truediv",
+    "trunc",
+    "where",
+    "xor",
+    "zeros_like",
+    "invert",
+    "and",
+    "or",
+    "__and__",
+    "__or__",
+    "__xor__",
+    "__invert__",
+}
+# Of them, those that may return their argument, or a view of it.
+_MAY_BE_ARGUMENT = {"detach", "positive"}
 # Calls whose result is memory of its own, never a view of an argument.
-_FRESH = {
-    "linear",
+_FRESH = (ELEMENTWISE - _MAY_BE_ARGUMENT) | {
+    "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d",
+    "amax",
+    "amin",
+    "argmax",
+    "argmin",
+    "avg_pool1d",
+    "avg_pool2d",
+    "avg_pool3d",
+    "batch_norm",
+    "bernoulli",
+    "bilinear",
+    "bmm",
+    "cat",
+    "concat",
     "conv1d",
     "conv2d",
     "conv3d",
     "conv_transpose1d",
     "conv_transpose2d",
     "conv_transpose3d",
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "div",
-    "neg",
-    "stack",
-    "cat",
-    "zeros",
-    "zeros_like",
-    "ones",
-    "ones_like",
+    "cross_entropy",
+    "cumsum",
+    "embedding",
     "empty",
     "empty_like",
-    "clone",
-    "relu",
-    "sigmoid",
-    "spike_of",
-    "tanh",
+    "flip",
+    "full",
+    "full_like",
+    "gather",
+    "group_norm",
+    "index_select",
+    "item",
+    "l1_loss",
+    "layer_norm",
+    "linear",
+    "log_softmax",
+    "matmul",
+    "max_pool1d",
     "max_pool2d",
-    "avg_pool2d",
-    "batch_norm",
-    "cross_entropy",
-    "mse_loss",
-    "sum",
+    "max_pool3d",
     "mean",
-    "gt",
-    "lt",
-    "ge",
-    "le",
-    "eq",
-    "ne",
+    "mm",
+    "mse_loss",
+    "new_full",
+    "new_ones",
+    "new_zeros",
+    "nll_loss",
+    "norm",
+    "numel",
+    "one_hot",
+    "ones",
+    "prelu",
+    "prod",
+    "rand",
+    "rand_like",
+    "randn",
+    "randn_like",
+    "repeat",
+    "roll",
     "size",
+    "softmax",
+    "stack",
+    "std",
+    "sum",
+    "tensor",
+    "var",
+    "zeros",
 }
 
 
-def changed_memory(graph: Graph) -> Tuple[Set[Node], Dict[Node, List[Node]]]:
-    """The nodes whose memory somebody may change in place, and for each node those that must run before it for that.
+class Memory:
+    """Which nodes may share memory with which: what may be a view of something is taken for one.
 
-    Conservative: what may be a view of something is taken for one.
+    Inputs share memory with each other where their traced values do; that no others do is checked when the graph runs
+    (:func:`written_inputs`).
     """
-    changes = {node: changed_by(node) for node in graph.nodes}
-    changes = {node: changed for node, changed in changes.items() if changed}
-    if not changes:
-        return set(), {}
-    parent: Dict[Any, Any] = {}
 
-    def find(item: Any) -> Any:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        changes = {node: changed_by(node) for node in graph.nodes}
+        self.changes = {node: changed for node, changed in changes.items() if changed}
+        self._parent: Dict[Any, Any] = {}
+        if not self.changes:
+            return
+        for node in graph.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                storage = _storage_of(node)
+                if storage is not None:
+                    self.unite(node, storage)
+            elif node.op in ("call_method", "call_function", "call_module"):
+                for source in self._views(node):
+                    self.unite(node, source)
+
+    def _views(self, node: Node) -> List[Any]:
+        """What the result may be a view of."""
+        if node in self.changes:
+            if name_of(node) in _NORMS_WITH_STATISTICS:
+                return []
+            return self.changes[node] if name_of(node) else node.all_input_nodes
+        if is_fresh(node):
+            return []
+        source = node.args[0] if node.args else None
+        if name_of(node) == "getitem" and isinstance(source, Node) and source.target in leaves.SEQUENCES:
+            # Each result of a neuron is memory of its own, unless its spikes are a state.
+            apart = source.target is leaves.lif_step or (
+                source.target is leaves.neuron_step and "spk" not in leaves.state_names(source.args[4][0])  # type: ignore
+            )
+            return [(source, node.args[1])] if apart else [source]
+        return [one for one in node.all_input_nodes if may_be_memory(one)]
+
+    def root(self, item: Any) -> Any:
+        """One and the same for all that may share memory."""
+        parent = self._parent
         while parent.setdefault(item, item) is not item:
             parent[item] = parent[parent[item]]
             item = parent[item]
         return item
 
-    def unite(a: Any, b: Any) -> None:
-        parent[find(a)] = find(b)
+    def unite(self, a: Any, b: Any) -> None:
+        self._parent[self.root(a)] = self.root(b)
 
-    for node in graph.nodes:
-        if node.op in ("call_method", "call_function", "call_module") and not is_fresh(node):
-            sources = changes[node] if node in changes and name_of(node) else node.all_input_nodes
-            for source in sources:
-                if may_be_memory(source):
-                    unite(node, source)
-    inputs = [node for node in graph.nodes if node.op in ("placeholder", "get_attr") and is_tensor(node)]
-    changed_roots = {find(node) for changed in changes.values() for node in changed}
-    touched = [node for node in inputs if find(node) in changed_roots]
-    # Whether two tensors from outside share memory is not known; statistics of norms share it with nothing.
-    if any(not _only_statistics(node, changes) for node in touched):
-        for node in inputs:
-            unite(node, touched[0])
-        changed_roots = {find(node) for changed in changes.values() for node in changed}
-    members = {node for node in graph.nodes if node in parent and find(node) in changed_roots} | set(changes)
+    def __contains__(self, node: Node) -> bool:
+        return node in self._parent
+
+
+def _storage_of(node: Node) -> Any:
+    """The memory of an input as it was traced."""
+    value = value_of(node)
+    if not isinstance(value, torch.Tensor):
+        return None
+    try:
+        return "storage", value.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return "storage", "unknown"
+
+
+def changed_memory(graph: Graph) -> Tuple[Set[Node], Dict[Node, List[Node]]]:
+    """The nodes whose memory somebody may change in place, and for each node those that must run before it for that."""
+    memory = Memory(graph)
+    changes = memory.changes
+    if not changes:
+        return set(), {}
+    changed_roots = {memory.root(node) for changed in changes.values() for node in changed}
+    members = {node for node in graph.nodes if node in memory and memory.root(node) in changed_roots} | set(changes)
+    # A neuron one of whose results is changed.
+    members |= {
+        source
+        for node in members
+        if name_of(node) == "getitem"
+        for source in node.all_input_nodes
+        if source.target in leaves.SEQUENCES
+    }
     before: Dict[Node, List[Node]] = {}
     written: Dict[Any, Node] = {}
     read: Dict[Any, List[Node]] = {}
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr", "output"):
             continue
-        writes = {find(n) for n in changes.get(node, ())}
-        for root in {find(n) for n in node.all_input_nodes if n in parent and find(n) in changed_roots} | writes:
+        writes = {memory.root(n) for n in changes.get(node, ())}
+        reads = {memory.root(n) for n in node.all_input_nodes if n in memory}
+        for root in (reads & changed_roots) | writes:
             earlier = [written[root]] if root in written else []
             if root in writes:
                 earlier += read.pop(root, [])
@@ -312,23 +517,47 @@ def changed_memory(graph: Graph) -> Tuple[Set[Node], Dict[Node, List[Node]]]:
     return members, before
 
 
+def written_inputs(graph: Graph) -> List[Node]:
+    """The inputs that the graph changes, of which a caller must know that they share memory with no other input.
+
+    Statistics of norms and numbers that are counted up are taken for memory of their own.
+    """
+    memory = Memory(graph)
+    roots = {memory.root(node) for changed in memory.changes.values() for node in changed}
+    return [
+        node
+        for node in graph.nodes
+        if node.op in ("placeholder", "get_attr")
+        and is_tensor(node)
+        and memory.root(node) in roots
+        and not _only_statistics(node)
+    ]
+
+
 def may_be_memory(node: Node) -> bool:
     value = value_of(node)
     return value is None or isinstance(value, (torch.Tensor, tuple, list))
 
 
 def is_fresh(node: Node) -> bool:
+    """Whether the result is memory of its own."""
+    if name_of(node) in _IN_PLACE_OPERATORS:
+        return not (node.args and is_tensor(node.args[0]))
     return name_of(node) in _FRESH or node.target in leaves.SEQUENCES
 
 
-def _only_statistics(node: Node, changes: Dict[Node, List[Node]]) -> bool:
+def _only_statistics(node: Node) -> bool:
     """Whether a tensor from outside is used by norms in training alone, or counted up."""
-    return all(name_of(user) in (*_NORMS_WITH_STATISTICS, "add_", "iadd") for user in node.users)
+    return all(
+        name_of(user) in _NORMS_WITH_STATISTICS
+        or (name_of(user) in ("add_", "iadd") and not any(isinstance(one, Node) for one in user.args[1:]))
+        for user in node.users
+    )
 
 
 def is_barrier(node: Node) -> bool:
     """Whether the call changes how later ones run: gradient mode, autocast."""
-    if node.op != "call_function" or name_of(node):
+    if node.op != "call_function" or name_of(node) or node.target is torch._C._log_api_usage_once:
         return False
     return not may_be_tensorial(node)
 

@@ -211,6 +211,9 @@ class Plan:
             elif any(node in self.fixed for node in chain):
                 why = "its state is changed in place"
             found.append(Found(name, kind, tuple(chain), str(why)))
+        for one in found:
+            if len(one.steps) < 2 and sum(other.name == one.name for other in found) > 1:
+                one.why_not = str(one.steps[0].args[5]) or "its state is changed between steps"
         return found
 
     def _independent(self, steps: Sequence[Node]) -> Dict[Node, Optional[Node]]:

@@ -1,6 +1,7 @@
 """A graph in a form in which the same thing looks the same: before chains are looked for."""
 
-from typing import Any, Dict, List, Optional, Tuple
+import operator
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 import torch
 from torch.fx import Graph, Node
@@ -21,6 +22,8 @@ def prepare(graph: Graph, fix_numbers: bool = False) -> None:
     if fix_numbers:
         _fix_numbers(graph)
     _drop_casts(graph)
+    _out_of_place(graph)
+    _count_once(graph)
     _records_as_stacks(graph)
     _merge_equal(graph)
     _masks_apart(graph)
@@ -56,6 +59,129 @@ def _drop_casts(graph: Graph) -> None:
         if wanted is not None and nodes.value_of(source).dtype == wanted:
             node.replace_all_uses_with(source)
             graph.erase_node(node)
+
+
+# Python's operators in place, and the same out of place.
+_OPERATORS = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+    operator.ifloordiv: operator.floordiv,
+    operator.imod: operator.mod,
+    operator.ipow: operator.pow,
+    operator.iand: operator.and_,
+    operator.ior: operator.or_,
+    operator.ixor: operator.xor,
+}
+# The dtype of a result of 16 bits is its argument's, autocast or not.
+_OF_ANY_PRECISION = {"add", "sub", "mul", "truediv", "div", "relu", "relu6", "leaky_relu", "clamp", "neg", "abs"}
+_OF_INTEGERS = {"add", "sub", "mul", "neg", "abs", "and_", "or_", "xor", "bitwise_and", "bitwise_or", "clamp"}
+
+
+def _out_of_place(graph: Graph) -> None:
+    """Operations in place on memory that nobody looks at under another name afterwards, as the functions they are.
+
+    What was changed in place is then a value like any other. Memory from outside stays changed in place.
+    """
+    memory = nodes.Memory(graph)
+    if not memory.changes:
+        return
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    modes_change = any(nodes.is_barrier(node) for node in graph.nodes)
+    outside: Set[Any] = set()
+    last_use: Dict[Node, int] = {}
+    names: Dict[Any, List[Node]] = {}  # of each memory, those that may still be used
+    for node in list(graph.nodes):
+        if node.op in ("placeholder", "get_attr"):
+            outside.add(memory.root(node))
+            continue
+        root = memory.root(node)
+        last_use[node] = max((order[user] for user in node.users), default=-1)
+        target: Any = node.args[0] if node.args else None
+        known = names.setdefault(root, [])
+        if node in memory.changes and isinstance(target, Node):
+            here = order[node]
+            known[:] = [name for name in known if last_use[name] > here]
+            if (
+                root not in outside
+                and memory.root(target) == root
+                and not any(name is not target for name in known)
+                and not any(user.op == "output" for user in target.users)
+                and not (modes_change and nodes.value_of(node).requires_grad)
+            ):
+                made = _same_out_of_place(graph, node)
+                if made is not None:
+                    made.meta.update(node.meta)
+                    memory.unite(made, target)
+                    for user in [user for user in target.users if order.get(user, -1) > here]:
+                        user.replace_input_with(target, made)
+                    node.replace_all_uses_with(made)
+                    graph.erase_node(node)
+                    order[made], last_use[made] = here, max((order[user] for user in made.users), default=-1)
+                    known[:] = [made]
+                    continue
+        known.append(node)
+
+
+def _same_out_of_place(graph: Graph, node: Node) -> Optional[Node]:
+    """The call as a function that changes nothing, in front of it; None where there is none with the same result."""
+    base: Any = node.args[0]
+    value = nodes.value_of(base)
+    target: Any = node.target
+    name, args, kwargs = nodes.name_of(node), list(node.args), dict(node.kwargs)
+    if target in _OPERATORS:
+        target = _OPERATORS[target]
+        name = target.__name__
+    elif kwargs.pop("inplace", False) is True:
+        if name == "dropout" and value.device.type != "cpu":
+            return None  # a fused kernel draws otherwise
+        if name not in rules.RULES or len(args) != 1:
+            return None
+    elif node.op == "call_method" and name.endswith("_") and not name.endswith("__"):
+        name = target = name[:-1]
+    elif node.op == "call_function" and name.endswith("_"):
+        name = name[:-1]
+        target = getattr(torch, name, None)
+    else:
+        return None
+    if (name not in nodes.ELEMENTWISE and name != "dropout") or name in _NOT_OUT_OF_PLACE or target is None:
+        return None
+    given = [nodes.value_of(one) for one in (*args[1:], *kwargs.values())]
+    tensors = [one for one in given if isinstance(one, torch.Tensor)]
+    if any(torch.promote_types(value.dtype, one.dtype) != value.dtype for one in tensors):
+        return None
+    if not value.dtype.is_floating_point and name not in _OF_INTEGERS:
+        return None
+    if value.dtype in (torch.float16, torch.bfloat16) and name not in _OF_ANY_PRECISION:
+        return None
+    if nodes.value_of(node).requires_grad != any(one.requires_grad for one in (value, *tensors)):
+        return None
+    with graph.inserting_before(node):
+        return graph.create_node(node.op, target, tuple(args), kwargs)
+
+
+_NOT_OUT_OF_PLACE = {"detach", "zeros_like", "ones_like", "clone", "where", "heaviside", "copysign"}
+
+
+def _count_once(graph: Graph) -> None:
+    """A number of the module that is counted up at each step, by whole numbers, and looked at by nobody: at once."""
+    for node in graph.nodes:
+        value = nodes.value_of(node)
+        if node.op not in ("placeholder", "get_attr") or not isinstance(value, torch.Tensor):
+            continue
+        counts: List[Any] = list(node.users)
+        if (
+            len(counts) < 2
+            or value.dtype != torch.int64
+            or any(one.op != "call_method" or one.target != "add_" or one.users for one in counts)
+            or any(len(one.args) != 2 or one.kwargs or type(one.args[1]) is not int for one in counts)
+            or any(nodes.is_barrier(other) for other in graph.nodes)
+        ):
+            continue
+        counts[0].args = (node, sum(one.args[1] for one in counts))
+        for one in counts[1:]:
+            graph.erase_node(one)
 
 
 def _records_as_stacks(graph: Graph) -> None:

@@ -1,0 +1,291 @@
+"""Small loops, one for each rule of the compiler: what it takes becomes one call, what it refuses runs as written."""
+
+import copy
+
+import pytest
+import torch
+from support.versions import needs_backend
+from torch import nn
+from torch.nn import functional
+
+import snnipu as snn
+from snnipu.compiler import backend
+
+pytestmark = needs_backend
+STEPS = 4
+
+
+@pytest.fixture(autouse=True)
+def _strict(monkeypatch):
+    """A graph that cannot be rolled is an error here."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(backend, "strict", True)
+    torch._dynamo.reset()
+
+
+def compiled(function):
+    """The compiled function, and the list its reports come in."""
+    reports = []
+
+    def collect(module, inputs, **options):
+        return backend.compile_graph(module, inputs, observer=reports.append, **options)
+
+    backend.enable()
+    return torch.compile(function, backend=collect), reports
+
+
+def times(reports, name):
+    """How often the loop calls an operator, and how often the rolled graph does."""
+    found = [o for report in reports for o in report.operators if o.name == name]
+    return sum(o.calls for o in found), sum(o.times for o in found)
+
+
+def neurons(reports):
+    return [(neuron.steps, neuron.rolled) for report in reports for neuron in report.neurons]
+
+
+class Loop(nn.Module):
+    """``Leaky`` over time; ``body(self, spk, mem, t)`` does something with each step."""
+
+    def __init__(self, body, features=6):
+        super().__init__()
+        self.body = body
+        self.features = features
+        self.lif = snn.Leaky(beta=0.5, learn_beta=True)
+        self.register_buffer("total", torch.zeros(()))
+        self.register_buffer("rates", torch.zeros(STEPS, features))
+
+    def forward(self, x):
+        mem = self.lif.reset_mem()
+        self.start(x)
+        for t in range(STEPS):
+            spk, mem = self.lif(x[t], mem)
+            self.body(self, spk, mem, t)
+        return self.out
+
+    def start(self, x):
+        self.out = torch.zeros_like(x[0])
+
+
+def _same(net, x, calls=2, equal=True):
+    """Results, buffers, gradients of the net as it is and compiled; returns the reports."""
+    other = copy.deepcopy(net)
+    run, reports = compiled(other)
+    for _ in range(calls):
+        found = []
+        for function, module in ((net, net), (run, other)):
+            torch.manual_seed(1)
+            leaf = x.clone().requires_grad_()
+            out = function(leaf)
+            outs = out if isinstance(out, tuple) else (out,)
+            kept = [one.detach().clone() for one in outs]
+            module.zero_grad()
+            loss = sum((one.double() * torch.linspace(-1, 2, one.numel()).view(one.shape)).sum() for one in outs)
+            if loss.requires_grad:
+                loss.backward()
+            gradients = [p.grad for p in module.parameters() if p.grad is not None]
+            gradients += [leaf.grad] if leaf.grad is not None else []
+            for buffer in module.buffers():
+                buffer.detach_()
+            found.append((kept, [b.clone() for b in module.buffers()], gradients))
+        for expected, made in zip(found[0][0], found[1][0]):
+            assert expected.dtype == made.dtype
+            assert torch.equal(expected, made) if equal else torch.allclose(expected, made, 1e-5, 1e-6)
+        assert [len(part) for part in found[0]] == [len(part) for part in found[1]]
+        for expected, made in zip(found[0][1] + found[0][2], found[1][1] + found[1][2]):
+            torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
+    return reports
+
+
+# ---- operations in place
+
+
+def _add(self, spk, mem, t):
+    self.out += spk
+
+
+def _add_method(self, spk, mem, t):
+    self.out.add_(spk, alpha=2)
+
+
+def _detached(self, spk, mem, t):
+    self.out += spk.sum().detach()
+
+
+def _by_index(self, spk, mem, t):
+    self.out[t] += spk.mean()
+
+
+def _columns(self, spk, mem, t):
+    self.out[:, t % 2] += spk[:, 0]
+
+
+def _buffer(self, spk, mem, t):
+    self.total += spk.sum()
+    self.out = self.out + self.total
+
+
+def _rows_of_a_buffer(self, spk, mem, t):
+    self.rates[t] += spk.mean(0).detach()
+
+
+def _scaled(self, spk, mem, t):
+    self.out *= 0.5
+    self.out += mem
+    self.out.clamp_(max=1.0)
+
+
+def _first_spikes(self, spk, mem, t):
+    if t == 0:
+        self.out = spk.clone()
+    else:
+        self.out += spk
+
+
+def _spikes_themselves(self, spk, mem, t):
+    spk += 1.0
+    self.out = self.out + spk
+
+
+def _activation(self, spk, mem, t):
+    current = mem * 2 - 1
+    current -= 0.5
+    functional.relu(current, inplace=True)
+    self.out = self.out + current
+
+
+ACCUMULATORS = [
+    _add, _add_method, _detached, _by_index, _columns, _buffer, _rows_of_a_buffer, _scaled, _first_spikes,
+    _spikes_themselves, _activation,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", ACCUMULATORS)
+def test_statistics_in_place_do_not_keep_neurons_from_rolling(body):
+    reports = _same(Loop(body), torch.rand(STEPS, 5, 6) * 2)
+    assert neurons(reports) == [(STEPS, True)]
+
+
+def test_what_is_done_in_place_to_a_value_nobody_else_has_runs_once():
+    reports = _same(Loop(_activation), torch.rand(STEPS, 5, 6) * 2)
+    assert times(reports, "relu") == (STEPS, 1)
+    assert times(reports, "mul") == (STEPS, 1)
+
+
+def _older_name(self, spk, mem, t):
+    current = mem * 2
+    same = current
+    view = current[:, :2]
+    current += 1  # `view` sees it
+    self.out = self.out + same * view.sum()
+
+
+def _record_of_one_tensor(self, spk, mem, t):
+    self.out += spk
+    self.record.append(self.out)
+
+
+def _promoted(self, spk, mem, t):
+    self.out += spk.double()  # float32 stays float32
+
+
+def _whole_numbers(self, spk, mem, t):
+    self.count += (spk > 0).sum()
+    self.out = self.out + self.count
+
+
+class Records(Loop):
+    def start(self, x):
+        super().start(x)
+        self.record = []
+        self.count = torch.zeros((), dtype=torch.int64)
+
+    def forward(self, x):
+        out = super().forward(x)
+        return (out, torch.stack(self.record)) if self.record else out
+
+
+@pytest.mark.parametrize("body", [_older_name, _record_of_one_tensor, _promoted, _whole_numbers])
+def test_other_names_and_dtypes_of_what_is_changed_in_place(body):
+    reports = _same(Records(body), torch.rand(STEPS, 5, 6) * 2)
+    assert neurons(reports) == [(STEPS, True)]
+
+
+def test_the_dtype_of_an_accumulator_stays():
+    def function(x, mem):
+        out = torch.zeros(x.shape[1:], dtype=torch.float16)
+        for t in range(STEPS):
+            spk, mem = lif(x[t], mem)
+            out += spk * 0.3
+        return out
+
+    lif = snn.Leaky(beta=0.5)
+    x, mem = torch.rand(STEPS, 3, 4) * 2, torch.zeros(3, 4)
+    run, reports = compiled(function)
+    assert run(x, mem).dtype == torch.float16
+    assert torch.equal(run(x, mem), function(x, mem))
+    assert neurons(reports) == [(STEPS, True)]
+
+
+def test_what_comes_from_outside_is_changed_in_place_though_it_may_be_another_input():
+    def function(x, total, other):
+        mem = lif.reset_mem()
+        out = 0
+        for t in range(STEPS):
+            spk, mem = lif(x[t], mem)
+            total.add_(spk.sum(0))
+            out = out + other
+        return out
+
+    lif = snn.Leaky(beta=0.5)
+    run, reports = compiled(function)
+    x = torch.rand(STEPS, 3, 4) * 2
+    for shared in (False, True, False):
+        found = []
+        for call in (function, run):
+            memory = torch.arange(8.0)
+            out = call(x, memory[:4], memory[2:6] if shared else torch.ones(4))
+            found.append((out, memory))
+        assert torch.equal(found[0][0], found[1][0])
+        assert torch.equal(found[0][1], found[1][1])
+    assert neurons(reports)[0] == (STEPS, True)
+
+
+def test_in_place_without_gradient_keeps_the_gradient_there_was():
+    def function(x):
+        mem = lif.reset_mem()
+        out = x[0] * 2
+        for t in range(STEPS):
+            spk, mem = lif(x[t], mem)
+            with torch.no_grad():
+                out += spk
+        return out
+
+    lif = snn.Leaky(beta=0.5)
+    run, _ = compiled(function)
+    found = []
+    for call in (function, run):
+        x = (torch.arange(24.0).view(STEPS, 2, 3) / 12).requires_grad_()
+        out = call(x)
+        out.sum().backward()
+        found.append((out.detach(), x.grad))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
+def test_a_barrier_is_none_where_only_use_of_an_interface_is_logged():
+    def function(x):
+        mem = lif.reset_mem()
+        out = 0
+        for t in range(STEPS):
+            torch._C._log_api_usage_once("test")
+            spk, mem = lif(x[t] * 2, mem)
+            out = out + spk
+        return out
+
+    lif = snn.Leaky(beta=0.5)
+    run, reports = compiled(function)
+    x = torch.rand(STEPS, 3, 4)
+    assert torch.equal(run(x), function(x))
+    assert neurons(reports) == [(STEPS, True)]
+    assert times(reports, "mul") == (STEPS, 1)
