@@ -450,8 +450,8 @@ class Memory:
         source = node.args[0] if node.args else None
         if name_of(node) == "getitem" and isinstance(source, Node) and source.target in leaves.SEQUENCES:
             # Each result of a neuron is memory of its own, unless its spikes are a state.
-            apart = source.target is leaves.lif_step or (
-                source.target is leaves.neuron_step and "spk" not in leaves.state_names(source.args[4][0])  # type: ignore
+            apart = source.target in (leaves.lif_step, leaves.neuron_step) and (
+                leaves.output_state(source.target, source.args[4]) is None
             )
             return [(source, node.args[1])] if apart else [source]
         return [one for one in node.all_input_nodes if may_be_memory(one)]
