@@ -100,7 +100,7 @@ class Emitter:
         plan = self.plan
         start = [node for node in plan.graph.nodes if node.op in ("placeholder", "output")]
         start += [
-            node for node in plan.graph.nodes if node in plan.fixed and node.op not in ("placeholder", "get_attr")
+            node for node in plan.graph.nodes if node in plan.effects and node.op not in ("placeholder", "get_attr")
         ]
         start += [
             node

@@ -517,6 +517,11 @@ def changed_memory(graph: Graph) -> Tuple[Set[Node], Dict[Node, List[Node]]]:
     return members, before
 
 
+def is_norm_in_training(node: Node) -> bool:
+    """A batch norm whose only effect is on its running averages."""
+    return node.op == "call_function" and node.target is functional.batch_norm and _updates_statistics(node)
+
+
 def written_inputs(graph: Graph) -> List[Node]:
     """The inputs that the graph changes, of which a caller must know that they share memory with no other input.
 

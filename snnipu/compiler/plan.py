@@ -164,7 +164,10 @@ class Plan:
         self.changed, self.before = nodes.changed_memory(graph)
         self.random = [node for node in graph.nodes if nodes.is_random(node)]
         self.barriers = [node for node in graph.nodes if nodes.is_barrier(node)]
-        self.fixed: Set[Node] = {*self.changed, *self.random, *self.barriers}
+        self.effects: Set[Node] = {*self.changed, *self.random, *self.barriers}
+        # Batch norms over time change the running averages in the steps' order.
+        self.norms = {node for node in graph.nodes if nodes.is_norm_in_training(node)}
+        self.fixed: Set[Node] = self.effects - self.norms
         self.chains = self._find_chains()
         for chain in self.chains:
             if not chain.why_not:
@@ -401,6 +404,8 @@ class Plan:
         first = run[0]
         if first.op not in ("call_function", "call_method") or is_step(first):
             return False
+        if first in self.norms and any(self.place[a] > self.place[b] for a, b in zip(run, run[1:])):
+            return False
         if len(set(run)) < len(run) or any((n.op, n.target) != (first.op, first.target) for n in run):
             return False
         if any(len(n.args) != len(first.args) or list(n.kwargs) != list(first.kwargs) for n in run):
@@ -529,7 +534,10 @@ class Plan:
             for source in unit.sources():
                 found.extend(self._units_of(source))
             for node in unit.nodes:
-                found.extend(self.unit(earlier) for earlier in self._order.get(node, ()))
+                for earlier in self._order.get(node, ()):
+                    # A norm's own steps are in order.
+                    if node not in self.norms or self.unit(earlier) is not unit:
+                        found.append(self.unit(earlier))
         else:
             found = [self.unit(node) for node in unit.all_input_nodes]
             found.extend(self.unit(earlier) for earlier in self._order.get(unit, ()))

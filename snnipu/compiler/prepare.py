@@ -26,6 +26,8 @@ def prepare(graph: Graph, fix_numbers: bool = False) -> None:
     _count_once(graph)
     _records_as_stacks(graph)
     _merge_equal(graph)
+    if _norms_of_constants(graph):
+        _merge_equal(graph)
     _masks_apart(graph)
 
 
@@ -248,7 +250,9 @@ def _merge_equal(graph: Graph) -> None:
     for node in list(graph.nodes):
         if node.op not in ("call_function", "call_method") or nodes.name_of(node) not in rules.RULES:
             continue
-        if node in changed or nodes.is_random(node) or any(source in changed for source in node.all_input_nodes):
+        if node in changed or nodes.is_random(node):
+            continue
+        if any(source in changed and not nodes.is_norm_in_training(source) for source in node.all_input_nodes):
             continue
         try:
             key = (node.op, node.target, _hashable(node.args), _hashable(node.kwargs))
@@ -258,6 +262,37 @@ def _merge_equal(graph: Graph) -> None:
         if first is not node:
             node.replace_all_uses_with(first, propagate_meta=False)
             graph.erase_node(node)
+
+
+def _norms_of_constants(graph: Graph) -> bool:
+    """Batch norms in training of one and the same batch, one after the other: one, of the momentum that all have.
+
+    The running averages are those of all of them, to rounding. Returns whether there were any.
+    """
+    if any(nodes.is_barrier(node) for node in graph.nodes):
+        return False
+    found = False
+    alike: Dict[Any, List[Node]] = {}
+    for node in graph.nodes:
+        if nodes.is_norm_in_training(node):
+            alike.setdefault((_hashable(node.args), _hashable(node.kwargs)), []).append(node)
+    for same in alike.values():
+        first = same[0]
+        names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+        given = nodes.bound(first, names)
+        momentum = given.get("momentum", 0.1)
+        statistics = [given.get(name) for name in names[1:3]]
+        if len(same) < 2 or type(momentum) is not float:
+            continue
+        if any(isinstance(one, Node) and set(one.users) != set(same) for one in statistics):
+            continue
+        first.args = (given.pop("input"),)
+        first.kwargs = {**given, "momentum": 1 - (1 - momentum) ** len(same)}
+        for node in same[1:]:
+            node.replace_all_uses_with(first, propagate_meta=False)
+            graph.erase_node(node)
+        found = True
+    return found
 
 
 def _hashable(value: Any) -> Any:

@@ -184,8 +184,8 @@ def _operators(module: GraphModule, plan: Plan) -> Tuple[Batched, ...]:
 def _why_not(node: Node, plan: Plan) -> str:
     if node in plan.random:
         return "random: in the loop's order"
-    if node in plan.changed:
-        return "changed in place"
+    if node in plan.changed and node not in plan.norms:
+        return "changed in place: write x = x + y for x += y, or keep no other name for x"
     if node in plan.banned:
         return "needs its own result of a step before"
     if nodes.name_of(node) not in rules.RULES:

@@ -11,7 +11,8 @@ import torch
 from torch.fx import Graph, Node
 
 from snnipu.compiler import helpers
-from snnipu.compiler.nodes import ELEMENTWISE, argument, is_tensor, name_of, training, value_of
+from snnipu.compiler.nodes import ELEMENTWISE, argument, bound, is_tensor, name_of, training, value_of
+from snnipu.ops.batch_norm import batch_norm_over_time
 from snnipu.ops.max_pool2d import max_pool2d
 
 # (graph, arguments, keywords) -> node; in the arguments the sequences stand for what was Lifted.
@@ -194,8 +195,27 @@ def _batch_norm(call: Call) -> Optional[Make]:
     if first is None or first.dims < 2 or getattr(torch, name_of(call.node), None) is call.node.target:
         return None
     if training(call.node, default=False) or argument(call.node, "running_mean") is None:
-        return None
+        return _batch_norm_in_training(call)
     return _folded(call)
+
+
+def _batch_norm_in_training(call: Call) -> Optional[Make]:
+    """Each step by its own statistics."""
+    given = bound(call.node, ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"))
+    statistics = [given.get(name) is None for name in ("running_mean", "running_var")]
+    if given.get("training", False) is not True or statistics[0] != statistics[1]:
+        return None
+    if not statistics[0] and type(given.get("momentum", 0.1)) not in (int, float):
+        return None
+    return lambda graph, args, kwargs: graph.call_function(batch_norm_over_time, _renamed(args, kwargs))
+
+
+def _renamed(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[Any, ...]:
+    """The arguments of ``batch_norm``, all by place."""
+    defaults = {"weight": None, "bias": None, "training": True, "momentum": 0.1, "eps": 1e-5}
+    names = ("input", "running_mean", "running_var", *defaults)
+    given = {**defaults, **dict(zip(names, args)), **kwargs}
+    return tuple(given[name] for name in names)
 
 
 def _norm_of_samples(call: Call) -> Optional[Make]:

@@ -11,6 +11,7 @@ from snnipu.backends import memory, popart
 from snnipu.neurons._hooks import is_hooked, is_plain
 from snnipu.neurons.leaky import Leaky
 from snnipu.ops._arguments import is_direct
+from snnipu.ops.batch_norm import SMALL_STEP, batch_norm_over_time
 from snnipu.ops.lif_sequence import check_num_steps
 from snnipu.ops.max_pool2d import max_pool2d
 from snnipu.spikes import SparseSpikes
@@ -381,6 +382,8 @@ def _part(
         _check_module(name, module)
         if runs_as_one_batch(module, out.dim() - 1):
             out = _as_one_batch(module, out)
+        elif _norms_over_time(module, out):
+            out = _normed(module, out)
         else:
             out, state = _by_steps(name, module, out, None if states is None else states[place])
             if states is not None:
@@ -432,6 +435,29 @@ def _joined(parts: List[Any]) -> Any:
     if isinstance(parts[0], tuple):
         return tuple(_joined(list(same)) for same in zip(*parts))
     return Join.apply(*parts)
+
+
+def _norms_over_time(module: Any, x: torch.Tensor) -> bool:
+    """Whether it is a batch norm of each step's own statistics, of steps that are small enough to run together."""
+    return (
+        type(module) in _BATCH_NORMS
+        and is_plain(module)
+        and (module.training or (module.running_mean is None and module.running_var is None))
+        and module.momentum is not None
+        and x.dim() > 2
+        and 0 < x[0].numel() <= SMALL_STEP
+        and is_direct(x, dispatched=True)
+    )
+
+
+def _normed(module: Any, x: torch.Tensor) -> torch.Tensor:
+    """A batch norm in training of all steps, ``[T, B, C, ...]``."""
+    module._check_input_dim(x[0])
+    averages = module.training and module.track_running_stats
+    if averages and module.num_batches_tracked is not None:
+        module.num_batches_tracked.add_(x.shape[0])
+    mean, var = (module.running_mean, module.running_var) if averages else (None, None)
+    return batch_norm_over_time(x, mean, var, module.weight, module.bias, True, module.momentum, module.eps)
 
 
 def _as_one_batch(module: nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 import snnipu as snn
 from snnipu.compiler import backend
+from snnipu.ops import batch_norm
 
 pytestmark = needs_backend
 STEPS = 4
@@ -289,3 +290,118 @@ def test_a_barrier_is_none_where_only_use_of_an_interface_is_logged():
     assert torch.equal(run(x), function(x))
     assert neurons(reports) == [(STEPS, True)]
     assert times(reports, "mul") == (STEPS, 1)
+
+
+# ---- batch norm and dropout in training
+
+
+class Normed(nn.Module):
+    def __init__(self, norm, shape, constant=False, feedback=False):
+        super().__init__()
+        self.norm, self.constant, self.feedback = norm, constant, feedback
+        self.lif = snn.Leaky(beta=0.5)
+        self.map = nn.Linear(shape[-1], shape[-1])
+
+    def forward(self, x):
+        mem = self.lif.reset_mem()
+        out = []
+        spk = 0
+        for t in range(STEPS):
+            current = self.map(x[0] if self.constant else x[t])
+            spk, mem = self.lif(self.norm(current + spk if self.feedback else current), mem)
+            out.append(mem)
+        return torch.stack(out)
+
+
+NORMS = {
+    "1d": (lambda: nn.BatchNorm1d(4), (5, 4)),
+    "1d of sequences": (lambda: nn.BatchNorm1d(3), (5, 3, 4)),
+    "2d": (lambda: nn.BatchNorm2d(3, momentum=0.3), (2, 3, 5, 4)),
+    "3d": (lambda: nn.BatchNorm3d(2), (2, 2, 3, 2, 4)),
+    "no parameters": (lambda: nn.BatchNorm1d(4, affine=False), (5, 4)),
+    "no averages": (lambda: nn.BatchNorm1d(4, track_running_stats=False), (5, 4)),
+    "momentum 1": (lambda: nn.BatchNorm1d(4, momentum=1.0), (5, 4)),
+}
+
+
+@pytest.mark.parametrize("small", [2**13, 0])
+@pytest.mark.parametrize("name", NORMS)
+def test_batch_norms_in_training_are_one_over_time(name, small, monkeypatch):
+    monkeypatch.setattr(batch_norm, "SMALL_STEP", small)
+    make, shape = NORMS[name]
+    reports = _same(Normed(make(), shape), torch.randn(STEPS, *shape) * 2 + 1, calls=3)
+    assert neurons(reports) == [(STEPS, True)]
+    assert times(reports, "batch_norm") == (STEPS, 1)
+
+
+@pytest.mark.parametrize("name", ["1d", "2d", "momentum 1", "no averages"])
+def test_batch_norms_of_one_batch_are_one(name):
+    make, shape = NORMS[name]
+    reports = _same(Normed(make(), shape, constant=True), torch.randn(STEPS, *shape) * 2 + 1, calls=3)
+    assert neurons(reports) == [(STEPS, True)]
+    assert times(reports, "batch_norm") == (STEPS, 1)
+
+
+def test_a_batch_norm_in_a_feedback_stays_in_the_loop():
+    make, shape = NORMS["1d"]
+    reports = _same(Normed(make(), shape, feedback=True), torch.randn(STEPS, *shape) * 2)
+    assert neurons(reports) == [(STEPS, False)]
+
+
+def test_running_averages_that_are_read_between_the_steps_are_those_of_the_loop():
+    class Read(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.lif = nn.BatchNorm1d(4), snn.Leaky(beta=0.5)
+
+        def forward(self, x):
+            mem, out = self.lif.reset_mem(), 0
+            for t in range(STEPS):
+                _, mem = self.lif(self.norm(x[t]), mem)
+                out = out + self.norm.running_mean * mem
+            return out
+
+    _same(Read(), torch.randn(STEPS, 5, 4))
+
+
+def test_a_norm_that_is_called_twice_in_a_step_averages_in_the_loops_order():
+    class Twice(Normed):
+        def forward(self, x):
+            mem, out = self.lif.reset_mem(), 0
+            for t in range(STEPS):
+                spk, mem = self.lif(self.norm(x[t]), mem)
+                out = out + self.norm(spk * 3 + x[t])
+            return out
+
+    _same(Twice(nn.BatchNorm1d(4, momentum=0.5), (4,)), torch.randn(STEPS, 5, 4), calls=3)
+
+
+def test_a_batch_of_one_is_an_error_as_in_the_loop():
+    net = Normed(nn.BatchNorm1d(4), (1, 4))
+    run, _ = compiled(net)
+    for call in (net, run):
+        with pytest.raises(Exception, match="Expected more than 1 value per channel"):
+            call(torch.randn(STEPS, 1, 4))
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_batch_norms_in_multistep_are_those_of_a_loop(name):
+    make, shape = NORMS[name]
+    norm = make()
+    other = copy.deepcopy(norm)
+    x = torch.randn(STEPS, *shape) * 2 + 1
+    multi = snn.MultiStep(other)
+    for training in (True, True, False):
+        found = []
+        for module, call in ((norm, lambda leaf: torch.stack([norm(step) for step in leaf])), (other, multi)):
+            module.train(training)
+            module.zero_grad()
+            leaf = x.clone().requires_grad_()
+            out = call(leaf)
+            (out * torch.linspace(-1, 2, out.numel()).view(out.shape)).sum().backward()
+            found.append([out, *module.buffers(), leaf.grad, *(p.grad for p in module.parameters())])
+        assert torch.equal(found[0][0], found[1][0]) or not training
+        for expected, made in zip(*found):
+            torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=r"expected .* input"):
+        multi(torch.rand(STEPS, 2, 2, 2, 2, 2, 2))
