@@ -13,7 +13,7 @@ passthrough.install()
 
 from snnipu import backends, ops, spikes, surrogate  # noqa: E402
 from snnipu._version import __version__  # noqa: E402
-from snnipu.compiler import compile  # noqa: E402
+from snnipu.compiler import auto, compile  # noqa: E402
 from snnipu.neurons import (  # noqa: E402
     SLSTM,
     Alpha,
@@ -59,6 +59,7 @@ __all__ = [
     "StateLeaky",
     "Synaptic",
     "__version__",
+    "auto",
     "compile",
     "neuron",
     "ops",

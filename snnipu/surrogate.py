@@ -73,7 +73,12 @@ class _Spike(torch.autograd.Function):
 
 def spike(u: torch.Tensor, kernel: Kernel) -> torch.Tensor:
     """Spikes of ``u``, float32 of its shape, with a native surrogate's gradient."""
-    return _Spike.apply(u, kernel)
+    return spike_of(u, *kernel)
+
+
+def spike_of(u: torch.Tensor, number: int, a: float, b: float) -> torch.Tensor:
+    """:func:`spike` with the fields of the kernel; one node of the graphs of ``snnipu.compiler``."""
+    return _Spike.apply(u, Kernel(number, a, b))
 
 
 class Surrogate:

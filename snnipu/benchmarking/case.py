@@ -24,6 +24,7 @@ class Settings:
         activity: spikes per neuron and step in ``sparse``.
         neuron: of the table in ``neurons``.
         network: of ``compile``: a name of its table.
+        program: of ``programs``: likewise.
         work: of ``convolution``: ``"currents"`` or ``"weights"``.
     """
 
@@ -40,6 +41,7 @@ class Settings:
     activity: float = 0.02
     neuron: str = "Leaky"
     network: str = "tutorial-5"
+    program: str = "forward"
     work: str = "currents"
 
 
@@ -185,4 +187,9 @@ class Sweep:
     def place(self, parameters: Mapping[str, Any]) -> str:
         """Where the point with these parameters lies."""
         axes = {axis.parameter: axis for axis in self.axes}
-        return ", ".join(f"{axis.label} {axis.tell(parameters[name])}" for name, axis in axes.items())
+        titles = [
+            axis.title
+            for axis in self.axes
+            if axis.title and all(parameters[key] == value for key, value in axis.fixed.items())
+        ]
+        return ", ".join([*(f"{axis.label} {axis.tell(parameters[name])}" for name, axis in axes.items()), *titles])

@@ -11,6 +11,7 @@ from torch.nn import functional
 import snnipu
 from snnipu.benchmarking.case import Settings
 from snnipu.benchmarking.cases.network import CLASSES, INPUTS, TutorialNet, batched_loss, tutorial_loss
+from snnipu.benchmarking.checks import summation_rounding
 
 Record = torch.Tensor
 Loss = Callable[[Record, torch.Tensor], torch.Tensor]
@@ -148,7 +149,7 @@ class DeepNet(nn.Module):
         return net(x, num_steps=self.steps)[1]  # type: ignore[no-any-return]
 
 
-class _Tutorial5(TutorialNet):
+class Tutorial5(TutorialNet):
     def __init__(self, snn: Any, settings: Settings) -> None:
         super().__init__(snn, settings.neurons, settings.steps, settings.beta)
 
@@ -157,12 +158,12 @@ class _Tutorial5(TutorialNet):
         return net(x, num_steps=self.num_steps)[1]  # type: ignore[no-any-return]
 
 
-class _Convolutional(nn.Sequential):
-    """The tutorials' networks; the loop is in a function."""
+class HiddenStates(nn.Sequential):
+    """Layers with hidden states; the loop is in a function. ``frames``: step t reads ``x[t]``, else the same ``x``."""
 
-    def __init__(self, snn: Any, settings: Settings) -> None:
-        super().__init__(*_layers(snn, settings, hidden=True))
-        self.steps, self.frames = settings.steps, settings.network == "tutorial-7"
+    def __init__(self, layers: List[nn.Module], steps: int, frames: bool = False) -> None:
+        super().__init__(*layers)
+        self.steps, self.frames = steps, frames
 
     def over_time(self, x: torch.Tensor) -> torch.Tensor:
         # Without hidden states MultiStep starts from zeros in each call.
@@ -173,7 +174,14 @@ class _Convolutional(nn.Sequential):
         return net(x)[1] if self.frames else net(x, num_steps=self.steps)[1]  # type: ignore[no-any-return]
 
 
-def _count_loss(spk_rec: Record, x: torch.Tensor) -> torch.Tensor:
+class Convolutional(HiddenStates):
+    """The tutorials' networks."""
+
+    def __init__(self, snn: Any, settings: Settings) -> None:
+        super().__init__(_layers(snn, settings, hidden=True), settings.steps, settings.network == "tutorial-7")
+
+
+def count_loss(spk_rec: Record, x: torch.Tensor) -> torch.Tensor:
     """Cross-entropy of the spikes of each class's neurons; of arbitrary classes."""
     counts = spk_rec.sum(0).view(spk_rec.shape[1], CLASSES, -1).sum(2)
     return functional.cross_entropy(counts, torch.arange(spk_rec.shape[1], device=x.device) % CLASSES)
@@ -195,8 +203,7 @@ class LoopNetwork:
         tolerance: of the loss and of each gradient. Neurons round as snnTorch's do; the order of sums over steps and
             samples is free.
         terms: how many terms the longest sum of a gradient has that PyTorch's convolutions may make in one accumulator,
-            which then rounds more than that: about 2**-24 times the square root of their number (Higham and Mary,
-            A new approach to probabilistic rounding error analysis, 2019). 0: no convolution sums so many.
+            which then rounds more than that. 0: no convolution sums so many.
     """
 
     title: str
@@ -209,7 +216,7 @@ class LoopNetwork:
 
     def rounding(self, steps: int, batch: int) -> float:
         """What gradients may differ by where oneDNN adds up the steps and samples of a call one after another."""
-        return float(max(self.tolerance, 2.0**-24 * self.terms(steps, batch) ** 0.5))
+        return max(self.tolerance, summation_rounding(self.terms(steps, batch)))
 
 
 def _steps_loss(mem_rec: Record, x: torch.Tensor) -> torch.Tensor:
@@ -230,17 +237,17 @@ def _flat(steps: int, batch: int) -> Tuple[int, ...]:
 
 _STEPS = (_steps_loss, _batched_steps_loss)
 NETWORKS: Dict[str, LoopNetwork] = {
-    "tutorial-5": LoopNetwork("784-N-10, constant input", _Tutorial5, _flat, *_STEPS),
+    "tutorial-5": LoopNetwork("784-N-10, constant input", Tutorial5, _flat, *_STEPS),
     "tutorial-6": LoopNetwork(
-        "convolutional, constant image, hidden states", _Convolutional, lambda steps, batch: (batch, 1, 28, 28), *_STEPS
+        "convolutional, constant image, hidden states", Convolutional, lambda steps, batch: (batch, 1, 28, 28), *_STEPS
     ),
     "tutorial-7": LoopNetwork(
         "convolutional, event frames x[step], hidden states",
-        _Convolutional,
+        Convolutional,
         lambda steps, batch: (steps, batch, 2, 34, 34),
         *_STEPS,
     ),
-    "population": LoopNetwork("784-N-100, ten neurons for each class", PopulationNet, _flat, _count_loss, _count_loss),
+    "population": LoopNetwork("784-N-100, ten neurons for each class", PopulationNet, _flat, count_loss, count_loss),
     "regression": LoopNetwork(
         "1-N-1, membranes, learned decays", RegressionNet, lambda steps, batch: (steps, batch, 1), _follow, _follow
     ),

@@ -43,3 +43,24 @@ def comma_separated(text: str, kind: Callable[[str], Any], what: str) -> List[An
         return sorted({kind(part) for part in text.split(",")})
     except ValueError:
         raise ValueError(f"expected {what}, separated by commas, but is {text!r}") from None
+
+
+def names_of(known: Sequence[str]) -> Callable[[str], List[str]]:
+    """Parser of names of ``known``, separated by commas: those that are named, in the order of ``known``."""
+
+    def parse(text: str) -> List[str]:
+        names = text.split(",")
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise ValueError(f"expected names of {', '.join(known)}, separated by commas, but one is {unknown[0]!r}")
+        return [name for name in known if name in names]
+
+    return parse
+
+
+def batch_sizes(text: str) -> List[int]:
+    """Batch sizes, separated by commas, in ascending order."""
+    found: List[int] = comma_separated(text, int, "whole numbers")
+    if found[0] < 1:
+        raise ValueError(f"must be at least 1, but is {found[0]}")
+    return found

@@ -183,6 +183,11 @@ def norse_synaptic_rule(alpha: float, beta: float) -> Callable[..., Tuple[torch.
     return rule
 
 
+def forget_compiled() -> None:
+    """A process compiles several variants of the same loop; each must start from a clean slate of recompilations."""
+    importlib.import_module("torch._dynamo").reset()
+
+
 def compiled(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
     """``torch.compile`` of the whole ``function`` (a graph break is an error: the row would not be what it says)."""
     if not hasattr(torch, "compile"):
@@ -190,8 +195,7 @@ def compiled(function: Callable[..., Any], device: torch.device) -> Callable[...
     compilers = (os.environ.get("CXX", ""), "g++", "clang++", "cl")
     if device.type == "cpu" and not any(map(shutil.which, compilers)):
         raise Unavailable("torch.compile needs a C++ compiler: install g++ or clang++, or set CXX")
-    # A process compiles several variants of the same loop; each must start from a clean slate of recompilations.
-    importlib.import_module("torch._dynamo").reset()
+    forget_compiled()
     try:
         return torch.compile(function, fullgraph=True)
     except RuntimeError as error:  # this Python, or this system, is one that this PyTorch cannot compile on

@@ -2,14 +2,14 @@
 
 import math
 import textwrap
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from snnipu.benchmarking.case import Axis
 from snnipu.benchmarking.memory import METHODS
 from snnipu.benchmarking.resident import METHOD as RESIDENT_METHOD
 from snnipu.benchmarking.runner import OK, RED, UNAVAILABLE, CaseResult, ContenderResult
-from snnipu.benchmarking.sweep import SweepResult
+from snnipu.benchmarking.sweep import SLOWER, SweepResult
 
 SCHEMA = 1
 WIDTH = 120
@@ -75,6 +75,7 @@ QUANTITIES = {
         lambda row: row.peak_bytes / MEBIBYTE if row.peak_bytes is not None and row.timing else None,
         lambda value: f"{value:.1f}",
     ),
+    "speedup": Quantity("times the reference's speed", lambda row: None, times),
     "faults": Quantity("page faults a step", lambda row: row.timing.faults if row.timing else None, faults),
 }
 
@@ -239,9 +240,25 @@ def axis_rows(sweep: SweepResult, axis: Axis, quantity: str = "time") -> List[Li
         cells = [_cell(row, QUANTITIES[quantity]) for _, row in sweep.rows(axis, contender.name)]
         rows.append([contender.label, *cells])
     references = [c for c in sweep.contenders() if c.name == sweep.sweep.reference] if quantity == "time" else []
-    for reference, contender in zip(references, sweep.compared()):
-        pairs = zip(sweep.medians(axis, reference.name), sweep.medians(axis, contender.name))
-        rows.append([f"{reference.label} ÷ {contender.label}", *(times(r / o) if r and o else "–" for r, o in pairs)])
+    for reference in references:
+        for contender in sweep.compared():
+            ratios = ["–" if ratio is None else times(ratio) for ratio in sweep.speedups(axis, contender.name)]
+            rows.append([f"{reference.label} ÷ {contender.label}", *ratios])
+    if axis.has_names and max(map(len, _aligned(rows, left=1))) > WIDTH:
+        return [list(column) for column in zip(*rows)]
+    return rows
+
+
+def speedup_rows(sweep: SweepResult) -> List[List[str]]:
+    """Geometric means over names, such as programs, along each axis and of all, and how many are slower."""
+    found = sweep.summaries()
+    if not found:
+        return []
+    places = list(next(iter(found.values())))
+    rows = [["geometric mean; slower", *places]]
+    for contender in sweep.compared():
+        means = found[contender.name].values()
+        rows.append([contender.label, *(f"{m.mean:.2f} ×; {m.slower} of {m.programs}" if m else "–" for m in means)])
     return rows
 
 
@@ -286,13 +303,20 @@ def _failures(sweep: SweepResult) -> List[str]:
     return [reason + (f" ({'; '.join(places)})" if places else "") for reason, places in said.items()]
 
 
+def _remarks(sweep: SweepResult) -> List[str]:
+    slower = f"Slower: below {SLOWER} of the reference's speed." if sweep.summaries() else ""
+    return [slower, break_even_sentence(sweep), *sweep.sweep.left_out, *_failures(sweep)]
+
+
 def sweep_text(sweep: SweepResult) -> str:
     """Aligned plain text: what is told along each axis, then the whole tables."""
     lines = [sweep.sweep.title, *textwrap.wrap(sweep.sweep.caption, WIDTH)]
     for axis in sweep.sweep.axes:
         for quantity in axis.tables:
             lines += ["", axis_title(sweep, axis, quantity), *_aligned(axis_rows(sweep, axis, quantity), left=1)]
-    for remark in [break_even_sentence(sweep), *sweep.sweep.left_out, *_failures(sweep)]:
+    means = speedup_rows(sweep)
+    lines += ["", *_aligned(means, left=1)] if means else []
+    for remark in _remarks(sweep):
         lines += ["", *textwrap.wrap(remark, WIDTH)] if remark else []
     whole = sweep.whole()
     for result in whole:
@@ -307,7 +331,9 @@ def sweep_markdown(sweep: SweepResult) -> str:
         for quantity in axis.tables:
             table = _markdown_rows(axis_rows(sweep, axis, quantity), left=1)
             lines += [f"{axis_title(sweep, axis, quantity)}:", "", *table, ""]
-    for remark in [break_even_sentence(sweep), *sweep.sweep.left_out, *_failures(sweep)]:
+    means = speedup_rows(sweep)
+    lines += [*_markdown_rows(means, left=1), ""] if means else []
+    for remark in _remarks(sweep):
         lines += [remark, ""] if remark else []
     whole = sweep.whole()
     for result in whole:
@@ -362,8 +388,12 @@ def _sweep_to_json(sweep: SweepResult) -> Dict[str, Any]:
             for axis in sweep.sweep.axes
         ],
         "left_out": list(sweep.sweep.left_out),
+        "speedups": {
+            name: {place: asdict(speedup) if speedup else None for place, speedup in along.items()}
+            for name, along in sweep.summaries().items()
+        },
         "break_even": None
-        if sweep.sweep.reference is None
+        if sweep.sweep.reference is None or axis.has_names
         else {
             "parameter": axis.parameter,
             "reference": sweep.sweep.reference,

@@ -1,6 +1,7 @@
 """What a sweep found: times along its axes, and where one contender begins to take longer than another."""
 
 import math
+import statistics
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -40,6 +41,35 @@ def crossing(values: Sequence[float], times: Sequence[Optional[float]], others: 
     return math.inf
 
 
+@dataclass(frozen=True)
+class Speedup:
+    """Of several programs, one contender's.
+
+    Attributes:
+        mean: geometric.
+        slower: how many are below :data:`SLOWER`.
+    """
+
+    mean: float
+    least: float
+    most: float
+    slower: int
+    programs: int
+
+
+# Below this share of the reference's speed a program is slower, by more than timing tells apart.
+SLOWER = 0.97
+
+
+def summary(speedups: Sequence[Optional[float]]) -> Optional[Speedup]:
+    """Of those that are not None; None where there is none."""
+    known = [ratio for ratio in speedups if ratio is not None]
+    if not known:
+        return None
+    slower = sum(ratio < SLOWER for ratio in known)
+    return Speedup(statistics.geometric_mean(known), min(known), max(known), slower, len(known))
+
+
 @dataclass
 class SweepResult:
     """A sweep and the table of each of its points, as far as they have run."""
@@ -52,8 +82,8 @@ class SweepResult:
         return all(result.passed for result in self.results)
 
     def contenders(self) -> List[Contender]:
-        """The rows, in their order."""
-        return [r.contender for r in self.results[0].results] if self.results else []
+        """The rows, in the order in which they first appear."""
+        return list({r.contender.name: r.contender for result in self.results for r in result.results}.values())
 
     def point(self, axis: Axis, value: float) -> Optional[CaseResult]:
         """The table at ``value`` of ``axis``."""
@@ -91,10 +121,15 @@ class SweepResult:
         """Their medians."""
         return [timing.median if timing else None for timing in self.times(axis, name)]
 
+    def speedups(self, axis: Axis, name: str) -> List[Optional[float]]:
+        """How many times as fast as the reference the contender is along ``axis``; None where either has no time."""
+        pairs = zip(self.medians(axis, str(self.sweep.reference)), self.medians(axis, name))
+        return [reference / own if reference and own else None for reference, own in pairs]
+
     def break_even(self, name: str) -> float:
         """Where along the first axis the contender begins to take longer than the reference: see :func:`crossing`."""
         axis, reference = self.sweep.axes[0], self.sweep.reference
-        if reference is None:
+        if reference is None or axis.has_names:
             return math.nan
         return crossing(axis.values, self.medians(axis, name), self.medians(axis, reference))
 
@@ -103,3 +138,16 @@ class SweepResult:
         if self.sweep.reference is None:
             return []
         return [c for c in self.contenders() if c.own and c.name != self.sweep.reference]
+
+    def summaries(self) -> Dict[str, Dict[str, Optional[Speedup]]]:
+        """Of each own row, its :class:`Speedup` over the names of each axis of names, by its title, and over all."""
+        axes = [axis for axis in self.sweep.axes if axis.has_names]
+        places = {**{axis.title: [axis] for axis in axes}, "all": axes}
+        return {
+            contender.name: {
+                place: summary([ratio for axis in along for ratio in self.speedups(axis, contender.name)])
+                for place, along in places.items()
+            }
+            for contender in (self.compared() if axes else [])
+            if any(c.name == self.sweep.reference for c in self.contenders())
+        }

@@ -16,7 +16,7 @@ from snnipu.benchmarking.case import Axis, Contender
 from snnipu.benchmarking.chart import OWN_COLOUR, QUIET_COLOUR, TEXT_COLOUR
 from snnipu.benchmarking.report import MEBIBYTE, QUANTITIES, Quantity, environment_line, times
 from snnipu.benchmarking.runner import RED
-from snnipu.benchmarking.sweep import SweepResult
+from snnipu.benchmarking.sweep import SweepResult, summary
 
 GRID_COLOUR, AXIS_COLOUR = "#e6eaee", "#c3ccd4"
 REFERENCE_COLOUR = "#1f4e79"
@@ -222,7 +222,7 @@ def _foot(sweep: SweepResult) -> str:
     where = ""
     if not _is_grid(sweep):  # which tells no peak memory
         where = ", ".join(f"{tell[key](value)} {_UNITS.get(key, key)}" for key, value in headline.items())
-    said = ["Medians; times on a logarithmic axis." if axes[0].has_names else "Medians and quartiles."]
+    said = ["Medians; times and ratios on a logarithmic axis." if axes[0].has_names else "Medians and quartiles."]
     said = [said[0] + (f" MiB: peak memory of one step, {where}." if where else "")]
     said += sweep.sweep.left_out
     for contender in sweep.contenders():
@@ -346,31 +346,51 @@ def _quantities(figure: Any, sweep: SweepResult, styles: Dict[str, Dict[str, Any
         )
 
 
+def _name_panels(sweep: SweepResult) -> List[Tuple[Axis, str]]:
+    return [(axis, panel) for axis in sweep.sweep.axes if axis.has_names for panel in axis.panels]
+
+
+def _panel_title(sweep: SweepResult, axis: Axis, panel: str) -> str:
+    """What the panel tells; of ratios, with their geometric means."""
+    if panel != "speedup":
+        return QUANTITIES[panel].title
+    found = [summary(sweep.speedups(axis, c.name)) for c in sweep.compared()]
+    means = ", ".join("–" if mean is None else times(mean.mean) for mean in found)
+    reference = next((c.label for c in sweep.contenders() if c.name == sweep.sweep.reference), "–")
+    return f"{axis.title}: speed over {reference}'s\ngeometric means: {means}"
+
+
 def _names(figure: Any, sweep: SweepResult, styles: Dict[str, Dict[str, Any]]) -> None:
-    """Bars: a group for each name of the first axis, in a panel for each quantity."""
-    axis = sweep.sweep.axes[0]
+    """Bars: a group for each name of an axis of names, in a panel for each axis and quantity."""
+    panels = _name_panels(sweep)
     left, right, gap = 0.14, 0.985, 0.02
-    width = (right - left - gap * (len(axis.panels) - 1)) / len(axis.panels)
-    # A copy is what the others' shares are of; it has a line, and no bars.
-    contenders = [c for c in sweep.contenders() if c.floor != c.name]
-    for index, panel in enumerate(axis.panels):
+    width = (right - left - gap * (len(panels) - 1)) / len(panels)
+    height_inches = figure.get_size_inches()[1]
+    bottom, top = 0.65 / height_inches, 1 - 1.05 / height_inches
+    handles: Dict[str, Any] = {}
+    for index, (axis, panel) in enumerate(panels):
         quantity = QUANTITIES[panel]
-        axes = figure.add_axes((left + index * (width + gap), 0.10, width, 0.76))
-        handles: Dict[str, Any] = {}
-        most = 0.0
+        axes = figure.add_axes((left + index * (width + gap), bottom, width, top - bottom))
+        ratio = panel == "speedup"
+        # A copy is what the others' shares are of; it has a line, and no bars.
+        contenders = [c for c in (sweep.compared() if ratio else sweep.contenders()) if c.floor != c.name]
+        ratios = {c.name: dict(zip(axis.values, sweep.speedups(axis, c.name))) for c in contenders} if ratio else {}
+        start, most = (1.0, 1.0) if ratio else (0.0, 0.0)
         for place, name in enumerate(axis.values):
             rows = [(c, row) for c in contenders for value, row in sweep.rows(axis, c.name) if value == name]
-            found = [(c, quantity.of(row)) for c, row in rows if row is not None]
+            found = [(c, ratios[c.name][name] if ratio else quantity.of(row)) for c, row in rows if row is not None]
             bars = [(c, value) for c, value in found if value is not None]
             height = 0.8 / max(1, len(bars))
             for number, (contender, value) in enumerate(bars):
                 where = place + (number - (len(bars) - 1) / 2) * height
-                bar = axes.barh(where, value, height=0.86 * height, color=styles[contender.name]["color"])
+                bar = axes.barh(
+                    where, value - start, left=start, height=0.86 * height, color=styles[contender.name]["color"]
+                )
                 handles.setdefault(contender.label, bar)
                 weight = "bold" if contender.own else "normal"
                 axes.annotate(
                     quantity.tell(value),
-                    (value, where),
+                    (max(value, start), where),
                     xytext=(4, 0),
                     textcoords="offset points",
                     va="center",
@@ -379,31 +399,31 @@ def _names(figure: Any, sweep: SweepResult, styles: Dict[str, Dict[str, Any]]) -
                     color=TEXT_COLOUR,
                 )
                 most = max(most, value)
-        if panel == "time":
+        if panel in ("time", "speedup"):
             axes.set_xscale("log")
-        axes.set_xlim(right=(2.2 if panel == "time" else 1.15) * (most or 1.0))
-        if panel == "copy_share":
+        axes.set_xlim(right=(2.2 if axes.get_xscale() == "log" else 1.15) * (most or 1.0))
+        if panel in ("copy_share", "speedup"):
             axes.axvline(1, color=QUIET_COLOUR, linestyle="--", linewidth=1)
         axes.set_ylim(len(axis.values) - 0.5, -0.5)
         axes.set_yticks(range(len(axis.values)), [axis.tell(name) for name in axis.values] if index == 0 else [])
-        axes.set_title(quantity.title, fontsize=10.5, loc="left", color=TEXT_COLOUR, pad=10)
+        axes.set_title(_panel_title(sweep, axis, panel), fontsize=10.5, loc="left", color=TEXT_COLOUR, pad=10)
         axes.set_xticks([])
         axes.minorticks_off()
         axes.tick_params(axis="y", labelsize=9, colors=TEXT_COLOUR, length=0)
         for side in ("top", "right", "bottom"):
             axes.spines[side].set_visible(False)
         axes.spines["left"].set_color(AXIS_COLOUR)
-        if index == 0 and handles:
-            figure.legend(
-                [*handles.values()],
-                [*handles],
-                loc="upper right",
-                bbox_to_anchor=(right, 0.955),
-                ncols=len(handles),
-                frameon=False,
-                fontsize=8.5,
-                labelcolor=TEXT_COLOUR,
-            )
+    if handles:
+        figure.legend(
+            [*handles.values()],
+            [*handles],
+            loc="upper right",
+            bbox_to_anchor=(right, 1 - 0.22 / height_inches),
+            ncols=len(handles),
+            frameon=False,
+            fontsize=8.5,
+            labelcolor=TEXT_COLOUR,
+        )
 
 
 def draw(sweep: SweepResult, environment: Dict[str, Any], path: Path) -> None:
@@ -415,9 +435,9 @@ def draw(sweep: SweepResult, environment: Dict[str, Any], path: Path) -> None:
     """
     figure = require("matplotlib.figure", "bench", "the chart").Figure(figsize=(12, 6.1), dpi=150, facecolor="white")
     styles = _styles(sweep)
-    figure.text(0.012, 0.965, sweep.sweep.title, fontsize=13, fontweight="bold", color=TEXT_COLOUR, va="center")
     if sweep.sweep.axes[0].has_names:
-        figure.set_size_inches(12, 2.0 + 0.75 * len(sweep.sweep.axes[0].values))
+        groups = max(len(axis.values) for axis, _ in _name_panels(sweep))
+        figure.set_size_inches(12, 2.0 + (0.45 if sweep.compared() else 0.75) * groups)
         _names(figure, sweep, styles)
     elif sweep.sweep.reference is None:
         _quantities(figure, sweep, styles)
@@ -426,6 +446,8 @@ def draw(sweep: SweepResult, environment: Dict[str, Any], path: Path) -> None:
         _grid(figure, sweep, styles)
     else:
         _times(figure, sweep, styles)
+    title = 1 - 0.215 / figure.get_size_inches()[1]
+    figure.text(0.012, title, sweep.sweep.title, fontsize=13, fontweight="bold", color=TEXT_COLOUR, va="center")
     foot = [*textwrap.wrap(_foot(sweep), FOOT_WIDTH), *textwrap.wrap(environment_line(environment), FOOT_WIDTH)]
     figure.text(0.012, 0.012, "\n".join(foot), fontsize=6.5, color=QUIET_COLOUR, va="bottom", linespacing=1.4)
     write_atomically(path, partial(figure.savefig, format=path.suffix[1:].lower()))

@@ -150,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
         "--merge",
         type=_paths,
         metavar="LIST",
-        help="JSON files of earlier runs, comma-separated: tell, write and draw them as one (only for compile)",
+        help="JSON files of earlier runs, comma-separated: tell, write and draw as one (only for compile and programs)",
     )
     add("--chart", type=output_path(*chart.FORMATS), metavar="FILE.png", help="draw the results (.png, .svg or .pdf)")
     add("--markdown", action="store_true", help="print Markdown tables")

@@ -49,6 +49,21 @@ def _of_script(traceback: Optional[TracebackType]) -> Optional[TracebackType]:
     return current or traceback
 
 
+def _say_what_is_compiled() -> None:
+    """The compiler's messages, each loop once, on stderr."""
+    import logging
+
+    from snnipu.compiler import auto
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("snnipu run: %(message)s"))
+    logger = logging.getLogger("snnipu.compiler")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    auto()
+
+
 def main(argv: List[str]) -> int:
     """Run the script that ``argv`` names as ``__main__``; returns the exit status.
 
@@ -66,14 +81,17 @@ def main(argv: List[str]) -> int:
     if arguments.drop_in or arguments.compile:
         dropin.provide_snntorch()
     if arguments.compile:
-        from snnipu.compiler.networks import compile_networks
-
-        compile_networks()
+        _say_what_is_compiled()
     before = sys.argv, sys.path
     folder = script if os.path.isdir(script) else os.path.dirname(os.path.abspath(script))
     sys.argv, sys.path = [script, *arguments.args], [folder, *sys.path[1:]]
     try:
-        runpy.run_path(script, run_name="__main__")
+        if arguments.compile and not os.path.isdir(script):
+            from snnipu.compiler.automatic import run_script
+
+            run_script(script)
+        else:
+            runpy.run_path(script, run_name="__main__")
     except KeyboardInterrupt:
         print("snnipu run: interrupted", file=sys.stderr)
         return 130

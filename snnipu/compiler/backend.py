@@ -15,6 +15,7 @@ from snnipu.compiler.prepare import prepare
 from snnipu.compiler.report import GraphReport, report_of
 from snnipu.neurons._instances import WeakInstances
 from snnipu.ops import leaves
+from snnipu.surrogate import spike_of
 
 _LOG = logging.getLogger("snnipu.compiler")
 _OPTIONS = ("then",)
@@ -48,6 +49,7 @@ def enable() -> None:
     for step in leaves.SEQUENCES:
         allow_in_graph(step)
     allow_in_graph(reset.reset_others)
+    allow_in_graph(spike_of)
     substitute_in_graph(snntorch.utils.reset, skip_signature_check=True)(reset.reset)
     leaves.apart = disable(leaves.apart)
     # TorchDynamo makes wrong calls of weak references.

@@ -11,10 +11,11 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.nn import functional
 
+from snnipu import surrogate
 from snnipu.ops import leaves
 
 _NN = getattr(torch._C, "_nn", None)
-_NAMESPACES = [torch, functional, operator, *([_NN] if _NN is not None else [])]
+_NAMESPACES = [torch, functional, operator, surrogate, *([_NN] if _NN is not None else [])]
 _RANDOM = {
     "bernoulli",
     "bernoulli_",
@@ -71,7 +72,7 @@ _IN_PLACE_OPERATORS = {
 
 
 def name_of(node: Node) -> str:
-    """The operator's name, the same for function, method and Python's operator; empty where it is none of PyTorch's."""
+    """The operator's name, the same for function, method and Python's operator; empty where it is not known."""
     if node.op == "call_method":
         return str(node.target)
     if node.op != "call_function":
@@ -84,6 +85,11 @@ def name_of(node: Node) -> str:
 def value_of(argument: Any) -> Any:
     """What Dynamo found that an argument is: a fake tensor, a number that may be symbolic, a tuple of them."""
     return argument.meta.get("example_value") if isinstance(argument, Node) else argument
+
+
+def values_of(arguments: Any) -> Tuple[Any, ...]:
+    """:func:`value_of` each of several arguments."""
+    return tuple(value_of(argument) for argument in arguments)
 
 
 def is_tensor(argument: Any) -> bool:
@@ -234,6 +240,7 @@ _FRESH = {
     "clone",
     "relu",
     "sigmoid",
+    "spike_of",
     "tanh",
     "max_pool2d",
     "avg_pool2d",

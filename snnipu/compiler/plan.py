@@ -166,6 +166,7 @@ class Plan:
     def _find_chains(self) -> List[Found]:
         steps = [node for node in self.graph.nodes if is_step(node)]
         before: Dict[Node, Optional[Node]] = {step: self._step_before(step) for step in steps}
+        before.update(self._independent(steps))
         after: Dict[Node, Node] = {}
         for step, previous in before.items():
             if previous is not None:
@@ -185,6 +186,17 @@ class Plan:
             elif any(node in self.fixed for node in chain):
                 why = "its state is changed in place"
             found.append(Found(name, kind, tuple(chain), str(why)))
+        return found
+
+    def _independent(self, steps: Sequence[Node]) -> Dict[Node, Optional[Node]]:
+        """Of the steps that start from zeros whatever came before, the one of the same layer that ran last."""
+        found: Dict[Node, Optional[Node]] = {}
+        last: Dict[Any, Node] = {}
+        for step in steps:
+            if leaves.restarts(step.target, nodes.values_of(step.args[2]), step.args[4]):
+                key = (step.args[2:], nodes.key_of(nodes.value_of(step.args[0])))
+                found[step] = last.get(key)
+                last[key] = step
         return found
 
     def _step_before(self, step: Node) -> Optional[Node]:
@@ -526,17 +538,15 @@ def _module_of(node: Node) -> Tuple[str, str]:
     """Name and type of the module whose step the node is."""
     stack = node.meta.get("nn_module_stack") or {}
     for name, kind in reversed(list(stack.values())):
-        short = re.sub(r"\['(\w+)'\]", r".\1", re.sub(r"^L\['(self|\w)'\]\.", "", str(name))).replace("L.", "", 1)
+        short = re.sub(r"\['(\w+)'\]", r".\1", re.sub(r"^L\['(self|\w)'\]\.", "", str(name)))
+        short = re.sub(r"^[GL]\.", "", short)
         return short, getattr(kind, "__name__", str(kind).rsplit(".", 1)[-1])
     return node.name, ""
 
 
 def is_output(step: Node, state: int) -> bool:
     """Whether a state of the neuron is its spikes."""
-    if step.target is not leaves.neuron_step:
-        return False
-    options: Any = step.args[4]
-    return leaves.state_names(options[0])[state] == "spk"
+    return leaves.output_state(step.target, step.args[4]) == state
 
 
 def _outputs(steps: Sequence[Node]) -> List[List[List[Node]]]:

@@ -29,10 +29,17 @@ def prepare(graph: Graph, fix_numbers: bool = False) -> None:
 def _fix_numbers(graph: Graph) -> None:
     """Numbers of surrogates as they are now, for compilers that want to know them: to read one guards it."""
     for node in graph.nodes:
-        if node.op == "call_function" and node.target in leaves.SEQUENCES:
-            numbers = [n for n in nodes.leaves_of(node.args[3]) if isinstance(nodes.value_of(n), torch.SymFloat)]
-            known = {n: float(nodes.value_of(n)) for n in numbers}
-            node.update_arg(3, tuple(known.get(n, n) for n in node.args[3]))
+        if node.op != "call_function" or not (node.target in leaves.SEQUENCES or nodes.name_of(node) == "spike_of"):
+            continue
+        steps = not nodes.name_of(node)
+        numbers: Any = node.args[3] if steps else node.args[1:]
+        fixed = tuple(_as_now(number) for number in numbers)
+        node.args = (*node.args[:3], fixed, *node.args[4:]) if steps else (node.args[0], *fixed)
+
+
+def _as_now(number: Any) -> Any:
+    value = nodes.value_of(number)
+    return float(value) if isinstance(value, torch.SymFloat) else number
 
 
 def _drop_casts(graph: Graph) -> None:

@@ -543,6 +543,7 @@ _ELEMENTWISE = [
     "softplus",
     "softshrink",
     "softsign",
+    "spike_of",
     "sqrt",
     "square",
     "sub",

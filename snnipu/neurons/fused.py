@@ -297,27 +297,27 @@ class FusedNeuron(snntorch.SpikingNeuron):
         self, x: torch.Tensor, states: List[Optional[torch.Tensor]]
     ) -> Tuple[torch.Tensor, Sequence[Optional[torch.Tensor]]]:
         """Spikes and states of one step."""
-        if leaves.tracing() and self._is_leaf():
-            surrogate, values = self._surrogate(), self._values()
-            assert surrogate is not None
-            assert surrogate.kernel is not None
-            spk, *after = leaves.neuron_step(
-                x,
-                tuple(states),
-                tuple(values.values()),
-                surrogate.kernel.plain(),
-                (self.equation, tuple(values), tuple(self._options().items())),
-                "it has hooks" if is_hooked(self) else "",
-            )
+        if leaves.tracing():
+            spk, *after = self._leaf(x, tuple(states), "it has hooks" if is_hooked(self) else "")
             self._last_step = ("compiled", None)
             return spk, after
         made = self._kernels(x, states, num_steps=SINGLE_STEP)
         self._last_step = ("before", None if states[-1] is None else states[-1].detach())
         return made.spk, made.states
 
-    def _is_leaf(self) -> bool:
-        """Whether a step is the equation's and nothing else, one node of a compiled graph."""
-        return True
+    def _leaf(self, x: torch.Tensor, states: Tuple[Optional[torch.Tensor], ...], why_not: str) -> Sequence[Any]:
+        """A step as one node of a compiled graph; ``why_not``: why it must stay a step."""
+        surrogate, values = self._surrogate(), self._values()
+        assert surrogate is not None
+        assert surrogate.kernel is not None
+        return leaves.neuron_step(
+            x,
+            states,
+            tuple(values.values()),
+            surrogate.kernel.plain(),
+            (self.equation, tuple(values), tuple(self._options().items())),
+            why_not,
+        )
 
     def reset_mem(self) -> Any:
         """Start from zeros: snnTorch's."""

@@ -1,61 +1,41 @@
 """``snnipu.SLSTM`` and ``snnipu.SConv2dLSTM``: snnTorch's spiking LSTMs, the input's part for all steps at once."""
 
 import warnings
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 import snntorch
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from snnipu.functional.quant import StateQuant, as_state_quant
 from snnipu.neurons import _instances
-from snnipu.neurons._hooks import is_plain
-from snnipu.ops._arguments import check_input, reset_code
+from snnipu.neurons._hooks import is_hooked, is_plain
+from snnipu.ops import leaves
+from snnipu.ops._arguments import check_input, is_autocast, reset_code
 from snnipu.ops.lif_sequence import check_num_steps
+from snnipu.ops.spiking_lstm import Cell, ConvCell, LinearCell, Neuron, spiking_lstm_sequence
 from snnipu.surrogate import SpikeGrad, as_surrogate
 
-# The input's part is computed for so many steps at once that it has about so many numbers: 64 MiB in float32.
-_CHUNK = 1 << 24
 _NEURON_STEP = ("fire", "mem_reset")
 _CELL_STEP = ("_base_state_function", "_base_state_reset_zero", "_base_sub", "_base_zero", "_base_int")
+_CALLS = ("forward", "reset_mem")
 _STATE_FUNCTIONS = ("_base_sub", "_base_zero", "_base_int")  # by the code of the reset mechanism
 _SAID: Set[Tuple[Any, ...]] = set()
 
-States = Tuple[torch.Tensor, torch.Tensor]
-
 
 class _SpikingLSTM(snntorch.SpikingNeuron):
-    r"""The sequence of both: gates from the input's part and the hidden state's, one step after the other.
-
-    .. math::
-
-        i, f, g, o &= \sigma, \sigma, \tanh, \sigma(\text{input's part} + \text{part of } h_{t-1}) \\
-        c_t &= f c_{t-1} + i g \\
-        h_t &= o \tanh(c_t) - S(h_{t-1})\,\theta \quad\text{or}\quad (1 - S(h_{t-1}))\, o \tanh(c_t)
-    """
+    """The sequence of both."""
 
     syn: torch.Tensor
     mem: torch.Tensor
     reset_mechanism_val: torch.Tensor
-    max_pool: Any = 0
-    avg_pool: Any = 0
 
     def _part(self) -> nn.Module:
         """The module with the weights."""
         raise NotImplementedError
 
-    def _hidden_shape(self, step: torch.Size) -> Tuple[int, ...]:
-        raise NotImplementedError
-
-    def _input_gates(self, x: torch.Tensor) -> torch.Tensor:
-        """The input's part of the gates with the biases, ``[N, 4H, ...]`` of ``x [N, ...]``."""
-        raise NotImplementedError
-
-    def _hidden_weight(self) -> torch.Tensor:
-        raise NotImplementedError
-
-    def _add_hidden(self, gates: torch.Tensor, mem: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def _cell(self) -> Cell:
+        """Its weights, as the operator takes them."""
         raise NotImplementedError
 
     def _check_step(self, shape: torch.Size) -> None:
@@ -65,13 +45,12 @@ class _SpikingLSTM(snntorch.SpikingNeuron):
         """Names of what a subclass or this instance has in place of parts of the step."""
         kind, own = type(self), self.__dict__
         stock = SLSTM if isinstance(self, SLSTM) else SConv2dLSTM
-        names = [
-            name
-            for name in (*_NEURON_STEP, *_CELL_STEP, "forward", "reset_mem")
-            if name in own or getattr(kind, name) is not getattr(stock, name)
-        ]
-        function = getattr(getattr(self, "state_function", None), "__func__", None)
-        if function not in [getattr(stock, name) for name in _STATE_FUNCTIONS] and not names:
+        parts = (*_NEURON_STEP, *_CELL_STEP, *_CALLS)
+        if leaves.tracing():
+            leaves.look_up(self, parts)
+        names = [name for name in parts if name in own or getattr(kind, name) is not getattr(stock, name)]
+        function = getattr(getattr(self, "state_function", None), "__code__", None)
+        if not names and not any(function is getattr(stock, name).__code__ for name in _STATE_FUNCTIONS):
             names.append("state_function")
         return names
 
@@ -81,14 +60,69 @@ class _SpikingLSTM(snntorch.SpikingNeuron):
 
     def runs_fused(self) -> bool:
         """Whether :meth:`sequence` computes the input's part for all steps at once."""
-        part = self._part()
         return (
-            self._kernel_known()
+            self._has_plain_cell()
             and (not self.state_quant or isinstance(self.state_quant, StateQuant))
-            and type(part) in (nn.LSTMCell, nn.Conv2d)
-            and is_plain(part)
             and not self._replaced()
         )
+
+    def _has_plain_cell(self) -> bool:
+        """Whether surrogate and cell are those that the operator knows."""
+        part = self._part()
+        return self._kernel_known() and type(part) in (nn.LSTMCell, nn.Conv2d) and is_plain(part)
+
+    def forward(self, input_: torch.Tensor, syn: Optional[torch.Tensor] = None, mem: Any = None) -> Any:
+        """One time step, as snnTorch's ``forward``."""
+        made = self._traced(input_, syn, mem) if leaves.tracing() else None
+        return super().forward(input_, syn, mem) if made is None else made
+
+    def _traced(self, x: torch.Tensor, syn: Any, mem: Any) -> Any:
+        """The step as one node of a compiled graph; None where snnTorch's code is to be traced."""
+        if (
+            not isinstance(x, torch.Tensor)
+            or x.dtype != torch.float32
+            or (self.init_hidden and (syn is not None or mem is not None))
+            or self.state_quant
+            or is_autocast()
+            or not self._has_plain_cell()
+            or set(self._replaced()) - set(_CALLS)
+        ):
+            return None
+        cell = self._cell()
+        if not cell.fits(x):
+            return None
+        shape = cell.shape(x.shape)
+        states: List[Optional[torch.Tensor]] = []
+        for state in (self.syn if syn is None else syn, self.mem if mem is None else mem):
+            if not isinstance(state, torch.Tensor) or (cell.restarts and state.shape == x.shape):
+                return None
+            fresh = cell.restarts or state.shape != shape  # zeros, as in snnTorch
+            if not fresh and state.dtype != x.dtype:
+                return None
+            states.append(None if fresh else state)
+        known = as_surrogate(self.spike_grad)
+        assert known is not None
+        assert known.kernel is not None
+        tensors, how = cell.plain()
+        spk, syn, mem = leaves.spiking_lstm_step(
+            x,
+            (states[0], states[1]),
+            (self.threshold, self.graded_spikes_factor, *tensors),
+            known.kernel.plain(),
+            (self._reset_code(), *how),
+            "it has hooks" if is_hooked(self) else "",
+        )
+        self.spk, self.syn, self.mem, self.reset = spk, syn, mem, None
+        return spk if self.init_hidden and not self.output else (spk, syn, mem)
+
+    def reset_mem(self) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Start from zeros: snnTorch's."""
+        if leaves.tracing():
+            # Zeros whatever their shape: the graph does not depend on the last call's.
+            self.syn = torch.zeros(0, device=self.syn.device)
+            self.mem = torch.zeros(0, device=self.mem.device)
+        made: Tuple[torch.Tensor, torch.Tensor] = super().reset_mem()
+        return made
 
     def sequence(
         self,
@@ -120,7 +154,7 @@ class _SpikingLSTM(snntorch.SpikingNeuron):
             check_num_steps(num_steps)
         step = x.shape[1:] if num_steps is None else x.shape
         self._check_step(step)
-        shape = self._hidden_shape(step)
+        shape = self._cell().shape(step)
         if self.init_hidden:
             if syn is not None or mem is not None:
                 raise TypeError("`mem` or `syn` should not be passed as an argument while `init_hidden=True`")
@@ -136,12 +170,7 @@ class _SpikingLSTM(snntorch.SpikingNeuron):
         if not self.runs_fused():
             self._say_slow()
             return self._by_steps(x, syn, mem, num_steps)
-        weight = self._hidden_weight()
-        # Without a state the first step's product with it would give zeros; a single step's gives a gradient of zeros.
-        skips = mem is None and steps > 1
-        syn, mem = (weight.new_zeros(shape) if state is None else state for state in (syn, mem))
-        syns, mems = self._steps(x, syn, mem, weight, num_steps, skips)
-        spk = self._spikes(mems)
+        spk, syns, mems = spiking_lstm_sequence(self._cell(), self._neuron(), x, syn, mem, num_steps)
         if self.init_hidden:
             # A copy, so that the whole sequence's states are not kept.
             self.syn, self.mem = syns[-1].clone(), mems[-1].clone()
@@ -152,56 +181,12 @@ class _SpikingLSTM(snntorch.SpikingNeuron):
         out = self.sequence(x, num_steps=num_steps)
         return out[0] if self.init_hidden and not self.output else out
 
-    def _chunks(self, x: torch.Tensor, num_steps: Optional[int], size: int) -> Iterator[torch.Tensor]:
-        """The input's part of the gates of each step."""
-        if num_steps is not None:
-            gates = self._input_gates(x)
-            for _ in range(num_steps):
-                yield gates
-            return
-        for part in x.split(max(1, _CHUNK // max(1, size))):
-            yield from self._input_gates(part.flatten(0, 1)).unflatten(0, part.shape[:2]).unbind()
+    def _neuron(self) -> Neuron:
+        """What is done with the hidden state, as the operator takes it."""
+        return Neuron(self.threshold, self.graded_spikes_factor, self._reset_code(), self.spike_grad, self.state_quant)
 
-    def _steps(
-        self,
-        x: torch.Tensor,
-        syn: torch.Tensor,
-        mem: torch.Tensor,
-        weight: torch.Tensor,
-        num_steps: Optional[int],
-        skips: bool,
-    ) -> States:
-        syns, mems = [], []
-        for gates in self._chunks(x, num_steps, 4 * syn.numel()):
-            syn, mem = self._step(gates if skips else self._add_hidden(gates, mem, weight), syn, mem)
-            skips = False
-            syns.append(syn)
-            mems.append(mem)
-        return torch.stack(syns), torch.stack(mems)
-
-    def _activations(self, gates: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        """``i, f, g, o``, which snnTorch's classes have in different order."""
-        raise NotImplementedError
-
-    def _step(self, gates: torch.Tensor, syn: torch.Tensor, mem: torch.Tensor) -> States:
-        """Gates and states ``[N, 4H, ...]``, ``[N, H, ...]``: the states after the step."""
-        i, f, g, o = self._activations(gates)
-        syn_next = f * syn + i * g
-        mem_next = o * syn_next.tanh()
-        code = _STATE_FUNCTIONS.index(self.state_function.__name__)
-        if code < 2:
-            reset = mem.detach() - self.threshold.detach() > 0
-            mem_next = mem_next - reset * self.threshold if code == 0 else mem_next.masked_fill(reset, 0)
-        if self.state_quant:
-            syn_next, mem_next = self.state_quant(syn_next), self.state_quant(mem_next)
-        return syn_next, mem_next
-
-    def _spikes(self, mems: torch.Tensor) -> torch.Tensor:
-        if not (self.max_pool or self.avg_pool):
-            return self.fire(mems)
-        pool = F.max_pool2d if self.max_pool else F.avg_pool2d
-        pooled = pool(mems.flatten(0, 1), self.max_pool or self.avg_pool)
-        return self.fire(pooled.unflatten(0, mems.shape[:2]))
+    def _reset_code(self) -> int:
+        return _STATE_FUNCTIONS.index(self.state_function.__name__)
 
     def _by_steps(
         self, x: torch.Tensor, syn: Optional[torch.Tensor], mem: Optional[torch.Tensor], num_steps: Optional[int]
@@ -296,41 +281,10 @@ class SLSTM(_SpikingLSTM, snntorch.SLSTM):
         if len(shape) != 2 or shape[1] != self.input_size:
             raise ValueError(f"x must have steps of shape [B, {self.input_size}], got {tuple(shape)}")
 
-    def _hidden_shape(self, step: torch.Size) -> Tuple[int, ...]:
-        return (step[0], self.hidden_size)
-
-    def _input_gates(self, x: torch.Tensor) -> torch.Tensor:
+    def _cell(self) -> Cell:
         cell = self.lstm_cell
-        return F.linear(x, cell.weight_ih, cell.bias_ih + cell.bias_hh if cell.bias else None)
-
-    def _hidden_weight(self) -> torch.Tensor:
-        return self.lstm_cell.weight_hh.t()
-
-    def _add_hidden(self, gates: torch.Tensor, mem: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return torch.addmm(gates, mem, weight)
-
-    def _activations(self, gates: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        size = self.hidden_size
-        i, f = gates[:, : 2 * size].sigmoid().chunk(2, 1)
-        return i, f, gates[:, 2 * size : 3 * size].tanh(), gates[:, 3 * size :].sigmoid()
-
-    def _steps(
-        self,
-        x: torch.Tensor,
-        syn: torch.Tensor,
-        mem: torch.Tensor,
-        weight: torch.Tensor,
-        num_steps: Optional[int],
-        skips: bool,
-    ) -> States:
-        if self.input_size == self.hidden_size:
-            return super()._steps(x, syn, mem, weight, num_steps, skips)
-        # Every step starts from zeros: all of them are one batch.
-        gates = self._input_gates(x if num_steps is not None else x.flatten(0, 1))
-        zeros = gates.new_zeros(gates.shape[0], self.hidden_size)
-        out = self._step(gates + zeros[:1] @ weight, zeros, zeros)
-        syns, mems = (state.unflatten(0, (-1, syn.shape[0])) for state in out)
-        return (syns, mems) if num_steps is None else (_held(syns, num_steps), _held(mems, num_steps))
+        biases = (cell.bias_ih, cell.bias_hh) if cell.bias else (None, None)
+        return LinearCell(cell.weight_ih, cell.weight_hh, *biases)
 
 
 class SConv2dLSTM(_SpikingLSTM, snntorch.SConv2dLSTM):
@@ -390,22 +344,8 @@ class SConv2dLSTM(_SpikingLSTM, snntorch.SConv2dLSTM):
                 f"kernel_size must be odd, for the states keep their height and width, got {self.conv.kernel_size}"
             )
 
-    def _hidden_shape(self, step: torch.Size) -> Tuple[int, ...]:
-        return (step[0], self.out_channels, step[2], step[3])
-
-    def _input_gates(self, x: torch.Tensor) -> torch.Tensor:
-        return F.conv2d(x, self.conv.weight[:, : self.in_channels], self.conv.bias, padding=self.padding)
-
-    def _hidden_weight(self) -> torch.Tensor:
-        return self.conv.weight[:, self.in_channels :].contiguous()
-
-    def _add_hidden(self, gates: torch.Tensor, mem: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return gates + F.conv2d(mem, weight, padding=self.padding)
-
-    def _activations(self, gates: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        size = 3 * self.out_channels
-        i, f, o = gates[:, :size].sigmoid().chunk(3, 1)
-        return i, f, gates[:, size:].tanh(), o
+    def _cell(self) -> Cell:
+        return ConvCell(self.conv.weight, self.conv.bias, self.padding, self.max_pool, self.avg_pool)
 
 
 def _spike_function(spike_grad: Optional[SpikeGrad], reset_mechanism: str) -> Optional[SpikeGrad]:
@@ -415,7 +355,3 @@ def _spike_function(spike_grad: Optional[SpikeGrad], reset_mechanism: str) -> Op
     reset_code(reset_mechanism)
     _instances.hold_weakly()
     return as_surrogate(spike_grad) or spike_grad
-
-
-def _held(state: torch.Tensor, num_steps: int) -> torch.Tensor:
-    return state.expand(num_steps, *state.shape[1:])

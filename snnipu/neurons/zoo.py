@@ -12,6 +12,7 @@ from snnipu.backends import popart
 from snnipu.backends.neuron_step import step_apply
 from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.fused import FusedNeuron
+from snnipu.ops import leaves
 from snnipu.ops._arguments import is_autocast
 from snnipu.ops.neuron_sequence import Results
 from snnipu.ops.recurrent_sequence import STRENGTH, Connection, recurrent_apply
@@ -81,8 +82,21 @@ class _Recurrent(FusedNeuron):
         names = (name for name in self._parameters_of_equation() if not (self.all_to_all and name == STRENGTH))
         return {name: getattr(self, name) for name in names}
 
-    def _is_leaf(self) -> bool:
-        return not self.all_to_all
+    def _leaf(self, x: torch.Tensor, states: Tuple[Optional[torch.Tensor], ...], why_not: str) -> Sequence[Any]:
+        if not self.all_to_all:
+            return super()._leaf(x, states, why_not)
+        surrogate, values, connection = self._surrogate(), self._values(), self._connection()
+        assert surrogate is not None
+        assert surrogate.kernel is not None
+        assert connection is not None
+        return leaves.recurrent_step(
+            x,
+            states,
+            (*values.values(), connection.weight, connection.bias),
+            surrogate.kernel.plain(),
+            (self.equation, tuple(values), tuple(self._options().items()), tuple(connection.geometry)),
+            why_not,
+        )
 
     def _kernels(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], **how: Any) -> Results:
         if not self.all_to_all:

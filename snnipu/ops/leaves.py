@@ -5,14 +5,16 @@
 
 import weakref
 from functools import lru_cache
-from typing import Any, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 
 from snnipu._layout import SINGLE_STEP
 from snnipu.ops import _neurons
+from snnipu.ops import spiking_lstm as lstm
 from snnipu.ops.lif_sequence import lif_apply
 from snnipu.ops.neuron_sequence import neuron_apply
+from snnipu.ops.recurrent_sequence import SPIKES, STRENGTH, Connection, recurrent_apply
 from snnipu.surrogate import Kernel, Surrogate
 
 Tensors = Tuple[Optional[torch.Tensor], ...]
@@ -186,10 +188,147 @@ def neuron_over_time(
     return (made.spk, *made.states, *final)
 
 
+RecurrentOptions = Tuple[str, Tuple[str, ...], Tuple[Tuple[str, Any], ...], Tuple[int, ...]]
+
+
+def recurrent_step(
+    x: torch.Tensor,
+    states: Tensors,
+    parameters: Sequence[Optional[torch.Tensor]],
+    kernel: Tuple[int, float, float],
+    options: RecurrentOptions,
+    rolls: str,
+) -> Tuple[torch.Tensor, ...]:
+    """One step of a neuron whose spikes come back through a linear layer or a convolution: ``(spk, *states)``.
+
+    Args:
+        states: those of the equation, the spikes first.
+        parameters: those of the equation without ``V``, then weight and bias of the layer.
+        kernel: the fields of a ``surrogate.Kernel``.
+        options: the equation's name, its parameters' names, its options, the geometry of a ``Connection``.
+        rolls: why the step must stay a step; empty where it need not.
+    """
+    name, _, chosen, _ = options
+    connection, values = _connection(parameters, options)
+    spikes = states[SPIKES]
+    come = connection.product(torch.zeros_like(x) if spikes is None else spikes.to(x.dtype))
+    made = neuron_apply(
+        name,
+        x,
+        (come, *states[1:]),
+        {**values, STRENGTH: 1.0},
+        options=dict(chosen),
+        num_steps=SINGLE_STEP,
+        spike_grad=_surrogate(*kernel),
+    )
+    found: List[Any] = [made.spk, *made.states]
+    return tuple(found)
+
+
+def recurrent_over_time(
+    x: torch.Tensor,
+    num_steps: Optional[int],
+    states: Tensors,
+    parameters: Sequence[Optional[torch.Tensor]],
+    kernel: Tuple[int, float, float],
+    options: RecurrentOptions,
+    store: Sequence[bool],
+    need_final: bool,
+) -> Tuple[Optional[torch.Tensor], ...]:
+    """All steps of :func:`recurrent_step`: spikes, each state over time, each final state, or None."""
+    name, _, chosen, _ = options
+    connection, values = _connection(parameters, options)
+    made = recurrent_apply(
+        name,
+        x,
+        states,
+        values,
+        connection,
+        options=dict(chosen),
+        num_steps=num_steps,
+        spike_grad=_surrogate(*kernel),
+        store=store,
+        need_final=need_final,
+    )
+    final = made.final if made.final is not None else [None] * len(made.states)
+    return (made.spk, *made.states, *final)
+
+
+def _connection(
+    parameters: Sequence[Optional[torch.Tensor]], options: RecurrentOptions
+) -> Tuple[Connection, Dict[str, Any]]:
+    """The layer, and the equation's parameters by name."""
+    *values, weight, bias = parameters
+    assert weight is not None
+    return Connection(weight, bias, options[3]), dict(zip(options[1], values))
+
+
+def spiking_lstm_step(
+    x: torch.Tensor,
+    states: Tensors,
+    parameters: Sequence[Optional[torch.Tensor]],
+    kernel: Tuple[int, float, float],
+    options: Tuple[Any, ...],
+    rolls: str,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One step of a spiking LSTM: ``(spk, syn, mem)``.
+
+    Args:
+        states: ``(syn, mem)``; None: zeros.
+        parameters: threshold, graded_spikes_factor, then the cell's tensors.
+        kernel: the fields of a ``surrogate.Kernel``.
+        options: code of the reset mechanism, then what the cell has besides tensors.
+        rolls: why the step must stay a step; empty where it need not.
+    """
+    cell, neuron = _lstm(parameters, kernel, options)
+    return lstm.spiking_lstm_step(cell, neuron, x, states[0], states[1])
+
+
+def spiking_lstm_over_time(
+    x: torch.Tensor,
+    num_steps: Optional[int],
+    states: Tensors,
+    parameters: Sequence[Optional[torch.Tensor]],
+    kernel: Tuple[int, float, float],
+    options: Tuple[Any, ...],
+    store: Sequence[bool],
+    need_final: bool,
+) -> Tuple[Optional[torch.Tensor], ...]:
+    """All steps of :func:`spiking_lstm_step`: spikes, each state over time, each final state, or None."""
+    cell, neuron = _lstm(parameters, kernel, options)
+    spk, syn, mem = lstm.spiking_lstm_sequence(cell, neuron, x, states[0], states[1], num_steps)
+    # Copies: views would keep the whole sequence's.
+    final = (syn[-1].clone(), mem[-1].clone()) if need_final else (None, None)
+    return (spk, syn, mem, *final)
+
+
+def _lstm(
+    parameters: Sequence[Optional[torch.Tensor]], kernel: Tuple[int, float, float], options: Tuple[Any, ...]
+) -> Tuple[lstm.Cell, lstm.Neuron]:
+    threshold, graded, *tensors = parameters
+    assert threshold is not None
+    assert graded is not None
+    reset, *how = options
+    return lstm.cell_of(tensors, how), lstm.Neuron(threshold, graded, reset, _surrogate(*kernel))
+
+
 # Step -> the same over time.
-SEQUENCES = {lif_step: lif_over_time, neuron_step: neuron_over_time}
+SEQUENCES = {
+    lif_step: lif_over_time,
+    neuron_step: neuron_over_time,
+    recurrent_step: recurrent_over_time,
+    spiking_lstm_step: spiking_lstm_over_time,
+}
 
 
-def state_names(equation: str) -> Tuple[str, ...]:
-    """The states of a neuron of ``snnipu.equations``."""
-    return _neurons.find(equation).states
+def restarts(step: Any, parameters: Sequence[Any], options: Any) -> bool:
+    """Whether a step starts from zeros whatever its states are."""
+    return step is spiking_lstm_step and bool(_lstm(parameters, (0, 0.0, 0.0), options)[0].restarts)
+
+
+def output_state(step: Any, options: Any) -> Optional[int]:
+    """Which state of a step with these options is its spikes."""
+    if step not in (neuron_step, recurrent_step):
+        return None
+    states = _neurons.find(options[0]).states
+    return states.index("spk") if "spk" in states else None

@@ -56,11 +56,14 @@ class Connection(NamedTuple):
         """A step's output, for the spikes of the step before; both as they lie in memory."""
         if spk.data_ptr() % _ALIGNMENT:
             spk = spk.clone()
-        spk = self._seen(spk)
+        return self._laid(self.product(self._seen(spk)))
+
+    def product(self, spk: torch.Tensor) -> torch.Tensor:
+        """The layer's own call."""
         if self.geometry:
             g = self.geometry
-            return self._laid(F.conv2d(spk, self.weight, self.bias, 1, tuple(g[:2]), tuple(g[2:4]), g[4]))
-        return self._laid(F.linear(spk, self.weight, self.bias))
+            return F.conv2d(spk, self.weight, self.bias, 1, tuple(g[:2]), tuple(g[2:4]), g[4])
+        return F.linear(spk, self.weight, self.bias)
 
     def of_zeros(self, shape: Sequence[int]) -> Optional[torch.Tensor]:
         """A step's output for no spikes; None: zeros."""

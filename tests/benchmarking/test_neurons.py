@@ -76,5 +76,5 @@ def test_shares_are_of_each_rows_own_copy():
 
 def test_unknown_kinds_are_named():
     with pytest.raises(ValueError, match=r"expected names of Leaky, .* but one is 'Neuron'"):
-        neurons._kinds("Leaky,Neuron")
-    assert neurons._kinds("Alpha,Leaky") == ["Leaky", "Alpha"]
+        neurons.OPTIONS[0].parse("Leaky,Neuron")
+    assert neurons.OPTIONS[0].parse("Alpha,Leaky") == ["Leaky", "Alpha"]

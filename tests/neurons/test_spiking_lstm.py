@@ -111,7 +111,7 @@ def test_the_inputs_part_is_one_product():
 
 
 def test_long_inputs_go_in_parts(monkeypatch):
-    monkeypatch.setattr("snnipu.neurons.spiking_lstm._CHUNK", 2 * 4 * 3 * 8)
+    monkeypatch.setattr("snnipu.ops.spiking_lstm._CHUNK", 2 * 4 * 3 * 8)
     compare((7, 3, 8))
 
 

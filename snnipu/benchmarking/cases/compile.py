@@ -1,6 +1,5 @@
 """An unmodified loop over time steps, and what compilers make of it: networks of snnTorch's tutorials in training."""
 
-import time
 from dataclasses import replace
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
@@ -11,10 +10,10 @@ from torch import nn
 import snnipu
 from snnipu.benchmarking import peers
 from snnipu.benchmarking.case import Axis, Case, Contender, Settings, Sweep, Workload
-from snnipu.benchmarking.checks import Check, both, check_training, without_onednn
+from snnipu.benchmarking.checks import Check, check_training
 from snnipu.benchmarking.loop_networks import NETWORKS, forward_pass
-from snnipu.benchmarking.options import Option, comma_separated
-from snnipu.benchmarking.timing import synchronise
+from snnipu.benchmarking.options import Option, batch_sizes, names_of
+from snnipu.benchmarking.training_step import adam, check_rounding, training_workload
 
 SUMMARY = "networks of snnTorch's tutorials as an unmodified loop, compiled and not"
 # snnTorch's spikes are float32 whatever its input is.
@@ -24,33 +23,17 @@ FULL = {"steps": 25, "batch_size": 128, "neurons": 1000, "repeats": 9, "min_seco
 BATCHES = (1, 16, 64, 128)
 CONVOLUTIONAL = ("tutorial-6", "tutorial-7")
 _SLOW_SECONDS = 0.25
-_PHASE_STEPS = 3
 _CAPTION = (
     "The work: forward over T steps, a loss on what was recorded, backward, one Adam step. The same initial weights, "
     "input and targets for all."
 )
 
 
-def _names(text: str) -> List[str]:
-    names = text.split(",")
-    unknown = [name for name in names if name not in NETWORKS]
-    if unknown:
-        raise ValueError(f"expected names of {', '.join(NETWORKS)}, separated by commas, but one is {unknown[0]!r}")
-    return [name for name in NETWORKS if name in names]
-
-
-def _batches(text: str) -> List[int]:
-    found: List[int] = comma_separated(text, int, "whole numbers")
-    if found[0] < 1:
-        raise ValueError(f"must be at least 1, but is {found[0]}")
-    return found
-
-
 OPTIONS = (
     Option(
         "networks",
         f"which, comma-separated; default: all of {', '.join(NETWORKS)}",
-        _names,
+        names_of(list(NETWORKS)),
         list(NETWORKS),
         ["tutorial-5", "tutorial-7"],
         metavar="LIST",
@@ -58,7 +41,7 @@ OPTIONS = (
     Option(
         "batch_sizes",
         f"comma-separated; default: --batch-size, of convolutional networks {','.join(map(str, BATCHES))}",
-        _batches,
+        batch_sizes,
         quick=[2],
         metavar="LIST",
     ),
@@ -137,47 +120,14 @@ def build(settings: Settings) -> Case:
         return loss_and_gradients(lambda: kind.loss(loop(net)(), x), net)
 
     def workload(net: nn.Module, loss: Callable[[], torch.Tensor], compiles: bool = False) -> Workload:
-        optimizer = torch.optim.Adam(net.parameters(), lr=5e-4)
-
-        def step(lap: Callable[[str], None] = lambda phase: None) -> torch.Tensor:
-            value = loss()
-            lap("forward")
-            optimizer.zero_grad()
-            value.backward()
-            lap("backward")
-            optimizer.step()
-            lap("optimizer")
-            return value
-
-        def phases() -> Dict[str, float]:
-            spent: Dict[str, float] = {}
-            for _ in range(_PHASE_STEPS):
-                synchronise(device)
-                last = time.perf_counter()
-
-                def lap(phase: str) -> None:
-                    nonlocal last
-                    synchronise(device)
-                    now = time.perf_counter()
-                    spent[phase] = spent.get(phase, 0.0) + (now - last) / _PHASE_STEPS
-                    last = now
-
-                step(lap)
-            return spent
-
         def check() -> Check:
             def compared(tolerance: float) -> Check:
                 return check_training(*loss_and_gradients(loss, net), *expected(), tolerance, "snnTorch")
 
-            rounding = kind.rounding(steps, batch)
-            if rounding == kind.tolerance or device.type != "cpu":
-                return compared(rounding)
-            with without_onednn():
-                exact = compared(kind.tolerance)
-            return both(compared(rounding), exact, "without oneDNN, whose sums over samples are long")
+            return check_rounding(compared, kind.tolerance, kind.rounding(steps, batch), device)
 
         seconds = peers.compile_seconds(lambda: loss_and_gradients(loss, net)) if compiles else None
-        return Workload(step, check, seconds, phases)
+        return training_workload(adam(net), loss, check, device, seconds)
 
     def eager(snn: Any) -> Workload:
         net = network(snn)

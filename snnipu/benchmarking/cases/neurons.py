@@ -12,7 +12,7 @@ from snnipu.benchmarking import peers
 from snnipu.benchmarking.case import Axis, Case, Contender, Settings, Sweep, Workload
 from snnipu.benchmarking.cases import lif, memory
 from snnipu.benchmarking.checks import Check, tolerance_for
-from snnipu.benchmarking.options import Option
+from snnipu.benchmarking.options import Option, names_of
 
 SUMMARY = "each of snnTorch's neurons alone over a sequence, forward + backward: share of a copy's speed"
 DTYPES = (torch.float32,)
@@ -64,19 +64,11 @@ KINDS: Dict[str, Kind] = {
 }
 
 
-def _kinds(text: str) -> List[str]:
-    names = text.split(",")
-    unknown = [name for name in names if name not in KINDS]
-    if unknown:
-        raise ValueError(f"expected names of {', '.join(KINDS)}, separated by commas, but one is {unknown[0]!r}")
-    return [name for name in KINDS if name in names]
-
-
 OPTIONS = (
     Option(
         "kinds",
         f"which neurons, comma-separated; default: all of {', '.join(KINDS)}",
-        _kinds,
+        names_of(list(KINDS)),
         list(KINDS),
         ["Leaky", "Synaptic", "RLeaky all-to-all"],
         metavar="LIST",

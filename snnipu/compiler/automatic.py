@@ -1,0 +1,583 @@
+"""The compiler finds the loop: ``snnipu.auto()``.
+
+A neuron that is called again and again while one frame runs is called by a loop over time. The function of that frame,
+or the loop alone (:mod:`snnipu.compiler.outline`), is compiled the next time it is called; everything else stays as it is.
+"""
+
+import ast
+import builtins
+import contextlib
+import functools
+import gc
+import inspect
+import itertools
+import logging
+import os
+import sys
+import sysconfig
+import tokenize
+import types
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import snntorch
+import torch
+
+from snnipu.compiler import backend, outline
+from snnipu.compiler.report import GraphReport
+
+_LOG = logging.getLogger("snnipu.compiler")
+# So often one frame calls a neuron where it has a loop over time.
+CALLS = 3
+# So many compilations that no second call used: the next call would compile anew as well.
+USELESS = 3
+# After so many calls of neurons that no loop makes, nobody looks any longer.
+QUIET = 2000
+# A function that calls one of these is no graph.
+_EAGER_NAMES = {"backward", "item", "numpy", "tolist", "zero_grad", "print"}
+_COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<lambda>")
+_PACKAGES = tuple(
+    os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep for module in (torch, snntorch)
+) + (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,)
+_LIBRARY = tuple({str(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "purelib", "platlib")})
+_numbers = itertools.count(1)
+
+
+class Unbound:
+    """In place of a variable that has no value."""
+
+    def __repr__(self) -> str:
+        return "<no value yet>"
+
+
+UNBOUND = Unbound()
+
+
+class NotFaster(Exception):
+    """The loop runs at least as fast as it is."""
+
+
+class Site:
+    """A function with a loop over time, or such a loop as a function: called eagerly, until it is to be compiled.
+
+    Attributes:
+        function: what runs eagerly.
+        source: what is compiled: the same, its loops where the program has them.
+        label: where it stands: file, line, function.
+        nested: whether the loop stands in another one of its function.
+        reports: one for each compilation.
+        reasons: why it runs as it is, by whether gradients are enabled.
+    """
+
+    def __init__(
+        self, auto: "Automatic", function: Any, label: str, nested: bool = False, source: Optional[Any] = None
+    ) -> None:
+        self.auto = auto
+        self.function = function
+        self.source = function if source is None else source
+        self.label = label
+        self.nested = nested
+        self.waits_for: Optional[Site] = None
+        self.reports: List[GraphReport] = []
+        self.reasons: Dict[bool, str] = {}
+        self.wanted = False
+        self._compiled: Any = None
+        self._began = False
+        self._used, self._useless, self._calls = True, 0, 0
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.label})"
+
+    @property
+    def compiled(self) -> bool:
+        """Whether calls run compiled, with or without gradients."""
+        return bool(self.reports) and len(self.reasons) < 2 and any(_rolled(report) for report in self.reports)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """What runs in the function's place."""
+        if not self.wanted or torch.compiler.is_compiling():
+            return self.function(*args, **kwargs)
+        return self._run(args, kwargs)
+
+    def _run(self, args: Sequence[Any], kwargs: Dict[str, Any]) -> Any:
+        grad = torch.is_grad_enabled()
+        if self.waits_for is not None:
+            self._calls += 1
+            # A function that is compiled as a whole does not come here; one that only runs once does, again and again.
+            if not self.waits_for.reasons and self._calls < 2:
+                return self.function(*args, **kwargs)
+            self.waits_for = None
+        if grad in self.reasons:
+            return self.function(*args, **kwargs)
+        with self.auto.paused():
+            if self._compiled is None:
+                self._compiled = self._compile()
+            before = len(self.reports)
+            self._began = False
+            try:
+                with _tracing():
+                    result = self._compiled(*args, **kwargs)
+            except Exception as error:
+                if self._began:
+                    raise
+                self._leave(grad, _first_line(error))
+                result = None
+            else:
+                self._count(grad, len(self.reports) > before)
+                return result
+        return self.call(*args, **kwargs)
+
+    def _compile(self) -> Any:
+        def compile_graph(module: Any, example_inputs: Any, **options: Any) -> Any:
+            made = backend.compile_graph(module, example_inputs, observer=self.reports.append, **options)
+            reason = not_faster(self.reports[-1])
+            if reason:
+                raise NotFaster(reason)
+
+            def run(*inputs: Any) -> Any:
+                self._began = True
+                return made(*inputs)
+
+            return run
+
+        # Code of its own, so that what PyTorch keeps for it is not that of calls elsewhere.
+        copy = _function_like(self.source, self.source.__code__.replace())
+        return torch.compile(copy, backend=compile_graph, dynamic=True, fullgraph=True)
+
+    def _count(self, grad: bool, compiled: bool) -> None:
+        if not compiled:
+            if not self._used:
+                self._used = True
+            if not self.reports:
+                self._leave(grad, "it has no operators of PyTorch")
+            return
+        if len(self.reports) == 1:
+            rolled = [neuron for neuron in self.reports[0].neurons if neuron.rolled]
+            names = ", ".join(dict.fromkeys(neuron.name or neuron.kind for neuron in rolled))
+            _LOG.info("%s runs compiled: %d steps of %s", self.label, max(n.steps for n in rolled), names)
+        self._useless += not self._used
+        self._used = False
+        if self._useless >= USELESS:
+            for mode in (True, False):
+                self._leave(
+                    mode,
+                    f"it was compiled anew at {self._useless + 1} calls, for no call was like another: a list, a number "
+                    "or a dictionary on an object that changes from call to call, say",
+                )
+
+    def _leave(self, grad: bool, reason: str) -> None:
+        """From now on it runs as it is."""
+        said = reason in self.reasons.values()
+        self.reasons[grad] = reason
+        if not said and self.waits_for is None:
+            how = _LOG.info if self.auto.tries_further(self) else _LOG.warning
+            how("%s runs as it is: %s", self.label, reason)
+
+
+def _rolled(report: GraphReport) -> bool:
+    return any(neuron.rolled for neuron in report.neurons)
+
+
+def not_faster(report: GraphReport) -> str:
+    """Why the graph would not run faster than the loop; empty where it does. The same in every run."""
+    if report.failed:
+        return report.failed
+    rolled = [neuron for neuron in report.neurons if neuron.rolled]
+    if not rolled:
+        why = "; ".join(dict.fromkeys(f"{n.name or n.kind}: {n.why_not}" for n in report.neurons))
+        return f"no neuron's steps become one operator ({why})" if why else "it calls no neuron"
+    return ""
+
+
+@contextlib.contextmanager
+def _tracing() -> Iterator[None]:
+    from torch._dynamo import config
+
+    # NumPy's own random numbers, not others in their place: a loop that draws them is not compiled.
+    with config.patch(use_numpy_random_stream=True):
+        yield
+
+
+def _first_line(error: BaseException) -> str:
+    """What an error of TorchDynamo's says, and the line of the program."""
+    inner = error
+    while inner is not None:
+        if isinstance(inner, NotFaster):
+            return str(inner)
+        inner = inner.__cause__ or getattr(inner, "inner_exception", None)  # type: ignore[assignment]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    first = lines[0] if lines else type(error).__name__
+    explanation = next((line.partition(": ")[2] for line in lines if line.startswith("Explanation:")), "")
+    places = [line for line in lines if line.startswith('File "')]
+    own = [line for line in places if not any(package in line for package in _PACKAGES)]
+    where = ""
+    if own:
+        words = own[-1].split('"')
+        where = f" ({os.path.basename(words[1])}, {words[2].strip(' ,').split(',')[0]})"
+    return f"{explanation or first}{where}"
+
+
+class Automatic:
+    """What :func:`auto` returns: the loops that were found, and what became of them; ``str`` gives a table.
+
+    Attributes:
+        sites: the loops and functions that were found.
+    """
+
+    def __init__(self) -> None:
+        self.sites: List[Site] = []
+        self._by_code: Dict[Any, Site] = {}  # functions and outlined loops, by the code that runs eagerly
+        self._originals: Dict[Any, Any] = {}  # code of functions before their loops were taken out
+        self._files: Dict[str, bool] = {}
+        self._said: Dict[Any, bool] = {}
+        self._counts: Dict[Any, Dict[int, Tuple[int, Any]]] = {}
+        self._modules = 0
+        self._quiet = 0
+        self._paused = 0
+        self._watching = False
+        self.searches = True
+
+    def __str__(self) -> str:
+        rows = [
+            (site.label, "compiled" if site.compiled else f"as it is: {'; '.join(dict.fromkeys(site.reasons.values()))}")
+            for site in self.sites
+            if site.reports or site.reasons
+        ]
+        width = max((len(label) for label, _ in rows), default=0)
+        return "\n".join(f"{label.ljust(width)}  {what}" for label, what in rows) or "no loop over time was found yet"
+
+    # ---- watching neurons
+
+    def watch(self) -> None:
+        """Look at the calls of neurons."""
+        if not self._watching:
+            self._watching = True
+            self._quiet = 0
+            if not self._paused:
+                self._install()
+
+    def stop(self) -> None:
+        """Find no further loops."""
+        self.searches = False
+        self._rest()
+
+    def skip(self, filename: str) -> None:
+        """A file whose loops are functions already."""
+        self._files[filename] = True
+
+    def _rest(self) -> None:
+        self._watching = False
+        self._counts.clear()
+        self._uninstall()
+
+    def _install(self) -> None:
+        auto = self
+        plain = torch.nn.Module.__call__
+
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                auto._saw(self, sys._getframe(1))
+            return plain(self, *args, **kwargs)
+
+        snntorch.SpikingNeuron.__call__ = call
+
+    def _uninstall(self) -> None:
+        if "__call__" in vars(snntorch.SpikingNeuron):
+            del snntorch.SpikingNeuron.__call__
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nobody looks, in TorchDynamo's trace least of all."""
+        self._paused += 1
+        if self._paused == 1:
+            self._uninstall()
+        try:
+            yield
+        finally:
+            self._paused -= 1
+            if not self._paused and self._watching:
+                self._install()
+
+    def _saw(self, neuron: Any, frame: Any) -> None:
+        stack = []
+        while frame is not None:
+            code = frame.f_code
+            if not code.co_filename.startswith(_PACKAGES) and code.co_name not in _COMPREHENSIONS:
+                stack.append(frame)
+            frame = frame.f_back
+        # Frames that have returned are let go of.
+        self._counts = {frame: self._counts.get(frame, {}) for frame in stack}
+        self._quiet += 1
+        if self._quiet > QUIET:
+            self._rest()
+            return
+        found = False
+        inner: Any = None
+        for place, frame in enumerate(stack):
+            counts = self._counts[frame]
+            number, last = counts.get(id(neuron), (0, None))
+            # All calls that one frame makes are one call of the frame around it.
+            if inner is None or last is not inner:
+                number += 1
+            counts[id(neuron)] = number, inner
+            if not found and number >= CALLS:
+                found = self._found(frame, stack[place + 1 :])
+            inner = counts
+
+    def _found(self, frame: Any, outer: Sequence[Any]) -> bool:
+        """A frame has a loop over time; returns whether an outer one need not be looked at."""
+        code = frame.f_code
+        site = self._by_code.get(code)
+        if site is not None:
+            if site.wanted:
+                return not site.reasons or site.compiled
+            site.wanted = True
+            self._quiet = 0
+            self.sites.append(site)
+            if not site.nested and outer:
+                site.waits_for = self._whole(outer[0].f_code)
+            return True
+        if code.co_name == "<module>":
+            self._say(code, f"{_place(code, frame.f_lineno)}: the loop over time is code of a module that runs already")
+            return True
+        whole = self._whole(code)
+        if whole is None:
+            return False
+        self._quiet = 0
+        return True
+
+    def _say(self, key: Any, what: str) -> None:
+        if key not in self._said:
+            self._said[key] = True
+            _LOG.warning("%s; it runs as it is. `python -m snnipu run --compile SCRIPT`, or a function", what)
+
+    def tries_further(self, site: Site) -> bool:
+        """Whether the loop of a function that is no graph is tried alone."""
+        return any(other.waits_for is site for other in self.sites)
+
+    def _whole(self, code: Any) -> Optional[Site]:
+        """The site of a function, all of it; None where there is no such function."""
+        original = self._originals.get(code, code)
+        if code.co_name == "<module>" or set(original.co_names) & _EAGER_NAMES or original.co_flags & _GENERATOR:
+            return None
+        known = self._by_code.get(code)
+        if known is not None:
+            return known if known.wanted else None
+        functions = [one for one in gc.get_referrers(code) if isinstance(one, types.FunctionType)]
+        sites = [self._exchange(one, original) for one in functions if one.__code__ is code]
+        found = next((site for site in sites if site is not None), None)
+        if found is not None:
+            self._by_code[code] = found
+        return found
+
+    def _exchange(self, function: Any, original: Any) -> Optional[Site]:
+        """Let a function's calls come to a site."""
+        code = function.__code__
+        name = f"{outline.PREFIX}call_{next(_numbers)}__"
+        free = code.co_freevars
+        lines = [f"def outer({', '.join(free)}):", " def inner(*args, **kwargs):", f"  return {name}(*args, **kwargs)"]
+        if free:
+            lines.append(f"  ({', '.join(free)},)")
+        namespace: Dict[str, Any] = {}
+        exec("\n".join([*lines, " return inner"]), namespace)
+        inner = next(one for one in namespace["outer"].__code__.co_consts if hasattr(one, "co_code"))
+        if inner.co_freevars != free or original.co_freevars != free:
+            return None
+        as_it_is, whole = _function_like(function, code), _function_like(function, original)
+        site = Site(self, as_it_is, f"{_place(code, code.co_firstlineno)} ({code.co_name})", source=whole)
+        site.wanted = True
+        self.sites.append(site)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return site.call(*args, **kwargs)
+
+        function.__globals__[name] = call
+        with contextlib.suppress(TypeError, ValueError):
+            function.__signature__ = inspect.signature(as_it_is)
+        function.__code__ = inner.replace(
+            co_name=code.co_name, co_filename=code.co_filename, co_firstlineno=code.co_firstlineno
+        )
+        return site
+
+    # ---- programs whose loops become functions
+
+    def transform(self, tree: ast.Module, filename: str) -> Dict[str, Any]:
+        """Take the loops out of a program, in place; returns the global names that it then needs, if any."""
+        original = compile(tree, filename, "exec", dont_inherit=True)
+        loops = {loop.name: loop for loop in outline.outline(tree, _numbers)}
+        if not loops:
+            return {}
+        before = outline.code_of(original)
+        for key, code in outline.code_of(compile(tree, filename, "exec", dont_inherit=True)).items():
+            if key in before:
+                self._originals[code] = before[key]
+
+        def register(function: Any) -> Any:
+            loop = loops[function.__name__]
+            function.__code__ = function.__code__.replace(co_name=loop.host)
+            label = f"{os.path.basename(filename)}:{loop.line}" + (f" ({loop.host})" if loop.host[0] != "<" else "")
+            site = self._by_code[function.__code__] = Site(self, function, label, loop.nested)
+
+            def call(*args: Any) -> Any:
+                return site.call(*args)
+
+            return call
+
+        return {outline.UNBOUND: UNBOUND, outline.REGISTER: register}
+
+    def adopt(self, module: types.ModuleType) -> None:
+        """Take the loops out of the functions and methods of a module that is loaded already."""
+        filename = str(getattr(module, "__file__", None) or "")
+        if filename in self._files or not filename.endswith(".py") or filename.startswith((*_PACKAGES, *_LIBRARY)):
+            return
+        self._files[filename] = True
+        try:
+            with tokenize.open(filename) as file:
+                tree = ast.parse(file.read(), filename)
+            names = self.transform(tree, filename)
+        except (OSError, SyntaxError, UnicodeDecodeError):
+            return
+        if not names:
+            return
+        code = compile(tree, filename, "exec", dont_inherit=True)
+        made = outline.code_of(code)
+        vars(module).update(names)
+        loops = [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name.startswith(outline.LOOP)]
+        exec(compile(ast.Module(loops, []), filename, "exec", dont_inherit=True), vars(module))
+        for function in _functions_of(module):
+            one = made.get((function.__code__.co_name, function.__code__.co_firstlineno))
+            same = one is not None and one.co_freevars == function.__code__.co_freevars
+            if same and function.__code__ == self._originals.get(one):
+                function.__code__ = one
+
+    def adopt_all(self) -> None:
+        """The modules of the program that are loaded: those beside the script, or in the working directory."""
+        if self._modules == len(sys.modules):
+            return
+        self._modules = len(sys.modules)
+        main = getattr(sys.modules.get("__main__"), "__file__", None)
+        folders = {os.getcwd(), os.path.dirname(os.path.abspath(main)) if main else os.getcwd()}
+        for module in list(sys.modules.values()):
+            filename = getattr(module, "__file__", None)
+            if isinstance(filename, str) and filename.startswith(tuple(folder + os.sep for folder in folders)):
+                self.adopt(module)
+
+
+def _functions_of(module: types.ModuleType) -> List[Any]:
+    """A module's own functions and methods, as far as they can be found from its names."""
+    found: List[Any] = []
+    waiting = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, type):
+            waiting += [one for one in vars(value).values() if not isinstance(one, type) or one.__module__ == module.__name__]
+        elif isinstance(value, property):
+            waiting += [value.fget, value.fset]
+        else:
+            value = inspect.unwrap(getattr(value, "__func__", value)) if callable(value) or hasattr(value, "__func__") else value
+            if isinstance(value, types.FunctionType) and value.__code__.co_filename == module.__file__:
+                found.append(value)
+    return found
+
+
+_GENERATOR = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+def _function_like(function: Any, code: Any) -> Any:
+    made = types.FunctionType(
+        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    made.__module__, made.__qualname__ = function.__module__, function.__qualname__
+    return made
+
+
+def _place(code: Any, line: int) -> str:
+    return f"{os.path.basename(code.co_filename)}:{line}"
+
+
+class _Cells:
+    """What IPython calls with the tree of every cell."""
+
+    def __init__(self, auto: Automatic, shell: Any) -> None:
+        self._auto, self._shell = auto, shell
+
+    def visit(self, tree: ast.Module) -> ast.Module:
+        filename = getattr(self._shell, "compile", None)
+        name = filename.get_code_name("", "", 0) if hasattr(filename, "get_code_name") else "<cell>"
+        self._shell.user_ns.update(self._auto.transform(tree, name))
+        return tree
+
+
+_auto: Optional[Automatic] = None
+
+
+def auto() -> Automatic:
+    """From now on loops over time run compiled, wherever they stand: in a network's ``forward``, a function, a method.
+
+    .. code-block:: python
+
+        import snnipu as snn
+
+        snn.auto()
+
+    The first time that a loop runs, it runs as it is, and is found by its neurons' calls. From then on its function is
+    compiled as a whole, or, where that is no graph (``loss.backward()``, ``.item()``, printing), the loop alone. Results
+    are those of :func:`snnipu.compile`. What cannot be compiled, or would not run faster, runs as it is and is said
+    once, by the logger ``snnipu.compiler``.
+
+    In a script, loops of functions are found, those at the level of the module only by ``python -m snnipu run --compile
+    SCRIPT``; in a notebook, those of all cells that run later.
+
+    Returns:
+        An object whose ``str`` is a table of the loops; its ``stop()`` ends the search.
+
+    Raises:
+        RuntimeError: this PyTorch cannot compile.
+    """
+    global _auto
+    backend.enable()
+    if _auto is None:
+        _auto = Automatic()
+        shell = _shell()
+        if shell is not None:
+            shell.ast_transformers.append(_Cells(_auto, shell))
+        _watch_new_neurons(_auto)
+    _auto.searches = True
+    _auto.adopt_all()
+    _auto.watch()
+    return _auto
+
+
+def _shell() -> Any:
+    ipython = sys.modules.get("IPython")
+    return None if ipython is None else ipython.get_ipython()
+
+
+def _watch_new_neurons(automatic: Automatic) -> None:
+    """A new neuron may be called by a loop that nobody has seen, in a module that was not loaded."""
+    plain = snntorch.SpikingNeuron.__init__
+
+    @functools.wraps(plain)
+    def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **kwargs)
+        if automatic.searches:
+            automatic.adopt_all()
+            automatic.watch()
+
+    snntorch.SpikingNeuron.__init__ = initialise  # type: ignore[method-assign]
+
+
+def run_script(script: str) -> None:
+    """Run a script as ``__main__``, its loops over time compiled."""
+    automatic = auto()
+    with tokenize.open(script) as file:
+        tree = ast.parse(file.read(), script)
+    module = types.ModuleType("__main__")
+    vars(module).update(automatic.transform(tree, script), __file__=script, __builtins__=builtins)
+    automatic.skip(script)
+    before = sys.modules["__main__"]
+    sys.modules["__main__"] = module
+    try:
+        exec(compile(tree, script, "exec", dont_inherit=True), vars(module))
+    finally:
+        sys.modules["__main__"] = before
