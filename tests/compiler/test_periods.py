@@ -129,6 +129,19 @@ def _reads_length_by_another_name(net: Any, x: torch.Tensor) -> Any:
     return torch.stack(spikes), mem
 
 
+def _reads_length_by_two_names(net: Any, x: torch.Tensor) -> Any:
+    mem = net.lif.init_leaky()
+    spikes: List[torch.Tensor] = []
+    same = spikes
+    for _ in range(net.steps):
+        current = net.fc(x[0])
+        if len(same) > 9:
+            current = -current
+        spk, mem = net.lif(current, mem)
+        spikes.append(spk)
+    return torch.stack(spikes), mem
+
+
 def _reads_older(net: Any, x: torch.Tensor) -> Any:
     mem = net.lif.init_leaky()
     one = two = three = torch.zeros(3, 5)
@@ -136,6 +149,22 @@ def _reads_older(net: Any, x: torch.Tensor) -> Any:
         spk, mem = net.lif(net.fc(x[0]) + three, mem)
         one, two, three = spk, one, two
     return three, mem
+
+
+def _swaps(net: Any, x: torch.Tensor) -> Any:
+    mem, one, two = net.lif.init_leaky(), x[0], x[1]
+    for step in range(net.steps):
+        _, mem = net.lif(net.fc(x[0]), mem)
+        one, two = two, one
+    return one, mem
+
+
+def _swaps_shorter(net: Any, x: torch.Tensor) -> Any:
+    mem, one, two = net.lif.init_leaky(), x[0], x[1]
+    for step in range(net.steps - 1):
+        _, mem = net.lif(net.fc(x[0]), mem)
+        one, two = two, one
+    return one, mem
 
 
 def _counts(net: Any, x: torch.Tensor) -> Any:
@@ -184,7 +213,10 @@ WHOLE = [
     _reads_table,
     _reads_length,
     _reads_length_by_another_name,
+    _reads_length_by_two_names,
     _reads_older,
+    _swaps,
+    _swaps_shorter,
     _counts,
     _counts_on_self,
     _iterates,
