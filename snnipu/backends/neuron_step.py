@@ -43,7 +43,8 @@ class NeuronStep(torch.autograd.Function):
     def forward(ctx: Any, o: _Options, x: torch.Tensor, *tensors: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
         count = len(o.plan.states)
         initial, parameters = tensors[:count], tensors[count:]
-        made = _run(o, x, initial, parameters)  # type: ignore[arg-type]
+        spread = parameters if o.constant else [_spread(parameter, x.shape) for parameter in parameters]
+        made = _run(o, x, initial, spread)  # type: ignore[arg-type]
         reads = o.plan.reads
         for need, needs in zip(ctx.needs_input_grad[2 + count :], o.plan.reads_for):
             reads = reads | needs if need else reads
@@ -53,9 +54,10 @@ class NeuronStep(torch.autograd.Function):
             x.clone() if reads.x else None,
             *(_copy(state) if reads.before >> place & 1 else None for place, state in enumerate(initial)),
             *(_copy(state) if reads.after >> place & 1 else None for place, state in enumerate(after)),
-            *(parameters if o.constant else [_copy(parameter) for parameter in parameters]),
+            *(parameters if o.constant else [_own(read, given) for read, given in zip(spread, parameters)]),
         )
         ctx.options = o
+        ctx.shapes = None if o.constant else [parameter.shape for parameter in parameters]  # type: ignore[union-attr]
         ctx.set_materialize_grads(False)
         if o.silent:
             ctx.mark_non_differentiable(made[0])
@@ -92,7 +94,17 @@ class NeuronStep(torch.autograd.Function):
             grad_x,
             grad_initial,
         )
+        if ctx.shapes is not None:
+            for place, (grad, own) in enumerate(zip(grad_parameters, ctx.shapes)):
+                if grad is not None and grad.shape != own:
+                    missing = (1,) * (len(own) - grad.dim())  # dimensions of one in front
+                    grad_parameters[place] = grad.reshape(missing + grad.shape).sum_to_size(own)
         return (None, grad_x, *grad_initial, *grad_parameters)
+
+
+def _own(read: Any, given: Any) -> Any:
+    """What the kernels read, where nobody else writes."""
+    return read.clone() if read.data_ptr() == given.data_ptr() else read
 
 
 def _copy(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
@@ -139,7 +151,7 @@ def step_direct(
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in taken):
         made = NeuronStep.apply(o, *taken)
     else:
-        made = _run(o, x, states, values)
+        made = _run(o, x, states, values if constant else [_spread(value, x.shape) for value in values])
     rest = iter(made[1:])
     return Results(made[0], [made[0] if place == plan.output else next(rest) for place in range(len(states))], None)
 
@@ -180,9 +192,27 @@ def _values(
         if value.is_complex():
             return None
         # What has dimensions widens the dtype of what it is computed with.
-        if value.dim() > 0 and (value.dtype != dtype or value.shape != shape[len(shape) - value.dim() :]):
+        if value.dim() > 0 and (value.dtype != dtype or not _broadcasts(value.shape, shape)):
             return None
     return [_as_taken(value, dtype) for value in plan.derive(parameters, 1.0)], False
+
+
+def _broadcasts(own: torch.Size, shape: torch.Size) -> bool:
+    """Whether a parameter of shape ``own`` is one value for each element of a step, whose shape stays ``shape``."""
+    if len(own) > len(shape):
+        return False
+    return all(a == b or a == 1 for a, b in zip(own, shape[len(shape) - len(own) :]))
+
+
+def _spread(parameter: Any, shape: torch.Size) -> Any:
+    """As kernels read a parameter: one value, or one for each element of the dimensions of a step that it spans."""
+    own = parameter.shape
+    trailing = shape[len(shape) - len(own) :]
+    if own == trailing or parameter.numel() == 1:
+        return parameter
+    while own[0] == 1:
+        own, trailing = own[1:], trailing[1:]
+    return parameter.reshape(own).expand(trailing).contiguous()
 
 
 def _as_taken(value: Parameter, dtype: torch.dtype) -> torch.Tensor:
