@@ -153,7 +153,7 @@ def _reads_older(net: Any, x: torch.Tensor) -> Any:
 
 def _swaps(net: Any, x: torch.Tensor) -> Any:
     mem, one, two = net.lif.init_leaky(), x[0], x[1]
-    for step in range(net.steps):
+    for _step in range(net.steps):
         _, mem = net.lif(net.fc(x[0]), mem)
         one, two = two, one
     return one, mem
@@ -161,7 +161,7 @@ def _swaps(net: Any, x: torch.Tensor) -> Any:
 
 def _swaps_shorter(net: Any, x: torch.Tensor) -> Any:
     mem, one, two = net.lif.init_leaky(), x[0], x[1]
-    for step in range(net.steps - 1):
+    for _step in range(net.steps - 1):
         _, mem = net.lif(net.fc(x[0]), mem)
         one, two = two, one
     return one, mem
