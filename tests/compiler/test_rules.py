@@ -507,6 +507,8 @@ REFUSED = {
     "matrix in front": lambda spk, mem: MATRIX[: mem.shape[0], : mem.shape[0]] @ mem,
     "vector": lambda spk, mem: mem @ MATRIX[0],
     "vector in front": lambda spk, mem: MATRIX[0, : mem.shape[0]] @ mem,
+    "matrices in front": lambda spk, mem: torch.stack([MATRIX] * STEPS)[:, :3, : len(mem)] @ mem,
+    "convolution without batch": lambda spk, mem: functional.conv1d(mem, MATRIX[:2, : len(mem)].unsqueeze(-1)),
     "vectors": lambda spk, mem: mem[0] @ mem[1],
     "linear of a vector": lambda spk, mem: functional.linear(mem[0], MATRIX),
     "roll of all": lambda spk, mem: torch.roll(mem, 1),
@@ -526,6 +528,9 @@ REFUSED = {
     "dropout 1d without batch": lambda spk, mem: functional.dropout1d(mem, 0.5, False),
     "attention of a constant": lambda spk, mem: functional.scaled_dot_product_attention(
         mem[None], MATRIX[None], MATRIX[None]
+    ),
+    "attention with a mask of each sample": lambda spk, mem: functional.scaled_dot_product_attention(
+        *(3 * [torch.stack([mem, spk])]), attn_mask=torch.stack([MATRIX, -MATRIX])[:, : len(mem), : len(mem)]
     ),
     "batch norm of a vector": lambda spk, mem: functional.batch_norm(mem, None, None, training=True),
     "cumulative softmax": lambda spk, mem: torch.softmax(mem.flatten(), 0),
