@@ -41,7 +41,6 @@ _RANDOM = {
     "manual_seed",
     "fractional_max_pool2d",
     "fractional_max_pool3d",
-    "scaled_dot_product_attention",
 }
 # Random where they are told that this is training.
 _RANDOM_IN_TRAINING = {
@@ -141,6 +140,9 @@ def is_random(node: Node) -> bool:
     name = name_of(node)
     if name in _RANDOM or (node.kwargs.get("generator") is not None):
         return True
+    if name == "scaled_dot_product_attention":
+        dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
+        return not (isinstance(dropout, (int, float)) and dropout == 0)
     if name not in _RANDOM_IN_TRAINING:
         return False
     return training(node, default=True)

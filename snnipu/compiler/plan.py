@@ -179,10 +179,10 @@ class Plan:
         self._order = self._order_edges()
         while True:
             self._bundle_all()
-            cyclic = self._in_cycles()
-            if not cyclic:
+            unfit = self._in_cycles() or self._loose_tuples()
+            if not unfit:
                 break
-            self.banned.update(cyclic)
+            self.banned.update(unfit)
         for chain in self.chains:
             if not chain.why_not and chain.steps[0] not in self.bundle_of:
                 chain.why_not = "its input needs its own output of a step before"
@@ -550,6 +550,16 @@ class Plan:
 
     def _units(self) -> List[Any]:
         return list(dict.fromkeys(self.unit(node) for node in self.graph.nodes))
+
+    def _loose_tuples(self) -> Set[Node]:
+        """The nodes of bundles with several results, where a single step takes one of them: there is no such tuple."""
+        return {
+            node
+            for bundle in self.bundles
+            if isinstance(bundle, Operator) and isinstance(bundle.series[0].value, (tuple, list))
+            if any(user not in self.member for one in bundle.nodes for user in one.users)
+            for node in bundle.nodes
+        }
 
     def _in_cycles(self) -> Set[Node]:
         """The nodes of bundles that need their own results (Tarjan's strongly connected components)."""

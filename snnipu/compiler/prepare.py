@@ -317,7 +317,10 @@ def _masks_apart(graph: Graph) -> None:
         if node.op == "placeholder" and isinstance(nodes.value_of(node), torch.SymInt)
     }
     for node in list(graph.nodes):
-        if node.op != "call_function" or node.target is not torch.nn.functional.dropout or not nodes.is_random(node):
+        name = nodes.name_of(node)
+        if node.op != "call_function" or node.target is not getattr(torch.nn.functional, name, None):
+            continue
+        if name not in ("dropout", "dropout1d", "dropout2d", "dropout3d") or not nodes.is_random(node):
             continue
         source: Any = node.args[0] if node.args else None
         value = nodes.value_of(source)
@@ -328,7 +331,14 @@ def _masks_apart(graph: Graph) -> None:
         if not isinstance(value, torch.Tensor) or not 0 < given < 1 or not value.dtype.is_floating_point:
             continue
         shape = tuple(size if isinstance(size, int) else sizes.get(nodes.size_key(size)) for size in value.shape)
-        if None in shape or 0 in value.shape or not value.is_contiguous():
+        if name == "dropout":
+            if not value.is_contiguous():
+                continue
+        elif value.dim() != int(name[-2]) + 2:
+            continue
+        else:  # of whole channels, whatever the order in memory
+            shape = (*shape[:2], *(1 for _ in shape[2:]))
+        if None in shape or 0 in value.shape:
             continue
         if value.device.type != "cpu":
             continue  # elsewhere a fused kernel draws and multiplies, in its own order
@@ -336,8 +346,11 @@ def _masks_apart(graph: Graph) -> None:
             ones = graph.call_function(torch.ones, (shape,), {"dtype": value.dtype, "device": value.device})
             mask = graph.call_function(torch.nn.functional.dropout, (ones, probability, True, False))
             product = graph.call_function(torch.mul, (source, mask))
-        for made in (ones, mask, product):
+        one = value.new_empty(
+            tuple(size if isinstance(size, int) else value.shape[at] for at, size in enumerate(shape))
+        )
+        for made, like in ((ones, one), (mask, one), (product, value)):
             made.meta.update(node.meta)
-            made.meta["example_value"] = value
+            made.meta["example_value"] = like
         node.replace_all_uses_with(product)
         graph.erase_node(node)

@@ -184,7 +184,11 @@ def _matmul(call: Call) -> Optional[Make]:
         return None
     a, b = call.args
     if isinstance(a, Lifted) and isinstance(b, Lifted):
-        return _same_call(call) if a.dims == b.dims and a.dims >= 2 else None
+        # `mm` and `bmm` take matrices and batches of them alone.
+        matmul = a.dims == b.dims and a.dims >= 2
+        return (lambda graph, args, kwargs: graph.call_function(torch.matmul, args)) if matmul else None
+    if isinstance(b, Lifted) and isinstance(a, Node) and name_of(call.node) == "matmul":
+        return _same_call(call) if 2 <= value_of(a).dim() <= b.dims else None
     if isinstance(a, Lifted) and a.dims >= 2 and isinstance(b, Node) and value_of(b).dim() == 2:
         return _folded(call)
     return None
@@ -275,12 +279,15 @@ def _dim(dim: Any) -> Any:
     return dim + 1 if dim >= 0 else dim
 
 
+_OTHER_DIMENSIONS = ("dim0", "dim1", "axis0", "axis1", "source", "destination")
+
+
 def _along(place: int, name: str = "dim", default: Any = None, count: int = 1) -> Callable[[Call], Optional[Make]]:
     """Arguments ``place`` on, ``count`` of them, are dimensions of the step; ``default`` where there are none."""
 
     def rule(call: Call) -> Optional[Make]:
         first = _only_first(call)
-        if first is None:
+        if first is None or any(key in call.kwargs for key in _OTHER_DIMENSIONS):
             return None
 
         def moved(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Tuple[Tuple[Any, ...], Dict[str, Any]]]:
@@ -404,6 +411,41 @@ def _expand(call: Call) -> Optional[Make]:
     return make if given else None
 
 
+def _repeat(call: Call) -> Optional[Make]:
+    first = _only_first(call)
+    if first is None or first.dims == 0 or not isinstance(call.out, torch.Tensor) or call.out.dim() != first.dims:
+        return None
+    if call.node.op != "call_method" or call.kwargs:
+        return None
+
+    def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
+        sizes = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
+        return graph.call_method("repeat", (args[0], 1, *sizes))
+
+    return make
+
+
+def _one_hot(call: Call) -> Optional[Make]:
+    """With the number of classes, which else is that of the largest one there is."""
+    first = _only_first(call)
+    classes = call.args[1] if len(call.args) > 1 else call.kwargs.get("num_classes")
+    return _same_call(call) if first is not None and type(classes) is int and classes > 0 else None
+
+
+def _attention(call: Call) -> Optional[Make]:
+    """``scaled_dot_product_attention`` without dropout, all of whose three arguments differ from step to step."""
+    three = list(call.args[:3])
+    if len(three) < 3 or call.lifted() != three or any(one.dims < 3 for one in three) or call.constant_tensors():
+        return None
+
+    def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
+        folded = [graph.call_function(helpers.fold_time, (sequence,)) for sequence in args[:3]]
+        out = call.again(graph, (*folded, *args[3:]), kwargs)
+        return graph.call_function(helpers.split_time, (out, args[0]))
+
+    return make
+
+
 def _joins(default: int) -> Callable[[Call], Optional[Make]]:
     """``cat`` and ``stack`` of tensors of one step."""
 
@@ -517,6 +559,23 @@ RULES: Dict[str, Callable[[Call], Optional[Make]]] = {
     "argmax": _along(1),
     "argmin": _along(1),
     "cumsum": _along(1),
+    "std": _along(1, default=_all_dims),
+    "var": _along(1, default=_all_dims),
+    "norm": _along(2),
+    "unflatten": _along(1),
+    "narrow": _along(1),
+    "index_select": _along(1),
+    "movedim": _along(1, count=2),
+    "flip": _along(1, count=8),
+    "roll": _along(2),
+    "split": _along(2, default=lambda dims: 1),
+    "chunk": _along(2, default=lambda dims: 1),
+    "tensor_split": _along(2, default=lambda dims: 1),
+    "unbind": _along(1, default=lambda dims: 1),
+    "repeat": _repeat,
+    "one_hot": _one_hot,
+    "scaled_dot_product_attention": _attention,
+    "bmm": _matmul,
     "max": _along(1),
     "min": _along(1),
     "getitem": _index,

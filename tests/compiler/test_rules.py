@@ -405,3 +405,234 @@ def test_batch_norms_in_multistep_are_those_of_a_loop(name):
             torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match=r"expected .* input"):
         multi(torch.rand(STEPS, 2, 2, 2, 2, 2, 2))
+
+
+# ---- one small loop for each rule
+
+
+def _leaky_loop(function):
+    """The loop ``function(spk, mem)`` over the steps of a neuron, its results stacked."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lif = snn.Leaky(beta=0.5)
+            self.map = nn.Linear(6, 6)
+
+        def forward(self, x):
+            mem, out = self.lif.reset_mem(), []
+            for t in range(STEPS):
+                spk, mem = self.lif(x[t], mem)
+                out.append(function(spk, mem))
+            return torch.stack(out)
+
+    return Net()
+
+
+ONES = torch.ones(())
+MATRIX = torch.linspace(-1, 1, 36).view(6, 6)
+# Name in the report -> the step; accepted: it runs once.
+TAKEN = {
+    "add": lambda spk, mem: torch.add(spk, mem.mean(1), alpha=2) if spk.shape[0] == spk.shape[1] else spk + mem,
+    "sub": lambda spk, mem: mem.mean(0) - spk,
+    "where": lambda spk, mem: torch.where(spk > 0, mem.sum(0), mem),
+    "mul": lambda spk, mem: mem * mem.sum(),
+    "matmul": lambda spk, mem: torch.matmul(spk, mem.t()),
+    "mm": lambda spk, mem: torch.mm(spk.t(), mem),
+    "bmm": lambda spk, mem: torch.bmm(spk.unsqueeze(0), mem.unsqueeze(0).transpose(1, 2)),
+    "std": lambda spk, mem: mem.std(),
+    "var": lambda spk, mem: mem.var(dim=0, unbiased=False),
+    "norm": lambda spk, mem: torch.norm(mem + 1, 2, 1),
+    "unflatten": lambda spk, mem: mem.unflatten(1, (2, 3)),
+    "narrow": lambda spk, mem: mem.narrow(1, 2, 3),
+    "movedim": lambda spk, mem: mem.movedim(0, 1),
+    "transpose": lambda spk, mem: mem.transpose(-1, 0),
+    "flip": lambda spk, mem: mem.flip(0),
+    "roll": lambda spk, mem: torch.roll(mem, 1, 1),
+    "split": lambda spk, mem: mem.split(2, 1)[1],
+    "chunk": lambda spk, mem: torch.chunk(mem, 2)[0],
+    "tensor_split": lambda spk, mem: mem.tensor_split(3, dim=-1)[2],
+    "unbind": lambda spk, mem: mem.unbind()[1],
+    "repeat": lambda spk, mem: mem.repeat(2, 1),
+    "one_hot": lambda spk, mem: functional.one_hot(spk.long(), 2),
+    "scaled_dot_product_attention": lambda spk, mem: functional.scaled_dot_product_attention(
+        *(3 * [mem.view(1, *mem.shape)])
+    ),
+    "pad": lambda spk, mem: functional.pad(mem, (1, 2)),
+    "softmax": lambda spk, mem: torch.softmax(mem, 1),
+    "sum": lambda spk, mem: mem.sum(0),
+    "mean": lambda spk, mem: mem.mean(dim=-1, keepdim=True),
+    "argmax": lambda spk, mem: mem.argmax(1),
+    "amax": lambda spk, mem: mem.amax(0),
+    "max": lambda spk, mem: mem.max(1)[0],
+    "cumsum": lambda spk, mem: mem.cumsum(0),
+    "flatten": lambda spk, mem: mem.flatten(),
+    "reshape": lambda spk, mem: mem.reshape(-1, 2),
+    "permute": lambda spk, mem: mem.permute(1, 0),
+    "t": lambda spk, mem: mem.t(),
+    "unsqueeze": lambda spk, mem: mem.unsqueeze(-1),
+    "squeeze": lambda spk, mem: mem[:1].squeeze(0),
+    "expand": lambda spk, mem: mem[:1].expand(3, -1),
+    "cat": lambda spk, mem: torch.cat([mem, spk], 1),
+    "avg_pool2d": lambda spk, mem: functional.avg_pool2d(mem.view(1, 1, *mem.shape), 2),
+    "avg_pool1d": lambda spk, mem: functional.avg_pool1d(mem.unsqueeze(1), 2),
+    "layer_norm": lambda spk, mem: functional.layer_norm(mem, (6,)),
+    "group_norm": lambda spk, mem: functional.group_norm(mem, 2),
+    "interpolate": lambda spk, mem: functional.interpolate(mem.unsqueeze(1), scale_factor=2),
+    "zeros_like": lambda spk, mem: torch.zeros_like(mem) + spk,
+    "dropout": lambda spk, mem: functional.dropout(mem, 0.5, False),
+}
+
+# Products and sums over time in another order.
+ROUNDED = ("mean", "mm", "matmul", "bmm", "std", "var", "norm", "scaled_dot_product_attention")
+
+
+@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("rows", [6, 4])
+def test_a_rule_takes_what_it_can_and_gives_the_loops_values(name, rows):
+    reports = _same(_leaky_loop(TAKEN[name]), torch.rand(STEPS, rows, 6) * 3, calls=1, equal=name not in ROUNDED)
+    calls, now = times(reports, name)
+    assert (calls, now) == (STEPS, 1)
+    assert neurons(reports) == [(STEPS, True)]
+
+
+# What a rule must not take: the values are the loop's.
+REFUSED = {
+    # A tensor without dimensions does not widen the dtype of others, a sequence of them would.
+    "double of no dimension": lambda spk, mem: mem * mem.double().sum(),
+    "half of one": lambda spk, mem: mem.half() * mem.sum(),
+    # A parameter with more dimensions than the step.
+    "wider constant": lambda spk, mem: mem.sum(0) + MATRIX,
+    "constant of more dimensions": lambda spk, mem: mem.sum() * MATRIX,
+    "matrix in front": lambda spk, mem: MATRIX[: mem.shape[0], : mem.shape[0]] @ mem,
+    "vector": lambda spk, mem: mem @ MATRIX[0],
+    "vector in front": lambda spk, mem: MATRIX[0, : mem.shape[0]] @ mem,
+    "matrices in front": lambda spk, mem: torch.stack([MATRIX] * STEPS)[:, :3, : len(mem)] @ mem,
+    "convolution without batch": lambda spk, mem: functional.conv1d(mem, MATRIX[:2, : len(mem)].unsqueeze(-1)),
+    "vectors": lambda spk, mem: mem[0] @ mem[1],
+    "linear of a vector": lambda spk, mem: functional.linear(mem[0], MATRIX),
+    "roll of all": lambda spk, mem: torch.roll(mem, 1),
+    "flip of two": lambda spk, mem: torch.flip(mem, (0, -1)),
+    "repeat with more": lambda spk, mem: mem.repeat(2, 1, 1),
+    "expand with more": lambda spk, mem: mem.expand(2, -1, -1),
+    "dim by another name": lambda spk, mem: torch.transpose(mem, 0, dim1=1),
+    "destination by name": lambda spk, mem: torch.movedim(mem, 0, destination=1),
+    "std of all": lambda spk, mem: torch.std(mem, False),
+    "norm of all": lambda spk, mem: torch.norm(mem + 1),
+    "pool without batch": lambda spk, mem: functional.avg_pool2d(mem.unsqueeze(0), 2),
+    "map without batch": lambda spk, mem: functional.max_pool1d(mem, 2),
+    "reflecting": lambda spk, mem: functional.pad(mem, (1, 1), mode="reflect"),
+    "index by a tensor": lambda spk, mem: mem[torch.tensor([1, 0])],
+    "index of two": lambda spk, mem: mem[1:3, 2],
+    "max of all": lambda spk, mem: mem.max(),
+    "dropout 1d without batch": lambda spk, mem: functional.dropout1d(mem, 0.5, False),
+    "attention of a constant": lambda spk, mem: functional.scaled_dot_product_attention(
+        mem[None], MATRIX[None], MATRIX[None]
+    ),
+    "attention with a mask of each sample": lambda spk, mem: functional.scaled_dot_product_attention(
+        *(3 * [torch.stack([mem, spk])]), attn_mask=torch.stack([MATRIX, -MATRIX])[:, : len(mem), : len(mem)]
+    ),
+    "batch norm of a vector": lambda spk, mem: functional.batch_norm(mem, None, None, training=True),
+    "cumulative softmax": lambda spk, mem: torch.softmax(mem.flatten(), 0),
+    "squeeze of all": lambda spk, mem: mem[:1].squeeze(),
+    "two results, one of a step": lambda spk, mem: torch.cat(mem.split(2)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("rows", [6, 4])
+def test_what_a_rule_leaves_or_takes_has_the_loops_values(name, rows):
+    reports = _same(_leaky_loop(REFUSED[name]), torch.rand(STEPS, rows, 6) * 3, calls=1, equal=False)
+    assert neurons(reports) == [(STEPS, True)]
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 3, 4, 4), (2, 3, 2, 2, 2)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_dropout_of_channels_draws_the_loops_masks(shape, transposed):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lif = snn.Leaky(beta=0.5)
+            self.drop = getattr(nn, f"Dropout{len(shape) - 2}d")(0.4)
+
+        def forward(self, x):
+            mem, out = self.lif.reset_mem(), []
+            for t in range(STEPS):
+                step = x[t].transpose(1, -1).contiguous().transpose(1, -1) if transposed else x[t]
+                spk, mem = self.lif(self.drop(step), mem)
+                out.append(self.drop(spk) + mem)
+            return torch.stack(out)
+
+    reports = _same(Net(), torch.rand(STEPS, *shape) * 2)
+    assert neurons(reports) == [(STEPS, True)]
+
+
+def test_rate_coding_draws_in_the_loops_order_and_compares_once():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lif, self.map = snn.Leaky(beta=0.5), nn.Linear(6, 6)
+
+        def forward(self, x):
+            mem, out = self.lif.reset_mem(), []
+            for _ in range(STEPS):
+                _, mem = self.lif(self.map((torch.rand_like(x[0]) < x[0]).float()), mem)
+                out.append(mem)
+            return torch.stack(out)
+
+    reports = _same(Net(), torch.rand(STEPS, 5, 6), equal=False)
+    assert neurons(reports) == [(STEPS, True)]
+    assert times(reports, "linear") == (STEPS, 1)
+    assert times(reports, "lt") == (STEPS, 1)
+
+
+# ---- the plan and what is written
+
+
+class Planned(nn.Module):
+    """A loop whose inputs, records or connections ``kind`` names."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.map, self.lif, self.lif2 = nn.Linear(6, 6), snn.Leaky(beta=0.5), snn.Leaky(beta=0.75)
+
+    def forward(self, x):
+        mem, mem2 = self.lif.reset_mem(), self.lif2.reset_mem()
+        places = {"reversed": range(STEPS - 1, -1, -1), "middle": range(1, 3)}.get(self.kind, range(STEPS))
+        before, records, shapes = x[0] * 0, [], []
+        for t in places:
+            spk, mem = self.lif(self.map(x[t]), mem)
+            spk2, mem2 = self.lif2(before if self.kind == "before" else spk * 2, mem2)
+            before = spk * 3
+            records.append(mem2 + spk2)
+            shapes.append(mem[: t + 1] * 2)
+        if self.kind == "shapes":
+            return torch.cat(shapes)
+        return torch.stack(records, dim=1 if self.kind == "along" else 0)
+
+
+@pytest.mark.parametrize("kind", ["reversed", "middle", "before", "along", "shapes"])
+def test_plans_of_inputs_records_and_connections(kind):
+    net, x = Planned(kind), torch.randn(STEPS, 4, 6) * 2
+    reports = _same(net, x, equal=False)
+    steps = 2 if kind == "middle" else STEPS
+    assert (steps, True) in neurons(reports)
+    assert times(reports, "linear") == (steps, 1)
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_one_of_several_results_of_a_single_step_among_loose_tuples(split):
+    def function(x):
+        mem, out = lif.reset_mem(), []
+        for t in range(STEPS):
+            spk, mem = lif(x[t], mem)
+            parts = (spk * 2).split(2) if split else (spk * 2).max(1)
+            out.append(parts[0])
+        return torch.stack(out) + parts[1].sum()
+
+    lif = snn.Leaky(beta=0.5)
+    run, reports = compiled(function)
+    x = torch.rand(STEPS, 4, 6) * 2
+    assert torch.equal(run(x), function(x))
+    assert neurons(reports) == [(STEPS, True)]
