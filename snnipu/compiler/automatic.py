@@ -156,7 +156,7 @@ class Site:
 
         # Code of its own, so that what PyTorch keeps for it is not that of calls elsewhere.
         copy = _function_like(self.source, self.source.__code__.replace())
-        # Sizes are numbers until another one comes: arithmetic with unknown ones costs small networks time at each call.
+        # Sizes are numbers until another one comes: arithmetic with unknown ones costs time at each call.
         return torch.compile(copy, backend=compile_graph, fullgraph=True)
 
     def _count(self, grad: bool, compiled: bool) -> None:
