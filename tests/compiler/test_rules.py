@@ -233,9 +233,9 @@ def test_what_comes_from_outside_is_changed_in_place_though_it_may_be_another_in
         mem = lif.reset_mem()
         out = 0
         for t in range(STEPS):
-            spk, mem = lif(x[t], mem)
+            spk, mem = lif(x[t] * other, mem)
             total.add_(spk.sum(0))
-            out = out + other
+            out = out + mem
         return out
 
     lif = snn.Leaky(beta=0.5)
