@@ -233,9 +233,9 @@ def test_what_comes_from_outside_is_changed_in_place_though_it_may_be_another_in
         mem = lif.reset_mem()
         out = 0
         for t in range(STEPS):
-            spk, mem = lif(x[t], mem)
+            spk, mem = lif(x[t] * other, mem)
             total.add_(spk.sum(0))
-            out = out + other
+            out = out + mem
         return out
 
     lif = snn.Leaky(beta=0.5)
@@ -522,6 +522,7 @@ REFUSED = {
     "pool without batch": lambda spk, mem: functional.avg_pool2d(mem.unsqueeze(0), 2),
     "map without batch": lambda spk, mem: functional.max_pool1d(mem, 2),
     "reflecting": lambda spk, mem: functional.pad(mem, (1, 1), mode="reflect"),
+    "reflecting, of samples": lambda spk, mem: functional.pad(mem[None], (1, 1), mode="reflect"),
     "index by a tensor": lambda spk, mem: mem[torch.tensor([1, 0])],
     "index of two": lambda spk, mem: mem[1:3, 2],
     "max of all": lambda spk, mem: mem.max(),
