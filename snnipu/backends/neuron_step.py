@@ -74,6 +74,7 @@ class NeuronStep(torch.autograd.Function):
         like = next((grad for grad in grads if grad is not None), None)
         if like is None:
             return (None,) * (2 + count + len(parameters))
+        need = (*need[:count], *_neurons.wanted(o.neuron, o.plan.variant, need[count:], grads[0] is not None))
         rows = [None if grad is None else grad.contiguous() for grad in grads]
         rest = iter(rows[1:])
         grad_states = [None if place == o.plan.output else next(rest) for place in range(count)]

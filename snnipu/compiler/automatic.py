@@ -32,6 +32,8 @@ CALLS = 3
 USELESS = 3
 # So many calls that could not be compiled, of a loop that others run compiled.
 FAILURES = 3
+# What a neuron's step takes, in calls of operators; and the share of a loop's calls from which on too many are left.
+STEP, LEFT = 3, 0.75
 # After so many calls of neurons that no loop makes, nobody looks any longer.
 QUIET = 2000
 # A function that calls one of these is no graph.
@@ -197,10 +199,15 @@ def not_faster(report: GraphReport) -> str:
     """Why the graph would not run faster than the loop; empty where it does. The same in every run."""
     if report.failed:
         return report.failed
-    rolled = [neuron for neuron in report.neurons if neuron.rolled]
-    if not rolled:
+    if not _rolled(report):
         why = "; ".join(dict.fromkeys(f"{n.name or n.kind}: {n.why_not}" for n in report.neurons))
         return f"no neuron's steps become one operator ({why})" if why else "it calls no neuron"
+    steps = sum(neuron.steps for neuron in report.neurons)
+    rolled = sum(1 if neuron.rolled else neuron.steps for neuron in report.neurons)
+    before = sum(operator.calls for operator in report.operators) + STEP * steps
+    after = sum(operator.times for operator in report.operators) + STEP * rolled
+    if after > LEFT * before:
+        return f"of {before} calls (a neuron's step counted as {STEP}) {after} would be left"
     return ""
 
 
@@ -586,6 +593,29 @@ def auto() -> Automatic:
     _auto.adopt_all()
     _auto.watch()
     return _auto
+
+
+def alone(function: Any) -> Any:
+    """A method compiled as :func:`auto` would, without the calls that show where the loop is, for this object alone.
+
+    Its code and that of its own loops are copies: nothing else runs compiled.
+    """
+    automatic = Automatic()
+    plain = function.__func__
+    filename = plain.__code__.co_filename
+    with tokenize.open(filename) as file:
+        tree = ast.parse(file.read(), filename)
+    namespace = {**plain.__globals__, **automatic.transform(tree, filename)}
+    loops = [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name.startswith(outline.LOOP)]
+    exec(compile(ast.Module([*loops], []), filename, "exec", dont_inherit=True), namespace)
+    code = outline.code_of(compile(tree, filename, "exec", dont_inherit=True))
+    found = code.get((plain.__code__.co_name, plain.__code__.co_firstlineno), plain.__code__)
+    outlined = types.FunctionType(found, namespace, plain.__name__, plain.__defaults__, plain.__closure__)
+    for site in automatic._by_code.values():
+        site.wanted = True
+    whole = Site(automatic, outlined, f"{_place(plain.__code__, found.co_firstlineno)}", source=plain)
+    whole.wanted = not set(plain.__code__.co_names) & _EAGER_NAMES
+    return types.MethodType(whole.call, function.__self__)
 
 
 def _shell() -> Any:

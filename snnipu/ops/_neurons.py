@@ -4,7 +4,7 @@ import functools
 import hashlib
 import operator
 from functools import lru_cache
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from snnipu import equations
 from snnipu._generator import Adjoint, Neuron, Reads, TraceError, expression, neuron, print_neurons, signature
@@ -156,3 +156,25 @@ def reads_all(name: str, variant: int) -> Reads:
     """What it reads for all of them."""
     main, each = reads(name, variant)
     return functools.reduce(operator.or_, each, main)
+
+
+@lru_cache(maxsize=None)
+def of_spikes_alone(name: str, variant: int) -> Tuple[bool, ...]:
+    """For each value that the kernels take, whether only the spikes depend on it, as a threshold without a reset.
+
+    Where nobody asks for the spikes' gradient, such a value has none: None, as autograd has it, and not zeros.
+    """
+    found = adjoint(name, variant)
+    if found.step.output_state is not None:
+        return (False,) * len(find(name).parameters)
+    states = {id(value) for value in (*found.grad_after, *found.seeds)}
+    sums = dict(zip(derived_texts(name, variant), found.grad_derived))
+    made = [needed([sums.get(text)], ()) for text in find(name).parameters]
+    return tuple(bool(values) and not any(id(value) in states for value in values) for values in made)
+
+
+def wanted(name: str, variant: int, need: Sequence[bool], has_spikes: bool) -> Tuple[bool, ...]:
+    """Which gradients of the values that the kernels take are asked for and exist."""
+    if has_spikes:
+        return tuple(need)
+    return tuple(one and not alone for one, alone in zip(need, of_spikes_alone(name, variant)))

@@ -339,6 +339,8 @@ class NeuronSequence(torch.autograd.Function):
         parameters = tensors[count:total] if o.constants is None else o.constants
         if grad_spk is None and all(grad is None for grad in others):
             return (None,) * (2 + total)
+        if o.constants is None:
+            need = (*need[:count], *_neurons.wanted(o.neuron, o.variant, need[count:], grad_spk is not None))
         rest = iter(others)
         grad_states = [next(rest) if stored else None for stored in o.store]
         grad_final = list(rest)

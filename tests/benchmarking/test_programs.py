@@ -13,7 +13,6 @@ from snnipu.benchmarking.programs import PROGRAMS, make
 from snnipu.cli import main
 
 SMALL = {"steps": 8, "batch_size": 3, "neurons": 64}
-NO_GRADIENT = pytest.mark.xfail(strict=True, reason="an unused threshold gets a gradient of zeros")
 
 
 def contender(program, name):
@@ -22,14 +21,14 @@ def contender(program, name):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=NO_GRADIENT) if name == "regression" else name for name in PROGRAMS]
+    "name", PROGRAMS
 )
 def test_import_alone_is_the_same_training(name):
     check = contender(name, "snnipu-import").build().check()
     assert check.passed, check.detail
 
 
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if PROGRAMS[name].has_rewrite() and name != "regression"])
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if PROGRAMS[name].has_rewrite()])
 def test_rewrite_is_the_same_training(name):
     check = contender(name, "snnipu-multistep").build().check()
     assert check.passed, check.detail

@@ -152,7 +152,7 @@ def _reads_older(net: Any, x: torch.Tensor) -> Any:
 
 
 def _swaps(net: Any, x: torch.Tensor) -> Any:
-    mem, one, two = net.lif.init_leaky(), x[0], x[1]
+    mem, (one, two) = net.lif.init_leaky(), x[:2].unbind()  # tensors that differ in nothing but the node
     for _step in range(net.steps):
         _, mem = net.lif(net.fc(x[0]), mem)
         one, two = two, one
@@ -160,7 +160,7 @@ def _swaps(net: Any, x: torch.Tensor) -> Any:
 
 
 def _swaps_shorter(net: Any, x: torch.Tensor) -> Any:
-    mem, one, two = net.lif.init_leaky(), x[0], x[1]
+    mem, (one, two) = net.lif.init_leaky(), x[:2].unbind()  # tensors that differ in nothing but the node
     for _step in range(net.steps - 1):
         _, mem = net.lif(net.fc(x[0]), mem)
         one, two = two, one
@@ -196,15 +196,48 @@ def _iterates(net: Any, x: torch.Tensor) -> Any:
     return spk, mem
 
 
+def _reads_two_before(net: Any, x: torch.Tensor) -> Any:
+    mem = net.lif.init_leaky()
+    one = two = torch.zeros(3, 5)
+    for _ in range(net.steps):
+        spk, mem = net.lif(net.fc(x[0]) + 0.5 * two, mem)
+        one, two = spk, one
+    return two, mem
+
+
+def _halved(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient / 2
+
+
+def _hooks(net: Any, x: torch.Tensor) -> Any:
+    mem = net.lif.init_leaky()
+    for _ in range(net.steps):
+        net.fc.weight.register_hook(_halved)
+        spk, mem = net.lif(net.fc(x[0]), mem)
+    return spk, mem
+
+
 def _catches(net: Any, x: torch.Tensor) -> Any:
     mem = net.lif.init_leaky()
     for step in range(net.steps):
         try:
-            raise ValueError
-        except ValueError:
-            sign = 1.0 if step < 9 else -1.0
-        spk, mem = net.lif(net.fc(x[0]) * sign, mem)
+            current = net.fc(x[step])
+        except IndexError:
+            current = net.fc(-x[0])
+        spk, mem = net.lif(current, mem)
     return spk, mem
+
+
+def _reads_length_by_locals(net: Any, x: torch.Tensor) -> Any:
+    mem = net.lif.init_leaky()
+    spikes: List[torch.Tensor] = []
+    for _ in range(net.steps):
+        current = net.fc(x[0])
+        if len(locals()["spikes"]) > 9:
+            current = -current
+        spk, mem = net.lif(current, mem)
+        spikes.append(spk)
+    return torch.stack(spikes), mem
 
 
 COPIED = [_plain, _indexed, _indexed_behind, _recorded, _carried, _no_gradient]
@@ -220,7 +253,10 @@ WHOLE = [
     _counts,
     _counts_on_self,
     _iterates,
+    _reads_two_before,
+    _hooks,
     _catches,
+    _reads_length_by_locals,
 ]
 
 

@@ -14,6 +14,7 @@ from snnipu.benchmarking.checks import Check, check_training, summation_rounding
 from snnipu.benchmarking.options import Option, batch_sizes, names_of
 from snnipu.benchmarking.programs import PROGRAMS, Program, make, title
 from snnipu.benchmarking.training_step import adam, check_rounding, training_workload
+from snnipu.compiler.automatic import alone
 
 SUMMARY = "programs as people write them: the import alone, compiled automatically, MultiStep"
 # snnTorch's spikes are float32 whatever its input is.
@@ -58,7 +59,7 @@ Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def automatic(function: Step) -> Step:
     """``function``, which has or calls a loop over time, compiled without a change of the program."""
     peers.forget_compiled()
-    return snnipu.compile(function)  # type: ignore[no-any-return]
+    return alone(function)  # type: ignore[no-any-return]
 
 
 def sweep(settings: Settings, programs: Sequence[str], program_batches: Sequence[int]) -> Sweep:

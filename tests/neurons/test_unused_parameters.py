@@ -1,0 +1,53 @@
+"""A parameter that takes part in no result has no gradient: None, as with snnTorch, and not zeros."""
+
+import pytest
+import snntorch
+import torch
+
+import snnipu as snn
+
+NEURONS = {
+    "Leaky": lambda kit, reset: kit.Leaky(
+        0.9, learn_beta=True, learn_threshold=True, learn_graded_spikes_factor=True, reset_mechanism=reset
+    ),
+    "Synaptic": lambda kit, reset: kit.Synaptic(
+        0.9, 0.8, learn_alpha=True, learn_beta=True, learn_threshold=True, reset_mechanism=reset
+    ),
+    "Lapicque": lambda kit, reset: kit.Lapicque(0.9, learn_beta=True, learn_threshold=True, reset_mechanism=reset),
+}
+READ = ("membranes", "spikes", "both")
+
+
+def loss(spk, mem, read):
+    return sum(one.square().sum() for one, wanted in ((spk, read != "membranes"), (mem, read != "spikes")) if wanted)
+
+
+def by_steps(neuron, x, read):
+    states = neuron.reset_mem()
+    states = list(states) if isinstance(states, tuple) else [states]
+    total = 0.0
+    for step in x:
+        spk, *states = neuron(step, *states)
+        total = total + loss(spk, states[-1], read)
+    return total
+
+
+def by_sequence(neuron, x, read):
+    spk, *states = neuron.sequence(x)
+    return loss(spk, states[-1], read)
+
+
+@pytest.mark.parametrize("run", [by_steps, by_sequence])
+@pytest.mark.parametrize("read", READ)
+@pytest.mark.parametrize("reset", ["subtract", "zero", "none"])
+@pytest.mark.parametrize("kind", NEURONS)
+def test_gradients_are_none_where_they_are_snntorchs(kind, reset, read, run):
+    x = torch.randn(5, 3, 4, generator=torch.Generator().manual_seed(0)) * 2
+    stock, own = NEURONS[kind](snntorch, reset), NEURONS[kind](snn, reset)
+    by_steps(stock, x, read).backward()
+    run(own, x, read).backward()
+    expected = {name: parameter.grad for name, parameter in stock.named_parameters()}
+    found = {name: parameter.grad for name, parameter in own.named_parameters()}
+    assert {name for name, grad in found.items() if grad is None} == {n for n, g in expected.items() if g is None}
+    for name, grad in expected.items():
+        assert grad is None or torch.allclose(found[name], grad, rtol=1e-5, atol=1e-5)
