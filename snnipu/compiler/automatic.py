@@ -600,6 +600,7 @@ def alone(function: Any) -> Any:
 
     Its code and that of its own loops are copies: nothing else runs compiled.
     """
+    backend.enable()
     automatic = Automatic()
     plain = function.__func__
     filename = plain.__code__.co_filename

@@ -14,7 +14,7 @@ import operator
 import re
 import weakref
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import torch
 from torch.fx import Node
@@ -108,8 +108,17 @@ def enable() -> None:
             kind.dispatch_table = [for_iter if entry is own else entry for entry in table]
 
 
+# Heads of loops that could not be copied: their code and where they stand in it.
+_whole: Set[Tuple[Any, int]] = set()
+
+
 def _before_step(tx: Any, instruction: Any) -> None:
     """TorchDynamo is at the head of a loop."""
+    from torch._dynamo import exc
+
+    place = (tx.f_code, instruction.offset)
+    if place in _whole:
+        return
     try:
         made = _look(tx, instruction)
     except _Unlike as why:
@@ -119,8 +128,14 @@ def _before_step(tx: Any, instruction: Any) -> None:
         _LOG.debug("a loop is traced whole: %s: %s", type(error).__name__, error)
         _loops.setdefault(tx, {})[instruction] = _Loop(None, [], None, over=True)
         return
-    if made is not None:
+    if made is None:
+        return
+    try:
         made()
+    except Exception as error:  # the graph is half changed: TorchDynamo begins anew, and goes through all steps
+        _LOG.debug("a loop is traced whole: %s: %s", type(error).__name__, error)
+        _whole.add(place)
+        raise exc.RestartAnalysis(restart_reason="a loop that could not be copied") from error
 
 
 def _look(tx: Any, instruction: Any) -> Optional[Callable[[], None]]:

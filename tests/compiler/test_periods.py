@@ -293,3 +293,19 @@ def test_steps_that_repeat_are_copied(loop: Any, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("loop", WHOLE)
 def test_steps_that_may_differ_are_traced(loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _copied(loop, monkeypatch) == 0
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+def test_an_error_while_copying_traces_the_loop_whole(monkeypatch: pytest.MonkeyPatch, at_end: bool) -> None:
+    own, tried = periods._copy, []
+
+    def fails(*arguments: Any) -> None:
+        tried.append(True)
+        if at_end:
+            own(*arguments)
+        raise AssertionError("another TorchDynamo")
+
+    monkeypatch.setattr(periods, "_copy", fails)
+    monkeypatch.setattr(periods, "_whole", set())
+    assert _copied(_indexed, monkeypatch) == 1  # which compares the results
+    assert tried == [True]
