@@ -20,11 +20,17 @@ def contender(program, name):
     return next(c for c in case.contenders if c.name == name)
 
 
-@pytest.mark.parametrize(
-    "name", PROGRAMS
-)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_import_alone_is_the_same_training(name):
     check = contender(name, "snnipu-import").build().check()
+    assert check.passed, check.detail
+
+
+@needs_backend
+@pytest.mark.parametrize("name", ["training", "lists", "subclass", "rsynaptic", "rate"])
+def test_automatic_is_the_same_training(name):
+    torch._dynamo.reset()
+    check = contender(name, "snnipu-automatic").build().check()
     assert check.passed, check.detail
 
 
