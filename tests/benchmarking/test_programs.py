@@ -3,7 +3,7 @@ import json
 import pytest
 import snntorch
 import torch
-from support.versions import needs_compile
+from support.versions import needs_backend, needs_compile
 
 import snnipu
 from snnipu.benchmarking import Settings, run_case
