@@ -509,20 +509,20 @@ def _functions_of(module: types.ModuleType) -> List[Any]:
     """A module's own functions and methods, as far as they can be found from its names."""
     found: List[Any] = []
     waiting = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
+    seen = set()
     while waiting:
         value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
         if isinstance(value, type):
-            waiting += [
-                one for one in vars(value).values() if not isinstance(one, type) or one.__module__ == module.__name__
-            ]
+            if value.__module__ == module.__name__:
+                waiting.extend(vars(value).values())
         elif isinstance(value, property):
             waiting += [value.fget, value.fset]
         else:
-            value = (
-                inspect.unwrap(getattr(value, "__func__", value))
-                if callable(value) or hasattr(value, "__func__")
-                else value
-            )
+            value = getattr(value, "__func__", value)
+            value = inspect.unwrap(value) if callable(value) else value
             if isinstance(value, types.FunctionType) and value.__code__.co_filename == module.__file__:
                 found.append(value)
     return found

@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 import textwrap
+import types
 
 import numpy as np
 import pytest
@@ -275,6 +276,14 @@ def test_one_step_in_a_loop_over_batches_is_left_alone():
     for _ in range(3):
         run()
     assert not any(site.compiled for site in automatic._auto.sites)
+
+
+def test_classes_that_have_each_other_as_attributes():
+    module = types.ModuleType("cyclic")
+    module.__file__ = "cyclic.py"
+    source = "class A:\n def f(self): pass\nclass B:\n other = A\n def g(self): pass\nA.other, A.own = B, A\n"
+    exec(compile(source, "cyclic.py", "exec"), vars(module))
+    assert {function.__name__ for function in automatic._functions_of(module)} == {"f", "g"}
 
 
 def test_stop():
