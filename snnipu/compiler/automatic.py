@@ -522,7 +522,9 @@ def _functions_of(module: types.ModuleType) -> List[Any]:
             waiting += [value.fget, value.fset]
         else:
             value = getattr(value, "__func__", value)
-            value = inspect.unwrap(value) if callable(value) else value
+            if isinstance(value, types.FunctionType):
+                with contextlib.suppress(ValueError):
+                    value = inspect.unwrap(value)
             if isinstance(value, types.FunctionType) and value.__code__.co_filename == module.__file__:
                 found.append(value)
     return found
