@@ -43,6 +43,9 @@ def _can_run(script: str) -> bool:
 def _of_script(traceback: Optional[TracebackType]) -> Optional[TracebackType]:
     """The traceback from the script's first line on, or all of it where the script never ran."""
     own = {__file__, runpy.__file__, "<frozen runpy>"}
+    automatic = sys.modules.get("snnipu.compiler.automatic")
+    if automatic is not None:
+        own.add(str(automatic.__file__))
     current = traceback
     while current is not None and current.tb_frame.f_code.co_filename in own:
         current = current.tb_next

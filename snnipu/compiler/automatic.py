@@ -109,7 +109,7 @@ class Site:
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """What runs in the function's place."""
-        if not self.wanted or torch.compiler.is_compiling():
+        if not (self.wanted and self.auto.searches) or torch.compiler.is_compiling():
             return self.function(*args, **kwargs)
         return self._run(args, kwargs)
 

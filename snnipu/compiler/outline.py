@@ -86,7 +86,7 @@ class _Scope:
         self.outer: Set[str] = set() if outer is None else outer.locals | outer.outer
         # What functions inside see of this one's variables, and may change.
         self.cells: Set[str] = set()
-        self.changed: Set[str] = set()
+        self.changed: Set[str] = set() if outer is None else set(outer.changed)
         for one in ast.walk(node):
             if one is not node and isinstance(one, (*_FUNCTIONS, ast.Lambda)):
                 body = one.body if isinstance(one.body, list) else [one.body]
@@ -114,10 +114,9 @@ class _Outliner:
             inner = _Scope(node, scope, self._owner)
             # A generator's or coroutine's loops stay where they are.
             if not any(isinstance(one, (ast.Yield, ast.YieldFrom, ast.Await)) for one in _walk(node.body)):
-                before = self._owner, self._depth
-                self._owner, self._depth = "", 0
+                depth, self._depth = self._depth, 0
                 node.body = self.block(node.body, inner)
-                self._owner, self._depth = before
+                self._depth = depth
             return [node]
         if isinstance(node, ast.ClassDef):
             owner, self._owner = self._owner, node.name
@@ -171,9 +170,8 @@ class _Outliner:
         elsewhere = _loads_outside(scope.node, node) - {_OUT}
         results = sorted(stores & (set(arguments) | elsewhere))
         sure = _surely_bound(scope, node)
-        private = [name for name in arguments + results if name.startswith("__") and not name.endswith("__")]
-        if private:
-            return None
+        if scope.owner and any(name.startswith("__") and not name.endswith("__") for name in loads | stores):
+            return None  # Python has other names for them in a class
         if scope.owner:
             _mangle(node, scope.owner)
         fresh = [name for name in results if name not in arguments]

@@ -286,6 +286,23 @@ def test_classes_that_have_each_other_as_attributes():
     assert {function.__name__ for function in automatic._functions_of(module)} == {"f", "g"}
 
 
+def test_after_stop_all_runs_as_it_is():
+    net, data = Net(), numbers()
+    code = Net.forward.__code__
+    for x in data:
+        over_batches(net, x)
+        net(x)
+    assert Net.forward.__code__ is not code
+    sites = [site for site in automatic._auto.sites if site.compiled]
+    assert sites
+    automatic._auto.stop()
+    for site in sites:
+        site._compiled = None  # a call would compile it anew
+    net(data[0])
+    over_batches(net, data[0])
+    assert all(site._compiled is None for site in sites)
+
+
 def test_stop():
     automatic._auto.stop()
     net = Net()
@@ -317,6 +334,16 @@ SCRIPT = """
     if __name__ == "__main__":
         print(sum(float(p.sum()) for p in fc.parameters()), __file__[-5:])
 """
+
+
+def test_a_traceback_begins_with_the_scripts_own_lines(tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text("import snntorch\n1 // 0\n")
+    command = [sys.executable, "-m", "snnipu", "run", "--compile", str(script)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert "automatic.py" not in found.stderr
+    assert "ZeroDivisionError" in found.stderr
 
 
 def test_a_script_with_all_of_it_at_its_top_level(tmp_path):

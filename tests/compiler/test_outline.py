@@ -81,6 +81,10 @@ PROGRAMS = {
         "class A:\n def __init__(self):\n  self.__x = 2\n def g(self):\n  s = 0\n  for t in range(3):\n"
         "   s += abs(self.__x)\n  return s\ndef f():\n return A().g()"
     ),
+    "private names in a function of a method": (
+        "class A:\n def __init__(self):\n  self.__x = 2\n def g(self):\n  def h():\n   s = 0\n   for t in range(3):\n"
+        "    s += abs(self.__x)\n   return s\n  return h()\ndef f():\n return A().g()"
+    ),
     "walrus": "def f():\n for t in range(3):\n  if (y := abs(t)) > 1:\n   z = y\n return y, z",
     "unpacking": (
         "def f():\n a, b = 1, 2\n for t, (u, v) in enumerate([(1, 2), (3, 4)]):\n"
@@ -105,6 +109,14 @@ REFUSED = {
     "locals": "def f():\n for t in range(3):\n  y = abs(t)\n return locals()",
     "closure changes it": (
         "def f():\n s = 0\n def add(t):\n  nonlocal s\n  s += t\n for t in range(3):\n  add(abs(t))\n return s"
+    ),
+    "a sibling changes what the loop reads": (
+        "def f():\n n, out = 0, []\n def bump():\n  nonlocal n\n  n += 1\n def h():\n  for t in range(3):\n   bump()\n"
+        "   out.append(abs(n))\n h()\n return out"
+    ),
+    "a private global": (
+        "_A__k = 2\nclass A:\n def g(self):\n  s = 0\n  for t in range(3):\n   s += abs(__k)\n  return s\n"
+        "def f():\n return A().g()"
     ),
     "closure sees it": (
         "def f():\n s = 0\n g = lambda: s\n out = []\n for t in range(3):\n  s = abs(t)\n  out.append(g())\n return out"
