@@ -180,7 +180,8 @@ class FakeLibrary:
             made = popart.lif_sequence(inputs, a)
             if asked.gradient is None:
                 return [out.detach() for out in made]
-            return torch.autograd.grad([made[place] for place in asked.gradient], inputs, grads)
+            found = torch.autograd.grad([made[place] for place in asked.gradient], inputs, grads, allow_unused=True)
+            return [torch.zeros_like(tensor) if grad is None else grad for tensor, grad in zip(inputs, found)]
 
     def report(self, program):
         return json.dumps({"name": self.programs[program].name, "cycles": 1000}).encode()
