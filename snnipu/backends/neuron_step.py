@@ -1,6 +1,7 @@
 """One step of a neuron by a direct call of the kernels: what a loop over small steps takes is mostly the calls."""
 
-from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from functools import lru_cache
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -10,106 +11,164 @@ from snnipu.backends import host, neurons, popart
 from snnipu.ops import _neurons
 from snnipu.ops._arguments import PLAIN, Parameter, is_direct
 from snnipu.ops._derivative import once_differentiable
-from snnipu.ops.neuron_sequence import Results, constants, neuron_apply
+from snnipu.ops.neuron_sequence import Constants, Results, constants, neuron_apply
 from snnipu.surrogate import Kernel, SpikeGrad
 
 _DTYPES = (torch.float32, torch.float64)
 
 
-class _Options(NamedTuple):
-    neuron: str
-    plan: _neurons.Plan
-    kernel: Kernel
-    constant: bool  # nobody writes into the parameters
-    silent: bool  # the spikes have no gradient
+class Step:
+    """A neuron's step with its options and its surrogate, prepared: what a call needs beside its tensors.
 
+    ``constants``: what the kernels take for the parameters, where nobody writes into it; None: each call brings it.
+    ``silent``: the spikes have no gradient.
+    """
 
-def _run(
-    o: _Options, x: torch.Tensor, initial: Sequence[Optional[torch.Tensor]], parameters: Sequence[torch.Tensor]
-) -> List[torch.Tensor]:
-    """The spikes, and the states but for one that is the output."""
-    spk = torch.empty_like(x)
-    after = [None if place == o.plan.output else torch.empty_like(x) for place in range(len(initial))]
-    neurons.Steps(neurons.built(_neurons.BUILT[o.neuron]), o.plan.variant, x, parameters).forward(
-        x, initial, spk, after
-    )
-    return [spk, *(state for state in after if state is not None)]
+    __slots__ = ("_calls", "_saved", "constants", "kernel", "plan", "silent")
+
+    def __init__(
+        self, plan: _neurons.Plan, kernel: Kernel, x: torch.Tensor, constants: Optional[Constants], silent: bool
+    ) -> None:
+        self.plan, self.kernel, self.constants, self.silent = plan, kernel, constants, silent
+        self._calls = neurons.Steps(neurons.built(_neurons.BUILT[plan.neuron]), plan.variant, x, constants or ())
+        # By which of the parameters learn: whether x, and the states before and after the step, are read backward.
+        self._saved: Dict[Tuple[bool, ...], Tuple[bool, List[bool], List[bool]]] = {}
+
+    def saved(self, learns: Tuple[bool, ...]) -> Tuple[bool, List[bool], List[bool]]:
+        """What the backward pass reads."""
+        found = self._saved.get(learns)
+        if found is None:
+            reads = self.plan.reads
+            for learnt, needs in zip(learns, self.plan.reads_for):
+                reads = reads | needs if learnt else reads
+            places = range(len(self.plan.states))
+            found = self._saved[learns] = (
+                reads.x,
+                [bool(reads.before >> place & 1) for place in places],
+                [bool(reads.after >> place & 1) for place in places],
+            )
+        return found
+
+    def calls(self, elements: int, parameters: Sequence[torch.Tensor]) -> neurons.Steps:
+        """The kernels' calls for so many elements; ``parameters`` as they are read."""
+        made = self._calls.copy(elements)
+        if self.constants is None:
+            made.connect_parameters(parameters)
+        return made
+
+    def run(
+        self,
+        x: torch.Tensor,
+        initial: Sequence[Optional[torch.Tensor]],
+        parameters: Sequence[torch.Tensor],
+        copied: Sequence[bool] = (),
+    ) -> Tuple[torch.Tensor, List[torch.Tensor], List[Optional[torch.Tensor]]]:
+        """Spikes, states, and copies of the states that are to be ``copied``."""
+        empty, output = torch.empty_like, self.plan.output
+        spk = empty(x)
+        after = [None if place == output else empty(x) for place in range(len(initial))]
+        copies = [empty(x) if copy and place != output else None for place, copy in enumerate(copied)]
+        self.calls(x.numel(), parameters).forward(x, initial, spk, after, copies)
+        if output is not None:
+            after[output] = spk
+            if copied and copied[output]:
+                copies[output] = spk.clone()
+        return spk, after, copies  # type: ignore[return-value]
+
+    def __call__(
+        self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], parameters: Sequence[torch.Tensor]
+    ) -> Tuple[torch.Tensor, Sequence[torch.Tensor]]:
+        """Spikes and states of a step, which have been checked; ``parameters``: none where they are constant."""
+        if torch.is_grad_enabled():
+            for tensor in (x, *states, *parameters):
+                if tensor is not None and tensor.requires_grad:
+                    return self._differentiable(x, states, parameters)
+        if parameters:
+            parameters = [_spread(parameter, x.shape) for parameter in parameters]
+        spk, after, _ = self.run(x, states, parameters)
+        return spk, after
+
+    def _differentiable(
+        self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], parameters: Sequence[torch.Tensor]
+    ) -> Tuple[torch.Tensor, Sequence[torch.Tensor]]:
+        spk, *after = NeuronStep.apply(self, x, *states, *parameters)
+        output = self.plan.output
+        if output is not None:
+            after.insert(output, spk)
+        return spk, after
 
 
 class NeuronStep(torch.autograd.Function):
     """A step, differentiable. Kept is what the adjoint reads, copies of it: loops change what they hold in place."""
 
     @staticmethod
-    def forward(ctx: Any, o: _Options, x: torch.Tensor, *tensors: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
-        count = len(o.plan.states)
+    def forward(ctx: Any, step: Step, x: torch.Tensor, *tensors: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
+        count = len(step.plan.states)
         initial, parameters = tensors[:count], tensors[count:]
-        spread = parameters if o.constant else [_spread(parameter, x.shape) for parameter in parameters]
-        made = _run(o, x, initial, spread)  # type: ignore[arg-type]
-        reads = o.plan.reads
-        for need, needs in zip(ctx.needs_input_grad[2 + count :], o.plan.reads_for):
-            reads = reads | needs if need else reads
-        rest = iter(made[1:])
-        after = [made[0] if place == o.plan.output else next(rest) for place in range(count)]
+        with_x, with_before, with_after = step.saved(ctx.needs_input_grad[2 + count :])
+        spread = [_spread(parameter, x.shape) for parameter in parameters] if parameters else ()
+        spk, after, copies = step.run(x, initial, spread, with_after)  # type: ignore[arg-type]
         ctx.save_for_backward(
-            x.clone() if reads.x else None,
-            *(_copy(state) if reads.before >> place & 1 else None for place, state in enumerate(initial)),
-            *(_copy(state) if reads.after >> place & 1 else None for place, state in enumerate(after)),
-            *(parameters if o.constant else [_own(read, given) for read, given in zip(spread, parameters)]),
+            x.clone() if with_x else None,
+            *[state.clone() if wanted and state is not None else None for wanted, state in zip(with_before, initial)],
+            *copies,
+            *[_own(read, given) for read, given in zip(spread, parameters)],
         )
-        ctx.options = o
-        ctx.shapes = None if o.constant else [parameter.shape for parameter in parameters]  # type: ignore[union-attr]
+        ctx.step = step
+        if parameters:
+            ctx.shapes = [parameter.shape for parameter in parameters]  # type: ignore[union-attr]
         ctx.set_materialize_grads(False)
-        if o.silent:
-            ctx.mark_non_differentiable(made[0])
-        return tuple(made)
+        if step.silent:
+            ctx.mark_non_differentiable(spk)
+        output = step.plan.output
+        return (spk, *after) if output is None else (spk, *after[:output], *after[output + 1 :])
 
     @staticmethod
     @once_differentiable("neuron_step")
     def backward(ctx: Any, *grads: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
-        o: _Options = ctx.options
-        count = len(o.plan.states)
+        step: Step = ctx.step
+        plan = step.plan
+        count = len(plan.states)
         x, *tensors = ctx.saved_tensors
         before, after, parameters = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
         need = ctx.needs_input_grad[2:]
-        like = next((grad for grad in grads if grad is not None), None)
-        if like is None:
-            return (None,) * (2 + count + len(parameters))
-        need = (*need[:count], *_neurons.wanted(o.neuron, o.plan.variant, need[count:], grads[0] is not None))
         rows = [None if grad is None else grad.contiguous() for grad in grads]
-        rest = iter(rows[1:])
-        grad_states = [None if place == o.plan.output else next(rest) for place in range(count)]
-        grad_x = torch.empty_like(like, memory_format=torch.contiguous_format)
-        grad_initial = [torch.empty_like(grad_x) if wanted else None for wanted in need[:count]]
-        grad_parameters = [torch.empty_like(p) if wanted else None for p, wanted in zip(parameters, need[count:])]
-        steps = neurons.Steps(neurons.built(_neurons.BUILT[o.neuron]), o.plan.variant, grad_x, parameters)
-        steps.differentiate(o.kernel.id, o.kernel.a, o.kernel.b, grad_parameters)
         # What no gradient that is wanted depends on may be anything of its size.
-        anything = next(row for row in rows if row is not None)
-        steps.backward(
+        anything = next((row for row in rows if row is not None), None)
+        if anything is None:
+            return (None,) * (1 + len(need) + 1)
+        grad_spk, *grad_states = rows
+        if plan.output is not None:
+            grad_states.insert(plan.output, None)
+        grad_x = torch.empty_like(anything)
+        grad_initial = [torch.empty_like(anything) if wanted else None for wanted in need[:count]]
+        grad_parameters: List[Optional[torch.Tensor]] = []
+        if parameters:
+            learns = _neurons.wanted(plan.neuron, plan.variant, need[count:], grad_spk is not None)
+            grad_parameters = [torch.empty_like(p) if wanted else None for p, wanted in zip(parameters, learns)]
+        calls = step.calls(anything.numel(), parameters)
+        calls.differentiate(*step.kernel, grad_parameters)
+        calls.backward(
             anything if x is None else x,
             before,
             [anything if state is None else state for state in after],
-            rows[0],
+            grad_spk,
             grad_states,
-            (None,) * count,
+            (),
             grad_x,
             grad_initial,
         )
-        if ctx.shapes is not None:
-            for place, (grad, own) in enumerate(zip(grad_parameters, ctx.shapes)):
-                if grad is not None and grad.shape != own:
-                    missing = (1,) * (len(own) - grad.dim())  # dimensions of one in front
-                    grad_parameters[place] = grad.reshape(missing + grad.shape).sum_to_size(own)
+        for place, grad in enumerate(grad_parameters):
+            own = ctx.shapes[place]
+            if grad is not None and grad.shape != own:
+                missing = (1,) * (len(own) - grad.dim())  # dimensions of one in front
+                grad_parameters[place] = grad.reshape(missing + grad.shape).sum_to_size(own)
         return (None, grad_x, *grad_initial, *grad_parameters)
 
 
 def _own(read: Any, given: Any) -> Any:
     """What the kernels read, where nobody else writes."""
     return read.clone() if read.data_ptr() == given.data_ptr() else read
-
-
-def _copy(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
-    return None if tensor is None else tensor.clone()
 
 
 def step_apply(
@@ -120,48 +179,52 @@ def step_apply(
     *,
     options: Mapping[str, Any],
     spike_grad: Optional[SpikeGrad] = None,
-) -> Results:
-    """:func:`~snnipu.ops.neuron_sequence.neuron_apply` of a single step, its numbers and errors."""
-    made = step_direct(neuron, x, states, parameters, options=options, spike_grad=spike_grad)
-    if made is not None:
-        return made
-    return neuron_apply(neuron, x, states, parameters, options=options, num_steps=SINGLE_STEP, spike_grad=spike_grad)
+) -> Tuple[Results, Optional[Step]]:
+    """:func:`~snnipu.ops.neuron_sequence.neuron_apply` of a single step, its numbers and errors.
+
+    And the step, where the kernel takes it as it is; None: the operator ran.
+    """
+    prepared = _prepare(neuron, x, states, parameters, options, spike_grad)
+    if prepared is None:
+        made = neuron_apply(
+            neuron, x, states, parameters, options=options, num_steps=SINGLE_STEP, spike_grad=spike_grad
+        )
+        return made, None
+    step, values = prepared
+    spk, after = step(x, states, values)
+    return Results(spk, [*after], None), step
 
 
-def step_direct(
+def _prepare(
     neuron: str,
     x: torch.Tensor,
     states: Sequence[Optional[torch.Tensor]],
     parameters: Mapping[str, Parameter],
-    *,
     options: Mapping[str, Any],
-    spike_grad: Optional[SpikeGrad] = None,
-) -> Optional[Results]:
-    """The step by the kernel; None where that does not take the arguments as they are."""
+    spike_grad: Optional[SpikeGrad],
+) -> Optional[Tuple[Step, Sequence[torch.Tensor]]]:
+    """The step, and what the kernel takes for the parameters; None where it does not take the arguments as they are."""
     known = surrogates.as_surrogate(spike_grad)
-    if known is None or known.kernel is None or not _is_direct(neuron, x):
+    if known is None or known.kernel is None or neuron not in _neurons.BUILT or not takes(x):
         return None
     plan = _neurons.plan(neuron, options)
-    found = _values(plan, x, states, parameters)
-    if found is None:
+    if not all(state is None or fits(state, x) for state in states):
         return None
-    values, constant = found
-    taken = (x, *states, *values)
+    made = constants(plan, parameters, x.dtype)
+    values: Sequence[torch.Tensor] = ()
+    if made is None:
+        if not all(_is_taken(value, x) for value in parameters.values()):
+            return None
+        values = derived(plan, parameters, x.dtype)
     learns = getattr(parameters.get("graded_spikes_factor"), "requires_grad", False)
-    o = _Options(neuron, plan, known.kernel, constant, known.kernel.is_zero and plan.output is None and not learns)
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in taken):
-        made = NeuronStep.apply(o, *taken)
-    else:
-        made = _run(o, x, states, values if constant else [_spread(value, x.shape) for value in values])
-    rest = iter(made[1:])
-    return Results(made[0], [made[0] if place == plan.output else next(rest) for place in range(len(states))], None)
+    silent = known.kernel.is_zero and plan.output is None and not learns
+    return Step(plan, known.kernel, x, made, silent), values
 
 
-def _is_direct(neuron: str, x: torch.Tensor) -> bool:
-    """Whether the kernel can take this call as it is."""
+def takes(x: torch.Tensor) -> bool:
+    """Whether the kernels can take this input as it is."""
     return (
         host.library is not None
-        and neuron in _neurons.BUILT
         and x.dtype in _DTYPES
         and is_direct(x)
         and x.is_contiguous()
@@ -170,32 +233,40 @@ def _is_direct(neuron: str, x: torch.Tensor) -> bool:
     )
 
 
-def _values(
-    plan: _neurons.Plan, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], parameters: Mapping[str, Parameter]
-) -> Optional[Tuple[List[torch.Tensor], bool]]:
-    """What the kernel takes for the parameters, whether that is constant; None where one does not fit."""
-    shape, dtype = x.shape, x.dtype
-    for state in states:
-        if state is not None and not (
-            type(state) in PLAIN
-            and state.shape == shape
-            and state.is_cpu
-            and state.dtype == dtype
-            and state.is_contiguous()
-        ):
-            return None
-    made = constants(plan, parameters, dtype)
-    if made is not None:
-        return made, True
-    for value in parameters.values():
-        if not isinstance(value, torch.Tensor) or type(value) not in PLAIN or value.device != x.device:
-            return None
-        if value.is_complex():
-            return None
-        # What has dimensions widens the dtype of what it is computed with.
-        if value.dim() > 0 and (value.dtype != dtype or not _broadcasts(value.shape, shape)):
-            return None
-    return [_as_taken(value, dtype) for value in plan.derive(parameters, 1.0)], False
+def fits(state: torch.Tensor, x: torch.Tensor) -> bool:
+    """Whether they can take this state with it."""
+    return (
+        type(state) in PLAIN
+        and state.shape == x.shape
+        and state.is_cpu
+        and state.dtype == x.dtype
+        and state.is_contiguous()
+    )
+
+
+def _is_taken(value: Parameter, x: torch.Tensor) -> bool:
+    """Whether they can take this parameter with it."""
+    if not isinstance(value, torch.Tensor) or type(value) not in PLAIN or value.device != x.device:
+        return False
+    if value.is_complex():
+        return False
+    # What has dimensions widens the dtype of what it is computed with.
+    return value.dim() == 0 or (value.dtype == x.dtype and _broadcasts(value.shape, x.shape))
+
+
+def derived(plan: _neurons.Plan, parameters: Mapping[str, Parameter], dtype: torch.dtype) -> List[torch.Tensor]:
+    """What the kernel takes for parameters that are not constant."""
+    return [
+        (value if value.dtype == dtype else value.to(dtype)).contiguous()
+        for value in plan.derive(parameters, one(dtype))
+    ]
+
+
+@lru_cache(maxsize=None)
+def one(dtype: torch.dtype) -> torch.Tensor:
+    """For a parameter that is not read, or is one; nobody writes into it."""
+    with torch.inference_mode(False):
+        return torch.ones((), dtype=dtype, device="cpu")
 
 
 def _broadcasts(own: torch.Size, shape: torch.Size) -> bool:
@@ -214,9 +285,3 @@ def _spread(parameter: Any, shape: torch.Size) -> Any:
     while own[0] == 1:
         own, trailing = own[1:], trailing[1:]
     return parameter.reshape(own).expand(trailing).contiguous()
-
-
-def _as_taken(value: Parameter, dtype: torch.dtype) -> torch.Tensor:
-    if not isinstance(value, torch.Tensor):
-        return torch.tensor(value, dtype=dtype, device="cpu")
-    return (value if value.dtype == dtype else value.to(dtype)).contiguous()

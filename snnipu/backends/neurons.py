@@ -241,26 +241,56 @@ class Steps:
     dtype, and None is zeros. What is written must not be what is read.
     """
 
+    __slots__ = ("_kept", "_neuron", "_words")
+
     def __init__(self, neuron: Kernels, variant: int, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> None:
-        self._arguments = _Arguments(neuron, variant, x.dtype, 1, x.numel(), True)
-        self._words = self._arguments.words
-        self._arguments.connect_parameters(parameters)
+        arguments = _Arguments(neuron, variant, x.dtype, 1, x.numel(), True)
+        arguments.connect_parameters(parameters)
+        self._neuron, self._kept, self._words = neuron, arguments.kept, arguments.words
+
+    def copy(self, elements: int) -> "Steps":
+        """The same, of another size."""
+        made = object.__new__(Steps)
+        made._neuron, made._kept = self._neuron, self._kept
+        made._words = words = self._words[:]
+        words[_THREADS] = torch.get_num_threads()
+        words[_ELEMENTS] = elements
+        return made
+
+    def connect_parameters(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Take other ones, contiguous."""
+        words = self._words
+        for place, parameter in enumerate(parameters):
+            words[_PARAMETERS + place] = parameter.data_ptr()
+            words[_PARAMETER_SIZES + place] = parameter.numel()
 
     def forward(
-        self, x: torch.Tensor, before: Tensors, spk: torch.Tensor, after: Sequence[Optional[torch.Tensor]]
+        self,
+        x: torch.Tensor,
+        before: Tensors,
+        spk: torch.Tensor,
+        after: Sequence[Optional[torch.Tensor]],
+        copies: Sequence[Optional[torch.Tensor]] = (),
     ) -> None:
-        """Writes ``spk`` and the states ``after`` the step."""
+        """Writes ``spk``, the states ``after`` the step, and ``copies`` of them in x's dtype."""
         words = self._words
         words[_X] = x.data_ptr()
         words[_SPK] = spk.data_ptr()
         _point(words, _INITIAL, before)
         _point(words, _FINAL, after)
-        self._arguments.run(self._arguments.neuron.forward, "neuron_sequence_fwd")
+        _point(words, _STATES, copies)
+        self._run(self._neuron.forward, "neuron_sequence_fwd")
+
+    def _run(self, function: Any, name: str) -> None:
+        status = function(self._words.buffer_info()[0])
+        if status:
+            host._check(status, name)
 
     def differentiate(self, surrogate: int, surrogate_a: float, surrogate_b: float, grad_parameters: Tensors) -> None:
         """Make it steps backward; each writes the sums of its own to ``grad_parameters``."""
-        self._arguments.set_surrogate(surrogate, surrogate_a, surrogate_b)
-        _point(self._words, _GRAD_PARAMETERS, grad_parameters)
+        words = self._words
+        words[_SURROGATE], words[_SURROGATE_A], words[_SURROGATE_B] = surrogate, _bits(surrogate_a), _bits(surrogate_b)
+        _point(words, _GRAD_PARAMETERS, grad_parameters)
 
     def backward(
         self,
@@ -287,7 +317,7 @@ class Steps:
         _point(words, _GRAD_FINAL, grad_after)
         words[_GRAD_X] = grad_x.data_ptr()
         _point(words, _GRAD_INITIAL, grad_before)
-        self._arguments.run(self._arguments.neuron.backward, "neuron_sequence_bwd")
+        self._run(self._neuron.backward, "neuron_sequence_bwd")
 
 
 def _point(words: "array[int]", place: int, tensors: Tensors) -> None:

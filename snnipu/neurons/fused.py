@@ -10,10 +10,11 @@ from torch.nn.utils import parametrize
 
 from snnipu._layout import SINGLE_STEP
 from snnipu.backends import has_kernels, popart
-from snnipu.backends.neuron_step import step_apply
+from snnipu.backends.neuron_step import fits, step_apply, takes
 from snnipu.functional.quant import as_state_quant
 from snnipu.neurons import _instances
 from snnipu.neurons._hooks import is_hooked
+from snnipu.neurons._kept import KeptStep
 from snnipu.ops import _neurons, leaves
 from snnipu.ops._arguments import RESET_MECHANISMS, check_input, is_compiling, reset_code
 from snnipu.ops.lif_sequence import check_num_steps
@@ -58,6 +59,9 @@ class FusedNeuron(snntorch.SpikingNeuron):
     spike_grad: Any
     state_quant: Any
     _reset_mechanism: str
+    # The step that the kernels took last, and the attributes by which one differs from the next.
+    _kept: Optional[KeptStep] = None
+    _keywords: Tuple[str, ...]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -65,6 +69,8 @@ class FusedNeuron(snntorch.SpikingNeuron):
             cls.__signature__ = inspect.signature(cls.stock)  # type: ignore[attr-defined]
             cls.home = cls
             cls.stock_parts = {name: getattr(cls.stock, name) for name in cls.parts}
+            own = (f"_{name}" if name == "reset_mechanism" else name for name in cls.options)
+            cls._keywords = ("spike_grad", "inhibition", "state_quant", "state_function", *own)
         if isinstance(cls.__dict__.get("equation"), str):
             cls.state_names, cls.parameter_names = _neurons.arguments(cls.equation)
 
@@ -231,9 +237,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
     def _kernels(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], **how: Any) -> Results:
         """The kernels."""
         if how.get("num_steps") == SINGLE_STEP:
-            return step_apply(
-                self.equation, x, states, self._values(), options=self._options(), spike_grad=self._surrogate()
-            )
+            return self._one_step(x, states, self._values())
         return neuron_apply(
             self.equation,
             x,
@@ -246,6 +250,57 @@ class FusedNeuron(snntorch.SpikingNeuron):
 
     # ---- one step
 
+    def _one_step(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], values: Dict[str, Any]) -> Results:
+        """A step by the kernels with these parameters, which is kept for further ones where that can be."""
+        made, step = step_apply(self.equation, x, states, values, options=self._options(), spike_grad=self._surrogate())
+        own = self.__dict__
+        if step is not None and all(name in own for name in (*self._keywords, *self.state_names)):
+            own["_kept"] = KeptStep(self, step, x.shape, self._keywords, values)
+        return made
+
+    def _into_step(
+        self, x: torch.Tensor, states: List[Optional[torch.Tensor]]
+    ) -> Optional[Sequence[Optional[torch.Tensor]]]:
+        """The states as the kernel of a step takes them; None where it does not."""
+        return states
+
+    def _again(self, x: Any, given: Sequence[Any]) -> Any:
+        """A further step by what the last one prepared; None where it is not sure to be the same."""
+        kept, own = self._kept, self.__dict__
+        if kept is None or type(x) is not torch.Tensor or x.dtype is not torch.float32 or not takes(x):
+            return None
+        names = self.state_names
+        if len(given) > len(names):
+            return None
+        init_hidden = own["init_hidden"]
+        states: List[Optional[torch.Tensor]] = []
+        for place, name in enumerate(names):
+            state = given[place] if place < len(given) else None
+            if state is None:
+                state = own.get(name)
+            elif init_hidden:
+                return None  # an error
+            if not isinstance(state, torch.Tensor):
+                return None
+            if fits(state, x):
+                states.append(state)
+            elif state.numel() <= 1 < x.numel():
+                states.append(None)  # of the beginning: zeros
+            else:
+                return None
+        parameters = kept.parameters(self, x)
+        taken = None if parameters is None else self._into_step(x, states)
+        if parameters is None or taken is None:
+            return None
+        spk, after = kept.step(x, taken, parameters)
+        last = states[-1]
+        # What Module.__setattr__ comes to, for names that are attributes already.
+        own["_last_step"] = ("before", None if last is None else last.detach())
+        own.update(zip(names, after))
+        if init_hidden and not own["output"]:
+            return spk
+        return (spk, *after) if names[0] != "spk" else (spk, *after[1:])
+
     @leaves.at_trace_time
     def _reset_in_trace(self) -> bool:
         return leaves.is_reset(self)
@@ -254,6 +309,9 @@ class FusedNeuron(snntorch.SpikingNeuron):
         """One time step, as snnTorch's ``forward``: the same arguments, results, dtypes and errors."""
         if leaves.enabled and self._reset_in_trace():
             self.reset_mem()
+        made = None if named or is_compiling() else self._again(input_, states)
+        if made is not None:
+            return made
         made = self._fused_step(input_, states, named)
         if made is None:
             if isinstance(input_, torch.Tensor) and self._replaced():
@@ -474,7 +532,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
         for name in self._states():
             if isinstance(state.get(name), torch.Tensor):
                 state[name] = state[name].detach()
-        state["_last_step"] = None
+        state["_last_step"] = state["_kept"] = None
         return state
 
     def __setstate__(self, state: Dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from snnipu.backends import popart
 from snnipu.neurons._hooks import is_hooked
 from snnipu.neurons.fused import FusedNeuron
 from snnipu.ops import leaves
-from snnipu.ops._arguments import DTYPES, RESET_MECHANISMS
+from snnipu.ops._arguments import DTYPES, RESET_MECHANISMS, is_compiling
 from snnipu.ops.lif_sequence import lif_apply
 from snnipu.ops.neuron_sequence import Results
 from snnipu.surrogate import SpikeGrad
@@ -146,6 +146,10 @@ class Leaky(FusedNeuron, snntorch.Leaky):
             again = self._traced_again(input_, mem)
             if again is not None:
                 return again[0] if self.init_hidden and not self.output else again
+        if not is_compiling():
+            made = self._again(input_, (mem,))
+            if made is not None:
+                return made
         on_ipu = self._on_ipu()
         if not isinstance(input_, torch.Tensor):
             raise TypeError(f"input_ must be a torch.Tensor, got {type(input_).__name__}")
@@ -163,7 +167,10 @@ class Leaky(FusedNeuron, snntorch.Leaky):
         # In 16 bit snnTorch rounds the decayed membrane; only its own operations give the same bits.
         rounds = dtype in _LOW_PRECISION and (not fresh or self._reset_mechanism == "none")
         fuses = self._fuses()
-        if (rounds and not on_ipu) or not fuses:
+        surrogate = self._surrogate()
+        # A surrogate in PyTorch, a fused step beside it takes longer than snnTorch's; a sequence does not.
+        evaluated = surrogate is not None and surrogate.kernel is None and not leaves.tracing()
+        if ((rounds or evaluated) and not on_ipu) or not fuses:
             if not fuses and self._replaced():
                 self._say_slow()
             self.mem = state
@@ -172,7 +179,6 @@ class Leaky(FusedNeuron, snntorch.Leaky):
             return super(FusedNeuron, self).forward(input_)  # snnTorch's
         dtype = torch.float32 if dtype in _LOW_PRECISION else dtype
         current = input_ if input_.dtype == dtype else input_.to(dtype)
-        surrogate = self._surrogate()
         if leaves.tracing() and surrogate is not None and surrogate.kernel is not None:
             spk, after = leaves.lif_step(
                 current,

@@ -9,7 +9,7 @@ from torch import nn
 
 from snnipu._layout import SINGLE_STEP
 from snnipu.backends import popart
-from snnipu.backends.neuron_step import step_apply
+from snnipu.backends.neuron_step import fits, one
 from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.fused import FusedNeuron
 from snnipu.ops import leaves
@@ -56,13 +56,33 @@ class _Recurrent(FusedNeuron):
     all_to_all: bool
 
     def _fuses(self) -> bool:
+        return super()._fuses() and self._recurs()
+
+    def _recurs(self) -> bool:
+        """Whether the recurrent layer is one that the kernels take."""
         recurrent = self._modules.get("recurrent")
-        if recurrent is None or not is_plain(recurrent) or not super()._fuses():
+        if recurrent is None or not is_plain(recurrent):
             return False
         if type(recurrent) in _ONE_TO_ONE:
             return not self.all_to_all and recurrent.V is self.V
         on_host = self.threshold.device.type == "cpu" and not (popart.on_ipu_model() or popart.on_real_ipu())
         return bool(self.all_to_all) and on_host and self._connection() is not None and not is_autocast()
+
+    def _again(self, x: Any, given: Sequence[Any]) -> Any:
+        return super()._again(x, given) if self._kept is not None and self._recurs() else None
+
+    def _into_step(
+        self, x: torch.Tensor, states: List[Optional[torch.Tensor]]
+    ) -> Optional[Sequence[Optional[torch.Tensor]]]:
+        if not self.all_to_all:
+            return states
+        come = self._come(x, states[0])
+        return [come, *states[1:]] if fits(come, x) else None
+
+    def _come(self, x: torch.Tensor, spk: Optional[torch.Tensor]) -> torch.Tensor:
+        """What comes of the spikes of the step before, all to all."""
+        made: torch.Tensor = self.recurrent(torch.zeros_like(x) if spk is None else spk.to(x.dtype))
+        return made
 
     def _connection(self) -> Optional[Connection]:
         """The recurrent layer as the kernels take it."""
@@ -101,17 +121,22 @@ class _Recurrent(FusedNeuron):
     def _kernels(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], **how: Any) -> Results:
         if not self.all_to_all:
             return super()._kernels(x, states, **how)
-        values, options, spike_grad = self._values(), self._options(), self._surrogate()
+        values = self._values()
         if how.get("num_steps") != SINGLE_STEP:
             connection = self._connection()
             assert connection is not None
             return recurrent_apply(
-                self.equation, x, states, values, connection, options=options, spike_grad=spike_grad, **how
+                self.equation,
+                x,
+                states,
+                values,
+                connection,
+                options=self._options(),
+                spike_grad=self._surrogate(),
+                **how,
             )
         spk, *others = states
-        come = self.recurrent(torch.zeros_like(x) if spk is None else spk.to(x.dtype))
-        values[STRENGTH] = 1.0
-        return step_apply(self.equation, x, [come, *others], values, options=options, spike_grad=spike_grad)
+        return self._one_step(x, [self._come(x, spk), *others], {**values, STRENGTH: one(x.dtype)})
 
 
 class RLeaky(_Recurrent, snntorch.RLeaky):

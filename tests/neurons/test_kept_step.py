@@ -1,0 +1,229 @@
+"""Steps that a layer makes by what the last one prepared: whatever changes between two steps is seen."""
+
+import copy
+from types import MethodType
+from unittest import mock
+
+import pytest
+import snntorch
+import torch
+
+import snnipu as snn
+from snnipu.backends import host, neuron_step
+
+pytestmark = pytest.mark.skipif(host.library is None, reason="needs the kernels")
+
+SHAPE = (4, 6)
+KINDS = {
+    "leaky": lambda source, **k: source.Leaky(beta=0.9, **k),
+    "learnt": lambda source, **k: source.Leaky(beta=0.9, learn_beta=True, learn_threshold=True, **k),
+    "per neuron": lambda source, **k: source.Leaky(
+        beta=torch.linspace(0.5, 0.9, 6), threshold=torch.linspace(0.3, 1, 6), learn_beta=True, **k
+    ),
+    "synaptic": lambda source, **k: source.Synaptic(alpha=0.8, beta=0.9, **k),
+    "alpha": lambda source, **k: source.Alpha(alpha=0.9, beta=0.8, **k),
+    "lapicque": lambda source, **k: source.Lapicque(beta=0.8, **k),
+    "rleaky": lambda source, **k: source.RLeaky(beta=0.9, V=0.5, all_to_all=False, **k),
+    "rleaky to all": lambda source, **k: source.RLeaky(beta=0.9, linear_features=6, **k),
+    "rleaky to all, learnt": lambda source, **k: source.RLeaky(beta=0.9, linear_features=6, learn_beta=True, **k),
+    "rsynaptic": lambda source, **k: source.RSynaptic(alpha=0.8, beta=0.9, V=0.5, all_to_all=False, **k),
+}
+
+
+def _half(mem):
+    return (mem * 4).round() / 4
+
+
+def _quiet(self, mem):
+    return torch.zeros_like(mem) + 0 * mem
+
+
+CHANGES = {
+    "written in place": lambda lif: lif.threshold.data.fill_(0.25),
+    "exchanged data": lambda lif: setattr(lif.threshold, "data", torch.full_like(lif.threshold, 0.25)),
+    "another tensor": lambda lif: lif.__setattr__(
+        "threshold",
+        torch.nn.Parameter(torch.full_like(lif.threshold, 0.25))
+        if "threshold" in lif._parameters
+        else torch.full_like(lif.threshold, 0.25),
+    ),
+    "it learns": lambda lif: lif.threshold.requires_grad_(True),
+    "it learns no more": lambda lif: lif.threshold.requires_grad_(False),
+    "another surrogate": lambda lif: setattr(lif, "spike_grad", snn.surrogate.fast_sigmoid(5.0)),
+    "a function as surrogate": lambda lif: setattr(lif, "spike_grad", lambda u: snntorch.surrogate.atan()(u)),
+    "another reset": lambda lif: setattr(lif, "reset_mechanism", "none"),
+    "no delay": lambda lif: setattr(lif, "reset_delay", False),
+    "quantised": lambda lif: setattr(lif, "state_quant", _half),
+    "fire of its own": lambda lif: setattr(lif, "fire", MethodType(_quiet, lif)),
+    "a bound state function": lambda lif: setattr(lif, "state_function", lif._base_int),
+    "loaded": lambda lif: lif.load_state_dict({k: v * 0.5 for k, v in lif.state_dict().items()}),
+    "its states": lambda lif: lif.reset_mem(),
+    "another class": lambda lif: setattr(
+        lif, "__class__", type("Quiet", (type(lif),), {"fire": _quiet, "forward": type(lif).forward})
+    ),
+    "a parametrization": lambda lif: (
+        torch.nn.utils.parametrize.register_parametrization(lif, "beta", _Halved())
+        if isinstance(lif._parameters.get("beta"), torch.Tensor)
+        else None
+    ),
+}
+
+
+class _Halved(torch.nn.Module):
+    def forward(self, value):
+        return value / 2
+
+
+def run(kind, change, init_hidden=False, kept=True, source=snn):
+    """Spikes, states and gradients of eight steps, ``change`` after the fourth; how many were kept ones."""
+    snntorch.SpikingNeuron.init()
+    torch.manual_seed(0)
+    lif = KINDS[kind](source, init_hidden=init_hidden, output=True)
+    parameters = dict(lif.named_parameters())
+    x = torch.randn(8, *SHAPE, requires_grad=True)
+    kept_steps, out, states = [], [], ()
+    for t, current in enumerate(x):
+        before = lif._kept if source is snn else None
+        if not kept:
+            lif._kept = None
+        spk, *states = lif(current) if init_hidden else lif(current, *states)
+        kept_steps.append(before is not None and lif._kept is before)
+        out.extend([spk, *states])
+        if t == 3:
+            change(lif)
+    parameters.update(lif.named_parameters())
+    error = None
+    try:
+        torch.stack([(value * (i + 1)).sum() for i, value in enumerate(out)]).sum().backward()
+    except RuntimeError as caught:  # of a parameter written in place, say
+        error = str(caught)[:100]
+    grads = {name: p.grad for name, p in parameters.items()}
+    return [value.detach() for value in out], x.grad, grads, error, kept_steps
+
+
+def check(one, other, exact=True):
+    exactly = {"rtol": 0, "atol": 0, "equal_nan": True}
+    torch.testing.assert_close(one[0], other[0], **exactly)
+    torch.testing.assert_close(one[1:3], other[1:3], **exactly if exact else {"rtol": 1e-5, "atol": 1e-5})
+    assert one[3] == other[3]
+
+
+@pytest.mark.parametrize("init_hidden", [False, True], ids=["given", "hidden"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_are_kept_and_give_snntorchs_numbers(kind, init_hidden):
+    made = run(kind, lambda lif: None, init_hidden)
+    assert made[4] == [False] + [True] * 7
+    check(made, run(kind, lambda lif: None, init_hidden, kept=False))
+    check(made, run(kind, lambda lif: None, init_hidden, source=snntorch), exact=False)
+
+
+@pytest.mark.filterwarnings("ignore:.*replaces")
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_change_is_seen(kind, change):
+    made, expected = (run(kind, CHANGES[change], kept=kept) for kept in (True, False))
+    assert made[4][1:4] == [True] * 3
+    check(made, expected)
+
+
+def step_of(lif):
+    """A layer whose next step is a kept one, a state for it, and a recorder of kept steps."""
+    x = torch.randn(SHAPE)
+    mem = lif(x)[1]
+    assert lif._kept is not None
+    return x, mem
+
+
+def test_what_cannot_be_like_the_last_step_is_looked_at_anew():
+    lif = snn.Leaky(beta=0.9)
+    x, mem = step_of(lif)
+    found = lif._again(x, (mem,))
+    assert torch.equal(found[1], lif(x, mem)[1])
+    # Other inputs and states.
+    for other, state in [
+        (x.double(), mem.double()),
+        (x.double(), mem),
+        (x, mem.double()),
+        (x, mem[:2]),
+        (x[:2], mem),
+        (x.t(), mem.t()),
+        (x, mem.t().contiguous().t()),
+        (x[:0], mem[:0]),
+        (x.half(), mem.half()),
+        (x.long(), mem),
+        (x, 0.0),
+        (None, mem),
+        (x.to("meta"), mem.to("meta")),
+        (x.to_sparse(), mem),
+    ]:
+        assert lif._again(other, (state,)) is None
+    # Others who look on.
+    with torch.autograd.profiler.profile():
+        assert lif._again(x, (mem,)) is None
+    with torch.autograd.forward_ad.dual_level():
+        assert lif._again(x, (mem,)) is None
+    with mock.patch.object(host, "library", None):
+        assert lif._again(x, (mem,)) is None
+    seen = []
+    torch.func.vmap(lambda row: seen.append(lif._again(row, (mem[0],))) or row)(x)
+    assert seen == [None]
+    with mock.patch.object(neuron_step.popart, "on_ipu", return_value=True):
+        assert lif._again(x, (mem,)) is None
+
+
+def test_a_state_given_to_a_layer_that_hides_it_is_an_error():
+    lif = snn.Leaky(beta=0.9, init_hidden=True, output=True)
+    x, mem = step_of(lif)
+    with pytest.raises(TypeError, match="init_hidden"):
+        lif(x, mem)
+    lif = snn.Synaptic(alpha=0.8, beta=0.9)
+    x, mem = step_of(lif)
+    with pytest.raises(TypeError):
+        lif(x, mem, mem, mem)
+
+
+def test_a_copy_keeps_nothing():
+    lif = snn.Leaky(beta=0.9, learn_beta=True)
+    x, mem = step_of(lif)
+    other = copy.deepcopy(lif)
+    assert other._kept is None
+    with torch.no_grad():
+        other.beta.fill_(0.5)
+    assert not torch.equal(other(x, mem)[1], lif(x, mem)[1])
+    swapped = torch.func.functional_call(lif, {"beta": torch.tensor(0.5)}, (x, mem))
+    assert torch.equal(swapped[1], other(x, mem)[1])
+
+
+def test_writes_into_what_a_step_returned_do_not_reach_its_gradient():
+    lif = snn.Leaky(beta=0.9, learn_beta=True)
+    x = torch.randn(3, *SHAPE, requires_grad=True)
+
+    def grads(write):
+        mem, total = lif.init_leaky(), 0
+        for current in x:
+            spk, mem = lif(current, mem)
+            total = total + spk.sum()
+            if write:
+                mem.data.add_(0)  # what a step reads must be its own
+        return torch.autograd.grad(total, [x, lif.beta])
+
+    assert all(torch.equal(*pair) for pair in zip(grads(True), grads(False)))
+    mem = lif(x[0])[1].detach()
+    spk, after = lif(x[1], mem)
+    expected = torch.autograd.grad(after.sum() + spk.sum(), [x, lif.beta], retain_graph=True)
+    after.data.zero_()
+    mem.data.zero_()
+    assert all(
+        torch.equal(*pair) for pair in zip(torch.autograd.grad(after.sum() + spk.sum(), [x, lif.beta]), expected)
+    )
+
+
+def test_reset_is_that_of_the_last_step():
+    ours, theirs = snn.Leaky(beta=0.9), snntorch.Leaky(beta=0.9)
+    x = torch.rand(5, *SHAPE)
+    states = [None, None]
+    for current in x:
+        for place, lif in enumerate((ours, theirs)):
+            _, states[place] = lif(current, states[place]) if states[place] is not None else lif(current)
+        assert torch.equal(ours.reset, theirs.reset)
+        assert not ours.reset.requires_grad
