@@ -61,6 +61,18 @@ CHANGES = {
     "another class": lambda lif: setattr(
         lif, "__class__", type("Quiet", (type(lif),), {"fire": _quiet, "forward": type(lif).forward})
     ),
+    "a property of another class": lambda lif: setattr(
+        lif, "__class__", type("Other", (type(lif),), {"spike_grad": property(lambda self: snn.surrogate.LSO(0.5))})
+    ),
+    "another recurrence": lambda lif: (
+        (
+            setattr(lif.recurrent, "V", torch.nn.Parameter(torch.tensor(0.1)))
+            if hasattr(lif, "V")
+            else setattr(lif, "recurrent", torch.nn.Linear(6, 6))
+        )
+        if hasattr(lif, "recurrent")
+        else None
+    ),
     "a parametrization": lambda lif: (
         torch.nn.utils.parametrize.register_parametrization(lif, "beta", _Halved())
         if isinstance(lif._parameters.get("beta"), torch.Tensor)
@@ -91,7 +103,7 @@ def run(kind, change, init_hidden=False, kept=True, source=snn):
         out.extend([spk, *states])
         if t == 3:
             change(lif)
-    parameters.update(lif.named_parameters())
+    parameters.update(lif.named_parameters(), threshold=lif.threshold)
     error = None
     try:
         torch.stack([(value * (i + 1)).sum() for i, value in enumerate(out)]).sum().backward()
@@ -168,6 +180,33 @@ def test_what_cannot_be_like_the_last_step_is_looked_at_anew():
     torch.func.vmap(lambda row: seen.append(lif._again(row, (mem[0],))) or row)(x)
     assert seen == [None]
     with mock.patch.object(neuron_step.popart, "on_ipu", return_value=True):
+        assert lif._again(x, (mem,)) is None
+
+
+def test_what_no_longer_fits_is_looked_at_anew():
+    def prepared():
+        lif = KINDS["per neuron"](snn)
+        x, mem = step_of(lif)
+        assert lif._again(x, (mem,)) is not None
+        return lif, x, mem
+
+    lif, x, mem = prepared()
+    assert lif._again(x[:, :3].contiguous(), (mem[:, :3].contiguous(),)) is None
+    for other in (torch.rand(1, 6), torch.rand(6).double()):
+        lif, x, mem = prepared()
+        lif.beta.data = other
+        assert lif._again(x, (mem,)) is None
+    lif, x, mem = prepared()
+    assert lif._last_step[1].grad_fn is None  # what came before is not kept alive
+
+
+def test_changes_of_a_class_are_seen():
+    for name, part in [("fire", _quiet), ("threshold", property(lambda self: torch.tensor(0.5)))]:
+        kind = type("Mine", (snn.Leaky,), {})
+        lif = kind(beta=0.9)
+        x, mem = step_of(lif)
+        assert lif._again(x, (mem,)) is not None
+        setattr(kind, name, part)
         assert lif._again(x, (mem,)) is None
 
 
