@@ -91,12 +91,13 @@ class Surrogate:
     def __init__(self, name: str, **parameters: Any) -> None:
         self.name = name
         self.parameters = parameters
+        self._op = f"surrogate.{name}"
         build = _KERNELS.get(name)
         self.kernel: Optional[Kernel] = build(**parameters) if build else None
 
     def __call__(self, u: torch.Tensor) -> torch.Tensor:
         """Spikes of ``u = mem - threshold``, float32 of the same shape, differentiable through the surrogate."""
-        if _route.uses_operator(f"surrogate.{self.name}", "SurrogateSpike"):
+        if _route.uses_operator(self._op, "SurrogateSpike"):
             return _route.call("surrogate_spike", u, self.kernel)
         if self.kernel is not None:
             return spike(u, self.kernel)

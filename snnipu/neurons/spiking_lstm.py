@@ -20,6 +20,7 @@ _NEURON_STEP = ("fire", "mem_reset")
 _CELL_STEP = ("_base_state_function", "_base_state_reset_zero", "_base_sub", "_base_zero", "_base_int")
 _CALLS = ("forward", "reset_mem")
 _STATE_FUNCTIONS = ("_base_sub", "_base_zero", "_base_int")  # by the code of the reset mechanism
+_MEM_RESET = snntorch.SpikingNeuron.mem_reset
 _SAID: Set[Tuple[Any, ...]] = set()
 
 
@@ -120,6 +121,13 @@ class _SpikingLSTM(snntorch.SpikingNeuron):
         )
         self.spk, self.syn, self.mem, self.reset = spk, syn, mem, None
         return spk if self.init_hidden and not self.output else (spk, syn, mem)
+
+    def mem_reset(self, mem: torch.Tensor) -> torch.Tensor:
+        """The reset signal, detached: snnTorch's, without a surrogate gradient that nobody reads."""
+        if snntorch.SpikingNeuron.mem_reset is not _MEM_RESET or not self._kernel_known():
+            return super().mem_reset(mem)
+        with torch.no_grad():
+            return (mem - self.threshold > 0).float()
 
     def reset_mem(self) -> Tuple[torch.Tensor, torch.Tensor]:
         """Start from zeros: snnTorch's."""

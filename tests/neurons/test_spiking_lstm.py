@@ -226,3 +226,21 @@ def test_gradients_reach_the_layers_before():
     net = snn.MultiStep(nn.Linear(4, 8), snn.SLSTM(8, 8, threshold=0.05), nn.Linear(8, 2))
     net(torch.randn(5, 3, 4)).sum().backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in net.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_reset_signal_is_snntorchs(dtype):
+    ours, theirs = snn.SLSTM(4, 4), snntorch.SLSTM(4, 4)
+    mem = torch.tensor([0.5, 1.0, 1.5, float("nan")], dtype=dtype, requires_grad=True)
+    made, expected = ours.mem_reset(mem), theirs.mem_reset(mem)
+    assert torch.equal(made, expected)
+    assert made.dtype == expected.dtype
+    assert not made.requires_grad
+
+
+def test_a_reset_signal_of_ones_own_stays(monkeypatch):
+    monkeypatch.setattr(snntorch.SpikingNeuron, "mem_reset", lambda self, mem: torch.full_like(mem, 0.5))
+    assert torch.equal(snn.SLSTM(4, 4).mem_reset(torch.zeros(2, 4)), torch.full((2, 4), 0.5))
+    monkeypatch.undo()
+    layer = snn.SLSTM(4, 4, spike_grad=lambda u: u * 2)
+    assert torch.equal(layer.mem_reset(torch.ones(2, 4) * 3), torch.full((2, 4), 4.0))
