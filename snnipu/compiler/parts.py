@@ -6,8 +6,9 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 import torch
 from torch.fx import GraphModule, Node
 
+from snnipu.compiler import nodes
 from snnipu.compiler.plan import Bundle, Chain, Constant, Operator, Part, Plan, Series, Source
-from snnipu.neurons.multistep import Join, part_lengths
+from snnipu.neurons.multistep import Join, bytes_of_maps, part_lengths
 
 
 class Stretch:
@@ -39,8 +40,10 @@ class Stretch:
         """
         self._held = held[0]
         values = [*sequences, *([] if held[1] is None else [held[1]])]
-        largest = [*values, *(series.value for bundle in self.bundles for series in bundle.series)]
-        self._bytes = max(_numel(value) * value.element_size() for value in largest)
+        self._bytes = max(
+            *(_numel(value) * value.element_size() for value in values),
+            *(_bytes(bundle, series.value) for bundle in self.bundles for series in bundle.series),
+        )
         self._per = max(1, _numel(values[0]))
 
     def lengths(self, sequences: Sequence[torch.Tensor], constants: Sequence[torch.Tensor]) -> List[int]:
@@ -69,6 +72,13 @@ class Stretch:
 def in_parts(stretch: Stretch, *given: Any) -> Tuple[Any, ...]:
     """What the compiled graph calls."""
     return stretch(*given)
+
+
+def _bytes(bundle: Bundle, value: torch.Tensor) -> int:
+    """Bytes of one step of a bundle's result, and of what it takes to compute it."""
+    maps = isinstance(bundle, Operator) and bundle.call is not None and nodes.name_of(bundle.call.node) == "conv2d"
+    size = value.element_size()
+    return bytes_of_maps(_numel(value), int(value.shape[1]), size) if maps and value.dim() == 4 else _numel(value) * size
 
 
 def _numel(value: torch.Tensor) -> int:

@@ -56,6 +56,7 @@ _Named = List[Tuple[str, nn.Module]]
 
 # Activations of a part of the steps: the largest of one module.
 PART_BYTES = 24 * 2**20
+_CHANNELS = 16
 
 
 def _always(module: nn.Module, dims: int) -> bool:
@@ -391,6 +392,11 @@ def _part(
     return out
 
 
+def bytes_of_maps(values: int, channels: int, itemsize: int) -> int:
+    """Bytes that a convolution takes for its result: oneDNN lays few channels out as if they were 16."""
+    return values * itemsize * max(channels, _CHANNELS) // max(channels, 1)
+
+
 def _largest_step(modules: _Named, step: torch.Tensor) -> int:
     """Bytes of the largest result of one step, as far as stateless modules and neurons tell."""
     largest = step.numel() * step.element_size()
@@ -402,7 +408,8 @@ def _largest_step(modules: _Named, step: torch.Tensor) -> int:
                 step = out[0]
             elif not (_is_fused(module) or type(module) in _KEEP_SHAPE or type(module) in _RANDOM):
                 break
-            largest = max(largest, step.numel() * step.element_size())
+            channels = step.shape[1] if isinstance(module, nn.Conv2d) and step.dim() == 4 else _CHANNELS
+            largest = max(largest, bytes_of_maps(step.numel(), channels, step.element_size()))
     return largest
 
 

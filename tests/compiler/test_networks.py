@@ -206,7 +206,7 @@ def test_bit_by_bit_what_multistep_gives_without_recompiling():
     assert watched.count("linear(") == 2 * len(watched.reports)
 
 
-@pytest.mark.parametrize("part_bytes", [2**20, 2 * 3 * 6 * 6 * 4 * 2])  # all steps; two steps of two samples
+@pytest.mark.parametrize("part_bytes", [2**20, 2 * 16 * 6 * 6 * 4 * 2])  # all steps; two of two samples, of 16 channels
 @pytest.mark.parametrize("constant", [False, True])
 def test_convolutions_bit_by_bit_what_multistep_gives(part_bytes, constant, monkeypatch):
     """Parts of time are MultiStep's, for another batch size too."""

@@ -133,7 +133,7 @@ def test_layouts_pass_through(in_parts):
     net = snn.MultiStep(nn.Conv2d(2, 4, 3, padding=1), snn.Leaky(beta=torch.rand(4, 1, 1))).double()
     net = net.to(memory_format=torch.channels_last)
     x = torch.randn(6 * 3, 2, 5, 5, dtype=torch.float64).to(memory_format=torch.channels_last).unflatten(0, (6, 3))
-    whole, parts, lengths = in_parts(trained(net, x), 3 * 4 * 25 * 8, 2)
+    whole, parts, lengths = in_parts(trained(net, x), 3 * 16 * 25 * 8, 2)  # of 16 channels
     assert lengths == [2, 2, 2]
     assert whole[0][0][0].is_contiguous(memory_format=torch.channels_last)
     assert_same(whole, parts, exact=False)
@@ -198,3 +198,15 @@ def test_transforms_of_large_inputs(name, monkeypatch):
     expected = sum((value * net.get_parameter(key).grad).sum() for key, value in parameters.items())
     torch.testing.assert_close(tangent, expected, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(torch.vmap(net)(x[None])[0], net(x), rtol=1e-4, atol=1e-5)
+
+
+def test_few_channels_count_as_many_in_a_part(monkeypatch):
+    """oneDNN works on maps of 16 channels and more: parts are to stay as small as it sees them."""
+    lengths = []
+    monkeypatch.setattr(multistep, "part_lengths", lambda steps, size: lengths.append(size) or [steps])
+    net = snn.MultiStep(nn.Conv2d(1, 4, 3, padding=1), snn.Leaky(beta=0.9, init_hidden=True))
+    net(torch.rand(2, 3, 1, 8, 8))
+    assert lengths == [3 * 16 * 8 * 8 * 4]
+    net = snn.MultiStep(nn.Conv2d(1, 20, 3, padding=1), snn.Leaky(beta=0.9, init_hidden=True))
+    net(torch.rand(2, 3, 1, 8, 8))
+    assert lengths[1] == 3 * 20 * 8 * 8 * 4
