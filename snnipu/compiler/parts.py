@@ -76,9 +76,10 @@ def in_parts(stretch: Stretch, *given: Any) -> Tuple[Any, ...]:
 
 def _bytes(bundle: Bundle, value: torch.Tensor) -> int:
     """Bytes of one step of a bundle's result, and of what it takes to compute it."""
-    maps = isinstance(bundle, Operator) and bundle.call is not None and nodes.name_of(bundle.call.node) == "conv2d"
-    size = value.element_size()
-    return bytes_of_maps(_numel(value), int(value.shape[1]), size) if maps and value.dim() == 4 else _numel(value) * size
+    call = bundle.call if isinstance(bundle, Operator) else None
+    if call is not None and nodes.name_of(call.node) == "conv2d" and value.dim() == 4:
+        return bytes_of_maps(_numel(value), int(value.shape[1]), value.element_size())
+    return _numel(value) * value.element_size()
 
 
 def _numel(value: torch.Tensor) -> int:
