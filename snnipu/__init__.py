@@ -10,7 +10,7 @@ from snnipu._names import passthrough  # noqa: E402
 
 passthrough.install()
 
-from snnipu import backends, ops, spikes, surrogate  # noqa: E402
+from snnipu import backends, ops, surrogate  # noqa: E402
 from snnipu._version import __version__  # noqa: E402
 from snnipu.compiler import auto, compile  # noqa: E402
 from snnipu.neurons import (  # noqa: E402
@@ -67,16 +67,6 @@ __all__ = [
 ]
 
 backends.warn_if_slow()
-
-
-def _bin_events(*arguments: Any, **options: Any) -> SparseSpikes:
-    """What ``SparseSpikes.from_events`` does; NumPy's part of it is loaded where there are events."""
-    from snnipu.datasets._events import bin_events
-
-    return bin_events(*arguments, **options)
-
-
-spikes.register(bin_events=_bin_events)
 
 
 def __getattr__(name: str) -> Any:
