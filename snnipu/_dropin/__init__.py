@@ -7,11 +7,15 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
 from types import ModuleType
 from typing import Any, Dict, Iterable, List, Optional, Sequence
 
-from snnipu._names import CHILDREN, AliasLoader, PoptorchStandIn, is_installed, provides_poptorch
+from snnipu._names import AliasLoader, PoptorchStandIn, is_installed, provides_poptorch
+
+# Folder that gives child processes ``poptorch`` and ``popdist``; see its docstring.
+CHILDREN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "children")
 
 
 def _alias(name: str, target: str) -> importlib.machinery.ModuleSpec:
