@@ -21,7 +21,6 @@ from snnipu import _route
 from snnipu._layout import SINGLE_STEP, layout
 from snnipu._names import is_installed
 from snnipu._version import __version__
-from snnipu.backends import popart_library
 from snnipu.ops import _neurons
 from snnipu.ops._arguments import RESET_MECHANISMS
 from snnipu.ops._maps import Geometry, PoolGeometry
@@ -111,6 +110,8 @@ def _load_operators(op: str) -> None:
     override = os.environ.get("SNNIPU_POPART_LIBRARY")
     if override in _loaded:
         return
+    from snnipu.backends import popart_library  # loaded where a real PopTorch traces
+
     path, searched, command = popart_library.library_path(), popart_library.searched(), popart_library.COMMAND
     if not path.is_file():
         raise RuntimeError(
