@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional, Protocol, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Protocol, Sequence, Tuple
 
 import torch
 
@@ -54,14 +54,14 @@ class IpuModel(Protocol):
 
 
 @contextlib.contextmanager
-def running_on(model: Optional[IpuModel]) -> Iterator[None]:
-    """The context in which modules call the operators of ``model``; None: nothing changes."""
-    before = getattr(_running, "model", None)
-    _running.model = model if model is not None else before
+def running_on(model: IpuModel, custom_op: Callable[..., List[torch.Tensor]]) -> Iterator[None]:
+    """The context in which modules call the operators of ``model``, by ``custom_op`` of the host runtime."""
+    before = getattr(_running, "model", None), getattr(_running, "custom_op", None)
+    _running.model, _running.custom_op = model, custom_op
     try:
         yield
     finally:
-        _running.model = before
+        _running.model, _running.custom_op = before
 
 
 def on_ipu_model() -> bool:
@@ -94,16 +94,6 @@ def _machine() -> "Tuple[Target, int]":
 
     model: Optional[IpuModel] = getattr(_running, "model", None)
     return (TARGETS["mk2"], 1) if model is None else model.machine()
-
-
-# The module whose ``custom_op`` runs operators where PopTorch is not installed.
-_host_runtime: Optional[ModuleType] = None
-
-
-def set_host_runtime(poptorch: ModuleType) -> None:
-    """Who runs the operators of an IPU model."""
-    global _host_runtime
-    _host_runtime = poptorch
 
 
 def _load_operators(op: str) -> None:
@@ -168,9 +158,9 @@ def call(
     operator: str, inputs: Sequence[torch.Tensor], examples: Sequence[torch.Tensor], attributes: Dict[str, Any]
 ) -> List[torch.Tensor]:
     """``poptorch.custom_op`` of an operator of this package; ``examples`` have the shapes and types of its outputs."""
-    poptorch = _tracing_poptorch() or _host_runtime
-    assert poptorch is not None
-    made: List[torch.Tensor] = poptorch.custom_op(
+    poptorch = _tracing_poptorch()
+    custom_op = _running.custom_op if poptorch is None else poptorch.custom_op
+    made: List[torch.Tensor] = custom_op(
         list(inputs), operator, DOMAIN, VERSION, example_outputs=list(examples), attributes=attributes
     )
     return made
