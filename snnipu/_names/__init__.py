@@ -1,4 +1,4 @@
-"""Modules under further names: snnTorch's under ours (``passthrough``), ours under other packages' (``dropin``)."""
+"""Modules under further names: snnTorch's under ours (``passthrough``); ``snnipu._dropin`` has ours under others'."""
 
 import importlib
 import importlib.abc
@@ -8,8 +8,7 @@ import sys
 from types import ModuleType
 from typing import Optional
 
-# Folder that gives child processes ``poptorch`` and ``popdist``; see its docstring.
-CHILDREN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "children")
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 
 
 class AliasLoader(importlib.abc.Loader):
@@ -27,7 +26,7 @@ class AliasLoader(importlib.abc.Loader):
 
 
 class PoptorchStandIn(importlib.abc.MetaPathFinder):
-    """What ``dropin`` finds ``poptorch`` with where it is not installed."""
+    """What ``snnipu._dropin`` finds ``poptorch`` with where it is not installed."""
 
 
 def is_installed(name: str) -> bool:
@@ -46,7 +45,7 @@ def _is_package(name: str, spec: Optional[importlib.machinery.ModuleSpec]) -> bo
         spec is not None
         and spec.name == name
         and spec.origin is not None
-        and not spec.origin.startswith(CHILDREN)
+        and not spec.origin.startswith(_PACKAGE)
         and not isinstance(spec.loader, AliasLoader)
     )
 

@@ -4,7 +4,7 @@ While a real PopTorch traces a model, or the host runtime runs one on the IPU mo
 of this package calls the PopART operator of its op. An op without such an operator is refused there: as plain PyTorch
 it would lose the surrogate gradient without a word.
 
-The operators' library for a real PopTorch is the one that :func:`snnipu.ipu.build.library_path` finds.
+The operators' library for a real PopTorch is the one that :func:`snnipu.backends.popart_library.library_path` finds.
 """
 
 import contextlib
@@ -12,9 +12,8 @@ import ctypes
 import os
 import sys
 import threading
-from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Protocol, Sequence, Tuple
 
 import torch
 
@@ -36,7 +35,7 @@ from snnipu.spikes import SparseSpikes
 from snnipu.surrogate import Kernel, spike
 
 if TYPE_CHECKING:
-    from snnipu.ipu.model import IpuModel
+    from snnipu.planning.targets import Target
 
 DOMAIN = "ai.snnipu"
 VERSION = 1
@@ -46,15 +45,23 @@ _running = threading.local()
 _loaded: Dict[Optional[str], ctypes.CDLL] = {}
 
 
+class IpuModel(Protocol):
+    """What is asked of a :class:`snnipu.ipu.model.IpuModel`."""
+
+    def operators(self) -> Dict[Tuple[str, str, int], Dict[str, Any]]: ...
+
+    def machine(self) -> "Tuple[Target, int]": ...
+
+
 @contextlib.contextmanager
-def running_on(model: "Optional[IpuModel]") -> Iterator[None]:
-    """The context in which modules call the operators of ``model``; None: nothing changes."""
-    before = getattr(_running, "model", None)
-    _running.model = model if model is not None else before
+def running_on(model: IpuModel, custom_op: Callable[..., List[torch.Tensor]]) -> Iterator[None]:
+    """The context in which modules call the operators of ``model``, by ``custom_op`` of the host runtime."""
+    before = getattr(_running, "model", None), getattr(_running, "custom_op", None)
+    _running.model, _running.custom_op = model, custom_op
     try:
         yield
     finally:
-        _running.model = before
+        _running.model, _running.custom_op = before
 
 
 def on_ipu_model() -> bool:
@@ -81,34 +88,21 @@ def _tracing_poptorch() -> Optional[ModuleType]:
     return poptorch if traces else None
 
 
-# () -> path of the operators' library for a real PopTorch, where it was looked for, the command that builds it. Set by
-# the package, as the planners are.
-LibraryFinder = Callable[[], Tuple[Path, str, str]]
-_library_finder: Optional[LibraryFinder] = None
+def _machine() -> "Tuple[Target, int]":
+    """What plans are made for: the target and IPUs of the model, else one Mk2. Planning is loaded at the first plan."""
+    from snnipu.planning.targets import TARGETS
 
-
-def set_library_finder(finder: LibraryFinder) -> None:
-    """Who knows where the library of the operators is."""
-    global _library_finder
-    _library_finder = finder
-
-
-# The module whose ``custom_op`` runs operators where PopTorch is not installed.
-_host_runtime: Optional[ModuleType] = None
-
-
-def set_host_runtime(poptorch: ModuleType) -> None:
-    """Who runs the operators of an IPU model."""
-    global _host_runtime
-    _host_runtime = poptorch
+    model: Optional[IpuModel] = getattr(_running, "model", None)
+    return (TARGETS["mk2"], 1) if model is None else model.machine()
 
 
 def _load_operators(op: str) -> None:
     override = os.environ.get("SNNIPU_POPART_LIBRARY")
     if override in _loaded:
         return
-    assert _library_finder is not None
-    path, searched, command = _library_finder()
+    from snnipu.backends import popart_library  # loaded where a real PopTorch traces
+
+    path, searched, command = popart_library.library_path(), popart_library.searched(), popart_library.COMMAND
     if not path.is_file():
         raise RuntimeError(
             f"{op} cannot run on an IPU: there are no PopART operators of snnipu in {searched}, and without "
@@ -164,9 +158,9 @@ def call(
     operator: str, inputs: Sequence[torch.Tensor], examples: Sequence[torch.Tensor], attributes: Dict[str, Any]
 ) -> List[torch.Tensor]:
     """``poptorch.custom_op`` of an operator of this package; ``examples`` have the shapes and types of its outputs."""
-    poptorch = _tracing_poptorch() or _host_runtime
-    assert poptorch is not None
-    made: List[torch.Tensor] = poptorch.custom_op(
+    poptorch = _tracing_poptorch()
+    custom_op = _running.custom_op if poptorch is None else poptorch.custom_op
+    made: List[torch.Tensor] = custom_op(
         list(inputs), operator, DOMAIN, VERSION, example_outputs=list(examples), attributes=attributes
     )
     return made
@@ -217,18 +211,6 @@ def call_lif_sequence(
     return [out.reshape(shape) for out in made]
 
 
-# (bytes of the states that the backward pass would read, IPU model or None for a real IPU) -> whether they are kept
-# from the forward pass, or computed again. Set by the package, as the planner of networks is.
-StatePlanner = Callable[[int, "Optional[IpuModel]"], bool]
-_state_planner: Optional[StatePlanner] = None
-
-
-def set_state_planner(planner: StatePlanner) -> None:
-    """Who says whether there is room for the states of a neuron over all steps."""
-    global _state_planner
-    _state_planner = planner
-
-
 def call_neuron_sequence(
     neuron: str,
     variant: int,
@@ -256,9 +238,10 @@ def call_neuron_sequence(
     own = 0 if output is None else 1 << output
     states = sum(1 << place for place, stored in enumerate(store) if stored) & ~own
     missing = read & ~states & ~own
-    if missing and torch.is_grad_enabled() and _state_planner is not None:
-        size = bin(missing).count("1") * x.numel() * min(x.element_size(), 4)
-        if _state_planner(size, getattr(_running, "model", None)):
+    if missing and torch.is_grad_enabled():
+        from snnipu.planning.search import keeps_states
+
+        if keeps_states(bin(missing).count("1") * x.numel() * min(x.element_size(), 4), *_machine()):
             states |= missing
     attributes = {"neuron": neuron, "variant": variant, "states": states, **surrogate}
     example = torch.empty_like(x)
@@ -341,32 +324,20 @@ def call_sparse_linear(spikes: SparseSpikes, weight: torch.Tensor, bias: Optiona
     return call("SparseLinear", inputs, [example], {"unit_values": 0})[0]
 
 
-# (sizes of the convolution, slots, rows of (time, sample), dtype, training, IPU model or None for a real IPU) ->
-# attribute ``plan`` of ``SparseConv2d``. Set by the package, as the planner of networks is.
-ConvPlanner = Callable[[Geometry, int, int, str, bool, "Optional[IpuModel]"], Sequence[int]]
-_conv_planner: Optional[ConvPlanner] = None
-
-
-def set_conv_planner(planner: ConvPlanner) -> None:
-    """Who plans how a convolution is spread over tiles."""
-    global _conv_planner
-    _conv_planner = planner
-
-
 def call_sparse_conv2d(
     spikes: SparseSpikes, weight: torch.Tensor, bias: Optional[torch.Tensor], geometry: Geometry
 ) -> torch.Tensor:
     """``SparseConv2d``: ``[T, B, neurons of the output]``."""
-    assert _conv_planner is not None
+    from snnipu.planning.convolution import plan_convolution
+
     slots, own = _slots(spikes), _weight(weight)
     steps, batch = spikes.shape[:2]
     dtype = "float16" if own.dtype == torch.float16 else "float32"
-    model = getattr(_running, "model", None)
     rows = max(1, steps * batch)  # of none the operator tells that it takes none
-    plan = _conv_planner(geometry, spikes.capacity, rows, dtype, torch.is_grad_enabled(), model)
+    plan = plan_convolution(geometry, spikes.capacity, rows, dtype, torch.is_grad_enabled(), *_machine())
     attributes = {
         "geometry": list(geometry),
-        "plan": list(plan),
+        "plan": list(plan.attribute),
         # Where PopTorch traces nobody has seen what it tells of a custom operator's output: a gradient too many is
         # slow, one too few would be wrong.
         "input_gradient": int(spikes.requires_grad or on_real_ipu()),
@@ -398,20 +369,6 @@ def has_operator(operator: str) -> bool:
     """Whether what :func:`uses_operator` tells of has this operator, too; a real PopTorch's library has all."""
     model = getattr(_running, "model", None)
     return model is None or (DOMAIN, operator, VERSION) in model.operators()
-
-
-# (sizes, slots, which layers are recurrent, batch size, steps, dtype, training, IPU model or None for a real IPU) ->
-# attribute ``plan``. Set by the package: plans are made with a model of the machine, of which nothing here knows.
-NetworkPlanner = Callable[
-    [Tuple[int, ...], Tuple[int, ...], Tuple[bool, ...], int, int, str, bool, "Optional[IpuModel]"], Sequence[int]
-]
-_network_planner: Optional[NetworkPlanner] = None
-
-
-def set_network_planner(planner: NetworkPlanner) -> None:
-    """Who plans a ``SparseNetwork`` that has no plan of its own."""
-    global _network_planner
-    _network_planner = planner
 
 
 class NetworkLayer(NamedTuple):
@@ -457,7 +414,7 @@ def call_sparse_network(
 ) -> List[SparseSpikes]:
     """``SparseNetwork``: all layers, a step apart, as one operator; the spikes of each.
 
-    ``plan``: where the layers are, as :meth:`snnipu.ipu.Plan.attribute` tells; None: as the planner has it.
+    ``plan``: where the layers are, as :meth:`snnipu.ipu.Plan.attribute` tells; None: as planned.
     Raises RuntimeError for a surrogate that is not native.
     """
     steps, batch, _ = spikes.shape
@@ -476,9 +433,11 @@ def call_sparse_network(
         counts = ids.new_empty((steps, batch, 2))
         values = ids.to(inputs[1].dtype)
         examples += [ids, values, counts, counts, ids.new_empty((steps, batch, layer.weight.shape[0]))]
-    if plan is None and _network_planner is not None:
+    if plan is None:
+        from snnipu.planning.search import operator_plan
+
         dtype = "float16" if all(layer.weight.dtype == torch.float16 for layer in layers) else "float32"
-        plan = _network_planner(
+        plan = operator_plan(
             (spikes.num_neurons, *(layer.weight.shape[0] for layer in layers)),
             (min(spikes.capacity, spikes.num_neurons), *(layer.slots for layer in layers)),
             tuple(layer.recurrent_weight is not None for layer in layers),
@@ -486,7 +445,7 @@ def call_sparse_network(
             steps,
             dtype,
             torch.is_grad_enabled(),
-            getattr(_running, "model", None),
+            *_machine(),
         )
     attributes = {
         "slots": [layer.slots for layer in layers],

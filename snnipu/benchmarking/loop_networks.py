@@ -10,12 +10,53 @@ from torch.nn import functional
 
 import snnipu
 from snnipu.benchmarking.case import Settings
-from snnipu.benchmarking.cases.network import CLASSES, INPUTS, TutorialNet, batched_loss, tutorial_loss
 from snnipu.benchmarking.checks import summation_rounding
 
 Record = torch.Tensor
 Loss = Callable[[Record, torch.Tensor], torch.Tensor]
+INPUTS, CLASSES = 784, 10
 _PER_CLASS = 10
+
+
+class TutorialNet(nn.Module):
+    """The network of snnTorch's tutorial 5, line by line; ``snn`` is the library that it imports under that name."""
+
+    def __init__(self, snn: Any, num_hidden: int, num_steps: int, beta: float) -> None:
+        super().__init__()
+        self.num_steps = num_steps
+        self.fc1 = nn.Linear(INPUTS, num_hidden)
+        self.lif1 = snn.Leaky(beta=beta)
+        self.fc2 = nn.Linear(num_hidden, CLASSES)
+        self.lif2 = snn.Leaky(beta=beta)
+
+    def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        mem1 = self.lif1.init_leaky()
+        mem2 = self.lif2.init_leaky()
+        spk2_rec = []
+        mem2_rec = []
+        for _ in range(self.num_steps):
+            cur1 = self.fc1(x)
+            spk1, mem1 = self.lif1(cur1, mem1)
+            cur2 = self.fc2(spk1)
+            spk2, mem2 = self.lif2(cur2, mem2)
+            spk2_rec.append(spk2)
+            mem2_rec.append(mem2)
+        return torch.stack(spk2_rec, dim=0), torch.stack(mem2_rec, dim=0)
+
+
+def tutorial_loss(mem_rec: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The tutorial's loss: the sum over the steps of the cross-entropy of the membranes."""
+    loss = nn.CrossEntropyLoss()
+    loss_val = torch.zeros((1), dtype=mem_rec.dtype, device=mem_rec.device)
+    for step in range(mem_rec.shape[0]):
+        loss_val += loss(mem_rec[step], targets)
+    return loss_val
+
+
+def batched_loss(mem_rec: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The value of :func:`tutorial_loss` in one call: every step has the same number of samples."""
+    steps = mem_rec.shape[0]
+    return steps * functional.cross_entropy(mem_rec.flatten(0, 1), targets.repeat(steps))
 
 
 def _layers(snn: Any, settings: Settings, hidden: bool) -> List[nn.Module]:

@@ -10,7 +10,7 @@ from torch.nn import functional
 import snnipu
 from snnipu.benchmarking import loop_networks
 from snnipu.benchmarking.case import Settings
-from snnipu.benchmarking.cases.network import CLASSES, INPUTS, batched_loss, tutorial_loss
+from snnipu.benchmarking.loop_networks import CLASSES, INPUTS, batched_loss, tutorial_loss
 
 # Inputs of the programs that read one vector a step, as of a sensor or an embedding.
 CHANNELS = 64

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import List, Optional, Sequence
 
 from snnipu._version import __version__
-from snnipu.ipu import build
+from snnipu.backends import popart_library
+from snnipu.backends.popart_library import CODELETS, LIBRARY
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="snnipu build-ipu",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description=f"Build {build.LIBRARY} and {build.CODELETS}, by which layers of snnipu run on IPUs under a real\n"
+        description=f"Build {LIBRARY} and {CODELETS}, by which layers of snnipu run on IPUs under a real\n"
         "PopTorch, with the Poplar SDK that is enabled in this shell. What is up to date is left as it is.",
         epilog="Needs GNU make and a C++17 compiler (CXX, else g++, c++ or clang++), and the SDK's popc.\n\n"
         "Exit status: 0 built, or up to date; 1 not built; 2 wrong arguments.",
@@ -47,22 +48,22 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             print(f"{line} ...", flush=True)
 
     try:
-        plan = build.plan(arguments.output, arguments.force)
+        plan = popart_library.plan(arguments.output, arguments.force)
         if arguments.dry_run:
-            print(build.dry_run(plan))
+            print(popart_library.dry_run(plan))
             return 0
         print(f"snnipu {__version__} for the Poplar SDK {plan.sdk}, in {plan.output}", flush=True)
-        library = build.build(plan, lambda line: print(f"{clear}{line}", flush=True), progress)
-    except build.BuildError as error:
+        library = popart_library.build(plan, lambda line: print(f"{clear}{line}", flush=True), progress)
+    except popart_library.BuildError as error:
         print(f"{clear}snnipu build-ipu: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"{clear}stopped", file=sys.stderr)
         return 130
-    if library == build.library_path():
+    if library == popart_library.library_path():
         print(f"ready: layers under PopTorch load {library}")
     else:
         print(f"ready: set SNNIPU_POPART_LIBRARY={library}")
         if os.environ.get("SNNIPU_POPART_LIBRARY"):
-            print(f"now it is {build.library_path()}")
+            print(f"now it is {popart_library.library_path()}")
     return 0

@@ -15,9 +15,9 @@ import snnipu
 from snnipu import _wait_policy, backends, ops
 from snnipu._files import write_text
 from snnipu._names import is_installed
-from snnipu.backends import host
+from snnipu.backends import host, popart_library
 from snnipu.cli._streams import output_path
-from snnipu.ipu import build, model
+from snnipu.ipu import model
 
 _OPTIONAL = ("poptorch", "triton", "torchvision", "sklearn", "matplotlib", "spikingjelly", "norse")
 # Import name -> name of its distribution, where the two differ.
@@ -32,12 +32,13 @@ def _version(module: str) -> Optional[str]:
 
 
 def _ipu() -> Dict[str, Any]:
-    library = build.library_path()
+    library = popart_library.library_path()
     missing = []
     if not is_installed("poptorch"):
         missing.append("PopTorch is not installed")
     if not library.is_file():
-        missing.append(f"no PopART operators in {build.searched()}; with the Poplar SDK, `{build.COMMAND}` builds them")
+        searched, command = popart_library.searched(), popart_library.COMMAND
+        missing.append(f"no PopART operators in {searched}; with the Poplar SDK, `{command}` builds them")
     return {"available": not missing, "reason": "; ".join(missing) or None}
 
 

@@ -15,12 +15,13 @@ from snnipu._version import __version__
 from snnipu.cli._streams import output_path
 from snnipu.cli.bench import _positive_integer
 from snnipu.ipu import report
-from snnipu.ipu.mapping import MAX_IPUS, plan
 from snnipu.ipu.model import IpuModelError
-from snnipu.ipu.network import DTYPES, OPTIMIZERS, NetworkSpec
+from snnipu.ipu.network import NetworkSpec
 from snnipu.ipu.operators import OperatorsProfile, has_maps
-from snnipu.ipu.performance import estimate
-from snnipu.ipu.targets import TARGETS
+from snnipu.planning.network import DTYPES, OPTIMIZERS
+from snnipu.planning.performance import estimate
+from snnipu.planning.search import MAX_IPUS, plan
+from snnipu.planning.targets import TARGETS
 
 DEFAULT_ACTIVITY = 0.02
 

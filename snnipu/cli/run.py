@@ -7,7 +7,7 @@ import sys
 from types import TracebackType
 from typing import List, Optional
 
-from snnipu._names import dropin
+from snnipu import _dropin
 from snnipu.cli._streams import failing_stream
 
 
@@ -78,11 +78,11 @@ def main(argv: List[str]) -> int:
     if not _can_run(script):
         print(f"snnipu run: there is no script {script!r}", file=sys.stderr)
         return 2
-    dropin.provide_poptorch()
+    _dropin.provide_poptorch()
     if arguments.device == "ipu-model":
         os.environ["POPTORCH_IPU_MODEL"] = "1"
     if arguments.drop_in or arguments.compile:
-        dropin.provide_snntorch()
+        _dropin.provide_snntorch()
     if arguments.compile:
         _say_what_is_compiled()
     before = sys.argv, sys.path

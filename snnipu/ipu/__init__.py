@@ -1,8 +1,9 @@
 """The IPU without an IPU: plans of networks on tiles, and what a model of the machine says of them."""
 
-from snnipu.ipu.mapping import LayerPlan, Plan, plan
 from snnipu.ipu.network import NetworkSpec
-from snnipu.ipu.performance import Performance, Phase, estimate
-from snnipu.ipu.targets import TARGETS, Target
+from snnipu.planning.mapping import LayerPlan, Plan
+from snnipu.planning.performance import Performance, Phase, estimate
+from snnipu.planning.search import plan
+from snnipu.planning.targets import TARGETS, Target
 
 __all__ = ["TARGETS", "LayerPlan", "NetworkSpec", "Performance", "Phase", "Plan", "Target", "estimate", "plan"]

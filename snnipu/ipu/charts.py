@@ -1,4 +1,4 @@
-"""Pictures of plans and of what the performance model predicts, by matplotlib."""
+"""The chart of what the performance model predicts for the published networks, by matplotlib."""
 
 import textwrap
 from pathlib import Path
@@ -7,13 +7,11 @@ from typing import Any, Dict, List, Sequence
 import numpy as np
 
 from snnipu._extras import require
-from snnipu.ipu.mapping import Plan
 from snnipu.ipu.published import A100_FLOPS, CLAIMS, IPUS, NEURONS_PER_TILE
-from snnipu.ipu.report import IDLE_COLOUR, OVER_COLOUR, ROLE_COLOURS, SEQUENCE, SHARE_COLOURS, _grid, _lighter
-from snnipu.ipu.targets import KIBIBYTE
+from snnipu.planning.drawing import OVER_COLOUR, QUIET, SEQUENCE, SHARE_COLOURS, TEXT, figure
+from snnipu.planning.targets import KIBIBYTE
 
-FORMATS = (".png", ".svg", ".pdf")
-TEXT, QUIET, GRID = "#22303c", "#5f6f7d", "#e6eaee"
+GRID = "#e6eaee"
 DEPTH_COLOURS = {2: "#0f3a63", 3: "#3674a9", 4: "#5b9a68", 5: "#c2703d"}
 # The activity at which shares are shown and claims are set beside.
 SHOWN_ACTIVITY = 0.02
@@ -30,84 +28,6 @@ PHASE_COLOURS = {
     "exchange": SHARE_COLOURS["exchange"],
     "sync": "#b0555f",
 }
-
-
-def _figure(**more: Any) -> Any:
-    return require("matplotlib.figure", "plot", "a picture").Figure(facecolor="white", dpi=150, **more)
-
-
-def _squares(plan: Plan, values: np.ndarray, fill: float) -> np.ndarray:
-    """``values`` of all tiles as one picture, IPUs side by side, up to four a row."""
-    columns, rows = _grid(plan.target.tiles_per_ipu)
-    across = min(plan.ipus, 2 if plan.ipus <= 4 else 4)
-    down = -(-plan.ipus // across)
-    picture = np.full((down * (rows + 1) - 1, across * (columns + 1) - 1), fill)
-    for ipu in range(plan.ipus):
-        own = np.full(rows * columns, fill)
-        part = values[ipu * plan.target.tiles_per_ipu : (ipu + 1) * plan.target.tiles_per_ipu]
-        own[: len(part)] = part
-        top, left = (ipu // across) * (rows + 1), (ipu % across) * (columns + 1)
-        picture[top : top + rows, left : left + columns] = own.reshape(rows, columns)
-    return picture
-
-
-def _mesh(axes: Any, plan: Plan, picture: np.ndarray, colours: Any, low: float, high: float) -> Any:
-    """Tiles as squares with white seams, tile 0 in the upper left corner."""
-    width = 0.6 if plan.ipus <= 2 else 0.3 if plan.ipus <= 4 else 0.1
-    image = axes.pcolormesh(
-        np.ma.masked_invalid(picture), cmap=colours, vmin=low, vmax=high, edgecolors="white", linewidth=width
-    )
-    axes.invert_yaxis()
-    return image
-
-
-def draw_plan(plan: Plan, path: Path) -> None:
-    """Write what each tile does, and its memory, to ``path``; its suffix is one of :data:`FORMATS`.
-
-    Raises:
-        MissingExtra: matplotlib is not installed.
-        ValueError: the suffix.
-    """
-    path = Path(path)
-    if path.suffix.lower() not in FORMATS:
-        raise ValueError(f"path must end in {', '.join(FORMATS)}, got {path.name!r}")
-    colours = require("matplotlib.colors", "plot", "a picture")
-    patches = require("matplotlib.patches", "plot", "a picture")
-    figure = _figure(figsize=(12, 5.2))
-    title = (
-        f"{'-'.join(map(str, plan.network.sizes))} on {plan.ipus} × {plan.target.name}, as planned (a model's figures)"
-    )
-    figure.text(0.02, 0.955, title, fontsize=13, fontweight="bold", color=TEXT, va="center")
-    left, right = figure.add_axes((0.02, 0.13, 0.455, 0.74)), figure.add_axes((0.49, 0.13, 0.455, 0.74))
-    roles = plan.roles()
-    shades, handles = ["white", IDLE_COLOUR], [patches.Patch(color=IDLE_COLOUR, label="no work")]
-    classes = np.ones(plan.tiles)
-    for layer in plan.layers:
-        colour = ROLE_COLOURS[(layer.layer - 1) % len(ROLE_COLOURS)]
-        for role, shade, name in ((layer.layer, colour, "neurons"), (-layer.layer, _lighter(colour), "selection")):
-            classes[roles == role] = len(shades)
-            shades.append(shade)
-            handles.append(patches.Patch(color=shade, label=f"layer {layer.layer}: {name}"))
-    _mesh(left, plan, _squares(plan, classes, 0), colours.ListedColormap(shades), -0.5, len(shades) - 0.5)
-    left.set_title("what a tile does", fontsize=10, color=TEXT, loc="left")
-    left.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, -0.02), ncol=4, fontsize=7, frameon=False)
-    limit = plan.target.bytes_per_tile / KIBIBYTE
-    memory = np.where(roles == 0, np.nan, plan.tile_memory / KIBIBYTE)
-    shaded = colours.LinearSegmentedColormap.from_list("memory", SEQUENCE)
-    shaded = shaded.with_extremes(over=OVER_COLOUR, bad="white")
-    image = _mesh(right, plan, _squares(plan, memory, np.nan), shaded, 0, limit)
-    over = int((plan.tile_memory > plan.target.bytes_per_tile).sum())
-    note = f"; {over} tiles over it in red" if over else ""
-    right.set_title(f"memory of a tile, KiB of {limit:.0f}{note}", fontsize=10, color=TEXT, loc="left")
-    bar = figure.colorbar(image, cax=figure.add_axes((0.955, 0.13, 0.008, 0.74)))
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=7, colors=QUIET, pad=1)
-    for axes in (left, right):
-        axes.set_xticks([])
-        axes.set_yticks([])
-        for side in axes.spines.values():
-            side.set_visible(False)
-    figure.savefig(path)
 
 
 def _frame(axes: Any, title: str, label: str) -> None:
@@ -307,8 +227,8 @@ def draw_published(results: Dict[str, Any], path: Path) -> None:
     Raises:
         MissingExtra: matplotlib is not installed.
     """
-    figure = _figure(figsize=(13, 13.6))
-    figure.text(
+    page = figure(figsize=(13, 13.6))
+    page.text(
         0.02,
         0.98,
         "The networks of the published sparse benchmark on IPUs, training, as snnipu's performance model predicts",
@@ -317,13 +237,13 @@ def draw_published(results: Dict[str, Any], path: Path) -> None:
         color=TEXT,
         va="center",
     )
-    figure.text(0.02, 0.962, "Nothing here is measured. Batch 48, float32.", fontsize=9, color=QUIET, va="center")
+    page.text(0.02, 0.962, "Nothing here is measured. Batch 48, float32.", fontsize=9, color=QUIET, va="center")
     rows = results["depth"]
-    _throughput(figure.add_axes((0.06, 0.7, 0.39, 0.235)), rows, "N-MNIST")
-    _throughput(figure.add_axes((0.55, 0.7, 0.39, 0.235)), rows, "SHD")
-    _bounds(figure.add_axes((0.09, 0.425, 0.36, 0.215)), rows)
-    _shares(figure.add_axes((0.62, 0.425, 0.35, 0.215)), rows)
-    _scaling(figure.add_axes((0.06, 0.105, 0.39, 0.22)), results["scaling"])
-    _many(figure.add_axes((0.55, 0.105, 0.42, 0.22)), results["many_neurons"])
-    figure.text(0.02, 0.012, "\n".join(_foot(rows)), fontsize=7.3, color=QUIET, va="bottom", linespacing=1.5)
-    figure.savefig(path)
+    _throughput(page.add_axes((0.06, 0.7, 0.39, 0.235)), rows, "N-MNIST")
+    _throughput(page.add_axes((0.55, 0.7, 0.39, 0.235)), rows, "SHD")
+    _bounds(page.add_axes((0.09, 0.425, 0.36, 0.215)), rows)
+    _shares(page.add_axes((0.62, 0.425, 0.35, 0.215)), rows)
+    _scaling(page.add_axes((0.06, 0.105, 0.39, 0.22)), results["scaling"])
+    _many(page.add_axes((0.55, 0.105, 0.42, 0.22)), results["many_neurons"])
+    page.text(0.02, 0.012, "\n".join(_foot(rows)), fontsize=7.3, color=QUIET, va="bottom", linespacing=1.5)
+    page.savefig(path)

@@ -21,8 +21,8 @@ import torch
 
 from snnipu._version import __version__
 from snnipu.backends import libraries
-from snnipu.ipu.targets import Target, target_named
 from snnipu.ops._derivative import once_differentiable
+from snnipu.planning.targets import Target, target_named
 
 LIBRARY = "libsnnipu-ipu-model.so"
 BUILD_HINT = (

@@ -1,134 +1,19 @@
-"""What a plan is made of: layers, batch, time steps, activity and slots of an event-driven network."""
+"""What a model is as an event-driven network, to be planned."""
 
-from dataclasses import asdict, dataclass
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, List, Optional, Sequence, Tuple
 
 from torch import nn
 
 from snnipu.neurons import Leaky, MultiStep, SparseConvLeaky, SparseLeaky, SparseNetwork
-from snnipu.neurons.sparse_benchmark import benchmark_slots
+from snnipu.planning import network
+from snnipu.planning.network import Activity, activities
 
-DTYPES = {"float32": 4, "float16": 2}
-OPTIMIZERS = ("sgd", "adam")
-# Of a spike id on an IPU.
-ID_BYTES = 4
 # Slots for each expected spike where a model has no cap.
 HEADROOM = 2.0
 
-Activity = Union[float, Sequence[float]]
 
-
-@dataclass(frozen=True)
-class NetworkSpec:
-    """An event-driven network to be mapped. Entries of ``sizes``, ``spikes`` and ``slots``: the input, then each layer.
-
-    Attributes:
-        sizes: neurons.
-        spikes: expected spikes of a sample and step.
-        slots: ids that are sent for a sample and step; neurons that only carry gradient have one, too.
-        batch_size: samples that are processed at once.
-        steps: time steps.
-        dtype: of the weights, ``float32`` or ``float16``; states, sums and gradients are float32.
-        delay: steps from layer to layer, 0 or 1. With 1 all layers of a step run at once.
-        optimizer: ``sgd`` (no state) or ``adam`` (two states for each weight).
-        training: whether there is a backward pass.
-        recurrent: for each layer, without the input, whether it reads its own spikes of the step before; empty: none.
-
-    Raises:
-        ValueError: the message names the field.
-    """
-
-    sizes: Tuple[int, ...]
-    spikes: Tuple[float, ...]
-    slots: Tuple[int, ...]
-    batch_size: int = 48
-    steps: int = 100
-    dtype: str = "float32"
-    delay: int = 1
-    optimizer: str = "adam"
-    training: bool = True
-    recurrent: Tuple[bool, ...] = ()
-
-    def __post_init__(self) -> None:
-        if len(self.sizes) < 2:
-            raise ValueError(f"sizes must have an entry for the input and one for each layer, got {list(self.sizes)}")
-        for name in ("sizes", "slots"):
-            for value in getattr(self, name):
-                if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                    raise ValueError(f"{name} must be positive ints, got {value!r}")
-        for name in ("spikes", "slots"):
-            if len(getattr(self, name)) != len(self.sizes):
-                raise ValueError(f"{name} must have {len(self.sizes)} entries, input first, got {getattr(self, name)}")
-        for size, spikes, slots in zip(self.sizes, self.spikes, self.slots):
-            if not 0 <= spikes <= slots <= size:
-                raise ValueError(
-                    f"spikes and slots: at most as many spikes as slots, and slots as neurons, got {spikes:g}, {slots} "
-                    f"and {size}"
-                )
-        for name in ("batch_size", "steps"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a positive int, got {value!r}")
-        for name, allowed in (("dtype", tuple(DTYPES)), ("optimizer", OPTIMIZERS), ("delay", (0, 1))):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {getattr(self, name)!r}")
-
-        if len(self.recurrent) not in (0, self.layers) or any(not isinstance(each, bool) for each in self.recurrent):
-            raise ValueError(f"recurrent must have a bool for each of {self.layers} layers, got {self.recurrent!r}")
-
-    def is_recurrent(self, entry: int) -> bool:
-        """Whether layer ``entry``, 1 for the first behind the input, reads its own spikes."""
-        return bool(self.recurrent) and self.recurrent[entry - 1]
-
-    def reads(self, entry: int) -> List[int]:
-        """Neurons whose spikes layer ``entry`` reads: for each of its matrices of weights."""
-        return [self.sizes[entry - 1], *([self.sizes[entry]] if self.is_recurrent(entry) else [])]
-
-    def passes_back(self, entry: int) -> List[int]:
-        """Slots for whose values layer ``entry`` finds gradients: those of the layer before it, and its own."""
-        before = [self.slots[entry - 1]] if entry > 1 else []
-        return before + ([self.slots[entry]] if self.is_recurrent(entry) else [])
-
-    @property
-    def layers(self) -> int:
-        return len(self.sizes) - 1
-
-    @property
-    def weight_bytes(self) -> int:
-        return DTYPES[self.dtype]
-
-    @property
-    def parameters(self) -> int:
-        """Weights of all layers."""
-        return sum(self.sizes[entry] * inputs for entry in range(1, len(self.sizes)) for inputs in self.reads(entry))
-
-    def to_dict(self) -> Dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_sizes(
-        cls, sizes: Sequence[int], activity: Activity = 0.02, input_slots: Optional[int] = None, **more: Any
-    ) -> "NetworkSpec":
-        """A network of the published sparse benchmark: slots by its rule, the last layer's as many as its neurons.
-
-        Args:
-            sizes: neurons of the input and of each layer.
-            activity: share of the neurons that spike in a step: one number, or one for each entry of ``sizes``.
-            input_slots: slots of the input; None: by the rule of the hidden layers.
-            more: other fields.
-
-        Raises:
-            ValueError: the message names the argument.
-
-        Source: Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
-        """
-        shares = _activities(activity, len(sizes))
-        slots = [benchmark_slots(share, size) for share, size in zip(shares, sizes)]
-        slots[-1] = sizes[-1]
-        if input_slots is not None:
-            slots[0] = min(input_slots, sizes[0])
-        spikes = [min(share * size, float(slot)) for share, size, slot in zip(shares, sizes, slots)]
-        return cls(tuple(sizes), tuple(spikes), tuple(slots), **more)
+class NetworkSpec(network.NetworkSpec):
+    __doc__ = network.NetworkSpec.__doc__
 
     @classmethod
     def from_module(cls, module: nn.Module, activity: Activity = 0.02, **more: Any) -> "NetworkSpec":
@@ -143,7 +28,7 @@ class NetworkSpec:
             ValueError: ``activity`` does not fit.
         """
         sizes, caps, recurrent, delay = _layers_of(module)
-        shares = _activities(activity, len(sizes))
+        shares = activities(activity, len(sizes))
         slots = [
             min(size, cap) if cap is not None else min(size, max(2, round(HEADROOM * share * size)))
             for size, cap, share in zip(sizes, caps, shares)
@@ -151,16 +36,6 @@ class NetworkSpec:
         spikes = [min(share * size, float(slot)) for share, size, slot in zip(shares, sizes, slots)]
         known = {"delay": delay, "recurrent": tuple(recurrent) if any(recurrent) else ()}
         return cls(tuple(sizes), tuple(spikes), tuple(slots), **{**known, **more})
-
-
-def _activities(activity: Activity, entries: int) -> List[float]:
-    values: List[Any] = list(activity) if isinstance(activity, (list, tuple)) else [activity] * entries
-    if len(values) != entries:
-        raise ValueError(f"activity must be one number, or {entries}: one for each size, got {len(values)}")
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
-            raise ValueError(f"activity must be above 0 and up to 1, got {value!r}")
-    return [float(value) for value in values]
 
 
 _Layers = Tuple[List[int], List[Optional[int]], List[bool], int]
@@ -176,9 +51,9 @@ def _layers_of(module: nn.Module) -> _Layers:
             "model: layers on maps are no part of such a plan; python -m snnipu profile counts them by themselves"
         )
     if len(networks) == 1:
-        network = networks[0]
-        caps = [network.max_input_spikes, *(layer.max_spikes for layer in network.layers)]
-        return list(network.sizes), caps, _recurrent(network.layers), network.delay
+        only = networks[0]
+        caps = [only.max_input_spikes, *(layer.max_spikes for layer in only.layers)]
+        return list(only.sizes), caps, _recurrent(only.layers), only.delay
     if len(networks) > 1:
         raise TypeError(f"model: it holds {len(networks)} SparseNetworks, and a plan is of one")
     leaves = [child for child in module.modules() if isinstance(child, (SparseLeaky, nn.Linear, Leaky))]

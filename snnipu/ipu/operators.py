@@ -1,6 +1,6 @@
 """What a network's operators take on IPUs, one after the other: figures of networks with layers on maps.
 
-A network of fully connected layers is planned as a whole (:mod:`snnipu.ipu.mapping`). One with convolutions runs
+A network of fully connected layers is planned as a whole (:mod:`snnipu.ipu.plan`). One with convolutions runs
 operator by operator; ``snnipu.poptorch._operators_profile`` counts them on the IPU model.
 """
 
@@ -9,9 +9,9 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from torch import nn
 
-from snnipu.ipu.convolution import ConvolutionPlan
-from snnipu.ipu.targets import KIBIBYTE, Target
 from snnipu.neurons import SparseConv2d, SparseConvLeaky
+from snnipu.planning.convolution import ConvolutionPlan
+from snnipu.planning.targets import KIBIBYTE, Target
 
 LABEL = "predicted by snnipu's IPU model, not measured"
 

@@ -5,11 +5,11 @@ Sizes, slots and batches are those of Gruen et al., "Sparse spiking neural netwo
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from snnipu.ipu.mapping import Plan, plan
-from snnipu.ipu.network import NetworkSpec
-from snnipu.ipu.performance import LABEL, Performance, estimate
-from snnipu.ipu.targets import Target
-from snnipu.neurons.sparse_benchmark import benchmark_slots
+from snnipu.planning.mapping import Plan
+from snnipu.planning.network import NetworkSpec, benchmark_slots
+from snnipu.planning.performance import LABEL, Performance, estimate
+from snnipu.planning.search import plan
+from snnipu.planning.targets import Target
 
 # Neurons of the input, of the hidden layers by their number, of the output; slots of the input; time steps.
 NETWORKS: Dict[str, Dict[str, Any]] = {

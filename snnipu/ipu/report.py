@@ -1,20 +1,20 @@
 """What ``python -m snnipu profile`` tells: a table, a JSON document, and an HTML page that needs nothing else."""
 
 import html
-import math
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from snnipu._version import __version__
-from snnipu.ipu.mapping import CATEGORIES, Plan
-from snnipu.ipu.performance import LABEL, Performance, summary
-from snnipu.ipu.targets import KIBIBYTE
+from snnipu.planning.drawing import IDLE_COLOUR, OVER_COLOUR, ROLE_COLOURS, SEQUENCE, SHARE_COLOURS, grid, lighter
+from snnipu.planning.mapping import CATEGORIES, Plan, code_bytes
+from snnipu.planning.performance import LABEL, Performance, summary
+from snnipu.planning.targets import KIBIBYTE
 
 FORMAT = 1
 ASSUMPTIONS = (
-    "Vertices take the instructions that are counted in their source (snnipu/ipu/cycles.py, anchored on PopLibs' own "
-    "estimators): a gathered row 5, and 3 for each two weights; six workers take turns.",
+    "Vertices take the instructions that are counted in their source (snnipu/planning/cycles.py, anchored on PopLibs' "
+    "own estimators): a gathered row 5, and 3 for each two weights; six workers take turns.",
     "Tiles compute, synchronise and exchange in turn; the slowest tile decides. Exchange: 4 bytes per cycle and tile; "
     "between IPUs 320 GB/s each way; a synchronisation {sync} cycles on one IPU, {ipu_sync} on several.",
     "All slots are exchanged, as an IPU's exchange is compiled; what neurons gather is the expected number of spikes; "
@@ -23,17 +23,11 @@ ASSUMPTIONS = (
     "what it sends and receives; code is taken for {code} KiB.",
     "Left out: host input and output, the loss, control flow, and the time to load a program.",
 )
-ROLE_COLOURS = ("#4878a8", "#c2703d", "#5b9a68", "#8a6fb0", "#b0555f", "#7c8a3a", "#3f9aa0", "#a0784f")
-SEQUENCE = ("#eef3f8", "#d3e0ee", "#b0cbe2", "#86b0d3", "#5a92c1", "#3674a9", "#1f5587", "#0f3a63")
-OVER_COLOUR, IDLE_COLOUR = "#c0392b", "#f4f4f2"
-SHARE_COLOURS = {"compute": "#3674a9", "exchange": "#d08a3e", "sync": "#9aa5ae"}
 CELL = 9
 
 
 def assumptions(plan: Plan) -> List[str]:
     """What the figures rest on, in sentences."""
-    from snnipu.ipu.mapping import code_bytes
-
     values = {
         "sync": plan.target.sync_cycles,
         "ipu_sync": plan.target.ipu_sync_cycles,
@@ -123,15 +117,9 @@ def to_json(plan: Plan, performance: Optional[Performance]) -> Dict[str, Any]:
 # ---- HTML
 
 
-def _grid(tiles: int) -> Tuple[int, int]:
-    """Columns and rows of an IPU's map."""
-    columns = 46 if tiles % 46 == 0 else 38 if tiles % 38 == 0 else math.ceil(math.sqrt(tiles * 1.4))
-    return columns, math.ceil(tiles / columns)
-
-
 def _map(plan: Plan, colours: Sequence[str], classes: np.ndarray, title: str) -> str:
     """Squares of all tiles, IPU after IPU; tiles of one colour are one path."""
-    columns, rows = _grid(plan.target.tiles_per_ipu)
+    columns, rows = grid(plan.target.tiles_per_ipu)
     across = min(plan.ipus, 2 if plan.ipus <= 4 else 4)
     down = -(-plan.ipus // across)
     step_x, step_y = (columns + 2) * CELL, (rows + 3) * CELL
@@ -164,16 +152,11 @@ def _role_map(plan: Plan) -> str:
     classes = np.zeros(plan.tiles, dtype=np.int32)
     for layer in plan.layers:
         colour = ROLE_COLOURS[(layer.layer - 1) % len(ROLE_COLOURS)]
-        colours += [colour, _lighter(colour)]
+        colours += [colour, lighter(colour)]
         classes[roles == layer.layer] = len(colours) - 2
         classes[roles == -layer.layer] = len(colours) - 1
-        names += [(f"layer {layer.layer}", colour), (f"its selection ({layer.selection_tiles})", _lighter(colour))]
+        names += [(f"layer {layer.layer}", colour), (f"its selection ({layer.selection_tiles})", lighter(colour))]
     return _map(plan, colours, classes, "what each tile does") + _legend(names)
-
-
-def _lighter(colour: str) -> str:
-    parts = [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
-    return "#" + "".join(f"{(part + 2 * 255) // 3:02x}" for part in parts)
 
 
 def _value_map(plan: Plan, values: np.ndarray, limit: float, unit: str, title: str, over: bool) -> str:

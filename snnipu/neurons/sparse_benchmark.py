@@ -6,33 +6,12 @@ from typing import Any, List, Optional, Sequence, Union
 import torch
 
 from snnipu.neurons.sparse_network import SparseNetwork
+from snnipu.planning.network import benchmark_slots
 from snnipu.surrogate import fast_sigmoid
 
 SURROGATE_SLOPE = 10.0
 WEIGHT_GAIN = 2.0
 SECOND_THRESHOLD = 0.9
-
-
-def benchmark_slots(activity: float, num_neurons: int) -> int:
-    r"""Slots of a hidden layer of ``num_neurons`` neurons at ``activity``: :math:`2 \lfloor a n / 2 \rfloor`.
-
-    An even number, as two float16 values make one word of an IPU; at least 2, so that a layer is never mute.
-
-    Args:
-        activity: share of the neurons that have a slot, above 0 and up to 1.
-        num_neurons: neurons of the layer.
-
-    Raises:
-        ValueError: ``activity`` or ``num_neurons`` is out of range; the message starts with its name.
-
-    Source: Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
-    """
-    if isinstance(activity, bool) or not isinstance(activity, (int, float)) or not 0 < activity <= 1:
-        raise ValueError(f"activity: expected a number above 0 and up to 1, got {activity!r}")
-    if isinstance(num_neurons, bool) or not isinstance(num_neurons, int) or num_neurons < 1:
-        raise ValueError(f"num_neurons: expected a positive integer, got {num_neurons!r}")
-    # 0.07 * 100 / 2 is a little above 3.5 in floating point, 0.29 * 200 / 2 a little below 29.
-    return min(max(2 * math.floor(activity * num_neurons / 2 + 1e-9), 2), num_neurons)
 
 
 def benchmark_max_spikes(

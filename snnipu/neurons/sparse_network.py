@@ -29,7 +29,7 @@ from snnipu.spikes import SparseSpikes, SpikeTotals
 from snnipu.surrogate import SpikeGrad
 
 if TYPE_CHECKING:
-    from snnipu.ipu import Plan
+    from snnipu.planning.mapping import Plan
 
 PerLayer = Union[Parameter, Sequence[Parameter]]
 Part = Union[int, str, Tuple[int, int, int]]

@@ -1,7 +1,7 @@
 """The operators behind the modules: functions of tensors, with their own gradients, on every backend."""
 
 from snnipu import spikes
-from snnipu.ops import _slots
+from snnipu.ops import _events, _slots
 from snnipu.ops import lif_max_pool2d as _lif_max_pool2d  # noqa: F401  not public
 from snnipu.ops import max_pool2d as _max_pool2d  # noqa: F401  not public
 from snnipu.ops import spike_count as _spike_count
@@ -32,6 +32,7 @@ __all__ = [
 spikes.register(
     dense_to_sparse=dense_to_sparse,
     sparse_to_dense=sparse_to_dense,
+    bin_events=_events.bin_events,
     spike_count=_spike_count.spike_count,
     limit=_slots.limit,
 )

@@ -20,7 +20,6 @@ from snnipu._names import is_installed
 if is_installed("poptorch"):
     sys.modules[__name__] = importlib.import_module("poptorch")
 else:
-    from snnipu.backends import popart
     from snnipu.poptorch import custom_ops, enums, ops, optim, options, poptorch_core, profiling, testing
     from snnipu.poptorch._api import *  # noqa: F403
     from snnipu.poptorch._api import VERSION as __version__
@@ -29,7 +28,6 @@ else:
     from snnipu.poptorch.ops import print_module as print
 
     is_host_runtime = True
-    popart.set_host_runtime(sys.modules[__name__])
 
     __all__ = [
         *_public,

@@ -22,12 +22,12 @@ from snnipu.poptorch._execution import (
 from snnipu.poptorch._executor import (
     PoplarExecutor,
     inferenceModel,
+    load,
     registerPostCompileHook,
     registerPreCompileHook,
     trainingModel,
 )
 from snnipu.poptorch._logging import logger, setLogLevel
-from snnipu.poptorch._storage import load
 from snnipu.poptorch._structure import ICustomArgParser, registerCustomArgParser
 from snnipu.poptorch._tracing import isRunningOnIpu
 from snnipu.poptorch.enums import (

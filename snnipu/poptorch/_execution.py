@@ -4,14 +4,12 @@ A host runs the blocks one after another in the order of the code, whatever the 
 and followed far enough to refuse what IPUs would refuse.
 """
 
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from snnipu.poptorch._errors import Error, InvalidArgument, InvalidType, check_bool, check_enum, check_int
 from snnipu.poptorch._logging import logger
+from snnipu.poptorch._options_base import OptionsDict
 from snnipu.poptorch.enums import AutoStage, Liveness
-
-if TYPE_CHECKING:
-    from snnipu.poptorch.options import Options
 
 
 class Stage:
@@ -152,7 +150,7 @@ class _IExecutionStrategy:
         self._manager.reset()
         return self._manager
 
-    def _check(self, options: "Options", training: bool) -> None:
+    def _check(self, options: OptionsDict, training: bool) -> None:
         """Once a model's blocks are known: raises ``poptorch.Error`` for what no IPUs run, warns of the rest."""
         manager = self._manager
         if self._pipelined and self._block_map and not manager.found():

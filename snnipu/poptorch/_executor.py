@@ -507,7 +507,13 @@ class PoplarExecutor:
     def save(self, filename: str, export_model: bool = True, save_rng_state: bool = True) -> None:
         """Write the compiled model to a file for ``poptorch.load`` or, without the model, ``loadExecutable``."""
         self._require_compiled()
-        _storage.save(self, filename, export_model, save_rng_state)
+        contents: Dict[str, Any] = {"inputs": self._compiled, "model": None}
+        if export_model:
+            optimizer = self._runner.optimizer if self._runner is not None else None
+            contents.update(model=self._user_model, training=self._training, options=self._options, optimizer=optimizer)
+        if save_rng_state:
+            contents["rng_state"] = self.rng_state
+        _storage.save(filename, **contents)
 
     def compileAndExport(self, filename: str, *args: Any, export_model: bool = True, **kwargs: Any) -> None:
         """``compile(*args, **kwargs)``, then ``save(filename, export_model)``."""
@@ -686,3 +692,30 @@ def inferenceModel(model: Any, options: Optional[Options] = None) -> PoplarExecu
     if isinstance(model, PoplarExecutor):
         model = model._user_model
     return PoplarExecutor(model, options, training=False)
+
+
+def load(filename: str, edit_opts_fn: Optional[Callable[[Options], None]] = None) -> PoplarExecutor:
+    """The compiled model that ``compileAndExport`` or ``save`` wrote, wrapped again and ready to run.
+
+    ``edit_opts_fn`` may change the options first. Raises ``poptorch.Error`` for a file saved without its model.
+    """
+    data = _storage.read(filename)
+    if data["model"] is None:
+        raise InvalidArgument(
+            f"{filename} was saved with export_model=False: wrap the model and call loadExecutable({filename!r}) on it"
+        )
+    options: Options = data["options"]
+    options._unfreeze()
+    if options.connection_type == ConnectionType.Never:
+        options.deleteIfExists("ipu_version")
+        options.connectionType(ConnectionType.Always)
+    if edit_opts_fn is not None:
+        edit_opts_fn(options)
+    if data["training"]:
+        executor = trainingModel(data["model"], options, data["optimizer"])
+    else:
+        executor = inferenceModel(data["model"], options)
+    executor.loadExecutable(filename)
+    if "rng_state" in data:
+        executor.rng_state = data["rng_state"]
+    return executor

@@ -11,6 +11,7 @@ from snnipu.backends import popart
 from snnipu.ipu.model import IpuModel
 from snnipu.poptorch import _tracing
 from snnipu.poptorch._errors import InvalidArgument
+from snnipu.poptorch.custom_ops import custom_op
 from snnipu.poptorch.options import Options
 
 
@@ -85,7 +86,7 @@ class IpuModelRunner:
         """The context in which a wrapper runs ``forward``."""
         before = _tracing.set_execution_hook(self._run)
         try:
-            with popart.running_on(self.model), self._watching_neurons():
+            with popart.running_on(self.model, custom_op), self._watching_neurons():
                 yield
         finally:
             _tracing.set_execution_hook(before)

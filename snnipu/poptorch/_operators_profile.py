@@ -12,13 +12,13 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import torch
 from torch import nn
 
-from snnipu.ipu.convolution import plan_convolution
 from snnipu.ipu.model import DTYPES, IpuModel, IpuModelTarget, Program, TensorSpec
 from snnipu.ipu.network import HEADROOM
 from snnipu.ipu.operators import OperatorFigures, OperatorsProfile, has_maps
-from snnipu.ipu.targets import target_named
 from snnipu.neurons import SparseConv2d, SparseConvLeaky, SparseNetwork
 from snnipu.ops._maps import Geometry
+from snnipu.planning.convolution import plan_convolution
+from snnipu.planning.targets import target_named
 from snnipu.poptorch._ipu_model import IpuModelRunner
 from snnipu.poptorch._tracing import tracing
 from snnipu.spikes import SparseSpikes

@@ -1,14 +1,15 @@
 """Custom operators: which Python function stands for a PopART operator on a host.
 
 On an IPU, ``poptorch.custom_op`` names an operator that a shared library registered with PopART. A host has no PopART:
-it looks the name up here. snnipu's own operators find their implementation on first use.
+it looks the name up here.
 """
 
-import importlib
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
+from snnipu.backends import popart
+from snnipu.backends.popart import DOMAIN
 from snnipu.poptorch import _tracing
 from snnipu.poptorch._errors import Error, InvalidArgument, InvalidType, check_int, check_str
 
@@ -17,18 +18,16 @@ HostImplementation = Callable[[List[torch.Tensor], Dict[str, Any]], Sequence[tor
 
 _registry: Dict[Tuple[str, str, int], HostImplementation] = {}
 
-# Operators of snnipu: name -> "module:function", imported on first use. The function is a HostImplementation.
-DOMAIN = "ai.snnipu"
-_LAZY: Dict[Tuple[str, str, int], str] = {
-    ("LifSequence", DOMAIN, 1): "snnipu.backends.popart:lif_sequence",
-    ("NeuronSequence", DOMAIN, 1): "snnipu.backends.popart:neuron_sequence",
-    ("SurrogateSpike", DOMAIN, 1): "snnipu.backends.popart:surrogate_spike",
-    ("SelectSpikes", DOMAIN, 1): "snnipu.backends.popart:select_spikes",
-    ("DenseToSparse", DOMAIN, 1): "snnipu.backends.popart:dense_to_sparse",
-    ("SparseToDense", DOMAIN, 1): "snnipu.backends.popart:sparse_to_dense",
-    ("SparseLinear", DOMAIN, 1): "snnipu.backends.popart:sparse_linear",
-    ("SparseConv2d", DOMAIN, 1): "snnipu.backends.popart:sparse_conv2d",
-    ("SparsePool2d", DOMAIN, 1): "snnipu.backends.popart:sparse_pool2d",
+_OWN: Dict[Tuple[str, str, int], HostImplementation] = {
+    ("LifSequence", DOMAIN, 1): popart.lif_sequence,
+    ("NeuronSequence", DOMAIN, 1): popart.neuron_sequence,
+    ("SurrogateSpike", DOMAIN, 1): popart.surrogate_spike,
+    ("SelectSpikes", DOMAIN, 1): popart.select_spikes,
+    ("DenseToSparse", DOMAIN, 1): popart.dense_to_sparse,
+    ("SparseToDense", DOMAIN, 1): popart.sparse_to_dense,
+    ("SparseLinear", DOMAIN, 1): popart.sparse_linear,
+    ("SparseConv2d", DOMAIN, 1): popart.sparse_conv2d,
+    ("SparsePool2d", DOMAIN, 1): popart.sparse_pool2d,
 }
 
 
@@ -51,23 +50,18 @@ def unregister(name: str, domain: str, domain_version: int) -> None:
 
 def registered() -> List[str]:
     """The operators that ``custom_op`` can run here, as ``domain.name:version``."""
-    return sorted({f"{domain}.{name}:{version}" for name, domain, version in [*_registry, *_LAZY]})
+    return sorted({f"{domain}.{name}:{version}" for name, domain, version in [*_registry, *_OWN]})
 
 
 def _implementation(name: str, domain: str, version: int) -> HostImplementation:
     key = (name, domain, version)
-    if key not in _registry and key in _LAZY:
-        module_name, function = _LAZY[key].split(":")
-        try:
-            _registry[key] = getattr(importlib.import_module(module_name), function)
-        except (ImportError, AttributeError) as error:
-            raise Error(f"custom_op: {domain}.{name} has no implementation for this machine: {error}") from error
-    if key not in _registry:
+    found = _registry.get(key) or _OWN.get(key)
+    if found is None:
         raise Error(
             f"custom_op: no operator {name!r} of domain {domain!r}, version {version}, on this machine. Operators that "
             f"a shared library registers with PopART need PopTorch itself. Here: {', '.join(registered())}."
         )
-    return _registry[key]
+    return found
 
 
 def _check_attributes(attributes: Optional[Dict[str, Any]]) -> Dict[str, Any]:

@@ -17,6 +17,7 @@ An argument left out is a constant of the compiled model: ``setOptimizer`` then 
 """
 
 import math
+from functools import partial
 from typing import Any, Callable, Dict, Iterable, Optional, Tuple
 
 import torch
@@ -74,8 +75,25 @@ def _positive(value: Optional[float], name: str, default: float) -> float:
     return float(value)
 
 
-def _given(**arguments: Any) -> Dict[str, Any]:
-    return {name: value for name, value in arguments.items() if value is not None}
+def _flag(value: Optional[bool], name: str, default: bool) -> bool:
+    return default if value is None else check_bool(value, name)
+
+
+# PopTorch's arguments: what each is, given or not.
+_EXTRAS: Dict[str, Callable[[Any, str], Any]] = {
+    "loss_scaling": partial(_positive, default=1.0),
+    "velocity_scaling": partial(_positive, default=1.0),
+    "max_grad_norm": partial(_positive, default=math.inf),
+    "bias_correction": partial(_flag, default=True),
+    "use_combined_accum": partial(_flag, default=False),
+    "use_tf_variant": partial(_flag, default=False),
+    "accum_type": _dtype,
+    "velocity_accum_type": _dtype,
+    "first_order_momentum_accum_type": _dtype,
+    "second_order_momentum_accum_type": _dtype,
+}
+_LAMB_DEFAULTS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2, "max_weight_norm": 65500.0}
+_VARIABLE_EXTRAS = ("loss_scaling", "velocity_scaling")
 
 
 class Optimizer:
@@ -86,11 +104,30 @@ class Optimizer:
     # Whether a compiled model holds this optimizer.
     _on_device = False
 
-    def _set_extras(self, given: Iterable[str], **extras: Any) -> None:
-        for name, value in extras.items():
-            setattr(self, name, value)
+    def _start(self, arguments: Dict[str, Any], defaults: Optional[Dict[str, Any]] = None) -> None:
+        """Take the arguments of ``__init__``: PopTorch's become attributes, PyTorch's optimizer gets the others.
+
+        ``defaults``: those of an optimizer that PyTorch does not have.
+        """
+        given = {name: value for name, value in arguments.items() if name != "self" and value is not None}
+        params = given.pop("params", None)
+        own = {name: value for name, value in given.items() if name not in _EXTRAS}
+        if defaults is None:
+            super().__init__(params, **own)  # type: ignore[call-arg]
+        else:
+            super().__init__(params, {**defaults, **own})  # type: ignore[call-arg]
+        extras = {name: _EXTRAS[name](value, name) for name, value in arguments.items() if name in _EXTRAS}
+        scaling = extras.pop("velocity_scaling", 1.0)
+        if extras.get("use_combined_accum"):  # a group has its own
+            self.defaults["velocity_scaling"] = scaling  # type: ignore[attr-defined]
+            for group in self.param_groups:  # type: ignore[attr-defined]
+                group.setdefault("velocity_scaling", scaling)
+        elif "velocity_scaling" in given:
+            logger.warning("SGD: velocity_scaling has no effect without use_combined_accum=True.")
+        self.__dict__.update(extras)
         self._extras = tuple(extras)
-        self.variable_attrs = VariableAttributes(given, [*self.defaults, "loss_scaling"])  # type: ignore[attr-defined]
+        variable = [name for name in given if name in own or name in _VARIABLE_EXTRAS]
+        self.variable_attrs = VariableAttributes(variable, [*self.defaults, "loss_scaling"])  # type: ignore[attr-defined]
 
     # Names of the weights by id, and divisors of the mean, of the model that is trained; None: no model.
     _names: Optional[Dict[int, str]] = None
@@ -176,27 +213,7 @@ class SGD(Optimizer, torch.optim.SGD):
         velocity_accum_type: Optional[torch.dtype] = None,
         max_grad_norm: Optional[float] = None,
     ) -> None:
-        given = _given(
-            lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov,
-            maximize=maximize, foreach=foreach, differentiable=differentiable,
-        )  # fmt: skip
-        torch.optim.SGD.__init__(self, params, **given)
-        combined = False if use_combined_accum is None else check_bool(use_combined_accum, "use_combined_accum")
-        scaling = _positive(velocity_scaling, "velocity_scaling", 1.0)
-        if combined:
-            self.defaults["velocity_scaling"] = scaling
-            for group in self.param_groups:
-                group.setdefault("velocity_scaling", scaling)
-        elif velocity_scaling is not None:
-            logger.warning("SGD: velocity_scaling has no effect without use_combined_accum=True.")
-        self._set_extras(
-            [*given, *_given(loss_scaling=loss_scaling, velocity_scaling=velocity_scaling)],
-            loss_scaling=_positive(loss_scaling, "loss_scaling", 1.0),
-            use_combined_accum=combined,
-            accum_type=_dtype(accum_type, "accum_type"),
-            velocity_accum_type=_dtype(velocity_accum_type, "velocity_accum_type"),
-            max_grad_norm=_positive(max_grad_norm, "max_grad_norm", math.inf),
-        )
+        self._start(locals())
 
 
 class Adam(Optimizer, torch.optim.Adam):
@@ -221,17 +238,7 @@ class Adam(Optimizer, torch.optim.Adam):
         second_order_momentum_accum_type: Optional[torch.dtype] = None,
         max_grad_norm: Optional[float] = None,
     ) -> None:
-        given = _given(
-            lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, foreach=foreach,
-            maximize=maximize, capturable=capturable, differentiable=differentiable, fused=fused,
-        )  # fmt: skip
-        torch.optim.Adam.__init__(self, params, **given)
-        self._set_extras(
-            [*given, *_given(loss_scaling=loss_scaling)],
-            loss_scaling=_positive(loss_scaling, "loss_scaling", 1.0),
-            max_grad_norm=_positive(max_grad_norm, "max_grad_norm", math.inf),
-            **_moment_types(accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type),
-        )
+        self._start(locals())
 
 
 class AdamW(Optimizer, torch.optim.AdamW):
@@ -257,18 +264,7 @@ class AdamW(Optimizer, torch.optim.AdamW):
         second_order_momentum_accum_type: Optional[torch.dtype] = None,
         max_grad_norm: Optional[float] = None,
     ) -> None:
-        given = _given(
-            lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, maximize=maximize,
-            foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused,
-        )  # fmt: skip
-        torch.optim.AdamW.__init__(self, params, **given)
-        self._set_extras(
-            [*given, *_given(loss_scaling=loss_scaling)],
-            loss_scaling=_positive(loss_scaling, "loss_scaling", 1.0),
-            bias_correction=True if bias_correction is None else check_bool(bias_correction, "bias_correction"),
-            max_grad_norm=_positive(max_grad_norm, "max_grad_norm", math.inf),
-            **_moment_types(accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type),
-        )
+        self._start(locals())
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """One update of all parameters that have a gradient."""
@@ -298,17 +294,7 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         second_order_momentum_accum_type: Optional[torch.dtype] = None,
         use_tf_variant: Optional[bool] = None,
     ) -> None:
-        given = _given(
-            lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered,
-            foreach=foreach, maximize=maximize, differentiable=differentiable,
-        )  # fmt: skip
-        torch.optim.RMSprop.__init__(self, params, **given)
-        self._set_extras(
-            [*given, *_given(loss_scaling=loss_scaling)],
-            loss_scaling=_positive(loss_scaling, "loss_scaling", 1.0),
-            use_tf_variant=False if use_tf_variant is None else check_bool(use_tf_variant, "use_tf_variant"),
-            **_moment_types(accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type),
-        )
+        self._start(locals())
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """One update of all parameters that have a gradient."""
@@ -339,18 +325,9 @@ class LAMB(Optimizer, torch.optim.Optimizer):
         first_order_momentum_accum_type: Optional[torch.dtype] = None,
         second_order_momentum_accum_type: Optional[torch.dtype] = None,
     ) -> None:
-        given = _given(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, max_weight_norm=max_weight_norm)
-        defaults = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2, "max_weight_norm": 65500.0}
-        defaults.update(given)
-        _check_adam_defaults(defaults)
+        self._start(locals(), _LAMB_DEFAULTS)
+        _check_adam_defaults(self.defaults)
         _positive(max_weight_norm, "max_weight_norm", 1.0)
-        torch.optim.Optimizer.__init__(self, params, defaults)
-        self._set_extras(
-            [*given, *_given(loss_scaling=loss_scaling)],
-            loss_scaling=_positive(loss_scaling, "loss_scaling", 1.0),
-            bias_correction=True if bias_correction is None else check_bool(bias_correction, "bias_correction"),
-            **_moment_types(accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type),
-        )
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """One update of all parameters that have a gradient."""
@@ -364,16 +341,6 @@ def _check_adam_defaults(defaults: Dict[str, Any]) -> None:
     betas = defaults["betas"]
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise InvalidArgument(f"betas: expected two numbers, at least 0 and below 1, got {betas}")
-
-
-def _moment_types(
-    accum: Optional[torch.dtype], first: Optional[torch.dtype], second: Optional[torch.dtype]
-) -> Dict[str, torch.dtype]:
-    return {
-        "accum_type": _dtype(accum, "accum_type"),
-        "first_order_momentum_accum_type": _dtype(first, "first_order_momentum_accum_type"),
-        "second_order_momentum_accum_type": _dtype(second, "second_order_momentum_accum_type"),
-    }
 
 
 _Update = Callable[[Any, Dict[str, Any], torch.Tensor, torch.Tensor], None]

@@ -12,11 +12,12 @@ Every method returns the object it was called on, as PopTorch's do, and checks i
 import copy
 import json
 import os
+from types import SimpleNamespace
 from typing import Any, Callable, ClassVar, Dict, List, Optional, Tuple
 
 import torch
 
-from snnipu.poptorch import enums
+from snnipu.poptorch import _execution, _tensor_locations, enums
 from snnipu.poptorch._errors import (
     ConfigFileError,
     Error,
@@ -524,16 +525,21 @@ class Options(OptionsDict):
 
         Raises ``poptorch.ConfigFileError`` (a ``poptorch.Error``) naming the line that cannot be applied.
         """
-        from snnipu import poptorch
-
+        names = {
+            name: value
+            for module in (enums, _execution, _tensor_locations)
+            for name, value in vars(module).items()
+            if not name.startswith("_")
+        }
+        known = {"options": self, "poptorch": SimpleNamespace(**names, enums=enums, Options=Options)}
         with open(filepath) as file:
             lines = [line.strip() for line in file]
         for number, line in enumerate(lines, start=1):
             if not line or line.startswith("#"):
                 continue
             try:
-                eval(f"options.{line}", {"__builtins__": {}}, {"options": self, "poptorch": poptorch})
-            except (SyntaxError, NameError, TypeError, Error) as error:
+                eval(f"options.{line}", {"__builtins__": {}}, known)
+            except (SyntaxError, NameError, AttributeError, TypeError, Error) as error:
                 raise ConfigFileError(
                     f"{os.path.basename(filepath)}, line {number}: {line}: {type(error).__name__}: {error}"
                 ) from error

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import snnipu
-from snnipu.benchmarking import Settings, Unavailable, run_case
+from snnipu.benchmarking import Settings, Unavailable, run_case, sparse_problem
 from snnipu.benchmarking.cases import sparse
 from snnipu.training import methods
 
@@ -39,7 +39,7 @@ def test_published_sizes():
 def test_sums_on_the_grid_are_exact_in_any_order():
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(5, 1000, generator=generator)
-    rounded = sparse.on_grid(weight)
+    rounded = sparse_problem.on_grid(weight)
     assert (rounded - weight).abs().max() < 1e-3 * weight.abs().max()
     exact = rounded.double().sum(1)
     for _ in range(3):
@@ -53,14 +53,14 @@ def test_grid_survives_tf32():
     """11 significant bits, and sums that are exact in float32 all the same."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(5, 1000, generator=generator)
-    rounded = sparse.on_grid(weight, tf32=True)
+    rounded = sparse_problem.on_grid(weight, tf32=True)
     assert (rounded - weight).abs().max() <= 2.0**-11 * weight.abs().max()
     mantissa, _ = torch.frexp(rounded)
     assert torch.equal((mantissa * 2**11).round(), mantissa * 2**11)
     order = torch.randperm(1000, generator=generator)
     assert torch.equal(rounded[:, order].cumsum(1)[:, -1].double(), rounded.double().sum(1))
     # What it is for: without it the factors would be rounded.
-    mantissa, _ = torch.frexp(sparse.on_grid(weight))
+    mantissa, _ = torch.frexp(sparse_problem.on_grid(weight))
     assert not torch.equal((mantissa * 2**11).round(), mantissa * 2**11)
 
 
@@ -90,9 +90,7 @@ def test_slots_are_what_the_busiest_row_needs():
     assert problem.slots == problem.measured()["slots"][1:]
     assert [layer.max_spikes for layer in problem.network().layers] == [None] * 3
     problem.device = torch.device("cuda")
-    problem._uncapped = lambda grad_threshold: sparse.Problem._uncapped(
-        sparse.Problem(Settings(**SMALL)), grad_threshold
-    )
+    problem._network = sparse.Problem(Settings(**SMALL))._network
     assert [layer.max_spikes for layer in problem.network(path="auto").layers] == problem.slots
     assert [layer.max_spikes for layer in problem.network(grad_threshold=None).layers] == [24, 24, 10]
     assert problem.network(path="auto").layers[0].path == "auto"
@@ -105,10 +103,10 @@ def test_auto_passes_the_gate():
 
 
 def test_grid_of_silent_and_of_extreme_weights():
-    assert torch.equal(sparse.on_grid(torch.zeros(2, 3)), torch.zeros(2, 3))
+    assert torch.equal(sparse_problem.on_grid(torch.zeros(2, 3)), torch.zeros(2, 3))
     for scale in (1e-20, 1e20):
         weight = scale * torch.tensor([[1.0, -0.3], [0.2, 1.0]])
-        torch.testing.assert_close(sparse.on_grid(weight), weight, rtol=1e-5, atol=0.0)
+        torch.testing.assert_close(sparse_problem.on_grid(weight), weight, rtol=1e-5, atol=0.0)
 
 
 @pytest.mark.parametrize("name", NAMES)

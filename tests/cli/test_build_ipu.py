@@ -13,8 +13,8 @@ from support.operators import needs_library
 
 import snnipu
 from snnipu.backends import popart
+from snnipu.backends import popart_library as build
 from snnipu.cli import main
-from snnipu.ipu import build
 from snnipu.ipu import model as ipu_model
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -304,8 +304,9 @@ def test_one_operator_compiled_and_loaded(sdk, no_library_beside, tmp_path, monk
     assert f"layers under PopTorch load {library}" in capsys.readouterr().out
     code = (
         "import sys, types; real = types.ModuleType('poptorch'); real.isRunningOnIpu = lambda: True; "
-        "sys.modules['poptorch'] = real; from snnipu.backends import popart; popart._POPTORCH_INSTALLED = True; "
-        "from snnipu.ipu import build; from pathlib import Path; build.native_folder = lambda: Path('/nowhere'); "
+        "sys.modules['poptorch'] = real; from snnipu.backends import popart, popart_library; "
+        "from pathlib import Path; popart._POPTORCH_INSTALLED = True; "
+        "popart_library.native_folder = lambda: Path('/nowhere'); "
         "print(popart.uses_operator('Leaky', 'LifSequence'), *(lib._name for lib in popart._loaded.values()))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

@@ -7,9 +7,9 @@ import torch
 from support.operators import needs_library
 
 from snnipu.ipu import TARGETS
-from snnipu.ipu.convolution import plan_convolution
 from snnipu.ipu.model import IpuModel, IpuModelTarget, TensorSpec
 from snnipu.ops._maps import conv_geometry
+from snnipu.planning.convolution import plan_convolution
 
 
 def geometry(in_channels, size, out, kernel, padding=0, groups=1):

@@ -9,9 +9,10 @@ from torch import nn
 
 import snnipu as snn
 from snnipu import ipu
-from snnipu.ipu import cycles, published
-from snnipu.ipu.mapping import CATEGORIES, layer_memory, selection_memory
-from snnipu.ipu.performance import summary
+from snnipu.ipu import published
+from snnipu.planning import cycles
+from snnipu.planning.mapping import CATEGORIES, layer_memory, selection_memory
+from snnipu.planning.performance import summary
 
 SIZES = [2312, 1466, 1466, 10]
 

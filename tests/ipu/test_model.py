@@ -228,7 +228,7 @@ def counted(sizes, activity, batch_size, steps, recurrent):
     net.ipu_plan = plan
     model = IpuModel(IpuModelTarget("mk2"))
     x = ops.dense_to_sparse((torch.rand(steps, batch_size, sizes[0]) < activity).float(), spec.slots[0])
-    with popart.running_on(model), poptorch_runs(model):
+    with popart.running_on(model, poptorch.custom_op), poptorch_runs(model):
         out = net(x)
     out.values.sum().backward()
     found = {}

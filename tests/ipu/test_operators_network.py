@@ -6,9 +6,9 @@ from support.operators import MACHINES, SURROGATES, backward, forward, machine, 
 
 from snnipu.ipu import NetworkSpec
 from snnipu.ipu import plan as plan_of
-from snnipu.ipu.mapping import operator_plan
 from snnipu.ipu.model import IpuModelError, TensorSpec, spec_of
 from snnipu.ops.sparse_lif_sequence import SparseLifSequence
+from snnipu.planning.search import operator_plan
 from snnipu.surrogate import Kernel
 
 pytestmark = needs_model_and_host

@@ -205,15 +205,26 @@ def test_from_a_file(tmp_path):
         "# a comment\n\ndeviceIterations(3)\n  Training.gradientAccumulation(2)\n"
         "outputMode(poptorch.OutputMode.Sum)\n_Popart.set('autoRecomputation', 3)\n"
         "TensorLocations.setWeightLocation(poptorch.TensorLocationSettings().useOnChipStorage(False))\n"
+        "setExecutionStrategy(poptorch.ShardedExecution(poptorch.Stage('a')))\n"
     )
     opts = poptorch.Options().replicationFactor(2)
     assert opts.loadFromFile(str(file)) is opts
     assert (opts.device_iterations, opts.replication_factor) == (3, 2)
     assert opts.Training.gradient_accumulation == 2
     assert opts.output_mode == poptorch.OutputMode.Sum
+    assert isinstance(opts._execution_strategy, poptorch.ShardedExecution)
 
 
-@pytest.mark.parametrize("line", ["deviceIterations(3", "deviceIterations(0)", "noSuchOption(1)", "logDir(open('x'))"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "deviceIterations(3",
+        "deviceIterations(0)",
+        "noSuchOption(1)",
+        "logDir(open('x'))",
+        "outputMode(poptorch.NoSuchMode)",
+    ],
+)
 def test_from_a_file_that_is_wrong(tmp_path, line):
     file = tmp_path / "options.cfg"
     file.write_text(f"deviceIterations(2)\n{line}\n")

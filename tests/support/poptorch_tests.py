@@ -2,7 +2,7 @@
 
 PopTorch's tests (github.com/graphcore/poptorch, folder ``tests``) are no part of this project. Run them with a
 ``sitecustomize.py`` that makes ``import poptorch`` give ``snnipu.poptorch``
-(``snnipu._names.dropin.provide_poptorch``), and with ``--junitxml``; then::
+(``snnipu._dropin.provide_poptorch``), and with ``--junitxml``; then::
 
     python tests/support/poptorch_tests.py FOLDER RESULTS.xml [RESULTS.xml ...]
 

@@ -5,24 +5,27 @@ weights scaled, so that every layer has the activity.
 """
 
 import functools
-import warnings
 from dataclasses import replace
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-import snntorch
 import torch
 from snntorch import surrogate as snntorch_surrogate
 from torch import nn
-from torch.nn import functional
 
 import snnipu
 from snnipu import SparseNetwork
 from snnipu.benchmarking.case import Axis, Case, Contender, Settings, Sweep, Workload
-from snnipu.benchmarking.cases.sparse import _activities, on_grid
 from snnipu.benchmarking.checks import Check, relative_error
 from snnipu.benchmarking.options import Option
-from snnipu.datasets.random_spikes import random_spikes
-from snnipu.training import EventConfig, scale_to_activity
+from snnipu.benchmarking.sparse_problem import (
+    THRESHOLD,
+    Layers,
+    SnnTorchNet,
+    SparseProblem,
+    check_activity,
+    parse_activities,
+)
+from snnipu.training import EventConfig
 
 SUMMARY = "convolutional networks of spike ids beside dense ones, against activity"
 DTYPES = (torch.float32,)
@@ -59,13 +62,12 @@ OPTIONS = (
     Option(
         "conv_activities",
         f"default: {','.join(map(str, ACTIVITIES))}",
-        _activities,
+        parse_activities,
         ACTIVITIES,
         QUICK_ACTIVITIES,
         metavar="LIST",
     ),
 )
-THRESHOLD = 1.0
 SECOND_THRESHOLD = 0.9
 SLOPE = 10.0
 SLOW_SECONDS = 0.1
@@ -73,7 +75,6 @@ SLOW_SECONDS = 0.1
 FLIPS = 1e-5
 GRADIENT_TOLERANCE = 5e-4
 
-Layers = List[torch.Tensor]
 # Spikes of layers, and the gradients of the loss of the masked samples.
 Run = Callable[[Optional[torch.Tensor]], Tuple[Layers, Layers]]
 
@@ -84,40 +85,22 @@ def description(settings: Settings) -> List[Any]:
     return [shape, layers]
 
 
-class Problem:
-    """One point of the sweep: the same input, weights and targets for every contender.
-
-    Attributes:
-        x: input ``[T, B, S]``, spikes with probability ``settings.activity``.
-        maps: the same, ``[T, B, C, H, W]``.
-    """
+class Problem(SparseProblem):
+    """Layers on maps, in one step."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        generator = torch.Generator().manual_seed(settings.seed)
-        shape = NETWORKS[settings.input][0]
-        self.x = random_spikes(
-            settings.steps,
-            settings.batch_size,
-            shape[0] * shape[1] * shape[2],
-            settings.activity,
-            generator,
-            exact=False,
-        ).with_maps(shape)
-        self.maps = self.x.to_dense().reshape(settings.steps, settings.batch_size, *shape)
+        super().__init__(settings)
+        self.draw_input(*NETWORKS[settings.input][0])
         # The gradient of a layer's input is part of its work; the input of a network needs none.
         self.of_input = settings.input.startswith("layer")
         net = self._made()
         with torch.no_grad():
             for layer in net.layers:
-                layer.weight.uniform_(-1, 1, generator=generator)
+                layer.weight.uniform_(-1, 1, generator=self.generator)
                 # Weights of mean zero do not come to high activities.
                 layer.weight.add_(0.25 * settings.activity)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            scale_to_activity(net, self.x, settings.activity, tolerance=0.02)
-        self.weights = [on_grid(layer.weight.detach().flatten(1)).reshape(layer.weight.shape) for layer in net.layers]
-        self.targets = torch.randint(net.sizes[-1], (settings.batch_size,), generator=generator)
+        self.scale(net, tolerance=0.02)
+        self.draw_targets(net.sizes[-1])
 
     def _made(self, path: str = "sparse", grad_threshold: Any = SECOND_THRESHOLD) -> SparseNetwork:
         return SparseNetwork(
@@ -131,94 +114,34 @@ class Problem:
         )
 
     def network(self, path: str = "sparse", grad_threshold: Any = SECOND_THRESHOLD) -> SparseNetwork:
-        """The network with these weights; nothing is dropped."""
-        net = self._made(path, grad_threshold)
-        with torch.no_grad():
-            for layer, weight in zip(net.layers, self.weights):
-                layer.weight.copy_(weight)
-        return net
+        return self.filled(self._made(path, grad_threshold))
 
-    def loss(self, spike_count: torch.Tensor, samples: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """Cross-entropy of the summed output spikes ``[B, ...]``; with a mask ``samples``, of these alone."""
-        count = spike_count.flatten(1)
-        if samples is None:
-            return functional.cross_entropy(count, self.targets)
-        return functional.cross_entropy(count[samples], self.targets[samples])
-
-    def measured(self) -> Dict[str, Any]:
-        """Spikes and carried slots per neuron and step, of the input and each layer."""
-        with torch.no_grad():
-            layers = self.network()(self.x, all_layers=True)
-        assert isinstance(layers, list)
-        trains = [self.x, *layers]
-        rows = self.settings.steps * self.settings.batch_size
-        return {
-            "activity": [train.activity for train in trains],
-            "carried": [int(train.counts[..., 1].sum()) / (rows * train.num_neurons) for train in trains],
-            "dropped": sum(train.overflow for train in trains),
-        }
+    def by_snntorch(self) -> SnnTorchNet:
+        stages: List[List[nn.Module]] = [[]]
+        for module in self.network().to_dense():
+            if isinstance(module, snnipu.Leaky):
+                stages.append([])
+            else:
+                stages[-1].append(module)
+        spike_grad = snntorch_surrogate.fast_sigmoid(slope=SLOPE)
+        return SnnTorchNet(stages[:-1], self.settings.beta, spike_grad, delay=False)
 
     @functools.cached_property
     def _reference(self) -> Tuple[Layers, Layers]:
-        return self._by_snntorch(None)
+        return self._expected(None)
 
-    def _by_snntorch(self, samples: Optional[torch.Tensor]) -> Tuple[Layers, Layers]:
-        net = SnnTorchNet(self)
-        every = net.all_layers(self.maps)
+    def _expected(self, samples: Optional[torch.Tensor]) -> Tuple[Layers, Layers]:
+        net = self.by_snntorch()
+        every = net.all_layers(self.dense_x)
         return [spikes.detach() for spikes in every], self.gradients(every[-1].sum(0), net.weights(), samples)
 
     def reference(self, samples: Optional[torch.Tensor] = None) -> Tuple[Layers, Layers]:
         """Spikes of every spiking layer and the gradients, of the loss of ``samples``, by snnTorch's loop."""
-        return self._reference if samples is None else self._by_snntorch(samples)
-
-    def gradients(
-        self, spike_count: torch.Tensor, leaves: Sequence[torch.Tensor], samples: Optional[torch.Tensor] = None
-    ) -> Layers:
-        """Of the loss, as :meth:`loss` has it."""
-        return list(torch.autograd.grad(self.loss(spike_count, samples), leaves))
+        return self._reference if samples is None else self._expected(samples)
 
 
 # One at a time: the next point of a sweep takes the place of the last.
 _problem = functools.lru_cache(maxsize=1)(Problem)
-
-
-class SnnTorchNet:
-    """The step loop of a user of snnTorch."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.modules: List[nn.Module] = []
-        for module in problem.network().to_dense():
-            if isinstance(module, snnipu.Leaky):
-                spike_grad = snntorch_surrogate.fast_sigmoid(slope=SLOPE)
-                module = snntorch.Leaky(problem.settings.beta, spike_grad=spike_grad, reset_mechanism="zero")
-            self.modules.append(module)
-
-    def weights(self) -> List[torch.Tensor]:
-        return [module.weight for module in self.modules if isinstance(module, (nn.Conv2d, nn.Linear))]
-
-    def _run(self, x: torch.Tensor, records: List[List[torch.Tensor]]) -> None:
-        mems = [module.reset_mem() if isinstance(module, snntorch.Leaky) else None for module in self.modules]
-        for step in x:
-            made = []
-            for index, module in enumerate(self.modules):
-                if isinstance(module, snntorch.Leaky):
-                    step, mems[index] = module(step, mems[index])
-                    made.append(step)
-                else:
-                    step = module(step)
-            for record, spikes in zip(reversed(records), reversed(made)):
-                record.append(spikes)
-
-    def all_layers(self, x: torch.Tensor) -> Layers:
-        records: List[List[torch.Tensor]] = [[] for module in self.modules if isinstance(module, snntorch.Leaky)]
-        self._run(x, records)
-        return [torch.stack(record) for record in records]
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Spikes of the last layer, ``[T, B, ...]``."""
-        records: List[List[torch.Tensor]] = [[]]
-        self._run(x, records)
-        return torch.stack(records[0])
 
 
 def _compared(own: Run, reference: Run, against: str) -> Check:
@@ -284,12 +207,12 @@ def _multistep(settings: Settings) -> Workload:
     spiking = isinstance(net[-1], snnipu.Leaky)
 
     def step() -> Layers:
-        x = problem.maps.detach().requires_grad_(problem.of_input)
+        x = problem.dense_x.detach().requires_grad_(problem.of_input)
         out = net(x)
         return problem.gradients((out[0] if spiking else out).sum(0), [*weights, *([x] if problem.of_input else [])])
 
     def run(samples: Optional[torch.Tensor]) -> Tuple[Layers, Layers]:
-        out = net(problem.maps)
+        out = net(problem.dense_x)
         spikes = out[0] if spiking else out
         return [spikes.detach()], problem.gradients(spikes.sum(0), weights, samples)
 
@@ -303,14 +226,14 @@ def _last_layer(problem: Problem, samples: Optional[torch.Tensor]) -> Tuple[Laye
 
 def _snntorch(settings: Settings) -> Workload:
     problem = _problem(settings)
-    net = SnnTorchNet(problem)
+    net = problem.by_snntorch()
 
     def step() -> Layers:
-        x = problem.maps.detach().requires_grad_(problem.of_input)
+        x = problem.dense_x.detach().requires_grad_(problem.of_input)
         return problem.gradients(net(x).sum(0), [*net.weights(), *([x] if problem.of_input else [])])
 
     def run(samples: Optional[torch.Tensor]) -> Tuple[Layers, Layers]:
-        spikes = net(problem.maps)
+        spikes = net(problem.dense_x)
         return [spikes.detach()], problem.gradients(spikes.sum(0), net.weights(), samples)
 
     return Workload(step, lambda: _compared(run, functools.partial(_last_layer, problem), "snnTorch"))
@@ -324,8 +247,7 @@ def build(settings: Settings) -> Case:
     """
     if settings.input not in NETWORKS:
         raise ValueError(f"input: expected one of {list(NETWORKS)}, got {settings.input!r}")
-    if not 0 < settings.activity < 1:
-        raise ValueError(f"activity: expected a number between 0 and 1, got {settings.activity}")
+    check_activity(settings)
     shape, layers = NETWORKS[settings.input]
     contenders = [
         Contender(

@@ -13,10 +13,9 @@ from torch.nn import functional
 from snnipu import SparseConv2d
 from snnipu.benchmarking.case import Axis, Case, Contender, Settings, Sweep, Workload
 from snnipu.benchmarking.cases.conv import LAYERS
-from snnipu.benchmarking.cases.sparse import _activities
 from snnipu.benchmarking.checks import Check, relative_error
 from snnipu.benchmarking.options import Option, comma_separated
-from snnipu.datasets.random_spikes import random_spikes
+from snnipu.benchmarking.sparse_problem import SparseProblem, check_activity, parse_activities
 from snnipu.neurons.multistep import PART_BYTES
 
 SUMMARY = "one convolution on spike ids beside the dense one: currents, and the weights' gradient, against activity"
@@ -52,7 +51,7 @@ OPTIONS = (
     Option(
         "layer_activities",
         f"default: {','.join(map(str, ACTIVITIES))}",
-        _activities,
+        parse_activities,
         ACTIVITIES,
         QUICK_ACTIVITIES,
         metavar="LIST",
@@ -62,23 +61,18 @@ OPTIONS = (
 Tensors = List[torch.Tensor]
 
 
-class Problem:
+class Problem(SparseProblem):
     """One layer, its input and an upstream gradient: the same for every contender."""
 
     def __init__(self, settings: Settings) -> None:
-        generator = torch.Generator().manual_seed(settings.seed)
+        super().__init__(settings)
         shape, out, kernel = LAYERS[settings.input]
-        self.settings = settings
         self.layer = SparseConv2d(shape[0], out, kernel, input_size=shape[1:], path="sparse")
         with torch.no_grad():
-            self.layer.weight.uniform_(-1, 1, generator=generator)
-        neurons = shape[0] * shape[1] * shape[2]
-        self.x = random_spikes(
-            settings.steps, settings.batch_size, neurons, settings.activity, generator, exact=False
-        ).with_maps(shape)
-        self.maps = self.x.to_dense().reshape(-1, *shape)
-        with torch.no_grad():
-            self.grad = torch.randn(self.sparse()[0].shape, generator=generator)
+            self.layer.weight.uniform_(-1, 1, generator=self.generator)
+            self.draw_input(*shape)
+            self.grad = torch.randn(self.sparse()[0].shape, generator=self.generator)
+        self.maps = self.dense_x.flatten(0, 1)
 
     def sparse(self) -> Tensors:
         return [self.layer(self.x)]
@@ -142,8 +136,7 @@ def build(settings: Settings) -> Case:
         settings = replace(settings, input=next(iter(LAYERS)))
     if settings.work not in WORKS:
         raise ValueError(f"work: expected one of {list(WORKS)}, got {settings.work!r}")
-    if not 0 < settings.activity < 1:
-        raise ValueError(f"activity: expected a number between 0 and 1, got {settings.activity}")
+    check_activity(settings)
     return Case(
         name="convolution",
         title=f"{_described(settings.input)}, {100 * settings.activity:.3g} % active, {WORKS[settings.work]}: "

@@ -12,42 +12,16 @@ import snnipu
 from snnipu.benchmarking import peers
 from snnipu.benchmarking.case import Case, Contender, Settings, Workload
 from snnipu.benchmarking.checks import Check, check_training
+from snnipu.benchmarking.loop_networks import CLASSES, INPUTS, TutorialNet, batched_loss, tutorial_loss
 
 SUMMARY = "snnTorch's tutorial network 784-neurons-10, one whole training step"
 # snnTorch's spikes are float32 whatever its input is, and a Linear layer of another type refuses them.
 DTYPES = (torch.float32,)
 
-INPUTS, CLASSES = 784, 10
 # The neurons round as snnTorch's do; only the order of sums over steps and samples is free.
 _SUMMATION_ORDER = 1e-5
 # A peer's rule may be evaluated in another order than here, which can flip a spike.
 _PEER_RULE = 1e-3
-
-
-class TutorialNet(nn.Module):
-    """The network of snnTorch's tutorial 5, line by line; ``snn`` is the library that it imports under that name."""
-
-    def __init__(self, snn: Any, num_hidden: int, num_steps: int, beta: float) -> None:
-        super().__init__()
-        self.num_steps = num_steps
-        self.fc1 = nn.Linear(INPUTS, num_hidden)
-        self.lif1 = snn.Leaky(beta=beta)
-        self.fc2 = nn.Linear(num_hidden, CLASSES)
-        self.lif2 = snn.Leaky(beta=beta)
-
-    def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        mem1 = self.lif1.init_leaky()
-        mem2 = self.lif2.init_leaky()
-        spk2_rec = []
-        mem2_rec = []
-        for _ in range(self.num_steps):
-            cur1 = self.fc1(x)
-            spk1, mem1 = self.lif1(cur1, mem1)
-            cur2 = self.fc2(spk1)
-            spk2, mem2 = self.lif2(cur2, mem2)
-            spk2_rec.append(spk2)
-            mem2_rec.append(mem2)
-        return torch.stack(spk2_rec, dim=0), torch.stack(mem2_rec, dim=0)
 
 
 class HoistedNet(TutorialNet):
@@ -66,21 +40,6 @@ class HoistedNet(TutorialNet):
             spk2_rec.append(spk2)
             mem2_rec.append(mem2)
         return torch.stack(spk2_rec, dim=0), torch.stack(mem2_rec, dim=0)
-
-
-def tutorial_loss(mem_rec: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The tutorial's loss: the sum over the steps of the cross-entropy of the membranes."""
-    loss = nn.CrossEntropyLoss()
-    loss_val = torch.zeros((1), dtype=mem_rec.dtype, device=mem_rec.device)
-    for step in range(mem_rec.shape[0]):
-        loss_val += loss(mem_rec[step], targets)
-    return loss_val
-
-
-def batched_loss(mem_rec: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The value of :func:`tutorial_loss` in one call: every step has the same number of samples."""
-    steps = mem_rec.shape[0]
-    return steps * functional.cross_entropy(mem_rec.flatten(0, 1), targets.repeat(steps))
 
 
 def _linear_parameters(net: nn.Module) -> List[torch.Tensor]:

@@ -9,8 +9,8 @@ import torch
 import snnipu
 from snnipu.benchmarking import peers
 from snnipu.benchmarking.case import Axis, Case, Contender, Settings, Sweep, Workload
-from snnipu.benchmarking.cases.network import CLASSES
 from snnipu.benchmarking.checks import Check, check_training, summation_rounding
+from snnipu.benchmarking.loop_networks import CLASSES
 from snnipu.benchmarking.options import Option, batch_sizes, names_of
 from snnipu.benchmarking.programs import PROGRAMS, Program, make, title
 from snnipu.benchmarking.training_step import adam, check_rounding, training_workload

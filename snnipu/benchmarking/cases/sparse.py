@@ -6,12 +6,9 @@ on the IPU", arXiv 2311.04386, 2023; the spikes are random and the weights scale
 
 import contextlib
 import functools
-import math
-import warnings
 from dataclasses import replace
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
-import snntorch
 import torch
 from snntorch import surrogate as snntorch_surrogate
 from torch import nn
@@ -23,9 +20,17 @@ from snnipu.benchmarking import peers
 from snnipu.benchmarking.case import Axis, Case, Contender, Settings, Sweep, Workload
 from snnipu.benchmarking.checks import Check, check_network
 from snnipu.benchmarking.options import Option, comma_separated
-from snnipu.datasets.random_spikes import random_spikes
+from snnipu.benchmarking.sparse_problem import (
+    THRESHOLD,
+    Layers,
+    SnnTorchNet,
+    SparseProblem,
+    check_activity,
+    parse_activities,
+    parse_activity,
+)
 from snnipu.neurons.sparse_benchmark import SECOND_THRESHOLD, SURROGATE_SLOPE
-from snnipu.training import benchmark_network, scale_to_activity
+from snnipu.training import benchmark_network
 from snnipu.training.methods import sparse_network, sparse_ops
 
 SUMMARY = "networks of spike ids beside dense ones, against activity and depth"
@@ -50,7 +55,6 @@ NETWORKS: Dict[str, Tuple[int, Dict[int, List[int]], int]] = {
 }
 INPUT_NAMES = {"nmnist": "N-MNIST", "shd": "SHD"}
 
-THRESHOLD = 1.0
 GRADIENT_TOLERANCE = 1e-4
 # Of a gradient that goes through up to five products of two factors, each rounded to TF32's 11 bits.
 TF32_GRADIENT_TOLERANCE = 5e-3
@@ -59,21 +63,6 @@ SLOW_SECONDS = 0.1
 HIGH_ACTIVITY = 0.2
 # What the weights are shifted by there, as a share of the largest.
 MEAN_SHIFT = 0.05
-FLOAT32_DIGITS, TF32_DIGITS = 24, 11
-
-
-def _activity(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a number") from None
-    if not 0 < value < 1:
-        raise ValueError(f"must be above 0 and below 1, but is {text}")
-    return value
-
-
-def _activities(text: str) -> List[float]:
-    return [_activity(str(value)) for value in comma_separated(text, float, "numbers above 0 and below 1")]
 
 
 def _depths(text: str) -> List[int]:
@@ -91,7 +80,7 @@ OPTIONS = (
     Option(
         "activities",
         f"default: {','.join(map(str, ACTIVITIES))}",
-        _activities,
+        parse_activities,
         ACTIVITIES,
         QUICK_ACTIVITIES,
         metavar="LIST",
@@ -107,13 +96,12 @@ OPTIONS = (
     Option(
         "depth_activity",
         "activity of the sweep over the depths (default: 0.02)",
-        _activity,
+        parse_activity,
         setting="activity",
         metavar="A",
     ),
 )
 
-Layers = List[torch.Tensor]
 Gradients = List[torch.Tensor]
 Forward = Callable[[], Layers]
 
@@ -124,22 +112,6 @@ def network_sizes(settings: Settings) -> List[int]:
     if settings.hidden_neurons is not None:
         return [inputs, *[settings.hidden_neurons] * settings.hidden_layers, outputs]
     return [inputs, *published[settings.hidden_layers], outputs]
-
-
-def on_grid(weight: torch.Tensor, tf32: bool = False) -> torch.Tensor:
-    """``weight`` ``[out, in]`` rounded to multiples of a power of two so large that float32 sums of them are exact.
-
-    Any sum of a row's weights is then the same in whatever order it is added up, and with it the spikes of a gather and
-    of a matrix product. ``tf32``: also of one that rounds its factors to TF32, which these weights survive.
-    """
-    largest = float(weight.abs().max()) * weight.shape[1]
-    if largest == 0:
-        return weight.clone()
-    # One bit is for the rounding up of the weights themselves.
-    step = 2.0 ** (math.ceil(math.log2(largest)) + 1 - FLOAT32_DIGITS)
-    if tf32:
-        step = max(step, 2.0 ** (math.ceil(math.log2(float(weight.abs().max()))) - TF32_DIGITS))
-    return (weight / step).round() * step
 
 
 @contextlib.contextmanager
@@ -155,42 +127,21 @@ def full_precision() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = True
 
 
-class Problem:
-    """One point of the sweep: the same input, weights and targets for every contender, and what must come out.
-
-    Attributes:
-        x: input ``[T, B, S]``, spikes with probability ``settings.activity``.
-        dense_x: the same, ``[T, B, N]``.
-        weights: of each layer, ``[out, in]``, on a grid: see :func:`on_grid`.
-        targets: ``[B]``, classes.
-    """
+class Problem(SparseProblem):
+    """Fully connected layers, a step apart."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+        super().__init__(settings)
         self.sizes = network_sizes(settings)
-        self.device = settings.device
         self.tf32 = self.device.type == "cuda" and tf32_allowed()
         self.gradient_tolerance = TF32_GRADIENT_TOLERANCE if self.tf32 else GRADIENT_TOLERANCE
-        generator = torch.Generator().manual_seed(settings.seed)
-        self.x = random_spikes(
-            settings.steps, settings.batch_size, self.sizes[0], settings.activity, generator, exact=False
-        ).to(self.device)
-        self.dense_x = self.x.to_dense()
-        self.targets = torch.randint(self.sizes[-1], (settings.batch_size,), generator=generator).to(self.device)
-        net = self._network(generator)
+        self.draw_input(self.sizes[0])
+        self.draw_targets(self.sizes[-1])
+        net = self._network(self.generator)
         with torch.no_grad():
             for layer in net.layers if settings.activity > HIGH_ACTIVITY else []:
                 layer.weight.add_(MEAN_SHIFT * layer.weight.abs().max())
-        with warnings.catch_warnings():
-            # A layer of few neurons cannot have any activity; the measured one is told.
-            warnings.simplefilter("ignore", RuntimeWarning)
-            try:
-                scale_to_activity(net, self.x, settings.activity, tolerance=0.01)
-            except ValueError as error:
-                raise ValueError(
-                    f"activity: {settings.activity:g} is out of reach of so few steps, samples and neurons: {error}"
-                ) from error
-        self.weights = [on_grid(layer.weight.detach(), self.tf32) for layer in net.layers]
+        self.scale(net, tolerance=0.01, tf32=self.tf32)
         self.input_scale = net.layers[0].input_scale
 
     def _network(
@@ -209,20 +160,13 @@ class Problem:
             layer.path = "sparse"
         return net.to(self.device)
 
-    def _uncapped(self, grad_threshold: Optional[float]) -> SparseNetwork:
-        net = self._network(grad_threshold=grad_threshold)
-        with torch.no_grad():
-            for layer, weight in zip(net.layers, self.weights):
-                layer.weight.copy_(weight)
-        return net
-
     def network(self, grad_threshold: Optional[float] = SECOND_THRESHOLD, path: str = "sparse") -> SparseNetwork:
         """The network with these weights; nothing is dropped.
 
         On a GPU its layers have as many slots as their busiest row needs, as one would set them there: the host then
         waits for nothing.
         """
-        net = self._uncapped(grad_threshold)
+        net = self.filled(self._network(grad_threshold=grad_threshold))
         net.path = path
         for index, layer in enumerate(net.layers):
             layer.path = path
@@ -234,7 +178,7 @@ class Problem:
     def slots(self) -> List[int]:
         """Of each layer, with the second threshold: what its busiest row needs."""
         with torch.no_grad():
-            layers = self._uncapped(SECOND_THRESHOLD)(self.x, all_layers=True)
+            layers = self.filled(self._network())(self.x, all_layers=True)
         assert isinstance(layers, list)
         return [int(layer.counts[..., 1].max()) for layer in layers]
 
@@ -246,16 +190,11 @@ class Problem:
                 layer.weight.copy_(weight * self.input_scale)
         return [layer.to(self.device) for layer in layers]
 
-    def loss(self, spike_count: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy of the summed output spikes ``[B, classes]``."""
-        return functional.cross_entropy(spike_count, self.targets)
-
-    def gradients(self, spike_count: torch.Tensor, weights: Sequence[torch.Tensor]) -> Gradients:
-        """Of the loss with respect to ``weights``."""
-        return list(torch.autograd.grad(self.loss(spike_count), weights))
+    def by_snntorch(self, spike_grad: Callable[[torch.Tensor], torch.Tensor]) -> SnnTorchNet:
+        return SnnTorchNet([[linear] for linear in self.linears()], self.settings.beta, spike_grad, delay=True)
 
     def _reference(self, spike_grad: Callable[[torch.Tensor], torch.Tensor]) -> Tuple[Layers, Gradients]:
-        net = SnnTorchNet(self.linears(), self.settings.beta, spike_grad)
+        net = self.by_snntorch(spike_grad)
         with full_precision():
             layers = net.all_layers(self.dense_x)
             gradients = self.gradients(layers[-1].sum(0), net.weights())
@@ -291,20 +230,6 @@ class Problem:
             gradients = self.gradients(out.sum(0), [linear.weight for linear in linears])
         return [layer.detach().bool() for layer in layers], gradients
 
-    def measured(self) -> Dict[str, Any]:
-        """Of the input and each layer: spikes and carried slots per neuron and step, and slots of the busiest step."""
-        with torch.no_grad():
-            layers = self.network()(self.x, all_layers=True)
-        assert isinstance(layers, list)
-        trains = [self.x, *layers]
-        rows = self.settings.steps * self.settings.batch_size
-        return {
-            "activity": [train.activity for train in trains],
-            "carried": [int(train.counts[..., 1].sum()) / (rows * train.num_neurons) for train in trains],
-            "slots": [int(train.counts[..., 1].max()) for train in trains],
-            "dropped": sum(train.overflow for train in trains),
-        }
-
 
 # One at a time: the next point of a sweep takes the place of the last.
 _problem = functools.lru_cache(maxsize=1)(Problem)
@@ -321,46 +246,6 @@ def before(spikes: torch.Tensor, layer: int) -> torch.Tensor:
 def aligned(layers: Sequence[torch.Tensor], steps: int) -> Layers:
     """Layers that began late, with the silent steps before; the last ``steps`` in all."""
     return [functional.pad(layer, (0, 0, 0, 0, steps - layer.shape[0], 0)) for layer in layers]
-
-
-class SnnTorchNet:
-    """The step loop of a user of snnTorch; every layer reads what its predecessor did in the step before."""
-
-    def __init__(
-        self, linears: Sequence[nn.Linear], beta: float, spike_grad: Callable[[torch.Tensor], torch.Tensor]
-    ) -> None:
-        self.fcs = list(linears)
-        self.lifs = [
-            snntorch.Leaky(beta=beta, threshold=THRESHOLD, spike_grad=spike_grad, reset_mechanism="zero").to(
-                fc.weight.device
-            )
-            for fc in self.fcs
-        ]
-
-    def weights(self) -> List[torch.Tensor]:
-        return [fc.weight for fc in self.fcs]
-
-    def _run(self, x: torch.Tensor, spk_rec: List[List[torch.Tensor]]) -> None:
-        mems = [lif.reset_mem() for lif in self.lifs]
-        spks = [x.new_zeros(x.shape[1], fc.out_features) for fc in self.fcs]
-        for step in range(x.shape[0]):
-            inputs = [x[step], *spks[:-1]]
-            for index, (fc, lif) in enumerate(zip(self.fcs, self.lifs)):
-                spks[index], mems[index] = lif(fc(inputs[index]), mems[index])
-            for record, spk in zip(reversed(spk_rec), reversed(spks)):
-                record.append(spk)
-
-    def all_layers(self, x: torch.Tensor) -> Layers:
-        """Spikes ``[T, B, N]`` of every layer."""
-        spk_rec: List[List[torch.Tensor]] = [[] for _ in self.fcs]
-        self._run(x, spk_rec)
-        return [torch.stack(record) for record in spk_rec]
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Spikes ``[T, B, N]`` of the last layer."""
-        spk_rec: List[List[torch.Tensor]] = [[]]
-        self._run(x, spk_rec)
-        return torch.stack(spk_rec[0])
 
 
 def _dense_layers(spikes: Sequence[Any]) -> Layers:
@@ -424,7 +309,7 @@ def _dense_workload(
 
 def _snntorch(settings: Settings) -> Workload:
     problem = _problem(settings)
-    net = SnnTorchNet(problem.linears(), settings.beta, snntorch_surrogate.fast_sigmoid(slope=SURROGATE_SLOPE))
+    net = problem.by_snntorch(snntorch_surrogate.fast_sigmoid(slope=SURROGATE_SLOPE))
     return _dense_workload(
         problem,
         net.weights(),
@@ -482,8 +367,7 @@ def build(settings: Settings) -> Case:
         raise ValueError(
             f"hidden_layers: the published networks have 2 to 5 hidden layers, got {settings.hidden_layers}"
         )
-    if not 0 < settings.activity < 1:
-        raise ValueError(f"activity: expected a number between 0 and 1, got {settings.activity}")
+    check_activity(settings)
     sizes = network_sizes(settings)
     on_gpu = settings.device.type == "cuda"
     tolerance = "5e-3 (TF32)" if on_gpu and tf32_allowed() else "1e-4"

@@ -7,25 +7,25 @@ busy as can be. Layers follow one another over the tiles, and so over the IPUs. 
 the tiles behind; where there are too few, on the last ones that neurons are on too: neurons and selection take turns.
 """
 
-import itertools
 import json
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import numpy as np
 
-from snnipu.ipu import cycles
-from snnipu.ipu.network import ID_BYTES, NetworkSpec
-from snnipu.ipu.targets import KIBIBYTE, TARGETS, Target, target_named
+from snnipu.planning import drawing
+from snnipu.planning.costs import slot_shares
+from snnipu.planning.cycles import lanes
+from snnipu.planning.network import COUNTS_BYTES, FLOAT, ID_BYTES, NetworkSpec
+from snnipu.planning.targets import KIBIBYTE, Target
 
 # What a program takes on every tile it runs on: vertices, control and exchange code. An assumption.
 CODE_BYTES = {"neurons": 20 * KIBIBYTE, "selection": 12 * KIBIBYTE}
 INFERENCE_CODE_SHARE = 0.5
-COUNTS_BYTES = 8
-FLOAT = 4
-MAX_IPUS = 64
+# How full of its neurons a tile may be.
+FULL = 0.9
 CATEGORIES = ("weights", "weight gradients", "optimiser state", "neuron state", "history", "exchange buffers", "code")
 
 
@@ -107,11 +107,6 @@ class LayerPlan:
     def selection_ipus(self, target: Target) -> range:
         last = self.first_selection_tile + self.selection_tiles - 1
         return range(self.first_selection_tile // target.tiles_per_ipu, last // target.tiles_per_ipu + 1)
-
-
-def lanes(neurons: int) -> int:
-    """Neurons rounded up to pairs."""
-    return 2 * cycles.vectors(neurons)
 
 
 @dataclass(frozen=True, repr=False)
@@ -297,10 +292,11 @@ class Plan:
 
         Raises:
             MissingExtra: matplotlib is not installed.
+            ValueError: the suffix.
         """
-        from snnipu.ipu.charts import draw_plan
-
-        draw_plan(self, path)
+        sizes = "-".join(map(str, self.network.sizes))
+        layers = [layer.layer for layer in self.layers]
+        drawing.draw_tiles(path, sizes, self.target, self.ipus, layers, self.roles(), self.tile_memory)
 
 
 def _runs(values: Sequence[int]) -> List[List[int]]:
@@ -471,311 +467,3 @@ def _remedy(largest: str, spread: bool) -> str:
     if spread:
         return f"{remedy}; more IPUs do not help, as it has as many tiles as it can use."
     return f"{remedy}; more IPUs leave less on a tile."
-
-
-# ---- mapping
-
-
-def slot_share(elements: int, tiles: int) -> int:
-    """Slots that a tile sums where ``tiles`` share ``elements``, in pairs."""
-    return 2 * -(-cycles.vectors(elements) // tiles)
-
-
-def slot_shares(elements: int, tiles: int) -> Tuple[int, ...]:
-    """Numbers that a tile gets to sum in each stage, where ``tiles`` have partial sums of so many slots: those of all
-    tiles; or of a cluster's tiles first, and then of the clusters."""
-    if tiles <= cycles.FEW_PARTIALS:
-        return (slot_share(elements, tiles) * tiles,)
-    wide = cycles.cluster(tiles)
-    clusters = -(-tiles // wide)
-    # The last cluster may have fewer tiles, and each of them more to do.
-    fewest = tiles - (clusters - 1) * wide
-    first = max(slot_share(elements, wide) * wide, slot_share(elements, fewest) * fewest)
-    return (first, slot_share(elements, tiles) * clusters)
-
-
-def stage_sum(elements: int, tiles: int, numbers: int, stage: int) -> float:
-    """A tile's cycles for a stage of :func:`slot_shares`: ``numbers`` are those of all its slots."""
-    if stage == 0 and tiles > cycles.FEW_PARTIALS:
-        share = slot_share(elements, cycles.cluster(tiles))
-        return cycles.row_sum(share, -(-numbers // share))
-    share = slot_share(elements, tiles)
-    return cycles.slot_sum(share, -(-numbers // share))
-
-
-def own_slots(network: NetworkSpec, entry: int, width: int) -> float:
-    """Slots of a row of layer ``entry`` that belong to a tile of ``width`` lanes, on average."""
-    return min(network.slots[entry] * width / network.sizes[entry], float(width))
-
-
-def forward_cycles(network: NetworkSpec, entry: int, width: int, rows: int) -> float:
-    """Cycles of a step forwards on a tile with ``width`` lanes of layer ``entry`` for ``rows`` samples."""
-    own = network.spikes[entry] if network.is_recurrent(entry) else 0.0
-    return cycles.sparse_lif_forward(rows, width, network.spikes[entry - 1], entry > 1, own)
-
-
-def gradient_cycles(network: NetworkSpec, entry: int, width: int, rows: int) -> float:
-    """Cycles of the same tile and step for the gradients of its weights, and of the spikes that it reads."""
-    total = cycles.weight_gradient(rows, network.spikes[entry - 1], width)
-    if network.is_recurrent(entry):
-        total += cycles.weight_gradient(rows, network.spikes[entry], width)
-    return total + sum(cycles.value_gradient(rows, slots, width) for slots in network.passes_back(entry))
-
-
-def _tile_cycles(network: NetworkSpec, entry: int, width: int, rows: int) -> float:
-    """Cycles of a step, forwards and backwards, on a tile with ``width`` lanes of layer ``entry`` for ``rows``."""
-    slots = network.slots[entry]
-    total = forward_cycles(network, entry, width, rows)
-    if network.training:
-        total += cycles.neuron_gradient(rows, width, slots, own_slots(network, entry, width))
-        total += gradient_cycles(network, entry, width, rows)
-    return total
-
-
-def _spread_cycles(network: NetworkSpec, entry: int, pairs: int, groups: int) -> float:
-    """Cycles of a step that a spread costs beside :func:`_tile_cycles`: what a tile receives, sums of the partial
-    gradients, and its share of what is done once a batch."""
-    width, rows = 2 * pairs, -(-network.batch_size // groups)
-    tiles = -(-cycles.vectors(network.sizes[entry]) // pairs)
-    weights = sum(network.reads(entry)) * width
-    arriving = rows * (network.slots[entry - 1] * ID_BYTES + COUNTS_BYTES)
-    if network.is_recurrent(entry):
-        arriving += rows * (network.slots[entry] * ID_BYTES + COUNTS_BYTES) * (2 if network.training else 1)
-    once = 0.0
-    if groups > 1:
-        once += weights * network.weight_bytes / 4.0  # the weights, to every group
-    if network.training:
-        arriving += rows * (network.slots[entry] * (ID_BYTES + FLOAT) + network.slots[entry - 1] * ID_BYTES)
-        for slots in network.passes_back(entry):
-            numbers = slot_shares(rows * slots, tiles)
-            arriving += FLOAT * sum(numbers)
-            once += network.steps * sum(
-                stage_sum(rows * slots, tiles, number, stage) for stage, number in enumerate(numbers)
-            )
-        if groups > 1:
-            own = -(-weights // groups)
-            once += own * groups * FLOAT / 4.0 + cycles.row_sum(own, groups)
-        once += cycles.zero(weights)
-    return arriving / 4.0 + once / network.steps
-
-
-class _Spread(NamedTuple):
-    """A way to spread a layer: pairs of neurons on a tile, and groups of tiles."""
-
-    cycles: float
-    tiles: int
-    pairs: int
-    groups: int
-
-
-def _spreads(network: NetworkSpec, target: Target, available: int, fitting: bool) -> List[List[_Spread]]:
-    """For each layer the ways to spread it that no other one beats, the fewest tiles first: of more tiles each is
-    faster. ``fitting``: those that tiles have memory for; else all of them, by their memory in the place of cycles."""
-    found = []
-    counts = sorted({-(-network.batch_size // rows) for rows in range(1, network.batch_size + 1)})
-    for entry, size in enumerate(network.sizes[1:], 1):
-        all_pairs = cycles.vectors(size)
-        widths = sorted({-(-all_pairs // tiles) for tiles in range(1, min(all_pairs, available) + 1)})
-        # Of wide tiles a few are enough to choose from.
-        widths = widths if len(widths) <= MOST_WIDTHS else sorted({*widths[:MOST_WIDTHS], *widths[MOST_WIDTHS::8]})
-        every: List[_Spread] = []
-        for pairs in widths:
-            for groups in counts:
-                tiles = -(-all_pairs // pairs) * groups
-                if tiles > available:
-                    break
-                rows = -(-network.batch_size // groups)
-                memory = sum(layer_memory(network, entry, 2 * pairs, rows, groups).values())
-                time = _tile_cycles(network, entry, 2 * pairs, rows) + _spread_cycles(network, entry, pairs, groups)
-                if not fitting:
-                    every.append(_Spread(float(memory), tiles, pairs, groups))
-                elif memory <= FULL * target.bytes_per_tile:
-                    every.append(_Spread(time, tiles, pairs, groups))
-        best: List[_Spread] = []
-        for spread in sorted(every, key=lambda spread: (spread.tiles, spread.cycles)):
-            if not best or spread.cycles < best[-1].cycles:
-                best.append(spread)
-        found.append(best)
-    return found
-
-
-def _balanced(total: int, parts: int, unit: int) -> Tuple[int, ...]:
-    """``total`` in ``parts`` as equal as they can be in whole units, larger ones first; the last takes what is left."""
-    units = -(-total // unit)
-    each, more = divmod(units, parts)
-    counts = [unit * (each + (index < more)) for index in range(parts)]
-    counts[-1] -= unit * units - total
-    return tuple(counts)
-
-
-def _place(
-    network: NetworkSpec, available: int, selection: int, least: int, spreads: List[List[_Spread]]
-) -> Optional[List[LayerPlan]]:
-    """Layers one after another on ``available`` tiles, ``selection`` tiles each, ``least`` pairs a tile or more where a
-    layer has so many; None where there are too few tiles."""
-    selecting = min(selection, network.batch_size)
-    if selecting * network.layers > available:
-        return None
-    budget = available
-    ways = []
-    for index, size in enumerate(network.sizes[1:]):
-        wanted = min(least, cycles.vectors(size))
-        enough = [spread for spread in spreads[index] if spread.pairs >= wanted]
-        ways.append(enough or spreads[index][:1])
-    if not all(ways) or sum(way[0].tiles for way in ways) > budget:
-        return None
-    chosen = [0] * network.layers
-    taken = sum(way[0].tiles for way in ways)
-    while True:
-        # The slowest layer gets more tiles, as long as there are some.
-        slowest = max(range(network.layers), key=lambda index: ways[index][chosen[index]].cycles)
-        if chosen[slowest] + 1 == len(ways[slowest]):
-            break
-        more = ways[slowest][chosen[slowest] + 1].tiles - ways[slowest][chosen[slowest]].tiles
-        if taken + more > budget:
-            break
-        chosen[slowest] += 1
-        taken += more
-    placed, tile = [], 0
-    for index, size in enumerate(network.sizes[1:]):
-        spread = ways[index][chosen[index]]
-        neurons = _balanced(size, -(-cycles.vectors(size) // spread.pairs), 2)
-        groups = _balanced(network.batch_size, spread.groups, 1)
-        placed.append(LayerPlan(index + 1, tile, neurons, groups, 0, _balanced(network.batch_size, selecting, 1)))
-        tile += placed[-1].tiles
-    first = min(tile, available - selecting * network.layers)
-    return [replace(layer, first_selection_tile=first + selecting * index) for index, layer in enumerate(placed)]
-
-
-SELECTION_TILES = (1, 2, 4, 8, 16, 24, 48, 96, 192)
-PAIRS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-# Widths of tiles that are all tried out, and how full of its neurons a tile may be.
-MOST_WIDTHS, FULL = 48, 0.9
-
-
-def plan(
-    network: NetworkSpec,
-    target: Union[str, Target] = "mk2",
-    ipus: int = 1,
-    *,
-    neurons_per_tile: Optional[int] = None,
-    selection_tiles: Optional[int] = None,
-) -> Plan:
-    """Spread a network over tiles.
-
-    The number of selection tiles of a layer and the least number of neurons of a tile are tried out; of what fits, the
-    plan that the performance model finds fastest is taken. Within one choice, layers share the tiles so that the
-    busiest tile is as little busy as possible.
-
-    Args:
-        network: what to map.
-        target: ``mk1``, ``mk2`` or ``bow``, or a machine of these with other numbers.
-        ipus: how many of them.
-        neurons_per_tile: the least number on a tile, an even one; None: tried out.
-        selection_tiles: of each layer; None: tried out.
-
-    Returns:
-        A plan; where nothing fits, the one whose fullest tile is the least full, with what is wrong in ``problems``.
-
-    Raises:
-        ValueError: a wrong argument; the message names it.
-    """
-    from snnipu.ipu.performance import estimate
-
-    machine = target if isinstance(target, Target) else target_named(target)
-    if isinstance(ipus, bool) or not isinstance(ipus, int) or not 1 <= ipus <= MAX_IPUS:
-        raise ValueError(f"ipus must be from 1 to {MAX_IPUS}, got {ipus!r}")
-    if neurons_per_tile is not None and (neurons_per_tile < 2 or neurons_per_tile % 2):
-        raise ValueError(f"neurons_per_tile must be even and at least 2, got {neurons_per_tile!r}")
-    if selection_tiles is not None and selection_tiles < 1:
-        raise ValueError(f"selection_tiles must be at least 1, got {selection_tiles!r}")
-    tiles = ipus * machine.tiles_per_ipu
-    widths = [neurons_per_tile // 2] if neurons_per_tile else PAIRS
-    selections = (
-        [selection_tiles]
-        if selection_tiles
-        else sorted({network.batch_size, *(n for n in SELECTION_TILES if n <= network.batch_size)})
-    )
-    best: Optional[Tuple[Tuple[int, float], Plan]] = None
-    seen = set()
-    for fitting in (True, False):
-        spreads = _spreads(network, machine, tiles, fitting)
-        for least, selection in itertools.product(widths, selections):
-            layers = _place(network, tiles, selection, least, spreads)
-            if layers is None or tuple(layers) in seen:
-                continue
-            seen.add(tuple(layers))
-            memory = memory_of(network, machine, ipus, layers)
-            made = Plan(network, machine, ipus, tuple(layers), memory=memory)
-            fits = made.tile_memory_max_bytes <= machine.bytes_per_tile
-            figure = estimate(made).cycles_per_batch if fits else float(made.tile_memory_max_bytes)
-            key = (0 if fits else 1, figure)
-            if best is None or key < best[0]:
-                best = (key, made)
-        if best is not None and best[1].tile_memory_max_bytes <= machine.bytes_per_tile:
-            break
-    if best is None:
-        why = f"{tiles} tiles cannot hold {network.layers} layers, each with neurons on tiles of its own"
-        return Plan(network, machine, ipus, (), (f"{why}: at least {network.layers} tiles.",))
-    found = best[1]
-    return replace(found, problems=tuple(check_memory(found)), notes=tuple(_notes(found)))
-
-
-@lru_cache(maxsize=64)
-def operator_plan(
-    sizes: Tuple[int, ...],
-    slots: Tuple[int, ...],
-    recurrent: Tuple[bool, ...],
-    batch_size: int,
-    steps: int,
-    dtype: str,
-    training: bool,
-    target: Target,
-    ipus: int,
-) -> Tuple[int, ...]:
-    """The plan that ``SparseNetwork`` gets on an IPU where nobody chose one, as :meth:`Plan.attribute` has it: that of
-    :func:`plan`, for slots that are all in use. Empty where there are too few tiles for one."""
-    expected = tuple(map(float, slots))
-    network = NetworkSpec(
-        sizes,
-        expected,
-        slots,
-        batch_size,
-        steps,
-        dtype,
-        training=training,
-        recurrent=recurrent if any(recurrent) else (),
-    )
-    return tuple(plan(network, target, ipus).attribute())
-
-
-# Of a tile's memory, what the states of one layer may take until its backward pass.
-STATES_SHARE = 1 / 8
-
-
-def keeps_states(size: int, target: Target, ipus: int) -> bool:
-    """Whether ``NeuronSequence`` keeps ``size`` bytes of states for its backward pass, or computes them again there."""
-    return size <= STATES_SHARE * target.bytes_per_tile * target.tiles_per_ipu * ipus
-
-
-def _notes(plan: Plan) -> List[str]:
-    notes = []
-    if plan.ipus_used < plan.ipus:
-        notes.append(
-            f"only {plan.ipus_used} of {plan.ipus} IPUs have work: replicate the model over the others instead "
-            "(replicationFactor)"
-        )
-    return notes
-
-
-__all__ = [
-    "TARGETS",
-    "LayerPlan",
-    "Plan",
-    "keeps_states",
-    "layer_memory",
-    "memory_of",
-    "operator_plan",
-    "plan",
-    "selection_memory",
-]

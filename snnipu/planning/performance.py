@@ -1,7 +1,7 @@
 """How long a plan takes: an analytic model of compute, exchange and synchronisation, forwards and backwards.
 
 A step is a sequence of phases; in each, all tiles compute, or all exchange, and the slowest one decides
-(bulk-synchronous parallel). What a phase's tiles compute is counted by :mod:`snnipu.ipu.cycles`.
+(bulk-synchronous parallel). What a phase's tiles compute is counted by :mod:`snnipu.planning.cycles`.
 
 Forwards, with layers one step apart, all at once: ids of the spikes go to all tiles of the next layer; neurons
 integrate; bits of what fired become words beside the neurons, and go to the selection tiles; these make ids.
@@ -19,20 +19,11 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from snnipu.ipu import cycles
-from snnipu.ipu.mapping import (
-    COUNTS_BYTES,
-    FLOAT,
-    LayerPlan,
-    Plan,
-    forward_cycles,
-    gradient_cycles,
-    lanes,
-    own_slots,
-    slot_shares,
-    stage_sum,
-)
-from snnipu.ipu.network import ID_BYTES
+from snnipu.planning import cycles
+from snnipu.planning.costs import forward_cycles, gradient_cycles, own_slots, slot_shares, stage_sum
+from snnipu.planning.cycles import lanes
+from snnipu.planning.mapping import LayerPlan, Plan
+from snnipu.planning.network import COUNTS_BYTES, FLOAT, ID_BYTES
 
 LABEL = "predicted by snnipu's IPU performance model, not measured"
 

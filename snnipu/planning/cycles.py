@@ -56,6 +56,11 @@ def vectors(lanes: int) -> int:
     return math.ceil(lanes / 2)
 
 
+def lanes(neurons: int) -> int:
+    """Neurons rounded up to pairs."""
+    return 2 * vectors(neurons)
+
+
 def over_groups(lanes: int, of: Callable[[int], float]) -> float:
     """``of(vectors)`` over the groups that lanes are worked on in: ``csrc/neuron/sparse.hpp``, ``forLaneGroups``."""
     total = vectors(lanes)

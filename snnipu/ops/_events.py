@@ -157,6 +157,3 @@ def _tally(cells: np.ndarray, count: bool) -> Tuple[np.ndarray, Optional[np.ndar
             return cells[first], np.diff(first, append=len(cells)).astype(np.float32)
         return cells[new], None
     return cells, np.ones(len(cells), np.float32) if count else None
-
-
-__all__ = ["bin_events"]

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Dict, Iterator, List, Optional, Tuple
 
-from snnipu.ipu import cycles
-from snnipu.ipu.mapping import FULL, code_bytes, lanes
-from snnipu.ipu.network import DTYPES, ID_BYTES
-from snnipu.ipu.targets import KIBIBYTE, Target
 from snnipu.ops._maps import Geometry
+from snnipu.planning import cycles
+from snnipu.planning.cycles import lanes
+from snnipu.planning.mapping import FULL, code_bytes
+from snnipu.planning.network import COUNTS_BYTES, DTYPES, FLOAT, ID_BYTES
+from snnipu.planning.targets import KIBIBYTE, TARGETS, Target
 
-FLOAT = 4
-COUNTS_BYTES = 8
 # As csrc/graph/sparse_conv2d.cpp has them: bytes of the rows that a tile works on at a time, and inputs of which a tile
 # at least holds the weights that others need, too.
 BYTES_AT_ONCE = 64 * KIBIBYTE
@@ -233,8 +232,6 @@ def plan_convolution(
 
     Where nothing fits, the plan whose fullest tile is the least full.
     """
-    from snnipu.ipu.targets import TARGETS
-
     machine = TARGETS["mk2"] if target is None else target
     best: Optional[Tuple[Tuple[bool, float], ConvolutionPlan]] = None
     for candidate in _candidates(geometry, slots, rows, dtype, training, machine, ipus):
@@ -245,6 +242,3 @@ def plan_convolution(
             best = (key, candidate)
     assert best is not None
     return best[1]
-
-
-__all__ = ["ConvolutionPlan", "plan_convolution"]

@@ -7,28 +7,32 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
 from types import ModuleType
 from typing import Any, Dict, Iterable, List, Optional, Sequence
 
-from snnipu._names import CHILDREN, AliasLoader, PoptorchStandIn, is_installed, provides_poptorch
+from snnipu._names import AliasLoader, PoptorchStandIn, is_installed, provides_poptorch
+
+# Folder that gives child processes ``poptorch`` and ``popdist``; see its docstring.
+CHILDREN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "children")
 
 
 def _alias(name: str, target: str) -> importlib.machinery.ModuleSpec:
     return importlib.machinery.ModuleSpec(name, AliasLoader(target), is_package=True)
 
 
-_PROVIDED = ("poptorch", "popdist")
+_PROVIDED = ("poptorch", "popdist", "popart")
 
 
 class _PoptorchFinder(PoptorchStandIn):
-    """``poptorch`` and everything below it is ``snnipu.poptorch`` and what is below that; so for ``popdist``."""
+    """``poptorch`` and everything below it is ``snnipu.poptorch`` and what is below that; so for the others."""
 
     def find_spec(
         self, fullname: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
     ) -> Optional[importlib.machinery.ModuleSpec]:
         top = fullname.partition(".")[0]
-        if top not in _PROVIDED or (top == "popdist" and is_installed("popdist")):
+        if top not in _PROVIDED or is_installed(top):
             return None
         name = "snnipu." + fullname
         known = name in sys.modules or importlib.util.find_spec(name) is not None
@@ -72,18 +76,6 @@ def _own_module(fullname: str) -> Optional[str]:
     return name
 
 
-class _PopartStandIn(ModuleType):
-    """``import popart`` without PopART: its attributes raise an error that names them."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        # Not above: where PopTorch is installed, `snnipu.poptorch` is that one.
-        from snnipu.poptorch._errors import not_available
-
-        raise not_available(f"popart.{name}", "PopART is not installed.")
-
-
 def provide_poptorch() -> None:
     """Make ``import poptorch``, ``popdist`` and ``popart`` work where they are not installed, here and in processes
     that multiprocessing starts from here.
@@ -92,8 +84,6 @@ def provide_poptorch() -> None:
         sys.meta_path.insert(0, _PoptorchFinder())
     if provides_poptorch() and CHILDREN not in sys.path:
         sys.path.append(CHILDREN)
-    if not is_installed("popart"):
-        sys.modules["popart"] = _PopartStandIn("popart", "A stand-in for PopART, which is not installed.")
 
 
 class _Facade(ModuleType):

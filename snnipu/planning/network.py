@@ -1,0 +1,169 @@
+"""What a plan is made of: layers, batch, time steps, activity and slots of an event-driven network."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Type, TypeVar, Union
+
+DTYPES = {"float32": 4, "float16": 2}
+OPTIMIZERS = ("sgd", "adam")
+# On an IPU: of a spike id, of what is computed in, and of a row's counts.
+ID_BYTES, FLOAT, COUNTS_BYTES = 4, 4, 8
+
+Activity = Union[float, Sequence[float]]
+_Spec = TypeVar("_Spec", bound="NetworkSpec")
+
+
+@dataclass(frozen=True, eq=False)
+class NetworkSpec:
+    """An event-driven network to be mapped. Entries of ``sizes``, ``spikes`` and ``slots``: the input, then each layer.
+
+    Attributes:
+        sizes: neurons.
+        spikes: expected spikes of a sample and step.
+        slots: ids that are sent for a sample and step; neurons that only carry gradient have one, too.
+        batch_size: samples that are processed at once.
+        steps: time steps.
+        dtype: of the weights, ``float32`` or ``float16``; states, sums and gradients are float32.
+        delay: steps from layer to layer, 0 or 1. With 1 all layers of a step run at once.
+        optimizer: ``sgd`` (no state) or ``adam`` (two states for each weight).
+        training: whether there is a backward pass.
+        recurrent: for each layer, without the input, whether it reads its own spikes of the step before; empty: none.
+
+    Raises:
+        ValueError: the message names the field.
+    """
+
+    sizes: Tuple[int, ...]
+    spikes: Tuple[float, ...]
+    slots: Tuple[int, ...]
+    batch_size: int = 48
+    steps: int = 100
+    dtype: str = "float32"
+    delay: int = 1
+    optimizer: str = "adam"
+    training: bool = True
+    recurrent: Tuple[bool, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.sizes) < 2:
+            raise ValueError(f"sizes must have an entry for the input and one for each layer, got {list(self.sizes)}")
+        for name in ("sizes", "slots"):
+            for value in getattr(self, name):
+                if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                    raise ValueError(f"{name} must be positive ints, got {value!r}")
+        for name in ("spikes", "slots"):
+            if len(getattr(self, name)) != len(self.sizes):
+                raise ValueError(f"{name} must have {len(self.sizes)} entries, input first, got {getattr(self, name)}")
+        for size, spikes, slots in zip(self.sizes, self.spikes, self.slots):
+            if not 0 <= spikes <= slots <= size:
+                raise ValueError(
+                    f"spikes and slots: at most as many spikes as slots, and slots as neurons, got {spikes:g}, {slots} "
+                    f"and {size}"
+                )
+        for name in ("batch_size", "steps"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a positive int, got {value!r}")
+        for name, allowed in (("dtype", tuple(DTYPES)), ("optimizer", OPTIMIZERS), ("delay", (0, 1))):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {getattr(self, name)!r}")
+
+        if len(self.recurrent) not in (0, self.layers) or any(not isinstance(each, bool) for each in self.recurrent):
+            raise ValueError(f"recurrent must have a bool for each of {self.layers} layers, got {self.recurrent!r}")
+
+    # Equal by their fields, of whichever class they are: what reads a model is a subclass.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NetworkSpec) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(vars(self).values()))
+
+    def is_recurrent(self, entry: int) -> bool:
+        """Whether layer ``entry``, 1 for the first behind the input, reads its own spikes."""
+        return bool(self.recurrent) and self.recurrent[entry - 1]
+
+    def reads(self, entry: int) -> List[int]:
+        """Neurons whose spikes layer ``entry`` reads: for each of its matrices of weights."""
+        return [self.sizes[entry - 1], *([self.sizes[entry]] if self.is_recurrent(entry) else [])]
+
+    def passes_back(self, entry: int) -> List[int]:
+        """Slots for whose values layer ``entry`` finds gradients: those of the layer before it, and its own."""
+        before = [self.slots[entry - 1]] if entry > 1 else []
+        return before + ([self.slots[entry]] if self.is_recurrent(entry) else [])
+
+    @property
+    def layers(self) -> int:
+        return len(self.sizes) - 1
+
+    @property
+    def weight_bytes(self) -> int:
+        return DTYPES[self.dtype]
+
+    @property
+    def parameters(self) -> int:
+        """Weights of all layers."""
+        return sum(self.sizes[entry] * inputs for entry in range(1, len(self.sizes)) for inputs in self.reads(entry))
+
+    def to_dict(self) -> Dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_sizes(
+        cls: Type[_Spec],
+        sizes: Sequence[int],
+        activity: Activity = 0.02,
+        input_slots: Optional[int] = None,
+        **more: Any,
+    ) -> _Spec:
+        """A network of the published sparse benchmark: slots by its rule, the last layer's as many as its neurons.
+
+        Args:
+            sizes: neurons of the input and of each layer.
+            activity: share of the neurons that spike in a step: one number, or one for each entry of ``sizes``.
+            input_slots: slots of the input; None: by the rule of the hidden layers.
+            more: other fields.
+
+        Raises:
+            ValueError: the message names the argument.
+
+        Source: Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
+        """
+        shares = activities(activity, len(sizes))
+        slots = [benchmark_slots(share, size) for share, size in zip(shares, sizes)]
+        slots[-1] = sizes[-1]
+        if input_slots is not None:
+            slots[0] = min(input_slots, sizes[0])
+        spikes = [min(share * size, float(slot)) for share, size, slot in zip(shares, sizes, slots)]
+        return cls(tuple(sizes), tuple(spikes), tuple(slots), **more)
+
+
+def activities(activity: Activity, entries: int) -> List[float]:
+    values: List[Any] = list(activity) if isinstance(activity, (list, tuple)) else [activity] * entries
+    if len(values) != entries:
+        raise ValueError(f"activity must be one number, or {entries}: one for each size, got {len(values)}")
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+            raise ValueError(f"activity must be above 0 and up to 1, got {value!r}")
+    return [float(value) for value in values]
+
+
+def benchmark_slots(activity: float, num_neurons: int) -> int:
+    r"""Slots of a hidden layer of ``num_neurons`` neurons at ``activity``: :math:`2 \lfloor a n / 2 \rfloor`.
+
+    An even number, as two float16 values make one word of an IPU; at least 2, so that a layer is never mute.
+
+    Args:
+        activity: share of the neurons that have a slot, above 0 and up to 1.
+        num_neurons: neurons of the layer.
+
+    Raises:
+        ValueError: ``activity`` or ``num_neurons`` is out of range; the message starts with its name.
+
+    Source: Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
+    """
+    if isinstance(activity, bool) or not isinstance(activity, (int, float)) or not 0 < activity <= 1:
+        raise ValueError(f"activity: expected a number above 0 and up to 1, got {activity!r}")
+    if isinstance(num_neurons, bool) or not isinstance(num_neurons, int) or num_neurons < 1:
+        raise ValueError(f"num_neurons: expected a positive integer, got {num_neurons!r}")
+    # 0.07 * 100 / 2 is a little above 3.5 in floating point, 0.29 * 200 / 2 a little below 29.
+    return min(max(2 * math.floor(activity * num_neurons / 2 + 1e-9), 2), num_neurons)

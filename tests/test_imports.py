@@ -1,0 +1,47 @@
+"""Modules import one another in no circle, be it inside functions or for types alone.
+
+import-linter's contracts in pyproject.toml say so of a package's parts; they do not see a module that imports the
+package of which it is a part.
+"""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def name_of(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).replace(".__init__", "")
+
+
+def imported(tree, name, is_package):
+    """Names that a module imports: modules, or what may be one."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = name.split(".")[: len(name.split(".")) - node.level + is_package] if node.level else []
+            source = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (f"{source}.{alias.name}" for alias in node.names)
+
+
+def graph_of(folder):
+    paths = {name_of(path): path for path in folder.rglob("*.py")}
+
+    def module(name):
+        return name if name in paths else name.rpartition(".")[0]
+
+    return {
+        name: {module(each) for each in imported(ast.parse(path.read_text()), name, path.stem == "__init__")}
+        & {*paths} - {name}
+        for name, path in paths.items()
+    }
+
+
+def test_no_circle():
+    graph = graph_of(ROOT / "snnipu")
+    assert "snnipu.ops" in graph["snnipu.backends"]
+    while graph:
+        free = {name for name, needs in graph.items() if not needs & graph.keys()}
+        assert free, f"in circles, or above them: {sorted(graph)}"
+        graph = {name: needs for name, needs in graph.items() if name not in free}
