@@ -35,6 +35,7 @@ from snnipu.neurons import (  # noqa: E402
     neuron,
     run_segments,
 )
+from snnipu.ops.sparse_input import dense_only  # noqa: E402
 from snnipu.spikes import SparseSpikes  # noqa: E402
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "__version__",
     "auto",
     "compile",
+    "dense_only",
     "neuron",
     "ops",
     "run_segments",

@@ -25,6 +25,11 @@ def on_real_ipu() -> bool:
     return _backend is not None and bool(_backend.on_real_ipu())
 
 
+def on_ipu() -> bool:
+    """Whether modules run on an IPU here, a real one or a model."""
+    return _backend is not None and bool(_backend.on_ipu())
+
+
 def call(name: str, *arguments: Any) -> Any:
     """The backend's operator in place of ours of this name."""
     return getattr(_backend, f"call_{name}")(*arguments)

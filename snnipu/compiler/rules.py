@@ -12,6 +12,7 @@ from torch.fx import Graph, Node
 
 from snnipu.compiler import helpers
 from snnipu.compiler.nodes import ELEMENTWISE, argument, bound, is_tensor, name_of, training, value_of
+from snnipu.ops import sparse_input
 from snnipu.ops.batch_norm import batch_norm_over_time
 from snnipu.ops.max_pool2d import max_pool2d
 
@@ -140,7 +141,19 @@ def _linear(call: Call) -> Optional[Make]:
     first = _only_first(call)
     if first is None:
         return None
-    return _same_call(call) if first.dims == 1 else _folded(call)
+    if first.dims == 1:
+        return _same_call(call)
+
+    def product(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
+        sequence = _first_of(args, kwargs)
+        folded = graph.call_function(helpers.fold_time, (sequence,))
+        args, kwargs = _replace_first(args, kwargs, folded)
+        names = ("input", "weight", "bias")
+        given = {**dict(zip(names, args)), **kwargs}
+        out = graph.call_function(sparse_input.linear, tuple(given.get(name) for name in names))
+        return graph.call_function(helpers.split_time, (out, sequence))
+
+    return product
 
 
 def _maps(spatial: int) -> Callable[[Call], Optional[Make]]:

@@ -14,6 +14,7 @@ from snnipu.ops._arguments import is_direct
 from snnipu.ops.batch_norm import SMALL_STEP, batch_norm_over_time
 from snnipu.ops.lif_sequence import check_num_steps
 from snnipu.ops.max_pool2d import max_pool2d
+from snnipu.ops.sparse_input import linear
 from snnipu.spikes import SparseSpikes
 
 # Modules whose output at a step is a function of that step's input alone, the same at every step.
@@ -472,6 +473,8 @@ def _as_one_batch(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     if type(module) is nn.MaxPool2d:
         m = module
         out = max_pool2d(rows, m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode, m.return_indices)
+    elif type(module) is nn.Linear and rows.dim() == 2:
+        out = linear(rows, module.weight, module.bias)
     else:
         out = module(rows)
     return out.unflatten(0, x.shape[:2])

@@ -1,0 +1,210 @@
+"""Products whose input is mostly zeros: PyTorch's numbers up to the order of additions, and when they are taken."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.operators import needs_host_runtime
+from torch import nn
+
+import snnipu as snn
+from snnipu.ops import sparse_input
+
+pytestmark = needs_host_runtime
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """Takes events whatever the size and the share; gives how often they were taken."""
+    taken = []
+    slots = sparse_input._slots
+
+    def counted(*args):
+        made = slots(*args)
+        taken.append(made is not None)
+        return made
+
+    monkeypatch.setattr(sparse_input, "_FEWEST_PRODUCTS", 0)
+    monkeypatch.setattr(sparse_input, "BREAK_EVEN", ((1, 1.0),))
+    monkeypatch.setattr(sparse_input, "_LARGEST_ROW", 1.0)
+    monkeypatch.setattr(sparse_input, "_slots", counted)
+    return taken
+
+
+def run(function, x, weight, bias, upstream):
+    leaves = [t if t is None else t.detach().clone().requires_grad_(t.requires_grad) for t in (x, weight, bias)]
+    out = function(*leaves)
+    if out.requires_grad:
+        out.backward(upstream)
+    return out.detach(), [None if leaf is None else leaf.grad for leaf in leaves]
+
+
+@given(
+    st.tuples(st.integers(1, 40), st.integers(1, 70), st.integers(1, 40)),
+    st.floats(0, 1),
+    st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans()),
+    st.booleans(),
+    st.integers(0, 2**31),
+)
+@settings(deadline=None, max_examples=150)
+def test_linear_is_pytorchs_up_to_rounding(sizes, activity, learns, graded, seed):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sparse_input, "_FEWEST_PRODUCTS", 0)
+        patch.setattr(sparse_input, "BREAK_EVEN", ((1, 1.0),))
+        patch.setattr(sparse_input, "_LARGEST_ROW", 1.0)
+        rows, inputs, outputs = sizes
+        torch.manual_seed(seed)
+        x = (torch.rand(rows, inputs, dtype=torch.float64) < activity).double()
+        x = (x * torch.randn_like(x) if graded else x).requires_grad_(learns[0])
+        weight = torch.randn(outputs, inputs, dtype=torch.float64, requires_grad=learns[1])
+        bias = torch.randn(outputs, dtype=torch.float64, requires_grad=learns[2]) if learns[3] else None
+        upstream = torch.randn(rows, outputs, dtype=torch.float64)
+        made, expected = (run(f, x, weight, bias, upstream) for f in (sparse_input.linear, F.linear))
+        torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_other_layouts_and_dtypes(events):
+    x = (torch.rand(30, 8, 2) < 0.2).float()
+    weight = torch.randn(5, 8)
+    for rows in (x[..., 0], x[..., 1].t().contiguous().t(), x[::2, :, 0]):
+        for w in (weight, torch.randn(8, 5).t()):
+            torch.testing.assert_close(sparse_input.linear(rows, w), F.linear(rows, w))
+    assert events == [True] * 6
+    for dtype in (torch.bfloat16, torch.float16):
+        assert torch.equal(
+            sparse_input.linear(x[..., 0].to(dtype), weight.to(dtype)), F.linear(x[..., 0].to(dtype), weight.to(dtype))
+        )
+    empty = sparse_input.linear(x[:0, :, 0], weight)
+    assert empty.shape == (0, 5)
+    assert events[6:] == [False] * 3
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        sparse_input.linear(x[..., 0], torch.randn(5, 9))
+
+
+def test_what_is_not_a_number_is_an_event(events):
+    x = torch.zeros(4, 3)
+    x[1, 2], x[2, 0], x[3, 1] = float("nan"), float("inf"), -0.0
+    made, expected = sparse_input.linear(x, torch.ones(2, 3)), F.linear(x, torch.ones(2, 3))
+    torch.testing.assert_close(made, expected, equal_nan=True)
+    assert events == [True]
+
+
+def test_others_who_look_on_get_the_dense_product(events):
+    x, weight = (torch.rand(6, 4) < 0.3).float(), torch.randn(3, 4)
+    expected = F.linear(x, weight)
+
+    def dense(function):
+        events.clear()
+        made = function()
+        assert not any(events)
+        return made
+
+    def by_jvp():
+        return torch.func.jvp(lambda w: sparse_input.linear(x, w), (weight,), (torch.ones_like(weight),))
+
+    assert torch.equal(
+        dense(lambda: torch.func.vmap(lambda row: sparse_input.linear(row[None], weight)[0])(x)), expected
+    )
+    made, tangent = dense(by_jvp)
+    assert torch.equal(made, expected)
+    torch.testing.assert_close(tangent, x.sum(1, keepdim=True).expand(6, 3))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert dense(lambda: sparse_input.linear(x, weight)).dtype == torch.bfloat16
+    with snn.dense_only():
+        assert torch.equal(dense(lambda: sparse_input.linear(x, weight)), expected)
+        with snn.dense_only():
+            pass
+        assert torch.equal(dense(lambda: sparse_input.linear(x, weight)), expected)
+    events.clear()
+    sparse_input.linear(x, weight)
+    assert events == [True]
+
+
+def test_a_second_derivative_is_refused_by_name(events):
+    x, weight = (torch.rand(6, 4) < 0.3).float(), torch.randn(3, 4, requires_grad=True)
+    (grad,) = torch.autograd.grad((sparse_input.linear(x, weight) ** 2).sum(), weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="dense_only"):
+        grad.sum().backward()
+    with snn.dense_only():
+        (grad,) = torch.autograd.grad((sparse_input.linear(x, weight) ** 2).sum(), weight, create_graph=True)
+        grad.sum().backward()
+    assert weight.grad is not None
+
+
+def test_the_choice_is_by_size_and_share(monkeypatch):
+    def chosen(rows, inputs, outputs, share):
+        torch.manual_seed(0)
+        x = (torch.rand(rows, inputs) < share).float()
+        return sparse_input._slots(x, torch.randn(outputs, inputs)) is not None
+
+    assert chosen(400, 500, 256, 0.1)
+    assert not chosen(400, 500, 256, 0.6)
+    assert chosen(400, 500, 64, 0.05)
+    assert not chosen(400, 500, 64, 0.2)
+    assert not chosen(400, 500, 10, 0.01)
+    assert not chosen(10, 50, 256, 0.01)
+    # A few rows that are full make slots as large as the tensor.
+    x = torch.zeros(400, 500)
+    x[1] = 1
+    assert sparse_input._slots(x, torch.randn(256, 500)) is None
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(300, 256), snn.Leaky(beta=0.9), nn.Linear(256, 256), snn.Leaky(beta=0.9))
+
+
+def loop(net, x):
+    mem1, mem2, out = net[1].init_leaky(), net[3].init_leaky(), []
+    for current in x:
+        spk, mem1 = net[1](net[0](current), mem1)
+        spk, mem2 = net[3](net[2](spk), mem2)
+        out.append(mem2)
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("kind", ["multistep", "compiled"])
+def test_networks_take_events_and_give_the_loops_numbers(kind, monkeypatch):
+    taken, slots = [], sparse_input._slots
+
+    def counted(*args):
+        made = slots(*args)
+        taken.append(made is not None)
+        return made
+
+    monkeypatch.setattr(sparse_input, "_slots", counted)
+    x = (torch.rand(10, 16, 300) < 0.05).float()
+    results = []
+    for way in (loop, kind):
+        net = network()
+        if way == "multistep":
+            out = snn.MultiStep(*net)(x)[1]
+        else:
+            out = (snn.compile(loop) if way == "compiled" else loop)(net, x)
+        (out**2).sum().backward()
+        results.append([out.detach(), *(p.grad for p in net.parameters())])
+    scale = max(float(grad.abs().max()) for grad in results[0][1:])
+    for made, expected in zip(*results):
+        torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5 * scale)
+    assert any(taken)
+    taken.clear()
+    with snn.dense_only():
+        snn.MultiStep(*network())(x)
+    assert not any(taken)
+
+
+def test_hooks_and_subclasses_keep_their_call():
+    seen = []
+
+    class Mine(nn.Linear):
+        def forward(self, x):
+            seen.append("mine")
+            return super().forward(x)
+
+    hooked = nn.Linear(300, 256)
+    hooked.register_forward_hook(lambda *_: seen.append("hook"))
+    x = (torch.rand(10, 16, 300) < 0.05).float()
+    for layer in (Mine(300, 256), hooked):
+        snn.MultiStep(layer, snn.Leaky(beta=0.9))(x)
+    assert set(seen) == {"mine", "hook"}
