@@ -34,8 +34,8 @@ _FED_BACK = (
     "lif(inp(x) + rec(spk), mem), where rec is one nn.Linear or one nn.Conv2d of stride 1, or RLeaky or RSynaptic"
 )
 _FUSED = (
-    "give the neuron float32 inputs and states and a surrogate of snnipu.surrogate, neither inhibition nor state_quant, "
-    f"and replace no part of its step in a subclass; other equations are {_OWN}"
+    "give the neuron float32 inputs and states and a surrogate of snnipu.surrogate, neither inhibition nor "
+    f"state_quant, and replace no part of its step in a subclass; other equations are {_OWN}"
 )
 _BEFORE_THE_LOOP = (
     "draw the numbers of all steps before the loop, noise = torch.randn(num_steps, ...), and use noise[step]"
@@ -78,8 +78,8 @@ KINDS: Dict[str, Kind] = {
     ),
     "feedback_others": Kind(
         "the result comes back at the next step through another neuron",
-        f"this model is a loop however it is written; where it may be another one, let each neuron's spikes come back to "
-        f"itself by {_FED_BACK}",
+        "this model is a loop however it is written; where it may be another one, let each neuron's spikes come back "
+        f"to itself by {_FED_BACK}",
     ),
     "mode": Kind(
         "gradients or autocast are switched at every step, before this line",
@@ -146,9 +146,9 @@ class Reason:
 
     Attributes:
         kind: a key of ``KINDS``.
-        lines: of the program that cause it. Of feedback: each takes a result of the one before it, the first one that of
-            the last at the step before.
-        detail: what else is known: an operator's name, what TorchDynamo says.
+        lines: of the program that cause it. Of feedback: each takes a result of the one before it, the first one that
+            of the last at the step before.
+        detail: what TorchDynamo says.
     """
 
     kind: str

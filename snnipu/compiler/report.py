@@ -2,7 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import snntorch
 from torch.fx import GraphModule, Node
@@ -65,6 +65,7 @@ class GraphReport:
 
     Attributes:
         neurons, operators: what was found in it.
+        unfused: neurons whose steps are operators of PyTorch, which are among ``operators``.
         nodes: their number before and after rolling.
         seconds: that rolling took.
         failed: the error that left the graph as it was; empty: none.
@@ -73,6 +74,7 @@ class GraphReport:
     """
 
     neurons: Tuple[Neuron, ...]
+    unfused: Tuple[Neuron, ...]
     operators: Tuple[Batched, ...]
     nodes: Tuple[int, int]
     seconds: float
@@ -96,7 +98,7 @@ class GraphReport:
 
         neurons = [
             (n.name, n.kind, n.line, str(n.steps), f"step by step {note(n)}" if n.reason else "one operator")
-            for n in self.neurons
+            for n in (*self.neurons, *self.unfused)
         ]
         operators = [(o.name, o.line, str(o.calls), str(o.times), note(o)) for o in self.operators]
         lines = _table(("neuron", "kind", "line", "steps", "runs as"), neurons) if neurons else ["no neurons"]
@@ -127,7 +129,7 @@ class Report:
 
     @property
     def neurons(self) -> List[Neuron]:
-        return [*(neuron for graph in self._shown() for neuron in graph.neurons), *self.alone]
+        return [*(one for graph in self._shown() for one in (*graph.neurons, *graph.unfused)), *self.alone]
 
     @property
     def graph_breaks(self) -> List[Reason]:
@@ -136,7 +138,7 @@ class Report:
         return list({one.lines: one for one in reversed(found) if one is not None}.values())[::-1]
 
     def _shown(self) -> List[GraphReport]:
-        """A loop with a graph break in it is no graph: what its steps call is compiled, each a graph of single steps."""
+        """A loop with a graph break in it is no graph: what its steps call is, each a graph of single steps."""
         return [one for one in self.graphs if not self.graph_breaks or any(n.steps > 1 for n in one.neurons)]
 
     def __str__(self) -> str:
@@ -164,11 +166,7 @@ def report_of(
     module: GraphModule, rolled: GraphModule, plan: Optional[Plan], seconds: float, failed: str
 ) -> GraphReport:
     """What was made of ``module``."""
-    neurons: Tuple[Neuron, ...] = ()
-    operators: Tuple[Batched, ...] = ()
-    if plan is not None:
-        neurons = _neurons(module, plan)
-        operators = _operators(module, plan)
+    neurons = () if plan is None else _neurons(plan)
     graphs = [rolled]
     for node in rolled.graph.nodes:
         stretch = getattr(rolled, str(node.target), None) if node.op == "get_attr" else None
@@ -176,7 +174,8 @@ def report_of(
             graphs.append(stretch.body)
     return GraphReport(
         neurons,
-        operators,
+        _unfused(module, {neuron.name for neuron in neurons}),
+        () if plan is None else _operators(module, plan),
         (len(module.graph.nodes), sum(len(graph.graph.nodes) for graph in graphs)),
         seconds,
         failed,
@@ -185,26 +184,28 @@ def report_of(
     )
 
 
-def _neurons(module: GraphModule, plan: Plan) -> Tuple[Neuron, ...]:
+def _neurons(plan: Plan) -> Tuple[Neuron, ...]:
     """Neurons in the order in which the program calls them; the steps that stay steps for one reason as one."""
     steps: Dict[Any, int] = {}
     for place, chain in enumerate(plan.chains):
         key = (chain.name, chain.kind, line_of(chain.steps[0]), chain.reason, place if chain.reason is None else -1)
         steps[key] = steps.get(key, 0) + len(chain.steps) + chain.apart
-    found = [Neuron(*key[:3], number, key[3]) for key, number in steps.items()]
-    known = {neuron.name for neuron in found}
-    # Neurons whose step is no node: as often as the operator of theirs that is called most often.
-    calls: Dict[Tuple[str, str, str], Counter[Any]] = {}
-    first: Dict[Tuple[str, str, str], Node] = {}
+    return tuple(Neuron(*key[:3], number, key[3]) for key, number in steps.items())
+
+
+def _unfused(module: GraphModule, known: Set[str]) -> Tuple[Neuron, ...]:
+    """The neurons whose steps are no nodes, called as often as most of their operators."""
+    calls: Dict[Tuple[str, str], Counter[Any]] = {}
+    first: Dict[Tuple[str, str], Node] = {}
     for node in module.graph.nodes:
         name, kind = module_of(node, snntorch.SpikingNeuron)
         if kind and name not in known and node.op in ("call_function", "call_method"):
-            key = (name, kind, line_of(node))
-            first.setdefault(key, node)
-            calls.setdefault(key, Counter())[node.target, str(node.meta.get("stack_trace"))] += 1
-    for key, counted in calls.items():
-        found.append(Neuron(*key, max(counted.values()), reason("unfused", first[key])))
-    return tuple(found)
+            first.setdefault((name, kind), node)
+            calls.setdefault((name, kind), Counter())[node.target, str(node.meta.get("stack_trace"))] += 1
+    return tuple(
+        Neuron(*key, line_of(first[key]), Counter(counted.values()).most_common(1)[0][0], reason("unfused", first[key]))
+        for key, counted in calls.items()
+    )
 
 
 def _operators(module: GraphModule, plan: Plan) -> Tuple[Batched, ...]:
