@@ -22,7 +22,8 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 import snntorch
 import torch
 
-from snnipu.compiler import backend, outline
+from snnipu.compiler import backend, outline, reasons
+from snnipu.compiler.reasons import PACKAGES, Reason
 from snnipu.compiler.report import GraphReport
 
 _LOG = logging.getLogger("snnipu.compiler")
@@ -39,10 +40,8 @@ QUIET = 2000
 # A function that calls one of these is no graph.
 _EAGER_NAMES = {"backward", "item", "numpy", "tolist", "zero_grad", "print"}
 _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<lambda>")
-_FOLDERS = [os.path.dirname(os.path.abspath(str(module.__file__))) for module in (torch, snntorch)]
-_PACKAGES = (*(folder + os.sep for folder in _FOLDERS), os.path.dirname(os.path.dirname(__file__)) + os.sep)
 # Whose frames have no loops of a program's.
-_UNSEEN = (_PACKAGES[0], _PACKAGES[2])
+_UNSEEN = (PACKAGES[0], PACKAGES[2])
 _LIBRARY = tuple({str(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "purelib", "platlib")})
 _numbers = itertools.count(1)
 
@@ -81,6 +80,7 @@ class Site:
         nested: whether the loop stands in another one of its function.
         reports: one for each compilation.
         reasons: why it runs as it is, by whether gradients are enabled.
+        notes: the program's lines of these reasons, and what to write instead.
     """
 
     def __init__(
@@ -94,6 +94,7 @@ class Site:
         self.waits_for: Optional[Site] = None
         self.reports: List[GraphReport] = []
         self.reasons: Dict[bool, str] = {}
+        self.notes: List[Reason] = []
         self.wanted = False
         self._compiled: Any = None
         self._began = False
@@ -106,6 +107,31 @@ class Site:
     def compiled(self) -> bool:
         """Whether calls run compiled, with or without gradients."""
         return bool(self.reports) and len(self.reasons) < 2 and any(_rolled(report) for report in self.reports)
+
+    @property
+    def decision(self) -> str:
+        """What is done with it."""
+        if self.compiled:
+            return "compiled"
+        if self.reasons:
+            return "as it is, " + "; ".join(dict.fromkeys(self.reasons.values()))
+        if self.waits_for is not None:
+            return f"as it is, a part of {self.waits_for.label}"
+        return "found, its next call compiles it"
+
+    def told(self) -> List[str]:
+        """Lines of a text: what is done with it, and why its neurons are called step by step."""
+        lines = [f"{self.label}  {self.decision}"]
+        for note in self.notes:
+            lines += note.told("refused")
+        found: Dict[Reason, List[str]] = {}
+        for report in self.reports[-1:]:
+            for neuron in (*report.neurons, *report.unfused):
+                if neuron.reason is not None:
+                    found.setdefault(neuron.reason, []).append(neuron.name)
+        for reason, names in found.items():
+            lines += reason.told(f"step by step, {', '.join(names)}")
+        return [lines[0], *(f"    {line}" for line in lines[1:])]
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """What runs in the function's place."""
@@ -137,7 +163,8 @@ class Site:
                 self._failures += 1
                 # Where other calls run compiled, one that cannot, a smaller last batch say, is not the end of it.
                 if not self.compiled or self._failures >= FAILURES:
-                    self._leave(grad, _first_line(error))
+                    why = _not_faster_in(error)
+                    self._leave(grad, why) if why else self._refuse(grad, error)
             else:
                 self._count(grad, len(self.reports) > before)
                 return result
@@ -182,10 +209,17 @@ class Site:
                     "number or a dictionary on an object that changes from call to call, say",
                 )
 
-    def _leave(self, grad: bool, reason: str) -> None:
+    def _refuse(self, grad: bool, error: BaseException) -> None:
+        """TorchDynamo makes no graph of it."""
+        why = reasons.of_error(error)
+        self._leave(grad, f"refused: {why.why}" + "".join(f" ({line.place})" for line in why.lines), why)
+
+    def _leave(self, grad: bool, reason: str, note: Optional[Reason] = None) -> None:
         """From now on it runs as it is."""
         said = reason in self.reasons.values()
         self.reasons[grad] = reason
+        if note is not None and note not in self.notes:
+            self.notes.append(note)
         if not said and self.waits_for is None:
             how = _LOG.info if self.auto.tries_further(self) else _LOG.warning
             how("%s runs as it is: %s", self.label, reason)
@@ -220,23 +254,13 @@ def _tracing() -> Iterator[None]:
         yield
 
 
-def _first_line(error: BaseException) -> str:
-    """What an error of TorchDynamo's says, and the line of the program."""
-    inner = error
-    while inner is not None:
-        if isinstance(inner, NotFaster):
-            return str(inner)
-        inner = inner.__cause__ or getattr(inner, "inner_exception", None)  # type: ignore[assignment]
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    first = lines[0] if lines else type(error).__name__
-    explanation = next((line.partition(": ")[2] for line in lines if line.startswith("Explanation:")), "")
-    places = [line for line in lines if line.startswith('File "')]
-    own = [line for line in places if not any(package in line for package in _PACKAGES)]
-    where = ""
-    if own:
-        words = own[-1].split('"')
-        where = f" ({os.path.basename(words[1])}, {words[2].strip(' ,').split(',')[0]})"
-    return f"{explanation or first}{where}"
+def _not_faster_in(error: Optional[BaseException]) -> str:
+    """What a :class:`NotFaster` says that TorchDynamo raises again as another error."""
+    while error is not None:
+        if isinstance(error, NotFaster):
+            return f"not faster: {error}"
+        error = error.__cause__ or getattr(error, "inner_exception", None)
+    return ""
 
 
 class Automatic:
@@ -263,16 +287,10 @@ class Automatic:
         self.searches = True
 
     def __str__(self) -> str:
-        rows = [
-            (
-                site.label,
-                "compiled" if site.compiled else f"as it is: {'; '.join(dict.fromkeys(site.reasons.values()))}",
-            )
-            for site in self.sites
-            if site.reports or site.reasons
-        ]
-        width = max((len(label) for label, _ in rows), default=0)
-        return "\n".join(f"{label.ljust(width)}  {what}" for label, what in rows) or "no loop over time was found yet"
+        lines: List[str] = []
+        for site in self.sites:
+            lines += site.told()
+        return "\n".join(lines) or "no loop over time was found yet"
 
     # ---- watching neurons
 
@@ -468,7 +486,7 @@ class Automatic:
     def adopt(self, module: types.ModuleType) -> None:
         """Take the loops out of the functions and methods of a module that is loaded already."""
         filename = str(getattr(module, "__file__", None) or "")
-        if filename in self._files or not filename.endswith(".py") or filename.startswith((*_PACKAGES, *_LIBRARY)):
+        if filename in self._files or not filename.endswith(".py") or filename.startswith((*PACKAGES, *_LIBRARY)):
             return
         self._files[filename] = True
         try:

@@ -2,14 +2,14 @@
 
 import time
 from dataclasses import replace
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Optional
 
 import snntorch
 import torch
 
 from snnipu.compiler import backend, reasons
 from snnipu.compiler.reasons import Reason
-from snnipu.compiler.report import GraphReport, Neuron, Report
+from snnipu.compiler.report import GraphReport, Report
 
 
 def explain(function: Any, *inputs: Any, **keywords: Any) -> Report:
@@ -53,13 +53,14 @@ def explain(function: Any, *inputs: Any, **keywords: Any) -> Report:
         refused = reasons.of_error(error)
         compiled(*inputs, **keywords)
     report = Report(tuple(found), time.perf_counter() - started, refused)
-    known = {neuron.name for neuron in report.neurons}
-    neurons = _neurons(function) if report.graph_breaks else []
-    alone = [Neuron(name, kind, "", 1, report.graph_breaks[0]) for name, kind in neurons if name not in known]
-    return replace(report, alone=tuple(alone))
+    if not report.graph_breaks:
+        return report
+    known = tuple(f".{neuron.name}" for neuron in report.neurons)
+    names = _neurons(function, *inputs, *keywords.values())
+    return replace(report, alone=tuple(one for one in names if not any(n.endswith(f".{one}") for n in known)))
 
 
-def _neurons(function: Any) -> List[Tuple[str, str]]:
-    """Names and classes of a module's neurons."""
-    modules = function.named_modules() if isinstance(function, torch.nn.Module) else ()
-    return [(name, type(one).__name__) for name, one in modules if isinstance(one, snntorch.SpikingNeuron)]
+def _neurons(*given: Any) -> List[str]:
+    """The names of the neurons in what are modules."""
+    pairs = [pair for one in given if isinstance(one, torch.nn.Module) for pair in one.named_modules()]
+    return [name for name, module in pairs if isinstance(module, snntorch.SpikingNeuron)]

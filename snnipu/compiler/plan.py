@@ -238,6 +238,9 @@ class Plan:
         """Why a step of a neuron is not followed by another one, ``after``: the neuron's next step, if there is one."""
         if after is None:
             return reason("one_step", step)
+        shapes = [nodes.key_of(nodes.value_of(given.args[0])) for given in (step, after)]
+        if shapes[0] != shapes[1]:
+            return reason("form", *(given for given in (step.args[0], after.args[0]) if isinstance(given, Node)))
         states: Any = after.args[1]
         for state in states:
             taken = isinstance(state, Node) and nodes.name_of(state) == "getitem" and state.args[0] is step
@@ -248,10 +251,7 @@ class Plan:
         for one, other in zip(step.args[2], parameters):  # type: ignore[arg-type]
             if one is not other:
                 return reason("parameter", other if isinstance(other, Node) and other.all_input_nodes else after)
-        one, other = (nodes.key_of(nodes.value_of(given.args[0])) for given in (step, after))
-        if one != other:
-            return reason("form", *(given for given in (step.args[0], after.args[0]) if isinstance(given, Node)))
-        return reason("options" if step.args[2:] != after.args[2:] else "branches", step, after)
+        return reason("options", after)
 
     def _comes_from(self, node: Node, source: Node) -> bool:
         """Whether a node is computed from another one."""

@@ -5,7 +5,7 @@ import os
 import re
 import textwrap
 from dataclasses import dataclass
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Tuple
 
 import snntorch
 import torch
@@ -16,7 +16,6 @@ PACKAGES = tuple(
     os.path.dirname(os.path.abspath(file)) + os.sep
     for file in (str(torch.__file__), str(snntorch.__file__), os.path.dirname(os.path.abspath(__file__)))
 )
-_NEURONS = (PACKAGES[1] + "_neurons" + os.sep, PACKAGES[2] + "neurons" + os.sep)
 # Of texts, and of the program's lines.
 _WIDTH, _LONGEST = 110, 90
 _FRAME = re.compile(r'^ *File "(.+?)", line (\d+)(?:, in .*)?(?:\n(?! *File ") *(.*))?', re.MULTILINE)
@@ -64,9 +63,6 @@ KINDS: Dict[str, Kind] = {
         "the input has another shape or dtype than at the step before", "give inputs of one shape and one dtype"
     ),
     "options": Kind("the surrogate or an option is changed between steps", "set it before the loop"),
-    "branches": Kind(
-        "two steps go on from the same state", "let a copy of the neuron, copy.deepcopy(lif), take one of them"
-    ),
     "spikes_in_place": Kind("the spikes are changed in place", "write spk = spk * mask for spk *= mask"),
     "feedback_elementwise": Kind(
         "the input is computed from the neuron's own result of the step before",
@@ -185,10 +181,12 @@ def reason(kind: str, *causes: Node, detail: str = "") -> Reason:
     """The reason of this kind that the lines of ``causes`` are; those of feedback from the loop's first line on."""
     stacks = [stack for stack in (frames(str(node.meta.get("stack_trace") or "")) for node in causes) if stack]
     made = Reason(kind, tuple(stack[-1] for stack in stacks), detail)
+    keys = [tuple(line.number for line in stack) for stack in stacks]
     if made.comes_back and stacks:
-        keys = [tuple(line.number for line in stack) for stack in stacks]
         first = keys.index(min(keys))
         stacks = [*stacks[first:], *stacks[:first]]
+    else:
+        stacks = [stack for _, stack in sorted(zip(keys, stacks))]
     return Reason(kind, tuple(dict.fromkeys(stack[-1] for stack in stacks)), detail)
 
 
@@ -208,17 +206,14 @@ def line_of(node: Node) -> str:
     return found[-1].place if found else ""
 
 
-def of_break(lines: Sequence[Line], said: str, inside: bool = False) -> Reason:
-    """Why a graph ends at a line.
-
-    Args:
-        lines: the program's frames, the innermost last.
-        said: what TorchDynamo says.
-        inside: whether it ends in the code of a neuron.
-    """
+def of_break(trace: str, said: str) -> Reason:
+    """Why a graph ends: from the traceback of the line and what TorchDynamo says of it."""
+    lines = frames(trace)
     text = lines[-1].text if lines else ""
     kind = next((kind for kind, pattern in _BREAKS if re.search(pattern, f"{text}\n{said}")), "break")
-    kind = "neuron" if inside else kind
+    inside = trace.rpartition(f'"{lines[-1].file}"')[2] if lines else ""
+    if any(match[0].startswith(PACKAGES[1:]) for match in _FRAME.findall(inside.partition("\n")[2])):
+        kind = "neuron"
     return Reason(kind, tuple(lines[-1:]), said if kind == "break" else "")
 
 
@@ -227,6 +222,4 @@ def of_error(error: BaseException) -> Reason:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first = lines[0] if lines else type(error).__name__
     explanation = next((line.partition(": ")[2] for line in lines if line.startswith("Explanation:")), "")
-    trace = str(error).rpartition("from user code:")[2]
-    files = [match[0] for match in _FRAME.findall(trace)]
-    return of_break(frames(trace), explanation or first, bool(files) and files[-1].startswith(_NEURONS))
+    return of_break(str(error).rpartition("from user code:")[2], explanation or first)

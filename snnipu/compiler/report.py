@@ -1,5 +1,6 @@
 """What the compiler made of a graph, and why not more."""
 
+import traceback
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
@@ -23,6 +24,7 @@ class Neuron:
         line: where it is called.
         steps: time steps that the graph has of it.
         reason: why they are not one operator; None: they are.
+        place: of the first step, in the program's order.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Neuron:
     line: str
     steps: int
     reason: Optional[Reason]
+    place: int = 0
 
     @property
     def rolled(self) -> bool:
@@ -98,7 +101,7 @@ class GraphReport:
 
         neurons = [
             (n.name, n.kind, n.line, str(n.steps), f"step by step {note(n)}" if n.reason else "one operator")
-            for n in (*self.neurons, *self.unfused)
+            for n in sorted((*self.neurons, *self.unfused), key=lambda neuron: neuron.place)
         ]
         operators = [(o.name, o.line, str(o.calls), str(o.times), note(o)) for o in self.operators]
         lines = _table(("neuron", "kind", "line", "steps", "runs as"), neurons) if neurons else ["no neurons"]
@@ -119,23 +122,24 @@ class Report:
         graphs: one for each graph, in the order in which they were compiled.
         seconds: of the whole first call: tracing, rolling, and one run.
         refused: the first line that TorchDynamo cannot trace; None: there is none.
-        alone: neurons of the module that no graph has over time.
+        alone: names of the module's neurons that no graph has over time, where graphs end early.
     """
 
     graphs: Tuple[GraphReport, ...]
     seconds: float
     refused: Optional[Reason] = None
-    alone: Tuple[Neuron, ...] = ()
+    alone: Tuple[str, ...] = ()
 
     @property
     def neurons(self) -> List[Neuron]:
-        return [*(one for graph in self._shown() for one in (*graph.neurons, *graph.unfused)), *self.alone]
+        return [one for graph in self._shown() for one in (*graph.neurons, *graph.unfused)]
 
     @property
     def graph_breaks(self) -> List[Reason]:
         """Where graphs end, one for each line, the first one of the program first."""
         found = [self.refused, *(graph.graph_break for graph in self.graphs)]
-        return list({one.lines: one for one in reversed(found) if one is not None}.values())[::-1]
+        first = {one.lines: one for one in reversed(found) if one is not None}
+        return [first[lines] for lines in reversed(list(first)) if lines or len(first) == 1]
 
     def _shown(self) -> List[GraphReport]:
         """A loop with a graph break in it is no graph: what its steps call is, each a graph of single steps."""
@@ -146,8 +150,10 @@ class Report:
         for one in self.graph_breaks:
             lines += [*one.told("graph break"), ""]
         if self.alone:
-            names = ", ".join(neuron.name or neuron.kind for neuron in self.alone)
-            lines += [f"step by step, as a loop with a graph break in it runs as it is: {names}", ""]
+            lines += [
+                f"neurons of no compiled loop, for one with a graph break in it runs as it is: {', '.join(self.alone)}",
+                "",
+            ]
         shown = self._shown()
         for number, graph in enumerate(shown):
             if len(shown) > 1:
@@ -166,7 +172,13 @@ def report_of(
     module: GraphModule, rolled: GraphModule, plan: Optional[Plan], seconds: float, failed: str
 ) -> GraphReport:
     """What was made of ``module``."""
-    neurons = () if plan is None else _neurons(plan)
+    neurons: Tuple[Neuron, ...] = ()
+    unfused: Tuple[Neuron, ...] = ()
+    operators: Tuple[Batched, ...] = ()
+    if plan is not None:
+        neurons = _neurons(plan)
+        unfused = _unfused(plan, {neuron.name for neuron in neurons})
+        operators = _operators(module, plan, {neuron.name: neuron.reason for neuron in unfused})
     graphs = [rolled]
     for node in rolled.graph.nodes:
         stretch = getattr(rolled, str(node.target), None) if node.op == "get_attr" else None
@@ -174,8 +186,8 @@ def report_of(
             graphs.append(stretch.body)
     return GraphReport(
         neurons,
-        _unfused(module, {neuron.name for neuron in neurons}),
-        () if plan is None else _operators(module, plan),
+        unfused,
+        operators,
         (len(module.graph.nodes), sum(len(graph.graph.nodes) for graph in graphs)),
         seconds,
         failed,
@@ -186,29 +198,33 @@ def report_of(
 
 def _neurons(plan: Plan) -> Tuple[Neuron, ...]:
     """Neurons in the order in which the program calls them; the steps that stay steps for one reason as one."""
-    steps: Dict[Any, int] = {}
-    for place, chain in enumerate(plan.chains):
-        key = (chain.name, chain.kind, line_of(chain.steps[0]), chain.reason, place if chain.reason is None else -1)
-        steps[key] = steps.get(key, 0) + len(chain.steps) + chain.apart
-    return tuple(Neuron(*key[:3], number, key[3]) for key, number in steps.items())
-
-
-def _unfused(module: GraphModule, known: Set[str]) -> Tuple[Neuron, ...]:
-    """The neurons whose steps are no nodes, called as often as most of their operators."""
-    calls: Dict[Tuple[str, str], Counter[Any]] = {}
-    first: Dict[Tuple[str, str], Node] = {}
-    for node in module.graph.nodes:
-        name, kind = module_of(node, snntorch.SpikingNeuron)
-        if kind and name not in known and node.op in ("call_function", "call_method"):
-            first.setdefault((name, kind), node)
-            calls.setdefault((name, kind), Counter())[node.target, str(node.meta.get("stack_trace"))] += 1
+    steps: Dict[Any, List[Node]] = {}
+    for chain in plan.chains:
+        alone = chain.steps[0] if chain.reason is None else None
+        key = (chain.name, chain.kind, line_of(chain.steps[0]), chain.reason, chain.apart, alone)
+        steps.setdefault(key, []).extend(chain.steps)
     return tuple(
-        Neuron(*key, line_of(first[key]), Counter(counted.values()).most_common(1)[0][0], reason("unfused", first[key]))
-        for key, counted in calls.items()
+        Neuron(name, kind, line, len(found) + apart, why, plan.place[found[0]])
+        for (name, kind, line, why, apart, _), found in steps.items()
     )
 
 
-def _operators(module: GraphModule, plan: Plan) -> Tuple[Batched, ...]:
+def _unfused(plan: Plan, known: Set[str]) -> Tuple[Neuron, ...]:
+    """The neurons whose steps are no nodes, called as often as most of their operators."""
+    calls: Dict[Tuple[str, str], List[Node]] = {}
+    for node in plan.graph.nodes:
+        name, kind = module_of(node, snntorch.SpikingNeuron)
+        if kind and name not in known and node.op in ("call_function", "call_method"):
+            calls.setdefault((name, kind), []).append(node)
+    found = []
+    for (name, kind), made in calls.items():
+        times = Counter((node.target, str(node.meta.get("stack_trace"))) for node in made)
+        steps = Counter(times.values()).most_common(1)[0][0]
+        found.append(Neuron(name, kind, line_of(made[0]), steps, reason("unfused", made[0]), plan.place[made[0]]))
+    return tuple(found)
+
+
+def _operators(module: GraphModule, plan: Plan, unfused: Dict[str, Optional[Reason]]) -> Tuple[Batched, ...]:
     """Operators that the loop calls, by name and line."""
 
     def key(node: Node) -> Tuple[str, str]:
@@ -241,7 +257,9 @@ def _operators(module: GraphModule, plan: Plan) -> Tuple[Batched, ...]:
         there = units.get((name, line), [])
         separate = list(dict.fromkeys(unit for unit, _ in there))
         single = [node for unit, node in there if not isinstance(unit, Bundle)]
-        why = _why_not(single, plan) if len(single) > 1 else None
+        why = None
+        if len(single) > 1:
+            why = unfused.get(module_of(single[0], snntorch.SpikingNeuron)[0]) or _why_not(single, plan)
         found.append(Batched(name, line, number, len(separate), why))
     return tuple(found)
 
@@ -273,6 +291,6 @@ def _graph_break(module: GraphModule) -> Optional[Reason]:
     why = getattr(module, "compile_subgraph_reason", None)
     if why is None or not getattr(why, "graph_break", False):
         return None
-    stack = [Line(one.filename, one.lineno, str(one.line).strip()) for one in getattr(why, "user_stack", None) or []]
+    stack = traceback.format_list(list(getattr(why, "user_stack", None) or []))
     said = str(why.reason).strip().splitlines()
-    return of_break(stack, said[0] if said else "")
+    return of_break("".join(stack), said[0] if said else "")
