@@ -15,6 +15,7 @@ import logging
 import os
 import sys
 import sysconfig
+import textwrap
 import tokenize
 import types
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
@@ -112,18 +113,18 @@ class Site:
     def decision(self) -> str:
         """What is done with it."""
         if self.compiled:
-            return "compiled"
+            return f"compiled: {_steps_of(self.reports)}"
         if self.reasons:
             return "as it is, " + "; ".join(dict.fromkeys(self.reasons.values()))
         if self.waits_for is not None:
-            return f"as it is, a part of {self.waits_for.label}"
+            return f"as {self.waits_for.label}, of which it is a part"
         return "found, its next call compiles it"
 
     def told(self) -> List[str]:
         """Lines of a text: what is done with it, and why its neurons are called step by step."""
         lines = [f"{self.label}  {self.decision}"]
         for note in self.notes:
-            lines += note.told("refused")
+            lines += note.told("the cause")
         found: Dict[Reason, List[str]] = {}
         for report in self.reports[-1:]:
             for neuron in (*report.neurons, *report.unfused):
@@ -196,9 +197,7 @@ class Site:
                 self._leave(grad, "it has no operators of PyTorch")
             return
         if len(self.reports) == 1:
-            rolled = [neuron for neuron in self.reports[0].neurons if neuron.rolled]
-            names = ", ".join(dict.fromkeys(neuron.name or neuron.kind for neuron in rolled))
-            _LOG.info("%s runs compiled: %d steps of %s", self.label, max(n.steps for n in rolled), names)
+            _LOG.info("%s runs compiled: %s", self.label, _steps_of(self.reports))
         self._useless += not self._used
         self._used = False
         if self._useless >= USELESS:
@@ -207,6 +206,7 @@ class Site:
                     mode,
                     f"it was compiled anew at {self._useless + 1} calls, for no call was like another: a list, a "
                     "number or a dictionary on an object that changes from call to call, say",
+                    reasons.of_compiling_anew(),
                 )
 
     def _refuse(self, grad: bool, error: BaseException) -> None:
@@ -223,6 +223,13 @@ class Site:
         if not said and self.waits_for is None:
             how = _LOG.info if self.auto.tries_further(self) else _LOG.warning
             how("%s runs as it is: %s", self.label, reason)
+
+
+def _steps_of(reports: Sequence[GraphReport]) -> str:
+    """What the newest of the graphs has over time."""
+    rolled = [neuron for report in reports if _rolled(report) for neuron in report.neurons if neuron.rolled]
+    names = ", ".join(dict.fromkeys(neuron.name or neuron.kind for neuron in rolled))
+    return f"{rolled[-1].steps} steps of {names}"
 
 
 def _rolled(report: GraphReport) -> bool:
@@ -276,6 +283,7 @@ class Automatic:
         self._originals: Dict[Any, Any] = {}  # code of functions before their loops were taken out
         self._files: Dict[str, bool] = {}
         self._said: Dict[Any, bool] = {}
+        self._refused: Dict[Any, List[str]] = {}  # what is told of loops that are no graph, by their function's code
         self._counts: Dict[Any, Dict[int, Tuple[int, Any]]] = {}
         self._modules = 0
         self._loops: Dict[str, List[outline.Loop]] = {}
@@ -288,8 +296,8 @@ class Automatic:
 
     def __str__(self) -> str:
         lines: List[str] = []
-        for site in self.sites:
-            lines += site.told()
+        for told in (*self._refused.values(), *(site.told() for site in self.sites)):
+            lines += told
         return "\n".join(lines) or "no loop over time was found yet"
 
     # ---- watching neurons
@@ -372,7 +380,7 @@ class Automatic:
             if not found and number >= CALLS:
                 found = self._found(frame, stack[place + 1 :], decided)
             site = self._by_code.get(frame.f_code)
-            decided = decided or (site is not None and site.wanted)
+            decided = decided or (site is not None and site.wanted) or frame.f_code in self._refused
             inner = counts
 
     def _found(self, frame: Any, outer: Sequence[Any], decided: bool) -> bool:
@@ -398,9 +406,28 @@ class Automatic:
             return True
         whole = self._whole(code)
         if whole is None:
+            if not decided:
+                self._refuse(code, frame.f_lineno)
             return False
         self._quiet = 0
         return True
+
+    def _refuse(self, code: Any, line: int) -> None:
+        """Note why a loop around a line is neither compiled as a function of its own nor with its function."""
+        try:
+            source, first = inspect.getsourcelines(code)
+            tree = ast.parse(textwrap.dedent("".join(source)))
+        except (OSError, SyntaxError):
+            return
+        start = first - 1 if first else 0
+        loops = [one for one in ast.walk(tree) if isinstance(one, (ast.For, ast.While))]
+        around = [one for one in loops if one.lineno <= line - start <= (one.end_lineno or one.lineno)]
+        for loop in around[-1:]:
+            at = outline.obstacle(loop)
+            if at is not None:
+                why = reasons.of_break(f'  File "{code.co_filename}", line {at + start}, in {code.co_name}\n', "")
+                told = why.told(f"{_place(code, loop.lineno + start)} ({code.co_name})  as it is, refused")
+                self._refused[code] = [told[0], *(f"    {one}" for one in told[1:])]
 
     def _say(self, key: Any, what: str) -> None:
         if key not in self._said:

@@ -5,7 +5,7 @@ import os
 import re
 import textwrap
 from dataclasses import dataclass
-from typing import Dict, List, NamedTuple, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import snntorch
 import torch
@@ -114,7 +114,12 @@ KINDS: Dict[str, Kind] = {
     ),
     "prints": Kind("it prints", "print after the loop"),
     "neuron": Kind("the neuron's step cannot be traced", _FUSED),
-    "break": Kind("TorchDynamo cannot trace this line", "move the line behind the loop"),
+    "break": Kind("this line ends the graph", "move it behind the loop"),
+    # Functions that are compiled again and again.
+    "anew": Kind(
+        "what this line reads has changed since the call before",
+        "begin with a new list or number in the function, and give it to the object after the loop",
+    ),
 }
 # A line that TorchDynamo cannot trace, with what it says of it: the first kind whose pattern is in there.
 _BREAKS = (
@@ -223,3 +228,12 @@ def of_error(error: BaseException) -> Reason:
     first = lines[0] if lines else type(error).__name__
     explanation = next((line.partition(": ")[2] for line in lines if line.startswith("Explanation:")), "")
     return of_break(str(error).rpartition("from user code:")[2], explanation or first)
+
+
+def of_compiling_anew() -> Optional[Reason]:
+    """Why TorchDynamo has compiled the last function again; None: it does not say."""
+    from torch._dynamo import utils
+
+    metrics = utils.get_compilation_metrics()
+    lines = frames(str(getattr(metrics[-1], "recompile_reason", ""))) if metrics else []
+    return Reason("anew", tuple(lines[-1:])) if lines else None
