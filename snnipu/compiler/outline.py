@@ -226,8 +226,8 @@ def _may_be_compiled(node: ast.stmt) -> bool:
 
 def obstacle(node: ast.stmt) -> Optional[int]:
     """The first line of a loop that ends every graph; None: there is none."""
-    lines = [
-        one.lineno
+    lines: List[int] = [
+        getattr(one, "lineno")  # noqa: B009
         for one in ast.walk(node)
         if isinstance(one, _REFUSED)
         or _is_call_of(one, _EAGER_FUNCTIONS)

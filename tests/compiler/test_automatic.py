@@ -250,12 +250,28 @@ class Entangled(Net):
         return mem2
 
 
+def entangled_beside_what_ends_a_graph(net, x):
+    mem1, mem2 = net.lif1.reset_mem(), net.lif2.reset_mem()
+    mem3, other = net.lif1.reset_mem(), torch.zeros(x.shape[1], 2)
+    for t in range(len(x)):
+        mixed = net.fc1(x[t]) + other.repeat(1, 3)[:, :5]
+        inner, mem1 = net.lif1(mixed, mem1)
+        other, mem2 = net.lif2(net.fc2(inner), mem2)
+    mem3.sum().item()
+    return mem2
+
+
 def test_the_record_tells_of_loops_that_are_left_as_they_are():
+    compare(entangled_beside_what_ends_a_graph)
     compare(in_forward, make=Counting)
     compare(in_forward, make=Entangled)
     told = str(automatic._auto)
     lines = pathlib.Path(__file__).read_text().splitlines()
-    for line in ("total += spk.sum().item()", "first, mem1 = self.lif1(self.fc1(x[t] + spk.repeat(1, 2)), mem1)"):
+    for line in (
+        "total += spk.sum().item()",
+        "first, mem1 = self.lif1(self.fc1(x[t] + spk.repeat(1, 2)), mem1)",
+        "mixed = net.fc1(x[t]) + other.repeat(1, 3)[:, :5]",  # of a loop that is compiled alone
+    ):
         number = next(place for place, text in enumerate(lines, 1) if text.strip() == line)
         assert f"test_automatic.py:{number}  {line}" in told
     assert "as it is, refused: Python asks for a tensor's value" in told
