@@ -380,7 +380,7 @@ class Automatic:
             if not found and number >= CALLS:
                 found = self._found(frame, stack[place + 1 :], decided)
             site = self._by_code.get(frame.f_code)
-            decided = decided or (site is not None and site.wanted) or frame.f_code in self._refused
+            decided = decided or (site is not None and site.wanted) or bool(self._refused.get(frame.f_code))
             inner = counts
 
     def _found(self, frame: Any, outer: Sequence[Any], decided: bool) -> bool:
@@ -414,15 +414,17 @@ class Automatic:
 
     def _refuse(self, code: Any, line: int) -> None:
         """Note why a loop around a line is neither compiled as a function of its own nor with its function."""
+        if code in self._refused:
+            return
+        self._refused[code] = []
         try:
             source, first = inspect.getsourcelines(code)
             tree = ast.parse(textwrap.dedent("".join(source)))
         except (OSError, SyntaxError):
             return
-        start = first - 1 if first else 0
+        start = max(first - 1, 0)
         loops = [one for one in ast.walk(tree) if isinstance(one, (ast.For, ast.While))]
-        around = [one for one in loops if one.lineno <= line - start <= (one.end_lineno or one.lineno)]
-        for loop in around[-1:]:
+        for loop in [one for one in loops if one.lineno <= line - start <= (one.end_lineno or one.lineno)][-1:]:
             at = outline.obstacle(loop)
             if at is not None:
                 why = reasons.of_break(f'  File "{code.co_filename}", line {at + start}, in {code.co_name}\n', "")

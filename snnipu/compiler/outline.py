@@ -226,12 +226,15 @@ def _may_be_compiled(node: ast.stmt) -> bool:
 
 def obstacle(node: ast.stmt) -> Optional[int]:
     """The first line of a loop that ends every graph; None: there is none."""
-    lines: List[int] = [
-        getattr(one, "lineno")  # noqa: B009
+    lines = [
+        one.lineno
         for one in ast.walk(node)
-        if isinstance(one, _REFUSED)
-        or _is_call_of(one, _EAGER_FUNCTIONS)
-        or (isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr in _EAGER_METHODS)
+        if isinstance(one, (ast.stmt, ast.expr))
+        and (
+            isinstance(one, _REFUSED)
+            or _is_call_of(one, _EAGER_FUNCTIONS)
+            or (isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr in _EAGER_METHODS)
+        )
     ]
     return min(lines, default=None)
 
