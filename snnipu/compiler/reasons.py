@@ -93,6 +93,7 @@ KINDS: Dict[str, Kind] = {
     # Operators.
     "recurrent": Kind("takes its own result of the step before", f"elementwise equations with spikes are {_OWN}"),
     "random": Kind("draws random numbers, in the loop's order", _BEFORE_THE_LOOP),
+    "masks": Kind("draws a mask for each step, in the loop's order", ""),
     "in_place": Kind(
         "a tensor is changed in place that has several names",
         "write x = x + y for x += y, and keep no other name for x",
@@ -166,7 +167,7 @@ class Reason:
 
     @property
     def comes_back(self) -> bool:
-        return self.kind.startswith("feedback") or self.kind == "recurrent"
+        return _comes_back(self.kind)
 
     def told(self, head: str) -> List[str]:
         """Lines of a text: what is said of ``head``, the program's lines, what to write instead."""
@@ -182,17 +183,20 @@ def _wrapped(text: str, indent: str = "") -> List[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent="    ")
 
 
-def reason(kind: str, *causes: Node, detail: str = "") -> Reason:
+def _comes_back(kind: str) -> bool:
+    return kind.startswith("feedback") or kind == "recurrent"
+
+
+def reason(kind: str, *causes: Node) -> Reason:
     """The reason of this kind that the lines of ``causes`` are; those of feedback from the loop's first line on."""
     stacks = [stack for stack in (frames(str(node.meta.get("stack_trace") or "")) for node in causes) if stack]
-    made = Reason(kind, tuple(stack[-1] for stack in stacks), detail)
     keys = [tuple(line.number for line in stack) for stack in stacks]
-    if made.comes_back and stacks:
+    if _comes_back(kind) and stacks:
         first = keys.index(min(keys))
         stacks = [*stacks[first:], *stacks[:first]]
     else:
         stacks = [stack for _, stack in sorted(zip(keys, stacks))]
-    return Reason(kind, tuple(dict.fromkeys(stack[-1] for stack in stacks)), detail)
+    return Reason(kind, tuple(dict.fromkeys(stack[-1] for stack in stacks)))
 
 
 def frames(trace: str) -> List[Line]:

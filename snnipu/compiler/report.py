@@ -272,7 +272,7 @@ def _why_not(calls: Sequence[Node], plan: Plan) -> Optional[Reason]:
     """Why the calls of an operator, one a step, are not one; None: what it takes is there one step at a time."""
     node = calls[0]
     if node in plan.random:
-        return reason("random", node)
+        return reason("masks" if "dropout" in _name(node) else "random", node)
     if node in plan.reasons:
         return plan.reasons[node]
     if getattr(node.target, "__name__", "") == "autograd_function_apply":

@@ -411,6 +411,14 @@ def random_before(net, x):
     return spk
 
 
+def drops(net, x):
+    mem, _ = net.states()
+    for t in range(STEPS):
+        cur = nn.functional.dropout(net.fc1(x[t]), 0.25)  # here
+        spk, mem = net.lif1(cur, mem)
+    return spk
+
+
 def in_place(net, x):
     mem, mem2 = net.states()
     for t in range(STEPS):
@@ -637,6 +645,13 @@ def test_what_ends_a_graph_and_what_helps(kind, make, program, instead):
     after, numbers, _ = told(Net, instead)
     assert {(neuron.steps, neuron.rolled) for neuron in after.neurons} == {(STEPS, True)}
     compare_numbers(instead, expected, numbers)
+
+
+def test_masks_of_dropout_have_no_remedy():
+    report, _, marked = told(Net, drops)
+    found = [one.reason for graph in report.graphs for one in graph.operators if one.reason is not None]
+    assert [(one.kind, lines_of(one), one.instead) for one in found] == [("masks", marked, "")]
+    assert all(neuron.rolled for neuron in report.neurons)
 
 
 def test_every_kind_has_a_program():
