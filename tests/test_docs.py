@@ -1,6 +1,7 @@
 """README, CONTRIBUTING and docs: their code runs, their links lead somewhere, what they name exists."""
 
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import torch
 from support.operators import needs_host_runtime
 
 import snnipu
-from snnipu import datasets, neurons, ops, poptorch, surrogate
+from snnipu import compiler, datasets, neurons, ops, poptorch, surrogate
 from snnipu.cli import COMMANDS
 from snnipu.cli import main as command_line
 from snnipu.neurons import sparse_benchmark
@@ -42,6 +43,21 @@ def blocks(page, language):
 
 def run_block(page, number, code, namespace):
     exec(compile(code, f"{name_of(page)}, block {number}", "exec"), namespace)
+
+
+def test_what_explain_prints_is_what_the_page_shows(tmp_path, capsys):
+    page = ROOT / "docs" / "how-to" / "compile.md"
+    if compiler.backend.version() < compiler.backend.OLDEST:
+        pytest.skip("this PyTorch is too old for the compiler")
+    code = next(block for block in blocks(page, "python") if "explain(" in block)
+    (shown,) = blocks(page, "text")
+    script = tmp_path / "recurrent.py"
+    script.write_text(code, encoding="utf-8")
+    torch._dynamo.reset()
+    runpy.run_path(str(script))
+    # How many nodes there are depends on PyTorch.
+    numbers = re.compile(r"\d+\.\d+ s|\d+ nodes before, \d+ after")
+    assert numbers.sub("...", capsys.readouterr().out) == numbers.sub("...", shown)
 
 
 WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]

@@ -15,6 +15,7 @@ import logging
 import os
 import sys
 import sysconfig
+import textwrap
 import tokenize
 import types
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
@@ -22,7 +23,8 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 import snntorch
 import torch
 
-from snnipu.compiler import backend, outline
+from snnipu.compiler import backend, outline, reasons
+from snnipu.compiler.reasons import PACKAGES, Reason
 from snnipu.compiler.report import GraphReport
 
 _LOG = logging.getLogger("snnipu.compiler")
@@ -39,10 +41,8 @@ QUIET = 2000
 # A function that calls one of these is no graph.
 _EAGER_NAMES = {"backward", "item", "numpy", "tolist", "zero_grad", "print"}
 _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<lambda>")
-_FOLDERS = [os.path.dirname(os.path.abspath(str(module.__file__))) for module in (torch, snntorch)]
-_PACKAGES = (*(folder + os.sep for folder in _FOLDERS), os.path.dirname(os.path.dirname(__file__)) + os.sep)
 # Whose frames have no loops of a program's.
-_UNSEEN = (_PACKAGES[0], _PACKAGES[2])
+_UNSEEN = (PACKAGES[0], PACKAGES[2])
 _LIBRARY = tuple({str(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "purelib", "platlib")})
 _numbers = itertools.count(1)
 
@@ -81,6 +81,7 @@ class Site:
         nested: whether the loop stands in another one of its function.
         reports: one for each compilation.
         reasons: why it runs as it is, by whether gradients are enabled.
+        notes: the program's lines of these reasons, and what to write instead.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Site:
         self.waits_for: Optional[Site] = None
         self.reports: List[GraphReport] = []
         self.reasons: Dict[bool, str] = {}
+        self.notes: List[Reason] = []
         self.wanted = False
         self._compiled: Any = None
         self._began = False
@@ -106,6 +108,31 @@ class Site:
     def compiled(self) -> bool:
         """Whether calls run compiled, with or without gradients."""
         return bool(self.reports) and len(self.reasons) < 2 and any(_rolled(report) for report in self.reports)
+
+    @property
+    def decision(self) -> str:
+        """What is done with it."""
+        if self.compiled:
+            return f"compiled: {_steps_of(self.reports)}"
+        if self.reasons:
+            return "as it is, " + "; ".join(dict.fromkeys(self.reasons.values()))
+        if self.waits_for is not None:
+            return f"as {self.waits_for.label}, of which it is a part"
+        return "found, its next call compiles it"
+
+    def told(self) -> List[str]:
+        """Lines of a text: what is done with it, and why its neurons are called step by step."""
+        lines = [f"{self.label}  {self.decision}"]
+        for note in self.notes:
+            lines += note.told("the cause")
+        found: Dict[Reason, List[str]] = {}
+        for report in self.reports[-1:]:
+            for neuron in (*report.neurons, *report.unfused):
+                if neuron.reason is not None:
+                    found.setdefault(neuron.reason, []).append(neuron.name)
+        for reason, names in found.items():
+            lines += reason.told(f"step by step, {', '.join(names)}")
+        return [lines[0], *(f"    {line}" for line in lines[1:])]
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """What runs in the function's place."""
@@ -137,7 +164,8 @@ class Site:
                 self._failures += 1
                 # Where other calls run compiled, one that cannot, a smaller last batch say, is not the end of it.
                 if not self.compiled or self._failures >= FAILURES:
-                    self._leave(grad, _first_line(error))
+                    why = _not_faster_in(error)
+                    self._leave(grad, why) if why else self._refuse(grad, error)
             else:
                 self._count(grad, len(self.reports) > before)
                 return result
@@ -169,9 +197,7 @@ class Site:
                 self._leave(grad, "it has no operators of PyTorch")
             return
         if len(self.reports) == 1:
-            rolled = [neuron for neuron in self.reports[0].neurons if neuron.rolled]
-            names = ", ".join(dict.fromkeys(neuron.name or neuron.kind for neuron in rolled))
-            _LOG.info("%s runs compiled: %d steps of %s", self.label, max(n.steps for n in rolled), names)
+            _LOG.info("%s runs compiled: %s", self.label, _steps_of(self.reports))
         self._useless += not self._used
         self._used = False
         if self._useless >= USELESS:
@@ -180,15 +206,30 @@ class Site:
                     mode,
                     f"it was compiled anew at {self._useless + 1} calls, for no call was like another: a list, a "
                     "number or a dictionary on an object that changes from call to call, say",
+                    reasons.of_compiling_anew(),
                 )
 
-    def _leave(self, grad: bool, reason: str) -> None:
+    def _refuse(self, grad: bool, error: BaseException) -> None:
+        """TorchDynamo makes no graph of it."""
+        why = reasons.of_error(error)
+        self._leave(grad, f"refused: {why.why}" + "".join(f" ({line.place})" for line in why.lines), why)
+
+    def _leave(self, grad: bool, reason: str, note: Optional[Reason] = None) -> None:
         """From now on it runs as it is."""
         said = reason in self.reasons.values()
         self.reasons[grad] = reason
+        if note is not None and note not in self.notes:
+            self.notes.append(note)
         if not said and self.waits_for is None:
             how = _LOG.info if self.auto.tries_further(self) else _LOG.warning
             how("%s runs as it is: %s", self.label, reason)
+
+
+def _steps_of(reports: Sequence[GraphReport]) -> str:
+    """What the newest of the graphs has over time."""
+    rolled = [neuron for report in reports if _rolled(report) for neuron in report.neurons if neuron.rolled]
+    names = ", ".join(dict.fromkeys(neuron.name or neuron.kind for neuron in rolled))
+    return f"{rolled[-1].steps} steps of {names}"
 
 
 def _rolled(report: GraphReport) -> bool:
@@ -220,23 +261,13 @@ def _tracing() -> Iterator[None]:
         yield
 
 
-def _first_line(error: BaseException) -> str:
-    """What an error of TorchDynamo's says, and the line of the program."""
-    inner = error
-    while inner is not None:
-        if isinstance(inner, NotFaster):
-            return str(inner)
-        inner = inner.__cause__ or getattr(inner, "inner_exception", None)  # type: ignore[assignment]
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    first = lines[0] if lines else type(error).__name__
-    explanation = next((line.partition(": ")[2] for line in lines if line.startswith("Explanation:")), "")
-    places = [line for line in lines if line.startswith('File "')]
-    own = [line for line in places if not any(package in line for package in _PACKAGES)]
-    where = ""
-    if own:
-        words = own[-1].split('"')
-        where = f" ({os.path.basename(words[1])}, {words[2].strip(' ,').split(',')[0]})"
-    return f"{explanation or first}{where}"
+def _not_faster_in(error: Optional[BaseException]) -> str:
+    """What a :class:`NotFaster` says that TorchDynamo raises again as another error."""
+    while error is not None:
+        if isinstance(error, NotFaster):
+            return f"not faster: {error}"
+        error = error.__cause__ or getattr(error, "inner_exception", None)
+    return ""
 
 
 class Automatic:
@@ -252,6 +283,7 @@ class Automatic:
         self._originals: Dict[Any, Any] = {}  # code of functions before their loops were taken out
         self._files: Dict[str, bool] = {}
         self._said: Dict[Any, bool] = {}
+        self._refused: Dict[Any, List[str]] = {}  # what is told of loops that are no graph, by their function's code
         self._counts: Dict[Any, Dict[int, Tuple[int, Any]]] = {}
         self._modules = 0
         self._loops: Dict[str, List[outline.Loop]] = {}
@@ -263,16 +295,10 @@ class Automatic:
         self.searches = True
 
     def __str__(self) -> str:
-        rows = [
-            (
-                site.label,
-                "compiled" if site.compiled else f"as it is: {'; '.join(dict.fromkeys(site.reasons.values()))}",
-            )
-            for site in self.sites
-            if site.reports or site.reasons
-        ]
-        width = max((len(label) for label, _ in rows), default=0)
-        return "\n".join(f"{label.ljust(width)}  {what}" for label, what in rows) or "no loop over time was found yet"
+        lines: List[str] = []
+        for told in (*self._refused.values(), *(site.told() for site in self.sites)):
+            lines += told
+        return "\n".join(lines) or "no loop over time was found yet"
 
     # ---- watching neurons
 
@@ -354,7 +380,7 @@ class Automatic:
             if not found and number >= CALLS:
                 found = self._found(frame, stack[place + 1 :], decided)
             site = self._by_code.get(frame.f_code)
-            decided = decided or (site is not None and site.wanted)
+            decided = decided or (site is not None and site.wanted) or bool(self._refused.get(frame.f_code))
             inner = counts
 
     def _found(self, frame: Any, outer: Sequence[Any], decided: bool) -> bool:
@@ -380,9 +406,30 @@ class Automatic:
             return True
         whole = self._whole(code)
         if whole is None:
+            if not decided:
+                self._refuse(code, frame.f_lineno)
             return False
         self._quiet = 0
         return True
+
+    def _refuse(self, code: Any, line: int) -> None:
+        """Note why a loop around a line is neither compiled as a function of its own nor with its function."""
+        if code in self._refused:
+            return
+        self._refused[code] = []
+        try:
+            source, first = inspect.getsourcelines(code)
+            tree = ast.parse(textwrap.dedent("".join(source)))
+        except (OSError, SyntaxError):
+            return
+        start = max(first - 1, 0)
+        loops = [one for one in ast.walk(tree) if isinstance(one, (ast.For, ast.While))]
+        for loop in [one for one in loops if one.lineno <= line - start <= (one.end_lineno or one.lineno)][-1:]:
+            at = outline.obstacle(loop)
+            if at is not None:
+                why = reasons.of_break(f'  File "{code.co_filename}", line {at + start}, in {code.co_name}\n', "")
+                told = why.told(f"{_place(code, loop.lineno + start)} ({code.co_name})  as it is, refused")
+                self._refused[code] = [told[0], *(f"    {one}" for one in told[1:])]
 
     def _say(self, key: Any, what: str) -> None:
         if key not in self._said:
@@ -468,7 +515,7 @@ class Automatic:
     def adopt(self, module: types.ModuleType) -> None:
         """Take the loops out of the functions and methods of a module that is loaded already."""
         filename = str(getattr(module, "__file__", None) or "")
-        if filename in self._files or not filename.endswith(".py") or filename.startswith((*_PACKAGES, *_LIBRARY)):
+        if filename in self._files or not filename.endswith(".py") or filename.startswith((*PACKAGES, *_LIBRARY)):
             return
         self._files[filename] = True
         try:

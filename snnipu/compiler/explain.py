@@ -1,11 +1,14 @@
 """What the backend does with a network."""
 
 import time
-from typing import Any, List
+from dataclasses import replace
+from typing import Any, List, Optional
 
+import snntorch
 import torch
 
-from snnipu.compiler import backend
+from snnipu.compiler import backend, reasons
+from snnipu.compiler.reasons import Reason
 from snnipu.compiler.report import GraphReport, Report
 
 
@@ -23,8 +26,9 @@ def explain(function: Any, *inputs: Any, **keywords: Any) -> Report:
         inputs, keywords: what it is called with.
 
     Returns:
-        A report whose ``str`` is a table: each layer of neurons, over how many steps, as one operator or step by step
-        and why; each operator of the loop, how often it ran and runs; where a graph ends early, and the time it took.
+        A report whose ``str`` is a text: each layer of neurons, over how many steps, as one operator or step by step;
+        each operator of the loop, how often it ran and runs; for what is called at every step the lines of the program
+        that cause it, and what to write instead; where a graph ends early, and the time it took.
 
     Raises:
         TypeError: ``function`` cannot be called.
@@ -39,6 +43,24 @@ def explain(function: Any, *inputs: Any, **keywords: Any) -> Report:
 
     backend.enable()
     compiled = torch.compile(function, backend=collect)
+    refused: Optional[Reason] = None
     started = time.perf_counter()
-    compiled(*inputs, **keywords)
-    return Report(tuple(found), time.perf_counter() - started)
+    try:
+        # Of a loop with a graph break in it TorchDynamo makes no graph, and says nothing.
+        with torch._dynamo.error_on_graph_break(True):
+            compiled(*inputs, **keywords)
+    except torch._dynamo.exc.Unsupported as error:
+        refused = reasons.of_error(error)
+        compiled(*inputs, **keywords)
+    report = Report(tuple(found), time.perf_counter() - started, refused)
+    if not report.graph_breaks:
+        return report
+    known = tuple(f".{neuron.name}" for neuron in report.neurons)
+    names = _neurons(function, *inputs, *keywords.values())
+    return replace(report, alone=tuple(one for one in names if not any(n.endswith(f".{one}") for n in known)))
+
+
+def _neurons(*given: Any) -> List[str]:
+    """The names of the neurons in what are modules."""
+    pairs = [pair for one in given if isinstance(one, torch.nn.Module) for pair in one.named_modules()]
+    return [name for name, module in pairs if isinstance(module, snntorch.SpikingNeuron)]

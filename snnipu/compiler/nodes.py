@@ -110,7 +110,8 @@ def key_of(value: Any) -> Any:
         return tuple(map(size_key, value.shape)), value.dtype, value.device
     if isinstance(value, (tuple, list)):
         return tuple(map(key_of, value))
-    return type(value).__name__, size_key(value) if isinstance(value, (int, torch.SymInt)) else value
+    symbolic = isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return type(value).__name__, size_key(value) if symbolic else value
 
 
 def bound(node: Node, names: Tuple[str, ...]) -> Dict[str, Any]:

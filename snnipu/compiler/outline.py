@@ -221,15 +221,22 @@ def _is_call_of(node: ast.AST, names: Set[str]) -> bool:
 
 def _may_be_compiled(node: ast.stmt) -> bool:
     """Whether the loop calls something, and nothing that ends every graph."""
-    calls = False
-    for one in ast.walk(node):
-        if isinstance(one, _REFUSED) or _is_call_of(one, _EAGER_FUNCTIONS):
-            return False
-        if isinstance(one, ast.Call):
-            if isinstance(one.func, ast.Attribute) and one.func.attr in _EAGER_METHODS:
-                return False
-            calls = True
-    return calls
+    return any(isinstance(one, ast.Call) for one in ast.walk(node)) and obstacle(node) is None
+
+
+def obstacle(node: ast.stmt) -> Optional[int]:
+    """The first line of a loop that ends every graph; None: there is none."""
+    lines = [
+        one.lineno
+        for one in ast.walk(node)
+        if isinstance(one, (ast.stmt, ast.expr))
+        and (
+            isinstance(one, _REFUSED)
+            or _is_call_of(one, _EAGER_FUNCTIONS)
+            or (isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr in _EAGER_METHODS)
+        )
+    ]
+    return min(lines, default=None)
 
 
 def _plain_assignments(node: ast.AST) -> None:

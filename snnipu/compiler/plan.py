@@ -1,13 +1,16 @@
 """Which nodes of an unrolled loop become one: chains of neuron steps, and the operators around them."""
 
+import functools
 import re
+from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 import torch
 from torch.fx import Graph, Node
 
 from snnipu.compiler import nodes, rules
+from snnipu.compiler.reasons import Reason, reason
 from snnipu.compiler.rules import Call, Lifted, Make
 from snnipu.ops import leaves
 
@@ -138,17 +141,15 @@ class Chain(Bundle):
 class Found:
     """A chain as it stands in the graph, whether or not it becomes a sequence.
 
-    ``apart``: the steps before ``steps`` that stay steps.
+    ``reason``: why it does not; ``apart``: the steps before ``steps`` that stay steps.
     """
 
     name: str
     kind: str
     steps: Tuple[Node, ...]
-    why_not: str = ""
+    reason: Optional[Reason] = None
     feedback: Optional[Feedback] = None
     apart: int = 0
-    batched: List[str] = field(default_factory=list)
-    left: List[str] = field(default_factory=list)
 
 
 def is_step(node: Node) -> bool:
@@ -169,12 +170,13 @@ class Plan:
         self.norms = {node for node in graph.nodes if nodes.is_norm_in_training(node)}
         self.fixed: Set[Node] = self.effects - self.norms
         self.chains = self._find_chains()
-        for chain in self.chains:
-            if not chain.why_not:
-                self._find_feedback(chain)
         self.banned: Set[Node] = set()
+        # Why nodes of bundles that need their own results are not one.
+        self.reasons: Dict[Node, Reason] = {}
         for chain in self.chains:
-            if chain.why_not:
+            if chain.reason is None:
+                self._find_feedback(chain)
+            else:
                 self.banned.update(chain.steps)
         self._order = self._order_edges()
         while True:
@@ -184,10 +186,8 @@ class Plan:
                 break
             self.banned.update(unfit)
         for chain in self.chains:
-            if not chain.why_not and chain.steps[0] not in self.bundle_of:
-                chain.why_not = "its input needs its own output of a step before"
-                if any(node in self.fixed for node in chain.steps):
-                    chain.why_not = "its state is changed in place"
+            if chain.reason is None and chain.steps[0] not in self.bundle_of:
+                chain.reason = self.reasons[chain.steps[0]]
 
     # ---- chains
 
@@ -199,6 +199,7 @@ class Plan:
         for step, previous in before.items():
             if previous is not None:
                 after.setdefault(previous, step)
+        names = {step: module_of(step) for step in steps}
         found = []
         for step in steps:
             previous = before[step]
@@ -207,17 +208,62 @@ class Plan:
             chain = [step]
             while chain[-1] in after:
                 chain.append(after[chain[-1]])
-            name, kind = _module_of(step)
-            why = step.args[5]
-            if len(chain) < 2:
-                why = "there is one step"
-            elif any(node in self.fixed for node in chain):
-                why = "its state is changed in place"
-            found.append(Found(name, kind, tuple(chain), str(why)))
-        for one in found:
-            if len(one.steps) < 2 and sum(other.name == one.name for other in found) > 1:
-                one.why_not = str(one.steps[0].args[5]) or "its state is changed between steps"
+            name, kind = names[step]
+            why = reason(str(step.args[5]), step) if step.args[5] else None
+            if why is None and any(node in self.fixed for node in chain):
+                why = self._changed_in_place(chain)
+            elif why is None and len(chain) < 2:
+                same = [other for other in steps if names[other] == names[step]]
+                at = max(same.index(step) - 1, 0)
+                why = self._apart(*same[at : at + 2])
+            found.append(Found(name, kind, tuple(chain), why))
         return found
+
+    @functools.cached_property
+    def memory(self) -> nodes.Memory:
+        return nodes.Memory(self.graph)
+
+    def _changed_in_place(self, chain: Sequence[Node]) -> Reason:
+        """Why a neuron's steps stay steps one of whose results is changed in place."""
+        memory = self.memory
+        results = {memory.root(user): user.args[1] for step in chain for user in step.users}
+        for node, changed in memory.changes.items():
+            for root in map(memory.root, changed):
+                if root in results:
+                    spikes = results[root] == 0 and not is_output(chain[0], 0)
+                    return reason("spikes_in_place" if spikes else "state", node)
+        return reason("state", chain[0])
+
+    def _apart(self, step: Node, after: Optional[Node] = None) -> Reason:
+        """Why a step of a neuron is not followed by another one, ``after``: the neuron's next step, if there is one."""
+        if after is None:
+            return reason("one_step", step)
+        shapes = [nodes.key_of(nodes.value_of(given.args[0])) for given in (step, after)]
+        if shapes[0] != shapes[1]:
+            return reason("form", *(given for given in (step.args[0], after.args[0]) if isinstance(given, Node)))
+        states: Any = after.args[1]
+        for state in states:
+            taken = isinstance(state, Node) and nodes.name_of(state) == "getitem" and state.args[0] is step
+            if not taken:
+                made = isinstance(state, Node) and self._comes_from(state, step)
+                return reason("state", state) if made else reason("restarted", after)
+        parameters: Any = after.args[2]
+        for one, other in zip(step.args[2], parameters):  # type: ignore[arg-type]
+            if one is not other:
+                return reason("parameter", other if isinstance(other, Node) and other.all_input_nodes else after)
+        return reason("options", after)
+
+    def _comes_from(self, node: Node, source: Node) -> bool:
+        """Whether a node is computed from another one."""
+        seen, waiting = {node}, [node]
+        while waiting:
+            for one in waiting.pop().all_input_nodes:
+                if one is source:
+                    return True
+                if one not in seen and self.place[one] > self.place[source]:
+                    seen.add(one)
+                    waiting.append(one)
+        return False
 
     def _independent(self, steps: Sequence[Node]) -> Dict[Node, Optional[Node]]:
         """Of the steps that start from zeros whatever came before, the one of the same layer that ran last."""
@@ -529,19 +575,24 @@ class Plan:
 
     def needs(self, unit: Any) -> List[Any]:
         """The units that must run before this one."""
-        found: List[Any] = []
+        return list(dict.fromkeys([*self._given(unit), *(self.unit(earlier) for _, earlier in self._behind(unit))]))
+
+    def _given(self, unit: Any) -> List[Any]:
+        """The units whose results this one takes."""
         if isinstance(unit, Bundle):
-            for source in unit.sources():
-                found.extend(self._units_of(source))
-            for node in unit.nodes:
-                for earlier in self._order.get(node, ()):
-                    # A norm's own steps are in order.
-                    if node not in self.norms or self.unit(earlier) is not unit:
-                        found.append(self.unit(earlier))
-        else:
-            found = [self.unit(node) for node in unit.all_input_nodes]
-            found.extend(self.unit(earlier) for earlier in self._order.get(unit, ()))
-        return list(dict.fromkeys(found))
+            return [one for source in unit.sources() for one in self._units_of(source)]
+        return [self.unit(node) for node in unit.all_input_nodes]
+
+    def _behind(self, unit: Any) -> List[Tuple[Node, Node]]:
+        """What of the unit runs behind what of other units, though it takes no result of theirs."""
+        inside = unit.nodes if isinstance(unit, Bundle) else (unit,)
+        # A norm's own steps are in order.
+        return [
+            (node, earlier)
+            for node in inside
+            for earlier in self._order.get(node, ())
+            if node not in self.norms or self.unit(earlier) is not unit
+        ]
 
     def _units_of(self, source: Source) -> Iterable[Any]:
         if isinstance(source, Constant):
@@ -600,16 +651,85 @@ class Plan:
                                 break
                         if len(component) > 1 or unit in self.needs(unit):
                             bad.update(n for one in component if isinstance(one, Bundle) for n in one.nodes)
+                            self._note_cycles(component)
         return bad
 
+    def _note_cycles(self, component: Sequence[Any]) -> None:
+        """Note why the bundles of a component are none: for each neuron, how its results come back to it."""
+        bundles = [unit for unit in component if isinstance(unit, Bundle)]
+        chains = [unit for unit in bundles if isinstance(unit, Chain)]
+        found = []
+        for unit in chains or bundles[:1]:
+            path = self._cycle(unit, self._given, component)
+            why = self._feedback(path) if path else self._in_order(self._cycle(unit, self.needs, component))
+            found.append((path, why))
+            self.reasons.update(dict.fromkeys(unit.nodes, why))
+        for unit in bundles:
+            if unit not in chains:
+                why = next((why for path, why in found if unit in path), found[0][1])
+                self.reasons.update(dict.fromkeys(unit.nodes, why))
 
-def _module_of(node: Node) -> Tuple[str, str]:
-    """Name and type of the module whose step the node is."""
+    @staticmethod
+    def _cycle(unit: Any, needs: Callable[[Any], List[Any]], component: Sequence[Any]) -> List[Any]:
+        """The shortest way on which a unit's results come back to it, the unit first; empty: there is none."""
+        inside = set(component)
+        taker: Dict[Any, Any] = {}
+        waiting = deque([unit])
+        while waiting:
+            one = waiting.popleft()
+            for other in needs(one):
+                if other is unit:
+                    path = [unit]
+                    while one is not unit:
+                        path.append(one)
+                        one = taker[one]
+                    return path
+                if other in inside and other not in taker:
+                    taker[other] = one
+                    waiting.append(other)
+        return []
+
+    def _feedback(self, path: Sequence[Any]) -> Reason:
+        """The reason that results come back on this way."""
+        heads = [unit.nodes[0] if isinstance(unit, Bundle) else unit for unit in path]
+        neurons = {module_of(node) for node in heads if is_step(node)}
+        between = {nodes.name_of(node) for node in heads if not is_step(node)}
+        if not neurons:
+            return reason("recurrent", *heads)
+        if len(neurons) > 1:
+            return reason("feedback_others", *heads)
+        elementwise = between <= nodes.ELEMENTWISE | {"getitem"}
+        return reason("feedback_elementwise" if elementwise else "feedback_layer", *heads)
+
+    def _in_order(self, path: Sequence[Any]) -> Reason:
+        """The reason that what is on this way must run in the loop's order."""
+        for unit, other in zip([*path[1:], path[0]], path):
+            if other in self._given(unit):
+                continue
+            node, earlier = next(pair for pair in self._behind(unit) if self.unit(pair[1]) is other)
+            barrier = next((one for one in (earlier, node) if one in self.barriers), None)
+            if barrier is not None:
+                after = (one for one in self.graph.nodes if self.place[one] > self.place[barrier])
+                return reason("mode", next(one for one in after if one not in self.barriers))
+            changes = self.memory.changes
+            writer = earlier if earlier in changes else node
+            if writer not in changes:
+                return reason("random_order", earlier, node)
+            parameters = {
+                one for unit in path if isinstance(unit, Chain) for one in nodes.leaves_of(unit.nodes[0].args[2])
+            }
+            return reason("parameter" if parameters & {*changes[writer]} else "written", writer)
+        raise AssertionError("a way of data alone")
+
+
+def module_of(node: Node, of: Optional[type] = None) -> Tuple[str, str]:
+    """Name and class of the module whose call made the node, the innermost one, or that of the class ``of``."""
     stack = node.meta.get("nn_module_stack") or {}
     for name, kind in reversed(list(stack.values())):
-        short = re.sub(r"\['(\w+)'\]", r".\1", re.sub(r"^L\['(self|\w)'\]\.", "", str(name)))
-        short = re.sub(r"^[GL]\.", "", short)
-        return short, getattr(kind, "__name__", str(kind).rsplit(".", 1)[-1])
+        if of is None or (isinstance(kind, type) and issubclass(kind, of)):
+            short = re.sub(r"\['(\w+)'\]", r".\1", re.sub(r"^L\['(self|\w)'\]\.", "", str(name)))
+            short = re.sub(r"^[GL]\.", "", short)
+            return short, getattr(kind, "__name__", str(kind).rsplit(".", 1)[-1])
     return node.name, ""
 
 

@@ -362,7 +362,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
     ) -> Tuple[torch.Tensor, Sequence[Optional[torch.Tensor]]]:
         """Spikes and states of one step."""
         if leaves.tracing():
-            spk, *after = self._leaf(x, tuple(states), "it has hooks" if is_hooked(self) else "")
+            spk, *after = self._leaf(x, tuple(states), "hooks" if is_hooked(self) else "")
             self._last_step = ("compiled", None)
             return spk, after
         made = self._kernels(x, states, num_steps=SINGLE_STEP)

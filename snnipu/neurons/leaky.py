@@ -186,7 +186,7 @@ class Leaky(FusedNeuron, snntorch.Leaky):
                 (self.beta, self.threshold, self.graded_spikes_factor),
                 surrogate.kernel.plain(),
                 (RESET_MECHANISMS[self.reset_mechanism], self.reset_delay),
-                "it has hooks" if is_hooked(self) else "",
+                "hooks" if is_hooked(self) else "",
             )
             self._last_step = ("compiled", None)
             if dtype == torch.float32 and not is_hooked(self):

@@ -117,7 +117,7 @@ class _SpikingLSTM(snntorch.SpikingNeuron):
             (self.threshold, self.graded_spikes_factor, *tensors),
             known.kernel.plain(),
             (self._reset_code(), *how),
-            "it has hooks" if is_hooked(self) else "",
+            "hooks" if is_hooked(self) else "",
         )
         self.spk, self.syn, self.mem, self.reset = spk, syn, mem, None
         return spk if self.init_hidden and not self.output else (spk, syn, mem)

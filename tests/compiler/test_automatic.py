@@ -203,6 +203,80 @@ def test_a_loop_that_is_compiled_anew_at_every_call_is_left_alone(caplog):
     assert len(site.reports) <= automatic.USELESS + 1
     assert any("compiled anew" in reason for reason in site.reasons.values())
     assert "compiled anew" in caplog.text
+    assert [line.text for note in site.notes for line in note.lines] == ["self.spikes.append(spk.detach())"]
+    assert "begin with a new list" in str(automatic._auto)
+
+
+class Renewed(Net):
+    """A list that each call makes, and gives to the object."""
+
+    def forward(self, x):
+        mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
+        spikes = []
+        for t in range(len(x)):
+            spk, mem1, mem2 = self.step(x[t], mem1, mem2)
+            spikes.append(spk.detach())
+        self.spikes = spikes
+        return mem2
+
+
+def test_a_new_list_in_each_call_is_compiled_once():
+    sites = compare(in_forward, make=Renewed, data=numbers(6))
+    assert [len(site.reports) for site in sites if site.compiled] == [1]
+    assert f"compiled: {STEPS} steps of lif1, lif2" in str(automatic._auto)
+
+
+class Counting(Net):
+    """A loop that no compiler takes."""
+
+    def forward(self, x):
+        mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
+        total = 0.0
+        for t in range(len(x)):
+            spk, mem1, mem2 = self.step(x[t], mem1, mem2)
+            total += spk.sum().item()
+        return mem2 + total
+
+
+class Entangled(Net):
+    """Spikes that come back through another layer of neurons, and nothing besides."""
+
+    def forward(self, x):
+        mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
+        spk = torch.zeros(x.shape[1], 2)
+        for t in range(len(x)):
+            first, mem1 = self.lif1(self.fc1(x[t] + spk.repeat(1, 2)), mem1)
+            spk, mem2 = self.lif2(self.fc2(first), mem2)
+        return mem2
+
+
+def entangled_beside_what_ends_a_graph(net, x):
+    mem1, mem2 = net.lif1.reset_mem(), net.lif2.reset_mem()
+    mem3, other = net.lif1.reset_mem(), torch.zeros(x.shape[1], 2)
+    for t in range(len(x)):
+        mixed = net.fc1(x[t]) + other.repeat(1, 3)[:, :5]
+        inner, mem1 = net.lif1(mixed, mem1)
+        other, mem2 = net.lif2(net.fc2(inner), mem2)
+    mem3.sum().item()
+    return mem2
+
+
+def test_the_record_tells_of_loops_that_are_left_as_they_are():
+    compare(entangled_beside_what_ends_a_graph)
+    compare(in_forward, make=Counting)
+    compare(in_forward, make=Entangled)
+    told = str(automatic._auto)
+    lines = pathlib.Path(__file__).read_text().splitlines()
+    for line in (
+        "total += spk.sum().item()",
+        "first, mem1 = self.lif1(self.fc1(x[t] + spk.repeat(1, 2)), mem1)",
+        "mixed = net.fc1(x[t]) + other.repeat(1, 3)[:, :5]",  # of a loop that is compiled alone
+    ):
+        number = next(place for place, text in enumerate(lines, 1) if text.strip() == line)
+        assert f"test_automatic.py:{number}  {line}" in told
+    assert "as it is, refused: Python asks for a tensor's value" in told
+    assert "as it is, not faster: no neuron's steps become one operator" in told
+    assert "through another neuron" in told
 
 
 class Random(Net):

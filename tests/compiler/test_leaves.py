@@ -199,7 +199,7 @@ def test_a_hook_on_the_neuron_keeps_it_step_by_step():
     for a, b in zip(snn.compile(net)(x), expected):
         assert torch.equal(a, b)
     torch._dynamo.reset()
-    assert [n.why_not for n in compiler.explain(net, x).neurons] == ["it has hooks"]
+    assert [n.reason.kind for n in compiler.explain(net, x).neurons] == ["hooks"]
 
 
 def test_recurrent_weights_that_change_between_calls_are_seen():
@@ -236,7 +236,7 @@ def test_subclasses():
     torch._dynamo.reset()
     net = Loop(Own(WIDTH, WIDTH, **ste()), (WIDTH,))
     compare(net, copy.deepcopy(net), x)
-    assert rolled(net, x) == []
+    assert rolled(net, x) == [(STEPS, False)]
 
 
 class SumOfSpikes(nn.Module):

@@ -290,7 +290,7 @@ def test_a_hooked_neuron_is_called_step_by_step():
     assert len(seen) == 8
     for a, b in zip(seen[:4], seen[4:]):
         assert torch.equal(a, b)
-    assert [(neuron.rolled, neuron.why_not) for neuron in watched.neurons] == [(False, "it has hooks"), (True, "")]
+    assert [neuron.reason and neuron.reason.kind for neuron in watched.neurons] == ["hooks", None]
 
 
 def _twice(module, args, out):
@@ -429,7 +429,7 @@ def test_state_changed_in_place_between_steps():
     with torch.no_grad():
         for a, b in zip(watched(x), function(x)):
             assert torch.equal(a, b)
-    assert [neuron.why_not for neuron in watched.neurons] == ["its state is changed between steps"] * 5
+    assert [(neuron.steps, neuron.reason.kind) for neuron in watched.neurons] == [(5, "state")]
 
 
 def test_results_share_no_memory():
@@ -499,12 +499,12 @@ def test_only_what_needs_its_own_output_stays_a_loop():
     net, x = Net(), torch.rand(6, 3, 6) * 3
     report = compiler.explain(net, x)
     assert [(n.name, n.steps, n.rolled) for n in report.neurons] == [("lif", 6, False), ("last", 6, True)]
-    assert report.neurons[0].why_not == "its input needs its own output of a step before"
+    assert report.neurons[0].reason.kind == "feedback_layer"
     times = sorted(operator.times for operator in report.graphs[0].operators if operator.name == "linear")
     assert times == [1, 7]  # fc and back stand in one line: fc once, back in each step
     text = str(report)
     assert "lif" in text
-    assert "its own output" in text
+    assert "comes back at the next step" in text
     torch.testing.assert_close(Watched(net)(x), net(x))
 
 
@@ -519,8 +519,9 @@ def test_a_graph_break_is_reported_with_its_line():
     report = compiler.explain(function, torch.rand(3, 12))
     assert len(report.graphs) == 2
     assert len(report.graph_breaks) == 1
-    assert "graph_break()" in report.graph_breaks[0]
-    assert report.graph_breaks[0] in str(report)
+    (line,) = report.graph_breaks[0].lines
+    assert line.text == "torch._dynamo.graph_break()"
+    assert f"{line.place}  {line.text}" in str(report)
 
 
 def test_the_short_form_compiles_once_for_all_batch_sizes():

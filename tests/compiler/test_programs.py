@@ -93,8 +93,8 @@ def _compare(program):
         assert all(map(same, made.states(other), made.states(net)))
         assert other.counter == net.counter
     # For --hypothesis-show-statistics.
-    for neuron in {(neuron.rolled, neuron.why_not) for report in reports for neuron in report.neurons}:
-        event("a neuron rolled" if neuron[0] else f"a neuron did not: {neuron[1]}")
+    for kind in {n.reason and n.reason.kind for report in reports for n in report.neurons}:
+        event("a neuron rolled" if kind is None else f"a neuron did not: {kind}")
     event("all neurons rolled" if all(n.rolled for report in reports for n in report.neurons) else "not all rolled")
 
 

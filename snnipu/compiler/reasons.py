@@ -1,0 +1,243 @@
+"""Why something of a loop stays a call a step, in its author's terms: the lines that cause it, and what to write."""
+
+import linecache
+import os
+import re
+import textwrap
+from dataclasses import dataclass
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+import snntorch
+import torch
+from torch.fx import Node
+
+# Their frames are not the program's: PyTorch, snnTorch, this package.
+PACKAGES = tuple(
+    os.path.dirname(os.path.abspath(file)) + os.sep
+    for file in (str(torch.__file__), str(snntorch.__file__), os.path.dirname(os.path.abspath(__file__)))
+)
+# Of texts, and of the program's lines.
+_WIDTH, _LONGEST = 110, 90
+_FRAME = re.compile(r'^ *File "(.+?)", line (\d+)(?:, in .*)?(?:\n(?! *File ") *(.*))?', re.MULTILINE)
+
+
+class Kind(NamedTuple):
+    """A kind of reason: what is said of a neuron or an operator, and what to write instead; empty: nothing."""
+
+    why: str
+    instead: str
+
+
+_OWN = "a neuron of your own (snnipu.neuron)"
+_FED_BACK = (
+    "lif(inp(x) + rec(spk), mem), where rec is one nn.Linear or one nn.Conv2d of stride 1, or RLeaky or RSynaptic"
+)
+_FUSED = (
+    "give the neuron float32 inputs and states and a surrogate of snnipu.surrogate, neither inhibition nor "
+    f"state_quant, and replace no part of its step in a subclass; other equations are {_OWN}"
+)
+_BEFORE_THE_LOOP = (
+    "draw the numbers of all steps before the loop, noise = torch.randn(num_steps, ...), and use noise[step]"
+)
+
+KINDS: Dict[str, Kind] = {
+    # Neurons.
+    "hooks": Kind(
+        "a hook looks at every call",
+        "remove the hook, and collect in the loop what it looks at: record.append(spk)",
+    ),
+    "one_step": Kind("called once", "compile the function that contains the loop over time"),
+    "restarted": Kind(
+        "a step does not go on from the state of the step before",
+        "reset before the loop, and give each step the state that the step before returned",
+    ),
+    "state": Kind(
+        "the state is changed between steps",
+        f"leave the state alone, or make the change a part of the equations, as {_OWN}",
+    ),
+    "parameter": Kind(
+        "a parameter is changed between steps",
+        f"change it after the loop; where spikes change it at once, make it a state of {_OWN}",
+    ),
+    "form": Kind(
+        "the input has another shape or dtype than at the step before", "give inputs of one shape and one dtype"
+    ),
+    "options": Kind("the surrogate or an option is changed between steps", "set it before the loop"),
+    "spikes_in_place": Kind("the spikes are changed in place", "write spk = spk * mask for spk *= mask"),
+    "feedback_elementwise": Kind(
+        "the input is computed from the neuron's own result of the step before",
+        f"write both as {_OWN}, which has that result as a state",
+    ),
+    "feedback_layer": Kind(
+        "the result comes back at the next step, in another way than through one layer that is added to the input",
+        f"where the model allows it, let the spikes come back by {_FED_BACK}",
+    ),
+    "feedback_others": Kind(
+        "the result comes back at the next step through another neuron",
+        "this model is a loop however it is written; where it may be another one, let each neuron's spikes come back "
+        f"to itself by {_FED_BACK}",
+    ),
+    "mode": Kind(
+        "gradients or autocast are switched at every step, before this line",
+        "put the `with` around the whole loop, or write .detach() in place of torch.no_grad()",
+    ),
+    "random_order": Kind(
+        "random numbers are drawn between the steps, in the loop's order, by calls that take a neuron's result",
+        _BEFORE_THE_LOOP,
+    ),
+    "written": Kind(
+        "the input is read from a tensor that every step writes into",
+        "give the neuron the value itself; collect the values in a list, and torch.stack it after the loop",
+    ),
+    "unfused": Kind("the step is not fused: it runs as PyTorch's operators, one by one", _FUSED),
+    # Operators.
+    "recurrent": Kind("takes its own result of the step before", f"elementwise equations with spikes are {_OWN}"),
+    "random": Kind("draws random numbers, in the loop's order", _BEFORE_THE_LOOP),
+    "masks": Kind("draws a mask for each step, in the loop's order", ""),
+    "in_place": Kind(
+        "a tensor is changed in place that has several names",
+        "write x = x + y for x += y, and keep no other name for x",
+    ),
+    "function": Kind("an autograd function that is not known to run over time", "use one of snnipu.surrogate"),
+    "unknown": Kind("not known to run over time", "call it after the loop, on the stacked sequence"),
+    "numbers": Kind(
+        "a number differs from step to step",
+        "make a tensor of the numbers before the loop, and use numbers[step]",
+    ),
+    # Graphs that end early.
+    "branch": Kind(
+        "Python decides by a tensor's value",
+        "write torch.where(condition, a, b) for `if`, or decide after the loop",
+    ),
+    "value": Kind(
+        "Python asks for a tensor's value",
+        "keep the tensor in the loop, total = total + spk.sum(), and call .item() after the loop",
+    ),
+    "prints": Kind("it prints", "print after the loop"),
+    "neuron": Kind("the neuron's step cannot be traced", _FUSED),
+    "break": Kind("this line ends the graph", "move it behind the loop"),
+    # Functions that are compiled again and again.
+    "anew": Kind(
+        "what this line reads has changed since the call before",
+        "begin with a new list or number in the function, and give it to the object after the loop",
+    ),
+}
+# A line that TorchDynamo cannot trace, with what it says of it: the first kind whose pattern is in there.
+_BREAKS = (
+    ("branch", r"(?i)data-dependent|^(if|elif|while)\b.*\.item\(|^assert\b"),
+    ("value", r"\.(item|tolist|numpy)\("),
+    ("prints", r"\bprint\("),
+)
+
+
+class Line(NamedTuple):
+    """A line of the program."""
+
+    file: str
+    number: int
+    text: str
+
+    @property
+    def place(self) -> str:
+        return f"{os.path.basename(self.file)}:{self.number}"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a neuron or an operator is called at every step.
+
+    Attributes:
+        kind: a key of ``KINDS``.
+        lines: of the program that cause it. Of feedback: each takes a result of the one before it, the first one that
+            of the last at the step before.
+        detail: what TorchDynamo says.
+    """
+
+    kind: str
+    lines: Tuple[Line, ...] = ()
+    detail: str = ""
+
+    @property
+    def why(self) -> str:
+        return KINDS[self.kind].why + (f": {self.detail}" if self.detail else "")
+
+    @property
+    def instead(self) -> str:
+        return KINDS[self.kind].instead
+
+    @property
+    def comes_back(self) -> bool:
+        return _comes_back(self.kind)
+
+    def told(self, head: str) -> List[str]:
+        """Lines of a text: what is said of ``head``, the program's lines, what to write instead."""
+        width = max((len(line.place) for line in self.lines), default=0)
+        places = [f"{line.place.ljust(width)}  {line.text}" for line in self.lines]
+        if self.comes_back and self.lines:
+            places.append(f"{self.lines[0].place.ljust(width)}  at the next step")
+        remedy = f"Instead: {self.instead}." if self.instead else ""
+        return [*_wrapped(f"{head}: {self.why}"), *(f"      {one}" for one in places), *_wrapped(remedy, "    ")]
+
+
+def _wrapped(text: str, indent: str = "") -> List[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent="    ")
+
+
+def _comes_back(kind: str) -> bool:
+    return kind.startswith("feedback") or kind == "recurrent"
+
+
+def reason(kind: str, *causes: Node) -> Reason:
+    """The reason of this kind that the lines of ``causes`` are; those of feedback from the loop's first line on."""
+    stacks = [stack for stack in (frames(str(node.meta.get("stack_trace") or "")) for node in causes) if stack]
+    keys = [tuple(line.number for line in stack) for stack in stacks]
+    if _comes_back(kind) and stacks:
+        first = keys.index(min(keys))
+        stacks = [*stacks[first:], *stacks[:first]]
+    else:
+        stacks = [stack for _, stack in sorted(zip(keys, stacks))]
+    return Reason(kind, tuple(dict.fromkeys(stack[-1] for stack in stacks)))
+
+
+def frames(trace: str) -> List[Line]:
+    """The program's own frames of a traceback, the innermost last."""
+    found = []
+    for file, number, text in _FRAME.findall(trace):
+        if not file.startswith(PACKAGES):
+            text = text.strip() or linecache.getline(file, int(number)).strip()
+            found.append(Line(file, int(number), text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."))
+    return found
+
+
+def line_of(node: Node) -> str:
+    """Where the program makes a node: ``file:line``."""
+    found = frames(str(node.meta.get("stack_trace") or ""))
+    return found[-1].place if found else ""
+
+
+def of_break(trace: str, said: str) -> Reason:
+    """Why a graph ends: from the traceback of the line and what TorchDynamo says of it."""
+    lines = frames(trace)
+    text = lines[-1].text if lines else ""
+    kind = next((kind for kind, pattern in _BREAKS if re.search(pattern, f"{text}\n{said}")), "break")
+    inside = trace.rpartition(f'"{lines[-1].file}"')[2] if lines else ""
+    if any(match[0].startswith(PACKAGES[1:]) for match in _FRAME.findall(inside.partition("\n")[2])):
+        kind = "neuron"
+    return Reason(kind, tuple(lines[-1:]), said if kind == "break" else "")
+
+
+def of_error(error: BaseException) -> Reason:
+    """Why TorchDynamo cannot trace a function: from the error that it raises."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    first = lines[0] if lines else type(error).__name__
+    explanation = next((line.partition(": ")[2] for line in lines if line.startswith("Explanation:")), "")
+    return of_break(str(error).rpartition("from user code:")[2], explanation or first)
+
+
+def of_compiling_anew() -> Optional[Reason]:
+    """Why TorchDynamo has compiled the last function again; None: it does not say."""
+    from torch._dynamo import utils
+
+    metrics = utils.get_compilation_metrics()
+    lines = frames(str(getattr(metrics[-1], "recompile_reason", ""))) if metrics else []
+    return Reason("anew", tuple(lines[-1:])) if lines else None
