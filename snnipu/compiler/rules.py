@@ -137,6 +137,21 @@ def _same_call(call: Call) -> Make:
     return lambda graph, args, kwargs: call.again(graph, args, kwargs)
 
 
+def _of_few(function: Callable[..., Any], names: Tuple[str, ...]) -> Make:
+    """All steps as one batch, by a function that looks whether its input is mostly zeros."""
+
+    def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
+        given = {**dict(zip(names, args)), **kwargs}
+        sequence = given["input"]
+        given["input"] = graph.call_function(helpers.fold_time, (sequence,))
+        out = graph.call_function(
+            function, (given.pop("input"), *(given.pop(name, None) for name in names[1:3])), given
+        )
+        return graph.call_function(helpers.split_time, (out, sequence))
+
+    return make
+
+
 def _linear(call: Call) -> Optional[Make]:
     first = _only_first(call)
     if first is None:
@@ -144,16 +159,7 @@ def _linear(call: Call) -> Optional[Make]:
     if first.dims == 1:
         return _same_call(call)
 
-    def product(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
-        sequence = _first_of(args, kwargs)
-        folded = graph.call_function(helpers.fold_time, (sequence,))
-        args, kwargs = _replace_first(args, kwargs, folded)
-        names = ("input", "weight", "bias")
-        given = {**dict(zip(names, args)), **kwargs}
-        out = graph.call_function(sparse_input.linear, tuple(given.get(name) for name in names))
-        return graph.call_function(helpers.split_time, (out, sequence))
-
-    return product
+    return _of_few(sparse_input.linear, ("input", "weight", "bias"))
 
 
 def _maps(spatial: int) -> Callable[[Call], Optional[Make]]:
@@ -164,6 +170,11 @@ def _maps(spatial: int) -> Callable[[Call], Optional[Make]]:
         return _folded(call)
 
     return rule
+
+
+def _conv2d(call: Call) -> Optional[Make]:
+    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+    return _of_few(sparse_input.conv2d, names) if _maps(2)(call) is not None else None
 
 
 def _max_pool2d(call: Call) -> Optional[Make]:
@@ -538,6 +549,7 @@ RULES: Dict[str, Callable[[Call], Optional[Make]]] = {
             "lp_pool{}d",
         )
     },
+    "conv2d": _conv2d,
     "max_pool2d": _max_pool2d,
     "batch_norm": _batch_norm,
     "group_norm": _norm_of_samples,

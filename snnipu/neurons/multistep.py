@@ -10,11 +10,11 @@ from snnipu._layout import memory_order
 from snnipu.backends import memory, popart
 from snnipu.neurons._hooks import is_hooked, is_plain
 from snnipu.neurons.leaky import Leaky
+from snnipu.ops import sparse_input
 from snnipu.ops._arguments import is_direct
 from snnipu.ops.batch_norm import SMALL_STEP, batch_norm_over_time
 from snnipu.ops.lif_sequence import check_num_steps
 from snnipu.ops.max_pool2d import max_pool2d
-from snnipu.ops.sparse_input import linear
 from snnipu.spikes import SparseSpikes
 
 # Modules whose output at a step is a function of that step's input alone, the same at every step.
@@ -470,11 +470,13 @@ def _normed(module: Any, x: torch.Tensor) -> torch.Tensor:
 
 def _as_one_batch(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     rows = x.flatten(0, 1)
+    m: Any = module
     if type(module) is nn.MaxPool2d:
-        m = module
         out = max_pool2d(rows, m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode, m.return_indices)
     elif type(module) is nn.Linear and rows.dim() == 2:
-        out = linear(rows, module.weight, module.bias)
+        out = sparse_input.linear(rows, m.weight, m.bias)
+    elif type(module) is nn.Conv2d and module.padding_mode == "zeros":
+        out = sparse_input.conv2d(rows, m.weight, m.bias, m.stride, m.padding, m.dilation, m.groups)
     else:
         out = module(rows)
     return out.unflatten(0, x.shape[:2])

@@ -2,23 +2,28 @@
 
 import contextlib
 import threading
-from typing import Any, Iterator, Optional, Tuple
+from typing import Any, Iterator, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
+from torch.nn import grad as gradients
 
 from snnipu import _route
 from snnipu.ops import _library
 from snnipu.ops._arguments import PLAIN, is_autocast, is_differentiated, is_direct
 from snnipu.ops._derivative import once_differentiable
+from snnipu.ops._maps import Geometry
 from snnipu.ops._slots import AS_NEEDED
 
-# Rows that are looked at to estimate how much of an input is not zero.
-_LOOKED_AT = 64
+# Numbers that are looked at to estimate how much of an input is not zero: of so many rows at most, and so many in all.
+_ROWS, _NUMBERS = 64, 1 << 17
 # Multiplications below which finding out takes longer than they do.
 _FEWEST_PRODUCTS = 1 << 22
-# Up to which share of nonzero inputs events are faster, from so many outputs on: forward and the weight's gradient.
-BREAK_EVEN = ((256, 0.35), (128, 0.25), (64, 0.12), (32, 0.06))
+# Up to which share of nonzero inputs events are faster, forward and for the weight's gradient: of a linear layer by how
+# many outputs it has at least, of a convolution of steps of 1 by how many channels a group gets at least.
+BREAK_EVEN_LINEAR = ((256, 0.35), (128, 0.25), (64, 0.12), (32, 0.06))
+BREAK_EVEN_CONV2D = ((8, 0.15),)
+_FEWEST_MAPS = 16  # of a convolution's output: vectors are full then
 # Where a row holds more, slots take as much memory as the tensor.
 _LARGEST_ROW = 0.5
 
@@ -61,17 +66,109 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] =
     Returns:
         ``[N, out]``.
     """
-    slots = _slots(x, weight)
+    most = 0.0
+    if x.dim() == 2 and weight.dim() == 2 and x.shape[1] == weight.shape[1]:
+        most = _break_even(BREAK_EVEN_LINEAR, weight.shape[0])
+    slots = _slots(x, weight, most, weight.numel())
+    return F.linear(x, weight, bias) if slots is None else _product(x, weight, bias, slots, None)
+
+
+def conv2d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional[torch.Tensor] = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> torch.Tensor:
+    """``torch.nn.functional.conv2d``; on a CPU by events where most of ``x`` is zero, as :func:`linear`.
+
+    Args:
+        x: ``[N, C, H, W]``; by events where it lies in this order.
+        weight: ``[out, C / groups, kh, kw]``.
+        bias: ``[out]`` or None.
+        stride, padding, dilation, groups: PyTorch's.
+
+    Returns:
+        ``[N, out, H', W']``.
+    """
+    slots = None
+    geometry = _geometry(x, weight, stride, padding, dilation, groups)
+    if geometry is not None and x.is_contiguous():
+        most = _break_even(BREAK_EVEN_CONV2D, weight.shape[1]) / (geometry.stride_y * geometry.stride_x)
+        most = most if weight.shape[0] // groups >= _FEWEST_MAPS else 0.0
+        slots = _slots(x, weight, most, geometry.positions * weight.numel())
     if slots is None:
-        return F.linear(x, weight, bias)
+        return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
+    return _product(x, weight, bias, slots, geometry)
+
+
+def _break_even(table: Sequence[Tuple[int, float]], size: int) -> float:
+    return next((share for least, share in table if size >= least), 0.0)
+
+
+def _geometry(
+    x: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Optional[Geometry]:
+    """Of a convolution that is one; None: what PyTorch has to look at."""
+    if x.dim() != 4 or weight.dim() != 4 or groups < 1 or weight.shape[0] % groups:
+        return None
+    if x.shape[1] != weight.shape[1] * groups:
+        return None
+    kernel = (weight.shape[2], weight.shape[3])
+    (sy, sx), (dy, dx) = _pair(stride), _pair(dilation)
+    spans = (dy * (kernel[0] - 1), dx * (kernel[1] - 1))
+    if padding == "same" and (sy, sx) == (1, 1) and not (spans[0] % 2 or spans[1] % 2):
+        padding = (spans[0] // 2, spans[1] // 2)
+    elif padding == "valid":
+        padding = 0
+    elif isinstance(padding, str):
+        return None
+    py, px = _pair(padding)
+    if min(sy, sx, dy, dx) < 1 or min(py, px) < 0:
+        return None
+    height, width = (x.shape[2] + 2 * py - spans[0] - 1) // sy + 1, (x.shape[3] + 2 * px - spans[1] - 1) // sx + 1
+    if height < 1 or width < 1:
+        return None
+    sizes = (*x.shape[1:], weight.shape[0], height, width, *kernel, sy, sx, py, px, dy, dx, groups)
+    return Geometry(*map(int, sizes))
+
+
+def _pair(size: Any) -> Tuple[int, int]:
+    return (int(size[0]), int(size[-1])) if isinstance(size, (tuple, list)) else (int(size), int(size))
+
+
+Slots = Tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    slots: Slots,
+    geometry: Optional[Geometry],
+) -> torch.Tensor:
     if is_differentiated((x, weight, bias)):
-        made: torch.Tensor = _Linear.apply(x, weight, bias, *slots)
+        made: torch.Tensor = _Product.apply(x, weight, bias, *slots, geometry)
         return made
-    ids, values, counts = slots
-    return torch.ops.snnipu.sparse_linear_fwd(ids, values, counts, weight.contiguous(), bias)[0]  # type: ignore[no-any-return]
+    return _forward(weight, bias, slots, geometry)
 
 
-class _Linear(torch.autograd.Function):
+def _forward(
+    weight: torch.Tensor, bias: Optional[torch.Tensor], slots: Slots, geometry: Optional[Geometry]
+) -> torch.Tensor:
+    weight = weight.contiguous()
+    if geometry is None:
+        out: torch.Tensor = torch.ops.snnipu.sparse_linear_fwd(*slots, weight, bias)[0]
+        return out
+    maps: torch.Tensor = torch.ops.snnipu.sparse_conv2d_fwd(*slots, weight, bias, list(geometry))[0]
+    return maps.view(-1, *geometry.out_shape)
+
+
+class _Product(torch.autograd.Function):
+    """The weight's gradient is by events, that of ``x`` dense; kept of ``x`` are its slots."""
+
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any,
@@ -81,37 +178,50 @@ class _Linear(torch.autograd.Function):
         ids: torch.Tensor,
         values: torch.Tensor,
         counts: torch.Tensor,
+        geometry: Optional[Geometry],
     ) -> torch.Tensor:
-        need = ctx.needs_input_grad
-        kept = (ids, values, counts) if need[1] or need[2] else (None, None, None)
-        ctx.save_for_backward(weight if need[0] or need[1] else None, *kept)
-        return torch.ops.snnipu.sparse_linear_fwd(ids, values, counts, weight.contiguous(), bias)[0]  # type: ignore[no-any-return]
+        need_x, need_weight = ctx.needs_input_grad[:2]
+        ctx.geometry, ctx.shape = geometry, x.shape
+        kept = (ids, values, counts) if need_weight else (None, None, None)
+        ctx.save_for_backward(weight if need_x or need_weight else None, *kept)
+        return _forward(weight, bias, (ids, values, counts), geometry)
 
     @staticmethod
-    @once_differentiable("linear on an input that is mostly zeros (snnipu.dense_only() takes PyTorch's)")
+    @once_differentiable("product with an input that is mostly zeros (snnipu.dense_only() takes PyTorch's)")
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        weight, ids, values, counts = ctx.saved_tensors
+        weight, *slots = ctx.saved_tensors
         need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
+        g: Optional[Geometry] = ctx.geometry
         grad = grad.contiguous()
-        grad_x = grad @ weight if need_x else None
-        grad_weight = grad_bias = None
+        grad_x = grad_weight = grad_bias = None
+        if need_x and g is None:
+            grad_x = grad @ weight
+        elif need_x and g is not None:
+            grad_x = gradients.conv2d_input(ctx.shape, weight, grad, g[8:10], g[10:12], g[12:14], g.groups)
         if need_weight:
-            _, grad_weight, grad_bias = torch.ops.snnipu.sparse_linear_bwd(
-                grad[None], ids, values, counts, weight.contiguous(), False, True, need_bias
-            )
+            needs = (False, True, need_bias)
+            weight = weight.contiguous()
+            if g is None:
+                made = torch.ops.snnipu.sparse_linear_bwd(grad[None], *slots, weight, *needs)
+            else:
+                made = torch.ops.snnipu.sparse_conv2d_bwd(grad.flatten(1)[None], *slots, weight, list(g), *needs)
+            _, grad_weight, grad_bias = made
         elif need_bias:
-            grad_bias = grad.sum(0)
-        return grad_x, grad_weight, grad_bias if need_bias else None, None, None, None
+            grad_bias = grad.flatten(2).sum((0, 2)) if grad.dim() > 2 else grad.sum(0)
+        return grad_x, grad_weight, grad_bias if need_bias else None, None, None, None, None
 
 
-def _slots(x: torch.Tensor, weight: torch.Tensor) -> Optional[Tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Ids, values and counts of what is not zero, where the product by events is the faster one."""
+def _slots(x: torch.Tensor, weight: torch.Tensor, most: float, products: int) -> Optional[Slots]:
+    """Ids, values and counts of what is not zero, where the product by events is the faster one.
+
+    Args:
+        most: the share of nonzero inputs up to which it is.
+        products: multiplications of a row.
+    """
     if (
-        x.dim() != 2
-        or weight.dim() != 2
-        or x.shape[1] != weight.shape[1]
+        not most
+        or x.shape[0] * products < _FEWEST_PRODUCTS
         or not x.numel()
-        or x.shape[0] * weight.numel() < _FEWEST_PRODUCTS
         or getattr(_switch, "dense", False)
         or "CPU" not in _library.REGISTERED["sparse_linear_fwd"]
         or not is_direct(x, dispatched=True)
@@ -122,15 +232,15 @@ def _slots(x: torch.Tensor, weight: torch.Tensor) -> Optional[Tuple[torch.Tensor
         or _route.on_ipu()
     ):
         return None
-    most = next((share for outputs, share in BREAK_EVEN if weight.shape[0] >= outputs), 0.0)
-    if not most or _share(x) > most:
+    rows = x.detach().flatten(1)
+    if _share(rows) > most:
         return None
-    rows = x.detach().contiguous()[None]
-    ids, values, counts, _ = torch.ops.snnipu.dense_to_sparse_fwd(rows, AS_NEEDED, False)
-    return (ids, values, counts) if ids.shape[2] <= _LARGEST_ROW * x.shape[1] else None
+    ids, values, counts, _ = torch.ops.snnipu.dense_to_sparse_fwd(rows.contiguous()[None], AS_NEEDED, False)
+    return (ids, values, counts) if ids.shape[2] <= _LARGEST_ROW * rows.shape[1] else None
 
 
-def _share(x: torch.Tensor) -> float:
+def _share(rows: torch.Tensor) -> float:
     """Of elements that are not zero, from rows at equal distances: the same for the same input."""
-    rows = x.detach()[:: max(1, x.shape[0] // _LOOKED_AT)]
-    return int(rows.count_nonzero()) / max(1, rows.numel())
+    looked_at = max(4, min(_ROWS, _NUMBERS // rows.shape[1]))
+    some = rows[:: max(1, rows.shape[0] // looked_at)]
+    return int(some.count_nonzero()) / some.numel()

@@ -25,11 +25,17 @@ def events(monkeypatch):
         taken.append(made is not None)
         return made
 
-    monkeypatch.setattr(sparse_input, "_FEWEST_PRODUCTS", 0)
-    monkeypatch.setattr(sparse_input, "BREAK_EVEN", ((1, 1.0),))
-    monkeypatch.setattr(sparse_input, "_LARGEST_ROW", 1.0)
+    always(monkeypatch)
     monkeypatch.setattr(sparse_input, "_slots", counted)
     return taken
+
+
+def always(patch):
+    patch.setattr(sparse_input, "_FEWEST_PRODUCTS", 0)
+    patch.setattr(sparse_input, "_FEWEST_MAPS", 1)
+    patch.setattr(sparse_input, "BREAK_EVEN_LINEAR", ((1, 1.0),))
+    patch.setattr(sparse_input, "BREAK_EVEN_CONV2D", ((1, 1e3),))
+    patch.setattr(sparse_input, "_LARGEST_ROW", 1.0)
 
 
 def run(function, x, weight, bias, upstream):
@@ -50,9 +56,7 @@ def run(function, x, weight, bias, upstream):
 @settings(deadline=None, max_examples=150)
 def test_linear_is_pytorchs_up_to_rounding(sizes, activity, learns, graded, seed):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sparse_input, "_FEWEST_PRODUCTS", 0)
-        patch.setattr(sparse_input, "BREAK_EVEN", ((1, 1.0),))
-        patch.setattr(sparse_input, "_LARGEST_ROW", 1.0)
+        always(patch)
         rows, inputs, outputs = sizes
         torch.manual_seed(seed)
         x = (torch.rand(rows, inputs, dtype=torch.float64) < activity).double()
@@ -62,6 +66,56 @@ def test_linear_is_pytorchs_up_to_rounding(sizes, activity, learns, graded, seed
         upstream = torch.randn(rows, outputs, dtype=torch.float64)
         made, expected = (run(f, x, weight, bias, upstream) for f in (sparse_input.linear, F.linear))
         torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12)
+
+
+PAIRS = st.tuples(st.integers(1, 3), st.integers(1, 3))
+
+
+@given(
+    st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)),
+    st.tuples(st.integers(1, 11), st.integers(1, 11)),
+    st.tuples(PAIRS, PAIRS, st.one_of(PAIRS, st.integers(0, 2), st.sampled_from(["same", "valid"])), PAIRS),
+    st.floats(0, 1),
+    st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans()),
+    st.integers(0, 2**31),
+)
+@settings(deadline=None, max_examples=200)
+def test_conv2d_is_pytorchs_up_to_rounding(counts, size, shape, activity, learns, seed):
+    batch, groups, inputs, outputs = counts
+    kernel, stride, padding, dilation = shape
+    stride = (1, 1) if padding == "same" else stride
+
+    def conv2d(function):
+        return lambda x, w, b: function(x, w, b, stride, padding, dilation, groups)
+
+    with pytest.MonkeyPatch.context() as patch:
+        always(patch)
+        torch.manual_seed(seed)
+        x = torch.rand(batch, inputs * groups, *size, dtype=torch.float64)
+        x = ((x < activity) * torch.randn_like(x)).requires_grad_(learns[0])
+        weight = torch.randn(outputs * groups, inputs, *kernel, dtype=torch.float64, requires_grad=learns[1])
+        bias = torch.randn(outputs * groups, dtype=torch.float64, requires_grad=learns[2]) if learns[3] else None
+        try:
+            upstream = torch.randn_like(conv2d(F.conv2d)(x, weight, bias))
+        except RuntimeError:  # a kernel larger than the map
+            with pytest.raises(RuntimeError, match="ernel size"):
+                conv2d(sparse_input.conv2d)(x, weight, bias)
+            return
+        made, expected = (run(conv2d(f), x, weight, bias, upstream) for f in (sparse_input.conv2d, F.conv2d))
+        torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-11)
+
+
+def test_convolutions_that_stay_dense(events):
+    x, weight = (torch.rand(3, 4, 6, 6) < 0.2).float(), torch.randn(5, 4, 3, 3)
+    for maps in (x.to(memory_format=torch.channels_last), x[0], x.half()):
+        given = maps, weight.to(maps.dtype)
+        assert torch.equal(sparse_input.conv2d(*given), F.conv2d(*given))
+    even = torch.randn(5, 4, 2, 2)
+    assert torch.equal(sparse_input.conv2d(x, even, padding="same"), F.conv2d(x, even, padding="same"))
+    assert not any(events)
+    for bad in ({"stride": 0}, {"padding": -1}, {"groups": 3}):
+        with pytest.raises(RuntimeError):
+            sparse_input.conv2d(x, weight, **bad)
 
 
 def test_other_layouts_and_dtypes(events):
@@ -133,25 +187,50 @@ def test_a_second_derivative_is_refused_by_name(events):
 
 
 def test_the_choice_is_by_size_and_share(monkeypatch):
-    def chosen(rows, inputs, outputs, share):
-        torch.manual_seed(0)
-        x = (torch.rand(rows, inputs) < share).float()
-        return sparse_input._slots(x, torch.randn(outputs, inputs)) is not None
+    taken, slots = [], sparse_input._slots
 
-    assert chosen(400, 500, 256, 0.1)
-    assert not chosen(400, 500, 256, 0.6)
-    assert chosen(400, 500, 64, 0.05)
-    assert not chosen(400, 500, 64, 0.2)
-    assert not chosen(400, 500, 10, 0.01)
-    assert not chosen(10, 50, 256, 0.01)
-    # A few rows that are full make slots as large as the tensor.
+    def counted(*args):
+        made = slots(*args)
+        taken.append(made is not None)
+        return made
+
+    monkeypatch.setattr(sparse_input, "_slots", counted)
+
+    def linear(rows, inputs, outputs, share):
+        torch.manual_seed(0)
+        sparse_input.linear((torch.rand(rows, inputs) < share).float(), torch.randn(outputs, inputs))
+        return taken[-1]
+
+    def conv2d(share, inputs=12, outputs=32, size=12, stride=1):
+        torch.manual_seed(0)
+        x = (torch.rand(20, inputs, size, size) < share).float()
+        sparse_input.conv2d(x, torch.randn(outputs, inputs, 3, 3), stride=stride)
+        return taken[-1]
+
+    assert linear(400, 500, 256, 0.1)
+    assert not linear(400, 500, 256, 0.6)
+    assert linear(400, 500, 64, 0.05)
+    assert not linear(400, 500, 64, 0.2)
+    assert not linear(400, 500, 10, 0.01)
+    assert not linear(10, 50, 256, 0.01)
+    assert conv2d(0.1)
+    assert not conv2d(0.3)
+    assert not conv2d(0.1, inputs=4)
+    assert not conv2d(0.1, outputs=8)
+    assert not conv2d(0.1, size=5)
+    assert not conv2d(0.1, stride=2, size=24)
+    assert conv2d(0.02, stride=2, size=24)
+    # A row that is full, which nobody looked at, makes slots as large as the tensor.
     x = torch.zeros(400, 500)
     x[1] = 1
-    assert sparse_input._slots(x, torch.randn(256, 500)) is None
+    sparse_input.linear(x, torch.randn(256, 500))
+    assert not taken[-1]
 
 
-def network():
+def network(maps=False):
     torch.manual_seed(0)
+    if maps:
+        return nn.Sequential(nn.Conv2d(8, 32, 3), snn.Leaky(beta=0.9), nn.Conv2d(32, 16, 3), snn.Leaky(beta=0.9))
     return nn.Sequential(nn.Linear(300, 256), snn.Leaky(beta=0.9), nn.Linear(256, 256), snn.Leaky(beta=0.9))
 
 
@@ -164,8 +243,9 @@ def loop(net, x):
     return torch.stack(out)
 
 
+@pytest.mark.parametrize("maps", [False, True], ids=["linear", "conv2d"])
 @pytest.mark.parametrize("kind", ["multistep", "compiled"])
-def test_networks_take_events_and_give_the_loops_numbers(kind, monkeypatch):
+def test_networks_take_events_and_give_the_loops_numbers(kind, maps, monkeypatch):
     taken, slots = [], sparse_input._slots
 
     def counted(*args):
@@ -174,10 +254,10 @@ def test_networks_take_events_and_give_the_loops_numbers(kind, monkeypatch):
         return made
 
     monkeypatch.setattr(sparse_input, "_slots", counted)
-    x = (torch.rand(10, 16, 300) < 0.05).float()
+    x = (torch.rand(*(10, 16, 8, 12, 12) if maps else (10, 16, 300)) < 0.05).float()
     results = []
     for way in (loop, kind):
-        net = network()
+        net = network(maps)
         if way == "multistep":
             out = snn.MultiStep(*net)(x)[1]
         else:
@@ -190,7 +270,7 @@ def test_networks_take_events_and_give_the_loops_numbers(kind, monkeypatch):
     assert any(taken)
     taken.clear()
     with snn.dense_only():
-        snn.MultiStep(*network())(x)
+        snn.MultiStep(*network(maps))(x)
     assert not any(taken)
 
 
