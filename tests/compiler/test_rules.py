@@ -10,6 +10,7 @@ from torch.nn import functional
 
 import snnipu as snn
 from snnipu.compiler import backend
+from snnipu.neurons import multistep
 from snnipu.ops import batch_norm
 
 pytestmark = needs_backend
@@ -272,6 +273,68 @@ def test_in_place_without_gradient_keeps_the_gradient_there_was():
         found.append((out.detach(), x.grad))
     assert torch.equal(found[0][0], found[1][0])
     assert torch.equal(found[0][1], found[1][1])
+
+
+def _statistic(lif, x, mem, total):
+    spk, mem = lif(x * 2, mem)
+    with torch.no_grad():
+        total += spk.mean() * mem
+    return spk, mem
+
+
+def _frozen_layer(lif, x, mem, total):
+    with torch.no_grad():
+        x = functional.linear(x, MATRIX) * lif.beta
+    return lif(x + lif.beta, mem)
+
+
+def _scaled_by_its_own_state(lif, x, mem, total):
+    with torch.no_grad():
+        scale = (x.abs() + mem.sum() / 30).amax()
+    return lif(x * scale, mem)
+
+
+def _without_and_with(lif, x, mem, total):
+    with torch.no_grad():
+        x = x * 2 + mem.sum() / 30
+        x[:, 0] = 0.5
+        with torch.enable_grad():
+            spk, mem = lif(x * 2 + lif.beta, mem)
+    return spk, mem
+
+
+def _kept_gradient(lif, x, mem, total):
+    spk, mem = lif(x * 2, mem)
+    later = spk * 2
+    with torch.no_grad():
+        later.mul_(3)  # not seen by its gradient
+    return later, mem
+
+
+# Whether the neuron becomes one operator where there are gradients, and where there are none.
+MODES = {
+    _statistic: (True, True),
+    _frozen_layer: (True, True),
+    _scaled_by_its_own_state: (False, False),
+    _without_and_with: (False, False),
+    _kept_gradient: (False, True),
+}
+
+
+@pytest.mark.parametrize("gradient", [True, False])
+@pytest.mark.parametrize("body", MODES)
+def test_parts_without_gradient(body, gradient):
+    class Net(Loop):
+        def forward(self, x):
+            mem, total, out = self.lif.reset_mem(), torch.zeros_like(x[0]), 0
+            for t in range(STEPS):
+                spk, mem = self.body(self.lif, x[t], mem, total)
+                out = out + spk * mem
+            return out, total
+
+    with torch.set_grad_enabled(gradient):
+        reports = _same(Net(body), torch.rand(STEPS, 5, 6), equal=False)
+    assert next(neuron.rolled for report in reports for neuron in report.neurons) is MODES[body][not gradient]
 
 
 def test_a_barrier_is_none_where_only_use_of_an_interface_is_logged():
@@ -636,4 +699,24 @@ def test_one_of_several_results_of_a_single_step_among_loose_tuples(split):
     run, reports = compiled(function)
     x = torch.rand(STEPS, 4, 6) * 2
     assert torch.equal(run(x), function(x))
+    assert neurons(reports) == [(STEPS, True)]
+
+
+def test_a_step_of_what_becomes_a_sequence_later_among_the_pieces_of_another(monkeypatch):
+    monkeypatch.setattr(multistep, "PART_BYTES", 1)
+
+    def function(x):
+        mem, spikes, mixed = lif.reset_mem(), [], []
+        for t in range(STEPS):
+            spk, mem = lif(x[STEPS - 1 - t], mem)
+            joined = wide(torch.cat([spk, spk], dim=1))
+            mixed.append((narrow(spk) if t % 2 else narrow(joined)).clamp(-2, 2))
+            spikes.append(spk)
+        return torch.cat(spikes), torch.stack(mixed)
+
+    lif, wide, narrow = snn.Leaky(beta=0.5), nn.Linear(12, 6), nn.Linear(6, 6)
+    run, reports = compiled(function)
+    x = torch.rand(STEPS, 3, 6) * 2
+    for made, expected in zip(run(x), function(x)):
+        torch.testing.assert_close(made, expected)
     assert neurons(reports) == [(STEPS, True)]
