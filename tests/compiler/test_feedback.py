@@ -127,6 +127,18 @@ def test_neurons(kind):
     assert rolled(net, x) == BOTH
 
 
+def test_what_spikes_alone_depend_on_has_a_gradient_where_only_membranes_are_read():
+    class Membranes(Recurrent):
+        def forward(self, x):
+            return [super().forward(x)[1].relu()]
+
+    neuron = leaky(reset_mechanism="none", learn_threshold=True, learn_graded_spikes_factor=True)
+    net, x = Membranes(SPELLINGS["layer"], neuron), torch.randn(STEPS, BATCH, 5)
+    compare(net, x)
+    assert net.lif.threshold.grad is not None
+    assert rolled(net, x)[0] == (STEPS, True)
+
+
 def test_a_neuron_of_ones_own():
     @snn.neuron(states=("mem",), parameters={"beta": 0.8, "threshold": 0.3})
     def OwnLeaky(x, mem, *, beta, threshold, spike):
