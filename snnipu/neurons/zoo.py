@@ -131,6 +131,11 @@ class RSynaptic(_Recurrent, snntorch.RSynaptic):
 
     equation, stock = "rsynaptic", snntorch.RSynaptic
 
+    def _reset_hidden(self) -> None:
+        spk = self.spk
+        super()._reset_hidden()
+        self.spk = spk  # snnTorch's leaves the spikes as they are
+
 
 class DeltaLeaky(FusedNeuron, snntorch.DeltaLeaky):
     """``snntorch.DeltaLeaky``: a spike where the membrane changed by more than ``delta_threshold``.
