@@ -1,6 +1,5 @@
 """Random programs with loops, compiled and not: results, gradients and side effects."""
 
-import copy
 import os
 
 import pytest
@@ -34,8 +33,7 @@ def test_compiled_programs_give_what_the_loop_gives(seed, monkeypatch):
 
 def compare(program, seed):
     """Reports of the graphs, once the program compiled has done what it does."""
-    net = loop_programs.make(program.source, seed)
-    other = copy.deepcopy(net)
+    net, other = (loop_programs.make(program.source, seed) for _ in range(2))
     reports = []
 
     def collect(module, inputs, **options):

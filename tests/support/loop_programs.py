@@ -324,8 +324,9 @@ class Writer:
     def _start_hidden(self, own: str, states: Tuple[str, ...]) -> None:
         if self.reset == "each":
             self.write("start", f"self.{own}.reset_mem()")
-        elif self.reset == "carried":
-            self.write("end", *(f"self.{own}.{state} = self.{own}.{state}.detach()" for state in states))
+        else:  # snnTorch's utils.reset leaves spikes as they are
+            left = states if self.reset == "carried" else [state for state in states if state == "spk"]
+            self.write("end", *(f"self.{own}.{state} = self.{own}.{state}.detach()" for state in left))
 
     def several(self, v: str) -> str:
         """Layers of neurons in a list, and their membranes."""
