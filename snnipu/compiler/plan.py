@@ -169,10 +169,10 @@ class Plan:
         self.norms = {node for node in graph.nodes if nodes.is_norm_in_training(node)}
         self.fixed: Set[Node] = self.effects - self.norms
         self.chains = self._find_chains()
+        self.banned: Set[Node] = set()
         for chain in self.chains:
             if not chain.why_not:
                 self._find_feedback(chain)
-        self.banned: Set[Node] = set()
         for chain in self.chains:
             if chain.why_not:
                 self.banned.update(chain.steps)
@@ -277,6 +277,10 @@ class Plan:
         weight, bias, geometry, transposed = layer
         inputs = tuple(one[2] for one in chosen)
         chain.feedback = Feedback(chosen[0][0], weight, bias, geometry, transposed, inputs)
+        # The chain does what they do; together with those of a first step that stays, they would need its results.
+        for step, (_, _, other) in zip(chain.steps, chosen):
+            total: Any = step.args[0]
+            self.banned.update((total, *(one for one in total.args if one is not other)))
 
     # ---- bundles
 

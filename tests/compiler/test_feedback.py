@@ -159,6 +159,23 @@ def test_the_first_step_has_nothing_before_it():
     compare(net, x[:1])
 
 
+def test_the_first_steps_input_is_a_result_too():
+    class Shown(Recurrent):
+        def forward(self, x):
+            mem, mem2, spk, rows = self.lif.reset_mem(), self.out.reset_mem(), torch.zeros(x.shape[1], WIDTH), []
+            for t, current in enumerate(x):
+                before, mem2 = self.out(self.inp(current), mem2)
+                given = before + self.rec(spk)
+                first = given if t == 0 else first
+                spk, mem = self.lif(given, mem)
+                rows.append(spk)
+            return [torch.stack(rows), first]
+
+    net, x = Shown(None), torch.randn(STEPS, BATCH, 5)
+    compare(net, x)
+    assert rolled(net, x) == BOTH
+
+
 def test_a_constant_input():
     net = Recurrent(lambda n, x, spk: n.inp.bias.expand(BATCH, WIDTH) * 3 + n.rec(spk))
     x = torch.randn(STEPS, BATCH, 5)
