@@ -163,6 +163,7 @@ def test_the_first_steps_input_is_a_result_too():
     class Shown(Recurrent):
         def forward(self, x):
             mem, mem2, spk, rows = self.lif.reset_mem(), self.out.reset_mem(), torch.zeros(x.shape[1], WIDTH), []
+            first = None
             for t, current in enumerate(x):
                 before, mem2 = self.out(self.inp(current), mem2)
                 given = before + self.rec(spk)

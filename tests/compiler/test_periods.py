@@ -20,6 +20,7 @@ class _Net(nn.Module):
     def __init__(self, loop: Any) -> None:
         super().__init__()
         self.fc, self.lif = nn.Linear(6, 5), snn.Leaky(beta=0.9, threshold=0.3)
+        self.alpha = snn.Alpha(alpha=0.9, beta=0.8, threshold=0.3)
         self.loop, self.steps, self.count, self.kept = loop, STEPS, 0, [0.0]
 
     def forward(self, x: torch.Tensor) -> Any:
@@ -240,7 +241,57 @@ def _reads_length_by_locals(net: Any, x: torch.Tensor) -> Any:
     return torch.stack(spikes), mem
 
 
-COPIED = [_plain, _indexed, _indexed_behind, _recorded, _carried, _no_gradient]
+def _goes_through(net: Any, x: torch.Tensor) -> Any:
+    mem = net.lif.init_leaky()
+    spikes = []
+    for current in x:
+        spk, mem = net.lif(net.fc(current), mem)
+        spikes.append(spk)
+    return torch.stack(spikes), mem + current.sum()
+
+
+def _goes_through_parts(net: Any, x: torch.Tensor) -> Any:
+    mem, before = net.lif.init_leaky(), x[0]
+    for current in x.transpose(0, 1).unbind(1):
+        _, mem = net.lif(net.fc(current + before), mem)
+        before = 0.5 * current
+    return mem, before
+
+
+def _goes_through_what_stays(net: Any, x: torch.Tensor) -> Any:
+    mem, parts = net.lif.init_leaky(), x.unbind()
+    for current in parts:
+        spk, mem = net.lif(net.fc(current) + parts[1].mean(), mem)
+    return spk, mem
+
+
+def _goes_through_one_twice(net: Any, x: torch.Tensor) -> Any:
+    mem, parts = net.lif.init_leaky(), list(x.unbind())
+    for current in [*parts[:12], parts[3], parts[2]]:
+        spk, mem = net.lif(net.fc(current), mem)
+    return spk, mem
+
+
+def _other_cells(net: Any, x: torch.Tensor) -> Any:
+    exc, inh, mem = net.alpha.reset_mem()
+    total = torch.zeros(3, 5)
+    for step in range(net.steps):
+        spk, exc, inh, mem = net.alpha(net.fc(x[step]), exc, inh, mem)
+        total += spk
+    return total, mem
+
+
+COPIED = [
+    _plain,
+    _indexed,
+    _indexed_behind,
+    _recorded,
+    _carried,
+    _no_gradient,
+    _goes_through,
+    _goes_through_parts,
+    _other_cells,
+]
 WHOLE = [
     _reads_step,
     _reads_table,
@@ -257,6 +308,8 @@ WHOLE = [
     _hooks,
     _catches,
     _reads_length_by_locals,
+    _goes_through_what_stays,
+    _goes_through_one_twice,
 ]
 
 

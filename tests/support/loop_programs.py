@@ -96,7 +96,7 @@ HEADS = (
     ("for current in x", "", "current", ""),
     ("for current in x.unbind()", "", "current", ""),
     ("for step, current in enumerate(x)", "", "current", "step"),
-    ("for a, b in zip(x, x.flip(0))", "", "a + b", ""),
+    ("for a, b in zip(x, x.flip(0))", "", "(a + b)", ""),
 )
 # What is done with a value v: before the loop, in a step, and the result.
 RECORDS = (
