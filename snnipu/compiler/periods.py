@@ -305,13 +305,12 @@ def _realized(value: Any) -> Any:
 class _Reader:
     """Reads a state. A value met twice is the same value in every state that equals this one."""
 
-    def __init__(self, records: Dict[int, str], iterator: Any, effects: Any) -> None:
+    def __init__(self, records: Dict[int, str], effects: Any) -> None:
         from torch._dynamo.variables.base import VariableTracker
         from torch._dynamo.variables.lazy import LazyVariableTracker
 
         self.lazy = LazyVariableTracker
         self.records = records
-        self.iterator = iterator
         self.known: Dict[int, Tuple[_Item, Any]] = {}
         self.places: List[Tuple[Any, Optional[Callable[[Any], None]]]] = []
         self.tracker = VariableTracker
@@ -334,8 +333,6 @@ class _Reader:
             if id(value) in self.records:
                 raise _Unlike("a list that is appended to is known by two names")
             return _Item("again", of=self.known[id(value)][0])
-        if value is self.iterator:
-            raise _Unlike("the loop's iterator is known by a name")
         item = _Item("", None)
         self.known[id(value)] = item, value  # alive, so that its id is its own
         if id(value) in self.records:
@@ -403,7 +400,7 @@ def _state(tx: Any, loop: _Loop) -> _State:
         if type(value) is ListVariable and all(type(one) is _tensor_variable() for one in value.items):
             records[name] = value, tuple(value.items)
     output, effects = tx.output, tx.output.side_effects
-    reader = _Reader({id(value): name for name, (value, _) in records.items()}, loop.iterator, effects)
+    reader = _Reader({id(value): name for name, (value, _) in records.items()}, effects)
     values = []
     first = tx.instructions[tx.instructions.index(tx.current_instruction) + 1]
     for frame in _frames(tx):
@@ -423,9 +420,6 @@ def _state(tx: Any, loop: _Loop) -> _State:
         if not _is_of_the_trace(value):
             values.append(_Item("plain", key))
             values.append(reader.read(value))
-    for changed in effects.store_attr_mutations:
-        if not _is_of_the_trace(changed):
-            values.append(reader.read(changed))
     places = [node for node in output.current_tracer.graph.nodes if node.op in ("placeholder", "get_attr")]
     counts = (
         _distinct(output.guards),
@@ -480,8 +474,9 @@ class _Likeness:
         # The tensors that the loop goes through, and their places.
         self.given = [one.proxy.node for one in _tensors(loop.iterator)]
         self.places = {node: place for place, node in enumerate(self.given)}
-        if len(self.places) < len(self.given):
-            raise _Unlike("the loop goes through a tensor twice")
+        looks = {_look_of(nodes.value_of(node)) for node in self.given}
+        if len(self.places) < len(self.given) or len(looks) > 1:
+            raise _Unlike("the loop goes through a tensor twice, or through some that differ")
         # A node of a step, and the one in its place in the step behind.
         self.after = dict(zip((*before, *first, *self.given), (*first, *second, *self.given[1:])))
         self.counters = (loop.states[0].counter, loop.states[1].counter)
@@ -590,8 +585,6 @@ def _copies(tx: Any, loop: _Loop) -> Optional[Callable[[], None]]:
     more = two.size_guards - one.size_guards
     if more and more > like.indices:
         raise _Unlike("a step adds guards on sizes")
-    if like.indices and (loop.iterator.step < 1 or min(like.counters) - 2 * like.step < 0):
-        raise _Unlike("steps are not counted upwards")
     zero = {
         name: (value, items[: len(items) - 2 * _grown(one, two, name)]) for name, (value, items) in two.records.items()
     }
