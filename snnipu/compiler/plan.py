@@ -73,6 +73,10 @@ class Bundle:
     def sources(self) -> Iterator[Source]:
         raise NotImplementedError
 
+    def all_nodes(self) -> Tuple[Node, ...]:
+        """With those that it does besides."""
+        return self.nodes
+
 
 @dataclass(eq=False)
 class Operator(Bundle):
@@ -113,6 +117,7 @@ class Feedback:
     geometry: Tuple[int, ...]  # of a Connection
     transposed: bool  # the weight is that of a product from the left
     inputs: Tuple[Any, ...]  # the other summand, of each step
+    done: Tuple[Node, ...]  # the layer's and the sum's calls, which the chain does in their place
 
 
 @dataclass(eq=False)
@@ -122,6 +127,9 @@ class Chain(Bundle):
     input: Optional[Source] = None
     name: str = ""
     feedback: Optional[Feedback] = None
+
+    def all_nodes(self) -> Tuple[Node, ...]:
+        return self.nodes if self.feedback is None else (*self.nodes, *self.feedback.done)
 
     def sources(self) -> Iterator[Source]:
         assert self.input is not None
@@ -276,11 +284,11 @@ class Plan:
         chosen = [one for one in (first, *later) if one is not None]
         weight, bias, geometry, transposed = layer
         inputs = tuple(one[2] for one in chosen)
-        chain.feedback = Feedback(chosen[0][0], weight, bias, geometry, transposed, inputs)
-        # The chain does what they do; together with those of a first step that stays, they would need its results.
-        for step, (_, _, other) in zip(chain.steps, chosen):
-            total: Any = step.args[0]
-            self.banned.update((total, *(one for one in total.args if one is not other)))
+        totals: List[Any] = [step.args[0] for step in chain.steps]
+        products = [one for total, (_, _, other) in zip(totals, chosen) for one in total.args if one is not other]
+        chain.feedback = Feedback(chosen[0][0], weight, bias, geometry, transposed, inputs, done=(*totals, *products))
+        # Together with those of a first step that stays, they would need the chain's results.
+        self.banned.update(chain.feedback.done)
 
     # ---- bundles
 
@@ -297,6 +305,7 @@ class Plan:
                 results = nodes.value_of(found.steps[0])
                 chain.series = [Series(chain, place, value) for place, value in enumerate(results)]
                 self._add(chain)
+                self.bundle_of.update((node, chain) for node in chain.all_nodes())
                 for t, step in enumerate(found.steps):
                     for user in step.users:
                         output: Any = user.args[1]
@@ -537,7 +546,7 @@ class Plan:
         if isinstance(unit, Bundle):
             for source in unit.sources():
                 found.extend(self._units_of(source))
-            for node in unit.nodes:
+            for node in unit.all_nodes():
                 for earlier in self._order.get(node, ()):
                     # A norm's own steps are in order.
                     if node not in self.norms or self.unit(earlier) is not unit:

@@ -177,6 +177,23 @@ def test_the_first_steps_input_is_a_result_too():
     assert rolled(net, x) == BOTH
 
 
+def test_an_input_is_changed_in_place_before_and_behind_the_step():
+    class Changed(Recurrent):
+        def forward(self, x):
+            mem, spk, rows = self.lif.reset_mem(), torch.zeros(x.shape[1], WIDTH), []
+            for current in x:
+                given = self.inp(current) * 2
+                given[:, 0] = 0.5
+                spk, mem = self.lif(given + self.rec(spk), mem)
+                given[:, 1] = 0.0
+                rows.append((spk, given))
+            return [torch.stack(row) for row in zip(*rows)]
+
+    net, x = Changed(None), torch.randn(STEPS, BATCH, 5)
+    compare(net, x)
+    assert rolled(net, x) == [(STEPS, True)]
+
+
 def test_a_constant_input():
     net = Recurrent(lambda n, x, spk: n.inp.bias.expand(BATCH, WIDTH) * 3 + n.rec(spk))
     x = torch.randn(STEPS, BATCH, 5)

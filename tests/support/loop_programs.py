@@ -340,7 +340,7 @@ class Writer:
         self.write("step", "for i in range(2):")
         self.write("step", f"    {made}, {mems}[i] = self.{cells}[i](self.{maps}[i]({made}), {mems}[i])")
         self.write("step", f"    {rates}[i] += {made}.mean(){self.pick('', '.detach()')}")
-        self.values += [(f"{mems}[1]", self.zeros()), (f"{rates} * 1", "torch.zeros(2)")]
+        self.values += [(f"{mems}[1]", self.zeros()), (f"({rates} * 1)", "torch.zeros(2)")]
         return made
 
     # ---- what is kept of a value, and returned
