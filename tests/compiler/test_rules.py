@@ -131,6 +131,11 @@ def _rows_of_a_buffer(self, spk, mem, t):
     self.rates[t] += spk.mean(0).detach()
 
 
+def _read_between_changes(self, spk, mem, t):
+    self.out = self.out + (spk + self.rates[0]).abs()
+    self.rates[0] += spk.detach().mean(0)
+
+
 def _scaled(self, spk, mem, t):
     self.out *= 0.5
     self.out += mem
@@ -157,7 +162,7 @@ def _activation(self, spk, mem, t):
 
 
 ACCUMULATORS = [
-    _add, _add_method, _detached, _by_index, _columns, _buffer, _rows_of_a_buffer, _scaled, _first_spikes,
+    _add, _add_method, _detached, _by_index, _columns, _buffer, _rows_of_a_buffer, _read_between_changes, _scaled, _first_spikes,
     _spikes_themselves, _activation,
 ]  # fmt: skip
 
@@ -166,6 +171,24 @@ ACCUMULATORS = [
 def test_statistics_in_place_do_not_keep_neurons_from_rolling(body):
     reports = _same(Loop(body), torch.rand(STEPS, 5, 6) * 2)
     assert neurons(reports) == [(STEPS, True)]
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_a_state_that_is_set_in_part_is_that_of_the_record_too(last):
+    def function(x):
+        mem, out = lif.reset_mem(), []
+        for t in range(STEPS):
+            _, mem = lif(x[t], mem)
+            out.append(mem)
+            if t == STEPS - 1 or not last:
+                mem[:, 0] = 0.25
+        return torch.stack(out)
+
+    lif = snn.Leaky(beta=0.5)
+    run, reports = compiled(function)
+    x = torch.rand(STEPS, 5, 6) * 2
+    assert torch.equal(run(x), function(x))
+    assert not any(rolled for _, rolled in neurons(reports))
 
 
 def test_what_is_done_in_place_to_a_value_nobody_else_has_runs_once():
