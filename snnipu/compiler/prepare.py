@@ -1,5 +1,6 @@
 """A graph in a form in which the same thing looks the same: before chains are looked for."""
 
+import functools
 import operator
 from typing import Any, Dict, List, Optional, Set, Tuple
 
@@ -61,20 +62,20 @@ def _without_gradient_modes(graph: Graph) -> None:
         return
     changes = nodes.Memory(graph).changes
     inside: List[Node] = []
-    enabled = own
+    enabled: Any = own
     for node in graph.nodes:
-        if node in barriers:
+        if node.target is torch._C._set_grad_enabled:
             enabled = node.args[0]
         elif not enabled and node.op not in ("placeholder", "get_attr", "output"):
             inside.append(node)
     for node in inside:
         name = nodes.name_of(node)
         known = nodes.is_fresh(node) or name in rules.RULES or (name and node in changes)
-        if not known or any(nodes.value_of(one).requires_grad for one in changes.get(node, ())):
+        if not known or any(getattr(nodes.value_of(one), "requires_grad", False) for one in changes.get(node, ())):
             return
     detached: Dict[Node, Node] = {}
 
-    def without(source: Node, node: Node) -> Node:
+    def without_gradient(node: Node, source: Node) -> Node:
         value = nodes.value_of(source)
         if not isinstance(value, torch.Tensor) or not value.requires_grad:
             return source
@@ -86,8 +87,8 @@ def _without_gradient_modes(graph: Graph) -> None:
         return detached[source]
 
     for node in inside if own else ():
-        node.args = map_arg(node.args, lambda source, node=node: without(source, node))
-        node.kwargs = map_arg(node.kwargs, lambda source, node=node: without(source, node))
+        change = functools.partial(without_gradient, node)
+        node.args, node.kwargs = map_arg(node.args, change), map_arg(node.kwargs, change)
     for node in barriers:
         graph.erase_node(node)
 
@@ -201,8 +202,6 @@ def _same_out_of_place(graph: Graph, node: Node) -> Optional[Node]:
     if not value.dtype.is_floating_point and name not in _OF_INTEGERS:
         return None
     if value.dtype in (torch.float16, torch.bfloat16) and name not in _OF_ANY_PRECISION:
-        return None
-    if nodes.value_of(node).requires_grad != any(one.requires_grad for one in (value, *tensors)):
         return None
     with graph.inserting_before(node):
         return graph.create_node(node.op, target, tuple(args), kwargs)

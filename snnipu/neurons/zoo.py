@@ -131,6 +131,8 @@ class RSynaptic(_Recurrent, snntorch.RSynaptic):
 
     equation, stock = "rsynaptic", snntorch.RSynaptic
 
+    spk: Any
+
     def _reset_hidden(self) -> None:
         spk = self.spk
         super()._reset_hidden()

@@ -162,8 +162,8 @@ def _activation(self, spk, mem, t):
 
 
 ACCUMULATORS = [
-    _add, _add_method, _detached, _by_index, _columns, _buffer, _rows_of_a_buffer, _read_between_changes, _scaled, _first_spikes,
-    _spikes_themselves, _activation,
+    _add, _add_method, _detached, _by_index, _columns, _buffer, _rows_of_a_buffer, _read_between_changes, _scaled,
+    _first_spikes, _spikes_themselves, _activation,
 ]  # fmt: skip
 
 
@@ -234,6 +234,25 @@ class Records(Loop):
 def test_other_names_and_dtypes_of_what_is_changed_in_place(body):
     reports = _same(Records(body), torch.rand(STEPS, 5, 6) * 2)
     assert neurons(reports) == [(STEPS, True)]
+
+
+def test_two_results_that_are_one_tensor_stay_one():
+    def function(x):
+        mem, total = lif.reset_mem(), torch.zeros_like(x[0])
+        first = total
+        for t in range(STEPS):
+            spk, mem = lif(x[t], mem)
+            total += spk
+        return first, total
+
+    lif = snn.Leaky(beta=0.5)
+    run, _ = compiled(function)
+    x = torch.rand(STEPS, 3, 4) * 2
+    for call in (function, run):
+        first, total = call(x)
+        assert first.any()
+        first.zero_()
+        assert not total.any()
 
 
 def test_the_dtype_of_an_accumulator_stays():
