@@ -481,6 +481,18 @@ def test_a_norm_that_is_called_twice_in_a_step_averages_in_the_loops_order():
     _same(Twice(nn.BatchNorm1d(4, momentum=0.5), (4,)), torch.randn(STEPS, 5, 4), calls=3)
 
 
+def test_norms_that_are_recorded_backwards_average_in_the_loops_order():
+    class Backwards(Normed):
+        def forward(self, x):
+            mem, out = self.lif.reset_mem(), []
+            for t in range(STEPS):
+                _, mem = self.lif(x[t], mem)
+                out.append(self.norm(mem))
+            return torch.stack(out[::-1])
+
+    _same(Backwards(nn.BatchNorm1d(4, momentum=0.5), (4,)), torch.randn(STEPS, 5, 4), calls=2)
+
+
 def test_a_batch_of_one_is_an_error_as_in_the_loop():
     net = Normed(nn.BatchNorm1d(4), (1, 4))
     run, _ = compiled(net)
@@ -705,7 +717,9 @@ class Planned(nn.Module):
 
     def forward(self, x):
         mem, mem2 = self.lif.reset_mem(), self.lif2.reset_mem()
-        places = {"reversed": range(STEPS - 1, -1, -1), "middle": range(1, 3)}.get(self.kind, range(STEPS))
+        places = {"reversed": range(STEPS - 1, -1, -1), "middle": range(1, 3), "end": range(-2, 0)}.get(
+            self.kind, range(STEPS)
+        )
         before, records, shapes = x[0] * 0, [], []
         for t in places:
             spk, mem = self.lif(self.map(x[t]), mem)
@@ -718,11 +732,11 @@ class Planned(nn.Module):
         return torch.stack(records, dim=1 if self.kind == "along" else 0)
 
 
-@pytest.mark.parametrize("kind", ["reversed", "middle", "before", "along", "shapes"])
+@pytest.mark.parametrize("kind", ["reversed", "middle", "end", "before", "along", "shapes"])
 def test_plans_of_inputs_records_and_connections(kind):
     net, x = Planned(kind), torch.randn(STEPS, 4, 6) * 2
     reports = _same(net, x, equal=False)
-    steps = 2 if kind == "middle" else STEPS
+    steps = 2 if kind in ("middle", "end") else STEPS
     assert (steps, True) in neurons(reports)
     assert times(reports, "linear") == (steps, 1)
 

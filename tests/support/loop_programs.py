@@ -37,7 +37,7 @@ EXPRESSIONS = {
         "{v} * 0.5 + 0.25",
         "({v} - self.after.weight[0]).clamp(-2, 2)",
         "{v} + {e}",
-        "{v}.view(-1, 2, 2).transpose(1, 2).flatten(1)",
+        "{v}.view(len({v}), 2, 2).transpose(1, 2).flatten(1)",
         "torch.cat([{v}, {e}], 1)[:, 2:6]",
         "torch.cat([{v}, {e}])[:len({v})]",
         "torch.where({v} > 0.1, {v}, {e})",
