@@ -236,7 +236,8 @@ def _records(tx: Any, head: Any) -> List[str]:
     counter = body[0][1]
     used = [place for place, (_, argument) in enumerate(body[1:], 1) if _mentions(argument, counter)]
     for place in used if _counts(tx.stack[-1]) else ():
-        _check_index(tx, body, place, counter)
+        if body[place][0] != "STORE_FAST":  # `_, mem = ...`: nobody reads the number
+            _check_index(tx, body, place, counter)
     uses: Dict[str, List[int]] = {}
     for place, (_, argument) in enumerate(body):
         if isinstance(argument, str) and argument in code.co_varnames and argument not in cells:
@@ -408,7 +409,8 @@ def _state(tx: Any, loop: _Loop) -> _State:
         # The number of the step that ended; nothing but the loop's head writes it, and nothing reads it as a number.
         skipped = first.argval[0] if isinstance(first.argval, tuple) else first.argval
         for name, value in frame.symbolic_locals.items():
-            if not (own and name == skipped and _counts(loop.iterator)):
+            counted = own and name == skipped and _counts(loop.iterator)
+            if not counted or type(value) is reader.tensor:
                 values.append(_Item("plain", name))
                 values.append(reader.read(value, _putter(frame.symbolic_locals, name)))
         stack = frame.stack[:-1] if own else frame.stack

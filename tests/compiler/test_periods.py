@@ -36,6 +36,13 @@ def _plain(net: Any, x: torch.Tensor) -> Any:
     return torch.stack(spikes), mem
 
 
+def _underscores(net: Any, x: torch.Tensor) -> Any:
+    mem = net.lif.init_leaky()
+    for _ in range(net.steps):
+        _, mem = net.lif(net.fc(x[0]), mem)
+    return _, mem
+
+
 def _indexed(net: Any, x: torch.Tensor) -> Any:
     mem = net.lif.init_leaky()
     spikes, membranes = [], []
@@ -350,6 +357,7 @@ def _other_cells(net: Any, x: torch.Tensor) -> Any:
 
 COPIED = [
     _plain,
+    _underscores,
     _indexed,
     _indexed_behind,
     _recorded,
