@@ -4,8 +4,9 @@ TorchDynamo interprets every step of a loop. What it does in a step depends on i
 and attributes, the guards and the gradient mode. Where the states before two consecutive steps are equal but for
 tensors, each of which the step has replaced by its successor, all further steps add the same nodes with successors as
 arguments. The state is compared whole; the number of the step may differ, and so may the lengths of records, lists
-that are appended to, for both of which the bytecode must show that nothing else is done with them. The last step is
-TorchDynamo's own again. Where anything is not as expected, TorchDynamo goes through all steps.
+that are appended to, for both of which the bytecode must show that nothing else is done with them. A loop that goes
+through tensors is given the next of them in each step. The last step is TorchDynamo's own again. Where anything is not
+as expected, TorchDynamo goes through all steps.
 """
 
 import functools
@@ -140,12 +141,10 @@ def _before_step(tx: Any, instruction: Any) -> None:
 
 def _look(tx: Any, instruction: Any) -> Optional[Callable[[], None]]:
     """Note the step that ended; what copies the further ones, where they are known."""
-    from torch._dynamo.variables.lists import RangeIteratorVariable
-
     loops = _loops.setdefault(tx, {})
     loop = loops.get(instruction)
     iterator = tx.stack[-1]
-    if type(iterator) is not RangeIteratorVariable:
+    if not (_counts(iterator) or _tensors(iterator)):
         return None
     tracer = tx.output.current_tracer
     if getattr(tracer, "parent", None) is not None:
@@ -173,8 +172,30 @@ def _look(tx: Any, instruction: Any) -> Optional[Callable[[], None]]:
     return _copies(tx, loop)
 
 
+def _counts(iterator: Any) -> bool:
+    """Whether a loop goes through numbers."""
+    from torch._dynamo.variables.lists import RangeIteratorVariable
+
+    return type(iterator) is RangeIteratorVariable
+
+
+def _tensors(iterator: Any) -> List[Any]:
+    """Those that a loop goes through; empty where it goes through something else."""
+    from torch._dynamo.variables.lists import ListIteratorVariable
+
+    items = list(iterator.items) if isinstance(iterator, ListIteratorVariable) else []
+    return items if all(type(one) is _tensor_variable() for one in items) else []
+
+
+def _place(iterator: Any) -> int:
+    """The number of the step that begins."""
+    return int(iterator.start if _counts(iterator) else iterator.index)
+
+
 def _left(iterator: Any) -> int:
-    return len(range(iterator.start, iterator.stop, iterator.step))
+    if _counts(iterator):
+        return len(range(iterator.start, iterator.stop, iterator.step))
+    return len(iterator.items) - int(iterator.index)
 
 
 def _nodes_since(graph: Any, end: Optional[Node]) -> List[Node]:
@@ -190,7 +211,7 @@ def _nodes_since(graph: Any, end: Optional[Node]) -> List[Node]:
 
 
 def _records(tx: Any, head: Any) -> List[str]:
-    """The lists that are only appended to, in a body that uses the number of the step as an index alone."""
+    """The lists that are only appended to, in a body that uses the number of the step, if any, as an index alone."""
     code = tx.f_code
     flat: List[Tuple[str, Any, bool]] = []  # name, argument, inside the loop
     inside = False
@@ -214,8 +235,9 @@ def _records(tx: Any, head: Any) -> List[str]:
         raise _Unlike("the number of the step is more than a variable")
     counter = body[0][1]
     used = [place for place, (_, argument) in enumerate(body[1:], 1) if _mentions(argument, counter)]
-    for place in used:
-        _check_index(tx, body, place, counter)
+    for place in used if _counts(tx.stack[-1]) else ():
+        if body[place][0] != "STORE_FAST":  # `_, mem = ...`: nobody reads the number
+            _check_index(tx, body, place, counter)
     uses: Dict[str, List[int]] = {}
     for place, (_, argument) in enumerate(body):
         if isinstance(argument, str) and argument in code.co_varnames and argument not in cells:
@@ -284,17 +306,18 @@ def _realized(value: Any) -> Any:
 class _Reader:
     """Reads a state. A value met twice is the same value in every state that equals this one."""
 
-    def __init__(self, records: Dict[int, str], iterator: Any) -> None:
+    def __init__(self, records: Dict[int, str], effects: Any) -> None:
         from torch._dynamo.variables.base import VariableTracker
         from torch._dynamo.variables.lazy import LazyVariableTracker
 
         self.lazy = LazyVariableTracker
         self.records = records
-        self.iterator = iterator
         self.known: Dict[int, Tuple[_Item, Any]] = {}
         self.places: List[Tuple[Any, Optional[Callable[[Any], None]]]] = []
         self.tracker = VariableTracker
         self.tensor = _tensor_variable()
+        # Attributes that were set, which an object does not hold itself.
+        self.set = {id(changed): (changed, set_) for changed, set_ in effects.store_attr_mutations.items()}
 
     def read(self, value: Any, put: Optional[Callable[[Any], None]] = None) -> _Item:
         """``put``: replaces the value where it stands."""
@@ -311,8 +334,6 @@ class _Reader:
             if id(value) in self.records:
                 raise _Unlike("a list that is appended to is known by two names")
             return _Item("again", of=self.known[id(value)][0])
-        if value is self.iterator:
-            raise _Unlike("the loop's iterator is known by a name")
         item = _Item("", None)
         self.known[id(value)] = item, value  # alive, so that its id is its own
         if id(value) in self.records:
@@ -337,6 +358,8 @@ class _Reader:
                 item.parts.append(self.read(one, _putter(value, key)))
         else:
             item.kind, item.own = "other", value
+        if id(value) in self.set:
+            item.parts.append(self.read(self.set[id(value)][1]))
         return item
 
     def _attributes(self, value: Any, without: Tuple[str, ...]) -> List[_Item]:
@@ -345,6 +368,11 @@ class _Reader:
 
     def _is_mutation(self, value: Any) -> bool:
         return type(value).__module__.startswith("torch._dynamo.variables") and hasattr(value, "__dict__")
+
+
+def _is_of_the_trace(value: Any) -> bool:
+    """Whether an object was made in the trace: only what refers to it makes it part of a state."""
+    return type(getattr(value, "mutation_type", None)).__name__ in ("ValueMutationNew", "AttributeMutationNew")
 
 
 def _putter(container: Any, key: Any) -> Callable[[Any], None]:
@@ -372,18 +400,17 @@ def _state(tx: Any, loop: _Loop) -> _State:
         value = tx.symbolic_locals.get(name)
         if type(value) is ListVariable and all(type(one) is _tensor_variable() for one in value.items):
             records[name] = value, tuple(value.items)
-    reader = _Reader({id(value): name for name, (value, _) in records.items()}, loop.iterator)
     output, effects = tx.output, tx.output.side_effects
+    reader = _Reader({id(value): name for name, (value, _) in records.items()}, effects)
     values = []
     first = tx.instructions[tx.instructions.index(tx.current_instruction) + 1]
     for frame in _frames(tx):
         own = frame is tx
         # The number of the step that ended; nothing but the loop's head writes it, and nothing reads it as a number.
-        skipped = first.argval if own and isinstance(first.argval, str) else None
-        if own and isinstance(first.argval, tuple):
-            skipped = first.argval[0]
+        skipped = first.argval[0] if isinstance(first.argval, tuple) else first.argval
         for name, value in frame.symbolic_locals.items():
-            if not (own and name == skipped):
+            counted = own and name == skipped and _counts(loop.iterator)
+            if not counted or type(value) is reader.tensor:
                 values.append(_Item("plain", name))
                 values.append(reader.read(value, _putter(frame.symbolic_locals, name)))
         stack = frame.stack[:-1] if own else frame.stack
@@ -392,13 +419,9 @@ def _state(tx: Any, loop: _Loop) -> _State:
         values.append(reader.read(getattr(frame, "symbolic_globals", {})))
         values.append(reader.read(getattr(frame, "exn_vt_stack", None)))
     for key, value in effects.id_to_variable.items():
-        if type(value) is _tensor_variable() and value.proxy.node.op != "placeholder":
-            continue  # a result that attributes might be set on; those that were are below
-        values.append(_Item("plain", key))
-        values.append(reader.read(value))
-    for changed, attributes in effects.store_attr_mutations.items():
-        values.append(reader.read(changed))
-        values.append(reader.read(attributes))
+        if not _is_of_the_trace(value):
+            values.append(_Item("plain", key))
+            values.append(reader.read(value))
     places = [node for node in output.current_tracer.graph.nodes if node.op in ("placeholder", "get_attr")]
     counts = (
         _distinct(output.guards),
@@ -411,7 +434,7 @@ def _state(tx: Any, loop: _Loop) -> _State:
         torch.is_inference_mode_enabled(),
         *((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")),
     )
-    return _State(values, reader.places, records, loop.iterator.start, counts, len(output.shape_env.guards))
+    return _State(values, reader.places, records, _place(loop.iterator), counts, len(output.shape_env.guards))
 
 
 def _distinct(guards: Any) -> int:
@@ -450,10 +473,17 @@ class _Likeness:
         self.first, self.second = first, second
         if not len(before) == len(first) == len(second):
             raise _Unlike("steps do different things")
+        # The tensors that the loop goes through, and their places.
+        self.given = [one.proxy.node for one in _tensors(loop.iterator)]
+        self.places = {node: place for place, node in enumerate(self.given)}
+        looks = {_look_of(nodes.value_of(node)) for node in self.given}
+        if len(self.places) < len(self.given) or len(looks) > 1:
+            raise _Unlike("the loop goes through a tensor twice, or through some that differ")
         # A node of a step, and the one in its place in the step behind.
-        self.after = {**dict(zip(before, first)), **dict(zip(first, second))}
+        self.after = dict(zip((*before, *first, *self.given), (*first, *second, *self.given[1:])))
         self.counters = (loop.states[0].counter, loop.states[1].counter)
-        self.step = loop.iterator.step
+        self.counts = _counts(loop.iterator)
+        self.step = loop.iterator.step if self.counts else 1
         self.paired: Dict[int, _Item] = {}
         self.indices = 0
 
@@ -476,7 +506,7 @@ class _Likeness:
         if type(one) is not type(two):
             raise _Unlike("steps have different arguments")
         if isinstance(one, Node):
-            if self.successor(one) is not two:
+            if self.successor(one) is not two or self.places.get(two, 0) >= self.counters[1]:
                 raise _Unlike("a step does not go on where the one before ended")
             return two
         if isinstance(one, (tuple, list)):
@@ -494,7 +524,7 @@ class _Likeness:
         if one is two or one == two:
             return two
         # States are those before the next step: a step's own number is one less.
-        if indexing and type(one) is int and (one, two) == tuple(c - self.step for c in self.counters):
+        if indexing and self.counts and type(one) is int and (one, two) == tuple(c - self.step for c in self.counters):
             self.indices += 1
             return _COUNTER
         raise _Unlike("steps have different arguments")
@@ -557,8 +587,6 @@ def _copies(tx: Any, loop: _Loop) -> Optional[Callable[[], None]]:
     more = two.size_guards - one.size_guards
     if more and more > like.indices:
         raise _Unlike("a step adds guards on sizes")
-    if like.indices and (loop.iterator.step < 1 or min(like.counters) - 2 * like.step < 0):
-        raise _Unlike("steps are not counted upwards")
     zero = {
         name: (value, items[: len(items) - 2 * _grown(one, two, name)]) for name, (value, items) in two.records.items()
     }
@@ -567,13 +595,13 @@ def _copies(tx: Any, loop: _Loop) -> Optional[Callable[[], None]]:
     moved: List[Tuple[Any, Callable[[Any], None]]] = []
     for value, put in two.places:
         node = value.proxy.node
-        if node in second or node in first:
+        if node in second or node in first or node in like.places:
             if put is None or type(value) is not _tensor_variable():
                 raise _Unlike("a tensor stands where it cannot be replaced")
             moved.append((value, put))
     for value in (*(value for value, _ in moved), *(value for new in appended.values() for value in new)):
         value.clone(proxy=value.proxy, mutation_type=None)  # an error here changes nothing
-    return lambda: _copy(tx, loop, template, moved, appended)
+    return lambda: _copy(tx, loop, like, template, moved, appended)
 
 
 def _grown(one: _State, two: _State, name: str) -> int:
@@ -583,6 +611,7 @@ def _grown(one: _State, two: _State, name: str) -> int:
 def _copy(
     tx: Any,
     loop: _Loop,
+    like: _Likeness,
     template: List[Tuple[Any, Any]],
     moved: List[Tuple[Any, Callable[[Any], None]]],
     appended: Dict[str, List[Any]],
@@ -597,6 +626,8 @@ def _copy(
 
     def given(value: Any, new: Dict[Node, Node], count: int) -> Any:
         if isinstance(value, Node):
+            if value in like.places:
+                return like.given[like.places[value] + count - like.counters[1] + 1]
             if value in now:
                 return new[value]
             return now[of_first[value]] if value in of_first else value
@@ -616,7 +647,7 @@ def _copy(
 
     left = _left(loop.iterator) - 1
     for _ in range(left):
-        count = loop.iterator.start
+        count = _place(loop.iterator)
         loop.iterator.next_variable(tx)
         new: Dict[Node, Node] = {}
         for node, (args, kwargs) in zip(second, template):
@@ -636,7 +667,10 @@ def _copy(
     for value, put in moved:
         if id(value) not in replaced:
             node = value.proxy.node
-            successor = now[node] if node in now else previous[of_first[node]]
+            if node in like.places:
+                successor = like.given[like.places[node] + left]
+            else:
+                successor = now[node] if node in now else previous[of_first[node]]
             replaced[id(value)] = tensor(value, successor)
         put(replaced[id(value)])
     loop.over = True

@@ -76,6 +76,10 @@ class Bundle:
     def sources(self) -> Iterator[Source]:
         raise NotImplementedError
 
+    def all_nodes(self) -> Tuple[Node, ...]:
+        """With those that it does besides."""
+        return self.nodes
+
 
 @dataclass(eq=False)
 class Operator(Bundle):
@@ -116,6 +120,7 @@ class Feedback:
     geometry: Tuple[int, ...]  # of a Connection
     transposed: bool  # the weight is that of a product from the left
     inputs: Tuple[Any, ...]  # the other summand, of each step
+    done: Tuple[Node, ...]  # the layer's and the sum's calls, which the chain does in their place
 
 
 @dataclass(eq=False)
@@ -125,6 +130,9 @@ class Chain(Bundle):
     input: Optional[Source] = None
     name: str = ""
     feedback: Optional[Feedback] = None
+
+    def all_nodes(self) -> Tuple[Node, ...]:
+        return self.nodes if self.feedback is None else (*self.nodes, *self.feedback.done)
 
     def sources(self) -> Iterator[Source]:
         assert self.input is not None
@@ -176,7 +184,8 @@ class Plan:
         for chain in self.chains:
             if chain.reason is None:
                 self._find_feedback(chain)
-            else:
+        for chain in self.chains:
+            if chain.reason is not None:
                 self.banned.update(chain.steps)
         self._order = self._order_edges()
         while True:
@@ -322,7 +331,11 @@ class Plan:
         chosen = [one for one in (first, *later) if one is not None]
         weight, bias, geometry, transposed = layer
         inputs = tuple(one[2] for one in chosen)
-        chain.feedback = Feedback(chosen[0][0], weight, bias, geometry, transposed, inputs)
+        totals: List[Any] = [step.args[0] for step in chain.steps]
+        products = [one for total, (_, _, other) in zip(totals, chosen) for one in total.args if one is not other]
+        chain.feedback = Feedback(chosen[0][0], weight, bias, geometry, transposed, inputs, done=(*totals, *products))
+        # Together with those of a first step that stays, they would need the chain's results.
+        self.banned.update(chain.feedback.done)
 
     # ---- bundles
 
@@ -339,6 +352,7 @@ class Plan:
                 results = nodes.value_of(found.steps[0])
                 chain.series = [Series(chain, place, value) for place, value in enumerate(results)]
                 self._add(chain)
+                self.bundle_of.update((node, chain) for node in chain.all_nodes())
                 for t, step in enumerate(found.steps):
                     for user in step.users:
                         output: Any = user.args[1]
@@ -585,7 +599,7 @@ class Plan:
 
     def _behind(self, unit: Any) -> List[Tuple[Node, Node]]:
         """What of the unit runs behind what of other units, though it takes no result of theirs."""
-        inside = unit.nodes if isinstance(unit, Bundle) else (unit,)
+        inside = unit.all_nodes() if isinstance(unit, Bundle) else (unit,)
         # A norm's own steps are in order.
         return [
             (node, earlier)

@@ -1,10 +1,12 @@
 """A graph in a form in which the same thing looks the same: before chains are looked for."""
 
+import functools
 import operator
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
 from snnipu.compiler import nodes, rules
 from snnipu.ops import leaves
@@ -21,6 +23,7 @@ def prepare(graph: Graph, fix_numbers: bool = False) -> None:
     """Rewrite the graph in place; every number it computes stays the same."""
     if fix_numbers:
         _fix_numbers(graph)
+    _without_gradient_modes(graph)
     _drop_casts(graph)
     _out_of_place(graph)
     _count_once(graph)
@@ -45,6 +48,49 @@ def _fix_numbers(graph: Graph) -> None:
 def _as_now(number: Any) -> Any:
     value = nodes.value_of(number)
     return float(value) if isinstance(value, torch.SymFloat) else number
+
+
+def _without_gradient_modes(graph: Graph) -> None:
+    """``with torch.no_grad()`` as ``detach`` of what its calls are given: no call need then stay where its mode is.
+
+    Only where the graph's own mode is left for no gradient, and come back to, and what is called is known.
+    """
+    own = torch.is_grad_enabled()
+    barriers = [node for node in graph.nodes if nodes.is_barrier(node)]
+    modes = [node.args[0] for node in barriers if node.target is torch._C._set_grad_enabled]
+    if not barriers or len(modes) < len(barriers) or modes[-1] is not own or (True in modes and not own):
+        return
+    changes = nodes.Memory(graph).changes
+    inside: List[Node] = []
+    enabled: Any = own
+    for node in graph.nodes:
+        if node.target is torch._C._set_grad_enabled:
+            enabled = node.args[0]
+        elif not enabled and node.op not in ("placeholder", "get_attr", "output"):
+            inside.append(node)
+    for node in inside:
+        name = nodes.name_of(node)
+        known = nodes.is_fresh(node) or name in rules.RULES or (name and node in changes)
+        if not known or any(getattr(nodes.value_of(one), "requires_grad", False) for one in changes.get(node, ())):
+            return
+    detached: Dict[Node, Node] = {}
+
+    def without_gradient(node: Node, source: Node) -> Node:
+        value = nodes.value_of(source)
+        if not isinstance(value, torch.Tensor) or not value.requires_grad:
+            return source
+        if source not in detached:
+            with graph.inserting_before(node):
+                detached[source] = graph.call_method("detach", (source,))
+            detached[source].meta.update(node.meta)
+            detached[source].meta["example_value"] = value.detach()
+        return detached[source]
+
+    for node in inside if own else ():
+        change = functools.partial(without_gradient, node)
+        node.args, node.kwargs = map_arg(node.args, change), map_arg(node.kwargs, change)
+    for node in barriers:
+        graph.erase_node(node)
 
 
 def _drop_casts(graph: Graph) -> None:
@@ -110,7 +156,7 @@ def _out_of_place(graph: Graph) -> None:
                 and memory.root(target) == root
                 and not any(name is not target for name in known)
                 and not any(user.op == "output" for user in target.users)
-                and not (modes_change and nodes.value_of(node).requires_grad)
+                and not (modes_change and getattr(nodes.value_of(node), "requires_grad", True))
             ):
                 made = _same_out_of_place(graph, node)
                 if made is not None:
@@ -156,8 +202,6 @@ def _same_out_of_place(graph: Graph, node: Node) -> Optional[Node]:
     if not value.dtype.is_floating_point and name not in _OF_INTEGERS:
         return None
     if value.dtype in (torch.float16, torch.bfloat16) and name not in _OF_ANY_PRECISION:
-        return None
-    if nodes.value_of(node).requires_grad != any(one.requires_grad for one in (value, *tensors)):
         return None
     with graph.inserting_before(node):
         return graph.create_node(node.op, target, tuple(args), kwargs)

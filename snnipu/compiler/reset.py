@@ -26,7 +26,7 @@ def reset(net: Any) -> None:
     for module in net.modules():
         for name in kinds:
             if isinstance(module, getattr(snntorch, name)):
-                module.reset_mem()
+                getattr(module, "_reset_hidden", module.reset_mem)()
                 if hasattr(module, "_reset_in_trace"):
                     module._reset_in_trace()
     reset_others(kinds)

@@ -305,10 +305,14 @@ class FusedNeuron(snntorch.SpikingNeuron):
     def _reset_in_trace(self) -> bool:
         return leaves.is_reset(self)
 
+    def _reset_hidden(self) -> None:
+        """Resets this neuron as snnTorch's ``reset_hidden`` does, in a trace."""
+        self.reset_mem()
+
     def forward(self, input_: torch.Tensor, *states: Any, **named: Any) -> Any:
         """One time step, as snnTorch's ``forward``: the same arguments, results, dtypes and errors."""
         if leaves.enabled and self._reset_in_trace():
-            self.reset_mem()
+            self._reset_hidden()
         made = None if named or is_compiling() else self._again(input_, states)
         if made is not None:
             return made

@@ -156,6 +156,13 @@ class RSynaptic(_Recurrent, snntorch.RSynaptic):
 
     equation, stock = "rsynaptic", snntorch.RSynaptic
 
+    spk: Any
+
+    def _reset_hidden(self) -> None:
+        spk = self.spk
+        super()._reset_hidden()
+        self.spk = spk  # snnTorch's leaves the spikes as they are
+
 
 class DeltaLeaky(FusedNeuron, snntorch.DeltaLeaky):
     """``snntorch.DeltaLeaky``: a spike where the membrane changed by more than ``delta_threshold``.

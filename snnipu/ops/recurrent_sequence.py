@@ -508,7 +508,6 @@ class RecurrentSequence(torch.autograd.Function):
         grad_states = [next(rest) if asked else None for asked in o.asked]
         grad_final = list(rest)
         need_weight, need_bias, *need = ctx.needs_input_grad[2:]
-        need[count:] = _neurons.wanted(o.neuron, o.variant, need[count:], grad_spk is not None)
         empty = parameters[0].new_empty(0)
         grad_x, grad_weight, grad_bias, grad_initial, grad_parameters = _bwd(
             grad_spk,

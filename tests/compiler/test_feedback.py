@@ -127,6 +127,18 @@ def test_neurons(kind):
     assert rolled(net, x) == BOTH
 
 
+def test_what_spikes_alone_depend_on_has_a_gradient_where_only_membranes_are_read():
+    class Membranes(Recurrent):
+        def forward(self, x):
+            return [super().forward(x)[1].relu()]
+
+    neuron = leaky(reset_mechanism="none", learn_threshold=True, learn_graded_spikes_factor=True)
+    net, x = Membranes(SPELLINGS["layer"], neuron), torch.randn(STEPS, BATCH, 5)
+    compare(net, x)
+    assert net.lif.threshold.grad is not None
+    assert rolled(net, x)[0] == (STEPS, True)
+
+
 def test_a_neuron_of_ones_own():
     @snn.neuron(states=("mem",), parameters={"beta": 0.8, "threshold": 0.3})
     def OwnLeaky(x, mem, *, beta, threshold, spike):
@@ -145,6 +157,41 @@ def test_the_first_step_has_nothing_before_it():
     assert rolled(net, x) == BOTH
     compare(net, x[:2])
     compare(net, x[:1])
+
+
+def test_the_first_steps_input_is_a_result_too():
+    class Shown(Recurrent):
+        def forward(self, x):
+            mem, mem2, spk, rows = self.lif.reset_mem(), self.out.reset_mem(), torch.zeros(x.shape[1], WIDTH), []
+            first = None
+            for t, current in enumerate(x):
+                before, mem2 = self.out(self.inp(current), mem2)
+                given = before + self.rec(spk)
+                first = given if t == 0 else first
+                spk, mem = self.lif(given, mem)
+                rows.append(spk)
+            return [torch.stack(rows), first]
+
+    net, x = Shown(None), torch.randn(STEPS, BATCH, 5)
+    compare(net, x)
+    assert rolled(net, x) == BOTH
+
+
+def test_an_input_is_changed_in_place_before_and_behind_the_step():
+    class Changed(Recurrent):
+        def forward(self, x):
+            mem, spk, rows = self.lif.reset_mem(), torch.zeros(x.shape[1], WIDTH), []
+            for current in x:
+                given = self.inp(current) * 2
+                given[:, 0] = 0.5
+                spk, mem = self.lif(given + self.rec(spk), mem)
+                given[:, 1] = 0.0
+                rows.append((spk, given))
+            return [torch.stack(row) for row in zip(*rows)]
+
+    net, x = Changed(None), torch.randn(STEPS, BATCH, 5)
+    compare(net, x)
+    assert rolled(net, x) == [(STEPS, True)]
 
 
 def test_a_constant_input():
@@ -220,6 +267,7 @@ def in_place(n, x, spk):
 
 
 KEPT = {
+    "the spikes": lambda n, x, spk: n.inp(x) + spk,
     "twice the spikes": lambda n, x, spk: n.inp(x) + n.rec(spk * 2),
     "no gradient": no_gradient,
     "detached": lambda n, x, spk: n.inp(x) + n.rec(spk.detach()),

@@ -5,6 +5,7 @@ import copy
 import pytest
 import snntorch
 import torch
+from snntorch import utils
 from support.versions import needs_backend
 from torch import nn
 
@@ -148,6 +149,25 @@ def test_hidden_states_after_a_call_are_the_loops(name):
             a, b = getattr(net.neuron, state), getattr(theirs.neuron, state)
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     assert rolled(net, x) == [(STEPS, True)]
+
+
+@pytest.mark.parametrize("name", ["rleaky", "rsynaptic", "slstm"])
+def test_utils_reset_resets_what_snntorchs_does(name):
+    net, x = built(name, hidden=True, output=True)
+    layers = nn.ModuleDict({"front": net.front, "neuron": net.neuron})
+
+    def forward_pass(x):
+        utils.reset(layers)
+        return torch.stack([layers.neuron(layers.front(current))[0] for current in x])
+
+    results = []
+    with torch.no_grad():
+        for run in (forward_pass, snn.compile(forward_pass)):
+            net.neuron.reset_mem()
+            results.append([run(x) for _ in range(3)])
+    for a, b in zip(*results):
+        torch.testing.assert_close(a, b)
+    assert results[0][0].any()
 
 
 class GoesOn(Loop):

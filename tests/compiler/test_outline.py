@@ -86,6 +86,22 @@ PROGRAMS = {
         "    s += abs(self.__x)\n   return s\n  return h()\ndef f():\n return A().g()"
     ),
     "walrus": "def f():\n for t in range(3):\n  if (y := abs(t)) > 1:\n   z = y\n return y, z",
+    "with, and what stays where it leaves early": (
+        "import contextlib\ndef f():\n y, out = 9, 0\n for t in range(3):\n"
+        "  with contextlib.suppress(ZeroDivisionError):\n   y = abs(1 // t)\n  out += y\n return out, y"
+    ),
+    "while without a step": (
+        "def f():\n y, out = 9, []\n for t in range(3):\n  k = abs(t)\n  while k:\n   y = k\n   k -= 1\n"
+        "  out.append(y)\n return out"
+    ),
+    "bound in a branch before": (
+        "def f(n=0):\n out = []\n if n:\n  y = 1\n for t in range(3):\n  if abs(t) > 0:\n   out.append(y)\n  y = t\n"
+        " return out"
+    ),
+    "nothing is kept": (
+        "import weakref\nclass A:\n pass\ndef f():\n for t in range(2):\n  a = A()\n r = weakref.ref(a)\n a = None\n"
+        " return int(r() is None)"
+    ),
     "unpacking": (
         "def f():\n a, b = 1, 2\n for t, (u, v) in enumerate([(1, 2), (3, 4)]):\n"
         "  a, b = b, abs(a + u * v)\n return a, b, u"
@@ -124,6 +140,9 @@ REFUSED = {
     "global": "s = 0\ndef f():\n global s\n for t in range(3):\n  s = abs(t)\n return s",
     "a function made in the loop": (
         "def f():\n fs = []\n for t in range(3):\n  fs.append(lambda: t)\n return [g() for g in fs]"
+    ),
+    "a function made in the loop sees what comes later": (
+        "def f():\n k, fs = 1, []\n for t in range(3):\n  fs.append(lambda: k)\n k = abs(5)\n return [g() for g in fs]"
     ),
     "no call": "def f():\n s = 0\n for t in (1, 2):\n  s = s + t\n return s",
     "super": (

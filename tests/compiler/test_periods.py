@@ -20,6 +20,7 @@ class _Net(nn.Module):
     def __init__(self, loop: Any) -> None:
         super().__init__()
         self.fc, self.lif = nn.Linear(6, 5), snn.Leaky(beta=0.9, threshold=0.3)
+        self.alpha = snn.Alpha(alpha=0.9, beta=0.8, threshold=0.3)
         self.loop, self.steps, self.count, self.kept = loop, STEPS, 0, [0.0]
 
     def forward(self, x: torch.Tensor) -> Any:
@@ -33,6 +34,13 @@ def _plain(net: Any, x: torch.Tensor) -> Any:
         spk, mem = net.lif(net.fc(x[0]), mem)
         spikes.append(spk)
     return torch.stack(spikes), mem
+
+
+def _underscores(net: Any, x: torch.Tensor) -> Any:
+    mem = net.lif.init_leaky()
+    for _ in range(net.steps):
+        _, mem = net.lif(net.fc(x[0]), mem)
+    return _, mem
 
 
 def _indexed(net: Any, x: torch.Tensor) -> Any:
@@ -240,7 +248,128 @@ def _reads_length_by_locals(net: Any, x: torch.Tensor) -> Any:
     return torch.stack(spikes), mem
 
 
-COPIED = [_plain, _indexed, _indexed_behind, _recorded, _carried, _no_gradient]
+def _goes_through(net: Any, x: torch.Tensor) -> Any:
+    mem = net.lif.init_leaky()
+    spikes = []
+    for current in x:
+        spk, mem = net.lif(net.fc(current), mem)
+        spikes.append(spk)
+    return torch.stack(spikes), mem + current.sum()
+
+
+def _goes_through_parts(net: Any, x: torch.Tensor) -> Any:
+    mem, before = net.lif.init_leaky(), x[0]
+    for current in x.transpose(0, 1).unbind(1):
+        _, mem = net.lif(net.fc(current + before), mem)
+        before = 0.5 * current
+    return mem, before
+
+
+def _goes_through_what_stays(net: Any, x: torch.Tensor) -> Any:
+    mem, parts = net.lif.init_leaky(), x.unbind()
+    for current in parts:
+        spk, mem = net.lif(net.fc(current) + parts[1].mean(), mem)
+    return spk, mem
+
+
+def _goes_through_one_twice(net: Any, x: torch.Tensor) -> Any:
+    mem, parts = net.lif.init_leaky(), list(x.unbind())
+    for current in [*parts[:12], parts[3], parts[2]]:
+        spk, mem = net.lif(net.fc(current), mem)
+    return spk, mem
+
+
+def _goes_through_shapes(net: Any, x: torch.Tensor) -> Any:
+    mem = net.lif.init_leaky()
+    for current in [*x[:9].unbind(), *x[9:, :2].unbind()]:
+        spk, mem = net.lif(net.fc(x[0]) * len(current), mem)
+    return spk, mem
+
+
+def _counts_down(net: Any, x: torch.Tensor) -> Any:
+    mem = net.lif.init_leaky()
+    for step in range(net.steps - 1, -1, -1):
+        spk, mem = net.lif(net.fc(x[step]), mem)
+    return spk, mem
+
+
+def _counts_from_the_end(net: Any, x: torch.Tensor) -> Any:
+    mem = net.lif.init_leaky()
+    for step in range(-2, net.steps - 2):
+        spk, mem = net.lif(net.fc(x[step]), mem)
+    return spk, mem
+
+
+def _shows_the_step_before(net: Any, x: torch.Tensor) -> Any:
+    mem = net.lif.init_leaky()
+    one = two = torch.zeros(3, 5)
+    for step in range(net.steps):
+        _, mem = net.lif(net.fc(x[step]), mem)
+        one, two = mem, one
+    return one, two
+
+
+def _appends_the_step_before(net: Any, x: torch.Tensor) -> Any:
+    mem, before = net.lif.init_leaky(), x[0, :, :5]
+    record = []
+    for step in range(net.steps):
+        _, mem = net.lif(net.fc(x[step]), mem)
+        record.append(before)
+        before = mem
+    return torch.stack(record), mem
+
+
+def _swaps_lists(net: Any, x: torch.Tensor) -> Any:
+    mem, one, two = net.lif.init_leaky(), [0.0], [0.0]
+    kept = one
+    for _step in range(net.steps - 1):
+        _, mem = net.lif(net.fc(x[0]), mem)
+        one, two = two, one
+    one[0] = 1.0
+    return mem + kept[0], mem
+
+
+def _indexes_a_table_by_a_tensors_name(net: Any, x: torch.Tensor) -> Any:
+    mem, places = net.lif.init_leaky(), [*range(9), *[0] * 5]
+    y = x
+    for step in range(net.steps):
+        y = places
+        _, mem = net.lif(net.fc(x[y[step]]), mem)
+        y = x
+    return y.sum() * mem, mem
+
+
+def _names_its_numbers(net: Any, x: torch.Tensor) -> Any:
+    mem, numbers = net.lif.init_leaky(), iter(range(net.steps))
+    for _step in numbers:
+        spk, mem = net.lif(net.fc(x[0]), mem)
+    return spk, mem
+
+
+def _other_cells(net: Any, x: torch.Tensor) -> Any:
+    exc, inh, mem = net.alpha.reset_mem()
+    total = torch.zeros(3, 5)
+    for step in range(net.steps):
+        spk, exc, inh, mem = net.alpha(net.fc(x[step]), exc, inh, mem)
+        total += spk
+    return total, mem
+
+
+COPIED = [
+    _plain,
+    _underscores,
+    _indexed,
+    _indexed_behind,
+    _recorded,
+    _carried,
+    _no_gradient,
+    _goes_through,
+    _goes_through_parts,
+    _other_cells,
+    _counts_down,
+    _counts_from_the_end,
+    _shows_the_step_before,
+]
 WHOLE = [
     _reads_step,
     _reads_table,
@@ -257,6 +386,13 @@ WHOLE = [
     _hooks,
     _catches,
     _reads_length_by_locals,
+    _goes_through_what_stays,
+    _goes_through_one_twice,
+    _goes_through_shapes,
+    _appends_the_step_before,
+    _swaps_lists,
+    _indexes_a_table_by_a_tensors_name,
+    _names_its_numbers,
 ]
 
 

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 import snnipu as snn
 from snnipu.compiler import backend
+from snnipu.neurons import multistep
 from snnipu.ops import batch_norm
 
 pytestmark = needs_backend
@@ -130,6 +131,11 @@ def _rows_of_a_buffer(self, spk, mem, t):
     self.rates[t] += spk.mean(0).detach()
 
 
+def _read_between_changes(self, spk, mem, t):
+    self.out = self.out + (spk + self.rates[0]).abs()
+    self.rates[0] += spk.detach().mean(0)
+
+
 def _scaled(self, spk, mem, t):
     self.out *= 0.5
     self.out += mem
@@ -156,8 +162,8 @@ def _activation(self, spk, mem, t):
 
 
 ACCUMULATORS = [
-    _add, _add_method, _detached, _by_index, _columns, _buffer, _rows_of_a_buffer, _scaled, _first_spikes,
-    _spikes_themselves, _activation,
+    _add, _add_method, _detached, _by_index, _columns, _buffer, _rows_of_a_buffer, _read_between_changes, _scaled,
+    _first_spikes, _spikes_themselves, _activation,
 ]  # fmt: skip
 
 
@@ -165,6 +171,24 @@ ACCUMULATORS = [
 def test_statistics_in_place_do_not_keep_neurons_from_rolling(body):
     reports = _same(Loop(body), torch.rand(STEPS, 5, 6) * 2)
     assert neurons(reports) == [(STEPS, True)]
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_a_state_that_is_set_in_part_is_that_of_the_record_too(last):
+    def function(x):
+        mem, out = lif.reset_mem(), []
+        for t in range(STEPS):
+            _, mem = lif(x[t], mem)
+            out.append(mem)
+            if t == STEPS - 1 or not last:
+                mem[:, 0] = 0.25
+        return torch.stack(out)
+
+    lif = snn.Leaky(beta=0.5)
+    run, reports = compiled(function)
+    x = torch.rand(STEPS, 5, 6) * 2
+    assert torch.equal(run(x), function(x))
+    assert not any(rolled for _, rolled in neurons(reports))
 
 
 def test_what_is_done_in_place_to_a_value_nobody_else_has_runs_once():
@@ -210,6 +234,25 @@ class Records(Loop):
 def test_other_names_and_dtypes_of_what_is_changed_in_place(body):
     reports = _same(Records(body), torch.rand(STEPS, 5, 6) * 2)
     assert neurons(reports) == [(STEPS, True)]
+
+
+def test_two_results_that_are_one_tensor_stay_one():
+    def function(x):
+        mem, total = lif.reset_mem(), torch.zeros_like(x[0])
+        first = total
+        for t in range(STEPS):
+            spk, mem = lif(x[t], mem)
+            total += spk
+        return first, total
+
+    lif = snn.Leaky(beta=0.5)
+    run, _ = compiled(function)
+    x = torch.rand(STEPS, 3, 4) * 2
+    for call in (function, run):
+        first, total = call(x)
+        assert first.any()
+        first.zero_()
+        assert not total.any()
 
 
 def test_the_dtype_of_an_accumulator_stays():
@@ -272,6 +315,68 @@ def test_in_place_without_gradient_keeps_the_gradient_there_was():
         found.append((out.detach(), x.grad))
     assert torch.equal(found[0][0], found[1][0])
     assert torch.equal(found[0][1], found[1][1])
+
+
+def _statistic(lif, x, mem, total):
+    spk, mem = lif(x * 2, mem)
+    with torch.no_grad():
+        total += spk.mean() * mem
+    return spk, mem
+
+
+def _frozen_layer(lif, x, mem, total):
+    with torch.no_grad():
+        x = functional.linear(x, MATRIX) * lif.beta
+    return lif(x + lif.beta, mem)
+
+
+def _scaled_by_its_own_state(lif, x, mem, total):
+    with torch.no_grad():
+        scale = (x.abs() + mem.sum() / 30).amax()
+    return lif(x * scale, mem)
+
+
+def _without_and_with(lif, x, mem, total):
+    with torch.no_grad():
+        x = x * 2 + mem.sum() / 30
+        x[:, 0] = 0.5
+        with torch.enable_grad():
+            spk, mem = lif(x * 2 + lif.beta, mem)
+    return spk, mem
+
+
+def _kept_gradient(lif, x, mem, total):
+    spk, mem = lif(x * 2, mem)
+    later = spk * 2
+    with torch.no_grad():
+        later.mul_(3)  # not seen by its gradient
+    return later, mem
+
+
+# Whether the neuron becomes one operator where there are gradients, and where there are none.
+MODES = {
+    _statistic: (True, True),
+    _frozen_layer: (True, True),
+    _scaled_by_its_own_state: (False, False),
+    _without_and_with: (False, False),
+    _kept_gradient: (False, True),
+}
+
+
+@pytest.mark.parametrize("gradient", [True, False])
+@pytest.mark.parametrize("body", MODES)
+def test_parts_without_gradient(body, gradient):
+    class Net(Loop):
+        def forward(self, x):
+            mem, total, out = self.lif.reset_mem(), torch.zeros_like(x[0]), 0
+            for t in range(STEPS):
+                spk, mem = self.body(self.lif, x[t], mem, total)
+                out = out + spk * mem
+            return out, total
+
+    with torch.set_grad_enabled(gradient):
+        reports = _same(Net(body), torch.rand(STEPS, 5, 6), equal=False)
+    assert next(neuron.rolled for report in reports for neuron in report.neurons) is MODES[body][not gradient]
 
 
 def test_a_barrier_is_none_where_only_use_of_an_interface_is_logged():
@@ -374,6 +479,18 @@ def test_a_norm_that_is_called_twice_in_a_step_averages_in_the_loops_order():
             return out
 
     _same(Twice(nn.BatchNorm1d(4, momentum=0.5), (4,)), torch.randn(STEPS, 5, 4), calls=3)
+
+
+def test_norms_that_are_recorded_backwards_average_in_the_loops_order():
+    class Backwards(Normed):
+        def forward(self, x):
+            mem, out = self.lif.reset_mem(), []
+            for t in range(STEPS):
+                _, mem = self.lif(x[t], mem)
+                out.append(self.norm(mem))
+            return torch.stack(out[::-1])
+
+    _same(Backwards(nn.BatchNorm1d(4, momentum=0.5), (4,)), torch.randn(STEPS, 5, 4), calls=2)
 
 
 def test_a_batch_of_one_is_an_error_as_in_the_loop():
@@ -600,7 +717,9 @@ class Planned(nn.Module):
 
     def forward(self, x):
         mem, mem2 = self.lif.reset_mem(), self.lif2.reset_mem()
-        places = {"reversed": range(STEPS - 1, -1, -1), "middle": range(1, 3)}.get(self.kind, range(STEPS))
+        places = {"reversed": range(STEPS - 1, -1, -1), "middle": range(1, 3), "end": range(-2, 0)}.get(
+            self.kind, range(STEPS)
+        )
         before, records, shapes = x[0] * 0, [], []
         for t in places:
             spk, mem = self.lif(self.map(x[t]), mem)
@@ -613,11 +732,11 @@ class Planned(nn.Module):
         return torch.stack(records, dim=1 if self.kind == "along" else 0)
 
 
-@pytest.mark.parametrize("kind", ["reversed", "middle", "before", "along", "shapes"])
+@pytest.mark.parametrize("kind", ["reversed", "middle", "end", "before", "along", "shapes"])
 def test_plans_of_inputs_records_and_connections(kind):
     net, x = Planned(kind), torch.randn(STEPS, 4, 6) * 2
     reports = _same(net, x, equal=False)
-    steps = 2 if kind == "middle" else STEPS
+    steps = 2 if kind in ("middle", "end") else STEPS
     assert (steps, True) in neurons(reports)
     assert times(reports, "linear") == (steps, 1)
 
@@ -636,4 +755,24 @@ def test_one_of_several_results_of_a_single_step_among_loose_tuples(split):
     run, reports = compiled(function)
     x = torch.rand(STEPS, 4, 6) * 2
     assert torch.equal(run(x), function(x))
+    assert neurons(reports) == [(STEPS, True)]
+
+
+def test_a_step_of_what_becomes_a_sequence_later_among_the_pieces_of_another(monkeypatch):
+    monkeypatch.setattr(multistep, "PART_BYTES", 1)
+
+    def function(x):
+        mem, spikes, mixed = lif.reset_mem(), [], []
+        for t in range(STEPS):
+            spk, mem = lif(x[STEPS - 1 - t], mem)
+            joined = wide(torch.cat([spk, spk], dim=1))
+            mixed.append((narrow(spk) if t % 2 else narrow(joined)).clamp(-2, 2))
+            spikes.append(spk)
+        return torch.cat(spikes), torch.stack(mixed)
+
+    lif, wide, narrow = snn.Leaky(beta=0.5), nn.Linear(12, 6), nn.Linear(6, 6)
+    run, reports = compiled(function)
+    x = torch.rand(STEPS, 3, 6) * 2
+    for made, expected in zip(run(x), function(x)):
+        torch.testing.assert_close(made, expected)
     assert neurons(reports) == [(STEPS, True)]

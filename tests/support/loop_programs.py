@@ -1,307 +1,395 @@
-"""Networks with a loop over time steps, made at random: a program is data that the forward pass interprets.
+"""Programs with a loop over time steps, written at random as the source code that people write with snnTorch.
 
-Weights, inputs and decays are multiples of powers of two, so that sums are exact in any order: what is compiled must
-give the same spikes and states as the loop, bit by bit.
+Inputs, weights and thresholds are no round numbers: that a membrane is as near to its threshold as rounding is has a
+probability of about 1e-7 for each spike.
 """
 
-import copy
-from dataclasses import dataclass
-from typing import Any, List, Tuple
+import linecache
+import random
+from typing import Any, Dict, List, Tuple
 
 import torch
-from hypothesis import strategies as st
+from snntorch import utils
 from torch import nn
+from torch.nn import functional
 
 import snnipu as snn
 from snnipu import surrogate
 
 WIDTH, CHANNELS, SIDE = 4, 2, 4
-NEURONS = ("Leaky", "Leaky", "Leaky", "Synaptic", "Alpha", "Lapicque", "RLeaky")
-LAYERS = (
-    "linear",
-    "neuron",
-    "neuron",
-    "neuron",
-    "linear",
-    "linear",
-    "relu",
-    "scale",
-    "norm_eval",
-    "norm_train",
-    "dropout_eval",
-    "dropout_train",
-    "reshape",
-    "cat",
-    "skip",
-    "skip_before",
-    "feedback",
-    "branch",
-    "in_place",
-    "maximum",
-    "attribute",
+# Kind, arguments, states, whether it takes maps (None: whatever comes).
+NEURONS = (
+    ("Leaky", "beta=0.8", ("mem",), None),
+    ("Synaptic", "alpha=0.7, beta=0.8", ("syn", "mem"), None),
+    ("Alpha", "alpha=0.8, beta=0.7", ("syn_exc", "syn_inh", "mem"), None),
+    ("Lapicque", "R=0.5, C=4.0, time_step=1.0", ("mem",), None),
+    ("RLeaky", "beta=0.8, all_to_all=False, V=0.5", ("spk", "mem"), None),
+    ("RLeaky", f"beta=0.8, linear_features={WIDTH}", ("spk", "mem"), False),
+    ("RLeaky", f"beta=0.8, conv2d_channels={CHANNELS}, kernel_size=3", ("spk", "mem"), True),
+    ("RSynaptic", f"alpha=0.7, beta=0.8, linear_features={WIDTH}", ("spk", "syn", "mem"), False),
+    ("SLSTM", f"{WIDTH}, {WIDTH}", ("syn", "mem"), False),
+    ("SConv2dLSTM", f"{CHANNELS}, {CHANNELS}, 3", ("syn", "mem"), True),
 )
-RECORDS = (
-    "stack",
-    "stack1",
-    "list",
-    "set",
-    "sum",
-    "isum",
-    "last",
-    "loss",
-    "cat",
-    "mean",
-    "every_second",
-    "linear_after",
-)
-INPUTS = ("constant", "index", "unbind", "iterate", "reversed", "second", "middle", "zip")
-
-
-@dataclass
-class Program:
-    steps: int
-    layers: List[Tuple[str, int, int]]
-    records: List[Tuple[str, int]]
-    input: str
-    states: str
-    calls: int
-    learn: bool
-    init_hidden: bool
-    no_grad: bool = False
-    batches: Tuple[int, ...] = (3, 3)
-    surrogate: str = "straight_through_estimator"
-    reset_mechanism: str = "subtract"
-    reset_delay: bool = True
-    seed: int = 0
-    part_bytes: int = 2**24
-    dynamic: Any = None
-
-
-_layer = st.tuples(st.sampled_from(LAYERS), st.integers(0, 7), st.integers(0, 7))
-_neuron_layer = st.tuples(st.just("neuron"), st.integers(0, 7), st.integers(0, 7))
-programs = st.builds(
-    Program,
-    steps=st.sampled_from((3, 4, 2, 5, 4, 3, 1)),
-    # A loop without neurons is left as it is: there is one at least.
-    layers=st.builds(
-        lambda before, neuron, behind: [*before, neuron, *behind],
-        st.lists(_layer, max_size=3),
-        _neuron_layer,
-        st.lists(_layer, max_size=3),
+# What a step does with a value v and an earlier one e, by whether they are maps.
+EXPRESSIONS = {
+    False: (
+        "torch.relu({v})",
+        "{v} * 0.5 + 0.25",
+        "({v} - self.after.weight[0]).clamp(-2, 2)",
+        "{v} + {e}",
+        "{v}.view(len({v}), 2, 2).transpose(1, 2).flatten(1)",
+        "torch.cat([{v}, {e}], 1)[:, 2:6]",
+        "torch.cat([{v}, {e}])[:len({v})]",
+        "torch.where({v} > 0.1, {v}, {e})",
+        "torch.maximum({v}, torch.as_tensor(0.25))",
+        "F.layer_norm({v}, (4,))",
+        "F.dropout({v}, 0.25)",
+        "{v}.softmax(1) + {v}.mean(0)",
     ),
-    records=st.lists(st.tuples(st.sampled_from(RECORDS), st.integers(0, 7)), min_size=1, max_size=3),
-    input=st.sampled_from(INPUTS),
-    states=st.sampled_from(("reset", "none", "given")),
-    calls=st.integers(1, 2),
-    learn=st.booleans(),
-    init_hidden=st.booleans(),
-    no_grad=st.booleans(),
-    batches=st.sampled_from(((3, 3), (3, 2), (1, 3))),
-    reset_mechanism=st.sampled_from(("subtract", "subtract", "zero", "none")),
-    reset_delay=st.booleans(),
-    seed=st.integers(0, 3),
-    part_bytes=st.sampled_from((2**24, 1, 150)),
-    dynamic=st.sampled_from((None, True)),
+    True: (
+        "torch.relu({v})",
+        "{v} + {e}",
+        "F.avg_pool2d({v}, 3, 1, 1)",
+        "F.max_pool2d({v}, 3, 1, 1)",
+        "{v} * {v}.mean()",
+    ),
+}
+MODULES = {
+    False: (
+        "nn.Linear(4, 4)",
+        "nn.Linear(4, 4)",
+        "nn.BatchNorm1d(4, momentum=0.3)",
+        "nn.BatchNorm1d(4)",
+        "nn.BatchNorm1d(4, affine=False)",
+        "nn.BatchNorm1d(4).eval()",
+        "nn.Dropout(0.4)",
+        "nn.Dropout(0.4).eval()",
+        "nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))",
+        "nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Dropout1d(0.4), nn.Flatten())",
+    ),
+    True: (
+        "nn.Conv2d(2, 2, 3, padding=1)",
+        "nn.Conv2d(2, 2, 1, bias=False)",
+        "nn.BatchNorm2d(2)",
+        "nn.Dropout2d(0.4)",
+        "nn.Dropout(0.3)",
+    ),
+}
+# A neuron's own spikes of the step before, through a layer: one operator.
+RECURRENT = {
+    False: (
+        "{v} + self.{m}({s})",
+        "self.{m}({s}) + {v}",
+        "{v} + {s} @ self.{m}.weight",
+        "{v}.add(F.linear({s}, self.{m}.weight))",
+    ),
+    True: ("{v} + self.{m}({s})",),
+}
+# Head of the loop, what is done before it, the step's input, the name of the step's number.
+HEADS = (
+    ("for _ in range({T})", "", "x[0]", ""),
+    ("for step in range({T})", "", "x[step]", "step"),
+    ("for step in range(x.shape[0])", "", "x[step]", "step"),
+    ("for step in range({T})", "y = x.transpose(0, 1)", "y[:, step]", "step"),
+    ("for step in range(1, {T})", "", "x[step]", ""),
+    ("for step in range({T} - 1, -1, -1)", "", "x[step]", ""),
+    ("for current in x", "", "current", ""),
+    ("for current in x.unbind()", "", "current", ""),
+    ("for step, current in enumerate(x)", "", "current", "step"),
+    ("for a, b in zip(x, x.flip(0))", "", "(a + b)", ""),
 )
+# What is done with a value v: before the loop, in a step, and the result.
+RECORDS = (
+    ("{r} = []", "{r}.append({v})", "torch.stack({r})"),
+    ("{r} = []", "{r}.append({v})", "torch.stack({r}, dim=1)"),
+    ("{r} = []", "{r}.append({v})", "torch.cat({r})"),
+    ("{r} = []", "{r}.append({v})", "{r}[-1]"),
+    ("{r} = []", "{r}.append({v})", "*{r}"),
+    ("{r} = []", "{r}.append({v})", "torch.stack({r}[::2])"),
+    ("{r} = []", "{r}.append({v})", "torch.stack({r}).mean(0)"),
+    ("{r} = []", "{r}.append({v})", "sum(one * 2 for one in {r})"),
+    ("{r} = {zeros}", "{r} += {v}", "{r}"),
+    ("{r} = {zeros}", "{r} = {r} + {v}.detach()", "{r}"),
+    ("{r} = torch.zeros(())", "{r} += {v}.sum()", "{r}"),
+    ("{r} = torch.zeros(())", "{r} += {v}.sum().detach()", "{r}"),
+    ("{r} = 0", "{r} += {v}", "{r}"),
+    ("{r} = 0", "{r} = {r} + (({v} - 0.5) ** 2).mean()", "{r}"),
+    ("{r} = torch.zeros({T})", "{r}[step] += {v}.mean()", "{r}"),
+    ("{r} = torch.zeros({T}, *{zeros}.shape)", "{r}[step] = {v}", "{r}"),
+    ("{r} = torch.zeros(())", "with torch.no_grad():\n    {r} += {v}.sum()", "{r}"),
+    ("", "self.total += {v}.detach().sum()", "{v}"),
+    ("", "self.count = self.count + 1", "{v}"),
+)
+SURROGATES = ("fast_sigmoid(slope=5)", "atan(alpha=1.5)", "sigmoid(slope=4)", "straight_through_estimator()")
 
 
-def _neuron(kind: str, program: Program) -> nn.Module:
-    common = {
-        "spike_grad": getattr(surrogate, program.surrogate)(),
-        "init_hidden": program.init_hidden,
-        "reset_mechanism": program.reset_mechanism,
-        "learn_threshold": program.learn,
+class Writer:
+    """Writes one program.
+
+    Attributes:
+        source: of the class ``Net``.
+        steps, input: of the input, and the shape of a step of it for one sample.
+        feedback: whether something needs a later layer's value of the step before: no operator does that.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.lines: Dict[str, List[str]] = {"init": [], "start": [], "step": [], "end": []}
+        self.names = 0
+        self.feedback = False
+        self.steps = self.pick(2, 3, 4, 5, 8, 9, 11, 14)
+        self.maps = self.chance(0.3)
+        self.shape = self.input = (CHANNELS, SIDE, SIDE) if self.maps else (WIDTH,)
+        self.only_membranes = self.chance(0.2)
+        self.hidden = not self.only_membranes and self.chance(0.3)
+        self.reset = (
+            self.pick("utils", "each", "carried") if self.hidden else self.pick("each", "none", "given", "carried")
+        )
+        self.train, self.input_gradient = self.chance(0.8), self.chance(0.7)
+        self.batches = [self.pick(2, 3, 4)] * self.pick(1, 2, 3)
+        if len(self.batches) > 1 and self.reset != "carried" and self.chance(0.5):
+            self.batches[1] = 5
+        self.dynamic = self.pick(None, True)
+        self.part_bytes = self.pick(2**24, 1, 400)
+        self.source = self._program()
+
+    def pick(self, *choices: Any) -> Any:
+        return self.random.choice(choices)
+
+    def chance(self, probability: float) -> bool:
+        return self.random.random() < probability
+
+    def name(self, kind: str) -> str:
+        self.names += 1
+        return f"{kind}{self.names}"
+
+    def write(self, where: str, *lines: str) -> None:
+        self.lines[where] += lines
+
+    def module(self, made: str, kind: str = "layer") -> str:
+        name = self.name(kind)
+        self.write("init", f"self.{name} = {made}")
+        return name
+
+    def value(self, expression: str) -> str:
+        name = self.name("v")
+        self.write("step", f"{name} = {expression}")
+        self.earlier.append(name)
+        return name
+
+    def zeros(self, batch: str = "x.shape[1]") -> str:
+        return f"torch.zeros({batch}, {', '.join(map(str, self.shape))})"
+
+    def _program(self) -> str:
+        head, before, given, self.number = self.pick(*HEADS)
+        self.write("start", *[before] * bool(before))
+        if self.reset == "utils":
+            self.write("start", "utils.reset(self)")
+        self.values: List[Tuple[str, str]] = []  # what a step may record, and zeros of its shape
+        v = given
+        if self.maps:
+            v = self._layers(v)
+            self.maps, self.shape = False, (WIDTH,)
+            self.values = self.values[:2]
+            v = self.value(f"self.{self.module(f'nn.Linear({CHANNELS * SIDE * SIDE}, {WIDTH})')}({v}.flatten(1))")
+        v = self._layers(v)
+        if self.only_membranes:
+            self.write("step", f"_, mem = self.{self.module('snn.Leaky(beta=0.9, learn_beta=True)')}({v}, mem)")
+            self.write("start", f"mem = torch.zeros(x.shape[1], {WIDTH})")
+            self.values = [("mem", self.zeros())]
+        else:
+            self.values += [(v, self.zeros())] * 2
+        results = [self.record(*self.pick(*self.values)) for _ in range(self.pick(1, 2, 3))]
+        frozen = self.pick("", "", "", "self.requires_grad_(False)", "next(self.children()).requires_grad_(False)")
+        self.write(
+            "init", "self.after = nn.Linear(4, 4)", 'self.register_buffer("total", torch.zeros(()))', "self.count = 0"
+        )
+        self.write("init", *[frozen] * bool(frozen))
+        lines = ["class Net(nn.Module):", "    def __init__(self):", "        super().__init__()"]
+        lines += [f"        {line}" for line in self.lines["init"]]
+        lines += ["    def forward(self, x):", *(f"        {line}" for line in self.lines["start"])]
+        lines += [f"        {head.format(T=self.steps)}:", *(f"            {line}" for line in self.lines["step"])]
+        lines += [f"        {line}" for line in self.lines["end"]]
+        return "\n".join([*lines, f"        return [{', '.join(results)}]", ""])
+
+    def _layers(self, v: str) -> str:
+        self.earlier = [v]
+        kinds = [self.expression, self.expression, self.layer, self.layer, self.branch, self.in_place, self.delayed]
+        kinds += [self.spikes] * 3 + [self.several]
+        made = [self.pick(*kinds) for _ in range(self.random.randrange(4))]
+        made.insert(self.random.randrange(len(made) + 1), self.spikes)
+        made += [self.pick(*kinds)] * self.chance(0.5)
+        if self.chance(0.15):
+            made.insert(self.random.randrange(len(made)), self.no_gradient)
+        back = self.name("back")
+        feedback = self.chance(0.15)
+        if feedback:
+            self.feedback = True
+            self.write("start", f"{back} = {self.zeros()}")
+            v = self.value(f"{v} + 0.5 * {back}")
+        for layer in made:
+            v = layer(v)
+        if feedback:
+            self.write("step", f"{back} = {v}")
+        return v
+
+    # ---- layers: each is given the name of a value, and returns that of another
+
+    def expression(self, v: str) -> str:
+        return self.value(self.pick(*EXPRESSIONS[self.maps]).format(v=v, e=self.pick(*self.earlier)))
+
+    def layer(self, v: str) -> str:
+        return self.value(f"self.{self.module(self.pick(*MODULES[self.maps]))}({v})")
+
+    def branch(self, v: str) -> str:
+        one, other = (self.module(MODULES[self.maps][0]) for _ in range(2))
+        condition = f"{self.number} % 2" if self.number else f"{self.steps} > 9"
+        return self.value(f"self.{one}({v}) if {condition} else self.{other}({v})")
+
+    def in_place(self, v: str) -> str:
+        made = self.value(f"{v} * 1.5")
+        changes = (
+            "{v} += {e}",
+            "{v}[:, 0] = 0.5",
+            "F.relu({v}, inplace=True)",
+            "{v}.clamp_(-1, 1)",
+            "{v} -= {v}.mean()",
+        )
+        self.write("step", self.pick(*changes).format(v=made, e=self.pick(*self.earlier)))
+        return made
+
+    def delayed(self, v: str) -> str:
+        old = self.name("old")
+        self.write("start", f"{old} = {self.zeros()}")
+        made = self.value(f"{v} + 0.5 * {old}")
+        self.write("step", f"{old} = {v}")
+        return made
+
+    def no_gradient(self, v: str) -> str:
+        scale = self.name("scale")
+        self.write("step", "with torch.no_grad():", f"    {scale} = {v}.abs().mean()")
+        return self.value(f"{v} * {scale}")
+
+    def spikes(self, v: str) -> str:
+        kinds = [neuron for neuron in NEURONS if neuron[3] in (None, self.maps)]
+        kind, arguments, states, _ = self.pick(*kinds, *[NEURONS[0]] * 6)
+        options = [
+            arguments,
+            f"threshold={self.pick(0.3, 0.45)}",
+            f"spike_grad=surrogate.{self.pick(*SURROGATES)}",
+            f"reset_mechanism={self.pick('subtract', 'subtract', 'zero', 'none')!r}",
+            f"learn_threshold={self.chance(0.3)}",
+        ]
+        if kind == "Leaky":
+            options += [f"learn_beta={self.chance(0.5)}", f"reset_delay={self.chance(0.7)}"]
+        output = self.hidden and self.chance(0.5)
+        if self.hidden:
+            options += ["init_hidden=True", f"output={output}"]
+        own = self.module(f"snn.{kind}({', '.join(options)})", "lif")
+        names = [self.name(state) for state in states]
+        spikes_are_state = states[0] == "spk"
+        spk = names[0] if spikes_are_state else self.name("spk")
+        results = ", ".join(names if spikes_are_state else [spk, *names])
+        if self.hidden:
+            self._start_hidden(own, states)
+            self.write("step", f"{results if output else spk} = self.{own}({v})")
+        else:
+            self._start(own, names)
+            if not spikes_are_state and self.reset != "none" and self.chance(0.25):
+                self.write("start", f"{spk} = {self.zeros()}")
+                m = self.module(MODULES[self.maps][0], "rec")
+                v = self.value(self.pick(*RECURRENT[self.maps]).format(v=v, s=spk, m=m))
+                self.feedback = self.feedback or "LSTM" in kind
+            self.write("step", f"{results} = self.{own}({v}, {', '.join(names)})")
+        if output or not self.hidden:
+            self.values.append((names[-1], self.zeros()))
+        self.values.append((spk, self.zeros()))
+        self.earlier.append(spk)
+        return spk
+
+    def _start(self, own: str, names: List[str]) -> None:
+        """States that are arguments."""
+        left = ", ".join(names)
+        if self.reset == "each" or len(names) > 1:
+            self.write("start", f"{left} = self.{own}.reset_mem()")
+        elif self.reset == "none":
+            self.write("start", f"self.{own}.reset_mem()", f"{left} = None")
+        elif self.reset == "given":
+            self.write("start", f"{left} = {self.zeros()} + 0.2")
+        else:
+            self.write("init", f"self.{left} = {self.zeros(str(self.batches[0]))}")
+            self.write("start", f"{left} = self.{left}")
+            self.write("end", f"self.{left} = {left}.detach()")
+
+    def _start_hidden(self, own: str, states: Tuple[str, ...]) -> None:
+        if self.reset == "each":
+            self.write("start", f"self.{own}.reset_mem()")
+        else:  # snnTorch's utils.reset leaves spikes as they are
+            left = states if self.reset == "carried" else [state for state in states if state == "spk"]
+            self.write("end", *(f"self.{own}.{state} = self.{own}.{state}.detach()" for state in left))
+
+    def several(self, v: str) -> str:
+        """Layers of neurons in a list, and their membranes."""
+        if self.hidden or self.maps:
+            return self.spikes(v)
+        cells, maps, mems, rates = (self.name(kind) for kind in ("cells", "maps", "mems", "rates"))
+        self.write("init", f"self.{cells} = nn.ModuleList(snn.Leaky(beta=0.7, threshold=0.3) for _ in range(2))")
+        self.write("init", f"self.{maps} = nn.ModuleList(nn.Linear({WIDTH}, {WIDTH}) for _ in range(2))")
+        self.write("start", f"{mems} = [cell.reset_mem() for cell in self.{cells}]", f"{rates} = torch.zeros(2)")
+        made = self.value(v)
+        self.write("step", "for i in range(2):")
+        self.write("step", f"    {made}, {mems}[i] = self.{cells}[i](self.{maps}[i]({made}), {mems}[i])")
+        self.write("step", f"    {rates}[i] += {made}.mean(){self.pick('', '.detach()')}")
+        self.values += [(f"{mems}[1]", self.zeros()), (f"({rates} * 1)", "torch.zeros(2)")]
+        return made
+
+    # ---- what is kept of a value, and returned
+
+    def record(self, v: str, zeros: str) -> str:
+        """Returns the expression of a result."""
+        name = self.name("rec")
+        start, step, result = self.pick(*RECORDS)
+        if "[step]" in step and not self.number:
+            start, step, result = RECORDS[0]
+        given = {"r": name, "v": v, "zeros": zeros, "T": self.steps}
+        self.write("start", *[start.format(**given)] * bool(start))
+        self.write("step", *step.format(**given).splitlines())
+        return result.format(**given)
+
+
+def make(source: str, seed: int) -> nn.Module:
+    """The network of a program."""
+    name = f"program_{seed}.py"
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name  # for tracebacks
+    names: Dict[str, Any] = {
+        "torch": torch,
+        "nn": nn,
+        "F": functional,
+        "snn": snn,
+        "surrogate": surrogate,
+        "utils": utils,
     }
-    if kind == "Leaky":
-        return snn.Leaky(beta=0.5, reset_delay=program.reset_delay, learn_beta=program.learn, **common)
-    if kind == "Synaptic":
-        return snn.Synaptic(alpha=0.5, beta=0.75, **common)
-    if kind == "Alpha":
-        return snn.Alpha(alpha=0.75, beta=0.5, **common)
-    if kind == "Lapicque":
-        return snn.Lapicque(beta=False, R=0.5, C=4.0, time_step=1.0, **common)
-    return snn.RLeaky(beta=0.5, V=0.5, all_to_all=False, **common)
+    exec(compile(source, name, "exec"), names)
+    torch.manual_seed(seed)
+    net: nn.Module = names["Net"]()
+    return net
 
 
-class Net(nn.Module):
-    """Runs a program."""
-
-    def __init__(self, program: Program) -> None:
-        super().__init__()
-        self.program = program
-        generator = torch.Generator().manual_seed(program.seed)
-        self.parts = nn.ModuleList()
-        for kind, a, _ in program.layers:
-            part: nn.Module = nn.Identity()
-            if kind in ("linear", "feedback", "cat", "branch"):
-                part = nn.Linear(2 * WIDTH if kind == "cat" else WIDTH, WIDTH)
-            elif kind == "neuron":
-                part = _neuron(NEURONS[a % len(NEURONS)], program)
-            elif kind in ("norm_eval", "norm_train"):
-                part = nn.BatchNorm1d(WIDTH, eps=2.0**-20, affine=False)
-            elif kind in ("dropout_eval", "dropout_train"):
-                part = nn.Dropout(0.5)
-            self.parts.append(part)
-        self.after = nn.Linear(WIDTH, WIDTH)
-        with torch.no_grad():
-            for module in self.modules():
-                if isinstance(module, nn.Linear):
-                    for parameter in module.parameters():
-                        parameter.copy_(torch.randint(-3, 4, parameter.shape, generator=generator) / 4)
-        self.train()
-        for (kind, _, _), part in zip(program.layers, self.parts):
-            part.train(kind not in ("norm_eval", "dropout_eval"))
-        self.counter = 0
-
-    def inputs(self, x: torch.Tensor) -> Any:
-        kind, steps = self.program.input, self.program.steps
-        if kind == "constant":
-            return [x[0]] * steps
-        if kind == "index":
-            return [x[step] for step in range(steps)]
-        if kind == "unbind":
-            return x.unbind()
-        if kind == "iterate":
-            return list(x)
-        if kind == "reversed":
-            return [x[steps - 1 - step] for step in range(steps)]
-        if kind == "second":
-            return [x.transpose(0, 1)[:, step] for step in range(steps)]
-        if kind == "middle":
-            return [x[1:][step] if step + 1 < steps else x[0] for step in range(steps)]
-        return [a + b for a, b in zip(x, x.flip(0))]
-
-    def forward(self, x: torch.Tensor) -> Any:
-        program = self.program
-        count = len(program.layers)
-        states: List[Any] = [None] * count
-        if not program.init_hidden:
-            for place, part in enumerate(self.parts):
-                if isinstance(part, snn.Leaky) or hasattr(part, "reset_mem"):
-                    if program.states == "reset":
-                        made = part.reset_mem()
-                        states[place] = made if isinstance(made, tuple) else (made,)
-                    elif program.states == "given" and type(part) is snn.Leaky:
-                        states[place] = (x[0] * 0.5,)
-                    else:
-                        part.reset_mem()
-        before: List[Any] = [None] * count
-        records: List[List[Any]] = [[] for _ in program.records]
-        sums: List[Any] = [0.0] * len(program.records)
-        preallocated = [x.new_zeros(program.steps, x.shape[1], WIDTH) for _ in program.records]
-        for step, current in enumerate(self.inputs(x)):
-            now: List[Any] = []
-            value = current
-            for place, ((kind, a, b), part) in enumerate(zip(program.layers, self.parts)):
-                earlier = now[b % len(now)] if now else current
-                if kind == "neuron":
-                    if program.init_hidden:
-                        value = part(value)
-                    else:
-                        out = part(value, *(states[place] or ()))
-                        value = out[0]
-                        states[place] = tuple(out if isinstance(part, snn.RLeaky) else out[1:])
-                elif kind in ("linear", "norm_eval", "norm_train", "dropout_eval", "dropout_train"):
-                    value = part(value)
-                elif kind == "relu":
-                    value = torch.relu(value)
-                elif kind == "scale":
-                    value = value * 0.5 + 0.25 if a % 2 else (value - self.after.weight[0]).clamp(-2, 2)
-                elif kind == "reshape":
-                    value = value.view(-1, 2, 2).transpose(1, 2).flatten(1)
-                elif kind == "cat":
-                    value = part(torch.cat([value, earlier], dim=a % 2 * 2 - 1))
-                elif kind == "skip":
-                    value = value + earlier
-                elif kind == "skip_before":
-                    last = before[b % count]
-                    value = value if last is None else value + last
-                elif kind == "feedback":
-                    last = before[-1 - b % count]
-                    value = part(value if last is None else value + part(last))
-                elif kind == "branch":
-                    value = part(earlier) if step % 2 == a % 2 else part(value)
-                elif kind == "in_place":
-                    value = value.clone()
-                    value[:, 0] = 0.5
-                elif kind == "maximum":
-                    value = (
-                        torch.maximum(value, torch.as_tensor(0.25)) if a % 2 else torch.where(value > 0, value, earlier)
-                    )
-                elif kind == "attribute":
-                    self.counter = self.counter + 1
-                now.append(value)
-            before = now
-            for index, (kind, place) in enumerate(program.records):
-                chosen = now[place % count]
-                records[index].append(chosen)
-                if kind == "set":
-                    preallocated[index][step] = chosen
-                elif kind == "sum":
-                    sums[index] = sums[index] + chosen
-                elif kind == "isum":
-                    if step == 0:
-                        sums[index] = torch.zeros_like(chosen)
-                    sums[index] += chosen
-                elif kind == "loss":
-                    sums[index] = sums[index] + ((chosen - 0.5) ** 2).mean()
-        results: List[Any] = []
-        for index, (kind, _) in enumerate(program.records):
-            listed = records[index]
-            if kind == "stack":
-                results.append(torch.stack(listed))
-            elif kind == "stack1":
-                results.append(torch.stack(listed, dim=1))
-            elif kind == "list":
-                results.extend(listed)
-            elif kind == "set":
-                results.append(preallocated[index])
-            elif kind in ("sum", "isum", "loss"):
-                results.append(sums[index])
-            elif kind == "last":
-                results.append(listed[-1])
-            elif kind == "cat":
-                results.append(torch.cat(listed))
-            elif kind == "mean":
-                results.append(torch.stack(listed).sum(0) / 4)
-            elif kind == "every_second":
-                results.append(torch.stack(listed[::2]))
-            else:
-                results.append(torch.stack([self.after(one) for one in listed]).sum(0))
-        return results
-
-
-def make(program: Program) -> Tuple[Net, Net, List[torch.Tensor]]:
-    """The network twice, and the inputs of its calls."""
-    net = Net(program)
-    generator = torch.Generator().manual_seed(program.seed + 100)
-    inputs = [
-        torch.randint(-4, 9, (program.steps, batch, WIDTH), generator=generator) / 4
-        for batch in program.batches[: program.calls]
-    ]
-    return net, copy.deepcopy(net), inputs
-
-
-def run(function: Any, net: Net, x: torch.Tensor, train: bool) -> Tuple[List[torch.Tensor], List[Any]]:
-    """Results and gradients of a call, after which an optimizer step of a power of two was made."""
+def run(function: Any, net: nn.Module, x: torch.Tensor, train: bool) -> Dict[str, Any]:
+    """Results, gradients and what the network holds after a call, by name."""
     torch.manual_seed(3)
-    x = x.clone().requires_grad_(train)
+    net.zero_grad()
     with torch.set_grad_enabled(train):
         out = function(x)
-    gradients: List[Any] = []
-    if train and any(one.requires_grad for one in out):
-        total = sum((one * ((torch.arange(one.numel()) % 5 - 2.0) / 4).view(one.shape)).sum() for one in out)
-        total.backward()
-        gradients = [x.grad, *(p.grad for p in net.parameters())]
-        gradients = [None if g is None else g.clone() for g in gradients]
-        net.zero_grad()
-    return [one.detach() for one in out], gradients
-
-
-def states(net: Net) -> List[torch.Tensor]:
-    found = []
-    for part in net.parts:
-        for name in ("syn", "syn_exc", "syn_inh", "mem", "running_mean", "running_var"):
-            if isinstance(getattr(part, name, None), torch.Tensor):
-                found.append(getattr(part, name).detach())
+    found = {f"result {place}": one.detach().clone() for place, one in enumerate(out)}
+    if any(one.requires_grad for one in out):
+        weights = torch.Generator().manual_seed(4)
+        sum((one * torch.randn(one.shape, generator=weights)).sum() for one in out if one.requires_grad).backward()
+    for name, one in (("x", x), *net.named_parameters()):
+        found[f"gradient of {name}"] = None if one.grad is None else one.grad.clone()
+    for name, module in net.named_modules():
+        for key, one in {**vars(module), **dict(module.named_buffers(recurse=False))}.items():
+            if isinstance(one, torch.Tensor) and key != "reset":  # a step as one operator has none
+                found[f"{name}.{key}"] = one.detach().clone()
+    found["count"] = torch.tensor(net.count)
     return found
