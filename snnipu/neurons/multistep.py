@@ -169,8 +169,8 @@ class MultiStep(nn.Sequential):
       all-to-all ``RLeaky`` and ``RSynaptic``: fused steps between the products;
     * :class:`SLSTM` and :class:`SConv2dLSTM`: the input's part for all steps at once, the rest in a loop;
     * PyTorch's own stateless modules (linear, convolution, pooling, activations, layer norm, dropout; batch norm in
-      evaluation): all steps as one batch, and once for a constant input. On a CPU, ``nn.Linear`` and ``nn.Conv2d`` leave
-      out zeros where their input is mostly zeros (:func:`snnipu.dense_only` takes PyTorch's products);
+      evaluation): all steps as one batch, and once for a constant input. On a CPU, ``nn.Linear`` and ``nn.Conv2d``
+      leave out zeros where their input is mostly zeros (:func:`snnipu.dense_only` takes PyTorch's products);
     * what takes whole sequences is called once, with ``[T, B, ...]``: ``nn.RNN``, ``nn.LSTM``, ``nn.GRU``, snnTorch's
       ``StateLeaky``, ``LinearLeaky``, ``AssociativeLeaky`` and ``LeakyParallel``, the event-driven layers, and modules
       that have the attribute ``takes_whole_sequences = True``;
