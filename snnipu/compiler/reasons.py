@@ -79,7 +79,7 @@ KINDS: Dict[str, Kind] = {
     ),
     "mode": Kind(
         "gradients or autocast are switched at every step, before this line",
-        "put the `with` around the whole loop, or write .detach() in place of torch.no_grad()",
+        "put the `with` around the whole loop",
     ),
     "random_order": Kind(
         "random numbers are drawn between the steps, in the loop's order, by calls that take a neuron's result",

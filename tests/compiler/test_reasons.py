@@ -270,30 +270,22 @@ def comes_back_in_rleaky(net, x):
     return spk2
 
 
-def frozen_at_every_step(net, x):
-    mem, mem2 = net.states()
-    for t in range(STEPS):
-        with torch.no_grad():
-            spk, mem = net.lif1(net.fc1(x[t]), mem)  # here
-        spk2, mem2 = net.lif2(net.fc2(spk), mem2)
-    return spk2
-
-
-def frozen_around_the_loop(net, x):
-    mem, _ = net.states()
-    spikes = []
-    with torch.no_grad():
-        for t in range(STEPS):
-            spk, mem = net.lif1(net.fc1(x[t]), mem)
-            spikes.append(spk)
-    return torch.stack(spikes)
-
-
-def detached(net, x):
+def cast_at_every_step(net, x):
     mem, mem2 = net.states()
     for t in range(STEPS):
         spk, mem = net.lif1(net.fc1(x[t]), mem)
-        spk2, mem2 = net.lif2(net.fc2(spk.detach()), mem2)
+        with torch.autocast("cpu", torch.bfloat16):
+            cur = net.fc2(spk)  # here
+        spk2, mem2 = net.lif2(cur.float(), mem2)
+    return spk2
+
+
+def cast_around_the_loop(net, x):
+    mem, mem2 = net.states()
+    with torch.autocast("cpu", torch.bfloat16):
+        for t in range(STEPS):
+            spk, mem = net.lif1(net.fc1(x[t]).float(), mem)
+            spk2, mem2 = net.lif2(net.fc2(spk).float(), mem2)
     return spk2
 
 
@@ -375,8 +367,7 @@ NEURONS = [
         lambda: Net(recurrent=snn.RLeaky(beta=0.9, linear_features=WIDTH)),
         comes_back_in_rleaky,
     ),
-    ("mode", Net, frozen_at_every_step, Net, frozen_around_the_loop),
-    ("mode", Net, frozen_at_every_step, Net, detached),
+    ("mode", Net, cast_at_every_step, Net, cast_around_the_loop),
     ("random_order", Net, noise_like_results, Net, noise_of_all_steps),
     ("written", Net, reads_what_is_written, Net, gives_the_value),
     ("unfused", Net, in_sixteen_bit, Net, in_single_precision),
