@@ -7,6 +7,8 @@ from typing import Dict, Iterable, Iterator, Optional, Sequence, Tuple
 
 import torch
 
+from snnipu import dense_only
+
 
 @dataclass(frozen=True)
 class Check:
@@ -182,8 +184,8 @@ def both(first: Check, second: Check, how: str) -> Check:
 
 @contextlib.contextmanager
 def without_onednn() -> Iterator[None]:
-    """PyTorch's own convolutions, which sum up a gradient in blocks of bounded size, on a CPU."""
+    """PyTorch's own convolutions, which sum up a gradient in blocks of bounded size, on a CPU; of zeros, too."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch speaks of TF32 on Intel's GPUs
-        with torch.backends.mkldnn.flags(enabled=False):
+        with torch.backends.mkldnn.flags(enabled=False), dense_only():
             yield

@@ -64,4 +64,4 @@ def check_rounding(
         return compared(max(tolerance, rounding))
     with without_onednn():
         exact = compared(tolerance)
-    return both(compared(rounding), exact, "without oneDNN, whose sums over samples are long")
+    return both(compared(rounding), exact, "without oneDNN, whose sums over samples are long, and without events")
