@@ -206,14 +206,18 @@ def _multistep(settings: Settings) -> Workload:
     weights = [module.weight for module in net if isinstance(module, (nn.Conv2d, nn.Linear))]
     spiking = isinstance(net[-1], snnipu.Leaky)
 
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        with snnipu.dense_only():
+            out = net(x)
+        spikes: torch.Tensor = out[0] if spiking else out
+        return spikes
+
     def step() -> Layers:
         x = problem.dense_x.detach().requires_grad_(problem.of_input)
-        out = net(x)
-        return problem.gradients((out[0] if spiking else out).sum(0), [*weights, *([x] if problem.of_input else [])])
+        return problem.gradients(forward(x).sum(0), [*weights, *([x] if problem.of_input else [])])
 
     def run(samples: Optional[torch.Tensor]) -> Tuple[Layers, Layers]:
-        out = net(problem.dense_x)
-        spikes = out[0] if spiking else out
+        spikes = forward(problem.dense_x)
         return [spikes.detach()], problem.gradients(spikes.sum(0), weights, samples)
 
     return Workload(step, lambda: _compared(run, functools.partial(_last_layer, problem), "snnTorch"))
@@ -269,7 +273,7 @@ def build(settings: Settings) -> Case:
             "snnipu MultiStep, dense",
             functools.partial(_multistep, settings),
             ratio_label="dense",
-            note="a convolution over all steps and samples, then Leaky; every neuron carries gradient",
+            note="within dense_only(): a convolution over all steps and samples, then Leaky; every neuron carries gradient",
         ),
         Contender(
             "snntorch",
