@@ -273,7 +273,7 @@ def build(settings: Settings) -> Case:
             "snnipu MultiStep, dense",
             functools.partial(_multistep, settings),
             ratio_label="dense",
-            note="within dense_only(): a convolution over all steps and samples, then Leaky; every neuron carries gradient",
+            note="in dense_only(): a convolution over all steps and samples, then Leaky; every neuron carries gradient",
         ),
         Contender(
             "snntorch",
