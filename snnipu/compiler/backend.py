@@ -57,6 +57,8 @@ def enable() -> None:
         setattr(WeakInstances, name, disable(getattr(WeakInstances, name)))
     # Else a hook that is registered after compilation is not called. The guards cost no time that can be measured.
     config.skip_nnmodule_hook_guards = False
+    # Else DistributedDataParallel's buckets cut a loop's graph into pieces, few of which have a neuron's steps.
+    config.optimize_ddp = False
     periods.enable()
     leaves.enabled = True
 

@@ -694,6 +694,23 @@ def test_gradients_of_two_processes_are_reduced(tmp_path):
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)
 
 
+def test_a_loop_within_ddp_is_one_graph(process_group):
+    """Also where gradients are more than a bucket of DistributedDataParallel, where PyTorch would cut the graph."""
+
+    class Wide(FullyConnected):
+        def __init__(self):
+            super().__init__()
+            self.fc1 = nn.Linear(12, 30000)
+            self.fc2 = nn.Linear(30000, 3)
+
+    net = Wide()
+    wrapped = nn.parallel.DistributedDataParallel(net)
+    watched = Watched(wrapped)
+    watched(torch.rand(2, 12))[1].sum().backward()
+    assert [(neuron.steps, neuron.rolled) for neuron in watched.neurons] == [(4, True)] * 2
+    del wrapped, watched
+
+
 _PEER = """
 import torch, snntorch, snnipu
 from snntorch import utils
