@@ -2,20 +2,15 @@
 
 import functools
 from ctypes import byref, c_int64, c_void_p
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch
 
 from snnipu.backends import host, memory
 from snnipu.backends.host_sparse import _call, _carries_densely, _check, _words, _zeroed, sparse_to_dense_bwd
 from snnipu.ops._slots import AS_NEEDED, stored_membranes
-from snnipu.ops.sparse_conv_lif_sequence import (
-    BackwardArguments,
-    BackwardResult,
-    ForwardArguments,
-    ForwardResult,
-    PooledLayer,
-)
+from snnipu.ops._sparse_layers import LayerBackward, LayerForward, LayerGradients, LayerMade
+from snnipu.ops.sparse_conv_lif_sequence import OPERATORS, WITH_POOL
 
 # Share of the input's neurons that carry gradient, from which on the gradient of their values is a dense convolution.
 DENSE_GRADIENT = 0.85
@@ -121,31 +116,8 @@ def _input_gradient(grad: torch.Tensor, weight: torch.Tensor, geometry: List[int
     return found.reshape(steps, -1, _inputs(geometry))  # type: ignore[no-any-return]
 
 
-def sparse_conv_lif_sequence_fwd(*given: Any) -> ForwardResult:
-    """CPU kernel of ``snnipu::sparse_conv_lif_sequence_fwd``."""
-    arguments = ForwardArguments(*given)
-    made = _layer(arguments, None)
-    return (*made.slots, made.dropped, made.slot_mem, made.fired, made.mem)
-
-
-def sparse_conv_lif_pool_fwd(*given: Any) -> PooledLayer:
-    """CPU kernel of ``snnipu::sparse_conv_lif_pool_fwd``."""
-    *others, window = given
-    made = _layer(ForwardArguments(*others), window)
-    return (*made.slots, made.source, made.neuron_counts, made.slot_mem, made.fired, made.mem)
-
-
-class _Made(NamedTuple):
-    slots: Tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-    dropped: torch.Tensor
-    slot_mem: torch.Tensor
-    fired: torch.Tensor
-    source: torch.Tensor
-    neuron_counts: torch.Tensor
-    mem: torch.Tensor
-
-
-def _layer(a: ForwardArguments, window: Optional[List[int]]) -> _Made:
+def _layer(a: LayerForward) -> LayerMade:
+    window = a.window
     ids, values, counts, weight = (
         a.ids.contiguous(),
         a.values.contiguous(),
@@ -193,17 +165,19 @@ def _layer(a: ForwardArguments, window: Optional[List[int]]) -> _Made:
         )
         _check(status, "sparse_conv_lif_sequence_fwd", ids, counts, _inputs(a.geometry))
     made = most.value if a.capacity == AS_NEEDED else a.capacity
-    out: Optional[_Made] = None
+    out: Optional[LayerMade] = None
     try:
         rows = (steps, batch)
         counts_out = counts.new_empty((*rows, 2))
-        out = _Made(
-            (memory.varying(ids, (*rows, made)), memory.varying(weight, (*rows, made)), counts_out),
-            torch.empty_like(counts_out),
+        out = LayerMade(
+            memory.varying(ids, (*rows, made)),
             memory.varying(weight, (*rows, made)),
-            ids.new_empty((*rows, _words(channels * places))),
+            counts_out,
+            torch.empty_like(counts_out),
             memory.varying(ids, (0,) if window is None else (*rows, made)),
             counts.new_empty(0 if window is None else (*rows, 2)),
+            memory.varying(weight, (*rows, made)),
+            ids.new_empty((*rows, _words(channels * places))),
             mem,
         )
     finally:
@@ -211,19 +185,22 @@ def _layer(a: ForwardArguments, window: Optional[List[int]]) -> _Made:
         if kept.value:
             pointers: Tuple[Optional[int], ...] = (None,) * 8
             if out is not None:
-                pointers = tuple(map(torch.Tensor.data_ptr, (*out.slots, *out[1:6])))
+                shown = (*out[:4], out.slot_mem, out.fired, out.source, out.neuron_counts)
+                pointers = tuple(map(torch.Tensor.data_ptr, shown))
             if window is None:
                 pointers = (*pointers[:6], None, None)
             status = _call("sparse_conv_select", weight.dtype, kept, *pointers, made, a.rotate, torch.get_num_threads())
             host._check(status, "sparse_conv_select")
-    memory.used(*out.slots[:2], mem)
+    memory.used(out.ids_out, out.values_out, mem)
     return out
 
 
-def sparse_conv_lif_sequence_bwd(*given: Any) -> BackwardResult:
-    """CPU kernel of ``snnipu::sparse_conv_lif_sequence_bwd``; empty where not needed."""
-    given = tuple([each.contiguous() if isinstance(each, torch.Tensor) else each for each in given])
-    a = BackwardArguments(*given)
+sparse_conv_lif_sequence_fwd = OPERATORS.forward.kernel(_layer)
+sparse_conv_lif_pool_fwd = WITH_POOL.forward.kernel(_layer)
+
+
+def _layer_backward(a: LayerBackward) -> LayerGradients:
+    a = LayerBackward._make(each.contiguous() if isinstance(each, torch.Tensor) else each for each in a)
     ids, counts, weight, geometry = a.ids, a.counts, a.weight, a.geometry
     steps, batch, slots = ids.shape
     channels, places = geometry[3], geometry[4] * geometry[5]
@@ -268,9 +245,12 @@ def sparse_conv_lif_sequence_bwd(*given: Any) -> BackwardResult:
             maps = grad_current[delay:].reshape(-1, geometry[4], geometry[5], channels).permute(0, 3, 1, 2)
             early[: steps - delay] = _input_gradient(maps, weight, geometry, steps - delay)
         grad_values = sparse_to_dense_bwd(early, ids, counts).mul_(a.input_scale)
-    return _zeroed(  # type: ignore[return-value]
-        weight, steps * batch == 0, grad_values, grad_weight, grad_bias, grad_beta, grad_threshold
+    return LayerGradients(
+        *_zeroed(weight, steps * batch == 0, grad_values, grad_weight, grad_bias, None, grad_beta, grad_threshold)
     )
+
+
+sparse_conv_lif_sequence_bwd = OPERATORS.backward.kernel(_layer_backward)
 
 
 def sparse_pool2d_fwd(

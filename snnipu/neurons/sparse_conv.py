@@ -15,11 +15,11 @@ from snnipu.neurons.sparse_linear import check_features, check_path
 from snnipu.ops._arguments import compute_dtype, is_compiling, is_direct, parameter_argument, reset_code
 from snnipu.ops._maps import Pair, Size, maps_of, pair
 from snnipu.ops._slots import check_delay
+from snnipu.ops._sparse_layers import delayed
 from snnipu.ops._spike_gradient import fused
 from snnipu.ops.lif_max_pool2d import fits, lif_max_pool2d
 from snnipu.ops.sparse_conv2d import check_groups
-from snnipu.ops.sparse_conv_lif_sequence import sparse_conv_lif_pool
-from snnipu.ops.sparse_lif_sequence import delayed
+from snnipu.ops.sparse_conv_lif_sequence import Maps, sparse_conv_lif_pool
 from snnipu.ops.sparse_pool2d import mode_code
 from snnipu.spikes import SparseSpikes, SpikeTotals, check_map_shape
 from snnipu.surrogate import SpikeGrad
@@ -439,7 +439,7 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
         options = self._neuron_options()
         del options["max_spikes"], options["overflow"]
         out, counts = sparse_conv_lif_pool(
-            x, self.weight, self.bias, pool.kernel_size, **options, **self._maps(), delay=delay
+            x, self.weight, self.bias, pool.kernel_size, Maps(**self._maps()), **options, delay=delay
         )
         self._count(counts)
         return out
