@@ -44,11 +44,11 @@ class CurrentsBackward(NamedTuple):
 
 
 class CurrentsGradients(NamedTuple):
-    """What that gives; empty where not needed."""
+    """What that gives; None where not needed."""
 
-    grad_values: torch.Tensor
-    grad_weight: torch.Tensor
-    grad_bias: torch.Tensor
+    grad_values: Optional[torch.Tensor]
+    grad_weight: Optional[torch.Tensor]
+    grad_bias: Optional[torch.Tensor]
 
 
 def spikes_only(values: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor, num_neurons: int) -> torch.Tensor:
@@ -68,10 +68,9 @@ def backward_reference(a: CurrentsBackward) -> CurrentsGradients:
     dense = spikes_only(a.values, a.ids, a.counts, a.connection.inputs) if a.need_weight else None
     grad_dense, grad_weight = a.connection.adjoint(a.grad, dense, a.need_values)
     return CurrentsGradients(
-        # No two outputs may be the same tensor.
-        a.weight.new_empty(0) if grad_dense is None else gather(grad_dense, a.ids, a.counts),
-        a.weight.new_empty(0) if grad_weight is None else grad_weight,
-        a.connection.per_parameter(a.grad) if a.need_bias else a.weight.new_empty(0),
+        None if grad_dense is None else gather(grad_dense, a.ids, a.counts),
+        grad_weight,
+        a.connection.per_parameter(a.grad) if a.need_bias else None,
     )
 
 
@@ -81,9 +80,9 @@ def _forward_meta(a: CurrentsForward) -> torch.Tensor:
 
 def _backward_meta(a: CurrentsBackward) -> CurrentsGradients:
     return CurrentsGradients(
-        a.weight.new_empty(a.ids.shape if a.need_values else 0),
-        a.weight.new_empty(a.weight.shape if a.need_weight else 0),
-        a.weight.new_empty(a.connection.parameters if a.need_bias else 0),
+        a.weight.new_empty(a.ids.shape) if a.need_values else None,
+        a.weight.new_empty(a.weight.shape) if a.need_weight else None,
+        a.weight.new_empty(a.connection.parameters) if a.need_bias else None,
     )
 
 

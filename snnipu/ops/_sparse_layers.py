@@ -74,9 +74,9 @@ class LayerMade(NamedTuple):
     ids_out: torch.Tensor
     values_out: torch.Tensor
     counts_out: torch.Tensor
-    dropped: torch.Tensor  # not with a pool
-    source: torch.Tensor  # with a pool alone, as the next
-    neuron_counts: torch.Tensor
+    dropped: Optional[torch.Tensor]  # None with a pool
+    source: Optional[torch.Tensor]  # None without a pool, as the next
+    neuron_counts: Optional[torch.Tensor]
     slot_mem: torch.Tensor
     fired: torch.Tensor
     mem: torch.Tensor
@@ -123,14 +123,14 @@ class LayerBackward(NamedTuple):
 
 
 class LayerGradients(NamedTuple):
-    """What that gives; empty where not needed."""
+    """What that gives; None where not needed."""
 
-    grad_values: torch.Tensor
-    grad_weight: torch.Tensor
-    grad_bias: torch.Tensor
-    grad_recurrent: torch.Tensor
-    grad_beta: torch.Tensor
-    grad_threshold: torch.Tensor
+    grad_values: Optional[torch.Tensor]
+    grad_weight: Optional[torch.Tensor]
+    grad_bias: Optional[torch.Tensor]
+    grad_recurrent: Optional[torch.Tensor]
+    grad_beta: Optional[torch.Tensor]
+    grad_threshold: Optional[torch.Tensor]
 
 
 def pool_of(sizes: Geometry, window: Sequence[int]) -> PoolGeometry:
@@ -193,8 +193,8 @@ def forward_reference(a: LayerForward) -> LayerMade:
         spike_values(ids, counts, mem.dtype),
         counts,
         dropped,
-        ids,
-        counts,
+        None,
+        None,
         gather(mem, ids, counts),
         pack_bits(step.above(mem)),
         connected.to_kept(mem) if a.store_mem else mem.new_empty(0),
@@ -216,7 +216,7 @@ def _behind_pool(made: LayerMade, a: LayerForward) -> LayerMade:
         made.ids_out, made.values_out, made.counts_out, as_list(a.pool), MODES["max"], AS_NEEDED
     )
     source, shown = gather(made.ids_out, slot, counts), gather(made.slot_mem, slot, counts)
-    return made._replace(ids_out=ids, values_out=values, counts_out=counts, source=source, slot_mem=shown)
+    return LayerMade(ids, values, counts, None, source, made.counts_out, shown, made.fired, made.mem)
 
 
 def backward_reference(a: LayerBackward) -> LayerGradients:
@@ -241,7 +241,7 @@ def backward_reference(a: LayerBackward) -> LayerGradients:
         total = connected.per_parameter(total)
         return total.sum().reshape(like.shape) if like.numel() == 1 else total.reshape(like.shape)
 
-    found = (
+    return LayerGradients(
         None if grad_dense is None else gather(grad_dense, a.ids, a.counts),
         grad_weight,
         connected.per_parameter(g) if a.need_bias else None,
@@ -249,8 +249,6 @@ def backward_reference(a: LayerBackward) -> LayerGradients:
         reduced(sum_beta, a.beta) * inside if a.need_beta else None,
         reduced(sum_threshold, a.threshold) if a.need_threshold else None,
     )
-    # No two outputs may be the same tensor.
-    return LayerGradients(*(a.weight.new_empty(0) if grad is None else grad for grad in found))
 
 
 def _membrane_gradient(a: LayerBackward) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -302,12 +300,12 @@ def _forward_meta(a: LayerForward) -> LayerMade:
 def _backward_meta(a: LayerBackward) -> LayerGradients:
     neurons = a.connection.neurons
     return LayerGradients(
-        a.weight.new_empty(a.ids.shape if a.need_values else 0),
-        a.weight.new_empty(a.weight.shape if a.need_weight else 0),
-        a.weight.new_empty(a.connection.parameters if a.need_bias else 0),
-        a.weight.new_empty((neurons, neurons) if a.need_recurrent else 0),
-        a.weight.new_empty(a.beta.shape if a.need_beta else 0),
-        a.weight.new_empty(a.threshold.shape if a.need_threshold else 0),
+        a.weight.new_empty(a.ids.shape) if a.need_values else None,
+        a.weight.new_empty(a.weight.shape) if a.need_weight else None,
+        a.weight.new_empty(a.connection.parameters) if a.need_bias else None,
+        a.weight.new_empty((neurons, neurons)) if a.need_recurrent else None,
+        a.weight.new_empty(a.beta.shape) if a.need_beta else None,
+        a.weight.new_empty(a.threshold.shape) if a.need_threshold else None,
     )
 
 
@@ -362,7 +360,6 @@ class Neurons(NamedTuple):
 
 def neurons_argument(
     connected: Connection,
-    weight: torch.Tensor,
     beta: Parameter,
     threshold: Parameter,
     grad_threshold: Optional[float],
@@ -371,14 +368,14 @@ def neurons_argument(
     delay: int,
     spike_grad: Optional[SpikeGrad],
 ) -> Neurons:
-    """The neurons of a layer with this weight; raises where something does not fit."""
+    """The neurons of a layer; raises where something does not fit."""
     check_delay(delay)
     if isinstance(input_scale, bool) or not isinstance(input_scale, (int, float)):
         raise TypeError(f"input_scale must be a number, got {input_scale!r}")
     shape = (connected.parameters,)
     return Neurons(
-        parameter_argument("beta", beta, shape, weight),
-        parameter_argument("threshold", threshold, shape, weight),
+        parameter_argument("beta", beta, shape, connected.weight),
+        parameter_argument("threshold", threshold, shape, connected.weight),
         NeuronOptions(
             grad_threshold_argument(grad_threshold),
             float(input_scale),
@@ -472,18 +469,18 @@ class SparseLayer(torch.autograd.Function):
 def layer_apply(
     layer: Layer,
     spikes: SparseSpikes,
-    weight: torch.Tensor,
+    connected: Connection,
     bias: Optional[torch.Tensor],
     neurons: Neurons,
     *,
     recurrent_weight: Optional[torch.Tensor] = None,
-    geometry: Optional[List[int]] = None,
     max_spikes: Optional[int] = None,
     overflow: str = "lowest",
     window: Optional[List[int]] = None,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """What :class:`SparseLayer` returns for checked arguments."""
-    capacity = capacity_argument(max_spikes, connection(weight, geometry).neurons, weight)
+    weight, geometry = connected.weight, connected.geometry
+    capacity = capacity_argument(max_spikes, connected.neurons, weight)
     made: Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] = SparseLayer.apply(
         _Options(layer, neurons.options, geometry, capacity, overflow_code(overflow), window),
         spikes.values.to(weight.dtype),

@@ -14,6 +14,12 @@ class Connection(Protocol):
     a channel. Dense spikes are ``[T, B, inputs]``, currents and membranes ``[T, B, neurons]``."""
 
     @property
+    def weight(self) -> torch.Tensor: ...
+    @property
+    def geometry(self) -> Optional[List[int]]:
+        """As operators take it, see :func:`connection`."""
+
+    @property
     def inputs(self) -> int: ...
     @property
     def neurons(self) -> int: ...
@@ -48,6 +54,10 @@ class FullyConnected(NamedTuple):
     """A matrix ``[neurons, inputs]``."""
 
     weight: torch.Tensor
+
+    @property
+    def geometry(self) -> Optional[List[int]]:
+        return None
 
     @property
     def inputs(self) -> int:
@@ -93,6 +103,10 @@ class Convolution2d(NamedTuple):
 
     weight: torch.Tensor
     sizes: Geometry
+
+    @property
+    def geometry(self) -> Optional[List[int]]:
+        return list(self.sizes)
 
     @property
     def inputs(self) -> int:

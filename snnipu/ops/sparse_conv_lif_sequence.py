@@ -7,7 +7,7 @@ import torch
 from snnipu import _route
 from snnipu.ops import _sparse_layers
 from snnipu.ops._arguments import Parameter
-from snnipu.ops._maps import Geometry, Pair, as_list
+from snnipu.ops._maps import Geometry, Pair
 from snnipu.ops._slots import check_spikes
 from snnipu.ops.connections import Convolution2d
 from snnipu.ops.sparse_conv2d import conv_argument, conv_weight_argument
@@ -82,10 +82,10 @@ def sparse_conv_lif_sequence(
     spikes = check_spikes("spikes", spikes)
     given = weight
     maps = Maps(input_size, stride, padding, dilation, groups)
-    weight, bias, connected = _connection(spikes, weight, bias, maps)
+    connected, bias = _connection(spikes, weight, bias, maps)
     sizes = connected.sizes
     neurons = _sparse_layers.neurons_argument(
-        connected, weight, beta, threshold, grad_threshold, input_scale, reset_mechanism, delay, spike_grad
+        connected, beta, threshold, grad_threshold, input_scale, reset_mechanism, delay, spike_grad
     )
     if _route.uses_operator("sparse_conv_lif_sequence", "SparseConv2d"):
         current = _route.call("sparse_conv2d", spikes, given, None, sizes)
@@ -98,10 +98,9 @@ def sparse_conv_lif_sequence(
     ids, values, counts, dropped = _sparse_layers.layer_apply(
         OPERATORS,
         spikes,
-        weight,
+        connected,
         bias,
         neurons,
-        geometry=as_list(sizes),
         max_spikes=max_spikes,
         overflow=overflow,
     )
@@ -120,9 +119,9 @@ class Maps(NamedTuple):
 
 def _connection(
     spikes: SparseSpikes, weight: torch.Tensor, bias: Optional[torch.Tensor], maps: Maps
-) -> Tuple[torch.Tensor, Optional[torch.Tensor], Convolution2d]:
+) -> Tuple[Convolution2d, Optional[torch.Tensor]]:
     weight = conv_weight_argument(weight, spikes, maps.groups)
-    return weight, bias_argument(bias, weight), Convolution2d(weight, conv_argument(spikes, weight, *maps))
+    return Convolution2d(weight, conv_argument(spikes, weight, *maps)), bias_argument(bias, weight)
 
 
 def sparse_conv_lif_pool(
@@ -146,12 +145,12 @@ def sparse_conv_lif_pool(
         The spikes behind the pool, whose windows lie side by side, and the layer's own counts ``[T, B, 2]``.
     """
     spikes = check_spikes("spikes", spikes)
-    weight, bias, connected = _connection(spikes, weight, bias, maps)
+    connected, bias = _connection(spikes, weight, bias, maps)
     neurons = _sparse_layers.neurons_argument(
-        connected, weight, beta, threshold, grad_threshold, input_scale, reset_mechanism, delay, spike_grad
+        connected, beta, threshold, grad_threshold, input_scale, reset_mechanism, delay, spike_grad
     )
     ids, values, counts, neuron_counts = _sparse_layers.layer_apply(
-        WITH_POOL, spikes, weight, bias, neurons, geometry=as_list(connected.sizes), window=list(window)
+        WITH_POOL, spikes, connected, bias, neurons, window=list(window)
     )
     pool = _sparse_layers.pool_of(connected.sizes, window)
     return SparseSpikes._trusted(ids, values, counts, pool.neurons, map_shape=pool.out_shape), neuron_counts

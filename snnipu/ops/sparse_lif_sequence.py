@@ -112,16 +112,9 @@ def sparse_lif_sequence(
     given = weight
     weight = weight_argument("weight", weight, spikes)
     bias = bias_argument(bias, weight)
+    connected = FullyConnected(weight)
     neurons = _sparse_layers.neurons_argument(
-        FullyConnected(weight),
-        weight,
-        beta,
-        threshold,
-        grad_threshold,
-        input_scale,
-        reset_mechanism,
-        delay,
-        spike_grad,
+        connected, beta, threshold, grad_threshold, input_scale, reset_mechanism, delay, spike_grad
     )
     n, level = neurons.options, neurons.threshold
     if recurrent_weight is not None:
@@ -139,7 +132,7 @@ def sparse_lif_sequence(
     ids, values, counts, dropped = _sparse_layers.layer_apply(
         OPERATORS,
         spikes,
-        weight,
+        connected,
         bias,
         neurons,
         recurrent_weight=recurrent_weight,

@@ -10,6 +10,7 @@ from snnipu.ipu import plan as plan_of
 from snnipu.ipu.mapping import operator_plan
 from snnipu.ipu.model import IpuModelError, TensorSpec, spec_of
 from snnipu.ops import _sparse_layers
+from snnipu.ops.connections import FullyConnected
 from snnipu.ops.sparse_lif_sequence import OPERATORS
 from snnipu.surrogate import Kernel
 
@@ -77,7 +78,7 @@ def on_host(spikes, parameters, attributes):
         ids, values, counts, dropped = _sparse_layers.layer_apply(
             OPERATORS,
             SparseSpikes._trusted(ids, values, counts, weight.shape[1]),
-            weight,
+            FullyConnected(weight),
             bias,
             _sparse_layers.Neurons(beta, threshold, options),
             recurrent_weight=more[0] if more else None,
