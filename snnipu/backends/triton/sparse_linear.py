@@ -5,7 +5,7 @@ would make the host wait; what is out of range is not read.
 """
 
 import weakref
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, NamedTuple, Optional
 
 import torch
 import triton
@@ -393,32 +393,3 @@ def grad_values_of(
                 **backend.fused(),
             )
     return out
-
-
-def sparse_linear_fwd(
-    ids: torch.Tensor,
-    values: torch.Tensor,
-    counts: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Optional[torch.Tensor],
-) -> torch.Tensor:
-    """CUDA kernel of ``snnipu::sparse_linear_fwd``."""
-    return gather_weights(ids, values, counts, weight, bias)
-
-
-def sparse_linear_bwd(
-    grad: torch.Tensor,
-    ids: torch.Tensor,
-    values: torch.Tensor,
-    counts: torch.Tensor,
-    weight: torch.Tensor,
-    need_values: bool,
-    need_weight: bool,
-    need_bias: bool,
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """CUDA kernel of ``snnipu::sparse_linear_bwd``; empty where not needed."""
-    return (
-        grad_values_of(grad, ids, counts, weight) if need_values else weight.new_empty(0),
-        grad_weight_of(grad, ids, values, counts, weight.shape[1]) if need_weight else weight.new_empty(0),
-        grad.sum((0, 1)) if need_bias else weight.new_empty(0),
-    )
