@@ -13,9 +13,6 @@ from snnipu.ops._sparse_currents import CurrentsBackward, CurrentsForward, Curre
 from snnipu.ops._sparse_layers import LayerBackward, LayerForward, LayerGradients, LayerMade, words
 from snnipu.ops.connections import Connection, Convolution2d
 
-# Share of the input's neurons that carry gradient, from which on the gradient of their values is a matrix product:
-# where both cost the same, see docs/how-to/choose-caps-and-thresholds.md. And likewise a dense convolution.
-DENSE_GRADIENT, DENSE_CONVOLUTION_GRADIENT = 0.25, 0.85
 # A place with its lane, and the number of one in a window, as the kernels hold them.
 _MOST_PLACES = 2**26 - 1
 _MOST_IN_WINDOW = 256
@@ -229,8 +226,7 @@ def _carries_densely(a: Any, connected: Connection) -> bool:
     """Whether the values' gradient is needed, and so many neurons carry it that a dense product is the faster way."""
     if not a.need_values:
         return False
-    share = DENSE_GRADIENT if a.geometry is None else DENSE_CONVOLUTION_GRADIENT
-    (steps, batch, slots), most = a.ids.shape, share * connected.inputs
+    (steps, batch, slots), most = a.ids.shape, connected.break_even.gradient * connected.inputs
     return slots > most and int(a.counts[..., 1].sum()) > most * steps * batch
 
 

@@ -4,6 +4,7 @@ from typing import List, NamedTuple, Optional, Protocol, Sequence, Tuple
 
 import torch
 
+from snnipu.ops._break_even import CONVOLUTION, LINEAR, Shares
 from snnipu.ops._maps import Geometry
 
 MaybeTensor = Optional[torch.Tensor]
@@ -27,6 +28,8 @@ class Connection(Protocol):
     def parameters(self) -> int:
         """How many a layer has of a parameter that is not the same for all."""
 
+    @property
+    def break_even(self) -> Shares: ...
     @property
     def kept_shape(self) -> Tuple[int, ...]:
         """Of a step's membranes, as a layer stores them for its backward pass."""
@@ -58,6 +61,10 @@ class FullyConnected(NamedTuple):
     @property
     def geometry(self) -> Optional[List[int]]:
         return None
+
+    @property
+    def break_even(self) -> Shares:
+        return LINEAR
 
     @property
     def inputs(self) -> int:
@@ -107,6 +114,10 @@ class Convolution2d(NamedTuple):
     @property
     def geometry(self) -> Optional[List[int]]:
         return list(self.sizes)
+
+    @property
+    def break_even(self) -> Shares:
+        return CONVOLUTION
 
     @property
     def inputs(self) -> int:

@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 
 from snnipu.backends import triton as backend
-from snnipu.backends.triton.sparse_break_even import break_even
 from snnipu.backends.triton.sparse_maths import block_of, number, scalar, where_all
 from snnipu.backends.triton.sparse_select import carried_in_row, sparse_to_dense_bwd, sparse_to_dense_fwd
+from snnipu.ops._break_even import break_even
 
 # A packed row begins at a multiple of so many elements, for loads of 16 bytes.
 _ROW_ALIGNMENT = 16
