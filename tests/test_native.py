@@ -80,7 +80,7 @@ def test_the_sanitizers_see_an_overrun():
         "from snnipu.backends.sparse_call import run\n"
         "slots = dict(ids=torch.zeros(1, 1).int(), values=torch.ones(1, 1), counts=torch.ones(1, 2).int())\n"
         "sizes = dict(steps=1, batch=1, slots=1, cells=1, neurons=10)\n"
-        "run('sparse_to_dense_fwd', torch.float32, out=torch.empty(9), **slots, **sizes)\n"
+        "run('sparse_to_dense_fwd', torch.float32, {'out': torch.empty(9), **slots, **sizes})\n"
     )
     assert done.returncode != 0
     assert "heap-buffer-overflow" in done.stderr

@@ -14,7 +14,7 @@ def max_pool2d_fwd(x: torch.Tensor, geometry: List[int]) -> Tuple[torch.Tensor, 
     maps = x.shape[0] * x.shape[1]
     out = memory.empty(x, (*x.shape[:2], *geometry[6:]))
     which = torch.empty(out.shape, dtype=torch.uint8)
-    run("max_pool2d_fwd", x.dtype, neurons=maps, geometry=geometry, x=x, out=out, which=which)
+    run("max_pool2d_fwd", x.dtype, {"neurons": maps, "geometry": geometry, "x": x, "out": out, "which": which})
     return out, which
 
 
@@ -22,7 +22,8 @@ def max_pool2d_bwd(grad: torch.Tensor, which: torch.Tensor, geometry: List[int])
     """CPU kernel of ``snnipu::max_pool2d_bwd``."""
     maps = grad.shape[0] * grad.shape[1]
     grad_x = memory.empty(grad, (*grad.shape[:2], *geometry[:2]))
-    run("max_pool2d_bwd", grad.dtype, neurons=maps, geometry=geometry, grad=grad, which=which, grad_x=grad_x)
+    fields = {"neurons": maps, "geometry": geometry, "grad": grad, "which": which, "grad_x": grad_x}
+    run("max_pool2d_bwd", grad.dtype, fields)
     return grad_x
 
 
@@ -39,12 +40,9 @@ def lif_max_pool2d_fwd(*arguments: Any) -> ForwardResult:
     out = memory.empty(a.x, (*a.x.shape[:3], *a.geometry[6:]))
     which = torch.empty(out.shape, dtype=torch.uint8)
     counts = torch.empty((*a.x.shape[:2], 2), dtype=torch.int32)
-    second: Dict[str, Any] = {
-        "second_threshold": a.grad_threshold,
-        "has_second_threshold": a.grad_threshold is not None,
-    }
-    made: Dict[str, Any] = {"out": out, "which": which, "counts_out": counts}
-    return out, which, counts, torch.tensor(run("lif_max_pool2d_fwd", a.x.dtype, **made, **second, **_given(a)))
+    given = {**_given(a), "out": out, "which": which, "counts_out": counts, "second_threshold": a.grad_threshold}
+    pooled = run("lif_max_pool2d_fwd", a.x.dtype, {**given, "has_second_threshold": a.grad_threshold is not None})
+    return out, which, counts, torch.tensor(pooled)
 
 
 def lif_max_pool2d_bwd(*arguments: Any) -> BackwardResult:
@@ -53,17 +51,16 @@ def lif_max_pool2d_bwd(*arguments: Any) -> BackwardResult:
     grad_x = memory.empty(a.x, a.x.shape)
     grad_beta = torch.empty_like(a.beta) if a.need_beta else a.beta.new_empty(0)
     grad_threshold = torch.empty_like(a.threshold) if a.need_threshold else a.beta.new_empty(0)
-    run(
-        "lif_max_pool2d_bwd",
-        a.x.dtype,
-        grad=a.grad,
-        which=a.which,
-        surrogate=a.surrogate,
-        surrogate_a=a.surrogate_a,
-        surrogate_b=a.surrogate_b,
-        grad_x=grad_x,
-        grad_beta=grad_beta if a.need_beta else None,
-        grad_threshold=grad_threshold if a.need_threshold else None,
+    fields = {
         **_given(a),
-    )
+        "grad": a.grad,
+        "which": a.which,
+        "surrogate": a.surrogate,
+        "surrogate_a": a.surrogate_a,
+        "surrogate_b": a.surrogate_b,
+        "grad_x": grad_x,
+        "grad_beta": grad_beta if a.need_beta else None,
+        "grad_threshold": grad_threshold if a.need_threshold else None,
+    }
+    run("lif_max_pool2d_bwd", a.x.dtype, fields)
     return grad_x, grad_beta, grad_threshold

@@ -63,7 +63,8 @@ def _pack(weight: torch.Tensor) -> torch.Tensor:
     assert host.library is not None
     neurons, inputs = weight.shape
     packed = weight.new_empty(host.library.snnipu_packed_size(neurons, inputs))
-    run("pack_weight", weight.dtype, weight=weight.detach(), neurons=neurons, inputs=inputs, out=packed)
+    fields = {"weight": weight.detach(), "neurons": neurons, "inputs": inputs, "out": packed}
+    run("pack_weight", weight.dtype, fields)
     return packed
 
 
@@ -80,20 +81,18 @@ def _selected(
     """ids, values, counts and dropped of what is above the thresholds; without ``threshold`` of what is not 0."""
     steps, batch, neurons = x.shape
     host._check_sizes(steps * batch, neurons)
-    sizes: Dict[str, Any] = {"steps": steps, "batch": batch, "neurons": neurons}
     fired = torch.empty((steps, batch, words(neurons)), dtype=torch.int32)
-    bits: Dict[str, Any] = {"fired": fired, "carried": torch.empty_like(fired)}
+    given = {"steps": steps, "batch": batch, "neurons": neurons, "fired": fired, "carried": torch.empty_like(fired)}
     most = 0
     if steps * batch:
         level = 1 if threshold is None else threshold.numel()
-        given: Dict[str, Any] = {"threshold": threshold, "threshold_size": level, "second_threshold": grad_threshold}
-        most = run("above", x.dtype, x=x, has_second_threshold=grad_threshold is not None, **given, **bits, **sizes)
+        levels = {"threshold": threshold, "threshold_size": level, "second_threshold": grad_threshold}
+        most = run("above", x.dtype, {**given, **levels, "has_second_threshold": grad_threshold is not None, "x": x})
     slots = most if capacity == AS_NEEDED else capacity
     counts = fired.new_empty((steps, batch, 2))
-    made = _room(x, steps, batch, slots)
-    made.update(counts_out=counts, dropped=torch.empty_like(counts))
+    made = {**_room(x, steps, batch, slots), "counts_out": counts, "dropped": torch.empty_like(counts)}
     if steps * batch:
-        run("select_spikes_fwd", x.dtype, own_slots=slots, rotate=rotate, **bits, **made, **sizes)
+        run("select_spikes_fwd", x.dtype, {**given, **made, "own_slots": slots, "rotate": rotate})
     return made["ids_out"], made["values_out"], counts, made["dropped"]
 
 
@@ -132,23 +131,22 @@ def select_spikes_bwd(
     slot_mem = sparse_to_dense_bwd(mem, ids, counts)
     through = memory.varying(slot_mem, slot_mem.shape)
     if steps * batch:
-        run(
-            "select_spikes_bwd",
-            mem.dtype,
-            steps=steps,
-            batch=batch,
-            own_slots=slots,
-            grad=grad,
-            slot_mem=slot_mem,
-            threshold=threshold,
-            threshold_size=threshold.numel(),
-            ids_out=ids,
-            counts_out=counts,
-            surrogate=surrogate,
-            surrogate_a=surrogate_a,
-            surrogate_b=surrogate_b,
-            grad_values=through,
-        )
+        fields = {
+            "steps": steps,
+            "batch": batch,
+            "own_slots": slots,
+            "grad": grad,
+            "slot_mem": slot_mem,
+            "threshold": threshold,
+            "threshold_size": threshold.numel(),
+            "ids_out": ids,
+            "counts_out": counts,
+            "surrogate": surrogate,
+            "surrogate_a": surrogate_a,
+            "surrogate_b": surrogate_b,
+            "grad_values": through,
+        }
+        run("select_spikes_bwd", mem.dtype, fields)
     return sparse_to_dense_fwd(ids, through, counts, mem.shape[2]), through
 
 
@@ -182,16 +180,16 @@ def _dense_sizes(ids: torch.Tensor, dense: torch.Tensor) -> Dict[str, int]:
 def _to_dense(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
     """The carried values added up in ``dense``, ``[T, B, N]`` or, of all steps, ``[B, N]``, whatever that holds."""
     if ids.shape[0] * ids.shape[1]:
-        slots: Dict[str, Any] = {"ids": ids, "values": values, "counts": counts, **_dense_sizes(ids, dense)}
-        run("sparse_to_dense_fwd", values.dtype, dense.shape[-1], out=dense, **slots)
+        fields = {**_dense_sizes(ids, dense), "ids": ids, "values": values, "counts": counts, "out": dense}
+        run("sparse_to_dense_fwd", values.dtype, fields)
     return dense
 
 
 def _from_dense(dense: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """The elements of ``dense``, as of :func:`_to_dense`, at the carried slots of ``values``; 0 in padding."""
     if ids.shape[0] * ids.shape[1]:
-        slots: Dict[str, Any] = {"ids": ids, "counts": counts, "values_out": values, **_dense_sizes(ids, dense)}
-        run("sparse_to_dense_bwd", dense.dtype, dense.shape[-1], x=dense, **slots)
+        fields = {**_dense_sizes(ids, dense), "ids": ids, "counts": counts, "values_out": values, "x": dense}
+        run("sparse_to_dense_bwd", dense.dtype, fields)
     return values
 
 
@@ -261,10 +259,11 @@ def currents_fwd(a: CurrentsForward) -> torch.Tensor:
     """CPU kernel of ``snnipu::sparse_linear_fwd`` and ``snnipu::sparse_conv2d_fwd``."""
     connected = a.connection
     given = _given(a, connected)
-    out = memory.empty(a.weight, (given["steps"], given["batch"], given["neurons"]))
+    out = memory.varying(a.weight, (given["steps"], given["batch"], given["neurons"]))
     if given["steps"] * given["batch"]:
         name = "sparse_linear_fwd" if a.geometry is None else "sparse_conv2d_fwd"
-        run(name, a.weight.dtype, given["inputs"], weight=_weight(a), bias=a.bias, out=out, **given)
+        given["weight"], given["bias"], given["out"] = _weight(a), a.bias, out
+        run(name, a.weight.dtype, given)
     return out
 
 
@@ -275,8 +274,9 @@ def currents_bwd(a: CurrentsBackward) -> CurrentsGradients:
     made = _outputs(a, connected, by_product)
     if given["steps"] * given["batch"]:
         name = "sparse_linear_bwd" if a.geometry is None else "sparse_conv2d_bwd"
-        weight = None if made["grad_values"] is None else _weight(a, trusted=True)
-        run(name, a.weight.dtype, given["inputs"], grad=a.grad, weight=weight, **made, **given)
+        given["grad"], given["weight"] = a.grad, None if made["grad_values"] is None else _weight(a, trusted=True)
+        given.update(made)
+        run(name, a.weight.dtype, given)
     else:
         _zero(made)
     if by_product:
@@ -313,18 +313,15 @@ def layer_fwd(a: LayerForward) -> LayerMade:
         shape = (steps, batch, slots)
         made["ids_out"], made["values_out"] = memory.varying(a.ids, shape), memory.varying(a.weight, shape)
         made["slot_mem"] = memory.varying(a.weight, shape)
-        made["counts_out"], made["dropped"] = (a.counts.new_empty((steps, batch, 2)) for _ in range(2))
+        made["counts_out"] = a.counts.new_empty((steps, batch, 2))
+        made["dropped"] = torch.empty_like(made["counts_out"])
         if window is not None:
             made["source"] = memory.varying(a.ids, shape)
             made["neuron_counts"] = torch.empty_like(made["counts_out"])
         return made
 
     if steps * batch:
-        run(
-            "sparse_lif_sequence_fwd" if a.geometry is None else "sparse_conv_lif_sequence_fwd",
-            a.weight.dtype,
-            given["inputs"],
-            room,
+        given.update(
             weight=_weight(a),
             bias=a.bias,
             window=window,
@@ -334,8 +331,9 @@ def layer_fwd(a: LayerForward) -> LayerMade:
             rotate=a.rotate,
             fired=fired,
             mem=mem if a.store_mem else None,
-            **given,
         )
+        name = "sparse_lif_sequence_fwd" if a.geometry is None else "sparse_conv_lif_sequence_fwd"
+        run(name, a.weight.dtype, given, room)
     else:
         room(0 if a.capacity == AS_NEEDED else a.capacity)
     memory.used(made["ids_out"], made["values_out"], mem)
@@ -353,10 +351,7 @@ def layer_bwd(a: LayerBackward) -> LayerGradients:
     made["grad_threshold"] = torch.empty_like(a.threshold) if a.need_threshold else None
     current = memory.varying(a.weight, (steps, batch, *connected.kept_shape)) if by_product else None
     if steps * batch:
-        run(
-            "sparse_lif_sequence_bwd" if a.geometry is None else "sparse_conv_lif_sequence_bwd",
-            a.weight.dtype,
-            given["inputs"],
+        given.update(
             weight=None if made["grad_values"] is None else _weight(a, trusted=True),
             neuron_threshold=connected.per_neuron(a.threshold),
             own_slots=a.ids_out.shape[2],
@@ -370,9 +365,10 @@ def layer_bwd(a: LayerBackward) -> LayerGradients:
             surrogate_a=a.surrogate_a,
             surrogate_b=a.surrogate_b,
             grad_current=current,
-            **made,
-            **given,
         )
+        given.update(made)
+        name = "sparse_lif_sequence_bwd" if a.geometry is None else "sparse_conv_lif_sequence_bwd"
+        run(name, a.weight.dtype, given)
     else:
         _zero(made)
     if current is not None:
@@ -400,23 +396,21 @@ def sparse_pool2d_fwd(
     source = memory.varying(ids, (steps, batch, slots_out) if mode == 0 else (0,))
     most = 0
     if steps * batch:
-        most = run(
-            "sparse_pool2d_fwd",
-            values.dtype,
-            sizes.inputs,
-            steps=steps,
-            batch=batch,
-            slots=slots,
-            own_slots=slots_out,
-            geometry=geometry,
-            mode=mode,
-            ids=ids,
-            values=values,
-            counts=counts,
-            counts_out=counts_out,
-            source=source if mode == 0 else None,
-            **made,
-        )
+        fields = {
+            "steps": steps,
+            "batch": batch,
+            "slots": slots,
+            "inputs": sizes.inputs,
+            "own_slots": slots_out,
+            "geometry": geometry,
+            "mode": mode,
+            "ids": ids,
+            "values": values,
+            "counts": counts,
+            "counts_out": counts_out,
+            "source": source if mode == 0 else None,
+        }
+        most = run("sparse_pool2d_fwd", values.dtype, {**fields, **made})
     ids_out, values_out = made["ids_out"], made["values_out"]
     if capacity == AS_NEEDED and most < slots_out:
         ids_out, values_out = ids_out[..., :most].contiguous(), values_out[..., :most].contiguous()
@@ -438,22 +432,21 @@ def sparse_pool2d_bwd(
     steps, batch, slots = ids.shape
     grad_values = memory.varying(grad, ids.shape)
     if steps * batch:
-        run(
-            "sparse_pool2d_bwd",
-            grad.dtype,
-            PoolGeometry(*geometry).inputs,
-            steps=steps,
-            batch=batch,
-            slots=slots,
-            own_slots=ids_out.shape[2],
-            geometry=geometry,
-            mode=mode,
-            grad=grad,
-            ids=ids,
-            counts=counts,
-            ids_out=ids_out,
-            counts_out=counts_out,
-            source=source if mode == 0 else None,
-            grad_values=grad_values,
-        )
+        fields = {
+            "steps": steps,
+            "batch": batch,
+            "slots": slots,
+            "inputs": PoolGeometry(*geometry).inputs,
+            "own_slots": ids_out.shape[2],
+            "geometry": geometry,
+            "mode": mode,
+            "grad": grad,
+            "ids": ids,
+            "counts": counts,
+            "ids_out": ids_out,
+            "counts_out": counts_out,
+            "source": source if mode == 0 else None,
+            "grad_values": grad_values,
+        }
+        run("sparse_pool2d_bwd", grad.dtype, fields)
     return grad_values

@@ -13,7 +13,7 @@ from snnipu.backends import host
 from snnipu.spikes import check_ids
 
 _DTYPES = {torch.float32: 0, torch.float64: 1}
-_NO_ROOM = 4
+_BAD_SPIKES, _NO_ROOM = 3, 4
 FUNCTIONS = (
     *(f"sparse_{operator}" for operator in ("linear_fwd", "linear_bwd", "conv2d_fwd", "conv2d_bwd")),
     *("sparse_lif_sequence_fwd", "sparse_lif_sequence_bwd"),
@@ -56,7 +56,9 @@ _PLACES = {name: getattr(Call, name).offset // 8 for name in _TYPES}
 _WHOLE, _REAL, _POINTERS = (
     {name: _PLACES[name] for name in _TYPES if _TYPES[name] is kind} for kind in (c_int64, c_double, c_void_p)
 )
-_DTYPE, _THREADS, _MOST, _OWN_SLOTS = (_PLACES[name] for name in ("dtype", "threads", "most", "own_slots"))
+_DTYPE, _THREADS, _MOST, _OWN_SLOTS, _ROOM_PLACE = (
+    _PLACES[name] for name in ("dtype", "threads", "most", "own_slots", "room")
+)
 _EMPTY = array("q", bytes(ctypes.sizeof(Call)))
 
 
@@ -90,10 +92,10 @@ def _sizes(numbers: Sequence[int]) -> torch.Tensor:
 def _fill(words: "array[int]", fields: Mapping[str, Any], kept: List[torch.Tensor]) -> None:
     for name, value in fields.items():
         kind = type(value)
-        if value is None:
-            continue
         if kind is int or kind is bool:
             words[_WHOLE[name]] = value
+        elif value is None:
+            continue
         elif kind is float:
             words[_REAL[name]] = _bits(value)
         elif kind is list or kind is tuple:
@@ -108,17 +110,16 @@ def _fill(words: "array[int]", fields: Mapping[str, Any], kept: List[torch.Tenso
 def run(
     name: str,
     dtype: torch.dtype,
-    ids_of: int = 0,
+    fields: Mapping[str, Any],
     room: Optional[Callable[[int], Mapping[str, Any]]] = None,
-    **fields: Any,
 ) -> int:
     """``snnipu_<name>`` with these fields of the call, by their names; returns its ``most``.
 
     Fields are tensors (read where they are not contiguous, too), lists of sizes, numbers of the field's type, or None,
-    which leaves one out.
-    ``ids_of``: how many neurons the ids are of, for errors. ``room``: of how many slots, to the fields of the results.
+    which leaves one out. ``room``: of how many slots, to the fields of the results.
     """
-    words, kept = _EMPTY[:], []  # type: ignore[var-annotated]
+    words = _EMPTY[:]
+    kept: List[torch.Tensor] = []
     words[_DTYPE], words[_THREADS] = _DTYPES[dtype], torch.get_num_threads()
     _fill(words, fields, kept)
     failed: List[BaseException] = []
@@ -132,12 +133,12 @@ def run(
             return len(failed)
 
         callback = _ROOM(called)
-        words[_PLACES["room"]] = ctypes.cast(callback, c_void_p).value or 0
+        words[_ROOM_PLACE] = c_void_p.from_buffer(callback).value or 0
     status = getattr(host.library, f"snnipu_{name}")(words.buffer_info()[0])
     if status:
         if status == _NO_ROOM:
             raise failed[0]
-        if status == 3 and ids_of:
-            check_ids(fields["ids"], fields["counts"], ids_of)  # says where
+        if status == _BAD_SPIKES and "ids" in fields:
+            check_ids(fields["ids"], fields["counts"], fields.get("inputs", fields.get("neurons")))  # says where
         host._check(status, name)
     return words[_MOST]

@@ -76,11 +76,11 @@ class FullyConnected(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        return self.neurons
+        return self.weight.shape[0]
 
     @property
     def kept_shape(self) -> Tuple[int, ...]:
-        return (self.neurons,)
+        return (self.weight.shape[0],)
 
     def currents(self, dense: torch.Tensor, bias: MaybeTensor = None) -> torch.Tensor:
         return torch.nn.functional.linear(dense, self.weight, bias)
