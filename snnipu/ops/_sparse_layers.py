@@ -23,7 +23,7 @@ from snnipu.ops._slots import (
 )
 from snnipu.ops._sparse_currents import spikes_only
 from snnipu.ops._spike_gradient import IDENTITY, evaluate, fused, through_spikes
-from snnipu.ops.connections import Connection, FullyConnected, connection
+from snnipu.ops.connections import Connection, FullyConnected, connection, parameter_gradient
 from snnipu.ops.lif_sequence import learnt_decay, lif_apply
 from snnipu.ops.select_spikes import grad_threshold_argument, select_spikes, spike_values
 from snnipu.ops.sparse_pool2d import MODES, sparse_pool2d_fwd_reference
@@ -236,18 +236,13 @@ def backward_reference(a: LayerBackward) -> LayerGradients:
         spikes = spike_values(a.ids_out, a.counts_out, g.dtype)
         own = delayed(spikes_only(spikes, a.ids_out, a.counts_out, connected.neurons), 1)
         grad_recurrent = FullyConnected(a.recurrent_weight).adjoint(g * a.input_scale, own, False)[1]
-
-    def reduced(total: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        total = connected.per_parameter(total)
-        return total.sum().reshape(like.shape) if like.numel() == 1 else total.reshape(like.shape)
-
     return LayerGradients(
         None if grad_dense is None else gather(grad_dense, a.ids, a.counts),
         grad_weight,
         connected.per_parameter(g) if a.need_bias else None,
         grad_recurrent,
-        reduced(sum_beta, a.beta) * inside if a.need_beta else None,
-        reduced(sum_threshold, a.threshold) if a.need_threshold else None,
+        parameter_gradient(connected, sum_beta, a.beta) * inside if a.need_beta else None,
+        parameter_gradient(connected, sum_threshold, a.threshold) if a.need_threshold else None,
     )
 
 

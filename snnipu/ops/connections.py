@@ -181,6 +181,12 @@ class Convolution2d(NamedTuple):
         return kept.unflatten(2, (height, width)).permute(0, 1, 4, 2, 3)
 
 
+def parameter_gradient(connected: Connection, total: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """That of a parameter, of one element or as many as the connection has, from sums ``[..., neurons]``."""
+    own = connected.per_parameter(total)
+    return (own.sum() if parameter.numel() == 1 else own).reshape(parameter.shape)
+
+
 def connection(weight: torch.Tensor, geometry: Optional[Sequence[int]]) -> Connection:
     """As operators take it: a convolution's ``geometry`` is the numbers of a :class:`Geometry`, None that of none."""
     return FullyConnected(weight) if geometry is None else Convolution2d(weight, Geometry(*geometry))

@@ -10,6 +10,7 @@ from snnipu.backends.triton.sparse_lif import membrane_gradient, selected
 from snnipu.backends.triton.sparse_linear import gather_weights, grad_values_of, grad_weight_of
 from snnipu.ops._sparse_currents import CurrentsBackward, CurrentsForward, CurrentsGradients
 from snnipu.ops._sparse_layers import LayerBackward, LayerForward, LayerGradients, LayerMade
+from snnipu.ops.connections import parameter_gradient
 from snnipu.ops.sparse_conv2d import OPERATORS as CONV2D
 from snnipu.ops.sparse_conv_lif_sequence import OPERATORS as CONV_LIF
 from snnipu.ops.sparse_lif_sequence import OPERATORS as LIF
@@ -68,11 +69,7 @@ def layer_bwd(a: LayerBackward) -> LayerGradients:
     mem = a.mem if stored is None else connected.from_kept(stored).flatten(2)
     parameters = (connected.per_neuron(a.beta), connected.per_neuron(a.threshold))
     dense, sum_grad, sum_beta, sum_threshold = membrane_gradient(a, mem, *parameters)
-
-    def reduced(total: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        total = connected.per_parameter(total)
-        return total.sum().reshape(like.shape) if like.numel() == 1 else total.reshape(like.shape)
-
+    inside = (a.beta >= 0) & (a.beta <= 1)
     grad_recurrent = None
     if a.need_recurrent:
         ones = torch.ones_like(a.slot_mem)
@@ -81,8 +78,8 @@ def layer_bwd(a: LayerBackward) -> LayerGradients:
         *_gradients(a, dense, a.input_scale, a.delay),
         connected.per_parameter(sum_grad) if a.need_bias else None,
         grad_recurrent,
-        reduced(sum_beta, a.beta) * ((a.beta >= 0) & (a.beta <= 1)) if a.need_beta else None,
-        reduced(sum_threshold, a.threshold) if a.need_threshold else None,
+        parameter_gradient(connected, sum_beta, a.beta) * inside if a.need_beta else None,
+        parameter_gradient(connected, sum_threshold, a.threshold) if a.need_threshold else None,
     )
 
 
