@@ -33,7 +33,8 @@ class Operator:
         returned = "Tensor"
         if results is not None:
             self._missing_results = [place for place, field in enumerate(results._fields) if field in without]
-            returned = f"({_declared(results, without)})"
+            # What is None in a record is an empty tensor here.
+            returned = f"({_declared(results, without).replace('?', '')})"
         # The kernels that take records, by what PyTorch calls in their place.
         self._functions: Dict[Callable[..., Any], Callable[[Any], Any]] = {}
         self.schema = f"{name}({_declared(arguments, without)}) -> {returned}"
