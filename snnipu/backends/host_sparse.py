@@ -259,7 +259,8 @@ def currents_fwd(a: CurrentsForward) -> torch.Tensor:
     """CPU kernel of ``snnipu::sparse_linear_fwd`` and ``snnipu::sparse_conv2d_fwd``."""
     connected = a.connection
     given = _given(a, connected)
-    out = memory.varying(a.weight, (given["steps"], given["batch"], given["neurons"]))
+    make = memory.varying if a.geometry is None else memory.empty
+    out = make(a.weight, (given["steps"], given["batch"], given["neurons"]))
     if given["steps"] * given["batch"]:
         name = "sparse_linear_fwd" if a.geometry is None else "sparse_conv2d_fwd"
         given["weight"], given["bias"], given["out"] = _weight(a), a.bias, out

@@ -59,6 +59,8 @@ _WHOLE, _REAL, _POINTERS = (
 _DTYPE, _THREADS, _MOST, _OWN_SLOTS, _ROOM_PLACE = (
     _PLACES[name] for name in ("dtype", "threads", "most", "own_slots", "room")
 )
+# What is always written, never read.
+_RESULTS = {name for name in _TYPES if name.startswith("grad_")} | {"out", "values_out", "dropped", "neuron_counts"}
 _EMPTY = array("q", bytes(ctypes.sizeof(Call)))
 
 
@@ -102,6 +104,8 @@ def _fill(words: "array[int]", fields: Mapping[str, Any], kept: List[torch.Tenso
             words[_POINTERS[name]] = _sizes(tuple(value)).data_ptr()
         else:
             if not value.is_contiguous():
+                if name in _RESULTS:
+                    raise ValueError(f"{name} must be contiguous: it is written")
                 value = value.contiguous()
                 kept.append(value)
             words[_POINTERS[name]] = value.data_ptr()

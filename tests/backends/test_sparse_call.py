@@ -34,6 +34,11 @@ def test_what_is_not_contiguous_is_read():
     assert out.tolist() == [0, 5, 0, 2]
 
 
+def test_what_is_not_contiguous_is_not_written():
+    with pytest.raises(ValueError, match="out must be contiguous"):
+        sparse_call.run("sparse_to_dense_fwd", torch.float32, {"out": torch.empty(8)[::2], **slots(), **SIZES})
+
+
 def test_where_an_id_is_out_of_range_is_told():
     with pytest.raises(ValueError, match="ids must be from 0 to 2, got 3 at step 0, sample 0, slot 0"):
         sparse_call.run("sparse_to_dense_fwd", torch.float32, {"out": torch.empty(3), **slots(), **SIZES, "neurons": 3})
