@@ -18,7 +18,7 @@ from snnipu import _route
 
 SpikeGrad = Callable[[torch.Tensor], torch.Tensor]
 
-# Kernels of csrc/neuron/surrogate.hpp, in the order of enum snnipu_surrogate in csrc/host/snnipu.h.
+# Kernels of csrc/neuron/surrogate.hpp, in the order of enum snnipu_surrogate in csrc/host/sparse.h.
 LEAKY_STEP, TRIANGULAR, FAST_SIGMOID, ATAN, SIGMOID, SPIKE_RATE_ESCAPE = range(6)
 
 

@@ -77,11 +77,10 @@ def test_the_sanitizers_see_an_overrun():
     """The library is the one built for them: an output one element too short is reported."""
     done = run(
         "import torch\n"
-        "from snnipu.backends import host\n"
-        "ids, values, counts = torch.zeros(1, 1).int(), torch.ones(1, 1), torch.ones(1, 2).int()\n"
-        "dense = torch.empty(9)\n"
-        "arguments = [tensor.data_ptr() for tensor in (ids, values, counts, dense)]\n"
-        "host.library.snnipu_sparse_to_dense_fwd_f32(*arguments, 1, 1, 1, 10, 1)\n"
+        "from snnipu.backends.sparse_call import run\n"
+        "slots = dict(ids=torch.zeros(1, 1).int(), values=torch.ones(1, 1), counts=torch.ones(1, 2).int())\n"
+        "sizes = dict(steps=1, batch=1, slots=1, cells=1, neurons=10)\n"
+        "run('sparse_to_dense_fwd', torch.float32, {'out': torch.empty(9), **slots, **sizes})\n"
     )
     assert done.returncode != 0
     assert "heap-buffer-overflow" in done.stderr

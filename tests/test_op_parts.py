@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from snnipu import ops
-from snnipu.backends import host
+from snnipu.backends import host, sparse_call
 from snnipu.ops import _library
 from snnipu.poptorch import custom_ops
 
@@ -32,7 +32,7 @@ def camel(name):
     return "".join(word.capitalize() for word in name.split("_"))
 
 
-COLUMNS = ("kernels", "backend", "function", "type", "vertex", "maths", "popart", "triton")
+COLUMNS = ("kernels", "backend", "function", "vertex", "maths", "popart", "triton")
 KERNELS = {code(row[0])[0]: dict(zip(COLUMNS, map(code, row))) for row in table("kernels")}
 # op -> placeholder -> what it stands for, in turn
 OPS = {
@@ -50,7 +50,7 @@ def fill(patterns, names):
         chosen = dict(zip(columns, values))
         chosen["group"] = re.sub("_(fwd|bwd)$", "", chosen.get("operator", ""))
         for word in list(chosen):
-            chosen[camel(word)], chosen[word.upper()] = camel(chosen[word]), chosen[word].upper()
+            chosen[camel(word)] = camel(chosen[word])
         yield [re.sub(r"<(\w+)>", lambda match, chosen=chosen: chosen[match.group(1)], p) for p in patterns]
 
 
@@ -87,7 +87,7 @@ def test_a_missing_part_is_noticed(column):
         if words & {word.lower() for word in re.findall(r"<(\w+)>", " ".join([file, *holds]))}
     ]
     assert [part for part, _, _ in PARTS if any(line.startswith(part + ": ") for line in missing)] == about
-    assert bool(about) == (column != "type")  # checked by test_c_functions
+    assert about
 
 
 @pytest.mark.parametrize("op", sorted(ops.__all__))
@@ -129,18 +129,15 @@ def test_no_operator_is_without_an_op():
 @pytest.mark.skipif(host.library is None, reason=f"no native library: {host.unavailable_reason}")
 @pytest.mark.parametrize("kernels", sorted(KERNELS))
 def test_c_functions(kernels):
-    names = KERNELS[kernels]
-    every = {kind for row in KERNELS.values() for kind in row["type"]}
-    for function in names["function"]:
-        exported = {kind for kind in every if hasattr(host.library, f"snnipu_{function}_{kind}")}
-        assert exported == set(names["type"]), function
+    for function in KERNELS[kernels]["function"]:
+        assert hasattr(host.library, f"snnipu_{function}"), function
 
 
 def test_no_c_function_is_without_a_row():
-    header = (ROOT / "csrc" / "host" / "snnipu.h").read_text(encoding="utf-8")
-    declared = re.findall(r"#define SNNIPU_(\w+)\(NAME", header)
+    header = (ROOT / "csrc" / "host" / "sparse.h").read_text(encoding="utf-8")
+    declared = re.findall(r"^SNNIPU_SPARSE\((\w+)\);", header, re.MULTILINE)
     listed = [function for row in KERNELS.values() for function in row["function"]]
-    assert sorted(declared) == sorted(function.upper() for function in [*listed, *INTERNAL])
+    assert sorted(declared) == sorted([*listed, *INTERNAL]) == sorted(sparse_call.FUNCTIONS)
 
 
 def test_popart_operators():

@@ -362,24 +362,20 @@ template <typename C> int lifPoolBackward(const LifPool<C> &a, const LifPoolGrad
   }
 }
 
-template <typename C>
-LifPool<C> lifPool(const C *x, const C *beta, const C *threshold, double gradThreshold, const int64_t *geometry,
-                   int64_t steps, int64_t batch, int64_t channels, int64_t betaSize, int64_t thresholdSize,
-                   int32_t second, int32_t reset, int32_t threads) {
-  const auto of = Windows::size;
-  return {x,
-          beta,
-          threshold,
-          of(betaSize),
-          of(thresholdSize),
-          second != 0,
-          static_cast<C>(gradThreshold),
-          Windows(geometry),
-          of(steps),
-          of(batch),
-          of(channels),
-          reset,
-          threads};
+template <typename C> LifPool<C> lifPool(const Call<C> &a) {
+  return {a.in(a.c.x),
+          a.in(a.c.beta),
+          a.in(a.c.threshold),
+          size(a.c.beta_size),
+          size(a.c.threshold_size),
+          a.c.has_second_threshold != 0,
+          a.number(a.c.second_threshold),
+          Windows(a.c.geometry),
+          size(a.c.steps),
+          size(a.c.batch),
+          size(a.c.neurons),
+          a.reset(),
+          a.threads()};
 }
 
 inline bool knownOptions(const Windows &w, int32_t reset) {
@@ -387,31 +383,32 @@ inline bool knownOptions(const Windows &w, int32_t reset) {
          w.strideHeight == w.kernelHeight && w.strideWidth == w.kernelWidth;
 }
 
+template <typename C> int lifPoolForward(const Call<C> &a) {
+  if (!knownOptions(Windows(a.c.geometry), a.reset()))
+    return Unknown;
+  return lifPoolForward(lifPool(a), a.out(a.c.out), a.c.which, a.c.counts_out, &a.c.most);
+}
+
+template <typename C> int lifPoolBackward(const Call<C> &a) {
+  const int32_t surrogate = static_cast<int32_t>(a.c.surrogate);
+  if (!knownOptions(Windows(a.c.geometry), a.reset()) || !knownSurrogate(surrogate))
+    return Unknown;
+  return lifPoolBackward(lifPool(a),
+                         LifPoolGradients<C>{a.in(a.c.grad), a.c.which, a.out(a.c.grad_x), a.out(a.c.grad_beta),
+                                             a.out(a.c.grad_threshold), static_cast<SurrogateKind>(surrogate),
+                                             a.number(a.c.surrogate_a), a.number(a.c.surrogate_b)});
+}
+
 } // namespace
 } // namespace snnipu
 
-#define LIF_MAX_POOL2D(SUFFIX, C)                                                                                      \
-  SNNIPU_LIF_MAX_POOL2D_FWD(snnipu_lif_max_pool2d_fwd_##SUFFIX, C) {                                                   \
-    if (!snnipu::knownOptions(snnipu::Windows(geometry), reset))                                                       \
-      return snnipu::Unknown;                                                                                          \
-    return snnipu::lifPoolForward(snnipu::lifPool(x, beta, threshold, grad_threshold, geometry, steps, batch,          \
-                                                  channels, beta_size, threshold_size, has_grad_threshold, reset,      \
-                                                  threads),                                                            \
-                                  out, which, counts, pooled);                                                         \
-  }                                                                                                                    \
-  SNNIPU_LIF_MAX_POOL2D_BWD(snnipu_lif_max_pool2d_bwd_##SUFFIX, C) {                                                   \
-    if (!snnipu::knownOptions(snnipu::Windows(geometry), reset) || !snnipu::knownSurrogate(surrogate))                 \
-      return snnipu::Unknown;                                                                                          \
-    const auto kind = static_cast<snnipu::SurrogateKind>(surrogate);                                                   \
-    return snnipu::lifPoolBackward(snnipu::lifPool(x, beta, threshold, 0.0, geometry, steps, batch, channels,          \
-                                                   beta_size, threshold_size, 0, reset, threads),                      \
-                                   snnipu::LifPoolGradients<C>{grad, which, grad_x, grad_beta, grad_threshold, kind,   \
-                                                               static_cast<C>(surrogate_a),                            \
-                                                               static_cast<C>(surrogate_b)});                          \
-  }
-
 extern "C" {
 
-LIF_MAX_POOL2D(f32, float)
-LIF_MAX_POOL2D(f64, double)
+int snnipu_lif_max_pool2d_fwd(snnipu_sparse_call *call) {
+  return snnipu::run(call, [](auto a) { return snnipu::lifPoolForward(a); });
+}
+
+int snnipu_lif_max_pool2d_bwd(snnipu_sparse_call *call) {
+  return snnipu::run(call, [](auto a) { return snnipu::lifPoolBackward(a); });
+}
 }

@@ -22,7 +22,7 @@ template <typename C> void gradientOfMap(const Windows &w, const C *grad, const 
 template <typename Body> int forMaps(const Windows &w, int64_t maps, int32_t threads, const Body &body) {
   if (w.places() > MostPlaces)
     return BadSpikes;
-  const size_t count = Windows::size(maps);
+  const size_t count = size(maps);
   parallelFor((count + MapsOfABlock - 1) / MapsOfABlock, threadsFor(count * w.in(), threads), [&](size_t block) {
     for (size_t map = block * MapsOfABlock; map < std::min(count, (block + 1) * MapsOfABlock); ++map)
       body(map);
@@ -33,23 +33,25 @@ template <typename Body> int forMaps(const Windows &w, int64_t maps, int32_t thr
 } // namespace
 } // namespace snnipu
 
-#define MAX_POOL2D(SUFFIX, C)                                                                                          \
-  SNNIPU_MAX_POOL2D_FWD(snnipu_max_pool2d_fwd_##SUFFIX, C) {                                                           \
-    const snnipu::Windows w(geometry);                                                                                 \
-    return snnipu::forMaps(w, maps, threads, [&](std::size_t map) {                                                    \
-      snnipu::largestOfMap(w, x + map * w.in(), x + snnipu::Windows::size(maps) * w.in(), out + map * w.out(),         \
-                           which + map * w.out());                                                                     \
-    });                                                                                                                \
-  }                                                                                                                    \
-  SNNIPU_MAX_POOL2D_BWD(snnipu_max_pool2d_bwd_##SUFFIX, C) {                                                           \
-    const snnipu::Windows w(geometry);                                                                                 \
-    return snnipu::forMaps(w, maps, threads, [&](std::size_t map) {                                                    \
-      snnipu::gradientOfMap(w, grad + map * w.out(), which + map * w.out(), grad_x + map * w.in());                    \
-    });                                                                                                                \
-  }
-
 extern "C" {
 
-MAX_POOL2D(f32, float)
-MAX_POOL2D(f64, double)
+int snnipu_max_pool2d_fwd(snnipu_sparse_call *call) {
+  return snnipu::run(call, [](auto a) {
+    const snnipu::Windows w(a.c.geometry);
+    const auto *const x = a.in(a.c.x), *const end = x + snnipu::size(a.c.neurons) * w.in();
+    return snnipu::forMaps(w, a.c.neurons, a.threads(), [&](std::size_t map) {
+      snnipu::largestOfMap(w, x + map * w.in(), end, a.out(a.c.out) + map * w.out(), a.c.which + map * w.out());
+    });
+  });
+}
+
+int snnipu_max_pool2d_bwd(snnipu_sparse_call *call) {
+  return snnipu::run(call, [](auto a) {
+    const snnipu::Windows w(a.c.geometry);
+    return snnipu::forMaps(w, a.c.neurons, a.threads(), [&](std::size_t map) {
+      snnipu::gradientOfMap(w, a.in(a.c.grad) + map * w.out(), a.c.which + map * w.out(),
+                            a.out(a.c.grad_x) + map * w.in());
+    });
+  });
+}
 }

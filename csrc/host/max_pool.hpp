@@ -21,7 +21,6 @@ struct Windows {
   explicit Windows(const int64_t *g)
       : height(size(g[0])), width(size(g[1])), kernelHeight(size(g[2])), kernelWidth(size(g[3])),
         strideHeight(size(g[4])), strideWidth(size(g[5])), outHeight(size(g[6])), outWidth(size(g[7])) {}
-  static size_t size(int64_t value) { return static_cast<size_t>(value); }
 
   size_t in() const { return height * width; }
   size_t out() const { return outHeight * outWidth; }

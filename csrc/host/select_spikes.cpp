@@ -32,6 +32,16 @@ void selectSteps(const uint32_t *fired, const uint32_t *carried, const Slots<C> 
 template void selectSteps(const uint32_t *, const uint32_t *, const Slots<float> &, size_t, size_t, unsigned);
 template void selectSteps(const uint32_t *, const uint32_t *, const Slots<double> &, size_t, size_t, unsigned);
 
+template <typename C> void selectAll(const Call<C> &a, const uint32_t *carried) {
+  const Slots<C> to{a.c.ids_out,     a.out(a.c.values_out), a.c.counts_out,    a.c.dropped,
+                    size(a.c.batch), size(a.c.own_slots),   size(a.c.neurons), a.c.rotate != 0};
+  const size_t work = a.rows() * (to.neurons / 4 + to.slots);
+  selectSteps(a.c.fired, carried, to, 0, size(a.c.steps), threadsFor(work, a.threads()));
+}
+
+template void selectAll(const Call<float> &, const uint32_t *);
+template void selectAll(const Call<double> &, const uint32_t *);
+
 namespace {
 
 // Rows a thread takes at a time.
@@ -206,52 +216,57 @@ void above(const C *x, const C *threshold, bool perNeuron, bool second, C gradTh
   *most = static_cast<int64_t>(mostBits(carried, rows, words));
 }
 
-size_t at(int64_t value) { return static_cast<size_t>(value); }
+template <typename C> SlotRows<C> slotRows(const Call<C> &a) {
+  return {a.c.ids, a.c.counts, a.rows(), size(a.c.cells), size(a.c.slots), size(a.c.neurons), a.threads()};
+}
 
 } // namespace
 } // namespace snnipu
 
-using snnipu::at;
-using snnipu::SlotRows;
+using snnipu::run;
+using snnipu::size;
 using std::size_t;
-
-#define SELECT_SPIKES(SUFFIX, C)                                                                                       \
-  SNNIPU_ABOVE(snnipu_above_##SUFFIX, C) {                                                                             \
-    snnipu::above(x, threshold, threshold_size > 1, has_grad_threshold != 0, static_cast<C>(grad_threshold), fired,    \
-                  carried, most, at(rows), at(neurons), threads);                                                      \
-    return snnipu::Done;                                                                                               \
-  }                                                                                                                    \
-  SNNIPU_SELECT_SPIKES_FWD(snnipu_select_spikes_fwd_##SUFFIX, C) {                                                     \
-    const size_t work = at(steps * batch) * at(neurons / 4 + slots);                                                   \
-    snnipu::selectSteps(                                                                                               \
-        fired, carried,                                                                                                \
-        snnipu::Slots<C>{ids, values, counts, dropped, at(batch), at(slots), at(neurons), rotate != 0}, 0, at(steps),  \
-        snnipu::threadsFor(work, threads));                                                                            \
-    return snnipu::Done;                                                                                               \
-  }                                                                                                                    \
-  SNNIPU_SELECT_SPIKES_BWD(snnipu_select_spikes_bwd_##SUFFIX, C) {                                                     \
-    const snnipu::SpikeGradient<C> arguments{grad,                                                                     \
-                                             mem,                                                                      \
-                                             threshold,                                                                \
-                                             ids,                                                                      \
-                                             counts,                                                                   \
-                                             through,                                                                  \
-                                             at(slots),                                                                \
-                                             threshold_size > 1,                                                       \
-                                             surrogate,                                                                \
-                                             static_cast<C>(surrogate_a),                                              \
-                                             static_cast<C>(surrogate_b)};                                             \
-    return snnipu::spikeGradient(arguments, at(rows), snnipu::threadsFor(4 * at(rows * slots), threads));              \
-  }                                                                                                                    \
-  SNNIPU_SPARSE_TO_DENSE_FWD(snnipu_sparse_to_dense_fwd_##SUFFIX, C) {                                                 \
-    return SlotRows<C>{ids, counts, at(rows), at(cells), at(slots), at(neurons), threads}.toDense(values, dense);      \
-  }                                                                                                                    \
-  SNNIPU_SPARSE_TO_DENSE_BWD(snnipu_sparse_to_dense_bwd_##SUFFIX, C) {                                                 \
-    return SlotRows<C>{ids, counts, at(rows), at(cells), at(slots), at(neurons), threads}.fromDense(dense, values);    \
-  }
 
 extern "C" {
 
-SELECT_SPIKES(f32, float)
-SELECT_SPIKES(f64, double)
+int snnipu_above(snnipu_sparse_call *call) {
+  return run(call, [](auto a) {
+    snnipu::above(a.in(a.c.x), a.in(a.c.threshold), a.c.threshold_size > 1, a.c.has_second_threshold != 0,
+                  a.number(a.c.second_threshold), a.c.fired, a.c.carried, &a.c.most, a.rows(), size(a.c.neurons),
+                  a.threads());
+    return snnipu::Done;
+  });
+}
+
+int snnipu_select_spikes_fwd(snnipu_sparse_call *call) {
+  return run(call, [](auto a) {
+    snnipu::selectAll(a, a.c.carried);
+    return snnipu::Done;
+  });
+}
+
+int snnipu_select_spikes_bwd(snnipu_sparse_call *call) {
+  return run(call, [](auto a) {
+    const snnipu::SpikeGradient<std::decay_t<decltype(a.number(0))>> arguments{a.in(a.c.grad),
+                                                                               a.in(a.c.slot_mem),
+                                                                               a.in(a.c.threshold),
+                                                                               a.c.ids_out,
+                                                                               a.c.counts_out,
+                                                                               a.out(a.c.grad_values),
+                                                                               size(a.c.own_slots),
+                                                                               a.c.threshold_size > 1,
+                                                                               static_cast<int32_t>(a.c.surrogate),
+                                                                               a.number(a.c.surrogate_a),
+                                                                               a.number(a.c.surrogate_b)};
+    return snnipu::spikeGradient(arguments, a.rows(), snnipu::threadsFor(4 * a.rows() * arguments.slots, a.threads()));
+  });
+}
+
+int snnipu_sparse_to_dense_fwd(snnipu_sparse_call *call) {
+  return run(call, [](auto a) { return snnipu::slotRows(a).toDense(a.in(a.c.values), a.out(a.c.out)); });
+}
+
+int snnipu_sparse_to_dense_bwd(snnipu_sparse_call *call) {
+  return run(call, [](auto a) { return snnipu::slotRows(a).fromDense(a.in(a.c.x), a.out(a.c.values_out)); });
+}
 }

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "host/parallel.hpp"
-#include "host/snnipu.h"
+#include "host/sparse.h"
 #include "host/workers.hpp"
 
 #include <algorithm>
@@ -30,7 +30,7 @@ constexpr size_t chunkBytes = 128 * 1024;
 constexpr size_t fewestGroups = 8, mostGroups = 16;
 constexpr size_t partialBytes = 8 * 1024 * 1024;
 
-enum Status { Done = 0, Unknown = 1, OutOfMemory = 2, BadSpikes = 3 };
+enum Status { Done = 0, Unknown = 1, OutOfMemory = 2, BadSpikes = 3, NoRoom = 4 };
 
 // As many threads as the work feeds, and no more than were offered.
 inline unsigned threadsFor(size_t additions, int32_t offered) {
@@ -67,6 +67,44 @@ template <typename C> struct Spikes {
     return others ? from : nullptr;
   }
 };
+
+inline size_t size(int64_t value) { return static_cast<size_t>(value); }
+
+// What a call says, in the types of the kernels.
+template <typename C> struct Call {
+  snnipu_sparse_call &c;
+
+  const C *in(const void *array) const { return static_cast<const C *>(array); }
+  C *out(void *array) const { return static_cast<C *>(array); }
+  size_t rows() const { return size(c.steps) * size(c.batch); }
+  int32_t threads() const { return static_cast<int32_t>(c.threads); }
+  int32_t reset() const { return static_cast<int32_t>(c.reset); }
+  C number(double value) const { return static_cast<C>(value); }
+  // inputs, neurons: what the ids are of.
+  Spikes<C> spikes(size_t inputs) const {
+    return {c.ids, in(c.values), c.counts, size(c.steps), size(c.batch), size(c.slots), inputs};
+  }
+  // Whose values are 1, or not read.
+  Spikes<C> own(size_t neurons) const {
+    return {c.ids_out, nullptr, c.counts_out, size(c.steps), size(c.batch), size(c.own_slots), neurons};
+  }
+};
+
+// For the body of a C function: body(Call<C>) with the call's type.
+template <typename Body> int run(snnipu_sparse_call *call, const Body &body) {
+  try {
+    switch (call->dtype) {
+    case SNNIPU_F32:
+      return body(Call<float>{*call});
+    case SNNIPU_F64:
+      return body(Call<double>{*call});
+    default:
+      return Unknown;
+    }
+  } catch (const std::bad_alloc &) {
+    return OutOfMemory;
+  }
+}
 
 // Memory that is written before it is read.
 template <typename T> class Uninitialised {
@@ -403,6 +441,8 @@ template <typename C> struct Slots {
 template <typename C>
 void selectSteps(const uint32_t *fired, const uint32_t *carried, const Slots<C> &to, size_t firstStep, size_t steps,
                  unsigned threads);
+// Of all steps of a call, from its `fired`.
+template <typename C> void selectAll(const Call<C> &a, const uint32_t *carried);
 template <typename C> struct SpikeGradient {
   const C *grad, *mem, *threshold;
   const int32_t *ids, *counts;

@@ -400,8 +400,8 @@ private:
   std::vector<uint64_t> bits_;    // the same channel by channel
 };
 
-template <typename C> int convForward(const ConvForward<C> &a, void **kept, int64_t *most) {
-  *kept = nullptr;
+// found: what there is to be had for slots, of which the fullest row takes `most`.
+template <typename C> int integrate(const ConvForward<C> &a, KeptConv<C> &found, int64_t *most) {
   if (a.reset < SNNIPU_RESET_SUBTRACT || a.reset > SNNIPU_RESET_NONE)
     return Unknown;
   // Ids are checked row by row, when a row is at hand: a pass over all of them takes as long as reading them does.
@@ -410,13 +410,11 @@ template <typename C> int convForward(const ConvForward<C> &a, void **kept, int6
     return BadSpikes;
   const ConvSizes &sizes = a.convolution.sizes;
   const size_t blocks = a.convolution.blocks.count(), batch = a.spikes.batch, steps = a.spikes.steps;
-  auto found = std::make_unique<KeptConv<C>>(
-      KeptConv<C>{sizes, a.convolution.blocks, steps, batch, std::vector<KeptEvents<C>>(blocks * batch)});
   const size_t additions = checked.total(0) * sizes.taps() * sizes.outChannels + 2 * a.spikes.rows() * sizes.neurons();
   Fullest fullest;
   std::atomic<bool> fit{true};
   const int status = parallelTry(blocks * batch, threadsFor(additions, a.offered), [&](size_t task) {
-    KeptEvents<C> &events = found->events[task];
+    KeptEvents<C> &events = found.events[task];
     const size_t expected = fullest.expected() + bitsRoom;
     events.ids.room(expected);
     events.mem.room(expected);
@@ -435,12 +433,11 @@ template <typename C> int convForward(const ConvForward<C> &a, void **kept, int6
     for (size_t t = 0; t < steps; ++t) {
       size_t carried = 0;
       for (size_t block = 0; block < blocks; ++block) {
-        const std::vector<uint32_t> &begin = found->events[block * batch + sample].begin;
+        const std::vector<uint32_t> &begin = found.events[block * batch + sample].begin;
         carried += begin[2 * t + 2] - begin[2 * t];
       }
       *most = std::max(*most, static_cast<int64_t>(carried));
     }
-  *kept = found.release();
   return Done;
 }
 
@@ -559,6 +556,41 @@ template <typename C> void selectRow(const KeptConv<C> &kept, const ConvSlots<C>
   to.counts[2 * row + 1] = static_cast<int32_t>(used);
   to.dropped[2 * row] = static_cast<int32_t>(fired - spikes);
   to.dropped[2 * row + 1] = static_cast<int32_t>(found - used);
+}
+
+template <typename C> int convForward(const Call<C> &a) {
+  const ConvSizes sizes(a.c.geometry);
+  const ConvForward<C> arguments{a.spikes(sizes.inputs()),
+                                 Convolution<C>(sizes, a.in(a.c.weight)),
+                                 a.in(a.c.bias),
+                                 {a.in(a.c.beta), size(a.c.beta_size)},
+                                 {a.in(a.c.threshold), size(a.c.threshold_size)},
+                                 a.c.has_second_threshold != 0,
+                                 a.number(a.c.second_threshold),
+                                 a.number(a.c.input_scale),
+                                 a.out(a.c.mem),
+                                 size(a.c.delay),
+                                 a.reset(),
+                                 a.threads(),
+                                 SideBySide(sizes, a.c.window)};
+  const ChannelBlocks<C> &blocks = arguments.convolution.blocks;
+  KeptConv<C> kept{sizes, blocks, size(a.c.steps), size(a.c.batch),
+                   std::vector<KeptEvents<C>>(blocks.count() * size(a.c.batch))};
+  int64_t most = 0;
+  const int status = integrate(arguments, kept, &most);
+  if (status != Done)
+    return status;
+  if (a.c.own_slots < 0)
+    a.c.own_slots = most;
+  if (a.c.room(&a.c) != 0)
+    return NoRoom;
+  const ConvSlots<C> to{
+      a.c.ids_out, a.out(a.c.values_out), a.c.counts_out,      a.c.dropped,    a.out(a.c.slot_mem), a.c.fired,
+      a.c.source,  a.c.neuron_counts,     size(a.c.own_slots), a.c.rotate != 0};
+  return forRowPieces(a.rows(), threadsFor(8 * a.rows() * to.slots, a.threads()), [&](size_t begin, size_t end) {
+    for (size_t row = begin; row < end; ++row)
+      selectRow(kept, to, row);
+  });
 }
 
 template <typename C> struct ConvBackward {
@@ -937,85 +969,64 @@ int conv2dBackward(const C *grad, const Spikes<C> &spikes, const Convolution<C> 
   return Done;
 }
 
+template <typename C> int convBackward(const Call<C> &a) {
+  const ConvSizes sizes(a.c.geometry);
+  return convBackward(ConvBackward<C>{a.in(a.c.grad),
+                                      a.spikes(sizes.inputs()),
+                                      a.own(sizes.neurons()),
+                                      Convolution<C>(sizes, a.c.grad_values ? a.in(a.c.weight) : nullptr),
+                                      {a.in(a.c.beta), size(a.c.beta_size)},
+                                      {a.in(a.c.threshold), size(a.c.threshold_size)},
+                                      a.in(a.c.slot_mem),
+                                      a.in(a.c.neuron_threshold),
+                                      a.c.threshold_size > 1,
+                                      a.c.fired,
+                                      a.in(a.c.mem),
+                                      a.out(a.c.grad_values),
+                                      a.out(a.c.grad_weight),
+                                      a.out(a.c.grad_bias),
+                                      a.out(a.c.grad_beta),
+                                      a.out(a.c.grad_threshold),
+                                      a.out(a.c.grad_current),
+                                      a.number(a.c.input_scale),
+                                      size(a.c.delay),
+                                      a.reset(),
+                                      static_cast<int32_t>(a.c.surrogate),
+                                      a.number(a.c.surrogate_a),
+                                      a.number(a.c.surrogate_b),
+                                      a.threads()});
+}
+
+template <typename C> int conv2dForward(const Call<C> &a) {
+  const ConvSizes sizes(a.c.geometry);
+  return conv2dForward(a.spikes(sizes.inputs()), Convolution<C>(sizes, a.in(a.c.weight)), a.in(a.c.bias),
+                       a.out(a.c.out), a.threads());
+}
+
+template <typename C> int conv2dBackward(const Call<C> &a) {
+  const ConvSizes sizes(a.c.geometry);
+  return conv2dBackward(a.in(a.c.grad), a.spikes(sizes.inputs()), Convolution<C>(sizes, a.in(a.c.weight)),
+                        a.out(a.c.grad_values), a.out(a.c.grad_weight), a.out(a.c.grad_bias), a.threads());
+}
+
 } // namespace
 } // namespace snnipu
 
-#define SPARSE_CONV(SUFFIX, C)                                                                                         \
-  SNNIPU_SPARSE_CONV2D_FWD(snnipu_sparse_conv2d_fwd_##SUFFIX, C) {                                                     \
-    const snnipu::ConvSizes sizes(geometry);                                                                           \
-    const snnipu::Spikes<C> spikes{ids, values, counts, snnipu::size(rows), 1, snnipu::size(slots), sizes.inputs()};   \
-    SNNIPU_TRY(snnipu::conv2dForward(spikes, snnipu::Convolution<C>(sizes, weight), bias, out, threads))               \
-  }                                                                                                                    \
-  SNNIPU_SPARSE_CONV2D_BWD(snnipu_sparse_conv2d_bwd_##SUFFIX, C) {                                                     \
-    const snnipu::ConvSizes sizes(geometry);                                                                           \
-    const snnipu::Spikes<C> spikes{ids, values, counts, snnipu::size(rows), 1, snnipu::size(slots), sizes.inputs()};   \
-    SNNIPU_TRY(snnipu::conv2dBackward(grad, spikes, snnipu::Convolution<C>(sizes, weight), grad_values, grad_weight,   \
-                                      grad_bias, threads))                                                             \
-  }                                                                                                                    \
-  SNNIPU_SPARSE_CONV_LIF_SEQUENCE_FWD(snnipu_sparse_conv_lif_sequence_fwd_##SUFFIX, C) {                               \
-    const snnipu::ConvSizes sizes(geometry);                                                                           \
-    const snnipu::Spikes<C> spikes{                                                                                    \
-        ids, values, counts, snnipu::size(steps), snnipu::size(batch), snnipu::size(slots), sizes.inputs()};           \
-    SNNIPU_TRY(snnipu::convForward(snnipu::ConvForward<C>{spikes,                                                      \
-                                                          snnipu::Convolution<C>(sizes, weight),                       \
-                                                          bias,                                                        \
-                                                          {beta, snnipu::size(beta_size)},                             \
-                                                          {threshold, snnipu::size(threshold_size)},                   \
-                                                          has_grad_threshold != 0,                                     \
-                                                          static_cast<C>(grad_threshold),                              \
-                                                          static_cast<C>(input_scale),                                 \
-                                                          mem,                                                         \
-                                                          snnipu::size(delay),                                         \
-                                                          reset,                                                       \
-                                                          threads,                                                     \
-                                                          snnipu::SideBySide(sizes, pool)},                            \
-                                   kept, most))                                                                        \
-  }                                                                                                                    \
-  SNNIPU_SPARSE_CONV_SELECT(snnipu_sparse_conv_select_##SUFFIX, C) {                                                   \
-    const std::unique_ptr<snnipu::KeptConv<C>> owned(static_cast<snnipu::KeptConv<C> *>(kept));                        \
-    if (!owned || !counts)                                                                                             \
-      return snnipu::Done;                                                                                             \
-    const snnipu::ConvSlots<C> to{                                                                                     \
-        ids, values, counts, dropped, slot_mem, fired, source, neuron_counts, snnipu::size(slots), rotate != 0};       \
-    const std::size_t rows = owned->steps * owned->batch;                                                              \
-    SNNIPU_TRY(snnipu::forRowPieces(rows, snnipu::threadsFor(8 * rows * to.slots, threads),                            \
-                                    [&](std::size_t begin, std::size_t end) {                                          \
-                                      for (std::size_t row = begin; row < end; ++row)                                  \
-                                        snnipu::selectRow(*owned, to, row);                                            \
-                                    }))                                                                                \
-  }                                                                                                                    \
-  SNNIPU_SPARSE_CONV_LIF_SEQUENCE_BWD(snnipu_sparse_conv_lif_sequence_bwd_##SUFFIX, C) {                               \
-    const snnipu::ConvSizes sizes(geometry);                                                                           \
-    const std::size_t at_steps = snnipu::size(steps), at_batch = snnipu::size(batch);                                  \
-    SNNIPU_TRY(snnipu::convBackward(snnipu::ConvBackward<C>{                                                           \
-        grad,                                                                                                          \
-        {ids, values, counts, at_steps, at_batch, snnipu::size(slots), sizes.inputs()},                                \
-        {own_ids, nullptr, own_counts, at_steps, at_batch, snnipu::size(own_slots), sizes.neurons()},                  \
-        snnipu::Convolution<C>(sizes, grad_values ? weight : nullptr),                                                 \
-        {beta, snnipu::size(beta_size)},                                                                               \
-        {threshold, snnipu::size(threshold_size)},                                                                     \
-        slot_mem,                                                                                                      \
-        neuron_threshold,                                                                                              \
-        threshold_size > 1,                                                                                            \
-        fired,                                                                                                         \
-        mem,                                                                                                           \
-        grad_values,                                                                                                   \
-        grad_weight,                                                                                                   \
-        grad_bias,                                                                                                     \
-        grad_beta,                                                                                                     \
-        grad_threshold,                                                                                                \
-        grad_current,                                                                                                  \
-        static_cast<C>(input_scale),                                                                                   \
-        snnipu::size(delay),                                                                                           \
-        reset,                                                                                                         \
-        surrogate,                                                                                                     \
-        static_cast<C>(surrogate_a),                                                                                   \
-        static_cast<C>(surrogate_b),                                                                                   \
-        threads}))                                                                                                     \
-  }
-
 extern "C" {
 
-SPARSE_CONV(f32, float)
-SPARSE_CONV(f64, double)
+int snnipu_sparse_conv2d_fwd(snnipu_sparse_call *call) {
+  return snnipu::run(call, [](auto a) { return snnipu::conv2dForward(a); });
+}
+
+int snnipu_sparse_conv2d_bwd(snnipu_sparse_call *call) {
+  return snnipu::run(call, [](auto a) { return snnipu::conv2dBackward(a); });
+}
+
+int snnipu_sparse_conv_lif_sequence_fwd(snnipu_sparse_call *call) {
+  return snnipu::run(call, [](auto a) { return snnipu::convForward(a); });
+}
+
+int snnipu_sparse_conv_lif_sequence_bwd(snnipu_sparse_call *call) {
+  return snnipu::run(call, [](auto a) { return snnipu::convBackward(a); });
+}
 }

@@ -918,14 +918,4 @@ template <typename Body> int forRowPieces(size_t rows, unsigned threads, const B
                      [&](size_t part) { body(part * piece, std::min(rows, (part + 1) * piece)); });
 }
 
-inline size_t size(int64_t value) { return static_cast<size_t>(value); }
-
 } // namespace snnipu
-
-// For the body of a C function.
-#define SNNIPU_TRY(CALL)                                                                                               \
-  try {                                                                                                                \
-    return CALL;                                                                                                       \
-  } catch (const std::bad_alloc &) {                                                                                   \
-    return snnipu::OutOfMemory;                                                                                        \
-  }

@@ -188,8 +188,8 @@ private:
   Uninitialised<uint32_t> bits_; // [block][fired, carried][row][word]
 };
 
-template <typename C> int forward(const ForwardArguments<C> &a, void **kept, int64_t *most) {
-  *kept = nullptr;
+// membranes: of the neurons that are carried, whose bits are made, too.
+template <typename C> int integrate(const ForwardArguments<C> &a, KeptMembranes<C> &membranes) {
   if (!knownReset(a.reset))
     return Unknown;
   CheckedSpikes<C> checked(a.spikes, 0);
@@ -197,8 +197,7 @@ template <typename C> int forward(const ForwardArguments<C> &a, void **kept, int
     return BadSpikes;
   const size_t steps = a.spikes.steps, batch = a.spikes.batch, rows = a.spikes.rows();
   const unsigned threads = threadsFor((checked.total(0) + 4 * rows) * a.blocks.neurons, a.offered);
-  auto membranes = std::make_unique<KeptMembranes<C>>(a.blocks, rows);
-  StepForward<C> step(a, checked, *membranes);
+  StepForward<C> step(a, checked, membranes);
   int status = Done;
   if (!a.recurrent) {
     Fullest fullest;
@@ -210,7 +209,7 @@ template <typename C> int forward(const ForwardArguments<C> &a, void **kept, int
       const BlockParameters<C> parameters(a, block);
       const unsigned lanes = a.blocks.lanes(block);
       C *const state = buffer.zeros(batch * lanes);
-      Stream<C> &values = membranes->values[block];
+      Stream<C> &values = membranes.values[block];
       values.room(a.second ? fullest.expected() + blockLanes : rows * a.blocks.held(block));
       for (size_t t = 0; t < (tiles.pay() ? delay : steps); ++t)
         step.run(parameters, block, t, 0, batch, nullptr, state, nullptr);
@@ -248,12 +247,7 @@ template <typename C> int forward(const ForwardArguments<C> &a, void **kept, int
       selectSteps(a.fired + word, a.carried + word, own, t, 1, 1);
     }
   }
-  if (status != Done)
-    return status;
-  if (most)
-    *most = static_cast<int64_t>(mostBits(a.carried, rows, a.blocks.words()));
-  *kept = membranes.release();
-  return Done;
+  return status;
 }
 
 template <typename C>
@@ -285,6 +279,41 @@ void slotMembranes(const KeptMembranes<C> &kept, const int32_t *ids, const int32
     }
   };
   parallelFor((rows + rowsAtOnce - 1) / rowsAtOnce, threadsFor(4 * rows * slots, offered), run);
+}
+
+template <typename C> int forward(const Call<C> &a) {
+  const Blocks blocks{size(a.c.neurons), size(a.c.inputs)};
+  Uninitialised<uint32_t> carried(a.rows() * blocks.words());
+  const ForwardArguments<C> arguments{a.spikes(blocks.inputs),
+                                      blocks,
+                                      a.in(a.c.weight),
+                                      a.in(a.c.recurrent_weight),
+                                      a.in(a.c.bias),
+                                      {a.in(a.c.beta), size(a.c.beta_size)},
+                                      {a.in(a.c.threshold), size(a.c.threshold_size)},
+                                      a.c.has_second_threshold != 0,
+                                      a.number(a.c.second_threshold),
+                                      a.number(a.c.input_scale),
+                                      a.c.fired,
+                                      carried.data(),
+                                      a.out(a.c.mem),
+                                      a.c.own_slots < 0 ? blocks.neurons : size(a.c.own_slots),
+                                      size(a.c.delay),
+                                      a.c.rotate != 0,
+                                      a.reset(),
+                                      a.threads()};
+  KeptMembranes<C> kept(blocks, a.rows());
+  const int status = integrate(arguments, kept);
+  if (status != Done)
+    return status;
+  if (a.c.own_slots < 0)
+    a.c.own_slots = static_cast<int64_t>(mostBits(carried.data(), a.rows(), blocks.words()));
+  if (a.c.room(&a.c) != 0)
+    return NoRoom;
+  selectAll(a, carried.data());
+  slotMembranes(kept, a.c.ids_out, a.c.counts_out, carried.data(), a.out(a.c.slot_mem), size(a.c.own_slots),
+                a.threads());
+  return Done;
 }
 
 template <typename C> struct BackwardArguments {
@@ -594,83 +623,46 @@ private:
   InputGradient<C> toInput_;
 };
 
+template <typename C> int backward(const Call<C> &a) {
+  const Blocks blocks{size(a.c.neurons), size(a.c.inputs)};
+  const BackwardArguments<C> arguments{a.in(a.c.grad),
+                                       a.spikes(blocks.inputs),
+                                       blocks,
+                                       a.in(a.c.weight),
+                                       a.in(a.c.recurrent_weight),
+                                       {a.in(a.c.beta), size(a.c.beta_size)},
+                                       {a.in(a.c.threshold), size(a.c.threshold_size)},
+                                       a.own(blocks.neurons),
+                                       a.in(a.c.slot_mem),
+                                       a.c.fired,
+                                       a.in(a.c.mem),
+                                       a.out(a.c.grad_values),
+                                       a.out(a.c.grad_weight),
+                                       a.out(a.c.grad_bias),
+                                       a.out(a.c.grad_recurrent),
+                                       a.out(a.c.grad_beta),
+                                       a.out(a.c.grad_threshold),
+                                       a.out(a.c.grad_current),
+                                       a.number(a.c.input_scale),
+                                       size(a.c.delay),
+                                       a.reset(),
+                                       static_cast<int32_t>(a.c.surrogate),
+                                       a.number(a.c.surrogate_a),
+                                       a.number(a.c.surrogate_b),
+                                       a.threads()};
+  return Backward<C>(arguments).run();
+}
+
 } // namespace
 } // namespace snnipu
 
-using snnipu::Blocks;
-using snnipu::Spikes;
-using std::size_t;
-
-#define SPARSE_LIF_SEQUENCE(SUFFIX, C)                                                                                 \
-  SNNIPU_SPARSE_LIF_SEQUENCE_FWD(snnipu_sparse_lif_sequence_fwd_##SUFFIX, C) {                                         \
-    const auto at = [](int64_t value) { return static_cast<size_t>(value); };                                          \
-    const snnipu::ForwardArguments<C> arguments{{ids, values, counts, at(steps), at(batch), at(slots), at(inputs)},    \
-                                                {at(neurons), at(inputs)},                                             \
-                                                packed,                                                                \
-                                                recurrent,                                                             \
-                                                bias,                                                                  \
-                                                {beta, at(beta_size)},                                                 \
-                                                {threshold, at(threshold_size)},                                       \
-                                                has_grad_threshold != 0,                                               \
-                                                static_cast<C>(grad_threshold),                                        \
-                                                static_cast<C>(input_scale),                                           \
-                                                fired,                                                                 \
-                                                carried,                                                               \
-                                                mem,                                                                   \
-                                                at(own_slots),                                                         \
-                                                at(delay),                                                             \
-                                                rotate != 0,                                                           \
-                                                reset,                                                                 \
-                                                threads};                                                              \
-    try {                                                                                                              \
-      return snnipu::forward(arguments, kept, most);                                                                   \
-    } catch (const std::bad_alloc &) {                                                                                 \
-      return snnipu::OutOfMemory;                                                                                      \
-    }                                                                                                                  \
-  }                                                                                                                    \
-  SNNIPU_SLOT_MEMBRANES(snnipu_slot_membranes_##SUFFIX, C) {                                                           \
-    const std::unique_ptr<snnipu::KeptMembranes<C>> owned(static_cast<snnipu::KeptMembranes<C> *>(kept));              \
-    if (owned && ids)                                                                                                  \
-      snnipu::slotMembranes(*owned, ids, counts, carried, slot_mem, static_cast<size_t>(slots), threads);              \
-    return snnipu::Done;                                                                                               \
-  }                                                                                                                    \
-  SNNIPU_SPARSE_LIF_SEQUENCE_BWD(snnipu_sparse_lif_sequence_bwd_##SUFFIX, C) {                                         \
-    const auto at = [](int64_t value) { return static_cast<size_t>(value); };                                          \
-    const snnipu::BackwardArguments<C> arguments{                                                                      \
-        grad,                                                                                                          \
-        {ids, values, counts, at(steps), at(batch), at(slots), at(inputs)},                                            \
-        {at(neurons), at(inputs)},                                                                                     \
-        packed,                                                                                                        \
-        recurrent,                                                                                                     \
-        {beta, at(beta_size)},                                                                                         \
-        {threshold, at(threshold_size)},                                                                               \
-        {own_ids, nullptr, own_counts, at(steps), at(batch), at(own_slots), at(neurons)},                              \
-        slot_mem,                                                                                                      \
-        fired,                                                                                                         \
-        mem,                                                                                                           \
-        grad_values,                                                                                                   \
-        grad_weight,                                                                                                   \
-        grad_bias,                                                                                                     \
-        grad_recurrent,                                                                                                \
-        grad_beta,                                                                                                     \
-        grad_threshold,                                                                                                \
-        grad_current,                                                                                                  \
-        static_cast<C>(input_scale),                                                                                   \
-        at(delay),                                                                                                     \
-        reset,                                                                                                         \
-        surrogate,                                                                                                     \
-        static_cast<C>(surrogate_a),                                                                                   \
-        static_cast<C>(surrogate_b),                                                                                   \
-        threads};                                                                                                      \
-    try {                                                                                                              \
-      return snnipu::Backward<C>(arguments).run();                                                                     \
-    } catch (const std::bad_alloc &) {                                                                                 \
-      return snnipu::OutOfMemory;                                                                                      \
-    }                                                                                                                  \
-  }
-
 extern "C" {
 
-SPARSE_LIF_SEQUENCE(f32, float)
-SPARSE_LIF_SEQUENCE(f64, double)
+int snnipu_sparse_lif_sequence_fwd(snnipu_sparse_call *call) {
+  return snnipu::run(call, [](auto a) { return snnipu::forward(a); });
+}
+
+int snnipu_sparse_lif_sequence_bwd(snnipu_sparse_call *call) {
+  return snnipu::run(call, [](auto a) { return snnipu::backward(a); });
+}
 }

@@ -225,44 +225,41 @@ uint64_t fingerprint(const char *bytes, size_t size, int32_t offered) {
 } // namespace snnipu
 
 using snnipu::Blocks;
-using snnipu::Spikes;
-
-#define SPARSE_LINEAR(SUFFIX, C)                                                                                       \
-  SNNIPU_PACK_WEIGHT(snnipu_pack_weight_##SUFFIX, C) {                                                                 \
-    return snnipu::packWeight(weight, Blocks{static_cast<std::size_t>(neurons), static_cast<std::size_t>(inputs)},     \
-                              packed, threads);                                                                        \
-  }                                                                                                                    \
-  SNNIPU_SPARSE_LINEAR_FWD(snnipu_sparse_linear_fwd_##SUFFIX, C) {                                                     \
-    return snnipu::linearForward(SNNIPU_SPIKES_OF(C), packed, bias,                                                    \
-                                 Blocks{static_cast<std::size_t>(neurons), static_cast<std::size_t>(inputs)}, out,     \
-                                 threads);                                                                             \
-  }                                                                                                                    \
-  SNNIPU_SPARSE_LINEAR_BWD(snnipu_sparse_linear_bwd_##SUFFIX, C) {                                                     \
-    try {                                                                                                              \
-      return snnipu::linearBackward(grad, SNNIPU_SPIKES_OF(C), packed,                                                 \
-                                    Blocks{static_cast<std::size_t>(neurons), static_cast<std::size_t>(inputs)},       \
-                                    grad_values, grad_weight, grad_bias, threads);                                     \
-    } catch (const std::bad_alloc &) {                                                                                 \
-      return snnipu::OutOfMemory;                                                                                      \
-    }                                                                                                                  \
-  }
-
-#define SNNIPU_SPIKES_OF(C)                                                                                            \
-  Spikes<C> {                                                                                                          \
-    ids, values, counts, static_cast<std::size_t>(steps), static_cast<std::size_t>(batch),                             \
-        static_cast<std::size_t>(slots), static_cast<std::size_t>(inputs)                                              \
-  }
+using snnipu::run;
+using snnipu::size;
 
 extern "C" {
 
-SPARSE_LINEAR(f32, float)
-SPARSE_LINEAR(f64, double)
-
-int64_t snnipu_packed_size(int64_t neurons, int64_t inputs) {
-  return static_cast<int64_t>(Blocks{static_cast<std::size_t>(neurons), static_cast<std::size_t>(inputs)}.packedSize());
+int snnipu_pack_weight(snnipu_sparse_call *call) {
+  return run(call, [](auto a) {
+    const Blocks blocks{size(a.c.neurons), size(a.c.inputs)};
+    return snnipu::packWeight(a.in(a.c.weight), blocks, a.out(a.c.out), a.threads());
+  });
 }
 
+int snnipu_sparse_linear_fwd(snnipu_sparse_call *call) {
+  return run(call, [](auto a) {
+    const Blocks blocks{size(a.c.neurons), size(a.c.inputs)};
+    return snnipu::linearForward(a.spikes(blocks.inputs), a.in(a.c.weight), a.in(a.c.bias), blocks, a.out(a.c.out),
+                                 a.threads());
+  });
+}
+
+int snnipu_sparse_linear_bwd(snnipu_sparse_call *call) {
+  return run(call, [](auto a) {
+    const Blocks blocks{size(a.c.neurons), size(a.c.inputs)};
+    return snnipu::linearBackward(a.in(a.c.grad), a.spikes(blocks.inputs), a.in(a.c.weight), blocks,
+                                  a.out(a.c.grad_values), a.out(a.c.grad_weight), a.out(a.c.grad_bias), a.threads());
+  });
+}
+
+int64_t snnipu_packed_size(int64_t neurons, int64_t inputs) {
+  return static_cast<int64_t>(Blocks{size(neurons), size(inputs)}.packedSize());
+}
+
+int64_t snnipu_sparse_call_size(void) { return sizeof(snnipu_sparse_call); }
+
 uint64_t snnipu_fingerprint(const void *bytes, int64_t count, int32_t threads) {
-  return snnipu::fingerprint(static_cast<const char *>(bytes), static_cast<std::size_t>(count), threads);
+  return snnipu::fingerprint(static_cast<const char *>(bytes), size(count), threads);
 }
 }

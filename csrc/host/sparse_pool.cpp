@@ -302,23 +302,23 @@ int poolBackward(const C *grad, const Spikes<C> &spikes, const Spikes<C> &own, c
 } // namespace
 } // namespace snnipu
 
-#define SPARSE_POOL(SUFFIX, C)                                                                                         \
-  SNNIPU_SPARSE_POOL2D_FWD(snnipu_sparse_pool2d_fwd_##SUFFIX, C) {                                                     \
-    const snnipu::PoolSizes sizes(geometry);                                                                           \
-    const snnipu::Spikes<C> spikes{ids, values, counts, snnipu::size(rows), 1, snnipu::size(slots), sizes.inputs()};   \
-    SNNIPU_TRY(snnipu::poolForward(spikes, snnipu::Pool(sizes), mode, own_ids, own_values, own_counts, source,         \
-                                   snnipu::size(own_slots), most, threads))                                            \
-  }                                                                                                                    \
-  SNNIPU_SPARSE_POOL2D_BWD(snnipu_sparse_pool2d_bwd_##SUFFIX, C) {                                                     \
-    const snnipu::PoolSizes sizes(geometry);                                                                           \
-    const snnipu::Spikes<C> spikes{ids, nullptr, counts, snnipu::size(rows), 1, snnipu::size(slots), sizes.inputs()};  \
-    const snnipu::Spikes<C> own{own_ids,        nullptr, own_counts, snnipu::size(rows), 1, snnipu::size(own_slots),   \
-                                sizes.neurons()};                                                                      \
-    SNNIPU_TRY(snnipu::poolBackward(grad, spikes, own, source, snnipu::Pool(sizes), mode, grad_values, threads))       \
-  }
-
 extern "C" {
 
-SPARSE_POOL(f32, float)
-SPARSE_POOL(f64, double)
+int snnipu_sparse_pool2d_fwd(snnipu_sparse_call *call) {
+  return snnipu::run(call, [](auto a) {
+    const snnipu::PoolSizes sizes(a.c.geometry);
+    return snnipu::poolForward(a.spikes(sizes.inputs()), snnipu::Pool(sizes), static_cast<int32_t>(a.c.mode),
+                               a.c.ids_out, a.out(a.c.values_out), a.c.counts_out, a.c.source,
+                               snnipu::size(a.c.own_slots), &a.c.most, a.threads());
+  });
+}
+
+int snnipu_sparse_pool2d_bwd(snnipu_sparse_call *call) {
+  return snnipu::run(call, [](auto a) {
+    const snnipu::PoolSizes sizes(a.c.geometry);
+    return snnipu::poolBackward(a.in(a.c.grad), a.spikes(sizes.inputs()), a.own(sizes.neurons()), a.c.source,
+                                snnipu::Pool(sizes), static_cast<int32_t>(a.c.mode), a.out(a.c.grad_values),
+                                a.threads());
+  });
+}
 }

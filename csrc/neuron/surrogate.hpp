@@ -59,7 +59,7 @@ template <typename C> struct SpikeRateEscape {
   template <typename V> V gradient(V u, V g) const { return g * slope * exp(-beta * abs(u - C(1))); }
 };
 
-// The names of the above, as numbers: those of the C interface, csrc/host/snnipu.h. Any: told at run time.
+// The names of the above, as numbers: those of the C interface, csrc/host/sparse.h. Any: told at run time.
 enum class SurrogateKind : unsigned { LeakyStep, Triangular, FastSigmoid, ATan, Sigmoid, SpikeRateEscape, Any };
 
 template <typename C> struct SurrogateFirst { using First = C; };

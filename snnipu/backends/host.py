@@ -7,7 +7,7 @@ The library is torch-free and is loaded with ctypes. Environment: ``SNNIPU_ISA``
 
 import ctypes
 import os
-from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import c_char_p, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from typing import List, Optional, Tuple
 
 import torch
@@ -16,58 +16,6 @@ from snnipu._version import __version__
 from snnipu.backends import memory
 from snnipu.backends.libraries import BUILD_HINT, find, native_folder
 
-_SUFFIX = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
-_SPARSE_ARGTYPES = {
-    "pack_weight": [c_void_p, c_int64, c_int64, c_void_p, c_int32],
-    "sparse_linear_fwd": [c_void_p] * 6 + [c_int64] * 5 + [c_int32],
-    "sparse_linear_bwd": [c_void_p] * 8 + [c_int64] * 5 + [c_int32],
-    "sparse_lif_sequence_fwd": [c_void_p] * 8
-    + [c_double] * 2
-    + [c_void_p] * 3
-    + [POINTER(c_void_p), POINTER(c_int64)]
-    + [c_int64] * 9
-    + [c_int32] * 4,
-    "slot_membranes": [c_void_p] * 5 + [c_int64, c_int32],
-    "sparse_lif_sequence_bwd": [c_void_p] * 20
-    + [c_double]
-    + [c_int64] * 9
-    + [c_int32] * 2
-    + [c_double] * 2
-    + [c_int32],
-    "above": [c_void_p] * 2
-    + [c_int64, c_double, c_int32, c_void_p, c_void_p, POINTER(c_int64)]
-    + [c_int64] * 2
-    + [c_int32],
-    "select_spikes_fwd": [c_void_p] * 6 + [c_int64] * 4 + [c_int32] * 2,
-    "select_spikes_bwd": [c_void_p] * 6 + [c_int64] * 3 + [c_int32] + [c_double] * 2 + [c_int32],
-    "sparse_to_dense_fwd": [c_void_p] * 4 + [c_int64] * 4 + [c_int32],
-    "sparse_to_dense_bwd": [c_void_p] * 4 + [c_int64] * 4 + [c_int32],
-    "sparse_conv2d_fwd": [c_void_p] * 7 + [c_int64] * 2 + [c_int32],
-    "sparse_conv2d_bwd": [c_void_p] * 9 + [c_int64] * 2 + [c_int32],
-    "sparse_conv_lif_sequence_fwd": [c_void_p] * 7
-    + [c_double] * 2
-    + [c_void_p, POINTER(c_void_p), POINTER(c_int64), c_void_p, c_void_p]
-    + [c_int64] * 6
-    + [c_int32] * 3,
-    "sparse_conv_select": [c_void_p] * 9 + [c_int64] + [c_int32] * 2,
-    "sparse_conv_lif_sequence_bwd": [c_void_p] * 20
-    + [c_double]
-    + [c_int64] * 7
-    + [c_int32] * 2
-    + [c_double] * 2
-    + [c_int32],
-    "sparse_pool2d_fwd": [c_void_p] * 7 + [POINTER(c_int64), c_void_p] + [c_int64] * 3 + [c_int32] * 2,
-    "sparse_pool2d_bwd": [c_void_p] * 8 + [c_int64] * 3 + [c_int32] * 2,
-    "max_pool2d_fwd": [c_void_p] * 4 + [c_int64, c_int32],
-    "max_pool2d_bwd": [c_void_p] * 4 + [c_int64, c_int32],
-    "lif_max_pool2d_fwd": [c_void_p] * 3
-    + [c_double]
-    + [c_void_p] * 3
-    + [POINTER(c_int64), c_void_p]
-    + [c_int64] * 5
-    + [c_int32] * 3,
-    "lif_max_pool2d_bwd": [c_void_p] * 9 + [c_int64] * 5 + [c_int32] * 2 + [c_double] * 2 + [c_int32],
-}
 # Sizes are 32-bit in a vertex, as on a tile.
 _MAX_SIZE = 2**32 - 1
 
@@ -115,15 +63,8 @@ def _load() -> ctypes.CDLL:
     library = _open(wanted)
     library.snnipu_set_workers.argtypes = [c_uint32, c_uint32]
     library.snnipu_set_workers.restype = None
-    library.snnipu_packed_size.argtypes = [c_int64, c_int64]
-    library.snnipu_packed_size.restype = c_int64
     library.snnipu_fingerprint.argtypes = [c_void_p, c_int64, c_int32]
     library.snnipu_fingerprint.restype = c_uint64
-    for name, sparse_argtypes in _SPARSE_ARGTYPES.items():
-        for suffix in ("f32", "f64"):
-            function = getattr(library, f"snnipu_{name}_{suffix}")
-            function.argtypes = sparse_argtypes
-            function.restype = c_int32
     return library
 
 
@@ -147,14 +88,6 @@ def isa() -> Optional[str]:
 def thread_runtime() -> Optional[str]:
     """What runs the threads: ``openmp`` (shared with PyTorch) or ``std::thread``; None where the library is missing."""
     return library.snnipu_thread_runtime().decode() if library is not None else None
-
-
-def _pointer(tensor: Optional[torch.Tensor]) -> Optional[int]:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def _pointers(*tensors: Optional[torch.Tensor]) -> List[Optional[int]]:
-    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 def _check(status: int, name: str) -> None:

@@ -1,31 +1,23 @@
-"""The host backend of the sparse operators: float32 and float64, through the C interface of csrc/host/snnipu.h."""
+"""The host backend of the event-driven operators: float32 and float64, by csrc/host/sparse.h."""
 
 import weakref
-from ctypes import byref, c_int64, c_void_p
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 
 from snnipu.backends import host, memory
-from snnipu.ops._slots import AS_NEEDED, stored_membranes
-from snnipu.spikes import check_ids
+from snnipu.backends.sparse_call import run
+from snnipu.ops._maps import PoolGeometry
+from snnipu.ops._slots import AS_NEEDED
+from snnipu.ops._sparse_currents import CurrentsBackward, CurrentsForward, CurrentsGradients
+from snnipu.ops._sparse_layers import LayerBackward, LayerForward, LayerGradients, LayerMade, words
+from snnipu.ops.connections import Connection, Convolution2d
 
-# Share of the input's neurons that carry gradient, from which on the gradient of their values is a matrix product:
-# where both cost the same, see docs/how-to/choose-caps-and-thresholds.md.
-DENSE_GRADIENT = 0.25
-WORD_BITS = 32
+# A place with its lane, and the number of one in a window, as the kernels hold them.
+_MOST_PLACES = 2**26 - 1
+_MOST_IN_WINDOW = 256
 
 Slots = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def _call(name: str, dtype: torch.dtype, *arguments: Any) -> int:
-    return int(getattr(host.library, f"snnipu_{name}_{host._SUFFIX[dtype]}")(*arguments))
-
-
-def _check(status: int, name: str, ids: torch.Tensor, counts: torch.Tensor, num_neurons: int) -> None:
-    if status == 3:
-        check_ids(ids, counts, num_neurons)  # says where
-    host._check(status, name)
 
 
 class _Packed(NamedTuple):
@@ -71,11 +63,8 @@ def _pack(weight: torch.Tensor) -> torch.Tensor:
     assert host.library is not None
     neurons, inputs = weight.shape
     packed = weight.new_empty(host.library.snnipu_packed_size(neurons, inputs))
-    source = weight.detach().contiguous()
-    status = _call(
-        "pack_weight", weight.dtype, source.data_ptr(), neurons, inputs, packed.data_ptr(), torch.get_num_threads()
-    )
-    host._check(status, "pack_weight")
+    fields = {"weight": weight.detach(), "neurons": neurons, "inputs": inputs, "out": packed}
+    run("pack_weight", weight.dtype, fields)
     return packed
 
 
@@ -86,157 +75,45 @@ def _fingerprint(weight: torch.Tensor) -> int:
     return int(host.library.snnipu_fingerprint(source.data_ptr(), size, torch.get_num_threads()))
 
 
-def _words(num_neurons: int) -> int:
-    return (num_neurons + WORD_BITS - 1) // WORD_BITS
-
-
-def _select(
-    fired: torch.Tensor, carried: torch.Tensor, num_neurons: int, capacity: int, rotate: bool, dtype: torch.dtype
+def _selected(
+    x: torch.Tensor, threshold: Optional[torch.Tensor], grad_threshold: Optional[float], capacity: int, rotate: bool
 ) -> Slots:
-    """ids, values, counts and dropped from bits ``[T, B, words]``; ``capacity`` is a number of slots."""
-    steps, batch, _ = fired.shape
-    ids = memory.varying(fired, (steps, batch, capacity))
-    values = memory.varying(torch.empty(0, dtype=dtype), (steps, batch, capacity))
-    counts = fired.new_empty((steps, batch, 2))
-    dropped = torch.empty_like(counts)
-    if steps * batch:
-        status = _call(
-            "select_spikes_fwd",
-            dtype,
-            fired.data_ptr(),
-            carried.data_ptr(),
-            ids.data_ptr(),
-            values.data_ptr(),
-            counts.data_ptr(),
-            dropped.data_ptr(),
-            steps,
-            batch,
-            num_neurons,
-            capacity,
-            rotate,
-            torch.get_num_threads(),
-        )
-        host._check(status, "select_spikes_fwd")
-    return ids, values, counts, dropped
-
-
-def _above(
-    x: torch.Tensor, threshold: Optional[torch.Tensor], grad_threshold: Optional[float]
-) -> Tuple[torch.Tensor, torch.Tensor, int]:
-    """Bits of the neurons that fired and of those that are carried, and the most carried in a row."""
+    """ids, values, counts and dropped of what is above the thresholds; without ``threshold`` of what is not 0."""
     steps, batch, neurons = x.shape
-    fired = torch.empty((steps, batch, _words(neurons)), dtype=torch.int32)
-    carried = torch.empty_like(fired)
-    most = c_int64(0)
-    threshold = None if threshold is None else threshold.contiguous()
+    host._check_sizes(steps * batch, neurons)
+    fired = torch.empty((steps, batch, words(neurons)), dtype=torch.int32)
+    given = {"steps": steps, "batch": batch, "neurons": neurons, "fired": fired, "carried": torch.empty_like(fired)}
+    most = 0
     if steps * batch:
-        status = _call(
-            "above",
-            x.dtype,
-            x.data_ptr(),
-            host._pointer(threshold),
-            1 if threshold is None else threshold.numel(),
-            0.0 if grad_threshold is None else grad_threshold,
-            grad_threshold is not None,
-            fired.data_ptr(),
-            carried.data_ptr(),
-            byref(most),
-            steps * batch,
-            neurons,
-            torch.get_num_threads(),
-        )
-        host._check(status, "above")
-    return fired, carried, most.value
+        level = 1 if threshold is None else threshold.numel()
+        levels = {"threshold": threshold, "threshold_size": level, "second_threshold": grad_threshold}
+        most = run("above", x.dtype, {**given, **levels, "has_second_threshold": grad_threshold is not None, "x": x})
+    slots = most if capacity == AS_NEEDED else capacity
+    counts = fired.new_empty((steps, batch, 2))
+    made = {**_room(x, steps, batch, slots), "counts_out": counts, "dropped": torch.empty_like(counts)}
+    if steps * batch:
+        run("select_spikes_fwd", x.dtype, {**given, **made, "own_slots": slots, "rotate": rotate})
+    return made["ids_out"], made["values_out"], counts, made["dropped"]
+
+
+def _room(like: torch.Tensor, steps: int, batch: int, slots: int) -> Dict[str, Any]:
+    """For ids and values."""
+    shape = (steps, batch, slots)
+    none = torch.empty(0, dtype=torch.int32)
+    return {"ids_out": memory.varying(none, shape), "values_out": memory.varying(like, shape)}
 
 
 def dense_to_sparse_fwd(x: torch.Tensor, capacity: int, rotate: bool) -> Slots:
     """CPU kernel of ``snnipu::dense_to_sparse_fwd``."""
-    host._check_sizes(x.shape[0] * x.shape[1], x.shape[2])
-    x = x.contiguous()
-    fired, carried, most = _above(x, None, None)
-    ids, _, counts, dropped = _select(
-        fired, carried, x.shape[2], most if capacity == AS_NEEDED else capacity, rotate, x.dtype
-    )
+    ids, _, counts, dropped = _selected(x, None, None, capacity, rotate)
     return ids, sparse_to_dense_bwd(x, ids, counts), counts, dropped
-
-
-def sparse_to_dense_fwd(
-    ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, num_neurons: int
-) -> torch.Tensor:
-    """CPU kernel of ``snnipu::sparse_to_dense_fwd``."""
-    return _to_dense(ids, values, counts, memory.varying(values, (*ids.shape[:2], num_neurons)))
-
-
-def sparse_to_dense_bwd(grad: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """CPU kernel of ``snnipu::sparse_to_dense_bwd``."""
-    return _from_dense(grad, ids, counts)
-
-
-def spike_count_fwd(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, num_neurons: int) -> torch.Tensor:
-    """CPU kernel of ``snnipu::spike_count_fwd``."""
-    made = values.new_empty if ids.shape[0] else values.new_zeros
-    return _to_dense(ids, values, counts, made((ids.shape[1], num_neurons)))
-
-
-def spike_count_bwd(grad: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """CPU kernel of ``snnipu::spike_count_bwd``."""
-    return _from_dense(grad, ids, counts)
-
-
-def _to_dense(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
-    """The carried values added up in ``dense``, ``[T, B, N]`` or, of all steps, ``[B, N]``, whatever that holds."""
-    ids, values, counts = ids.contiguous(), values.contiguous(), counts.contiguous()
-    steps, batch, slots = ids.shape
-    num_neurons = dense.shape[-1]
-    if steps * batch:
-        status = _call(
-            "sparse_to_dense_fwd",
-            values.dtype,
-            ids.data_ptr(),
-            values.data_ptr(),
-            counts.data_ptr(),
-            dense.data_ptr(),
-            steps * batch,
-            steps * batch if dense.dim() == 3 else batch,
-            slots,
-            num_neurons,
-            torch.get_num_threads(),
-        )
-        _check(status, "sparse_to_dense_fwd", ids, counts, num_neurons)
-    return dense
-
-
-def _from_dense(dense: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """The elements of ``dense``, as of :func:`_to_dense`, at the carried slots; 0 in padding."""
-    dense, ids, counts = dense.contiguous(), ids.contiguous(), counts.contiguous()
-    steps, batch, slots = ids.shape
-    num_neurons = dense.shape[-1]
-    values = memory.varying(dense, ids.shape)
-    if steps * batch:
-        status = _call(
-            "sparse_to_dense_bwd",
-            dense.dtype,
-            dense.data_ptr(),
-            ids.data_ptr(),
-            counts.data_ptr(),
-            values.data_ptr(),
-            steps * batch,
-            steps * batch if dense.dim() == 3 else batch,
-            slots,
-            num_neurons,
-            torch.get_num_threads(),
-        )
-        _check(status, "sparse_to_dense_bwd", ids, counts, num_neurons)
-    return values
 
 
 def select_spikes_fwd(
     mem: torch.Tensor, threshold: torch.Tensor, grad_threshold: Optional[float], capacity: int, rotate: bool
 ) -> Slots:
     """CPU kernel of ``snnipu::select_spikes_fwd``."""
-    host._check_sizes(mem.shape[0] * mem.shape[1], mem.shape[2])
-    fired, carried, most = _above(mem.contiguous(), threshold, grad_threshold)
-    return _select(fired, carried, mem.shape[2], most if capacity == AS_NEEDED else capacity, rotate, mem.dtype)
+    return _selected(mem, threshold, grad_threshold, capacity, rotate)
 
 
 def select_spikes_bwd(
@@ -250,287 +127,327 @@ def select_spikes_bwd(
     surrogate_b: float,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """CPU kernel of ``snnipu::select_spikes_bwd``."""
-    grad, threshold, ids, counts = grad.contiguous(), threshold.contiguous(), ids.contiguous(), counts.contiguous()
+    steps, batch, slots = ids.shape
     slot_mem = sparse_to_dense_bwd(mem, ids, counts)
     through = memory.varying(slot_mem, slot_mem.shape)
-    if ids.shape[0] * ids.shape[1]:
-        status = _call(
-            "select_spikes_bwd",
-            mem.dtype,
-            grad.data_ptr(),
-            slot_mem.data_ptr(),
-            threshold.data_ptr(),
-            ids.data_ptr(),
-            counts.data_ptr(),
-            through.data_ptr(),
-            ids.shape[0] * ids.shape[1],
-            ids.shape[2],
-            threshold.numel(),
-            surrogate,
-            surrogate_a,
-            surrogate_b,
-            torch.get_num_threads(),
-        )
-        host._check(status, "select_spikes_bwd")
+    if steps * batch:
+        fields = {
+            "steps": steps,
+            "batch": batch,
+            "own_slots": slots,
+            "grad": grad,
+            "slot_mem": slot_mem,
+            "threshold": threshold,
+            "threshold_size": threshold.numel(),
+            "ids_out": ids,
+            "counts_out": counts,
+            "surrogate": surrogate,
+            "surrogate_a": surrogate_a,
+            "surrogate_b": surrogate_b,
+            "grad_values": through,
+        }
+        run("select_spikes_bwd", mem.dtype, fields)
     return sparse_to_dense_fwd(ids, through, counts, mem.shape[2]), through
 
 
-def sparse_linear_fwd(
-    ids: torch.Tensor,
-    values: torch.Tensor,
-    counts: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Optional[torch.Tensor],
+def sparse_to_dense_fwd(
+    ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, num_neurons: int
 ) -> torch.Tensor:
-    """CPU kernel of ``snnipu::sparse_linear_fwd``."""
-    ids, values, counts = ids.contiguous(), values.contiguous(), counts.contiguous()
-    bias = None if bias is None else bias.contiguous()
+    """CPU kernel of ``snnipu::sparse_to_dense_fwd``."""
+    return _to_dense(ids, values, counts, memory.varying(values, (*ids.shape[:2], num_neurons)))
+
+
+def sparse_to_dense_bwd(grad: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """CPU kernel of ``snnipu::sparse_to_dense_bwd``."""
+    return _from_dense(grad, ids, counts, memory.varying(grad, ids.shape))
+
+
+def spike_count_fwd(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, num_neurons: int) -> torch.Tensor:
+    """CPU kernel of ``snnipu::spike_count_fwd``."""
+    made = values.new_empty if ids.shape[0] else values.new_zeros
+    return _to_dense(ids, values, counts, made((ids.shape[1], num_neurons)))
+
+
+spike_count_bwd = sparse_to_dense_bwd
+
+
+def _dense_sizes(ids: torch.Tensor, dense: torch.Tensor) -> Dict[str, int]:
     steps, batch, slots = ids.shape
-    neurons, inputs = weight.shape
+    cells = steps * batch if dense.dim() == 3 else batch
+    return {"steps": steps, "batch": batch, "slots": slots, "cells": cells, "neurons": dense.shape[-1]}
+
+
+def _to_dense(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
+    """The carried values added up in ``dense``, ``[T, B, N]`` or, of all steps, ``[B, N]``, whatever that holds."""
+    if ids.shape[0] * ids.shape[1]:
+        fields = {**_dense_sizes(ids, dense), "ids": ids, "values": values, "counts": counts, "out": dense}
+        run("sparse_to_dense_fwd", values.dtype, fields)
+    return dense
+
+
+def _from_dense(dense: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The elements of ``dense``, as of :func:`_to_dense`, at the carried slots of ``values``; 0 in padding."""
+    if ids.shape[0] * ids.shape[1]:
+        fields = {**_dense_sizes(ids, dense), "ids": ids, "counts": counts, "values_out": values, "x": dense}
+        run("sparse_to_dense_bwd", dense.dtype, fields)
+    return values
+
+
+# ---- weighted spikes and layers
+
+
+def _weight(a: Any, trusted: bool = False) -> torch.Tensor:
+    """As the kernels read it."""
+    weight: torch.Tensor = a.weight
+    return packed_weight(weight, trusted) if a.geometry is None else weight
+
+
+def _given(a: Any, connected: Connection) -> Dict[str, Any]:
+    """What every call has of its input."""
+    steps, batch, slots = a.ids.shape
+    inputs, neurons = connected.inputs, connected.neurons
     host._check_sizes(steps * batch, max(neurons, inputs))
-    out = memory.varying(weight, (steps, batch, neurons))
-    if steps * batch:
-        status = _call(
-            "sparse_linear_fwd",
-            weight.dtype,
-            ids.data_ptr(),
-            values.data_ptr(),
-            counts.data_ptr(),
-            packed_weight(weight).data_ptr(),
-            host._pointer(bias),
-            out.data_ptr(),
-            steps,
-            batch,
-            slots,
-            inputs,
-            neurons,
-            torch.get_num_threads(),
-        )
-        _check(status, "sparse_linear_fwd", ids, counts, inputs)
+    return {
+        "steps": steps,
+        "batch": batch,
+        "slots": slots,
+        "inputs": inputs,
+        "neurons": neurons,
+        "geometry": a.geometry,
+        "ids": a.ids,
+        "values": a.values,
+        "counts": a.counts,
+    }
+
+
+def _carries_densely(a: Any, connected: Connection) -> bool:
+    """Whether the values' gradient is needed, and so many neurons carry it that a dense product is the faster way."""
+    if not a.need_values:
+        return False
+    (steps, batch, slots), most = a.ids.shape, connected.break_even.gradient * connected.inputs
+    return slots > most and int(a.counts[..., 1].sum()) > most * steps * batch
+
+
+def _dense_adjoint(a: Any, connected: Connection, grad: torch.Tensor, delay: int, scale: float) -> torch.Tensor:
+    """The values' gradient from that of the currents, which arrive ``delay`` steps later."""
+    grad_values, arriving = memory.varying(a.weight, a.ids.shape), a.ids.shape[0] - delay
+    dense, _ = connected.adjoint(grad[delay:], None)
+    assert dense is not None
+    _from_dense(dense, a.ids[:arriving], a.counts[:arriving], grad_values[:arriving])
+    grad_values[arriving:].zero_()
+    return grad_values if scale == 1 else grad_values.mul_(scale)
+
+
+def _outputs(a: Any, connected: Connection, by_product: bool) -> Dict[str, Any]:
+    """Room for the gradients that are needed of what every backward pass has."""
+    contiguous = torch.contiguous_format
+    return {
+        "grad_values": memory.varying(a.weight, a.ids.shape) if a.need_values and not by_product else None,
+        "grad_weight": torch.empty_like(a.weight, memory_format=contiguous) if a.need_weight else None,
+        "grad_bias": a.weight.new_empty(connected.parameters) if a.need_bias else None,
+    }
+
+
+def _zero(outputs: Dict[str, Any]) -> None:
+    """Where there was nothing for a kernel to fill them with."""
+    for output in outputs.values():
+        if output is not None:
+            output.zero_()
+
+
+def currents_fwd(a: CurrentsForward) -> torch.Tensor:
+    """CPU kernel of ``snnipu::sparse_linear_fwd`` and ``snnipu::sparse_conv2d_fwd``."""
+    connected = a.connection
+    given = _given(a, connected)
+    make = memory.varying if a.geometry is None else memory.empty
+    out = make(a.weight, (given["steps"], given["batch"], given["neurons"]))
+    if given["steps"] * given["batch"]:
+        name = "sparse_linear_fwd" if a.geometry is None else "sparse_conv2d_fwd"
+        given["weight"], given["bias"], given["out"] = _weight(a), a.bias, out
+        run(name, a.weight.dtype, given)
     return out
 
 
-def _carries_densely(counts: torch.Tensor, slots: int, num_neurons: int, share: float = DENSE_GRADIENT) -> bool:
-    """Whether so many neurons carry gradient that a matrix product is the faster way to it."""
-    rows = counts.shape[0] * counts.shape[1]
-    return slots > share * num_neurons and int(counts[..., 1].sum()) > share * num_neurons * rows
-
-
-def sparse_linear_bwd(
-    grad: torch.Tensor,
-    ids: torch.Tensor,
-    values: torch.Tensor,
-    counts: torch.Tensor,
-    weight: torch.Tensor,
-    need_values: bool,
-    need_weight: bool,
-    need_bias: bool,
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """CPU kernel of ``snnipu::sparse_linear_bwd``; empty where not needed."""
-    grad, ids, values, counts = grad.contiguous(), ids.contiguous(), values.contiguous(), counts.contiguous()
-    steps, batch, slots = ids.shape
-    neurons, inputs = weight.shape
-    by_product = need_values and _carries_densely(counts, slots, inputs)
-    grad_values = memory.varying(weight, ids.shape) if need_values and not by_product else None
-    grad_weight = torch.empty_like(weight, memory_format=torch.contiguous_format) if need_weight else None
-    grad_bias = weight.new_empty(neurons) if need_bias else None
-    if steps * batch:
-        status = _call(
-            "sparse_linear_bwd",
-            weight.dtype,
-            grad.data_ptr(),
-            ids.data_ptr(),
-            values.data_ptr(),
-            counts.data_ptr(),
-            None if grad_values is None else packed_weight(weight, trusted=True).data_ptr(),
-            *host._pointers(grad_values, grad_weight, grad_bias),
-            steps,
-            batch,
-            slots,
-            inputs,
-            neurons,
-            torch.get_num_threads(),
-        )
-        _check(status, "sparse_linear_bwd", ids, counts, inputs)
+def currents_bwd(a: CurrentsBackward) -> CurrentsGradients:
+    """CPU kernel of ``snnipu::sparse_linear_bwd`` and ``snnipu::sparse_conv2d_bwd``."""
+    connected = a.connection
+    given, by_product = _given(a, connected), _carries_densely(a, connected)
+    made = _outputs(a, connected, by_product)
+    if given["steps"] * given["batch"]:
+        name = "sparse_linear_bwd" if a.geometry is None else "sparse_conv2d_bwd"
+        given["grad"], given["weight"] = a.grad, None if made["grad_values"] is None else _weight(a, trusted=True)
+        given.update(made)
+        run(name, a.weight.dtype, given)
+    else:
+        _zero(made)
     if by_product:
-        grad_values = sparse_to_dense_bwd(grad @ weight, ids, counts)
-    return _zeroed(weight, steps * batch == 0, grad_values, grad_weight, grad_bias)  # type: ignore[return-value]
+        made["grad_values"] = _dense_adjoint(a, connected, a.grad, 0, 1.0)
+    return CurrentsGradients(**made)
 
 
-def _zeroed(like: torch.Tensor, nothing_ran: bool, *outputs: Optional[torch.Tensor]) -> Tuple[torch.Tensor, ...]:
-    """Outputs with an empty tensor for None; zeros where no kernel has filled them."""
-    if nothing_ran:
-        for output in outputs:
-            if output is not None:
-                output.zero_()
-    return tuple([like.new_empty(0) if output is None else output for output in outputs])
+def _neurons(a: Any, connected: Connection) -> Dict[str, Any]:
+    """What every call of a layer has."""
+    given, recurrent = _given(a, connected), a.recurrent_weight
+    if recurrent is not None:
+        given["recurrent_weight"] = packed_weight(recurrent, trusted=isinstance(a, LayerBackward))
+    given["beta"], given["beta_size"] = a.beta, a.beta.numel()
+    given["threshold"], given["threshold_size"] = a.threshold, a.threshold.numel()
+    given["input_scale"], given["reset"], given["delay"] = a.input_scale, a.reset, min(a.delay, given["steps"])
+    return given
 
 
-def sparse_lif_sequence_fwd(
-    ids: torch.Tensor,
-    values: torch.Tensor,
-    counts: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Optional[torch.Tensor],
-    recurrent_weight: Optional[torch.Tensor],
-    beta: torch.Tensor,
-    threshold: torch.Tensor,
-    grad_threshold: Optional[float],
-    input_scale: float,
-    capacity: int,
-    rotate: bool,
-    reset: int,
-    delay: int,
-    store_mem: bool,
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """CPU kernel of ``snnipu::sparse_lif_sequence_fwd``."""
-    ids, values, counts = ids.contiguous(), values.contiguous(), counts.contiguous()
-    beta, threshold = beta.contiguous(), threshold.contiguous()
-    bias = None if bias is None else bias.contiguous()
-    steps, batch, slots = ids.shape
-    neurons, inputs = weight.shape
-    host._check_sizes(steps * batch, max(neurons, inputs))
-    fired = ids.new_empty((steps, batch, _words(neurons)))
-    carried = torch.empty_like(fired)
-    mem = memory.varying(weight, (steps, batch, neurons) if store_mem else (0,))
-    kept, most = c_void_p(), c_int64(0)
+def layer_fwd(a: LayerForward) -> LayerMade:
+    """CPU kernel of ``snnipu::sparse_lif_sequence_fwd`` and ``snnipu::sparse_conv_lif_sequence_fwd``, and of the latter
+    with a pool, ``snnipu::sparse_conv_lif_pool_fwd``."""
+    connected, window = a.connection, a.window
+    if isinstance(connected, Convolution2d) and connected.sizes.positions > _MOST_PLACES:
+        raise ValueError(f"maps must have at most {_MOST_PLACES} places, got {connected.sizes.positions}")
+    if window is not None and not (min(window) > 0 and window[0] * window[1] <= _MOST_IN_WINDOW):
+        raise ValueError(f"window must be two sizes of at least 1 and at most {_MOST_IN_WINDOW} places, got {window}")
+    given = _neurons(a, connected)
+    steps, batch = given["steps"], given["batch"]
+    mem = memory.varying(a.weight, (steps, batch, *connected.kept_shape)) if a.store_mem else a.weight.new_empty(0)
+    fired = a.ids.new_empty((steps, batch, words(given["neurons"])))
+    made: Dict[str, Any] = {"source": None, "neuron_counts": None}
+
+    def room(slots: int) -> Dict[str, Any]:
+        shape = (steps, batch, slots)
+        made["ids_out"], made["values_out"] = memory.varying(a.ids, shape), memory.varying(a.weight, shape)
+        made["slot_mem"] = memory.varying(a.weight, shape)
+        made["counts_out"] = a.counts.new_empty((steps, batch, 2))
+        made["dropped"] = torch.empty_like(made["counts_out"])
+        if window is not None:
+            made["source"] = memory.varying(a.ids, shape)
+            made["neuron_counts"] = torch.empty_like(made["counts_out"])
+        return made
+
     if steps * batch:
-        recurrent = None if recurrent_weight is None else packed_weight(recurrent_weight)
-        status = _call(
-            "sparse_lif_sequence_fwd",
-            weight.dtype,
-            ids.data_ptr(),
-            values.data_ptr(),
-            counts.data_ptr(),
-            packed_weight(weight).data_ptr(),
-            host._pointer(recurrent),
-            host._pointer(bias),
-            beta.data_ptr(),
-            threshold.data_ptr(),
-            0.0 if grad_threshold is None else grad_threshold,
-            input_scale,
-            fired.data_ptr(),
-            carried.data_ptr(),
-            mem.data_ptr() if store_mem else None,
-            byref(kept),
-            byref(most) if capacity == AS_NEEDED else None,
-            steps,
-            batch,
-            slots,
-            inputs,
-            neurons,
-            beta.numel(),
-            threshold.numel(),
-            neurons if capacity == AS_NEEDED else capacity,
-            min(delay, steps),
-            grad_threshold is not None,
-            rotate,
-            reset,
-            torch.get_num_threads(),
+        given.update(
+            weight=_weight(a),
+            bias=a.bias,
+            window=window,
+            second_threshold=a.grad_threshold,
+            has_second_threshold=a.grad_threshold is not None,
+            own_slots=a.capacity,
+            rotate=a.rotate,
+            fired=fired,
+            mem=mem if a.store_mem else None,
         )
-        _check(status, "sparse_lif_sequence_fwd", ids, counts, inputs)
-    slot_mem: Optional[torch.Tensor] = None
-    ids_out = counts_out = None
-    try:
-        made = most.value if capacity == AS_NEEDED else capacity
-        ids_out, values_out, counts_out, dropped = _select(fired, carried, neurons, made, rotate, weight.dtype)
-        slot_mem = memory.varying(values_out, values_out.shape)
-    finally:
-        # Frees what was kept, whatever happened.
-        if kept.value:
-            done = slot_mem is not None and ids_out is not None and counts_out is not None
-            pointers = host._pointers(*((ids_out, counts_out, carried, slot_mem) if done else (None,) * 4))
-            size = slot_mem.shape[2] if slot_mem is not None else 0
-            _call("slot_membranes", weight.dtype, kept, *pointers, size, torch.get_num_threads())
-    memory.used(ids_out, values_out, mem)
-    return ids_out, values_out, counts_out, dropped, slot_mem, fired, mem
+        name = "sparse_lif_sequence_fwd" if a.geometry is None else "sparse_conv_lif_sequence_fwd"
+        run(name, a.weight.dtype, given, room)
+    else:
+        room(0 if a.capacity == AS_NEEDED else a.capacity)
+    memory.used(made["ids_out"], made["values_out"], mem)
+    return LayerMade(**made, fired=fired, mem=mem)
 
 
-def sparse_lif_sequence_bwd(
+def layer_bwd(a: LayerBackward) -> LayerGradients:
+    """CPU kernel of ``snnipu::sparse_lif_sequence_bwd`` and ``snnipu::sparse_conv_lif_sequence_bwd``."""
+    connected = a.connection
+    given, by_product = _neurons(a, connected), _carries_densely(a, connected)
+    steps, batch, neurons = given["steps"], given["batch"], given["neurons"]
+    made = _outputs(a, connected, by_product)
+    made["grad_recurrent"] = a.weight.new_empty((neurons, neurons)) if a.need_recurrent else None
+    made["grad_beta"] = torch.empty_like(a.beta) if a.need_beta else None
+    made["grad_threshold"] = torch.empty_like(a.threshold) if a.need_threshold else None
+    current = memory.varying(a.weight, (steps, batch, *connected.kept_shape)) if by_product else None
+    if steps * batch:
+        given.update(
+            weight=None if made["grad_values"] is None else _weight(a, trusted=True),
+            neuron_threshold=connected.per_neuron(a.threshold),
+            own_slots=a.ids_out.shape[2],
+            grad=a.grad,
+            ids_out=a.ids_out,
+            counts_out=a.counts_out,
+            slot_mem=a.slot_mem,
+            fired=a.fired,
+            mem=a.stored if a.need_beta else None,
+            surrogate=a.surrogate,
+            surrogate_a=a.surrogate_a,
+            surrogate_b=a.surrogate_b,
+            grad_current=current,
+        )
+        given.update(made)
+        name = "sparse_lif_sequence_bwd" if a.geometry is None else "sparse_conv_lif_sequence_bwd"
+        run(name, a.weight.dtype, given)
+    else:
+        _zero(made)
+    if current is not None:
+        kept = connected.from_kept(current)
+        made["grad_values"] = _dense_adjoint(a, connected, kept, given["delay"], a.input_scale)
+    return LayerGradients(**made)
+
+
+# ---- pools from ids to ids
+
+
+def sparse_pool2d_fwd(
+    ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, geometry: List[int], mode: int, capacity: int
+) -> Slots:
+    """CPU kernel of ``snnipu::sparse_pool2d_fwd``."""
+    sizes = PoolGeometry(*geometry)
+    steps, batch, slots = ids.shape
+    host._check_sizes(steps * batch, sizes.neurons)
+    # An input is in so many windows at most.
+    windows = -(-sizes.kernel_height // sizes.stride_y) * -(-sizes.kernel_width // sizes.stride_x)
+    fullest = max(0, int(counts[..., 1].max())) if counts.numel() else 0
+    slots_out = min(sizes.neurons, min(fullest, slots) * windows) if capacity == AS_NEEDED else capacity
+    made = _room(values, steps, batch, slots_out)
+    counts_out = counts.new_empty((steps, batch, 2))
+    source = memory.varying(ids, (steps, batch, slots_out) if mode == 0 else (0,))
+    most = 0
+    if steps * batch:
+        fields = {
+            "steps": steps,
+            "batch": batch,
+            "slots": slots,
+            "inputs": sizes.inputs,
+            "own_slots": slots_out,
+            "geometry": geometry,
+            "mode": mode,
+            "ids": ids,
+            "values": values,
+            "counts": counts,
+            "counts_out": counts_out,
+            "source": source if mode == 0 else None,
+        }
+        most = run("sparse_pool2d_fwd", values.dtype, {**fields, **made})
+    ids_out, values_out = made["ids_out"], made["values_out"]
+    if capacity == AS_NEEDED and most < slots_out:
+        ids_out, values_out = ids_out[..., :most].contiguous(), values_out[..., :most].contiguous()
+        source = source[..., :most].contiguous() if mode == 0 else source
+    return ids_out, values_out, counts_out, source
+
+
+def sparse_pool2d_bwd(
     grad: torch.Tensor,
     ids: torch.Tensor,
-    values: torch.Tensor,
     counts: torch.Tensor,
-    weight: torch.Tensor,
-    recurrent_weight: Optional[torch.Tensor],
-    beta: torch.Tensor,
-    threshold: torch.Tensor,
-    input_scale: float,
-    reset: int,
-    delay: int,
     ids_out: torch.Tensor,
     counts_out: torch.Tensor,
-    slot_mem: torch.Tensor,
-    fired: torch.Tensor,
-    mem: torch.Tensor,
-    surrogate: int,
-    surrogate_a: float,
-    surrogate_b: float,
-    need_values: bool,
-    need_weight: bool,
-    need_bias: bool,
-    need_recurrent: bool,
-    need_beta: bool,
-    need_threshold: bool,
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """CPU kernel of ``snnipu::sparse_lif_sequence_bwd``; empty where not needed."""
-    ids, values, counts = ids.contiguous(), values.contiguous(), counts.contiguous()
-    grad, slot_mem, fired, mem = grad.contiguous(), slot_mem.contiguous(), fired.contiguous(), mem.contiguous()
-    ids_out, counts_out = ids_out.contiguous(), counts_out.contiguous()
-    beta, threshold = beta.contiguous(), threshold.contiguous()
+    source: torch.Tensor,
+    geometry: List[int],
+    mode: int,
+) -> torch.Tensor:
+    """CPU kernel of ``snnipu::sparse_pool2d_bwd``."""
     steps, batch, slots = ids.shape
-    neurons, inputs = weight.shape
-    delay = min(delay, steps)
-    by_product = need_values and _carries_densely(counts, slots, inputs)
-    grad_values = memory.varying(weight, ids.shape) if need_values and not by_product else None
-    grad_weight = torch.empty_like(weight, memory_format=torch.contiguous_format) if need_weight else None
-    grad_bias = weight.new_empty(neurons) if need_bias else None
-    grad_recurrent = weight.new_empty((neurons, neurons)) if need_recurrent else None
-    grad_beta = torch.empty_like(beta) if need_beta else None
-    grad_threshold = torch.empty_like(threshold) if need_threshold else None
-    grad_current = memory.varying(weight, (steps, batch, neurons)) if by_product else None
+    grad_values = memory.varying(grad, ids.shape)
     if steps * batch:
-        recurrent = None if recurrent_weight is None else packed_weight(recurrent_weight, trusted=True)
-        status = _call(
-            "sparse_lif_sequence_bwd",
-            weight.dtype,
-            grad.data_ptr(),
-            ids.data_ptr(),
-            values.data_ptr(),
-            counts.data_ptr(),
-            None if grad_values is None else packed_weight(weight, trusted=True).data_ptr(),
-            host._pointer(recurrent),
-            beta.data_ptr(),
-            threshold.data_ptr(),
-            ids_out.data_ptr(),
-            counts_out.data_ptr(),
-            slot_mem.data_ptr(),
-            fired.data_ptr(),
-            host._pointer(stored_membranes(mem, need_beta, ids, neurons)),
-            *host._pointers(
-                grad_values, grad_weight, grad_bias, grad_recurrent, grad_beta, grad_threshold, grad_current
-            ),
-            input_scale,
-            steps,
-            batch,
-            slots,
-            inputs,
-            neurons,
-            ids_out.shape[2],
-            beta.numel(),
-            threshold.numel(),
-            delay,
-            reset,
-            surrogate,
-            surrogate_a,
-            surrogate_b,
-            torch.get_num_threads(),
-        )
-        _check(status, "sparse_lif_sequence_bwd", ids, counts, inputs)
-    if grad_current is not None:
-        early = torch.zeros((steps, batch, inputs), dtype=weight.dtype)
-        torch.matmul(grad_current[delay:], weight, out=early[: steps - delay])
-        grad_values = sparse_to_dense_bwd(early, ids, counts).mul_(input_scale)
-    return _zeroed(  # type: ignore[return-value]
-        weight, steps * batch == 0, grad_values, grad_weight, grad_bias, grad_recurrent, grad_beta, grad_threshold
-    )
+        fields = {
+            "steps": steps,
+            "batch": batch,
+            "slots": slots,
+            "inputs": PoolGeometry(*geometry).inputs,
+            "own_slots": ids_out.shape[2],
+            "geometry": geometry,
+            "mode": mode,
+            "grad": grad,
+            "ids": ids,
+            "counts": counts,
+            "ids_out": ids_out,
+            "counts_out": counts_out,
+            "source": source if mode == 0 else None,
+            "grad_values": grad_values,
+        }
+        run("sparse_pool2d_bwd", grad.dtype, fields)
+    return grad_values

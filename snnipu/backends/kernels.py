@@ -4,9 +4,14 @@ from typing import Any, Optional, Sequence
 
 import torch
 
-from snnipu.backends import compiled, host, host_conv, host_pool, host_sparse, memory, neurons, triton
+from snnipu.backends import compiled, host, host_pool, host_sparse, memory, neurons, triton
 from snnipu.ops import _library, _neurons, recurrent_sequence
 from snnipu.ops import neuron_sequence as operator
+from snnipu.ops.sparse_conv2d import OPERATORS as SPARSE_CONV2D
+from snnipu.ops.sparse_conv_lif_sequence import OPERATORS as SPARSE_CONV_LIF
+from snnipu.ops.sparse_conv_lif_sequence import WITH_POOL
+from snnipu.ops.sparse_lif_sequence import OPERATORS as SPARSE_LIF
+from snnipu.ops.sparse_linear import OPERATORS as SPARSE_LINEAR
 
 
 def _found(neuron: str, dtype: torch.dtype) -> Optional[neurons.Kernels]:
@@ -62,17 +67,15 @@ if host.library is not None:
     _library.implement("spike_count_bwd", "CPU", host_sparse.spike_count_bwd)
     _library.implement("select_spikes_fwd", "CPU", host_sparse.select_spikes_fwd)
     _library.implement("select_spikes_bwd", "CPU", host_sparse.select_spikes_bwd)
-    _library.implement("sparse_linear_fwd", "CPU", host_sparse.sparse_linear_fwd)
-    _library.implement("sparse_linear_bwd", "CPU", host_sparse.sparse_linear_bwd)
-    _library.implement("sparse_lif_sequence_fwd", "CPU", host_sparse.sparse_lif_sequence_fwd)
-    _library.implement("sparse_lif_sequence_bwd", "CPU", host_sparse.sparse_lif_sequence_bwd)
-    _library.implement("sparse_conv2d_fwd", "CPU", host_conv.sparse_conv2d_fwd)
-    _library.implement("sparse_conv2d_bwd", "CPU", host_conv.sparse_conv2d_bwd)
-    _library.implement("sparse_conv_lif_sequence_fwd", "CPU", host_conv.sparse_conv_lif_sequence_fwd)
-    _library.implement("sparse_conv_lif_sequence_bwd", "CPU", host_conv.sparse_conv_lif_sequence_bwd)
-    _library.implement("sparse_conv_lif_pool_fwd", "CPU", host_conv.sparse_conv_lif_pool_fwd)
-    _library.implement("sparse_pool2d_fwd", "CPU", host_conv.sparse_pool2d_fwd)
-    _library.implement("sparse_pool2d_bwd", "CPU", host_conv.sparse_pool2d_bwd)
+    for _currents in (SPARSE_LINEAR, SPARSE_CONV2D):
+        _currents.forward.implement("CPU", host_sparse.currents_fwd)
+        _currents.backward.implement("CPU", host_sparse.currents_bwd)
+    for _layer in (SPARSE_LIF, SPARSE_CONV_LIF):
+        _layer.forward.implement("CPU", host_sparse.layer_fwd)
+        _layer.backward.implement("CPU", host_sparse.layer_bwd)
+    WITH_POOL.forward.implement("CPU", host_sparse.layer_fwd)
+    _library.implement("sparse_pool2d_fwd", "CPU", host_sparse.sparse_pool2d_fwd)
+    _library.implement("sparse_pool2d_bwd", "CPU", host_sparse.sparse_pool2d_bwd)
     _library.implement("max_pool2d_fwd", "CPU", host_pool.max_pool2d_fwd)
     _library.implement("max_pool2d_bwd", "CPU", host_pool.max_pool2d_bwd)
     _library.implement("lif_max_pool2d_fwd", "CPU", host_pool.lif_max_pool2d_fwd)

@@ -24,11 +24,12 @@ from snnipu._version import __version__
 from snnipu.ops import _neurons
 from snnipu.ops._arguments import RESET_MECHANISMS
 from snnipu.ops._maps import Geometry, PoolGeometry
+from snnipu.ops._sparse_currents import currents_apply
 from snnipu.ops.dense_to_sparse import DenseToSparse
 from snnipu.ops.neuron_sequence import run_kernels
 from snnipu.ops.select_spikes import SelectSpikes
-from snnipu.ops.sparse_conv2d import SparseConv2d
-from snnipu.ops.sparse_linear import SparseLinear
+from snnipu.ops.sparse_conv2d import OPERATORS as conv2d_operators
+from snnipu.ops.sparse_linear import OPERATORS as linear_operators
 from snnipu.ops.sparse_pool2d import MODES, SparsePool2d
 from snnipu.ops.sparse_to_dense import SparseToDense
 from snnipu.spikes import SparseSpikes
@@ -552,7 +553,8 @@ def sparse_linear(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Seq
     _expect("SparseLinear", inputs, names, attributes, "unit_values")
     ids, values, counts, weight = inputs[:4]
     bias = inputs[4] if len(inputs) == 5 else None
-    return [SparseLinear.apply(_wide(values), _wide(weight), bias, ids.int(), counts.int()).to(values.dtype)]
+    slots = (ids.int(), _wide(values), counts.int())
+    return [currents_apply(linear_operators, *slots, _wide(weight), bias).to(values.dtype)]
 
 
 def sparse_conv2d(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
@@ -571,8 +573,9 @@ def sparse_conv2d(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Seq
     _expect("SparseConv2d", inputs, names, attributes, "geometry", "plan", "input_gradient")
     ids, values, counts, weight = inputs[:4]
     bias = inputs[4] if len(inputs) == 5 else None
+    slots = (ids.int(), _wide(values), counts.int())
     sizes = attributes["geometry"]
-    return [SparseConv2d.apply(_wide(values), _wide(weight), bias, ids.int(), counts.int(), sizes).to(values.dtype)]
+    return [currents_apply(conv2d_operators, *slots, _wide(weight), bias, sizes).to(values.dtype)]
 
 
 def sparse_pool2d(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:

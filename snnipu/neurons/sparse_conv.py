@@ -13,30 +13,20 @@ from snnipu.neurons.multistep import Join, part_lengths
 from snnipu.neurons.sparse_leaky import Parameter, SparseNeurons
 from snnipu.neurons.sparse_linear import check_features, check_path
 from snnipu.ops._arguments import compute_dtype, is_compiling, is_direct, parameter_argument, reset_code
+from snnipu.ops._break_even import CONVOLUTION, is_dense, of_convolution
 from snnipu.ops._maps import Pair, Size, maps_of, pair
 from snnipu.ops._slots import check_delay
+from snnipu.ops._sparse_layers import delayed
 from snnipu.ops._spike_gradient import fused
 from snnipu.ops.lif_max_pool2d import fits, lif_max_pool2d
 from snnipu.ops.sparse_conv2d import check_groups
-from snnipu.ops.sparse_conv_lif_sequence import sparse_conv_lif_pool
-from snnipu.ops.sparse_lif_sequence import delayed
+from snnipu.ops.sparse_conv_lif_sequence import Maps, sparse_conv_lif_pool
 from snnipu.ops.sparse_pool2d import mode_code
 from snnipu.spikes import SparseSpikes, SpikeTotals, check_map_shape
 from snnipu.surrogate import SpikeGrad
 
 DenseOrSparse = Union[torch.Tensor, SparseSpikes]
 MapSize = Optional[Tuple[int, int]]
-# Share of the input neurons that spike in a step, from which on `path="auto"` takes the dense convolution on a CPU.
-# Layers of 3 x 3 and 5 x 5 kernels with neurons, of 16, 32 and 64 input channels, cost the same at 0.55 to 0.8 with the
-# backward pass, and at 0.4 to 0.7 without.
-BREAK_EVEN = 0.6
-# The same for a convolution by itself, whose output channels fill the kernels' registers: 0.5 to 0.7, of eight layers.
-BREAK_EVEN_ALONE = 0.5
-_CHANNELS_AT_ONCE = 16
-# The same for a layer that runs with its pool as one operator, sparsely or densely, and for one whose spikes, behind
-# the pool, go into a convolution that runs densely: neither then selects them.
-BREAK_EVEN_WITH_POOL = 0.9
-BREAK_EVEN_BEFORE_DENSE = 0.2
 
 
 def padding_argument(padding: object, kernel: Size, dilation: Size, stride: Size) -> Size:
@@ -99,21 +89,23 @@ class _OnMaps(nn.Module):
 
     def dense_maps(self, x: DenseOrSparse, break_even: float) -> Optional[torch.Tensor]:
         """The input as dense maps, where with this break-even the layer is to run densely, and there are any."""
-        counted = isinstance(x, torch.Tensor) and self.path == "auto" and not x.requires_grad
-        if counted and isinstance(x, torch.Tensor) and int(torch.count_nonzero(x)) <= break_even * x.numel():
+        if isinstance(x, torch.Tensor) and not self._is_dense(x, break_even):
             return None
         maps = self.chosen(x, break_even)
         return maps if isinstance(maps, torch.Tensor) and maps.numel() else None
 
-    def chosen(self, x: DenseOrSparse, break_even: float = BREAK_EVEN) -> DenseOrSparse:
-        """The input in the form whose convolution is to be computed: spikes, or dense maps ``[T, B, C, H, W]``."""
-        # A compiled graph cannot look at the data: spikes stay spikes, and a dense tensor stays one.
+    def _is_dense(self, x: DenseOrSparse, break_even: float) -> bool:
         compiled = popart.uses_operator("event-driven layers on maps", "SparseConv2d") or is_compiling()
+        # Where the operators are faster on a GPU has not been measured.
+        return is_dense(x, self.path, break_even, compiled, lambda _: True)
+
+    def chosen(self, x: DenseOrSparse, break_even: float = CONVOLUTION.layer) -> DenseOrSparse:
+        """The input in the form whose convolution is to be computed: spikes, or dense maps ``[T, B, C, H, W]``."""
         if isinstance(x, SparseSpikes):
             shape = maps_of(x, self.in_channels, self.input_size)
             self._check_device(x)
             self._fixed(*shape[1:])
-            if self._dense_path(x, break_even, compiled):
+            if self._is_dense(x, break_even):
                 return x.to_dense().reshape(*x.ids.shape[:2], *shape)
             return x if x.map_shape == shape else x.with_maps(shape)
         if not isinstance(x, torch.Tensor):
@@ -130,21 +122,9 @@ class _OnMaps(nn.Module):
             x = x.to(compute_dtype(self.weight.dtype))
         self._check_device(x)
         self._fixed(*x.shape[3:])
-        if self.path == "dense":
-            return x
-        if self.path == "auto" and (compiled or x.requires_grad or x.device.type in ("meta", "cuda")):
-            return x
-        if self.path == "auto" and int(torch.count_nonzero(x)) > break_even * x.numel():
+        if self._is_dense(x, break_even):
             return x
         return ops.dense_to_sparse(x.flatten(2)).with_maps((x.shape[2], x.shape[3], x.shape[4]))
-
-    def _dense_path(self, x: SparseSpikes, break_even: float, compiled: bool) -> bool:
-        if self.path != "auto":
-            return self.path == "dense"
-        # Where the operators are faster on a GPU has not been measured.
-        if x.device.type == "cuda":
-            return True
-        return x.device.type != "meta" and not compiled and x.activity > break_even
 
     def _check_device(self, x: DenseOrSparse) -> None:
         if x.device != self.weight.device:
@@ -246,14 +226,10 @@ class SparseConv2d(_OnMaps):
 
     def forward(self, x: DenseOrSparse) -> torch.Tensor:
         """``x``: SparseSpikes, or a dense ``[T, B, C, H, W]`` of any real dtype -> ``[T, B, out, H', W']``."""
-        chosen = self.chosen(x, self._break_even())
+        chosen = self.chosen(x, of_convolution(self.out_channels // self.groups))
         if isinstance(chosen, SparseSpikes):
             return ops.sparse_conv2d(chosen, self.weight, self.bias, **self._maps())
         return self._convolved(chosen, self.bias)
-
-    def _break_even(self) -> float:
-        channels = self.out_channels // self.groups
-        return BREAK_EVEN_ALONE * channels / (-(-channels // _CHANNELS_AT_ONCE) * _CHANNELS_AT_ONCE)
 
     def extra_repr(self) -> str:
         path = "" if self.path == "auto" else f", path={self.path!r}"
@@ -439,7 +415,7 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
         options = self._neuron_options()
         del options["max_spikes"], options["overflow"]
         out, counts = sparse_conv_lif_pool(
-            x, self.weight, self.bias, pool.kernel_size, **options, **self._maps(), delay=delay
+            x, self.weight, self.bias, pool.kernel_size, Maps(**self._maps()), **options, delay=delay
         )
         self._count(counts)
         return out

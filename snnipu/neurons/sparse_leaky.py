@@ -12,10 +12,10 @@ from snnipu.neurons.sparse_activity import DeviceActivity
 from snnipu.neurons.sparse_linear import check_features, check_path, choose_path, init_like_linear
 from snnipu.ops._arguments import reset_code
 from snnipu.ops._slots import check_delay, check_max_spikes, overflow_code
+from snnipu.ops._sparse_layers import delayed
 from snnipu.ops._spike_gradient import fused
 from snnipu.ops.lif_sequence import lif_apply
 from snnipu.ops.select_spikes import grad_threshold_argument
-from snnipu.ops.sparse_lif_sequence import delayed
 from snnipu.spikes import SparseSpikes, SpikeTotals
 from snnipu.surrogate import SpikeGrad, as_surrogate
 

@@ -8,18 +8,14 @@ from torch import nn
 
 from snnipu import ops
 from snnipu.backends import backend_for, popart
-from snnipu.backends.triton.sparse_break_even import break_even
 from snnipu.neurons.sparse_activity import DeviceActivity
 from snnipu.ops._arguments import compute_dtype, is_compiling
+from snnipu.ops._break_even import LINEAR, break_even, is_dense
 from snnipu.ops.dense_to_sparse import dense_argument
 from snnipu.spikes import SparseSpikes
 
 DenseOrSparse = Union[torch.Tensor, SparseSpikes]
 PATHS = ("auto", "sparse", "dense")
-# Share of the input neurons that spike in a step, from which on `path="auto"` takes the dense product on a CPU. Where
-# forward and backward pass together cost the same: measured by `bench sparse`, see
-# docs/how-to/choose-caps-and-thresholds.md. A GPU's is in snnipu/backends/triton/sparse_break_even.py.
-BREAK_EVEN = 0.3
 
 
 def check_path(path: object) -> str:
@@ -50,36 +46,30 @@ def _dense_on_gpu(x: SparseSpikes, weight: torch.Tensor, measured: DeviceActivit
 def choose_path(x: DenseOrSparse, weight: torch.Tensor, path: str, measured: DeviceActivity) -> DenseOrSparse:
     """The input of a layer with this weight in the form whose product is to be computed: a dense tensor, or spikes.
 
-    ``auto``: spikes where fewer than ``BREAK_EVEN`` of the input neurons spike in a step. A dense tensor that needs a
-    gradient stays dense, as the gradient of its zeros would be lost; so does one without data. On CUDA nothing is
-    counted that the host would have to wait for: a dense tensor stays dense, and of spikes the activity of some calls
-    ago decides, which ``measured``, the layer's own, tells. A dense tensor may be of any real dtype: of bool, True is a
-    spike of value 1, and of integers the numbers are the values.
+    See :func:`~snnipu.ops._break_even.is_dense`; on CUDA the activity of some calls ago decides, which ``measured``,
+    the layer's own, tells. A dense tensor may be of any real dtype: of bool, True is a spike of value 1, and of
+    integers the numbers are the values.
     """
     in_features = weight.shape[1]
-    # A compiled graph cannot look at the data: spikes stay spikes, and a dense tensor stays one.
     compiled = popart.uses_operator("event-driven layers", "SparseLinear") or is_compiling()
     if isinstance(x, SparseSpikes):
         if x.num_neurons != in_features:
             raise ValueError(f"x must be spikes of in_features={in_features} neurons, got {x.num_neurons}")
-        _check_device(x, weight)
-        if path == "auto" and x.device.type == "cuda" and not compiled:
-            return x.to_dense() if _dense_on_gpu(x, weight, measured) else x
-        countable = path == "auto" and x.device.type != "meta" and not compiled
-        return x.to_dense() if path == "dense" or (countable and x.activity > BREAK_EVEN) else x
-    if isinstance(x, torch.Tensor) and not (x.is_floating_point() or x.is_complex()):
-        x = x.to(compute_dtype(weight.dtype))
-    x = dense_argument("x", x)
-    if x.shape[2] != in_features:
-        raise ValueError(f"x must have shape [T, B, in_features={in_features}], got {tuple(x.shape)}")
+    else:
+        if isinstance(x, torch.Tensor) and not (x.is_floating_point() or x.is_complex()):
+            x = x.to(compute_dtype(weight.dtype))
+        x = dense_argument("x", x)
+        if x.shape[2] != in_features:
+            raise ValueError(f"x must have shape [T, B, in_features={in_features}], got {tuple(x.shape)}")
     _check_device(x, weight)
-    if path == "dense":
-        return x
-    if path == "auto" and (compiled or x.requires_grad or x.device.type in ("meta", "cuda")):
-        return x
-    if path == "auto" and int(torch.count_nonzero(x)) > BREAK_EVEN * x.numel():
-        return x
-    return ops.dense_to_sparse(x)
+
+    def on_gpu(spikes: SparseSpikes) -> bool:
+        return not compiled and _dense_on_gpu(spikes, weight, measured)
+
+    dense = is_dense(x, path, LINEAR.currents, compiled, on_gpu)
+    if isinstance(x, SparseSpikes):
+        return x.to_dense() if dense else x
+    return x if dense else ops.dense_to_sparse(x)
 
 
 def _check_device(x: DenseOrSparse, weight: torch.Tensor) -> None:

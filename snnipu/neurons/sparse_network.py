@@ -11,17 +11,11 @@ from snnipu import ops
 from snnipu.backends import popart
 from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.multistep import MultiStep
-from snnipu.neurons.sparse_conv import (
-    BREAK_EVEN,
-    BREAK_EVEN_BEFORE_DENSE,
-    BREAK_EVEN_WITH_POOL,
-    SparseConvLeaky,
-    SparsePool2d,
-)
+from snnipu.neurons.sparse_conv import SparseConvLeaky, SparsePool2d
 from snnipu.neurons.sparse_leaky import Parameter, SparseLeaky
-from snnipu.neurons.sparse_linear import BREAK_EVEN as LINEAR_BREAK_EVEN
 from snnipu.neurons.sparse_linear import check_features, check_path, choose_path
 from snnipu.ops._arguments import is_compiling, reset_code
+from snnipu.ops._break_even import CONVOLUTION, LINEAR
 from snnipu.ops._slots import check_max_spikes, overflow_code
 from snnipu.ops._spike_gradient import fused
 from snnipu.ops.lif_sequence import learnt_decay
@@ -299,11 +293,11 @@ class SparseNetwork(nn.Module):
         if pool is not None:
             if self._next_is_dense(layers, index):
                 before_maps = isinstance(layers[index + 1], SparseConvLeaky)
-                maps = layer.dense_maps(x, BREAK_EVEN_BEFORE_DENSE if before_maps else BREAK_EVEN_WITH_POOL)
+                maps = layer.dense_maps(x, CONVOLUTION.before_dense if before_maps else CONVOLUTION.with_pool)
                 if maps is not None:
                     made, self._activity_behind[index] = layer.pooled_densely(maps, pool, delay)
                     return made, None
-            x = layer.chosen(x, BREAK_EVEN_WITH_POOL)
+            x = layer.chosen(x, CONVOLUTION.with_pool)
             if isinstance(x, SparseSpikes):
                 seen = layer.pooled_sparsely(x, pool, delay)
                 self._note_activity(layers, index, seen)
@@ -339,9 +333,9 @@ class SparseNetwork(nn.Module):
         following = layers[index + 1]
         if following.path != "auto":
             return bool(following.path == "dense")
-        limit = LINEAR_BREAK_EVEN
+        limit = LINEAR.layer
         if isinstance(following, SparseConvLeaky):
-            limit = BREAK_EVEN if self._pool_in_one(layers, index + 1) is None else BREAK_EVEN_WITH_POOL
+            limit = CONVOLUTION.layer if self._pool_in_one(layers, index + 1) is None else CONVOLUTION.with_pool
         return self._activity_behind.get(index, 0.0) > limit
 
     def pooled(self, index: int, spikes: SparseSpikes) -> SparseSpikes:

@@ -25,17 +25,20 @@ class _Refusal(torch.autograd.Function):
         raise RuntimeError(ctx.message)
 
 
-def once_differentiable(operator: str) -> Callable[[Callable[..., Gradients]], Callable[..., Gradients]]:
+_MESSAGE = (
+    "a second derivative through snnipu's {} was asked for (create_graph=True), and there is none: its gradient comes "
+    "from a kernel. Where one is needed, use PyTorch's own operations on dense tensors: torch.nn.Linear with "
+    "snntorch.Leaky, or with snnipu.Leaky and a Python function as spike_grad, such as "
+    "`lambda u: snnipu.surrogate.atan()(u)`"
+)
+
+
+def once_differentiable(operator: Optional[str]) -> Callable[[Callable[..., Gradients]], Callable[..., Gradients]]:
     """Mark of the backward pass of a fused ``operator``: a second derivative through it is an error that names it.
 
     PyTorch's mark of this name does not name it, and lets a penalty on the gradient of a sum pass as a constant.
+    None: the forward pass has put the name on ``ctx``, as ``operator``.
     """
-    message = (
-        f"a second derivative through snnipu's {operator} was asked for (create_graph=True), and there is none: its "
-        "gradient comes from a kernel. Where one is needed, use PyTorch's own operations on dense tensors: "
-        "torch.nn.Linear with snntorch.Leaky, or with snnipu.Leaky and a Python function as spike_grad, such as "
-        "`lambda u: snnipu.surrogate.atan()(u)`"
-    )
 
     def mark(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
         @functools.wraps(backward)
@@ -48,6 +51,7 @@ def once_differentiable(operator: str) -> Callable[[Callable[..., Gradients]], C
             if is_compiling():
                 return gradients
             anchor = torch.zeros((), requires_grad=True)
+            message = _MESSAGE.format(operator or ctx.operator)
             if isinstance(gradients, tuple):
                 return _Refusal.apply(anchor, message, *gradients)
             return _Refusal.apply(anchor, message, gradients)[0]

@@ -68,38 +68,6 @@ class Geometry(NamedTuple):
     def out_shape(self) -> Tuple[int, int, int]:
         return self[3], self[4], self[5]
 
-    def conv2d(self, x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """The dense convolution: ``[T, B, inputs]`` to ``[T, B, neurons]``."""
-        if x.shape[0] * x.shape[1] == 0:
-            return x.new_zeros(*x.shape[:2], self.neurons)
-        maps = x.reshape(-1, *self.in_shape)
-        out = torch.nn.functional.conv2d(
-            maps,
-            weight,
-            bias,
-            stride=self[8:10],  # type: ignore[arg-type]
-            padding=self[10:12],  # type: ignore[arg-type]
-            dilation=self[12:14],  # type: ignore[arg-type]
-            groups=self.groups,
-        )
-        return out.reshape(*x.shape[:2], self.neurons)
-
-    def conv2d_gradients(
-        self, grad: torch.Tensor, x: Optional[torch.Tensor], weight: torch.Tensor
-    ) -> Tuple[Optional[torch.Tensor], torch.Tensor]:
-        """Of :meth:`conv2d`: the weight's, where ``x`` is given, and the input's ``[T, B, inputs]``."""
-        steps, batch = grad.shape[:2]
-        grad_weight = None if x is None else torch.zeros_like(weight, memory_format=torch.contiguous_format)
-        if steps * batch == 0:
-            return grad_weight, grad.new_zeros(steps, batch, self.inputs)
-        maps = grad.reshape(-1, *self.out_shape)
-        sizes = (list(self[8:10]), list(self[10:12]), list(self[12:14]), False, [0, 0], self.groups)
-        given = grad.new_zeros(maps.shape[0], *self.in_shape) if x is None else x.reshape(-1, *self.in_shape)
-        grad_x, found, _ = torch.ops.aten.convolution_backward(
-            maps, given, weight, None, *sizes, [True, x is not None, False]
-        )
-        return found, grad_x.reshape(steps, batch, self.inputs)
-
 
 def conv_geometry(
     weight: torch.Tensor, size: Size, stride: Size, padding: Size, dilation: Size, groups: int

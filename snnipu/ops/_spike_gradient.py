@@ -9,11 +9,12 @@ from snnipu.surrogate import Kernel, SpikeGrad
 
 # A gradient that passes unchanged: what the adjoint runs with when the surrogate was evaluated outside of it.
 IDENTITY = Kernel(surrogates.LEAKY_STEP, 1.0, 0.0)
+_DEFAULT = surrogates.as_surrogate(None)
 
 
 def fused(spike_grad: Optional[SpikeGrad]) -> Tuple[Optional[Kernel], Optional[SpikeGrad]]:
     """The native surrogate that ``spike_grad`` is, or None and the function to be evaluated in PyTorch."""
-    known = surrogates.as_surrogate(spike_grad)
+    known = _DEFAULT if spike_grad is None else surrogates.as_surrogate(spike_grad)
     if known is not None and known.kernel is not None:
         return known.kernel, None
     function = known if known is not None else spike_grad

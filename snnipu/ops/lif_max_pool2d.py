@@ -11,9 +11,9 @@ import torch
 
 from snnipu.ops import _library
 from snnipu.ops._derivative import once_differentiable
+from snnipu.ops._leaky import LeakyStep
 from snnipu.ops.lif_sequence import learnt_decay
 from snnipu.ops.max_pool2d import Windows, max_pool2d_bwd_reference, max_pool2d_fwd_reference, windows
-from snnipu.ops.sparse_lif_sequence import integrated
 from snnipu.surrogate import Kernel, surrogate_gradient
 
 # In the place of a place in a window: no neuron of it carries gradient.
@@ -79,11 +79,11 @@ def _per_map(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.reshape(-1, 1, 1)
 
 
-def _membranes(x: torch.Tensor, beta: torch.Tensor, threshold: torch.Tensor, reset: int) -> torch.Tensor:
+def _membranes(x: torch.Tensor, neurons: LeakyStep) -> torch.Tensor:
     """``[T + 1, B, C, H, W]``, from zeros before the first step."""
     made = [torch.zeros_like(x[0])]
     for step in x:
-        made.append(integrated(made[-1], step, _per_map(beta.clamp(0, 1)), _per_map(threshold), reset))
+        made.append(neurons(made[-1], step))
     return torch.stack(made)
 
 
@@ -94,8 +94,9 @@ def _reduced(total: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def lif_max_pool2d_fwd_reference(*arguments: Any) -> ForwardResult:
     """What ``snnipu::lif_max_pool2d_fwd`` computes, in plain PyTorch."""
     a = ForwardArguments(*arguments)
-    mem = _membranes(a.x, a.beta, a.threshold, a.reset)[1:]
-    fired = mem - _per_map(a.threshold) > 0
+    neurons = LeakyStep(_per_map(a.beta), _per_map(a.threshold), a.reset)
+    mem = _membranes(a.x, neurons)[1:]
+    fired = neurons.above(mem)
     carried = torch.ones_like(fired) if a.grad_threshold is None else fired | (mem > a.grad_threshold)
     rank = fired.to(a.x.dtype) + carried.to(a.x.dtype)
     best, which = max_pool2d_fwd_reference(rank.flatten(0, 1), a.geometry)
@@ -115,20 +116,21 @@ def lif_max_pool2d_bwd_reference(*arguments: Any) -> BackwardResult:
     places, nowhere = a.which.flatten(0, 1), a.which.flatten(0, 1) == NOWHERE
     upstream = a.grad.flatten(0, 1).masked_fill(nowhere, 0)
     at_spikes = max_pool2d_bwd_reference(upstream, places.masked_fill(nowhere, 0), a.geometry).reshape(a.x.shape)
-    mem = _membranes(a.x, a.beta, a.threshold, a.reset)
+    neurons = LeakyStep(_per_map(a.beta), _per_map(a.threshold), a.reset)
+    mem = _membranes(a.x, neurons)
     through = surrogate_gradient(kernel, mem[1:] - _per_map(a.threshold), at_spikes)
-    above = (mem[:-1] - _per_map(a.threshold) > 0).to(a.x.dtype)
-    kept = 1 - above if a.reset == 1 else torch.ones_like(above)
-    grad_x, carry = torch.empty_like(a.x), torch.zeros_like(a.x[0])
+    above = neurons.above(mem).to(a.x.dtype)
+    carry = torch.zeros_like(a.x[0])
+    made = []
     for t in reversed(range(a.x.shape[0])):
-        grad_x[t] = through[t] + carry
-        carry = _per_map(a.beta.clamp(0, 1)) * kept[t] * grad_x[t]
+        grad_x, carry, *own = neurons.adjoint(through[t], carry, mem[t], above[t])
+        made.append((grad_x, *own))
+    grad_x, of_beta, of_threshold = (torch.stack(rows) for rows in zip(*reversed(made)))
     inside = torch.where((a.beta >= 0) & (a.beta <= 1), torch.ones_like(a.beta), torch.zeros_like(a.beta))
-    by_reset = grad_x * above if a.reset == 0 else torch.zeros_like(grad_x)
     return (
         grad_x,
-        _reduced(grad_x * (kept * mem[:-1]), a.beta) * inside if a.need_beta else a.x.new_empty(0),
-        -_reduced(through + by_reset, a.threshold) if a.need_threshold else a.x.new_empty(0),
+        _reduced(of_beta, a.beta) * inside if a.need_beta else a.x.new_empty(0),
+        _reduced(of_threshold, a.threshold) if a.need_threshold else a.x.new_empty(0),
     )
 
 

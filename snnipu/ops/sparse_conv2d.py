@@ -1,125 +1,18 @@
-"""A convolution on spike ids: public function, schema, meta, autograd, reference."""
+"""A convolution on spike ids: public function, operators."""
 
-from typing import Any, List, Optional, Tuple
+from typing import Optional
 
 import torch
 
 from snnipu import _route
-from snnipu.ops import _library
+from snnipu.ops import _sparse_currents
 from snnipu.ops._arguments import DTYPES, compute_dtype
-from snnipu.ops._derivative import once_differentiable
-from snnipu.ops._maps import Geometry, Pair, as_list, conv_geometry, maps_of, pair, spike_maps
-from snnipu.ops._slots import check_ids, check_spikes, gather
+from snnipu.ops._maps import Geometry, Pair, as_list, conv_geometry, maps_of, pair
+from snnipu.ops._slots import check_spikes
 from snnipu.ops.sparse_linear import bias_argument
 from snnipu.spikes import SparseSpikes
 
-_SCHEMA_FWD = (
-    "sparse_conv2d_fwd(Tensor ids, Tensor values, Tensor counts, Tensor weight, Tensor? bias, int[] geometry) -> Tensor"
-)
-_SCHEMA_BWD = (
-    "sparse_conv2d_bwd(Tensor grad, Tensor ids, Tensor values, Tensor counts, Tensor weight, int[] geometry, "
-    "bool need_values, bool need_weight, bool need_bias) -> (Tensor grad_values, Tensor grad_weight, Tensor grad_bias)"
-)
-
-
-def sparse_conv2d_fwd_reference(
-    ids: torch.Tensor,
-    values: torch.Tensor,
-    counts: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Optional[torch.Tensor],
-    geometry: List[int],
-) -> torch.Tensor:
-    """What ``snnipu::sparse_conv2d_fwd`` computes, in plain PyTorch."""
-    sizes = Geometry(*geometry)
-    check_ids(ids, counts, sizes.inputs)
-    return sizes.conv2d(spike_maps(values, ids, counts, sizes.inputs)[0], weight, bias)
-
-
-def sparse_conv2d_bwd_reference(
-    grad: torch.Tensor,
-    ids: torch.Tensor,
-    values: torch.Tensor,
-    counts: torch.Tensor,
-    weight: torch.Tensor,
-    geometry: List[int],
-    need_values: bool,
-    need_weight: bool,
-    need_bias: bool,
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What ``snnipu::sparse_conv2d_bwd`` computes, in plain PyTorch; empty where not needed."""
-    sizes = Geometry(*geometry)
-    check_ids(ids, counts, sizes.inputs)
-    grad_values, grad_weight, grad_bias = (weight.new_empty(0) for _ in range(3))
-    x = spike_maps(values, ids, counts, sizes.inputs)[0] if need_weight else None
-    if need_values or need_weight:
-        found, grad_x = sizes.conv2d_gradients(grad, x, weight)
-        grad_weight = grad_weight if found is None else found
-        grad_values = gather(grad_x, ids, counts) if need_values else grad_values
-    if need_bias:
-        grad_bias = grad.reshape(-1, sizes.out_channels, sizes.positions).sum((0, 2))
-    return grad_values, grad_weight, grad_bias
-
-
-def _fwd_meta(
-    ids: torch.Tensor,
-    values: torch.Tensor,
-    counts: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Optional[torch.Tensor],
-    geometry: List[int],
-) -> torch.Tensor:
-    return weight.new_empty((*ids.shape[:2], Geometry(*geometry).neurons))
-
-
-def _bwd_meta(
-    grad: torch.Tensor,
-    ids: torch.Tensor,
-    values: torch.Tensor,
-    counts: torch.Tensor,
-    weight: torch.Tensor,
-    geometry: List[int],
-    need_values: bool,
-    need_weight: bool,
-    need_bias: bool,
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return (
-        weight.new_empty(ids.shape if need_values else 0),
-        weight.new_empty(weight.shape if need_weight else 0),
-        weight.new_empty(weight.shape[0] if need_bias else 0),
-    )
-
-
-_library.define(_SCHEMA_FWD, reference=sparse_conv2d_fwd_reference, meta=_fwd_meta)
-_library.define(_SCHEMA_BWD, reference=sparse_conv2d_bwd_reference, meta=_bwd_meta)
-
-
-class SparseConv2d(torch.autograd.Function):
-    """Autograd around ``snnipu::sparse_conv2d_fwd`` and ``snnipu::sparse_conv2d_bwd``."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        values: torch.Tensor,
-        weight: torch.Tensor,
-        bias: Optional[torch.Tensor],
-        ids: torch.Tensor,
-        counts: torch.Tensor,
-        geometry: List[int],
-    ) -> torch.Tensor:
-        ctx.save_for_backward(values, weight, ids, counts)
-        ctx.geometry = geometry
-        return torch.ops.snnipu.sparse_conv2d_fwd(ids, values, counts, weight, bias, geometry)
-
-    @staticmethod
-    @once_differentiable("sparse_conv2d")
-    def backward(  # type: ignore[override]
-        ctx: Any, grad: torch.Tensor
-    ) -> Tuple[Optional[torch.Tensor], ...]:
-        values, weight, ids, counts = ctx.saved_tensors
-        need = ctx.needs_input_grad[:3]
-        grads = torch.ops.snnipu.sparse_conv2d_bwd(grad.contiguous(), ids, values, counts, weight, ctx.geometry, *need)
-        return (*(g if needed else None for g, needed in zip(grads, need)), None, None, None)
+OPERATORS = _sparse_currents.define("sparse_conv2d")
 
 
 def sparse_conv2d(
@@ -175,7 +68,8 @@ def sparse_conv2d(
     if _route.uses_operator("sparse_conv2d", "SparseConv2d"):
         made: torch.Tensor = _route.call("sparse_conv2d", spikes, given, bias, geometry)
         return made.reshape(*made.shape[:2], *geometry.out_shape)
-    out = SparseConv2d.apply(spikes.values.to(weight.dtype), weight, bias, spikes.ids, spikes.counts, as_list(geometry))
+    values, sizes = spikes.values.to(weight.dtype), as_list(geometry)
+    out = _sparse_currents.currents_apply(OPERATORS, spikes.ids, values, spikes.counts, weight, bias, sizes)
     return out.reshape(*out.shape[:2], *geometry.out_shape)
 
 

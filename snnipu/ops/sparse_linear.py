@@ -1,117 +1,16 @@
-"""A linear layer on spike ids: public function, schema, meta, autograd, reference."""
+"""A linear layer on spike ids: public function, operators."""
 
-from typing import Any, Optional, Tuple
+from typing import Optional
 
 import torch
 
 from snnipu import _route
-from snnipu.ops import _library
+from snnipu.ops import _sparse_currents
 from snnipu.ops._arguments import DTYPES, compute_dtype
-from snnipu.ops._derivative import once_differentiable
-from snnipu.ops._slots import check_ids, check_spikes, gather, scatter
+from snnipu.ops._slots import check_spikes
 from snnipu.spikes import SparseSpikes
 
-_SCHEMA_FWD = "sparse_linear_fwd(Tensor ids, Tensor values, Tensor counts, Tensor weight, Tensor? bias) -> Tensor"
-_SCHEMA_BWD = (
-    "sparse_linear_bwd(Tensor grad, Tensor ids, Tensor values, Tensor counts, Tensor weight, bool need_values, "
-    "bool need_weight, bool need_bias) -> (Tensor grad_values, Tensor grad_weight, Tensor grad_bias)"
-)
-
-
-def sparse_linear_fwd_reference(
-    ids: torch.Tensor,
-    values: torch.Tensor,
-    counts: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Optional[torch.Tensor],
-) -> torch.Tensor:
-    """What ``snnipu::sparse_linear_fwd`` computes, in plain PyTorch."""
-    check_ids(ids, counts, weight.shape[1])
-    return torch.nn.functional.linear(spikes_only(values, ids, counts, weight.shape[1]), weight, bias)
-
-
-def spikes_only(values: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor, num_neurons: int) -> torch.Tensor:
-    """Dense ``[T, B, N]`` of the slots that hold spikes."""
-    return scatter(values, ids, counts[..., :1].expand(-1, -1, 2), num_neurons)
-
-
-def sparse_linear_bwd_reference(
-    grad: torch.Tensor,
-    ids: torch.Tensor,
-    values: torch.Tensor,
-    counts: torch.Tensor,
-    weight: torch.Tensor,
-    need_values: bool,
-    need_weight: bool,
-    need_bias: bool,
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What ``snnipu::sparse_linear_bwd`` computes, in plain PyTorch; empty where not needed."""
-    check_ids(ids, counts, weight.shape[1])
-    flat = grad.reshape(-1, grad.shape[-1])
-    # No two outputs may be the same tensor.
-    grad_values, grad_weight, grad_bias = (weight.new_empty(0) for _ in range(3))
-    if need_values:
-        grad_values = gather(grad @ weight, ids, counts)
-    if need_weight:
-        grad_weight = flat.t() @ spikes_only(values, ids, counts, weight.shape[1]).reshape(-1, weight.shape[1])
-    return grad_values, grad_weight, flat.sum(0) if need_bias else grad_bias
-
-
-def _fwd_meta(
-    ids: torch.Tensor,
-    values: torch.Tensor,
-    counts: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Optional[torch.Tensor],
-) -> torch.Tensor:
-    return weight.new_empty((*ids.shape[:2], weight.shape[0]))
-
-
-def _bwd_meta(
-    grad: torch.Tensor,
-    ids: torch.Tensor,
-    values: torch.Tensor,
-    counts: torch.Tensor,
-    weight: torch.Tensor,
-    need_values: bool,
-    need_weight: bool,
-    need_bias: bool,
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return (
-        weight.new_empty(ids.shape if need_values else 0),
-        weight.new_empty(weight.shape if need_weight else 0),
-        weight.new_empty(weight.shape[0] if need_bias else 0),
-    )
-
-
-_library.define(_SCHEMA_FWD, reference=sparse_linear_fwd_reference, meta=_fwd_meta)
-_library.define(_SCHEMA_BWD, reference=sparse_linear_bwd_reference, meta=_bwd_meta)
-
-
-class SparseLinear(torch.autograd.Function):
-    """Autograd around ``snnipu::sparse_linear_fwd`` and ``snnipu::sparse_linear_bwd``."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        values: torch.Tensor,
-        weight: torch.Tensor,
-        bias: Optional[torch.Tensor],
-        ids: torch.Tensor,
-        counts: torch.Tensor,
-    ) -> torch.Tensor:
-        ctx.save_for_backward(values, weight, ids, counts)
-        return torch.ops.snnipu.sparse_linear_fwd(ids, values, counts, weight, bias)
-
-    @staticmethod
-    @once_differentiable("sparse_linear")
-    def backward(  # type: ignore[override]
-        ctx: Any, grad: torch.Tensor
-    ) -> Tuple[Optional[torch.Tensor], ...]:
-        values, weight, ids, counts = ctx.saved_tensors
-        need = ctx.needs_input_grad[:3]
-        grads = torch.ops.snnipu.sparse_linear_bwd(grad.contiguous(), ids, values, counts, weight, *need)
-        return (*(g if needed else None for g, needed in zip(grads, need)), None, None)
+OPERATORS = _sparse_currents.define("sparse_linear", without=["geometry"])
 
 
 def sparse_linear(spikes: SparseSpikes, weight: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
@@ -145,7 +44,8 @@ def sparse_linear(spikes: SparseSpikes, weight: torch.Tensor, bias: Optional[tor
     bias = bias_argument(bias, weight)
     if _route.uses_operator("sparse_linear", "SparseLinear"):
         return _route.call("sparse_linear", spikes, given, bias)
-    return SparseLinear.apply(spikes.values.to(weight.dtype), weight, bias, spikes.ids, spikes.counts)
+    values = spikes.values.to(weight.dtype)
+    return _sparse_currents.currents_apply(OPERATORS, spikes.ids, values, spikes.counts, weight, bias)
 
 
 def weight_argument(name: str, weight: object, spikes: SparseSpikes) -> torch.Tensor:

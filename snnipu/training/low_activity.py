@@ -11,7 +11,7 @@ from torch import nn
 from snnipu import ops
 from snnipu.neurons import SparseNetwork
 from snnipu.neurons.sparse_leaky import SparseNeurons
-from snnipu.ops.sparse_lif_sequence import delayed
+from snnipu.ops._sparse_layers import delayed
 from snnipu.spikes import SparseSpikes
 
 PerLayer = Union[float, Sequence[Optional[float]], None]

@@ -6,7 +6,7 @@ import torch
 
 from snnipu import ops
 from snnipu.neurons import SparseConvLeaky, SparseNetwork
-from snnipu.ops.sparse_lif_sequence import delayed
+from snnipu.ops._sparse_layers import delayed
 from snnipu.spikes import SparseSpikes
 
 Spikes = Union[torch.Tensor, SparseSpikes]

@@ -4,10 +4,13 @@ import pytest
 import torch
 from support.operators import MACHINES, SURROGATES, backward, forward, machine, needs_model_and_host
 
+from snnipu import SparseSpikes
 from snnipu.ipu import NetworkSpec
 from snnipu.ipu import plan as plan_of
 from snnipu.ipu.model import IpuModelError, TensorSpec, spec_of
-from snnipu.ops.sparse_lif_sequence import SparseLifSequence
+from snnipu.ops import _sparse_layers
+from snnipu.ops.connections import FullyConnected
+from snnipu.ops.sparse_lif_sequence import OPERATORS
 from snnipu.planning.search import operator_plan
 from snnipu.surrogate import Kernel
 
@@ -69,23 +72,18 @@ def on_host(spikes, parameters, attributes):
     for layer, (weight, beta, threshold, *more) in enumerate(parameters):
         bias = more.pop(0) if attributes["has_bias"] else None
         second = attributes["grad_threshold"][layer] if attributes["has_grad_threshold"][layer] else None
-        ids, values, counts, dropped = SparseLifSequence.apply(
-            values,
-            weight,
+        options = _sparse_layers.NeuronOptions(
+            second, attributes["input_scale"][layer], attributes["reset"], 1 if layer else 0, kernel, None
+        )
+        ids, values, counts, dropped = _sparse_layers.layer_apply(
+            OPERATORS,
+            SparseSpikes._trusted(ids, values, counts, weight.shape[1]),
+            FullyConnected(weight),
             bias,
-            more[0] if more else None,
-            beta,
-            threshold,
-            ids,
-            counts,
-            second,
-            attributes["input_scale"][layer],
-            attributes["slots"][layer],
-            bool(attributes["rotate"]),
-            attributes["reset"],
-            1 if layer else 0,
-            kernel,
-            None,
+            _sparse_layers.Neurons(beta, threshold, options),
+            recurrent_weight=more[0] if more else None,
+            max_spikes=attributes["slots"][layer],
+            overflow="rotate" if attributes["rotate"] else "lowest",
         )
         made.append((ids, values, counts, dropped))
     return made

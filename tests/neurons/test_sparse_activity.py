@@ -8,9 +8,9 @@ import torch
 from oracle import random_spikes
 
 import snnipu
-from snnipu.backends.triton import sparse_break_even
 from snnipu.neurons import sparse_activity, sparse_linear
 from snnipu.neurons.sparse_activity import EVERY, LATER, DeviceActivity
+from snnipu.ops import _break_even
 
 
 class Copied:
@@ -139,6 +139,6 @@ def test_choice_on_a_gpu(precision, share, measured, monkeypatch):
 
 
 def test_sixteen_bit_products_break_even_earlier(monkeypatch):
-    assert sparse_break_even.break_even(torch.float64) == sparse_break_even.DOUBLE
+    assert _break_even.break_even(torch.float64) == _break_even.DOUBLE
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda: True)
-    assert sparse_break_even.break_even(torch.float32) == sparse_break_even.HALF
+    assert _break_even.break_even(torch.float32) == _break_even.HALF

@@ -18,6 +18,8 @@ from snnipu import SparseSpikes, ops, surrogate
 from snnipu.ops._maps import conv_geometry
 from snnipu.ops._slots import AS_NEEDED
 
+REFERENCE = reference_of("sparse_conv_lif_sequence_fwd")
+
 SPIKES = SparseSpikes.from_dense(torch.ones(2, 1, 2 * 3 * 4)).with_maps((2, 3, 4))
 WEIGHT = torch.zeros(5, 2, 2, 2)
 
@@ -201,6 +203,17 @@ def test_ids_that_are_none_are_refused_in_every_row(delay, step, wrong, per_chan
             call(ids)
     with pytest.raises(RuntimeError, match="sparse_conv_lif_sequence_bwd refused its arguments"):
         backward(spikes.ids, own)
+
+
+@pytest.mark.parametrize("run", [torch.ops.snnipu.sparse_conv_lif_sequence_fwd, REFERENCE])
+@pytest.mark.parametrize(("steps", "batch"), [(0, 2), (3, 0)])
+def test_empty_input(steps, batch, run):
+    spikes, weight = random_spikes(steps, batch, 192), torch.randn(5, 3, 3, 3)
+    geometry = list(conv_geometry(weight, (8, 8), (1, 1), (1, 1), (1, 1), 1))
+    own = (spikes.ids, spikes.values, spikes.counts, weight, None, torch.tensor(0.9), torch.tensor(0.5), geometry)
+    *made, mem = run(*own, 0.3, 1.0, 7, False, 1, 0, True)
+    assert [tuple(each.shape[:2]) for each in made] == [(steps, batch)] * 6
+    assert mem.shape == (steps, batch, 64, 5)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from oracle import (
 from snnipu import SparseSpikes, ops
 from snnipu.ops._maps import conv_geometry, pool_geometry
 from snnipu.ops._slots import AS_NEEDED
-from snnipu.ops.sparse_conv_lif_sequence import sparse_conv_lif_pool
+from snnipu.ops.sparse_conv_lif_sequence import Maps, sparse_conv_lif_pool
 
 EXAMPLES = int(os.environ.get("SNNIPU_HYPOTHESIS_EXAMPLES", "40"))
 tried = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -215,12 +215,13 @@ def test_a_layer_and_its_pool_are_the_reference(layer, height, width):
     for fused in (True, False):
         x = spikes.detach().requires_grad_()
         leaves = {key: tensor.clone().requires_grad_() for key, tensor in tensors.items()}
-        keys = {**leaves, **keywords, "input_size": shape[1:], "spike_grad": SURROGATES[name][0]}
+        keys = {**leaves, "spike_grad": SURROGATES[name][0]}
+        maps = {**keywords, "input_size": shape[1:]}
         if fused:
             first, bias = keys.pop("weight"), keys.pop("bias", None)
-            out, counts = sparse_conv_lif_pool(x, first, bias, window, **keys, **one)
+            out, counts = sparse_conv_lif_pool(x, first, bias, window, Maps(**maps), **keys, **one)
         else:
-            full = ops.sparse_conv_lif_sequence(x, **keys, **other)
+            full = ops.sparse_conv_lif_sequence(x, **maps, **keys, **other)
             out, counts = ops.sparse_pool2d(full, window), full.counts
         torch.manual_seed(0)
         out.values.backward(at_slots(torch.randn(out.shape, dtype=weight.dtype), out, padding=1e6))

@@ -14,7 +14,7 @@ import subprocess
 
 import torch
 
-from snnipu.backends import host, host_sparse, neurons
+from snnipu.backends import host, host_sparse, neurons, sparse_call
 
 
 class Address(int):
@@ -37,8 +37,9 @@ def _address(tensor):
     return address
 
 
-# Their argument is the address of a call, an array of words.
-_OF_CALLS = ("snnipu_neuron_forward", "snnipu_neuron_backward")
+# Functions whose argument is the address of a call, an array of words.
+_CALLS = {"snnipu_neuron_forward": neurons.Call, "snnipu_neuron_backward": neurons.Call}
+_CALLS.update({f"snnipu_{name}": sparse_call.Call for name in sparse_call.FUNCTIONS})
 
 
 def _pointers(structure):
@@ -54,6 +55,13 @@ def _pointers(structure):
         for place, pointer in enumerate(values):
             if pointer:
                 yield offset + place * ctypes.sizeof(ctypes.c_void_p), pointer
+
+
+def _take_numbers(structure, sent):
+    """The integers of a structure as they were sent back; pointers are the other process's."""
+    for name, kind in structure._fields_:
+        if kind is ctypes.c_int64:
+            setattr(structure, name, getattr(type(structure).from_buffer_copy(sent), name))
 
 
 class EmulatedLibrary:
@@ -72,6 +80,9 @@ class EmulatedLibrary:
     def snnipu_neuron_call_size(self):
         return host_library.snnipu_neuron_call_size()
 
+    def snnipu_sparse_call_size(self):
+        return host_library.snnipu_sparse_call_size()
+
     def __getattr__(self, name):
         if not name.startswith("snnipu_"):
             raise AttributeError(name)
@@ -83,8 +94,8 @@ class EmulatedLibrary:
         message, buffers = [], []
         for argument, kind in zip(arguments, types):
             pointer = kind is ctypes.c_void_p or issubclass(kind, ctypes._Pointer)
-            if name in _OF_CALLS:
-                argument = ctypes.byref(neurons.Call.from_address(argument))
+            if name in _CALLS:
+                argument = ctypes.byref(_CALLS[name].from_address(argument))
             if pointer and isinstance(argument, ctypes.c_void_p):
                 argument = argument.value
             if not pointer:
@@ -111,11 +122,28 @@ class EmulatedLibrary:
                 message.append(struct.pack("=cQ", b"a", argument))
         head = struct.pack("=Q", len(name)) + name.encode() + struct.pack("=Q", len(arguments))
         self._send(head + b"".join(message))
+        while self._receive(1, name) == b"r":
+            self._make_room(name, arguments[0], buffers)
         result = struct.unpack("=q", self._receive(8, name))[0]
+        if name in _CALLS:
+            _take_numbers(_CALLS[name].from_address(arguments[0]), self._receive(ctypes.sizeof(_CALLS[name]), name))
         for address, size in buffers:
             ctypes.memmove(address, self._receive(size, name), size)
         self.calls += 1
         return result & (2**64 - 1) if name == "snnipu_fingerprint" else result
+
+    def _make_room(self, name, address, buffers):
+        """What a function is answered that asks for room: the pointers that the callback has set."""
+        call = _CALLS[name].from_address(address)
+        call.own_slots = struct.unpack("=q", self._receive(8, name))[0]
+        before = list(_pointers(call))
+        status = call.room(address)
+        made = [pair for pair in _pointers(call) if pair not in before]
+        message = [struct.pack("=qQ", status, len(made))]
+        for offset, pointer in made:
+            buffers.append((pointer, _asked[pointer]))
+            message.append(struct.pack("=Q", offset) + self._buffer(*buffers[-1])[1:])  # no tag
+        self._send(b"".join(message))
 
     def _buffer(self, address, size):
         return struct.pack("=cQ", b"b", size) + ctypes.string_at(address, size)

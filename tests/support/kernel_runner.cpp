@@ -3,10 +3,13 @@
 //
 // A call: the function's name and its arguments, each a tag and what follows it: n (a null pointer), a (an address in
 // this process), b (a buffer: its bytes), s (a structure: its bytes, and the number of its pointers that are not null,
-// each an offset and a buffer), i (an integer), d (a double). The answer: the result, and the buffers' bytes as they
-// are then. Numbers are 64 bits wide; a name, a buffer and a structure have their length ahead of them.
+// each an offset and a buffer), i (an integer), d (a double). The answer: d, the result, the structures' bytes and the
+// buffers' as they are then. Ahead of it, where a function asks for room: r and how many slots, which is answered by a
+// status, and the number of new pointers, as of a structure. Numbers are 64 bits wide; a name, a buffer and a structure
+// have their length ahead of them.
 #include "host/neuron.h"
 #include "host/snnipu.h"
+#include "host/sparse.h"
 
 #include <dlfcn.h>
 
@@ -22,23 +25,6 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
-
-extern "C" {
-#define SPARSE_FUNCTIONS(SUFFIX, C)                                                                                    \
-  SNNIPU_PACK_WEIGHT(snnipu_pack_weight_##SUFFIX, C);                                                                  \
-  SNNIPU_SPARSE_LINEAR_FWD(snnipu_sparse_linear_fwd_##SUFFIX, C);                                                      \
-  SNNIPU_SPARSE_LINEAR_BWD(snnipu_sparse_linear_bwd_##SUFFIX, C);                                                      \
-  SNNIPU_SPARSE_LIF_SEQUENCE_FWD(snnipu_sparse_lif_sequence_fwd_##SUFFIX, C);                                          \
-  SNNIPU_SLOT_MEMBRANES(snnipu_slot_membranes_##SUFFIX, C);                                                            \
-  SNNIPU_SPARSE_LIF_SEQUENCE_BWD(snnipu_sparse_lif_sequence_bwd_##SUFFIX, C);                                          \
-  SNNIPU_ABOVE(snnipu_above_##SUFFIX, C);                                                                              \
-  SNNIPU_SELECT_SPIKES_FWD(snnipu_select_spikes_fwd_##SUFFIX, C);                                                      \
-  SNNIPU_SELECT_SPIKES_BWD(snnipu_select_spikes_bwd_##SUFFIX, C);                                                      \
-  SNNIPU_SPARSE_TO_DENSE_FWD(snnipu_sparse_to_dense_fwd_##SUFFIX, C);                                                  \
-  SNNIPU_SPARSE_TO_DENSE_BWD(snnipu_sparse_to_dense_bwd_##SUFFIX, C);
-SPARSE_FUNCTIONS(f32, float)
-SPARSE_FUNCTIONS(f64, double)
-}
 
 namespace {
 
@@ -123,38 +109,59 @@ template <typename R, typename... A> Call bind(void *library, const char *name, 
   };
 }
 
-std::map<std::string, Call> functionsOf(void *library) {
-  std::map<std::string, Call> calls;
-#define ADD(NAME) calls[#NAME] = bind(library, #NAME, static_cast<decltype(&NAME)>(nullptr));
-#define ADD_SPARSE(SUFFIX)                                                                                             \
-  ADD(snnipu_pack_weight_##SUFFIX)                                                                                     \
-  ADD(snnipu_sparse_linear_fwd_##SUFFIX)                                                                               \
-  ADD(snnipu_sparse_linear_bwd_##SUFFIX)                                                                               \
-  ADD(snnipu_sparse_lif_sequence_fwd_##SUFFIX)                                                                         \
-  ADD(snnipu_slot_membranes_##SUFFIX)                                                                                  \
-  ADD(snnipu_sparse_lif_sequence_bwd_##SUFFIX)                                                                         \
-  ADD(snnipu_above_##SUFFIX)                                                                                           \
-  ADD(snnipu_select_spikes_fwd_##SUFFIX)                                                                               \
-  ADD(snnipu_select_spikes_bwd_##SUFFIX)                                                                               \
-  ADD(snnipu_sparse_to_dense_fwd_##SUFFIX)                                                                             \
-  ADD(snnipu_sparse_to_dense_bwd_##SUFFIX)
-  ADD_SPARSE(f32)
-  ADD_SPARSE(f64)
-  ADD(snnipu_set_workers)
-  ADD(snnipu_packed_size)
-  ADD(snnipu_fingerprint)
-  ADD(snnipu_neuron_forward)
-  ADD(snnipu_neuron_backward)
-  return calls;
-}
-
 // The bytes that follow, in a buffer of their own.
-Buffer &readBuffer(std::vector<std::unique_ptr<Buffer>> &buffers) {
+using Buffers = std::vector<std::unique_ptr<Buffer>>;
+Buffer &readBuffer(Buffers &buffers) {
   buffers.push_back(std::make_unique<Buffer>(number<std::uint64_t>()));
   Buffer &buffer = *buffers.back();
   if (buffer.size() != 0)
     readBytes(buffer.data(), buffer.size());
   return buffer;
+}
+
+// The pointers that follow, in a structure.
+void readPointers(Buffers &buffers, unsigned char *structure) {
+  for (std::uint64_t left = number<std::uint64_t>(); left != 0; --left) {
+    const auto offset = number<std::uint64_t>();
+    void *const pointer = readBuffer(buffers).data();
+    std::memcpy(structure + offset, &pointer, sizeof(pointer));
+  }
+}
+
+// Of the call that runs.
+Buffers *current = nullptr;
+
+std::int64_t room(snnipu_sparse_call *call) {
+  std::fputc('r', stdout);
+  std::fwrite(&call->own_slots, sizeof(call->own_slots), 1, stdout);
+  std::fflush(stdout);
+  const auto status = number<std::int64_t>();
+  readPointers(*current, reinterpret_cast<unsigned char *>(call));
+  return status;
+}
+
+// A function that takes a structure.
+template <typename T> Call bindCall(void *library, const std::string &name) {
+  const auto function = reinterpret_cast<int (*)(T *)>(dlsym(library, name.c_str()));
+  if (!function)
+    fail("no function " + name);
+  return [function](const std::vector<Argument> &arguments) {
+    T *const call = as<T *>(arguments.at(0));
+    if constexpr (std::is_same_v<T, snnipu_sparse_call>)
+      call->room = room;
+    return static_cast<std::int64_t>(function(call));
+  };
+}
+
+Call find(void *library, const std::string &name) {
+#define PLAIN(NAME)                                                                                                    \
+  if (name == #NAME)                                                                                                   \
+    return bind(library, #NAME, static_cast<decltype(&NAME)>(nullptr));
+  PLAIN(snnipu_set_workers)
+  PLAIN(snnipu_packed_size)
+  PLAIN(snnipu_fingerprint)
+  return name.rfind("snnipu_neuron_", 0) == 0 ? bindCall<snnipu_neuron_call>(library, name)
+                                              : bindCall<snnipu_sparse_call>(library, name);
 }
 
 } // namespace
@@ -163,13 +170,14 @@ int main(int count, char **words) {
   void *const library = count == 2 ? dlopen(words[1], RTLD_NOW) : nullptr;
   if (!library)
     fail(count == 2 ? dlerror() : "usage: kernel_runner LIBRARY");
-  const auto calls = functionsOf(library);
+  std::map<std::string, Call> calls;
   std::uint64_t length;
   while (readBytes(&length, sizeof(length))) {
     std::string name(length, ' ');
     readBytes(&name[0], length);
     std::vector<Argument> arguments(number<std::uint64_t>());
-    std::vector<std::unique_ptr<Buffer>> buffers;
+    Buffers buffers;
+    current = &buffers;
     std::list<std::vector<unsigned char>> structures;
     for (Argument &argument : arguments) {
       argument.tag = number<char>();
@@ -179,11 +187,7 @@ int main(int count, char **words) {
         structures.emplace_back(number<std::uint64_t>());
         auto &bytes = structures.back();
         readBytes(bytes.data(), bytes.size());
-        for (std::uint64_t left = number<std::uint64_t>(); left != 0; --left) {
-          const auto offset = number<std::uint64_t>();
-          void *const pointer = readBuffer(buffers).data();
-          std::memcpy(bytes.data() + offset, &pointer, sizeof(pointer));
-        }
+        readPointers(buffers, bytes.data());
         argument.pointer = bytes.data();
       } else if (argument.tag == 'a') {
         argument.pointer = reinterpret_cast<void *>(number<std::uint64_t>());
@@ -193,11 +197,13 @@ int main(int count, char **words) {
         argument.real = number<double>();
       }
     }
-    const auto call = calls.find(name);
-    if (call == calls.end())
-      fail("no function " + name);
-    const std::int64_t result = call->second(arguments);
+    if (calls.find(name) == calls.end())
+      calls[name] = find(library, name);
+    const std::int64_t result = calls[name](arguments);
+    std::fputc('d', stdout);
     std::fwrite(&result, sizeof(result), 1, stdout);
+    for (const auto &structure : structures)
+      std::fwrite(structure.data(), 1, structure.size(), stdout);
     for (const auto &buffer : buffers) {
       if (!buffer->intact())
         fail(name + " wrote outside of its buffers");

@@ -1,13 +1,15 @@
 """The sparse operators on CUDA: ``snnipu::<name>`` is the function of that name."""
 
-from snnipu.backends.triton.sparse_conv import (
+from snnipu.backends.triton.sparse_layers import (
     sparse_conv2d_bwd,
     sparse_conv2d_fwd,
     sparse_conv_lif_sequence_bwd,
     sparse_conv_lif_sequence_fwd,
+    sparse_lif_sequence_bwd,
+    sparse_lif_sequence_fwd,
+    sparse_linear_bwd,
+    sparse_linear_fwd,
 )
-from snnipu.backends.triton.sparse_lif import sparse_lif_sequence_bwd, sparse_lif_sequence_fwd
-from snnipu.backends.triton.sparse_linear import sparse_linear_bwd, sparse_linear_fwd
 from snnipu.backends.triton.sparse_select import (
     dense_to_sparse_fwd,
     select_spikes_bwd,

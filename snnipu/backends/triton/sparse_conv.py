@@ -13,18 +13,14 @@ import triton
 import triton.language as tl
 
 from snnipu.backends import triton as backend
-from snnipu.backends.triton.sparse_lif import membrane_gradient, selected
 from snnipu.backends.triton.sparse_maths import block_of, where_all
 from snnipu.backends.triton.sparse_select import sparse_to_dense_bwd
-from snnipu.ops._slots import stored_membranes
 
 _CHANNEL_BLOCK = 64
 _PLACE_BLOCK = 64
 # Programs that share the spikes of a channel.
 _SPLITS = 8
 _SIZES = ["in_height", "in_width", "out_height", "out_width", "group_inputs", "group_channels"]
-
-Layer = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @triton.jit(do_not_specialize=["late_lines", *_SIZES])
@@ -180,7 +176,7 @@ def _spikes(ids: torch.Tensor, counts: torch.Tensor, inputs: int) -> torch.Tenso
     return (torch.arange(ids.shape[2], device=ids.device) < counts[..., :1]) & (ids >= 0) & (ids < inputs)
 
 
-def _currents(
+def gather_maps(
     ids: torch.Tensor,
     values: torch.Tensor,
     counts: torch.Tensor,
@@ -224,7 +220,7 @@ def _currents(
     return out
 
 
-def _gradients(
+def gradients_of_maps(
     grad: torch.Tensor,
     ids: torch.Tensor,
     values: torch.Tensor,
@@ -234,8 +230,8 @@ def _gradients(
     need_values: bool,
     need_weight: bool,
     delay: int = 0,
-) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Of the values and the weight, empty where not needed, from that of the currents ``delay`` steps later."""
+) -> Tuple[Optional[torch.Tensor], Optional[torch.Tensor]]:
+    """Of the values and the weight, where needed, from that of the currents ``delay`` steps later."""
     device = backend.check_launch(grad, ids, values, counts, weight)
     ids, values, counts = ids.contiguous(), values.contiguous(), counts.contiguous()
     steps, batch, slots = ids.shape
@@ -243,7 +239,8 @@ def _gradients(
     delay = min(delay, steps)
     rows, neurons_in = (steps - delay) * batch, geometry[0] * height * width
     maps = grad.reshape(steps, batch, *geometry[3:6])
-    grad_values, grad_weight = weight.new_empty(0), weight.new_empty(0)
+    grad_values: Optional[torch.Tensor] = None
+    grad_weight: Optional[torch.Tensor] = None
     if need_values:
         dense = grad.new_zeros((steps, batch, neurons_in))
         if rows:
@@ -279,127 +276,3 @@ def _gradients(
             )
         grad_weight = parts.sum(0).permute(0, 4, 1, 2, 3).reshape(weight.shape).contiguous()
     return grad_values, grad_weight
-
-
-def sparse_conv2d_fwd(
-    ids: torch.Tensor,
-    values: torch.Tensor,
-    counts: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Optional[torch.Tensor],
-    geometry: List[int],
-) -> torch.Tensor:
-    """CUDA kernel of ``snnipu::sparse_conv2d_fwd``."""
-    return _currents(ids, values, counts, weight, bias, geometry)
-
-
-def sparse_conv2d_bwd(
-    grad: torch.Tensor,
-    ids: torch.Tensor,
-    values: torch.Tensor,
-    counts: torch.Tensor,
-    weight: torch.Tensor,
-    geometry: List[int],
-    need_values: bool,
-    need_weight: bool,
-    need_bias: bool,
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """CUDA kernel of ``snnipu::sparse_conv2d_bwd``; empty where not needed."""
-    channels = geometry[3]
-    return (
-        *_gradients(grad, ids, values, counts, weight, geometry, need_values, need_weight),
-        grad.reshape(*grad.shape[:2], channels, geometry[4] * geometry[5]).sum((0, 1, 3))
-        if need_bias
-        else weight.new_empty(0),
-    )
-
-
-def _each(parameter: torch.Tensor, places: int) -> torch.Tensor:
-    """One number, or one for each neuron of the channels' maps."""
-    return parameter if parameter.numel() == 1 else parameter.reshape(-1).repeat_interleave(places)
-
-
-def sparse_conv_lif_sequence_fwd(
-    ids: torch.Tensor,
-    values: torch.Tensor,
-    counts: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Optional[torch.Tensor],
-    beta: torch.Tensor,
-    threshold: torch.Tensor,
-    geometry: List[int],
-    grad_threshold: Optional[float],
-    input_scale: float,
-    capacity: int,
-    rotate: bool,
-    reset: int,
-    delay: int,
-    store_mem: bool,
-) -> Layer:
-    """CUDA kernel of ``snnipu::sparse_conv_lif_sequence_fwd``."""
-    channels, places = geometry[3], geometry[4] * geometry[5]
-    scaled = weight if input_scale == 1 else weight * input_scale
-    mem = _currents(ids, values, counts, scaled, bias, geometry, delay)
-    made, fired = selected(mem, _each(beta, places), _each(threshold, places), grad_threshold, capacity, rotate, reset)
-    kept = mem.new_empty(0)
-    if store_mem:
-        kept = mem.reshape(*mem.shape[:2], channels, places).transpose(2, 3).contiguous()
-    return made.ids, made.values, made.counts, made.dropped, made.slot_x, fired, kept
-
-
-def sparse_conv_lif_sequence_bwd(
-    grad: torch.Tensor,
-    ids: torch.Tensor,
-    values: torch.Tensor,
-    counts: torch.Tensor,
-    weight: torch.Tensor,
-    beta: torch.Tensor,
-    threshold: torch.Tensor,
-    geometry: List[int],
-    input_scale: float,
-    reset: int,
-    delay: int,
-    ids_out: torch.Tensor,
-    counts_out: torch.Tensor,
-    slot_mem: torch.Tensor,
-    fired: torch.Tensor,
-    mem: torch.Tensor,
-    surrogate: int,
-    surrogate_a: float,
-    surrogate_b: float,
-    need_values: bool,
-    need_weight: bool,
-    need_bias: bool,
-    need_beta: bool,
-    need_threshold: bool,
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """CUDA kernel of ``snnipu::sparse_conv_lif_sequence_bwd``; empty where not needed."""
-    channels, places = geometry[3], geometry[4] * geometry[5]
-    if stored_membranes(mem, need_beta, ids, channels * places) is not None:
-        mem = mem.transpose(2, 3).reshape(*mem.shape[:2], channels * places)
-    dense, sum_grad, sum_beta, sum_threshold = membrane_gradient(
-        grad,
-        (ids_out, counts_out, slot_mem),
-        fired,
-        mem,
-        _each(beta, places),
-        _each(threshold, places),
-        channels * places,
-        reset,
-        (surrogate, surrogate_a, surrogate_b),
-        need_beta,
-    )
-
-    def reduced(total: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        total = total.reshape(-1, channels, places).sum((0, 2))
-        return total.sum().reshape(like.shape) if like.numel() == 1 else total.reshape(like.shape)
-
-    grad_values, grad_weight = _gradients(dense, ids, values, counts, weight, geometry, need_values, need_weight, delay)
-    # No two outputs may be the same tensor.
-    return (
-        grad_values if input_scale == 1 else grad_values * input_scale,
-        grad_weight if input_scale == 1 else grad_weight * input_scale,
-        reduced(sum_grad, weight[:, 0, 0, 0]) if need_bias else weight.new_empty(0),
-        reduced(sum_beta, beta) * ((beta >= 0) & (beta <= 1)) if need_beta else weight.new_empty(0),
-        reduced(sum_threshold, threshold) if need_threshold else weight.new_empty(0),
-    )

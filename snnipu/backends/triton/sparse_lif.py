@@ -4,22 +4,14 @@ Few launches a pass: currents of all steps by gather, membranes over time with t
 rows. A recurrent layer takes two for each step, as its spikes are needed by the next.
 """
 
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Tuple
 
 import torch
 import triton
 import triton.language as tl
 
 from snnipu.backends import triton as backend
-from snnipu.backends.triton.sparse_linear import (
-    add_weights,
-    dot_block,
-    gather_weights,
-    grad_values_of,
-    grad_weight_of,
-    packed_weight,
-    slot_dots,
-)
+from snnipu.backends.triton.sparse_linear import add_weights, dot_block, packed_weight, slot_dots
 from snnipu.backends.triton.sparse_maths import (
     AS_NEEDED,
     WORD_BITS,
@@ -35,10 +27,7 @@ from snnipu.backends.triton.sparse_maths import (
     words,
 )
 from snnipu.backends.triton.sparse_select import Selection, carried_in_row, through_spikes
-from snnipu.ops._slots import stored_membranes
-
-ForwardResult = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-BackwardResult = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+from snnipu.ops._sparse_layers import LayerBackward, LayerForward
 
 # Neurons to a program: one for each thread of four warps, so that a warp makes a word of bits.
 _NEURON_BLOCK = 128
@@ -345,127 +334,82 @@ def _fired_words(
 
 
 def selected(
-    mem: torch.Tensor,
-    beta: torch.Tensor,
-    threshold: torch.Tensor,
-    grad_threshold: Optional[float],
-    capacity: int,
-    rotate: bool,
-    reset: int,
+    mem: torch.Tensor, beta: torch.Tensor, threshold: torch.Tensor, a: LayerForward
 ) -> Tuple[Selection, torch.Tensor]:
-    """The slots of a layer that is not recurrent, and the words of what fired. ``mem``: its currents, in whose place
-    the membranes are put."""
-    device = backend.check_launch(mem, beta, threshold)
+    """The slots of a layer, and the words of what fired. ``mem``: its currents, in whose place the membranes are put;
+    ``beta`` and ``threshold`` of one element each or of each neuron."""
+    device = backend.check_launch(mem, beta, threshold, a.recurrent_weight)
     beta, threshold = beta.contiguous(), threshold.contiguous()
     steps, batch, neurons = mem.shape
     fired, blocks, in_words, per_neuron_parameters = _fired_words(mem, beta, threshold)
-    if mem.numel():
+    if a.recurrent_weight is None:
+        if mem.numel():
+            with backend.on_device(device):
+                membranes_kernel[(batch * blocks,)](
+                    mem,
+                    beta,
+                    threshold,
+                    steps,
+                    batch,
+                    neurons,
+                    RESET=a.reset,
+                    **per_neuron_parameters,
+                    **_blocks(neurons)[1],
+                    **backend.exact(),
+                )
+                fired_kernel[(steps * batch * blocks,)](
+                    mem, threshold, fired, neurons, fired.shape[2], THRESHOLDS=threshold.numel() > 1, **in_words
+                )
+        made = Selection(mem, threshold, a.grad_threshold, a.capacity, a.rotate, slot_x=True)
+        made.run(0, made.rows)
+        return made, fired
+    # Nobody knows yet what the busiest row needs.
+    offered = neurons if a.capacity == AS_NEEDED else a.capacity
+    made = Selection(mem, threshold, a.grad_threshold, offered, a.rotate, slot_x=True)
+    packed = packed_weight(a.recurrent_weight)
+    for t in range(steps if batch else 0):
         with backend.on_device(device):
-            membranes_kernel[(batch * blocks,)](
+            recurrent_step_kernel[(batch * blocks,)](
                 mem,
+                fired,
+                made.ids,
+                made.counts,
+                packed,
                 beta,
                 threshold,
-                steps,
+                number(a.input_scale, mem.dtype),
+                t,
                 batch,
+                offered,
                 neurons,
-                RESET=reset,
+                fired.shape[2],
+                packed.shape[1],
+                RESET=a.reset,
+                DOUBLE=mem.dtype == torch.float64,
+                UNROLL=4,
                 **per_neuron_parameters,
-                **_blocks(neurons)[1],
-                **backend.exact(),
+                **in_words,
             )
-            fired_kernel[(steps * batch * blocks,)](
-                mem, threshold, fired, neurons, fired.shape[2], THRESHOLDS=threshold.numel() > 1, **in_words
-            )
-    made = Selection(mem, threshold, grad_threshold, capacity, rotate, slot_x=True)
-    made.run(0, made.rows)
+        made.run(t * batch, batch)
+    if a.capacity == AS_NEEDED:
+        made.trim()
     return made, fired
 
 
-def sparse_lif_sequence_fwd(
-    ids: torch.Tensor,
-    values: torch.Tensor,
-    counts: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Optional[torch.Tensor],
-    recurrent_weight: Optional[torch.Tensor],
-    beta: torch.Tensor,
-    threshold: torch.Tensor,
-    grad_threshold: Optional[float],
-    input_scale: float,
-    capacity: int,
-    rotate: bool,
-    reset: int,
-    delay: int,
-    store_mem: bool,
-) -> ForwardResult:
-    """CUDA kernel of ``snnipu::sparse_lif_sequence_fwd``."""
-    device = backend.check_launch(ids, values, counts, weight, bias, recurrent_weight, beta, threshold)
-    beta, threshold = beta.contiguous(), threshold.contiguous()
-    steps, batch, _ = ids.shape
-    neurons = weight.shape[0]
-    # Currents first; the kernels below put the membranes in their place.
-    mem = gather_weights(ids, values, counts, weight, bias, input_scale, delay)
-    if recurrent_weight is None:
-        made, fired = selected(mem, beta, threshold, grad_threshold, capacity, rotate, reset)
-    else:
-        fired, blocks, in_words, per_neuron_parameters = _fired_words(mem, beta, threshold)
-        # Nobody knows yet what the busiest row needs.
-        offered = neurons if capacity == AS_NEEDED else capacity
-        made = Selection(mem, threshold, grad_threshold, offered, rotate, slot_x=True)
-        packed = packed_weight(recurrent_weight)
-        for t in range(steps if batch else 0):
-            with backend.on_device(device):
-                recurrent_step_kernel[(batch * blocks,)](
-                    mem,
-                    fired,
-                    made.ids,
-                    made.counts,
-                    packed,
-                    beta,
-                    threshold,
-                    number(input_scale, mem.dtype),
-                    t,
-                    batch,
-                    offered,
-                    neurons,
-                    fired.shape[2],
-                    packed.shape[1],
-                    RESET=reset,
-                    DOUBLE=mem.dtype == torch.float64,
-                    UNROLL=4,
-                    **per_neuron_parameters,
-                    **in_words,
-                )
-            made.run(t * batch, batch)
-        if capacity == AS_NEEDED:
-            made.trim()
-    return made.ids, made.values, made.counts, made.dropped, made.slot_x, fired, mem if store_mem else mem.new_empty(0)
-
-
 def membrane_gradient(
-    grad: torch.Tensor,
-    slots_out: Tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    fired: torch.Tensor,
-    mem: torch.Tensor,
-    beta: torch.Tensor,
-    threshold: torch.Tensor,
-    neurons: int,
-    reset: int,
-    surrogate: Tuple[int, float, float],
-    need_beta: bool,
-    recurrent_weight: Optional[torch.Tensor] = None,
-    input_scale: float = 1.0,
+    a: LayerBackward, mem: torch.Tensor, beta: torch.Tensor, threshold: torch.Tensor
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradient of the membranes ``[T, B, N]`` from that of the spikes' values, and for each neuron of each sample its
-    sum and those of beta (without ``need_beta`` not set) and threshold. ``slots_out``: ids, counts and membranes."""
-    ids_out, counts_out, slot_mem = slots_out
-    device = backend.check_launch(grad, beta, threshold, ids_out, counts_out, slot_mem, fired)
-    grad, slot_mem, fired, mem = grad.contiguous(), slot_mem.contiguous(), fired.contiguous(), mem.contiguous()
-    ids_out, counts_out = ids_out.contiguous(), counts_out.contiguous()
+    sum and those of beta (where needed, else not set) and threshold. ``mem``: ``[T, B, N]``, for beta; parameters as of
+    :func:`selected`."""
+    neurons, surrogate = a.connection.neurons, (a.surrogate, a.surrogate_a, a.surrogate_b)
+    device = backend.check_launch(a.grad, beta, threshold, a.ids_out, a.counts_out, a.slot_mem, a.fired)
+    grad, slot_mem, fired, mem = a.grad.contiguous(), a.slot_mem.contiguous(), a.fired.contiguous(), mem.contiguous()
+    ids_out, counts_out = a.ids_out.contiguous(), a.counts_out.contiguous()
     beta, threshold = beta.contiguous(), threshold.contiguous()
     steps, batch, slots = ids_out.shape
     # A recurrent layer's kernel adds to them, step by step.
-    make = grad.new_empty if recurrent_weight is None and steps else grad.new_zeros
+    make = grad.new_empty if a.recurrent_weight is None and steps else grad.new_zeros
     carry, sum_grad, sum_beta, sum_threshold = (make((batch, neurons)) for _ in range(4))
     blocks, sizes = _blocks(neurons)
 
@@ -486,16 +430,16 @@ def membrane_gradient(
                 batch,
                 neurons,
                 fired.shape[2],
-                RESET=reset,
+                RESET=a.reset,
                 BETAS=beta.numel() > 1,
                 THRESHOLDS=threshold.numel() > 1,
-                NEED_BETA=need_beta,
+                NEED_BETA=a.need_beta,
                 RESUME=resume,
                 **sizes,
                 **backend.exact(),
             )
 
-    if recurrent_weight is None:
+    if a.recurrent_weight is None:
         dense, _ = through_spikes(
             grad,
             slot_mem,
@@ -510,7 +454,7 @@ def membrane_gradient(
             adjoint(dense, 0, steps, resume=False)
     else:
         dense = grad.new_zeros((steps, batch, neurons))
-        packed = packed_weight(recurrent_weight, trusted=True)
+        packed = packed_weight(a.recurrent_weight, trusted=True)
         options = dot_block(neurons)
         for t in range(steps - 1, -1, -1) if batch else ():
             if slots:
@@ -523,7 +467,7 @@ def membrane_gradient(
                         counts_out,
                         packed,
                         dense,
-                        number(input_scale, grad.dtype),
+                        number(a.input_scale, grad.dtype),
                         *surrogate_constants(*surrogate),
                         t,
                         steps,
@@ -539,71 +483,3 @@ def membrane_gradient(
                     )
             adjoint(dense, t, t + 1, resume=True)
     return dense, sum_grad, sum_beta, sum_threshold
-
-
-def sparse_lif_sequence_bwd(
-    grad: torch.Tensor,
-    ids: torch.Tensor,
-    values: torch.Tensor,
-    counts: torch.Tensor,
-    weight: torch.Tensor,
-    recurrent_weight: Optional[torch.Tensor],
-    beta: torch.Tensor,
-    threshold: torch.Tensor,
-    input_scale: float,
-    reset: int,
-    delay: int,
-    ids_out: torch.Tensor,
-    counts_out: torch.Tensor,
-    slot_mem: torch.Tensor,
-    fired: torch.Tensor,
-    mem: torch.Tensor,
-    surrogate: int,
-    surrogate_a: float,
-    surrogate_b: float,
-    need_values: bool,
-    need_weight: bool,
-    need_bias: bool,
-    need_recurrent: bool,
-    need_beta: bool,
-    need_threshold: bool,
-) -> BackwardResult:
-    """CUDA kernel of ``snnipu::sparse_lif_sequence_bwd``; empty where not needed."""
-    backend.check_launch(grad, ids, values, counts, weight, beta, threshold, ids_out, counts_out, slot_mem, fired)
-    stored_membranes(mem, need_beta, ids, weight.shape[0])
-    dense, sum_grad, sum_beta, sum_threshold = membrane_gradient(
-        grad,
-        (ids_out, counts_out, slot_mem),
-        fired,
-        mem,
-        beta,
-        threshold,
-        weight.shape[0],
-        reset,
-        (surrogate, surrogate_a, surrogate_b),
-        need_beta,
-        recurrent_weight,
-        input_scale,
-    )
-    neurons, inputs = weight.shape
-
-    def none() -> torch.Tensor:
-        # No two outputs may be the same tensor.
-        return weight.new_empty(0)
-
-    def reduced(total: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        total = total.sum(0)
-        return total.sum().reshape(like.shape) if like.numel() == 1 else total.reshape(like.shape)
-
-    grad_recurrent = none()
-    if need_recurrent:
-        ones = torch.ones_like(slot_mem)
-        grad_recurrent = grad_weight_of(dense, ids_out, ones, counts_out, neurons, input_scale, 1)
-    return (
-        grad_values_of(dense, ids, counts, weight, input_scale, delay) if need_values else none(),
-        grad_weight_of(dense, ids, values, counts, inputs, input_scale, delay) if need_weight else none(),
-        sum_grad.sum(0) if need_bias else none(),
-        grad_recurrent,
-        reduced(sum_beta, beta) * ((beta >= 0) & (beta <= 1)) if need_beta else none(),
-        reduced(sum_threshold, threshold) if need_threshold else none(),
-    )

@@ -5,16 +5,16 @@ would make the host wait; what is out of range is not read.
 """
 
 import weakref
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, NamedTuple, Optional
 
 import torch
 import triton
 import triton.language as tl
 
 from snnipu.backends import triton as backend
-from snnipu.backends.triton.sparse_break_even import break_even
 from snnipu.backends.triton.sparse_maths import block_of, number, scalar, where_all
 from snnipu.backends.triton.sparse_select import carried_in_row, sparse_to_dense_bwd, sparse_to_dense_fwd
+from snnipu.ops._break_even import break_even
 
 # A packed row begins at a multiple of so many elements, for loads of 16 bytes.
 _ROW_ALIGNMENT = 16
@@ -393,32 +393,3 @@ def grad_values_of(
                 **backend.fused(),
             )
     return out
-
-
-def sparse_linear_fwd(
-    ids: torch.Tensor,
-    values: torch.Tensor,
-    counts: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Optional[torch.Tensor],
-) -> torch.Tensor:
-    """CUDA kernel of ``snnipu::sparse_linear_fwd``."""
-    return gather_weights(ids, values, counts, weight, bias)
-
-
-def sparse_linear_bwd(
-    grad: torch.Tensor,
-    ids: torch.Tensor,
-    values: torch.Tensor,
-    counts: torch.Tensor,
-    weight: torch.Tensor,
-    need_values: bool,
-    need_weight: bool,
-    need_bias: bool,
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """CUDA kernel of ``snnipu::sparse_linear_bwd``; empty where not needed."""
-    return (
-        grad_values_of(grad, ids, counts, weight) if need_values else weight.new_empty(0),
-        grad_weight_of(grad, ids, values, counts, weight.shape[1]) if need_weight else weight.new_empty(0),
-        grad.sum((0, 1)) if need_bias else weight.new_empty(0),
-    )

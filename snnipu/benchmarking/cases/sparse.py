@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn import functional
 
 from snnipu import Leaky, SparseNetwork, SparseSpikes
-from snnipu.backends.triton.sparse_break_even import tf32_allowed
 from snnipu.benchmarking import peers
 from snnipu.benchmarking.case import Axis, Case, Contender, Settings, Sweep, Workload
 from snnipu.benchmarking.checks import Check, check_network
@@ -30,6 +29,7 @@ from snnipu.benchmarking.sparse_problem import (
     parse_activity,
 )
 from snnipu.neurons.sparse_benchmark import SECOND_THRESHOLD, SURROGATE_SLOPE
+from snnipu.ops._break_even import tf32_allowed
 from snnipu.training import benchmark_network
 from snnipu.training.methods import sparse_network, sparse_ops
 

@@ -9,7 +9,7 @@ from oracle import RESETS, SURROGATES, on_grid, random_spikes, relative_error
 
 import snnipu
 from snnipu import SparseSpikes, backends, ops
-from snnipu.backends.triton import sparse_break_even
+from snnipu.ops import _break_even
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no CUDA device")
 CUDA = torch.device("cuda")
@@ -78,7 +78,7 @@ def some(inputs, outputs, recurrent=False, each=False, dtype=torch.float32):
 @pytest.mark.parametrize("reset", RESETS)
 def test_layer_is_that_of_the_cpu(reset, dtype, many, monkeypatch):
     for constant in ("STRICT", "TF32", "DOUBLE"):
-        monkeypatch.setattr(sparse_break_even, constant, 0.0 if many else 1.0)
+        monkeypatch.setattr(_break_even, constant, 0.0 if many else 1.0)
     for (inputs, neurons), recurrent, max_spikes in itertools.product(
         [(1, 1), (5, 63), (40, 1000), (700, 130)], (False, True), (None, 20)
     ):
@@ -171,8 +171,8 @@ def test_no_training_step_waits_for_the_gpu(path, network):
 
 def test_auto_follows_the_activity(monkeypatch):
     """A gather for few spikes, a matrix product for many, whatever room there is."""
-    monkeypatch.setattr(sparse_break_even, "STRICT", 0.1)
-    monkeypatch.setattr(sparse_break_even, "TF32", 0.1)
+    monkeypatch.setattr(_break_even, "STRICT", 0.1)
+    monkeypatch.setattr(_break_even, "TF32", 0.1)
     layer = snnipu.SparseLinear(100, 10).to(CUDA)
     taken = []
     linear = torch.nn.functional.linear

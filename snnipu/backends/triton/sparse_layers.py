@@ -1,0 +1,90 @@
+"""Weighted spikes and layers of spiking neurons on CUDA, whatever connects them: the kernels of records."""
+
+from typing import Any, Optional, Tuple
+
+import torch
+
+from snnipu.backends import triton as backend
+from snnipu.backends.triton.sparse_conv import gather_maps, gradients_of_maps
+from snnipu.backends.triton.sparse_lif import membrane_gradient, selected
+from snnipu.backends.triton.sparse_linear import gather_weights, grad_values_of, grad_weight_of
+from snnipu.ops._sparse_currents import CurrentsBackward, CurrentsForward, CurrentsGradients
+from snnipu.ops._sparse_layers import LayerBackward, LayerForward, LayerGradients, LayerMade
+from snnipu.ops.connections import parameter_gradient
+from snnipu.ops.sparse_conv2d import OPERATORS as CONV2D
+from snnipu.ops.sparse_conv_lif_sequence import OPERATORS as CONV_LIF
+from snnipu.ops.sparse_lif_sequence import OPERATORS as LIF
+from snnipu.ops.sparse_linear import OPERATORS as LINEAR
+
+
+def _currents(a: Any, scale: float = 1.0, delay: int = 0) -> torch.Tensor:
+    """``scale`` times the weighted spikes ``delay`` steps before, and the bias: ``[T, B, neurons]``."""
+    if a.geometry is None:
+        return gather_weights(a.ids, a.values, a.counts, a.weight, a.bias, scale, delay)
+    weight = a.weight if scale == 1 else a.weight * scale
+    return gather_maps(a.ids, a.values, a.counts, weight, a.bias, a.geometry, delay)
+
+
+def _gradients(
+    a: Any, grad: torch.Tensor, scale: float = 1.0, delay: int = 0
+) -> Tuple[Optional[torch.Tensor], Optional[torch.Tensor]]:
+    """Its adjoint for values and weight, where they are needed."""
+    if a.geometry is None:
+        inputs = a.weight.shape[1]
+        return (
+            grad_values_of(grad, a.ids, a.counts, a.weight, scale, delay) if a.need_values else None,
+            grad_weight_of(grad, a.ids, a.values, a.counts, inputs, scale, delay) if a.need_weight else None,
+        )
+    need = (a.need_values, a.need_weight)
+    found = gradients_of_maps(grad, a.ids, a.values, a.counts, a.weight, a.geometry, *need, delay)
+    values, weight = (each if each is None or scale == 1 else each * scale for each in found)
+    return values, weight
+
+
+def currents_fwd(a: CurrentsForward) -> torch.Tensor:
+    """CUDA kernel of ``snnipu::sparse_linear_fwd`` and ``snnipu::sparse_conv2d_fwd``."""
+    return _currents(a)
+
+
+def currents_bwd(a: CurrentsBackward) -> CurrentsGradients:
+    """CUDA kernel of ``snnipu::sparse_linear_bwd`` and ``snnipu::sparse_conv2d_bwd``."""
+    return CurrentsGradients(*_gradients(a, a.grad), a.connection.per_parameter(a.grad) if a.need_bias else None)
+
+
+def layer_fwd(a: LayerForward) -> LayerMade:
+    """CUDA kernel of ``snnipu::sparse_lif_sequence_fwd`` and ``snnipu::sparse_conv_lif_sequence_fwd``."""
+    connected = a.connection
+    backend.check_launch(a.ids, a.values, a.counts, a.weight, a.bias, a.recurrent_weight, a.beta, a.threshold)
+    # Currents first; the kernels put the membranes in their place.
+    mem = _currents(a, a.input_scale, a.delay)
+    made, fired = selected(mem, connected.per_neuron(a.beta), connected.per_neuron(a.threshold), a)
+    kept = connected.to_kept(mem) if a.store_mem else mem.new_empty(0)
+    return LayerMade(made.ids, made.values, made.counts, made.dropped, None, None, made.slot_x, fired, kept)
+
+
+def layer_bwd(a: LayerBackward) -> LayerGradients:
+    """CUDA kernel of ``snnipu::sparse_lif_sequence_bwd`` and ``snnipu::sparse_conv_lif_sequence_bwd``."""
+    connected, stored = a.connection, a.stored
+    backend.check_launch(a.grad, a.ids, a.values, a.counts, a.weight, a.beta, a.threshold)
+    mem = a.mem if stored is None else connected.from_kept(stored).flatten(2)
+    parameters = (connected.per_neuron(a.beta), connected.per_neuron(a.threshold))
+    dense, sum_grad, sum_beta, sum_threshold = membrane_gradient(a, mem, *parameters)
+    inside = (a.beta >= 0) & (a.beta <= 1)
+    grad_recurrent = None
+    if a.need_recurrent:
+        ones = torch.ones_like(a.slot_mem)
+        grad_recurrent = grad_weight_of(dense, a.ids_out, ones, a.counts_out, connected.neurons, a.input_scale, 1)
+    return LayerGradients(
+        *_gradients(a, dense, a.input_scale, a.delay),
+        connected.per_parameter(sum_grad) if a.need_bias else None,
+        grad_recurrent,
+        parameter_gradient(connected, sum_beta, a.beta) * inside if a.need_beta else None,
+        parameter_gradient(connected, sum_threshold, a.threshold) if a.need_threshold else None,
+    )
+
+
+sparse_linear_fwd, sparse_linear_bwd = LINEAR.forward.kernel(currents_fwd), LINEAR.backward.kernel(currents_bwd)
+sparse_conv2d_fwd, sparse_conv2d_bwd = CONV2D.forward.kernel(currents_fwd), CONV2D.backward.kernel(currents_bwd)
+sparse_lif_sequence_fwd, sparse_lif_sequence_bwd = LIF.forward.kernel(layer_fwd), LIF.backward.kernel(layer_bwd)
+sparse_conv_lif_sequence_fwd = CONV_LIF.forward.kernel(layer_fwd)
+sparse_conv_lif_sequence_bwd = CONV_LIF.backward.kernel(layer_bwd)

@@ -1,0 +1,88 @@
+"""From which activity on dense products are faster than gathers: all break-evens, and the choice between the two."""
+
+from typing import Callable, NamedTuple, Union
+
+import torch
+
+from snnipu.spikes import SparseSpikes
+
+
+class Shares(NamedTuple):
+    """On a CPU: of the input's neurons, those that spike in a step, or for a gradient those that carry it."""
+
+    currents: float
+    layer: float
+    gradient: float  # of the values
+    # Of a layer that runs with its pool as one operator, sparsely or densely, and of one whose spikes, behind the pool,
+    # go into a convolution that runs densely: neither then selects them.
+    with_pool: float
+    before_dense: float
+
+
+# Where forward and backward pass together cost the same: measured by `bench sparse`, see
+# docs/how-to/choose-caps-and-thresholds.md. Pools are behind convolutions alone.
+LINEAR = Shares(currents=0.3, layer=0.3, gradient=0.25, with_pool=1.0, before_dense=1.0)
+# Layers of 3 x 3 and 5 x 5 kernels with neurons, of 16, 32 and 64 input channels, cost the same at 0.55 to 0.8 with the
+# backward pass, and at 0.4 to 0.7 without; a convolution by itself, whose output channels fill the kernels' registers,
+# at 0.5 to 0.7, of eight layers.
+CONVOLUTION = Shares(currents=0.5, layer=0.6, gradient=0.85, with_pool=0.9, before_dense=0.2)
+_CHANNELS_AT_ONCE = 16
+
+
+def of_convolution(channels: int) -> float:
+    """Of a convolution by itself, to so many channels of a group."""
+    return CONVOLUTION.currents * channels / (-(-channels // _CHANNELS_AT_ONCE) * _CHANNELS_AT_ONCE)
+
+
+def is_dense(
+    x: Union[torch.Tensor, SparseSpikes],
+    path: str,
+    limit: float,
+    compiled: bool,
+    on_gpu: Callable[[SparseSpikes], bool],
+) -> bool:
+    """Whether a layer whose ``path`` is this is to run by a dense product.
+
+    ``auto``: where more than ``limit`` of the input neurons spike in a step; on CUDA, where nothing is counted that the
+    host would have to wait for, ``on_gpu`` tells. A dense tensor that needs a gradient stays dense, as the gradient of
+    its zeros would be lost; so does one on CUDA or without data. ``compiled``: a graph is made, which cannot look at
+    the data: spikes stay spikes, and a dense tensor stays one.
+    """
+    if path != "auto":
+        return path == "dense"
+    if isinstance(x, SparseSpikes):
+        if x.device.type == "cuda":
+            return on_gpu(x)
+        return x.device.type != "meta" and not compiled and x.activity > limit
+    if compiled or x.requires_grad or x.device.type in ("meta", "cuda"):
+        return True
+    return int(torch.count_nonzero(x)) > limit * x.numel()
+
+
+# On a GPU: share of the input neurons that spike in a step. PROVISIONAL: no GPU was at hand. They follow from an H200's
+# 4.3 TB/s and its matrix products of 50 (float32), 400 (TF32) and 790 (16 bit) TFLOP/s, of which a gather's 4 bytes a
+# weight and spike are to be earned back.
+STRICT = 0.06
+TF32 = 0.01
+HALF = 0.005
+DOUBLE = 0.03
+
+
+def tf32_allowed() -> bool:
+    """Whether float32 matrix products on CUDA may round their factors to TF32."""
+    matmul = torch.backends.cuda.matmul
+    # The newer of PyTorch's two settings, where it has both, follows the older one; not so the other way round.
+    try:
+        precision = matmul.fp32_precision
+    except (AttributeError, AssertionError):  # the latter in PyTorch 2.0
+        precision = None
+    return bool(matmul.allow_tf32) if precision is None else precision == "tf32"
+
+
+def break_even(dtype: torch.dtype) -> float:
+    """Share of spiking inputs from which on the matrix product of ``dtype`` is faster, with the settings of now."""
+    if torch.is_autocast_enabled():
+        return HALF
+    if dtype == torch.float64:
+        return DOUBLE
+    return TF32 if tf32_allowed() else STRICT

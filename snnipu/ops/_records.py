@@ -1,0 +1,92 @@
+"""Operators whose arguments and results are records: the schema is made from the records' fields."""
+
+from typing import Any, Callable, Dict, List, Optional, Sequence, Type, get_type_hints
+
+import torch
+
+from snnipu.ops import _library
+
+_TYPES = {
+    torch.Tensor: "Tensor",
+    Optional[torch.Tensor]: "Tensor?",
+    int: "int",
+    float: "float",
+    Optional[float]: "float?",
+    bool: "bool",
+    List[int]: "int[]",
+}
+
+
+class Operator:
+    """``snnipu::<name>``, which takes the fields of the named tuple ``arguments`` and gives those of ``results``.
+
+    Of both it has all but ``without``: those are None in its records. A ``results`` of None is one tensor. What is None
+    in a record of results is an empty tensor, of the arguments' ``weight``'s dtype.
+    """
+
+    def __init__(
+        self, name: str, arguments: Type[Any], results: Optional[Type[Any]] = None, without: Sequence[str] = ()
+    ) -> None:
+        self.name, self.arguments, self.results = name, arguments, results
+        self._missing = [place for place, field in enumerate(arguments._fields) if field in without]
+        self._missing_results: List[int] = []
+        returned = "Tensor"
+        if results is not None:
+            self._missing_results = [place for place, field in enumerate(results._fields) if field in without]
+            # What is None in a record is an empty tensor here.
+            returned = f"({_declared(results, without).replace('?', '')})"
+        # The kernels that take records, by what PyTorch calls in their place.
+        self._functions: Dict[Callable[..., Any], Callable[[Any], Any]] = {}
+        self.schema = f"{name}({_declared(arguments, without)}) -> {returned}"
+
+    def define(self, reference: Callable[[Any], Any], meta: Callable[[Any], Any]) -> None:
+        """With its reference and its meta kernel, which take and return records."""
+        _library.define(self.schema, reference=self.kernel(reference), meta=self.kernel(meta))
+
+    def implement(self, key: str, function: Callable[[Any], Any]) -> None:
+        """With a kernel likewise for the dispatch key ``key``."""
+        _library.implement(self.name, key, self.kernel(function))
+
+    def kernel(self, function: Callable[[Any], Any]) -> Callable[..., Any]:
+        """``function``, which takes and returns records, as what PyTorch calls."""
+
+        def run(*given: Any) -> Any:
+            record = self.arguments._make(_filled(given, self._missing))
+            made = function(record)
+            if self.results is None:
+                return made
+            # No two outputs may be the same tensor.
+            left = _left(made, self._missing_results)
+            return tuple([record.weight.new_empty(0) if each is None else each for each in left])
+
+        run.__name__ = self.name
+        self._functions[run] = function
+        return run
+
+    def __call__(self, record: Any, *tensors: Optional[torch.Tensor]) -> Any:
+        """The operator on this record, see :func:`snnipu.ops._library.unwatched` for its ``tensors``."""
+        run = _library.unwatched(self.name, *tensors)
+        function = self._functions.get(run)
+        if function is not None:
+            return function(record)
+        made = run(*_left(record, self._missing))
+        return made if self.results is None else self.results._make(_filled(made, self._missing_results))
+
+
+def _filled(given: Sequence[Any], missing: Sequence[int]) -> List[Any]:
+    values = list(given)
+    for place in missing:
+        values.insert(place, None)
+    return values
+
+
+def _left(record: Sequence[Any], missing: Sequence[int]) -> List[Any]:
+    values = list(record)
+    for place in reversed(missing):
+        del values[place]
+    return values
+
+
+def _declared(record: Type[Any], without: Sequence[str]) -> str:
+    types = get_type_hints(record)
+    return ", ".join(f"{_TYPES[types[field]]} {field}" for field in record._fields if field not in without)

@@ -1,0 +1,151 @@
+"""Weighted spikes, whatever connects them: records, schemas, meta, autograd, reference."""
+
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+
+from snnipu.ops._derivative import once_differentiable
+from snnipu.ops._records import Operator
+from snnipu.ops._slots import check_ids, gather, scatter
+from snnipu.ops.connections import Connection, connection
+
+
+class CurrentsForward(NamedTuple):
+    """Of ``snnipu::<name>_fwd``, which gives ``[T, B, neurons]``."""
+
+    ids: torch.Tensor
+    values: torch.Tensor
+    counts: torch.Tensor
+    weight: torch.Tensor
+    bias: Optional[torch.Tensor]
+    geometry: List[int]  # of a convolution
+
+    @property
+    def connection(self) -> Connection:
+        return connection(self.weight, self.geometry)
+
+
+class CurrentsBackward(NamedTuple):
+    """Of ``snnipu::<name>_bwd``."""
+
+    grad: torch.Tensor
+    ids: torch.Tensor
+    values: torch.Tensor
+    counts: torch.Tensor
+    weight: torch.Tensor
+    geometry: List[int]
+    need_values: bool
+    need_weight: bool
+    need_bias: bool
+
+    @property
+    def connection(self) -> Connection:
+        return connection(self.weight, self.geometry)
+
+
+class CurrentsGradients(NamedTuple):
+    """What that gives; None where not needed."""
+
+    grad_values: Optional[torch.Tensor]
+    grad_weight: Optional[torch.Tensor]
+    grad_bias: Optional[torch.Tensor]
+
+
+def spikes_only(values: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor, num_neurons: int) -> torch.Tensor:
+    """Dense ``[T, B, N]`` of the slots that hold spikes."""
+    return scatter(values, ids, counts[..., :1].expand(-1, -1, 2), num_neurons)
+
+
+def forward_reference(a: CurrentsForward) -> torch.Tensor:
+    """What ``snnipu::<name>_fwd`` computes, in plain PyTorch."""
+    check_ids(a.ids, a.counts, a.connection.inputs)
+    return a.connection.currents(spikes_only(a.values, a.ids, a.counts, a.connection.inputs), a.bias)
+
+
+def backward_reference(a: CurrentsBackward) -> CurrentsGradients:
+    """What ``snnipu::<name>_bwd`` computes, in plain PyTorch."""
+    check_ids(a.ids, a.counts, a.connection.inputs)
+    dense = spikes_only(a.values, a.ids, a.counts, a.connection.inputs) if a.need_weight else None
+    grad_dense, grad_weight = a.connection.adjoint(a.grad, dense, a.need_values)
+    return CurrentsGradients(
+        None if grad_dense is None else gather(grad_dense, a.ids, a.counts),
+        grad_weight,
+        a.connection.per_parameter(a.grad) if a.need_bias else None,
+    )
+
+
+def _forward_meta(a: CurrentsForward) -> torch.Tensor:
+    return a.weight.new_empty((*a.ids.shape[:2], a.connection.neurons))
+
+
+def _backward_meta(a: CurrentsBackward) -> CurrentsGradients:
+    return CurrentsGradients(
+        a.weight.new_empty(a.ids.shape) if a.need_values else None,
+        a.weight.new_empty(a.weight.shape) if a.need_weight else None,
+        a.weight.new_empty(a.connection.parameters) if a.need_bias else None,
+    )
+
+
+class Currents(NamedTuple):
+    """The operators of a connectivity."""
+
+    name: str
+    forward: Operator
+    backward: Operator
+
+
+def define(name: str, without: Sequence[str] = ()) -> Currents:
+    """``snnipu::<name>_fwd`` and ``snnipu::<name>_bwd``; their records lack the fields ``without``."""
+    found = Currents(
+        name,
+        Operator(f"{name}_fwd", CurrentsForward, None, without),
+        Operator(f"{name}_bwd", CurrentsBackward, CurrentsGradients, without),
+    )
+    found.forward.define(forward_reference, _forward_meta)
+    found.backward.define(backward_reference, _backward_meta)
+    return found
+
+
+class SparseCurrents(torch.autograd.Function):
+    """Autograd around the operators."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        operators: Currents,
+        geometry: Optional[List[int]],
+        values: torch.Tensor,
+        weight: torch.Tensor,
+        bias: Optional[torch.Tensor],
+        ids: torch.Tensor,
+        counts: torch.Tensor,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(values, weight, ids, counts)
+        ctx.operators, ctx.geometry, ctx.operator = operators, geometry, operators.name
+        given = CurrentsForward(ids, values, counts, weight, bias, geometry)  # type: ignore[arg-type]
+        return operators.forward(given, weight, values, bias, ids, counts)  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable(None)
+    def backward(  # type: ignore[override]
+        ctx: Any, grad: torch.Tensor
+    ) -> Tuple[Optional[torch.Tensor], ...]:
+        values, weight, ids, counts = ctx.saved_tensors
+        need = ctx.needs_input_grad[2:5]
+        given = CurrentsBackward(grad.contiguous(), ids, values, counts, weight, ctx.geometry, *need)
+        grads = ctx.operators.backward(given, weight, grad, values, ids, counts)
+        return (None, None, *(g if needed else None for g, needed in zip(grads, need)), None, None)
+
+
+def currents_apply(
+    operators: Currents,
+    ids: torch.Tensor,
+    values: torch.Tensor,
+    counts: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    geometry: Optional[List[int]] = None,
+) -> torch.Tensor:
+    """``[T, B, neurons]``, differentiable, of checked arguments."""
+    made: torch.Tensor = SparseCurrents.apply(operators, geometry, values, weight, bias, ids, counts)
+    return made

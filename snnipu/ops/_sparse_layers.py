@@ -1,0 +1,512 @@
+"""Layers of leaky integrate-and-fire neurons on spike ids, whatever connects them: records, schemas, meta, autograd,
+reference."""
+
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+
+from snnipu.ops._arguments import Parameter, parameter_argument, reset_code
+from snnipu.ops._derivative import once_differentiable
+from snnipu.ops._leaky import LeakyStep
+from snnipu.ops._maps import Geometry, PoolGeometry, as_list, pool_geometry
+from snnipu.ops._records import Operator
+from snnipu.ops._slots import (
+    AS_NEEDED,
+    capacity_argument,
+    check_delay,
+    check_ids,
+    gather,
+    overflow_code,
+    scatter,
+    select,
+    stored_membranes,
+)
+from snnipu.ops._sparse_currents import spikes_only
+from snnipu.ops._spike_gradient import IDENTITY, evaluate, fused, through_spikes
+from snnipu.ops.connections import Connection, FullyConnected, connection, parameter_gradient
+from snnipu.ops.lif_sequence import learnt_decay, lif_apply
+from snnipu.ops.select_spikes import grad_threshold_argument, select_spikes, spike_values
+from snnipu.ops.sparse_pool2d import MODES, sparse_pool2d_fwd_reference
+from snnipu.spikes import SparseSpikes
+from snnipu.surrogate import Kernel, SpikeGrad
+
+WORD_BITS = 32
+
+
+class LayerForward(NamedTuple):
+    """Of a layer's forward operators."""
+
+    ids: torch.Tensor
+    values: torch.Tensor
+    counts: torch.Tensor
+    weight: torch.Tensor
+    bias: Optional[torch.Tensor]
+    recurrent_weight: Optional[torch.Tensor]  # of a fully connected layer
+    beta: torch.Tensor
+    threshold: torch.Tensor
+    geometry: List[int]  # of a convolution
+    grad_threshold: Optional[float]
+    input_scale: float
+    capacity: int
+    rotate: bool
+    reset: int
+    delay: int
+    store_mem: bool
+    window: List[int]  # of a pool behind the layer
+
+    @property
+    def connection(self) -> Connection:
+        return connection(self.weight, self.geometry)
+
+    @property
+    def pool(self) -> PoolGeometry:
+        return pool_of(Geometry(*self.geometry), self.window)
+
+
+class LayerMade(NamedTuple):
+    """What those give.
+
+    ``slot_mem`` is the membrane at the carried slots, ``fired`` one bit for every neuron that was above its threshold
+    (also where its spike was dropped), ``mem`` the membranes ``[T, B, *kept_shape]``, empty without ``store_mem``. With
+    a pool, ``source`` is the neuron that a slot shows, ``neuron_counts`` what ``counts`` are in front of it.
+    """
+
+    ids_out: torch.Tensor
+    values_out: torch.Tensor
+    counts_out: torch.Tensor
+    dropped: Optional[torch.Tensor]  # None with a pool
+    source: Optional[torch.Tensor]  # None without a pool, as the next
+    neuron_counts: Optional[torch.Tensor]
+    slot_mem: torch.Tensor
+    fired: torch.Tensor
+    mem: torch.Tensor
+
+
+class LayerBackward(NamedTuple):
+    """Of a layer's backward operator; ``ids_out`` are neurons also where a pool shows them."""
+
+    grad: torch.Tensor
+    ids: torch.Tensor
+    values: torch.Tensor
+    counts: torch.Tensor
+    weight: torch.Tensor
+    recurrent_weight: Optional[torch.Tensor]
+    beta: torch.Tensor
+    threshold: torch.Tensor
+    geometry: List[int]
+    input_scale: float
+    reset: int
+    delay: int
+    ids_out: torch.Tensor
+    counts_out: torch.Tensor
+    slot_mem: torch.Tensor
+    fired: torch.Tensor
+    mem: torch.Tensor
+    surrogate: int
+    surrogate_a: float
+    surrogate_b: float
+    need_values: bool
+    need_weight: bool
+    need_bias: bool
+    need_recurrent: bool
+    need_beta: bool
+    need_threshold: bool
+
+    @property
+    def connection(self) -> Connection:
+        return connection(self.weight, self.geometry)
+
+    @property
+    def stored(self) -> Optional[torch.Tensor]:
+        """The membranes, where the gradient of beta needs them; an error where they are not there."""
+        return stored_membranes(self.mem, self.need_beta, self.ids, self.connection.neurons)
+
+
+class LayerGradients(NamedTuple):
+    """What that gives; None where not needed."""
+
+    grad_values: Optional[torch.Tensor]
+    grad_weight: Optional[torch.Tensor]
+    grad_bias: Optional[torch.Tensor]
+    grad_recurrent: Optional[torch.Tensor]
+    grad_beta: Optional[torch.Tensor]
+    grad_threshold: Optional[torch.Tensor]
+
+
+def pool_of(sizes: Geometry, window: Sequence[int]) -> PoolGeometry:
+    kernel = (window[0], window[1])
+    return pool_geometry(sizes.out_shape, kernel, kernel, (0, 0))
+
+
+def words(num_neurons: int) -> int:
+    """32-bit words of one bit a neuron."""
+    return (num_neurons + WORD_BITS - 1) // WORD_BITS
+
+
+def pack_bits(fired: torch.Tensor) -> torch.Tensor:
+    """bool ``[..., N]`` as int32 ``[..., words(N)]``, the lowest bit first."""
+    n = fired.shape[-1]
+    padded = torch.nn.functional.pad(fired, (0, words(n) * WORD_BITS - n))
+    bits = padded.reshape(*fired.shape[:-1], words(n), WORD_BITS).long()
+    total = (bits << torch.arange(WORD_BITS, device=fired.device)).sum(-1)
+    return torch.where(total >= 2**31, total - 2**32, total).int()
+
+
+def unpack_bits(packed: torch.Tensor, num_neurons: int) -> torch.Tensor:
+    """The inverse of :func:`pack_bits`."""
+    bits = (packed[..., None].long() >> torch.arange(WORD_BITS, device=packed.device)) & 1
+    return bits.reshape(*packed.shape[:-1], packed.shape[-1] * WORD_BITS)[..., :num_neurons].bool()
+
+
+def delayed(x: torch.Tensor, delay: int) -> torch.Tensor:
+    """``x`` ``[T, ...]``, ``delay`` steps later: zeros first."""
+    if delay == 0:
+        return x
+    return torch.cat([torch.zeros_like(x[:delay]), x[: max(x.shape[0] - delay, 0)]])
+
+
+def forward_reference(a: LayerForward) -> LayerMade:
+    """What a layer's forward operator computes, in plain PyTorch."""
+    connected = a.connection
+    check_ids(a.ids, a.counts, connected.inputs)
+    current = connected.currents(spikes_only(a.values, a.ids, a.counts, connected.inputs))
+    current = delayed(current * a.input_scale, a.delay)
+    if a.bias is not None:
+        current = current + connected.per_neuron(a.bias)
+    step = LeakyStep(connected.per_neuron(a.beta), connected.per_neuron(a.threshold), a.reset)
+    state = own = current.new_zeros(current.shape[1:])
+    recurrent = None if a.recurrent_weight is None else FullyConnected(a.recurrent_weight)
+    mems: List[torch.Tensor] = []
+    for x in current:
+        if recurrent is not None:
+            x = x + recurrent.currents(own) * a.input_scale
+        state = step(state, x)
+        mems.append(state)
+        if recurrent is not None:
+            # The neurons see the spikes that were given a slot: t + 1 steps, so that "rotate" knows the time.
+            ids, counts, _ = _selected(torch.stack(mems), step, a)
+            own = spikes_only(spike_values(ids, counts, state.dtype), ids, counts, connected.neurons)[-1]
+    mem = torch.stack(mems) if mems else torch.zeros_like(current)
+    ids, counts, dropped = _selected(mem, step, a)
+    made = LayerMade(
+        ids,
+        spike_values(ids, counts, mem.dtype),
+        counts,
+        dropped,
+        None,
+        None,
+        gather(mem, ids, counts),
+        pack_bits(step.above(mem)),
+        connected.to_kept(mem) if a.store_mem else mem.new_empty(0),
+    )
+    return made if a.window is None else _behind_pool(made, a)
+
+
+def _selected(mem: torch.Tensor, step: LeakyStep, a: LayerForward) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    fired = step.above(mem)
+    carried = torch.ones_like(fired) if a.grad_threshold is None else mem > a.grad_threshold
+    if a.window is not None:
+        return select(fired, carried, AS_NEEDED, False)
+    return select(fired, carried, a.capacity, a.rotate)
+
+
+def _behind_pool(made: LayerMade, a: LayerForward) -> LayerMade:
+    """The maximum of the layer's spikes, without a cap."""
+    ids, values, counts, slot = sparse_pool2d_fwd_reference(
+        made.ids_out, made.values_out, made.counts_out, as_list(a.pool), MODES["max"], AS_NEEDED
+    )
+    source, shown = gather(made.ids_out, slot, counts), gather(made.slot_mem, slot, counts)
+    return LayerMade(ids, values, counts, None, source, made.counts_out, shown, made.fired, made.mem)
+
+
+def backward_reference(a: LayerBackward) -> LayerGradients:
+    """What a layer's backward operator computes, in plain PyTorch; empty where not needed.
+
+    The gradient of beta is 0 outside of [0, 1], and not at the bounds: see ``learnt_decay``.
+    """
+    connected, steps = a.connection, a.ids.shape[0]
+    g, sum_beta, sum_threshold = _membrane_gradient(a)
+    inside = torch.where((a.beta >= 0) & (a.beta <= 1), torch.ones_like(a.beta), torch.zeros_like(a.beta))
+    # What reached the input, at the step it came from.
+    early = torch.cat([g[a.delay :], torch.zeros_like(g[: min(a.delay, steps)])]) * a.input_scale
+    dense = spikes_only(a.values, a.ids, a.counts, connected.inputs) if a.need_weight else None
+    grad_dense, grad_weight = connected.adjoint(early, dense, a.need_values)
+    grad_recurrent = None
+    if a.need_recurrent and a.recurrent_weight is not None:
+        spikes = spike_values(a.ids_out, a.counts_out, g.dtype)
+        own = delayed(spikes_only(spikes, a.ids_out, a.counts_out, connected.neurons), 1)
+        grad_recurrent = FullyConnected(a.recurrent_weight).adjoint(g * a.input_scale, own, False)[1]
+    return LayerGradients(
+        None if grad_dense is None else gather(grad_dense, a.ids, a.counts),
+        grad_weight,
+        connected.per_parameter(g) if a.need_bias else None,
+        grad_recurrent,
+        parameter_gradient(connected, sum_beta, a.beta) * inside if a.need_beta else None,
+        parameter_gradient(connected, sum_threshold, a.threshold) if a.need_threshold else None,
+    )
+
+
+def _membrane_gradient(a: LayerBackward) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradient of the membranes ``[T, B, N]`` from that of the spikes' values, and those of beta (where the membranes
+    are stored) and threshold, a sum for each neuron of each sample."""
+    connected, kernel = a.connection, Kernel(a.surrogate, a.surrogate_a, a.surrogate_b)
+    steps, batch = a.ids.shape[:2]
+    threshold = connected.per_neuron(a.threshold)
+    step = LeakyStep(connected.per_neuron(a.beta), threshold, a.reset)
+    zeros = a.slot_mem.new_zeros(batch, connected.neurons)
+    g = a.slot_mem.new_zeros(steps, batch, connected.neurons)
+    above = unpack_bits(a.fired, connected.neurons).to(g.dtype)
+    mem = None if a.stored is None else connected.from_kept(a.stored).reshape(g.shape)
+    carry = sum_beta = sum_threshold = zeros
+    for t in range(steps - 1, -1, -1):
+        now = slice(t, t + 1)
+        ids, counts, upstream = a.ids_out[now], a.counts_out[now], a.grad[now]
+        if a.recurrent_weight is not None and t + 1 < steps:
+            back = FullyConnected(a.recurrent_weight).adjoint(g[t + 1 : t + 2], None)[0]
+            assert back is not None
+            upstream = upstream + gather(back, ids, counts) * a.input_scale
+        through = through_spikes(kernel, a.slot_mem[now], threshold, ids, counts, upstream)
+        # Before the first step the membrane is 0, which is above a negative threshold.
+        before = zeros if mem is None or t == 0 else mem[t - 1]
+        fired = above[t - 1] if t > 0 else step.above(zeros).to(g.dtype)
+        spread = scatter(through, ids, counts, connected.neurons)[0]
+        g[t], carry, of_beta, of_threshold = step.adjoint(spread, carry, before, fired)
+        sum_beta, sum_threshold = sum_beta + of_beta, sum_threshold + of_threshold
+    return g, sum_beta, sum_threshold
+
+
+def _forward_meta(a: LayerForward) -> LayerMade:
+    connected, rows = a.connection, a.ids.shape[:2]
+    offered = connected.neurons if a.capacity == AS_NEEDED else a.capacity
+    slots = offered if a.window is None else a.pool.neurons
+    return LayerMade(
+        a.ids.new_empty((*rows, slots)),
+        a.weight.new_empty((*rows, slots)),
+        a.counts.new_empty((*rows, 2)),
+        a.counts.new_empty((*rows, 2)),
+        a.ids.new_empty((*rows, slots)),
+        a.counts.new_empty((*rows, 2)),
+        a.weight.new_empty((*rows, slots)),
+        a.ids.new_empty((*rows, words(connected.neurons))),
+        a.weight.new_empty((*rows, *connected.kept_shape) if a.store_mem else 0),
+    )
+
+
+def _backward_meta(a: LayerBackward) -> LayerGradients:
+    neurons = a.connection.neurons
+    return LayerGradients(
+        a.weight.new_empty(a.ids.shape) if a.need_values else None,
+        a.weight.new_empty(a.weight.shape) if a.need_weight else None,
+        a.weight.new_empty(a.connection.parameters) if a.need_bias else None,
+        a.weight.new_empty((neurons, neurons)) if a.need_recurrent else None,
+        a.weight.new_empty(a.beta.shape) if a.need_beta else None,
+        a.weight.new_empty(a.threshold.shape) if a.need_threshold else None,
+    )
+
+
+class Layer(NamedTuple):
+    """The operators of a connectivity; with a pool the backward one is that of the layer alone."""
+
+    name: str
+    forward: Operator
+    backward: Operator
+
+
+_OF_POOLS = ("source", "neuron_counts", "window")
+
+
+def define(name: str, without: Sequence[str]) -> Layer:
+    """``snnipu::<name>_fwd`` and ``snnipu::<name>_bwd``; their records lack the fields ``without``."""
+    found = Layer(
+        name,
+        Operator(f"{name}_fwd", LayerForward, LayerMade, [*without, *_OF_POOLS]),
+        Operator(f"{name}_bwd", LayerBackward, LayerGradients, without),
+    )
+    found.forward.define(forward_reference, _forward_meta)
+    found.backward.define(backward_reference, _backward_meta)
+    return found
+
+
+def define_with_pool(name: str, layer: Layer, without: Sequence[str]) -> Layer:
+    """``snnipu::<name>_fwd``: a layer with a pool of windows that lie side by side behind it."""
+    found = layer._replace(forward=Operator(f"{name}_fwd", LayerForward, LayerMade, [*without, "dropped"]))
+    found.forward.define(forward_reference, _forward_meta)
+    return found
+
+
+class NeuronOptions(NamedTuple):
+    """Of a layer, checked. ``kernel`` is its surrogate, or None where the function ``spike_grad`` is."""
+
+    grad_threshold: Optional[float]
+    input_scale: float
+    reset: int
+    delay: int
+    kernel: Optional[Kernel]
+    spike_grad: Optional[SpikeGrad]
+
+
+class Neurons(NamedTuple):
+    """Their parameters, of one element each or one for each that the connection has."""
+
+    beta: torch.Tensor
+    threshold: torch.Tensor
+    options: NeuronOptions
+
+
+def neurons_argument(
+    connected: Connection,
+    beta: Parameter,
+    threshold: Parameter,
+    grad_threshold: Optional[float],
+    input_scale: float,
+    reset_mechanism: str,
+    delay: int,
+    spike_grad: Optional[SpikeGrad],
+) -> Neurons:
+    """The neurons of a layer; raises where something does not fit."""
+    check_delay(delay)
+    if isinstance(input_scale, bool) or not isinstance(input_scale, (int, float)):
+        raise TypeError(f"input_scale must be a number, got {input_scale!r}")
+    shape = (connected.parameters,)
+    return Neurons(
+        parameter_argument("beta", beta, shape, connected.weight),
+        parameter_argument("threshold", threshold, shape, connected.weight),
+        NeuronOptions(
+            grad_threshold_argument(grad_threshold),
+            float(input_scale),
+            reset_code(reset_mechanism),
+            delay,
+            *fused(spike_grad),
+        ),
+    )
+
+
+class _Options(NamedTuple):
+    layer: Layer
+    neurons: NeuronOptions
+    geometry: Optional[List[int]]
+    capacity: int
+    rotate: bool
+    window: Optional[List[int]]
+
+
+class SparseLayer(torch.autograd.Function):
+    """Autograd around a layer's operators; with a pool the last output is its ``neuron_counts``, else ``dropped``."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        o: _Options,
+        values: torch.Tensor,
+        weight: torch.Tensor,
+        bias: Optional[torch.Tensor],
+        recurrent_weight: Optional[torch.Tensor],
+        beta: torch.Tensor,
+        threshold: torch.Tensor,
+        ids: torch.Tensor,
+        counts: torch.Tensor,
+    ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        n = o.neurons
+        given = LayerForward(
+            ids,
+            values,
+            counts,
+            weight,
+            bias,
+            recurrent_weight,
+            beta,
+            threshold,
+            o.geometry,  # type: ignore[arg-type]
+            n.grad_threshold,
+            n.input_scale,
+            o.capacity,
+            o.rotate,
+            n.reset,
+            n.delay,
+            ctx.needs_input_grad[5],
+            o.window,  # type: ignore[arg-type]
+        )
+        made = o.layer.forward(given, weight, values, ids, counts, bias, recurrent_weight, beta, threshold)
+        shown, last = (made.ids_out, made.dropped) if o.window is None else (made.source, made.neuron_counts)
+        saved = (values, weight, recurrent_weight, beta, threshold, ids, counts)
+        ctx.save_for_backward(*saved, shown, made.counts_out, made.slot_mem, made.fired, made.mem)
+        ctx.options, ctx.operator = o, o.layer.name
+        ctx.mark_non_differentiable(made.ids_out, made.counts_out, last)
+        # No zeros for the outputs that have no gradient: ids take as much room as values.
+        ctx.set_materialize_grads(False)
+        return made.ids_out, made.values_out, made.counts_out, last
+
+    @staticmethod
+    @once_differentiable(None)
+    def backward(  # type: ignore[override]
+        ctx: Any, _ids: None, grad: Optional[torch.Tensor], *_: None
+    ) -> Tuple[Optional[torch.Tensor], ...]:
+        if grad is None:
+            return (None,) * 9
+        saved = ctx.saved_tensors  # asked for once: torch.utils.checkpoint gives them once
+        values, weight, recurrent_weight, beta, threshold, ids, counts, *out = saved
+        ids_out, counts_out, slot_mem, _, _ = out
+        o: _Options = ctx.options
+        kernel = o.neurons.kernel
+        if kernel is None:
+            kernel = IDENTITY
+            level = connection(weight, o.geometry).per_neuron(threshold)
+            assert o.neurons.spike_grad is not None
+            grad = evaluate(o.neurons.spike_grad, slot_mem, level, ids_out, counts_out, grad)
+        need = ctx.needs_input_grad[1:7]
+        tensors = (grad.contiguous(), ids, values, counts, weight, recurrent_weight, beta, threshold)
+        read = (o.geometry, o.neurons.input_scale, o.neurons.reset, o.neurons.delay)
+        given = LayerBackward._make((*tensors, *read, *out, *kernel.plain(), *need))
+        grads = o.layer.backward(given, weight, grad, *saved)
+        return (None, *(g if needed else None for g, needed in zip(grads, need)), None, None)
+
+
+def layer_apply(
+    layer: Layer,
+    spikes: SparseSpikes,
+    connected: Connection,
+    bias: Optional[torch.Tensor],
+    neurons: Neurons,
+    *,
+    recurrent_weight: Optional[torch.Tensor] = None,
+    max_spikes: Optional[int] = None,
+    overflow: str = "lowest",
+    window: Optional[List[int]] = None,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What :class:`SparseLayer` returns for checked arguments."""
+    weight, geometry = connected.weight, connected.geometry
+    capacity = capacity_argument(max_spikes, connected.neurons, weight)
+    made: Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] = SparseLayer.apply(
+        _Options(layer, neurons.options, geometry, capacity, overflow_code(overflow), window),
+        spikes.values.to(weight.dtype),
+        weight,
+        bias,
+        recurrent_weight,
+        learnt_decay(neurons.beta),
+        neurons.threshold,
+        spikes.ids,
+        spikes.counts,
+    )
+    return made
+
+
+def spikes_of_current(
+    current: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    beta: Parameter,
+    threshold: torch.Tensor,
+    options: NeuronOptions,
+    max_spikes: Optional[int],
+    spike_grad: Optional[SpikeGrad],
+    overflow: str,
+) -> SparseSpikes:
+    """Neurons and selection by operators of their own, of the weighted spikes ``[T, B, N]``; parameters of one element
+    or ``[N]``."""
+    scale = options.input_scale
+    current = delayed(current * scale if scale != 1 else current, options.delay)
+    current = current if bias is None else current + bias
+    # The surrogate is the selection's: nothing reads the spikes of this operator.
+    _, mem, _ = lif_apply(current, None, beta, threshold, 1.0, None, options.reset, True, None)
+    assert mem is not None
+    level = options.grad_threshold
+    return select_spikes(mem, threshold, level, max_spikes, spike_grad=spike_grad, overflow=overflow)

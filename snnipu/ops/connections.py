@@ -1,0 +1,192 @@
+"""How the neurons of a layer are connected to its input: all that a connectivity has to say, in plain PyTorch."""
+
+from typing import List, NamedTuple, Optional, Protocol, Sequence, Tuple
+
+import torch
+
+from snnipu.ops._break_even import CONVOLUTION, LINEAR, Shares
+from snnipu.ops._maps import Geometry
+
+MaybeTensor = Optional[torch.Tensor]
+
+
+class Connection(Protocol):
+    """Weights between ``inputs`` and ``neurons``, of which each parameter (a bias, a beta) belongs to one, or to all of
+    a channel. Dense spikes are ``[T, B, inputs]``, currents and membranes ``[T, B, neurons]``."""
+
+    @property
+    def weight(self) -> torch.Tensor: ...
+    @property
+    def geometry(self) -> Optional[List[int]]:
+        """As operators take it, see :func:`connection`."""
+
+    @property
+    def inputs(self) -> int: ...
+    @property
+    def neurons(self) -> int: ...
+    @property
+    def parameters(self) -> int:
+        """How many a layer has of a parameter that is not the same for all."""
+
+    @property
+    def break_even(self) -> Shares: ...
+    @property
+    def kept_shape(self) -> Tuple[int, ...]:
+        """Of a step's membranes, as a layer stores them for its backward pass."""
+
+    def currents(self, dense: torch.Tensor, bias: MaybeTensor = None) -> torch.Tensor:
+        """The weighted spikes."""
+
+    def adjoint(self, grad: torch.Tensor, dense: MaybeTensor, spikes: bool = True) -> Tuple[MaybeTensor, MaybeTensor]:
+        """From the currents' gradient that of the dense spikes, where ``spikes``, and the weight's, where ``dense``."""
+
+    def per_neuron(self, parameter: torch.Tensor) -> torch.Tensor:
+        """A parameter of one element, or one element for each neuron."""
+
+    def per_parameter(self, total: torch.Tensor) -> torch.Tensor:
+        """Sums of ``[..., neurons]``: its adjoint."""
+
+    def to_kept(self, mem: torch.Tensor) -> torch.Tensor:
+        """``[T, B, neurons]`` as ``[T, B, *kept_shape]``."""
+
+    def from_kept(self, kept: torch.Tensor) -> torch.Tensor:
+        """The inverse, in any dimensions of that order."""
+
+
+class FullyConnected(NamedTuple):
+    """A matrix ``[neurons, inputs]``."""
+
+    weight: torch.Tensor
+
+    @property
+    def geometry(self) -> Optional[List[int]]:
+        return None
+
+    @property
+    def break_even(self) -> Shares:
+        return LINEAR
+
+    @property
+    def inputs(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def neurons(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def parameters(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def kept_shape(self) -> Tuple[int, ...]:
+        return (self.weight.shape[0],)
+
+    def currents(self, dense: torch.Tensor, bias: MaybeTensor = None) -> torch.Tensor:
+        return torch.nn.functional.linear(dense, self.weight, bias)
+
+    def adjoint(self, grad: torch.Tensor, dense: MaybeTensor, spikes: bool = True) -> Tuple[MaybeTensor, MaybeTensor]:
+        rows = grad.reshape(-1, self.neurons)
+        return (
+            grad @ self.weight if spikes else None,
+            None if dense is None else rows.t() @ dense.reshape(-1, self.inputs),
+        )
+
+    def per_neuron(self, parameter: torch.Tensor) -> torch.Tensor:
+        return parameter
+
+    def per_parameter(self, total: torch.Tensor) -> torch.Tensor:
+        return total.reshape(-1, self.neurons).sum(0)
+
+    def to_kept(self, mem: torch.Tensor) -> torch.Tensor:
+        return mem
+
+    def from_kept(self, kept: torch.Tensor) -> torch.Tensor:
+        return kept
+
+
+class Convolution2d(NamedTuple):
+    """Kernels ``[out channels, in channels / groups, height, width]``; a parameter belongs to a channel."""
+
+    weight: torch.Tensor
+    sizes: Geometry
+
+    @property
+    def geometry(self) -> Optional[List[int]]:
+        return list(self.sizes)
+
+    @property
+    def break_even(self) -> Shares:
+        return CONVOLUTION
+
+    @property
+    def inputs(self) -> int:
+        return self.sizes.inputs
+
+    @property
+    def neurons(self) -> int:
+        return self.sizes.neurons
+
+    @property
+    def parameters(self) -> int:
+        return self.sizes.out_channels
+
+    @property
+    def kept_shape(self) -> Tuple[int, ...]:
+        return self.sizes.positions, self.sizes.out_channels
+
+    def _options(self) -> Tuple[List[int], List[int], List[int]]:
+        """Stride, padding and dilation."""
+        return [*self.sizes[8:10]], [*self.sizes[10:12]], [*self.sizes[12:14]]
+
+    def currents(self, dense: torch.Tensor, bias: MaybeTensor = None) -> torch.Tensor:
+        rows = dense.shape[:2]
+        if rows.numel() == 0:
+            return dense.new_zeros(*rows, self.neurons)
+        maps = dense.reshape(-1, *self.sizes.in_shape)
+        out = torch.nn.functional.conv2d(maps, self.weight, bias, *self._options(), self.sizes.groups)
+        return out.reshape(*rows, self.neurons)
+
+    def adjoint(self, grad: torch.Tensor, dense: MaybeTensor, spikes: bool = True) -> Tuple[MaybeTensor, MaybeTensor]:
+        rows = grad.shape[:2]
+        if rows.numel() == 0:
+            nothing = None if dense is None else torch.zeros_like(self.weight, memory_format=torch.contiguous_format)
+            return grad.new_zeros(*rows, self.inputs) if spikes else None, nothing
+        maps = grad.reshape(-1, *self.sizes.out_shape)
+        like = grad.new_empty(1).expand(maps.shape[0], *self.sizes.in_shape)  # only its shape is read
+        found = torch.ops.aten.convolution_backward(
+            maps,
+            like if dense is None else dense.reshape(like.shape),
+            self.weight,
+            None,
+            *self._options(),
+            False,
+            [0, 0],
+            self.sizes.groups,
+            [spikes, dense is not None, False],
+        )
+        return found[0].reshape(*rows, self.inputs) if spikes else None, None if dense is None else found[1]
+
+    def per_neuron(self, parameter: torch.Tensor) -> torch.Tensor:
+        return parameter if parameter.numel() == 1 else parameter.reshape(-1).repeat_interleave(self.sizes.positions)
+
+    def per_parameter(self, total: torch.Tensor) -> torch.Tensor:
+        return total.reshape(-1, self.sizes.out_channels, self.sizes.positions).sum((0, 2))
+
+    def to_kept(self, mem: torch.Tensor) -> torch.Tensor:
+        return mem.unflatten(2, self.kept_shape[::-1]).transpose(2, 3).contiguous()
+
+    def from_kept(self, kept: torch.Tensor) -> torch.Tensor:
+        height, width = self.sizes.out_shape[1:]
+        return kept.unflatten(2, (height, width)).permute(0, 1, 4, 2, 3)
+
+
+def parameter_gradient(connected: Connection, total: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """That of a parameter, of one element or as many as the connection has, from sums ``[..., neurons]``."""
+    own = connected.per_parameter(total)
+    return (own.sum() if parameter.numel() == 1 else own).reshape(parameter.shape)
+
+
+def connection(weight: torch.Tensor, geometry: Optional[Sequence[int]]) -> Connection:
+    """As operators take it: a convolution's ``geometry`` is the numbers of a :class:`Geometry`, None that of none."""
+    return FullyConnected(weight) if geometry is None else Convolution2d(weight, Geometry(*geometry))

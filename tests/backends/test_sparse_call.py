@@ -1,0 +1,58 @@
+"""Calls of the C functions of csrc/host/sparse.h."""
+
+import types
+
+import pytest
+import torch
+
+from snnipu.backends import host, sparse_call
+
+pytestmark = pytest.mark.skipif(host.library is None, reason=f"no native library: {host.unavailable_reason}")
+
+SIZES = {"steps": 1, "batch": 1, "slots": 2, "cells": 1, "neurons": 4}
+
+
+def slots():
+    return {
+        "ids": torch.tensor([[[3, 1]]], dtype=torch.int32),
+        "values": torch.tensor([[[2.0, 5.0]]]),
+        "counts": torch.tensor([[[2, 2]]], dtype=torch.int32),
+    }
+
+
+def test_fields_by_name():
+    out = torch.full((4,), float("nan"))
+    sparse_call.run("sparse_to_dense_fwd", torch.float32, {"out": out, **slots(), **SIZES})
+    assert out.tolist() == [0, 5, 0, 2]
+
+
+def test_what_is_not_contiguous_is_read():
+    given, out = slots(), torch.empty(4)
+    given["values"] = torch.tensor([2.0, 7.0, 5.0, 7.0])[::2].reshape(1, 1, 2)
+    given["ids"] = torch.tensor([3, 7, 1, 7], dtype=torch.int32)[::2].reshape(1, 1, 2)
+    sparse_call.run("sparse_to_dense_fwd", torch.float32, {"out": out, **given, **SIZES})
+    assert out.tolist() == [0, 5, 0, 2]
+
+
+def test_what_is_not_contiguous_is_not_written():
+    with pytest.raises(ValueError, match="out must be contiguous"):
+        sparse_call.run("sparse_to_dense_fwd", torch.float32, {"out": torch.empty(8)[::2], **slots(), **SIZES})
+
+
+def test_where_an_id_is_out_of_range_is_told():
+    with pytest.raises(ValueError, match="ids must be from 0 to 2, got 3 at step 0, sample 0, slot 0"):
+        sparse_call.run("sparse_to_dense_fwd", torch.float32, {"out": torch.empty(3), **slots(), **SIZES, "neurons": 3})
+
+
+@pytest.mark.parametrize("wrong", [{"threshold_size": 1.0}, {"input_scale": 1}, {"beta": 0.5}, {"no_such_field": 1}])
+def test_a_field_of_another_kind_is_refused(wrong):
+    with pytest.raises(KeyError, match=next(iter(wrong))):
+        sparse_call.run("sparse_to_dense_fwd", torch.float32, {"out": torch.empty(4), **slots(), **SIZES, **wrong})
+
+
+def test_a_library_with_another_struct_is_refused():
+    size = host.library.snnipu_sparse_call_size() + 8
+    other = types.SimpleNamespace(snnipu_sparse_call_size=lambda: size)
+    other.snnipu_sparse_call_size.restype = None
+    with pytest.raises(host.NativeLibraryError, match="snnipu_sparse_call has another size in the library"):
+        sparse_call.prepared(other)
