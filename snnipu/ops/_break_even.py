@@ -1,6 +1,6 @@
 """From which activity on dense products are faster than gathers: all break-evens, and the choice between the two."""
 
-from typing import Callable, NamedTuple, Union
+from typing import Callable, NamedTuple, Sequence, Tuple, Union
 
 import torch
 
@@ -27,6 +27,21 @@ LINEAR = Shares(currents=0.3, layer=0.3, gradient=0.25, with_pool=1.0, before_de
 # at 0.5 to 0.7, of eight layers.
 CONVOLUTION = Shares(currents=0.5, layer=0.6, gradient=0.85, with_pool=0.9, before_dense=0.2)
 _CHANNELS_AT_ONCE = 16
+
+
+# Of an ordinary layer's input, whose gradient stays a dense product: up to which share of nonzero numbers events are
+# faster, converting included. A linear layer's by how many outputs it has at least, a convolution's of steps of 1 by how
+# many channels a group gets at least; convolutions of fewer maps do not fill the registers.
+LINEAR_INPUT = ((256, 0.35), (128, 0.25), (64, 0.12), (32, 0.06))
+CONVOLUTION_INPUT = ((8, 0.15),)
+FEWEST_MAPS = 16
+# Multiplications below which finding out takes longer than they do.
+FEWEST_PRODUCTS = 1 << 22
+
+
+def of_input(table: Sequence[Tuple[int, float]], size: int) -> float:
+    """The share of :data:`LINEAR_INPUT` or :data:`CONVOLUTION_INPUT` for a layer of this size; 0: always dense."""
+    return next((share for least, share in table if size >= least), 0.0)
 
 
 def of_convolution(channels: int) -> float:

@@ -2,14 +2,14 @@
 
 import contextlib
 import threading
-from typing import Any, Iterator, Optional, Sequence, Tuple
+from typing import Any, Iterator, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch.nn import grad as gradients
 
 from snnipu import _route
-from snnipu.ops import _library
+from snnipu.ops import _break_even, _library
 from snnipu.ops._arguments import PLAIN, is_autocast, is_differentiated, is_direct
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._maps import Geometry
@@ -17,13 +17,6 @@ from snnipu.ops._slots import AS_NEEDED
 
 # Numbers that are looked at to estimate how much of an input is not zero: of so many rows at most, and so many in all.
 _ROWS, _NUMBERS = 64, 1 << 17
-# Multiplications below which finding out takes longer than they do.
-_FEWEST_PRODUCTS = 1 << 22
-# Up to which share of nonzero inputs events are faster, forward and for the weight's gradient: of a linear layer by how
-# many outputs it has at least, of a convolution of steps of 1 by how many channels a group gets at least.
-BREAK_EVEN_LINEAR = ((256, 0.35), (128, 0.25), (64, 0.12), (32, 0.06))
-BREAK_EVEN_CONV2D = ((8, 0.15),)
-_FEWEST_MAPS = 16  # of a convolution's output: vectors are full then
 # Where a row holds more, slots take as much memory as the tensor.
 _LARGEST_ROW = 0.5
 
@@ -68,7 +61,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] =
     """
     most = 0.0
     if x.dim() == 2 and weight.dim() == 2 and x.shape[1] == weight.shape[1]:
-        most = _break_even(BREAK_EVEN_LINEAR, weight.shape[0])
+        most = _break_even.of_input(_break_even.LINEAR_INPUT, weight.shape[0])
     slots = _slots(x, weight, most, weight.numel())
     return F.linear(x, weight, bias) if slots is None else _product(x, weight, bias, slots, None)
 
@@ -96,16 +89,14 @@ def conv2d(
     slots = None
     geometry = _geometry(x, weight, stride, padding, dilation, groups)
     if geometry is not None and x.is_contiguous():
-        most = _break_even(BREAK_EVEN_CONV2D, weight.shape[1]) / (geometry.stride_y * geometry.stride_x)
-        most = most if weight.shape[0] // groups >= _FEWEST_MAPS else 0.0
+        most = _break_even.of_input(_break_even.CONVOLUTION_INPUT, weight.shape[1]) / (
+            geometry.stride_y * geometry.stride_x
+        )
+        most = most if weight.shape[0] // groups >= _break_even.FEWEST_MAPS else 0.0
         slots = _slots(x, weight, most, geometry.positions * weight.numel())
     if slots is None:
         return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
     return _product(x, weight, bias, slots, geometry)
-
-
-def _break_even(table: Sequence[Tuple[int, float]], size: int) -> float:
-    return next((share for least, share in table if size >= least), 0.0)
 
 
 def _geometry(
@@ -220,7 +211,7 @@ def _slots(x: torch.Tensor, weight: torch.Tensor, most: float, products: int) ->
     """
     if (
         not most
-        or x.shape[0] * products < _FEWEST_PRODUCTS
+        or x.shape[0] * products < _break_even.FEWEST_PRODUCTS
         or not x.numel()
         or getattr(_switch, "dense", False)
         or "CPU" not in _library.REGISTERED["sparse_linear_fwd"]

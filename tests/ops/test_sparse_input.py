@@ -9,7 +9,7 @@ from support.operators import needs_host_runtime
 from torch import nn
 
 import snnipu as snn
-from snnipu.ops import sparse_input
+from snnipu.ops import _break_even, sparse_input
 
 pytestmark = needs_host_runtime
 
@@ -31,10 +31,10 @@ def events(monkeypatch):
 
 
 def always(patch):
-    patch.setattr(sparse_input, "_FEWEST_PRODUCTS", 0)
-    patch.setattr(sparse_input, "_FEWEST_MAPS", 1)
-    patch.setattr(sparse_input, "BREAK_EVEN_LINEAR", ((1, 1.0),))
-    patch.setattr(sparse_input, "BREAK_EVEN_CONV2D", ((1, 1e3),))
+    patch.setattr(_break_even, "FEWEST_PRODUCTS", 0)
+    patch.setattr(_break_even, "FEWEST_MAPS", 1)
+    patch.setattr(_break_even, "LINEAR_INPUT", ((1, 1.0),))
+    patch.setattr(_break_even, "CONVOLUTION_INPUT", ((1, 1e3),))
     patch.setattr(sparse_input, "_LARGEST_ROW", 1.0)
 
 
