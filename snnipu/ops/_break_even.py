@@ -30,8 +30,8 @@ _CHANNELS_AT_ONCE = 16
 
 
 # Of an ordinary layer's input, whose gradient stays a dense product: up to which share of nonzero numbers events are
-# faster, converting included. A linear layer's by how many outputs it has at least, a convolution's of steps of 1 by how
-# many channels a group gets at least; convolutions of fewer maps do not fill the registers.
+# faster, converting included. A linear layer's by how many outputs it has at least, a convolution's of steps of 1 by
+# how many channels a group gets at least; convolutions of fewer maps do not fill the registers.
 LINEAR_INPUT = ((256, 0.35), (128, 0.25), (64, 0.12), (32, 0.06))
 CONVOLUTION_INPUT = ((8, 0.15),)
 FEWEST_MAPS = 16
