@@ -295,6 +295,28 @@ def test_what_comes_from_outside_is_changed_in_place_though_it_may_be_another_in
     assert neurons(reports)[0] == (STEPS, True)
 
 
+def test_two_that_are_written_may_share_memory():
+    def function(x, total, part):
+        mem = lif.reset_mem()
+        for t in range(STEPS):
+            spk, mem = lif(x[t], mem)
+            total += spk.sum()
+            part *= 0.5
+        return mem
+
+    lif = snn.Leaky(beta=0.5)
+    run, reports = compiled(function)
+    x = torch.rand(STEPS, 3, 4) * 2
+    for kind in ("apart", "part", "same", "apart"):
+        found = []
+        for call in (function, run):
+            total = torch.ones(4)
+            part = {"apart": torch.ones(2), "part": total[:2], "same": total}[kind]
+            found.append((call(x, total, part), total, part))
+        assert all(torch.equal(*pair) for pair in zip(*found)), kind
+    assert neurons(reports)[0] == (STEPS, True)
+
+
 def test_in_place_without_gradient_keeps_the_gradient_there_was():
     def function(x):
         mem = lif.reset_mem()
