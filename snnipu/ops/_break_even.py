@@ -34,7 +34,7 @@ _CHANNELS_AT_ONCE = 16
 # how many channels a group gets at least; convolutions of fewer maps do not fill the registers.
 LINEAR_INPUT = ((256, 0.35), (128, 0.25), (64, 0.12), (32, 0.06))
 CONVOLUTION_INPUT = ((8, 0.15),)
-FEWEST_MAPS = 16
+FEWEST_MAPS = 32
 # Multiplications below which finding out takes longer than they do.
 FEWEST_PRODUCTS = 1 << 22
 

@@ -216,7 +216,7 @@ def test_the_choice_is_by_size_and_share(monkeypatch):
     assert conv2d(0.1)
     assert not conv2d(0.3)
     assert not conv2d(0.1, inputs=4)
-    assert not conv2d(0.1, outputs=8)
+    assert not conv2d(0.1, outputs=16)
     assert not conv2d(0.1, size=5)
     assert not conv2d(0.1, stride=2, size=24)
     assert conv2d(0.02, stride=2, size=24)
@@ -230,7 +230,7 @@ def test_the_choice_is_by_size_and_share(monkeypatch):
 def network(maps=False):
     torch.manual_seed(0)
     if maps:
-        return nn.Sequential(nn.Conv2d(8, 32, 3), snn.Leaky(beta=0.9), nn.Conv2d(32, 16, 3), snn.Leaky(beta=0.9))
+        return nn.Sequential(nn.Conv2d(8, 32, 3), snn.Leaky(beta=0.9), nn.Conv2d(32, 32, 3), snn.Leaky(beta=0.9))
     return nn.Sequential(nn.Linear(300, 256), snn.Leaky(beta=0.9), nn.Linear(256, 256), snn.Leaky(beta=0.9))
 
 
