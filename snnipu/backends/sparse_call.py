@@ -101,7 +101,9 @@ def _fill(words: "array[int]", fields: Mapping[str, Any], kept: List[torch.Tenso
         elif kind is float:
             words[_REAL[name]] = _bits(value)
         elif kind is list or kind is tuple:
-            words[_POINTERS[name]] = _sizes(tuple(value)).data_ptr()
+            sizes = _sizes(tuple(value))
+            kept.append(sizes)  # another thread may make the cache drop it
+            words[_POINTERS[name]] = sizes.data_ptr()
         else:
             if not value.is_contiguous():
                 if name in _RESULTS:
