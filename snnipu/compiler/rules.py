@@ -142,11 +142,9 @@ def _of_few(function: Callable[..., Any], names: Tuple[str, ...]) -> Make:
 
     def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
         given = {**dict(zip(names, args)), **kwargs}
-        sequence = given["input"]
-        given["input"] = graph.call_function(helpers.fold_time, (sequence,))
-        out = graph.call_function(
-            function, (given.pop("input"), *(given.pop(name, None) for name in names[1:3])), given
-        )
+        sequence = given.pop("input")
+        folded = graph.call_function(helpers.fold_time, (sequence,))
+        out = graph.call_function(function, (folded,), given)
         return graph.call_function(helpers.split_time, (out, sequence))
 
     return make

@@ -52,6 +52,15 @@ class KeptStep:
                 cell = _CELLS[tensor.element_size()].from_address(pointer)
                 self._numbers.append(_Number(name, tensor, tensor.detach(), pointer, cell, cell.value))
 
+    @staticmethod
+    def fits(layer: Any, attributes: Sequence[str], parameters: Mapping[str, Any], one: torch.Tensor) -> bool:
+        """Whether all that a step depends on is where :meth:`parameters` looks: a hook may set a plain attribute anew
+        before each call. Nobody writes into ``one``."""
+        own = layer.__dict__
+        return all(name in own for name in attributes) and all(
+            tensor is one or _find(own, name) is tensor for name, tensor in parameters.items()
+        )
+
     def parameters(self, layer: Any, x: torch.Tensor) -> Optional[Sequence[torch.Tensor]]:
         """What :attr:`step` takes for the parameters; None where something is not what it was."""
         own, kind = layer.__dict__, type(layer)

@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize
 
 from snnipu._layout import SINGLE_STEP
 from snnipu.backends import has_kernels, popart
-from snnipu.backends.neuron_step import fits, step_apply, takes
+from snnipu.backends.neuron_step import fits, one, step_apply, takes
 from snnipu.functional.quant import as_state_quant
 from snnipu.neurons import _instances
 from snnipu.neurons._hooks import is_hooked
@@ -254,7 +254,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
         """A step by the kernels with these parameters, which is kept for further ones where that can be."""
         made, step = step_apply(self.equation, x, states, values, options=self._options(), spike_grad=self._surrogate())
         own = self.__dict__
-        if step is not None and all(name in own for name in (*self._keywords, *self.state_names)):
+        if step is not None and KeptStep.fits(self, (*self._keywords, *self.state_names), values, one(x.dtype)):
             own["_kept"] = KeptStep(self, step, x.shape, self._keywords, values)
         return made
 

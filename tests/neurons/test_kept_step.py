@@ -200,6 +200,20 @@ def test_what_no_longer_fits_is_looked_at_anew():
     assert lif._last_step[1].grad_fn is None  # what came before is not kept alive
 
 
+def test_a_parameter_that_is_a_plain_attribute_is_read_at_every_step():
+    """As pruning and the older weight norm leave it: a hook sets it before each call."""
+    lif = snn.Leaky(beta=0.9)
+    x = torch.rand(SHAPE)
+    for value in (1.0, 0.25):
+        if "threshold" in lif._buffers:
+            del lif.threshold
+        lif.threshold = torch.tensor(value)
+        for _ in range(2):
+            lif.reset_mem()
+            expected = snn.Leaky(beta=0.9, threshold=value)(x)
+            assert all(torch.equal(*pair) for pair in zip(lif(x), expected))
+
+
 def test_changes_of_a_class_are_seen():
     for name, part in [("fire", _quiet), ("threshold", property(lambda self: torch.tensor(0.5)))]:
         kind = type("Mine", (snn.Leaky,), {})
