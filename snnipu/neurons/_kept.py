@@ -69,6 +69,9 @@ class KeptStep:
         for name, value in self._own:
             if own.get(name) is not value:
                 return None
+        surrogate = layer._resolved[1]
+        if surrogate is None or surrogate.kernel is not self.step.kernel:
+            return None
         for name, part in self._parts:
             if name in own or getattr(kind, name) is not part:
                 return None

@@ -1,6 +1,6 @@
 """Sizes of convolutions and pools of maps, and spikes of maps as dense tensors, for the ops on maps."""
 
-from typing import List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -26,6 +26,11 @@ def pair(name: str, value: object, least: int) -> Size:
     if min(both) < least:
         raise ValueError(f"{name} must be at least {least}, got {value!r}")
     return int(both[0]), int(both[1])
+
+
+def unchecked_pair(size: Any) -> Size:
+    """What PyTorch takes for two sizes, as two."""
+    return (int(size[0]), int(size[-1])) if isinstance(size, (tuple, list)) else (int(size), int(size))
 
 
 class Geometry(NamedTuple):

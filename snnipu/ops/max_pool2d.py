@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from snnipu.ops import _library
 from snnipu.ops._arguments import is_direct
+from snnipu.ops._maps import unchecked_pair
 
 # A place in a window is a byte.
 _MOST_PLACES = 256
@@ -107,10 +108,6 @@ class _Adjoint(torch.autograd.Function):
         return grad.flatten(2).gather(2, _places_in_map(which, ctx.windows)).view(which.shape), None, None
 
 
-def _pair(size: Any) -> Tuple[int, int]:
-    return (int(size[0]), int(size[-1])) if isinstance(size, (tuple, list)) else (int(size), int(size))
-
-
 def max_pool2d(
     x: torch.Tensor,
     kernel_size: Any,
@@ -129,9 +126,9 @@ def max_pool2d(
         and x.dim() == 4
         and x.is_contiguous()
         and not (ceil_mode or return_indices)
-        and (_pair(padding), _pair(dilation)) == ((0, 0), (1, 1))
+        and (unchecked_pair(padding), unchecked_pair(dilation)) == ((0, 0), (1, 1))
     ):
-        w = windows(x.shape[2:], _pair(kernel_size), _pair(stride or kernel_size))
+        w = windows(x.shape[2:], unchecked_pair(kernel_size), unchecked_pair(stride or kernel_size))
     if w is not None:
         return _MaxPool2d.apply(x, w)
     pool: Any = F.max_pool2d

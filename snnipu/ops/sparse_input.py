@@ -12,7 +12,7 @@ from snnipu import _route
 from snnipu.ops import _break_even, _library
 from snnipu.ops._arguments import PLAIN, is_autocast, is_differentiated, is_direct
 from snnipu.ops._derivative import once_differentiable
-from snnipu.ops._maps import Geometry
+from snnipu.ops._maps import Geometry, unchecked_pair
 from snnipu.ops._slots import AS_NEEDED
 
 # Numbers that are looked at to estimate how much of an input is not zero: of so many rows at most, and so many in all.
@@ -108,7 +108,7 @@ def _geometry(
     if x.shape[1] != weight.shape[1] * groups:
         return None
     kernel = (weight.shape[2], weight.shape[3])
-    (sy, sx), (dy, dx) = _pair(stride), _pair(dilation)
+    (sy, sx), (dy, dx) = unchecked_pair(stride), unchecked_pair(dilation)
     spans = (dy * (kernel[0] - 1), dx * (kernel[1] - 1))
     if padding == "same" and (sy, sx) == (1, 1) and not (spans[0] % 2 or spans[1] % 2):
         padding = (spans[0] // 2, spans[1] // 2)
@@ -116,7 +116,7 @@ def _geometry(
         padding = 0
     elif isinstance(padding, str):
         return None
-    py, px = _pair(padding)
+    py, px = unchecked_pair(padding)
     if min(sy, sx, dy, dx) < 1 or min(py, px) < 0:
         return None
     height, width = (x.shape[2] + 2 * py - spans[0] - 1) // sy + 1, (x.shape[3] + 2 * px - spans[1] - 1) // sx + 1
@@ -124,10 +124,6 @@ def _geometry(
         return None
     sizes = (*x.shape[1:], weight.shape[0], height, width, *kernel, sy, sx, py, px, dy, dx, groups)
     return Geometry(*map(int, sizes))
-
-
-def _pair(size: Any) -> Tuple[int, int]:
-    return (int(size[0]), int(size[-1])) if isinstance(size, (tuple, list)) else (int(size), int(size))
 
 
 Slots = Tuple[torch.Tensor, torch.Tensor, torch.Tensor]

@@ -50,6 +50,9 @@ CHANGES = {
     "it learns": lambda lif: lif.threshold.requires_grad_(True),
     "it learns no more": lambda lif: lif.threshold.requires_grad_(False),
     "another surrogate": lambda lif: setattr(lif, "spike_grad", snn.surrogate.fast_sigmoid(5.0)),
+    "another kernel of its surrogate": lambda lif: setattr(
+        lif.spike_grad, "kernel", snn.surrogate.fast_sigmoid(5.0).kernel
+    ),
     "a function as surrogate": lambda lif: setattr(lif, "spike_grad", lambda u: snntorch.surrogate.atan()(u)),
     "another reset": lambda lif: setattr(lif, "reset_mechanism", "none"),
     "no delay": lambda lif: setattr(lif, "reset_delay", False),
