@@ -128,6 +128,10 @@ template <typename C> struct KeptConv {
   ChannelBlocks<C> blocks;
   size_t steps, batch;
   std::vector<KeptEvents<C>> events; // [block][sample]
+
+  KeptConv(const Convolution<C> &convolution, const Spikes<C> &spikes)
+      : sizes(convolution.sizes), blocks(convolution.blocks), steps(spikes.steps), batch(spikes.batch),
+        events(blocks.count() * batch) {}
 };
 
 // All steps of one sample for one block.
@@ -503,11 +507,8 @@ public:
 
   MapsForward(const Connection &convolution, const LayerForward<C> &arguments, const CheckedSpikes<C> &,
               const Call<C> &call)
-      : convolution_(convolution), a_(arguments),
-        windows_(convolution.sizes, call.c.window), kept_{convolution.sizes, convolution.blocks, a_.spikes.steps,
-                                                          a_.spikes.batch,
-                                                          std::vector<KeptEvents<C>>(convolution.blocks.count() *
-                                                                                     a_.spikes.batch)} {}
+      : convolution_(convolution), a_(arguments), windows_(convolution.sizes, call.c.window),
+        kept_(convolution, a_.spikes) {}
 
   int integrate(unsigned threads) {
     const size_t batch = kept_.batch, places = convolution_.sizes.places();
@@ -557,6 +558,8 @@ private:
   KeptConv<C> kept_;
 };
 
+// All steps of one sample for one block, from the last one on. What leakyCarry gives, neuron by neuron, with the decay
+// of those that did not fire put off: a map is gone through only where something is read of all of it.
 template <typename C> class SampleBackward {
 public:
   SampleBackward(const Convolution<C> &convolution, const LayerBackward<C> &a, size_t block, ParameterSums<C> &sums)
@@ -771,18 +774,18 @@ public:
   MapsBackward(const Connection &convolution, const LayerBackward<C> &arguments, const CheckedSpikes<C> &,
                unsigned threads)
       : convolution_(convolution), a_(arguments), threads_(threads),
-        toInput_(convolution, a_.spikes, a_.spikes.batch, a_.inputScale, a_.gradWeight, a_.gradValues, threads),
-        parameterSums(toInput_.tasks()) {}
+        toInput_(convolution, a_.spikes, a_.spikes.batch, a_.inputScale, a_.gradWeight, a_.gradValues, threads) {
+    parameterSums.resize(toInput_.tasks());
+  }
 
   int run() {
     const int status = parallelFit(toInput_.tasks(), threads_, [&](size_t task) {
       SampleBackward<C> backward(convolution_, a_, toInput_.block(task), parameterSums[task]);
       toInput_.start(task);
       bool fit = true;
+      const auto toInput = [&](size_t row, const C *grad, const C *scale) { toInput_.add(task, row, grad, scale); };
       for (size_t sample = toInput_.begin(task); sample < toInput_.end(task); ++sample)
-        fit = backward.run(sample, [&](size_t row, const C *grad, const C *scale) {
-          toInput_.add(task, row, grad, scale);
-        }) && fit;
+        fit = backward.run(sample, toInput) && fit;
       return fit;
     });
     if (status == Done)
@@ -790,14 +793,13 @@ public:
     return status;
   }
 
+  std::vector<ParameterSums<C>> parameterSums;
+
 private:
   const Connection &convolution_;
   const LayerBackward<C> &a_;
   unsigned threads_;
   ConvInputGradient<C> toInput_;
-
-public:
-  std::vector<ParameterSums<C>> parameterSums;
 };
 
 } // namespace

@@ -225,6 +225,7 @@ public:
 
   static constexpr bool idsByRow = true;
   size_t inputs() const { return sizes.inputs(); }
+  size_t neurons() const { return sizes.neurons(); }
   size_t units() const { return sizes.outChannels; }
   size_t additions(size_t spikes, size_t rows) const {
     return spikes * sizes.taps() * sizes.outChannels + 2 * rows * sizes.neurons();

@@ -5,14 +5,14 @@
 //
 //   Connection<C>(call)
 //   idsByRow                  whether it looks at the ids itself, when a row is at hand
-//   inputs(), units()         units have a bias, beta and threshold of their own: neurons, or channels
+//   inputs(), neurons(), and units(), of a bias, beta and threshold each: neurons, or channels
 //   blocks                    of units: count(), first(block), held(block), lanes(block)
 //   additions(spikes, rows)   of a layer's pass, about: what threads are woken for
 //   currents(...), gradients(...)   weighted spikes alone, and back
 //
 // and to the two passes of its layers:
 //
-//   Forward<C>(connection, layer, spikes)
+//   Forward<C>(connection, layer, spikes, call)
 //     integrate(threads), fullestRow(), select(call)   all steps; slots that the fullest row takes; the spikes' slots
 //   Backward<C>(connection, layer, spikes, threads)
 //     run(), parameterSums                             [block][any number of parts]
@@ -34,6 +34,9 @@ template <typename C> C clamped(C beta) { return clampUnit(SingleLane<C>{beta})[
 template <typename C> struct PerUnit {
   const C *values;
   size_t size;
+
+  PerUnit(const C *v, size_t s) : values(v), size(s) {}
+  PerUnit(const Call<C> &a, const void *v, int64_t s) : values(a.in(v)), size(static_cast<size_t>(s)) {}
 
   // A block's values, `padding` behind them.
   template <typename Blocks> void copyTo(C *to, const Blocks &blocks, size_t block, C padding) const {
@@ -60,12 +63,10 @@ template <typename C> struct LayerForward {
   int32_t reset, offered;
 
   LayerForward(const Call<C> &a, size_t inputs)
-      : spikes(a.spikes(inputs)),
-        bias(a.in(a.c.bias)), beta{a.in(a.c.beta), size(a.c.beta_size)}, threshold{a.in(a.c.threshold),
-                                                                                   size(a.c.threshold_size)},
-        second(a.c.has_second_threshold != 0), gradThreshold(a.number(a.c.second_threshold)),
-        inputScale(a.number(a.c.input_scale)), mem(a.out(a.c.mem)), delay(size(a.c.delay)), reset(a.reset()),
-        offered(a.threads()) {}
+      : spikes(a.spikes(inputs)), bias(a.in(a.c.bias)), beta(a, a.c.beta, a.c.beta_size),
+        threshold(a, a.c.threshold, a.c.threshold_size), second(a.c.has_second_threshold != 0),
+        gradThreshold(a.number(a.c.second_threshold)), inputScale(a.number(a.c.input_scale)), mem(a.out(a.c.mem)),
+        delay(size(a.c.delay)), reset(a.reset()), offered(a.threads()) {}
 };
 
 // What a block needs beside its weights.
@@ -77,7 +78,7 @@ template <typename C> struct BlockParameters {
     constexpr C never = std::numeric_limits<C>::max();
     copyBeta(a.beta, beta, blocks, block, C(0));
     a.threshold.copyTo(threshold, blocks, block, never);
-    PerUnit<C>{&a.gradThreshold, 1}.copyTo(gradThreshold, blocks, block, never);
+    PerUnit<C>(&a.gradThreshold, 1).copyTo(gradThreshold, blocks, block, never);
     std::fill_n(bias, blockLanes, C(0));
     if (a.bias)
       std::copy_n(a.bias + blocks.first(block), blocks.held(block), bias);
@@ -98,11 +99,10 @@ template <typename C> struct LayerBackward {
   C surrogateA, surrogateB;
   int32_t offered;
 
-  LayerBackward(const Call<C> &a, size_t inputs)
-      : grad(a.in(a.c.grad)), spikes(a.spikes(inputs)),
-        own(a.own(size(a.c.neurons))), beta{a.in(a.c.beta), size(a.c.beta_size)}, threshold{a.in(a.c.threshold),
-                                                                                            size(a.c.threshold_size)},
-        slotMem(a.in(a.c.slot_mem)), neuronThreshold(a.in(a.c.neuron_threshold)), fired(a.c.fired), mem(a.in(a.c.mem)),
+  LayerBackward(const Call<C> &a, size_t inputs, size_t neurons)
+      : grad(a.in(a.c.grad)), spikes(a.spikes(inputs)), own(a.own(neurons)), beta(a, a.c.beta, a.c.beta_size),
+        threshold(a, a.c.threshold, a.c.threshold_size), slotMem(a.in(a.c.slot_mem)),
+        neuronThreshold(a.in(a.c.neuron_threshold)), fired(a.c.fired), mem(a.in(a.c.mem)),
         gradValues(a.out(a.c.grad_values)), gradWeight(a.out(a.c.grad_weight)), gradBias(a.out(a.c.grad_bias)),
         gradRecurrent(a.out(a.c.grad_recurrent)), gradBeta(a.out(a.c.grad_beta)),
         gradThreshold(a.out(a.c.grad_threshold)), gradCurrent(a.out(a.c.grad_current)),
@@ -198,7 +198,7 @@ template <template <typename> class Forward, typename C> int layerForward(const 
 
 template <template <typename> class Backward, typename C> int layerBackward(const Call<C> &a) {
   const typename Backward<C>::Connection connection(a);
-  const LayerBackward<C> layer(a, connection.inputs());
+  const LayerBackward<C> layer(a, connection.inputs(), connection.neurons());
   CheckedSpikes<C> spikes(layer.spikes, 1, false), own(layer.own, 1, false);
   if (!accepted(connection, spikes, layer.offered) || !accepted(connection, own, layer.offered))
     return BadSpikes;

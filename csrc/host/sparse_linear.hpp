@@ -14,6 +14,7 @@ template <typename C> struct FullyConnected {
       : blocks{size(a.c.neurons), size(a.c.inputs)}, packed(a.in(a.c.weight)), recurrent(a.in(a.c.recurrent_weight)) {}
 
   size_t inputs() const { return blocks.inputs; }
+  size_t neurons() const { return blocks.neurons; }
   size_t units() const { return blocks.neurons; }
   size_t additions(size_t spikes, size_t rows) const { return (spikes + 4 * rows) * blocks.neurons; }
 

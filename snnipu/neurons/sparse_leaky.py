@@ -37,6 +37,12 @@ class SparseNeurons(nn.Module):
 
     bias: Optional[torch.Tensor]
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        names = cls.neuron.state_names
+        if names[0] == "spk" or names[-1] != "mem":
+            raise TypeError(f"{cls.__name__}: {cls.neuron.__name__} does not fire by its last state alone")
+
     def _set_neurons(
         self,
         parameters: Mapping[str, Parameter],
@@ -293,12 +299,11 @@ class FullyConnectedNeurons(SparseNeurons):
     def membranes(self, x: DenseOrSparse, *, delay: int = 0) -> torch.Tensor:
         """Membranes ``[T, B, out]`` for ``x``, dense: to look at, or for a loss on them. Not for recurrent layers."""
         check_delay(delay)
-        chosen = self._chosen(x)
-        if isinstance(chosen, SparseSpikes):
-            return self._integrate(ops.sparse_linear(chosen, self.weight), delay)
-        return self._integrate(self.weighted(chosen), delay)
+        return self._integrate(self.weighted(self._chosen(x)), delay)
 
-    def weighted(self, x: torch.Tensor) -> torch.Tensor:
+    def weighted(self, x: DenseOrSparse) -> torch.Tensor:
+        if isinstance(x, SparseSpikes):
+            return ops.sparse_linear(x, self.weight)
         return nn.functional.linear(x.to(self.weight.dtype), self.weight)
 
     def _chosen(self, x: DenseOrSparse) -> DenseOrSparse:
@@ -306,9 +311,8 @@ class FullyConnectedNeurons(SparseNeurons):
 
     def _spikes(self, x: DenseOrSparse, delay: int) -> SparseSpikes:
         """The layer by its parts."""
-        current = ops.sparse_linear(x, self.weight) if isinstance(x, SparseSpikes) else self.weighted(x)
         return ops.select_spikes(
-            self._integrate(current, delay),
+            self._integrate(self.weighted(x), delay),
             self.threshold,
             self.grad_threshold,
             self.max_spikes,
@@ -421,8 +425,6 @@ class SparseLeaky(FullyConnectedNeurons):
             raise ValueError("membranes: a recurrent layer's membranes depend on its spikes and are not kept")
         return super().membranes(x, delay=delay)
 
-    membranes.__doc__ = FullyConnectedNeurons.membranes.__doc__
-
     def _chosen(self, x: DenseOrSparse) -> DenseOrSparse:
         path = "sparse" if self.recurrent_weight is not None else self.path
         return choose_path(x, self.weight, path, self._measured)
@@ -449,8 +451,6 @@ class SparseLeaky(FullyConnectedNeurons):
     def to_dense(self) -> nn.Sequential:
         self._refuse_recurrent("to_dense")
         return super().to_dense()
-
-    to_dense.__doc__ = FullyConnectedNeurons.to_dense.__doc__
 
     def _refuse_recurrent(self, what: str) -> None:
         if self.recurrent_weight is not None:

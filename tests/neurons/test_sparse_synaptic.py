@@ -167,6 +167,24 @@ def test_other_neurons_are_a_line_each(made, states):
     assert relative_error(layer.weight.grad, linear.weight.grad) < 1e-5
 
 
+@pytest.mark.parametrize("neuron", [snn.RLeaky, snn.DeltaLeaky], ids=lambda kind: kind.__name__)
+def test_neurons_that_fire_otherwise_are_refused(neuron):
+    with pytest.raises(TypeError, match=f"Other: {neuron.__name__} does not fire by its last state alone"):
+        type("Other", (FullyConnectedNeurons,), {"neuron": neuron})
+
+
+@pytest.mark.parametrize("path", ["sparse", "dense"])
+def test_one_graph(path):
+    layer, x = layer_of(path=path, learn_alpha=True, max_spikes=20), spikes_in()
+    expected = layer(x).to_dense()
+    out = torch.compile(lambda given: layer(given).to_dense(), backend="eager", fullgraph=True)(x)
+    assert torch.equal(out, expected)
+    upstream = torch.randn_like(out)
+    both = [torch.autograd.grad(made, list(layer.parameters()), upstream) for made in (out, expected)]
+    for one, other in zip(*both):
+        assert torch.equal(one, other)
+
+
 def test_dense_twin_and_its_state():
     each = torch.linspace(0.5, 0.9, NEURONS)
     layer, x = layer_of(alpha=each, learn_alpha=True, input_scale=2.0), spikes_in()
