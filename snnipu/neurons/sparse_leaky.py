@@ -1,12 +1,12 @@
 """``snnipu.SparseLeaky``: a fully connected layer of spiking neurons, from spikes to spikes."""
 
-from typing import Any, ClassVar, Dict, List, Mapping, Optional, Tuple, Type, Union
+from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
 import torch
 from torch import nn
 
 from snnipu import ops
-from snnipu.neurons.fused import FusedNeuron, load_scalars
+from snnipu.neurons.fused import FusedNeuron, load_scalars, values_of
 from snnipu.neurons.leaky import Leaky
 from snnipu.neurons.sparse_activity import DeviceActivity
 from snnipu.neurons.sparse_linear import check_features, check_path, choose_path, init_like_linear
@@ -33,12 +33,17 @@ class SparseNeurons(nn.Module):
     """
 
     neuron: ClassVar[Type[FusedNeuron]] = Leaky
+    # Those of the equation that are the layer's own: its spikes are not graded.
+    parameter_names: ClassVar[Sequence[str]]
+    _delayed_reset: ClassVar[Dict[str, bool]]
     takes_whole_sequences = True  # in a MultiStep
 
     bias: Optional[torch.Tensor]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls.parameter_names = [name for name in cls.neuron.parameter_names if name != _FACTOR]
+        cls._delayed_reset = {"reset_delay": True} if "reset_delay" in cls.neuron.options else {}
         names = cls.neuron.state_names
         if names[0] == "spk" or names[-1] != "mem":
             raise TypeError(f"{cls.__name__}: {cls.neuron.__name__} does not fire by its last state alone")
@@ -62,7 +67,7 @@ class SparseNeurons(nn.Module):
         if isinstance(input_scale, bool) or not isinstance(input_scale, (int, float)) or input_scale == 0:
             raise ValueError(f"input_scale must be a number other than 0, got {input_scale!r}")
         _neurons.prepare(self.neuron.equation)  # nothing that torch.compile could trace
-        for name in self._parameter_names():
+        for name in self.parameter_names:
             self._register(name, parameters[name], learnt[name])
         self.grad_threshold = grad_threshold_argument(grad_threshold)
         self.max_spikes = max_spikes
@@ -82,13 +87,8 @@ class SparseNeurons(nn.Module):
     # Of one parameter each: neurons, or channels of maps.
     _neurons: int
 
-    @classmethod
-    def _parameter_names(cls) -> List[str]:
-        """Those of the equation that are the layer's own: its spikes are not graded."""
-        return [name for name in cls.neuron.parameter_names if name != _FACTOR]
-
     def _parameter_values(self) -> Dict[str, torch.Tensor]:
-        return {name: getattr(self, name) for name in self._parameter_names()}
+        return values_of(self, self.parameter_names)
 
     def _register(self, name: str, value: Parameter, learn: bool) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, float, torch.Tensor)):
@@ -107,7 +107,7 @@ class SparseNeurons(nn.Module):
             self.register_buffer(name, tensor)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
-        load_scalars(self, state_dict, prefix, self._parameter_names())
+        load_scalars(self, state_dict, prefix, self.parameter_names)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def weighted(self, x: torch.Tensor) -> torch.Tensor:
@@ -139,8 +139,7 @@ class SparseNeurons(nn.Module):
         """The neurons over what arrives, to which the bias is added: spikes, and of the states the membranes."""
         if self.bias is not None:
             current = current + self._per_neuron(self.bias)
-        kind = self.neuron
-        options: Dict[str, Any] = {"reset_mechanism": self.reset_mechanism, "reset_delay": True}
+        kind, values = self.neuron, self._parameter_values()
         others = len(kind.state_names) - 1
         # The spikes are selected from the membranes: no gradient passes through this operator's, and the surrogate is
         # not passed on. A callable of one's own would be asked for the value of the spike that resets.
@@ -148,8 +147,8 @@ class SparseNeurons(nn.Module):
             kind.equation,
             current,
             [None] * (1 + others) if before is None else before,
-            {**{name: self._per_neuron(value) for name, value in self._parameter_values().items()}, _FACTOR: 1.0},
-            options={name: options[name] for name in kind.options},
+            {**{name: self._per_neuron(values[name]) for name in values}, _FACTOR: 1.0},
+            options={"reset_mechanism": self.reset_mechanism, **self._delayed_reset},
             store=[False] * others + [True],
             need_final=goes_on,
         )
@@ -198,7 +197,7 @@ class SparseNeurons(nn.Module):
 
     def _own_state(self, state: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
         """This layer's names and values for the dense network's; raises ValueError where they do not fit."""
-        names = self._parameter_names()
+        names = self.parameter_names
         wanted = {"0.weight", *(f"1.{name}" for name in names)} | ({"0.bias"} if self.bias is not None else set())
         missing = sorted(wanted - set(state))
         if missing or ("0.bias" in state and self.bias is None):
