@@ -61,7 +61,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] =
     """
     most = 0.0
     if x.dim() == 2 and weight.dim() == 2 and x.shape[1] == weight.shape[1]:
-        most = _break_even.of_input(_break_even.LINEAR_INPUT, weight.shape[0])
+        most = _break_even.of_linear_input(weight.shape[0])
     slots = _slots(x, weight, most, weight.numel())
     return F.linear(x, weight, bias) if slots is None else _product(x, weight, bias, slots, None)
 
@@ -89,10 +89,7 @@ def conv2d(
     slots = None
     geometry = _geometry(x, weight, stride, padding, dilation, groups)
     if geometry is not None and x.is_contiguous():
-        most = _break_even.of_input(_break_even.CONVOLUTION_INPUT, weight.shape[1]) / (
-            geometry.stride_y * geometry.stride_x
-        )
-        most = most if weight.shape[0] // groups >= _break_even.FEWEST_MAPS else 0.0
+        most = _break_even.of_convolution_input(weight.shape, groups, geometry.stride_y * geometry.stride_x)
         slots = _slots(x, weight, most, geometry.positions * weight.numel())
     if slots is None:
         return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
