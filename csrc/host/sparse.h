@@ -83,12 +83,12 @@ typedef struct snnipu_sparse_call {
 
 /* All return 0, 1 for an unknown option, 2 where memory could not be had, 3 where a count or a carried id is out of
  * range (nothing has been written then), 4 where room said so. */
-#define SNNIPU_SPARSE(NAME) SNNIPU_NEURON_API int snnipu_##NAME(snnipu_sparse_call *call)
+#define SNNIPU_SPARSE(NAME) SNNIPU_API int snnipu_##NAME(snnipu_sparse_call *call)
 
 /* out: the matrix weight [neurons, inputs] in blocks of 64 neurons, [block][inputs][lanes]: what gathers read. */
 SNNIPU_SPARSE(pack_weight);
 /* Length of a packed weight. */
-SNNIPU_NEURON_API int64_t snnipu_packed_size(int64_t neurons, int64_t inputs);
+SNNIPU_API int64_t snnipu_packed_size(int64_t neurons, int64_t inputs);
 
 /* out [steps, batch, neurons]: weighted spikes, and the bias. Backward: grad -> grad_values, grad_weight, grad_bias;
  * weight may be NULL where grad_values is. */
@@ -135,7 +135,7 @@ SNNIPU_SPARSE(lif_max_pool2d_fwd);
 SNNIPU_SPARSE(lif_max_pool2d_bwd);
 
 /* sizeof(snnipu_sparse_call), against which a caller checks its own. */
-SNNIPU_NEURON_API int64_t snnipu_sparse_call_size(void);
+SNNIPU_API int64_t snnipu_sparse_call_size(void);
 
 #ifdef __cplusplus
 }
