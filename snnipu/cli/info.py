@@ -15,7 +15,7 @@ import snnipu
 from snnipu import _wait_policy, backends, ops
 from snnipu._files import write_text
 from snnipu._names import is_installed
-from snnipu.backends import host, popart_library
+from snnipu.backends import host, memory, popart_library
 from snnipu.cli._streams import output_path
 from snnipu.ipu import model
 
@@ -72,6 +72,7 @@ def collect() -> Dict[str, Any]:
             "in_use": host.isa(),
             "threads": torch.get_num_threads(),
             "thread_runtime": host.thread_runtime(),
+            "freed_memory_kept": memory.what_is_kept() if host.library is not None else {},
             "waiting": {name: os.environ[name] for name in _wait_policy.VARIABLES if name in os.environ},
         },
         "backends": _backends(),
@@ -91,6 +92,8 @@ def render(found: Dict[str, Any]) -> str:
     runtime = native["thread_runtime"] or "none"
     waiting = "".join(f", {name}={value}" for name, value in native["waiting"].items())
     lines += [f"  threads       {native['threads']} (torch.get_num_threads), run by {runtime}{waiting}"]
+    kept = ", ".join(name for name, is_kept in native["freed_memory_kept"].items() if is_kept)
+    lines += [f"  keeps memory  {kept or 'none'}"]
     lines += ["backends"]
     for name, backend in found["backends"].items():
         lines.append(f"  {name:13} {'available' if backend['available'] else 'not available: ' + backend['reason']}")

@@ -1,5 +1,7 @@
-// Calls the C functions of a native library, as told on standard input: for libraries of another machine, under an
-// emulator. tests/support/emulated_library.py is the other end.
+// Calls the C functions of a native library, as told on standard input: for libraries of another machine or system,
+// under an emulator. tests/support/emulated_library.py is the other end.
+//
+// It begins with a line: the library's instruction set, and what runs its threads.
 //
 // A call: the function's name and its arguments, each a tag and what follows it: n (a null pointer), a (an address in
 // this process), b (a buffer: its bytes), s (a structure: its bytes, and the number of its pointers that are not null,
@@ -196,6 +198,13 @@ int main(int count, char **words) {
       fail(std::string(words[i]) + " cannot be loaded: " + whyNot());
   if (!library)
     fail("usage: kernel_runner [LIBRARY...] LIBRARY");
+  for (const char *name : {"snnipu_isa", "snnipu_thread_runtime"}) {
+    const auto function = reinterpret_cast<const char *(*)()>(symbol(library, name));
+    if (!function)
+      fail(std::string("no function ") + name);
+    std::printf("%s%c", function(), std::strcmp(name, "snnipu_isa") ? '\n' : ' ');
+  }
+  std::fflush(stdout);
   std::map<std::string, Call> calls;
   std::uint64_t length;
   while (readBytes(&length, sizeof(length))) {
