@@ -156,7 +156,7 @@ check-ipu: $(VENV)/.test
 
 # The Clang that counts the vertices' instructions has a 32-bit target, and is in a package of its own.
 $(VENV)/.check: $(VENV)/.test
-	$(PIP) "snnipu[check]"
+	$(PIP) "snnipu[compiler]"
 	touch $@
 
 check-counts: $(VENV)/.check
