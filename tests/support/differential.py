@@ -354,6 +354,8 @@ def networks(seed):
             # snnTorch's spikes are float32 in a network of float64, too, and so are gradients that come through them.
             rounding = 1e-6 if dtype == torch.float64 else 1e-4
             largest = scale_of(expected_grads)
+            if any(g is not None and not g.isfinite().all() for g in (expected_x, *expected_grads.values())):
+                continue  # snnTorch's sigmoid is inf / inf far below the threshold
             same(f"{said}, gradient of x", found_x, expected_x, rounding * largest)
             for key, grad in expected_grads.items():
                 if key.endswith("graded_spikes_factor") and found_grads[key] is None and grad is not None:
