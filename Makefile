@@ -1,5 +1,6 @@
 # Every target sets up what it needs in $(VENV). Overridable: PYTHON, VENV, TORCH, TORCHVISION, JOBS, PYTEST_ARGS,
-# BENCH_ARGS, SANITIZE_ISA, SANITIZE_FLAGS, SANITIZE_TESTS, CLANGXX, OUT, WHEEL_VENV, MANYLINUX, AARCH64_CXX.
+# BENCH_ARGS, SANITIZE_ISA, SANITIZE_FLAGS, SANITIZE_TESTS, FUZZ_SECONDS, FUZZ_SEED, CLANGXX, OUT, WHEEL_VENV,
+# MANYLINUX, AARCH64_CXX.
 # The first target downloads PyTorch and compiles the native libraries: about two minutes of a processor, a line for each
 # library. They are compiled again when their sources have changed.
 #   make demo      train on scikit-learn's digits, with pictures
@@ -8,6 +9,7 @@
 #   make test-emulated  their libraries for Windows and aarch64, run by Wine and qemu where these are installed
 #   make test-wheel  a wheel in a virtual environment of its own: what a user does with it, in a clone and elsewhere
 #   make sanitize  the kernels' tests under GCC's address and undefined-behaviour sanitizers
+#   make fuzz-numbers  random networks against snnTorch's loop, for FUZZ_SECONDS from FUZZ_SEED on; prints what differs
 #   make bench     snnipu beside its peers
 #   make lint      ruff, mypy, layers of imports, clang-format, C++ warnings
 #   make check-ipu what popc and the SDK's users compile, by Clang: vertices, graphs, PopART operators
@@ -26,6 +28,8 @@ SANITIZE_ISA ?= $(if $(filter x86_64 amd64,$(MACHINE)),avx2,$(if $(filter aarch6
 SANITIZE_FLAGS ?= -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
 
 SANITIZE_TESTS ?= tests/ops
+FUZZ_SECONDS ?= 600
+FUZZ_SEED ?= 0
 
 # The first clang++ of the PATH, with a version in its name or without.
 CLANGXX ?= $(firstword $(wildcard $(addsuffix /clang++,$(subst :, ,$(PATH))) $(addsuffix /clang++-[0-9]*,$(subst :, ,$(PATH)))))
@@ -47,7 +51,7 @@ WHEEL_TARGETS ?= $(patsubst %,%-linux-gnu.2.17,$(filter-out $(MACHINE),x86_64 aa
 # A failed native build must not go unnoticed here.
 export SNNIPU_REQUIRE_NATIVE ?= 1
 
-.PHONY: demo test test-wheel wheel test-emulated bench lint lint-text check-ipu check-counts docs sanitize clean
+.PHONY: demo test test-wheel wheel test-emulated bench lint lint-text check-ipu check-counts docs sanitize fuzz-numbers clean
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -177,6 +181,9 @@ sanitize: $(VENV)/.test
 		$(PYTEST) --capture=sys -k "not compile and not opcheck" $(PYTEST_ARGS) \
 		$(SANITIZE_TESTS) \
 		tests/test_native.py::test_every_instruction_set tests/test_native.py::test_the_sanitizers_see_an_overrun
+
+fuzz-numbers: $(VENV)/.test
+	$(BIN)/python tests/support/differential.py --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
 
 clean:
 	rm -rf $(OUT) build snnipu/_native snnipu.egg-info

@@ -29,7 +29,7 @@ X86_FLAGS: Dict[str, List[str]] = {
 # GCC for Windows does not align the stack as AVX needs it, and Microsoft's compiler lacks vectors as a type.
 _COMPILERS = () if sys.platform == "win32" else ("c++", "g++", "clang++")
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
-# The oldest systems that PyTorch 2 is for, as ziglang's targets name them. It compiles for this very processor otherwise.
+# The oldest systems that PyTorch 2 is for, as ziglang names its targets. Untold it compiles for this very processor.
 _ZIG_TARGETS = {"linux": "{}-linux-gnu.2.17", "darwin": "{}-macos.11.0", "windows": "{}-windows-gnu"}
 
 # Beside the libraries, written when all of them have been built.

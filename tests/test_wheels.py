@@ -1,4 +1,4 @@
-"""The wheels of ``make wheel``: what their libraries are, need and export, whether pip finds them, and whether they run.
+"""The wheels of ``make wheel``: what their libraries are, need and export, whether pip finds them, if they run.
 
 ``make wheel`` names their folder in ``SNNIPU_WHEELS``. Those for Windows are run by Wine and those for aarch64 Linux by
 qemu (``make test-emulated``): every test of the operators, with every call sent to the wheel's library. macOS's cannot

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from typing import Any, Iterator, Optional, Tuple
+from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,34 @@ _ROWS, _NUMBERS = 64, 1 << 17
 _LARGEST_ROW = 0.5
 
 _switch = threading.local()
+
+
+class Choice(NamedTuple):
+    """How one product ran.
+
+    Attributes:
+        weight: as it was given.
+        numbers, nonzero: of the input, how many there are and are not zero.
+        limit: the share up to which events are taken; 0: never for this layer, or so few rows.
+        by_events: whether they were.
+    """
+
+    weight: torch.Tensor
+    numbers: int
+    nonzero: int
+    limit: float
+    by_events: bool
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[List[Choice]]:
+    """Gives a list to which every product of this thread is added as it runs."""
+    before = getattr(_switch, "choices", None)
+    _switch.choices = []
+    try:
+        yield _switch.choices
+    finally:
+        _switch.choices = before
 
 
 @contextlib.contextmanager
@@ -202,6 +230,15 @@ def _slots(x: torch.Tensor, weight: torch.Tensor, most: float, products: int) ->
         most: the share of nonzero inputs up to which it is.
         products: multiplications of a row.
     """
+    slots = _chosen(x, weight, most, products)
+    choices: Optional[List[Choice]] = getattr(_switch, "choices", None)
+    if choices is not None and is_direct(x, dispatched=True):
+        limit = most if x.shape[0] * products >= _break_even.FEWEST_PRODUCTS else 0.0
+        choices.append(Choice(weight, x.numel(), int(x.detach().count_nonzero()), limit, slots is not None))
+    return slots
+
+
+def _chosen(x: torch.Tensor, weight: torch.Tensor, most: float, products: int) -> Optional[Slots]:
     if (
         not most
         or x.shape[0] * products < _break_even.FEWEST_PRODUCTS
