@@ -1,6 +1,6 @@
 """Spiking neural networks in PyTorch, trained fast: ``import snnipu as snn`` in place of ``import snntorch as snn``."""
 
-from typing import Any, List
+from typing import TYPE_CHECKING, Any, List
 
 from snnipu import _wait_policy
 
@@ -9,6 +9,13 @@ _wait_policy.wait_briefly()
 from snnipu._names import passthrough  # noqa: E402
 
 passthrough.install()
+
+if TYPE_CHECKING:
+    # For editors and type checkers, what passthrough resolves; our own names, below, come in place of snnTorch's.
+    from snntorch import *  # noqa: F403
+    from snntorch import backprop, spikegen, spikeplot, spikevision  # noqa: F401
+
+    from snnipu import export_nir, functional, import_nir, utils  # noqa: F401
 
 from snnipu import backends, ops, surrogate  # noqa: E402
 from snnipu._version import __version__  # noqa: E402
