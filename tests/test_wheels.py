@@ -121,9 +121,9 @@ def ziglang():
 
 
 def extracted(pattern, name, folder):
-    path = folder / f"library-{name}"
-    path.write_bytes(libraries(pattern)[name])
-    return path
+    with zipfile.ZipFile(wheel(pattern)) as archive:
+        (member,) = (each for each in archive.namelist() if Path(each).stem == f"libsnnipu-{name}")
+        return Path(archive.extract(member, str(folder)))
 
 
 @pytest.mark.skipif(not shutil.which("wine"), reason="no wine")
