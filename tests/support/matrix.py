@@ -33,11 +33,12 @@ class Row(NamedTuple):
 
 
 ROWS = [
-    Row("3.8", "2.0.1", "1", "0.9.4"),
-    Row("3.8", "2.4.1", "1", "0.9.4"),
+    Row("3.8", "2.0.1", "1", "0.9.1"),
+    Row("3.8", "2.4.1", "1", "0.9.1"),
     Row("3.9", "2.6.0", "2", "0.9.4"),
     Row("3.10", "2.9.1", "1", "1.0.0"),
     Row("3.11", "2.0.1", "1", "1.0.0"),
+    Row("3.11", "2.13.0", "1", "0.9.1"),
     Row("3.11", "2.13.0", "1", "0.9.4"),
     Row("3.11", "2.13.0", "2", "1.0.0"),
     Row("3.12", "2.9.1", "2", "1.0.0"),
@@ -145,7 +146,7 @@ def main(argv: Optional[List[str]] = None) -> int:
             path = sys.executable if args.installed else python_of(row.python)
             python = environment(row, path, folder, args.installed)
             shown = versions(python)
-            result = run_tests(python, args.tests, args.jobs, folder.with_suffix(".log"))
+            result = run_tests(python, args.tests, args.jobs, Path(f"{folder}.log"))
             failed = failed or " failed" in result or " error" in result or result.startswith("no result")
         except Missing as error:
             result = f"not run: {error}"
