@@ -154,12 +154,6 @@ def test_sizes_and_caps(neurons, max_spikes, overflow, poisoned):
         assert_same(both(spikes, some(30, neurons, *names), **options))
 
 
-@pytest.mark.parametrize("inputs", SIZES)
-def test_sizes_of_the_input(inputs, poisoned):
-    spikes = random_spikes(5, 2, inputs, 0.3, 0.2, graded=True)
-    assert_same(both(spikes, some(inputs, 65), threshold=0.4, grad_threshold=0.1, max_spikes=30))
-
-
 @pytest.mark.parametrize("grad_threshold", [None, 0.3, -1e30, float("-inf"), 0.7, 2.0])
 @pytest.mark.parametrize("reset", RESETS)
 def test_second_threshold(grad_threshold, reset, poisoned):
@@ -219,14 +213,6 @@ def test_delays(delay, recurrent, poisoned):
     assert expected["weight"].any() == (delay < 4)
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.5, -2.0, 3])
-def test_input_scale(scale, poisoned):
-    """Scales the weights of input and recurrence, not the bias."""
-    spikes = random_spikes(6, 3, 20, graded=True)
-    tensors = some(20, 65, "bias", "recurrent_weight", "beta")
-    assert_same(both(spikes, tensors, input_scale=scale, grad_threshold=0.2, max_spikes=20))
-
-
 def test_the_benchmarks_update_rule(poisoned):
     spikes = random_spikes(20, 3, 60, 0.1, 0.0)
     scale = 10 * (1 - 0.95)
@@ -243,13 +229,6 @@ def test_negative_thresholds(reset, poisoned):
     for threshold in (torch.tensor(-0.25), torch.rand(70) - 0.6):
         tensors = {**some(20, 70, "bias", "recurrent_weight", "beta"), "threshold": threshold}
         assert_same(both(spikes, tensors, reset_mechanism=reset, grad_threshold=-0.5))
-
-
-@pytest.mark.parametrize("shape", [(), (1,), (70,), (1, 70), (1, 1)])
-def test_shapes_of_beta_and_threshold(shape, poisoned):
-    spikes = random_spikes(6, 3, 40)
-    tensors = {**some(40, 70), "beta": torch.rand(shape), "threshold": torch.rand(shape) + 0.3}
-    assert_same(both(spikes, tensors, grad_threshold=0.2, max_spikes=20))
 
 
 def test_numbers_as_parameters():
@@ -282,11 +261,6 @@ def test_nobody_and_everybody_spikes(reset, bias, poisoned):
         assert_same(results)
         most = neurons if max_spikes is None else min(max_spikes, neurons)
         assert results[1][0].num_spikes == (15 * most if bias > 0 else 0)
-
-
-def test_graded_input(poisoned):
-    spikes = random_spikes(6, 3, 40, 0.3, 0.2, graded=True)
-    assert_same(both(spikes, some(40, 65, "bias"), threshold=0.4, grad_threshold=0.1, max_spikes=30))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

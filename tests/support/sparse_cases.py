@@ -80,6 +80,10 @@ def case(
     if op not in ("select_spikes", "dense_to_sparse"):
         spikes = random_spikes(*rows, inputs, *rates, graded=graded, shuffled=shuffled, dtype=dtype)
         values.update(ids=spikes.ids, values=spikes.values, counts=spikes.counts)
+        if "weight" in [argument.name for argument in schema(f"{op}_fwd").arguments]:
+            # What slots that only carry gradient hold is not read.
+            carrying = torch.arange(spikes.capacity) >= spikes.counts[..., :1]
+            values["values"] = torch.where(carrying & ~spikes.values.isnan(), 5.0, spikes.values)
     x = torch.randn(*rows, neurons, dtype=dtype)
     values["mem"] = torch.where(torch.rand_like(x) < 0.1, torch.full_like(x, 0.25), x)  # at a threshold, at times
     values["x"] = torch.where(torch.rand_like(x) < rates[0], x, torch.full_like(x, -0.0))
@@ -211,5 +215,6 @@ def assert_close(own, expected, upstream, tolerance, note):
             assert not a.any(), (note, place)
             continue
         # A number's gradient is a sum over everything, whose terms may cancel.
-        terms = torch.cat([upstream.flatten(), expected[1].flatten()]) if b.numel() == 1 else upstream
+        of_weight = [each.flatten() for each in expected[1:2]] if b.numel() == 1 else []
+        terms = torch.cat([upstream.flatten(), *of_weight])
         assert relative_error(a, b, terms) <= tolerance, (note, place, relative_error(a, b, terms))
