@@ -176,18 +176,31 @@ GRIDS = {
 # As the interpreter is slow.
 FEW, SMALL, LENGTHS = [1, 5, 63, 130], {"inputs": [20], "neurons": [7]}, [(1, 0), (1, 1), (2, 5), (5, 2), (11, 1)]
 IN_TRITON = {
-    "sparse_linear": [{"neurons": FEW, "inputs": [20, 63], "rows": [(3, 2)], "shuffled": [True], "dtype": DTYPES}],
-    "sparse_conv2d": [{"geometry": [*MAPS.values()][:-1], "neurons": [4], "rows": [(2, 2)], "dtype": DTYPES}],
+    "sparse_linear": [
+        {"neurons": FEW, "inputs": [20], "rows": [(3, 2)], "shuffled": [True], "dtype": DTYPES},
+        {"neurons": [6], "inputs": [63], "rows": [(3, 2)]},
+    ],
+    "sparse_conv2d": [
+        {"geometry": [*MAPS.values()][:-1], "neurons": [4], "rows": [(2, 2)]},
+        {"geometry": [MAPS["groups"]], "neurons": [4], "rows": [(2, 2)], "dtype": DTYPES[1:]},
+    ],
     "sparse_to_dense": [{"neurons": FEW, "shuffled": [True], "rows": [(2, 2)], "dtype": DTYPES}],
-    "dense_to_sparse": [{"neurons": FEW, "capacity": [AS_NEEDED, 0, 1, 30], "rotate": BOTH, "rows": [(4, 1)]}],
+    "dense_to_sparse": [{"neurons": FEW, "capacity": [AS_NEEDED, 0, 30], "rotate": BOTH, "rows": [(4, 1)]}],
     "select_spikes": [
         {"neurons": FEW, "capacity": [AS_NEEDED, 0, 30], "rotate": BOTH, "each": [True], "rows": [(3, 1)]},
-        {"neurons": [5], "grad_threshold": SECOND, "each": BOTH, "dtype": DTYPES, "rows": [(2, 2)]},
+        {"neurons": [5], "grad_threshold": SECOND, "dtype": DTYPES, "rows": [(2, 2)]},
     ],
     LIF: [
-        {"recurrent": BOTH, "reset": RESETS, "each": BOTH, "delay": [1], "capacity": [9], "rows": [(3, 2)], **SMALL},
-        {"neurons": FEW, "recurrent": BOTH, "rotate": BOTH, "reset": [0], "capacity": [3], "rows": [(2, 1)]},
-        {"neurons": FEW, "grad_threshold": [None, 0.1], "recurrent": BOTH, "rows": [(2, 1)]},
+        {"recurrent": BOTH, "reset": RESETS, "each": [True], "delay": [1], "capacity": [9], "rows": [(3, 2)], **SMALL},
+        {
+            "neurons": FEW,
+            "recurrent": BOTH,
+            "rotate": [True],
+            "grad_threshold": [None],
+            "capacity": [3],
+            "rows": [(2, 1)],
+        },
+        {"neurons": FEW[1::2], "recurrent": BOTH, "grad_threshold": [0.1], "rows": [(2, 1)]},
         {"inputs": FEW, "neurons": [6], "rows": [(3, 2)], "dtype": DTYPES[1:]},
         # Fewer steps than are asked for in advance, and more; delays up to and beyond them.
         *({"rows": [(t, 1)], "delay": [d], "recurrent": BOTH, **SMALL} for t, d in LENGTHS),
@@ -200,13 +213,15 @@ IN_TRITON = {
         {
             "geometry": [MAPS["padding"]],
             "neurons": [4],
+            "rows": [(3, 2)],
             "delay": [1],
             "each": [True],
-            "capacity": [9, 0],
+            "capacity": [9],
             "exact": BOTH,
         },
         {"geometry": [MAPS["groups"]], "neurons": [6], "delay": [5], "rows": [(3, 2)]},
-        {"geometry": [MAPS["plain"]], "neurons": [70], "rows": [(2, 1), (0, 2), (3, 0)]},
+        {"geometry": [MAPS["plain"]], "neurons": [70], "rows": ROWS[:2]},
+        {"geometry": [MAPS["plain"]], "neurons": [70], "capacity": [0, AS_NEEDED], "rows": [(2, 1)]},
         {"geometry": [MAPS["stride"]], "neurons": [4], "rows": [(3, 2)], "each": [True], "exact": [False]},
     ],
 }

@@ -263,8 +263,7 @@ def test_nobody_and_everybody_spikes(reset, bias, poisoned):
         assert results[1][0].num_spikes == (15 * most if bias > 0 else 0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("inputs", [192, 193, 400])
+@pytest.mark.parametrize(("inputs", "dtype"), [(192, torch.float64), (193, torch.float32), (400, torch.float32)])
 @pytest.mark.parametrize(("graded", "shuffled"), [(False, False), (True, False), (False, True)])
 def test_many_spikes_of_many_inputs(inputs, dtype, graded, shuffled, poisoned):
     """Enough of them for tiles of inputs, of 192 or 96; and rows for several chunks of time."""
