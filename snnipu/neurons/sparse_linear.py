@@ -5,6 +5,7 @@ from typing import Any, Dict, List, Optional, Tuple, TypeVar, Union
 
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from snnipu import ops
 from snnipu.backends import backend_for, popart
@@ -241,16 +242,26 @@ class ListedLinear(nn.Module):
         )
 
 
-def _pruned(layer: Union[SparseLinear, ListedLinear]) -> Tuple[torch.Tensor, torch.Tensor]:
-    """The weight, and as bool of its shape what a mask of ``torch.nn.utils.prune`` leaves; without one, what is not
-    zero. Where there is a mask, the attribute ``weight`` is that of the last call."""
-    mask = getattr(layer, "weight_mask", None)
-    if mask is None:
-        return layer.weight, layer.weight != 0
-    return layer.weight_orig * mask, mask != 0
+Layer = Union[SparseLinear, ListedLinear]
 
 
-def _listed(layer: Union[SparseLinear, ListedLinear], synapses: torch.Tensor, weight: torch.Tensor) -> ListedLinear:
+def _parameter(layer: Layer, name: str) -> Tuple[torch.Tensor, Optional[torch.Tensor], bool]:
+    """A parameter, the mask that ``torch.nn.utils.prune`` has given it, and whether it is learnt.
+
+    Under a mask the attribute of its name is that of the last call.
+    """
+    mask = getattr(layer, f"{name}_mask", None)
+    given: torch.Tensor = getattr(layer, name if mask is None else f"{name}_orig")
+    return given if mask is None else given * mask, mask, given.requires_grad
+
+
+def _pruned(layer: Layer) -> Tuple[torch.Tensor, torch.Tensor]:
+    """The weight, and as bool of its shape what its mask leaves; without one, what is not zero."""
+    weight, mask, _ = _parameter(layer, "weight")
+    return weight, (weight if mask is None else mask) != 0
+
+
+def _listed(layer: Layer, synapses: torch.Tensor, weight: torch.Tensor) -> ListedLinear:
     listed = ListedLinear(layer.in_features, layer.out_features, synapses, layer.bias is not None, path=layer.path)
     return _taken(listed, layer, weight)
 
@@ -258,13 +269,16 @@ def _listed(layer: Union[SparseLinear, ListedLinear], synapses: torch.Tensor, we
 Taker = TypeVar("Taker", SparseLinear, ListedLinear)
 
 
-def _taken(made: Taker, layer: Union[SparseLinear, ListedLinear], weight: torch.Tensor) -> Taker:
-    """``made`` with the weight, and the bias, mode, device and dtype of ``layer``; what is frozen there is here."""
+def _taken(made: Taker, layer: Layer, weight: torch.Tensor) -> Taker:
+    """``made`` with the weight, and the bias, mode, device and dtype of ``layer``; what is frozen there is here, and a
+    mask of the bias goes with it."""
     made.to(weight).train(layer.training)
-    given = getattr(layer, "weight_orig", layer.weight)  # by torch.nn.utils.prune
     made.weight.data.copy_(weight.detach())
-    made.weight.requires_grad_(given.requires_grad)
-    if made.bias is not None and layer.bias is not None:
-        made.bias.data.copy_(layer.bias.detach())
-        made.bias.requires_grad_(layer.bias.requires_grad)
+    made.weight.requires_grad_(_parameter(layer, "weight")[2])
+    if made.bias is not None:
+        bias, mask, learnt = _parameter(layer, "bias")
+        made.bias.data.copy_(bias.detach())
+        made.bias.requires_grad_(learnt)
+        if mask is not None:
+            prune.custom_from_mask(made, "bias", mask)
     return made

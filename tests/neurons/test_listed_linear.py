@@ -93,6 +93,19 @@ def test_masks_and_zeros():
     assert layer.listed().synapses.tolist() == [[1, 1], [1, 2]]
 
 
+def test_a_pruned_bias():
+    """Keeps its mask, and is that of now: under a mask ``layer.bias`` is that of the last call."""
+    layer = pruned()
+    prune.custom_from_mask(layer, "bias", torch.arange(20) % 2)
+    with torch.no_grad():
+        layer.bias_orig += 1
+    small = layer.listed()
+    for each in (small, small.to_linear()):
+        assert torch.equal(each.bias, layer.bias_orig * layer.bias_mask)
+        each(torch.ones(1, 1, 30)).sum().backward()
+        assert torch.equal(each.bias_orig.grad, layer.bias_mask)
+
+
 def test_back_and_pruned_again():
     layer, spikes = pruned(), random_spikes(6, 4, 30).to(torch.float64)
     small = layer.listed()
