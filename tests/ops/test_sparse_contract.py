@@ -12,6 +12,7 @@ from oracle import (
     assert_all_equal,
     poison_new_tensors,
     reference_of,
+    relative_error,
     soft,
     with_threads,
     with_workers,
@@ -30,7 +31,7 @@ from support.sparse_cases import (
 )
 from support.versions import needs_compile
 
-from snnipu import SparseSpikes, ops
+from snnipu import SparseSpikes, ops, surrogate
 from snnipu.ops import _library
 
 LIF, CONV_LIF = cases.LAYERS
@@ -109,6 +110,8 @@ MAPS = {
     "plain": ((2, 4, 3), (3, 2), (1, 1), (0, 0), (1, 1), 1),
     "many places": ((3, 12, 11), (3, 3), (1, 1), (1, 0), (1, 1), 1),
 }
+# Of 64 and of 96 places: of who fires, whole words of 64 bits, and of 32.
+WORDS = [((1, 8, width), (1, 1), (1, 1), (0, 0), (1, 1), 1) for width in (8, 12)]
 WINDOWS = [
     ((5, 7, 6), (2, 2), (2, 2), (0, 0)),
     ((3, 5, 6), (3, 2), (2, 2), (1, 0)),
@@ -166,6 +169,7 @@ GRIDS = {
         },
         {"rows": ROWS[:5], "rates": [*RATES, (0.0, 0.0)], "store_mem": BOTH},
         {"geometry": [MAPS["many places"]], "neurons": [70], "rates": [(0.02, 0.1), (0.4, 0.1)], "dtype": DTYPES},
+        {"geometry": WORDS, "neurons": [3], "rows": [(3, 2)], "reset": RESETS},
     ],
     cases.POOLED: [
         {"window": [[1, 1], [2, 2], [2, 3], [3, 1]], "neurons": [3, 66], "reset": RESETS, "delay": [0, 1]},
@@ -285,6 +289,18 @@ def test_membranes_that_were_not_stored_are_refused(provider, op, kernels):
             kernels(f"{op}_bwd")(*arguments(f"{op}_bwd", given))
 
 
+@pytest.mark.parametrize("op", cases.LAYERS)
+def test_numbers_of_nothing_are_refused(op):
+    """Of resets and surrogates, by the library, which has them as numbers."""
+    kernels, values = _cpu(None), case(op)
+    made = kernels(f"{op}_fwd")(*arguments(f"{op}_fwd", values))
+    values = backward_values(op, values, made)
+    for operator, name in ((f"{op}_fwd", "reset"), (f"{op}_bwd", "reset"), (f"{op}_bwd", "surrogate")):
+        for number in (-1, 99):
+            with pytest.raises(RuntimeError, match=f"{operator} refused its arguments"):
+                kernels(operator)(*arguments(operator, {**values, name: number}))
+
+
 @pytest.mark.parametrize("op", [*cases.OPS, "listed_linear"])
 def test_opcheck(op):
     if not hasattr(torch.library, "opcheck"):
@@ -338,6 +354,17 @@ def test_each_gradient_alone(op, poisoned):
         for other, grad in gradients(op, values, [name] if name else []).items():
             assert (grad is not None) == (other == name)
             assert grad is None or torch.equal(grad, everything[other])
+
+
+@pytest.mark.parametrize("op", [*cases.LAYERS, "select_spikes"])
+def test_a_function_as_surrogate(op, poisoned):
+    """Has the gradients of the kernel that it is."""
+    values = case(op, each=True, capacity=30, dtype=torch.float64)
+    for reset in RESETS:
+        values["reset"] = reset
+        own = gradients(op, {**values, "spike_grad": lambda u: surrogate.atan()(u)})
+        for name, expected in gradients(op, values).items():
+            assert relative_error(own[name], expected) <= 1e-12, name
 
 
 @pytest.mark.parametrize("op", cases.OPS)

@@ -152,6 +152,7 @@ def call(op, values):
     v = values
     cap = None if v["capacity"] == AS_NEEDED else v["capacity"]
     selection = {"max_spikes": cap, "overflow": "rotate" if v["rotate"] else "lowest"}
+    through = {"spike_grad": v.get("spike_grad")}
     maps = {}
     if "conv" in op:
         size = v["geometry"]
@@ -164,7 +165,7 @@ def call(op, values):
     if op == "dense_to_sparse":
         out = ops.dense_to_sparse(v["x"], **selection)
     elif op == "select_spikes":
-        out = ops.select_spikes(v["mem"], v["threshold"], v["grad_threshold"], **selection)
+        out = ops.select_spikes(v["mem"], v["threshold"], v["grad_threshold"], **selection, **through)
     elif op == "sparse_pool2d":
         size = v["geometry"]
         kernel, stride, padding = (tuple(size[at : at + 2]) for at in (5, 7, 9))
@@ -173,7 +174,7 @@ def call(op, values):
         options = {name: v[name] for name in ("beta", "threshold", "grad_threshold", "input_scale", "delay")}
         if v["recurrent_weight"] is not None:
             options["recurrent_weight"] = v["recurrent_weight"]
-        options.update(reset_mechanism=RESETS[v["reset"]], **selection, **maps)
+        options.update(reset_mechanism=RESETS[v["reset"]], **selection, **maps, **through)
         out = getattr(ops, op)(spikes_of(v), v["weight"], v["bias"], **options)
     return [out.values, out.ids, out.counts]
 
