@@ -19,7 +19,9 @@ MODULES = {
     "SparseLinear": lambda **options: snn.SparseLinear(6, 4, **options),
     "ListedLinear": lambda **options: snn.ListedLinear(6, 4, SYNAPSES, **options),
     "SparseLeaky": lambda **options: snn.SparseLeaky(6, 4, **{"beta": 0.9, **options}),
-    "SparseSynaptic": lambda **options: snn.SparseSynaptic(6, 4, **{"alpha": 0.8, "beta": 0.9, **options}),
+    "SparseSynaptic": lambda **options: snn.SparseSynaptic(
+        6, 4, **{"alpha": 0.8, "learn_alpha": True, "beta": 0.9, **options}
+    ),
     "SparseNetwork": lambda **options: snn.SparseNetwork([6, 5, 4], **{"beta": 0.9, **options}),
     "SparseConvLeaky": lambda **options: snn.SparseConvLeaky(2, 4, 3, **{"beta": 0.9, **options}),
 }
@@ -69,7 +71,9 @@ def test_copies_after_a_forward(name):
 @pytest.mark.parametrize("name", OF_FEATURES)
 def test_one_graph(name, kind, path):
     """Which does not look at the data: with path="auto" spikes stay spikes, and a dense tensor a dense one."""
-    options = {"delay": 0} if name == "SparseNetwork" else {}
+    options = {"learn_beta": True, "max_spikes": 3} if name in OF_NEURONS else {}
+    if name == "SparseNetwork":
+        options["delay"] = 0
     layer, spikes = MODULES[name](path=path, **options), random_spikes(4, 2, 6, 0.3, 0.0)
     x = spikes if kind == "spikes" else spikes.to_dense()
     chosen = copy.deepcopy(layer)
