@@ -119,7 +119,11 @@ WINDOWS = [
 ]
 # Option -> what it is tried with; all with each other. Surrogates take turns.
 GRIDS = {
-    "sparse_linear": [{"neurons": SIZES, "inputs": [1, 64, 200], "rates": RATES, "bias": BOTH, "dtype": DTYPES}],
+    "sparse_linear": [
+        {"neurons": SIZES, "inputs": [1, 64, 200], "rates": RATES, "bias": BOTH, "dtype": DTYPES},
+        # More blocks than groups of them; several chunks of time.
+        {"neurons": [1100], "inputs": [20], "rows": [(20, 30)], "rates": [(0.1, 0.05)]},
+    ],
     "sparse_conv2d": [{"neurons": [2, 18, 66], "geometry": [*MAPS.values()], "rates": RATES[1:], "dtype": DTYPES}],
     "sparse_to_dense": [{"neurons": SIZES, "rates": [*RATES, (0.0, 0.0)], "shuffled": BOTH, "dtype": DTYPES}],
     "sparse_pool2d": [{"geometry": WINDOWS, "mode": [0, 1, 2], "graded": BOTH, "shuffled": BOTH, "dtype": DTYPES}],
