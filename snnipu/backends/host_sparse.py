@@ -304,6 +304,8 @@ def layer_fwd(a: LayerForward) -> LayerMade:
         raise ValueError(f"maps must have at most {_MOST_PLACES} places, got {connected.sizes.positions}")
     if window is not None and not (min(window) > 0 and window[0] * window[1] <= _MOST_IN_WINDOW):
         raise ValueError(f"window must be two sizes of at least 1 and at most {_MOST_IN_WINDOW} places, got {window}")
+    if window is not None and a.capacity != AS_NEEDED:
+        raise ValueError(f"capacity must be {AS_NEEDED}, as many slots as needed, with a pool, got {a.capacity}")
     given = _neurons(a, connected)
     steps, batch = given["steps"], given["batch"]
     mem = memory.varying(a.weight, (steps, batch, *connected.kept_shape)) if a.store_mem else a.weight.new_empty(0)

@@ -6,7 +6,7 @@ from snnipu.neurons.own import neuron
 from snnipu.neurons.segments import run_segments
 from snnipu.neurons.sparse_conv import SparseConv2d, SparseConvLeaky, SparsePool2d
 from snnipu.neurons.sparse_leaky import SparseLeaky
-from snnipu.neurons.sparse_linear import SparseLinear
+from snnipu.neurons.sparse_linear import ListedLinear, SparseLinear
 from snnipu.neurons.sparse_network import SparseNetwork
 from snnipu.neurons.sparse_synaptic import SparseSynaptic
 from snnipu.neurons.spiking_lstm import SLSTM, SConv2dLSTM
@@ -20,6 +20,7 @@ __all__ = [
     "Lapicque",
     "Leaky",
     "LinearLeaky",
+    "ListedLinear",
     "MultiStep",
     "RLeaky",
     "RSynaptic",

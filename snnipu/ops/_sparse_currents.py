@@ -18,11 +18,12 @@ class CurrentsForward(NamedTuple):
     counts: torch.Tensor
     weight: torch.Tensor
     bias: Optional[torch.Tensor]
-    geometry: List[int]  # of a convolution
+    geometry: List[int]  # of a convolution, or with synapses
+    synapses: Optional[torch.Tensor] = None  # of a list
 
     @property
     def connection(self) -> Connection:
-        return connection(self.weight, self.geometry)
+        return connection(self.weight, self.geometry, self.synapses)
 
 
 class CurrentsBackward(NamedTuple):
@@ -37,10 +38,11 @@ class CurrentsBackward(NamedTuple):
     need_values: bool
     need_weight: bool
     need_bias: bool
+    synapses: Optional[torch.Tensor] = None
 
     @property
     def connection(self) -> Connection:
-        return connection(self.weight, self.geometry)
+        return connection(self.weight, self.geometry, self.synapses)
 
 
 class CurrentsGradients(NamedTuple):
@@ -94,7 +96,7 @@ class Currents(NamedTuple):
     backward: Operator
 
 
-def define(name: str, without: Sequence[str] = ()) -> Currents:
+def define(name: str, without: Sequence[str]) -> Currents:
     """``snnipu::<name>_fwd`` and ``snnipu::<name>_bwd``; their records lack the fields ``without``."""
     found = Currents(
         name,
@@ -119,22 +121,24 @@ class SparseCurrents(torch.autograd.Function):
         bias: Optional[torch.Tensor],
         ids: torch.Tensor,
         counts: torch.Tensor,
+        synapses: Optional[torch.Tensor],
     ) -> torch.Tensor:
-        ctx.save_for_backward(values, weight, ids, counts)
+        ctx.save_for_backward(values, weight, ids, counts, synapses)
         ctx.operators, ctx.geometry, ctx.operator = operators, geometry, operators.name
-        given = CurrentsForward(ids, values, counts, weight, bias, geometry)  # type: ignore[arg-type]
-        return operators.forward(given, weight, values, bias, ids, counts)  # type: ignore[no-any-return]
+        given = CurrentsForward(ids, values, counts, weight, bias, geometry, synapses)  # type: ignore[arg-type]
+        return operators.forward(given, weight, values, bias, ids, counts, synapses)  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable(None)
     def backward(  # type: ignore[override]
         ctx: Any, grad: torch.Tensor
     ) -> Tuple[Optional[torch.Tensor], ...]:
-        values, weight, ids, counts = ctx.saved_tensors
+        values, weight, ids, counts, synapses = ctx.saved_tensors
         need = ctx.needs_input_grad[2:5]
-        given = CurrentsBackward(grad.contiguous(), ids, values, counts, weight, ctx.geometry, *need)
-        grads = ctx.operators.backward(given, weight, grad, values, ids, counts)
-        return (None, None, *(g if needed else None for g, needed in zip(grads, need)), None, None)
+        tensors = (grad.contiguous(), ids, values, counts, weight)
+        given = CurrentsBackward._make((*tensors, ctx.geometry, *need, synapses))
+        grads = ctx.operators.backward(given, weight, grad, values, ids, counts, synapses)
+        return (None, None, *(g if needed else None for g, needed in zip(grads, need)), None, None, None)
 
 
 def currents_apply(
@@ -145,7 +149,8 @@ def currents_apply(
     weight: torch.Tensor,
     bias: Optional[torch.Tensor],
     geometry: Optional[List[int]] = None,
+    synapses: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
     """``[T, B, neurons]``, differentiable, of checked arguments."""
-    made: torch.Tensor = SparseCurrents.apply(operators, geometry, values, weight, bias, ids, counts)
+    made: torch.Tensor = SparseCurrents.apply(operators, geometry, values, weight, bias, ids, counts, synapses)
     return made
