@@ -16,6 +16,7 @@ from snnipu.compiler import auto, compile  # noqa: E402
 from snnipu.neurons import (  # noqa: E402
     SLSTM,
     Alpha,
+    DelayLinear,
     DeltaLeaky,
     Lapicque,
     Leaky,
@@ -43,6 +44,7 @@ from snnipu.spikes import SparseSpikes  # noqa: E402
 __all__ = [
     "SLSTM",
     "Alpha",
+    "DelayLinear",
     "DeltaLeaky",
     "Lapicque",
     "Leaky",

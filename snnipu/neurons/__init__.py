@@ -1,5 +1,6 @@
 """Neuron modules."""
 
+from snnipu.neurons.delay_linear import DelayLinear
 from snnipu.neurons.leaky import Leaky
 from snnipu.neurons.multistep import MultiStep
 from snnipu.neurons.own import neuron
@@ -16,6 +17,7 @@ from snnipu.neurons.zoo import Alpha, DeltaLeaky, Lapicque, RLeaky, RSynaptic, S
 __all__ = [
     "SLSTM",
     "Alpha",
+    "DelayLinear",
     "DeltaLeaky",
     "Lapicque",
     "Leaky",
