@@ -35,6 +35,7 @@ from snnipu.neurons import (  # noqa: E402
     SparseSynaptic,
     StateLeaky,
     Synaptic,
+    SynapticDelay,
     neuron,
     run_segments,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "SparseSynaptic",
     "StateLeaky",
     "Synaptic",
+    "SynapticDelay",
     "__version__",
     "auto",
     "compile",

@@ -12,6 +12,7 @@ from snnipu.neurons.sparse_network import SparseNetwork
 from snnipu.neurons.sparse_synaptic import SparseSynaptic
 from snnipu.neurons.spiking_lstm import SLSTM, SConv2dLSTM
 from snnipu.neurons.state_leaky import LinearLeaky, StateLeaky
+from snnipu.neurons.synaptic_delay import SynapticDelay
 from snnipu.neurons.zoo import Alpha, DeltaLeaky, Lapicque, RLeaky, RSynaptic, Synaptic
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "SparseSynaptic",
     "StateLeaky",
     "Synaptic",
+    "SynapticDelay",
     "neuron",
     "run_segments",
 ]

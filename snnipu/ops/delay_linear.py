@@ -1,6 +1,6 @@
 """A linear layer whose synapses have a time each; not public: the operators of ``DelayLinear``."""
 
-from typing import Any, List, Optional, Union
+from typing import Any, List, Optional, Tuple, Union
 
 import torch
 
@@ -33,25 +33,28 @@ _input_bwd = _library.define(
 )
 
 
-def taps(weight: torch.Tensor, delay: torch.Tensor, max_delay: int, kernel: str, sigma: float) -> Delayed:
-    """The connection of weights ``[out, in]`` and delays of that shape or one that spreads to it, differentiable.
+def shares(delay: torch.Tensor, max_delay: int, kernel: str, sigma: float) -> Tuple[torch.Tensor, torch.Tensor]:
+    """What arrives at a first step of each delay ``[...]`` and at those behind it, ``[..., taps]``, differentiable; and
+    how much later that first one is, whole numbers in the same dtype.
 
     Delays outside ``[0, max_delay]`` count as its ends, and have no gradient there.
     """
-    delay = delay.to(weight.dtype).clamp(0, max_delay).expand(weight.shape).t()
-    weight = weight.t()
+    delay = delay.clamp(0, max_delay)
     if kernel == "linear":
-        lags = delay.detach().floor()
-        behind = torch.where(lags < max_delay, delay - lags, 0)
-        shares = torch.stack([1 - behind, behind], -1)
-        span = max_delay + 2
-    else:
-        steps = torch.arange(max_delay + 1, device=weight.device, dtype=weight.dtype)
-        # The largest is 1, however small sigma is: it divides.
-        exponents = -((steps - delay.unsqueeze(-1)) ** 2) / (2 * sigma**2)
-        shares = exponents.softmax(-1)
-        lags, span = torch.zeros_like(delay), max_delay + 1
-    return Delayed((weight.unsqueeze(-1) * shares).contiguous(), lags.to(torch.int32).contiguous(), span)
+        first = delay.detach().floor()
+        behind = torch.where(first < max_delay, delay - first, 0)
+        return torch.stack([1 - behind, behind], -1), first
+    steps = torch.arange(max_delay + 1, device=delay.device, dtype=delay.dtype)
+    # However small sigma is, the largest of them is no zero to divide by.
+    exponents = -((steps - delay.unsqueeze(-1)) ** 2) / (2 * sigma**2)
+    return exponents.softmax(-1), torch.zeros_like(delay)
+
+
+def taps(weight: torch.Tensor, delay: torch.Tensor, max_delay: int, kernel: str, sigma: float) -> Delayed:
+    """The connection of weights ``[out, in]`` and delays of that shape or one that spreads to it, differentiable."""
+    arriving, lags = shares(delay.to(weight.dtype).expand(weight.shape).t(), max_delay, kernel, sigma)
+    span = max_delay + (2 if kernel == "linear" else 1)
+    return Delayed((weight.t().unsqueeze(-1) * arriving).contiguous(), lags.to(torch.int32).contiguous(), span)
 
 
 def delay_linear(
