@@ -39,6 +39,7 @@ SOURCES = [
 SOURCES[1] += [
     "host/sparse_conv.cpp",
     "host/sparse_pool.cpp",
+    "host/delay_linear.cpp",
     "host/max_pool.cpp",
     "host/lif_max_pool.cpp",
     "host/parallel.cpp",

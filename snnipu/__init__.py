@@ -23,6 +23,7 @@ from snnipu.compiler import auto, compile  # noqa: E402
 from snnipu.neurons import (  # noqa: E402
     SLSTM,
     Alpha,
+    DelayLinear,
     DeltaLeaky,
     Lapicque,
     Leaky,
@@ -41,6 +42,7 @@ from snnipu.neurons import (  # noqa: E402
     SparseSynaptic,
     StateLeaky,
     Synaptic,
+    SynapticDelay,
     neuron,
     run_segments,
 )
@@ -50,6 +52,7 @@ from snnipu.spikes import SparseSpikes  # noqa: E402
 __all__ = [
     "SLSTM",
     "Alpha",
+    "DelayLinear",
     "DeltaLeaky",
     "Lapicque",
     "Leaky",
@@ -69,6 +72,7 @@ __all__ = [
     "SparseSynaptic",
     "StateLeaky",
     "Synaptic",
+    "SynapticDelay",
     "__version__",
     "auto",
     "compile",

@@ -115,6 +115,8 @@ def test_schemas_and_kernels(op):
 # Operators without a public function, and their C functions: what MultiStep and
 # SparseNetwork run in the place of modules.
 INTERNAL = {"max_pool2d_fwd", "max_pool2d_bwd", "lif_max_pool2d_fwd", "lif_max_pool2d_bwd"}
+# A layer's with delays.
+INTERNAL |= {"delay_linear_fwd", "delay_linear_bwd", "delay_linear_input_bwd"}
 # Likewise, by the C functions of others: a layer's without its pool, sparse_to_dense's for SparseSpikes.spike_count.
 BY_OTHERS = {"sparse_conv_lif_pool_fwd", "spike_count_fwd", "spike_count_bwd"}
 # By their reference everywhere: a pruned matrix as a list.

@@ -14,7 +14,7 @@ def text_of(name):
 
 def test_one_version():
     assert re.findall(r"^version: (.*)$", text_of("CITATION.cff"), re.M) == [__version__]
-    assert re.findall(r'set version = "(.*)"', text_of("conda/meta.yaml")) == [__version__]
+    assert re.findall(r'set version = "(.*)"', text_of(".conda/meta.yaml")) == [__version__]
     assert re.findall(r"^## (\S+)", text_of("CHANGELOG.md"), re.M)[0] == __version__
 
 
@@ -26,7 +26,7 @@ def test_the_recipe_needs_what_the_package_needs():
         for name in re.findall(r'"(.*?)"', needed)
     }
     wanted.add("python" + re.findall(r'requires-python = "(.*)"', project)[0])
-    (run,) = re.findall(r"^  run:\n((?:    - .*\n)+)", text_of("conda/meta.yaml"), re.M)
+    (run,) = re.findall(r"^  run:\n((?:    - .*\n)+)", text_of(".conda/meta.yaml"), re.M)
     assert {line[len("    - ") :].replace(" ", "") for line in run.splitlines()} == wanted
 
 

@@ -1,5 +1,6 @@
 """Neuron modules."""
 
+from snnipu.neurons.delay_linear import DelayLinear
 from snnipu.neurons.leaky import Leaky
 from snnipu.neurons.multistep import MultiStep
 from snnipu.neurons.own import neuron
@@ -11,11 +12,13 @@ from snnipu.neurons.sparse_network import SparseNetwork
 from snnipu.neurons.sparse_synaptic import SparseSynaptic
 from snnipu.neurons.spiking_lstm import SLSTM, SConv2dLSTM
 from snnipu.neurons.state_leaky import LinearLeaky, StateLeaky
+from snnipu.neurons.synaptic_delay import SynapticDelay
 from snnipu.neurons.zoo import Alpha, DeltaLeaky, Lapicque, RLeaky, RSynaptic, Synaptic
 
 __all__ = [
     "SLSTM",
     "Alpha",
+    "DelayLinear",
     "DeltaLeaky",
     "Lapicque",
     "Leaky",
@@ -34,6 +37,7 @@ __all__ = [
     "SparseSynaptic",
     "StateLeaky",
     "Synaptic",
+    "SynapticDelay",
     "neuron",
     "run_segments",
 ]

@@ -32,6 +32,9 @@ _CHANNELS_AT_ONCE = 16
 LISTED = 0.0012
 
 
+# With delays a dense product has a term for each step of the longest one.
+ALWAYS_SPARSE = Shares(currents=1.0, layer=1.0, gradient=1.0, with_pool=1.0, before_dense=1.0)
+
 # Of an ordinary layer's input, whose gradient stays a dense product: up to which share of nonzero numbers events are
 # faster, converting included. A linear layer's by how many outputs it has at least; a convolution's of steps of 1 by
 # how many numbers a kernel has in a channel and how many maps a group gives, at least, from FEWEST_CHANNELS a group on.

@@ -18,12 +18,13 @@ class CurrentsForward(NamedTuple):
     counts: torch.Tensor
     weight: torch.Tensor
     bias: Optional[torch.Tensor]
-    geometry: List[int]  # of a convolution, or with synapses
+    geometry: List[int]  # of a convolution, or with synapses or lags
     synapses: Optional[torch.Tensor] = None  # of a list
+    lags: Optional[torch.Tensor] = None  # of delays
 
     @property
     def connection(self) -> Connection:
-        return connection(self.weight, self.geometry, self.synapses)
+        return connection(self.weight, self.geometry, self.synapses, self.lags)
 
 
 class CurrentsBackward(NamedTuple):
@@ -39,10 +40,11 @@ class CurrentsBackward(NamedTuple):
     need_weight: bool
     need_bias: bool
     synapses: Optional[torch.Tensor] = None
+    lags: Optional[torch.Tensor] = None
 
     @property
     def connection(self) -> Connection:
-        return connection(self.weight, self.geometry, self.synapses)
+        return connection(self.weight, self.geometry, self.synapses, self.lags)
 
 
 class CurrentsGradients(NamedTuple):
@@ -122,23 +124,25 @@ class SparseCurrents(torch.autograd.Function):
         ids: torch.Tensor,
         counts: torch.Tensor,
         synapses: Optional[torch.Tensor],
+        lags: Optional[torch.Tensor],
     ) -> torch.Tensor:
-        ctx.save_for_backward(values, weight, ids, counts, synapses)
+        ctx.save_for_backward(values, weight, ids, counts, synapses, lags)
         ctx.operators, ctx.geometry, ctx.operator = operators, geometry, operators.name
-        given = CurrentsForward(ids, values, counts, weight, bias, geometry, synapses)  # type: ignore[arg-type]
-        return operators.forward(given, weight, values, bias, ids, counts, synapses)  # type: ignore[no-any-return]
+        given = CurrentsForward._make((ids, values, counts, weight, bias, geometry, synapses, lags))
+        made: torch.Tensor = operators.forward(given, weight, values, bias, ids, counts, synapses, lags)
+        return made
 
     @staticmethod
     @once_differentiable(None)
     def backward(  # type: ignore[override]
         ctx: Any, grad: torch.Tensor
     ) -> Tuple[Optional[torch.Tensor], ...]:
-        values, weight, ids, counts, synapses = ctx.saved_tensors
+        values, weight, ids, counts, synapses, lags = ctx.saved_tensors
         need = ctx.needs_input_grad[2:5]
         tensors = (grad.contiguous(), ids, values, counts, weight)
-        given = CurrentsBackward._make((*tensors, ctx.geometry, *need, synapses))
-        grads = ctx.operators.backward(given, weight, grad, values, ids, counts, synapses)
-        return (None, None, *(g if needed else None for g, needed in zip(grads, need)), None, None, None)
+        given = CurrentsBackward._make((*tensors, ctx.geometry, *need, synapses, lags))
+        grads = ctx.operators.backward(given, weight, grad, values, ids, counts, synapses, lags)
+        return (None, None, *(g if needed else None for g, needed in zip(grads, need)), None, None, None, None)
 
 
 def currents_apply(
@@ -150,7 +154,8 @@ def currents_apply(
     bias: Optional[torch.Tensor],
     geometry: Optional[List[int]] = None,
     synapses: Optional[torch.Tensor] = None,
+    lags: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
     """``[T, B, neurons]``, differentiable, of checked arguments."""
-    made: torch.Tensor = SparseCurrents.apply(operators, geometry, values, weight, bias, ids, counts, synapses)
+    made: torch.Tensor = SparseCurrents.apply(operators, geometry, values, weight, bias, ids, counts, synapses, lags)
     return made

@@ -4,7 +4,7 @@ from typing import Iterator, List, NamedTuple, Optional, Protocol, Sequence, Tup
 
 import torch
 
-from snnipu.ops._break_even import CONVOLUTION, LINEAR, Shares, of_list
+from snnipu.ops._break_even import ALWAYS_SPARSE, CONVOLUTION, LINEAR, Shares, of_list
 from snnipu.ops._maps import Geometry
 
 MaybeTensor = Optional[torch.Tensor]
@@ -196,6 +196,69 @@ class Listed(_List, _Separate):
         return grad_dense, grad_weight
 
 
+class _Taps(NamedTuple):
+    weight: torch.Tensor
+    lags: torch.Tensor
+    span: int
+
+
+class Delayed(_Taps, _Separate):
+    """Every neuron sees every input, at times of their own.
+
+    ``weight`` ``[inputs, neurons, taps]``: a spike arrives at a neuron once for each tap, the first time ``lags``
+    ``[inputs, neurons]``, int32, steps later, and then step by step. ``span``: steps to the last tap of all, and one.
+    """
+
+    __slots__ = ()
+
+    @property
+    def geometry(self) -> Optional[List[int]]:
+        return [self.span, self.weight.shape[2]]
+
+    @property
+    def break_even(self) -> Shares:
+        return ALWAYS_SPARSE
+
+    @property
+    def inputs(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def neurons(self) -> int:
+        return self.weight.shape[1]
+
+    def _places(self) -> torch.Tensor:
+        """``[taps, inputs, neurons]``: which of ``[span, inputs, neurons]`` the weights are."""
+        taps = torch.arange(self.weight.shape[2], device=self.weight.device)
+        return taps[:, None, None] + self.lags
+
+    def _by_lag(self) -> torch.Tensor:
+        """The weights ``[span, inputs, neurons]``, most of them 0."""
+        zeros = self.weight.new_zeros(self.span, self.inputs, self.neurons)
+        return zeros.scatter_(0, self._places(), self.weight.permute(2, 0, 1))
+
+    def currents(self, dense: torch.Tensor, bias: MaybeTensor = None) -> torch.Tensor:
+        steps, weight = dense.shape[0], self._by_lag()
+        out = dense.new_zeros(steps, dense.shape[1], self.neurons)
+        for lag in range(min(self.span, steps)):
+            out[lag:] += dense[: steps - lag] @ weight[lag]
+        return out if bias is None else out + bias
+
+    def adjoint(self, grad: torch.Tensor, dense: MaybeTensor, spikes: bool = True) -> Tuple[MaybeTensor, MaybeTensor]:
+        steps, grad_dense, grad_weight = grad.shape[0], None, None
+        lags = range(min(self.span, steps))
+        if dense is not None:
+            by_lag = self.weight.new_zeros(self.span, self.inputs, self.neurons)
+            for lag in lags:
+                by_lag[lag] = dense[: steps - lag].flatten(0, 1).t() @ grad[lag:].flatten(0, 1)
+            grad_weight = by_lag.gather(0, self._places()).permute(1, 2, 0).contiguous()
+        if spikes:
+            weight, grad_dense = self._by_lag(), grad.new_zeros(*grad.shape[:2], self.inputs)
+            for lag in lags:
+                grad_dense[: steps - lag] += grad[lag:] @ weight[lag].t()
+        return grad_dense, grad_weight
+
+
 class Convolution2d(NamedTuple):
     """Kernels ``[out channels, in channels / groups, height, width]``; a parameter belongs to a channel."""
 
@@ -278,9 +341,16 @@ def parameter_gradient(connected: Connection, total: torch.Tensor, parameter: to
     return (own.sum() if parameter.numel() == 1 else own).reshape(parameter.shape)
 
 
-def connection(weight: torch.Tensor, geometry: Optional[Sequence[int]], synapses: MaybeTensor = None) -> Connection:
+def connection(
+    weight: torch.Tensor,
+    geometry: Optional[Sequence[int]],
+    synapses: MaybeTensor = None,
+    lags: MaybeTensor = None,
+) -> Connection:
     """As operators take it: a convolution's ``geometry`` is the numbers of a :class:`Geometry`, that of ``synapses``
-    neurons and inputs, None that of a matrix."""
+    neurons and inputs, of ``lags`` span and taps, None that of a matrix."""
     if geometry is None:
         return FullyConnected(weight)
+    if lags is not None:
+        return Delayed(weight, lags, geometry[0])
     return Convolution2d(weight, Geometry(*geometry)) if synapses is None else Listed(weight, synapses, geometry)

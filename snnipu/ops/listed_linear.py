@@ -11,7 +11,7 @@ from snnipu.ops._slots import check_spikes
 from snnipu.ops.connections import Listed
 from snnipu.spikes import SparseSpikes
 
-OPERATORS = _sparse_currents.define("listed_linear", without=[])
+OPERATORS = _sparse_currents.define("listed_linear", without=["lags"])
 
 
 def check_synapses(synapses: object, sizes: Sequence[int]) -> torch.Tensor:
