@@ -55,6 +55,10 @@ _STRUCT = "users_neuron"
 # A process that compiles takes seconds. One that was stopped meanwhile is waited for no longer than this.
 _PATIENCE = 120.0
 _OLD = 3600.0
+# Windows would take bytes for line ends, and has neither of the others.
+_READ = os.O_RDONLY
+for _flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):
+    _READ |= getattr(os, _flag, 0)
 
 
 class CompileError(RuntimeError):
@@ -263,7 +267,7 @@ def _kept(folder: Path, key: str) -> Optional[Path]:
     """The library of ``key``, whole, and this user's alone; what is not so is removed."""
     for path in sorted(folder.glob(_file_name(key, "*"))):
         try:
-            file = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+            file = os.open(path, _READ)
             with os.fdopen(file, "rb") as opened:
                 found = os.fstat(file)
                 own = stat.S_ISREG(found.st_mode)

@@ -17,6 +17,7 @@ from snnipu import _native_sources, _wait_policy, backends, ops
 from snnipu._files import write_text
 from snnipu._names import is_installed
 from snnipu.backends import host, memory, popart_library
+from snnipu.benchmarking import environment
 from snnipu.cli._streams import output_path
 from snnipu.ipu import model
 
@@ -106,16 +107,6 @@ def render(found: Dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _processor() -> str:
-    """The processor's name where the system tells it, else its kind."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
-
-
 def _differs_from_snntorch() -> List[str]:
     """What of a layer's spikes and gradients is not snnTorch's, in this installation."""
     beta, kernel = torch.linspace(0.5, 0.95, 37), snnipu.surrogate.fast_sigmoid(slope=25.0)
@@ -149,7 +140,7 @@ def report(found: Dict[str, Any]) -> str:
     lines = [
         render(found),
         f"system          {platform.platform()}{', ' + libc if libc.strip() else ''}",
-        f"processor       {_processor()}, PyTorch uses {torch.backends.cpu.get_cpu_capability()}",
+        f"processor       {environment.cpu_model()}, PyTorch uses {environment.torch_instruction_set()}",
         f"built by        {record.get('compiler', 'unknown')}, flags {record.get('flags', 'unknown')}",
         f"built from      {record.get('sources', 'unknown')}",
         f"environment     {', '.join(f'{name}={os.environ[name]}' for name in set_here) or 'nothing set'}",
