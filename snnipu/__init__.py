@@ -35,6 +35,7 @@ from snnipu.neurons import (  # noqa: E402
     neuron,
     run_segments,
 )
+from snnipu.online import Online  # noqa: E402
 from snnipu.ops.sparse_input import dense_only  # noqa: E402
 from snnipu.spikes import SparseSpikes  # noqa: E402
 
@@ -46,6 +47,7 @@ __all__ = [
     "Leaky",
     "LinearLeaky",
     "MultiStep",
+    "Online",
     "RLeaky",
     "RSynaptic",
     "SConv2dLSTM",
