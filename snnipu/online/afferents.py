@@ -177,6 +177,10 @@ class Afferents:
         """Weighted steps of what the body makes, from the inputs' weighted sum ``[B, ...]`` and the weights' sum."""
         return _affine(self.body, trace, ones)
 
+    def of_zeros(self, u: torch.Tensor) -> torch.Tensor:
+        """What the body makes of one step of zeros: its constant ``[B, ...]``."""
+        return self.of_body(torch.zeros_like(u[:1]))[0]
+
     def check_own(self, rule: str) -> None:
         """Raise where the neurons' traces are not those of their inputs and the body is too much for them."""
         if not self.body:

@@ -135,8 +135,17 @@ class Dynamics:
 
     # ---- adjoints
 
-    def local(self, chunk: Chunk, grad_spk: Optional[torch.Tensor], grad_states: Tensors) -> Gradients:
-        """Of every step by itself: gradients of its input and of the states before it, ``[T, B, ...]``."""
+    def local(
+        self,
+        chunk: Chunk,
+        grad_spk: Optional[torch.Tensor],
+        grad_states: Tensors,
+        parameters: Optional[List[torch.Tensor]] = None,
+    ) -> Gradients:
+        """Of every step by itself: gradients of its input and of the states before it, ``[T, B, ...]``.
+
+        ``parameters``: as :meth:`history` takes them.
+        """
         shape = chunk.x.shape
         folded = (1, shape[:2].numel(), *shape[2:])
         before = chunk.before
@@ -149,7 +158,7 @@ class Dynamics:
             [],
             chunk.x.reshape(folded),
             [state.reshape(folded[1:]) for state in before],
-            chunk.values,
+            chunk.values if parameters is None else parameters,
             [state.reshape(folded) for state in after],
         )
         of_states = [grad.reshape(shape) for grad in made.before]
@@ -196,6 +205,18 @@ class Dynamics:
             x = x - chunk.before[SPIKES] * loop
             values[place] = loop.expand(x.shape[2:]).reshape(-1)
         return self._adjoint(None, grad_states, grad_final, x, chunk.initial, values, chunk.states)
+
+    def whole(self, chunk: Chunk, local: Gradients, parameters: Optional[List[torch.Tensor]] = None) -> Gradients:
+        """The local gradients with what they owe to the history; those of the states are of the chunk's beginning."""
+        later = [torch.cat([rows[1:], torch.zeros_like(rows[:1])]) for rows in local.before]
+        remembers = self.remembers
+        of_states = [rows if place in remembers else None for place, rows in enumerate(later)]
+        through = self.history(chunk, of_states, [], parameters)
+        return Gradients(
+            local.x + through.x,
+            [rows[0] + grad for rows, grad in zip(local.before, through.before)],
+            [a + b for a, b in zip(local.parameters, through.parameters)],
+        )
 
     def _loop(self) -> torch.Tensor:
         """By what a neuron's own spike comes back through the connection: broadcasts to a step."""

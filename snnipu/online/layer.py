@@ -11,24 +11,43 @@ from snnipu.online.rules import Rule
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops.recurrent_sequence import SPIKES
 
+Gradient = Optional[torch.Tensor]
+
 
 class Memory(NamedTuple):
     """What a layer carries from chunk to chunk."""
 
     states: List[torch.Tensor]
     traces: Optional[history.Traces] = None
+    # Of what a leaky readout remembers of the layer's spikes: traces, and the spikes themselves.
+    filtered: Optional[history.Traces] = None
+    low: Optional[List[torch.Tensor]] = None
+
+
+class Signals:
+    """Of one chunk: what comes from the readout's backward pass."""
+
+    def __init__(self) -> None:
+        # Of its current at each step, and of its states before the chunk.
+        self.error: Gradient = None
+        self.carried: List[torch.Tensor] = []
+        # Of what its states remember, before the chunk, of the spikes of the layer whose turn is next.
+        self.below: List[torch.Tensor] = []
 
 
 class Layer:
     """``modules`` and, behind them, ``neuron``; None: there is none."""
 
-    def __init__(self, modules: Sequence[Any], named: Optional[Tuple[str, Any]], rule: Rule) -> None:
-        self.rule = rule
+    def __init__(self, modules: Sequence[Any], named: Optional[Tuple[str, Any]], rule: Rule, is_first: bool) -> None:
+        self.rule, self.is_first = rule, is_first
         self.name, neuron = named if named is not None else ("", None)
         self.dynamics = None if neuron is None else Dynamics(neuron, rule.keeps_reset, rule.keeps_loop)
         self.afferents = [Afferents(modules)]
         if self.dynamics is not None and self.dynamics.connection is not None:
             self.afferents.append(Afferents([(f"{self.name}.recurrent", neuron.recurrent)]))
+        # e-prop's own, [outputs, neurons]; None: that of the weights, or the layer is the last one.
+        self.feedback: Optional[torch.nn.Parameter] = None
+        self.is_readout = False
 
     def check(self) -> None:
         has_traces = self.rule.history and self.dynamics is not None
@@ -37,58 +56,79 @@ class Layer:
         if self.dynamics is not None:
             self.dynamics.check(self.name)
 
-    def __call__(self, u: torch.Tensor, memory: Optional[Memory], online: Any) -> Tuple[List[torch.Tensor], Memory]:
-        """What the layer makes of a chunk, spikes first, then the states; and what it carries on."""
-        learns, down = torch.is_grad_enabled(), Direction()
+    @property
+    def size(self) -> Optional[int]:
+        """How many neurons there are, where a linear layer tells."""
+        modules = [*self.afferents[0].head, *self.afferents[0].body]
+        found = [m.out_features for _, m in modules if isinstance(m, torch.nn.Linear)]
+        return found[-1] if found else None
+
+    def run(self, u: torch.Tensor, memory: Optional[Memory], online: Any, signals: Signals) -> "Work":
+        """The chunk, its backward pass waiting."""
+        learns, work = torch.is_grad_enabled(), Work(self, online, signals)
         first = self.afferents[0]
-        leaf = u.detach().requires_grad_(learns and u.requires_grad)
-        inputs = [first.of_input(leaf)]
-        made = [first.of_body(inputs[0], down)]
+        work.leaf = leaf = u.detach().requires_grad_(learns and u.requires_grad)
+        work.inputs = [first.of_input(leaf)]
+        work.made = [first.of_body(work.inputs[0], work.direction)]
+        x = work.made[0]
+        values: List[torch.Tensor] = []
         if self.dynamics is None:
-            chunk, after = None, Memory([])
-            out, values = [made[0].detach()], []
+            work.after, out = Memory([]), [x.detach()]
         else:
-            initial = self.dynamics.start(made[0]) if memory is None else memory.states
-            values = self.dynamics.parameters(made[0])
+            values = self.dynamics.parameters(x)
             with torch.no_grad():
-                chunk, final = self.dynamics.run(made[0].detach(), initial, [value.detach() for value in values])
+                initial = self.dynamics.start(x) if memory is None else memory.states
+                chunk, final = self.dynamics.run(x.detach(), initial, [value.detach() for value in values])
             if len(self.afferents) > 1:
-                inputs.append(chunk.before[SPIKES].to(chunk.x.dtype))
-                made.append(self.afferents[1].of_body(inputs[1], down))
-                chunk = chunk._replace(arrived=made[1].detach())
-            after, out = Memory(final), [chunk.spk, *chunk.states]
-        parameters = [p for afferents in self.afferents for p in afferents.parameters()]
-        if not learns or not any(tensor.requires_grad for tensor in (u, *parameters, *values)):
-            return out, after
-        before = memory.traces if memory is not None else None
-        if self.rule.history and self.dynamics is not None and chunk is not None:
-            with torch.no_grad():
-                needs = [value.requires_grad for value in values]
-                seen = [given.detach() for given in inputs]
-                found = history.after(self.dynamics, chunk, self.afferents, seen, needs, before)
-            after = after._replace(traces=found)
-        work = Work(self, online, down, leaf, made, parameters, chunk, before)
-        return list(_Learning.apply(work, out, u, *parameters, *values)), after
+                work.inputs.append(chunk.before[SPIKES].to(chunk.x.dtype))
+                work.made.append(self.afferents[1].of_body(work.inputs[1], work.direction))
+                chunk = chunk._replace(arrived=work.made[1].detach())
+            work.chunk, work.after, out = chunk, Memory(final), [chunk.spk, *chunk.states]
+        work.parameters = [p for afferents in self.afferents for p in afferents.parameters()]
+        work.needs = [value.requires_grad for value in values]
+        feedback = [] if self.feedback is None else [self.feedback]
+        given = [u, *work.parameters, *values, *feedback]
+        work.learns = learns and any(tensor.requires_grad for tensor in given)
+        work.out = out
+        if work.learns:
+            work.before = memory
+            work.out = list(_Learning.apply(work, out, *given))
+        return work
+
+    def remember(self, work: "Work", by: Optional[history.Filter]) -> Memory:
+        """What the layer carries on from a chunk; ``by``: how a readout remembers."""
+        after, dynamics, chunk, before = work.after, self.dynamics, work.chunk, work.before
+        if not work.learns or not self.rule.history or dynamics is None or chunk is None:
+            return after
+        seen = [given.detach() for given in work.inputs]
+        states = None if before is None else before.traces
+        with torch.no_grad():
+            of_chunk = (dynamics, chunk, self.afferents, seen, work.needs)
+            after = after._replace(traces=history.after(*of_chunk, states))
+            if by is not None:
+                filtered = history.filtered_after(by, *of_chunk, states, None if before is None else before.filtered)
+                low = history.low_passed(by, chunk.spk, None if before is None else before.low)
+                after = after._replace(filtered=filtered, low=low)
+        return after
 
 
 class Work:
-    """The backward pass of a layer's chunk."""
+    """A layer's chunk, and its backward pass."""
 
-    def __init__(
-        self,
-        layer: Layer,
-        online: Any,
-        direction: Direction,
-        leaf: torch.Tensor,
-        made: List[torch.Tensor],
-        parameters: List[torch.nn.Parameter],
-        chunk: Optional[Chunk],
-        before: Optional[history.Traces],
-    ) -> None:
-        self.layer, self.online, self.number, self.direction = layer, online, online.chunks, direction
-        self.leaf, self.made, self.parameters = leaf, made, parameters
-        self.chunk, self.before = chunk, before
-        self.done = False
+    leaf: torch.Tensor
+    after: Memory
+
+    def __init__(self, layer: Layer, online: Any, signals: Signals) -> None:
+        self.layer, self.online, self.number, self.signals = layer, online, online.chunks, signals
+        self.direction = Direction()
+        self.before: Optional[Memory] = None
+        self.chunk: Optional[Chunk] = None
+        self.inputs: List[torch.Tensor] = []
+        self.made: List[torch.Tensor] = []
+        self.out: List[torch.Tensor] = []
+        self.parameters: List[torch.nn.Parameter] = []
+        self.needs: List[bool] = []
+        self.learns = self.done = False
 
     def check(self) -> None:
         """Raise where this chunk cannot learn any more."""
@@ -105,66 +145,139 @@ class Work:
             )
         self.done = True
 
-    def backward(
-        self, upstream: Sequence[Optional[torch.Tensor]], needs: Sequence[bool]
-    ) -> Tuple[Optional[torch.Tensor], List[Any], List[Any]]:
-        """Gradients of the layer's input, of the parameters in front of the neuron, and of the neuron's."""
+    def release(self) -> None:
+        """Let go of the chunk: who holds its result does not hold its memory."""
+        self.before = self.chunk = None
+        self.inputs, self.made, self.out = [], [], []
+        del self.leaf
+
+    def backward(self, upstream: Sequence[Gradient]) -> List[Gradient]:
+        """Gradients of the layer's input, of the parameters in front of the neuron, the neuron's, the feedback's."""
         self.check()
-        dynamics, chunk = self.layer.dynamics, self.chunk
+        layer, dynamics, chunk, before = self.layer, self.layer.dynamics, self.chunk, self.before
+        is_hidden = layer.rule.name == "eprop" and not layer.is_readout
+        below = self.signals.below if is_hidden else []
+        spk = upstream[0]
+        if is_hidden and layer.feedback is not None:
+            spk, below = self._fed_back()
+        own_states: List[torch.Tensor] = []
         of_values: List[Any] = []
-        carried: List[torch.Tensor] = []
         if dynamics is None or chunk is None:
-            (own,) = upstream
-            assert own is not None
-            down = own
+            assert spk is not None
+            at_once = own = spk
         else:
-            local = dynamics.local(chunk, upstream[0], self._of_states(upstream))
-            down, own, of_values = local.x, local.x, local.parameters
-            if self.layer.rule.history:
-                later = [torch.cat([rows[1:], torch.zeros_like(rows[:1])]) for rows in local.before]
-                remembers = dynamics.remembers
-                of_states = [rows if place in remembers else None for place, rows in enumerate(later)]
-                through = dynamics.history(chunk, of_states, [])
-                own = own + through.x
-                carried = [local.before[place][0] + through.before[place] for place in remembers]
-                of_values = [a + b for a, b in zip(of_values, through.parameters)]
-        return self._down(down), self._own(own, carried), self._values(of_values, carried, needs)
+            local = dynamics.local(chunk, spk, list(upstream[1:]))
+            at_once, own, of_values = local.x, local.x, local.parameters
+            if layer.rule.history:
+                whole = dynamics.whole(chunk, local)
+                own, of_values = whole.x, whole.parameters
+                own_states = [whole.before[place] for place in dynamics.remembers]
+        gradients: List[Gradient] = [self._down(at_once, own, spk, own_states, below, is_hidden)]
+        carried = [] if before is None else [(before.traces, own_states), (before.filtered, below)]
+        known = [(traces, grads) for traces, grads in carried if traces is not None and grads]
+        gradients += self._own(own, at_once, known)
+        for number, (grad, need) in enumerate(zip(of_values, self.needs)):
+            assert chunk is not None
+            for traces, grads in known:
+                if need:
+                    grad = grad + history.of_parameter(traces, number, grads, chunk.values[number])
+            gradients.append(grad if need else None)
+        if layer.feedback is not None:
+            gradients.append(self._of_feedback() if layer.feedback.requires_grad else None)
+        return gradients
 
-    def _of_states(self, upstream: Sequence[Optional[torch.Tensor]]) -> List[Optional[torch.Tensor]]:
-        return list(upstream[1:])
+    # ---- the layer below
 
-    def _down(self, grad: torch.Tensor) -> Optional[torch.Tensor]:
+    def _down(
+        self,
+        at_once: torch.Tensor,
+        own: torch.Tensor,
+        spk: Gradient,
+        own_states: List[torch.Tensor],
+        below: List[torch.Tensor],
+        is_hidden: bool,
+    ) -> Gradient:
+        """What the layer below is given: by each step alone, or e-prop's learning signal."""
+        rule, signals = self.layer.rule, self.signals
+        if rule.name != "eprop":
+            return self._through(self.made[0], self.leaf, at_once) if self.leaf.requires_grad else None
+        if not is_hidden:
+            low_pass = rule.options["low_pass"]
+            signals.error, signals.carried = (own, own_states) if low_pass else (at_once, [])
+            if not self.leaf.requires_grad:
+                return None
+            if rule.options["feedback"] != "symmetric":
+                return torch.zeros_like(self.leaf)  # each layer takes the error itself
+            signals.below = [self._through_step(grad) for grad in signals.carried]
+            return self._through(self.made[0], self.leaf, signals.error)
         if not self.leaf.requires_grad:
             return None
+        if self.layer.feedback is not None:
+            return torch.zeros_like(self.leaf)
+        assert spk is not None
+        signals.below = [self._through_step(grad) for grad in below]
+        return self._through(self.made[0], self.leaf, spk)
+
+    def _through(self, made: torch.Tensor, leaf: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         self.direction.down = True
         try:
-            return torch.autograd.grad(self.made[0], self.leaf, grad, retain_graph=True)[0]
+            return torch.autograd.grad(made, leaf, grad, retain_graph=True)[0]
         finally:
             self.direction.down = False
 
-    def _own(self, grad: torch.Tensor, carried: Sequence[torch.Tensor]) -> List[Any]:
-        """Of all that is made of parameters: of the chunk's inputs, and of the traces from before it."""
+    def _through_step(self, grad: torch.Tensor) -> torch.Tensor:
+        """Of one step, through modules that are the same linear function at every step."""
+        first = self.layer.afferents[0]
+        with torch.enable_grad():
+            leaf = torch.zeros_like(self.leaf[:1]).requires_grad_()
+            made = first.of_body(first.of_input(leaf), self.direction)
+        return self._through(made, leaf, grad.unsqueeze(0))[0]
+
+    # ---- e-prop's own feedback
+
+    def _fed_back(self) -> Tuple[torch.Tensor, List[torch.Tensor]]:
+        """The learning signal at each step, and of what the readout remembers before the chunk."""
+        feedback, chunk, error = self.layer.feedback, self.chunk, self.signals.error
+        assert feedback is not None
+        assert chunk is not None
+        assert error is not None
+        spk = (error.flatten(2) @ feedback).reshape(chunk.spk.shape)
+        return spk, [(grad.flatten(1) @ feedback).reshape(chunk.spk.shape[1:]) for grad in self.signals.carried]
+
+    def _of_feedback(self) -> torch.Tensor:
+        """As of the readout's weights, if the layer were in front of it."""
+        chunk, error = self.chunk, self.signals.error
+        assert chunk is not None
+        assert error is not None
+        made = error.flatten(2).flatten(0, 1).t() @ chunk.spk.flatten(2).flatten(0, 1)
+        low = None if self.before is None else self.before.low
+        for grad, spikes in zip(self.signals.carried, low or []):
+            made = made + grad.flatten(1).t() @ spikes.flatten(1)
+        return made
+
+    # ---- the layer's own
+
+    def _own(self, own: torch.Tensor, at_once: torch.Tensor, known: Sequence[Any]) -> List[Any]:
+        """Of the parameters in front of the neuron: of the chunk's inputs, and of the traces from before it."""
+        layer = self.layer
         if not self.parameters:
             return []
-        outputs, grads = list(self.made), [grad] * len(self.made)
-        if carried and self.before is not None:
-            for number, afferents in enumerate(self.layer.afferents):
-                if afferents.parameters():
-                    with torch.enable_grad():
-                        made = history.of_inputs(self.before, afferents, number, carried[0].shape)
-                    outputs += made
-                    grads += carried[: len(made)]
-        pairs = [(output, grad) for output, grad in zip(outputs, grads) if output.requires_grad]
-        made_by, of = [output for output, _ in pairs], [grad for _, grad in pairs]
-        return list(torch.autograd.grad(made_by, self.parameters, of, allow_unused=True))
-
-    def _values(self, grads: List[Any], carried: Sequence[torch.Tensor], needs: Sequence[bool]) -> List[Any]:
-        if carried and self.before is not None:
-            assert self.chunk is not None
-            for number, (value, need) in enumerate(zip(self.chunk.values, needs)):
-                if need:
-                    grads[number] = grads[number] + history.of_parameter(self.before, number, carried, value)
-        return [grad if need else None for grad, need in zip(grads, needs)]
+        pairs: history.Pairs = []
+        has_bias = layer.rule.options.get("bias_trace", True)
+        for number, (afferents, made) in enumerate(zip(layer.afferents, self.made)):
+            is_input = layer.is_first and not number and not layer.rule.options.get("input_trace", True)
+            pairs.append((made, at_once if is_input else own))
+            if is_input or not afferents.parameters():
+                continue
+            with torch.enable_grad():
+                for traces, grads in known:
+                    pairs += history.of_inputs(traces, afferents, number, grads, has_bias)
+                if not has_bias:
+                    # The constant's part by each step alone.
+                    pairs.append((afferents.of_zeros(self.inputs[number]), (at_once - own).sum(0)))
+        pairs = [(output, grad) for output, grad in pairs if output.requires_grad]
+        outputs, grads = [output for output, _ in pairs], [grad for _, grad in pairs]
+        return list(torch.autograd.grad(outputs, self.parameters, grads, allow_unused=True))
 
 
 class _Learning(torch.autograd.Function):
@@ -178,12 +291,10 @@ class _Learning(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable("online learning")
-    def backward(ctx: Any, *upstream: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
-        work: Work = ctx.work
-        count = len(work.parameters)
-        needs = ctx.needs_input_grad[3 + count :]
+    def backward(ctx: Any, *upstream: Gradient) -> Any:  # type: ignore[override]
         if all(grad is None for grad in upstream):
             return (None,) * len(ctx.needs_input_grad)
         with torch.no_grad():
-            of_input, own, of_values = work.backward(upstream, needs)
-        return (None, None, of_input, *own, *of_values)
+            gradients = ctx.work.backward(upstream)
+        ctx.work.release()
+        return (None, None, *gradients)

@@ -1,6 +1,6 @@
 """``snnipu.Online``: a network that learns chunk by chunk, in memory that does not grow with time."""
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -8,8 +8,9 @@ from torch import nn
 from snnipu.neurons.fused import FusedNeuron
 from snnipu.neurons.multistep import MultiStep, _in_turn
 from snnipu.neurons.zoo import DeltaLeaky
-from snnipu.online.layer import Layer, Memory
+from snnipu.online.layer import Layer, Memory, Signals, Work
 from snnipu.online.rules import RULES
+from snnipu.online.traces import filter_of
 
 # Dimensions of a step by the type of the first module that tells.
 _DIMS = (
@@ -29,26 +30,54 @@ class Online(nn.Module):
             raise ValueError(f"rule must be one of {', '.join(map(repr, RULES))}, got {rule!r}")
         if not isinstance(net, (MultiStep, nn.Sequential)):
             raise TypeError(f"net must be a MultiStep or an nn.Sequential, got {type(net).__name__}")
-        self.rule = rule
+        self.rule = RULES[rule].with_options(options)
         self.net = net
         self.chunks = 0
-        self._memory: Optional[List[Optional[Memory]]] = None
+        self._memory: Optional[List[Memory]] = None
         self._seen: Optional[Tuple[Any, ...]] = None
-        self._layers()
+        # Of e-prop's feedback and DECOLLE's readouts, one for each layer.
+        self.matrices = nn.ParameterList()
+        # What DECOLLE's local readouts made of the last chunk, [T, B, readouts] each.
+        self.readouts: List[torch.Tensor] = []
+        self._make_matrices()
+
+    def _make_matrices(self) -> None:
+        rule, layers = self.rule, self._layers()
+        sizes = [layer.size for layer in layers]
+        outputs, count = rule.options.get("readouts"), len(layers)
+        if rule.name == "eprop":
+            outputs, count = sizes[-1], (0 if rule.options["feedback"] == "symmetric" else count - 1)
+        elif rule.name != "decolle":
+            return
+        for layer, size in zip(layers[:count], sizes):
+            if size is None or outputs is None:
+                raise TypeError(
+                    f'rule "{rule.name}" must know how many neurons module {layer.name} has: a linear layer in front of '
+                    "it tells"
+                )
+            learns = rule.options.get("feedback") == "adaptive"
+            like = next(self.net.parameters())
+            matrix = nn.Linear(size, outputs, bias=False, device=like.device, dtype=like.dtype).weight
+            self.matrices.append(matrix.requires_grad_(learns))
 
     def _layers(self) -> List[Layer]:
+        rule = self.rule
         layers: List[Layer] = []
         between: List[Tuple[str, nn.Module]] = []
         for name, module in _in_turn(self.net):
             if isinstance(module, FusedNeuron):
-                layers.append(Layer(between, (name, module), RULES[self.rule]))
+                layers.append(Layer(between, (name, module), rule, is_first=not layers))
                 between = []
             else:
                 between.append((name, module))
         if between or not layers:
-            layers.append(Layer(between, None, RULES[self.rule]))
+            layers.append(Layer(between, None, rule, is_first=not layers))
         for layer in layers:
             layer.check()
+        layers[-1].is_readout = True
+        if rule.name == "eprop":
+            for layer, matrix in zip(layers, self.matrices):
+                layer.feedback = matrix
         return layers
 
     def forward(self, x: torch.Tensor, *, single: Optional[bool] = None) -> Any:
@@ -58,17 +87,35 @@ class Online(nn.Module):
         if single:
             x = x.unsqueeze(0)
         self._check(x)
-        memory = self._memory or [None] * len(layers)
         self.chunks += 1
-        after: List[Optional[Memory]] = []
-        out: List[torch.Tensor] = []
-        for layer, before in zip(layers, memory):
-            out, carried = layer(x, before, self)
-            x = out[0]
-            after.append(carried)
-        self._memory = after
-        result = _as_returned(layers[-1], out)
+        signals = Signals()
+        works: List[Work] = []
+        self.readouts = []
+        is_local = self.rule.name == "decolle"
+        for number, layer in enumerate(layers):
+            work = layer.run(x, None if self._memory is None else self._memory[number], self, signals)
+            works.append(work)
+            x = work.out[0]
+            if is_local:
+                self.readouts.append(nn.functional.linear(x.flatten(2), self.matrices[number]))
+                x = x.detach()
+        self._memory = self._carried(layers, works)
+        result = _as_returned(layers[-1], works[-1].out)
         return _first(result) if single else result
+
+    def _carried(self, layers: List[Layer], works: List[Work]) -> List[Memory]:
+        by = None
+        last, chunk = layers[-1].dynamics, works[-1].chunk
+        if self.rule.options.get("low_pass") and last is not None and chunk is not None:
+            if not last.is_uniform(chunk.values):
+                raise ValueError(
+                    f'module {layers[-1].name}: rule "eprop" passes errors through a leaky readout, whose decay is the '
+                    "same for all neurons and whose membrane is not reset to zero; take low_pass=False, or "
+                    'reset_mechanism="none"'
+                )
+            with torch.no_grad():
+                by = filter_of(last, chunk)
+        return [layer.remember(work, None if layer.is_readout else by) for layer, work in zip(layers, works)]
 
     def _check(self, x: torch.Tensor) -> None:
         seen = (x.shape[1:], x.device, x.dtype)

@@ -4,12 +4,15 @@ Where the history of the states is the same for all neurons, the trace of a weig
 for each state. Elsewhere every neuron has its own, ``[B, neurons, inputs]``.
 """
 
-from typing import Any, List, NamedTuple, Optional, Sequence
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
 from snnipu.online.afferents import Afferents
 from snnipu.online.dynamics import Chunk, Dynamics, Gradients
+
+# Tensors with their gradients.
+Pairs = List[Tuple[torch.Tensor, torch.Tensor]]
 
 
 class Trace(NamedTuple):
@@ -61,72 +64,150 @@ def after(
     wide = spread(chunk.values, chunk.initial[0]) if full else None
     own = [jacobian(dynamics, chunk, place, wide) for place in places] if full else []
     alike = [jacobian(dynamics, one_neuron(chunk), place, None) for place in places] if uniform else own
-    patches = [u if uniform or not a.parameters() else a.patches(u) for a, u in zip(afferents, inputs)]
     made = Traces([], [])
     for row in range(len(places)):
         made.inputs.append(
             [
-                (_shared if uniform else _own)(
-                    alike[row], places, u, [t[number] for t in before.inputs] if before else []
-                )
-                if a.parameters()
-                else None
-                for number, (a, u) in enumerate(zip(afferents, patches))
+                _summed(alike[row], places, u, a, _at(before, number), uniform) if a.parameters() else None
+                for number, (a, u) in enumerate(zip(afferents, inputs))
             ]
         )
         made.parameters.append(
-            [
-                _of_parameter(own[row], places, number, [t[number] for t in before.parameters] if before else [])
-                if need
-                else None
-                for number, need in enumerate(needs)
-            ]
+            [_of_parameter(own[row], places, number, before) if need else None for number, need in enumerate(needs)]
         )
     return made
 
 
-def _shared(row: Gradients, places: Sequence[int], u: torch.Tensor, before: Sequence[Trace]) -> Trace:
-    weights = row.x.reshape(-1).to(u.dtype)
-    inputs = (weights @ u.flatten(1)).reshape(u.shape[1:])
-    ones = weights.sum()
-    for place, trace in zip(places, before):
-        inputs = inputs + row.before[place].reshape(()) * trace.inputs
-        ones = ones + row.before[place].reshape(()) * trace.ones
-    return Trace(inputs, ones)
+def _at(traces: Optional[Traces], number: int) -> List[Optional[Trace]]:
+    """State by state, those of one of the neurons' inputs."""
+    return [] if traces is None else [state[number] for state in traces.inputs]
 
 
-def _own(row: Gradients, places: Sequence[int], patches: torch.Tensor, before: Sequence[Trace]) -> Trace:
-    steps, batch, groups, _, count = patches.shape
-    weights = row.x.reshape(steps, batch, groups, -1, count)
-    inputs = torch.einsum("tbgop,tbgkp->bgopk", weights, patches)
-    ones = weights.sum(0)
+def _summed(
+    row: Gradients,
+    places: Sequence[int],
+    u: torch.Tensor,
+    afferents: Afferents,
+    before: Sequence[Optional[Trace]],
+    uniform: bool,
+) -> Trace:
+    """A chunk's inputs by a state's gradient, and the traces before it by the gradient of the states they are of."""
+    if uniform:
+        weights = row.x.reshape(-1).to(u.dtype)
+        inputs, ones = (weights @ u.flatten(1)).reshape(u.shape[1:]), weights.sum()
+    else:
+        patches = afferents.patches(u)
+        weights = row.x.reshape(*patches.shape[:3], -1, patches.shape[-1])
+        inputs, ones = torch.einsum("tbgop,tbgkp->bgopk", weights, patches), weights.sum(0)
     for place, trace in zip(places, before):
+        if trace is None:
+            continue
         by = row.before[place].reshape(ones.shape)
-        inputs = inputs + by.unsqueeze(-1) * trace.inputs
+        if trace.ones.dim() or uniform:
+            inputs = inputs + (by.unsqueeze(-1) if by.dim() else by) * trace.inputs
+        else:
+            inputs = inputs + torch.einsum("bgop,bgkp->bgopk", by, afferents.patches(trace.inputs.unsqueeze(0))[0])
         ones = ones + by * trace.ones
     return Trace(inputs, ones)
 
 
-def _of_parameter(row: Gradients, places: Sequence[int], number: int, before: Sequence[Any]) -> torch.Tensor:
+def _of_parameter(row: Gradients, places: Sequence[int], number: int, before: Optional[Traces]) -> torch.Tensor:
     made = row.parameters[number]
-    for place, trace in zip(places, before):
-        made = made + row.before[place].reshape(-1) * trace
-    return made
-
-
-def of_inputs(traces: Traces, afferents: Afferents, number: int, shape: torch.Size) -> List[torch.Tensor]:
-    """What the body of one of the neurons' inputs makes of its traces, state by state, ``[B, ...]``."""
-    made = []
-    for state in traces.inputs:
+    for place, state in zip(places, [] if before is None else before.parameters):
         trace = state[number]
-        assert trace is not None
-        of_trace = afferents.of_own_traces if trace.ones.dim() else afferents.of_trace
-        made.append(of_trace(trace.inputs, trace.ones).reshape(shape))
+        if trace is not None:
+            made = made + row.before[place].reshape(-1) * trace
     return made
 
 
-def of_parameter(traces: Traces, number: int, grads: Sequence[torch.Tensor], value: torch.Tensor) -> torch.Tensor:
+# ---- through a leaky readout: its states remember the spikes of the neurons in front of it
+
+
+class Filter(NamedTuple):
+    """A readout's states after a chunk: by the steps of its input ``[T]``, and by the states before, each by each."""
+
+    steps: List[torch.Tensor]
+    before: List[List[torch.Tensor]]
+
+
+def filter_of(dynamics: Dynamics, chunk: Chunk) -> Filter:
+    places = dynamics.remembers
+    rows = [jacobian(dynamics, one_neuron(chunk), place, None) for place in places]
+    return Filter(
+        [row.x.reshape(-1) for row in rows], [[row.before[place].reshape(()) for place in places] for row in rows]
+    )
+
+
+def low_passed(by: Filter, spk: torch.Tensor, before: Optional[List[torch.Tensor]]) -> List[torch.Tensor]:
+    """What each of the readout's states remembers of spikes ``[T, B, ...]``."""
+    made = []
+    for weights, carry in zip(by.steps, by.before):
+        row = (weights.to(spk.dtype) @ spk.flatten(1)).reshape(spk.shape[1:])
+        for factor, value in zip(carry, before or []):
+            row = row + factor * value
+        made.append(row)
+    return made
+
+
+def filtered_after(
+    by: Filter,
+    dynamics: Dynamics,
+    chunk: Chunk,
+    afferents: Sequence[Afferents],
+    inputs: Sequence[torch.Tensor],
+    needs: Sequence[bool],
+    states: Optional[Traces],
+    before: Optional[Traces],
+) -> Traces:
+    """The traces of :func:`low_passed` spikes; ``states``: those of the neuron's states before the chunk."""
+    wide = spread(chunk.values, chunk.initial[0])
+    none: List[Optional[torch.Tensor]] = [None] * len(chunk.states)
+    places = dynamics.remembers
+    made = Traces([], [])
+    for weights, carry in zip(by.steps, by.before):
+        upstream = weights.to(chunk.spk.dtype).reshape(-1, *[1] * (chunk.spk.dim() - 1)).expand_as(chunk.spk)
+        row = dynamics.whole(chunk, dynamics.local(chunk, upstream.contiguous(), none, wide), wide)
+        of_inputs: List[Optional[Trace]] = []
+        for number, (a, u) in enumerate(zip(afferents, inputs)):
+            trace = None
+            if a.parameters():
+                trace = _summed(row, places, u, a, _at(states, number), False)
+                for factor, earlier in zip(carry, _at(before, number)):
+                    if earlier is not None:
+                        trace = Trace(trace.inputs + factor * earlier.inputs, trace.ones + factor * earlier.ones)
+            of_inputs.append(trace)
+        of_parameters: List[Optional[torch.Tensor]] = []
+        for number, need in enumerate(needs):
+            total = _of_parameter(row, places, number, states) if need else None
+            for factor, state in zip(carry, [] if before is None or total is None else before.parameters):
+                own = state[number]
+                if own is not None:
+                    total = total + factor * own
+            of_parameters.append(total)
+        made.inputs.append(of_inputs)
+        made.parameters.append(of_parameters)
+    return made
+
+
+def of_inputs(traces: Traces, afferents: Afferents, number: int, grads: Sequence[torch.Tensor], bias: bool) -> Pairs:
+    """What the body of one of the neurons' inputs makes of its traces ``[B, ...]``, each with its gradient.
+
+    Without ``bias`` that of an input alone, no constant.
+    """
+    made: Pairs = []
+    for trace, grad in zip(_at(traces, number), grads):
+        if trace is not None:
+            of_trace = afferents.of_own_traces if trace.ones.dim() else afferents.of_trace
+            ones = trace.ones if bias else torch.zeros_like(trace.ones)
+            made.append((of_trace(trace.inputs, ones).reshape(grad.shape), grad))
+    return made
+
+
+def of_parameter(traces: Traces, number: int, grads: Sequence[torch.Tensor], value: torch.Tensor) -> Any:
     """The gradient of a parameter by what the states before a chunk owe to it."""
-    total = sum(grad.reshape(-1) * state[number] for grad, state in zip(grads, traces.parameters))
-    assert isinstance(total, torch.Tensor)
-    return total.reshape(-1, value.numel()).sum(0).reshape(value.shape)
+    total: Any = 0
+    for grad, state in zip(grads, traces.parameters):
+        trace = state[number]
+        if trace is not None:
+            total = total + (grad.reshape(-1) * trace).reshape(-1, value.numel()).sum(0).reshape(value.shape)
+    return total
