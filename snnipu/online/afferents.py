@@ -118,6 +118,25 @@ def _has_own_product(module: nn.Module) -> bool:
     return type(module) is nn.Linear
 
 
+class _OfTrace(torch.autograd.Function):
+    """A linear layer of a trace: nobody reads the result, its gradients alone are computed."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, trace: torch.Tensor, ones: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]
+    ) -> torch.Tensor:
+        ctx.save_for_backward(trace, ones)
+        return trace.new_zeros(()).expand(*trace.shape[:-1], weight.shape[0])
+
+    @staticmethod
+    @once_differentiable("online learning")
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        trace, ones = ctx.saved_tensors
+        rows = grad.reshape(-1, grad.shape[-1])
+        weight = rows.t() @ trace.reshape(-1, trace.shape[-1]) if ctx.needs_input_grad[2] else None
+        return None, None, weight, ones * rows.sum(0) if ctx.needs_input_grad[3] else None
+
+
 class Afferents:
     """``modules`` in turn, of all steps as one batch: ``head``, without parameters, and ``body``, from the first on."""
 
@@ -175,6 +194,9 @@ class Afferents:
 
     def of_trace(self, trace: torch.Tensor, ones: torch.Tensor) -> torch.Tensor:
         """Weighted steps of what the body makes, from the inputs' weighted sum ``[B, ...]`` and the weights' sum."""
+        only: Any = self.body[0][1] if len(self.body) == 1 else None
+        if type(only) is nn.Linear:
+            return _OfTrace.apply(trace, ones, only.weight, only.bias)
         return _affine(self.body, trace, ones)
 
     def of_zeros(self, u: torch.Tensor) -> torch.Tensor:
@@ -192,7 +214,7 @@ class Afferents:
                 return
             name, first = found
         raise TypeError(
-            f'module {name} ({type(first).__name__}): rule "{rule}" needs a trace for every weight and neuron here, and '
+            f'module {name} ({type(first).__name__}): rule "{rule}" needs a trace for each weight and neuron, and '
             "has them for a linear layer or a Conv2d with normalisation, flattening or dropout behind it"
         )
 
@@ -219,12 +241,12 @@ def _affine(modules: Sequence[Named], trace: torch.Tensor, ones: torch.Tensor) -
     """An affine function of a weighted sum, its constant by the sum of the weights: ``f(u) + (ones - 1) f(0)``."""
     if not modules:
         return trace
-    rows = torch.stack([trace, torch.zeros_like(trace)])
+    zeros = torch.zeros_like(trace if ones.dim() else trace[:1])
+    rows = torch.cat([trace, zeros]).unsqueeze(0)
     for _, module in modules:
         rows = _steps(module, rows)
-    if ones.dim():
-        ones = ones.reshape(rows.shape[1:])
-    return rows[0] + (ones - 1) * rows[1]
+    made, constant = rows[0].split([trace.shape[0], zeros.shape[0]])
+    return made + ((ones.reshape(constant.shape) if ones.dim() else ones) - 1) * constant
 
 
 def _steps(module: nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A neuron's derivatives over a chunk, by the kernels of its adjoint: of each step by itself, and of the states' history.
+"""A neuron's derivatives over a chunk, by the kernels of its adjoint: of each step by itself, and with the history.
 
 With ``h`` the states, ``x`` the input and ``s`` the output of a step,
 
@@ -26,7 +26,10 @@ Tensors = Sequence[Optional[torch.Tensor]]
 
 
 class Gradients(NamedTuple):
-    """Of an adjoint: of the input ``[T, B, ...]``, the states before and what is made of the parameters."""
+    """Of an adjoint: of the input ``[T, B, ...]``, the states before and what is made of the parameters.
+
+    Of parameters that do not learn they are empty.
+    """
 
     x: torch.Tensor
     before: List[torch.Tensor]
@@ -42,6 +45,7 @@ class Chunk(NamedTuple):
     states: List[torch.Tensor]  # [T, B, ...]
     arrived: Optional[torch.Tensor]  # what came through the recurrent connection
     values: List[torch.Tensor]  # what is made of the parameters, as the kernels take it
+    needs: Sequence[bool]  # which of them learn
 
     @property
     def before(self) -> List[torch.Tensor]:
@@ -124,14 +128,16 @@ class Dynamics:
         return [zero if state is None else state.contiguous() for state in found]
 
     def run(
-        self, x: torch.Tensor, initial: List[torch.Tensor], values: List[torch.Tensor]
+        self, x: torch.Tensor, initial: List[torch.Tensor], values: Sequence[torch.Tensor]
     ) -> Tuple[Chunk, List[torch.Tensor]]:
         """The chunk, and the states after it; what arrived is not known yet."""
         x = x.contiguous()
         made = self.neuron._kernels(x, initial, num_steps=None, store=[True] * len(initial), need_final=True)
         spk = made.spk.contiguous()
         states = [state.contiguous() for state in made.states]
-        return Chunk(x, spk, initial, states, None, values), [state.contiguous() for state in made.final]
+        needs = [value.requires_grad for value in values]
+        chunk = Chunk(x, spk, initial, states, None, [value.detach() for value in values], needs)
+        return chunk, [state.contiguous() for state in made.final]
 
     # ---- adjoints
 
@@ -141,6 +147,7 @@ class Dynamics:
         grad_spk: Optional[torch.Tensor],
         grad_states: Tensors,
         parameters: Optional[List[torch.Tensor]] = None,
+        need_before: bool = True,
     ) -> Gradients:
         """Of every step by itself: gradients of its input and of the states before it, ``[T, B, ...]``.
 
@@ -148,23 +155,38 @@ class Dynamics:
         """
         shape = chunk.x.shape
         folded = (1, shape[:2].numel(), *shape[2:])
-        before = chunk.before
-        if chunk.arrived is not None:
-            before[SPIKES] = chunk.arrived
         after = self._fired(chunk)
         made = self._adjoint(
             None if grad_spk is None else grad_spk.reshape(folded),
             [None if grad is None else grad.reshape(folded) for grad in grad_states],
             [],
             chunk.x.reshape(folded),
-            [state.reshape(folded[1:]) for state in before],
+            self._read_before(chunk, folded[1:]),
             chunk.values if parameters is None else parameters,
             [state.reshape(folded) for state in after],
+            chunk.needs,
+            need_before,
         )
-        of_states = [grad.reshape(shape) for grad in made.before]
-        if chunk.arrived is not None and self.keeps_loop:
+        of_states = [grad.reshape(shape) for grad in made.before] if need_before else []
+        if need_before and chunk.arrived is not None and self.keeps_loop:
             of_states[SPIKES] = of_states[SPIKES] * self._loop().to(chunk.x.dtype)
         return Gradients(made.x.reshape(shape), of_states, made.parameters)
+
+    def _read_before(self, chunk: Chunk, shape: Sequence[int]) -> List[Optional[torch.Tensor]]:
+        """The states before each step that the adjoint reads, and what arrives in the place of spikes."""
+        plan = self.plan
+        reads = plan.reads
+        for needs, of_parameter in zip(chunk.needs, plan.reads_for):
+            reads = reads | of_parameter if needs else reads
+        found: List[Optional[torch.Tensor]] = []
+        for place, (first, rows) in enumerate(zip(chunk.initial, chunk.states)):
+            if not reads.before >> place & 1:
+                found.append(None)
+            elif place == SPIKES and chunk.arrived is not None:
+                found.append(chunk.arrived.reshape(shape))
+            else:
+                found.append(torch.cat([first.unsqueeze(0), rows[:-1]]).reshape(shape))
+        return found
 
     def _fired(self, chunk: Chunk) -> List[torch.Tensor]:
         """The states after each step that spikes are decided on, without a reset at once."""
@@ -187,9 +209,15 @@ class Dynamics:
         ]
 
     def history(
-        self, chunk: Chunk, grad_states: Tensors, grad_final: Tensors, parameters: Optional[List[torch.Tensor]] = None
+        self,
+        chunk: Chunk,
+        grad_spk: Optional[torch.Tensor],
+        grad_states: Tensors,
+        grad_final: Tensors,
+        parameters: Optional[List[torch.Tensor]] = None,
     ) -> Gradients:
-        """Through the states: of gradients that each has after each step, or after the last one.
+        """Through the states, of gradients after each step or after the last one; those of the states before are of the
+        chunk's beginning.
 
         ``parameters`` in place of the chunk's: spread, for the gradient of each neuron of each sample.
         """
@@ -204,14 +232,24 @@ class Dynamics:
             loop = self._loop().to(x.dtype)
             x = x - chunk.before[SPIKES] * loop
             values[place] = loop.expand(x.shape[2:]).reshape(-1)
-        return self._adjoint(None, grad_states, grad_final, x, chunk.initial, values, chunk.states)
+        return self._adjoint(grad_spk, grad_states, grad_final, x, chunk.initial, values, chunk.states, chunk.needs)
 
-    def whole(self, chunk: Chunk, local: Gradients, parameters: Optional[List[torch.Tensor]] = None) -> Gradients:
-        """The local gradients with what they owe to the history; those of the states are of the chunk's beginning."""
+    def whole(
+        self,
+        chunk: Chunk,
+        grad_spk: Optional[torch.Tensor],
+        grad_states: Tensors,
+        parameters: Optional[List[torch.Tensor]] = None,
+    ) -> Gradients:
+        """What the output and the states owe to the chunk, by each step and by the history."""
+        if self._fired(chunk) is chunk.states:
+            return self.history(chunk, grad_spk, grad_states, [], parameters)
+        # The states are not those that the spikes were decided on.
+        local = self.local(chunk, grad_spk, grad_states, parameters)
         later = [torch.cat([rows[1:], torch.zeros_like(rows[:1])]) for rows in local.before]
         remembers = self.remembers
         of_states = [rows if place in remembers else None for place, rows in enumerate(later)]
-        through = self.history(chunk, of_states, [], parameters)
+        through = self.history(chunk, None, of_states, [], parameters)
         return Gradients(
             local.x + through.x,
             [rows[0] + grad for rows, grad in zip(local.before, through.before)],
@@ -238,6 +276,8 @@ class Dynamics:
         initial: Tensors,
         values: List[torch.Tensor],
         states: List[torch.Tensor],
+        needs: Sequence[bool],
+        need_before: bool = True,
     ) -> Gradients:
         plan, kernel = self.plan, self.neuron._surrogate().kernel
         output = plan.output
@@ -261,8 +301,8 @@ class Dynamics:
             kernel.id,
             kernel.a,
             kernel.b,
-            [True] * len(states),
-            [True] * len(values),
+            [need_before] * len(states),
+            list(needs),
             states,
         )
         return Gradients(*made)

@@ -78,14 +78,13 @@ class Layer:
             values = self.dynamics.parameters(x)
             with torch.no_grad():
                 initial = self.dynamics.start(x) if memory is None else memory.states
-                chunk, final = self.dynamics.run(x.detach(), initial, [value.detach() for value in values])
+                chunk, final = self.dynamics.run(x.detach(), initial, values)
             if len(self.afferents) > 1:
                 work.inputs.append(chunk.before[SPIKES].to(chunk.x.dtype))
                 work.made.append(self.afferents[1].of_body(work.inputs[1], work.direction))
                 chunk = chunk._replace(arrived=work.made[1].detach())
             work.chunk, work.after, out = chunk, Memory(final), [chunk.spk, *chunk.states]
         work.parameters = [p for afferents in self.afferents for p in afferents.parameters()]
-        work.needs = [value.requires_grad for value in values]
         feedback = [] if self.feedback is None else [self.feedback]
         given = [u, *work.parameters, *values, *feedback]
         work.learns = learns and any(tensor.requires_grad for tensor in given)
@@ -103,7 +102,7 @@ class Layer:
         seen = [given.detach() for given in work.inputs]
         states = None if before is None else before.traces
         with torch.no_grad():
-            of_chunk = (dynamics, chunk, self.afferents, seen, work.needs)
+            of_chunk = (dynamics, chunk, self.afferents, seen)
             after = after._replace(traces=history.after(*of_chunk, states))
             if by is not None:
                 filtered = history.filtered_after(by, *of_chunk, states, None if before is None else before.filtered)
@@ -127,7 +126,6 @@ class Work:
         self.made: List[torch.Tensor] = []
         self.out: List[torch.Tensor] = []
         self.parameters: List[torch.nn.Parameter] = []
-        self.needs: List[bool] = []
         self.learns = self.done = False
 
     def check(self) -> None:
@@ -161,23 +159,29 @@ class Work:
         if is_hidden and layer.feedback is not None:
             spk, below = self._fed_back()
         own_states: List[torch.Tensor] = []
+        at_once: Any = None
+        own: Any = None
         of_values: List[Any] = []
         if dynamics is None or chunk is None:
             assert spk is not None
             at_once = own = spk
         else:
-            local = dynamics.local(chunk, spk, list(upstream[1:]))
-            at_once, own, of_values = local.x, local.x, local.parameters
+            states = list(upstream[1:])
+            if self._takes_steps(is_hidden):
+                local = dynamics.local(chunk, spk, states, need_before=False)
+                at_once = own = local.x
+                of_values = local.parameters
             if layer.rule.history:
-                whole = dynamics.whole(chunk, local)
+                whole = dynamics.whole(chunk, spk, states)
                 own, of_values = whole.x, whole.parameters
                 own_states = [whole.before[place] for place in dynamics.remembers]
         gradients: List[Gradient] = [self._down(at_once, own, spk, own_states, below, is_hidden)]
         carried = [] if before is None else [(before.traces, own_states), (before.filtered, below)]
         known = [(traces, grads) for traces, grads in carried if traces is not None and grads]
         gradients += self._own(own, at_once, known)
-        for number, (grad, need) in enumerate(zip(of_values, self.needs)):
+        for number, grad in enumerate(of_values):
             assert chunk is not None
+            need = chunk.needs[number]
             for traces, grads in known:
                 if need:
                     grad = grad + history.of_parameter(traces, number, grads, chunk.values[number])
@@ -185,6 +189,16 @@ class Work:
         if layer.feedback is not None:
             gradients.append(self._of_feedback() if layer.feedback.requires_grad else None)
         return gradients
+
+    def _takes_steps(self, is_hidden: bool) -> bool:
+        """Whether the gradients of each step by itself are asked for."""
+        rule = self.layer.rule
+        options = rule.options
+        if not rule.history or not options.get("bias_trace", True):
+            return True
+        if rule.name == "eprop":
+            return not is_hidden and not options["low_pass"]
+        return self.leaf.requires_grad or (self.layer.is_first and not options.get("input_trace", True))
 
     # ---- the layer below
 

@@ -33,7 +33,7 @@ def jacobian(dynamics: Dynamics, chunk: Chunk, place: int, spread: Optional[List
     """The gradients of a state after the chunk."""
     final: List[Optional[torch.Tensor]] = [None] * len(chunk.states)
     final[place] = torch.ones_like(chunk.initial[place])
-    return dynamics.history(chunk, [], final, spread)
+    return dynamics.history(chunk, None, [], final, spread)
 
 
 def spread(values: Sequence[torch.Tensor], like: torch.Tensor) -> List[torch.Tensor]:
@@ -46,7 +46,15 @@ def one_neuron(chunk: Chunk) -> Chunk:
     """A chunk of one neuron, for derivatives that do not depend on the states."""
     none = chunk.x.new_zeros((chunk.x.shape[0], 1))
     states = [none] * len(chunk.states)
-    return Chunk(none, none, [none[0]] * len(states), states, None, [v.reshape(-1)[:1] for v in chunk.values])
+    return Chunk(
+        none,
+        none,
+        [none[0]] * len(states),
+        states,
+        None,
+        [v.reshape(-1)[:1] for v in chunk.values],
+        [False] * len(chunk.values),
+    )
 
 
 def after(
@@ -54,13 +62,12 @@ def after(
     chunk: Chunk,
     afferents: Sequence[Afferents],
     inputs: Sequence[torch.Tensor],
-    needs: Sequence[bool],
     before: Optional[Traces],
 ) -> Traces:
-    """The traces after a chunk; ``needs``: of which parameters."""
+    """The traces after a chunk."""
     uniform = dynamics.is_uniform(chunk.values)
     places = dynamics.remembers
-    full = any(needs) or (not uniform and any(a.parameters() for a in afferents))
+    full = any(chunk.needs) or (not uniform and any(a.parameters() for a in afferents))
     wide = spread(chunk.values, chunk.initial[0]) if full else None
     own = [jacobian(dynamics, chunk, place, wide) for place in places] if full else []
     alike = [jacobian(dynamics, one_neuron(chunk), place, None) for place in places] if uniform else own
@@ -73,7 +80,10 @@ def after(
             ]
         )
         made.parameters.append(
-            [_of_parameter(own[row], places, number, before) if need else None for number, need in enumerate(needs)]
+            [
+                _of_parameter(own[row], places, number, before) if need else None
+                for number, need in enumerate(chunk.needs)
+            ]
         )
     return made
 
@@ -155,7 +165,6 @@ def filtered_after(
     chunk: Chunk,
     afferents: Sequence[Afferents],
     inputs: Sequence[torch.Tensor],
-    needs: Sequence[bool],
     states: Optional[Traces],
     before: Optional[Traces],
 ) -> Traces:
@@ -166,7 +175,7 @@ def filtered_after(
     made = Traces([], [])
     for weights, carry in zip(by.steps, by.before):
         upstream = weights.to(chunk.spk.dtype).reshape(-1, *[1] * (chunk.spk.dim() - 1)).expand_as(chunk.spk)
-        row = dynamics.whole(chunk, dynamics.local(chunk, upstream.contiguous(), none, wide), wide)
+        row = dynamics.whole(chunk, upstream, none, wide)
         of_inputs: List[Optional[Trace]] = []
         for number, (a, u) in enumerate(zip(afferents, inputs)):
             trace = None
@@ -177,7 +186,7 @@ def filtered_after(
                         trace = Trace(trace.inputs + factor * earlier.inputs, trace.ones + factor * earlier.ones)
             of_inputs.append(trace)
         of_parameters: List[Optional[torch.Tensor]] = []
-        for number, need in enumerate(needs):
+        for number, need in enumerate(chunk.needs):
             total = _of_parameter(row, places, number, states) if need else None
             for factor, state in zip(carry, [] if before is None or total is None else before.parameters):
                 own = state[number]
