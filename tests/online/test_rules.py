@@ -97,7 +97,7 @@ def test_a_stream_in_chunks_has_the_gradients_of_explicit_steps(neuron, rule):
     net, x = network(neuron), inputs()
     torch.manual_seed(2)
     online = snn.Online(net, rule=name, **options)
-    low_pass = DECAY if name == "eprop" and options.get("low_pass", True) else None
+    low_pass = net[-1].beta.item() if name == "eprop" and options.get("low_pass", True) else None
     readouts = {"readouts": list(online.matrices), "local_loss": local_loss} if name == "decolle" else {}
     feedback = list(online.matrices) if name == "eprop" else ()
     kept = "ottt" if name == "decolle" else name
