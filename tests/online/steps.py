@@ -3,11 +3,17 @@
 The derivatives of one step come from autograd on the neuron's equation. No chunk, no adjoint over time, no kernel.
 """
 
+import math
+
 import torch
 
-from snnipu import equations, surrogate
+from snnipu import equations
 
-SPIKE = surrogate.atan()
+
+def heaviside(u):
+    """A spike with the gradient of the default surrogate, ``atan``, in the precision of ``u``."""
+    soft = torch.atan(math.pi * u) / math.pi
+    return (u > 0).to(u.dtype) + (soft - soft.detach())
 
 
 class Step:
@@ -21,7 +27,7 @@ class Step:
 
         def spike(u):
             seen.append(u)
-            return SPIKE(u).to(u.dtype)
+            return heaviside(u)
 
         made = function(*arguments[0], **arguments[1], spike=spike, **options)
         self.values = [value.detach() for value in made]
@@ -32,7 +38,7 @@ class Step:
             made = function(
                 *arguments[0],
                 **arguments[1],
-                spike=lambda u: SPIKE(u + (next(there) - u).detach()).to(u.dtype),
+                spike=lambda u: heaviside(u + (next(there) - u).detach()),
                 **changed,
             )
         self.of = []
@@ -51,7 +57,7 @@ class Layer:
         self.all_to_all = getattr(neuron, "all_to_all", False)
         self.states = [torch.zeros(batch, count, dtype=torch.float64) for _ in names]
         self.has_spikes = names[0] == "spk"
-        self.values = {k: v.detach() for k, v in neuron._values().items()}
+        self.values = {k: torch.as_tensor(v, dtype=torch.float64).detach() for k, v in neuron._values().items()}
         if self.all_to_all:
             self.values["V"] = torch.ones((), dtype=torch.float64)
         # Inputs of the neurons: from below, one for the bias, and round the loop.
@@ -59,7 +65,7 @@ class Layer:
         self.traces = [[torch.zeros(batch, count, size, dtype=torch.float64) for size in self.sizes] for _ in names]
         self.own = [{k: torch.zeros(batch, count, dtype=torch.float64) for k in self.values} for _ in names]
         self.grads = [torch.zeros(count, size, dtype=torch.float64) for size in self.sizes]
-        self.own_grads = {k: 0.0 for k in self.values}
+        self.own_grads = dict.fromkeys(self.values, 0.0)
 
     def step(self, u):
         """The output and the states, ``dout/dx`` at once, and functions of the outputs' gradients."""

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from oracle import relative_error
 from online import steps
+from oracle import relative_error
 from torch import nn
 
 import snnipu as snn
