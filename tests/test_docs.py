@@ -60,6 +60,14 @@ def test_what_explain_prints_is_what_the_page_shows(tmp_path, capsys):
     assert numbers.sub("...", capsys.readouterr().out) == numbers.sub("...", shown)
 
 
+def test_guarantees_name_tests_that_exist():
+    text = text_of(ROOT / "docs" / "reference" / "guarantees.md")
+    named = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", text)
+    assert len(named) > 20
+    for file, test in named:
+        assert f"def {test}" in text_of(ROOT / "tests" / file), (file, test)
+
+
 WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
 WITH_DIFF = [page for page in PAGES if blocks(page, "diff")]
 

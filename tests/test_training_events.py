@@ -389,7 +389,7 @@ def test_silent_data_names_the_setting(data):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"dataset": "digits"}, "dataset: expected one of randman, nmnist, shd, dvs, got 'digits'"),
+        ({"dataset": "digits"}, "dataset: expected one of randman, nmnist, shd, dvs, spoken_digits, got 'digits'"),
         ({"method": "gemm"}, "method: expected one of dense, sparse_ops, sparse_network"),
         ({"hidden": ()}, "hidden: expected one number of neurons or several"),
         ({"hidden": (8, 0)}, "hidden: expected a positive integer, got 0"),

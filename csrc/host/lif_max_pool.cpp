@@ -1,7 +1,7 @@
 // Leaky integrate-and-fire neurons of maps and the maximum of their spikes' windows, in one pass: the spikes of a map,
 // several times its pool, never leave the cache.
 #include "host/max_pool.hpp"
-#include "neuron/leaky.hpp"
+#include "host/sparse_layer.hpp"
 #include "neuron/surrogate.hpp"
 
 namespace snnipu {
@@ -343,10 +343,7 @@ template <Reset R, typename C> int lifPoolBackwardBy(const LifPool<C> &a, const 
     std::transform(totals.begin(), totals.end(), result, [](double total) { return static_cast<C>(total); });
   };
   finish(g.beta, a.betaSize, &BandSums::beta);
-  // Outside [0, 1] beta makes no difference.
-  for (size_t i = 0; g.beta && i < a.betaSize; ++i)
-    if (!(a.beta[i] >= C(0) && a.beta[i] <= C(1)))
-      g.beta[i] = C(0);
+  onlyInUnit(a.beta, g.beta, a.betaSize);
   finish(g.threshold, a.thresholdSize, &BandSums::threshold);
   return status;
 }
@@ -379,8 +376,8 @@ template <typename C> LifPool<C> lifPool(const Call<C> &a) {
 }
 
 inline bool knownOptions(const Windows &w, int32_t reset) {
-  return reset >= SNNIPU_RESET_SUBTRACT && reset <= SNNIPU_RESET_NONE && w.places() < MostPlaces &&
-         w.strideHeight == w.kernelHeight && w.strideWidth == w.kernelWidth;
+  return knownReset(reset) && w.places() < MostPlaces && w.strideHeight == w.kernelHeight &&
+         w.strideWidth == w.kernelWidth;
 }
 
 template <typename C> int lifPoolForward(const Call<C> &a) {

@@ -46,7 +46,7 @@ typedef struct snnipu_sparse_call {
   const void *recurrent_weight; /* C [neurons, neurons], as pack_weight gives it, or NULL */
   const void *bias;             /* C [neurons], or of channels, or NULL */
   const void *beta, *threshold; /* C [*_size], 1 or one for each neuron, or channel */
-  const void *neuron_threshold; /* sparse_conv_lif_sequence_bwd: C [1], or one for each neuron */
+  const void *neuron_threshold; /* of a layer, backward: C [1], or one for each neuron */
   int64_t beta_size, threshold_size;
   double second_threshold;      /* above which neurons carry gradient, */
   int64_t has_second_threshold; /* or 0: all do */

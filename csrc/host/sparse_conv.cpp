@@ -3,21 +3,11 @@
 #include "host/sparse_conv.hpp"
 #include "host/bits.hpp"
 #include "host/transpose.hpp"
-#include "neuron/leaky.hpp"
 
 #include <cstring>
-#include <limits>
 
 namespace snnipu {
 namespace {
-
-// One value, or one for each output channel.
-template <typename C> struct PerChannel {
-  const C *values;
-  size_t size;
-
-  C operator[](size_t channel) const { return values[size > 1 ? channel : 0]; }
-};
 
 constexpr size_t wordsOf(size_t bits) { return (bits + 63) / 64; }
 
@@ -138,51 +128,32 @@ template <typename C> struct KeptConv {
   ChannelBlocks<C> blocks;
   size_t steps, batch;
   std::vector<KeptEvents<C>> events; // [block][sample]
-};
 
-template <typename C> struct ConvForward {
-  Spikes<C> spikes;
-  const Convolution<C> &convolution;
-  const C *bias;
-  PerChannel<C> beta, threshold;
-  bool second;
-  C gradThreshold, inputScale;
-  C *mem; // may be null
-  size_t delay;
-  int32_t reset, offered;
-  SideBySide windows;
+  KeptConv(const Convolution<C> &convolution, const Spikes<C> &spikes)
+      : sizes(convolution.sizes), blocks(convolution.blocks), steps(spikes.steps), batch(spikes.batch),
+        events(blocks.count() * batch) {}
 };
-
-template <typename C> C unitClamped(C value) { return clampUnit(SingleLane<C>{value})[0]; }
 
 // All steps of one sample for one block.
 template <typename C> class SampleForward {
 public:
-  SampleForward(const ConvForward<C> &a, size_t block)
-      : a_(a), block_(block), lanes_(a.convolution.blocks.lanes(block)), held_(a.convolution.blocks.held(block)),
-        first_(a.convolution.blocks.first(block)) {
-    // Padding never reaches its threshold.
-    constexpr C never = std::numeric_limits<C>::max();
-    for (size_t lane = 0; lane < lanes_; ++lane) {
-      const bool real = lane < held_;
-      bias_[lane] = real && a.bias ? a.bias[first_ + lane] : C(0);
-      beta_[lane] = real ? unitClamped(a.beta[first_ + lane]) : C(0);
-      threshold_[lane] = real ? a.threshold[first_ + lane] : never;
-      gradThreshold_[lane] = real ? a.gradThreshold : never;
-    }
+  SampleForward(const Convolution<C> &convolution, const SideBySide &windows, const LayerForward<C> &a, size_t block)
+      : convolution_(convolution), windows_(windows), a_(a), block_(block), lanes_(convolution.blocks.lanes(block)),
+        held_(convolution.blocks.held(block)), first_(convolution.blocks.first(block)),
+        parameters_(a, convolution.blocks, block) {
     const size_t registers = lanes_ / registerLanes<C>;
-    fired_.resize(registers * 64 * wordsOf(a.convolution.sizes.places()) + 2 * atOnce);
+    fired_.resize(registers * 64 * wordsOf(convolution.sizes.places()) + 2 * atOnce);
     carried_.resize(fired_.size());
-    if (a.windows.pooled)
-      firing_.resize(registers * 64 * wordsOf(a.windows.count) + atOnce);
+    if (windows.pooled)
+      firing_.resize(registers * 64 * wordsOf(windows.count) + atOnce);
     others_.resize(firing_.size());
-    number_.assign(a.windows.bits, firing_);
+    number_.assign(windows.bits, firing_);
   }
 
   // Returns whether the ids are those of inputs.
   bool run(size_t sample, KeptEvents<C> &kept) {
     static thread_local ThreadBuffer<C> states, nextStates;
-    const ConvSizes &sizes = a_.convolution.sizes;
+    const ConvSizes &sizes = convolution_.sizes;
     const size_t places = sizes.places(), batch = a_.spikes.batch;
     // Membranes, and what the step after them makes of them without its current.
     C *map = states.zeros(places * lanes_), *next = nextStates.reserve(places * lanes_);
@@ -195,8 +166,8 @@ public:
         return false;
       if (t >= a_.delay) {
         const size_t row = (t - a_.delay) * batch + sample;
-        a_.convolution.addCurrents(block_, a_.spikes.ids + row * a_.spikes.slots, a_.spikes.valuesOf(row),
-                                   static_cast<size_t>(a_.spikes.counts[2 * row]), a_.inputScale, map);
+        convolution_.addCurrents(block_, a_.spikes.ids + row * a_.spikes.slots, a_.spikes.valuesOf(row),
+                                 static_cast<size_t>(a_.spikes.counts[2 * row]), a_.inputScale, map);
       }
       for (unsigned lane = 0; lane < held_; lane += registerLanes<C>)
         step(map, next, places, lane);
@@ -231,8 +202,8 @@ private:
   }
   template <Reset R> void stepOf(const C *map, C *next, size_t places, unsigned lane) {
     using V = Register<C>;
-    const LeakyParameters<V> parameters{load<V>(beta_ + lane), load<V>(threshold_ + lane)};
-    const V bias = load<V>(bias_ + lane), second = load<V>(gradThreshold_ + lane);
+    const LeakyParameters<V> parameters{load<V>(parameters_.beta + lane), load<V>(parameters_.threshold + lane)};
+    const V bias = load<V>(parameters_.bias + lane), second = load<V>(parameters_.gradThreshold + lane);
     const size_t lanes = lanes_, from = lane / registerLanes<C> * 64 * wordsOf(places);
     Mask *const fired = fired_.data() + from, *const carried = carried_.data() + from;
 #pragma GCC unroll 4
@@ -262,9 +233,9 @@ private:
 
   // Of each window the neuron that comes first, of those that fired if any did.
   template <unsigned H, unsigned W> void look(size_t places) {
-    const SideBySide &windows = a_.windows;
+    const SideBySide &windows = windows_;
     const size_t height = H > 0 ? H : windows.height, width = W > 0 ? W : windows.width;
-    const size_t outWidth = a_.convolution.sizes.outWidth;
+    const size_t outWidth = convolution_.sizes.outWidth;
     const size_t apart = 64 * wordsOf(windows.count);
     forRegisters(places, [&](unsigned lane, unsigned, size_t from) {
       const size_t first = lane / registerLanes<C> * apart;
@@ -326,7 +297,7 @@ private:
       forRegisters(places, [&](unsigned, unsigned real, size_t from) {
         std::fill_n(carried_.data() + from, places, static_cast<Mask>((1u << real) - 1));
       });
-    const SideBySide &windows = a_.windows;
+    const SideBySide &windows = windows_;
     const bool pooled = windows.pooled;
     const size_t cells = windows.count, words = wordsOf(cells), size = held_ * words;
     uint64_t *const fired = kept.fired.room(held_ * wordsOf(places));
@@ -388,58 +359,19 @@ private:
     return count;
   }
 
-  const ConvForward<C> &a_;
+  const Convolution<C> &convolution_;
+  const SideBySide &windows_;
+  const LayerForward<C> &a_;
   size_t block_;
   unsigned lanes_, held_;
   size_t first_;
-  alignas(64) C bias_[blockLanes], beta_[blockLanes], threshold_[blockLanes], gradThreshold_[blockLanes];
+  const BlockParameters<C> parameters_;
   Masks fired_, carried_;         // of the places
   Masks firing_, others_;         // of the windows: who is seen firing, and who without
   std::vector<Masks> number_;     // of the place that is seen of a window, bit by bit
   std::vector<uint32_t> offsets_; // in the map, of a step's events
   std::vector<uint64_t> bits_;    // the same channel by channel
 };
-
-// found: what there is to be had for slots, of which the fullest row takes `most`.
-template <typename C> int integrate(const ConvForward<C> &a, KeptConv<C> &found, int64_t *most) {
-  if (a.reset < SNNIPU_RESET_SUBTRACT || a.reset > SNNIPU_RESET_NONE)
-    return Unknown;
-  // Ids are checked row by row, when a row is at hand: a pass over all of them takes as long as reading them does.
-  const CheckedSpikes<C> checked(a.spikes, 0, false);
-  if (!checked.countsFit())
-    return BadSpikes;
-  const ConvSizes &sizes = a.convolution.sizes;
-  const size_t blocks = a.convolution.blocks.count(), batch = a.spikes.batch, steps = a.spikes.steps;
-  const size_t additions = checked.total(0) * sizes.taps() * sizes.outChannels + 2 * a.spikes.rows() * sizes.neurons();
-  Fullest fullest;
-  std::atomic<bool> fit{true};
-  const int status = parallelTry(blocks * batch, threadsFor(additions, a.offered), [&](size_t task) {
-    KeptEvents<C> &events = found.events[task];
-    const size_t expected = fullest.expected() + bitsRoom;
-    events.ids.room(expected);
-    events.mem.room(expected);
-    if (a.windows.pooled)
-      events.source.room(expected);
-    events.fired.room(steps * a.convolution.blocks.held(task / batch) * wordsOf(sizes.places()));
-    SampleForward<C> forward(a, task / batch);
-    if (!forward.run(task % batch, events))
-      fit = false;
-    fullest.had(events.ids.size());
-  });
-  if (status != Done || !fit)
-    return fit ? status : BadSpikes;
-  *most = 0;
-  for (size_t sample = 0; sample < batch; ++sample)
-    for (size_t t = 0; t < steps; ++t) {
-      size_t carried = 0;
-      for (size_t block = 0; block < blocks; ++block) {
-        const std::vector<uint32_t> &begin = found.events[block * batch + sample].begin;
-        carried += begin[2 * t + 2] - begin[2 * t];
-      }
-      *most = std::max(*most, static_cast<int64_t>(carried));
-    }
-  return Done;
-}
 
 // Slots of the neurons that were kept.
 template <typename C> struct ConvSlots {
@@ -558,75 +490,89 @@ template <typename C> void selectRow(const KeptConv<C> &kept, const ConvSlots<C>
   to.dropped[2 * row + 1] = static_cast<int32_t>(found - used);
 }
 
-template <typename C> int convForward(const Call<C> &a) {
-  const ConvSizes sizes(a.c.geometry);
-  const ConvForward<C> arguments{a.spikes(sizes.inputs()),
-                                 Convolution<C>(sizes, a.in(a.c.weight)),
-                                 a.in(a.c.bias),
-                                 {a.in(a.c.beta), size(a.c.beta_size)},
-                                 {a.in(a.c.threshold), size(a.c.threshold_size)},
-                                 a.c.has_second_threshold != 0,
-                                 a.number(a.c.second_threshold),
-                                 a.number(a.c.input_scale),
-                                 a.out(a.c.mem),
-                                 size(a.c.delay),
-                                 a.reset(),
-                                 a.threads(),
-                                 SideBySide(sizes, a.c.window)};
-  const ChannelBlocks<C> &blocks = arguments.convolution.blocks;
-  KeptConv<C> kept{sizes, blocks, size(a.c.steps), size(a.c.batch),
-                   std::vector<KeptEvents<C>>(blocks.count() * size(a.c.batch))};
-  int64_t most = 0;
-  const int status = integrate(arguments, kept, &most);
-  if (status != Done)
-    return status;
-  if (a.c.own_slots < 0)
-    a.c.own_slots = most;
-  if (a.c.room(&a.c) != 0)
-    return NoRoom;
-  const ConvSlots<C> to{
-      a.c.ids_out, a.out(a.c.values_out), a.c.counts_out,      a.c.dropped,    a.out(a.c.slot_mem), a.c.fired,
-      a.c.source,  a.c.neuron_counts,     size(a.c.own_slots), a.c.rotate != 0};
-  return forRowPieces(a.rows(), threadsFor(8 * a.rows() * to.slots, a.threads()), [&](size_t begin, size_t end) {
-    for (size_t row = begin; row < end; ++row)
-      selectRow(kept, to, row);
+// body(task) says whether the ids are as they must be: they are looked at row by row, when a row is at hand, as a pass
+// over all of them takes as long as reading them does.
+template <typename Body> int parallelFit(size_t tasks, unsigned threads, const Body &body) {
+  std::atomic<bool> fit{true};
+  const int status = parallelTry(tasks, threads, [&](size_t task) {
+    if (!body(task))
+      fit = false;
   });
+  return fit ? status : BadSpikes;
 }
 
-template <typename C> struct ConvBackward {
-  const C *grad;
-  Spikes<C> spikes, own; // values of own are 1
-  const Convolution<C> &convolution;
-  PerChannel<C> beta, threshold; // threshold as given: not for each neuron
-  const C *slotMem, *neuronThreshold;
-  bool thresholdPerNeuron;
-  const uint32_t *fired;
-  const C *mem;
-  C *gradValues, *gradWeight, *gradBias, *gradBeta, *gradThreshold, *gradCurrent;
-  C inputScale;
-  size_t delay;
-  int32_t reset, surrogate;
-  C surrogateA, surrogateB;
-  int32_t offered;
+template <typename C> class MapsForward {
+public:
+  using Connection = Convolution<C>;
+
+  MapsForward(const Connection &convolution, const LayerForward<C> &arguments, const CheckedSpikes<C> &,
+              const Call<C> &call)
+      : convolution_(convolution), a_(arguments), windows_(convolution.sizes, call.c.window),
+        kept_(convolution, a_.spikes) {}
+
+  int integrate(unsigned threads) {
+    const size_t batch = kept_.batch, places = convolution_.sizes.places();
+    Fullest fullest;
+    return parallelFit(kept_.events.size(), threads, [&](size_t task) {
+      KeptEvents<C> &events = kept_.events[task];
+      const size_t expected = fullest.expected() + bitsRoom;
+      events.ids.room(expected);
+      events.mem.room(expected);
+      if (windows_.pooled)
+        events.source.room(expected);
+      events.fired.room(kept_.steps * kept_.blocks.held(task / batch) * wordsOf(places));
+      const bool fit = SampleForward<C>(convolution_, windows_, a_, task / batch).run(task % batch, events);
+      fullest.had(events.ids.size());
+      return fit;
+    });
+  }
+
+  size_t fullestRow() const {
+    size_t most = 0;
+    for (size_t sample = 0; sample < kept_.batch; ++sample)
+      for (size_t t = 0; t < kept_.steps; ++t) {
+        size_t carried = 0;
+        for (size_t block = 0; block < kept_.blocks.count(); ++block) {
+          const std::vector<uint32_t> &begin = kept_.events[block * kept_.batch + sample].begin;
+          carried += begin[2 * t + 2] - begin[2 * t];
+        }
+        most = std::max(most, carried);
+      }
+    return most;
+  }
+
+  int select(const Call<C> &a) const {
+    const ConvSlots<C> to{
+        a.c.ids_out, a.out(a.c.values_out), a.c.counts_out,      a.c.dropped,    a.out(a.c.slot_mem), a.c.fired,
+        a.c.source,  a.c.neuron_counts,     size(a.c.own_slots), a.c.rotate != 0};
+    return forRowPieces(a.rows(), threadsFor(8 * a.rows() * to.slots, a.threads()), [&](size_t begin, size_t end) {
+      for (size_t row = begin; row < end; ++row)
+        selectRow(kept_, to, row);
+    });
+  }
+
+private:
+  const Connection &convolution_;
+  const LayerForward<C> &a_;
+  const SideBySide windows_;
+  KeptConv<C> kept_;
 };
 
-// Sums over time and places of one task: in the compute type within a step, in double over the steps.
-template <typename C> struct ChannelSums {
-  double total[3][blockLanes] = {}; // bias, beta, threshold
-};
-
+// All steps of one sample for one block, from the last one on. What leakyCarry gives, neuron by neuron, with the decay
+// of those that did not fire put off: a map is gone through only where something is read of all of it.
 template <typename C> class SampleBackward {
 public:
-  SampleBackward(const ConvBackward<C> &a, size_t block, ChannelSums<C> &sums)
-      : a_(a), lanes_(a.convolution.blocks.lanes(block)), held_(a.convolution.blocks.held(block)),
-        first_(a.convolution.blocks.first(block)), places_(a.convolution.sizes.places()), sums_(sums),
-        map_(a.convolution.map), end_(map_.end(a.convolution.sizes.outHeight)) {
+  SampleBackward(const Convolution<C> &convolution, const LayerBackward<C> &a, size_t block, ParameterSums<C> &sums)
+      : convolution_(convolution), a_(a), lanes_(convolution.blocks.lanes(block)),
+        held_(convolution.blocks.held(block)), first_(convolution.blocks.first(block)),
+        places_(convolution.sizes.places()), sums_(sums), map_(convolution.map),
+        end_(map_.end(convolution.sizes.outHeight)) {
     padded_.reserve(places_);
-    for (size_t y = 0; y < a.convolution.sizes.outHeight; ++y)
-      for (size_t x = 0; x < a.convolution.sizes.outWidth; ++x)
+    for (size_t y = 0; y < convolution.sizes.outHeight; ++y)
+      for (size_t x = 0; x < convolution.sizes.outWidth; ++x)
         padded_.push_back(static_cast<uint32_t>(map_.place(y, x)));
-    for (size_t lane = 0; lane < lanes_; ++lane)
-      beta_[lane] = lane < held_ ? unitClamped(a.beta[first_ + lane]) : C(1);
+    copyBeta(a.beta, beta_, convolution.blocks, block, C(1));
+    a.threshold.copyTo(threshold_, convolution.blocks, block, C(0));
     std::fill_n(scale_, lanes_, C(1));
     std::fill_n(inverse_, lanes_, C(1));
   }
@@ -635,7 +581,7 @@ public:
   // ids are those of neurons.
   template <typename Body> bool run(size_t sample, const Body &toInput) {
     static thread_local ThreadBuffer<C> buffer;
-    const size_t batch = a_.spikes.batch, channels = a_.convolution.sizes.outChannels;
+    const size_t batch = a_.spikes.batch, channels = convolution_.sizes.outChannels;
     C *const map = buffer.zeros(map_.size * lanes_);
     for (size_t t = a_.spikes.steps; t-- > 0;) {
       const size_t row = t * batch + sample;
@@ -662,6 +608,8 @@ public:
   }
 
 private:
+  using Sums = ParameterSums<C>;
+
   // place: of the padded map.
   C at(const C *map, size_t place, size_t lane) const { return scale_[lane] * map[place * lanes_ + lane]; }
 
@@ -674,8 +622,8 @@ private:
     found.place.resize(std::max(found.place.size(), count));
     found.lane.resize(std::max(found.lane.size(), count));
     uint32_t *const place = found.place.data(), *const lane = found.lane.data();
-    const uint32_t width = static_cast<uint32_t>(a_.convolution.sizes.outWidth), first = static_cast<uint32_t>(first_);
-    const uint32_t height = static_cast<uint32_t>(a_.convolution.sizes.outHeight);
+    const uint32_t width = static_cast<uint32_t>(convolution_.sizes.outWidth), first = static_cast<uint32_t>(first_);
+    const uint32_t height = static_cast<uint32_t>(convolution_.sizes.outHeight);
     const uint32_t start = static_cast<uint32_t>(map_.place(0, 0)), stride = static_cast<uint32_t>(map_.stride);
     const WholeQuotient lineOf(width), channelOf(height);
     for (size_t at = 0; at < count; ++at) {
@@ -697,7 +645,7 @@ private:
   void addSorted(const int32_t *begin, const int32_t *end, C *map) {
     const int32_t first = static_cast<int32_t>(first_ * places_);
     const int32_t *const from = first == 0 ? begin : std::lower_bound(begin, end, first);
-    if (first_ + held_ < a_.convolution.sizes.outChannels)
+    if (first_ + held_ < convolution_.sizes.outChannels)
       end = std::lower_bound(from, end, first + static_cast<int32_t>(held_ * places_));
     const size_t count = static_cast<size_t>(end - from);
     const Located &found = locate(reinterpret_cast<const uint32_t *>(from), count);
@@ -707,7 +655,7 @@ private:
     for (size_t at = 0; at < count; ++at)
       map[place[at] * lanes + lane[at]] += inverse_[lane[at]] * through[at];
     for (size_t at = 0; a_.gradThreshold && at < count; ++at)
-      sums_.total[2][lane[at]] -= static_cast<double>(through[at]);
+      sums_.total[Sums::Threshold][lane[at]] -= static_cast<double>(through[at]);
   }
 
   // What goes back through the spikes of some slots one after the other.
@@ -715,10 +663,7 @@ private:
     static thread_local ThreadBuffer<C> buffer;
     C *const through = buffer.reserve(count);
     const int32_t counts[2] = {static_cast<int32_t>(count), static_cast<int32_t>(count)};
-    const SpikeGradient<C> arguments{
-        a_.grad + slot, a_.slotMem + slot,     a_.neuronThreshold, a_.own.ids + slot, counts,       through,
-        count,          a_.thresholdPerNeuron, a_.surrogate,       a_.surrogateA,     a_.surrogateB};
-    spikeGradient(arguments, 1, 1);
+    a_.behindSpikes(a_.grad + slot, slot, counts, 1, count, through, 1);
     return through;
   }
 
@@ -729,23 +674,23 @@ private:
       for (size_t place = map_.place(0, 0); place < end_; ++place)
         sum += load<V>(map + place * lanes_ + lane);
       for (unsigned i = 0; i < registerLanes<C>; ++i)
-        sums_.total[0][lane + i] += static_cast<double>(scale_[lane + i] * sum[i]);
+        sums_.total[Sums::Bias][lane + i] += static_cast<double>(scale_[lane + i] * sum[i]);
     }
   }
 
   void addBeta(const C *map, size_t rowBefore) {
-    const C *const mem = a_.mem + rowBefore * places_ * a_.convolution.sizes.outChannels + first_;
+    const C *const mem = a_.mem + rowBefore * places_ * convolution_.sizes.outChannels + first_;
     for (unsigned lane = 0; lane < held_; ++lane) {
       C sum = 0;
       for (size_t place = 0; place < places_; ++place)
-        sum += at(map, padded_[place], lane) * mem[place * a_.convolution.sizes.outChannels + lane];
-      sums_.total[1][lane] += static_cast<double>(sum);
+        sum += at(map, padded_[place], lane) * mem[place * convolution_.sizes.outChannels + lane];
+      sums_.total[Sums::Beta][lane] += static_cast<double>(sum);
     }
     if (a_.reset == SNNIPU_RESET_ZERO)
       forFired(rowBefore, [&](size_t padded, size_t lane, size_t neuron) {
         const size_t place = neuron - (first_ + lane) * places_;
-        sums_.total[1][lane] -=
-            static_cast<double>(at(map, padded, lane) * mem[place * a_.convolution.sizes.outChannels + lane]);
+        sums_.total[Sums::Beta][lane] -=
+            static_cast<double>(at(map, padded, lane) * mem[place * convolution_.sizes.outChannels + lane]);
       });
   }
 
@@ -754,7 +699,7 @@ private:
   void decay(C *map) {
     using V = Register<C>;
     constexpr C smallest = C(1) / 1024;
-    bool keeps = a_.convolution.sizes.unitSteps();
+    bool keeps = convolution_.sizes.unitSteps();
     for (size_t lane = 0; lane < lanes_; ++lane) {
       scale_[lane] *= beta_[lane];
       keeps = keeps && scale_[lane] >= smallest;
@@ -776,7 +721,7 @@ private:
   void before(C *map, size_t rowBefore) {
     if (a_.gradThreshold && a_.reset == SNNIPU_RESET_SUBTRACT)
       forFired(rowBefore, [&](size_t place, size_t lane, size_t) {
-        sums_.total[2][lane] -= static_cast<double>(at(map, place, lane));
+        sums_.total[Sums::Threshold][lane] -= static_cast<double>(at(map, place, lane));
       });
     decay(map);
     if (a_.reset == SNNIPU_RESET_ZERO)
@@ -785,15 +730,15 @@ private:
 
   void atFirst(const C *map) {
     for (unsigned lane = 0; lane < held_; ++lane)
-      for (size_t place = 0; C(0) - a_.threshold[first_ + lane] > C(0) && place < places_; ++place)
-        sums_.total[2][lane] -= static_cast<double>(at(map, padded_[place], lane));
+      for (size_t place = 0; C(0) - threshold_[lane] > C(0) && place < places_; ++place)
+        sums_.total[Sums::Threshold][lane] -= static_cast<double>(at(map, padded_[place], lane));
   }
 
   // body(place of the padded map, lane, neuron) for the block's neurons that fired in a row.
   template <typename Body> void forFired(size_t row, const Body &body) const {
     static thread_local std::vector<uint32_t> fired;
-    const uint32_t *const words = a_.fired + row * a_.convolution.sizes.words();
-    const size_t first = first_ * places_, end = first + held_ * places_, lastWord = a_.convolution.sizes.words() - 1;
+    const uint32_t *const words = a_.fired + row * convolution_.sizes.words();
+    const size_t first = first_ * places_, end = first + held_ * places_, lastWord = convolution_.sizes.words() - 1;
     fired.resize(end - first + bitsRoom);
     uint32_t *listed = fired.data();
     for (size_t word = first / 32; 32 * word < end; word += 2) {
@@ -810,124 +755,92 @@ private:
       body(found.place[at], found.lane[at], fired[at]);
   }
 
-  const ConvBackward<C> &a_;
+  const Convolution<C> &convolution_;
+  const LayerBackward<C> &a_;
   unsigned lanes_, held_;
   size_t first_, places_;
-  ChannelSums<C> &sums_;
+  Sums &sums_;
   const PaddedMap map_;
   size_t end_;
   std::vector<uint32_t> padded_; // of a place
   // scale_: what the lanes of the map are to be multiplied by.
-  alignas(64) C beta_[blockLanes], scale_[blockLanes], inverse_[blockLanes];
+  alignas(64) C beta_[blockLanes], threshold_[blockLanes], scale_[blockLanes], inverse_[blockLanes];
 };
 
-template <typename C>
-void finishChannels(const ConvBackward<C> &a, const std::vector<ChannelSums<C>> &sums, size_t groups) {
-  const ChannelBlocks<C> &blocks = a.convolution.blocks;
-  const auto finish = [&](int which, C *result, size_t size) {
-    if (!result)
-      return;
-    double everyone = 0;
-    for (size_t block = 0; block < blocks.count(); ++block)
-      for (size_t lane = 0; lane < blocks.held(block); ++lane) {
-        double total = 0;
-        for (size_t group = 0; group < groups; ++group)
-          total += sums[block * groups + group].total[which][lane];
-        everyone += total;
-        if (size > 1)
-          result[blocks.first(block) + lane] = static_cast<C>(total);
-      }
-    if (size == 1)
-      result[0] = static_cast<C>(everyone);
-  };
-  finish(0, a.gradBias, a.convolution.sizes.outChannels);
-  finish(1, a.gradBeta, a.beta.size);
-  // Outside [0, 1] beta makes no difference.
-  for (size_t i = 0; a.gradBeta && i < a.beta.size; ++i)
-    if (unitClamped(a.beta.values[i]) != a.beta.values[i])
-      a.gradBeta[i] = C(0);
-  finish(2, a.gradThreshold, a.threshold.size);
-}
+template <typename C> class MapsBackward {
+public:
+  using Connection = Convolution<C>;
 
-template <typename C> int convBackward(const ConvBackward<C> &a) {
-  // Ids are checked row by row, as in the forward pass.
-  const CheckedSpikes<C> checked(a.spikes, 1, false), own(a.own, 1, false);
-  if (!checked.countsFit() || !own.countsFit())
-    return BadSpikes;
-  if (!knownSurrogate(a.surrogate) || a.reset < SNNIPU_RESET_SUBTRACT || a.reset > SNNIPU_RESET_NONE)
-    return Unknown;
-  const ConvSizes &sizes = a.convolution.sizes;
-  const size_t batch = a.spikes.batch;
-  const size_t additions = checked.total(0) * sizes.taps() * sizes.outChannels + 2 * a.spikes.rows() * sizes.neurons();
-  const unsigned threads = threadsFor(additions, a.offered);
-  ConvInputGradient<C> toInput(a.convolution, a.spikes, batch, a.inputScale, a.gradWeight, a.gradValues, threads);
-  std::vector<ChannelSums<C>> sums(toInput.tasks());
-  std::atomic<bool> fit{true};
-  const int status = parallelTry(toInput.tasks(), threads, [&](size_t task) {
-    SampleBackward<C> backward(a, toInput.block(task), sums[task]);
-    toInput.start(task);
-    for (size_t sample = toInput.begin(task); sample < toInput.end(task); ++sample)
-      if (!backward.run(sample,
-                        [&](size_t row, const C *grad, const C *scale) { toInput.add(task, row, grad, scale); }))
-        fit = false;
-  });
-  if (status != Done || !fit)
-    return fit ? status : BadSpikes;
-  toInput.finish(threads);
-  finishChannels(a, sums, toInput.tasks() / a.convolution.blocks.count());
-  return Done;
-}
+  MapsBackward(const Connection &convolution, const LayerBackward<C> &arguments, const CheckedSpikes<C> &,
+               unsigned threads)
+      : convolution_(convolution), a_(arguments), threads_(threads),
+        toInput_(convolution, a_.spikes, a_.spikes.batch, a_.inputScale, a_.gradWeight, a_.gradValues, threads) {
+    parameterSums.resize(toInput_.tasks());
+  }
+
+  int run() {
+    const int status = parallelFit(toInput_.tasks(), threads_, [&](size_t task) {
+      SampleBackward<C> backward(convolution_, a_, toInput_.block(task), parameterSums[task]);
+      toInput_.start(task);
+      bool fit = true;
+      const auto toInput = [&](size_t row, const C *grad, const C *scale) { toInput_.add(task, row, grad, scale); };
+      for (size_t sample = toInput_.begin(task); sample < toInput_.end(task); ++sample)
+        fit = backward.run(sample, toInput) && fit;
+      return fit;
+    });
+    if (status == Done)
+      toInput_.finish(threads_);
+    return status;
+  }
+
+  std::vector<ParameterSums<C>> parameterSums;
+
+private:
+  const Connection &convolution_;
+  const LayerBackward<C> &a_;
+  unsigned threads_;
+  ConvInputGradient<C> toInput_;
+};
+
+} // namespace
 
 // ---- the convolution alone
 
 template <typename C>
-int conv2dForward(const Spikes<C> &spikes, const Convolution<C> &convolution, const C *bias, C *out, int32_t offered) {
-  // Ids are checked row by row, as with neurons.
-  const CheckedSpikes<C> checked(spikes, 0, false);
-  if (!checked.countsFit())
-    return BadSpikes;
-  const ConvSizes &sizes = convolution.sizes;
-  const size_t places = sizes.places(), rows = spikes.rows(), blocks = convolution.blocks.count();
+int Convolution<C>::currents(const Spikes<C> &spikes, const CheckedSpikes<C> &checked, const C *bias, C *out,
+                             int32_t offered) const {
+  const size_t places = sizes.places(), rows = spikes.rows();
   constexpr size_t piece = 16;
   const size_t pieces = (rows + piece - 1) / piece;
-  const size_t additions = checked.total(0) * sizes.taps() * sizes.outChannels + 2 * rows * sizes.neurons();
-  std::atomic<bool> fit{true};
-  const int status = parallelTry(blocks * pieces, threadsFor(additions, offered), [&](size_t task) {
+  const unsigned threads = threadsFor(additions(checked.total(0), rows), offered);
+  return parallelFit(blocks.count() * pieces, threads, [&](size_t task) {
     static thread_local ThreadBuffer<C> buffer;
-    const size_t block = task / pieces, lanes = convolution.blocks.lanes(block), held = convolution.blocks.held(block);
-    const size_t first = convolution.blocks.first(block);
+    const size_t block = task / pieces, lanes = blocks.lanes(block), held = blocks.held(block);
+    const size_t first = blocks.first(block);
     C *const map = buffer.reserve(places * lanes);
     alignas(64) C start[blockLanes] = {};
     if (bias)
       std::copy_n(bias + first, held, start);
     for (size_t row = task % pieces * piece; row < std::min(rows, (task % pieces + 1) * piece); ++row) {
-      if (!spikes.fits(row)) {
-        fit = false;
-        return;
-      }
+      if (!spikes.fits(row))
+        return false;
       const size_t at = row * spikes.slots;
       for (size_t lane = 0; lane < lanes; lane += registerLanes<C>)
         for (size_t place = 0; place < places; ++place)
           store(map + place * lanes + lane, load<Register<C>>(start + lane));
-      convolution.addCurrents(block, spikes.ids + at, spikes.valuesOf(row), static_cast<size_t>(spikes.counts[2 * row]),
-                              C(1), map);
+      addCurrents(block, spikes.ids + at, spikes.valuesOf(row), static_cast<size_t>(spikes.counts[2 * row]), C(1), map);
       transpose(map, lanes, places, held, out + row * sizes.neurons() + first * places, places, C(1));
     }
+    return true;
   });
-  return fit ? status : BadSpikes;
 }
 
 template <typename C>
-int conv2dBackward(const C *grad, const Spikes<C> &spikes, const Convolution<C> &convolution, C *gradValues,
-                   C *gradWeight, C *gradBias, int32_t offered) {
-  const CheckedSpikes<C> checked(spikes, 1, false);
-  if (!checked.countsFit())
-    return BadSpikes;
-  const ConvSizes &sizes = convolution.sizes;
+int Convolution<C>::gradients(const Spikes<C> &spikes, const CheckedSpikes<C> &checked, const C *grad, C *gradValues,
+                              C *gradWeight, C *gradBias, int32_t offered) const {
   const size_t places = sizes.places(), rows = spikes.rows();
-  const size_t additions = checked.total(0) * sizes.taps() * sizes.outChannels + rows * sizes.neurons();
-  const unsigned threads = threadsFor(additions, offered);
-  ConvInputGradient<C> toInput(convolution, spikes, rows, C(1), gradWeight, gradValues, threads);
+  const unsigned threads = threadsFor(additions(checked.total(0), rows), offered);
+  ConvInputGradient<C> toInput(*this, spikes, rows, C(1), gradWeight, gradValues, threads);
   if (gradBias)
     parallelFor(sizes.outChannels, threads, [&](size_t channel) {
       double total = 0;
@@ -940,93 +853,47 @@ int conv2dBackward(const C *grad, const Spikes<C> &spikes, const Convolution<C> 
     });
   if (!gradValues && !gradWeight)
     return Done;
-  std::atomic<bool> fit{true};
   const std::vector<C> ones(blockLanes, C(1));
-  const int status = parallelTry(toInput.tasks(), threads, [&](size_t task) {
+  const int status = parallelFit(toInput.tasks(), threads, [&](size_t task) {
     static thread_local ThreadBuffer<C> buffer;
-    const size_t block = toInput.block(task), lanes = convolution.blocks.lanes(block);
-    const size_t held = convolution.blocks.held(block), first = convolution.blocks.first(block);
-    const PaddedMap &padded = convolution.map;
-    C *const map = buffer.zeros(padded.size * lanes);
+    const size_t block = toInput.block(task), lanes = blocks.lanes(block);
+    const size_t held = blocks.held(block), first = blocks.first(block);
+    C *const to = buffer.zeros(map.size * lanes);
     toInput.start(task);
     for (size_t row = toInput.begin(task); row < toInput.end(task); ++row) {
       if (spikes.counts[2 * row + 1] == 0)
         continue;
-      if (!spikes.fits(row)) {
-        fit = false;
-        return;
-      }
+      if (!spikes.fits(row))
+        return false;
       const C *const from = grad + row * sizes.neurons() + first * places;
       for (size_t y = 0; y < sizes.outHeight; ++y)
-        transpose(from + y * sizes.outWidth, places, held, sizes.outWidth, map + padded.place(y, 0) * lanes, lanes,
-                  C(1));
-      toInput.add(task, row, map, ones.data());
+        transpose(from + y * sizes.outWidth, places, held, sizes.outWidth, to + map.place(y, 0) * lanes, lanes, C(1));
+      toInput.add(task, row, to, ones.data());
     }
+    return true;
   });
-  if (status != Done || !fit)
-    return fit ? status : BadSpikes;
-  toInput.finish(threads);
-  return Done;
+  if (status == Done)
+    toInput.finish(threads);
+  return status;
 }
 
-template <typename C> int convBackward(const Call<C> &a) {
-  const ConvSizes sizes(a.c.geometry);
-  return convBackward(ConvBackward<C>{a.in(a.c.grad),
-                                      a.spikes(sizes.inputs()),
-                                      a.own(sizes.neurons()),
-                                      Convolution<C>(sizes, a.c.grad_values ? a.in(a.c.weight) : nullptr),
-                                      {a.in(a.c.beta), size(a.c.beta_size)},
-                                      {a.in(a.c.threshold), size(a.c.threshold_size)},
-                                      a.in(a.c.slot_mem),
-                                      a.in(a.c.neuron_threshold),
-                                      a.c.threshold_size > 1,
-                                      a.c.fired,
-                                      a.in(a.c.mem),
-                                      a.out(a.c.grad_values),
-                                      a.out(a.c.grad_weight),
-                                      a.out(a.c.grad_bias),
-                                      a.out(a.c.grad_beta),
-                                      a.out(a.c.grad_threshold),
-                                      a.out(a.c.grad_current),
-                                      a.number(a.c.input_scale),
-                                      size(a.c.delay),
-                                      a.reset(),
-                                      static_cast<int32_t>(a.c.surrogate),
-                                      a.number(a.c.surrogate_a),
-                                      a.number(a.c.surrogate_b),
-                                      a.threads()});
-}
-
-template <typename C> int conv2dForward(const Call<C> &a) {
-  const ConvSizes sizes(a.c.geometry);
-  return conv2dForward(a.spikes(sizes.inputs()), Convolution<C>(sizes, a.in(a.c.weight)), a.in(a.c.bias),
-                       a.out(a.c.out), a.threads());
-}
-
-template <typename C> int conv2dBackward(const Call<C> &a) {
-  const ConvSizes sizes(a.c.geometry);
-  return conv2dBackward(a.in(a.c.grad), a.spikes(sizes.inputs()), Convolution<C>(sizes, a.in(a.c.weight)),
-                        a.out(a.c.grad_values), a.out(a.c.grad_weight), a.out(a.c.grad_bias), a.threads());
-}
-
-} // namespace
 } // namespace snnipu
 
 extern "C" {
 
 int snnipu_sparse_conv2d_fwd(snnipu_sparse_call *call) {
-  return snnipu::run(call, [](auto a) { return snnipu::conv2dForward(a); });
+  return snnipu::run(call, [](auto a) { return snnipu::currentsForward<snnipu::Convolution>(a); });
 }
 
 int snnipu_sparse_conv2d_bwd(snnipu_sparse_call *call) {
-  return snnipu::run(call, [](auto a) { return snnipu::conv2dBackward(a); });
+  return snnipu::run(call, [](auto a) { return snnipu::currentsBackward<snnipu::Convolution>(a); });
 }
 
 int snnipu_sparse_conv_lif_sequence_fwd(snnipu_sparse_call *call) {
-  return snnipu::run(call, [](auto a) { return snnipu::convForward(a); });
+  return snnipu::run(call, [](auto a) { return snnipu::layerForward<snnipu::MapsForward>(a); });
 }
 
 int snnipu_sparse_conv_lif_sequence_bwd(snnipu_sparse_call *call) {
-  return snnipu::run(call, [](auto a) { return snnipu::convBackward(a); });
+  return snnipu::run(call, [](auto a) { return snnipu::layerBackward<snnipu::MapsBackward>(a); });
 }
 }

@@ -10,7 +10,7 @@
 // spike adds its runs to the map, or the map's to the gradient.
 #pragma once
 
-#include "host/sparse.hpp"
+#include "host/sparse_layer.hpp"
 
 namespace snnipu {
 
@@ -221,6 +221,19 @@ public:
     if (weight)
       pack(weight);
   }
+  explicit Convolution(const Call<C> &a) : Convolution(ConvSizes(a.c.geometry), a.in(a.c.weight)) {}
+
+  static constexpr bool idsByRow = true;
+  size_t inputs() const { return sizes.inputs(); }
+  size_t neurons() const { return sizes.neurons(); }
+  size_t units() const { return sizes.outChannels; }
+  size_t additions(size_t spikes, size_t rows) const {
+    return spikes * sizes.taps() * sizes.outChannels + 2 * rows * sizes.neurons();
+  }
+
+  int currents(const Spikes<C> &spikes, const CheckedSpikes<C> &checked, const C *bias, C *out, int32_t offered) const;
+  int gradients(const Spikes<C> &spikes, const CheckedSpikes<C> &checked, const C *grad, C *gradValues, C *gradWeight,
+                C *gradBias, int32_t offered) const;
 
   const ConvSizes sizes;
   const ChannelBlocks<C> blocks;

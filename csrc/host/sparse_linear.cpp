@@ -1,5 +1,5 @@
 // Host side of sparse_linear: blocks of output neurons, each one call of a vertex for many rows.
-#include "host/sparse.hpp"
+#include "host/sparse_linear.hpp"
 #include "host/transpose.hpp"
 
 // The codelet file itself: its templates are instantiated here for the host's types.
@@ -108,14 +108,9 @@ template int packWeight(const double *, const Blocks &, double *, int32_t);
 template class InputGradient<float>;
 template class InputGradient<double>;
 
-namespace {
-
 template <typename C>
-int linearForward(const Spikes<C> &spikes, const C *packed, const C *bias, const Blocks &blocks, C *out,
-                  int32_t offered) {
-  CheckedSpikes<C> checked(spikes, 0);
-  if (!checked.fill(offered))
-    return BadSpikes;
+int FullyConnected<C>::currents(const Spikes<C> &spikes, const CheckedSpikes<C> &checked, const C *bias, C *out,
+                                int32_t offered) const {
   const size_t rows = spikes.rows();
   const unsigned threads = threadsFor((checked.total(0) + rows) * blocks.neurons, offered);
   const WorkerOrder order = workerOrder();
@@ -149,11 +144,8 @@ int linearForward(const Spikes<C> &spikes, const C *packed, const C *bias, const
 }
 
 template <typename C>
-int linearBackward(const C *grad, const Spikes<C> &spikes, const C *packed, const Blocks &blocks, C *gradValues,
-                   C *gradWeight, C *gradBias, int32_t offered) {
-  CheckedSpikes<C> checked(spikes, 1, false);
-  if (!checked.fill(offered))
-    return BadSpikes;
+int FullyConnected<C>::gradients(const Spikes<C> &spikes, const CheckedSpikes<C> &checked, const C *grad, C *gradValues,
+                                 C *gradWeight, C *gradBias, int32_t offered) const {
   const size_t batch = spikes.batch;
   const unsigned threads = threadsFor((checked.total(0) + spikes.rows()) * blocks.neurons, offered);
   const std::vector<Chunk> chunks = timeChunks(spikes.steps, batch, blockLanes * sizeof(C));
@@ -191,6 +183,8 @@ int linearBackward(const C *grad, const Spikes<C> &spikes, const C *packed, cons
     input.finish(threads);
   return status;
 }
+
+namespace {
 
 // A change of one word always changes the result, as every step can be undone.
 uint64_t fingerprint(const char *bytes, size_t size, int32_t offered) {
@@ -238,19 +232,11 @@ int snnipu_pack_weight(snnipu_sparse_call *call) {
 }
 
 int snnipu_sparse_linear_fwd(snnipu_sparse_call *call) {
-  return run(call, [](auto a) {
-    const Blocks blocks{size(a.c.neurons), size(a.c.inputs)};
-    return snnipu::linearForward(a.spikes(blocks.inputs), a.in(a.c.weight), a.in(a.c.bias), blocks, a.out(a.c.out),
-                                 a.threads());
-  });
+  return run(call, [](auto a) { return snnipu::currentsForward<snnipu::FullyConnected>(a); });
 }
 
 int snnipu_sparse_linear_bwd(snnipu_sparse_call *call) {
-  return run(call, [](auto a) {
-    const Blocks blocks{size(a.c.neurons), size(a.c.inputs)};
-    return snnipu::linearBackward(a.in(a.c.grad), a.spikes(blocks.inputs), a.in(a.c.weight), blocks,
-                                  a.out(a.c.grad_values), a.out(a.c.grad_weight), a.out(a.c.grad_bias), a.threads());
-  });
+  return run(call, [](auto a) { return snnipu::currentsBackward<snnipu::FullyConnected>(a); });
 }
 
 int64_t snnipu_packed_size(int64_t neurons, int64_t inputs) {

@@ -144,7 +144,7 @@ class NeuronStep(torch.autograd.Function):
         grad_initial = [torch.empty_like(anything) if wanted else None for wanted in need[:count]]
         grad_parameters: List[Optional[torch.Tensor]] = []
         if parameters:
-            learns = _neurons.wanted(plan.neuron, plan.variant, need[count:], grad_spk is not None)
+            learns = _neurons.wanted(plan.neuron, plan.variant, need[count:], grad_spk is not None, single=True)
             grad_parameters = [torch.empty_like(p) if wanted else None for p, wanted in zip(parameters, learns)]
         calls = step.calls(anything.numel(), parameters)
         calls.differentiate(*step.kernel, grad_parameters)

@@ -22,7 +22,8 @@ Config = Union[training.TrainConfig, training.EventConfig]
 NONE = "none"
 IPU_MODEL = "ipu-model"
 DESCRIPTION = """\
-Train a spiking network on handwritten digits or, with --dataset randman, nmnist, shd or dvs, on events.
+Train a spiking network on handwritten digits or, with --dataset randman, nmnist, shd, dvs or spoken_digits, on
+events.
 
 Digits: features-hidden-10 leaky integrate-and-fire neurons; each image is shown for --steps time steps. Events: the
 network, initial weights and update rule of the published sparse benchmark (arXiv 2311.04386); recordings are binned
@@ -253,11 +254,11 @@ OPTIONS: Dict[str, List[Option]] = {
     "data and device": [
         Option(
             "data_dir", Path, "D",
-            "the folder that holds MNIST/raw, or the recordings; needed for --dataset mnist, nmnist, shd and dvs",
+            "the folder that holds MNIST/raw, or the recordings; needed but for --dataset digits and randman",
             kept=True,
         ),
-        Option("download", True, "", "let torchvision download MNIST, tonic the others, into --data-dir"),
-        Option("step_us", float, "US", "nmnist, shd, dvs: a time step ({default}, else the recording over --steps)"),
+        Option("download", True, "", "let torchvision download MNIST, tonic nmnist, shd and dvs, into --data-dir"),
+        Option("step_us", float, "US", "recordings: a time step ({default}, else the recording over --steps)"),
         Option("crop", positive_int, "N", "nmnist, dvs: the central N x N pixels only"),
         Option("downsample", positive_int, "N", "dvs: squares of N x N pixels become one ({default})"),
         Option("classes", positive_int, "N", f"randman: classes (default: {_RANDMAN['classes']})"),
@@ -269,7 +270,7 @@ OPTIONS: Dict[str, List[Option]] = {
         Option("alpha", float, "", "randman: smoothness of the manifolds (default: 2)"),
         Option(
             "no_cache", True, "",
-            "nmnist, shd, dvs: keep no binned recordings on the disk, and take none from there (they are in memory)",
+            "recordings: keep no binned ones on the disk, and take none from there (they are in memory)",
             kept=True,
         ),
         Option(

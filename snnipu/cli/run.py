@@ -31,6 +31,12 @@ def _parser() -> argparse.ArgumentParser:
         default="host",
         help="ipu-model: custom operators of snnipu run on the IPU model (default: host)",
     )
+    parser.add_argument(
+        "--ipus",
+        type=int,
+        metavar="N",
+        help="poptorch.ipuHardwareIsAvailable says that there are N IPUs, which the device stands for (default: none)",
+    )
     parser.add_argument("script", metavar="SCRIPT", help="the script to run")
     parser.add_argument("args", metavar="ARGS", nargs=argparse.REMAINDER, help="the script's own arguments")
     return parser
@@ -81,6 +87,8 @@ def main(argv: List[str]) -> int:
     _dropin.provide_poptorch()
     if arguments.device == "ipu-model":
         os.environ["POPTORCH_IPU_MODEL"] = "1"
+    if arguments.ipus is not None:
+        os.environ["SNNIPU_IPUS"] = str(arguments.ipus)
     if arguments.drop_in or arguments.compile:
         _dropin.provide_snntorch()
     if arguments.compile:

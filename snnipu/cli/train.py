@@ -300,14 +300,17 @@ def choose_checkpoint(options: argparse.Namespace) -> Optional[Path]:
 
 def load_data(config: Config, options: argparse.Namespace) -> Union[datasets.ImageData, datasets.EventData]:
     dataset = config.dataset
+    downloads = dataset != "spoken_digits"
     if options.data_dir is None and dataset not in ("digits", "randman"):
         holds = {"mnist": "MNIST/raw", "nmnist": "Train and Test", "shd": "shd_train.h5 and shd_test.h5"}
-        holds["dvs"] = "ibmGestureTrain and ibmGestureTest"
+        holds.update(dvs="ibmGestureTrain and ibmGestureTest", spoken_digits="recordings/*.wav")
         by = "torchvision" if dataset == "mnist" else "tonic"
+        fetch = f" (--download lets {by} fetch it)" if downloads else ""
         raise UsageError(
-            f"argument --data-dir: needed for --dataset {dataset}: the folder that holds {holds[dataset]} "
-            f"(--download lets {by} fetch it)"
+            f"argument --data-dir: needed for --dataset {dataset}: the folder that holds {holds[dataset]}{fetch}"
         )
+    if options.download and not downloads:
+        raise UsageError(f"argument --download: not for --dataset {dataset}")
     try:
         if isinstance(config, training.EventConfig):
             return load_events(config, options)
@@ -317,7 +320,7 @@ def load_data(config: Config, options: argparse.Namespace) -> Union[datasets.Ima
     except MissingExtra as error:
         raise UsageError(f"argument --dataset: {error}") from error
     except (OSError, ValueError, RuntimeError) as error:
-        hint = "; on the command line: --download" if isinstance(error, FileNotFoundError) else ""
+        hint = "; on the command line: --download" if downloads and isinstance(error, FileNotFoundError) else ""
         raise UsageError(data_message(error) + hint) from error
 
 
@@ -331,8 +334,11 @@ def load_events(config: training.EventConfig, options: argparse.Namespace) -> da
             dim=config.manifold_dim or 0,
             alpha=config.alpha,
         )
-    settings: Dict[str, Any] = {"num_steps": config.steps, "step_us": config.step_us, "download": options.download}
+    settings: Dict[str, Any] = {"num_steps": config.steps, "step_us": config.step_us}
     settings["cache"] = "memory" if options.no_cache else True
+    if config.dataset == "spoken_digits":
+        return datasets.spoken_digits(options.data_dir, **settings)
+    settings["download"] = options.download
     if config.dataset == "shd":
         return datasets.shd(options.data_dir, **settings)
     if config.dataset == "nmnist":

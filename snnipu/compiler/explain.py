@@ -10,6 +10,8 @@ import torch
 from snnipu.compiler import backend, reasons
 from snnipu.compiler.reasons import Reason
 from snnipu.compiler.report import GraphReport, Report
+from snnipu.neurons import paths
+from snnipu.ops.sparse_input import watched
 
 
 def explain(function: Any, *inputs: Any, **keywords: Any) -> Report:
@@ -28,7 +30,8 @@ def explain(function: Any, *inputs: Any, **keywords: Any) -> Report:
     Returns:
         A report whose ``str`` is a text: each layer of neurons, over how many steps, as one operator or step by step;
         each operator of the loop, how often it ran and runs; for what is called at every step the lines of the program
-        that cause it, and what to write instead; where a graph ends early, and the time it took.
+        that cause it, and what to write instead; each linear layer and convolution that looked whether its input is
+        mostly zeros, and what it found; where a graph ends early, and the time it took.
 
     Raises:
         TypeError: ``function`` cannot be called.
@@ -45,22 +48,30 @@ def explain(function: Any, *inputs: Any, **keywords: Any) -> Report:
     compiled = torch.compile(function, backend=collect)
     refused: Optional[Reason] = None
     started = time.perf_counter()
-    try:
-        # Of a loop with a graph break in it TorchDynamo makes no graph, and says nothing.
-        with torch._dynamo.error_on_graph_break(True):
+    with watched() as choices:
+        try:
+            # Of a loop with a graph break in it TorchDynamo makes no graph, and says nothing.
+            with torch._dynamo.error_on_graph_break(True):
+                compiled(*inputs, **keywords)
+        except torch._dynamo.exc.Unsupported as error:
+            refused = reasons.of_error(error)
+            choices.clear()
             compiled(*inputs, **keywords)
-    except torch._dynamo.exc.Unsupported as error:
-        refused = reasons.of_error(error)
-        compiled(*inputs, **keywords)
-    report = Report(tuple(found), time.perf_counter() - started, refused)
+    seconds = time.perf_counter() - started
+    modules = _modules(function, *inputs, *keywords.values())
+    report = Report(tuple(found), seconds, refused, products=paths.of_choices(choices, modules))
     if not report.graph_breaks:
         return report
     known = tuple(f".{neuron.name}" for neuron in report.neurons)
-    names = _neurons(function, *inputs, *keywords.values())
+    names = _neurons(modules)
     return replace(report, alone=tuple(one for one in names if not any(n.endswith(f".{one}") for n in known)))
 
 
-def _neurons(*given: Any) -> List[str]:
-    """The names of the neurons in what are modules."""
-    pairs = [pair for one in given if isinstance(one, torch.nn.Module) for pair in one.named_modules()]
+def _modules(*given: Any) -> List[torch.nn.Module]:
+    return [one for one in given if isinstance(one, torch.nn.Module)]
+
+
+def _neurons(modules: List[torch.nn.Module]) -> List[str]:
+    """The names of the neurons in them."""
+    pairs = [pair for one in modules for pair in one.named_modules()]
     return [name for name, module in pairs if isinstance(module, snntorch.SpikingNeuron)]

@@ -12,6 +12,7 @@ from snnipu.compiler import nodes, rules
 from snnipu.compiler.parts import Stretch
 from snnipu.compiler.plan import Bundle, Plan, is_step, module_of
 from snnipu.compiler.reasons import Line, Reason, line_of, of_break, reason
+from snnipu.neurons.paths import Path, text_table
 
 
 @dataclass(frozen=True)
@@ -104,9 +105,9 @@ class GraphReport:
             for n in sorted((*self.neurons, *self.unfused), key=lambda neuron: neuron.place)
         ]
         operators = [(o.name, o.line, str(o.calls), str(o.times), note(o)) for o in self.operators]
-        lines = _table(("neuron", "kind", "line", "steps", "runs as"), neurons) if neurons else ["no neurons"]
+        lines = text_table(("neuron", "kind", "line", "steps", "runs as"), neurons) if neurons else ["no neurons"]
         if operators:
-            lines += ["", *_table(("operator", "line", "in the loop", "now", "why"), operators)]
+            lines += ["", *text_table(("operator", "line", "in the loop", "now", "why"), operators)]
         for number, (key, (names, own)) in enumerate(notes.items(), 1):
             why = replace(key, lines=tuple(dict.fromkeys(own)))
             lines += ["", *why.told(f"[{number}] {', '.join(dict.fromkeys(names))}")]
@@ -123,12 +124,14 @@ class Report:
         seconds: of the whole first call: tracing, rolling, and one run.
         refused: the first line that TorchDynamo cannot trace; None: there is none.
         alone: names of the module's neurons that no graph has over time, where graphs end early.
+        products: linear layers and convolutions that looked whether their input is mostly zeros.
     """
 
     graphs: Tuple[GraphReport, ...]
     seconds: float
     refused: Optional[Reason] = None
     alone: Tuple[str, ...] = ()
+    products: Tuple[Path, ...] = ()
 
     @property
     def neurons(self) -> List[Neuron]:
@@ -159,13 +162,11 @@ class Report:
             if len(shown) > 1:
                 lines += [f"graph {number + 1} of {len(shown)}", ""]
             lines += [*graph.told(), ""]
+        products = [product.cells for product in self.products if product.limit]
+        if products:
+            lines += [*text_table(("product", "kind", "runs by", "input not zero", "events up to"), products), ""]
         lines.append(f"first call, compilation included: {self.seconds:.2f} s")
         return "\n".join(lines)
-
-
-def _table(head: Tuple[str, ...], rows: Sequence[Tuple[str, ...]]) -> List[str]:
-    widths = [max(len(row[place]) for row in [head, *rows]) for place in range(len(head))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in [head, *rows]]
 
 
 def report_of(

@@ -1,4 +1,4 @@
-"""Data sets: images as tensors (digits, MNIST), and events as SparseSpikes (N-MNIST, SHD, DVS128 Gesture, Randman)."""
+"""Data sets: images as tensors (digits, MNIST), and events as SparseSpikes (cameras, spoken digits, Randman)."""
 
 from snnipu.datasets._recordings import DamagedFileError
 from snnipu.datasets.digits import digits
@@ -10,8 +10,10 @@ from snnipu.datasets.nmnist import nmnist
 from snnipu.datasets.randman import randman
 from snnipu.datasets.random_spikes import random_spikes
 from snnipu.datasets.shd import shd
+from snnipu.datasets.spoken_digits import Cochlea, spoken_digits
 
 __all__ = [
+    "Cochlea",
     "DamagedFileError",
     "EventData",
     "EventDataset",
@@ -24,4 +26,5 @@ __all__ = [
     "randman",
     "random_spikes",
     "shd",
+    "spoken_digits",
 ]

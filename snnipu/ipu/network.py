@@ -5,6 +5,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 from torch import nn
 
 from snnipu.neurons import Leaky, MultiStep, SparseConvLeaky, SparseLeaky, SparseNetwork
+from snnipu.neurons.sparse_leaky import SparseNeurons
 from snnipu.planning import network
 from snnipu.planning.network import Activity, activities
 
@@ -50,6 +51,9 @@ def _layers_of(module: nn.Module) -> _Layers:
         raise TypeError(
             "model: layers on maps are no part of such a plan; python -m snnipu profile counts them by themselves"
         )
+    for child in module.modules():
+        if isinstance(child, SparseNeurons) and not isinstance(child, SparseLeaky):
+            raise TypeError(f"model: such a plan is of leaky neurons, and a {type(child).__name__} has others")
     if len(networks) == 1:
         only = networks[0]
         caps = [only.max_input_spikes, *(layer.max_spikes for layer in only.layers)]

@@ -8,6 +8,7 @@ from snnipu.neurons.sparse_conv import SparseConv2d, SparseConvLeaky, SparsePool
 from snnipu.neurons.sparse_leaky import SparseLeaky
 from snnipu.neurons.sparse_linear import SparseLinear
 from snnipu.neurons.sparse_network import SparseNetwork
+from snnipu.neurons.sparse_synaptic import SparseSynaptic
 from snnipu.neurons.spiking_lstm import SLSTM, SConv2dLSTM
 from snnipu.neurons.state_leaky import LinearLeaky, StateLeaky
 from snnipu.neurons.zoo import Alpha, DeltaLeaky, Lapicque, RLeaky, RSynaptic, Synaptic
@@ -29,6 +30,7 @@ __all__ = [
     "SparseLinear",
     "SparseNetwork",
     "SparsePool2d",
+    "SparseSynaptic",
     "StateLeaky",
     "Synaptic",
     "neuron",

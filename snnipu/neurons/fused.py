@@ -33,6 +33,14 @@ def load_scalars(module: torch.nn.Module, state_dict: Any, prefix: str, names: I
             state_dict[prefix + name] = saved.reshape(own.shape)
 
 
+def values_of(module: torch.nn.Module, names: Iterable[str]) -> Dict[str, Any]:
+    """``module``'s parameters and buffers of these names."""
+    own, learnt = module._buffers, module._parameters  # where Module's own way to them takes a microsecond each
+    return {
+        name: own[name] if name in own else learnt[name] if name in learnt else getattr(module, name) for name in names
+    }
+
+
 class FusedNeuron(snntorch.SpikingNeuron):
     """A neuron of snnTorch whose step is an equation of ``snnipu.equations``; stands before snnTorch's class.
 
@@ -220,11 +228,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
         return self.parameter_names
 
     def _values(self) -> Dict[str, Any]:
-        own, learnt = self._buffers, self._parameters  # where Module's own way to them takes a microsecond each
-        return {
-            name: own[name] if name in own else learnt[name] if name in learnt else getattr(self, name)
-            for name in self._parameters_of_equation()
-        }
+        return values_of(self, self._parameters_of_equation())
 
     def _options(self) -> Dict[str, Any]:
         return {name: getattr(self, name) for name in self.options}

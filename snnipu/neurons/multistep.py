@@ -1,5 +1,6 @@
 """``snnipu.MultiStep``: ``nn.Sequential`` over time."""
 
+import threading
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
 import snntorch
@@ -10,6 +11,7 @@ from snnipu._layout import memory_order
 from snnipu.backends import memory, popart
 from snnipu.neurons._hooks import is_hooked, is_plain
 from snnipu.neurons.leaky import Leaky
+from snnipu.neurons.paths import Paths, Watch
 from snnipu.ops import sparse_input
 from snnipu.ops._arguments import is_direct
 from snnipu.ops.batch_norm import SMALL_STEP, batch_norm_over_time
@@ -51,6 +53,16 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 # A step takes the spikes of the step before, in front of the other states.
 _SPIKES_ARE_STATE = (snntorch.RLeaky, snntorch.RSynaptic)
+
+# Whose paths this thread asks for: a network, and who watches it.
+_asked = threading.local()
+_BATCH, _OPERATOR, _ONCE, _STEPS, _WHOLE = (
+    "all steps as one batch",
+    "all steps as one operator",
+    "once, its input being constant",
+    "step by step",
+    "called once with all steps",
+)
 
 _Fits = Callable[[Any, int], bool]
 _Named = List[Tuple[str, nn.Module]]
@@ -230,10 +242,15 @@ class MultiStep(nn.Sequential):
         modules = list(_in_turn(self))
         if not modules:
             raise ValueError("MultiStep has no modules")
+        asked, watch = getattr(_asked, "network", (None, None))
+        watch = watch if asked is self else None
         out: Any = x
         constant = num_steps  # not None: `out` is one step's value, the same at all of them
         while constant is not None and modules and is_stateless(modules[0][1]):
-            out = modules.pop(0)[1](out)
+            name, module = modules.pop(0)
+            before, out = out, module(out)
+            if watch is not None:
+                watch.ran(name, module, _ONCE, before)
         while modules:
             count = next((i for i, (_, module) in enumerate(modules) if not _goes_in_parts(module)), len(modules))
             if isinstance(out, tuple):
@@ -241,25 +258,55 @@ class MultiStep(nn.Sequential):
             if isinstance(out, SparseSpikes) and not getattr(modules[0][1], "takes_whole_sequences", False):
                 out = out.to_dense()
             if count:
-                out = self._over_time(modules[:count], out, constant, need_mem=count == len(modules))
+                out = self._over_time(modules[:count], out, constant, count == len(modules), watch)
             else:
                 count = 1
-                out = _whole(*modules[0], out, constant)
+                before, out = out, _whole(*modules[0], out, constant)
+                if watch is not None:
+                    watch.ran(*modules[0], _OPERATOR if _is_fused(modules[0][1]) else _WHOLE, before)
             constant = None
             del modules[:count]
         if constant is not None:
             out = _expanded(out, constant)
         return out
 
-    def _over_time(self, modules: _Named, x: torch.Tensor, constant: Optional[int], need_mem: bool) -> Any:
+    def paths(self, x: Union[torch.Tensor, SparseSpikes], num_steps: Optional[int] = None) -> Paths:
+        """Run the network once, without gradients, and tell how each module ran.
+
+        .. code-block:: python
+
+            print(net.paths(x))
+
+        The call is a real one: ``init_hidden`` states, running averages and random numbers go on as after ``net(x)``.
+
+        Args:
+            x, num_steps: those of :meth:`forward`.
+
+        Returns:
+            For each module its name, class, how it ran (products: by ``events`` or ``dense``), the share of its input
+            that was not zero, and the share up to which a product goes by events; ``str`` gives a table.
+        """
+        before = getattr(_asked, "network", (None, None))
+        with torch.no_grad(), sparse_input.watched() as choices:
+            watch = Watch(choices)
+            _asked.network = (self, watch)
+            try:
+                self(x, num_steps)
+            finally:
+                _asked.network = before
+        return watch.paths()
+
+    def _over_time(
+        self, modules: _Named, x: torch.Tensor, constant: Optional[int], need_mem: bool, watch: Optional[Watch]
+    ) -> Any:
         """All steps through ``modules``, in parts of time whose activations stay in the caches and are soon free."""
         lengths = self._lengths(modules, x, constant)
         if len(lengths) == 1:
-            return _part(modules, None, x, constant, need_mem)
+            return _part(modules, None, x, constant, need_mem, watch)
         states: List[Any] = [None] * len(modules)
         parts = [x] * len(lengths) if constant is not None else x.split(lengths)
         made = [
-            _part(modules, states, part, None if constant is None else number, need_mem)
+            _part(modules, states, part, None if constant is None else number, need_mem, watch)
             for part, number in zip(parts, lengths)
         ]
         return _joined(made)
@@ -364,13 +411,19 @@ def _whole(name: str, module: nn.Module, x: Any, constant: Optional[int]) -> Any
 
 
 def _part(
-    modules: _Named, states: Optional[List[Any]], x: torch.Tensor, constant: Optional[int], need_mem: bool
+    modules: _Named,
+    states: Optional[List[Any]],
+    x: torch.Tensor,
+    constant: Optional[int],
+    need_mem: bool,
+    watch: Optional[Watch],
 ) -> Any:
     """Some steps through ``modules``, from ``states`` and to the states the next part starts from; None: all steps."""
     out: Any = x
     for place, (name, module) in enumerate(modules):
         if isinstance(out, tuple):
             out = out[0]
+        before = out
         if _is_fused(module):
             neuron: Any = module
             wanted = need_mem and place == len(modules) - 1
@@ -379,18 +432,24 @@ def _part(
             else:
                 out, states[place] = neuron.resume(out, states[place], num_steps=constant, need_mem=wanted)
             constant = None
+            if watch is not None:
+                watch.ran(name, module, _OPERATOR, before)
             continue
         if constant is not None:
             out, constant = _expanded(out, constant), None
         _check_module(name, module)
+        runs_as = _BATCH
         if runs_as_one_batch(module, out.dim() - 1):
             out = _as_one_batch(module, out)
         elif _norms_over_time(module, out):
             out = _normed(module, out)
         else:
+            runs_as = _STEPS
             out, state = _by_steps(name, module, out, None if states is None else states[place])
             if states is not None:
                 states[place] = state
+        if watch is not None:
+            watch.ran(name, module, runs_as, before)
     return out
 
 

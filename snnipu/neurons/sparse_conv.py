@@ -301,10 +301,8 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
         self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
         self._neurons = out_channels
         self._set_neurons(
-            beta,
-            threshold,
-            learn_beta,
-            learn_threshold,
+            {"beta": beta, "threshold": threshold},
+            {"beta": learn_beta, "threshold": learn_threshold},
             grad_threshold,
             max_spikes,
             reset_mechanism,
@@ -386,7 +384,7 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
         lengths = [x.shape[0]] if delay else self._part_lengths(x)
         if len(lengths) < 2:
             return self._integrate(self._convolved(x), delay)
-        state: Optional[torch.Tensor] = None
+        state: Optional[List[torch.Tensor]] = None
         made: List[torch.Tensor] = []
         for part in x.split(lengths):
             mem, state = self._integrated(self._convolved(part), delay, state, goes_on=True)

@@ -1,40 +1,57 @@
 """``snnipu.SparseLeaky``: a fully connected layer of spiking neurons, from spikes to spikes."""
 
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
 import torch
 from torch import nn
 
 from snnipu import ops
-from snnipu.neurons.fused import load_scalars
+from snnipu.neurons.fused import FusedNeuron, load_scalars, values_of
 from snnipu.neurons.leaky import Leaky
 from snnipu.neurons.sparse_activity import DeviceActivity
 from snnipu.neurons.sparse_linear import check_features, check_path, choose_path, init_like_linear
+from snnipu.ops import _neurons
 from snnipu.ops._arguments import reset_code
 from snnipu.ops._slots import check_delay, check_max_spikes, overflow_code
 from snnipu.ops._sparse_layers import delayed
 from snnipu.ops._spike_gradient import fused
-from snnipu.ops.lif_sequence import lif_apply
+from snnipu.ops.neuron_sequence import Results, neuron_apply
 from snnipu.ops.select_spikes import grad_threshold_argument
 from snnipu.spikes import SparseSpikes, SpikeTotals
 from snnipu.surrogate import SpikeGrad, as_surrogate
 
 Parameter = Union[float, torch.Tensor]
+DenseOrSparse = Union[torch.Tensor, SparseSpikes]
+_FACTOR = "graded_spikes_factor"
 
 
 class SparseNeurons(nn.Module):
-    """What event-driven layers of leaky integrate-and-fire neurons have in common: parameters, options, counters."""
+    """What event-driven layers of neurons have in common: parameters, options, counters.
 
+    ``neuron`` is what they are without events: one whose last state is its membrane, which fires where that is above
+    ``threshold``. Their step is its equation, with the reset one step after its spike.
+    """
+
+    neuron: ClassVar[Type[FusedNeuron]] = Leaky
+    # Those of the equation that are the layer's own: its spikes are not graded.
+    parameter_names: ClassVar[Sequence[str]]
+    _delayed_reset: ClassVar[Dict[str, bool]]
     takes_whole_sequences = True  # in a MultiStep
 
     bias: Optional[torch.Tensor]
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.parameter_names = [name for name in cls.neuron.parameter_names if name != _FACTOR]
+        cls._delayed_reset = {"reset_delay": True} if "reset_delay" in cls.neuron.options else {}
+        names = cls.neuron.state_names
+        if names[0] == "spk" or names[-1] != "mem":
+            raise TypeError(f"{cls.__name__}: {cls.neuron.__name__} does not fire by its last state alone")
+
     def _set_neurons(
         self,
-        beta: Parameter,
-        threshold: Parameter,
-        learn_beta: bool,
-        learn_threshold: bool,
+        parameters: Mapping[str, Parameter],
+        learnt: Mapping[str, bool],
         grad_threshold: Optional[float],
         max_spikes: Optional[int],
         reset_mechanism: str,
@@ -49,8 +66,9 @@ class SparseNeurons(nn.Module):
         fused(spike_grad)
         if isinstance(input_scale, bool) or not isinstance(input_scale, (int, float)) or input_scale == 0:
             raise ValueError(f"input_scale must be a number other than 0, got {input_scale!r}")
-        self._register("beta", beta, learn_beta)
-        self._register("threshold", threshold, learn_threshold)
+        _neurons.prepare(self.neuron.equation)  # nothing that torch.compile could trace
+        for name in self.parameter_names:
+            self._register(name, parameters[name], learnt[name])
         self.grad_threshold = grad_threshold_argument(grad_threshold)
         self.max_spikes = max_spikes
         self.reset_mechanism = reset_mechanism
@@ -69,6 +87,9 @@ class SparseNeurons(nn.Module):
     # Of one parameter each: neurons, or channels of maps.
     _neurons: int
 
+    def _parameter_values(self) -> Dict[str, torch.Tensor]:
+        return values_of(self, self.parameter_names)
+
     def _register(self, name: str, value: Parameter, learn: bool) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, float, torch.Tensor)):
             raise TypeError(f"{name} must be a number or a torch.Tensor, got {value!r}")
@@ -86,7 +107,7 @@ class SparseNeurons(nn.Module):
             self.register_buffer(name, tensor)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
-        load_scalars(self, state_dict, prefix, ("beta", "threshold"))
+        load_scalars(self, state_dict, prefix, self.parameter_names)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def weighted(self, x: torch.Tensor) -> torch.Tensor:
@@ -102,30 +123,35 @@ class SparseNeurons(nn.Module):
         return self._integrated(current, delay)[0]
 
     def _integrated(
-        self, current: torch.Tensor, delay: int, before: Optional[torch.Tensor] = None, goes_on: bool = False
-    ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-        """From the membranes ``before`` the first step, None for zeros; the last ones too, where it ``goes_on``."""
+        self, current: torch.Tensor, delay: int, before: Optional[List[torch.Tensor]] = None, goes_on: bool = False
+    ) -> Tuple[torch.Tensor, Optional[List[torch.Tensor]]]:
+        """From the states ``before`` the first step, None for zeros; the last ones too, where it ``goes_on``."""
         if self.input_scale != 1:
             current = current * self.input_scale
-        current = delayed(current, delay)
+        made = self.stepped(delayed(current, delay), before, goes_on)
+        mem = made.states[-1]
+        assert mem is not None
+        return mem, made.final
+
+    def stepped(
+        self, current: torch.Tensor, before: Optional[List[torch.Tensor]] = None, goes_on: bool = False
+    ) -> Results:
+        """The neurons over what arrives, to which the bias is added: spikes, and of the states the membranes."""
         if self.bias is not None:
             current = current + self._per_neuron(self.bias)
+        kind, values = self.neuron, self._parameter_values()
+        others = len(kind.state_names) - 1
         # The spikes are selected from the membranes: no gradient passes through this operator's, and the surrogate is
         # not passed on. A callable of one's own would be asked for the value of the spike that resets.
-        _, mem, last = lif_apply(
+        return neuron_apply(
+            kind.equation,
             current,
-            before,
-            self._per_neuron(self.beta),
-            self._per_neuron(self.threshold),
-            1.0,
-            None,
-            reset_code(self.reset_mechanism),
-            True,
-            None,
-            need_last=goes_on,
+            [None] * (1 + others) if before is None else before,
+            {**{name: self._per_neuron(values[name]) for name in values}, _FACTOR: 1.0},
+            options={"reset_mechanism": self.reset_mechanism, **self._delayed_reset},
+            store=[False] * others + [True],
+            need_final=goes_on,
         )
-        assert mem is not None
-        return mem, last
 
     @property
     def activity(self) -> Optional[float]:
@@ -140,8 +166,7 @@ class SparseNeurons(nn.Module):
     def _neuron_options(self) -> Dict[str, Any]:
         """The neurons' parameters and options, as the operators of whole layers take them."""
         return {
-            "beta": self.beta,
-            "threshold": self.threshold,
+            **self._parameter_values(),
             "grad_threshold": self.grad_threshold,
             "max_spikes": self.max_spikes,
             "reset_mechanism": self.reset_mechanism,
@@ -150,39 +175,40 @@ class SparseNeurons(nn.Module):
             "overflow": self.overflow_order,
         }
 
-    # ---- to and from a linear map and Leaky
+    # ---- to and from a linear map and the neuron
 
     weight: torch.Tensor
 
     def to_dense(self) -> nn.Sequential:
-        """The linear map and ``Leaky`` with the same parameters."""
+        """The linear map and the neuron with the same parameters."""
         raise NotImplementedError
 
     def dense_state_dict(self) -> Dict[str, torch.Tensor]:
         """The ``state_dict`` of :meth:`to_dense`'s network, which computes the same."""
-        linear, leaky = self.to_dense()
+        linear, neuron = self.to_dense()
         return {
             **{f"0.{name}": value for name, value in linear.state_dict().items()},
-            **{f"1.{name}": value for name, value in leaky.state_dict().items()},
+            **{f"1.{name}": value for name, value in neuron.state_dict().items()},
         }
 
     def load_dense_state_dict(self, state: Dict[str, torch.Tensor]) -> None:
-        """Take weight, bias, beta and threshold from the ``state_dict`` of such a network."""
+        """Take weight, bias and the neuron's parameters from the ``state_dict`` of such a network."""
         self._load(self._own_state(state))
 
     def _own_state(self, state: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
         """This layer's names and values for the dense network's; raises ValueError where they do not fit."""
-        wanted = {"0.weight", "1.beta", "1.threshold"} | ({"0.bias"} if self.bias is not None else set())
+        names = self.parameter_names
+        wanted = {"0.weight", *(f"1.{name}" for name in names)} | ({"0.bias"} if self.bias is not None else set())
         missing = sorted(wanted - set(state))
         if missing or ("0.bias" in state and self.bias is None):
             raise ValueError(f"state must hold {sorted(wanted)} and no other weights, got {sorted(state)}")
         own = {"weight": state["0.weight"] / self.input_scale}
-        own.update({name: state[f"1.{name}"] for name in ("beta", "threshold")})
+        own.update({name: state[f"1.{name}"] for name in names})
         if self.bias is not None:
             own["bias"] = state["0.bias"]
         each = (self._neurons,)
         for name, value in own.items():
-            of_neurons = name in ("beta", "threshold")
+            of_neurons = name in names
             if of_neurons and value.numel() == 1:
                 continue
             shape = tuple(self.weight.shape) if name == "weight" else each
@@ -194,20 +220,19 @@ class SparseNeurons(nn.Module):
         return own
 
     def _dense_twin(self, linear: Union[nn.Linear, nn.Conv2d]) -> nn.Sequential:
-        """``linear``, with this layer's weights, and its neurons as ``Leaky``."""
-        leaky = Leaky(
-            self._per_neuron(self.beta.detach().clone()),
-            threshold=self._per_neuron(self.threshold.detach().clone()),
+        """``linear``, with this layer's weights, and its neurons."""
+        values = self._parameter_values()
+        neuron = self.neuron(
+            **{name: self._per_neuron(value.detach().clone()) for name, value in values.items()},
+            **{f"learn_{name}": isinstance(value, nn.Parameter) for name, value in values.items()},
             spike_grad=self.spike_grad,
-            learn_beta=isinstance(self.beta, nn.Parameter),
-            learn_threshold=isinstance(self.threshold, nn.Parameter),
             reset_mechanism=self.reset_mechanism,
         )
         with torch.no_grad():
             linear.weight.copy_(self.weight * self.input_scale)
             if self.bias is not None and linear.bias is not None:
                 linear.bias.copy_(self.bias)
-        return nn.Sequential(linear, leaky)
+        return nn.Sequential(linear, neuron)
 
     def _load(self, own: Dict[str, torch.Tensor]) -> None:
         with torch.no_grad():
@@ -221,8 +246,7 @@ class SparseNeurons(nn.Module):
 
     def _repr_of_neurons(self) -> str:
         parts = []
-        for name in ("beta", "threshold"):
-            value = getattr(self, name)
+        for name, value in self._parameter_values().items():
             known = value.numel() == 1 and not value.is_meta
             parts.append(f"{name}={value.item():g}" if known else f"{name}=[{value.numel()}]")
         parts.append(f"reset_mechanism={self.reset_mechanism!r}")
@@ -237,7 +261,77 @@ class SparseNeurons(nn.Module):
         return state
 
 
-class SparseLeaky(SparseNeurons):
+class FullyConnectedNeurons(SparseNeurons):
+    """Those that see every input: the product of the spikes, the neurons' fused kernel, and the selection of spikes."""
+
+    def _set_features(self, in_features: int, out_features: int, bias: bool) -> None:
+        self.in_features = check_features("in_features", in_features)
+        self.out_features = check_features("out_features", out_features)
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        self._neurons = self.out_features
+
+    def reset_parameters(self) -> None:
+        """``nn.Linear``'s initial weights."""
+        init_like_linear(self.weight, self.bias)
+
+    def forward(self, x: DenseOrSparse, *, delay: int = 0) -> SparseSpikes:
+        """All time steps of a batch.
+
+        Args:
+            x: SparseSpikes of ``in_features`` neurons, or a dense ``[T, B, in]`` of any real dtype (bool: True is a
+                spike). A dense tensor that needs a gradient gets the whole of it, by way of the matrix product, unless
+                ``path="sparse"``: then only its nonzero elements do.
+            delay: steps that the input takes to arrive.
+
+        Returns:
+            SparseSpikes of ``out_features`` neurons.
+
+        Raises:
+            TypeError, ValueError: ``x`` of another type, shape or device; the message says which.
+        """
+        check_delay(delay)
+        out = self._spikes(self._chosen(x), delay)
+        self._last = out._totals()
+        return out
+
+    def membranes(self, x: DenseOrSparse, *, delay: int = 0) -> torch.Tensor:
+        """Membranes ``[T, B, out]`` for ``x``, dense: to look at, or for a loss on them. Not for recurrent layers."""
+        check_delay(delay)
+        return self._integrate(self.weighted(self._chosen(x)), delay)
+
+    def weighted(self, x: DenseOrSparse) -> torch.Tensor:
+        if isinstance(x, SparseSpikes):
+            return ops.sparse_linear(x, self.weight)
+        return nn.functional.linear(x.to(self.weight.dtype), self.weight)
+
+    def _chosen(self, x: DenseOrSparse) -> DenseOrSparse:
+        return choose_path(x, self.weight, self.path, self._measured)
+
+    def _spikes(self, x: DenseOrSparse, delay: int) -> SparseSpikes:
+        """The layer by its parts."""
+        return ops.select_spikes(
+            self._integrate(self.weighted(x), delay),
+            self.threshold,
+            self.grad_threshold,
+            self.max_spikes,
+            spike_grad=self.spike_grad,
+            overflow=self.overflow_order,
+        )
+
+    def to_dense(self) -> nn.Sequential:
+        """``nn.Sequential`` of ``nn.Linear`` and the neuron with the same parameters; the neuron takes ``[T, B, out]``
+        with ``.sequence``."""
+        device, dtype = self.weight.device, self.weight.dtype
+        return self._dense_twin(
+            nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device=device, dtype=dtype)
+        )
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, {self._repr_of_neurons()}"
+
+
+class SparseLeaky(FullyConnectedNeurons):
     r"""``nn.Linear`` and leaky integrate-and-fire neurons as one event-driven layer.
 
     Only weights of neurons that spiked are read, and only neurons whose membrane is above ``grad_threshold`` carry
@@ -302,19 +396,13 @@ class SparseLeaky(SparseNeurons):
         path: str = "auto",
     ) -> None:
         super().__init__()
-        self.in_features = check_features("in_features", in_features)
-        self.out_features = check_features("out_features", out_features)
+        self._set_features(in_features, out_features, bias)
         if fused(spike_grad)[1] is not None and recurrent:
             raise ValueError(f"spike_grad must be a fused surrogate where recurrent=True, got {spike_grad!r}")
-        self.weight = nn.Parameter(torch.empty(out_features, in_features))
-        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self.recurrent_weight = nn.Parameter(torch.empty(out_features, out_features)) if recurrent else None
-        self._neurons = self.out_features
         self._set_neurons(
-            beta,
-            threshold,
-            learn_beta,
-            learn_threshold,
+            {"beta": beta, "threshold": threshold},
+            {"beta": learn_beta, "threshold": learn_threshold},
             grad_threshold,
             max_spikes,
             reset_mechanism,
@@ -327,66 +415,30 @@ class SparseLeaky(SparseNeurons):
 
     def reset_parameters(self) -> None:
         """``nn.Linear``'s initial weights."""
-        init_like_linear(self.weight, self.bias)
+        super().reset_parameters()
         if self.recurrent_weight is not None:
             init_like_linear(self.recurrent_weight, None)
 
-    def forward(self, x: Union[torch.Tensor, SparseSpikes], *, delay: int = 0) -> SparseSpikes:
-        """All time steps of a batch.
-
-        Args:
-            x: SparseSpikes of ``in_features`` neurons, or a dense ``[T, B, in]`` of any real dtype (bool: True is a
-                spike). A dense tensor that needs a gradient gets the whole of it, by way of the matrix product, unless
-                ``path="sparse"``: then only its nonzero elements do.
-            delay: steps that the input takes to arrive.
-
-        Returns:
-            SparseSpikes of ``out_features`` neurons.
-
-        Raises:
-            TypeError, ValueError: ``x`` of another type, shape or device; the message says which.
-        """
-        check_delay(delay)
-        path = "sparse" if self.recurrent_weight is not None else self.path
-        chosen = choose_path(x, self.weight, path, self._measured)
-        if isinstance(chosen, SparseSpikes):
-            out = ops.sparse_lif_sequence(
-                chosen,
-                self.weight,
-                self.bias,
-                **self._neuron_options(),
-                delay=delay,
-                recurrent_weight=self.recurrent_weight,
-            )
-        else:
-            out = self._dense(chosen, delay)
-        self._last = out._totals()
-        return out
-
-    def membranes(self, x: Union[torch.Tensor, SparseSpikes], *, delay: int = 0) -> torch.Tensor:
-        """Membranes ``[T, B, out]`` for ``x``, dense: to look at, or for a loss on them. Not for recurrent layers."""
+    def membranes(self, x: DenseOrSparse, *, delay: int = 0) -> torch.Tensor:
         if self.recurrent_weight is not None:
             raise ValueError("membranes: a recurrent layer's membranes depend on its spikes and are not kept")
-        check_delay(delay)
-        chosen = choose_path(x, self.weight, self.path, self._measured)
-        if isinstance(chosen, SparseSpikes):
-            current = ops.sparse_linear(chosen, self.weight)
-        else:
-            current = nn.functional.linear(chosen.to(self.weight.dtype), self.weight)
-        return self._integrate(current, delay)
+        return super().membranes(x, delay=delay)
 
-    def weighted(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.linear(x.to(self.weight.dtype), self.weight)
+    def _chosen(self, x: DenseOrSparse) -> DenseOrSparse:
+        path = "sparse" if self.recurrent_weight is not None else self.path
+        return choose_path(x, self.weight, path, self._measured)
 
-    def _dense(self, x: torch.Tensor, delay: int) -> SparseSpikes:
-        """The layer by matrix product, fused neurons and selection: what the sparse operator equals."""
-        return ops.select_spikes(
-            self._integrate(self.weighted(x), delay),
-            self.threshold,
-            self.grad_threshold,
-            self.max_spikes,
-            spike_grad=self.spike_grad,
-            overflow=self.overflow_order,
+    def _spikes(self, x: DenseOrSparse, delay: int) -> SparseSpikes:
+        """As one operator, where spikes are given; what it gives equals the parts."""
+        if not isinstance(x, SparseSpikes):
+            return super()._spikes(x, delay)
+        return ops.sparse_lif_sequence(
+            x,
+            self.weight,
+            self.bias,
+            **self._neuron_options(),
+            delay=delay,
+            recurrent_weight=self.recurrent_weight,
         )
 
     # ---- to and from nn.Linear + Leaky
@@ -396,18 +448,12 @@ class SparseLeaky(SparseNeurons):
         return super()._own_state(state)
 
     def to_dense(self) -> nn.Sequential:
-        """``nn.Sequential(nn.Linear, Leaky)`` with the same parameters; ``Leaky`` takes ``[T, B, out]`` with
-        ``.sequence``."""
         self._refuse_recurrent("to_dense")
-        device, dtype = self.weight.device, self.weight.dtype
-        return self._dense_twin(
-            nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device=device, dtype=dtype)
-        )
+        return super().to_dense()
 
     def _refuse_recurrent(self, what: str) -> None:
         if self.recurrent_weight is not None:
             raise ValueError(f"{what}: a recurrent layer has no dense twin")
 
     def extra_repr(self) -> str:
-        recurrent = ", recurrent=True" if self.recurrent_weight is not None else ""
-        return f"in_features={self.in_features}, out_features={self.out_features}, {self._repr_of_neurons()}{recurrent}"
+        return super().extra_repr() + (", recurrent=True" if self.recurrent_weight is not None else "")

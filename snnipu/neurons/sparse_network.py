@@ -363,7 +363,9 @@ class SparseNetwork(nn.Module):
         if self.on_maps or not (self.delay == 1 and popart.uses_operator("SparseNetwork", "SparseLinear")):
             return False
         # What is replaced or watched in a layer is honoured: then it runs by itself.
-        if not all(type(layer).forward is SparseLeaky.forward and is_plain(layer) for layer in self.layers):
+        if not all(isinstance(layer, SparseLeaky) and is_plain(layer) for layer in self.layers):
+            return False
+        if not all(type(layer).forward is SparseLeaky.forward for layer in self.layers):
             return False
         same = {(layer.reset_mechanism, layer.overflow_order, layer.bias is None) for layer in self.layers}
         kernels = {fused(layer.spike_grad)[0] for layer in self.layers}

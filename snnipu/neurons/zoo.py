@@ -173,6 +173,11 @@ class DeltaLeaky(FusedNeuron, snntorch.DeltaLeaky):
     equation, options, stock = "delta_leaky", (), snntorch.DeltaLeaky
     parts = ()
 
+    def _hidden(self, step_shape: torch.Size) -> List[Optional[torch.Tensor]]:
+        # No step reads the earlier membrane: who detaches ``mem``, as ``detach_hidden`` does, is done with both.
+        mem, mem_prev = super()._hidden(step_shape)
+        return [mem, None if mem_prev is None else mem_prev.detach()]
+
     def _call(self, x: torch.Tensor, states: List[Any]) -> Any:
         spk, pair = self.forward(x) if self.init_hidden else self.forward(x, tuple(states))
         return (spk, *pair)

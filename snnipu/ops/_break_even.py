@@ -1,6 +1,6 @@
 """From which activity on dense products are faster than gathers: all break-evens, and the choice between the two."""
 
-from typing import Callable, NamedTuple, Sequence, Tuple, Union
+from typing import Callable, NamedTuple, Sequence, Union
 
 import torch
 
@@ -30,18 +30,28 @@ _CHANNELS_AT_ONCE = 16
 
 
 # Of an ordinary layer's input, whose gradient stays a dense product: up to which share of nonzero numbers events are
-# faster, converting included. A linear layer's by how many outputs it has at least, a convolution's of steps of 1 by
-# how many channels a group gets at least; convolutions of fewer maps do not fill the registers.
-LINEAR_INPUT = ((256, 0.35), (128, 0.25), (64, 0.12), (32, 0.06))
-CONVOLUTION_INPUT = ((8, 0.15),)
-FEWEST_MAPS = 32
+# faster, converting included. A linear layer's by how many outputs it has at least; a convolution's of steps of 1 by
+# how many numbers a kernel has in a channel and how many maps a group gives, at least, from FEWEST_CHANNELS a group on.
+LINEAR_INPUT = ((256, 0.35), (128, 0.25), (64, 0.12), (32, 0.06), (8, 0.03))
+CONVOLUTION_INPUT = ((25, 64, 0.22), (25, 32, 0.16), (25, 16, 0.08), (9, 64, 0.18), (9, 32, 0.08))
+FEWEST_CHANNELS = 4
 # Multiplications below which finding out takes longer than they do.
 FEWEST_PRODUCTS = 1 << 22
 
 
-def of_input(table: Sequence[Tuple[int, float]], size: int) -> float:
-    """The share of :data:`LINEAR_INPUT` or :data:`CONVOLUTION_INPUT` for a layer of this size; 0: always dense."""
-    return next((share for least, share in table if size >= least), 0.0)
+def of_linear_input(outputs: int) -> float:
+    """The share up to which events are faster; 0: always dense."""
+    return next((share for least, share in LINEAR_INPUT if outputs >= least), 0.0)
+
+
+def of_convolution_input(weight: Sequence[int], groups: int, stride: int) -> float:
+    """As :func:`of_linear_input`, for a weight ``[maps, channels of a group, kh, kw]``; ``stride``: of both directions,
+    multiplied."""
+    maps, channels, taps = weight[0] // groups, weight[1], weight[2] * weight[3]
+    if channels < FEWEST_CHANNELS:
+        return 0.0
+    rows = (share for least, fewest, share in CONVOLUTION_INPUT if taps >= least and maps >= fewest)
+    return next(rows, 0.0) / stride
 
 
 def of_convolution(channels: int) -> float:

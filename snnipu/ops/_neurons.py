@@ -162,19 +162,21 @@ def reads_all(name: str, variant: int) -> Reads:
 def of_spikes_alone(name: str, variant: int) -> Tuple[bool, ...]:
     """For each value that the kernels take, whether only the spikes depend on it, as a threshold without a reset.
 
-    Where nobody asks for the spikes' gradient, such a value has none: None, as autograd has it, and not zeros.
+    Where nobody asks for the spikes' gradient, such a value has none: None, as autograd has it, and not zeros. Spikes
+    that are a state are asked for by the next step.
     """
     found = adjoint(name, variant)
-    if found.step.output_state is not None:
-        return (False,) * len(find(name).parameters)
-    states = {id(value) for value in (*found.grad_after, *found.seeds)}
+    output = found.step.output_state
+    states = {
+        id(value) for values in (found.grad_after, found.seeds) for place, value in enumerate(values) if place != output
+    }
     sums = dict(zip(derived_texts(name, variant), found.grad_derived))
     made = [needed([sums.get(text)], ()) for text in find(name).parameters]
     return tuple(bool(values) and not any(id(value) in states for value in values) for values in made)
 
 
-def wanted(name: str, variant: int, need: Sequence[bool], has_spikes: bool) -> Tuple[bool, ...]:
-    """Which gradients of the values that the kernels take are asked for and exist."""
-    if has_spikes:
+def wanted(name: str, variant: int, need: Sequence[bool], has_spikes: bool, single: bool) -> Tuple[bool, ...]:
+    """Which gradients of the values that the kernels take are asked for and exist; ``single``: of one step alone."""
+    if has_spikes or (not single and find(name).steps[variant].output_state is not None):
         return tuple(need)
     return tuple(one and not alone for one, alone in zip(need, of_spikes_alone(name, variant)))

@@ -340,7 +340,9 @@ class NeuronSequence(torch.autograd.Function):
         if grad_spk is None and all(grad is None for grad in others):
             return (None,) * (2 + total)
         if o.constants is None:
-            need = (*need[:count], *_neurons.wanted(o.neuron, o.variant, need[count:], grad_spk is not None))
+            single = o.num_steps == SINGLE_STEP and not o.store_final
+            learns = _neurons.wanted(o.neuron, o.variant, need[count:], grad_spk is not None, single)
+            need = (*need[:count], *learns)
         rest = iter(others)
         grad_states = [next(rest) if stored else None for stored in o.store]
         grad_final = list(rest)

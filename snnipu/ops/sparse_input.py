@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from typing import Any, Iterator, Optional, Tuple
+from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,34 @@ _ROWS, _NUMBERS = 64, 1 << 17
 _LARGEST_ROW = 0.5
 
 _switch = threading.local()
+
+
+class Choice(NamedTuple):
+    """How one product ran.
+
+    Attributes:
+        weight: as it was given.
+        numbers, nonzero: of the input, how many there are and are not zero.
+        limit: the share up to which events are taken; 0: never for this layer, or so few rows.
+        by_events: whether they were.
+    """
+
+    weight: torch.Tensor
+    numbers: int
+    nonzero: int
+    limit: float
+    by_events: bool
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[List[Choice]]:
+    """Gives a list to which every product of this thread is added as it runs."""
+    before = getattr(_switch, "choices", None)
+    _switch.choices = []
+    try:
+        yield _switch.choices
+    finally:
+        _switch.choices = before
 
 
 @contextlib.contextmanager
@@ -61,7 +89,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] =
     """
     most = 0.0
     if x.dim() == 2 and weight.dim() == 2 and x.shape[1] == weight.shape[1]:
-        most = _break_even.of_input(_break_even.LINEAR_INPUT, weight.shape[0])
+        most = _break_even.of_linear_input(weight.shape[0])
     slots = _slots(x, weight, most, weight.numel())
     return F.linear(x, weight, bias) if slots is None else _product(x, weight, bias, slots, None)
 
@@ -89,10 +117,7 @@ def conv2d(
     slots = None
     geometry = _geometry(x, weight, stride, padding, dilation, groups)
     if geometry is not None and x.is_contiguous():
-        most = _break_even.of_input(_break_even.CONVOLUTION_INPUT, weight.shape[1]) / (
-            geometry.stride_y * geometry.stride_x
-        )
-        most = most if weight.shape[0] // groups >= _break_even.FEWEST_MAPS else 0.0
+        most = _break_even.of_convolution_input(weight.shape, groups, geometry.stride_y * geometry.stride_x)
         slots = _slots(x, weight, most, geometry.positions * weight.numel())
     if slots is None:
         return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
@@ -205,6 +230,15 @@ def _slots(x: torch.Tensor, weight: torch.Tensor, most: float, products: int) ->
         most: the share of nonzero inputs up to which it is.
         products: multiplications of a row.
     """
+    slots = _chosen(x, weight, most, products)
+    choices: Optional[List[Choice]] = getattr(_switch, "choices", None)
+    if choices is not None and is_direct(x, dispatched=True):
+        limit = most if x.shape[0] * products >= _break_even.FEWEST_PRODUCTS else 0.0
+        choices.append(Choice(weight, x.numel(), int(x.detach().count_nonzero()), limit, slots is not None))
+    return slots
+
+
+def _chosen(x: torch.Tensor, weight: torch.Tensor, most: float, products: int) -> Optional[Slots]:
     if (
         not most
         or x.shape[0] * products < _break_even.FEWEST_PRODUCTS

@@ -6,10 +6,8 @@ from snnipu.poptorch._dataloader import AsynchronousDataAccessor, DataLoader
 from snnipu.poptorch._errors import (
     ConfigFileError,
     Error,
-    InvalidArgument,
     RecoverableError,
     UnrecoverableError,
-    check_int,
 )
 from snnipu.poptorch._execution import (
     ParallelPhasedExecution,
@@ -19,7 +17,9 @@ from snnipu.poptorch._execution import (
     ShardedExecution,
     Stage,
 )
-from snnipu.poptorch._executor import (
+from snnipu.poptorch._hardware import ipuHardwareIsAvailable, ipuHardwareVersion
+from snnipu.poptorch._logging import logger, setLogLevel
+from snnipu.poptorch._poplar_executor import (
     PoplarExecutor,
     inferenceModel,
     load,
@@ -27,7 +27,6 @@ from snnipu.poptorch._executor import (
     registerPreCompileHook,
     trainingModel,
 )
-from snnipu.poptorch._logging import logger, setLogLevel
 from snnipu.poptorch._structure import ICustomArgParser, registerCustomArgParser
 from snnipu.poptorch._tracing import isRunningOnIpu
 from snnipu.poptorch.enums import (
@@ -76,17 +75,6 @@ from snnipu.poptorch.options import Options, TensorLocationSettings
 
 # The PopTorch whose behaviour this follows, and whose it is.
 VERSION = f"3.4.0+snnipu.host.{_snnipu_version}"
-
-
-def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
-    """False: the host runtime knows no IPU hardware."""
-    check_int(num_ipus, "ipuHardwareIsAvailable: num_ipus", 1)
-    return False
-
-
-def ipuHardwareVersion() -> int:
-    """Raises ``poptorch.Error``, as PopTorch does on a machine without IPUs."""
-    raise InvalidArgument("ipuHardwareVersion: there is no IPU on this machine")
 
 
 def createPoptorchError(msg: str) -> Error:

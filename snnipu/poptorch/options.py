@@ -30,6 +30,7 @@ from snnipu.poptorch._errors import (
     check_str,
 )
 from snnipu.poptorch._execution import PipelinedExecution, _IExecutionStrategy
+from snnipu.poptorch._hardware import IPU_VERSIONS
 from snnipu.poptorch._logging import logger
 from snnipu.poptorch._options_base import OptionsDict
 from snnipu.poptorch._popart_options import _PopartOptions
@@ -363,7 +364,7 @@ class Options(OptionsDict):
 
     def useOfflineIpuTarget(self, ipu_version: int = 2) -> "Options":
         """Compile only, for an IPU of version 1, 2 or 21; the same as ``connectionType(ConnectionType.Never)``."""
-        if ipu_version not in (1, 2, 21):
+        if ipu_version not in IPU_VERSIONS.values():
             raise InvalidArgument(f"useOfflineIpuTarget: expected ipu_version 1, 2 or 21, got {ipu_version!r}")
         self.connectionType(enums.ConnectionType.Never)
         self.createOrSet(ipu_version=ipu_version)

@@ -8,7 +8,7 @@ from snnipu.neurons.sparse_benchmark import SECOND_THRESHOLD, benchmark_max_spik
 from snnipu.training.methods import METHODS
 
 DATASETS = ("digits", "mnist")
-EVENT_DATASETS = ("randman", "nmnist", "shd", "dvs")
+EVENT_DATASETS = ("randman", "nmnist", "shd", "dvs", "spoken_digits")
 ENGINES = ("snnipu", "snntorch")
 OVERFLOW_ORDERS = ("lowest", "rotate")
 PRECISIONS = ("float32", "bf16")
@@ -180,6 +180,17 @@ EVENT_DEFAULTS: Dict[str, Dict[str, Any]] = {
         "grad_threshold_every": 10,
         "initial_activity": 0.03,
     },
+    "spoken_digits": {
+        "steps": 100,
+        "hidden": (256, 256),
+        "epochs": 15,
+        "lr": 2e-3,
+        "lr_decay": 0.9,
+        "beta": 0.95,
+        "slot_activity": 0.25,
+        "grad_threshold_every": 50,
+        "initial_activity": 0.03,
+    },
 }
 # Hidden layers of the field's standard networks of convolutions, for maps up to a side, and what goes with them in
 # place of the data set's defaults. Without a limit on slots, and with one second threshold from the beginning: at -100
@@ -207,7 +218,11 @@ _SPARSE_ONLY = (
 )
 _OF_OUTPUT = ("initial_output_activity",)
 _RANDMAN_ONLY = ("classes", "samples_per_class", "manifold_dim", "alpha")
-_RECORDINGS_ONLY = {"step_us": ("nmnist", "shd", "dvs"), "crop": ("nmnist", "dvs"), "downsample": ("dvs",)}
+_RECORDINGS_ONLY = {
+    "step_us": ("nmnist", "shd", "dvs", "spoken_digits"),
+    "crop": ("nmnist", "dvs"),
+    "downsample": ("dvs",),
+}
 
 
 @dataclass(frozen=True)
@@ -215,7 +230,7 @@ class EventConfig(Settings):
     """The settings of a run on events; two runs with equal settings on one machine give equal results.
 
     Attributes:
-        dataset: ``"randman"``, ``"nmnist"``, ``"shd"`` or ``"dvs"``.
+        dataset: ``"randman"``, ``"nmnist"``, ``"shd"``, ``"dvs"`` or ``"spoken_digits"``.
         method: ``"sparse_network"``, ``"sparse_ops"`` or ``"dense"``; see :mod:`snnipu.training.methods`.
         steps: time steps T of a recording.
         network: ``"fc"``, fully connected layers, or ``"conv"``, convolutions of an event camera's maps.

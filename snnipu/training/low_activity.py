@@ -8,7 +8,6 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 import torch
 from torch import nn
 
-from snnipu import ops
 from snnipu.neurons import SparseNetwork
 from snnipu.neurons.sparse_leaky import SparseNeurons
 from snnipu.ops._sparse_layers import delayed
@@ -202,12 +201,7 @@ def scale_to_activity(
 
 def _spikes(layer: SparseNeurons, current: torch.Tensor, scale: float) -> torch.Tensor:
     """Spikes ``[T, B, N]`` of the layer, were its weight ``scale`` times as large."""
-    current = current * scale
-    if layer.bias is not None:
-        current = current + layer._per_neuron(layer.bias)
-    beta, threshold = layer._per_neuron(layer.beta), layer._per_neuron(layer.threshold)
-    spk, _ = ops.lif_sequence(current, beta=beta, threshold=threshold, reset_mechanism=layer.reset_mechanism)
-    return spk
+    return layer.stepped(current * scale).spk
 
 
 def _find_scale(

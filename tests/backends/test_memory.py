@@ -351,6 +351,23 @@ print(os.waitpid(child, 0)[1])
     assert run(code) == ["0"]
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_of_one_thread_goes_on_where_its_parent_had_several():
+    code = """
+import os, torch
+import snnipu as snn
+lif, x = snn.Leaky(beta=0.9), torch.rand(40, 64, 2000)
+torch.set_num_threads(2)
+expected = lif.sequence(x)[1].clone()
+child = os.fork()
+if child == 0:
+    torch.set_num_threads(1)
+    os._exit(0 if torch.equal(lif.sequence(x)[1], expected) else 1)
+print(os.waitpid(child, 0)[1])
+"""
+    assert run(code) == ["0"]
+
+
 SOAK = """
 import os, random, sys, threading
 import torch

@@ -316,3 +316,11 @@ def test_spawned_workers_find_the_same_modules(script, snnipu, tmp_path):
     )
     status, out, err = finish(snnipu(made))
     assert (status, out) == (0, "[[0, 1], [1, 1], [2, 1], [3, 1]] 1\n"), err
+
+
+def test_ipus_that_the_host_stands_for(tmp_path, monkeypatch, capsys):
+    script = tmp_path / "script.py"
+    script.write_text("import poptorch; print(poptorch.ipuHardwareIsAvailable(2), poptorch.ipuHardwareIsAvailable(3))")
+    monkeypatch.setenv("SNNIPU_IPUS", "0")  # what the command sets is undone
+    assert run.main(["--ipus", "2", str(script)]) == 0
+    assert capsys.readouterr().out == "True False\n"

@@ -5,6 +5,7 @@ import signal
 import pytest
 import torch
 from support.operators import needs_host_runtime, needs_library
+from support.sounds import tone, write_sound
 
 from snnipu import training
 from snnipu.cli import train
@@ -207,7 +208,7 @@ def test_bad_arguments(capsys, arguments, message):
     assert message in fails(capsys, *SMALL, *arguments)
 
 
-@pytest.mark.parametrize("dataset", ["nmnist", "shd", "dvs"])
+@pytest.mark.parametrize("dataset", ["nmnist", "shd", "dvs", "spoken_digits"])
 def test_recordings_need_a_folder(capsys, dataset, tmp_path):
     assert f"argument --data-dir: needed for --dataset {dataset}: the folder that holds " in fails(
         capsys, "--dataset", dataset
@@ -216,13 +217,16 @@ def test_recordings_need_a_folder(capsys, dataset, tmp_path):
         pytest.importorskip("h5py")
     error = fails(capsys, "--dataset", dataset, "--data-dir", tmp_path)
     assert "argument --data-dir: no " in error
-    assert "--download" in error
+    assert ("--download" in error) == (dataset != "spoken_digits")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--method", "dense"], "argument --method: only for --dataset randman or nmnist or shd or dvs, not digits"),
+        (
+            ["--method", "dense"],
+            "argument --method: only for --dataset randman or nmnist or shd or dvs or spoken_",
+        ),
         (["--activity", "0.1"], "argument --activity: only for --dataset randman"),
         (["--classes", "3"], "argument --classes: only for --dataset randman"),
         (["--hidden", "16,16"], "argument --hidden: expected one number for --dataset digits, got several"),
@@ -278,6 +282,22 @@ def test_nmnist(tmp_path):
     assert report["slots"] == [64, 4, 10]
     assert report["step_us"] == 1000
     assert report["test_accuracy"] > 0.8
+
+
+def test_spoken_digits(tmp_path, capsys):
+    """Ten tones by two speakers."""
+    for digit in range(10):
+        for number in (4, 5, 6):
+            for speaker, octaves in (("ann", 0), ("bob", 0.1)):
+                sound = tone(200 * 2 ** (0.4 * digit + octaves), 0.1 + 0.01 * number)
+                write_sound(tmp_path / "data" / f"{digit}_{speaker}_{number}.wav", sound)
+    arguments = ["--dataset", "spoken_digits", "--data-dir", "data", "--no-checkpoint"]
+    assert "argument --download: not for --dataset spoken_digits" in fails(capsys, *arguments, "--download")
+    arguments += ["--steps", "20", "--hidden", "30", "--epochs", "25", "--batch-size", "10", "--lr", "0.01"]
+    assert train.main([*arguments, "--json", "report.json"]) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["train_samples"], report["test_samples"], report["sizes"]) == (40, 20, [70, 30, 10])
+    assert report["test_accuracy"] > 0.6
 
 
 def test_convolutions_learn_and_resume(tmp_path, capsys):

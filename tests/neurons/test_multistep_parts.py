@@ -23,9 +23,9 @@ def in_parts(monkeypatch):
         lengths = []
         part = multistep._part
 
-        def counted(modules, states, x, constant, need_mem):
+        def counted(modules, states, x, constant, *others):
             lengths.append(x.shape[0] if constant is None else constant)
-            return part(modules, states, x, constant, need_mem)
+            return part(modules, states, x, constant, *others)
 
         monkeypatch.setattr(multistep, "_part", counted)
         parts = function()

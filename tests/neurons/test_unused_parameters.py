@@ -18,6 +18,27 @@ NEURONS = {
 READ = ("membranes", "spikes", "both")
 
 
+@pytest.mark.parametrize("reset", ["subtract", "zero", "none"])
+@pytest.mark.parametrize("all_to_all", [False, True])
+def test_so_it_is_of_one_step_of_a_recurrent_neuron(all_to_all, reset):
+    """Its spikes are a state, which only a next step reads."""
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)) * 2
+    found = []
+    for kit in (snntorch, snn):
+        neuron = kit.RLeaky(
+            0.9,
+            all_to_all=all_to_all,
+            linear_features=4 if all_to_all else None,
+            learn_threshold=True,
+            reset_mechanism=reset,
+            reset_delay=False,
+        )
+        _, mem = neuron(x, *neuron.reset_mem())
+        mem.sum().backward(retain_graph=True)
+        found.append(neuron.threshold.grad is None)
+    assert found == [reset == "none"] * 2
+
+
 def loss(spk, mem, read):
     return sum(one.square().sum() for one, wanted in ((spk, read != "membranes"), (mem, read != "spikes")) if wanted)
 

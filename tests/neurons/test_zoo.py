@@ -211,6 +211,15 @@ def test_in_multistep(name, constant, monkeypatch):
     assert torch.equal(own_grad, whole_grad) or (constant and torch.allclose(own_grad, whole_grad, rtol=1e-5))
 
 
+def test_delta_leaky_goes_on_where_its_membrane_was_detached():
+    """Nobody reads the earlier membrane, and snnTorch's ``detach_hidden`` leaves it in its graph."""
+    net = snn.MultiStep(torch.nn.Linear(N, N), snn.DeltaLeaky(beta=0.9, delta_threshold=0.2, init_hidden=True))
+    for _ in range(2):
+        net(random(3, 2, N))[1][0].sum().backward()
+        net[1].mem.detach_()
+    assert net[0].weight.grad.abs().sum() > 0
+
+
 @pytest.mark.parametrize("name", NEURONS)
 def test_init_hidden(name):
     """States stay in the layer between calls, of steps and of sequences."""

@@ -32,9 +32,9 @@ def events(monkeypatch):
 
 def always(patch):
     patch.setattr(_break_even, "FEWEST_PRODUCTS", 0)
-    patch.setattr(_break_even, "FEWEST_MAPS", 1)
+    patch.setattr(_break_even, "FEWEST_CHANNELS", 1)
     patch.setattr(_break_even, "LINEAR_INPUT", ((1, 1.0),))
-    patch.setattr(_break_even, "CONVOLUTION_INPUT", ((1, 1e3),))
+    patch.setattr(_break_even, "CONVOLUTION_INPUT", ((1, 1, 1e3),))
     patch.setattr(sparse_input, "_LARGEST_ROW", 1.0)
 
 
@@ -201,23 +201,30 @@ def test_the_choice_is_by_size_and_share(monkeypatch):
         sparse_input.linear((torch.rand(rows, inputs) < share).float(), torch.randn(outputs, inputs))
         return taken[-1]
 
-    def conv2d(share, inputs=12, outputs=32, size=12, stride=1):
+    def conv2d(share, inputs=12, outputs=64, size=12, stride=1, kernel=3):
         torch.manual_seed(0)
         x = (torch.rand(20, inputs, size, size) < share).float()
-        sparse_input.conv2d(x, torch.randn(outputs, inputs, 3, 3), stride=stride)
+        sparse_input.conv2d(x, torch.randn(outputs, inputs, kernel, kernel), stride=stride)
         return taken[-1]
 
     assert linear(400, 500, 256, 0.1)
     assert not linear(400, 500, 256, 0.6)
     assert linear(400, 500, 64, 0.05)
     assert not linear(400, 500, 64, 0.2)
-    assert not linear(400, 500, 10, 0.01)
+    assert linear(1600, 500, 10, 0.01)
+    assert not linear(1600, 500, 10, 0.1)
+    assert not linear(1600, 500, 4, 0.01)
     assert not linear(10, 50, 256, 0.01)
     assert conv2d(0.1)
     assert not conv2d(0.3)
-    assert not conv2d(0.1, inputs=4)
-    assert not conv2d(0.1, outputs=16)
-    assert not conv2d(0.1, size=5)
+    assert conv2d(0.2, kernel=5)
+    assert not conv2d(0.1, inputs=3)
+    assert conv2d(0.05, outputs=32)
+    assert not conv2d(0.15, outputs=32)
+    assert not conv2d(0.05, outputs=16, size=24)
+    assert conv2d(0.05, outputs=16, size=24, kernel=5)
+    assert not conv2d(0.02, kernel=1, size=40)
+    assert not conv2d(0.1, size=4)
     assert not conv2d(0.1, stride=2, size=24)
     assert conv2d(0.02, stride=2, size=24)
     # A row that is full, which nobody looked at, makes slots as large as the tensor.

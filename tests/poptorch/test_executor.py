@@ -211,6 +211,27 @@ def test_is_running_on_ipu_only_inside_forward():
         poptorch.ipuHardwareVersion()
 
 
+def test_the_ipus_that_the_host_stands_for(monkeypatch):
+    monkeypatch.setenv("SNNIPU_IPUS", "4")
+    assert [poptorch.ipuHardwareIsAvailable(count) for count in (1, 4, 5)] == [True, True, False]
+    assert poptorch.ipuHardwareVersion() == 2
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "bow:16")
+    assert poptorch.ipuHardwareVersion() == 21
+    monkeypatch.setenv("SNNIPU_IPUS", "-1")
+    with pytest.raises(poptorch.Error, match="SNNIPU_IPUS: expected a number of IPUs, got '-1'"):
+        poptorch.ipuHardwareIsAvailable()
+
+
+def test_executable_is_none_until_compiled():
+    """Lightning's strategies and Graphcore's examples ask so whether a model is compiled."""
+    model = poptorch.inferenceModel(torch.nn.Linear(4, 2))
+    assert model._executable is None
+    model(torch.rand(2, 4))
+    assert model._executable
+    model.destroy()
+    assert model._executable is None
+
+
 def test_a_failing_forward_leaves_nothing_behind():
     class Broken(torch.nn.Module):
         def forward(self, x):

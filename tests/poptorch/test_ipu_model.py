@@ -129,7 +129,12 @@ def test_the_target_is_the_environments(fake, monkeypatch):
 
 @pytest.mark.parametrize(
     "layer",
-    [snn.SparseNetwork([8, 5, 3], beta=0.9), snn.SparseLeaky(8, 5, beta=0.9), snn.SparseLinear(8, 5)],
+    [
+        snn.SparseNetwork([8, 5, 3], beta=0.9),
+        snn.SparseLeaky(8, 5, beta=0.9),
+        snn.SparseSynaptic(8, 5, alpha=0.5, beta=0.9),
+        snn.SparseLinear(8, 5),
+    ],
     ids=lambda layer: type(layer).__name__,
 )
 def test_what_has_no_operator_is_refused(fake, layer):
@@ -288,13 +293,11 @@ class Events(nn.Module):
             more.update(beta=[0.9, 0.8, 0.7], max_spikes=[12, 8, 6, 4], grad_threshold=0.6, learn_beta=True)
             self.layers = snn.SparseNetwork(sizes, **more)
         else:
-            path = {"path": "sparse"} if kind == "sparse layers" else {}
-            self.layers = nn.Sequential(
-                *(
-                    snn.SparseLeaky(a, b, beta=0.9, learn_threshold=True, **path, **more)
-                    for a, b in zip(sizes, sizes[1:])
-                )
-            )
+            more.update(beta=0.9, learn_threshold=True, path="auto" if kind == "dense layers" else "sparse")
+            if kind == "synaptic layers":
+                more.update(alpha=0.5, learn_alpha=True)
+            make = snn.SparseSynaptic if kind == "synaptic layers" else snn.SparseLeaky
+            self.layers = nn.Sequential(*(make(a, b, **more) for a, b in zip(sizes, sizes[1:])))
         self.head = snn.SparseLinear(4, 4)
 
     def forward(self, x):
@@ -306,7 +309,7 @@ class Events(nn.Module):
 
 
 @needs_library
-@pytest.mark.parametrize("kind", ["network", "sparse layers", "dense layers"])
+@pytest.mark.parametrize("kind", ["network", "sparse layers", "dense layers", "synaptic layers"])
 @pytest.mark.parametrize("overflow", ["lowest", "rotate"])
 @pytest.mark.parametrize("target", ["mk2:8", "bow:5:2"])
 def test_event_driven_layers_on_the_library(monkeypatch, kind, overflow, target):
@@ -338,7 +341,8 @@ def test_event_driven_layers_on_the_library(monkeypatch, kind, overflow, target)
         assert {"SparseNetwork", "SparseNetwork (gradient)"} <= ran
         assert "LifSequence" not in ran
     else:
-        assert {"SparseLinear (gradient)", "SelectSpikes (gradient)", "LifSequence (gradient)"} <= ran
+        neurons = "NeuronSequence" if kind == "synaptic layers" else "LifSequence"
+        assert {"SparseLinear (gradient)", "SelectSpikes (gradient)", f"{neurons} (gradient)"} <= ran
 
 
 @needs_library

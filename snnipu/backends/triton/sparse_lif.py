@@ -17,6 +17,7 @@ from snnipu.backends.triton.sparse_maths import (
     WORD_BITS,
     block_of,
     clamp_unit,
+    membrane_adjoint,
     next_membrane,
     number,
     per_neuron,
@@ -208,7 +209,9 @@ def adjoint_kernel(
     sum_beta = carry
     sum_threshold = carry
     # Before the first step the membrane is 0, which is above a negative threshold.
-    above_first = (carry - threshold > 0.0).to(carry.dtype)
+    above_first = carry - threshold > 0.0
+    # Of a membrane that is not read: any on its side of the threshold.
+    reach = tl.abs(threshold) + 1.0
     if RESUME:
         carry = tl.load(carry_ptr + offsets, mask=mask, other=0.0)
         sum_grad = tl.load(sum_grad_ptr + offsets, mask=mask, other=0.0)
@@ -233,24 +236,17 @@ def adjoint_kernel(
         t = last - i
         g_coming = _row(grad_ptr, t - 4, end, stride, offsets, mask)
         w_coming = _row(fired_ptr, t - 5, end, word_stride, word_offsets, mask)
-        grad = carry + g0
-        above = ((w0 >> bit) & 1).to(carry.dtype)
-        above = tl.where(t > 0, above, above_first)
-        sum_grad += grad
-        sum_threshold = sum_threshold - g0
-        if RESET == 0:
-            sum_threshold = sum_threshold - grad * above
-        if RESET == 1:
-            carry = decay * (1.0 - above) * grad
+        if NEED_BETA:
+            before = m0  # 0 before the first step
         else:
-            carry = decay * grad
+            above = where_all((w0 >> bit) & 1 != 0, t > 0) | where_all(above_first, t == 0)
+            before = threshold + tl.where(above, reach, -reach)
+        grad, carry, of_beta, of_threshold = membrane_adjoint(g0, carry, before, decay, threshold, grad_ptr, RESET)
+        sum_grad += grad
+        sum_threshold += of_threshold
         if NEED_BETA:
             m_coming = _row(mem_ptr, t - 5, end, stride, offsets, mask)
-            # 0 before the first step.
-            if RESET == 1:
-                sum_beta += grad * ((1.0 - above) * m0)
-            else:
-                sum_beta += grad * m0
+            sum_beta += of_beta
             m0 = m1
             m1 = m2
             m2 = m3

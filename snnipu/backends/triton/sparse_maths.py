@@ -14,6 +14,7 @@ from snnipu.backends.triton.sequence import _through_spike as through_spike
 from snnipu.ops import _neurons
 from snnipu.ops._arguments import RESET_MECHANISMS
 from snnipu.ops._slots import AS_NEEDED
+from snnipu.ops._spike_gradient import IDENTITY
 
 WORD_BITS = 32
 
@@ -46,14 +47,15 @@ def scalar(argument, DOUBLE: tl.constexpr):
     return argument
 
 
-# The neuron's step is the generated one of Leaky.
-_leaky_step = generated("leaky").leaky_step
+# The neuron's step and adjoint are the generated ones of Leaky.
+_leaky_step, _leaky_adjoint = generated("leaky").leaky_step, generated("leaky").leaky_adjoint
 # Its variants with a delayed reset are twice the code of the reset mechanism.
 assert [_neurons.plan("leaky", {"reset_mechanism": m, "reset_delay": True}).variant for m in RESET_MECHANISMS] == [
     0,
     2,
     4,
 ]
+_PASSED = tl.constexpr(IDENTITY.id)
 
 
 @triton.jit
@@ -66,6 +68,16 @@ def next_membrane(state, x, decay, threshold, storage, RESET: tl.constexpr):
     """The membrane after a step; ``storage`` points to what it is stored in."""
     _, after = _leaky_step(x, state, threshold, decay, threshold, storage, 2 * RESET)
     return after
+
+
+@triton.jit
+def membrane_adjoint(through, carry, before, decay, threshold, storage, RESET: tl.constexpr):
+    """Gradients of a step's current, of the membrane before it, and of the decay and the threshold: from what has
+    passed the spike function, and from the step after. Spikes are not graded, and nothing else reads the membrane."""
+    grad, grad_before, of_threshold, of_decay, _ = _leaky_adjoint(
+        carry, before, carry, threshold, decay, 1.0, through, carry, -0.0, storage, 1.0, 0.0, 2 * RESET, _PASSED, True
+    )
+    return grad, grad_before, of_decay, of_threshold
 
 
 @triton.jit
@@ -89,6 +101,7 @@ __all__ = [
     "WORD_BITS",
     "block_of",
     "clamp_unit",
+    "membrane_adjoint",
     "next_membrane",
     "number",
     "per_neuron",

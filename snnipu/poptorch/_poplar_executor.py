@@ -145,7 +145,7 @@ class PoplarExecutor:
         self._model = copy.copy(model)
         self._parser = InputParser(self._model.forward)
         self._runner: Optional[OptimizerRunner] = None
-        self._compiled: Optional[Inputs] = None
+        self._executable: Optional[Inputs] = None
         self._watch: Optional[ModelWatch] = None
         self._attributes: Optional[CompiledAttributes] = None
         self._replicas = ReplicaBuffers(self._model, 1)
@@ -266,8 +266,8 @@ class PoplarExecutor:
                 "ConnectionType.Never: the model can be compiled, with model.compile(inputs), but not run"
             )
         inputs = self._parser(args, kwargs)
-        if self._compiled is not None:
-            check_same(self._compiled, inputs)
+        if self._executable is not None:
+            check_same(self._executable, inputs)
             if not self._attached:
                 self.attachToDevice()
             if self._watch is not None:
@@ -303,7 +303,7 @@ class PoplarExecutor:
             for hook in list(self._postcompile_hooks.values()):
                 hook()
         self._compilation_time = datetime.timedelta(seconds=time.perf_counter() - start)
-        self._compiled = spec
+        self._executable = spec
         if self._runner is not None:
             self._runner.note_compiled()
         self._attached = self._options.connection_type != ConnectionType.Never
@@ -432,7 +432,7 @@ class PoplarExecutor:
 
     def isCompiled(self) -> bool:
         """True once compiled, by ``compile`` or the first call, until ``destroy``."""
-        return self._compiled is not None
+        return self._executable is not None
 
     def isAttachedToDevice(self) -> bool:
         """True from compiling until ``detachFromDevice`` or ``destroy``."""
@@ -480,7 +480,7 @@ class PoplarExecutor:
 
     def destroy(self) -> None:
         """Forget what was compiled and unwrap the model, which can then be wrapped again."""
-        self._compiled = None
+        self._executable = None
         self._attached = False
         self._module_modes = []
         if self._training:
@@ -507,7 +507,7 @@ class PoplarExecutor:
     def save(self, filename: str, export_model: bool = True, save_rng_state: bool = True) -> None:
         """Write the compiled model to a file for ``poptorch.load`` or, without the model, ``loadExecutable``."""
         self._require_compiled()
-        contents: Dict[str, Any] = {"inputs": self._compiled, "model": None}
+        contents: Dict[str, Any] = {"inputs": self._executable, "model": None}
         if export_model:
             optimizer = self._runner.optimizer if self._runner is not None else None
             contents.update(model=self._user_model, training=self._training, options=self._options, optimizer=optimizer)
@@ -523,7 +523,7 @@ class PoplarExecutor:
     def loadExecutable(self, filename: str) -> None:
         """Be compiled as the model in ``filename`` was, without running ``forward``."""
         data = _storage.read(filename)
-        self._compiled = data["inputs"]
+        self._executable = data["inputs"]
         self._watch_model()
         self._module_modes = [(module, module.training) for module in self._model.modules()]
         self._attached = self._options.connection_type != ConnectionType.Never
@@ -547,9 +547,9 @@ class PoplarExecutor:
 
         Raises ``poptorch.Error`` where the model is not compiled.
         """
-        if self._compiled is None:
+        if self._executable is None:
             raise InvalidArgument("getTensorNames: " + _NO_EXECUTABLE)
-        made = anchor_names(self._user_model, len(self._compiled.specs()), self._training)
+        made = anchor_names(self._user_model, len(self._executable.specs()), self._training)
         optimizer = self._runner.optimizer if self._runner is not None else None
         return [*made, *((optimizer.state_dict()["ipu_param"] or {}) if isinstance(optimizer, Optimizer) else ())]
 

@@ -1,0 +1,234 @@
+// Layers of leaky neurons on spikes, and weighted spikes alone, whatever connects them: what is taken from a call, what
+// is refused, and how the parameters' gradients are summed up.
+//
+// How spikes reach neurons, and gradients the weights, is up to a connection, FullyConnected or Convolution:
+//
+//   Connection<C>(call)
+//   idsByRow                  whether it looks at the ids itself, when a row is at hand
+//   inputs(), neurons(), and units(), of a bias, beta and threshold each: neurons, or channels
+//   blocks                    of units: count(), first(block), held(block), lanes(block)
+//   additions(spikes, rows)   of a layer's pass, about: what threads are woken for
+//   currents(...), gradients(...)   weighted spikes alone, and back
+//
+// and to the two passes of its layers:
+//
+//   Forward<C>(connection, layer, spikes, call)
+//     integrate(threads), fullestRow(), select(call)   all steps; slots that the fullest row takes; the spikes' slots
+//   Backward<C>(connection, layer, spikes, threads)
+//     run(), parameterSums                             [block][any number of parts]
+#pragma once
+
+#include "host/sparse.hpp"
+#include "neuron/leaky.hpp"
+
+#include <limits>
+
+namespace snnipu {
+
+inline bool knownReset(int32_t reset) { return reset >= SNNIPU_RESET_SUBTRACT && reset <= SNNIPU_RESET_NONE; }
+
+// beta, in [0, 1].
+template <typename C> C clamped(C beta) { return clampUnit(SingleLane<C>{beta})[0]; }
+
+// beta, threshold, ...: one value, or one for each unit.
+template <typename C> struct PerUnit {
+  const C *values;
+  size_t size;
+
+  PerUnit(const C *v, size_t s) : values(v), size(s) {}
+  PerUnit(const Call<C> &a, const void *v, int64_t s) : values(a.in(v)), size(static_cast<size_t>(s)) {}
+
+  // A block's values, `padding` behind them.
+  template <typename Blocks> void copyTo(C *to, const Blocks &blocks, size_t block, C padding) const {
+    for (size_t lane = 0; lane < blocks.lanes(block); ++lane)
+      to[lane] = lane >= blocks.held(block) ? padding : values[size > 1 ? blocks.first(block) + lane : 0];
+  }
+};
+
+// A block's beta, clamped.
+template <typename C, typename Blocks>
+void copyBeta(const PerUnit<C> &beta, C *to, const Blocks &blocks, size_t block, C padding) {
+  beta.copyTo(to, blocks, block, padding);
+  std::transform(to, to + blocks.lanes(block), to, clamped<C>);
+}
+
+template <typename C> struct LayerForward {
+  Spikes<C> spikes;
+  const C *bias;
+  PerUnit<C> beta, threshold;
+  bool second;
+  C gradThreshold, inputScale;
+  C *mem; // may be null
+  size_t delay;
+  int32_t reset, offered;
+
+  LayerForward(const Call<C> &a, size_t inputs)
+      : spikes(a.spikes(inputs)), bias(a.in(a.c.bias)), beta(a, a.c.beta, a.c.beta_size),
+        threshold(a, a.c.threshold, a.c.threshold_size), second(a.c.has_second_threshold != 0),
+        gradThreshold(a.number(a.c.second_threshold)), inputScale(a.number(a.c.input_scale)), mem(a.out(a.c.mem)),
+        delay(size(a.c.delay)), reset(a.reset()), offered(a.threads()) {}
+};
+
+// What a block needs beside its weights.
+template <typename C> struct BlockParameters {
+  alignas(64) C bias[blockLanes], beta[blockLanes], threshold[blockLanes], gradThreshold[blockLanes];
+
+  template <typename Blocks> BlockParameters(const LayerForward<C> &a, const Blocks &blocks, size_t block) {
+    // Padding never reaches its threshold.
+    constexpr C never = std::numeric_limits<C>::max();
+    copyBeta(a.beta, beta, blocks, block, C(0));
+    a.threshold.copyTo(threshold, blocks, block, never);
+    PerUnit<C>(&a.gradThreshold, 1).copyTo(gradThreshold, blocks, block, never);
+    std::fill_n(bias, blockLanes, C(0));
+    if (a.bias)
+      std::copy_n(a.bias + blocks.first(block), blocks.held(block), bias);
+  }
+};
+
+template <typename C> struct LayerBackward {
+  const C *grad;
+  Spikes<C> spikes, own; // values of own are 1
+  PerUnit<C> beta, threshold;
+  const C *slotMem, *neuronThreshold;
+  const uint32_t *fired;
+  const C *mem;
+  C *gradValues, *gradWeight, *gradBias, *gradRecurrent, *gradBeta, *gradThreshold, *gradCurrent;
+  C inputScale;
+  size_t delay;
+  int32_t reset, surrogate;
+  C surrogateA, surrogateB;
+  int32_t offered;
+
+  LayerBackward(const Call<C> &a, size_t inputs, size_t neurons)
+      : grad(a.in(a.c.grad)), spikes(a.spikes(inputs)), own(a.own(neurons)), beta(a, a.c.beta, a.c.beta_size),
+        threshold(a, a.c.threshold, a.c.threshold_size), slotMem(a.in(a.c.slot_mem)),
+        neuronThreshold(a.in(a.c.neuron_threshold)), fired(a.c.fired), mem(a.in(a.c.mem)),
+        gradValues(a.out(a.c.grad_values)), gradWeight(a.out(a.c.grad_weight)), gradBias(a.out(a.c.grad_bias)),
+        gradRecurrent(a.out(a.c.grad_recurrent)), gradBeta(a.out(a.c.grad_beta)),
+        gradThreshold(a.out(a.c.grad_threshold)), gradCurrent(a.out(a.c.grad_current)),
+        inputScale(a.number(a.c.input_scale)), delay(size(a.c.delay)), reset(a.reset()),
+        surrogate(static_cast<int32_t>(a.c.surrogate)), surrogateA(a.number(a.c.surrogate_a)),
+        surrogateB(a.number(a.c.surrogate_b)), offered(a.threads()) {}
+
+  // through: what goes back through the spikes of rows of `slots` slots, the first of which is `slot`; grad: theirs.
+  void behindSpikes(const C *grad, size_t slot, const int32_t *counts, size_t rows, size_t slots, C *through,
+                    unsigned threads) const {
+    const SpikeGradient<C> arguments{grad,  slotMem + slot,     neuronThreshold, own.ids + slot, counts,    through,
+                                     slots, threshold.size > 1, surrogate,       surrogateA,     surrogateB};
+    spikeGradient(arguments, rows, threads);
+  }
+};
+
+// Sums over time and samples of one block: in the compute type within a step, in double over the steps.
+template <typename C> struct ParameterSums {
+  enum Parameter { Bias, Beta, Threshold };
+  alignas(64) C step[3][blockLanes] = {};
+  double total[3][blockLanes] = {};
+
+  void endStep() {
+    for (int i = 0; i < 3; ++i)
+      for (size_t lane = 0; lane < blockLanes; ++lane) {
+        total[i][lane] += static_cast<double>(step[i][lane]);
+        step[i][lane] = C(0);
+      }
+  }
+};
+
+// Outside [0, 1] beta makes no difference.
+template <typename C> void onlyInUnit(const C *beta, C *gradBeta, size_t size) {
+  for (size_t i = 0; gradBeta && i < size; ++i)
+    if (!(beta[i] >= C(0) && beta[i] <= C(1)))
+      gradBeta[i] = C(0);
+}
+
+// sums: [block][part]. In a fixed order, whatever the number of threads.
+template <typename Connection, typename C>
+void finishParameters(const Connection &connection, const LayerBackward<C> &a,
+                      const std::vector<ParameterSums<C>> &sums) {
+  const auto &blocks = connection.blocks;
+  const size_t parts = sums.size() / std::max<size_t>(1, blocks.count());
+  using Sums = ParameterSums<C>;
+  const auto finish = [&](typename Sums::Parameter which, C *result, size_t size) {
+    if (!result)
+      return;
+    double everyone = 0;
+    for (size_t block = 0; block < blocks.count(); ++block)
+      for (size_t lane = 0; lane < blocks.held(block); ++lane) {
+        double total = 0;
+        for (size_t part = 0; part < parts; ++part)
+          total += sums[block * parts + part].total[which][lane];
+        everyone += total;
+        if (size > 1)
+          result[blocks.first(block) + lane] = static_cast<C>(total);
+      }
+    if (size == 1)
+      result[0] = static_cast<C>(everyone);
+  };
+  finish(Sums::Bias, a.gradBias, connection.units());
+  finish(Sums::Beta, a.gradBeta, a.beta.size);
+  onlyInUnit(a.beta.values, a.gradBeta, a.beta.size);
+  finish(Sums::Threshold, a.gradThreshold, a.threshold.size);
+}
+
+// Whether the counts, and the ids where the connection does not look at them, are as they must be.
+template <typename Connection, typename C>
+bool accepted(const Connection &connection, CheckedSpikes<C> &spikes, int32_t offered) {
+  return connection.idsByRow ? spikes.countsFit() : spikes.fill(offered);
+}
+
+// ---- what the C functions do
+
+template <template <typename> class Forward, typename C> int layerForward(const Call<C> &a) {
+  const typename Forward<C>::Connection connection(a);
+  const LayerForward<C> layer(a, connection.inputs());
+  if (!knownReset(layer.reset))
+    return Unknown;
+  CheckedSpikes<C> spikes(layer.spikes, 0, !connection.idsByRow);
+  if (!accepted(connection, spikes, layer.offered))
+    return BadSpikes;
+  Forward<C> forward(connection, layer, spikes, a);
+  const size_t additions = connection.additions(spikes.total(0), layer.spikes.rows());
+  const int status = forward.integrate(threadsFor(additions, layer.offered));
+  if (status != Done)
+    return status;
+  if (a.c.own_slots < 0)
+    a.c.own_slots = static_cast<int64_t>(forward.fullestRow());
+  return a.c.room(&a.c) != 0 ? NoRoom : forward.select(a);
+}
+
+template <template <typename> class Backward, typename C> int layerBackward(const Call<C> &a) {
+  const typename Backward<C>::Connection connection(a);
+  const LayerBackward<C> layer(a, connection.inputs(), connection.neurons());
+  CheckedSpikes<C> spikes(layer.spikes, 1, false), own(layer.own, 1, false);
+  if (!accepted(connection, spikes, layer.offered) || !accepted(connection, own, layer.offered))
+    return BadSpikes;
+  if (!knownSurrogate(layer.surrogate) || !knownReset(layer.reset))
+    return Unknown;
+  const size_t additions = connection.additions(spikes.total(0), layer.spikes.rows());
+  Backward<C> backward(connection, layer, spikes, threadsFor(additions, layer.offered));
+  const int status = backward.run();
+  if (status == Done)
+    finishParameters(connection, layer, backward.parameterSums);
+  return status;
+}
+
+template <template <typename> class Connection, typename C> int currentsForward(const Call<C> &a) {
+  const Connection<C> connection(a);
+  const Spikes<C> spikes = a.spikes(connection.inputs());
+  CheckedSpikes<C> checked(spikes, 0, !connection.idsByRow);
+  if (!accepted(connection, checked, a.threads()))
+    return BadSpikes;
+  return connection.currents(spikes, checked, a.in(a.c.bias), a.out(a.c.out), a.threads());
+}
+
+template <template <typename> class Connection, typename C> int currentsBackward(const Call<C> &a) {
+  const Connection<C> connection(a);
+  const Spikes<C> spikes = a.spikes(connection.inputs());
+  CheckedSpikes<C> checked(spikes, 1, false);
+  if (!accepted(connection, checked, a.threads()))
+    return BadSpikes;
+  return connection.gradients(spikes, checked, a.in(a.c.grad), a.out(a.c.grad_values), a.out(a.c.grad_weight),
+                              a.out(a.c.grad_bias), a.threads());
+}
+
+} // namespace snnipu

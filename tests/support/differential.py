@@ -1,0 +1,489 @@
+"""Random networks, calls and changes between calls, against snnTorch's own loop: ``make fuzz-numbers``.
+
+``python tests/support/differential.py --seconds 600 --seed 0 --family networks`` prints each seed whose numbers differ,
+and how; ``--case SEED`` runs one. A case is drawn from its seed alone.
+"""
+
+import argparse
+import contextlib
+import copy
+import functools
+import random
+import sys
+import time
+import warnings
+
+import snntorch
+import torch
+from snntorch import surrogate
+from torch import nn
+
+import snnipu as snn
+
+STRIDED = ("contiguous", "time last", "every second", "reversed batch", "expanded")
+
+
+class Mismatch(AssertionError):
+    """Numbers that differ."""
+
+
+class Refused(Exception):
+    """snnTorch itself does not run this."""
+
+
+def same(what, found, expected, tolerance=None):
+    """Equal bit by bit, or with ``tolerance`` to rounding of the largest number."""
+    if (found is None) != (expected is None):
+        raise Mismatch(f"{what}: None, not a tensor" if found is None else f"{what}: a tensor, not None")
+    if found is None:
+        return
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        raise Mismatch(f"{what}: {found.dtype} {list(found.shape)}, not {expected.dtype} {list(expected.shape)}")
+    if tolerance is None:
+        wrong = ~((found == expected) | (found.isnan() & expected.isnan()))
+    else:
+        scale = max(1.0, float(expected.detach().abs().max())) if expected.numel() else 1.0
+        wrong = ~((found - expected).abs() <= tolerance * scale)
+    if wrong.any():
+        place = tuple(int(i) for i in wrong.nonzero()[0])
+        raise Mismatch(
+            f"{what}: {int(wrong.sum())} of {wrong.numel()} differ, at {place} {float(found[place])!r}, not "
+            f"{float(expected[place])!r}"
+        )
+
+
+def scale_of(gradients):
+    """The largest of all, for what cancels in one; at least 1."""
+    return max([1.0, *(float(g.abs().max()) for g in gradients.values() if g is not None and g.numel())])
+
+
+# ---- networks of ordinary modules and neurons
+
+
+class Step(torch.autograd.Function):
+    """A surrogate that a user wrote."""
+
+    @staticmethod
+    def forward(ctx, u):
+        ctx.save_for_backward(u)
+        return (u > 0).to(u.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (u,) = ctx.saved_tensors
+        return grad * torch.exp(-u.abs())
+
+
+SURROGATES = (
+    lambda: None,
+    lambda: surrogate.fast_sigmoid(slope=10),
+    lambda: surrogate.atan(alpha=3.0),
+    lambda: surrogate.sigmoid(slope=5),
+    lambda: surrogate.triangular(),
+    lambda: surrogate.straight_through_estimator(),
+    lambda: surrogate.SFS(slope=10, B=0.5),
+    lambda: Step.apply,
+)
+
+
+def parameter(draw, shape, low, high):
+    """A number, a tensor of one or one for each neuron or channel."""
+    kind = draw.choice(["number", "number", "scalar", "each"])
+    if kind == "number":
+        return draw.choice([low, high, draw.uniform(low, high)])
+    if kind == "scalar":
+        return torch.tensor(draw.uniform(low, high))
+    size = shape if len(shape) == 1 else (shape[0], 1, 1)
+    return torch.rand(size, generator=torch.Generator().manual_seed(draw.randrange(2**31))) * (high - low) + low
+
+
+def neuron(draw, shape):
+    """Class name and arguments."""
+    names = ["Leaky"] * 4 + ["Lapicque", "Synaptic", "Alpha", "RLeaky", "RSynaptic", "DeltaLeaky"]
+    name = draw.choice(names)
+    made = {
+        "beta": parameter(draw, shape, 0.0, 1.0),
+        "threshold": draw.choice([1.0, draw.uniform(0.1, 1.5)]),
+        "spike_grad": draw.choice(SURROGATES)(),
+        "reset_mechanism": draw.choice(["subtract", "zero", "none"]),
+        "init_hidden": draw.random() < 0.3,
+        "learn_beta": draw.random() < 0.3,
+        "learn_threshold": draw.random() < 0.3,
+    }
+    if name == "Leaky" and draw.random() < 0.3:
+        made["threshold"] = parameter(draw, shape, 0.1, 1.5)
+    if name in ("Leaky", "Synaptic", "RLeaky") and draw.random() < 0.3:  # RSynaptic fails at its first step
+        made["reset_delay"] = False
+    if name in ("Synaptic", "Alpha", "RSynaptic"):
+        made["alpha"] = parameter(draw, shape, 0.0, 1.0)
+        made["learn_alpha"] = draw.random() < 0.3
+    if name == "Alpha":  # it has no delay of its currents where the two are equal
+        made["alpha"], made["beta"] = draw.uniform(0.6, 0.95), draw.uniform(0.1, 0.5)
+    if name == "Leaky" and draw.random() < 0.2:
+        made["graded_spikes_factor"] = draw.uniform(0.5, 2)
+        made["learn_graded_spikes_factor"] = draw.random() < 0.5
+    if name == "Leaky" and len(shape) == 1 and draw.random() < 0.1:
+        made["inhibition"] = True
+    if name.startswith("R"):
+        made["all_to_all"] = len(shape) == 1 and draw.random() < 0.5
+        if made["all_to_all"]:
+            made["linear_features"] = shape[0]
+        made["V"] = draw.uniform(-1, 1)
+        made["learn_recurrent"] = draw.random() < 0.7
+    if name == "Lapicque":
+        made["beta"] = draw.uniform(0.1, 0.95)
+    if name == "DeltaLeaky":
+        made = {
+            "beta": draw.uniform(0, 1),
+            "delta_threshold": draw.uniform(0.05, 0.5),
+            "init_hidden": made["init_hidden"],
+        }
+    return name, made
+
+
+def layers(draw):
+    """(kind, arguments) of each module, and the shape of the input of a step."""
+    made = []
+    if draw.random() < 0.35:
+        channels, side = draw.randint(1, 5), draw.randint(4, 9)
+        shape = start = (channels, side, side)
+        for _ in range(draw.randint(1, 2)):
+            out, kernel = draw.randint(1, 6), draw.choice([1, 3, 5])
+            if shape[1] < 2:
+                break
+            settings = {"in_channels": shape[0], "out_channels": out, "kernel_size": kernel, "padding": kernel // 2}
+            made.append(("Conv2d", settings))
+            shape = (out, *shape[1:])
+            if draw.random() < 0.2:
+                made.append(("BatchNorm2d", {"num_features": out}))
+            made.append(neuron(draw, shape))
+            if draw.random() < 0.4:
+                made.append((draw.choice(["MaxPool2d", "AvgPool2d"]), {"kernel_size": 2}))
+                shape = (out, shape[1] // 2, shape[2] // 2)
+        made.append(("Flatten", {}))
+        width = shape[0] * shape[1] * shape[2]
+    else:
+        width = draw.randint(1, 40)
+        start = (width,)
+    for last in [False] * draw.randint(0, 2) + [True]:
+        out = draw.randint(1, 40)
+        made.append(("Linear", {"in_features": width, "out_features": out, "bias": draw.random() < 0.8}))
+        if draw.random() < 0.15:
+            made.append(("LayerNorm", {"normalized_shape": out}))
+        made.append(neuron(draw, (out,)))
+        if not last and draw.random() < 0.15:
+            made.append(("Dropout", {"p": 0.5}))
+        width = out
+    return made, start
+
+
+def build(library, described):
+    modules = []
+    for kind, arguments in described:
+        where = library if hasattr(snntorch, kind) else nn
+        modules.append(getattr(where, kind)(**copy.deepcopy(arguments)))
+    return modules
+
+
+def is_neuron(module):
+    return isinstance(module, snntorch.SpikingNeuron)
+
+
+def loop(modules, x):
+    """What a user of snnTorch writes; what the last neuron returned, stacked."""
+    states = {}
+    for module in modules:
+        if is_neuron(module) and not module.init_hidden:
+            state = module.reset_mem()
+            single = isinstance(module, snntorch.DeltaLeaky) or not isinstance(state, tuple)
+            states[module] = (state,) if single else state
+    record = []
+    for current in x.unbind():
+        out = current
+        for module in modules:
+            if not is_neuron(module):
+                out = module(out.to(x.dtype))
+                continue
+            made = module(out.to(x.dtype), *states.get(module, ()))  # its spikes are float32
+            if module in states:
+                keeps_spikes = isinstance(module, (snntorch.RLeaky, snntorch.RSynaptic))
+                states[module] = made if keeps_spikes else made[1:]
+            out = made[0] if isinstance(made, tuple) else made
+        record.append(flat(made))
+    return [torch.stack(part) for part in zip(*record)]
+
+
+def flat(made):
+    """The tensors of nested tuples."""
+    return [made] if isinstance(made, torch.Tensor) else [one for part in made for one in flat(part)]
+
+
+def chosen(made, parts):
+    """The places of results that a loss is made of."""
+    graph = [place for place, one in enumerate(made) if one.requires_grad]
+    return {"spikes": graph[:1], "membrane": graph[-1:]}.get(parts, graph)
+
+
+def backward(graph, parts, seed):
+    """Of a loss of results, weighed at random."""
+    generator, total = torch.Generator().manual_seed(seed), 0
+    for one in graph:
+        weight = torch.randn(one.shape, generator=generator, dtype=torch.float64).to(one.dtype)
+        total = total + ((one * weight)[-1] if parts == "last step" else one * weight).sum()
+    if graph:
+        total.backward()
+
+
+def detach_states(modules):
+    """Between batches, as people do where ``init_hidden`` is set."""
+    for module in modules:
+        if is_neuron(module) and module.init_hidden:
+            for name in ("spk", "syn", "syn_exc", "syn_inh", "mem"):
+                if isinstance(getattr(module, name, None), torch.Tensor):
+                    setattr(module, name, getattr(module, name).detach())
+
+
+def inputs(draw, steps, batch, shape, dtype):
+    """Currents or spikes, in memory in any order."""
+    generator = torch.Generator().manual_seed(draw.randrange(2**31))
+    layout, spikes = draw.choice(STRIDED), draw.random() < 0.5
+
+    def drawn(*size):
+        made = torch.rand(size, generator=generator, dtype=torch.float64)
+        made = (made < draw.choice([0.02, 0.1, 0.5])).double() if spikes else 4 * made - 1.5
+        return made.to(dtype)
+
+    if layout == "time last":
+        return drawn(batch, *shape, steps).movedim(-1, 0)
+    if layout == "every second":
+        return drawn(2 * steps, batch, *shape)[::2]
+    if layout == "reversed batch":
+        return drawn(batch, steps, *shape).transpose(0, 1)
+    if layout == "expanded":
+        return drawn(1, batch, *shape).expand(steps, batch, *shape)
+    return drawn(steps, batch, *shape)
+
+
+def change(draw, modules):
+    """What training does to parameters, in the ways people write it; the same numbers for all ``modules``.
+
+    They are float32's, for snnTorch's spikes are float32 in a network of float64, too: what multiplies them is rounded.
+    """
+    how, seed = draw.choice(["in place", ".data", "load", "none", "optimizer"]), draw.randrange(2**31)
+    for net in modules:
+        generator = torch.Generator().manual_seed(seed)
+        for p in nn.ModuleList(net).parameters():
+            added = 0.1 * torch.randn(p.shape, generator=generator)
+            added = (p.detach().float() + added).to(p.dtype) - p.detach()
+            if how == "in place":
+                with torch.no_grad():
+                    p.add_(added)
+            elif how == ".data":
+                p.data += added
+            elif how == "load":
+                nn.ParameterList([p]).load_state_dict({"0": (p + added).detach()})
+            elif how == "optimizer":
+                p.grad = -added
+                torch.optim.SGD([p], lr=1.0).step()
+
+
+def networks(seed):
+    """A network by snnTorch's loop, by the same loop of ours bit by bit, and by ``MultiStep`` to rounding."""
+    draw = random.Random(seed)
+    described, shape = layers(draw)
+    dtype = draw.choice([torch.float32, torch.float64, torch.float64])
+    torch.manual_seed(seed)
+    try:
+        theirs = build(snntorch, described)
+    except Exception as error:
+        raise Refused(str(error)) from error
+    state = nn.ModuleList(theirs).state_dict()
+    nets = [theirs]
+    for _ in range(2):
+        torch.manual_seed(seed)
+        ours = build(snn, described)
+        if not any(kind == "Lapicque" for kind, _ in described):  # its R has a graph with a buffer in it
+            nn.ModuleList(ours).load_state_dict(state)
+        nets.append(ours)
+    training = draw.random() < 0.8
+    for net in nets:
+        nn.ModuleList(net).to(dtype).train(training)
+    multi = snn.MultiStep(*nets[2])
+    batch = draw.randint(1, 4)
+    goes_on = any(is_neuron(module) and module.init_hidden for module in theirs)
+    for call in range(draw.randint(1, 3)):
+        steps = draw.randint(1, 7)
+        if not goes_on and draw.random() < 0.5:
+            batch = draw.randint(1, 4)
+        x = inputs(draw, steps, batch, shape, dtype)
+        train = draw.random() < 0.6
+        parts = draw.choice(["all", "spikes", "membrane", "last step"])
+        upstream, results = draw.randrange(2**31), []
+        draws = draw.randrange(2**31)
+        learn_input = draw.random() < 0.5
+        for place, net in enumerate(nets):
+            leaf = x.detach().requires_grad_(train and learn_input)
+            torch.manual_seed(draws)
+            for p in nn.ModuleList(net).parameters():
+                p.grad = None
+            function = multi if place == 2 else functools.partial(loop, net)
+            try:
+                with torch.enable_grad() if train else torch.no_grad():
+                    made = flat(function(leaf))
+                if place == 0:
+                    places = chosen(made, parts)
+                backward([made[number] for number in places], parts, upstream)
+            except Exception as error:
+                if place:
+                    raise
+                raise Refused(str(error)) from error
+            grads = {name: p.grad for name, p in nn.ModuleList(net).named_parameters()}
+            results.append(([one.detach() for one in made], leaf.grad, grads))
+            detach_states(net)
+        (expected, expected_x, expected_grads), loop_found, multi_found = results
+        dropped = training and any(isinstance(m, nn.Dropout) for m in theirs)
+        for name, (found, found_x, found_grads), tolerance in (
+            ("loop", loop_found, None),
+            ("MultiStep", multi_found, 1e-9 if dtype == torch.float64 else None),
+        ):
+            if name == "MultiStep" and (dropped or dtype != torch.float64):
+                continue  # masks come in another order; a spike may differ where a product rounds otherwise
+            said = f"call {call}, {name}"
+            for number, (one, other) in enumerate(zip(found, expected)):
+                same(f"{said}, result {number}", one.to(other.dtype), other, tolerance)
+            # snnTorch's spikes are float32 in a network of float64, too, and so are gradients that come through them.
+            rounding = 1e-6 if dtype == torch.float64 else 1e-4
+            largest = scale_of(expected_grads)
+            if any(g is not None and not g.isfinite().all() for g in (expected_x, *expected_grads.values())):
+                continue  # snnTorch's sigmoid is inf / inf far below the threshold
+            same(f"{said}, gradient of x", found_x, expected_x, rounding * largest)
+            for key, grad in expected_grads.items():
+                if key.endswith("graded_spikes_factor") and found_grads[key] is None and grad is not None:
+                    grad = None if grad.abs().max() < rounding else grad  # snnTorch divides by what it multiplied with
+                if steps == 1 and grad is None and found_grads[key] is not None and not found_grads[key].any():
+                    continue  # of one step's threshold, which its next step would read
+                same(f"{said}, gradient of {key}", found_grads[key], grad, rounding * largest)
+        if draw.random() < 0.7:
+            change(draw, nets)
+        if goes_on and draw.random() < 0.3:
+            for net in nets:
+                for module in net:
+                    if is_neuron(module):
+                        module.reset_mem()
+
+
+# ---- event-driven networks
+
+
+def events(seed):
+    """A ``SparseNetwork`` by its kernels and by its dense twin, in float64."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    on_maps = draw.random() < 0.5
+    if on_maps:
+        side = draw.randint(5, 12)
+        sizes = [(draw.randint(1, 3), side, side)]
+        sizes.append(f"{draw.randint(1, 20)}C{draw.choice([1, 3, 5])}{draw.choice(['', 'P1', 'S2', 'P2'])}")
+        if draw.random() < 0.5:
+            sizes.append("MP2" if side > 6 and "S2" not in sizes[1] else "MP1")
+        sizes += [draw.randint(1, 30)] * draw.randint(0, 1)
+    else:
+        sizes = [draw.randint(1, 60) for _ in range(draw.randint(2, 4))]
+    options = {
+        "beta": draw.uniform(0, 1),
+        "threshold": draw.uniform(0.1, 1.5),
+        "reset_mechanism": draw.choice(["zero", "subtract", "none"]),
+        "delay": draw.choice([0, 1]),
+        "bias": draw.random() < 0.5,
+        "learn_beta": draw.random() < 0.5,
+        "learn_threshold": draw.random() < 0.5,
+        "input_scale": draw.uniform(0.5, 3),
+        "spike_grad": draw.choice([None, snn.surrogate.fast_sigmoid(10), snn.surrogate.atan(2.0)]),
+    }
+    net = snn.SparseNetwork(sizes, path="sparse", **options).double()
+    twin = snn.SparseNetwork(sizes, path="dense", **options).double()
+    twin.load_state_dict(net.state_dict())
+    for _ in range(draw.randint(1, 2)):
+        shape = sizes[0] if on_maps else (sizes[0],)
+        steps, batch = draw.randint(1, 8), draw.randint(1, 4)
+        activity = draw.choice([0.0, 0.02, 0.2, 0.6, 1.0])
+        x = (torch.rand(steps, batch, *shape) < activity).double()
+        if draw.random() < 0.3:
+            x = x * torch.randn_like(x)
+        train, results = draw.random() < 0.6, []
+        learn_input = train and draw.random() < 0.5
+        for one in (net, twin):
+            leaf = x.clone().requires_grad_(learn_input)
+            one.zero_grad()
+            given = snn.SparseSpikes.from_dense(leaf.flatten(2))
+            given = given.with_maps(shape) if on_maps else given
+            with torch.enable_grad() if train else torch.no_grad():
+                out = one(given)
+                dense = out.to_dense()
+            if dense.requires_grad:
+                weight = torch.randn(dense.shape, generator=torch.Generator().manual_seed(seed), dtype=dense.dtype)
+                (dense * weight).sum().backward()
+            results.append((dense.detach(), leaf.grad, {name: p.grad for name, p in one.named_parameters()}))
+        (found, found_x, found_grads), (expected, expected_x, grads) = results
+        same("spikes", found, expected, 1e-9)
+        largest = scale_of(grads)
+        if expected_x is not None and found_x is not None:
+            where = x != 0  # where there is an event
+            same("gradient of x", found_x[where], expected_x[where], 1e-9 * largest)
+        for key, grad in grads.items():
+            same(f"gradient of {key}", found_grads[key], grad, 1e-9 * largest)
+        with torch.no_grad():
+            for p, q in zip(net.parameters(), twin.parameters()):
+                added = 0.1 * torch.randn_like(p)
+                p.add_(added)
+                q.add_(added)
+
+
+FAMILIES = {"networks": networks, "events": events}
+
+
+def run(family, seed):
+    """The error of one case, None where its numbers are right."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            FAMILIES[family](seed)
+        except Refused:
+            return None
+        except Mismatch as error:
+            return str(error)
+    return None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=0, help="the first one")
+    parser.add_argument("--family", choices=list(FAMILIES), help="default: each in turn")
+    parser.add_argument("--case", type=int, help="run this seed alone, with a traceback")
+    arguments = parser.parse_args()
+    chosen = [arguments.family] if arguments.family else list(FAMILIES)
+    torch.set_num_threads(1)
+    if arguments.case is not None:
+        for family in chosen:
+            with contextlib.suppress(KeyboardInterrupt):
+                FAMILIES[family](arguments.case)
+        return 0
+    count, wrong, started = 0, 0, time.monotonic()
+    while time.monotonic() - started < arguments.seconds:
+        seed = arguments.seed + count
+        for family in chosen:
+            try:
+                error = run(family, seed)
+            except Exception as raised:  # what the package should not have raised
+                error = f"{type(raised).__name__}: {raised}"
+            if error is not None:
+                wrong += 1
+                print(f"{family} {seed}: {error}", flush=True)
+        count += 1
+    print(f"{count} seeds of {', '.join(chosen)} from {arguments.seed} on: {wrong} wrong")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
