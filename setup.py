@@ -9,7 +9,6 @@ import ast
 import importlib.util
 import json
 import os
-import platform
 import runpy
 import shlex
 import shutil
@@ -40,6 +39,7 @@ SOURCES = [
 SOURCES[1] += [
     "host/sparse_conv.cpp",
     "host/sparse_pool.cpp",
+    "host/delay_linear.cpp",
     "host/max_pool.cpp",
     "host/lif_max_pool.cpp",
     "host/parallel.cpp",
@@ -48,7 +48,8 @@ SOURCES[1] += [
 native_sources = runpy.run_path(str(ROOT / "snnipu" / "_native_sources.py"))
 FLAGS, X86_FLAGS = native_sources["FLAGS"], native_sources["X86_FLAGS"]
 find_compiler, said_by = native_sources["find_compiler"], native_sources["said_by"]
-# The IPU model, libsnnipu-ipu-model.so: every file of these patterns,
+target_of, HERE = native_sources["target_of"], native_sources["HERE"]
+# The IPU model, libsnnipu-ipu-model.so, on Linux alone as the SDK is: every file of these patterns,
 MODEL_SOURCES = ["csrc/ipu_model/*.cpp", "csrc/ipu_model/*/src/*.cpp", "csrc/graph/*.cpp", "custom_ops/*.cpp"]
 # those of a list compiled as one; the first pattern that fits counts.
 MODEL_UNITS = [["csrc/graph/*.cpp"], ["custom_ops/*.cpp"], ["csrc/ipu_model/codelets_neuron.cpp"]]
@@ -62,7 +63,7 @@ MODEL_FLAGS = ["-O1", "-DSNNIPU_LANE_BYTES=8", "-DSNNIPU_COMPACT_CODE", "-DONNX_
 MODEL_FLAGS += ["-DSNNIPU_CHECK_ALIGNMENT"]
 # Programs may use its Poplar: it is visible, but stays with itself where a real one is loaded too.
 NOT_OF_MODEL = ("-O3", "-fvisibility=hidden")
-MODEL_LINK = ["-Wl,-Bsymbolic"] if sys.platform.startswith("linux") else []
+MODEL_LINK = ["-Wl,-Bsymbolic"]
 MODEL = "ipu-model"
 # What `python -m snnipu build-ipu` builds with a Poplar SDK, laid out in snnipu/_ipu_sources as it is here.
 IPU_FOLDERS = ["custom_ops", "csrc/graph", "csrc/neuron", "csrc/vertices"]
@@ -72,16 +73,11 @@ IPU_SOURCES += ["snnipu/_version.py", "snnipu/equations.py", "snnipu/_generator/
 IPU_SOURCES += ["csrc/host/*.h", "csrc/host/*.hpp", "csrc/host/parallel.cpp"]
 
 
-def machine_of(compiler):
-    """x86_64, aarch64, ...: what ``compiler`` compiles for."""
-    return said_by([*compiler, "-dumpmachine"]).split("-")[0].lower()
-
-
 def instruction_sets(machine):
     """Name -> compiler flags."""
-    if machine in ("x86_64", "amd64"):
+    if machine == "x86_64":
         return X86_FLAGS
-    if machine in ("aarch64", "arm64"):
+    if machine == "aarch64":
         return {"neon": []}
     return {"baseline": []}
 
@@ -151,11 +147,9 @@ class BuildNative(build_ext):
             print(text, flush=True)
 
     def build(self, folder):
-        if sys.platform == "win32":
-            raise RuntimeError("the native library needs GCC or Clang; Windows is not supported yet")
         compiler = find_compiler()
-        machine = machine_of(compiler)
-        wanted = instruction_sets(machine)
+        target = target_of(compiler)
+        wanted = instruction_sets(target.machine)
         if self.isa is not None:
             if self.isa not in wanted:
                 raise RuntimeError(f"--isa must be one of {list(wanted)}, got {self.isa!r}")
@@ -166,8 +160,9 @@ class BuildNative(build_ext):
             "version": package_version(),
             "compiler": said_by([*compiler, "--version"]),
             "flags": [*compiler[1:], *extra, *link],
-            "machine": machine,
-            "libraries": [*wanted, *([] if self.isa else [MODEL])],
+            "system": target.system,
+            "machine": target.machine,
+            "libraries": [*wanted, *([MODEL] if self.isa is None and target.system == "linux" else [])],
         }
         for place in [folder, ROOT / "snnipu" / "_native"]:
             if native_sources["record"](place) == record and not self.force:
@@ -178,19 +173,19 @@ class BuildNative(build_ext):
                 return
         shutil.rmtree(folder)
         folder.mkdir()
-        self.compile_all(folder, compiler, wanted, extra, link)
+        self.compile_all(folder, compiler, target, record["libraries"], extra, link)
         (folder / native_sources["RECORD"]).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
-    def compile_all(self, folder, compiler, wanted, extra, link):
+    def compile_all(self, folder, compiler, target, wanted, extra, link):
         """Every library in parts, as many at once as there are processors; linked when its last part is done."""
-        link = [*link, *(["-ldl"] if sys.platform.startswith("linux") else [])]
         version = [f'-DSNNIPU_VERSION="{package_version()}"']
         host = [*FLAGS, f"-I{CSRC}", f"-I{CSRC / 'ipu_model' / 'poplar' / 'include'}", *version]
         model = [*(flag for flag in FLAGS if flag not in NOT_OF_MODEL), *MODEL_FLAGS, *version]
         model += [f"-I{ROOT / include}" for include in MODEL_INCLUDES]
         units = [[f"csrc/{file}" for file in unit] for unit in SOURCES]
-        libraries = {isa: ([*host, *isa_flags, f'-DSNNIPU_ISA="{isa}"'], units) for isa, isa_flags in wanted.items()}
-        if self.isa is None:
+        isas = instruction_sets(target.machine)
+        libraries = {isa: ([*host, *isas[isa], f'-DSNNIPU_ISA="{isa}"'], units) for isa in wanted if isa in isas}
+        if MODEL in wanted:
             libraries[MODEL] = (model, model_units())
         parts = [(name, files) for name, (_, units) in libraries.items() for files in units]
         # The largest first: the processors are then done at the same time.
@@ -210,12 +205,12 @@ class BuildNative(build_ext):
 
         def compile_part(name, files):
             started = time.monotonic()
-            target = str(Path(objects) / (f"{name}-" + "-".join(Path(files[-1]).with_suffix(".o").parts)))
+            part = str(Path(objects) / (f"{name}-" + "-".join(Path(files[-1]).with_suffix(".o").parts)))
             command = [*compiler, *libraries[name][0], *extra, f"-I{objects}"]
             for file in files[:-1]:
                 command += ["-include", str(ROOT / file)]
-            run(f"{name}, {files[-1]}", [*command, "-c", str(ROOT / files[-1]), "-o", target])
-            return name, target, time.monotonic() - started
+            run(f"{name}, {files[-1]}", [*command, "-c", str(ROOT / files[-1]), "-o", part])
+            return name, part, time.monotonic() - started
 
         waiting = {name: len(units) for name, (_, units) in libraries.items()}
         found = {name: [] for name in libraries}
@@ -225,16 +220,18 @@ class BuildNative(build_ext):
             futures = [pool.submit(compile_part, *part) for part in parts]
             try:
                 for future in as_completed(futures):
-                    name, target, seconds = future.result()
-                    found[name].append(target)
+                    name, part, seconds = future.result()
+                    found[name].append(part)
                     spent[name] += seconds
                     waiting[name] -= 1
                     if waiting[name]:
                         continue
-                    library = folder / f"libsnnipu-{name}.so"
+                    # A linker for Windows leaves other files beside it.
+                    linked, library = Path(objects) / target.library(name), folder / target.library(name)
                     flags = MODEL_LINK if name == MODEL else []
-                    linked = [*compiler, "-shared", "-pthread", *flags, *extra, *sorted(found[name])]
-                    run(name, [*linked, "-o", str(library), *link])
+                    command = [*compiler, "-shared", "-pthread", *flags, *extra, *sorted(found[name])]
+                    run(name, [*command, "-o", str(linked), *link, *target.link_flags(name)])
+                    shutil.move(str(linked), str(library))
                     size = library.stat().st_size / 1e6
                     self.say(f"  {library.name}: {size:.1f} MB, compiled in {spent[name]:.0f} s")
             except BaseException:
@@ -270,15 +267,18 @@ class BuildWithSources(build_py):
 
 
 def cross_platform():
-    """linux_aarch64, say, where the compiler's target is another machine than this one; else None."""
+    """The wheel's platform, linux_aarch64 say, where the compiler's target is another than this machine; else None."""
     try:
-        machine = machine_of(find_compiler())
+        target = target_of(find_compiler())
     except (RuntimeError, OSError):
         return None
-    here = platform.machine().lower()
-    same = {"amd64": "x86_64", "arm64": "aarch64"}
-    different = same.get(machine, machine) != same.get(here, here)
-    return f"linux_{machine}" if different and sys.platform.startswith("linux") else None
+    if target == HERE:
+        return None
+    if target.system == "darwin":
+        return f"macosx_11_0_{'arm64' if target.machine == 'aarch64' else target.machine}"
+    if target.system == "windows":
+        return {"x86_64": "win_amd64", "aarch64": "win_arm64"}[target.machine]
+    return f"linux_{target.machine}"
 
 
 class PlatformWheel(bdist_wheel):

@@ -2,161 +2,72 @@
 //   inputs   x [T, ...] (FLOAT or FLOAT16), mem0 [...], beta, threshold, graded (FLOAT; one element each, or one for
 //            each element of a step modulo their size)
 //   outputs  spk, mem [T, ...] of x's type
-#include "common.hpp"
+#include "operator.hpp"
 
 #include "graph/lif_sequence.hpp"
 
 namespace snnipu {
 namespace ops {
-namespace lif_sequence { // named: the IPU model compiles all operators as one file
-
-enum Inputs { X, Mem0, Beta, Threshold, Graded };
-enum Outputs { Spk, Mem };
 
 struct LifAttributes {
-  Reset reset;
-  bool resetDelay;
+  Reset reset = Reset::Subtract;
+  bool resetDelay = true;
   SurrogateAttributes surrogate;
 
-  static LifAttributes read(const popart::Attributes &attributes) {
-    return {enumeration<Reset>(attributes, "reset", 3), flag(attributes, "reset_delay"),
-            SurrogateAttributes::read(attributes)};
-  }
-  void append(popart::OpSerialiserBase &to) const {
-    to.appendAttribute("reset", static_cast<int64_t>(reset));
-    to.appendAttribute("reset_delay", static_cast<int64_t>(resetDelay));
-    surrogate.append(to);
+  template <typename Visitor> void each(Visitor &&visit) {
+    visit("reset", reset, 3);
+    visit("reset_delay", resetDelay);
+    surrogate.each(visit);
   }
   graph::LifSequenceOptions options() const { return {reset, resetDelay, surrogate.kind, surrogate.a, surrogate.b}; }
 };
 
-popart::OperatorIdentifier lifId() { return identifier("LifSequence"); }
-popart::OperatorIdentifier gradId() { return identifier("LifSequenceGrad"); }
+struct LifSequence : Described<LifSequence, LifAttributes> {
+  enum { X, Mem0, Beta, Threshold, Graded };
+  enum { Spk, Mem };
 
-class LifSequenceGradOp : public OpWith<LifAttributes> {
-public:
-  // Inputs of the gradient; the last five are the operator's own, in their order, but for x where it is not needed.
-  enum GradInputs { GradSpk, GradMem, Membranes, FirstParameter };
+  static constexpr const char *name = "LifSequence";
+  static Fields inputs() { return {{"x", FloatOrHalf}, {"mem0"}, {"beta"}, {"threshold"}, {"graded"}}; }
+  static Fields outputs() { return {{"spk", FloatOrHalf}, {"mem", FloatOrHalf}}; }
 
-  LifSequenceGradOp(const popart::Op &forward, const LifAttributes &attributes)
-      : OpWith(gradId(), forward.settings, attributes) {
-    using popart::GradOpInType;
-    inputs_ = {{GradSpk, Spk, GradOpInType::GradOut}, {GradMem, Mem, GradOpInType::GradOut}};
-    // Without a delayed reset the membranes before it are needed, and are computed anew.
-    if (attributes.resetDelay)
-      inputs_.emplace_back(Membranes, Mem, GradOpInType::Out);
-    else
-      inputs_.emplace_back(Membranes, X, GradOpInType::In);
-    for (int i = Mem0; i <= Graded; ++i)
-      inputs_.emplace_back(FirstParameter + i - Mem0, i, GradOpInType::In);
+  static Infos shapes(const Attributes &, const InfoOf &in) { return {in(X), in(X)}; }
+  // A loss may depend on the spikes alone, or on the membranes. Without a delayed reset the membranes before it are
+  // needed, and are computed anew.
+  static Gradient gradient(const Attributes &attributes) {
+    return {{gradientOf(Spk, true), gradientOf(Mem, true), attributes.resetDelay ? output(Mem) : input(X), input(Mem0),
+             input(Beta), input(Threshold), input(Graded)},
+            {X, Mem0, Beta, Threshold, Graded}};
   }
 
-  std::unique_ptr<popart::Op> clone() const override { return std::make_unique<LifSequenceGradOp>(*this); }
-  void setup() override {
-    outInfo(X) = inInfo(Membranes);
-    for (int i = Mem0; i <= Graded; ++i)
-      outInfo(i) = inInfo(FirstParameter + i - Mem0);
+  static bool laysOut(const Attributes &, const Source &source, bool gradient) {
+    return !gradient && source == input(X);
   }
-  const std::vector<popart::GradInOutMapper> &gradInputInfo() const override { return inputs_; }
-  const std::map<int, int> &gradOutToNonGradIn() const override {
-    static const std::map<int, int> outputs = {
-        {X, X}, {Mem0, Mem0}, {Beta, Beta}, {Threshold, Threshold}, {Graded, Graded}};
-    return outputs;
-  }
-  // A loss may depend on the spikes alone, or on the membranes.
-  std::set<popart::InIndex> optionalInputs() const override { return {GradSpk, GradMem}; }
-
-private:
-  std::vector<popart::GradInOutMapper> inputs_;
-};
-
-class LifSequenceOp : public OpWith<LifAttributes> {
-public:
-  using OpWith::OpWith;
-
-  std::unique_ptr<popart::Op> clone() const override { return std::make_unique<LifSequenceOp>(*this); }
-  void setup() override {
-    checkFloat(*this, Mem0, "mem0");
-    checkFloat(*this, Beta, "beta");
-    checkFloat(*this, Threshold, "threshold");
-    checkFloat(*this, Graded, "graded");
-    outInfo(Spk) = inInfo(X);
-    outInfo(Mem) = inInfo(X);
-  }
-  std::vector<std::unique_ptr<popart::Op>> getGradOps() override {
-    return gradOps(std::make_unique<LifSequenceGradOp>(*this, attributes));
-  }
-};
-
-class LifSequenceOpx : public Opx {
-public:
-  LifSequenceOpx(popart::Op *op, popart::popx::Devicex *devicex) : Opx(op, devicex) {
-    verifyOp<LifSequenceOp>(op, lifId());
-    addCodelets(graph());
+  static poplar::Tensor layOut(const Lowering<LifSequence> &at, const Source &x, const poplar::DebugContext &name) {
+    return graph::createLifSequenceInput(at.graph(), poplarType(at.info(x)), at.info(x).shape_szt(), name);
   }
 
-  popart::popx::InputCreatorType getInputCreatorType(popart::InIndex index) const override {
-    return index == X ? popart::popx::InputCreatorType::CanCreate : popart::popx::InputCreatorType::Deadend;
+  static graph::LifSequenceInputs tensors(const Lowering<LifSequence> &at) {
+    return {at.in(X), at.in(Mem0), at.in(Beta), at.in(Threshold), at.in(Graded)};
   }
-  poplar::Tensor createInputTensor(popart::InIndex, const poplar::DebugNameAndId &name) const override {
-    const poplar::Type type = poplarType(inInfo(X));
-    return graph::createLifSequenceInput(graph(), type, inInfo(X).shape_szt(), {name});
-  }
-  std::set<popart::TensorId> mustExistBeforeCreate(int) const override { return {}; }
-
-  void grow(poplar::program::Sequence &prog) const override {
-    const graph::LifSequenceInputs in = {getInTensor(X), getInTensor(Mem0), getInTensor(Beta), getInTensor(Threshold),
-                                         getInTensor(Graded)};
-    const LifSequenceOp &op = getOp<LifSequenceOp>();
+  static void grow(const Lowering<LifSequence> &at, poplar::program::Sequence &prog) {
     const graph::LifSequenceOutputs out =
-        graph::lifSequence(graph(), in, prog, op.attributes.options(), debugContext("lifSequence"));
-    setOutTensor(Spk, out.spk);
-    setOutTensor(Mem, out.mem);
+        graph::lifSequence(at.graph(), tensors(at), prog, at.attributes().options(), at.label());
+    at.set(Spk, out.spk);
+    at.set(Mem, out.mem);
   }
-};
-
-class LifSequenceGradOpx : public Opx {
-public:
-  LifSequenceGradOpx(popart::Op *op, popart::popx::Devicex *devicex) : Opx(op, devicex) {
-    verifyOp<LifSequenceGradOp>(op, gradId());
-    addCodelets(graph());
-  }
-
-  void grow(poplar::program::Sequence &prog) const override {
-    using Grad = LifSequenceGradOp;
-    const LifAttributes &attributes = getOp<Grad>().attributes;
-    const auto parameter = [this](int of) { return getInTensor(Grad::FirstParameter + of - Mem0); };
-    graph::LifSequenceInputs in = {{}, parameter(Mem0), parameter(Beta), parameter(Threshold), parameter(Graded)};
-    poplar::Tensor mem;
-    (attributes.resetDelay ? mem : in.x) = getInTensor(Grad::Membranes);
+  static void growGradient(const Lowering<LifSequence> &at, poplar::program::Sequence &prog) {
     const graph::LifSequenceInputs out =
-        graph::lifSequenceGrad(graph(), optionalInput(Grad::GradSpk), optionalInput(Grad::GradMem), mem, in, prog,
-                               attributes.options(), debugContext("lifSequenceGrad"));
-    setOutTensor(X, out.x);
-    setOutTensor(Mem0, out.mem0.reshape(outInfo(Mem0).shape_szt()));
-    setOutTensor(Beta, out.beta);
-    setOutTensor(Threshold, out.threshold);
-    setOutTensor(Graded, out.graded);
+        graph::lifSequenceGrad(at.graph(), at.at(gradientOf(Spk)), at.at(gradientOf(Mem)), at.at(output(Mem)),
+                               tensors(at), prog, at.attributes().options(), at.label());
+    at.set(X, out.x);
+    at.set(Mem0, out.mem0.reshape(at.outputInfo(Mem0).shape_szt()));
+    at.set(Beta, out.beta);
+    at.set(Threshold, out.threshold);
+    at.set(Graded, out.graded);
   }
 };
 
-const popart::OpDefinition
-    definition(popart::OpDefinition::Inputs({{"x", floatsAndHalves()},
-                                             {"mem0", floats()},
-                                             {"beta", floats()},
-                                             {"threshold", floats()},
-                                             {"graded", floats()}}),
-               popart::OpDefinition::Outputs({{"spk", floatsAndHalves()}, {"mem", floatsAndHalves()}}),
-               attributesNamed({"reset", "reset_delay", "surrogate", "surrogate_a", "surrogate_b"}));
+const Registered<LifSequence> lifSequence;
 
-const popart::OpCreator<LifSequenceOp> creator = creatorOf<LifSequenceOp, LifAttributes>(lifId(), definition);
-const popart::popx::OpxCreator<LifSequenceOpx> opxCreator(lifId());
-const popart::popx::OpxCreator<LifSequenceGradOpx> gradOpxCreator(gradId());
-const popart::RegisterShapeInferenceFunction shapes(lifId(), [](popart::ShapeInferenceContext &context) {
-  context.outInfo(Spk) = context.inInfo(X);
-  context.outInfo(Mem) = context.inInfo(X);
-});
-
-} // namespace lif_sequence
 } // namespace ops
 } // namespace snnipu

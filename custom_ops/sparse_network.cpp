@@ -11,82 +11,51 @@
 //            m pairs (samples on a tile, how many such tiles)
 // Values, of the input and of all layers, are FLOAT or FLOAT16, and each layer's weights are; all else is FLOAT: state,
 // sums, parameters. Gradients come in through the values of any layer; mem is for the backward pass and carries none.
-#include "common.hpp"
+#include "operator.hpp"
 
 #include "graph/sparse_network.hpp"
 
 namespace snnipu {
 namespace ops {
-namespace sparse_network { // named: the IPU model compiles all operators as one file
-
-enum Inputs { Ids, Values, Counts, FirstParameter };
-enum Parameters { Weight, Beta, Threshold, Bias, Recurrent };
-enum Outputs { OutIds, OutValues, OutCounts, OutDropped, OutMem, OutputsOfLayer };
 
 struct NetworkAttributes {
+  enum Parameters { Weight, Beta, Threshold, Bias, Recurrent };
+  static constexpr int firstParameter = 3;
+
   popart::Attributes::Ints slots, second, recurrent, plan;
   popart::Attributes::Floats gradThreshold, inputScale;
-  Reset reset;
-  bool rotate, bias, unitValues, inputGradient;
+  Reset reset = Reset::Subtract;
+  bool rotate = false, bias = false, unitValues = false, inputGradient = true;
   SurrogateAttributes surrogate;
 
-  static NetworkAttributes read(const popart::Attributes &attributes) {
-    using popart::Attributes;
-    NetworkAttributes read{attributes.getAttribute<Attributes::Ints>("slots"),
-                           attributes.getAttribute<Attributes::Ints>("has_grad_threshold"),
-                           attributes.getAttribute<Attributes::Ints>("recurrent", {}),
-                           attributes.getAttribute<Attributes::Ints>("plan", {}),
-                           attributes.getAttribute<Attributes::Floats>("grad_threshold"),
-                           attributes.getAttribute<Attributes::Floats>("input_scale"),
-                           enumeration<Reset>(attributes, "reset", 3),
-                           flag(attributes, "rotate"),
-                           flag(attributes, "has_bias"),
-                           flag(attributes, "unit_values"),
-                           flag(attributes, "input_gradient"),
-                           SurrogateAttributes::read(attributes)};
-    const std::size_t layers = read.slots.size();
-    if (read.recurrent.empty())
-      read.recurrent.assign(layers, 0);
-    if (layers == 0 || read.second.size() != layers || read.gradThreshold.size() != layers ||
-        read.inputScale.size() != layers || read.recurrent.size() != layers)
-      throw popart::error("SparseNetwork: slots, has_grad_threshold, grad_threshold, input_scale and recurrent have an "
-                          "entry for each layer");
-    for (std::size_t l = 0; l < layers; ++l)
-      if (read.slots[l] < 1 || read.second[l] < 0 || read.second[l] > 1 || read.recurrent[l] < 0 ||
-          read.recurrent[l] > 1)
-        throw popart::error("SparseNetwork: slots must be 1 or more, has_grad_threshold and recurrent 0 or 1");
-    return read;
-  }
-  void append(popart::OpSerialiserBase &to) const {
-    to.appendAttribute("slots", slots);
-    to.appendAttribute("has_grad_threshold", second);
-    to.appendAttribute("recurrent", recurrent);
-    to.appendAttribute("plan", plan);
-    to.appendAttribute("grad_threshold", gradThreshold);
-    to.appendAttribute("input_scale", inputScale);
-    to.appendAttribute("reset", static_cast<int64_t>(reset));
-    to.appendAttribute("rotate", static_cast<int64_t>(rotate));
-    to.appendAttribute("has_bias", static_cast<int64_t>(bias));
-    to.appendAttribute("unit_values", static_cast<int64_t>(unitValues));
-    to.appendAttribute("input_gradient", static_cast<int64_t>(inputGradient));
-    surrogate.append(to);
+  template <typename Visitor> void each(Visitor &&visit) {
+    visit("slots", slots);
+    visit("has_grad_threshold", second);
+    visit("recurrent", recurrent, ReadAttributes::Optional());
+    visit("plan", plan, ReadAttributes::Optional());
+    visit("grad_threshold", gradThreshold);
+    visit("input_scale", inputScale);
+    visit("reset", reset, 3);
+    visit("rotate", rotate);
+    visit("has_bias", bias);
+    visit("unit_values", unitValues);
+    visit("input_gradient", inputGradient);
+    surrogate.each(visit);
   }
 
   int layers() const { return static_cast<int>(slots.size()); }
+  bool isRecurrent(std::size_t layer) const { return !recurrent.empty() && recurrent[layer] != 0; }
   bool has(int layer, Parameters which) const {
-    return which == Bias ? bias : which != Recurrent || recurrent[static_cast<std::size_t>(layer)] != 0;
+    return which == Bias ? bias : which != Recurrent || isRecurrent(static_cast<std::size_t>(layer));
   }
-  // The input that holds a parameter the layer has.
+  // The input that holds a parameter, if the layer has it.
   int parameter(int layer, Parameters which) const {
-    int place = FirstParameter;
+    int place = firstParameter;
     for (int l = 0; l < layer; ++l)
       place += 3 + has(l, Bias) + has(l, Recurrent);
     return place + (which == Recurrent ? 3 + has(layer, Bias) : which);
   }
-  int inputs() const { return parameter(layers(), Weight); }
 };
-
-int outputOf(int layer, Outputs which) { return layer * OutputsOfLayer + which; }
 
 // Entries of the plan, one after the other.
 class PlanReader {
@@ -118,14 +87,14 @@ private:
 };
 
 // weight(layer) is the shape of its weight.
-template <typename Weight> graph::SparseNetworkOptions optionsOf(const NetworkAttributes &a, const Weight &weight) {
+template <typename Shape> graph::SparseNetworkOptions optionsOf(const NetworkAttributes &a, const Shape &weight) {
   graph::SparseNetworkOptions options;
   PlanReader plan(a.plan);
   for (int l = 0; l < a.layers(); ++l) {
     const std::size_t i = static_cast<std::size_t>(l);
     const std::vector<std::size_t> shape = weight(l);
     options.layers.push_back({shape.at(1), shape.at(0), static_cast<std::size_t>(a.slots[i]), a.second[i] != 0,
-                              a.gradThreshold[i], a.inputScale[i], a.recurrent[i] != 0});
+                              a.gradThreshold[i], a.inputScale[i], a.isRecurrent(i)});
     if (!a.plan.empty()) {
       graph::LayerPlan layer;
       layer.firstTile = plan.next();
@@ -148,252 +117,152 @@ template <typename Weight> graph::SparseNetworkOptions optionsOf(const NetworkAt
   return options;
 }
 
-popart::OperatorIdentifier networkId() { return identifier("SparseNetwork"); }
-popart::OperatorIdentifier gradId() { return identifier("SparseNetworkGrad"); }
+struct SparseNetwork : Described<SparseNetwork, NetworkAttributes> {
+  enum { Ids, Values, Counts };
+  enum Outputs { OutIds, OutValues, OutCounts, OutDropped, OutMem, OutputsOfLayer };
 
-class SparseNetworkGradOp : public OpWith<NetworkAttributes> {
-public:
-  // The operator's own inputs, in their order; then for each layer the gradients of its values and of mem, and what it
-  // reads of the outputs.
-  enum OfLayer { GradValues, GradMem, OwnIds, OwnCounts, OwnMem, InputsOfLayer };
+  static constexpr const char *name = "SparseNetwork";
+  static Fields spikes() { return {{"ids"}, {"values", FloatOrHalf}, {"counts"}}; }
+  // By NetworkAttributes::Parameters.
+  static Fields parameters() {
+    return {{"weight", FloatOrHalf}, {"beta"}, {"threshold"}, {"bias"}, {"recurrent_weight", FloatOrHalf}};
+  }
+  // Of the first layer; the others' are of the same kind.
+  static Fields inputs() {
+    Fields fields = spikes();
+    for (const Field &parameter : parameters())
+      fields.push_back(parameter);
+    return fields;
+  }
+  static Fields outputs() { return {{"ids"}, {"values", FloatOrHalf}, {"counts"}, {"dropped"}, {"mem"}}; }
+  static Fields inputsOf(const Attributes &attributes) {
+    Fields fields = spikes();
+    eachParameter(attributes, [&](int, Attributes::Parameters which, int) {
+      fields.push_back(parameters()[static_cast<std::size_t>(which)]);
+    });
+    return fields;
+  }
+  static int outputOf(int layer, Outputs which) { return layer * OutputsOfLayer + which; }
 
-  SparseNetworkGradOp(const popart::Op &forward, const NetworkAttributes &attributes)
-      : OpWith(gradId(), forward.settings, attributes) {
-    using popart::GradOpInType;
-    for (int i = 0; i < attributes.inputs(); ++i) {
-      inputs_.emplace_back(i, i, GradOpInType::In);
-      outputs_.emplace(i, i);
-    }
+  static void check(const Attributes &read) {
+    const std::size_t layers = read.slots.size();
+    if (layers == 0 || read.second.size() != layers || read.gradThreshold.size() != layers ||
+        read.inputScale.size() != layers || (!read.recurrent.empty() && read.recurrent.size() != layers))
+      throw popart::error("SparseNetwork: slots, has_grad_threshold, grad_threshold, input_scale and recurrent have an "
+                          "entry for each layer");
+    for (std::size_t l = 0; l < layers; ++l)
+      if (read.slots[l] < 1 || read.second[l] < 0 || read.second[l] > 1 ||
+          (!read.recurrent.empty() && (read.recurrent[l] < 0 || read.recurrent[l] > 1)))
+        throw popart::error("SparseNetwork: slots must be 1 or more, has_grad_threshold and recurrent 0 or 1");
+  }
+  static Infos shapes(const Attributes &attributes, const InfoOf &in) {
+    Infos infos;
     for (int l = 0; l < attributes.layers(); ++l) {
-      inputs_.emplace_back(ofLayer(l, GradValues), outputOf(l, OutValues), GradOpInType::GradOut);
-      inputs_.emplace_back(ofLayer(l, GradMem), outputOf(l, OutMem), GradOpInType::GradOut);
-      inputs_.emplace_back(ofLayer(l, OwnIds), outputOf(l, OutIds), GradOpInType::Out);
-      inputs_.emplace_back(ofLayer(l, OwnCounts), outputOf(l, OutCounts), GradOpInType::Out);
-      inputs_.emplace_back(ofLayer(l, OwnMem), outputOf(l, OutMem), GradOpInType::Out);
+      for (const popart::TensorInfo &info : slotsLike(in(Values), attributes.slots[static_cast<std::size_t>(l)]))
+        infos.push_back(info);
+      infos.push_back(likeRows(in(Values), in(attributes.parameter(l, Attributes::Weight)).dim(0)));
     }
+    return infos;
   }
-
-  std::unique_ptr<popart::Op> clone() const override { return std::make_unique<SparseNetworkGradOp>(*this); }
-  void setup() override {
-    for (const auto &gradient : outputs_)
-      outInfo(gradient.first) = inInfo(gradient.second);
-  }
-  const std::vector<popart::GradInOutMapper> &gradInputInfo() const override { return inputs_; }
-  const std::map<int, int> &gradOutToNonGradIn() const override { return outputs_; }
-  // A loss may depend on the spikes of any of the layers.
-  std::set<popart::InIndex> optionalInputs() const override {
-    std::set<popart::InIndex> optional;
-    for (int l = 0; l < attributes.layers(); ++l) {
-      optional.insert(ofLayer(l, GradValues));
-      optional.insert(ofLayer(l, GradMem));
-    }
-    return optional;
-  }
-
-  int ofLayer(int layer, OfLayer which) const { return attributes.inputs() + layer * InputsOfLayer + which; }
-
-private:
-  std::vector<popart::GradInOutMapper> inputs_;
-  std::map<int, int> outputs_;
-};
-
-// setInfo(output, info) for all outputs.
-template <typename SetInfo>
-void outputInfos(const popart::TensorInfo &values, const NetworkAttributes &attributes,
-                 const std::vector<int64_t> &neurons, const SetInfo &setInfo) {
-  for (int l = 0; l < attributes.layers(); ++l) {
-    const std::size_t i = static_cast<std::size_t>(l);
-    setInfo(outputOf(l, OutIds), likeRows(values, attributes.slots[i]));
-    setInfo(outputOf(l, OutValues), likeRows(values, attributes.slots[i], values.dataType()));
-    setInfo(outputOf(l, OutCounts), likeRows(values, 2));
-    setInfo(outputOf(l, OutDropped), likeRows(values, 2));
-    setInfo(outputOf(l, OutMem), likeRows(values, neurons[i]));
-  }
-}
-
-class SparseNetworkOp : public OpWith<NetworkAttributes> {
-public:
-  using OpWith::OpWith;
-
-  std::unique_ptr<popart::Op> clone() const override { return std::make_unique<SparseNetworkOp>(*this); }
-  void setup() override {
-    checkFloat(*this, Ids, "ids");
-    checkFloatOrHalf(*this, Values, "values");
-    checkFloat(*this, Counts, "counts");
-    for (int l = 0; l < attributes.layers(); ++l) {
-      checkFloatOrHalf(*this, attributes.parameter(l, Weight), "weight");
-      checkFloat(*this, attributes.parameter(l, Beta), "beta");
-      checkFloat(*this, attributes.parameter(l, Threshold), "threshold");
-      if (attributes.bias)
-        checkFloat(*this, attributes.parameter(l, Bias), "bias");
-      if (attributes.has(l, Recurrent))
-        checkFloatOrHalf(*this, attributes.parameter(l, Recurrent), "recurrent_weight");
-    }
-    if (hasInput(attributes.inputs()))
-      throw popart::error("{} has {} inputs: 3 of spikes, and the parameters of {} layers", opid, attributes.inputs(),
-                          attributes.layers());
-    std::vector<int64_t> neurons;
+  // A loss may depend on the spikes of any of the layers; mem has a place for its gradient, to be refused there.
+  static Gradient gradient(const Attributes &attributes) {
+    Gradient gradient;
+    gradient.readEveryInput(static_cast<int>(inputsOf(attributes).size()));
     for (int l = 0; l < attributes.layers(); ++l)
-      neurons.push_back(inInfo(attributes.parameter(l, Weight)).dim(0));
-    outputInfos(inInfo(Values), attributes, neurons,
-                [this](int index, const popart::TensorInfo &info) { outInfo(index) = info; });
-  }
-  std::vector<std::unique_ptr<popart::Op>> getGradOps() override {
-    return gradOps(std::make_unique<SparseNetworkGradOp>(*this, attributes));
-  }
-};
-
-// Both Opxs read the operator's inputs at the same places.
-template <typename OP> class NetworkOpx : public Opx {
-public:
-  NetworkOpx(popart::Op *op, popart::popx::Devicex *devicex, const popart::OperatorIdentifier &opid)
-      : Opx(op, devicex) {
-    verifyOp<OP>(op, opid);
-    addCodelets(graph());
+      for (const Source &source :
+           {gradientOf(outputOf(l, OutValues), true), gradientOf(outputOf(l, OutMem), true),
+            output(outputOf(l, OutIds)), output(outputOf(l, OutCounts)), output(outputOf(l, OutMem))})
+        gradient.reads.push_back(source);
+    return gradient;
   }
 
-  popart::popx::InputCreatorType getInputCreatorType(popart::InIndex index) const override {
-    return layerOf(Weight, index) >= 0 || layerOf(Recurrent, index) >= 0 || membranesLayer(index) >= 0
-               ? popart::popx::InputCreatorType::CanCreate
-               : popart::popx::InputCreatorType::Deadend;
+  static bool laysOut(const Attributes &attributes, const Source &source, bool) {
+    if (source.kind != popart::GradOpInType::In)
+      return source.kind == popart::GradOpInType::Out && source.index % OutputsOfLayer == OutMem;
+    bool weight = false;
+    eachParameter(attributes, [&](int, Attributes::Parameters which, int place) {
+      weight |= place == source.index && (which == Attributes::Weight || which == Attributes::Recurrent);
+    });
+    return weight;
   }
-  poplar::Tensor createInputTensor(popart::InIndex index, const poplar::DebugNameAndId &name) const override {
-    const popart::TensorInfo &ids = inInfo(Ids);
-    const int membranes = membranesLayer(index), recurrent = layerOf(Recurrent, index);
-    if (membranes >= 0)
-      return graph::createNetworkMembranes(graph(), options(), static_cast<std::size_t>(membranes),
-                                           static_cast<std::size_t>(ids.dim(0)), static_cast<std::size_t>(ids.dim(1)),
-                                           static_cast<std::size_t>(ids.dim(2)), {name});
-    const int layer = recurrent >= 0 ? recurrent : layerOf(Weight, index);
-    return graph::createNetworkWeight(graph(), options(), static_cast<std::size_t>(layer), recurrent >= 0,
-                                      static_cast<std::size_t>(ids.dim(1)), static_cast<std::size_t>(ids.dim(2)),
-                                      poplarType(inInfo(index)), {name});
-  }
-  std::set<popart::TensorId> mustExistBeforeCreate(int) const override { return {}; }
-
-protected:
-  const NetworkAttributes &attributes() const { return getOp<OP>().attributes; }
-  graph::SparseNetworkOptions options() const {
-    return optionsOf(attributes(),
-                     [this](int layer) { return inInfo(attributes().parameter(layer, Weight)).shape_szt(); });
-  }
-  graph::SlotTensors input() const { return {getInTensor(Ids), getInTensor(Values), getInTensor(Counts), {}}; }
-  std::vector<graph::NetworkParameters> parameters() const {
-    std::vector<graph::NetworkParameters> all;
-    for (int l = 0; l < attributes().layers(); ++l) {
-      const auto tensor = [&](Parameters which) {
-        return attributes().has(l, which) ? getInTensor(attributes().parameter(l, which)) : poplar::Tensor();
-      };
-      all.push_back({tensor(Weight), tensor(Beta), tensor(Threshold), tensor(Bias), tensor(Recurrent)});
-    }
-    return all;
+  static poplar::Tensor layOut(const Lowering<SparseNetwork> &at, const Source &source,
+                               const poplar::DebugContext &name) {
+    const std::vector<std::size_t> ids = at.info(input(Ids)).shape_szt();
+    if (source.kind != popart::GradOpInType::In)
+      return graph::createNetworkMembranes(at.graph(), options(at),
+                                           static_cast<std::size_t>(source.index / OutputsOfLayer), ids.at(0),
+                                           ids.at(1), ids.at(2), name);
+    poplar::Tensor weight;
+    eachParameter(at.attributes(), [&](int layer, Attributes::Parameters which, int place) {
+      if (place == source.index)
+        weight = graph::createNetworkWeight(at.graph(), options(at), static_cast<std::size_t>(layer),
+                                            which == Attributes::Recurrent, ids.at(1), ids.at(2),
+                                            poplarType(at.info(source)), name);
+    });
+    return weight;
   }
 
-private:
-  // Of the layer whose membranes an input of the gradient is; else -1.
-  int membranesLayer(popart::InIndex index) const {
-    if constexpr (std::is_same_v<OP, SparseNetworkGradOp>)
-      for (int l = 0; l < attributes().layers(); ++l)
-        if (index == this->template getOp<OP>().ofLayer(l, OP::OwnMem))
-          return l;
-    return -1;
-  }
-  // Of the layer whose parameter an input is; else -1.
-  int layerOf(Parameters which, popart::InIndex index) const {
-    for (int l = 0; l < attributes().layers(); ++l)
-      if (attributes().has(l, which) && index == attributes().parameter(l, which))
-        return l;
-    return -1;
-  }
-};
-
-class SparseNetworkOpx : public NetworkOpx<SparseNetworkOp> {
-public:
-  SparseNetworkOpx(popart::Op *op, popart::popx::Devicex *devicex) : NetworkOpx(op, devicex, networkId()) {}
-
-  void grow(poplar::program::Sequence &prog) const override {
+  static void grow(const Lowering<SparseNetwork> &at, poplar::program::Sequence &prog) {
     const std::vector<graph::NetworkOutputs> out =
-        graph::sparseNetwork(graph(), input(), parameters(), prog, options(), debugContext("sparseNetwork"));
-    for (int l = 0; l < attributes().layers(); ++l) {
+        graph::sparseNetwork(at.graph(), at.slots(), tensors(at), prog, options(at), at.label());
+    for (int l = 0; l < at.attributes().layers(); ++l) {
       const graph::NetworkOutputs &layer = out[static_cast<std::size_t>(l)];
-      setOutTensor(outputOf(l, OutIds), layer.spikes.ids);
-      setOutTensor(outputOf(l, OutValues), layer.spikes.values);
-      setOutTensor(outputOf(l, OutCounts), layer.spikes.counts);
-      setOutTensor(outputOf(l, OutDropped), layer.spikes.dropped);
-      setOutTensor(outputOf(l, OutMem), layer.mem);
+      at.setSlots(outputOf(l, OutIds), layer.spikes);
+      at.set(outputOf(l, OutDropped), layer.spikes.dropped);
+      at.set(outputOf(l, OutMem), layer.mem);
     }
   }
-};
-
-class SparseNetworkGradOpx : public NetworkOpx<SparseNetworkGradOp> {
-public:
-  SparseNetworkGradOpx(popart::Op *op, popart::popx::Devicex *devicex) : NetworkOpx(op, devicex, gradId()) {}
-
-  void grow(poplar::program::Sequence &prog) const override {
-    using Grad = SparseNetworkGradOp;
-    const Grad &op = getOp<Grad>();
+  static void growGradient(const Lowering<SparseNetwork> &at, poplar::program::Sequence &prog) {
     std::vector<poplar::Tensor> gradValues;
     std::vector<graph::NetworkOutputs> outputs;
-    for (int l = 0; l < attributes().layers(); ++l) {
-      if (hasInput(op.ofLayer(l, Grad::GradMem)))
+    for (int l = 0; l < at.attributes().layers(); ++l) {
+      if (at.has(gradientOf(outputOf(l, OutMem))))
         throw popart::error("{}: the membranes of layer {} are on the path to the loss, and carry no gradient: take "
                             "the loss from the values of its spikes",
-                            op.opid, l);
-      gradValues.push_back(optionalInput(op.ofLayer(l, Grad::GradValues)));
-      outputs.push_back(
-          {{getInTensor(op.ofLayer(l, Grad::OwnIds)), {}, getInTensor(op.ofLayer(l, Grad::OwnCounts)), {}},
-           getInTensor(op.ofLayer(l, Grad::OwnMem))});
+                            identifierOf<SparseNetwork>(true), l);
+      gradValues.push_back(at.at(gradientOf(outputOf(l, OutValues))));
+      outputs.push_back({{at.at(output(outputOf(l, OutIds))), {}, at.at(output(outputOf(l, OutCounts))), {}},
+                         at.at(output(outputOf(l, OutMem)))});
     }
-    const graph::NetworkGradients out = graph::sparseNetworkGrad(graph(), gradValues, input(), parameters(), outputs,
-                                                                 prog, options(), debugContext("sparseNetworkGrad"));
-    setOutTensor(Ids, graph::zeros(graph(), outInfo(Ids).shape_szt(), debugContext("gradIds")));
-    setOutTensor(Values, out.inputValues);
-    setOutTensor(Counts, graph::zeros(graph(), outInfo(Counts).shape_szt(), debugContext("gradCounts")));
-    for (int l = 0; l < attributes().layers(); ++l) {
-      const graph::NetworkParameters &own = out.parameters[static_cast<std::size_t>(l)];
-      setOutTensor(attributes().parameter(l, Weight), own.weight);
-      setOutTensor(attributes().parameter(l, Beta), own.beta);
-      setOutTensor(attributes().parameter(l, Threshold), own.threshold);
-      if (attributes().bias)
-        setOutTensor(attributes().parameter(l, Bias), own.bias);
-      if (attributes().has(l, Recurrent))
-        setOutTensor(attributes().parameter(l, Recurrent), own.recurrentWeight);
-    }
+    const graph::NetworkGradients out = graph::sparseNetworkGrad(at.graph(), gradValues, at.slots(), tensors(at),
+                                                                 outputs, prog, options(at), at.label());
+    at.setZeros(Ids);
+    at.set(Values, out.inputValues);
+    at.setZeros(Counts);
+    eachParameter(at.attributes(), [&](int layer, Attributes::Parameters which, int place) {
+      graph::NetworkParameters own = out.parameters[static_cast<std::size_t>(layer)];
+      at.set(place, parameterOf(own, which));
+    });
+  }
+
+private:
+  // visit(layer, which, place) for each parameter there is, in the order of the inputs.
+  template <typename Visit> static void eachParameter(const Attributes &attributes, const Visit &visit) {
+    for (int l = 0; l < attributes.layers(); ++l)
+      for (const auto which :
+           {Attributes::Weight, Attributes::Beta, Attributes::Threshold, Attributes::Bias, Attributes::Recurrent})
+        if (attributes.has(l, which))
+          visit(l, which, attributes.parameter(l, which));
+  }
+  static poplar::Tensor &parameterOf(graph::NetworkParameters &of, Attributes::Parameters which) {
+    poplar::Tensor *const all[] = {&of.weight, &of.beta, &of.threshold, &of.bias, &of.recurrentWeight};
+    return *all[which];
+  }
+  static std::vector<graph::NetworkParameters> tensors(const Lowering<SparseNetwork> &at) {
+    std::vector<graph::NetworkParameters> all(static_cast<std::size_t>(at.attributes().layers()));
+    eachParameter(at.attributes(), [&](int layer, Attributes::Parameters which, int place) {
+      parameterOf(all[static_cast<std::size_t>(layer)], which) = at.in(place);
+    });
+    return all;
+  }
+  static graph::SparseNetworkOptions options(const Lowering<SparseNetwork> &at) {
+    return optionsOf(at.attributes(), [&at](int layer) {
+      return at.info(input(at.attributes().parameter(layer, Attributes::Weight))).shape_szt();
+    });
   }
 };
 
-// Of the first layer; the others' are of the same kind.
-const popart::OpDefinition definition(popart::OpDefinition::Inputs({{"ids", floats()},
-                                                                    {"values", floatsAndHalves()},
-                                                                    {"counts", floats()},
-                                                                    {"weight", floatsAndHalves()},
-                                                                    {"beta", floats()},
-                                                                    {"threshold", floats()},
-                                                                    {"bias", floats()},
-                                                                    {"recurrent_weight", floatsAndHalves()}}),
-                                      popart::OpDefinition::Outputs({{"ids", floats()},
-                                                                     {"values", floatsAndHalves()},
-                                                                     {"counts", floats()},
-                                                                     {"dropped", floats()},
-                                                                     {"mem", floats()}}),
-                                      attributesNamed({"slots", "has_grad_threshold", "recurrent", "plan",
-                                                       "grad_threshold", "input_scale", "reset", "rotate", "has_bias",
-                                                       "unit_values", "input_gradient", "surrogate", "surrogate_a",
-                                                       "surrogate_b"}));
+const Registered<SparseNetwork> sparseNetwork;
 
-const popart::OpCreator<SparseNetworkOp> creator =
-    creatorOf<SparseNetworkOp, NetworkAttributes>(networkId(), definition);
-const popart::popx::OpxCreator<SparseNetworkOpx> opxCreator(networkId());
-const popart::popx::OpxCreator<SparseNetworkGradOpx> gradOpxCreator(gradId());
-const popart::RegisterShapeInferenceFunction shapes(networkId(), [](popart::ShapeInferenceContext &context) {
-  const NetworkAttributes attributes = NetworkAttributes::read(context.getAttributes());
-  std::vector<int64_t> neurons;
-  for (int l = 0; l < attributes.layers(); ++l)
-    neurons.push_back(context.inInfo(attributes.parameter(l, Weight)).dim(0));
-  outputInfos(context.inInfo(Values), attributes, neurons,
-              [&](int index, const popart::TensorInfo &info) { context.outInfo(index) = info; });
-});
-
-} // namespace sparse_network
 } // namespace ops
 } // namespace snnipu

@@ -1,6 +1,6 @@
 """Spiking neural networks in PyTorch, trained fast: ``import snnipu as snn`` in place of ``import snntorch as snn``."""
 
-from typing import Any, List
+from typing import TYPE_CHECKING, Any, List
 
 from snnipu import _wait_policy
 
@@ -10,16 +10,25 @@ from snnipu._names import passthrough  # noqa: E402
 
 passthrough.install()
 
+if TYPE_CHECKING:
+    # For editors and type checkers, what passthrough resolves; our own names, below, come in place of snnTorch's.
+    from snntorch import *  # noqa: F403
+    from snntorch import backprop, spikegen, spikeplot, spikevision  # noqa: F401
+
+    from snnipu import export_nir, functional, import_nir, utils  # noqa: F401
+
 from snnipu import backends, ops, surrogate  # noqa: E402
 from snnipu._version import __version__  # noqa: E402
 from snnipu.compiler import auto, compile  # noqa: E402
 from snnipu.neurons import (  # noqa: E402
     SLSTM,
     Alpha,
+    DelayLinear,
     DeltaLeaky,
     Lapicque,
     Leaky,
     LinearLeaky,
+    ListedLinear,
     MultiStep,
     RLeaky,
     RSynaptic,
@@ -33,6 +42,7 @@ from snnipu.neurons import (  # noqa: E402
     SparseSynaptic,
     StateLeaky,
     Synaptic,
+    SynapticDelay,
     neuron,
     run_segments,
 )
@@ -43,10 +53,12 @@ from snnipu.spikes import SparseSpikes  # noqa: E402
 __all__ = [
     "SLSTM",
     "Alpha",
+    "DelayLinear",
     "DeltaLeaky",
     "Lapicque",
     "Leaky",
     "LinearLeaky",
+    "ListedLinear",
     "MultiStep",
     "Online",
     "RLeaky",
@@ -62,6 +74,7 @@ __all__ = [
     "SparseSynaptic",
     "StateLeaky",
     "Synaptic",
+    "SynapticDelay",
     "__version__",
     "auto",
     "compile",

@@ -1,4 +1,4 @@
-"""snnTorch's ``utils``; :func:`reset` also resets neurons that ``snnipu.neuron`` has made."""
+"""snnTorch's ``utils``; :func:`reset` also resets neurons that ``snnipu.neuron`` has made, and delays."""
 
 from typing import Any, List
 
@@ -6,16 +6,20 @@ import snntorch.utils
 from torch import nn
 
 from snnipu.neurons.own import OwnNeuron
+from snnipu.neurons.synaptic_delay import SynapticDelay
 
 # The rest is looked up in snnTorch's module when it is asked for: some of its names change.
 __all__ = [name for name in dir(snntorch.utils) if not name.startswith("_")]
 
 
 def reset(net: nn.Module) -> None:
-    """Clear the hidden states of the neurons in ``net``: snnTorch's as its ``reset`` does, own ones at any depth."""
+    """Clear the hidden states of the neurons in ``net``: snnTorch's as its ``reset`` does, own ones and what is on its
+    way in a ``SynapticDelay`` at any depth."""
     for module in net.modules():
         if isinstance(module, OwnNeuron):
             module.reset_mem()
+        if isinstance(module, SynapticDelay):
+            module.reset_delay()
     snntorch.utils.reset(net)
 
 

@@ -184,7 +184,7 @@ def test_what_the_layout_names_exists():
 
 
 def test_environment_variables_are_read_somewhere():
-    sources = [ROOT / "setup.py", ROOT / "Makefile"]
+    sources = [ROOT / "setup.py", ROOT / "Makefile", ROOT / ".ci" / "run"]
     for folder in ("snnipu", "tests", "tutorials"):
         sources += [path for path in (ROOT / folder).rglob("*.py") if path.name != Path(__file__).name]
     code = "".join(map(text_of, sources))

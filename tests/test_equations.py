@@ -7,6 +7,7 @@ import snntorch
 import torch
 
 from snnipu import equations
+from snnipu._names.stock import stock
 
 STEPS, BATCH, NEURONS = 7, 3, 11
 
@@ -36,7 +37,7 @@ MODULES = {
         {"alpha": 0.7, "beta": per_neuron(0.4, 1.1), "V": 0.6, "all_to_all": False, "learn_alpha": True},
     ),
     equations.delta_leaky: (
-        snntorch.DeltaLeaky,
+        stock("DeltaLeaky"),
         {"delta_threshold": 0.5, "beta": per_neuron(0.2, 1.1), "learn_beta": True},
     ),
 }
@@ -92,7 +93,7 @@ def test_equations_are_snntorchs(function, options, dtype):
     learnt = {name: value for name, value in values.items() if value.requires_grad}
 
     def module_step(current, states):
-        if kind is snntorch.DeltaLeaky:
+        if kind is stock("DeltaLeaky"):
             return layer(current, states)
         spk, *after = layer(current, *states)
         return spk, ([spk, *after] if names[0] == "spk" else after)

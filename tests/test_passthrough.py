@@ -1,8 +1,11 @@
 """Every snnTorch name resolves through snnipu."""
 
+import ast
 import importlib
+import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import snntorch.utils
@@ -22,6 +25,15 @@ def test_every_public_name():
         assert name in dir(snn), name
         if name not in OWN and not isinstance(getattr(snntorch, name), type(snntorch)):
             assert getattr(snn, name) is getattr(snntorch, name), name
+
+
+def test_type_checkers_are_told_of_every_module():
+    tree = ast.parse(Path(snn.__file__).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and node.test.id == "TYPE_CHECKING")
+    told = {alias.name for node in block.body for alias in node.names}
+    modules = {module.name for module in pkgutil.iter_modules(snntorch.__path__) if not module.name.startswith("_")}
+    assert "*" in told
+    assert modules - told == {"surrogate"}  # imported for real
 
 
 @pytest.mark.parametrize("name", ["functional.loss", "functional.acc", "spikegen"])

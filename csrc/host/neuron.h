@@ -9,10 +9,12 @@
 
 #include <stdint.h>
 
-#if defined(__GNUC__)
-#define SNNIPU_NEURON_API __attribute__((visibility("default")))
+#if defined(_WIN32)
+#define SNNIPU_API __declspec(dllexport)
+#elif defined(__GNUC__)
+#define SNNIPU_API __attribute__((visibility("default")))
 #else
-#define SNNIPU_NEURON_API
+#define SNNIPU_API
 #endif
 
 #ifdef __cplusplus
@@ -55,10 +57,10 @@ typedef struct snnipu_neuron_call {
 
 /* Both return 0, 1 where neuron, variant, dtype or surrogate is unknown or x is missing where it is needed, 2 where
  * memory could not be had. */
-SNNIPU_NEURON_API int snnipu_neuron_forward(const snnipu_neuron_call *call);
-SNNIPU_NEURON_API int snnipu_neuron_backward(const snnipu_neuron_call *call);
+SNNIPU_API int snnipu_neuron_forward(const snnipu_neuron_call *call);
+SNNIPU_API int snnipu_neuron_backward(const snnipu_neuron_call *call);
 /* sizeof(snnipu_neuron_call), against which a caller checks its own. */
-SNNIPU_NEURON_API int64_t snnipu_neuron_call_size(void);
+SNNIPU_API int64_t snnipu_neuron_call_size(void);
 
 #ifdef __cplusplus
 }

@@ -1,7 +1,19 @@
 #include "host/parallel.hpp"
 
+#if defined(_WIN32)
+#define WIN32_LEAN_AND_MEAN
+#define NOMINMAX
+#include <windows.h>
+// Behind it, as it needs its types.
+#include <psapi.h>
+#else
 #include <dlfcn.h>
+#if defined(__APPLE__)
+#include <mach-o/dyld.h>
+#endif
+#endif
 
+#include <cstdint>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -9,19 +21,97 @@
 namespace snnipu {
 namespace {
 
-// The entry point of libgomp's ABI, which LLVM's and Intel's runtimes export too.
-using GompParallel = void (*)(ThreadBody, void *, unsigned, unsigned);
+#if defined(_WIN32) || defined(__APPLE__)
+// Here the runtime is LLVM's, or Intel's, of the same entry points. PyTorch has loaded it for itself: it is found among
+// all that the process has loaded.
+#if defined(_WIN32)
+void *loaded(const char *function) {
+  std::vector<HMODULE> modules(64);
+  DWORD bytes = 0;
+  for (;;) {
+    const auto size = static_cast<DWORD>(modules.size() * sizeof(HMODULE));
+    if (!EnumProcessModules(GetCurrentProcess(), modules.data(), size, &bytes))
+      return nullptr;
+    const bool all = bytes <= size;
+    modules.resize(bytes / sizeof(HMODULE));
+    if (all)
+      break;
+  }
+  for (const HMODULE module : modules)
+    if (const auto found = GetProcAddress(module, function))
+      return reinterpret_cast<void *>(found);
+  return nullptr;
+}
+#else
+void *loaded(const char *function) {
+  for (std::uint32_t i = 0; i < _dyld_image_count(); ++i) {
+    const char *const path = _dyld_get_image_name(i);
+    void *const image = path ? dlopen(path, RTLD_LAZY | RTLD_NOLOAD) : nullptr;
+    void *const found = image ? dlsym(image, function) : nullptr;
+    if (image)
+      dlclose(image);
+    if (found)
+      return found;
+  }
+  return nullptr;
+}
+#endif
 
-GompParallel openMp() {
-  static const auto entry = reinterpret_cast<GompParallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
-  return entry;
+// ident_t: where in the source a region is, which is told to nobody; written for LLVM's compiler.
+struct Place {
+  std::int32_t reserved1, flags, reserved2, reserved3;
+  const char *source;
+} place{0, 2, 0, 0, ";unknown;unknown;0;0;;"};
+
+struct Region {
+  ThreadBody body;
+  void *data;
+};
+
+void runRegion(std::int32_t *, std::int32_t *, void *region) {
+  const auto &work = *static_cast<const Region *>(region);
+  work.body(work.data);
+}
+
+struct OpenMp {
+  std::int32_t (*threadNumber)(Place *);
+  void (*pushThreads)(Place *, std::int32_t thread, std::int32_t threads);
+  void (*fork)(Place *, std::int32_t arguments, decltype(&runRegion), ...);
+
+  OpenMp() {
+    threadNumber = reinterpret_cast<decltype(threadNumber)>(loaded("__kmpc_global_thread_num"));
+    pushThreads = reinterpret_cast<decltype(pushThreads)>(loaded("__kmpc_push_num_threads"));
+    fork = reinterpret_cast<decltype(fork)>(loaded("__kmpc_fork_call"));
+  }
+  bool found() const { return threadNumber && pushThreads && fork; }
+  void run(ThreadBody body, void *data, unsigned threads) const {
+    Region region{body, data};
+    pushThreads(&place, threadNumber(&place), static_cast<std::int32_t>(threads));
+    fork(&place, 1, runRegion, &region);
+  }
+};
+
+#else
+// The entry point of libgomp's ABI, which LLVM's and Intel's runtimes export too.
+struct OpenMp {
+  void (*parallel)(ThreadBody, void *, unsigned threads, unsigned flags);
+
+  OpenMp() { parallel = reinterpret_cast<decltype(parallel)>(dlsym(RTLD_DEFAULT, "GOMP_parallel")); }
+  bool found() const { return parallel; }
+  void run(ThreadBody body, void *data, unsigned threads) const { parallel(body, data, threads, 0); }
+};
+#endif
+
+const OpenMp &openMp() {
+  static const OpenMp runtime;
+  return runtime;
 }
 
 } // namespace
 
 void runThreads(ThreadBody body, void *data, unsigned threads) {
-  if (const auto parallel = openMp()) {
-    parallel(body, data, threads, 0);
+  if (openMp().found()) {
+    openMp().run(body, data, threads);
     return;
   }
   std::vector<std::thread> others;
@@ -36,6 +126,6 @@ void runThreads(ThreadBody body, void *data, unsigned threads) {
     other.join();
 }
 
-const char *threadRuntime() { return openMp() ? "openmp" : "std::thread"; }
+const char *threadRuntime() { return openMp().found() ? "openmp" : "std::thread"; }
 
 } // namespace snnipu

@@ -5,13 +5,7 @@
 #ifndef SNNIPU_H
 #define SNNIPU_H
 
-#include <stdint.h>
-
-#if defined(__GNUC__)
-#define SNNIPU_API __attribute__((visibility("default")))
-#else
-#define SNNIPU_API
-#endif
+#include "host/neuron.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -35,9 +35,11 @@ typedef struct snnipu_sparse_call {
                               height and width, stride, padding and dilation (vertical, horizontal each), groups. Of
                               sparse_pool2d: channels, height and width of the input, height and width of the output and
                               of the window, stride, padding. Of dense pools: height, width, height and width of the
-                              window, stride, height and width of the output */
+                              window, stride, height and width of the output. Of delay_linear: steps to the last tap
+                              of any synapse and one; taps */
   const int64_t *window;   /* sparse_conv_lif_sequence_fwd: NULL, or height and width of the windows of a maximum behind
                               the layer, side by side; the slots are then theirs */
+  const int32_t *lags;     /* of delay_linear [inputs, neurons]: steps to a synapse's first tap */
   const int32_t *ids;
   const void *values; /* C */
   const int32_t *counts;
@@ -83,12 +85,12 @@ typedef struct snnipu_sparse_call {
 
 /* All return 0, 1 for an unknown option, 2 where memory could not be had, 3 where a count or a carried id is out of
  * range (nothing has been written then), 4 where room said so. */
-#define SNNIPU_SPARSE(NAME) SNNIPU_NEURON_API int snnipu_##NAME(snnipu_sparse_call *call)
+#define SNNIPU_SPARSE(NAME) SNNIPU_API int snnipu_##NAME(snnipu_sparse_call *call)
 
 /* out: the matrix weight [neurons, inputs] in blocks of 64 neurons, [block][inputs][lanes]: what gathers read. */
 SNNIPU_SPARSE(pack_weight);
 /* Length of a packed weight. */
-SNNIPU_NEURON_API int64_t snnipu_packed_size(int64_t neurons, int64_t inputs);
+SNNIPU_API int64_t snnipu_packed_size(int64_t neurons, int64_t inputs);
 
 /* out [steps, batch, neurons]: weighted spikes, and the bias. Backward: grad -> grad_values, grad_weight, grad_bias;
  * weight may be NULL where grad_values is. */
@@ -96,6 +98,13 @@ SNNIPU_SPARSE(sparse_linear_fwd);
 SNNIPU_SPARSE(sparse_linear_bwd);
 SNNIPU_SPARSE(sparse_conv2d_fwd);
 SNNIPU_SPARSE(sparse_conv2d_bwd);
+
+/* The same with delays: weight [inputs, neurons, taps]; a spike arrives at each tap of a synapse, the first of which is
+ * lags steps later and every other one a step behind. Backward: grad -> grad_weight; input_bwd: grad -> grad_x [steps,
+ * batch, inputs]. */
+SNNIPU_SPARSE(delay_linear_fwd);
+SNNIPU_SPARSE(delay_linear_bwd);
+SNNIPU_SPARSE(delay_linear_input_bwd);
 
 /* A layer of leaky integrate-and-fire neurons on spikes, over a sequence; the equations are in the docstring of
  * snnipu.ops.sparse_lif_sequence. Of one with recurrent_weight rotate tells which own spikes are seen.
@@ -135,7 +144,7 @@ SNNIPU_SPARSE(lif_max_pool2d_fwd);
 SNNIPU_SPARSE(lif_max_pool2d_bwd);
 
 /* sizeof(snnipu_sparse_call), against which a caller checks its own. */
-SNNIPU_NEURON_API int64_t snnipu_sparse_call_size(void);
+SNNIPU_API int64_t snnipu_sparse_call_size(void);
 
 #ifdef __cplusplus
 }

@@ -252,7 +252,11 @@ private:
           // Whole registers of windows: what is too much the next row writes over.
           Mask *const low = number[0], *const high = number[1];
           for (size_t begin = 0; begin < windows.columns; begin += atOnce)
+#if defined(__clang__)
+#pragma clang loop vectorize(assume_safety)
+#else
 #pragma GCC ivdep
+#endif
             for (size_t column = begin; column < begin + atOnce; ++column) {
               const unsigned f0 = fired[at(column, 0)], f1 = fired[at(column, 1)], f2 = fired[at(column, 2)];
               const unsigned c0 = carried[at(column, 0)], c1 = carried[at(column, 1)], c2 = carried[at(column, 2)];

@@ -1,4 +1,5 @@
 // Host side of sparse_linear: blocks of output neurons, each one call of a vertex for many rows.
+#include "host/snnipu.h"
 #include "host/sparse_linear.hpp"
 #include "host/transpose.hpp"
 

@@ -28,7 +28,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 import torch
 
 from snnipu._generator import Neuron, print_neurons
-from snnipu._native_sources import FLAGS, X86_FLAGS, find_compiler, said_by
+from snnipu._native_sources import FLAGS, HERE, X86_FLAGS, find_compiler, said_by
 from snnipu._version import __version__
 from snnipu.backends import host, neurons
 from snnipu.backends.libraries import PACKAGE
@@ -123,15 +123,13 @@ def _compiler() -> _Compiler:
         words = find_compiler()
         version = said_by([*words, "--version"])
     except (RuntimeError, OSError) as error:
-        raise CompileError(f"{error}; install one (GCC or Clang), or name it in CXX") from None
+        raise CompileError(f"{error}; install one, or name it in CXX") from None
     flags = [*FLAGS, *X86_FLAGS.get(host.isa() or "", []), "-shared"]
     return _Compiler(words, version, flags)
 
 
 def _find(neuron: Neuron, dtype: torch.dtype) -> neurons.Kernels:
     """Load the library of ``neuron``, made by an earlier run or now."""
-    if not hasattr(os, "geteuid"):
-        raise CompileError("neurons are compiled on Linux and macOS only")
     compiler, headers = _compiler(), sources()
     text = print_neurons([neuron._replace(name=_STRUCT)])
     flags = [*compiler.flags, f"-DSNNIPU_STORAGE={_STORAGE[dtype]}"]
@@ -166,9 +164,9 @@ def _compiled(words: List[str], flags: List[str], headers: Path, text: str, what
         place = Path(work)
         (place / "neurons.hpp").write_text(text, encoding="utf-8")
         (place / "library.cpp").write_text(_SOURCE, encoding="utf-8")
-        library = place / "library.so"
+        library = place / HERE.library("own")
         command = [*words, *flags, f"-I{headers}", f"-I{place}", str(place / "library.cpp"), "-o", str(library)]
-        command += ["-ldl"] if sys.platform.startswith("linux") else []
+        command += HERE.link_flags("own")
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace"
         )
@@ -192,7 +190,7 @@ def cache_folder() -> Path:
     own = os.environ.get("SNNIPU_NEURONS_DIR", "")
     if own:
         return Path(os.path.abspath(own))
-    base = os.environ.get("XDG_CACHE_HOME", "")
+    base = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME", "")
     # As the XDG specification has it, a relative path does not count.
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "snnipu" / "neurons"
 
@@ -236,6 +234,8 @@ def _not_ours(folder: Path) -> Optional[str]:
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode):
         return f"{folder} is no folder"
+    if not hasattr(os, "geteuid"):
+        return None  # Windows: by its access lists, a profile's folders are its user's alone
     if found.st_uid != os.geteuid():
         return f"{folder} belongs to another user"
     if found.st_mode & 0o022:
@@ -255,15 +255,21 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:32]
 
 
+def _file_name(key: str, digest: str) -> str:
+    return f"{key}-{digest}{Path(HERE.library('')).suffix}"
+
+
 def _kept(folder: Path, key: str) -> Optional[Path]:
     """The library of ``key``, whole, and this user's alone; what is not so is removed."""
-    for path in sorted(folder.glob(f"{key}-*.so")):
+    for path in sorted(folder.glob(_file_name(key, "*"))):
         try:
             file = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
             with os.fdopen(file, "rb") as opened:
                 found = os.fstat(file)
-                own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
-                if own and path.name == f"{key}-{_digest(opened.read())}.so":
+                own = stat.S_ISREG(found.st_mode)
+                if hasattr(os, "geteuid"):
+                    own = own and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+                if own and path.name == _file_name(key, _digest(opened.read())):
                     return path
         except OSError:
             pass
@@ -278,7 +284,7 @@ def _keep(folder: Path, key: str, content: bytes) -> Path:
         for left in folder.glob(".*.tmp"):
             if time.time() - left.stat().st_mtime > _OLD:
                 left.unlink()
-    path = folder / f"{key}-{_digest(content)}.so"
+    path = folder / _file_name(key, _digest(content))
     # Made for this user alone.
     file, partial = tempfile.mkstemp(prefix=f".{key}-", suffix=".tmp", dir=folder)
     try:
@@ -288,7 +294,11 @@ def _keep(folder: Path, key: str, content: bytes) -> Path:
             os.fsync(file)
         os.replace(partial, path)
     except OSError as error:
-        raise CompileError(f"{path} cannot be written: {error.strerror or error}") from None
+        # On Windows a file in use is not replaced: another process may have made the same meanwhile.
+        made = _kept(folder, key)
+        if made is None:
+            raise CompileError(f"{path} cannot be written: {error.strerror or error}") from None
+        return made
     finally:
         with contextlib.suppress(OSError):
             os.unlink(partial)

@@ -12,6 +12,7 @@ from typing import List, Optional, Tuple
 
 import torch
 
+from snnipu._native_sources import HERE
 from snnipu._version import __version__
 from snnipu.backends import memory
 from snnipu.backends.libraries import BUILD_HINT, find, native_folder
@@ -26,13 +27,13 @@ class NativeLibraryError(RuntimeError):
 
 def available_isas() -> List[str]:
     """Instruction sets a library was built for."""
-    found = (path.stem.split("-", 1)[1] for path in native_folder().glob("libsnnipu-*.so"))
+    found = (path.stem.split("-", 1)[1] for path in native_folder().glob(HERE.library("*")))
     # The IPU model's library lies beside them.
     return sorted(isa for isa in found if isa != "ipu-model")
 
 
 def _open(isa: str) -> ctypes.CDLL:
-    path = native_folder() / f"libsnnipu-{isa}.so"
+    path = native_folder() / HERE.library(isa)
     try:
         library = ctypes.CDLL(str(path))
         for name in ("version", "isa", "best_isa", "thread_runtime"):

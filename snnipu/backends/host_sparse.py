@@ -11,7 +11,7 @@ from snnipu.ops._maps import PoolGeometry
 from snnipu.ops._slots import AS_NEEDED
 from snnipu.ops._sparse_currents import CurrentsBackward, CurrentsForward, CurrentsGradients
 from snnipu.ops._sparse_layers import LayerBackward, LayerForward, LayerGradients, LayerMade, words
-from snnipu.ops.connections import Connection, Convolution2d
+from snnipu.ops.connections import Connection, Convolution2d, Delayed
 
 # A place with its lane, and the number of one in a window, as the kernels hold them.
 _MOST_PLACES = 2**26 - 1
@@ -255,6 +255,10 @@ def _zero(outputs: Dict[str, Any]) -> None:
             output.zero_()
 
 
+def _name(a: Any) -> str:
+    return "sparse_linear" if a.geometry is None else "sparse_conv2d"
+
+
 def currents_fwd(a: CurrentsForward) -> torch.Tensor:
     """CPU kernel of ``snnipu::sparse_linear_fwd`` and ``snnipu::sparse_conv2d_fwd``."""
     connected = a.connection
@@ -262,9 +266,8 @@ def currents_fwd(a: CurrentsForward) -> torch.Tensor:
     make = memory.varying if a.geometry is None else memory.empty
     out = make(a.weight, (given["steps"], given["batch"], given["neurons"]))
     if given["steps"] * given["batch"]:
-        name = "sparse_linear_fwd" if a.geometry is None else "sparse_conv2d_fwd"
         given["weight"], given["bias"], given["out"] = _weight(a), a.bias, out
-        run(name, a.weight.dtype, given)
+        run(f"{_name(a)}_fwd", a.weight.dtype, given)
     return out
 
 
@@ -274,15 +277,64 @@ def currents_bwd(a: CurrentsBackward) -> CurrentsGradients:
     given, by_product = _given(a, connected), _carries_densely(a, connected)
     made = _outputs(a, connected, by_product)
     if given["steps"] * given["batch"]:
-        name = "sparse_linear_bwd" if a.geometry is None else "sparse_conv2d_bwd"
         given["grad"], given["weight"] = a.grad, None if made["grad_values"] is None else _weight(a, trusted=True)
         given.update(made)
-        run(name, a.weight.dtype, given)
+        run(f"{_name(a)}_bwd", a.weight.dtype, given)
     else:
         _zero(made)
     if by_product:
         made["grad_values"] = _dense_adjoint(a, connected, a.grad, 0, 1.0)
     return CurrentsGradients(**made)
+
+
+def _delays(connected: Delayed) -> Dict[str, Any]:
+    """What a call of ``delay_linear`` has of its connection."""
+    taps, lags = connected.weight.shape[2], connected.lags
+    if lags.dtype != torch.int32 or lags.shape != connected.weight.shape[:2]:
+        raise ValueError(f"lags must be int32 {list(connected.weight.shape[:2])}, got {lags.dtype} {list(lags.shape)}")
+    if lags.numel() and not (int(lags.min()) >= 0 and int(lags.max()) + taps <= connected.span):
+        raise ValueError(f"lags must be from 0 to {connected.span - taps}, got {int(lags.min())} to {int(lags.max())}")
+    return {"lags": lags, "weight": connected.weight}
+
+
+def delay_fwd(a: CurrentsForward) -> torch.Tensor:
+    """CPU kernel of ``snnipu::delay_linear_fwd``."""
+    connected = a.connection
+    assert isinstance(connected, Delayed)
+    given = {**_given(a, connected), **_delays(connected)}
+    out = memory.varying(a.weight, (given["steps"], given["batch"], given["neurons"]))
+    if out.numel():
+        run("delay_linear_fwd", a.weight.dtype, {**given, "bias": a.bias, "out": out})
+    return out
+
+
+def delay_bwd(a: CurrentsBackward) -> CurrentsGradients:
+    """CPU kernel of ``snnipu::delay_linear_bwd``."""
+    connected = a.connection
+    assert isinstance(connected, Delayed)
+    given, grad_values, grad_weight = {**_given(a, connected), **_delays(connected)}, None, None
+    if a.need_weight:
+        grad_weight = torch.empty_like(a.weight, memory_format=torch.contiguous_format)
+        if a.grad.numel():
+            run("delay_linear_bwd", a.weight.dtype, {**given, "grad": a.grad, "grad_weight": grad_weight})
+        else:
+            grad_weight.zero_()
+    if a.need_values:
+        dense = delay_input_bwd(a.grad, a.weight, connected.lags, connected.span)
+        grad_values = sparse_to_dense_bwd(dense, a.ids, a.counts)
+    return CurrentsGradients(grad_values, grad_weight, connected.per_parameter(a.grad) if a.need_bias else None)
+
+
+def delay_input_bwd(grad: torch.Tensor, weight: torch.Tensor, lags: torch.Tensor, span: int) -> torch.Tensor:
+    """CPU kernel of ``snnipu::delay_linear_input_bwd``."""
+    connected = Delayed(weight, lags, span)
+    steps, batch = grad.shape[:2]
+    grad_x = memory.varying(grad, (steps, batch, connected.inputs))
+    sizes = {"steps": steps, "batch": batch, "inputs": connected.inputs, "neurons": connected.neurons}
+    if grad_x.numel():
+        fields = {**sizes, "geometry": connected.geometry, **_delays(connected)}
+        run("delay_linear_input_bwd", grad.dtype, {**fields, "grad": grad, "grad_x": grad_x})
+    return grad_x
 
 
 def _neurons(a: Any, connected: Connection) -> Dict[str, Any]:
@@ -304,6 +356,8 @@ def layer_fwd(a: LayerForward) -> LayerMade:
         raise ValueError(f"maps must have at most {_MOST_PLACES} places, got {connected.sizes.positions}")
     if window is not None and not (min(window) > 0 and window[0] * window[1] <= _MOST_IN_WINDOW):
         raise ValueError(f"window must be two sizes of at least 1 and at most {_MOST_IN_WINDOW} places, got {window}")
+    if window is not None and a.capacity != AS_NEEDED:
+        raise ValueError(f"capacity must be {AS_NEEDED}, as many slots as needed, with a pool, got {a.capacity}")
     given = _neurons(a, connected)
     steps, batch = given["steps"], given["batch"]
     mem = memory.varying(a.weight, (steps, batch, *connected.kept_shape)) if a.store_mem else a.weight.new_empty(0)

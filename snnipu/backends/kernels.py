@@ -7,6 +7,7 @@ import torch
 from snnipu.backends import compiled, host, host_pool, host_sparse, memory, neurons, triton
 from snnipu.ops import _library, _neurons, recurrent_sequence
 from snnipu.ops import neuron_sequence as operator
+from snnipu.ops.delay_linear import OPERATORS as DELAY_LINEAR
 from snnipu.ops.sparse_conv2d import OPERATORS as SPARSE_CONV2D
 from snnipu.ops.sparse_conv_lif_sequence import OPERATORS as SPARSE_CONV_LIF
 from snnipu.ops.sparse_conv_lif_sequence import WITH_POOL
@@ -70,6 +71,9 @@ if host.library is not None:
     for _currents in (SPARSE_LINEAR, SPARSE_CONV2D):
         _currents.forward.implement("CPU", host_sparse.currents_fwd)
         _currents.backward.implement("CPU", host_sparse.currents_bwd)
+    DELAY_LINEAR.forward.implement("CPU", host_sparse.delay_fwd)
+    DELAY_LINEAR.backward.implement("CPU", host_sparse.delay_bwd)
+    _library.implement("delay_linear_input_bwd", "CPU", host_sparse.delay_input_bwd)
     for _layer in (SPARSE_LIF, SPARSE_CONV_LIF):
         _layer.forward.implement("CPU", host_sparse.layer_fwd)
         _layer.backward.implement("CPU", host_sparse.layer_bwd)

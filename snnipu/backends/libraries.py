@@ -32,7 +32,7 @@ class Found(NamedTuple):
 
 
 def _has_libraries(folder: Path) -> bool:
-    return any(folder.glob("libsnnipu-*.so"))
+    return any(folder.glob(_native_sources.HERE.library("*")))
 
 
 def own_folder() -> Path:

@@ -16,7 +16,7 @@ import sys
 import threading
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import torch
 
@@ -92,8 +92,23 @@ def _resident_heap() -> int:
 _heap: Optional[_Heap] = None
 
 
+class _MemoryStatus(ctypes.Structure):
+    """MEMORYSTATUSEX of Windows."""
+
+    _fields_ = [
+        ("length", ctypes.c_uint32),
+        ("load", ctypes.c_uint32),
+        *((name, ctypes.c_uint64) for name in ("memory", "free", "page_file", "free_page_file", "space", "free_space")),
+        ("extended", ctypes.c_uint64),
+    ]
+
+
 def memory_of_machine() -> int:
     """Bytes this process may use: the machine's memory, or the limit of its control group."""
+    if sys.platform == "win32":
+        status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
+        ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
+        return int(status.memory)
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
@@ -305,6 +320,11 @@ def used(*made: torch.Tensor) -> None:
     """Operators tell what their results are: from time to time the heap is held to its limit."""
     if _heap is not None:
         _heap.used(sum([one.numel() * one.element_size() for one in made]))
+
+
+def what_is_kept() -> Dict[str, bool]:
+    """Which freed memory is kept for later use: the operators' results, and blocks of glibc's heap."""
+    return {"results": _blocks is not None, "heap": _heap is not None}
 
 
 def kept_memory() -> Optional[int]:

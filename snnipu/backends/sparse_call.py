@@ -21,6 +21,7 @@ FUNCTIONS = (
     *("pack_weight", "above", "select_spikes_fwd", "select_spikes_bwd", "sparse_to_dense_fwd", "sparse_to_dense_bwd"),
     *("sparse_pool2d_fwd", "sparse_pool2d_bwd", "max_pool2d_fwd", "max_pool2d_bwd"),
     *("lif_max_pool2d_fwd", "lif_max_pool2d_bwd"),
+    *("delay_linear_fwd", "delay_linear_bwd", "delay_linear_input_bwd"),
 )
 
 
@@ -30,7 +31,7 @@ class Call(ctypes.Structure):
     _fields_ = [
         *((name, c_int64) for name in ("dtype", "threads", "steps", "batch", "slots", "inputs", "neurons")),
         ("own_slots", c_int64),
-        *((name, c_void_p) for name in ("geometry", "window", "ids", "values", "counts")),
+        *((name, c_void_p) for name in ("geometry", "window", "lags", "ids", "values", "counts")),
         *((name, c_void_p) for name in ("weight", "recurrent_weight", "bias", "beta", "threshold", "neuron_threshold")),
         *((name, c_int64) for name in ("beta_size", "threshold_size")),
         ("second_threshold", c_double),

@@ -50,7 +50,8 @@ def enable() -> None:
         allow_in_graph(step)
     allow_in_graph(reset.reset_others)
     allow_in_graph(spike_of)
-    substitute_in_graph(snntorch.utils.reset, skip_signature_check=True)(reset.reset)
+    if reset.reaches_others():
+        substitute_in_graph(snntorch.utils.reset, skip_signature_check=True)(reset.reset)
     leaves.apart = disable(leaves.apart)
     # TorchDynamo makes wrong calls of weak references.
     for name in ("__len__", "__getitem__", "__setitem__"):

@@ -10,6 +10,7 @@ Environment: ``SNNIPU_IPU_MODEL_TARGET``, the target where none is given: ``mk2`
 import ctypes
 import json
 import os
+import sys
 import threading
 from collections import OrderedDict
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_void_p
@@ -166,6 +167,8 @@ class Library:
         problem = libraries.find().problem if path is None else None
         path = library_path() if path is None else path
         if not path.is_file():
+            if not sys.platform.startswith("linux"):
+                raise IpuModelUnavailable("the IPU model is for Linux alone, as the Poplar SDK is")
             raise IpuModelUnavailable(f"the IPU model needs {path}, which is not there: {BUILD_HINT}")
         if problem is not None:
             raise IpuModelUnavailable(problem)

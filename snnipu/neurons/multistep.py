@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from snnipu._layout import memory_order
+from snnipu._names.stock import stock
 from snnipu.backends import memory, popart
 from snnipu.neurons._hooks import is_hooked, is_plain
 from snnipu.neurons.leaky import Leaky
@@ -115,6 +116,7 @@ _RANDOM: Dict[type, _Fits] = {
     **{kind: _has_maps(spatial) for spatial, kinds in _CHANNEL_DROPOUTS.items() for kind in kinds},
 }
 # What gives a result of its input's shape, step by step.
+_DeltaLeaky = stock("DeltaLeaky")
 _KEEP_SHAPE = (
     *_BATCH_NORMS,
     Leaky,
@@ -124,11 +126,11 @@ _KEEP_SHAPE = (
     snntorch.Alpha,
     snntorch.RLeaky,
     snntorch.RSynaptic,
-    snntorch.DeltaLeaky,
+    _DeltaLeaky,
 )
 # snnTorch's neurons that take whole sequences, [T, B, ...]; as recurrent layers do.
 
-_WHOLE_SEQUENCES = (snntorch.StateLeaky, snntorch.AssociativeLeaky, snntorch.LeakyParallel, nn.RNNBase)
+_WHOLE_SEQUENCES = (*map(stock, ("StateLeaky", "AssociativeLeaky", "LeakyParallel")), nn.RNNBase)
 
 
 def is_stateless(module: nn.Module) -> bool:
@@ -551,7 +553,7 @@ def _start_from_zeros(module: nn.Module) -> Tuple[Any, ...]:
         return ()
     reset = getattr(module, "reset_mem", tuple)
     state: Any = reset()
-    if isinstance(module, snntorch.DeltaLeaky):
+    if isinstance(module, _DeltaLeaky):
         return (state,)  # its two states are one argument
     if getattr(reset, "__module__", "").startswith(("snntorch.", "snnipu.")):
         return ()  # they are the module's own now

@@ -2,15 +2,18 @@
 
 from typing import Any
 
-import snntorch
 import torch
 
+from snnipu._names.stock import stock
 from snnipu.ops._arguments import DTYPES, RESET_MECHANISMS
 from snnipu.ops.lif_sequence import lif_apply
 from snnipu.surrogate import atan
 
+_StateLeaky: Any = stock("StateLeaky")
+_LinearLeaky: Any = stock("LinearLeaky")
 
-class _Recurrence(snntorch.StateLeaky):
+
+class _Recurrence(_StateLeaky):
     """The membranes as a recurrence; snnTorch convolves with ``exp(-t / tau)``."""
 
     tau: torch.Tensor
@@ -40,5 +43,5 @@ class StateLeaky(_Recurrence):
     """
 
 
-class LinearLeaky(_Recurrence, snntorch.LinearLeaky):
+class LinearLeaky(_Recurrence, _LinearLeaky):
     """An ``nn.Linear`` and a :class:`StateLeaky`: ``snntorch.LinearLeaky`` 1.0, fused."""

@@ -8,6 +8,7 @@ from snntorch._neurons import rleaky, rsynaptic
 from torch import nn
 
 from snnipu._layout import SINGLE_STEP
+from snnipu._names.stock import stock
 from snnipu.backends import popart
 from snnipu.backends.neuron_step import fits, one
 from snnipu.neurons._hooks import is_plain
@@ -164,13 +165,16 @@ class RSynaptic(_Recurrent, snntorch.RSynaptic):
         self.spk = spk  # snnTorch's leaves the spikes as they are
 
 
-class DeltaLeaky(FusedNeuron, snntorch.DeltaLeaky):
+_DeltaLeaky: Any = stock("DeltaLeaky")
+
+
+class DeltaLeaky(FusedNeuron, _DeltaLeaky):
     """``snntorch.DeltaLeaky``: a spike where the membrane changed by more than ``delta_threshold``.
 
     Equation: ``snnipu.equations.delta_leaky``. States ``mem, mem_prev``; a step takes and returns them as one pair.
     """
 
-    equation, options, stock = "delta_leaky", (), snntorch.DeltaLeaky
+    equation, options, stock = "delta_leaky", (), _DeltaLeaky
     parts = ()
 
     def _hidden(self, step_shape: torch.Size) -> List[Optional[torch.Tensor]]:
@@ -196,7 +200,7 @@ class DeltaLeaky(FusedNeuron, snntorch.DeltaLeaky):
 
     def forward(self, input_: torch.Tensor, mem: Any = None) -> Tuple[torch.Tensor, Any]:
         """One time step, as snnTorch's ``forward``."""
-        return snntorch.DeltaLeaky.forward(self, input_, mem)
+        return _DeltaLeaky.forward(self, input_, mem)
 
 
 def _paired(out: Any) -> Any:

@@ -18,11 +18,13 @@ class CurrentsForward(NamedTuple):
     counts: torch.Tensor
     weight: torch.Tensor
     bias: Optional[torch.Tensor]
-    geometry: List[int]  # of a convolution
+    geometry: List[int]  # of a convolution, or with synapses or lags
+    synapses: Optional[torch.Tensor] = None  # of a list
+    lags: Optional[torch.Tensor] = None  # of delays
 
     @property
     def connection(self) -> Connection:
-        return connection(self.weight, self.geometry)
+        return connection(self.weight, self.geometry, self.synapses, self.lags)
 
 
 class CurrentsBackward(NamedTuple):
@@ -37,10 +39,12 @@ class CurrentsBackward(NamedTuple):
     need_values: bool
     need_weight: bool
     need_bias: bool
+    synapses: Optional[torch.Tensor] = None
+    lags: Optional[torch.Tensor] = None
 
     @property
     def connection(self) -> Connection:
-        return connection(self.weight, self.geometry)
+        return connection(self.weight, self.geometry, self.synapses, self.lags)
 
 
 class CurrentsGradients(NamedTuple):
@@ -94,7 +98,7 @@ class Currents(NamedTuple):
     backward: Operator
 
 
-def define(name: str, without: Sequence[str] = ()) -> Currents:
+def define(name: str, without: Sequence[str]) -> Currents:
     """``snnipu::<name>_fwd`` and ``snnipu::<name>_bwd``; their records lack the fields ``without``."""
     found = Currents(
         name,
@@ -119,22 +123,26 @@ class SparseCurrents(torch.autograd.Function):
         bias: Optional[torch.Tensor],
         ids: torch.Tensor,
         counts: torch.Tensor,
+        synapses: Optional[torch.Tensor],
+        lags: Optional[torch.Tensor],
     ) -> torch.Tensor:
-        ctx.save_for_backward(values, weight, ids, counts)
+        ctx.save_for_backward(values, weight, ids, counts, synapses, lags)
         ctx.operators, ctx.geometry, ctx.operator = operators, geometry, operators.name
-        given = CurrentsForward(ids, values, counts, weight, bias, geometry)  # type: ignore[arg-type]
-        return operators.forward(given, weight, values, bias, ids, counts)  # type: ignore[no-any-return]
+        given = CurrentsForward._make((ids, values, counts, weight, bias, geometry, synapses, lags))
+        made: torch.Tensor = operators.forward(given, weight, values, bias, ids, counts, synapses, lags)
+        return made
 
     @staticmethod
     @once_differentiable(None)
     def backward(  # type: ignore[override]
         ctx: Any, grad: torch.Tensor
     ) -> Tuple[Optional[torch.Tensor], ...]:
-        values, weight, ids, counts = ctx.saved_tensors
+        values, weight, ids, counts, synapses, lags = ctx.saved_tensors
         need = ctx.needs_input_grad[2:5]
-        given = CurrentsBackward(grad.contiguous(), ids, values, counts, weight, ctx.geometry, *need)
-        grads = ctx.operators.backward(given, weight, grad, values, ids, counts)
-        return (None, None, *(g if needed else None for g, needed in zip(grads, need)), None, None)
+        tensors = (grad.contiguous(), ids, values, counts, weight)
+        given = CurrentsBackward._make((*tensors, ctx.geometry, *need, synapses, lags))
+        grads = ctx.operators.backward(given, weight, grad, values, ids, counts, synapses, lags)
+        return (None, None, *(g if needed else None for g, needed in zip(grads, need)), None, None, None, None)
 
 
 def currents_apply(
@@ -145,7 +153,9 @@ def currents_apply(
     weight: torch.Tensor,
     bias: Optional[torch.Tensor],
     geometry: Optional[List[int]] = None,
+    synapses: Optional[torch.Tensor] = None,
+    lags: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
     """``[T, B, neurons]``, differentiable, of checked arguments."""
-    made: torch.Tensor = SparseCurrents.apply(operators, geometry, values, weight, bias, ids, counts)
+    made: torch.Tensor = SparseCurrents.apply(operators, geometry, values, weight, bias, ids, counts, synapses, lags)
     return made

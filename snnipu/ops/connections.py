@@ -1,10 +1,10 @@
 """How the neurons of a layer are connected to its input: all that a connectivity has to say, in plain PyTorch."""
 
-from typing import List, NamedTuple, Optional, Protocol, Sequence, Tuple
+from typing import Iterator, List, NamedTuple, Optional, Protocol, Sequence, Tuple
 
 import torch
 
-from snnipu.ops._break_even import CONVOLUTION, LINEAR, Shares
+from snnipu.ops._break_even import ALWAYS_SPARSE, CONVOLUTION, LINEAR, Shares, of_list
 from snnipu.ops._maps import Geometry
 
 MaybeTensor = Optional[torch.Tensor]
@@ -53,10 +53,42 @@ class Connection(Protocol):
         """The inverse, in any dimensions of that order."""
 
 
-class FullyConnected(NamedTuple):
+class _Separate:
+    """Neurons that have nothing in common: a parameter is one neuron's."""
+
+    @property
+    def neurons(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def parameters(self) -> int:
+        return self.neurons
+
+    @property
+    def kept_shape(self) -> Tuple[int, ...]:
+        return (self.neurons,)
+
+    def per_neuron(self, parameter: torch.Tensor) -> torch.Tensor:
+        return parameter
+
+    def per_parameter(self, total: torch.Tensor) -> torch.Tensor:
+        return total.reshape(-1, self.neurons).sum(0)
+
+    def to_kept(self, mem: torch.Tensor) -> torch.Tensor:
+        return mem
+
+    def from_kept(self, kept: torch.Tensor) -> torch.Tensor:
+        return kept
+
+
+class _Matrix(NamedTuple):
+    weight: torch.Tensor
+
+
+class FullyConnected(_Matrix, _Separate):
     """A matrix ``[neurons, inputs]``."""
 
-    weight: torch.Tensor
+    __slots__ = ()
 
     @property
     def geometry(self) -> Optional[List[int]]:
@@ -74,14 +106,6 @@ class FullyConnected(NamedTuple):
     def neurons(self) -> int:
         return self.weight.shape[0]
 
-    @property
-    def parameters(self) -> int:
-        return self.weight.shape[0]
-
-    @property
-    def kept_shape(self) -> Tuple[int, ...]:
-        return (self.weight.shape[0],)
-
     def currents(self, dense: torch.Tensor, bias: MaybeTensor = None) -> torch.Tensor:
         return torch.nn.functional.linear(dense, self.weight, bias)
 
@@ -92,17 +116,147 @@ class FullyConnected(NamedTuple):
             None if dense is None else rows.t() @ dense.reshape(-1, self.inputs),
         )
 
-    def per_neuron(self, parameter: torch.Tensor) -> torch.Tensor:
-        return parameter
 
-    def per_parameter(self, total: torch.Tensor) -> torch.Tensor:
-        return total.reshape(-1, self.neurons).sum(0)
+# Products of spikes and synapses whose indices are in memory at a time.
+_PAIRS = 1 << 20
 
-    def to_kept(self, mem: torch.Tensor) -> torch.Tensor:
-        return mem
 
-    def from_kept(self, kept: torch.Tensor) -> torch.Tensor:
-        return kept
+class _List(NamedTuple):
+    weight: torch.Tensor
+    synapses: torch.Tensor
+    sizes: Sequence[int]
+
+
+class Listed(_List, _Separate):
+    """A matrix ``[neurons, inputs] = sizes`` of which some synapses are left.
+
+    ``weight`` ``[kept]`` holds their weights, ``synapses`` ``[2, kept]``, int64, the neuron and the input of each, by
+    ascending input and, of one input, neuron. Work and memory are those of the pairs of a spike and a synapse; of the
+    spikes' gradient, of the synapses in each row.
+    """
+
+    __slots__ = ()
+
+    @property
+    def geometry(self) -> Optional[List[int]]:
+        return list(self.sizes)
+
+    @property
+    def break_even(self) -> Shares:
+        return of_list(self.weight.shape[0] / (self.neurons * self.inputs))
+
+    @property
+    def inputs(self) -> int:
+        return self.sizes[1]
+
+    @property
+    def neurons(self) -> int:
+        return self.sizes[0]
+
+    def matrix(self) -> torch.Tensor:
+        """``[neurons, inputs]``, differentiable in ``weight``: zeros where no synapse is."""
+        places = self.synapses[0] * self.inputs + self.synapses[1]
+        return self.weight.new_zeros(self.neurons * self.inputs).scatter(0, places, self.weight).reshape(*self.sizes)
+
+    def _pairs(self, rows: torch.Tensor) -> Iterator[Tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Of ``rows`` ``[N, inputs]``, in parts: the number, the synapse and its place in ``[N, neurons]``."""
+        row, source = rows.nonzero(as_tuple=True)
+        first = torch.searchsorted(self.synapses[1].contiguous(), torch.arange(self.inputs + 1, device=rows.device))
+        reach = (first[1:] - first[:-1])[source]
+        begin = reach.cumsum(0) - reach
+        # Whole spikes, up to the first that goes past the end of a part.
+        ends = torch.searchsorted(begin, torch.arange(_PAIRS, int(reach.sum()) + _PAIRS, _PAIRS, device=rows.device))
+        start = 0
+        for end in ends.tolist():
+            part = slice(start, end)
+            of = torch.repeat_interleave(reach[part])
+            synapse = torch.arange(len(of), device=rows.device)
+            synapse = synapse + (first[source[part]] - begin[part] + begin[start] if len(of) else first[:0])[of]
+            number = rows[row[part], source[part]][of]
+            yield number, synapse, row[part][of] * self.neurons + self.synapses[0][synapse]
+            start = end
+
+    def currents(self, dense: torch.Tensor, bias: MaybeTensor = None) -> torch.Tensor:
+        out = dense.new_zeros(*dense.shape[:2], self.neurons)
+        for number, synapse, place in self._pairs(dense.reshape(-1, self.inputs)):
+            out.view(-1).index_add_(0, place, number * self.weight[synapse])
+        return out if bias is None else out + bias
+
+    def adjoint(self, grad: torch.Tensor, dense: MaybeTensor, spikes: bool = True) -> Tuple[MaybeTensor, MaybeTensor]:
+        grad_dense = grad_weight = None
+        if dense is not None:
+            grad_weight, flat = torch.zeros_like(self.weight), grad.reshape(-1)
+            for number, synapse, place in self._pairs(dense.reshape(-1, self.inputs)):
+                grad_weight.index_add_(0, synapse, number * flat[place])
+        if spikes:
+            indices, sizes = self.synapses.flip(0), (self.inputs, self.neurons)
+            transposed = torch.sparse_coo_tensor(indices, self.weight, sizes, check_invariants=False)
+            made = torch.sparse.mm(transposed, grad.reshape(-1, self.neurons).t())
+            grad_dense = made.t().reshape(*grad.shape[:2], self.inputs)
+        return grad_dense, grad_weight
+
+
+class _Taps(NamedTuple):
+    weight: torch.Tensor
+    lags: torch.Tensor
+    span: int
+
+
+class Delayed(_Taps, _Separate):
+    """Every neuron sees every input, at times of their own.
+
+    ``weight`` ``[inputs, neurons, taps]``: a spike arrives at a neuron once for each tap, the first time ``lags``
+    ``[inputs, neurons]``, int32, steps later, and then step by step. ``span``: steps to the last tap of all, and one.
+    """
+
+    __slots__ = ()
+
+    @property
+    def geometry(self) -> Optional[List[int]]:
+        return [self.span, self.weight.shape[2]]
+
+    @property
+    def break_even(self) -> Shares:
+        return ALWAYS_SPARSE
+
+    @property
+    def inputs(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def neurons(self) -> int:
+        return self.weight.shape[1]
+
+    def _places(self) -> torch.Tensor:
+        """``[taps, inputs, neurons]``: which of ``[span, inputs, neurons]`` the weights are."""
+        taps = torch.arange(self.weight.shape[2], device=self.weight.device)
+        return taps[:, None, None] + self.lags
+
+    def _by_lag(self) -> torch.Tensor:
+        """The weights ``[span, inputs, neurons]``, most of them 0."""
+        zeros = self.weight.new_zeros(self.span, self.inputs, self.neurons)
+        return zeros.scatter_(0, self._places(), self.weight.permute(2, 0, 1))
+
+    def currents(self, dense: torch.Tensor, bias: MaybeTensor = None) -> torch.Tensor:
+        steps, weight = dense.shape[0], self._by_lag()
+        out = dense.new_zeros(steps, dense.shape[1], self.neurons)
+        for lag in range(min(self.span, steps)):
+            out[lag:] += dense[: steps - lag] @ weight[lag]
+        return out if bias is None else out + bias
+
+    def adjoint(self, grad: torch.Tensor, dense: MaybeTensor, spikes: bool = True) -> Tuple[MaybeTensor, MaybeTensor]:
+        steps, grad_dense, grad_weight = grad.shape[0], None, None
+        lags = range(min(self.span, steps))
+        if dense is not None:
+            by_lag = self.weight.new_zeros(self.span, self.inputs, self.neurons)
+            for lag in lags:
+                by_lag[lag] = dense[: steps - lag].flatten(0, 1).t() @ grad[lag:].flatten(0, 1)
+            grad_weight = by_lag.gather(0, self._places()).permute(1, 2, 0).contiguous()
+        if spikes:
+            weight, grad_dense = self._by_lag(), grad.new_zeros(*grad.shape[:2], self.inputs)
+            for lag in lags:
+                grad_dense[: steps - lag] += grad[lag:] @ weight[lag].t()
+        return grad_dense, grad_weight
 
 
 class Convolution2d(NamedTuple):
@@ -187,6 +341,16 @@ def parameter_gradient(connected: Connection, total: torch.Tensor, parameter: to
     return (own.sum() if parameter.numel() == 1 else own).reshape(parameter.shape)
 
 
-def connection(weight: torch.Tensor, geometry: Optional[Sequence[int]]) -> Connection:
-    """As operators take it: a convolution's ``geometry`` is the numbers of a :class:`Geometry`, None that of none."""
-    return FullyConnected(weight) if geometry is None else Convolution2d(weight, Geometry(*geometry))
+def connection(
+    weight: torch.Tensor,
+    geometry: Optional[Sequence[int]],
+    synapses: MaybeTensor = None,
+    lags: MaybeTensor = None,
+) -> Connection:
+    """As operators take it: a convolution's ``geometry`` is the numbers of a :class:`Geometry`, that of ``synapses``
+    neurons and inputs, of ``lags`` span and taps, None that of a matrix."""
+    if geometry is None:
+        return FullyConnected(weight)
+    if lags is not None:
+        return Delayed(weight, lags, geometry[0])
+    return Convolution2d(weight, Geometry(*geometry)) if synapses is None else Listed(weight, synapses, geometry)

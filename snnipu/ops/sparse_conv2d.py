@@ -12,7 +12,7 @@ from snnipu.ops._slots import check_spikes
 from snnipu.ops.sparse_linear import bias_argument
 from snnipu.spikes import SparseSpikes
 
-OPERATORS = _sparse_currents.define("sparse_conv2d")
+OPERATORS = _sparse_currents.define("sparse_conv2d", without=["synapses", "lags"])
 
 
 def sparse_conv2d(

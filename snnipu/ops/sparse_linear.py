@@ -10,7 +10,7 @@ from snnipu.ops._arguments import DTYPES, compute_dtype
 from snnipu.ops._slots import check_spikes
 from snnipu.spikes import SparseSpikes
 
-OPERATORS = _sparse_currents.define("sparse_linear", without=["geometry"])
+OPERATORS = _sparse_currents.define("sparse_linear", without=["geometry", "synapses", "lags"])
 
 
 def sparse_linear(spikes: SparseSpikes, weight: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:

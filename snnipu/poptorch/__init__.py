@@ -20,6 +20,7 @@ from snnipu._names import is_installed
 if is_installed("poptorch"):
     sys.modules[__name__] = importlib.import_module("poptorch")
 else:
+    from snnipu.poptorch import _torch_ops as _torch_ops
     from snnipu.poptorch import custom_ops, enums, ops, optim, options, poptorch_core, profiling, testing
     from snnipu.poptorch._api import *  # noqa: F403
     from snnipu.poptorch._api import VERSION as __version__

@@ -6,10 +6,8 @@ Weights live in the user's model itself, so copies to and from a device have not
 
 import contextlib
 import copy
-import copyreg
 import datetime
 import time
-import weakref
 from collections import OrderedDict
 from typing import Any, Callable, ClassVar, Dict, Iterator, List, Optional, Tuple
 
@@ -28,6 +26,7 @@ from snnipu.poptorch._errors import (
     InvalidUse,
     not_available,
 )
+from snnipu.poptorch._impl import is_wrapped, unwrapIfWrapped, wrap
 from snnipu.poptorch._inputs import InputParser, Inputs, check_model, check_same, split
 from snnipu.poptorch._instances import check_connected, sum_over_instances
 from snnipu.poptorch._ipu_model import IpuModelRunner, wants_ipu_model
@@ -55,48 +54,6 @@ def refuse_backward(*args: Any, **kwargs: Any) -> None:
 
 if hasattr(torch.serialization, "add_safe_globals"):  # outputs saved with torch.save load with weights_only=True
     torch.serialization.add_safe_globals([refuse_backward])
-
-
-class _WrappedModel:
-    """Mixed into the class of a model while a ``trainingModel`` wraps it."""
-
-    _poptorch_executor: "Callable[[], Optional[PoplarExecutor]]"
-
-    def copyWeightsToHostIfNeeded(self) -> bool:
-        """False: the weights on the host are always the current ones."""
-        return False
-
-    def destroy(self) -> None:
-        """Undo the wrapping; the model can be wrapped again."""
-        executor = type(self)._poptorch_executor()
-        if executor is not None:
-            executor.destroy()
-        else:
-            _unwrap(self)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # Copies and pickles are of the class that the user wrote, and load without snnipu.
-        function, arguments, *rest = super().__reduce_ex__(protocol)  # type: ignore
-        if arguments and arguments[0] is type(self):
-            cls = type(self).__mro__[2]
-            return (copyreg._reconstructor, (cls, object, None), *rest)  # type: ignore[attr-defined]
-        return (function, arguments, *rest)
-
-
-def _is_wrapped(model: Any) -> bool:
-    return isinstance(model, _WrappedModel)
-
-
-def _wrap(model: torch.nn.Module, executor: "PoplarExecutor") -> None:
-    cls = type(model)
-    wrapped = type(f"Poptorch{cls.__name__}", (_WrappedModel, cls), {"_poptorch_executor": weakref.ref(executor)})
-    wrapped.__module__ = cls.__module__
-    model.__class__ = wrapped  # type: ignore[assignment]
-
-
-def _unwrap(model: Any) -> None:
-    if _is_wrapped(model):
-        model.__class__ = type(model).__mro__[2]
 
 
 class _ModelParameter(torch.nn.Parameter):
@@ -133,7 +90,7 @@ class PoplarExecutor:
             raise InvalidType(f"options: expected a poptorch.Options, got {type(options).__name__}")
         self._training = training
         self._user_model = model
-        if training and _is_wrapped(model):
+        if training and is_wrapped(model):
             raise AlreadyWrapped(
                 "Model has already been wrapped in 'poptorch.trainingModel'. Call model.destroy() on the model to "
                 "unwrap before wrapping again."
@@ -165,7 +122,7 @@ class PoplarExecutor:
             self.setOptimizer(SGD(model.parameters(), lr=0.01) if optimizer is None else optimizer)
         self._options._freeze()
         if training:
-            _wrap(model, self)
+            wrap(model, self)
 
     def _check_options(self) -> None:
         options = self._options
@@ -484,7 +441,7 @@ class PoplarExecutor:
         self._attached = False
         self._module_modes = []
         if self._training:
-            _unwrap(self._user_model)
+            unwrapIfWrapped(self._user_model)
 
     def _require_compiled(self) -> None:
         if not self.isCompiled():

@@ -13,7 +13,7 @@ import copy
 import json
 import os
 from types import SimpleNamespace
-from typing import Any, Callable, ClassVar, Dict, List, Optional, Tuple
+from typing import Any, Callable, ClassVar, Dict, List, Optional, Tuple, Union
 
 import torch
 
@@ -437,11 +437,15 @@ class Options(OptionsDict):
         self._Popart.set("enableStableNorm", check_bool(enabled, "enableStableNorm"))
         return self
 
-    def enableSyntheticData(self, enabled: bool) -> "Options":
-        """Feed random data made on the device; a host always uses the data it is given."""
-        if check_bool(enabled, "enableSyntheticData"):
+    def enableSyntheticData(self, enabled: Union[bool, int]) -> "Options":
+        """Feed random data made on the device; a host always uses the data it is given.
+
+        ``enabled``: or a number of ``popart.SyntheticDataMode``, as Graphcore's examples have it.
+        """
+        mode = 2 * enabled if isinstance(enabled, bool) else check_int(enabled, "enableSyntheticData")
+        if mode:
             logger.warning("enableSyntheticData(True) has no effect on a host: the data given is used.")
-        self._Popart.set("syntheticDataMode", 2 if enabled else 0)
+        self._Popart.set("syntheticDataMode", mode)
         return self
 
     def logCycleCount(self, log_cycle_count: bool) -> "Options":

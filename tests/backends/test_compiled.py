@@ -12,6 +12,7 @@ import warnings
 import pytest
 import torch
 
+from snnipu import _native_sources
 from snnipu.backends import compiled, host, kernels
 from snnipu.ops import _neurons
 from snnipu.ops import neuron_sequence as operator
@@ -225,6 +226,7 @@ def test_the_reference_runs_where_nothing_compiles(compiler, monkeypatch, tmp_pa
     if why == "no compiler":
         monkeypatch.delenv("CXX")
         monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+        monkeypatch.setattr(_native_sources, "_ziglang", lambda: None)
     elif why == "no such":
         monkeypatch.setenv("CXX", str(tmp_path / "gone"))
     else:
@@ -248,6 +250,19 @@ def test_the_reference_runs_where_nothing_compiles(compiler, monkeypatch, tmp_pa
         out[0].sum().backward()
         Plain().sequence(X)
     for one, other in zip(out, expected):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.skipif(_native_sources._ziglang() is None, reason="no ziglang")
+def test_ziglang_compiles_where_the_system_has_no_compiler(compiler, monkeypatch, tmp_path, capfd):
+    expected = Plain().sequence(X)
+    forget(monkeypatch)
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    found = Plain().sequence(X)
+    assert re.search(r"compiled Plain for float32", capfd.readouterr().err)
+    assert compiler() == 1  # the other compiler, for what was expected
+    for one, other in zip(found, expected):
         assert torch.equal(one, other)
 
 

@@ -94,3 +94,27 @@ def test_no_or_unknown_command(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["--version"])
     assert stop.value.code == 0
+
+
+def test_report_is_ready_to_be_pasted(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SNNIPU_REPORTED", str(tmp_path / "somewhere"))
+    monkeypatch.setenv("SECRET_TOKEN", "abc")
+    assert main(["info", "--report"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"<details><summary>snnipu {info.snnipu.__version__}, PyTorch {torch.__version__}, ")
+    assert printed.endswith("\n```\n\n</details>\n")
+    assert info.render(info.collect()).replace(str(tmp_path), "~") in printed
+    assert f"SNNIPU_REPORTED={os.path.join('~', 'somewhere')}" in printed
+    assert "a layer         spikes and gradients are snnTorch's" in printed
+    assert "SECRET_TOKEN" not in printed
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"), [(0.5, "not snnTorch's: spikes, gradients"), (None, "failed: TypeError: ")]
+)
+def test_report_tells_of_wrong_numbers(broken, told, capsys, monkeypatch):
+    sequence = info.snnipu.Leaky.sequence
+    monkeypatch.setattr(info.snnipu.Leaky, "sequence", lambda layer, x: (sequence(layer, x)[0] * broken, None))
+    assert main(["info", "--report"]) == 0
+    assert f"a layer         {told}" in capsys.readouterr().out

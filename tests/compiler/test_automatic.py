@@ -17,7 +17,7 @@ from support.versions import needs_backend
 from torch import nn
 
 import snnipu as snn
-from snnipu.compiler import automatic
+from snnipu.compiler import automatic, reset
 
 pytestmark = [needs_backend, pytest.mark.filterwarnings("ignore")]
 STEPS, BATCH, INPUTS = 6, 3, 4
@@ -326,6 +326,38 @@ class Blocks(nn.Module):
 
 def test_a_reset_reaches_neurons_that_other_modules_have():
     assert any(site.compiled for site in compare(in_forward, make=Blocks))
+
+
+def reset_alone(net):
+    """As snnTorch's next release has it."""
+    for module in net.modules():
+        if isinstance(module, snntorch.SpikingNeuron):
+            module.reset_mem()
+
+
+class TwoHalves(Blocks):
+    """The other parts go on where the first begins anew."""
+
+    def forward(self, x):
+        utils.reset(self)
+        out = []
+        for t in range(len(x)):
+            if t == STEPS // 2:
+                utils.reset(self.first)
+            y = self.first(x[t])
+            for block in self.blocks:
+                y = block(y + x[t])
+            out.append(y)
+        return torch.stack(out)
+
+
+def test_a_reset_of_that_network_alone(monkeypatch):
+    assert reset.reaches_others()
+    monkeypatch.setattr(utils, "reset", reset_alone)
+    before = list(snntorch.SpikingNeuron.instances)
+    assert not reset.reaches_others()
+    assert list(snntorch.SpikingNeuron.instances) == before
+    assert any(site.compiled for site in compare(in_forward, make=TwoHalves))
 
 
 def test_an_error_of_the_program_is_the_programs():

@@ -6,6 +6,7 @@ import pytest
 import snntorch
 import torch
 from support.operators import needs_host_runtime
+from support.versions import needs_backend
 from torch import nn
 
 import snnipu as snn
@@ -90,6 +91,7 @@ def test_it_is_a_call_as_any_other():
     assert seen[0].requires_grad
 
 
+@needs_backend
 def test_explain_names_the_products():
     class Net(nn.Module):
         def __init__(self):

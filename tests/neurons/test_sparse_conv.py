@@ -368,9 +368,6 @@ def test_scale_to_activity():
         ({"padding": "same", "stride": 2}, ValueError, "padding='same' needs a stride of 1"),
         ({"padding": "same", "kernel_size": 2}, ValueError, "padding='same' would be uneven"),
         ({"input_size": (3, 0)}, ValueError, "input_size must be at least 1"),
-        ({"beta": torch.zeros(3)}, ValueError, r"beta must have one element or shape \(4,\)"),
-        ({"path": "fast"}, ValueError, "path must be"),
-        ({"max_spikes": -2}, ValueError, "max_spikes must be 0 or more"),
     ],
 )
 def test_bad_options(arguments, error, message):

@@ -1,4 +1,4 @@
-"""The contract of ``snnipu.ops.select_spikes``."""
+"""What is particular to ``snnipu.ops.select_spikes``: the contract of all is in test_sparse_contract.py."""
 
 import itertools
 
@@ -6,30 +6,20 @@ import pytest
 import snntorch
 import torch
 from oracle import (
-    FUSED,
     SURROGATES,
-    assert_all_equal,
     assert_slots,
     at_slots,
     masked_spikes,
-    needs_kernel,
     on_grid,
     poison_new_tensors,
-    reference_of,
     relative_error,
     trimmed,
-    with_threads,
-    with_workers,
 )
-from support.versions import needs_compile
 
 from snnipu import ops, surrogate
-from snnipu.ops._slots import AS_NEEDED
 
 SIZES = [1, 5, 63, 64, 65, 200]
 GRAD_THRESHOLDS = [None, 0.5, -1e30, float("-inf"), 2.0]
-
-needs_native = needs_kernel("select_spikes_fwd")
 
 
 @pytest.fixture(autouse=True)
@@ -167,45 +157,9 @@ def test_none_and_all_spiking(neurons, grad_threshold, level, poisoned):
         assert results[1][0].num_spikes == (6 * most if level > 0 else 0)
 
 
-@pytest.mark.parametrize("shape", [(0, 2, 5), (3, 0, 5), (0, 0, 5), (1, 1, 1), (1, 2, 65)])
-@pytest.mark.parametrize("max_spikes", [None, 0, 2])
-def test_empty_and_single(shape, max_spikes, poisoned):
-    for overflow in ("lowest", "rotate"):
-        results = both(torch.randn(shape), max_spikes=max_spikes, overflow=overflow)
-        assert_same(results)
-        assert results[1][0].shape == shape
-
-
-def test_non_contiguous(poisoned):
-    mem = torch.randn(66, 4, 7).permute(2, 1, 0)
-    assert_same(both(mem, torch.rand(132)[::2], grad_threshold=0.2, max_spikes=9))
-    wide = torch.randn(5, 3, 140)[..., ::2]
-    gradients = []
-    for upstream in (torch.ones(()).expand(5, 3, 20), torch.ones(5, 3, 20)):
-        leaf = wide.clone().requires_grad_()
-        ops.select_spikes(leaf * 1, max_spikes=20).values.backward(upstream)
-        gradients.append(leaf.grad)
-    assert torch.equal(*gradients)
-    assert_slots(ops.select_spikes(wide, max_spikes=20), masked_spikes(wide, 1.0, max_spikes=20)[1])
-
-
 @pytest.mark.parametrize("shape", [(), (1,), (70,), (1, 70), (1, 1)])
 def test_shapes_of_the_threshold(shape, poisoned):
     assert_same(both(torch.randn(4, 3, 70), torch.rand(shape) + 0.3, grad_threshold=0.1, max_spikes=9))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_low_precision_is_computed_in_float32(dtype):
-    mem = torch.randn(3, 2, 70).to(dtype)
-    leaf = mem.clone().requires_grad_()
-    full = mem.float().requires_grad_()
-    upstream = torch.randn(3, 2, 20)
-    for x in (leaf, full):
-        spikes = ops.select_spikes(x, 0.3, 0.1, 20)
-        assert spikes.dtype == torch.float32
-        (spikes.values * upstream).sum().backward()
-    assert leaf.grad.dtype == dtype
-    assert torch.equal(leaf.grad, full.grad.to(dtype))
 
 
 def test_nan_does_not_spike(poisoned):
@@ -220,129 +174,4 @@ def test_nan_does_not_spike(poisoned):
     assert chosen(ops.select_spikes(mem, float("nan"), 0.5), 0) == ([], [n for n in range(70) if n % 3])
 
 
-def test_gradient_where_nothing_depends_on_the_threshold():
-    mem = torch.randn(3, 2, 5, requires_grad=True)
-    spikes = ops.select_spikes(mem, 0.1)
-    assert spikes.requires_grad
-    assert not spikes.ids.requires_grad
-    assert not spikes.counts.requires_grad
-    assert not ops.select_spikes(mem.detach(), 0.1).requires_grad
-    threshold = torch.tensor(0.1, requires_grad=True)
-    ops.select_spikes(mem.detach(), threshold).values.sum().backward()
-    assert threshold.grad < 0
-
-
-def test_second_derivative_is_refused():
-    mem = torch.randn(3, 2, 4, requires_grad=True)
-    values = ops.select_spikes(mem).values
-    (gradient,) = torch.autograd.grad((values**2).sum(), mem, create_graph=True)
-    with pytest.raises(RuntimeError, match="a second derivative through snnipu's select_spikes"):
-        gradient.sum().backward()
-
-
 # ---- kernels
-
-
-@needs_native
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("capacity", [AS_NEEDED, 0, 1, 17, 64])
-@pytest.mark.parametrize("neurons", SIZES)
-def test_kernels_equal_the_reference(neurons, capacity, dtype, poisoned):
-    mem = torch.randn(6, 3, neurons, dtype=dtype)
-    capacity = min(capacity, neurons)
-    thresholds = (torch.tensor(0.4, dtype=dtype), torch.rand(neurons, dtype=dtype))
-    for threshold, grad_threshold, rotate in itertools.product(thresholds, GRAD_THRESHOLDS, (False, True)):
-        arguments = (mem, threshold, grad_threshold, capacity, rotate)
-        out = torch.ops.snnipu.select_spikes_fwd(*arguments)
-        for own, expected in zip(out, reference_of("select_spikes_fwd")(*arguments)):
-            assert own.dtype == expected.dtype
-            assert torch.equal(own, expected)
-        grad = torch.randn_like(out[1])
-        for _, (spike_grad, _) in FUSED.items():
-            arguments = (grad, mem, threshold, out[0], out[2], *spike_grad.kernel)
-            results = torch.ops.snnipu.select_spikes_bwd(*arguments)
-            for own, expected in zip(results, reference_of("select_spikes_bwd")(*arguments)):
-                assert own.shape == expected.shape
-                assert own.dtype == expected.dtype
-                if own.numel():
-                    assert relative_error(own, expected) <= (2e-6 if dtype == torch.float32 else 1e-14)
-
-
-@needs_native
-def test_workers_and_threads_do_not_change_a_bit():
-    mem = torch.randn(40, 16, 149)
-    threshold = torch.rand(149)
-
-    def run():
-        out = torch.ops.snnipu.select_spikes_fwd(mem, threshold, 0.1, 20, True)
-        grad = torch.linspace(-1, 1, out[1].numel()).reshape(out[1].shape)
-        kernel = surrogate.atan().kernel
-        return (*out, *torch.ops.snnipu.select_spikes_bwd(grad, mem, threshold, out[0], out[2], *kernel))
-
-    assert_all_equal(with_workers(run) + with_threads(run))
-
-
-def test_opcheck():
-    if not hasattr(torch.library, "opcheck"):
-        pytest.skip("torch.library.opcheck came with torch 2.4")
-    tests = ("test_schema", "test_faketensor")
-    forward, backward = torch.ops.snnipu.select_spikes_fwd.default, torch.ops.snnipu.select_spikes_bwd.default
-    for dtype, shape, grad_threshold, capacity in itertools.product(
-        (torch.float32, torch.float64), ((3, 2, 9), (0, 2, 9), (3, 0, 9)), (None, 0.2), (0, 4, 9)
-    ):
-        mem = torch.randn(shape, dtype=dtype)
-        for threshold in (torch.tensor(0.3, dtype=dtype), torch.rand(9, dtype=dtype)):
-            arguments = (mem, threshold, grad_threshold, capacity, True)
-            torch.library.opcheck(forward, arguments, test_utils=tests)
-            ids, values, counts, _ = forward(*arguments)
-            arguments = (torch.randn_like(values), mem, threshold, ids, counts, *surrogate.atan().kernel)
-            torch.library.opcheck(backward, arguments, test_utils=tests)
-
-
-@needs_compile
-def test_compiles_into_one_graph():
-    def loss(mem, threshold):
-        spikes = ops.select_spikes(mem, threshold, 0.1, 7, overflow="rotate")
-        return (spikes.values * torch.arange(7.0)).sum() + spikes.counts.sum()
-
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    results = []
-    for function in (loss, compiled):
-        mem = torch.linspace(-1, 2, 240).reshape(4, 3, 20).requires_grad_()
-        threshold = torch.full((20,), 0.4, requires_grad=True)
-        out = function(mem, threshold)
-        out.backward()
-        results.append((out.detach(), mem.grad, threshold.grad))
-    assert_all_equal(results)
-
-
-X = torch.zeros(4, 2, 3)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"mem": [1.0]}, TypeError, "mem must be a torch.Tensor, got list"),
-        ({"mem": torch.zeros(4, 2, 3, dtype=torch.int64)}, TypeError, "mem must be floating, got torch.int64"),
-        ({"mem": torch.zeros(4, 2, 3, dtype=torch.complex64)}, TypeError, "mem must be floating"),
-        ({"mem": torch.zeros(2, 3)}, ValueError, r"mem must have shape \[T, B, N\] .* got \(2, 3\)"),
-        ({"mem": torch.zeros(4, 2, 0)}, ValueError, r"mem must have shape .* got \(4, 2, 0\)"),
-        ({"threshold": "1"}, TypeError, "threshold must be a number or a torch.Tensor"),
-        ({"threshold": torch.rand(4)}, ValueError, r"threshold must broadcast .* \(3,\), got .* \(4,\)"),
-        ({"threshold": torch.rand(2, 3)}, ValueError, "threshold must broadcast"),
-        ({"threshold": torch.rand(3, device="meta")}, ValueError, "threshold must be on"),
-        ({"grad_threshold": "0.5"}, TypeError, "grad_threshold must be a number or None"),
-        ({"grad_threshold": True}, TypeError, "grad_threshold must be a number or None"),
-        ({"grad_threshold": torch.rand(3)}, TypeError, "grad_threshold must be a number or None"),
-        ({"grad_threshold": float("nan")}, ValueError, "grad_threshold must not be NaN"),
-        ({"max_spikes": 2.0}, TypeError, "max_spikes must be an int or None, got 2.0"),
-        ({"max_spikes": True}, TypeError, "max_spikes must be an int or None"),
-        ({"max_spikes": -1}, ValueError, "max_spikes must be 0 or more, got -1"),
-        ({"overflow": "highest"}, ValueError, "overflow must be 'lowest' or 'rotate', got 'highest'"),
-        ({"overflow": None}, ValueError, "overflow must be 'lowest' or 'rotate'"),
-        ({"spike_grad": 25}, TypeError, "spike_grad must be callable or None, got 25"),
-    ],
-)
-def test_bad_input(arguments, error, message):
-    with pytest.raises(error, match=message):
-        ops.select_spikes(**{"mem": X, **arguments})

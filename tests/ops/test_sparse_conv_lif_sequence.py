@@ -1,27 +1,20 @@
-"""The contract of ``snnipu.ops.sparse_conv_lif_sequence``; random options are in test_sparse_conv_properties.py."""
+"""What is particular to ``snnipu.ops.sparse_conv_lif_sequence``: the contract of all is in test_sparse_contract.py."""
 
 import pytest
 import torch
 from oracle import (
-    assert_all_equal,
     needs_kernel,
     on_grid,
     poison_new_tensors,
     random_spikes,
-    reference_of,
     relative_error,
-    with_threads,
 )
-from support.versions import needs_compile
 
 from snnipu import SparseSpikes, ops, surrogate
 from snnipu.ops._maps import conv_geometry
 from snnipu.ops._slots import AS_NEEDED
 
-REFERENCE = reference_of("sparse_conv_lif_sequence_fwd")
-
 SPIKES = SparseSpikes.from_dense(torch.ones(2, 1, 2 * 3 * 4)).with_maps((2, 3, 4))
-WEIGHT = torch.zeros(5, 2, 2, 2)
 
 
 @pytest.fixture(autouse=True)
@@ -73,98 +66,12 @@ def _twice(*tensors):
     return [t.clone() for t in tensors], [t.clone() for t in tensors]
 
 
-@needs_kernel("sparse_conv_lif_sequence_fwd")
-@pytest.mark.parametrize("capacity", [AS_NEEDED, 30])
-def test_threads_do_not_change_a_bit(capacity):
-    spikes = random_spikes(12, 9, 6 * 9 * 9)
-    weight, bias, beta = torch.randn(70, 3, 3, 3) / 4, torch.randn(70) / 8, torch.rand(70)
-    geometry = list(conv_geometry(weight, (9, 9), (2, 1), (1, 1), (1, 1), 2))
-    threshold = torch.rand(70) + 0.5
-
-    def run():
-        own = (spikes.ids, spikes.values, spikes.counts, weight)
-        out = torch.ops.snnipu.sparse_conv_lif_sequence_fwd(
-            *own, bias, beta, threshold, geometry, 0.3, 1.0, capacity, True, 0, 1, True
-        )
-        grad = (torch.arange(out[1].numel()) % 13).reshape(out[1].shape).float()
-        kept = (out[0], out[2], out[4], out[5], out[6])
-        back = torch.ops.snnipu.sparse_conv_lif_sequence_bwd(
-            grad, *own, beta, threshold, geometry, 1.0, 0, 1, *kept, 2, 10.0, 0.0, *[True] * 5
-        )
-        return *out, *back
-
-    assert_all_equal(with_threads(run))
-
-
-@needs_kernel("sparse_conv_lif_sequence_fwd")
-@pytest.mark.parametrize("rate", [0.02, 0.4])
-@pytest.mark.parametrize(("second", "capacity"), [(0.3, AS_NEEDED), (None, 700), (0.3, 90)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_maps_of_many_places_equal_the_reference(dtype, second, capacity, rate):
-    """Few spikes and many, of which a word of neighbours holds more than are listed at once; two blocks."""
-    spikes = random_spikes(4, 2, 3 * 12 * 11, rate, dtype=dtype)
-    weight, threshold = on_grid(70, 3, 3, 3, dtype=dtype), torch.full((70,), 0.5, dtype=dtype)
-    geometry = list(conv_geometry(weight, (12, 11), (1, 1), (1, 0), (1, 1), 1))
-    beta = torch.tensor(0.5, dtype=dtype)
-    own = (spikes.ids, spikes.values, spikes.counts, weight)
-    given = (*own, None, beta, threshold, geometry, second, 1.0, capacity, True, 1, 0, False)
-    made = torch.ops.snnipu.sparse_conv_lif_sequence_fwd(*given)
-    assert_all_equal([made, reference_of("sparse_conv_lif_sequence_fwd")(*given)])
-
-
 def test_dropped_spikes_are_counted():
     out = ops.sparse_conv_lif_sequence(SPIKES, torch.ones(5, 2, 2, 2), beta=0.5, max_spikes=4, grad_threshold=0.5)
     assert out.counts.tolist() == [[[4, 4]], [[4, 4]]]
     assert out.dropped.tolist() == [[[26, 26]], [[26, 26]]]
     assert out.overflow == 52
     assert out.map_shape == (5, 2, 3)
-
-
-def test_second_derivative_is_refused():
-    weight = torch.ones(4, 2, 2, 2, requires_grad=True)
-    out = ops.sparse_conv_lif_sequence(SPIKES, weight, beta=0.5)
-    (gradient,) = torch.autograd.grad((out.values**2).sum(), weight, create_graph=True)
-    with pytest.raises(RuntimeError, match="a second derivative through snnipu's sparse_conv_lif_sequence"):
-        gradient.sum().backward()
-
-
-def test_opcheck():
-    if not hasattr(torch.library, "opcheck"):
-        pytest.skip("torch.library.opcheck came with torch 2.4")
-    tests = ("test_schema", "test_faketensor")
-    spikes = random_spikes(3, 2, 24)
-    weight = torch.randn(4, 2, 2, 3)
-    geometry = list(conv_geometry(weight, (3, 4), (1, 1), (0, 0), (1, 1), 1))
-    own = (spikes.ids, spikes.values, spikes.counts, weight)
-    parameters = (torch.tensor(0.5), torch.tensor(1.0), geometry)
-    forward = torch.ops.snnipu.sparse_conv_lif_sequence_fwd.default
-    for store in (False, True):
-        arguments = (*own, None, *parameters, 0.5, 1.0, 7, False, 1, 0, store)
-        torch.library.opcheck(forward, arguments, test_utils=tests)
-    out = forward(*arguments)
-    backward = (*own, *parameters, 1.0, 1, 0, out[0], out[2], *out[4:], 2, 10.0, 0.0)
-    for need in ([True] * 5, [False, True, False, False, False]):
-        torch.library.opcheck(
-            torch.ops.snnipu.sparse_conv_lif_sequence_bwd.default, (out[1], *backward, *need), test_utils=tests
-        )
-
-
-@needs_compile
-def test_compiles_into_one_graph():
-    def loss(values, weight):
-        own = SparseSpikes._trusted(SPIKES.ids, values, SPIKES.counts, 24, map_shape=(2, 3, 4))
-        out = ops.sparse_conv_lif_sequence(own, weight, beta=0.5, threshold=0.5, max_spikes=9)
-        return (out.values * torch.arange(9)).sum()
-
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    results = []
-    for function in (loss, compiled):
-        torch.manual_seed(1)
-        values, weight = SPIKES.values.clone().requires_grad_(), torch.randn(4, 2, 2, 2, requires_grad=True)
-        out = function(values, weight)
-        out.backward()
-        results.append((out.detach(), values.grad, weight.grad))
-    assert_all_equal(results)
 
 
 @needs_kernel("sparse_conv_lif_sequence_fwd")
@@ -203,55 +110,3 @@ def test_ids_that_are_none_are_refused_in_every_row(delay, step, wrong, per_chan
             call(ids)
     with pytest.raises(RuntimeError, match="sparse_conv_lif_sequence_bwd refused its arguments"):
         backward(spikes.ids, own)
-
-
-@pytest.mark.parametrize("run", [torch.ops.snnipu.sparse_conv_lif_sequence_fwd, REFERENCE])
-@pytest.mark.parametrize(("steps", "batch"), [(0, 2), (3, 0)])
-def test_empty_input(steps, batch, run):
-    spikes, weight = random_spikes(steps, batch, 192), torch.randn(5, 3, 3, 3)
-    geometry = list(conv_geometry(weight, (8, 8), (1, 1), (1, 1), (1, 1), 1))
-    own = (spikes.ids, spikes.values, spikes.counts, weight, None, torch.tensor(0.9), torch.tensor(0.5), geometry)
-    *made, mem = run(*own, 0.3, 1.0, 7, False, 1, 0, True)
-    assert [tuple(each.shape[:2]) for each in made] == [(steps, batch)] * 6
-    assert mem.shape == (steps, batch, 64, 5)
-
-
-@pytest.mark.parametrize(
-    "run", [torch.ops.snnipu.sparse_conv_lif_sequence_bwd, reference_of("sparse_conv_lif_sequence_bwd")]
-)
-def test_membranes_that_were_not_stored_are_refused(run):
-    spikes, weight = random_spikes(4, 3, 192), torch.randn(5, 3, 3, 3)
-    geometry = list(conv_geometry(weight, (8, 8), (1, 1), (1, 1), (1, 1), 1))
-    parameters = (weight, torch.tensor(0.9), torch.tensor(0.5), geometry)
-    layer = (spikes.ids, spikes.values, spikes.counts, weight, None, *parameters[1:])
-    out = torch.ops.snnipu.sparse_conv_lif_sequence_fwd(*layer, 0.3, 1.0, AS_NEEDED, False, 1, 0, False)
-    kept = (out[0], out[2], out[4], out[5])
-    for mem in (out[6], torch.zeros(4, 3, 64, 4)):
-        with pytest.raises(ValueError, match=r"mem must be the 4 x 3 x 320 membranes .* store_mem"):
-            run(out[1], *layer[:3], *parameters, 1.0, 1, 0, *kept, mem, 2, 10.0, 0.0, *[True] * 5)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"spikes": torch.zeros(1, 4, 4)}, TypeError, "spikes must be a snnipu.SparseSpikes, got Tensor"),
-        ({"weight": torch.zeros(5, 3, 2, 2)}, ValueError, "spikes must be of 3 channels"),
-        ({"bias": torch.zeros(4)}, ValueError, r"bias must have shape \(5,\)"),
-        ({"beta": torch.zeros(4)}, ValueError, r"beta must broadcast to .*\(5,\), got a tensor of shape \(4,\)"),
-        ({"beta": "high"}, TypeError, "beta must be a number or a torch.Tensor"),
-        ({"threshold": torch.zeros(5, 2)}, ValueError, "threshold must broadcast"),
-        ({"grad_threshold": "low"}, TypeError, "grad_threshold must be a number or None"),
-        ({"max_spikes": -1}, ValueError, "max_spikes must be 0 or more, got -1"),
-        ({"max_spikes": 1.5}, TypeError, "max_spikes must be an int or None"),
-        ({"reset_mechanism": "soft"}, ValueError, "reset_mechanism must be"),
-        ({"overflow": "first"}, ValueError, "overflow must be 'lowest' or 'rotate'"),
-        ({"delay": -1}, ValueError, "delay must be 0 or more"),
-        ({"input_scale": "1"}, TypeError, "input_scale must be a number"),
-        ({"spike_grad": 3}, TypeError, "spike_grad must be callable or None"),
-        ({"stride": 0}, ValueError, "stride must be at least 1"),
-        ({"input_size": (4, 3)}, ValueError, "spikes must be of maps"),
-    ],
-)
-def test_bad_input(arguments, error, message):
-    with pytest.raises(error, match=message):
-        ops.sparse_conv_lif_sequence(**{"spikes": SPIKES, "weight": WEIGHT, "beta": 0.9, **arguments})

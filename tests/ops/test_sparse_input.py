@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.operators import needs_host_runtime
+from support.versions import needs_backend
 from torch import nn
 
 import snnipu as snn
@@ -251,7 +252,7 @@ def loop(net, x):
 
 
 @pytest.mark.parametrize("maps", [False, True], ids=["linear", "conv2d"])
-@pytest.mark.parametrize("kind", ["multistep", "compiled"])
+@pytest.mark.parametrize("kind", ["multistep", pytest.param("compiled", marks=needs_backend)])
 def test_networks_take_events_and_give_the_loops_numbers(kind, maps, monkeypatch):
     taken, slots = [], sparse_input._slots
 

@@ -1,13 +1,15 @@
-"""Random shapes and options for the sparse operators, against the dense oracle and the reference.
+"""Random shapes and options for the event-driven operators, against the dense oracle and the reference.
 
 ``SNNIPU_HYPOTHESIS_EXAMPLES`` sets how many cases each property is tried with.
 
 All numbers of the forward passes are small multiples of powers of two, so that sums are exact in whatever order and the
-same neurons must spike, also those that are exactly at the threshold.
+same neurons must spike, also those that are exactly at the threshold. A convolution is the product with a matrix, which
+PyTorch's own convolution makes of the weight: one oracle, with its autograd, serves all layers.
 """
 
 import os
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -28,9 +30,13 @@ from oracle import (
     slots_of,
     trimmed,
 )
+from support import sparse_cases as cases
+from support.sparse_cases import AS_NEEDED, POOLED, arguments, assert_is_the_reference, case
 
 from snnipu import SparseSpikes, ops
-from snnipu.ops._slots import AS_NEEDED
+from snnipu.ops.sparse_conv_lif_sequence import Maps, sparse_conv_lif_pool
+
+LIF = cases.LAYERS[0]
 
 EXAMPLES = int(os.environ.get("SNNIPU_HYPOTHESIS_EXAMPLES", "60"))
 tried = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -102,47 +108,98 @@ def test_select_spikes(T, B, N, max_spikes, overflow, grad_threshold, name, dtyp
     SparseSpikes(spikes.ids, spikes.values, spikes.counts, N, dropped=spikes.dropped)
 
 
+@st.composite
+def convolutions(draw, most=7):
+    """Keywords of a convolution, shapes of its input and weight; kernels larger than the map where padding allows."""
+    groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    channels = groups * draw(st.integers(1, 3))
+    # More than one block of output channels now and then.
+    out = groups * draw(st.one_of(st.integers(1, 4), st.sampled_from([17, 65])))
+    small = out > 30
+    axes = []
+    for _ in range(2):
+        size = draw(st.integers(1, 3 if small else most))
+        padding = draw(st.integers(0, 3))
+        dilation = draw(st.integers(1, 3))
+        reach = size + 2 * padding
+        kernel = draw(st.integers(1, min(5, (reach - 1) // dilation + 1)))
+        axes.append((size, kernel, draw(st.integers(1, 4)), padding, dilation))
+    sizes, kernels, strides, paddings, dilations = zip(*axes)
+    keywords = {"stride": strides, "padding": paddings, "dilation": dilations, "groups": groups}
+    return keywords, (channels, *sizes), (out, channels // groups, *kernels)
+
+
+def matrix(weight, shape, keywords):
+    """``[neurons, inputs]``: the convolution, one input after the other; a matrix is one."""
+    if shape is None:
+        return weight
+    inputs = shape[0] * shape[1] * shape[2]
+    unit = torch.eye(inputs, dtype=weight.dtype).reshape(inputs, *shape)
+    return torch.nn.functional.conv2d(unit, weight, **keywords).reshape(inputs, -1).t()
+
+
+def spread(parameter, neurons):
+    """A parameter of one element, of channels or of neurons, as one of one element or of neurons."""
+    return parameter if parameter.numel() == 1 else parameter.repeat_interleave(neurons // parameter.numel())
+
+
+@st.composite
+def connections(draw, most=7):
+    """Keywords and input shape of a convolution, or none of a matrix; shape of the weight; random spikes for it."""
+    if draw(st.booleans()):
+        keywords, shape, weight = draw(convolutions(most))
+        inputs = shape[0] * shape[1] * shape[2]
+    else:
+        inputs = draw(neurons)
+        keywords, shape, weight = {}, None, (draw(neurons), inputs)
+    torch.manual_seed(draw(seeds))
+    kinds = {"graded": draw(st.booleans()), "shuffled": draw(st.booleans()), "dtype": draw(dtypes)}
+    spikes = random_spikes(draw(steps), draw(batches), inputs, draw(rates), draw(rates), **kinds)
+    return keywords, shape, weight, spikes
+
+
 @tried
-@given(steps, batches, neurons, neurons, rates, rates, *[st.booleans()] * 3, dtypes, seeds)
-def test_sparse_linear(T, B, inputs, outputs, rate, carried, graded, shuffled, bias, dtype, seed):
-    torch.manual_seed(seed)
-    spikes = random_spikes(T, B, inputs, rate, carried, graded=graded, dtype=dtype, shuffled=shuffled)
-    own = [on_grid(outputs, inputs, dtype=dtype), on_grid(outputs, dtype=dtype) if bias else None]
+@given(connections(), st.booleans())
+def test_currents(connection, bias):
+    keywords, shape, weight, spikes = connection
+    dtype = spikes.dtype
+    own = [on_grid(*weight, dtype=dtype), *([on_grid(weight[0], dtype=dtype)] if bias else [])]
     x = densified(spikes.values, spikes).requires_grad_()
-    theirs = [p if p is None else p.clone().requires_grad_() for p in own]
-    ours = [p if p is None else p.clone().requires_grad_() for p in own]
-    expected = torch.nn.functional.linear(x, *theirs)
+    theirs, ours = ([p.clone().requires_grad_() for p in own] for _ in range(2))
+    whole = matrix(theirs[0], shape, keywords)
+    expected = x @ whole.t() + (spread(theirs[1], len(whole)) if bias else 0)
     spikes.requires_grad_()
-    out = ops.sparse_linear(spikes, *ours)
+    if shape is None:
+        out = ops.sparse_linear(spikes, *ours)
+    else:
+        out = ops.sparse_conv2d(spikes, *ours, input_size=shape[1:], **keywords)
+        assert out.shape[:3] == (*spikes.ids.shape[:2], weight[0])
+        out = out.flatten(2)
     assert torch.equal(out, expected)
-    upstream = on_grid(T, B, outputs, step=8, most=4.0, dtype=dtype)
+    upstream = on_grid(*expected.shape, step=8, most=4.0, dtype=dtype)
     expected.backward(upstream)
     out.backward(upstream)
     # Exact, as every sum is.
     assert torch.equal(spikes.values.grad, at_slots(x.grad, spikes))
-    assert torch.equal(ours[0].grad, theirs[0].grad)
-    assert not bias or torch.equal(ours[1].grad, theirs[1].grad)
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours, theirs))
 
 
 @st.composite
-def layers(draw, surrogates):
-    """Sizes, tensors and options of a layer; sums of its forward pass are exact."""
-    torch.manual_seed(draw(seeds))
-    dtype, inputs, outputs = draw(dtypes), draw(neurons), draw(neurons)
-    sizes = (draw(steps), draw(batches), inputs)
-    kinds = {"graded": draw(st.booleans()), "shuffled": draw(st.booleans())}
-    spikes = random_spikes(*sizes, draw(rates), draw(rates), dtype=dtype, **kinds)
+def layers(draw, surrogates, only_maps=False):
+    """A connection, tensors and options of a layer; sums of its forward pass are exact."""
+    keywords, shape, weight, spikes = draw(connections(4).filter(lambda found: found[1] or not only_maps))
+    dtype = spikes.dtype
     betas = torch.tensor([0.0, 0.25, 0.5, 1.0, 1.5, -0.5], dtype=dtype)
-    sized = st.sampled_from([(), (1,), (outputs,)])
+    sized = st.sampled_from([(), (1,), weight[:1]])
     tensors = {
-        "weight": on_grid(outputs, inputs, step=8, most=1.0, dtype=dtype),
+        "weight": on_grid(*weight, step=8, most=1.0, dtype=dtype),
         "beta": betas[torch.randint(0, 6, draw(sized))],
         "threshold": on_grid(*draw(sized), step=4, most=1.0, dtype=dtype),
     }
     if draw(st.booleans()):
-        tensors["bias"] = on_grid(outputs, step=8, most=0.5, dtype=dtype)
-    if draw(st.booleans()):
-        tensors["recurrent_weight"] = on_grid(outputs, outputs, step=8, most=0.5, dtype=dtype)
+        tensors["bias"] = on_grid(weight[0], step=8, most=0.5, dtype=dtype)
+    if shape is None and draw(st.booleans()):
+        tensors["recurrent_weight"] = on_grid(weight[0], weight[0], step=8, most=0.5, dtype=dtype)
     options = {
         "grad_threshold": draw(grad_thresholds),
         "max_spikes": draw(caps),
@@ -152,131 +209,175 @@ def layers(draw, surrogates):
         "delay": draw(st.sampled_from([0, 0, 1, 1, 3, 8])),
     }
     name = draw(st.sampled_from([s for s in surrogates if s in FUSED or "recurrent_weight" not in tensors]))
-    return spikes, tensors, options, name
+    return spikes, shape, keywords, tensors, options, name
 
 
-@tried
+@settings(tried, max_examples=2 * EXAMPLES)
 @given(layers(list(SURROGATES)))
-def test_sparse_lif_sequence(layer):
-    spikes, tensors, options, name = layer
+def test_layers(layer):
+    spikes, shape, keywords, tensors, options, name = layer
     ours, theirs = SURROGATES[name]
-    dtype = tensors["weight"].dtype
     x = densified(spikes.values, spikes).requires_grad_()
-    dense = {key: tensor.clone().requires_grad_() for key, tensor in tensors.items()}
-    spk, slots, _ = dense_layer(x, spike_grad=theirs, **dense, **options)
+    leaves = {key: tensor.clone().requires_grad_() for key, tensor in tensors.items()}
+    whole = matrix(leaves["weight"], shape, keywords)
+    dense = {key: leaf if "weight" in key else spread(leaf, len(whole)) for key, leaf in leaves.items()}
+    spk, slots, _ = dense_layer(x, spike_grad=theirs, **{**dense, "weight": whole}, **options)
     upstream = torch.randn_like(spk)
-    ((spk * upstream).sum() + 0 * (x.sum() + sum(leaf.sum() for leaf in dense.values()))).backward()
+    ((spk * upstream).sum() + 0 * (x.sum() + sum(leaf.sum() for leaf in leaves.values()))).backward()
     spikes.requires_grad_()
     own = {key: tensor.clone().requires_grad_() for key, tensor in tensors.items()}
-    out = ops.sparse_lif_sequence(spikes, spike_grad=ours, **own, **options)
+    if shape is None:
+        out = ops.sparse_lif_sequence(spikes, spike_grad=ours, **own, **options)
+    else:
+        out = ops.sparse_conv_lif_sequence(spikes, spike_grad=ours, input_size=shape[1:], **keywords, **own, **options)
     assert_slots(out, slots)
+    # Is valid.
+    SparseSpikes(out.ids, out.values, out.counts, len(whole), dropped=out.dropped, map_shape=out.map_shape)
     out.values.backward(at_slots(upstream, out, padding=1e6))
-    precision = torch.float32 if name == "custom_surrogate" else dtype
+    precision = torch.float32 if name == "custom_surrogate" else spikes.dtype
     # Back through time and recurrence gradients may grow: their terms are as large as the largest of them.
-    grads = [x.grad, *(leaf.grad for leaf in dense.values()), upstream]
+    grads = [x.grad, *(leaf.grad for leaf in leaves.values()), upstream]
     terms = torch.stack([grad.abs().max() if grad.numel() else grad.new_zeros(()) for grad in grads])
     assert_close(spikes.values.grad, at_slots(x.grad, spikes), terms, precision, "values")
-    for key, leaf in dense.items():
+    for key, leaf in leaves.items():
         assert_close(own[key].grad, leaf.grad, terms, precision, key)
-    SparseSpikes(out.ids, out.values, out.counts, out.num_neurons, dropped=out.dropped)
 
 
-@needs_kernel("sparse_lif_sequence_fwd")
+@needs_kernel("sparse_conv_lif_pool_fwd")
 @tried
-@given(layers(list(FUSED)), st.booleans())
-def test_sparse_lif_sequence_kernels(layer, needed):
-    """Kernel and reference on the same arguments, forward and backward."""
-    spikes, tensors, options, name = layer
-    outputs = tensors["weight"].shape[0]
-    cap = options["max_spikes"]
-    parameters = [tensors.get(key) for key in ("weight", "bias", "recurrent_weight", "beta", "threshold")]
-    reset = RESETS.index(options["reset_mechanism"])
-    start = (spikes.ids, spikes.values, spikes.counts)
-    forward = (
-        *start,
-        *parameters,
-        options["grad_threshold"],
-        options["input_scale"],
-        AS_NEEDED if cap is None else min(cap, outputs),
-        options["overflow"] == "rotate",
-        reset,
-        options["delay"],
-        True,
-    )
-    out = torch.ops.snnipu.sparse_lif_sequence_fwd(*forward)
-    for own, expected in zip(out, reference_of("sparse_lif_sequence_fwd")(*forward)):
-        assert own.dtype == expected.dtype
-        assert torch.equal(own, expected)  # exact, as every sum is
-    weight, _, recurrent, beta, threshold = parameters
-    ids_out, values_out, counts_out, _, slot_mem, fired, mem = out
-    grad = torch.randn_like(values_out)
-    need = [needed, True, not needed, needed and recurrent is not None, needed, True]
-    backward = (grad, *start, weight, recurrent, beta, threshold, options["input_scale"], reset, options["delay"])
-    backward += (ids_out, counts_out, slot_mem, fired, mem, *FUSED[name][0].kernel, *need)
-    results = torch.ops.snnipu.sparse_lif_sequence_bwd(*backward)
-    expected = reference_of("sparse_lif_sequence_bwd")(*backward)
-    terms = torch.stack([other.abs().max() for other in (*expected, grad) if other.numel()] or [grad.new_zeros(())])
-    for own, other in zip(results, expected):
-        assert own.dtype == other.dtype
-        assert_close(own, other, terms, grad.dtype)
-
-
-def assert_kernel_equals_reference(operator, *arguments, exact=True):
-    """The results of the kernel, after they have been found to be the reference's."""
-    results = getattr(torch.ops.snnipu, operator)(*arguments)
-    results = [results] if isinstance(results, torch.Tensor) else list(results)
-    expected = reference_of(operator)(*arguments)
-    for own, other in zip(results, [expected] if isinstance(expected, torch.Tensor) else expected):
-        assert own.dtype == other.dtype
-        assert own.shape == other.shape
-        if exact or not other.dtype.is_floating_point:
-            assert torch.equal(own, other), operator
+@given(layers(["fast_sigmoid"], only_maps=True), st.integers(1, 3), st.integers(1, 3))
+def test_a_layer_and_its_pool_as_one_operator(layer, height, width):
+    """Spikes and gradients are those of layer and pool one after the other."""
+    spikes, shape, keywords, tensors, options, name = layer
+    maps = {**keywords, "input_size": shape[1:]}
+    size = torch.nn.functional.conv2d(torch.zeros(1, *shape), tensors["weight"].float(), **keywords).shape[2:]
+    window = (min(height, size[0]), min(width, size[1]))
+    one, other = dict(options), dict(options, max_spikes=None)
+    del one["max_spikes"], one["overflow"]
+    results = []
+    for fused in (True, False):
+        x = spikes.detach().requires_grad_()
+        leaves = {key: tensor.clone().requires_grad_() for key, tensor in tensors.items()}
+        keys = {**leaves, "spike_grad": SURROGATES[name][0]}
+        if fused:
+            first, bias = keys.pop("weight"), keys.pop("bias", None)
+            out, counts = sparse_conv_lif_pool(x, first, bias, window, Maps(**maps), **keys, **one)
         else:
-            assert_close(own, other, arguments[0], other.dtype, operator)
-    return results
+            full = ops.sparse_conv_lif_sequence(x, **maps, **keys, **other)
+            out, counts = ops.sparse_pool2d(full, window), full.counts
+        torch.manual_seed(0)
+        out.values.backward(at_slots(torch.randn(out.shape, dtype=spikes.dtype), out, padding=1e6))
+        grads = [x.values.grad, *(leaf.grad for leaf in leaves.values())]
+        results.append(((out.ids, out.values.detach(), out.counts, counts), out.map_shape, grads))
+    assert all(torch.equal(a, b) for a, b in zip(results[0][0], results[1][0]))
+    assert results[0][1] == results[1][1]
+    for a, b in zip(results[0][2], results[1][2]):
+        assert_close(a, b, b, spikes.dtype)
 
 
-@needs_kernel("select_spikes_fwd")
+def large_maps(window, **options):
+    """Of many words of 64 places."""
+    maps = ((2, 34, 30), (3, 3), (1, 1), (0, 0), (1, 1), 1)
+    return case(POOLED, neurons=40, rows=(3, 2), rates=(0.1, 0.0), geometry=maps, window=list(window), **options)
+
+
+@needs_kernel("sparse_conv_lif_pool_fwd")
+@pytest.mark.parametrize("grad_threshold", [None, 0.75])
+@pytest.mark.parametrize("window", [(1, 1), (2, 2), (2, 3), (4, 4), (3, 7), (16, 16), (8, 28)])
+def test_windows_of_large_maps(window, grad_threshold):
+    torch.manual_seed(0)
+    given = arguments(f"{POOLED}_fwd", large_maps(window, grad_threshold=grad_threshold))
+    own = torch.ops.snnipu.sparse_conv_lif_pool_fwd(*given)
+    assert own[2].sum() > 0
+    for number, (a, b) in enumerate(zip(own, reference_of(f"{POOLED}_fwd")(*given))):
+        assert torch.equal(a, b), number
+
+
+@needs_kernel("sparse_conv_lif_pool_fwd")
+@pytest.mark.parametrize("window", [(0, 2), (2, -1), (17, 16)])
+def test_windows_that_are_none_are_refused(window):
+    with pytest.raises(ValueError, match="window must be two sizes of at least 1 and at most 256 places"):
+        torch.ops.snnipu.sparse_conv_lif_pool_fwd(*arguments(f"{POOLED}_fwd", large_maps(window)))
+    with pytest.raises(ValueError, match="capacity must be -1, as many slots as needed, with a pool, got 18"):
+        torch.ops.snnipu.sparse_conv_lif_pool_fwd(*arguments(f"{POOLED}_fwd", large_maps((2, 2), capacity=18)))
+
+
+@st.composite
+def pools(draw):
+    axes = []
+    for _ in range(2):
+        kernel = draw(st.integers(1, 4))
+        padding = draw(st.integers(0, kernel // 2))
+        size = draw(st.integers(max(1, kernel - 2 * padding), 8))
+        axes.append((size, kernel, draw(st.integers(1, 5)), padding))
+    return draw(st.integers(1, 4)), *zip(*axes)
+
+
 @tried
-@given(steps, batches, neurons, caps, orders, grad_thresholds, st.sampled_from(list(FUSED)), dtypes, seeds)
-def test_slot_kernels(T, B, N, max_spikes, overflow, grad_threshold, name, dtype, seed):
-    """Kernel and reference of the operators between slots and dense tensors; NaN and -0 are in them."""
+@given(pools(), st.integers(0, 3), st.integers(0, 3), rates, *[st.booleans()] * 2, dtypes, seeds)
+def test_sparse_pool2d(pool, T, B, rate, graded, shuffled, dtype, seed):
+    """PyTorch's pools, where every neuron has a slot."""
     torch.manual_seed(seed)
-    cap, rotate = AS_NEEDED if max_spikes is None else min(max_spikes, N), overflow == "rotate"
-    mem = on_grid(T, B, N, step=4, most=2.0, dtype=dtype)
-    mem = torch.where(torch.rand(T, B, N) < 0.05, torch.tensor(-0.0, dtype=dtype), mem)
-    threshold = on_grid(*[(), (1,), (N,)][seed % 3], step=4, most=1.0, dtype=dtype)
-    assert_kernel_equals_reference("dense_to_sparse_fwd", mem, cap, rotate)
-    slots = assert_kernel_equals_reference("select_spikes_fwd", mem, threshold, grad_threshold, cap, rotate)
-    ids, values, counts, _ = slots
-    grad = torch.randn(values.shape, dtype=dtype)
-    kernel = FUSED[name][0].kernel
-    arguments = (grad, mem, threshold, ids, counts, *kernel)
-    assert_kernel_equals_reference("select_spikes_bwd", *arguments, exact=False)
-    assert_kernel_equals_reference("sparse_to_dense_fwd", ids, grad, counts, N)
-    assert_kernel_equals_reference("sparse_to_dense_bwd", mem, ids, counts)
-    with_nan = torch.where(torch.rand(T, B, N) < 0.1, torch.tensor(float("nan"), dtype=dtype), mem)
-    for own, other in zip(
-        torch.ops.snnipu.select_spikes_fwd(with_nan, threshold, grad_threshold, cap, rotate),
-        reference_of("select_spikes_fwd")(with_nan, threshold, grad_threshold, cap, rotate),
-    ):
-        assert torch.equal(own, other)
+    channels, size, kernel, stride, padding = pool
+    shape = (channels, *size)
+    inputs = channels * size[0] * size[1]
+    everyone = random_spikes(T, B, inputs, rate, 1.0, graded=graded, dtype=dtype, shuffled=shuffled)
+    for mode in ("max", "average", "sum"):
+        x = densified(everyone.values, everyone).requires_grad_()
+        maps = x.reshape(-1, *shape)
+        if mode == "max":
+            dense = torch.nn.functional.max_pool2d(maps, kernel, stride, padding) if len(maps) else None
+        else:
+            divisor = 1 if mode == "sum" else None
+            dense = (
+                torch.nn.functional.avg_pool2d(maps, kernel, stride, padding, divisor_override=divisor)
+                if len(maps)
+                else None
+            )
+        own = SparseSpikes(everyone.ids, everyone.values.clone().requires_grad_(), everyone.counts, inputs)
+        out = ops.sparse_pool2d(own, kernel, stride, padding, mode=mode, input_size=shape)
+        assert out.shape[2] == out.map_shape[0] * out.map_shape[1] * out.map_shape[2]
+        SparseSpikes(out.ids, out.values.detach(), out.counts, out.num_neurons)  # is valid
+        if dense is not None:
+            dense = dense.reshape(T, B, -1)
+            assert_close(out.to_dense().detach(), dense.detach(), dense.detach(), dtype)
+            upstream = on_grid(*dense.shape, dtype=dtype)
+            dense.backward(upstream)
+            out.values.backward(at_slots(upstream, out, padding=1e6))
+            assert_close(own.values.grad, at_slots(x.grad, own), upstream, dtype)
+
+
+@st.composite
+def of_kernels(draw):
+    """An operator and options of a case of it."""
+    op = draw(st.sampled_from([*cases.OPS, POOLED]))
+    torch.manual_seed(draw(seeds))
+    options = {name: draw(st.booleans()) for name in ("graded", "shuffled", "bias", "each", "rotate", "store_mem")}
+    options.update(rows=(draw(steps), draw(batches)), inputs=draw(neurons), neurons=draw(neurons), dtype=draw(dtypes))
+    options.update(rates=(draw(rates), draw(rates)), reset=draw(st.integers(0, 2)), mode=draw(st.integers(0, 2)))
+    options.update(grad_threshold=draw(grad_thresholds), delay=draw(st.sampled_from([0, 0, 1, 1, 3, 8])))
+    options.update(input_scale=draw(st.sampled_from([1.0, 0.5, -2.0])), surrogate=draw(st.integers(0, 8)))
+    if op == "sparse_pool2d":
+        channels, size, *windows = draw(pools())
+        options["geometry"] = ((channels, *size), *windows)
+    elif "conv" in op:
+        keywords, shape, weight = draw(convolutions(most=4))
+        pairs = (keywords[name] for name in ("stride", "padding", "dilation"))
+        options.update(neurons=weight[0], geometry=(shape, weight[2:], *pairs, keywords["groups"]))
+    if op == POOLED:
+        options["window"] = [draw(st.integers(1, 2)), draw(st.integers(1, 2))]
+    elif op != "sparse_pool2d":
+        cap = draw(caps)
+        options.update(capacity=AS_NEEDED if cap is None else cap, recurrent=op == LIF and draw(st.booleans()))
+    return op, options
 
 
 @needs_kernel("sparse_linear_fwd")
-@tried
-@given(steps, batches, neurons, neurons, rates, rates, st.tuples(*[st.booleans()] * 5), dtypes, seeds)
-def test_sparse_linear_kernels(T, B, inputs, outputs, rate, carried, flags, dtype, seed):
-    """Kernel and reference on the same arguments, whatever of the gradients is needed."""
-    torch.manual_seed(seed)
-    graded, shuffled, *need = flags
-    spikes = random_spikes(T, B, inputs, rate, carried, graded=graded, dtype=dtype, shuffled=shuffled)
-    start = (spikes.ids, spikes.values, spikes.counts)
-    weight = on_grid(outputs, inputs, dtype=dtype)
-    bias = on_grid(outputs, dtype=dtype) if need[2] else None
-    out = assert_kernel_equals_reference("sparse_linear_fwd", *start, weight, bias)
-    grad = on_grid(*out[0].shape, step=8, most=4.0, dtype=dtype)
-    assert_kernel_equals_reference("sparse_linear_bwd", grad, *start, weight, *need)
+@settings(tried, max_examples=4 * EXAMPLES)
+@given(of_kernels(), st.booleans())
+def test_kernels_equal_the_reference(given, each_need):
+    op, options = given
+    assert_is_the_reference(lambda operator: getattr(torch.ops.snnipu, operator), op, each_need, **options)
 
 
 @tried

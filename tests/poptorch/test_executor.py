@@ -222,16 +222,6 @@ def test_the_ipus_that_the_host_stands_for(monkeypatch):
         poptorch.ipuHardwareIsAvailable()
 
 
-def test_executable_is_none_until_compiled():
-    """Lightning's strategies and Graphcore's examples ask so whether a model is compiled."""
-    model = poptorch.inferenceModel(torch.nn.Linear(4, 2))
-    assert model._executable is None
-    model(torch.rand(2, 4))
-    assert model._executable
-    model.destroy()
-    assert model._executable is None
-
-
 def test_a_failing_forward_leaves_nothing_behind():
     class Broken(torch.nn.Module):
         def forward(self, x):

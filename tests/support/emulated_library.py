@@ -70,12 +70,13 @@ class EmulatedLibrary:
     def __init__(self, command):
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.calls = 0
+        self._isa, self._thread_runtime = self._process.stdout.readline().split()
 
     def snnipu_isa(self):
-        return b"neon"
+        return self._isa
 
     def snnipu_thread_runtime(self):
-        return b"std::thread"
+        return self._thread_runtime
 
     def snnipu_neuron_call_size(self):
         return host_library.snnipu_neuron_call_size()
@@ -173,7 +174,8 @@ def pytest_configure(config):
 
 
 def pytest_terminal_summary(terminalreporter):
-    terminalreporter.write_line(f"{host.library.calls} calls of the emulated library")
+    of = f"{host.isa()}, threads by {host.thread_runtime()}"
+    terminalreporter.write_line(f"{host.library.calls} calls of the emulated library ({of})")
 
 
 def pytest_unconfigure(config):

@@ -1,5 +1,7 @@
-// Calls the C functions of a native library, as told on standard input: for libraries of another machine, under an
-// emulator. tests/support/emulated_library.py is the other end.
+// Calls the C functions of a native library, as told on standard input: for libraries of another machine or system,
+// under an emulator. tests/support/emulated_library.py is the other end.
+//
+// It begins with a line: the library's instruction set, and what runs its threads.
 //
 // A call: the function's name and its arguments, each a tag and what follows it: n (a null pointer), a (an address in
 // this process), b (a buffer: its bytes), s (a structure: its bytes, and the number of its pointers that are not null,
@@ -11,7 +13,13 @@
 #include "host/snnipu.h"
 #include "host/sparse.h"
 
+#if defined(_WIN32)
+#include <fcntl.h>
+#include <io.h>
+#include <windows.h>
+#else
 #include <dlfcn.h>
+#endif
 
 #include <cstdio>
 #include <cstdlib>
@@ -32,6 +40,18 @@ namespace {
   std::fprintf(stderr, "kernel_runner: %s\n", message.c_str());
   std::exit(2);
 }
+
+#if defined(_WIN32)
+void *open(const char *path) { return reinterpret_cast<void *>(LoadLibraryA(path)); }
+std::string whyNot() { return "error " + std::to_string(GetLastError()); }
+void *symbol(void *library, const char *name) {
+  return reinterpret_cast<void *>(GetProcAddress(static_cast<HMODULE>(library), name));
+}
+#else
+void *open(const char *path) { return dlopen(path, RTLD_NOW | RTLD_GLOBAL); }
+std::string whyNot() { return dlerror(); }
+void *symbol(void *library, const char *name) { return dlsym(library, name); }
+#endif
 
 // False at the end of the input.
 bool readBytes(void *to, std::size_t count) {
@@ -99,7 +119,7 @@ std::int64_t apply(R (*function)(A...), const std::vector<Argument> &arguments, 
 }
 
 template <typename R, typename... A> Call bind(void *library, const char *name, R (*)(A...)) {
-  const auto function = reinterpret_cast<R (*)(A...)>(dlsym(library, name));
+  const auto function = reinterpret_cast<R (*)(A...)>(symbol(library, name));
   if (!function)
     fail(std::string("no function ") + name);
   return [function, name](const std::vector<Argument> &arguments) {
@@ -142,7 +162,7 @@ std::int64_t room(snnipu_sparse_call *call) {
 
 // A function that takes a structure.
 template <typename T> Call bindCall(void *library, const std::string &name) {
-  const auto function = reinterpret_cast<int (*)(T *)>(dlsym(library, name.c_str()));
+  const auto function = reinterpret_cast<int (*)(T *)>(symbol(library, name.c_str()));
   if (!function)
     fail("no function " + name);
   return [function](const std::vector<Argument> &arguments) {
@@ -167,9 +187,24 @@ Call find(void *library, const std::string &name) {
 } // namespace
 
 int main(int count, char **words) {
-  void *const library = count == 2 ? dlopen(words[1], RTLD_NOW) : nullptr;
+#if defined(_WIN32)
+  _setmode(_fileno(stdin), _O_BINARY);
+  _setmode(_fileno(stdout), _O_BINARY);
+#endif
+  // The last is called; those ahead of it are what the process has loaded already: an OpenMP runtime.
+  void *library = nullptr;
+  for (int i = 1; i < count; ++i)
+    if (!(library = open(words[i])))
+      fail(std::string(words[i]) + " cannot be loaded: " + whyNot());
   if (!library)
-    fail(count == 2 ? dlerror() : "usage: kernel_runner LIBRARY");
+    fail("usage: kernel_runner [LIBRARY...] LIBRARY");
+  for (const char *name : {"snnipu_isa", "snnipu_thread_runtime"}) {
+    const auto function = reinterpret_cast<const char *(*)()>(symbol(library, name));
+    if (!function)
+      fail(std::string("no function ") + name);
+    std::printf("%s%c", function(), std::strcmp(name, "snnipu_isa") ? '\n' : ' ');
+  }
+  std::fflush(stdout);
   std::map<std::string, Call> calls;
   std::uint64_t length;
   while (readBytes(&length, sizeof(length))) {

@@ -11,6 +11,8 @@ def _why_no_compile():
         torch.compile(lambda x: x)
     except RuntimeError as error:
         return f"PyTorch {torch.__version__}: {error}"
+    if backend.version() < backend.OLDEST:
+        return f"PyTorch {torch.__version__}: TorchDynamo cannot trace a neuron's call whole, nor is the backend there"
     return None
 
 
@@ -27,9 +29,7 @@ NO_HALF_CLAMP = _why_no_half(lambda x: x.clamp(0, 1))
 NO_HALF_PRODUCT = _why_no_half(lambda x: x @ x)
 
 NO_HALF_RELU = _why_no_half(torch.relu)
-NO_BACKEND = NO_COMPILE or (
-    f"PyTorch {torch.__version__}: the backend snnipu refuses it" if backend.version() < backend.OLDEST else None
-)
 
 needs_compile = pytest.mark.skipif(NO_COMPILE is not None, reason=str(NO_COMPILE))
-needs_backend = pytest.mark.skipif(NO_BACKEND is not None, reason=str(NO_BACKEND))
+# The backend "snnipu".
+needs_backend = needs_compile

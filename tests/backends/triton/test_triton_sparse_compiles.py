@@ -4,6 +4,7 @@ import importlib
 
 import pytest
 import torch
+from support.sparse_cases import arguments, case
 
 from snnipu import surrogate
 from snnipu.backends import triton as backend
@@ -20,38 +21,19 @@ def sparse(monkeypatch):
     return importlib.import_module("snnipu.backends.triton.sparse")
 
 
-def slots(steps=3, batch=2, capacity=4, dtype=torch.float32):
-    """ids, values and counts; the kernels do not run, but PyTorch's operations between them do."""
-    ids = torch.zeros((steps, batch, capacity), dtype=torch.int32)
-    return ids, ids.to(dtype), torch.zeros((steps, batch, 2), dtype=torch.int32)
-
-
-def layer_arguments(dtype, inputs, neurons, recurrent, reset=1, each=False, steps=3, batch=2, capacity=4):
-    def parameter():
-        return torch.ones(neurons if each else (), dtype=dtype)
-
-    recurrent_weight = torch.ones(neurons, neurons, dtype=dtype) if recurrent else None
-    weight, bias = torch.ones(neurons, inputs, dtype=dtype), torch.ones(neurons, dtype=dtype)
-    forward = (
-        *slots(steps, batch, 5, dtype),
-        weight,
-        bias,
-        recurrent_weight,
-        parameter(),
-        parameter(),
-        0.3,
-        0.5,
-        capacity,
-        True,
-        reset,
-        1,
-        True,
-    )
-    ids, _, counts = slots(steps, batch, capacity, dtype)
-    fired = torch.zeros((steps, batch, (neurons + 31) // 32), dtype=torch.int32)
-    saved = (ids, counts, ids.to(dtype), fired, torch.ones(steps, batch, neurons, dtype=dtype))
-    backward = (ids.to(dtype), *forward[:4], *forward[5:8], 0.5, reset, 1, *saved, *ATAN)
-    return forward, (*backward, True, True, True, recurrent, True, True)
+def layer_calls(sparse, neurons, inputs, capacity=4, input_slots=5, **options):
+    """Forward and backward of a layer. The kernels do not run, but PyTorch's operations between them do."""
+    values = case("sparse_lif_sequence", neurons, inputs, rates=(0.0, 0.0), rotate=True, delay=1, **options)
+    rows, dtype = values["counts"].shape[:2], values["weight"].dtype
+    for name, kind in (("ids", torch.int32), ("values", dtype)):
+        values[name] = torch.zeros((*rows, input_slots), dtype=kind)
+    made = {name: torch.zeros((*rows, capacity), dtype=dtype) for name in ("grad", "slot_mem")}
+    made["ids_out"], made["counts_out"] = made["grad"].int(), values["counts"]
+    made["fired"] = torch.zeros((*rows, (neurons + 31) // 32), dtype=torch.int32)
+    made["mem"] = torch.ones((*rows, neurons), dtype=dtype)
+    values.update(made, capacity=capacity)
+    names = ("sparse_lif_sequence_fwd", "sparse_lif_sequence_bwd")
+    return [(getattr(sparse, name), *arguments(name, values)) for name in names]
 
 
 def launched(compiled, capability, *calls):
@@ -70,20 +52,17 @@ def launched(compiled, capability, *calls):
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_every_kernel(dtype, capability, sparse, compiled):
-    forward, backward = layer_arguments(dtype, 2312, 1466, recurrent=False, each=dtype == torch.float64)
-    recurrent, recurrent_backward = layer_arguments(dtype, 2312, 1466, recurrent=True)
-    dense = torch.ones(3, 2, 1466, dtype=dtype)
-    ids, values, counts = slots(dtype=dtype)
-    threshold = torch.ones((), dtype=dtype)
+    sizes = {"neurons": 1466, "inputs": 2312, "rows": (3, 2), "dtype": dtype}
+    layer = layer_calls(sparse, each=dtype == torch.float64, **sizes)
+    ids, values, counts, weight, bias = layer[0][1:6]
+    dense, threshold = torch.ones(3, 2, 1466, dtype=dtype), torch.ones((), dtype=dtype)
     kernels = launched(
         compiled,
         capability,
-        (sparse.sparse_lif_sequence_fwd, *forward),
-        (sparse.sparse_lif_sequence_bwd, *backward),
-        (sparse.sparse_lif_sequence_fwd, *recurrent),
-        (sparse.sparse_lif_sequence_bwd, *recurrent_backward),
-        (sparse.sparse_linear_fwd, *forward[:5]),
-        (sparse.sparse_linear_bwd, dense, *forward[:4], True, True, True),
+        *layer,
+        *layer_calls(sparse, recurrent=True, **sizes),
+        (sparse.sparse_linear_fwd, ids, values, counts, weight, bias),
+        (sparse.sparse_linear_bwd, dense, ids, values, counts, weight, True, True, True),
         (sparse.dense_to_sparse_fwd, dense, 4, False),
         (sparse.select_spikes_fwd, dense, threshold, None, 4, False),
         (sparse.select_spikes_bwd, values, dense, threshold, ids, counts, *ATAN),
@@ -126,21 +105,16 @@ def test_slots_as_needed(sparse, compiled, monkeypatch):
 def test_layer_of_one_neuron(reset, sparse, compiled):
     """Sizes of 1 are constants to Triton."""
     for recurrent in (False, True):
-        forward, backward = layer_arguments(torch.float64, 1, 1, recurrent, reset, steps=1, batch=1, capacity=1)
-        launched(compiled, 80, (sparse.sparse_lif_sequence_fwd, *forward), (sparse.sparse_lif_sequence_bwd, *backward))
+        options = {"rows": (1, 1), "dtype": torch.float64, "recurrent": recurrent, "reset": reset, "capacity": 1}
+        launched(compiled, 80, *layer_calls(sparse, 1, 1, **options))
 
 
 @pytest.mark.parametrize("recurrent", [False, True], ids=["feed-forward", "recurrent"])
 def test_compiled_once_for_every_number_of_steps_samples_and_slots(recurrent, sparse, compiled):
     keys = {}
     for steps, batch, capacity in ((1, 1, 3), (5, 3, 17), (16, 16, 32)):
-        forward, backward = layer_arguments(
-            torch.float32, 100, 70, recurrent, steps=steps, batch=batch, capacity=capacity
-        )
-        for function, arguments in (
-            (sparse.sparse_lif_sequence_fwd, forward),
-            (sparse.sparse_lif_sequence_bwd, backward),
-        ):
-            for launch in compiled(function, *arguments):
+        options = {"rows": (steps, batch), "capacity": capacity, "recurrent": recurrent}
+        for function, *given in layer_calls(sparse, 70, 100, **options):
+            for launch in compiled(function, *given):
                 keys.setdefault(launch.kernel, set()).add(launch.key)
     assert {name: len(found) for name, found in keys.items()} == dict.fromkeys(keys, 1)

@@ -1,4 +1,4 @@
-#include "common.hpp"
+#include "operator.hpp"
 
 #include <poplar/Graph.hpp>
 

@@ -1,0 +1,177 @@
+"""``snnipu.DelayLinear``: a linear layer whose synapses have a time each."""
+
+import math
+from typing import Any, Union
+
+import torch
+from torch import nn
+
+from snnipu import _route
+from snnipu.neurons.sparse_linear import check_features, init_like_linear
+from snnipu.ops._arguments import compute_dtype
+from snnipu.ops.delay_linear import KERNELS, delay_linear, taps
+from snnipu.ops.dense_to_sparse import dense_argument
+from snnipu.spikes import SparseSpikes
+
+
+def check_max_delay(max_delay: object) -> int:
+    """``max_delay`` is an int of 0 or more."""
+    if isinstance(max_delay, bool) or not isinstance(max_delay, int):
+        raise TypeError(f"max_delay must be an int, got {max_delay!r}")
+    if max_delay < 0:
+        raise ValueError(f"max_delay must be 0 or more, got {max_delay}")
+    return max_delay
+
+
+def check_kernel(kernel: object) -> str:
+    """``kernel`` is the name of one."""
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel must be one of {', '.join(map(repr, KERNELS))}, got {kernel!r}")
+    return str(kernel)
+
+
+def check_sigma(sigma: object) -> float:
+    """``sigma`` is a number above 0."""
+    if isinstance(sigma, bool) or not isinstance(sigma, (int, float)):
+        raise TypeError(f"sigma must be a number, got {sigma!r}")
+    if not (math.isfinite(sigma) and sigma > 0):
+        raise ValueError(f"sigma must be above 0, got {sigma!r}")
+    return float(sigma)
+
+
+class DelayLinear(nn.Module):
+    r"""A linear layer whose synapses have a weight and a delay each: what an input spikes arrives later.
+
+    .. math::
+
+        y_{tbo} = \sum_i W_{oi} \, x_i(t - d_{oi}) + b_o
+
+    A delay is a real number of time steps in ``[0, max_delay]``; between steps a spike arrives at both. With kernel
+    ``"linear"`` that is at :math:`\lfloor d \rfloor` with weight :math:`1 - (d - \lfloor d \rfloor)`, and one step
+    later with the rest; with ``"gaussian"`` at every step ``l`` in ``[0, max_delay]``, with a weight in proportion to
+    :math:`\exp(-(l - d)^2 / 2 \sigma^2)`, of sum 1. What has not arrived by the last step is lost; nothing is on its
+    way before the first.
+
+    .. code-block:: python
+
+        net = snn.MultiStep(snn.DelayLinear(140, 128, max_delay=25), snn.Leaky(beta=0.9), nn.Linear(128, 10))
+        out = net(x)  # [T, B, 140]
+
+    On a CPU in float32 and float64 a spike costs its synapses' taps, however long the delays are; elsewhere it is a sum
+    of products, one for each step of the longest delay. Weights in 16 bits are computed in float32.
+
+    Args:
+        in_features, out_features: as ``nn.Linear``'s.
+        max_delay: the longest delay, in time steps.
+        delay: the delays: a number, or a tensor of shape ``[out, in]``, ``[1, in]`` (one for each input: axonal) or
+            ``[out, 1]`` (one for each output: dendritic); None: ``[out, in]``, uniform in ``[0, max_delay]``.
+        learn_delay: whether they are a parameter; else a buffer.
+        bias: whether to add a learnable bias.
+        kernel: ``"linear"`` or ``"gaussian"``.
+        sigma: of the Gaussian, in time steps; the attribute may be set anew, for a training that lowers it.
+
+    Attributes:
+        weight: ``[out, in]``.
+        delay: as given. Beyond ``[0, max_delay]`` it counts as the end, and has no gradient.
+
+    Raises:
+        TypeError, ValueError: the message names the argument.
+        RuntimeError: on an IPU or its model: there is no operator for it.
+
+    Sources: Hammouamri et al., "Learning delays in spiking neural networks using dilated convolutions with learnable
+    spacings", ICLR 2024, for the Gaussian; Goeltz et al., "DelGrad", 2025, and Meszaros et al., arXiv 2501.07331, for
+    delays of events.
+    """
+
+    takes_whole_sequences = True  # in a MultiStep
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        max_delay: int,
+        *,
+        delay: Union[float, torch.Tensor, None] = None,
+        learn_delay: bool = True,
+        bias: bool = False,
+        kernel: str = "linear",
+        sigma: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.in_features = check_features("in_features", in_features)
+        self.out_features = check_features("out_features", out_features)
+        self.max_delay, self.kernel, self.sigma = check_max_delay(max_delay), check_kernel(kernel), check_sigma(sigma)
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        found = self._delays(delay)
+        self._drawn = delay is None
+        if learn_delay:
+            self.delay: Any = nn.Parameter(found)
+        else:
+            self.register_buffer("delay", found)
+        self.reset_parameters()
+
+    def _delays(self, delay: Any) -> torch.Tensor:
+        sizes = (self.out_features, self.in_features)
+        if delay is None:
+            return torch.empty(sizes)
+        if isinstance(delay, bool) or not isinstance(delay, (int, float, torch.Tensor)):
+            raise TypeError(f"delay must be a number, a torch.Tensor or None, got {delay!r}")
+        found = torch.as_tensor(delay, dtype=None if isinstance(delay, torch.Tensor) else torch.get_default_dtype())
+        if found.is_complex() or found.dtype == torch.bool:
+            raise TypeError(f"delay must be of real numbers, got {found.dtype}")
+        if not found.is_floating_point():
+            found = found.to(torch.get_default_dtype())
+        shapes = ((), sizes, (1, sizes[1]), (sizes[0], 1))
+        if tuple(found.shape) not in shapes:
+            raise ValueError(
+                f"delay must have shape {list(sizes)}, [1, {sizes[1]}], [{sizes[0]}, 1] or none, got "
+                f"{list(found.shape)}"
+            )
+        if not bool(((found >= 0) & (found <= self.max_delay)).all()):
+            raise ValueError(f"delay must be from 0 to max_delay = {self.max_delay}, got {delay!r}")
+        return found.detach().clone()
+
+    def reset_parameters(self) -> None:
+        """Draw weights and bias as ``nn.Linear``'s are, and delays that were not given uniformly."""
+        init_like_linear(self.weight, self.bias)
+        if self._drawn:
+            nn.init.uniform_(self.delay, 0, self.max_delay)
+
+    def forward(self, x: Union[torch.Tensor, SparseSpikes]) -> torch.Tensor:
+        """``x``: SparseSpikes, or a dense ``[T, B, in]`` of any real dtype -> ``[T, B, out]``."""
+        _route.uses_operator("DelayLinear")  # an error where it must have one
+        dtype = compute_dtype(self.weight.dtype)
+        if isinstance(x, SparseSpikes):
+            if x.num_neurons != self.in_features:
+                raise ValueError(f"x must be spikes of in_features = {self.in_features} neurons, got {x.num_neurons}")
+        else:
+            if isinstance(x, torch.Tensor) and not x.is_complex():
+                x = x.to(dtype)
+            x = dense_argument("x", x)
+            if x.shape[2] != self.in_features:
+                raise ValueError(f"x must have shape [T, B, in_features={self.in_features}], got {tuple(x.shape)}")
+        if x.device != self.weight.device:
+            raise ValueError(f"x must be on the device of the layer, {self.weight.device}, got {x.device}")
+        sigma = check_sigma(self.sigma)
+        connected = taps(self.weight.to(dtype), self.delay, self.max_delay, self.kernel, sigma)
+        return delay_linear(x, connected, None if self.bias is None else self.bias.to(dtype))
+
+    @torch.no_grad()
+    def round_(self) -> "DelayLinear":
+        """Round the delays to whole steps, in place: each spike then arrives once. Returns the layer."""
+        self.delay.copy_(self.delay.clamp(0, self.max_delay).round())
+        return self
+
+    def extra_repr(self) -> str:
+        kernel = f", kernel={self.kernel!r}, sigma={self.sigma:g}" if self.kernel != "linear" else ""
+        shape = (
+            ""
+            if self.delay.dim() == 2 and self.delay.numel() > 1 and 1 not in self.delay.shape
+            else (f", delay={list(self.delay.shape)}")
+        )
+        learns = "" if isinstance(self.delay, nn.Parameter) else ", learn_delay=False"
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, max_delay={self.max_delay}"
+            f"{shape}{learns}, bias={self.bias is not None}{kernel}"
+        )

@@ -1,0 +1,114 @@
+"""A linear layer whose synapses have a time each; not public: the operators of ``DelayLinear``."""
+
+from typing import Any, List, Optional, Tuple, Union
+
+import torch
+
+from snnipu.ops import _library, _sparse_currents
+from snnipu.ops._arguments import is_differentiated
+from snnipu.ops._derivative import once_differentiable
+from snnipu.ops._slots import capacity_argument
+from snnipu.ops.connections import Delayed
+from snnipu.spikes import SparseSpikes
+
+OPERATORS = _sparse_currents.define("delay_linear", without=["synapses"])
+KERNELS = ("linear", "gaussian")
+
+
+def _input_bwd_reference(grad: torch.Tensor, weight: torch.Tensor, lags: torch.Tensor, span: int) -> torch.Tensor:
+    """The gradient of a dense input, from that of the currents."""
+    made = Delayed(weight, lags, span).adjoint(grad, None)[0]
+    assert made is not None
+    return made
+
+
+def _input_bwd_meta(grad: torch.Tensor, weight: torch.Tensor, lags: torch.Tensor, span: int) -> torch.Tensor:
+    return grad.new_empty((*grad.shape[:2], weight.shape[0]))
+
+
+_input_bwd = _library.define(
+    "delay_linear_input_bwd(Tensor grad, Tensor weight, Tensor lags, int span) -> Tensor",
+    reference=_input_bwd_reference,
+    meta=_input_bwd_meta,
+)
+
+
+def shares(delay: torch.Tensor, max_delay: int, kernel: str, sigma: float) -> Tuple[torch.Tensor, torch.Tensor]:
+    """What arrives at a first step of each delay ``[...]`` and at those behind it, ``[..., taps]``, differentiable; and
+    how much later that first one is, whole numbers in the same dtype.
+
+    Delays outside ``[0, max_delay]`` count as its ends, and have no gradient there.
+    """
+    delay = delay.clamp(0, max_delay)
+    if kernel == "linear":
+        first = delay.detach().floor()
+        behind = torch.where(first < max_delay, delay - first, 0)
+        return torch.stack([1 - behind, behind], -1), first
+    steps = torch.arange(max_delay + 1, device=delay.device, dtype=delay.dtype)
+    # However small sigma is, the largest of them is no zero to divide by.
+    exponents = -((steps - delay.unsqueeze(-1)) ** 2) / (2 * sigma**2)
+    return exponents.softmax(-1), torch.zeros_like(delay)
+
+
+def taps(weight: torch.Tensor, delay: torch.Tensor, max_delay: int, kernel: str, sigma: float) -> Delayed:
+    """The connection of weights ``[out, in]`` and delays of that shape or one that spreads to it, differentiable."""
+    arriving, lags = shares(delay.to(weight.dtype).expand(weight.shape).t(), max_delay, kernel, sigma)
+    span = max_delay + (2 if kernel == "linear" else 1)
+    return Delayed((weight.t().unsqueeze(-1) * arriving).contiguous(), lags.to(torch.int32).contiguous(), span)
+
+
+def delay_linear(
+    x: Union[torch.Tensor, SparseSpikes], connected: Delayed, bias: Optional[torch.Tensor] = None
+) -> torch.Tensor:
+    """What arrives ``[T, B, neurons]`` of spikes, or of a dense ``[T, B, inputs]`` in the dtype of the weights."""
+    weight, lags, geometry = connected.weight, connected.lags, connected.geometry
+    if isinstance(x, SparseSpikes):
+        values = x.values.to(weight.dtype)
+        return _sparse_currents.currents_apply(OPERATORS, x.ids, values, x.counts, weight, bias, geometry, lags=lags)
+    found = x.detach().contiguous()
+    slots = torch.ops.snnipu.dense_to_sparse_fwd(found, capacity_argument(None, found.shape[2], x), False)[:3]
+    if is_differentiated((x, weight, bias)):
+        made: torch.Tensor = _OfDense.apply(x, weight, bias, *slots, lags, geometry)
+        return made
+    return _forward(*slots, weight, bias, geometry, lags)
+
+
+def _forward(*arguments: Any) -> torch.Tensor:
+    made: torch.Tensor = torch.ops.snnipu.delay_linear_fwd(*arguments)
+    return made
+
+
+class _OfDense(torch.autograd.Function):
+    """Spikes of a dense tensor, whose zeros have a gradient, too."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: Optional[torch.Tensor],
+        ids: torch.Tensor,
+        values: torch.Tensor,
+        counts: torch.Tensor,
+        lags: torch.Tensor,
+        geometry: List[int],
+    ) -> torch.Tensor:
+        ctx.save_for_backward(weight, ids, values, counts, lags)
+        ctx.geometry = geometry
+        return _forward(ids, values, counts, weight, bias, geometry, lags)
+
+    @staticmethod
+    @once_differentiable("DelayLinear")
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        weight, ids, values, counts, lags = ctx.saved_tensors
+        need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
+        grad = grad.contiguous()
+        grad_x = _input_bwd(grad, weight, lags, ctx.geometry[0]) if need_x else None
+        grad_weight = grad_bias = None
+        if need_weight or need_bias:
+            needs = (False, need_weight, need_bias)
+            _, grad_weight, grad_bias = torch.ops.snnipu.delay_linear_bwd(
+                grad, ids, values, counts, weight, ctx.geometry, *needs, lags
+            )
+            grad_weight, grad_bias = grad_weight if need_weight else None, grad_bias if need_bias else None
+        return grad_x, grad_weight, grad_bias, None, None, None, None, None

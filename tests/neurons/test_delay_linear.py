@@ -1,0 +1,220 @@
+"""``DelayLinear`` against its definition, spike by spike, in float64."""
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.delays import TIGHT, shares
+
+import snnipu as snn
+from snnipu.backends import host_sparse
+from snnipu.ops.delay_linear import taps
+
+
+def definition(x, weight, delay, bias, max_delay, kernel="linear", sigma=1.0):
+    """One lag after the other."""
+    steps = x.shape[0]
+    by_lag = weight * shares(delay.expand(weight.shape), max_delay, kernel, sigma)
+    out = x.new_zeros(steps, x.shape[1], weight.shape[0])
+    for t in range(steps):
+        for lag in range(min(t, max_delay) + 1):
+            out[t] = out[t] + x[t - lag] @ by_lag[lag].t()
+    return out if bias is None else out + bias
+
+
+def layer_of(inputs, outputs, max_delay, delay=None, **options):
+    layer = snn.DelayLinear(inputs, outputs, max_delay, delay=delay, **options).double()
+    with torch.no_grad():
+        layer.weight.normal_()
+        if layer.bias is not None:
+            layer.bias.normal_()
+    return layer
+
+
+def compare(layer, x, spikes=False):
+    """Results and all gradients."""
+    leaves = [p.detach().clone().requires_grad_() for p in (layer.weight, layer.delay)]
+    bias = None if layer.bias is None else layer.bias.detach().clone().requires_grad_()
+    dense, own = (x.detach().clone().requires_grad_() for _ in range(2))
+    given_x = own
+    if spikes:
+        given_x = snn.SparseSpikes.from_dense(own.detach())
+        given_x.values.requires_grad_()
+    expected = definition(dense, *leaves, bias, layer.max_delay, layer.kernel, layer.sigma)
+    upstream = torch.randn(expected.shape, dtype=torch.float64)
+    layer.zero_grad()
+    made = layer(given_x)
+    torch.testing.assert_close(made, expected, **TIGHT)
+    made.backward(upstream)
+    expected.backward(upstream)
+    found = [layer.weight.grad, layer.delay.grad, *([] if bias is None else [layer.bias.grad])]
+    for own_grad, leaf in zip(found, [*leaves, *([] if bias is None else [bias])]):
+        torch.testing.assert_close(own_grad, leaf.grad, **TIGHT)
+    if spikes:
+        gathered = dense.grad.gather(2, given_x.ids.long())
+        used = torch.arange(given_x.ids.shape[2]) < given_x.counts[..., 1:]
+        torch.testing.assert_close(given_x.values.grad[used], gathered[used], **TIGHT)
+    else:
+        torch.testing.assert_close(own.grad, dense.grad, **TIGHT)
+
+
+def spikes_of(steps, batch, inputs, activity, graded):
+    x = (torch.rand(steps, batch, inputs, dtype=torch.float64) < activity).double()
+    return x * torch.randn_like(x) if graded else x
+
+
+@given(
+    st.tuples(st.integers(1, 12), st.integers(1, 9), st.integers(1, 40), st.integers(1, 40), st.integers(0, 15)),
+    st.sampled_from(["each", "axonal", "dendritic"]),
+    st.sampled_from(["linear", "linear", "gaussian"]),
+    st.floats(0, 1),
+    st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans()),
+    st.integers(0, 2**31),
+)
+@settings(deadline=None, max_examples=40)
+def test_it_is_its_definition(sizes, shape, kernel, activity, flags, seed):
+    steps, batch, inputs, outputs, longest = sizes
+    graded, spikes, whole, bias = flags
+    torch.manual_seed(seed)
+    delay = torch.rand({"each": (outputs, inputs), "axonal": (1, inputs), "dendritic": (outputs, 1)}[shape]) * longest
+    delay = delay.round() if whole else delay
+    delay.view(-1)[0], delay.view(-1)[-1] = 0, longest
+    layer = layer_of(inputs, outputs, longest, delay, kernel=kernel, sigma=0.7, bias=bias)
+    compare(layer, spikes_of(steps, batch, inputs, activity, graded), spikes)
+
+
+@pytest.mark.parametrize("kernel", ["linear", "gaussian"])
+@pytest.mark.parametrize("sizes", [(30, 3, 200, 130, 10), (4, 40, 1, 1, 200), (3, 70, 17, 200, 1)])
+def test_large_and_odd_sizes(sizes, kernel):
+    torch.manual_seed(0)
+    steps, batch, inputs, outputs, longest = sizes
+    compare(layer_of(inputs, outputs, longest, kernel=kernel), spikes_of(steps, batch, inputs, 0.1, False))
+
+
+def test_a_spike_arrives_between_steps():
+    layer = snn.DelayLinear(1, 1, 4, delay=1.25, learn_delay=False)
+    with torch.no_grad():
+        layer.weight.fill_(2.0)
+    x = torch.zeros(6, 1, 1)
+    x[1] = 1
+    assert layer(x).flatten().tolist() == [0, 0, 1.5, 0.5, 0, 0]
+    assert layer.round_()(x).flatten().tolist() == [0, 0, 2, 0, 0, 0]
+    assert [name for name, _ in layer.named_parameters()] == ["weight"]
+    assert "delay" in layer.state_dict()
+
+
+def test_delays_beyond_the_ends_count_as_them_and_learn_no_more():
+    torch.manual_seed(0)
+    layer = layer_of(3, 4, 5)
+    with torch.no_grad():
+        layer.delay[0], layer.delay[1] = -2, 9
+    x = spikes_of(8, 2, 3, 0.5, False)
+    layer(x).square().sum().backward()
+    assert not layer.delay.grad[:2].any()
+    assert layer.delay.grad[2:].all()
+    inside = copy.deepcopy(layer)
+    with torch.no_grad():
+        inside.delay.clamp_(0, 5)
+    assert torch.equal(inside(x), layer(x))
+    inside.load_state_dict(layer.state_dict())
+    assert torch.equal(inside.delay, layer.delay)
+
+
+def test_a_narrow_gaussian_is_a_whole_delay():
+    torch.manual_seed(0)
+    layer = layer_of(5, 4, 6, torch.randint(0, 7, (4, 5)).float(), kernel="gaussian")
+    x, rounded = spikes_of(9, 2, 5, 0.4, True), copy.deepcopy(layer)
+    rounded.kernel, layer.sigma = "linear", 1e-3
+    torch.testing.assert_close(layer(x), rounded(x), **TIGHT)
+
+
+def test_the_number_of_threads_does_not_change_a_bit():
+    torch.manual_seed(0)
+    layer, x = snn.DelayLinear(120, 100, 20, bias=True), (torch.rand(60, 40, 120) < 0.1).float()
+    found, threads = [], torch.get_num_threads()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            layer.zero_grad()
+            leaf = x.clone().requires_grad_()
+            out = layer(leaf)
+            out.square().sum().backward()
+            found.append([out.detach(), leaf.grad, *(p.grad for p in layer.parameters())])
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(one, other) for one, other in zip(*found))
+
+
+def test_in_networks_and_other_dtypes():
+    torch.manual_seed(0)
+    net = snn.MultiStep(snn.DelayLinear(8, 6, 3), snn.Leaky(beta=0.9, threshold=0.3), snn.DelayLinear(6, 2, 4))
+    out = net((torch.rand(10, 2, 8) < 0.5).float())
+    out.square().sum().backward()
+    assert out.shape == (10, 2, 2)
+    assert all(p.grad.abs().sum() > 0 for p in net.parameters())
+    layer = snn.DelayLinear(8, 6, 3)
+    x = torch.rand(5, 2, 8) < 0.4
+    expected = layer(x)
+    assert expected.dtype == torch.float32
+    half = copy.deepcopy(layer).to(torch.bfloat16)
+    assert half(x.bfloat16()).dtype == torch.float32
+    torch.testing.assert_close(half(x), expected, rtol=0.05, atol=0.05)
+    for steps, batch in ((0, 2), (3, 0)):
+        empty = layer(torch.zeros(steps, batch, 8))
+        assert empty.shape == (steps, batch, 6)
+        empty.sum().backward()
+    (grad,) = torch.autograd.grad((layer(x.float()) ** 2).sum(), layer.weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivative"):
+        grad.sum().backward()
+
+
+def test_the_operators():
+    torch.manual_seed(0)
+    layer = layer_of(4, 3, 5)
+    connected = taps(layer.weight, layer.delay, 5, "linear", 1.0)
+    weight = connected.weight.detach().requires_grad_()
+    spikes = snn.SparseSpikes.from_dense(spikes_of(6, 2, 4, 0.5, True))
+    given_fields = (spikes.ids, spikes.values, spikes.counts, weight, None, connected.geometry, connected.lags)
+    torch.library.opcheck(torch.ops.snnipu.delay_linear_fwd, given_fields, test_utils="test_schema")
+    torch.library.opcheck(torch.ops.snnipu.delay_linear_fwd, given_fields, test_utils="test_faketensor")
+    grad = torch.randn(6, 2, 3, dtype=torch.float64)
+    fields = (grad, weight.detach(), connected.lags, connected.span)
+    for check in ("test_schema", "test_faketensor"):
+        torch.library.opcheck(torch.ops.snnipu.delay_linear_input_bwd, fields, test_utils=check)
+    with pytest.raises(ValueError, match="lags must be from 0 to 5, got"):
+        host_sparse.delay_input_bwd(grad, weight.detach(), connected.lags + 9, connected.span)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "match"),
+    [
+        ((0, 3, 4), {}, ValueError, "in_features"),
+        ((3, 3, -1), {}, ValueError, "max_delay must be 0 or more, got -1"),
+        ((3, 3, 1.5), {}, TypeError, "max_delay must be an int"),
+        ((3, 2, 4), {"delay": 5.0}, ValueError, "delay must be from 0 to max_delay = 4"),
+        ((3, 2, 4), {"delay": math.nan}, ValueError, "delay must be from 0 to max_delay = 4"),
+        ((3, 2, 4), {"delay": torch.ones(3, 2)}, ValueError, r"delay must have shape \[2, 3\], \[1, 3\], \[2, 1\]"),
+        ((3, 2, 4), {"delay": "long"}, TypeError, "delay must be a number"),
+        ((3, 2, 4), {"kernel": "box"}, ValueError, "kernel must be one of 'linear', 'gaussian', got 'box'"),
+        ((3, 2, 4), {"sigma": 0}, ValueError, "sigma must be above 0"),
+    ],
+)
+def test_bad_arguments(arguments, options, error, match):
+    with pytest.raises(error, match=match):
+        snn.DelayLinear(*arguments, **options)
+
+
+def test_bad_input():
+    layer = snn.DelayLinear(3, 2, 4)
+    with pytest.raises(ValueError, match=r"x must have shape \[T, B, in_features=3\], got \(2, 1, 4\)"):
+        layer(torch.zeros(2, 1, 4))
+    with pytest.raises(ValueError, match="x must be spikes of in_features = 3 neurons, got 4"):
+        layer(snn.SparseSpikes.from_dense(torch.zeros(2, 1, 4)))
+    with pytest.raises(TypeError, match="x must be"):
+        layer([1.0])
+    layer.sigma = -1
+    with pytest.raises(ValueError, match="sigma must be above 0"):
+        layer(torch.zeros(2, 1, 3))

@@ -1,0 +1,227 @@
+"""``snnipu.ListedLinear``: what ``torch.nn.utils.prune`` has left of a ``SparseLinear``, as a list."""
+
+import pytest
+import torch
+from oracle import random_spikes, relative_error
+from support.operators import needs_library
+from support.versions import needs_compile
+from torch.nn.utils import prune
+
+import snnipu as snn
+from snnipu import poptorch
+from snnipu.ops import connections
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def pruned(inputs=30, outputs=20, left=0.2, bias=True, path="sparse", dtype=torch.float64):
+    layer = snn.SparseLinear(inputs, outputs, bias, path=path).to(dtype)
+    prune.random_unstructured(layer, "weight", amount=1 - left)
+    return layer
+
+
+def results(layer, spikes, upstream):
+    """Output and gradients, the weight's as ``[out, in]``, of what is left."""
+    x = spikes.to(upstream.dtype).requires_grad_()
+    out = layer(x)
+    of_weight = layer.weight_orig if hasattr(layer, "weight_orig") else layer.weight
+    wanted = (x.values, of_weight, *([] if layer.bias is None else [layer.bias]))
+    values, weight, *bias = torch.autograd.grad((out * upstream).sum(), wanted)
+    if isinstance(layer, snn.ListedLinear):
+        matrix = upstream.new_zeros(layer.out_features, layer.in_features)
+        weight = matrix.index_put((layer.synapses[0], layer.synapses[1]), weight)
+    return [out, values.nan_to_num(), weight, *bias]
+
+
+@pytest.mark.parametrize("pairs", [7, connections._PAIRS])
+@pytest.mark.parametrize("path", ["sparse", "dense", "auto"])
+@pytest.mark.parametrize(
+    ("steps", "batch", "inputs", "outputs", "left", "rate"),
+    [
+        (6, 4, 30, 20, 0.2, 0.3),
+        (5, 3, 63, 1, 0.5, 0.2),
+        (5, 3, 1, 63, 0.5, 0.5),
+        (3, 2, 40, 9, 1.0, 0.2),  # whole
+        (3, 2, 8, 9, 0.0, 0.2),  # nothing left
+        (3, 2, 8, 9, 0.3, 0.0),  # no spikes
+        (0, 2, 8, 9, 0.3, 0.2),
+        (3, 0, 8, 9, 0.3, 0.2),
+    ],
+)
+def test_equals_the_masked_layer(steps, batch, inputs, outputs, left, rate, path, pairs, monkeypatch):
+    monkeypatch.setattr(connections, "_PAIRS", pairs)
+    layer = pruned(inputs, outputs, left)
+    small = layer.listed()
+    small.path = path
+    assert small.weight.shape == (int(layer.weight_mask.sum()),)
+    spikes = random_spikes(steps, batch, inputs, rate, 0.2, graded=True)
+    upstream = torch.randn(steps, batch, outputs, dtype=torch.float64)
+    for own, expected in zip(results(small, spikes, upstream), results(layer, spikes, upstream)):
+        assert own.shape == expected.shape
+        if own.numel():
+            assert relative_error(own, expected, terms=torch.ones(1)) <= 1e-12
+
+
+def test_dense_input():
+    """A dense tensor that needs its gradient has the whole of it, as a matrix gives it."""
+    layer = pruned(path="auto")
+    x = (torch.rand(6, 4, 30, dtype=torch.float64) < 0.3).double().requires_grad_()
+    grads = [torch.autograd.grad(each(x).square().sum(), x)[0] for each in (layer.listed(), layer)]
+    assert relative_error(*grads) <= 1e-12
+    small = layer.listed()
+    for dtype in (torch.bool, torch.int64):
+        assert torch.equal(small(x.detach().to(dtype)), small(x.detach()))
+
+
+def test_masks_and_zeros():
+    """A mask keeps weights that are zero; without one zeros are what is gone. Frozen stays frozen."""
+    layer = snn.SparseLinear(3, 2).double().eval()
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[0.0, 1.0, 0.0], [2.0, 3.0, 4.0]]))
+    layer.weight.requires_grad_(False)
+    small = layer.listed()
+    assert small.synapses.tolist() == [[1, 0, 1, 1], [0, 1, 1, 2]]
+    assert small.weight.tolist() == [2, 1, 3, 4]
+    assert (small.weight.requires_grad, small.training, small.bias) == (False, False, None)
+    prune.custom_from_mask(layer, "weight", torch.tensor([[1, 0, 0], [0, 1, 1]]))
+    assert layer.listed().synapses.tolist() == [[0, 1, 1], [0, 1, 2]]
+    assert layer.listed().weight.tolist() == [0, 3, 4]
+    prune.remove(layer, "weight")
+    assert layer.listed().synapses.tolist() == [[1, 1], [1, 2]]
+
+
+def test_a_pruned_bias():
+    """Keeps its mask, and is that of now: under a mask ``layer.bias`` is that of the last call."""
+    layer = pruned()
+    prune.custom_from_mask(layer, "bias", torch.arange(20) % 2)
+    with torch.no_grad():
+        layer.bias_orig += 1
+    small = layer.listed()
+    for each in (small, small.to_linear()):
+        assert torch.equal(each.bias, layer.bias_orig * layer.bias_mask)
+        each(torch.ones(1, 1, 30)).sum().backward()
+        assert torch.equal(each.bias_orig.grad, layer.bias_mask)
+
+
+def test_back_and_pruned_again():
+    layer, spikes = pruned(), random_spikes(6, 4, 30).to(torch.float64)
+    small = layer.listed()
+    whole = small.to_linear()
+    assert torch.equal(whole.weight, layer.weight)
+    assert torch.equal(whole.bias, layer.bias)
+    prune.l1_unstructured(small, "weight", amount=0.5)
+    smaller = small.listed()
+    assert smaller.weight.numel() == small.weight.numel() // 2
+    assert relative_error(smaller(spikes), small(spikes)) <= 1e-12
+    prune.remove(small, "weight")
+    assert torch.equal(small.listed().synapses, smaller.synapses)
+
+
+def test_training():
+    """Steps of an optimizer with momentum and weight decay are those of the masked layer; what is pruned stays so."""
+    layer, spikes = pruned(), random_spikes(6, 4, 30, 0.3).to(torch.float64)
+    small, target = layer.listed(), torch.randn(6, 4, 20, dtype=torch.float64)
+    for each in (layer, small):
+        optimizer = torch.optim.AdamW(each.parameters(), lr=0.01, weight_decay=0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            (each(spikes) - target).square().sum().backward()
+            optimizer.step()
+    assert relative_error(small.to_linear().weight, layer.listed().to_linear().weight) <= 1e-9
+    assert torch.equal(layer.listed().synapses, small.synapses)
+    net = snn.MultiStep(small, snn.Leaky(0.9))
+    assert net(spikes)[0].shape == (6, 4, 20)
+
+
+def test_copies_and_files():
+    layer, spikes = pruned(dtype=torch.float32).listed(), random_spikes(6, 4, 30)
+    out = layer(spikes)
+    state = layer.state_dict()
+    assert list(state) == ["weight", "bias", "synapses"]
+    other = snn.ListedLinear(30, 20, layer.synapses.flip(1), bias=True, path="sparse")
+    other.load_state_dict(state)
+    assert torch.equal(other(spikes), out)
+    for synapses, message in (
+        (layer.synapses.flip(1), "synapses must be by ascending input"),
+        (layer.synapses + 30, r"synapses: neurons must be in \[0, 20\)"),
+        (layer.synapses[:, 1:], "size mismatch for synapses"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            other.load_state_dict({**state, "synapses": synapses})
+    with torch.no_grad():  # half precision computes in single
+        assert layer.half()(spikes).dtype == torch.float32
+
+
+@needs_compile
+def test_one_graph_and_its_operators():
+    layer, spikes = pruned(path="sparse", dtype=torch.float32).listed(), random_spikes(4, 3, 30, slack=0)
+    torch._dynamo.reset()
+    values = spikes.values.nan_to_num()
+
+    def loss(values):
+        return layer(snn.SparseSpikes._trusted(spikes.ids, values, spikes.counts, 30)).square().sum()
+
+    made = []
+    for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
+        given = values.clone().requires_grad_()
+        made.append([function(given), *torch.autograd.grad(function(given), [given, layer.weight, layer.bias])])
+    assert all(torch.equal(*pair) for pair in zip(*made))
+    sizes, ids = [20, 30], torch.where(spikes.ids < 0, 0, spikes.ids)
+    given = (ids, values, spikes.counts, layer.weight.detach())
+    forward, backward = torch.ops.snnipu.listed_linear_fwd, torch.ops.snnipu.listed_linear_bwd
+    torch.library.opcheck(forward, (*given, None, sizes, layer.synapses))
+    for need in (True, False):
+        arguments = (torch.ones(4, 3, 20), *given, sizes, need, True, not need, layer.synapses)
+        torch.library.opcheck(backward, arguments)
+
+
+def test_second_derivative_and_changed_synapses():
+    layer, spikes = pruned(path="sparse").listed(), random_spikes(4, 3, 30).to(torch.float64)
+    (grad,) = torch.autograd.grad(layer(spikes).square().sum(), layer.weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="listed_linear"):
+        grad.sum().backward()
+    out = layer(spikes)
+    layer.synapses.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("left", [0.2, 0.0])
+@needs_library
+def test_on_the_ipu_model(left):
+    layer = pruned(left=left, path="sparse", dtype=torch.float32).listed()
+    x = (torch.rand(6, 4, 30) < 0.3).float()
+    out = poptorch.inferenceModel(layer, poptorch.Options().useIpuModel(True))(x)
+    assert relative_error(out, layer(x), terms=torch.ones(1)) <= 1e-6
+
+
+def test_repr():
+    layer = snn.ListedLinear(3, 4, torch.tensor([[0, 3], [1, 2]]), path="dense")
+    assert repr(layer) == "ListedLinear(in_features=3, out_features=4, synapses=2, bias=False, path='dense')"
+
+
+@pytest.mark.parametrize(
+    ("synapses", "error", "message"),
+    [
+        ([[0], [1]], TypeError, "synapses must be an int32 or int64 torch.Tensor, got list"),
+        (torch.zeros(2, 3), TypeError, "synapses must be an int32 or int64 torch.Tensor, got torch.float32"),
+        (torch.zeros(3, 2, dtype=torch.int64), ValueError, r"synapses must have shape \[2, kept\], got \(3, 2\)"),
+        (torch.tensor([[0, 4], [1, 1]]), ValueError, r"synapses: neurons must be in \[0, 4\), got 0 to 4"),
+        (torch.tensor([[0, 1], [-1, 1]]), ValueError, r"synapses: inputs must be in \[0, 3\), got -1 to 1"),
+        (torch.tensor([[0, 1, 0], [1, 1, 1]]), ValueError, "must not hold a pair of neuron and input twice"),
+    ],
+)
+def test_bad_synapses(synapses, error, message):
+    with pytest.raises(error, match=message):
+        snn.ListedLinear(3, 4, synapses)
+
+
+def test_ids_that_are_none():
+    layer = snn.ListedLinear(3, 4, torch.tensor([[0, 3], [1, 2]]), path="sparse")
+    bad = random_spikes(2, 2, 3, 1.0, 0.0, slack=0)
+    bad.ids[0, 0, 0] = 3
+    with pytest.raises(ValueError, match="ids must be from 0 to 2, got 3"):
+        layer(bad)

@@ -1,0 +1,178 @@
+"""What all event-driven modules have in common: what they take and refuse, copies, one graph, training."""
+
+import copy
+import itertools
+import pickle
+
+import pytest
+import torch
+from oracle import random_spikes
+from support.versions import needs_compile
+
+import snnipu as snn
+from snnipu import surrogate
+
+PATHS = ["auto", "sparse", "dense"]
+SYNAPSES = torch.tensor([[0, 3, 1, 2, 3, 0], [0, 0, 2, 3, 4, 5]])
+# Of 6 inputs and 4 outputs; a network's inner layer has 5 neurons.
+MODULES = {
+    "SparseLinear": lambda **options: snn.SparseLinear(6, 4, **options),
+    "ListedLinear": lambda **options: snn.ListedLinear(6, 4, SYNAPSES, **options),
+    "SparseLeaky": lambda **options: snn.SparseLeaky(6, 4, **{"beta": 0.9, **options}),
+    "SparseSynaptic": lambda **options: snn.SparseSynaptic(
+        6, 4, **{"alpha": 0.8, "learn_alpha": True, "beta": 0.9, **options}
+    ),
+    "SparseNetwork": lambda **options: snn.SparseNetwork([6, 5, 4], **{"beta": 0.9, **options}),
+    "SparseConvLeaky": lambda **options: snn.SparseConvLeaky(2, 4, 3, **{"beta": 0.9, **options}),
+}
+OF_FEATURES = [*MODULES][:5]
+OF_NEURONS = [*MODULES][2:]
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def dense(out):
+    return out.to_dense() if isinstance(out, snn.SparseSpikes) else out
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", OF_FEATURES)
+def test_spikes_of_any_real_dtype(name, path, dtype):
+    """bool as 0 and 1, integers as the values that they are."""
+    for options in ({}, {"max_spikes": 3}) if name in OF_NEURONS else ({},):
+        layer = MODULES[name](path=path, **options)
+        for module_dtype in (torch.float32, torch.float64):
+            layer.to(module_dtype)
+            x = torch.randint(0, 2 if dtype == torch.bool else 4, (7, 3, 6)).to(dtype)
+            given = x.float() if dtype.is_floating_point else x.to(module_dtype)
+            own, expected = dense(layer(x)), dense(layer(given))
+            assert own.dtype == module_dtype
+            assert torch.equal(own, expected)
+
+
+@pytest.mark.parametrize("name", OF_FEATURES)
+def test_copies_after_a_forward(name):
+    options = {"spike_grad": surrogate.sigmoid(5), "learn_beta": True} if name in OF_NEURONS else {}
+    layer = MODULES[name](bias=True, **options)
+    spikes = random_spikes(7, 3, 6, 0.3, 0.0)
+    out = dense(layer(spikes))
+    out.sum().backward()
+    for copied in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(dense(copied(spikes)), out)
+        assert all(a is not b for a, b in zip(copied.parameters(), layer.parameters()))
+
+
+@needs_compile
+@pytest.mark.parametrize(("kind", "path"), [("dense", "auto"), ("spikes", "auto"), ("spikes", "sparse")])
+@pytest.mark.parametrize("name", OF_FEATURES)
+def test_one_graph(name, kind, path):
+    """Which does not look at the data: with path="auto" spikes stay spikes, and a dense tensor a dense one."""
+    options = {"learn_beta": True, "max_spikes": 3} if name in OF_NEURONS else {}
+    if name == "SparseNetwork":
+        options["delay"] = 0
+    layer, spikes = MODULES[name](path=path, **options), random_spikes(4, 2, 6, 0.3, 0.0)
+    x = spikes if kind == "spikes" else spikes.to_dense()
+    chosen = copy.deepcopy(layer)
+    for each in (chosen, *getattr(chosen, "layers", [])):
+        each.path = "sparse" if kind == "spikes" else "dense"
+    torch._dynamo.reset()
+    outs = [dense(chosen(x)), dense(torch.compile(layer, fullgraph=True, backend="aot_eager")(x))]
+    assert torch.equal(*outs)
+    for out in outs:
+        out.sum().backward()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(chosen.parameters(), layer.parameters()))
+
+
+@pytest.mark.parametrize("name", OF_NEURONS[:3])
+def test_training_lowers_the_loss(name):
+    """And moves every parameter."""
+    options = {"grad_threshold": 0.2, "bias": True, "learn_beta": True, "learn_threshold": True, "threshold": 0.5}
+    made = {
+        "SparseLeaky": lambda: snn.SparseLeaky(60, 10, beta=0.9, max_spikes=8, **options),
+        "SparseSynaptic": lambda: snn.SparseSynaptic(60, 10, alpha=0.5, learn_alpha=True, beta=0.8, **options),
+        "SparseNetwork": lambda: snn.SparseNetwork([60, 40, 10], beta=0.9, max_spikes=[30, 30, 10], **options),
+    }
+    net = made[name]()
+    spikes, labels = random_spikes(12, 16, 60, 0.2, 0.0), torch.arange(16) % 10
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    losses, before = [], [parameter.detach().clone() for parameter in net.parameters()]
+    for _ in range(20):
+        loss = torch.nn.functional.cross_entropy(net(spikes).spike_count(), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.7 * losses[0]
+    assert all(not torch.equal(own, old) for own, old in zip(net.parameters(), before))
+
+
+@pytest.mark.parametrize("name", OF_FEATURES)
+def test_bad_input(name):
+    capped = [{"max_spikes": 2}] if name in OF_NEURONS else []
+    for path, options in itertools.product(PATHS, [{}, *capped]):
+        layer = MODULES[name](path=path, **options)
+        for x, error, message in [
+            (torch.zeros(2, 3, 4), ValueError, r"x must have shape \[T, B, in_features=6\], got \(2, 3, 4\)"),
+            (torch.zeros(3, 6), ValueError, r"x must have shape \[T, B, N\]"),
+            (torch.zeros(2, 3, 6, dtype=torch.complex64), TypeError, "x must be floating"),
+            ([1.0], TypeError, "x must be a torch.Tensor, got list"),
+            (random_spikes(2, 3, 4), ValueError, "x must be spikes of in_features=6 neurons, got 4"),
+            (torch.zeros(2, 3, 6).to("meta"), ValueError, "x must be on the device of the layer, cpu, got meta"),
+            (random_spikes(2, 3, 6).to("meta"), ValueError, "x must be on the device of the layer, cpu, got meta"),
+        ]:
+            for function in (layer, *([layer.membranes] if hasattr(layer, "membranes") else [])):
+                with pytest.raises(error, match=message):
+                    function(x)
+        if hasattr(layer, "membranes"):
+            for function in (layer, layer.membranes):
+                with pytest.raises(ValueError, match="delay must be 0 or more, got -1"):
+                    function(torch.ones(2, 3, 6), delay=-1)
+                with pytest.raises(TypeError, match=r"delay must be an int, got 1\.0"):
+                    function(torch.ones(2, 3, 6), delay=1.0)
+
+
+@pytest.mark.parametrize("name", OF_NEURONS)
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"beta": "0.9"}, TypeError, "beta must be a number or a torch.Tensor, got '0.9'"),
+        ({"beta": True}, TypeError, "beta must be a number"),
+        ({"beta": torch.rand(7)}, ValueError, r"beta must have one element or shape \([45],\), got \(7,\)"),
+        ({"beta": float("nan")}, ValueError, "beta must be finite"),
+        ({"threshold": torch.rand(4, 4)}, ValueError, "threshold must have one element or shape"),
+        ({"threshold": float("inf")}, ValueError, "threshold must be finite"),
+        ({"grad_threshold": "x"}, TypeError, "grad_threshold must be a number or None"),
+        ({"grad_threshold": float("nan")}, ValueError, "grad_threshold must not be NaN"),
+        ({"max_spikes": 1.5}, TypeError, "max_spikes must be an int or None"),
+        ({"max_spikes": -2}, ValueError, "max_spikes must be 0 or more"),
+        ({"reset_mechanism": "substract"}, ValueError, "reset_mechanism must be"),
+        ({"spike_grad": 25}, TypeError, "spike_grad must be callable"),
+        ({"input_scale": "1"}, ValueError, "input_scale must be a number"),
+        ({"input_scale": 0}, ValueError, "input_scale must be a number other than 0"),
+        ({"overflow": "first"}, ValueError, "overflow must be 'lowest' or 'rotate'"),
+        ({"path": "fast"}, ValueError, "path must be 'auto', 'sparse' or 'dense'"),
+    ],
+)
+def test_bad_neurons(name, arguments, error, message):
+    with pytest.raises(error, match=message):
+        MODULES[name](**arguments)
+
+
+@pytest.mark.parametrize("kind", ["SparseLinear", "ListedLinear", "SparseLeaky", "SparseSynaptic"])
+def test_bad_sizes(kind):
+    options = {"SparseLeaky": {"beta": 0.9}, "SparseSynaptic": {"alpha": 0.8, "beta": 0.9}}.get(kind, {})
+    if kind == "ListedLinear":
+        options = {"synapses": SYNAPSES}
+    for sizes, error, message in (
+        ({"in_features": 0}, ValueError, "in_features must be at least 1, got 0"),
+        ({"in_features": 2.0}, TypeError, r"in_features must be an int, got 2\.0"),
+        ({"out_features": -1}, ValueError, "out_features must be at least 1, got -1"),
+        ({"out_features": True}, TypeError, "out_features must be an int, got True"),
+        ({"path": "fast"}, ValueError, "path must be 'auto', 'sparse' or 'dense', got 'fast'"),
+    ):
+        with pytest.raises(error, match=message):
+            getattr(snn, kind)(**{"in_features": 6, "out_features": 4, **options, **sizes})

@@ -1,0 +1,106 @@
+"""``SynapticDelay``: a step at a time, as a sequence and in a network, against its definition."""
+
+import copy
+import math
+
+import pytest
+import torch
+from support.delays import TIGHT, shares
+from torch import nn
+
+import snnipu as snn
+from snnipu import utils
+
+
+def definition(x, delay, max_delay, kernel, sigma):
+    by_lag = shares(delay, max_delay, kernel, sigma).reshape(max_delay + 1, -1, *[1] * (x.dim() - 3))
+    rows = []
+    for t in range(len(x)):
+        rows.append(sum(by_lag[lag] * x[t - lag] for lag in range(min(t, max_delay) + 1)))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("kernel", ["linear", "gaussian"])
+@pytest.mark.parametrize("shape", [(9, 2, 5), (4, 3, 5, 2, 3), (1, 1, 5)])
+@pytest.mark.parametrize("max_delay", [0, 1, 6])
+def test_steps_and_sequences_are_the_definition(kernel, shape, max_delay):
+    torch.manual_seed(0)
+    delay = torch.rand(5, dtype=torch.float64) * max_delay
+    delay[0], delay[1], delay[2] = 0, max_delay, max_delay // 2
+    layer = snn.SynapticDelay(max_delay, delay, learn_delay=True, kernel=kernel, sigma=0.8)
+    leaf = delay.clone().requires_grad_()
+    x, upstream = torch.randn(2, *shape, dtype=torch.float64)
+    own_x, x = x.clone().requires_grad_(), x.clone().requires_grad_()
+    expected = definition(x, leaf, max_delay, kernel, 0.8)
+    expected.backward(upstream)
+    for run in (lambda: torch.stack([layer(step) for step in own_x]), lambda: layer.sequence(own_x)):
+        layer.zero_grad()
+        own_x.grad = None
+        made = run()
+        made.backward(upstream)
+        torch.testing.assert_close(made, expected, **TIGHT)
+        torch.testing.assert_close(own_x.grad, x.grad, **TIGHT)
+        torch.testing.assert_close(layer.delay.grad, leaf.grad, **TIGHT)
+        layer.reset_delay()
+
+
+def test_one_delay_for_all_and_sequence_mode():
+    x = torch.randn(6, 2, 3)
+    layer = snn.SynapticDelay(4, 2, step_mode=False)
+    assert torch.equal(layer(x)[2:], x[:-2])
+    assert not layer(x)[:2].any()
+    assert "delay" in layer.state_dict()
+    each = snn.SynapticDelay(4, 2.0, channels=3, step_mode=False)
+    assert torch.equal(each(x), layer(x))
+    assert each.delay.shape == (3,)
+    assert snn.SynapticDelay(4, 9.0).delay == 4  # clamped
+
+
+def test_in_a_network_and_reset():
+    torch.manual_seed(0)
+    x = (torch.rand(8, 2, 6) < 0.5).float()
+    delay = snn.SynapticDelay(3, 1.5, channels=4, learn_delay=True)
+    net = snn.MultiStep(nn.Linear(6, 4), snn.Leaky(beta=0.9, threshold=0.3), delay, nn.Linear(4, 2))
+    out = net(x)
+    assert torch.equal(net(x), out)  # nothing is left of the call before
+    lif, mem = net[1], net[1].reset_mem()
+    rows = []
+    for step in x:
+        spk, mem = lif(net[0](step), mem)
+        rows.append(net[3](delay(spk)))
+    torch.testing.assert_close(torch.stack(rows), out)
+    out.square().sum().backward()
+    assert delay.delay.grad.abs().sum() > 0
+    assert copy.deepcopy(delay).delay.equal(delay.delay)
+    utils.reset(net)
+    assert not delay._last
+    constant = snn.MultiStep(snn.SynapticDelay(3, 2.0))(x[0], num_steps=4)
+    assert torch.equal(constant[2:], x[0].expand(2, 2, 6))
+    assert not constant[:2].any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "match"),
+    [
+        ((-1,), {}, ValueError, "max_delay must be 0 or more"),
+        ((3, "x"), {}, TypeError, "delay must be a number"),
+        ((3, math.nan), {}, ValueError, "delay must be finite"),
+        ((3, torch.ones(2)), {"channels": 3}, ValueError, "delay must have 1 or channels = 3 elements"),
+        ((3,), {"channels": 0}, ValueError, "channels must be 1 or more"),
+        ((3,), {"kernel": "box"}, ValueError, "kernel"),
+    ],
+)
+def test_bad_arguments(arguments, options, error, match):
+    with pytest.raises(error, match=match):
+        snn.SynapticDelay(*arguments, **options)
+
+
+def test_bad_input():
+    layer = snn.SynapticDelay(3, channels=4)
+    layer(torch.zeros(2, 4))
+    with pytest.raises(ValueError, match=r"x must have the shape \[2, 4\] of the step before, got \[3, 4\]"):
+        layer(torch.zeros(3, 4))
+    with pytest.raises(ValueError, match=r"x must have shape \[B, C, ...\] of 4 channels, got \[2, 5\]"):
+        layer(torch.zeros(2, 5))
+    with pytest.raises(TypeError, match="x must be a floating"):
+        layer(torch.zeros(2, 4).long())

@@ -1,0 +1,679 @@
+"""The contract of the event-driven operators: what holds for each of them, whoever computes it.
+
+A provider's kernels equal the reference bit by bit in the forward pass, whose sums are exact, and up to the order of
+sums in the backward pass. What is particular to an operator is in its own file.
+"""
+
+import itertools
+
+import pytest
+import torch
+from oracle import (
+    assert_all_equal,
+    poison_new_tensors,
+    reference_of,
+    relative_error,
+    soft,
+    with_threads,
+    with_workers,
+)
+from support import sparse_cases as cases
+from support.interpreter import small_blocks
+from support.sparse_cases import (
+    AS_NEEDED,
+    adjoint_of,
+    arguments,
+    assert_is_the_reference,
+    backward_values,
+    case,
+    needs_of,
+    outputs,
+)
+from support.versions import needs_compile
+
+from snnipu import SparseSpikes, ops, surrogate
+from snnipu.ops import _library
+
+LIF, CONV_LIF = cases.LAYERS
+KERNELS = (*cases.OPS, cases.POOLED)
+SIZES = [1, 5, 63, 64, 65, 200]
+ROWS = [(0, 2), (3, 0), (0, 0), (1, 1), (1, 5), (50, 1), (2, 40)]
+DTYPES = (torch.float32, torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    poison_new_tensors(monkeypatch)
+
+
+# ---- who computes
+
+
+def _reference(request):
+    return reference_of
+
+
+def _cpu(request):
+    if "CPU" not in _library.REGISTERED["sparse_linear_fwd"]:
+        pytest.skip("there are no CPU kernels")
+    return lambda operator: getattr(torch.ops.snnipu, operator)
+
+
+def _triton(request):
+    module = small_blocks(request.getfixturevalue("interpreted"), request.getfixturevalue("monkeypatch"))
+    return lambda operator: getattr(module, operator)
+
+
+def _cuda(request):
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch finds no CUDA device")
+
+    def moved(made, device):
+        if isinstance(made, (tuple, list)):
+            return type(made)(moved(each, device) for each in made)
+        return made.to(device) if isinstance(made, torch.Tensor) else made
+
+    def kernel(operator):
+        run = getattr(torch.ops.snnipu, operator)
+        return lambda *given: moved(run(*moved(given, "cuda")), "cpu")
+
+    return kernel
+
+
+PROVIDERS = {"reference": _reference, "CPU": _cpu, "Triton": _triton, "CUDA": _cuda}
+
+
+@pytest.fixture
+def kernels(provider, request, poisoned):
+    """``kernels("sparse_linear_fwd")`` is the provider's."""
+    return PROVIDERS[provider](request)
+
+
+# ---- kernels
+
+
+BOTH, RESETS = (False, True), (0, 1, 2)
+RATES = [(0.0, 0.2), (0.15, 0.1), (1.0, 0.0)]
+SECOND = [None, 0.25, -1e30, float("-inf"), 2.0]
+MAPS = {
+    "padding": ((2, 3, 3), (3, 3), (1, 1), (2, 1), (1, 1), 1),
+    "stride": ((2, 5, 6), (3, 2), (2, 3), (1, 0), (1, 1), 1),
+    "dilation": ((2, 5, 5), (3, 2), (1, 1), (0, 1), (2, 3), 1),
+    "groups": ((4, 3, 3), (3, 2), (1, 1), (0, 0), (1, 1), 2),
+    "one": ((1, 1, 1), (1, 1), (1, 1), (0, 0), (1, 1), 1),
+    "wide": ((1, 1, 20), (1, 3), (1, 1), (0, 0), (1, 1), 1),
+    "plain": ((2, 4, 3), (3, 2), (1, 1), (0, 0), (1, 1), 1),
+    "many places": ((3, 12, 11), (3, 3), (1, 1), (1, 0), (1, 1), 1),
+}
+# Of 64 and of 96 places: of who fires, whole words of 64 bits, and of 32.
+WORDS = [((1, 8, width), (1, 1), (1, 1), (0, 0), (1, 1), 1) for width in (8, 12)]
+WINDOWS = [
+    ((5, 7, 6), (2, 2), (2, 2), (0, 0)),
+    ((3, 5, 6), (3, 2), (2, 2), (1, 0)),
+    ((2, 7, 8), (2, 1), (3, 2), (1, 0)),
+]
+# Option -> what it is tried with; all with each other. Surrogates take turns.
+GRIDS = {
+    "sparse_linear": [
+        {"neurons": SIZES, "inputs": [1, 64, 200], "rates": RATES, "bias": BOTH, "dtype": DTYPES},
+        # More blocks than groups of them; several chunks of time.
+        {"neurons": [1100], "inputs": [20], "rows": [(20, 30)], "rates": [(0.1, 0.05)]},
+    ],
+    "sparse_conv2d": [{"neurons": [2, 18, 66], "geometry": [*MAPS.values()], "rates": RATES[1:], "dtype": DTYPES}],
+    "sparse_to_dense": [{"neurons": SIZES, "rates": [*RATES, (0.0, 0.0)], "shuffled": BOTH, "dtype": DTYPES}],
+    "sparse_pool2d": [{"geometry": WINDOWS, "mode": [0, 1, 2], "graded": BOTH, "shuffled": BOTH, "dtype": DTYPES}],
+    "dense_to_sparse": [
+        {
+            "neurons": SIZES,
+            "capacity": [AS_NEEDED, 0, 1, 17, 64],
+            "rates": [(0.0, 0), (0.3, 0), (1.0, 0)],
+            "rotate": BOTH,
+            "dtype": DTYPES,
+        }
+    ],
+    "select_spikes": [
+        {
+            "neurons": SIZES,
+            "capacity": [AS_NEEDED, 0, 1, 17, 64],
+            "grad_threshold": SECOND,
+            "each": BOTH,
+            "rotate": BOTH,
+            "dtype": DTYPES,
+        }
+    ],
+    LIF: [
+        {
+            "neurons": SIZES,
+            "reset": RESETS,
+            "capacity": [AS_NEEDED, 0, 1, 20, 64],
+            "rotate": BOTH,
+            "recurrent": BOTH,
+            "each": [True],
+            "dtype": DTYPES,
+        },
+        {"grad_threshold": SECOND, "delay": [0, 1, 3, 6, 9], "reset": RESETS, "bias": BOTH, "recurrent": BOTH},
+        {"rows": ROWS, "rates": [*RATES, (0.0, 0.0)], "recurrent": BOTH, "store_mem": BOTH},
+    ],
+    CONV_LIF: [
+        {"geometry": [*MAPS.values()], "neurons": [2, 66], "reset": RESETS, "capacity": [AS_NEEDED, 20]},
+        {
+            "grad_threshold": SECOND,
+            "delay": [0, 1, 9],
+            "reset": RESETS,
+            "bias": BOTH,
+            "each": [True],
+            "rotate": [True],
+            "capacity": [90],
+            "dtype": DTYPES,
+        },
+        {"rows": ROWS[:5], "rates": [*RATES, (0.0, 0.0)], "store_mem": BOTH},
+        {"geometry": [MAPS["many places"]], "neurons": [70], "rates": [(0.02, 0.1), (0.4, 0.1)], "dtype": DTYPES},
+        {"geometry": WORDS, "neurons": [3], "rows": [(3, 2)], "reset": RESETS},
+    ],
+    cases.POOLED: [
+        {"window": [[1, 1], [2, 2], [2, 3], [3, 1]], "neurons": [3, 66], "reset": RESETS, "delay": [0, 1]},
+        {"grad_threshold": SECOND, "each": BOTH, "dtype": DTYPES},
+        {"rows": ROWS[:5]},
+    ],
+}
+# As the interpreter is slow.
+FEW, SMALL, LENGTHS = [1, 5, 63, 130], {"inputs": [20], "neurons": [7]}, [(1, 0), (1, 1), (2, 5), (5, 2), (11, 1)]
+IN_TRITON = {
+    "sparse_linear": [
+        {"neurons": FEW, "inputs": [20], "rows": [(3, 2)], "shuffled": [True], "dtype": DTYPES},
+        {"neurons": [6], "inputs": [63], "rows": [(3, 2)]},
+    ],
+    "sparse_conv2d": [
+        {"geometry": [*MAPS.values()][:-1], "neurons": [4], "rows": [(2, 2)]},
+        {"geometry": [MAPS["groups"]], "neurons": [4], "rows": [(2, 2)], "dtype": DTYPES[1:]},
+    ],
+    "sparse_to_dense": [{"neurons": FEW, "shuffled": [True], "rows": [(2, 2)], "dtype": DTYPES}],
+    "dense_to_sparse": [{"neurons": FEW, "capacity": [AS_NEEDED, 0, 30], "rotate": BOTH, "rows": [(4, 1)]}],
+    "select_spikes": [
+        {"neurons": FEW, "capacity": [AS_NEEDED, 0, 30], "rotate": BOTH, "each": [True], "rows": [(3, 1)]},
+        {"neurons": [5], "grad_threshold": SECOND, "dtype": DTYPES, "rows": [(2, 2)]},
+    ],
+    LIF: [
+        {"recurrent": BOTH, "reset": RESETS, "each": [True], "delay": [1], "capacity": [9], "rows": [(3, 2)], **SMALL},
+        {
+            "neurons": FEW,
+            "recurrent": BOTH,
+            "rotate": [True],
+            "grad_threshold": [None],
+            "capacity": [3],
+            "rows": [(2, 1)],
+        },
+        {"neurons": FEW[1::2], "recurrent": BOTH, "grad_threshold": [0.1], "rows": [(2, 1)]},
+        {"inputs": FEW, "neurons": [6], "rows": [(3, 2)], "dtype": DTYPES[1:]},
+        # Fewer steps than are asked for in advance, and more; delays up to and beyond them.
+        *({"rows": [(t, 1)], "delay": [d], "recurrent": BOTH, **SMALL} for t, d in LENGTHS),
+        {"rates": [(0.0, 0.2)], "bias": BOTH, "recurrent": BOTH, "rows": [(3, 2)], **SMALL},
+        {"neurons": [6], "recurrent": BOTH, "rows": [(2, 1)], "capacity": [AS_NEEDED, 4, 5, 6]},  # every surrogate
+        {"rows": ROWS[:2], "capacity": [AS_NEEDED, 0, 3]},
+    ],
+    CONV_LIF: [
+        {"geometry": [MAPS["plain"]], "neurons": [4], "reset": RESETS, "rows": [(3, 2)]},
+        {
+            "geometry": [MAPS["padding"]],
+            "neurons": [4],
+            "rows": [(3, 2)],
+            "delay": [1],
+            "each": [True],
+            "capacity": [9],
+            "exact": BOTH,
+        },
+        {"geometry": [MAPS["groups"]], "neurons": [6], "delay": [5], "rows": [(3, 2)]},
+        {"geometry": [MAPS["plain"]], "neurons": [70], "rows": ROWS[:2]},
+        {"geometry": [MAPS["plain"]], "neurons": [70], "capacity": [0, AS_NEEDED], "rows": [(2, 1)]},
+        {"geometry": [MAPS["stride"]], "neurons": [4], "rows": [(3, 2)], "each": [True], "exact": [False]},
+    ],
+}
+
+
+def variants(grids):
+    options = [dict(zip(grid, values)) for grid in grids for values in itertools.product(*grid.values())]
+    return [{**each, "surrogate": number} for number, each in enumerate(options)]
+
+
+TRIED = [("CPU", op) for op in GRIDS] + [(other, op) for other in ("Triton", "CUDA") for op in IN_TRITON]
+
+
+@pytest.mark.parametrize(("provider", "op"), TRIED)
+def test_kernels_equal_the_reference(provider, op, kernels):
+    for options in variants((GRIDS if provider == "CPU" else IN_TRITON)[op]):
+        assert_is_the_reference(kernels, op, **options)
+
+
+WITH_NEEDS = [op for op in GRIDS if op in (*cases.WEIGHTED, cases.POOLED)]
+
+
+@pytest.mark.parametrize(("provider", "op"), [pair for pair in TRIED if pair[1] in WITH_NEEDS])
+def test_kernels_equal_the_reference_whatever_gradients_are_needed(provider, op, kernels):
+    rows, each = ((3, 2), BOTH) if provider == "CPU" else ((2, 1), (True,))
+    grid = {"neurons": [4], "rows": [rows], "each": each, "recurrent": BOTH if op == LIF else (False,)}
+    for options in variants([grid]):
+        maps = {"geometry": MAPS["plain"]} if "conv" in op else {}
+        assert_is_the_reference(kernels, op, each_need=True, **options, **maps)
+
+
+@pytest.mark.parametrize("op", KERNELS)
+def test_workers_and_threads_do_not_change_a_bit(op):
+    kernels = _cpu(None)
+    for options in (
+        {"neurons": 149, "capacity": 40, "rotate": True, "reset": 0, "delay": 1},
+        {"neurons": 10, "rates": (0.6, 0.1), "recurrent": op == LIF, "mode": 1},
+    ):
+        if op in ("sparse_pool2d", cases.POOLED):
+            options["capacity"] = AS_NEEDED
+        values = case(op, each=True, rows=(30, 12), inputs=101, **options)
+        if op in cases.WEIGHTED:
+            values["weight"] = torch.randn_like(values["weight"]) * 0.3
+
+        def run(values=values):
+            made = kernels(f"{op}_fwd")(*arguments(f"{op}_fwd", values))
+            to = outputs(made)[min(1, len(outputs(made)) - 1)]
+            given = backward_values(op, values, made, torch.linspace(-1, 1, to.numel()).to(to).reshape(to.shape))
+            return [*outputs(made), *outputs(kernels(adjoint_of(op))(*arguments(adjoint_of(op), given)))]
+
+        assert_all_equal(with_workers(run) + with_threads(run))
+
+
+@pytest.mark.parametrize(("provider", "op"), [(p, op) for p in ("reference", "CPU", "Triton") for op in cases.LAYERS])
+def test_membranes_that_were_not_stored_are_refused(provider, op, kernels):
+    values = case(op, rows=(4, 3), store_mem=False)
+    made = reference_of(f"{op}_fwd")(*arguments(f"{op}_fwd", values))
+    for mem in (made[-1], torch.zeros(4, 3, 7)):
+        given = {**backward_values(op, values, made), "mem": mem, "need_beta": True}
+        with pytest.raises(ValueError, match=r"mem must be the 4 x 3 x \d+ membranes .* store_mem .* got "):
+            kernels(f"{op}_bwd")(*arguments(f"{op}_bwd", given))
+
+
+@pytest.mark.parametrize("op", cases.LAYERS)
+def test_numbers_of_nothing_are_refused(op):
+    """Of resets and surrogates, by the library, which has them as numbers."""
+    kernels, values = _cpu(None), case(op)
+    made = kernels(f"{op}_fwd")(*arguments(f"{op}_fwd", values))
+    values = backward_values(op, values, made)
+    for operator, name in ((f"{op}_fwd", "reset"), (f"{op}_bwd", "reset"), (f"{op}_bwd", "surrogate")):
+        for number in (-1, 99):
+            with pytest.raises(RuntimeError, match=f"{operator} refused its arguments"):
+                kernels(operator)(*arguments(operator, {**values, name: number}))
+
+
+@pytest.mark.parametrize("op", [*cases.OPS, "listed_linear"])
+def test_opcheck(op):
+    if not hasattr(torch.library, "opcheck"):
+        pytest.skip("torch.library.opcheck came with torch 2.4")
+    tests = ("test_schema", "test_faketensor")
+    caps = (81,) if op == "sparse_pool2d" else (0, 4, 9)
+    capped = ({"rows": rows, "capacity": cap} for rows in [(3, 2), (0, 2), (3, 0)] for cap in caps)
+    for number, options in enumerate(capped):
+        dtype, flag = DTYPES[number % 2], number % 3 == 0
+        more = {"dtype": dtype, "bias": flag, "each": flag, "store_mem": not flag, "recurrent": op == LIF and flag}
+        values = case(op, neurons=9, inputs=9, rotate=True, mode=number % 3, **options, **more)
+        forward, backward = (getattr(torch.ops.snnipu, name).default for name in (f"{op}_fwd", adjoint_of(op)))
+        torch.library.opcheck(forward, arguments(f"{op}_fwd", values), test_utils=tests)
+        given = backward_values(op, values, forward(*arguments(f"{op}_fwd", values)))
+        given["grad"] = given["grad"].nan_to_num()
+        if op == "dense_to_sparse":
+            given["values"] = given["grad"]
+        for need in BOTH:
+            given.update({name: need for name in needs_of(op, values) if name != "need_weight"})
+            torch.library.opcheck(backward, arguments(adjoint_of(op), given), test_utils=tests)
+
+
+# ---- public functions, whoever computes them
+
+
+def leaves(op, values, names=None):
+    """Leaves of their own, those of ``names`` differentiable, and what the public function makes of them."""
+    own = {name: values[name].detach().clone() for name in cases.leaves_of(op, values)}
+    if "values" in own:
+        own["values"].nan_to_num_()
+    for name, leaf in own.items():
+        leaf.requires_grad_(names is None or name in names)
+    return own, cases.call(op, {**values, **own})
+
+
+def gradients(op, values, names=None):
+    own, (out, *rest) = leaves(op, values, names)
+    assert out.requires_grad == (names is None or bool(names))
+    assert not any(each.requires_grad for each in rest)
+    if out.requires_grad:
+        out.backward(torch.linspace(-1, 1, out.numel()).to(out).reshape(out.shape))
+    return {name: leaf.grad for name, leaf in own.items()}
+
+
+@pytest.mark.parametrize("op", cases.OPS)
+def test_each_gradient_alone(op, poisoned):
+    values = case(op, recurrent=op == LIF, each=True, capacity=30, rows=(5, 3))
+    everything = gradients(op, values)
+    assert all(grad.any() for grad in everything.values())
+    for name in [None, *everything]:
+        for other, grad in gradients(op, values, [name] if name else []).items():
+            assert (grad is not None) == (other == name)
+            assert grad is None or torch.equal(grad, everything[other])
+
+
+@pytest.mark.parametrize("op", [*cases.LAYERS, "select_spikes"])
+def test_a_function_as_surrogate(op, poisoned):
+    """Has the gradients of the kernel that it is."""
+    values = case(op, each=True, capacity=30, dtype=torch.float64)
+    for reset in RESETS:
+        values["reset"] = reset
+        own = gradients(op, {**values, "spike_grad": lambda u: surrogate.atan()(u)})
+        for name, expected in gradients(op, values).items():
+            assert relative_error(own[name], expected) <= 1e-12, name
+
+
+@pytest.mark.parametrize("op", cases.OPS)
+def test_strides_do_not_matter(op, poisoned):
+    """Of any input, and of the gradient from above."""
+    values = case(op, recurrent=op == LIF, each=True, capacity=20, rows=(6, 4))
+    strided = dict(values)
+    for name, tensor in values.items():
+        if isinstance(tensor, torch.Tensor) and tensor.dim():
+            wide = torch.zeros(*tensor.shape, 2, dtype=tensor.dtype)
+            wide[..., 1] = tensor
+            strided[name] = wide[..., 1].transpose(0, -1).contiguous().transpose(0, -1)
+            assert tensor.dim() < 2 or min(tensor.shape) < 2 or not strided[name].is_contiguous()
+    results = []
+    for given, expanded in ((values, False), (values, True), (strided, True)):
+        own = {name: given[name].detach().requires_grad_() for name in cases.leaves_of(op, values)}
+        out, *rest = cases.call(op, {**given, **own})
+        out.backward(torch.ones(()).expand(out.shape) if expanded else torch.ones(out.shape))
+        results.append([out.detach(), *rest, *(leaf.grad for leaf in own.values())])
+    assert_all_equal([[each.nan_to_num(7.0) for each in result] for result in results])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("op", [op for op in cases.OPS if op not in ("sparse_to_dense", "sparse_pool2d")])
+def test_low_precision_is_computed_in_float32(op, dtype):
+    values = case(op, recurrent=op == LIF, capacity=20, graded=False)
+    names = [n for n in ("x", "mem", "weight", "bias", "recurrent_weight") if n in cases.leaves_of(op, values)]
+    low = {**values, **{name: values[name].to(dtype) for name in names}}
+    full = {**values, **{name: low[name].float() for name in names}}
+    results = []
+    for given in (low, full):
+        own, out = leaves(op, given, names)
+        assert out[0].dtype == torch.float32
+        out[0].backward(torch.linspace(-1, 1, out[0].numel()).reshape(out[0].shape))
+        assert all(own[name].grad.dtype == own[name].dtype for name in names)
+        results.append([*(each.detach() for each in out), *(own[name].grad.to(dtype) for name in names)])
+    assert_all_equal(results)
+
+
+@pytest.mark.parametrize("op", cases.OPS)
+def test_second_derivative_is_refused(op):
+    own, (out, *_) = leaves(op, case(op, recurrent=op == LIF))
+    grads = torch.autograd.grad((out**2).sum(), list(own.values()), create_graph=True)
+    for grad in grads:
+        with pytest.raises(RuntimeError, match=f"a second derivative through snnipu's {op}"):
+            grad.sum().backward(retain_graph=True)
+
+
+@needs_compile
+@pytest.mark.parametrize("op", cases.OPS)
+def test_compiles_into_one_graph(op):
+    values = case(op, neurons=7, inputs=20, rows=(4, 3), capacity=9, rotate=True, delay=1)
+    torch._dynamo.reset()
+
+    def loss(own):
+        out, *rest = cases.call(op, {**values, **own})
+        return (out * torch.arange(out.shape[-1])).square().sum() + sum(each.sum() for each in rest)
+
+    results = []
+    for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
+        own, _ = leaves(op, values)
+        out = function(own)
+        out.backward()
+        results.append([out.detach(), *(leaf.grad for leaf in own.values())])
+    assert_all_equal(results)
+
+
+CHANGES = {
+    "an id too large": (lambda v: v["ids"][1, 0].fill_(v["inputs"]), "ids must .*, got {inputs} at step 1, sample 0"),
+    "an id below 0": (lambda v: v["ids"][1, 0].fill_(-1), "ids must be from 0 to {last}, got -1 at step 1, sample 0"),
+    "more than slots": (lambda v: v["counts"][2, 1].fill_(999), "counts must satisfy .* at step 2, sample 1"),
+    "a count below 0": (lambda v: v["counts"][2, 1, 0].fill_(-1), "counts must satisfy"),
+    "fewer carried than spikes": (lambda v: v["counts"][2, 1, 1].fill_(0), "counts must satisfy"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("provider", "op"),
+    [*(("CPU", op) for op in cases.OF_SPIKES), *(("reference", op) for op in (*cases.CURRENTS, "sparse_to_dense"))],
+)
+def test_ids_and_counts_changed_after_construction_are_noticed(provider, op, change, kernels):
+    """Before the forward pass, and between it and the backward pass."""
+    values = case(op, rows=(3, 2), rates=(0.9, 0.0))
+    made = reference_of(f"{op}_fwd")(*arguments(f"{op}_fwd", values))
+    values = backward_values(op, values, made)
+    alter, message = CHANGES[change]
+    message = message.format(last=values["inputs"] - 1, inputs=values["inputs"])
+    values.update(ids=values["ids"].clone(), counts=values["counts"].clone())
+    alter(values)
+    for operator in (f"{op}_fwd", adjoint_of(op)):
+        with pytest.raises(ValueError, match=message):
+            kernels(operator)(*arguments(operator, values))
+    if op in cases.OPS:
+        with pytest.raises(ValueError, match=message):
+            cases.call(op, values)
+
+
+@pytest.mark.parametrize("rows", [(0, 2), (3, 0), (0, 0)])
+@pytest.mark.parametrize("op", cases.OPS)
+def test_empty(op, rows, poisoned):
+    for recurrent in (False, True) if op == LIF else (False,):
+        for capacity, rotate in itertools.product((AS_NEEDED, 0, 3), BOTH):
+            values = case(op, rows=rows, recurrent=recurrent, capacity=capacity, rotate=rotate, delay=int(rotate))
+            own, (out, *_) = leaves(op, values)
+            assert tuple(out.shape[:2]) == rows
+            out.sum().backward()
+            assert all(leaf.grad.shape == leaf.shape and not leaf.grad.any() for leaf in own.values())
+
+
+@pytest.mark.parametrize("op", cases.WEIGHTED)
+def test_weights_changed_in_place_are_seen(op):
+    """By every way there is: nothing that was derived from the old weights may be used."""
+    values = case(op, recurrent=op == LIF, rows=(5, 3), neurons=66)
+    weights = [torch.nn.Parameter(values[n]) for n in ("weight", "recurrent_weight") if values[n] is not None]
+    values.update(zip(("weight", "recurrent_weight"), weights))
+
+    def set_by_data(weight):
+        weight.data[2, 1] += 2.0
+
+    def swap_by_data(weight):
+        weight.data[[1, 64]] = weight.data[[64, 1]]
+        weight.data[:, [0, 1]] = -weight.data[:, [1, 0]]
+
+    def set_without_gradient(weight):
+        with torch.no_grad():
+            weight.add_(0.125)
+
+    def set_through_numpy(weight):
+        weight.detach().numpy()[64] = 3.0
+
+    def set_anew(weight):
+        weight.data = weight.data.flip(0)
+
+    for change in (set_by_data, set_anew, swap_by_data, set_without_gradient, set_through_numpy):
+        for _ in range(3):  # whatever is kept of the weights is kept by now
+            gradients(op, values, ["values"])
+        before = cases.call(op, values)
+        for weight in weights:
+            change(weight)
+        fresh = {name: each.clone() if isinstance(each, torch.Tensor) else each for name, each in values.items()}
+        results = [[*cases.call(op, v), *filter(torch.is_tensor, gradients(op, v).values())] for v in (values, fresh)]
+        assert_all_equal([[each.detach() for each in result] for result in results])
+        assert not all(map(torch.equal, before, results[0])), change.__name__
+
+
+@pytest.mark.parametrize("op", [*cases.CURRENTS[:2], "sparse_to_dense", "dense_to_sparse", "sparse_pool2d"])
+def test_gradcheck(op):
+    """Of those that are linear in what they take."""
+    options = {"neurons": 3, "inputs": 7, "rows": (2, 2), "dtype": torch.float64, "rates": (0.4, 0.0), "mode": 1}
+    options["graded"] = op != "sparse_pool2d"  # sums of zero are no spikes
+    values = case(op, **options, geometry=((1, 3, 2), (2, 2), (1, 1), (1, 0), (1, 1), 1) if "conv" in op else None)
+    names = cases.leaves_of(op, values)
+    values["values"] = values.get("values", torch.zeros(())).nan_to_num()
+    values["x"] = torch.where(values["x"] == 0, 1.0, values["x"].sign() + values["x"])  # away from zero
+    capped = {"capacity": 2, "rotate": True} if op == "dense_to_sparse" else {}
+    for more in ({}, capped):
+        given = [values[name].detach().clone().requires_grad_() for name in names]
+
+        def function(*own, more=more):
+            return cases.call(op, {**values, **more, **dict(zip(names, own))})[0]
+
+        assert torch.autograd.gradcheck(function, given)
+
+
+@pytest.mark.parametrize("op", cases.WEIGHTED)
+def test_the_weight_decides_the_dtype(op):
+    for spikes_dtype, weight_dtype in itertools.product(DTYPES, repeat=2):
+        values = case(op, dtype=weight_dtype)
+        same = cases.call(op, {**values, "values": values["values"].nan_to_num()})
+        values["values"] = values["values"].to(spikes_dtype)
+        own, made = leaves(op, values)
+        assert made[0].dtype == weight_dtype
+        assert_all_equal([[each.detach() for each in made], same])
+        made[0].sum().backward()
+        assert own["values"].grad.dtype == spikes_dtype
+
+
+# ---- bad input, of arguments that several have
+
+SPIKES = SparseSpikes.from_dense(torch.eye(4)[None])
+OF_MAPS = SparseSpikes.from_dense(torch.ones(2, 1, 2 * 3 * 4)).with_maps((2, 3, 4))
+GOOD = {
+    "sparse_linear": {"spikes": SPIKES, "weight": torch.zeros(3, 4)},
+    "sparse_conv2d": {"spikes": OF_MAPS, "weight": torch.zeros(3, 2, 2, 2)},
+    LIF: {"spikes": SPIKES, "weight": torch.zeros(3, 4), "beta": 0.9},
+    CONV_LIF: {"spikes": OF_MAPS, "weight": torch.zeros(3, 2, 2, 2), "beta": 0.9},
+    "sparse_to_dense": {"spikes": SPIKES},
+    "sparse_pool2d": {"spikes": OF_MAPS, "kernel_size": 2},
+    "select_spikes": {"mem": torch.zeros(4, 2, 3)},
+    "dense_to_sparse": {"x": torch.zeros(4, 2, 3)},
+}
+MATRIX, MAPPED = ("sparse_linear", LIF), ("sparse_conv2d", CONV_LIF)
+SELECTS = (*cases.LAYERS, "select_spikes")
+INT, META, COMPLEX = {"dtype": torch.int64}, {"device": "meta"}, {"dtype": torch.complex64}
+STEP = torch.zeros(4, 2, 3)
+# Operators -> argument, value, error and message.
+BAD = {
+    cases.OF_SPIKES: [
+        ("spikes", torch.zeros(1, 4, 4), TypeError, "spikes must be a snnipu.SparseSpikes, got Tensor"),
+        ("spikes", None, TypeError, "spikes must be a snnipu.SparseSpikes, got NoneType"),
+    ],
+    cases.WEIGHTED: [
+        ("weight", [[1.0]], TypeError, "weight must be a torch.Tensor, got list"),
+        ("bias", torch.zeros(4), ValueError, r"bias must have shape \(3,\).* got \(4,\)"),
+        ("bias", torch.zeros(3, **INT), TypeError, "bias must be a floating torch.Tensor or None"),
+        ("bias", 1.0, TypeError, "bias must be a floating torch.Tensor or None"),
+        ("bias", torch.zeros(3, **META), ValueError, "bias must be on the device of weight, cpu, got meta"),
+    ],
+    MATRIX: [
+        ("weight", torch.zeros(3, 4, **INT), TypeError, "weight must be float32, .* got torch.int64"),
+        ("weight", torch.zeros(3, 5), ValueError, r"weight must have shape \[out, 4\].* got \(3, 5\)"),
+        ("weight", torch.zeros(4), ValueError, r"weight must have shape \[out, 4\].* got \(4,\)"),
+        ("weight", torch.zeros(0, 4), ValueError, r"weight must have shape \[out, 4\].* got \(0, 4\)"),
+        ("weight", torch.zeros(3, 4, **META), ValueError, "weight must be on the device of the spikes, cpu"),
+    ],
+    MAPPED: [
+        ("weight", torch.zeros(3, 2, 2, 2, **INT), TypeError, "weight must be float32, .* got torch.int64"),
+        ("weight", torch.zeros(3, 2, 2), ValueError, r"weight must have shape \[out, in / groups, kh, kw\]"),
+        ("weight", torch.zeros(0, 2, 2, 2), ValueError, r"weight must have shape \[out, in / groups, kh, kw\]"),
+        ("weight", torch.zeros(3, 3, 2, 2), ValueError, "spikes must be of 3 channels, got .*map_shape=.2, 3, 4."),
+        ("weight", torch.zeros(3, 2, 2, 2, **META), ValueError, "weight must be on the device of the spikes"),
+        ("weight", torch.zeros(3, 2, 4, 2), ValueError, "kernel_size: the kernel's height, 4 .* at most .* 3"),
+        ("dilation", 4, ValueError, "kernel_size: the kernel's height, 5 with its dilation"),
+        ("dilation", 0, ValueError, "dilation must be at least 1, got 0"),
+        ("stride", 0, ValueError, "stride must be at least 1, got 0"),
+        ("stride", 1.5, TypeError, "stride must be an int or two, got 1.5"),
+        ("stride", True, TypeError, "stride must be an int or two, got True"),
+        ("padding", -1, ValueError, "padding must be at least 0, got -1"),
+        ("padding", (1, 2, 3), TypeError, "padding must be an int or two"),
+        ("groups", 2, ValueError, "groups must divide weight's output channels, 3, got 2"),
+        ("groups", "2", TypeError, "groups must be an int, got '2'"),
+        ("input_size", (4, 3), ValueError, r"spikes must be of maps \(2, 4, 3\), .* got map_shape=\(2, 3, 4\)"),
+        ("input_size", 0, ValueError, "input_size must be at least 1, got 0"),
+    ],
+    (*MAPPED, "sparse_pool2d"): [("spikes", OF_MAPS.with_maps(None), ValueError, "input_size must be given")],
+    cases.LAYERS: [
+        ("beta", "0.9", TypeError, "beta must be a number or a torch.Tensor"),
+        ("beta", torch.rand(4), ValueError, r"beta must broadcast .*\(3,\), got .* \(4,\)"),
+        ("beta", torch.rand(3, **META), ValueError, "beta must be on"),
+        ("reset_mechanism", "substract", ValueError, "reset_mechanism must be 'subtract', 'zero' or 'none'"),
+        ("delay", -1, ValueError, "delay must be 0 or more, got -1"),
+        ("delay", 1.0, TypeError, "delay must be an int, got 1.0"),
+        ("delay", True, TypeError, "delay must be an int"),
+        ("input_scale", "1", TypeError, "input_scale must be a number, got '1'"),
+    ],
+    SELECTS: [
+        ("threshold", "1", TypeError, "threshold must be a number or a torch.Tensor"),
+        ("threshold", torch.rand(4), ValueError, r"threshold must broadcast .*\(3,\), got .* \(4,\)"),
+        ("threshold", torch.rand(2, 3), ValueError, "threshold must broadcast"),
+        ("threshold", torch.rand(3, **META), ValueError, "threshold must be on"),
+        ("grad_threshold", "0.5", TypeError, "grad_threshold must be a number or None"),
+        ("grad_threshold", True, TypeError, "grad_threshold must be a number or None"),
+        ("grad_threshold", torch.rand(3), TypeError, "grad_threshold must be a number or None"),
+        ("grad_threshold", float("nan"), ValueError, "grad_threshold must not be NaN"),
+        ("spike_grad", 25, TypeError, "spike_grad must be callable or None, got 25"),
+    ],
+    (*SELECTS, "dense_to_sparse"): [
+        ("max_spikes", 2.0, TypeError, "max_spikes must be an int or None, got 2.0"),
+        ("max_spikes", True, TypeError, "max_spikes must be an int or None"),
+        ("max_spikes", -1, ValueError, "max_spikes must be 0 or more, got -1"),
+        ("overflow", "highest", ValueError, "overflow must be 'lowest' or 'rotate', got 'highest'"),
+        ("overflow", None, ValueError, "overflow must be 'lowest' or 'rotate'"),
+    ],
+    ("select_spikes", "dense_to_sparse"): [
+        ("{0}", [1.0], TypeError, "{0} must be a torch.Tensor, got list"),
+        ("{0}", STEP.bool(), TypeError, "{0} must be floating, got torch.bool"),
+        ("{0}", STEP.long(), TypeError, "{0} must be floating, got torch.int64"),
+        ("{0}", torch.zeros(4, 2, 3, **COMPLEX), TypeError, "{0} must be floating"),
+        ("{0}", STEP[0], ValueError, r"{0} must have shape \[T, B, N\] .* got \(2, 3\)"),
+        ("{0}", STEP[None], ValueError, "{0} must have shape"),
+        ("{0}", STEP[..., :0], ValueError, r"{0} must have shape .* got \(4, 2, 0\)"),
+    ],
+    (LIF,): [
+        ("recurrent_weight", [[1.0]], TypeError, "recurrent_weight must be a torch.Tensor or None, got list"),
+        ("recurrent_weight", torch.zeros(3, 4), ValueError, r"recurrent_weight must have shape \(3, 3\), got \(3, 4\)"),
+        ("recurrent_weight", torch.zeros(3, 3, **META), ValueError, "recurrent_weight must be on the device"),
+        ("recurrent_weight", torch.zeros(3, 3, **INT), TypeError, "recurrent_weight must be floating"),
+    ],
+    ("sparse_pool2d",): [
+        ("input_size", (2, 4, 3), ValueError, "spikes must be of maps"),
+        ("input_size", (2, 5, 3), ValueError, "map_shape must be of num_neurons=24 neurons"),
+        ("kernel_size", 0, ValueError, "kernel_size must be at least 1"),
+        ("kernel_size", 4, ValueError, "kernel_size: the window's height, 4, must be at most .* 3"),
+        ("kernel_size", "2", TypeError, "kernel_size must be an int or two"),
+        ("stride", 0, ValueError, "stride must be at least 1"),
+        ("padding", 2, ValueError, r"padding must be at most half of kernel_size, \(2, 2\), got \(2, 2\)"),
+        ("mode", "lp", ValueError, "mode must be 'max', 'average' or 'sum', got 'lp'"),
+    ],
+}
+
+
+@pytest.mark.parametrize("op", cases.OPS)
+def test_bad_input(op):
+    function, first = getattr(ops, op), next(iter(GOOD[op]))
+    function(**GOOD[op])
+    rows = [row for which, rows in BAD.items() if op in which for row in rows]
+    assert rows
+    for name, value, error, message in rows:
+        with pytest.raises(error, match=message.replace("{0}", first)):
+            function(**{**GOOD[op], name.replace("{0}", first): value})
+
+
+def test_bad_input_of_two_arguments():
+    with pytest.raises(ValueError, match="spikes must be of 2 x 3 x 5 = 30 neurons, as input_size says, got 24"):
+        ops.sparse_conv2d(OF_MAPS.with_maps(None), torch.zeros(3, 2, 2, 2), input_size=(3, 5))
+    with pytest.raises(ValueError, match="spike_grad must be a fused surrogate"):
+        ops.sparse_lif_sequence(**GOOD[LIF], recurrent_weight=torch.zeros(3, 3), spike_grad=soft)

@@ -1,0 +1,70 @@
+"""Triton's interpreter beside Triton's compiler, in one process."""
+
+import importlib
+import importlib.util
+import sys
+import types
+from typing import Callable, Dict
+
+import pytest
+
+from snnipu.backends import triton as backend
+
+# Modules as the interpreter needs them, from the first test that uses it to the next.
+_interpreted: Dict[str, types.ModuleType] = {}
+
+
+def _is_kernel_module(name):
+    return name.startswith(backend.__name__ + ".")
+
+
+def _has_two_lives(name):
+    """Whether a module is one thing to the interpreter and another to the compiler: all that define kernels."""
+    own_triton = name == "triton" or (name.startswith("triton.") and not name.startswith("triton._C"))
+    return own_triton or _is_kernel_module(name)
+
+
+def _exchange(modules):
+    """Put ``modules`` in the place of those that have two lives, and return what was there."""
+    before = {name: module for name, module in sys.modules.items() if _has_two_lives(name)}
+    for name in before:
+        del sys.modules[name]
+        if _is_kernel_module(name):
+            vars(backend).pop(name.rsplit(".", 1)[1], None)
+    sys.modules.update(modules)
+    for name, module in modules.items():
+        if _is_kernel_module(name):
+            setattr(backend, name.rsplit(".", 1)[1], module)
+    return before
+
+
+@pytest.fixture
+def interpreted(monkeypatch) -> Callable[[str], types.ModuleType]:
+    """``interpreted("neurons")`` is ``snnipu.backends.triton.neurons`` with its kernels run by the interpreter.
+
+    Triton decides when a kernel is defined, and its own library is made of kernels: during the test both are imported
+    anew, so that all other tests of the process keep those of the compiler.
+    """
+    reason = backend.unavailable_reason()
+    if reason is not None:
+        pytest.skip(reason)
+    if importlib.util.find_spec("triton.runtime.interpreter") is None:
+        pytest.skip("this Triton has no interpreter that the environment turns on, 3.0 has")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    compiled = _exchange(_interpreted)
+    try:
+        yield lambda name: importlib.import_module(f"{backend.__name__}.{name}")
+    finally:
+        _interpreted.update(_exchange(compiled))
+
+
+def small_blocks(interpreted, monkeypatch) -> types.ModuleType:
+    """The event-driven operators; several blocks of a row and a last one that is not full, gradients by kernels."""
+    for name, constant, value in (
+        ("sparse_linear", "by_product", lambda *_: False),
+        ("sparse_select", "_ROW_BLOCK", 64),
+        ("sparse_conv", "_SPLITS", 2),
+        ("sparse_conv", "_PLACE_BLOCK", 16),
+    ):
+        monkeypatch.setattr(interpreted(name), constant, value)
+    return interpreted("sparse")

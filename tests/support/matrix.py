@@ -1,0 +1,160 @@
+"""The tests with other versions of Python, PyTorch, NumPy and snnTorch, each in an environment of its own.
+
+``make matrix`` runs it. A row runs where its Python is on this machine, and where pip finds a PyTorch for it without
+CUDA's libraries, which are gigabytes; else it tells what is missing. ``--installed`` makes one row of the Python that
+runs this script, with the PyTorch that is installed for it: a system's own packages.
+"""
+
+import argparse
+import datetime
+import glob
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Optional
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TESTS = ["tests/ops", "tests/neurons", "tests/functional", "tests/compiler", "tests/test_passthrough.py"]
+TESTS += ["tests/test_surrogate.py", "tests/test_equations.py", "tests/test_generator.py", "tests/test_native.py"]
+NEEDS = ["pytest", "pytest-xdist", "hypothesis", "expecttest"]
+
+
+class Row(NamedTuple):
+    """Versions; an empty one is what comes with the others."""
+
+    python: str
+    torch: str
+    numpy: str
+    snntorch: str
+
+
+ROWS = [
+    Row("3.8", "2.0.1", "1", "0.9.1"),
+    Row("3.8", "2.4.1", "1", "0.9.1"),
+    Row("3.9", "2.6.0", "2", "0.9.4"),
+    Row("3.10", "2.9.1", "1", "1.0.0"),
+    Row("3.11", "2.0.1", "1", "1.0.0"),
+    Row("3.11", "2.13.0", "1", "0.9.1"),
+    Row("3.11", "2.13.0", "1", "0.9.4"),
+    Row("3.11", "2.13.0", "2", "1.0.0"),
+    Row("3.12", "2.9.1", "2", "1.0.0"),
+    Row("3.13", "2.13.0", "2", "1.0.0"),
+    Row("3.14", "2.14.1", "2", "1.0.0"),
+    Row("3.14", "", "2", "1.0.0"),
+]
+
+
+class Missing(Exception):
+    """Why a row cannot run here."""
+
+
+def python_of(version: str) -> str:
+    """A Python of this version: of the PATH, of pyenv or of uv."""
+    homes = [os.environ.get("PYENV_ROOT", "~/.pyenv") + "/versions/", "~/.local/share/uv/python/cpython-"]
+    found = [shutil.which(f"python{version}")]
+    for home in homes:
+        found += sorted(glob.glob(f"{os.path.expanduser(home)}{version}.*/bin/python{version}"))
+    for path in found:
+        # pyenv's own names for versions that are not switched on only print a message.
+        if path and subprocess.run([path, "-c", ""], stderr=subprocess.DEVNULL).returncode == 0:
+            return path
+    raise Missing(f"no python{version}")
+
+
+def requirements(row: Row) -> Dict[str, str]:
+    """By name, for pip."""
+    numpy = {"": "numpy", "1": "numpy<2", "2": "numpy>=2"}[row.numpy]
+    return {
+        "torch": f"torch=={row.torch}" if row.torch else "torch",
+        "numpy": numpy,
+        "snntorch": f"snntorch=={row.snntorch}" if row.snntorch else "snntorch",
+    }
+
+
+def environment(row: Row, python: str, folder: Path, installed: bool) -> Path:
+    """Set up in ``folder``; returns its Python."""
+    shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run([python, "-m", "venv", *(["--system-site-packages"] if installed else []), str(folder)], check=True)
+    own = folder / "bin" / "python"
+    pip = [str(own), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "install", "--upgrade", "pip", "setuptools", "wheel"], check=True)
+    wanted = requirements(row)
+    if installed:
+        # Its dependencies are the system's: torch among them, under whatever name.
+        subprocess.run([*pip, "install", "--no-deps", wanted["snntorch"]], check=True)
+        subprocess.run([*pip, "install", "tqdm", *NEEDS], check=True)
+        return own
+    plan = subprocess.run(
+        [*pip, "install", "--dry-run", "--report", "-", wanted["torch"], wanted["numpy"]],
+        capture_output=True,
+        text=True,
+    )
+    if plan.returncode != 0:
+        lines = [line for line in plan.stderr.splitlines() if line.startswith("ERROR")]
+        raise Missing(lines[-1][len("ERROR: ") :] if lines else "pip failed")
+    names = [each["metadata"]["name"] for each in json.loads(plan.stdout)["install"]]
+    if any(name.startswith("nvidia-") for name in names):
+        raise Missing(f"{wanted['torch']} for Python {row.python} brings CUDA's libraries here")
+    subprocess.run([*pip, "install", wanted["torch"], wanted["numpy"]], check=True)
+    subprocess.run([*pip, "install", wanted["snntorch"], wanted["numpy"], "tqdm", *NEEDS], check=True)
+    return own
+
+
+def versions(python: Path) -> Row:
+    """What is really there."""
+    code = "import platform, torch, numpy, snntorch as s; print(platform.python_version(), torch.__version__, "
+    code += "numpy.__version__, s.__version__)"
+    said = subprocess.run([str(python), "-W", "ignore", "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    return Row(*said.stdout.split())
+
+
+def run_tests(python: Path, tests: List[str], jobs: int, log: Path) -> str:
+    """pytest's last line."""
+    command = [str(python), "-m", "pytest", "-q", "--show-capture=no", "--dist", "loadfile", "-n", str(jobs), *tests]
+    named = {"PYTHONPATH": str(ROOT), "SNNIPU_HYPOTHESIS_EXAMPLES": os.environ.get("SNNIPU_HYPOTHESIS_EXAMPLES", "5")}
+    with log.open("w") as file:
+        subprocess.run(command, cwd=str(ROOT), env={**os.environ, **named}, stdout=file, stderr=subprocess.STDOUT)
+    lines = log.read_text().splitlines()
+    found = [match.group(1) for match in (re.search(r"(\d+ \w+.*) in [\d.]+s", line) for line in lines) if match]
+    return found[-1] if found else f"no result: {lines[-1] if lines else 'nothing was printed'}"
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    parser = argparse.ArgumentParser(prog="matrix.py", description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=ROOT / "out" / "matrix", help="for environments and logs")
+    parser.add_argument("--row", action="append", metavar="PYTHON:TORCH:NUMPY:SNNTORCH", help="these rows alone")
+    parser.add_argument("--installed", action="store_true", help="this Python, with the PyTorch that it has")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--keep", action="store_true", help="keep the environments")
+    parser.add_argument("tests", nargs="*", default=TESTS, help="files and folders of tests")
+    args = parser.parse_args(argv)
+    rows = [Row(*text.split(":")) for text in args.row] if args.row else ROWS
+    if args.installed:
+        rows = [Row(".".join(map(str, sys.version_info[:2])), "", "", "")]
+    args.folder.mkdir(parents=True, exist_ok=True)
+    table = ["| date | Python | PyTorch | NumPy | snnTorch | tests |", "| --- | --- | --- | --- | --- | --- |"]
+    print(*table, sep="\n", flush=True)
+    failed = False
+    for row in rows:
+        folder = args.folder / "-".join(["installed"] if args.installed else [each or "newest" for each in row])
+        shown = row
+        try:
+            path = sys.executable if args.installed else python_of(row.python)
+            python = environment(row, path, folder, args.installed)
+            shown = versions(python)
+            result = run_tests(python, args.tests, args.jobs, Path(f"{folder}.log"))
+            failed = failed or " failed" in result or " error" in result or result.startswith("no result")
+        except Missing as error:
+            result = f"not run: {error}"
+        if not args.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+        print(f"| {datetime.date.today()} | {' | '.join(each or 'newest' for each in shown)} | {result} |", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""What a release is made of agrees: versions, dependencies, what the workflow calls."""
+
+import re
+from pathlib import Path
+
+from snnipu._version import __version__
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def text_of(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_one_version():
+    assert re.findall(r"^version: (.*)$", text_of("CITATION.cff"), re.M) == [__version__]
+    assert re.findall(r'set version = "(.*)"', text_of(".conda/meta.yaml")) == [__version__]
+    assert re.findall(r"^## (\S+)", text_of("CHANGELOG.md"), re.M)[0] == __version__
+
+
+def test_the_recipe_needs_what_the_package_needs():
+    project = text_of("pyproject.toml")
+    (needed,) = re.findall(r"^dependencies = \[(.*?)^\]", project, re.M | re.S)
+    wanted = {
+        name.replace("torch>", "pytorch>") if name.startswith("torch>") else name
+        for name in re.findall(r'"(.*?)"', needed)
+    }
+    wanted.add("python" + re.findall(r'requires-python = "(.*)"', project)[0])
+    (run,) = re.findall(r"^  run:\n((?:    - .*\n)+)", text_of(".conda/meta.yaml"), re.M)
+    assert {line[len("    - ") :].replace(" ", "") for line in run.splitlines()} == wanted
+
+
+def test_the_workflow_calls_what_there_is():
+    workflow = text_of(".github/workflows/ci.yml")
+    targets = set(re.findall(r"^([\w-]+):", text_of("Makefile"), re.M))
+    called = re.findall(r"run: make ([\w-]+)", workflow)
+    assert "- run: .ci/run\n" in workflow
+    assert called == ["wheel"]
+    assert set(called) <= targets
+    for folder in re.findall(r"\.\./(tests/\w+)", workflow):
+        assert (ROOT / folder).is_dir()
+
+
+def test_the_changelog_is_short():
+    entries = re.findall(r"^- .*(?:\n  .*)*", text_of("CHANGELOG.md"), re.M)
+    assert [entry.splitlines()[0] for entry in entries if len(entry.splitlines()) > 2] == []

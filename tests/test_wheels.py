@@ -1,0 +1,157 @@
+"""The wheels of ``make wheel``: what their libraries are, need and export, whether pip finds them, if they run.
+
+``make wheel`` names their folder in ``SNNIPU_WHEELS``. Those for Windows are run by Wine and those for aarch64 Linux by
+qemu (``make test-emulated``): every test of the operators, with every call sent to the wheel's library. macOS's cannot
+be run elsewhere. ``SNNIPU_WINDOWS_OPENMP`` names a ``libiomp5md.dll`` that runs the threads, as PyTorch's does.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+from support.emulation import build_runner, run_tests
+
+from snnipu import _native_sources
+from snnipu.backends import host
+
+FOLDER = Path(os.environ.get("SNNIPU_WHEELS", ""))
+pytestmark = pytest.mark.skipif(not FOLDER.name, reason="SNNIPU_WHEELS is not set: for make wheel")
+
+X86, NEON = ["baseline", "avx2", "avx512"], ["neon"]
+# Wheels' tags -> the libraries that are in one.
+SYSTEMS = {
+    "manylinux*_x86_64": {*X86, "ipu-model"},
+    "manylinux*_aarch64": {*NEON, "ipu-model"},
+    "macosx_11_0_arm64": {*NEON},
+    "win_amd64": {*X86},
+}
+# What every such system has; on Linux with the C++ runtime, which PyTorch needs too, and auditwheel has looked at.
+NEEDED = {
+    "manylinux": r"(libc|libm|libpthread|libdl|librt|libgcc_s|libstdc\+\+|ld-linux-.*)\.so\.\d+",
+    "macosx": r"/usr/lib/(libSystem\.B|libc\+\+\.1)\.dylib",
+    "win": r"(?i)(kernel32|api-ms-win-crt-[a-z]+-l\d-\d-\d)\.dll",
+}
+
+
+def wheel(pattern):
+    (found,) = (path for path in FOLDER.glob("snnipu-*.whl") if fnmatch(path.stem.split("-")[-1], pattern))
+    return found
+
+
+def libraries(pattern):
+    """Name -> contents of each native library in the wheel."""
+    with zipfile.ZipFile(wheel(pattern)) as archive:
+        files = [name for name in archive.namelist() if name.startswith("snnipu/_native/libsnnipu-")]
+        return {Path(name).stem.split("-", 1)[1]: archive.read(name) for name in files}
+
+
+class Library:
+    """Format and machine, what it needs, what it exports."""
+
+    def __init__(self, content):
+        lief = pytest.importorskip("lief")
+        parsed = lief.parse(list(content))
+        self.format = type(parsed).__module__.split(".")[-1]
+        if self.format == "ELF":
+            self.machine = parsed.header.machine_type.name
+            self.needs = list(parsed.libraries)
+            self.exports = {symbol.name for symbol in parsed.exported_symbols}
+        elif self.format == "MachO":
+            self.machine = parsed.header.cpu_type.name
+            self.needs = [command.name for command in parsed.libraries if command.command.name != "ID_DYLIB"]
+            self.exports = {symbol.name[1:] for symbol in parsed.exported_symbols}
+            self.oldest, self.signed = list(parsed.build_version.minos), parsed.has_code_signature
+        else:
+            self.machine = parsed.header.machine.name
+            self.needs = [entry.name for entry in parsed.imports]
+            self.exports = {entry.name for entry in parsed.get_export().entries}
+
+
+def exports_of(name, found):
+    prefix = "snnipu_ipu_" if name == "ipu-model" else "snnipu_"
+    return {export for export in found.exports if export.startswith(prefix)}
+
+
+@pytest.mark.parametrize("pattern", SYSTEMS)
+def test_libraries(pattern):
+    found = {name: Library(content) for name, content in libraries(pattern).items()}
+    assert set(found) == SYSTEMS[pattern]
+    (needed,) = (expression for system, expression in NEEDED.items() if pattern.startswith(system))
+    kind = {"manylinux*_x86_64": ("ELF", "X86_64"), "manylinux*_aarch64": ("ELF", "AARCH64")}
+    kind.update({"macosx_11_0_arm64": ("MachO", "ARM64"), "win_amd64": ("PE", "AMD64")})
+    # The library whose functions this package calls.
+    own = Library(libraries("manylinux*_x86_64")["baseline"])
+    for name, library in found.items():
+        assert (library.format, library.machine) == kind[pattern], name
+        assert [need for need in library.needs if not re.fullmatch(needed, need)] == [], name
+        if name == "ipu-model":
+            continue
+        # The same interface everywhere.
+        assert "snnipu_neuron_forward" in library.exports
+        assert exports_of(name, library) == exports_of("baseline", own), name
+        if library.format == "PE":
+            assert library.exports == exports_of(name, library), name
+        if library.format == "MachO":
+            assert (library.oldest, library.signed) == ([11, 0, 0], True), name
+
+
+@pytest.mark.parametrize("pattern", SYSTEMS)
+def test_pip_finds_it(pattern, tmp_path):
+    tag = wheel(pattern).stem.split("-")[-1].split(".")[0]
+    # A later macOS takes what is for an earlier one.
+    platform = "macosx_14_0_arm64" if tag.startswith("macosx") else tag
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-index", f"--find-links={FOLDER}", "--no-deps"]
+    command += ["--only-binary=:all:", f"--platform={platform}", "--python-version=3.8", "snnipu"]
+    subprocess.run([*command, f"--dest={tmp_path}"], check=True)
+    assert [path.name for path in tmp_path.iterdir()] == [wheel(pattern).name]
+
+
+@pytest.fixture
+def ziglang():
+    found = _native_sources._ziglang()
+    if found is None:
+        pytest.skip("no ziglang to compile what calls the library")
+    return [str(found), "c++", "-target"]
+
+
+def extracted(pattern, name, folder):
+    with zipfile.ZipFile(wheel(pattern)) as archive:
+        (member,) = (each for each in archive.namelist() if Path(each).stem == f"libsnnipu-{name}")
+        return Path(archive.extract(member, str(folder)))
+
+
+@pytest.mark.skipif(not shutil.which("wine"), reason="no wine")
+@pytest.mark.parametrize("threads", ["std::thread", "openmp"])
+@pytest.mark.parametrize("isa", X86)
+def test_windows_emulated(isa, threads, ziglang, tmp_path):
+    if isa not in X86[: X86.index(host.library.snnipu_best_isa().decode()) + 1]:
+        pytest.skip(f"this processor has no {isa}")
+    runtime = os.environ.get("SNNIPU_WINDOWS_OPENMP", "")
+    if threads == "openmp" and not runtime:
+        pytest.skip("SNNIPU_WINDOWS_OPENMP names no libiomp5md.dll")
+    runner, library = tmp_path / "kernel_runner.exe", extracted("win_amd64", isa, tmp_path)
+    build_runner([*ziglang, "x86_64-windows-gnu"], runner)
+    command = f"wine {runner} {runtime if threads == 'openmp' else ''} {library}"
+    # Wine 8 does not tell Intel's runtime where processors are.
+    wine = {"WINEPREFIX": str(tmp_path / "wine"), "WINEDEBUG": "-all", "KMP_AFFINITY": "disabled"}
+    subprocess.run(["wineboot", "--init"], env={**os.environ, **wine}, check=True)
+    try:
+        said = run_tests(command, "", **wine)
+    finally:
+        subprocess.run(["wineserver", "--kill"], env={**os.environ, **wine}, check=False)
+    assert f"({isa}, threads by {threads})" in said
+
+
+@pytest.mark.skipif(not shutil.which("qemu-aarch64"), reason="no qemu-aarch64 (Debian: qemu-user)")
+@pytest.mark.skipif(not Path("/usr/aarch64-linux-gnu").is_dir(), reason="no libc6-arm64-cross")
+def test_aarch64_emulated(ziglang, tmp_path):
+    runner, library = tmp_path / "kernel_runner", extracted("manylinux*_aarch64", "neon", tmp_path)
+    build_runner([*ziglang, "aarch64-linux-gnu.2.17"], runner, "-ldl")
+    said = run_tests(f"qemu-aarch64 -L /usr/aarch64-linux-gnu {runner} {library}", "")
+    assert "(neon, threads by std::thread)" in said
