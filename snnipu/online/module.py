@@ -22,7 +22,63 @@ _DIMS = (
 
 
 class Online(nn.Module):
-    """A network over time that learns online."""
+    r"""A network over time that learns chunk by chunk, in memory that does not grow with time.
+
+    .. code-block:: python
+
+        online = snn.Online(snn.MultiStep(nn.Linear(700, 512), snn.Leaky(0.9), nn.Linear(512, 20), snn.Leaky(0.9)))
+        for chunk in stream:  # [Tc, B, 700], or one step, [B, 700]
+            spk, mem = online(chunk)  # what the network returns
+            loss(mem).backward()  # adds this chunk's gradients to .grad
+        optimizer.step()
+        online.reset()  # another stream begins
+
+    The parameters are the network's own. States, and traces of what they owe to the parameters, go on from call to
+    call; gradients are the same however the stream is cut. With :math:`h_t = f(h_{t-1}, x_t)` a layer's states,
+    :math:`x_t = W u_t` its currents and :math:`s_t` its spikes,
+
+    .. math::
+
+        \nabla W = \sum_t L_t \, \frac{d s_t}{d W}, \qquad
+        \frac{d h_t}{d W} = \frac{\partial h_t}{\partial x_t} u_t + J_t \frac{d h_{t-1}}{d W}
+
+    where :math:`L_t` is the gradient of the spikes of step t at that step alone, as it comes from the layer above:
+    nothing goes back through time. Rules differ in what of :math:`J_t = \partial h_t / \partial h_{t-1}` they keep,
+    neuron by neuron, and in :math:`L_t`. Weights, biases and the neurons' own parameters learn.
+
+    * ``"sltt"`` (Meng et al., ICCV 2023): no :math:`J_t`, each step by itself.
+    * ``"ottt"`` (Xiao et al., NeurIPS 2022): :math:`J_t` without the derivative of the reset. Options: ``input_trace``,
+      whether the first layer's input has a trace; ``bias_trace``, whether biases do.
+    * ``"eprop"`` (Bellec et al., Nature Communications 2020): :math:`J_t` with the reset. :math:`L_t` is the error of
+      the last layer, which gets to the layers below by the weights between, without their neurons' surrogates
+      (``feedback="symmetric"``), by fixed random matrices (``"random"``) or by such that learn as the last weights do
+      (``"adaptive"``: give the optimizer ``online.parameters()``). With ``low_pass`` what the last layer's membranes
+      remember of earlier spikes counts, too.
+    * ``"decolle"`` (Kaiser et al., Frontiers in Neuroscience 2020): :math:`J_t` without the reset, and no :math:`L_t`
+      from above: each layer has a loss of its own, on ``online.readouts`` ``[Tc, B, readouts]``, which fixed random
+      matrices make of its spikes. The option ``readouts`` is their number.
+    * ``"snap1"`` (Menick et al., ICLR 2021): all of :math:`J_t` that leads from a neuron to itself, recurrent weights
+      included.
+
+    Left out by all is what spikes of one layer owe to earlier states through another, and through other neurons of a
+    recurrent layer. A network of one layer learns as by backpropagation through time with ``"snap1"``, with
+    ``"eprop"``, and without reset with ``"ottt"``. Where :math:`J_t` is the same for all neurons, a trace is one of the
+    layer's input; else it is one of each weight.
+
+    Args:
+        net: a :class:`~snnipu.MultiStep` or an ``nn.Sequential`` of neurons of snnipu and PyTorch's stateless modules.
+            ``init_hidden`` states are left alone.
+        rule: one of the above.
+        options: the rule's.
+
+    Attributes:
+        readouts: of ``decolle``, what each layer's readout made of the last chunk.
+
+    Raises:
+        TypeError, ValueError: no such rule or option; a module that the rule cannot treat, by name; a step of another
+            shape, dtype or device in the middle of a stream.
+        RuntimeError: in ``backward``: a loss that reaches back into an earlier chunk, or a second call for one.
+    """
 
     def __init__(self, net: nn.Module, rule: str = "ottt", **options: Any) -> None:
         super().__init__()
@@ -52,8 +108,8 @@ class Online(nn.Module):
         for layer, size in zip(layers[:count], sizes):
             if size is None or outputs is None:
                 raise TypeError(
-                    f'rule "{rule.name}" must know how many neurons module {layer.name} has: a linear layer in front of '
-                    "it tells"
+                    f'rule "{rule.name}" must know how many neurons module {layer.name} has: a linear layer in front '
+                    "of it tells"
                 )
             learns = rule.options.get("feedback") == "adaptive"
             like = next(self.net.parameters())
@@ -81,6 +137,15 @@ class Online(nn.Module):
         return layers
 
     def forward(self, x: torch.Tensor, *, single: Optional[bool] = None) -> Any:
+        """The next chunk of the stream.
+
+        Args:
+            x: ``[Tc, B, ...]``, or one step, ``[B, ...]``.
+            single: whether it is one step; None: by its dimensions, as far as the first layer tells them.
+
+        Returns:
+            What the network returns, with time as first dimension, or of one step without.
+        """
         layers = self._layers()
         if single is None:
             single = x.dim() == _step_dims(self.net)
