@@ -1,4 +1,4 @@
-"""``snnipu.Online`` as people call it: streams, layers between, what is refused; and backpropagation where they agree."""
+"""``snnipu.Online`` as people call it: streams, layers between, what is refused; backpropagation where they agree."""
 
 import pytest
 import torch
