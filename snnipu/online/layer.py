@@ -44,7 +44,7 @@ class Layer:
         self.dynamics = None if neuron is None else Dynamics(neuron, rule.keeps_reset, rule.keeps_loop)
         self.afferents = [Afferents(modules)]
         if self.dynamics is not None and self.dynamics.connection is not None:
-            self.afferents.append(Afferents([(f"{self.name}.recurrent", neuron.recurrent)]))
+            self.afferents.append(Afferents([(f"{self.name}.recurrent", self.dynamics.neuron.recurrent)]))
         # e-prop's own, [outputs, neurons]; None: that of the weights, or the layer is the last one.
         self.feedback: Optional[torch.nn.Parameter] = None
         self.is_readout = False

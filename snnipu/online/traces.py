@@ -187,11 +187,13 @@ def filtered_after(
             of_inputs.append(trace)
         of_parameters: List[Optional[torch.Tensor]] = []
         for number, need in enumerate(chunk.needs):
-            total = _of_parameter(row, places, number, states) if need else None
-            for factor, state in zip(carry, [] if before is None or total is None else before.parameters):
+            if not need:
+                of_parameters.append(None)
+                continue
+            total = _of_parameter(row, places, number, states)
+            for factor, state in zip(carry, [] if before is None else before.parameters):
                 own = state[number]
-                if own is not None:
-                    total = total + factor * own
+                total = total if own is None else total + factor * own
             of_parameters.append(total)
         made.inputs.append(of_inputs)
         made.parameters.append(of_parameters)
