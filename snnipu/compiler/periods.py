@@ -11,6 +11,7 @@ as expected, TorchDynamo goes through all steps.
 
 import functools
 import logging
+import opcode
 import operator
 import re
 import weakref
@@ -30,6 +31,8 @@ _PERIODS, _LEAST_LEFT = 3, 3
 _ATTEMPTS = 8
 _PLAIN = {int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.layout}
 _INDEXING = (operator.getitem, operator.setitem)
+# Python 3.14 indexes by BINARY_OP.
+_SUBSCRIPT = next((n for n, (name, _) in enumerate(getattr(opcode, "_nb_ops", ())) if name == "NB_SUBSCR"), None)
 
 
 class _Unlike(Exception):
@@ -227,6 +230,9 @@ def _records(tx: Any, head: Any) -> List[str]:
             flat.extend((f"{kind}_FAST", one, inside) for kind, one in zip(kinds, argument))
         elif instruction.opname not in ("NOP", "CACHE", "EXTENDED_ARG", "RESUME", "NOT_TAKEN"):
             name = instruction.opname.replace("_BORROW", "").replace("FAST_CHECK", "FAST")
+            name = name.replace("LOAD_SMALL_INT", "LOAD_CONST")
+            if name == "BINARY_OP" and instruction.arg == _SUBSCRIPT:
+                name = "BINARY_SUBSCR"
             flat.append((name, argument, inside))
     _check_code(code, flat)
     body = [one[:2] for one in flat if one[2]]
