@@ -52,14 +52,9 @@ def main() -> None:
         colours = [OURS if name == list(labels)[-1] else OTHERS for name in labels]
         ax.barh(places, times, color=colours, height=0.7)
         for place, time in zip(places, times):
-            factor = "" if time == times[-1] else f"  ({time / times[-1]:.1f} ×)"
-            ax.text(
-                time + 0.015 * max(times),
-                place,
-                f"{time:,.0f} ms{factor}" if time > 100 else f"{time:.3g} ms{factor}",
-                va="center",
-                fontsize=9,
-            )
+            told = f"{time:,.0f} ms" if time > 100 else f"{time:.3g} ms"
+            told += "" if time == times[-1] else f"  ({time / times[-1]:.1f} ×)"
+            ax.text(time + 0.015 * max(times), place, told, va="center", fontsize=9)
         ax.set_yticks(places, list(labels.values()), fontsize=9)
         ax.set_title(title, fontsize=10, loc="left")
         ax.set_xlim(0, 1.28 * max(times))
