@@ -17,8 +17,6 @@
 
 #include "graph/slots.hpp"
 
-#include <algorithm>
-#include <cctype>
 #include <functional>
 #include <memory>
 #include <set>
@@ -91,22 +89,14 @@ template <typename D> typename D::Attributes attributesFrom(const popart::Attrib
   return attributes;
 }
 
-// Both kinds of operators. PopART takes operators for one and the same where neither of the two functions that append
-// attributes tells them apart.
-template <typename D> class OpOf : public popart::Op {
+// Both kinds of operators, whatever their description. PopART takes operators for one and the same where neither of the
+// two functions that append attributes tells them apart.
+class DescribedOp : public popart::Op {
 public:
-  OpOf(const popart::OperatorIdentifier &opid, const popart::Op::Settings &settings,
-       const typename D::Attributes &attributes_)
-      : popart::Op(opid, settings), attributes(attributes_) {}
+  using popart::Op::Op;
 
-  void appendAttributes(popart::OpSerialiserBase &to) const override {
-    popart::Op::appendAttributes(to);
-    append(to);
-  }
-  void appendOutlineAttributes(popart::OpSerialiserBase &to) const override {
-    popart::Op::appendOutlineAttributes(to);
-    append(to);
-  }
+  void appendAttributes(popart::OpSerialiserBase &to) const override;
+  void appendOutlineAttributes(popart::OpSerialiserBase &to) const override;
   float getSubgraphValue() const override { return getHighSubgraphValue(); }
   bool requiresRandomSeed() const override { return false; }
 
@@ -116,56 +106,44 @@ public:
   virtual int place(const Source &source) const = 0;
   virtual int outputPlace(int index) const = 0;
 
-  const typename D::Attributes attributes;
-
-private:
-  void append(popart::OpSerialiserBase &to) const { typename D::Attributes(attributes).each(WriteAttributes(to)); }
+protected:
+  virtual void append(popart::OpSerialiserBase &to) const = 0;
 };
 
-template <typename D> class GradientOp : public OpOf<D> {
+class DescribedForward : public DescribedOp {
 public:
-  GradientOp(const popart::Op &forward, const typename D::Attributes &attributes)
-      : OpOf<D>(identifierOf<D>(true), forward.settings, attributes) {
-    const Gradient gradient = D::gradient(attributes);
-    for (const Source &source : gradient.reads) {
-      if (source.kind == popart::GradOpInType::In && !forward.hasInput(source.index))
-        continue;
-      const int place = static_cast<int>(sources_.size());
-      inputs_.emplace_back(place, source.index, source.kind);
-      sources_.push_back(source);
-      if (source.optional)
-        optional_.insert(place);
-    }
-    for (const int index : gradient.of)
-      if (forward.hasInput(index)) {
-        outputs_.emplace(static_cast<int>(infos_.size()), index);
-        infos_.push_back(forward.inInfo(index));
-      }
-  }
+  using DescribedOp::DescribedOp;
 
-  std::unique_ptr<popart::Op> clone() const override { return std::make_unique<GradientOp>(*this); }
-  void setup() override {
-    for (const auto &gradient : outputs_) {
-      const int own = place(input(gradient.second));
-      this->outInfo(gradient.first) = own < 0 ? infos_[static_cast<std::size_t>(gradient.first)] : this->inInfo(own);
-    }
-  }
+  void setup() override;
+  std::set<popart::InIndex> optionalInputs() const override;
+
+  bool isGradient() const override { return false; }
+  Source source(popart::InIndex place) const override { return ops::input(place); } // Op has an input of its own
+  int place(const Source &source) const override { return source.kind == popart::GradOpInType::In ? source.index : -1; }
+  int outputPlace(int index) const override { return index; }
+
+protected:
+  virtual Fields fields() const = 0;
+  virtual void checkInputs() const = 0;
+  virtual Infos infos() const = 0;
+
+private:
+  void check(const Fields &fields, int index) const;
+};
+
+class DescribedGradient : public DescribedOp {
+public:
+  DescribedGradient(const popart::OperatorIdentifier &opid, const popart::Op &forward, const Gradient &gradient);
+
+  void setup() override;
   const std::vector<popart::GradInOutMapper> &gradInputInfo() const override { return inputs_; }
   const std::map<int, int> &gradOutToNonGradIn() const override { return outputs_; }
   std::set<popart::InIndex> optionalInputs() const override { return optional_; }
 
   bool isGradient() const override { return true; }
   Source source(popart::InIndex place) const override { return sources_.at(static_cast<std::size_t>(place)); }
-  int place(const Source &source) const override {
-    const auto found = std::find(sources_.begin(), sources_.end(), source);
-    return found == sources_.end() ? -1 : static_cast<int>(found - sources_.begin());
-  }
-  int outputPlace(int index) const override {
-    for (const auto &gradient : outputs_)
-      if (gradient.second == index)
-        return gradient.first;
-    return -1;
-  }
+  int place(const Source &source) const override;
+  int outputPlace(int index) const override;
 
 private:
   std::vector<Source> sources_;
@@ -175,55 +153,45 @@ private:
   Infos infos_; // of the inputs that have a gradient, which need not be read
 };
 
-template <typename D> class ForwardOp : public OpOf<D> {
+// The attributes of a description, in an operator of either kind.
+template <typename D, typename Kind> class OpWith : public Kind {
 public:
-  using OpOf<D>::OpOf;
+  template <typename... More>
+  OpWith(const typename D::Attributes &attributes_, const popart::OperatorIdentifier &opid, const More &...more)
+      : Kind(opid, more...), attributes(attributes_) {}
+
+  const typename D::Attributes attributes;
+
+protected:
+  void append(popart::OpSerialiserBase &to) const override {
+    typename D::Attributes(attributes).each(WriteAttributes(to));
+  }
+};
+
+template <typename D> class GradientOp : public OpWith<D, DescribedGradient> {
+public:
+  GradientOp(const popart::Op &forward, const typename D::Attributes &attributes)
+      : OpWith<D, DescribedGradient>(attributes, identifierOf<D>(true), forward, D::gradient(attributes)) {}
+
+  std::unique_ptr<popart::Op> clone() const override { return std::make_unique<GradientOp>(*this); }
+};
+
+template <typename D> class ForwardOp : public OpWith<D, DescribedForward> {
+public:
+  using OpWith<D, DescribedForward>::OpWith;
 
   std::unique_ptr<popart::Op> clone() const override { return std::make_unique<ForwardOp>(*this); }
-  void setup() override {
-    const Fields fields = fieldsOf();
-    for (int i = 0; i <= static_cast<int>(fields.size()); ++i)
-      check(fields, i);
-    D::checkInputs(*this, this->attributes);
-    const Infos infos = D::shapes(this->attributes, [this](int index) { return this->inInfo(index); });
-    for (std::size_t o = 0; o < infos.size(); ++o)
-      this->outInfo(static_cast<int>(o)) = infos[o];
-  }
   std::vector<std::unique_ptr<popart::Op>> getGradOps() override {
     std::vector<std::unique_ptr<popart::Op>> ops;
     ops.push_back(std::make_unique<GradientOp<D>>(*this, this->attributes));
     return ops;
   }
-  std::set<popart::InIndex> optionalInputs() const override {
-    std::set<popart::InIndex> optional;
-    const Fields fields = fieldsOf();
-    for (std::size_t i = 0; i < fields.size(); ++i)
-      if (fields[i].optional)
-        optional.insert(static_cast<int>(i));
-    return optional;
-  }
 
-  bool isGradient() const override { return false; }
-  Source source(popart::InIndex place) const override { return input(place); }
-  int place(const Source &source) const override { return source.kind == popart::GradOpInType::In ? source.index : -1; }
-  int outputPlace(int index) const override { return index; }
-
-private:
-  Fields fieldsOf() const { return D::inputsOf(this->attributes); }
-  void check(const Fields &fields, int index) const {
-    const bool known = index < static_cast<int>(fields.size()), there = this->hasInput(index);
-    if (there != known && !(known && fields[static_cast<std::size_t>(index)].optional)) {
-      std::string names;
-      for (const Field &field : fields)
-        names += (names.empty() ? "" : ", ") + std::string(field.name);
-      throw popart::error("{} takes {}: input {} is {}", this->opid, names, index, known ? "missing" : "too many");
-    }
-    if (!there)
-      return;
-    const Field &field = fields[static_cast<std::size_t>(index)];
-    const popart::DataType type = this->inInfo(index).dataType();
-    if (type != popart::DataType::FLOAT && (field.types == Float || type != popart::DataType::FLOAT16))
-      throw popart::error("{}: {} must be FLOAT{}", this->opid, field.name, field.types == Float ? "" : " or FLOAT16");
+protected:
+  Fields fields() const override { return D::inputsOf(this->attributes); }
+  void checkInputs() const override { D::checkInputs(*this, this->attributes); }
+  Infos infos() const override {
+    return D::shapes(this->attributes, [this](int index) { return this->inInfo(index); });
   }
 };
 
@@ -232,64 +200,61 @@ inline poplar::Type poplarType(const popart::TensorInfo &info) {
 }
 
 // What a description's programs are made with, of the operator or of its gradient.
-template <typename D> class Lowering : public popart::popx::Opx {
+class DescribedLowering : public popart::popx::Opx {
 public:
-  Lowering(popart::Op *op, popart::popx::Devicex *devicex) : popart::popx::Opx(op, devicex) {
-    verifyOp<OpOf<D>>(op, std::vector<popart::OperatorIdentifier>{identifierOf<D>(), identifierOf<D>(true)});
-    addCodelets(graph());
-  }
+  DescribedLowering(popart::Op *op, popart::popx::Devicex *devicex);
 
-  void grow(poplar::program::Sequence &prog) const override {
-    op().isGradient() ? D::growGradient(*this, prog) : D::grow(*this, prog);
-  }
-  popart::popx::InputCreatorType getInputCreatorType(popart::InIndex index) const override {
-    return D::laysOut(attributes(), op().source(index), op().isGradient()) ? popart::popx::InputCreatorType::CanCreate
-                                                                           : popart::popx::InputCreatorType::Deadend;
-  }
-  poplar::Tensor createInputTensor(popart::InIndex index, const poplar::DebugNameAndId &name) const override {
-    return D::layOut(*this, op().source(index), {name});
-  }
   std::set<popart::TensorId> mustExistBeforeCreate(int) const override { return {}; }
 
   using popart::popx::Opx::graph;
-  const typename D::Attributes &attributes() const { return op().attributes; }
-  poplar::DebugContext label() const {
-    std::string name = op().opid.type;
-    name[0] = static_cast<char>(std::tolower(name[0]));
-    return debugContext(name);
-  }
+  poplar::DebugContext label() const;
 
-  const popart::TensorInfo &info(const Source &source) const { return inInfo(op().place(source)); }
-  const popart::TensorInfo &outputInfo(int index) const { return outInfo(op().outputPlace(index)); }
-  bool has(const Source &source) const { return op().place(source) >= 0 && hasInput(op().place(source)); }
+  const popart::TensorInfo &info(const Source &source) const { return inInfo(op_.place(source)); }
+  const popart::TensorInfo &outputInfo(int index) const { return outInfo(op_.outputPlace(index)); }
+  bool has(const Source &source) const { return op_.place(source) >= 0 && hasInput(op_.place(source)); }
   // Invalid where there is none.
   poplar::Tensor at(const Source &source) const {
-    return has(source) ? getInTensor(op().place(source)) : poplar::Tensor();
+    return has(source) ? getInTensor(op_.place(source)) : poplar::Tensor();
   }
   poplar::Tensor in(int index) const { return at(input(index)); }
   // Three inputs are spikes in slots.
   graph::SlotTensors slots(int first = 0) const { return {in(first), in(first + 1), in(first + 2), {}}; }
 
   // An output; in the gradient the gradient of an input, where it has one.
-  void set(int index, const poplar::Tensor &tensor) const {
-    if (op().outputPlace(index) >= 0)
-      setOutTensor(op().outputPlace(index), tensor);
-  }
-  void setSlots(int first, const graph::SlotTensors &slots) const {
-    set(first, slots.ids);
-    set(first + 1, slots.values);
-    set(first + 2, slots.counts);
-  }
+  void set(int index, const poplar::Tensor &tensor) const;
+  void setSlots(int first, const graph::SlotTensors &slots) const;
   // Zeros are an input's gradient: without one PopART would drop that of the operator that made the input.
-  void setZeros(int index) const {
-    const popart::TensorInfo &info = outputInfo(index);
-    std::string name = D::inputsOf(attributes())[static_cast<std::size_t>(index)].name;
-    name[0] = static_cast<char>(std::toupper(name[0]));
-    set(index, graph::zeros(graph(), info.shape_szt(), debugContext("grad" + name), poplarType(info)));
+  void setZeros(int index) const;
+
+protected:
+  virtual Fields fields() const = 0;
+
+  const DescribedOp &op_;
+};
+
+template <typename D> class Lowering : public DescribedLowering {
+public:
+  Lowering(popart::Op *op, popart::popx::Devicex *devicex) : DescribedLowering(op, devicex) {
+    verifyOp<DescribedOp>(op, std::vector<popart::OperatorIdentifier>{identifierOf<D>(), identifierOf<D>(true)});
   }
 
-private:
-  const OpOf<D> &op() const { return this->template getOp<OpOf<D>>(); }
+  void grow(poplar::program::Sequence &prog) const override {
+    op_.isGradient() ? D::growGradient(*this, prog) : D::grow(*this, prog);
+  }
+  popart::popx::InputCreatorType getInputCreatorType(popart::InIndex index) const override {
+    return D::laysOut(attributes(), op_.source(index), op_.isGradient()) ? popart::popx::InputCreatorType::CanCreate
+                                                                         : popart::popx::InputCreatorType::Deadend;
+  }
+  poplar::Tensor createInputTensor(popart::InIndex index, const poplar::DebugNameAndId &name) const override {
+    return D::layOut(*this, op_.source(index), {name});
+  }
+
+  const typename D::Attributes &attributes() const {
+    return op_.isGradient() ? getOp<GradientOp<D>>().attributes : getOp<ForwardOp<D>>().attributes;
+  }
+
+protected:
+  Fields fields() const override { return D::inputsOf(attributes()); }
 };
 
 // [steps, batch, last] of a tensor [steps, batch, anything].
@@ -311,7 +276,7 @@ public:
       : op_(
             popart::OpDefinitions({{identifierOf<D>(), definition()}}),
             [](const popart::OpCreatorInfo &info) -> std::unique_ptr<popart::Op> {
-              return std::make_unique<ForwardOp<D>>(info.opid, info.settings, attributesFrom<D>(info.attributes));
+              return std::make_unique<ForwardOp<D>>(attributesFrom<D>(info.attributes), info.opid, info.settings);
             },
             true),
         lowering_({identifierOf<D>(), identifierOf<D>(true)}),

@@ -46,6 +46,7 @@ from snnipu.neurons import (  # noqa: E402
     neuron,
     run_segments,
 )
+from snnipu.online import Online  # noqa: E402
 from snnipu.ops.sparse_input import dense_only  # noqa: E402
 from snnipu.spikes import SparseSpikes  # noqa: E402
 
@@ -59,6 +60,7 @@ __all__ = [
     "LinearLeaky",
     "ListedLinear",
     "MultiStep",
+    "Online",
     "RLeaky",
     "RSynaptic",
     "SConv2dLSTM",

@@ -25,7 +25,8 @@ class Settings:
         neuron: of the table in ``neurons``.
         network: of ``compile``: a name of its table.
         program: of ``programs``: likewise.
-        work: of ``convolution``: ``"currents"`` or ``"weights"``.
+        work: of ``convolution``: ``"currents"`` or ``"weights"``; of ``zeros``: ``"training"`` or ``"inference"``.
+        longest_delay: of ``delays``, in steps.
     """
 
     steps: int = 25
@@ -43,6 +44,7 @@ class Settings:
     network: str = "tutorial-5"
     program: str = "forward"
     work: str = "currents"
+    longest_delay: int = 25
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """``snnipu.SynapticDelay``: what each channel sends arrives later."""
 
 from collections import deque
-from typing import Any, Deque, Optional, Tuple, Union
+from typing import Any, Deque, Dict, Optional, Tuple, Union
 
 import torch
 from torch import nn
@@ -85,6 +85,10 @@ class SynapticDelay(nn.Module):
             raise ValueError(f"delay must be finite, got {delay!r}")
         found = found.clamp(0, self.max_delay)
         return found if channels is None else found.reshape(-1).expand(channels).clone()
+
+    def __getstate__(self) -> Dict[str, Any]:
+        # A copy has no part in the graph of what is on its way.
+        return {**self.__dict__, "_last": deque((x.detach() for x in self._last), self._last.maxlen)}
 
     def reset_delay(self) -> None:
         """Forget what is on its way."""

@@ -96,7 +96,7 @@ _LAMB_DEFAULTS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay"
 _VARIABLE_EXTRAS = ("loss_scaling", "velocity_scaling")
 
 
-class Optimizer:
+class Optimizer(torch.optim.Optimizer):
     """What PopTorch adds to PyTorch's optimizers."""
 
     # Attributes kept beside PyTorch's defaults, groups and state.
@@ -113,21 +113,21 @@ class Optimizer:
         params = given.pop("params", None)
         own = {name: value for name, value in given.items() if name not in _EXTRAS}
         if defaults is None:
-            super().__init__(params, **own)  # type: ignore[call-arg]
+            super().__init__(params, **own)
         else:
-            super().__init__(params, {**defaults, **own})  # type: ignore[call-arg]
+            super().__init__(params, {**defaults, **own})
         extras = {name: _EXTRAS[name](value, name) for name, value in arguments.items() if name in _EXTRAS}
         scaling = extras.pop("velocity_scaling", 1.0)
         if extras.get("use_combined_accum"):  # a group has its own
-            self.defaults["velocity_scaling"] = scaling  # type: ignore[attr-defined]
-            for group in self.param_groups:  # type: ignore[attr-defined]
+            self.defaults["velocity_scaling"] = scaling
+            for group in self.param_groups:
                 group.setdefault("velocity_scaling", scaling)
         elif "velocity_scaling" in given:
             logger.warning("SGD: velocity_scaling has no effect without use_combined_accum=True.")
         self.__dict__.update(extras)
         self._extras = tuple(extras)
         variable = [name for name in given if name in own or name in _VARIABLE_EXTRAS]
-        self.variable_attrs = VariableAttributes(variable, [*self.defaults, "loss_scaling"])  # type: ignore[attr-defined]
+        self.variable_attrs = VariableAttributes(variable, [*self.defaults, "loss_scaling"])
 
     # Names of the weights by id, and divisors of the mean, of the model that is trained; None: no model.
     _names: Optional[Dict[int, str]] = None
@@ -141,7 +141,7 @@ class Optimizer:
         Those two have PopART's names (``Accl1___fc.weight``, ``learningRate___specific___fc.weight``): PopTorch on an
         IPU loads them.
         """
-        state = torch.optim.Optimizer.state_dict(self)  # type: ignore[arg-type]
+        state = torch.optim.Optimizer.state_dict(self)
         if self._loaded is not None:
             return {"ipu_state": dict(self._loaded[0]), "ipu_param": dict(self._loaded[1]), **state}
         if self._names is None or not (self._on_device or state["state"]):
@@ -169,9 +169,9 @@ class Optimizer:
         ipu_state, ipu_param = state["ipu_state"], state["ipu_param"]
         if ipu_state is not None:
             _optimizer_state.check_names(ipu_state, ipu_param or {})
-        before = dict(self.state)  # type: ignore[attr-defined]
+        before = dict(self.state)
         pytorch = {name: value for name, value in state.items() if name not in ("ipu_state", "ipu_param")}
-        torch.optim.Optimizer.load_state_dict(self, pytorch)  # type: ignore[arg-type]
+        torch.optim.Optimizer.load_state_dict(self, pytorch)
         self._loaded = None if ipu_state is None else (dict(ipu_state), dict(ipu_param or {}), before)
 
     def _use_loaded(self) -> None:
@@ -179,15 +179,15 @@ class Optimizer:
         if self._loaded is None or self._names is None:
             return
         ipu_state, _, before = self._loaded
-        _optimizer_state.write(self, self._names, ipu_state, {**before, **self.state})  # type: ignore[attr-defined]
+        _optimizer_state.write(self, self._names, ipu_state, {**before, **self.state})
         self._loaded = None
 
     def has_state(self) -> bool:
         """True once a step has been taken or a state been loaded."""
-        return bool(self.state) or self._loaded is not None  # type: ignore[attr-defined]
+        return bool(self.state) or self._loaded is not None
 
     def __getstate__(self) -> Dict[str, Any]:
-        state: Dict[str, Any] = torch.optim.Optimizer.__getstate__(self)  # type: ignore[arg-type]
+        state: Dict[str, Any] = torch.optim.Optimizer.__getstate__(self)
         kept = ("_extras", "variable_attrs", *self._extras)
         return {**state, **{name: self.__dict__[name] for name in kept if name in self.__dict__}}
 
@@ -244,6 +244,8 @@ class Adam(Optimizer, torch.optim.Adam):
 class AdamW(Optimizer, torch.optim.AdamW):
     """``torch.optim.AdamW`` with PopTorch's arguments; ``amsgrad`` is not supported."""
 
+    bias_correction: bool
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -268,13 +270,15 @@ class AdamW(Optimizer, torch.optim.AdamW):
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """One update of all parameters that have a gradient."""
-        if self.bias_correction:  # type: ignore[attr-defined]
+        if self.bias_correction:
             return torch.optim.AdamW.step(self, closure)
         return _step(self, closure, _uncorrected_adamw)
 
 
 class RMSprop(Optimizer, torch.optim.RMSprop):
     """``torch.optim.RMSprop`` with PopTorch's arguments."""
+
+    use_tf_variant: bool
 
     def __init__(
         self,
@@ -298,12 +302,12 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """One update of all parameters that have a gradient."""
-        if not self.use_tf_variant:  # type: ignore[attr-defined]
+        if not self.use_tf_variant:
             return torch.optim.RMSprop.step(self, closure)
         return _step(self, closure, _tensorflow_rmsprop)
 
 
-class LAMB(Optimizer, torch.optim.Optimizer):
+class LAMB(Optimizer):
     """Layer-wise adaptive moments (You et al., "Large Batch Optimization for Deep Learning", arXiv:1904.00962).
 
     For each parameter w with gradient g, m and v being the averages of g and g² as in Adam:

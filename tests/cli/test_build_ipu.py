@@ -171,7 +171,7 @@ def test_no_compiler(sdk, monkeypatch, capsys):
             "op.cpp:3:7: error: no member named 'x'\n",
         ),
         (
-            "In file included\ncommon.hpp:4:10: fatal error: popart/error.hpp: No such file or directory",
+            "In file included\noperator.hpp:4:10: fatal error: popart/error.hpp: No such file or directory",
             "fatal error: popart/error.hpp: No such file or directory\n  PopART is not enabled: source its enable.sh",
         ),
         ("warning: old\n/usr/bin/ld: cannot find -lpoplar", "cannot find -lpoplar\n  Poplar is not enabled"),
@@ -279,7 +279,7 @@ def test_an_installed_package_has_the_sources(compiler, tmp_path):
 def test_one_operator_compiled_and_loaded(sdk, no_library_beside, tmp_path, monkeypatch, capsys):
     """By a real compiler, against the IPU model's headers and library in the places of the SDK's."""
     sources = tmp_path / "sources"
-    names = ["custom_ops/Makefile", "snnipu/_version.py", "custom_ops/common.cpp", "custom_ops/surrogate_spike.cpp"]
+    names = ["custom_ops/Makefile", "snnipu/_version.py", "custom_ops/operator.cpp", "custom_ops/surrogate_spike.cpp"]
     names += ["csrc/graph/surrogate_spike.cpp", "csrc/graph/spread.cpp", "csrc/graph/vertex_name.cpp"]
     names.append("snnipu/equations.py")
     headers = [path for folder in ("custom_ops", "csrc/graph", "csrc/neuron") for path in (ROOT / folder).glob("*.hpp")]

@@ -1,0 +1,123 @@
+"""Spoken digits with and without delays: networks of about as many parameters, several seeds, one line each.
+
+    python examples/train_delays.py FOLDER --seeds 3
+
+FOLDER holds the recordings of the Free Spoken Digit Dataset. The epoch is the one that is best on a validation set, 300
+recordings of the training set drawn once; the test set is asked once, for that epoch.
+"""
+
+import argparse
+import json
+import sys
+import time
+from typing import Any, Dict, List, Tuple
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+import snnipu as snn
+from snnipu import datasets
+
+STEPS, CHANNELS, LONGEST = 100, 70, 25
+# Hidden neurons of each kind: its parameters are then about as many as the others'.
+KINDS = {"none": 196, "fixed": 196, "axonal": 194, "synaptic": 128, "recurrent": 150}
+
+
+def layer(kind: str, inputs: int, outputs: int) -> nn.Module:
+    if kind in ("none", "recurrent"):
+        return nn.Linear(inputs, outputs, bias=False)
+    delay = torch.rand(1, inputs) * LONGEST if kind == "axonal" else None
+    return snn.DelayLinear(inputs, outputs, LONGEST, delay=delay, learn_delay=kind != "fixed")
+
+
+def network(kind: str) -> snn.MultiStep:
+    hidden = KINDS[kind]
+    modules: List[nn.Module] = []
+    for inputs in (CHANNELS, hidden):
+        modules += [layer(kind, inputs, hidden), nn.Dropout(0.3)]
+        if kind == "recurrent":
+            modules.append(snn.RLeaky(beta=0.9, linear_features=hidden))
+            nn.init.orthogonal_(modules[-1].recurrent.weight, 0.2)
+        else:
+            modules.append(snn.Leaky(beta=0.9, threshold=1.0))
+    net = snn.MultiStep(*modules, nn.Linear(hidden, 10), snn.Leaky(beta=0.97, reset_mechanism="none"))
+    with torch.no_grad():
+        for module in net:
+            if isinstance(module, (nn.Linear, snn.DelayLinear)):
+                module.weight.mul_(4)
+    return net
+
+
+def batches(data: Any, indices: torch.Tensor, size: int) -> Any:
+    for part in indices.split(size):
+        yield data[0][:, part], data[1][part]
+
+
+def loaded(split: Any) -> Tuple[torch.Tensor, torch.Tensor]:
+    """All of it, dense: ``[T, N, channels]``, and the classes."""
+    items = [split[number] for number in range(len(split))]
+    return torch.cat([spikes.to_dense() for spikes, _ in items], 1), torch.tensor([int(label) for _, label in items])
+
+
+def accuracy(net: nn.Module, data: Any) -> float:
+    net.eval()
+    right = 0
+    with torch.no_grad():
+        for x, labels in batches(data, torch.arange(len(data[1])), 100):
+            right += int((net(x)[1].mean(0).argmax(1) == labels).sum())
+    return right / len(data[1])
+
+
+def train(kind: str, seed: int, sets: List[Any], epochs: int) -> Dict[str, Any]:
+    torch.manual_seed(seed)
+    net, (training, validation, test) = network(kind), sets
+    delays = [p for name, p in net.named_parameters() if name.endswith("delay")]
+    weights = [p for name, p in net.named_parameters() if not name.endswith("delay")]
+    groups = [{"params": weights, "lr": 2e-3}, *([{"params": delays, "lr": 0.2}] if delays else [])]
+    optimizer = torch.optim.Adam(groups)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+    best, state, started = -1.0, None, time.monotonic()
+    for _ in tqdm(range(epochs), f"{kind}, seed {seed}", leave=False, file=sys.stderr):
+        net.train()
+        for x, labels in batches(training, torch.randperm(len(training[1])), 64):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x)[1].mean(0), labels).backward()
+            optimizer.step()
+        schedule.step()
+        found = accuracy(net, validation)
+        if found > best:
+            best, state = found, {name: value.clone() for name, value in net.state_dict().items()}
+    net.load_state_dict(state)
+    return {
+        "kind": kind,
+        "seed": seed,
+        "parameters": sum(p.numel() for p in net.parameters()),
+        "validation": best,
+        "test": accuracy(net, test),
+        "seconds": time.monotonic() - started,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder")
+    parser.add_argument("--kinds", default=",".join(KINDS), help=f"default: {','.join(KINDS)}")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--test-speakers", help="test on these speakers, in place of recordings 0 to 4 of each")
+    arguments = parser.parse_args()
+    speakers = arguments.test_speakers.split(",") if arguments.test_speakers else None
+    data = datasets.spoken_digits(arguments.folder, STEPS, channels=CHANNELS, test_speakers=speakers)
+    whole = loaded(data.train)
+    held = torch.zeros(len(whole[1]), dtype=torch.bool)
+    held[torch.randperm(len(held), generator=torch.Generator().manual_seed(0))[:300]] = True
+    sets = [(whole[0][:, mask], whole[1][mask]) for mask in (~held, held)] + [loaded(data.test)]
+    print(f"{', '.join(str(len(one[1])) for one in sets)} recordings for training, validation, test", file=sys.stderr)
+    for kind in arguments.kinds.split(","):
+        for seed in range(arguments.seeds):
+            print(json.dumps(train(kind, seed, sets, arguments.epochs)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,373 @@
+"""A neuron's derivatives over a chunk, by the kernels of its adjoint: of each step by itself, and with the history.
+
+With ``h`` the states, ``x`` the input and ``s`` the output of a step,
+
+    s[t], h[t] = step(h[t-1], x[t])
+
+the *local* adjoint is that of every step by itself, the states before it held constant; the *history* adjoint carries
+gradients of the states back through the chunk, by ``dh[t]/dh[t-1]`` alone. What a rule leaves out is left out here: the
+connections between neurons, and for rules without the reset the reset.
+"""
+
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+
+from snnipu._generator import Adjoint
+from snnipu._generator.graph import Operand, Value
+from snnipu._generator.step import is_one_of
+from snnipu.neurons._hooks import is_hooked
+from snnipu.ops import _library, _neurons
+from snnipu.ops._arguments import compute_dtype
+from snnipu.ops.neuron_sequence import kernel_arguments
+from snnipu.ops.recurrent_sequence import SPIKES, STRENGTH, Connection
+
+Tensors = Sequence[Optional[torch.Tensor]]
+
+
+class Gradients(NamedTuple):
+    """Of an adjoint: of the input ``[T, B, ...]``, the states before and what is made of the parameters.
+
+    Of parameters that do not learn they are empty.
+    """
+
+    x: torch.Tensor
+    before: List[torch.Tensor]
+    parameters: List[torch.Tensor]
+
+
+class Chunk(NamedTuple):
+    """A neuron's chunk: its input, its output, the states before it and after each step."""
+
+    x: torch.Tensor
+    spk: torch.Tensor
+    initial: List[torch.Tensor]
+    states: List[torch.Tensor]  # [T, B, ...]
+    arrived: Optional[torch.Tensor]  # what came through the recurrent connection
+    values: List[torch.Tensor]  # what is made of the parameters, as the kernels take it
+    needs: Sequence[bool]  # which of them learn
+
+    @property
+    def before(self) -> List[torch.Tensor]:
+        """The states before each step."""
+        return [torch.cat([first.unsqueeze(0), rows[:-1]]) for first, rows in zip(self.initial, self.states)]
+
+
+class Dynamics:
+    """The derivatives of ``neuron``; ``keeps_reset``: those of its resets, ``keeps_loop``: of a recurrent neuron's own
+    connection to itself."""
+
+    def __init__(self, neuron: Any, keeps_reset: bool, keeps_loop: bool) -> None:
+        self.neuron: Any = neuron
+        self.keeps_reset, self.keeps_loop = keeps_reset, keeps_loop
+
+    def check(self, name: str) -> None:
+        """Raise where the kernels do not do what the neuron does."""
+        neuron = self.neuron
+        if neuron._fuses() and not neuron._replaces("forward", "reset_mem") and not is_hooked(neuron):
+            return
+        known = neuron._surrogate()
+        reasons = {
+            "its spike_grad is not a surrogate of snnipu.surrogate or snntorch.surrogate with a fixed function": (
+                known is None or known.kernel is None
+            ),
+            "it has inhibition=True": getattr(neuron, "inhibition", False),
+            "it has a state_quant": getattr(neuron, "state_quant", False),
+            "it has hooks": is_hooked(neuron),
+        }
+        why = next((why for why, holds in reasons.items() if holds), "it replaces parts of its step")
+        raise TypeError(f"module {name} ({type(neuron).__name__}) cannot learn online: {why}")
+
+    @property
+    def plan(self) -> _neurons.Plan:
+        """Of the step that is differentiated."""
+        return _neurons.plan(self.neuron.equation, self._options())
+
+    def _options(self) -> Dict[str, Any]:
+        options: Dict[str, Any] = dict(self.neuron._options())
+        if not self.keeps_reset and self._is_built():
+            changed = {"reset_mechanism": "none", "reset_delay": True}
+            options.update((name, value) for name, value in changed.items() if name in options)
+        return options
+
+    def _is_built(self) -> bool:
+        return self.neuron.equation in _neurons.BUILT
+
+    @property
+    def connection(self) -> Optional[Connection]:
+        """Of an all-to-all recurrent layer."""
+        found: Optional[Connection] = self.neuron._connection() if getattr(self.neuron, "all_to_all", False) else None
+        return found
+
+    @property
+    def strength(self) -> Optional[int]:
+        """The place of the strength by which spikes come back, among what the kernels take."""
+        names = self.plan.names
+        return names.index(STRENGTH) if self._is_built() and STRENGTH in names else None
+
+    def parameters(self, x: torch.Tensor) -> List[torch.Tensor]:
+        """What the kernels take, made of the neuron's parameters under autograd."""
+        values = dict(self.neuron._values())
+        if self.connection is not None:
+            values[STRENGTH] = 1.0
+        # Never those that are shared.
+        return list(kernel_arguments(self.plan, x, x.shape[1:], [], values)[1])
+
+    def start(self, x: torch.Tensor) -> List[torch.Tensor]:
+        """The states a sequence starts from."""
+        starts = getattr(self.neuron, "_starts", None)
+        step = x.shape[1:]
+        found = [None] * len(self.neuron._states())
+        if starts is not None:
+            hidden, self.neuron.init_hidden = self.neuron.init_hidden, False
+            try:
+                found = starts(found, step, x)
+            finally:
+                self.neuron.init_hidden = hidden
+        zero = x.new_zeros(step, dtype=compute_dtype(x.dtype))
+        return [zero if state is None else state.contiguous() for state in found]
+
+    def run(
+        self, x: torch.Tensor, initial: List[torch.Tensor], values: Sequence[torch.Tensor]
+    ) -> Tuple[Chunk, List[torch.Tensor]]:
+        """The chunk, and the states after it; what arrived is not known yet."""
+        x = x.contiguous()
+        made = self.neuron._kernels(x, initial, num_steps=None, store=[True] * len(initial), need_final=True)
+        spk = made.spk.contiguous()
+        states = [state.contiguous() for state in made.states]
+        needs = [value.requires_grad for value in values]
+        chunk = Chunk(x, spk, initial, states, None, [value.detach() for value in values], needs)
+        return chunk, [state.contiguous() for state in made.final]
+
+    # ---- adjoints
+
+    def local(
+        self,
+        chunk: Chunk,
+        grad_spk: Optional[torch.Tensor],
+        grad_states: Tensors,
+        parameters: Optional[List[torch.Tensor]] = None,
+        need_before: bool = True,
+    ) -> Gradients:
+        """Of every step by itself: gradients of its input and of the states before it, ``[T, B, ...]``.
+
+        ``parameters``: as :meth:`history` takes them.
+        """
+        shape = chunk.x.shape
+        folded = (1, shape[:2].numel(), *shape[2:])
+        after = self._fired(chunk)
+        made = self._adjoint(
+            None if grad_spk is None else grad_spk.reshape(folded),
+            [None if grad is None else grad.reshape(folded) for grad in grad_states],
+            [],
+            chunk.x.reshape(folded),
+            self._read_before(chunk, folded[1:]),
+            chunk.values if parameters is None else parameters,
+            [state.reshape(folded) for state in after],
+            chunk.needs,
+            need_before,
+        )
+        of_states = [grad.reshape(shape) for grad in made.before] if need_before else []
+        if need_before and chunk.arrived is not None and self.keeps_loop:
+            of_states[SPIKES] = of_states[SPIKES] * self._loop().to(chunk.x.dtype)
+        return Gradients(made.x.reshape(shape), of_states, made.parameters)
+
+    def _read_before(self, chunk: Chunk, shape: Sequence[int]) -> List[Optional[torch.Tensor]]:
+        """The states before each step that the adjoint reads, and what arrives in the place of spikes."""
+        plan = self.plan
+        reads = plan.reads
+        for needs, of_parameter in zip(chunk.needs, plan.reads_for):
+            reads = reads | of_parameter if needs else reads
+        found: List[Optional[torch.Tensor]] = []
+        for place, (first, rows) in enumerate(zip(chunk.initial, chunk.states)):
+            if not reads.before >> place & 1:
+                found.append(None)
+            elif place == SPIKES and chunk.arrived is not None:
+                found.append(chunk.arrived.reshape(shape))
+            else:
+                found.append(torch.cat([first.unsqueeze(0), rows[:-1]]).reshape(shape))
+        return found
+
+    def _fired(self, chunk: Chunk) -> List[torch.Tensor]:
+        """The states after each step that spikes are decided on, without a reset at once."""
+        options = self.neuron._options()
+        if self.keeps_reset or not self._is_built() or options.get("reset_delay", True):
+            return chunk.states
+        shape = chunk.x.shape
+        before = chunk.before
+        if chunk.arrived is not None:
+            before[SPIKES] = chunk.arrived
+        plan = _neurons.plan(self.neuron.equation, {**options, "reset_delay": True})
+        rows = [state.flatten(0, 1) for state in before]
+        store = (1 << len(rows)) - 1
+        run = _library.unwatched("neuron_sequence_fwd", chunk.values[0])
+        x = chunk.x.reshape(1, -1, *shape[2:])
+        states = run(x, rows, chunk.values, plan.neuron, plan.variant, None, store, False)[1]
+        return [
+            kept if place == plan.output else state.reshape(shape)
+            for place, (kept, state) in enumerate(zip(chunk.states, states))
+        ]
+
+    def history(
+        self,
+        chunk: Chunk,
+        grad_spk: Optional[torch.Tensor],
+        grad_states: Tensors,
+        grad_final: Tensors,
+        parameters: Optional[List[torch.Tensor]] = None,
+    ) -> Gradients:
+        """Through the states, of gradients after each step or after the last one; those of the states before are of the
+        chunk's beginning.
+
+        ``parameters`` in place of the chunk's: spread, for the gradient of each neuron of each sample.
+        """
+        values = list(chunk.values if parameters is None else parameters)
+        x, place = chunk.x, self.strength
+        if chunk.arrived is not None:
+            x = x + chunk.arrived
+        if place is not None and not self.keeps_loop:
+            values[place] = torch.zeros_like(values[place])
+        elif place is not None and chunk.arrived is not None:
+            # What a neuron sends itself is told apart from what arrives.
+            loop = self._loop().to(x.dtype)
+            x = x - chunk.before[SPIKES] * loop
+            values[place] = loop.expand(x.shape[2:]).reshape(-1)
+        return self._adjoint(grad_spk, grad_states, grad_final, x, chunk.initial, values, chunk.states, chunk.needs)
+
+    def whole(
+        self,
+        chunk: Chunk,
+        grad_spk: Optional[torch.Tensor],
+        grad_states: Tensors,
+        parameters: Optional[List[torch.Tensor]] = None,
+    ) -> Gradients:
+        """What the output and the states owe to the chunk, by each step and by the history."""
+        if self._fired(chunk) is chunk.states:
+            return self.history(chunk, grad_spk, grad_states, [], parameters)
+        # The states are not those that the spikes were decided on.
+        local = self.local(chunk, grad_spk, grad_states, parameters)
+        later = [torch.cat([rows[1:], torch.zeros_like(rows[:1])]) for rows in local.before]
+        remembers = self.remembers
+        of_states = [rows if place in remembers else None for place, rows in enumerate(later)]
+        through = self.history(chunk, None, of_states, [], parameters)
+        return Gradients(
+            local.x + through.x,
+            [rows[0] + grad for rows, grad in zip(local.before, through.before)],
+            [a + b for a, b in zip(local.parameters, through.parameters)],
+        )
+
+    def _loop(self) -> torch.Tensor:
+        """By what a neuron's own spike comes back through the connection: broadcasts to a step."""
+        connection = self.connection
+        assert connection is not None
+        weight = connection.weight.detach()
+        if not connection.geometry:
+            return weight.diagonal()
+        own = torch.arange(weight.shape[0], device=weight.device) % weight.shape[1]
+        centre = weight[:, :, weight.shape[2] // 2, weight.shape[3] // 2]
+        return centre.gather(1, own[:, None]).reshape(-1, 1, 1)
+
+    def _adjoint(
+        self,
+        grad_spk: Optional[torch.Tensor],
+        grad_states: Tensors,
+        grad_final: Tensors,
+        x: torch.Tensor,
+        initial: Tensors,
+        values: List[torch.Tensor],
+        states: List[torch.Tensor],
+        needs: Sequence[bool],
+        need_before: bool = True,
+    ) -> Gradients:
+        plan, kernel = self.plan, self.neuron._surrogate().kernel
+        output = plan.output
+        if output is not None and grad_states:
+            # The kernels take the gradient of a state that is the output as the output's.
+            of_state = grad_states[output]
+            if of_state is not None:
+                grad_spk = of_state if grad_spk is None else grad_spk + of_state
+            grad_states = [None if place == output else grad for place, grad in enumerate(grad_states)]
+        run = _library.unwatched("neuron_sequence_bwd", values[0])
+        made = run(
+            grad_spk,
+            list(grad_states) or [None] * len(states),
+            list(grad_final),
+            x.contiguous(),
+            list(initial),
+            values,
+            plan.neuron,
+            plan.variant,
+            None,
+            kernel.id,
+            kernel.a,
+            kernel.b,
+            [need_before] * len(states),
+            list(needs),
+            states,
+        )
+        return Gradients(*made)
+
+    # ---- what the history is made of
+
+    @property
+    def remembers(self) -> List[int]:
+        """The states whose history counts: not the spikes where they only come back through a connection."""
+        cut = self.plan.output if self.strength is not None and not self.keeps_loop else None
+        return [place for place in range(len(self.plan.states)) if place != cut]
+
+    def is_uniform(self, values: Sequence[torch.Tensor]) -> bool:
+        """Whether the history is the same for all neurons and samples: made of parameters of one element alone."""
+        plan = self.plan
+        found = _read(_neurons.adjoint(plan.neuron, plan.variant), self.remembers)
+        if found is None:
+            return False
+        texts = _neurons.derived_texts(plan.neuron, plan.variant)
+        derived = _neurons.adjoint(plan.neuron, plan.variant).step.derived
+        used = {text for text, value in zip(texts, derived) if is_one_of(value, found)}
+        return all(value.numel() == 1 for name, value in zip(plan.names, values) if name in used)
+
+
+def _read(adjoint: Adjoint, remembers: Sequence[int]) -> Optional[List[Value]]:
+    """Of what is made of parameters, that which the history of the states is made of; None: of a state or the input."""
+    zeros = {id(adjoint.grad_spk)}
+    zeros |= {id(value) for place, value in enumerate(adjoint.grad_after) if place not in remembers}
+    derived = adjoint.step.derived
+    seeds = {id(value) for value in (*adjoint.grad_after, *adjoint.seeds)}
+    zero: Dict[int, bool] = {}
+
+    def is_zero(value: Optional[Operand]) -> bool:
+        if not isinstance(value, Value):
+            return value is None or value == 0
+        if id(value) not in zero:
+            operation, operands = value.operation, value.operands
+            if id(value) in zeros:
+                zero[id(value)] = True
+            elif operation == "mul":
+                zero[id(value)] = any(map(is_zero, operands))
+            elif operation in ("neg", "div", "stored"):
+                zero[id(value)] = is_zero(operands[0])
+            elif operation == "surrogate":
+                zero[id(value)] = is_zero(operands[1])
+            elif operation == "where":
+                zero[id(value)] = all(map(is_zero, operands[1:]))
+            elif operation in ("add", "sub"):
+                zero[id(value)] = all(map(is_zero, operands))
+            else:
+                zero[id(value)] = False
+        return zero[id(value)]
+
+    found: List[Value] = []
+    left: List[Any] = [adjoint.grad_x, *(adjoint.grad_before[place] for place in remembers)]
+    seen = set()
+    while left:
+        value = left.pop()
+        if not isinstance(value, Value) or id(value) in seen or id(value) in seeds or is_zero(value):
+            continue
+        seen.add(id(value))
+        if is_one_of(value, derived):
+            found.append(value)
+        elif value.operation == "input":
+            return None
+        else:
+            left.extend(value.operands)
+    return found

@@ -1,0 +1,314 @@
+"""A neuron with the modules in front of it, learning online."""
+
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+
+from snnipu.online import traces as history
+from snnipu.online.afferents import Afferents, Direction
+from snnipu.online.dynamics import Chunk, Dynamics
+from snnipu.online.rules import Rule
+from snnipu.ops._derivative import once_differentiable
+from snnipu.ops.recurrent_sequence import SPIKES
+
+Gradient = Optional[torch.Tensor]
+
+
+class Memory(NamedTuple):
+    """What a layer carries from chunk to chunk."""
+
+    states: List[torch.Tensor]
+    traces: Optional[history.Traces] = None
+    # Of what a leaky readout remembers of the layer's spikes: traces, and the spikes themselves.
+    filtered: Optional[history.Traces] = None
+    low: Optional[List[torch.Tensor]] = None
+
+
+class Signals:
+    """Of one chunk: what comes from the readout's backward pass."""
+
+    def __init__(self) -> None:
+        # Of its current at each step, and of its states before the chunk.
+        self.error: Gradient = None
+        self.carried: List[torch.Tensor] = []
+        # Of what its states remember, before the chunk, of the spikes of the layer whose turn is next.
+        self.below: List[torch.Tensor] = []
+
+
+class Layer:
+    """``modules`` and, behind them, ``neuron``; None: there is none."""
+
+    def __init__(self, modules: Sequence[Any], named: Optional[Tuple[str, Any]], rule: Rule, is_first: bool) -> None:
+        self.rule, self.is_first = rule, is_first
+        self.name, neuron = named if named is not None else ("", None)
+        self.dynamics = None if neuron is None else Dynamics(neuron, rule.keeps_reset, rule.keeps_loop)
+        self.afferents = [Afferents(modules)]
+        if self.dynamics is not None and self.dynamics.connection is not None:
+            self.afferents.append(Afferents([(f"{self.name}.recurrent", self.dynamics.neuron.recurrent)]))
+        # e-prop's own, [outputs, neurons]; None: that of the weights, or the layer is the last one.
+        self.feedback: Optional[torch.nn.Parameter] = None
+        self.is_readout = False
+
+    def check(self) -> None:
+        has_traces = self.rule.history and self.dynamics is not None
+        for afferents in self.afferents:
+            afferents.check(self.rule.name, has_traces)
+        if self.dynamics is not None:
+            self.dynamics.check(self.name)
+
+    @property
+    def size(self) -> Optional[int]:
+        """How many neurons there are, where a linear layer tells."""
+        modules = [*self.afferents[0].head, *self.afferents[0].body]
+        found = [m.out_features for _, m in modules if isinstance(m, torch.nn.Linear)]
+        return found[-1] if found else None
+
+    def run(self, u: torch.Tensor, memory: Optional[Memory], online: Any, signals: Signals) -> "Work":
+        """The chunk, its backward pass waiting."""
+        learns, work = torch.is_grad_enabled(), Work(self, online, signals)
+        first = self.afferents[0]
+        work.leaf = leaf = u.detach().requires_grad_(learns and u.requires_grad)
+        work.inputs = [first.of_input(leaf)]
+        work.made = [first.of_body(work.inputs[0], work.direction)]
+        x = work.made[0]
+        values: List[torch.Tensor] = []
+        if self.dynamics is None:
+            work.after, out = Memory([]), [x.detach()]
+        else:
+            values = self.dynamics.parameters(x)
+            with torch.no_grad():
+                initial = self.dynamics.start(x) if memory is None else memory.states
+                chunk, final = self.dynamics.run(x.detach(), initial, values)
+            if len(self.afferents) > 1:
+                work.inputs.append(chunk.before[SPIKES].to(chunk.x.dtype))
+                work.made.append(self.afferents[1].of_body(work.inputs[1], work.direction))
+                chunk = chunk._replace(arrived=work.made[1].detach())
+            work.chunk, work.after, out = chunk, Memory(final), [chunk.spk, *chunk.states]
+        work.parameters = [p for afferents in self.afferents for p in afferents.parameters()]
+        feedback = [] if self.feedback is None else [self.feedback]
+        given = [u, *work.parameters, *values, *feedback]
+        work.learns = learns and any(tensor.requires_grad for tensor in given)
+        work.out = out
+        if work.learns:
+            work.before = memory
+            work.out = list(_Learning.apply(work, out, *given))
+        return work
+
+    def remember(self, work: "Work", by: Optional[history.Filter]) -> Memory:
+        """What the layer carries on from a chunk; ``by``: how a readout remembers."""
+        after, dynamics, chunk, before = work.after, self.dynamics, work.chunk, work.before
+        if not work.learns or not self.rule.history or dynamics is None or chunk is None:
+            return after
+        seen = [given.detach() for given in work.inputs]
+        states = None if before is None else before.traces
+        with torch.no_grad():
+            of_chunk = (dynamics, chunk, self.afferents, seen)
+            after = after._replace(traces=history.after(*of_chunk, states))
+            if by is not None:
+                filtered = history.filtered_after(by, *of_chunk, states, None if before is None else before.filtered)
+                low = history.low_passed(by, chunk.spk, None if before is None else before.low)
+                after = after._replace(filtered=filtered, low=low)
+        return after
+
+
+class Work:
+    """A layer's chunk, and its backward pass."""
+
+    leaf: torch.Tensor
+    after: Memory
+
+    def __init__(self, layer: Layer, online: Any, signals: Signals) -> None:
+        self.layer, self.online, self.number, self.signals = layer, online, online.chunks, signals
+        self.direction = Direction()
+        self.before: Optional[Memory] = None
+        self.chunk: Optional[Chunk] = None
+        self.inputs: List[torch.Tensor] = []
+        self.made: List[torch.Tensor] = []
+        self.out: List[torch.Tensor] = []
+        self.parameters: List[torch.nn.Parameter] = []
+        self.learns = self.done = False
+
+    def check(self) -> None:
+        """Raise where this chunk cannot learn any more."""
+        if self.done:
+            raise RuntimeError(
+                "backward was called twice for one chunk of an online network: add the chunk's losses up, and call "
+                "backward() once"
+            )
+        if self.number != self.online.chunks:
+            raise RuntimeError(
+                f"the loss reaches back into chunk {self.number} of an online network, which is at chunk "
+                f"{self.online.chunks}: call backward() for each chunk before the next one, and .detach() what a "
+                "later loss takes of an earlier chunk"
+            )
+        self.done = True
+
+    def release(self) -> None:
+        """Let go of the chunk: who holds its result does not hold its memory."""
+        self.before = self.chunk = None
+        self.inputs, self.made, self.out = [], [], []
+        del self.leaf
+
+    def backward(self, upstream: Sequence[Gradient]) -> List[Gradient]:
+        """Gradients of the layer's input, of the parameters in front of the neuron, the neuron's, the feedback's."""
+        self.check()
+        layer, dynamics, chunk, before = self.layer, self.layer.dynamics, self.chunk, self.before
+        is_hidden = layer.rule.name == "eprop" and not layer.is_readout
+        below = self.signals.below if is_hidden else []
+        spk = upstream[0]
+        if is_hidden and layer.feedback is not None:
+            spk, below = self._fed_back()
+        own_states: List[torch.Tensor] = []
+        at_once: Any = None
+        own: Any = None
+        of_values: List[Any] = []
+        if dynamics is None or chunk is None:
+            assert spk is not None
+            at_once = own = spk
+        else:
+            states = list(upstream[1:])
+            if self._takes_steps(is_hidden):
+                local = dynamics.local(chunk, spk, states, need_before=False)
+                at_once = own = local.x
+                of_values = local.parameters
+            if layer.rule.history:
+                whole = dynamics.whole(chunk, spk, states)
+                own, of_values = whole.x, whole.parameters
+                own_states = [whole.before[place] for place in dynamics.remembers]
+        gradients: List[Gradient] = [self._down(at_once, own, spk, own_states, below, is_hidden)]
+        carried = [] if before is None else [(before.traces, own_states), (before.filtered, below)]
+        known = [(traces, grads) for traces, grads in carried if traces is not None and grads]
+        gradients += self._own(own, at_once, known)
+        for number, grad in enumerate(of_values):
+            assert chunk is not None
+            need = chunk.needs[number]
+            for traces, grads in known:
+                if need:
+                    grad = grad + history.of_parameter(traces, number, grads, chunk.values[number])
+            gradients.append(grad if need else None)
+        if layer.feedback is not None:
+            gradients.append(self._of_feedback() if layer.feedback.requires_grad else None)
+        return gradients
+
+    def _takes_steps(self, is_hidden: bool) -> bool:
+        """Whether the gradients of each step by itself are asked for."""
+        rule = self.layer.rule
+        options = rule.options
+        if not rule.history or not options.get("bias_trace", True):
+            return True
+        if rule.name == "eprop":
+            return not is_hidden and not options["low_pass"]
+        return self.leaf.requires_grad or (self.layer.is_first and not options.get("input_trace", True))
+
+    # ---- the layer below
+
+    def _down(
+        self,
+        at_once: torch.Tensor,
+        own: torch.Tensor,
+        spk: Gradient,
+        own_states: List[torch.Tensor],
+        below: List[torch.Tensor],
+        is_hidden: bool,
+    ) -> Gradient:
+        """What the layer below is given: by each step alone, or e-prop's learning signal."""
+        rule, signals = self.layer.rule, self.signals
+        if rule.name != "eprop":
+            return self._through(self.made[0], self.leaf, at_once) if self.leaf.requires_grad else None
+        if not is_hidden:
+            low_pass = rule.options["low_pass"]
+            signals.error, signals.carried = (own, own_states) if low_pass else (at_once, [])
+            if not self.leaf.requires_grad:
+                return None
+            if rule.options["feedback"] != "symmetric":
+                return torch.zeros_like(self.leaf)  # each layer takes the error itself
+            signals.below = [self._through_step(grad) for grad in signals.carried]
+            return self._through(self.made[0], self.leaf, signals.error)
+        if not self.leaf.requires_grad:
+            return None
+        if self.layer.feedback is not None:
+            return torch.zeros_like(self.leaf)
+        assert spk is not None
+        signals.below = [self._through_step(grad) for grad in below]
+        return self._through(self.made[0], self.leaf, spk)
+
+    def _through(self, made: torch.Tensor, leaf: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        self.direction.down = True
+        try:
+            return torch.autograd.grad(made, leaf, grad, retain_graph=True)[0]
+        finally:
+            self.direction.down = False
+
+    def _through_step(self, grad: torch.Tensor) -> torch.Tensor:
+        """Of one step, through modules that are the same linear function at every step."""
+        first = self.layer.afferents[0]
+        with torch.enable_grad():
+            leaf = torch.zeros_like(self.leaf[:1]).requires_grad_()
+            made = first.of_body(first.of_input(leaf), self.direction)
+        return self._through(made, leaf, grad.unsqueeze(0))[0]
+
+    # ---- e-prop's own feedback
+
+    def _fed_back(self) -> Tuple[torch.Tensor, List[torch.Tensor]]:
+        """The learning signal at each step, and of what the readout remembers before the chunk."""
+        feedback, chunk, error = self.layer.feedback, self.chunk, self.signals.error
+        assert feedback is not None
+        assert chunk is not None
+        assert error is not None
+        spk = (error.flatten(2) @ feedback).reshape(chunk.spk.shape)
+        return spk, [(grad.flatten(1) @ feedback).reshape(chunk.spk.shape[1:]) for grad in self.signals.carried]
+
+    def _of_feedback(self) -> torch.Tensor:
+        """As of the readout's weights, if the layer were in front of it."""
+        chunk, error = self.chunk, self.signals.error
+        assert chunk is not None
+        assert error is not None
+        made = error.flatten(2).flatten(0, 1).t() @ chunk.spk.flatten(2).flatten(0, 1)
+        low = None if self.before is None else self.before.low
+        for grad, spikes in zip(self.signals.carried, low or []):
+            made = made + grad.flatten(1).t() @ spikes.flatten(1)
+        return made
+
+    # ---- the layer's own
+
+    def _own(self, own: torch.Tensor, at_once: torch.Tensor, known: Sequence[Any]) -> List[Any]:
+        """Of the parameters in front of the neuron: of the chunk's inputs, and of the traces from before it."""
+        layer = self.layer
+        if not self.parameters:
+            return []
+        pairs: history.Pairs = []
+        has_bias = layer.rule.options.get("bias_trace", True)
+        for number, (afferents, made) in enumerate(zip(layer.afferents, self.made)):
+            is_input = layer.is_first and not number and not layer.rule.options.get("input_trace", True)
+            pairs.append((made, at_once if is_input else own))
+            if is_input or not afferents.parameters():
+                continue
+            with torch.enable_grad():
+                for traces, grads in known:
+                    pairs += history.of_inputs(traces, afferents, number, grads, has_bias)
+                if not has_bias:
+                    # The constant's part by each step alone.
+                    pairs.append((afferents.of_zeros(self.inputs[number]), (at_once - own).sum(0)))
+        pairs = [(output, grad) for output, grad in pairs if output.requires_grad]
+        outputs, grads = [output for output, _ in pairs], [grad for _, grad in pairs]
+        return list(torch.autograd.grad(outputs, self.parameters, grads, allow_unused=True))
+
+
+class _Learning(torch.autograd.Function):
+    """What a layer made of a chunk, and its rule's gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, work: Work, out: List[torch.Tensor], *tensors: torch.Tensor) -> Any:  # type: ignore[override]
+        ctx.work = work
+        ctx.set_materialize_grads(False)
+        return tuple(out)
+
+    @staticmethod
+    @once_differentiable("online learning")
+    def backward(ctx: Any, *upstream: Gradient) -> Any:  # type: ignore[override]
+        if all(grad is None for grad in upstream):
+            return (None,) * len(ctx.needs_input_grad)
+        with torch.no_grad():
+            gradients = ctx.work.backward(upstream)
+        ctx.work.release()
+        return (None, None, *gradients)

@@ -1,0 +1,222 @@
+"""``snnipu.Online``: a network that learns chunk by chunk, in memory that does not grow with time."""
+
+from typing import Any, List, Optional, Tuple
+
+import torch
+from torch import nn
+
+from snnipu.neurons.fused import FusedNeuron
+from snnipu.neurons.multistep import MultiStep, _in_turn
+from snnipu.neurons.zoo import DeltaLeaky
+from snnipu.online.layer import Layer, Memory, Signals, Work
+from snnipu.online.rules import RULES
+from snnipu.online.traces import filter_of
+
+# Dimensions of a step by the type of the first module that tells.
+_DIMS = (
+    (2, (nn.Linear,)),
+    (3, (nn.Conv1d, nn.ConvTranspose1d, nn.AvgPool1d, nn.MaxPool1d)),
+    (4, (nn.Conv2d, nn.ConvTranspose2d, nn.AvgPool2d, nn.MaxPool2d, nn.BatchNorm2d)),
+    (5, (nn.Conv3d, nn.ConvTranspose3d, nn.AvgPool3d, nn.MaxPool3d, nn.BatchNorm3d)),
+)
+
+
+class Online(nn.Module):
+    r"""A network over time that learns chunk by chunk, in memory that does not grow with time.
+
+    .. code-block:: python
+
+        online = snn.Online(snn.MultiStep(nn.Linear(700, 512), snn.Leaky(0.9), nn.Linear(512, 20), snn.Leaky(0.9)))
+        for chunk in stream:  # [Tc, B, 700], or one step, [B, 700]
+            spk, mem = online(chunk)  # what the network returns
+            loss(mem).backward()  # adds this chunk's gradients to .grad
+        optimizer.step()
+        online.reset()  # another stream begins
+
+    The parameters are the network's own. States, and traces of what they owe to the parameters, go on from call to
+    call; gradients are the same however the stream is cut. With :math:`h_t = f(h_{t-1}, x_t)` a layer's states,
+    :math:`x_t = W u_t` its currents and :math:`s_t` its spikes,
+
+    .. math::
+
+        \nabla W = \sum_t L_t \, \frac{d s_t}{d W}, \qquad
+        \frac{d h_t}{d W} = \frac{\partial h_t}{\partial x_t} u_t + J_t \frac{d h_{t-1}}{d W}
+
+    where :math:`L_t` is the gradient of the spikes of step t at that step alone, as it comes from the layer above:
+    nothing goes back through time. Rules differ in what of :math:`J_t = \partial h_t / \partial h_{t-1}` they keep,
+    neuron by neuron, and in :math:`L_t`. Weights, biases and the neurons' own parameters learn.
+
+    * ``"sltt"`` (Meng et al., ICCV 2023): no :math:`J_t`, each step by itself.
+    * ``"ottt"`` (Xiao et al., NeurIPS 2022): :math:`J_t` without the derivative of the reset. Options: ``input_trace``,
+      whether the first layer's input has a trace; ``bias_trace``, whether biases do.
+    * ``"eprop"`` (Bellec et al., Nature Communications 2020): :math:`J_t` with the reset. :math:`L_t` is the error of
+      the last layer, which gets to the layers below by the weights between, without their neurons' surrogates
+      (``feedback="symmetric"``), by fixed random matrices (``"random"``) or by such that learn as the last weights do
+      (``"adaptive"``: give the optimizer ``online.parameters()``). With ``low_pass`` what the last layer's membranes
+      remember of earlier spikes counts, too.
+    * ``"decolle"`` (Kaiser et al., Frontiers in Neuroscience 2020): :math:`J_t` without the reset, and no :math:`L_t`
+      from above: each layer has a loss of its own, on ``online.readouts`` ``[Tc, B, readouts]``, which fixed random
+      matrices make of its spikes. The option ``readouts`` is their number.
+    * ``"snap1"`` (Menick et al., ICLR 2021): all of :math:`J_t` that leads from a neuron to itself, recurrent weights
+      included.
+
+    Left out by all is what spikes of one layer owe to earlier states through another, and through other neurons of a
+    recurrent layer. A network of one layer learns as by backpropagation through time with ``"snap1"``, with
+    ``"eprop"``, and without reset with ``"ottt"``. Where :math:`J_t` is the same for all neurons, a trace is one of the
+    layer's input; else it is one of each weight.
+
+    Args:
+        net: a :class:`~snnipu.MultiStep` or an ``nn.Sequential`` of neurons of snnipu and PyTorch's stateless modules.
+            ``init_hidden`` states are left alone.
+        rule: one of the above.
+        options: the rule's.
+
+    Attributes:
+        readouts: of ``decolle``, what each layer's readout made of the last chunk.
+
+    Raises:
+        TypeError, ValueError: no such rule or option; a module that the rule cannot treat, by name; a step of another
+            shape, dtype or device in the middle of a stream.
+        RuntimeError: in ``backward``: a loss that reaches back into an earlier chunk, or a second call for one.
+    """
+
+    def __init__(self, net: nn.Module, rule: str = "ottt", **options: Any) -> None:
+        super().__init__()
+        if rule not in RULES:
+            raise ValueError(f"rule must be one of {', '.join(map(repr, RULES))}, got {rule!r}")
+        if not isinstance(net, (MultiStep, nn.Sequential)):
+            raise TypeError(f"net must be a MultiStep or an nn.Sequential, got {type(net).__name__}")
+        self.rule = RULES[rule].with_options(options)
+        self.net = net
+        self.chunks = 0
+        self._memory: Optional[List[Memory]] = None
+        self._seen: Optional[Tuple[Any, ...]] = None
+        # Of e-prop's feedback and DECOLLE's readouts, one for each layer.
+        self.matrices = nn.ParameterList()
+        # What DECOLLE's local readouts made of the last chunk, [T, B, readouts] each.
+        self.readouts: List[torch.Tensor] = []
+        self._make_matrices()
+
+    def _make_matrices(self) -> None:
+        rule, layers = self.rule, self._layers()
+        sizes = [layer.size for layer in layers]
+        outputs, count = rule.options.get("readouts"), len(layers)
+        if rule.name == "eprop":
+            outputs, count = sizes[-1], (0 if rule.options["feedback"] == "symmetric" else count - 1)
+        elif rule.name != "decolle":
+            return
+        for layer, size in zip(layers[:count], sizes):
+            if size is None or outputs is None:
+                raise TypeError(
+                    f'rule "{rule.name}" must know how many neurons module {layer.name} has: a linear layer in front '
+                    "of it tells"
+                )
+            learns = rule.options.get("feedback") == "adaptive"
+            like = next(self.net.parameters())
+            matrix = nn.Linear(size, outputs, bias=False, device=like.device, dtype=like.dtype).weight
+            self.matrices.append(matrix.requires_grad_(learns))
+
+    def _layers(self) -> List[Layer]:
+        rule = self.rule
+        layers: List[Layer] = []
+        between: List[Tuple[str, nn.Module]] = []
+        for name, module in _in_turn(self.net):
+            if isinstance(module, FusedNeuron):
+                layers.append(Layer(between, (name, module), rule, is_first=not layers))
+                between = []
+            else:
+                between.append((name, module))
+        if between or not layers:
+            layers.append(Layer(between, None, rule, is_first=not layers))
+        for layer in layers:
+            layer.check()
+        layers[-1].is_readout = True
+        if rule.name == "eprop":
+            for layer, matrix in zip(layers, self.matrices):
+                layer.feedback = matrix
+        return layers
+
+    def forward(self, x: torch.Tensor, *, single: Optional[bool] = None) -> Any:
+        """The next chunk of the stream.
+
+        Args:
+            x: ``[Tc, B, ...]``, or one step, ``[B, ...]``.
+            single: whether it is one step; None: by its dimensions, as far as the first layer tells them.
+
+        Returns:
+            What the network returns, with time as first dimension, or of one step without.
+        """
+        layers = self._layers()
+        if single is None:
+            single = x.dim() == _step_dims(self.net)
+        if single:
+            x = x.unsqueeze(0)
+        self._check(x)
+        self.chunks += 1
+        signals = Signals()
+        works: List[Work] = []
+        self.readouts = []
+        is_local = self.rule.name == "decolle"
+        for number, layer in enumerate(layers):
+            work = layer.run(x, None if self._memory is None else self._memory[number], self, signals)
+            works.append(work)
+            x = work.out[0]
+            if is_local:
+                self.readouts.append(nn.functional.linear(x.flatten(2), self.matrices[number]))
+                x = x.detach()
+        self._memory = self._carried(layers, works)
+        result = _as_returned(layers[-1], works[-1].out)
+        return _first(result) if single else result
+
+    def _carried(self, layers: List[Layer], works: List[Work]) -> List[Memory]:
+        by = None
+        last, chunk = layers[-1].dynamics, works[-1].chunk
+        if self.rule.options.get("low_pass") and last is not None and chunk is not None:
+            if not last.is_uniform(chunk.values):
+                raise ValueError(
+                    f'module {layers[-1].name}: rule "eprop" passes errors through a leaky readout, whose decay is the '
+                    "same for all neurons and whose membrane is not reset to zero; take low_pass=False, or "
+                    'reset_mechanism="none"'
+                )
+            with torch.no_grad():
+                by = filter_of(last, chunk)
+        return [layer.remember(work, None if layer.is_readout else by) for layer, work in zip(layers, works)]
+
+    def _check(self, x: torch.Tensor) -> None:
+        seen = (x.shape[1:], x.device, x.dtype)
+        if self._seen is not None and self._seen != seen:
+            raise ValueError(
+                f"a stream goes on with steps of shape {tuple(self._seen[0])}, {self._seen[2]} on {self._seen[1]}; got "
+                f"{tuple(x.shape[1:])}, {x.dtype} on {x.device}: call reset() where another stream begins"
+            )
+        self._seen = seen
+
+    def reset(self) -> None:
+        """Begin a new sequence: the next call starts from the neurons' first states, without traces."""
+        self._memory, self._seen = None, None
+        self.chunks = 0
+
+
+def _step_dims(net: nn.Module) -> Optional[int]:
+    for _, module in _in_turn(net):
+        for dims, kinds in _DIMS:
+            if isinstance(module, kinds):
+                return dims
+        if isinstance(module, (nn.Flatten, nn.Unflatten)):
+            return None
+    return None
+
+
+def _as_returned(layer: Layer, out: List[torch.Tensor]) -> Any:
+    """As the last module's ``sequence`` returns it."""
+    if layer.dynamics is None:
+        return out[0]
+    neuron = layer.dynamics.neuron
+    if not neuron._returns_states():
+        return out[0]
+    states = [state for name, state in zip(neuron._states(), out[1:]) if name != "spk"]
+    return (out[0], tuple(states)) if isinstance(neuron, DeltaLeaky) else (out[0], *states)
+
+
+def _first(made: Any) -> Any:
+    return tuple(_first(part) for part in made) if isinstance(made, tuple) else made[0]

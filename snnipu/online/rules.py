@@ -1,0 +1,59 @@
+"""The rules of online learning: what each keeps of a network's derivatives, and its options."""
+
+from typing import Any, Dict, Mapping, NamedTuple
+
+FEEDBACKS = ("symmetric", "random", "adaptive")
+
+
+class Rule(NamedTuple):
+    """What a rule keeps of the derivatives of states by earlier states, and what it passes to the layer below."""
+
+    name: str
+    # A neuron's states by its earlier ones: traces.
+    history: bool
+    # In them: the reset's derivative, and that of a recurrent neuron's spikes by which it reaches itself.
+    keeps_reset: bool = True
+    keeps_loop: bool = False
+    options: Mapping[str, Any] = {}  # with their defaults; None: it must be given
+
+    def with_options(self, given: Mapping[str, Any]) -> "Rule":
+        unknown = [name for name in given if name not in self.options]
+        if unknown:
+            known = f"its options are {', '.join(self.options)}" if self.options else "it has none"
+            raise TypeError(f'rule "{self.name}" has no option {unknown[0]!r}: {known}')
+        options = {**self.options, **given}
+        for name, value in options.items():
+            check = OPTIONS[name]
+            if not check(value):
+                raise ValueError(f'{name} of rule "{self.name}" must be {_EXPECTED[name]}, got {value!r}')
+        return self._replace(options=options)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+OPTIONS: Dict[str, Any] = {
+    "input_trace": lambda value: isinstance(value, bool),
+    "bias_trace": lambda value: isinstance(value, bool),
+    "feedback": lambda value: value in FEEDBACKS,
+    "low_pass": lambda value: isinstance(value, bool),
+    "readouts": _is_count,
+}
+_EXPECTED = {
+    "input_trace": "True or False",
+    "bias_trace": "True or False",
+    "feedback": f"one of {', '.join(map(repr, FEEDBACKS))}",
+    "low_pass": "True or False",
+    "readouts": "the number of outputs of each layer's local readout",
+}
+RULES: Dict[str, Rule] = {
+    rule.name: rule
+    for rule in (
+        Rule("sltt", history=False),
+        Rule("ottt", history=True, keeps_reset=False, options={"input_trace": True, "bias_trace": True}),
+        Rule("eprop", history=True, options={"feedback": "symmetric", "low_pass": True}),
+        Rule("decolle", history=True, keeps_reset=False, options={"readouts": None}),
+        Rule("snap1", history=True, keeps_loop=True),
+    )
+}

@@ -1,0 +1,224 @@
+"""Traces: what the states after a chunk owe to the parameters, carried forward in place of the chunk.
+
+Where the history of the states is the same for all neurons, the trace of a weight is one of its input: ``[B, inputs]``
+for each state. Elsewhere every neuron has its own, ``[B, neurons, inputs]``.
+"""
+
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+
+from snnipu.online.afferents import Afferents
+from snnipu.online.dynamics import Chunk, Dynamics, Gradients
+
+# Tensors with their gradients.
+Pairs = List[Tuple[torch.Tensor, torch.Tensor]]
+
+
+class Trace(NamedTuple):
+    """Of one state and one of the neurons' inputs: the weighted sum of the steps' inputs, and that of ones."""
+
+    inputs: torch.Tensor
+    ones: torch.Tensor
+
+
+class Traces(NamedTuple):
+    """Of a neuron's states: for each that counts the traces of its inputs, and of its parameters ``[B * neurons]``."""
+
+    inputs: List[List[Optional[Trace]]]
+    parameters: List[List[Optional[torch.Tensor]]]
+
+
+def jacobian(dynamics: Dynamics, chunk: Chunk, place: int, spread: Optional[List[torch.Tensor]]) -> Gradients:
+    """The gradients of a state after the chunk."""
+    final: List[Optional[torch.Tensor]] = [None] * len(chunk.states)
+    final[place] = torch.ones_like(chunk.initial[place])
+    return dynamics.history(chunk, None, [], final, spread)
+
+
+def spread(values: Sequence[torch.Tensor], like: torch.Tensor) -> List[torch.Tensor]:
+    """Parameters, one for each neuron of each sample."""
+    count = like.numel()
+    return [v.reshape(-1).repeat(count // v.numel()) if v.numel() != count else v.reshape(-1) for v in values]
+
+
+def one_neuron(chunk: Chunk) -> Chunk:
+    """A chunk of one neuron, for derivatives that do not depend on the states."""
+    none = chunk.x.new_zeros((chunk.x.shape[0], 1))
+    states = [none] * len(chunk.states)
+    return Chunk(
+        none,
+        none,
+        [none[0]] * len(states),
+        states,
+        None,
+        [v.reshape(-1)[:1] for v in chunk.values],
+        [False] * len(chunk.values),
+    )
+
+
+def after(
+    dynamics: Dynamics,
+    chunk: Chunk,
+    afferents: Sequence[Afferents],
+    inputs: Sequence[torch.Tensor],
+    before: Optional[Traces],
+) -> Traces:
+    """The traces after a chunk."""
+    uniform = dynamics.is_uniform(chunk.values)
+    places = dynamics.remembers
+    full = any(chunk.needs) or (not uniform and any(a.parameters() for a in afferents))
+    wide = spread(chunk.values, chunk.initial[0]) if full else None
+    own = [jacobian(dynamics, chunk, place, wide) for place in places] if full else []
+    alike = [jacobian(dynamics, one_neuron(chunk), place, None) for place in places] if uniform else own
+    made = Traces([], [])
+    for row in range(len(places)):
+        made.inputs.append(
+            [
+                _summed(alike[row], places, u, a, _at(before, number), uniform) if a.parameters() else None
+                for number, (a, u) in enumerate(zip(afferents, inputs))
+            ]
+        )
+        made.parameters.append(
+            [
+                _of_parameter(own[row], places, number, before) if need else None
+                for number, need in enumerate(chunk.needs)
+            ]
+        )
+    return made
+
+
+def _at(traces: Optional[Traces], number: int) -> List[Optional[Trace]]:
+    """State by state, those of one of the neurons' inputs."""
+    return [] if traces is None else [state[number] for state in traces.inputs]
+
+
+def _summed(
+    row: Gradients,
+    places: Sequence[int],
+    u: torch.Tensor,
+    afferents: Afferents,
+    before: Sequence[Optional[Trace]],
+    uniform: bool,
+) -> Trace:
+    """A chunk's inputs by a state's gradient, and the traces before it by the gradient of the states they are of."""
+    if uniform:
+        weights = row.x.reshape(-1).to(u.dtype)
+        inputs, ones = (weights @ u.flatten(1)).reshape(u.shape[1:]), weights.sum()
+    else:
+        patches = afferents.patches(u)
+        weights = row.x.reshape(*patches.shape[:3], -1, patches.shape[-1])
+        inputs, ones = torch.einsum("tbgop,tbgkp->bgopk", weights, patches), weights.sum(0)
+    for place, trace in zip(places, before):
+        if trace is None:
+            continue
+        by = row.before[place].reshape(ones.shape)
+        if trace.ones.dim() or uniform:
+            inputs = inputs + (by.unsqueeze(-1) if by.dim() else by) * trace.inputs
+        else:
+            inputs = inputs + torch.einsum("bgop,bgkp->bgopk", by, afferents.patches(trace.inputs.unsqueeze(0))[0])
+        ones = ones + by * trace.ones
+    return Trace(inputs, ones)
+
+
+def _of_parameter(row: Gradients, places: Sequence[int], number: int, before: Optional[Traces]) -> torch.Tensor:
+    made = row.parameters[number]
+    for place, state in zip(places, [] if before is None else before.parameters):
+        trace = state[number]
+        if trace is not None:
+            made = made + row.before[place].reshape(-1) * trace
+    return made
+
+
+# ---- through a leaky readout: its states remember the spikes of the neurons in front of it
+
+
+class Filter(NamedTuple):
+    """A readout's states after a chunk: by the steps of its input ``[T]``, and by the states before, each by each."""
+
+    steps: List[torch.Tensor]
+    before: List[List[torch.Tensor]]
+
+
+def filter_of(dynamics: Dynamics, chunk: Chunk) -> Filter:
+    places = dynamics.remembers
+    rows = [jacobian(dynamics, one_neuron(chunk), place, None) for place in places]
+    return Filter(
+        [row.x.reshape(-1) for row in rows], [[row.before[place].reshape(()) for place in places] for row in rows]
+    )
+
+
+def low_passed(by: Filter, spk: torch.Tensor, before: Optional[List[torch.Tensor]]) -> List[torch.Tensor]:
+    """What each of the readout's states remembers of spikes ``[T, B, ...]``."""
+    made = []
+    for weights, carry in zip(by.steps, by.before):
+        row = (weights.to(spk.dtype) @ spk.flatten(1)).reshape(spk.shape[1:])
+        for factor, value in zip(carry, before or []):
+            row = row + factor * value
+        made.append(row)
+    return made
+
+
+def filtered_after(
+    by: Filter,
+    dynamics: Dynamics,
+    chunk: Chunk,
+    afferents: Sequence[Afferents],
+    inputs: Sequence[torch.Tensor],
+    states: Optional[Traces],
+    before: Optional[Traces],
+) -> Traces:
+    """The traces of :func:`low_passed` spikes; ``states``: those of the neuron's states before the chunk."""
+    wide = spread(chunk.values, chunk.initial[0])
+    none: List[Optional[torch.Tensor]] = [None] * len(chunk.states)
+    places = dynamics.remembers
+    made = Traces([], [])
+    for weights, carry in zip(by.steps, by.before):
+        upstream = weights.to(chunk.spk.dtype).reshape(-1, *[1] * (chunk.spk.dim() - 1)).expand_as(chunk.spk)
+        row = dynamics.whole(chunk, upstream, none, wide)
+        of_inputs: List[Optional[Trace]] = []
+        for number, (a, u) in enumerate(zip(afferents, inputs)):
+            trace = None
+            if a.parameters():
+                trace = _summed(row, places, u, a, _at(states, number), False)
+                for factor, earlier in zip(carry, _at(before, number)):
+                    if earlier is not None:
+                        trace = Trace(trace.inputs + factor * earlier.inputs, trace.ones + factor * earlier.ones)
+            of_inputs.append(trace)
+        of_parameters: List[Optional[torch.Tensor]] = []
+        for number, need in enumerate(chunk.needs):
+            if not need:
+                of_parameters.append(None)
+                continue
+            total = _of_parameter(row, places, number, states)
+            for factor, state in zip(carry, [] if before is None else before.parameters):
+                own = state[number]
+                total = total if own is None else total + factor * own
+            of_parameters.append(total)
+        made.inputs.append(of_inputs)
+        made.parameters.append(of_parameters)
+    return made
+
+
+def of_inputs(traces: Traces, afferents: Afferents, number: int, grads: Sequence[torch.Tensor], bias: bool) -> Pairs:
+    """What the body of one of the neurons' inputs makes of its traces ``[B, ...]``, each with its gradient.
+
+    Without ``bias`` that of an input alone, no constant.
+    """
+    made: Pairs = []
+    for trace, grad in zip(_at(traces, number), grads):
+        if trace is not None:
+            of_trace = afferents.of_own_traces if trace.ones.dim() else afferents.of_trace
+            ones = trace.ones if bias else torch.zeros_like(trace.ones)
+            made.append((of_trace(trace.inputs, ones).reshape(grad.shape), grad))
+    return made
+
+
+def of_parameter(traces: Traces, number: int, grads: Sequence[torch.Tensor], value: torch.Tensor) -> Any:
+    """The gradient of a parameter by what the states before a chunk owe to it."""
+    total: Any = 0
+    for grad, state in zip(grads, traces.parameters):
+        trace = state[number]
+        if trace is not None:
+            total = total + (grad.reshape(-1) * trace).reshape(-1, value.numel()).sum(0).reshape(value.shape)
+    return total

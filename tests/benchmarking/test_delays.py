@@ -1,0 +1,32 @@
+"""The case of a linear layer with delays."""
+
+import pytest
+
+import snnipu
+from snnipu.benchmarking import Settings
+from snnipu.benchmarking.cases import delays
+
+SMALL = {"steps": 12, "batch_size": 2, "neurons": 16, "activity": 0.2, "longest_delay": 5}
+
+
+def check(name):
+    return next(c for c in delays.build(Settings(**SMALL)).contenders if c.name == name).build().check()
+
+
+@pytest.mark.parametrize("name", ["events", "from-dense", "convolution"])
+def test_every_row_is_right(name):
+    result = check(name)
+    assert result.passed, result.detail
+
+
+def test_a_wrong_layer_is_red(monkeypatch):
+    forward = snnipu.DelayLinear.forward
+    monkeypatch.setattr(snnipu.DelayLinear, "forward", lambda self, x: 1.001 * forward(self, x))
+    assert not check("events").passed
+
+
+def test_the_sweep_has_both_axes():
+    sweep = delays.sweep(Settings(**SMALL), [0.05, 0.2], [3, 5])
+    assert [(p.activity, p.longest_delay) for p in sweep.points] == [(0.05, 5), (0.2, 5), (0.2, 3)]
+    with pytest.raises(ValueError, match="activity"):
+        delays.build(Settings(activity=0.0))

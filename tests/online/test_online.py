@@ -1,0 +1,204 @@
+"""``snnipu.Online`` as people call it: streams, layers between, what is refused; backpropagation where they agree."""
+
+import pytest
+import torch
+from torch import nn
+
+import snnipu as snn
+
+CLASSES = 3
+
+
+def network(*between, inputs=8, hidden=12, **leaky):
+    torch.manual_seed(0)
+    return snn.MultiStep(
+        nn.Linear(inputs, hidden),
+        snn.Leaky(beta=0.9, threshold=0.4, **leaky),
+        *between,
+        nn.Linear(hidden, CLASSES),
+        snn.Leaky(beta=0.8, reset_mechanism="none"),
+    )
+
+
+def stream(steps=12, batch=4, inputs=8):
+    torch.manual_seed(1)
+    return (torch.rand(steps, batch, inputs) < 0.4).float()
+
+
+def grads_of(module):
+    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("reset", ["none", "subtract", "zero"])
+@pytest.mark.parametrize("rule", ["ottt", "eprop", "snap1"])
+def test_one_layer_learns_as_by_backpropagation(rule, reset):
+    """In chunks of three; OTTT leaves out the reset."""
+    if rule == "ottt" and reset != "none":
+        pytest.skip("OTTT leaves out the reset")
+    net = snn.MultiStep(nn.Linear(8, 5), snn.Leaky(beta=0.9, threshold=0.4, reset_mechanism=reset, learn_beta=True))
+    net, x = net.double(), stream().double()
+    mem = net(x)[1]
+    weights = torch.randn_like(mem)
+    (mem * weights).sum().backward()
+    expected = grads_of(net)
+    net.zero_grad()
+    online = snn.Online(net, rule=rule, **({"low_pass": reset != "zero"} if rule == "eprop" else {}))
+    for part, weight in zip(x.split(3), weights.split(3)):
+        (online(part)[1] * weight).sum().backward()
+    for name, grad in grads_of(net).items():
+        torch.testing.assert_close(grad, expected[name], rtol=1e-9, atol=1e-9)
+
+
+def test_it_returns_what_the_network_does_and_shares_its_parameters():
+    net, x = network(), stream()
+    online = snn.Online(net, rule="ottt")
+    expected = net(x)
+    made = [online(part) for part in x.split([5, 1, 6])]
+    for number, whole in enumerate(expected):
+        assert torch.equal(torch.cat([part[number] for part in made]), whole)
+    online.reset()
+    single = [online(step) for step in x]  # [B, ...] is one step
+    assert torch.equal(torch.stack([mem for _, mem in single]), expected[1])
+    assert online.net is net
+    assert set(dict(net.named_parameters())) == {name[4:] for name, _ in online.named_parameters()}
+    online.load_state_dict(online.state_dict())
+    with torch.no_grad():
+        online.reset()
+        assert not online(x)[1].requires_grad
+
+
+def test_an_optimizer_steps_between_chunks():
+    torch.manual_seed(0)
+    net = network()
+    x, targets = stream(40, 16), torch.randint(CLASSES, (16,))
+    online, optimizer = snn.Online(net, rule="eprop"), torch.optim.Adam(net.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(15):
+        online.reset()
+        total = 0.0
+        for part in x.split(8):
+            loss = nn.functional.cross_entropy(online(part)[1].mean(0), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.item()
+        losses.append(total)
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize("rule", ["sltt", "ottt", "eprop", "snap1"])
+def test_layers_between_in_any_chunks(rule):
+    torch.manual_seed(0)
+    net = snn.MultiStep(
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.BatchNorm2d(4).eval(),
+        snn.Leaky(beta=0.8, threshold=0.3),
+        nn.AvgPool2d(2) if rule in ("eprop",) else nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(4 * 3 * 3, 10),
+        snn.Synaptic(alpha=0.7, beta=0.8, threshold=0.3),
+        nn.Linear(10, CLASSES),
+        snn.Leaky(beta=0.9, reset_mechanism="none"),
+    ).double()
+    net[1].running_mean.uniform_(-0.2, 0.2)
+    x = (torch.rand(10, 2, 2, 6, 6) < 0.4).double()
+    found = []
+    for length in (1, 4, 10):
+        online = snn.Online(net, rule=rule)
+        net.zero_grad()
+        for part in x.split(length):
+            online(part)[1].square().sum().backward()
+        found.append(grads_of(net))
+    assert len(found[0]) == 8
+    for other in found[1:]:
+        for name, grad in other.items():
+            torch.testing.assert_close(grad, found[0][name], rtol=1e-8, atol=1e-9)
+
+
+def test_a_neuron_of_ones_own():
+    @snn.neuron(states=("mem",), parameters={"beta": 0.9, "threshold": 0.4})
+    def Leak(x, mem, *, beta, threshold, spike):
+        fired = spike(mem - threshold)
+        mem = beta * mem + x - fired * threshold
+        return spike(mem - threshold), mem
+
+    torch.manual_seed(0)
+    net = snn.MultiStep(nn.Linear(8, 6), Leak(beta=0.8, learn=("beta",))).double()
+    x = stream().double()
+    online, found = snn.Online(net, rule="snap1"), []
+    for length in (3, 12):
+        online.reset()
+        net.zero_grad()
+        for part in x.split(length):
+            online(part)[0].sum().backward()
+        found.append(grads_of(net))
+    assert set(found[0]) == {"0.weight", "0.bias", "1.beta"}
+    for name, grad in found[0].items():
+        torch.testing.assert_close(grad, found[1][name], rtol=1e-9, atol=1e-9)
+        assert grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (lambda: snn.Online(network(), rule="bptt"), ValueError, "rule must be one of 'sltt', 'ottt'"),
+        (lambda: snn.Online(network(), rule="ottt", feedback="random"), TypeError, 'rule "ottt" has no option'),
+        (lambda: snn.Online(network(), rule="eprop", feedback="mirror"), ValueError, "feedback of rule"),
+        (lambda: snn.Online(network(), rule="decolle"), ValueError, "readouts of rule"),
+        (lambda: snn.Online(nn.Linear(2, 2)), TypeError, "net must be a MultiStep or an nn.Sequential"),
+        (lambda: snn.Online(network(nn.BatchNorm1d(12))), ValueError, r"module 2 \(BatchNorm1d\) is in training"),
+        (lambda: snn.Online(network(nn.LSTM(12, 12))), TypeError, r"module 2 \(LSTM\) cannot learn online"),
+        (lambda: snn.Online(network(inhibition=True)), TypeError, "module 1 .* it has inhibition=True"),
+        (
+            lambda: snn.Online(snn.MultiStep(nn.Linear(8, 6), nn.ReLU(), snn.Leaky(beta=0.9))),
+            TypeError,
+            "module 1 .ReLU. stands between weights and their neurons",
+        ),
+    ],
+)
+def test_what_is_refused(make, error, match):
+    with pytest.raises(error, match=match):
+        make()
+
+
+def test_a_stream_that_changes():
+    online = snn.Online(network())
+    online(stream(batch=4))
+    with pytest.raises(ValueError, match=r"goes on with steps of shape \(4, 8\).*reset"):
+        online(stream(batch=3))
+    with pytest.raises(ValueError, match="reset"):
+        online(stream(batch=4).double())
+    online.reset()
+    assert online(stream(batch=3))[0].shape == (12, 3, CLASSES)
+
+
+def test_losses_that_reach_back():
+    online, x = snn.Online(network()), stream()
+    first = online(x[:4])[1].sum()
+    online(x[4:8])[1].sum().backward()
+    with pytest.raises(RuntimeError, match="reaches back into chunk 1 of an online network, which is at chunk 2"):
+        first.backward()
+    loss = online(x[8:])[1].sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="backward was called twice for one chunk"):
+        loss.backward()
+
+
+def test_memory_of_a_stream_does_not_grow():
+    """What lives between chunks: states and traces, whatever has gone before."""
+    online, x = snn.Online(network(), rule="snap1"), stream(20)
+
+    def kept():
+        seen = {}
+        for memory in online._memory:
+            for tensor in torch.utils._pytree.tree_flatten(tuple(memory))[0]:
+                if isinstance(tensor, torch.Tensor):
+                    seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return sum(seen.values())
+
+    sizes = []
+    for _ in range(6):
+        online(x)[1].sum().backward()
+        sizes.append(kept())
+    assert sizes[0] == sizes[-1] > 0
+    assert all(not t.requires_grad for m in online._memory for t in m.states)
