@@ -1,6 +1,6 @@
 // Host side of sparse_linear: blocks of output neurons, each one call of a vertex for many rows.
-#include "host/snnipu.h"
 #include "host/sparse_linear.hpp"
+#include "host/snnipu.h"
 #include "host/transpose.hpp"
 
 // The codelet file itself: its templates are instantiated here for the host's types.
