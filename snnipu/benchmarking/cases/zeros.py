@@ -336,7 +336,7 @@ def sweep(settings: Settings, zeros_activities: Sequence[float]) -> Sweep:
     activities = sorted(set(zeros_activities))
     return Sweep(
         name="zeros",
-        title=f"Network {_described(settings)}: T={settings.steps} × B={settings.batch_size}",
+        title=f"{_described(settings)}: T={settings.steps} × B={settings.batch_size}",
         caption=_caption(settings),
         points=[replace(settings, work=work, activity=activity) for activity in activities for work in WORKS],
         axes=[
