@@ -254,8 +254,9 @@ WITH_NEEDS = [op for op in GRIDS if op in (*cases.WEIGHTED, cases.POOLED)]
 
 @pytest.mark.parametrize(("provider", "op"), [pair for pair in TRIED if pair[1] in WITH_NEEDS])
 def test_kernels_equal_the_reference_whatever_gradients_are_needed(provider, op, kernels):
-    rows, each = ((3, 2), BOTH) if provider == "CPU" else ((2, 1), (True,))
-    grid = {"neurons": [4], "rows": [rows], "each": each, "recurrent": BOTH if op == LIF else (False,)}
+    # On a CPU where many inputs carry gradient the values' one is a product.
+    rows, each, rates = ((3, 2), BOTH, [(0.2, 0.1), (0.1, 0.05)]) if provider == "CPU" else ((2, 1), [True], RATES[1:2])
+    grid = {"neurons": [4], "rows": [rows], "rates": rates, "each": each, "recurrent": BOTH if op == LIF else [False]}
     for options in variants([grid]):
         maps = {"geometry": MAPS["plain"]} if "conv" in op else {}
         assert_is_the_reference(kernels, op, each_need=True, **options, **maps)
@@ -295,14 +296,18 @@ def test_membranes_that_were_not_stored_are_refused(provider, op, kernels):
 
 @pytest.mark.parametrize("op", cases.LAYERS)
 def test_numbers_of_nothing_are_refused(op):
-    """Of resets and surrogates, by the library, which has them as numbers."""
+    """Of resets and surrogates, and a layer's own ids and counts, by the library, which has them as numbers."""
     kernels, values = _cpu(None), case(op)
     made = kernels(f"{op}_fwd")(*arguments(f"{op}_fwd", values))
     values = backward_values(op, values, made)
-    for operator, name in ((f"{op}_fwd", "reset"), (f"{op}_bwd", "reset"), (f"{op}_bwd", "surrogate")):
-        for number in (-1, 99):
-            with pytest.raises(RuntimeError, match=f"{operator} refused its arguments"):
-                kernels(operator)(*arguments(operator, {**values, name: number}))
+    wrong = [(name, number) for name in ("reset", "surrogate") for number in (-1, 99)]
+    wrong += [(name, torch.full_like(values[name], 9999)) for name in ("ids_out", "counts_out")]
+    for operator in (f"{op}_fwd", f"{op}_bwd"):
+        names = [argument.name for argument in cases.schema(operator).arguments]
+        for name, value in wrong:
+            if name in names:
+                with pytest.raises(RuntimeError, match=f"{operator} refused its arguments"):
+                    kernels(operator)(*arguments(operator, {**values, name: value}))
 
 
 @pytest.mark.parametrize("op", [*cases.OPS, "listed_linear"])
