@@ -13,6 +13,7 @@ from snnipu.backends import memory, popart
 from snnipu.neurons._hooks import is_hooked, is_plain
 from snnipu.neurons.leaky import Leaky
 from snnipu.neurons.paths import Paths, Watch
+from snnipu.neurons.synaptic_delay import SynapticDelay
 from snnipu.ops import sparse_input
 from snnipu.ops._arguments import is_direct
 from snnipu.ops.batch_norm import SMALL_STEP, batch_norm_over_time
@@ -549,6 +550,8 @@ def _start_from_zeros(module: nn.Module) -> Tuple[Any, ...]:
     for neuron in module.modules():
         if neuron is not module and isinstance(neuron, snntorch.SpikingNeuron) and not neuron.init_hidden:
             getattr(neuron, "reset_mem", tuple)()
+        if isinstance(neuron, SynapticDelay):
+            neuron.reset_delay()
     if not _passes_states(module):
         return ()
     reset = getattr(module, "reset_mem", tuple)

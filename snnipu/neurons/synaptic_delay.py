@@ -1,7 +1,6 @@
 """``snnipu.SynapticDelay``: what each channel sends arrives later."""
 
-from collections import deque
-from typing import Any, Deque, Dict, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 import torch
 from torch import nn
@@ -62,8 +61,9 @@ class SynapticDelay(nn.Module):
             self.delay: Any = nn.Parameter(found)
         else:
             self.register_buffer("delay", found)
-        # Of a loop, the newest first.
-        self._last: Deque[torch.Tensor] = deque(maxlen=self.max_delay + 1)
+        # The steps before in a loop, the newest first: max_delay of them, or none. No deque: PyTorch 2.13's TorchDynamo
+        # traces one with a greatest length wrongly.
+        self._last: List[torch.Tensor] = []
 
     def _delays(self, delay: Any, channels: Optional[int]) -> torch.Tensor:
         if isinstance(delay, bool) or not isinstance(delay, (int, float, torch.Tensor)):
@@ -88,11 +88,11 @@ class SynapticDelay(nn.Module):
 
     def __getstate__(self) -> Dict[str, Any]:
         # A copy has no part in the graph of what is on its way.
-        return {**self.__dict__, "_last": deque((x.detach() for x in self._last), self._last.maxlen)}
+        return {**self.__dict__, "_last": [x.detach() for x in self._last]}
 
     def reset_delay(self) -> None:
         """Forget what is on its way."""
-        self._last.clear()
+        self._last = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """One step ``[B, C, ...]``, or with ``step_mode=False`` all of them, ``[T, B, C, ...]``."""
@@ -105,14 +105,15 @@ class SynapticDelay(nn.Module):
                 f"x must have the shape {list(self._last[0].shape)} of the step before, got {list(x.shape)}: call "
                 "reset_delay() where another sequence begins"
             )
-        self._last.appendleft(x)
+        # From the first step on as many: each step of a compiled loop is then the same.
+        known = [x, *(self._last or [torch.zeros_like(x)] * self.max_delay)]
+        self._last = known[: self.max_delay]
         arriving, first = self._shares(x)
-        known = torch.stack(list(self._last))  # the newest first
+        steps = torch.stack(known)
         out: Any = 0
         for tap in range(arriving.shape[-1]):
-            lag = (first + tap).expand(x.shape).unsqueeze(0)
-            there = known.gather(0, lag.clamp(max=len(known) - 1))[0]
-            out = out + torch.where(lag[0] < len(known), arriving[..., tap] * there, 0)
+            lag = (first + tap).clamp(max=self.max_delay)  # nothing is left for a tap behind that
+            out = out + arriving[..., tap] * steps.gather(0, lag.expand(x.shape).unsqueeze(0))[0]
         return out  # type: ignore[no-any-return]
 
     def sequence(self, x: torch.Tensor) -> torch.Tensor:

@@ -91,6 +91,8 @@ class Layer:
         work.out = out
         if work.learns:
             work.before = memory
+            own = [] if self.dynamics is None else list(self.dynamics.neuron.parameters())
+            work.versions = [(p, p._version) for p in (*work.parameters, *own, *feedback)]
             work.out = list(_Learning.apply(work, out, *given))
         return work
 
@@ -126,6 +128,7 @@ class Work:
         self.made: List[torch.Tensor] = []
         self.out: List[torch.Tensor] = []
         self.parameters: List[torch.nn.Parameter] = []
+        self.versions: List[Tuple[torch.Tensor, int]] = []
         self.learns = self.done = False
 
     def check(self) -> None:
@@ -140,6 +143,11 @@ class Work:
                 f"the loss reaches back into chunk {self.number} of an online network, which is at chunk "
                 f"{self.online.chunks}: call backward() for each chunk before the next one, and .detach() what a "
                 "later loss takes of an earlier chunk"
+            )
+        if any(parameter._version != version for parameter, version in self.versions):
+            raise RuntimeError(
+                f"a parameter of an online network was changed in place between chunk {self.number} and its "
+                "backward(): call optimizer.step() behind it"
             )
         self.done = True
 

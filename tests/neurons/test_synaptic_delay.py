@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from support.delays import TIGHT, shares
+from support.versions import needs_backend
 from torch import nn
 
 import snnipu as snn
@@ -77,6 +78,62 @@ def test_in_a_network_and_reset():
     constant = snn.MultiStep(snn.SynapticDelay(3, 2.0))(x[0], num_steps=4)
     assert torch.equal(constant[2:], x[0].expand(2, 2, 6))
     assert not constant[:2].any()
+
+
+def test_each_call_of_a_network_starts_anew_inside_modules_and_with_hooks():
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.delay = snn.SynapticDelay(3, 2)
+
+        def forward(self, x):
+            return 2 * self.delay(x)
+
+    x = torch.rand(5, 2, 3)
+    wrapped, hooked = Wrapped(), snn.SynapticDelay(3, 2)
+    hooked.register_forward_hook(lambda module, given, made: None)
+    for module, factor in ((wrapped, 2), (hooked, 1)):
+        net = snn.MultiStep(module)
+        for _ in range(2):
+            made = net(x)
+            assert not made[:2].any()
+            assert torch.equal(made[2:], factor * x[:-2])
+    for module in (wrapped, snn.SynapticDelay(3, 2), snn.DelayLinear(3, 3, 2)):
+        with pytest.raises((TypeError, ValueError), match="module 0"):
+            snn.run_segments(snn.MultiStep(module, snn.Leaky(beta=0.9)), x, 2)
+
+
+@needs_backend
+def test_a_compiled_loop_is_the_loop():
+    """From nothing on its way, and going on with what the call before left."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inp, self.delay = nn.Linear(6, 4), snn.SynapticDelay(3, 1.5, channels=4, learn_delay=True)
+            self.lif = snn.Leaky(beta=0.9, threshold=0.3)
+
+        def forward(self, x):
+            mem, out = self.lif.reset_mem(), []
+            for step in range(len(x)):
+                _, mem = self.lif(self.delay(self.inp(x[step])), mem)
+                out.append(mem)
+            return torch.stack(out)
+
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    net, x = Net(), (torch.rand(12, 2, 6) < 0.4).float()
+    other = copy.deepcopy(net)
+    compiled = snn.compile(other)
+    for _ in range(3):
+        for module, run in ((net, net), (other, compiled)):
+            module.delay._last = [earlier.detach() for earlier in module.delay._last]
+            module.zero_grad()
+            module.made = run(x)
+            module.made.square().sum().backward()
+        torch.testing.assert_close(other.made, net.made)
+        for own, expected in zip(other.parameters(), net.parameters()):
+            torch.testing.assert_close(own.grad, expected.grad)
 
 
 @pytest.mark.parametrize(
