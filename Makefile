@@ -16,6 +16,7 @@
 #   make lint      ruff, mypy, layers of imports, clang-format, C++ warnings
 #   make check-ipu what popc and the SDK's users compile, by Clang: vertices, graphs, PopART operators
 #   make docs      the documentation as HTML
+#   make notebooks runs the tutorials, and keeps what they show
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
@@ -57,7 +58,7 @@ WHEEL_TARGETS ?= $(patsubst %,%-linux-gnu.2.17,$(filter-out $(MACHINE),x86_64 aa
 # A failed native build must not go unnoticed here.
 export SNNIPU_REQUIRE_NATIVE ?= 1
 
-.PHONY: demo test test-wheel wheel test-emulated bench lint lint-text check-ipu check-counts docs sanitize fuzz-numbers matrix clean
+.PHONY: demo test test-wheel wheel test-emulated bench lint lint-text check-ipu check-counts docs notebooks sanitize fuzz-numbers matrix clean
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -184,8 +185,12 @@ check-counts: $(VENV)/.check
 	$(BIN)/python csrc/ipu_model/popc/counts.py --check
 
 docs: $(VENV)/.docs
-	$(BIN)/sphinx-build -W -q -b html docs $(OUT)/docs
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs $(OUT)/docs
 	@echo "documentation: $(abspath $(OUT)/docs)/index.html"
+
+# Data sets as the tutorials look for them, below SNNIPU_DATA. NOTEBOOKS names some of them.
+notebooks: $(VENV)/.test
+	$(BIN)/python docs/notebooks.py $(NOTEBOOKS)
 
 # Python itself is not built for the sanitizers: their runtime is loaded ahead of it, and its leaks are its own. What
 # torch.compile makes of an operator is no kernel of ours. A report goes to stderr, past pytest.

@@ -31,7 +31,7 @@ PANELS = (
         lambda case: (
             case.get("parameters", {}).get("activity") == 0.02 and case.get("parameters", {}).get("hidden_layers") == 2
         ),
-        "2312-1466-1466-10, 2 % of the neurons active\n100 steps, batch of 48",
+        "2312-1466-1466-10, at 2 % activity\n100 steps, batch of 48",
         {
             "snntorch": "snnTorch",
             "spikingjelly": "SpikingJelly",

@@ -60,6 +60,13 @@ def test_what_explain_prints_is_what_the_page_shows(tmp_path, capsys):
     assert numbers.sub("...", capsys.readouterr().out) == numbers.sub("...", shown)
 
 
+def test_the_gallery_has_every_picture():
+    shown = [link.split(")")[0] for link in text_of(ROOT / "docs" / "gallery.md").split("](")[1::2]]
+    shown = {(ROOT / "docs" / link).resolve() for link in shown}
+    drawn = {path for folder in ("docs", "benchmarks/results") for path in (ROOT / folder).rglob("*.png")}
+    assert shown == drawn
+
+
 def test_guarantees_name_tests_that_exist():
     text = text_of(ROOT / "docs" / "reference" / "guarantees.md")
     named = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", text)
@@ -296,7 +303,7 @@ def test_surrogate_table_is_the_code():
 
 
 def test_reference_is_built_without_a_warning(tmp_path):
-    for module in ("sphinx", "myst_parser", "furo"):
+    for module in ("sphinx", "myst_nb", "furo"):
         pytest.importorskip(module)
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", str(ROOT / "docs"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

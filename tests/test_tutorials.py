@@ -1,3 +1,4 @@
+import importlib
 import os
 import re
 import shutil
@@ -30,7 +31,7 @@ def test_every_tutorial_is_tested(repository):
 
 @pytest.mark.parametrize("name", TUTORIALS)
 def test_notebook_and_script_are_in_step(repository, name):
-    """After a change to the script: ``jupytext --sync tutorials/NAME.py``."""
+    """After a change to the script: ``make notebooks NOTEBOOKS=NAME``, or ``jupytext --sync tutorials/NAME.py``."""
     notebook = notebook_of(repository, name)
     script = jupytext.read(repository / "tutorials" / f"{name}.py")
     assert notebook.metadata["jupytext"]["formats"] == "ipynb,py:percent"
@@ -40,12 +41,19 @@ def test_notebook_and_script_are_in_step(repository, name):
 
 
 @pytest.mark.parametrize("name", TUTORIALS)
-def test_notebook_is_kept_without_outputs(repository, name):
+def test_notebook_is_kept_with_what_it_shows(repository, name, monkeypatch):
+    """After a change to what it prints or draws: ``make notebooks NOTEBOOKS=NAME``."""
+    path = repository / "tutorials" / f"{name}.ipynb"
+    assert path.stat().st_size < 400_000
     notebook = notebook_of(repository, name)
     nbformat.validate(notebook)
-    for cell in notebook.cells:
-        assert not cell.get("outputs")
-        assert cell.get("execution_count") is None
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert outputs
+    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+    assert not re.search(r"/tmp/|/home/|/root/", str(outputs))  # what one machine alone has
+    monkeypatch.syspath_prepend(repository / "docs")
+    picture_of = importlib.import_module("notebooks").picture_of
+    assert (repository / "docs" / "tutorials" / f"{name}.png").read_bytes() == picture_of(notebook)
 
 
 @pytest.mark.parametrize("name", TUTORIALS)

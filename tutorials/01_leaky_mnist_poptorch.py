@@ -230,7 +230,7 @@ print(f"test accuracy: {100 * test_accuracy:.2f} % of {seen} images")
 # Three test digits, the spikes that they cause among the hidden neurons, and those of the ten output neurons. Few
 # hidden neurons spike in a step, and only those need to be told about: the ground that event-driven hardware stands on.
 
-# %%
+# %% tags=["gallery"]
 chosen = [int((data.test_labels == label).nonzero()[0]) for label in (2, 5, 7)]
 digits, digit_labels = data.test_images[chosen], data.test_labels[chosen]
 (hidden_spk, hidden_mem), (output_spk, output_mem) = training.layer_activity(model.net, digits.flatten(1), num_steps)

@@ -271,7 +271,7 @@ plotting.activity_curve(
 # Three test recordings and the spikes of every layer. This is what the forward pass consists of: for every mark a
 # column of weights is added to the membranes of the next layer, and where there are no marks, membranes decay.
 
-# %%
+# %% tags=["gallery"]
 test_labels = data.test.labels[test_set.indices]
 chosen = [int((test_labels == label).nonzero()[0]) for label in test_labels.unique()[:3]]
 examples, example_labels = data.test.batch([test_set.indices[index] for index in chosen])

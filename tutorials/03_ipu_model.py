@@ -275,7 +275,7 @@ for name, report in reports.items():
 # A *step* of a program is a set of vertices that run at once, or a copy. All tiles wait for the slowest; then they
 # exchange what the next step reads. Left: the steps that take longest. Right: what lies in the memory of the tiles.
 
-# %%
+# %% tags=["gallery"]
 hidden = {name: report for name, report in reports.items() if f"{num_hidden} neurons" in name}
 PARTS = {"compute": plotting.BLUE, "exchange": "#d08a3c", "sync": plotting.MUTED}
 MEMORY = {
@@ -317,7 +317,7 @@ def draw_reports():
         for axis in (bars, tiles):
             axis.spines[["top", "right"]].set_visible(False)
     for axis, place in zip(rows[1], ("lower right", "upper right")):
-        axis.legend(frameon=False, fontsize=8, loc=place)
+        axis.legend(fontsize=8, loc=place)
     return figure
 
 

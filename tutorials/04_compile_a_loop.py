@@ -150,7 +150,7 @@ parts = {name: shares(forward) for name, forward in stages.items()}
 for name, value in times.items():
     print(f"{name:11} {value:7.1f} ms  {times['snnTorch'] / value:5.1f} x")
 
-# %%
+# %% tags=["gallery"]
 figure, axes = plt.subplots(figsize=(7, 3))
 left = dict.fromkeys(stages, 0.0)
 for kind in ("matrix products", "fused neurons", "everything else"):

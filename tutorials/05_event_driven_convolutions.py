@@ -54,7 +54,7 @@ samples = int(os.environ.get("SNNIPU_TUTORIAL_SAMPLES", "600"))
 epochs = int(os.environ.get("SNNIPU_TUTORIAL_EPOCHS", "4"))
 num_steps, step_us, side, batch_size = 20, 5000, 34, 32
 
-torch.manual_seed(0)
+_ = torch.manual_seed(0)
 
 # %% [markdown]
 # ## The recordings
@@ -119,7 +119,7 @@ print(f"{data.name}: {len(train_set)} training and {len(test_set)} test recordin
 # polarity; layers on maps count theirs in the same way. For a picture, `to_dense` makes frames of them: what one
 # recording shows in four stretches of time, bright events blue and dark ones red.
 
-# %%
+# %% tags=["gallery"]
 loader = datasets.event_loader(train_set, batch_size, shuffle=True, generator=torch.Generator().manual_seed(0))
 test_loader = datasets.event_loader(test_set, 100)
 spikes, labels = next(iter(loader))
