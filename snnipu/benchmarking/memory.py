@@ -91,8 +91,14 @@ def peak_extra_bytes(step: Callable[[], Any], device: torch.device) -> int:
     return peak_of_events(events)
 
 
-def available_memory() -> Optional[int]:
-    """Bytes this process can still get without swapping; None where the system does not tell (but Linux)."""
+def available_memory(device: Optional[torch.device] = None) -> Optional[int]:
+    """Bytes this process can still get without swapping; None where the system does not tell (but Linux).
+
+    ``device``: of its memory, where that is a GPU.
+    """
+    if device is not None and device.type == "cuda":
+        torch.cuda.empty_cache()  # what PyTorch keeps is free, too
+        return torch.cuda.mem_get_info(device)[0]
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

@@ -228,7 +228,7 @@ def multi_step_contenders(
     """The rows of libraries that run all steps of a layer by themselves.
 
     Args:
-        spikingjelly: makes SpikingJelly's workload; on CUDA also with the name of a backend.
+        spikingjelly: makes SpikingJelly's workload; on CUDA also with ``backend``, the name of one.
         norse: makes norse's.
         device: where they run.
     """
@@ -253,7 +253,7 @@ def multi_step_contenders(
             Contender(
                 f"spikingjelly-{backend}",
                 f"SpikingJelly multi-step, {backend}",
-                functools.partial(spikingjelly, backend),
+                functools.partial(spikingjelly, backend=backend),
                 peer="spikingjelly",
             )
             for backend in ("cupy", "triton")

@@ -98,10 +98,19 @@ class SparseProblem:
         self.weights = [on_grid(layer.weight.detach(), tf32) for layer in net.layers]
 
     def filled(self, net: SparseNetwork) -> SparseNetwork:
-        """``net`` with these weights."""
+        """``net`` with these weights.
+
+        On a GPU its layers have as many slots as their busiest row needs, as one would set them there: the host then
+        waits for nothing.
+        """
         with torch.no_grad():
             for layer, weight in zip(net.layers, self.weights):
                 layer.weight.copy_(weight)
+            if self.device.type == "cuda":
+                layers = net(self.x, all_layers=True)
+                assert isinstance(layers, list)
+                for layer, spikes in zip(net.layers, layers):
+                    layer.max_spikes = max(1, int(spikes.counts[..., 1].max()))
         return net
 
     def network(self) -> SparseNetwork:

@@ -29,7 +29,7 @@ from snnipu.training import EventConfig
 
 SUMMARY = "convolutional networks of spike ids beside dense ones, against activity"
 DTYPES = (torch.float32,)
-DEVICES = ("cpu",)
+DEVICES = ("cpu", "cuda")
 FULL = {"steps": 20, "batch_size": 48, "neurons": 1000, "beta": 0.95, "repeats": 9, "min_seconds": 0.0}
 QUICK = {"steps": 4, "batch_size": 2, "neurons": 32, "beta": 0.95, "repeats": 2, "min_seconds": 0.0}
 ACTIVITIES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
@@ -99,7 +99,7 @@ class Problem(SparseProblem):
                 layer.weight.uniform_(-1, 1, generator=self.generator)
                 # Weights of mean zero do not come to high activities.
                 layer.weight.add_(0.25 * settings.activity)
-        self.scale(net, tolerance=0.02)
+        self.scale(net.to(self.device), tolerance=0.02)
         self.draw_targets(net.sizes[-1])
 
     def _made(self, path: str = "sparse", grad_threshold: Any = SECOND_THRESHOLD) -> SparseNetwork:
@@ -114,7 +114,7 @@ class Problem(SparseProblem):
         )
 
     def network(self, path: str = "sparse", grad_threshold: Any = SECOND_THRESHOLD) -> SparseNetwork:
-        return self.filled(self._made(path, grad_threshold))
+        return self.filled(self._made(path, grad_threshold).to(self.device))
 
     def by_snntorch(self) -> SnnTorchNet:
         stages: List[List[nn.Module]] = [[]]
@@ -259,7 +259,7 @@ def build(settings: Settings) -> Case:
             "snnipu SparseNetwork",
             functools.partial(_sparse, settings, "sparse"),
             ratio_label="SparseNetwork",
-            note="path='sparse' and max_spikes None: the sparse kernels at every activity, and nothing is dropped",
+            note="path='sparse' and all slots that it needs: the sparse kernels at every activity; nothing is dropped",
         ),
         Contender(
             "sparse-network-auto",

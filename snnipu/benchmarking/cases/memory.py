@@ -15,10 +15,10 @@ from snnipu.benchmarking.cases import lif
 from snnipu.benchmarking.checks import Check
 from snnipu.benchmarking.memory import available_memory, peak_extra_bytes
 from snnipu.benchmarking.options import Option
+from snnipu.benchmarking.timing import synchronise
 
 SUMMARY = "lif against the size of the sequence, from 1 MB to 1 GB: share of a copy's speed, page faults"
 DTYPES = (torch.float32,)
-DEVICES = ("cpu",)
 FULL = {"steps": 100, "batch_size": 128, "neurons": 1024, "repeats": 9, "min_seconds": 3.0}
 
 Shape = Tuple[int, int, int]
@@ -109,7 +109,7 @@ class Work(lif.Work):
     def copied(self) -> Tuple[torch.Tensor, torch.Tensor]:
         """Source and destination, of which every page is there."""
         largest = math.ceil(_elements(self.settings) * SEQUENCE_BYTES / 2 / ELEMENT_BYTES)
-        source = torch.rand(min(largest, _COPY_ELEMENTS), generator=torch.Generator().manual_seed(0))
+        source = torch.rand(min(largest, _COPY_ELEMENTS), generator=torch.Generator().manual_seed(0)).to(self.device)
         return source, source.clone()
 
     def copy(self, traffic: int) -> Workload:
@@ -145,12 +145,13 @@ def _part(settings: Settings, elements: int) -> Settings:
     )
 
 
-def _warm_seconds(step: Callable[[], object]) -> float:
+def _warm_seconds(workload: Workload, device: torch.device) -> float:
     """The shortest of some calls, of which the first sets things up."""
     seconds = []
     for _ in range(3):
         start = time.perf_counter()
-        step()
+        workload.step()
+        synchronise(device)
         seconds.append(time.perf_counter() - start)
     return min(seconds[1:])
 
@@ -159,10 +160,10 @@ def _seconds(settings: Settings, make: Callable[[lif.Work], Workload]) -> float:
     """Of one step: those of a loop's calls and those of its samples, told apart by two parts."""
     small = _part(settings, _PROBE_ELEMENTS)
     large = _part(settings, _PROBE_ELEMENTS * _LARGER_PROBE)
-    seconds = _warm_seconds(make(lif.Work(small)).step)
+    seconds = _warm_seconds(make(lif.Work(small)), small.device)
     if seconds * _elements(settings) / _elements(small) <= LONGEST_SECONDS or large == small:
         return seconds
-    more = max(0.0, _warm_seconds(make(lif.Work(large)).step) - seconds)
+    more = max(0.0, _warm_seconds(make(lif.Work(large)), large.device) - seconds)
     added = large.batch_size - small.batch_size
     return seconds + more / added * (settings.batch_size - small.batch_size)
 
@@ -186,7 +187,7 @@ def _fits(settings: Settings, make: Callable[[lif.Work], Workload]) -> None:
         )
     needed = _peak_bytes(settings, make) + _OTHERS * _elements(settings) * ELEMENT_BYTES
     release_memory()
-    available = available_memory()
+    available = available_memory(settings.device)
     if available is not None and needed > available:
         raise peers.Unavailable(
             f"needs about {_gigabytes(needed)} of memory, of which {_gigabytes(available)} are available"
@@ -200,15 +201,15 @@ def _peer(settings: Settings, make: Callable[[lif.Work], Workload]) -> Workload:
 
 
 def _is_tight(settings: Settings) -> bool:
-    available = available_memory()
+    available = available_memory(settings.device)
     return available is not None and available < _MEMORY_OF_ALL * megabytes(settings) * MEGABYTE
 
 
 def build(settings: Settings) -> Case:
     """The case at the given sizes. Input and upstream gradient are made when the first contender is built."""
 
-    def peer(make: Callable[[lif.Work], Workload]) -> Callable[[], Workload]:
-        return functools.partial(_peer, settings, make)
+    def peer(make: Callable[..., Workload]) -> Callable[..., Workload]:
+        return lambda **more: _peer(settings, functools.partial(make, **more))
 
     contenders: List[Contender] = [
         Contender(
@@ -276,7 +277,7 @@ def build(settings: Settings) -> Case:
         slow_seconds=_SLOW_SECONDS,
         slow_rounds=_SLOW_ROUNDS,
         alone=tight,
-        show_faults=True,
+        show_faults=settings.device.type == "cpu",
     )
 
 
@@ -292,7 +293,7 @@ def sweep(settings: Settings, tensors: Sequence[Shape]) -> Sweep:
     """
     points = [replace(settings, steps=t, batch_size=b, neurons=n) for t, b, n in sorted(tensors, key=math.prod)]
     release_memory()
-    available = available_memory()
+    available = available_memory(settings.device)
     fitting: List[Settings] = []
     left_out: List[str] = []
     for point in points:
@@ -304,6 +305,7 @@ def sweep(settings: Settings, tensors: Sequence[Shape]) -> Sweep:
                 f"{point.steps} × {point.batch_size} × {point.neurons} is left out: it needs about "
                 f"{_gigabytes(needed)} of memory, of which {_gigabytes(available)} are available."
             )
+    faults = ("faults",) if settings.device.type == "cpu" else ()
     if not fitting:
         raise ValueError(f"tensors: {left_out[0]}")
     return Sweep(
@@ -317,8 +319,8 @@ def sweep(settings: Settings, tensors: Sequence[Shape]) -> Sweep:
                 "sequence size in MB",
                 [megabytes(point) for point in fitting],
                 {},
-                tables=("time", "copy_share", "faults"),
-                panels=("copy_share", "faults"),
+                tables=("time", "copy_share", *faults),
+                panels=("copy_share", *faults),
             )
         ],
         reference=None,

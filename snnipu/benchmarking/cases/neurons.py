@@ -16,7 +16,6 @@ from snnipu.benchmarking.options import Option, names_of
 
 SUMMARY = "each of snnTorch's neurons alone over a sequence, forward + backward: share of a copy's speed"
 DTYPES = (torch.float32,)
-DEVICES = ("cpu",)
 # Bytes a neuron reads and writes in a step at least where it returns the spikes alone: forward x and the spikes,
 # backward x, the gradient of the spikes and that of x. A state that is returned is written, too.
 SPIKES_BYTES, STATE_BYTES = 20, 4
@@ -104,7 +103,7 @@ class Work(memory.Work):
             keywords["linear_features"] = self.settings.neurons
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.settings.seed)
-            return getattr(library, self.kind.name)(beta=self.beta, **keywords)
+            return getattr(library, self.kind.name)(beta=self.beta, **keywords).to(self.device)
 
     def _run(self, layer: Any, forward: lif.Forward, x: torch.Tensor, grad_spk: torch.Tensor) -> Tensors:
         spk = forward(x)
@@ -181,8 +180,8 @@ def build(settings: Settings) -> Case:
     all_bytes = SPIKES_BYTES + STATE_BYTES * kind.returned
     floor = "" if kind.product else "copy"
 
-    def of(make: Callable[[Work], Workload]) -> Callable[[], Workload]:
-        return lambda: make(_work(settings))
+    def of(make: Callable[..., Workload]) -> Callable[..., Workload]:
+        return lambda **more: make(_work(settings), **more)
 
     contenders: List[Contender] = [
         Contender("snnipu", "snnipu sequence", of(Work.sequence), ratio_label="snnipu", floor=floor),
@@ -190,10 +189,12 @@ def build(settings: Settings) -> Case:
         Contender("snntorch-unbind", "snnTorch loop", of(Work.loop_unbind), peer="snntorch", floor=floor),
     ]
     if settings.neuron == "Leaky":
-        more = peers.multi_step_contenders(of(lif.Work.spikingjelly), of(lif.Work.norse), settings.device)  # type: ignore[arg-type]
+        more = peers.multi_step_contenders(of(lif.Work.spikingjelly), of(lif.Work.norse), settings.device)
         # The lines of a sweep have one name for all neurons.
         labels = {"spikingjelly": "SpikingJelly", "norse": "norse"}
-        contenders += [replace(c, label=labels[c.name], note=f"{c.label}: {c.note}", floor=floor) for c in more]
+        contenders += [
+            replace(c, label=labels.get(c.name, c.label), note=f"{c.label}: {c.note}", floor=floor) for c in more
+        ]
     if settings.neuron == "Synaptic":
         contenders.append(
             Contender(
@@ -241,7 +242,7 @@ def build(settings: Settings) -> Case:
             "neurons": settings.neurons,
         },
         slow_seconds=_SLOW_SECONDS,
-        show_faults=True,
+        show_faults=settings.device.type == "cpu",
     )
 
 

@@ -161,26 +161,12 @@ class Problem(SparseProblem):
         return net.to(self.device)
 
     def network(self, grad_threshold: Optional[float] = SECOND_THRESHOLD, path: str = "sparse") -> SparseNetwork:
-        """The network with these weights; nothing is dropped.
-
-        On a GPU its layers have as many slots as their busiest row needs, as one would set them there: the host then
-        waits for nothing.
-        """
+        """The network with these weights; nothing is dropped."""
         net = self.filled(self._network(grad_threshold=grad_threshold))
         net.path = path
-        for index, layer in enumerate(net.layers):
+        for layer in net.layers:
             layer.path = path
-            if self.device.type == "cuda":
-                layer.max_spikes = layer.out_features if grad_threshold is None else self.slots[index]
         return net
-
-    @functools.cached_property
-    def slots(self) -> List[int]:
-        """Of each layer, with the second threshold: what its busiest row needs."""
-        with torch.no_grad():
-            layers = self.filled(self._network())(self.x, all_layers=True)
-        assert isinstance(layers, list)
-        return [int(layer.counts[..., 1].max()) for layer in layers]
 
     def linears(self) -> List[nn.Linear]:
         """``nn.Linear`` layers with these weights times the input scale, which no dense network has."""

@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import re
 
 import pytest
 import torch
@@ -126,6 +127,39 @@ def test_leaky(kernels, compiled, work, dtype, capability):
         # A backward pass reads states of 32 bits, four at once, and writes as many gradients.
         assert f"st.global{wide}" in launches[0].ptx
         assert f"st.global{wide if given else '.v2.b32'}" in launches[-1].ptx
+
+
+def bytes_of_a_step(launch):
+    """What the loop over time reads and writes in memory, of a thread's four neurons in float32."""
+    lines = launch.ptx.splitlines()
+    labels = {line.split(":")[0]: place for place, line in enumerate(lines) if line.startswith("$L")}
+    (loop,) = [
+        lines[labels[label] : place]
+        for place, line in enumerate(lines)
+        for label in re.findall(r"bra\S*\s+(\$L\w+);", line)
+        if labels[label] < place
+    ]
+    moved = [re.search(r"(ld|st)\.global\.v(\d)\.b(\d+)", line) for line in loop if re.search(r"(ld|st)\.global", line)]
+    return sum(int(found.group(2)) * int(found.group(3)) // 8 for found in moved) // 4
+
+
+def resident_share(launch):
+    """Of the 2,048 threads that a multiprocessor of an A100 or H100 holds, those that its 65,536 registers let be."""
+    threads = int(re.search(r"\.reqntid (\d+)", launch.ptx).group(1))
+    registers = -(-launch.resources["REG"] // 8) * 8  # given out by eights
+    return min(2048, 65536 // (registers * threads) * threads) / 2048
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "moved"),
+    # Forward x, spikes and states; the same without states; backward two of three sequences read, one written.
+    [("leaky", True, [12, 12]), ("leaky", False, [12, 8, 12]), ("synaptic", False, [16, 8, 12])],
+)
+def test_what_a_step_moves_and_how_many_threads_there_are(kernels, compiled, monkeypatch, name, given, moved):
+    monkeypatch.setattr(backend, "multiprocessors", lambda device: 1)
+    launches = compile_both(kernels, compiled, arguments_of(name), given=given)
+    assert [bytes_of_a_step(launch) for launch in launches] == moved
+    assert min(map(resident_share, launches)) >= 0.5
 
 
 @pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
