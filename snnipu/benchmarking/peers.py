@@ -43,13 +43,18 @@ def _import(module: str, package: str) -> Any:
         raise Unavailable(f"installed, but its import fails: {type(cause).__name__}: {cause}") from error
 
 
+def spikingjelly(module: str) -> Any:
+    """``spikingjelly.activation_based.<module>``."""
+    return _import(f"spikingjelly.activation_based.{module}", "spikingjelly")
+
+
 def spikingjelly_lif(beta: float, store_v_seq: bool = False, backend: Optional[str] = None) -> Any:
     """SpikingJelly's ``LIFNode`` with snnTorch's recurrence: no input decay, soft detached reset, ATan(2) surrogate.
 
     ``backend``: ``"cupy"`` or ``"triton"``, of a SpikingJelly whose neurons have that argument; None: its default.
     """
-    neuron = _import("spikingjelly.activation_based.neuron", "spikingjelly")
-    surrogate = _import("spikingjelly.activation_based.surrogate", "spikingjelly")
+    neuron = spikingjelly("neuron")
+    surrogate = spikingjelly("surrogate")
     chosen = {}
     if backend is not None:
         if "backend" not in inspect.signature(neuron.LIFNode.__init__).parameters:
@@ -75,8 +80,8 @@ def spikingjelly_lif(beta: float, store_v_seq: bool = False, backend: Optional[s
 
 def spikingjelly_hard_reset_lif(beta: float, slope: float) -> Any:
     """SpikingJelly's ``LIFNode`` with a detached reset to zero and its ``SoftSign`` surrogate."""
-    neuron = _import("spikingjelly.activation_based.neuron", "spikingjelly")
-    surrogate = _import("spikingjelly.activation_based.surrogate", "spikingjelly")
+    neuron = spikingjelly("neuron")
+    surrogate = spikingjelly("surrogate")
     return neuron.LIFNode(
         tau=1 / (1 - beta),
         decay_input=False,
