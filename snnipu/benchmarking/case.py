@@ -171,6 +171,8 @@ class Sweep:
         headline: the parameters of the point whose whole table is shown, and whose resident memory is measured where
             that is asked for; None: every point.
         left_out: which points were asked for and do not run here, and why: a sentence each.
+        memory_apart: whether peak memory is that of a process of its own, where the system tells: a step of many
+            thousand small operations is too much for the profiler to record.
     """
 
     name: str
@@ -181,6 +183,7 @@ class Sweep:
     reference: Optional[str]
     headline: Optional[Mapping[str, Any]]
     left_out: Sequence[str] = ()
+    memory_apart: bool = False
 
     def shown_whole(self, parameters: Mapping[str, Any]) -> bool:
         """Whether the point with these parameters is."""

@@ -99,7 +99,7 @@ def table_rows(result: CaseResult) -> List[List[str]]:
     heading.append("peak MiB")
     if reference:
         heading.append(f"of {result.case.memory_label}")
-    resident = any(r.resident_bytes is not None for r in result.results)
+    resident = _has_resident(result)
     if resident:
         heading.append("resident MiB")
     rows = [heading]
@@ -171,9 +171,14 @@ def reading_aid(result: CaseResult) -> str:
             else ""
         )
         + (f"{', '.join(phases)}: share of a step's time, of a few steps. " if phases else "")
-        + "peak: what one step allocates beyond its inputs."
-        + (f" resident: {RESIDENT_METHOD}." if any(r.resident_bytes is not None for r in result.results) else "")
+        + f"peak: {RESIDENT_METHOD if result.memory_apart else 'what one step allocates beyond its inputs'}."
+        + (f" resident: {RESIDENT_METHOD}." if _has_resident(result) else "")
     )
+
+
+def _has_resident(result: CaseResult) -> bool:
+    """Whether there is a column for it beside that of the peak."""
+    return not result.memory_apart and any(r.resident_bytes is not None for r in result.results)
 
 
 def _aligned(rows: Sequence[Sequence[str]], left: int = 2) -> List[str]:

@@ -45,11 +45,12 @@ class ContenderResult:
 
 @dataclass
 class CaseResult:
-    """One table. ``measured`` is what :attr:`Case.measured` told."""
+    """One table. ``measured`` is what :attr:`Case.measured` told; ``memory_apart`` as in :class:`Sweep`."""
 
     case: Case
     results: List[ContenderResult]
     measured: Dict[str, Any] = field(default_factory=dict)
+    memory_apart: bool = False
 
     @property
     def passed(self) -> bool:
@@ -79,12 +80,14 @@ def run_case(
     repeats: int = 20,
     min_seconds: float = 5.0,
     resident: Optional[Callable[[str], Optional[int]]] = None,
+    memory_apart: bool = False,
     on_stage: Callable[[str], None] = lambda stage: None,
     on_round: Callable[[], None] = lambda: None,
 ) -> CaseResult:
     """Run ``case`` with snnipu's own rows and those of ``peers``.
 
-    ``resident`` measures a contender's resident memory, by its name. ``on_stage`` is told what is being prepared,
+    ``resident`` measures a contender's resident memory, by its name; with ``memory_apart`` that is its peak memory,
+    too. ``on_stage`` is told what is being prepared,
     ``on_round`` that a timing round is over. A contender that cannot be built, or raises, keeps its row, with the
     reason; the others go on.
     """
@@ -102,9 +105,9 @@ def run_case(
                 result.status, result.reason = RED, result.check.detail
                 continue
             workload.step()
-            result.peak_bytes = peak_extra_bytes(workload.step, device)
             if resident is not None:
                 result.resident_bytes = resident(contender.name)
+            result.peak_bytes = result.resident_bytes if memory_apart else peak_extra_bytes(workload.step, device)
             workloads[contender.name] = workload
         except Unavailable as error:
             result.status, result.reason = UNAVAILABLE, str(error)
@@ -133,4 +136,4 @@ def run_case(
             spent = phases() if phases is not None else {}
             result.phases = {phase: seconds / sum(spent.values()) for phase, seconds in spent.items()}
             result.copy_share = floor.median / result.timing.median if floor else None
-    return CaseResult(case, results, case.measured() if workloads else {})
+    return CaseResult(case, results, case.measured() if workloads else {}, memory_apart)

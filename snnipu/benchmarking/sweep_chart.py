@@ -4,6 +4,7 @@ With a row of reference, time along each of two axes, and where the lines meet t
 titles, a panel each. Without, what the axis has panels for.
 """
 
+import itertools
 import math
 import textwrap
 from functools import partial
@@ -22,6 +23,7 @@ GRID_COLOUR, AXIS_COLOUR = "#e6eaee", "#c3ccd4"
 REFERENCE_COLOUR = "#1f4e79"
 OWN_COLOURS = (OWN_COLOUR, "#e39aa5", "#b07aa1")
 PEER_COLOURS = ("#8a97a3", "#c2a15a", "#6fa287", "#9aa7d0")
+LINES = ("-", "--", ":")
 _UNITS = {"hidden_layers": "hidden layers", "activity": "active"}
 # Labels at the ends of the lines keep this distance, as a share of the height of the panel.
 LABEL_DISTANCE = 0.088
@@ -29,12 +31,16 @@ FOOT_WIDTH = 230
 
 
 def _styles(sweep: SweepResult) -> Dict[str, Dict[str, Any]]:
-    own, peers = iter(OWN_COLOURS * 3), iter(PEER_COLOURS * 3)
+    # Where there are more lines than colours, they come again with dashes.
+    own, peers = (iter(list(itertools.product(LINES, colours))) for colours in (OWN_COLOURS, PEER_COLOURS))
     styles: Dict[str, Dict[str, Any]] = {}
     for index, contender in enumerate(sweep.contenders()):
-        colour = REFERENCE_COLOUR if contender.name == sweep.sweep.reference else next(own if contender.own else peers)
+        line, colour = "-", REFERENCE_COLOUR
+        if contender.name != sweep.sweep.reference:
+            line, colour = next(own if contender.own else peers)
         styles[contender.name] = {
             "color": colour,
+            "linestyle": line,
             "linewidth": 2.6 if index == 0 else 1.8,
             "marker": "o",
             "markersize": 5.5 if index == 0 else 4,

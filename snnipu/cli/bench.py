@@ -213,8 +213,8 @@ def _run_case(arguments: argparse.Namespace, case: Case, settings: Settings, **m
     return run_case(case, arguments.peers, settings.device, *rounds, **more)
 
 
-def _resident(arguments: argparse.Namespace, name: str, settings: Settings) -> Optional[Callable[[str], Optional[int]]]:
-    return functools.partial(resident_peak_bytes, name, settings=settings) if arguments.resident_memory else None
+def _resident(asked: bool, name: str, settings: Settings) -> Optional[Callable[[str], Optional[int]]]:
+    return functools.partial(resident_peak_bytes, name, settings=settings) if asked else None
 
 
 def _sweep(arguments: argparse.Namespace, module: Optional[ModuleType]) -> Optional[Sweep]:
@@ -235,6 +235,7 @@ def _sweep(arguments: argparse.Namespace, module: Optional[ModuleType]) -> Optio
 
 def _run_sweep(arguments: argparse.Namespace, module: ModuleType, sweep: Sweep) -> SweepResult:
     found = SweepResult(sweep, [])
+    apart = sweep.memory_apart and not arguments.quick and supported(arguments.device)
     with tqdm(total=len(sweep.points), bar_format=SWEEP_PROGRESS, file=sys.stderr, leave=False) as progress:
         for point in sweep.points:
             case = module.build(point)
@@ -245,7 +246,8 @@ def _run_sweep(arguments: argparse.Namespace, module: ModuleType, sweep: Sweep) 
                     case,
                     point,
                     # A process for each contender takes long: the tables that are shown whole have this column.
-                    resident=_resident(arguments, case.name, point) if whole else None,
+                    resident=_resident(apart or (arguments.resident_memory and whole), case.name, point),
+                    memory_apart=apart,
                     on_stage=lambda stage, where=where: progress.set_description(f"{stage}, {where}"),
                 )
             )
@@ -286,7 +288,7 @@ def _run(arguments: argparse.Namespace, sweep: Optional[Sweep]) -> Tuple[List[Ca
                         arguments,
                         module.build(table),
                         table,
-                        resident=_resident(arguments, name, table),
+                        resident=_resident(arguments.resident_memory, name, table),
                         on_stage=progress.set_description,
                         on_round=progress.update,
                     )

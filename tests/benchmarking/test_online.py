@@ -48,7 +48,7 @@ def test_a_stream_has_its_length_whatever_is_drawn_of_it():
 
 def test_backpropagation_that_does_not_fit_is_left_out(monkeypatch):
     monkeypatch.setattr(online, "available_memory", lambda: 1 << 20)
-    with pytest.raises(Unavailable, match="keeps .* GB at least"):
+    with pytest.raises(Unavailable, match=r"keeps .* GB at least"):
         contenders(replace(SMALL, steps=5000))[0].build()
 
 

@@ -243,7 +243,7 @@ def test_resident_memory_of_a_sweep_whose_tables_are_all_shown(monkeypatch):
 
 
 def test_sweep_without_memory_is_status_2(monkeypatch, capsys):
-    monkeypatch.setattr("snnipu.benchmarking.cases.memory.available_memory", lambda: 0)
+    monkeypatch.setattr("snnipu.benchmarking.cases.memory.available_memory", lambda device: 0)
     with pytest.raises(SystemExit) as stop:
         bench("memory", "--quick")
     assert stop.value.code == 2

@@ -30,7 +30,7 @@ ACTIVITY = 0.02
 DRAWN = 4
 TOLERANCE = 1e-4
 CHECKED_STEPS = 3 * CHUNK // 2
-SLOW_SECONDS = 0.5
+SLOW_SECONDS, SLOW_ROUNDS = 0.5, 3
 # Bytes of a sample and step that backpropagation keeps of a neuron, or of an input: at least.
 KEPT_BYTES = 8
 
@@ -330,6 +330,7 @@ def build(settings: Settings) -> Case:
         },
         measured=lambda: _problem(settings).measured(),
         slow_seconds=SLOW_SECONDS,
+        slow_rounds=SLOW_ROUNDS,
         check_meaning=(
             f"check: gradients of the stream's beginning within {TOLERANCE:.0e} of the named, relative to the largest."
         ),
@@ -355,4 +356,5 @@ def sweep(settings: Settings, streams: Sequence[int]) -> Sweep:
         axes=[Axis("steps", "steps of the stream", lengths, {}, tables=tables, panels=tables)],
         reference=None,
         headline={"steps": headline},
+        memory_apart=True,
     )
