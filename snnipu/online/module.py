@@ -1,6 +1,6 @@
 """``snnipu.Online``: a network that learns chunk by chunk, in memory that does not grow with time."""
 
-from typing import Any, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from snnipu.neurons.multistep import MultiStep, _in_turn
 from snnipu.neurons.zoo import DeltaLeaky
 from snnipu.online.layer import Layer, Memory, Signals, Work
 from snnipu.online.rules import RULES
-from snnipu.online.traces import filter_of
+from snnipu.online.traces import Trace, Traces, filter_of
 
 # Dimensions of a step by the type of the first module that tells.
 _DIMS = (
@@ -195,6 +195,58 @@ class Online(nn.Module):
         """Begin a new sequence: the next call starts from the neurons' first states, without traces."""
         self._memory, self._seen = None, None
         self.chunks = 0
+
+    def stream_state(self) -> Dict[str, Any]:
+        """Where the stream is: states and traces, as plain lists and tensors that ``torch.save`` writes.
+
+        With the ``state_dict`` of the network and that of the optimizer, learning goes on exactly from here.
+        """
+        shape, dtype = (None, None) if self._seen is None else (list(self._seen[0]), self._seen[2])
+        memory = None if self._memory is None else [_plain(layer) for layer in self._memory]
+        return {"rule": self.rule.name, "chunks": self.chunks, "step": shape, "dtype": dtype, "layers": memory}
+
+    def load_stream_state(self, state: Dict[str, Any]) -> None:
+        """Go on in the middle of a stream, from what :meth:`stream_state` returned.
+
+        Raises:
+            ValueError: it is of another rule, or of a network with another number of layers.
+        """
+        if state["rule"] != self.rule.name:
+            raise ValueError(
+                f'the stream was learnt by rule "{state["rule"]}", and this network\'s is "{self.rule.name}"'
+            )
+        layers, count = state["layers"], len(self._layers())
+        if layers is not None and len(layers) != count:
+            raise ValueError(f"the stream is of a network of {len(layers)} layers, and this one has {count}")
+        device = next(self.parameters()).device
+        self.chunks = state["chunks"]
+        self._seen = None if state["step"] is None else (torch.Size(state["step"]), device, state["dtype"])
+        self._memory = None if layers is None else [_memory(_on(layer, device)) for layer in layers]
+
+
+def _plain(value: Any) -> Any:
+    """Lists in place of tuples, copies of tensors."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _on(value: Any, device: torch.device) -> Any:
+    if isinstance(value, list):
+        return [_on(part, device) for part in value]
+    return value.detach().clone().to(device) if isinstance(value, torch.Tensor) else value
+
+
+def _memory(layer: List[Any]) -> Memory:
+    states, traces, filtered, low = layer
+    return Memory(states, _traces(traces), _traces(filtered), low)
+
+
+def _traces(saved: Optional[List[Any]]) -> Optional[Traces]:
+    if saved is None:
+        return None
+    inputs, parameters = saved
+    return Traces([[None if t is None else Trace(*t) for t in state] for state in inputs], parameters)
 
 
 def _step_dims(net: nn.Module) -> Optional[int]:

@@ -213,3 +213,49 @@ def test_memory_of_a_stream_does_not_grow():
         sizes.append(kept())
     assert sizes[0] == sizes[-1] > 0
     assert all(not t.requires_grad for m in online._memory for t in m.states)
+
+
+RULE_OPTIONS = {"sltt": {}, "ottt": {}, "eprop": {"feedback": "random"}, "decolle": {"readouts": 3}, "snap1": {}}
+
+
+@pytest.mark.parametrize("rule", RULE_OPTIONS)
+def test_a_stream_goes_on_from_a_file(rule, tmp_path):
+    """Saved in the middle and read into another network: the same gradients, outputs and traces to the last bit."""
+
+    def learn(online, part):
+        made = online(part)[1]
+        loss = made.square().mean() + sum(readout.square().mean() for readout in online.readouts)
+        loss.backward()
+        return made.detach()
+
+    net, x = network(), stream()
+    online = snn.Online(net, rule=rule, **RULE_OPTIONS[rule])
+    learn(online, x[:5])
+    torch.save({"net": online.state_dict(), "stream": online.stream_state()}, tmp_path / "stream.pt")
+    online.zero_grad()
+    expected = learn(online, x[5:9])
+
+    saved = torch.load(tmp_path / "stream.pt", weights_only=True)
+    other = snn.Online(network(), rule=rule, **RULE_OPTIONS[rule])
+    other.load_state_dict(saved["net"])
+    other.load_stream_state(saved["stream"])
+    assert torch.equal(learn(other, x[5:9]), expected)
+    grads = grads_of(online)
+    assert grads.keys() == grads_of(other).keys()
+    for name, grad in grads_of(other).items():
+        assert torch.equal(grad, grads[name]), name
+    with pytest.raises(ValueError, match="goes on with steps of shape"):
+        other(x[:2, :1])
+    fresh = snn.Online(network(), rule=rule, **RULE_OPTIONS[rule])
+    learn(fresh, x[5:9])
+    assert any(not torch.equal(grad, grads[name]) for name, grad in grads_of(fresh).items())
+
+
+def test_a_stream_of_another_network_is_refused():
+    state = snn.Online(network(), rule="ottt").stream_state()
+    with pytest.raises(ValueError, match='rule "ottt", and this network\'s is "sltt"'):
+        snn.Online(network(), rule="sltt").load_stream_state(state)
+    with pytest.raises(ValueError, match="of 2 layers, and this one has 3"):
+        made = snn.Online(network(), rule="ottt")
+        made(stream())
+        snn.Online(network(nn.Linear(12, 12), snn.Leaky(beta=0.9)), rule="ottt").load_stream_state(made.stream_state())
