@@ -16,6 +16,7 @@ from snnipu.training.config import (
     OVERFLOW_ORDERS,
     PRECISIONS,
 )
+from snnipu.training.online import CHUNK, RULES
 
 Config = Union[training.TrainConfig, training.EventConfig]
 
@@ -167,6 +168,12 @@ OPTIONS: Dict[str, List[Option]] = {
             "digits and mnist: truncated backpropagation through time: the gradient is cut off every N steps (default: "
             "it goes through all)",
         ),
+        Option(
+            "rule", (*RULES, "decolle"), "",
+            "learn online, without going back through time, by this rule of snnipu.Online; events: with --method dense "
+            "and --delay 0, which are then the defaults (default: backpropagation through time)",
+        ),
+        Option("chunk", positive_int, "N", f"with --rule: steps that are computed at a time (default: {CHUNK})"),
     ],
     "parts of a batch, in turn; several processes: torchrun --nproc-per-node N -m snnipu train": [
         Option(

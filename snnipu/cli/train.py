@@ -182,6 +182,8 @@ def set_up(
         raise UsageError(f"argument --engine: {config.engine} does not run on the IPU model; --device cpu does")
     if on_ipu_model and config.precision != "float32":
         raise UsageError(f"argument --precision: {config.precision} does not run on the IPU model; --device cpu does")
+    if on_ipu_model and config.rule is not None:
+        raise UsageError(f"argument --rule: {config.rule} does not run on the IPU model; --device cpu does")
     if options.replicas is not None and not on_ipu_model:
         raise UsageError(f"argument --replicas: only for --device {IPU_MODEL}; torchrun starts several processes")
     data = ranks.local_first(lambda: load_data(config, options)) if options.download else load_data(config, options)

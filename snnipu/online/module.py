@@ -212,9 +212,7 @@ class Online(nn.Module):
             ValueError: it is of another rule, or of a network with another number of layers.
         """
         if state["rule"] != self.rule.name:
-            raise ValueError(
-                f'the stream was learnt by rule "{state["rule"]}", and this network\'s is "{self.rule.name}"'
-            )
+            raise ValueError(f'the stream is of rule "{state["rule"]}", and this network\'s is "{self.rule.name}"')
         layers, count = state["layers"], len(self._layers())
         if layers is not None and len(layers) != count:
             raise ValueError(f"the stream is of a network of {len(layers)} layers, and this one has {count}")

@@ -6,6 +6,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 from snnipu.neurons.sparse_benchmark import SECOND_THRESHOLD, benchmark_max_spikes
 from snnipu.training.methods import METHODS
+from snnipu.training.online import CHUNK, RULES
 
 DATASETS = ("digits", "mnist")
 EVENT_DATASETS = ("randman", "nmnist", "shd", "dvs", "spoken_digits")
@@ -14,7 +15,7 @@ OVERFLOW_ORDERS = ("lowest", "rotate")
 PRECISIONS = ("float32", "bf16")
 NETWORKS = ("fc", "conv")
 # Settings that checkpoints may lack, with what was done without them.
-ADDED = {"precision": "float32", "bptt_steps": None, "network": "fc"}
+ADDED = {"precision": "float32", "bptt_steps": None, "network": "fc", "rule": None, "chunk": None}
 
 _Config = TypeVar("_Config", bound="Settings")
 
@@ -66,6 +67,26 @@ class Settings:
         if not (is_number(values["beta"]) and 0 <= values["beta"] <= 1):
             raise ValueError(f"beta: expected a number from 0 to 1, got {values['beta']!r}")
 
+    def _check_rule(self) -> None:
+        """A rule of online learning, and its chunks."""
+        rule, chunk = vars(self)["rule"], vars(self)["chunk"]
+        if rule is None:
+            if chunk is not None:
+                raise ValueError("chunk: only with a rule of online learning")
+            return
+        if rule == "decolle":
+            raise ValueError("rule: decolle learns by readouts of its own, which no network here has: snn.Online does")
+        self._check_choice("rule", RULES)
+        object.__setattr__(self, "chunk", CHUNK if chunk is None else chunk)
+        check_positive_int("chunk", vars(self)["chunk"])
+        if vars(self)["precision"] != "float32":
+            raise ValueError("precision: expected float32 with a rule of online learning")
+
+    def rule_in_words(self) -> str:
+        """What a description of the run adds for a rule of online learning."""
+        values = vars(self)
+        return "" if values["rule"] is None else f"; online by {values['rule']}, chunks of {values['chunk']} steps"
+
     def _check_choice(self, name: str, allowed: Sequence[str]) -> None:
         value = getattr(self, name)
         if value not in allowed:
@@ -90,6 +111,9 @@ class TrainConfig(Settings):
         precision: ``"float32"``, or ``"bf16"`` for products and spikes in bfloat16, by ``torch.autocast``.
         bptt_steps: steps after which the gradient through time is cut off (truncated backpropagation through time);
             None: it goes through all steps. Only of the engine ``"snnipu"``.
+        rule: ``"sltt"``, ``"ottt"``, ``"eprop"`` (without its low-pass) or ``"snap1"``: learn by this rule of
+            :class:`snnipu.Online`; None: by backpropagation through time. Only of the engine ``"snnipu"``.
+        chunk: steps that are computed at a time, with ``rule``; None: 50.
 
     Raises:
         ValueError: an argument is out of its range; the message starts with its name.
@@ -107,6 +131,8 @@ class TrainConfig(Settings):
     seed: int = 0
     precision: str = "float32"
     bptt_steps: Optional[int] = None
+    rule: Optional[str] = None
+    chunk: Optional[int] = None
 
     def __post_init__(self) -> None:
         self._check_choice("dataset", DATASETS)
@@ -116,6 +142,12 @@ class TrainConfig(Settings):
             check_positive_int("bptt_steps", self.bptt_steps)
             if self.engine != "snnipu":
                 raise ValueError(f"bptt_steps: only for the engine snnipu, not {self.engine}")
+        self._check_rule()
+        if self.rule is not None:
+            if self.engine != "snnipu":
+                raise ValueError(f"rule: only for the engine snnipu, not {self.engine}")
+            if self.bptt_steps is not None:
+                raise ValueError("bptt_steps: a rule of online learning does not go back through time")
         check_positive_int("hidden", self.hidden)
         self._check_training()
 
@@ -260,6 +292,7 @@ class EventConfig(Settings):
         crop: use the central ``crop`` x ``crop`` pixels of an event camera only; None: all of them.
         downsample: take squares of so many pixels' side as one; of ``"dvs"``.
         precision: as in :class:`TrainConfig`; ``"bf16"`` with ``method="dense"`` only.
+        rule, chunk: as in :class:`TrainConfig`; with ``method="dense"`` and ``delay=0`` only, which are then defaults.
 
     Raises:
         ValueError: an argument is out of its range, or does not go with another; the message starts with its name.
@@ -296,6 +329,8 @@ class EventConfig(Settings):
     downsample: Optional[int] = None
     precision: str = "float32"
     network: str = "fc"
+    rule: Optional[str] = None
+    chunk: Optional[int] = None
 
     def __post_init__(self) -> None:
         self._check_choice("dataset", EVENT_DATASETS)
@@ -320,6 +355,13 @@ class EventConfig(Settings):
         if self.delay not in (0, 1) or isinstance(self.delay, bool):
             raise ValueError(f"delay: expected 0 or 1, got {self.delay!r}")
         self._check_choice("overflow_order", OVERFLOW_ORDERS)
+        self._check_rule()
+        if self.rule is not None:
+            if self.method != "dense":
+                raise ValueError(f"method: expected dense with a rule of online learning, got {self.method!r}")
+            if self.delay:
+                raise ValueError("delay: expected 0 with a rule of online learning, got 1")
+            self._check_absent(("rate_limit",), "a limit on a whole recording's mean, which is learnt in chunks")
         if self.initial_activity is None:
             self._check_absent(("initial_output_activity",), "initial_activity is none")
         for name in ("initial_activity", "initial_output_activity", "rate_limit"):
@@ -420,6 +462,8 @@ class EventConfig(Settings):
         """
         threshold = {"grad_threshold": SECOND_THRESHOLD, "grad_threshold_start": -100.0}
         defaults = {**threshold, **EVENT_DEFAULTS.get(dataset, {})}
+        if settings.get("rule") is not None:
+            settings = {"method": "dense", "delay": 0, **settings}
         given = settings.keys()
         if settings.get("network") == "conv" and dataset in CONV_HIDDEN:
             pixels = settings.get("downsample", defaults.get("downsample")) or 1

@@ -14,6 +14,7 @@ from snnipu.training.config import EventConfig
 from snnipu.training.loop import HISTORY_ENTRIES, Never, TrainingLoop, number
 from snnipu.training.low_activity import ActivityRegularizer, GradThresholdSchedule, LayerScale, scale_to_activity
 from snnipu.training.methods import METHODS, Layers, limited, num_spikes, overflow, spike_count
+from snnipu.training.online import OnlineSteps, peak_memory
 from snnipu.training.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -128,6 +129,12 @@ class EventTrainer(TrainingLoop):
         self.data = data
         self.scaling: List[LayerScale] = []
         self._run = METHODS[config.method]
+        if config.rule is not None:
+            twin = network.to_dense()
+            weights = [(layer.weight, layer.input_scale) for layer in network.layers]
+            self._online = OnlineSteps(
+                twin, config.rule, [(own, made, scale) for (own, scale), made in zip(weights, twin.parameters())]
+            )
         self._schedule: Optional[GradThresholdSchedule] = None
         if config.grad_threshold_start is not None:
             assert config.grad_threshold is not None
@@ -195,6 +202,12 @@ class EventTrainer(TrainingLoop):
         if self._regularizer is not None:
             loss = loss + self._regularizer(layers[:-1])
         return loss, scores.detach()
+
+    def _chunks(self, x: SparseSpikes) -> Iterator[torch.Tensor]:
+        for start in range(0, self.config.steps, self.config.chunk or self.config.steps):
+            chunk = x[start : start + (self.config.chunk or self.config.steps)].to_dense()
+            shape = self.data.sensor_shape if self.config.network == "conv" else None
+            yield chunk if shape is None else chunk.unflatten(2, shape)
 
     def _layers(self, x: SparseSpikes) -> Tuple[Layers, torch.Tensor, torch.Tensor]:
         """Spikes of every layer; spikes dropped and spikes kept, of the input and of every layer, int64."""
@@ -285,7 +298,7 @@ class EventTrainer(TrainingLoop):
             f"{data.name}: {len(data.train):,} training and {len(data.test):,} test recordings of "
             f"{data.num_neurons:,} neurons, T={data.num_steps}\n"
             f"network: {self.network_name}, beta={config.beta:g}, delay {config.delay}; method: "
-            f"{config.method}; device: {self.device}; layers run by: {self.backend}"
+            f"{config.method}; device: {self.device}; layers run by: {self.backend}{config.rule_in_words()}"
         )
         if config.method == "dense":
             return text
@@ -311,6 +324,7 @@ class EventTrainer(TrainingLoop):
         record = self.history[-1]
         text = "activity " + " ".join(f"{100 * value:.2g}" for value in record["activity"]) + " %"
         dropped = sum(record["train_overflow"])
+        text += "" if self._online is None else f", {peak_memory()}"
         return text + (f", {dropped:,} spikes dropped" if dropped else "")
 
     def results(self) -> Dict[str, Any]:

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import math
 import time
-from typing import Any, Callable, ClassVar, ContextManager, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, ClassVar, ContextManager, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from snnipu.training.checkpoint import (
     check_optimizer,
     check_same_run,
 )
+from snnipu.training.online import OnlineSteps
 from snnipu.training.ranks import Ranks
 
 
@@ -117,6 +118,10 @@ class TrainingLoop:
         self.network: Any = network.to(self.device)
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=config.lr)
         self.history: List[Dict[str, Any]] = []
+        # None: backpropagation through time.
+        self._online: Optional[OnlineSteps] = None
+        if config.rule is not None and self.ranks.size > 1:
+            raise ValueError("rule: only for one process: gradients are there after each chunk")
         self._description = description
         self._counted = True
         self._batch_order = torch.Generator().manual_seed(config.seed)
@@ -137,6 +142,10 @@ class TrainingLoop:
 
         Unless ``self._counted``, the samples are to be in no statistics.
         """
+        raise NotImplementedError
+
+    def _chunks(self, x: Any) -> Iterator[torch.Tensor]:
+        """An input in chunks ``[Tc, B, ...]`` of ``config.chunk`` steps, where a rule of online learning trains."""
         raise NotImplementedError
 
     def _evaluation(self, should_stop: Callable[[], bool]) -> Dict[str, Any]:
@@ -263,13 +272,22 @@ class TrainingLoop:
             # Gradients are reduced once, with those of the last part.
             waits = part < parts - 1 and self.ranks.size > 1
             with model.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
-                with self.ranks.watched(), self._autocast():
-                    loss, scores = model(x if parts == 1 else self._part(x, samples), own)
                 weight = self.ranks.size * len(own) / batch if counted else 0.0
-                with self.ranks.watched():
-                    (loss if weight == 1 else loss * weight).backward()
+                loss, scores = self._learn(model, x if parts == 1 else self._part(x, samples), own, weight)
             if counted:
                 yield loss.detach(), scores, own
+
+    def _learn(
+        self, model: nn.Module, x: Any, labels: torch.Tensor, weight: float
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Forward and backward pass of ``weight`` times the loss; the loss, and the scores."""
+        if self._online is not None:
+            return self._online.learn(self._chunks(x), self.config.steps, labels, weight)
+        with self.ranks.watched(), self._autocast():
+            loss, scores = model(x, labels)
+        with self.ranks.watched():
+            (loss if weight == 1 else loss * weight).backward()
+        return loss, scores
 
     def _batch_size(self, index: int) -> int:
         """Samples of a batch, over all processes."""

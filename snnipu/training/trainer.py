@@ -11,6 +11,7 @@ from snnipu.neurons import MultiStep, run_segments
 from snnipu.training.config import TrainConfig, check_positive_int
 from snnipu.training.loop import Never, TrainingLoop
 from snnipu.training.network import build_network, layer_activity
+from snnipu.training.online import OnlineSteps, peak_memory
 from snnipu.training.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class Trainer(TrainingLoop):
             check_positive_int("checkpoint_steps", checkpoint_steps)
             if config.engine != "snnipu":
                 raise ValueError(f"checkpoint_steps: only for the engine snnipu, not {config.engine}")
+            if config.rule is not None:
+                raise ValueError("checkpoint_steps: a rule of online learning keeps one chunk alone")
         description = {
             "name": data.name,
             "train_samples": len(data.train_labels),
@@ -69,6 +72,8 @@ class Trainer(TrainingLoop):
         }
         network = build_network(config, data.num_features, data.num_classes)
         super().__init__(config, network, description, device, ranks, accumulate)
+        if config.rule is not None:
+            self._online = OnlineSteps(self.network, config.rule)
         self.data = data
         self.checkpoint_steps = checkpoint_steps
         self.backend = backend_name(config.engine, self.device)
@@ -90,6 +95,11 @@ class Trainer(TrainingLoop):
     def _forward(self, x: torch.Tensor, labels: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         spk = self._spikes(x).float()  # sums of many spikes are no numbers of bfloat16
         return self._loss(spk, labels), spk.detach().sum(0)
+
+    def _chunks(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+        steps, chunk = self.config.steps, self.config.chunk or self.config.steps
+        for start in range(0, steps, chunk):
+            yield x.expand(min(chunk, steps - start), *x.shape)
 
     def _spikes(self, x: torch.Tensor) -> torch.Tensor:
         steps, truncated = self.config.steps, self.config.bptt_steps
@@ -138,7 +148,7 @@ class Trainer(TrainingLoop):
             f"{data.name}: {len(data.train_labels):,} training and {len(data.test_labels):,} test images of "
             f"{'x'.join(map(str, data.image_shape))}\n"
             f"network: {data.num_features}-{config.hidden}-{data.num_classes}, T={config.steps}, "
-            f"beta={config.beta:g}; device: {self.device}; neurons run by: {self.backend}"
+            f"beta={config.beta:g}; device: {self.device}; neurons run by: {self.backend}{config.rule_in_words()}"
         )
 
     def multiplications(self) -> int:
@@ -150,7 +160,7 @@ class Trainer(TrainingLoop):
 
     def describe_epoch(self) -> str:
         """What the last epoch's line has to say besides loss and accuracies."""
-        return ""
+        return "" if self._online is None else peak_memory()
 
     def results(self) -> Dict[str, Any]:
         """Entries of the report that only image runs have."""

@@ -255,7 +255,8 @@ def test_a_stream_of_another_network_is_refused():
     state = snn.Online(network(), rule="ottt").stream_state()
     with pytest.raises(ValueError, match='rule "ottt", and this network\'s is "sltt"'):
         snn.Online(network(), rule="sltt").load_stream_state(state)
+    made = snn.Online(network(), rule="ottt")
+    made(stream())
+    longer = snn.Online(network(nn.Linear(12, 12), snn.Leaky(beta=0.9)), rule="ottt")
     with pytest.raises(ValueError, match="of 2 layers, and this one has 3"):
-        made = snn.Online(network(), rule="ottt")
-        made(stream())
-        snn.Online(network(nn.Linear(12, 12), snn.Leaky(beta=0.9)), rule="ottt").load_stream_state(made.stream_state())
+        longer.load_stream_state(made.stream_state())

@@ -1,0 +1,84 @@
+"""``python -m snnipu train --rule``: learning online, and what does not go with it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from snnipu import training
+from snnipu.cli import train
+
+RANDMAN = "--dataset randman --samples-per-class 8 --classes 4 --hidden 24 --batch-size 16 --initial-activity none"
+DATA = {"digits": "--dataset digits --hidden 16", "randman": RANDMAN}
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run(arguments, name):
+    assert train.main([*arguments.split(), "--device", "cpu", "--checkpoint", f"{name}.pt"]) == 0
+    return training.load_checkpoint(Path(f"{name}.pt"))
+
+
+def weights(state):
+    return torch.cat([value.flatten() for value in state["model"].values()])
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_of_one_step_it_is_backpropagation(data):
+    """With parts of a batch, too. Of more steps it is another gradient."""
+    through_time = f"{DATA[data]} --epochs 1" + (" --method dense --delay 0" if data == "randman" else "")
+    expected = run(f"{through_time} --steps 1", "bptt")
+    for more in ("", "--accumulate 2"):
+        online = run(f"{DATA[data]} --epochs 1 --steps 1 --rule ottt {more}", "online")
+        # Adam's steps are 1e-3 and more: a gradient that is rounding alone moves a weight by a part of that.
+        torch.testing.assert_close(weights(online), weights(expected), rtol=1e-4, atol=1e-5)
+        assert online["history"][0]["train_loss"] == pytest.approx(expected["history"][0]["train_loss"], rel=1e-5)
+    longer = run(f"{through_time} --steps 8", "longer")
+    online = run(f"{DATA[data]} --epochs 1 --steps 8 --rule sltt --chunk 8", "online")
+    assert not torch.allclose(weights(online), weights(longer), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", training.RULES)
+@pytest.mark.parametrize("data", DATA)
+def test_resume_gives_what_an_uninterrupted_run_gives(data, rule, capsys):
+    settings = f"{DATA[data]} --steps 7 --rule {rule} --chunk 3"
+    straight = run(f"{settings} --epochs 2", "straight")
+    run(f"{settings} --epochs 1", "parts")
+    assert f"online by {rule}, chunks of 3 steps" in capsys.readouterr().out
+    parts = run("--resume --epochs 2", "parts")
+    assert "MiB" in capsys.readouterr().out
+    assert parts["config"] == straight["config"]
+    assert torch.equal(weights(parts), weights(straight))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--chunk 5", "argument --chunk: only with a rule"),
+        ("--rule decolle", "argument --rule: decolle learns by readouts of its own"),
+        ("--rule ottt --engine snntorch", "argument --rule: only for the engine snnipu"),
+        ("--rule ottt --bptt-steps 5", "argument --bptt-steps: a rule of online learning"),
+        ("--rule ottt --checkpoint-steps 5", "argument --checkpoint-steps: a rule of online learning"),
+        ("--rule ottt --precision bf16", "argument --precision: expected float32 with a rule"),
+        ("--rule ottt --dataset randman --method sparse_ops", "argument --method: expected dense with a rule"),
+        ("--rule ottt --dataset randman --delay 1", "argument --delay: expected 0 with a rule"),
+        ("--rule ottt --dataset randman --rate-limit 0.1", "argument --rate-limit: expected none"),
+        ("--rule ottt --chunk 0", "argument --chunk: expected a positive integer"),
+        ("--rule bptt", "argument --rule: invalid choice"),
+    ],
+)
+def test_what_does_not_go_with_a_rule(arguments, message, capsys):
+    with pytest.raises(SystemExit) as raised:
+        train.main([*arguments.split(), "--device", "cpu", "--no-checkpoint"])
+    assert raised.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_rule_is_refused(capsys):
+    run(f"{DATA['digits']} --steps 3 --epochs 1 --rule sltt", "run")
+    with pytest.raises(SystemExit):
+        train.main(["--resume", "--checkpoint", "run.pt", "--rule", "ottt", "--device", "cpu"])
+    assert "rule is 'sltt' there and 'ottt' here" in capsys.readouterr().err
