@@ -17,6 +17,7 @@ TUTORIALS = [
     "03_ipu_model",
     "04_compile_a_loop",
     "05_event_driven_convolutions",
+    "06_learn_online",
 ]
 
 
@@ -193,3 +194,16 @@ def test_compile_a_loop_runs(repository, tmp_path, monkeypatch):
     assert len(re.findall(r"linear +\S+ +25 +1\b", text)) == 2
     assert len(re.findall(r" ms +[\d.]+ x", text)) == 4
     assert pictures == 1
+
+
+def test_learn_online_runs(repository, tmp_path, monkeypatch):
+    """Half a minute of the stream: it is not learnt yet, and memory is as flat as in ten."""
+    text, pictures = outputs_of(
+        repository, tmp_path, monkeypatch, "06_learn_online", {"SNNIPU_TUTORIAL_MINUTES": "0.5"}
+    )
+    assert "30,000 steps, 0.5 min of a stream" in text
+    first, last = (float(found) for found in re.findall(r"([\d.]+) % in the (?:first|last) tenth", text))
+    assert last > first + 10
+    assert float(re.findall(r"the process grew by (-?[\d.]+) MiB", text)[0]) < 5
+    assert "the same gradients after the pause: True" in text
+    assert pictures == 4
