@@ -39,6 +39,14 @@ def test_two_processes_learn(package, repository):
     assert 0.5 < float(accuracy) <= 1  # of three classes
 
 
+def test_every_rule_learns(repository):
+    small = "--seeds 1 --epochs 6 --samples 20 --steps 50 --dim 1 --hidden 64 --lr 0.005"
+    text = run([sys.executable, "examples/train_online.py", *small.split()], repository)
+    training = dict(re.findall(r"^\| (\S+) \| [^|]+%? \| ([\d.]+) \|", text, re.MULTILINE))
+    assert list(training) == ["bptt", "sltt", "ottt", "eprop", "eprop-random", "snap1", "decolle"]
+    assert all(float(accuracy) > 30 for accuracy in training.values()), text  # of ten classes
+
+
 def test_the_guide_names_no_command_that_is_not_run(repository):
     """Those here run in tests/cli/test_torchrun.py, tests/cli/test_train.py and tests/benchmarking/test_scale.py."""
     text = (repository / "docs" / "how-to" / "train-on-many-machines.md").read_text()

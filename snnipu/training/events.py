@@ -131,10 +131,10 @@ class EventTrainer(TrainingLoop):
         self._run = METHODS[config.method]
         if config.rule is not None:
             twin = network.to_dense()
-            weights = [(layer.weight, layer.input_scale) for layer in network.layers]
-            self._online = OnlineSteps(
-                twin, config.rule, [(own, made, scale) for (own, scale), made in zip(weights, twin.parameters())]
-            )
+            layers, made = list(network.layers), list(twin.parameters())
+            assert len(made) == len(layers) == len(list(network.parameters()))  # weights, and nothing else
+            scaled = [(layer.weight, weight, layer.input_scale) for layer, weight in zip(layers, made)]
+            self._online = OnlineSteps(twin, config.rule, scaled)
         self._schedule: Optional[GradThresholdSchedule] = None
         if config.grad_threshold_start is not None:
             assert config.grad_threshold is not None

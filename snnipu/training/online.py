@@ -1,5 +1,6 @@
 """Training by a rule of online learning: each recording is a stream, learnt chunk by chunk."""
 
+import sys
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 import torch
@@ -70,5 +71,5 @@ def peak_memory() -> str:
     """What the process has had at most, in words; empty where the system does not tell."""
     if resource is None:
         return ""
-    unit = 2**10 if hasattr(resource, "RUSAGE_THREAD") else 1  # Linux tells kibibytes, macOS bytes
+    unit = 1 if sys.platform == "darwin" else 2**10
     return f"peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20:,.0f} MiB"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from snnipu import training
+from snnipu import datasets, training
 from snnipu.cli import train
 
 RANDMAN = "--dataset randman --samples-per-class 8 --classes 4 --hidden 24 --batch-size 16 --initial-activity none"
@@ -75,6 +75,12 @@ def test_what_does_not_go_with_a_rule(arguments, message, capsys):
         train.main([*arguments.split(), "--device", "cpu", "--no-checkpoint"])
     assert raised.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_several_processes_are_refused():
+    config = training.TrainConfig(rule="ottt")
+    with pytest.raises(ValueError, match="rule: only for one process"):
+        training.Trainer(config, datasets.digits(), ranks=training.Ranks(0, 2, 0, 2))
 
 
 def test_a_checkpoint_of_another_rule_is_refused(capsys):

@@ -1,6 +1,6 @@
 """A stream without an end: memory and traces after very many steps.
 
-A short one runs with the tests; ``SNNIPU_SOAK_STEPS=100000 pytest -s tests/online/test_soak.py`` prints its figures.
+A short one runs with the tests; ``SNNIPU_ONLINE_SOAK_STEPS=100000 pytest -s tests/online/test_soak.py`` prints its figures.
 """
 
 import os
@@ -12,7 +12,7 @@ from torch import nn
 
 import snnipu as snn
 
-STEPS, CHUNK, BATCH, INPUTS, HIDDEN = int(os.environ.get("SNNIPU_SOAK_STEPS", "2000")), 50, 4, 20, 24
+STEPS, CHUNK, BATCH, INPUTS, HIDDEN = int(os.environ.get("SNNIPU_ONLINE_SOAK_STEPS", "2000")), 50, 4, 20, 24
 RULES = [
     ("sltt", {}, {}),
     ("ottt", {}, {}),
