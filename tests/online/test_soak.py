@@ -1,6 +1,6 @@
 """A stream without an end: memory and traces after very many steps.
 
-A short one runs with the tests; ``SNNIPU_ONLINE_SOAK_STEPS=100000 pytest -s tests/online/test_soak.py`` prints its figures.
+A short one runs with the tests; ``SNNIPU_ONLINE_SOAK_STEPS=100000 pytest -s tests/online/test_soak.py`` prints figures.
 """
 
 import os
