@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from snnipu.benchmarking import Case, run_case
+from snnipu.benchmarking import Case, report, run_case
 
 
 def by_name(result):
@@ -61,6 +61,18 @@ def test_resident_memory_is_asked_for_by_name(run, make_contender):
     result = run(make_contender("a"), make_contender("b", passed=False), resident=lambda name: asked.append(name) or 7)
     assert asked == ["a"]
     assert by_name(result)["a"].resident_bytes == 7
+    assert by_name(result)["a"].peak_bytes > 7
+    assert "resident MiB" in report.text(result)
+
+
+def test_memory_apart_is_that_of_the_other_process(run, make_contender):
+    found = {"a": 7 * 2**20, "b": None}
+    result = run(make_contender("a"), make_contender("b"), resident=found.get, memory_apart=True)
+    rows = by_name(result)
+    assert rows["a"].peak_bytes == 7 * 2**20
+    assert rows["b"].status == "unavailable"
+    assert "resident MiB" not in report.text(result)
+    assert "peak: growth of VmHWM" in " ".join(report.text(result).split())
 
 
 def test_missing_or_raising_peer_is_no_failure(run, make_contender):
