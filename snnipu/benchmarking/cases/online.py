@@ -90,10 +90,10 @@ class Problem:
                 linear.weight.copy_(weight)
         return made
 
-    def network(self) -> snnipu.MultiStep:
+    def network(self, init_hidden: bool = False) -> snnipu.MultiStep:
         modules: List[nn.Module] = []
         for linear in self.linears():
-            modules += [linear, snnipu.Leaky(beta=self.settings.beta)]
+            modules += [linear, snnipu.Leaky(beta=self.settings.beta, init_hidden=init_hidden)]
         return snnipu.MultiStep(*modules)
 
     def measured(self) -> Dict[str, Any]:
@@ -118,18 +118,15 @@ class Problem:
     def truncated(self, steps: int, net: nn.Module) -> Tensors:
         """Chunk by chunk, by backpropagation through each, its states carried on: what people do to save memory."""
         own = list(net.parameters())
-        states: Any = None
+        lifs: List[Any] = [module for module in net.modules() if isinstance(module, snnipu.Leaky)]
+        for lif in lifs:
+            lif.reset_mem()
         total = [torch.zeros_like(parameter) for parameter in own]
         for chunk in self.chunks(steps, CHUNK):
-            out = chunk
-            kept = []
-            for number in range(0, len(net), 2):  # type: ignore[arg-type]
-                linear, lif = net[number], net[number + 1]  # type: ignore[index]
-                out, mem = lif.sequence(linear(out), None if states is None else states[number // 2])
-                kept.append(mem[-1].detach())
-            states = kept
-            for sum_, grad in zip(total, torch.autograd.grad(self.loss(out), own)):
+            for sum_, grad in zip(total, torch.autograd.grad(self.loss(net(chunk)[0]), own)):
                 sum_ += grad
+            for lif in lifs:
+                lif.mem = lif.mem.detach()
         return total
 
     def online(self, steps: int, online: snnipu.Online, length: int = CHUNK) -> Tensors:
@@ -235,11 +232,11 @@ def _of_time(settings: Settings) -> Workload:
 
 def _truncated(settings: Settings) -> Workload:
     problem = _problem(settings)
-    net = problem.network()
+    net = problem.network(init_hidden=True)
     steps = min(CHUNK, settings.steps)
 
     def check() -> Check:  # of one chunk it is the whole
-        return _compared(problem.truncated(steps, net), problem.through_time(steps, net), "BPTT")
+        return _compared(problem.truncated(steps, net), problem.through_time(steps, problem.network()), "BPTT")
 
     return Workload(lambda: problem.truncated(settings.steps, net), check)
 
