@@ -1,7 +1,7 @@
 """``snnipu.DelayLinear``: a linear layer whose synapses have a time each."""
 
 import math
-from typing import Any, Union
+from typing import Any, Dict, Optional, Union
 
 import torch
 from torch import nn
@@ -9,7 +9,8 @@ from torch import nn
 from snnipu import _route
 from snnipu.neurons.sparse_linear import check_features, init_like_linear
 from snnipu.ops._arguments import compute_dtype
-from snnipu.ops.delay_linear import KERNELS, delay_linear, taps
+from snnipu.ops.connections import Delayed
+from snnipu.ops.delay_linear import KERNELS, delay_linear, followed, taps
 from snnipu.ops.dense_to_sparse import dense_argument
 from snnipu.spikes import SparseSpikes
 
@@ -49,13 +50,19 @@ class DelayLinear(nn.Module):
     A delay is a real number of time steps in ``[0, max_delay]``; between steps a spike arrives at both. With kernel
     ``"linear"`` that is at :math:`\lfloor d \rfloor` with weight :math:`1 - (d - \lfloor d \rfloor)`, and one step
     later with the rest; with ``"gaussian"`` at every step ``l`` in ``[0, max_delay]``, with a weight in proportion to
-    :math:`\exp(-(l - d)^2 / 2 \sigma^2)`, of sum 1. What has not arrived by the last step is lost; nothing is on its
-    way before the first.
+    :math:`\exp(-(l - d)^2 / 2 \sigma^2)`, of sum 1. What has not arrived by the last step of a call is lost; nothing is
+    on its way before the first.
 
     .. code-block:: python
 
         net = snn.MultiStep(snn.DelayLinear(140, 128, max_delay=25), snn.Leaky(beta=0.9), nn.Linear(128, 10))
         out = net(x)  # [T, B, 140]
+
+    With ``init_hidden=True`` calls go on where the last one ended, and a call may be one step ``[B, in]``: the module
+    keeps the currents on their way, with their graph, until :meth:`reset_delay` or ``utils.reset(net)``;
+    :meth:`detach_delay` cuts the graph between two calls. A stream in any division into calls gives the numbers of the
+    whole, up to the order of the additions. The currents on their way are in no ``state_dict``; a copy of the module
+    has them without their graph.
 
     On a CPU in float32 and float64 a spike costs its synapses' taps, however long the delays are; elsewhere it is a sum
     of products, one for each step of the longest delay. Weights in 16 bits are computed in float32.
@@ -69,13 +76,14 @@ class DelayLinear(nn.Module):
         bias: whether to add a learnable bias.
         kernel: ``"linear"`` or ``"gaussian"``.
         sigma: of the Gaussian, in time steps; the attribute may be set anew, for a training that lowers it.
+        init_hidden: whether what is on its way at the end of a call arrives in the next one; else it is lost.
 
     Attributes:
         weight: ``[out, in]``.
         delay: as given. Beyond ``[0, max_delay]`` it counts as the end, and has no gradient.
 
     Raises:
-        TypeError, ValueError: the message names the argument.
+        TypeError, ValueError: the message names the argument; a call that goes on with another batch size.
         RuntimeError: on an IPU or its model: there is no operator for it.
 
     Sources: Hammouamri et al., "Learning delays in spiking neural networks using dilated convolutions with learnable
@@ -96,8 +104,14 @@ class DelayLinear(nn.Module):
         bias: bool = False,
         kernel: str = "linear",
         sigma: float = 1.0,
+        init_hidden: bool = False,
     ) -> None:
         super().__init__()
+        if not isinstance(init_hidden, bool):
+            raise TypeError(f"init_hidden must be a bool, got {init_hidden!r}")
+        self.init_hidden = init_hidden
+        # The currents on their way [max_delay, B, out] behind the last call, and None before the first.
+        self._coming: Optional[torch.Tensor] = None
         self.in_features = check_features("in_features", in_features)
         self.out_features = check_features("out_features", out_features)
         self.max_delay, self.kernel, self.sigma = check_max_delay(max_delay), check_kernel(kernel), check_sigma(sigma)
@@ -138,9 +152,25 @@ class DelayLinear(nn.Module):
         if self._drawn:
             nn.init.uniform_(self.delay, 0, self.max_delay)
 
+    def __getstate__(self) -> Dict[str, Any]:
+        # A copy has no part in the graph of what is on its way.
+        return {**self.__dict__, "_coming": None if self._coming is None else self._coming.detach()}
+
+    def reset_delay(self) -> None:
+        """Forget what is on its way."""
+        self._coming = None
+
+    def detach_delay(self) -> None:
+        """Cut the graph of what is on its way: gradients of later calls do not go back through it."""
+        if self._coming is not None:
+            self._coming = self._coming.detach()
+
     def forward(self, x: Union[torch.Tensor, SparseSpikes]) -> torch.Tensor:
-        """``x``: SparseSpikes, or a dense ``[T, B, in]`` of any real dtype -> ``[T, B, out]``."""
+        """``x``: SparseSpikes, or a dense ``[T, B, in]`` of any real dtype -> ``[T, B, out]``; with ``init_hidden=True``
+        one step ``[B, in]`` -> ``[B, out]``, too."""
         _route.uses_operator("DelayLinear")  # an error where it must have one
+        if self.init_hidden and isinstance(x, torch.Tensor) and x.dim() == 2:
+            return self.forward(x.unsqueeze(0))[0]
         dtype = compute_dtype(self.weight.dtype)
         if isinstance(x, SparseSpikes):
             if x.num_neurons != self.in_features:
@@ -155,7 +185,25 @@ class DelayLinear(nn.Module):
             raise ValueError(f"x must be on the device of the layer, {self.weight.device}, got {x.device}")
         sigma = check_sigma(self.sigma)
         connected = taps(self.weight.to(dtype), self.delay, self.max_delay, self.kernel, sigma)
-        return delay_linear(x, connected, None if self.bias is None else self.bias.to(dtype))
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return self._gone_on(x, connected, bias) if self.init_hidden else delay_linear(x, connected, bias)
+
+    def _gone_on(
+        self, x: Union[torch.Tensor, SparseSpikes], connected: Delayed, bias: Optional[torch.Tensor]
+    ) -> torch.Tensor:
+        steps, batch = x.shape[:2]
+        arriving, before = delay_linear(followed(x, self.max_delay), connected), self._coming
+        if before is not None:
+            if before.shape[1] != batch or before.dtype != arriving.dtype or before.device != arriving.device:
+                raise ValueError(
+                    f"x must go on with the batch of {before.shape[1]} samples of the call before ({before.dtype} on "
+                    f"{before.device}), got {batch} ({arriving.dtype} on {arriving.device}): call reset_delay() where "
+                    "another sequence begins"
+                )
+            arriving = torch.cat([arriving[: self.max_delay] + before, arriving[self.max_delay :]])
+        # A copy: a few steps do not hold the memory of a long call.
+        out, self._coming = arriving[:steps], arriving[steps:].clone()
+        return out if bias is None else out + bias
 
     @torch.no_grad()
     def round_(self) -> "DelayLinear":
@@ -174,4 +222,5 @@ class DelayLinear(nn.Module):
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, max_delay={self.max_delay}"
             f"{shape}{learns}, bias={self.bias is not None}{kernel}"
+            f"{', init_hidden=True' if self.init_hidden else ''}"
         )

@@ -57,6 +57,14 @@ def taps(weight: torch.Tensor, delay: torch.Tensor, max_delay: int, kernel: str,
     return Delayed((weight.t().unsqueeze(-1) * arriving).contiguous(), lags.to(torch.int32).contiguous(), span)
 
 
+def followed(x: Union[torch.Tensor, SparseSpikes], steps: int) -> Union[torch.Tensor, SparseSpikes]:
+    """The same input, and so many steps without spikes behind it."""
+    if isinstance(x, SparseSpikes):
+        ids, values, counts = (followed(each, steps) for each in (x.ids, x.values, x.counts))
+        return SparseSpikes._trusted(ids, values, counts, x.num_neurons)
+    return torch.cat([x, x.new_zeros(steps, *x.shape[1:])])
+
+
 def delay_linear(
     x: Union[torch.Tensor, SparseSpikes], connected: Delayed, bias: Optional[torch.Tensor] = None
 ) -> torch.Tensor:
