@@ -40,7 +40,75 @@ def check_sigma(sigma: object) -> float:
     return float(sigma)
 
 
-class DelayLinear(nn.Module):
+class Delays:
+    """A module's delays, one for each synapse or shared: of ``weight`` ``[out_features, in_features]``."""
+
+    in_features: int
+    out_features: int
+    weight: torch.Tensor
+    max_delay: Optional[int] = None  # no delays
+    kernel = "linear"
+    sigma = 1.0
+    _drawn = False
+
+    def _set_delays(self, max_delay: int, delay: Any, learn: bool) -> None:
+        self.max_delay = check_max_delay(max_delay)
+        found = self._delays(delay, self.max_delay)
+        self._drawn = delay is None
+        if learn:
+            self.delay: Any = nn.Parameter(found)
+        else:
+            self.register_buffer("delay", found)  # type: ignore[attr-defined]
+
+    def _delays(self, delay: Any, max_delay: int) -> torch.Tensor:
+        sizes = (self.out_features, self.in_features)
+        if delay is None:
+            return torch.empty(sizes)
+        if isinstance(delay, bool) or not isinstance(delay, (int, float, torch.Tensor)):
+            raise TypeError(f"delay must be a number, a torch.Tensor or None, got {delay!r}")
+        found = torch.as_tensor(delay, dtype=None if isinstance(delay, torch.Tensor) else torch.get_default_dtype())
+        if found.is_complex() or found.dtype == torch.bool:
+            raise TypeError(f"delay must be of real numbers, got {found.dtype}")
+        if not found.is_floating_point():
+            found = found.to(torch.get_default_dtype())
+        shapes = ((), sizes, (1, sizes[1]), (sizes[0], 1))
+        if tuple(found.shape) not in shapes:
+            raise ValueError(
+                f"delay must have shape {list(sizes)}, [1, {sizes[1]}], [{sizes[0]}, 1] or none, got "
+                f"{list(found.shape)}"
+            )
+        if not bool(((found >= 0) & (found <= max_delay)).all()):
+            raise ValueError(f"delay must be from 0 to max_delay = {max_delay}, got {delay!r}")
+        return found.detach().clone()
+
+    def _draw_delays(self) -> None:
+        """Draw those that were not given uniformly."""
+        if self._drawn and self.max_delay is not None:
+            nn.init.uniform_(self.delay, 0, self.max_delay)
+
+    def _taps(self) -> Delayed:
+        """The connection, in the dtype that is computed in."""
+        assert self.max_delay is not None
+        weight = self.weight.to(compute_dtype(self.weight.dtype))
+        return taps(weight, self.delay, self.max_delay, self.kernel, check_sigma(self.sigma))
+
+    @torch.no_grad()
+    def round_(self) -> Any:
+        """Round the delays to whole steps, in place: each spike then arrives once. Returns the layer."""
+        if self.max_delay is None:
+            raise ValueError("round_: the layer has no delays")
+        self.delay.copy_(self.delay.clamp(0, self.max_delay).round())
+        return self
+
+    def _repr_of_delays(self) -> str:
+        whole = tuple(self.delay.shape) == (self.out_features, self.in_features)
+        shape = "" if whole else f", delay={list(self.delay.shape)}"
+        learns = "" if isinstance(self.delay, nn.Parameter) else ", learn_delay=False"
+        kernel = f", kernel={self.kernel!r}, sigma={self.sigma:g}" if self.kernel != "linear" else ""
+        return f"max_delay={self.max_delay}{shape}{learns}{kernel}"
+
+
+class DelayLinear(Delays, nn.Module):
     r"""A linear layer whose synapses have a weight and a delay each: what an input spikes arrives later.
 
     .. math::
@@ -92,6 +160,7 @@ class DelayLinear(nn.Module):
     """
 
     takes_whole_sequences = True  # in a MultiStep
+    max_delay: int
 
     def __init__(
         self,
@@ -114,43 +183,16 @@ class DelayLinear(nn.Module):
         self._coming: Optional[torch.Tensor] = None
         self.in_features = check_features("in_features", in_features)
         self.out_features = check_features("out_features", out_features)
-        self.max_delay, self.kernel, self.sigma = check_max_delay(max_delay), check_kernel(kernel), check_sigma(sigma)
+        self.kernel, self.sigma = check_kernel(kernel), check_sigma(sigma)
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
-        found = self._delays(delay)
-        self._drawn = delay is None
-        if learn_delay:
-            self.delay: Any = nn.Parameter(found)
-        else:
-            self.register_buffer("delay", found)
+        self._set_delays(max_delay, delay, learn_delay)
         self.reset_parameters()
-
-    def _delays(self, delay: Any) -> torch.Tensor:
-        sizes = (self.out_features, self.in_features)
-        if delay is None:
-            return torch.empty(sizes)
-        if isinstance(delay, bool) or not isinstance(delay, (int, float, torch.Tensor)):
-            raise TypeError(f"delay must be a number, a torch.Tensor or None, got {delay!r}")
-        found = torch.as_tensor(delay, dtype=None if isinstance(delay, torch.Tensor) else torch.get_default_dtype())
-        if found.is_complex() or found.dtype == torch.bool:
-            raise TypeError(f"delay must be of real numbers, got {found.dtype}")
-        if not found.is_floating_point():
-            found = found.to(torch.get_default_dtype())
-        shapes = ((), sizes, (1, sizes[1]), (sizes[0], 1))
-        if tuple(found.shape) not in shapes:
-            raise ValueError(
-                f"delay must have shape {list(sizes)}, [1, {sizes[1]}], [{sizes[0]}, 1] or none, got "
-                f"{list(found.shape)}"
-            )
-        if not bool(((found >= 0) & (found <= self.max_delay)).all()):
-            raise ValueError(f"delay must be from 0 to max_delay = {self.max_delay}, got {delay!r}")
-        return found.detach().clone()
 
     def reset_parameters(self) -> None:
         """Draw weights and bias as ``nn.Linear``'s are, and delays that were not given uniformly."""
         init_like_linear(self.weight, self.bias)
-        if self._drawn:
-            nn.init.uniform_(self.delay, 0, self.max_delay)
+        self._draw_delays()
 
     def __getstate__(self) -> Dict[str, Any]:
         # A copy has no part in the graph of what is on its way.
@@ -166,8 +208,10 @@ class DelayLinear(nn.Module):
             self._coming = self._coming.detach()
 
     def forward(self, x: Union[torch.Tensor, SparseSpikes]) -> torch.Tensor:
-        """``x``: SparseSpikes, or a dense ``[T, B, in]`` of any real dtype -> ``[T, B, out]``; with ``init_hidden=True``
-        one step ``[B, in]`` -> ``[B, out]``, too."""
+        """``x``: SparseSpikes, or a dense ``[T, B, in]`` of any real dtype -> ``[T, B, out]``.
+
+        With ``init_hidden=True`` one step ``[B, in]`` -> ``[B, out]``, too.
+        """
         _route.uses_operator("DelayLinear")  # an error where it must have one
         if self.init_hidden and isinstance(x, torch.Tensor) and x.dim() == 2:
             return self.forward(x.unsqueeze(0))[0]
@@ -183,8 +227,7 @@ class DelayLinear(nn.Module):
                 raise ValueError(f"x must have shape [T, B, in_features={self.in_features}], got {tuple(x.shape)}")
         if x.device != self.weight.device:
             raise ValueError(f"x must be on the device of the layer, {self.weight.device}, got {x.device}")
-        sigma = check_sigma(self.sigma)
-        connected = taps(self.weight.to(dtype), self.delay, self.max_delay, self.kernel, sigma)
+        connected = self._taps()
         bias = None if self.bias is None else self.bias.to(dtype)
         return self._gone_on(x, connected, bias) if self.init_hidden else delay_linear(x, connected, bias)
 
@@ -205,22 +248,9 @@ class DelayLinear(nn.Module):
         out, self._coming = arriving[:steps], arriving[steps:].clone()
         return out if bias is None else out + bias
 
-    @torch.no_grad()
-    def round_(self) -> "DelayLinear":
-        """Round the delays to whole steps, in place: each spike then arrives once. Returns the layer."""
-        self.delay.copy_(self.delay.clamp(0, self.max_delay).round())
-        return self
-
     def extra_repr(self) -> str:
-        kernel = f", kernel={self.kernel!r}, sigma={self.sigma:g}" if self.kernel != "linear" else ""
-        shape = (
-            ""
-            if self.delay.dim() == 2 and self.delay.numel() > 1 and 1 not in self.delay.shape
-            else (f", delay={list(self.delay.shape)}")
-        )
-        learns = "" if isinstance(self.delay, nn.Parameter) else ", learn_delay=False"
+        hidden = ", init_hidden=True" if self.init_hidden else ""
         return (
-            f"in_features={self.in_features}, out_features={self.out_features}, max_delay={self.max_delay}"
-            f"{shape}{learns}, bias={self.bias is not None}{kernel}"
-            f"{', init_hidden=True' if self.init_hidden else ''}"
+            f"in_features={self.in_features}, out_features={self.out_features}, {self._repr_of_delays()}, "
+            f"bias={self.bias is not None}{hidden}"
         )

@@ -59,9 +59,13 @@ def taps(weight: torch.Tensor, delay: torch.Tensor, max_delay: int, kernel: str,
 
 def followed(x: Union[torch.Tensor, SparseSpikes], steps: int) -> Union[torch.Tensor, SparseSpikes]:
     """The same input, and so many steps without spikes behind it."""
-    if isinstance(x, SparseSpikes):
-        ids, values, counts = (followed(each, steps) for each in (x.ids, x.values, x.counts))
-        return SparseSpikes._trusted(ids, values, counts, x.num_neurons)
+    if not isinstance(x, SparseSpikes):
+        return _padded(x, steps)
+    ids, values, counts = (_padded(each, steps) for each in (x.ids, x.values, x.counts))
+    return SparseSpikes._trusted(ids, values, counts, x.num_neurons)
+
+
+def _padded(x: torch.Tensor, steps: int) -> torch.Tensor:
     return torch.cat([x, x.new_zeros(steps, *x.shape[1:])])
 
 

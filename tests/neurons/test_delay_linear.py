@@ -8,23 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.delays import TIGHT, shares
+from support.delays import TIGHT, weighted
 from torch import nn
 
 import snnipu as snn
 from snnipu.backends import host_sparse
 from snnipu.ops.delay_linear import taps
-
-
-def definition(x, weight, delay, bias, max_delay, kernel="linear", sigma=1.0):
-    """One lag after the other."""
-    steps = x.shape[0]
-    by_lag = weight * shares(delay.expand(weight.shape), max_delay, kernel, sigma)
-    out = x.new_zeros(steps, x.shape[1], weight.shape[0])
-    for t in range(steps):
-        for lag in range(min(t, max_delay) + 1):
-            out[t] = out[t] + x[t - lag] @ by_lag[lag].t()
-    return out if bias is None else out + bias
 
 
 def layer_of(inputs, outputs, max_delay, delay=None, **options):
@@ -45,7 +34,7 @@ def compare(layer, x, spikes=False):
     if spikes:
         given_x = snn.SparseSpikes.from_dense(own.detach())
         given_x.values.requires_grad_()
-    expected = definition(dense, *leaves, bias, layer.max_delay, layer.kernel, layer.sigma)
+    expected = weighted(dense, *leaves, bias, layer.max_delay, layer.kernel, layer.sigma)
     upstream = torch.randn(expected.shape, dtype=torch.float64)
     layer.zero_grad()
     made = layer(given_x)
