@@ -73,6 +73,7 @@ def delay_linear(
     x: Union[torch.Tensor, SparseSpikes], connected: Delayed, bias: Optional[torch.Tensor] = None
 ) -> torch.Tensor:
     """What arrives ``[T, B, neurons]`` of spikes, or of a dense ``[T, B, inputs]`` in the dtype of the weights."""
+    connected = _within(connected, x.shape[0])
     weight, lags, geometry = connected.weight, connected.lags, connected.geometry
     if isinstance(x, SparseSpikes):
         values = x.values.to(weight.dtype)
@@ -83,6 +84,12 @@ def delay_linear(
         made: torch.Tensor = _OfDense.apply(x, weight, bias, *slots, lags, geometry)
         return made
     return _forward(*slots, weight, bias, geometry, lags)
+
+
+def _within(connected: Delayed, steps: int) -> Delayed:
+    """The same for so many steps, without ways that end more than a step behind the last: kernels have room for all."""
+    last = steps + connected.weight.shape[2]
+    return connected if connected.span <= last else Delayed(connected.weight, connected.lags.clamp(max=steps), last)
 
 
 def _forward(*arguments: Any) -> torch.Tensor:
