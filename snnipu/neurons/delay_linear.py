@@ -212,30 +212,13 @@ class DelayLinear(Delays, nn.Module):
 
         With ``init_hidden=True`` one step ``[B, in]`` -> ``[B, out]``, too.
         """
-        _route.uses_operator("DelayLinear")  # an error where it must have one
-        if self.init_hidden and isinstance(x, torch.Tensor) and x.dim() == 2:
+        if not self.init_hidden:
+            return self.sequence(x)
+        if isinstance(x, torch.Tensor) and x.dim() == 2:
             return self.forward(x.unsqueeze(0))[0]
-        dtype = compute_dtype(self.weight.dtype)
-        if isinstance(x, SparseSpikes):
-            if x.num_neurons != self.in_features:
-                raise ValueError(f"x must be spikes of in_features = {self.in_features} neurons, got {x.num_neurons}")
-        else:
-            if isinstance(x, torch.Tensor) and not x.is_complex():
-                x = x.to(dtype)
-            x = dense_argument("x", x)
-            if x.shape[2] != self.in_features:
-                raise ValueError(f"x must have shape [T, B, in_features={self.in_features}], got {tuple(x.shape)}")
-        if x.device != self.weight.device:
-            raise ValueError(f"x must be on the device of the layer, {self.weight.device}, got {x.device}")
-        connected = self._taps()
-        bias = None if self.bias is None else self.bias.to(dtype)
-        return self._gone_on(x, connected, bias) if self.init_hidden else delay_linear(x, connected, bias)
-
-    def _gone_on(
-        self, x: Union[torch.Tensor, SparseSpikes], connected: Delayed, bias: Optional[torch.Tensor]
-    ) -> torch.Tensor:
+        x = self._checked(x)
         steps, batch = x.shape[:2]
-        arriving, before = delay_linear(followed(x, self.max_delay), connected), self._coming
+        arriving, before = delay_linear(followed(x, self.max_delay), self._taps()), self._coming
         if before is not None:
             if before.shape[1] != batch or before.dtype != arriving.dtype or before.device != arriving.device:
                 raise ValueError(
@@ -246,7 +229,27 @@ class DelayLinear(Delays, nn.Module):
             arriving = torch.cat([arriving[: self.max_delay] + before, arriving[self.max_delay :]])
         # A copy: a few steps do not hold the memory of a long call.
         out, self._coming = arriving[:steps], arriving[steps:].clone()
-        return out if bias is None else out + bias
+        return out if self.bias is None else out + self.bias.to(out.dtype)
+
+    def sequence(self, x: Union[torch.Tensor, SparseSpikes]) -> torch.Tensor:
+        """All steps, with nothing on its way before them and whatever ``init_hidden`` is."""
+        x, connected = self._checked(x), self._taps()
+        return delay_linear(x, connected, None if self.bias is None else self.bias.to(connected.weight.dtype))
+
+    def _checked(self, x: Union[torch.Tensor, SparseSpikes]) -> Union[torch.Tensor, SparseSpikes]:
+        _route.uses_operator("DelayLinear")  # an error where it must have one
+        if isinstance(x, SparseSpikes):
+            if x.num_neurons != self.in_features:
+                raise ValueError(f"x must be spikes of in_features = {self.in_features} neurons, got {x.num_neurons}")
+        else:
+            if isinstance(x, torch.Tensor) and not x.is_complex():
+                x = x.to(compute_dtype(self.weight.dtype))
+            x = dense_argument("x", x)
+            if x.shape[2] != self.in_features:
+                raise ValueError(f"x must have shape [T, B, in_features={self.in_features}], got {tuple(x.shape)}")
+        if x.device != self.weight.device:
+            raise ValueError(f"x must be on the device of the layer, {self.weight.device}, got {x.device}")
+        return x
 
     def extra_repr(self) -> str:
         hidden = ", init_hidden=True" if self.init_hidden else ""
