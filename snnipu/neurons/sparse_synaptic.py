@@ -30,8 +30,9 @@ class SparseSynaptic(FullyConnectedNeurons):
         beta: decay of the membrane, likewise.
         threshold: firing threshold, likewise.
         learn_alpha, learn_beta, learn_threshold: whether these are learnt.
-        grad_threshold, max_spikes, reset_mechanism, spike_grad, bias, input_scale, overflow, path, max_delay, delay,
-        learn_delay: as in :class:`SparseLeaky`.
+        grad_threshold, max_spikes, reset_mechanism, spike_grad, bias, input_scale, overflow, path: as in
+            :class:`SparseLeaky`.
+        max_delay, delay, learn_delay: likewise.
 
     Attributes:
         weight, activity, overflow: as of :class:`SparseLeaky`.
