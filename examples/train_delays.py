@@ -21,7 +21,7 @@ from snnipu import datasets
 
 STEPS, CHANNELS, LONGEST = 100, 70, 25
 # Hidden neurons of each kind: its parameters are then about as many as the others'.
-KINDS = {"none": 196, "fixed": 196, "axonal": 194, "synaptic": 128, "recurrent": 150}
+KINDS = {"none": 196, "fixed": 196, "axonal": 194, "synaptic": 128, "recurrent": 120}
 
 
 def layer(kind: str, inputs: int, outputs: int) -> nn.Module:
@@ -31,16 +31,16 @@ def layer(kind: str, inputs: int, outputs: int) -> nn.Module:
     return snn.DelayLinear(inputs, outputs, LONGEST, delay=delay, learn_delay=kind != "fixed")
 
 
-def network(kind: str) -> snn.MultiStep:
-    hidden = KINDS[kind]
+def network(kind: str, slope: float) -> snn.MultiStep:
+    hidden, surrogate = KINDS[kind], snn.surrogate.fast_sigmoid(slope) if slope else snn.surrogate.atan()
     modules: List[nn.Module] = []
     for inputs in (CHANNELS, hidden):
         modules += [layer(kind, inputs, hidden), nn.Dropout(0.3)]
         if kind == "recurrent":
-            modules.append(snn.RLeaky(beta=0.9, linear_features=hidden))
+            modules.append(snn.RLeaky(beta=0.9, linear_features=hidden, spike_grad=surrogate))
             nn.init.orthogonal_(modules[-1].recurrent.weight, 0.2)
         else:
-            modules.append(snn.Leaky(beta=0.9, threshold=1.0))
+            modules.append(snn.Leaky(beta=0.9, threshold=1.0, spike_grad=surrogate))
     net = snn.MultiStep(*modules, nn.Linear(hidden, 10), snn.Leaky(beta=0.97, reset_mechanism="none"))
     with torch.no_grad():
         for module in net:
@@ -69,9 +69,10 @@ def accuracy(net: nn.Module, data: Any) -> float:
     return right / len(data[1])
 
 
-def train(kind: str, seed: int, sets: List[Any], epochs: int) -> Dict[str, Any]:
+def train(kind: str, seed: int, sets: List[Any], arguments: argparse.Namespace) -> Dict[str, Any]:
     torch.manual_seed(seed)
-    net, (training, validation, test) = network(kind), sets
+    epochs = arguments.epochs
+    net, (training, validation, test) = network(kind, arguments.slope), sets
     delays = [p for name, p in net.named_parameters() if name.endswith("delay")]
     weights = [p for name, p in net.named_parameters() if not name.endswith("delay")]
     groups = [{"params": weights, "lr": 2e-3}, *([{"params": delays, "lr": 0.2}] if delays else [])]
@@ -83,6 +84,8 @@ def train(kind: str, seed: int, sets: List[Any], epochs: int) -> Dict[str, Any]:
         for x, labels in batches(training, torch.randperm(len(training[1])), 64):
             optimizer.zero_grad()
             nn.functional.cross_entropy(net(x)[1].mean(0), labels).backward()
+            if arguments.clip:
+                nn.utils.clip_grad_norm_(net.parameters(), arguments.clip)
             optimizer.step()
         schedule.step()
         found = accuracy(net, validation)
@@ -105,6 +108,8 @@ def main() -> None:
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"default: {','.join(KINDS)}")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--slope", type=float, default=5.0, help="of the surrogate, a fast sigmoid; 0: atan")
+    parser.add_argument("--clip", type=float, default=1.0, help="largest norm of all gradients together; 0: none")
     parser.add_argument("--test-speakers", help="test on these speakers, in place of recordings 0 to 4 of each")
     arguments = parser.parse_args()
     speakers = arguments.test_speakers.split(",") if arguments.test_speakers else None
@@ -116,7 +121,7 @@ def main() -> None:
     print(f"{', '.join(str(len(one[1])) for one in sets)} recordings for training, validation, test", file=sys.stderr)
     for kind in arguments.kinds.split(","):
         for seed in range(arguments.seeds):
-            print(json.dumps(train(kind, seed, sets, arguments.epochs)), flush=True)
+            print(json.dumps(train(kind, seed, sets, arguments)), flush=True)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,15 @@ from torch import nn
 from snnipu._extras import require
 from snnipu.import_nir import DEFAULT_DT
 from snnipu.neurons._hooks import is_hooked
+from snnipu.neurons.delay_linear import DelayLinear
 from snnipu.neurons.multistep import MultiStep, _in_turn
 from snnipu.neurons.nir_nodes import Integrator, Scale, Threshold, Unsupported
+from snnipu.neurons.synaptic_delay import SynapticDelay
 
 Shape = Tuple[int, ...]
 _NEURON_PARTS = ("forward", "fire", "mem_reset", "state_function", "_base_state_function", "_base_sub", "_base_zero")
+# What keeps something from step to step, and gives a step of its input's shape.
+_KEEP_STATE = (snntorch.SpikingNeuron, Integrator, SynapticDelay)
 _TRANSPARENT = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
@@ -101,7 +105,25 @@ class _Writer:
             return nir.Scale(_spread(module.scale, call.shape))
         if isinstance(module, Threshold):
             return nir.Threshold(_spread(module.threshold, call.shape))
+        if isinstance(module, SynapticDelay):
+            return self._delay(call, module)
+        if isinstance(module, DelayLinear):
+            raise self._refused(
+                call, "NIR's Delay is of a channel, not of a synapse; a SynapticDelay in front of an nn.Linear has one"
+            )
         raise self._refused(call, "NIR has no node for it")
+
+    def _delay(self, call: _Call, module: SynapticDelay) -> Any:
+        if module.kernel != "linear":
+            raise self._refused(call, f"kernel {module.kernel!r}; NIR's Delay is of one time")
+        if module.delay.numel() not in (1, *call.shape[:1]):
+            raise self._refused(
+                call, f"it is of {module.delay.numel()} channels, and its input has the shape {call.shape}"
+            )
+        delay = module.delay.detach().clamp(0, module.max_delay).reshape(-1, *[1] * (len(call.shape) - 1))
+        node = self.nir.Delay(_spread(delay, call.shape) * self.dt)
+        node.metadata = {"snnipu_max_delay": module.max_delay}
+        return node
 
     def _convolution(self, call: _Call, module: Any) -> Any:
         dims = module.weight.dim() - 2
@@ -256,7 +278,9 @@ def _chain(module: nn.Module, sample: torch.Tensor) -> Tuple[List[_Call], Dict[s
                 raise Unsupported(
                     f"module {name} ({type(part).__name__}) cannot be written to NIR inside {type(module).__name__}"
                 )
-            out = x if isinstance(part, (snntorch.SpikingNeuron, Integrator)) else part(x)
+            out = x.new_zeros(len(x), part.out_features) if isinstance(part, DelayLinear) else x
+            if not isinstance(part, (*_KEEP_STATE, DelayLinear)):
+                out = part(x)
             if not isinstance(out, torch.Tensor):
                 raise Unsupported(
                     f"module {name} ({type(part).__name__}) cannot be written to NIR: it returns no tensor"
@@ -284,7 +308,7 @@ def _trace(module: nn.Module, sample: torch.Tensor, arguments: Sequence[Any]) ->
             )
         seen.append((names[part], part, inputs[0], out))
 
-    neurons = [part for part in module.modules() if isinstance(part, (snntorch.SpikingNeuron, Integrator))]
+    neurons = [part for part in module.modules() if isinstance(part, (*_KEEP_STATE, DelayLinear))]
     states = [(part, part.__dict__.copy(), part._buffers.copy()) for part in neurons]
     handles = [part.register_forward_hook(see) for part in names]
     try:
@@ -356,9 +380,9 @@ def export_to_nir(
 
     ``Leaky``, ``Synaptic``, ``RLeaky`` and ``RSynaptic`` become LIF, CubaLIF, and these with Linear or Affine weights
     from their spikes back to them; ``reset_mechanism="none"`` becomes LI or CubaLI with a Threshold,
-    ``graded_spikes_factor`` a Scale. NIR's neurons are reset to a potential, at once: ``reset_mechanism="zero"`` with
-    ``reset_delay=False``. Any other reset is written as metadata, which ``import_from_nir`` reads, and a warning names
-    the layers, for other tools will reset them to 0.
+    ``graded_spikes_factor`` a Scale, a ``SynapticDelay`` a Delay. NIR's neurons are reset to a potential, at once:
+    ``reset_mechanism="zero"`` with ``reset_delay=False``. Any other reset is written as metadata, which
+    ``import_from_nir`` reads, and a warning names the layers, for other tools will reset them to 0.
 
     Sequences of modules (``nn.Sequential``, ``MultiStep``) are read as they stand. Of any other network one forward
     pass is watched: each module's input must be another's output, or a flattened one.

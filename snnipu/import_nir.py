@@ -10,6 +10,7 @@ from torch import nn
 from snnipu import neurons
 from snnipu._extras import require
 from snnipu.neurons.nir_nodes import Integrator, ModuleGraph, Scale, Threshold, Unsupported
+from snnipu.neurons.synaptic_delay import SynapticDelay
 from snnipu.surrogate import SpikeGrad
 
 DEFAULT_DT = 1e-4  # snnTorch's
@@ -38,10 +39,12 @@ class RSynaptic(neurons.RSynaptic):  # type: ignore[misc,valid-type]
 
 
 def reset(net: nn.Module) -> None:
-    """Let every neuron in ``net`` start from zeros; ``utils.reset`` looks at the network's own modules only."""
+    """Let every neuron and delay in ``net`` start from zeros; ``utils.reset`` sees neurons of its own modules only."""
     for module in net.modules():
         if isinstance(module, snntorch.SpikingNeuron) and hasattr(module, "reset_mem"):
             module.reset_mem()
+        if isinstance(module, SynapticDelay):
+            module.reset_delay()
 
 
 class _Settings(NamedTuple):
@@ -228,6 +231,22 @@ def _convolution(name: str, node: Any, dims: int) -> nn.Module:
     return _filled(convolution, weight, node.bias)
 
 
+def _delay(name: str, node: Any, settings: _Settings) -> SynapticDelay:
+    """A delay for each channel, in steps; whole numbers where they are some up to rounding."""
+    seconds = _array(node.delay)
+    if not (np.isfinite(seconds) & (seconds >= 0)).all():
+        raise ValueError(f"node {name}: delay must be 0 or more and finite, got {seconds.min():g} to {seconds.max():g}")
+    steps = seconds / settings.dt
+    whole = np.rint(steps)
+    steps = np.where(np.isclose(steps, whole, rtol=max(_precision(node.delay), 1e-12), atol=0), whole, steps)
+    by_channel = steps.reshape(steps.shape[0], -1) if steps.ndim else steps.reshape(1, 1)
+    if (by_channel != by_channel[:, :1]).any():
+        raise Unsupported(f"node {name} (Delay): its delays must be the same in all places of a channel")
+    metadata = node.metadata if isinstance(node.metadata, dict) else {}
+    longest = max(int(metadata.get("snnipu_max_delay", 0)), int(np.ceil(steps.max(initial=0))))
+    return SynapticDelay(longest, _tensor(by_channel[:, 0]))
+
+
 def _modules(name: str, node: Any, settings: _Settings) -> List[nn.Module]:
     """The modules, one after the other, that a node is."""
     nir = settings.nir
@@ -249,6 +268,8 @@ def _modules(name: str, node: Any, settings: _Settings) -> List[nn.Module]:
         return [Threshold(_tensor(node.threshold), settings.spike_grad)]
     if isinstance(node, (nir.LIF, nir.IF, nir.LI, nir.I, nir.CubaLIF, nir.CubaLI)):
         return _neuron(name, node, settings)
+    if isinstance(node, nir.Delay):
+        return [_delay(name, node, settings)]
     raise Unsupported(f"node {name}: {type(node).__name__} of NIR has no module in snnipu")
 
 
@@ -332,6 +353,8 @@ def import_from_nir(graph: Any, *, dt: Optional[float] = None, spike_grad: Optio
     1). For ``CubaLIF`` and ``CubaLI``, ``alpha = 1 - dt / tau_syn`` and the input's factor has ``w_in dt / tau_syn``
     besides. Membranes are counted from ``v_leak``. ``IF`` with ``r = 1`` adds its input in each step, whatever ``dt``
     is: so norse, sinabs and snnTorch write and read it; other ``r`` are multiplied by ``dt``.
+
+    A Delay is a ``SynapticDelay`` of ``delay / dt`` steps; between two steps a spike arrives at both.
 
     Linear, Affine, Conv1d, Conv2d, SumPool2d, AvgPool2d, Flatten, Scale and Threshold are PyTorch's modules and small
     ones of ours; LIF and IF are ``Leaky``, CubaLIF is ``Synaptic``, LI, I and CubaLI give their membranes; LIF and

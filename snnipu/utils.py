@@ -5,6 +5,7 @@ from typing import Any, List
 import snntorch.utils
 from torch import nn
 
+from snnipu.neurons.delay_linear import DelayLinear
 from snnipu.neurons.own import OwnNeuron
 from snnipu.neurons.synaptic_delay import SynapticDelay
 
@@ -14,11 +15,11 @@ __all__ = [name for name in dir(snntorch.utils) if not name.startswith("_")]
 
 def reset(net: nn.Module) -> None:
     """Clear the hidden states of the neurons in ``net``: snnTorch's as its ``reset`` does, own ones and what is on its
-    way in a ``SynapticDelay`` at any depth."""
+    way in a ``SynapticDelay`` or ``DelayLinear`` at any depth."""
     for module in net.modules():
         if isinstance(module, OwnNeuron):
             module.reset_mem()
-        if isinstance(module, SynapticDelay):
+        if isinstance(module, (SynapticDelay, DelayLinear)):
             module.reset_delay()
     snntorch.utils.reset(net)
 

@@ -101,6 +101,65 @@ def test_neurons(make, tmp_path):
         assert_round_trip(nn.Sequential(nn.Linear(6, 8), neuron), torch.rand(15, 3, 6) * 4, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "delay",
+    [
+        lambda: snn.SynapticDelay(9, torch.tensor([0.0, 0.3, 1.0, 2.5, 3.0, 7.0, 8.999, 9.0]), learn_delay=True),
+        lambda: snn.SynapticDelay(30, 3.0),
+        lambda: snn.SynapticDelay(0, channels=8),
+    ],
+)
+def test_delays(delay, tmp_path):
+    net = nn.Sequential(nn.Linear(6, 8), snn.Leaky(0.9, **NIRS), delay(), nn.Linear(8, 4), snn.Leaky(0.9, **NIRS))
+    before = run(net, (x := torch.rand(15, 3, 6) * 4))
+    kept = list(net[2]._last)
+    graph = export_to_nir(net, x[0], dt=2e-3)
+    assert all(a is b for a, b in zip(net[2]._last, kept))  # what is on its way is as it was
+    np.testing.assert_allclose(graph.nodes["2"].delay, np.broadcast_to(net[2].delay.detach().double() * 2e-3, 8))
+    reset(net)
+    assert torch.equal(run(net, x), before)
+    reset(net)
+    again = assert_round_trip(net, x, tmp_path)
+    assert torch.equal(again[2].delay.expand(8), net[2].delay.expand(8))
+    assert again[2].max_delay == net[2].max_delay
+
+
+def test_delays_of_other_tools():
+    def graph(delay):
+        nodes = {"input": nir.Input(np.array(delay.shape)), "d": nir.Delay(delay), "output": nir.Output(delay.shape)}
+        return nir.NIRGraph(nodes, [("input", "d"), ("d", "output")])
+
+    # Milliseconds in float32 are whole steps, and maps have a delay for each channel.
+    steps = np.array([0, 1, 3, 7, 29])
+    net = import_from_nir(graph((steps * 1e-3).astype(np.float32)), dt=1e-3)
+    assert net[0].delay.tolist() == steps.tolist()
+    assert net[0].max_delay == 29
+    maps = import_from_nir(graph(np.array([2e-3, 1.5e-3]).reshape(2, 1, 1).repeat(3, 1).repeat(3, 2)), dt=1e-3)
+    x = torch.zeros(5, 1, 2, 3, 3)
+    x[0] = 1
+    out = snn.MultiStep(maps)(x)[:, 0, :, 1, 1]
+    assert out[:, 0].tolist() == [0, 0, 1, 0, 0]
+    torch.testing.assert_close(out[:, 1], torch.tensor([0, 0.5, 0.5, 0, 0]))
+    with pytest.raises(Unsupported, match=r"node d \(Delay\): its delays must be the same in all places of a channel"):
+        import_from_nir(graph(np.array([[1.0, 2.0]])))
+    for bad in (-1.0, np.nan, np.inf):
+        with pytest.raises(ValueError, match="node d: delay must be 0 or more and finite"):
+            import_from_nir(graph(np.array([bad])))
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (snn.DelayLinear(6, 4, 5), "NIR's Delay is of a channel, not of a synapse"),
+        (snn.SynapticDelay(5, 1.0, kernel="gaussian"), "kernel 'gaussian'; NIR's Delay is of one time"),
+        (snn.SynapticDelay(5, torch.ones(4)), "it is of 4 channels"),
+    ],
+)
+def test_delays_that_nir_cannot_express_are_named(module, why):
+    with pytest.raises(Unsupported, match=rf"module 1 \({type(module).__name__}\) cannot be written to NIR: {why}"):
+        export_to_nir(nn.Sequential(nn.Linear(6, 6), module), torch.rand(2, 6))
+
+
 @pytest.mark.parametrize("kind", ["Leaky", "Synaptic", "RLeaky"])
 @pytest.mark.parametrize("mechanism", [("subtract", True), ("subtract", False), ("zero", True)])
 def test_other_resets_are_named_and_kept(kind, mechanism, tmp_path):
@@ -433,6 +492,15 @@ def lif(**values):
     return nir.LIF(**{key: np.full(3, value) for key, value in fields.items()})
 
 
+class Unknown(nir.NIRNode):
+    """Of a later version."""
+
+    def __init__(self):
+        self.input_type = {"input": np.array([3])}
+        self.output_type = {"output": np.array([3])}
+        self.metadata = {}
+
+
 @pytest.mark.parametrize(
     ("make", "options", "error", "message"),
     [
@@ -442,7 +510,7 @@ def lif(**values):
         (lambda: graph_of(lif(tau=-1.0)), {}, ValueError, "node n0: tau must be positive"),
         (lambda: graph_of(lif(v_reset=-0.5)), {}, Unsupported, r"node n0 \(LIF\): v_reset -0.5 must be v_leak 0.0"),
         (lambda: graph_of(lif(v_threshold=0.0)), {}, Unsupported, "v_threshold must be above v_reset"),
-        (lambda: graph_of(nir.Delay(np.ones(3))), {}, Unsupported, "node n0: Delay of NIR has no module"),
+        (lambda: graph_of(Unknown()), {}, Unsupported, "node n0: Unknown of NIR has no module"),
         (
             lambda: graph_of(lif(), nir.Scale(np.ones(3)), edges=[("n0", "n1"), ("n1", "n0")]),
             {}, Unsupported, "a loop through nodes n0, n1, output",

@@ -18,6 +18,7 @@ TUTORIALS = [
     "04_compile_a_loop",
     "05_event_driven_convolutions",
     "06_learn_online",
+    "07_delays",
 ]
 
 
@@ -182,6 +183,29 @@ def test_event_driven_convolutions_run(repository, tmp_path, monkeypatch, reques
     assert len(re.findall(r"input activity .* dense .* ms, event-driven .* ms", text)) == 3
     assert percent_behind("equal spikes: ", text) > 99.5
     assert pictures == 6
+
+
+@pytest.mark.parametrize("source", ["spoken_digits", "made-up words"])
+def test_delays_run(repository, tmp_path, monkeypatch, request, source):
+    folder = tmp_path / "nothing"
+    if source == "spoken_digits":
+        folder = request.getfixturevalue("data_folder")
+        if not (folder / "fsdd").is_dir():
+            pytest.skip(f"no spoken digits in {folder / 'fsdd'}")
+    settings = {
+        "SNNIPU_DATA": str(folder),
+        "SNNIPU_TUTORIAL_SAMPLES": "300",
+        "SNNIPU_TUTORIAL_EPOCHS": "5",
+        "OMP_NUM_THREADS": "1",
+    }
+    text, pictures = outputs_of(repository, tmp_path, monkeypatch, "07_delays", settings)
+    assert f"{source}: 300 training" in text
+    without, learnt = (float(found) for found in re.findall(r"parameters, loss .* test accuracy ([\d.]+) %", text))
+    assert learnt > without + (30 if source == "made-up words" else 0)
+    assert percent_behind("with rounded delays ", text) > learnt - 5
+    assert float(text.split("between pieces and the whole: ")[1].split()[0]) < 1e-5
+    assert re.findall(r"spikes at \[(6?)\]", text) == ["", "6", "6"]
+    assert pictures == 3
 
 
 def test_compile_a_loop_runs(repository, tmp_path, monkeypatch):

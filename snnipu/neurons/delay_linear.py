@@ -1,7 +1,7 @@
 """``snnipu.DelayLinear``: a linear layer whose synapses have a time each."""
 
 import math
-from typing import Any, Union
+from typing import Any, Dict, Optional, Union
 
 import torch
 from torch import nn
@@ -9,7 +9,8 @@ from torch import nn
 from snnipu import _route
 from snnipu.neurons.sparse_linear import check_features, init_like_linear
 from snnipu.ops._arguments import compute_dtype
-from snnipu.ops.delay_linear import KERNELS, delay_linear, taps
+from snnipu.ops.connections import Delayed
+from snnipu.ops.delay_linear import KERNELS, delay_linear, followed, taps
 from snnipu.ops.dense_to_sparse import dense_argument
 from snnipu.spikes import SparseSpikes
 
@@ -39,79 +40,27 @@ def check_sigma(sigma: object) -> float:
     return float(sigma)
 
 
-class DelayLinear(nn.Module):
-    r"""A linear layer whose synapses have a weight and a delay each: what an input spikes arrives later.
+class Delays:
+    """A module's delays, one for each synapse or shared: of ``weight`` ``[out_features, in_features]``."""
 
-    .. math::
+    in_features: int
+    out_features: int
+    weight: torch.Tensor
+    max_delay: Optional[int] = None  # no delays
+    kernel = "linear"
+    sigma = 1.0
+    _drawn = False
 
-        y_{tbo} = \sum_i W_{oi} \, x_i(t - d_{oi}) + b_o
-
-    A delay is a real number of time steps in ``[0, max_delay]``; between steps a spike arrives at both. With kernel
-    ``"linear"`` that is at :math:`\lfloor d \rfloor` with weight :math:`1 - (d - \lfloor d \rfloor)`, and one step
-    later with the rest; with ``"gaussian"`` at every step ``l`` in ``[0, max_delay]``, with a weight in proportion to
-    :math:`\exp(-(l - d)^2 / 2 \sigma^2)`, of sum 1. What has not arrived by the last step is lost; nothing is on its
-    way before the first.
-
-    .. code-block:: python
-
-        net = snn.MultiStep(snn.DelayLinear(140, 128, max_delay=25), snn.Leaky(beta=0.9), nn.Linear(128, 10))
-        out = net(x)  # [T, B, 140]
-
-    On a CPU in float32 and float64 a spike costs its synapses' taps, however long the delays are; elsewhere it is a sum
-    of products, one for each step of the longest delay. Weights in 16 bits are computed in float32.
-
-    Args:
-        in_features, out_features: as ``nn.Linear``'s.
-        max_delay: the longest delay, in time steps.
-        delay: the delays: a number, or a tensor of shape ``[out, in]``, ``[1, in]`` (one for each input: axonal) or
-            ``[out, 1]`` (one for each output: dendritic); None: ``[out, in]``, uniform in ``[0, max_delay]``.
-        learn_delay: whether they are a parameter; else a buffer.
-        bias: whether to add a learnable bias.
-        kernel: ``"linear"`` or ``"gaussian"``.
-        sigma: of the Gaussian, in time steps; the attribute may be set anew, for a training that lowers it.
-
-    Attributes:
-        weight: ``[out, in]``.
-        delay: as given. Beyond ``[0, max_delay]`` it counts as the end, and has no gradient.
-
-    Raises:
-        TypeError, ValueError: the message names the argument.
-        RuntimeError: on an IPU or its model: there is no operator for it.
-
-    Sources: Hammouamri et al., "Learning delays in spiking neural networks using dilated convolutions with learnable
-    spacings", ICLR 2024, for the Gaussian; Goeltz et al., "DelGrad", 2025, and Meszaros et al., arXiv 2501.07331, for
-    delays of events.
-    """
-
-    takes_whole_sequences = True  # in a MultiStep
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        max_delay: int,
-        *,
-        delay: Union[float, torch.Tensor, None] = None,
-        learn_delay: bool = True,
-        bias: bool = False,
-        kernel: str = "linear",
-        sigma: float = 1.0,
-    ) -> None:
-        super().__init__()
-        self.in_features = check_features("in_features", in_features)
-        self.out_features = check_features("out_features", out_features)
-        self.max_delay, self.kernel, self.sigma = check_max_delay(max_delay), check_kernel(kernel), check_sigma(sigma)
-        self.weight = nn.Parameter(torch.empty(out_features, in_features))
-        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
-        found = self._delays(delay)
+    def _set_delays(self, max_delay: int, delay: Any, learn: bool) -> None:
+        self.max_delay = check_max_delay(max_delay)
+        found = self._delays(delay, self.max_delay)
         self._drawn = delay is None
-        if learn_delay:
+        if learn:
             self.delay: Any = nn.Parameter(found)
         else:
-            self.register_buffer("delay", found)
-        self.reset_parameters()
+            self.register_buffer("delay", found)  # type: ignore[attr-defined]
 
-    def _delays(self, delay: Any) -> torch.Tensor:
+    def _delays(self, delay: Any, max_delay: int) -> torch.Tensor:
         sizes = (self.out_features, self.in_features)
         if delay is None:
             return torch.empty(sizes)
@@ -128,50 +77,183 @@ class DelayLinear(nn.Module):
                 f"delay must have shape {list(sizes)}, [1, {sizes[1]}], [{sizes[0]}, 1] or none, got "
                 f"{list(found.shape)}"
             )
-        if not bool(((found >= 0) & (found <= self.max_delay)).all()):
-            raise ValueError(f"delay must be from 0 to max_delay = {self.max_delay}, got {delay!r}")
+        if not bool(((found >= 0) & (found <= max_delay)).all()):
+            raise ValueError(f"delay must be from 0 to max_delay = {max_delay}, got {delay!r}")
         return found.detach().clone()
+
+    def _draw_delays(self) -> None:
+        """Draw those that were not given uniformly."""
+        if self._drawn and self.max_delay is not None:
+            nn.init.uniform_(self.delay, 0, self.max_delay)
+
+    def _taps(self) -> Delayed:
+        """The connection, in the dtype that is computed in."""
+        assert self.max_delay is not None
+        weight = self.weight.to(compute_dtype(self.weight.dtype))
+        return taps(weight, self.delay, self.max_delay, self.kernel, check_sigma(self.sigma))
+
+    @torch.no_grad()
+    def round_(self) -> Any:
+        """Round the delays to whole steps, in place: each spike then arrives once. Returns the layer."""
+        if self.max_delay is None:
+            raise ValueError("round_: the layer has no delays")
+        self.delay.copy_(self.delay.clamp(0, self.max_delay).round())
+        return self
+
+    def _repr_of_delays(self) -> str:
+        whole = tuple(self.delay.shape) == (self.out_features, self.in_features)
+        shape = "" if whole else f", delay={list(self.delay.shape)}"
+        learns = "" if isinstance(self.delay, nn.Parameter) else ", learn_delay=False"
+        kernel = f", kernel={self.kernel!r}, sigma={self.sigma:g}" if self.kernel != "linear" else ""
+        return f"max_delay={self.max_delay}{shape}{learns}{kernel}"
+
+
+class DelayLinear(Delays, nn.Module):
+    r"""A linear layer whose synapses have a weight and a delay each: what an input spikes arrives later.
+
+    .. math::
+
+        y_{tbo} = \sum_i W_{oi} \, x_i(t - d_{oi}) + b_o
+
+    A delay is a real number of time steps in ``[0, max_delay]``; between steps a spike arrives at both. With kernel
+    ``"linear"`` that is at :math:`\lfloor d \rfloor` with weight :math:`1 - (d - \lfloor d \rfloor)`, and one step
+    later with the rest; with ``"gaussian"`` at every step ``l`` in ``[0, max_delay]``, with a weight in proportion to
+    :math:`\exp(-(l - d)^2 / 2 \sigma^2)`, of sum 1. What has not arrived by the last step of a call is lost; nothing is
+    on its way before the first.
+
+    .. code-block:: python
+
+        net = snn.MultiStep(snn.DelayLinear(140, 128, max_delay=25), snn.Leaky(beta=0.9), nn.Linear(128, 10))
+        out = net(x)  # [T, B, 140]
+
+    With ``init_hidden=True`` calls go on where the last one ended, and a call may be one step ``[B, in]``: the module
+    keeps the currents on their way, with their graph, until :meth:`reset_delay` or ``utils.reset(net)``;
+    :meth:`detach_delay` cuts the graph between two calls. A stream in any division into calls gives the numbers of the
+    whole, up to the order of the additions. The currents on their way are in no ``state_dict``; a copy of the module
+    has them without their graph.
+
+    On a CPU in float32 and float64 a spike costs its synapses' taps, however long the delays are; elsewhere it is a sum
+    of products, one for each step of the longest delay. Weights in 16 bits are computed in float32.
+
+    Args:
+        in_features, out_features: as ``nn.Linear``'s.
+        max_delay: the longest delay, in time steps.
+        delay: the delays: a number, or a tensor of shape ``[out, in]``, ``[1, in]`` (one for each input: axonal) or
+            ``[out, 1]`` (one for each output: dendritic); None: ``[out, in]``, uniform in ``[0, max_delay]``.
+        learn_delay: whether they are a parameter; else a buffer.
+        bias: whether to add a learnable bias.
+        kernel: ``"linear"`` or ``"gaussian"``.
+        sigma: of the Gaussian, in time steps; the attribute may be set anew, for a training that lowers it.
+        init_hidden: whether what is on its way at the end of a call arrives in the next one; else it is lost.
+
+    Attributes:
+        weight: ``[out, in]``.
+        delay: as given. Beyond ``[0, max_delay]`` it counts as the end, and has no gradient.
+
+    Raises:
+        TypeError, ValueError: the message names the argument; a call that goes on with another batch size.
+        RuntimeError: on an IPU or its model: there is no operator for it.
+
+    Sources: Hammouamri et al., "Learning delays in spiking neural networks using dilated convolutions with learnable
+    spacings", ICLR 2024, for the Gaussian; Goeltz et al., "DelGrad", 2025, and Meszaros et al., arXiv 2501.07331, for
+    delays of events.
+    """
+
+    takes_whole_sequences = True  # in a MultiStep
+    max_delay: int
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        max_delay: int,
+        *,
+        delay: Union[float, torch.Tensor, None] = None,
+        learn_delay: bool = True,
+        bias: bool = False,
+        kernel: str = "linear",
+        sigma: float = 1.0,
+        init_hidden: bool = False,
+    ) -> None:
+        super().__init__()
+        if not isinstance(init_hidden, bool):
+            raise TypeError(f"init_hidden must be a bool, got {init_hidden!r}")
+        self.init_hidden = init_hidden
+        # The currents on their way [max_delay, B, out] behind the last call, and None before the first.
+        self._coming: Optional[torch.Tensor] = None
+        self.in_features = check_features("in_features", in_features)
+        self.out_features = check_features("out_features", out_features)
+        self.kernel, self.sigma = check_kernel(kernel), check_sigma(sigma)
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        self._set_delays(max_delay, delay, learn_delay)
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw weights and bias as ``nn.Linear``'s are, and delays that were not given uniformly."""
         init_like_linear(self.weight, self.bias)
-        if self._drawn:
-            nn.init.uniform_(self.delay, 0, self.max_delay)
+        self._draw_delays()
+
+    def __getstate__(self) -> Dict[str, Any]:
+        # A copy has no part in the graph of what is on its way.
+        return {**self.__dict__, "_coming": None if self._coming is None else self._coming.detach()}
+
+    def reset_delay(self) -> None:
+        """Forget what is on its way."""
+        self._coming = None
+
+    def detach_delay(self) -> None:
+        """Cut the graph of what is on its way: gradients of later calls do not go back through it."""
+        if self._coming is not None:
+            self._coming = self._coming.detach()
 
     def forward(self, x: Union[torch.Tensor, SparseSpikes]) -> torch.Tensor:
-        """``x``: SparseSpikes, or a dense ``[T, B, in]`` of any real dtype -> ``[T, B, out]``."""
+        """``x``: SparseSpikes, or a dense ``[T, B, in]`` of any real dtype -> ``[T, B, out]``.
+
+        With ``init_hidden=True`` one step ``[B, in]`` -> ``[B, out]``, too.
+        """
+        if not self.init_hidden:
+            return self.sequence(x)
+        if isinstance(x, torch.Tensor) and x.dim() == 2:
+            return self.forward(x.unsqueeze(0))[0]
+        x = self._checked(x)
+        steps, batch = x.shape[:2]
+        arriving, before = delay_linear(followed(x, self.max_delay), self._taps()), self._coming
+        if before is not None:
+            if before.shape[1] != batch or before.dtype != arriving.dtype or before.device != arriving.device:
+                raise ValueError(
+                    f"x must go on with the batch of {before.shape[1]} samples of the call before ({before.dtype} on "
+                    f"{before.device}), got {batch} ({arriving.dtype} on {arriving.device}): call reset_delay() where "
+                    "another sequence begins"
+                )
+            arriving = torch.cat([arriving[: self.max_delay] + before, arriving[self.max_delay :]])
+        # A copy: a few steps do not hold the memory of a long call.
+        out, self._coming = arriving[:steps], arriving[steps:].clone()
+        return out if self.bias is None else out + self.bias.to(out.dtype)
+
+    def sequence(self, x: Union[torch.Tensor, SparseSpikes]) -> torch.Tensor:
+        """All steps, with nothing on its way before them and whatever ``init_hidden`` is."""
+        x, connected = self._checked(x), self._taps()
+        return delay_linear(x, connected, None if self.bias is None else self.bias.to(connected.weight.dtype))
+
+    def _checked(self, x: Union[torch.Tensor, SparseSpikes]) -> Union[torch.Tensor, SparseSpikes]:
         _route.uses_operator("DelayLinear")  # an error where it must have one
-        dtype = compute_dtype(self.weight.dtype)
         if isinstance(x, SparseSpikes):
             if x.num_neurons != self.in_features:
                 raise ValueError(f"x must be spikes of in_features = {self.in_features} neurons, got {x.num_neurons}")
         else:
             if isinstance(x, torch.Tensor) and not x.is_complex():
-                x = x.to(dtype)
+                x = x.to(compute_dtype(self.weight.dtype))
             x = dense_argument("x", x)
             if x.shape[2] != self.in_features:
                 raise ValueError(f"x must have shape [T, B, in_features={self.in_features}], got {tuple(x.shape)}")
         if x.device != self.weight.device:
             raise ValueError(f"x must be on the device of the layer, {self.weight.device}, got {x.device}")
-        sigma = check_sigma(self.sigma)
-        connected = taps(self.weight.to(dtype), self.delay, self.max_delay, self.kernel, sigma)
-        return delay_linear(x, connected, None if self.bias is None else self.bias.to(dtype))
-
-    @torch.no_grad()
-    def round_(self) -> "DelayLinear":
-        """Round the delays to whole steps, in place: each spike then arrives once. Returns the layer."""
-        self.delay.copy_(self.delay.clamp(0, self.max_delay).round())
-        return self
+        return x
 
     def extra_repr(self) -> str:
-        kernel = f", kernel={self.kernel!r}, sigma={self.sigma:g}" if self.kernel != "linear" else ""
-        shape = (
-            ""
-            if self.delay.dim() == 2 and self.delay.numel() > 1 and 1 not in self.delay.shape
-            else (f", delay={list(self.delay.shape)}")
-        )
-        learns = "" if isinstance(self.delay, nn.Parameter) else ", learn_delay=False"
+        hidden = ", init_hidden=True" if self.init_hidden else ""
         return (
-            f"in_features={self.in_features}, out_features={self.out_features}, max_delay={self.max_delay}"
-            f"{shape}{learns}, bias={self.bias is not None}{kernel}"
+            f"in_features={self.in_features}, out_features={self.out_features}, {self._repr_of_delays()}, "
+            f"bias={self.bias is not None}{hidden}"
         )

@@ -5,16 +5,18 @@ from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import nn
 
-from snnipu import ops
+from snnipu import _route, ops
+from snnipu.neurons.delay_linear import DelayLinear, Delays
 from snnipu.neurons.fused import FusedNeuron, load_scalars, values_of
 from snnipu.neurons.leaky import Leaky
 from snnipu.neurons.sparse_activity import DeviceActivity
 from snnipu.neurons.sparse_linear import check_features, check_path, choose_path, init_like_linear
 from snnipu.ops import _neurons
-from snnipu.ops._arguments import reset_code
+from snnipu.ops._arguments import compute_dtype, reset_code
 from snnipu.ops._slots import check_delay, check_max_spikes, overflow_code
 from snnipu.ops._sparse_layers import delayed
 from snnipu.ops._spike_gradient import fused
+from snnipu.ops.delay_linear import delay_linear
 from snnipu.ops.neuron_sequence import Results, neuron_apply
 from snnipu.ops.select_spikes import grad_threshold_argument
 from snnipu.spikes import SparseSpikes, SpikeTotals
@@ -219,7 +221,7 @@ class SparseNeurons(nn.Module):
                 own[name] = value.reshape(each)
         return own
 
-    def _dense_twin(self, linear: Union[nn.Linear, nn.Conv2d]) -> nn.Sequential:
+    def _dense_twin(self, linear: Union[nn.Linear, nn.Conv2d, DelayLinear]) -> nn.Sequential:
         """``linear``, with this layer's weights, and its neurons."""
         values = self._parameter_values()
         neuron = self.neuron(
@@ -261,19 +263,35 @@ class SparseNeurons(nn.Module):
         return state
 
 
-class FullyConnectedNeurons(SparseNeurons):
-    """Those that see every input: the product of the spikes, the neurons' fused kernel, and the selection of spikes."""
+class FullyConnectedNeurons(Delays, SparseNeurons):
+    """Those that see every input: the product of the spikes, the neurons' fused kernel, and the selection of spikes.
 
-    def _set_features(self, in_features: int, out_features: int, bias: bool) -> None:
+    With delays the product is :class:`DelayLinear`'s.
+    """
+
+    def _set_features(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        max_delay: Optional[int] = None,
+        delay: Union[float, torch.Tensor, None] = None,
+        learn_delay: bool = True,
+    ) -> None:
         self.in_features = check_features("in_features", in_features)
         self.out_features = check_features("out_features", out_features)
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self._neurons = self.out_features
+        if max_delay is not None:
+            self._set_delays(max_delay, delay, learn_delay)
+        elif delay is not None:
+            raise ValueError(f"delay needs max_delay, the longest one, got delay={delay!r} alone")
 
     def reset_parameters(self) -> None:
-        """``nn.Linear``'s initial weights."""
+        """``nn.Linear``'s initial weights; delays that were not given are drawn uniformly."""
         init_like_linear(self.weight, self.bias)
+        self._draw_delays()
 
     def forward(self, x: DenseOrSparse, *, delay: int = 0) -> SparseSpikes:
         """All time steps of a batch.
@@ -282,7 +300,7 @@ class FullyConnectedNeurons(SparseNeurons):
             x: SparseSpikes of ``in_features`` neurons, or a dense ``[T, B, in]`` of any real dtype (bool: True is a
                 spike). A dense tensor that needs a gradient gets the whole of it, by way of the matrix product, unless
                 ``path="sparse"``: then only its nonzero elements do.
-            delay: steps that the input takes to arrive.
+            delay: steps that the input takes to arrive, besides the delays of the synapses.
 
         Returns:
             SparseSpikes of ``out_features`` neurons.
@@ -301,12 +319,20 @@ class FullyConnectedNeurons(SparseNeurons):
         return self._integrate(self.weighted(self._chosen(x)), delay)
 
     def weighted(self, x: DenseOrSparse) -> torch.Tensor:
+        if self.max_delay is not None:
+            _route.uses_operator(f"{type(self).__name__} with max_delay")  # an error where it must have one
+            x = x if isinstance(x, SparseSpikes) else x.to(compute_dtype(self.weight.dtype))
+            return delay_linear(x, self._taps())
         if isinstance(x, SparseSpikes):
             return ops.sparse_linear(x, self.weight)
         return nn.functional.linear(x.to(self.weight.dtype), self.weight)
 
     def _chosen(self, x: DenseOrSparse) -> DenseOrSparse:
-        return choose_path(x, self.weight, self.path, self._measured)
+        return choose_path(x, self.weight, self._path_of(x), self._measured)
+
+    def _path_of(self, x: DenseOrSparse) -> str:
+        # With delays no dense product is faster.
+        return "sparse" if self.max_delay is not None and isinstance(x, SparseSpikes) else self.path
 
     def _spikes(self, x: DenseOrSparse, delay: int) -> SparseSpikes:
         """The layer by its parts."""
@@ -320,15 +346,42 @@ class FullyConnectedNeurons(SparseNeurons):
         )
 
     def to_dense(self) -> nn.Sequential:
-        """``nn.Sequential`` of ``nn.Linear`` and the neuron with the same parameters; the neuron takes ``[T, B, out]``
-        with ``.sequence``."""
-        device, dtype = self.weight.device, self.weight.dtype
-        return self._dense_twin(
-            nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device=device, dtype=dtype)
-        )
+        """``nn.Sequential`` of ``nn.Linear``, or :class:`DelayLinear`, and the neuron with the same parameters; the
+        neuron takes ``[T, B, out]`` with ``.sequence``."""
+        sizes, bias = (self.in_features, self.out_features), self.bias is not None
+        linear: Union[nn.Linear, DelayLinear]
+        if self.max_delay is None:
+            linear = nn.Linear(*sizes, bias=bias)
+        else:
+            learns = isinstance(self.delay, nn.Parameter)
+            linear = DelayLinear(
+                *sizes, self.max_delay, delay=torch.zeros_like(self.delay), learn_delay=learns, bias=bias
+            )
+        linear = linear.to(self.weight)
+        if isinstance(linear, DelayLinear):
+            linear.delay.data = self.delay.detach().clone()
+        return self._dense_twin(linear)
+
+    def _own_state(self, state: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
+        own, found = super()._own_state(state), state.get("0.delay")
+        if (found is None) != (self.max_delay is None):
+            raise ValueError(f"state must {'' if found is None else 'not '}hold 0.delay, got {sorted(state)}")
+        if found is not None:
+            if found.shape != self.delay.shape:
+                raise ValueError(f"state: delay must have shape {tuple(self.delay.shape)}, got {tuple(found.shape)}")
+            own["delay"] = found
+        return own
 
     def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, {self._repr_of_neurons()}"
+        delays = "" if self.max_delay is None else f"{self._repr_of_delays()}, "
+        return f"in_features={self.in_features}, out_features={self.out_features}, {delays}{self._repr_of_neurons()}"
+
+
+def _each(currents: torch.Tensor) -> SparseSpikes:
+    """Every number of ``[T, B, N]`` as a spike of its own."""
+    neurons = currents.shape[2]
+    ids = torch.arange(neurons, dtype=torch.int32, device=currents.device).expand(currents.shape).contiguous()
+    return SparseSpikes._trusted(ids, currents, ids.new_full((*currents.shape[:2], 2), neurons), neurons)
 
 
 class SparseLeaky(FullyConnectedNeurons):
@@ -366,9 +419,15 @@ class SparseLeaky(FullyConnectedNeurons):
         path: ``"sparse"``, ``"dense"`` (matrix products over all time steps), or ``"auto"``: whichever is faster at the
             measured activity of the input. The results are the same, up to the order of the additions. On CUDA the
             activity is that of a few calls before, so that the host need not wait, and a dense tensor stays dense.
+            With delays there is no dense product.
+        max_delay: the longest delay of a synapse, in time steps; None: none has one. What the layer's own spikes take
+            through ``recurrent_weight`` stays one step.
+        delay: of the synapses, as :class:`DelayLinear`'s.
+        learn_delay: whether the delays are learnt.
 
     Attributes:
         weight: ``[out, in]``.
+        delay: with ``max_delay``, as of :class:`DelayLinear`.
         activity: mean spikes per neuron and step in the last forward, 0 to 1; None before the first.
         overflow: spikes dropped in the last forward; None before the first.
 
@@ -394,9 +453,12 @@ class SparseLeaky(FullyConnectedNeurons):
         overflow: str = "lowest",
         recurrent: bool = False,
         path: str = "auto",
+        max_delay: Optional[int] = None,
+        delay: Union[float, torch.Tensor, None] = None,
+        learn_delay: bool = True,
     ) -> None:
         super().__init__()
-        self._set_features(in_features, out_features, bias)
+        self._set_features(in_features, out_features, bias, max_delay, delay, learn_delay)
         if fused(spike_grad)[1] is not None and recurrent:
             raise ValueError(f"spike_grad must be a fused surrogate where recurrent=True, got {spike_grad!r}")
         self.recurrent_weight = nn.Parameter(torch.empty(out_features, out_features)) if recurrent else None
@@ -414,7 +476,6 @@ class SparseLeaky(FullyConnectedNeurons):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """``nn.Linear``'s initial weights."""
         super().reset_parameters()
         if self.recurrent_weight is not None:
             init_like_linear(self.recurrent_weight, None)
@@ -425,16 +486,21 @@ class SparseLeaky(FullyConnectedNeurons):
         return super().membranes(x, delay=delay)
 
     def _chosen(self, x: DenseOrSparse) -> DenseOrSparse:
-        path = "sparse" if self.recurrent_weight is not None else self.path
+        path = "sparse" if self.recurrent_weight is not None else self._path_of(x)
         return choose_path(x, self.weight, path, self._measured)
 
     def _spikes(self, x: DenseOrSparse, delay: int) -> SparseSpikes:
         """As one operator, where spikes are given; what it gives equals the parts."""
-        if not isinstance(x, SparseSpikes):
+        if not isinstance(x, SparseSpikes) or (self.max_delay is not None and self.recurrent_weight is None):
             return super()._spikes(x, delay)
+        weight = self.weight
+        if self.max_delay is not None:
+            # What arrives at each neuron goes into the operator as an input of its own.
+            x = _each(self.weighted(x))
+            weight = torch.eye(self.out_features, dtype=x.values.dtype, device=x.device)
         return ops.sparse_lif_sequence(
             x,
-            self.weight,
+            weight,
             self.bias,
             **self._neuron_options(),
             delay=delay,

@@ -158,6 +158,9 @@ class SparseNetwork(nn.Module):
         threshold: firing threshold, as ``beta``.
         reset_mechanism, spike_grad, bias, learn_beta, learn_threshold, input_scale, overflow, path: as in
             :class:`SparseLeaky`, for all layers; ``input_scale`` may also have one entry for each layer.
+        max_delay: the longest delay of a synapse, besides ``delay``: None, a number for all layers, or one entry for
+            each layer; None for convolutions. The delays are drawn uniformly, see ``layers[i].delay``.
+        learn_delay: whether they are learnt.
 
     Attributes:
         sizes: neurons of the input and of each layer, pools left out.
@@ -193,6 +196,8 @@ class SparseNetwork(nn.Module):
         input_scale: Union[float, Sequence[float]] = 1.0,
         overflow: str = "lowest",
         path: str = "auto",
+        max_delay: Union[int, Sequence[Optional[int]], None] = None,
+        learn_delay: bool = True,
     ) -> None:
         super().__init__()
         if isinstance(sizes, (str, int)) or not isinstance(sizes, Sequence):
@@ -211,6 +216,7 @@ class SparseNetwork(nn.Module):
         betas = _per_entry("beta", beta, layers, "one for each layer")
         thresholds = _per_entry("threshold", threshold, layers, "one for each layer")
         grad_thresholds = _per_entry("grad_threshold", grad_threshold, layers, "one for each layer")
+        delays = _per_entry("max_delay", max_delay, layers, "one for each layer")
         scales = _per_entry("input_scale", input_scale, layers, "one for each layer")
         check_max_spikes(slots[0])
         self.max_input_spikes: Optional[int] = slots[0]
@@ -233,8 +239,14 @@ class SparseNetwork(nn.Module):
             }
             conv = layer.conv
             if conv is None:
+                options.update(max_delay=delays[i], learn_delay=learn_delay)
                 made.append(SparseLeaky(layer.inputs, layer.neurons, **options))
                 continue
+            if delays[i] is not None:
+                raise ValueError(
+                    f"max_delay must be None for layer {i}, a convolution, which has no delays: give one entry for "
+                    f"each layer, got {max_delay!r}"
+                )
             ins, outs = conv.in_shape[0], conv.out_shape[0]
             sizes_of: Dict[str, Any] = {"stride": conv.stride, "padding": conv.padding, "input_size": conv.in_shape[1:]}
             made.append(SparseConvLeaky(ins, outs, conv.kernel, **sizes_of, **options))
@@ -364,6 +376,8 @@ class SparseNetwork(nn.Module):
             return False
         # What is replaced or watched in a layer is honoured: then it runs by itself.
         if not all(isinstance(layer, SparseLeaky) and is_plain(layer) for layer in self.layers):
+            return False
+        if any(layer.max_delay is not None for layer in self.layers):
             return False
         if not all(type(layer).forward is SparseLeaky.forward for layer in self.layers):
             return False

@@ -1,6 +1,6 @@
 """``snnipu.SparseSynaptic``: an event-driven layer of second-order neurons, from spikes to spikes."""
 
-from typing import Optional
+from typing import Optional, Union
 
 import torch
 
@@ -32,6 +32,7 @@ class SparseSynaptic(FullyConnectedNeurons):
         learn_alpha, learn_beta, learn_threshold: whether these are learnt.
         grad_threshold, max_spikes, reset_mechanism, spike_grad, bias, input_scale, overflow, path: as in
             :class:`SparseLeaky`.
+        max_delay, delay, learn_delay: likewise.
 
     Attributes:
         weight, activity, overflow: as of :class:`SparseLeaky`.
@@ -63,9 +64,12 @@ class SparseSynaptic(FullyConnectedNeurons):
         input_scale: float = 1.0,
         overflow: str = "lowest",
         path: str = "auto",
+        max_delay: Optional[int] = None,
+        delay: Union[float, torch.Tensor, None] = None,
+        learn_delay: bool = True,
     ) -> None:
         super().__init__()
-        self._set_features(in_features, out_features, bias)
+        self._set_features(in_features, out_features, bias, max_delay, delay, learn_delay)
         self._set_neurons(
             {"alpha": alpha, "beta": beta, "threshold": threshold},
             {"alpha": learn_alpha, "beta": learn_beta, "threshold": learn_threshold},

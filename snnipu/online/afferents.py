@@ -7,6 +7,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn import grad as gradients
 
+from snnipu.neurons._hooks import is_plain
+from snnipu.neurons.delay_linear import DelayLinear
 from snnipu.neurons.multistep import _as_one_batch, is_random, is_stateless, runs_as_one_batch
 from snnipu.ops import sparse_input
 from snnipu.ops._derivative import once_differentiable
@@ -149,10 +151,26 @@ class Afferents:
     def parameters(self) -> List[nn.Parameter]:
         return [p for _, module in self.body for p in module.parameters() if p.requires_grad]
 
-    def check(self, rule: str, history: bool) -> None:
+    @property
+    def delays(self) -> int:
+        """Earlier steps of its input that the body takes."""
+        return max([m.max_delay for _, m in self.body if isinstance(m, DelayLinear)], default=0)
+
+    def check(self, rule: str, history: bool, is_first: bool) -> None:
         """Raise for what the rule cannot treat, by name; with ``history`` it takes traces."""
         for name, module in (*self.head, *self.body):
             kind = type(module).__name__
+            if type(module) is DelayLinear and is_plain(module):
+                if history:
+                    raise TypeError(
+                        f'module {name} ({kind}): rule "{rule}" has no traces of inputs that arrive later; take "sltt"'
+                    )
+                if not is_first or module is not self.body[0][1]:
+                    raise TypeError(
+                        f"module {name} ({kind}) sends errors back to earlier steps, which online rules leave out: it "
+                        "can only stand before all other layers with parameters"
+                    )
+                continue
             if not (is_stateless(module) or is_random(module)):
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     raise ValueError(
@@ -187,7 +205,7 @@ class Afferents:
                     u = made.unflatten(0, u.shape[:2])
                     self.own_shape = self.own_shape if place else tuple(u.shape[2:])
                     continue
-            u = _steps(module, u)
+            u = module.sequence(u) if isinstance(module, DelayLinear) else _steps(module, u)
         return u
 
     # ---- traces

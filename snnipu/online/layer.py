@@ -22,6 +22,8 @@ class Memory(NamedTuple):
     # Of what a leaky readout remembers of the layer's spikes: traces, and the spikes themselves.
     filtered: Optional[history.Traces] = None
     low: Optional[List[torch.Tensor]] = None
+    # The last inputs, as far back as delays reach.
+    past: Optional[torch.Tensor] = None
 
 
 class Signals:
@@ -52,7 +54,7 @@ class Layer:
     def check(self) -> None:
         has_traces = self.rule.history and self.dynamics is not None
         for afferents in self.afferents:
-            afferents.check(self.rule.name, has_traces)
+            afferents.check(self.rule.name, has_traces, self.is_first)
         if self.dynamics is not None:
             self.dynamics.check(self.name)
 
@@ -69,7 +71,8 @@ class Layer:
         first = self.afferents[0]
         work.leaf = leaf = u.detach().requires_grad_(learns and u.requires_grad)
         work.inputs = [first.of_input(leaf)]
-        work.made = [first.of_body(work.inputs[0], work.direction)]
+        seen, past = self._with_past(work.inputs[0], memory)
+        work.made = [first.of_body(seen, work.direction)[len(seen) - len(leaf) :]]
         x = work.made[0]
         values: List[torch.Tensor] = []
         if self.dynamics is None:
@@ -84,6 +87,7 @@ class Layer:
                 work.made.append(self.afferents[1].of_body(work.inputs[1], work.direction))
                 chunk = chunk._replace(arrived=work.made[1].detach())
             work.chunk, work.after, out = chunk, Memory(final), [chunk.spk, *chunk.states]
+        work.after = work.after._replace(past=past)
         work.parameters = [p for afferents in self.afferents for p in afferents.parameters()]
         feedback = [] if self.feedback is None else [self.feedback]
         given = [u, *work.parameters, *values, *feedback]
@@ -95,6 +99,16 @@ class Layer:
             work.versions = [(p, p._version) for p in (*work.parameters, *own, *feedback)]
             work.out = list(_Learning.apply(work, out, *given))
         return work
+
+    def _with_past(self, given: torch.Tensor, memory: Optional[Memory]) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+        """The input behind the steps before it that are still on their way, and those for the next chunk."""
+        reach = self.afferents[0].delays
+        if not reach:
+            return given, None
+        if given.requires_grad:
+            raise ValueError("x must not require a gradient: behind delays it would go back into earlier chunks")
+        seen = given if memory is None or memory.past is None else torch.cat([memory.past, given])
+        return seen, seen[max(0, len(seen) - reach) :].clone()
 
     def remember(self, work: "Work", by: Optional[history.Filter]) -> Memory:
         """What the layer carries on from a chunk; ``by``: how a readout remembers."""

@@ -5,6 +5,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 from torch import nn
 
+from snnipu.neurons.delay_linear import DelayLinear
 from snnipu.neurons.fused import FusedNeuron
 from snnipu.neurons.multistep import MultiStep, _in_turn
 from snnipu.neurons.zoo import DeltaLeaky
@@ -14,7 +15,7 @@ from snnipu.online.traces import Trace, Traces, filter_of
 
 # Dimensions of a step by the type of the first module that tells.
 _DIMS = (
-    (2, (nn.Linear,)),
+    (2, (nn.Linear, DelayLinear)),
     (3, (nn.Conv1d, nn.ConvTranspose1d, nn.AvgPool1d, nn.MaxPool1d)),
     (4, (nn.Conv2d, nn.ConvTranspose2d, nn.AvgPool2d, nn.MaxPool2d, nn.BatchNorm2d)),
     (5, (nn.Conv3d, nn.ConvTranspose3d, nn.AvgPool3d, nn.MaxPool3d, nn.BatchNorm3d)),
@@ -46,7 +47,8 @@ class Online(nn.Module):
     nothing goes back through time. Rules differ in what of :math:`J_t = \partial h_t / \partial h_{t-1}` they keep,
     neuron by neuron, and in :math:`L_t`. Weights, biases and the neurons' own parameters learn.
 
-    * ``"sltt"`` (Meng et al., ICCV 2023): no :math:`J_t`, each step by itself.
+    * ``"sltt"`` (Meng et al., ICCV 2023): no :math:`J_t`, each step by itself. It alone takes a :class:`DelayLinear`,
+      before all other layers with parameters: its weights and delays learn from what arrives at a step.
     * ``"ottt"`` (Xiao et al., NeurIPS 2022): :math:`J_t` without the derivative of the reset. Options: ``input_trace``,
       whether the first layer's input has a trace; ``bias_trace``, whether biases do.
     * ``"eprop"`` (Bellec et al., Nature Communications 2020): :math:`J_t` with the reset. :math:`L_t` is the error of

@@ -57,10 +57,23 @@ def taps(weight: torch.Tensor, delay: torch.Tensor, max_delay: int, kernel: str,
     return Delayed((weight.t().unsqueeze(-1) * arriving).contiguous(), lags.to(torch.int32).contiguous(), span)
 
 
+def followed(x: Union[torch.Tensor, SparseSpikes], steps: int) -> Union[torch.Tensor, SparseSpikes]:
+    """The same input, and so many steps without spikes behind it."""
+    if not isinstance(x, SparseSpikes):
+        return _padded(x, steps)
+    ids, values, counts = (_padded(each, steps) for each in (x.ids, x.values, x.counts))
+    return SparseSpikes._trusted(ids, values, counts, x.num_neurons)
+
+
+def _padded(x: torch.Tensor, steps: int) -> torch.Tensor:
+    return torch.cat([x, x.new_zeros(steps, *x.shape[1:])])
+
+
 def delay_linear(
     x: Union[torch.Tensor, SparseSpikes], connected: Delayed, bias: Optional[torch.Tensor] = None
 ) -> torch.Tensor:
     """What arrives ``[T, B, neurons]`` of spikes, or of a dense ``[T, B, inputs]`` in the dtype of the weights."""
+    connected = _within(connected, x.shape[0])
     weight, lags, geometry = connected.weight, connected.lags, connected.geometry
     if isinstance(x, SparseSpikes):
         values = x.values.to(weight.dtype)
@@ -71,6 +84,12 @@ def delay_linear(
         made: torch.Tensor = _OfDense.apply(x, weight, bias, *slots, lags, geometry)
         return made
     return _forward(*slots, weight, bias, geometry, lags)
+
+
+def _within(connected: Delayed, steps: int) -> Delayed:
+    """The same for so many steps, without ways that end more than a step behind the last: kernels have room for all."""
+    last = steps + connected.weight.shape[2]
+    return connected if connected.span <= last else Delayed(connected.weight, connected.lags.clamp(max=steps), last)
 
 
 def _forward(*arguments: Any) -> torch.Tensor:

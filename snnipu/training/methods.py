@@ -53,7 +53,7 @@ def sparse_ops(network: SparseNetwork, x: SparseSpikes) -> Layers:
             if threshold.numel() > 1:
                 threshold = threshold.repeat_interleave(maps[1] * maps[2])
         else:
-            current = ops.sparse_linear(out, layer.weight)
+            current = layer.weighted(out)
         _, mem = _neurons(layer, current, network.delay if index else 0)
         spikes = ops.select_spikes(
             mem.flatten(2),

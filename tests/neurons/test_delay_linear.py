@@ -2,27 +2,18 @@
 
 import copy
 import math
+import pickle
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.delays import TIGHT, shares
+from support.delays import TIGHT, weighted
+from torch import nn
 
 import snnipu as snn
 from snnipu.backends import host_sparse
 from snnipu.ops.delay_linear import taps
-
-
-def definition(x, weight, delay, bias, max_delay, kernel="linear", sigma=1.0):
-    """One lag after the other."""
-    steps = x.shape[0]
-    by_lag = weight * shares(delay.expand(weight.shape), max_delay, kernel, sigma)
-    out = x.new_zeros(steps, x.shape[1], weight.shape[0])
-    for t in range(steps):
-        for lag in range(min(t, max_delay) + 1):
-            out[t] = out[t] + x[t - lag] @ by_lag[lag].t()
-    return out if bias is None else out + bias
 
 
 def layer_of(inputs, outputs, max_delay, delay=None, **options):
@@ -43,7 +34,7 @@ def compare(layer, x, spikes=False):
     if spikes:
         given_x = snn.SparseSpikes.from_dense(own.detach())
         given_x.values.requires_grad_()
-    expected = definition(dense, *leaves, bias, layer.max_delay, layer.kernel, layer.sigma)
+    expected = weighted(dense, *leaves, bias, layer.max_delay, layer.kernel, layer.sigma)
     upstream = torch.randn(expected.shape, dtype=torch.float64)
     layer.zero_grad()
     made = layer(given_x)
@@ -169,6 +160,76 @@ def test_in_networks_and_other_dtypes():
     (grad,) = torch.autograd.grad((layer(x.float()) ** 2).sum(), layer.weight, create_graph=True)
     with pytest.raises(RuntimeError, match="second derivative"):
         grad.sum().backward()
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=6),
+    st.integers(0, 9),
+    st.sampled_from(["linear", "gaussian"]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 2**31),
+)
+@settings(deadline=None, max_examples=30)
+def test_a_stream_in_any_division_is_the_whole(lengths, longest, kernel, bias, spikes, seed):
+    torch.manual_seed(seed)
+    whole = layer_of(5, 4, longest, kernel=kernel, bias=bias)
+    x = spikes_of(sum(lengths), 3, 5, 0.4, True)
+    streamed = copy.deepcopy(whole)
+    streamed.init_hidden = True
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    parts = inputs[1].split(lengths)
+    if spikes:
+        parts = [snn.SparseSpikes.from_dense(part.detach()) for part in parts]
+    outs = [whole(inputs[0]), torch.cat([streamed(part) for part in parts])]
+    torch.testing.assert_close(outs[1], outs[0], **TIGHT)
+    upstream = torch.randn_like(outs[0])
+    for out in outs:
+        out.backward(upstream)
+    for (name, parameter), other in zip(whole.named_parameters(), streamed.parameters()):
+        torch.testing.assert_close(other.grad, parameter.grad, **TIGHT, msg=name)
+    if not spikes:
+        torch.testing.assert_close(inputs[1].grad, inputs[0].grad, **TIGHT)
+
+
+def test_what_is_on_its_way():
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        layer_of(5, 4, 6, bias=True, init_hidden=True), snn.Leaky(beta=0.9, init_hidden=True, output=True)
+    )
+    layer, x = net[0], spikes_of(12, 3, 5, 0.5, False)
+    whole = copy.deepcopy(net)
+    whole[0].init_hidden = False
+    expected = snn.MultiStep(*whole)(x)[1]
+    for _ in range(2):  # step by step, [B, in] a call
+        snn.utils.reset(net)
+        torch.testing.assert_close(torch.stack([net(step)[1] for step in x]), expected, **TIGHT)
+    layer.reset_delay()
+    first = layer(x[:7])
+    # A copy and a pickled module go on from there, without the graph; state_dict and buffers, which DDP sends from
+    # rank to rank, have nothing of it.
+    others = [copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))]
+    assert {name for name, _ in layer.named_buffers()} | set(layer.state_dict()) == {"weight", "bias", "delay"}
+    later = layer(x[7:])
+    assert all(torch.equal(other(x[7:]), later) for other in others)
+    torch.testing.assert_close(torch.cat([first, later]), whole[0](x), **TIGHT)
+    # A gradient goes back through it, or not.
+    layer.reset_delay()
+    layer(x[:7]).sum()
+    layer(x[:7] * 0).sum().backward()
+    assert layer.weight.grad.abs().sum() > 0
+    layer.zero_grad()
+    layer.detach_delay()
+    layer(x[:7] * 0).sum().backward()
+    assert not layer.weight.grad.any()
+    with pytest.raises(ValueError, match=r"go on with the batch of 3 samples .* got 2 .*: call reset_delay\(\)"):
+        layer(x[:, :2])
+    layer.reset_delay()
+    assert layer(x[:, :2]).shape == (12, 2, 4)
+    with pytest.raises(ValueError, match=r"x must have shape \[T, B"):
+        whole[0](x[0])
+    with pytest.raises(TypeError, match="init_hidden must be a bool"):
+        snn.DelayLinear(3, 2, 4, init_hidden=1)
 
 
 def test_the_operators():

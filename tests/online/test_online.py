@@ -115,6 +115,44 @@ def test_layers_between_in_any_chunks(rule):
             torch.testing.assert_close(grad, found[0][name], rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.parametrize("init_hidden", [False, True])
+def test_delays_in_front_learn_by_sltt_in_any_chunks(init_hidden):
+    torch.manual_seed(0)
+    net = snn.MultiStep(
+        snn.DelayLinear(8, 12, 5, bias=True, init_hidden=init_hidden),
+        snn.Leaky(beta=0.8, threshold=0.3),
+        nn.Linear(12, CLASSES),
+        snn.Leaky(beta=0.9, reset_mechanism="none"),
+    ).double()
+    x = stream(steps=14).double()
+    # Its rule, step by step: what arrives at a step has its gradient, and no earlier membrane has.
+    losses, mems = [], [torch.zeros(1, 4, size).double() for size in (12, CLASSES)]
+    for current in net[0].sequence(x).split(1):
+        spk, mems[0] = net[1].sequence(current, mems[0][0].detach())
+        _, mems[1] = net[3].sequence(net[2](spk), mems[1][0].detach())
+        losses.append(mems[1].square().sum())
+    torch.stack(losses).sum().backward()
+    expected = grads_of(net)
+    assert len(expected) == 5
+    assert all(grad.any() for grad in expected.values())
+    for length in (1, 4, 14):
+        online = snn.Online(net, rule="sltt")
+        for _ in range(2):  # anew behind reset()
+            net.zero_grad()
+            outs = []
+            for part in x.split(length):
+                outs.append(online(part)[1])
+                outs[-1].square().sum().backward()
+            online.reset()
+            torch.testing.assert_close(torch.cat(outs).square().sum(), torch.stack(losses).sum())
+            for name, grad in grads_of(net).items():
+                torch.testing.assert_close(grad, expected[name], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(online(x[0])[1], outs[0][0])  # one step, [B, in]
+    online.reset()
+    with pytest.raises(ValueError, match="x must not require a gradient"):
+        online(x.requires_grad_())
+
+
 def test_a_neuron_of_ones_own():
     @snn.neuron(states=("mem",), parameters={"beta": 0.9, "threshold": 0.4})
     def Leak(x, mem, *, beta, threshold, spike):
@@ -153,6 +191,18 @@ def test_a_neuron_of_ones_own():
             lambda: snn.Online(snn.MultiStep(nn.Linear(8, 6), nn.ReLU(), snn.Leaky(beta=0.9))),
             TypeError,
             "module 1 .ReLU. stands between weights and their neurons",
+        ),
+        (
+            lambda: snn.Online(snn.MultiStep(snn.DelayLinear(8, 6, 4), snn.Leaky(beta=0.9)), rule="ottt"),
+            TypeError,
+            'module 0 .DelayLinear.: rule "ottt" has no traces of inputs that arrive later; take "sltt"',
+        ),
+        (
+            lambda: snn.Online(
+                snn.MultiStep(nn.Linear(8, 6), snn.Leaky(beta=0.9), snn.DelayLinear(6, 6, 4)), rule="sltt"
+            ),
+            TypeError,
+            "module 2 .DelayLinear. sends errors back to earlier steps",
         ),
     ],
 )

@@ -15,3 +15,14 @@ def shares(delay, max_delay, kernel, sigma):
         low = delay.detach().floor()
         made = (lags == low) * (1 - (delay - low)) + (lags == low + 1) * (delay - low)
     return made / made.sum(0)
+
+
+def weighted(x, weight, delay, bias, max_delay, kernel="linear", sigma=1.0):
+    """What arrives ``[T, B, out]`` of ``[T, B, in]``, one lag after the other."""
+    steps = x.shape[0]
+    by_lag = weight * shares(delay.expand(weight.shape), max_delay, kernel, sigma)
+    out = x.new_zeros(steps, x.shape[1], weight.shape[0])
+    for t in range(steps):
+        for lag in range(min(t, max_delay) + 1):
+            out[t] = out[t] + x[t - lag] @ by_lag[lag].t()
+    return out if bias is None else out + bias
