@@ -238,8 +238,8 @@ def _on(value: Any, device: torch.device) -> Any:
 
 
 def _memory(layer: List[Any]) -> Memory:
-    states, traces, filtered, low = layer
-    return Memory(states, _traces(traces), _traces(filtered), low)
+    states, traces, filtered, *rest = layer
+    return Memory(states, _traces(traces), _traces(filtered), *rest)
 
 
 def _traces(saved: Optional[List[Any]]) -> Optional[Traces]:

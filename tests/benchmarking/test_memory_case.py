@@ -117,7 +117,7 @@ def test_peer_that_takes_too_long_is_unavailable(monkeypatch):
 def test_time_of_a_peer_is_that_of_its_calls_and_of_its_samples(monkeypatch, each, expected):
     """A loop over many steps takes as long for one sample as for some: it is not 64 times as slow for 64."""
     monkeypatch.setattr(memory, "_PROBE_ELEMENTS", 10)
-    monkeypatch.setattr(memory, "_warm_seconds", lambda step: step())
+    monkeypatch.setattr(memory, "_warm_seconds", lambda workload, device: workload.step())
     settings = Settings(steps=2, batch_size=64, neurons=5)
 
     def make(work):
@@ -138,7 +138,7 @@ def test_memory_of_a_peer_is_told_from_a_part(monkeypatch):
 
 def test_peer_without_memory_is_unavailable(monkeypatch):
     monkeypatch.setattr(memory, "_PROBE_ELEMENTS", 100)
-    monkeypatch.setattr(memory, "available_memory", lambda: 10_000)
+    monkeypatch.setattr(memory, "available_memory", lambda device: 10_000)
     rows = run(SMALL, ["snntorch", "copy"])
     assert rows["snntorch-unbind"].status == "unavailable"
     assert rows["snntorch-unbind"].reason.startswith("needs about 0.0 GB of memory, of which 0.0 GB are available")
@@ -149,13 +149,13 @@ def test_peer_without_memory_is_unavailable(monkeypatch):
         "copy-20",
     }
     for available in (10**12, None):
-        monkeypatch.setattr(memory, "available_memory", lambda available=available: available)
+        monkeypatch.setattr(memory, "available_memory", lambda device, available=available: available)
         assert run(SMALL, ["snntorch"])["snntorch-unbind"].status == "ok"
 
 
 def test_resident_memory_of_what_does_not_fit_is_not_told(monkeypatch, capsys):
     monkeypatch.setattr(memory, "_PROBE_ELEMENTS", 100)
-    monkeypatch.setattr(memory, "available_memory", lambda: 0)
+    monkeypatch.setattr(memory, "available_memory", lambda device: 0)
     settings = {"steps": 6, "batch_size": 8, "neurons": 20, "dtype": "float32", "device": "cpu"}
     request = {"case": "memory", "contender": "snntorch-unbind", "threads": 1, "settings": settings}
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(request)))
@@ -165,7 +165,7 @@ def test_resident_memory_of_what_does_not_fit_is_not_told(monkeypatch, capsys):
 
 def test_sweep_leaves_out_what_there_is_no_memory_for(monkeypatch):
     tensors = [(10, 10, 1000), (2, 10, 1000), (10, 10, 10_000)]  # 0.4, 0.08 and 4 MB
-    monkeypatch.setattr(memory, "available_memory", lambda: 5_000_000)
+    monkeypatch.setattr(memory, "available_memory", lambda device: 5_000_000)
     sweep = memory.sweep(SMALL, tensors)
     assert [(point.steps, point.batch_size, point.neurons) for point in sweep.points] == [(2, 10, 1000), (10, 10, 1000)]
     assert sweep.axes[0].values == [0.08, 0.4]
@@ -173,10 +173,10 @@ def test_sweep_leaves_out_what_there_is_no_memory_for(monkeypatch):
         "10 × 10 × 10000 is left out: it needs about 0.0 GB of memory, of which 0.0 GB are available."
     ]
     assert [memory.build(point).parameters["megabytes"] for point in sweep.points] == sweep.axes[0].values
-    monkeypatch.setattr(memory, "available_memory", lambda: None)
+    monkeypatch.setattr(memory, "available_memory", lambda device: None)
     assert len(memory.sweep(SMALL, tensors).points) == 3
     assert memory.sweep(SMALL, tensors).left_out == []
-    monkeypatch.setattr(memory, "available_memory", lambda: 0)
+    monkeypatch.setattr(memory, "available_memory", lambda device: 0)
     with pytest.raises(ValueError, match="tensors: 2 × 10 × 1000 is left out"):
         memory.sweep(SMALL, tensors)
 
@@ -184,7 +184,7 @@ def test_sweep_leaves_out_what_there_is_no_memory_for(monkeypatch):
 def test_memory_is_given_back_where_there_is_little(monkeypatch):
     size = memory.megabytes(SMALL) * 1e6
     for available, tight in ((23 * size, True), (25 * size, False), (None, False)):
-        monkeypatch.setattr(memory, "available_memory", lambda available=available: available)
+        monkeypatch.setattr(memory, "available_memory", lambda device, available=available: available)
         case = memory.build(SMALL)
         assert case.alone is case.parameters["memory_given_back"] is tight
 

@@ -268,6 +268,19 @@ def test_memory_of_a_stream_does_not_grow():
 RULE_OPTIONS = {"sltt": {}, "ottt": {}, "eprop": {"feedback": "random"}, "decolle": {"readouts": 3}, "snap1": {}}
 
 
+def test_a_stream_with_delays_goes_on_from_a_file():
+    """What is on its way is saved, too."""
+    torch.manual_seed(0)
+    net = snn.MultiStep(snn.DelayLinear(8, 12, 5), snn.Leaky(beta=0.9, threshold=0.4))
+    online, x = snn.Online(net, rule="sltt"), stream()
+    online(x[:5])
+    other = snn.Online(net, rule="sltt")
+    other.load_stream_state(online.stream_state())
+    expected = online(x[5:])[1]
+    assert torch.equal(other(x[5:])[1], expected)
+    assert not torch.equal(snn.Online(net, rule="sltt")(x[5:])[1], expected)
+
+
 @pytest.mark.parametrize("rule", RULE_OPTIONS)
 def test_a_stream_goes_on_from_a_file(rule, tmp_path):
     """Saved in the middle and read into another network: the same gradients, outputs and traces to the last bit."""
