@@ -191,7 +191,7 @@ middle.set(ylabel="channel", title="traces of the first layer's input")
 for number, name in enumerate(classes):
     bottom.plot([float(signal[number]) for signal in signals], label=name, linewidth=1)
 bottom.set(xlabel="ms", title="learning signals of the three outputs")
-bottom.legend(loc="upper right", fontsize=8)
+bottom.legend(loc="lower center", fontsize=8)
 plt.show()
 
 # %% [markdown]
