@@ -1,6 +1,6 @@
 # Every target sets up what it needs in $(VENV). Overridable: PYTHON, VENV, TORCH, TORCHVISION, JOBS, PYTEST_ARGS,
-# BENCH_ARGS, SANITIZE_ISA, SANITIZE_FLAGS, SANITIZE_TESTS, FUZZ_SECONDS, FUZZ_SEED, CLANGXX, OUT, WHEEL_VENV,
-# MANYLINUX, AARCH64_CXX, WHEEL_TARGETS, MATRIX_ARGS.
+# BENCH_ARGS, SANITIZE_ISA, SANITIZE_FLAGS, SANITIZE_TESTS, FUZZ_SECONDS, FUZZ_SEED, MUTANTS_SECONDS, MUTANTS_ARGS,
+# CLANGXX, OUT, WHEEL_VENV, MANYLINUX, AARCH64_CXX, WHEEL_TARGETS, MATRIX_ARGS.
 # The first target downloads PyTorch and compiles the native libraries: about two minutes of a processor, a line for each
 # library. They are compiled again when their sources have changed.
 #   make demo      train on scikit-learn's digits, with pictures
@@ -12,6 +12,7 @@
 #   make matrix    the tests with other versions of Python, PyTorch, NumPy and snnTorch, as far as they can be had here
 #   make sanitize  the kernels' tests under GCC's address and undefined-behaviour sanitizers
 #   make fuzz-numbers  random networks against snnTorch's loop, for FUZZ_SECONDS from FUZZ_SEED on; prints what differs
+#   make mutants   faults planted in a copy of the package, for MUTANTS_SECONDS; prints those that no test notices
 #   make bench     snnipu beside its peers
 #   make lint      ruff, mypy, layers of imports, clang-format, C++ warnings
 #   make check-ipu what popc and the SDK's users compile, by Clang: vertices, graphs, PopART operators
@@ -33,6 +34,9 @@ SANITIZE_FLAGS ?= -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=und
 SANITIZE_TESTS ?= tests/ops
 FUZZ_SECONDS ?= 600
 FUZZ_SEED ?= 0
+MUTANTS_SECONDS ?= 3600
+# --packages compiler ops, say; --help tells.
+MUTANTS_ARGS ?=
 
 # The first clang++ of the PATH, with a version in its name or without.
 CLANGXX ?= $(firstword $(wildcard $(addsuffix /clang++,$(subst :, ,$(PATH))) $(addsuffix /clang++-[0-9]*,$(subst :, ,$(PATH)))))
@@ -58,7 +62,7 @@ WHEEL_TARGETS ?= $(patsubst %,%-linux-gnu.2.17,$(filter-out $(MACHINE),x86_64 aa
 # A failed native build must not go unnoticed here.
 export SNNIPU_REQUIRE_NATIVE ?= 1
 
-.PHONY: demo test test-wheel wheel test-emulated bench lint lint-text check-ipu check-counts docs notebooks sanitize fuzz-numbers matrix clean
+.PHONY: demo test test-wheel wheel test-emulated bench lint lint-text check-ipu check-counts docs notebooks sanitize fuzz-numbers mutants matrix clean
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -206,6 +210,10 @@ sanitize: $(VENV)/.test
 
 fuzz-numbers: $(VENV)/.test
 	$(BIN)/python tests/support/differential.py --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
+
+# Not with other work beside it: what hangs counts as noticed.
+mutants: $(VENV)/.test
+	$(BIN)/python tests/support/mutants.py --seconds $(MUTANTS_SECONDS) --seed $(FUZZ_SEED) $(MUTANTS_ARGS)
 
 clean:
 	rm -rf $(OUT) build snnipu/_native snnipu.egg-info
