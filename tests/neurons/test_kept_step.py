@@ -283,3 +283,17 @@ def test_reset_is_that_of_the_last_step():
             _, states[place] = lif(current, states[place]) if states[place] is not None else lif(current)
         assert torch.equal(ours.reset, theirs.reset)
         assert not ours.reset.requires_grad
+
+
+@pytest.mark.parametrize("kind", ["leaky", "synaptic", "rleaky"])
+def test_a_state_given_by_its_name_is_taken(kind):
+    results = []
+    for source in (snntorch, snn):
+        torch.manual_seed(0)
+        lif = KINDS[kind](source)
+        _, *states = lif(torch.rand(SHAPE))
+        x, other = torch.rand(2, *SHAPE)
+        made = [lif(x, *states), lif(x, *states), lif(x, *states[:-1], mem=other), lif(x, *states[:-1], other)]
+        results.append([value for outputs in made for value in outputs])
+    for made, expected in zip(*results):
+        torch.testing.assert_close(made, expected, rtol=0, atol=0)
