@@ -170,9 +170,10 @@ def _maps(spatial: int) -> Callable[[Call], Optional[Make]]:
     return rule
 
 
-def _conv2d(call: Call) -> Optional[Make]:
+def _convolution(spatial: int, function: Callable[..., Any]) -> Callable[[Call], Optional[Make]]:
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-    return _of_few(sparse_input.conv2d, names) if _maps(2)(call) is not None else None
+    make = _of_few(function, names)
+    return lambda call: make if _maps(spatial)(call) is not None else None
 
 
 def _max_pool2d(call: Call) -> Optional[Make]:
@@ -547,7 +548,8 @@ RULES: Dict[str, Callable[[Call], Optional[Make]]] = {
             "lp_pool{}d",
         )
     },
-    "conv2d": _conv2d,
+    "conv1d": _convolution(1, sparse_input.conv1d),
+    "conv2d": _convolution(2, sparse_input.conv2d),
     "max_pool2d": _max_pool2d,
     "batch_norm": _batch_norm,
     "group_norm": _norm_of_samples,

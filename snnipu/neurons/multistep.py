@@ -49,6 +49,10 @@ _MAPS = {  # spatial dimensions
     2: (nn.Conv2d, nn.ConvTranspose2d, nn.AvgPool2d, nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d),
     3: (nn.Conv3d, nn.ConvTranspose3d, nn.AvgPool3d, nn.MaxPool3d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool3d),
 }
+_CONVOLUTIONS: Dict[type, Callable[..., torch.Tensor]] = {
+    nn.Conv1d: sparse_input.conv1d,
+    nn.Conv2d: sparse_input.conv2d,
+}
 _DROPOUTS = (nn.Dropout, nn.AlphaDropout)
 _CHANNEL_DROPOUTS = {1: (nn.Dropout1d,), 2: (nn.Dropout2d,), 3: (nn.Dropout3d,)}
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -184,8 +188,9 @@ class MultiStep(nn.Sequential):
       all-to-all ``RLeaky`` and ``RSynaptic``: fused steps between the products;
     * :class:`SLSTM` and :class:`SConv2dLSTM`: the input's part for all steps at once, the rest in a loop;
     * PyTorch's own stateless modules (linear, convolution, pooling, activations, layer norm, dropout; batch norm in
-      evaluation): all steps as one batch, and once for a constant input. On a CPU, ``nn.Linear`` and ``nn.Conv2d``
-      leave out zeros where their input is mostly zeros (:func:`snnipu.dense_only` takes PyTorch's products);
+      evaluation): all steps as one batch, and once for a constant input. On a CPU, ``nn.Linear``, ``nn.Conv1d`` and
+      ``nn.Conv2d`` leave out the zeros of an input that is mostly zeros (:func:`snnipu.dense_only` takes PyTorch's
+      products);
     * what takes whole sequences is called once, with ``[T, B, ...]``: ``nn.RNN``, ``nn.LSTM``, ``nn.GRU``, snnTorch's
       ``StateLeaky``, ``LinearLeaky``, ``AssociativeLeaky`` and ``LeakyParallel``, the event-driven layers, and modules
       that have the attribute ``takes_whole_sequences = True``;
@@ -538,8 +543,9 @@ def _as_one_batch(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
         out = max_pool2d(rows, m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode, m.return_indices)
     elif type(module) is nn.Linear and rows.dim() == 2:
         out = sparse_input.linear(rows, m.weight, m.bias)
-    elif type(module) is nn.Conv2d and module.padding_mode == "zeros":
-        out = sparse_input.conv2d(rows, m.weight, m.bias, m.stride, m.padding, m.dilation, m.groups)
+    elif type(module) in _CONVOLUTIONS and m.padding_mode == "zeros":
+        function = _CONVOLUTIONS[type(module)]
+        out = function(rows, m.weight, m.bias, m.stride, m.padding, m.dilation, m.groups)
     else:
         out = module(rows)
     return out.unflatten(0, x.shape[:2])

@@ -1,5 +1,6 @@
 """From which activity on dense products are faster than gathers: all break-evens, and the choice between the two."""
 
+from math import prod
 from typing import Callable, NamedTuple, Sequence, Union
 
 import torch
@@ -39,8 +40,11 @@ ALWAYS_SPARSE = Shares(currents=1.0, layer=1.0, gradient=1.0, with_pool=1.0, bef
 # faster, converting included. A linear layer's by how many outputs it has at least; a convolution's of steps of 1 by
 # how many numbers a kernel has in a channel and how many maps a group gives, at least, from FEWEST_CHANNELS a group on.
 LINEAR_INPUT = ((256, 0.35), (128, 0.25), (64, 0.12), (32, 0.06), (8, 0.03))
-CONVOLUTION_INPUT = ((25, 64, 0.22), (25, 32, 0.16), (25, 16, 0.08), (9, 64, 0.18), (9, 32, 0.08))
-FEWEST_CHANNELS = 4
+CONVOLUTION_INPUT = {
+    1: ((25, 8, 0.35), (9, 64, 0.18), (9, 32, 0.1), (5, 64, 0.15), (5, 32, 0.07), (3, 64, 0.06)),
+    2: ((25, 64, 0.22), (25, 32, 0.16), (25, 16, 0.08), (9, 64, 0.18), (9, 32, 0.08)),
+}  # of lines and of maps
+FEWEST_CHANNELS = {1: 16, 2: 4}
 # Multiplications below which finding out takes longer than they do.
 FEWEST_PRODUCTS = 1 << 22
 
@@ -51,12 +55,13 @@ def of_linear_input(outputs: int) -> float:
 
 
 def of_convolution_input(weight: Sequence[int], groups: int, stride: int) -> float:
-    """As :func:`of_linear_input`, for a weight ``[maps, channels of a group, kh, kw]``; ``stride``: of both directions,
-    multiplied."""
-    maps, channels, taps = weight[0] // groups, weight[1], weight[2] * weight[3]
-    if channels < FEWEST_CHANNELS:
+    """As :func:`of_linear_input`, for a weight ``[maps, channels of a group, kh, kw]``, or of lines ``[maps, channels
+    of a group, k]``; ``stride``: of all directions, multiplied."""
+    maps, channels, *kernel = weight
+    if channels < FEWEST_CHANNELS[len(kernel)]:
         return 0.0
-    rows = (share for least, fewest, share in CONVOLUTION_INPUT if taps >= least and maps >= fewest)
+    maps, taps = maps // groups, prod(kernel)
+    rows = (share for least, fewest, share in CONVOLUTION_INPUT[len(kernel)] if taps >= least and maps >= fewest)
     return next(rows, 0.0) / stride
 
 

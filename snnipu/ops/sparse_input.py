@@ -114,14 +114,61 @@ def conv2d(
     Returns:
         ``[N, out, H', W']``.
     """
-    slots = None
+    given = (stride, padding, dilation, groups)
+    made = _convolution(x, weight, weight, bias, *given)
+    return F.conv2d(x, weight, bias, *given) if made is None else made
+
+
+def conv1d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional[torch.Tensor] = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> torch.Tensor:
+    """``torch.nn.functional.conv1d``; on a CPU by events where most of ``x`` is zero, as :func:`linear`.
+
+    Args:
+        x: ``[N, C, L]``; by events where it lies in this order.
+        weight: ``[out, C / groups, k]``.
+        bias: ``[out]`` or None.
+        stride, padding, dilation, groups: PyTorch's.
+
+    Returns:
+        ``[N, out, L']``.
+    """
+    made = None
+    if x.dim() == weight.dim() == 3:  # maps of one line
+        sizes = (_of_a_line(stride, 1), _of_a_line(padding, 0), _of_a_line(dilation, 1))
+        made = _convolution(x.unsqueeze(2), weight.unsqueeze(2), weight, bias, *sizes, groups)
+    return F.conv1d(x, weight, bias, stride, padding, dilation, groups) if made is None else made.squeeze(2)
+
+
+def _of_a_line(size: Any, across: int) -> Any:
+    if isinstance(size, str):
+        return size
+    return (across, size[0] if isinstance(size, (tuple, list)) else size)
+
+
+def _convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    parameter: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
+) -> Optional[torch.Tensor]:
+    """By events, where that is faster; ``parameter``: what ``weight``, of four dimensions, is made of."""
     geometry = _geometry(x, weight, stride, padding, dilation, groups)
-    if geometry is not None and x.is_contiguous():
-        most = _break_even.of_convolution_input(weight.shape, groups, geometry.stride_y * geometry.stride_x)
-        slots = _slots(x, weight, most, geometry.positions * weight.numel())
-    if slots is None:
-        return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
-    return _product(x, weight, bias, slots, geometry)
+    if geometry is None or not x.is_contiguous():
+        return None
+    most = _break_even.of_convolution_input(parameter.shape, groups, geometry.stride_y * geometry.stride_x)
+    slots = _slots(x, parameter, most, geometry.positions * weight.numel())
+    return None if slots is None else _product(x, weight, bias, slots, geometry)
 
 
 def _geometry(

@@ -33,9 +33,9 @@ def events(monkeypatch):
 
 def always(patch):
     patch.setattr(_break_even, "FEWEST_PRODUCTS", 0)
-    patch.setattr(_break_even, "FEWEST_CHANNELS", 1)
+    patch.setattr(_break_even, "FEWEST_CHANNELS", {1: 1, 2: 1})
     patch.setattr(_break_even, "LINEAR_INPUT", ((1, 1.0),))
-    patch.setattr(_break_even, "CONVOLUTION_INPUT", ((1, 1, 1e3),))
+    patch.setattr(_break_even, "CONVOLUTION_INPUT", dict.fromkeys((1, 2), ((1, 1, 1e3),)))
     patch.setattr(sparse_input, "_LARGEST_ROW", 1.0)
 
 
@@ -72,6 +72,10 @@ def test_linear_is_pytorchs_up_to_rounding(sizes, activity, learns, graded, seed
 PAIRS = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 
+def cut(given, spatial):
+    return given[:spatial] if isinstance(given, tuple) else given
+
+
 @given(
     st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)),
     st.tuples(st.integers(1, 11), st.integers(1, 11)),
@@ -81,12 +85,14 @@ PAIRS = st.tuples(st.integers(1, 3), st.integers(1, 3))
     st.integers(0, 2**31),
 )
 @settings(deadline=None, max_examples=200)
-def test_conv2d_is_pytorchs_up_to_rounding(counts, size, shape, activity, learns, seed):
+@pytest.mark.parametrize("spatial", [1, 2])
+def test_convolutions_are_pytorchs_up_to_rounding(spatial, counts, size, shape, activity, learns, seed):
     batch, groups, inputs, outputs = counts
-    kernel, stride, padding, dilation = shape
-    stride = (1, 1) if padding == "same" else stride
+    size, (kernel, stride, padding, dilation) = size[:spatial], (cut(given, spatial) for given in shape)
+    stride = (1,) * spatial if padding == "same" else stride
+    ours, pytorchs = ((sparse_input.conv1d, F.conv1d), (sparse_input.conv2d, F.conv2d))[spatial - 1]
 
-    def conv2d(function):
+    def convolution(function):
         return lambda x, w, b: function(x, w, b, stride, padding, dilation, groups)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -97,12 +103,12 @@ def test_conv2d_is_pytorchs_up_to_rounding(counts, size, shape, activity, learns
         weight = torch.randn(outputs * groups, inputs, *kernel, dtype=torch.float64, requires_grad=learns[1])
         bias = torch.randn(outputs * groups, dtype=torch.float64, requires_grad=learns[2]) if learns[3] else None
         try:
-            upstream = torch.randn_like(conv2d(F.conv2d)(x, weight, bias))
+            upstream = torch.randn_like(convolution(pytorchs)(x, weight, bias))
         except RuntimeError:  # a kernel larger than the map
             with pytest.raises(RuntimeError, match="ernel size"):
-                conv2d(sparse_input.conv2d)(x, weight, bias)
+                convolution(ours)(x, weight, bias)
             return
-        made, expected = (run(conv2d(f), x, weight, bias, upstream) for f in (sparse_input.conv2d, F.conv2d))
+        made, expected = (run(convolution(f), x, weight, bias, upstream) for f in (ours, pytorchs))
         torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-11)
 
 
@@ -117,6 +123,8 @@ def test_convolutions_that_stay_dense(events):
     for bad in ({"stride": 0}, {"padding": -1}, {"groups": 3}):
         with pytest.raises(RuntimeError):
             sparse_input.conv2d(x, weight, **bad)
+        with pytest.raises(RuntimeError):
+            sparse_input.conv1d(x[..., 0], weight[..., 0], **bad)
 
 
 def test_other_layouts_and_dtypes(events):
@@ -208,6 +216,12 @@ def test_the_choice_is_by_size_and_share(monkeypatch):
         sparse_input.conv2d(x, torch.randn(outputs, inputs, kernel, kernel), stride=stride)
         return taken[-1]
 
+    def conv1d(share, inputs=32, outputs=64, kernel=9, length=64, **options):
+        torch.manual_seed(0)
+        x = (torch.rand(40, inputs, length) < share).float()
+        sparse_input.conv1d(x, torch.randn(outputs, inputs, kernel), **options)
+        return taken[-1]
+
     assert linear(400, 500, 256, 0.1)
     assert not linear(400, 500, 256, 0.6)
     assert linear(400, 500, 64, 0.05)
@@ -228,6 +242,15 @@ def test_the_choice_is_by_size_and_share(monkeypatch):
     assert not conv2d(0.1, size=4)
     assert not conv2d(0.1, stride=2, size=24)
     assert conv2d(0.02, stride=2, size=24)
+    assert conv1d(0.1)
+    assert not conv1d(0.25)
+    assert conv1d(0.25, kernel=25)
+    assert not conv1d(0.05, inputs=12)
+    assert conv1d(0.05, outputs=32)
+    assert not conv1d(0.02, outputs=16, length=128)
+    assert conv1d(0.04, kernel=3)
+    assert not conv1d(0.15, stride=2)
+    assert not conv1d(0.1, length=10)
     # A row that is full, which nobody looked at, makes slots as large as the tensor.
     x = torch.zeros(400, 500)
     x[1] = 1
@@ -235,10 +258,14 @@ def test_the_choice_is_by_size_and_share(monkeypatch):
     assert not taken[-1]
 
 
-def network(maps=False):
+INPUTS = {"linear": (300,), "conv1d": (8, 100), "conv2d": (8, 12, 12)}
+
+
+def network(kind="linear"):
     torch.manual_seed(0)
-    if maps:
-        return nn.Sequential(nn.Conv2d(8, 32, 3), snn.Leaky(beta=0.9), nn.Conv2d(32, 32, 3), snn.Leaky(beta=0.9))
+    if kind != "linear":
+        layer, size = (nn.Conv1d, 9) if kind == "conv1d" else (nn.Conv2d, 3)
+        return nn.Sequential(layer(8, 32, size), snn.Leaky(beta=0.9), layer(32, 32, size), snn.Leaky(beta=0.9))
     return nn.Sequential(nn.Linear(300, 256), snn.Leaky(beta=0.9), nn.Linear(256, 256), snn.Leaky(beta=0.9))
 
 
@@ -251,9 +278,9 @@ def loop(net, x):
     return torch.stack(out)
 
 
-@pytest.mark.parametrize("maps", [False, True], ids=["linear", "conv2d"])
+@pytest.mark.parametrize("layers", INPUTS)
 @pytest.mark.parametrize("kind", ["multistep", pytest.param("compiled", marks=needs_backend)])
-def test_networks_take_events_and_give_the_loops_numbers(kind, maps, monkeypatch):
+def test_networks_take_events_and_give_the_loops_numbers(kind, layers, monkeypatch):
     taken, slots = [], sparse_input._slots
 
     def counted(*args):
@@ -262,10 +289,10 @@ def test_networks_take_events_and_give_the_loops_numbers(kind, maps, monkeypatch
         return made
 
     monkeypatch.setattr(sparse_input, "_slots", counted)
-    x = (torch.rand(*(10, 16, 8, 12, 12) if maps else (10, 16, 300)) < 0.05).float()
+    x = (torch.rand(10, 16, *INPUTS[layers]) < 0.05).float()
     results = []
     for way in (loop, kind):
-        net = network(maps)
+        net = network(layers)
         if way == "multistep":
             out = snn.MultiStep(*net)(x)[1]
         else:
@@ -278,7 +305,7 @@ def test_networks_take_events_and_give_the_loops_numbers(kind, maps, monkeypatch
     assert any(taken)
     taken.clear()
     with snn.dense_only():
-        snn.MultiStep(*network(maps))(x)
+        snn.MultiStep(*network(layers))(x)
     assert not any(taken)
 
 
