@@ -164,8 +164,9 @@ class Leaky(FusedNeuron, snntorch.Leaky):
         dtype = self._promoted(dtype)
         if dtype not in DTYPES:
             raise TypeError(f"input_ must be real and floating (or integer), got {input_.dtype}")
-        # In 16 bit snnTorch rounds the decayed membrane; only its own operations give the same bits.
+        # snnTorch rounds the decayed membrane to the state's narrower dtype, or to 16 bit: its own operations do.
         rounds = dtype in _LOW_PRECISION and (not fresh or self._reset_mechanism == "none")
+        rounds = rounds or not (fresh or state.dtype == dtype)
         fuses = self._fuses()
         surrogate = self._surrogate()
         # A surrogate in PyTorch, a fused step beside it takes longer than snnTorch's; a sequence does not.

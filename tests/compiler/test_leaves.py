@@ -291,3 +291,17 @@ def test_another_compiler_is_given_surrogates_as_numbers():
     net, x = SumOfSpikes(), torch.randn(STEPS, BATCH, WIDTH)
     compiled = snn.compile(net, then="aot_eager", dynamic=True)
     compare(net, copy.deepcopy(net), x, compiled)
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_state_given_to_a_layer_that_hides_it_is_an_error(step, monkeypatch):
+    monkeypatch.setattr(backend, "strict", False)
+    lif = snn.Leaky(beta=0.9, init_hidden=True)
+
+    def loop(x):
+        lif.reset_mem()
+        return [lif(x[t]) if t != step else lif(x[t], torch.ones(BATCH, WIDTH)) for t in range(STEPS)]
+
+    for function in (loop, snn.compile(loop)):
+        with pytest.raises(TypeError, match="should not be passed"):
+            function(torch.rand(STEPS, BATCH, WIDTH))

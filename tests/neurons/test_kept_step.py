@@ -264,14 +264,43 @@ def test_writes_into_what_a_step_returned_do_not_reach_its_gradient():
         return torch.autograd.grad(total, [x, lif.beta])
 
     assert all(torch.equal(*pair) for pair in zip(grads(True), grads(False)))
-    mem = lif(x[0])[1].detach()
-    spk, after = lif(x[1], mem)
-    expected = torch.autograd.grad(after.sum() + spk.sum(), [x, lif.beta], retain_graph=True)
-    after.data.zero_()
-    mem.data.zero_()
-    assert all(
-        torch.equal(*pair) for pair in zip(torch.autograd.grad(after.sum() + spk.sum(), [x, lif.beta]), expected)
-    )
+
+
+@pytest.mark.parametrize("which", ["first", "kept", "float64"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_writes_into_what_a_step_was_given_or_gave_do_not_reach_its_gradient(kind, which):
+    dtype = torch.float64 if which == "float64" else torch.float32
+    lif = KINDS[kind](snn).to(dtype)
+    first = lif(torch.rand(SHAPE, dtype=dtype))
+    if which == "first":
+        lif._kept = None
+    given = [
+        torch.rand(SHAPE, dtype=dtype).requires_grad_(),
+        *(state.detach().clone().requires_grad_() for state in first),
+    ]
+    given = given if kind.startswith("r") else [given[0], *given[2:]]  # the spikes, too, where they come back
+    made = lif(*given)
+    upstream = [torch.rand_like(value) for value in made]
+    leaves = [*given, *(p for p in lif.parameters() if p.requires_grad)]
+
+    def grads():
+        found = torch.autograd.grad(made, leaves, upstream, retain_graph=True, allow_unused=True)
+        return [None if grad is None else grad.clone() for grad in found]
+
+    expected = grads()
+    assert any(grad is not None and grad.any() for grad in expected)
+    for value in (*given, *made):
+        if not ("to all" in kind and value is given[1]):  # PyTorch's product saves the spikes that it is given
+            value.data.fill_(7.0)
+    torch.testing.assert_close(grads(), expected, rtol=0, atol=0)
+
+
+def test_a_negative_zero_is_not_the_zero_of_an_earlier_layer():
+    x, mem = torch.tensor([[-0.0, 0.0, -1.0]]), torch.tensor([[1.0, -1.0, 0.5]])
+    for beta in (0.0, -0.0):
+        ours, theirs = (source.Leaky(beta=beta)(x, mem)[1] for source in (snn, snntorch))
+        assert torch.equal(ours, theirs)
+        assert torch.equal(torch.signbit(ours), torch.signbit(theirs))
 
 
 def test_reset_is_that_of_the_last_step():
@@ -297,3 +326,25 @@ def test_a_state_given_by_its_name_is_taken(kind):
         results.append([value for outputs in made for value in outputs])
     for made, expected in zip(*results):
         torch.testing.assert_close(made, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("input_dtype", "state_dtype"),
+    [
+        (torch.float32, torch.float64),
+        (torch.float64, torch.float32),
+        (torch.float32, torch.float16),
+        (torch.bfloat16, torch.float32),
+    ],
+)
+@pytest.mark.parametrize("kind", ["leaky", "synaptic", "alpha", "lapicque", "rleaky"])
+def test_a_state_of_another_dtype_is_snntorchs(kind, input_dtype, state_dtype):
+    results = []
+    for source in (snntorch, snn):
+        torch.manual_seed(0)
+        lif = KINDS[kind](source)
+        states = [(2 * torch.rand(SHAPE)).to(state_dtype) for _ in lif(torch.rand(SHAPE))[1:]]
+        if kind == "rleaky":
+            states = [torch.rand(SHAPE).round(), *states]
+        results.append(lif(torch.rand(SHAPE, dtype=input_dtype), *states))
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)

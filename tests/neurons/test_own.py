@@ -611,3 +611,27 @@ def test_on_the_ipu_model():
     assert results[0][0].any()
     for one, other in zip(*results):
         assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@snn.neuron(states=("mem",), parameters={"beta": 0.9, "threshold": 1.0})
+def Squaring(x, mem, *, beta, threshold, spike):
+    """Its adjoint reads the input."""
+    spk = spike(mem - threshold)
+    return spk, beta * mem + x * x - spk * threshold
+
+
+@needs_native
+@pytest.mark.parametrize("kind", [Adaptive, Squaring])
+def test_writes_into_what_a_step_was_given_or_gave_do_not_reach_its_gradient(kind):
+    layer = kind(learn=("beta",))
+    given = [random(3, N).requires_grad_() for _ in range(3 if kind is Adaptive else 2)]
+    made = layer(*given)
+    upstream, leaves = [random(3, N) for _ in made], [*given, *layer.parameters()]
+
+    def grads():
+        return [g.clone() for g in torch.autograd.grad(made, leaves, upstream, retain_graph=True)]
+
+    expected = grads()
+    for value in (*given, *made):
+        value.data.fill_(7.0)
+    torch.testing.assert_close(grads(), expected, rtol=0, atol=0)
