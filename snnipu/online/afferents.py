@@ -179,6 +179,7 @@ class Afferents:
                     )
                 raise TypeError(
                     f"module {name} ({kind}) cannot learn online: neurons of snnipu and PyTorch's stateless modules can"
+                    f"{dense_twin(module)}"
                 )
         for name, module in self.body if history else ():
             if type(module) in _AFFINE and is_stateless(module):
@@ -265,6 +266,11 @@ def _affine(modules: Sequence[Named], trace: torch.Tensor, ones: torch.Tensor) -
         rows = _steps(module, rows)
     made, constant = rows[0].split([trace.shape[0], zeros.shape[0]])
     return made + ((ones.reshape(constant.shape) if ones.dim() else ones) - 1) * constant
+
+
+def dense_twin(module: nn.Module) -> str:
+    """Of an event-driven module, what an error says to take instead."""
+    return "; its to_dense() can, and leaves out zeros, too" if hasattr(module, "to_dense") else ""
 
 
 def _steps(module: nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from snnipu.neurons.delay_linear import DelayLinear
 from snnipu.neurons.fused import FusedNeuron
 from snnipu.neurons.multistep import MultiStep, _in_turn
 from snnipu.neurons.zoo import DeltaLeaky
+from snnipu.online.afferents import dense_twin
 from snnipu.online.layer import Layer, Memory, Signals, Work
 from snnipu.online.rules import RULES
 from snnipu.online.traces import Trace, Traces, filter_of
@@ -87,7 +88,7 @@ class Online(nn.Module):
         if rule not in RULES:
             raise ValueError(f"rule must be one of {', '.join(map(repr, RULES))}, got {rule!r}")
         if not isinstance(net, (MultiStep, nn.Sequential)):
-            raise TypeError(f"net must be a MultiStep or an nn.Sequential, got {type(net).__name__}")
+            raise TypeError(f"net must be a MultiStep or an nn.Sequential, got {type(net).__name__}{dense_twin(net)}")
         self.rule = RULES[rule].with_options(options)
         self.net = net
         self.chunks = 0
