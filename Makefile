@@ -1,5 +1,5 @@
 # Every target sets up what it needs in $(VENV). Overridable: PYTHON, VENV, TORCH, TORCHVISION, JOBS, PYTEST_ARGS,
-# BENCH_ARGS, SANITIZE_ISA, SANITIZE_FLAGS, SANITIZE_TESTS, FUZZ_SECONDS, FUZZ_SEED, MUTANTS_SECONDS, MUTANTS_ARGS,
+# BENCH_ARGS, SANITIZE_ISA, SANITIZE_FLAGS, SANITIZE_TESTS, FUZZ_SECONDS, FUZZ_SEED, FUZZ_ARGS, MUTANTS_SECONDS, MUTANTS_ARGS,
 # CLANGXX, OUT, WHEEL_VENV, MANYLINUX, AARCH64_CXX, WHEEL_TARGETS, MATRIX_ARGS.
 # The first target downloads PyTorch and compiles the native libraries: about two minutes of a processor, a line for each
 # library. They are compiled again when their sources have changed.
@@ -11,6 +11,7 @@
 #                  on IPUs that the host stands for
 #   make matrix    the tests with other versions of Python, PyTorch, NumPy and snnTorch, as far as they can be had here
 #   make sanitize  the kernels' tests under GCC's address and undefined-behaviour sanitizers
+#   make fuzz      what libFuzzer and atheris find in the kernels and in what reads files, in FUZZ_SECONDS; needs CLANGXX
 #   make fuzz-numbers  random networks against snnTorch's loop, for FUZZ_SECONDS from FUZZ_SEED on; prints what differs
 #   make mutants   faults planted in a copy of the package, for MUTANTS_SECONDS; prints those that no test notices
 #   make bench     snnipu beside its peers
@@ -34,6 +35,12 @@ SANITIZE_FLAGS ?= -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=und
 SANITIZE_TESTS ?= tests/ops
 FUZZ_SECONDS ?= 600
 FUZZ_SEED ?= 0
+# --only layers nir, say; --help tells.
+FUZZ_ARGS ?=
+FUZZ_FLAGS := -fno-sanitize-recover=undefined -fsanitize=address,undefined
+FUZZ_KERNELS := -std=c++17 -Wall -Wextra -Icsrc tests/support/fuzz_kernels.cpp -l:libsnnipu-$(SANITIZE_ISA).so
+# Of each family of calls, in make sanitize.
+SANITIZE_CASES ?= 1500
 MUTANTS_SECONDS ?= 3600
 # --packages compiler ops, say; --help tells.
 MUTANTS_ARGS ?=
@@ -62,7 +69,7 @@ WHEEL_TARGETS ?= $(patsubst %,%-linux-gnu.2.17,$(filter-out $(MACHINE),x86_64 aa
 # A failed native build must not go unnoticed here.
 export SNNIPU_REQUIRE_NATIVE ?= 1
 
-.PHONY: demo test test-wheel wheel test-emulated bench lint lint-text check-ipu check-counts docs notebooks sanitize fuzz-numbers mutants matrix clean
+.PHONY: demo test test-wheel wheel test-emulated bench lint lint-text check-ipu check-counts docs notebooks sanitize fuzz fuzz-numbers mutants matrix clean
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -207,12 +214,26 @@ sanitize: $(VENV)/.test
 		$(PYTEST) --capture=sys -k "not compile and not opcheck" $(PYTEST_ARGS) \
 		$(SANITIZE_TESTS) \
 		tests/test_native.py::test_every_instruction_set tests/test_native.py::test_the_sanitizers_see_an_overrun
+	$${CXX:-c++} $(FUZZ_KERNELS) $(SANITIZE_FLAGS) -DSNNIPU_FUZZ_ALONE -L$(OUT)/sanitize/snnipu/_native \
+		-Wl,-rpath,$(abspath $(OUT))/sanitize/snnipu/_native -o $(OUT)/sanitize/fuzz_kernels
+	$(OUT)/sanitize/fuzz_kernels $(SANITIZE_CASES) $(FUZZ_SEED)
+
+# Libraries that are instrumented for libFuzzer, and what calls them; atheris for what is Python.
+fuzz: $(VENV)/.test
+	$(PIP) "snnipu[fuzz]"
+	CXX="$(CLANGXX)" CXXFLAGS="-O1 -g1 -w $(FUZZ_FLAGS),fuzzer-no-link" $(BIN)/python setup.py build_ext \
+		--isa $(SANITIZE_ISA) --build-lib $(OUT)/fuzz
+	$(CLANGXX) $(FUZZ_KERNELS) -O1 -g1 $(FUZZ_FLAGS),fuzzer -L$(OUT)/fuzz/snnipu/_native \
+		-Wl,-rpath,$(abspath $(OUT))/fuzz/snnipu/_native -o $(OUT)/fuzz/fuzz_kernels
+	$(BIN)/python tests/support/fuzz.py --seconds $(FUZZ_SECONDS) --jobs $(JOBS) --kernels $(OUT)/fuzz/fuzz_kernels \
+		--folder $(OUT)/fuzz $(FUZZ_ARGS)
 
 fuzz-numbers: $(VENV)/.test
 	$(BIN)/python tests/support/differential.py --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
 
 # Not with other work beside it: what hangs counts as noticed.
 mutants: $(VENV)/.test
+	$(PIP) "snnipu[mutants]"
 	$(BIN)/python tests/support/mutants.py --seconds $(MUTANTS_SECONDS) --seed $(FUZZ_SEED) $(MUTANTS_ARGS)
 
 clean:

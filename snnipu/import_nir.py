@@ -196,35 +196,42 @@ def _linear(name: str, node: Any, bias: Optional[Any]) -> nn.Module:
 
 
 def _filled(module: Any, weight: torch.Tensor, bias: Optional[Any]) -> nn.Module:
+    values = None if bias is None else _tensor(bias)
+    if values is not None and values.shape != module.bias.shape:
+        raise ValueError(f"bias must have shape {tuple(module.bias.shape)}, got {tuple(values.shape)}")
     with torch.no_grad():
         module.to(weight.dtype)
         module.weight.copy_(weight)
-        if bias is not None:
-            module.bias.copy_(_tensor(bias))
+        if values is not None:
+            module.bias.copy_(values)
     return module
 
 
-def _sizes(value: Any, dims: int) -> Any:
+def _sizes(field: str, value: Any, dims: int, least: int = 1) -> Any:
     """NIR's number, array or word as PyTorch's."""
     if isinstance(value, bytes):
         value = value.decode()
     if isinstance(value, str):
         return value
     sizes = [int(size) for size in np.asarray(value).reshape(-1)]
+    if len(sizes) not in (1, dims) or min(sizes) < least:
+        raise ValueError(f"{field} must be 1 or {dims} numbers of at least {least}, got {sizes}")
     return tuple(sizes * dims) if len(sizes) == 1 else tuple(sizes)
 
 
 def _convolution(name: str, node: Any, dims: int) -> nn.Module:
     weight, groups = _tensor(node.weight), int(node.groups)
+    if weight.dim() != dims + 2:
+        raise ValueError(f"weight must have {dims + 2} dimensions, got shape {tuple(weight.shape)}")
     kind = nn.Conv1d if dims == 1 else nn.Conv2d
     convolution = nn.utils.skip_init(
         kind,
         weight.shape[1] * groups,
         weight.shape[0],
         tuple(weight.shape[2:]),
-        stride=_sizes(node.stride, dims),
-        padding=_sizes(node.padding, dims),
-        dilation=_sizes(node.dilation, dims),
+        stride=_sizes("stride", node.stride, dims),
+        padding=_sizes("padding", node.padding, dims, least=0),
+        dilation=_sizes("dilation", node.dilation, dims),
         groups=groups,
         bias=node.bias is not None,
     )
@@ -256,7 +263,8 @@ def _modules(name: str, node: Any, settings: _Settings) -> List[nn.Module]:
         return [_convolution(name, node, 1 if isinstance(node, nir.Conv1d) else 2)]
     if isinstance(node, (nir.SumPool2d, nir.AvgPool2d)):
         divisor = 1 if isinstance(node, nir.SumPool2d) else None
-        kernel_size, stride, padding = (_sizes(value, 2) for value in (node.kernel_size, node.stride, node.padding))
+        kernel_size, stride = (_sizes(field, getattr(node, field), 2) for field in ("kernel_size", "stride"))
+        padding = _sizes("padding", node.padding, 2, least=0)
         return [nn.AvgPool2d(kernel_size, stride, padding, divisor_override=divisor)]
     if isinstance(node, nir.Flatten):
         # NIR's shapes have no batch.
@@ -271,6 +279,16 @@ def _modules(name: str, node: Any, settings: _Settings) -> List[nn.Module]:
     if isinstance(node, nir.Delay):
         return [_delay(name, node, settings)]
     raise Unsupported(f"node {name}: {type(node).__name__} of NIR has no module in snnipu")
+
+
+def _made(name: str, node: Any, weights: Optional[Any], settings: _Settings) -> List[nn.Module]:
+    """As :func:`_modules`; ``weights``: the node by which its spikes come back to it. Every error names the node."""
+    try:
+        return _modules(name, node, settings) if weights is None else _recurrent(name, node, weights, settings)
+    except Exception as error:
+        if isinstance(error, ValueError) and str(error).startswith(f"node {name}"):
+            raise
+        raise ValueError(f"node {name} ({type(node).__name__}): {error}") from error
 
 
 def _flat(graph: Any, nir: Any, prefix: str = "") -> Tuple[Dict[str, Any], Edges]:
@@ -381,7 +399,10 @@ def import_from_nir(graph: Any, *, dt: Optional[float] = None, spike_grad: Optio
         raise TypeError(f"graph must be a nir.NIRGraph, got {type(graph).__name__}")
     if dt is None:
         metadata = graph.metadata if isinstance(graph.metadata, dict) else {}
-        dt = float(metadata.get("snnipu_dt", DEFAULT_DT))
+        try:
+            dt = float(metadata.get("snnipu_dt", DEFAULT_DT))
+        except (TypeError, ValueError):
+            raise ValueError(f"the graph's snnipu_dt must be a number, got {metadata['snnipu_dt']!r}") from None
     if not dt > 0:
         raise ValueError(f"dt must be positive, got {dt}")
     settings = _Settings(nir, float(dt), spike_grad)
@@ -410,12 +431,7 @@ def import_from_nir(graph: Any, *, dt: Optional[float] = None, spike_grad: Optio
         if isinstance(node, nir.Output) and len(before) == 1:
             found[name] = before[0]
             continue
-        if isinstance(node, nir.Output):
-            made: List[nn.Module] = [nn.Identity()]
-        elif name in loops:
-            made = _recurrent(name, node, loops[name], settings)
-        else:
-            made = _modules(name, node, settings)
+        made = [nn.Identity()] if isinstance(node, nir.Output) else _made(name, node, loops.get(name), settings)
         for position, module in enumerate(made):
             key = name.replace(".", "_") + ("_scale" if position < len(made) - 1 else "")
             while key in modules:

@@ -515,6 +515,15 @@ class Unknown(nir.NIRNode):
             lambda: graph_of(lif(), nir.Scale(np.ones(3)), edges=[("n0", "n1"), ("n1", "n0")]),
             {}, Unsupported, "a loop through nodes n0, n1, output",
         ),
+        # One number would spread over all outputs.
+        (
+            lambda: graph_of(nir.Affine(np.ones((3, 3)), np.ones(1))),
+            {}, ValueError, r"node n0 \(Affine\): bias must have shape \(3,\), got \(1,\)",
+        ),
+        (
+            lambda: graph_of(nir.AvgPool2d(np.array([2, 2]), np.array([0, 2]), np.array([0, 0]))),
+            {}, ValueError, r"node n0 \(AvgPool2d\): stride must be 1 or 2 numbers of at least 1, got \[0, 2\]",
+        ),
     ],
 )  # fmt: skip
 def test_bad_graphs(make, options, error, message):

@@ -84,7 +84,8 @@ typedef struct snnipu_sparse_call {
 } snnipu_sparse_call;
 
 /* All return 0, 1 for an unknown option, 2 where memory could not be had, 3 where a count or a carried id is out of
- * range (nothing has been written then), 4 where room said so. */
+ * range (nothing has been written then; convolutions look at the ids that they read, as they go), 4 where room said so.
+ */
 #define SNNIPU_SPARSE(NAME) SNNIPU_API int snnipu_##NAME(snnipu_sparse_call *call)
 
 /* out: the matrix weight [neurons, inputs] in blocks of 64 neurons, [block][inputs][lanes]: what gathers read. */

@@ -303,7 +303,7 @@ private:
   size_t stride() const {
     return sizes.groupInputs() * sizes.taps() * ((std::min(blocks.most, blocks.channels) + 15) / 16 * 16);
   }
-  const C *packed(size_t block) const { return packed_ + block * stride(); }
+  const C *packed(size_t block) const { return packed_ ? packed_ + block * stride() : nullptr; }
 
   // ---- the currents
 
@@ -708,7 +708,8 @@ private:
             const size_t weight = ((channel * sizes.kernelHeight + ky) * sizes.kernelWidth + part) * lanes + lane;
             const KernelRow row{lastColumn + lane + part * lanes -
                                     static_cast<std::ptrdiff_t>(above * map.stride * lanes),
-                                scale + lane, packed(block) + weight, sums + weight, ky + part + lane == 0};
+                                scale + lane, to ? packed(block) + weight : nullptr, sums ? sums + weight : nullptr,
+                                ky + part + lane == 0};
             withLanes(lanes, group, [&](auto apart) {
               if (sums && to)
                 ofRow<columns, true, true>(row, fired, other, group, apart);

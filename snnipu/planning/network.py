@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 DTYPES = {"float32": 4, "float16": 2}
+# Neurons are named by ids of 32 bits.
+_NO_ID = 2**31
 OPTIMIZERS = ("sgd", "adam")
 # On an IPU: of a spike id, of what is computed in, and of a row's counts.
 ID_BYTES, FLOAT, COUNTS_BYTES = 4, 4, 8
@@ -49,8 +51,8 @@ class NetworkSpec:
             raise ValueError(f"sizes must have an entry for the input and one for each layer, got {list(self.sizes)}")
         for name in ("sizes", "slots"):
             for value in getattr(self, name):
-                if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                    raise ValueError(f"{name} must be positive ints, got {value!r}")
+                if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < _NO_ID:
+                    raise ValueError(f"{name} must be ints from 1 to 2**31 - 1, got {value!r}")
         for name in ("spikes", "slots"):
             if len(getattr(self, name)) != len(self.sizes):
                 raise ValueError(f"{name} must have {len(self.sizes)} entries, input first, got {getattr(self, name)}")
@@ -62,8 +64,8 @@ class NetworkSpec:
                 )
         for name in ("batch_size", "steps"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a positive int, got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < _NO_ID:
+                raise ValueError(f"{name} must be an int from 1 to 2**31 - 1, got {value!r}")
         for name, allowed in (("dtype", tuple(DTYPES)), ("optimizer", OPTIMIZERS), ("delay", (0, 1))):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {getattr(self, name)!r}")

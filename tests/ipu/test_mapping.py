@@ -298,7 +298,7 @@ def test_what_cannot_be_planned(module, message):
         (lambda: spec(activity=0.0), "activity must be above 0"),
         (lambda: spec(activity=[0.1, 0.1]), "activity must be one number, or 4"),
         (lambda: spec(dtype="int8"), "dtype must be one of"),
-        (lambda: spec(batch_size=0), "batch_size must be a positive int"),
+        (lambda: spec(batch_size=0), "batch_size must be an int from 1 to"),
         (lambda: ipu.NetworkSpec((4, 2), (3.0, 1.0), (2, 2)), "at most as many spikes as slots"),
         (lambda: spec(recurrent=(True, False, True, False, True)), "recurrent must have a bool for each of"),
     ],

@@ -139,7 +139,7 @@ def copied(folder):
     for name in tracked():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
-    (folder / "snnipu" / "_native").symlink_to(ROOT / "snnipu" / "_native")
+    shutil.copytree(ROOT / "snnipu" / "_native", folder / "snnipu" / "_native")
     return folder
 
 
@@ -244,7 +244,7 @@ class Planter:
         return {"SNNIPU_NATIVE_DIR": str(made / "snnipu" / "_native")} if done.returncode == 0 else None
 
     def is_noticed(self, path, number):
-        """Whether a test fails, or hangs (None: no library could be made), the fault in words, and whether a test runs
+        """Whether a test fails, or hangs (None: nobody can tell), the fault in words, and whether a test runs
         it."""
         source = (ROOT / path).read_text(encoding="utf-8")
         text, words, statement = planted(path, source, number)
@@ -267,7 +267,8 @@ class Planter:
         if failed:  # by the fault, and not for another reason
             alone = run_tests(self.folder, [max(failed, key=len)])
             if alone.returncode != 0:
-                raise RuntimeError(f"without a fault, this test fails alone: {failed}\n{alone.stdout[-3000:]}")
+                tqdm.write(f"without a fault, this test fails alone: {failed}")
+                return None, words, is_run
         return True, words, is_run
 
 
@@ -312,7 +313,7 @@ def main():
                 why = "no test noticed" if is_run else "no test runs the line of"
                 tqdm.write(f"{why} fault {number} of {path}, {words}")
     print(f"{counts[True]} of {counts[True] + counts[False]} faults were noticed, out of {len(faults)} that there are;")
-    print(f"{counts[None]} more did not compile")
+    print(f"{counts[None]} more did not compile, or were not alone")
     return 0
 
 

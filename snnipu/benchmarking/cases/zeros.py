@@ -197,8 +197,7 @@ def _workload(
 
     def check() -> Check:
         if work == "inference":
-            with torch.no_grad():
-                return check_network([spikes()], [], expected()[0], [], GRADIENT_TOLERANCE, against)
+            return check_network(infer(), [], expected()[0], [], GRADIENT_TOLERANCE, against)
         made = spikes()
         gradients = problem.gradients(made.sum(0), weights)
         return check_network([made], gradients, *expected(), GRADIENT_TOLERANCE, against)

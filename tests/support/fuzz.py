@@ -1,0 +1,92 @@
+"""Coverage-guided fuzzing of the kernels and of what reads files: ``make fuzz``.
+
+``python tests/support/fuzz.py --seconds 600 --kernels out/fuzz/fuzz_kernels`` shares the time among all targets: the
+families of tests/support/fuzz_kernels.cpp, by libFuzzer, and the readers of fuzz_readers.py, by atheris. What ends a
+target is kept in ``--folder``, as are the corpora, from which the next run goes on.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from fuzz_readers import READERS
+from tqdm import tqdm
+
+HERE = Path(__file__).resolve().parent
+# Longer inputs tell no more, and a case of more seconds, or MiB, is a hang.
+MOST_BYTES, MOST_SECONDS, MOST_MEMORY = 600, 30, 4096
+
+
+def targets(kernels):
+    """Name -> command, what it adds to the environment."""
+    found = {}
+    if kernels is not None:
+        every = {**os.environ, "SNNIPU_FUZZ_FAMILY": "names"}
+        (folder := HERE / "fuzz_seed").write_bytes(bytes(8))
+        try:
+            told = subprocess.run([kernels, str(folder)], env=every, capture_output=True, text=True, check=True).stdout
+        finally:
+            folder.unlink()
+        found = {name: ([kernels], {"SNNIPU_FUZZ_FAMILY": name}) for name in told.split()}
+    for name in READERS:
+        found[name] = ([sys.executable, "-W", "ignore", str(HERE / "fuzz_readers.py"), name], {})
+    return found
+
+
+def fuzz(name, command, variables, seconds, folder):
+    """How many cases there were, how many branches they took, and what ended them, if not the time."""
+    corpus = folder / "corpus" / name
+    corpus.mkdir(parents=True, exist_ok=True)
+    options = [f"-max_total_time={seconds}", f"-max_len={MOST_BYTES}", f"-timeout={MOST_SECONDS}"]
+    options += [f"-rss_limit_mb={MOST_MEMORY}", f"-artifact_prefix={folder}/{name}-", str(corpus)]
+    environment = {**os.environ, **variables, "UBSAN_OPTIONS": "print_stacktrace=1"}
+    done = subprocess.run(
+        [*command, *options], env=environment, capture_output=True, text=True, errors="replace", check=False
+    )
+    said = done.stdout + done.stderr
+    cases = re.findall(r"^Done (\d+) runs", said, re.MULTILINE) or re.findall(r"^#(\d+)\t", said, re.MULTILINE)
+    branches = re.findall(r" cov: (\d+) ", said)
+    return (
+        int(cases[-1]) if cases else 0,
+        int(branches[-1]) if branches else 0,
+        said[-6000:] if done.returncode else None,
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--kernels", help="fuzz_kernels, compiled; without it, the readers alone")
+    parser.add_argument("--only", nargs="*", help="targets")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--folder", type=Path, default=HERE.parent.parent / "out" / "fuzz")
+    arguments = parser.parse_args()
+    every = targets(arguments.kernels)
+    unknown = set(arguments.only or ()) - set(every)
+    if unknown:
+        parser.error(f"--only: {', '.join(sorted(unknown))}: the targets are {', '.join(every)}")
+    chosen = {name: every[name] for name in every if arguments.only is None or name in arguments.only}
+    seconds = max(1, int(arguments.seconds * arguments.jobs / len(chosen)))
+    failed = []
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        futures = {
+            name: pool.submit(fuzz, name, command, variables, seconds, arguments.folder)
+            for name, (command, variables) in chosen.items()
+        }
+        for name, future in tqdm(futures.items(), unit="target"):
+            cases, branches, said = future.result()
+            tqdm.write(f"{name:16} {cases:10} cases, {branches:6} branches{'' if said is None else ': FAILED'}")
+            if said is not None:
+                failed.append(name)
+                tqdm.write(said)
+    if failed:
+        print(f"failed: {', '.join(failed)}; what they failed at is in {arguments.folder}")
+    return len(failed) > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,643 @@
+// Calls of the C interface that libFuzzer draws: `make fuzz`. Every array has exactly the size that csrc/host/neuron.h
+// and csrc/host/sparse.h name, so that the address sanitizer sees an element too many; what it holds is drawn from NaN,
+// infinities, numbers too small and ordinary ones. Sizes, options and ids stay within what Python's checks let through
+// (snnipu/backends/host_sparse.py, neurons.py), but for what the functions check themselves: an unknown neuron, dtype
+// or surrogate (1), a count or id out of range (3, and nothing is written), a caller without room (4).
+//
+// SNNIPU_FUZZ_FAMILY: the calls of one family, by its name below, else all; `names` prints them. With SNNIPU_FUZZ_ALONE
+// it is a program of its own, for any compiler: so many cases of each, from a seed, in place of libFuzzer's.
+#include "host/snnipu.h"
+#include "host/sparse.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+[[noreturn]] void fail(const char *what, int64_t number) {
+  std::fprintf(stderr, "fuzz_kernels: %s: %lld\n", what, static_cast<long long>(number));
+  std::abort();
+}
+
+constexpr char untouched = static_cast<char>(0xa5);
+
+class Draw {
+public:
+  Draw(const uint8_t *bytes, size_t count)
+      : next_(bytes), end_(bytes + count), random_(static_cast<uint32_t>(size(1, 0x7ffffffe))) {}
+
+  // By as few bytes as tell it; the least once all are used up.
+  int64_t size(int64_t least, int64_t most) {
+    uint64_t found = 0;
+    for (auto left = static_cast<uint64_t>(most - least); left != 0 && next_ != end_; left >>= 8)
+      found = found << 8 | *next_++;
+    return least + static_cast<int64_t>(found % (static_cast<uint64_t>(most - least) + 1));
+  }
+  bool coin() { return size(0, 1) != 0; }
+  bool rarely() { return size(0, 15) == 15; }
+  int64_t bytes(int64_t dtype) const { return dtype == SNNIPU_F64 ? 8 : dtype == SNNIPU_F32 ? 4 : 2; }
+
+  char *raw(int64_t count) {
+    kept_.emplace_back(new char[static_cast<size_t>(count)]);
+    return kept_.back().get();
+  }
+  // Numbers of a dtype.
+  void *numbers(int64_t dtype, int64_t count) {
+    const int kind = static_cast<int>(size(0, 3));
+    char *const made = raw(count * bytes(dtype));
+    for (int64_t i = 0; i < count; ++i) {
+      const double value = kind == 0 ? 0 : kind == 1 ? static_cast<double>(random_() % 2) : number(kind == 3);
+      if (dtype == SNNIPU_F64) {
+        std::memcpy(made + 8 * i, &value, 8);
+      } else if (dtype == SNNIPU_F32) {
+        const float single = static_cast<float>(value);
+        std::memcpy(made + 4 * i, &single, 4);
+      } else {
+        const auto half = static_cast<uint16_t>(kind == 0 ? 0 : random_());
+        std::memcpy(made + 2 * i, &half, 2);
+      }
+    }
+    return made;
+  }
+  void *maybe(int64_t dtype, int64_t count) { return coin() ? numbers(dtype, count) : nullptr; }
+  // What a call writes.
+  template <typename T = void> T *room(int64_t bytes) {
+    char *const made = raw(bytes);
+    std::memset(made, untouched, static_cast<size_t>(bytes));
+    written_.emplace_back(made, bytes);
+    return reinterpret_cast<T *>(made);
+  }
+  template <typename T = void> T *maybeRoom(int64_t bytes) { return coin() ? room<T>(bytes) : nullptr; }
+  void checkUntouched() const {
+    for (const auto &[at, bytes] : written_)
+      if (std::count(at, at + bytes, untouched) != bytes)
+        fail("a refused call has written", bytes);
+  }
+  void forgetRoom() { written_.clear(); }
+
+  // Spikes of rows; broken: one count or carried id that is out of range.
+  void spikes(snnipu_sparse_call &call, int64_t neurons, bool *broken) {
+    const int64_t rows = call.steps * call.batch, slots = call.slots;
+    auto *const ids = reinterpret_cast<int32_t *>(raw(4 * rows * slots));
+    auto *const counts = reinterpret_cast<int32_t *>(raw(8 * rows));
+    std::vector<int32_t> every(static_cast<size_t>(neurons));
+    std::iota(every.begin(), every.end(), 0);
+    for (int64_t row = 0; row < rows; ++row) {
+      std::shuffle(every.begin(), every.end(), random_);
+      const auto most = static_cast<uint32_t>(std::min(slots, neurons));
+      const auto carried = static_cast<int32_t>(random_() % (most + 1));
+      counts[2 * row + 1] = carried;
+      counts[2 * row] = static_cast<int32_t>(random_() % static_cast<uint32_t>(carried + 1));
+      for (int64_t slot = 0; slot < slots; ++slot)
+        ids[row * slots + slot] = slot < carried ? every[static_cast<size_t>(slot)] : static_cast<int32_t>(random_());
+    }
+    *broken = rows > 0 && rarely();
+    if (*broken) {
+      const int64_t row = size(0, rows - 1);
+      int32_t *const of = counts + 2 * row;
+      if (of[1] > 0 && coin())
+        ids[row * slots + size(0, of[1] - 1)] = coin() ? static_cast<int32_t>(neurons) : -1;
+      else if (coin())
+        of[1] = static_cast<int32_t>(slots) + 1;
+      else if (coin())
+        of[0] = of[1] + 1;
+      else
+        of[0] = coin() ? -1 : std::numeric_limits<int32_t>::min();
+    }
+    call.ids = ids;
+    call.counts = counts;
+    call.values = numbers(call.dtype, rows * slots);
+  }
+
+private:
+  double number(bool special) {
+    static constexpr double rare[] = {std::numeric_limits<double>::quiet_NaN(),
+                                      std::numeric_limits<double>::infinity(),
+                                      -std::numeric_limits<double>::infinity(),
+                                      1e-310,
+                                      -1e-40,
+                                      -0.0,
+                                      3e38,
+                                      1.0};
+    return special && random_() % 4 == 0 ? rare[random_() % 8] : random_() / 1073741824.0 - 2;
+  }
+
+  const uint8_t *next_, *const end_;
+  std::minstd_rand random_;
+  std::vector<std::unique_ptr<char[]>> kept_;
+  std::vector<std::pair<const char *, int64_t>> written_;
+};
+
+using Function = int (*)(snnipu_sparse_call *);
+
+// At the ids that they read, while they write.
+bool looksRowByRow(Function function) {
+  return function == snnipu_sparse_conv2d_fwd || function == snnipu_sparse_conv2d_bwd ||
+         function == snnipu_sparse_conv_lif_sequence_fwd;
+}
+
+// What a call comes to: `broken` spikes are refused and leave everything as it is.
+bool run(Draw &draw, Function function, snnipu_sparse_call &call, bool broken, bool known = true) {
+  const int status = function(&call);
+  if (status == 3 && !broken)
+    fail("spikes within their range are refused", status);
+  if (status == 0 && broken && !looksRowByRow(function))
+    fail("spikes out of their range are taken", status);
+  if (status == 1 && known)
+    fail("what is known is refused", status);
+  if (status == 2 || status < 0 || status > 4)
+    fail("status", status);
+  if (status == 1 || (status == 3 && !looksRowByRow(function)))
+    draw.checkUntouched();
+  return status == 0;
+}
+
+snnipu_sparse_call sparseCall(Draw &draw, int64_t mostSteps = 6, int64_t mostBatch = 4) {
+  snnipu_sparse_call call = {};
+  call.dtype = draw.size(0, 1);
+  call.threads = draw.size(1, 3);
+  call.steps = draw.size(1, mostSteps);
+  call.batch = draw.size(1, mostBatch);
+  return call;
+}
+
+// ---- connections
+
+void setMatrix(Draw &draw, snnipu_sparse_call &call) {
+  call.inputs = draw.size(1, 90);
+  call.neurons = draw.size(1, 150);
+  call.slots = draw.size(0, std::min<int64_t>(call.inputs + 2, 70));
+}
+
+void *packed(Draw &draw, const snnipu_sparse_call &like, int64_t neurons, int64_t inputs) {
+  snnipu_sparse_call call = {};
+  call.dtype = like.dtype;
+  call.threads = like.threads;
+  call.neurons = neurons;
+  call.inputs = inputs;
+  call.weight = draw.numbers(call.dtype, neurons * inputs);
+  call.out = draw.room(snnipu_packed_size(neurons, inputs) * draw.bytes(call.dtype));
+  run(draw, snnipu_pack_weight, call, false);
+  draw.forgetRoom();
+  return call.out;
+}
+
+struct Maps {
+  int64_t sizes[15];
+  int64_t weights() const { return sizes[3] * sizes[0] / sizes[14] * sizes[6] * sizes[7]; }
+};
+
+void setMaps(Draw &draw, snnipu_sparse_call &call, Maps &maps) {
+  auto &s = maps.sizes;
+  s[14] = draw.size(1, 3);
+  s[0] = s[14] * draw.size(1, 3);
+  s[3] = s[14] * draw.size(1, draw.coin() ? 3 : 20);
+  for (int axis = 0; axis < 2; ++axis) {
+    s[6 + axis] = draw.size(1, 4);
+    s[8 + axis] = draw.size(1, 3);
+    s[10 + axis] = draw.size(0, 3);
+    s[12 + axis] = draw.size(1, 2);
+    const int64_t reach = s[12 + axis] * (s[6 + axis] - 1) + 1, least = std::max<int64_t>(1, reach - 2 * s[10 + axis]);
+    s[1 + axis] = draw.size(least, least + 9);
+    s[4 + axis] = (s[1 + axis] + 2 * s[10 + axis] - reach) / s[8 + axis] + 1;
+  }
+  call.geometry = s;
+  call.inputs = s[0] * s[1] * s[2];
+  call.neurons = s[3] * s[4] * s[5];
+  call.slots = draw.size(0, std::min<int64_t>(call.inputs + 2, 60));
+}
+
+struct Connected {
+  snnipu_sparse_call call;
+  Maps maps;
+  bool isMaps, broken;
+  int64_t parameters; // one for each neuron, or channel
+};
+
+// Spikes and their weights.
+void connect(Draw &draw, Connected &c, bool isMaps) {
+  c.call = sparseCall(draw);
+  c.isMaps = isMaps;
+  if (isMaps)
+    setMaps(draw, c.call, c.maps);
+  else
+    setMatrix(draw, c.call);
+  c.parameters = isMaps ? c.maps.sizes[3] : c.call.neurons;
+  c.call.weight =
+      isMaps ? draw.numbers(c.call.dtype, c.maps.weights()) : packed(draw, c.call, c.call.neurons, c.call.inputs);
+  draw.spikes(c.call, c.call.inputs, &c.broken);
+}
+
+void setGradients(Draw &draw, Connected &c) {
+  auto &call = c.call;
+  const int64_t bytes = draw.bytes(call.dtype);
+  call.grad_values = draw.maybeRoom(call.steps * call.batch * call.slots * bytes);
+  call.grad_weight = draw.maybeRoom((c.isMaps ? c.maps.weights() : call.inputs * call.neurons) * bytes);
+  call.grad_bias = draw.maybeRoom(c.parameters * bytes);
+  if (!call.grad_values && draw.coin())
+    call.weight = nullptr;
+}
+
+void currents(Draw &draw, bool isMaps) {
+  Connected c;
+  connect(draw, c, isMaps);
+  const int64_t results = c.call.steps * c.call.batch * c.call.neurons;
+  if (draw.coin()) {
+    c.call.bias = draw.maybe(c.call.dtype, c.parameters);
+    c.call.out = draw.room(results * draw.bytes(c.call.dtype));
+    run(draw, isMaps ? snnipu_sparse_conv2d_fwd : snnipu_sparse_linear_fwd, c.call, c.broken);
+  } else {
+    c.call.grad = draw.numbers(c.call.dtype, results);
+    setGradients(draw, c);
+    run(draw, isMaps ? snnipu_sparse_conv2d_bwd : snnipu_sparse_linear_bwd, c.call, c.broken);
+  }
+}
+
+void delays(Draw &draw) {
+  auto call = sparseCall(draw, 12);
+  setMatrix(draw, call);
+  const int64_t taps = draw.size(1, 3), span = taps + draw.size(0, 20), geometry[] = {span, taps};
+  call.geometry = geometry;
+  auto *const lags = reinterpret_cast<int32_t *>(draw.raw(4 * call.inputs * call.neurons));
+  for (int64_t i = 0; i < call.inputs * call.neurons; ++i)
+    lags[i] = static_cast<int32_t>((i * 2654435761u) % static_cast<uint32_t>(span - taps + 1));
+  call.lags = lags;
+  const int64_t weights = call.inputs * call.neurons * taps, bytes = draw.bytes(call.dtype);
+  const int64_t results = call.steps * call.batch * call.neurons;
+  call.weight = draw.numbers(call.dtype, weights);
+  bool broken = false;
+  switch (draw.size(0, 2)) {
+  case 0:
+    draw.spikes(call, call.inputs, &broken);
+    call.bias = draw.maybe(call.dtype, call.neurons);
+    call.out = draw.room(results * bytes);
+    run(draw, snnipu_delay_linear_fwd, call, broken);
+    break;
+  case 1:
+    draw.spikes(call, call.inputs, &broken);
+    call.grad = draw.numbers(call.dtype, results);
+    call.grad_weight = draw.room(weights * bytes);
+    run(draw, snnipu_delay_linear_bwd, call, broken);
+    break;
+  default:
+    call.grad = draw.numbers(call.dtype, results);
+    call.grad_x = draw.room(call.steps * call.batch * call.inputs * bytes);
+    run(draw, snnipu_delay_linear_input_bwd, call, false);
+  }
+}
+
+// ---- layers
+
+thread_local std::function<int64_t(snnipu_sparse_call *)> makeRoom;
+
+void layer(Draw &draw, bool isMaps) {
+  Connected c;
+  connect(draw, c, isMaps);
+  auto &call = c.call;
+  const int64_t bytes = draw.bytes(call.dtype), rows = call.steps * call.batch, neurons = call.neurons;
+  const auto forwards = isMaps ? snnipu_sparse_conv_lif_sequence_fwd : snnipu_sparse_lif_sequence_fwd;
+  const auto backwards = isMaps ? snnipu_sparse_conv_lif_sequence_bwd : snnipu_sparse_lif_sequence_bwd;
+  void *const weight = const_cast<void *>(call.weight);
+  int64_t window[2] = {};
+  if (isMaps && draw.coin()) {
+    window[0] = draw.size(1, std::min<int64_t>(c.maps.sizes[4], 16));
+    window[1] = draw.size(1, std::min<int64_t>(c.maps.sizes[5], 16));
+    call.window = window;
+  }
+  if (!isMaps && draw.coin())
+    call.recurrent_weight = packed(draw, call, neurons, neurons);
+  call.bias = draw.maybe(call.dtype, c.parameters);
+  call.beta_size = draw.coin() ? 1 : c.parameters;
+  call.threshold_size = draw.coin() ? 1 : c.parameters;
+  call.beta = draw.numbers(call.dtype, call.beta_size);
+  call.threshold = draw.numbers(call.dtype, call.threshold_size);
+  call.has_second_threshold = draw.coin();
+  call.second_threshold = static_cast<double>(draw.size(-4, 4)) / 2;
+  call.input_scale = draw.coin() ? 1 : -0.5;
+  call.reset = draw.size(0, 2);
+  call.delay = draw.size(0, std::min<int64_t>(call.steps, 2));
+  call.rotate = draw.coin();
+  call.own_slots = call.window || draw.coin() ? -1 : draw.size(0, neurons);
+  call.fired = draw.room<uint32_t>(4 * rows * ((neurons + 31) / 32));
+  const bool keepsMembranes = draw.coin(), hasRoom = !draw.rarely();
+  call.mem = keepsMembranes ? draw.room(rows * neurons * bytes) : nullptr;
+  makeRoom = [&](snnipu_sparse_call *of) -> int64_t {
+    if (of->own_slots < 0 || of->own_slots > neurons)
+      fail("slots of a layer", of->own_slots);
+    const int64_t slots = rows * of->own_slots;
+    of->ids_out = draw.room<int32_t>(4 * slots);
+    of->values_out = draw.room(slots * bytes);
+    of->slot_mem = draw.room(slots * bytes);
+    of->counts_out = draw.room<int32_t>(8 * rows);
+    of->dropped = draw.room<int32_t>(8 * rows);
+    if (of->window) {
+      of->source = draw.room<int32_t>(4 * slots);
+      of->neuron_counts = draw.room<int32_t>(8 * rows);
+    }
+    return hasRoom ? 0 : 1;
+  };
+  call.room = [](snnipu_sparse_call *of) { return makeRoom(of); };
+  if (!run(draw, forwards, call, c.broken) || !draw.coin())
+    return;
+  draw.forgetRoom();
+  call.bias = nullptr;
+  call.room = nullptr;
+  call.weight = weight;
+  call.neuron_threshold = call.threshold;
+  if (isMaps && call.threshold_size > 1)
+    call.neuron_threshold = draw.numbers(call.dtype, neurons);
+  if (call.window)
+    call.ids_out = call.source;
+  call.grad = draw.numbers(call.dtype, rows * call.own_slots);
+  call.surrogate = draw.size(0, draw.rarely() ? 9 : 5);
+  const bool known = call.surrogate <= SNNIPU_SPIKE_RATE_ESCAPE;
+  call.surrogate_a = static_cast<double>(draw.size(-2, 9));
+  call.surrogate_b = 0.5;
+  setGradients(draw, c);
+  call.grad_recurrent = call.recurrent_weight ? draw.maybeRoom(neurons * neurons * bytes) : nullptr;
+  call.grad_beta = keepsMembranes ? draw.maybeRoom(call.beta_size * bytes) : nullptr;
+  call.grad_threshold = draw.maybeRoom(call.threshold_size * bytes);
+  call.grad_current = draw.maybeRoom(rows * neurons * bytes);
+  run(draw, backwards, call, false, known);
+}
+
+// ---- spikes and pools
+
+void select(Draw &draw) {
+  auto call = sparseCall(draw);
+  call.neurons = draw.size(1, 300);
+  const int64_t rows = call.steps * call.batch, bytes = draw.bytes(call.dtype), words = (call.neurons + 31) / 32;
+  if (draw.coin()) {
+    call.threshold_size = draw.coin() ? 1 : call.neurons;
+    call.threshold = draw.numbers(call.dtype, call.threshold_size);
+  } else {
+    call.threshold_size = 1;
+  }
+  call.has_second_threshold = draw.coin();
+  call.second_threshold = static_cast<double>(draw.size(-4, 4)) / 2;
+  call.x = draw.numbers(call.dtype, rows * call.neurons);
+  call.fired = draw.room<uint32_t>(4 * rows * words);
+  call.carried = draw.room<uint32_t>(4 * rows * words);
+  run(draw, snnipu_above, call, false);
+  if (call.most < 0 || call.most > call.neurons)
+    fail("neurons above a threshold", call.most);
+  call.own_slots = draw.coin() ? call.most : draw.size(0, call.neurons + 3);
+  call.rotate = draw.coin();
+  call.ids_out = draw.room<int32_t>(4 * rows * call.own_slots);
+  call.values_out = draw.room(rows * call.own_slots * bytes);
+  call.counts_out = draw.room<int32_t>(8 * rows);
+  call.dropped = draw.room<int32_t>(8 * rows);
+  run(draw, snnipu_select_spikes_fwd, call, false);
+  if (!call.threshold)
+    return;
+  draw.forgetRoom();
+  call.grad = draw.numbers(call.dtype, rows * call.own_slots);
+  call.slot_mem = draw.numbers(call.dtype, rows * call.own_slots);
+  call.surrogate = draw.size(0, draw.rarely() ? 9 : 5);
+  call.surrogate_a = static_cast<double>(draw.size(-2, 9));
+  call.grad_values = draw.room(rows * call.own_slots * bytes);
+  run(draw, snnipu_select_spikes_bwd, call, false, call.surrogate <= SNNIPU_SPIKE_RATE_ESCAPE);
+}
+
+void dense(Draw &draw) {
+  auto call = sparseCall(draw);
+  call.neurons = draw.size(1, 200);
+  call.slots = draw.size(0, call.neurons + 2);
+  const int64_t rows = call.steps * call.batch, bytes = draw.bytes(call.dtype);
+  call.cells = draw.coin() ? rows : call.batch;
+  bool broken = false;
+  draw.spikes(call, call.neurons, &broken);
+  if (draw.coin()) {
+    call.out = draw.room(call.cells * call.neurons * bytes);
+    run(draw, snnipu_sparse_to_dense_fwd, call, broken);
+  } else {
+    call.x = draw.numbers(call.dtype, call.cells * call.neurons);
+    call.values_out = draw.room(rows * call.slots * bytes);
+    run(draw, snnipu_sparse_to_dense_bwd, call, broken);
+  }
+}
+
+void sparsePool(Draw &draw) {
+  auto call = sparseCall(draw);
+  int64_t s[11];
+  s[0] = draw.size(1, 4);
+  for (int axis = 0; axis < 2; ++axis) {
+    s[5 + axis] = draw.size(1, 4);
+    s[7 + axis] = draw.size(1, 4);
+    s[9 + axis] = draw.size(0, s[5 + axis] / 2);
+    const int64_t least = std::max<int64_t>(1, s[5 + axis] - 2 * s[9 + axis]);
+    s[1 + axis] = draw.size(least, least + 11);
+    s[3 + axis] = (s[1 + axis] + 2 * s[9 + axis] - s[5 + axis]) / s[7 + axis] + 1;
+  }
+  call.geometry = s;
+  call.inputs = s[0] * s[1] * s[2];
+  const int64_t neurons = s[0] * s[3] * s[4], rows = call.steps * call.batch, bytes = draw.bytes(call.dtype);
+  call.slots = draw.size(0, std::min<int64_t>(call.inputs + 2, 60));
+  call.mode = draw.size(0, draw.rarely() ? 4 : 2);
+  bool broken = false;
+  draw.spikes(call, call.inputs, &broken);
+  call.own_slots = draw.coin() ? neurons : draw.size(0, neurons);
+  call.ids_out = draw.room<int32_t>(4 * rows * call.own_slots);
+  call.values_out = draw.room(rows * call.own_slots * bytes);
+  call.counts_out = draw.room<int32_t>(8 * rows);
+  call.source = call.mode == 0 ? draw.room<int32_t>(4 * rows * call.own_slots) : nullptr;
+  const int status = snnipu_sparse_pool2d_fwd(&call);
+  if (status == 3 && broken)
+    draw.checkUntouched();
+  else if (status != 0 && !(status == 1 && (call.own_slots < neurons || call.mode > 2)))
+    fail("status of a pool", status);
+  if (status != 0 || call.mode > 2)
+    return;
+  draw.forgetRoom();
+  call.grad = draw.numbers(call.dtype, rows * call.own_slots);
+  call.grad_values = draw.room(rows * call.slots * bytes);
+  run(draw, snnipu_sparse_pool2d_bwd, call, false);
+}
+
+void densePool(Draw &draw) {
+  snnipu_sparse_call call = {};
+  call.dtype = draw.size(0, 1);
+  call.threads = draw.size(1, 3);
+  const bool neurons = draw.coin();
+  int64_t s[8];
+  for (int axis = 0; axis < 2; ++axis) {
+    s[2 + axis] = draw.size(1, draw.rarely() ? 17 : 4);
+    s[4 + axis] = neurons ? s[2 + axis] : draw.size(1, 4);
+    s[axis] = draw.size(s[2 + axis], s[2 + axis] + 13);
+    s[6 + axis] = (s[axis] - s[2 + axis]) / s[4 + axis] + 1;
+  }
+  call.geometry = s;
+  const int64_t places = s[2] * s[3], bytes = draw.bytes(call.dtype);
+  call.neurons = draw.size(1, 9);
+  call.steps = neurons ? draw.size(1, 6) : 1;
+  call.batch = neurons ? draw.size(1, 4) : 1;
+  const int64_t maps = call.steps * call.batch * call.neurons, in = maps * s[0] * s[1], out = maps * s[6] * s[7];
+  call.x = draw.numbers(call.dtype, in);
+  call.out = draw.room(out * bytes);
+  call.which = draw.room<uint8_t>(out);
+  if (neurons && places > 255)
+    return; // by Python
+  if (neurons) {
+    call.beta_size = draw.coin() ? 1 : call.neurons;
+    call.threshold_size = draw.coin() ? 1 : call.neurons;
+    call.beta = draw.numbers(call.dtype, call.beta_size);
+    call.threshold = draw.numbers(call.dtype, call.threshold_size);
+    call.reset = draw.size(0, 2);
+    call.has_second_threshold = draw.coin();
+    call.second_threshold = static_cast<double>(draw.size(-4, 4)) / 2;
+    call.counts_out = draw.room<int32_t>(8 * call.steps * call.batch);
+  }
+  const int status = (neurons ? snnipu_lif_max_pool2d_fwd : snnipu_max_pool2d_fwd)(&call);
+  if (status != (places > 256 ? 3 : 0))
+    fail("status of a pool", status);
+  if (status != 0)
+    return;
+  draw.forgetRoom();
+  call.grad = draw.numbers(call.dtype, out);
+  call.grad_x = draw.room(in * bytes);
+  call.surrogate = draw.size(0, 5);
+  call.surrogate_a = static_cast<double>(draw.size(-2, 9));
+  if (neurons) {
+    call.grad_beta = draw.maybeRoom(call.beta_size * bytes);
+    call.grad_threshold = draw.maybeRoom(call.threshold_size * bytes);
+  }
+  run(draw, neurons ? snnipu_lif_max_pool2d_bwd : snnipu_max_pool2d_bwd, call, false);
+}
+
+// ---- neurons
+
+void neuron(Draw &draw) {
+  snnipu_neuron_call call = {};
+  call.neuron = draw.size(-1, 20);
+  call.variant = draw.size(-1, 12);
+  call.dtype = draw.size(0, draw.rarely() ? 5 : 3);
+  call.threads = draw.size(1, 3);
+  call.constant_input = draw.rarely();
+  call.steps = draw.size(1, draw.rarely() ? 400 : 9);
+  call.elements = draw.size(1, draw.rarely() ? 2000 : 70);
+  const int64_t storage = std::min<int64_t>(call.dtype, 3), computed = storage == SNNIPU_F64 ? SNNIPU_F64 : SNNIPU_F32;
+  const int64_t all = call.steps * call.elements, given = call.constant_input ? call.elements : all;
+  const int64_t stored = draw.bytes(storage), wide = draw.bytes(computed);
+  const bool backward = draw.coin();
+  call.x = backward && draw.coin() ? nullptr : draw.numbers(storage, given);
+  for (int s = 0; s < SNNIPU_MOST_STATES; ++s)
+    call.initial[s] = draw.maybe(computed, call.elements);
+  for (int p = 0; p < SNNIPU_MOST_PARAMETERS; ++p) {
+    int64_t size = draw.coin() ? 1 : draw.size(1, call.elements);
+    while (call.elements % size)
+      --size;
+    call.parameter_sizes[p] = size;
+    call.parameters[p] = draw.numbers(computed, size);
+  }
+  int status;
+  if (!backward) {
+    call.spk = draw.room(all * stored);
+    for (int s = 0; s < SNNIPU_MOST_STATES; ++s) {
+      call.states[s] = draw.maybeRoom(all * stored);
+      call.final[s] = draw.maybeRoom(call.elements * wide);
+    }
+    status = snnipu_neuron_forward(&call);
+  } else {
+    call.surrogate = draw.size(draw.rarely() ? -1 : 0, draw.rarely() ? 9 : 5);
+    call.surrogate_a = static_cast<double>(draw.size(-2, 9));
+    call.surrogate_b = 0.5;
+    call.grad_constant = draw.coin() ? 0 : draw.size(0, 511);
+    const auto seeds = [&](int bit) { return call.grad_constant >> bit & 1 ? call.elements : all; };
+    call.grad_spk = draw.maybe(storage, seeds(0));
+    for (int s = 0; s < SNNIPU_MOST_STATES; ++s) {
+      call.states[s] = draw.coin() ? draw.numbers(storage, all) : nullptr;
+      call.grad_states[s] = draw.maybe(storage, seeds(1 + s));
+      call.grad_final[s] = draw.maybe(computed, call.elements);
+      call.grad_initial[s] = draw.maybeRoom(call.elements * wide);
+    }
+    for (int p = 0; p < SNNIPU_MOST_PARAMETERS; ++p)
+      call.grad_parameters[p] = draw.maybeRoom(call.parameter_sizes[p] * wide);
+    call.grad_x = draw.room(given * stored);
+    status = snnipu_neuron_backward(&call);
+  }
+  if (status != 0 && status != 1)
+    fail("status of a neuron", status);
+  if (status == 1)
+    draw.checkUntouched();
+}
+
+void fingerprint(Draw &draw) {
+  const int64_t count = draw.size(0, 3000);
+  auto *const bytes = static_cast<char *>(draw.numbers(SNNIPU_F16, count));
+  const auto threads = static_cast<int32_t>(draw.size(1, 4));
+  const uint64_t found = snnipu_fingerprint(bytes, 2 * count, threads);
+  if (found != snnipu_fingerprint(bytes, 2 * count, 1))
+    fail("a fingerprint depends on the number of threads", threads);
+  if (count) {
+    bytes[draw.size(0, 2 * count - 1)] ^= 1;
+    if (found == snnipu_fingerprint(bytes, 2 * count, threads))
+      fail("a bit that changes leaves the fingerprint", count);
+  }
+}
+
+const std::vector<std::pair<std::string, std::function<void(Draw &)>>> families = {
+    {"neurons", neuron},
+    {"linear", [](Draw &draw) { currents(draw, false); }},
+    {"convolution", [](Draw &draw) { currents(draw, true); }},
+    {"delays", delays},
+    {"layers", [](Draw &draw) { layer(draw, false); }},
+    {"layers-on-maps", [](Draw &draw) { layer(draw, true); }},
+    {"selection", select},
+    {"dense", dense},
+    {"sparse-pools", sparsePool},
+    {"dense-pools", densePool},
+    {"fingerprint", fingerprint},
+};
+
+} // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count) {
+  if (count < 8)
+    return 0;
+  static const char *const only = std::getenv("SNNIPU_FUZZ_FAMILY");
+  if (only && std::strcmp(only, "names") == 0) {
+    for (const auto &family : families)
+      std::printf("%s\n", family.first.c_str());
+    std::fflush(stdout);
+    std::_Exit(0); // libFuzzer takes any other end for a crash
+  }
+  size_t family = bytes[0] % families.size();
+  if (only) {
+    family = 0;
+    while (family < families.size() && families[family].first != only)
+      ++family;
+    if (family == families.size())
+      fail("SNNIPU_FUZZ_FAMILY is none of the families", 0);
+  }
+  snnipu_set_workers(1 + bytes[1] % 6, bytes[1] & 128);
+  Draw draw(bytes + 2, count - 2);
+  families[family].second(draw);
+  return 0;
+}
+
+#if defined(SNNIPU_FUZZ_ALONE)
+int main(int count, char **arguments) {
+  if (count != 3)
+    fail("the arguments are how many cases of each family, and a seed; got", count - 1);
+  std::mt19937_64 random(std::strtoull(arguments[2], nullptr, 10));
+  std::vector<uint8_t> bytes(400);
+  const long long cases = std::strtoll(arguments[1], nullptr, 10);
+  for (long long number = 0; number < cases * static_cast<long long>(families.size()); ++number) {
+    for (auto &byte : bytes)
+      byte = static_cast<uint8_t>(random());
+    bytes[0] = static_cast<uint8_t>(number % static_cast<long long>(families.size()));
+    LLVMFuzzerTestOneInput(bytes.data(), bytes.size());
+  }
+  std::printf("%lld cases of each of %zu families\n", cases, families.size());
+}
+#endif

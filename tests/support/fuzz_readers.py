@@ -1,0 +1,301 @@
+"""What reads files, on bytes that atheris draws: ``python tests/support/fuzz_readers.py READER [libFuzzer's options]``.
+
+Each reader gives a result that is whole, or the error that it documents, which names the file; any other exception ends
+the run, as a hang and too much memory do. ``tests/test_fuzz.py`` tries seeds, damaged copies, and what was found.
+"""
+
+import hashlib
+import importlib
+import io
+import os
+import struct
+import sys
+import tempfile
+import warnings
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import numpy as np
+
+SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
+_folder = tempfile.TemporaryDirectory(dir=SCRATCH)
+FOLDER = Path(_folder.name)
+
+
+def written(content, name="recording"):
+    path = FOLDER / name
+    path.write_bytes(content)
+    return path
+
+
+def says(error, *words):
+    """That an error names what it is about."""
+    assert any(word in str(error) for word in words), error
+
+
+def recording(read, path):
+    """What a reader of recordings gives, or its refusal."""
+    from snnipu import datasets
+
+    try:
+        found = read(str(path))
+    except datasets.DamagedFileError as error:
+        return says(error, f"root: damaged file {path}: ")
+    columns = found if isinstance(found, tuple) else (found,)
+    assert len({len(column) for column in columns}) == 1
+
+
+# ---- N-MNIST: five bytes an event
+
+
+def nmnist_seeds():
+    random = np.random.default_rng(0)
+    times, pixels = np.sort(random.integers(0, 300_000, 40)).tolist(), random.integers(0, 34, (40, 2)).tolist()
+    rows = [
+        bytes([x, y, (i % 2) << 7 | t >> 16, t >> 8 & 255, t & 255]) for i, (t, (x, y)) in enumerate(zip(times, pixels))
+    ]
+    return [b"".join(rows), b"".join([rows[0], bytes([0, 240, 0, 0, 0]), rows[1]])]
+
+
+def nmnist(content):
+    from snnipu.datasets.nmnist import read_events
+
+    recording(read_events, written(content))
+
+
+# ---- DVS gestures: NumPy's arrays
+
+
+def dvs_seeds():
+    seeds = []
+    for dtype in (np.int16, np.float64):
+        file = io.BytesIO()
+        np.save(file, np.array([[1, 2, 0, 3], [5, 6, 1, 9]], dtype))
+        seeds.append(file.getvalue())
+    return seeds
+
+
+def dvs_gesture(content):
+    from snnipu.datasets.dvs_gesture import read_events
+
+    recording(read_events, written(content))
+
+
+# ---- spoken digits: WAVE
+
+
+def wave_seeds():
+    samples = np.arange(-20, 20, dtype="<i2").tobytes()
+    sizes = (16, 1, 1, 8000, 16000, 2, 16)
+    return [
+        struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", 36 + 80, b"WAVE", b"fmt ", *sizes, b"data", 80) + samples,
+        struct.pack("<4sI4s4sI4x", b"RIFF", 60 + 80, b"WAVE", b"LIST", 4)
+        + struct.pack("<4sIHHIIHH4sI", b"fmt ", *sizes, b"data", 80)
+        + samples,
+    ]
+
+
+def spoken_digits(content):
+    from snnipu.datasets.spoken_digits import read_sound
+
+    recording(read_sound, written(content))
+
+
+# ---- MNIST: IDX, by torchvision
+
+
+def idx_seeds():
+    return [struct.pack(">HBBIII", 0, 8, 3, 2, 3, 4) + bytes(range(24)), struct.pack(">HBBI", 0, 8, 1, 2) + b"\x01\x07"]
+
+
+def mnist(content):
+    """The training images or labels; the other files are as they should be."""
+    from snnipu.datasets import mnist
+
+    images, labels = idx_seeds()
+    folder = FOLDER / "MNIST" / "raw"
+    folder.mkdir(parents=True, exist_ok=True)
+    given = {
+        "train-images-idx3": images,
+        "train-labels-idx1": labels,
+        "t10k-images-idx3": images,
+        "t10k-labels-idx1": labels,
+    }
+    given["train-labels-idx1" if content[2:4] == labels[2:4] else "train-images-idx3"] = content
+    for name, data in given.items():
+        (folder / f"{name}-ubyte").write_bytes(data)
+    try:
+        found = mnist(FOLDER)
+    except ValueError as error:
+        return says(error, "damaged MNIST files")
+    assert found.train_images.dim() == 3
+    assert len(found.train_images) == len(found.train_labels)
+
+
+# ---- checkpoints
+
+
+def checkpoint_seeds():
+    import torch
+
+    from snnipu import training
+
+    path = FOLDER / "seed.pt"
+    training.save_checkpoint(path, {"model": {"weight": torch.ones(2, 3)}, "epoch": 3, "config": {"hidden": 8}})
+    return [path.read_bytes()[:-64]]
+
+
+def checkpoint(content):
+    """With a checksum that fits: what stands in front of it is anybody's."""
+    from snnipu import training
+
+    path = written(content + hashlib.sha256(content).hexdigest().encode(), "run.pt")
+    try:
+        assert isinstance(training.load_checkpoint(path), dict)
+    except training.CheckpointError as error:
+        says(error, "run.pt")
+
+
+# ---- profiles
+
+
+def profile_seeds():
+    return [b"100,50,10", b"2312,1466,1466,10", b"8,8", b"0,5", b"a.py:name", b"1e9,3", b"-1,2"]
+
+
+def profile(content):
+    """``--model`` of ``python -m snnipu profile``."""
+    from snnipu.cli.profile import main
+
+    text = content.decode("utf-8", "replace").replace("\0", "")
+    if ".py" in text:
+        return  # a program of the user's own
+    stderr = io.StringIO()
+    with redirect_stdout(io.StringIO()), redirect_stderr(stderr):
+        try:
+            status = main(["--model", text, "--steps", "3", "--batch-size", "2"])
+        except SystemExit as ended:
+            status = ended.code
+    assert status == 0 or (status == 2 and stderr.getvalue()), (status, stderr.getvalue())
+
+
+# ---- graphs of NIR
+
+
+class Bytes:
+    """Numbers drawn from bytes; zeros behind their end."""
+
+    def __init__(self, content):
+        self.content, self.at = content, 0
+
+    def number(self, most):
+        self.at += 1
+        return self.content[self.at - 1] % (most + 1) if self.at <= len(self.content) else 0
+
+    def sizes(self, most=3):
+        return tuple(self.number(3) for _ in range(self.number(most)))
+
+    def array(self, *wanted):
+        values = (0.5, 1.0, 0.0, -1.0, 1e-30, 1e30, float("nan"), float("inf"))
+        shape = wanted if self.number(3) else self.sizes()
+        dtype = (np.float32, np.float64, np.int64, np.float16)[self.number(3)]
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return np.full(shape, values[self.number(7)]).astype(dtype)
+
+
+def nir_graph(draw):
+    import nir
+
+    size = 1 + draw.number(3)
+    kinds = [
+        lambda: nir.Affine(draw.array(size, size), draw.array(size)),
+        lambda: nir.Linear(draw.array(size, size)),
+        lambda: nir.Scale(draw.array(size)),
+        lambda: nir.Threshold(draw.array(size)),
+        lambda: nir.Delay(draw.array(size)),
+        lambda: nir.Flatten({"input": np.array([1, size])}, draw.number(2), draw.number(2)),
+        lambda: nir.LIF(draw.array(size), draw.array(size), draw.array(size), draw.array(size), draw.array(size)),
+        lambda: nir.LI(draw.array(size), draw.array(size), draw.array(size)),
+        lambda: nir.IF(draw.array(size), draw.array(size), draw.array(size)),
+        lambda: nir.I(draw.array(size)),
+        lambda: nir.CubaLIF(*(draw.array(size) for _ in range(5)), w_in=draw.array(size), v_reset=draw.array(size)),
+        lambda: nir.Conv1d(
+            draw.number(4), draw.array(1, 1, 1), *(draw.number(2) for _ in range(4)), draw.array(1)
+        ),
+        lambda: nir.Conv2d(
+            (draw.number(4), draw.number(4)), draw.array(1, 1, 1, 1), draw.sizes(), draw.sizes(), draw.sizes(),
+            draw.number(2), draw.array(1),
+        ),
+        lambda: nir.SumPool2d(draw.array(2), draw.array(2), draw.array(2)),
+        lambda: nir.AvgPool2d(draw.array(2), draw.array(2), draw.array(2)),
+    ]  # fmt: skip
+    nodes = {"input": nir.Input(np.array([size])), "output": nir.Output(np.array([size]))}
+    names = ["input"]
+    for place in range(draw.number(4)):
+        names.append(str(place))
+        nodes[names[-1]] = kinds[draw.number(len(kinds) - 1)]()
+    names.append("output")
+    edges = list(zip(names, names[1:]))
+    for _ in range(max(0, draw.number(5) - 3)):
+        edges.append((names[draw.number(len(names) - 1)], names[draw.number(len(names) - 1)]))
+    return nir.NIRGraph(nodes=nodes, edges=edges, type_check=False)
+
+
+def nir_seeds():
+    return [
+        bytes([1, 2, 6, *[1] * 18, 0, 1, 1]),
+        bytes(range(40)),
+        bytes([2, 1, 0, 1, 1, 1, 1, 0, 0]),
+        bytes([3, 3, *[5] * 30]),
+    ]
+
+
+def nir(content):
+    """A graph that another program may have written; NIR's own errors are those of making it."""
+    from snnipu.import_nir import import_from_nir
+
+    try:
+        graph = nir_graph(Bytes(content))
+    except Exception:  # of NIR, which has not become a graph
+        return
+    try:
+        import_from_nir(graph)
+    except ValueError as error:
+        says(error, "node", "graph")
+
+
+READERS = {
+    "nmnist": (nmnist, nmnist_seeds),
+    "dvs-gesture": (dvs_gesture, dvs_seeds),
+    "spoken-digits": (spoken_digits, wave_seeds),
+    "mnist": (mnist, idx_seeds),
+    "checkpoint": (checkpoint, checkpoint_seeds),
+    "profile": (profile, profile_seeds),
+    "nir": (nir, nir_seeds),
+}
+# Whose branches tell atheris that a case is a new one.
+WATCHED = ("snnipu.datasets", "snnipu.training", "snnipu.cli.profile", "snnipu.import_nir", "nir", "wave")
+
+
+def main():
+    import atheris
+    from torchvision_schemas import define_torchvision_schemas
+
+    define_torchvision_schemas()
+    warnings.simplefilter("ignore")
+    name, *options = sys.argv[1:]
+    read, seeds = READERS[name]
+    with atheris.instrument_imports(include=["snnipu", "nir", "wave", "torchvision.datasets"]):
+        for module in WATCHED:
+            importlib.import_module(module)
+    corpus = FOLDER / "seeds"
+    corpus.mkdir()
+    for number, seed in enumerate(seeds()):
+        (corpus / str(number)).write_bytes(seed)
+    atheris.Setup([sys.argv[0], *options, str(corpus)], read)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
