@@ -1,6 +1,6 @@
 # Every target sets up what it needs in $(VENV). Overridable: PYTHON, VENV, TORCH, TORCHVISION, JOBS, PYTEST_ARGS,
-# BENCH_ARGS, SANITIZE_ISA, SANITIZE_FLAGS, SANITIZE_TESTS, FUZZ_SECONDS, FUZZ_SEED, FUZZ_ARGS, MUTANTS_SECONDS, MUTANTS_ARGS,
-# CLANGXX, OUT, WHEEL_VENV, MANYLINUX, AARCH64_CXX, WHEEL_TARGETS, MATRIX_ARGS.
+# BENCH_ARGS, SANITIZE_ISA, SANITIZE_FLAGS, SANITIZE_TESTS, FUZZ_SECONDS, FUZZ_SEED, FUZZ_ARGS, SOAK_SECONDS,
+# MUTANTS_SECONDS, MUTANTS_ARGS, CLANGXX, OUT, WHEEL_VENV, MANYLINUX, AARCH64_CXX, WHEEL_TARGETS, MATRIX_ARGS.
 # The first target downloads PyTorch and compiles the native libraries: about two minutes of a processor, a line for each
 # library. They are compiled again when their sources have changed.
 #   make demo      train on scikit-learn's digits, with pictures
@@ -13,6 +13,7 @@
 #   make sanitize  the kernels' tests under GCC's address and undefined-behaviour sanitizers
 #   make fuzz      what libFuzzer and atheris find in the kernels and in what reads files, in FUZZ_SECONDS; needs CLANGXX
 #   make fuzz-numbers  random networks against snnTorch's loop, for FUZZ_SECONDS from FUZZ_SEED on; prints what differs
+#   make soak      training loops of every kind for SOAK_SECONDS, disturbed; memory, files, threads and speed
 #   make mutants   faults planted in a copy of the package, for MUTANTS_SECONDS; prints those that no test notices
 #   make bench     snnipu beside its peers
 #   make lint      ruff, mypy, layers of imports, clang-format, C++ warnings
@@ -37,6 +38,7 @@ FUZZ_SECONDS ?= 600
 FUZZ_SEED ?= 0
 # --only layers nir, say; --help tells.
 FUZZ_ARGS ?=
+SOAK_SECONDS ?= 3600
 FUZZ_FLAGS := -fno-sanitize-recover=undefined -fsanitize=address,undefined
 FUZZ_KERNELS := -std=c++17 -Wall -Wextra -Icsrc tests/support/fuzz_kernels.cpp -l:libsnnipu-$(SANITIZE_ISA).so
 # Of each family of calls, in make sanitize.
@@ -69,7 +71,7 @@ WHEEL_TARGETS ?= $(patsubst %,%-linux-gnu.2.17,$(filter-out $(MACHINE),x86_64 aa
 # A failed native build must not go unnoticed here.
 export SNNIPU_REQUIRE_NATIVE ?= 1
 
-.PHONY: demo test test-wheel wheel test-emulated bench lint lint-text check-ipu check-counts docs notebooks sanitize fuzz fuzz-numbers mutants matrix clean
+.PHONY: demo test test-wheel wheel test-emulated bench lint lint-text check-ipu check-counts docs notebooks sanitize fuzz fuzz-numbers soak mutants matrix clean
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -230,6 +232,9 @@ fuzz: $(VENV)/.test
 
 fuzz-numbers: $(VENV)/.test
 	$(BIN)/python tests/support/differential.py --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
+
+soak: $(VENV)/.test
+	$(BIN)/python tests/support/soak.py --seconds $(SOAK_SECONDS)
 
 # Not with other work beside it: what hangs counts as noticed.
 mutants: $(VENV)/.test

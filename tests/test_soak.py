@@ -1,0 +1,22 @@
+"""The loops of `make soak`, shortly: what a disturbed step leaves behind."""
+
+import sys
+
+import pytest
+
+if not sys.platform.startswith("linux"):
+    pytest.skip("looks into /proc", allow_module_level=True)
+
+from support import soak
+from support.versions import needs_backend
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=needs_backend if name == "compiled" else ()) for name in soak.LOOPS if "two" not in name],
+)
+def test_a_disturbed_step_leaves_nothing_behind(name):
+    result, wrong = soak.soak(name, 0.2, mebibytes=64)
+    assert wrong == []
+    assert result["steps"] >= soak.FEWEST
