@@ -6,6 +6,7 @@
 #   make demo      train on scikit-learn's digits, with pictures
 #   make test      the whole test suite
 #   make wheel     wheels for Linux (x86-64, aarch64), macOS (arm64) and Windows (x86-64), in dist, checked
+#   make reproducible  two builds of a wheel give equal bytes
 #   make test-emulated  their libraries for Windows and aarch64, run by Wine and qemu where these are installed
 #   make test-wheel  a wheel in a virtual environment of its own: what a user does with it, in a clone and elsewhere; Lightning
 #                  on IPUs that the host stands for
@@ -71,7 +72,7 @@ WHEEL_TARGETS ?= $(patsubst %,%-linux-gnu.2.17,$(filter-out $(MACHINE),x86_64 aa
 # A failed native build must not go unnoticed here.
 export SNNIPU_REQUIRE_NATIVE ?= 1
 
-.PHONY: demo test test-wheel wheel test-emulated bench lint lint-text check-ipu check-counts docs notebooks sanitize fuzz fuzz-numbers soak mutants matrix clean
+.PHONY: demo test test-wheel wheel reproducible test-emulated bench lint lint-text check-ipu check-counts docs notebooks sanitize fuzz fuzz-numbers soak mutants matrix clean
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -156,6 +157,17 @@ wheel: $(VENV)/.wheel
 			$(if $(MANYLINUX),--plat $(MANYLINUX)_$$(echo $$wheel | sed 's/.*-linux_\(.*\)\.whl/\1/')) $$wheel || exit 1; \
 	done
 	SNNIPU_WHEELS=dist $(BIN)/python -m pytest $(PYTEST_ARGS) tests/test_wheels.py -k "not emulated"
+
+# Two copies of what is committed, in folders of other names, give the same bytes: the libraries, and what is around them.
+reproducible: $(VENV)/.torch
+	rm -rf $(OUT)/reproducible
+	for copy in one another/two; do \
+		mkdir -p $(OUT)/reproducible/$$copy && git archive HEAD | tar -x -C $(OUT)/reproducible/$$copy && \
+		SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(PIP_WHEEL) --wheel-dir $(OUT)/reproducible/$$copy/dist \
+			$(OUT)/reproducible/$$copy || exit 1; \
+	done
+	cmp $(OUT)/reproducible/one/dist/snnipu-*.whl $(OUT)/reproducible/another/two/dist/snnipu-*.whl
+	sha256sum $(OUT)/reproducible/one/dist/snnipu-*.whl
 
 test-emulated: $(VENV)/.wheel $(VENV)/.test
 	SNNIPU_WHEELS=dist $(BIN)/python -m pytest $(PYTEST_ARGS) tests/test_wheels.py -k emulated

@@ -6,6 +6,7 @@ Environment:
 """
 
 import ast
+import hashlib
 import importlib.util
 import json
 import os
@@ -281,8 +282,35 @@ def cross_platform():
     return f"linux_{target.machine}"
 
 
+def bill_of_materials(requirements, libraries):
+    """Of a wheel, by CycloneDX 1.6, the same whenever it is made: what it needs, and the bytes of its libraries."""
+    files = [
+        {
+            "type": "file",
+            "name": f"snnipu/_native/{library.name}",
+            "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(library.read_bytes()).hexdigest()}],
+        }
+        for library in libraries
+    ]
+    needed = [{"type": "library", "name": requirement, "scope": "required"} for requirement in sorted(requirements)]
+    purl = f"pkg:pypi/snnipu@{package_version()}"
+    this = {"type": "library", "bom-ref": purl, "name": "snnipu", "version": package_version(), "purl": purl}
+    bill = {"bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1, "metadata": {"component": this}}
+    return json.dumps({**bill, "components": [*files, *needed]}, indent=2) + "\n"
+
+
 class PlatformWheel(bdist_wheel):
     """The library is loaded with ctypes: one wheel serves every Python 3."""
+
+    def write_wheelfile(self, wheelfile_base, *arguments, **options):
+        super().write_wheelfile(wheelfile_base, *arguments, **options)
+        native = Path(self.bdist_dir or "") / "snnipu" / "_native"
+        if not native.is_dir():
+            return  # an editable installation: nothing is in it
+        folder = Path(wheelfile_base) / "sboms"
+        folder.mkdir()
+        bill = bill_of_materials(self.distribution.install_requires, sorted(native.glob("libsnnipu*")))
+        (folder / "snnipu.cdx.json").write_text(bill, encoding="utf-8")
 
     def finalize_options(self):
         super().finalize_options()

@@ -3,6 +3,7 @@
 ``make test-wheel`` builds and installs it, and names that environment's Python in ``SNNIPU_WHEEL_PYTHON``.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -72,6 +73,20 @@ def test_info(folder, site, clone):
     assert f"folder        {site / '_native'}" in run(["-m", "snnipu", "info"], folder).stdout
     package = run(["-c", "import snnipu; print(snnipu.__path__[0])"], folder).stdout.strip()
     assert package == str((clone if folder == clone else site.parent) / "snnipu")
+
+
+def test_the_bill_of_materials(site):
+    """What is installed are the bytes that it names."""
+    (path,) = site.parent.glob("snnipu-*.dist-info/sboms/snnipu.cdx.json")
+    bill = json.loads(path.read_text(encoding="utf-8"))
+    assert bill["metadata"]["component"]["version"] == __version__
+    files = {part["name"]: part["hashes"][0]["content"] for part in bill["components"] if part["type"] == "file"}
+    assert files == {
+        f"snnipu/_native/{library.name}": hashlib.sha256(library.read_bytes()).hexdigest()
+        for library in (site / "_native").glob("libsnnipu*")
+    }
+    needed = {part["name"] for part in bill["components"] if part["type"] == "library"}
+    assert {"numpy", "snntorch>=0.9", "torch>=2.0", "tqdm"} == needed
 
 
 def test_the_commands_of_the_readme(folder):
