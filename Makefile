@@ -18,6 +18,7 @@
 #   make mutants   faults planted in a copy of the package, for MUTANTS_SECONDS; prints those that no test notices
 #   make bench     snnipu beside its peers
 #   make lint      ruff, mypy, layers of imports, clang-format, C++ warnings
+#   make lint-tools  the newest versions of these tools, with the hashes by which make lint and CI install them
 #   make check-ipu what popc and the SDK's users compile, by Clang: vertices, graphs, PopART operators
 #   make docs      the documentation as HTML
 #   make notebooks runs the tutorials, and keeps what they show
@@ -72,7 +73,7 @@ WHEEL_TARGETS ?= $(patsubst %,%-linux-gnu.2.17,$(filter-out $(MACHINE),x86_64 aa
 # A failed native build must not go unnoticed here.
 export SNNIPU_REQUIRE_NATIVE ?= 1
 
-.PHONY: demo test test-wheel wheel reproducible test-emulated bench lint lint-text check-ipu check-counts docs notebooks sanitize fuzz fuzz-numbers soak mutants matrix clean
+.PHONY: demo test test-wheel wheel reproducible test-emulated bench lint lint-text lint-tools check-ipu check-counts docs notebooks sanitize fuzz fuzz-numbers soak mutants matrix clean
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -101,9 +102,16 @@ $(VENV)/.bench: $(VENV)/.snnipu
 	$(PIP) "$(TORCHVISION)" "snnipu[bench]"
 	touch $@
 
-$(VENV)/.lint: $(VENV)/.snnipu
-	$(PIP) "snnipu[lint]"
+# The very files of the extra's tools: of these versions, with these hashes.
+$(VENV)/.lint: $(VENV)/.snnipu .ci/lint-tools.txt
+	$(PIP) --require-hashes --no-deps -r .ci/lint-tools.txt
 	touch $@
+
+lint-tools: $(VENV)/.torch
+	$(PIP) uv
+	$(BIN)/python -c "import re; print(*re.findall('\"(.*?)\"', re.search('\nlint = (.*)', open('pyproject.toml').read())[1]), sep='\n')" | \
+		$(BIN)/uv pip compile - --upgrade --generate-hashes --universal --python-version 3.10 --no-annotate --quiet \
+		--custom-compile-command "make lint-tools" --output-file .ci/lint-tools.txt
 
 $(VENV)/.docs: $(VENV)/.snnipu
 	$(PIP) "snnipu[docs]"

@@ -44,3 +44,14 @@ def test_the_workflow_calls_what_there_is():
 def test_the_changelog_is_short():
     entries = re.findall(r"^- .*(?:\n  .*)*", text_of("CHANGELOG.md"), re.M)
     assert [entry.splitlines()[0] for entry in entries if len(entry.splitlines()) > 2] == []
+
+
+def test_the_lint_tools_are_pinned():
+    project = text_of("pyproject.toml")
+    wanted = re.findall(r'"([\w-]+)', re.findall(r"^lint = \[(.*)\]", project, re.M)[0])
+    pinned = re.findall(
+        r"^([\w-]+)==\S+.*\\\n((?:    --hash=sha256:[0-9a-f]{64}.*\n)+)", text_of(".ci/lint-tools.txt"), re.M
+    )
+    lines = [line for line in text_of(".ci/lint-tools.txt").splitlines() if not line.startswith(("#", " "))]
+    assert len(pinned) == len(lines)
+    assert set(wanted) <= {name for name, _ in pinned}
