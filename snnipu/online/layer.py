@@ -65,8 +65,10 @@ class Layer:
         found = [m.out_features for _, m in modules if isinstance(m, torch.nn.Linear)]
         return found[-1] if found else None
 
-    def run(self, u: torch.Tensor, memory: Optional[Memory], online: Any, signals: Signals) -> "Work":
-        """The chunk, its backward pass waiting."""
+    def run(
+        self, u: torch.Tensor, memory: Optional[Memory], online: Any, signals: Signals
+    ) -> Tuple["Work", List[torch.Tensor]]:
+        """The chunk, its backward pass waiting, and what it gives."""
         learns, work = torch.is_grad_enabled(), Work(self, online, signals)
         first = self.afferents[0]
         work.leaf = leaf = u.detach().requires_grad_(learns and u.requires_grad)
@@ -92,13 +94,12 @@ class Layer:
         feedback = [] if self.feedback is None else [self.feedback]
         given = [u, *work.parameters, *values, *feedback]
         work.learns = learns and any(tensor.requires_grad for tensor in given)
-        work.out = out
         if work.learns:
             work.before = memory
             own = [] if self.dynamics is None else list(self.dynamics.neuron.parameters())
             work.versions = [(p, p._version) for p in (*work.parameters, *own, *feedback)]
-            work.out = list(_Learning.apply(work, out, *given))
-        return work
+            out = list(_Learning.apply(work, out, *given))
+        return work, out
 
     def _with_past(self, given: torch.Tensor, memory: Optional[Memory]) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
         """The input behind the steps before it that are still on their way, and those for the next chunk."""
@@ -140,7 +141,6 @@ class Work:
         self.chunk: Optional[Chunk] = None
         self.inputs: List[torch.Tensor] = []
         self.made: List[torch.Tensor] = []
-        self.out: List[torch.Tensor] = []
         self.parameters: List[torch.nn.Parameter] = []
         self.versions: List[Tuple[torch.Tensor, int]] = []
         self.learns = self.done = False
@@ -168,7 +168,7 @@ class Work:
     def release(self) -> None:
         """Let go of the chunk: who holds its result does not hold its memory."""
         self.before = self.chunk = None
-        self.inputs, self.made, self.out = [], [], []
+        self.inputs, self.made = [], []
         del self.leaf
 
     def backward(self, upstream: Sequence[Gradient]) -> List[Gradient]:
@@ -323,7 +323,8 @@ class _Learning(torch.autograd.Function):
     def forward(ctx: Any, work: Work, out: List[torch.Tensor], *tensors: torch.Tensor) -> Any:  # type: ignore[override]
         ctx.work = work
         ctx.set_materialize_grads(False)
-        return tuple(out)
+        # Others than those of the chunk: results that the chunk held would hold it, for ever without a backward pass.
+        return tuple([value.detach() for value in out])
 
     @staticmethod
     @once_differentiable("online learning")

@@ -161,14 +161,14 @@ class Online(nn.Module):
         self.readouts = []
         is_local = self.rule.name == "decolle"
         for number, layer in enumerate(layers):
-            work = layer.run(x, None if self._memory is None else self._memory[number], self, signals)
+            work, out = layer.run(x, None if self._memory is None else self._memory[number], self, signals)
             works.append(work)
-            x = work.out[0]
+            x = out[0]
             if is_local:
                 self.readouts.append(nn.functional.linear(x.flatten(2), self.matrices[number]))
                 x = x.detach()
         self._memory = self._carried(layers, works)
-        result = _as_returned(layers[-1], works[-1].out)
+        result = _as_returned(layers[-1], out)
         return _first(result) if single else result
 
     def _carried(self, layers: List[Layer], works: List[Work]) -> List[Memory]:

@@ -1,10 +1,14 @@
 """``snnipu.Online`` as people call it: streams, layers between, what is refused; backpropagation where they agree."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
 
 import snnipu as snn
+from snnipu.online import layer
 
 CLASSES = 3
 
@@ -329,3 +333,30 @@ def test_a_stream_of_another_network_is_refused():
     longer = snn.Online(network(nn.Linear(12, 12), snn.Leaky(beta=0.9)), rule="ottt")
     with pytest.raises(ValueError, match="of 2 layers, and this one has 3"):
         longer.load_stream_state(made.stream_state())
+
+
+@pytest.mark.parametrize("end", ["nothing", "error"])
+@pytest.mark.parametrize(
+    ("rule", "options"), [("sltt", {}), ("ottt", {}), ("eprop", {}), ("decolle", {"readouts": 3}), ("snap1", {})]
+)
+def test_a_chunk_without_its_backward_pass_is_freed(rule, options, end, monkeypatch):
+    works = []
+    init = layer.Work.__init__
+    monkeypatch.setattr(layer.Work, "__init__", lambda self, *a: (works.append(weakref.ref(self)), init(self, *a))[1])
+
+    def disturb(_):
+        raise ArithmeticError
+
+    online = snn.Online(network(), rule=rule, **options)
+    for _ in range(2):
+        spk, mem = online((torch.rand(4, 3, 8) < 0.3).float())
+        if end == "error":
+            spk.register_hook(disturb)
+            with pytest.raises(ArithmeticError):
+                (spk.sum() + mem.sum()).backward()
+        del spk, mem
+        online.reset()
+        online.readouts = []
+    gc.collect()
+    assert works
+    assert [work for work in works if work() is not None] == []
