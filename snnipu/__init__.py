@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING, Any, List
 
-from snnipu import _wait_policy
+from snnipu import _interpreter, _wait_policy
 
+_interpreter.refuse_others()
 _wait_policy.wait_briefly()
 
 from snnipu._names import passthrough  # noqa: E402

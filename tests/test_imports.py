@@ -5,6 +5,8 @@ package of which it is a part.
 """
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,3 +47,13 @@ def test_no_circle():
         free = {name for name, needs in graph.items() if not needs & graph.keys()}
         assert free, f"in circles, or above them: {sorted(graph)}"
         graph = {name: needs for name, needs in graph.items() if name not in free}
+
+
+def test_a_sub_interpreter_is_refused():
+    """There, PyTorch's import does not end."""
+    code = "import _xxsubinterpreters as made\nmade.run_string(made.create(), 'import snnipu')"
+    if sys.version_info >= (3, 13):
+        code = "import _interpreters as made, sys\nsys.exit(made.exec(made.create(), 'import snnipu').msg)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "snnipu runs in the main interpreter alone" in done.stderr

@@ -60,8 +60,8 @@ typedef struct snnipu_sparse_call {
   int64_t surrogate;               /* enum snnipu_surrogate, */
   double surrogate_a, surrogate_b; /* and its parameters, in the order of csrc/neuron/surrogate.hpp */
   /* Of a layer, forward: called when own_slots is known, to set ids_out, values_out, counts_out, dropped, slot_mem,
-   * source and neuron_counts. Returns 0, or the layer ends with 4. */
-  int64_t (*room)(struct snnipu_sparse_call *call);
+   * source and neuron_counts, and at last `most` to 1: where it ends before, the layer ends with 4. */
+  void (*room)(struct snnipu_sparse_call *call);
   int32_t *ids_out;              /* the layer's spikes, or the pool's; backward passes read them. Of a layer with
                                     a pool they read source in their place. */
   void *values_out;              /* C */
@@ -84,7 +84,8 @@ typedef struct snnipu_sparse_call {
 } snnipu_sparse_call;
 
 /* All return 0, 1 for an unknown option, 2 where memory could not be had, 3 where a count or a carried id is out of
- * range (nothing has been written then; convolutions look at the ids that they read, as they go), 4 where room said so.
+ * range (nothing has been written then; convolutions look at the ids that they read, as they go), 4 where room did not
+ * end.
  */
 #define SNNIPU_SPARSE(NAME) SNNIPU_API int snnipu_##NAME(snnipu_sparse_call *call)
 

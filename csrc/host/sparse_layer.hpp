@@ -193,7 +193,9 @@ template <template <typename> class Forward, typename C> int layerForward(const 
     return status;
   if (a.c.own_slots < 0)
     a.c.own_slots = static_cast<int64_t>(forward.fullestRow());
-  return a.c.room(&a.c) != 0 ? NoRoom : forward.select(a);
+  a.c.most = 0;
+  a.c.room(&a.c);
+  return a.c.most == 1 ? forward.select(a) : NoRoom;
 }
 
 template <template <typename> class Backward, typename C> int layerBackward(const Call<C> &a) {

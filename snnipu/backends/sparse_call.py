@@ -39,7 +39,7 @@ class Call(ctypes.Structure):
         ("input_scale", c_double),
         *((name, c_int64) for name in ("reset", "delay", "rotate", "mode", "surrogate")),
         *((name, c_double) for name in ("surrogate_a", "surrogate_b")),
-        ("room", ctypes.CFUNCTYPE(c_int64, c_void_p)),
+        ("room", ctypes.CFUNCTYPE(None, c_void_p)),
         *((name, c_void_p) for name in ("ids_out", "values_out", "counts_out", "dropped", "slot_mem", "source")),
         *((name, c_void_p) for name in ("neuron_counts", "fired", "carried", "mem")),
         ("most", c_int64),
@@ -132,19 +132,20 @@ def run(
     failed: List[BaseException] = []
     if room is not None:
 
-        def called(_: Any) -> int:
+        def called(_: Any) -> None:
             try:
                 _fill(words, room(words[_OWN_SLOTS]), kept)
+                words[_MOST] = 1
             except BaseException as error:  # nothing may pass through C
                 failed.append(error)
-            return len(failed)
 
         callback = _ROOM(called)
         words[_ROOM_PLACE] = c_void_p.from_buffer(callback).value or 0
     status = getattr(host.library, f"snnipu_{name}")(words.buffer_info()[0])
     if status:
         if status == _NO_ROOM:
-            raise failed[0]
+            # That of a signal may come before the first line of `called`; ctypes prints it, and goes on.
+            raise failed[0] if failed else KeyboardInterrupt(f"snnipu_{name}: interrupted")
         if status == _BAD_SPIKES and "ids" in fields:
             check_ids(fields["ids"], fields["counts"], fields.get("inputs", fields.get("neurons")))  # says where
         host._check(status, name)

@@ -1,6 +1,7 @@
 """What is particular to ``snnipu.ops.sparse_lif_sequence``: the contract of all is in test_sparse_contract.py."""
 
 import itertools
+import sys
 
 import pytest
 import snntorch
@@ -23,7 +24,7 @@ from oracle import (
 )
 
 from snnipu import SparseSpikes, ops, surrogate
-from snnipu.backends import memory
+from snnipu.backends import memory, sparse_call
 
 SIZES = [1, 5, 63, 64, 65, 200]
 
@@ -406,3 +407,23 @@ def test_errors_pass_through_the_library(cap, monkeypatch):
     spikes.ids[0, 0, 0], spikes.counts[0, 0] = 20, 1
     with pytest.raises(ValueError, match="ids must be from 0 to 19"):
         ops.sparse_lif_sequence(spikes, weight, beta=0.9, max_spikes=cap)
+
+
+@needs_kernel("sparse_lif_sequence_fwd")
+def test_a_signal_that_comes_as_the_library_asks_for_room_is_no_silence(monkeypatch):
+    """It ends the function that makes room before its first line; ctypes prints that error, and goes on."""
+    spikes, weight = random_spikes(4, 3, 20), torch.rand(30, 20)
+    expected = ops.sparse_lif_sequence(spikes, weight, beta=0.9)
+    kind = sparse_call._ROOM
+
+    def ended(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sparse_call, "_ROOM", lambda _: kind(ended))
+        patched.setattr(sys, "unraisablehook", lambda _: None)
+        for _ in range(20):
+            with pytest.raises(KeyboardInterrupt):
+                ops.sparse_lif_sequence(spikes, weight, beta=0.9)
+    again = ops.sparse_lif_sequence(spikes, weight, beta=0.9)
+    assert_all_equal([(again.ids, again.values, again.counts), (expected.ids, expected.values, expected.counts)])

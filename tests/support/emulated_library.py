@@ -138,9 +138,10 @@ class EmulatedLibrary:
         call = _CALLS[name].from_address(address)
         call.own_slots = struct.unpack("=q", self._receive(8, name))[0]
         before = list(_pointers(call))
-        status = call.room(address)
+        call.most = 0
+        call.room(address)
         made = [pair for pair in _pointers(call) if pair not in before]
-        message = [struct.pack("=qQ", status, len(made))]
+        message = [struct.pack("=qQ", call.most, len(made))]
         for offset, pointer in made:
             buffers.append((pointer, _asked[pointer]))
             message.append(struct.pack("=Q", offset) + self._buffer(*buffers[-1])[1:])  # no tag

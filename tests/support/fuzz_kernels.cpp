@@ -2,7 +2,7 @@
 // and csrc/host/sparse.h name, so that the address sanitizer sees an element too many; what it holds is drawn from NaN,
 // infinities, numbers too small and ordinary ones. Sizes, options and ids stay within what Python's checks let through
 // (snnipu/backends/host_sparse.py, neurons.py), but for what the functions check themselves: an unknown neuron, dtype
-// or surrogate (1), a count or id out of range (3, and nothing is written), a caller without room (4).
+// or surrogate (1), an allocation that fails (2), a count or id out of range (3), a caller without room (4).
 //
 // SNNIPU_FUZZ_FAMILY: the calls of one family, by its name below, else all; `names` prints them. With SNNIPU_FUZZ_ALONE
 // it is a program of its own, for any compiler: so many cases of each, from a seed, in place of libFuzzer's.
@@ -10,17 +10,44 @@
 #include "host/sparse.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <limits>
 #include <memory>
+#include <new>
 #include <numeric>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
+
+namespace {
+
+// Allocations until one fails, of all threads; 0: none does.
+std::atomic<int64_t> allowed{0};
+
+void *allocated(size_t bytes) { return allowed > 0 && --allowed == 0 ? nullptr : std::malloc(bytes ? bytes : 1); }
+
+void *allocatedOrThrown(size_t bytes) {
+  if (void *const made = allocated(bytes))
+    return made;
+  throw std::bad_alloc();
+}
+
+} // namespace
+
+// The library's, too.
+void *operator new(size_t bytes) { return allocatedOrThrown(bytes); }
+void *operator new[](size_t bytes) { return allocatedOrThrown(bytes); }
+void *operator new(size_t bytes, const std::nothrow_t &) noexcept { return allocated(bytes); }
+void *operator new[](size_t bytes, const std::nothrow_t &) noexcept { return allocated(bytes); }
+void operator delete(void *at) noexcept { std::free(at); }
+void operator delete[](void *at) noexcept { std::free(at); }
+void operator delete(void *at, size_t) noexcept { std::free(at); }
+void operator delete[](void *at, size_t) noexcept { std::free(at); }
 
 namespace {
 
@@ -45,6 +72,23 @@ public:
   }
   bool coin() { return size(0, 1) != 0; }
   bool rarely() { return size(0, 15) == 15; }
+
+  // A call's status. Now and then an allocation fails first: that is status 2, and the same call again is as any.
+  template <typename Argument, typename Call> int status(int (*function)(Argument *), Call &call) {
+    int before = -1;
+    bool hasFailed = false;
+    if (rarely()) {
+      auto once = call;
+      allowed = size(1, 30);
+      before = function(&once);
+      hasFailed = allowed == 0;
+      allowed = 0;
+    }
+    const int found = function(&call);
+    if (before >= 0 && before != found && !(hasFailed && before == 2))
+      fail("status where an allocation failed", before);
+    return found;
+  }
   int64_t bytes(int64_t dtype) const { return dtype == SNNIPU_F64 ? 8 : dtype == SNNIPU_F32 ? 4 : 2; }
 
   char *raw(int64_t count) {
@@ -148,7 +192,7 @@ bool looksRowByRow(Function function) {
 
 // What a call comes to: `broken` spikes are refused and leave everything as it is.
 bool run(Draw &draw, Function function, snnipu_sparse_call &call, bool broken, bool known = true) {
-  const int status = function(&call);
+  const int status = draw.status(function, call);
   if (status == 3 && !broken)
     fail("spikes within their range are refused", status);
   if (status == 0 && broken && !looksRowByRow(function))
@@ -298,7 +342,7 @@ void delays(Draw &draw) {
 
 // ---- layers
 
-thread_local std::function<int64_t(snnipu_sparse_call *)> makeRoom;
+thread_local std::function<void(snnipu_sparse_call *)> makeRoom;
 
 void layer(Draw &draw, bool isMaps) {
   Connected c;
@@ -331,7 +375,8 @@ void layer(Draw &draw, bool isMaps) {
   call.fired = draw.room<uint32_t>(4 * rows * ((neurons + 31) / 32));
   const bool keepsMembranes = draw.coin(), hasRoom = !draw.rarely();
   call.mem = keepsMembranes ? draw.room(rows * neurons * bytes) : nullptr;
-  makeRoom = [&](snnipu_sparse_call *of) -> int64_t {
+  makeRoom = [&](snnipu_sparse_call *of) {
+    const int64_t left = allowed.exchange(0); // what is allocated here is ours
     if (of->own_slots < 0 || of->own_slots > neurons)
       fail("slots of a layer", of->own_slots);
     const int64_t slots = rows * of->own_slots;
@@ -344,9 +389,10 @@ void layer(Draw &draw, bool isMaps) {
       of->source = draw.room<int32_t>(4 * slots);
       of->neuron_counts = draw.room<int32_t>(8 * rows);
     }
-    return hasRoom ? 0 : 1;
+    allowed = left;
+    of->most = hasRoom;
   };
-  call.room = [](snnipu_sparse_call *of) { return makeRoom(of); };
+  call.room = [](snnipu_sparse_call *of) { makeRoom(of); };
   if (!run(draw, forwards, call, c.broken) || !draw.coin())
     return;
   draw.forgetRoom();
@@ -451,7 +497,7 @@ void sparsePool(Draw &draw) {
   call.values_out = draw.room(rows * call.own_slots * bytes);
   call.counts_out = draw.room<int32_t>(8 * rows);
   call.source = call.mode == 0 ? draw.room<int32_t>(4 * rows * call.own_slots) : nullptr;
-  const int status = snnipu_sparse_pool2d_fwd(&call);
+  const int status = draw.status(snnipu_sparse_pool2d_fwd, call);
   if (status == 3 && broken)
     draw.checkUntouched();
   else if (status != 0 && !(status == 1 && (call.own_slots < neurons || call.mode > 2)))
@@ -497,7 +543,7 @@ void densePool(Draw &draw) {
     call.second_threshold = static_cast<double>(draw.size(-4, 4)) / 2;
     call.counts_out = draw.room<int32_t>(8 * call.steps * call.batch);
   }
-  const int status = (neurons ? snnipu_lif_max_pool2d_fwd : snnipu_max_pool2d_fwd)(&call);
+  const int status = draw.status(neurons ? snnipu_lif_max_pool2d_fwd : snnipu_max_pool2d_fwd, call);
   if (status != (places > 256 ? 3 : 0))
     fail("status of a pool", status);
   if (status != 0)
@@ -546,7 +592,7 @@ void neuron(Draw &draw) {
       call.states[s] = draw.maybeRoom(all * stored);
       call.final[s] = draw.maybeRoom(call.elements * wide);
     }
-    status = snnipu_neuron_forward(&call);
+    status = draw.status(snnipu_neuron_forward, call);
   } else {
     call.surrogate = draw.size(draw.rarely() ? -1 : 0, draw.rarely() ? 9 : 5);
     call.surrogate_a = static_cast<double>(draw.size(-2, 9));
@@ -563,7 +609,7 @@ void neuron(Draw &draw) {
     for (int p = 0; p < SNNIPU_MOST_PARAMETERS; ++p)
       call.grad_parameters[p] = draw.maybeRoom(call.parameter_sizes[p] * wide);
     call.grad_x = draw.room(given * stored);
-    status = snnipu_neuron_backward(&call);
+    status = draw.status(snnipu_neuron_backward, call);
   }
   if (status != 0 && status != 1)
     fail("status of a neuron", status);

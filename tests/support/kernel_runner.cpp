@@ -6,9 +6,9 @@
 // A call: the function's name and its arguments, each a tag and what follows it: n (a null pointer), a (an address in
 // this process), b (a buffer: its bytes), s (a structure: its bytes, and the number of its pointers that are not null,
 // each an offset and a buffer), i (an integer), d (a double). The answer: d, the result, the structures' bytes and the
-// buffers' as they are then. Ahead of it, where a function asks for room: r and how many slots, which is answered by a
-// status, and the number of new pointers, as of a structure. Numbers are 64 bits wide; a name, a buffer and a structure
-// have their length ahead of them.
+// buffers' as they are then. Ahead of it, where a function asks for room: r and how many slots, which is answered by
+// `most`, 1 or 0, and the number of new pointers, as of a structure. Numbers are 64 bits wide; a name, a buffer and a
+// structure have their length ahead of them.
 #include "host/neuron.h"
 #include "host/snnipu.h"
 #include "host/sparse.h"
@@ -151,13 +151,13 @@ void readPointers(Buffers &buffers, unsigned char *structure) {
 // Of the call that runs.
 Buffers *current = nullptr;
 
-std::int64_t room(snnipu_sparse_call *call) {
+void room(snnipu_sparse_call *call) {
   std::fputc('r', stdout);
   std::fwrite(&call->own_slots, sizeof(call->own_slots), 1, stdout);
   std::fflush(stdout);
-  const auto status = number<std::int64_t>();
+  const auto most = number<std::int64_t>();
   readPointers(*current, reinterpret_cast<unsigned char *>(call));
-  return status;
+  call->most = most;
 }
 
 // A function that takes a structure.

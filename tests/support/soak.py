@@ -249,6 +249,8 @@ def soak(name, seconds, mebibytes):
             if way is None:
                 raise
             disturbed += 1
+            # A signal on the way out of torch.no_grad() leaves PyTorch without gradients.
+            torch.set_grad_enabled(True)
         else:
             if not all(map(math.isfinite, values)):
                 raise AssertionError(f"step {done}: {values}")
