@@ -247,7 +247,7 @@ fuzz: $(VENV)/.test
 		--isa $(SANITIZE_ISA) --build-lib $(OUT)/fuzz
 	$(CLANGXX) $(FUZZ_KERNELS) -O1 -g1 $(FUZZ_FLAGS),fuzzer -L$(OUT)/fuzz/snnipu/_native \
 		-Wl,-rpath,$(abspath $(OUT))/fuzz/snnipu/_native -o $(OUT)/fuzz/fuzz_kernels
-	$(BIN)/python tests/support/fuzz.py --seconds $(FUZZ_SECONDS) --jobs $(JOBS) --kernels $(OUT)/fuzz/fuzz_kernels \
+	$(BIN)/python tests/support/fuzz.py --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) --jobs $(JOBS) --kernels $(OUT)/fuzz/fuzz_kernels \
 		--folder $(OUT)/fuzz $(FUZZ_ARGS)
 
 fuzz-numbers: $(VENV)/.test

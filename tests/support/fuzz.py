@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,22 +27,21 @@ def targets(kernels):
     found = {}
     if kernels is not None:
         every = {**os.environ, "SNNIPU_FUZZ_FAMILY": "names"}
-        (folder := HERE / "fuzz_seed").write_bytes(bytes(8))
-        try:
-            told = subprocess.run([kernels, str(folder)], env=every, capture_output=True, text=True, check=True).stdout
-        finally:
-            folder.unlink()
+        with tempfile.NamedTemporaryFile() as seed:
+            seed.write(bytes(8))
+            seed.flush()
+            told = subprocess.run([kernels, seed.name], env=every, capture_output=True, text=True, check=True).stdout
         found = {name: ([kernels], {"SNNIPU_FUZZ_FAMILY": name}) for name in told.split()}
     for name in READERS:
         found[name] = ([sys.executable, "-W", "ignore", str(HERE / "fuzz_readers.py"), name], {})
     return found
 
 
-def fuzz(name, command, variables, seconds, folder):
+def fuzz(name, command, variables, seconds, seed, folder):
     """How many cases there were, how many branches they took, and what ended them, if not the time."""
     corpus = folder / "corpus" / name
     corpus.mkdir(parents=True, exist_ok=True)
-    options = [f"-max_total_time={seconds}", f"-max_len={MOST_BYTES}", f"-timeout={MOST_SECONDS}"]
+    options = [f"-max_total_time={seconds}", f"-max_len={MOST_BYTES}", f"-timeout={MOST_SECONDS}", f"-seed={seed}"]
     options += [f"-rss_limit_mb={MOST_MEMORY}", f"-artifact_prefix={folder}/{name}-", str(corpus)]
     environment = {**os.environ, **variables, "UBSAN_OPTIONS": "print_stacktrace=1"}
     done = subprocess.run(
@@ -62,6 +62,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--kernels", help="fuzz_kernels, compiled; without it, the readers alone")
     parser.add_argument("--only", nargs="*", help="targets")
+    parser.add_argument("--seed", type=int, default=0, help="0: another one each time")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=HERE.parent.parent / "out" / "fuzz")
     arguments = parser.parse_args()
@@ -74,7 +75,7 @@ def main():
     failed = []
     with ThreadPoolExecutor(arguments.jobs) as pool:
         futures = {
-            name: pool.submit(fuzz, name, command, variables, seconds, arguments.folder)
+            name: pool.submit(fuzz, name, command, variables, seconds, arguments.seed, arguments.folder)
             for name, (command, variables) in chosen.items()
         }
         for name, future in tqdm(futures.items(), unit="target"):

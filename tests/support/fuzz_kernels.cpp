@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -29,7 +30,13 @@ namespace {
 // Allocations until one fails, of all threads; 0: none does.
 std::atomic<int64_t> allowed{0};
 
-void *allocated(size_t bytes) { return allowed > 0 && --allowed == 0 ? nullptr : std::malloc(bytes ? bytes : 1); }
+void *allocated(size_t bytes, size_t alignment = alignof(std::max_align_t)) {
+  if (allowed > 0 && --allowed == 0)
+    return nullptr;
+  return alignment > alignof(std::max_align_t)
+             ? std::aligned_alloc(alignment, (bytes + alignment) / alignment * alignment)
+             : std::malloc(bytes ? bytes : 1);
+}
 
 void *allocatedOrThrown(size_t bytes) {
   if (void *const made = allocated(bytes))
@@ -44,6 +51,16 @@ void *operator new(size_t bytes) { return allocatedOrThrown(bytes); }
 void *operator new[](size_t bytes) { return allocatedOrThrown(bytes); }
 void *operator new(size_t bytes, const std::nothrow_t &) noexcept { return allocated(bytes); }
 void *operator new[](size_t bytes, const std::nothrow_t &) noexcept { return allocated(bytes); }
+void *operator new(size_t bytes, std::align_val_t at) {
+  if (void *const made = allocated(bytes, static_cast<size_t>(at)))
+    return made;
+  throw std::bad_alloc();
+}
+void *operator new[](size_t bytes, std::align_val_t at) { return operator new(bytes, at); }
+void operator delete(void *at, std::align_val_t) noexcept { std::free(at); }
+void operator delete[](void *at, std::align_val_t) noexcept { std::free(at); }
+void operator delete(void *at, size_t, std::align_val_t) noexcept { std::free(at); }
+void operator delete[](void *at, size_t, std::align_val_t) noexcept { std::free(at); }
 void operator delete(void *at) noexcept { std::free(at); }
 void operator delete[](void *at) noexcept { std::free(at); }
 void operator delete(void *at, size_t) noexcept { std::free(at); }
@@ -197,8 +214,9 @@ bool run(Draw &draw, Function function, snnipu_sparse_call &call, bool broken, b
     fail("spikes within their range are refused", status);
   if (status == 0 && broken && !looksRowByRow(function))
     fail("spikes out of their range are taken", status);
-  if (status == 1 && known)
-    fail("what is known is refused", status);
+  known = known && call.dtype <= SNNIPU_F64;
+  if ((status == 1) == known && !(status != 1 && broken))
+    fail(known ? "what is known is refused" : "what is unknown is taken", status);
   if (status == 2 || status < 0 || status > 4)
     fail("status", status);
   if (status == 1 || (status == 3 && !looksRowByRow(function)))
@@ -208,7 +226,7 @@ bool run(Draw &draw, Function function, snnipu_sparse_call &call, bool broken, b
 
 snnipu_sparse_call sparseCall(Draw &draw, int64_t mostSteps = 6, int64_t mostBatch = 4) {
   snnipu_sparse_call call = {};
-  call.dtype = draw.size(0, 1);
+  call.dtype = draw.rarely() ? draw.size(2, 5) : draw.size(0, 1);
   call.threads = draw.size(1, 3);
   call.steps = draw.size(1, mostSteps);
   call.batch = draw.size(1, mostBatch);
@@ -498,6 +516,11 @@ void sparsePool(Draw &draw) {
   call.counts_out = draw.room<int32_t>(8 * rows);
   call.source = call.mode == 0 ? draw.room<int32_t>(4 * rows * call.own_slots) : nullptr;
   const int status = draw.status(snnipu_sparse_pool2d_fwd, call);
+  if (call.dtype > SNNIPU_F64) {
+    if (status != 1)
+      fail("what is unknown is taken", status);
+    return;
+  }
   if (status == 3 && broken)
     draw.checkUntouched();
   else if (status != 0 && !(status == 1 && (call.own_slots < neurons || call.mode > 2)))
@@ -562,10 +585,24 @@ void densePool(Draw &draw) {
 
 // ---- neurons
 
+// Whether there is this neuron and variant: a step of one element tells.
+bool hasNeuron(int64_t neuron, int64_t variant) {
+  snnipu_neuron_call call = {};
+  float one = 1, states[SNNIPU_MOST_STATES] = {};
+  call.neuron = neuron;
+  call.variant = variant;
+  call.threads = call.steps = call.elements = 1;
+  call.x = &one;
+  call.spk = &states[0];
+  std::fill_n(call.parameters, SNNIPU_MOST_PARAMETERS, &one);
+  std::fill_n(call.parameter_sizes, SNNIPU_MOST_PARAMETERS, 1);
+  return snnipu_neuron_forward(&call) == 0;
+}
+
 void neuron(Draw &draw) {
   snnipu_neuron_call call = {};
-  call.neuron = draw.size(-1, 20);
-  call.variant = draw.size(-1, 12);
+  call.neuron = draw.rarely() ? draw.size(-1, 40) : draw.size(0, 7);
+  call.variant = draw.rarely() ? draw.size(-1, 40) : draw.size(0, 5);
   call.dtype = draw.size(0, draw.rarely() ? 5 : 3);
   call.threads = draw.size(1, 3);
   call.constant_input = draw.rarely();
@@ -611,7 +648,9 @@ void neuron(Draw &draw) {
     call.grad_x = draw.room(given * stored);
     status = draw.status(snnipu_neuron_backward, call);
   }
-  if (status != 0 && status != 1)
+  const bool known = hasNeuron(call.neuron, call.variant) && call.dtype <= SNNIPU_BF16 && call.surrogate >= 0 &&
+                     call.surrogate <= SNNIPU_SPIKE_RATE_ESCAPE;
+  if (status != (known ? 0 : 1) && !(known && status == 1 && !call.x))
     fail("status of a neuron", status);
   if (status == 1)
     draw.checkUntouched();

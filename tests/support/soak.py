@@ -189,7 +189,9 @@ class Training:
         """A step that ends in its middle, if it is not too fast for a signal."""
         if way == "input":
             self.run(torch.rand(6, 3, 7))
-        if way == "backward" and not self.on_ipu:
+        if way == "backward":
+            if self.on_ipu:
+                raise Disturbed  # there is no hook to throw it
             self.step(*size, is_disturbed=True)
         return interrupted(seconds, lambda: self.step(*size))
 
@@ -236,19 +238,22 @@ def soak(name, seconds, mebibytes):
         training.step(LONGEST, LARGEST)
     begin = time.monotonic()
     end = begin + seconds
-    done, disturbed, memory, speeds, last_look, since = 0, 0, [], [], begin, 0
+    done, memory, speeds, last_look, since = 0, [], [], begin, 0
+    disturbed = dict.fromkeys(WAYS, 0)
     files = None
     alone = name != "two processes"  # there, an error in one leaves the other waiting
     going = True
     while going:
         size = own.randint(4, LONGEST), own.choice((1, 3, 8, 16, LARGEST))
-        way = own.choice(WAYS) if alone and own.random() < DISTURBED else None
+        way = None
+        if alone and (own.random() < DISTURBED or (done % 4 == 3 and done < FEWEST)):  # each way, however few steps
+            way = WAYS[sum(disturbed.values()) % len(WAYS)]
         try:
             values = training.disturbed(way, size, own.random() * 0.01) if way else training.step(*size)
-        except Exception:
-            if way is None:
+        except (Exception, KeyboardInterrupt) as error:
+            if way is None or (way == "backward" and not isinstance(error, Disturbed)):
                 raise
-            disturbed += 1
+            disturbed[way] += 1
             # A signal on the way out of torch.no_grad() leaves PyTorch without gradients.
             torch.set_grad_enabled(True)
         else:
@@ -296,7 +301,7 @@ def run(name, seconds, mebibytes, pipe, rank=None, store=None):
     try:
         result = soak(name, seconds, mebibytes)
     except BaseException as error:  # whatever it is, it is the result
-        result = {"name": name, "steps": 0, "disturbed": 0, "MiB": (0, 0, 0), "speed": [0, 0]}, [repr(error)]
+        result = {"name": name, "steps": 0, "disturbed": {}, "MiB": (0, 0, 0), "speed": [0, 0]}, [repr(error)]
     if rank is not None:
         torch.distributed.destroy_process_group()
     if not rank:
@@ -339,7 +344,8 @@ def main(arguments=None):
             if result is not None:
                 memory = "{:.0f} -> {:.0f} MiB and {:.0f} kept".format(*result["MiB"])
                 speed = "{:.1f} -> {:.1f} steps/s".format(*result["speed"])
-                tqdm.write(f"{name:20} {result['steps']:7} steps, {result['disturbed']:5} disturbed, {memory}, {speed}")
+                disturbed = sum(result["disturbed"].values())
+                tqdm.write(f"{name:20} {result['steps']:7} steps, {disturbed:5} disturbed, {memory}, {speed}")
             for text in wrong:
                 tqdm.write(f"{name}: {text}")
     finally:
