@@ -337,6 +337,7 @@ public:
   T *reserve(size_t count) {
     if (count > capacity_) {
       data_.reset();
+      capacity_ = 0; // also where there is no memory
       data_.reset(static_cast<T *>(::operator new(count * sizeof(T), std::align_val_t(64))));
       capacity_ = count;
     }
