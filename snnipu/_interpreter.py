@@ -1,6 +1,12 @@
 """Which of a process's Python interpreters this is: PyTorch hangs where another than the main one imports it."""
 
 import importlib
+from typing import Any
+
+
+def _number(interpreter: Any) -> int:
+    """From Python 3.13 on a tuple begins with it."""
+    return int(interpreter[0] if isinstance(interpreter, tuple) else interpreter)
 
 
 def refuse_others() -> None:
@@ -10,7 +16,7 @@ def refuse_others() -> None:
             interpreters = importlib.import_module(name)
         except ImportError:  # other Pythons have none
             continue
-        if interpreters.get_current() != interpreters.get_main():
+        if _number(interpreters.get_current()) != _number(interpreters.get_main()):
             raise ImportError(
                 "snnipu runs in the main interpreter alone: PyTorch hangs when a sub-interpreter imports it"
             )

@@ -140,16 +140,17 @@ def conv1d(
         ``[N, out, L']``.
     """
     made = None
-    if x.dim() == weight.dim() == 3:  # maps of one line
-        sizes = (_of_a_line(stride, 1), _of_a_line(padding, 0), _of_a_line(dilation, 1))
+    sizes = (_of_a_line(stride, 1), _of_a_line(padding, 0), _of_a_line(dilation, 1))
+    if x.dim() == weight.dim() == 3 and None not in sizes:  # maps of one line
         made = _convolution(x.unsqueeze(2), weight.unsqueeze(2), weight, bias, *sizes, groups)
     return F.conv1d(x, weight, bias, stride, padding, dilation, groups) if made is None else made.squeeze(2)
 
 
 def _of_a_line(size: Any, across: int) -> Any:
-    if isinstance(size, str):
-        return size
-    return (across, size[0] if isinstance(size, (tuple, list)) else size)
+    """A size of a line as of a map, ``across`` the line; None: it is no size of a line, which PyTorch says."""
+    if isinstance(size, (tuple, list)):
+        return (across, size[0]) if len(size) == 1 else None
+    return size if isinstance(size, str) else (across, size)
 
 
 def _convolution(

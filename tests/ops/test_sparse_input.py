@@ -125,6 +125,9 @@ def test_convolutions_that_stay_dense(events):
             sparse_input.conv2d(x, weight, **bad)
         with pytest.raises(RuntimeError):
             sparse_input.conv1d(x[..., 0], weight[..., 0], **bad)
+    for two in ("stride", "padding", "dilation"):
+        with pytest.raises(RuntimeError):
+            sparse_input.conv1d(x[..., 0].contiguous(), weight[..., 0], **{two: (1, 2)})
 
 
 def test_other_layouts_and_dtypes(events):
