@@ -20,5 +20,5 @@ def test_a_disturbed_step_leaves_nothing_behind(name):
     result, wrong = soak.soak(name, 0.2, mebibytes=64)
     assert wrong == []
     assert result["steps"] >= soak.FEWEST
-    assert result["disturbed"]["input"] >= 1
-    assert result["disturbed"]["backward"] >= 1
+    # A signal may come after a step's end.
+    assert [way for way, times in result["disturbed"].items() if not times and way != "signal"] == []
