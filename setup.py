@@ -207,7 +207,8 @@ class BuildNative(build_ext):
         def compile_part(name, files):
             started = time.monotonic()
             part = str(Path(objects) / (f"{name}-" + "-".join(Path(files[-1]).with_suffix(".o").parts)))
-            command = [*compiler, *libraries[name][0], *extra, f"-I{objects}"]
+            # The same bytes in every folder.
+            command = [*compiler, *libraries[name][0], *extra, f"-I{objects}", f"-ffile-prefix-map={ROOT}/="]
             for file in files[:-1]:
                 command += ["-include", str(ROOT / file)]
             run(f"{name}, {files[-1]}", [*command, "-c", str(ROOT / files[-1]), "-o", part])
