@@ -19,10 +19,16 @@ from snnipu.backends.libraries import BUILD_HINT, find, native_folder
 
 # Sizes are 32-bit in a vertex, as on a tile.
 _MAX_SIZE = 2**32 - 1
+# What PyTorch's allocator says, by which training tools know that a smaller batch is worth a try.
+_AS_PYTORCH_SAYS = "DefaultCPUAllocator: can't allocate memory"
 
 
 class NativeLibraryError(RuntimeError):
     """The native library is missing, of another version, or cannot be loaded."""
+
+
+class OutOfMemoryError(MemoryError, RuntimeError):
+    """A kernel found no memory: an error of Python's kind, and of the kind that PyTorch raises on a CPU."""
 
 
 def available_isas() -> List[str]:
@@ -93,7 +99,7 @@ def thread_runtime() -> Optional[str]:
 
 def _check(status: int, name: str) -> None:
     if status == 2:
-        raise MemoryError(f"{name}: no memory for intermediate values")
+        raise OutOfMemoryError(f"{name}: no memory for intermediate values ({_AS_PYTORCH_SAYS})")
     if status != 0:
         raise RuntimeError(f"{name} refused its arguments (status {status})")
 

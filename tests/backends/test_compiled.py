@@ -11,6 +11,7 @@ import warnings
 
 import pytest
 import torch
+from support.killed import ROUNDS, killed_together, needs_kill
 
 from snnipu import _native_sources
 from snnipu.backends import compiled, host, kernels
@@ -117,6 +118,26 @@ def test_many_processes_compile_once(compiler, monkeypatch, capfd):
     assert compiler() == 1
     assert capfd.readouterr().err.count("compiling the neuron") == 1
     assert len(kept()) == 1
+
+
+def compile_again(number):
+    while True:
+        compiled._loaded.clear()
+        compiled.kernels(NAME, _neurons.find(NAME), torch.float32)
+
+
+@needs_kill
+def test_processes_that_compile_are_killed(compiler, library, monkeypatch, tmp_path):
+    content = library.read_bytes()
+    for turn in range(ROUNDS):
+        monkeypatch.setenv("SNNIPU_NEURONS_DIR", str(tmp_path / str(turn)))
+        forget(monkeypatch)
+        killed_together(compile_again)
+        before, calls = kept(), compiler()
+        assert all(path.read_bytes() == content for path in before)
+        assert load(monkeypatch) is not None
+        assert compiler() - calls == (0 if before else 1)
+        assert [path.read_bytes() for path in kept()] == [content]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "changed", "a folder", "a link"])

@@ -1,0 +1,180 @@
+"""Threads that train at once, and writers that are killed."""
+
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from support.killed import ROUNDS, killed_together, needs_kill
+from support.versions import needs_backend
+
+import snnipu as snn
+from snnipu import datasets
+from snnipu.datasets import _disk_cache
+
+THREADS, STEPS = 16, 6
+
+
+def layers():
+    net = snn.SparseNetwork([80, 60, 10], beta=0.9, learn_beta=True, threshold=0.2)
+    return net, snn.SparseSpikes.from_dense(torch.bernoulli(torch.full((12, 5, 80), 0.1)), 80)
+
+
+def neurons():
+    net = torch.nn.Sequential(
+        snn.nn.Linear(80, 60), snn.Synaptic(alpha=0.8, beta=0.9, learn_beta=True), torch.nn.Linear(60, 10)
+    )
+    return snn.MultiStep(net), torch.bernoulli(torch.full((12, 5, 80), 0.02))
+
+
+def maps():
+    net = torch.nn.Sequential(
+        snn.nn.Conv2d(2, 8, 3), snn.Leaky(beta=0.9), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(200, 10)
+    )
+    return snn.MultiStep(net), torch.bernoulli(torch.full((12, 5, 2, 12, 12), 0.1))
+
+
+def delays():
+    net = torch.nn.Sequential(snn.DelayLinear(80, 60, max_delay=5), snn.Leaky(beta=0.9), torch.nn.Linear(60, 10))
+    return snn.MultiStep(net), torch.bernoulli(torch.full((12, 5, 80), 0.1))
+
+
+class Loop(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.lif, self.out = torch.nn.Linear(80, 60), snn.Leaky(beta=0.9), torch.nn.Linear(60, 10)
+
+    def forward(self, x):
+        mem, outputs = self.lif.init_leaky(), []
+        for step in range(len(x)):
+            spikes, mem = self.lif(self.fc(x[step]), mem)
+            outputs.append(self.out(spikes))
+        return torch.stack(outputs)
+
+
+def compiled_loop():
+    return snn.compile(Loop()), torch.bernoulli(torch.full((12, 5, 80), 0.1))
+
+
+def trained(net, x):
+    """Parameters after some steps, and the outputs on the way."""
+    optimizer, results = torch.optim.SGD(net.parameters(), lr=0.1), []
+    for _ in range(STEPS):
+        out = net(x)
+        out = out[0] if isinstance(out, tuple) else out
+        out = out.to_dense() if isinstance(out, snn.SparseSpikes) else out
+        optimizer.zero_grad()
+        out.square().mean().backward()
+        optimizer.step()
+        results.append(out.detach().clone())
+    return [*results, *(value.detach().clone() for value in net.parameters())]
+
+
+@pytest.mark.parametrize("make", [layers, neurons, maps, delays, pytest.param(compiled_loop, marks=needs_backend)])
+def test_16_threads_train_at_once(make):
+    """Networks of their own, whose numbers are those of one thread that trains them one after the other."""
+
+    def made(seed):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return make()
+
+    expected = [trained(*made(seed)) for seed in range(THREADS)]
+    several, found, begin = [made(seed) for seed in range(THREADS)], [None] * THREADS, threading.Barrier(THREADS)
+
+    def work(number):
+        begin.wait()
+        found[number] = trained(*several[number])
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(THREADS):
+        assert found[number] is not None
+        assert all(map(torch.equal, found[number], expected[number])), number
+
+
+@pytest.mark.parametrize("make", [layers, neurons, maps])
+def test_16_threads_ask_one_network(make):
+    net, x = make()
+    xs = [x, *(make()[1] for _ in range(THREADS - 1))]
+
+    def asked(x):
+        with torch.no_grad():
+            out = net(x)
+        out = out[0] if isinstance(out, tuple) else out
+        return out.to_dense() if isinstance(out, snn.SparseSpikes) else out
+
+    expected = [asked(x).clone() for x in xs]
+    found, begin = [[] for _ in xs], threading.Barrier(THREADS)
+
+    def work(number):
+        begin.wait()
+        for _ in range(STEPS):
+            found[number].append(asked(xs[number]))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for results, right in zip(found, expected):
+        assert len(results) == STEPS
+        assert all(torch.equal(result, right) for result in results)
+
+
+# ---- killed
+
+SAMPLES = 40
+
+
+class Recordings:
+    def __init__(self, files):
+        self.files, self.read = files, 0
+
+    def __call__(self, index):
+        self.read += 1
+        return tuple(np.load(self.files[index]))
+
+
+def recordings(folder):
+    return datasets.EventDataset(
+        Recordings([folder / f"{index}.npy" for index in range(SAMPLES)]), [0] * SAMPLES, num_steps=12, num_neurons=50,
+        step=10, cache="disk", cache_key="killed", files=[folder / f"{index}.npy" for index in range(SAMPLES)],
+    )  # fmt: skip
+
+
+def bin_recordings(folder, number):
+    order = list(range(SAMPLES))
+    while True:
+        random.Random(time.time()).shuffle(order)
+        for index in order:
+            recordings(folder)[index]
+
+
+@needs_kill
+def test_writers_of_one_cache_of_recordings_are_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(_disk_cache, "_SETTLED_SECONDS", 0)
+    for index in range(SAMPLES):
+        generator = np.random.default_rng(index)
+        np.save(tmp_path / f"{index}.npy", [generator.integers(0, 120, 4000), generator.integers(0, 50, 4000)])
+    monkeypatch.setenv("SNNIPU_EVENT_CACHE", "0")
+    expected, _ = recordings(tmp_path).batch(range(SAMPLES))
+    found = set()
+    for turn in range(ROUNDS):
+        # Every other one is begun anew: its first writes make the tables.
+        monkeypatch.setenv("SNNIPU_EVENT_CACHE", str(tmp_path / f"cache{turn // 2}"))
+        killed_together(bin_recordings, tmp_path)
+        dataset = recordings(tmp_path)
+        spikes, _ = dataset.batch(range(SAMPLES))
+        assert torch.equal(spikes.to_dense(), expected.to_dense())
+        found.add(SAMPLES - dataset._read.read)
+        again = recordings(tmp_path)  # nothing is in the way of new entries
+        assert torch.equal(again.batch(range(SAMPLES))[0].to_dense(), expected.to_dense())
+        assert again._read.read == 0
+    assert any(found)  # what the dead had written is of use
+
