@@ -177,4 +177,3 @@ def test_writers_of_one_cache_of_recordings_are_killed(tmp_path, monkeypatch):
         assert torch.equal(again.batch(range(SAMPLES))[0].to_dense(), expected.to_dense())
         assert again._read.read == 0
     assert any(found)  # what the dead had written is of use
-

@@ -54,11 +54,13 @@ def _to_bytes(packed: _Packed) -> bytes:
     return b"".join(part.tobytes() for part in parts)
 
 
-def _from_bytes(content: bytes, num_neurons: int) -> Optional[_Packed]:
-    """The inverse of :func:`_to_bytes`; None where it is not of that form."""
+def _from_bytes(content: bytes, num_neurons: int, num_steps: int, binary: bool, limited: bool) -> Optional[_Packed]:
+    """The inverse of :func:`_to_bytes`; None where it is no such sample."""
     if len(content) < 40:
         return None
     outside, steps, spikes, has_values, has_dropped = np.frombuffer(content, np.int64, 5).tolist()
+    if (steps, has_values, has_dropped) != (num_steps, not binary, limited) or min(outside, spikes) < 0:
+        return None
     ids_type = _ids_type(num_neurons)
     types = [(np.int32, steps), (ids_type, spikes), (np.float32, spikes * has_values), (np.int32, steps * has_dropped)]
     if len(content) != 40 + sum(np.dtype(kind).itemsize * number for kind, number in types):
@@ -68,7 +70,10 @@ def _from_bytes(content: bytes, num_neurons: int) -> Optional[_Packed]:
         parts.append(np.frombuffer(content, kind, number, at))
         at += parts[-1].nbytes
     counts, ids, values, dropped = parts
-    if int(counts.sum()) != spikes:
+    within = [(counts, num_neurons), (ids, num_neurons - 1), (dropped, np.inf)]
+    if any(part.size and (part.min() < 0 or part.max() > most) for part, most in within):
+        return None
+    if counts.sum(dtype=np.int64) != spikes:
         return None
     return _Packed(counts, ids, values if has_values else None, dropped if has_dropped else None, outside)
 
@@ -264,9 +269,11 @@ class EventDataset(Dataset[Item]):
         if disk is not None and self._places is not None:
             for at, found in zip(missing, disk.get([self._places[at] for at in missing])):
                 stamps[at] = found.stamp
-                packed = None if found.content is None else _from_bytes(found.content, self.num_neurons)
-                if packed is not None and len(packed.counts) == self.num_steps:
-                    known[at] = packed
+                if found.content is not None:
+                    form = (self.num_neurons, self.num_steps, self.values == "binary", self.max_spikes is not None)
+                    packed = _from_bytes(found.content, *form)
+                    if packed is not None:
+                        known[at] = packed
         new: List[int] = []
         try:
             for at in missing:

@@ -228,8 +228,8 @@ snnipu_sparse_call sparseCall(Draw &draw, int64_t mostSteps = 6, int64_t mostBat
   snnipu_sparse_call call = {};
   call.dtype = draw.rarely() ? draw.size(2, 5) : draw.size(0, 1);
   call.threads = draw.size(1, 3);
-  call.steps = draw.size(1, mostSteps);
-  call.batch = draw.size(1, mostBatch);
+  call.steps = draw.rarely() ? 0 : draw.size(1, mostSteps);
+  call.batch = draw.rarely() ? 0 : draw.size(1, mostBatch);
   return call;
 }
 
@@ -606,8 +606,8 @@ void neuron(Draw &draw) {
   call.dtype = draw.size(0, draw.rarely() ? 5 : 3);
   call.threads = draw.size(1, 3);
   call.constant_input = draw.rarely();
-  call.steps = draw.size(1, draw.rarely() ? 400 : 9);
-  call.elements = draw.size(1, draw.rarely() ? 2000 : 70);
+  call.steps = draw.rarely() ? 0 : draw.size(1, draw.rarely() ? 400 : 9);
+  call.elements = draw.rarely() ? 0 : draw.size(1, draw.rarely() ? 2000 : 70);
   const int64_t storage = std::min<int64_t>(call.dtype, 3), computed = storage == SNNIPU_F64 ? SNNIPU_F64 : SNNIPU_F32;
   const int64_t all = call.steps * call.elements, given = call.constant_input ? call.elements : all;
   const int64_t stored = draw.bytes(storage), wide = draw.bytes(computed);
@@ -616,7 +616,7 @@ void neuron(Draw &draw) {
   for (int s = 0; s < SNNIPU_MOST_STATES; ++s)
     call.initial[s] = draw.maybe(computed, call.elements);
   for (int p = 0; p < SNNIPU_MOST_PARAMETERS; ++p) {
-    int64_t size = draw.coin() ? 1 : draw.size(1, call.elements);
+    int64_t size = draw.coin() || call.elements == 0 ? 1 : draw.size(1, call.elements);
     while (call.elements % size)
       --size;
     call.parameter_sizes[p] = size;

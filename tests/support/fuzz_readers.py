@@ -132,6 +132,98 @@ def mnist(content):
     assert len(found.train_images) == len(found.train_labels)
 
 
+# ---- the Heidelberg digits: HDF5, by a process of its own
+
+
+def shd_seeds():
+    import h5py
+
+    file = io.BytesIO()
+    with h5py.File(file, "w") as made:
+        made["labels"] = np.array([3, 19], np.uint16)
+        for name, kind in (("times", np.float16), ("units", np.uint16)):
+            data = made.create_dataset(f"spikes/{name}", (2,), dtype=h5py.vlen_dtype(kind))
+            data[0], data[1] = np.array([0, 1, 1], kind), np.array([], kind)
+    return [file.getvalue()]
+
+
+def shd(content):
+    from snnipu import datasets
+    from snnipu.datasets._hdf5 import read_recordings
+
+    path = written(content)
+    try:
+        found = read_recordings(str(path), seconds=5)
+    except datasets.DamagedFileError as error:
+        return says(error, f"damaged file {path}: ")
+    assert len({len(column) for column in found}) == 1
+
+
+# ---- the cache of binned recordings: an entry whose checksum fits
+
+FORMS = [(binary, limited) for binary in (True, False) for limited in (True, False)]
+
+
+def cache_seeds():
+    from snnipu.datasets import event_data
+    from snnipu.spikes import SparseSpikes
+
+    events = (np.array([0, 0, 1, 4]), np.array([3, 5, 3, 0]))
+    spikes = SparseSpikes.from_events(*events, num_steps=5, num_neurons=6, step=1, max_spikes=2)
+    return [
+        bytes([number]) + event_data._to_bytes(event_data._pack(spikes, *form)) for number, form in enumerate(FORMS)
+    ]
+
+
+def cache(content):
+    from snnipu.datasets import event_data
+    from snnipu.spikes import check_ids
+
+    packed = event_data._from_bytes(content[1:], 6, 5, *FORMS[content[0] % 4 if content else 0])
+    if packed is not None:
+        found = event_data._unpack([packed], 6)
+        check_ids(found.ids, found.counts, 6)
+
+
+# ---- saved spikes
+
+
+def spikes_seeds():
+    return [bytes([2, 1, 3, 5, *range(30)]), bytes(40), bytes(range(40, 80))]
+
+
+def spikes(content):
+    """What somebody else has saved: tensors of any kind and shape under the names of the class, loaded without code."""
+    import torch
+
+    from snnipu.spikes import SparseSpikes, check_ids
+
+    draw = Bytes(content)
+    shape = draw.sizes()
+
+    def tensor(*wanted):
+        kind = (torch.int32, torch.float32, torch.float64, torch.int64, torch.bool)[draw.number(4)]
+        size = wanted if draw.number(5) else draw.sizes(4)
+        return torch.tensor([draw.number(6) - 1 for _ in range(int(np.prod(size)))]).reshape(size).to(kind)
+
+    state = {
+        "ids": tensor(*shape), "values": tensor(*shape), "counts": tensor(*shape[:2], 2),
+        "num_neurons": (1, 5, -1, 2**40, 2.5, None)[draw.number(5)],
+        "dropped": tensor(*shape[:2], 2) if draw.number(1) else None,
+        "outside": (0, 3, -1, "1")[draw.number(3)], "map_shape": (None, (1, 1, 5), (5, 1), (0, 1, 1))[draw.number(3)],
+    }  # fmt: skip
+    forged = SparseSpikes.__new__(SparseSpikes)
+    forged.__dict__.update(state)
+    file = io.BytesIO()
+    torch.save(forged, file)
+    file.seek(0)
+    try:
+        found = torch.load(file, weights_only=True)
+    except (TypeError, ValueError) as error:
+        return says(error, *state)
+    check_ids(found.ids, found.counts, found.num_neurons)
+
+
 # ---- checkpoints
 
 
@@ -270,12 +362,23 @@ READERS = {
     "dvs-gesture": (dvs_gesture, dvs_seeds),
     "spoken-digits": (spoken_digits, wave_seeds),
     "mnist": (mnist, idx_seeds),
+    "shd": (shd, shd_seeds),
+    "cache": (cache, cache_seeds),
+    "spikes": (spikes, spikes_seeds),
     "checkpoint": (checkpoint, checkpoint_seeds),
     "profile": (profile, profile_seeds),
     "nir": (nir, nir_seeds),
 }
 # Whose branches tell atheris that a case is a new one.
-WATCHED = ("snnipu.datasets", "snnipu.training", "snnipu.cli.profile", "snnipu.import_nir", "nir", "wave")
+WATCHED = (
+    "snnipu.datasets",
+    "snnipu.training",
+    "snnipu.cli.profile",
+    "snnipu.import_nir",
+    "snnipu.spikes",
+    "nir",
+    "wave",
+)
 
 
 def main():
