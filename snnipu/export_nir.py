@@ -1,7 +1,7 @@
 """Networks as graphs of the Neuromorphic Intermediate Representation (NIR, https://neuroir.org): ``export_to_nir``."""
 
 import warnings
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, Union
 
 import numpy as np
 import snntorch
@@ -70,6 +70,8 @@ class _Writer:
         module, name = call.module, call.name
         if isinstance(module, (snntorch.SpikingNeuron, Integrator)):
             return self._neuron(call)
+        if isinstance(module, DelayLinear):
+            return self._delay_linear(call, module)
         node = self._stateless(call)
         return _Part({name: _typed(node, call.shape, call.out_shape)}, [], name, name)
 
@@ -106,24 +108,41 @@ class _Writer:
         if isinstance(module, Threshold):
             return nir.Threshold(_spread(module.threshold, call.shape))
         if isinstance(module, SynapticDelay):
-            return self._delay(call, module)
-        if isinstance(module, DelayLinear):
-            raise self._refused(
-                call, "NIR's Delay is of a channel, not of a synapse; a SynapticDelay in front of an nn.Linear has one"
-            )
+            return self._delay(call, module, call.shape)
         raise self._refused(call, "NIR has no node for it")
 
-    def _delay(self, call: _Call, module: SynapticDelay) -> Any:
+    def _delay(self, call: _Call, module: Union[SynapticDelay, DelayLinear], shape: Shape) -> Any:
+        """The Delay of ``shape``."""
         if module.kernel != "linear":
             raise self._refused(call, f"kernel {module.kernel!r}; NIR's Delay is of one time")
-        if module.delay.numel() not in (1, *call.shape[:1]):
-            raise self._refused(
-                call, f"it is of {module.delay.numel()} channels, and its input has the shape {call.shape}"
-            )
-        delay = module.delay.detach().clamp(0, module.max_delay).reshape(-1, *[1] * (len(call.shape) - 1))
-        node = self.nir.Delay(_spread(delay, call.shape) * self.dt)
+        if module.delay.numel() not in (1, *shape[:1]):
+            raise self._refused(call, f"it is of {module.delay.numel()} channels, and its input has the shape {shape}")
+        delay = module.delay.detach().clamp(0, module.max_delay).reshape(-1, *[1] * (len(shape) - 1))
+        node = self.nir.Delay(_spread(delay, shape) * self.dt)
         node.metadata = {"snnipu_max_delay": module.max_delay}
-        return node
+        return _typed(node, shape, shape)
+
+    def _delay_linear(self, call: _Call, module: DelayLinear) -> _Part:
+        """Delays of the inputs stand in front of the weights, those of the outputs behind them."""
+        sizes = tuple(module.delay.shape) if module.delay.numel() > 1 else (1, 1)
+        if len(call.shape) != 1 or 1 not in sizes:
+            raise self._refused(
+                call, "NIR's Delay is of a channel, not of a synapse: delay must be of each input, or of each output"
+            )
+        weight, bias = _array(module.weight), None if module.bias is None else _array(module.bias)
+        by_input = sizes[0] == 1
+        has_own_bias = bias is not None and not by_input  # a bias is not delayed
+        weighted = self.nir.Linear(weight) if bias is None or has_own_bias else self.nir.Affine(weight, bias)
+        nodes = {
+            f"{call.name}.delay": self._delay(call, module, call.shape if by_input else call.out_shape),
+            f"{call.name}.weight": _typed(weighted, call.shape, call.out_shape),
+        }
+        names = list(nodes) if by_input else list(nodes)[::-1]
+        if has_own_bias:
+            names.append(f"{call.name}.bias")
+            own = self.nir.Affine(np.eye(module.out_features, dtype=weight.dtype), bias)
+            nodes[names[-1]] = _typed(own, call.out_shape, call.out_shape)
+        return _Part({name: nodes[name] for name in names}, list(zip(names, names[1:])), names[0], names[-1])
 
     def _convolution(self, call: _Call, module: Any) -> Any:
         dims = module.weight.dim() - 2
@@ -380,8 +399,9 @@ def export_to_nir(
 
     ``Leaky``, ``Synaptic``, ``RLeaky`` and ``RSynaptic`` become LIF, CubaLIF, and these with Linear or Affine weights
     from their spikes back to them; ``reset_mechanism="none"`` becomes LI or CubaLI with a Threshold,
-    ``graded_spikes_factor`` a Scale, a ``SynapticDelay`` a Delay. NIR's neurons are reset to a potential, at once:
-    ``reset_mechanism="zero"`` with ``reset_delay=False``. Any other reset is written as metadata, which
+    ``graded_spikes_factor`` a Scale, a ``SynapticDelay`` a Delay, and a ``DelayLinear`` a Delay in front of its
+    weights or behind them, where its delays are of its inputs or its outputs. NIR's neurons are reset to a potential,
+    at once: ``reset_mechanism="zero"`` with ``reset_delay=False``. Any other reset is written as metadata, which
     ``import_from_nir`` reads, and a warning names the layers, for other tools will reset them to 0.
 
     Sequences of modules (``nn.Sequential``, ``MultiStep``) are read as they stand. Of any other network one forward

@@ -124,6 +124,24 @@ def test_delays(delay, tmp_path):
     assert again[2].max_delay == net[2].max_delay
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("delay", "nodes"),
+    [
+        (torch.tensor([[0.0, 0.3, 1.0, 2.5, 3.0, 4.9]]), ["delay", "weight"]),
+        (torch.tensor([[0.0], [1.7], [3.0], [5.0]]), ["weight", "delay", "bias"]),
+        (2.5, ["delay", "weight"]),
+    ],
+    ids=["of each input", "of each output", "one"],
+)
+def test_linear_layers_with_delays(delay, nodes, bias, tmp_path):
+    net = nn.Sequential(snn.DelayLinear(6, 4, 5, delay=delay, bias=bias, init_hidden=True), snn.Leaky(0.9, **NIRS))
+    x = torch.rand(15, 3, 6) * 4
+    graph = export_to_nir(net, x[0])
+    assert [name.split(".")[1] for name in graph.nodes if name.startswith("0.")] == nodes[: 3 if bias else 2]
+    assert_round_trip(net, x, tmp_path, exact=False)
+
+
 def test_delays_of_other_tools():
     def graph(delay):
         nodes = {"input": nir.Input(np.array(delay.shape)), "d": nir.Delay(delay), "output": nir.Output(delay.shape)}
@@ -151,6 +169,7 @@ def test_delays_of_other_tools():
     ("module", "why"),
     [
         (snn.DelayLinear(6, 4, 5), "NIR's Delay is of a channel, not of a synapse"),
+        (snn.DelayLinear(6, 4, 5, delay=1.0, kernel="gaussian"), "kernel 'gaussian'; NIR's Delay is of one time"),
         (snn.SynapticDelay(5, 1.0, kernel="gaussian"), "kernel 'gaussian'; NIR's Delay is of one time"),
         (snn.SynapticDelay(5, torch.ones(4)), "it is of 4 channels"),
     ],
