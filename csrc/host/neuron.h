@@ -35,9 +35,9 @@ typedef struct snnipu_neuron_call {
   double surrogate_b;
   int64_t grad_constant; /* backward: bit 0 for grad_spk, bit 1 + s for grad_states[s]: [elements], the same at every
                             step */
-  int64_t steps;
-  int64_t elements;                                /* of a step */
-  const void *x;                                   /* S [steps, elements], or [elements] with constant_input */
+  int64_t steps;         /* 1 or more */
+  int64_t elements;      /* of a step, 1 or more */
+  const void *x;         /* S [steps, elements], or [elements] with constant_input */
   const void *initial[SNNIPU_MOST_STATES];         /* C [elements], or NULL for zeros */
   const void *parameters[SNNIPU_MOST_PARAMETERS];  /* C [size]: value i % size belongs to element i, */
   int64_t parameter_sizes[SNNIPU_MOST_PARAMETERS]; /* and size, 1 or a divisor of elements */

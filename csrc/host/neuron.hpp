@@ -502,6 +502,8 @@ template <typename S, typename... Neuron> int runNeuron(const snnipu_neuron_call
 }
 
 template <typename... Neuron> int runNeurons(const snnipu_neuron_call &call, bool backward) {
+  if (call.steps < 1 || call.elements < 1)
+    return 1;
   try {
     switch (call.dtype) {
     case SNNIPU_F32:

@@ -147,7 +147,7 @@ void slotMembranes(const KeptMembranes<C> &kept, const int32_t *ids, const int32
   const uint32_t *const begin = kept.begin.data();
   std::vector<const C *> values;
   for (const Stream<C> &block : kept.values)
-    values.push_back(&block[0]);
+    values.push_back(block.data());
   constexpr size_t rowsAtOnce = 64;
   const auto run = [=, values = values.data()](size_t piece) {
     for (size_t row = piece * rowsAtOnce; row < std::min(rows, (piece + 1) * rowsAtOnce); ++row) {
