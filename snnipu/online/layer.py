@@ -74,7 +74,9 @@ class Layer:
         work.leaf = leaf = u.detach().requires_grad_(learns and u.requires_grad)
         work.inputs = [first.of_input(leaf)]
         seen, past = self._with_past(work.inputs[0], memory)
-        work.made = [first.of_body(seen, work.direction)[len(seen) - len(leaf) :]]
+        made = first.of_body(seen, work.direction)
+        # A part of it would have its gradient written into zeros.
+        work.made = [made if len(seen) == len(leaf) else made[len(seen) - len(leaf) :]]
         x = work.made[0]
         values: List[torch.Tensor] = []
         if self.dynamics is None:
