@@ -369,6 +369,15 @@ def test_integrators():
             assert np.allclose(over_time[t].numpy(), v, atol=1e-6)
 
 
+@pytest.mark.parametrize(("r", "membrane"), [(1.0, 1.0), (2.0, 2e-3), (500.0, 0.5)])
+def test_a_unit_of_current_into_an_integrator(r, membrane):
+    """An IF of r = 1 is that of norse, sinabs and snnTorch, which know no dt; any other follows the equation."""
+    net = import_from_nir(graph_of(nir.IF(*numbers([r] * 3, [10.0] * 3, [0.0] * 3))), dt=1e-3)
+    (neuron,) = (module for module in net.modules() if isinstance(module, snn.Leaky))
+    net(torch.ones(1, 3))
+    torch.testing.assert_close(neuron.mem, torch.full((1, 3), membrane))
+
+
 def test_graphs_in_graphs():
     inner = graph_of(
         nir.LIF(*numbers([2e-4] * 3, [2.0] * 3, [0.0] * 3, [1.0] * 3)),

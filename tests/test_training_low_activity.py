@@ -84,6 +84,15 @@ def test_weights_come_from_the_generator_alone():
     assert not torch.equal(first.layers[1].weight, other.layers[1].weight)
 
 
+def test_layers_that_are_active_enough_stay_as_they_are():
+    net, x = network(), events()
+    scale_to_activity(net, x, 0.1)
+    before = [layer.weight.detach().clone() for layer in net.layers]
+    found = scale_to_activity(net, x, 0.12, tolerance=0.3)
+    assert [result.scale for result in found] == [1.0, 1.0]
+    assert all(map(torch.equal, before, (layer.weight for layer in net.layers)))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -469,6 +469,39 @@ def test_batch_norms_of_one_batch_are_one(name):
     assert times(reports, "batch_norm") == (STEPS, 1)
 
 
+COUNTS = {
+    "by one": lambda self: self.steps.add_(1),
+    "by three": lambda self: self.steps.add_(3),
+    "twice": lambda self: self.steps.add_(1).add_(2),
+    "alpha": lambda self: self.steps.add_(1, alpha=2),
+    "a tensor": lambda self: self.steps.add_(self.by),
+    "a truth": lambda self: self.steps.add_(True),
+    "by name": lambda self: self.steps.add_(other=2),
+    "downwards": lambda self: self.steps.sub_(1),
+    "doubled": lambda self: self.steps.mul_(2),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+@pytest.mark.parametrize("count", COUNTS.values(), ids=COUNTS)
+def test_what_is_counted_at_each_step_is_counted_as_often(count, dtype):
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lif = snn.Leaky(beta=0.5)
+            self.register_buffer("steps", torch.tensor(5, dtype=dtype))
+            self.register_buffer("by", torch.tensor(2, dtype=dtype))
+
+        def forward(self, x):
+            mem = self.lif.reset_mem()
+            for t in range(STEPS):
+                spk, mem = self.lif(x[t], mem)
+                count(self)
+            return spk
+
+    _same(Counting(), torch.randn(STEPS, 5, 4) * 2)
+
+
 def test_a_batch_norm_in_a_feedback_stays_in_the_loop():
     make, shape = NORMS["1d"]
     reports = _same(Normed(make(), shape, feedback=True), torch.randn(STEPS, *shape) * 2)
