@@ -186,6 +186,8 @@ class Online(nn.Module):
         return [layer.remember(work, None if layer.is_readout else by) for layer, work in zip(layers, works)]
 
     def _check(self, x: torch.Tensor) -> None:
+        if not len(x):
+            raise ValueError(f"x must have at least one time step, got shape {tuple(x.shape)}")
         seen = (x.shape[1:], x.device, x.dtype)
         if self._seen is not None and self._seen != seen:
             raise ValueError(

@@ -32,6 +32,9 @@ def cases(draw):
     beta = torch.rand(draw(st.sampled_from([1, channels]))).to(x) * draw(st.sampled_from([1.0, 2.0]))
     threshold = 0.2 + torch.rand(draw(st.sampled_from([1, channels]))).to(x)
     second = draw(st.sampled_from([None, 0.1, 0.6]))
+    if draw(st.booleans()):  # membranes of halves: some are just at a threshold
+        x, beta, threshold = (2 * x).round() / 2, beta.round(), torch.ones_like(threshold)
+        second = draw(st.sampled_from([None, 0.5]))
     return x, beta, threshold, windows(size, kernel, kernel), second, draw(st.integers(0, 2))
 
 
