@@ -163,7 +163,7 @@ def test_neurons_of_more_elements_than_an_int_counts(shape):
 
 
 @LARGE
-@pytest.mark.parametrize("shape", [(1100, 1000, 2000), (2, 1, 1_100_000_000)], ids=["rows", "neurons"])
+@pytest.mark.parametrize("shape", [(1100, 1000, 2000), (3, 1, 750_000_000)], ids=["rows", "neurons"])
 def test_events_among_more_places_than_an_int_counts(shape):
     x = torch.zeros(shape)  # pages that nobody writes
     places = [(0, 0, 0), (shape[0] // 2, shape[1] // 3, shape[2] // 2), tuple(size - 1 for size in shape)]
