@@ -638,3 +638,14 @@ def test_every_combination_of_flags_runs():
         assert isinstance(out, tuple) == (output or not init_hidden)
         spk, mem = layer.sequence(torch.rand(4, 2, 3))
         assert spk.shape == mem.shape == (4, 2, 3)
+
+
+def test_a_membrane_at_its_threshold_has_no_spike_whose_size_could_learn():
+    """Of a surrogate evaluated in PyTorch."""
+    known = snntorch.surrogate.custom_surrogate(lambda u, grad, spk: grad / (1 + u * u))
+    lif = snn.Leaky(0.5, spike_grad=known, graded_spikes_factor=2.0, learn_graded_spikes_factor=True)
+    x = torch.tensor([[[1.0, 1.5, 0.5]]], requires_grad=True)  # at the threshold, above, below
+    spk, _ = lif.sequence(x)
+    spk.sum().backward()
+    assert spk.tolist() == [[[0.0, 2.0, 0.0]]]
+    assert float(lif.graded_spikes_factor.grad) == 1.0
