@@ -61,9 +61,7 @@ PROGRAMS = {
     "comprehension": "def f():\n k = 7\n for t in range(3):\n  a = [abs(k) for k in range(t)]\n return a, k",
     "augmented": "def f():\n x = [0, 0]\n for t in range(4):\n  x[t % 2] += abs(t)\n return x",
     "annotated": "def f():\n a = 1\n for t in range(4):\n  a: int = abs(a * 2 - t)\n  b: int\n return a, t",
-    "annotated before": (
-        "def f():\n a = 1\n for t in range(4):\n  c: int = abs(a)\n  a: int = c + t\n return a, c\n"
-    ),
+    "annotated before": ("def f():\n a = 1\n for t in range(4):\n  c: int = abs(a)\n  a: int = c + t\n return a, c\n"),
     "declared alone": "def f():\n b = 3\n for t in range(0):\n  b: int\n  b = abs(t)\n return b",
     "error in the loop": "def f():\n for t in range(3):\n  a = abs(t)\n  b = 1 // (t - 1)\n return b",
     "module": "f = None\ntotal: int = 0\nfor t in range(4):\n s: int = abs(t)\n total += s\n",
