@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from support.killed import ROUNDS, killed_together, needs_kill
-from support.versions import needs_backend
 
 import snnipu as snn
 from snnipu import datasets
@@ -41,23 +40,6 @@ def delays():
     return snn.MultiStep(net), torch.bernoulli(torch.full((12, 5, 80), 0.1))
 
 
-class Loop(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc, self.lif, self.out = torch.nn.Linear(80, 60), snn.Leaky(beta=0.9), torch.nn.Linear(60, 10)
-
-    def forward(self, x):
-        mem, outputs = self.lif.init_leaky(), []
-        for step in range(len(x)):
-            spikes, mem = self.lif(self.fc(x[step]), mem)
-            outputs.append(self.out(spikes))
-        return torch.stack(outputs)
-
-
-def compiled_loop():
-    return snn.compile(Loop()), torch.bernoulli(torch.full((12, 5, 80), 0.1))
-
-
 def trained(net, x):
     """Parameters after some steps, and the outputs on the way."""
     optimizer, results = torch.optim.SGD(net.parameters(), lr=0.1), []
@@ -72,7 +54,7 @@ def trained(net, x):
     return [*results, *(value.detach().clone() for value in net.parameters())]
 
 
-@pytest.mark.parametrize("make", [layers, neurons, maps, delays, pytest.param(compiled_loop, marks=needs_backend)])
+@pytest.mark.parametrize("make", [layers, neurons, maps, delays])
 def test_16_threads_train_at_once(make):
     """Networks of their own, whose numbers are those of one thread that trains them one after the other."""
 
