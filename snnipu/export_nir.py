@@ -70,7 +70,7 @@ class _Writer:
         module, name = call.module, call.name
         if isinstance(module, (snntorch.SpikingNeuron, Integrator)):
             return self._neuron(call)
-        if isinstance(module, DelayLinear):
+        if type(module) is DelayLinear:
             return self._delay_linear(call, module)
         node = self._stateless(call)
         return _Part({name: _typed(node, call.shape, call.out_shape)}, [], name, name)
@@ -107,7 +107,7 @@ class _Writer:
             return nir.Scale(_spread(module.scale, call.shape))
         if isinstance(module, Threshold):
             return nir.Threshold(_spread(module.threshold, call.shape))
-        if isinstance(module, SynapticDelay):
+        if type(module) is SynapticDelay:
             return self._delay(call, module, call.shape)
         raise self._refused(call, "NIR has no node for it")
 

@@ -142,6 +142,13 @@ def test_linear_layers_with_delays(delay, nodes, bias, tmp_path):
     assert_round_trip(net, x, tmp_path, exact=False)
 
 
+@pytest.mark.parametrize("module", [snn.DelayLinear(6, 6, 5, delay=1.0), snn.SynapticDelay(5, 1.0)])
+def test_a_subclass_of_a_delay_is_not_taken_for_it(module):
+    module.__class__ = type("Own", (type(module),), {"forward": lambda self, x: 2 * x})
+    with pytest.raises(Unsupported, match=r"module 1 \(Own\) cannot be written to NIR"):
+        export_to_nir(nn.Sequential(nn.Linear(6, 6), module), torch.rand(2, 6))
+
+
 def test_delays_of_other_tools():
     def graph(delay):
         nodes = {"input": nir.Input(np.array(delay.shape)), "d": nir.Delay(delay), "output": nir.Output(delay.shape)}
