@@ -10,8 +10,16 @@ from torch.nn import grad as gradients
 from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.delay_linear import DelayLinear
 from snnipu.neurons.multistep import _as_one_batch, is_random, is_stateless, runs_as_one_batch
+from snnipu.online.events import DenseOrSparse, Events, dense, takes_spikes
 from snnipu.ops import sparse_input
 from snnipu.ops._derivative import once_differentiable
+from snnipu.ops._maps import as_list
+from snnipu.ops._sparse_currents import Currents, CurrentsBackward, CurrentsForward
+from snnipu.ops.sparse_conv2d import OPERATORS as CONVOLUTION
+from snnipu.ops.sparse_conv2d import conv_argument, conv_weight_argument
+from snnipu.ops.sparse_linear import OPERATORS as LINEAR
+from snnipu.ops.sparse_linear import bias_argument, weight_argument
+from snnipu.spikes import SparseSpikes
 
 # The same linear function of the parameters and of the input at every step, up to a constant.
 _AFFINE = (
@@ -139,12 +147,65 @@ class _OfTrace(torch.autograd.Function):
         return None, None, weight, ones * rows.sum(0) if ctx.needs_input_grad[3] else None
 
 
+class _EventProduct(torch.autograd.Function):
+    """:class:`_Product` of spikes, by the operators of event-driven layers."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        direction: Direction,
+        operators: Currents,
+        geometry: Any,
+        x: SparseSpikes,
+        values: torch.Tensor,
+        weight: torch.Tensor,
+        bias: Optional[torch.Tensor],
+    ) -> torch.Tensor:
+        ctx.direction, ctx.operators, ctx.geometry = direction, operators, geometry
+        ctx.save_for_backward(x.ids, values, x.counts, weight)
+        given = CurrentsForward._make((x.ids, values, x.counts, weight, bias, geometry, None, None))
+        made: torch.Tensor = operators.forward(given, weight, values, bias, x.ids, x.counts, None, None)
+        return made
+
+    @staticmethod
+    @once_differentiable("online learning")
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        ids, values, counts, weight = ctx.saved_tensors
+        down = ctx.direction.down
+        need = [needed and place == (not down) for needed, place in zip(ctx.needs_input_grad[4:], (False, True, True))]
+        given = CurrentsBackward._make(
+            (grad.contiguous(), ids, values, counts, weight, ctx.geometry, *need, None, None)
+        )
+        made = ctx.operators.backward(given, weight, grad, values, ids, counts, None, None)
+        return (None, None, None, None, *(g if needed else None for g, needed in zip(made, need)))
+
+
+def _of_spikes(layer: Any, x: SparseSpikes, direction: Direction) -> torch.Tensor:
+    """A linear layer or a convolution of spikes: ``[T, B, ...]``."""
+    if isinstance(layer, nn.Linear):
+        weight = weight_argument("weight", layer.weight, x)
+        bias = bias_argument(layer.bias, weight)
+        return _EventProduct.apply(direction, LINEAR, None, x, x.values, weight, bias)
+    weight = conv_weight_argument(layer.weight, x, layer.groups)
+    bias = bias_argument(layer.bias, weight)
+    sizes = conv_argument(x, weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
+    made = _EventProduct.apply(direction, CONVOLUTION, as_list(sizes), x, x.values, weight, bias)
+    return made.reshape(*made.shape[:2], *sizes.out_shape)  # type: ignore[no-any-return]
+
+
 class Afferents:
-    """``modules`` in turn, of all steps as one batch: ``head``, without parameters, and ``body``, from the first on."""
+    """``modules`` in turn, of all steps as one batch: ``head``, without parameters, and ``body``, from the first on.
+
+    The first of the body may be an event-driven layer: its linear map, which takes spikes.
+    """
 
     def __init__(self, modules: Sequence[Named]) -> None:
         first = next((i for i, (_, m) in enumerate(modules) if any(True for _ in m.parameters())), len(modules))
         self.head, self.body = list(modules[:first]), list(modules[first:])
+        self.events: Optional[Events] = None
+        if self.body and isinstance(self.body[0][1], Events):
+            self.events = self.body[0][1]
+            self.body[0] = (self.body[0][0], self.events.linear)
         # Of a step of what the first of the body makes, without the batch.
         self.own_shape: Tuple[int, ...] = ()
 
@@ -159,7 +220,14 @@ class Afferents:
     def check(self, rule: str, history: bool, is_first: bool) -> None:
         """Raise for what the rule cannot treat, by name; with ``history`` it takes traces."""
         for name, module in (*self.head, *self.body):
+            if isinstance(module, Events):
+                raise TypeError(
+                    f"module {name} ({type(module.layer).__name__}) stands behind other weights without neurons "
+                    "between: spikes are what it reads"
+                )
             kind = type(module).__name__
+            if self.events is not None and takes_spikes(module):
+                continue
             if type(module) is DelayLinear and is_plain(module):
                 if history:
                     raise TypeError(
@@ -190,15 +258,24 @@ class Afferents:
                 'of the weights, or take rule "sltt"'
             )
 
-    def of_input(self, u: torch.Tensor) -> torch.Tensor:
-        """What the body gets: ``[T, B, ...]``."""
+    def of_input(self, u: DenseOrSparse) -> DenseOrSparse:
+        """What the body gets: ``[T, B, ...]``, or spikes."""
         for _, module in self.head:
-            u = _steps(module, u)
-        return u
+            if takes_spikes(module):
+                u = module(u)
+            else:
+                u = _steps(module, u.to_dense() if isinstance(u, SparseSpikes) else u)
+        if self.events is not None:
+            return self.events.received(u)
+        return u.to_dense() if isinstance(u, SparseSpikes) else u
 
-    def of_body(self, u: torch.Tensor, direction: Optional[Direction] = None) -> torch.Tensor:
+    def of_body(self, u: DenseOrSparse, direction: Optional[Direction] = None) -> torch.Tensor:
         for place, (_, module) in enumerate(self.body):
             m: Any = module
+            if isinstance(u, SparseSpikes):
+                u = _of_spikes(m, u, Direction() if direction is None else direction)
+                self.own_shape = tuple(u.shape[2:])
+                continue
             if direction is not None and _has_own_product(module) and runs_as_one_batch(module, u.dim() - 1):
                 rows = u.flatten(0, 1)
                 if not isinstance(module, nn.Linear) or rows.dim() == 2:
@@ -207,6 +284,7 @@ class Afferents:
                     self.own_shape = self.own_shape if place else tuple(u.shape[2:])
                     continue
             u = module.sequence(u) if isinstance(module, DelayLinear) else _steps(module, u)
+        assert isinstance(u, torch.Tensor)
         return u
 
     # ---- traces
@@ -218,9 +296,9 @@ class Afferents:
             return _OfTrace.apply(trace, ones, only.weight, only.bias)
         return _affine(self.body, trace, ones)
 
-    def of_zeros(self, u: torch.Tensor) -> torch.Tensor:
+    def of_zeros(self, u: DenseOrSparse) -> torch.Tensor:
         """What the body makes of one step of zeros: its constant ``[B, ...]``."""
-        return self.of_body(torch.zeros_like(u[:1]))[0]
+        return self.of_body(torch.zeros_like(dense(u[:1])))[0]
 
     def check_own(self, rule: str) -> None:
         """Raise where the neurons' traces are not those of their inputs and the body is too much for them."""

@@ -7,9 +7,11 @@ import torch
 from snnipu.online import traces as history
 from snnipu.online.afferents import Afferents, Direction
 from snnipu.online.dynamics import Chunk, Dynamics
+from snnipu.online.events import DenseOrSparse, leaf_of
 from snnipu.online.rules import Rule
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops.recurrent_sequence import SPIKES
+from snnipu.spikes import SparseSpikes
 
 Gradient = Optional[torch.Tensor]
 
@@ -45,6 +47,11 @@ class Layer:
         self.name, neuron = named if named is not None else ("", None)
         self.dynamics = None if neuron is None else Dynamics(neuron, rule.keeps_reset, rule.keeps_loop)
         self.afferents = [Afferents(modules)]
+        # An event-driven layer hands on spikes, one that is a linear map alone does not.
+        events = self.afferents[0].events
+        self.events = None if events is None or events.neuron is None else events
+        if events is not None:
+            events.is_behind = not is_first
         if self.dynamics is not None and self.dynamics.connection is not None:
             self.afferents.append(Afferents([(f"{self.name}.recurrent", self.dynamics.neuron.recurrent)]))
         # e-prop's own, [outputs, neurons]; None: that of the weights, or the layer is the last one.
@@ -52,6 +59,8 @@ class Layer:
         self.is_readout = False
 
     def check(self) -> None:
+        if self.events is not None:
+            self.events.check()
         has_traces = self.rule.history and self.dynamics is not None
         for afferents in self.afferents:
             afferents.check(self.rule.name, has_traces, self.is_first)
@@ -66,17 +75,17 @@ class Layer:
         return found[-1] if found else None
 
     def run(
-        self, u: torch.Tensor, memory: Optional[Memory], online: Any, signals: Signals
+        self, u: DenseOrSparse, memory: Optional[Memory], online: Any, signals: Signals
     ) -> Tuple["Work", List[torch.Tensor]]:
         """The chunk, its backward pass waiting, and what it gives."""
         learns, work = torch.is_grad_enabled(), Work(self, online, signals)
         first = self.afferents[0]
-        work.leaf = leaf = u.detach().requires_grad_(learns and u.requires_grad)
-        work.inputs = [first.of_input(leaf)]
+        work.leaf, given_spikes = leaf_of(u, learns)
+        work.inputs = [first.of_input(given_spikes)]
         seen, past = self._with_past(work.inputs[0], memory)
         made = first.of_body(seen, work.direction)
         # A part of it would have its gradient written into zeros.
-        work.made = [made if len(seen) == len(leaf) else made[len(seen) - len(leaf) :]]
+        work.made = [made if len(seen) == len(u) else made[len(seen) - len(u) :]]
         x = work.made[0]
         values: List[torch.Tensor] = []
         if self.dynamics is None:
@@ -94,20 +103,30 @@ class Layer:
         work.after = work.after._replace(past=past)
         work.parameters = [p for afferents in self.afferents for p in afferents.parameters()]
         feedback = [] if self.feedback is None else [self.feedback]
-        given = [u, *work.parameters, *values, *feedback]
+        given = [u.values if isinstance(u, SparseSpikes) else u, *work.parameters, *values, *feedback]
         work.learns = learns and any(tensor.requires_grad for tensor in given)
         if work.learns:
             work.before = memory
-            own = [] if self.dynamics is None else list(self.dynamics.neuron.parameters())
+            owner: Any = self.events.layer if self.events is not None else self.dynamics and self.dynamics.neuron
+            own = [] if owner is None else list(owner.parameters())
             work.versions = [(p, p._version) for p in (*work.parameters, *own, *feedback)]
             out = list(_Learning.apply(work, out, *given))
         return work, out
 
-    def _with_past(self, given: torch.Tensor, memory: Optional[Memory]) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+    def handed_on(self, out: List[torch.Tensor], above: Optional["Layer"]) -> DenseOrSparse:
+        """What the layer above gets, of the spikes and the states; None: there is none."""
+        if self.events is None:
+            return out[0]
+        return self.events.handed_on(out[0], out[1:], above is None or bool(above.afferents[0].head))
+
+    def _with_past(
+        self, given: DenseOrSparse, memory: Optional[Memory]
+    ) -> Tuple[DenseOrSparse, Optional[torch.Tensor]]:
         """The input behind the steps before it that are still on their way, and those for the next chunk."""
         reach = self.afferents[0].delays
         if not reach:
             return given, None
+        assert isinstance(given, torch.Tensor)
         if given.requires_grad:
             raise ValueError("x must not require a gradient: behind delays it would go back into earlier chunks")
         seen = given if memory is None or memory.past is None else torch.cat([memory.past, given])
@@ -141,7 +160,7 @@ class Work:
         self.direction = Direction()
         self.before: Optional[Memory] = None
         self.chunk: Optional[Chunk] = None
-        self.inputs: List[torch.Tensor] = []
+        self.inputs: List[DenseOrSparse] = []
         self.made: List[torch.Tensor] = []
         self.parameters: List[torch.nn.Parameter] = []
         self.versions: List[Tuple[torch.Tensor, int]] = []

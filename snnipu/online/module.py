@@ -1,25 +1,30 @@
 """``snnipu.Online``: a network that learns chunk by chunk, in memory that does not grow with time."""
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 
 from snnipu.neurons.delay_linear import DelayLinear
 from snnipu.neurons.fused import FusedNeuron
-from snnipu.neurons.multistep import MultiStep, _in_turn
+from snnipu.neurons.multistep import MultiStep
+from snnipu.neurons.sparse_conv import SparseConv2d, SparseConvLeaky
+from snnipu.neurons.sparse_leaky import FullyConnectedNeurons
+from snnipu.neurons.sparse_network import SparseNetwork
 from snnipu.neurons.zoo import DeltaLeaky
-from snnipu.online.afferents import dense_twin
+from snnipu.online.events import DenseOrSparse, Events, in_turn, is_event_driven
 from snnipu.online.layer import Layer, Memory, Signals, Work
 from snnipu.online.rules import RULES
 from snnipu.online.traces import Trace, Traces, filter_of
+from snnipu.spikes import SparseSpikes
 
 # Dimensions of a step by the type of the first module that tells.
-_DIMS = (
-    (2, (nn.Linear, DelayLinear)),
-    (3, (nn.Conv1d, nn.ConvTranspose1d, nn.AvgPool1d, nn.MaxPool1d)),
-    (4, (nn.Conv2d, nn.ConvTranspose2d, nn.AvgPool2d, nn.MaxPool2d, nn.BatchNorm2d)),
-    (5, (nn.Conv3d, nn.ConvTranspose3d, nn.AvgPool3d, nn.MaxPool3d, nn.BatchNorm3d)),
+_DIMS: Sequence[Any] = (
+    ((2,), (nn.Linear, DelayLinear, FullyConnectedNeurons)),
+    ((4, 2), (SparseConv2d, SparseConvLeaky)),  # maps, or all of them as a row
+    ((3,), (nn.Conv1d, nn.ConvTranspose1d, nn.AvgPool1d, nn.MaxPool1d)),
+    ((4,), (nn.Conv2d, nn.ConvTranspose2d, nn.AvgPool2d, nn.MaxPool2d, nn.BatchNorm2d)),
+    ((5,), (nn.Conv3d, nn.ConvTranspose3d, nn.AvgPool3d, nn.MaxPool3d, nn.BatchNorm3d)),
 )
 
 
@@ -68,9 +73,13 @@ class Online(nn.Module):
     ``"eprop"``, and without reset with ``"ottt"``. Where :math:`J_t` is the same for all neurons, a trace is one of the
     layer's input; else it is one of each weight.
 
+    Event-driven layers take ``"sltt"`` and ``"ottt"``, with spikes or a dense tensor as their input: they return spikes
+    with the slots of their own call, and only neurons with a slot get an error. The traces are those of all spikes.
+
     Args:
-        net: a :class:`~snnipu.MultiStep` or an ``nn.Sequential`` of neurons of snnipu and PyTorch's stateless modules.
-            ``init_hidden`` states are left alone.
+        net: a :class:`~snnipu.MultiStep` or an ``nn.Sequential`` of neurons of snnipu, event-driven layers and
+            PyTorch's stateless modules, or a :class:`SparseNetwork` with ``delay=0``. ``init_hidden`` states are left
+            alone.
         rule: one of the above.
         options: the rule's.
 
@@ -87,13 +96,15 @@ class Online(nn.Module):
         super().__init__()
         if rule not in RULES:
             raise ValueError(f"rule must be one of {', '.join(map(repr, RULES))}, got {rule!r}")
-        if not isinstance(net, (MultiStep, nn.Sequential)):
-            raise TypeError(f"net must be a MultiStep or an nn.Sequential, got {type(net).__name__}{dense_twin(net)}")
+        if not isinstance(net, (MultiStep, nn.Sequential, SparseNetwork)):
+            raise TypeError(f"net must be a MultiStep, an nn.Sequential or a SparseNetwork, got {type(net).__name__}")
         self.rule = RULES[rule].with_options(options)
         self.net = net
         self.chunks = 0
         self._memory: Optional[List[Memory]] = None
         self._seen: Optional[Tuple[Any, ...]] = None
+        # Event-driven layers, by name, from call to call.
+        self._events: Dict[str, Events] = {}
         # Of e-prop's feedback and DECOLLE's readouts, one for each layer.
         self.matrices = nn.ParameterList()
         # What DECOLLE's local readouts made of the last chunk, [T, B, readouts] each.
@@ -122,13 +133,16 @@ class Online(nn.Module):
     def _layers(self) -> List[Layer]:
         rule = self.rule
         layers: List[Layer] = []
-        between: List[Tuple[str, nn.Module]] = []
-        for name, module in _in_turn(self.net):
-            if isinstance(module, FusedNeuron):
-                layers.append(Layer(between, (name, module), rule, is_first=not layers))
+        between: List[Tuple[str, Any]] = []
+        for name, module in in_turn(self.net):
+            neuron: Any = module if isinstance(module, FusedNeuron) else None
+            if neuron is None:
+                events = self._events_of(name, module) if is_event_driven(module) else None
+                between.append((name, module if events is None else events))
+                neuron = None if events is None else events.neuron
+            if neuron is not None:
+                layers.append(Layer(between, (name, neuron), rule, is_first=not layers))
                 between = []
-            else:
-                between.append((name, module))
         if between or not layers:
             layers.append(Layer(between, None, rule, is_first=not layers))
         for layer in layers:
@@ -139,21 +153,31 @@ class Online(nn.Module):
                 layer.feedback = matrix
         return layers
 
-    def forward(self, x: torch.Tensor, *, single: Optional[bool] = None) -> Any:
+    def _events_of(self, name: str, layer: nn.Module) -> Events:
+        known = self._events.get(name)
+        if known is None or not known.is_of(layer):
+            known = self._events[name] = Events(name, layer, self.rule.name)
+        return known
+
+    def __getstate__(self) -> Dict[str, Any]:
+        return {**self.__dict__, "_events": {}}
+
+    def forward(self, x: DenseOrSparse, *, single: Optional[bool] = None) -> Any:
         """The next chunk of the stream.
 
         Args:
-            x: ``[Tc, B, ...]``, or one step, ``[B, ...]``.
+            x: ``[Tc, B, ...]``, or one step, ``[B, ...]``; for event-driven layers also SparseSpikes.
             single: whether it is one step; None: by its dimensions, as far as the first layer tells them.
 
         Returns:
-            What the network returns, with time as first dimension, or of one step without.
+            What the network returns, with time as first dimension, or of one step without; SparseSpikes keep it.
         """
         layers = self._layers()
-        if single is None:
-            single = x.dim() == _step_dims(self.net)
-        if single:
-            x = x.unsqueeze(0)
+        if isinstance(x, SparseSpikes):
+            single = False  # it keeps its dimensions
+        else:
+            single = x.dim() in _step_dims(self.net) if single is None else single
+            x = x.unsqueeze(0) if single else x
         self._check(x)
         self.chunks += 1
         signals = Signals()
@@ -163,12 +187,12 @@ class Online(nn.Module):
         for number, layer in enumerate(layers):
             work, out = layer.run(x, None if self._memory is None else self._memory[number], self, signals)
             works.append(work)
-            x = out[0]
+            x = layer.handed_on(out, layers[number + 1] if number + 1 < len(layers) else None)
             if is_local:
-                self.readouts.append(nn.functional.linear(x.flatten(2), self.matrices[number]))
+                self.readouts.append(nn.functional.linear(out[0].flatten(2), self.matrices[number]))
                 x = x.detach()
         self._memory = self._carried(layers, works)
-        result = _as_returned(layers[-1], out)
+        result = x if isinstance(x, SparseSpikes) else _as_returned(layers[-1], out)
         return _first(result) if single else result
 
     def _carried(self, layers: List[Layer], works: List[Work]) -> List[Memory]:
@@ -185,7 +209,7 @@ class Online(nn.Module):
                 by = filter_of(last, chunk)
         return [layer.remember(work, None if layer.is_readout else by) for layer, work in zip(layers, works)]
 
-    def _check(self, x: torch.Tensor) -> None:
+    def _check(self, x: DenseOrSparse) -> None:
         if not len(x):
             raise ValueError(f"x must have at least one time step, got shape {tuple(x.shape)}")
         seen = (x.shape[1:], x.device, x.dtype)
@@ -252,14 +276,15 @@ def _traces(saved: Optional[List[Any]]) -> Optional[Traces]:
     return Traces([[None if t is None else Trace(*t) for t in state] for state in inputs], parameters)
 
 
-def _step_dims(net: nn.Module) -> Optional[int]:
-    for _, module in _in_turn(net):
+def _step_dims(net: nn.Module) -> Sequence[int]:
+    """How many dimensions a step may have; none where no layer tells."""
+    for _, module in in_turn(net):
         for dims, kinds in _DIMS:
             if isinstance(module, kinds):
                 return dims
         if isinstance(module, (nn.Flatten, nn.Unflatten)):
-            return None
-    return None
+            return ()
+    return ()
 
 
 def _as_returned(layer: Layer, out: List[torch.Tensor]) -> Any:
@@ -274,4 +299,6 @@ def _as_returned(layer: Layer, out: List[torch.Tensor]) -> Any:
 
 
 def _first(made: Any) -> Any:
+    if isinstance(made, SparseSpikes):
+        return made  # it keeps its dimensions
     return tuple(_first(part) for part in made) if isinstance(made, tuple) else made[0]

@@ -10,6 +10,7 @@ import torch
 
 from snnipu.online.afferents import Afferents
 from snnipu.online.dynamics import Chunk, Dynamics, Gradients
+from snnipu.online.events import DenseOrSparse, dense, weighted
 
 # Tensors with their gradients.
 Pairs = List[Tuple[torch.Tensor, torch.Tensor]]
@@ -61,7 +62,7 @@ def after(
     dynamics: Dynamics,
     chunk: Chunk,
     afferents: Sequence[Afferents],
-    inputs: Sequence[torch.Tensor],
+    inputs: Sequence[DenseOrSparse],
     before: Optional[Traces],
 ) -> Traces:
     """The traces after a chunk."""
@@ -96,7 +97,7 @@ def _at(traces: Optional[Traces], number: int) -> List[Optional[Trace]]:
 def _summed(
     row: Gradients,
     places: Sequence[int],
-    u: torch.Tensor,
+    u: DenseOrSparse,
     afferents: Afferents,
     before: Sequence[Optional[Trace]],
     uniform: bool,
@@ -104,9 +105,9 @@ def _summed(
     """A chunk's inputs by a state's gradient, and the traces before it by the gradient of the states they are of."""
     if uniform:
         weights = row.x.reshape(-1).to(u.dtype)
-        inputs, ones = (weights @ u.flatten(1)).reshape(u.shape[1:]), weights.sum()
+        inputs, ones = weighted(weights, u), weights.sum()
     else:
-        patches = afferents.patches(u)
+        patches = afferents.patches(dense(u))
         weights = row.x.reshape(*patches.shape[:3], -1, patches.shape[-1])
         inputs, ones = torch.einsum("tbgop,tbgkp->bgopk", weights, patches), weights.sum(0)
     for place, trace in zip(places, before):
@@ -164,7 +165,7 @@ def filtered_after(
     dynamics: Dynamics,
     chunk: Chunk,
     afferents: Sequence[Afferents],
-    inputs: Sequence[torch.Tensor],
+    inputs: Sequence[DenseOrSparse],
     states: Optional[Traces],
     before: Optional[Traces],
 ) -> Traces:

@@ -1,0 +1,284 @@
+"""Event-driven layers as online rules take them: a linear map of spikes, neurons, and who of them is handed on."""
+
+from typing import Any, Iterator, Optional, Sequence, Tuple, Union
+
+import torch
+from torch import nn
+
+from snnipu.neurons._hooks import is_plain
+from snnipu.neurons.delay_linear import DelayLinear
+from snnipu.neurons.fused import FusedNeuron
+from snnipu.neurons.multistep import _in_turn
+from snnipu.neurons.sparse_conv import SparseConv2d, SparseConvLeaky, SparsePool2d
+from snnipu.neurons.sparse_leaky import SparseLeaky, SparseNeurons
+from snnipu.neurons.sparse_linear import SparseLinear, choose_path
+from snnipu.neurons.sparse_network import SparseNetwork
+from snnipu.neurons.sparse_synaptic import SparseSynaptic
+from snnipu.neurons.zoo import RLeaky
+from snnipu.ops._arguments import compute_dtype
+from snnipu.ops._break_even import of_convolution
+from snnipu.ops._derivative import once_differentiable
+from snnipu.ops._slots import scatter
+from snnipu.ops.select_spikes import select_spikes
+from snnipu.spikes import SparseSpikes, SpikeTotals
+
+DenseOrSparse = Union[torch.Tensor, SparseSpikes]
+Named = Tuple[str, Any]
+_NEURONS = (SparseLeaky, SparseSynaptic, SparseConvLeaky)
+_MAPS = (SparseLinear, SparseConv2d)
+# Rules whose signals stay with the neurons that have a slot.
+RULES = ("sltt", "ottt")
+
+
+def in_turn(net: nn.Module) -> Iterator[Named]:
+    """Name and module of ``net``, those of event-driven networks in their place."""
+    if isinstance(net, SparseNetwork):
+        yield from _of_network(net, "")
+        return
+    for name, module in _in_turn(net):
+        if isinstance(module, SparseNetwork):
+            yield from _of_network(module, f"{name}.")
+        else:
+            yield name, module
+
+
+def _of_network(net: SparseNetwork, prefix: str) -> Iterator[Named]:
+    own = prefix[:-1] or type(net).__name__
+    if type(net) is not SparseNetwork or not is_plain(net):
+        raise TypeError(f"module {own} ({type(net).__name__}) cannot learn online: it is watched, or is a subclass")
+    if net.delay and len(net.layers) > 1:
+        raise ValueError(
+            f"module {own}: with delay=1 layers send errors back to earlier steps, which online rules leave out; take "
+            "delay=0"
+        )
+    if net.max_input_spikes is not None:
+        _check_order(own, net.max_input_spikes, net.overflow_order)
+        yield f"{prefix}max_spikes", Limited(net)
+    for index, layer in enumerate(net.layers):
+        yield f"{prefix}layers.{index}", layer
+        pools = net.pools[str(index)] if str(index) in net.pools else ()  # noqa: SIM401 - a ModuleDict has no get
+        for number, pool in enumerate(pools):
+            yield f"{prefix}pools.{index}.{number}", pool
+
+
+def _check_order(name: str, slots: Optional[int], overflow: str) -> None:
+    if slots is not None and overflow == "rotate":
+        raise ValueError(
+            f'module {name}: with overflow="rotate" the spikes that are kept depend on where a chunk begins; take '
+            '"lowest"'
+        )
+
+
+class Limited(nn.Module):
+    """The slots of a network's input."""
+
+    def __init__(self, net: SparseNetwork) -> None:
+        super().__init__()
+        self._net = (net,)  # not a module of its own
+
+    def forward(self, x: DenseOrSparse) -> DenseOrSparse:
+        return self._net[0]._limited(x)
+
+
+def takes_spikes(module: nn.Module) -> bool:
+    """Whether it stands in front of an event-driven layer, from spikes to spikes."""
+    return type(module) in (SparsePool2d, Limited) and is_plain(module)
+
+
+def is_event_driven(module: nn.Module) -> bool:
+    """Whether it reads spikes: one that :class:`Events` knows."""
+    return type(module) in (*_NEURONS, *_MAPS)
+
+
+class Events:
+    """An event-driven layer: the linear map and the neurons that it is, which share its parameters."""
+
+    def __init__(self, name: str, layer: Any, rule: str) -> None:
+        kind = type(layer).__name__
+        self.layer, self.name = layer, name
+        # Whether dense spikes are another layer's, all of whose neurons want their gradient.
+        self.is_behind = False
+        if rule not in RULES:
+            raise TypeError(
+                f'module {name} ({kind}): rule "{rule}" gives errors to neurons without a slot; event-driven layers '
+                f"take {' or '.join(map(repr, RULES))}, and to_dense() makes a layer for all rules"
+            )
+        if not is_plain(layer):
+            raise TypeError(f"module {name} ({kind}) cannot learn online: it has hooks or a forward of its own")
+        self._made_of = self._parts()
+        # A learnt parameter's view belongs to the graph of one call.
+        self._has_views = False
+        self.linear = self._linear()
+        self.neuron = self._neuron() if isinstance(layer, SparseNeurons) else None
+
+    def _parts(self) -> Sequence[Any]:
+        layer: Any = self.layer
+        return [
+            *layer.parameters(),
+            *layer.buffers(),
+            layer.__dict__.get("spike_grad"),
+            layer.__dict__.get("reset_mechanism"),
+        ]
+
+    def is_of(self, layer: Any) -> bool:
+        """Whether this is still what ``layer`` is: of the same parameters and options."""
+        if layer is not self.layer or not is_plain(layer) or self._has_views:
+            return False
+        now = self._parts()
+        return len(now) == len(self._made_of) and all(a is b for a, b in zip(now, self._made_of))
+
+    @property
+    def is_map(self) -> bool:
+        return isinstance(self.layer, (SparseConv2d, SparseConvLeaky))
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Those of the linear map."""
+        return self.linear.parameters()
+
+    def _linear(self) -> nn.Module:
+        """The layer's map of spikes, as PyTorch's module or a :class:`DelayLinear`."""
+        layer: Any = self.layer
+        made: Any
+        if self.is_map:
+            sizes = (layer.in_channels, layer.out_channels, layer.kernel_size)
+            where = (layer.stride, layer.padding, layer.dilation, layer.groups)
+            made = nn.Conv2d(*sizes, *where, bias=False, device="meta")
+        elif getattr(layer, "max_delay", None) is not None:
+            learns = isinstance(layer.delay, nn.Parameter)
+            made = DelayLinear(layer.in_features, layer.out_features, layer.max_delay, delay=0.0, learn_delay=learns)
+            made.delay = layer.delay
+        else:
+            made = nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
+        # The parameters themselves, not copies.
+        made.weight, made.bias = layer.weight, layer.bias
+        return made  # type: ignore[no-any-return]
+
+    def _neuron(self) -> FusedNeuron:
+        layer: Any = self.layer
+        values = layer._parameter_values()
+        neuron: Any
+        given = {"spike_grad": layer.spike_grad, "reset_mechanism": layer.reset_mechanism}
+        recurrent = getattr(layer, "recurrent_weight", None)
+        if recurrent is None:
+            neuron = layer.neuron(**dict.fromkeys(values, 0.5), **given)
+        else:
+            if layer.max_spikes is not None or layer.input_scale != 1:
+                raise ValueError(
+                    f"module {self.name} ({type(layer).__name__}): a recurrent layer learns online without max_spikes "
+                    "and input_scale"
+                )
+            neuron = RLeaky(**dict.fromkeys(values, 0.5), **given, linear_features=layer.out_features)
+            neuron.recurrent = nn.Linear(layer.out_features, layer.out_features, bias=False, device="meta")
+            neuron.recurrent.weight = recurrent
+        for name, value in values.items():
+            neuron._parameters.pop(name, None)
+            neuron._buffers.pop(name, None)
+            spread = layer._per_neuron(value)
+            if isinstance(spread, nn.Parameter):
+                neuron.register_parameter(name, spread)
+            else:
+                neuron.register_buffer(name, spread)
+                self._has_views = self._has_views or value.requires_grad
+        return neuron  # type: ignore[no-any-return]
+
+    def check(self) -> None:
+        if self.neuron is not None:
+            _check_order(self.name, self.layer.max_spikes, self.layer.overflow_order)
+
+    # ---- what it reads
+
+    def received(self, x: DenseOrSparse) -> DenseOrSparse:
+        """The input in the form whose product the layer computes."""
+        layer: Any = self.layer
+        if self.is_behind and isinstance(x, torch.Tensor) and x.requires_grad:
+            x = x if self.is_map else x.flatten(2)
+        elif isinstance(layer, SparseConv2d):
+            x = layer.chosen(x, of_convolution(layer.out_channels // layer.groups))
+        elif isinstance(layer, SparseConvLeaky):
+            x = layer.chosen(x)
+        elif isinstance(self.linear, DelayLinear):
+            x = x.to_dense() if isinstance(x, SparseSpikes) else x
+        else:
+            x = x.with_maps(None) if isinstance(x, SparseSpikes) else x.flatten(2) if x.dim() > 3 else x
+            x = choose_path(x, layer.weight, layer.path, layer._measured)
+        scale, dtype = getattr(layer, "input_scale", 1.0), compute_dtype(layer.weight.dtype)
+        if isinstance(x, SparseSpikes):
+            values = x.values.to(dtype)
+            return with_values(x, values if scale == 1 else values * scale)
+        x = x.to(dtype)
+        return x if scale == 1 else x * scale
+
+    # ---- what it hands on
+
+    def handed_on(self, spk: torch.Tensor, states: Sequence[torch.Tensor], as_spikes: bool) -> DenseOrSparse:
+        """Those of the spikes that have a slot, and with the neurons near their threshold the gradient's way back.
+
+        Dense, unless ``as_spikes``, where every neuron has one.
+        """
+        layer: Any = self.layer
+        if not as_spikes and layer.max_spikes is None and layer.grad_threshold is None:
+            counts = torch.count_nonzero(spk.detach().flatten(2), 2).int()[..., None].expand(-1, -1, 2)
+            layer._last = SpikeTotals(counts, spk[0, 0].numel(), None)
+            return spk
+        threshold = layer._per_neuron(layer.threshold.detach())
+        if threshold.numel() > 1:
+            threshold = threshold.expand(spk.shape[2:]).reshape(-1)
+        with torch.no_grad():
+            mem = states[-1].detach().flatten(2)
+            chosen = select_spikes(
+                mem, threshold, layer.grad_threshold, layer.max_spikes, overflow=layer.overflow_order
+            )
+        layer._last = chosen._totals()
+        if self.is_map:
+            chosen = chosen.with_maps((spk.shape[2], spk.shape[3], spk.shape[4]))
+        return with_values(chosen, _Chosen.apply(spk, chosen)) if spk.requires_grad else chosen
+
+
+class _Chosen(torch.autograd.Function):
+    """The values of spikes that were chosen from dense ones, to which their gradient goes."""
+
+    @staticmethod
+    def forward(ctx: Any, spk: torch.Tensor, chosen: SparseSpikes) -> torch.Tensor:  # type: ignore[override]
+        ctx.shape = spk.shape
+        ctx.save_for_backward(chosen.ids, chosen.counts)
+        return chosen.values
+
+    @staticmethod
+    @once_differentiable("online learning")
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        ids, counts = ctx.saved_tensors
+        return scatter(grad, ids, counts, ctx.shape[2:].numel()).reshape(ctx.shape), None
+
+
+def with_values(x: SparseSpikes, values: torch.Tensor) -> SparseSpikes:
+    """The same spikes with other values."""
+    return SparseSpikes._trusted(x.ids, values, x.counts, x.num_neurons, x.dropped, x.outside, x.map_shape)
+
+
+def dense(x: DenseOrSparse) -> torch.Tensor:
+    """``[T, B, ...]``, of maps as maps."""
+    if isinstance(x, torch.Tensor):
+        return x
+    made = x.to_dense()
+    return made if x.map_shape is None else made.unflatten(2, x.map_shape)
+
+
+def weighted(weights: torch.Tensor, x: DenseOrSparse) -> torch.Tensor:
+    """The sum of the steps, each by its weight: ``[B, ...]``."""
+    if isinstance(x, torch.Tensor):
+        return (weights @ x.flatten(1)).reshape(x.shape[1:])
+    batch, slots = x.ids.shape[1:]
+    # Only spikes count: the other slots' values are 0, their ids anything.
+    used = torch.arange(slots, device=x.device) < x.counts[..., :1]
+    rows = torch.arange(batch, device=x.device)[:, None] * x.num_neurons
+    places = torch.where(used, x.ids + rows, 0).reshape(-1)
+    values = torch.where(used, x.values * weights.to(x.dtype)[:, None, None], 0).reshape(-1)
+    made = x.values.new_zeros(batch * x.num_neurons).index_add_(0, places, values)
+    return made.reshape(batch, *(x.map_shape or (x.num_neurons,)))
+
+
+def leaf_of(x: DenseOrSparse, learns: bool) -> Tuple[torch.Tensor, DenseOrSparse]:
+    """What of the input is differentiated, as a leaf, and the input with it."""
+    given = x.values if isinstance(x, SparseSpikes) else x
+    leaf = given.detach().requires_grad_(learns and given.requires_grad)
+    return leaf, with_values(x, leaf) if isinstance(x, SparseSpikes) else leaf

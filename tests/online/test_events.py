@@ -1,0 +1,381 @@
+"""Event-driven layers learning online: against explicit steps of their operators, and their dense form."""
+
+import pytest
+import torch
+from oracle import relative_error
+from torch import nn
+
+import snnipu as snn
+from snnipu import ops
+
+TIGHT = 1e-9
+SIZES = {"beta": 0.9, "threshold": 0.5}
+NEAR = {**SIZES, "grad_threshold": 0.2}
+MAPS = [(2, 8, 8), "4C3", "MP2", "5C2S1P1", "AP2", 6]
+NETWORKS = {
+    "each": lambda: snn.SparseNetwork([20, 16, 12, 6], delay=0, **SIZES),
+    "near": lambda: snn.SparseNetwork([20, 16, 12, 6], delay=0, **NEAR),
+    "slots": lambda: snn.SparseNetwork([20, 16, 12, 6], delay=0, max_spikes=[4, 5, 3, None], **NEAR),
+    "learnt": lambda: snn.SparseNetwork(
+        [20, 16, 12, 6], delay=0, bias=True, learn_beta=True, learn_threshold=True, input_scale=0.7, **NEAR
+    ),
+    "subtract": lambda: snn.SparseNetwork([20, 16, 6], delay=0, reset_mechanism="subtract", **NEAR),
+    "maps": lambda: snn.SparseNetwork(MAPS, delay=0, **NEAR),
+    "maps-slots": lambda: snn.SparseNetwork(MAPS, delay=0, max_spikes=40, bias=True, **NEAR),
+}
+
+
+def network(name, path):
+    torch.manual_seed(0)
+    net = NETWORKS[name]().double()
+    with torch.no_grad():
+        for layer in net.layers:
+            layer.weight.mul_(2.5)
+            layer.path = path
+            if layer.bias is not None:
+                layer.bias.mul_(0.3)
+    return net
+
+
+def inputs(net, steps=12):
+    torch.manual_seed(1)
+    return (torch.rand(steps, 3, net.sizes[0], dtype=torch.float64) < 0.2).double()
+
+
+def as_spikes(net, x):
+    spikes = snn.SparseSpikes.from_dense(x)
+    return spikes.with_maps(net.layers[0].in_channels and (2, 8, 8)) if net.on_maps else spikes
+
+
+def product(layer, x, weight):
+    if isinstance(layer, snn.SparseConvLeaky):
+        maps = x.reshape(*x.shape[:2], layer.in_channels, *layer.input_size)
+        return nn.functional.conv2d(maps[0], weight, None, layer.stride, layer.padding)[None]
+    return x.flatten(2) @ weight.T
+
+
+def weigh(out):
+    """A loss whose gradient differs from neuron to neuron."""
+    return (out * torch.arange(1.0, 1 + out.shape[-1], dtype=out.dtype)).sum()
+
+
+def oracle(net, x, rule):
+    """Every step by itself: the layer below gets the error of that step, weights that of their inputs' traces."""
+    memory = [None] * len(net.layers)
+    traces = [0.0] * len(net.layers)
+    ones = [0.0] * len(net.layers)
+    total = 0
+    for t in range(len(x)):
+        spikes = snn.SparseSpikes.from_dense(x[t : t + 1], net.max_input_spikes)
+        for number, layer in enumerate(net.layers):
+            u, decay = spikes.to_dense(), layer.beta.detach() if rule == "ottt" else 0.0
+            traces[number] = decay * traces[number] + u.detach()
+            ones[number] = decay * ones[number] + 1
+            scale, weight = layer.input_scale, layer.weight
+            below = product(layer, u, weight.detach()) * scale
+            own = product(layer, traces[number], weight) * scale
+            if layer.bias is not None:
+                bias = layer.bias.reshape(-1, 1, 1) if isinstance(layer, snn.SparseConvLeaky) else layer.bias
+                below, own = below + bias.detach(), own + ones[number] * bias
+            before = torch.zeros_like(below) if memory[number] is None else memory[number]
+            fired = (before > layer.threshold).double()
+            drop = before * layer.beta if layer.reset_mechanism == "zero" else layer.threshold
+            mem = (layer.beta * before + below - fired * drop).detach()
+            memory[number] = mem
+            mem = mem + (below - below.detach()) + (own - own.detach())
+            shape = mem.shape[2:]
+            spikes = ops.select_spikes(mem.flatten(2), layer.threshold.detach(), layer.grad_threshold, layer.max_spikes)
+            if len(shape) == 3:
+                spikes = spikes.with_maps(tuple(shape))
+            spikes = net.pooled(number, spikes)
+        total = total + weigh(spikes.to_dense())
+    total.backward()
+
+
+def gradients(net):
+    """Of weights and biases."""
+    found = [p.grad.clone() for layer in net.layers for p in (layer.weight, layer.bias) if p is not None]
+    net.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("path", ["sparse", "dense"])
+@pytest.mark.parametrize("rule", ["sltt", "ottt"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_stream_of_events_in_chunks_has_the_gradients_of_explicit_steps(name, rule, path):
+    net = network(name, path)
+    x = inputs(net)
+    oracle(net, x, rule)
+    expected, whole, online = gradients(net), net(x), snn.Online(net, rule=rule)
+    assert whole.num_spikes
+    for length in (1, 5, len(x)):
+        for given in (x, as_spikes(net, x)):
+            online.reset()
+            made = []
+            for first in range(0, len(x), length):
+                out = online(given[first : first + length], single=False)
+                weigh(out.to_dense()).backward()
+                made.append(out.to_dense().detach())
+            assert torch.equal(torch.cat(made), whole.to_dense())
+            for own, other in zip(gradients(net), expected):
+                assert other.any()
+                assert relative_error(own, other) < TIGHT
+    assert net.activity is not None
+
+
+@pytest.mark.parametrize("rule", ["sltt", "ottt"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: snn.MultiStep(
+            snn.SparseSynaptic(20, 16, alpha=0.8, learn_alpha=True, bias=True, **SIZES),
+            snn.SparseLinear(16, 5),
+            readout(),
+        ),
+        lambda: snn.MultiStep(
+            snn.SparseLeaky(20, 16, beta=torch.linspace(0.3, 0.9, 16), learn_beta=True, threshold=0.5),
+            nn.Linear(16, 12),
+            snn.Leaky(beta=0.9, threshold=0.5),
+            snn.SparseLeaky(12, 5, learn_threshold=True, **SIZES),
+        ),
+        lambda: snn.MultiStep(
+            nn.Unflatten(1, (5, 2, 2)),
+            snn.SparseConvLeaky(5, 4, 2, padding=1, beta=torch.linspace(0.3, 0.9, 4), learn_beta=True, threshold=0.5),
+            nn.Flatten(),
+            snn.SparseLeaky(36, 5, **SIZES),
+        ),
+    ],
+    ids=["synaptic", "each-beta", "each-channel"],
+)
+def test_layers_learn_as_their_dense_form(make, rule):
+    torch.manual_seed(0)
+    net = make().double()
+    dense = [[*part.to_dense()] if hasattr(part, "to_dense") else [part] for part in net]
+    dense = snn.MultiStep(*(linear(part) for parts in dense for part in parts)).double()
+    with torch.no_grad():
+        for of_net in (net, dense):
+            for parameter in of_net.parameters():
+                if parameter.dim() > 1:
+                    parameter.mul_(1 + (parameter.shape[-1] > 1))
+    x = (torch.rand(12, 3, 20) < 0.2).double()
+    results = []
+    for of_net in (net, dense):
+        online = snn.Online(of_net, rule=rule)
+        with torch.no_grad():
+            online(x)
+        online.reset()
+        for chunk in x.split(5):
+            out = online(chunk)
+            spk = out.to_dense() if isinstance(out, snn.SparseSpikes) else out[0]
+            weigh(spk).backward()
+        grads = {p.numel(): p.grad.flatten() for p in of_net.parameters() if p.grad is not None}
+        results.append((spk.detach(), grads))
+    (spk, grads), (of_dense, expected) = results
+    assert spk.any()
+    assert torch.equal(spk, of_dense)
+    assert grads.keys() == expected.keys()
+    for shape, grad in grads.items():
+        assert relative_error(grad, expected[shape]) < TIGHT
+
+
+def readout():
+    return snn.Leaky(beta=0.8, threshold=0.4)
+
+
+def linear(part):
+    """An event-driven linear layer as PyTorch's, with a copy of its weights."""
+    if not isinstance(part, snn.SparseLinear):
+        return part
+    made = nn.Linear(part.in_features, part.out_features, bias=part.bias is not None)
+    made.load_state_dict(part.state_dict())
+    return made
+
+
+def test_a_recurrent_layer_learns_as_rleaky():
+    torch.manual_seed(0)
+    layer = snn.SparseLeaky(8, 6, recurrent=True, reset_mechanism="subtract", learn_beta=True, **SIZES)
+    net = snn.MultiStep(layer).double()
+    twin = snn.MultiStep(
+        nn.Linear(8, 6, bias=False), snn.RLeaky(beta=0.9, threshold=0.5, linear_features=6, learn_beta=True)
+    ).double()
+    twin[1].recurrent = nn.Linear(6, 6, bias=False).double()
+    with torch.no_grad():
+        layer.weight.mul_(3)
+        twin[0].weight.copy_(layer.weight)
+        twin[1].recurrent.weight.copy_(layer.recurrent_weight)
+    x = (torch.rand(9, 2, 8) < 0.4).double()
+    for rule in ("sltt", "ottt"):
+        net.zero_grad()
+        twin.zero_grad()
+        own, other = snn.Online(net, rule=rule), snn.Online(twin, rule=rule)
+        for chunk in x.split(4):
+            out, spk = own(chunk).to_dense(), other(chunk)[0]
+            assert torch.equal(out, spk)
+            weigh(out).backward()
+            weigh(spk).backward()
+        pairs = [(layer.weight, twin[0].weight), (layer.recurrent_weight, twin[1].recurrent.weight)]
+        for mine, theirs in [*pairs, (layer.beta, twin[1].beta)]:
+            assert theirs.grad.any()
+            assert relative_error(mine.grad, theirs.grad) < TIGHT
+
+
+def test_delays_in_front_learn_as_their_dense_form():
+    torch.manual_seed(0)
+    net = snn.MultiStep(
+        snn.SparseLeaky(8, 6, max_delay=4, beta=0.9, threshold=0.5), snn.SparseLeaky(6, 4, **SIZES)
+    ).double()
+    dense = snn.MultiStep(*net[0].to_dense(), *net[1].to_dense()).double()
+    with torch.no_grad():
+        for layer in (*net, dense[0], dense[2]):
+            layer.weight.mul_(3)
+    x = (torch.rand(12, 3, 8) < 0.3).double()
+    for of_net in (net, dense):
+        online = snn.Online(of_net, rule="sltt")
+        for chunk in x.split(5):
+            out = online(chunk)
+            weigh(out.to_dense() if isinstance(out, snn.SparseSpikes) else out[0]).backward()
+    for mine, theirs in [(net[0].weight, dense[0].weight), (net[0].delay, dense[0].delay)]:
+        assert theirs.grad.any()
+        assert relative_error(mine.grad, theirs.grad) < TIGHT
+
+
+def test_one_layer_learns_as_by_backpropagation():
+    torch.manual_seed(0)
+    net = snn.MultiStep(snn.SparseLeaky(20, 16, bias=True, reset_mechanism="none", **NEAR)).double()
+    x = (torch.rand(12, 3, 20) < 0.3).double()
+    weigh(net(x).to_dense()).backward()
+    expected = [p.grad.clone() for p in net.parameters()]
+    net.zero_grad()
+    online = snn.Online(net, rule="ottt")
+    for chunk in x.split(5):
+        weigh(online(chunk).to_dense()).backward()
+    for parameter, grad in zip(net.parameters(), expected):
+        assert grad.any()
+        assert relative_error(parameter.grad, grad) < TIGHT
+
+
+def test_single_steps_and_an_input_that_wants_a_gradient():
+    net = network("near", "auto")
+    x = inputs(net)
+    online = snn.Online(net, rule="sltt")
+    out = online(x[0])
+    assert out.shape == (1, 3, 6)
+    assert torch.equal(out.to_dense(), net(x[:1]).to_dense())
+    given = x.clone().requires_grad_()
+    online.reset()
+    weigh(online(given).to_dense()).backward()
+    assert given.grad.any()
+    spikes = as_spikes(net, x).requires_grad_()
+    online.reset()
+    net.zero_grad()
+    weigh(online(spikes).to_dense()).backward()
+    carried = torch.zeros_like(x).scatter_add(2, spikes.ids.long(), spikes.values.grad)
+    assert relative_error(carried[x > 0], given.grad[x > 0]) < TIGHT
+    maps = network("maps", "auto")
+    assert snn.Online(maps, rule="ottt")(inputs(maps)[0].reshape(3, 2, 8, 8)).shape[:2] == (1, 3)
+
+
+def test_a_stream_of_events_goes_on_from_a_file(tmp_path):
+    net = network("near", "auto")
+    x = inputs(net)
+    online = snn.Online(net, rule="ottt")
+    weigh(online(x[:5]).to_dense()).backward()
+    torch.save(online.stream_state(), tmp_path / "stream.pt")
+    net.zero_grad()
+    weigh(online(x[5:]).to_dense()).backward()
+    expected = gradients(net)
+    other = snn.Online(net, rule="ottt")
+    other.load_stream_state(torch.load(tmp_path / "stream.pt", weights_only=True))
+    weigh(other(x[5:]).to_dense()).backward()
+    for own, grad in zip(gradients(net), expected):
+        assert torch.equal(own, grad)
+
+
+def test_an_optimizer_steps_between_chunks_and_options_change():
+    net = network("near", "auto")
+    x = inputs(net)
+    online = snn.Online(net, rule="ottt")
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    before = net.layers[0].weight.detach().clone()
+    for chunk in x.split(4):
+        weigh(online(chunk).to_dense()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for layer in net.layers:
+            layer.grad_threshold = 0.5  # none below the threshold
+    assert not torch.equal(before, net.layers[0].weight)
+    out = online(x[:4])
+    assert torch.equal(out.counts[..., 0], out.counts[..., 1])
+    net.layers[0].weight.data.zero_()
+    weigh(out.to_dense()).backward()
+    with torch.no_grad():
+        net.layers[0].weight.add_(1)
+    out = online(x[:4])
+    with torch.no_grad():
+        net.layers[0].weight.add_(1)
+    with pytest.raises(RuntimeError, match="changed in place"):
+        weigh(out.to_dense()).backward()
+
+
+class Watched(snn.SparseLeaky):
+    pass
+
+
+def hooked():
+    net = snn.MultiStep(snn.SparseLeaky(8, 6, beta=0.9))
+    net[0].register_forward_hook(lambda *_: None)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "error", "match"),
+    [
+        (lambda: snn.SparseNetwork([8, 6, 4], beta=0.9), {}, ValueError, "SparseNetwork: with delay=1 .* take delay=0"),
+        (
+            lambda: snn.SparseNetwork([8, 6], beta=0.9, max_spikes=3, overflow="rotate"),
+            {},
+            ValueError,
+            'overflow="rotate"',
+        ),
+        (
+            lambda: snn.MultiStep(snn.SparseLeaky(8, 6, beta=0.9, max_spikes=3, overflow="rotate")),
+            {},
+            ValueError,
+            'module 0: with overflow="rotate"',
+        ),
+        (
+            lambda: snn.MultiStep(snn.SparseLeaky(8, 6, beta=0.9)),
+            {"rule": "eprop"},
+            TypeError,
+            r'module 0 \(SparseLeaky\): rule "eprop" .* to_dense\(\)',
+        ),
+        (
+            lambda: snn.MultiStep(snn.SparseLeaky(8, 6, beta=0.9, recurrent=True, max_spikes=3)),
+            {},
+            ValueError,
+            "without max_spikes",
+        ),
+        (
+            lambda: snn.MultiStep(nn.Linear(8, 6), snn.SparseLeaky(6, 6, beta=0.9)),
+            {},
+            TypeError,
+            r"module 1 \(SparseLeaky\) stands behind other weights",
+        ),
+        (
+            lambda: snn.MultiStep(Watched(8, 6, beta=0.9)),
+            {},
+            TypeError,
+            r"module 0 \(Watched\) cannot .* its to_dense\(\)",
+        ),
+        (hooked, {}, TypeError, "hooks"),
+        (
+            lambda: snn.MultiStep(snn.SparseLeaky(8, 6, beta=0.9, max_delay=3)),
+            {"rule": "ottt"},
+            TypeError,
+            'take "sltt"',
+        ),
+    ],
+)
+def test_what_event_driven_layers_refuse(make, options, error, match):
+    with pytest.raises(error, match=match):
+        snn.Online(make(), **options)
