@@ -80,6 +80,12 @@ def on_ipu() -> bool:
     return getattr(_running, "model", None) is not None or (_POPTORCH_INSTALLED and _tracing_poptorch() is not None)
 
 
+def is_traced() -> bool:
+    """Whether PopTorch runs a model's ``forward`` here, the real one or the host runtime, which stands for it."""
+    found = [sys.modules.get(name) for name in ("poptorch", "snnipu.poptorch")]
+    return any(module is not None and bool(module.isRunningOnIpu()) for module in found)
+
+
 def _tracing_poptorch() -> Optional[ModuleType]:
     """The real PopTorch while it traces, else None."""
     if not _POPTORCH_INSTALLED:

@@ -17,7 +17,7 @@ from snnipu.cli.bench import _positive_integer
 from snnipu.ipu import report
 from snnipu.ipu.model import IpuModelError
 from snnipu.ipu.network import NetworkSpec
-from snnipu.ipu.operators import OperatorsProfile, has_maps
+from snnipu.ipu.operators import OperatorsProfile, runs_by_operators
 from snnipu.planning.network import DTYPES, OPTIMIZERS
 from snnipu.planning.performance import estimate
 from snnipu.planning.search import MAX_IPUS, plan
@@ -122,7 +122,7 @@ def _load(path: Path, name: str) -> nn.Module:
 
 
 def _network(arguments: argparse.Namespace) -> Union[NetworkSpec, OperatorsProfile]:
-    """What to plan; a network with layers on maps is counted, operator by operator."""
+    """What to plan; one with layers on maps, or that learns online, is counted, operator by operator."""
     common = {
         "batch_size": arguments.batch_size,
         "steps": arguments.steps,
@@ -146,7 +146,7 @@ def _network(arguments: argparse.Namespace) -> Union[NetworkSpec, OperatorsProfi
     if arguments.input_slots is not None:
         raise ModelError("--input-slots is for sizes; a model has max_spikes")
     module = _load(Path(file), name or "model")
-    if has_maps(module):
+    if runs_by_operators(module):
         return _operators(module, arguments, common)
     return NetworkSpec.from_module(module, activity, **more)
 
@@ -154,11 +154,11 @@ def _network(arguments: argparse.Namespace) -> Union[NetworkSpec, OperatorsProfi
 def _operators(module: nn.Module, arguments: argparse.Namespace, common: Dict[str, Any]) -> OperatorsProfile:
     for option, given in (("--html", arguments.html), ("--neurons-per-tile", arguments.neurons_per_tile)):
         if given:
-            raise ModelError(f"{option} is for fully connected networks, and this one has layers on maps")
+            raise ModelError(f"{option} is for fully connected networks, and this one runs operator by operator")
     if len(arguments.activity) > 1:
         raise ModelError("layers on maps take one --activity, that of the input: their slots are their max_spikes")
     if is_installed("poptorch"):
-        raise ModelError("layers on maps are counted by snnipu's host runtime, and PopTorch is installed here")
+        raise ModelError("operators are counted by snnipu's host runtime, and PopTorch is installed here")
     from snnipu.poptorch._operators_profile import profile_operators
 
     machine = {"target": arguments.target, "ipus": arguments.ipus}

@@ -1,7 +1,7 @@
-"""What a network's operators take on IPUs, one after the other: figures of networks with layers on maps.
+"""What a network's operators take on IPUs, one after the other: of networks with layers on maps, and that learn online.
 
-A network of fully connected layers is planned as a whole (:mod:`snnipu.ipu.plan`). One with convolutions runs
-operator by operator; ``snnipu.poptorch._operators_profile`` counts them on the IPU model.
+A network of fully connected layers is planned as a whole (:mod:`snnipu.ipu.plan`). One with convolutions, or a chunk of
+:class:`snnipu.Online`, runs operator by operator; ``snnipu.poptorch._operators_profile`` counts them on the IPU model.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from torch import nn
 
 from snnipu.neurons import SparseConv2d, SparseConvLeaky
+from snnipu.online import Online
 from snnipu.planning.convolution import ConvolutionPlan
 from snnipu.planning.targets import KIBIBYTE, Target
 
@@ -50,6 +51,8 @@ class OperatorsProfile:
         batch_size, steps, dtype, training: what was counted.
         target, ipus: the machine.
         operators: in the order in which they run; gradients last.
+        chunk: steps of a chunk, of a network that learns online; None: all steps are in one graph.
+        kept_bytes: of its states and traces from chunk to chunk, on all tiles together.
     """
 
     batch_size: int
@@ -59,10 +62,13 @@ class OperatorsProfile:
     target: Target
     ipus: int
     operators: Tuple[OperatorFigures, ...]
+    chunk: Optional[int] = None
+    kept_bytes: int = 0
 
     @property
     def cycles_per_batch(self) -> float:
-        return sum(operator.cycles for operator in self.operators)
+        chunks = 1 if self.chunk is None else -(-self.steps // self.chunk)
+        return chunks * sum(operator.cycles for operator in self.operators)
 
     @property
     def tile_memory_max_bytes(self) -> int:
@@ -96,9 +102,15 @@ class OperatorsProfile:
 
     def __str__(self) -> str:
         lines = [
-            f"batch {self.batch_size}, {self.steps} steps, {self.dtype}, "
+            f"batch {self.batch_size}, {self.steps:,} steps, {self.dtype}, "
             f"{'training' if self.training else 'inference'}, on {self.ipus} x {self.target.name}, layer by layer"
         ]
+        if self.chunk is not None:
+            lines += [
+                f"  one graph for every chunk of {self.chunk} steps: its memory is the same for any number of chunks",
+                f"  kept from chunk to chunk: {self.kept_bytes / KIBIBYTE:,.0f} KiB of states and traces, on all tiles",
+                "  PyTorch's own layers, the products of their weights among them, are not counted",
+            ]
         plans = [operator.plan for operator in self.operators if operator.plan is not None]
         lines += [f"  convolution {plan}" for plan in dict.fromkeys(plans)]
         lines += [f"  does not fit: {problem}" for problem in self.problems]
@@ -126,8 +138,14 @@ class OperatorsProfile:
             "training": self.training,
             "target": self.target.to_dict(),
             "ipus": self.ipus,
+            **({} if self.chunk is None else {"chunk": self.chunk, "kept_bytes": self.kept_bytes}),
             "operators": [operator.to_dict() for operator in self.operators],
         }
+
+
+def runs_by_operators(module: nn.Module) -> bool:
+    """Whether it is not planned as a whole: it learns online, or layers are convolutions of spikes."""
+    return isinstance(module, Online) or has_maps(module)
 
 
 def has_maps(module: nn.Module) -> bool:

@@ -5,6 +5,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import torch
 from torch import nn
 
+from snnipu.backends import popart
 from snnipu.neurons.delay_linear import DelayLinear
 from snnipu.neurons.fused import FusedNeuron
 from snnipu.neurons.multistep import MultiStep
@@ -13,6 +14,7 @@ from snnipu.neurons.sparse_leaky import FullyConnectedNeurons
 from snnipu.neurons.sparse_network import SparseNetwork
 from snnipu.neurons.zoo import DeltaLeaky
 from snnipu.online.events import DenseOrSparse, Events, in_turn, is_event_driven
+from snnipu.online.held import Held
 from snnipu.online.layer import Layer, Memory, Signals, Work
 from snnipu.online.rules import RULES
 from snnipu.online.traces import Trace, Traces, filter_of
@@ -84,6 +86,7 @@ class Online(nn.Module):
         options: the rule's.
 
     Attributes:
+        chunk_shape, chunk_dtype: after :meth:`prepare`, of all chunks; None without.
         readouts: of ``decolle``, what each layer's readout made of the last chunk.
 
     Raises:
@@ -103,6 +106,8 @@ class Online(nn.Module):
         self.chunks = 0
         self._memory: Optional[List[Memory]] = None
         self._seen: Optional[Tuple[Any, ...]] = None
+        # After prepare().
+        self._held: Optional[Held] = None
         # Event-driven layers, by name, from call to call.
         self._events: Dict[str, Events] = {}
         # Of e-prop's feedback and DECOLLE's readouts, one for each layer.
@@ -162,17 +167,60 @@ class Online(nn.Module):
     def __getstate__(self) -> Dict[str, Any]:
         return {**self.__dict__, "_events": {}}
 
-    def forward(self, x: DenseOrSparse, *, single: Optional[bool] = None) -> Any:
+    def prepare(self, x: torch.Tensor) -> None:
+        """Keep states and traces in buffers, and a chunk as one graph, which is compiled once: for PopTorch.
+
+        From here on all chunks have the shape of ``x``. The results and gradients are the same. Where a stream begins
+        ``begins`` tells in each call, as a compiled graph sees nothing of :meth:`reset`. ``state_dict`` has where the
+        stream is. For ``"sltt"`` and ``"ottt"`` with their default options and ``Leaky``; with ``"ottt"`` its ``beta``
+        is one number that does not learn, and its membrane not reset to zero.
+
+        Args:
+            x: such a chunk, ``[Tc, B, ...]``; its values do not matter.
+
+        Raises:
+            TypeError, ValueError: what cannot be held in one graph, by name.
+        """
+        if not isinstance(x, torch.Tensor) or x.dim() < 2 or not x.numel():
+            raise ValueError(f"x must be a chunk, [Tc, B, ...], got {x!r}")
+        for name in [name for name in self._buffers if name.startswith("held_")]:
+            del self._buffers[name]
+        self._held = Held(self, self._layers(), self.rule, x)
+        self.reset()
+
+    @property
+    def chunk_shape(self) -> Optional[torch.Size]:
+        """What :meth:`prepare` was given; None without."""
+        return None if self._held is None else self._held.shape
+
+    @property
+    def chunk_dtype(self) -> Optional[torch.dtype]:
+        return None if self._held is None else self._held.dtype
+
+    def forward(self, x: DenseOrSparse, *, single: Optional[bool] = None, begins: Optional[torch.Tensor] = None) -> Any:
         """The next chunk of the stream.
 
         Args:
             x: ``[Tc, B, ...]``, or one step, ``[B, ...]``; for event-driven layers also SparseSpikes.
             single: whether it is one step; None: by its dimensions, as far as the first layer tells them.
+            begins: after :meth:`prepare`: 1 where another stream begins with this chunk, else 0; one element, or one
+                for each sample.
 
         Returns:
             What the network returns, with time as first dimension, or of one step without; SparseSpikes keep it.
         """
         layers = self._layers()
+        if self._held is not None:
+            if not isinstance(x, torch.Tensor):
+                raise TypeError(f"x must be a torch.Tensor after prepare(), got {type(x).__name__}")
+            return _as_returned(layers[-1], self._held.run(self, layers, x, begins))
+        if begins is not None:
+            raise ValueError("begins is for networks whose states prepare() holds: call reset()")
+        if popart.is_traced():
+            raise RuntimeError(
+                "Online: a compiled graph carries no state from call to call but in buffers: call prepare(chunk) "
+                "before the model is compiled"
+            )
         if isinstance(x, SparseSpikes):
             single = False  # it keeps its dimensions
         else:
@@ -194,6 +242,10 @@ class Online(nn.Module):
         self._memory = self._carried(layers, works)
         result = x if isinstance(x, SparseSpikes) else _as_returned(layers[-1], out)
         return _first(result) if single else result
+
+    def _refuse_held(self, what: str) -> None:
+        if self._held is not None:
+            raise RuntimeError(f"{what}: after prepare() states and traces are buffers, and in state_dict()")
 
     def _carried(self, layers: List[Layer], works: List[Work]) -> List[Memory]:
         by = None
@@ -222,6 +274,9 @@ class Online(nn.Module):
 
     def reset(self) -> None:
         """Begin a new sequence: the next call starts from the neurons' first states, without traces."""
+        if self._held is not None:
+            for buffer in self._held.buffers(self):
+                buffer.zero_()
         self._memory, self._seen = None, None
         self.chunks = 0
 
@@ -229,7 +284,11 @@ class Online(nn.Module):
         """Where the stream is: states and traces, as plain lists and tensors that ``torch.save`` writes.
 
         With the ``state_dict`` of the network and that of the optimizer, learning goes on exactly from here.
+
+        Raises:
+            RuntimeError: after :meth:`prepare`, when all of it is in ``state_dict``.
         """
+        self._refuse_held("stream_state")
         shape, dtype = (None, None) if self._seen is None else (list(self._seen[0]), self._seen[2])
         memory = None if self._memory is None else [_plain(layer) for layer in self._memory]
         return {"rule": self.rule.name, "chunks": self.chunks, "step": shape, "dtype": dtype, "layers": memory}
@@ -239,7 +298,9 @@ class Online(nn.Module):
 
         Raises:
             ValueError: it is of another rule, or of a network with another number of layers.
+            RuntimeError: after :meth:`prepare`.
         """
+        self._refuse_held("load_stream_state")
         if state["rule"] != self.rule.name:
             raise ValueError(f'the stream is of rule "{state["rule"]}", and this network\'s is "{self.rule.name}"')
         layers, count = state["layers"], len(self._layers())

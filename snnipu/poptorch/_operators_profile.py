@@ -16,6 +16,7 @@ from snnipu.ipu.model import DTYPES, IpuModel, IpuModelTarget, Program, TensorSp
 from snnipu.ipu.network import HEADROOM
 from snnipu.ipu.operators import OperatorFigures, OperatorsProfile, has_maps
 from snnipu.neurons import SparseConv2d, SparseConvLeaky, SparseNetwork
+from snnipu.online import Online
 from snnipu.ops._maps import Geometry
 from snnipu.planning.convolution import plan_convolution
 from snnipu.planning.targets import target_named
@@ -109,35 +110,50 @@ def profile_operators(
     target: str = "mk2",
     ipus: int = 1,
 ) -> OperatorsProfile:
-    """Count the operators that a network with layers on maps calls, for spikes of ``activity``.
+    """Count the operators that a network with layers on maps calls, for spikes of ``activity``, or :class:`Online`.
 
     Args:
         module: takes the spikes of its first layer on maps, which has its ``input_size``. Layers without ``max_spikes``
-            have a slot for every neuron, as on an IPU.
+            have a slot for every neuron, as on an IPU. Or an :class:`Online` after ``prepare``: the chunk says how many
+            samples there are, and is what is counted.
         activity: share of the input's neurons that spike in a step; the slots of the input are twice as many where it
             has no cap of its own, and of all slots half are taken to hold a spike.
         batch_size, steps, dtype, training: as in :class:`snnipu.ipu.NetworkSpec`.
         target, ipus: as in :func:`snnipu.ipu.plan`.
 
     Raises:
-        TypeError: the module has no layer on maps, or the first one no ``input_size``.
+        TypeError: the module has no layer on maps, or the first one no ``input_size``; an ``Online`` is not prepared.
         IpuModelError: there is no library of the model, or an operator is refused for another reason than memory.
     """
-    if not has_maps(module):
+    chunk, kept = None, 0
+    given: Any
+    if isinstance(module, Online):
+        if module.chunk_shape is None:
+            raise TypeError("model: an Online is counted after its prepare(chunk)")
+        given = torch.zeros(module.chunk_shape, dtype=module.chunk_dtype)
+        own = str(module.chunk_dtype).replace("torch.", "")
+        if dtype not in (own, "float32"):
+            raise TypeError(f"model: its chunks are {own}, as prepare() was told, not {dtype}")
+        dtype = own
+        chunk, batch_size = module.chunk_shape[:2]
+        kept = sum(buffer.numel() * buffer.element_size() for _, buffer in module.named_buffers(recurse=False))
+    elif has_maps(module):
+        given = _input_of(module, activity, steps, batch_size)
+    else:
         raise TypeError("model: it has no layers on maps")
-    spikes = _input_of(module, activity, steps, batch_size)
     options = (("tileMemory", "off"), ("occupancy", str(1 / HEADROOM)))
     model = _CountingModel(IpuModelTarget(target, 0, ipus, options))
     counted = copy.deepcopy(module)
     runner = IpuModelRunner(counted)
     runner.model = model
-    if dtype == "float16":
+    if dtype == "float16" and chunk is None:
         for name, parameter in counted.named_parameters():
             parameter.data = parameter.data.half() if name.endswith("weight") else parameter.data
     with runner.running(), tracing(training), torch.set_grad_enabled(training):
-        out = counted(spikes)
+        out = counted(given)
         if training:
-            made = out.values if isinstance(out, SparseSpikes) else out
+            made = out.values if isinstance(out, SparseSpikes) else out[0] if isinstance(out, tuple) else out
             wanted = [parameter for parameter in counted.parameters() if parameter.requires_grad]
             torch.autograd.grad(made.sum(), wanted, allow_unused=True)
-    return OperatorsProfile(batch_size, steps, dtype, training, target_named(target), ipus, model.figures(training))
+    machine = (target_named(target), ipus)
+    return OperatorsProfile(batch_size, steps, dtype, training, *machine, model.figures(training), chunk, kept)

@@ -1,0 +1,179 @@
+"""A chunk as one graph that is compiled once: states and traces in buffers, rules by what is detached.
+
+What is differentiated is made of operators that a compiler of graphs knows: a neuron's current is computed from its
+weights alone, for their gradient, which goes through the neuron's history, and once more from the layer below alone, in
+which every step stands by itself.
+"""
+
+from typing import Any, List, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from snnipu.neurons.leaky import Leaky
+from snnipu.neurons.multistep import is_random
+from snnipu.online.afferents import Named, _steps
+from snnipu.online.layer import Layer
+from snnipu.online.rules import Rule
+from snnipu.ops._arguments import compute_dtype
+
+RULES = ("sltt", "ottt")
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def check(layers: Sequence[Layer], rule: Rule) -> None:
+    """Raise where a layer cannot be held, by name."""
+    if rule.name not in RULES or not all(rule.options.values()):
+        raise ValueError(f"a chunk as one graph learns by {' or '.join(map(repr, RULES))}, with their default options")
+    for layer in layers:
+        first = layer.afferents[0]
+        if first.events is not None or first.delays:
+            raise TypeError(f"module {layer.name}: event-driven layers and delays cannot be held in one graph")
+        for name, module in first.body:
+            has_weights = any(True for _ in module.parameters())
+            if (has_weights and type(module) not in (nn.Linear, *_CONVOLUTIONS)) or is_random(module):
+                raise TypeError(
+                    f"module {name} ({type(module).__name__}) cannot be held in one graph: linear layers, convolutions "
+                    "and modules without parameters can, and dropout in front of the weights"
+                )
+        if layer.dynamics is None:
+            continue
+        neuron = layer.dynamics.neuron
+        if type(neuron) is not Leaky:
+            raise TypeError(f"module {layer.name} ({type(neuron).__name__}) cannot be held in one graph: Leaky can")
+        if not rule.history:
+            continue
+        learnt = [name for name, _ in neuron.named_parameters(recurse=False)]
+        reasons = {
+            f'its reset_mechanism is "{neuron.reset_mechanism}"': neuron.reset_mechanism == "zero",
+            "it has reset_delay=False": not neuron.reset_delay,
+            "its beta is one for each neuron": neuron.beta.numel() > 1,
+            f"it learns {', '.join(learnt)}": bool(learnt),
+        }
+        why = next((why for why, holds in reasons.items() if holds), None)
+        if why is not None:
+            raise TypeError(f'module {layer.name} (Leaky): rule "{rule.name}" cannot be held in one graph where {why}')
+
+
+class Held:
+    """The states and traces of ``layers`` in buffers of ``owner``, for chunks of ``shape`` ``[Tc, B, ...]``."""
+
+    def __init__(self, owner: nn.Module, layers: Sequence[Layer], rule: Rule, example: torch.Tensor) -> None:
+        check(layers, rule)
+        self.shape, self.dtype, self.history = example.shape, example.dtype, rule.history
+        x = torch.zeros_like(example)
+        with torch.no_grad():
+            for number, layer in enumerate(layers):
+                given = layer.afferents[0].of_input(x)
+                assert isinstance(given, torch.Tensor)
+                x = _body(layer.afferents[0].body, given)
+                if layer.dynamics is None:
+                    continue
+                dtype = compute_dtype(x.dtype)
+                owner.register_buffer(f"held_mem_{number}", x.new_zeros(x.shape[1:], dtype=dtype))
+                if rule.history:
+                    owner.register_buffer(f"held_trace_{number}", given.new_zeros(given.shape[1:], dtype=dtype))
+                    owner.register_buffer(f"held_ones_{number}", given.new_zeros(given.shape[1], dtype=dtype))
+
+    def buffers(self, owner: nn.Module) -> List[torch.Tensor]:
+        return [buffer for name, buffer in owner.named_buffers(recurse=False) if name.startswith("held_")]
+
+    def run(
+        self, owner: nn.Module, layers: Sequence[Layer], x: torch.Tensor, begins: Optional[torch.Tensor]
+    ) -> List[torch.Tensor]:
+        """What the last layer gives of a chunk: its output and its membranes."""
+        if x.shape != self.shape or x.dtype != self.dtype:
+            expected = f"{tuple(self.shape)} and {self.dtype}"
+            raise ValueError(f"x must be of {expected}, as in prepare(), got {tuple(x.shape)} and {x.dtype}")
+        goes_on = None
+        if begins is not None:
+            if begins.numel() not in (1, x.shape[1]):
+                raise ValueError(
+                    f"begins must have one element, or one for each of {x.shape[1]} samples, got {tuple(begins.shape)}"
+                )
+            goes_on = 1 - begins.reshape(-1).to(compute_dtype(x.dtype))
+        out: List[torch.Tensor] = [x]
+        for number, layer in enumerate(layers):
+            given = layer.afferents[0].of_input(out[0])
+            assert isinstance(given, torch.Tensor)
+            if layer.dynamics is None:
+                out = [_body(layer.afferents[0].body, given)]
+                continue
+            mem = _kept(owner, f"held_mem_{number}", goes_on)
+            if self.history:
+                past = [_kept(owner, f"held_{what}_{number}", goes_on) for what in ("trace", "ones")]
+                out = self._with_history(owner, number, layer, given, mem, past)
+            else:
+                current = _body(layer.afferents[0].body, given)
+                with torch.no_grad():
+                    _, mems = _run(layer, current.detach(), mem)
+                out = _each_step(layer, current, mem, mems)
+            with torch.no_grad():
+                getattr(owner, f"held_mem_{number}").copy_(out[1][-1].detach())
+        return out
+
+    def _with_history(
+        self, owner: nn.Module, number: int, layer: Layer, given: torch.Tensor, mem: torch.Tensor, past: Any
+    ) -> List[torch.Tensor]:
+        body = layer.afferents[0].body
+        trace, ones = past
+        own = given.detach()
+        # What the membrane before the chunk owes to the weights: what they make of the trace.
+        owes = _affine(body, trace.to(own.dtype), ones.to(own.dtype))
+        spk, mems = _run(layer, _body(body, own), mem + (owes - owes.detach()))
+        if number or given.requires_grad:
+            spk_below, mems_below = _each_step(layer, _body(body, given, detached=True), mem, mems.detach())
+            spk, mems = spk + (spk_below - spk_below.detach()), mems + (mems_below - mems_below.detach())
+        assert layer.dynamics is not None
+        with torch.no_grad():
+            steps, dtype = own.shape[0], trace.dtype
+            decay = layer.dynamics.neuron.beta.detach().clamp(0, 1).reshape(()).to(dtype)
+            weights = decay ** torch.arange(steps - 1, -1, -1, dtype=dtype, device=own.device)
+            summed = (weights @ own.flatten(1).to(dtype)).reshape(own.shape[1:])
+            getattr(owner, f"held_trace_{number}").copy_(decay**steps * trace + summed)
+            getattr(owner, f"held_ones_{number}").copy_(decay**steps * ones + weights.sum())
+        return [spk, mems]
+
+
+def _kept(owner: nn.Module, name: str, goes_on: Optional[torch.Tensor]) -> torch.Tensor:
+    """A buffer's value before the chunk, zeros where a stream begins."""
+    value: torch.Tensor = getattr(owner, name).detach().clone()
+    if goes_on is None:
+        return value
+    return value * goes_on.reshape(-1, *[1] * (value.dim() - 1))
+
+
+def _run(layer: Layer, x: torch.Tensor, mem: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Spikes and membranes of a sequence."""
+    assert layer.dynamics is not None
+    made = layer.dynamics.neuron._kernels(x.contiguous(), [mem], num_steps=None, store=[True], need_final=False)
+    return made.spk, made.states[0]
+
+
+def _each_step(layer: Layer, x: torch.Tensor, mem: torch.Tensor, mems: torch.Tensor) -> List[torch.Tensor]:
+    """As :func:`_run`, every step from the membrane that is known to be there before it."""
+    before = torch.cat([mem.unsqueeze(0), mems[:-1]]).detach()
+    made = _run(layer, x.flatten(0, 1).unsqueeze(0), before.flatten(0, 1))
+    return [part.reshape(x.shape) for part in made]
+
+
+def _body(body: Sequence[Named], x: torch.Tensor, detached: bool = False) -> torch.Tensor:
+    """What the modules make of ``[T, B, ...]``; ``detached``: their weights get no gradient."""
+    for _, module in body:
+        if not detached or not any(True for _ in module.parameters()):
+            x = _steps(module, x)
+            continue
+        m: Any = module
+        weight, bias = m.weight.detach(), None if m.bias is None else m.bias.detach()
+        rows = x.flatten(0, 1)
+        rows = F.linear(rows, weight, bias) if isinstance(m, nn.Linear) else m._conv_forward(rows, weight, bias)
+        x = rows.unflatten(0, x.shape[:2])
+    return x
+
+
+def _affine(body: Sequence[Named], trace: torch.Tensor, ones: torch.Tensor) -> torch.Tensor:
+    """Weighted steps ``[B, ...]`` of what the modules make, from the inputs' weighted sum and the weights' ``[B]``."""
+    rows = _body(body, torch.cat([trace, torch.zeros_like(trace[:1])]).unsqueeze(0))[0]
+    made, constant = rows[:-1], rows[-1:]
+    return made + (ones.reshape(-1, *[1] * (made.dim() - 1)) - 1) * constant
