@@ -76,6 +76,7 @@ class Contender:
         ratio_label: heading of the column of times relative to this row; only snnipu's own rows have one.
         note: what a reader must know to compare this row with the others.
         floor: name of the row that only copies what this one must read and write at least; empty: there is none.
+        torch_memory: whether its memory is PyTorch's, which is counted; else only a process of its own tells.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Contender:
     ratio_label: str = ""
     note: str = ""
     floor: str = ""
+    torch_memory: bool = True
 
     @property
     def own(self) -> bool:

@@ -62,7 +62,8 @@ def record(device: torch.device, dtype: torch.dtype) -> Dict[str, Any]:
             "snnipu": snnipu.__version__,
             "torch": str(torch.__version__),
             **{
-                name: package_version(name) for name in ("snntorch", "spikingjelly", "norse", "numpy", "triton", "cupy")
+                name: package_version(name)
+                for name in ("snntorch", "spikingjelly", "norse", "braintrace", "numpy", "triton", "cupy")
             },
         },
     }

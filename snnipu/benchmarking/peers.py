@@ -23,6 +23,7 @@ PEERS = {
     "compile": "the same snnTorch loop under torch.compile",
     "spikingjelly": "SpikingJelly's multi-step LIFNode",
     "norse": "norse's LIFBoxCell over the sequence",
+    "braintrace": "BrainTrace's online learning, compiled by JAX",
     "copy": "a copy of as many bytes as the work reads and writes at least: the floor of memory",
 }
 
@@ -33,19 +34,20 @@ class Unavailable(RuntimeError):
     """A contender cannot run here; the message says why and what would help."""
 
 
-def _import(module: str, package: str) -> Any:
+def imported(module: str, package: str, extra: str = "bench") -> Any:
+    """``module`` of a peer's ``package``; raises Unavailable where it is not there, with the extra that has it."""
     try:
-        return require(module, "bench", f"the {package} row")
+        return require(module, extra, f"the {package} row")
     except MissingExtra as error:
         cause = error.__cause__
         if isinstance(cause, ModuleNotFoundError) and cause.name == package:
-            raise Unavailable('not installed: pip install "snnipu[bench]"') from error
+            raise Unavailable(f'not installed: pip install "snnipu[{extra}]"') from error
         raise Unavailable(f"installed, but its import fails: {type(cause).__name__}: {cause}") from error
 
 
 def spikingjelly(module: str) -> Any:
     """``spikingjelly.activation_based.<module>``."""
-    return _import(f"spikingjelly.activation_based.{module}", "spikingjelly")
+    return imported(f"spikingjelly.activation_based.{module}", "spikingjelly")
 
 
 def spikingjelly_lif(beta: float, store_v_seq: bool = False, backend: Optional[str] = None) -> Any:
@@ -63,7 +65,7 @@ def spikingjelly_lif(beta: float, store_v_seq: bool = False, backend: Optional[s
                 "SJ_LIF_CUDA_IMPLEMENTATION=triton (or cuda, torch) in the environment chooses for it"
             )
         if backend == "cupy":
-            _import("cupy", "cupy")
+            imported("cupy", "cupy")
         chosen["backend"] = backend
     return neuron.LIFNode(
         tau=1 / (1 - beta),
@@ -95,8 +97,8 @@ def spikingjelly_hard_reset_lif(beta: float, slope: float) -> Any:
 
 def norse_lif(beta: float, dtype: torch.dtype, device: torch.device) -> Any:
     """norse's ``LIFBoxCell`` (a LIF neuron without synaptic current) with decay ``beta`` and soft reset."""
-    lif_box = _import("norse.torch.module.lif_box", "norse")
-    reset = _import("norse.torch.functional.reset", "norse")
+    lif_box = imported("norse.torch.module.lif_box", "norse")
+    reset = imported("norse.torch.functional.reset", "norse")
 
     def scalar(value: float) -> torch.Tensor:
         return torch.tensor(value, dtype=dtype, device=device)
@@ -113,7 +115,7 @@ def norse_lif(beta: float, dtype: torch.dtype, device: torch.device) -> Any:
 
 def norse_synaptic(alpha: float, beta: float, dtype: torch.dtype) -> Any:
     """norse's ``LIFCell``, with synaptic decay ``alpha``, membrane decay ``beta`` and a reset to zero."""
-    lif = _import("norse.torch.functional.lif", "norse")
+    lif = imported("norse.torch.functional.lif", "norse")
     parameters = lif.LIFParameters(
         tau_syn_inv=torch.tensor(1 - alpha, dtype=dtype),
         tau_mem_inv=torch.tensor(1 - beta, dtype=dtype),
@@ -122,12 +124,12 @@ def norse_synaptic(alpha: float, beta: float, dtype: torch.dtype) -> Any:
         v_reset=torch.tensor(0.0, dtype=dtype),
         alpha=torch.tensor(1.0, dtype=dtype),
     )
-    return _import("norse.torch.module.lif", "norse").LIFCell(parameters, dt=1.0)
+    return imported("norse.torch.module.lif", "norse").LIFCell(parameters, dt=1.0)
 
 
 def norse_lift(cell: Any) -> Any:
     """norse's own loop over the first dimension."""
-    return _import("norse.torch.module.lift", "norse").Lift(cell)
+    return imported("norse.torch.module.lift", "norse").Lift(cell)
 
 
 def _spike(distance: torch.Tensor, primitive: torch.Tensor, at_threshold: float) -> torch.Tensor:

@@ -106,7 +106,7 @@ def table_rows(result: CaseResult) -> List[List[str]]:
     marks = note_marks(result)
     for r in result.results:
         label = r.contender.label + "".join(f" [{mark}]" for mark in marks.get(r.contender.name, []))
-        if r.check is None or r.timing is None or r.peak_bytes is None:
+        if r.check is None or r.timing is None:
             rows.append([label, f"RED, not timed: {r.reason}" if r.status == RED else f"{r.status}: {r.reason}"])
             continue
         t = r.timing
@@ -119,9 +119,9 @@ def table_rows(result: CaseResult) -> List[List[str]]:
             row.append("–" if t.faults is None else faults(t.faults))
             row.append("–" if t.system_share is None else share(t.system_share))
         row += [share(r.phases[phase]) if phase in r.phases else "–" for phase in phases]
-        row.append(f"{r.peak_bytes / MEBIBYTE:.1f}")
+        row.append("–" if r.peak_bytes is None else f"{r.peak_bytes / MEBIBYTE:.1f}")
         if reference:
-            row.append(f"{r.peak_bytes / reference:.0%}")
+            row.append("–" if r.peak_bytes is None else f"{r.peak_bytes / reference:.0%}")
         if resident:
             row.append("–" if r.resident_bytes is None else f"{r.resident_bytes / MEBIBYTE:.1f}")
         rows.append(row)

@@ -109,7 +109,10 @@ def run_case(
                 result.resident_bytes = resident(contender.name)
             if memory_apart and result.resident_bytes is None:
                 raise Unavailable("a process of its own has too little memory for it beside this one")
-            result.peak_bytes = result.resident_bytes if memory_apart else peak_extra_bytes(workload.step, device)
+            if memory_apart:
+                result.peak_bytes = result.resident_bytes
+            elif contender.torch_memory:
+                result.peak_bytes = peak_extra_bytes(workload.step, device)
             workloads[contender.name] = workload
         except Unavailable as error:
             result.status, result.reason = UNAVAILABLE, str(error)

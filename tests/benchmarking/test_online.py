@@ -57,3 +57,9 @@ def test_the_sweep_has_a_point_for_each_length():
     assert [point.steps for point in sweep.points] == [50, 200]
     with pytest.raises(ValueError, match="1 or more"):
         online.OPTIONS[0].parse("0,5")
+
+
+def test_a_trace_for_each_weight_is_left_out_of_long_streams():
+    row = next(c for c in contenders(replace(SMALL, steps=1000)) if c.name == "braintrace-D-RTRL")
+    with pytest.raises(Unavailable, match="takes minutes for 1000 steps"):
+        row.build()

@@ -106,7 +106,7 @@ def test_compile_without_compiler(monkeypatch, tmp_path):
 
 
 def test_every_peer_has_a_summary():
-    assert set(PEERS) == {"snntorch", "compile", "spikingjelly", "norse", "copy"}
+    assert set(PEERS) == {"snntorch", "compile", "spikingjelly", "norse", "braintrace", "copy"}
     assert all(PEERS.values())
 
 
@@ -131,7 +131,7 @@ def test_spikingjelly_backend(node, monkeypatch):
         def ATan(alpha):
             return alpha
 
-    monkeypatch.setattr(peers, "_import", lambda module, package: Package)
+    monkeypatch.setattr(peers, "imported", lambda module, package: Package)
     assert "backend" not in peers.spikingjelly_lif(0.9).given or node is OldNode
     if node is OldNode:
         assert peers.spikingjelly_lif(0.9, backend="triton").given["backend"] == "triton"

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import snnipu
-from snnipu.benchmarking import peers
+from snnipu.benchmarking import braintrace, peers
 from snnipu.benchmarking.case import Axis, Case, Contender, Settings, Sweep, Workload
 from snnipu.benchmarking.checks import Check, relative_error
 from snnipu.benchmarking.memory import available_memory
@@ -270,6 +270,24 @@ def _spikingjelly(settings: Settings, node: str) -> Workload:
     return Workload(lambda: problem.spikingjelly(settings.steps, net), check)
 
 
+def _braintrace(settings: Settings, rule: str, options: Dict[str, Any], most: int) -> Workload:
+    if settings.steps > most:
+        raise peers.Unavailable(f"takes minutes for {settings.steps} steps; it is run for {most} at most")
+    problem = _problem(settings)
+    made = braintrace.stream(rule, problem.weights, settings.beta, problem.upstream, **options)
+    steps = min(CHECKED_STEPS, settings.steps)
+
+    def check() -> Check:
+        grads, losses = made(problem.chunks(steps, CHUNK))
+        if rule == "D_RTRL":
+            return _compared(grads, problem.by_steps(steps, traces=True), "explicit steps, as ottt")
+        # Its rule leaves more out than any here: what can be compared is what the network makes of the stream.
+        spk = problem.network()(torch.cat(list(problem.chunks(steps, CHUNK))))[0]
+        return _compared([losses], [(spk * problem.upstream).sum((1, 2))], "BPTT, losses")
+
+    return Workload(lambda: made(problem.chunks(settings.steps, CHUNK))[0], check)
+
+
 RULES: Sequence[Tuple[str, Dict[str, Any], str]] = (
     ("sltt", {}, "each step by itself"),
     ("ottt", {}, "a trace of each input"),
@@ -280,6 +298,13 @@ RULES: Sequence[Tuple[str, Dict[str, Any], str]] = (
         {"readouts": OUTPUTS},
         "local readouts of each layer, and their squares a part of the loss",
     ),
+)
+
+
+# Name, rule, its options, the longest stream that is run, what it is.
+_BRAINTRACE: Sequence[Tuple[str, str, Dict[str, Any], int, str]] = (
+    ("pp-prop", "pp_prop", {"decay_or_rank": 0.9}, 10_000, "traces of inputs and of outputs, an approximation"),
+    ("D-RTRL", "D_RTRL", {}, 200, "a trace for each weight and sample; here the gradients of ottt"),
 )
 
 
@@ -299,6 +324,17 @@ def build(settings: Settings) -> Case:
             ratio="BPTT in chunks",
         ),
         *(own(rule, f"Online, {rule}", _by_rule, rule, options, note=note) for rule, options, note in RULES),
+        *(
+            Contender(
+                f"braintrace-{name}",
+                f"BrainTrace, {name}",
+                functools.partial(_braintrace, settings, rule, options, most),
+                peer="braintrace",
+                torch_memory=False,
+                note=f"compiled by JAX, which takes all cores it may; {note}",
+            )
+            for name, rule, options, most, note in _BRAINTRACE
+        ),
         *(
             Contender(
                 f"spikingjelly-{node[:4].lower()}",
