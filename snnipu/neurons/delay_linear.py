@@ -10,7 +10,7 @@ from snnipu import _route
 from snnipu.neurons.sparse_linear import check_features, init_like_linear
 from snnipu.ops._arguments import compute_dtype
 from snnipu.ops.connections import Delayed
-from snnipu.ops.delay_linear import KERNELS, delay_linear, followed, taps
+from snnipu.ops.delay_linear import KERNELS, by_products, delay_linear, followed, taps
 from snnipu.ops.dense_to_sparse import dense_argument
 from snnipu.spikes import SparseSpikes
 
@@ -92,6 +92,16 @@ class Delays:
         weight = self.weight.to(compute_dtype(self.weight.dtype))
         return taps(weight, self.delay, self.max_delay, self.kernel, check_sigma(self.sigma))
 
+    def _arriving(
+        self, x: Union[torch.Tensor, SparseSpikes], connected: Delayed, bias: Optional[torch.Tensor] = None
+    ) -> torch.Tensor:
+        """What arrives ``[T, B, out]``; there is no operator for IPUs, on which products do the same."""
+        if not _route.on_ipu():
+            return delay_linear(x, connected, bias)
+        assert self.max_delay is not None
+        x = x.to_dense() if isinstance(x, SparseSpikes) else x
+        return by_products(x.to(connected.weight.dtype), connected, self.max_delay, bias)
+
     @torch.no_grad()
     def round_(self) -> Any:
         """Round the delays to whole steps, in place: each spike then arrives once. Returns the layer."""
@@ -132,8 +142,8 @@ class DelayLinear(Delays, nn.Module):
     whole, up to the order of the additions. The currents on their way are in no ``state_dict``; a copy of the module
     has them without their graph.
 
-    On a CPU in float32 and float64 a spike costs its synapses' taps, however long the delays are; elsewhere it is a sum
-    of products, one for each step of the longest delay. Weights in 16 bits are computed in float32.
+    On a CPU in float32 and float64 a spike costs its synapses' taps, however long the delays are; elsewhere, on an IPU
+    too, it is a sum of products, one for each step of the longest delay. Weights in 16 bits are computed in float32.
 
     Args:
         in_features, out_features: as ``nn.Linear``'s.
@@ -152,7 +162,7 @@ class DelayLinear(Delays, nn.Module):
 
     Raises:
         TypeError, ValueError: the message names the argument; a call that goes on with another batch size.
-        RuntimeError: on an IPU or its model: there is no operator for it.
+        RuntimeError: on an IPU or its model with ``init_hidden=True``, whose graph does not keep what is on its way.
 
     Sources: Hammouamri et al., "Learning delays in spiking neural networks using dilated convolutions with learnable
     spacings", ICLR 2024, for the Gaussian; Goeltz et al., "DelGrad", 2025, and Meszaros et al., arXiv 2501.07331, for
@@ -214,6 +224,7 @@ class DelayLinear(Delays, nn.Module):
         """
         if not self.init_hidden:
             return self.sequence(x)
+        _route.uses_operator("DelayLinear with init_hidden=True")  # an error where it must have one
         if isinstance(x, torch.Tensor) and x.dim() == 2:
             return self.forward(x.unsqueeze(0))[0]
         x = self._checked(x)
@@ -234,10 +245,9 @@ class DelayLinear(Delays, nn.Module):
     def sequence(self, x: Union[torch.Tensor, SparseSpikes]) -> torch.Tensor:
         """All steps, with nothing on its way before them and whatever ``init_hidden`` is."""
         x, connected = self._checked(x), self._taps()
-        return delay_linear(x, connected, None if self.bias is None else self.bias.to(connected.weight.dtype))
+        return self._arriving(x, connected, None if self.bias is None else self.bias.to(connected.weight.dtype))
 
     def _checked(self, x: Union[torch.Tensor, SparseSpikes]) -> Union[torch.Tensor, SparseSpikes]:
-        _route.uses_operator("DelayLinear")  # an error where it must have one
         if isinstance(x, SparseSpikes):
             if x.num_neurons != self.in_features:
                 raise ValueError(f"x must be spikes of in_features = {self.in_features} neurons, got {x.num_neurons}")

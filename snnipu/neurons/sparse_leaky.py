@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import nn
 
-from snnipu import _route, ops
+from snnipu import ops
 from snnipu.neurons.delay_linear import DelayLinear, Delays
 from snnipu.neurons.fused import FusedNeuron, load_scalars, values_of
 from snnipu.neurons.leaky import Leaky
@@ -16,7 +16,6 @@ from snnipu.ops._arguments import compute_dtype, reset_code
 from snnipu.ops._slots import check_delay, check_max_spikes, overflow_code
 from snnipu.ops._sparse_layers import delayed
 from snnipu.ops._spike_gradient import fused
-from snnipu.ops.delay_linear import delay_linear
 from snnipu.ops.neuron_sequence import Results, neuron_apply
 from snnipu.ops.select_spikes import grad_threshold_argument
 from snnipu.spikes import SparseSpikes, SpikeTotals
@@ -320,9 +319,8 @@ class FullyConnectedNeurons(Delays, SparseNeurons):
 
     def weighted(self, x: DenseOrSparse) -> torch.Tensor:
         if self.max_delay is not None:
-            _route.uses_operator(f"{type(self).__name__} with max_delay")  # an error where it must have one
             x = x if isinstance(x, SparseSpikes) else x.to(compute_dtype(self.weight.dtype))
-            return delay_linear(x, self._taps())
+            return self._arriving(x, self._taps())
         if isinstance(x, SparseSpikes):
             return ops.sparse_linear(x, self.weight)
         return nn.functional.linear(x.to(self.weight.dtype), self.weight)

@@ -86,6 +86,21 @@ def delay_linear(
     return _forward(*slots, weight, bias, geometry, lags)
 
 
+def by_products(x: torch.Tensor, connected: Delayed, longest: int, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
+    """:func:`delay_linear` of a dense tensor by PyTorch's operations alone, for compilers of graphs: a product for each
+    lag up to ``longest``."""
+    steps, total = x.shape[0], None
+    for lag in range(min(longest + 1, steps)):
+        taps_then = [(connected.lags + tap == lag).to(x.dtype) for tap in range(connected.weight.shape[2])]
+        weight = sum(connected.weight[..., tap] * then for tap, then in enumerate(taps_then))
+        made = x[: steps - lag] @ weight
+        if lag:
+            made = torch.cat([made.new_zeros(lag, *made.shape[1:]), made])
+        total = made if total is None else total + made
+    assert total is not None
+    return total if bias is None else total + bias
+
+
 def _within(connected: Delayed, steps: int) -> Delayed:
     """The same for so many steps, without ways that end more than a step behind the last: kernels have room for all."""
     last = steps + connected.weight.shape[2]

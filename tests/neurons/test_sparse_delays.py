@@ -239,14 +239,3 @@ def test_paths_dtypes_and_copies():
 def test_what_has_no_delays_says_so(make, error, match):
     with pytest.raises(error, match=match):
         make()
-
-
-def test_not_on_an_ipu():
-    options = poptorch.Options()
-    options.useIpuModel(True)
-    layers = [snn.SparseLeaky(8, 4, beta=0.9, max_delay=5, recurrent=own, max_spikes=4) for own in (False, True)]
-    x = snn.SparseSpikes.from_dense(torch.zeros(3, 1, 8), 4)
-    for net in (*layers, snn.SparseNetwork([8, 4], beta=0.9, max_delay=5, max_spikes=4)):
-        model = poptorch.inferenceModel(nn.Sequential(net), options)
-        with pytest.raises(RuntimeError, match="SparseLeaky with max_delay cannot run on the IPU model"):
-            model(x)

@@ -1,0 +1,78 @@
+"""Layers with delays inside PopTorch's training loops: on the IPU model the weights of the host's kernels."""
+
+import pytest
+import torch
+from oracle import relative_error
+from support.operators import needs_host_runtime, needs_library
+from torch import nn
+
+import snnipu as snn
+from snnipu import poptorch
+
+pytestmark = [needs_host_runtime, needs_library]
+LEAKY = {"beta": 0.9, "threshold": 0.5}
+NETWORKS = {
+    "linear": lambda: [snn.DelayLinear(20, 16, 5, bias=True), snn.Leaky(**LEAKY), nn.Linear(16, 5)],
+    "gaussian": lambda: [snn.DelayLinear(20, 16, 5, kernel="gaussian"), snn.Leaky(**LEAKY), nn.Linear(16, 5)],
+    # Longer than the sequence; at the ends and between steps.
+    "axonal": lambda: [snn.DelayLinear(20, 16, 15, delay=3 * torch.rand(1, 20)), snn.Leaky(**LEAKY), nn.Linear(16, 5)],
+    "whole steps": lambda: [
+        snn.DelayLinear(20, 16, 3, delay=torch.randint(4, (16, 1)).float(), learn_delay=False),
+        snn.Leaky(**LEAKY),
+        nn.Linear(16, 5),
+    ],
+    "events": lambda: [snn.SparseLeaky(20, 16, max_delay=5, **LEAKY), snn.SparseLinear(16, 5)],
+    "recurrent": lambda: [snn.SparseLeaky(20, 16, max_delay=5, recurrent=True, **LEAKY), snn.SparseLinear(16, 5)],
+    "slots": lambda: [
+        snn.SparseNetwork([20, 16, 12], max_delay=4, max_spikes=8, grad_threshold=0.1, **LEAKY),
+        snn.SparseLinear(12, 5),
+    ],
+}
+
+
+class Model(nn.Module):
+    def __init__(self, make):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = snn.MultiStep(*NETWORKS[make](), snn.Leaky(beta=0.7))
+        with torch.no_grad():
+            for name, parameter in self.net.named_parameters():
+                parameter.mul_(2 if name.endswith("weight") else 1)
+
+    def forward(self, x, labels):
+        spk, mem = self.net(x)
+        return spk, nn.functional.cross_entropy(mem.mean(0), labels)
+
+
+@pytest.mark.parametrize("make", NETWORKS)
+def test_training_gives_the_weights_and_delays_of_the_kernels(make, monkeypatch):
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:16")
+    torch.manual_seed(1)
+    x, labels = (torch.rand(3, 12, 4, 20) < 0.3).float(), torch.randint(5, (3, 4))
+    found = []
+    for on_model in (False, True):
+        model = Model(make)
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, use_combined_accum=False)
+        training = poptorch.trainingModel(model, poptorch.Options().useIpuModel(on_model), optimizer=optimizer)
+        losses = [training(*batch)[1] for batch in zip(x, labels)]
+        found.append((torch.stack(losses), [p.detach().clone() for p in model.parameters()]))
+    (losses, weights), (of_model, others) = found
+    assert torch.allclose(losses, of_model, rtol=1e-5)
+    for own, other, old in zip(weights, others, before):
+        assert not torch.equal(own, old)
+        assert relative_error(own, other) < 1e-5
+
+
+def test_a_graph_that_is_compiled_does_not_keep_what_is_on_its_way():
+    class Step(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.delay = snn.DelayLinear(4, 3, 2, init_hidden=True)
+
+        def forward(self, x):
+            return self.delay(x)
+
+    model = poptorch.inferenceModel(Step(), poptorch.Options().useIpuModel(True))
+    with pytest.raises(RuntimeError, match="DelayLinear with init_hidden=True cannot run on the IPU model"):
+        model(torch.rand(5, 2, 4))
