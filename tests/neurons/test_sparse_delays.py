@@ -9,10 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.delays import TIGHT, weighted
-from torch import nn
 
 import snnipu as snn
-from snnipu import poptorch
 from snnipu.training import methods
 
 EXAMPLES = int(os.environ.get("SNNIPU_HYPOTHESIS_EXAMPLES", "60"))
