@@ -170,8 +170,9 @@ OPTIONS: Dict[str, List[Option]] = {
         ),
         Option(
             "rule", (*RULES, "decolle"), "",
-            "learn online, without going back through time, by this rule of snnipu.Online; events: with --method dense "
-            "and --delay 0, which are then the defaults (default: backpropagation through time)",
+            "learn online, without going back through time, by this rule of snnipu.Online; events: with --delay 0 and "
+            "--method dense, which are then the defaults, sltt and ottt with sparse_network, too (default: "
+            "backpropagation through time)",
         ),
         Option("chunk", positive_int, "N", f"with --rule: steps that are computed at a time (default: {CHUNK})"),
     ],

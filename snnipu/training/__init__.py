@@ -30,7 +30,7 @@ from snnipu.training.loop import DivergedError, TrainingLoop
 from snnipu.training.low_activity import ActivityRegularizer, GradThresholdSchedule, LayerScale, scale_to_activity
 from snnipu.training.methods import METHODS
 from snnipu.training.network import StepLoop, build_network, layer_activity
-from snnipu.training.online import RULES
+from snnipu.training.online import RULES, SPIKE_RULES
 from snnipu.training.ranks import TIMEOUT, LostRankError, OtherRankError, Ranks, joined, restarts
 from snnipu.training.trainer import Trainer, backend_name
 
@@ -40,6 +40,7 @@ __all__ = [
     "EVENT_DATASETS",
     "METHODS",
     "RULES",
+    "SPIKE_RULES",
     "TIMEOUT",
     "ActivityRegularizer",
     "CheckpointError",

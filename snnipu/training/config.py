@@ -6,7 +6,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 from snnipu.neurons.sparse_benchmark import SECOND_THRESHOLD, benchmark_max_spikes
 from snnipu.training.methods import METHODS
-from snnipu.training.online import CHUNK, RULES
+from snnipu.training.online import CHUNK, RULES, SPIKE_RULES
 
 DATASETS = ("digits", "mnist")
 EVENT_DATASETS = ("randman", "nmnist", "shd", "dvs", "spoken_digits")
@@ -292,7 +292,8 @@ class EventConfig(Settings):
         crop: use the central ``crop`` x ``crop`` pixels of an event camera only; None: all of them.
         downsample: take squares of so many pixels' side as one; of ``"dvs"``.
         precision: as in :class:`TrainConfig`; ``"bf16"`` with ``method="dense"`` only.
-        rule, chunk: as in :class:`TrainConfig`; with ``method="dense"`` and ``delay=0`` only, which are then defaults.
+        rule, chunk: as in :class:`TrainConfig`; with ``delay=0`` and ``method="dense"``, which are then defaults, or by
+            ``"sltt"`` and ``"ottt"`` with ``method="sparse_network"``.
 
     Raises:
         ValueError: an argument is out of its range, or does not go with another; the message starts with its name.
@@ -357,8 +358,15 @@ class EventConfig(Settings):
         self._check_choice("overflow_order", OVERFLOW_ORDERS)
         self._check_rule()
         if self.rule is not None:
-            if self.method != "dense":
-                raise ValueError(f"method: expected dense with a rule of online learning, got {self.method!r}")
+            if self.method == "sparse_ops":
+                raise ValueError(
+                    f"method: expected dense or sparse_network with a rule of online learning, got {self.method!r}"
+                )
+            if self.method != "dense" and self.rule not in SPIKE_RULES:
+                raise ValueError(
+                    f"method: expected dense with the rule {self.rule}, got {self.method!r}, which learns online by "
+                    f"{' or '.join(SPIKE_RULES)}"
+                )
             if self.delay:
                 raise ValueError("delay: expected 0 with a rule of online learning, got 1")
             self._check_absent(("rate_limit",), "a limit on a whole recording's mean, which is learnt in chunks")

@@ -13,7 +13,7 @@ from snnipu.spikes import SparseSpikes
 from snnipu.training.config import EventConfig
 from snnipu.training.loop import HISTORY_ENTRIES, Never, TrainingLoop, number
 from snnipu.training.low_activity import ActivityRegularizer, GradThresholdSchedule, LayerScale, scale_to_activity
-from snnipu.training.methods import METHODS, Layers, limited, num_spikes, overflow, spike_count
+from snnipu.training.methods import METHODS, Layers, Spikes, limited, num_spikes, overflow, spike_count
 from snnipu.training.online import OnlineSteps, peak_memory
 from snnipu.training.ranks import Ranks
 
@@ -129,7 +129,9 @@ class EventTrainer(TrainingLoop):
         self.data = data
         self.scaling: List[LayerScale] = []
         self._run = METHODS[config.method]
-        if config.rule is not None:
+        if config.rule is not None and config.method == "sparse_network":
+            self._online = OnlineSteps(network, config.rule)
+        elif config.rule is not None:
             twin = network.to_dense()
             layers, made = list(network.layers), list(twin.parameters())
             assert len(made) == len(layers) == len(list(network.parameters()))  # weights, and nothing else
@@ -203,11 +205,18 @@ class EventTrainer(TrainingLoop):
             loss = loss + self._regularizer(layers[:-1])
         return loss, scores.detach()
 
-    def _chunks(self, x: SparseSpikes) -> Iterator[torch.Tensor]:
-        for start in range(0, self.config.steps, self.config.chunk or self.config.steps):
-            chunk = x[start : start + (self.config.chunk or self.config.steps)].to_dense()
-            shape = self.data.sensor_shape if self.config.network == "conv" else None
-            yield chunk if shape is None else chunk.unflatten(2, shape)
+    def _chunks(self, x: SparseSpikes) -> Iterator[Spikes]:
+        length = self.config.chunk or self.config.steps
+        for start in range(0, self.config.steps, length):
+            chunk = x[start : start + length]
+            if self.config.method == "dense":
+                shape = self.data.sensor_shape if self.config.network == "conv" else None
+                yield chunk.to_dense() if shape is None else chunk.to_dense().unflatten(2, shape)
+                continue
+            given = limited(self.network, chunk)
+            yield given
+            if self._counted:  # the chunk has run when the next one is asked for
+                self._dropped += torch.tensor([overflow(given), *(self.network.overflow or ())])
 
     def _layers(self, x: SparseSpikes) -> Tuple[Layers, torch.Tensor, torch.Tensor]:
         """Spikes of every layer; spikes dropped and spikes kept, of the input and of every layer, int64."""

@@ -144,8 +144,8 @@ class TrainingLoop:
         """
         raise NotImplementedError
 
-    def _chunks(self, x: Any) -> Iterator[torch.Tensor]:
-        """An input in chunks ``[Tc, B, ...]`` of ``config.chunk`` steps, where a rule of online learning trains."""
+    def _chunks(self, x: Any) -> Iterator[Any]:
+        """An input in chunks of ``config.chunk`` steps, dense or spikes, where a rule of online learning trains."""
         raise NotImplementedError
 
     def _evaluation(self, should_stop: Callable[[], bool]) -> Dict[str, Any]:

@@ -1,13 +1,14 @@
 """Training by a rule of online learning: each recording is a stream, learnt chunk by chunk."""
 
 import sys
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from snnipu.online import Online
+from snnipu.spikes import SparseSpikes
 
 try:
     import resource
@@ -16,6 +17,8 @@ except ImportError:  # Windows
 
 # DECOLLE learns by readouts of its own, which the network that is evaluated does not have.
 RULES = ("sltt", "ottt", "eprop", "snap1")
+# Those that event-driven layers take.
+SPIKE_RULES = ("sltt", "ottt")
 CHUNK = 50
 # With its low-pass every weight has a trace, and a readout that is reset to zero has none.
 _OPTIONS: Dict[str, Dict[str, Any]] = {"eprop": {"low_pass": False}}
@@ -44,7 +47,7 @@ class OnlineSteps:
         self.scaled = scaled or []
 
     def learn(
-        self, chunks: Iterable[torch.Tensor], steps: int, labels: torch.Tensor, weight: float
+        self, chunks: Iterable[Union[torch.Tensor, SparseSpikes]], steps: int, labels: torch.Tensor, weight: float
     ) -> Tuple[torch.Tensor, torch.Tensor]:
         """Add the gradients of ``weight`` times the loss; returns the loss and the spike counts."""
         with torch.no_grad():
@@ -54,8 +57,9 @@ class OnlineSteps:
         self.online.reset()
         counts, total = torch.zeros(()), torch.zeros((), device=labels.device)
         for chunk in chunks:
-            spk = self.online(chunk, single=False)[0]
-            counts = counts.to(spk) + spk.sum(0)
+            out = self.online(chunk, single=False)
+            count = out.spike_count() if isinstance(out, SparseSpikes) else out[0].sum(0)
+            counts = counts.to(count) + count
             loss = cross_entropy(counts, labels) * (len(chunk) / steps)
             (loss * weight).backward()
             counts = counts.detach()

@@ -9,7 +9,8 @@ from snnipu import datasets, training
 from snnipu.cli import train
 
 RANDMAN = "--dataset randman --samples-per-class 8 --classes 4 --hidden 24 --batch-size 16 --initial-activity none"
-DATA = {"digits": "--dataset digits --hidden 16", "randman": RANDMAN}
+EVENTS = f"{RANDMAN} --method sparse_network"
+DATA = {"digits": "--dataset digits --hidden 16", "randman": RANDMAN, "events": EVENTS}
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,8 @@ def weights(state):
 @pytest.mark.parametrize("data", DATA)
 def test_of_one_step_it_is_backpropagation(data):
     """With parts of a batch, too. Of more steps it is another gradient."""
-    through_time = f"{DATA[data]} --epochs 1" + (" --method dense --delay 0" if data == "randman" else "")
+    more = {"digits": "", "randman": " --method dense --delay 0", "events": " --delay 0"}[data]
+    through_time = f"{DATA[data]} --epochs 1{more}"
     expected = run(f"{through_time} --steps 1", "bptt")
     for more in ("", "--accumulate 2"):
         online = run(f"{DATA[data]} --epochs 1 --steps 1 --rule ottt {more}", "online")
@@ -44,6 +46,11 @@ def test_of_one_step_it_is_backpropagation(data):
 @pytest.mark.parametrize("rule", training.RULES)
 @pytest.mark.parametrize("data", DATA)
 def test_resume_gives_what_an_uninterrupted_run_gives(data, rule, capsys):
+    if data == "events" and rule not in training.SPIKE_RULES:
+        with pytest.raises(SystemExit):
+            run(f"{DATA[data]} --rule {rule}", "run")
+        assert "argument --method: expected dense with the rule" in capsys.readouterr().err
+        return
     settings = f"{DATA[data]} --steps 7 --rule {rule} --chunk 3"
     straight = run(f"{settings} --epochs 2", "straight")
     run(f"{settings} --epochs 1", "parts")
@@ -52,6 +59,14 @@ def test_resume_gives_what_an_uninterrupted_run_gives(data, rule, capsys):
     assert "MiB" in capsys.readouterr().out
     assert parts["config"] == straight["config"]
     assert torch.equal(weights(parts), weights(straight))
+
+
+def test_spikes_that_are_dropped_in_chunks_are_counted():
+    settings = f"{EVENTS} --steps 9 --epochs 1 --max-spikes 3,2,4 --delay 0 --lr 1e-12"
+    online = run(f"{settings} --rule sltt --chunk 4", "online")["history"][0]
+    whole = run(settings, "whole")["history"][0]
+    assert online["train_overflow"] == whole["train_overflow"]
+    assert min(whole["train_overflow"][:2]) > 0
 
 
 @pytest.mark.parametrize(
@@ -63,7 +78,11 @@ def test_resume_gives_what_an_uninterrupted_run_gives(data, rule, capsys):
         ("--rule ottt --bptt-steps 5", "argument --bptt-steps: a rule of online learning"),
         ("--rule ottt --checkpoint-steps 5", "argument --checkpoint-steps: a rule of online learning"),
         ("--rule ottt --precision bf16", "argument --precision: expected float32 with a rule"),
-        ("--rule ottt --dataset randman --method sparse_ops", "argument --method: expected dense with a rule"),
+        ("--rule ottt --dataset randman --method sparse_ops", "argument --method: expected dense or sparse_network"),
+        (
+            f"--rule ottt {EVENTS} --overflow-order rotate --max-spikes 4",
+            'argument --rule: module .* overflow="rotate"',
+        ),
         ("--rule ottt --dataset randman --delay 1", "argument --delay: expected 0 with a rule"),
         ("--rule ottt --dataset randman --rate-limit 0.1", "argument --rate-limit: expected none"),
         ("--rule ottt --chunk 0", "argument --chunk: expected a positive integer"),
