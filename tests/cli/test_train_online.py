@@ -81,7 +81,7 @@ def test_spikes_that_are_dropped_in_chunks_are_counted():
         ("--rule ottt --dataset randman --method sparse_ops", "argument --method: expected dense or sparse_network"),
         (
             f"--rule ottt {EVENTS} --overflow-order rotate --max-spikes 4",
-            'argument --rule: module .* overflow="rotate"',
+            'argument --rule: module SparseNetwork: with overflow="rotate"',
         ),
         ("--rule ottt --dataset randman --delay 1", "argument --delay: expected 0 with a rule"),
         ("--rule ottt --dataset randman --rate-limit 0.1", "argument --rate-limit: expected none"),
