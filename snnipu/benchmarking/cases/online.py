@@ -24,7 +24,7 @@ FULL = {"steps": 200, "batch_size": 32, "neurons": 512, "repeats": 5, "min_secon
 QUICK = {"steps": 20, "batch_size": 2, "neurons": 16, "repeats": 2, "min_seconds": 0.0}
 STREAMS = (50, 200, 1000, 5000)
 QUICK_STREAMS = (10, 20)
-INPUTS, OUTPUTS, CHUNK = 700, 20, 50
+INPUTS, OUTPUTS, CHUNK, LONG_CHUNK = 700, 20, 50, 200
 ACTIVITY = 0.02
 # So much of a stream is drawn; it comes again and again.
 DRAWN = 4
@@ -241,13 +241,13 @@ def _truncated(settings: Settings) -> Workload:
     return Workload(lambda: problem.truncated(settings.steps, net), check)
 
 
-def _by_rule(settings: Settings, rule: str, options: Dict[str, Any]) -> Workload:
+def _by_rule(settings: Settings, rule: str, options: Dict[str, Any], length: int = CHUNK) -> Workload:
     problem = _problem(settings)
     online = snnipu.Online(problem.network(), rule=rule, **options)
     steps = min(CHECKED_STEPS, settings.steps)
 
     def check() -> Check:
-        made = problem.online(steps, online)
+        made = problem.online(steps, online, length)
         if rule in ("sltt", "ottt"):
             return _compared(made, problem.by_steps(steps, traces=rule == "ottt"), "explicit steps")
         if rule == "decolle":
@@ -255,7 +255,7 @@ def _by_rule(settings: Settings, rule: str, options: Dict[str, Any]) -> Workload
         # The last layer's gradient is that of backpropagation: what a rule leaves out is below.
         return _compared(made[-1:], problem.through_time(steps, online.net)[-1:], "BPTT, last layer")
 
-    return Workload(lambda: problem.online(settings.steps, online), check)
+    return Workload(lambda: problem.online(settings.steps, online, length), check)
 
 
 def _spikingjelly(settings: Settings, node: str) -> Workload:
@@ -301,6 +301,7 @@ RULES: Sequence[Tuple[str, Dict[str, Any], str]] = (
 )
 
 
+_LONG = f"in chunks of {LONG_CHUNK} steps: less to do around each, and more memory"
 # Name, rule, its options, the longest stream that is run, what it is.
 _BRAINTRACE: Sequence[Tuple[str, str, Dict[str, Any], int, str]] = (
     ("pp-prop", "pp_prop", {"decay_or_rank": 0.9}, 10_000, "traces of inputs and of outputs, an approximation"),
@@ -324,6 +325,10 @@ def build(settings: Settings) -> Case:
             ratio="BPTT in chunks",
         ),
         *(own(rule, f"Online, {rule}", _by_rule, rule, options, note=note) for rule, options, note in RULES),
+        *(
+            own(f"{rule}-{LONG_CHUNK}", f"Online, {rule}, by {LONG_CHUNK}", _by_rule, rule, {}, LONG_CHUNK, note=_LONG)
+            for rule in ("sltt", "ottt")
+        ),
         *(
             Contender(
                 f"braintrace-{name}",
