@@ -218,7 +218,7 @@ class Events:
         layer: Any = self.layer
         if not as_spikes and layer.max_spikes is None and layer.grad_threshold is None:
             counts = torch.count_nonzero(spk.detach().flatten(2), 2).int()[..., None].expand(-1, -1, 2)
-            layer._last = SpikeTotals(counts, spk[0, 0].numel(), None)
+            layer._last = SpikeTotals(counts, spk.shape[2:].numel(), None)
             return spk
         threshold = layer._per_neuron(layer.threshold.detach())
         if threshold.numel() > 1:

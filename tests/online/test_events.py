@@ -17,9 +17,10 @@ NETWORKS = {
     "near": lambda: snn.SparseNetwork([20, 16, 12, 6], delay=0, **NEAR),
     "slots": lambda: snn.SparseNetwork([20, 16, 12, 6], delay=0, max_spikes=[4, 5, 3, None], **NEAR),
     "learnt": lambda: snn.SparseNetwork(
-        [20, 16, 12, 6], delay=0, bias=True, learn_beta=True, learn_threshold=True, input_scale=0.7, **NEAR
+        [20, 16, 12, 6], delay=0, bias=True, learn_beta=True, learn_threshold=True, input_scale=2.0, **NEAR
     ),
     "subtract": lambda: snn.SparseNetwork([20, 16, 6], delay=0, reset_mechanism="subtract", **NEAR),
+    "maps-each": lambda: snn.SparseNetwork([(2, 8, 8), "4C3", "5C2S1P1", 6], delay=0, **SIZES),
     "maps": lambda: snn.SparseNetwork(MAPS, delay=0, **NEAR),
     "maps-slots": lambda: snn.SparseNetwork(MAPS, delay=0, max_spikes=40, bias=True, **NEAR),
 }
@@ -160,8 +161,8 @@ def test_layers_learn_as_their_dense_form(make, rule):
     x = (torch.rand(12, 3, 20) < 0.2).double()
     results = []
     for of_net in (net, dense):
-        online = snn.Online(of_net, rule=rule)
         with torch.no_grad():
+            online = snn.Online(of_net, rule=rule)
             online(x)
         online.reset()
         for chunk in x.split(5):
@@ -229,14 +230,16 @@ def test_delays_in_front_learn_as_their_dense_form():
         for layer in (*net, dense[0], dense[2]):
             layer.weight.mul_(3)
     x = (torch.rand(12, 3, 8) < 0.3).double()
-    for of_net in (net, dense):
-        online = snn.Online(of_net, rule="sltt")
-        for chunk in x.split(5):
-            out = online(chunk)
-            weigh(out.to_dense() if isinstance(out, snn.SparseSpikes) else out[0]).backward()
-    for mine, theirs in [(net[0].weight, dense[0].weight), (net[0].delay, dense[0].delay)]:
-        assert theirs.grad.any()
-        assert relative_error(mine.grad, theirs.grad) < TIGHT
+    for as_events in (False, True):
+        for of_net in (net, dense):
+            of_net.zero_grad()
+            online = snn.Online(of_net, rule="sltt")
+            for chunk in x.split(5):
+                out = online(snn.SparseSpikes.from_dense(chunk) if as_events and of_net is net else chunk)
+                weigh(out.to_dense() if isinstance(out, snn.SparseSpikes) else out[0]).backward()
+        for mine, theirs in [(net[0].weight, dense[0].weight), (net[0].delay, dense[0].delay)]:
+            assert theirs.grad.any()
+            assert relative_error(mine.grad, theirs.grad) < TIGHT
 
 
 def test_one_layer_learns_as_by_backpropagation():
@@ -317,6 +320,31 @@ def test_an_optimizer_steps_between_chunks_and_options_change():
         weigh(out.to_dense()).backward()
 
 
+def test_parameters_and_options_that_are_replaced_count():
+    net = network("near", "auto")
+    x = inputs(net)
+    online = snn.Online(net, rule="ottt")
+    before = online(x)
+    layer = net.layers[0]
+    for change in (
+        lambda: setattr(layer, "weight", nn.Parameter(layer.weight.detach() * 1.5)),
+        lambda: setattr(layer, "reset_mechanism", "subtract"),
+        lambda: setattr(layer, "beta", layer.beta * 0.5),
+    ):
+        change()
+        online.reset()
+        net.zero_grad()
+        out = online(x)
+        assert not torch.equal(out.to_dense(), before.to_dense())
+        assert torch.equal(out.to_dense(), net(x).to_dense())
+        weigh(out.to_dense()).backward()
+        assert layer.weight.grad.any()
+        before = out
+    net.layers[0] = snn.SparseLeaky(20, 16, **SIZES).double()
+    online.reset()
+    assert torch.equal(online(x).to_dense(), net(x).to_dense())
+
+
 class Watched(snn.SparseLeaky):
     pass
 
@@ -331,6 +359,12 @@ def hooked():
     ("make", "options", "error", "match"),
     [
         (lambda: snn.SparseNetwork([8, 6, 4], beta=0.9), {}, ValueError, "SparseNetwork: with delay=1 .* take delay=0"),
+        (
+            lambda: snn.MultiStep(snn.SparseNetwork([8, 6, 4], beta=0.9), nn.Linear(4, 2)),
+            {},
+            ValueError,
+            "module 0: with delay=1",
+        ),
         (
             lambda: snn.SparseNetwork([8, 6], beta=0.9, max_spikes=3, overflow="rotate"),
             {},
