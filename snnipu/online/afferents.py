@@ -226,7 +226,7 @@ class Afferents:
                     "between: spikes are what it reads"
                 )
             kind = type(module).__name__
-            if self.events is not None and takes_spikes(module):
+            if takes_spikes(module) and any(module is other for _, other in self.head):
                 continue
             if type(module) is DelayLinear and is_plain(module):
                 if history:

@@ -117,7 +117,10 @@ class Layer:
         """What the layer above gets, of the spikes and the states; None: there is none."""
         if self.events is None:
             return out[0]
-        return self.events.handed_on(out[0], out[1:], above is None or bool(above.afferents[0].head))
+        made = self.events.handed_on(out[0], out[1:], above is None or bool(above.afferents[0].head))
+        # As MultiStep has it: PyTorch's modules get spikes of maps as a row.
+        is_row = above is not None and above.afferents[0].events is None
+        return made.flatten(2) if is_row and isinstance(made, torch.Tensor) else made
 
     def _with_past(
         self, given: DenseOrSparse, memory: Optional[Memory]

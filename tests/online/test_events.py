@@ -1,5 +1,7 @@
 """Event-driven layers learning online: against explicit steps of their operators, and their dense form."""
 
+import copy
+
 import pytest
 import torch
 from oracle import relative_error
@@ -145,19 +147,27 @@ def test_a_stream_of_events_in_chunks_has_the_gradients_of_explicit_steps(name, 
             nn.Flatten(),
             snn.SparseLeaky(36, 5, **SIZES),
         ),
+        lambda: snn.MultiStep(
+            nn.Unflatten(1, (5, 2, 2)), snn.SparseConvLeaky(5, 4, 2, padding=1, **SIZES), nn.Linear(36, 5), readout()
+        ),
+        lambda: snn.MultiStep(
+            nn.Unflatten(1, (5, 2, 2)),
+            snn.SparseConvLeaky(5, 4, 2, padding=1, **SIZES),
+            snn.SparsePool2d(3),
+            nn.Linear(4, 5),
+            readout(),
+        ),
     ],
-    ids=["synaptic", "each-beta", "each-channel"],
+    ids=["synaptic", "each-beta", "each-channel", "maps-to-linear", "pool-to-linear"],
 )
 def test_layers_learn_as_their_dense_form(make, rule):
     torch.manual_seed(0)
     net = make().double()
-    dense = [[*part.to_dense()] if hasattr(part, "to_dense") else [part] for part in net]
-    dense = snn.MultiStep(*(linear(part) for parts in dense for part in parts)).double()
     with torch.no_grad():
-        for of_net in (net, dense):
-            for parameter in of_net.parameters():
-                if parameter.dim() > 1:
-                    parameter.mul_(1 + (parameter.shape[-1] > 1))
+        for parameter in net.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(3)
+    dense = dense_form(net)
     x = (torch.rand(12, 3, 20) < 0.2).double()
     results = []
     for of_net in (net, dense):
@@ -183,13 +193,20 @@ def readout():
     return snn.Leaky(beta=0.8, threshold=0.4)
 
 
-def linear(part):
-    """An event-driven linear layer as PyTorch's, with a copy of its weights."""
-    if not isinstance(part, snn.SparseLinear):
-        return part
-    made = nn.Linear(part.in_features, part.out_features, bias=part.bias is not None)
-    made.load_state_dict(part.state_dict())
-    return made
+def dense_form(net):
+    """The network of ordinary layers that computes the same, with weights of its own."""
+    made = []
+    for part in copy.deepcopy(net):
+        if isinstance(part, nn.Linear):
+            linear = nn.Linear(part.in_features, part.out_features, bias=part.bias is not None).double()
+            linear.load_state_dict(part.state_dict())
+            made += [nn.Flatten(), linear]
+        elif hasattr(part, "to_dense"):
+            dense = part.to_dense()
+            made += [*dense] if isinstance(dense, nn.Sequential) else [dense]
+        else:
+            made.append(part)
+    return snn.MultiStep(*made).double()
 
 
 def test_a_recurrent_layer_learns_as_rleaky():
