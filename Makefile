@@ -169,9 +169,10 @@ wheel: $(VENV)/.wheel
 # Two copies of what is committed, in folders of other names, give the same bytes: the libraries, and what is around them.
 reproducible: $(VENV)/.torch
 	rm -rf $(OUT)/reproducible
+	commit=$$(git rev-parse HEAD); \
 	for copy in one another/two; do \
-		mkdir -p $(OUT)/reproducible/$$copy && git archive HEAD | tar -x -C $(OUT)/reproducible/$$copy && \
-		SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(PIP_WHEEL) --wheel-dir $(OUT)/reproducible/$$copy/dist \
+		mkdir -p $(OUT)/reproducible/$$copy && git archive $$commit | tar -x -C $(OUT)/reproducible/$$copy && \
+		SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct $$commit) $(PIP_WHEEL) --wheel-dir $(OUT)/reproducible/$$copy/dist \
 			$(OUT)/reproducible/$$copy || exit 1; \
 	done
 	cmp $(OUT)/reproducible/one/dist/snnipu-*.whl $(OUT)/reproducible/another/two/dist/snnipu-*.whl
