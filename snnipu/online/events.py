@@ -201,9 +201,9 @@ class Events:
         else:
             x = x.with_maps(None) if isinstance(x, SparseSpikes) else x.flatten(2) if x.dim() > 3 else x
             x = choose_path(x, layer.weight, layer.path, layer._measured)
-        scale, dtype = getattr(layer, "input_scale", 1.0), compute_dtype(layer.weight.dtype)
+        scale, dtype = getattr(layer, "input_scale", 1.0), layer.weight.dtype
         if isinstance(x, SparseSpikes):
-            values = x.values.to(dtype)
+            values = x.values.to(compute_dtype(dtype))
             return with_values(x, values if scale == 1 else values * scale)
         x = x.to(dtype)
         return x if scale == 1 else x * scale

@@ -9,6 +9,7 @@ from snnipu.online.afferents import Afferents, Direction
 from snnipu.online.dynamics import Chunk, Dynamics
 from snnipu.online.events import DenseOrSparse, leaf_of
 from snnipu.online.rules import Rule
+from snnipu.ops._arguments import compute_dtype
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops.recurrent_sequence import SPIKES
 from snnipu.spikes import SparseSpikes
@@ -87,6 +88,8 @@ class Layer:
         # A part of it would have its gradient written into zeros.
         work.made = [made if len(seen) == len(u) else made[len(seen) - len(u) :]]
         x = work.made[0]
+        # An event-driven layer computes in 16 bits by one of its paths alone.
+        self._check_precision(x.dtype if self.events is None else self.events.layer.weight.dtype)
         values: List[torch.Tensor] = []
         if self.dynamics is None:
             work.after, out = Memory([]), [x.detach()]
@@ -112,6 +115,13 @@ class Layer:
             work.versions = [(p, p._version) for p in (*work.parameters, *own, *feedback)]
             out = list(_Learning.apply(work, out, *given))
         return work, out
+
+    def _check_precision(self, dtype: torch.dtype) -> None:
+        if self.rule.history and self.dynamics is not None and compute_dtype(dtype) != dtype:
+            raise TypeError(
+                f'module {self.name} ({type(self.dynamics.neuron).__name__}) is of {dtype}: rule "{self.rule.name}" '
+                'carries traces in float32 or float64; take these, without autocast, or rule "sltt"'
+            )
 
     def handed_on(self, out: List[torch.Tensor], above: Optional["Layer"]) -> DenseOrSparse:
         """What the layer above gets, of the spikes and the states; None: there is none."""

@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 import torch
+from oracle import relative_error
 from torch import nn
 
 import snnipu as snn
@@ -354,3 +355,35 @@ def test_a_chunk_without_its_backward_pass_is_freed(rule, options, end, monkeypa
     gc.collect()
     assert works
     assert [work for work in works if work() is not None] == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_in_16_bits_each_step_by_itself_learns_and_traces_are_refused(dtype):
+    torch.manual_seed(0)
+    weights = 2 * torch.randn(6, 8), torch.randn(4, 6)
+    x = (torch.rand(9, 2, 8) < 0.4).float()
+    found = []
+    for kind in (torch.float32, dtype):
+        net = snn.MultiStep(
+            nn.Linear(8, 6, bias=False), snn.Leaky(0.9), nn.Linear(6, 4, bias=False), snn.Leaky(0.9)
+        ).to(kind)
+        with torch.no_grad():
+            for layer, weight in zip(net[::2], weights):
+                layer.weight.copy_(weight.to(dtype))
+        online = snn.Online(net, rule="sltt")
+        for chunk in x.to(kind).split(4):
+            online(chunk)[0].float().sum().backward()
+        found.append([p.grad.float() for p in (net[0].weight, net[2].weight)])
+    for own, other in zip(*found):
+        assert own.any()
+        assert relative_error(own, other) < 0.02
+    for rule, options in (("ottt", {}), ("snap1", {}), ("eprop", {}), ("decolle", {"readouts": 3})):
+        with pytest.raises(
+            TypeError, match=rf'module 1 \(Leaky\) is of {dtype}: rule "{rule}" carries traces in float32'
+        ):
+            snn.Online(net, rule=rule, **options)(x.to(dtype))
+    with pytest.raises(TypeError, match="carries traces"):
+        snn.Online(snn.SparseNetwork([8, 6], beta=0.9, path="sparse").to(dtype), rule="ottt")(x)
+    net.float()
+    with torch.autocast("cpu", dtype), pytest.raises(TypeError, match="without autocast"):
+        snn.Online(net, rule="ottt")(x)
