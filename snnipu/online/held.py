@@ -61,7 +61,7 @@ class Held:
 
     def __init__(self, owner: nn.Module, layers: Sequence[Layer], rule: Rule, example: torch.Tensor) -> None:
         check(layers, rule)
-        self.shape, self.dtype, self.history = example.shape, example.dtype, rule.history
+        self.shape, self.dtype, self.rule, self.history = example.shape, example.dtype, rule, rule.history
         x = torch.zeros_like(example)
         with torch.no_grad():
             for number, layer in enumerate(layers):
@@ -83,6 +83,7 @@ class Held:
         self, owner: nn.Module, layers: Sequence[Layer], x: torch.Tensor, begins: Optional[torch.Tensor]
     ) -> List[torch.Tensor]:
         """What the last layer gives of a chunk: its output and its membranes."""
+        check(layers, self.rule)  # options may have changed since
         if x.shape != self.shape or x.dtype != self.dtype:
             expected = f"{tuple(self.shape)} and {self.dtype}"
             raise ValueError(f"x must be of {expected}, as in prepare(), got {tuple(x.shape)} and {x.dtype}")

@@ -81,8 +81,8 @@ class Layer:
         """The chunk, its backward pass waiting, and what it gives."""
         learns, work = torch.is_grad_enabled(), Work(self, online, signals)
         first = self.afferents[0]
-        work.leaf, given_spikes = leaf_of(u, learns)
-        work.inputs = [first.of_input(given_spikes)]
+        work.leaf, entering = leaf_of(u, learns)
+        work.inputs = [first.of_input(entering)]
         seen, past = self._with_past(work.inputs[0], memory)
         made = first.of_body(seen, work.direction)
         # A part of it would have its gradient written into zeros.

@@ -294,6 +294,11 @@ def test_wrong_chunks():
         online(x[:4], begins=torch.ones(2))
     with pytest.raises(TypeError, match="after prepare"):
         online(snn.SparseSpikes.from_dense(x[:4]))
+    # What changed since prepare().
+    online.net[1].reset_mechanism = "zero"
+    with pytest.raises(TypeError, match='its reset_mechanism is "zero"'):
+        online(x[:4])
+    online.net[1].reset_mechanism = "subtract"
     # For another size.
     online.prepare(x[:2])
     assert online(x[:2])[0].shape == (2, 3, 5)

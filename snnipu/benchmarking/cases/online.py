@@ -270,10 +270,11 @@ def _spikingjelly(settings: Settings, node: str) -> Workload:
     return Workload(lambda: problem.spikingjelly(settings.steps, net), check)
 
 
-def _braintrace(settings: Settings, rule: str, options: Dict[str, Any], most: int) -> Workload:
+def _braintrace(settings: Settings, rule: str, most: int) -> Workload:
     if settings.steps > most:
         raise peers.Unavailable(f"takes minutes for {settings.steps} steps; it is run for {most} at most")
     problem = _problem(settings)
+    options = {"decay_or_rank": settings.beta} if rule == "pp_prop" else {}
     made = braintrace.stream(rule, problem.weights, settings.beta, problem.upstream, **options)
     steps = min(CHECKED_STEPS, settings.steps)
 
@@ -302,10 +303,10 @@ RULES: Sequence[Tuple[str, Dict[str, Any], str]] = (
 
 
 _LONG = f"in chunks of {LONG_CHUNK} steps: less to do around each, and more memory"
-# Name, rule, its options, the longest stream that is run, what it is.
-_BRAINTRACE: Sequence[Tuple[str, str, Dict[str, Any], int, str]] = (
-    ("pp-prop", "pp_prop", {"decay_or_rank": 0.9}, 10_000, "traces of inputs and of outputs, an approximation"),
-    ("D-RTRL", "D_RTRL", {}, 200, "a trace for each weight and sample; here the gradients of ottt"),
+# Name, rule, the longest stream that is run, what it is.
+_BRAINTRACE: Sequence[Tuple[str, str, int, str]] = (
+    ("pp-prop", "pp_prop", 10_000, "traces of inputs and of outputs, an approximation"),
+    ("D-RTRL", "D_RTRL", 200, "a trace for each weight and sample; here the gradients of ottt"),
 )
 
 
@@ -333,12 +334,12 @@ def build(settings: Settings) -> Case:
             Contender(
                 f"braintrace-{name}",
                 f"BrainTrace, {name}",
-                functools.partial(_braintrace, settings, rule, options, most),
+                functools.partial(_braintrace, settings, rule, most),
                 peer="braintrace",
                 torch_memory=False,
                 note=f"compiled by JAX, which takes all cores it may; {note}",
             )
-            for name, rule, options, most, note in _BRAINTRACE
+            for name, rule, most, note in _BRAINTRACE
         ),
         *(
             Contender(
