@@ -5,6 +5,7 @@ and how; ``--case SEED`` runs one. A case is drawn from its seed alone.
 """
 
 import argparse
+import collections
 import contextlib
 import copy
 import functools
@@ -20,6 +21,7 @@ from torch import nn
 
 import snnipu as snn
 
+COMPARED = collections.Counter()  # calls whose results were compared, and of how many the gradients
 STRIDED = ("contiguous", "time last", "every second", "reversed batch", "expanded")
 
 
@@ -179,6 +181,12 @@ def layers(draw):
     return made, start
 
 
+def alone(draw):
+    """The same of a neuron by itself."""
+    shape = (draw.randint(1, 40),) if draw.random() < 0.7 else (draw.randint(1, 4), *[draw.randint(1, 5)] * 2)
+    return [neuron(draw, shape)], shape
+
+
 def build(library, described):
     modules = []
     for kind, arguments in described:
@@ -266,15 +274,15 @@ def inputs(draw, steps, batch, shape, dtype):
     return drawn(steps, batch, *shape)
 
 
-def change(draw, modules):
-    """What training does to parameters, in the ways people write it; the same numbers for all ``modules``.
+def change(draw, parameters):
+    """What training does to parameters, in the ways people write it; the same numbers for each network's.
 
     They are float32's, for snnTorch's spikes are float32 in a network of float64, too: what multiplies them is rounded.
     """
     how, seed = draw.choice(["in place", ".data", "load", "none", "optimizer"]), draw.randrange(2**31)
-    for net in modules:
+    for own in parameters:
         generator = torch.Generator().manual_seed(seed)
-        for p in nn.ModuleList(net).parameters():
+        for p in own.values():
             added = 0.1 * torch.randn(p.shape, generator=generator)
             added = (p.detach().float() + added).to(p.dtype) - p.detach()
             if how == "in place":
@@ -289,12 +297,12 @@ def change(draw, modules):
                 torch.optim.SGD([p], lr=1.0).step()
 
 
-def networks(seed):
+def networks(seed, described=layers, trained=0.6):
     """A network by snnTorch's loop, by the same loop of ours bit by bit, and by ``MultiStep`` to rounding."""
     draw = random.Random(seed)
-    described, shape = layers(draw)
+    described, shape = described(draw)
     dtype = draw.choice([torch.float32, torch.float64, torch.float64])
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     try:
         theirs = build(snntorch, described)
     except Exception as error:
@@ -302,7 +310,7 @@ def networks(seed):
     state = nn.ModuleList(theirs).state_dict()
     nets = [theirs]
     for _ in range(2):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         ours = build(snn, described)
         if not any(kind == "Lapicque" for kind, _ in described):  # its R has a graph with a buffer in it
             nn.ModuleList(ours).load_state_dict(state)
@@ -312,6 +320,7 @@ def networks(seed):
         nn.ModuleList(net).to(dtype).train(training)
     normed = any(isinstance(module, (nn.LayerNorm, nn.BatchNorm2d)) for module in theirs)
     multi = snn.MultiStep(*nets[2])
+    parameters = [dict(nn.ModuleList(net).named_parameters()) for net in nets]
     batch = draw.randint(1, 4)
     goes_on = any(is_neuron(module) and module.init_hidden for module in theirs)
     for call in range(draw.randint(1, 3)):
@@ -319,15 +328,15 @@ def networks(seed):
         if not goes_on and draw.random() < 0.5:
             batch = draw.randint(1, 4)
         x = inputs(draw, steps, batch, shape, dtype)
-        train = draw.random() < 0.6
+        train = draw.random() < trained
         parts = draw.choice(["all", "spikes", "membrane", "last step"])
         upstream, results = draw.randrange(2**31), []
         draws = draw.randrange(2**31)
         learn_input = draw.random() < 0.5
         for place, net in enumerate(nets):
             leaf = x.detach().requires_grad_(train and learn_input)
-            torch.manual_seed(draws)
-            for p in nn.ModuleList(net).parameters():
+            torch.default_generator.manual_seed(draws)
+            for p in parameters[place].values():
                 p.grad = None
             function = multi if place == 2 else functools.partial(loop, net)
             try:
@@ -340,7 +349,7 @@ def networks(seed):
                 if place:
                     raise
                 raise Refused(str(error)) from error
-            grads = {name: p.grad for name, p in nn.ModuleList(net).named_parameters()}
+            grads = {name: p.grad for name, p in parameters[place].items()}
             results.append(([one.detach() for one in made], leaf.grad, grads))
             detach_states(net)
         (expected, expected_x, expected_grads), loop_found, multi_found = results
@@ -358,6 +367,7 @@ def networks(seed):
             # A norm of a silent layer divides them by the root of its eps.
             rounding = 1e-3 if normed else 1e-6 if dtype == torch.float64 else 1e-4
             largest = scale_of(expected_grads)
+            COMPARED["calls"] += name == "loop"
             if any(g is not None and not g.isfinite().all() for g in (expected_x, *expected_grads.values())):
                 continue  # snnTorch's sigmoid is inf / inf far below the threshold
             same(f"{said}, gradient of x", found_x, expected_x, rounding * largest)
@@ -367,8 +377,9 @@ def networks(seed):
                 if steps == 1 and grad is None and found_grads[key] is not None and not found_grads[key].any():
                     continue  # of one step's threshold, which its next step would read
                 same(f"{said}, gradient of {key}", found_grads[key], grad, rounding * largest)
+            COMPARED["gradients"] += name == "loop" and bool(places) and train
         if draw.random() < 0.7:
-            change(draw, nets)
+            change(draw, parameters)
         if goes_on and draw.random() < 0.3:
             for net in nets:
                 for module in net:
@@ -382,7 +393,7 @@ def networks(seed):
 def events(seed):
     """A ``SparseNetwork`` by its kernels and by its dense twin, in float64."""
     draw = random.Random(seed)
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     on_maps = draw.random() < 0.5
     if on_maps:
         side = draw.randint(5, 12)
@@ -436,6 +447,8 @@ def events(seed):
             same("gradient of x", found_x[where], expected_x[where], 1e-9 * largest)
         for key, grad in grads.items():
             same(f"gradient of {key}", found_grads[key], grad, 1e-9 * largest)
+        COMPARED["calls"] += 1
+        COMPARED["gradients"] += train and dense.requires_grad
         with torch.no_grad():
             for p, q in zip(net.parameters(), twin.parameters()):
                 added = 0.1 * torch.randn_like(p)
@@ -443,7 +456,11 @@ def events(seed):
                 q.add_(added)
 
 
-FAMILIES = {"networks": networks, "events": events}
+FAMILIES = {
+    "neurons": functools.partial(networks, described=alone, trained=0.15),
+    "networks": networks,
+    "events": events,
+}
 
 
 def run(family, seed):
@@ -485,7 +502,10 @@ def main():
                 wrong += 1
                 print(f"{family} {seed}: {error}", flush=True)
         count += 1
-    print(f"{count} seeds of {', '.join(chosen)} from {arguments.seed} on: {wrong} wrong")
+    print(
+        f"{count} seeds of {', '.join(chosen)} from {arguments.seed} on, {COMPARED['calls']} calls, "
+        f"{COMPARED['gradients']} with gradients: {wrong} wrong"
+    )
     return int(wrong > 0)
 
 
