@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -12,9 +14,11 @@ import torch
 
 from snnipu import backends
 from snnipu._version import __version__
-from snnipu.backends import host
+from snnipu.backends import host, libraries
 
 ROOT = Path(__file__).resolve().parent.parent
+ORDER = ["baseline", "avx2", "avx512"]
+VERSION = re.compile(r"\((GLIBC|GLIBCXX|CXXABI)_([\d.]+)\)")
 CHECK = (
     "import torch, snntorch, snnipu\n"
     "from snnipu.backends import host\n"
@@ -51,8 +55,7 @@ def test_native_library_is_there_where_it_is_required():
 @pytest.mark.parametrize("isa", host.available_isas())
 def test_every_instruction_set(isa):
     best = host.library.snnipu_best_isa().decode()
-    order = ["baseline", "avx2", "avx512"]
-    if isa in order and order.index(isa) > order.index(best):
+    if isa in ORDER and ORDER.index(isa) > ORDER.index(best):
         pytest.skip(f"this processor has no {isa}")
     done = run(CHECK, SNNIPU_ISA=isa)
     assert done.returncode == 0, done.stderr
@@ -64,6 +67,43 @@ def test_the_best_instruction_set_is_chosen():
     environment = {k: v for k, v in os.environ.items() if k != "SNNIPU_ISA"}
     done = subprocess.run([sys.executable, "-c", CHECK], env=environment, stdout=subprocess.PIPE, check=True)
     assert done.stdout.decode().strip() == host.library.snnipu_best_isa().decode()
+
+
+@needs_native
+@pytest.mark.skipif(not (sys.platform == "linux" and platform.machine() == "x86_64"), reason="of Linux on x86-64")
+@pytest.mark.parametrize("isa", host.available_isas())
+def test_the_best_instruction_set_is_what_linux_tells(isa):
+    """Whichever compiler built the library that is asked; the runtimes of some do not know the processor."""
+    (flags,) = {line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")}
+    flags = set(flags.split())
+    best = "baseline"
+    if {"avx2", "fma", "f16c", "bmi1", "popcnt"} <= flags:
+        best = "avx512" if {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags else "avx2"
+    if ORDER.index(isa) > ORDER.index(best):
+        pytest.skip(f"this processor has no {isa}")
+    assert host._open(isa).snnipu_best_isa().decode() == best
+
+
+# What a manylinux_2_27 wheel may ask for, of Ubuntu 18.04, Debian 10, RHEL 8 and later.
+OLDEST = {"GLIBC": (2, 27), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}
+
+
+@needs_native
+@pytest.mark.skipif(not shutil.which("objdump") or sys.platform != "linux", reason="of Linux, with binutils")
+@pytest.mark.parametrize("file", sorted(path.name for path in libraries.native_folder().glob("*.so")))
+def test_older_systems_have_what_is_needed(file):
+    """``csrc/host/old_runtimes.h``, where this machine's compiler built them."""
+    table = subprocess.run(
+        ["objdump", "-T", str(libraries.native_folder() / file)], stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+    needed = [(line.split()[-1], found) for line in table.splitlines() for found in VERSION.findall(line)]
+    assert needed
+    newer = [
+        (symbol, f"{runtime}_{version}")
+        for symbol, (runtime, version) in needed
+        if tuple(map(int, version.split("."))) > OLDEST[runtime]
+    ]
+    assert newer == []
 
 
 @needs_native

@@ -145,7 +145,7 @@ def test_windows_emulated(isa, threads, ziglang, tmp_path):
         said = run_tests(command, "", **wine)
     finally:
         subprocess.run(["wineserver", "--kill"], env={**os.environ, **wine}, check=False)
-    assert f"({isa}, threads by {threads})" in said
+    assert f"({isa}, the best is {host.library.snnipu_best_isa().decode()}, threads by {threads})" in said
 
 
 @pytest.mark.skipif(not shutil.which("qemu-aarch64"), reason="no qemu-aarch64 (Debian: qemu-user)")
@@ -154,4 +154,4 @@ def test_aarch64_emulated(ziglang, tmp_path):
     runner, library = tmp_path / "kernel_runner", extracted("manylinux*_aarch64", "neon", tmp_path)
     build_runner([*ziglang, "aarch64-linux-gnu.2.17"], runner, "-ldl")
     said = run_tests(f"qemu-aarch64 -L /usr/aarch64-linux-gnu {runner} {library}", "")
-    assert "(neon, threads by std::thread)" in said
+    assert "(neon, the best is neon, threads by std::thread)" in said

@@ -3,6 +3,10 @@
 #include "host/snnipu.h"
 #include "host/workers.hpp"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #if !defined(SNNIPU_VERSION) || !defined(SNNIPU_ISA)
 #error "SNNIPU_VERSION and SNNIPU_ISA are set by setup.py"
 #endif
@@ -14,6 +18,26 @@ WorkerOrder &workerOrder() {
   return order;
 }
 
+#if defined(__x86_64__)
+// Asked of the processor itself: not every compiler's runtime fills in what __builtin_cpu_supports reads.
+static const char *bestIsa() {
+  const auto all = [](unsigned found, unsigned wanted) { return (found & wanted) == wanted; };
+  unsigned a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !all(c, bit_OSXSAVE | bit_AVX | bit_FMA | bit_F16C | bit_POPCNT))
+    return "baseline";
+  // Which registers the operating system keeps: those of 256 bits, and of 512 with their masks.
+  unsigned kept, high;
+  __asm__("xgetbv" : "=a"(kept), "=d"(high) : "c"(0));
+  if (!all(kept, 0x06) || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !all(b, bit_AVX2 | bit_BMI))
+    return "baseline";
+  if (all(kept, 0xe6) && all(b, bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL))
+    return "avx512";
+  return "avx2";
+}
+#else
+static const char *bestIsa() { return SNNIPU_ISA; }
+#endif
+
 } // namespace snnipu
 
 extern "C" {
@@ -22,20 +46,7 @@ const char *snnipu_version(void) { return SNNIPU_VERSION; }
 
 const char *snnipu_isa(void) { return SNNIPU_ISA; }
 
-const char *snnipu_best_isa(void) {
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl"))
-    return "avx512";
-  // Every processor with AVX2 and FMA has F16C too, which Clang 14 cannot ask for.
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi"))
-    return "avx2";
-  return "baseline";
-#else
-  return SNNIPU_ISA;
-#endif
-}
+const char *snnipu_best_isa(void) { return snnipu::bestIsa(); }
 
 const char *snnipu_thread_runtime(void) { return snnipu::threadRuntime(); }
 

@@ -87,7 +87,7 @@ template <typename Items, typename Write> void writeList(std::ostream &to, const
 }
 
 std::string operatorsJson() {
-  std::ostringstream to;
+  std::ostringstream to(std::ios_base::out);
   const auto tensor = [&](const auto &of) {
     to << "{\"name\": \"" << of.name << "\", \"types\": ";
     writeList(to, of.supportedTensors, [&](popart::DataType type) { to << '"' << type << '"'; });
@@ -171,7 +171,7 @@ void compile(const snnipu_ipu_request &request, snnipu_ipu_program &program) {
     program.inputs.push_back(sources.at(id));
   for (const TensorId &id : programOutputs) {
     program.outputs.push_back(graph.info(id));
-    std::ostringstream type;
+    std::ostringstream type(std::ios_base::out);
     type << graph.info(id).dataType();
     program.outputTypes.push_back(type.str());
   }

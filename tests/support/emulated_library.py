@@ -70,10 +70,13 @@ class EmulatedLibrary:
     def __init__(self, command):
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.calls = 0
-        self._isa, self._thread_runtime = self._process.stdout.readline().split()
+        self._isa, self._thread_runtime, self._best_isa = self._process.stdout.readline().split()
 
     def snnipu_isa(self):
         return self._isa
+
+    def snnipu_best_isa(self):
+        return self._best_isa
 
     def snnipu_thread_runtime(self):
         return self._thread_runtime
@@ -175,7 +178,8 @@ def pytest_configure(config):
 
 
 def pytest_terminal_summary(terminalreporter):
-    of = f"{host.isa()}, threads by {host.thread_runtime()}"
+    best = host.library.snnipu_best_isa().decode()
+    of = f"{host.isa()}, the best is {best}, threads by {host.thread_runtime()}"
     terminalreporter.write_line(f"{host.library.calls} calls of the emulated library ({of})")
 
 

@@ -198,11 +198,11 @@ int main(int count, char **words) {
       fail(std::string(words[i]) + " cannot be loaded: " + whyNot());
   if (!library)
     fail("usage: kernel_runner [LIBRARY...] LIBRARY");
-  for (const char *name : {"snnipu_isa", "snnipu_thread_runtime"}) {
+  for (const char *name : {"snnipu_isa", "snnipu_thread_runtime", "snnipu_best_isa"}) {
     const auto function = reinterpret_cast<const char *(*)()>(symbol(library, name));
     if (!function)
       fail(std::string("no function ") + name);
-    std::printf("%s%c", function(), std::strcmp(name, "snnipu_isa") ? '\n' : ' ');
+    std::printf("%s%c", function(), std::strcmp(name, "snnipu_best_isa") ? ' ' : '\n');
   }
   std::fflush(stdout);
   std::map<std::string, Call> calls;

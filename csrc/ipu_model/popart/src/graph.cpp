@@ -277,7 +277,7 @@ std::map<TensorId, TensorId> Graph::growGradients(const std::map<TensorId, Tenso
     }
     for (const auto &input : op.inputs_)
       if (!given.count(input.first)) {
-        std::ostringstream why;
+        std::ostringstream why(std::ios_base::out);
         why << op.debugName() << (gradOps.empty() ? " has no gradient" : " gives none for its input ");
         if (!gradOps.empty())
           why << input.first;

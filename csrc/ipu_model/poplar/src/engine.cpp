@@ -10,6 +10,7 @@
 #include <iostream>
 #include <iterator>
 #include <new>
+#include <optional>
 #include <ostream>
 #include <random>
 #include <thread>
@@ -406,24 +407,32 @@ void EngineState::runCompute(unsigned computeSet) {
     return share(0, list.size());
   std::vector<std::thread> pool;
   std::mutex mutex;
-  std::exception_ptr failure;
+  std::optional<runtime_error> failure; // a std::exception_ptr would need the runtime of GCC 11
   std::atomic<std::size_t> next{0};
   const std::size_t block = std::max<std::size_t>(1, list.size() / (threads * 8));
   for (std::size_t thread = 0; thread < threads; ++thread)
     pool.emplace_back([&] {
+      const auto failed = [&](const runtime_error &error) {
+        next = list.size();
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (!failure)
+          failure.emplace(error);
+      };
       try {
         for (std::size_t begin; (begin = next.fetch_add(block)) < list.size();)
           share(begin, std::min(list.size(), begin + block));
+      } catch (const runtime_error &error) {
+        failed(error);
+      } catch (const std::exception &error) {
+        failed(runtime_error(error.what()));
       } catch (...) {
-        next = list.size();
-        const std::lock_guard<std::mutex> lock(mutex);
-        failure = failure ? failure : std::current_exception();
+        failed(runtime_error("a vertex threw what is no std::exception"));
       }
     });
   for (std::thread &thread : pool)
     thread.join();
   if (failure)
-    std::rethrow_exception(failure);
+    throw runtime_error(*failure);
 }
 
 void EngineState::copy(const ProgramNode &node) {

@@ -19,7 +19,7 @@ private:
     const std::size_t at = format.find("{}");
     if (at == std::string::npos)
       return format;
-    std::ostringstream text;
+    std::ostringstream text(std::ios_base::out);
     text << first;
     return format.substr(0, at) + text.str() + fill(format.substr(at + 2), rest...);
   }

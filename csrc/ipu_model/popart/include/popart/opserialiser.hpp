@@ -14,7 +14,7 @@ public:
   virtual ~OpSerialiserBase() = default;
 
   template <typename T> void appendAttribute(const std::string &key, const T &value) {
-    std::ostringstream text;
+    std::ostringstream text(std::ios_base::out);
     text << std::setprecision(std::numeric_limits<double>::max_digits10);
     write(text, value);
     appendText(key, text.str());
