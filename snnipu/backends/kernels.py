@@ -91,6 +91,7 @@ for _module, _operators in (
     ("sparse", ("select_spikes_fwd", "select_spikes_bwd", "sparse_linear_fwd", "sparse_linear_bwd")),
     ("sparse", ("sparse_lif_sequence_fwd", "sparse_lif_sequence_bwd", "sparse_conv2d_fwd", "sparse_conv2d_bwd")),
     ("sparse", ("sparse_conv_lif_sequence_fwd", "sparse_conv_lif_sequence_bwd")),
+    ("sparse", ("delay_linear_fwd", "delay_linear_bwd", "delay_linear_input_bwd")),
 ):
     for _operator in _operators:
         _library.implement(_operator, "CUDA", triton.lazily(_module, _operator))

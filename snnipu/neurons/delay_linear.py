@@ -142,8 +142,9 @@ class DelayLinear(Delays, nn.Module):
     whole, up to the order of the additions. The currents on their way are in no ``state_dict``; a copy of the module
     has them without their graph.
 
-    On a CPU in float32 and float64 a spike costs its synapses' taps, however long the delays are; elsewhere, on an IPU
-    too, it is a sum of products, one for each step of the longest delay. Weights in 16 bits are computed in float32.
+    On a CPU and on CUDA devices, in float32 and float64, a spike costs its synapses' taps, however long the delays are;
+    elsewhere, on an IPU too, it is a sum of products, one for each step of the longest delay. Weights in 16 bits are
+    computed in float32.
 
     Args:
         in_features, out_features: as ``nn.Linear``'s.

@@ -35,7 +35,7 @@ from snnipu import SparseSpikes, ops, surrogate
 from snnipu.ops import _library
 
 LIF, CONV_LIF = cases.LAYERS
-KERNELS = (*cases.OPS, cases.POOLED)
+KERNELS = (*cases.OPS, cases.POOLED, cases.DELAYED)
 SIZES = [1, 5, 63, 64, 65, 200]
 ROWS = [(0, 2), (3, 0), (0, 0), (1, 1), (1, 5), (50, 1), (2, 40)]
 DTYPES = (torch.float32, torch.float64)
@@ -124,6 +124,12 @@ GRIDS = {
         # More blocks than groups of them; several chunks of time.
         {"neurons": [1100], "inputs": [20], "rows": [(20, 30)], "rates": [(0.1, 0.05)]},
     ],
+    cases.DELAYED: [
+        {"neurons": SIZES, "inputs": [1, 64], "rates": RATES, "bias": BOTH, "dtype": DTYPES},
+        {"rows": ROWS, "max_delay": [0, 1, 6, 60], "taps": [1]},
+        {"rows": ROWS[3:], "max_delay": [1, 60], "taps": [2]},
+        {"max_delay": [3, 12], "taps": [4], "dtype": DTYPES},
+    ],
     "sparse_conv2d": [{"neurons": [2, 18, 66], "geometry": [*MAPS.values()], "rates": RATES[1:], "dtype": DTYPES}],
     "sparse_to_dense": [{"neurons": SIZES, "rates": [*RATES, (0.0, 0.0)], "shuffled": BOTH, "dtype": DTYPES}],
     "sparse_pool2d": [{"geometry": WINDOWS, "mode": [0, 1, 2], "graded": BOTH, "shuffled": BOTH, "dtype": DTYPES}],
@@ -188,6 +194,12 @@ IN_TRITON = {
         {"neurons": FEW, "inputs": [20], "rows": [(3, 2)], "shuffled": [True], "dtype": DTYPES},
         {"neurons": [6], "inputs": [63], "rows": [(3, 2)]},
     ],
+    cases.DELAYED: [
+        {"neurons": FEW, "inputs": [20], "rows": [(5, 2)], "shuffled": [True], "dtype": DTYPES},
+        {"neurons": [40], "inputs": [7], "rows": [(0, 2), (3, 0), (1, 1), (20, 1)], "max_delay": [1, 9], "bias": BOTH},
+        {"neurons": [6], "inputs": [7], "rows": [(4, 2)], "max_delay": [0, 5], "taps": [1], "rates": RATES},
+        {"neurons": [6], "inputs": [7], "rows": [(6, 2)], "max_delay": [4], "taps": [5]},
+    ],
     "sparse_conv2d": [
         {"geometry": [*MAPS.values()][:-1], "neurons": [4], "rows": [(2, 2)]},
         {"geometry": [MAPS["groups"]], "neurons": [4], "rows": [(2, 2)], "dtype": DTYPES[1:]},
@@ -249,7 +261,7 @@ def test_kernels_equal_the_reference(provider, op, kernels):
         assert_is_the_reference(kernels, op, **options)
 
 
-WITH_NEEDS = [op for op in GRIDS if op in (*cases.WEIGHTED, cases.POOLED)]
+WITH_NEEDS = [op for op in GRIDS if op in (*cases.WEIGHTED, cases.POOLED, cases.DELAYED)]
 
 
 @pytest.mark.parametrize(("provider", "op"), [pair for pair in TRIED if pair[1] in WITH_NEEDS])

@@ -10,6 +10,7 @@ from snnipu.ops._slots import AS_NEEDED
 CURRENTS = ("sparse_linear", "sparse_conv2d", "listed_linear")
 LAYERS = ("sparse_lif_sequence", "sparse_conv_lif_sequence")
 WEIGHTED = (*CURRENTS[:2], *LAYERS)
+DELAYED = "delay_linear"  # not public
 OF_SPIKES = (*WEIGHTED, "sparse_to_dense", "sparse_pool2d")
 OPS = (*OF_SPIKES, "select_spikes", "dense_to_sparse")
 POOLED = "sparse_conv_lif_pool"  # a layer with its pool; not public
@@ -54,6 +55,8 @@ def case(
     surrogate=0,
     geometry=None,
     exact=None,
+    max_delay=4,
+    taps=2,
     **changed,
 ):
     """Values of all arguments of ``op``; forward sums are exact, in whatever order. ``neurons`` are channels of maps.
@@ -97,7 +100,13 @@ def case(
         values["threshold"] = torch.randint(-1, 8, (neurons,)).to(dtype) / 8
         if not each:
             values["beta"], values["threshold"] = values["beta"][0], torch.tensor(0.5, dtype=dtype)
-    if op == "listed_linear":
+    if op == DELAYED:
+        last = max_delay + 1 - taps
+        values["weight"] = on_grid(inputs, neurons, taps, dtype=dtype) + 1 / 8
+        values["lags"] = torch.randint(last + 1, (inputs, neurons), dtype=torch.int32)
+        values["lags"].view(-1)[: inputs // 2] = last
+        values["geometry"] = [max_delay + 1, taps]
+    elif op == "listed_linear":
         left = torch.rand(inputs, neurons) < 0.3
         values["synapses"], values["geometry"] = left.nonzero().t().flip(0), [neurons, inputs]
         values["weight"] = weight.t()[left]

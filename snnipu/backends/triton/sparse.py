@@ -1,5 +1,6 @@
 """The sparse operators on CUDA: ``snnipu::<name>`` is the function of that name."""
 
+from snnipu.backends.triton.delay_linear import delay_linear_bwd, delay_linear_fwd, delay_linear_input_bwd
 from snnipu.backends.triton.sparse_layers import (
     sparse_conv2d_bwd,
     sparse_conv2d_fwd,
@@ -19,6 +20,9 @@ from snnipu.backends.triton.sparse_select import (
 )
 
 __all__ = [
+    "delay_linear_bwd",
+    "delay_linear_fwd",
+    "delay_linear_input_bwd",
     "dense_to_sparse_fwd",
     "select_spikes_bwd",
     "select_spikes_fwd",

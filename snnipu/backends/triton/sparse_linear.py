@@ -5,7 +5,7 @@ would make the host wait; what is out of range is not read.
 """
 
 import weakref
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import torch
 import triton
@@ -298,6 +298,29 @@ def by_product(slots: int, inputs: int, dtype: torch.dtype) -> bool:
     return slots > break_even(dtype) * inputs
 
 
+def slots_of_inputs(
+    ids: torch.Tensor, counts: torch.Tensor, inputs: int, delay: int = 0
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """The slots of all rows but the last ``delay`` steps', those of an input side by side in the order of their rows;
+    and where in that order each input's begin, and the last one's end."""
+    steps, batch, slots = ids.shape
+    keys = torch.empty_like(ids)
+    with backend.on_device(ids.device):
+        slot_keys_kernel[(steps * batch,)](
+            ids,
+            counts,
+            keys,
+            (steps - delay) * batch,
+            slots,
+            inputs,
+            BLOCK=block_of(slots, 32, 1024),
+            num_warps=2,
+            **backend.exact(),
+        )
+    keys, order = keys.reshape(-1).sort(stable=True)
+    return order, torch.searchsorted(keys, torch.arange(inputs + 1, dtype=keys.dtype, device=keys.device))
+
+
 def grad_weight_of(
     grad: torch.Tensor,
     ids: torch.Tensor,
@@ -320,15 +343,9 @@ def grad_weight_of(
         spikes = sparse_to_dense_fwd(ids, values, counts[..., :1].expand(-1, -1, 2), inputs)
         product = grad[delay:].reshape(-1, neurons).t() @ spikes[: steps - delay].reshape(-1, inputs)
         return product if scale == 1 else product.mul_(scale)
-    keys = torch.empty_like(ids)
+    order, begin = slots_of_inputs(ids, counts, inputs, delay)
     options = _neuron_block(neurons)
     with backend.on_device(device):
-        slot_keys_kernel[(steps * batch,)](
-            ids, counts, keys, rows, slots, inputs, BLOCK=block_of(slots, 32, 1024), num_warps=2, **backend.exact()
-        )
-        # Stable: the spikes of an input stay in the order of their rows.
-        keys, order = keys.reshape(-1).sort(stable=True)
-        begin = torch.searchsorted(keys, torch.arange(inputs + 1, dtype=keys.dtype, device=keys.device))
         out = grad.new_empty((inputs, neurons))
         grad_weight_kernel[(inputs * triton.cdiv(neurons, options["BLOCK"]),)](
             grad,

@@ -56,6 +56,7 @@ def test_every_kernel(dtype, capability, sparse, compiled):
     layer = layer_calls(sparse, each=dtype == torch.float64, **sizes)
     ids, values, counts, weight, bias = layer[0][1:6]
     dense, threshold = torch.ones(3, 2, 1466, dtype=dtype), torch.ones((), dtype=dtype)
+    taps, lags, delays = torch.ones(2312, 1466, 2, dtype=dtype), torch.ones(2312, 1466, dtype=torch.int32), [26, 2]
     kernels = launched(
         compiled,
         capability,
@@ -63,6 +64,8 @@ def test_every_kernel(dtype, capability, sparse, compiled):
         *layer_calls(sparse, recurrent=True, **sizes),
         (sparse.sparse_linear_fwd, ids, values, counts, weight, bias),
         (sparse.sparse_linear_bwd, dense, ids, values, counts, weight, True, True, True),
+        (sparse.delay_linear_fwd, ids, values, counts, taps, bias, delays, lags),
+        (sparse.delay_linear_bwd, dense, ids, values, counts, taps, delays, True, True, True, lags),
         (sparse.dense_to_sparse_fwd, dense, 4, False),
         (sparse.select_spikes_fwd, dense, threshold, None, 4, False),
         (sparse.select_spikes_bwd, values, dense, threshold, ids, counts, *ATAN),
@@ -71,9 +74,12 @@ def test_every_kernel(dtype, capability, sparse, compiled):
     )
     assert set(kernels) == {
         "adjoint_kernel",
+        "arriving_kernel",
         "fired_kernel",
         "gather_kernel",
         "gather_weights_kernel",
+        "grad_input_kernel",
+        "grad_taps_kernel",
         "grad_values_kernel",
         "grad_weight_kernel",
         "membranes_kernel",
@@ -89,7 +95,7 @@ def test_every_kernel(dtype, capability, sparse, compiled):
     for name in ("gather_weights_kernel", "grad_values_kernel", "recurrent_through_kernel"):
         assert wide in kernels[name].ptx, name
     # Every product and every sum of the forward pass is rounded, as in PyTorch.
-    for name in ("gather_weights_kernel", "membranes_kernel", "recurrent_step_kernel"):
+    for name in ("arriving_kernel", "gather_weights_kernel", "membranes_kernel", "recurrent_step_kernel"):
         assert "fma.rn.f" not in kernels[name].ptx, name
 
 
