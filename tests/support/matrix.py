@@ -1,8 +1,8 @@
 """The tests with other versions of Python, PyTorch, NumPy and snnTorch, each in an environment of its own.
 
-``make matrix`` runs it. A row runs where its Python is on this machine, and where pip finds a PyTorch for it without
-CUDA's libraries, which are gigabytes; else it tells what is missing. ``--installed`` makes one row of the Python that
-runs this script, with the PyTorch that is installed for it: a system's own packages.
+``make matrix`` runs it. A row runs where its Python is on this machine; else it tells what is missing. Where pip finds
+PyTorch with CUDA alone, empty libraries stand for CUDA's, which are gigabytes (``cuda_stubs.py``). ``--installed``
+makes one row of the Python that runs this script, with the PyTorch that is installed for it: a system's own packages.
 """
 
 import argparse
@@ -17,9 +17,13 @@ import sys
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional
 
+import cuda_stubs
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 TESTS = ["tests/ops", "tests/neurons", "tests/functional", "tests/compiler", "tests/test_passthrough.py"]
 TESTS += ["tests/test_surrogate.py", "tests/test_equations.py", "tests/test_generator.py", "tests/test_native.py"]
+# What is left out of an environment, by the beginnings of its names, and the folder of what stands for it.
+OF_CUDA, STUBS = ("nvidia-", "cuda-", "triton"), "cuda_stubs"
 NEEDS = ["pytest", "pytest-xdist", "hypothesis", "expecttest"]
 
 
@@ -96,19 +100,35 @@ def environment(row: Row, python: str, folder: Path, installed: bool) -> Path:
     if plan.returncode != 0:
         lines = [line for line in plan.stderr.splitlines() if line.startswith("ERROR")]
         raise Missing(lines[-1][len("ERROR: ") :] if lines else "pip failed")
-    names = [each["metadata"]["name"] for each in json.loads(plan.stdout)["install"]]
-    if any(name.startswith("nvidia-") for name in names):
+    found = {each["metadata"]["name"]: each["metadata"]["version"] for each in json.loads(plan.stdout)["install"]}
+    ours = [f"{name}=={version}" for name, version in found.items() if not name.startswith(OF_CUDA)]
+    with_cuda = len(ours) < len(found)
+    if with_cuda and not (sys.platform == "linux" and all(map(shutil.which, ("cc", "nm", "objdump", "readelf")))):
         raise Missing(f"{wanted['torch']} for Python {row.python} brings CUDA's libraries here")
-    subprocess.run([*pip, "install", wanted["torch"], wanted["numpy"]], check=True)
+    subprocess.run([*pip, "install", "--no-deps", *ours], check=True)
+    if with_cuda:
+        (site,) = folder.glob("lib/python*/site-packages")
+        cuda_stubs.make(site, folder / STUBS)
+        (metadata,) = site.glob("torch-*.dist-info/METADATA")
+        lines = metadata.read_text(encoding="utf-8").splitlines(keepends=True)
+        needed = tuple(f"Requires-Dist: {name}" for name in OF_CUDA)
+        metadata.write_text("".join(line for line in lines if not line.startswith(needed)), encoding="utf-8")
     subprocess.run([*pip, "install", wanted["snntorch"], wanted["numpy"], "tqdm", *NEEDS], check=True)
     return own
+
+
+def variables(python: Path) -> Dict[str, str]:
+    """Of the processes of an environment."""
+    stubs = python.parent.parent / STUBS
+    return {**os.environ, **({"LD_LIBRARY_PATH": str(stubs)} if stubs.is_dir() else {})}
 
 
 def versions(python: Path) -> Row:
     """What is really there."""
     code = "import platform, torch, numpy, snntorch as s; print(platform.python_version(), torch.__version__, "
     code += "numpy.__version__, s.__version__)"
-    said = subprocess.run([str(python), "-W", "ignore", "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    command = [str(python), "-W", "ignore", "-c", code]
+    said = subprocess.run(command, env=variables(python), stdout=subprocess.PIPE, text=True, check=True)
     return Row(*said.stdout.split())
 
 
@@ -117,7 +137,9 @@ def run_tests(python: Path, tests: List[str], jobs: int, log: Path) -> str:
     command = [str(python), "-m", "pytest", "-q", "--show-capture=no", "--dist", "loadfile", "-n", str(jobs), *tests]
     named = {"PYTHONPATH": str(ROOT), "SNNIPU_HYPOTHESIS_EXAMPLES": os.environ.get("SNNIPU_HYPOTHESIS_EXAMPLES", "5")}
     with log.open("w") as file:
-        subprocess.run(command, cwd=str(ROOT), env={**os.environ, **named}, stdout=file, stderr=subprocess.STDOUT)
+        subprocess.run(
+            command, cwd=str(ROOT), env={**variables(python), **named}, stdout=file, stderr=subprocess.STDOUT
+        )
     lines = log.read_text().splitlines()
     found = [match.group(1) for match in (re.search(r"(\d+ \w+.*) in [\d.]+s", line) for line in lines) if match]
     return found[-1] if found else f"no result: {lines[-1] if lines else 'nothing was printed'}"

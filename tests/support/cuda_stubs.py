@@ -1,0 +1,91 @@
+"""Libraries that stand for CUDA's, so that PyTorch's CUDA builds run on a machine without them, on its CPU.
+
+``python tests/support/cuda_stubs.py SITE_PACKAGES FOLDER`` looks which libraries and functions the PyTorch in
+``SITE_PACKAGES`` asks for that are neither its own nor the system's, and makes libraries in ``FOLDER`` with functions
+of these names that return 0; PyTorch then finds no device. ``LD_LIBRARY_PATH=FOLDER`` has it load them: kilobytes,
+where CUDA's are gigabytes. Of Linux, with a C compiler and binutils.
+"""
+
+import glob
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, Iterator, List, Set, Tuple
+
+SYSTEM = ("libc.", "libm.", "libdl.", "librt.", "libutil.", "libpthread.", "libgcc_s.", "libstdc++.", "ld-linux-")
+PREFIXES = ("cu", "nv", "nccl", "__cuda")  # of functions that say nothing of their library
+NO_DEVICE = 100  # cudaErrorNoDevice
+FUNCTIONS = {
+    "cudaGetDeviceCount": f"int cudaGetDeviceCount(int *n) {{ *n = 0; return {NO_DEVICE}; }}",
+    "cudaGetDevice": f"int cudaGetDevice(int *n) {{ *n = 0; return {NO_DEVICE}; }}",
+    "cudaDriverGetVersion": "int cudaDriverGetVersion(int *n) { *n = 0; return 0; }",
+    "cudaRuntimeGetVersion": "int cudaRuntimeGetVersion(int *n) { *n = 0; return 0; }",
+    "cudaGetErrorString": 'const char *cudaGetErrorString(int e) { return "no device"; }',
+    "cudaGetErrorName": 'const char *cudaGetErrorName(int e) { return "no device"; }',
+}
+
+
+def _said(*command: str) -> List[str]:
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+
+
+def _symbols(library: str) -> Iterator[Tuple[bool, str, str]]:
+    """Whether it is the library's own, name and version."""
+    for line in _said("nm", "-D", library):
+        kind, symbol = line.split()[-2:]
+        name, _, version = symbol.partition("@")
+        yield kind not in "Uvw", name, version.lstrip("@")
+
+
+def _versions(library: str) -> Iterator[Tuple[str, str]]:
+    """Each version that the library asks for, and of which other library."""
+    other = ""
+    for line in _said("objdump", "-p", library):
+        words = line.split()
+        if words[:2] == ["required", "from"]:
+            other = words[2].rstrip(":")
+        elif other and len(words) == 4 and words[0].startswith("0x"):
+            yield words[3], other
+        else:
+            other = ""
+
+
+def wanted(torch_libraries: List[str]) -> Dict[str, Dict[str, Set[str]]]:
+    """Library -> version, or none -> functions. Those whose library is not known are the CUDA runtime's, as if."""
+    needed, of, own, missing = set(), {}, set(), set()
+    for library in torch_libraries:
+        needed |= {line.split("[")[1][:-1] for line in _said("readelf", "-d", library) if "(NEEDED)" in line}
+        of.update(_versions(library))
+        for is_own, name, version in _symbols(library):
+            (own if is_own else missing).add((name, version))
+    needed -= {os.path.basename(library) for library in torch_libraries}
+    found: Dict[str, Dict[str, Set[str]]] = {name: {} for name in needed if not name.startswith(SYSTEM)}
+    runtime = next((name for name in found if name.startswith("libcudart.")), None)
+    owned = {name for name, _ in own}
+    for name, version in missing:
+        library = of.get(version)
+        if not version and name not in owned and name.startswith(PREFIXES):
+            library = runtime
+        if library in found:
+            found[library].setdefault(version, set()).add(name)
+    return found
+
+
+def make(site_packages: Path, folder: Path) -> None:
+    """The libraries, in ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    versions = folder / "versions"
+    libraries = wanted(sorted(glob.glob(str(site_packages / "torch" / "lib" / "*.so*"))))
+    for library, functions in libraries.items():
+        names = sorted(set().union(*functions.values()))
+        source = "\n".join(FUNCTIONS.get(name, f"long {name}(void) {{ return 0; }}") for name in names)
+        nodes = [f"{node} {{ global: {'; '.join(sorted(its))}; }};" for node, its in functions.items() if node]
+        versions.write_text("\n".join(nodes))
+        command = ["cc", "-w", "-fno-builtin", "-shared", "-fPIC", f"-Wl,-soname,{library}", "-x", "c", "-"]
+        command += [f"-Wl,--version-script={versions}"] if nodes else []
+        subprocess.run([*command, "-o", str(folder / library)], input=source, text=True, check=True)
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]), Path(sys.argv[2]))
