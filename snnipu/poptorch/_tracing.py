@@ -15,6 +15,7 @@ On an IPU ``forward`` runs once, to be traced; here it runs for every micro-batc
 """
 
 import contextlib
+import functools
 import sys
 import threading
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
@@ -159,7 +160,7 @@ class GraphChecks:
 
     def before(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         """Raises ``poptorch.Error`` for a call that a compiled graph cannot hold."""
-        asks = func in _VALUES or func in _SHAPES or func is torch.Tensor.__getitem__ or func is torch.where
+        asks = func in _VALUES or func in _SHAPES or func is _GETITEM or func is torch.where
         if not asks or not any(map(self._is_on_ipu, flatten([args, kwargs]))):
             return
         name, asking = func.__name__, _asking()
@@ -171,7 +172,7 @@ class GraphChecks:
                 "runs a compiled graph, and no value is known while that is made. Use torch.where or poptorch.cond in "
                 "place of a branch, poptorch.for_loop in place of a loop, or return the tensor and look at it outside."
             )
-        mask = func is torch.Tensor.__getitem__ and any(map(self._is_mask, flatten([args[1]])))
+        mask = func is _GETITEM and any(map(self._is_mask, flatten([args[1]])))
         if func in _SHAPES or mask or (func is torch.where and len(args) + len(kwargs) == 1):
             what = "indexing with a boolean mask" if mask else f"{name.strip('_2')}()"
             raise DynamicShape(
@@ -207,11 +208,52 @@ def _asking() -> str:
     return name.partition(".")[0]
 
 
+_GETITEM, _SETITEM = torch.Tensor.__getitem__, torch.Tensor.__setitem__
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _sees_indexing() -> bool:
+    """Whether a mode is asked where a tensor is indexed. PyTorch 2.0, PopTorch's own, does not."""
+
+    class Seen(TorchFunctionMode):
+        calls = 0
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.calls += 1
+            return func(*args, **(kwargs or {}))
+
+    with Seen() as mode:
+        torch.zeros(1)[0]
+    return mode.calls > 1
+
+
+def _by_mode(function: Any) -> Any:
+    """``function`` of a tensor, by way of the mode that is on."""
+
+    @functools.wraps(function)
+    def called(*args: Any) -> Any:
+        if torch.overrides._get_current_function_mode() is None or type(args[0]) not in _PLAIN:
+            return function(*args)
+        with torch.overrides._pop_mode_temporarily() as mode:
+            return mode.__torch_function__(function, (), args)
+
+    return called
+
+
+@functools.lru_cache(maxsize=None)
+def _see_indexing() -> None:
+    """Have modes see where a tensor is indexed, from now on, whatever PyTorch it is."""
+    if not _sees_indexing():
+        for name, function in (("__getitem__", _GETITEM), ("__setitem__", _SETITEM)):
+            setattr(torch.Tensor, name, _by_mode(function))
+
+
 class HostMode(TorchFunctionMode):
     """Sees every PyTorch call inside ``forward``; ``acted`` tells whether the types or device of any had to change."""
 
     def __init__(self, trace: Trace, checks: Optional[GraphChecks] = None) -> None:
         super().__init__()
+        _see_indexing()
         self._trace = trace
         self._checks = checks
         self.acted = False

@@ -1,7 +1,8 @@
 """Triton kernels of the linear layer whose synapses have a time each: what arrives of spikes, and its gradients.
 
 A program adds what arrives at its own neurons in one sample, spike after spike: no additions are atomic, and their
-order is fixed. Ids, counts and lags are not checked, as that would make the host wait; what is out of range is not read.
+order is fixed. Ids, counts and lags are not checked, as that would make the host wait; what is out of range is not
+read.
 """
 
 from typing import Optional
