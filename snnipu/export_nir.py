@@ -8,7 +8,7 @@ import snntorch
 import torch
 from torch import nn
 
-from snnipu._extras import require
+from snnipu._extras import LEAST_NIR, require
 from snnipu.import_nir import DEFAULT_DT
 from snnipu.neurons._hooks import is_hooked
 from snnipu.neurons.delay_linear import DelayLinear
@@ -422,7 +422,7 @@ def export_to_nir(
         Unsupported: what NIR cannot express; a ValueError and a NotImplementedError.
         ValueError: ``dt`` not positive; ``sample_data`` without a batch; other ``ignore_dims``.
     """
-    nir = require("nir", "nir", "export_to_nir")
+    nir = require("nir", "nir", "export_to_nir", LEAST_NIR)
     if not isinstance(module, nn.Module):
         raise TypeError(f"module must be an nn.Module, got {type(module).__name__}")
     if not isinstance(sample_data, torch.Tensor):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from snnipu import neurons
-from snnipu._extras import require
+from snnipu._extras import LEAST_NIR, require
 from snnipu.neurons.nir_nodes import Integrator, ModuleGraph, Scale, Threshold, Unsupported
 from snnipu.neurons.synaptic_delay import SynapticDelay
 from snnipu.surrogate import SpikeGrad
@@ -394,7 +394,7 @@ def import_from_nir(graph: Any, *, dt: Optional[float] = None, spike_grad: Optio
         Unsupported: a node that cannot be expressed; a ValueError and a NotImplementedError.
         ValueError: a time constant shorter than ``dt``; ``dt`` not positive.
     """
-    nir = require("nir", "nir", "import_from_nir")
+    nir = require("nir", "nir", "import_from_nir", LEAST_NIR)
     if not isinstance(graph, nir.NIRGraph):
         raise TypeError(f"graph must be a nir.NIRGraph, got {type(graph).__name__}")
     if dt is None:

@@ -1,5 +1,6 @@
 """Graphs of NIR from and to networks: the same spikes, NIR's equations, and other tools' graphs."""
 
+import importlib.metadata
 import sys
 import warnings
 
@@ -10,10 +11,15 @@ import torch
 from torch import nn
 
 import snnipu as snn
+from snnipu import _extras
 from snnipu._extras import MissingExtra
 from snnipu.neurons.nir_nodes import Integrator, ModuleGraph, Scale, Threshold, Unsupported
 
 nir = pytest.importorskip("nir")
+try:
+    _extras.require("nir", "nir", "these tests", _extras.LEAST_NIR)
+except MissingExtra as error:
+    pytest.skip(str(error), allow_module_level=True)
 from snnipu.export_nir import export_to_nir  # noqa: E402
 from snnipu.import_nir import RSynaptic, import_from_nir, reset  # noqa: E402
 
@@ -451,6 +457,16 @@ def test_norses_synapses():
             assert torch.equal(own(step), out)
             spikes += out.sum()
     assert spikes > 10
+
+
+@pytest.mark.parametrize(("found", "enough"), [("1.0.1", False), ("1.0.6", True), ("1.0.6.dev3", True), ("1.1", True)])
+def test_an_older_nir_is_refused(found, enough, monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: found)
+    if enough:
+        assert _extras.require("nir", "nir", "export_to_nir", _extras.LEAST_NIR) is nir
+        return
+    with pytest.raises(MissingExtra, match=r"export_to_nir needs nir 1.0.6 or later, found 1.0.1: pip install"):
+        export_to_nir(snn.MultiStep(snn.Leaky(beta=0.9)), torch.zeros(2, 1, 3))
 
 
 def test_without_nir(monkeypatch):
