@@ -181,7 +181,7 @@ class BuildNative(build_ext):
         """Every library in parts, as many at once as there are processors; linked when its last part is done."""
         version = [f'-DSNNIPU_VERSION="{package_version()}"']
         if target.system == "linux":
-            version += ["-include", str(CSRC / "host" / "old_runtimes.h")]
+            version += ["-include", str(CSRC / "host" / "old_runtimes.hpp")]
         host = [*FLAGS, f"-I{CSRC}", f"-I{CSRC / 'ipu_model' / 'poplar' / 'include'}", *version]
         model = [*(flag for flag in FLAGS if flag not in NOT_OF_MODEL), *MODEL_FLAGS, *version]
         model += [f"-I{ROOT / include}" for include in MODEL_INCLUDES]

@@ -92,7 +92,7 @@ OLDEST = {"GLIBC": (2, 27), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}
 @pytest.mark.skipif(not shutil.which("objdump") or sys.platform != "linux", reason="of Linux, with binutils")
 @pytest.mark.parametrize("file", sorted(path.name for path in libraries.native_folder().glob("*.so")))
 def test_older_systems_have_what_is_needed(file):
-    """``csrc/host/old_runtimes.h``, where this machine's compiler built them."""
+    """``csrc/host/old_runtimes.hpp``, where this machine's compiler built them."""
     table = subprocess.run(
         ["objdump", "-T", str(libraries.native_folder() / file)], stdout=subprocess.PIPE, text=True, check=True
     ).stdout

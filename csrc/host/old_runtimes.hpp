@@ -1,10 +1,9 @@
-/* Libraries built on a new Linux run on older ones: setup.py has every C++ file of theirs begin with this.
-
-   Functions whose version glibc has raised are asked for by their first one, which every later glibc has, too; what
-   newer C++ runtimes added, and newer headers call, each library brings itself. A std::ostringstream is told its mode:
-   its constructor without one is GCC 9's. */
-#ifndef SNNIPU_OLD_RUNTIMES_H
-#define SNNIPU_OLD_RUNTIMES_H
+// Libraries built on a new Linux run on older ones: setup.py has every C++ file of theirs begin with this.
+//
+// Functions whose version glibc has raised are asked for by their first one, which every later glibc has, too; what
+// newer C++ runtimes added, and newer headers call, each library brings itself. A std::ostringstream is told its mode:
+// its constructor without one is GCC 9's.
+#pragma once
 
 #include <cstddef>
 #include <new>
@@ -20,16 +19,14 @@ __asm__(".symver dlsym, dlsym@" SNNIPU_FIRST_GLIBC);
 __asm__(".symver dladdr, dladdr@" SNNIPU_FIRST_GLIBC);
 
 #ifdef __GLIBCXX__
-/* Of glibc 2.32. 0: there may be more threads than one. */
+// Of glibc 2.32. 0: there may be more threads than one.
 extern "C" {
 __attribute__((weak, visibility("hidden"))) char __libc_single_threaded = 0;
 }
 
-/* Of GCC 11's runtime. */
+// Of GCC 11's runtime.
 namespace std {
 [[noreturn]] __attribute__((weak, visibility("hidden"))) void __throw_bad_array_new_length() { throw bad_alloc(); }
 } // namespace std
 #endif
-#endif
-
 #endif
