@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from support.versions import NO_HALF_LOSS
 
 from snnipu import poptorch
 
@@ -135,6 +136,7 @@ def test_a_double_model_runs():
     torch.testing.assert_close(out, model(x.double()).float())
 
 
+@pytest.mark.skipif(NO_HALF_LOSS is not None, reason=str(NO_HALF_LOSS))
 def test_training_with_half_inputs_and_float_weights_learns():
     class Net(torch.nn.Module):
         def __init__(self):

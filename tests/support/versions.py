@@ -24,11 +24,25 @@ def _why_no_half(function):
     return None
 
 
+def _why_no_masks_in_modes():
+    class Mode(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    try:
+        with Mode():
+            torch.ones(2, dtype=torch.int32).bitwise_and_(1)
+    except RuntimeError as error:
+        return f"PyTorch {torch.__version__}: {error}"
+    return None
+
+
 NO_COMPILE = _why_no_compile()
 NO_HALF_CLAMP = _why_no_half(lambda x: x.clamp(0, 1))
 NO_HALF_PRODUCT = _why_no_half(lambda x: x @ x)
-
 NO_HALF_RELU = _why_no_half(torch.relu)
+NO_HALF_LOSS = _why_no_half(lambda x: torch.nn.functional.mse_loss(x.requires_grad_(), x.detach()).backward())
+NO_MASKS_IN_MODES = _why_no_masks_in_modes()
 
 needs_compile = pytest.mark.skipif(NO_COMPILE is not None, reason=str(NO_COMPILE))
 # The backend "snnipu".
