@@ -381,9 +381,9 @@ def networks(seed, described=layers, trained=0.6):
                 same(f"{said}, result {number}", one.to(other.dtype), other, tolerance)
             # Gradients of spikes that are given on, or inhibit, or are a state, are float32, as these are: of a sum of
             # a thousand terms 1e-5 is rounding. A norm of a silent layer divides them by the root of its eps.
-            alone = len(theirs) == 1
+            single = len(theirs) == 1
             spikes_on = inhibits or isinstance(theirs[0], (snntorch.RLeaky, snntorch.RSynaptic))
-            in_double = 1e-6 if not alone else 1e-5 if spikes_on else 1e-9
+            in_double = 1e-6 if not single else 1e-5 if spikes_on else 1e-9
             rounding = 1e-3 if normed else in_double if dtype == torch.float64 else 1e-4
             largest = scale_of(expected_grads)
             COMPARED["calls"] += name == "loop"

@@ -119,7 +119,7 @@ def environment(row: Row, python: str, folder: Path, installed: bool) -> Path:
 
 def variables(python: Path) -> Dict[str, str]:
     """Of the processes of an environment."""
-    stubs = python.parent.parent / STUBS
+    stubs = python.parent.parent.absolute() / STUBS
     return {**os.environ, **({"LD_LIBRARY_PATH": str(stubs)} if stubs.is_dir() else {})}
 
 
