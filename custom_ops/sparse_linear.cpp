@@ -42,7 +42,7 @@ struct SparseLinear : Described<SparseLinear, SparseLinearAttributes> {
   }
 
   static graph::SparseLinearInputs tensors(const Lowering<SparseLinear> &at) {
-    return {at.slots(), at.in(Weight), at.in(Bias)};
+    return {at.slots(), at.in(Weight), at.in(Bias), {}};
   }
   static void grow(const Lowering<SparseLinear> &at, poplar::program::Sequence &prog) {
     at.set(0, graph::sparseLinear(at.graph(), tensors(at), at.attributes().unitValues, prog, at.label()));

@@ -23,15 +23,20 @@ using poplar::program::Sequence;
 constexpr std::size_t bytesAtOnce = 48 * 1024;
 
 // Which tile does what: blocks of neurons, and groups of tiles that each have all blocks and a share of the rows. More
-// groups leave fewer spikes to each tile, and need more neurons on it: weights are there once for every group.
+// groups leave fewer spikes to each tile, and need more neurons on it: weights are there once for every group. With
+// delays the steps of a sample belong together, and the rows that are shared out are samples, with the slots of all
+// their steps.
 struct Division {
   std::vector<Block> blocks; // of the first group
   std::size_t groups = 1, tilesOfGroup = 1;
 
+  // taps: of each synapse, with delays; 0: there are none.
   Division(const poplar::Graph &graph, std::size_t neurons, std::size_t inputs, std::size_t rows, std::size_t slots,
-           const poplar::Type &type) {
+           const poplar::Type &type, std::size_t taps = 0) {
     const std::size_t tiles = graph.getTarget().getNumTiles();
-    const double weight = type == poplar::HALF ? 2.0 : 4.0;
+    const double weight = type == poplar::HALF ? 2.0 : 4.0, ways = static_cast<double>(std::max<std::size_t>(1, taps));
+    // Cycles of a spike and a neuron, forwards and backwards: with delays neurons are gone to one by one.
+    const double synapse = taps == 0 ? 9.5 : 30.0 + 27.0 * ways;
     // Weights, their gradient, and what is received of the others' gradients: not more than half of a tile.
     const double most = 0.5 * static_cast<double>(graph.getTarget().getBytesPerTile());
     double least = std::numeric_limits<double>::infinity();
@@ -40,18 +45,20 @@ struct Division {
       const std::size_t count = (neurons + lanes - 1) / lanes;
       if (count > tiles)
         continue;
-      const double held = static_cast<double>(inputs * lanes), width = static_cast<double>(lanes);
+      const double synapses = static_cast<double>(inputs * lanes), held = synapses * ways;
+      const double width = static_cast<double>(lanes), lags = taps == 0 ? 0.0 : 4.0 * synapses;
       for (const std::size_t wanted : {std::min(rows, tiles / count), std::size_t(1)}) {
-        const std::size_t own = (rows + wanted - 1) / wanted, ways = (rows + own - 1) / own;
-        if (held * (weight + (ways > 1 ? 8.0 : 4.0)) > most)
+        const std::size_t own = (rows + wanted - 1) / wanted, shares = (rows + own - 1) / own;
+        if (held * (weight + (shares > 1 ? 8.0 : 4.0)) + lags > most)
           continue;
         // Cycles: spikes that arrive and are worked on, forwards and backwards; weights cleared, fetched and summed.
         const double spikes = static_cast<double>(own * slots);
-        const double cycles = spikes * (28.0 + 9.5 * width) + held * (4.0 + (ways > 1 ? 6.0 + 0.5 * weight : 0.0));
+        const double cycles =
+            spikes * (28.0 + synapse * width) + held * (4.0 + (shares > 1 ? 6.0 + 0.5 * weight : 0.0));
         if (cycles < least) {
           least = cycles;
           share = lanes;
-          groups = ways;
+          groups = shares;
         }
       }
       if (neurons <= lanes)
@@ -96,79 +103,143 @@ struct Division {
     for (std::size_t begin = 0, group = 0; begin < inputs; begin += share, ++group)
       body(group, begin, std::min(inputs, begin + share));
   }
-  // [neurons, inputs] of such parts.
+  // [inputs, neurons] of such parts.
   Tensor whole(const std::vector<Tensor> &parts) const {
     std::vector<Tensor> held;
     for (std::size_t i = 0; i < parts.size(); ++i)
       held.push_back(parts[i].slice(0, blocks[i].neurons, 1));
-    return concat(held, 1).transpose();
+    return concat(held, 1);
   }
 };
 
 struct Rows {
   std::size_t begin, end;
+
+  std::size_t count() const { return end - begin; }
+  // Seen from another beginning.
+  Rows from(std::size_t first) const { return {begin - first, end - first}; }
 };
 
 struct BlockLayout {
   std::size_t steps, batch, slots, rows, inputs, neurons;
+  std::size_t taps; // 0: without delays
   RowSpread spread;
   Division division;
-  Tensor ids, values, counts; // [rows][...]; ids and counts as integers, values in float
+  // [rows][...], those of a group together; ids and counts as integers, values in float. Lags as integers.
+  Tensor ids, values, counts, lags;
 
   BlockLayout(poplar::Graph &graph, const SparseLinearInputs &in, bool unitValues, Sequence &prog,
               const poplar::DebugInfo &info)
       : steps((check(in), in.spikes.ids.dim(0))), batch(in.spikes.ids.dim(1)), slots(in.spikes.ids.dim(2)),
-        rows(steps * batch), inputs(in.weight.dim(1)), neurons(in.weight.dim(0)), spread(graph, rows),
-        division(graph, neurons, inputs, rows, slots, in.weight.elementType()) {
-    ids = idsOfFloats(graph, spread, in.spikes.ids.reshape({rows, slots}), inputs, prog, {info, "ids"});
-    counts = idsOfFloats(graph, spread, in.spikes.counts.reshape({rows, 2}), slots + 1, prog, {info, "counts"});
-    values = in.spikes.values.reshape({rows, slots});
+        rows(steps * batch), inputs(in.weight.dim(in.lags.valid() ? 0 : 1)),
+        neurons(in.weight.dim(in.lags.valid() ? 1 : 0)), taps(in.lags.valid() ? in.weight.dim(2) : 0),
+        spread(graph, rows),
+        division(taps ? Division(graph, neurons, inputs, batch, steps * slots, in.weight.elementType(), taps)
+                      : Division(graph, neurons, inputs, rows, slots, in.weight.elementType())) {
+    const std::size_t shared = taps ? batch : rows;
+    share_ = (shared + division.groups - 1) / division.groups;
+    lines_ = taps ? steps : share_;
+    chunk_ = std::min(lines_, std::max<std::size_t>(1, bytesAtOnce / (8 * slots + 12) / (taps ? share_ : 1)));
+    ids = idsOfFloats(graph, spread, byGroup(in.spikes.ids), inputs, prog, {info, "ids"});
+    counts = idsOfFloats(graph, spread, byGroup(in.spikes.counts), slots + 1, prog, {info, "counts"});
+    values = byGroup(in.spikes.values);
     if (!unitValues)
       values = inType(graph, spread, values, poplar::FLOAT, prog, {info, "valuesInFloat"});
-    share_ = (rows + division.groups - 1) / division.groups;
-    chunk_ = std::min(share_, std::max<std::size_t>(1, bytesAtOnce / (8 * slots + 12)));
+    if (taps)
+      lags = idsOfFloats(graph, RowSpread(graph, inputs), in.lags, steps + 1, prog, {info, "lags"});
   }
 
+  // [rows, anything] of [steps, batch, anything], and back.
+  Tensor byGroup(const Tensor &of) const {
+    std::vector<Tensor> parts;
+    if (!taps)
+      return of.reshape({rows, of.dim(2)});
+    for (std::size_t group = 0; group < division.groups; ++group) {
+      const Rows own = samplesOfGroup(group);
+      parts.push_back(of.slice(own.begin, own.end, 1).reshape({steps * own.count(), of.dim(2)}));
+    }
+    return concat(parts);
+  }
+  Tensor bySteps(const Tensor &of) const {
+    std::vector<Tensor> parts;
+    if (!taps)
+      return of.reshape({steps, batch, of.dim(1)});
+    for (std::size_t group = 0; group < division.groups; ++group) {
+      const Rows own = rowsOfGroup(group);
+      parts.push_back(of.slice(own.begin, own.end).reshape({steps, own.count() / steps, of.dim(1)}));
+    }
+    return concat(parts, 1);
+  }
+
+  // [inputs * taps, neurons] of the weights' tensor, and back.
+  Tensor byInputs(const Tensor &weight) const {
+    return taps ? weight.dimShuffle({0, 2, 1}).reshape({inputs * taps, neurons}) : weight.transpose();
+  }
+  Tensor asWeight(const Tensor &of) const {
+    return taps ? of.reshape({inputs, taps, neurons}).dimShuffle({0, 2, 1}) : of.transpose();
+  }
+  // Rows of byInputs().
+  std::size_t ways() const { return inputs * std::max<std::size_t>(1, taps); }
+
   Rows rowsOfGroup(std::size_t group) const {
+    if (taps) {
+      const Rows own = samplesOfGroup(group);
+      return {own.begin * steps, own.end * steps};
+    }
     return {std::min(rows, group * share_), std::min(rows, (group + 1) * share_)};
   }
-  // Rows that a tile gets at a time.
-  std::size_t chunk() const { return chunk_; }
-  // body(first) until all groups are through, at rows `first` of their own.
+  // With delays; rows of a step.
+  Rows samplesOfGroup(std::size_t group) const {
+    return {std::min(batch, group * share_), std::min(batch, (group + 1) * share_)};
+  }
+  // Rows that a tile gets at a time, at most.
+  std::size_t chunk() const { return chunk_ * (taps ? share_ : 1); }
+  // body(first) until all groups are through, at rows, with delays steps, `first` of their own.
   template <typename Body> void forChunks(const Body &body) const {
-    for (std::size_t first = 0; first < share_; first += chunk_)
+    for (std::size_t first = 0; first < lines_; first += chunk_)
       body(first);
   }
   // What a group has at such a time.
   Rows chunkOf(std::size_t group, std::size_t first) const {
     const Rows own = rowsOfGroup(group);
-    return {std::min(own.end, own.begin + first), std::min(own.end, own.begin + first + chunk_)};
+    const std::size_t line = taps ? samplesOfGroup(group).count() : 1;
+    return {std::min(own.end, own.begin + first * line), std::min(own.end, own.begin + (first + chunk_) * line)};
   }
 
 private:
   static void check(const SparseLinearInputs &in) {
-    checkSlots("sparse_linear", in.spikes);
-    const auto refuse = [](const std::string &what) { throw std::invalid_argument("sparse_linear: " + what); };
+    const char *const name = in.lags.valid() ? "delay_linear" : "sparse_linear";
+    checkSlots(name, in.spikes);
+    const auto refuse = [name](const std::string &what) { throw std::invalid_argument(name + (": " + what)); };
     const poplar::Type type = in.weight.elementType();
-    if (in.weight.rank() != 2 || in.weight.numElements() == 0 || (type != poplar::FLOAT && type != poplar::HALF))
-      refuse("weight must be FLOAT or HALF [neurons, inputs], with elements, got " + type.toString() + " " +
-             in.weight.shapeToString());
-    if (in.bias.valid() && (in.bias.elementType() != poplar::FLOAT || in.bias.numElements() != in.weight.dim(0)))
-      refuse("bias must be FLOAT, of as many elements as weight has rows, " + std::to_string(in.weight.dim(0)) +
-             ", got " + in.bias.elementType().toString() + " " + in.bias.shapeToString());
+    const bool delayed = in.lags.valid();
+    if (in.weight.rank() != (delayed ? 3 : 2) || in.weight.numElements() == 0 ||
+        (type != poplar::FLOAT && type != poplar::HALF))
+      refuse(std::string("weight must be FLOAT or HALF ") +
+             (delayed ? "[inputs, neurons, taps]" : "[neurons, inputs]") + ", with elements, got " + type.toString() +
+             " " + in.weight.shapeToString());
+    const std::size_t neurons = in.weight.dim(delayed ? 1 : 0);
+    if (in.bias.valid() && (in.bias.elementType() != poplar::FLOAT || in.bias.numElements() != neurons))
+      refuse("bias must be FLOAT, an element for each neuron, " + std::to_string(neurons) + ", got " +
+             in.bias.elementType().toString() + " " + in.bias.shapeToString());
+    if (delayed && (in.lags.elementType() != poplar::FLOAT || in.lags.rank() != 2 ||
+                    in.lags.dim(0) != in.weight.dim(0) || in.lags.dim(1) != neurons))
+      refuse("lags must be FLOAT [inputs, neurons], as weight says, got " + in.lags.elementType().toString() + " " +
+             in.lags.shapeToString());
   }
 
-  std::size_t share_ = 0, chunk_ = 0;
+  // Rows, with delays samples, of a group, and how many times a tile gets some of them.
+  std::size_t share_ = 0, lines_ = 0, chunk_ = 0;
 };
 
 Tensor rowsOf(const Tensor &of, Rows rows) { return of.slice(rows.begin, rows.end, 0).flatten(); }
 
-// The weights of the blocks, on the tiles of each group.
-std::vector<std::vector<Tensor>> weightsIn(poplar::Graph &graph, const Division &division, const Tensor &weight,
-                                           Copies &copies, const poplar::DebugInfo &info) {
+// An array [rows][neurons] in the blocks of each group.
+std::vector<std::vector<Tensor>> inGroups(poplar::Graph &graph, const Division &division, const Tensor &array,
+                                          Copies &copies, const poplar::DebugContext &debug) {
   std::vector<std::vector<Tensor>> parts;
   for (std::size_t group = 0; group < division.groups; ++group)
-    parts.push_back(blocksIn(graph, division.blocksOfGroup(group), weight.transpose(), 0.0f, copies, {info, "weight"}));
+    parts.push_back(blocksIn(graph, division.blocksOfGroup(group), array, 0.0f, copies, debug));
   return parts;
 }
 
@@ -178,7 +249,7 @@ Tensor createSparseLinearWeight(poplar::Graph &graph, std::size_t neurons, std::
                                 std::size_t slots, const poplar::Type &type, const poplar::DebugContext &debug) {
   const Division division(graph, neurons, inputs, rows, slots, type);
   // Without padding: a tensor of the optimiser's has none.
-  return division.whole(division.shared(graph, type, inputs, false, debug));
+  return division.whole(division.shared(graph, type, inputs, false, debug)).transpose();
 }
 
 Tensor sparseLinear(poplar::Graph &graph, const SparseLinearInputs &in, bool unitValues, Sequence &prog,
@@ -187,46 +258,60 @@ Tensor sparseLinear(poplar::Graph &graph, const SparseLinearInputs &in, bool uni
   const BlockLayout layout(graph, in, unitValues, prog, info);
   const Division &division = layout.division;
   Copies copies;
-  const auto weights = weightsIn(graph, division, in.weight, copies, info);
+  const auto weights = inGroups(graph, division, layout.byInputs(in.weight), copies, {info, "weight"});
+  std::vector<std::vector<Tensor>> lags;
+  if (layout.taps)
+    lags = inGroups(graph, division, layout.lags, copies, {info, "lags"});
   const Tensor noBias = zeros(graph, {1}, {info, "noBias"});
   std::vector<std::vector<Tensor>> biases;
   std::vector<BlockArray> out;
   for (std::size_t group = 0; group < division.groups; ++group) {
     biases.push_back(parameterIn(graph, division.blocksOfGroup(group), in.bias.valid() ? in.bias : noBias, 0.0f, copies,
                                  {info, "bias"}));
-    const Rows rows = layout.rowsOfGroup(group);
-    out.emplace_back(graph, division.blocksOfGroup(group), poplar::FLOAT, rows.end - rows.begin,
+    out.emplace_back(graph, division.blocksOfGroup(group), poplar::FLOAT, layout.rowsOfGroup(group).count(),
                      poplar::DebugContext{info, "out"});
   }
   copies.run(prog, {info, "load"});
   const Tensor unread = nothing(graph, poplar::FLOAT);
-  const std::string name = vertexName("SparseLinearForward", in.weight.elementType(), poplar::UNSIGNED_INT);
+  const std::string name = layout.taps
+                               ? vertexName("DelayLinearForward", in.weight.elementType())
+                               : vertexName("SparseLinearForward", in.weight.elementType(), poplar::UNSIGNED_INT);
   layout.forChunks([&](std::size_t first) {
     const poplar::ComputeSet cs = graph.addComputeSet({info, "forward"});
     for (std::size_t group = 0; group < division.groups; ++group) {
       const Rows rows = layout.chunkOf(group, first);
-      const std::size_t count = rows.end - rows.begin;
-      if (count == 0)
+      if (rows.count() == 0)
         continue;
-      const Tensor ids = rowsOf(layout.ids, rows).reinterpret(poplar::UNSIGNED_INT);
+      const Tensor ids = rowsOf(layout.ids, rows);
       const Tensor values = unitValues ? unread : rowsOf(layout.values, rows);
       const Tensor counts = rowsOf(layout.counts, rows);
       const std::vector<Block> blocks = division.blocksOfGroup(group);
-      for (std::size_t i = 0; i < blocks.size(); ++i)
-        VertexBuilder(graph, cs, name, blocks[i].tile)
-            .connect("weight", weights[group][i].flatten())
+      for (std::size_t i = 0; i < blocks.size(); ++i) {
+        VertexBuilder vertex(graph, cs, name, blocks[i].tile);
+        vertex.connect("weight", weights[group][i].flatten())
             .connect("bias", biases[group][i])
-            .connect("ids", ids)
             .connect("values", values)
             .connect("counts", counts)
-            .connect("out", rowsOf(out[group][i], {first, first + count}))
-            .count("rows", count)
+            .count("rows", rows.count())
             .count("slots", layout.slots)
-            .count("valueSlots", layout.slots)
             .count("lanes", blocks[i].lanes)
-            .count("neurons", blocks[i].neurons)
-            .count("outStride", blocks[i].lanes)
             .set("unitValues", unitValues);
+        if (layout.taps)
+          vertex.connect("lags", lags[group][i].flatten())
+              .connect("ids", ids)
+              .connect("out", out[group][i].flatten())
+              .count("first", first)
+              .count("samples", layout.samplesOfGroup(group).count())
+              .count("steps", layout.steps)
+              .count("taps", layout.taps)
+              .set("begins", first == 0);
+        else
+          vertex.connect("ids", ids.reinterpret(poplar::UNSIGNED_INT))
+              .connect("out", rowsOf(out[group][i], rows.from(layout.rowsOfGroup(group).begin)))
+              .count("valueSlots", layout.slots)
+              .count("neurons", blocks[i].neurons)
+              .count("outStride", blocks[i].lanes);
+      }
     }
     prog.add(Execute(cs));
   });
@@ -234,20 +319,19 @@ Tensor sparseLinear(poplar::Graph &graph, const SparseLinearInputs &in, bool uni
   const poplar::ComputeSet cast = graph.addComputeSet({info, "half"});
   std::vector<Tensor> wholes;
   for (std::size_t group = 0; group < division.groups; ++group) {
-    const Rows rows = layout.rowsOfGroup(group);
     if (!half) {
       wholes.push_back(out[group].whole());
       continue;
     }
     const std::vector<Block> held = division.blocksOfGroup(group);
-    const BlockArray halves(graph, held, poplar::HALF, rows.end - rows.begin, {info, "outInHalf"});
+    const BlockArray halves(graph, held, poplar::HALF, layout.rowsOfGroup(group).count(), {info, "outInHalf"});
     for (std::size_t i = 0; i < held.size(); ++i)
       addCast(graph, cast, out[group][i], halves[i], held[i].tile);
     wholes.push_back(halves.whole());
   }
   if (half)
     prog.add(Execute(cast));
-  return concat(wholes).reshape({layout.steps, layout.batch, layout.neurons});
+  return layout.bySteps(concat(wholes));
 }
 
 SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const Tensor &grad, const SparseLinearInputs &in,
@@ -257,24 +341,28 @@ SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const Tensor &grad,
   const Division &division = layout.division;
   if ((grad.elementType() != poplar::FLOAT && grad.elementType() != poplar::HALF) ||
       grad.numElements() != layout.rows * layout.neurons)
-    throw std::invalid_argument("sparse_linear: the gradient must be FLOAT or HALF [steps, batch, neurons], got " +
+    throw std::invalid_argument(std::string(layout.taps ? "delay_linear" : "sparse_linear") +
+                                ": the gradient must be FLOAT or HALF [steps, batch, neurons], got " +
                                 grad.shapeToString());
   const Tensor order =
       ascendingRows(graph, layout.spread, layout.ids, layout.counts, prog, {info, "ascending"}).flatten();
   Copies copies;
-  const auto weights = weightsIn(graph, division, in.weight, copies, info);
-  std::vector<std::vector<Tensor>> grads;
+  const auto weights = inGroups(graph, division, layout.byInputs(in.weight), copies, {info, "weight"});
+  std::vector<std::vector<Tensor>> grads, lags;
+  if (layout.taps)
+    lags = inGroups(graph, division, layout.lags, copies, {info, "lags"});
+  const Tensor rowsOfGrad = layout.byGroup(grad.reshape({layout.steps, layout.batch, layout.neurons}));
   for (std::size_t group = 0; group < division.groups; ++group) {
     const Rows rows = layout.rowsOfGroup(group);
-    const Tensor own = grad.reshape({layout.rows, layout.neurons}).slice(rows.begin, rows.end, 0);
-    grads.push_back(blocksIn(graph, division.blocksOfGroup(group), own, 0.0f, copies, {info, "grad"}));
+    grads.push_back(blocksIn(graph, division.blocksOfGroup(group), rowsOfGrad.slice(rows.begin, rows.end), 0.0f, copies,
+                             {info, "grad"}));
   }
   copies.run(prog, {info, "load"});
   const poplar::ComputeSet clear = graph.addComputeSet({info, "zero"}), cast = graph.addComputeSet({info, "float"});
   std::vector<BlockArray> gradWeights;
   for (std::size_t group = 0; group < division.groups; ++group) {
     const std::vector<Block> blocks = division.blocksOfGroup(group);
-    gradWeights.emplace_back(graph, blocks, poplar::FLOAT, layout.inputs, poplar::DebugContext{info, "gradWeight"});
+    gradWeights.emplace_back(graph, blocks, poplar::FLOAT, layout.ways(), poplar::DebugContext{info, "gradWeight"});
     zeroBlocks(graph, blocks, gradWeights[group].parts(), clear);
     for (std::size_t i = 0; grad.elementType() == poplar::HALF && i < blocks.size(); ++i) {
       const Tensor inFloat = graph.addVariable(poplar::FLOAT, grads[group][i].shape(), {info, "gradInFloat"});
@@ -295,44 +383,57 @@ SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const Tensor &grad,
     for (std::size_t i = 0; i < count; ++i)
       graph.setTileMapping(partials[group][i],
                            static_cast<unsigned>(division.blocks[i].tile + group * division.tilesOfGroup));
+  const std::string update =
+      vertexName(layout.taps ? "DelayLinearWeightUpdate" : "SparseLinearWeightUpdate", poplar::FLOAT);
   const std::string valueGradient =
-      vertexName("SparseLinearValueGradient", in.weight.elementType(), poplar::UNSIGNED_INT);
+      layout.taps ? vertexName("DelayLinearValueGradient", in.weight.elementType())
+                  : vertexName("SparseLinearValueGradient", in.weight.elementType(), poplar::UNSIGNED_INT);
   layout.forChunks([&](std::size_t first) {
     const poplar::ComputeSet cs = graph.addComputeSet({info, "backward"}), sum = graph.addComputeSet({info, "sum"});
     for (std::size_t group = 0; group < division.groups; ++group) {
       const Rows rows = layout.chunkOf(group, first);
-      const std::size_t held = rows.end - rows.begin, size = held * layout.slots;
+      const std::size_t held = rows.count(), size = held * layout.slots;
       if (held == 0)
         continue;
       const std::vector<Block> blocks = division.blocksOfGroup(group);
       const Tensor ids = rowsOf(layout.ids, rows), counts = rowsOf(layout.counts, rows);
       const Tensor values = unitValues ? unread : rowsOf(layout.values, rows);
+      // All steps with delays, else those of the spikes.
+      const Rows arriving = layout.taps ? layout.rowsOfGroup(group) : rows;
       for (std::size_t i = 0; i < count; ++i) {
-        const Tensor gradOut = rowsOf(grads[group][i], {first, first + held});
-        VertexBuilder(graph, cs, vertexName("SparseLinearWeightUpdate", poplar::FLOAT), blocks[i].tile)
-            .connect("ids", ids)
+        const Tensor gradOut = rowsOf(grads[group][i], arriving.from(layout.rowsOfGroup(group).begin));
+        VertexBuilder weightUpdate(graph, cs, update, blocks[i].tile),
+            ofValues(graph, cs, valueGradient, blocks[i].tile);
+        weightUpdate.connect("ids", ids)
             .connect("values", values)
             .connect("counts", counts)
             .connect("order", order.slice(rows.begin, rows.end))
             .connect("grad", gradOut)
             .connect("gradWeight", gradWeights[group][i].flatten())
-            .set("scale", 1.0f)
             .count("rows", held)
             .count("slots", layout.slots)
             .count("inputs", layout.inputs)
             .count("lanes", blocks[i].lanes)
-            .set("unitValues", unitValues)
-            .set("ascending", false);
-        VertexBuilder(graph, cs, valueGradient, blocks[i].tile)
-            .connect("weight", weights[group][i].flatten())
+            .set("unitValues", unitValues);
+        ofValues.connect("weight", weights[group][i].flatten())
             .connect("grad", gradOut)
-            .connect("ids", ids.reinterpret(poplar::UNSIGNED_INT))
             .connect("counts", counts)
             .connect("gradValues", partials[group][i].slice(0, size))
             .count("rows", held)
             .count("slots", layout.slots)
-            .count("lanes", blocks[i].lanes)
-            .set("accumulate", false);
+            .count("lanes", blocks[i].lanes);
+        if (layout.taps) {
+          ofValues.connect("ids", ids);
+          for (VertexBuilder *vertex : {&weightUpdate, &ofValues})
+            vertex->connect("lags", lags[group][i].flatten())
+                .count("first", first)
+                .count("samples", layout.samplesOfGroup(group).count())
+                .count("steps", layout.steps)
+                .count("taps", layout.taps);
+        } else {
+          weightUpdate.set("scale", 1.0f).set("ascending", false);
+          ofValues.connect("ids", ids.reinterpret(poplar::UNSIGNED_INT)).set("accumulate", false);
+        }
       }
       // The sum over the blocks, each tile of the group its share of the slots.
       addSumSlots(graph, sum, partials[group].slice(0, size, 1), counts, layout.slots,
@@ -345,10 +446,10 @@ SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const Tensor &grad,
   // The sum over the groups, each tile its share of the inputs.
   std::vector<Tensor> totals = gradWeights[0].parts();
   if (division.groups > 1) {
-    totals = division.shared(graph, poplar::FLOAT, layout.inputs, true, {info, "gradWeight"});
+    totals = division.shared(graph, poplar::FLOAT, layout.ways(), true, {info, "gradWeight"});
     const poplar::ComputeSet cs = graph.addComputeSet({info, "groups"});
     for (std::size_t i = 0; i < count; ++i)
-      division.forShares(layout.inputs, [&](std::size_t group, std::size_t begin, std::size_t end) {
+      division.forShares(layout.ways(), [&](std::size_t group, std::size_t begin, std::size_t end) {
         std::vector<Tensor> found;
         for (const BlockArray &own : gradWeights)
           found.push_back(own[i].slice(begin, end, 0).flatten());
@@ -360,20 +461,19 @@ SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const Tensor &grad,
   SparseLinearGradients out;
   if (in.weight.elementType() == poplar::HALF) {
     const std::vector<Tensor> halves =
-        division.shared(graph, poplar::HALF, layout.inputs, true, {info, "gradWeightInHalf"});
+        division.shared(graph, poplar::HALF, layout.ways(), true, {info, "gradWeightInHalf"});
     const poplar::ComputeSet cs = graph.addComputeSet({info, "gradWeightInHalf"});
     for (std::size_t i = 0; i < count; ++i)
-      division.forShares(layout.inputs, [&](std::size_t group, std::size_t begin, std::size_t end) {
+      division.forShares(layout.ways(), [&](std::size_t group, std::size_t begin, std::size_t end) {
         addCast(graph, cs, totals[i].slice(begin, end, 0), halves[i].slice(begin, end, 0),
                 division.blocks[i].tile + group * division.tilesOfGroup);
       });
     prog.add(Execute(cs));
     totals = halves;
   }
-  out.weight = division.whole(totals);
-  out.values =
-      inType(graph, layout.spread, gradValues, in.spikes.values.elementType(), prog, {info, "gradValuesOfType"})
-          .reshape(in.spikes.ids.shape());
+  out.weight = layout.asWeight(division.whole(totals));
+  out.values = layout.bySteps(
+      inType(graph, layout.spread, gradValues, in.spikes.values.elementType(), prog, {info, "gradValuesOfType"}));
   if (in.bias.valid()) {
     std::vector<BlockArray> sums;
     const poplar::ComputeSet cs = graph.addComputeSet({info, "bias"}), last = graph.addComputeSet({info, "biasGroups"});
@@ -382,7 +482,7 @@ SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const Tensor &grad,
       const Rows rows = layout.rowsOfGroup(group);
       sums.emplace_back(graph, blocks, poplar::FLOAT, 1, poplar::DebugContext{info, "gradBias"});
       for (std::size_t i = 0; i < count; ++i)
-        addSumRows(graph, cs, grads[group][i].flatten(), rows.end - rows.begin, sums[group][i].flatten(), 1.0f,
+        addSumRows(graph, cs, grads[group][i].flatten(), rows.count(), sums[group][i].flatten(), 1.0f,
                    blocks[i].tile);
     }
     prog.add(Execute(cs));

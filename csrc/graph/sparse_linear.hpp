@@ -1,4 +1,5 @@
-// A linear layer on spike ids and its adjoint, as Poplar programs. Semantics: snnipu.ops.sparse_linear.
+// A linear layer on spike ids, with delays or without, and its adjoint, as Poplar programs. Semantics:
+// snnipu.ops.sparse_linear, snnipu.DelayLinear.
 #pragma once
 
 #include "graph/slots.hpp"
@@ -8,8 +9,11 @@ namespace graph {
 
 struct SparseLinearInputs {
   SlotTensors spikes;    // of `inputs` neurons
-  poplar::Tensor weight; // FLOAT or HALF [neurons, inputs]
+  poplar::Tensor weight; // FLOAT or HALF [neurons, inputs]; with lags [inputs, neurons, taps]
   poplar::Tensor bias;   // FLOAT [neurons], or invalid
+  // FLOAT [inputs, neurons] where synapses have a time each: after how many steps a spike arrives by the first tap. By
+  // each further one it arrives a step later; what would arrive behind the last step is lost.
+  poplar::Tensor lags;
 };
 
 // The weight laid out as sparseLinear() works on it for spikes of `rows` (time, sample) with `slots` each: the tiles

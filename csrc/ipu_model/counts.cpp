@@ -1,5 +1,5 @@
 // Written by csrc/ipu_model/popc/counts.py from what Clang makes of csrc/vertices; not to be edited.
-// Sources: 35ab4b4fb2d4d3d287727c7e831d0270038a805cd00042c3364c50186344cfc0
+// Sources: 2e9d8007c8076cb3661d31b45a3c4f73256c1e75d181768a6744f66509b6ef9d
 // clang-format off
 #include "ipu_model/counts.hpp"
 
@@ -18,6 +18,11 @@ const std::map<std::string, unsigned> instructionsOfCodelet = {
     {"snnipu::ChannelsLast<float>", 76},
     {"snnipu::ChannelsLast<half>", 79},
     {"snnipu::ClampUnit<float>", 35},
+    {"snnipu::DelayLinearForward<float>", 213},
+    {"snnipu::DelayLinearForward<half>", 217},
+    {"snnipu::DelayLinearValueGradient<float>", 137},
+    {"snnipu::DelayLinearValueGradient<half>", 138},
+    {"snnipu::DelayLinearWeightUpdate<float>", 172},
     {"snnipu::FloatsOfIds", 29},
     {"snnipu::GatherSlots<float>", 48},
     {"snnipu::GatherSlots<half>", 51},
@@ -169,7 +174,7 @@ const std::map<std::string, unsigned> instructionsOfCodelet = {
     {"snnipu::SparseLinearForward<half,unsigned int>", 668},
     {"snnipu::SparseLinearValueGradient<float,unsigned int>", 475},
     {"snnipu::SparseLinearValueGradient<half,unsigned int>", 585},
-    {"snnipu::SparseLinearWeightUpdate<float>", 116},
+    {"snnipu::SparseLinearWeightUpdate<float>", 109},
     {"snnipu::SparsePoolBits<float>", 189},
     {"snnipu::SparsePoolGradient<float>", 273},
     {"snnipu::SparsePoolWindows<float>", 387},
@@ -203,6 +208,11 @@ const std::map<std::string, unsigned> instructionsOfLoop = {
     {"ChannelsLast", 4}, // branch 1, integer 1, load 1, store 1
     {"ChannelsLast_half", 6}, // branch 1, convert 1, integer 2, load 1, store 1
     {"ClampUnit", 12}, // arithmetic 2, branch 1, compare 4, integer 3, load 1, store 1
+    {"DelayLinearForward", 9}, // arithmetic 2, branch 1, integer 3, load 2, store 1
+    {"DelayLinearForward_half", 10}, // arithmetic 2, branch 1, convert 1, integer 3, load 2, store 1
+    {"DelayLinearValueGradient", 8}, // arithmetic 2, branch 1, integer 3, load 2
+    {"DelayLinearValueGradient_half", 9}, // arithmetic 2, branch 1, convert 1, integer 3, load 2
+    {"DelayLinearWeightUpdate", 9}, // arithmetic 2, branch 1, integer 3, load 2, store 1
     {"FloatsOfIds", 7}, // branch 1, convert 1, integer 3, load 1, store 1
     {"IdsOfFloats", 13}, // arithmetic 2, branch 1, compare 4, convert 1, integer 3, load 1, store 1
     {"InsideUnit", 17}, // arithmetic 4, branch 1, compare 6, integer 3, load 2, store 1

@@ -215,6 +215,33 @@ VertexPerfEstimate sparseLinearWeightUpdate(const Asked &a) {
   return {a.cycles(12 + looks + has), 2 * a.value("rows") * slots * a.value("lanes")};
 }
 
+// A spike that goes to so many neurons one by one, to each at its own time.
+Count delayed(const Asked &a, Count lanes, const std::string &loop) {
+  // Where a synapse begins: its lag, two addresses, the comparison of times.
+  return 14 + lanes * (9 + a.value("taps") * turn(a.isHalf() ? loop + "_half" : loop));
+}
+
+VertexPerfEstimate delayLinearForward(const Asked &a) {
+  const Count samples = a.value("samples"), lanes = a.value("lanes"), rows = a.value("rows"), spikes = a.used("slots");
+  // A worker has columns of the currents, perhaps of several samples, and goes through the spikes of each.
+  const Count columns = a.share(samples * lanes), visited = ceilDiv(columns, lanes), own = ceilDiv(columns, visited);
+  const Count first = a.flag("begins") ? a.value("steps") * columns * (loop + 2 * move) : 0;
+  const Count all = visited * ceilDiv(rows, samples) * (10 + spikes * delayed(a, own, "DelayLinearForward"));
+  return {a.cycles(20 + first + all), 2 * rows * spikes * lanes * a.value("taps")};
+}
+
+VertexPerfEstimate delayLinearWeightUpdate(const Asked &a) {
+  const Count slots = a.used("slots"), rows = a.value("rows"), lanes = a.value("lanes");
+  const Count has = a.share(rows * slots) * (8 + delayed(a, lanes, "DelayLinearWeightUpdate"));
+  return {a.cycles(14 + rows * (14 + search(slots)) + has), 2 * rows * slots * lanes * a.value("taps")};
+}
+
+VertexPerfEstimate delayLinearValueGradient(const Asked &a) {
+  const Count slots = a.used("slots"), rows = a.value("rows"), lanes = a.value("lanes");
+  const Count all = a.share(rows) * (14 + slots * delayed(a, lanes, "DelayLinearValueGradient"));
+  return {a.cycles(14 + all), 2 * rows * slots * lanes * a.value("taps")};
+}
+
 VertexPerfEstimate sparseLifForward(const Asked &a) {
   const Count rows = a.share(a.value("rows")), lanes = a.value("lanes");
   const Count spikes = a.flag("input") ? a.used("slots") : 0, own = a.flag("recurrent") ? a.used("ownSlots") : 0;
@@ -429,6 +456,9 @@ const std::map<std::string, VertexPerfEstimate (*)(const Asked &)> estimates = {
     {"snnipu::SparseLinearForward", sparseLinearForward},
     {"snnipu::SparseLinearValueGradient", sparseLinearValueGradient},
     {"snnipu::SparseLinearWeightUpdate", sparseLinearWeightUpdate},
+    {"snnipu::DelayLinearForward", delayLinearForward},
+    {"snnipu::DelayLinearWeightUpdate", delayLinearWeightUpdate},
+    {"snnipu::DelayLinearValueGradient", delayLinearValueGradient},
     {"snnipu::SparseLifForward", sparseLifForward},
     {"snnipu::SparseLifStepBackward", sparseLifStepBackward},
     {"snnipu::SelectSpikes", selectSpikes},

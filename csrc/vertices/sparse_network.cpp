@@ -4,21 +4,10 @@
 #include "neuron/leaky.hpp"
 #include "neuron/sparse.hpp"
 #include "neuron/surrogate.hpp"
+#include "vertices/sparse_rows.hpp"
 #include "vertices/vertex.hpp"
 
 namespace snnipu {
-
-// Of ids that ascend in [begin, end), the first that is `id` or more.
-inline unsigned firstFrom(const int *ids, unsigned begin, unsigned end, unsigned id) {
-  while (begin < end) {
-    const unsigned middle = begin + (end - begin) / 2;
-    if (static_cast<unsigned>(ids[middle]) < id)
-      begin = middle + 1;
-    else
-      end = middle;
-  }
-  return begin;
-}
 
 // value = (value + by) modulo `modulo`, or without it where that is 0. by < modulo: a tile has no integer division.
 class Advance : public poplar::MultiVertex {
@@ -261,21 +250,15 @@ public:
     for (unsigned row = 0; row < rows; ++row) {
       const std::size_t first = static_cast<std::size_t>(row) * slots;
       const C *const from = &grad[static_cast<std::size_t>(row) * lanes];
-      const unsigned fired = static_cast<unsigned>(counts[2 * row]);
-      const bool ordered = ascending || order[row] != 0;
-      for (unsigned slot = ordered ? firstFrom(&ids[first], 0, fired, range.begin) : 0; slot < fired; ++slot) {
-        const unsigned id = static_cast<unsigned>(ids[first + slot]);
-        if (ordered && id >= range.end)
-          break;
-        if (id < range.begin || id >= range.end)
-          continue;
-        using V = Register<C>;
-        const V factor = splat<V>(unitValues ? scale : scale * values[first + slot]);
-        C *const to = &gradWeight[static_cast<std::size_t>(id) * lanes];
-        const unsigned count = lanes;
-        for (unsigned lane = 0; lane < count; lane += registerLanes<C>)
-          store(to + lane, multiplyAdd(factor, load<V>(from + lane), load<V>(to + lane)));
-      }
+      forOwnSpikes(&ids[first], static_cast<unsigned>(counts[2 * row]), ascending || order[row] != 0, range,
+                   [&](unsigned slot, unsigned id) {
+                     using V = Register<C>;
+                     const V factor = splat<V>(unitValues ? scale : scale * values[first + slot]);
+                     C *const to = &gradWeight[static_cast<std::size_t>(id) * lanes];
+                     const unsigned count = lanes;
+                     for (unsigned lane = 0; lane < count; lane += registerLanes<C>)
+                       store(to + lane, multiplyAdd(factor, load<V>(from + lane), load<V>(to + lane)));
+                   });
     }
   }
 };

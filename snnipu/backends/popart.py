@@ -25,6 +25,8 @@ from snnipu.ops import _neurons
 from snnipu.ops._arguments import RESET_MECHANISMS
 from snnipu.ops._maps import Geometry, PoolGeometry
 from snnipu.ops._sparse_currents import currents_apply
+from snnipu.ops.connections import Delayed
+from snnipu.ops.delay_linear import delay_linear as delayed_currents
 from snnipu.ops.dense_to_sparse import DenseToSparse
 from snnipu.ops.neuron_sequence import run_kernels
 from snnipu.ops.select_spikes import SelectSpikes
@@ -331,6 +333,14 @@ def call_sparse_linear(spikes: SparseSpikes, weight: torch.Tensor, bias: Optiona
     return call("SparseLinear", inputs, [example], {"unit_values": 0})[0]
 
 
+def call_delay_linear(spikes: SparseSpikes, connected: Delayed, bias: Optional[torch.Tensor]) -> torch.Tensor:
+    """``DelayLinear``: ``[T, B, out]``."""
+    slots, weight = _slots(spikes), _weight(connected.weight)
+    example = slots[1].new_empty((*spikes.shape[:2], weight.shape[1]))
+    inputs = [*slots, weight, connected.lags.float(), *([] if bias is None else [bias.float()])]
+    return call("DelayLinear", inputs, [example], {"unit_values": 0})[0]
+
+
 def call_sparse_conv2d(
     spikes: SparseSpikes, weight: torch.Tensor, bias: Optional[torch.Tensor], geometry: Geometry
 ) -> torch.Tensor:
@@ -561,6 +571,28 @@ def sparse_linear(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Seq
     bias = inputs[4] if len(inputs) == 5 else None
     slots = (ids.int(), _wide(values), counts.int())
     return [currents_apply(linear_operators, *slots, _wide(weight), bias).to(values.dtype)]
+
+
+def delay_linear(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
+    """``ai.snnipu.DelayLinear``, version 1.
+
+    Args:
+        inputs: ids, values, counts, floats; weight ``[in, out, taps]``; lags ``[in, out]``, whole numbers, when the
+            first tap of a synapse arrives, the others each a step behind the one before; bias ``[out]`` where there is
+            a sixth one. Values and weight may be float16, each for itself.
+        attributes: ``unit_values``: 1 where all values are 1.
+
+    Returns:
+        ``[T, B, out]`` of the values' type.
+    """
+    names = ("ids", "values", "counts", "weight", "lags", "bias")[: 6 if len(inputs) == 6 else 5]
+    _expect("DelayLinear", inputs, names, attributes, "unit_values")
+    ids, values, counts, weight, lags = inputs[:5]
+    bias = inputs[5] if len(inputs) == 6 else None
+    spikes = SparseSpikes._trusted(ids.int(), _wide(values), counts.int(), weight.shape[0])
+    # A spike's last tap is at most this far from it.
+    connected = Delayed(_wide(weight), lags.int(), int(lags.max()) + weight.shape[2])
+    return [delayed_currents(spikes, connected, bias).to(values.dtype)]
 
 
 def sparse_conv2d(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:

@@ -63,7 +63,7 @@ def record(device: torch.device, dtype: torch.dtype) -> Dict[str, Any]:
             "torch": str(torch.__version__),
             **{
                 name: package_version(name)
-                for name in ("snntorch", "spikingjelly", "norse", "braintrace", "numpy", "triton", "cupy")
+                for name in ("snntorch", "spikingjelly", "norse", "braintrace", "dcls", "numpy", "triton", "cupy")
             },
         },
     }

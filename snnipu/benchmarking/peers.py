@@ -24,6 +24,7 @@ PEERS = {
     "spikingjelly": "SpikingJelly's multi-step LIFNode",
     "norse": "norse's LIFBoxCell over the sequence",
     "braintrace": "BrainTrace's online learning, compiled by JAX",
+    "dcls": "dilated convolutions with learnable spacings, beside delays",
     "copy": "a copy of as many bytes as the work reads and writes at least: the floor of memory",
 }
 

@@ -122,7 +122,7 @@ def _load(path: Path, name: str) -> nn.Module:
 
 
 def _network(arguments: argparse.Namespace) -> Union[NetworkSpec, OperatorsProfile]:
-    """What to plan; one with layers on maps, or that learns online, is counted, operator by operator."""
+    """What to plan; one with layers on maps or with delays, or that learns online, is counted, operator by operator."""
     common = {
         "batch_size": arguments.batch_size,
         "steps": arguments.steps,
@@ -156,7 +156,10 @@ def _operators(module: nn.Module, arguments: argparse.Namespace, common: Dict[st
         if given:
             raise ModelError(f"{option} is for fully connected networks, and this one runs operator by operator")
     if len(arguments.activity) > 1:
-        raise ModelError("layers on maps take one --activity, that of the input: their slots are their max_spikes")
+        raise ModelError(
+            "a network that runs operator by operator takes one --activity, that of the input: its layers' slots are "
+            "their max_spikes"
+        )
     if is_installed("poptorch"):
         raise ModelError("operators are counted by snnipu's host runtime, and PopTorch is installed here")
     from snnipu.poptorch._operators_profile import profile_operators

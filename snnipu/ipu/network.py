@@ -55,7 +55,9 @@ def _layers_of(module: nn.Module) -> _Layers:
         if isinstance(child, SparseNeurons) and not isinstance(child, SparseLeaky):
             raise TypeError(f"model: such a plan is of leaky neurons, and a {type(child).__name__} has others")
         if isinstance(child, SparseLeaky) and child.max_delay is not None:
-            raise TypeError("model: such a plan is of layers without max_delay; IPUs have no operator for delays")
+            raise TypeError(
+                "model: such a plan is of layers without max_delay; python -m snnipu profile counts them by themselves"
+            )
     if len(networks) == 1:
         only = networks[0]
         caps = [only.max_input_spikes, *(layer.max_spikes for layer in only.layers)]

@@ -1,7 +1,9 @@
-"""What a network's operators take on IPUs, one after the other: of networks with layers on maps, and that learn online.
+"""What a network's operators take on IPUs, one after the other: of networks with layers on maps, with delays, and that
+learn online.
 
-A network of fully connected layers is planned as a whole (:mod:`snnipu.ipu.plan`). One with convolutions, or a chunk of
-:class:`snnipu.Online`, runs operator by operator; ``snnipu.poptorch._operators_profile`` counts them on the IPU model.
+A network of fully connected layers is planned as a whole (:mod:`snnipu.ipu.plan`). One with convolutions or delays, or
+a chunk of :class:`snnipu.Online`, runs operator by operator; ``snnipu.poptorch._operators_profile`` counts them on the
+IPU model.
 """
 
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from torch import nn
 
 from snnipu.neurons import SparseConv2d, SparseConvLeaky
+from snnipu.neurons.delay_linear import Delays
 from snnipu.online import Online
 from snnipu.planning.convolution import ConvolutionPlan
 from snnipu.planning.targets import KIBIBYTE, Target
@@ -144,10 +147,12 @@ class OperatorsProfile:
 
 
 def runs_by_operators(module: nn.Module) -> bool:
-    """Whether it is not planned as a whole: it learns online, or layers are convolutions of spikes."""
-    return isinstance(module, Online) or has_maps(module)
+    """Whether it is not planned as a whole: it learns online, or layers are convolutions of spikes or have delays."""
+    return isinstance(module, Online) or any(map(_is_counted_apart, module.modules()))
 
 
-def has_maps(module: nn.Module) -> bool:
-    """Whether layers of a module are convolutions of spikes."""
-    return any(isinstance(child, (SparseConv2d, SparseConvLeaky)) for child in module.modules())
+def _is_counted_apart(layer: nn.Module) -> bool:
+    """Whether a layer is a convolution of spikes, or has delays."""
+    if isinstance(layer, Delays):
+        return layer.max_delay is not None
+    return isinstance(layer, (SparseConv2d, SparseConvLeaky))

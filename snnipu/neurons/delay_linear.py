@@ -95,11 +95,14 @@ class Delays:
     def _arriving(
         self, x: Union[torch.Tensor, SparseSpikes], connected: Delayed, bias: Optional[torch.Tensor] = None
     ) -> torch.Tensor:
-        """What arrives ``[T, B, out]``; there is no operator for IPUs, on which products do the same."""
+        """What arrives ``[T, B, out]``. On an IPU spikes have an operator; for a dense tensor products do the same."""
         if not _route.on_ipu():
             return delay_linear(x, connected, bias)
+        if isinstance(x, SparseSpikes) and _route.uses_operator(type(self).__name__, "DelayLinear"):
+            made: torch.Tensor = _route.call("delay_linear", x, connected, bias)
+            return made
         assert self.max_delay is not None
-        x = x.to_dense() if isinstance(x, SparseSpikes) else x
+        assert isinstance(x, torch.Tensor)
         return by_products(x.to(connected.weight.dtype), connected, self.max_delay, bias)
 
     @torch.no_grad()
@@ -142,9 +145,9 @@ class DelayLinear(Delays, nn.Module):
     whole, up to the order of the additions. The currents on their way are in no ``state_dict``; a copy of the module
     has them without their graph.
 
-    On a CPU and on CUDA devices, in float32 and float64, a spike costs its synapses' taps, however long the delays are;
-    elsewhere, on an IPU too, it is a sum of products, one for each step of the longest delay. Weights in 16 bits are
-    computed in float32.
+    On a CPU and on CUDA devices, in float32 and float64, and on an IPU where ``x`` is SparseSpikes, a spike costs its
+    synapses' taps, however long the delays are; elsewhere it is a sum of products, one for each step of the longest
+    delay. Weights in 16 bits are computed in float32.
 
     Args:
         in_features, out_features: as ``nn.Linear``'s.

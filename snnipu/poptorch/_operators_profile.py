@@ -14,8 +14,9 @@ from torch import nn
 
 from snnipu.ipu.model import DTYPES, IpuModel, IpuModelTarget, Program, TensorSpec
 from snnipu.ipu.network import HEADROOM
-from snnipu.ipu.operators import OperatorFigures, OperatorsProfile, has_maps
-from snnipu.neurons import SparseConv2d, SparseConvLeaky, SparseNetwork
+from snnipu.ipu.operators import OperatorFigures, OperatorsProfile, runs_by_operators
+from snnipu.neurons import DelayLinear, SparseConv2d, SparseConvLeaky, SparseLinear, SparseNetwork
+from snnipu.neurons.sparse_leaky import FullyConnectedNeurons
 from snnipu.online import Online
 from snnipu.ops._maps import Geometry
 from snnipu.planning.convolution import plan_convolution
@@ -85,18 +86,24 @@ class _CountingModel(IpuModel):
 
 
 def _input_of(module: nn.Module, activity: float, steps: int, batch_size: int) -> SparseSpikes:
-    """Spikes for the first layer on maps; raises TypeError where nobody knows of how many neurons."""
-    first = next(child for child in module.modules() if isinstance(child, (SparseConv2d, SparseConvLeaky)))
-    if first.input_size is None:
+    """Spikes for the first layer on spikes; raises TypeError where nobody knows of how many neurons."""
+    on_spikes = (SparseConv2d, SparseConvLeaky, DelayLinear, FullyConnectedNeurons, SparseLinear)
+    first = next(child for child in module.modules() if isinstance(child, on_spikes))
+    shape: Tuple[int, ...]
+    if not isinstance(first, (SparseConv2d, SparseConvLeaky)):
+        shape = (first.in_features,)
+    elif first.input_size is None:
         raise TypeError("model: the first layer on maps must have its input_size")
-    shape = (first.in_channels, *first.input_size)
+    else:
+        shape = (first.in_channels, *first.input_size)
     neurons = math.prod(shape)
     caps = [child.max_input_spikes for child in module.modules() if isinstance(child, SparseNetwork)]
     expected = min(neurons, max(2, round(HEADROOM * activity * neurons)))
     slots = min(neurons, caps[0]) if caps and caps[0] is not None else expected
     values = torch.zeros(steps, batch_size, slots)
     counts = torch.zeros(steps, batch_size, 2, dtype=torch.int32)
-    return SparseSpikes(values.int(), values, counts, neurons).with_maps(shape)
+    spikes = SparseSpikes(values.int(), values, counts, neurons)
+    return spikes if len(shape) == 1 else spikes.with_maps(shape)
 
 
 def profile_operators(
@@ -110,10 +117,11 @@ def profile_operators(
     target: str = "mk2",
     ipus: int = 1,
 ) -> OperatorsProfile:
-    """Count the operators that a network with layers on maps calls, for spikes of ``activity``, or :class:`Online`.
+    """Count the operators that a network with layers on maps or with delays calls, for spikes of ``activity``, or
+    :class:`Online`.
 
     Args:
-        module: takes the spikes of its first layer on maps, which has its ``input_size``. Layers without ``max_spikes``
+        module: takes the spikes of its first layer; one on maps has its ``input_size``. Layers without ``max_spikes``
             have a slot for every neuron, as on an IPU. Or an :class:`Online` after ``prepare``: the chunk says how many
             samples there are, and is what is counted.
         activity: share of the input's neurons that spike in a step; the slots of the input are twice as many where it
@@ -122,7 +130,8 @@ def profile_operators(
         target, ipus: as in :func:`snnipu.ipu.plan`.
 
     Raises:
-        TypeError: the module has no layer on maps, or the first one no ``input_size``; an ``Online`` is not prepared.
+        TypeError: the module has no layer on maps and none with delays, or a first layer on maps no ``input_size``; an
+            ``Online`` is not prepared.
         IpuModelError: there is no library of the model, or an operator is refused for another reason than memory.
     """
     chunk, kept = None, 0
@@ -137,10 +146,10 @@ def profile_operators(
         dtype = own
         chunk, batch_size = module.chunk_shape[:2]
         kept = sum(buffer.numel() * buffer.element_size() for _, buffer in module.named_buffers(recurse=False))
-    elif has_maps(module):
+    elif runs_by_operators(module):
         given = _input_of(module, activity, steps, batch_size)
     else:
-        raise TypeError("model: it has no layers on maps")
+        raise TypeError("model: it has no layers on maps, and none with delays")
     options = (("tileMemory", "off"), ("occupancy", str(1 / HEADROOM)))
     model = _CountingModel(IpuModelTarget(target, 0, ipus, options))
     counted = copy.deepcopy(module)

@@ -26,6 +26,7 @@ _OWN: Dict[Tuple[str, str, int], HostImplementation] = {
     ("DenseToSparse", DOMAIN, 1): popart.dense_to_sparse,
     ("SparseToDense", DOMAIN, 1): popart.sparse_to_dense,
     ("SparseLinear", DOMAIN, 1): popart.sparse_linear,
+    ("DelayLinear", DOMAIN, 1): popart.delay_linear,
     ("SparseConv2d", DOMAIN, 1): popart.sparse_conv2d,
     ("SparsePool2d", DOMAIN, 1): popart.sparse_pool2d,
 }

@@ -1,5 +1,7 @@
 """The case of a linear layer with delays."""
 
+import importlib.util
+
 import pytest
 
 import snnipu
@@ -13,7 +15,15 @@ def check(name):
     return next(c for c in delays.build(Settings(**SMALL)).contenders if c.name == name).build().check()
 
 
-@pytest.mark.parametrize("name", ["events", "from-dense", "convolution"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "events",
+        "from-dense",
+        "convolution",
+        pytest.param("dcls", marks=pytest.mark.skipif(not importlib.util.find_spec("DCLS"), reason="no dcls")),
+    ],
+)
 def test_every_row_is_right(name):
     result = check(name)
     assert result.passed, result.detail

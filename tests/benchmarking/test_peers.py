@@ -106,7 +106,7 @@ def test_compile_without_compiler(monkeypatch, tmp_path):
 
 
 def test_every_peer_has_a_summary():
-    assert set(PEERS) == {"snntorch", "compile", "spikingjelly", "norse", "braintrace", "copy"}
+    assert set(PEERS) == {"snntorch", "compile", "spikingjelly", "norse", "braintrace", "dcls", "copy"}
     assert all(PEERS.values())
 
 

@@ -232,12 +232,37 @@ def test_counting_runs_nothing_and_changes_nothing(monkeypatch):
     assert all(parameter.grad is None for parameter in net.parameters())
 
 
+@needs_host_runtime
+@needs_library
+def test_delays_are_counted_and_their_length_costs_nothing(tmp_path):
+    """A network, and a layer in a MultiStep: the figures of delays up to 5 steps are those of up to 100."""
+    file, out = tmp_path / "delayed.py", tmp_path / "out.json"
+    file.write_text(
+        "import snnipu as snn\n"
+        "def short(longest=5):\n"
+        "    return snn.SparseNetwork([40, 30, 10], beta=0.9, max_delay=[longest, None], max_spikes=8)\n"
+        "def long():\n"
+        "    return short(100)\n"
+        "def dense():\n"
+        "    return snn.MultiStep(snn.DelayLinear(40, 30, 5), snn.Leaky(beta=0.9))\n"
+    )
+    found = {}
+    for name in ("short", "long", "dense"):
+        assert run("--model", f"{file}:{name}", "--steps", 20, "--batch-size", 4, "--json", out) == 0
+        found[name] = json.loads(out.read_text())["operators"]
+    names = [operator["name"] for operator in found["short"]]
+    assert names.count("DelayLinear") == names.count("DelayLinear (gradient)") == names.count("SparseLinear") == 1
+    assert found["long"] == found["short"]
+    assert [operator["name"] for operator in found["dense"]][:2] == ["DelayLinear", "LifSequence"]
+    assert all(operator["cycles"] > 0 for operator in found["dense"])
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
         ("model", ["--html", "page.html"], "--html is for fully connected networks"),
         ("model", ["--neurons-per-tile", "4"], "--neurons-per-tile is for fully connected networks"),
-        ("model", ["--activity", "0.1,0.2,0.3"], "layers on maps take one --activity"),
+        ("model", ["--activity", "0.1,0.2,0.3"], "operator by operator takes one --activity"),
         ("without_size", [], "the first layer on maps must have its input_size"),
     ],
 )

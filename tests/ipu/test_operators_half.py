@@ -101,27 +101,30 @@ def test_dense_to_sparse_and_back(tiles, ipus):
 
 @pytest.mark.parametrize(("tiles", "ipus"), MACHINES)
 @pytest.mark.parametrize(("half_values", "half_weight"), [(True, False), (False, True), (True, True)])
-def test_sparse_linear(tiles, ipus, half_values, half_weight):
+@pytest.mark.parametrize("name", ["SparseLinear", "DelayLinear"])
+def test_sparse_linear(tiles, ipus, half_values, half_weight, name):
     model = machine(tiles, ipus)
     torch.manual_seed(0)
     out = 37
     ids, values, counts = slots_of(held(T, B, N) * (torch.rand(T, B, N) < 0.15))
-    weight, bias, grad = held(out, N), torch.randn(out), held(T, B, out)
-    inputs = [ids, values, counts, weight, bias]
+    bias, grad = torch.randn(out), held(T, B, out)
+    parameters = [held(out, N)] if name == "SparseLinear" else [held(N, out, 2), torch.randint(T, (N, out)).float()]
+    inputs = [ids, values, counts, *parameters, bias]
     attributes = {"unit_values": 0}
-    expected = forward(model, "SparseLinear", inputs, attributes)
-    wanted = backward(model, "SparseLinear", inputs, attributes, expected, [grad])
+    expected = forward(model, name, inputs, attributes)
+    wanted = backward(model, name, inputs, attributes, expected, [grad])
     halved = [
         ids,
         values.half() if half_values else values,
         counts,
-        weight.half() if half_weight else weight,
+        parameters[0].half() if half_weight else parameters[0],
+        *parameters[1:],
         bias,
     ]
-    made = forward(model, "SparseLinear", halved, attributes)
+    made = forward(model, name, halved, attributes)
     assert torch.equal(made[0], expected[0].half() if half_values else expected[0])
-    got = backward(model, "SparseLinear", halved, attributes, made, [grad.half() if half_values else grad])
-    for place in (1, 3, 4):
+    got = backward(model, name, halved, attributes, made, [grad.half() if half_values else grad])
+    for place in (1, 3, len(inputs) - 1):
         assert got[place].dtype == halved[place].dtype
         if halved[place].dtype == torch.float16:
             check_rounded(got[place], wanted[place])

@@ -107,6 +107,96 @@ def test_sparse_linear(tiles, ipus, unit, bias):
     assert torch.equal(got[2], torch.zeros(T, B, 2))
 
 
+def delayed(kind, taps, out=37, inputs=N, seed=3):
+    """Weights ``[in, out, taps]`` and lags ``[in, out]``: up to the last step, beyond it, or none at all."""
+    torch.manual_seed(seed)
+    longest = {"short": T - 1, "long": 3 * T, "none": 0}[kind]
+    return torch.randn(inputs, out, taps), torch.randint(longest + 1, (inputs, out), dtype=torch.int32)
+
+
+def delayed_on_the_host(slots, weight, lags, bias, grad):
+    """Currents, and the gradients of values, weight and bias, of the host's kernels in float64."""
+    ids, values, counts = slots
+    weight, values = weight.double(), values.double()
+    bias = None if bias is None else bias.double()
+    # As the layer: ways that end behind the last step are cut off.
+    lags = lags.clamp(max=grad.shape[0])
+    geometry = [grad.shape[0] + weight.shape[2], weight.shape[2]]
+    out = torch.ops.snnipu.delay_linear_fwd(ids, values, counts, weight, bias, geometry, lags)
+    needs = (True, True, bias is not None)
+    grads = torch.ops.snnipu.delay_linear_bwd(grad.double(), ids, values, counts, weight, geometry, *needs, lags)
+    return [out, *grads]
+
+
+@pytest.mark.parametrize(("tiles", "ipus"), MACHINES)
+@pytest.mark.parametrize("unit", [1, 0])
+@pytest.mark.parametrize(("kind", "taps", "bias"), [("short", 2, True), ("long", 2, False), ("none", 1, True)])
+def test_delay_linear(tiles, ipus, unit, kind, taps, bias):
+    model = machine(tiles, ipus)
+    slots = spikes(unit=bool(unit))
+    weight, lags = delayed(kind, taps)
+    offset, grad = torch.randn(37) if bias else None, torch.randn(T, B, 37)
+    inputs = [*as_floats(*slots), weight, lags.float(), *([offset] if bias else [])]
+    wanted = delayed_on_the_host(slots, weight, lags, offset, grad)
+    (made,) = forward(model, "DelayLinear", inputs, {"unit_values": unit})
+    torch.testing.assert_close(made.double(), wanted[0], rtol=1e-5, atol=1e-5)
+    got = backward(model, "DelayLinear", inputs, {"unit_values": unit}, [made], [grad])
+    for place, gradient in zip((1, 3, 5), wanted[1:]):
+        if place < len(inputs):
+            torch.testing.assert_close(got[place].double(), gradient, rtol=1e-5, atol=2e-5)
+    for place in (0, 2, 4):
+        assert torch.equal(got[place], torch.zeros_like(inputs[place]))
+
+
+def test_delay_linear_in_pieces():
+    """More spikes than a tile is given at a time: what is on its way at a border arrives behind it."""
+    torch.manual_seed(0)
+    x = (torch.rand(30, 16, 300) < 0.2).float()
+    slots = torch.ops.snnipu.dense_to_sparse_fwd(x, 100, False)[:3]
+    weight, grad = torch.randn(300, 20, 2), torch.randn(30, 16, 20)
+    lags = torch.randint(25, (300, 20), dtype=torch.int32)
+    inputs = [*as_floats(*slots), weight, lags.float()]
+    model = machine(4, options=())
+    wanted = delayed_on_the_host(slots, weight, lags, None, grad)
+    (made,) = forward(model, "DelayLinear", inputs, {"unit_values": 1})
+    torch.testing.assert_close(made.double(), wanted[0], rtol=1e-5, atol=1e-4)
+    names = [step["name"] for step in model.programs()[0].report()["steps"]]
+    assert sum(name.endswith("forward") for name in names) > 1
+    got = backward(model, "DelayLinear", inputs, {"unit_values": 1}, [made], [grad])
+    torch.testing.assert_close(got[1].double(), wanted[1], rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(got[3].double(), wanted[2], rtol=1e-5, atol=1e-4)
+
+
+def test_delayed_samples_are_spread_over_groups_of_tiles():
+    """Few neurons: tiles share the samples, of which the last of them may have fewer."""
+    torch.manual_seed(0)
+    model = machine(7, options=())
+    x = (torch.rand(12, 11, 50) < 0.1).float()
+    slots = torch.ops.snnipu.dense_to_sparse_fwd(x, 12, False)[:3]
+    weight, grad = torch.randn(50, 2, 2), torch.randn(12, 11, 2)
+    lags = torch.randint(9, (50, 2), dtype=torch.int32)
+    inputs = [*as_floats(*slots), weight, lags.float()]
+    wanted = delayed_on_the_host(slots, weight, lags, None, grad)
+    (made,) = forward(model, "DelayLinear", inputs, {"unit_values": 1})
+    torch.testing.assert_close(made.double(), wanted[0], rtol=1e-5, atol=1e-5)
+    steps = [step for step in model.programs()[-1].report()["steps"] if step["name"].endswith("forward")]
+    assert max(step["tiles"] for step in steps) == 6  # two samples each, and one with the eleventh
+    got = backward(model, "DelayLinear", inputs, {"unit_values": 1}, [made], [grad])
+    torch.testing.assert_close(got[1].double(), wanted[1], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got[3].double(), wanted[2], rtol=1e-5, atol=1e-5)
+
+
+def test_the_longest_delay_takes_no_memory():
+    """Currents lie on their tile for all steps: they are the ring that spikes on their way are in."""
+    sizes = []
+    for longest in (5, 200):
+        weight, lags = torch.randn(N, 37, 2), torch.randint(longest + 1, (N, 37))
+        model = machine(4, options=())
+        forward(model, "DelayLinear", [*as_floats(*spikes()), weight, lags.float()], {"unit_values": 1})
+        sizes.append(max(model.programs()[-1].report()["tile_variables_bytes"]))
+    assert sizes[0] == sizes[1]
+
+
 def test_sparse_linear_in_pieces():
     """More spikes than a tile is given at a time."""
     torch.manual_seed(0)
@@ -163,7 +253,11 @@ def test_rows_are_spread_over_groups_of_tiles():
 
 
 def test_ids_out_of_range_stay_in_memory():
-    """Nothing checks ids on an IPU: they are held to the neurons there are, NaN to 0."""
+    """Nothing checks ids on an IPU: they are held to the neurons there are, NaN to 0; likewise lags to the steps."""
+    lags, one = torch.tensor([[float("nan"), -1e9, 1e9, 2.0]]), torch.ones(4, 1, 1)
+    inputs = [torch.zeros(4, 1, 1), one, torch.ones(4, 1, 2), torch.ones(1, 4, 1), lags]
+    (made,) = forward(machine(1), "DelayLinear", inputs, {"unit_values": 1})
+    assert made[:, 0].t().tolist() == [[1.0] * 4, [1.0] * 4, [0.0] * 4, [0.0, 0.0, 1.0, 1.0]]
     ids = torch.tensor([[[-5.0, 1e9, float("nan")]]])
     counts = torch.tensor([[[3.0, 99.0]]])
     (dense,) = forward(machine(1), "SparseToDense", [ids, torch.ones(1, 1, 3), counts], {"num_neurons": 4})
@@ -176,6 +270,18 @@ def test_ids_out_of_range_stay_in_memory():
         ("SelectSpikes", [torch.zeros(4, 5)], {}, "no attribute capacity"),
         ("DenseToSparse", [torch.zeros(2, 3, 4)], {"capacity": 0, "rotate": 0}, "capacity must be 1 or more, got 0"),
         ("DenseToSparse", [torch.zeros(3, 4)], {"capacity": 1, "rotate": 0}, "three dimensions"),
+        (
+            "DelayLinear",
+            [*[torch.zeros(2, 3, 4)] * 2, torch.zeros(2, 3, 2), torch.zeros(6, 5), torch.zeros(6, 5)],
+            {"unit_values": 0},
+            r"weight must be \[inputs, neurons, taps\]",
+        ),
+        (
+            "DelayLinear",
+            [*[torch.zeros(2, 3, 4)] * 2, torch.zeros(2, 3, 2), torch.zeros(6, 5, 2), torch.zeros(5, 6)],
+            {"unit_values": 0},
+            r"delay_linear: lags must be FLOAT \[inputs, neurons\]",
+        ),
         (
             "SparseToDense",
             [torch.zeros(2, 3, 4)] * 3,

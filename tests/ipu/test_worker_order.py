@@ -41,6 +41,11 @@ CASES = {
     "DenseToSparse": lambda: ([torch.randn(T, B, N)], {"capacity": SLOTS, "rotate": 1}, (1,)),
     "SparseToDense": lambda: (slots(), {"num_neurons": N}, (0,)),
     "SparseLinear": lambda: ([*slots(), torch.randn(29, N), torch.randn(29)], {"unit_values": 0}, (0,)),
+    "DelayLinear": lambda: (
+        [*slots(), torch.randn(N, 29, 2), torch.randint(T, (N, 29)).float(), torch.randn(29)],
+        {"unit_values": 0},
+        (0,),
+    ),
     # Maps of 5 x 3 x 3 to 9 x 2 x 3, a channel, a line or some rows to a tile; and pools of these to 5 x 2 x 2.
     "SparseConv2d": lambda: (
         [*slots(), torch.randn(9, 5, 2, 3), torch.randn(9)],
@@ -85,6 +90,7 @@ HALF = {  # what may be float16
     "DenseToSparse": (0,),
     "SparseToDense": (1,),
     "SparseLinear": (1, 3),
+    "DelayLinear": (1, 3),
     "SparseNetwork": (1, 3, 6),
     "SparseConv2d": (1, 3),
     "SparsePool2d": (1,),

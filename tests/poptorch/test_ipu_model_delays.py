@@ -8,6 +8,7 @@ from torch import nn
 
 import snnipu as snn
 from snnipu import poptorch
+from snnipu.backends import popart
 
 pytestmark = [needs_host_runtime, needs_library]
 LEAKY = {"beta": 0.9, "threshold": 0.5}
@@ -30,17 +31,23 @@ NETWORKS = {
 }
 
 
+NETWORKS["of spikes"] = NETWORKS["linear"]
+# Where spikes in slots are what a layer with delays gets, and so the operator; the others have products.
+IN_SLOTS = {"recurrent", "slots", "of spikes"}
+
+
 class Model(nn.Module):
     def __init__(self, make):
         super().__init__()
         torch.manual_seed(0)
+        self.in_slots = make == "of spikes"
         self.net = snn.MultiStep(*NETWORKS[make](), snn.Leaky(beta=0.7))
         with torch.no_grad():
             for name, parameter in self.net.named_parameters():
                 parameter.mul_(2 if name.endswith("weight") else 1)
 
     def forward(self, x, labels):
-        spk, mem = self.net(x)
+        spk, mem = self.net(snn.SparseSpikes.from_dense(x, 12) if self.in_slots else x)
         return spk, nn.functional.cross_entropy(mem.mean(0), labels)
 
 
@@ -49,7 +56,8 @@ def test_training_gives_the_weights_and_delays_of_the_kernels(make, monkeypatch)
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:16")
     torch.manual_seed(1)
     x, labels = (torch.rand(3, 12, 4, 20) < 0.3).float(), torch.randint(5, (3, 4))
-    found = []
+    found, called, call = [], [], popart.call
+    monkeypatch.setattr(popart, "call", lambda name, *rest: (called.append(name), call(name, *rest))[1])
     for on_model in (False, True):
         model = Model(make)
         before = [p.detach().clone() for p in model.parameters()]
@@ -57,6 +65,7 @@ def test_training_gives_the_weights_and_delays_of_the_kernels(make, monkeypatch)
         training = poptorch.trainingModel(model, poptorch.Options().useIpuModel(on_model), optimizer=optimizer)
         losses = [training(*batch)[1] for batch in zip(x, labels)]
         found.append((torch.stack(losses), [p.detach().clone() for p in model.parameters()]))
+    assert ("DelayLinear" in called) == (make in IN_SLOTS)
     (losses, weights), (of_model, others) = found
     assert torch.allclose(losses, of_model, rtol=1e-5)
     for own, other, old in zip(weights, others, before):

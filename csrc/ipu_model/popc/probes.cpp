@@ -1,4 +1,5 @@
 // The loops that take a vertex's time, for counts.py: a vertex whose flags the compiler knows. Never run.
+#include "vertices/delay_linear.cpp"
 #include "vertices/neuron.cpp"
 #include "vertices/select_spikes.cpp"
 #include "vertices/slots.cpp"
@@ -74,6 +75,30 @@ SNNIPU_PROBE(gather_4_half)
 SNNIPU_PROBE(SparseLinearWeightUpdate)(SparseLinearWeightUpdate<float> &v) {
   v.unitValues = v.ascending = true;
   v.compute(0);
+}
+// A tap of a delayed synapse.
+SNNIPU_PROBE(DelayLinearForward)(const Taps &taps, unsigned arrives, const float *weight, float value, float *current) {
+  taps.add(arrives, weight, value, current);
+}
+SNNIPU_PROBE(DelayLinearForward_half)
+(const Taps &taps, unsigned arrives, const half *weight, float value, float *current) {
+  taps.add(arrives, weight, value, current);
+}
+SNNIPU_PROBE(DelayLinearWeightUpdate)
+(const Taps &taps, unsigned arrives, float *gradWeight, float value, const float *grad) {
+  taps.addBack(arrives, gradWeight, value, grad);
+}
+SNNIPU_PROBE(DelayLinearValueGradient)
+(const Taps &taps, unsigned arrives, const float *weight, const float *grad, float &sum) {
+  float own = sum;
+  taps.product(arrives, weight, grad, own);
+  sum = own;
+}
+SNNIPU_PROBE(DelayLinearValueGradient_half)
+(const Taps &taps, unsigned arrives, const half *weight, const float *grad, float &sum) {
+  float own = sum;
+  taps.product(arrives, weight, grad, own);
+  sum = own;
 }
 SNNIPU_PROBE(SurrogateSpike)(SurrogateSpike<float> &v) { v.compute(0); }
 SNNIPU_PROBE(SurrogateSpikeBackward_ATan)(SurrogateSpikeBackward<float, SurrogateKind::ATan> &v) { v.compute(0); }

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from snnipu import DelayLinear
+from snnipu.benchmarking import peers
 from snnipu.benchmarking.case import Axis, Case, Contender, Settings, Sweep, Workload
 from snnipu.benchmarking.checks import Check, relative_error
 from snnipu.benchmarking.options import Option, comma_separated
@@ -78,6 +79,24 @@ class Problem(SparseProblem):
 
     def convolution(self) -> Tensors:
         return self._with_gradients(self._convolved(self.layer.weight, self.layer.delay, self.by_neuron))
+
+    @functools.cached_property
+    def dcls_layer(self) -> Any:
+        """The same layer of the package ``dcls``: positions in its kernel, from the middle on, run against time."""
+        longest, neurons = self.settings.longest_delay, self.settings.neurons
+        made = peers.imported("DCLS.construct.modules", "DCLS", "dcls").Dcls1d(
+            neurons, neurons, 1, dilated_kernel_size=longest + 1, bias=False, version="v1"
+        )
+        with torch.no_grad():
+            made.weight.copy_(self.layer.weight.unsqueeze(-1))
+            made.P.copy_((longest - (longest + 1) // 2 - self.layer.delay)[None, :, :, None])
+        return made
+
+    def dcls(self) -> Tensors:
+        layer = self.dcls_layer
+        out = layer(functional.pad(self.by_neuron, (self.settings.longest_delay, 0))).permute(2, 0, 1)
+        weight, position = torch.autograd.grad(out, [layer.weight, layer.P], self.grad)
+        return [out.detach(), weight[..., 0], -position[0, ..., 0]]
 
     def _with_gradients(self, out: torch.Tensor) -> Tensors:
         return [out.detach(), *torch.autograd.grad(out, [self.layer.weight, self.layer.delay], self.grad)]
@@ -150,6 +169,14 @@ def build(settings: Settings) -> Case:
                 functools.partial(_workload, settings, "convolution"),
                 ratio_label="convolution",
                 note="PyTorch's, of a kernel as long as the longest delay, into which the taps are scattered",
+            ),
+            Contender(
+                "dcls",
+                "dcls, Dcls1d",
+                functools.partial(_workload, settings, "dcls"),
+                peer="dcls",
+                ratio_label="dcls",
+                note="a kernel made of positions, and PyTorch's convolution over time",
             ),
         ],
         memory_reference="convolution",
