@@ -110,7 +110,8 @@ class Surrogate:
         return (self.name, self.parameters) == (other.name, other.parameters)
 
     def __hash__(self) -> int:
-        return hash((self.name, tuple(self.parameters)))
+        # TorchDynamo 2.9 asks objects that it has not filled in yet.
+        return hash(getattr(self, "name", None))
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(f'{key}={value!r}' for key, value in self.parameters.items())})"

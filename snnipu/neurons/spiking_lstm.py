@@ -200,7 +200,9 @@ class _SpikingLSTM(snntorch.SpikingNeuron):
         return Neuron(self.threshold, self.graded_spikes_factor, self._reset_code(), self.spike_grad, self.state_quant)
 
     def _reset_code(self) -> int:
-        return _STATE_FUNCTIONS.index(self.state_function.__name__)
+        # By its code: TorchDynamo 2.9 has no name of a method.
+        code = self.state_function.__code__
+        return [code is getattr(type(self), name).__code__ for name in _STATE_FUNCTIONS].index(True)
 
     def _by_steps(
         self, x: torch.Tensor, syn: Optional[torch.Tensor], mem: Optional[torch.Tensor], num_steps: Optional[int]

@@ -1,6 +1,7 @@
 """How the neurons of a layer are connected to its input: all that a connectivity has to say, in plain PyTorch."""
 
-from typing import Iterator, List, NamedTuple, Optional, Protocol, Sequence, Tuple
+from dataclasses import dataclass
+from typing import Iterator, List, Optional, Protocol, Sequence, Tuple
 
 import torch
 
@@ -81,14 +82,12 @@ class _Separate:
         return kept
 
 
-class _Matrix(NamedTuple):
-    weight: torch.Tensor
-
-
-class FullyConnected(_Matrix, _Separate):
+# No named tuples: TorchDynamo 2.9 cannot read properties of theirs.
+@dataclass(eq=False)
+class FullyConnected(_Separate):
     """A matrix ``[neurons, inputs]``."""
 
-    __slots__ = ()
+    weight: torch.Tensor
 
     @property
     def geometry(self) -> Optional[List[int]]:
@@ -121,13 +120,8 @@ class FullyConnected(_Matrix, _Separate):
 _PAIRS = 1 << 20
 
 
-class _List(NamedTuple):
-    weight: torch.Tensor
-    synapses: torch.Tensor
-    sizes: Sequence[int]
-
-
-class Listed(_List, _Separate):
+@dataclass(eq=False)
+class Listed(_Separate):
     """A matrix ``[neurons, inputs] = sizes`` of which some synapses are left.
 
     ``weight`` ``[kept]`` holds their weights, ``synapses`` ``[2, kept]``, int64, the neuron and the input of each, by
@@ -135,7 +129,9 @@ class Listed(_List, _Separate):
     spikes' gradient, of the synapses in each row.
     """
 
-    __slots__ = ()
+    weight: torch.Tensor
+    synapses: torch.Tensor
+    sizes: Sequence[int]
 
     @property
     def geometry(self) -> Optional[List[int]]:
@@ -196,20 +192,17 @@ class Listed(_List, _Separate):
         return grad_dense, grad_weight
 
 
-class _Taps(NamedTuple):
-    weight: torch.Tensor
-    lags: torch.Tensor
-    span: int
-
-
-class Delayed(_Taps, _Separate):
+@dataclass(eq=False)
+class Delayed(_Separate):
     """Every neuron sees every input, at times of their own.
 
     ``weight`` ``[inputs, neurons, taps]``: a spike arrives at a neuron once for each tap, the first time ``lags``
     ``[inputs, neurons]``, int32, steps later, and then step by step. ``span``: steps to the last tap of all, and one.
     """
 
-    __slots__ = ()
+    weight: torch.Tensor
+    lags: torch.Tensor
+    span: int
 
     @property
     def geometry(self) -> Optional[List[int]]:
@@ -259,7 +252,8 @@ class Delayed(_Taps, _Separate):
         return grad_dense, grad_weight
 
 
-class Convolution2d(NamedTuple):
+@dataclass(eq=False)
+class Convolution2d:
     """Kernels ``[out channels, in channels / groups, height, width]``; a parameter belongs to a channel."""
 
     weight: torch.Tensor

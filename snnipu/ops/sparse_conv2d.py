@@ -67,10 +67,10 @@ def sparse_conv2d(
     geometry = conv_argument(spikes, weight, input_size, stride, padding, dilation, groups)
     if _route.uses_operator("sparse_conv2d", "SparseConv2d"):
         made: torch.Tensor = _route.call("sparse_conv2d", spikes, given, bias, geometry)
-        return made.reshape(*made.shape[:2], *geometry.out_shape)
+        return made.reshape(*made.shape[:2], *geometry[3:6])
     values, sizes = spikes.values.to(weight.dtype), as_list(geometry)
     out = _sparse_currents.currents_apply(OPERATORS, spikes.ids, values, spikes.counts, weight, bias, sizes)
-    return out.reshape(*out.shape[:2], *geometry.out_shape)
+    return out.reshape(*out.shape[:2], *geometry[3:6])
 
 
 def conv_weight_argument(weight: object, spikes: SparseSpikes, groups: object) -> torch.Tensor:

@@ -7,6 +7,7 @@
     h_t &= o \\tanh(c_t) - S(h_{t-1})\\,\\theta \\quad\\text{or}\\quad (1 - S(h_{t-1}))\\, o \\tanh(c_t)
 """
 
+from dataclasses import dataclass
 from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -52,7 +53,9 @@ class Neuron(NamedTuple):
         return (self.quantise(syn), self.quantise(mem)) if self.quantise else (syn, mem)
 
 
-class LinearCell(NamedTuple):
+# No named tuples: TorchDynamo 2.9 cannot read properties of theirs.
+@dataclass(eq=False)
+class LinearCell:
     """``nn.LSTMCell``: weights ``[4 * H, I]`` and ``[4 * H, H]``."""
 
     weight_ih: torch.Tensor
@@ -107,7 +110,8 @@ class LinearCell(NamedTuple):
         return mem
 
 
-class ConvCell(NamedTuple):
+@dataclass(eq=False)
+class ConvCell:
     """One convolution of input and hidden state: ``weight [4 * H, I + H, k, k]``.
 
     ``max_pool``, ``avg_pool``: the window in which the hidden state is pooled before it fires; 0: none.

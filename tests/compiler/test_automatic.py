@@ -13,7 +13,7 @@ import pytest
 import snntorch
 import torch
 from snntorch import utils
-from support.versions import needs_backend
+from support.versions import needs_backend, needs_newer_dynamo
 from torch import nn
 
 import snnipu as snn
@@ -196,6 +196,7 @@ class Growing(Net):
         return mem2
 
 
+@needs_newer_dynamo
 def test_a_loop_that_is_compiled_anew_at_every_call_is_left_alone(caplog):
     with caplog.at_level(logging.WARNING, "snnipu.compiler"):
         sites = compare(in_forward, make=Growing, data=numbers(12))

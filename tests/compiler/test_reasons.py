@@ -8,7 +8,7 @@ import inspect
 
 import pytest
 import torch
-from support.versions import needs_backend
+from support.versions import needs_backend, needs_newer_dynamo
 from torch import nn
 
 import snnipu as snn
@@ -595,7 +595,15 @@ def compare_numbers(after, expected, instead):
 
 
 @pytest.mark.parametrize(
-    ("kind", "make", "program", "other", "instead"), NEURONS, ids=[f"{row[0]}-{row[4].__name__}" for row in NEURONS]
+    ("kind", "make", "program", "other", "instead"),
+    [
+        pytest.param(
+            *row,
+            id=f"{row[0]}-{row[4].__name__}",
+            marks=needs_newer_dynamo if row[2] is in_sixteen_bit else (),
+        )
+        for row in NEURONS
+    ],
 )
 def test_what_keeps_a_neuron_and_what_helps(kind, make, program, other, instead):
     report, expected, marked = told(make, program)
@@ -651,6 +659,7 @@ def test_every_kind_has_a_program():
     assert {row[0] for row in [*NEURONS, *OPERATORS, *BREAKS]} == remedied - of_auto
 
 
+@needs_newer_dynamo
 def test_numbers_of_tensors_in_one_graph():
     """As ``fullgraph`` has it, ``.item()`` is an operator."""
     torch._dynamo.reset()
