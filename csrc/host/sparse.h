@@ -2,10 +2,10 @@
  * it.
  *
  * Every field has 64 bits. Arrays are contiguous and row-major and must not overlap; sizes have been checked by the
- * caller. Of type C: double for SNNIPU_F64, else float. Spikes come as ids [steps, batch, slots], values of the same
- * shape and counts [steps, batch, 2]: how many slots hold spikes, and how many are carried. Slots behind those are
- * padding. Bits of neurons: [steps, batch, words], 32 to a word, the lowest bit first. A result that may be NULL is
- * then not computed. Ids of maps are those of [channels, height, width] flattened. */
+ * caller, and steps and batch may be 0. Of type C: double for SNNIPU_F64, else float. Spikes come as ids [steps, batch,
+ * slots], values of the same shape and counts [steps, batch, 2]: how many slots hold spikes, and how many are carried.
+ * Slots behind those are padding. Bits of neurons: [steps, batch, words], 32 to a word, the lowest bit first. A result
+ * that may be NULL is then not computed. Ids of maps are those of [channels, height, width] flattened. */
 #ifndef SNNIPU_SPARSE_H
 #define SNNIPU_SPARSE_H
 
