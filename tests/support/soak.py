@@ -32,6 +32,7 @@ LONGEST, LARGEST = 40, 33  # steps, and a batch
 WAIT = timedelta(seconds=120)  # for the other process
 MOST_KEPT = 2 * 256  # MiB: results, and the heap
 FEWEST = 12  # steps, however short the time
+LOOK = 0.1  # seconds between two looks at memory, at least: each collects garbage
 DISTURBED, WAYS = 0.1, ("input", "backward", "signal")  # of the steps
 
 
@@ -267,7 +268,7 @@ def soak(name, seconds, mebibytes):
             torch.distributed.broadcast(told, 0)
             going = bool(told)
         now = time.monotonic()
-        if now - last_look > seconds / 30:
+        if not memory or now - last_look > max(seconds / 30, LOOK):
             memory.append((now - begin, *used()))
             speeds.append((done - since) / (now - last_look))
             last_look, since = time.monotonic(), done
@@ -277,7 +278,7 @@ def soak(name, seconds, mebibytes):
     if fixed_step(name) != expected:
         wrong.append("another result than at the beginning")
     after = used()
-    early = max(([row[1] - row[2] for row in memory if row[0] <= seconds / 3]), default=after[0] - after[1])
+    early = max(row[1] - row[2] for row in memory if row is memory[0] or row[0] <= seconds / 3)
     if after[0] - after[1] > early + mebibytes:
         wrong.append(f"resident memory that is not kept for use grew from {early:.0f} to {after[0] - after[1]:.0f} MiB")
     if after[1] > MOST_KEPT:
