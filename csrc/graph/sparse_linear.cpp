@@ -482,8 +482,7 @@ SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const Tensor &grad,
       const Rows rows = layout.rowsOfGroup(group);
       sums.emplace_back(graph, blocks, poplar::FLOAT, 1, poplar::DebugContext{info, "gradBias"});
       for (std::size_t i = 0; i < count; ++i)
-        addSumRows(graph, cs, grads[group][i].flatten(), rows.count(), sums[group][i].flatten(), 1.0f,
-                   blocks[i].tile);
+        addSumRows(graph, cs, grads[group][i].flatten(), rows.count(), sums[group][i].flatten(), 1.0f, blocks[i].tile);
     }
     prog.add(Execute(cs));
     const BlockArray total(graph, division.blocks, poplar::FLOAT, 1, {info, "gradBias"});
