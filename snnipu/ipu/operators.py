@@ -112,8 +112,9 @@ class OperatorsProfile:
             lines += [
                 f"  one graph for every chunk of {self.chunk} steps: its memory is the same for any number of chunks",
                 f"  kept from chunk to chunk: {self.kept_bytes / KIBIBYTE:,.0f} KiB of states and traces, on all tiles",
-                "  PyTorch's own layers, the products of their weights among them, are not counted",
             ]
+        # A dense tensor's product with a layer's weights is one, delays or not.
+        lines.append("  what PyTorch computes by itself, products of dense tensors among it, is not counted")
         plans = [operator.plan for operator in self.operators if operator.plan is not None]
         lines += [f"  convolution {plan}" for plan in dict.fromkeys(plans)]
         lines += [f"  does not fit: {problem}" for problem in self.problems]

@@ -65,12 +65,13 @@ def sparse_conv2d(
     weight = conv_weight_argument(weight, spikes, groups)
     bias = bias_argument(bias, weight)
     geometry = conv_argument(spikes, weight, input_size, stride, padding, dilation, groups)
+    out_shape = geometry[3:6]  # not by its name: TorchDynamo 2.9 cannot read properties of named tuples
     if _route.uses_operator("sparse_conv2d", "SparseConv2d"):
         made: torch.Tensor = _route.call("sparse_conv2d", spikes, given, bias, geometry)
-        return made.reshape(*made.shape[:2], *geometry[3:6])
+        return made.reshape(*made.shape[:2], *out_shape)
     values, sizes = spikes.values.to(weight.dtype), as_list(geometry)
     out = _sparse_currents.currents_apply(OPERATORS, spikes.ids, values, spikes.counts, weight, bias, sizes)
-    return out.reshape(*out.shape[:2], *geometry[3:6])
+    return out.reshape(*out.shape[:2], *out_shape)
 
 
 def conv_weight_argument(weight: object, spikes: SparseSpikes, groups: object) -> torch.Tensor:

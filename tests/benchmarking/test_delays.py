@@ -40,3 +40,10 @@ def test_the_sweep_has_both_axes():
     assert [(p.activity, p.longest_delay) for p in sweep.points] == [(0.05, 5), (0.2, 5), (0.2, 3)]
     with pytest.raises(ValueError, match="activity"):
         delays.build(Settings(activity=0.0))
+
+
+def test_delays_keep_away_from_whole_steps():
+    """There a peer's rounding would give a synapse's delay another derivative, and its check would be red."""
+    delay = delays.Problem(Settings(**{**SMALL, "neurons": 200})).layer.delay.detach()
+    assert 0 < float(delay.min()) < float(delay.max()) < SMALL["longest_delay"]
+    assert 0.009 < float((delay % 1).min()) < float((delay % 1).max()) < 0.991

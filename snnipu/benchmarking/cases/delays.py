@@ -63,8 +63,10 @@ class Problem(SparseProblem):
         neurons = settings.neurons
         self.draw_input(neurons)
         weight = torch.randn(neurons, neurons, generator=self.generator) / neurons**0.5
-        # Not at whole steps, where the two ways of interpolating between them have other derivatives.
-        delay = torch.rand(neurons, neurons, generator=self.generator) * (settings.longest_delay - 0.02) + 0.01
+        # Away from whole steps, where ways of interpolating between them have other derivatives: rounding, as in dcls's
+        # positions, must not carry a delay over one.
+        whole = torch.randint(settings.longest_delay, (neurons, neurons), generator=self.generator)
+        delay = whole + 0.01 + 0.98 * torch.rand(neurons, neurons, generator=self.generator)
         self.layer = DelayLinear(neurons, neurons, settings.longest_delay, delay=delay)
         with torch.no_grad():
             self.layer.weight.copy_(weight)
