@@ -15,13 +15,15 @@ template <typename C> struct PlacedSpikes {
   // Of the samples [first, last), `length` places of a row each.
   void build(const Spikes<C> &spikes, size_t first, size_t last, size_t length, bool unit) {
     const auto forSpikes = [&](const auto &body) {
-      // Step by step: of one sample's, few then stand side by side.
-      for (size_t at = 0; at < spikes.steps; ++at)
-        for (size_t sample = first; sample < last; ++sample) {
-          const size_t row = at * spikes.batch + sample, from = row * spikes.slots;
-          for (size_t slot = from; slot < from + static_cast<size_t>(spikes.counts[2 * row]); ++slot)
-            body((sample - first) * length + at, slot, static_cast<size_t>(spikes.ids[slot]));
-        }
+      // Step by step, so that few of one sample's stand side by side; every other step first: the taps of two in a row
+      // do not overlap then, and no load waits for a store of half its bytes.
+      for (const size_t parity : {0, 1})
+        for (size_t at = parity; at < spikes.steps; at += 2)
+          for (size_t sample = first; sample < last; ++sample) {
+            const size_t row = at * spikes.batch + sample, from = row * spikes.slots;
+            for (size_t slot = from; slot < from + static_cast<size_t>(spikes.counts[2 * row]); ++slot)
+              body((sample - first) * length + at, slot, static_cast<size_t>(spikes.ids[slot]));
+          }
     };
     begin.assign(spikes.neurons + 1, 0);
     forSpikes([&](size_t, size_t, size_t input) { ++begin[input + 1]; });
@@ -127,9 +129,9 @@ public:
   }
 
 private:
-  // Neurons whose results are written together, a cache line of them; how many are worked on side by side, so that no
-  // addition waits for the one before; and bytes of rows that stay in the first-level cache.
-  static constexpr size_t block = 64 / sizeof(C), abreast = 4, rowsBytes = 32 * 1024;
+  // Neurons that are worked on side by side, so that no addition waits for the one before: few, so that many samples'
+  // spikes are one loop; and bytes of their rows, which stay in the first-level cache.
+  static constexpr size_t block = 8, rowsBytes = 32 * 1024;
 
   struct PlacesOf {
     const uint32_t *place;
@@ -164,17 +166,16 @@ private:
     const PlacesOf spikes{found.place.data() + begin, found.value.empty() ? nullptr : found.value.data() + begin,
                           count};
     const size_t at = input * neurons_ + first;
-    size_t o = 0;
-    C *row[abreast];
-    for (; o + abreast <= held; o += abreast) {
-      for (size_t beside = 0; beside < abreast; ++beside)
+    const auto together = [&](size_t o, auto many) {
+      C *row[many];
+      for (size_t beside = 0; beside < many; ++beside)
         row[beside] = rows + (o + beside) * rowSize() + lags_[at + o + beside];
-      body(row, weight_ + (at + o) * taps_, std::integral_constant<size_t, abreast>(), spikes);
-    }
-    for (; o < held; ++o) {
-      row[0] = rows + o * rowSize() + lags_[at + o];
-      body(row, weight_ + (at + o) * taps_, std::integral_constant<size_t, 1>(), spikes);
-    }
+      body(row, weight_ + (at + o) * taps_, many, spikes);
+    };
+    if (held == block)
+      return together(0, std::integral_constant<size_t, block>());
+    for (size_t o = 0; o < held; ++o)
+      together(o, std::integral_constant<size_t, 1>());
   }
 
   template <typename Count> void add(C *const *row, const C *weight, Count, const PlacesOf &spikes) const {

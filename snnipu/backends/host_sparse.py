@@ -292,8 +292,10 @@ def _delays(connected: Delayed) -> Dict[str, Any]:
     taps, lags = connected.weight.shape[2], connected.lags
     if lags.dtype != torch.int32 or lags.shape != connected.weight.shape[:2]:
         raise ValueError(f"lags must be int32 {list(connected.weight.shape[:2])}, got {lags.dtype} {list(lags.shape)}")
-    if lags.numel() and not (int(lags.min()) >= 0 and int(lags.max()) + taps <= connected.span):
-        raise ValueError(f"lags must be from 0 to {connected.span - taps}, got {int(lags.min())} to {int(lags.max())}")
+    if lags.numel():
+        least, most = (int(end) for end in lags.aminmax())
+        if least < 0 or most + taps > connected.span:
+            raise ValueError(f"lags must be from 0 to {connected.span - taps}, got {least} to {most}")
     return {"lags": lags, "weight": connected.weight}
 
 

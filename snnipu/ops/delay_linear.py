@@ -41,8 +41,7 @@ def shares(delay: torch.Tensor, max_delay: int, kernel: str, sigma: float) -> Tu
     """
     delay = delay.clamp(0, max_delay)
     if kernel == "linear":
-        first = delay.detach().floor()
-        behind = torch.where(first < max_delay, delay - first, 0)
+        behind, first = _between(delay, max_delay)
         return torch.stack([1 - behind, behind], -1), first
     steps = torch.arange(max_delay + 1, device=delay.device, dtype=delay.dtype)
     # However small sigma is, the largest of them is no zero to divide by.
@@ -50,11 +49,25 @@ def shares(delay: torch.Tensor, max_delay: int, kernel: str, sigma: float) -> Tu
     return exponents.softmax(-1), torch.zeros_like(delay)
 
 
+def _between(delay: torch.Tensor, max_delay: int) -> Tuple[torch.Tensor, torch.Tensor]:
+    """How far each clamped delay is behind a whole step, differentiable, and that step."""
+    first = delay.detach().floor()
+    return torch.where(first < max_delay, delay - first, 0), first
+
+
 def taps(weight: torch.Tensor, delay: torch.Tensor, max_delay: int, kernel: str, sigma: float) -> Delayed:
     """The connection of weights ``[out, in]`` and delays of that shape or one that spreads to it, differentiable."""
-    arriving, lags = shares(delay.to(weight.dtype).expand(weight.shape).t(), max_delay, kernel, sigma)
-    span = max_delay + (2 if kernel == "linear" else 1)
-    return Delayed((weight.t().unsqueeze(-1) * arriving).contiguous(), lags.to(torch.int32).contiguous(), span)
+    weight, delay = weight.t().contiguous(), delay.to(weight.dtype)
+    delay = delay.t().contiguous() if delay.dim() == 2 else delay
+    if kernel == "linear":
+        behind, first = _between(delay.clamp(0, max_delay), max_delay)
+        late = weight * behind
+        arriving = torch.stack([weight - late, late], -1)
+    else:
+        parts, first = shares(delay, max_delay, kernel, sigma)
+        arriving = (weight.unsqueeze(-1) * parts).contiguous()
+    lags = first.to(torch.int32).expand(weight.shape).contiguous()
+    return Delayed(arriving, lags, max_delay + (2 if kernel == "linear" else 1))
 
 
 def followed(x: Union[torch.Tensor, SparseSpikes], steps: int) -> Union[torch.Tensor, SparseSpikes]:
