@@ -148,6 +148,89 @@ def test_resumed_run_equals_the_uninterrupted_one(few_digits, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
 
 
+def between_batches(make, every):
+    """A whole run's state, and those that it had between batches."""
+    states, trainer = [], make()
+    assert trainer.fit(on_batches=lambda trainer: states.append(copy.deepcopy(trainer.state_dict())), every=every)
+    assert trainer.batches == 0
+    return trainer.state_dict(), states
+
+
+def test_a_run_goes_on_in_the_middle_of_an_epoch(few_digits, tmp_path):
+    straight = training.Trainer(config(), few_digits)
+    straight.fit()
+    whole, states = between_batches(lambda: training.Trainer(config(), few_digits), 3)
+    assert equal(without_times(whole), without_times(straight.state_dict()))
+    # 7 batches an epoch.
+    assert [(len(state["history"]), state["running"]["batches"]) for state in states] == [
+        (0, 3),
+        (0, 6),
+        (1, 3),
+        (1, 6),
+    ]
+    for state in states:
+        training.save_checkpoint(tmp_path / "run.pt", state)
+        second = training.Trainer(config(), few_digits)
+        second.load_state_dict(training.load_checkpoint(tmp_path / "run.pt"))
+        assert second.batches == state["running"]["batches"]
+        # What was loaded is what a stop takes it back to.
+        assert not second.fit(should_stop=iter([False, True]).__next__)
+        assert equal(second.state_dict(), state)
+        assert second.fit()
+        assert equal(without_times(second.state_dict()), without_times(whole))
+        assert [record["seconds"] > 0 for record in second.history] == [True, True]
+
+
+def test_a_stop_between_batches_is_told_of(few_digits, monkeypatch):
+    trainer, states = training.Trainer(config(), few_digits), []
+    stops = iter([False] * 4 + [True])
+    assert not trainer.fit(should_stop=stops.__next__, on_batches=lambda t: states.append(t.batches), every=3)
+    assert states == [3, 4]
+    assert (trainer.batches, trainer.history) == (0, [])
+    # Nothing has been done since the last one.
+    assert not trainer.fit(should_stop=lambda: True, on_batches=lambda t: states.append(t.batches))
+    assert states == [3, 4]
+    for every in (0, True, 1.5):
+        with pytest.raises(ValueError, match="every: expected a positive integer"):
+            trainer.fit(on_batches=print, every=every)
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer.ranks, "size", 2)
+        with pytest.raises(ValueError, match="on_batches: only for one process"):
+            trainer.fit(on_batches=print)
+    with torch.no_grad():
+        trainer.network[0].weight.fill_(float("nan"))
+    with pytest.raises(training.DivergedError, match="not finite in epoch 1"):
+        trainer.fit(on_batches=lambda t: states.append(t.batches))
+    assert states == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"batches": 0}, "running: expected an integer from 1 to 6, got 0"),
+        ({"batches": 7}, "running: expected an integer from 1 to 6, got 7"),
+        ({"loss": 1.0}, "running: loss: expected a tensor, got 1.0"),
+        ({"loss": torch.tensor(float("nan"))}, "running: loss: holds numbers that are not finite"),
+        ({"correct": torch.tensor(97)}, "running: expected an integer from 0 to 96, got 97"),
+        ({"correct": torch.tensor(3.0)}, "running: correct: expected torch.int64"),
+        ({"seconds": -1.0}, "running: expected a number from 0"),
+        ({"other": 1}, "running: other is not expected"),
+        (None, "running: loss is missing"),
+    ],
+)
+def test_damaged_epochs_under_way(few_digits, entries, message):
+    _, (state, *_) = between_batches(lambda: training.Trainer(config(epochs=1), few_digits), 3)
+    running = {"batches": 3} if entries is None else {**state["running"], **entries}
+    trainer = training.Trainer(config(epochs=1), few_digits)
+    before = without_times(trainer.state_dict())
+    with pytest.raises(training.CheckpointError, match=f"the checkpoint is damaged: {message}"):
+        trainer.load_state_dict({**state, "running": running})
+    assert equal(without_times(trainer.state_dict()), before)
+    record = dict.fromkeys(("train_loss", "train_accuracy", "test_accuracy", "seconds"), 1.0)
+    with pytest.raises(training.CheckpointError, match="running: an epoch more than epochs=1"):
+        trainer.load_state_dict({**state, "history": [record]})
+
+
 def test_learning_rate_decays_by_epoch(few_digits):
     trainer = training.Trainer(config(lr=0.01, lr_decay=0.5, epochs=3), few_digits)
     rates = []
@@ -212,15 +295,15 @@ def test_unreadable_checkpoints(few_digits, tmp_path):
 
 def test_checkpoints_of_other_versions(few_digits, tmp_path, monkeypatch):
     path, state = tmp_path / "run.pt", training.Trainer(config(), few_digits).state_dict()
-    torch.save({"format": "snnipu-train-1", **state}, path)
+    torch.save({"format": "snnipu-train-1", **{name: state[name] for name in state if name != "running"}}, path)
     with pytest.raises(
         training.CheckpointError, match=r"is of an earlier version of snnipu \(snnipu-train-1\) or damaged"
     ):
         training.load_checkpoint(path)
     # What the guide tells those who trust such a file.
-    training.save_checkpoint(path, torch.load(path, weights_only=True))
+    training.save_checkpoint(path, {"running": {}, **torch.load(path, weights_only=True)})
     assert equal(training.load_checkpoint(path)["model"], dict(state["model"]))
-    monkeypatch.setattr("snnipu.training.checkpoint.FORMAT", "snnipu-train-3")
+    monkeypatch.setattr("snnipu.training.checkpoint.FORMAT", "snnipu-train-4")
     with pytest.raises(training.CheckpointError, match="is not a checkpoint of this version"):
         training.load_checkpoint(path)
 
@@ -295,7 +378,7 @@ def test_600_damaged_checkpoints(trained, tmp_path):
     path = tmp_path / "run.pt"
     training.save_checkpoint(path, trained)
     whole = path.read_bytes()
-    assert equal(training.load_checkpoint(path), {**trained, "format": "snnipu-train-2"})
+    assert equal(training.load_checkpoint(path), {**trained, "format": "snnipu-train-3"})
     changed = 0
     for _, data in variants(whole, 600, seed=0, often=[(len(whole) - 400, len(whole))]):
         path.write_bytes(data)
@@ -314,7 +397,7 @@ def test_a_damaged_checkpoint_is_not_taken_for_an_old_one(trained, tmp_path):
     path = tmp_path / "run.pt"
     training.save_checkpoint(path, trained)
     whole = path.read_bytes()
-    path.write_bytes(whole[:-78].replace(b"snnipu-train-2", b"snnipu-train-1"))
+    path.write_bytes(whole[:-78].replace(b"snnipu-train-3", b"snnipu-train-1"))
     with pytest.raises(
         training.CheckpointError, match=r"is of an earlier version of snnipu \(snnipu-train-1\) or damaged"
     ):
@@ -446,6 +529,6 @@ def test_weights_that_overflow_in_the_last_step_are_no_epoch(few_digits):
 
     trainer._after_step = overflow
     trainer._forward = lambda x, labels: (trainer.network[2].weight.sum() * 0 + 1, torch.zeros(len(x), 10))
-    with pytest.raises(training.DivergedError, match="weights or moments of Adam are not finite after epoch 1"):
+    with pytest.raises(training.DivergedError, match="weights or moments of Adam are not finite in epoch 1"):
         trainer.fit()
     assert equal(before, trainer.state_dict())

@@ -191,6 +191,30 @@ def test_equal_settings_give_equal_results(data, method):
     assert not equal(states[0]["model"], training.EventTrainer(config(seed=1), data).state_dict()["model"])
 
 
+@pytest.mark.parametrize("settings", [{}, {"initial_activity": 0.1}, {"rule": "ottt", "chunk": 6, "method": "dense"}])
+def test_a_run_goes_on_in_the_middle_of_an_epoch(data, settings, tmp_path):
+    """With its counts of dropped spikes, and the second threshold on its way."""
+    straight = training.EventTrainer(config(**settings), data)
+    paths = []
+
+    def save(trainer):
+        paths.append(tmp_path / f"{len(paths)}.pt")
+        training.save_checkpoint(paths[-1], trainer.state_dict())
+
+    # 5 batches an epoch.
+    assert straight.fit(on_batches=save, every=2)
+    assert len(paths) == 4
+    for path in paths:
+        trainer = training.EventTrainer(config(**settings), data)
+        trainer.load_state_dict(training.load_checkpoint(path))
+        assert trainer.fit()
+        assert equal(without_times(trainer.state_dict()), without_times(straight.state_dict()))
+    state = training.load_checkpoint(paths[0])
+    for dropped, message in (([1], "dropped: expected 4 numbers"), ([1, 2, 3, -1], "expected an integer from 0")):
+        with pytest.raises(training.CheckpointError, match=f"running: {message}"):
+            trainer.load_state_dict({**state, "running": {**state["running"], "dropped": dropped}})
+
+
 def test_record_tells_activity_and_overflow(data):
     trainer = training.EventTrainer(config(epochs=1, max_spikes=(1, 2, 2, 3)), data)
     trainer.fit()

@@ -31,7 +31,8 @@ network, initial weights and update rule of the published sparse benchmark (arXi
 into --steps time steps, and --method tells what runs the layers.
 
 The class whose output neuron spikes most is the answer. The loss is the cross entropy of these spike counts, the
-optimizer Adam. After each epoch a checkpoint is written; Ctrl-C stops at once and loses the running epoch only.
+optimizer Adam. After each epoch a checkpoint is written; Ctrl-C stops at once and loses the running epoch only, and
+with --save-every nothing.
 """
 
 
@@ -307,6 +308,11 @@ OPTIONS: Dict[str, List[Option]] = {
             "saved after each epoch (default: out/train-DATASET.pt; an explicit FILE needs an existing folder)",
         ),
         Option("no_checkpoint", True, "", "save none"),
+        Option(
+            "save_every", positive_int, "N",
+            "save the checkpoint after every N batches of an epoch, too, and when a signal stops the training",
+            kept=True,
+        ),
         Option(
             "resume", True, "",
             "go on from the checkpoint, with its settings; the result is that of a run never interrupted",

@@ -112,18 +112,31 @@ def train(
     if ranks.size > 1:
         say(f"{ranks.size} processes, {torch.get_num_threads()} threads each", flush=True)
     if saved is not None:
-        say(f"resumed after epoch {len(trainer.history)} from {checkpoint}", flush=True)
+        say(f"resumed after {place(trainer)} from {checkpoint}", flush=True)
     elif checkpoint is not None and checkpoint.exists():
         say(f"{checkpoint} will be replaced after the first epoch (--resume would go on from it)", flush=True)
+    saved_at = "" if saved is None else place(trainer)
 
-    def on_epoch(trainer: AnyTrainer) -> None:
+    def save(trainer: AnyTrainer) -> None:
+        nonlocal saved_at
         if checkpoint is not None:
             training.save_checkpoint(checkpoint, trainer.state_dict())
+            saved_at = place(trainer)
+
+    def on_epoch(trainer: AnyTrainer) -> None:
+        save(trainer)
         if ranks.is_first:
             print_epoch(trainer)
 
+    every = options.save_every
     try:
-        finished = trainer.fit(should_stop=lambda: bool(stop), on_epoch=on_epoch, progress=True)
+        finished = trainer.fit(
+            should_stop=lambda: bool(stop),
+            on_epoch=on_epoch,
+            progress=True,
+            on_batches=None if every is None else save,
+            every=every or 1,
+        )
     except training.DivergedError as error:
         if not ranks.is_first:  # in all processes at once
             raise training.OtherRankError(str(error)) from error
@@ -151,12 +164,19 @@ def train(
     if finished:
         print(f"test accuracy: {100 * trainer.history[-1]['test_accuracy']:.2f} %", flush=True)
         return 0
-    print(f"stopped after {len(trainer.history)} of {config.epochs} epochs; the running epoch is dropped")
-    if checkpoint is None or not trainer.history:
+    lost = f"the checkpoint is of {saved_at}" if "batch" in saved_at else "the running epoch is dropped"
+    print(f"stopped after {len(trainer.history)} of {config.epochs} epochs; {lost}")
+    if checkpoint is None or not saved_at:
         print("there is no checkpoint to resume from", flush=True)
     else:
         print("resume with:\n  " + shlex.join(resume_command(options, checkpoint)), flush=True)
     return 128 + signum
+
+
+def place(trainer: AnyTrainer) -> str:
+    """``epoch 2``, or ``epoch 2 and 40 batches``."""
+    done = f"epoch {len(trainer.history)}"
+    return f"{done} and {trainer.batches} batches" if trainer.batches else done
 
 
 def go_on(trainer: AnyTrainer, saved: Dict[str, Any], resume: bool) -> Optional[Dict[str, Any]]:
@@ -184,6 +204,8 @@ def set_up(
         raise UsageError(f"argument --precision: {config.precision} does not run on the IPU model; --device cpu does")
     if on_ipu_model and config.rule is not None:
         raise UsageError(f"argument --rule: {config.rule} does not run on the IPU model; --device cpu does")
+    if options.save_every is not None and ranks.size > 1:
+        raise UsageError("argument --save-every: only for one process; several save after each epoch")
     if options.replicas is not None and not on_ipu_model:
         raise UsageError(f"argument --replicas: only for --device {IPU_MODEL}; torchrun starts several processes")
     data = ranks.local_first(lambda: load_data(config, options)) if options.download else load_data(config, options)
@@ -277,7 +299,8 @@ def make_picture_folder(folder: Path) -> None:
 
 def choose_checkpoint(options: argparse.Namespace) -> Optional[Path]:
     if options.no_checkpoint:
-        for name, given in (("--checkpoint", options.checkpoint), ("--resume", options.resume)):
+        given_with = ("checkpoint", "resume", "save_every")
+        for name, given in ((flag(name), getattr(options, name)) for name in given_with):
             if given:
                 raise UsageError(f"argument --no-checkpoint: not allowed with {name}")
         return None

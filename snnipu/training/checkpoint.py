@@ -16,10 +16,19 @@ import torch
 
 from snnipu._files import InUseError, is_held, sole_writer, write_atomically
 
-FORMAT = "snnipu-train-2"
+FORMAT = "snnipu-train-3"
 # Without a checksum: what is in such a file cannot be trusted.
 OLD_FORMAT = "snnipu-train-1"
-ENTRIES = {"format": str, "config": dict, "data": dict, "model": dict, "optimizer": dict, "rng": dict, "history": list}
+ENTRIES = {
+    "format": str,
+    "config": dict,
+    "data": dict,
+    "model": dict,
+    "optimizer": dict,
+    "rng": dict,
+    "history": list,
+    "running": dict,  # of an epoch under way; empty between two
+}
 
 _COMMENT = b"snnipu sha256 "
 _DIGITS = 2 * hashlib.sha256().digest_size
@@ -114,9 +123,9 @@ def check_same_run(saved: Dict[str, Any], own: Dict[str, Any]) -> None:
 
 def check_model(saved: Dict[str, Any], own: Dict[str, torch.Tensor]) -> None:
     """The same tensors by name, shape and type, and finite; else a ValueError."""
-    _check_names("model", saved, own)
+    check_names("model", saved, own)
     for name, tensor in own.items():
-        _check_tensor(f"model: {name}", saved[name], tensor, finite=bool(torch.isfinite(tensor).all()))
+        check_tensor(f"model: {name}", saved[name], tensor, finite=bool(torch.isfinite(tensor).all()))
 
 
 def check_optimizer(saved: Dict[str, Any], optimizer: torch.optim.Adam, trained: bool) -> Dict[str, Any]:
@@ -125,12 +134,12 @@ def check_optimizer(saved: Dict[str, Any], optimizer: torch.optim.Adam, trained:
     Args:
         saved: the ``state_dict`` of an Adam.
         optimizer: the Adam that is to go on.
-        trained: whether an epoch is behind it: each parameter has a state then, and none otherwise.
+        trained: whether a step is behind it: each parameter has a state then, and none otherwise.
 
     Raises:
         ValueError: ``saved`` is none of an Adam with the same parameters and options.
     """
-    _check_names("optimizer", saved, ("state", "param_groups"))
+    check_names("optimizer", saved, ("state", "param_groups"))
     groups: List[Dict[str, Any]] = optimizer.state_dict()["param_groups"]
     _check_groups(saved["param_groups"], groups)
     parameters = dict(
@@ -139,7 +148,7 @@ def check_optimizer(saved: Dict[str, Any], optimizer: torch.optim.Adam, trained:
             (parameter for group in optimizer.param_groups for parameter in group["params"]),
         )
     )
-    _check_names("optimizer: state of the parameters", saved["state"], parameters if trained else ())
+    check_names("optimizer: state of the parameters", saved["state"], parameters if trained else ())
     for index, state in saved["state"].items():
         _check_state(f"optimizer: state of parameter {index}", state, parameters[index])
     groups = [{**group, "lr": there["lr"]} for group, there in zip(groups, saved["param_groups"])]
@@ -166,14 +175,14 @@ def _check_groups(saved: Any, own: List[Dict[str, Any]]) -> None:
 
 
 def _check_state(where: str, state: Any, parameter: torch.Tensor) -> None:
-    _check_names(where, state, ("step", "exp_avg", "exp_avg_sq"))
+    check_names(where, state, ("step", "exp_avg", "exp_avg_sq"))
     step = state["step"]
     if isinstance(step, torch.Tensor) and step.numel() == 1 and step.dtype in (torch.float32, torch.float64):
         step = step.item()
     if isinstance(step, bool) or not isinstance(step, (int, float)) or not (0 < step < math.inf and step % 1 == 0):
         raise ValueError(f"{where}: step: expected a whole number above 0, got {_brief(step)}")
     for name in ("exp_avg", "exp_avg_sq"):
-        _check_tensor(f"{where}: {name}", state[name], parameter)
+        check_tensor(f"{where}: {name}", state[name], parameter)
     if bool((state["exp_avg_sq"] < 0).any()):
         raise ValueError(f"{where}: exp_avg_sq: expected no number below 0")
 
@@ -181,7 +190,7 @@ def _check_state(where: str, state: Any, parameter: torch.Tensor) -> None:
 def check_generator(saved: Any, own: torch.Generator) -> torch.Tensor:
     """A state that a generator like ``own`` takes and gives back; else a ValueError."""
     where = "rng: batch_order"
-    _check_tensor(where, saved, own.get_state())
+    check_tensor(where, saved, own.get_state())
     trial = torch.Generator(own.device)
     try:
         trial.set_state(saved)
@@ -193,7 +202,8 @@ def check_generator(saved: Any, own: torch.Generator) -> torch.Tensor:
     return saved  # type: ignore[no-any-return]
 
 
-def _check_names(where: str, saved: Any, expected: Any) -> None:
+def check_names(where: str, saved: Any, expected: Any) -> None:
+    """A dict with exactly these names; else a ValueError."""
     there = set(_as_dict(where, saved))
     missing = [name for name in expected if name not in there]
     unknown = sorted(map(str, there - set(expected)))
@@ -203,7 +213,8 @@ def _check_names(where: str, saved: Any, expected: Any) -> None:
         raise ValueError(f"{where}: {unknown[0]} is not expected")
 
 
-def _check_tensor(where: str, saved: Any, own: torch.Tensor, finite: bool = True) -> None:
+def check_tensor(where: str, saved: Any, own: torch.Tensor, finite: bool = True) -> None:
+    """A dense tensor of the shape and type of ``own``, of finite numbers where ``finite``; else a ValueError."""
     if type(saved) is not torch.Tensor or saved.layout is not torch.strided:
         raise ValueError(f"{where}: expected a tensor, got {_brief(saved)}")
     if saved.shape != own.shape or saved.dtype != own.dtype:

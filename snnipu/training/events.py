@@ -1,5 +1,6 @@
 """Training on events: a :class:`snnipu.SparseNetwork`, run by one of three methods."""
 
+import itertools
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, Iterator, List, Optional, Tuple
 
 import torch
@@ -11,7 +12,7 @@ from snnipu.neurons import SparseNetwork
 from snnipu.neurons.sparse_benchmark import benchmark_network
 from snnipu.spikes import SparseSpikes
 from snnipu.training.config import EventConfig
-from snnipu.training.loop import HISTORY_ENTRIES, Never, TrainingLoop, number
+from snnipu.training.loop import HISTORY_ENTRIES, Never, TrainingLoop, number, whole
 from snnipu.training.low_activity import ActivityRegularizer, GradThresholdSchedule, LayerScale, scale_to_activity
 from snnipu.training.methods import METHODS, Layers, Spikes, limited, num_spikes, overflow, spike_count
 from snnipu.training.online import OnlineSteps, peak_memory
@@ -34,14 +35,11 @@ def _rates(values: Any) -> List[float]:
     return [_RATE(value) for value in values]
 
 
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"expected an integer from 0, got {value!r}")
-    return value
+_COUNT = whole(0)
 
 
 def _counts(values: Any) -> List[int]:
-    return [_count(value) for value in values]
+    return [_COUNT(value) for value in values]
 
 
 def _optional_number(value: Any) -> Optional[float]:
@@ -96,7 +94,7 @@ class EventTrainer(TrainingLoop):
         "activity": _rates,
         "overflow": _counts,
         "input_activity": _RATE,
-        "input_overflow": _count,
+        "input_overflow": _COUNT,
         "train_overflow": _counts,
         "grad_threshold": _optional_number,
     }
@@ -151,9 +149,10 @@ class EventTrainer(TrainingLoop):
         if config.rate_limit is not None:
             self._regularizer = ActivityRegularizer(upper=config.rate_limit, strength=config.rate_strength)
         order = RandomSampler(range(len(data.train)), generator=self._batch_order)
+        self._shares = _Shares(BatchSampler(order, config.batch_size, drop_last=False), self._own)
         self._train_loader = event_loader(
             data.train,
-            batch_sampler=_Shares(BatchSampler(order, config.batch_size, drop_last=False), self._own),
+            batch_sampler=self._shares,
             num_workers=workers,
         )
         # Seeds of worker processes come from elsewhere: their number must not change the order of the batches.
@@ -188,7 +187,8 @@ class EventTrainer(TrainingLoop):
     def _before_epoch(self) -> None:
         self._dropped.zero_()
 
-    def _batches(self) -> Iterator[Tuple[SparseSpikes, torch.Tensor]]:
+    def _batches(self, done: int) -> Iterator[Tuple[SparseSpikes, torch.Tensor]]:
+        self._shares.done = done
         for spikes, labels in self._train_loader:
             yield spikes.to(self.device), labels.to(self.device)
 
@@ -274,7 +274,7 @@ class EventTrainer(TrainingLoop):
         except ValueError as error:
             raise ValueError(f"scaling: {error}") from error
         # Weights are scaled before the first epoch, once.
-        wanted = [layers] if state["history"] else [0, layers]
+        wanted = [layers] if state["history"] or state["running"] else [0, layers]
         if self.config.initial_activity is None:
             wanted = [0]
         if len(scaling) not in wanted:
@@ -284,6 +284,15 @@ class EventTrainer(TrainingLoop):
         elif state["schedule"] is not None:
             raise ValueError(f"schedule: expected None, got {state['schedule']!r}")
         self.scaling = scaling
+
+    def _running_state(self) -> Dict[str, Any]:
+        return {"dropped": self._dropped.tolist()}
+
+    def _load_running_state(self, state: Dict[str, Any]) -> None:
+        dropped = _counts(state["dropped"])
+        if len(dropped) != len(self.sizes):
+            raise ValueError(f"dropped: expected {len(self.sizes)} numbers, got {dropped!r}")
+        self._dropped = torch.tensor(dropped)
 
     # ---- what `python -m snnipu train` tells
 
@@ -381,16 +390,18 @@ class EventTrainer(TrainingLoop):
 
 
 class _Shares(Sampler[List[int]]):
-    """One process's samples of each batch."""
+    """One process's samples of each batch but the first ``done``."""
+
+    done = 0
 
     def __init__(self, batches: BatchSampler, own: Callable[[List[int]], List[int]]) -> None:
         self._all, self._own = batches, own
 
     def __iter__(self) -> Iterator[List[int]]:
-        return map(self._own, self._all)
+        return map(self._own, itertools.islice(self._all, self.done, None))
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self._all) - self.done
 
 
 def _scores(layers: Layers) -> torch.Tensor:

@@ -1,9 +1,10 @@
-"""The training loop: epochs that are finished or did not happen."""
+"""The training loop: epochs that are finished or did not happen, and checkpoints after them or between batches."""
 
 import contextlib
 import copy
 import math
 import time
+from dataclasses import dataclass
 from typing import Any, Callable, ClassVar, ContextManager, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
@@ -14,8 +15,10 @@ from snnipu.training.checkpoint import (
     CheckpointError,
     check_generator,
     check_model,
+    check_names,
     check_optimizer,
     check_same_run,
+    check_tensor,
 )
 from snnipu.training.online import OnlineSteps
 from snnipu.training.ranks import Ranks
@@ -52,6 +55,28 @@ HISTORY_ENTRIES: Dict[str, Callable[[Any], Any]] = {
     "test_accuracy": number(0, 1),
     "seconds": number(low=0),
 }
+
+
+def whole(low: int, high: Optional[int] = None) -> Callable[[Any], int]:
+    """Reads an integer from ``low`` to ``high``; anything else is a ValueError."""
+
+    def read(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+            raise ValueError(f"expected an integer from {low}{'' if high is None else f' to {high}'}, got {value!r}")
+        return value
+
+    return read
+
+
+@dataclass
+class _Running:
+    """An epoch under way: the batch order's state before it, and its sums so far."""
+
+    order: torch.Tensor
+    loss: torch.Tensor
+    correct: torch.Tensor
+    batches: int = 0
+    seconds: float = 0.0
 
 
 class _Step(nn.Module):
@@ -125,12 +150,13 @@ class TrainingLoop:
         self._description = description
         self._counted = True
         self._batch_order = torch.Generator().manual_seed(config.seed)
+        self._running: Optional[_Running] = None
 
     # ---- what a subclass tells
 
-    def _batches(self) -> Iterable[Tuple[Any, torch.Tensor]]:
-        """This process's shares of the training set's batches, :meth:`_own`, drawn from ``self._batch_order``: inputs
-        and labels."""
+    def _batches(self, done: int) -> Iterable[Tuple[Any, torch.Tensor]]:
+        """This process's shares of the training set's batches, :meth:`_own`, drawn from ``self._batch_order``, without
+        the first ``done``: inputs and labels."""
         raise NotImplementedError
 
     def _part(self, x: Any, samples: slice) -> Any:
@@ -172,6 +198,13 @@ class TrainingLoop:
     def _load_more_state(self, state: Dict[str, Any]) -> None:
         """The inverse of :meth:`_more_state`."""
 
+    def _running_state(self) -> Dict[str, Any]:
+        """What :meth:`_training_record` will be made of, of the epoch so far."""
+        return {}
+
+    def _load_running_state(self, state: Dict[str, Any]) -> None:
+        """The inverse of :meth:`_running_state`."""
+
     # ---- epochs
 
     def fit(
@@ -179,29 +212,38 @@ class TrainingLoop:
         should_stop: Callable[[], bool] = Never,
         on_epoch: Optional[Callable[[Any], object]] = None,
         progress: bool = False,
+        on_batches: Optional[Callable[[Any], object]] = None,
+        every: int = 1,
     ) -> bool:
         """Train until ``config.epochs`` epochs are done.
 
         An epoch that does not finish, whatever ended it, is taken back: weights, optimizer and batch order are again
-        those of the last finished epoch.
+        those of the last finished epoch, or of the state that was loaded where that was in the middle of this one.
 
         Args:
             should_stop: asked between batches; true ends the training.
             on_epoch: called with this trainer after every finished epoch.
             progress: show a progress bar where standard error is a terminal.
+            on_batches: called with this trainer after every ``every`` batches of an epoch, and before a stop between
+                batches: its :meth:`state_dict` then goes on from there.
 
         Returns:
             True when all epochs are done, False after a stop.
 
         Raises:
             DivergedError: the loss became infinite or NaN.
+            ValueError: ``on_batches`` with more than one process; ``every`` is below 1.
         """
-        if not self.history:
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ValueError(f"every: expected a positive integer, got {every!r}")
+        if on_batches is not None and self.ranks.size > 1:
+            raise ValueError("on_batches: only for one process: the first step of an epoch is another there")
+        if not self.history and self._running is None:
             self._before_first_epoch()
         while len(self.history) < self.config.epochs:
             finished = copy.deepcopy(self.state_dict())
             try:
-                record = self._run_epoch(should_stop, progress)
+                record = self._run_epoch(should_stop, progress, on_batches, every)
             except BaseException as error:
                 self._restore(finished)
                 if isinstance(error, Stopped):
@@ -212,49 +254,69 @@ class TrainingLoop:
                 on_epoch(self)
         return True
 
-    def _run_epoch(self, should_stop: Callable[[], bool], progress: bool) -> Dict[str, Any]:
+    def _run_epoch(
+        self,
+        should_stop: Callable[[], bool],
+        progress: bool,
+        on_batches: Optional[Callable[[Any], object]],
+        every: int,
+    ) -> Dict[str, Any]:
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.lr * self.config.lr_decay ** len(self.history)
-        self._before_epoch()
+        if self._running is None:
+            self._before_epoch()
+            correct = torch.zeros((), dtype=torch.int64, device=self.device)
+            order = self._batch_order.get_state()
+            self._running = _Running(order, torch.zeros((), device=self.device), correct)
+        running = self._running
         # Made anew: the first step of each epoch reduces the gradients in the same order, after a resume, too.
         model = self.ranks.wrapped(_Step(self.network, self._forward))
-        loss_sum = torch.zeros((), device=self.device)
-        correct = torch.zeros((), dtype=torch.int64, device=self.device)
-        started = self._clock()
+        first, started = running.batches, self._clock() - running.seconds
         with tqdm(
             total=self.train_samples,
+            initial=first * self.config.batch_size,
             desc=f"epoch {len(self.history) + 1}/{self.config.epochs}",
             unit=f" {self.unit}",
             leave=False,
             disable=None if progress and self.ranks.is_first else True,
         ) as bar:
-            for index, (x, labels) in enumerate(self._batches()):
-                if self.ranks.any(should_stop()):
+            for index, (x, labels) in enumerate(self._batches(first), first):
+                stops = self.ranks.any(should_stop())
+                if on_batches is not None and index > first and (stops or index % every == 0):
+                    self._check_finite(running.loss.item())
+                    running.seconds = self._clock() - started
+                    on_batches(self)
+                if stops:
                     raise Stopped
                 batch = self._batch_size(index)
                 self.optimizer.zero_grad(set_to_none=True)
                 for loss, scores, own in self._backward(model, x, labels, batch):
-                    loss_sum += loss * len(own)
-                    correct += (scores.argmax(1) == own).sum()
+                    running.loss += loss * len(own)
+                    running.correct += (scores.argmax(1) == own).sum()
                 self.optimizer.step()
                 self._after_step()
+                running.batches = index + 1
                 bar.update(batch)
         seconds = self._clock() - started
-        train_loss = self.ranks.sum(loss_sum).item() / self.train_samples
-        if not math.isfinite(train_loss):
-            raise DivergedError(f"the loss is {train_loss} in epoch {len(self.history) + 1}; a smaller lr may help")
-        # After the last step, too: nothing can go on from such a checkpoint.
-        if self.ranks.any(not self._is_finite()):
-            raise DivergedError(
-                f"weights or moments of Adam are not finite after epoch {len(self.history) + 1}; a smaller lr may help"
-            )
+        train_loss = self.ranks.sum(running.loss).item() / self.train_samples
+        self._check_finite(train_loss)
+        self._running = None
         return {
             "train_loss": train_loss,
-            "train_accuracy": self.ranks.sum(correct).item() / self.train_samples,
+            "train_accuracy": self.ranks.sum(running.correct).item() / self.train_samples,
             **self._evaluation(should_stop),
             "seconds": seconds,
             **self._training_record(),
         }
+
+    def _check_finite(self, loss: float) -> None:
+        """Raise where nothing can go on from the present state."""
+        epoch = len(self.history) + 1
+        if not math.isfinite(loss):
+            raise DivergedError(f"the loss is {loss} in epoch {epoch}; a smaller lr may help")
+        # After a step, too: no checkpoint is to have them.
+        if self.ranks.any(not self._is_finite()):
+            raise DivergedError(f"weights or moments of Adam are not finite in epoch {epoch}; a smaller lr may help")
 
     def _backward(
         self, model: nn.Module, x: Any, labels: torch.Tensor, batch: int
@@ -326,15 +388,27 @@ class TrainingLoop:
 
     # ---- state
 
+    @property
+    def batches(self) -> int:
+        """Batches of an epoch under way that are done, else 0."""
+        return 0 if self._running is None else self._running.batches
+
     def state_dict(self) -> Dict[str, Any]:
         """All that a later :meth:`load_state_dict` needs to go on exactly as if nothing had happened."""
+        running: Dict[str, Any] = {}
+        order = self._batch_order.get_state()
+        if self._running is not None:
+            order = self._running.order
+            running = {name: getattr(self._running, name) for name in ("batches", "loss", "correct", "seconds")}
+            running.update(self._running_state())
         return {
             "config": self.config.to_dict(),
             "data": dict(self._description),
             "model": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "rng": {"batch_order": self._batch_order.get_state()},
+            "rng": {"batch_order": order},
             "history": list(self.history),
+            "running": running,
             **self._more_state(),
         }
 
@@ -355,13 +429,39 @@ class TrainingLoop:
         try:
             history = [self._read_record(index, record) for index, record in enumerate(state["history"])]
             check_model(state["model"], self.network.state_dict())
-            optimizer = check_optimizer(state["optimizer"], self.optimizer, trained=bool(history))
-            order = check_generator(state["rng"]["batch_order"], self._batch_order)
+            running, order = state["running"], check_generator(state["rng"]["batch_order"], self._batch_order)
+            optimizer = check_optimizer(state["optimizer"], self.optimizer, trained=bool(history or running))
+            self._check_running(running, len(history))
             self._load_more_state({**state, "history": history})
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             raise CheckpointError(f"the checkpoint is damaged: {what}") from error
-        self._apply(state["model"], optimizer, order, history)
+        self._apply(state["model"], optimizer, order, history, running)
+
+    def _check_running(self, running: Dict[str, Any], epochs: int) -> None:
+        """Raise a ValueError where ``running`` is no epoch under way behind so many, and take what a subclass has."""
+        if not running:
+            return
+        if self.ranks.size > 1:
+            raise ValueError("running: an epoch that one process began goes on with one")
+        batches = -(-self.train_samples // self.config.batch_size)
+        read: Dict[str, Callable[[Any], Any]] = {
+            "batches": whole(1, batches - 1),
+            "loss": lambda loss: check_tensor("loss", loss, torch.zeros(())),
+            "correct": lambda found: check_tensor("correct", found, torch.zeros((), dtype=torch.int64)),
+            "seconds": number(low=0),
+        }
+        check_names("running", running, [*read, *self._running_state()])
+        if epochs >= self.config.epochs:
+            raise ValueError(f"running: an epoch more than epochs={self.config.epochs}")
+        try:
+            for name, entry in read.items():
+                entry(running[name])
+            seen = running["batches"] * self.config.batch_size
+            whole(0, seen)(int(running["correct"]))
+            self._load_running_state({name: entry for name, entry in running.items() if name not in read})
+        except ValueError as error:
+            raise ValueError(f"running: {error}") from error
 
     def _read_record(self, index: int, record: Dict[str, Any]) -> Dict[str, Any]:
         read = {}
@@ -375,15 +475,26 @@ class TrainingLoop:
     def _restore(self, state: Dict[str, Any]) -> None:
         """Go back to an own state, which need not be checked, and whatever it holds is better than half an epoch."""
         self._load_more_state(state)
-        self._apply(state["model"], state["optimizer"], state["rng"]["batch_order"], state["history"])
+        if state["running"]:
+            self._check_running(state["running"], len(state["history"]))
+        self._apply(state["model"], state["optimizer"], state["rng"]["batch_order"], state["history"], state["running"])
 
     def _apply(
-        self, model: Dict[str, Any], optimizer: Dict[str, Any], order: torch.Tensor, history: List[Dict[str, Any]]
+        self,
+        model: Dict[str, Any],
+        optimizer: Dict[str, Any],
+        order: torch.Tensor,
+        history: List[Dict[str, Any]],
+        running: Dict[str, Any],
     ) -> None:
         self.network.load_state_dict(model)
         self.optimizer.load_state_dict(optimizer)
         self._batch_order.set_state(order)
         self.history = history
+        self._running = None
+        if running:
+            loss, correct = (running[name].to(self.device, copy=True) for name in ("loss", "correct"))
+            self._running = _Running(order, loss, correct, running["batches"], running["seconds"])
 
     def _is_finite(self) -> bool:
         tensors = list(self.network.parameters())

@@ -83,9 +83,9 @@ class Trainer(TrainingLoop):
         self._test_x = data.test_images.flatten(1).to(self.device)
         self._test_y = data.test_labels.to(self.device)
 
-    def _batches(self) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
+    def _batches(self, done: int) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
         order = torch.randperm(self.train_samples, generator=self._batch_order).to(self.device)
-        for index in order.split(self.config.batch_size):
+        for index in order.split(self.config.batch_size)[done:]:
             own = self._own(index)
             yield self._train_x[own], self._train_y[own]
 

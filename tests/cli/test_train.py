@@ -290,6 +290,8 @@ def test_engines_reach_the_same_accuracy():
         (["--dataset", "mnist"], "argument --data-dir: needed for --dataset mnist"),
         (["--no-checkpoint", "--resume"], "argument --no-checkpoint: not allowed with --resume"),
         (["--no-checkpoint", "--checkpoint", "a.pt"], "argument --no-checkpoint: not allowed with --checkpoint"),
+        (["--no-checkpoint", "--save-every", "3"], "argument --no-checkpoint: not allowed with --save-every"),
+        (["--save-every", "0"], "argument --save-every: expected a positive integer, got '0'"),
         (["--json", "absent/report.json"], "argument --json: the folder "),
         (["--json", "."], "is not a plain file"),
         (["--checkpoint", "absent/run.pt"], "argument --checkpoint: the folder "),
@@ -343,7 +345,7 @@ def test_bad_checkpoints(capsys, tmp_path):
         assert f"argument --checkpoint: {path} is damaged" in fails(capsys, "--checkpoint", path, "--resume")
     assert not (tmp_path / "owned").exists()
     state = {"config": {"a": 1}, "data": {}, "model": {}, "optimizer": {}, "rng": {}}
-    training.save_checkpoint(path, {**state, "history": []})
+    training.save_checkpoint(path, {**state, "history": [], "running": {}})
     assert "argument --checkpoint: the checkpoint is damaged" in fails(capsys, "--checkpoint", path, "--resume")
 
 

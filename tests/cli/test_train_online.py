@@ -1,5 +1,8 @@
 """``python -m snnipu train --rule``: learning online, and what does not go with it."""
 
+import os
+import shlex
+import signal
 from pathlib import Path
 
 import pytest
@@ -59,6 +62,31 @@ def test_resume_gives_what_an_uninterrupted_run_gives(data, rule, capsys):
     assert "MiB" in capsys.readouterr().out
     assert parts["config"] == straight["config"]
     assert torch.equal(weights(parts), weights(straight))
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_a_run_that_is_stopped_goes_on_with_the_next_batch(data, monkeypatch, capsys):
+    """By Ctrl-C in the second epoch, a batch behind the last checkpoint: that batch is not lost."""
+    settings = f"{DATA[data]} --steps 7 --rule ottt --chunk 3 --epochs 2 --batch-size {256 if data == 'digits' else 4}"
+    straight = run(settings, "straight")
+
+    def save(path, state):
+        save_checkpoint(path, state)
+        if len(state["history"]) == 1 and state["running"].get("batches") == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    save_checkpoint = training.save_checkpoint
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "save_checkpoint", save)
+        arguments = [*settings.split(), "--device", "cpu", "--checkpoint", "parts.pt", "--save-every", "3"]
+        assert train.main(arguments) == 130
+    said = capsys.readouterr().out
+    assert "stopped after 1 of 2 epochs; the checkpoint is of epoch 1 and 4 batches" in said
+    resume = shlex.split(said.splitlines()[said.splitlines().index("resume with:") + 1])
+    assert resume[-2:] == ["--save-every", "3"]
+    assert train.main(resume[4:]) == 0
+    assert "resumed after epoch 1 and 4 batches from " in capsys.readouterr().out
+    assert torch.equal(weights(training.load_checkpoint(Path("parts.pt"))), weights(straight))
 
 
 def test_spikes_that_are_dropped_in_chunks_are_counted():

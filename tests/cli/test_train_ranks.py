@@ -271,6 +271,12 @@ def test_the_process_that_fails_says_why(tmp_path):
     assert "error" not in (tmp_path / "err0").read_text()
 
 
+def test_checkpoints_between_batches_are_refused(tmp_path):
+    processes = start(tmp_path, 2, train.main, command(*SMALL, "--save-every", "2"))
+    assert statuses(processes) == [2, 2]
+    assert "argument --save-every: only for one process" in (tmp_path / "err0").read_text()
+
+
 def test_rates_of_parts_are_refused():
     data = datasets.randman(num_classes=2, samples_per_class=10, num_steps=10)
     config = training.EventConfig.for_dataset("randman", steps=10, hidden=(8,), batch_size=4, rate_limit=0.1)
