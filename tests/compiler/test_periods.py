@@ -340,6 +340,13 @@ def _indexes_a_table_by_a_tensors_name(net: Any, x: torch.Tensor) -> Any:
     return y.sum() * mem, mem
 
 
+def _scales_by_the_step(net: Any, x: torch.Tensor) -> Any:
+    mem, shift = net.lif.init_leaky(), x[1, :, :5]
+    for step in range(net.steps):
+        spk, mem = net.lif(net.fc(x[0]) + shift * step, mem)
+    return spk, mem
+
+
 def _names_its_numbers(net: Any, x: torch.Tensor) -> Any:
     mem, numbers = net.lif.init_leaky(), iter(range(net.steps))
     for _step in numbers:
@@ -394,6 +401,7 @@ WHOLE = [
     _swaps_lists,
     _indexes_a_table_by_a_tensors_name,
     _names_its_numbers,
+    _scales_by_the_step,
 ]
 
 

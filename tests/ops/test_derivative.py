@@ -56,6 +56,46 @@ CASES = [
 ]
 
 
+class NoGradient(torch.autograd.Function):
+    """A result that sends no gradient back, not even zeros."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+def of_maps(x):
+    from snnipu.ops.lif_max_pool2d import lif_max_pool2d
+
+    one = torch.ones(1)
+    return lif_max_pool2d(x, 0.9 * one, one, (2, 2), None, 0, snn.surrogate.atan().kernel).maps
+
+
+MORE = {
+    "lif_max_pool2d": lambda: of_tensor(of_maps, 3, 2, 2, 4, 4),
+    "sparse_pool2d": lambda: of_values(
+        lambda made: ops.sparse_pool2d(made, (1, 5), mode="sum", input_size=(1, 1, 5)).values
+    ),
+    "recurrent_sequence": lambda: of_tensor(
+        lambda x: snn.RLeaky(beta=0.9, V=0.5, all_to_all=False).sequence(x)[0], 3, 2, 4
+    ),
+}
+
+
+@pytest.mark.parametrize(("made", "name"), [*CASES, *(pytest.param(made, "", id=name) for name, made in MORE.items())])
+def test_of_no_gradient_there_is_none(made, name):
+    x, out = made()
+    assert out.requires_grad
+    NoGradient.apply(out).sum().backward(retain_graph=True)
+    assert x.grad is None or not x.grad.any()
+    out.sum().backward()
+    assert x.grad is not None
+
+
 @pytest.mark.parametrize("loss", [torch.sum, lambda out: (out**2).sum()], ids=["sum", "squares"])
 @pytest.mark.parametrize(("made", "name"), CASES)
 def test_refused_by_name(made, name, loss):

@@ -364,6 +364,19 @@ def test_blocks_with_automatic_ids_match_the_strategy():
         poptorch.inferenceModel(Blocks(), opts)(X)
 
 
+def test_automatic_ids_begin_anew_with_each_run():
+    class Unnamed(Blocks):
+        def forward(self, x):
+            for layer in self.layers:
+                poptorch.Block.start()
+                x = layer(x)
+            return x
+
+    opts = poptorch.Options().setExecutionStrategy(poptorch.PipelinedExecution("0", "1")).deviceIterations(2)
+    wrapped = poptorch.inferenceModel(Unnamed(), opts)
+    assert torch.equal(wrapped(X), wrapped(X))
+
+
 def options(strategy=None, accumulation=1, iterations=1, replicas=1):
     made = poptorch.Options().deviceIterations(iterations).replicationFactor(replicas)
     made.Training.gradientAccumulation(accumulation)

@@ -124,6 +124,14 @@ def test_sgd_has_them_scaled():
     found = sgd.state_dict()["ipu_param"]
     assert float(found["scaledLearningRate0___specific___fc.weight"]) == pytest.approx(0.1 / (4 * 2 * 3))
     assert float(found["weightDecayScaleFactor0___specific___fc.weight"]) == pytest.approx(1 - 0.1 * 0.5)
+    assert "lossScaling_FLOAT" not in found  # it is in the rate, with the numbers that gradients are means over
+
+
+def test_a_loss_scaling_that_may_not_change_is_not_there():
+    model = Net()
+    adam = optim.Adam(model.parameters(), lr=0.1)
+    poptorch.trainingModel(model, poptorch.Options(), adam).compile(X)
+    assert sorted(adam.state_dict()["ipu_param"]) == [f"learningRate___specific___fc.{w}" for w in ("bias", "weight")]
 
 
 def test_accumulators_in_half_are_written_so():
