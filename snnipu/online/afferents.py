@@ -66,9 +66,10 @@ Named = Tuple[str, nn.Module]
 
 
 class Direction:
-    """Which gradients a product's backward pass computes: PyTorch cannot tell it."""
+    """Which gradients a product's backward pass computes: PyTorch cannot tell it. And the slots of the first one."""
 
     down = False
+    slots: Optional[sparse_input.Slots] = None
 
 
 class _Product(torch.autograd.Function):
@@ -91,6 +92,8 @@ class _Product(torch.autograd.Function):
                 for t, need in zip((weight, bias), ctx.needs_input_grad[4:])
             ]
             ctx.own, ctx.out = own, _product(layer, x.detach(), *own)
+        if is_first:
+            direction.slots = sparse_input.slots_of(ctx.out)
         return ctx.out.detach()
 
     @staticmethod

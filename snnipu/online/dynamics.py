@@ -9,7 +9,8 @@ gradients of the states back through the chunk, by ``dh[t]/dh[t-1]`` alone. What
 connections between neurons, and for rules without the reset the reset.
 """
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from functools import lru_cache
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -318,13 +319,19 @@ class Dynamics:
     def is_uniform(self, values: Sequence[torch.Tensor]) -> bool:
         """Whether the history is the same for all neurons and samples: made of parameters of one element alone."""
         plan = self.plan
-        found = _read(_neurons.adjoint(plan.neuron, plan.variant), self.remembers)
-        if found is None:
-            return False
-        texts = _neurons.derived_texts(plan.neuron, plan.variant)
-        derived = _neurons.adjoint(plan.neuron, plan.variant).step.derived
-        used = {text for text, value in zip(texts, derived) if is_one_of(value, found)}
-        return all(value.numel() == 1 for name, value in zip(plan.names, values) if name in used)
+        read = _parameters_read(plan.neuron, plan.variant, tuple(self.remembers))
+        return read is not None and all(value.numel() == 1 for name, value in zip(plan.names, values) if name in read)
+
+
+@lru_cache(maxsize=256)
+def _parameters_read(neuron: str, variant: int, remembers: Tuple[int, ...]) -> Optional[FrozenSet[str]]:
+    """The parameters that the history of the states is made of; None: of a state or the input, too."""
+    adjoint = _neurons.adjoint(neuron, variant)
+    found = _read(adjoint, remembers)
+    if found is None:
+        return None
+    texts = _neurons.derived_texts(neuron, variant)
+    return frozenset(text for text, value in zip(texts, adjoint.step.derived) if is_one_of(value, found))
 
 
 def _read(adjoint: Adjoint, remembers: Sequence[int]) -> Optional[List[Value]]:

@@ -20,6 +20,7 @@ from snnipu.ops._break_even import of_convolution
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._slots import scatter
 from snnipu.ops.select_spikes import select_spikes
+from snnipu.ops.sparse_input import Slots
 from snnipu.spikes import SparseSpikes, SpikeTotals
 
 DenseOrSparse = Union[torch.Tensor, SparseSpikes]
@@ -263,18 +264,19 @@ def dense(x: DenseOrSparse) -> torch.Tensor:
     return made if x.map_shape is None else made.unflatten(2, x.map_shape)
 
 
+def of_slots(slots: Slots, x: torch.Tensor) -> SparseSpikes:
+    """Steps ``x [T, B, ...]``, of whose rows ``[T * B, ...]`` these are the slots."""
+    ids, values, counts = (part.reshape(*x.shape[:2], -1) for part in slots)
+    maps = (x.shape[2], x.shape[3], x.shape[4]) if x.dim() == 5 else None
+    return SparseSpikes._trusted(ids, values, counts, x.shape[2:].numel(), map_shape=maps)
+
+
 def weighted(weights: torch.Tensor, x: DenseOrSparse) -> torch.Tensor:
     """The sum of the steps, each by its weight: ``[B, ...]``."""
     if isinstance(x, torch.Tensor):
         return (weights @ x.flatten(1)).reshape(x.shape[1:])
-    batch, slots = x.ids.shape[1:]
-    # Only spikes count: the other slots' values are 0, their ids anything.
-    used = torch.arange(slots, device=x.device) < x.counts[..., :1]
-    rows = torch.arange(batch, device=x.device)[:, None] * x.num_neurons
-    places = torch.where(used, x.ids + rows, 0).reshape(-1)
-    values = torch.where(used, x.values * weights.to(x.dtype)[:, None, None], 0).reshape(-1)
-    made = x.values.new_zeros(batch * x.num_neurons).index_add_(0, places, values)
-    return made.reshape(batch, *(x.map_shape or (x.num_neurons,)))
+    made = with_values(x, x.values * weights.to(x.dtype)[:, None, None]).spike_count()
+    return made.reshape(made.shape[0], *(x.map_shape or (x.num_neurons,)))
 
 
 def leaf_of(x: DenseOrSparse, learns: bool) -> Tuple[torch.Tensor, DenseOrSparse]:

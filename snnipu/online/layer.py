@@ -7,7 +7,7 @@ import torch
 from snnipu.online import traces as history
 from snnipu.online.afferents import Afferents, Direction
 from snnipu.online.dynamics import Chunk, Dynamics
-from snnipu.online.events import DenseOrSparse, leaf_of
+from snnipu.online.events import DenseOrSparse, leaf_of, of_slots
 from snnipu.online.rules import Rule
 from snnipu.ops._arguments import compute_dtype
 from snnipu.ops._derivative import once_differentiable
@@ -151,6 +151,9 @@ class Layer:
         if not work.learns or not self.rule.history or dynamics is None or chunk is None:
             return after
         seen = [given.detach() for given in work.inputs]
+        slots, x = work.direction.slots, seen[0]
+        if slots is not None and isinstance(x, torch.Tensor) and by is None and dynamics.is_uniform(chunk.values):
+            seen[0] = of_slots(slots, x)  # few numbers are read again
         states = None if before is None else before.traces
         with torch.no_grad():
             of_chunk = (dynamics, chunk, self.afferents, seen)
@@ -203,6 +206,7 @@ class Work:
         """Let go of the chunk: who holds its result does not hold its memory."""
         self.before = self.chunk = None
         self.inputs, self.made = [], []
+        self.direction.slots = None
         del self.leaf
 
     def backward(self, upstream: Sequence[Gradient]) -> List[Gradient]:

@@ -271,6 +271,17 @@ class _Product(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias if need_bias else None, None, None, None, None
 
 
+def slots_of(made: torch.Tensor) -> Optional[Slots]:
+    """By which :func:`linear` or :func:`conv2d` made a tensor that is differentiated by its weight; None: by a dense
+    product."""
+    node: Any = made.grad_fn
+    kind: Any = _Product
+    if not isinstance(node, kind._backward_cls):
+        return None
+    _, ids, values, counts = node.saved_tensors
+    return None if ids is None else (ids, values, counts)
+
+
 def _slots(x: torch.Tensor, weight: torch.Tensor, most: float, products: int) -> Optional[Slots]:
     """Ids, values and counts of what is not zero, where the product by events is the faster one.
 

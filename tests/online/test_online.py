@@ -1,5 +1,6 @@
 """``snnipu.Online`` as people call it: streams, layers between, what is refused; backpropagation where they agree."""
 
+import contextlib
 import gc
 import weakref
 
@@ -387,3 +388,30 @@ def test_in_16_bits_each_step_by_itself_learns_and_traces_are_refused(dtype):
     net.float()
     with torch.autocast("cpu", dtype), pytest.raises(TypeError, match="without autocast"):
         snn.Online(net, rule="ottt")(x)
+
+
+@pytest.mark.parametrize("maps", [False, True])
+@pytest.mark.parametrize("rule", ["ottt", "snap1"])
+def test_traces_of_inputs_that_are_mostly_zeros(rule, maps, monkeypatch):
+    """They are summed by the events that the product was made of, and are those of dense sums."""
+    torch.manual_seed(0)
+    front = nn.Conv2d(2, 8, 3, padding=1) if maps else nn.Linear(512, 256)
+    behind = [nn.Flatten(), nn.Linear(8 * 144, 64)] if maps else [nn.Linear(256, 64)]
+    net = snn.MultiStep(front, snn.Leaky(beta=0.8, threshold=0.1), *behind, snn.Leaky(beta=0.7)).double()
+    x = (torch.rand(40, 8, *((2, 12, 12) if maps else (512,))) < 0.02).double()
+    used = []
+    of_slots = layer.of_slots
+    monkeypatch.setattr(layer, "of_slots", lambda *given: (used.append(1), of_slots(*given))[1])
+    gradients = []
+    for only in (False, True):
+        net.zero_grad()
+        online = snn.Online(net, rule=rule)
+        with snn.dense_only() if only else contextlib.nullcontext():
+            for chunk in x.split(20):
+                online(chunk)[1].square().sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in net.parameters()])
+        assert bool(used) is not only
+        used.clear()
+    for own, dense in zip(*gradients):
+        assert dense.any()
+        torch.testing.assert_close(own, dense, rtol=1e-9, atol=1e-11)
