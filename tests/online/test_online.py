@@ -395,10 +395,10 @@ def test_in_16_bits_each_step_by_itself_learns_and_traces_are_refused(dtype):
 def test_traces_of_inputs_that_are_mostly_zeros(rule, maps, monkeypatch):
     """They are summed by the events that the product was made of, and are those of dense sums."""
     torch.manual_seed(0)
-    front = nn.Conv2d(2, 8, 3, padding=1) if maps else nn.Linear(512, 256)
-    behind = [nn.Flatten(), nn.Linear(8 * 144, 64)] if maps else [nn.Linear(256, 64)]
+    front = nn.Conv2d(8, 32, 3, padding=1) if maps else nn.Linear(512, 256)
+    behind = [nn.Flatten(), nn.Linear(32 * 36, 64)] if maps else [nn.Linear(256, 64)]
     net = snn.MultiStep(front, snn.Leaky(beta=0.8, threshold=0.1), *behind, snn.Leaky(beta=0.7)).double()
-    x = (torch.rand(40, 8, *((2, 12, 12) if maps else (512,))) < 0.02).double()
+    x = (torch.rand(40, 8, *((8, 6, 6) if maps else (512,))) < 0.02).double()
     used = []
     of_slots = layer.of_slots
     monkeypatch.setattr(layer, "of_slots", lambda *given: (used.append(1), of_slots(*given))[1])
