@@ -1,6 +1,7 @@
 import copy
 import hashlib
 import pickle
+import time
 import zipfile
 
 import pytest
@@ -157,6 +158,7 @@ def between_batches(make, every):
 
 
 def test_a_run_goes_on_in_the_middle_of_an_epoch(few_digits, tmp_path):
+    begun = time.perf_counter()
     straight = training.Trainer(config(), few_digits)
     straight.fit()
     whole, states = between_batches(lambda: training.Trainer(config(), few_digits), 3)
@@ -178,7 +180,9 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(few_digits, tmp_path):
         assert equal(second.state_dict(), state)
         assert second.fit()
         assert equal(without_times(second.state_dict()), without_times(whole))
-        assert [record["seconds"] > 0 for record in second.history] == [True, True]
+        # Of the part before the stop and the part behind it; never the time between.
+        seconds = sum(record["seconds"] for record in second.history)
+        assert state["running"]["seconds"] < seconds < state["running"]["seconds"] + time.perf_counter() - begun
 
 
 def test_a_stop_between_batches_is_told_of(few_digits, monkeypatch):
@@ -218,7 +222,7 @@ def test_a_stop_between_batches_is_told_of(few_digits, monkeypatch):
         (None, "running: loss is missing"),
     ],
 )
-def test_damaged_epochs_under_way(few_digits, entries, message):
+def test_damaged_epochs_under_way(few_digits, entries, message, monkeypatch):
     _, (state, *_) = between_batches(lambda: training.Trainer(config(epochs=1), few_digits), 3)
     running = {"batches": 3} if entries is None else {**state["running"], **entries}
     trainer = training.Trainer(config(epochs=1), few_digits)
@@ -229,6 +233,9 @@ def test_damaged_epochs_under_way(few_digits, entries, message):
     record = dict.fromkeys(("train_loss", "train_accuracy", "test_accuracy", "seconds"), 1.0)
     with pytest.raises(training.CheckpointError, match="running: an epoch more than epochs=1"):
         trainer.load_state_dict({**state, "history": [record]})
+    monkeypatch.setattr(trainer.ranks, "size", 2)
+    with pytest.raises(training.CheckpointError, match="running: an epoch that one process began goes on with one"):
+        trainer.load_state_dict(state)
 
 
 def test_learning_rate_decays_by_epoch(few_digits):
