@@ -234,7 +234,7 @@ def test_damaged_epochs_under_way(few_digits, entries, message, monkeypatch):
     with pytest.raises(training.CheckpointError, match="running: an epoch more than epochs=1"):
         trainer.load_state_dict({**state, "history": [record]})
     monkeypatch.setattr(trainer.ranks, "size", 2)
-    with pytest.raises(training.CheckpointError, match="running: an epoch that one process began goes on with one"):
+    with pytest.raises(training.CheckpointError, match="is of an epoch under way, which goes on in one process"):
         trainer.load_state_dict(state)
 
 

@@ -439,11 +439,11 @@ class TrainingLoop:
         self._apply(state["model"], optimizer, order, history, running)
 
     def _check_running(self, running: Dict[str, Any], epochs: int) -> None:
-        """Raise a ValueError where ``running`` is no epoch under way behind so many, and take what a subclass has."""
+        """Raise where ``running`` is no epoch under way behind so many, and take what a subclass has."""
         if not running:
             return
         if self.ranks.size > 1:
-            raise ValueError("running: an epoch that one process began goes on with one")
+            raise CheckpointError("the checkpoint is of an epoch under way, which goes on in one process")
         batches = -(-self.train_samples // self.config.batch_size)
         read: Dict[str, Callable[[Any], Any]] = {
             "batches": whole(1, batches - 1),
