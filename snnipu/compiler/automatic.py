@@ -286,8 +286,6 @@ class Automatic:
         self._refused: Dict[Any, List[str]] = {}  # what is told of loops that are no graph, by their function's code
         self._counts: Dict[Any, Dict[int, Tuple[int, Any]]] = {}
         self._modules = 0
-        self._loops: Dict[str, List[outline.Loop]] = {}
-        self._late: Dict[str, List[Tuple[int, int]]] = {}  # lines of loops of modules that run already
         self._quiet = 0
         self._paused = 0
         self._watching = False
@@ -493,7 +491,6 @@ class Automatic:
         loops = {loop.name: loop for loop in outline.outline(tree, _numbers)}
         if not loops:
             return {}
-        self._loops[filename] = list(loops.values())
         before = outline.code_of(original)
         for key, code in outline.code_of(compile(tree, filename, "exec", dont_inherit=True)).items():
             if key in before:
@@ -526,7 +523,6 @@ class Automatic:
             return
         if not names:
             return
-        self._late[filename] = [(site.line, site.end) for site in self._loops[filename] if site.host == "<module>"]
         code = compile(tree, filename, "exec", dont_inherit=True)
         made = outline.code_of(code)
         vars(module).update(names)

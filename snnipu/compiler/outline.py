@@ -39,14 +39,13 @@ class Loop(NamedTuple):
     Attributes:
         name: the function's.
         host: name of the function, or ``<module>``, in which the loop stands.
-        line, end: where it begins and ends.
+        line: where it begins.
         nested: whether it stands in another loop of its function.
     """
 
     name: str
     host: str
     line: int
-    end: int
     nested: bool
 
 
@@ -148,7 +147,7 @@ class _Outliner:
         made.body, made.decorator_list = body, [ast.Name(REGISTER, ast.Load())]
         _relocate(made, node)
         self.functions.append(made)
-        self.loops.append(Loop(name, host, node.lineno, node.end_lineno or node.lineno, self._depth > 0))
+        self.loops.append(Loop(name, host, node.lineno, self._depth > 0))
         return ast.Name(name, ast.Load())
 
     def _of_module(self, node: ast.stmt) -> Optional[List[ast.stmt]]:

@@ -175,6 +175,12 @@ def test_lines_and_names_in_tracebacks_stay():
     assert namespace["__doc__"] == "Text."
 
 
+def test_loops_in_loops_are_known():
+    text = "def f():\n for t in range(3):\n  for u in range(2):\n   for v in range(2):\n    y = abs(t - u)\n return y\n"
+    loops = transformed(text)[2]
+    assert [(loop.host, loop.line, loop.nested) for loop in loops] == [("f", 4, True), ("f", 3, True), ("f", 2, False)]
+
+
 NAMES = st.sampled_from("abcd")
 SIMPLE = st.one_of(
     st.tuples(NAMES, NAMES, NAMES).map(lambda n: f"{n[0]} = abs({n[1]} - {n[2]}) + 1"),
