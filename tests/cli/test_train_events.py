@@ -141,8 +141,8 @@ def test_on_the_ipu_model(method, monkeypatch):
 def test_interrupt_keeps_the_finished_epochs(monkeypatch, capsys, tmp_path):
     batches = training.EventTrainer._batches
 
-    def interrupted(trainer):
-        for index, batch in enumerate(batches(trainer)):
+    def interrupted(trainer, done):
+        for index, batch in enumerate(batches(trainer, done)):
             if len(trainer.history) == 1 and index == 1:
                 os.kill(os.getpid(), signal.SIGINT)
             yield batch
