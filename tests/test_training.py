@@ -185,6 +185,23 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(few_digits, tmp_path):
         assert state["running"]["seconds"] < seconds < state["running"]["seconds"] + time.perf_counter() - begun
 
 
+def test_a_stop_in_the_evaluation_loses_nothing(few_digits):
+    straight = training.Trainer(config(), few_digits)
+    straight.fit()
+    # The eighth question of an epoch is its evaluation's first.
+    first, states = training.Trainer(config(), few_digits), []
+    stops = iter([False] * 7 + [True])
+    assert not first.fit(
+        should_stop=stops.__next__, on_batches=lambda t: states.append(copy.deepcopy(t.state_dict())), every=100
+    )
+    (state,) = states
+    assert (state["running"]["batches"], state["history"]) == (7, [])
+    second = training.Trainer(config(), few_digits)
+    second.load_state_dict(state)
+    assert second.fit()
+    assert equal(without_times(second.state_dict()), without_times(straight.state_dict()))
+
+
 def test_a_stop_between_batches_is_told_of(few_digits, monkeypatch):
     trainer, states = training.Trainer(config(), few_digits), []
     stops = iter([False] * 4 + [True])
@@ -211,8 +228,8 @@ def test_a_stop_between_batches_is_told_of(few_digits, monkeypatch):
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({"batches": 0}, "running: expected an integer from 1 to 6, got 0"),
-        ({"batches": 7}, "running: expected an integer from 1 to 6, got 7"),
+        ({"batches": 0}, "running: expected an integer from 1 to 7, got 0"),
+        ({"batches": 8}, "running: expected an integer from 1 to 7, got 8"),
         ({"loss": 1.0}, "running: loss: expected a tensor, got 1.0"),
         ({"loss": torch.tensor(float("nan"))}, "running: loss: holds numbers that are not finite"),
         ({"correct": torch.tensor(97)}, "running: expected an integer from 0 to 96, got 97"),

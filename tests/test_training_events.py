@@ -209,7 +209,14 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(data, settings, tmp_path):
         trainer.load_state_dict(training.load_checkpoint(path))
         assert trainer.fit()
         assert equal(without_times(trainer.state_dict()), without_times(straight.state_dict()))
-    state = training.load_checkpoint(paths[0])
+    # The 6th question of an epoch of 5 batches is its evaluation's.
+    first = training.EventTrainer(config(**settings), data)
+    assert not first.fit(should_stop=iter([False] * 5 + [True]).__next__, on_batches=save, every=100)
+    state = training.load_checkpoint(paths[-1])
+    assert state["running"]["batches"] == 5
+    trainer.load_state_dict(state)
+    assert trainer.fit()
+    assert equal(without_times(trainer.state_dict()), without_times(straight.state_dict()))
     for dropped, message in (([1], "dropped: expected 4 numbers"), ([1, 2, 3, -1], "expected an integer from 0")):
         with pytest.raises(training.CheckpointError, match=f"running: {message}"):
             trainer.load_state_dict({**state, "running": {**state["running"], "dropped": dropped}})

@@ -304,7 +304,7 @@ def _grid(figure: Any, sweep: SweepResult, styles: Dict[str, Dict[str, Any]]) ->
             [*handles.values()],
             [*handles],
             loc="upper right",
-            bbox_to_anchor=(right, 0.965),  # below the title, which is as wide as its text
+            bbox_to_anchor=(right, 0.965),  # below the title, however wide that is
             ncols=len(handles),
             frameon=False,
             fontsize=9,

@@ -112,10 +112,10 @@ def train(
     if ranks.size > 1:
         say(f"{ranks.size} processes, {torch.get_num_threads()} threads each", flush=True)
     if saved is not None:
-        say(f"resumed after {place(trainer)} from {checkpoint}", flush=True)
+        say(f"resumed after {in_words(*place(trainer))} from {checkpoint}", flush=True)
     elif checkpoint is not None and checkpoint.exists():
         say(f"{checkpoint} will be replaced after the first epoch (--resume would go on from it)", flush=True)
-    saved_at = "" if saved is None else place(trainer)
+    saved_at = None if saved is None else place(trainer)
 
     def save(trainer: AnyTrainer) -> None:
         nonlocal saved_at
@@ -164,19 +164,25 @@ def train(
     if finished:
         print(f"test accuracy: {100 * trainer.history[-1]['test_accuracy']:.2f} %", flush=True)
         return 0
-    lost = f"the checkpoint is of {saved_at}" if "batch" in saved_at else "the running epoch is dropped"
+    lost = "the running epoch is dropped"
+    if saved_at is not None and saved_at[1]:
+        lost = f"the checkpoint is of {in_words(*saved_at)}"
     print(f"stopped after {len(trainer.history)} of {config.epochs} epochs; {lost}")
-    if checkpoint is None or not saved_at:
+    if checkpoint is None or saved_at is None:
         print("there is no checkpoint to resume from", flush=True)
     else:
         print("resume with:\n  " + shlex.join(resume_command(options, checkpoint)), flush=True)
     return 128 + signum
 
 
-def place(trainer: AnyTrainer) -> str:
+def place(trainer: AnyTrainer) -> Tuple[int, int]:
+    """Finished epochs, and batches of the next one."""
+    return len(trainer.history), trainer.batches
+
+
+def in_words(epochs: int, batches: int) -> str:
     """``epoch 2``, or ``epoch 2 and 40 batches``."""
-    done = f"epoch {len(trainer.history)}"
-    return f"{done} and {trainer.batches} batches" if trainer.batches else done
+    return f"epoch {epochs}" + (f" and {batches} batches" if batches else "")
 
 
 def go_on(trainer: AnyTrainer, saved: Dict[str, Any], resume: bool) -> Optional[Dict[str, Any]]:

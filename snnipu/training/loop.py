@@ -224,8 +224,8 @@ class TrainingLoop:
             should_stop: asked between batches; true ends the training.
             on_epoch: called with this trainer after every finished epoch.
             progress: show a progress bar where standard error is a terminal.
-            on_batches: called with this trainer after every ``every`` batches of an epoch, and before a stop between
-                batches: its :meth:`state_dict` then goes on from there.
+            on_batches: called with this trainer after every ``every`` batches of an epoch, and where a stop ends one;
+                its :meth:`state_dict` then goes on from there.
 
         Returns:
             True when all epochs are done, False after a stop.
@@ -274,7 +274,7 @@ class TrainingLoop:
         first, started = running.batches, self._clock() - running.seconds
         with tqdm(
             total=self.train_samples,
-            initial=first * self.config.batch_size,
+            initial=min(first * self.config.batch_size, self.train_samples),
             desc=f"epoch {len(self.history) + 1}/{self.config.epochs}",
             unit=f" {self.unit}",
             leave=False,
@@ -297,15 +297,21 @@ class TrainingLoop:
                 self._after_step()
                 running.batches = index + 1
                 bar.update(batch)
-        seconds = self._clock() - started
+        running.seconds = self._clock() - started
         train_loss = self.ranks.sum(running.loss).item() / self.train_samples
         self._check_finite(train_loss)
+        try:
+            evaluated = self._evaluation(should_stop)
+        except Stopped:
+            if on_batches is not None:
+                on_batches(self)
+            raise
         self._running = None
         return {
             "train_loss": train_loss,
             "train_accuracy": self.ranks.sum(running.correct).item() / self.train_samples,
-            **self._evaluation(should_stop),
-            "seconds": seconds,
+            **evaluated,
+            "seconds": running.seconds,
             **self._training_record(),
         }
 
@@ -446,7 +452,7 @@ class TrainingLoop:
             raise CheckpointError("the checkpoint is of an epoch under way, which goes on in one process")
         batches = -(-self.train_samples // self.config.batch_size)
         read: Dict[str, Callable[[Any], Any]] = {
-            "batches": whole(1, batches - 1),
+            "batches": whole(1, batches),
             "loss": lambda loss: check_tensor("loss", loss, torch.zeros(())),
             "correct": lambda found: check_tensor("correct", found, torch.zeros((), dtype=torch.int64)),
             "seconds": number(low=0),
@@ -457,7 +463,7 @@ class TrainingLoop:
         try:
             for name, entry in read.items():
                 entry(running[name])
-            seen = running["batches"] * self.config.batch_size
+            seen = min(running["batches"] * self.config.batch_size, self.train_samples)
             whole(0, seen)(int(running["correct"]))
             self._load_running_state({name: entry for name, entry in running.items() if name not in read})
         except ValueError as error:
@@ -475,8 +481,7 @@ class TrainingLoop:
     def _restore(self, state: Dict[str, Any]) -> None:
         """Go back to an own state, which need not be checked, and whatever it holds is better than half an epoch."""
         self._load_more_state(state)
-        if state["running"]:
-            self._check_running(state["running"], len(state["history"]))
+        self._check_running(state["running"], len(state["history"]))
         self._apply(state["model"], state["optimizer"], state["rng"]["batch_order"], state["history"], state["running"])
 
     def _apply(
