@@ -1,24 +1,17 @@
 """The modules in front of a neuron, as an online rule takes them: what they make of an input, and of its trace."""
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn import grad as gradients
 
 from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.delay_linear import DelayLinear
 from snnipu.neurons.multistep import _as_one_batch, is_random, is_stateless, runs_as_one_batch
 from snnipu.online.events import DenseOrSparse, Events, dense, takes_spikes
-from snnipu.ops import sparse_input
-from snnipu.ops._derivative import once_differentiable
-from snnipu.ops._maps import as_list
-from snnipu.ops._sparse_currents import Currents, CurrentsBackward, CurrentsForward
-from snnipu.ops.sparse_conv2d import OPERATORS as CONVOLUTION
-from snnipu.ops.sparse_conv2d import conv_argument, conv_weight_argument
-from snnipu.ops.sparse_linear import OPERATORS as LINEAR
-from snnipu.ops.sparse_linear import bias_argument, weight_argument
+from snnipu.online.products import Direction, Product, has_product, of_spikes, under_autograd
+from snnipu.ops.sparse_input import Slots
 from snnipu.spikes import SparseSpikes
 
 # The same linear function of the parameters and of the input at every step, up to a constant.
@@ -65,135 +58,43 @@ _BY_NUMBER = (
 Named = Tuple[str, nn.Module]
 
 
-class Direction:
-    """Which gradients a product's backward pass computes: PyTorch cannot tell it. And the slots of the first one."""
+class Trace(NamedTuple):
+    """Of one state and one of the neurons' inputs: the weighted sum of the steps' inputs, and that of ones."""
 
-    down = False
-    slots: Optional[sparse_input.Slots] = None
-
-
-class _Product(torch.autograd.Function):
-    """A linear layer or a convolution that computes either the gradient of its input or those of its own."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        direction: Direction,
-        layer: Any,
-        is_first: bool,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: Optional[torch.Tensor],
-    ) -> torch.Tensor:
-        ctx.direction, ctx.layer, ctx.is_first, ctx.shape, ctx.weight = direction, layer, is_first, x.shape, weight
-        with torch.enable_grad():
-            own = [
-                None if t is None else t.detach().requires_grad_(need)
-                for t, need in zip((weight, bias), ctx.needs_input_grad[4:])
-            ]
-            ctx.own, ctx.out = own, _product(layer, x.detach(), *own)
-        if is_first:
-            direction.slots = sparse_input.slots_of(ctx.out)
-        return ctx.out.detach()
-
-    @staticmethod
-    @once_differentiable("online learning")
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        grad_x = None
-        if ctx.direction.down or not ctx.is_first:
-            grad_x = _of_input(ctx.layer, ctx.shape, ctx.weight, grad)
-        own: List[Any] = [None, None]
-        if not ctx.direction.down:
-            wanted = [t for t in ctx.own if t is not None and t.requires_grad]
-            made = iter(torch.autograd.grad(ctx.out, wanted, grad) if wanted else ())
-            own = [next(made) if t is not None and t.requires_grad else None for t in ctx.own]
-        return (None, None, None, grad_x, *own)
+    inputs: torch.Tensor
+    ones: torch.Tensor
 
 
-def _of_input(layer: Any, shape: torch.Size, weight: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-    if isinstance(layer, nn.Linear):
-        return grad @ weight
-    made: torch.Tensor = gradients.conv2d_input(
-        shape, weight, grad, layer.stride, layer.padding, layer.dilation, layer.groups
-    )
-    return made
+class Made(NamedTuple):
+    """What a body made of a chunk ``given``: ``out``, ``[T, B, ...]``.
 
+    ``is_alone``: by one product, of which autograd knows nothing.
+    """
 
-def _product(layer: Any, x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
-    if isinstance(layer, nn.Linear):
-        return sparse_input.linear(x, weight, bias)
-    return sparse_input.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
+    given: DenseOrSparse
+    out: torch.Tensor
+    direction: Direction
+    is_alone: bool
 
+    @property
+    def slots(self) -> Optional[Slots]:
+        """Of what of ``given`` is not zero; None: the first product has not made any."""
+        product = self.direction.product
+        return None if product is None or product.events is None else product.events.slots
 
-def _has_own_product(module: nn.Module) -> bool:
-    if type(module) is nn.Conv2d:
-        return module.padding_mode == "zeros" and not isinstance(module.padding, str)
-    return type(module) is nn.Linear
-
-
-class _OfTrace(torch.autograd.Function):
-    """A linear layer of a trace: nobody reads the result, its gradients alone are computed."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, trace: torch.Tensor, ones: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]
-    ) -> torch.Tensor:
-        ctx.save_for_backward(trace, ones)
-        return trace.new_zeros(()).expand(*trace.shape[:-1], weight.shape[0])
-
-    @staticmethod
-    @once_differentiable("online learning")
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        trace, ones = ctx.saved_tensors
-        rows = grad.reshape(-1, grad.shape[-1])
-        weight = rows.t() @ trace.reshape(-1, trace.shape[-1]) if ctx.needs_input_grad[2] else None
-        return None, None, weight, ones * rows.sum(0) if ctx.needs_input_grad[3] else None
-
-
-class _EventProduct(torch.autograd.Function):
-    """:class:`_Product` of spikes, by the operators of event-driven layers."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        direction: Direction,
-        operators: Currents,
-        geometry: Any,
-        x: SparseSpikes,
-        values: torch.Tensor,
-        weight: torch.Tensor,
-        bias: Optional[torch.Tensor],
-    ) -> torch.Tensor:
-        ctx.direction, ctx.operators, ctx.geometry = direction, operators, geometry
-        ctx.save_for_backward(x.ids, values, x.counts, weight)
-        given = CurrentsForward._make((x.ids, values, x.counts, weight, bias, geometry, None, None))
-        made: torch.Tensor = operators.forward(given, weight, values, bias, x.ids, x.counts, None, None)
-        return made
-
-    @staticmethod
-    @once_differentiable("online learning")
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        ids, values, counts, weight = ctx.saved_tensors
-        down = ctx.direction.down
-        need = [needed and place == (not down) for needed, place in zip(ctx.needs_input_grad[4:], (False, True, True))]
-        given = CurrentsBackward._make(
-            (grad.contiguous(), ids, values, counts, weight, ctx.geometry, *need, None, None)
-        )
-        made = ctx.operators.backward(given, weight, grad, values, ids, counts, None, None)
-        return (None, None, None, None, *(g if needed else None for g, needed in zip(made, need)))
-
-
-def _of_spikes(layer: Any, x: SparseSpikes, direction: Direction) -> torch.Tensor:
-    """A linear layer or a convolution of spikes: ``[T, B, ...]``."""
-    if isinstance(layer, nn.Linear):
-        weight = weight_argument("weight", layer.weight, x)
-        bias = bias_argument(layer.bias, weight)
-        return _EventProduct.apply(direction, LINEAR, None, x, x.values, weight, bias)
-    weight = conv_weight_argument(layer.weight, x, layer.groups)
-    bias = bias_argument(layer.bias, weight)
-    sizes = conv_argument(x, weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
-    made = _EventProduct.apply(direction, CONVOLUTION, as_list(sizes), x, x.values, weight, bias)
-    return made.reshape(*made.shape[:2], *sizes.out_shape)  # type: ignore[no-any-return]
+    def of_leaf(self, leaf: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        """The gradient of what ``given`` was made of."""
+        product, given = self.direction.product, self.given
+        if self.is_alone and product is not None and isinstance(given, torch.Tensor):
+            of_given = product.of_input(grad.flatten(0, 1)).reshape(given.shape)
+            if given is leaf:
+                return of_given
+            return torch.autograd.grad(given, leaf, of_given, retain_graph=True)[0]
+        self.direction.down = True
+        try:
+            return torch.autograd.grad(self.out, leaf, grad, retain_graph=True)[0]
+        finally:
+            self.direction.down = False
 
 
 class Afferents:
@@ -272,43 +173,90 @@ class Afferents:
             return self.events.received(u)
         return u.to_dense() if isinstance(u, SparseSpikes) else u
 
-    def of_body(self, u: DenseOrSparse, direction: Optional[Direction] = None) -> torch.Tensor:
+    def of_body(self, given: DenseOrSparse) -> Made:
+        direction, u, is_alone = Direction(), given, False
         for place, (_, module) in enumerate(self.body):
-            m: Any = module
             if isinstance(u, SparseSpikes):
-                u = _of_spikes(m, u, Direction() if direction is None else direction)
-                self.own_shape = tuple(u.shape[2:])
+                u = of_spikes(module, u, direction)
+            elif _is_product(module, u):
+                is_alone = len(self.body) == 1
+                rows, steps = u.flatten(0, 1), u.shape[:2]
+                if is_alone:
+                    direction.product = Product.of(module, rows)
+                    u = direction.product.run(rows).unflatten(0, steps)
+                else:
+                    u = under_autograd(direction, module, not place, rows).unflatten(0, steps)
+            else:
+                u = module.sequence(u) if isinstance(module, DelayLinear) else _steps(module, u)
                 continue
-            if direction is not None and _has_own_product(module) and runs_as_one_batch(module, u.dim() - 1):
-                rows = u.flatten(0, 1)
-                if not isinstance(module, nn.Linear) or rows.dim() == 2:
-                    made = _Product.apply(direction, module, not place, rows, m.weight, m.bias)
-                    u = made.unflatten(0, u.shape[:2])
-                    self.own_shape = self.own_shape if place else tuple(u.shape[2:])
-                    continue
-            u = module.sequence(u) if isinstance(module, DelayLinear) else _steps(module, u)
+            self.own_shape = self.own_shape if place else tuple(u.shape[2:])
         assert isinstance(u, torch.Tensor)
-        return u
+        return Made(given, u, direction, is_alone)
+
+    def of_own(
+        self,
+        made: Made,
+        grad: torch.Tensor,
+        carried: Sequence[Tuple[Trace, torch.Tensor]],
+        constant: Optional[torch.Tensor],
+        parameters: Sequence[nn.Parameter],
+    ) -> List[Optional[torch.Tensor]]:
+        """The gradients of ``parameters``: by that of the chunk's result, and of ``carried`` traces by theirs.
+
+        ``constant``: what steps of zeros get; traces have no part in the body's constant then. None: they have.
+        """
+        product = made.direction.product if made.is_alone else None
+        pairs = [] if product is not None else [(made.out, grad)]
+        directly = product is not None and type(product.layer) is nn.Linear and constant is None
+        with torch.enable_grad():
+            if constant is not None:
+                pairs.append((self.of_zeros(made.given), constant))
+            for trace, of_state in carried:
+                ones = trace.ones if constant is None else torch.zeros_like(trace.ones)
+                if not trace.ones.dim() and directly:
+                    continue
+                of_trace = self.of_own_traces if trace.ones.dim() else self.of_trace
+                pairs.append((of_trace(trace.inputs, ones).reshape(of_state.shape), of_state))
+        pairs = [(out, of_out) for out, of_out in pairs if out.requires_grad]
+        found: List[Optional[torch.Tensor]] = [None] * len(parameters)
+        if pairs:
+            outputs, grads = [out for out, _ in pairs], [of_out for _, of_out in pairs]
+            found = list(torch.autograd.grad(outputs, parameters, grads, allow_unused=True))
+        if product is None:
+            return found
+        weight, bias = product.of_own(grad.flatten(0, 1))
+        for trace, of_state in carried:
+            if trace.ones.dim() or not directly:
+                continue
+            if weight is not None:
+                weight.addmm_(of_state.t(), trace.inputs)
+            if bias is not None:
+                bias.add_(of_state.sum(0) * trace.ones)
+        of_product = {id(product.layer.weight): weight, id(product.layer.bias): bias}
+        for place, parameter in enumerate(parameters):
+            of_chunk, other = of_product.get(id(parameter)), found[place]
+            found[place] = of_chunk if other is None else other if of_chunk is None else of_chunk.add_(other)
+        return found
 
     # ---- traces
 
     def of_trace(self, trace: torch.Tensor, ones: torch.Tensor) -> torch.Tensor:
         """Weighted steps of what the body makes, from the inputs' weighted sum ``[B, ...]`` and the weights' sum."""
-        only: Any = self.body[0][1] if len(self.body) == 1 else None
-        if type(only) is nn.Linear:
-            return _OfTrace.apply(trace, ones, only.weight, only.bias)
-        return _affine(self.body, trace, ones)
+        return affine(self.body, trace, ones)
 
     def of_zeros(self, u: DenseOrSparse) -> torch.Tensor:
         """What the body makes of one step of zeros: its constant ``[B, ...]``."""
-        return self.of_body(torch.zeros_like(dense(u[:1])))[0]
+        rows = torch.zeros_like(dense(u[:1]))
+        for _, module in self.body:
+            rows = _steps(module, rows)
+        return rows[0]
 
     def check_own(self, rule: str) -> None:
         """Raise where the neurons' traces are not those of their inputs and the body is too much for them."""
         if not self.body:
             return
         (name, first), rest = self.body[0], self.body[1:]
-        if type(first) is nn.Linear or (_has_own_product(first) and type(first) is nn.Conv2d):
+        if type(first) is nn.Linear or (has_product(first) and type(first) is nn.Conv2d):
             found = next((named for named in rest if type(named[1]) not in _BY_NUMBER), None)
             if found is None:
                 return
@@ -334,19 +282,29 @@ class Afferents:
         if m.bias is not None:
             made = made + ones * m.bias.reshape(*trace.shape[1:3], 1)
         shape = (made.shape[0], *self.own_shape)
-        return _affine(self.body[1:], made.reshape(shape), ones.reshape(shape))
+        return affine(self.body[1:], made.reshape(shape), ones.reshape(shape))
 
 
-def _affine(modules: Sequence[Named], trace: torch.Tensor, ones: torch.Tensor) -> torch.Tensor:
-    """An affine function of a weighted sum, its constant by the sum of the weights: ``f(u) + (ones - 1) f(0)``."""
+def affine(modules: Sequence[Named], trace: torch.Tensor, ones: torch.Tensor) -> torch.Tensor:
+    """An affine function of a weighted sum ``[B, ...]``, its constant by the sum of the weights: ``f(u) + (ones - 1)
+    f(0)``. ``ones`` is one for all, for each sample or for each of the results."""
     if not modules:
         return trace
-    zeros = torch.zeros_like(trace if ones.dim() else trace[:1])
-    rows = torch.cat([trace, zeros]).unsqueeze(0)
+    rows = torch.cat([trace, torch.zeros_like(trace[:1])]).unsqueeze(0)
     for _, module in modules:
         rows = _steps(module, rows)
-    made, constant = rows[0].split([trace.shape[0], zeros.shape[0]])
-    return made + ((ones.reshape(constant.shape) if ones.dim() else ones) - 1) * constant
+    made, constant = rows[0].split([trace.shape[0], 1])
+    if ones.dim():
+        ones = ones.reshape(made.shape if ones.numel() == made.numel() else (-1, *[1] * (made.dim() - 1)))
+    return made + (ones - 1) * constant
+
+
+def _is_product(module: nn.Module, u: torch.Tensor) -> bool:
+    return (
+        has_product(module)
+        and runs_as_one_batch(module, u.dim() - 1)
+        and (type(module) is not nn.Linear or u.dim() == 3)
+    )
 
 
 def dense_twin(module: nn.Module) -> str:

@@ -9,14 +9,14 @@ gradients of the states back through the chunk, by ``dh[t]/dh[t-1]`` alone. What
 connections between neurons, and for rules without the reset the reset.
 """
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
 from snnipu._generator import Adjoint
 from snnipu._generator.graph import Operand, Value
-from snnipu._generator.step import is_one_of
+from snnipu._generator.step import Reads, is_one_of
 from snnipu.neurons._hooks import is_hooked
 from snnipu.ops import _library, _neurons
 from snnipu.ops._arguments import compute_dtype
@@ -40,7 +40,7 @@ class Gradients(NamedTuple):
 class Chunk(NamedTuple):
     """A neuron's chunk: its input, its output, the states before it and after each step."""
 
-    x: torch.Tensor
+    x: Optional[torch.Tensor]  # None: no derivative reads it
     spk: torch.Tensor
     initial: List[torch.Tensor]
     states: List[torch.Tensor]  # [T, B, ...]
@@ -79,7 +79,7 @@ class Dynamics:
         why = next((why for why, holds in reasons.items() if holds), "it replaces parts of its step")
         raise TypeError(f"module {name} ({type(neuron).__name__}) cannot learn online: {why}")
 
-    @property
+    @cached_property
     def plan(self) -> _neurons.Plan:
         """Of the step that is differentiated."""
         return _neurons.plan(self.neuron.equation, self._options())
@@ -137,7 +137,8 @@ class Dynamics:
         spk = made.spk.contiguous()
         states = [state.contiguous() for state in made.states]
         needs = [value.requires_grad for value in values]
-        chunk = Chunk(x, spk, initial, states, None, [value.detach() for value in values], needs)
+        read = x if self._reads(needs).x or self._remakes(needs) else None
+        chunk = Chunk(read, spk, initial, states, None, [value.detach() for value in values], needs)
         return chunk, [state.contiguous() for state in made.final]
 
     # ---- adjoints
@@ -154,14 +155,14 @@ class Dynamics:
 
         ``parameters``: as :meth:`history` takes them.
         """
-        shape = chunk.x.shape
+        shape = chunk.spk.shape
         folded = (1, shape[:2].numel(), *shape[2:])
-        after = self._fired(chunk)
+        after = self._made(chunk)
         made = self._adjoint(
             None if grad_spk is None else grad_spk.reshape(folded),
             [None if grad is None else grad.reshape(folded) for grad in grad_states],
             [],
-            chunk.x.reshape(folded),
+            None if chunk.x is None else chunk.x.reshape(folded),
             self._read_before(chunk, folded[1:]),
             chunk.values if parameters is None else parameters,
             [state.reshape(folded) for state in after],
@@ -170,15 +171,12 @@ class Dynamics:
         )
         of_states = [grad.reshape(shape) for grad in made.before] if need_before else []
         if need_before and chunk.arrived is not None and self.keeps_loop:
-            of_states[SPIKES] = of_states[SPIKES] * self._loop().to(chunk.x.dtype)
+            of_states[SPIKES] = of_states[SPIKES] * self._loop().to(chunk.spk.dtype)
         return Gradients(made.x.reshape(shape), of_states, made.parameters)
 
     def _read_before(self, chunk: Chunk, shape: Sequence[int]) -> List[Optional[torch.Tensor]]:
         """The states before each step that the adjoint reads, and what arrives in the place of spikes."""
-        plan = self.plan
-        reads = plan.reads
-        for needs, of_parameter in zip(chunk.needs, plan.reads_for):
-            reads = reads | of_parameter if needs else reads
+        reads = self._reads(chunk.needs)
         found: List[Optional[torch.Tensor]] = []
         for place, (first, rows) in enumerate(zip(chunk.initial, chunk.states)):
             if not reads.before >> place & 1:
@@ -189,25 +187,53 @@ class Dynamics:
                 found.append(torch.cat([first.unsqueeze(0), rows[:-1]]).reshape(shape))
         return found
 
-    def _fired(self, chunk: Chunk) -> List[torch.Tensor]:
-        """The states after each step that spikes are decided on, without a reset at once."""
-        options = self.neuron._options()
-        if self.keeps_reset or not self._is_built() or options.get("reset_delay", True):
-            return chunk.states
-        shape = chunk.x.shape
-        before = chunk.before
+    def _reads(self, needs: Sequence[bool]) -> Reads:
+        """What the adjoint reads, with the gradients of these parameters."""
+        reads = self.plan.reads
+        for needed, of_parameter in zip(needs, self.plan.reads_for):
+            reads = reads | of_parameter if needed else reads
+        return reads
+
+    def _is_cut(self) -> bool:
+        """Whether the step that is differentiated leaves out a reset of the neuron's."""
+        return not self.keeps_reset and self._is_built() and self._options() != self.neuron._options()
+
+    def _fires_earlier(self) -> bool:
+        """Whether spikes are decided on other states than those after the step, which has reset them."""
+        return self._is_cut() and not self.neuron._options().get("reset_delay", True)
+
+    def _remakes(self, needs: Sequence[bool]) -> bool:
+        """Whether the states after a step are not what its adjoint is to read."""
+        return self._fires_earlier() or (self._is_cut() and self._reads_others(needs))
+
+    def _reads_others(self, needs: Sequence[bool]) -> bool:
+        """Whether the adjoint reads states after a step beside the membrane, which is the last one."""
+        return bool(self._reads(needs).after & ~(1 << len(self.plan.states) - 1))
+
+    def _made(self, chunk: Chunk) -> List[torch.Tensor]:
+        """The states after each step by the step that is differentiated, its membrane as spikes are decided on: without
+        a reset at once."""
+        made = list(chunk.states)
+        if self._is_cut() and self._reads_others(chunk.needs):
+            made[:-1] = self._by_steps(chunk, self.plan)[:-1]
+        if self._fires_earlier():
+            options = {**self.neuron._options(), "reset_delay": True}
+            made[-1] = self._by_steps(chunk, _neurons.plan(self.neuron.equation, options))[-1]
+        if self.plan.output is not None:
+            made[self.plan.output] = chunk.states[self.plan.output]
+        return made
+
+    def _by_steps(self, chunk: Chunk, plan: _neurons.Plan) -> List[torch.Tensor]:
+        """The states after each step, by itself from those before it."""
+        shape, before = chunk.spk.shape, chunk.before
         if chunk.arrived is not None:
             before[SPIKES] = chunk.arrived
-        plan = _neurons.plan(self.neuron.equation, {**options, "reset_delay": True})
+        assert chunk.x is not None
         rows = [state.flatten(0, 1) for state in before]
-        store = (1 << len(rows)) - 1
         run = _library.unwatched("neuron_sequence_fwd", chunk.values[0])
         x = chunk.x.reshape(1, -1, *shape[2:])
-        states = run(x, rows, chunk.values, plan.neuron, plan.variant, None, store, False)[1]
-        return [
-            kept if place == plan.output else state.reshape(shape)
-            for place, (kept, state) in enumerate(zip(chunk.states, states))
-        ]
+        states = run(x, rows, chunk.values, plan.neuron, plan.variant, None, (1 << len(rows)) - 1, False)[1]
+        return [state.reshape(shape) for state in states]
 
     def history(
         self,
@@ -222,18 +248,27 @@ class Dynamics:
 
         ``parameters`` in place of the chunk's: spread, for the gradient of each neuron of each sample.
         """
-        values = list(chunk.values if parameters is None else parameters)
-        x, place = chunk.x, self.strength
-        if chunk.arrived is not None:
-            x = x + chunk.arrived
-        if place is not None and not self.keeps_loop:
-            values[place] = torch.zeros_like(values[place])
+        values, needs = list(chunk.values if parameters is None else parameters), list(chunk.needs)
+        x, arrived, place = chunk.x, chunk.arrived, self.strength
+        cut = place if not self.keeps_loop else None
+        if cut is not None and arrived is None and (x is not None or needs[cut]):
+            arrived = _by_neuron(chunk.before[SPIKES], chunk.values[cut])
+        if arrived is not None and x is not None:
+            x = x + arrived
+        if cut is not None:
+            # The kernels make a step's spikes of its membrane again, which a reset at once has changed: what came back
+            # is input, and its strength's gradient is that of an input.
+            values[cut], needs[cut] = torch.zeros_like(values[cut]), False
         elif place is not None and chunk.arrived is not None:
             # What a neuron sends itself is told apart from what arrives.
-            loop = self._loop().to(x.dtype)
-            x = x - chunk.before[SPIKES] * loop
-            values[place] = loop.expand(x.shape[2:]).reshape(-1)
-        return self._adjoint(grad_spk, grad_states, grad_final, x, chunk.initial, values, chunk.states, chunk.needs)
+            loop = self._loop().to(chunk.spk.dtype)
+            x = None if x is None else x - chunk.before[SPIKES] * loop
+            values[place] = loop.expand(chunk.spk.shape[2:]).reshape(-1)
+        made = self._adjoint(grad_spk, grad_states, grad_final, x, chunk.initial, values, chunk.states, needs)
+        if cut is not None and chunk.needs[cut]:
+            of_strength = (made.x * chunk.before[SPIKES]).reshape(len(chunk.spk), -1, values[cut].numel())
+            made.parameters[cut] = of_strength.sum((0, 1)).reshape(values[cut].shape)
+        return made
 
     def whole(
         self,
@@ -243,9 +278,9 @@ class Dynamics:
         parameters: Optional[List[torch.Tensor]] = None,
     ) -> Gradients:
         """What the output and the states owe to the chunk, by each step and by the history."""
-        if self._fired(chunk) is chunk.states:
+        if not self._remakes(chunk.needs):
             return self.history(chunk, grad_spk, grad_states, [], parameters)
-        # The states are not those that the spikes were decided on.
+        # The states that are there afterwards are not those that the adjoint of a step reads.
         local = self.local(chunk, grad_spk, grad_states, parameters)
         later = [torch.cat([rows[1:], torch.zeros_like(rows[:1])]) for rows in local.before]
         remembers = self.remembers
@@ -273,40 +308,28 @@ class Dynamics:
         grad_spk: Optional[torch.Tensor],
         grad_states: Tensors,
         grad_final: Tensors,
-        x: torch.Tensor,
+        x: Optional[torch.Tensor],
         initial: Tensors,
         values: List[torch.Tensor],
         states: List[torch.Tensor],
         needs: Sequence[bool],
         need_before: bool = True,
     ) -> Gradients:
-        plan, kernel = self.plan, self.neuron._surrogate().kernel
-        output = plan.output
+        output = self.plan.output
         if output is not None and grad_states:
             # The kernels take the gradient of a state that is the output as the output's.
             of_state = grad_states[output]
             if of_state is not None:
                 grad_spk = of_state if grad_spk is None else grad_spk + of_state
             grad_states = [None if place == output else grad for place, grad in enumerate(grad_states)]
-        run = _library.unwatched("neuron_sequence_bwd", values[0])
-        made = run(
-            grad_spk,
-            list(grad_states) or [None] * len(states),
-            list(grad_final),
-            x.contiguous(),
-            list(initial),
-            values,
-            plan.neuron,
-            plan.variant,
-            None,
-            kernel.id,
-            kernel.a,
-            kernel.b,
-            [need_before] * len(states),
-            list(needs),
-            states,
-        )
-        return Gradients(*made)
+        of_states = list(grad_states) or [None] * len(states)
+        given = (grad_spk, of_states, list(grad_final), x, list(initial), values, states, needs, need_before)
+        return _run(self._operator, *given)
+
+    @property
+    def _operator(self) -> "_Operator":
+        kernel = self.neuron._surrogate().kernel
+        return _Operator(self.plan.neuron, self.plan.variant, kernel.id, kernel.a, kernel.b)
 
     # ---- what the history is made of
 
@@ -321,6 +344,72 @@ class Dynamics:
         plan = self.plan
         read = _parameters_read(plan.neuron, plan.variant, tuple(self.remembers))
         return read is not None and all(value.numel() == 1 for name, value in zip(plan.names, values) if name in read)
+
+    def of_one(self, chunk: Chunk) -> List[Gradients]:
+        """Of each state that counts, after the chunk: what a neuron's input and states before owe it, where all neurons
+        are alike."""
+        values = [v.reshape(-1)[:1] for v in chunk.values]
+        place = self.strength
+        if place is not None and not self.keeps_loop:
+            values[place] = torch.zeros_like(values[place])
+        steps, numbers = len(chunk.spk), tuple(torch.cat(values).tolist())
+        given = (self._operator, steps, chunk.spk.dtype, values[0].dtype, chunk.spk.device, numbers, len(chunk.states))
+        return [_of_one(*given, place) for place in self.remembers]
+
+
+def _by_neuron(steps: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Steps ``[T, B, ...]`` times one value for all or for each neuron."""
+    return (steps.reshape(len(steps), -1, value.numel()) * value.reshape(-1)).reshape(steps.shape)
+
+
+class _Operator(NamedTuple):
+    """Which adjoint."""
+
+    neuron: str
+    variant: int
+    surrogate: int
+    a: float
+    b: float
+
+
+def _run(
+    operator: _Operator,
+    grad_spk: Optional[torch.Tensor],
+    grad_states: Tensors,
+    grad_final: Tensors,
+    x: Optional[torch.Tensor],
+    initial: Tensors,
+    values: List[torch.Tensor],
+    states: List[torch.Tensor],
+    needs: Sequence[bool],
+    need_before: bool,
+) -> Gradients:
+    run = _library.unwatched("neuron_sequence_bwd", values[0])
+    neuron, variant, *surrogate = operator
+    of = (grad_spk, grad_states, grad_final, x, initial, values)
+    return Gradients(*run(*of, neuron, variant, None, *surrogate, [need_before] * len(states), list(needs), states))
+
+
+@lru_cache(maxsize=256)
+def _of_one(
+    operator: _Operator,
+    steps: int,
+    dtype: torch.dtype,
+    of_values: torch.dtype,
+    device: torch.device,
+    numbers: Tuple[float, ...],
+    count: int,
+    place: int,
+) -> Gradients:
+    """The gradients of one of ``count`` states of a neuron, after so many steps, by the parameters' numbers."""
+    values = [torch.tensor([number], dtype=of_values, device=device) for number in numbers]
+    states = [torch.zeros(steps, 1, dtype=dtype, device=device)] * count
+    none: List[Optional[torch.Tensor]] = [None] * count
+    final = list(none)
+    final[place] = torch.ones(1, dtype=dtype, device=device)
+    initial = [row[0] for row in states]
+    needs = [False] * len(values)
+    return _run(operator, None, none, final, states[0], initial, values, states, needs, True)
 
 
 @lru_cache(maxsize=256)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from snnipu.neurons.leaky import Leaky
 from snnipu.neurons.multistep import is_random
-from snnipu.online.afferents import Named, _steps
+from snnipu.online.afferents import Named, _steps, affine
 from snnipu.online.layer import Layer
 from snnipu.online.rules import Rule
 from snnipu.ops._arguments import compute_dtype
@@ -121,7 +121,7 @@ class Held:
         trace, ones = past
         own = given.detach()
         # What the membrane before the chunk owes to the weights: what they make of the trace.
-        owes = _affine(body, trace.to(own.dtype), ones.to(own.dtype))
+        owes = affine(body, trace.to(own.dtype), ones.to(own.dtype))
         spk, mems = _run(layer, _body(body, own), mem + (owes - owes.detach()))
         if number or given.requires_grad:
             spk_below, mems_below = _each_step(layer, _body(body, given, detached=True), mem, mems.detach())
@@ -171,10 +171,3 @@ def _body(body: Sequence[Named], x: torch.Tensor, detached: bool = False) -> tor
         rows = F.linear(rows, weight, bias) if isinstance(m, nn.Linear) else m._conv_forward(rows, weight, bias)
         x = rows.unflatten(0, x.shape[:2])
     return x
-
-
-def _affine(body: Sequence[Named], trace: torch.Tensor, ones: torch.Tensor) -> torch.Tensor:
-    """Weighted steps ``[B, ...]`` of what the modules make, from the inputs' weighted sum and the weights' ``[B]``."""
-    rows = _body(body, torch.cat([trace, torch.zeros_like(trace[:1])]).unsqueeze(0))[0]
-    made, constant = rows[:-1], rows[-1:]
-    return made + (ones.reshape(-1, *[1] * (made.dim() - 1)) - 1) * constant

@@ -5,7 +5,7 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 
 from snnipu.online import traces as history
-from snnipu.online.afferents import Afferents, Direction
+from snnipu.online.afferents import Afferents, Made
 from snnipu.online.dynamics import Chunk, Dynamics
 from snnipu.online.events import DenseOrSparse, leaf_of, of_slots
 from snnipu.online.rules import Rule
@@ -84,10 +84,12 @@ class Layer:
         work.leaf, entering = leaf_of(u, learns)
         work.inputs = [first.of_input(entering)]
         seen, past = self._with_past(work.inputs[0], memory)
-        made = first.of_body(seen, work.direction)
-        # A part of it would have its gradient written into zeros.
-        work.made = [made if len(seen) == len(u) else made[len(seen) - len(u) :]]
-        x = work.made[0]
+        made = first.of_body(seen)
+        x = made.out
+        if len(seen) != len(u):
+            # A part of it would have its gradient written into zeros.
+            x = x[len(seen) - len(u) :]
+        work.made = [made._replace(out=x.new_empty(0) if made.is_alone else x)]  # what nobody reads again is let go
         # An event-driven layer computes in 16 bits by one of its paths alone.
         self._check_precision(x.dtype if self.events is None else self.events.layer.weight.dtype)
         values: List[torch.Tensor] = []
@@ -99,9 +101,9 @@ class Layer:
                 initial = self.dynamics.start(x) if memory is None else memory.states
                 chunk, final = self.dynamics.run(x.detach(), initial, values)
             if len(self.afferents) > 1:
-                work.inputs.append(chunk.before[SPIKES].to(chunk.x.dtype))
-                work.made.append(self.afferents[1].of_body(work.inputs[1], work.direction))
-                chunk = chunk._replace(arrived=work.made[1].detach())
+                work.inputs.append(chunk.before[SPIKES].to(chunk.spk.dtype))
+                work.made.append(self.afferents[1].of_body(work.inputs[1]))
+                chunk = chunk._replace(arrived=work.made[1].out.detach())
             work.chunk, work.after, out = chunk, Memory(final), [chunk.spk, *chunk.states]
         work.after = work.after._replace(past=past)
         work.parameters = [p for afferents in self.afferents for p in afferents.parameters()]
@@ -151,9 +153,10 @@ class Layer:
         if not work.learns or not self.rule.history or dynamics is None or chunk is None:
             return after
         seen = [given.detach() for given in work.inputs]
-        slots, x = work.direction.slots, seen[0]
-        if slots is not None and isinstance(x, torch.Tensor) and by is None and dynamics.is_uniform(chunk.values):
-            seen[0] = of_slots(slots, x)  # few numbers are read again
+        for number, made in enumerate(work.made if by is None and dynamics.is_uniform(chunk.values) else ()):
+            slots, x = made.slots, seen[number]
+            if slots is not None and isinstance(x, torch.Tensor):
+                seen[number] = of_slots(slots, x)  # few numbers are read again
         states = None if before is None else before.traces
         with torch.no_grad():
             of_chunk = (dynamics, chunk, self.afferents, seen)
@@ -173,11 +176,10 @@ class Work:
 
     def __init__(self, layer: Layer, online: Any, signals: Signals) -> None:
         self.layer, self.online, self.number, self.signals = layer, online, online.chunks, signals
-        self.direction = Direction()
         self.before: Optional[Memory] = None
         self.chunk: Optional[Chunk] = None
         self.inputs: List[DenseOrSparse] = []
-        self.made: List[torch.Tensor] = []
+        self.made: List[Made] = []
         self.parameters: List[torch.nn.Parameter] = []
         self.versions: List[Tuple[torch.Tensor, int]] = []
         self.learns = self.done = False
@@ -206,7 +208,6 @@ class Work:
         """Let go of the chunk: who holds its result does not hold its memory."""
         self.before = self.chunk = None
         self.inputs, self.made = [], []
-        self.direction.slots = None
         del self.leaf
 
     def backward(self, upstream: Sequence[Gradient]) -> List[Gradient]:
@@ -274,7 +275,7 @@ class Work:
         """What the layer below is given: by each step alone, or e-prop's learning signal."""
         rule, signals = self.layer.rule, self.signals
         if rule.name != "eprop":
-            return self._through(self.made[0], self.leaf, at_once) if self.leaf.requires_grad else None
+            return self.made[0].of_leaf(self.leaf, at_once) if self.leaf.requires_grad else None
         if not is_hidden:
             low_pass = rule.options["low_pass"]
             signals.error, signals.carried = (own, own_states) if low_pass else (at_once, [])
@@ -283,29 +284,22 @@ class Work:
             if rule.options["feedback"] != "symmetric":
                 return torch.zeros_like(self.leaf)  # each layer takes the error itself
             signals.below = [self._through_step(grad) for grad in signals.carried]
-            return self._through(self.made[0], self.leaf, signals.error)
+            return self.made[0].of_leaf(self.leaf, signals.error)
         if not self.leaf.requires_grad:
             return None
         if self.layer.feedback is not None:
             return torch.zeros_like(self.leaf)
         assert spk is not None
         signals.below = [self._through_step(grad) for grad in below]
-        return self._through(self.made[0], self.leaf, spk)
-
-    def _through(self, made: torch.Tensor, leaf: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        self.direction.down = True
-        try:
-            return torch.autograd.grad(made, leaf, grad, retain_graph=True)[0]
-        finally:
-            self.direction.down = False
+        return self.made[0].of_leaf(self.leaf, spk)
 
     def _through_step(self, grad: torch.Tensor) -> torch.Tensor:
         """Of one step, through modules that are the same linear function at every step."""
         first = self.layer.afferents[0]
         with torch.enable_grad():
             leaf = torch.zeros_like(self.leaf[:1]).requires_grad_()
-            made = first.of_body(first.of_input(leaf), self.direction)
-        return self._through(made, leaf, grad.unsqueeze(0))[0]
+            made = first.of_body(first.of_input(leaf))
+        return made.of_leaf(leaf, grad.unsqueeze(0))[0]
 
     # ---- e-prop's own feedback
 
@@ -333,25 +327,18 @@ class Work:
 
     def _own(self, own: torch.Tensor, at_once: torch.Tensor, known: Sequence[Any]) -> List[Any]:
         """Of the parameters in front of the neuron: of the chunk's inputs, and of the traces from before it."""
-        layer = self.layer
-        if not self.parameters:
-            return []
-        pairs: history.Pairs = []
+        layer, found = self.layer, []
         has_bias = layer.rule.options.get("bias_trace", True)
         for number, (afferents, made) in enumerate(zip(layer.afferents, self.made)):
-            is_input = layer.is_first and not number and not layer.rule.options.get("input_trace", True)
-            pairs.append((made, at_once if is_input else own))
-            if is_input or not afferents.parameters():
+            parameters = afferents.parameters()
+            if not parameters:
                 continue
-            with torch.enable_grad():
-                for traces, grads in known:
-                    pairs += history.of_inputs(traces, afferents, number, grads, has_bias)
-                if not has_bias:
-                    # The constant's part by each step alone.
-                    pairs.append((afferents.of_zeros(self.inputs[number]), (at_once - own).sum(0)))
-        pairs = [(output, grad) for output, grad in pairs if output.requires_grad]
-        outputs, grads = [output for output, _ in pairs], [grad for _, grad in pairs]
-        return list(torch.autograd.grad(outputs, self.parameters, grads, allow_unused=True))
+            is_input = layer.is_first and not number and not layer.rule.options.get("input_trace", True)
+            grad = at_once if is_input else own
+            carried = [] if is_input else history.carried(known, number)
+            constant = None if is_input or has_bias else (at_once - own).sum(0)  # by each step alone
+            found += afferents.of_own(made, grad, carried, constant, parameters)
+        return found
 
 
 class _Learning(torch.autograd.Function):

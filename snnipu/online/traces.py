@@ -8,19 +8,9 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-from snnipu.online.afferents import Afferents
+from snnipu.online.afferents import Afferents, Trace
 from snnipu.online.dynamics import Chunk, Dynamics, Gradients
 from snnipu.online.events import DenseOrSparse, dense, weighted
-
-# Tensors with their gradients.
-Pairs = List[Tuple[torch.Tensor, torch.Tensor]]
-
-
-class Trace(NamedTuple):
-    """Of one state and one of the neurons' inputs: the weighted sum of the steps' inputs, and that of ones."""
-
-    inputs: torch.Tensor
-    ones: torch.Tensor
 
 
 class Traces(NamedTuple):
@@ -43,21 +33,6 @@ def spread(values: Sequence[torch.Tensor], like: torch.Tensor) -> List[torch.Ten
     return [v.reshape(-1).repeat(count // v.numel()) if v.numel() != count else v.reshape(-1) for v in values]
 
 
-def one_neuron(chunk: Chunk) -> Chunk:
-    """A chunk of one neuron, for derivatives that do not depend on the states."""
-    none = chunk.x.new_zeros((chunk.x.shape[0], 1))
-    states = [none] * len(chunk.states)
-    return Chunk(
-        none,
-        none,
-        [none[0]] * len(states),
-        states,
-        None,
-        [v.reshape(-1)[:1] for v in chunk.values],
-        [False] * len(chunk.values),
-    )
-
-
 def after(
     dynamics: Dynamics,
     chunk: Chunk,
@@ -71,7 +46,7 @@ def after(
     full = any(chunk.needs) or (not uniform and any(a.parameters() for a in afferents))
     wide = spread(chunk.values, chunk.initial[0]) if full else None
     own = [jacobian(dynamics, chunk, place, wide) for place in places] if full else []
-    alike = [jacobian(dynamics, one_neuron(chunk), place, None) for place in places] if uniform else own
+    alike = dynamics.of_one(chunk) if uniform else own
     made = Traces([], [])
     for row in range(len(places)):
         made.inputs.append(
@@ -143,7 +118,7 @@ class Filter(NamedTuple):
 
 def filter_of(dynamics: Dynamics, chunk: Chunk) -> Filter:
     places = dynamics.remembers
-    rows = [jacobian(dynamics, one_neuron(chunk), place, None) for place in places]
+    rows = dynamics.of_one(chunk)
     return Filter(
         [row.x.reshape(-1) for row in rows], [[row.before[place].reshape(()) for place in places] for row in rows]
     )
@@ -201,18 +176,10 @@ def filtered_after(
     return made
 
 
-def of_inputs(traces: Traces, afferents: Afferents, number: int, grads: Sequence[torch.Tensor], bias: bool) -> Pairs:
-    """What the body of one of the neurons' inputs makes of its traces ``[B, ...]``, each with its gradient.
-
-    Without ``bias`` that of an input alone, no constant.
-    """
-    made: Pairs = []
-    for trace, grad in zip(_at(traces, number), grads):
-        if trace is not None:
-            of_trace = afferents.of_own_traces if trace.ones.dim() else afferents.of_trace
-            ones = trace.ones if bias else torch.zeros_like(trace.ones)
-            made.append((of_trace(trace.inputs, ones).reshape(grad.shape), grad))
-    return made
+def carried(known: Sequence[Tuple[Traces, Sequence[torch.Tensor]]], number: int) -> List[Tuple[Trace, torch.Tensor]]:
+    """The traces of one of the neurons' inputs, each with the gradient of the state that it is of."""
+    pairs = [pair for traces, grads in known for pair in zip(_at(traces, number), grads)]
+    return [(trace, grad) for trace, grad in pairs if trace is not None]
 
 
 def of_parameter(traces: Traces, number: int, grads: Sequence[torch.Tensor], value: torch.Tensor) -> Any:

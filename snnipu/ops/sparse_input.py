@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -87,11 +87,17 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] =
     Returns:
         ``[N, out]``.
     """
+    events = linear_events(x, weight)
+    return F.linear(x, weight, bias) if events is None else events.product(x, weight, bias)
+
+
+def linear_events(x: torch.Tensor, weight: torch.Tensor) -> Optional["Events"]:
+    """The events by which :func:`linear` makes this product; None: the dense one is faster."""
     most = 0.0
     if x.dim() == 2 and weight.dim() == 2 and x.shape[1] == weight.shape[1]:
         most = _break_even.of_linear_input(weight.shape[0])
     slots = _slots(x, weight, most, weight.numel())
-    return F.linear(x, weight, bias) if slots is None else _product(x, weight, bias, slots, None)
+    return None if slots is None else Events(slots, None)
 
 
 def conv2d(
@@ -115,8 +121,8 @@ def conv2d(
         ``[N, out, H', W']``.
     """
     given = (stride, padding, dilation, groups)
-    made = _convolution(x, weight, weight, bias, *given)
-    return F.conv2d(x, weight, bias, *given) if made is None else made
+    events = convolution_events(x, weight, weight, *given)
+    return F.conv2d(x, weight, bias, *given) if events is None else events.product(x, weight, bias)
 
 
 def conv1d(
@@ -139,11 +145,13 @@ def conv1d(
     Returns:
         ``[N, out, L']``.
     """
-    made = None
     sizes = (_of_a_line(stride, 1), _of_a_line(padding, 0), _of_a_line(dilation, 1))
-    if x.dim() == weight.dim() == 3 and None not in sizes:  # maps of one line
-        made = _convolution(x.unsqueeze(2), weight.unsqueeze(2), weight, bias, *sizes, groups)
-    return F.conv1d(x, weight, bias, stride, padding, dilation, groups) if made is None else made.squeeze(2)
+    if x.dim() == weight.dim() == 3 and None not in sizes:
+        maps, kernels = x.unsqueeze(2), weight.unsqueeze(2)  # of one line
+        events = convolution_events(maps, kernels, weight, *sizes, groups)
+        if events is not None:
+            return events.product(maps, kernels, bias).squeeze(2)
+    return F.conv1d(x, weight, bias, stride, padding, dilation, groups)
 
 
 def _of_a_line(size: Any, across: int) -> Any:
@@ -153,23 +161,22 @@ def _of_a_line(size: Any, across: int) -> Any:
     return size if isinstance(size, str) else (across, size)
 
 
-def _convolution(
+def convolution_events(
     x: torch.Tensor,
     weight: torch.Tensor,
     parameter: torch.Tensor,
-    bias: Optional[torch.Tensor],
     stride: Any,
     padding: Any,
     dilation: Any,
     groups: int,
-) -> Optional[torch.Tensor]:
-    """By events, where that is faster; ``parameter``: what ``weight``, of four dimensions, is made of."""
+) -> Optional["Events"]:
+    """As :func:`linear_events`, of :func:`conv2d`; ``parameter``: what ``weight``, of four dimensions, is made of."""
     geometry = _geometry(x, weight, stride, padding, dilation, groups)
     if geometry is None or not x.is_contiguous():
         return None
     most = _break_even.of_convolution_input(parameter.shape, groups, geometry.stride_y * geometry.stride_x)
     slots = _slots(x, parameter, most, geometry.positions * weight.numel())
-    return None if slots is None else _product(x, weight, bias, slots, geometry)
+    return None if slots is None else Events(slots, geometry)
 
 
 def _geometry(
@@ -202,28 +209,41 @@ def _geometry(
 Slots = Tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def _product(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Optional[torch.Tensor],
-    slots: Slots,
-    geometry: Optional[Geometry],
-) -> torch.Tensor:
-    if is_differentiated((x, weight, bias)):
-        made: torch.Tensor = _Product.apply(x, weight, bias, *slots, geometry)
-        return made
-    return _forward(weight, bias, slots, geometry)
+class Events(NamedTuple):
+    """What of an input ``[N, ...]`` is not zero, for one layer: a row's slots ``[1, N, slots]``.
 
+    Attributes:
+        slots: ids, values and counts.
+        geometry: the convolution's; None: a linear layer.
+    """
 
-def _forward(
-    weight: torch.Tensor, bias: Optional[torch.Tensor], slots: Slots, geometry: Optional[Geometry]
-) -> torch.Tensor:
-    weight = weight.contiguous()
-    if geometry is None:
-        out: torch.Tensor = torch.ops.snnipu.sparse_linear_fwd(*slots, weight, bias)[0]
-        return out
-    maps: torch.Tensor = torch.ops.snnipu.sparse_conv2d_fwd(*slots, weight, bias, list(geometry))[0]
-    return maps.view(-1, *geometry.out_shape)
+    slots: Slots
+    geometry: Optional[Geometry]
+
+    def product(self, x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
+        """What the layer makes of ``x``, of which these are the events, under autograd."""
+        if is_differentiated((x, weight, bias)):
+            made: torch.Tensor = _Product.apply(x, weight, bias, *self.slots, self.geometry)
+            return made
+        return self.forward(weight, bias)
+
+    def forward(self, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
+        weight = weight.contiguous()
+        if self.geometry is None:
+            out: torch.Tensor = torch.ops.snnipu.sparse_linear_fwd(*self.slots, weight, bias)[0]
+            return out
+        maps: torch.Tensor = torch.ops.snnipu.sparse_conv2d_fwd(*self.slots, weight, bias, list(self.geometry))[0]
+        return maps.view(-1, *self.geometry.out_shape)
+
+    def backward(self, grad: torch.Tensor, weight: torch.Tensor, need_bias: bool) -> Sequence[torch.Tensor]:
+        """Gradients of the weight and, where needed, of the bias, from that of the result."""
+        grad, weight, needs = grad.contiguous(), weight.contiguous(), (False, True, need_bias)
+        if self.geometry is None:
+            made = torch.ops.snnipu.sparse_linear_bwd(grad[None], *self.slots, weight, *needs)
+        else:
+            rows = grad.flatten(1)[None]
+            made = torch.ops.snnipu.sparse_conv2d_bwd(rows, *self.slots, weight, list(self.geometry), *needs)
+        return made[1:]  # type: ignore[no-any-return]
 
 
 class _Product(torch.autograd.Function):
@@ -244,7 +264,7 @@ class _Product(torch.autograd.Function):
         ctx.geometry, ctx.shape = geometry, x.shape
         kept = (ids, values, counts) if need_weight else (None, None, None)
         ctx.save_for_backward(weight if need_x or need_weight else None, *kept)
-        return _forward(weight, bias, (ids, values, counts), geometry)
+        return Events((ids, values, counts), geometry).forward(weight, bias)
 
     @staticmethod
     @once_differentiable("product with an input that is mostly zeros (snnipu.dense_only() takes PyTorch's)")
@@ -259,27 +279,10 @@ class _Product(torch.autograd.Function):
         elif need_x and g is not None:
             grad_x = gradients.conv2d_input(ctx.shape, weight, grad, g[8:10], g[10:12], g[12:14], g.groups)
         if need_weight:
-            needs = (False, True, need_bias)
-            weight = weight.contiguous()
-            if g is None:
-                made = torch.ops.snnipu.sparse_linear_bwd(grad[None], *slots, weight, *needs)
-            else:
-                made = torch.ops.snnipu.sparse_conv2d_bwd(grad.flatten(1)[None], *slots, weight, list(g), *needs)
-            _, grad_weight, grad_bias = made
+            grad_weight, grad_bias = Events((slots[0], slots[1], slots[2]), g).backward(grad, weight, need_bias)
         elif need_bias:
             grad_bias = grad.flatten(2).sum((0, 2)) if grad.dim() > 2 else grad.sum(0)
         return grad_x, grad_weight, grad_bias if need_bias else None, None, None, None, None
-
-
-def slots_of(made: torch.Tensor) -> Optional[Slots]:
-    """By which :func:`linear` or :func:`conv2d` made a tensor that is differentiated by its weight; None: by a dense
-    product."""
-    node: Any = made.grad_fn
-    kind: Any = _Product
-    if not isinstance(node, kind._backward_cls):
-        return None
-    _, ids, values, counts = node.saved_tensors
-    return None if ids is None else (ids, values, counts)
 
 
 def _slots(x: torch.Tensor, weight: torch.Tensor, most: float, products: int) -> Optional[Slots]:

@@ -415,3 +415,24 @@ def test_traces_of_inputs_that_are_mostly_zeros(rule, maps, monkeypatch):
     for own, dense in zip(*gradients):
         assert dense.any()
         torch.testing.assert_close(own, dense, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("rule", ["ottt", "eprop", "snap1"])
+def test_traces_of_a_recurrent_layers_inputs(rule):
+    """Those of its own spikes are not those of its input, where zeros are left out of both."""
+    torch.manual_seed(0)
+    recurrent = snn.RLeaky(beta=0.9, linear_features=256, threshold=0.3, reset_mechanism="none")
+    net = snn.MultiStep(nn.Linear(300, 256), recurrent, nn.Linear(256, 10), snn.Leaky(beta=0.9, reset_mechanism="none"))
+    net.double()
+    x = (torch.rand(40, 32, 300) < 0.03).double()
+    gradients = []
+    for length in (40, 20, 7):
+        net.zero_grad()
+        online = snn.Online(net, rule=rule)
+        for chunk in x.split(length):
+            online(chunk)[1].sum((0, 1)).mul(torch.linspace(-1, 1, 10)).sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in net.parameters()])
+    for whole, halves, sevenths in zip(*gradients):
+        assert whole.any()
+        torch.testing.assert_close(halves, whole, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(sevenths, whole, rtol=1e-9, atol=1e-9)

@@ -9,6 +9,17 @@ from torch import nn
 import snnipu as snn
 
 TIGHT = 1e-9
+
+
+def learnt(neuron, *names):
+    """With these numbers as parameters: the constructor cannot make an Alpha with them."""
+    for name in names:
+        value = getattr(neuron, name)
+        delattr(neuron, name)
+        neuron.register_parameter(name, nn.Parameter(value))
+    return neuron
+
+
 NEURONS = {
     "leaky": lambda: snn.Leaky(beta=0.9, threshold=0.5),
     "leaky-learnt": lambda: snn.Leaky(beta=0.9, threshold=0.5, learn_beta=True, learn_threshold=True),
@@ -23,9 +34,11 @@ NEURONS = {
     "synaptic": lambda: snn.Synaptic(alpha=0.8, beta=0.9, learn_alpha=True, learn_beta=True),
     "synaptic-zero": lambda: snn.Synaptic(alpha=0.8, beta=0.9, reset_mechanism="zero", learn_alpha=True),
     "alpha": lambda: snn.Alpha(alpha=0.9, beta=0.8, threshold=0.1, learn_threshold=True),
+    "alpha-learnt": lambda: learnt(snn.Alpha(alpha=0.9, beta=0.8, threshold=0.1), "alpha", "beta"),
     "alpha-subtract": lambda: snn.Alpha(alpha=0.9, beta=0.8, threshold=0.1, reset_mechanism="subtract"),
     "rleaky": lambda: snn.RLeaky(beta=0.9, V=0.3, all_to_all=False, threshold=0.5, learn_beta=True),
     "rleaky-zero": lambda: snn.RLeaky(beta=0.9, V=0.3, all_to_all=False, threshold=0.5, reset_mechanism="zero"),
+    "rleaky-at-once": lambda: snn.RLeaky(beta=0.9, V=0.3, all_to_all=False, threshold=0.5, reset_delay=False),
     "rleaky-all": lambda: snn.RLeaky(beta=0.9, linear_features=6, threshold=0.5, learn_beta=True),
     "rleaky-all-at-once": lambda: snn.RLeaky(beta=0.9, linear_features=6, threshold=0.5, reset_delay=False),
     "rsynaptic": lambda: snn.RSynaptic(alpha=0.8, beta=0.9, V=0.3, all_to_all=False, learn_alpha=True),

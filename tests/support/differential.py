@@ -9,6 +9,7 @@ import collections
 import contextlib
 import copy
 import functools
+import pathlib
 import random
 import sys
 import time
@@ -20,6 +21,10 @@ from snntorch import surrogate
 from torch import nn
 
 import snnipu as snn
+from snnipu.ops import _break_even
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from online import steps as explicit_steps
 
 COMPARED = collections.Counter()  # calls whose results were compared, and of how many the gradients
 STRIDED = ("contiguous", "time last", "every second", "reversed batch", "expanded")
@@ -57,6 +62,20 @@ def same(what, found, expected, tolerance=None):
 def scale_of(gradients):
     """The largest of all, for what cancels in one; at least 1."""
     return max([1.0, *(float(g.abs().max()) for g in gradients.values() if g is not None and g.numel())])
+
+
+@contextlib.contextmanager
+def events_taken():
+    """What is mostly zeros is multiplied by events in layers of any size, not in large ones alone."""
+    limits = {"FEWEST_PRODUCTS": 0, "of_linear_input": lambda *_: 0.7, "of_convolution_input": lambda *_: 0.7}
+    known = {name: getattr(_break_even, name) for name in limits}
+    for name, limit in limits.items():
+        setattr(_break_even, name, limit)
+    try:
+        yield
+    finally:
+        for name, limit in known.items():
+            setattr(_break_even, name, limit)
 
 
 # ---- networks of ordinary modules and neurons
@@ -138,7 +157,7 @@ def neuron(draw, shape, behind_norm=False):
         made["beta"] = draw.uniform(0.1, 0.95)
     if name == "DeltaLeaky":
         made = {
-            "beta": draw.uniform(0, 1),
+            "beta": draw.uniform(0.05, 1),  # else a constant input's changes are rounding soon, of either sign
             "delta_threshold": draw.uniform(0.05, 0.5),
             "init_hidden": made["init_hidden"],
         }
@@ -226,6 +245,11 @@ def loop(modules, x):
 def flat(made):
     """The tensors of nested tuples."""
     return [made] if isinstance(made, torch.Tensor) else [one for part in made for one in flat(part)]
+
+
+def densely(made):
+    """The same, of spikes as a dense tensor."""
+    return [made.to_dense()] if isinstance(made, snn.SparseSpikes) else flat(made)
 
 
 def chosen(made, parts):
@@ -339,6 +363,7 @@ def networks(seed, described=layers, trained=0.6):
     parameters = [dict(nn.ModuleList(net).named_parameters()) for net in nets]
     batch = draw.randint(1, 4)
     goes_on = any(is_neuron(module) and module.init_hidden for module in theirs)
+    by_events = draw.random() < 0.7
     for call in range(draw.randint(1, 3)):
         steps = draw.randint(1, 7)
         if not goes_on and draw.random() < 0.5:
@@ -355,8 +380,11 @@ def networks(seed, described=layers, trained=0.6):
             for p in parameters[place].values():
                 p.grad = None
             function = multi if place == 2 else functools.partial(loop, net)
+            around = contextlib.nullcontext() if place or inhibits else unrounded(dtype)
+            if place == 2 and by_events:
+                around = events_taken()
             try:
-                with torch.set_grad_enabled(train), contextlib.nullcontext() if place or inhibits else unrounded(dtype):
+                with torch.set_grad_enabled(train), around:
                     made = flat(function(leaf))
                 if place == 0:
                     places = chosen(made, parts)
@@ -409,10 +437,8 @@ def networks(seed, described=layers, trained=0.6):
 # ---- event-driven networks
 
 
-def events(seed):
-    """A ``SparseNetwork`` by its kernels and by its dense twin, in float64."""
-    draw = random.Random(seed)
-    torch.default_generator.manual_seed(seed)
+def twins(draw, delays=(0, 1)):
+    """A ``SparseNetwork`` by its kernels and its dense twin, in float64, and the shape of a step."""
     on_maps = draw.random() < 0.5
     if on_maps:
         side = draw.randint(5, 12)
@@ -427,7 +453,7 @@ def events(seed):
         "beta": draw.uniform(0, 1),
         "threshold": draw.uniform(0.1, 1.5),
         "reset_mechanism": draw.choice(["zero", "subtract", "none"]),
-        "delay": draw.choice([0, 1]),
+        "delay": draw.choice(delays),
         "bias": draw.random() < 0.5,
         "learn_beta": draw.random() < 0.5,
         "learn_threshold": draw.random() < 0.5,
@@ -437,8 +463,15 @@ def events(seed):
     net = snn.SparseNetwork(sizes, path="sparse", **options).double()
     twin = snn.SparseNetwork(sizes, path="dense", **options).double()
     twin.load_state_dict(net.state_dict())
+    return net, twin, sizes[0] if on_maps else (sizes[0],)
+
+
+def events(seed):
+    """A ``SparseNetwork`` by its kernels and by its dense twin."""
+    draw = random.Random(seed)
+    torch.default_generator.manual_seed(seed)
+    net, twin, shape = twins(draw)
     for _ in range(draw.randint(1, 2)):
-        shape = sizes[0] if on_maps else (sizes[0],)
         steps, batch = draw.randint(1, 8), draw.randint(1, 4)
         activity = draw.choice([0.0, 0.02, 0.2, 0.6, 1.0])
         x = (torch.rand(steps, batch, *shape) < activity).double()
@@ -450,7 +483,7 @@ def events(seed):
             leaf = x.clone().requires_grad_(learn_input)
             one.zero_grad()
             given = snn.SparseSpikes.from_dense(leaf.flatten(2))
-            given = given.with_maps(shape) if on_maps else given
+            given = given.with_maps(shape) if len(shape) == 3 else given
             with torch.enable_grad() if train else torch.no_grad():
                 out = one(given)
                 dense = out.to_dense()
@@ -475,7 +508,140 @@ def events(seed):
                 q.add_(added)
 
 
+# ---- learning online
+
+
+def learnt(online, x, weights, cuts):
+    """What a stream gives that is cut after so many steps, and the gradients of the weighted sum of all."""
+    online.zero_grad()
+    online.reset()
+    leaf = x.clone().requires_grad_(x.requires_grad)
+    made, begin = [], 0
+    for end in (*cuts, len(x)):
+        out = densely(online(leaf[begin:end]))
+        total = sum((part * weight[begin:end]).sum() for part, weight in zip(out, weights))
+        for readout in online.readouts:
+            total = total + (readout - 1).pow(2).sum()
+        if total.requires_grad:
+            total.backward()
+        made.append([part.detach() for part in out])
+        begin = end
+    grads = {name: p.grad for name, p in online.named_parameters()}
+    return [torch.cat(parts) for parts in zip(*made)], grads, leaf.grad
+
+
+def learners(draw, rule):
+    """Modules of a network that learns online, the shape of a step, and whether they are linear and neurons alone."""
+    made, plain = [], draw.random() < 0.6
+    if plain:
+        shape = (draw.randint(1, 12),)
+    else:
+        channels, side = draw.randint(1, 4), draw.randint(4, 8)
+        shape = (channels, side, side)
+        out = draw.randint(1, 5)
+        made.append(
+            nn.Conv2d(channels, out, draw.choice([1, 3]), padding=draw.choice([0, 1]), bias=draw.random() < 0.8)
+        )
+        if draw.random() < 0.4:
+            made.append(nn.BatchNorm2d(out).eval())
+    width = shape[0]
+
+    def neuron_of(step, last):
+        while True:
+            kind, options = neuron(draw, step)
+            options["init_hidden"] = False
+            if kind != "DeltaLeaky" and plain:
+                options["spike_grad"] = None  # the explicit steps'
+            if kind == "Lapicque":
+                options["learn_beta"] = False  # as snnTorch's, it can be differentiated once
+            if last and rule == "eprop":
+                return snn.Leaky(beta=draw.uniform(0.3, 1), threshold=0.7, reset_mechanism="none")
+            try:
+                return getattr(snn, kind)(**options)
+            except (TypeError, ValueError):  # as snnTorch's
+                continue
+
+    if not plain:
+        side = nn.Sequential(*made)(torch.zeros(1, *shape)).shape
+        made.append(neuron_of(tuple(side[1:]), False))
+        if draw.random() < 0.5 and min(side[2:]) > 1 and rule != "eprop":
+            made.append(draw.choice([nn.AvgPool2d, nn.MaxPool2d])(2))
+        made.append(nn.Flatten())
+        with torch.no_grad():
+            width = nn.Sequential(*[m for m in made if not is_neuron(m)])(torch.zeros(1, *shape)).shape[1]
+    for last in [False] * draw.randint(0, 2) + [True]:
+        out = draw.randint(1, 12)
+        made.append(nn.Linear(width, out, bias=plain or draw.random() < 0.8))
+        made.append(neuron_of((out,), last))
+        width = out
+    return made, shape, plain
+
+
+def online(seed):
+    """A stream in chunks, zeros left out, against explicit steps in float64 or one chunk of the dense layers."""
+    draw = random.Random(seed)
+    torch.default_generator.manual_seed(seed)
+    rule = draw.choice(["sltt", "ottt", "eprop", "decolle", "snap1"])
+    plain, twin = False, None
+    if rule in ("sltt", "ottt") and draw.random() < 0.4:
+        net, twin, shape = twins(draw, delays=(0,))
+    else:
+        modules, shape, plain = learners(draw, rule)
+        net = snn.MultiStep(*modules).double()
+    options = {}
+    if rule == "decolle":
+        options["readouts"] = draw.randint(1, 4)
+    elif rule == "eprop":
+        options["low_pass"] = draw.random() < 0.6
+        options["feedback"] = draw.choice(["symmetric", "random", "adaptive"]) if plain else "symmetric"
+    elif rule == "ottt" and draw.random() < 0.3:
+        options.update(input_trace=draw.random() < 0.5, bias_trace=draw.random() < 0.5)
+        plain = False  # the explicit steps have no such options
+    try:
+        learner = snn.Online(net, rule=rule, **options)
+    except TypeError as error:
+        raise Refused(str(error)) from error
+    steps, batch = draw.randint(1, 12), draw.randint(1, 3)
+    x = (torch.rand(steps, batch, *shape) < draw.choice([0.05, 0.2, 0.6])).double() * draw.choice([1, 2])
+    cuts = sorted(draw.sample(range(1, steps), draw.randint(0, steps - 1)))
+    with torch.no_grad():
+        whole = densely(net(x))
+    weights = [torch.randn_like(part) for part in whole]
+    try:
+        with events_taken():
+            made, found, _ = learnt(learner, x, weights, cuts)
+    except (TypeError, ValueError) as error:
+        if plain:
+            raise
+        raise Refused(str(error)) from error
+    for part, other in zip(made, whole):
+        same("result", part, other, 1e-9)
+    if plain:
+        kept = "ottt" if rule == "decolle" else rule
+        of = {"low_pass": float(modules[-1].beta)} if options.get("low_pass") else {}
+        if rule == "decolle":
+            of = {"readouts": list(learner.matrices), "local_loss": lambda readout: (readout - 1).pow(2).sum()}
+        elif rule == "eprop":
+            of["feedback"] = list(learner.matrices)
+        pairs = explicit_steps.gradients(
+            net, x, lambda t, *parts: sum((part * w[t]).sum() for part, w in zip(parts, weights)), kept, **of
+        )
+        names = {id(p): name for name, p in learner.named_parameters()}
+        expected = {names[id(p)]: grad for p, grad in pairs if p.requires_grad}
+    else:
+        if twin is not None:
+            learner = snn.Online(twin, rule=rule, **options)
+        with snn.dense_only():
+            expected = learnt(learner, x, weights, [])[1]
+    largest = scale_of(expected)
+    for name, grad in expected.items():
+        same(f"{rule}, gradient of {name}", found[name], grad, 1e-9 * largest)
+    COMPARED["calls"] += 1
+    COMPARED["gradients"] += 1
+
+
 FAMILIES = {
+    "online": online,
     "neurons": functools.partial(networks, described=alone, trained=0.15),
     "networks": networks,
     "events": events,
