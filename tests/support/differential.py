@@ -21,10 +21,10 @@ from snntorch import surrogate
 from torch import nn
 
 import snnipu as snn
-from snnipu.ops import _break_even
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from online import steps as explicit_steps
+from support.zeros import events_taken
 
 COMPARED = collections.Counter()  # calls whose results were compared, and of how many the gradients
 STRIDED = ("contiguous", "time last", "every second", "reversed batch", "expanded")
@@ -62,20 +62,6 @@ def same(what, found, expected, tolerance=None):
 def scale_of(gradients):
     """The largest of all, for what cancels in one; at least 1."""
     return max([1.0, *(float(g.abs().max()) for g in gradients.values() if g is not None and g.numel())])
-
-
-@contextlib.contextmanager
-def events_taken():
-    """What is mostly zeros is multiplied by events in layers of any size, not in large ones alone."""
-    limits = {"FEWEST_PRODUCTS": 0, "of_linear_input": lambda *_: 0.7, "of_convolution_input": lambda *_: 0.7}
-    known = {name: getattr(_break_even, name) for name in limits}
-    for name, limit in limits.items():
-        setattr(_break_even, name, limit)
-    try:
-        yield
-    finally:
-        for name, limit in known.items():
-            setattr(_break_even, name, limit)
 
 
 # ---- networks of ordinary modules and neurons
