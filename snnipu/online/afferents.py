@@ -207,14 +207,16 @@ class Afferents:
         """
         product = made.direction.product if made.is_alone else None
         pairs = [] if product is not None else [(made.out, grad)]
-        directly = product is not None and type(product.layer) is nn.Linear and constant is None
+        # A linear layer's own gradients of traces of its inputs are products, too.
+        is_linear = product is not None and type(product.layer) is nn.Linear and constant is None
+        of_inputs = [pair for pair in carried if is_linear and not pair[0].ones.dim()]
         with torch.enable_grad():
             if constant is not None:
                 pairs.append((self.of_zeros(made.given), constant))
             for trace, of_state in carried:
-                ones = trace.ones if constant is None else torch.zeros_like(trace.ones)
-                if not trace.ones.dim() and directly:
+                if is_linear and not trace.ones.dim():
                     continue
+                ones = trace.ones if constant is None else torch.zeros_like(trace.ones)
                 of_trace = self.of_own_traces if trace.ones.dim() else self.of_trace
                 pairs.append((of_trace(trace.inputs, ones).reshape(of_state.shape), of_state))
         pairs = [(out, of_out) for out, of_out in pairs if out.requires_grad]
@@ -224,15 +226,8 @@ class Afferents:
             found = list(torch.autograd.grad(outputs, parameters, grads, allow_unused=True))
         if product is None:
             return found
-        weight, bias = product.of_own(grad.flatten(0, 1))
-        for trace, of_state in carried:
-            if trace.ones.dim() or not directly:
-                continue
-            if weight is not None:
-                weight.addmm_(of_state.t(), trace.inputs)
-            if bias is not None:
-                bias.add_(of_state.sum(0) * trace.ones)
-        of_product = {id(product.layer.weight): weight, id(product.layer.bias): bias}
+        own = product.of_own(grad.flatten(0, 1), [(*trace, of_state) for trace, of_state in of_inputs])
+        of_product = {id(product.layer.weight): own[0], id(product.layer.bias): own[1]}
         for place, parameter in enumerate(parameters):
             of_chunk, other = of_product.get(id(parameter)), found[place]
             found[place] = of_chunk if other is None else other if of_chunk is None else of_chunk.add_(other)

@@ -53,8 +53,21 @@ class Product:
         made: torch.Tensor = gradients.conv2d_input(self.shape, self.layer.weight, grad, *sizes)
         return made
 
-    def of_own(self, grad: torch.Tensor) -> List[Optional[torch.Tensor]]:
-        """Of weight and bias; None: not needed."""
+    def of_own(self, grad: torch.Tensor, sums: Sequence[Sequence[torch.Tensor]] = ()) -> List[Optional[torch.Tensor]]:
+        """Of weight and bias; None: not needed.
+
+        ``sums``: of a linear layer, what is added: weighted sums of inputs ``[B, in]``, the sums of their weights, and
+        the gradients of what the layer makes of them.
+        """
+        weight, bias = self._of_rows(grad)
+        for inputs, ones, of_sum in sums:
+            if weight is not None:
+                weight.addmm_(of_sum.t(), inputs)
+            if bias is not None:
+                bias.add_(of_sum.sum(0) * ones)
+        return [weight, bias]
+
+    def _of_rows(self, grad: torch.Tensor) -> List[Optional[torch.Tensor]]:
         need_weight, need_bias = self.needs
         if self.events is not None and need_weight:
             weight, bias = self.events.backward(grad, self.layer.weight, need_bias)

@@ -21,9 +21,11 @@ from snntorch import surrogate
 from torch import nn
 
 import snnipu as snn
+from snnipu import equations
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from online import steps as explicit_steps
+from support import delays
 from support.zeros import events_taken
 
 COMPARED = collections.Counter()  # calls whose results were compared, and of how many the gradients
@@ -494,6 +496,135 @@ def events(seed):
                 q.add_(added)
 
 
+# ---- event-driven layers
+
+
+def fully_connected(draw):
+    """A layer, the shape of a step and what arrives of a dense input, ``[T, B, out]``."""
+    kind = draw.choice(["SparseLinear", "SparseLeaky", "SparseLeaky", "SparseSynaptic", "DelayLinear", "DelayLinear"])
+    inputs, outputs = draw.choice([1, 5, draw.randint(1, 70)]), draw.choice([1, 8, 16, draw.randint(1, 70)])
+    options = {"bias": draw.random() < 0.6}
+    if kind == "DelayLinear" or (kind != "SparseLinear" and draw.random() < 0.3):
+        longest = draw.randint(0, 9)
+        sizes = draw.choice([(outputs, inputs), (1, inputs), (outputs, 1), ()])
+        options.update(max_delay=longest, delay=draw.choice([None, torch.rand(sizes) * longest, float(longest)]))
+        options["learn_delay"] = draw.random() < 0.8
+    if kind == "DelayLinear":
+        options["kernel"], options["sigma"] = draw.choice(["linear", "gaussian"]), draw.uniform(0.3, 2)
+    if kind in ("SparseLeaky", "SparseSynaptic"):
+        options.update(neurons_options(draw, outputs, kind))
+    if kind == "SparseLeaky":
+        options["recurrent"] = draw.random() < 0.3
+    layer = getattr(snn, kind)(inputs, outputs, **options).double()
+
+    def arrives(x):
+        if getattr(layer, "max_delay", None) is None:
+            return nn.functional.linear(x, layer.weight)
+        kernel = (getattr(layer, "kernel", "linear"), getattr(layer, "sigma", 1.0))
+        return delays.weighted(x, layer.weight, layer.delay, None, layer.max_delay, *kernel)
+
+    return layer, (inputs,), arrives
+
+
+def convolution(draw):
+    """The same of maps, ``[T, B, channels, height, width]``."""
+    groups = draw.choice([1, 1, 1, 2, 3])
+    channels, out = groups * draw.randint(1, 3), groups * draw.choice([1, 4, draw.randint(1, 20)])
+    kernel, padding = (draw.randint(1, 4), draw.randint(1, 4)), (draw.randint(0, 2), draw.randint(0, 2))
+    stride, dilation = (draw.randint(1, 3), draw.randint(1, 3)), (draw.randint(1, 2), draw.randint(1, 2))
+    size = tuple(d * (k - 1) + 1 + draw.randint(0, 6) for k, d in zip(kernel, dilation))
+    given = (stride, padding, dilation, groups)
+    if draw.random() < 0.5:
+        layer = snn.SparseConv2d(channels, out, kernel, *given, bias=draw.random() < 0.6)
+    else:
+        options = neurons_options(draw, out, "SparseLeaky")
+        layer = snn.SparseConvLeaky(channels, out, kernel, *given, bias=draw.random() < 0.6, **options)
+    layer = layer.double()
+
+    def arrives(x):
+        made = nn.functional.conv2d(x.flatten(0, 1), layer.weight, None, *given)
+        return made.unflatten(0, x.shape[:2])
+
+    return layer, (channels, *size), arrives
+
+
+def neurons_options(draw, neurons, kind):
+    made = {
+        "beta": draw.choice([draw.uniform(0, 1), torch.rand(neurons)]),
+        "threshold": draw.uniform(0.1, 1.2),
+        "reset_mechanism": draw.choice(["subtract", "zero", "none"]),
+        "learn_beta": draw.random() < 0.5,
+        "learn_threshold": draw.random() < 0.5,
+        "input_scale": draw.choice([1.0, draw.uniform(0.5, 3)]),
+    }
+    if kind == "SparseSynaptic":
+        made.update(alpha=draw.choice([draw.uniform(0, 1), torch.rand(neurons)]), learn_alpha=draw.random() < 0.5)
+    return made
+
+
+def by_equations(layer, current):
+    """What the layer's neurons make of what arrives; of a layer without neurons that, and its bias."""
+    per_neuron = (lambda p: p.reshape(-1, 1, 1)) if current.dim() == 5 else (lambda p: p)
+    if not hasattr(layer, "beta"):
+        return current if layer.bias is None else current + per_neuron(layer.bias)
+    current = current * layer.input_scale
+    current = current if layer.bias is None else current + per_neuron(layer.bias)
+    names = [name for name in ("alpha", "beta", "threshold") if hasattr(layer, name)]
+    values = {name: per_neuron(getattr(layer, name)) for name in names}
+    equation = equations.synaptic if "alpha" in names else equations.leaky
+    given = {"graded_spikes_factor": 1, "spike": explicit_steps.heaviside, "reset_mechanism": layer.reset_mechanism}
+    states, record = [torch.zeros_like(current[0])] * (2 if "alpha" in names else 1), []
+    for x in current:
+        if getattr(layer, "recurrent_weight", None) is not None and record:
+            x = x + layer.input_scale * record[-1] @ layer.recurrent_weight.t()
+        spk, *states = equation(x, *states, **values, **given)
+        record.append(spk)
+    return torch.stack(record)
+
+
+def event_layers(seed):
+    """A layer of event-driven products, delays, neurons or recurrence against its equations, in float64."""
+    draw = random.Random(seed)
+    torch.default_generator.manual_seed(seed)
+    layer, shape, arrives = draw.choice([fully_connected, convolution])(draw)
+    if hasattr(layer, "path"):
+        delayed = getattr(layer, "max_delay", None) is not None
+        layer.path = "sparse" if delayed else draw.choice(["sparse", "sparse", "auto", "dense"])
+    torch.set_num_threads(draw.choice([1, 2]))
+    for _ in range(draw.randint(1, 2)):
+        steps, batch = draw.choice([1, draw.randint(1, 20)]), draw.choice([1, draw.randint(1, 20)])
+        x = (torch.rand(steps, batch, *shape) < draw.choice([0.0, 0.03, 0.2, 1.0])).double()
+        x = x * torch.randn_like(x) if draw.random() < 0.4 else x
+        results, weight, as_spikes = [], None, draw.random() < 0.7
+        for ours in (True, False):
+            layer.zero_grad()
+            leaf = x.clone().requires_grad_(True)
+            if ours and as_spikes:
+                given = snn.SparseSpikes.from_dense(leaf.flatten(2))
+                made = layer(given.with_maps(shape) if len(shape) == 3 else given)
+            elif ours:
+                made = layer(leaf)
+            else:
+                made = by_equations(layer, arrives(leaf))
+            made = (made.to_dense() if isinstance(made, snn.SparseSpikes) else made).flatten(2)
+            weight = torch.randn_like(made) if weight is None else weight
+            (made * weight).sum().backward()
+            results.append((made.detach(), leaf.grad, {name: p.grad for name, p in layer.named_parameters()}))
+        (found, found_x, found_grads), (expected, expected_x, grads) = results
+        same("result", found, expected, 1e-9)
+        largest = scale_of(grads)
+        where = x != 0  # spikes have a gradient where there are any
+        same("gradient of x", found_x[where], expected_x[where], 1e-9 * scale_of({"x": expected_x}))
+        for key, grad in grads.items():
+            grad = torch.zeros_like(found_grads[key]) if grad is None and found_grads[key] is not None else grad
+            same(f"gradient of {key}", found_grads[key], grad, 1e-9 * largest)
+        COMPARED["calls"] += 1
+        COMPARED["gradients"] += 1
+        with torch.no_grad():
+            for p in layer.parameters():
+                p.add_(0.1 * torch.randn_like(p))
+
+
 # ---- learning online
 
 
@@ -569,8 +700,14 @@ def online(seed):
     torch.default_generator.manual_seed(seed)
     rule = draw.choice(["sltt", "ottt", "eprop", "decolle", "snap1"])
     plain, twin = False, None
-    if rule in ("sltt", "ottt") and draw.random() < 0.4:
+    if rule in ("sltt", "ottt") and draw.random() < 0.3:
         net, twin, shape = twins(draw, delays=(0,))
+    elif rule in ("sltt", "ottt") and draw.random() < 0.3:
+        first, shape, _ = draw.choice([fully_connected, convolution])(draw)
+        flat_size = first(torch.zeros(1, 1, *shape, dtype=torch.float64)).shape[2:].numel()
+        behind = [nn.Flatten()] if len(shape) == 3 and not isinstance(first, snn.SparseConvLeaky) else []
+        behind = [snn.Leaky(beta=0.8), *behind] if not hasattr(first, "beta") else behind
+        net = snn.MultiStep(first, *behind, nn.Linear(flat_size, 3), snn.Leaky(beta=0.9)).double()
     else:
         modules, shape, plain = learners(draw, rule)
         net = snn.MultiStep(*modules).double()
@@ -585,7 +722,7 @@ def online(seed):
         plain = False  # the explicit steps have no such options
     try:
         learner = snn.Online(net, rule=rule, **options)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise Refused(str(error)) from error
     steps, batch = draw.randint(1, 12), draw.randint(1, 3)
     x = (torch.rand(steps, batch, *shape) < draw.choice([0.05, 0.2, 0.6])).double() * draw.choice([1, 2])
@@ -627,6 +764,7 @@ def online(seed):
 
 
 FAMILIES = {
+    "layers": event_layers,
     "online": online,
     "neurons": functools.partial(networks, described=alone, trained=0.15),
     "networks": networks,

@@ -2,9 +2,9 @@
 
 ``python tests/support/mutants.py --seconds 600 --seed 0 --places snnipu/ops csrc`` draws faults and prints those that
 no test noticed; ``--only snnipu/ops/_derivative.py --numbers 3 4`` plants these of one file. The tests that are run are
-those that run the fault's line: a first pass over all tests, of one and a half times their time, tells which, and is
-kept in ``--folder`` as long as sources and tests stay as they are. For a fault in C++, they are those that call the
-library, which is then compiled anew.
+those that run the fault's line: a first pass over all tests, of one and a half times their time, or over those of
+``--tests``, tells which, and is kept in ``--folder`` as long as sources and tests stay as they are. For a fault in C++,
+they are those that call the library, which is then compiled anew.
 """
 
 import argparse
@@ -162,21 +162,21 @@ def run_tests(copy, options, seconds=None, **variables):
         return None
 
 
-def recorded(folder, jobs):
+def recorded(folder, jobs, tests):
     """Of each file, of each line, the tests that run it; and of each test that passes, its seconds."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(" ".join(tests).encode())
     for name in tracked("snnipu", "tests", "csrc"):
         digest.update((ROOT / name).read_bytes())
     kept = folder / f"{digest.hexdigest()[:16]}.json"
     if kept.exists():
         return json.loads(kept.read_text(encoding="utf-8"))
-    print("which test runs which line: all tests run once, under coverage", flush=True)
+    print(f"which test runs which line: {' '.join(tests)} run once, under coverage", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         copy = copied(Path(scratch) / "copy")
         options = ["-n", str(jobs), "--dist", "loadfile", "--cov=snnipu", "--cov-context=test", "--cov-report="]
         options += [f"--junitxml={scratch}/tests.xml", "-o", "junit_family=xunit1"]
         options += [part for name in LEFT_OUT for part in ("--ignore", f"tests/{name}.py")]
-        done = run_tests(copy, [*options, "tests"], COVERAGE_FILE=f"{scratch}/coverage")
+        done = run_tests(copy, [*options, *tests], COVERAGE_FILE=f"{scratch}/coverage")
         print(done.stdout.strip().split("\n")[-1], flush=True)
         record = read_record(copy, Path(scratch) / "coverage", Path(scratch) / "tests.xml")
     folder.mkdir(parents=True, exist_ok=True)
@@ -280,6 +280,7 @@ def main():
     parser.add_argument("--places", nargs="*", default=PLACES, help="what git ls-files takes")
     parser.add_argument("--only", help="one file, snnipu/ops/_derivative.py")
     parser.add_argument("--numbers", nargs="*", type=int, help="faults of that file")
+    parser.add_argument("--tests", nargs="*", default=["tests"], help="these alone, whose first pass is shorter")
     parser.add_argument("--folder", type=Path, default=ROOT / "out" / "mutants", help="of what the first pass found")
     arguments = parser.parse_args()
     files = [arguments.only] if arguments.only else tracked(*arguments.places)
@@ -289,7 +290,7 @@ def main():
     random.Random(arguments.seed).shuffle(faults)
     if arguments.numbers is not None:
         faults = [fault for fault in faults if fault[1] in arguments.numbers]
-    record = recorded(arguments.folder, arguments.jobs)
+    record = recorded(arguments.folder, arguments.jobs, arguments.tests)
     counts = {True: 0, False: 0, None: 0}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
         idle = [Planter(Path(folder) / str(job), record) for job in range(arguments.jobs)]
