@@ -409,8 +409,8 @@ class SparseLeaky(FullyConnectedNeurons):
         bias: whether to add a learnable bias to the current.
         learn_beta: whether ``beta`` is learnt.
         learn_threshold: whether ``threshold`` is learnt.
-        input_scale: factor of the weighted spikes, its own ones too. ``(1 - beta) * 10`` gives the update rule of the published sparse
-            benchmark (arXiv 2311.04386).
+        input_scale: factor of the weighted spikes, a recurrent layer's own ones too. ``(1 - beta) * 10`` gives the
+            update rule of the published sparse benchmark (arXiv 2311.04386).
         overflow: what is dropped where more neurons want a slot than there are: see
             :func:`snnipu.ops.select_spikes`.
         recurrent: whether the layer reads its own spikes of the step before, through ``recurrent_weight``.

@@ -436,3 +436,28 @@ def test_traces_of_a_recurrent_layers_inputs(rule):
         assert whole.any()
         torch.testing.assert_close(halves, whole, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(sevenths, whole, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("maps", [False, True])
+def test_a_bias_alone_learns_from_mostly_zeros(maps):
+    torch.manual_seed(0)
+    front = nn.Conv2d(8, 32, 3, padding=1) if maps else nn.Linear(512, 256)
+    front.weight.requires_grad_(False)
+    net = snn.MultiStep(front, snn.Leaky(beta=0.8, threshold=0.1)).double()
+    x = (torch.rand(40, 8, *((8, 6, 6) if maps else (512,))) < 0.02).double()
+    found = []
+    for only in (False, True):
+        net.zero_grad()
+        with snn.dense_only() if only else contextlib.nullcontext():
+            online = snn.Online(net, rule="ottt")
+            for chunk in x.split(20):
+                online(chunk)[1].square().sum().backward()
+        assert front.weight.grad is None
+        found.append(front.bias.grad)
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+
+
+def test_steps_that_a_layer_does_not_take():
+    online = snn.Online(snn.MultiStep(nn.Conv2d(1, 2, 3), snn.Leaky(beta=0.9)), rule="ottt")
+    with pytest.raises(ValueError, match=r"Conv2d does not take steps of shape \(2, 8\)"):
+        online(torch.zeros(3, 2, 8), single=False)
