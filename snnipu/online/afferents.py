@@ -207,15 +207,12 @@ class Afferents:
         """
         product = made.direction.product if made.is_alone else None
         pairs = [] if product is not None else [(made.out, grad)]
-        # A linear layer's own gradients of traces of its inputs are products, too.
+        # A linear layer's own gradients of traces are products, too.
         is_linear = product is not None and type(product.layer) is nn.Linear and constant is None
-        of_inputs = [pair for pair in carried if is_linear and not pair[0].ones.dim()]
         with torch.enable_grad():
             if constant is not None:
                 pairs.append((self.of_zeros(made.given), constant))
-            for trace, of_state in carried:
-                if is_linear and not trace.ones.dim():
-                    continue
+            for trace, of_state in [] if is_linear else carried:
                 ones = trace.ones if constant is None else torch.zeros_like(trace.ones)
                 of_trace = self.of_own_traces if trace.ones.dim() else self.of_trace
                 pairs.append((of_trace(trace.inputs, ones).reshape(of_state.shape), of_state))
@@ -226,7 +223,7 @@ class Afferents:
             found = list(torch.autograd.grad(outputs, parameters, grads, allow_unused=True))
         if product is None:
             return found
-        own = product.of_own(grad.flatten(0, 1), [(*trace, of_state) for trace, of_state in of_inputs])
+        own = product.of_own(grad.flatten(0, 1), [(*pair[0], pair[1]) for pair in carried if is_linear])
         of_product = {id(product.layer.weight): own[0], id(product.layer.bias): own[1]}
         for place, parameter in enumerate(parameters):
             of_chunk, other = of_product.get(id(parameter)), found[place]

@@ -168,6 +168,11 @@ class Events:
                     f"module {self.name} ({type(layer).__name__}): a recurrent layer learns online without max_spikes "
                     "and input_scale"
                 )
+            if layer.reset_mechanism == "zero":  # RLeaky sets what arrives at the step to zero, too
+                raise ValueError(
+                    f"module {self.name} ({type(layer).__name__}): a recurrent layer whose membrane is reset to zero "
+                    'cannot learn online; take reset_mechanism="subtract" or "none"'
+                )
             neuron = RLeaky(**dict.fromkeys(values, 0.5), **given, linear_features=layer.out_features)
             neuron.recurrent = nn.Linear(layer.out_features, layer.out_features, bias=False, device="meta")
             neuron.recurrent.weight = recurrent

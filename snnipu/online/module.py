@@ -76,7 +76,8 @@ class Online(nn.Module):
     layer's input; else it is one of each weight.
 
     Event-driven layers take ``"sltt"`` and ``"ottt"``, with spikes or a dense tensor as their input: they return spikes
-    with the slots of their own call, and only neurons with a slot get an error. The traces are those of all spikes.
+    with the slots of their own call, and only neurons with a slot get an error. The traces are those of all spikes. A
+    recurrent one needs ``reset_mechanism="subtract"`` or ``"none"``, and no ``max_spikes``.
 
     Args:
         net: a :class:`~snnipu.MultiStep` or an ``nn.Sequential`` of neurons of snnipu, event-driven layers and

@@ -56,15 +56,17 @@ class Product:
     def of_own(self, grad: torch.Tensor, sums: Sequence[Sequence[torch.Tensor]] = ()) -> List[Optional[torch.Tensor]]:
         """Of weight and bias; None: not needed.
 
-        ``sums``: of a linear layer, what is added: weighted sums of inputs ``[B, in]``, the sums of their weights, and
-        the gradients of what the layer makes of them.
+        ``sums``: of a linear layer, what is added: weighted sums of inputs ``[B, in]`` or of each output ``[B, 1, out,
+        1, in]``, the sums of their weights, and the gradients of what the layer makes of them ``[B, out]``.
         """
         weight, bias = self._of_rows(grad)
         for inputs, ones, of_sum in sums:
-            if weight is not None:
+            if weight is not None and inputs.dim() == 2:
                 weight.addmm_(of_sum.t(), inputs)
+            elif weight is not None:
+                weight += torch.einsum("bo,bok->ok", of_sum, inputs[:, 0, :, 0])
             if bias is not None:
-                bias.add_(of_sum.sum(0) * ones)
+                bias += (of_sum * ones.reshape(-1, bias.numel()) if ones.dim() else of_sum * ones).sum(0)
         return [weight, bias]
 
     def _of_rows(self, grad: torch.Tensor) -> List[Optional[torch.Tensor]]:

@@ -12,6 +12,8 @@ from snnipu.online.afferents import Afferents, Trace
 from snnipu.online.dynamics import Chunk, Dynamics, Gradients
 from snnipu.online.events import DenseOrSparse, dense, weighted
 
+Pairs = List[Tuple[torch.Tensor, torch.Tensor]]
+
 
 class Traces(NamedTuple):
     """Of a neuron's states: for each that counts the traces of its inputs, and of its parameters ``[B * neurons]``."""
@@ -81,20 +83,33 @@ def _summed(
     if uniform:
         weights = row.x.reshape(-1).to(u.dtype)
         inputs, ones = weighted(weights, u), weights.sum()
-    else:
-        patches = afferents.patches(dense(u))
-        weights = row.x.reshape(*patches.shape[:3], -1, patches.shape[-1])
-        inputs, ones = torch.einsum("tbgop,tbgkp->bgopk", weights, patches), weights.sum(0)
+        for place, trace in zip(places, before):
+            if trace is not None:
+                by = row.before[place].reshape(())
+                inputs, ones = inputs + by * trace.inputs, ones + by * trace.ones
+        return Trace(inputs, ones)
+    seen = [afferents.patches(dense(u))]
+    weights = row.x.reshape(*seen[0].shape[:3], -1, seen[0].shape[-1])
+    rows, ones = [weights], weights.sum(0)
+    own: Pairs = []
     for place, trace in zip(places, before):
         if trace is None:
             continue
-        by = row.before[place].reshape(ones.shape)
-        if trace.ones.dim() or uniform:
-            inputs = inputs + (by.unsqueeze(-1) if by.dim() else by) * trace.inputs
-        else:
-            inputs = inputs + torch.einsum("bgop,bgkp->bgopk", by, afferents.patches(trace.inputs.unsqueeze(0))[0])
+        by = row.before[place].reshape(weights.shape[1:])
         ones = ones + by * trace.ones
+        if trace.ones.dim():
+            own.append((by, trace.inputs))
+        else:  # that of an input: like one step more
+            rows.append(by.unsqueeze(0))
+            seen.append(afferents.patches(trace.inputs.unsqueeze(0)))
+    inputs = torch.einsum("tbgop,tbgkp->bgopk", _stacked(rows), _stacked(seen))
+    for by, earlier in own:
+        inputs.addcmul_(by.unsqueeze(-1), earlier)  # a copy is as large as all weights of all samples
     return Trace(inputs, ones)
+
+
+def _stacked(parts: List[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _of_parameter(row: Gradients, places: Sequence[int], number: int, before: Optional[Traces]) -> torch.Tensor:
@@ -159,7 +174,8 @@ def filtered_after(
                 trace = _summed(row, places, u, a, _at(states, number), False)
                 for factor, earlier in zip(carry, _at(before, number)):
                     if earlier is not None:
-                        trace = Trace(trace.inputs + factor * earlier.inputs, trace.ones + factor * earlier.ones)
+                        trace.inputs.addcmul_(factor.to(trace.inputs.dtype), earlier.inputs)
+                        trace = trace._replace(ones=trace.ones + factor * earlier.ones)
             of_inputs.append(trace)
         of_parameters: List[Optional[torch.Tensor]] = []
         for number, need in enumerate(chunk.needs):

@@ -407,6 +407,12 @@ def hooked():
             "without max_spikes",
         ),
         (
+            lambda: snn.MultiStep(snn.SparseLeaky(8, 6, beta=0.9, recurrent=True)),
+            {},
+            ValueError,
+            r"module 0 \(SparseLeaky\): a recurrent layer whose membrane is reset to zero",
+        ),
+        (
             lambda: snn.MultiStep(nn.Linear(8, 6), snn.SparseLeaky(6, 6, beta=0.9)),
             {},
             TypeError,

@@ -702,7 +702,7 @@ def online(seed):
     plain, twin = False, None
     if rule in ("sltt", "ottt") and draw.random() < 0.3:
         net, twin, shape = twins(draw, delays=(0,))
-    elif rule in ("sltt", "ottt") and draw.random() < 0.3:
+    elif rule in ("sltt", "ottt") and draw.random() < 0.5:
         first, shape, _ = draw.choice([fully_connected, convolution])(draw)
         flat_size = first(torch.zeros(1, 1, *shape, dtype=torch.float64)).shape[2:].numel()
         behind = [nn.Flatten()] if len(shape) == 3 and not isinstance(first, snn.SparseConvLeaky) else []
