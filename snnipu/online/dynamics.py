@@ -402,14 +402,14 @@ def _of_one(
     place: int,
 ) -> Gradients:
     """The gradients of one of ``count`` states of a neuron, after so many steps, by the parameters' numbers."""
-    values = [torch.tensor([number], dtype=of_values, device=device) for number in numbers]
-    states = [torch.zeros(steps, 1, dtype=dtype, device=device)] * count
-    none: List[Optional[torch.Tensor]] = [None] * count
-    final = list(none)
-    final[place] = torch.ones(1, dtype=dtype, device=device)
-    initial = [row[0] for row in states]
-    needs = [False] * len(values)
-    return _run(operator, None, none, final, states[0], initial, values, states, needs, True)
+    with torch.inference_mode(False), torch.no_grad():  # it is kept for calls of every mode
+        values = [torch.tensor([number], dtype=of_values, device=device) for number in numbers]
+        states = [torch.zeros(steps, 1, dtype=dtype, device=device)] * count
+        none: List[Optional[torch.Tensor]] = [None] * count
+        final = list(none)
+        final[place] = torch.ones(1, dtype=dtype, device=device)
+        initial = [row[0] for row in states]
+        return _run(operator, None, none, final, states[0], initial, values, states, [False] * len(values), True)
 
 
 @lru_cache(maxsize=256)

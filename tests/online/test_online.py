@@ -461,3 +461,23 @@ def test_steps_that_a_layer_does_not_take():
     online = snn.Online(snn.MultiStep(nn.Conv2d(1, 2, 3), snn.Leaky(beta=0.9)), rule="ottt")
     with pytest.raises(ValueError, match=r"Conv2d does not take steps of shape \(2, 8\)"):
         online(torch.zeros(3, 2, 8), single=False)
+
+
+@pytest.mark.parametrize("rule", ["ottt", "eprop"])
+def test_a_stream_after_one_in_inference_mode(rule):
+    """What is kept of a neuron's history is no inference tensor."""
+    net = network(reset_mechanism="none").double()
+    net[1].beta.fill_(0.6123)  # no other test's
+    x, online = stream().double(), snn.Online(net, rule=rule)
+    with torch.inference_mode():
+        online(x[:5])
+        online(x[5:])
+    online.reset()
+    for chunk in x.split(6):
+        online(chunk)[1].sum().backward()
+    learnt = grads_of(net)
+    net.zero_grad()
+    online.reset()
+    online(x)[1].sum().backward()
+    for name, grad in grads_of(net).items():
+        torch.testing.assert_close(learnt[name], grad, rtol=1e-9, atol=1e-9)
