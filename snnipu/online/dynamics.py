@@ -137,7 +137,7 @@ class Dynamics:
         spk = made.spk.contiguous()
         states = [state.contiguous() for state in made.states]
         needs = [value.requires_grad for value in values]
-        read = x if self._reads(needs).x or self._remakes(needs) else None
+        read = x if self._reads(needs).x or self._remakes(needs) or not x.numel() else None
         chunk = Chunk(read, spk, initial, states, None, [value.detach() for value in values], needs)
         return chunk, [state.contiguous() for state in made.final]
 
