@@ -292,7 +292,7 @@ def _braintrace(settings: Settings, rule: str, most: int) -> Workload:
 RULES: Sequence[Tuple[str, Dict[str, Any], str]] = (
     ("sltt", {}, "each step by itself"),
     ("ottt", {}, "a trace of each input"),
-    ("eprop", {"low_pass": False}, "the readout's error at each step; with its low-pass it takes ten times as long"),
+    ("eprop", {"low_pass": False}, "the readout's error at each step; with its low-pass it takes four times as long"),
     ("snap1", {}, "every state's own derivative"),
     (
         "decolle",
