@@ -323,8 +323,8 @@ class Dynamics:
                 grad_spk = of_state if grad_spk is None else grad_spk + of_state
             grad_states = [None if place == output else grad for place, grad in enumerate(grad_states)]
         of_states = list(grad_states) or [None] * len(states)
-        given = (grad_spk, of_states, list(grad_final), x, list(initial), values, states, needs, need_before)
-        return _run(self._operator, *given)
+        given = (grad_spk, of_states, list(grad_final), x, list(initial), values)
+        return _run(self._operator, given, states, needs, need_before)
 
     @property
     def _operator(self) -> "_Operator":
@@ -373,21 +373,12 @@ class _Operator(NamedTuple):
 
 
 def _run(
-    operator: _Operator,
-    grad_spk: Optional[torch.Tensor],
-    grad_states: Tensors,
-    grad_final: Tensors,
-    x: Optional[torch.Tensor],
-    initial: Tensors,
-    values: List[torch.Tensor],
-    states: List[torch.Tensor],
-    needs: Sequence[bool],
-    need_before: bool,
+    operator: _Operator, given: Sequence[Any], states: List[torch.Tensor], needs: Sequence[bool], need_before: bool
 ) -> Gradients:
-    run = _library.unwatched("neuron_sequence_bwd", values[0])
+    """``given``: what ``neuron_sequence_bwd`` takes before the neuron's name."""
+    run = _library.unwatched("neuron_sequence_bwd", states[0])
     neuron, variant, *surrogate = operator
-    of = (grad_spk, grad_states, grad_final, x, initial, values)
-    return Gradients(*run(*of, neuron, variant, None, *surrogate, [need_before] * len(states), list(needs), states))
+    return Gradients(*run(*given, neuron, variant, None, *surrogate, [need_before] * len(states), list(needs), states))
 
 
 @lru_cache(maxsize=256)
@@ -409,7 +400,8 @@ def _of_one(
         final = list(none)
         final[place] = torch.ones(1, dtype=dtype, device=device)
         initial = [row[0] for row in states]
-        return _run(operator, None, none, final, states[0], initial, values, states, [False] * len(values), True)
+        given = (None, none, final, states[0], initial, values)
+        return _run(operator, given, states, [False] * len(values), True)
 
 
 @lru_cache(maxsize=256)

@@ -202,6 +202,13 @@ class Work:
                 f"a parameter of an online network was changed in place between chunk {self.number} and its "
                 "backward(): call optimizer.step() behind it"
             )
+        now = [p for afferents in self.layer.afferents for p in afferents.parameters()]
+        if len(now) != len(self.parameters) or any(a is not b for a, b in zip(now, self.parameters)):
+            raise RuntimeError(
+                f"a parameter of an online network was replaced, or its requires_grad changed, between chunk "
+                f"{self.number} and its backward(): call backward() first; torch.func.functional_call, which puts the "
+                "network's own parameters back, is not for online networks"
+            )
         self.done = True
 
     def release(self) -> None:

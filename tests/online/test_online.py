@@ -481,3 +481,20 @@ def test_a_stream_after_one_in_inference_mode(rule):
     online(x)[1].sum().backward()
     for name, grad in grads_of(net).items():
         torch.testing.assert_close(learnt[name], grad, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("how", ["functional_call", "replaced", "frozen"])
+def test_parameters_that_are_others_at_the_backward_pass(how):
+    net = network()
+    online = snn.Online(net, rule="ottt")
+    if how == "functional_call":
+        others = {name: p.detach().clone().requires_grad_() for name, p in online.named_parameters()}
+        _, mem = torch.func.functional_call(online, others, (stream(),))
+    else:
+        _, mem = online(stream())
+    if how == "replaced":
+        net[2].weight = nn.Parameter(torch.ones(CLASSES, 12))
+    elif how == "frozen":
+        net[0].weight.requires_grad_(False)
+    with pytest.raises(RuntimeError, match="was replaced, or its requires_grad changed, between chunk 1 and"):
+        mem.sum().backward()
