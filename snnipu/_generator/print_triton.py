@@ -32,12 +32,12 @@ _OWN = {
 }
 
 
-def print_triton(neurons: Sequence[Neuron]) -> str:
-    """A module with the functions of each neuron."""
-    return "\n\n".join([HEAD, *(text for neuron in neurons for text in _functions(neuron))]) + "\n"
+def print_triton(neurons: Sequence[Neuron], unrolls: bool = True) -> str:
+    """A module with the functions of each neuron; ``unrolls``: whether this Triton has loops that it unrolls."""
+    return "\n\n".join([HEAD, *(text for neuron in neurons for text in _functions(neuron, unrolls))]) + "\n"
 
 
-def _functions(neuron: Neuron) -> List[str]:
+def _functions(neuron: Neuron, unrolls: bool) -> List[str]:
     states, parameters = range(len(neuron.states)), range(len(neuron.parameters))
     before = [f"before{s}" for s in states]
     after = [f"after{s}" for s in states]
@@ -54,7 +54,7 @@ def _functions(neuron: Neuron) -> List[str]:
     return [
         _function(f"{neuron.name}_step", step, steps, ["spk", *(f"next{s}" for s in states)]),
         _function(f"{neuron.name}_adjoint", adjoint, adjoints, into),
-        *print_kernels(neuron, neuron.name),
+        *print_kernels(neuron, neuron.name, unrolls),
     ]
 
 

@@ -1,16 +1,17 @@
 """The loops over time around a neuron's Triton functions: two kernels, ``name_fwd_kernel`` and ``name_bwd_kernel``.
 
 A program keeps the states of a block of elements (one neuron of one sample each) in registers over all steps. What a
-step reads is asked for AHEAD steps before: a row for each of them is in registers. The number of steps and all sizes
-are arguments at run time; a kernel is compiled for its options and dtypes, a few block sizes and alignments.
+step reads is asked for AHEAD steps before: a row for each of them is in registers. A row that is moved to another
+register is waited for, so that loops are unrolled by as many steps: then none is moved. The number of steps and all
+sizes are arguments at run time; a kernel is compiled for its options and dtypes.
 """
 
 from typing import Callable, List, NamedTuple, Sequence
 
 from .neuron import Neuron
 
-# Rows that are asked for in advance: more where threads have one element, and there is little to read.
-AHEAD_FEW, AHEAD_MANY = 8, 2
+# Rows that are asked for in advance, and steps of a loop's body.
+AHEAD = 4
 
 
 class _Stream(NamedTuple):
@@ -21,21 +22,12 @@ class _Stream(NamedTuple):
 
     def start(self, index: Callable[[int], str]) -> List[str]:
         """Loads of the first rows, ``index`` of their numbers."""
-        loads = [f"{self.name}{n} = {self.row(index(n))}" for n in range(AHEAD_FEW)]
-        return [*loads[:AHEAD_MANY], f"if AHEAD == {AHEAD_FEW}:", *_in(loads[AHEAD_MANY:])]
+        return [f"{self.name}{n} = {self.row(index(n))}" for n in range(AHEAD)]
 
     def advance(self, index: str) -> List[str]:
         """The next row in the place of this one; ``index`` is of the one to ask for."""
-        moves = [f"{self.name}{n} = {self.name}{n + 1}" for n in range(AHEAD_FEW - 1)]
-        few, many = (f"{self.name}{n - 1} = coming" for n in (AHEAD_FEW, AHEAD_MANY))
-        return [
-            f"coming = {self.row(index)}",
-            *moves[: AHEAD_MANY - 1],
-            f"if AHEAD == {AHEAD_FEW}:",
-            *_in([*moves[AHEAD_MANY - 1 :], few]),
-            "else:",
-            *_in([many]),
-        ]
+        moves = [f"{self.name}{n} = {self.name}{n + 1}" for n in range(AHEAD - 1)]
+        return [f"coming = {self.row(index)}", *moves, f"{self.name}{AHEAD - 1} = coming"]
 
 
 def _in(lines: Sequence[str]) -> List[str]:
@@ -70,9 +62,14 @@ def backward_arguments(neuron: Neuron) -> List[str]:
     return [*names, "p_high", "p_low", "q_high", "q_low"]
 
 
+def _loop(index: str, lines: Sequence[str], unrolls: bool) -> List[str]:
+    steps = f"tl.range(0, steps, loop_unroll_factor={AHEAD})" if unrolls else "range(0, steps)"
+    return [f"for {index} in {steps}:", *_in(lines)]
+
+
 def _kernel(name: str, arguments: Sequence[str], constants: Sequence[str], body: Sequence[str]) -> str:
     numbers = [a for a in arguments if a in ("steps", "units") or a.startswith(("count", "p_", "q_"))]
-    constants = ["UNIT", "BLOCK", "WIDE", "AHEAD", "VARIANT", "PER_ELEMENT", "CONSTANT_INPUT", *constants]
+    constants = ["UNIT", "BLOCK", "WIDE", "VARIANT", "PER_ELEMENT", "CONSTANT_INPUT", *constants]
     head = f"@triton.jit(do_not_specialize=[{', '.join(map(repr, numbers))}])"
     signature = ", ".join([*arguments, *(f"{constant}: tl.constexpr" for constant in constants)])
     return "\n".join([head, f"def {name}({signature}):", *_in(body)])
@@ -92,12 +89,12 @@ def _begin(neuron: Neuron) -> List[str]:
     ]
 
 
-def print_kernels(neuron: Neuron, name: str) -> List[str]:
+def print_kernels(neuron: Neuron, name: str, unrolls: bool) -> List[str]:
     """Both kernels; the neuron's functions are ``name_step`` and ``name_adjoint``."""
-    return [_forward(neuron, name), _backward(neuron, name)]
+    return [_forward(neuron, name, unrolls), _backward(neuron, name, unrolls)]
 
 
-def _forward(neuron: Neuron, name: str) -> str:
+def _forward(neuron: Neuron, name: str, unrolls: bool) -> str:
     states = range(len(neuron.states))
     parameters = [f"parameter{n}" for n in range(len(neuron.parameters))]
     current = _Stream("x", lambda index: _row("x", index))
@@ -110,20 +107,20 @@ def _forward(neuron: Neuron, name: str) -> str:
     before = ", ".join(f"state{s}" for s in states)
     loop = [
         "current = x0.to(zeros.dtype)",
-        *_if("not CONSTANT_INPUT", current.advance("t + AHEAD")),
+        *_if("not CONSTANT_INPUT", current.advance(f"t + {AHEAD}")),
         f"fired, {before} = {name}_step({', '.join(['current', before, *parameters])}, x, VARIANT)",
         "row = t * elements + offsets",
         *_if("STORE_SPK", ["tl.store(spk + row, fired.to(spk.dtype.element_ty), mask=mask)"]),
     ]
     for s in states:
         loop += _if(f"KEEP{s}", [f"tl.store(kept{s} + row, state{s}.to(kept{s}.dtype.element_ty), mask=mask)"])
-    body += ["for t in range(0, steps):", *_in(loop)]
+    body += _loop("t", loop, unrolls)
     body += _if("STORE_FINAL", [f"tl.store(final{s} + offsets, state{s}, mask=mask)" for s in states])
     constants = [*(f"HAS_INITIAL{s}" for s in states), *(f"KEEP{s}" for s in states), "STORE_SPK", "STORE_FINAL"]
     return _kernel(f"{name}_fwd_kernel", forward_arguments(neuron), constants, body)
 
 
-def _backward(neuron: Neuron, name: str) -> str:
+def _backward(neuron: Neuron, name: str, unrolls: bool) -> str:
     states, parameters = range(len(neuron.states)), range(len(neuron.parameters))
     current = _Stream("x", lambda index: _row("x", index))
     spk = _Stream("g", lambda index: _repeated("grad_spk", index, "SPK_ROWS"))
@@ -138,9 +135,8 @@ def _backward(neuron: Neuron, name: str) -> str:
         # What the last step's states get from outside; the others' comes with the step behind them.
         body += [f"carry{s} = zeros", f"after{s} = zeros"]
         body += _if(f"HAS_FINAL{s}", [f"carry{s} = tl.load(grad_final{s} + offsets, mask=mask, other=0.0)"])
-        body += _if(
-            f"READ{s}", [f"after{s} = {befores[s].row('last')}", *befores[s].start(lambda n: f"last - {n + 1}")]
-        )
+        after = f"after{s} = {befores[s].row('last')}.to(zeros.dtype)"
+        body += _if(f"READ{s}", [after, *befores[s].start(lambda n: f"last - {n + 1}")])
         begin = [f"carry{s} = carry{s} + {seeds[s].row('last')}.to(zeros.dtype)"]
         body += _if(f"HAS_UPSTREAM{s}", [*begin, *seeds[s].start(lambda n: f"last - {n + 1}")])
     body += _if("HAS_GRAD_SPK", spk.start(lambda n: f"last - {n}"))
@@ -148,16 +144,16 @@ def _backward(neuron: Neuron, name: str) -> str:
     body += _if("READ_X and not CONSTANT_INPUT", current.start(lambda n: f"last - {n}"))
     loop = ["t = last - back", "current = zeros", "from_spk = zeros"]
     loop += _if("READ_X", ["current = x0.to(zeros.dtype)"])
-    loop += _if("READ_X and not CONSTANT_INPUT", current.advance("t - AHEAD"))
-    loop += _if("HAS_GRAD_SPK", ["from_spk = g0.to(zeros.dtype)", *spk.advance("t - AHEAD")])
+    loop += _if("READ_X and not CONSTANT_INPUT", current.advance(f"t - {AHEAD}"))
+    loop += _if("HAS_GRAD_SPK", ["from_spk = g0.to(zeros.dtype)", *spk.advance(f"t - {AHEAD}")])
     for s in states:
         # A row before the first is zeros.
         first = ["length = elements * (t == 0).to(tl.int64)"]
         first += [f"before{s} = before{s} + tl.load(initial{s} + offsets, mask=offsets < length, other=0.0)"]
         loop += [f"before{s} = zeros", f"seed{s} = zeros"]
-        loop += _if(f"READ{s}", [f"before{s} = m{s}_0", *befores[s].advance("t - 1 - AHEAD")])
+        loop += _if(f"READ{s}", [f"before{s} = m{s}_0.to(zeros.dtype)", *befores[s].advance(f"t - {1 + AHEAD}")])
         loop += _if(f"READ{s} and HAS_INITIAL{s}", first)
-        loop += _if(f"HAS_UPSTREAM{s}", [f"seed{s} = h{s}_0.to(zeros.dtype)", *seeds[s].advance("t - 1 - AHEAD")])
+        loop += _if(f"HAS_UPSTREAM{s}", [f"seed{s} = h{s}_0.to(zeros.dtype)", *seeds[s].advance(f"t - {1 + AHEAD}")])
     given = ["current", *(f"before{s}" for s in states), *(f"after{s}" for s in states)]
     given += [f"parameter{n}" for n in parameters]
     given += ["from_spk", *(f"carry{s}" for s in states), *(f"seed{s}" for s in states)]
@@ -168,7 +164,7 @@ def _backward(neuron: Neuron, name: str) -> str:
         loop += _if(f"NEED{n}", [f"sum{n} = sum{n} + term{n}"])
     store = "tl.store(into_x + t * elements + offsets, grad_x.to(into_x.dtype.element_ty), mask=mask)"
     loop += ["if CONSTANT_INPUT:", "    sum_x = sum_x + grad_x", "else:", f"    {store}"]
-    body += ["for back in range(0, steps):", *_in(loop)]
+    body += _loop("back", loop, unrolls)
     body += _if("CONSTANT_INPUT", ["tl.store(into_x + offsets, sum_x.to(into_x.dtype.element_ty), mask=mask)"])
     for s in states:
         body += _if(f"NEED_INITIAL{s}", [f"tl.store(into{s} + offsets, carry{s}, mask=mask)"])

@@ -65,7 +65,8 @@ class _Recurrent(FusedNeuron):
         if recurrent is None or not is_plain(recurrent):
             return False
         if type(recurrent) in _ONE_TO_ONE:
-            return not self.all_to_all and recurrent.V is self.V
+            strength = getattr(recurrent, STRENGTH)
+            return not self.all_to_all and (strength.dim() == 0 or strength.device == self.threshold.device)
         on_host = self.threshold.device.type == "cpu" and not (popart.on_ipu_model() or popart.on_real_ipu())
         return bool(self.all_to_all) and on_host and self._connection() is not None and not is_autocast()
 
@@ -100,8 +101,12 @@ class _Recurrent(FusedNeuron):
         return Connection(layer.weight, layer.bias, (*layer.padding, *layer.dilation, layer.groups))
 
     def _values(self) -> Dict[str, Any]:
-        names = (name for name in self._parameters_of_equation() if not (self.all_to_all and name == STRENGTH))
-        return {name: getattr(self, name) for name in names}
+        # A fixed strength does not follow the layer's where that is moved or copied: snnTorch takes the connection's.
+        return {
+            name: getattr(self._modules["recurrent"] if name == STRENGTH else self, name)
+            for name in self._parameters_of_equation()
+            if not (self.all_to_all and name == STRENGTH)
+        }
 
     def _leaf(self, x: torch.Tensor, states: Tuple[Optional[torch.Tensor], ...], why_not: str) -> Sequence[Any]:
         if not self.all_to_all:

@@ -47,7 +47,12 @@ def is_direct(x: torch.Tensor, dispatched: bool = False) -> bool:
     Then kernels may be called without PyTorch's dispatcher, which takes as long for lists of tensors as a small kernel.
     ``dispatched``: they are called by the dispatcher, and a profiler sees them.
     """
-    if is_compiling() or type(x) not in PLAIN or not x.is_cpu:
+    return is_eager(x, dispatched) and x.is_cpu
+
+
+def is_eager(x: torch.Tensor, dispatched: bool = False) -> bool:
+    """As :func:`is_direct`, of the memory of a GPU too."""
+    if is_compiling() or type(x) not in PLAIN or not (x.is_cpu or x.is_cuda):
         return False
     watched: Any = False
     for watcher in _INTERPRETERS if dispatched else _WATCHERS:
@@ -129,6 +134,8 @@ def parameter_argument(
     if value.device != x.device:
         if value.dim() > 0:
             raise ValueError(f"{name} must be on x's device {x.device}, got {value.device}")
+        if value.device.type == "cpu" and not value.requires_grad:
+            return torch.full((), value.item(), dtype=dtype, device=x.device)  # a copy would make the host wait
         value = value.to(x.device)
     dims = value.dim()
     if dims == 0 or value.numel() == 1:

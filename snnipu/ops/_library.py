@@ -4,7 +4,7 @@ from typing import Callable, Dict, Optional
 
 import torch
 
-from snnipu.ops._arguments import PLAIN, is_direct
+from snnipu.ops._arguments import PLAIN, is_eager
 
 _definitions = torch.library.Library("snnipu", "DEF")
 
@@ -26,15 +26,16 @@ def define(schema: str, *, reference: Callable, meta: Callable) -> Callable:
 
 
 def unwatched(name: str, *tensors: Optional[torch.Tensor]) -> Callable:
-    """``snnipu::<name>`` for these tensors, the first of them on the device; where nobody looks, its CPU kernel.
+    """``snnipu::<name>`` for these tensors, the first of them on the device; where nobody looks, its kernel there.
 
-    See :func:`is_direct`: of many arguments the dispatcher makes as much work as Python's own part of the operator.
+    See :func:`is_eager`: of many arguments the dispatcher makes as much work as Python's own part of the operator.
     """
-    kernel = REGISTERED[name].get("CPU")
+    first = tensors[0]
+    kernel = None if first is None else REGISTERED[name].get("CPU" if first.is_cpu else "CUDA")
     plain = kernel is not None
     for tensor in tensors:
         plain = plain and (tensor is None or type(tensor) in PLAIN)
-    if plain and tensors[0] is not None and is_direct(tensors[0]):
+    if plain and first is not None and is_eager(first):
         return kernel  # type: ignore[return-value]
     return getattr(torch.ops.snnipu, name)
 

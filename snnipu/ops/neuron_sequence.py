@@ -15,6 +15,7 @@ from snnipu.ops._arguments import (
     compute_dtype,
     is_differentiated,
     is_direct,
+    is_eager,
     parameter_argument,
     state_argument,
 )
@@ -281,8 +282,8 @@ def bits(flags: Sequence[bool]) -> int:
 
 
 def _forward(direct: bool, x: torch.Tensor, initial: Sequence[Optional[torch.Tensor]], *arguments: Any) -> Made:
-    """The operator, or where nobody looks its kernel: see :func:`is_direct`."""
-    run = _KERNELS_FWD.get("CPU") if direct else None
+    """The operator, or where nobody looks its kernel: see :func:`is_eager`."""
+    run = _KERNELS_FWD.get("CPU" if x.is_cpu else "CUDA") if direct else None
     if run is None:
         run, initial = _fwd, [x.new_empty(0) if state is None else state for state in initial]
     made: Made = run(x, initial, *arguments)
@@ -305,7 +306,7 @@ class NeuronSequence(torch.autograd.Function):
     def forward(ctx: Any, o: _Options, x: torch.Tensor, *tensors: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
         count = len(o.store)
         initial, parameters = tensors[:count], tensors[count:] if o.constants is None else o.constants
-        direct = o.constants is not None or is_direct(x)
+        direct = o.constants is not None or is_eager(x)
         arguments = (parameters, o.neuron, o.variant, o.num_steps, bits(o.store), o.store_final)
         spk, states, final = _forward(direct, x, initial, *arguments)
         made = (spk, *[state for state, stored in zip(states, o.store) if stored], *final)
@@ -562,7 +563,7 @@ def run_kernels(
             spk, *others = NeuronSequence.apply(options, *tensors)
     else:
         spk, states, last = _forward(
-            constant or is_direct(x), x, initial, parameters, neuron, variant, num_steps, bits(kept), need_final
+            constant or is_eager(x), x, initial, parameters, neuron, variant, num_steps, bits(kept), need_final
         )
         others = [*[state for state, stored in zip(states, kept) if stored], *last]
     rest = iter(others)

@@ -5,7 +5,7 @@ from typing import Any, Tuple
 import torch
 
 from snnipu.ops import _library
-from snnipu.ops._arguments import is_direct
+from snnipu.ops._arguments import is_eager
 from snnipu.spikes import SparseSpikes
 
 _SCHEMA_FWD = "spike_count_fwd(Tensor ids, Tensor values, Tensor counts, int num_neurons) -> Tensor"
@@ -67,7 +67,7 @@ class SpikeCount(torch.autograd.Function):
 
 def spike_count(spikes: SparseSpikes) -> torch.Tensor:
     """See :meth:`SparseSpikes.spike_count`."""
-    if is_direct(spikes.values):
+    if is_eager(spikes.values, dispatched=True):
         return SpikeCount.apply(spikes.values, spikes.ids, spikes.counts, spikes.num_neurons)
     # Transforms, and compilers, have derivatives of PyTorch's own operators.
     return spike_count_fwd_reference(spikes.ids, spikes.values, spikes.counts, spikes.num_neurons)

@@ -8,6 +8,7 @@ kernels is first imported, Triton's interpreter runs that module's kernels, on C
 import contextlib
 import importlib
 import os
+import sys
 import warnings
 from functools import lru_cache
 from typing import Any, Callable, ContextManager, Dict, Iterable, Optional, Tuple
@@ -20,13 +21,6 @@ from snnipu.ops import _library
 _LEAST_CAPABILITY = (7, 0)
 # Triton's first version with the launch option enable_fp_fusion.
 _FP_FUSION_SINCE = (2, 2)
-# A program has four warps, and so many elements to a thread that it loads 16 bytes at once where there is enough work.
-WARPS = 4
-# The smallest block: an element to a thread.
-LEAST_BLOCK = 32 * WARPS
-_LOAD_BYTES = 16
-# Programs a multiprocessor should have before threads get more than one element.
-_PROGRAMS_WANTED = 8
 
 
 def interpreted() -> bool:
@@ -45,7 +39,7 @@ def _import_error() -> Optional[str]:
 
 @lru_cache(maxsize=None)
 def _too_old(index: int) -> Optional[str]:
-    if torch.version.hip is not None:
+    if torch.version.hip is not None or not torch.cuda.is_available():
         return None
     found = torch.cuda.get_device_capability(index)
     if found >= _LEAST_CAPABILITY:
@@ -57,7 +51,7 @@ def _too_old(index: int) -> Optional[str]:
 def unavailable_reason(device: Optional[torch.device] = None) -> Optional[str]:
     """Why the kernels cannot run, on ``device`` if one is given, or None where they can."""
     reason = _import_error()
-    if reason is None and device is not None and device.type == "cuda" and torch.cuda.is_available():
+    if reason is None and device is not None and device.type == "cuda":
         return _too_old(torch.cuda.current_device() if device.index is None else device.index)
     return reason
 
@@ -81,8 +75,8 @@ def lazily(module: str, function: str) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
         reason = unavailable_reason(next(iter(_devices(arguments)), None))
         if reason is None:
-            kernels = importlib.import_module(f"{__name__}.{module}")
-            return getattr(kernels, function)(*arguments)
+            name = f"{__name__}.{module}"
+            return getattr(sys.modules.get(name) or importlib.import_module(name), function)(*arguments)
         _warn(reason)
         return _library.REGISTERED[function]["CompositeExplicitAutograd"](*arguments)
 
@@ -110,29 +104,6 @@ def on_device(device: torch.device) -> ContextManager[Any]:
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return contextlib.nullcontext()
     return torch.cuda.device(device)
-
-
-@lru_cache(maxsize=None)
-def _multiprocessors(index: int) -> int:
-    return torch.cuda.get_device_properties(index).multi_processor_count
-
-
-def multiprocessors(device: torch.device) -> int:
-    """Number of multiprocessors; 1 for the interpreter."""
-    if device.type != "cuda":
-        return 1
-    return _multiprocessors(torch.cuda.current_device() if device.index is None else device.index)
-
-
-def block_size(elements: int, itemsize: int, device: torch.device) -> int:
-    """Elements to a program of ``WARPS`` warps: whole 16-byte loads where there is work for every multiprocessor.
-
-    One of at most four powers of two, so that a kernel is compiled few times whatever the shapes.
-    """
-    block = LEAST_BLOCK * max(_LOAD_BYTES // itemsize, 1)
-    while block > LEAST_BLOCK and elements < block * _PROGRAMS_WANTED * multiprocessors(device):
-        block //= 2
-    return block
 
 
 def split(number: float) -> Tuple[float, float]:

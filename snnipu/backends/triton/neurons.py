@@ -8,7 +8,6 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from snnipu import _generator
-from snnipu._generator.print_triton_kernels import AHEAD_FEW, AHEAD_MANY, backward_arguments, forward_arguments
 from snnipu._layout import layout
 from snnipu.backends import triton as backend
 from snnipu.backends.host import _upstream
@@ -18,8 +17,8 @@ from snnipu.ops.neuron_sequence import BackwardArguments, ForwardArguments
 
 Tensors = Sequence[Optional[torch.Tensor]]
 Made = Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]
-# Bytes that a thread has in rows asked for in advance: half its registers.
-_MOST_AHEAD = 512
+# Triton's first version with tl.range(loop_unroll_factor=...).
+_UNROLLS_SINCE = (3, 2)
 
 
 class _Kernels:
@@ -28,7 +27,7 @@ class _Kernels:
     def __init__(self, name: str) -> None:
         self.neuron = _neurons.find(name)
         own = self.neuron.name if self.neuron.name.isascii() else "neuron"
-        text = _generator.print_triton([self.neuron._replace(name=own)])
+        text = _generator.print_triton([self.neuron._replace(name=own)], backend.version() >= _UNROLLS_SINCE)
         file = f"<snnipu neuron {name}>"
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
         self.module = module = types.ModuleType(f"{__name__}.{own}")
@@ -54,14 +53,18 @@ def _reads(name: str, variant: int, parameters: bool) -> Tuple[Tuple[int, ...], 
     return tuple(s for s in range(reads.states.bit_length()) if reads.states >> s & 1), reads.x
 
 
-def _options(elements: int, like: torch.Tensor, streams: int) -> Tuple[int, Dict[str, Any]]:
-    programs, options = _geometry(elements, like)
-    few = options["AHEAD"] == AHEAD_FEW and streams * AHEAD_FEW * max(like.element_size(), 4) <= _MOST_AHEAD
-    return programs, {**options, "AHEAD": AHEAD_FEW if few else AHEAD_MANY}
+@lru_cache(maxsize=None)
+def _names(name: str, count: int) -> Tuple[str, ...]:
+    return tuple(f"{name}{number}" for number in range(count))
 
 
 def _numbered(name: str, values: Sequence[Any]) -> Dict[str, Any]:
-    return {f"{name}{number}": value for number, value in enumerate(values)}
+    return dict(zip(_names(name, len(values)), values))
+
+
+def _or(tensors: Tensors, other: torch.Tensor) -> List[torch.Tensor]:
+    """``tensors``, and ``other`` in the place of those that no kernel reads or writes."""
+    return [other if tensor is None else tensor for tensor in tensors]
 
 
 def _contiguous(tensors: Tensors) -> List[Optional[torch.Tensor]]:
@@ -84,23 +87,21 @@ def _launch_forward(
     steps, elements = sizes
     kernels = _kernels(name)
     device = backend.check_launch(x, *initial, *parameters, spk, *kept, *final)
-    programs, options = _options(elements, x, 1)
+    programs, options = _geometry(elements)
     counts = [parameter.numel() for parameter in parameters]
     like = parameters[0]
-    tensors = {
-        "x": x,
-        "spk": x if spk is None else spk,
-        "steps": steps,
-        "units": elements // options["UNIT"],
-        **_numbered("initial", [like if state is None else state for state in initial]),
-        **_numbered("given", parameters),
-        **_numbered("kept", [x if state is None else state for state in kept]),
-        **_numbered("final", final or [like] * len(kept)),
-        **_numbered("count", counts),
-    }
     with backend.on_device(device):
+        # In the order of print_triton_kernels.forward_arguments.
         kernels.forward[(programs,)](
-            *(tensors[argument] for argument in forward_arguments(kernels.neuron)),
+            x,
+            *_or(initial, like),
+            *parameters,
+            x if spk is None else spk,
+            *_or(kept, x),
+            *(final or [like] * len(kept)),
+            steps,
+            elements // options["UNIT"],
+            *counts,
             VARIANT=variant,
             PER_ELEMENT=max(counts) > 1,
             CONSTANT_INPUT=constant_input,
@@ -183,35 +184,28 @@ def neuron_sequence_bwd(*arguments: Any) -> Made:
     upstream = [_upstream(a.grad_spk if place == output else grad) for place, grad in enumerate(a.grad_states)]
     spk, spk_constant = _upstream(None if output is not None else a.grad_spk)
     device = backend.check_launch(x, spk, *(grad for grad, _ in upstream), *ends, *initial, *parameters)
-    streams = 1 + read_x + len(read) + sum(grad is not None for grad, _ in upstream)
-    programs, options = _options(elements, like if x.element_size() < like.element_size() else x, streams)
+    programs, options = _geometry(elements)
     counts = [parameter.numel() for parameter in parameters]
     per_element = max(counts) > 1
     sums = [like.new_empty(elements if per_element else programs) if needed else None for needed in a.need_parameters]
-    p_high, p_low, q_high, q_low = _constants(a.surrogate, a.surrogate_a, a.surrogate_b)
-    tensors = {
-        "x": x,
-        "grad_spk": x if spk is None else spk,
-        "into_x": grad_x,
-        "steps": steps,
-        "units": elements // options["UNIT"],
-        "p_high": p_high,
-        "p_low": p_low,
-        "q_high": q_high,
-        "q_low": q_low,
-        **_numbered("initial", [like if state is None else state for state in initial]),
-        **_numbered("kept", [like if state is None else state for state in kept]),
-        **_numbered("given", parameters),
-        **_numbered("upstream", [x if grad is None else grad for grad, _ in upstream]),
-        **_numbered("grad_final", [like if grad is None else grad for grad in ends]),
-        **_numbered("into", [gradient if gradient.numel() else like for gradient in grad_initial]),
-        **_numbered("total", [like if total is None else total for total in sums]),
-        **_numbered("count", counts),
-    }
     names = len(kernels.neuron.parameters)
     with backend.on_device(device):
+        # In the order of print_triton_kernels.backward_arguments.
         kernels.backward[(programs,)](
-            *(tensors[argument] for argument in backward_arguments(kernels.neuron)),
+            x,
+            *_or(initial, like),
+            *_or(kept, like),
+            *parameters,
+            x if spk is None else spk,
+            *_or([grad for grad, _ in upstream], x),
+            *_or(ends, like),
+            grad_x,
+            *(gradient if gradient.numel() else like for gradient in grad_initial),
+            *_or(sums, like),
+            steps,
+            elements // options["UNIT"],
+            *counts,
+            *_constants(a.surrogate, a.surrogate_a, a.surrogate_b),
             VARIANT=a.variant,
             PER_ELEMENT=per_element,
             CONSTANT_INPUT=constant_input,
@@ -228,6 +222,7 @@ def neuron_sequence_bwd(*arguments: Any) -> Made:
             **_numbered("NEED_INITIAL", [bool(needed) for needed in a.need_initial]),
             **_numbered("NEED", [bool(needed) for needed in a.need_parameters][:names]),
             **options,
-            **backend.fused(),
+            # A step that is computed again decides as it did.
+            **backend.exact(),
         )
     return grad_x, grad_initial, [_reduced(total, parameter) for total, parameter in zip(sums, parameters)]

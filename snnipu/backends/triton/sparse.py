@@ -17,6 +17,8 @@ from snnipu.backends.triton.sparse_select import (
     select_spikes_fwd,
     sparse_to_dense_bwd,
     sparse_to_dense_fwd,
+    spike_count_bwd,
+    spike_count_fwd,
 )
 
 __all__ = [
@@ -36,4 +38,6 @@ __all__ = [
     "sparse_linear_fwd",
     "sparse_to_dense_bwd",
     "sparse_to_dense_fwd",
+    "spike_count_bwd",
+    "spike_count_fwd",
 ]

@@ -32,6 +32,8 @@ from snnipu.ops._sparse_layers import LayerBackward, LayerForward
 
 # Neurons to a program: one for each thread of four warps, so that a warp makes a word of bits.
 _NEURON_BLOCK = 128
+# Steps in a loop's body: a row that is moved on before it has come is waited for, and only the last of them is moved.
+_UNROLL = 4
 _CONSTANTS = ["p_high", "p_low", "q_high", "q_low"]
 
 
@@ -56,26 +58,34 @@ def _row(pointer, t, steps, stride, offsets, mask):
 @triton.jit(do_not_specialize=["steps", "batch"])
 def membranes_kernel(
     mem_ptr,
+    fired_ptr,
     beta_ptr,
     threshold_ptr,
     steps,
     batch,
     neurons,
+    num_words,
     RESET: tl.constexpr,
     BETAS: tl.constexpr,
     THRESHOLDS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK_WORDS: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):
-    """Membranes of one sample and a block of neurons in the place of their currents."""
-    blocks = tl.cdiv(neurons, BLOCK)
+    """Membranes of one sample and a block of neurons in the place of their currents, and one bit for every neuron and
+    step whose membrane is above its threshold."""
+    blocks = tl.cdiv(num_words, BLOCK_WORDS)
     program = tl.program_id(0)
-    cols = program % blocks * BLOCK + tl.arange(0, BLOCK)
+    sample = (program // blocks).to(tl.int64)
+    cols = _neurons(program % blocks, BLOCK_WORDS)
     mask = cols < neurons
+    word = program % blocks * BLOCK_WORDS + tl.arange(0, BLOCK_WORDS)
     decay = clamp_unit(per_neuron(beta_ptr, cols, mask, BETAS))
     threshold = per_neuron(threshold_ptr, cols, mask, THRESHOLDS)
-    offsets = (program // blocks).to(tl.int64) * neurons + cols
+    offsets = sample * neurons + cols
     stride = batch.to(tl.int64) * neurons
-    state = tl.zeros([BLOCK], dtype=mem_ptr.dtype.element_ty)
+    word_offsets = sample * num_words + word
+    word_stride = batch.to(tl.int64) * num_words
+    state = tl.zeros([BLOCK_WORDS, 32], dtype=mem_ptr.dtype.element_ty)
     # What a step reads is asked for eight steps before.
     x0 = _row(mem_ptr, 0, steps, stride, offsets, mask)
     x1 = _row(mem_ptr, 1, steps, stride, offsets, mask)
@@ -85,34 +95,22 @@ def membranes_kernel(
     x5 = _row(mem_ptr, 5, steps, stride, offsets, mask)
     x6 = _row(mem_ptr, 6, steps, stride, offsets, mask)
     x7 = _row(mem_ptr, 7, steps, stride, offsets, mask)
-    for t in range(0, steps):
-        coming = _row(mem_ptr, t + 8, steps, stride, offsets, mask)
-        state = next_membrane(state, x0, decay, threshold, mem_ptr, RESET)
-        x0 = x1
-        x1 = x2
-        x2 = x3
-        x3 = x4
-        x4 = x5
-        x5 = x6
-        x6 = x7
-        x7 = coming
-        tl.store(mem_ptr + t * stride + offsets, state, mask=mask)
-
-
-@triton.jit
-def fired_kernel(
-    mem_ptr, threshold_ptr, fired_ptr, neurons, num_words, THRESHOLDS: tl.constexpr, BLOCK_WORDS: tl.constexpr
-):
-    """One bit for every neuron of a row and a block of neurons whose membrane is above its threshold."""
-    blocks = tl.cdiv(num_words, BLOCK_WORDS)
-    program = tl.program_id(0)
-    row = (program // blocks).to(tl.int64)
-    cols = _neurons(program % blocks, BLOCK_WORDS)
-    mask = cols < neurons
-    word = program % blocks * BLOCK_WORDS + tl.arange(0, BLOCK_WORDS)
-    mem = tl.load(mem_ptr + row * neurons + cols, mask=mask, other=0.0)
-    above = (mem - per_neuron(threshold_ptr, cols, mask, THRESHOLDS) > 0.0) & mask
-    tl.store(fired_ptr + row * num_words + word, _packed_bits(above), mask=word < num_words)
+    for first in range(0, steps, UNROLL):
+        for i in tl.static_range(UNROLL):
+            t = first + i
+            coming = _row(mem_ptr, t + 8, steps, stride, offsets, mask)
+            state = next_membrane(state, x0, decay, threshold, mem_ptr, RESET)
+            x0 = x1
+            x1 = x2
+            x2 = x3
+            x3 = x4
+            x4 = x5
+            x5 = x6
+            x6 = x7
+            x7 = coming
+            tl.store(mem_ptr + t * stride + offsets, state, mask=where_all(mask, t < steps))
+            bits = _packed_bits((state - threshold > 0.0) & mask)
+            tl.store(fired_ptr + t * word_stride + word_offsets, bits, mask=where_all(word < num_words, t < steps))
 
 
 @triton.jit(do_not_specialize=["t", "batch", "slots", "scale"])
@@ -138,8 +136,7 @@ def recurrent_step_kernel(
     BLOCK_WORDS: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """One step of :func:`membranes_kernel` that adds the weights of the layer's own spikes of the step before, and the
-    bits of :func:`fired_kernel`."""
+    """One step of :func:`membranes_kernel` that adds the weights of the layer's own spikes of the step before."""
     blocks = tl.cdiv(num_words, BLOCK_WORDS)
     program = tl.program_id(0)
     sample = program // blocks
@@ -185,6 +182,7 @@ def adjoint_kernel(
     NEED_BETA: tl.constexpr,
     RESUME: tl.constexpr,
     BLOCK: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):
     """Gradients of the membranes in the place of those behind the spike functions, for steps end - 1 to begin.
 
@@ -232,34 +230,38 @@ def adjoint_kernel(
         m1 = _row(mem_ptr, last - 2, end, stride, offsets, mask)
         m2 = _row(mem_ptr, last - 3, end, stride, offsets, mask)
         m3 = _row(mem_ptr, last - 4, end, stride, offsets, mask)
-    for i in range(0, end - begin):
-        t = last - i
-        g_coming = _row(grad_ptr, t - 4, end, stride, offsets, mask)
-        w_coming = _row(fired_ptr, t - 5, end, word_stride, word_offsets, mask)
-        if NEED_BETA:
-            before = m0  # 0 before the first step
-        else:
-            above = where_all((w0 >> bit) & 1 != 0, t > 0) | where_all(above_first, t == 0)
-            before = threshold + tl.where(above, reach, -reach)
-        grad, carry, of_beta, of_threshold = membrane_adjoint(g0, carry, before, decay, threshold, grad_ptr, RESET)
-        sum_grad += grad
-        sum_threshold += of_threshold
-        if NEED_BETA:
-            m_coming = _row(mem_ptr, t - 5, end, stride, offsets, mask)
-            sum_beta += of_beta
-            m0 = m1
-            m1 = m2
-            m2 = m3
-            m3 = m_coming
-        g0 = g1
-        g1 = g2
-        g2 = g3
-        g3 = g_coming
-        w0 = w1
-        w1 = w2
-        w2 = w3
-        w3 = w_coming
-        tl.store(grad_ptr + t * stride + offsets, grad, mask=mask)
+    for first in range(0, end - begin, UNROLL):
+        for i in tl.static_range(UNROLL):
+            t = last - first - i
+            live = t >= begin
+            g_coming = _row(grad_ptr, t - 4, end, stride, offsets, mask)
+            w_coming = _row(fired_ptr, t - 5, end, word_stride, word_offsets, mask)
+            if NEED_BETA:
+                before = m0  # 0 before the first step
+            else:
+                above = where_all((w0 >> bit) & 1 != 0, t > 0) | where_all(above_first, t == 0)
+                before = threshold + tl.where(above, reach, -reach)
+            made = membrane_adjoint(g0, carry, before, decay, threshold, grad_ptr, RESET)
+            grad, carry_before, of_beta, of_threshold = made
+            carry = tl.where(live, carry_before, carry)
+            sum_grad += tl.where(live, grad, 0.0)
+            sum_threshold += tl.where(live, of_threshold, 0.0)
+            if NEED_BETA:
+                m_coming = _row(mem_ptr, t - 5, end, stride, offsets, mask)
+                sum_beta += tl.where(live, of_beta, 0.0)
+                m0 = m1
+                m1 = m2
+                m2 = m3
+                m3 = m_coming
+            g0 = g1
+            g1 = g2
+            g2 = g3
+            g3 = g_coming
+            w0 = w1
+            w1 = w2
+            w2 = w3
+            w3 = w_coming
+            tl.store(grad_ptr + t * stride + offsets, grad, mask=where_all(mask, live))
     if RESUME:
         tl.store(carry_ptr + offsets, carry, mask=mask)
     tl.store(sum_grad_ptr + offsets, sum_grad, mask=mask)
@@ -343,18 +345,17 @@ def selected(
             with backend.on_device(device):
                 membranes_kernel[(batch * blocks,)](
                     mem,
+                    fired,
                     beta,
                     threshold,
                     steps,
                     batch,
                     neurons,
+                    fired.shape[2],
                     RESET=a.reset,
+                    UNROLL=_UNROLL,
                     **per_neuron_parameters,
-                    **_blocks(neurons)[1],
-                    **backend.exact(),
-                )
-                fired_kernel[(steps * batch * blocks,)](
-                    mem, threshold, fired, neurons, fired.shape[2], THRESHOLDS=threshold.numel() > 1, **in_words
+                    **in_words,
                 )
         made = Selection(mem, threshold, a.grad_threshold, a.capacity, a.rotate, slot_x=True)
         made.run(0, made.rows)
@@ -431,6 +432,7 @@ def membrane_gradient(
                 THRESHOLDS=threshold.numel() > 1,
                 NEED_BETA=a.need_beta,
                 RESUME=resume,
+                UNROLL=1 if resume else _UNROLL,
                 **sizes,
                 **backend.exact(),
             )

@@ -19,6 +19,9 @@ from snnipu.ops._break_even import break_even
 # A packed row begins at a multiple of so many elements, for loads of 16 bytes.
 _ROW_ALIGNMENT = 16
 _NEURON_BLOCK = 512
+# Of the gradient of weights: rows that are asked for together; programs that share an input's spikes, at most, and
+# programs from which on none do.
+_ROWS_AT_ONCE, _MOST_PARTS, _PROGRAMS_WANTED = 8, 8, 4096
 _DOT_NEURONS = 256
 _DOT_SLOTS = 8
 
@@ -168,13 +171,17 @@ def grad_weight_kernel(
     BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """The gradient of the weights of one input and a block of neurons: its spikes, row after row."""
+    """A part of the gradient of the weights of one input and a block of neurons: its spikes, row after row."""
     program = tl.program_id(0)
+    part = tl.program_id(1)
     neuron = (program % inputs).to(tl.int64)
     cols = program // inputs * BLOCK + tl.arange(0, BLOCK)
     mask = cols < neurons
     begin = tl.load(begin_ptr + neuron)
     end = tl.load(begin_ptr + neuron + 1)
+    each = tl.cdiv(end - begin, tl.num_programs(1))
+    begin += part * each
+    end = tl.minimum(begin + each, end)
     total = tl.zeros([BLOCK], dtype=out_ptr.dtype.element_ty)
     for start in range(begin, end, UNROLL):
         for i in tl.static_range(UNROLL):
@@ -185,7 +192,7 @@ def grad_weight_kernel(
             total += value * tl.load(grad_ptr + row * neurons + cols, mask=where_all(mask, there), other=0.0)
     if SCALE:
         total = total * scalar(scale, DOUBLE)
-    tl.store(out_ptr + neuron * neurons + cols, total, mask=mask)
+    tl.store(out_ptr + (part * inputs + neuron) * neurons + cols, total, mask=mask)
 
 
 @triton.jit
@@ -344,10 +351,15 @@ def grad_weight_of(
         product = grad[delay:].reshape(-1, neurons).t() @ spikes[: steps - delay].reshape(-1, inputs)
         return product if scale == 1 else product.mul_(scale)
     order, begin = slots_of_inputs(ids, counts, inputs, delay)
-    options = _neuron_block(neurons)
+    options = {**_neuron_block(neurons), "UNROLL": _ROWS_AT_ONCE}
+    programs = inputs * triton.cdiv(neurons, options["BLOCK"])
+    # Few inputs may have most of the spikes: where programs are few, several share an input's.
+    parts = 1
+    while parts < _MOST_PARTS and programs * parts < _PROGRAMS_WANTED:
+        parts *= 2
     with backend.on_device(device):
-        out = grad.new_empty((inputs, neurons))
-        grad_weight_kernel[(inputs * triton.cdiv(neurons, options["BLOCK"]),)](
+        out = grad.new_empty((parts, inputs, neurons))
+        grad_weight_kernel[(programs, parts)](
             grad,
             values,
             order,
@@ -363,7 +375,7 @@ def grad_weight_of(
             **options,
             **backend.exact(),
         )
-    return out.t().contiguous()
+    return (out[0] if parts == 1 else out.sum(0)).t().contiguous()
 
 
 def grad_values_of(

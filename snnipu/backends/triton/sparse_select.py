@@ -24,6 +24,8 @@ from snnipu.backends.triton.sparse_maths import (
 Slots = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 _SLOT_BLOCK = 256
+# Elements of dense rows whose sum is taken at once: 32 MiB in float32.
+_COUNTED_AT_ONCE = 1 << 23
 
 # What makes a neuron want a slot.
 _NONZERO, _ONE_THRESHOLD, _TWO_THRESHOLDS = range(3)
@@ -206,16 +208,17 @@ def scatter_kernel(ids_ptr, values_ptr, counts_ptr, dense_ptr, slots, neurons, B
         tl.store(dense_ptr + row * neurons + ids, values, mask=mask & (ids >= 0) & (ids < neurons))
 
 
-@triton.jit(do_not_specialize=["slots"])
-def gather_kernel(dense_ptr, ids_ptr, counts_ptr, values_ptr, slots, neurons, BLOCK: tl.constexpr):
-    """What a dense row holds at the carried slots; 0 in padding."""
+@triton.jit(do_not_specialize=["slots", "dense_rows"])
+def gather_kernel(dense_ptr, ids_ptr, counts_ptr, values_ptr, slots, neurons, dense_rows, BLOCK: tl.constexpr):
+    """What a dense row, one of ``dense_rows`` that repeat, holds at the carried slots; 0 in padding."""
     row = tl.program_id(0).to(tl.int64)
+    dense_ptr += row % dense_rows * neurons
     carried = carried_in_row(counts_ptr, row, slots)
     for start in range(0, slots, BLOCK):
         at = start + tl.arange(0, BLOCK)
         mask = at < carried
         ids = tl.load(ids_ptr + row * slots + at, mask=mask, other=0)
-        values = tl.load(dense_ptr + row * neurons + ids, mask=mask & (ids >= 0) & (ids < neurons), other=0.0)
+        values = tl.load(dense_ptr + ids, mask=mask & (ids >= 0) & (ids < neurons), other=0.0)
         tl.store(values_ptr + row * slots + at, values, mask=at < slots)
 
 
@@ -401,17 +404,32 @@ def sparse_to_dense_fwd(
 
 
 def sparse_to_dense_bwd(grad: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """CUDA kernel of ``snnipu::sparse_to_dense_bwd``."""
+    """CUDA kernel of ``snnipu::sparse_to_dense_bwd``, and of ``snnipu::spike_count_bwd``, whose rows are one step's."""
     device = backend.check_launch(grad, ids, counts)
     grad, ids, counts = grad.contiguous(), ids.contiguous(), counts.contiguous()
     values = grad.new_empty(ids.shape)
     if ids.numel():
-        slots = ids.shape[2]
+        slots, neurons = ids.shape[2], grad.shape[-1]
+        dense_rows = max(1, grad.numel() // max(neurons, 1))
         with backend.on_device(device):
             gather_kernel[(_rows(ids),)](
-                grad, ids, counts, values, slots, grad.shape[2], **slot_block(slots), **backend.exact()
+                grad, ids, counts, values, slots, neurons, dense_rows, **slot_block(slots), **backend.exact()
             )
     return values
+
+
+spike_count_bwd = sparse_to_dense_bwd
+
+
+def spike_count_fwd(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, num_neurons: int) -> torch.Tensor:
+    """CUDA kernel of ``snnipu::spike_count_fwd``: sums of dense rows, some steps at a time, in a fixed order."""
+    steps, batch, _ = ids.shape
+    total = values.new_zeros((batch, num_neurons))
+    at_once = max(1, _COUNTED_AT_ONCE // max(1, total.numel()))
+    for first in range(0, steps, at_once):
+        part = (each[first : first + at_once] for each in (ids, values, counts))
+        total += sparse_to_dense_fwd(*part, num_neurons).sum(0)
+    return total
 
 
 def through_spikes(

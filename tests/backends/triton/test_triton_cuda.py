@@ -64,7 +64,9 @@ def test_kernels_equal_the_reference(reset, delay, dtype):
             )
             expected = reference_of("neuron_sequence_bwd")(*arguments)
             for index, (own, other) in enumerate(zip(flat(operators.neuron_sequence_bwd(*arguments)), flat(expected))):
-                terms = None if index < 2 else expected[0].double() * steps**0.5
+                # What a sum in float32 is off by grows with the root of the number of its terms.
+                count = x.numel() / max(1, other.numel())
+                terms = None if index < 2 else expected[0].double() * count**0.5
                 assert relative_error(own, other, terms) <= (tolerance if index == 0 else min(tolerance, 1e-5))
 
 
@@ -85,7 +87,7 @@ def test_gradients_are_those_of_the_cpu(spike_grad):
     x, upstream = torch.randn(6, 3, 70), torch.randn(6, 3, 70)
     results = []
     for device in ("cpu", "cuda"):
-        leaf = x.to(device).requires_grad_()
+        leaf = x.to(device, copy=True).requires_grad_()
         spk, mem = ops.lif_sequence(leaf, beta=0.9, spike_grad=spike_grad)
         ((spk + mem) * upstream.to(device)).sum().backward()
         results.append((spk.detach().cpu(), leaf.grad.cpu()))
@@ -98,7 +100,7 @@ def test_constant_input_empty_and_non_contiguous():
         leaf = x.clone().requires_grad_()
         spk, mem = ops.lif_sequence(leaf, beta=0.9, num_steps=num_steps)
         (spk.sum() + mem.sum()).backward()
-        expected = x.cpu().requires_grad_()
+        expected = x.cpu().clone().requires_grad_()
         spk, mem = ops.lif_sequence(expected, beta=0.9, num_steps=num_steps)
         (spk.sum() + mem.sum()).backward()
         if x.numel():

@@ -115,18 +115,6 @@ def test_launch_on_the_cpu_is_refused(monkeypatch):
         backend.check_launch(x, torch.zeros(3, device="meta"))
 
 
-@pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
-@pytest.mark.parametrize("processors", [1, 132])
-def test_block_sizes(itemsize, processors, monkeypatch):
-    """Powers of two; small ones before a multiprocessor is short of work, the largest for whole 16-byte loads."""
-    monkeypatch.setattr(backend, "multiprocessors", lambda device: processors)
-    largest = 128 * 16 // itemsize
-    found = [backend.block_size(2**power, itemsize, torch.device("cpu")) for power in range(26)]
-    assert found == sorted(found)
-    assert (found[0], found[-1]) == (128, largest)
-    assert all(size & (size - 1) == 0 for size in found)
-
-
 @pytest.mark.parametrize("number", [0.1, 1e30, -25.0, 0.0, float("inf"), -float("inf"), 3.141592653589793])
 def test_split(number):
     high, low = backend.split(number)

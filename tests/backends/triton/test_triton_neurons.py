@@ -121,10 +121,8 @@ def test_surrogates(kernels, spike_grad):
     check(kernels, "synaptic", 0, (3, 2, 9), kernel=spike_grad.kernel)
 
 
-@pytest.mark.parametrize("few", [True, False], ids=["an element to a thread", "many"])
-def test_what_is_asked_for_in_advance(kernels, few, monkeypatch):
-    monkeypatch.setattr(kernels.backend, "block_size", lambda *_: kernels.backend.LEAST_BLOCK * (1 if few else 4))
-    for steps in (1, 8, 10):
+def test_what_is_asked_for_in_advance(kernels):
+    for steps in (1, 4, 5, 10):
         check(kernels, "synaptic", 0, (steps, 2, 40))
 
 

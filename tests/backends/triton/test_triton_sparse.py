@@ -50,6 +50,19 @@ def test_thresholds_are_compared_in_full_precision(kernels):
     assert made[2].tolist() == [[[0, 4]]]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_spikes_are_counted_some_steps_at_a_time(dtype, kernels, interpreted, monkeypatch):
+    values = case("sparse_linear", 3, 20, rows=(7, 2), rates=(0.3, 0.2), shuffled=True, dtype=dtype)
+    slots = tuple(values[name] for name in ("ids", "values", "counts"))
+    expected = reference_of("spike_count_fwd")(*slots, 20)
+    for steps in (1, 3, 100):
+        monkeypatch.setattr(interpreted("sparse_select"), "_COUNTED_AT_ONCE", steps * 40)
+        assert torch.equal(kernels.spike_count_fwd(*slots, 20), expected)
+    grad = torch.randn(2, 20, dtype=dtype)
+    expected = reference_of("spike_count_bwd")(grad, slots[0], slots[2])
+    assert torch.equal(kernels.spike_count_bwd(grad, slots[0], slots[2]), expected)
+
+
 # ---- linear
 
 

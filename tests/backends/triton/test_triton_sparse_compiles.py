@@ -71,11 +71,12 @@ def test_every_kernel(dtype, capability, sparse, compiled):
         (sparse.select_spikes_bwd, values, dense, threshold, ids, counts, *ATAN),
         (sparse.sparse_to_dense_fwd, ids, values, counts, 1466),
         (sparse.sparse_to_dense_bwd, dense, ids, counts),
+        (sparse.spike_count_fwd, ids, values, counts, 1466),
+        (sparse.spike_count_bwd, dense[0], ids, counts),
     )
     assert set(kernels) == {
         "adjoint_kernel",
         "arriving_kernel",
-        "fired_kernel",
         "gather_kernel",
         "gather_weights_kernel",
         "grad_input_kernel",

@@ -47,7 +47,7 @@ def layer_on(device, spikes, tensors, upstream=None, **options):
     if upstream is None:
         upstream = torch.randn(out.values.shape, dtype=out.dtype)
     (out.values * upstream.to(device)).sum().backward()
-    carried = torch.arange(start.capacity) < spikes.counts[..., 1:]
+    carried = torch.arange(start.capacity) < spikes.counts[..., 1:].cpu()
     gradients = {name: leaf.grad.cpu() for name, leaf in leaves.items()}
     gradients["values"] = start.values.grad.cpu().where(carried, torch.zeros((), dtype=out.dtype))
     return out.detach().cpu(), gradients, upstream
@@ -122,12 +122,23 @@ def test_gradients_of_a_selection_are_those_of_the_cpu():
     for threshold, second in itertools.product((thresholds, torch.tensor(0.4)), (None, 0.1)):
         results = []
         for device in ("cpu", CUDA):
-            leaves = [tensor.to(device).requires_grad_() for tensor in (mem, threshold)]
+            leaves = [tensor.to(device, copy=True).requires_grad_() for tensor in (mem, threshold)]
             out = ops.select_spikes(*leaves, second, 120)
             (out.values * upstream.to(device)).sum().backward()
             results.append([leaf.grad.cpu() for leaf in leaves])
         for own, expected in zip(results[1], results[0]):
             assert relative_error(own, expected, results[0][0]) <= 1e-5
+
+
+def test_spikes_are_counted_as_on_the_cpu():
+    spikes = random_spikes(9, 3, 700, 0.1, 0.05, graded=True)
+    upstream, results = torch.randn(3, 700), []
+    for device in ("cpu", CUDA):
+        leaf = spikes.clone().to(device).requires_grad_()
+        count = leaf.spike_count()
+        (count * upstream.to(device)).sum().backward()
+        results.append((count.detach().cpu(), leaf.values.grad.cpu()))
+    assert all(map(torch.equal, *results))
 
 
 @pytest.fixture
