@@ -101,7 +101,7 @@ class _Recurrent(FusedNeuron):
         return Connection(layer.weight, layer.bias, (*layer.padding, *layer.dilation, layer.groups))
 
     def _values(self) -> Dict[str, Any]:
-        # A fixed strength does not follow the layer's where that is moved or copied: snnTorch takes the connection's.
+        # A fixed strength does not follow the layer's where that is moved or cast: snnTorch takes the connection's.
         return {
             name: getattr(self._modules["recurrent"] if name == STRENGTH else self, name)
             for name in self._parameters_of_equation()

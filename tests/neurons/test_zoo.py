@@ -15,6 +15,7 @@ from torch import nn
 
 import snnipu as snn
 from snnipu.backends import neurons
+from snnipu.neurons import fused, leaky
 from snnipu.ops import _neurons
 
 N = 13
@@ -157,6 +158,33 @@ def test_a_step_runs_the_kernel(monkeypatch):
     layer(x.half(), torch.zeros(2, N), torch.zeros(2, N))  # dtypes that mix are snnTorch's
     layer(x.half())
     assert calls == [1]
+
+
+@pytest.mark.parametrize("name", [*NEURONS, "Leaky"])
+def test_small_steps_on_a_gpu_are_snntorchs(name, monkeypatch):
+    """Told by the input; here it is told so."""
+    keywords = NEURONS[name][0] if name in NEURONS else {"beta": 0.9}
+    ours, theirs = twins(name, **keywords)
+    monkeypatch.setitem(STATES, "Leaky", ("mem",))
+    x, states = random(5, 2, N), [torch.zeros(2, N) for _ in STATES[name]]
+    for module in (fused, leaky):
+        monkeypatch.setattr(module, "is_small_on_gpu", lambda x: True)
+    monkeypatch.setattr(type(ours), "_kernels", None)
+    for own, expected in zip(loop(ours, x, states), loop(theirs, x, states)):
+        assert torch.equal(own, expected)
+
+
+def test_a_fixed_strength_is_fused_where_the_layer_was_cast_or_moved():
+    """snnTorch's connection keeps the tensor it was made with, whatever becomes of the layer's."""
+    x = random(9, 2, N)
+    for name in ("RLeaky", "RSynaptic"):
+        ours, theirs = twins(name, **{**NEURONS[name][0], "learn_recurrent": False})
+        expected = loop(copy.deepcopy(theirs), x, [torch.zeros(2, N) for _ in STATES[name]])
+        own = ours.double().float()
+        own.V.fill_(7)
+        assert own.recurrent.V is not own.V
+        assert own.runs_fused()
+        assert all(map(torch.equal, own.sequence(x), expected))
 
 
 @pytest.mark.parametrize("name", NEURONS)

@@ -427,8 +427,8 @@ def spike_count_fwd(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tenso
     total = values.new_zeros((batch, num_neurons))
     at_once = max(1, _COUNTED_AT_ONCE // max(1, total.numel()))
     for first in range(0, steps, at_once):
-        part = (each[first : first + at_once] for each in (ids, values, counts))
-        total += sparse_to_dense_fwd(*part, num_neurons).sum(0)
+        now = slice(first, first + at_once)
+        total += sparse_to_dense_fwd(ids[now], values[now], counts[now], num_neurons).sum(0)
     return total
 
 

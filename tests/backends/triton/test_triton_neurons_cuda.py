@@ -3,13 +3,15 @@
 import copy
 
 import pytest
+import snntorch
 import torch
 from neurons.test_own import Adaptive, Recurrent
-from neurons.test_zoo import CASES, STATES
+from neurons.test_zoo import CASES, STATES, loop
 from oracle import relative_error
 
 import snnipu as snn
 from snnipu import backends
+from snnipu.neurons import fused
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no CUDA device")
 CUDA = torch.device("cuda")
@@ -63,3 +65,14 @@ def test_in_multistep(make):
     net = snn.MultiStep(torch.nn.Linear(5, 13), make(), torch.nn.Linear(13, 3), make()).to(CUDA)
     net(torch.randn(7, 2, 5, device=CUDA))[0].sum().backward()
     assert net[0].weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(("name", "keywords", "chosen"), CASES)
+def test_single_steps_are_snntorchs(name, keywords, chosen, monkeypatch):
+    """As snnTorch's own operations, and as kernels."""
+    layers = [getattr(library, name)(**copy.deepcopy(keywords), **chosen).to(CUDA) for library in (snn, snntorch)]
+    x = torch.randn(4, 2, 13, device=CUDA) * 4
+    for fewest in (0, 1 << 21):
+        monkeypatch.setattr(fused, "FEWEST_OF_A_STEP", fewest)
+        own, expected = (loop(layer, x, [torch.zeros(2, 13, device=CUDA) for _ in STATES[name]]) for layer in layers)
+        assert all(map(torch.equal, own, expected))
