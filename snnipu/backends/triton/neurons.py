@@ -171,12 +171,13 @@ def neuron_sequence_bwd(*arguments: Any) -> Made:
     read, read_x = _reads(a.neuron, a.variant, learns)
     x, initial, ends = x.contiguous(), _contiguous(a.initial), _contiguous(ends)
     constant_input = a.num_steps is not None
-    kept = [like.new_empty(steps, elements) if s in read else None for s in range(len(initial))]
+    kept: List[Optional[torch.Tensor]] = [None] * len(initial)
     if given is not None and all(given[s] is not None for s in read):
         kept = [state if s in read else None for s, state in enumerate(given)]
     elif a.x is None:
         raise ValueError("x must be given to snnipu::neuron_sequence_bwd where a state that it reads is not")
     elif read:
+        kept = [like.new_empty(steps, elements) if s in read else None for s in range(len(initial))]
         sizes = (steps, elements)
         _launch_forward(a.neuron, a.variant, x, initial, parameters, constant_input, sizes, None, kept, [])
     # Of a neuron whose output is a state, that state's gradient is the output's.

@@ -117,6 +117,24 @@ def test_what_is_asked_for_in_advance(kernels, steps):
         assert_same(kernels, x, mem0, parameters_of(None), None, 1, delay, surrogate.atan().kernel)
 
 
+def test_states_that_are_given_take_no_room_again(kernels, monkeypatch):
+    x = torch.randn(6, 2, 40)
+    forward = forward_arguments(x, None, parameters_of(None))
+    spk, (mem,), _ = kernels.neuron_sequence_fwd(*forward)
+    made, new_empty = [], torch.Tensor.new_empty
+
+    def recorded(*arguments, **keywords):
+        made.append(new_empty(*arguments, **keywords))
+        return made[-1]
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", recorded)
+    # The interpreter makes copies of its own.
+    monkeypatch.setattr(kernels._kernels("leaky"), "backward", {(1,): lambda *arguments, **options: None})
+    kernel = surrogate.atan().kernel
+    kernels.neuron_sequence_bwd(*backward_arguments(forward, (spk, None), kernel, states=mem))
+    assert sum(tensor.numel() >= x.numel() for tensor in made) == 1  # the gradient of x
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 @pytest.mark.parametrize("reset", range(3), ids=RESETS)
 @pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
