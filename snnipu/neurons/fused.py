@@ -45,8 +45,8 @@ def values_of(module: torch.nn.Module, names: Iterable[str]) -> Dict[str, Any]:
 
 
 def is_small_on_gpu(x: torch.Tensor) -> bool:
-    """Whether one step with this input is to run as snnTorch's."""
-    return x.is_cuda and x.numel() < FEWEST_OF_A_STEP and not leaves.tracing()
+    """Whether one step with this input is to run as snnTorch's, where no graph is made of it."""
+    return x.is_cuda and x.numel() < FEWEST_OF_A_STEP and not is_compiling()
 
 
 class FusedNeuron(snntorch.SpikingNeuron):
