@@ -71,7 +71,11 @@ class _Recurrent(FusedNeuron):
         return bool(self.all_to_all) and on_host and self._connection() is not None and not is_autocast()
 
     def _again(self, x: Any, given: Sequence[Any]) -> Any:
-        return super()._again(x, given) if self._kept is not None and self._recurs() else None
+        if self._kept is None or not self._recurs():
+            return None
+        # A kept step looks at the layer's own strength.
+        own = self.all_to_all or getattr(self._modules["recurrent"], STRENGTH) is getattr(self, STRENGTH)
+        return super()._again(x, given) if own else None
 
     def _into_step(
         self, x: torch.Tensor, states: List[Optional[torch.Tensor]]

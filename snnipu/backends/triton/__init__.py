@@ -38,9 +38,11 @@ def _import_error() -> Optional[str]:
 
 
 @lru_cache(maxsize=None)
-def _too_old(index: int) -> Optional[str]:
+def _too_old(index: Optional[int]) -> Optional[str]:
+    """Kept: to ask PyTorch takes as long as a small kernel."""
     if torch.version.hip is not None or not torch.cuda.is_available():
         return None
+    index = torch.cuda.current_device() if index is None else index
     found = torch.cuda.get_device_capability(index)
     if found >= _LEAST_CAPABILITY:
         return None
@@ -52,7 +54,7 @@ def unavailable_reason(device: Optional[torch.device] = None) -> Optional[str]:
     """Why the kernels cannot run, on ``device`` if one is given, or None where they can."""
     reason = _import_error()
     if reason is None and device is not None and device.type == "cuda":
-        return _too_old(torch.cuda.current_device() if device.index is None else device.index)
+        return _too_old(device.index)
     return reason
 
 
