@@ -66,7 +66,9 @@ class _Recurrent(FusedNeuron):
             return False
         if type(recurrent) in _ONE_TO_ONE:
             strength = getattr(recurrent, STRENGTH)
-            return not self.all_to_all and (strength.dim() == 0 or strength.device == self.threshold.device)
+            if self.all_to_all or not isinstance(strength, torch.Tensor):
+                return False
+            return strength.dim() == 0 or strength.device == self.threshold.device
         on_host = self.threshold.device.type == "cpu" and not (popart.on_ipu_model() or popart.on_real_ipu())
         return bool(self.all_to_all) and on_host and self._connection() is not None and not is_autocast()
 

@@ -185,6 +185,9 @@ def test_a_fixed_strength_is_fused_where_the_layer_was_cast_or_moved():
         assert own.recurrent.V is not own.V
         assert own.runs_fused()
         assert all(map(torch.equal, own.sequence(x), expected))
+        own.recurrent.V = float(theirs.recurrent.V)
+        assert not own.runs_fused()
+        assert all(map(torch.equal, own.sequence(x), expected))
 
 
 @pytest.mark.parametrize("name", NEURONS)
