@@ -22,8 +22,9 @@ from snnipu.ops.neuron_sequence import Results, neuron_apply
 from snnipu.surrogate import Surrogate, as_surrogate
 
 _SAID: Set[Tuple[Any, ...]] = set()
-# Elements of one step from which on a fused one takes less time on a GPU: before, PyTorch has launched the operations
-# of snnTorch's before Python has prepared a kernel. A loop of 128 x 1000 took 1.4 times as long with kernels.
+# Elements of one step from which on its kernel is taken on a GPU. PyTorch launches the operations of a smaller step in
+# less time than Python prepares a kernel: a loop over 128 x 1000 took 1.4 times as long with kernels, on an H200. The
+# bound itself is an estimate.
 FEWEST_OF_A_STEP = 1 << 21
 _STATE_FUNCTIONS = ("_base_sub", "_base_zero", "_base_int")  # by the code of the reset mechanism
 

@@ -134,7 +134,7 @@ def parameter_argument(
     if value.device != x.device:
         if value.dim() > 0:
             raise ValueError(f"{name} must be on x's device {x.device}, got {value.device}")
-        if value.device.type == "cpu" and not value.requires_grad:
+        if is_direct(value, dispatched=True) and not value.requires_grad:
             return torch.full((), value.item(), dtype=dtype, device=x.device)  # a copy would make the host wait
         value = value.to(x.device)
     dims = value.dim()
