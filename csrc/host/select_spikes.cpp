@@ -1,4 +1,5 @@
 // Host side of select_spikes, dense_to_sparse and sparse_to_dense: rows of (time, sample), shared out over threads.
+#include "host/bits.hpp"
 #include "host/sparse.hpp"
 
 // The codelet file itself: its templates are instantiated here for the host's types.
@@ -138,10 +139,6 @@ void aboveRow(const C *x, const C *threshold, bool perNeuron, bool second, C gra
     const C *const at = x + 32 * word;
     const size_t held = std::min<size_t>(32, neurons - 32 * word);
     const uint32_t everyone = held == 32 ? ~0u : (1u << held) - 1;
-    if (!threshold) {
-      fired[word] = carried[word] = wordOf(held, [&](size_t i) { return at[i] != C(0); });
-      continue;
-    }
     const C *const thr = threshold + (perNeuron ? 32 * word : 0);
     if (held == 32) {
       fired[word] = wordAbove<C>(
@@ -159,6 +156,96 @@ void aboveRow(const C *x, const C *threshold, bool perNeuron, bool second, C gra
     }
     carried[word] |= fired[word];
   }
+}
+
+// What is not 0 of some rows, one behind the other.
+template <typename C> struct Nonzero {
+  Stream<uint32_t> ids;
+  Stream<C> values;
+
+  // Of elements of a row, the first of which has this id. Returns how many are not 0.
+  size_t append(const C *x, size_t count, uint32_t first) {
+    uint32_t found[atOnce + bitsRoom];
+    uint32_t *end = found;
+    for (size_t at = 0; at < count; at += 64) {
+      // What takes the bits apart leaves too little room to ask for memory in time.
+      for (size_t line = 0; line < 64 * sizeof(C); line += 64)
+        __builtin_prefetch(reinterpret_cast<const char *>(x + at) + ahead + line);
+      end = appendBits(end, bitsOfNonzero(x + at, std::min<size_t>(64, count - at)), static_cast<uint32_t>(at));
+    }
+    const size_t nonzero = static_cast<size_t>(end - found);
+    uint32_t *const id = ids.room(nonzero);
+    C *const value = values.room(nonzero);
+    for (size_t i = 0; i < nonzero; ++i) {
+      id[i] = first + found[i];
+      value[i] = x[found[i]];
+    }
+    ids.advance(nonzero);
+    values.advance(nonzero);
+    return nonzero;
+  }
+  static constexpr size_t atOnce = 8192; // elements that stay in the first-level cache
+
+private:
+  static constexpr size_t ahead = 4096; // bytes
+
+  // A bit for each of up to 64 elements.
+  static uint64_t bitsOfNonzero(const C *x, size_t count) {
+    uint64_t bits = 0;
+    size_t at = 0;
+    for (; at + registerLanes<C> <= count; at += registerLanes<C>)
+      bits |= bitsNonzero(load<Register<C>>(x + at)) << at;
+    for (; at < count; ++at)
+      bits |= static_cast<uint64_t>(x[at] != C(0)) << at;
+    return bits;
+  }
+};
+
+template <typename C> int denseToSparse(const Call<C> &a) {
+  const size_t rows = a.rows(), neurons = size(a.c.neurons);
+  const size_t piece = std::max<size_t>(1, 8 * Nonzero<C>::atOnce / neurons), pieces = (rows + piece - 1) / piece;
+  const unsigned threads = threadsFor(rows * neurons / 4, a.threads());
+  std::vector<Nonzero<C>> found(pieces);
+  std::vector<size_t> counts(rows);
+  const int status = parallelTry(pieces, threads, [&](size_t part) {
+    for (size_t row = part * piece; row < std::min(rows, (part + 1) * piece); ++row)
+      for (size_t first = 0; first < neurons; first += Nonzero<C>::atOnce)
+        counts[row] += found[part].append(a.in(a.c.x) + row * neurons + first,
+                                          std::min(Nonzero<C>::atOnce, neurons - first), static_cast<uint32_t>(first));
+  });
+  if (status != Done)
+    return status;
+  if (a.c.own_slots < 0)
+    a.c.own_slots = rows ? static_cast<int64_t>(*std::max_element(counts.begin(), counts.end())) : 0;
+  a.c.most = 0;
+  a.c.room(&a.c);
+  if (a.c.most != 1)
+    return NoRoom;
+  const size_t slots = size(a.c.own_slots);
+  parallelFor(pieces, threads, [&](size_t part) {
+    const uint32_t *ids = found[part].ids.data();
+    const C *values = found[part].values.data();
+    for (size_t row = part * piece; row < std::min(rows, (part + 1) * piece); ++row) {
+      const size_t count = counts[row], kept = std::min(count, slots);
+      // Of too many, what comes first in cyclic order, from `start` on, by ascending id.
+      const uint32_t start = a.c.rotate ? static_cast<uint32_t>(row / size(a.c.batch) * slots % neurons) : 0;
+      const size_t from = count > slots ? static_cast<size_t>(std::lower_bound(ids, ids + count, start) - ids) : 0;
+      const size_t behind = std::min(count - from, kept);
+      const auto keep = [&](const auto *source, auto *to) {
+        std::copy_n(source + from, behind, std::copy_n(source, kept - behind, to));
+        std::fill(to + kept, to + slots, 0);
+      };
+      keep(ids, a.c.ids_out + row * slots);
+      keep(values, a.out(a.c.values_out) + row * slots);
+      for (size_t which = 2 * row; which < 2 * row + 2; ++which) {
+        a.c.counts_out[which] = static_cast<int32_t>(kept);
+        a.c.dropped[which] = static_cast<int32_t>(count - kept);
+      }
+      ids += count;
+      values += count;
+    }
+  });
+  return Done;
 }
 
 // Rows of slots, and the elements of a dense tensor [cells, neurons] that they are: row r has those of r modulo cells.
@@ -236,6 +323,10 @@ int snnipu_above(snnipu_sparse_call *call) {
                   a.threads());
     return snnipu::Done;
   });
+}
+
+int snnipu_dense_to_sparse_fwd(snnipu_sparse_call *call) {
+  return run(call, [](auto a) { return snnipu::denseToSparse(a); });
 }
 
 int snnipu_select_spikes_fwd(snnipu_sparse_call *call) {

@@ -30,7 +30,8 @@ typedef struct snnipu_sparse_call {
   int64_t threads; /* at most this many run */
   int64_t steps, batch, slots, inputs;
   int64_t neurons;         /* without geometry; of lif_max_pool2d the channels, of max_pool2d all maps */
-  int64_t own_slots;       /* of the layer or pool. Layers, forward: -1 for as many as the fullest row needs */
+  int64_t own_slots;       /* of the layer or pool. Layers, forward, and dense_to_sparse: -1 for as many as the fullest
+                              row needs */
   const int64_t *geometry; /* of a convolution: channels, height and width of the input, the same of the output, kernel
                               height and width, stride, padding and dilation (vertical, horizontal each), groups. Of
                               sparse_pool2d: channels, height and width of the input, height and width of the output and
@@ -59,8 +60,9 @@ typedef struct snnipu_sparse_call {
   int64_t mode;                    /* of a pool: 0 maximum, 1 average, 2 sum */
   int64_t surrogate;               /* enum snnipu_surrogate, */
   double surrogate_a, surrogate_b; /* and its parameters, in the order of csrc/neuron/surrogate.hpp */
-  /* Of a layer, forward: called when own_slots is known, to set ids_out, values_out, counts_out, dropped, slot_mem,
-   * source and neuron_counts, and at last `most` to 1: where it ends before, the layer ends with 4. */
+  /* Of a layer, forward, and of dense_to_sparse: called when own_slots is known, to set ids_out, values_out,
+   * counts_out, dropped, and of a layer slot_mem, source and neuron_counts, and at last `most` to 1: where it ends
+   * before, the function ends with 4. */
   void (*room)(struct snnipu_sparse_call *call);
   int32_t *ids_out;              /* the layer's spikes, or the pool's; backward passes read them. Of a layer with
                                     a pool they read source in their place. */
@@ -120,8 +122,10 @@ SNNIPU_SPARSE(sparse_conv_lif_sequence_bwd);
 SNNIPU_SPARSE(sparse_pool2d_fwd);
 SNNIPU_SPARSE(sparse_pool2d_bwd);
 
-/* Bits of x [steps, batch, neurons]. With threshold: fired where x > threshold, carried also where x is above the
- * second one or, without one, everywhere. threshold NULL: both where x is not 0. */
+/* Slots of what is not 0 in x [steps, batch, neurons], with its values: ids_out, values_out, counts_out, dropped. */
+SNNIPU_SPARSE(dense_to_sparse_fwd);
+/* Bits of x [steps, batch, neurons]: fired where x > threshold, carried also where x is above the second one or,
+ * without one, everywhere. */
 SNNIPU_SPARSE(above);
 /* Slots from bits: ids_out, values_out (1 for a spike, else 0), counts_out, dropped. */
 SNNIPU_SPARSE(select_spikes_fwd);

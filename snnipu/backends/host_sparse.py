@@ -75,45 +75,55 @@ def _fingerprint(weight: torch.Tensor) -> int:
     return int(host.library.snnipu_fingerprint(source.data_ptr(), size, torch.get_num_threads()))
 
 
-def _selected(
-    x: torch.Tensor, threshold: Optional[torch.Tensor], grad_threshold: Optional[float], capacity: int, rotate: bool
-) -> Slots:
-    """ids, values, counts and dropped of what is above the thresholds; without ``threshold`` of what is not 0."""
-    steps, batch, neurons = x.shape
-    host._check_sizes(steps * batch, neurons)
-    fired = torch.empty((steps, batch, words(neurons)), dtype=torch.int32)
-    given = {"steps": steps, "batch": batch, "neurons": neurons, "fired": fired, "carried": torch.empty_like(fired)}
-    most = 0
-    if steps * batch:
-        level = 1 if threshold is None else threshold.numel()
-        levels = {"threshold": threshold, "threshold_size": level, "second_threshold": grad_threshold}
-        most = run("above", x.dtype, {**given, **levels, "has_second_threshold": grad_threshold is not None, "x": x})
-    slots = most if capacity == AS_NEEDED else capacity
-    counts = fired.new_empty((steps, batch, 2))
-    made = {**_room(x, steps, batch, slots), "counts_out": counts, "dropped": torch.empty_like(counts)}
-    if steps * batch:
-        run("select_spikes_fwd", x.dtype, {**given, **made, "own_slots": slots, "rotate": rotate})
-    return made["ids_out"], made["values_out"], counts, made["dropped"]
-
-
-def _room(like: torch.Tensor, steps: int, batch: int, slots: int) -> Dict[str, Any]:
-    """For ids and values."""
+def _room(like: torch.Tensor, steps: int, batch: int, slots: int) -> Dict[str, torch.Tensor]:
+    """For spikes."""
     shape = (steps, batch, slots)
-    none = torch.empty(0, dtype=torch.int32)
-    return {"ids_out": memory.varying(none, shape), "values_out": memory.varying(like, shape)}
+    counts = torch.empty((steps, batch, 2), dtype=torch.int32)
+    values = memory.varying(like, shape)
+    ids = memory.varying(counts, shape)
+    return {"ids_out": ids, "values_out": values, "counts_out": counts, "dropped": torch.empty_like(counts)}
+
+
+def _slots_of(made: Dict[str, torch.Tensor]) -> Slots:
+    return made["ids_out"], made["values_out"], made["counts_out"], made["dropped"]
 
 
 def dense_to_sparse_fwd(x: torch.Tensor, capacity: int, rotate: bool) -> Slots:
     """CPU kernel of ``snnipu::dense_to_sparse_fwd``."""
-    ids, _, counts, dropped = _selected(x, None, None, capacity, rotate)
-    return ids, sparse_to_dense_bwd(x, ids, counts), counts, dropped
+    steps, batch, neurons = x.shape
+    host._check_sizes(steps * batch, neurons)
+    made: Dict[str, torch.Tensor] = {}
+
+    def room(slots: int) -> Dict[str, torch.Tensor]:
+        made.update(_room(x, steps, batch, slots))
+        return made
+
+    if steps * batch:
+        sizes = {"steps": steps, "batch": batch, "neurons": neurons}
+        run("dense_to_sparse_fwd", x.dtype, {**sizes, "x": x, "own_slots": capacity, "rotate": rotate}, room)
+    else:
+        room(max(capacity, 0))
+    return _slots_of(made)
 
 
 def select_spikes_fwd(
     mem: torch.Tensor, threshold: torch.Tensor, grad_threshold: Optional[float], capacity: int, rotate: bool
 ) -> Slots:
     """CPU kernel of ``snnipu::select_spikes_fwd``."""
-    return _selected(mem, threshold, grad_threshold, capacity, rotate)
+    steps, batch, neurons = mem.shape
+    host._check_sizes(steps * batch, neurons)
+    fired = torch.empty((steps, batch, words(neurons)), dtype=torch.int32)
+    given = {"steps": steps, "batch": batch, "neurons": neurons, "fired": fired, "carried": torch.empty_like(fired)}
+    most = 0
+    if steps * batch:
+        levels = {"threshold": threshold, "threshold_size": threshold.numel(), "second_threshold": grad_threshold}
+        is_second = {"has_second_threshold": grad_threshold is not None}
+        most = run("above", mem.dtype, {**given, **levels, **is_second, "x": mem})
+    slots = most if capacity == AS_NEEDED else capacity
+    made = _room(mem, steps, batch, slots)
+    if steps * batch:
+        run("select_spikes_fwd", mem.dtype, {**given, **made, "own_slots": slots, "rotate": rotate})
+    return _slots_of(made)
 
 
 def select_spikes_bwd(
@@ -367,13 +377,10 @@ def layer_fwd(a: LayerForward) -> LayerMade:
     made: Dict[str, Any] = {"source": None, "neuron_counts": None}
 
     def room(slots: int) -> Dict[str, Any]:
-        shape = (steps, batch, slots)
-        made["ids_out"], made["values_out"] = memory.varying(a.ids, shape), memory.varying(a.weight, shape)
-        made["slot_mem"] = memory.varying(a.weight, shape)
-        made["counts_out"] = a.counts.new_empty((steps, batch, 2))
-        made["dropped"] = torch.empty_like(made["counts_out"])
+        made.update(_room(a.weight, steps, batch, slots))
+        made["slot_mem"] = memory.varying(a.weight, (steps, batch, slots))
         if window is not None:
-            made["source"] = memory.varying(a.ids, shape)
+            made["source"] = memory.varying(a.ids, (steps, batch, slots))
             made["neuron_counts"] = torch.empty_like(made["counts_out"])
         return made
 
@@ -449,7 +456,6 @@ def sparse_pool2d_fwd(
     fullest = max(0, int(counts[..., 1].max())) if counts.numel() else 0
     slots_out = min(sizes.neurons, min(fullest, slots) * windows) if capacity == AS_NEEDED else capacity
     made = _room(values, steps, batch, slots_out)
-    counts_out = counts.new_empty((steps, batch, 2))
     source = memory.varying(ids, (steps, batch, slots_out) if mode == 0 else (0,))
     most = 0
     if steps * batch:
@@ -464,11 +470,10 @@ def sparse_pool2d_fwd(
             "ids": ids,
             "values": values,
             "counts": counts,
-            "counts_out": counts_out,
             "source": source if mode == 0 else None,
         }
         most = run("sparse_pool2d_fwd", values.dtype, {**fields, **made})
-    ids_out, values_out = made["ids_out"], made["values_out"]
+    ids_out, values_out, counts_out, _ = _slots_of(made)
     if capacity == AS_NEEDED and most < slots_out:
         ids_out, values_out = ids_out[..., :most].contiguous(), values_out[..., :most].contiguous()
         source = source[..., :most].contiguous() if mode == 0 else source

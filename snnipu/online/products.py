@@ -22,10 +22,10 @@ from snnipu.spikes import SparseSpikes
 class Product:
     """A linear layer or a convolution of rows ``[N, ...]``; autograd knows nothing of it."""
 
-    def __init__(self, layer: Any, x: torch.Tensor, needs: Sequence[bool]) -> None:
+    def __init__(self, layer: Any, x: torch.Tensor, needs: Sequence[bool], need_x: bool = True) -> None:
         self.layer, self.shape, self.needs = layer, x.shape, needs
         with torch.no_grad():
-            self.events = _events(layer, x, layer.weight)
+            self.events = _events(layer, x, layer.weight, learns_alone=needs[0] and not need_x)
         self._dense: Optional[torch.Tensor] = None
         self._own: List[torch.Tensor] = []
 
@@ -81,11 +81,13 @@ class Product:
         return [next(made) if need else None for need in self.needs]
 
 
-def _events(layer: Any, x: torch.Tensor, weight: torch.Tensor) -> Optional[sparse_input.Events]:
+def _events(
+    layer: Any, x: torch.Tensor, weight: torch.Tensor, learns_alone: bool = False
+) -> Optional[sparse_input.Events]:
     if isinstance(layer, nn.Linear):
         return sparse_input.linear_events(x, weight)
     sizes = (layer.stride, layer.padding, layer.dilation, layer.groups)
-    return sparse_input.convolution_events(x, weight, weight, *sizes)
+    return sparse_input.convolution_events(x, weight, weight, *sizes, learns_alone=learns_alone)
 
 
 def _dense(layer: Any, x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
@@ -122,7 +124,7 @@ class _Product(torch.autograd.Function):
         bias: Optional[torch.Tensor],
     ) -> torch.Tensor:
         ctx.direction, ctx.is_first = direction, is_first
-        ctx.product = Product(layer, x, ctx.needs_input_grad[4:])
+        ctx.product = Product(layer, x, ctx.needs_input_grad[4:], ctx.needs_input_grad[3])
         if is_first:
             direction.product = ctx.product
         return ctx.product.run(x)

@@ -121,7 +121,7 @@ def conv2d(
         ``[N, out, H', W']``.
     """
     given = (stride, padding, dilation, groups)
-    events = convolution_events(x, weight, weight, *given)
+    events = convolution_events(x, weight, weight, *given, learns_alone=_learns_alone(x, weight))
     return F.conv2d(x, weight, bias, *given) if events is None else events.product(x, weight, bias)
 
 
@@ -148,7 +148,7 @@ def conv1d(
     sizes = (_of_a_line(stride, 1), _of_a_line(padding, 0), _of_a_line(dilation, 1))
     if x.dim() == weight.dim() == 3 and None not in sizes:
         maps, kernels = x.unsqueeze(2), weight.unsqueeze(2)  # of one line
-        events = convolution_events(maps, kernels, weight, *sizes, groups)
+        events = convolution_events(maps, kernels, weight, *sizes, groups, learns_alone=_learns_alone(x, weight))
         if events is not None:
             return events.product(maps, kernels, bias).squeeze(2)
     return F.conv1d(x, weight, bias, stride, padding, dilation, groups)
@@ -161,6 +161,10 @@ def _of_a_line(size: Any, across: int) -> Any:
     return size if isinstance(size, str) else (across, size)
 
 
+def _learns_alone(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and weight.requires_grad and not x.requires_grad
+
+
 def convolution_events(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -169,12 +173,18 @@ def convolution_events(
     padding: Any,
     dilation: Any,
     groups: int,
+    learns_alone: bool = False,
 ) -> Optional["Events"]:
-    """As :func:`linear_events`, of :func:`conv2d`; ``parameter``: what ``weight``, of four dimensions, is made of."""
+    """As :func:`linear_events`, of :func:`conv2d`.
+
+    ``parameter``: what ``weight``, of four dimensions, is made of; ``learns_alone``: its gradient will be asked for,
+    that of ``x`` not.
+    """
     geometry = _geometry(x, weight, stride, padding, dilation, groups)
     if geometry is None or not x.is_contiguous():
         return None
-    most = _break_even.of_convolution_input(parameter.shape, groups, geometry.stride_y * geometry.stride_x)
+    stride = geometry.stride_y * geometry.stride_x
+    most = _break_even.of_convolution_input(parameter.shape, groups, stride, learns_alone)
     slots = _slots(x, parameter, most, geometry.positions * weight.numel())
     return None if slots is None else Events(slots, geometry)
 

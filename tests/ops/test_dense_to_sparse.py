@@ -63,6 +63,21 @@ def test_what_is_kept(poisoned):
     assert spikes.overflow == 6
 
 
+@pytest.mark.parametrize("overflow", ["lowest", "rotate"])
+@pytest.mark.parametrize("max_spikes", [None, 900])
+@pytest.mark.parametrize("neurons", [8191, 8192, 20001])
+def test_rows_that_are_looked_at_in_pieces(neurons, max_spikes, overflow, poisoned):
+    x = some(3, 2, neurons, 0.1)
+    x[0, 0, [0, -1]] = torch.tensor([float("nan"), float("-inf")])
+    spikes = ops.dense_to_sparse(x, max_spikes, overflow=overflow)
+    expected = slots_of(x != 0, x != 0, max_spikes, overflow, x.dtype)
+    for name in ("ids", "counts", "dropped"):
+        assert torch.equal(getattr(spikes, name), getattr(expected, name))
+    used = torch.arange(spikes.capacity) < spikes.counts[..., 1:]
+    kept = torch.where(used, x.gather(2, spikes.ids.long()), torch.zeros(()))
+    torch.testing.assert_close(spikes.values, kept, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("overflow", ["lowest", "rotate"])
 @pytest.mark.parametrize("max_spikes", [None, 0, 1, 9, 64, 1000])

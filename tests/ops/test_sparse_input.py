@@ -213,16 +213,17 @@ def test_the_choice_is_by_size_and_share(monkeypatch):
         sparse_input.linear((torch.rand(rows, inputs) < share).float(), torch.randn(outputs, inputs))
         return taken[-1]
 
-    def conv2d(share, inputs=12, outputs=64, size=12, stride=1, kernel=3):
+    def conv2d(share, inputs=12, outputs=64, size=12, stride=1, kernel=3, learns=(False, False)):
         torch.manual_seed(0)
-        x = (torch.rand(20, inputs, size, size) < share).float()
-        sparse_input.conv2d(x, torch.randn(outputs, inputs, kernel, kernel), stride=stride)
+        x = (torch.rand(20, inputs, size, size) < share).float().requires_grad_(learns[0])
+        weight = torch.randn(outputs, inputs, kernel, kernel, requires_grad=learns[1])
+        sparse_input.conv2d(x, weight, stride=stride)
         return taken[-1]
 
-    def conv1d(share, inputs=32, outputs=64, kernel=9, length=64, **options):
+    def conv1d(share, inputs=32, outputs=64, kernel=9, length=64, learns=False, **options):
         torch.manual_seed(0)
         x = (torch.rand(40, inputs, length) < share).float()
-        sparse_input.conv1d(x, torch.randn(outputs, inputs, kernel), **options)
+        sparse_input.conv1d(x, torch.randn(outputs, inputs, kernel, requires_grad=learns), **options)
         return taken[-1]
 
     assert linear(400, 500, 256, 0.1)
@@ -245,6 +246,26 @@ def test_the_choice_is_by_size_and_share(monkeypatch):
     assert not conv2d(0.1, size=4)
     assert not conv2d(0.1, stride=2, size=24)
     assert conv2d(0.02, stride=2, size=24)
+    # Events as they were recorded: the weight learns, and the input needs no gradient.
+    frames = {"inputs": 2, "outputs": 16, "size": 40, "learns": (False, True)}
+    assert conv2d(0.2, **frames)
+    assert not conv2d(0.3, **frames)
+    assert not conv2d(0.1, **{**frames, "learns": (True, True)})
+    assert not conv2d(0.1, **{**frames, "learns": (False, False)})
+    with torch.no_grad():
+        assert not conv2d(0.1, **frames)
+    assert not conv2d(0.1, **{**frames, "inputs": 3})
+    assert conv2d(0.08, **{**frames, "outputs": 12})
+    assert not conv2d(0.13, **{**frames, "outputs": 12})
+    assert conv2d(0.13, **{**frames, "outputs": 12}, kernel=5)
+    assert not conv2d(0.05, **{**frames, "outputs": 7, "size": 60}, kernel=5)
+    assert conv2d(0.05, **frames, stride=2, kernel=5)
+    assert not conv2d(0.08, **frames, stride=2, kernel=5)
+    assert conv1d(0.08, inputs=12, outputs=16, length=128, learns=True)
+    assert not conv1d(0.08, inputs=12, outputs=16, length=128)
+    assert not conv1d(0.13, inputs=12, outputs=16, length=128, learns=True)
+    assert conv1d(0.05, inputs=12, outputs=32, kernel=5, length=128, learns=True)
+    assert not conv1d(0.05, inputs=12, outputs=16, kernel=5, length=200, learns=True)
     assert conv1d(0.1)
     assert not conv1d(0.25)
     assert conv1d(0.25, kernel=25)

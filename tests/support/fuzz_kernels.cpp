@@ -441,12 +441,8 @@ void select(Draw &draw) {
   auto call = sparseCall(draw);
   call.neurons = draw.size(1, 300);
   const int64_t rows = call.steps * call.batch, bytes = draw.bytes(call.dtype), words = (call.neurons + 31) / 32;
-  if (draw.coin()) {
-    call.threshold_size = draw.coin() ? 1 : call.neurons;
-    call.threshold = draw.numbers(call.dtype, call.threshold_size);
-  } else {
-    call.threshold_size = 1;
-  }
+  call.threshold_size = draw.coin() ? 1 : call.neurons;
+  call.threshold = draw.numbers(call.dtype, call.threshold_size);
   call.has_second_threshold = draw.coin();
   call.second_threshold = static_cast<double>(draw.size(-4, 4)) / 2;
   call.x = draw.numbers(call.dtype, rows * call.neurons);
@@ -462,8 +458,6 @@ void select(Draw &draw) {
   call.counts_out = draw.room<int32_t>(8 * rows);
   call.dropped = draw.room<int32_t>(8 * rows);
   run(draw, snnipu_select_spikes_fwd, call, false);
-  if (!call.threshold)
-    return;
   draw.forgetRoom();
   call.grad = draw.numbers(call.dtype, rows * call.own_slots);
   call.slot_mem = draw.numbers(call.dtype, rows * call.own_slots);
@@ -473,7 +467,32 @@ void select(Draw &draw) {
   run(draw, snnipu_select_spikes_bwd, call, false, call.surrogate <= SNNIPU_SPIKE_RATE_ESCAPE);
 }
 
+void nonzero(Draw &draw) {
+  auto call = sparseCall(draw);
+  call.neurons = draw.rarely() ? draw.size(1, 20000) : draw.size(1, 300);
+  const int64_t rows = call.steps * call.batch, bytes = draw.bytes(call.dtype);
+  const bool hasRoom = !draw.rarely();
+  call.x = draw.numbers(call.dtype, rows * call.neurons);
+  call.own_slots = draw.coin() ? -1 : draw.size(0, call.neurons + 3);
+  call.rotate = draw.coin();
+  makeRoom = [&](snnipu_sparse_call *of) {
+    const int64_t left = allowed.exchange(0); // what is allocated here is ours
+    if (of->own_slots < 0 || of->own_slots > call.neurons + 3)
+      fail("slots of what is not 0", of->own_slots);
+    of->ids_out = draw.room<int32_t>(4 * rows * of->own_slots);
+    of->values_out = draw.room(rows * of->own_slots * bytes);
+    of->counts_out = draw.room<int32_t>(8 * rows);
+    of->dropped = draw.room<int32_t>(8 * rows);
+    allowed = left;
+    of->most = hasRoom;
+  };
+  call.room = [](snnipu_sparse_call *of) { makeRoom(of); };
+  run(draw, snnipu_dense_to_sparse_fwd, call, false);
+}
+
 void dense(Draw &draw) {
+  if (draw.coin())
+    return nonzero(draw);
   auto call = sparseCall(draw);
   call.neurons = draw.size(1, 200);
   call.slots = draw.size(0, call.neurons + 2);
