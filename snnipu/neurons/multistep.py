@@ -279,13 +279,15 @@ class MultiStep(nn.Sequential):
         return out
 
     def paths(self, x: Union[torch.Tensor, SparseSpikes], num_steps: Optional[int] = None) -> Paths:
-        """Run the network once, without gradients, and tell how each module ran.
+        """Run the network once, and tell how each module ran.
 
         .. code-block:: python
 
             print(net.paths(x))
 
         The call is a real one: ``init_hidden`` states, running averages and random numbers go on as after ``net(x)``.
+        Where gradients are enabled it runs as in training, which lets a first convolution take events that it does not
+        under ``torch.no_grad()``.
 
         Args:
             x, num_steps: those of :meth:`forward`.
@@ -295,7 +297,7 @@ class MultiStep(nn.Sequential):
             that was not zero, and the share up to which a product goes by events; ``str`` gives a table.
         """
         before = getattr(_asked, "network", (None, None))
-        with torch.no_grad(), sparse_input.watched() as choices:
+        with sparse_input.watched() as choices:
             watch = Watch(choices)
             _asked.network = (self, watch)
             try:

@@ -37,9 +37,13 @@ LISTED = 0.0012
 ALWAYS_SPARSE = Shares(currents=1.0, layer=1.0, gradient=1.0, with_pool=1.0, before_dense=1.0)
 
 # Of an ordinary layer's input, whose gradient stays a dense product: up to which share of nonzero numbers events are
-# faster, converting included. A linear layer's by how many outputs it has at least; a convolution's of steps of 1 by
-# how many numbers a kernel has in a channel and how many maps a group gives, at least, from FEWEST_CHANNELS a group on.
-LINEAR_INPUT = ((256, 0.35), (128, 0.25), (64, 0.12), (32, 0.06), (8, 0.03))
+# faster, converting included. A linear layer's by how many outputs it has at least, less what does not depend on the
+# share: so many rows' part of it for the weights, which are packed and whose gradient is unpacked, and so many inputs'
+# for a row.
+LINEAR_INPUT = ((512, 0.33), (256, 0.24), (128, 0.15), (64, 0.1), (32, 0.06), (8, 0.05))
+ROWS_OF_WEIGHTS, INPUTS_OF_A_ROW = 24, 10
+# A convolution's of steps of 1 by how many numbers a kernel has in a channel and how many maps a group gives, at least,
+# from FEWEST_CHANNELS a group on.
 CONVOLUTION_INPUT = {
     1: ((25, 8, 0.35), (9, 64, 0.18), (9, 32, 0.1), (5, 64, 0.15), (5, 32, 0.07), (3, 64, 0.06)),
     2: ((25, 64, 0.22), (25, 32, 0.16), (25, 16, 0.08), (9, 64, 0.18), (9, 32, 0.08)),
@@ -53,9 +57,10 @@ MOST_CHANNELS = {1: 15, 2: 2}
 FEWEST_PRODUCTS = 1 << 22
 
 
-def of_linear_input(outputs: int) -> float:
+def of_linear_input(outputs: int, inputs: int, rows: int) -> float:
     """The share up to which events are faster; 0: always dense."""
-    return next((share for least, share in LINEAR_INPUT if outputs >= least), 0.0)
+    share = next((share for least, share in LINEAR_INPUT if outputs >= least), 0.0)
+    return max(0.0, share - ROWS_OF_WEIGHTS / max(1, rows) - INPUTS_OF_A_ROW / max(1, inputs))
 
 
 def of_convolution_input(weight: Sequence[int], groups: int, stride: int, learns_alone: bool = False) -> float:

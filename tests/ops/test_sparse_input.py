@@ -35,7 +35,10 @@ def always(patch):
     patch.setattr(_break_even, "FEWEST_PRODUCTS", 0)
     patch.setattr(_break_even, "FEWEST_CHANNELS", {1: 1, 2: 1})
     patch.setattr(_break_even, "LINEAR_INPUT", ((1, 1.0),))
-    patch.setattr(_break_even, "CONVOLUTION_INPUT", dict.fromkeys((1, 2), ((1, 1, 1e3),)))
+    patch.setattr(_break_even, "ROWS_OF_WEIGHTS", 0)
+    patch.setattr(_break_even, "INPUTS_OF_A_ROW", 0)
+    for table in ("CONVOLUTION_INPUT", "FIRST_CONVOLUTION"):
+        patch.setattr(_break_even, table, dict.fromkeys((1, 2), ((1, 1, 1e3),)))
     patch.setattr(sparse_input, "_LARGEST_ROW", 1.0)
 
 
@@ -228,12 +231,17 @@ def test_the_choice_is_by_size_and_share(monkeypatch):
 
     assert linear(400, 500, 256, 0.1)
     assert not linear(400, 500, 256, 0.6)
-    assert linear(400, 500, 64, 0.05)
-    assert not linear(400, 500, 64, 0.2)
-    assert linear(1600, 500, 10, 0.01)
-    assert not linear(1600, 500, 10, 0.1)
-    assert not linear(1600, 500, 4, 0.01)
+    assert linear(1600, 1000, 64, 0.05)
+    assert not linear(1600, 1000, 64, 0.2)
+    assert linear(1600, 2000, 10, 0.01)
+    assert not linear(1600, 2000, 10, 0.1)
+    assert not linear(1600, 2000, 4, 0.01)
     assert not linear(10, 50, 256, 0.01)
+    # Of few rows packing the weights takes too long, and of few inputs what every row costs.
+    assert linear(400, 1000, 512, 0.2)
+    assert not linear(100, 1000, 512, 0.2)
+    assert not linear(25, 1000, 1000, 0.01)
+    assert not linear(4000, 200, 10, 0.01)
     assert conv2d(0.1)
     assert not conv2d(0.3)
     assert conv2d(0.2, kernel=5)
