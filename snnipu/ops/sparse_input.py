@@ -95,7 +95,7 @@ def linear_events(x: torch.Tensor, weight: torch.Tensor) -> Optional["Events"]:
     """The events by which :func:`linear` makes this product; None: the dense one is faster."""
     most = 0.0
     if x.dim() == 2 and weight.dim() == 2 and x.shape[1] == weight.shape[1]:
-        most = _break_even.of_linear_input(*weight.shape, x.shape[0])
+        most = _break_even.of_linear_input(weight.shape[0], weight.shape[1], x.shape[0])
     slots = _slots(x, weight, most, weight.numel())
     return None if slots is None else Events(slots, None)
 
