@@ -36,9 +36,7 @@
 
 namespace snnipu {
 
-template <typename C, unsigned N> struct VectorOf {
-  typedef C type __attribute__((vector_size(N * sizeof(C))));
-};
+template <typename C, unsigned N> struct VectorOf { typedef C type __attribute__((vector_size(N * sizeof(C)))); };
 template <typename C, unsigned N> using VectorN = typename VectorOf<C, N>::type;
 
 template <typename C> constexpr unsigned registerLanes = SNNIPU_LANE_BYTES / sizeof(C);
