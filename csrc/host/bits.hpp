@@ -40,6 +40,26 @@ inline uint32_t *appendBits(uint32_t *to, uint64_t bits, uint32_t first) {
   return end;
 }
 
+// One bit for each lane that is not 0, NaN among them, the first lane's the lowest.
+template <typename V> inline uint64_t bitsNonzero(V a) {
+#if defined(SNNIPU_AVX512)
+  if constexpr (sizeof(V) == 64 && std::is_same_v<Element<V>, float>)
+    return _mm512_cmp_ps_mask(reinterpret_cast<__m512>(a), _mm512_setzero_ps(), _CMP_NEQ_UQ);
+  if constexpr (sizeof(V) == 64 && std::is_same_v<Element<V>, double>)
+    return _mm512_cmp_pd_mask(reinterpret_cast<__m512d>(a), _mm512_setzero_pd(), _CMP_NEQ_UQ);
+#endif
+#if defined(SNNIPU_AVX)
+  if constexpr (sizeof(V) == 32 && std::is_same_v<Element<V>, float>)
+    return static_cast<unsigned>(_mm256_movemask_ps(reinterpret_cast<__m256>(a != splat<V>(0))));
+  if constexpr (sizeof(V) == 32 && std::is_same_v<Element<V>, double>)
+    return static_cast<unsigned>(_mm256_movemask_pd(reinterpret_cast<__m256d>(a != splat<V>(0))));
+#endif
+  uint64_t bits = 0;
+  for (unsigned i = 0; i < lanes<V>; ++i)
+    bits |= static_cast<uint64_t>(a[i] != 0) << i;
+  return bits;
+}
+
 // Masks, a bit for each lane, in as few bytes as `lanes` lanes take.
 template <unsigned lanes> using LaneMask = std::conditional_t<(lanes > 8), uint16_t, uint8_t>;
 

@@ -319,27 +319,7 @@ template <typename V> struct Registers<V, 0> {
   template <typename Body> void forEach(const Body &, unsigned = 0) {}
 };
 
-// One bit for each lane of a comparison's result, the first lane's the lowest.
-template <typename V, typename Compared> inline uint64_t bitsOf(Compared compared) {
-#if defined(SNNIPU_AVX)
-  if constexpr (sizeof(V) == 32 && std::is_same_v<Element<V>, float>)
-    return static_cast<unsigned>(_mm256_movemask_ps(reinterpret_cast<__m256>(compared)));
-  if constexpr (sizeof(V) == 32 && std::is_same_v<Element<V>, double>)
-    return static_cast<unsigned>(_mm256_movemask_pd(reinterpret_cast<__m256d>(compared)));
-#endif
-#if defined(SNNIPU_SSE2)
-  if constexpr (sizeof(V) == 16 && std::is_same_v<Element<V>, float>)
-    return static_cast<unsigned>(_mm_movemask_ps(reinterpret_cast<__m128>(compared)));
-  if constexpr (sizeof(V) == 16 && std::is_same_v<Element<V>, double>)
-    return static_cast<unsigned>(_mm_movemask_pd(reinterpret_cast<__m128d>(compared)));
-#endif
-  uint64_t bits = 0;
-  for (unsigned i = 0; i < lanes<V>; ++i)
-    bits |= static_cast<uint64_t>(compared[i] != 0) << i;
-  return bits;
-}
-
-// One bit for each lane where a > b.
+// One bit for each lane where a > b, the first lane's the lowest.
 template <typename V> inline uint64_t bitsAbove(V a, V b) {
 #if defined(SNNIPU_AVX512)
   if constexpr (sizeof(V) == 64 && std::is_same_v<Element<V>, float>)
@@ -347,18 +327,22 @@ template <typename V> inline uint64_t bitsAbove(V a, V b) {
   if constexpr (sizeof(V) == 64 && std::is_same_v<Element<V>, double>)
     return _mm512_cmp_pd_mask(reinterpret_cast<__m512d>(a), reinterpret_cast<__m512d>(b), _CMP_GT_OQ);
 #endif
-  return bitsOf<V>(a > b);
-}
-
-// One bit for each lane that is not 0, NaN among them.
-template <typename V> inline uint64_t bitsNonzero(V a) {
-#if defined(SNNIPU_AVX512)
-  if constexpr (sizeof(V) == 64 && std::is_same_v<Element<V>, float>)
-    return _mm512_cmp_ps_mask(reinterpret_cast<__m512>(a), _mm512_setzero_ps(), _CMP_NEQ_UQ);
-  if constexpr (sizeof(V) == 64 && std::is_same_v<Element<V>, double>)
-    return _mm512_cmp_pd_mask(reinterpret_cast<__m512d>(a), _mm512_setzero_pd(), _CMP_NEQ_UQ);
+#if defined(SNNIPU_AVX)
+  if constexpr (sizeof(V) == 32 && std::is_same_v<Element<V>, float>)
+    return static_cast<unsigned>(_mm256_movemask_ps(reinterpret_cast<__m256>(a > b)));
+  if constexpr (sizeof(V) == 32 && std::is_same_v<Element<V>, double>)
+    return static_cast<unsigned>(_mm256_movemask_pd(reinterpret_cast<__m256d>(a > b)));
 #endif
-  return bitsOf<V>(a != splat<V>(0));
+#if defined(SNNIPU_SSE2)
+  if constexpr (sizeof(V) == 16 && std::is_same_v<Element<V>, float>)
+    return static_cast<unsigned>(_mm_movemask_ps(reinterpret_cast<__m128>(a > b)));
+  if constexpr (sizeof(V) == 16 && std::is_same_v<Element<V>, double>)
+    return static_cast<unsigned>(_mm_movemask_pd(reinterpret_cast<__m128d>(a > b)));
+#endif
+  uint64_t bits = 0;
+  for (unsigned i = 0; i < lanes<V>; ++i)
+    bits |= static_cast<uint64_t>(a[i] > b[i]) << i;
+  return bits;
 }
 
 // 1 in each lane whose bit is set, else 0.
