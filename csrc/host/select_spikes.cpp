@@ -158,17 +158,17 @@ void aboveRow(const C *x, const C *threshold, bool perNeuron, bool second, C gra
   }
 }
 
-// What is not 0 of some rows, one behind the other.
+// The nonzero elements of some rows, one behind the other.
 template <typename C> struct Nonzero {
   Stream<uint32_t> ids;
   Stream<C> values;
 
-  // Of elements of a row, the first of which has this id. Returns how many are not 0.
+  // x: consecutive elements of a row, from id `first` on. Returns how many are not 0.
   size_t append(const C *x, size_t count, uint32_t first) {
     uint32_t found[atOnce + bitsRoom];
     uint32_t *end = found;
     for (size_t at = 0; at < count; at += 64) {
-      // What takes the bits apart leaves too little room to ask for memory in time.
+      // The processor does not look far enough ahead by itself: appendBits is long.
       for (size_t line = 0; line < 64 * sizeof(C); line += 64)
         __builtin_prefetch(reinterpret_cast<const char *>(x + at) + ahead + line);
       end = appendBits(end, bitsOfNonzero(x + at, std::min<size_t>(64, count - at)), static_cast<uint32_t>(at));

@@ -37,9 +37,9 @@ LISTED = 0.0012
 ALWAYS_SPARSE = Shares(currents=1.0, layer=1.0, gradient=1.0, with_pool=1.0, before_dense=1.0)
 
 # Of an ordinary layer's input, whose gradient stays a dense product: up to which share of nonzero numbers events are
-# faster, converting included. A linear layer's by how many outputs it has at least, less what does not depend on the
-# share: so many rows' part of it for the weights, which are packed and whose gradient is unpacked, and so many inputs'
-# for a row.
+# faster, converting included. A linear layer's by how many outputs it has at least, less ROWS_OF_WEIGHTS / rows and
+# INPUTS_OF_A_ROW / inputs: packing weights and unpacking their gradient takes as long for few rows as for many, and so
+# does what surrounds a row for few inputs.
 LINEAR_INPUT = ((512, 0.33), (256, 0.24), (128, 0.15), (64, 0.1), (32, 0.06), (8, 0.05))
 ROWS_OF_WEIGHTS, INPUTS_OF_A_ROW = 24, 10
 # A convolution's of steps of 1 by how many numbers a kernel has in a channel and how many maps a group gives, at least,
@@ -49,8 +49,8 @@ CONVOLUTION_INPUT = {
     2: ((25, 64, 0.22), (25, 32, 0.16), (25, 16, 0.08), (9, 64, 0.18), (9, 32, 0.08)),
 }  # of lines and of maps
 FEWEST_CHANNELS = {1: 16, 2: 4}
-# The same where weights learn and the input does not, events as they were recorded: of MOST_CHANNELS of them, for whose
-# weights' gradient alone oneDNN takes five to ten times what it does for the forward pass.
+# The same for up to MOST_CHANNELS input channels, of event frames say, where the weights need a gradient and the input
+# does not: oneDNN's gradient of such weights takes three to five times as long as its forward pass.
 FIRST_CONVOLUTION = {1: ((9, 16, 0.1), (5, 32, 0.07)), 2: ((9, 16, 0.25), (25, 8, 0.15), (9, 8, 0.1))}
 MOST_CHANNELS = {1: 15, 2: 2}
 # Multiplications below which finding out takes longer than they do.

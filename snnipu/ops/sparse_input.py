@@ -162,6 +162,7 @@ def _of_a_line(size: Any, across: int) -> Any:
 
 
 def _learns_alone(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether the weight's gradient will be asked for, and that of ``x`` not."""
     return torch.is_grad_enabled() and weight.requires_grad and not x.requires_grad
 
 
@@ -177,8 +178,7 @@ def convolution_events(
 ) -> Optional["Events"]:
     """As :func:`linear_events`, of :func:`conv2d`.
 
-    ``parameter``: what ``weight``, of four dimensions, is made of; ``learns_alone``: its gradient will be asked for,
-    that of ``x`` not.
+    ``parameter``: what ``weight``, of four dimensions, is made of; ``learns_alone``: as :func:`_learns_alone`.
     """
     geometry = _geometry(x, weight, stride, padding, dilation, groups)
     if geometry is None or not x.is_contiguous():
