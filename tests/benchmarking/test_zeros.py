@@ -26,13 +26,14 @@ def test_every_row_is_right(name, work):
 
 
 def test_convolutions_by_events_are_right():
-    """At these sizes the two hidden convolutions go by events."""
-    settings = Settings(**{**SMALL, "input": "conv"})
-    result = check("multistep", input="conv")
-    assert result.passed, result.detail
-    measured = zeros.build(settings).measured()
-    assert [path.endswith("events") for path in measured["path"]] == [False, True, True, False]
-    assert measured["activity"] == pytest.approx([0.1] * 4, abs=0.02)
+    """At these sizes the two hidden convolutions go by events, and where it learns the first one, too."""
+    for work, first in (("training", True), ("inference", False)):
+        settings = Settings(**{**SMALL, "input": "conv", "work": work})
+        result = check("multistep", input="conv", work=work)
+        assert result.passed, result.detail
+        measured = zeros.build(settings).measured()
+        assert [path.endswith("events") for path in measured["path"]] == [first, True, True, False]
+        assert measured["activity"] == pytest.approx([0.1] * 4, abs=0.02)
 
 
 def test_a_wrong_network_is_red(monkeypatch):

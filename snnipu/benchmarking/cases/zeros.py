@@ -158,9 +158,10 @@ class Problem(SparseProblem):
             out = torch.stack(record)
         return [out.detach()], self.gradients(out.sum(0), [stage[-1].weight for stage in stages])  # type: ignore[misc]
 
-    def measured(self) -> Dict[str, Any]:
+    def measured(self, work: str) -> Dict[str, Any]:
         """What ``MultiStep.paths`` tells of the layers."""
-        paths = [path for path in self.multistep().paths(self.dense_x) if path.limit is not None]
+        with torch.set_grad_enabled(work == "training"):
+            paths = [path for path in self.multistep().paths(self.dense_x) if path.limit is not None]
         return {"activity": [path.activity for path in paths], "path": [path.runs_as for path in paths]}
 
 
@@ -302,7 +303,7 @@ def build(settings: Settings) -> Case:
             "neurons": settings.neurons,
             "beta": settings.beta,
         },
-        measured=lambda: _problem(settings).measured(),
+        measured=lambda: _problem(settings).measured(settings.work),
         slow_seconds=SLOW_SECONDS,
         show_faults=True,
         check_meaning=(
