@@ -158,10 +158,9 @@ class Problem(SparseProblem):
             out = torch.stack(record)
         return [out.detach()], self.gradients(out.sum(0), [stage[-1].weight for stage in stages])  # type: ignore[misc]
 
-    def measured(self, work: str) -> Dict[str, Any]:
+    def measured(self) -> Dict[str, Any]:
         """What ``MultiStep.paths`` tells of the layers."""
-        with torch.set_grad_enabled(work == "training"):
-            paths = [path for path in self.multistep().paths(self.dense_x) if path.limit is not None]
+        paths = [path for path in self.multistep().paths(self.dense_x) if path.limit is not None]
         return {"activity": [path.activity for path in paths], "path": [path.runs_as for path in paths]}
 
 
@@ -255,6 +254,11 @@ def build(settings: Settings) -> Case:
     if settings.work not in WORKS:
         settings = replace(settings, work="training")
     check_activity(settings)
+
+    def measured() -> Dict[str, Any]:
+        with torch.set_grad_enabled(settings.work == "training"):
+            return _problem(settings).measured()
+
     return Case(
         name="zeros",
         title=(
@@ -303,7 +307,7 @@ def build(settings: Settings) -> Case:
             "neurons": settings.neurons,
             "beta": settings.beta,
         },
-        measured=lambda: _problem(settings).measured(settings.work),
+        measured=measured,
         slow_seconds=SLOW_SECONDS,
         show_faults=True,
         check_meaning=(
