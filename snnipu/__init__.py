@@ -48,6 +48,7 @@ from snnipu.neurons import (  # noqa: E402
     run_segments,
 )
 from snnipu.online import Online  # noqa: E402
+from snnipu.ops._fixed import fixed_weights  # noqa: E402
 from snnipu.ops.sparse_input import dense_only  # noqa: E402
 from snnipu.spikes import SparseSpikes  # noqa: E402
 
@@ -80,6 +81,7 @@ __all__ = [
     "auto",
     "compile",
     "dense_only",
+    "fixed_weights",
     "neuron",
     "ops",
     "run_segments",

@@ -203,16 +203,23 @@ uint64_t fingerprint(const char *bytes, size_t size, int32_t offered) {
         std::memcpy(words, bytes + at, step);
       else
         std::memcpy(words, bytes + at, end - at);
-      for (size_t chain = 0; chain < chains; ++chain)
+      for (size_t chain = 0; chain < chains; ++chain) {
         hash[chain] = (hash[chain] ^ words[chain]) * factor;
+        // A product leaves the highest bit alone: two signs would make up for each other.
+        hash[chain] ^= hash[chain] >> 15;
+      }
     }
     for (const Words &chain : hash)
-      for (unsigned i = 0; i < 16; ++i)
+      for (unsigned i = 0; i < 16; ++i) {
         results[which] = (results[which] ^ chain[i]) * factor;
+        results[which] ^= results[which] >> 15;
+      }
   });
   uint64_t total = size;
-  for (const uint32_t result : results)
+  for (const uint32_t result : results) {
     total = (total ^ result) * 0x9e3779b97f4a7c15u;
+    total ^= total >> 32;
+  }
   return total;
 }
 

@@ -7,6 +7,7 @@ import torch
 
 from snnipu.backends import host, memory
 from snnipu.backends.sparse_call import run
+from snnipu.ops import _fixed
 from snnipu.ops._maps import PoolGeometry
 from snnipu.ops._slots import AS_NEEDED
 from snnipu.ops._sparse_currents import CurrentsBackward, CurrentsForward, CurrentsGradients
@@ -39,6 +40,9 @@ def packed_weight(weight: torch.Tensor, trusted: bool = False) -> torch.Tensor:
     tells, from the second call with one version on, so that training, where every call has a version of its own, does
     not pay for it. ``trusted``: it has not changed since the last call.
     """
+    fixed = _fixed.of_this_thread()
+    if fixed is not None:
+        return fixed.made_of(weight, _pack, _fingerprint)
     if weight.is_inference():
         return _pack(weight)
     key = id(weight)

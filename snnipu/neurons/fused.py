@@ -458,9 +458,37 @@ class FusedNeuron(snntorch.SpikingNeuron):
 
     def over_time(self, x: torch.Tensor, *, num_steps: Optional[int] = None, need_mem: bool = True) -> Any:
         """What ``MultiStep`` calls: what a step returns, over time; the spikes alone where no more is asked for."""
-        if self._replaces("sequence") or (need_mem and self._returns_states()):
+        need_mem = need_mem and self._returns_states()
+        if self._replaces("sequence"):
             return self.sequence(x, num_steps=num_steps)
-        return self.spikes(x, num_steps=num_steps)
+        made = self._single_step(x, need_mem) if num_steps is None else None
+        if made is not None:
+            return made
+        return self.sequence(x, num_steps=num_steps) if need_mem else self.spikes(x, num_steps=num_steps)
+
+    def _single_step(self, x: torch.Tensor, need_mem: bool) -> Any:
+        """A sequence of one step of a stream, by what a step prepares; None where it is none, or not float32."""
+        if (
+            not self.init_hidden
+            or is_compiling()
+            or type(x) is not torch.Tensor
+            or x.dtype is not torch.float32
+            or x.dim() < 2
+            or x.shape[0] != 1
+        ):
+            return None
+        made = self._again(x[0], ())
+        if made is None and takes(x):
+            made = self._fused_step(x[0], (), {})
+        if made is None:
+            return None
+        names = self._states()
+        spk: torch.Tensor = made[0] if isinstance(made, tuple) else made
+        # The layer's own states are not handed out: a result of a sequence may be written to.
+        spk = (spk.clone() if "spk" in names else spk).unsqueeze(0)
+        return (
+            (spk, *(getattr(self, name).clone().unsqueeze(0) for name in names if name != "spk")) if need_mem else spk
+        )
 
     def _returns_states(self) -> bool:
         """Whether a step returns more than spikes."""

@@ -324,6 +324,8 @@ class MultiStep(nn.Sequential):
     def _lengths(self, modules: _Named, x: torch.Tensor, constant: Optional[int]) -> List[int]:
         """Lengths of the parts, from the shapes alone: the same call is always cut in the same way."""
         steps = x.shape[0] if constant is None else constant
+        if steps == 1:
+            return [1]
         stateful = [module for _, module in modules if not is_stateless(module)]
         if (
             not is_direct(x, dispatched=True)  # transforms of torch.func do not know Join
@@ -406,7 +408,7 @@ def _goes_in_parts(module: nn.Module) -> bool:
     if isinstance(module, MultiStep) or takes_whole_sequences(module):
         return False
     resumes: Any = getattr(module, "resumes", lambda: False)
-    return not _is_fused(module) or resumes()
+    return resumes() or not _is_fused(module)
 
 
 def _whole(name: str, module: nn.Module, x: Any, constant: Optional[int]) -> Any:

@@ -54,13 +54,19 @@ FEWEST_CHANNELS = {1: 16, 2: 4}
 FIRST_CONVOLUTION = {1: ((9, 16, 0.1), (5, 32, 0.07)), 2: ((9, 16, 0.25), (25, 8, 0.15), (9, 8, 0.1))}
 MOST_CHANNELS = {1: 15, 2: 2}
 # Multiplications below which finding out takes longer than they do.
-FEWEST_PRODUCTS = 1 << 22
+FEWEST_PRODUCTS = 4_000_000
+# Of a linear layer of 512 outputs or more within fixed_weights(), where its weight is packed already: by how many
+# numbers that has at least.
+FIXED_LINEAR = ((4_000_000, 0.3), (1_000_000, 0.15))
 
 
-def of_linear_input(outputs: int, inputs: int, rows: int) -> float:
-    """The share up to which events are faster; 0: always dense."""
+def of_linear_input(outputs: int, inputs: int, rows: int, fixed: bool = False) -> float:
+    """The share up to which events are faster; 0: always dense. ``fixed``: the weight is, see ``fixed_weights``."""
     share = next((share for least, share in LINEAR_INPUT if outputs >= least), 0.0)
-    return max(0.0, share - ROWS_OF_WEIGHTS / max(1, rows) - INPUTS_OF_A_ROW / max(1, inputs))
+    share = max(0.0, share - ROWS_OF_WEIGHTS / max(1, rows) - INPUTS_OF_A_ROW / max(1, inputs))
+    if fixed and outputs >= LINEAR_INPUT[0][0]:
+        share = max(share, next((of_fixed for least, of_fixed in FIXED_LINEAR if outputs * inputs >= least), 0.0))
+    return share
 
 
 def of_convolution_input(weight: Sequence[int], groups: int, stride: int, learns_alone: bool = False) -> float:

@@ -148,8 +148,7 @@ def pack_bits(fired: torch.Tensor) -> torch.Tensor:
     n = fired.shape[-1]
     padded = torch.nn.functional.pad(fired, (0, words(n) * WORD_BITS - n))
     bits = padded.reshape(*fired.shape[:-1], words(n), WORD_BITS).long()
-    total = (bits << torch.arange(WORD_BITS, device=fired.device)).sum(-1)
-    return torch.where(total >= 2**31, total - 2**32, total).int()
+    return (bits << torch.arange(WORD_BITS, device=fired.device)).sum(-1).int()  # the highest bit as its sign
 
 
 def unpack_bits(packed: torch.Tensor, num_neurons: int) -> torch.Tensor:

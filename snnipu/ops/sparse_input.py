@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.nn import grad as gradients
 
 from snnipu import _route
-from snnipu.ops import _break_even, _library
+from snnipu.ops import _break_even, _fixed, _library
 from snnipu.ops._arguments import PLAIN, is_autocast, is_differentiated, is_direct
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._maps import Geometry, unchecked_pair
@@ -95,7 +95,9 @@ def linear_events(x: torch.Tensor, weight: torch.Tensor) -> Optional["Events"]:
     """The events by which :func:`linear` makes this product; None: the dense one is faster."""
     most = 0.0
     if x.dim() == 2 and weight.dim() == 2 and x.shape[1] == weight.shape[1]:
-        most = _break_even.of_linear_input(weight.shape[0], weight.shape[1], x.shape[0])
+        fixed = _fixed.of_this_thread() is not None and type(weight) is torch.nn.Parameter
+        fixed = fixed and not (torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad))
+        most = _break_even.of_linear_input(weight.shape[0], weight.shape[1], x.shape[0], fixed)
     slots = _slots(x, weight, most, weight.numel())
     return None if slots is None else Events(slots, None)
 
@@ -240,7 +242,8 @@ class Events(NamedTuple):
     def forward(self, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
         weight = weight.contiguous()
         if self.geometry is None:
-            out: torch.Tensor = torch.ops.snnipu.sparse_linear_fwd(*self.slots, weight, bias)[0]
+            run = _library.unwatched("sparse_linear_fwd", weight, *self.slots, bias)
+            out: torch.Tensor = run(*self.slots, weight, bias)[0]
             return out
         maps: torch.Tensor = torch.ops.snnipu.sparse_conv2d_fwd(*self.slots, weight, bias, list(self.geometry))[0]
         return maps.view(-1, *self.geometry.out_shape)
@@ -257,7 +260,7 @@ class Events(NamedTuple):
 
 
 class _Product(torch.autograd.Function):
-    """The weight's gradient is by events, that of ``x`` dense; kept of ``x`` are its slots."""
+    """The weight's gradient is by events, that of ``x`` dense; kept of ``x`` are its slots, of spikes their ids."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -272,7 +275,10 @@ class _Product(torch.autograd.Function):
     ) -> torch.Tensor:
         need_x, need_weight = ctx.needs_input_grad[:2]
         ctx.geometry, ctx.shape = geometry, x.shape
-        kept = (ids, values, counts) if need_weight else (None, None, None)
+        kept: Tuple[Optional[torch.Tensor], ...] = (None, None, None)
+        if need_weight:  # of spikes the ids alone; padding is 0
+            all_ones = int(values.eq(1).count_nonzero()) == int(counts[..., 1].sum())
+            kept = (ids, None if all_ones else values, counts)
         ctx.save_for_backward(weight if need_x or need_weight else None, *kept)
         return Events((ids, values, counts), geometry).forward(weight, bias)
 
@@ -289,7 +295,9 @@ class _Product(torch.autograd.Function):
         elif need_x and g is not None:
             grad_x = gradients.conv2d_input(ctx.shape, weight, grad, g[8:10], g[10:12], g[12:14], g.groups)
         if need_weight:
-            grad_weight, grad_bias = Events((slots[0], slots[1], slots[2]), g).backward(grad, weight, need_bias)
+            ids, values, counts = slots
+            values = weight.new_ones(ids.shape) if values is None else values
+            grad_weight, grad_bias = Events((ids, values, counts), g).backward(grad, weight, need_bias)
         elif need_bias:
             grad_bias = grad.flatten(2).sum((0, 2)) if grad.dim() > 2 else grad.sum(0)
         return grad_x, grad_weight, grad_bias if need_bias else None, None, None, None, None
@@ -302,18 +310,17 @@ def _slots(x: torch.Tensor, weight: torch.Tensor, most: float, products: int) ->
         most: the share of nonzero inputs up to which it is.
         products: multiplications of a row.
     """
-    slots = _chosen(x, weight, most, products)
+    limit = most if x.shape[0] * products >= _break_even.FEWEST_PRODUCTS else 0.0
+    slots = _chosen(x, weight, limit)
     choices: Optional[List[Choice]] = getattr(_switch, "choices", None)
     if choices is not None and is_direct(x, dispatched=True):
-        limit = most if x.shape[0] * products >= _break_even.FEWEST_PRODUCTS else 0.0
         choices.append(Choice(weight, x.numel(), int(x.detach().count_nonzero()), limit, slots is not None))
     return slots
 
 
-def _chosen(x: torch.Tensor, weight: torch.Tensor, most: float, products: int) -> Optional[Slots]:
+def _chosen(x: torch.Tensor, weight: torch.Tensor, most: float) -> Optional[Slots]:
     if (
         not most
-        or x.shape[0] * products < _break_even.FEWEST_PRODUCTS
         or not x.numel()
         or getattr(_switch, "dense", False)
         or "CPU" not in _library.REGISTERED["sparse_linear_fwd"]
@@ -328,8 +335,9 @@ def _chosen(x: torch.Tensor, weight: torch.Tensor, most: float, products: int) -
     rows = x.detach().flatten(1)
     if _share(rows) > most:
         return None
-    ids, values, counts, _ = torch.ops.snnipu.dense_to_sparse_fwd(rows.contiguous()[None], AS_NEEDED, False)
-    return (ids, values, counts) if ids.shape[2] <= _LARGEST_ROW * rows.shape[1] else None
+    rows = rows.contiguous()[None]
+    ids, values, counts, _ = _library.unwatched("dense_to_sparse_fwd", rows)(rows, AS_NEEDED, False)
+    return (ids, values, counts) if ids.shape[2] <= _LARGEST_ROW * rows.shape[2] else None
 
 
 def _share(rows: torch.Tensor) -> float:

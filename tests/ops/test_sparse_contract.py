@@ -520,7 +520,11 @@ def test_weights_changed_in_place_are_seen(op):
     def set_anew(weight):
         weight.data = weight.data.flip(0)
 
-    for change in (set_by_data, set_anew, swap_by_data, set_without_gradient, set_through_numpy):
+    def turn_all_signs(weight):
+        weight.data.neg_()
+
+    by_data = (set_by_data, set_anew, swap_by_data, turn_all_signs)
+    for change in (*by_data, set_without_gradient, set_through_numpy):
         for _ in range(3):  # whatever is kept of the weights is kept by now
             gradients(op, values, ["values"])
         before = cases.call(op, values)

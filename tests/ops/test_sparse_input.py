@@ -355,3 +355,19 @@ def test_hooks_and_subclasses_keep_their_call():
     for layer in (Mine(300, 256), hooked):
         snn.MultiStep(layer, snn.Leaky(beta=0.9))(x)
     assert set(seen) == {"mine", "hook"}
+
+
+@pytest.mark.parametrize("value", [1.0, 0.5])
+def test_of_spikes_the_ids_alone_are_kept(events, value):
+    torch.manual_seed(0)
+    x = value * (torch.rand(30, 40) < 0.2).float()
+    x[3] = 0
+    weight, upstream = torch.randn(20, 40, requires_grad=True), torch.randn(30, 20)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        out = sparse_input.linear(x, weight)
+    assert events == [True]
+    slots = [t for t in saved if t is not weight]
+    assert [t.dtype for t in slots] == [torch.int32, *[torch.float32] * (value != 1), torch.int32]
+    out.backward(upstream)
+    torch.testing.assert_close(weight.grad, upstream.T @ x)

@@ -200,7 +200,7 @@ def read_record(copy, coverage_file, results):
     lines = {}
     for path in data.measured_files():
         lines[os.path.relpath(path, copy)] = {
-            line: sorted({numbers[name] for name in (test.rsplit("|", 1)[0] for test in tests) if name in numbers})
+            str(line): sorted({numbers[name] for name in (test.rsplit("|", 1)[0] for test in tests) if name in numbers})
             for line, tests in data.contexts_by_lineno(path).items()
         }
     return {"tests": list(seconds.items()), "lines": lines}

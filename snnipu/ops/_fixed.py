@@ -1,0 +1,103 @@
+"""Weights that stay as they are: what was made of them for the kernels once is good for every step of a stream."""
+
+import contextlib
+import threading
+import weakref
+from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional
+
+import torch
+
+_thread = threading.local()
+
+
+class _Made(NamedTuple):
+    weight: "weakref.ref[torch.Tensor]"
+    version: int
+    pointer: int
+    fingerprint: int
+    made: torch.Tensor
+
+
+class FixedWeights:
+    """What was made of weights within :func:`fixed_weights`."""
+
+    def __init__(self) -> None:
+        self._made: Dict[int, _Made] = {}
+        self._fingerprint: Optional[Callable[[torch.Tensor], int]] = None
+
+    def made_of(
+        self,
+        weight: torch.Tensor,
+        make: Callable[[torch.Tensor], torch.Tensor],
+        fingerprint: Callable[[torch.Tensor], int],
+    ) -> torch.Tensor:
+        """``make(weight)``, which is kept until the weight's version or memory is another; ``fingerprint``: of its
+        values."""
+        key, version = id(weight), _version(weight)
+        known = self._made.get(key)
+        if (
+            known is not None
+            and known.weight() is weight
+            and (known.version, known.pointer) == (version, weight.data_ptr())
+        ):
+            return known.made
+        self._fingerprint = fingerprint
+        made = make(weight)
+        reference = weakref.ref(weight, lambda _: self._made.pop(key, None))
+        self._made[key] = _Made(reference, version, weight.data_ptr(), fingerprint(weight), made)
+        return made
+
+    def check(self) -> None:
+        """Raise where a weight's values are others than those that were used."""
+        for known in list(self._made.values()):
+            weight = known.weight()
+            if weight is None or (known.version, known.pointer) != (_version(weight), weight.data_ptr()):
+                continue  # nothing of it was used since
+            if self._fingerprint is not None and self._fingerprint(weight) != known.fingerprint:
+                raise RuntimeError(
+                    f"a weight of shape {list(weight.shape)} was changed within fixed_weights() by way of .data or "
+                    "NumPy, which PyTorch does not count: results since then may be those of its values before"
+                )
+
+
+def _version(weight: torch.Tensor) -> int:
+    return 0 if weight.is_inference() else weight._version
+
+
+def of_this_thread() -> Optional[FixedWeights]:
+    """None: not within :func:`fixed_weights`."""
+    found: Optional[FixedWeights] = getattr(_thread, "fixed", None)
+    return found
+
+
+@contextlib.contextmanager
+def fixed_weights() -> Iterator[None]:
+    """Inside, weights stay as they are, so that a step reads those alone whose neurons spiked: for streams.
+
+    .. code-block:: python
+
+        with torch.no_grad(), snn.fixed_weights():
+            for step in stream:  # [1, 1, inputs]
+                out = net(step)
+
+    On CPUs the kernels read a fully connected weight in an order of their own. For the first step it is brought into
+    that order, which takes a copy's memory and time; the further ones only look at its version counter, where they
+    would otherwise look at all of its values to see that they are the same. Products of few samples, which do not pay
+    for such a copy, then go by events, too: in :class:`~snnipu.MultiStep` and compiled loops without gradients.
+
+    What PyTorch counts may change a weight here: an optimizer's step, ``load_state_dict``, ``copy_``. Not so a change
+    by way of ``.data`` or of a NumPy array that shares its memory.
+
+    Raises:
+        RuntimeError: on leaving, where a weight's values were changed in such a way.
+    """
+    before: Any = of_this_thread()
+    if before is not None:
+        yield
+        return
+    fixed = _thread.fixed = FixedWeights()
+    try:
+        yield
+    finally:
+        _thread.fixed = None
+    fixed.check()

@@ -1,0 +1,102 @@
+"""Single steps of ``MultiStep`` as they come: by what a neuron prepares for a step, and with a sequence's numbers."""
+
+import pytest
+import torch
+from support.operators import needs_host_runtime
+from torch import nn
+
+import snnipu as snn
+from snnipu.neurons.fused import FusedNeuron
+
+pytestmark = needs_host_runtime
+
+NEURONS = {
+    "Leaky": lambda **how: snn.Leaky(0.9, **how),
+    "Leaky, learnt, to zero": lambda **how: snn.Leaky(torch.rand(40), learn_beta=True, reset_mechanism="zero", **how),
+    "Lapicque": lambda **how: snn.Lapicque(beta=0.9, **how),
+    "Synaptic": lambda **how: snn.Synaptic(alpha=0.8, beta=0.9, **how),
+    "Alpha": lambda **how: snn.Alpha(alpha=0.9, beta=0.8, **how),
+    "RLeaky": lambda **how: snn.RLeaky(beta=0.9, linear_features=40, **how),
+    "RSynaptic": lambda **how: snn.RSynaptic(alpha=0.8, beta=0.9, linear_features=40, **how),
+}
+
+
+def parts(made):
+    return made if isinstance(made, tuple) else (made,)
+
+
+def fresh(neuron):
+    neuron.reset_mem()
+    return snn.MultiStep(neuron)
+
+
+@pytest.mark.parametrize("name", NEURONS)
+@pytest.mark.parametrize("output", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_steps_as_they_come_are_the_sequence(name, output, dtype):
+    torch.manual_seed(0)
+    neuron = NEURONS[name](init_hidden=True, output=output)
+    if dtype == torch.float64:
+        neuron.double()
+    x = torch.randn(12, 3, 40).mul(2).to(dtype)
+    steps, whole = (x.clone().requires_grad_() for _ in range(2))
+    expected = parts(fresh(neuron)(whole))
+    net = fresh(neuron)
+    made = [parts(net(steps[t : t + 1])) for t in range(12)]
+    for found, wanted in zip([torch.cat(same) for same in zip(*made)], expected):
+        assert found.dtype == wanted.dtype == dtype
+        if name.startswith("R"):  # a product by itself and one of several steps
+            torch.testing.assert_close(found, wanted)
+        else:
+            assert torch.equal(found, wanted)
+    assert len(made[0]) == len(expected)
+    assert expected[0].any()
+    weights = [torch.randn_like(part) for part in expected]
+    sum((part * weight).sum() for part, weight in zip(expected, weights)).backward()
+    sum((torch.cat(p) * weight).sum() for p, weight in zip(zip(*made), weights)).backward()
+    torch.testing.assert_close(steps.grad, whole.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NEURONS)
+def test_a_step_is_no_sequence(name, monkeypatch):
+    """From the first one on."""
+    neuron = NEURONS[name](init_hidden=True)
+    net = fresh(neuron)
+    monkeypatch.setattr(FusedNeuron, "_sequence", lambda *_, **__: pytest.fail("a sequence"))
+    with torch.no_grad():
+        for _ in range(3):
+            assert parts(net(torch.rand(1, 2, 40)))[0].shape == (1, 2, 40)
+
+
+@pytest.mark.parametrize("name", NEURONS)
+@pytest.mark.parametrize("output", [False, True])
+@torch.no_grad()
+def test_a_result_that_is_written_to_is_no_state(name, output):
+    torch.manual_seed(0)
+    neuron = NEURONS[name](init_hidden=True, output=output)
+    x = torch.randn(4, 1, 2, 40) * 3
+    net = fresh(neuron)
+    expected = [[part.clone() for part in parts(net(step))] for step in x]
+    net = fresh(neuron)
+    if hasattr(neuron, "spk"):
+        neuron.spk = torch.zeros_like(neuron.spk)
+    for step, wanted in zip(x, expected):
+        for found, part in zip(parts(net(step)), wanted):
+            assert torch.equal(found, part)
+            found.fill_(7)
+
+
+def test_another_batch_begins_anew():
+    net = snn.MultiStep(nn.Linear(8, 40), snn.Leaky(0.9, init_hidden=True))
+    with torch.no_grad():
+        net(torch.ones(1, 2, 8))
+        small = net(torch.ones(1, 3, 8))
+        other = snn.MultiStep(net[0], snn.Leaky(0.9, init_hidden=True))(torch.ones(1, 3, 8))
+    assert torch.equal(small[1], other[1])
+
+
+def test_no_neurons_and_wrong_arguments_are_refused_as_sequences():
+    net = snn.MultiStep(snn.Leaky(0.9, init_hidden=True))
+    assert net(torch.zeros(1, 0, 4))[0].shape == (1, 0, 4)
+    with pytest.raises(TypeError, match=r"x must be float32, .*, got torch\.int64"):
+        net(torch.zeros(1, 2, 4, dtype=torch.int64))
