@@ -72,7 +72,7 @@ def of_this_thread() -> Optional[FixedWeights]:
 
 @contextlib.contextmanager
 def fixed_weights() -> Iterator[None]:
-    """Inside, weights stay as they are, so that a step reads those alone whose neurons spiked: for streams.
+    """Inside, weights stay as they are, and a single step reads only the weights of inputs that spiked: for streams.
 
     .. code-block:: python
 
@@ -89,7 +89,8 @@ def fixed_weights() -> Iterator[None]:
     by way of ``.data`` or of a NumPy array that shares its memory.
 
     Raises:
-        RuntimeError: on leaving, where a weight's values were changed in such a way.
+        RuntimeError: on leaving the outermost one, where a weight's values were changed in such a way, and not by what
+            PyTorch counts since.
     """
     before: Any = of_this_thread()
     if before is not None:
