@@ -18,15 +18,20 @@ template <typename C> constexpr unsigned groupRegisters = 8;
 template <typename C> constexpr unsigned groupRegisters = 4;
 #endif
 
-// body(first lane, Registers<V, K>{}) for all `lanes`, a multiple of a register's, in as large groups as there are. The
-// second argument only carries the type. Two: two registers are held for each.
+// body(first lane, Registers<V, K>{}) from `lane` on, in groups of K registers, what is left in smaller ones.
+template <typename C, unsigned K, typename Body>
+inline void forGroupsOf(unsigned lane, unsigned lanes, const Body &body) {
+  for (; lane + K * registerLanes<C> <= lanes; lane += K * registerLanes<C>)
+    body(lane, Registers<Register<C>, K>{});
+  // On a tile nothing is left of multiples of 16 lanes.
+  if constexpr (K > 1)
+    forGroupsOf<C, (SNNIPU_LANE_BYTES < 16 ? 1 : K / 2)>(lane, lanes, body);
+}
+
+// The same for all `lanes`, a multiple of a register's, in as large groups as there are. The second argument only
+// carries the type. Two: two registers are held for each.
 template <typename C, bool Two = false, typename Body> inline void forLaneGroups(unsigned lanes, const Body &body) {
-  constexpr unsigned group = Two && SNNIPU_LANE_BYTES < 64 ? groupRegisters<C> / 2 : groupRegisters<C>;
-  unsigned lane = 0;
-  for (; lane + group * registerLanes<C> <= lanes; lane += group * registerLanes<C>)
-    body(lane, Registers<Register<C>, group>{});
-  for (; lane < lanes; lane += registerLanes<C>)
-    body(lane, Registers<Register<C>, 1>{});
+  forGroupsOf<C, (Two && SNNIPU_LANE_BYTES < 64 ? groupRegisters<C> / 2 : groupRegisters<C>)>(0, lanes, body);
 }
 
 // sum += value * weight[id] over `count` spikes; weight points at the group's first lane of neuron 0. Unit: every value

@@ -187,11 +187,11 @@ GRIDS = {
         {"rows": ROWS[:5]},
     ],
 }
-# As the interpreter is slow.
-FEW, SMALL, LENGTHS = [1, 5, 63, 130], {"inputs": [20], "neurons": [7]}, [(1, 0), (1, 1), (2, 5), (5, 2), (11, 1)]
+# As the interpreter is slow: the weights' gradient has a program for each input.
+FEW, SMALL, LENGTHS = [1, 5, 63, 130], {"inputs": [9], "neurons": [7]}, [(1, 0), (1, 1), (2, 5), (5, 2), (11, 1)]
 IN_TRITON = {
     "sparse_linear": [
-        {"neurons": FEW, "inputs": [20], "rows": [(3, 2)], "shuffled": [True], "dtype": DTYPES},
+        {"neurons": FEW, "inputs": [9], "rows": [(3, 2)], "shuffled": [True], "dtype": DTYPES},
         {"neurons": [6], "inputs": [63], "rows": [(3, 2)]},
     ],
     cases.DELAYED: [
@@ -214,19 +214,21 @@ IN_TRITON = {
         {"recurrent": BOTH, "reset": RESETS, "each": [True], "delay": [1], "capacity": [9], "rows": [(3, 2)], **SMALL},
         {
             "neurons": FEW,
+            "inputs": [9],
             "recurrent": BOTH,
             "rotate": [True],
             "grad_threshold": [None],
             "capacity": [3],
             "rows": [(2, 1)],
         },
-        {"neurons": FEW[1::2], "recurrent": BOTH, "grad_threshold": [0.1], "rows": [(2, 1)]},
+        {"neurons": FEW[1::2], "inputs": [9], "recurrent": BOTH, "grad_threshold": [0.1], "rows": [(2, 1)]},
         {"inputs": FEW, "neurons": [6], "rows": [(3, 2)], "dtype": DTYPES[1:]},
         # Fewer steps than are asked for in advance, and more; delays up to and beyond them.
         *({"rows": [(t, 1)], "delay": [d], "recurrent": BOTH, **SMALL} for t, d in LENGTHS),
         {"rates": [(0.0, 0.2)], "bias": BOTH, "recurrent": BOTH, "rows": [(3, 2)], **SMALL},
-        {"neurons": [6], "recurrent": BOTH, "rows": [(2, 1)], "capacity": [AS_NEEDED, 4, 5, 6]},  # every surrogate
-        {"rows": ROWS[:2], "capacity": [AS_NEEDED, 0, 3]},
+        # Every surrogate.
+        {"neurons": [6], "inputs": [9], "recurrent": BOTH, "rows": [(2, 1)], "capacity": [AS_NEEDED, 4, 5, 6]},
+        {"inputs": [9], "rows": ROWS[:2], "capacity": [AS_NEEDED, 0, 3]},
     ],
     CONV_LIF: [
         {"geometry": [MAPS["plain"]], "neurons": [4], "reset": RESETS, "rows": [(3, 2)]},

@@ -1,10 +1,11 @@
 """Triton's interpreter beside Triton's compiler, in one process."""
 
+import functools
 import importlib
 import importlib.util
 import sys
 import types
-from typing import Callable, Dict
+from typing import Callable, Dict, Set
 
 import pytest
 
@@ -38,6 +39,35 @@ def _exchange(modules):
     return before
 
 
+def _without_repetition(monkeypatch):
+    """Half of the interpreter's time goes into what it does anew at each call of a function within a kernel."""
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    launch, call = interpreter.GridExecutor.__call__, interpreter.InterpretedFunction.__call__
+    exchanged: Set[int] = set()  # modules whose Triton is the interpreter's, in this launch
+
+    def launch_anew(executor, *args, **kwargs):
+        exchanged.clear()
+        exchanged.add(id(executor.fn.__globals__))
+        return launch(executor, *args, **kwargs)
+
+    def call_directly(function, *args, **kwargs):
+        module = id(function.fn.__globals__)
+        if module in exchanged:
+            return function.rewrite()(*args, **kwargs)
+        exchanged.add(module)
+        return call(function, *args, **kwargs)
+
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch_anew)
+    monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", call_directly)
+    of_any = interpreter._get_np_dtype  # makes a table of all dtypes
+    of_number = functools.lru_cache(None)(of_any)
+    monkeypatch.setattr(
+        interpreter,
+        "_get_np_dtype",
+        lambda dtype: of_any(dtype) if dtype.scalar.is_ptr() else of_number(dtype.scalar),
+    )
+
+
 @pytest.fixture
 def interpreted(monkeypatch) -> Callable[[str], types.ModuleType]:
     """``interpreted("neurons")`` is ``snnipu.backends.triton.neurons`` with its kernels run by the interpreter.
@@ -53,6 +83,7 @@ def interpreted(monkeypatch) -> Callable[[str], types.ModuleType]:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     compiled = _exchange(_interpreted)
     try:
+        _without_repetition(monkeypatch)
         yield lambda name: importlib.import_module(f"{backend.__name__}.{name}")
     finally:
         _interpreted.update(_exchange(compiled))
