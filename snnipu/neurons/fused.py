@@ -4,7 +4,6 @@ import inspect
 import warnings
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
-import snntorch
 import torch
 from torch.nn.utils import parametrize
 
@@ -15,6 +14,7 @@ from snnipu.functional.quant import as_state_quant
 from snnipu.neurons import _instances
 from snnipu.neurons._hooks import is_hooked
 from snnipu.neurons._kept import KeptStep
+from snnipu.neurons._states import PlainStates
 from snnipu.ops import _neurons, leaves
 from snnipu.ops._arguments import RESET_MECHANISMS, check_input, is_compiling, reset_code
 from snnipu.ops.lif_sequence import check_num_steps
@@ -50,7 +50,7 @@ def is_small_on_gpu(x: torch.Tensor) -> bool:
     return x.is_cuda and x.numel() < FEWEST_OF_A_STEP and not is_compiling()
 
 
-class FusedNeuron(snntorch.SpikingNeuron):
+class FusedNeuron(PlainStates):
     """A neuron of snnTorch whose step is an equation of ``snnipu.equations``; stands before snnTorch's class.
 
     Fused: every keyword but ``inhibition``, ``state_quant`` and a Python function as ``spike_grad``, on CPUs and,
@@ -96,11 +96,6 @@ class FusedNeuron(snntorch.SpikingNeuron):
         if "reset_mechanism" in kwargs:
             reset_code(kwargs["reset_mechanism"])
         super().__init__(*args, **kwargs)
-        for name in self._states():
-            # A buffer in snnTorch: DistributedDataParallel would broadcast rank 0's state over that of the others.
-            if name in self._buffers:
-                self.__dict__[name] = self._buffers.pop(name)
-                self._non_persistent_buffers_set.discard(name)
         if not callable(self.spike_grad):
             raise TypeError(f"spike_grad must be callable or None, got {self.spike_grad!r}")
         known = as_surrogate(self.spike_grad)
@@ -111,14 +106,6 @@ class FusedNeuron(snntorch.SpikingNeuron):
         self._resolved: Tuple[Any, Optional[Surrogate]] = (self.spike_grad, known)
         # What `reset` is made from: the reset signal itself, or the membrane before the step (None: zeros).
         self._last_step: Optional[Tuple[str, Optional[torch.Tensor]]] = None
-
-    def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
-        super()._apply(fn, *args, **kwargs)
-        with torch.no_grad():
-            for name in self._states():
-                if isinstance(self.__dict__.get(name), torch.Tensor):
-                    self.__dict__[name] = fn(self.__dict__[name])
-        return self
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         load_scalars(self, state_dict, prefix, self._parameters_of_equation())
@@ -573,11 +560,7 @@ class FusedNeuron(snntorch.SpikingNeuron):
         return self.forward(x) if self.init_hidden else self.forward(x, *states)
 
     def __getstate__(self) -> Dict[str, Any]:
-        # What a forward pass left behind belongs to its autograd graph, which cannot be copied.
-        state = self.__dict__.copy()
-        for name in self._states():
-            if isinstance(state.get(name), torch.Tensor):
-                state[name] = state[name].detach()
+        state = super().__getstate__()
         state["_last_step"] = state["_kept"] = None
         return state
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint as run_again
 
 from snnipu.backends import memory
-from snnipu.neurons.fused import FusedNeuron
+from snnipu.neurons._states import PlainStates
 from snnipu.neurons.multistep import MultiStep, is_hooked, is_random, is_stateless, takes_whole_sequences
 from snnipu.spikes import SparseSpikes
 
@@ -145,7 +145,7 @@ def _states(network: nn.Module, prefix: str = "") -> Iterator[_State]:
         place = prefix + name
         if isinstance(module, (nn.Sequential, MultiStep)) and not is_hooked(module):
             yield from _states(module, f"{place}.")
-        elif isinstance(module, FusedNeuron):
+        elif isinstance(module, PlainStates):
             for state in module._states():
                 yield module, state
         elif isinstance(module, snntorch.SpikingNeuron) and not takes_whole_sequences(module):

@@ -10,6 +10,7 @@ from torch import nn
 from snnipu.functional.quant import StateQuant, as_state_quant
 from snnipu.neurons import _instances
 from snnipu.neurons._hooks import is_hooked, is_plain
+from snnipu.neurons._states import PlainStates
 from snnipu.ops import leaves
 from snnipu.ops._arguments import check_input, is_autocast, reset_code
 from snnipu.ops.lif_sequence import check_num_steps
@@ -24,12 +25,15 @@ _MEM_RESET = snntorch.SpikingNeuron.mem_reset
 _SAID: Set[Tuple[Any, ...]] = set()
 
 
-class _SpikingLSTM(snntorch.SpikingNeuron):
+class _SpikingLSTM(PlainStates):
     """The sequence of both."""
 
     syn: torch.Tensor
     mem: torch.Tensor
     reset_mechanism_val: torch.Tensor
+
+    def _states(self) -> Tuple[str, ...]:
+        return ("syn", "mem")
 
     def _part(self) -> nn.Module:
         """The module with the weights."""
@@ -133,8 +137,8 @@ class _SpikingLSTM(snntorch.SpikingNeuron):
         """Start from zeros: snnTorch's."""
         if leaves.tracing():
             # Zeros whatever their shape: the graph does not depend on the last call's.
-            self.syn = torch.zeros(0, device=self.syn.device)
-            self.mem = torch.zeros(0, device=self.mem.device)
+            self.syn = torch.zeros(0, device=self.threshold.device)
+            self.mem = torch.zeros(0, device=self.threshold.device)
         made: Tuple[torch.Tensor, torch.Tensor] = super().reset_mem()
         return made
 
@@ -231,9 +235,7 @@ class _SpikingLSTM(snntorch.SpikingNeuron):
             )
 
     def __getstate__(self) -> Dict[str, Any]:
-        # What a forward pass left behind belongs to its autograd graph, which cannot be copied.
-        state = self.__dict__.copy()
-        state["_buffers"] = {**self._buffers, "syn": self.syn.detach(), "mem": self.mem.detach()}
+        state = super().__getstate__()
         for name in ("spk", "reset"):
             state.pop(name, None)
         return state

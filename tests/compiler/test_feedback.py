@@ -1,7 +1,5 @@
 """Recurrence by hand: a neuron's spikes come back through a layer, in the spellings that people use."""
 
-import copy
-
 import pytest
 import torch
 from support.versions import needs_backend
@@ -9,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import snnipu as snn
-from snnipu import compiler, surrogate
+from snnipu import surrogate
 from snnipu.compiler import backend
 from snnipu.ops import recurrent_sequence
 from snnipu.ops.recurrent_sequence import Connection, recurrent_apply
@@ -79,13 +77,8 @@ def compare(net, x, compiled=None):
     return compiled
 
 
-def report_of(net, x):
-    torch._dynamo.reset()
-    return compiler.explain(copy.deepcopy(net), x)
-
-
-def rolled(net, x):
-    return [(neuron.steps, neuron.rolled) for neuron in report_of(net, x).neurons]
+def rolled(graphs):
+    return [(neuron.steps, neuron.rolled) for graph in graphs for neuron in graph.neurons]
 
 
 BOTH = [(STEPS, True)] * 2
@@ -113,21 +106,21 @@ NEURONS = {
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_spellings_are_one_operator_with_the_loops_numbers(spelling):
+def test_spellings_are_one_operator_with_the_loops_numbers(spelling, graphs):
     net, x = Recurrent(SPELLINGS[spelling]), torch.randn(STEPS, BATCH, 5)
     compiled = compare(net, x)
     compare(net, x[:, :2], compiled)  # another batch
-    assert rolled(net, x) == BOTH
+    assert rolled(graphs) == BOTH
 
 
 @pytest.mark.parametrize("kind", NEURONS)
-def test_neurons(kind):
+def test_neurons(kind, graphs):
     net, x = Recurrent(SPELLINGS["layer"], NEURONS[kind]()), torch.randn(STEPS, BATCH, 5)
     compare(net, x)
-    assert rolled(net, x) == BOTH
+    assert rolled(graphs) == BOTH
 
 
-def test_what_spikes_alone_depend_on_has_a_gradient_where_only_membranes_are_read():
+def test_what_spikes_alone_depend_on_has_a_gradient_where_only_membranes_are_read(graphs):
     class Membranes(Recurrent):
         def forward(self, x):
             return [super().forward(x)[1].relu()]
@@ -136,10 +129,10 @@ def test_what_spikes_alone_depend_on_has_a_gradient_where_only_membranes_are_rea
     net, x = Membranes(SPELLINGS["layer"], neuron), torch.randn(STEPS, BATCH, 5)
     compare(net, x)
     assert net.lif.threshold.grad is not None
-    assert rolled(net, x)[0] == (STEPS, True)
+    assert rolled(graphs)[0] == (STEPS, True)
 
 
-def test_a_neuron_of_ones_own():
+def test_a_neuron_of_ones_own(graphs):
     @snn.neuron(states=("mem",), parameters={"beta": 0.8, "threshold": 0.3})
     def OwnLeaky(x, mem, *, beta, threshold, spike):
         mem = beta * mem + x
@@ -148,18 +141,18 @@ def test_a_neuron_of_ones_own():
 
     net, x = Recurrent(SPELLINGS["layer"], OwnLeaky(learn=True)), torch.randn(STEPS, BATCH, 5)
     compare(net, x)
-    assert rolled(net, x) == BOTH
+    assert rolled(graphs) == BOTH
 
 
-def test_the_first_step_has_nothing_before_it():
+def test_the_first_step_has_nothing_before_it(graphs):
     net, x = Recurrent(SPELLINGS["layer"], start="none"), torch.randn(STEPS, BATCH, 5)
     compare(net, x)
-    assert rolled(net, x) == BOTH
+    assert rolled(graphs) == BOTH
     compare(net, x[:2])
     compare(net, x[:1])
 
 
-def test_the_first_steps_input_is_a_result_too():
+def test_the_first_steps_input_is_a_result_too(graphs):
     class Shown(Recurrent):
         def forward(self, x):
             mem, mem2, spk, rows = self.lif.reset_mem(), self.out.reset_mem(), torch.zeros(x.shape[1], WIDTH), []
@@ -174,10 +167,10 @@ def test_the_first_steps_input_is_a_result_too():
 
     net, x = Shown(None), torch.randn(STEPS, BATCH, 5)
     compare(net, x)
-    assert rolled(net, x) == BOTH
+    assert rolled(graphs) == BOTH
 
 
-def test_an_input_is_changed_in_place_before_and_behind_the_step():
+def test_an_input_is_changed_in_place_before_and_behind_the_step(graphs):
     class Changed(Recurrent):
         def forward(self, x):
             mem, spk, rows = self.lif.reset_mem(), torch.zeros(x.shape[1], WIDTH), []
@@ -191,15 +184,15 @@ def test_an_input_is_changed_in_place_before_and_behind_the_step():
 
     net, x = Changed(None), torch.randn(STEPS, BATCH, 5)
     compare(net, x)
-    assert rolled(net, x) == [(STEPS, True)]
+    assert rolled(graphs) == [(STEPS, True)]
 
 
-def test_a_constant_input():
+def test_a_constant_input(graphs):
     net = Recurrent(lambda n, x, spk: n.inp.bias.expand(BATCH, WIDTH) * 3 + n.rec(spk))
     x = torch.randn(STEPS, BATCH, 5)
     compiled = snn.compile(net)
     assert torch.equal(compiled(x)[0], net(x)[0])
-    assert rolled(net, x) == BOTH
+    assert rolled(graphs) == BOTH
 
 
 class TwoLayers(nn.Module):
@@ -226,10 +219,10 @@ class TwoLayers(nn.Module):
 
 
 @pytest.mark.parametrize("across", [False, True])
-def test_layers(across):
+def test_layers(across, graphs):
     net, x = TwoLayers(across), torch.randn(STEPS, BATCH, 5) * 2
     compare(net, x)
-    assert rolled(net, x) == [(STEPS, not across)] * 2
+    assert rolled(graphs) == [(STEPS, not across)] * 2
 
 
 class Convolutional(nn.Module):
@@ -248,10 +241,10 @@ class Convolutional(nn.Module):
         return [torch.stack(rows), spk, mem]
 
 
-def test_a_convolution():
+def test_a_convolution(graphs):
     net, x = Convolutional(), torch.randn(STEPS, BATCH, 1, 4, 5) * 2
     compare(net, x)
-    assert rolled(net, x) == [(STEPS, True)]
+    assert rolled(graphs) == [(STEPS, True)]
 
 
 def no_gradient(n, x, spk):
@@ -280,10 +273,10 @@ KEPT = {
 
 
 @pytest.mark.parametrize("kind", KEPT)
-def test_other_recurrence_stays_a_loop(kind):
+def test_other_recurrence_stays_a_loop(kind, graphs):
     net, x = Recurrent(KEPT[kind]), torch.randn(STEPS, BATCH, 5)
     compare(net, x)
-    assert rolled(net, x)[0] == (STEPS, False)
+    assert rolled(graphs)[0] == (STEPS, False)
 
 
 class Alternating(Recurrent):
@@ -321,10 +314,10 @@ class Shown(Recurrent):
 
 
 @pytest.mark.parametrize("kind", [Alternating, Late, Shown])
-def test_other_loops_stay_loops(kind):
+def test_other_loops_stay_loops(kind, graphs):
     net, x = kind(None), torch.randn(STEPS, BATCH, 5)
     compare(net, x)
-    assert rolled(net, x)[0] == (STEPS, False)
+    assert rolled(graphs)[0] == (STEPS, False)
 
 
 def test_spikes_before_the_first_step_have_a_gradient():

@@ -244,3 +244,20 @@ def test_a_reset_signal_of_ones_own_stays(monkeypatch):
     monkeypatch.undo()
     layer = snn.SLSTM(4, 4, spike_grad=lambda u: u * 2)
     assert torch.equal(layer.mem_reset(torch.ones(2, 4) * 3), torch.full((2, 4), 4.0))
+
+
+@pytest.mark.parametrize("shape", [SHAPES["linear"], SHAPES["convolution"]], ids=["SLSTM", "SConv2dLSTM"])
+def test_states_are_no_buffers(shape):
+    """They move with the module all the same: DistributedDataParallel broadcasts buffers."""
+    own, theirs = (make(package, shape, init_hidden=True) for package in (snn, snntorch))
+    x = torch.rand(shape)[0]
+    for neuron in (own, theirs):
+        neuron(x)
+        neuron.double()
+    assert own.state_dict().keys() == theirs.state_dict().keys()
+    assert not {"syn", "mem"} & set(dict(own.named_buffers()))
+    for name in ("syn", "mem"):
+        state = getattr(own, name)
+        assert state.dtype == torch.float64
+        torch.testing.assert_close(state, getattr(theirs, name), rtol=1e-5, atol=1e-6)
+    assert copy.deepcopy(own).mem.equal(own.mem)

@@ -1,0 +1,41 @@
+"""Hidden states as plain attributes of a neuron, which in snnTorch are buffers."""
+
+from typing import Any, Dict, Tuple
+
+import snntorch
+import torch
+
+
+class PlainStates(snntorch.SpikingNeuron):
+    """A neuron whose hidden states are no buffers.
+
+    Of buffers DistributedDataParallel broadcasts rank 0's over those of the others, and a compiled loop is compiled
+    anew for what the last call left in them.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name in self._states():
+            if name in self._buffers:
+                self.__dict__[name] = self._buffers.pop(name)
+                self._non_persistent_buffers_set.discard(name)
+
+    def _states(self) -> Tuple[str, ...]:
+        """Their names."""
+        raise NotImplementedError
+
+    def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        super()._apply(fn, *args, **kwargs)
+        with torch.no_grad():
+            for name in self._states():
+                if isinstance(self.__dict__.get(name), torch.Tensor):
+                    self.__dict__[name] = fn(self.__dict__[name])
+        return self
+
+    def __getstate__(self) -> Dict[str, Any]:
+        # What a forward pass left behind belongs to its autograd graph, which cannot be copied.
+        state = self.__dict__.copy()
+        for name in self._states():
+            if isinstance(state.get(name), torch.Tensor):
+                state[name] = state[name].detach()
+        return state
