@@ -1,6 +1,5 @@
 """Where the tests find the repository, and data sets that are too large for it."""
 
-import logging
 import os
 import runpy
 import sys
@@ -47,11 +46,9 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: names.get(Path(str(item.fspath)).stem, len(LONGEST)))
 
 
-@pytest.hookimpl(hookwrapper=True, trylast=True)
+@pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call():
     """A neuron that the installed snnTorch does not have is not tested."""
-    # pytest, from version 9 on, listens to loggers that keep to themselves: PyTorch would write down every graph.
-    logging.getLogger("torch.__trace").handlers.clear()
     outcome = yield
     stock = sys.modules.get("snnipu._names.stock")
     if stock is not None and outcome.excinfo is not None and issubclass(outcome.excinfo[0], stock.MissingNeuron):
