@@ -193,6 +193,7 @@ IN_TRITON = {
     "sparse_linear": [
         {"neurons": FEW, "inputs": [9], "rows": [(3, 2)], "shuffled": [True], "dtype": DTYPES},
         {"neurons": [6], "inputs": [63], "rows": [(3, 2)]},
+        {"neurons": [128], "inputs": [9], "rows": [(3, 2)]},  # whole blocks
     ],
     cases.DELAYED: [
         {"neurons": FEW, "inputs": [20], "rows": [(5, 2)], "shuffled": [True], "dtype": DTYPES},

@@ -93,6 +93,7 @@ def small_blocks(interpreted, monkeypatch) -> types.ModuleType:
     """The event-driven operators; several blocks of a row and a last one that is not full, gradients by kernels."""
     for name, constant, value in (
         ("sparse_linear", "by_product", lambda *_: False),
+        ("sparse_linear", "_NEURON_BLOCK", 64),
         ("sparse_select", "_ROW_BLOCK", 64),
         ("sparse_conv", "_SPLITS", 2),
         ("sparse_conv", "_PLACE_BLOCK", 16),
