@@ -9,6 +9,7 @@ from snnipu import ops
 from snnipu.backends import host, kernels, popart, triton
 from snnipu.backends.memory import kept_memory, release_memory
 from snnipu.ops import _library
+from snnipu.ops.leaves import at_trace_time
 
 # An op that is a special case of an operator.
 _SPECIAL_CASES = {"lif_step": "neuron_sequence", "lif_sequence": "neuron_sequence"}
@@ -42,6 +43,7 @@ def why_reference(device: torch.device) -> Optional[str]:
     return f"snnipu {host.__version__} has no kernels for {device.type} devices"
 
 
+@at_trace_time
 def has_kernels(device: torch.device) -> bool:
     """Whether there are kernels of generated neurons for tensors on ``device``; where a CPU has none, that is said."""
     return device.type == "cpu" or (device.type == "cuda" and triton.unavailable_reason(device) is None)

@@ -87,6 +87,7 @@ if host.library is not None:
 # By the modules that Triton is imported with, at their first call.
 for _module, _operators in (
     ("neurons", ("neuron_sequence_fwd", "neuron_sequence_bwd")),
+    ("steps", ("neuron_recurrent_fwd", "neuron_recurrent_bwd")),
     ("sparse", ("dense_to_sparse_fwd", "sparse_to_dense_fwd", "sparse_to_dense_bwd")),
     ("sparse", ("spike_count_fwd", "spike_count_bwd")),
     ("sparse", ("select_spikes_fwd", "select_spikes_bwd", "sparse_linear_fwd", "sparse_linear_bwd")),

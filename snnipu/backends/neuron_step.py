@@ -7,9 +7,9 @@ import torch
 
 from snnipu import surrogate as surrogates
 from snnipu._layout import SINGLE_STEP
-from snnipu.backends import host, neurons, popart
+from snnipu.backends import host, neurons, popart, triton
 from snnipu.ops import _neurons
-from snnipu.ops._arguments import PLAIN, Parameter, is_direct
+from snnipu.ops._arguments import PLAIN, Parameter, is_eager
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops.neuron_sequence import Constants, Results, constants, neuron_apply
 from snnipu.surrogate import Kernel, SpikeGrad
@@ -24,13 +24,19 @@ class Step:
     ``silent``: the spikes have no gradient.
     """
 
-    __slots__ = ("_calls", "_saved", "constants", "kernel", "plan", "silent")
+    __slots__ = ("_calls", "_on_cpu", "_saved", "constants", "kernel", "plan", "silent")
 
     def __init__(
         self, plan: _neurons.Plan, kernel: Kernel, x: torch.Tensor, constants: Optional[Constants], silent: bool
     ) -> None:
         self.plan, self.kernel, self.constants, self.silent = plan, kernel, constants, silent
-        self._calls = neurons.Steps(neurons.built(_neurons.BUILT[plan.neuron]), plan.variant, x, constants or ())
+        self._on_cpu = x.is_cpu
+        self._calls: Any = None
+        if x.is_cpu:
+            kernels = neurons.built(_neurons.BUILT[plan.neuron])
+            self._calls = neurons.Steps(kernels, plan.variant, x, constants or ())
+        else:
+            self._calls = triton.single_steps(plan.neuron, plan.variant)
         # By which of the parameters learn: whether x, and the states before and after the step, are read backward.
         self._saved: Dict[Tuple[bool, ...], Tuple[bool, List[bool], List[bool]]] = {}
 
@@ -40,7 +46,8 @@ class Step:
         if found is None:
             reads = self.plan.reads
             for learnt, needs in zip(learns, self.plan.reads_for):
-                reads = reads | needs if learnt else reads
+                # The kernels of a GPU read for all parameters, where one learns.
+                reads = reads | (needs if self._on_cpu else self.plan.reads_all) if learnt else reads
             places = range(len(self.plan.states))
             found = self._saved[learns] = (
                 reads.x,
@@ -49,12 +56,19 @@ class Step:
             )
         return found
 
-    def calls(self, elements: int, parameters: Sequence[torch.Tensor]) -> neurons.Steps:
+    def calls(self, elements: int, parameters: Sequence[torch.Tensor]) -> Any:
         """The kernels' calls for so many elements; ``parameters`` as they are read."""
         made = self._calls.copy(elements)
         if self.constants is None:
             made.connect_parameters(parameters)
         return made
+
+    def own(self, parameters: Sequence[Any], shape: torch.Size) -> Sequence[torch.Tensor]:
+        """The parameters as the kernels read them, where nobody else writes."""
+        if not self._on_cpu and all(parameter.dim() == 0 for parameter in parameters):
+            return torch.stack(list(parameters)).unbind()  # one launch
+        read = [_spread(parameter, shape) for parameter in parameters]
+        return [r.clone() if r.data_ptr() == given.data_ptr() else r for r, given in zip(read, parameters)]
 
     def run(
         self,
@@ -83,9 +97,7 @@ class Step:
             for tensor in (x, *states, *parameters):
                 if tensor is not None and tensor.requires_grad:
                     return self._differentiable(x, states, parameters)
-        if parameters:
-            parameters = [_spread(parameter, x.shape) for parameter in parameters]
-        spk, after, _ = self.run(x, states, parameters)
+        spk, after, _ = self.run(x, states, [_spread(parameter, x.shape) for parameter in parameters])
         return spk, after
 
     def _differentiable(
@@ -106,13 +118,13 @@ class NeuronStep(torch.autograd.Function):
         count = len(step.plan.states)
         initial, parameters = tensors[:count], tensors[count:]
         with_x, with_before, with_after = step.saved(ctx.needs_input_grad[2 + count :])
-        spread = [_spread(parameter, x.shape) for parameter in parameters] if parameters else ()
+        spread = step.own(parameters, x.shape)
         spk, after, copies = step.run(x, initial, spread, with_after)  # type: ignore[arg-type]
         ctx.save_for_backward(
             x.clone() if with_x else None,
             *[state.clone() if wanted and state is not None else None for wanted, state in zip(with_before, initial)],
             *copies,
-            *[_own(read, given) for read, given in zip(spread, parameters)],
+            *spread,
         )
         ctx.step = step
         if parameters:
@@ -166,11 +178,6 @@ class NeuronStep(torch.autograd.Function):
         return (None, grad_x, *grad_initial, *grad_parameters)
 
 
-def _own(read: Any, given: Any) -> Any:
-    """What the kernels read, where nobody else writes."""
-    return read.clone() if read.data_ptr() == given.data_ptr() else read
-
-
 def step_apply(
     neuron: str,
     x: torch.Tensor,
@@ -210,12 +217,12 @@ def _prepare(
     plan = _neurons.plan(neuron, options)
     if not all(state is None or fits(state, x) for state in states):
         return None
-    made = constants(plan, parameters, x.dtype)
+    made = constants(plan, parameters, x.dtype) if x.is_cpu else None
     values: Sequence[torch.Tensor] = ()
     if made is None:
         if not all(_is_taken(value, x) for value in parameters.values()):
             return None
-        values = derived(plan, parameters, x.dtype)
+        values = derived(plan, parameters, x)
     learns = getattr(parameters.get("graded_spikes_factor"), "requires_grad", False)
     silent = known.kernel.is_zero and plan.output is None and not learns
     return Step(plan, known.kernel, x, made, silent), values
@@ -224,9 +231,9 @@ def _prepare(
 def takes(x: torch.Tensor) -> bool:
     """Whether the kernels can take this input as it is."""
     return (
-        host.library is not None
-        and x.dtype in _DTYPES
-        and is_direct(x)
+        x.dtype in _DTYPES
+        and is_eager(x)
+        and (host.library is not None if x.is_cpu else triton.unavailable_reason(x.device) is None)
         and x.is_contiguous()
         and x.numel() > 0
         and not popart.on_ipu()
@@ -238,7 +245,7 @@ def fits(state: torch.Tensor, x: torch.Tensor) -> bool:
     return (
         type(state) in PLAIN
         and state.shape == x.shape
-        and state.is_cpu
+        and state.device == x.device
         and state.dtype == x.dtype
         and state.is_contiguous()
     )
@@ -254,19 +261,19 @@ def _is_taken(value: Parameter, x: torch.Tensor) -> bool:
     return value.dim() == 0 or (value.dtype == x.dtype and _broadcasts(value.shape, x.shape))
 
 
-def derived(plan: _neurons.Plan, parameters: Mapping[str, Parameter], dtype: torch.dtype) -> List[torch.Tensor]:
+def derived(plan: _neurons.Plan, parameters: Mapping[str, Parameter], x: torch.Tensor) -> List[torch.Tensor]:
     """What the kernel takes for parameters that are not constant."""
     return [
-        (value if value.dtype == dtype else value.to(dtype)).contiguous()
-        for value in plan.derive(parameters, one(dtype))
+        (value if value.dtype == x.dtype else value.to(x.dtype)).contiguous()
+        for value in plan.derive(parameters, one(x.dtype, x.device))
     ]
 
 
 @lru_cache(maxsize=None)
-def one(dtype: torch.dtype) -> torch.Tensor:
+def one(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """For a parameter that is not read, or is one; nobody writes into it."""
     with torch.inference_mode(False):
-        return torch.ones((), dtype=dtype, device="cpu")
+        return torch.ones((), dtype=dtype, device=device)
 
 
 def _broadcasts(own: torch.Size, shape: torch.Size) -> bool:

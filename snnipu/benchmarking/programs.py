@@ -32,11 +32,13 @@ class Program(nn.Module):
 
     Attributes:
         trains: whether :meth:`step` has the backward pass and the optimizer, too.
+        draws: whether :meth:`rewritten` draws random numbers for all steps at once: on a CPU those of the loop.
         optimizer: what updates the parameters.
         terms: of :class:`~snnipu.benchmarking.loop_networks.LoopNetwork`.
     """
 
     trains = False
+    draws = False
     optimizer: torch.optim.Optimizer
 
     @staticmethod
@@ -58,8 +60,9 @@ class Program(nn.Module):
         raise NotImplementedError
 
     @classmethod
-    def has_rewrite(cls) -> bool:
-        return cls.rewritten is not Program.rewritten
+    def has_rewrite(cls, device: torch.device) -> bool:
+        """Whether :meth:`rewritten` gives the loop's numbers there."""
+        return cls.rewritten is not Program.rewritten and not (cls.draws and device.type != "cpu")
 
     def to_grid(self) -> None:
         """Round the weights to multiples of :data:`WEIGHT_GRID`."""
@@ -366,6 +369,8 @@ class BatchNorm(_Images):
 
 class Dropout(_TwoLayers):
     """dropout"""
+
+    draws = True
 
     def __init__(self, snn: Any, settings: Settings) -> None:
         super().__init__(snn, settings)

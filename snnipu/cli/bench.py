@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from tqdm import tqdm
@@ -33,6 +33,7 @@ from snnipu.benchmarking.environment import record
 from snnipu.benchmarking.options import Option
 from snnipu.benchmarking.resident import resident_peak_bytes, supported
 from snnipu.cli._streams import output_path
+from snnipu.ops._break_even import tf32_allowed
 
 DTYPES = {
     "float32": torch.float32,
@@ -97,6 +98,21 @@ def _device(text: str) -> torch.device:
         if device.index is not None and device.index >= torch.cuda.device_count():
             raise argparse.ArgumentTypeError(f"{text}: there are only {torch.cuda.device_count()} CUDA devices")
     return device
+
+
+@contextlib.contextmanager
+def _on(device: torch.device) -> Iterator[None]:
+    """On that GPU; convolutions round their factors to TF32 where matrix products do, as the record tells."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = tf32_allowed()
+    try:
+        with torch.cuda.device(device):
+            yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 def _default(name: str) -> str:
@@ -380,7 +396,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     try:
         if arguments.threads:
             torch.set_num_threads(arguments.threads)
-        with torch.cuda.device(arguments.device) if arguments.device.type == "cuda" else contextlib.nullcontext():
+        with _on(arguments.device):
             environment = record(arguments.device, DTYPES[arguments.dtype])
             try:
                 sweep = _sweep(arguments, module)

@@ -18,7 +18,8 @@ import sysconfig
 import textwrap
 import tokenize
 import types
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+import weakref
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import snntorch
 import torch
@@ -26,6 +27,7 @@ import torch
 from snnipu.compiler import backend, outline, reasons
 from snnipu.compiler.reasons import PACKAGES, Reason
 from snnipu.compiler.report import GraphReport
+from snnipu.neurons._states import PlainStates
 
 _LOG = logging.getLogger("snnipu.compiler")
 # So often one frame calls a neuron where it has a loop over time.
@@ -40,6 +42,7 @@ STEP, LEFT = 3, 0.75
 QUIET = 2000
 # A function that calls one of these is no graph.
 _EAGER_NAMES = {"backward", "item", "numpy", "tolist", "zero_grad", "print"}
+OTHERS = "its network's neurons are snnTorch's own, not snnipu's"
 _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<lambda>")
 # Whose frames have no loops of a program's.
 _UNSEEN = (PACKAGES[0], PACKAGES[2])
@@ -71,6 +74,23 @@ class NotFaster(Exception):
     """The loop runs at least as fast as it is."""
 
 
+# Whether a network has neurons of snnipu, and whether it has others of snnTorch.
+_neurons: "weakref.WeakKeyDictionary[torch.nn.Module, Tuple[bool, bool]]" = weakref.WeakKeyDictionary()
+
+
+def _has_others_alone(values: Iterable[Any]) -> bool:
+    """Whether the networks among ``values`` have snnTorch's own neurons, which nothing fuses, and none of snnipu."""
+    ours = others = False
+    for network in values:
+        if isinstance(network, torch.nn.Module):
+            if network not in _neurons:
+                kinds = {isinstance(m, PlainStates) for m in network.modules() if isinstance(m, snntorch.SpikingNeuron)}
+                _neurons[network] = True in kinds, False in kinds
+            found = _neurons[network]
+            ours, others = ours or found[0], others or found[1]
+    return others and not ours
+
+
 class Site:
     """A function with a loop over time, or such a loop as a function: called eagerly, until it is to be compiled.
 
@@ -100,6 +120,7 @@ class Site:
         self._compiled: Any = None
         self._began = False
         self._used, self._useless, self._calls, self._failures = True, 0, 0, 0
+        self._others = False  # a network of snnTorch's neurons came, which runs as it is
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.label})"
@@ -116,6 +137,8 @@ class Site:
             return f"compiled: {_steps_of(self.reports)}"
         if self.reasons:
             return "as it is, " + "; ".join(dict.fromkeys(self.reasons.values()))
+        if self._others:
+            return f"as it is, {OTHERS}"
         if self.waits_for is not None:
             return f"as {self.waits_for.label}, of which it is a part"
         return "found, its next call compiles it"
@@ -141,6 +164,11 @@ class Site:
         return self._run(args, kwargs)
 
     def _run(self, args: Sequence[Any], kwargs: Dict[str, Any]) -> Any:
+        if _has_others_alone((*args, *kwargs.values())):
+            if not self._others and self.waits_for is None:
+                self._others = True
+                _LOG.warning("%s runs as it is: %s", self.label, OTHERS)
+            return self.function(*args, **kwargs)
         grad = torch.is_grad_enabled()
         if self.waits_for is not None:
             self._calls += 1
@@ -241,7 +269,8 @@ def not_faster(report: GraphReport) -> str:
     if report.failed:
         return report.failed
     if not _rolled(report):
-        why = "; ".join(dict.fromkeys(f"{n.name or n.kind}: {n.why_not}" for n in report.neurons))
+        found = (*report.neurons, *report.unfused)
+        why = "; ".join(dict.fromkeys(f"{n.name or n.kind}: {n.why_not}" for n in found))
         return f"no neuron's steps become one operator ({why})" if why else "it calls no neuron"
     steps = sum(neuron.steps for neuron in report.neurons)
     rolled = sum(1 if neuron.rolled else neuron.steps for neuron in report.neurons)

@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 import torch
 from torch.fx import Graph, Node
 
+from snnipu.backends import has_kernels
 from snnipu.compiler import nodes, rules
 from snnipu.compiler.reasons import Reason, reason
 from snnipu.compiler.rules import Call, Lifted, Make
@@ -762,7 +763,7 @@ def _fed_back(step: Node, fixed: Set[Node]) -> List[Tuple[Node, Tuple[Any, ...],
     value = nodes.value_of(total)
     if nodes.name_of(total) != "add" or len(total.args) != 2 or total.kwargs or set(total.users) != {step}:
         return found
-    if value.device.type != "cpu" or value.dtype not in (torch.float32, torch.float64):
+    if not has_kernels(value.device) or value.dtype not in (torch.float32, torch.float64):
         return found
     for product, other in (total.args, total.args[::-1]):
         if not isinstance(product, Node) or not isinstance(other, Node) or set(product.users) != {total}:

@@ -93,10 +93,10 @@ class KeptStep:
         for name, tensor, shape in self._tensors:
             if buffers.get(name) is not tensor and learnt.get(name) is not tensor:
                 return None
-            if tensor.shape != shape or tensor.dtype != x.dtype or not tensor.is_cpu:
+            if tensor.shape != shape or tensor.dtype != x.dtype or tensor.device != x.device:
                 return None
             values[name] = tensor
-        return derived(self.step.plan, values, x.dtype)
+        return derived(self.step.plan, values, x)
 
 
 def _find(own: Any, name: str) -> Any:

@@ -9,7 +9,7 @@ import torch
 from snnipu._layout import SINGLE_STEP
 from snnipu.backends import popart
 from snnipu.neurons._hooks import is_hooked
-from snnipu.neurons.fused import FusedNeuron, is_small_on_gpu
+from snnipu.neurons.fused import FusedNeuron
 from snnipu.ops import leaves
 from snnipu.ops._arguments import DTYPES, RESET_MECHANISMS, is_compiling
 from snnipu.ops.lif_sequence import lif_apply
@@ -171,7 +171,7 @@ class Leaky(FusedNeuron, snntorch.Leaky):
         surrogate = self._surrogate()
         # A surrogate in PyTorch, a fused step beside it takes longer than snnTorch's; a sequence does not.
         evaluated = surrogate is not None and surrogate.kernel is None and not leaves.tracing()
-        if ((rounds or evaluated or is_small_on_gpu(input_)) and not on_ipu) or not fuses:
+        if ((rounds or evaluated or self._is_small(input_)) and not on_ipu) or not fuses:
             if not fuses and self._replaced():
                 self._say_slow()
             self.mem = state

@@ -94,7 +94,7 @@ class _SpikingLSTM(PlainStates):
             or x.dtype != torch.float32
             or (self.init_hidden and (syn is not None or mem is not None))
             or self.state_quant
-            or is_autocast()
+            or is_autocast(x.device.type)
             or not self._has_plain_cell()
             or set(self._replaced()) - set(_CALLS)
         ):

@@ -36,7 +36,7 @@ class Alpha(FusedNeuron, snntorch.Alpha):
     Equation: ``snnipu.equations.alpha``. States ``syn_exc, syn_inh, mem``.
     """
 
-    equation, stock = "alpha", snntorch.Alpha
+    equation, stock, has_long_step = "alpha", snntorch.Alpha, True
 
 
 class Lapicque(FusedNeuron, snntorch.Lapicque):
@@ -69,8 +69,9 @@ class _Recurrent(FusedNeuron):
             if self.all_to_all or not isinstance(strength, torch.Tensor):
                 return False
             return strength.dim() == 0 or strength.device == self.threshold.device
-        on_host = self.threshold.device.type == "cpu" and not (popart.on_ipu_model() or popart.on_real_ipu())
-        return bool(self.all_to_all) and on_host and self._connection() is not None and not is_autocast()
+        if not self.all_to_all or popart.on_ipu_model() or popart.on_real_ipu():
+            return False
+        return self._connection() is not None and not is_autocast(self.threshold.device.type)
 
     def _again(self, x: Any, given: Sequence[Any]) -> Any:
         if self._kept is None or not self._recurs():
@@ -148,7 +149,7 @@ class _Recurrent(FusedNeuron):
                 **how,
             )
         spk, *others = states
-        return self._one_step(x, [self._come(x, spk), *others], {**values, STRENGTH: one(x.dtype)})
+        return self._one_step(x, [self._come(x, spk), *others], {**values, STRENGTH: one(x.dtype, x.device)})
 
 
 class RLeaky(_Recurrent, snntorch.RLeaky):

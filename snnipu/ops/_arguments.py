@@ -70,13 +70,13 @@ def is_differentiated(tensors: Sequence[Optional[torch.Tensor]]) -> bool:
     return not is_compiling() and (_in_forward_mode() or bool(_in_transform()))
 
 
-def is_autocast() -> bool:
-    """Whether products on a CPU run in another dtype than their operands'."""
+def is_autocast(kind: str = "cpu") -> bool:
+    """Whether products on devices of a kind run in another dtype than their operands'."""
     found: Any = torch.is_autocast_enabled
     try:
-        return bool(found("cpu"))
+        return bool(found(kind))
     except TypeError:  # before PyTorch 2.4
-        return bool(torch.is_autocast_cpu_enabled())
+        return bool(torch.is_autocast_cpu_enabled() if kind == "cpu" else found())
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

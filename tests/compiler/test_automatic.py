@@ -165,6 +165,44 @@ def test_training_and_evaluation_and_other_lengths():
     assert any(site.compiled for site in compare(run, data=numbers(3) + numbers(2, steps=9) + numbers(2, batch=1)))
 
 
+class OfEither(nn.Module):
+    """One class for both libraries, as in a comparison."""
+
+    def __init__(self, library):
+        super().__init__()
+        self.fc, self.lif = nn.Linear(INPUTS, 5), library.Leaky(beta=0.9)
+
+    def forward(self, x):
+        mem, spikes = self.lif.reset_mem(), []
+        for current in x:
+            spk, mem = self.lif(self.fc(current), mem)
+            spikes.append(spk)
+        return torch.stack(spikes)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_network_of_snntorchs_neurons_beside_ours(first, auto, caplog):
+    """It runs as it is, and ours compiled, whichever comes first."""
+    nets = [OfEither(snn), OfEither(snntorch)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    x = torch.randn(STEPS, BATCH, INPUTS)
+    with caplog.at_level(logging.WARNING, logger="snnipu.compiler"):
+        one, other = nets[first], nets[1 - first]
+        made = [one(x), other(x), other(x), one(x), one(x), other(x), one(x), one(x), other(x), other(x)]
+    assert all(torch.equal(made[0], again) for again in made)
+    site = next(site for site in auto.sites if site.waits_for is None)
+    assert site.decision == f"compiled: {STEPS} steps of lif"
+    assert len(site.reports) == 1
+    assert [record.getMessage() for record in caplog.records] == [f"{site.label} runs as it is: {automatic.OTHERS}"]
+
+
+def test_snntorchs_neurons_alone(auto):
+    net = OfEither(snntorch)
+    x = torch.randn(STEPS, BATCH, INPUTS)
+    assert torch.equal(net(x), net(x))
+    assert f"(forward)  as it is, {automatic.OTHERS}" in str(auto)
+
+
 def test_what_cannot_be_compiled_says_so_once(caplog):
     def run(net, x):
         mem1, mem2 = net.lif1.init_leaky(), net.lif2.init_leaky()

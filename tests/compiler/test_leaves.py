@@ -10,7 +10,7 @@ from support.versions import needs_backend, needs_newer_dynamo
 from torch import nn
 
 import snnipu as snn
-from snnipu import compiler, surrogate
+from snnipu import backends, compiler, surrogate
 from snnipu.compiler import backend
 
 pytestmark = needs_backend
@@ -261,6 +261,33 @@ def test_a_subclass_that_replaces_its_step_is_not_rolled(graphs):
     net = Loop(Own(WIDTH, WIDTH, **ste()), (WIDTH,))
     compare(net, copy.deepcopy(net), x)
     assert rolled(graphs) == [(STEPS, False)]
+
+
+class Louder(snn.Synaptic):
+    """Replaces a part of the step, which is said; a warning would end the graph."""
+
+    def _base_state_function(self, input_):
+        return super()._base_state_function(input_ * 2)
+
+
+def test_a_subclass_that_says_so_in_a_trace_is_in_the_graph(graphs):
+    net = Loop(Louder(alpha=0.7, beta=0.8, **ste()), (WIDTH,))
+    x = torch.randn(STEPS, BATCH, WIDTH) * 2
+    with pytest.warns(UserWarning, match="Louder replaces _base_state_function"):
+        made = torch.compile(net, backend="snnipu", fullgraph=True)(x)
+    assert len(graphs) == 1
+    assert all(map(torch.equal, made, net(x)))
+
+
+def test_kernels_of_a_gpu_are_looked_for_as_a_graph_is_made():
+    """TorchDynamo must not see how: it cannot trace an import."""
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def shifted(x):
+        return x + 1 if backends.has_kernels(torch.device("cuda")) else x - 1
+
+    expected = 1 if backends.triton.unavailable_reason() is None else -1
+    assert shifted(torch.zeros(2)).tolist() == [expected] * 2
 
 
 class SumOfSpikes(nn.Module):

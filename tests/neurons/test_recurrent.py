@@ -7,6 +7,7 @@ import pytest
 import snntorch
 import torch
 from oracle import relative_error
+from support.interpreter import interpreted  # noqa: F401
 from torch import nn
 
 import snnipu as snn
@@ -160,25 +161,30 @@ def atan_spike(u):
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("through", ["linear", "conv"])
-def test_operator_is_its_reference(name, through, monkeypatch):
+@pytest.mark.parametrize("by", ["reference", "Triton"])
+def test_operator_is_its_reference(name, through, by, monkeypatch, request):
     """The loop with the recorded step and adjoint in PyTorch: what other devices run, and what kernels keep to."""
     torch.manual_seed(0)
+    forward, backward = operator.neuron_recurrent_fwd_reference, operator.neuron_recurrent_bwd_reference
+    if by == "Triton":
+        kernels = request.getfixturevalue("interpreted")("steps")
+        forward, backward = kernels.neuron_recurrent_fwd, kernels.neuron_recurrent_bwd
     connection, shape = CONNECTIONS[through]
-    for dtype in (torch.float32, torch.bfloat16):
+    # Triton's interpreter does not round to bfloat16.
+    for dtype in (torch.float32, torch.bfloat16 if by == "reference" else torch.float16):
         layer = getattr(snn, name)(
             **{**KINDS[name], **learning(name, connection)}, **connection, reset_mechanism="zero"
         )
         layer.to(dtype)
         results = []
         x = (torch.randn(6, *shape) * 2).to(dtype)
-        for kind in ("cpu", "reference"):
-            if kind == "reference":
-                monkeypatch.setattr(operator, "_fwd", operator.neuron_recurrent_fwd_reference)
-                monkeypatch.setattr(operator, "_bwd", operator.neuron_recurrent_bwd_reference)
-            own = x.clone().requires_grad_()
-            out = layer.sequence(own)
-            results.append((out, gradients(out, [own, *layer.parameters()])))
-        monkeypatch.undo()
+        for functions in ((operator._fwd, operator._bwd), (forward, backward)):
+            with monkeypatch.context() as patch:
+                for place, function in zip(("_fwd", "_bwd"), functions):
+                    patch.setattr(operator, place, function)
+                own = x.clone().requires_grad_()
+                out = layer.sequence(own)
+                results.append((out, gradients(out, [own, *layer.parameters()])))
         for one, other in zip(results[0][0], results[1][0]):
             assert one.dtype == dtype
             assert torch.equal(one, other)

@@ -15,7 +15,7 @@ from torch import nn
 
 import snnipu as snn
 from snnipu.backends import neurons
-from snnipu.neurons import fused, leaky
+from snnipu.neurons import fused
 from snnipu.ops import _neurons
 
 N = 13
@@ -167,8 +167,7 @@ def test_small_steps_on_a_gpu_are_snntorchs(name, monkeypatch):
     ours, theirs = twins(name, **keywords)
     monkeypatch.setitem(STATES, "Leaky", ("mem",))
     x, states = random(5, 2, N), [torch.zeros(2, N) for _ in STATES[name]]
-    for module in (fused, leaky):
-        monkeypatch.setattr(module, "is_small_on_gpu", lambda x: True)
+    monkeypatch.setattr(fused.FusedNeuron, "_is_small", lambda self, x: True)
     monkeypatch.setattr(type(ours), "_kernels", None)
     for own, expected in zip(loop(ours, x, states), loop(theirs, x, states)):
         assert torch.equal(own, expected)

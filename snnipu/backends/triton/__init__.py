@@ -87,6 +87,12 @@ def lazily(module: str, function: str) -> Callable[..., Any]:
     return call
 
 
+def single_steps(neuron: str, variant: int) -> Any:
+    """A neuron's single steps; Triton is imported for them."""
+    name = f"{__name__}.steps"
+    return (sys.modules.get(name) or importlib.import_module(name)).Steps(neuron, variant)
+
+
 def check_launch(*tensors: Optional[torch.Tensor]) -> torch.device:
     """The one device all tensors are on: a CUDA device, or any for the interpreter.
 

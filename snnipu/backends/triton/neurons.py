@@ -14,6 +14,7 @@ from snnipu.backends.host import _upstream
 from snnipu.backends.triton.sequence import _constants, _geometry, _reduced
 from snnipu.ops import _neurons
 from snnipu.ops.neuron_sequence import BackwardArguments, ForwardArguments
+from snnipu.surrogate import Kernel
 
 Tensors = Sequence[Optional[torch.Tensor]]
 Made = Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]
@@ -71,7 +72,7 @@ def _contiguous(tensors: Tensors) -> List[Optional[torch.Tensor]]:
     return [None if tensor is None else tensor.contiguous() for tensor in tensors]
 
 
-def _launch_forward(
+def launch_forward(
     name: str,
     variant: int,
     x: torch.Tensor,
@@ -114,6 +115,81 @@ def _launch_forward(
         )
 
 
+def launch_backward(
+    name: str,
+    variant: int,
+    kernel: Kernel,
+    x: torch.Tensor,
+    initial: Tensors,
+    kept: Tensors,
+    parameters: Sequence[torch.Tensor],
+    constant_input: bool,
+    sizes: Tuple[int, int],
+    grad_spk: Tuple[Optional[torch.Tensor], bool],
+    grad_states: Sequence[Tuple[Optional[torch.Tensor], bool]],
+    ends: Tensors,
+    grad_x: torch.Tensor,
+    grad_initial: Tensors,
+    need: Sequence[bool],
+) -> List[torch.Tensor]:
+    """Write ``grad_x`` and ``grad_initial``; returns the gradients of the parameters ``need``ed, empty for others.
+
+    ``kept``: the states after each step that the adjoint reads. ``grad_spk``, ``grad_states``: gradients, and whether
+    one row stands for all steps.
+    """
+    steps, elements = sizes
+    kernels = _kernels(name)
+    like = parameters[0]
+    upstream, output = list(grad_states), kernels.neuron.steps[variant].output_state
+    if output is not None:  # of a neuron whose output is a state, that state's gradient is the output's
+        upstream[output], grad_spk = grad_spk, (None, False)
+    spk, spk_constant = grad_spk
+    learns = any(need)
+    device = backend.check_launch(x, spk, *(grad for grad, _ in upstream), *ends, *initial, *parameters)
+    programs, options = _geometry(elements)
+    counts = [parameter.numel() for parameter in parameters]
+    per_element = max(counts) > 1
+    sums = [like.new_empty(elements if per_element else programs) if needed else None for needed in need]
+    names = len(kernels.neuron.parameters)
+    with backend.on_device(device):
+        # In the order of print_triton_kernels.backward_arguments.
+        kernels.backward[(programs,)](
+            x,
+            *_or(initial, like),
+            *_or(kept, like),
+            *parameters,
+            x if spk is None else spk,
+            *_or([grad for grad, _ in upstream], x),
+            *_or(ends, like),
+            grad_x,
+            *_or(grad_initial, like),
+            *_or(sums, like),
+            steps,
+            elements // options["UNIT"],
+            *counts,
+            *_constants(*kernel),
+            VARIANT=variant,
+            PER_ELEMENT=per_element,
+            CONSTANT_INPUT=constant_input,
+            SURROGATE=kernel.id,
+            PARAMETERS=learns,
+            READ_X=_reads(name, variant, learns)[1],
+            HAS_GRAD_SPK=spk is not None,
+            SPK_ROWS=int(not spk_constant),
+            **_numbered("READ", [state is not None for state in kept]),
+            **_numbered("HAS_INITIAL", [state is not None for state in initial]),
+            **_numbered("HAS_UPSTREAM", [grad is not None for grad, _ in upstream]),
+            **_numbered("ROWS", [int(not constant) for _, constant in upstream]),
+            **_numbered("HAS_FINAL", [grad is not None for grad in ends]),
+            **_numbered("NEED_INITIAL", [grad is not None for grad in grad_initial]),
+            **_numbered("NEED", [bool(needed) for needed in need][:names]),
+            **options,
+            # A step that is computed again decides as it did.
+            **backend.exact(),
+        )
+    return [_reduced(total, parameter) for total, parameter in zip(sums, parameters)]
+
+
 def neuron_sequence_fwd(*arguments: Any) -> Made:
     """CUDA kernel of ``snnipu::neuron_sequence_fwd``."""
     a = ForwardArguments(*arguments)
@@ -125,7 +201,7 @@ def neuron_sequence_fwd(*arguments: Any) -> Made:
     states = [a.x.new_empty(shape if a.store >> place & 1 else 0) for place in range(len(initial))]
     final = [like.new_empty(step_shape) for _ in initial] if a.store_final else []
     if elements and steps:
-        _launch_forward(
+        launch_forward(
             a.neuron,
             a.variant,
             a.x.contiguous(),
@@ -166,9 +242,7 @@ def neuron_sequence_bwd(*arguments: Any) -> Made:
                 gradient.copy_(end)
         gradients = [torch.zeros_like(p) if needed else empty for p, needed in zip(parameters, a.need_parameters)]
         return grad_x.zero_(), grad_initial, gradients
-    kernels = _kernels(a.neuron)
-    learns = any(a.need_parameters)
-    read, read_x = _reads(a.neuron, a.variant, learns)
+    read, _ = _reads(a.neuron, a.variant, any(a.need_parameters))
     x, initial, ends = x.contiguous(), _contiguous(a.initial), _contiguous(ends)
     constant_input = a.num_steps is not None
     kept: List[Optional[torch.Tensor]] = [None] * len(initial)
@@ -179,51 +253,22 @@ def neuron_sequence_bwd(*arguments: Any) -> Made:
     elif read:
         kept = [like.new_empty(steps, elements) if s in read else None for s in range(len(initial))]
         sizes = (steps, elements)
-        _launch_forward(a.neuron, a.variant, x, initial, parameters, constant_input, sizes, None, kept, [])
-    # Of a neuron whose output is a state, that state's gradient is the output's.
-    output = kernels.neuron.steps[a.variant].output_state
-    upstream = [_upstream(a.grad_spk if place == output else grad) for place, grad in enumerate(a.grad_states)]
-    spk, spk_constant = _upstream(None if output is not None else a.grad_spk)
-    device = backend.check_launch(x, spk, *(grad for grad, _ in upstream), *ends, *initial, *parameters)
-    programs, options = _geometry(elements)
-    counts = [parameter.numel() for parameter in parameters]
-    per_element = max(counts) > 1
-    sums = [like.new_empty(elements if per_element else programs) if needed else None for needed in a.need_parameters]
-    names = len(kernels.neuron.parameters)
-    with backend.on_device(device):
-        # In the order of print_triton_kernels.backward_arguments.
-        kernels.backward[(programs,)](
-            x,
-            *_or(initial, like),
-            *_or(kept, like),
-            *parameters,
-            x if spk is None else spk,
-            *_or([grad for grad, _ in upstream], x),
-            *_or(ends, like),
-            grad_x,
-            *(gradient if gradient.numel() else like for gradient in grad_initial),
-            *_or(sums, like),
-            steps,
-            elements // options["UNIT"],
-            *counts,
-            *_constants(a.surrogate, a.surrogate_a, a.surrogate_b),
-            VARIANT=a.variant,
-            PER_ELEMENT=per_element,
-            CONSTANT_INPUT=constant_input,
-            SURROGATE=a.surrogate,
-            PARAMETERS=learns,
-            READ_X=read_x,
-            HAS_GRAD_SPK=spk is not None,
-            SPK_ROWS=int(not spk_constant),
-            **_numbered("READ", [state is not None for state in kept]),
-            **_numbered("HAS_INITIAL", [state is not None for state in initial]),
-            **_numbered("HAS_UPSTREAM", [grad is not None for grad, _ in upstream]),
-            **_numbered("ROWS", [int(not constant) for _, constant in upstream]),
-            **_numbered("HAS_FINAL", [grad is not None for grad in ends]),
-            **_numbered("NEED_INITIAL", [bool(needed) for needed in a.need_initial]),
-            **_numbered("NEED", [bool(needed) for needed in a.need_parameters][:names]),
-            **options,
-            # A step that is computed again decides as it did.
-            **backend.exact(),
-        )
-    return grad_x, grad_initial, [_reduced(total, parameter) for total, parameter in zip(sums, parameters)]
+        launch_forward(a.neuron, a.variant, x, initial, parameters, constant_input, sizes, None, kept, [])
+    grad_parameters = launch_backward(
+        a.neuron,
+        a.variant,
+        Kernel(a.surrogate, a.surrogate_a, a.surrogate_b),
+        x,
+        initial,
+        kept,
+        parameters,
+        constant_input,
+        (steps, elements),
+        _upstream(a.grad_spk),
+        [_upstream(grad) for grad in a.grad_states],
+        ends,
+        grad_x,
+        [gradient if gradient.numel() else None for gradient in grad_initial],
+        a.need_parameters,
+    )
+    return grad_x, grad_initial, grad_parameters

@@ -157,7 +157,7 @@ def build(settings: Settings) -> Case:
         ),
         Contender("snntorch", "snnTorch", lambda: workload(snntorch, lambda net: net.step), peer="snntorch"),
     ]
-    if kind.has_rewrite():
+    if kind.has_rewrite(device):
         contenders.insert(
             2,
             Contender(

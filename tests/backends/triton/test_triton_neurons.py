@@ -6,6 +6,7 @@ from oracle import reference_of, relative_error
 from support.leaky_operator import flat
 
 from snnipu import surrogate
+from snnipu.backends import neuron_step
 from snnipu.ops import _neurons
 
 KERNEL = surrogate.atan(2.0).kernel
@@ -149,3 +150,37 @@ def test_empty(kernels):
             own, expected = getattr(kernels, operator)(*arguments), reference_of(operator)(*arguments)
             for one, other in zip(flat(own), flat(expected)):
                 assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("name", "variant"), VARIANTS)
+def test_single_steps(kernels, interpreted, name, variant):
+    """As those of the CPU: spikes and states bit by bit, gradients up to the order of sums."""
+    torch.manual_seed(0)
+    shape = (3, 33)
+    plan = next(plan for plan in _neurons._plans(name).values() if plan.variant == variant)
+    step = neuron_step.Step(plan, KERNEL, torch.ones(shape), None, False)
+    other = neuron_step.Step(plan, KERNEL, torch.ones(shape), None, False)
+    other._calls, other._on_cpu = interpreted("steps").Steps(name, variant), False
+    for learns, sizes in ((False, ()), (True, ()), (True, shape[-1:])):
+        x, *states = [torch.randn(shape, requires_grad=True) for _ in range(1 + len(plan.states))]
+        parameters = [(torch.rand(sizes) * 0.6 + 0.3).requires_grad_(learns) for _ in plan.names]
+        found = []
+        for one in (step, other):
+            spk, after = one(x, states, parameters)
+            seeds = [torch.randn(shape, generator=torch.Generator().manual_seed(n)) for n in range(1 + len(after))]
+            wanted = [x, *states, *(parameters if learns else ())]
+            sums = [(value * seed).sum() for value, seed in zip((spk, *after), seeds)]
+            found.append(([spk, *after], torch.autograd.grad(sum(sums), wanted, allow_unused=True)))
+            with torch.no_grad():
+                again = one(x, states, parameters)
+            assert all(map(torch.equal, (again[0], *again[1]), found[-1][0]))
+        (made, gradients), (own, own_gradients) = found
+        assert all(map(torch.equal, own, made))
+        for one, expected in zip(own_gradients, gradients):
+            assert (one is None) == (expected is None)
+            assert one is None or relative_error(one, expected) <= 1e-5
+    x, *states = [torch.randn(shape) for _ in range(1 + len(plan.states))]  # before the first step
+    parameters = [torch.rand(()) for _ in plan.names]
+    found = [one(x, [None] * len(states), parameters) for one in (step, other)]
+    for made, own in zip(*[(spk, *after) for spk, after in found]):
+        assert torch.equal(own, made)

@@ -76,3 +76,56 @@ def test_single_steps_are_snntorchs(name, keywords, chosen, monkeypatch):
         monkeypatch.setattr(fused, "FEWEST_OF_A_STEP", fewest)
         own, expected = (loop(layer, x, [torch.zeros(2, 13, device=CUDA) for _ in STATES[name]]) for layer in layers)
         assert all(map(torch.equal, own, expected))
+
+
+@pytest.mark.parametrize("through", [{"linear_features": 13}, {"conv2d_channels": 3, "kernel_size": 3}])
+@pytest.mark.parametrize("name", ["RLeaky", "RSynaptic"])
+def test_all_to_all(name, through, monkeypatch):
+    """Sequence and single steps are snnTorch's loop."""
+    keywords = {"beta": 0.8, "learn_beta": True, **({"alpha": 0.7} if name == "RSynaptic" else {})}
+    ours, theirs = (getattr(library, name)(**keywords, **through) for library in (snn, snntorch))
+    with torch.no_grad():  # sums of which no order matters
+        for parameter in theirs.recurrent.parameters():
+            parameter.copy_((parameter * 64).round() / 64)
+    ours.load_state_dict(theirs.state_dict())
+    ours, theirs = ours.to(CUDA), theirs.to(CUDA)
+    assert ours.runs_fused()
+    step = (2, 13) if "linear_features" in through else (2, 3, 5, 6)
+    x = torch.randn(9, *step, device=CUDA) * 2
+    monkeypatch.setattr(fused, "FEWEST_OF_A_STEP", 0)
+    results = []
+    for layer, run in ((theirs, loop), (ours, loop), (ours, lambda layer, x, states: layer.sequence(x, *states))):
+        own = x.clone().requires_grad_()
+        made = run(layer, own, [torch.zeros(step, device=CUDA) for _ in STATES[name]])
+        seeds = [torch.randn(part.shape, generator=torch.Generator().manual_seed(1)).to(CUDA) for part in made]
+        loss = sum((part * seed).sum() for part, seed in zip(made, seeds))
+        results.append((made, torch.autograd.grad(loss, [own, *layer.parameters()])))
+    (expected, expected_grads), *others = results
+    for made, grads in others:
+        assert all(map(torch.equal, made, expected))
+        for one, other in zip(grads, expected_grads):
+            assert relative_error(one, other) <= 1e-5
+
+
+def test_a_step_sees_what_changes_between_steps(monkeypatch):
+    """A number that is written into a buffer, exchanged, learnt; gradients read those of their own step."""
+    monkeypatch.setattr(fused, "FEWEST_OF_A_STEP", 0)
+    x = torch.randn(8, 4, 13, device=CUDA) * 2
+    results = []
+    for library in (snn, snntorch):
+        layer = library.Leaky(beta=0.9, threshold=0.8).to(CUDA)
+        own, mem, total = x.clone().requires_grad_(), layer.reset_mem(), 0
+        for t, current in enumerate(own):
+            if t == 3:
+                layer.threshold.data.fill_(0.5)
+            if t == 4:
+                layer.beta = torch.tensor(0.7, device=CUDA)
+            if t == 5:
+                layer.threshold.mul_(1.5)
+            if t == 6:
+                layer.beta = torch.rand(13, device=CUDA, generator=torch.Generator(CUDA).manual_seed(0))
+            spk, mem = layer(current, mem)
+            total = total + (spk * (t + 1)).sum() + mem.square().sum()
+        results.append((total.detach(), torch.autograd.grad(total, own)[0]))
+    assert torch.equal(results[0][0], results[1][0])
+    assert relative_error(results[0][1], results[1][1]) <= 1e-5

@@ -1,0 +1,100 @@
+"""Single steps of a neuron on a GPU: of loops, and of neurons whose spikes come back through a layer."""
+
+from typing import Any, List, Optional, Sequence
+
+import torch
+
+from snnipu.backends.triton.neurons import Tensors, _reads, launch_backward, launch_forward
+from snnipu.ops import recurrent_sequence
+from snnipu.surrogate import Kernel
+
+
+class Steps:
+    """As :class:`snnipu.backends.neurons.Steps`, a launch each.
+
+    Also here rows are contiguous, those of states in the compute dtype, and None is zeros.
+    """
+
+    __slots__ = ("_kernel", "_name", "_parameters", "_sums", "_variant")
+
+    def __init__(self, name: str, variant: int, parameters: Sequence[torch.Tensor] = ()) -> None:
+        self._name, self._variant, self._parameters = name, variant, parameters
+
+    def copy(self, elements: int) -> "Steps":
+        """The same, of whatever size."""
+        return Steps(self._name, self._variant, self._parameters)
+
+    def connect_parameters(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Take other ones, contiguous."""
+        self._parameters = parameters
+
+    def forward(
+        self, x: torch.Tensor, before: Tensors, spk: Optional[torch.Tensor], after: Tensors, copies: Tensors = ()
+    ) -> None:
+        """Writes ``spk``, the states ``after`` the step, and ``copies`` of them."""
+        like = self._parameters[0]
+        final = [like.new_empty(x.shape) if state is None else state for state in after]
+        kept = copies or [None] * len(final)
+        sizes = (1, x.numel())
+        launch_forward(self._name, self._variant, x, before, self._parameters, False, sizes, spk, kept, final)
+
+    def differentiate(self, surrogate: int, surrogate_a: float, surrogate_b: float, grad_parameters: Tensors) -> None:
+        """Make it steps backward; each writes the sums of its own to ``grad_parameters``."""
+        self._kernel, self._sums = Kernel(surrogate, surrogate_a, surrogate_b), grad_parameters
+
+    def backward(
+        self,
+        x: Optional[torch.Tensor],
+        before: Tensors,
+        after: Tensors,
+        grad_spk: Optional[torch.Tensor],
+        grad_states: Tensors,
+        grad_after: Tensors,
+        grad_x: torch.Tensor,
+        grad_before: Tensors,
+    ) -> None:
+        """Writes ``grad_x`` and ``grad_before``; the arguments are those of the CPU's."""
+        x = grad_x if x is None else x  # not read
+        need = [grad is not None for grad in self._sums] or [False] * len(self._parameters)
+        read, _ = _reads(self._name, self._variant, any(need))
+        kept: List[Optional[torch.Tensor]] = [state if place in read else None for place, state in enumerate(after)]
+        if any(kept[place] is None for place in read):
+            kept = [self._parameters[0].new_empty(x.shape) if place in read else None for place in range(len(kept))]
+            self.forward(x, before, None, [None] * len(kept), kept)
+        made = launch_backward(
+            self._name,
+            self._variant,
+            self._kernel,
+            x,
+            before,
+            kept,
+            self._parameters,
+            False,
+            (1, x.numel()),
+            (grad_spk, False),
+            [(grad, False) for grad in grad_states],
+            grad_after or [None] * len(before),
+            grad_x,
+            grad_before,
+            need,
+        )
+        for into, gradient in zip(self._sums, made):
+            if into is not None:
+                into.copy_(gradient.reshape(into.shape))
+
+
+_MEANS = recurrent_sequence.Means(
+    lambda neuron, variant, x, parameters: Steps(neuron, variant, [value.contiguous() for value in parameters]),
+    torch.Tensor.new_empty,
+    lambda *made: None,
+)
+
+
+def neuron_recurrent_fwd(*arguments: Any) -> recurrent_sequence.MadeForward:
+    """CUDA kernels of ``snnipu::neuron_recurrent_fwd``."""
+    return recurrent_sequence.forward_by(_MEANS, *arguments)
+
+
+def neuron_recurrent_bwd(*arguments: Any) -> recurrent_sequence.MadeBackward:
+    """CUDA kernels of ``snnipu::neuron_recurrent_bwd``."""
+    return recurrent_sequence.backward_by(_MEANS, *arguments)
