@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from support.turns import TURNS, in_turn
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # Before PyTorch is imported, and as the commands have it: threads that spin for long while they wait, those of dense
@@ -41,9 +42,23 @@ def pytest_configure(config):
         config.option.loadscopereorder = False  # of pytest-xdist, which would begin with the files of most tests
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--turn", type=int, help="of the tests of tests/long_tests.txt, a third: those of this number")
+
+
+def pytest_report_header(config):
+    turn = config.getoption("--turn")
+    return [] if turn is None else [f"long tests: those of turn {turn % TURNS + 1} of {TURNS}; without --turn, all"]
+
+
+def pytest_collection_modifyitems(config, items):
     names = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: names.get(Path(str(item.fspath)).stem, len(LONGEST)))
+    turn = config.getoption("--turn")
+    if turn is not None:
+        runs = in_turn([item.nodeid for item in items], turn)
+        config.hook.pytest_deselected(items=[item for item, run in zip(items, runs) if not run])
+        items[:] = [item for item, run in zip(items, runs) if run]
 
 
 @pytest.hookimpl(hookwrapper=True)
