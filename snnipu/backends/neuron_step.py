@@ -46,8 +46,7 @@ class Step:
         if found is None:
             reads = self.plan.reads
             for learnt, needs in zip(learns, self.plan.reads_for):
-                # The kernels of a GPU read for all parameters, where one learns.
-                reads = reads | (needs if self._on_cpu else self.plan.reads_all) if learnt else reads
+                reads = reads | needs if learnt else reads
             places = range(len(self.plan.states))
             found = self._saved[learns] = (
                 reads.x,

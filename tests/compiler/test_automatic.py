@@ -196,6 +196,28 @@ def test_a_network_of_snntorchs_neurons_beside_ours(first, auto, caplog):
     assert [record.getMessage() for record in caplog.records] == [f"{site.label} runs as it is: {automatic.OTHERS}"]
 
 
+class Mixed(OfEither):
+    """Its last neuron is snnTorch's."""
+
+    def __init__(self):
+        super().__init__(snn)
+        self.readout = snntorch.Leaky(beta=0.8)
+
+    def forward(self, x):
+        spikes, mem, out = super().forward(x), self.readout.reset_mem(), []
+        for current in spikes:
+            spk, mem = self.readout(current, mem)
+            out.append(spk)
+        return torch.stack(out)
+
+
+def test_snntorchs_neurons_in_a_network_of_ours(auto):
+    net, x = Mixed(), torch.randn(STEPS, BATCH, INPUTS)
+    assert torch.equal(net(x), net(x))
+    assert any("compiled" in site.decision for site in auto.sites)
+    assert automatic.OTHERS not in str(auto)
+
+
 def test_snntorchs_neurons_alone(auto):
     net = OfEither(snntorch)
     x = torch.randn(STEPS, BATCH, INPUTS)

@@ -4,6 +4,7 @@ import copy
 import inspect
 import io
 import pickle
+import types
 import warnings
 
 import pytest
@@ -171,6 +172,26 @@ def test_small_steps_on_a_gpu_are_snntorchs(name, monkeypatch):
     monkeypatch.setattr(type(ours), "_kernels", None)
     for own, expected in zip(loop(ours, x, states), loop(theirs, x, states)):
         assert torch.equal(own, expected)
+
+
+def test_steps_that_are_small_on_a_gpu():
+    small, large, on_cpu = (
+        types.SimpleNamespace(is_cuda=cuda, numel=lambda size=size: size)
+        for cuda, size in ((True, 100), (True, fused.FEWEST_OF_A_STEP), (False, 100))
+    )
+    assert [snn.Leaky(beta=0.9)._is_small(x) for x in (small, large, on_cpu)] == [True, False, False]
+    assert not snn.Alpha(alpha=0.9, beta=0.8)._is_small(small)  # a kernel at any size
+
+
+def test_another_layer_in_the_place_of_one_to_one_is_called():
+    ours, theirs = twins("RLeaky", beta=0.8, all_to_all=False, V=0.3)
+    for layer in (ours, theirs):
+        layer.recurrent = torch.nn.Linear(N, N)
+        layer.recurrent.load_state_dict({"weight": torch.full((N, N), 0.25), "bias": torch.zeros(N)})
+    assert not ours.runs_fused()
+    x = random(5, 2, N)
+    results = [loop(layer, x, [torch.zeros(2, N) for _ in STATES["RLeaky"]]) for layer in (ours, theirs)]
+    assert all(map(torch.equal, *results))
 
 
 def test_a_fixed_strength_is_fused_where_the_layer_was_cast_or_moved():

@@ -161,18 +161,21 @@ def test_single_steps(kernels, interpreted, name, variant):
     step = neuron_step.Step(plan, KERNEL, torch.ones(shape), None, False)
     other = neuron_step.Step(plan, KERNEL, torch.ones(shape), None, False)
     other._calls, other._on_cpu = interpreted("steps").Steps(name, variant), False
-    for learns, sizes in ((False, ()), (True, ()), (True, shape[-1:])):
+    for learns, sizes in ((0, ()), (1, ()), (len(plan.names), ()), (len(plan.names), shape[-1:])):
         x, *states = [torch.randn(shape, requires_grad=True) for _ in range(1 + len(plan.states))]
-        parameters = [(torch.rand(sizes) * 0.6 + 0.3).requires_grad_(learns) for _ in plan.names]
+        numbers = [torch.rand(sizes) * 0.6 + 0.3 for _ in plan.names]
         found = []
         for one in (step, other):
+            parameters = [value.clone().requires_grad_(place < learns) for place, value in enumerate(numbers)]
             spk, after = one(x, states, parameters)
-            seeds = [torch.randn(shape, generator=torch.Generator().manual_seed(n)) for n in range(1 + len(after))]
-            wanted = [x, *states, *(parameters if learns else ())]
-            sums = [(value * seed).sum() for value, seed in zip((spk, *after), seeds)]
-            found.append(([spk, *after], torch.autograd.grad(sum(sums), wanted, allow_unused=True)))
             with torch.no_grad():
                 again = one(x, states, parameters)
+            seeds = [torch.randn(shape, generator=torch.Generator().manual_seed(n)) for n in range(1 + len(after))]
+            sums = [(value * seed).sum() for value, seed in zip((spk, *after), seeds)]
+            for value in parameters:
+                value.data.fill_(7.0)  # after the step
+            wanted = [x, *states, *parameters[:learns]]
+            found.append(([spk, *after], torch.autograd.grad(sum(sums), wanted, allow_unused=True)))
             assert all(map(torch.equal, (again[0], *again[1]), found[-1][0]))
         (made, gradients), (own, own_gradients) = found
         assert all(map(torch.equal, own, made))
