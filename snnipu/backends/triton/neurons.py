@@ -116,8 +116,7 @@ def launch_forward(
 
 
 def launch_backward(
-    name: str,
-    variant: int,
+    step: Tuple[str, int],
     kernel: Kernel,
     x: torch.Tensor,
     initial: Tensors,
@@ -128,16 +127,16 @@ def launch_backward(
     grad_spk: Tuple[Optional[torch.Tensor], bool],
     grad_states: Sequence[Tuple[Optional[torch.Tensor], bool]],
     ends: Tensors,
-    grad_x: torch.Tensor,
-    grad_initial: Tensors,
+    made: Tuple[torch.Tensor, Tensors],
     need: Sequence[bool],
 ) -> List[torch.Tensor]:
-    """Write ``grad_x`` and ``grad_initial``; returns the gradients of the parameters ``need``ed, empty for others.
+    """Write the gradients of x and of the initial states, ``made``; returns those of the parameters that ``need`` one,
+    empty for others.
 
-    ``kept``: the states after each step that the adjoint reads. ``grad_spk``, ``grad_states``: gradients, and whether
-    one row stands for all steps.
+    ``step``: a neuron's name and its variant. ``kept``: the states after each step that the adjoint reads.
+    ``grad_spk``, ``grad_states``: gradients, and whether one row stands for all steps.
     """
-    steps, elements = sizes
+    (name, variant), (grad_x, grad_initial), (steps, elements) = step, made, sizes
     kernels = _kernels(name)
     like = parameters[0]
     upstream, output = list(grad_states), kernels.neuron.steps[variant].output_state
@@ -255,8 +254,7 @@ def neuron_sequence_bwd(*arguments: Any) -> Made:
         sizes = (steps, elements)
         launch_forward(a.neuron, a.variant, x, initial, parameters, constant_input, sizes, None, kept, [])
     grad_parameters = launch_backward(
-        a.neuron,
-        a.variant,
+        (a.neuron, a.variant),
         Kernel(a.surrogate, a.surrogate_a, a.surrogate_b),
         x,
         initial,
@@ -267,8 +265,7 @@ def neuron_sequence_bwd(*arguments: Any) -> Made:
         _upstream(a.grad_spk),
         [_upstream(grad) for grad in a.grad_states],
         ends,
-        grad_x,
-        [gradient if gradient.numel() else None for gradient in grad_initial],
+        (grad_x, [gradient if gradient.numel() else None for gradient in grad_initial]),
         a.need_parameters,
     )
     return grad_x, grad_initial, grad_parameters

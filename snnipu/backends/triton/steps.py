@@ -62,8 +62,7 @@ class Steps:
             kept = [self._parameters[0].new_empty(x.shape) if place in read else None for place in range(len(kept))]
             self.forward(x, before, None, [None] * len(kept), kept)
         made = launch_backward(
-            self._name,
-            self._variant,
+            (self._name, self._variant),
             self._kernel,
             x,
             before,
@@ -74,8 +73,7 @@ class Steps:
             (grad_spk, False),
             [(grad, False) for grad in grad_states],
             grad_after or [None] * len(before),
-            grad_x,
-            grad_before,
+            (grad_x, grad_before),
             need,
         )
         for into, gradient in zip(self._sums, made):
