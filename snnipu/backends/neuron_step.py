@@ -31,12 +31,11 @@ class Step:
     ) -> None:
         self.plan, self.kernel, self.constants, self.silent = plan, kernel, constants, silent
         self._on_cpu = x.is_cpu
-        self._calls: Any = None
-        if x.is_cpu:
-            kernels = neurons.built(_neurons.BUILT[plan.neuron])
-            self._calls = neurons.Steps(kernels, plan.variant, x, constants or ())
-        else:
-            self._calls = triton.single_steps(plan.neuron, plan.variant)
+        self._calls: Any = (
+            neurons.Steps(neurons.built(_neurons.BUILT[plan.neuron]), plan.variant, x, constants or ())
+            if x.is_cpu
+            else triton.single_steps(plan.neuron, plan.variant)
+        )
         # By which of the parameters learn: whether x, and the states before and after the step, are read backward.
         self._saved: Dict[Tuple[bool, ...], Tuple[bool, List[bool], List[bool]]] = {}
 

@@ -140,9 +140,13 @@ class FusedNeuron(PlainStates):
 
     # ---- whether the kernels do what snnTorch's code does
 
-    def _is_small(self, x: torch.Tensor) -> bool:
-        """Whether one step with this input is to run as snnTorch's, where no graph is made of it."""
-        return x.is_cuda and x.numel() < FEWEST_OF_A_STEP and not (self.has_long_step or is_compiling())
+    def _is_snntorchs_on_gpu(self, x: torch.Tensor) -> bool:
+        """Whether one step with this input is to run as snnTorch's: small, and in no graph; or of a layer that was not
+        moved there, whose numbers PyTorch's operations take from the CPU."""
+        if not x.is_cuda:
+            return False
+        small = x.numel() < FEWEST_OF_A_STEP and not (self.has_long_step or is_compiling())
+        return small or x.device != self.threshold.device
 
     def _surrogate(self) -> Optional[Surrogate]:
         """What the kernels take for ``spike_grad``, which may be exchanged at any time."""
@@ -341,7 +345,7 @@ class FusedNeuron(PlainStates):
             or len(states) > len(names)
             or not set(named) <= set(names[len(states) :])
             or (self.init_hidden and any(s is not None for s in (*states, *named.values())))
-            or self._is_small(input_)
+            or self._is_snntorchs_on_gpu(input_)
             or not self._fuses()
         ):
             return None

@@ -171,7 +171,7 @@ class Leaky(FusedNeuron, snntorch.Leaky):
         surrogate = self._surrogate()
         # A surrogate in PyTorch, a fused step beside it takes longer than snnTorch's; a sequence does not.
         evaluated = surrogate is not None and surrogate.kernel is None and not leaves.tracing()
-        if ((rounds or evaluated or self._is_small(input_)) and not on_ipu) or not fuses:
+        if ((rounds or evaluated or self._is_snntorchs_on_gpu(input_)) and not on_ipu) or not fuses:
             if not fuses and self._replaced():
                 self._say_slow()
             self.mem = state

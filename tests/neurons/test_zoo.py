@@ -168,19 +168,27 @@ def test_small_steps_on_a_gpu_are_snntorchs(name, monkeypatch):
     ours, theirs = twins(name, **keywords)
     monkeypatch.setitem(STATES, "Leaky", ("mem",))
     x, states = random(5, 2, N), [torch.zeros(2, N) for _ in STATES[name]]
-    monkeypatch.setattr(fused.FusedNeuron, "_is_small", lambda self, x: True)
+    monkeypatch.setattr(fused.FusedNeuron, "_is_snntorchs_on_gpu", lambda self, x: True)
     monkeypatch.setattr(type(ours), "_kernels", None)
     for own, expected in zip(loop(ours, x, states), loop(theirs, x, states)):
         assert torch.equal(own, expected)
 
 
-def test_steps_that_are_small_on_a_gpu():
-    small, large, on_cpu = (
-        types.SimpleNamespace(is_cuda=cuda, numel=lambda size=size: size)
-        for cuda, size in ((True, 100), (True, fused.FEWEST_OF_A_STEP), (False, 100))
-    )
-    assert [snn.Leaky(beta=0.9)._is_small(x) for x in (small, large, on_cpu)] == [True, False, False]
-    assert not snn.Alpha(alpha=0.9, beta=0.8)._is_small(small)  # a kernel at any size
+def test_which_steps_are_snntorchs_on_a_gpu():
+    """Small ones, and those of a layer that is elsewhere; a layer on the CPU stands for one on the GPU."""
+    here, elsewhere = torch.device("cpu"), torch.device("cuda")
+    many = fused.FEWEST_OF_A_STEP
+    leaky, alpha = snn.Leaky(beta=0.9), snn.Alpha(alpha=0.9, beta=0.8)
+    for layer, size, is_cuda, device, expected in (
+        (leaky, 100, True, here, True),
+        (leaky, many, True, here, False),
+        (leaky, 100, False, here, False),
+        (alpha, 100, True, here, False),  # a kernel at any size
+        (leaky, many, True, elsewhere, True),
+        (alpha, 100, True, elsewhere, True),
+    ):
+        x = types.SimpleNamespace(is_cuda=is_cuda, device=device, numel=lambda size=size: size)
+        assert layer._is_snntorchs_on_gpu(x) == expected
 
 
 def test_another_layer_in_the_place_of_one_to_one_is_called():

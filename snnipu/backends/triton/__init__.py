@@ -67,6 +67,12 @@ def _devices(arguments: Iterable[Any]) -> Iterable[torch.device]:
     return (argument.device for argument in arguments if isinstance(argument, torch.Tensor))
 
 
+def _module(name: str) -> Any:
+    """A module of kernels; Triton is imported with the first."""
+    name = f"{__name__}.{name}"
+    return sys.modules.get(name) or importlib.import_module(name)
+
+
 def lazily(module: str, function: str) -> Callable[..., Any]:
     """``snnipu.backends.triton.<module>.<function>``, imported with its first call.
 
@@ -77,8 +83,7 @@ def lazily(module: str, function: str) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
         reason = unavailable_reason(next(iter(_devices(arguments)), None))
         if reason is None:
-            name = f"{__name__}.{module}"
-            return getattr(sys.modules.get(name) or importlib.import_module(name), function)(*arguments)
+            return getattr(_module(module), function)(*arguments)
         _warn(reason)
         return _library.REGISTERED[function]["CompositeExplicitAutograd"](*arguments)
 
@@ -89,8 +94,7 @@ def lazily(module: str, function: str) -> Callable[..., Any]:
 
 def single_steps(neuron: str, variant: int) -> Any:
     """A neuron's single steps; Triton is imported for them."""
-    name = f"{__name__}.steps"
-    return (sys.modules.get(name) or importlib.import_module(name)).Steps(neuron, variant)
+    return _module("steps").Steps(neuron, variant)
 
 
 def check_launch(*tensors: Optional[torch.Tensor]) -> torch.device:
