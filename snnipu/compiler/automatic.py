@@ -25,6 +25,7 @@ import snntorch
 import torch
 
 from snnipu.compiler import backend, outline, reasons
+from snnipu.compiler.lists import Lists, Read
 from snnipu.compiler.reasons import PACKAGES, Reason
 from snnipu.compiler.report import GraphReport
 from snnipu.neurons._states import PlainStates
@@ -121,6 +122,7 @@ class Site:
         self._began = False
         self._used, self._useless, self._calls, self._failures = True, 0, 0, 0
         self._others = False  # a network of snnTorch's neurons came, which runs as it is
+        self._lists = Lists()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.label})"
@@ -182,25 +184,36 @@ class Site:
             if self._compiled is None:
                 self._compiled = self._compile()
             before = len(self.reports)
+            lists = self._lists.watch(self._reached(args, kwargs)) if not before else {}
             self._began = False
             try:
-                with _tracing():
+                with _tracing(), self._lists.aside():
                     result = self._compiled(*args, **kwargs)
             except Exception as error:
                 if self._began:
                     raise
+                if _cause(error, Read) is not None:
+                    return self.function(*args, **kwargs)
                 self._failures += 1
                 # Where other calls run compiled, one that cannot, a smaller last batch say, is not the end of it.
                 if not self.compiled or self._failures >= FAILURES:
-                    why = _not_faster_in(error)
-                    self._leave(grad, why) if why else self._refuse(grad, error)
+                    slow = _cause(error, NotFaster)
+                    self._refuse(grad, error) if slow is None else self._leave(grad, f"not faster: {slow}")
             else:
+                self._lists.note(lists)
                 self._count(grad, len(self.reports) > before)
                 return result
         return self.function(*args, **kwargs)
 
+    def _reached(self, args: Sequence[Any], kwargs: Dict[str, Any]) -> List[Any]:
+        """The objects that the function knows: its arguments, and those of its names that are global."""
+        names = self.source.__code__.co_names
+        outside = [self.source.__globals__[name] for name in names if name in self.source.__globals__]
+        return [*args, *kwargs.values(), *outside]
+
     def _compile(self) -> Any:
         def compile_graph(module: Any, example_inputs: Any, **options: Any) -> Any:
+            self._lists.traced()
             made = backend.compile_graph(module, example_inputs, observer=self.reports.append, **options)
             reason = not_faster(self.reports[-1])
             if reason:
@@ -290,13 +303,11 @@ def _tracing() -> Iterator[None]:
         yield
 
 
-def _not_faster_in(error: Optional[BaseException]) -> str:
-    """What a :class:`NotFaster` says that TorchDynamo raises again as another error."""
-    while error is not None:
-        if isinstance(error, NotFaster):
-            return f"not faster: {error}"
+def _cause(error: Optional[BaseException], kind: type) -> Optional[BaseException]:
+    """The error of this kind that TorchDynamo raises again as another one."""
+    while error is not None and not isinstance(error, kind):
         error = error.__cause__ or getattr(error, "inner_exception", None)
-    return ""
+    return error
 
 
 class Automatic:
