@@ -6,9 +6,9 @@ from typing import Optional
 import torch
 
 from snnipu import ops
-from snnipu.backends import host, kernels, popart, triton
+from snnipu.backends import compiled, host, kernels, popart, triton
 from snnipu.backends.memory import kept_memory, release_memory
-from snnipu.ops import _library
+from snnipu.ops import _library, _neurons
 from snnipu.ops.leaves import at_trace_time
 
 # An op that is a special case of an operator.
@@ -49,6 +49,13 @@ def has_kernels(device: torch.device) -> bool:
     return device.type == "cpu" or (device.type == "cuda" and triton.unavailable_reason(device) is None)
 
 
+def why_not_compiled(neuron: str, device: torch.device) -> Optional[str]:
+    """Why a generated neuron has no kernels for float32 tensors on ``device``, or None where it has them now."""
+    if device.type == "cpu":
+        return compiled.why_not(neuron, _neurons.find(neuron), torch.float32)
+    return why_reference(device)
+
+
 def warn_if_slow() -> None:
     """Say once, at import, that the reference will run."""
     if host.library is None:
@@ -59,4 +66,13 @@ def warn_if_slow() -> None:
         )
 
 
-__all__ = ["backend_for", "has_kernels", "kept_memory", "kernels", "release_memory", "warn_if_slow", "why_reference"]
+__all__ = [
+    "backend_for",
+    "has_kernels",
+    "kept_memory",
+    "kernels",
+    "release_memory",
+    "warn_if_slow",
+    "why_not_compiled",
+    "why_reference",
+]

@@ -23,7 +23,7 @@ import time
 import warnings
 from functools import lru_cache
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 
@@ -71,7 +71,8 @@ class _Compiler(NamedTuple):
     flags: List[str]
 
 
-_loaded: Dict[Tuple[str, torch.dtype], Optional[neurons.Kernels]] = {}
+# Kernels, or why there are none.
+_loaded: Dict[Tuple[str, torch.dtype], Union[neurons.Kernels, str]] = {}
 _lock = threading.Lock()
 
 
@@ -80,6 +81,20 @@ def kernels(name: str, neuron: Neuron, dtype: torch.dtype) -> Optional[neurons.K
 
     None where it cannot be compiled: the reference is to run, and a warning has told why, once for each reason.
     """
+    found = _load(name, neuron, dtype)
+    if isinstance(found, str):
+        _warn(found)
+        return None
+    return found
+
+
+def why_not(name: str, neuron: Neuron, dtype: torch.dtype) -> Optional[str]:
+    """Why ``neuron`` has no kernels; None: it has, they are compiled."""
+    found = _load(name, neuron, dtype)
+    return found if isinstance(found, str) else None
+
+
+def _load(name: str, neuron: Neuron, dtype: torch.dtype) -> Union[neurons.Kernels, str]:
     key = (name, dtype)
     if key not in _loaded:
         with _lock:
@@ -87,8 +102,7 @@ def kernels(name: str, neuron: Neuron, dtype: torch.dtype) -> Optional[neurons.K
                 try:
                     _loaded[key] = _find(neuron, dtype)
                 except (CompileError, host.NativeLibraryError, OSError) as error:
-                    _warn(str(error))
-                    _loaded[key] = None
+                    _loaded[key] = str(error)
     return _loaded[key]
 
 

@@ -29,18 +29,22 @@ from snnipu.compiler.lists import Lists, Read
 from snnipu.compiler.reasons import PACKAGES, Reason
 from snnipu.compiler.report import GraphReport
 from snnipu.neurons._states import PlainStates
+from snnipu.surrogate import Surrogate
 
 _LOG = logging.getLogger("snnipu.compiler")
 # So often one frame calls a neuron where it has a loop over time.
 CALLS = 3
-# So many compilations that no second call used: the next call would compile anew as well.
-USELESS = 3
+# So many compilations that no second call used, of calls that are alike, and of calls with other networks or sizes, as
+# of a block that a network calls for each layer: the next call would compile anew as well.
+USELESS, USELESS_APART = 3, 8
 # So many calls that could not be compiled, of a loop that others run compiled.
 FAILURES = 3
 # What a neuron's step takes, in calls of operators; and the share of a loop's calls from which on too many are left.
 STEP, LEFT = 3, 0.75
 # After so many calls of neurons that no loop makes, nobody looks any longer.
 QUIET = 2000
+# So often the functions of a code are looked for among all objects.
+LOOKS = 4
 # A function that calls one of these is no graph.
 _EAGER_NAMES = {"backward", "item", "numpy", "tolist", "zero_grad", "print"}
 OTHERS = "its network's neurons are snnTorch's own, not snnipu's"
@@ -49,6 +53,7 @@ _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<lambd
 _UNSEEN = (PACKAGES[0], PACKAGES[2])
 _LIBRARY = tuple({str(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "purelib", "platlib")})
 _numbers = itertools.count(1)
+_SPIKE = Surrogate.__call__
 
 
 class Unbound:
@@ -120,7 +125,8 @@ class Site:
         self.wanted = False
         self._compiled: Any = None
         self._began = False
-        self._used, self._useless, self._calls, self._failures = True, 0, 0, 0
+        self._used, self._calls, self._failures = True, 0, 0
+        self._useless: Dict[Any, int] = {}  # compilations, by what they were for
         self._others = False  # a network of snnTorch's neurons came, which runs as it is
         self._lists = Lists()
 
@@ -201,7 +207,7 @@ class Site:
                     self._refuse(grad, error) if slow is None else self._leave(grad, f"not faster: {slow}")
             else:
                 self._lists.note(lists)
-                self._count(grad, len(self.reports) > before)
+                self._count(grad, len(self.reports) > before, (*args, *kwargs.values()))
                 return result
         return self.function(*args, **kwargs)
 
@@ -230,22 +236,24 @@ class Site:
         # Sizes are numbers until another one comes: arithmetic with unknown ones costs time at each call.
         return torch.compile(copy, backend=compile_graph, fullgraph=True)
 
-    def _count(self, grad: bool, compiled: bool) -> None:
+    def _count(self, grad: bool, compiled: bool, given: Sequence[Any]) -> None:
         if not compiled:
-            if not self._used:
-                self._used = True
+            self._used = True
             if not self.reports:
                 self._leave(grad, "it has no operators of PyTorch")
             return
         if len(self.reports) == 1:
             _LOG.info("%s runs compiled: %s", self.label, _steps_of(self.reports))
-        self._useless += not self._used
+        if not self._used:
+            key = _likeness(given)
+            self._useless[key] = self._useless.get(key, 0) + 1
         self._used = False
-        if self._useless >= USELESS:
+        useless = sum(self._useless.values())
+        if max(self._useless.values(), default=0) >= USELESS or useless >= USELESS_APART:
             for mode in (True, False):
                 self._leave(
                     mode,
-                    f"it was compiled anew at {self._useless + 1} calls, for no call was like another: a list, a "
+                    f"it was compiled anew at {useless + 1} calls, for no call was like another: a list, a "
                     "number or a dictionary on an object that changes from call to call, say",
                     reasons.of_compiling_anew(),
                 )
@@ -264,6 +272,15 @@ class Site:
         if not said and self.waits_for is None:
             how = _LOG.info if self.auto.tries_further(self) else _LOG.warning
             how("%s runs as it is: %s", self.label, reason)
+
+
+def _likeness(value: Any) -> Any:
+    """What two calls have in common that should need one compilation: their networks, and their tensors' sizes."""
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape)
+    if isinstance(value, torch.nn.Module):
+        return id(value)
+    return tuple(map(_likeness, value)) if isinstance(value, (list, tuple)) else type(value)
 
 
 def _steps_of(reports: Sequence[GraphReport]) -> str:
@@ -324,7 +341,8 @@ class Automatic:
         self._files: Dict[str, bool] = {}
         self._said: Dict[Any, bool] = {}
         self._refused: Dict[Any, List[str]] = {}  # what is told of loops that are no graph, by their function's code
-        self._counts: Dict[Any, Dict[int, Tuple[int, Any]]] = {}
+        self._counts: Dict[Any, Dict[Any, Tuple[int, Any]]] = {}
+        self._looked: Dict[Any, int] = {}  # how often functions were looked for, by their code
         self._modules = 0
         self._quiet = 0
         self._paused = 0
@@ -371,14 +389,23 @@ class Automatic:
 
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             if not torch.compiler.is_compiling():
-                auto._saw(self, sys._getframe(1))
+                auto._saw(id(self), sys._getframe(1))
             return plain(self, *args, **kwargs)
 
+        def spike(self: Surrogate, u: torch.Tensor) -> torch.Tensor:
+            if not torch.compiler.is_compiling():
+                frame = sys._getframe(1)
+                # Layers may have one surrogate, and the same code.
+                auto._saw((id(self), frame.f_lasti, id(frame.f_locals.get("self"))), frame)
+            return _SPIKE(self, u)
+
         snntorch.SpikingNeuron.__call__ = call
+        Surrogate.__call__ = spike  # type: ignore[method-assign]
 
     def _uninstall(self) -> None:
         if "__call__" in vars(snntorch.SpikingNeuron):
             del snntorch.SpikingNeuron.__call__
+            Surrogate.__call__ = _SPIKE  # type: ignore[method-assign]
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -394,6 +421,7 @@ class Automatic:
                 self._install()
 
     def _saw(self, neuron: Any, frame: Any) -> None:
+        """A neuron was called, or the surrogate of one that the program writes out."""
         stack = []
         while frame is not None:
             code = frame.f_code
@@ -410,11 +438,11 @@ class Automatic:
         inner: Any = None
         for place, frame in enumerate(stack):
             counts = self._counts[frame]
-            number, last = counts.get(id(neuron), (0, None))
+            number, last = counts.get(neuron, (0, None))
             # All calls that one frame makes are one call of the frame around it.
             if inner is None or last is not inner:
                 number += 1
-            counts[id(neuron)] = number, inner
+            counts[neuron] = number, inner
             if not found and number >= CALLS:
                 found = self._found(frame, stack[place + 1 :], decided)
             site = self._by_code.get(frame.f_code)
@@ -443,12 +471,26 @@ class Automatic:
                 self._say(code, f"{_place(code, frame.f_lineno)}: the loop over time is code of a module that runs")
             return True
         whole = self._whole(code)
+        if whole is None and self._outlined(code):
+            return True
         if whole is None:
             if not decided:
                 self._refuse(code, frame.f_lineno)
             return False
         self._quiet = 0
         return True
+
+    def _outlined(self, code: Any) -> bool:
+        """Take the loops out of a function that another one made before its module's were; returns whether it was."""
+        for made, original in self._originals.items():
+            if original == code and made is not code and made.co_freevars == code.co_freevars:
+                functions = self._functions_with(code)
+                for function in functions:
+                    self._changed.append((function, code))
+                    function.__code__ = made
+                    self._quiet = 0
+                return bool(functions)
+        return False
 
     def _refuse(self, code: Any, line: int) -> None:
         """Note why a loop around a line is neither compiled as a function of its own nor with its function."""
@@ -486,12 +528,18 @@ class Automatic:
         known = self._by_code.get(code)
         if known is not None:
             return known if known.wanted else None
-        functions = [one for one in gc.get_referrers(code) if isinstance(one, types.FunctionType)]
-        sites = [self._exchange(one, original) for one in functions if one.__code__ is code]
+        sites = [self._exchange(one, original) for one in self._functions_with(code)]
         found = next((site for site in sites if site is not None), None)
         if found is not None:
             self._by_code[code] = found
         return found
+
+    def _functions_with(self, code: Any) -> List[Any]:
+        """The functions of this code, as often as that is worth its time: a few times."""
+        self._looked[code] = self._looked.get(code, 0) + 1
+        if self._looked[code] > LOOKS:
+            return []
+        return [one for one in gc.get_referrers(code) if isinstance(one, types.FunctionType) and one.__code__ is code]
 
     def _exchange(self, function: Any, original: Any) -> Optional[Site]:
         """Let a function's calls come to a site."""

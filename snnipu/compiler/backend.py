@@ -2,13 +2,13 @@
 
 import logging
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import snntorch.utils
 import torch
 from torch.fx import GraphModule
 
-from snnipu.compiler import nodes, periods, reset
+from snnipu.compiler import nodes, periods, recurrences, reset
 from snnipu.compiler.emit import Emitter
 from snnipu.compiler.plan import Plan
 from snnipu.compiler.prepare import prepare
@@ -70,15 +70,9 @@ def roll(module: GraphModule, whole: bool = False) -> Tuple[GraphModule, Plan]:
     ``whole``: for another compiler. Nothing runs in parts of time, and a surrogate's numbers are those of this call, no
     inputs of the graph.
     """
-    graph = torch.fx.Graph()
-    kept: Dict[Any, Any] = {}
-    graph.output(graph.graph_copy(module.graph, kept))
-    for old, new in kept.items():
-        new.meta = dict(old.meta)
     output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
     originals = nodes.leaves_of(output.args[0])
-    prepare(graph, fix_numbers=whole)
-    plan = Plan(graph)
+    plan = _planned(module.graph, fix_numbers=whole)
     # Another compiler is to see all of it.
     emitter = Emitter(plan, originals, in_parts=not whole)
     made = emitter.run()
@@ -86,6 +80,28 @@ def roll(module: GraphModule, whole: bool = False) -> Tuple[GraphModule, Plan]:
     for name, stretch in emitter.stretches.items():
         setattr(module, name, stretch)
     return GraphModule(module, made), plan
+
+
+def _planned(original: torch.fx.Graph, fix_numbers: bool) -> Plan:
+    """The plan of a copy, with neurons in the places of the recurrences that then run over time."""
+    without: Set[str] = set()
+    while True:
+        graph = torch.fx.Graph()
+        kept: Dict[Any, Any] = {}
+        graph.output(graph.graph_copy(original, kept))
+        for old, new in kept.items():
+            new.meta = dict(old.meta)
+        prepare(graph, fix_numbers)
+        plan = Plan(graph)
+        made = recurrences.as_neurons(plan, without)
+        if not made:
+            return plan
+        plan = Plan(graph)
+        over_time = {made.get(step) for chain in plan.chains if chain.reason is None for step in chain.steps}
+        loops = {*made.values()} - over_time
+        if not loops:
+            return plan
+        without |= loops
 
 
 def compile(function: Any, *, then: Any = None, **keywords: Any) -> Any:

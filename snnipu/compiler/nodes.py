@@ -144,9 +144,16 @@ def is_random(node: Node) -> bool:
     if name == "scaled_dot_product_attention":
         dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
         return not (isinstance(dropout, (int, float)) and dropout == 0)
-    if name not in _RANDOM_IN_TRAINING:
+    if name not in _RANDOM_IN_TRAINING or _share_dropped(node, name) == 0:
         return False
     return training(node, default=True)
+
+
+def _share_dropped(node: Node, name: str) -> Any:
+    """The probability of a dropout; None: it is not known, or none."""
+    if getattr(torch, name, None) is node.target:
+        return node.args[1] if len(node.args) > 1 else node.kwargs.get("p")
+    return argument(node, "dropout_p" if name == "multi_head_attention_forward" else "p")
 
 
 def training(node: Node, default: bool) -> bool:

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
@@ -11,6 +11,7 @@ from torch.fx import Graph, Node
 
 from snnipu.backends import has_kernels
 from snnipu.compiler import nodes, rules
+from snnipu.compiler.cycles import components
 from snnipu.compiler.reasons import Reason, reason
 from snnipu.compiler.rules import Call, Lifted, Make
 from snnipu.ops import leaves
@@ -189,6 +190,8 @@ class Plan:
             if chain.reason is not None:
                 self.banned.update(chain.steps)
         self._order = self._order_edges()
+        # What needed its own results when everything was bundled that can be.
+        self.cycles: List[List[Any]] = []
         while True:
             self._bundle_all()
             unfit = self._in_cycles() or self._loose_tuples()
@@ -373,6 +376,9 @@ class Plan:
             listed = listed_by(node)
             if listed is not None and len(listed) > 1:
                 self.pull(listed)
+        if not self.chains or any(found.reason is not None for found in self.chains):
+            for repeated in self._repeated():
+                self.pull(repeated)
         # What else is done with a sequence, step by step.
         known = 0
         while waiting or known < len(self.bundles):
@@ -384,6 +390,19 @@ class Plan:
                 for output in outputs:
                     self._bundle_users(output)
             waiting = []
+
+    def _repeated(self) -> List[List[Node]]:
+        """Calls that the program makes at one place, one a step: where neurons do not show what a step is."""
+        found: Dict[Any, List[Node]] = {}
+        for node in self.graph.nodes:
+            known = node.op in ("call_function", "call_method") and nodes.name_of(node) != "getitem"
+            if known and nodes.is_tensor(node) and "stack_trace" in node.meta:
+                fixed = tuple(one for one in node.all_input_nodes if one.op in ("placeholder", "get_attr"))
+                found.setdefault((fixed, node.op, node.target, node.meta["stack_trace"]), []).append(node)
+        # A layer is called once in a step; what has no weights may be of several layers.
+        counts = Counter(len(calls) for (fixed, *_), calls in found.items() if fixed and len(calls) > 2)
+        steps = counts.most_common(1)[0][0] if counts else min(map(len, found.values()), default=0)
+        return [calls for calls in found.values() if len(calls) == steps > 2]
 
     def _bundle_users(self, output: Sequence[Any]) -> None:
         """Bundle what every step does with the nodes of ``output``, one or several for each step."""
@@ -628,46 +647,13 @@ class Plan:
         }
 
     def _in_cycles(self) -> Set[Node]:
-        """The nodes of bundles that need their own results (Tarjan's strongly connected components)."""
-        index: Dict[Any, int] = {}
-        low: Dict[Any, int] = {}
-        stack: List[Any] = []
-        on_stack: Set[Any] = set()
-        bad: Set[Node] = set()
-        for root in self._units():
-            if root in index:
-                continue
-            work = [(root, iter(self.needs(root)))]
-            index[root] = low[root] = len(index)
-            stack.append(root)
-            on_stack.add(root)
-            while work:
-                unit, needed = work[-1]
-                for other in needed:
-                    if other not in index:
-                        index[other] = low[other] = len(index)
-                        stack.append(other)
-                        on_stack.add(other)
-                        work.append((other, iter(self.needs(other))))
-                        break
-                    if other in on_stack:
-                        low[unit] = min(low[unit], index[other])
-                else:
-                    work.pop()
-                    if work:
-                        low[work[-1][0]] = min(low[work[-1][0]], low[unit])
-                    if low[unit] == index[unit]:
-                        component = []
-                        while True:
-                            other = stack.pop()
-                            on_stack.discard(other)
-                            component.append(other)
-                            if other is unit:
-                                break
-                        if len(component) > 1 or unit in self.needs(unit):
-                            bad.update(n for one in component if isinstance(one, Bundle) for n in one.nodes)
-                            self._note_cycles(component)
-        return bad
+        """The nodes of bundles that need their own results."""
+        found = [one for one in components(self._units(), self.needs) if len(one) > 1 or one[0] in self.needs(one[0])]
+        if not self.cycles:
+            self.cycles = found
+        for component in found:
+            self._note_cycles(component)
+        return {node for one in found for unit in one if isinstance(unit, Bundle) for node in unit.nodes}
 
     def _note_cycles(self, component: Sequence[Any]) -> None:
         """Note why the bundles of a component are none: for each neuron, how its results come back to it."""

@@ -260,7 +260,7 @@ def in_place(n, x, spk):
 
 
 KEPT = {
-    "the spikes": lambda n, x, spk: n.inp(x) + spk,
+    "a sum of the spikes": lambda n, x, spk: n.inp(x) + spk.sum(1, keepdim=True),
     "twice the spikes": lambda n, x, spk: n.inp(x) + n.rec(spk * 2),
     "no gradient": no_gradient,
     "detached": lambda n, x, spk: n.inp(x) + n.rec(spk.detach()),

@@ -357,7 +357,7 @@ def test_what_a_subclass_replaces_runs():
         watched = Watched(net)
         for a, b in zip(watched(x), expected):
             torch.testing.assert_close(a, b)
-    assert [neuron.name for neuron in watched.neurons] == ["lif2"]
+    assert [(neuron.name, neuron.rolled) for neuron in watched.neurons] == [("lif1", True), ("lif2", True)]
 
 
 def test_settings_changed_between_calls_and_between_steps():

@@ -37,8 +37,8 @@ def Adaptive(x, spk, mem, extra, *, beta, spike):
 class Quiet(snn.Leaky):
     """A part of snnTorch's step replaced."""
 
-    def fire(self, mem):
-        return super().fire(mem) * 0.5
+    def _base_state_function(self, input_):
+        return super()._base_state_function(input_) - 0.1 * self.mem.mean(1, keepdim=True)
 
 
 class Net(nn.Module):
@@ -101,12 +101,12 @@ def restarted(net, x):
     return torch.stack(spikes)
 
 
-def clamp(net, x):
+def centred(net, x):
     mem, mem2 = net.states()
     spikes = []
     for t in range(STEPS):
         spk, mem = net.lif1(net.fc1(x[t]), mem)
-        mem = mem.clamp(min=-0.25)  # here
+        mem = mem - mem.mean(1, keepdim=True)  # here
         spk2, mem2 = net.lif2(net.fc2(spk), mem2)
         spikes.append(spk2)
     return torch.stack(spikes)
@@ -226,7 +226,7 @@ def inhibits_itself(net, x):
     spk = torch.zeros(BATCH, WIDTH)
     for t in range(STEPS):
         cur = net.fc1(x[t])
-        cur = cur - 0.5 * spk  # here
+        cur = cur - net.fc2(x[t]) * spk  # here
         spk, mem = net.lif1(cur, mem)  # here
     return spk
 
@@ -351,7 +351,7 @@ NEURONS = [
     ("hooks", Hooked, plain, Net, records),
     ("one_step", Net, one_step, Net, plain),
     ("restarted", Net, restarted, Net, plain),
-    ("state", Net, clamp, Net, clamped_by_its_equations),
+    ("state", Net, centred, Net, clamped_by_its_equations),
     ("state", Net, clamp_in_place, Net, clamped_by_its_equations),
     ("parameter", Net, threshold_in_place, Net, threshold_after_the_loop),
     ("parameter", Net, threshold_by_a_method, Net, adaptive),
@@ -371,7 +371,7 @@ NEURONS = [
     ("random_order", Net, noise_like_results, Net, noise_of_all_steps),
     ("written", Net, reads_what_is_written, Net, gives_the_value),
     ("unfused", Net, in_sixteen_bit, Net, in_single_precision),
-    ("unfused", lambda: Net(lif1=snn.Leaky(0.9, spike_grad=lambda mem: (mem > 0).float())), plain, Net, plain),
+    ("unfused", lambda: Net(lif1=snn.Leaky(0.9, spike_grad=lambda mem: (mem > mem.mean()).float())), plain, Net, plain),
     ("unfused", lambda: Net(lif1=snn.Leaky(0.9, state_quant=lambda mem: mem.round())), plain, Net, plain),
     ("unfused", lambda: Net(lif1=Quiet(0.9)), plain, Net, plain),  # its warning, once said, ends no graph
 ]
@@ -381,7 +381,7 @@ def by_hand(net, x):
     mem, _ = net.states()
     hand = torch.zeros(BATCH, WIDTH)
     for t in range(STEPS):
-        hand = 0.9 * hand + net.fc1(x[t])  # here
+        hand = torch.softmax(hand + net.fc1(x[t]), 1)  # here
         spk, mem = net.lif1(net.spike(hand - 1), mem)
     return spk
 

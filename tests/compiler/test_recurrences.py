@@ -1,0 +1,394 @@
+"""Neurons that a program writes out, or whose step a subclass changes, run as one operator over time."""
+
+import pytest
+import torch
+from support.versions import needs_backend
+from torch import nn
+
+import snnipu as snn
+from snnipu import backends, compiler, surrogate
+from snnipu.compiler import backend
+
+pytestmark = [needs_backend, pytest.mark.filterwarnings("ignore:.*replaces")]
+STEPS, BATCH, WIDTH = 6, 3, 70
+spike = surrogate.fast_sigmoid(slope=5)
+
+
+@pytest.fixture(autouse=True)
+def _strict(monkeypatch):
+    """A graph that cannot be rolled is an error here."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(backend, "strict", True)
+    torch._dynamo.reset()
+
+
+class Written(nn.Module):
+    """``step`` is one step of a neuron: a function of the network, the current and the states."""
+
+    def __init__(self, step, starts, rows=True):
+        super().__init__()
+        self.gain, self.out = nn.Parameter(torch.rand(WIDTH)), nn.Linear(WIDTH, 2)
+        self.beta = nn.Parameter(torch.rand(WIDTH))
+        self.rate = nn.Parameter(torch.tensor(0.7))
+        self.threshold = nn.Parameter(torch.full((1, WIDTH), 0.3))
+        self.step, self.starts, self.rows = step, starts, rows
+
+    def forward(self, x):
+        states = self.starts(x)
+        spikes, last = [], []
+        for current in x:
+            spk, *states = self.step(self, self.gain * current, *states)
+            spikes.append(self.out(spk))
+            last.append(states[0])
+        if not self.rows:
+            return [sum(spikes), *states]
+        return [torch.stack(spikes), torch.stack(last), *states]
+
+
+def zeros(count):
+    return lambda x: [torch.zeros(x.shape[1], WIDTH) for _ in range(count)]
+
+
+def subtracted(net, x, mem):
+    mem = net.beta * mem + x
+    spk = spike(mem - net.threshold)
+    return spk, mem - spk * net.threshold
+
+
+def multiplied(net, x, mem):
+    spk = spike(mem - 1.0)
+    return spk, (0.9 * mem + x) * (1.0 - spk.detach())
+
+
+def selected(net, x, mem):
+    mem = mem + (x - mem) / 2.0
+    spk = spike(mem - 0.1)
+    return spk, torch.where(mem > 0.1, torch.zeros_like(mem), mem)
+
+
+def of_comparisons(net, x, mem):
+    mem = torch.sigmoid(net.rate) * mem + x
+    reset = (mem > net.threshold).float()
+    return spike(mem - net.threshold), mem * (1 - reset)
+
+
+def clamped(net, x, mem):
+    mem = (net.beta.clamp(0, 1) * mem + x).clamp(min=-0.5)
+    spk = spike(mem - 0.5)
+    return spk, mem - 0.5 * spk.detach()
+
+
+def adaptive(net, x, mem, threshold):
+    mem = net.beta * mem + x
+    spk = spike(mem - (0.3 + threshold))
+    threshold = net.rate * threshold + 0.5 * spk
+    return spk, mem - spk.detach() * (0.3 + threshold), threshold
+
+
+def two_filters(net, x, syn, mem):
+    syn = net.beta * syn + x
+    mem = net.rate * mem + syn
+    spk = spike(mem - net.threshold)
+    return spk, syn, mem * (1 - spk)
+
+
+def spikes_come_first(net, x, syn, mem):
+    above = mem - 0.2
+    out = spike(above)
+    after = (0.9 * mem + syn) * (1 - out.detach())
+    return out, 0.8 * syn + x, after
+
+
+def without_spikes(net, x, mem):
+    mem = torch.tanh(net.beta * mem + x)
+    return mem, mem
+
+
+WAYS = {
+    "subtracted": (subtracted, zeros(1)),
+    "multiplied": (multiplied, zeros(1)),
+    "selected": (selected, zeros(1)),
+    "of comparisons": (of_comparisons, zeros(1)),
+    "clamped": (clamped, zeros(1)),
+    "adaptive": (adaptive, zeros(2)),
+    "two filters": (two_filters, zeros(2)),
+    "spikes come first": (spikes_come_first, zeros(2)),
+    "without spikes": (without_spikes, zeros(1)),
+    "from a number": (subtracted, lambda x: [0.0]),
+    "from one value": (subtracted, lambda x: [torch.zeros(1)]),
+    "adaptive from numbers": (adaptive, lambda x: [0.0, 0.0]),
+    "from one value each": (subtracted, lambda x: [torch.linspace(0, 1, WIDTH)]),
+}
+
+
+def compare(net, x, exact=True):
+    """Values equal, gradients to rounding."""
+    compiled = snn.compile(net)
+    results = []
+    for run in (net, compiled):
+        net.zero_grad()
+        given = x.clone().requires_grad_()
+        made = run(given)
+        weights = torch.Generator().manual_seed(3)
+        sum((a * torch.randn(a.shape, generator=weights)).sum() for a in made).backward()
+        results.append(([a.detach() for a in made], [given.grad, *(p.grad for p in net.parameters())]))
+    (one, *states), (other, *others) = results[0][0], results[1][0]
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    for a, b in zip(states, others):
+        torch.testing.assert_close(a, b, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-6)
+    assert results[0][0][0].unique().numel() > 1
+    for a, b in zip(results[0][1], results[1][1]):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_neuron_that_is_written_out(way):
+    net, x = Written(*WAYS[way]), torch.randn(STEPS, BATCH, WIDTH) * 2
+    compare(net, x, exact=way != "without spikes")
+    torch._dynamo.reset()
+    report = compiler.explain(net, x)
+    assert report.neurons, report
+    assert all(neuron.rolled for neuron in report.neurons)
+    assert {operator.name: operator.times for operator in report.graphs[0].operators}["linear"] == 1
+
+
+class LowPass(snn.Leaky):
+    """The input decays, too."""
+
+    def _base_state_function(self, input_):
+        return self.beta * self.mem + (1 - self.beta) * input_
+
+
+class Halved(snn.Synaptic):
+    def fire(self, mem):
+        return super().fire(mem) * 0.5
+
+
+class Network(nn.Module):
+    """Two layers of a subclass; ``across``: the second one excites the first."""
+
+    def __init__(self, make, across=False, states=1):
+        super().__init__()
+        self.fc1, self.lif1, self.fc2, self.lif2 = nn.Linear(WIDTH, 20), make(), nn.Linear(20, 10), make()
+        self.back = nn.Linear(10, 20) if across else None
+
+    def forward(self, x):
+        states1, states2 = self.lif1.reset_mem(), self.lif2.reset_mem()
+        states1, states2 = (one if isinstance(one, tuple) else (one,) for one in (states1, states2))
+        rows = []
+        spk2 = torch.zeros(x.shape[1], 10)
+        for current in x:
+            current = self.fc1(current)
+            spk1, *states1 = self.lif1(current if self.back is None else current + self.back(spk2), *states1)
+            spk2, *states2 = self.lif2(self.fc2(spk1), *states2)
+            rows.append(spk2)
+        return [torch.stack(rows), *states1, *states2]
+
+
+SUBCLASSES = {
+    "leaky": lambda: LowPass(0.9, threshold=0.1),
+    "learnt": lambda: LowPass(0.9, threshold=0.1, learn_beta=True, learn_threshold=True),
+    "zero": lambda: LowPass(torch.rand(1), threshold=0.1, reset_mechanism="zero"),
+    "synaptic": lambda: Halved(0.9, 0.8, threshold=0.2, reset_mechanism="none"),
+}
+
+
+def compare_networks(net, x):
+    compiled = snn.compile(net)
+    results = []
+    for run in (net, compiled):
+        net.zero_grad()
+        made = run(x)
+        sum(one.sum() for one in made).backward()
+        results.append((made, [p.grad for p in net.parameters()]))
+    for a, b in zip(results[0][0], results[1][0]):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert results[0][0][0].unique().numel() > 1
+    for a, b in zip(results[0][1], results[1][1]):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", SUBCLASSES)
+def test_a_subclass(kind):
+    net, x = Network(SUBCLASSES[kind]), torch.randn(STEPS, BATCH, WIDTH) * 2
+    compare_networks(net, x)
+    torch._dynamo.reset()
+    report = compiler.explain(net, x)
+    assert [(one.name, one.steps, one.rolled) for one in report.neurons] == [
+        ("lif1", STEPS, True),
+        ("lif2", STEPS, True),
+    ]
+
+
+class Around(nn.Module):
+    """A neuron of snnTorch's, and what the program does with its results from step to step."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.gain, self.lif = nn.Parameter(torch.rand(WIDTH) + 0.5), snn.Leaky(0.9, threshold=0.3, spike_grad=spike)
+        self.syn = snn.Synaptic(0.8, 0.9, threshold=0.3, spike_grad=spike, reset_mechanism="zero")
+        self.alpha = snn.Alpha(0.8, 0.7, threshold=0.3, spike_grad=spike)
+        self.step = step
+
+    def forward(self, x):
+        spk, states = torch.zeros_like(x[0]), [torch.zeros_like(x[0]) for _ in range(3)]
+        rows = []
+        for current in x:
+            spk, *states = self.step(self, self.gain * current, spk, *states)
+            rows.append(spk)
+        return [torch.stack(rows), *states]
+
+
+def inhibited(net, x, spk, mem, *others):
+    return (*net.lif(x - 0.5 * spk, mem), *others)
+
+
+def bounded(net, x, spk, mem, *others):
+    spk, mem = net.lif(x, mem)
+    return spk, mem.clamp(min=-0.25), *others
+
+
+def reset_again(net, x, spk, syn, mem, rest):
+    spk, syn, mem = net.syn(x, syn, mem)
+    return spk, syn * (1 - spk), mem - 0.1 * spk.detach(), rest
+
+
+def fatigued(net, x, spk, syn_exc, syn_inh, mem):
+    return net.alpha(x * (1 - 0.5 * spk), syn_exc, syn_inh, mem)
+
+
+AROUND = {"inhibited": inhibited, "bounded": bounded, "reset again": reset_again, "fatigued": fatigued}
+
+
+@pytest.mark.parametrize("way", AROUND)
+def test_what_is_done_around_a_neuron(way):
+    net, x = Around(AROUND[way]), torch.randn(STEPS, BATCH, WIDTH) * 2
+    compare(net, x)
+    torch._dynamo.reset()
+    report = compiler.explain(net, x)
+    assert report.neurons
+    assert all(neuron.rolled and neuron.steps == STEPS for neuron in report.neurons)
+    assert all(one.times == 0 or one.name.startswith("zeros") for one in report.graphs[0].operators)
+
+
+@pytest.mark.parametrize("way", ["subtracted", "adaptive"])
+def test_nothing_is_stacked(way):
+    """Where only sums and the last states are returned."""
+    net, x = Written(*WAYS[way], rows=False), torch.randn(STEPS, BATCH, WIDTH) * 2
+    compare(net, x)
+    torch._dynamo.reset()
+    report = compiler.explain(net, x)
+    assert report.neurons
+    assert all(neuron.rolled for neuron in report.neurons)
+
+
+def test_results_that_have_no_gradient():
+    class Net(Written):
+        def forward(self, x):
+            mem, rows, resets = torch.zeros(x.shape[1], WIDTH), [], []
+            for current in x:
+                reset = spike(mem - 0.3).detach()
+                mem = self.beta * mem + self.gain * current - reset * 0.3
+                rows.append(mem)
+                resets.append(reset)
+            return torch.stack(rows), torch.stack(resets)
+
+    net, x = Net(None, None), torch.randn(STEPS, BATCH, WIDTH) * 2
+    expected, made = net(x), snn.compile(net)(x)
+    for one, other in zip(expected, made):
+        assert torch.equal(one, other)
+        assert one.requires_grad == other.requires_grad
+
+
+def two_inputs(net, x, mem):
+    mem = net.beta * mem + x
+    spk = spike(mem - net.threshold * x.mean(1, keepdim=True))
+    return spk, mem - spk.detach() * x.abs().roll(1, 1)
+
+
+def over_neurons(net, x, mem):
+    mem = net.beta * mem + x
+    spk = spike(mem - net.threshold)
+    return spk, mem - spk.mean(1, keepdim=True)
+
+
+def two_surrogates(net, x, mem):
+    mem = net.beta * mem + x
+    spk = spike(mem - net.threshold)
+    return spk, mem - spk * surrogate.atan()(mem - 0.5)
+
+
+def not_recorded(net, x, mem):
+    mem = net.beta * torch.erf(mem) + x
+    spk = spike(mem - net.threshold)
+    return spk, mem - spk
+
+
+def in_double_precision(net, x, mem):
+    mem = net.beta.double() * mem + x
+    spk = spike(mem - 0.3)
+    return spk, mem - spk
+
+
+@pytest.mark.parametrize("step", [two_inputs, over_neurons, two_surrogates, not_recorded, in_double_precision])
+def test_what_is_no_step_of_a_neuron_stays(step):
+    net, x = Written(step, zeros(1)), torch.randn(STEPS, BATCH, WIDTH) * 2
+    compare(net, x)
+    torch._dynamo.reset()
+    assert not compiler.explain(net, x).neurons
+
+
+def test_without_a_compiler_the_operators_stay(monkeypatch, caplog):
+    monkeypatch.setattr(backends, "why_not_compiled", lambda neuron, device: "no C++ compiler found")
+    net, x = Written(*WAYS["subtracted"]), torch.randn(STEPS, BATCH, WIDTH) * 2
+    compare(net, x)
+    torch._dynamo.reset()
+    with caplog.at_level("WARNING", "snnipu.compiler"):
+        assert not compiler.explain(net, x).neurons
+    assert "no C++ compiler found" in caplog.text
+
+
+def test_a_weight_that_the_loop_changes_is_read_anew():
+    class Net(Written):
+        def __init__(self):
+            super().__init__(None, None)
+            self.register_buffer("gate", torch.full((WIDTH,), 0.5))
+
+        def forward(self, x):
+            mem, rows = torch.zeros(x.shape[1], WIDTH), []
+            for current in x:
+                mem = self.gate * mem + self.gain * current
+                spk = spike(mem - 0.3)
+                mem = mem - spk * 0.3
+                self.gate.mul_(0.9)
+                rows.append(spk)
+            return torch.stack(rows), mem
+
+    x = torch.randn(STEPS, BATCH, WIDTH) * 2
+    one, other = Net(), Net()
+    other.load_state_dict(one.state_dict())
+    for a, b in zip(one(x), snn.compile(other)(x)):
+        assert torch.equal(a, b)
+    assert torch.equal(one.gate, other.gate)
+
+
+def test_other_sizes_and_a_second_compiler():
+    net = Written(*WAYS["adaptive"])
+    compiled = snn.compile(net)
+    for batch in (3, 7, 2):
+        x = torch.randn(STEPS, batch, WIDTH) * 2
+        for a, b in zip(net(x)[1:], compiled(x)[1:]):
+            assert torch.equal(a, b)
+    images = Written(subtracted, lambda x: [torch.zeros_like(x[0])])
+    images.out, images.threshold = nn.Identity(), nn.Parameter(torch.rand(4, 1, 1))
+    images.beta, images.gain = nn.Parameter(torch.rand(4, 1, 1)), nn.Parameter(torch.rand(5))
+    compare(images, torch.randn(STEPS, BATCH, 4, 3, 5) * 2)
+
+
+def test_a_second_derivative_is_refused_by_name():
+    net, x = Written(*WAYS["subtracted"]), (torch.randn(STEPS, BATCH, WIDTH) * 2).requires_grad_()
+    (first,) = torch.autograd.grad(snn.compile(net)(x)[1].square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivative"):
+        first.sum().backward()
