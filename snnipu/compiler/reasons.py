@@ -32,9 +32,11 @@ _OWN = "a neuron of your own (snnipu.neuron)"
 _FED_BACK = (
     "lif(inp(x) + rec(spk), mem), where rec is one nn.Linear or one nn.Conv2d of stride 1, or RLeaky or RSynaptic"
 )
+# What snnipu.compiler.recurrences makes one operator of.
+_ELEMENTWISE = "elementwise arithmetic in float32 with one input a step, and one surrogate of snnipu.surrogate"
 _FUSED = (
     "give the neuron float32 inputs and states and a surrogate of snnipu.surrogate, neither inhibition nor "
-    f"state_quant, and replace no part of its step in a subclass; other equations are {_OWN}"
+    f"state_quant; what a subclass puts in the place of a part of its step is to be {_ELEMENTWISE}"
 )
 _BEFORE_THE_LOOP = (
     "draw the numbers of all steps before the loop, noise = torch.randn(num_steps, ...), and use noise[step]"
@@ -53,7 +55,7 @@ KINDS: Dict[str, Kind] = {
     ),
     "state": Kind(
         "the state is changed between steps",
-        f"leave the state alone, or make the change a part of the equations, as {_OWN}",
+        f"leave the state alone, or make the change {_ELEMENTWISE}",
     ),
     "parameter": Kind(
         "a parameter is changed between steps",
@@ -66,7 +68,7 @@ KINDS: Dict[str, Kind] = {
     "spikes_in_place": Kind("the spikes are changed in place", "write spk = spk * mask for spk *= mask"),
     "feedback_elementwise": Kind(
         "the input is computed from the neuron's own result of the step before",
-        f"write both as {_OWN}, which has that result as a state",
+        f"let it be {_ELEMENTWISE}, or write both as {_OWN}, which has that result as a state",
     ),
     "feedback_layer": Kind(
         "the result comes back at the next step, in another way than through one layer that is added to the input",
@@ -91,7 +93,7 @@ KINDS: Dict[str, Kind] = {
     ),
     "unfused": Kind("the step is not fused: it runs as PyTorch's operators, one by one", _FUSED),
     # Operators.
-    "recurrent": Kind("takes its own result of the step before", f"elementwise equations with spikes are {_OWN}"),
+    "recurrent": Kind("takes its own result of the step before", f"let it be {_ELEMENTWISE}"),
     "random": Kind("draws random numbers, in the loop's order", _BEFORE_THE_LOOP),
     "masks": Kind("draws a mask for each step, in the loop's order", ""),
     "in_place": Kind(

@@ -34,6 +34,7 @@ _SAME = {
 }
 _COPIES = ("clone", "positive")
 _NUMBERS = {"zeros_like": 0.0, "ones_like": 1.0}
+_CASTS = ("to", "float", "type_as")
 _BOUNDS = {"clamp": {"min", "max"}, "clip": {"min", "max"}}
 # What makes spikes of a membrane, though nothing of the step takes them up again: the same kernel does it.
 _BEHIND = ("add", "sub", "mul", "gt", "ge", "float", "to", "spike_of")
@@ -187,6 +188,8 @@ class _Runs:
             return False
         if not self._spreads(run[0]) or not _keywords_are_known(run):
             return False
+        if name in _CASTS and _form(run[-1])[1] is torch.bool:
+            return False  # a neuron's step has comparisons, and no casts to them
         found = [self._argument(values) for values in zip(*map(_given, run))]
         if name == "getitem" and not (isinstance(found[0], Same) and _is_neuron(self.runs[found[0].run][0])):
             return False
@@ -218,12 +221,7 @@ class _Runs:
             return True
         if not nodes.is_tensor(argument.value):
             return True  # a surrogate's number; others are refused when the step is recorded
-        return _of_float(argument.value, self.form[2]) and self._is_parameter(argument.value)
-
-    def _is_parameter(self, node: Node) -> bool:
-        """Whether a tensor has one value, or one for each element of trailing dimensions but for the first one."""
-        own = [size for at, size in enumerate(_form(node)[0]) if size != 1 or any(s != 1 for s in _form(node)[0][:at])]
-        return len(own) < max(len(self.form[0]), 1) and self._spreads(node)
+        return _of_float(argument.value, self.form[2]) and self._spreads(argument.value)
 
     def _spreads(self, value: Any) -> bool:
         """Whether a number or a tensor broadcasts to the form of a step."""
@@ -440,10 +438,6 @@ class _Recording:
             neuron = self._recorded(kind or "recurrence", spk, states)
         except TypeError:  # of operations that kernels do not have, _generator.TraceError among them
             return None
-        missing = backends.why_not_compiled(neuron, self.runs.form[2])
-        if missing:
-            _say(missing)
-            return None
         found = _Neuron(
             name=neuron,
             given=next(iter(given)),
@@ -453,7 +447,12 @@ class _Recording:
             kernel=_NO_SPIKES if self.kernel is None else self.kernel,
             members=members,
         )
-        return found if found.stands(self.plan) else None
+        if not found.stands(self.plan):
+            return None
+        missing = backends.why_not_compiled(neuron, self.runs.form[2])
+        if missing:
+            _say(missing)
+        return None if missing else found
 
     def _recorded(self, name: str, spk: int, states: List[int]) -> str:
         """The name by which operators know the step."""

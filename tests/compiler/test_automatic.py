@@ -660,3 +660,130 @@ def test_a_script_with_all_of_it_at_its_top_level(tmp_path):
         float(plain.stdout.splitlines()[4].split()[0]), abs=1e-5
     )
     assert "my.py:11 runs compiled: 5 steps of lif" in compiled.stderr
+
+
+class Written(nn.Module):
+    """A neuron that is written out: no module, but its surrogate is snnipu's."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.spike = nn.Linear(INPUTS, 5), snn.surrogate.fast_sigmoid()
+
+    def fire(self, mem):
+        return self.spike(mem - 0.5)
+
+    def forward(self, x):
+        mem, spikes = torch.zeros(x.shape[1], 5), []
+        for current in x:
+            mem = 0.9 * mem + self.fc(current)
+            spk = self.fire(mem)
+            mem = mem - spk * 0.5
+            spikes.append(spk)
+        return torch.stack(spikes)
+
+
+def test_a_loop_of_a_neuron_that_is_written_out_is_found():
+    sites = compare(in_forward, make=Written)
+    assert [(site.reports[0].neurons[0].steps, site.compiled) for site in sites if site.reports] == [(STEPS, True)]
+
+
+def test_three_layers_with_one_surrogate_are_no_loop():
+    class Layers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.spike = snn.surrogate.atan()
+            self.cells = nn.ModuleList(Cell(self.spike) for _ in range(4))
+
+        def forward(self, x):
+            for cell in self.cells:
+                x = cell(x)
+            return x
+
+    class Cell(nn.Module):
+        def __init__(self, spike):
+            super().__init__()
+            self.fc, self.spike = nn.Linear(INPUTS, INPUTS), spike
+
+        def forward(self, x):
+            return self.spike(self.fc(x))
+
+    net = Layers()
+    net(torch.randn(2, INPUTS))
+    assert automatic._auto.sites == []
+
+
+def made_before(net):
+    """A function in a function, which was made before its module's loops were looked for."""
+
+    def inside(x):
+        mem1, mem2 = net.lif1.init_leaky(), net.lif2.init_leaky()
+        total = torch.zeros(())
+        for step in range(x.size(0)):
+            spk, mem1, mem2 = net.step(x[step], mem1, mem2)
+            total = total + spk.sum()
+        total.sum().item()
+        return total
+
+    return inside
+
+
+_made = {}
+
+
+def in_a_closure(net, x):
+    return _made[id(net)](x)
+
+
+def test_a_loop_in_a_function_that_was_made_before():
+    code = next(one for one in made_before.__code__.co_consts if getattr(one, "co_name", "") == "inside")
+
+    class Early(Net):
+        def __init__(self):
+            super().__init__()
+            function = made_before(self)
+            function.__code__ = code  # as it is where the module was imported, and the function made, before
+            _made[id(self)] = function
+
+    sites = compare(in_a_closure, make=Early)
+    assert [site.compiled for site in sites if site.reports] == [True]
+
+
+def test_functions_are_not_looked_for_at_every_call(monkeypatch):
+    looked = []
+    plain = automatic.gc.get_referrers
+    monkeypatch.setattr(automatic.gc, "get_referrers", lambda code: looked.append(code) or plain(code))
+    auto, code = automatic._auto, compile("0", "nowhere.py", "eval")
+    for _ in range(20):
+        assert auto._whole(code.replace(co_name="function")) is None
+    assert len(looked) <= automatic.LOOKS
+
+
+class Blocks(Net):
+    """A loop in a method that is called for each layer, with other sizes."""
+
+    def __init__(self):
+        super().__init__()
+        sizes = [INPUTS, 5, 6, 7, 8, 9]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:]))
+        self.lifs = nn.ModuleList(snn.Leaky(beta=0.9) for _ in self.layers)
+
+    def block(self, x, layer, lif):
+        mem, spikes = lif.init_leaky(), []
+        for t in range(len(x)):
+            spk, mem = lif(layer(x[t]), mem)
+            spikes.append(spk)
+        return torch.stack(spikes)
+
+    def forward(self, x):
+        for layer, lif in zip(self.layers, self.lifs):
+            x = self.block(x, layer, lif)
+        float(x.sum())
+        return x
+
+
+def test_a_block_for_each_layer_is_compiled_for_each():
+    sites = compare(in_forward, make=Blocks)
+    site = next(site for site in sites if site.reports)
+    assert site.compiled
+    assert len(site.reports) == 5
+    assert not site.reasons

@@ -207,7 +207,9 @@ def compare_networks(net, x):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     assert results[0][0][0].unique().numel() > 1
     for a, b in zip(results[0][1], results[1][1]):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", SUBCLASSES)
@@ -332,7 +334,32 @@ def in_double_precision(net, x, mem):
     return spk, mem - spk
 
 
-@pytest.mark.parametrize("step", [two_inputs, over_neurons, two_surrogates, not_recorded, in_double_precision])
+def cast_to_bool(net, x, mem):
+    mem = net.beta * mem + x
+    spk = spike(mem - net.threshold)
+    return spk, mem - 0.1 * (mem - spk).to(torch.bool)
+
+
+def rounded_quotient(net, x, mem):
+    mem = torch.div(mem, 0.7, rounding_mode="floor") * 0.3 + x
+    return spike(mem - net.threshold), mem
+
+
+def sum_with_a_factor(net, x, mem):
+    mem = torch.add(x, mem, alpha=0.7)
+    return spike(mem - net.threshold), mem
+
+
+def bounded_by_a_tensor(net, x, mem):
+    mem = (0.9 * mem + x).clamp(max=net.threshold)
+    return spike(mem - 0.1), mem
+
+
+KEPT = [two_inputs, over_neurons, two_surrogates, not_recorded, in_double_precision, cast_to_bool, rounded_quotient]
+KEPT += [sum_with_a_factor, bounded_by_a_tensor]
+
+
+@pytest.mark.parametrize("step", KEPT)
 def test_what_is_no_step_of_a_neuron_stays(step):
     net, x = Written(step, zeros(1)), torch.randn(STEPS, BATCH, WIDTH) * 2
     compare(net, x)
@@ -392,3 +419,103 @@ def test_a_second_derivative_is_refused_by_name():
     (first,) = torch.autograd.grad(snn.compile(net)(x)[1].square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="second derivative"):
         first.sum().backward()
+
+
+WRITTEN_LAYERS = 3
+
+
+class Cells(nn.Module):
+    """Layers of a neuron that is written out, all with one surrogate, called in a loop within the loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(WRITTEN_LAYERS))
+
+    def cell(self, x, state):
+        mem, adaptation = state
+        mem = 0.95 * mem + x
+        threshold = 0.2 + 0.1 * adaptation
+        spk = spike(mem - threshold)
+        return spk, (mem - spk * threshold, 0.9 * adaptation + spk)
+
+    def forward(self, x):
+        states = [(0.0, 0.0) for _ in self.layers]
+        total = 0
+        for current in x:
+            for at, layer in enumerate(self.layers):
+                current, states[at] = self.cell(layer(current), states[at])
+            total = total + current
+        return [total, *(one for state in states for one in state)]
+
+
+def test_layers_of_a_neuron_that_is_written_out():
+    net, x = Cells(), torch.randn(STEPS, BATCH, WIDTH) * 2
+    compare_networks(net, x)
+    torch._dynamo.reset()
+    report = compiler.explain(net, x)
+    # The first step begins with numbers, and stays apart.
+    assert [(one.steps, one.rolled) for one in report.neurons] == [(STEPS - 1, True)] * WRITTEN_LAYERS
+
+
+def test_a_factor_for_each_sample():
+    class Net(Written):
+        def forward(self, x):
+            share = torch.linspace(0.5, 1, BATCH).view(-1, 1)
+            self.starts, self.step = zeros(1), lambda net, x, mem: subtracted(net, x, share * mem)
+            return super().forward(x)
+
+    compare(Net(None, None), torch.randn(STEPS, BATCH, WIDTH) * 2)
+
+
+def from_one_state_with_two_beginnings(net, x, mem, one, other):
+    mem = 0.9 * mem + x - 0.3 * one - 0.2 * other
+    spk = spike(mem - 0.3)
+    return spk, mem, spk, spk
+
+
+def test_a_state_that_begins_in_two_ways():
+    net = Written(from_one_state_with_two_beginnings, lambda x: [*zeros(2)(x), torch.ones(x.shape[1], WIDTH)])
+    compare(net, torch.randn(STEPS, BATCH, WIDTH) * 2)
+
+
+class Later(nn.Module):
+    """``step`` knows which step it is."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.gain, self.rec, self.step = nn.Parameter(torch.rand(WIDTH)), nn.Linear(WIDTH, WIDTH), step
+
+    def forward(self, x):
+        mem, rows = torch.zeros(x.shape[1], WIDTH), []
+        for t, current in enumerate(x):
+            spk, mem = self.step(self, t, self.gain * current, mem)
+            rows.append(spk)
+        return [torch.stack(rows), mem]
+
+
+def another_bound(net, t, x, mem):
+    mem = (0.9 * mem + x).clamp(min=-0.1 if t < 3 else -0.2)
+    spk = spike(mem - 0.3)
+    return spk, mem - spk * 0.3
+
+
+def spikes_that_make_the_input(net, t, x, mem):
+    spk = spike(mem - 0.3)
+    current = x + net.rec(spk)
+    return spk, 0.9 * mem * (1 - spk.detach()) + current
+
+
+def without_gradient(net, t, x, mem):
+    mem = 0.9 * mem + x
+    spk = spike(mem - 0.3)
+    with torch.set_grad_enabled(t % 2 == 0):
+        mem = mem - spk * 0.3
+    return spk, mem
+
+
+@pytest.mark.parametrize("step", [another_bound, spikes_that_make_the_input, without_gradient])
+def test_steps_that_differ_and_inputs_that_are_results(step):
+    net, x = Later(step), torch.randn(STEPS, BATCH, WIDTH) * 2
+    compare_networks(net, x)
+    torch._dynamo.reset()
+    assert not any(neuron.rolled and neuron.steps >= STEPS - 1 for neuron in compiler.explain(net, x).neurons)
