@@ -274,7 +274,7 @@ def test_a_subclass_that_says_so_in_a_trace_is_in_the_graph(graphs):
     net = Loop(Louder(alpha=0.7, beta=0.8, **ste()), (WIDTH,))
     x = torch.randn(STEPS, BATCH, WIDTH) * 2
     with pytest.warns(UserWarning, match="Louder replaces _base_state_function"):
-        made = torch.compile(net, backend="snnipu", fullgraph=True)(x)
+        made = snn.compile(net, fullgraph=True)(x)
     assert len(graphs) == 1
     assert all(map(torch.equal, made, net(x)))
 
