@@ -424,7 +424,7 @@ class _Recording:
         for one in self._arguments():
             if isinstance(one, Before) and starts.setdefault(one.run, one.first) is not one.first:
                 return None
-        if len(given) != 1 or any(_form(node) != self.runs.form for one in given for node in one):
+        if len(given) != 1 or any(_form(node) != self.runs.form or node in members for one in given for node in one):
             return None
         outside = [n for n in self.order if any(set(node.users) - members for node in self.runs.runs[n])]
         outputs = [number for number in outside if number not in starts]
