@@ -1,9 +1,11 @@
 """Hidden states as plain attributes of a neuron, which in snnTorch are buffers."""
 
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Sequence, Tuple
 
 import snntorch
 import torch
+
+from snnipu.ops import leaves
 
 
 class PlainStates(snntorch.SpikingNeuron):
@@ -23,6 +25,17 @@ class PlainStates(snntorch.SpikingNeuron):
     def _states(self) -> Tuple[str, ...]:
         """Their names."""
         raise NotImplementedError
+
+    def _left_to_give(self, states: Sequence[Any]) -> Sequence[Any]:
+        """What of a step's states snnTorch's code is given: in a trace none of them, but they are the neuron's own by
+        then, as its ``if not mem == None`` would make them. TorchDynamo of PyTorch 2.11 cannot compare a tensor with
+        None."""
+        if not leaves.tracing() or self.init_hidden or len(states) > len(self._states()):
+            return states
+        for name, state in zip(self._states(), states):
+            if state is not None:
+                setattr(self, name, state)
+        return ()
 
     def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
         super()._apply(fn, *args, **kwargs)

@@ -85,7 +85,7 @@ class _SpikingLSTM(PlainStates):
         if leaves.enabled and self._reset_in_trace():
             self.reset_mem()
         made = self._traced(input_, syn, mem) if leaves.tracing() else None
-        return super().forward(input_, syn, mem) if made is None else made
+        return super().forward(input_, *self._left_to_give((syn, mem))) if made is None else made
 
     def _traced(self, x: torch.Tensor, syn: Any, mem: Any) -> Any:
         """The step as one node of a compiled graph; None where snnTorch's code is to be traced."""
