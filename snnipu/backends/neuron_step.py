@@ -91,6 +91,7 @@ class Step:
         self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], parameters: Sequence[torch.Tensor]
     ) -> Tuple[torch.Tensor, Sequence[torch.Tensor]]:
         """Spikes and states of a step, which have been checked; ``parameters``: none where they are constant."""
+        x = x.contiguous()  # of steps that are columns, x[:, t]
         if torch.is_grad_enabled():
             for tensor in (x, *states, *parameters):
                 if tensor is not None and tensor.requires_grad:
@@ -208,7 +209,7 @@ def _prepare(
     options: Mapping[str, Any],
     spike_grad: Optional[SpikeGrad],
 ) -> Optional[Tuple[Step, Sequence[torch.Tensor]]]:
-    """The step, and what the kernel takes for the parameters; None where it does not take the arguments as they are."""
+    """The step, and what the kernel takes for the parameters; None where it does not take the arguments."""
     known = surrogates.as_surrogate(spike_grad)
     if known is None or known.kernel is None or neuron not in _neurons.BUILT or not takes(x):
         return None
@@ -227,12 +228,12 @@ def _prepare(
 
 
 def takes(x: torch.Tensor) -> bool:
-    """Whether the kernels can take this input as it is."""
+    """Whether the kernels can take this input."""
     return (
         x.dtype in _DTYPES
         and is_eager(x)
         and (host.library is not None if x.is_cpu else triton.unavailable_reason(x.device) is None)
-        and x.is_contiguous()
+        and x.layout is torch.strided
         and x.numel() > 0
         and not popart.on_ipu()
     )

@@ -149,6 +149,23 @@ def step_of(lif):
     return x, mem
 
 
+def test_steps_that_are_columns_of_a_sequence():
+    """``x[:, t]``, whose memory is not in a row."""
+    lif = snn.Leaky(beta=0.9, threshold=0.3)
+    given = torch.randn(4, 3, 5)
+    found = []
+    for columns in (True, False):
+        x = given.clone().requires_grad_()
+        mem, rows = lif.reset_mem(), []
+        for t in range(x.shape[1]):
+            spk, mem = lif(x[:, t] if columns else x[:, t].contiguous(), mem)
+            rows += [spk, mem]
+        torch.stack(rows).sum().backward()
+        found.append((torch.stack(rows), x.grad))
+    assert all(map(torch.equal, *found))
+    assert lif._again(given[:, 1], (mem,)) is not None
+
+
 def test_what_cannot_be_like_the_last_step_is_looked_at_anew():
     lif = snn.Leaky(beta=0.9)
     x, mem = step_of(lif)
@@ -163,6 +180,7 @@ def test_what_cannot_be_like_the_last_step_is_looked_at_anew():
         (x[:2], mem),
         (x.t(), mem.t()),
         (x, mem.t().contiguous().t()),
+        (x.t().contiguous().t(), mem.t().contiguous().t()),
         (x[:0], mem[:0]),
         (x.half(), mem.half()),
         (x.long(), mem),
