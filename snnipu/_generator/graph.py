@@ -9,6 +9,7 @@ import os
 import sys
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Set, Tuple, Union
 
+_FIELDS = ("graph", "operation", "operands", "is_bool", "index", "line", "varies", "kind", "name", "gradient")
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 Operand = Union["Value", float]
@@ -83,6 +84,7 @@ class Value:
         self.varies: bool = operation in ("spike", "stored") or any(value.varies for value in self.inputs)
         self.kind = ""
         self.name = ""
+        self.gradient: Optional[Callable[[Value], Tuple[Any, ...]]] = None
 
     def __repr__(self) -> str:
         return f"<{self.graph.name}: {self.name or self.operation} {self.index}>"
@@ -222,6 +224,15 @@ class Value:
             self.graph.refuse("spike takes a comparison: it makes one itself")
         return self.graph.add("spike", (self,))
 
+    def of(self, operands: "Tuple[Value, ...]", gradient: "Callable[[Value], Tuple[Any, ...]]") -> "Value":
+        """``self``, made of ``operands`` by a function that has a backward pass of its own: ``gradient(g)`` gives
+        theirs; None: zero."""
+        if self.is_bool or not self.varies:
+            self.graph.refuse("a function with a backward pass of its own gives a number for each neuron")
+        value = self.graph.add("own", (self, *operands))
+        value.gradient = gradient
+        return value
+
     # ---- what is refused
 
     def __bool__(self) -> bool:
@@ -233,7 +244,7 @@ class Value:
         self.graph.refuse(why_not(name))
 
     def __setattr__(self, name: str, to: Any) -> None:
-        if name not in ("graph", "operation", "operands", "is_bool", "index", "line", "varies", "kind", "name"):
+        if name not in _FIELDS:
             self.graph.refuse(f"setting `.{name}`: a step writes nothing in place")
         object.__setattr__(self, name, to)
 
@@ -343,6 +354,7 @@ FUNCTIONS["clamp_max"] = lambda value, max: value.clamp(max=max)
 FUNCTIONS["square"] = lambda value: value**2
 FUNCTIONS["pow"] = lambda value, exponent: value**exponent
 FUNCTIONS["where"] = select
+FUNCTIONS["masked_fill"] = lambda value, mask, number: select(mask, number, value)
 FUNCTIONS["logical_not"] = lambda value: ~value
 FUNCTIONS["logical_and"] = lambda value, other: value & other
 FUNCTIONS["logical_or"] = lambda value, other: value | other

@@ -75,6 +75,8 @@ OPERATIONS: Dict[str, Operation] = {
         _where,
         lambda g, y, c, a, b: (None, select(c, g, 0.0), select(c, 0.0, g)),
     ),
+    # Of `Value.of`, which brings the derivative.
+    "own": _O("{0}", "{0}", lambda a, *unused: a, None),
     "detach": _O("{0}", "{0}", lambda a: a.detach(), None),
     "value_of": _O("{0} ? {one} : {zero}", "tl.where({0}, {one}, {zero})", lambda a: a.float(), None),
     "gt": _O("{0} > {1}", "{0} > {1}", lambda a, b: a > b, None),

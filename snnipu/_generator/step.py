@@ -188,7 +188,7 @@ class Adjoint:
         for value in reversed(forward):
             if id(value) not in grads or is_one_of(value, leaves) or value.operation == "input":
                 continue
-            rule = _rule(value.operation)
+            rule = _rule(value)
             if rule is not None:
                 for operand, contribution in zip(value.operands, rule(grads[id(value)], value, *value.operands)):
                     if isinstance(operand, Value) and differentiable[id(operand)]:
@@ -238,18 +238,21 @@ class Adjoint:
         )
 
 
-def _rule(operation: str) -> Optional[Callable[..., Tuple[Any, ...]]]:
-    if operation == "spike":
+def _rule(value: Value) -> Optional[Callable[..., Tuple[Any, ...]]]:
+    if value.operation == "spike":
         return lambda g, y, u: (g.graph.add("surrogate", (u, g)),)
-    if operation == "stored":
+    if value.operation == "stored":
         return lambda g, y, a: (g,)
-    return OPERATIONS[operation].derivative
+    gradient = value.gradient
+    if gradient is not None:
+        return lambda g, y, a, *operands: (None, *gradient(g))
+    return OPERATIONS[value.operation].derivative
 
 
 def _differentiable(values: Sequence[Value], leaves: Sequence[Value]) -> Dict[int, bool]:
     found: Dict[int, bool] = {}
     for value in values:
-        by_rule = value.operation != "input" and not value.is_bool and _rule(value.operation) is not None
+        by_rule = value.operation != "input" and not value.is_bool and _rule(value) is not None
         found[id(value)] = is_one_of(value, leaves) or (by_rule and any(found[id(v)] for v in value.inputs))
     return found
 

@@ -51,9 +51,11 @@ OTHERS = "its network's neurons are snnTorch's own, not snnipu's"
 _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<lambda>")
 # Whose frames have no loops of a program's.
 _UNSEEN = (PACKAGES[0], PACKAGES[2])
+_LIBRARIES = ("torch.", "snntorch.", "snnipu.")
 _LIBRARY = tuple({str(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "purelib", "platlib")})
 _numbers = itertools.count(1)
 _SPIKE = Surrogate.__call__
+_APPLY = vars(torch.autograd.Function)["apply"].__func__
 
 
 class Unbound:
@@ -76,6 +78,17 @@ for _name in _OPERATORS:
 UNBOUND = Unbound()
 
 
+_looks: List["Automatic"] = []  # who looks at the calls of neurons
+
+
+@functools.wraps(_APPLY)
+def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """``torch.autograd.Function.apply``, from the first look on: programs keep ``Spike.apply`` as an attribute."""
+    if _looks and not cls.__module__.startswith(_LIBRARIES) and not torch.compiler.is_compiling():
+        _looks[0].saw_spikes(cls, sys._getframe(1))
+    return _APPLY(cls, *args, **kwargs)
+
+
 class NotFaster(Exception):
     """The loop runs at least as fast as it is."""
 
@@ -90,8 +103,10 @@ def _has_others_alone(values: Iterable[Any]) -> bool:
     for network in values:
         if isinstance(network, torch.nn.Module):
             if network not in _neurons:
-                kinds = {isinstance(m, PlainStates) for m in network.modules() if isinstance(m, snntorch.SpikingNeuron)}
-                _neurons[network] = True in kinds, False in kinds
+                neurons = [module for module in network.modules() if isinstance(module, snntorch.SpikingNeuron)]
+                # A class of the program's own is a neuron that is written out.
+                stock = any(type(module).__module__.startswith("snntorch.") for module in neurons)
+                _neurons[network] = any(isinstance(module, PlainStates) for module in neurons), stock
             found = _neurons[network]
             ours, others = ours or found[0], others or found[1]
     return others and not ours
@@ -394,18 +409,19 @@ class Automatic:
 
         def spike(self: Surrogate, u: torch.Tensor) -> torch.Tensor:
             if not torch.compiler.is_compiling():
-                frame = sys._getframe(1)
-                # Layers may have one surrogate, and the same code.
-                auto._saw((id(self), frame.f_lasti, id(frame.f_locals.get("self"))), frame)
+                auto.saw_spikes(self, sys._getframe(1))
             return _SPIKE(self, u)
 
         snntorch.SpikingNeuron.__call__ = call
         Surrogate.__call__ = spike  # type: ignore[method-assign]
+        torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[method-assign, assignment]
+        _looks[:] = [self]
 
     def _uninstall(self) -> None:
         if "__call__" in vars(snntorch.SpikingNeuron):
             del snntorch.SpikingNeuron.__call__
             Surrogate.__call__ = _SPIKE  # type: ignore[method-assign]
+            _looks.clear()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -419,6 +435,11 @@ class Automatic:
             self._paused -= 1
             if not self._paused and self._watching:
                 self._install()
+
+    def saw_spikes(self, surrogate: Any, frame: Any) -> None:
+        """A surrogate was called in this frame, as of a neuron that the program writes out."""
+        # Layers may have one surrogate, and the same code.
+        self._saw((id(surrogate), frame.f_lasti, id(frame.f_locals.get("self"))), frame)
 
     def _saw(self, neuron: Any, frame: Any) -> None:
         """A neuron was called, or the surrogate of one that the program writes out."""

@@ -8,7 +8,7 @@ import snntorch.utils
 import torch
 from torch.fx import GraphModule
 
-from snnipu.compiler import nodes, periods, recurrences, reset
+from snnipu.compiler import nodes, own_functions, periods, recurrences, reset
 from snnipu.compiler.emit import Emitter
 from snnipu.compiler.plan import Plan
 from snnipu.compiler.prepare import prepare
@@ -85,12 +85,15 @@ def roll(module: GraphModule, whole: bool = False) -> Tuple[GraphModule, Plan]:
 def _planned(original: torch.fx.Graph, fix_numbers: bool) -> Plan:
     """The plan of a copy, with neurons in the places of the recurrences that then run over time."""
     without: Set[str] = set()
+    own_functions.find(original)
     while True:
         graph = torch.fx.Graph()
         kept: Dict[Any, Any] = {}
         graph.output(graph.graph_copy(original, kept))
         for old, new in kept.items():
             new.meta = dict(old.meta)
+        if not fix_numbers:
+            own_functions.call_directly(graph)
         prepare(graph, fix_numbers)
         plan = Plan(graph)
         made = recurrences.as_neurons(plan, without)

@@ -177,6 +177,8 @@ def training(node: Node, default: bool) -> bool:
 def changed_by(node: Node) -> List[Node]:
     """The tensors that a call changes in place; all its tensors where that is not known."""
     tensors = [n for n in node.all_input_nodes if is_tensor(n)]
+    if "passes" in node.meta:  # of a function of the program's own
+        return tensors if node.meta["passes"].change_inputs else []
     if node.op == "call_method":
         name = str(node.target)
         if (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__",) or _is_in_place_dunder(name):

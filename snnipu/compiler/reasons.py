@@ -100,7 +100,10 @@ KINDS: Dict[str, Kind] = {
         "a tensor is changed in place that has several names",
         "write x = x + y for x += y, and keep no other name for x",
     ),
-    "function": Kind("an autograd function that is not known to run over time", "use one of snnipu.surrogate"),
+    "function": Kind(
+        "an autograd function that is not known to run over time",
+        "make both of its passes elementwise in float32, with one result, or use one of snnipu.surrogate",
+    ),
     "unknown": Kind("not known to run over time", "call it after the loop, on the stacked sequence"),
     "numbers": Kind(
         "a number differs from step to step",

@@ -19,25 +19,16 @@ from snnipu import backends
 from snnipu._generator import TraceError
 from snnipu._generator.graph import FUNCTIONS, Value
 from snnipu._generator.step import OUTPUT
-from snnipu.compiler import nodes
+from snnipu.compiler import nodes, own_functions
 from snnipu.compiler.cycles import components
+from snnipu.compiler.own_functions import COPIES, NUMBERS, SAME
 from snnipu.compiler.plan import Bundle, Chain, Operator, Plan, is_step, module_of
 from snnipu.ops import _neurons, leaves
 from snnipu.ops.lif_sequence import MECHANISMS
 
 _LOG = logging.getLogger("snnipu.compiler")
-# PyTorch's further names of operations that are recorded.
-_SAME = {
-    **{"truediv": "div", "true_divide": "div", "divide": "div", "multiply": "mul", "subtract": "sub"},
-    **{"greater": "gt", "greater_equal": "ge", "less": "lt", "less_equal": "le", "not_equal": "ne"},
-    **{"negative": "neg", "absolute": "abs", "and_": "logical_and", "or_": "logical_or", "invert": "logical_not"},
-}
-_COPIES = ("clone", "positive")
-_NUMBERS = {"zeros_like": 0.0, "ones_like": 1.0}
-_CASTS = ("to", "float", "type_as")
-_BOUNDS = {"clamp": {"min", "max"}, "clip": {"min", "max"}}
 # What makes spikes of a membrane, though nothing of the step takes them up again: the same kernel does it.
-_BEHIND = ("add", "sub", "mul", "gt", "ge", "float", "to", "spike_of")
+_BEHIND = ("add", "sub", "mul", "gt", "ge", "float", "to", "spike_of", "getitem")
 _MOST_RUNS = 256
 # In place of a surrogate where a step has no spikes.
 _NO_SPIKES = (0, 1.0, 0.0)
@@ -84,8 +75,15 @@ def _is_neuron(node: Node) -> bool:
     return node.target in (leaves.lif_step, leaves.neuron_step) and not node.args[5]
 
 
+def _has_several(node: Node) -> bool:
+    """Whether a call's results are taken from it one by one: a neuron's step, a function of the program's own."""
+    return _is_neuron(node) or own_functions.is_own(node)
+
+
 def _given(node: Node) -> List[Any]:
     """What a call takes; of a neuron's step the input, its states and its parameters."""
+    if own_functions.is_own(node):
+        return own_functions.given(node)
     if not is_step(node):
         return list(node.args)
     x, states, parameters = node.args[:3]
@@ -116,6 +114,8 @@ class _Runs:
         if len(kinds) > 1 or len(set(run)) < self.steps or len(self.runs) >= _MOST_RUNS:
             return None
         if is_step(run[0]) and not all(_is_neuron(node) and node.args[3:5] == run[0].args[3:5] for node in run):
+            return None
+        if len({node.meta.get("passes") for node in run}) > 1:
             return None
         run = tuple(run)
         if run in self.runs:
@@ -179,19 +179,19 @@ class _Runs:
         """Find what a run takes; returns whether it can be recorded."""
         run = self.runs[number]
         name = nodes.name_of(run[0])
-        known = name in (*_COPIES, *_NUMBERS, "spike_of", "getitem") or _SAME.get(name, name) in FUNCTIONS
-        if not known and not _is_neuron(run[0]):
+        known = name in (*COPIES, *NUMBERS, "spike_of", "getitem") or SAME.get(name, name) in FUNCTIONS
+        if not known and not _has_several(run[0]):
             return False
         shape, _, device = self.form
         forms = [(shape, torch.float32, device), (shape, torch.bool, device)]
         if any(_form(node) not in forms for node in run[1:]) or _form(run[0])[1:] != _form(run[-1])[1:]:
             return False
-        if not self._spreads(run[0]) or not _keywords_are_known(run):
+        if not self._spreads(run[0]) or any(node.kwargs != run[0].kwargs for node in run[1:]):
             return False
-        if name in _CASTS and _form(run[-1])[1] is torch.bool:
-            return False  # a neuron's step has comparisons, and no casts to them
+        if known and not (own_functions.keywords_are_known(run[0]) and not own_functions.is_cast_to_bool(run[-1])):
+            return False
         found = [self._argument(values) for values in zip(*map(_given, run))]
-        if name == "getitem" and not (isinstance(found[0], Same) and _is_neuron(self.runs[found[0].run][0])):
+        if name == "getitem" and not (isinstance(found[0], Same) and _has_several(self.runs[found[0].run][0])):
             return False
         arguments = [one for one in found if one is not None and self._fits(one)]
         if len(arguments) < len(found):
@@ -231,15 +231,6 @@ class _Runs:
     def is_narrow(self, number: int) -> bool:
         """Whether the first step's result is broadcast later."""
         return _form(self.runs[number][0])[0] != self.form[0]
-
-
-def _keywords_are_known(run: Sequence[Node]) -> bool:
-    name = nodes.name_of(run[0])
-    if name in _NUMBERS:
-        return True
-    given = {key: value for key, value in run[0].kwargs.items() if (key, value) != ("inplace", False)}
-    same = all(node.kwargs == run[0].kwargs for node in run)
-    return same and set(given) <= _BOUNDS.get(name, set()) and not any(isinstance(one, Node) for one in given.values())
 
 
 @functools.lru_cache(maxsize=None)
@@ -484,7 +475,7 @@ class _Recording:
                     self._use(node.args[1:])
                     now[number] = spike(value(arguments[0]))
                 else:
-                    now[number] = _applied(node, [value(one) for one in arguments])
+                    now[number] = own_functions.applied(node, [value(one) for one in arguments])
             return tuple(now[number] for number in (spk, *states))
 
         keyword = [Parameter(one, Parameter.KEYWORD_ONLY) for one in (*self.fixed.values(), "spike")]
@@ -519,23 +510,6 @@ def _stepped(node: Node, arguments: List[Any], spike: Any) -> Tuple[Any, ...]:
     spk, *after = made
     left = iter(after)
     return (spk, *(spk if name == OUTPUT else next(left) for name in neuron.states))
-
-
-def _applied(node: Node, arguments: List[Any]) -> Any:
-    """What a node does, with symbols."""
-    name = nodes.name_of(node)
-    if name in _COPIES:
-        return arguments[0]
-    if name in _NUMBERS:
-        return _NUMBERS[name]
-    if name == "getitem":
-        return arguments[0][arguments[1]]
-    name = _SAME.get(name, name)
-    if name in _BOUNDS:
-        return FUNCTIONS[name](*arguments, **node.kwargs)
-    if node.op == "call_method" and isinstance(arguments[0], Value) and name in ("where", "to", "float"):
-        return getattr(arguments[0], name)(*arguments[1:])
-    return FUNCTIONS[name](*arguments)
 
 
 @dataclass(eq=False)

@@ -687,6 +687,68 @@ def test_a_loop_of_a_neuron_that_is_written_out_is_found():
     assert [(site.reports[0].neurons[0].steps, site.compiled) for site in sites if site.reports] == [(STEPS, True)]
 
 
+class Spike(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, u):
+        ctx.save_for_backward(u)
+        return (u > 0).float()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (u,) = ctx.saved_tensors
+        return grad / (1 + 10 * u.abs()) ** 2
+
+
+class WrittenWithFunction(Written):
+    """Its surrogate is the program's own, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.spike = Spike.apply
+
+
+class OwnNeuron(snntorch.Leaky):
+    """The program's own class of a neuron of snnTorch's, which is one that is written out."""
+
+    def forward(self, x, mem):
+        mem = self.beta * mem + x
+        spk = Spike.apply(mem - self.threshold)
+        return spk, mem - spk.detach() * self.threshold
+
+
+class OfOwnNeurons(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.lif = nn.Linear(INPUTS, 5), OwnNeuron(0.9, threshold=0.4)
+
+    def forward(self, x):
+        mem, spikes = torch.zeros(x.shape[1], 5), []
+        for current in x:
+            spk, mem = self.lif(self.fc(current), mem)
+            spikes.append(spk)
+        return torch.stack(spikes)
+
+
+@pytest.mark.parametrize("make", [WrittenWithFunction, OfOwnNeurons])
+def test_a_loop_of_a_neuron_with_a_function_of_the_programs_is_found(make):
+    sites = compare(in_forward, make=make)
+    rolled = [site.reports[0].neurons[0] for site in sites if site.compiled]
+    assert rolled
+    assert all(neuron.rolled and neuron.steps >= STEPS - 1 for neuron in rolled)
+
+
+def test_functions_of_a_program_are_what_they_were_when_nobody_looks(auto):
+    """They are kept as attributes: ``self.spike = Spike.apply``."""
+    kept = Spike.apply
+    auto.stop()
+    x = torch.randn(5, requires_grad=True)
+    for apply in (kept, Spike.apply):
+        (made,) = torch.autograd.grad(apply(x).sum(), x)
+        assert torch.equal(made, 1 / (1 + 10 * x.detach().abs()) ** 2)
+    compiled = torch.compile(lambda x: kept(x) * 2, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x), (x > 0).float() * 2)
+
+
 def test_three_layers_with_one_surrogate_are_no_loop():
     class Layers(nn.Module):
         def __init__(self):

@@ -46,7 +46,7 @@ class Written(nn.Module):
 
 
 def zeros(count):
-    return lambda x: [torch.zeros(x.shape[1], WIDTH) for _ in range(count)]
+    return lambda x: [torch.zeros(x.shape[1], WIDTH, device=x.device) for _ in range(count)]
 
 
 def subtracted(net, x, mem):
@@ -104,7 +104,86 @@ def without_spikes(net, x, mem):
     return mem, mem
 
 
+class Rectangle(torch.autograd.Function):
+    """With assignments where a comparison holds."""
+
+    @staticmethod
+    def forward(ctx, u, width=0.7):
+        ctx.save_for_backward(u)
+        ctx.width = width
+        out = torch.zeros_like(u)
+        out[u > 0] = 1.0
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        (u,) = ctx.saved_tensors
+        made = grad.clone()
+        made[u.abs() > ctx.width] = 0
+        return made, None
+
+
+class Ternary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, u):
+        ctx.save_for_backward(u)
+        return (u > 0).float() - (u < -0.5).float()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (u,) = ctx.saved_tensors
+        return 1 / (1 + (3.0 * u).pow_(2)) * grad
+
+
+class Above(torch.autograd.Function):
+    """Of two tensors, whose difference is saved, and a gradient that is not linear in what comes in."""
+
+    @staticmethod
+    def forward(ctx, mem, threshold):
+        above = mem - threshold
+        ctx.save_for_backward(above)
+        return torch.where(above > 0, 1.0, 0.0)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (above,) = ctx.saved_tensors
+        made = grad.clamp(-0.5, 0.5) * torch.exp(-above.abs())
+        return made, -made
+
+
+def by_rectangle(net, x, mem):
+    mem = net.beta * mem + x
+    spk = Rectangle.apply(mem - net.threshold)
+    return spk, mem - spk * net.threshold
+
+
+def ternary(net, x, mem, trace):
+    mem = net.beta * mem + x
+    spk = Ternary.apply(mem - 0.3)
+    return spk, mem * (1 - spk.abs().detach()), 0.5 * trace + spk
+
+
+def of_two_tensors(net, x, mem):
+    mem = net.beta * mem + x
+    spk = Above.apply(mem, net.threshold)
+    return spk, mem - spk.detach() * net.threshold
+
+
+def two_functions(net, x, mem):
+    spk = Rectangle.apply(mem - 0.4, 0.2)
+    return spk, (net.beta * mem + x) * (1 - Ternary.apply(mem - 0.2)) - 0.3 * spk
+
+
+OWN = {
+    "by rectangle": (by_rectangle, zeros(1)),
+    "ternary": (ternary, zeros(2)),
+    "of two tensors": (of_two_tensors, zeros(1)),
+    "two functions": (two_functions, zeros(1)),
+}
+# TorchDynamo of PyTorch 2.13 fails at two assignments where a comparison holds, of unknown sizes.
+HOW = {"by rectangle": {"dynamic": False}, "two functions": {"dynamic": False}}
 WAYS = {
+    **OWN,
     "subtracted": (subtracted, zeros(1)),
     "multiplied": (multiplied, zeros(1)),
     "selected": (selected, zeros(1)),
@@ -115,22 +194,22 @@ WAYS = {
     "spikes come first": (spikes_come_first, zeros(2)),
     "without spikes": (without_spikes, zeros(1)),
     "from a number": (subtracted, lambda x: [0.0]),
-    "from one value": (subtracted, lambda x: [torch.zeros(1)]),
+    "from one value": (subtracted, lambda x: [torch.zeros(1, device=x.device)]),
     "adaptive from numbers": (adaptive, lambda x: [0.0, 0.0]),
-    "from one value each": (subtracted, lambda x: [torch.linspace(0, 1, WIDTH)]),
+    "from one value each": (subtracted, lambda x: [torch.linspace(0, 1, WIDTH, device=x.device)]),
 }
 
 
-def compare(net, x, exact=True, gradients=1e-4):
+def compare(net, x, exact=True, gradients=1e-4, **how):
     """Spikes to rounding, states equal where ``exact``, gradients to rounding."""
-    compiled = snn.compile(net)
+    compiled = snn.compile(net, **how)
     results = []
     for run in (net, compiled):
         net.zero_grad()
         given = x.clone().requires_grad_()
         made = run(given)
         weights = torch.Generator().manual_seed(3)
-        sum((a * torch.randn(a.shape, generator=weights)).sum() for a in made).backward()
+        sum((a * torch.randn(a.shape, generator=weights).to(a.device)).sum() for a in made).backward()
         results.append(([a.detach() for a in made], [given.grad, *(p.grad for p in net.parameters())]))
     (one, *states), (other, *others) = results[0][0], results[1][0]
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
@@ -146,7 +225,7 @@ def compare(net, x, exact=True, gradients=1e-4):
 @pytest.mark.parametrize("way", WAYS)
 def test_a_neuron_that_is_written_out(way):
     net, x = Written(*WAYS[way]), torch.randn(STEPS, BATCH, WIDTH) * 2
-    compare(net, x, exact=way != "without spikes")
+    compare(net, x, exact=way != "without spikes", **HOW.get(way, {}))
     torch._dynamo.reset()
     report = compiler.explain(net, x)
     assert report.neurons, report
@@ -178,7 +257,7 @@ class Network(nn.Module):
         states1, states2 = self.lif1.reset_mem(), self.lif2.reset_mem()
         states1, states2 = (one if isinstance(one, tuple) else (one,) for one in (states1, states2))
         rows = []
-        spk2 = torch.zeros(x.shape[1], 10)
+        spk2 = torch.zeros(x.shape[1], 10, device=x.device)
         for current in x:
             current = self.fc1(current)
             spk1, *states1 = self.lif1(current if self.back is None else current + self.back(spk2), *states1)
@@ -263,6 +342,21 @@ def test_what_is_done_around_a_neuron(way):
     assert all(one.times == 0 or one.name.startswith("zeros") for one in report.graphs[0].operators)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("kind", [*WAYS, *SUBCLASSES, *AROUND])
+def test_on_cuda(kind):
+    if kind in SUBCLASSES:
+        net = Network(SUBCLASSES[kind])
+    else:
+        net = Around(AROUND[kind]) if kind in AROUND else Written(*WAYS[kind])
+    net, x = net.cuda(), (torch.randn(STEPS, BATCH, WIDTH) * 2).cuda()
+    compare(net, x, exact=False, gradients=1e-3 if kind in SUBCLASSES else 1e-4, **HOW.get(kind, {}))
+    torch._dynamo.reset()
+    report = compiler.explain(net, x)
+    assert report.neurons
+    assert all(neuron.rolled for neuron in report.neurons)
+
+
 @pytest.mark.parametrize("way", ["subtracted", "adaptive"])
 def test_nothing_is_stacked(way):
     """Where only sums and the last states are returned."""
@@ -341,6 +435,89 @@ def sum_with_a_factor(net, x, mem):
 def bounded_by_a_tensor(net, x, mem):
     mem = (0.9 * mem + x).clamp(max=net.threshold)
     return spike(mem - 0.1), mem
+
+
+class Unusual(torch.autograd.Function):
+    """A function whose two passes the test chooses."""
+
+    passes = ()
+
+    @staticmethod
+    def forward(ctx, u):
+        ctx.save_for_backward(u)
+        return Unusual.passes[0](u)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return Unusual.passes[1](grad, *ctx.saved_tensors)
+
+
+def into_what_comes_in(grad, u):
+    grad[u < 0] = 0
+    return grad
+
+
+def into_a_view(grad, u):
+    made = grad.clone()
+    made.detach()[u < 0] = 0
+    return made
+
+
+def is_positive(u):
+    return (u > 0).float()
+
+
+UNUSUAL = {
+    "a sum": (is_positive, lambda grad, u: grad * u.mean()),
+    "a number": (is_positive, lambda grad, u: torch.ones_like(grad)),
+    "in double precision": (is_positive, lambda grad, u: (grad.double() * u).float()),
+    "no operation of a step": (lambda u: torch.erf(u).round(), lambda grad, u: grad),
+    "ones": (torch.ones_like, lambda grad, u: grad * u),
+    "another shape": (lambda u: (u.t() > 0).float().t(), lambda grad, u: grad),
+    "into what comes in": (is_positive, into_what_comes_in),
+    "into a view": (is_positive, into_a_view),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_functions_that_are_not_recorded(kind, monkeypatch):
+    def step(net, x, mem):
+        mem = net.beta * mem + x
+        spk = Unusual.apply(mem - 0.3)
+        return spk, mem - spk.detach() * 0.3
+
+    monkeypatch.setattr(Unusual, "passes", UNUSUAL[kind])
+    net, x = Written(step, zeros(1)), torch.randn(STEPS, BATCH, WIDTH) * 2
+    compare(net, x)
+    torch._dynamo.reset()
+    assert not compiler.explain(net, x).neurons
+
+
+def test_functions_are_told_apart():
+    """By their backward pass, their numbers and their class."""
+    x = torch.randn(STEPS, BATCH, WIDTH) * 2
+    for width in (0.3, 0.9):
+
+        def step(net, x, mem, width=width):
+            mem = 0.5 * mem + x
+            return Rectangle.apply(mem - 0.3, width), mem
+
+        compare(Written(step, zeros(1)), x, dynamic=False)
+        torch._dynamo.reset()
+
+    def changing(net, x, mem, t):
+        mem = 0.5 * mem + x
+        return Rectangle.apply(mem - 0.3, 0.1 * (t + 1)), mem
+
+    class Net(Written):
+        def forward(self, x):
+            mem, rows = torch.zeros(x.shape[1], WIDTH), []
+            for t in range(STEPS):
+                spk, mem = changing(self, self.gain * x[t], mem, t)
+                rows.append(self.out(spk))
+            return [torch.stack(rows), mem]
+
+    compare(Net(None, None), x, dynamic=False)
 
 
 KEPT = [two_inputs, over_neurons, two_surrogates, not_recorded, in_double_precision, cast_to_bool, rounded_quotient]

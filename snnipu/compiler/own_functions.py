@@ -1,0 +1,276 @@
+"""A ``torch.autograd.Function`` of a program's own as operations of a neuron's step, its backward pass the derivative.
+
+TorchDynamo puts both of its passes into the graph, as modules that one node calls.
+"""
+
+import functools
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from snnipu._generator import TraceError
+from snnipu._generator.graph import FUNCTIONS, Value
+from snnipu.compiler import nodes
+
+# PyTorch's further names of operations that are recorded.
+SAME = {
+    **{"truediv": "div", "true_divide": "div", "divide": "div", "multiply": "mul", "subtract": "sub"},
+    **{"greater": "gt", "greater_equal": "ge", "less": "lt", "less_equal": "le", "not_equal": "ne"},
+    **{"negative": "neg", "absolute": "abs", "and_": "logical_and", "or_": "logical_or", "invert": "logical_not"},
+}
+COPIES = ("clone", "positive")
+NUMBERS = {"zeros_like": 0.0, "ones_like": 1.0}
+CASTS = ("to", "float", "type_as")
+_BOUNDS = {"clamp": {"min", "max"}, "clip": {"min", "max"}}
+_PLAIN = ("placeholder", "call_function", "call_method", "output")
+# Whose results may be the memory of what they take.
+_VIEWS = ("positive", "detach", *CASTS)
+
+
+class Passes:
+    """Forward and backward pass of a function, equal to others that do the same.
+
+    Attributes:
+        change_inputs: whether they may change what they are given.
+    """
+
+    def __init__(self, forward: Graph, backward: Graph) -> None:
+        self.forward, self.backward = forward, backward
+        self.change_inputs = _changes_inputs(forward) or _changes_inputs(backward)
+        self._text = _text(forward), _text(backward)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Passes) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+def _changes_inputs(graph: Graph) -> bool:
+    memory = nodes.Memory(graph)
+    inputs = {memory.root(node) for node in graph.nodes if node.op == "placeholder"}
+    return any(memory.root(node) in inputs for changed in memory.changes.values() for node in changed)
+
+
+def _text(graph: Graph) -> str:
+    places = {node: f"%{place}" for place, node in enumerate(graph.nodes)}
+
+    def shown(argument: Any) -> str:
+        return str(map_arg(argument, lambda node: places[node]))
+
+    lines = []
+    for node in graph.nodes:
+        # A placeholder's target is its name. Two functions may have one name.
+        target = "" if node.op == "placeholder" else f"{node.target} {id(node.target) if callable(node.target) else 0}"
+        lines.append(f"{node.op} {target} {shown(node.args)} {shown(node.kwargs)}")
+    return "\n".join(lines)
+
+
+def find(graph: Graph) -> None:
+    """Note what functions of one result are with the nodes that call them, in copies of the graph, too."""
+    for node in graph.nodes:
+        if getattr(node.target, "__name__", "") != "autograd_function_apply" or node.kwargs.get(
+            "non_differentiable_idx"
+        ):
+            continue
+        parts = [getattr(graph.owning_module, str(getattr(one, "target", "")), None) for one in node.args[:2]]
+        if all(isinstance(part, GraphModule) for part in parts):
+            passes = [part.graph for part in parts]  # type: ignore[union-attr]
+            if all(node.op in _PLAIN for one in passes for node in one.nodes):
+                node.meta["passes"] = Passes(*passes)
+
+
+def call_directly(graph: Graph) -> None:
+    """Call them as functions of PyTorch's: the operator that TorchDynamo has for them makes a class at each call."""
+    for node in graph.nodes:
+        if is_own(node):
+            node.args, node.kwargs = tuple(_arguments(node)), {}
+            node.target = _function(node.meta["passes"])
+
+
+@functools.lru_cache(maxsize=256)
+def _function(passes: Passes) -> Callable[..., Any]:
+    run_forward, run_backward = (_runs(one) for one in (passes.forward, passes.backward))
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            made, saved = run_forward(*arguments)
+            ctx.places = [place for place, one in enumerate(saved) if isinstance(one, torch.Tensor)]
+            ctx.save_for_backward(*(saved[place] for place in ctx.places))
+            ctx.others = [None if isinstance(one, torch.Tensor) else one for one in saved]
+            return made[0]
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            saved = list(ctx.others)
+            for place, one in zip(ctx.places, ctx.saved_tensors):
+                saved[place] = one
+            return run_backward(grad, *saved)
+
+    def own_function(*arguments: Any) -> Any:
+        return (Own.apply(*arguments),)
+
+    return own_function
+
+
+def _runs(graph: Graph) -> Any:
+    """The pass as a function; PyTorch itself sets whether gradients are enabled in it."""
+    made = Graph()
+    found: Dict[Node, Node] = {}
+    for node in graph.nodes:
+        if node.target is not torch._C._set_grad_enabled:
+            found[node] = made.node_copy(node, found.__getitem__)
+    return GraphModule({}, made).forward
+
+
+def is_own(node: Any) -> bool:
+    """Whether a node calls such a function."""
+    return isinstance(node, Node) and "passes" in node.meta
+
+
+def _arguments(node: Node) -> List[Any]:
+    return list(node.args[2:] if node.args and getattr(node.args[0], "op", "") == "get_attr" else node.args)
+
+
+def given(node: Node) -> List[Any]:
+    """The tensors that the function takes."""
+    return [one for one in _arguments(node) if nodes.is_tensor(one)]
+
+
+def keywords_are_known(node: Node) -> bool:
+    """Whether the recorded operation takes all keywords of a call."""
+    name = nodes.name_of(node)
+    if name in NUMBERS:
+        return True
+    found = {key: value for key, value in node.kwargs.items() if (key, value) != ("inplace", False)}
+    return set(found) <= _BOUNDS.get(name, set()) and not any(isinstance(one, Node) for one in found.values())
+
+
+def is_cast_to_bool(node: Node) -> bool:
+    """Whether a number becomes a truth value, which a neuron's step has from comparisons alone."""
+    return nodes.name_of(node) in CASTS and nodes.value_of(node).dtype is torch.bool
+
+
+def applied(node: Node, arguments: List[Any]) -> Any:
+    """What a node does, with symbols."""
+    if is_own(node):
+        return (_called(node, arguments),)
+    name = nodes.name_of(node)
+    if name == "getitem":
+        return arguments[0][arguments[1]]
+    return _applied(node, name, arguments)
+
+
+def _applied(node: Node, name: str, arguments: List[Any]) -> Any:
+    if name in COPIES:
+        return arguments[0]
+    if name in NUMBERS:
+        return NUMBERS[name]
+    name = SAME.get(name, name)
+    if name not in FUNCTIONS or not any(isinstance(one, Value) for one in arguments):
+        raise TraceError(f"{name} is no operation of a neuron's step")
+    if name in _BOUNDS:
+        return FUNCTIONS[name](*arguments, **node.kwargs)
+    if node.op == "call_method" and isinstance(arguments[0], Value) and name in ("where", *CASTS):
+        return getattr(arguments[0], name)(*arguments[1:])
+    return FUNCTIONS[name](*arguments)
+
+
+def _called(node: Node, tensors: Sequence[Any]) -> Value:
+    passes: Passes = node.meta["passes"]
+    left = iter(tensors)
+    # Sizes among the arguments are unknown here, and no operation of a step takes them.
+    arguments = [next(left) if nodes.is_tensor(one) else None for one in _arguments(node)]
+    results = _Pass(passes.forward, arguments).output
+    if len(results) != 2 or not all(isinstance(part, (tuple, list)) for part in results):
+        raise TraceError("a pass with other results")
+    made, saved = results
+    if len(made) != 1 or not isinstance(made[0], Value):
+        raise TraceError("a function of several results, or of a number")
+
+    def gradient(g: Value) -> Tuple[Any, ...]:
+        grads = _Pass(passes.backward, [g, *saved]).output
+        if len(grads) != len(arguments):
+            raise TraceError("a pass with other results")
+        return tuple(_gradient(grad) for grad, one in zip(grads, arguments) if isinstance(one, Value))
+
+    return made[0].of(tuple(one for one in tensors if isinstance(one, Value)), gradient)
+
+
+def _gradient(grad: Any) -> Optional[Value]:
+    if grad is None or (isinstance(grad, (int, float)) and grad == 0):
+        return None
+    if not isinstance(grad, Value) or grad.is_bool:
+        raise TraceError("a gradient that is a number")
+    return grad
+
+
+class _Pass:
+    """One pass of a function, with symbols in the places of its tensors."""
+
+    def __init__(self, graph: Graph, arguments: Sequence[Any]) -> None:
+        self.values: Dict[Node, Any] = {}
+        self.roots: Dict[Node, Node] = {}  # what else has a result's memory
+        self.output: Any = ()
+        inputs = [node for node in graph.nodes if node.op == "placeholder"]
+        if len(inputs) != len(arguments):
+            raise TraceError("a pass with other arguments")
+        self.values.update(zip(inputs, arguments))
+        self.shared: Set[Node] = set(inputs)  # memory that is not the pass's own alone
+        for node in graph.nodes:
+            if node.op == "output":
+                self.output = self._results(node.args[0])
+            elif node.op != "placeholder":
+                self._do(node)
+
+    def _results(self, returned: Any) -> Any:
+        """Its results with symbols; those of a forward pass are a list, and beside it what it saves."""
+        if isinstance(returned, (tuple, list)):
+            return [self._results(one) for one in returned]
+        return self._value(returned)
+
+    def _root(self, node: Node) -> Node:
+        return self.roots.get(node, node)
+
+    def _value(self, argument: Any) -> Any:
+        return self.values[self._root(argument)] if isinstance(argument, Node) else argument
+
+    def _do(self, node: Node) -> None:
+        if nodes.leaves_of(list(node.kwargs.values())):
+            raise TraceError("keywords of a pass that are not known")
+        if node.target is torch._C._set_grad_enabled:
+            return
+        name = nodes.name_of(node)
+        if name == "setitem":
+            target, mask, number = node.args
+            chosen = self._value(mask)
+            if not (isinstance(chosen, Value) and chosen.is_bool) or isinstance(number, Node):
+                raise TraceError("setitem of other than a number where a comparison holds")
+            self.values[self._own(target)] = FUNCTIONS["where"](chosen, number, self._value(target))
+            return
+        value = nodes.value_of(node)
+        if not isinstance(value, torch.Tensor) or value.dtype not in (torch.float32, torch.bool):
+            raise TraceError("a pass in another precision")
+        if not keywords_are_known(node) or is_cast_to_bool(node):
+            raise TraceError(f"{name} with keywords")
+        arguments = [self._value(one) for one in node.args]
+        if name.endswith("_") and not name.endswith("__") and name not in SAME:
+            root = self._own(node.args[0])
+            self.values[root] = _applied(node, name[:-1], arguments)
+            self.roots[node] = root
+            return
+        self.values[node] = _applied(node, name, arguments)
+        if name in _VIEWS:
+            self.shared.update([node, *self._roots_of(node.args)])
+
+    def _roots_of(self, arguments: Any) -> Iterator[Node]:
+        return (self._root(one) for one in nodes.leaves_of(arguments))
+
+    def _own(self, target: Any) -> Node:
+        """The memory that an operation writes into."""
+        if not isinstance(target, Node) or self._root(target) in self.shared:
+            raise TraceError("a pass that writes into what others read")
+        return self._root(target)
