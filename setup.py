@@ -41,6 +41,7 @@ SOURCES[1] += [
     "host/sparse_conv.cpp",
     "host/sparse_pool.cpp",
     "host/delay_linear.cpp",
+    "host/avg_pool.cpp",
     "host/max_pool.cpp",
     "host/lif_max_pool.cpp",
     "host/parallel.cpp",

@@ -4,8 +4,6 @@
 namespace snnipu {
 namespace {
 
-constexpr size_t MapsOfABlock = 16;
-
 template <typename C> void largestOfMap(const Windows &w, const C *in, const C *end, C *out, uint8_t *which) {
   for (size_t y = 0; y < w.outHeight; ++y)
     largestOfRow(w, in + y * w.strideHeight * w.width, end, out + y * w.outWidth, which + y * w.outWidth);
@@ -17,17 +15,6 @@ template <typename C> void gradientOfMap(const Windows &w, const C *grad, const 
   for (size_t y = 0; y < w.outHeight; ++y)
     for (size_t x = 0; x < w.outWidth; ++x)
       gradIn[y * w.strideHeight * w.width + x * w.strideWidth + offsets[*which++]] += *grad++;
-}
-
-template <typename Body> int forMaps(const Windows &w, int64_t maps, int32_t threads, const Body &body) {
-  if (w.places() > MostPlaces)
-    return BadSpikes;
-  const size_t count = size(maps);
-  parallelFor((count + MapsOfABlock - 1) / MapsOfABlock, threadsFor(count * w.in(), threads), [&](size_t block) {
-    for (size_t map = block * MapsOfABlock; map < std::min(count, (block + 1) * MapsOfABlock); ++map)
-      body(map);
-  });
-  return Done;
 }
 
 } // namespace

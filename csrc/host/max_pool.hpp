@@ -34,6 +34,19 @@ struct Windows {
   }
 };
 
+constexpr size_t MapsOfABlock = 16;
+
+template <typename Body> int forMaps(const Windows &w, int64_t maps, int32_t threads, const Body &body) {
+  if (w.places() > MostPlaces)
+    return BadSpikes;
+  const size_t count = size(maps);
+  parallelFor((count + MapsOfABlock - 1) / MapsOfABlock, threadsFor(count * w.in(), threads), [&](size_t block) {
+    for (size_t map = block * MapsOfABlock; map < std::min(count, (block + 1) * MapsOfABlock); ++map)
+      body(map);
+  });
+  return Done;
+}
+
 // The larger of two values, with its place: as in PyTorch the first of equal ones, and the last NaN. Places are of the
 // values' size, as the lanes of a vector are.
 template <typename C, typename Place> inline void meet(C &largest, Place &which, C other, Place at) {

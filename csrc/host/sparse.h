@@ -141,6 +141,9 @@ SNNIPU_SPARSE(sparse_to_dense_bwd);
  * 256 places. Backward: grad -> grad_x. */
 SNNIPU_SPARSE(max_pool2d_fwd);
 SNNIPU_SPARSE(max_pool2d_bwd);
+/* out: the average of each of these windows, added up row by row. Backward: grad -> grad_x. */
+SNNIPU_SPARSE(avg_pool2d_fwd);
+SNNIPU_SPARSE(avg_pool2d_bwd);
 /* Leaky integrate-and-fire neurons of maps x [steps, batch, neurons, height, width], delayed reset, and the maximum of
  * their spikes' windows, which lie side by side: windows of max_pool2d whose stride is their size, of up to 255 places.
  *   out         of the windows, 1 where a neuron fires; most: how many of them

@@ -1,4 +1,5 @@
-"""The host backend of ``max_pool2d``, alone and behind neurons: float32 and float64, through csrc/host/sparse.h."""
+"""The host backend of ``max_pool2d``, alone and behind neurons, and of ``avg_pool2d``: float32 and float64, through
+csrc/host/sparse.h."""
 
 from typing import Any, Dict, List, Tuple
 
@@ -24,6 +25,22 @@ def max_pool2d_bwd(grad: torch.Tensor, which: torch.Tensor, geometry: List[int])
     grad_x = memory.empty(grad, (*grad.shape[:2], *geometry[:2]))
     fields = {"neurons": maps, "geometry": geometry, "grad": grad, "which": which, "grad_x": grad_x}
     run("max_pool2d_bwd", grad.dtype, fields)
+    return grad_x
+
+
+def avg_pool2d_fwd(x: torch.Tensor, geometry: List[int]) -> torch.Tensor:
+    """CPU kernel of ``snnipu::avg_pool2d_fwd``."""
+    out = memory.empty(x, (*x.shape[:2], *geometry[6:]))
+    maps = x.shape[0] * x.shape[1]
+    run("avg_pool2d_fwd", x.dtype, {"neurons": maps, "geometry": geometry, "x": x, "out": out})
+    return out
+
+
+def avg_pool2d_bwd(grad: torch.Tensor, geometry: List[int]) -> torch.Tensor:
+    """CPU kernel of ``snnipu::avg_pool2d_bwd``."""
+    grad_x = memory.empty(grad, (*grad.shape[:2], *geometry[:2]))
+    maps = grad.shape[0] * grad.shape[1]
+    run("avg_pool2d_bwd", grad.dtype, {"neurons": maps, "geometry": geometry, "grad": grad, "grad_x": grad_x})
     return grad_x
 
 

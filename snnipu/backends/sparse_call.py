@@ -21,7 +21,7 @@ FUNCTIONS = (
     *("pack_weight", "above", "select_spikes_fwd", "select_spikes_bwd"),
     *("dense_to_sparse_fwd", "sparse_to_dense_fwd", "sparse_to_dense_bwd"),
     *("sparse_pool2d_fwd", "sparse_pool2d_bwd", "max_pool2d_fwd", "max_pool2d_bwd"),
-    *("lif_max_pool2d_fwd", "lif_max_pool2d_bwd"),
+    *("lif_max_pool2d_fwd", "lif_max_pool2d_bwd", "avg_pool2d_fwd", "avg_pool2d_bwd"),
     *("delay_linear_fwd", "delay_linear_bwd", "delay_linear_input_bwd"),
 )
 

@@ -13,6 +13,7 @@ from torch.fx import Graph, Node
 from snnipu.compiler import helpers
 from snnipu.compiler.nodes import ELEMENTWISE, argument, bound, is_tensor, name_of, training, value_of
 from snnipu.ops import sparse_input
+from snnipu.ops.avg_pool2d import avg_pool2d
 from snnipu.ops.batch_norm import batch_norm_over_time
 from snnipu.ops.max_pool2d import max_pool2d
 
@@ -176,17 +177,22 @@ def _convolution(spatial: int, function: Callable[..., Any]) -> Callable[[Call],
     return lambda call: make if _maps(spatial)(call) is not None else None
 
 
-def _max_pool2d(call: Call) -> Optional[Make]:
-    make = _maps(2)(call)
-    if make is None or not call.node.args:
-        return make
+def _pool2d(function: Callable[..., Any]) -> Callable[[Call], Optional[Make]]:
+    """By our own kernel."""
 
-    def pooled(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
-        folded = graph.call_function(helpers.fold_time, (args[0],))
-        out = graph.call_function(max_pool2d, (folded, *args[1:]), kwargs)
-        return graph.call_function(helpers.split_time, (out, args[0]))
+    def rule(call: Call) -> Optional[Make]:
+        make = _maps(2)(call)
+        if make is None or not call.node.args:
+            return make
 
-    return pooled
+        def pooled(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
+            folded = graph.call_function(helpers.fold_time, (args[0],))
+            out = graph.call_function(function, (folded, *args[1:]), kwargs)
+            return graph.call_function(helpers.split_time, (out, args[0]))
+
+        return pooled
+
+    return rule
 
 
 def _bilinear(call: Call) -> Optional[Make]:
@@ -550,7 +556,8 @@ RULES: Dict[str, Callable[[Call], Optional[Make]]] = {
     },
     "conv1d": _convolution(1, sparse_input.conv1d),
     "conv2d": _convolution(2, sparse_input.conv2d),
-    "max_pool2d": _max_pool2d,
+    "max_pool2d": _pool2d(max_pool2d),
+    "avg_pool2d": _pool2d(avg_pool2d),
     "batch_norm": _batch_norm,
     "group_norm": _norm_of_samples,
     "instance_norm": _instance_norm,

@@ -16,6 +16,7 @@ from snnipu.neurons.paths import Paths, Watch
 from snnipu.neurons.synaptic_delay import SynapticDelay
 from snnipu.ops import sparse_input
 from snnipu.ops._arguments import is_direct
+from snnipu.ops.avg_pool2d import avg_pool2d
 from snnipu.ops.batch_norm import SMALL_STEP, batch_norm_over_time
 from snnipu.ops.lif_sequence import check_num_steps
 from snnipu.ops.max_pool2d import max_pool2d
@@ -545,6 +546,9 @@ def _as_one_batch(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     m: Any = module
     if type(module) is nn.MaxPool2d:
         out = max_pool2d(rows, m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode, m.return_indices)
+    elif type(module) is nn.AvgPool2d:
+        how = (m.kernel_size, m.stride, m.padding, m.ceil_mode, m.count_include_pad, m.divisor_override)
+        out = avg_pool2d(rows, *how)
     elif type(module) is nn.Linear and rows.dim() == 2:
         out = sparse_input.linear(rows, m.weight, m.bias)
     elif type(module) in _CONVOLUTIONS and m.padding_mode == "zeros":

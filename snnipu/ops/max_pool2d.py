@@ -41,6 +41,23 @@ def windows(size: Sequence[int], kernel: Sequence[int], stride: Sequence[int]) -
     return Windows(*size, *kernel, *stride, *out)
 
 
+def windows_of(
+    x: torch.Tensor, kernel_size: Any, stride: Any, padding: Any, dilation: Any = 1, ceil_mode: bool = False
+) -> Optional[Windows]:
+    """The windows of a pool; None where there is no kernel of ours for it, or for ``x`` as it lies."""
+    if (
+        is_direct(x, dispatched=True)
+        and "CPU" in _library.REGISTERED["max_pool2d_fwd"]
+        and x.dtype in (torch.float32, torch.float64)
+        and x.dim() == 4
+        and x.is_contiguous()
+        and not ceil_mode
+        and (unchecked_pair(padding), unchecked_pair(dilation)) == ((0, 0), (1, 1))
+    ):
+        return windows(x.shape[2:], unchecked_pair(kernel_size), unchecked_pair(stride or kernel_size))
+    return None
+
+
 def _places_in_map(which: torch.Tensor, w: Windows) -> torch.Tensor:
     """``[N, C, windows]``: where the maxima are among the values of a map."""
     row, column = which.long() // w.kernel_width, which.long() % w.kernel_width
@@ -118,17 +135,7 @@ def max_pool2d(
     return_indices: bool = False,
 ) -> Any:
     """``F.max_pool2d``: the same numbers and gradients, by our kernel where there is one for ``x`` as it lies."""
-    w = None
-    if (
-        is_direct(x, dispatched=True)
-        and "CPU" in _library.REGISTERED["max_pool2d_fwd"]
-        and x.dtype in (torch.float32, torch.float64)
-        and x.dim() == 4
-        and x.is_contiguous()
-        and not (ceil_mode or return_indices)
-        and (unchecked_pair(padding), unchecked_pair(dilation)) == ((0, 0), (1, 1))
-    ):
-        w = windows(x.shape[2:], unchecked_pair(kernel_size), unchecked_pair(stride or kernel_size))
+    w = None if return_indices else windows_of(x, kernel_size, stride, padding, dilation, ceil_mode)
     if w is not None:
         return _MaxPool2d.apply(x, w)
     pool: Any = F.max_pool2d

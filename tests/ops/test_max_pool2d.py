@@ -88,7 +88,6 @@ def test_what_has_no_windows():
         (nn.MaxPool2d(2, padding=1), False),
         (nn.MaxPool2d(2, dilation=2), False),
         (nn.MaxPool2d(2, ceil_mode=True), False),
-        (nn.AvgPool2d(2), False),
     ],
 )
 def test_multistep_is_the_loop(pool, runs, monkeypatch):

@@ -556,7 +556,8 @@ void densePool(Draw &draw) {
   snnipu_sparse_call call = {};
   call.dtype = draw.size(0, 1);
   call.threads = draw.size(1, 3);
-  const bool neurons = draw.coin();
+  const int64_t kind = draw.size(0, 2); // the maximum, of neurons' spikes, the average
+  const bool neurons = kind == 1;
   int64_t s[8];
   for (int axis = 0; axis < 2; ++axis) {
     s[2 + axis] = draw.size(1, draw.rarely() ? 17 : 4);
@@ -585,7 +586,9 @@ void densePool(Draw &draw) {
     call.second_threshold = static_cast<double>(draw.size(-4, 4)) / 2;
     call.counts_out = draw.room<int32_t>(8 * call.steps * call.batch);
   }
-  const int status = draw.status(neurons ? snnipu_lif_max_pool2d_fwd : snnipu_max_pool2d_fwd, call);
+  const auto forward = kind == 0 ? snnipu_max_pool2d_fwd : neurons ? snnipu_lif_max_pool2d_fwd : snnipu_avg_pool2d_fwd;
+  const auto backward = kind == 0 ? snnipu_max_pool2d_bwd : neurons ? snnipu_lif_max_pool2d_bwd : snnipu_avg_pool2d_bwd;
+  const int status = draw.status(forward, call);
   if (status != (places > 256 ? 3 : 0))
     fail("status of a pool", status);
   if (status != 0)
@@ -599,7 +602,7 @@ void densePool(Draw &draw) {
     call.grad_beta = draw.maybeRoom(call.beta_size * bytes);
     call.grad_threshold = draw.maybeRoom(call.threshold_size * bytes);
   }
-  run(draw, neurons ? snnipu_lif_max_pool2d_bwd : snnipu_max_pool2d_bwd, call, false);
+  run(draw, backward, call, false);
 }
 
 // ---- neurons
