@@ -84,8 +84,9 @@ _looks: List["Automatic"] = []  # who looks at the calls of neurons
 @functools.wraps(_APPLY)
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """``torch.autograd.Function.apply``, from the first look on: programs keep ``Spike.apply`` as an attribute."""
-    if _looks and not cls.__module__.startswith(_LIBRARIES) and not torch.compiler.is_compiling():
-        _looks[0].saw_spikes(cls, sys._getframe(1))
+    for auto in _looks[:1]:  # which another thread may clear
+        if not cls.__module__.startswith(_LIBRARIES) and not torch.compiler.is_compiling():
+            auto.saw_spikes(cls, sys._getframe(1))
     return _APPLY(cls, *args, **kwargs)
 
 

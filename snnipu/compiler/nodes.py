@@ -137,7 +137,13 @@ def argument(node: Node, name: str, default: Any = None) -> Any:
     return node.args[place] if place < len(node.args) else default
 
 
+# Under which a node that calls an autograd function of the program's has the passes of it.
+OWN = "passes of own function"
+
+
 def is_random(node: Node) -> bool:
+    if OWN in node.meta:
+        return bool(node.meta[OWN].is_random)
     name = name_of(node)
     if name in _RANDOM or (node.kwargs.get("generator") is not None):
         return True
@@ -177,8 +183,8 @@ def training(node: Node, default: bool) -> bool:
 def changed_by(node: Node) -> List[Node]:
     """The tensors that a call changes in place; all its tensors where that is not known."""
     tensors = [n for n in node.all_input_nodes if is_tensor(n)]
-    if "passes" in node.meta:  # of a function of the program's own
-        return tensors if node.meta["passes"].change_inputs else []
+    if OWN in node.meta:
+        return tensors if node.meta[OWN].change_inputs else []
     if node.op == "call_method":
         name = str(node.target)
         if (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__",) or _is_in_place_dunder(name):

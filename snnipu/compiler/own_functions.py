@@ -34,11 +34,13 @@ class Passes:
 
     Attributes:
         change_inputs: whether they may change what they are given.
+        is_random: whether the forward pass draws numbers.
     """
 
     def __init__(self, forward: Graph, backward: Graph) -> None:
         self.forward, self.backward = forward, backward
         self.change_inputs = _changes_inputs(forward) or _changes_inputs(backward)
+        self.is_random = any(map(nodes.is_random, forward.nodes))
         self._text = _text(forward), _text(backward)
 
     def __eq__(self, other: object) -> bool:
@@ -71,15 +73,29 @@ def _text(graph: Graph) -> str:
 def find(graph: Graph) -> None:
     """Note what functions of one result are with the nodes that call them, in copies of the graph, too."""
     for node in graph.nodes:
-        if getattr(node.target, "__name__", "") != "autograd_function_apply" or node.kwargs.get(
-            "non_differentiable_idx"
-        ):
-            continue
-        parts = [getattr(graph.owning_module, str(getattr(one, "target", "")), None) for one in node.args[:2]]
-        if all(isinstance(part, GraphModule) for part in parts):
-            passes = [part.graph for part in parts]  # type: ignore[union-attr]
-            if all(node.op in _PLAIN for one in passes for node in one.nodes):
-                node.meta["passes"] = Passes(*passes)
+        if getattr(node.target, "__name__", "") == "autograd_function_apply":
+            parts = [getattr(graph.owning_module, str(getattr(one, "target", "")), None) for one in node.args[:2]]
+            if not node.kwargs.get("non_differentiable_idx") and all(isinstance(part, GraphModule) for part in parts):
+                forward, backward = (part.graph for part in parts)  # type: ignore[union-attr]
+                if _is_plain(forward, backward, len(node.args) - 2):
+                    node.meta[nodes.OWN] = Passes(forward, backward)
+
+
+def _is_plain(forward: Graph, backward: Graph, count: int) -> bool:
+    """Whether the passes, of so many arguments, are of the form that PyTorch 2.12 and later give them: ``forward``
+    returns its one result and what it saves, ``backward`` takes the result's gradient and that."""
+    if not all(node.op in _PLAIN for graph in (forward, backward) for node in graph.nodes):
+        return False
+    takes = [[node for node in graph.nodes if node.op == "placeholder"] for graph in (forward, backward)]
+    made, grads = (next(node for node in graph.nodes if node.op == "output").args[0] for graph in (forward, backward))
+    if not (_is_several(made) and len(made) == 2 and all(map(_is_several, made)) and _is_several(grads)):
+        return False
+    results, saved = made
+    return (len(results), len(takes[0]), len(takes[1]), len(grads)) == (1, count, 1 + len(saved), count)
+
+
+def _is_several(value: Any) -> bool:
+    return isinstance(value, (tuple, list))
 
 
 def call_directly(graph: Graph) -> None:
@@ -87,7 +103,7 @@ def call_directly(graph: Graph) -> None:
     for node in graph.nodes:
         if is_own(node):
             node.args, node.kwargs = tuple(_arguments(node)), {}
-            node.target = _function(node.meta["passes"])
+            node.target = _function(node.meta[nodes.OWN])
 
 
 @functools.lru_cache(maxsize=256)
@@ -110,10 +126,10 @@ def _function(passes: Passes) -> Callable[..., Any]:
                 saved[place] = one
             return run_backward(grad, *saved)
 
-    def own_function(*arguments: Any) -> Any:
+    def autograd_function_apply(*arguments: Any) -> Any:  # the name that it has in reports
         return (Own.apply(*arguments),)
 
-    return own_function
+    return autograd_function_apply
 
 
 def _runs(graph: Graph) -> Any:
@@ -128,7 +144,7 @@ def _runs(graph: Graph) -> Any:
 
 def is_own(node: Any) -> bool:
     """Whether a node calls such a function."""
-    return isinstance(node, Node) and "passes" in node.meta
+    return isinstance(node, Node) and nodes.OWN in node.meta
 
 
 def _arguments(node: Node) -> List[Any]:
@@ -180,24 +196,19 @@ def _applied(node: Node, name: str, arguments: List[Any]) -> Any:
 
 
 def _called(node: Node, tensors: Sequence[Any]) -> Value:
-    passes: Passes = node.meta["passes"]
+    passes: Passes = node.meta[nodes.OWN]
     left = iter(tensors)
     # Sizes among the arguments are unknown here, and no operation of a step takes them.
     arguments = [next(left) if nodes.is_tensor(one) else None for one in _arguments(node)]
-    results = _Pass(passes.forward, arguments).output
-    if len(results) != 2 or not all(isinstance(part, (tuple, list)) for part in results):
-        raise TraceError("a pass with other results")
-    made, saved = results
-    if len(made) != 1 or not isinstance(made[0], Value):
-        raise TraceError("a function of several results, or of a number")
+    (result,), saved = _Pass(passes.forward, arguments).output
+    if not isinstance(result, Value):
+        raise TraceError("a function that gives a number")
 
     def gradient(g: Value) -> Tuple[Any, ...]:
         grads = _Pass(passes.backward, [g, *saved]).output
-        if len(grads) != len(arguments):
-            raise TraceError("a pass with other results")
         return tuple(_gradient(grad) for grad, one in zip(grads, arguments) if isinstance(one, Value))
 
-    return made[0].of(tuple(one for one in tensors if isinstance(one, Value)), gradient)
+    return result.of(tuple(one for one in tensors if isinstance(one, Value)), gradient)
 
 
 def _gradient(grad: Any) -> Optional[Value]:
@@ -216,8 +227,6 @@ class _Pass:
         self.roots: Dict[Node, Node] = {}  # what else has a result's memory
         self.output: Any = ()
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
-        if len(inputs) != len(arguments):
-            raise TraceError("a pass with other arguments")
         self.values.update(zip(inputs, arguments))
         self.shared: Set[Node] = set(inputs)  # memory that is not the pass's own alone
         for node in graph.nodes:

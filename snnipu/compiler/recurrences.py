@@ -115,7 +115,7 @@ class _Runs:
             return None
         if is_step(run[0]) and not all(_is_neuron(node) and node.args[3:5] == run[0].args[3:5] for node in run):
             return None
-        if len({node.meta.get("passes") for node in run}) > 1:
+        if len({node.meta.get(nodes.OWN) for node in run}) > 1:
             return None
         run = tuple(run)
         if run in self.runs:

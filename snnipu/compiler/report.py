@@ -276,7 +276,7 @@ def _why_not(calls: Sequence[Node], plan: Plan) -> Optional[Reason]:
         return reason("masks" if "dropout" in _name(node) else "random", node)
     if node in plan.reasons:
         return plan.reasons[node]
-    if getattr(node.target, "__name__", "") in ("autograd_function_apply", "own_function"):
+    if getattr(node.target, "__name__", "") == "autograd_function_apply":
         return reason("function", node)
     if node in plan.memory.changes and nodes.name_of(node):
         return reason("in_place", node)

@@ -330,7 +330,7 @@ class FusedNeuron(PlainStates):
                 self._say_slow()
             if self.inhibition and leaves.tracing():
                 return leaves.apart(super().forward, input_, *states, **named)  # TorchDynamo fails at its indices
-            return super().forward(input_, *self._left_to_give(states), **named)
+            return super().forward(input_, *(states if named else self._left_to_give(states)), **named)
         return made
 
     def _fused_step(self, input_: torch.Tensor, states: Sequence[Any], named: Dict[str, Any]) -> Any:

@@ -54,7 +54,9 @@ def windows_of(
         and not ceil_mode
         and (unchecked_pair(padding), unchecked_pair(dilation)) == ((0, 0), (1, 1))
     ):
-        return windows(x.shape[2:], unchecked_pair(kernel_size), unchecked_pair(stride or kernel_size))
+        # A stride of 0 is PyTorch's error.
+        own = kernel_size if stride is None or stride in ([], ()) else stride
+        return windows(x.shape[2:], unchecked_pair(kernel_size), unchecked_pair(own))
     return None
 
 

@@ -13,7 +13,7 @@ import pytest
 import snntorch
 import torch
 from snntorch import utils
-from support.versions import needs_backend, needs_newer_dynamo
+from support.versions import needs_backend, needs_dynamo_of_2_12, needs_newer_dynamo
 from torch import nn
 
 import snnipu as snn
@@ -729,6 +729,7 @@ class OfOwnNeurons(nn.Module):
         return torch.stack(spikes)
 
 
+@needs_dynamo_of_2_12
 @pytest.mark.parametrize("make", [WrittenWithFunction, OfOwnNeurons])
 def test_a_loop_of_a_neuron_with_a_function_of_the_programs_is_found(make):
     sites = compare(in_forward, make=make)

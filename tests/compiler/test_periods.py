@@ -5,7 +5,7 @@ from typing import Any, List
 
 import pytest
 import torch
-from support.versions import needs_newer_dynamo
+from support.versions import needs_dynamo_of_2_12
 from torch import nn
 
 import snnipu as snn
@@ -393,7 +393,7 @@ WHOLE = [
     _reads_two_before,
     _hooks,
     _catches,
-    pytest.param(_reads_length_by_locals, marks=needs_newer_dynamo),
+    pytest.param(_reads_length_by_locals, marks=needs_dynamo_of_2_12),
     _goes_through_what_stays,
     _goes_through_one_twice,
     _goes_through_shapes,

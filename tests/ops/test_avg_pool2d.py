@@ -135,6 +135,12 @@ def test_a_compiled_loop_is_the_loop(pool, runs, calls):
     assert bool(calls) == runs
 
 
+@pytest.mark.parametrize("pool", [nn.AvgPool2d(2, stride=0), nn.MaxPool2d(2, stride=0)])
+def test_a_stride_of_zero_is_pytorchs_error(pool):
+    with pytest.raises(RuntimeError, match="stride should not be zero"):
+        snn.MultiStep(pool)(torch.rand(4, 2, 2, 9, 8))
+
+
 @needs_native
 def test_a_profiler_sees_our_kernel():
     x = torch.rand(2, 3, 8, 8, requires_grad=True)

@@ -30,6 +30,32 @@ NEURONS = (
     ("SLSTM", f"{WIDTH}, {WIDTH}", ("syn", "mem"), False),
     ("SConv2dLSTM", f"{CHANNELS}, {CHANNELS}, 3", ("syn", "mem"), True),
 )
+# Neurons that the program writes out: what they keep, and a step of theirs. v: its input; f: makes spikes; p: learnt.
+WRITTEN = (
+    (("mem",), ("{mem} = 0.8 * {mem} + {v}", "{spk} = {f}({mem} - 0.35)", "{mem} = {mem} - 0.35 * {spk}")),
+    (("mem",), ("{spk} = {f}({mem} - {p})", "{mem} = (0.8 * {mem} + {v}) * (1 - {spk}.detach())")),
+    (
+        ("mem", "level"),
+        (
+            "{mem} = {p} * {mem} + {v}",
+            "{spk} = {f}({mem} - (0.3 + {level}))",
+            "{level} = 0.7 * {level} + 0.4 * {spk}",
+            "{mem} = torch.where({spk} > 0, {mem} * 0.5, {mem})",
+        ),
+    ),
+    (
+        ("syn", "mem"),
+        (
+            "{syn} = 0.7 * {syn} + {v}",
+            "{mem} = ({mem} + ({syn} - {mem}) / 2.0).clamp(-1.0, 1.5)",
+            "{spk} = {f}({mem} - 0.3)",
+            "{syn} = {syn} * (1 - {spk})",
+        ),
+    ),
+)
+# What may be done with a membrane between two steps of these neurons.
+BETWEEN = ("{m}.clamp(min=-0.25)", "{m} - 0.1 * {s}", "{m} * (1 - 0.5 * {s}.detach())")
+ELEMENTWISE = ("Leaky", "Synaptic", "Alpha", "Lapicque")
 # What a step does with a value v and an earlier one e, by whether they are maps.
 EXPRESSIONS = {
     False: (
@@ -121,6 +147,20 @@ RECORDS = (
     ("", "self.count = self.count + 1", "{v}"),
 )
 SURROGATES = ("fast_sigmoid(slope=5)", "atan(alpha=1.5)", "sigmoid(slope=4)", "straight_through_estimator()")
+
+
+class Spike(torch.autograd.Function):
+    """A program's own surrogate."""
+
+    @staticmethod
+    def forward(ctx: Any, u: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        ctx.save_for_backward(u)
+        return (u > 0).float()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        (u,) = ctx.saved_tensors
+        return grad * torch.exp(-2.0 * u.abs())
 
 
 class Writer:
@@ -215,7 +255,7 @@ class Writer:
     def _layers(self, v: str) -> str:
         self.earlier = [v]
         kinds = [self.expression, self.expression, self.layer, self.layer, self.branch, self.in_place, self.delayed]
-        kinds += [self.spikes] * 3 + [self.several]
+        kinds += [self.spikes] * 3 + [self.several, self.written]
         made = [self.pick(*kinds) for _ in range(self.random.randrange(4))]
         made.insert(self.random.randrange(len(made) + 1), self.spikes)
         made += [self.pick(*kinds)] * self.chance(0.5)
@@ -301,6 +341,8 @@ class Writer:
                 v = self.value(self.pick(*RECURRENT[self.maps]).format(v=v, s=spk, m=m))
                 self.feedback = self.feedback or "LSTM" in kind
             self.write("step", f"{results} = self.{own}({v}, {', '.join(names)})")
+            if kind in ELEMENTWISE and self.chance(0.1):
+                self.write("step", f"{names[-1]} = {self.pick(*BETWEEN).format(m=names[-1], s=spk)}")
         if output or not self.hidden:
             self.values.append((names[-1], self.zeros()))
         self.values.append((spk, self.zeros()))
@@ -327,6 +369,20 @@ class Writer:
         else:  # snnTorch's utils.reset leaves spikes as they are
             left = states if self.reset == "carried" else [state for state in states if state == "spk"]
             self.write("end", *(f"self.{own}.{state} = self.{own}.{state}.detach()" for state in left))
+
+    def written(self, v: str) -> str:
+        """A neuron that is written out."""
+        states, lines = self.pick(*WRITTEN)
+        spk, learnt, own = self.name("spk"), self.name("p"), self.name("spike")
+        surrogate = self.pick("surrogate.fast_sigmoid(slope=5)", "surrogate.atan(alpha=1.5)", "Spike.apply")
+        self.write("init", f"self.{own} = {surrogate}", f"self.{learnt} = nn.Parameter(torch.tensor(0.45))")
+        names = {state: self.name(state) for state in states}
+        self.write("start", *(f"{name} = {self.zeros()}" for name in names.values()))
+        given = {**names, "v": v, "spk": spk, "f": f"self.{own}", "p": f"self.{learnt}"}
+        self.write("step", *(line.format(**given) for line in lines))
+        self.values += [(names["mem"], self.zeros()), (spk, self.zeros())]
+        self.earlier.append(spk)
+        return spk
 
     def several(self, v: str) -> str:
         """Layers of neurons in a list, and their membranes."""
@@ -368,6 +424,7 @@ def make(source: str, seed: int) -> nn.Module:
         "snn": snn,
         "surrogate": surrogate,
         "utils": utils,
+        "Spike": Spike,
     }
     exec(compile(source, name, "exec"), names)
     torch.manual_seed(seed)

@@ -52,3 +52,8 @@ needs_newer_dynamo = pytest.mark.skipif(
     backend.version() < (2, 10),
     reason=f"PyTorch {torch.__version__}: TorchDynamo ends a graph at item(), locals(), and steps it cannot trace",
 )
+# Likewise.
+needs_dynamo_of_2_12 = pytest.mark.skipif(
+    backend.version() < (2, 12),
+    reason=f"PyTorch {torch.__version__}: TorchDynamo has other graphs of autograd functions, or no locals()",
+)
