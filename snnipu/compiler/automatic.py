@@ -316,7 +316,11 @@ def not_faster(report: GraphReport) -> str:
         return report.failed
     if not _rolled(report):
         found = (*report.neurons, *report.unfused)
-        why = "; ".join(dict.fromkeys(f"{n.name or n.kind}: {n.why_not}" for n in found))
+        told = [f"{neuron.name or neuron.kind}: {neuron.why_not}" for neuron in found]
+        # Of neurons that are written out, their surrogates.
+        spikes = [one for one in report.operators if one.name == "spike_of" and one.reason is not None]
+        told += [f"{one.line}: {one.reason.why}" for one in spikes if one.reason is not None]
+        why = "; ".join(dict.fromkeys(told))
         return f"no neuron's steps become one operator ({why})" if why else "it calls no neuron"
     steps = sum(neuron.steps for neuron in report.neurons)
     rolled = sum(1 if neuron.rolled else neuron.steps for neuron in report.neurons)
@@ -444,6 +448,7 @@ class Automatic:
 
     def _saw(self, neuron: Any, frame: Any) -> None:
         """A neuron was called, or the surrogate of one that the program writes out."""
+        self.adopt_all()  # a module that was loaded since may have no neuron but that
         stack = []
         while frame is not None:
             code = frame.f_code

@@ -350,17 +350,24 @@ class Emitter:
         if feedback.transposed:
             weight = self.graph.call_function(torch.t, (weight,))
         bias = None if feedback.bias is None else self.value(feedback.bias)
+        if feedback.minus:
+            weight = self.graph.call_function(torch.neg, (weight,))
+            bias = None if bias is None else self.graph.call_function(torch.neg, (bias,))
         return self.value(feedback.spikes), weight, bias, feedback.geometry
 
     def _emit_slices(self, slices: Slices) -> None:
         assert slices.of is not None
         sequence = self.value(slices.of)
-        size = nodes.value_of(slices.of).shape[slices.dim]
+        last = slices.steps * (slices.each or 1)
+        whole = all(one in (Ellipsis, slice(None), slice(0, last, 1)) for one in slices.index)
+        if not whole or nodes.value_of(slices.of).shape[slices.dim] != last:
+            sequence = self.graph.call_function(operator.getitem, (sequence, slices.index))
+        if slices.each:
+            sequence = self.graph.call_method("unflatten", (sequence, slices.dim, (slices.steps, slices.each)))
         if slices.dim:
             sequence = self.graph.call_function(torch.movedim, (sequence, slices.dim, 0))
-        if slices.first or size != slices.steps:
-            where = slice(slices.first, slices.first + slices.steps)
-            sequence = self.graph.call_function(operator.getitem, (sequence, where))
+        if slices.backwards:
+            sequence = self.graph.call_function(torch.flip, (sequence, (0,)))
         self.sequence[slices.series[0]] = sequence
 
     def _emit_operator(self, bundle: Operator) -> None:

@@ -26,6 +26,16 @@ def held(x: torch.Tensor, num_steps: int) -> torch.Tensor:
     return x.unsqueeze(0).expand(num_steps, *x.shape)
 
 
+def attention_over_time(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any, **named: Any) -> Any:
+    """``multi_head_attention_forward`` of each step of ``[T, L, B, E]``, as that of a batch of ``T * B``."""
+    steps = (query.shape[0], query.shape[2])
+    # One and the same tensor stays one: a single product then makes query, key and value of it.
+    folded = {id(one): one.transpose(0, 1).flatten(1, 2) for one in (query, key, value)}
+    given: Any = (*(folded[id(one)] for one in (query, key, value)), *others)
+    out, weights = torch.nn.functional.multi_head_attention_forward(*given, **named)
+    return out.unflatten(1, steps).transpose(0, 1), None if weights is None else weights.unflatten(0, steps)
+
+
 def record(x: torch.Tensor) -> torch.Tensor:
     """A sequence as ``torch.stack`` of its steps gives it."""
     return x.contiguous()

@@ -102,11 +102,20 @@ class Operator(Bundle):
 
 @dataclass(eq=False)
 class Slices(Bundle):
-    """``x[t]``, or the results of ``x.unbind()``: steps of a tensor that is there already."""
+    """Steps of a tensor that is there already: ``x[t]``, ``x[..., t]``, ``x[:, 2 * t, 1:]``, results of ``x.unbind()``.
+
+    Attributes:
+        index: of all steps together.
+        dim: of time in what it gives.
+        each: indices of one step, where it is a slice, ``x[t * 4 : t * 4 + 4]``; 0: it is a number.
+        backwards: the last step comes first.
+    """
 
     of: Optional[Node] = None
+    index: Tuple[Any, ...] = ()
     dim: int = 0
-    first: int = 0
+    each: int = 0
+    backwards: bool = False
 
     def sources(self) -> Iterator[Source]:
         yield Constant(self.of)
@@ -121,6 +130,7 @@ class Feedback:
     bias: Optional[Node]
     geometry: Tuple[int, ...]  # of a Connection
     transposed: bool  # the weight is that of a product from the left
+    minus: bool  # the layer's output is subtracted
     inputs: Tuple[Any, ...]  # the other summand, of each step
     done: Tuple[Node, ...]  # the layer's and the sum's calls, which the chain does in their place
 
@@ -333,11 +343,13 @@ class Plan:
             chain.steps, chain.apart = steps[1:], 1
             first = later.pop(0)
         chosen = [one for one in (first, *later) if one is not None]
-        weight, bias, geometry, transposed = layer
+        weight, bias, geometry, transposed, minus = layer
         inputs = tuple(one[2] for one in chosen)
         totals: List[Any] = [step.args[0] for step in chain.steps]
         products = [one for total, (_, _, other) in zip(totals, chosen) for one in total.args if one is not other]
-        chain.feedback = Feedback(chosen[0][0], weight, bias, geometry, transposed, inputs, done=(*totals, *products))
+        chain.feedback = Feedback(
+            chosen[0][0], weight, bias, geometry, transposed, minus, inputs, done=(*totals, *products)
+        )
         # Together with those of a first step that stays, they would need the chain's results.
         self.banned.update(chain.feedback.done)
 
@@ -399,9 +411,12 @@ class Plan:
             if known and nodes.is_tensor(node) and "stack_trace" in node.meta:
                 fixed = tuple(one for one in node.all_input_nodes if one.op in ("placeholder", "get_attr"))
                 found.setdefault((fixed, node.op, node.target, node.meta["stack_trace"]), []).append(node)
-        # A layer is called once in a step; what has no weights may be of several layers.
+        # A layer or a neuron is called once in a step; what has no weights may be of several layers.
         counts = Counter(len(calls) for (fixed, *_), calls in found.items() if fixed and len(calls) > 2)
-        steps = counts.most_common(1)[0][0] if counts else min(map(len, found.values()), default=0)
+        named = Counter(chain.name for chain in self.chains for _ in chain.steps if chain.name)
+        counts.update(calls for calls in named.values() if calls > 2)
+        counts = counts or Counter(len(calls) for calls in found.values() if len(calls) > 2)
+        steps = counts.most_common(1)[0][0] if counts else 0
         return [calls for calls in found.values() if len(calls) == steps > 2]
 
     def _bundle_users(self, output: Sequence[Any]) -> None:
@@ -554,32 +569,34 @@ class Plan:
         of: Any = run[0].args[0]
         if not isinstance(of, Node) or any(node.args[0] is not of for node in run) or of in self.member:
             return None
-        dim: Any = 0
-        places: List[Any]
-        if nodes.name_of(run[0]) == "select":
-            if len(run[0].args) != 3 or any(node.args[1] != run[0].args[1] for node in run):
-                return None
-            dim, places = run[0].args[1], [node.args[2] for node in run]
-        else:
-            indices: List[Any] = [node.args[1] for node in run]
-            if isinstance(indices[0], tuple):
-                dim = len(indices[0]) - 1
-                whole = (slice(None),) * dim
-                if any(not isinstance(index, tuple) or index[:-1] != whole for index in indices):
-                    return None
-                indices = [index[-1] for index in indices]
-            places = indices
         value = nodes.value_of(of)
+        if nodes.name_of(run[0]) == "select":
+            if not nodes.is_tensor(of) or any(len(node.args) != 3 or type(node.args[1]) is not int for node in run):
+                return None
+            indices = [((slice(None),) * (node.args[1] % value.dim())) + (node.args[2],) for node in run]
+        else:
+            indices = [node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],) for node in run]
         if isinstance(value, (tuple, list)):
-            if nodes.name_of(of) != "unbind" or dim or not isinstance(of.args[0], Node):
+            if nodes.name_of(of) != "unbind" or not isinstance(of.args[0], Node):
                 return None
             dim = of.args[1] if len(of.args) > 1 else of.kwargs.get("dim", 0)
             of, value = of.args[0], nodes.value_of(of.args[0])
-        if not nodes.is_tensor(of) or type(dim) is not int or any(type(place) is not int for place in places):
+            if type(dim) is not int or not nodes.is_tensor(of):
+                return None
+            indices = [(slice(None),) * (dim % value.dim()) + index for index in indices]
+        if not nodes.is_tensor(of) or any(len(index) != len(indices[0]) for index in indices):
             return None
-        if places[0] < 0 or places != list(range(places[0], places[0] + len(places))):
+        varying = [at for at, same in enumerate(zip(*indices)) if any(one != same[0] for one in same)]
+        if len(varying) != 1 or not _is_basic(indices[0]):
             return None
-        return Slices(run, of=of, dim=dim % value.dim(), first=places[0])
+        at, left = varying[0], value.dim() - sum(one is not None and one is not Ellipsis for one in indices[0])
+        size = value.shape[sum(left if one is Ellipsis else one is not None for one in indices[0][:at])]
+        found = _progression([index[at] for index in indices], size)
+        if found is None:
+            return None
+        index = (*indices[0][:at], found[0], *indices[0][at + 1 :])
+        dim = sum(left if one is Ellipsis else type(one) is not int for one in index[:at])
+        return Slices(run, of=of, index=index, dim=dim, each=found[1], backwards=found[2])
 
     # ---- the graph of bundles
 
@@ -743,15 +760,18 @@ _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 
 
 def _fed_back(step: Node, fixed: Set[Node]) -> List[Tuple[Node, Tuple[Any, ...], Any]]:
-    """What a layer is given whose output is a summand of the step's input, the layer, and the other summand."""
+    """What a layer is given whose output is added to the step's input, or subtracted, the layer, and the other part."""
     found: List[Tuple[Node, Tuple[Any, ...], Any]] = []
     total: Any = step.args[0]
     value = nodes.value_of(total)
-    if nodes.name_of(total) != "add" or len(total.args) != 2 or total.kwargs or set(total.users) != {step}:
+    minus = nodes.name_of(total) == "sub"
+    if not (minus or nodes.name_of(total) == "add") or len(total.args) != 2 or total.kwargs:
+        return found
+    if set(total.users) != {step}:
         return found
     if not has_kernels(value.device) or value.dtype not in (torch.float32, torch.float64):
         return found
-    for product, other in (total.args, total.args[::-1]):
+    for product, other in (total.args[::-1],) if minus else (total.args, total.args[::-1]):
         if not isinstance(product, Node) or not isinstance(other, Node) or set(product.users) != {total}:
             continue
         layer = _layer(product)
@@ -760,7 +780,7 @@ def _fed_back(step: Node, fixed: Set[Node]) -> List[Tuple[Node, Tuple[Any, ...],
             continue
         key = nodes.key_of(value)
         if all(nodes.is_tensor(one) and nodes.key_of(nodes.value_of(one)) == key for one in (product, other, given)):
-            found.append((given, layer, other))
+            found.append((given, (*layer, minus), other))
     return found
 
 
@@ -808,3 +828,39 @@ def listed_by(node: Node) -> Optional[List[Node]]:
     if not isinstance(listed, (tuple, list)) or not all(isinstance(one, Node) for one in listed):
         return None
     return list(listed)
+
+
+def _is_basic(index: Tuple[Any, ...]) -> bool:
+    """Whether an index gives a view, and names no other node."""
+    return all(type(one) is int or one is None or one is Ellipsis or isinstance(one, slice) for one in index) and not (
+        nodes.leaves_of(index)
+    )
+
+
+def _progression(places: List[Any], size: Any) -> Optional[Tuple[slice, int, bool]]:
+    """The slice of places at equal distances, how many indices each is (a number: 0), whether they run backwards."""
+    each, starts = 0, places
+    if all(type(one) is int for one in (*places, size)):
+        starts = places = [one % size for one in places]
+    if isinstance(places[0], slice):
+        if any(not isinstance(one, slice) or one.step not in (None, 1) for one in places):
+            return None
+        each = _distance([one.stop for one in places], [one.start or 0 for one in places])
+        starts = [one.start or 0 for one in places]
+    if any(type(start) is not int or start < 0 for start in starts) or (places is not starts and not each):
+        return None
+    by = _distance(starts[1:], starts[:-1])
+    if not by or (each and by != each):
+        return None
+    last = starts[-1] + (each or 1)
+    if by > 0:
+        return slice(starts[0], last, 1 if each else by), each, False
+    return slice(starts[-1], starts[0] + 1, -by), 0, True
+
+
+def _distance(ends: List[Any], starts: List[Any]) -> int:
+    """The distance that all have; 0 where they differ, or are no numbers."""
+    if any(type(one) is not int for one in (*ends, *starts)):
+        return 0
+    found = {end - start for end, start in zip(ends, starts)}
+    return found.pop() if len(found) == 1 else 0

@@ -32,6 +32,7 @@ def prepare(graph: Graph, fix_numbers: bool = False) -> None:
     if _norms_of_constants(graph):
         _merge_equal(graph)
     _masks_apart(graph)
+    _noise_apart(graph)
 
 
 def _fix_numbers(graph: Graph) -> None:
@@ -193,7 +194,7 @@ def _same_out_of_place(graph: Graph, node: Node) -> Optional[Node]:
         target = getattr(torch, name, None)
     else:
         return None
-    if (name not in nodes.ELEMENTWISE and name != "dropout") or name in _NOT_OUT_OF_PLACE or target is None:
+    if name not in _OUT_OF_PLACE or target is None:
         return None
     given = [nodes.value_of(one) for one in (*args[1:], *kwargs.values())]
     tensors = [one for one in given if isinstance(one, torch.Tensor)]
@@ -207,7 +208,9 @@ def _same_out_of_place(graph: Graph, node: Node) -> Optional[Node]:
         return graph.create_node(node.op, target, tuple(args), kwargs)
 
 
-_NOT_OUT_OF_PLACE = {"detach", "zeros_like", "ones_like", "clone", "where", "heaviside", "copysign"}
+_OUT_OF_PLACE = (
+    nodes.ELEMENTWISE - {"detach", "zeros_like", "ones_like", "clone", "where", "heaviside", "copysign"}
+) | {"dropout", "index_add", "scatter_add"}
 
 
 def _count_once(graph: Graph) -> None:
@@ -285,6 +288,23 @@ def _places(indices: List[Any]) -> Tuple[int, Optional[List[int]]]:
     return dim, indices if all(type(one) is int for one in indices) else None
 
 
+def _is_shown(node: Node) -> bool:
+    """Whether a result of the graph may be the node's memory."""
+    seen, waiting = {node}, [node]
+    while waiting:
+        for user in waiting.pop().users:
+            if user.op == "output":
+                return True
+            if user not in seen and not nodes.is_fresh(user):
+                seen.add(user)
+                waiting.append(user)
+    return False
+
+
+# Calls without a tensor that give the same at every step.
+_SAME_NUMBERS = {"arange", "full", "ones", "zeros"}
+
+
 def _merge_equal(graph: Graph) -> None:
     """Calls with the same arguments give the same result: of a constant input, say."""
     changed, _ = nodes.changed_memory(graph)
@@ -292,7 +312,10 @@ def _merge_equal(graph: Graph) -> None:
         return
     known: Dict[Any, Node] = {}
     for node in list(graph.nodes):
-        if node.op not in ("call_function", "call_method") or nodes.name_of(node) not in rules.RULES:
+        name = nodes.name_of(node)
+        if node.op not in ("call_function", "call_method") or not (name in rules.RULES or name in _SAME_NUMBERS):
+            continue
+        if name in _SAME_NUMBERS and _is_shown(node):
             continue
         if node in changed or nodes.is_random(node):
             continue
@@ -349,17 +372,44 @@ def _hashable(value: Any) -> Any:
     return type(value).__name__, value
 
 
+def _symbols(graph: Graph) -> Dict[Any, Node]:
+    """Symbols of sizes, by the inputs that have them."""
+    return {
+        nodes.size_key(nodes.value_of(node)): node
+        for node in graph.nodes
+        if node.op == "placeholder" and isinstance(nodes.value_of(node), torch.SymInt)
+    }
+
+
+def _shape(value: torch.Tensor, sizes: Dict[Any, Node]) -> Tuple[Any, ...]:
+    """The sizes of a tensor as arguments of a call; None for one that no input has."""
+    return tuple(size if isinstance(size, int) else sizes.get(nodes.size_key(size)) for size in value.shape)
+
+
+_NOISE = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}
+
+
+def _noise_apart(graph: Graph) -> None:
+    """``randn_like(x)`` as ``randn`` of the same shape, which draws the same numbers and need not wait for ``x``."""
+    sizes = _symbols(graph)
+    for node in graph.nodes:
+        value = nodes.value_of(node)
+        made = _NOISE.get(node.target)
+        if node.op != "call_function" or made is None or len(node.args) != 1 or not isinstance(value, torch.Tensor):
+            continue
+        shape = _shape(value, sizes)
+        if None in shape or not value.is_contiguous() or not set(node.kwargs) <= {"dtype", "device"}:
+            continue
+        node.target, node.args = made, (shape,)
+        node.kwargs = {**node.kwargs, "dtype": value.dtype, "device": value.device}
+
+
 def _masks_apart(graph: Graph) -> None:
     """Dropout in training as a product with a mask, drawn in the same order: the product need not wait for its turn.
 
     A mask is dropout of ones, which draws the same numbers where the tensor is dense in its dimensions' order.
     """
-    # Symbols of sizes, by the inputs that have them.
-    sizes = {
-        nodes.size_key(nodes.value_of(node)): node
-        for node in graph.nodes
-        if node.op == "placeholder" and isinstance(nodes.value_of(node), torch.SymInt)
-    }
+    sizes = _symbols(graph)
     for node in list(graph.nodes):
         name = nodes.name_of(node)
         if node.op != "call_function" or node.target is not getattr(torch.nn.functional, name, None):
@@ -374,7 +424,7 @@ def _masks_apart(graph: Graph) -> None:
             continue
         if not isinstance(value, torch.Tensor) or not 0 < given < 1 or not value.dtype.is_floating_point:
             continue
-        shape = tuple(size if isinstance(size, int) else sizes.get(nodes.size_key(size)) for size in value.shape)
+        shape = _shape(value, sizes)
         if name == "dropout":
             if not value.is_contiguous():
                 continue

@@ -33,7 +33,7 @@ _FED_BACK = (
     "lif(inp(x) + rec(spk), mem), where rec is one nn.Linear or one nn.Conv2d of stride 1, or RLeaky or RSynaptic"
 )
 # What snnipu.compiler.recurrences makes one operator of.
-_ELEMENTWISE = "elementwise arithmetic in float32 with one input a step, and one surrogate of snnipu.surrogate"
+_ELEMENTWISE = "elementwise arithmetic in float32 that only adds its inputs, and one surrogate of snnipu.surrogate"
 _FUSED = (
     "give the neuron float32 inputs and states and a surrogate of snnipu.surrogate, neither inhibition nor "
     f"state_quant; what a subclass puts in the place of a part of its step is to be {_ELEMENTWISE}"

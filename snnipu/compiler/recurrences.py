@@ -7,242 +7,49 @@ of that neuron takes their place in the graph: its steps are then a chain like t
 import functools
 import logging
 import operator
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from inspect import Parameter, Signature
-from typing import Any, Container, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import torch
 from torch.fx import Graph, Node
 
 from snnipu import backends
 from snnipu._generator import TraceError
-from snnipu._generator.graph import FUNCTIONS, Value
+from snnipu._generator.graph import Value
 from snnipu._generator.step import OUTPUT
 from snnipu.compiler import nodes, own_functions
 from snnipu.compiler.cycles import components
-from snnipu.compiler.own_functions import COPIES, NUMBERS, SAME
-from snnipu.compiler.plan import Bundle, Chain, Operator, Plan, is_step, module_of
+from snnipu.compiler.plan import Plan, is_step, module_of
+from snnipu.compiler.runs import Argument, Before, Fixed, Given, Runs, Same, form_of, runs_of
 from snnipu.ops import _neurons, leaves
 from snnipu.ops.lif_sequence import MECHANISMS
 
 _LOG = logging.getLogger("snnipu.compiler")
 # What makes spikes of a membrane, though nothing of the step takes them up again: the same kernel does it.
 _BEHIND = ("add", "sub", "mul", "gt", "ge", "float", "to", "spike_of", "getitem")
-_MOST_RUNS = 256
 # In place of a surrogate where a step has no spikes.
 _NO_SPIKES = (0, 1.0, 0.0)
 
 
-class Same(NamedTuple):
-    """An argument that is a result of the same step."""
+class Term(NamedTuple):
+    """A summand; the sum of a step's inputs is added before the neuron runs."""
 
-    run: int
-
-
-class Before(NamedTuple):
-    """An argument that is a result of the step before; before the first step it is ``first``."""
-
-    run: int
-    first: Any
+    minus: bool
+    of: Any
 
 
-class Given(NamedTuple):
-    """An argument that comes from outside, at each step another one."""
+class Sum(NamedTuple):
+    """Runs that add: the one whose result is the sum, the others whose results only it takes."""
 
-    values: Tuple[Any, ...]
-
-
-class Fixed(NamedTuple):
-    """An argument that is the same at all steps."""
-
-    value: Any
-
-
-Argument = Union[Same, Before, Given, Fixed]
-
-
-def _form(node: Any) -> Any:
-    """Shape, dtype and device; of a neuron's step those of its spikes."""
-    value = nodes.value_of(node)
-    if isinstance(value, (tuple, list)) and value and len({nodes.key_of(one) for one in value}) == 1:
-        value = value[0]
-    return nodes.key_of(value) if isinstance(value, torch.Tensor) else ((), None, None)
-
-
-def _is_neuron(node: Node) -> bool:
-    """Whether the call is a neuron's step that has an equation, and may be a part of a sequence."""
-    return node.target in (leaves.lif_step, leaves.neuron_step) and not node.args[5]
-
-
-def _has_several(node: Node) -> bool:
-    """Whether a call's results are taken from it one by one: a neuron's step, a function of the program's own."""
-    return _is_neuron(node) or own_functions.is_own(node)
-
-
-def _given(node: Node) -> List[Any]:
-    """What a call takes; of a neuron's step the input, its states and its parameters."""
-    if own_functions.is_own(node):
-        return own_functions.given(node)
-    if not is_step(node):
-        return list(node.args)
-    x, states, parameters = node.args[:3]
-    return [x, *states, *parameters]  # type: ignore[misc]
-
-
-@dataclass(eq=False)
-class _Runs:
-    """Operators of a loop; those of all steps that are the same one are a run.
-
-    Attributes:
-        form: of the results of every step.
-        place: run and step of a node.
-        arguments: of the runs that can be recorded, as far as can be told without trying.
-    """
-
-    steps: int
-    form: Any
-    runs: List[Tuple[Node, ...]] = field(default_factory=list)
-    place: Dict[Node, Tuple[int, int]] = field(default_factory=dict)
-    arguments: Dict[int, List[Argument]] = field(default_factory=dict)
-
-    def add(self, run: Sequence[Any]) -> Optional[int]:
-        """Take nodes for a run, where they are none yet; returns its number, or None where they cannot be one."""
-        if not all(isinstance(node, Node) and node.op in ("call_function", "call_method") for node in run):
-            return None
-        kinds = {(node.op, node.target, len(_given(node)), tuple(node.kwargs)) for node in run}
-        if len(kinds) > 1 or len(set(run)) < self.steps or len(self.runs) >= _MOST_RUNS:
-            return None
-        if is_step(run[0]) and not all(_is_neuron(node) and node.args[3:5] == run[0].args[3:5] for node in run):
-            return None
-        if len({node.meta.get(nodes.OWN) for node in run}) > 1:
-            return None
-        run = tuple(run)
-        if run in self.runs:
-            return self.runs.index(run)
-        if any(run[1:] == other[:-1] for other in self.runs):
-            return None  # the results of the step before
-        # A node may be of two runs, at different steps, for equal calls of the graph are one.
-        for t, node in enumerate(run):
-            self.place.setdefault(node, (len(self.runs), t))
-        self.runs.append(run)
-        return len(self.runs) - 1
-
-    def complete(self, inside: Set[Node]) -> None:
-        """Find the other runs among the nodes ``inside``."""
-        for number, run in enumerate(self.runs):  # which grow
-            for values in zip(*map(_given, run)):
-                # The first step needs no result of the loop.
-                own = all(isinstance(value, Node) and value in inside for value in values[1:])
-                if own and self.add(values) is None:
-                    self.add([*values[1:], self.after(values[-1])])
-            for users in self.followers(number):
-                if users[1] in inside or is_step(run[0]):
-                    self.add(users)
-
-    def followers(self, number: int) -> Iterator[List[Node]]:
-        """What all steps do with a run's results, where each does it once."""
-        run = self.runs[number]
-
-        def kinds(t: int) -> Dict[Any, List[Node]]:
-            found: Dict[Any, List[Node]] = {}
-            for user in run[t].users:
-                places = tuple(at for at, one in enumerate(_given(user)) if one is run[t])
-                numbers = str([one for one in user.args if not isinstance(one, Node)]) if not is_step(user) else ""
-                found.setdefault((user.op, user.target, places, numbers), []).append(user)
-            return found
-
-        steps = [kinds(t) for t in range(self.steps)]
-        for kind in steps[0]:
-            if all(len(step.get(kind, ())) == 1 for step in steps):
-                yield [step[kind][0] for step in steps]
-
-    def after(self, node: Node) -> Optional[Node]:
-        """What takes one step later the same results as ``node``; None where that is not known."""
-        for at, one in enumerate(_given(node)):
-            run, t = self.place.get(one, (-1, self.steps)) if isinstance(one, Node) else (-1, self.steps)
-            if t + 1 < self.steps:
-                later = self.runs[run][t + 1]
-                found = [
-                    user
-                    for user in later.users
-                    if (user.op, user.target) == (node.op, node.target)
-                    and len(_given(user)) == len(_given(node))
-                    and _given(user)[at] is later
-                    and (nodes.name_of(node) != "getitem" or user.args[1] == node.args[1])
-                ]
-                if len(found) == 1:
-                    return found[0]
-        return None
-
-    def look(self, number: int) -> bool:
-        """Find what a run takes; returns whether it can be recorded."""
-        run = self.runs[number]
-        name = nodes.name_of(run[0])
-        known = name in (*COPIES, *NUMBERS, "spike_of", "getitem") or SAME.get(name, name) in FUNCTIONS
-        if not known and not _has_several(run[0]):
-            return False
-        shape, _, device = self.form
-        forms = [(shape, torch.float32, device), (shape, torch.bool, device)]
-        if any(_form(node) not in forms for node in run[1:]) or _form(run[0])[1:] != _form(run[-1])[1:]:
-            return False
-        if not self._spreads(run[0]) or any(node.kwargs != run[0].kwargs for node in run[1:]):
-            return False
-        if known and not (own_functions.keywords_are_known(run[0]) and not own_functions.is_cast_to_bool(run[-1])):
-            return False
-        found = [self._argument(values) for values in zip(*map(_given, run))]
-        if name == "getitem" and not (isinstance(found[0], Same) and _has_several(self.runs[found[0].run][0])):
-            return False
-        arguments = [one for one in found if one is not None and self._fits(one)]
-        if len(arguments) < len(found):
-            return False
-        self.arguments[number] = arguments
-        return True
-
-    def _argument(self, values: Sequence[Any]) -> Optional[Argument]:
-        first, last = values[0], values[-1]
-        if all(value is first for value in values):
-            whole = isinstance(first, Node) and nodes.is_tensor(first) and _form(first) == self.form
-            return Given(tuple(values)) if whole and len(self.form[0]) > 1 else Fixed(first)
-        if not any(isinstance(value, Node) for value in values):
-            return Fixed(first) if all(type(one) is type(first) and one == first for one in values) else None
-        run = self.place.get(last, (-1, 0))[0] if isinstance(last, Node) else -1
-        if run >= 0 and tuple(values) == self.runs[run]:
-            return Same(run)
-        if run >= 0 and tuple(values[1:]) == self.runs[run][:-1]:
-            return Before(run, first)
-        return Given(tuple(values)) if all(_form(value) == self.form for value in values) else None
-
-    def _fits(self, argument: Argument) -> bool:
-        if isinstance(argument, Before):
-            first = argument.first
-            return first is None or (_of_float(first, self.form[2]) and self._spreads(first))
-        if not isinstance(argument, Fixed) or not isinstance(argument.value, Node):
-            return True
-        if not nodes.is_tensor(argument.value):
-            return True  # a surrogate's number; others are refused when the step is recorded
-        return _of_float(argument.value, self.form[2]) and self._spreads(argument.value)
-
-    def _spreads(self, value: Any) -> bool:
-        """Whether a number or a tensor broadcasts to the form of a step."""
-        own, shape = _form(value)[0], self.form[0]
-        return len(own) <= len(shape) and all(a in (1, b) for a, b in zip(own[::-1], shape[::-1]))
-
-    def is_narrow(self, number: int) -> bool:
-        """Whether the first step's result is broadcast later."""
-        return _form(self.runs[number][0])[0] != self.form[0]
+    number: int
+    inner: Tuple[int, ...]
+    terms: Tuple[Term, ...]
 
 
 @functools.lru_cache(maxsize=None)
 def _say(missing: str) -> None:
     _LOG.warning("a neuron that is written out runs step by step: %s", missing)
-
-
-def _of_float(value: Any, device: Any) -> bool:
-    """A number, or a tensor whose product with one of float32 is one."""
-    if not isinstance(value, Node):
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return nodes.is_tensor(value) and _form(value)[1:] == (torch.float32, device)
 
 
 def as_neurons(plan: Plan, without: Container[str] = ()) -> Dict[Node, str]:
@@ -258,7 +65,7 @@ def as_neurons(plan: Plan, without: Container[str] = ()) -> Dict[Node, str]:
     found: List[_Neuron] = []
     # The first step often differs from the others: it has nothing before it.
     for apart in (0, 1):
-        for runs in _runs_of(plan.cycles, apart):
+        for runs in runs_of(plan.cycles, apart):
             for made in _neurons_in(plan, runs, taken):
                 if made.results[0][0].name not in without:
                     found.append(made)
@@ -273,7 +80,7 @@ def as_neurons(plan: Plan, without: Container[str] = ()) -> Dict[Node, str]:
     return steps
 
 
-def _neurons_in(plan: Plan, runs: _Runs, taken: Set[Node]) -> Iterator["_Neuron"]:
+def _neurons_in(plan: Plan, runs: Runs, taken: Set[Node]) -> Iterator["_Neuron"]:
     for number in range(len(runs.runs)):
         runs.look(number)
 
@@ -294,40 +101,10 @@ def _neurons_in(plan: Plan, runs: _Runs, taken: Set[Node]) -> Iterator["_Neuron"
                 break
 
 
-def _runs_of(cycles: Sequence[Sequence[Any]], apart: int) -> List[_Runs]:
-    """The runs of what needs its own results, those of one form together: from the bundles to all that they take.
-
-    Args:
-        apart: so many first steps are left as they are.
-    """
-    found: Dict[Any, Tuple[_Runs, Set[Node]]] = {}
-    for cycle in cycles:
-        bundles = [unit for unit in cycle if isinstance(unit, Operator)]
-        floats = [bundle for bundle in bundles if _form(bundle.nodes[0])[1] is torch.float32]
-        if not floats:
-            continue
-        whole = Counter(bundle.steps for bundle in floats).most_common(1)[0][0]
-        form = Counter(_form(bundle.nodes[-1]) for bundle in floats if bundle.steps == whole).most_common(1)[0][0]
-        steps = whole - apart
-        if steps < 2:
-            continue
-        runs, inside = found.setdefault((steps, form), (_Runs(steps, form), set()))
-        for unit in cycle:
-            own = unit.nodes if isinstance(unit, Bundle) else (unit,)
-            inside.update(own)
-            inside.update(user for node in own if is_step(node) for user in node.users)
-            fed_back = isinstance(unit, Chain) and unit.feedback is not None
-            if isinstance(unit, (Operator, Chain)) and steps <= unit.steps <= whole and not fed_back:
-                runs.add(own[-steps:])
-    for runs, inside in found.values():
-        runs.complete(inside)
-    return [runs for runs, _ in found.values()]
-
-
 class _Recording:
     """Runs that are to be the step of a neuron; ``more``: with what stands around their recurrence, where it may."""
 
-    def __init__(self, plan: Plan, runs: _Runs, inside: Set[int], taken: Set[Node], more: bool) -> None:
+    def __init__(self, plan: Plan, runs: Runs, inside: Set[int], taken: Set[Node], more: bool) -> None:
         self.plan, self.runs, self.inside, self.taken = plan, runs, set(inside), taken
         # All results of a neuron's step.
         for number, arguments in runs.arguments.items():
@@ -338,6 +115,7 @@ class _Recording:
             self._take_in()
             self._take_on()
         self.order = self._in_order()
+        self.sum: Optional[Sum] = None
         self.fixed: Dict[Node, str] = {}
         self.kernel: Any = None
 
@@ -402,6 +180,46 @@ class _Recording:
 
         return [number for component in components(sorted(self.inside), same) for number in component]
 
+    def _sum_of(self, number: int) -> Sum:
+        """A run that adds or subtracts, taken apart."""
+        run = self.runs.runs[number]
+        inner: List[int] = []
+        terms: List[Term] = []
+        for place, one in enumerate(self._taken_by(number)):
+            minus = place == 1 and nodes.name_of(run[0]) == "sub"
+            if not isinstance(one, Same) or not self._adds(one.run) or not self._only_for(one.run, number):
+                terms.append(Term(minus, one))
+                continue
+            found = self._sum_of(one.run)
+            inner += [one.run, *found.inner]
+            terms += [Term(minus != term.minus, term.of) for term in found.terms]
+        return Sum(number, tuple(inner), tuple(terms))
+
+    def _only_for(self, number: int, user: int) -> bool:
+        """Whether only the run ``user`` takes what a run gives."""
+        runs = self.runs.runs
+        return all(set(result.users) == {taker} for result, taker in zip(runs[number], runs[user]))
+
+    def _adds(self, number: int) -> bool:
+        run = self.runs.runs[number]
+        return nodes.name_of(run[0]) in ("add", "sub") and all(len(n.args) == 2 and not n.kwargs for n in run)
+
+    def _inputs(self) -> Optional[List[Tuple[Term, ...]]]:
+        """The summands of each step's input; None where it has several that do not belong to one sum."""
+        given = [one for one in self._arguments() if isinstance(one, Given)]
+        if len({one.values for one in given}) == 1:
+            return [(Term(False, node),) for node in given[0].values]
+        sums = [self._sum_of(number) for number in self.order if self._adds(number)]
+        whole = [one for one in sums if sum(isinstance(term.of, Given) for term in one.terms) == len(given) > 0]
+        if not whole:
+            return None
+        self.sum = min(whole, key=lambda one: len(one.inner))
+        # Last what the neuron's own results make: that sum may be a recurrent layer's.
+        inside = self.runs.inside
+        terms = [term for term in self.sum.terms if isinstance(term.of, Given)]
+        terms.sort(key=lambda term: (not inside.isdisjoint(term.of.values), term.minus))
+        return [tuple(Term(term.minus, term.of.values[t]) for term in terms) for t in range(self.runs.steps)]
+
     def neuron(self) -> Optional["_Neuron"]:
         """The neuron; None where it is none, or has no kernel here."""
         members = self._members()
@@ -410,19 +228,23 @@ class _Recording:
         places = [self.plan.place[node] for node in members]
         if any(min(places) < self.plan.place[barrier] < max(places) for barrier in self.plan.barriers):
             return None
-        given = {one.values for one in self._arguments() if isinstance(one, Given)}
         starts: Dict[int, Any] = {}
         for one in self._arguments():
             if isinstance(one, Before) and starts.setdefault(one.run, one.first) is not one.first:
                 return None
-        if len(given) != 1 or any(_form(node) != self.runs.form or node in members for one in given for node in one):
+        inputs = self._inputs()
+        given = [] if inputs is None else [term.of for terms in inputs for term in terms]
+        if inputs is None or any(form_of(node) != self.runs.form or node in members for node in given):
             return None
         outside = [n for n in self.order if any(set(node.users) - members for node in self.runs.runs[n])]
         outputs = [number for number in outside if number not in starts]
-        forms = [_form(self.runs.runs[number][-1]) for number in (*starts, *outside)]
+        forms = [form_of(self.runs.runs[number][-1]) for number in (*starts, *outside)]
         if any(form != self.runs.form for form in forms) or any(map(self.runs.is_narrow, outside)):
             return None
-        spk = outputs[-1] if outputs else next(iter(starts))
+        # What comes back through a layer must be the spikes.
+        around = self.runs.inside - members
+        fed = [n for n in outside if any(around.intersection(node.users) for node in self.runs.runs[n])]
+        spk = (fed or outputs or list(starts))[-1 if fed or outputs else 0]
         states = [*starts, *(number for number in outputs if number != spk)]
         kind = module_of(self.runs.runs[spk][0])[1]
         try:
@@ -431,7 +253,7 @@ class _Recording:
             return None
         found = _Neuron(
             name=neuron,
-            given=next(iter(given)),
+            given=tuple(inputs),
             starts=tuple(starts.get(number) for number in states),
             results=tuple(self.runs.runs[number] for number in (spk, *states)),
             parameters=tuple(self.fixed),
@@ -468,7 +290,11 @@ class _Recording:
 
             for number in self.order:
                 node, arguments = self.runs.runs[number][0], self._taken_by(number)
-                if is_step(node):
+                if self.sum is not None and number in self.sum.inner:
+                    continue
+                if self.sum is not None and number == self.sum.number:
+                    now[number] = _added(x, self.sum, value)
+                elif is_step(node):
                     self._use(node.args[3])
                     now[number] = _stepped(node, [value(one) for one in arguments], spike)
                 elif nodes.name_of(node) == "spike_of":
@@ -491,6 +317,15 @@ class _Recording:
         if self.kernel is not None and tuple(kernel) != self.kernel:
             raise TraceError("two surrogates in one step")
         self.kernel = tuple(kernel)
+
+
+def _added(x: Value, of: Sum, value: Callable[[Argument], Any]) -> Any:
+    """A sum, ``x`` being that of its inputs, which stands where the first of them does."""
+    inputs = [at for at, term in enumerate(of.terms) if isinstance(term.of, Given)]
+    terms = [(at == inputs[0] or not term.minus, term) for at, term in enumerate(of.terms) if at not in inputs[1:]]
+    (_, first), *others = [(plus, x if isinstance(term.of, Given) else value(term.of)) for plus, term in terms]
+    # The first summand of a sum is one that is added.
+    return functools.reduce(lambda total, one: total + one[1] if one[0] else total - one[1], others, first)
 
 
 def _stepped(node: Node, arguments: List[Any], spike: Any) -> Tuple[Any, ...]:
@@ -518,7 +353,7 @@ class _Neuron:
 
     Attributes:
         name: by which operators know it.
-        given: its input at each step.
+        given: the summands of its input at each step.
         starts: its states before the first one; None: zeros.
         results: spikes and states, nodes for all steps.
         parameters: in the order of its equation.
@@ -527,7 +362,7 @@ class _Neuron:
     """
 
     name: str
-    given: Tuple[Any, ...]
+    given: Tuple[Tuple[Term, ...], ...]
     starts: Tuple[Any, ...]
     results: Tuple[Tuple[Node, ...], ...]
     parameters: Tuple[Node, ...]
@@ -540,8 +375,8 @@ class _Neuron:
         at = max([*(plan.place[n] for n in (*self.parameters, *nodes.leaves_of(self.starts))), len(inputs) - 1])
         order = list(plan.graph.nodes)
         self.anchors = []
-        for t, x in enumerate(self.given):
-            at = max(at, plan.place[x])
+        for t, terms in enumerate(self.given):
+            at = max([at, *(plan.place[term.of] for term in terms)])
             users = {user for run in self.results for user in run[t].users} - self.members
             if any(plan.place[user] <= at for user in users):
                 return False
@@ -552,7 +387,7 @@ class _Neuron:
         """Write its steps, and return them; ``now``: what stands for the members of others, and then for its own."""
         last: Any = None
         steps: List[Node] = []
-        like: Node = self.given[0]
+        like: Node = self.given[0][0].of
 
         def write(target: Any, arguments: Tuple[Any, ...], of: Node, value: Any) -> Node:
             nonlocal last
@@ -566,7 +401,7 @@ class _Neuron:
         def started(start: Any) -> Any:
             if start is None:
                 return None
-            if isinstance(start, Node) and _form(start) == _form(like):
+            if isinstance(start, Node) and form_of(start) == form_of(like):
                 return now.get(start, start)
             target = "expand_as" if isinstance(start, Node) else torch.full_like
             arguments = (now.get(start, start), like) if isinstance(start, Node) else (like, start)
@@ -575,16 +410,29 @@ class _Neuron:
         values = tuple(nodes.value_of(run[-1]) for run in self.results)
         learns = any(value.requires_grad for value in values)
         options = (self.name, tuple(f"p{place}" for place in range(len(self.parameters))), ())
-        for t, x in enumerate(self.given):
+
+        def added(terms: Tuple[Term, ...]) -> Node:
+            total: Any = None
+            for minus, one in terms:
+                value, given = nodes.value_of(one), now.get(one, one)
+                if total is None:
+                    total = write("neg", (given,), one, value) if minus else given
+                else:
+                    value = value if value.requires_grad else nodes.value_of(total)
+                    total = write(operator.sub if minus else operator.add, (total, given), one, value)
+            return total  # type: ignore[no-any-return]
+
+        for t, terms in enumerate(self.given):
             if t == 0 or self.anchors[t] is not self.anchors[t - 1]:
                 last = self.anchors[t]
+            x = added(terms)
             if t == 0:
-                like = now.get(x, x)
+                like = x
                 states = tuple(started(start) for start in self.starts)
             parameters = tuple(now.get(one, one) for one in self.parameters)
             step = write(
                 leaves.neuron_step,
-                (now.get(x, x), states, parameters, self.kernel, options, ""),
+                (x, states, parameters, self.kernel, options, ""),
                 self.results[0][t],
                 values,
             )

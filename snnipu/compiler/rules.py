@@ -5,7 +5,7 @@ that makes the call over time, or None: the operator stays one per step.
 """
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch.fx import Graph, Node
@@ -475,6 +475,71 @@ def _attention(call: Call) -> Optional[Make]:
     return make
 
 
+def _multi_head_attention(call: Call) -> Optional[Make]:
+    """``multi_head_attention_forward`` of batches, with no mask but one for all of them."""
+    three = call.args[:3]
+    values = [one.value if isinstance(one, Lifted) else value_of(one) for one in three]
+    if call.lifted() != [one for one in three if isinstance(one, Lifted)] or len(values) < 3:
+        return None
+    mask = argument(call.node, "attn_mask")
+    given = ["key_padding_mask", "static_k", "static_v"]
+    if any(argument(call.node, name) is not None for name in given) or (mask is not None and value_of(mask).dim() != 2):
+        return None
+    if any(not isinstance(value, torch.Tensor) or value.dim() != 3 for value in values):
+        return None
+
+    def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
+        return graph.call_function(helpers.attention_over_time, (*_all_held(graph, three, args[:3]), *args[3:]), kwargs)
+
+    return make
+
+
+def _all_held(graph: Graph, given: Sequence[Any], made: Sequence[Any]) -> List[Any]:
+    """Sequences: what does not differ from step to step is one, too."""
+    steps = next(node for one, node in zip(given, made) if isinstance(one, Lifted))
+    if all(isinstance(one, Lifted) for one in given):
+        return list(made)
+    count = graph.call_function(len, (steps,))
+    return [
+        node if isinstance(one, Lifted) else graph.call_function(helpers.held, (node, count))
+        for one, node in zip(given, made)
+    ]
+
+
+def _by_indices(vector: bool) -> Callable[[Call], Optional[Make]]:
+    """``x.gather(dim, index)``, ``x.index_add(dim, index, source)`` and their like.
+
+    Args:
+        vector: the indices have one dimension, and are the same at every step.
+    """
+
+    def rule(call: Call) -> Optional[Make]:
+        if len(call.args) < 3 or type(call.args[1]) is not int or not all(_is_tensor(one) for one in call.args[2:]):
+            return None
+        parts = [one for place, one in enumerate(call.args) if place != 1 and not (vector and place == 2)]
+        if not _is_tensor(call.args[0]) or call.lifted() != [one for one in parts if isinstance(one, Lifted)]:
+            return None
+        if call.out.dim() == 0:
+            return None
+
+        def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
+            made = [one for place, one in enumerate(args) if place != 1 and not (vector and place == 2)]
+            left = iter(_all_held(graph, parts, made))
+            moved = [
+                args[1] % call.out.dim() + 1 if place == 1 else one if vector and place == 2 else next(left)
+                for place, one in enumerate(args)
+            ]
+            return call.again(graph, moved, kwargs)
+
+        return make
+
+    return rule
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value.value if isinstance(value, Lifted) else value_of(value), torch.Tensor)
+
+
 def _joins(default: int) -> Callable[[Call], Optional[Make]]:
     """``cat`` and ``stack`` of tensors of one step."""
 
@@ -489,12 +554,7 @@ def _joins(default: int) -> Callable[[Call], Optional[Make]]:
             return None
 
         def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
-            steps = next(node for one, node in zip(parts, args[0]) if isinstance(one, Lifted))
-            count = graph.call_function(len, (steps,))
-            values = [
-                node if isinstance(one, Lifted) else graph.call_function(helpers.held, (node, count))
-                for one, node in zip(parts, args[0])
-            ]
+            values = _all_held(graph, parts, args[0])
             return graph.create_node("call_function", call.node.target, (values, moved), {})
 
         return make if call.node.op == "call_function" else None
@@ -507,7 +567,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _index(call: Call) -> Optional[Make]:
-    """``x[...]`` of each step; the index is the same at every step, and has no tensors."""
+    """``x[...]`` of each step; the index is the same at every step."""
     first = call.args[0]
     index = call.args[1]
     if not isinstance(first, Lifted) or len(call.lifted()) != 1:
@@ -515,9 +575,25 @@ def _index(call: Call) -> Optional[Make]:
     if isinstance(first.value, (tuple, list)):
         return (lambda graph, args, kwargs: call.again(graph, args, kwargs)) if type(index) is int else None
     plain = index if isinstance(index, tuple) else (index,)
-    if not all(one is None or one is Ellipsis or type(one) is int or _is_plain_slice(one) for one in plain):
+    tensors = [place for place, one in enumerate(plain) if isinstance(one, Node) and _is_of_integers(one)]
+    if tensors:
+        # Apart from each other, they would put their dimensions in front of time.
+        places = [place for place, one in enumerate(plain) if place in tensors or type(one) is int]
+        if places != list(range(places[0], places[-1] + 1)):
+            return None
+    others = [one for place, one in enumerate(plain) if place not in tensors]
+    if not all(one is None or one is Ellipsis or type(one) is int or _is_plain_slice(one) for one in others):
         return None
-    return lambda graph, args, kwargs: call.again(graph, (args[0], (slice(None), *plain)), {})
+
+    def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
+        made = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return call.again(graph, (args[0], (slice(None), *made)), {})
+
+    return make
+
+
+def _is_of_integers(node: Node) -> bool:
+    return is_tensor(node) and value_of(node).dtype == torch.int64
 
 
 def _is_plain_slice(value: Any) -> bool:
@@ -606,6 +682,10 @@ RULES: Dict[str, Callable[[Call], Optional[Make]]] = {
     "unbind": _along(1, default=lambda dims: 1),
     "repeat": _repeat,
     "one_hot": _one_hot,
+    "gather": _by_indices(vector=False),
+    "scatter_add": _by_indices(vector=False),
+    "index_add": _by_indices(vector=True),
+    "multi_head_attention_forward": _multi_head_attention,
     "scaled_dot_product_attention": _attention,
     "bmm": _matmul,
     "max": _along(1),

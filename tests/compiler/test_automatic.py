@@ -21,6 +21,7 @@ from snnipu.compiler import automatic, reset
 
 pytestmark = [needs_backend, pytest.mark.filterwarnings("ignore")]
 STEPS, BATCH, INPUTS = 6, 3, 4
+ADOPT_ALL = automatic.Automatic.adopt_all
 
 
 @pytest.fixture(autouse=True)
@@ -353,6 +354,40 @@ class Looking(Appending):
     def forward(self, x):
         out = super().forward(x)
         return out + self.read() if self.looks else out
+
+
+WRITTEN = """
+import torch
+from snnipu import surrogate
+
+spike = surrogate.atan()
+weight = torch.nn.Parameter(torch.linspace(-1, 1, 16).view(4, 4))
+
+
+def run(x):
+    x = x * x.abs().max().item()
+    mem, total = torch.zeros(3, 4), 0
+    for t in range(len(x)):
+        mem = 0.9 * mem + x[t] @ weight
+        spk = spike(mem - 1)
+        mem = mem - spk
+        total = total + spk
+    return total
+"""
+
+
+def test_a_module_without_neurons_that_is_loaded_later(auto, tmp_path, monkeypatch):
+    monkeypatch.setattr(automatic.Automatic, "adopt_all", ADOPT_ALL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "written_module.py").write_text(WRITTEN)
+    import written_module
+
+    x = torch.randn(STEPS, BATCH, INPUTS)
+    results = [written_module.run(x) for _ in range(4)]
+    monkeypatch.delitem(sys.modules, "written_module")
+    assert all(torch.equal(one, results[0]) for one in results)
+    assert "compiled: 6 steps" in str(auto), str(auto)
 
 
 @needs_newer_dynamo

@@ -91,6 +91,9 @@ SPELLINGS = {
     "mm": lambda n, x, spk: torch.add(n.inp(x), spk.mm(n.weight)),
     "transposed": lambda n, x, spk: n.inp(x) + spk @ n.weight.t(),
     "F.linear": lambda n, x, spk: n.inp(x).add(F.linear(spk, n.weight)),
+    "subtracted": lambda n, x, spk: n.inp(x) - n.rec(spk),
+    "a product, subtracted": lambda n, x, spk: n.inp(x) - spk @ n.weight,
+    "subtracted from": lambda n, x, spk: n.rec(spk) - n.inp(x),
 }
 NEURONS = {
     "zero": lambda: leaky(reset_mechanism="zero"),
@@ -117,6 +120,12 @@ def test_spellings_are_one_operator_with_the_loops_numbers(spelling, graphs):
 def test_neurons(kind, graphs):
     net, x = Recurrent(SPELLINGS["layer"], NEURONS[kind]()), torch.randn(STEPS, BATCH, 5)
     compare(net, x)
+    assert rolled(graphs) == BOTH
+
+
+def test_a_layer_of_the_membrane(graphs):
+    net = Recurrent(lambda n, x, spk: n.inp(x) + n.rec(n.lif.mem if n.lif.mem.numel() else spk))
+    compare(net, torch.randn(STEPS, BATCH, 5))
     assert rolled(graphs) == BOTH
 
 
@@ -265,7 +274,6 @@ KEPT = {
     "no gradient": no_gradient,
     "detached": lambda n, x, spk: n.inp(x) + n.rec(spk.detach()),
     "a sum with a factor": lambda n, x, spk: torch.add(n.inp(x), n.rec(spk), alpha=2),
-    "a layer of the membrane": lambda n, x, spk: n.inp(x) + n.rec(n.lif.mem if n.lif.mem.numel() else spk),
     "two layers": lambda n, x, spk: n.inp(x) + n.free(n.rec(spk)),
     "product from the right": lambda n, x, spk: n.inp(x) + (n.weight @ spk.t()).t(),
     "changed in place": in_place,

@@ -208,7 +208,7 @@ def test_a_hook_on_the_recurrent_layer_sees_every_step():
     made = snn.compile(net)(x)
     assert len(seen) > STEPS
     for a, b in zip(made, expected):
-        assert torch.equal(a, b)
+        torch.testing.assert_close(a, b)
 
 
 def test_a_hook_on_the_neuron_keeps_it_step_by_step():

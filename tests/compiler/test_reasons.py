@@ -308,7 +308,7 @@ def noise_like_results(net, x):
     for t in range(STEPS):
         cur = net.fc1(x[t])
         spk, mem = net.lif1(cur + torch.bernoulli(cur.sigmoid()), mem)  # here
-        spk2, mem2 = net.lif2(net.fc2(spk) + torch.randn_like(spk), mem2)  # here
+        spk2, mem2 = net.lif2(torch.normal(net.fc2(spk), 1.0), mem2)  # here
     return spk2
 
 

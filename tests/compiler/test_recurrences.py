@@ -207,6 +207,7 @@ def compare(net, x, exact=True, gradients=1e-4, **how):
     for run in (net, compiled):
         net.zero_grad()
         given = x.clone().requires_grad_()
+        torch.manual_seed(5)
         made = run(given)
         weights = torch.Generator().manual_seed(3)
         sum((a * torch.randn(a.shape, generator=weights).to(a.device)).sum() for a in made).backward()
@@ -231,6 +232,106 @@ def test_a_neuron_that_is_written_out(way):
     assert report.neurons, report
     assert all(neuron.rolled for neuron in report.neurons)
     assert {operator.name: operator.times for operator in report.graphs[0].operators}["linear"] == 1
+
+
+# The next membrane of neurons with several inputs: of the network, the current, spikes and membrane of the step before.
+SUMS = {
+    "a current and a layer of the spikes": lambda n, x, spk, mem: n.beta * mem + x + n.rec(spk),
+    "the layer first": lambda n, x, spk, mem: n.rec(spk) + n.beta * mem + x,
+    "the layer subtracted": lambda n, x, spk, mem: n.beta * mem + x - n.rec(spk),
+    "a product": lambda n, x, spk, mem: n.beta * mem + x + spk @ n.rec.weight,
+    "three, of which one is subtracted": lambda n, x, spk, mem: n.rec(spk) + n.beta * mem - n.other(x) + x + n.gain,
+    "all subtracted": lambda n, x, spk, mem: n.beta * mem - n.other(x) - x,
+    "in brackets": lambda n, x, spk, mem: mem - (n.other(x) - (0.5 * mem + x)),
+    "a step of Euler": lambda n, x, spk, mem: mem + (-(mem - 0.1) + x + n.rec(spk)) / 2.0,
+    "noise": lambda n, x, spk, mem: n.beta * mem + (1 - n.beta) * x + torch.randn_like(mem) * n.rate,
+    "noise of a step before": lambda n, x, spk, mem: n.beta * mem + (x + torch.rand_like(spk)) + n.other(x),
+    "a layer of the membrane": lambda n, x, spk, mem: n.beta * mem + x + n.rec(mem),
+}
+# What stays a loop, as the sum is not the only place of an input.
+NO_SUMS = {
+    "multiplied, too": lambda n, x, spk, mem: n.beta * mem + x + n.other(x) * mem,
+    "two sums": lambda n, x, spk, mem: (mem + x) * (0.3 * mem + n.other(x)),
+    "with a factor": lambda n, x, spk, mem: torch.add(n.beta * mem + x, n.rec(spk), alpha=2),
+}
+
+
+class Summed(Written):
+    """``membrane`` is the equation of the membrane; ``detour``: its first part is a result, too."""
+
+    def __init__(self, membrane, detour=False):
+        super().__init__(None, zeros(2))
+        self.rec, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.membrane, self.detour = membrane, detour
+
+    def forward(self, x):
+        spk, mem = self.starts(x)
+        spikes, membranes = [], []
+        for current in x:
+            if self.detour:
+                part = self.beta * mem + self.gain * current
+                spikes.append(part)
+                mem = part + self.other(current)
+            else:
+                mem = self.membrane(self, self.gain * current, spk, mem)
+            spk = spike(mem - self.threshold)
+            mem = mem - spk * self.threshold
+            spikes.append(self.out(spk) if not self.detour else spk)
+            membranes.append(mem)
+        return [torch.stack(spikes), torch.stack(membranes), spk, mem]
+
+
+def rolled_as_one(net, x):
+    """How many neurons run over time, how many are left."""
+    torch._dynamo.reset()
+    found = [neuron.rolled for neuron in compiler.explain(net, x).neurons]
+    return sum(found), len(found) - sum(found)
+
+
+@pytest.mark.parametrize("way", SUMS)
+def test_inputs_that_a_neuron_only_adds_are_added_first(way):
+    net, x = Summed(SUMS[way]), torch.randn(STEPS, BATCH, WIDTH)
+    compare(net, x, exact=False)
+    assert rolled_as_one(net, x) == (1, 0)
+
+
+@pytest.mark.parametrize("way", NO_SUMS)
+def test_inputs_that_are_no_summands_stay(way):
+    net, x = Summed(NO_SUMS[way]), torch.randn(STEPS, BATCH, WIDTH) / 2
+    compare(net, x, exact=False)
+    assert rolled_as_one(net, x)[0] == 0
+
+
+def test_a_part_of_a_sum_that_is_a_result_is_the_loops():
+    net, x = Summed(None, detour=True), torch.randn(STEPS, BATCH, WIDTH)
+    compare(net, x, exact=False)
+
+
+class Reduced(nn.Module):
+    """No layer is in the loop; ``recurrent``: but one that takes the spikes back."""
+
+    def __init__(self, recurrent):
+        super().__init__()
+        self.lif = snn.Synaptic(alpha=0.7, beta=0.8, threshold=0.3, spike_grad=spike)
+        self.rec = nn.Conv2d(1, 1, 3, padding=1) if recurrent else None
+
+    def forward(self, x):
+        syn, mem = self.lif.reset_mem()
+        spk, before, rows = torch.zeros_like(x[0]), torch.zeros_like(x[0]), []
+        for current in x:
+            given = current if self.rec is None else current + self.rec(spk)
+            spk, syn, mem = self.lif(given, syn, mem)
+            mem = mem * (1 - 0.5 * spk.detach())
+            rows.append(spk + 0.5 * before)
+            before = spk
+        return [torch.stack(rows), syn]
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_a_state_is_changed_between_steps(recurrent):
+    net, x = Reduced(recurrent), torch.randn(STEPS, BATCH, 1, 4, 5)
+    compare(net, x, exact=False)
+    assert rolled_as_one(net, x) == (1, 0)
 
 
 class LowPass(snn.Leaky):

@@ -603,6 +603,7 @@ def _leaky_loop(function):
 
 ONES = torch.ones(())
 MATRIX = torch.linspace(-1, 1, 36).view(6, 6)
+PLACES = torch.tensor([[1, 0, 3, 3, 2, 0], [5, 1, 1, 0, 2, 4]]).repeat(3, 1)
 # Name in the report -> the step; accepted: it runs once.
 TAKEN = {
     "add": lambda spk, mem: torch.add(spk, mem.mean(1), alpha=2) if spk.shape[0] == spk.shape[1] else spk + mem,
@@ -653,7 +654,14 @@ TAKEN = {
     "interpolate": lambda spk, mem: functional.interpolate(mem.unsqueeze(1), scale_factor=2),
     "zeros_like": lambda spk, mem: torch.zeros_like(mem) + spk,
     "dropout": lambda spk, mem: functional.dropout(mem, 0.5, False),
+    "gather": lambda spk, mem: mem.gather(-1, PLACES[: len(mem)]),
+    "scatter_add": lambda spk, mem: spk.scatter_add(1, PLACES[: len(mem)], mem),
+    "scatter_add, of a constant": lambda spk, mem: mem.scatter_add(0, PLACES[:1], MATRIX),
+    "index_add": lambda spk, mem: torch.index_add(MATRIX, 1, PLACES[0], torch.cat([mem, spk])[:6]),
+    "index_add, with a factor": lambda spk, mem: mem.index_add(-1, PLACES[1], spk, alpha=0.5),
     # An operator's name, and how it is called.
+    "exp, of a tensor's places": lambda spk, mem: mem[PLACES[0, :3] % 4, 1].exp(),
+    "exp, of a tensor's places behind": lambda spk, mem: mem[:, None, PLACES].exp(),
     "permute, sizes in a tuple": lambda spk, mem: mem.permute((1, 0)),
     "exp, of an index": lambda spk, mem: mem[1, 1:].exp(),
     "pad, reflecting with batch": lambda spk, mem: functional.pad(mem.unsqueeze(1), (1, 1), mode="reflect"),
@@ -700,6 +708,10 @@ REFUSED = {
     "reflecting": lambda spk, mem: functional.pad(mem, (1, 1), mode="reflect"),
     "reflecting, of samples": lambda spk, mem: functional.pad(mem[None], (1, 1), mode="reflect"),
     "index by a tensor": lambda spk, mem: mem[torch.tensor([1, 0])],
+    "index by two tensors apart": lambda spk, mem: mem[None][PLACES[0, :2] * 0, :, PLACES[0, :2]],
+    "index that differs": lambda spk, mem: mem[spk[:, 0].long()],
+    "places that differ": lambda spk, mem: mem.index_add(0, spk[:, 0].long(), mem),
+    "places by name": lambda spk, mem: torch.gather(mem, dim=0, index=PLACES[: len(mem)] % 4),
     "index of two": lambda spk, mem: mem[1:3, 2],
     "max of all": lambda spk, mem: mem.max(),
     "dropout 1d without batch": lambda spk, mem: functional.dropout1d(mem, 0.5, False),
@@ -747,6 +759,94 @@ def test_dropout_of_channels_draws_the_loops_masks(shape, transposed):
     assert neurons(reports) == [(STEPS, True)]
 
 
+@pytest.mark.parametrize("kind", ["self", "memory", "masked", "weights", "rows"])
+def test_attention_of_all_steps_is_one_call(kind):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lif = snn.Leaky(beta=0.5)
+            self.attention = nn.MultiheadAttention(6, 2, batch_first=kind != "rows")
+            self.register_buffer("keys", torch.randn(5, 7, 6))
+
+        def forward(self, x):
+            mem, out = self.lif.reset_mem(), []
+            mask = torch.ones(4, 4, dtype=torch.bool).triu(1) if kind == "masked" else None
+            for t in range(STEPS):
+                spk, mem = self.lif(x[t], mem)
+                keys = self.keys if kind == "memory" else spk
+                made, weights = self.attention(spk, keys, keys, attn_mask=mask, need_weights=kind == "weights")
+                out.append(weights if kind == "weights" else made)
+            return torch.stack(out)
+
+    reports = _same(Net(), torch.rand(STEPS, 5, 4, 6) * 2, equal=False)
+    assert times(reports, "multi_head_attention_forward") == (STEPS, 1)
+
+
+def test_attention_with_a_mask_of_each_sample_stays():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lif, self.attention = snn.Leaky(beta=0.5), nn.MultiheadAttention(6, 2, batch_first=True)
+
+        def forward(self, x):
+            mem, out, left_out = self.lif.reset_mem(), [], torch.zeros(5, 4, dtype=torch.bool)
+            left_out[:, -1] = True
+            for t in range(STEPS):
+                spk, mem = self.lif(x[t], mem)
+                out.append(self.attention(spk, spk, spk, key_padding_mask=left_out)[0])
+            return torch.stack(out)
+
+    reports = _same(Net(), torch.rand(STEPS, 5, 4, 6) * 2, equal=False)
+    assert times(reports, "multi_head_attention_forward") == (STEPS, STEPS)
+
+
+def test_a_graphs_constants_are_computed_once():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lif, self.map = snn.Leaky(beta=0.5), nn.Linear(6, 6, bias=False)
+
+        def forward(self, x, edges):
+            mem, out = self.lif.reset_mem(), []
+            for t in range(STEPS):
+                loops = torch.arange(x.shape[1])
+                row, col = torch.cat([edges[0], loops]), torch.cat([edges[1], loops])
+                degree = torch.zeros(x.shape[1]).scatter_add_(0, col, torch.ones(col.numel()))
+                scale = degree.pow(-0.5)[row]
+                made = torch.zeros_like(x[t]).index_add_(0, col, self.map(x[t])[row] * scale.unsqueeze(1))
+                spk, mem = self.lif(made, mem)
+                out.append(spk)
+            return torch.stack(out)
+
+    net, x, edges = Net(), torch.rand(STEPS, 5, 6) * 3, torch.tensor([[0, 1, 2], [2, 3, 4]])
+    run, reports = compiled(net)
+    torch.testing.assert_close(run(x, edges), net(x, edges))
+    assert neurons(reports) == [(STEPS, True)]
+    for name in ("arange", "zeros", "scatter_add_", "pow", "index_add_", "linear"):
+        calls, now = times(reports, name)
+        assert calls == STEPS, name
+        assert now <= 1, name
+
+
+def test_constants_that_are_results_are_not_one_tensor():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lif = snn.Leaky(beta=0.5)
+
+        def forward(self, x):
+            mem, ones = self.lif.reset_mem(), []
+            for t in range(STEPS):
+                _, mem = self.lif(x[t] * torch.ones(6), mem)
+                ones.append(torch.ones(6).view(2, 3))
+            return (mem, *ones)
+
+    net, x = Net(), torch.rand(STEPS, 5, 6)
+    _, first, *others = compiled(net)[0](x)
+    first.zero_()
+    assert all(torch.equal(one, torch.ones(2, 3)) for one in others)
+
+
 def test_rate_coding_draws_in_the_loops_order_and_compares_once():
     class Net(nn.Module):
         def __init__(self):
@@ -792,6 +892,54 @@ class Planned(nn.Module):
         if self.kind == "shapes":
             return torch.cat(shapes)
         return torch.stack(records, dim=1 if self.kind == "along" else 0)
+
+
+INDEXED = {
+    "x[t]": lambda x, t: x[t],
+    "x[t, :]": lambda x, t: x[t, :],
+    "x[t, ...]": lambda x, t: x[t, ...],
+    "x[:, t, :, :]": lambda x, t: x[:, t, :, :],
+    "x[..., t]": lambda x, t: x[..., t],
+    "x[..., t, 1]": lambda x, t: x[..., t, 1],
+    "x[1, t]": lambda x, t: x[1, t],
+    "x[None, ..., t, 1:]": lambda x, t: x[None, ..., t, 1:],
+    "x[:, t, None]": lambda x, t: x[:, t, None],
+    "x.select(-2, t)": lambda x, t: x.select(-2, t),
+    "x.unbind(1)[t]": lambda x, t: x.unbind(1)[t],
+    "x[:, 1 + 2 * t]": lambda x, t: x[:, 1 + 2 * t],
+    "x[:, -1 - t]": lambda x, t: x[:, -1 - t],
+    "x[:, 8 - 2 * t]": lambda x, t: x[:, 8 - 2 * t],
+    "x[:, t : t + 1]": lambda x, t: x[:, t : t + 1],
+    "x[:, t : t + 1].squeeze(1)": lambda x, t: x[:, t : t + 1].squeeze(1),
+    "x[:, :, 1 + 2 * t : 3 + 2 * t]": lambda x, t: x[:, :, 1 + 2 * t : 3 + 2 * t],
+}
+# Right, and each step's own call: windows that overlap or end early, places at no one distance, a tensor's numbers.
+NOT_INDEXED = {
+    "x[t : t + 2]": lambda x, t: x[t : t + 2],
+    "x[3 * t : 3 * t + 2]": lambda x, t: x[3 * t : 3 * t + 2],
+    "x[places[t]]": lambda x, t: x[[0, 2, 3, 7][t]],
+    "x[t, t]": lambda x, t: x[t, t],
+    "x[[t]]": lambda x, t: x[[t]],
+    "x[t : t + 2 : 2]": lambda x, t: x[t : t + 2 : 2],
+}
+
+
+@pytest.mark.parametrize("form", [*INDEXED, *NOT_INDEXED])
+def test_indices_of_all_steps_are_one(form):
+    index = {**INDEXED, **NOT_INDEXED}[form]
+
+    class Indexed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lif = snn.Leaky(beta=0.5, init_hidden=True)
+
+        def forward(self, x):
+            self.lif.reset_mem()
+            return torch.stack([self.lif(index(x, t)) for t in range(STEPS)])
+
+    (report,) = _same(Indexed(), 2 * torch.randn(11, 11, 12, 13))
+    assert [(one.steps, one.rolled) for one in report.neurons] == [(STEPS, True)]
+    assert report.code.count("= l_x_[") == (STEPS if form in NOT_INDEXED else 1)
 
 
 @pytest.mark.parametrize("kind", ["reversed", "middle", "end", "before", "along", "shapes"])
