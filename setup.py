@@ -42,6 +42,7 @@ SOURCES[1] += [
     "host/sparse_pool.cpp",
     "host/delay_linear.cpp",
     "host/avg_pool.cpp",
+    "host/recurrent.cpp",
     "host/max_pool.cpp",
     "host/lif_max_pool.cpp",
     "host/parallel.cpp",

@@ -4,7 +4,7 @@ from typing import Any, Optional, Sequence
 
 import torch
 
-from snnipu.backends import compiled, host, host_pool, host_sparse, memory, neurons, triton
+from snnipu.backends import compiled, host, host_pool, host_sparse, memory, neurons, recurrent, triton
 from snnipu.ops import _library, _neurons, recurrent_sequence
 from snnipu.ops import neuron_sequence as operator
 from snnipu.ops.delay_linear import OPERATORS as DELAY_LINEAR
@@ -45,7 +45,17 @@ def _steps(neuron: str, variant: int, x: torch.Tensor, parameters: Sequence[torc
     return neurons.Steps(found, variant, x, parameters)
 
 
-_MEANS = recurrent_sequence.Means(_steps, memory.empty, memory.used)
+def _all_forward(a: recurrent_sequence.ForwardArguments, *made: Any) -> Any:
+    found = _found(a.neuron, a.x.dtype)
+    return None if found is None else recurrent.forward(found, a, *made)
+
+
+def _all_backward(a: recurrent_sequence.BackwardArguments, *made: Any) -> Any:
+    found = _found(a.neuron, a.spk.dtype)
+    return None if found is None else recurrent.backward(found, a, *made)
+
+
+_MEANS = recurrent_sequence.Means(_steps, memory.empty, memory.used, _all_forward, _all_backward)
 
 
 def neuron_recurrent_fwd(*arguments: Any) -> recurrent_sequence.MadeForward:

@@ -265,9 +265,10 @@ class Plan:
         if shapes[0] != shapes[1]:
             return reason("form", *(given for given in (step.args[0], after.args[0]) if isinstance(given, Node)))
         states: Any = after.args[1]
-        for state in states:
+        for place, state in enumerate(states):
+            own = [place + 1, 0] if is_output(step, place) else [place + 1]
             taken = isinstance(state, Node) and nodes.name_of(state) == "getitem" and state.args[0] is step
-            if not taken:
+            if not taken or state.args[1] not in own:
                 made = isinstance(state, Node) and self._comes_from(state, step)
                 return reason("state", state) if made else reason("restarted", after)
         parameters: Any = after.args[2]

@@ -202,12 +202,20 @@ class ReferenceSteps:
                 to.copy_((whole.sum() if to.numel() == 1 else whole.reshape(-1, to.numel()).sum(0)).reshape(to.shape))
 
 
+def _by_steps(*arguments: Any) -> None:
+    """For :class:`Means`: every step is a call of its own."""
+
+
 class Means(NamedTuple):
     """What the operator's loop is made with."""
 
     steps: Callable[..., _Steps]
     empty: Callable[[torch.Tensor, Sequence[int]], torch.Tensor]  # ``tensor.new_empty(shape)``
     used: Callable[..., None]  # told the results
+    # All steps in one call: given arguments and results it returns the states after the last step, or their gradients
+    # before the first; None: not of these arguments.
+    forward: Callable[..., Optional[Tensors]] = _by_steps
+    backward: Callable[..., Optional[Tensors]] = _by_steps
 
 
 _REFERENCE = Means(ReferenceSteps, torch.Tensor.new_empty, lambda *made: None)
@@ -264,42 +272,57 @@ def adds_to_input(neuron: str) -> bool:
     return "spk" not in _neurons.find(neuron).states
 
 
+def _forward_steps(
+    means: Means,
+    a: ForwardArguments,
+    initial: Tensors,
+    spk: torch.Tensor,
+    states: Sequence[torch.Tensor],
+    incoming: torch.Tensor,
+) -> Tensors:
+    """Write what the operator gives, step by step; returns the states after the last one."""
+    adds = adds_to_input(a.neuron)
+    steps, step_shape, _ = layout(a.x, a.num_steps)
+    like, before = a.parameters[0], list(initial)
+    connection = Connection(a.weight, a.bias, a.geometry, a.order)
+    # Two rows in turn for states that nobody asks for.
+    spare = [[] if stored else [like.new_empty(step_shape) for _ in range(2)] for stored in a.store]
+    rows = [
+        list(state.unbind()) if stored else two * (steps // 2 + 1) for state, stored, two in zip(states, a.store, spare)
+    ]
+    spikes, arriving = spk.unbind(), incoming.unbind() if a.store_incoming else ()
+    currents = a.x.unbind() if a.num_steps is None else [a.x] * steps
+    one = means.steps(a.neuron, a.variant, currents[0], a.parameters)
+    start = a.initial[SPIKES]
+    last = None if start is None else start.to(a.x.dtype).contiguous()
+    for t, current in enumerate(currents):
+        come = connection.of_zeros(step_shape) if last is None else connection(last)
+        if come is not None and come.dtype != like.dtype:
+            come = come.to(like.dtype)
+        if adds:
+            come = current = current if come is None else current + come
+        if a.store_incoming:
+            arriving[t].zero_() if come is None else arriving[t].copy_(come)
+        before[SPIKES] = come
+        after = [None if place == SPIKES else row[t] for place, row in enumerate(rows)]
+        last = spikes[t]
+        one.forward(current.contiguous(), before[adds:], last, after[adds:])
+        before = list(after)
+    before[SPIKES] = spikes[-1].to(like.dtype)
+    return before
+
+
 def forward_by(means: Means, *arguments: Any) -> MadeForward:
     a = ForwardArguments(*arguments)
-    adds = adds_to_input(a.neuron)
     steps, step_shape, shape = layout(a.x, a.num_steps)
     like = a.parameters[0]
     spk = means.empty(a.x, shape)
     states = [means.empty(like, shape) if stored else like.new_empty(0) for stored in a.store]
     incoming = means.empty(like, shape) if a.store_incoming else like.new_empty(0)
-    before: List[Optional[torch.Tensor]] = [None if state is None else state.contiguous() for state in a.initial]
+    before: Tensors = [None if state is None else state.contiguous() for state in a.initial]
     if steps and step_shape.numel():
-        connection = Connection(a.weight, a.bias, a.geometry, a.order)
-        # Two rows in turn for states that nobody asks for.
-        spare = [[] if stored else [like.new_empty(step_shape) for _ in range(2)] for stored in a.store]
-        rows = [
-            list(state.unbind()) if stored else two * (steps // 2 + 1)
-            for state, stored, two in zip(states, a.store, spare)
-        ]
-        spikes, arriving = spk.unbind(), incoming.unbind() if a.store_incoming else ()
-        currents = a.x.unbind() if a.num_steps is None else [a.x] * steps
-        one = means.steps(a.neuron, a.variant, currents[0], a.parameters)
-        start = a.initial[SPIKES]
-        last = None if start is None else start.to(a.x.dtype).contiguous()
-        for t, current in enumerate(currents):
-            come = connection.of_zeros(step_shape) if last is None else connection(last)
-            if come is not None and come.dtype != like.dtype:
-                come = come.to(like.dtype)
-            if adds:
-                come = current = current if come is None else current + come
-            if a.store_incoming:
-                arriving[t].zero_() if come is None else arriving[t].copy_(come)
-            before[SPIKES] = come
-            after = [None if place == SPIKES else row[t] for place, row in enumerate(rows)]
-            last = spikes[t]
-            one.forward(current.contiguous(), before[adds:], last, after[adds:])
-            before = list(after)
-        before[SPIKES] = spikes[-1].to(like.dtype)
+        last = means.forward(a, before, spk, states, incoming)
+        before = _forward_steps(means, a, before, spk, states, incoming) if last is None else last
     final = []
     if a.store_final:
         final = [like.new_zeros(step_shape) if state is None else state.clone() for state in before]
@@ -307,55 +330,66 @@ def forward_by(means: Means, *arguments: Any) -> MadeForward:
     return spk, states, final, incoming
 
 
-def backward_by(means: Means, *arguments: Any) -> MadeBackward:
-    a = BackwardArguments(*arguments)
+def _backward_steps(
+    means: Means, a: BackwardArguments, grad_final: Tensors, grad_rows: torch.Tensor, total: Tensors
+) -> Tensors:
+    """Write the rows of x's gradient, step by step, and add the parameters'; returns those of the first states."""
     adds = adds_to_input(a.neuron)
     steps, step_shape = a.spk.shape[0], a.spk.shape[1:]
-    like, places = a.parameters[0], range(len(a.states))
+    like, places, carry = a.parameters[0], range(len(a.states)), list(grad_final)
+    connection = Connection(a.weight, a.bias, a.geometry, a.order)
+    part = [None if sums is None else torch.empty_like(sums) for sums in total]
+    one = means.steps(a.neuron, a.variant, a.spk[0], a.parameters)
+    one.differentiate(a.surrogate, a.surrogate_a, a.surrogate_b, part)
+    upstream = [_rows(grad, steps) for grad in (a.grad_spk, *a.grad_states)]
+    kept = [state.unbind() if state.numel() else None for state in a.states]
+    arriving = a.incoming.unbind() if a.incoming.numel() else [None] * steps
+    currents = [a.x] * steps if a.x is None or a.num_steps is not None else a.x.unbind()
+    spikes, gradients = a.spk.unbind(), grad_rows.unbind()
+    again = a.spk.dtype != like.dtype  # 16 bit: of states that are wider than the spikes
+    spare = [[None if s == SPIKES else like.new_empty(step_shape) for s in places] for _ in range(2)]
+    initial = [None if state is None else state.contiguous() for state in a.initial]
+    for t in range(steps - 1, -1, -1):
+        before = [initial[s] if t == 0 else (None if rows is None else rows[t - 1]) for s, rows in enumerate(kept)]
+        before[SPIKES] = arriving[t]
+        after = [None if again else (spikes[t] if rows is None else rows[t]) for rows in kept]
+        current = arriving[t] if adds else currents[t]
+        grad_spk, come = upstream[0][t], carry[SPIKES]
+        if adds and come is not None:
+            grad_spk = come if grad_spk is None else grad_spk + come
+        one.backward(
+            spikes[t] if current is None else current.contiguous(),  # not read, or needed
+            before[adds:],
+            after[adds:],
+            grad_spk,
+            [rows[t] for rows in upstream[1 + adds :]],
+            carry[adds:],
+            gradients[t],
+            spare[t % 2][adds:],
+        )
+        carry = list(spare[t % 2])
+        if t or a.need_initial[SPIKES]:
+            carry[SPIKES] = connection.grad_spk(gradients[t]).to(like.dtype)
+        for sums, own in zip(total, part):
+            if sums is not None and own is not None:
+                sums.add_(own)
+    return carry
+
+
+def backward_by(means: Means, *arguments: Any) -> MadeBackward:
+    a = BackwardArguments(*arguments)
+    steps, step_shape = a.spk.shape[0], a.spk.shape[1:]
+    like = a.parameters[0]
     connection = Connection(a.weight, a.bias, a.geometry, a.order)
     grad_rows = means.empty(a.spk, a.spk.shape)
-    carry: List[Optional[torch.Tensor]] = list(a.grad_final or [None] * len(a.states))
-    carry = [None if grad is None else grad.contiguous() for grad in carry]
+    carry: Tensors = [None if grad is None else grad.contiguous() for grad in a.grad_final or [None] * len(a.states)]
     total = [torch.zeros_like(p) if need else None for p, need in zip(a.parameters, a.need_parameters)]
     grad_weight = torch.zeros_like(a.weight) if a.need_weight else a.weight.new_empty(0)
     grad_bias = torch.zeros_like(a.bias) if a.need_bias and a.bias is not None else a.weight.new_empty(0)
     first = a.initial[SPIKES]
     if steps and step_shape.numel():
-        part = [None if sums is None else torch.empty_like(sums) for sums in total]
-        one = means.steps(a.neuron, a.variant, a.spk[0], a.parameters)
-        one.differentiate(a.surrogate, a.surrogate_a, a.surrogate_b, part)
-        upstream = [_rows(grad, steps) for grad in (a.grad_spk, *a.grad_states)]
-        kept = [state.unbind() if state.numel() else None for state in a.states]
-        arriving = a.incoming.unbind() if a.incoming.numel() else [None] * steps
-        currents = [a.x] * steps if a.x is None or a.num_steps is not None else a.x.unbind()
-        spikes, gradients = a.spk.unbind(), grad_rows.unbind()
-        again = a.spk.dtype != like.dtype  # 16 bit: of states that are wider than the spikes
-        spare = [[None if s == SPIKES else like.new_empty(step_shape) for s in places] for _ in range(2)]
-        initial = [None if state is None else state.contiguous() for state in a.initial]
-        for t in range(steps - 1, -1, -1):
-            before = [initial[s] if t == 0 else (None if rows is None else rows[t - 1]) for s, rows in enumerate(kept)]
-            before[SPIKES] = arriving[t]
-            after = [None if again else (spikes[t] if rows is None else rows[t]) for rows in kept]
-            current = arriving[t] if adds else currents[t]
-            grad_spk, come = upstream[0][t], carry[SPIKES]
-            if adds and come is not None:
-                grad_spk = come if grad_spk is None else grad_spk + come
-            one.backward(
-                spikes[t] if current is None else current.contiguous(),  # not read, or needed
-                before[adds:],
-                after[adds:],
-                grad_spk,
-                [rows[t] for rows in upstream[1 + adds :]],
-                carry[adds:],
-                gradients[t],
-                spare[t % 2][adds:],
-            )
-            carry = list(spare[t % 2])
-            if t or a.need_initial[SPIKES]:
-                carry[SPIKES] = connection.grad_spk(gradients[t]).to(like.dtype)
-            for sums, own in zip(total, part):
-                if sums is not None and own is not None:
-                    sums.add_(own)
+        before = means.backward(a, carry, grad_rows, total)
+        carry = _backward_steps(means, a, carry, grad_rows, total) if before is None else before
         if a.need_weight and steps > 1:
             made = connection.grad_own(grad_rows[1:], a.spk[:-1], True, False)[0]
             assert made is not None

@@ -126,6 +126,16 @@ def centred(net, x):
     return torch.stack(spikes)
 
 
+def spikes_in_its_place(net, x):
+    spk, mem2 = net.states()
+    spikes = []
+    for t in range(STEPS):
+        spk, _mem = net.lif1(net.fc1(x[t]), spk)  # here
+        spk2, mem2 = net.lif2(net.fc2(spk), mem2)
+        spikes.append(spk2)
+    return torch.stack(spikes)
+
+
 def clamp_in_place(net, x):
     mem, mem2 = net.states()
     spikes, mems = [], []
@@ -366,6 +376,7 @@ NEURONS = [
     ("one_step", Net, one_step, Net, plain),
     ("restarted", Net, restarted, Net, plain),
     ("state", Net, centred, Net, clamped_by_its_equations),
+    ("state", Net, spikes_in_its_place, Net, clamped_by_its_equations),
     ("state", Net, clamp_in_place, Net, clamped_by_its_equations),
     ("parameter", Net, threshold_in_place, Net, threshold_after_the_loop),
     ("parameter", Net, threshold_by_a_method, Net, adaptive),

@@ -307,6 +307,35 @@ def test_a_part_of_a_sum_that_is_a_result_is_the_loops():
     compare(net, x, exact=False)
 
 
+class Chained(Written):
+    """The second neuron adds the first one's spikes, and subtracts a layer of the input."""
+
+    def __init__(self):
+        super().__init__(None, zeros(2))
+        self.other = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        mem, mem2 = self.starts(x)
+        spikes = []
+        for current in x:
+            mem = self.beta * mem + current
+            spk = spike(mem - self.threshold)
+            mem = mem - spk * self.threshold
+            mem2 = 0.5 * mem2 + spk - self.other(current)
+            spk2 = spike(mem2 - 0.4)
+            mem2 = mem2 - spk2
+            spikes.append(spk2)
+        return [torch.stack(spikes), mem, mem2]
+
+
+def test_one_neurons_spikes_are_a_summand_of_the_next():
+    net, x = Chained(), torch.randn(STEPS, BATCH, WIDTH)
+    compare(net, x, exact=False)
+    assert rolled_as_one(net, x) == (2, 0)
+    torch._dynamo.reset()
+    assert max(one.times for one in compiler.explain(net, x).graphs[0].operators) == 1
+
+
 class Reduced(nn.Module):
     """No layer is in the loop; ``recurrent``: but one that takes the spikes back."""
 

@@ -847,6 +847,23 @@ def test_constants_that_are_results_are_not_one_tensor():
     assert all(torch.equal(one, torch.ones(2, 3)) for one in others)
 
 
+def test_noise_like_what_lies_turned_is_drawn_as_it_lies():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lif = snn.Leaky(beta=0.5)
+
+        def forward(self, x):
+            mem, out = self.lif.reset_mem(), []
+            for t in range(STEPS):
+                spk, mem = self.lif(x[t] + torch.randn_like(x[t].t()).t(), mem)
+                out.append(spk + torch.rand_like(mem))
+            return torch.stack(out)
+
+    reports = _same(Net(), torch.rand(STEPS, 5, 6))
+    assert neurons(reports) == [(STEPS, True)]
+
+
 def test_rate_coding_draws_in_the_loops_order_and_compares_once():
     class Net(nn.Module):
         def __init__(self):
@@ -921,6 +938,8 @@ NOT_INDEXED = {
     "x[t, t]": lambda x, t: x[t, t],
     "x[[t]]": lambda x, t: x[[t]],
     "x[t : t + 2 : 2]": lambda x, t: x[t : t + 2 : 2],
+    "x[places, t]": lambda x, t: x[PLACES[:2, :3], t],
+    "x[2 * t : 2 * t + 2 : 2]": lambda x, t: x[2 * t : 2 * t + 2 : 2],
 }
 
 

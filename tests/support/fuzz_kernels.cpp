@@ -6,6 +6,7 @@
 //
 // SNNIPU_FUZZ_FAMILY: the calls of one family, by its name below, else all; `names` prints them. With SNNIPU_FUZZ_ALONE
 // it is a program of its own, for any compiler: so many cases of each, from a seed, in place of libFuzzer's.
+#include "host/recurrent.h"
 #include "host/snnipu.h"
 #include "host/sparse.h"
 
@@ -678,6 +679,91 @@ void neuron(Draw &draw) {
     draw.checkUntouched();
 }
 
+template <typename C>
+void multiply(const char *transA, const char *transB, const int *m, const int *n, const int *k, const void *alpha,
+              const void *a, const int *lda, const void *b, const int *ldb, const void *beta, void *c, const int *ldc) {
+  const auto at = [](const void *of, int ld, bool turned, int row, int column) {
+    return static_cast<const C *>(of)[turned ? column + row * ld : row + column * ld];
+  };
+  for (int column = 0; column < *n; ++column)
+    for (int row = 0; row < *m; ++row) {
+      C sum = 0;
+      for (int i = 0; i < *k; ++i)
+        sum += at(a, *lda, *transA == 'T', row, i) * at(b, *ldb, *transB == 'T', i, column);
+      C &out = static_cast<C *>(c)[row + column * *ldc];
+      const C factor = *static_cast<const C *>(beta);
+      out = *static_cast<const C *>(alpha) * sum + (factor == 0 ? 0 : factor * out);
+    }
+}
+
+void recurrence(Draw &draw) {
+  snnipu_neuron_call all = {};
+  snnipu_recurrent_call call = {};
+  call.all = &all;
+  call.features = draw.size(1, 9);
+  call.num_states = draw.size(1, 4);
+  call.adds = draw.coin();
+  call.transposed = draw.coin();
+  all.neuron = draw.size(0, 7);
+  all.variant = draw.size(0, draw.rarely() ? 40 : 5);
+  all.dtype = draw.rarely() ? draw.size(2, 5) : draw.size(0, 1);
+  all.threads = draw.size(1, 3);
+  all.constant_input = draw.rarely();
+  all.steps = draw.size(1, 6);
+  all.elements = call.features * draw.size(1, 5);
+  call.gemm = all.dtype == SNNIPU_F64 ? multiply<double> : multiply<float>;
+  const int64_t every = all.steps * all.elements, bytes = draw.bytes(all.dtype);
+  call.weight = draw.numbers(all.dtype, call.features * call.features);
+  for (int p = 0; p < SNNIPU_MOST_PARAMETERS; ++p) {
+    all.parameter_sizes[p] = draw.coin() ? 1 : call.features;
+    all.parameters[p] = draw.numbers(all.dtype, all.parameter_sizes[p]);
+  }
+  const auto own = static_cast<int>(call.adds ? 0 : 1);
+  for (int s = own; s < call.num_states; ++s)
+    all.initial[s] = draw.maybe(all.dtype, all.elements);
+  all.x = draw.numbers(all.dtype, all.constant_input ? all.elements : every);
+  const bool backward = draw.coin();
+  call.neuron = backward ? snnipu_neuron_backward : snnipu_neuron_forward;
+  int status;
+  if (!backward) {
+    call.bias = draw.maybe(all.dtype, call.features);
+    call.first = draw.maybe(all.dtype, all.elements);
+    call.incoming = draw.maybeRoom(every * bytes);
+    all.spk = draw.room(every * bytes);
+    for (int s = own; s < call.num_states; ++s) {
+      all.states[s] = draw.maybeRoom(every * bytes);
+      all.final[s] = draw.maybeRoom(all.elements * bytes);
+    }
+    status = draw.status(snnipu_recurrent_forward, call);
+  } else {
+    all.surrogate = draw.size(0, 5);
+    all.surrogate_a = static_cast<double>(draw.size(-2, 9));
+    all.grad_constant = draw.coin() ? 0 : draw.size(0, 511);
+    const auto seeds = [&](int bit) { return all.grad_constant >> bit & 1 ? all.elements : every; };
+    all.spk = draw.numbers(all.dtype, every);
+    call.incoming = draw.maybe(all.dtype, every);
+    call.grad_last = draw.maybe(all.dtype, all.elements);
+    call.grad_first = draw.maybeRoom(all.elements * bytes);
+    all.grad_spk = draw.maybe(all.dtype, seeds(0));
+    for (int s = 0; s < call.num_states; ++s)
+      all.grad_states[s] = draw.maybe(all.dtype, seeds(1 + s));
+    for (int s = own; s < call.num_states; ++s) {
+      all.states[s] = draw.coin() ? draw.numbers(all.dtype, every) : nullptr;
+      all.grad_final[s] = draw.maybe(all.dtype, all.elements);
+      all.grad_initial[s] = draw.maybeRoom(all.elements * bytes);
+    }
+    for (int p = 0; p < SNNIPU_MOST_PARAMETERS; ++p) // to which is added
+      all.grad_parameters[p] = draw.coin() ? draw.numbers(all.dtype, all.parameter_sizes[p]) : nullptr;
+    all.grad_x = draw.room(every * bytes);
+    status = draw.status(snnipu_recurrent_backward, call);
+  }
+  const bool known = hasNeuron(all.neuron, all.variant) && all.dtype <= SNNIPU_F64;
+  if (status != (known ? 0 : 1))
+    fail("status of a recurrence", status);
+  if (all.dtype > SNNIPU_F64)
+    draw.checkUntouched();
+}
+
 void fingerprint(Draw &draw) {
   const int64_t count = draw.size(0, 3000);
   auto *const bytes = static_cast<char *>(draw.numbers(SNNIPU_F16, count));
@@ -694,6 +780,7 @@ void fingerprint(Draw &draw) {
 
 const std::vector<std::pair<std::string, std::function<void(Draw &)>>> families = {
     {"neurons", neuron},
+    {"recurrence", recurrence},
     {"linear", [](Draw &draw) { currents(draw, false); }},
     {"convolution", [](Draw &draw) { currents(draw, true); }},
     {"delays", delays},

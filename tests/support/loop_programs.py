@@ -52,6 +52,23 @@ WRITTEN = (
             "{syn} = {syn} * (1 - {spk})",
         ),
     ),
+    (
+        ("mem",),
+        (
+            "{mem} = {p} * {mem} + {v} - 0.2 * torch.rand_like({mem})",
+            "{spk} = {f}({mem} - 0.3)",
+            "{mem} = {mem} - {spk}.detach()",
+        ),
+    ),
+    # Not of maps.
+    (
+        ("mem", "was"),
+        (
+            "{mem} = 0.8 * {mem} + {v} + {was} @ self.after.weight",
+            "{spk} = {was} = {f}({mem} - 0.3)",
+            "{mem} = {mem} - 0.3 * {spk}",
+        ),
+    ),
 )
 # What may be done with a membrane between two steps of these neurons.
 BETWEEN = ("{m}.clamp(min=-0.25)", "{m} - 0.1 * {s}", "{m} * (1 - 0.5 * {s}.detach())")
@@ -376,7 +393,7 @@ class Writer:
 
     def written(self, v: str) -> str:
         """A neuron that is written out."""
-        states, lines = self.pick(*WRITTEN)
+        states, lines = self.pick(*(WRITTEN[:-1] if self.maps else WRITTEN))
         spk, learnt, own = self.name("spk"), self.name("p"), self.name("spike")
         surrogate = self.pick("surrogate.fast_sigmoid(slope=5)", "surrogate.atan(alpha=1.5)", "Spike.apply")
         self.write("init", f"self.{own} = {surrogate}", f"self.{learnt} = nn.Parameter(torch.tensor(0.45))")

@@ -1,0 +1,228 @@
+// The steps of a neuron whose spikes come back through a fully connected layer, one after the other.
+#include "host/recurrent.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <new>
+
+namespace snnipu {
+namespace {
+
+// Where a product's operands begin: by it BLAS chooses, and so rounds.
+constexpr std::size_t alignment = 64;
+
+template <typename C> class Row {
+public:
+  explicit Row(std::size_t elements)
+      : memory_(new unsigned char[elements * sizeof(C) + alignment]), at_(memory_.get()) {
+    at_ += (alignment - reinterpret_cast<std::uintptr_t>(at_) % alignment) % alignment;
+  }
+  C *get() const { return reinterpret_cast<C *>(at_); }
+
+private:
+  std::unique_ptr<unsigned char[]> memory_;
+  unsigned char *at_;
+};
+
+template <typename C> struct Loop {
+  const snnipu_recurrent_call &call;
+  const snnipu_neuron_call &all;
+  const std::size_t steps, elements;
+  const unsigned first; // of the states that are not the layer's output
+  snnipu_neuron_call step;
+  Row<C> product, sum, aligned;
+
+  explicit Loop(const snnipu_recurrent_call &of)
+      : call(of), all(*of.all), steps(static_cast<std::size_t>(all.steps)),
+        elements(static_cast<std::size_t>(all.elements)), first(of.adds ? 0 : 1), step(*of.all), product(elements),
+        sum(elements), aligned(elements) {
+    step.steps = 1;
+    step.constant_input = 1;
+    step.grad_constant = 0;
+    for (unsigned s = 0; s < SNNIPU_MOST_STATES; ++s) {
+      step.initial[s] = step.grad_states[s] = step.grad_final[s] = nullptr;
+      step.states[s] = step.final[s] = step.grad_initial[s] = nullptr;
+    }
+  }
+
+  unsigned states() const { return static_cast<unsigned>(call.num_states); }
+  template <typename T> T *row(T *sequence, std::size_t t) const { return sequence + t * elements; }
+  const C *input(std::size_t t) const {
+    const auto *x = static_cast<const C *>(all.x);
+    return x && !all.constant_input ? row(x, t) : x;
+  }
+
+  // product = weight or its transpose times each row; added to what is there already, or not.
+  void multiply(const C *rows, bool back, bool add) const {
+    const int features = static_cast<int>(call.features), count = static_cast<int>(elements) / features;
+    const C one = 1, beta = add ? 1 : 0;
+    // Column-major, the weight's memory is the transposed matrix.
+    const char *const turned = (call.transposed != 0) == back ? "T" : "N";
+    call.gemm(turned, "N", &features, &count, &features, &one, call.weight, &features, rows, &features, &beta,
+              product.get(), &features);
+  }
+
+  // The layer's output for the spikes of a step; null where there are neither spikes nor a bias.
+  const C *arriving(const C *spikes) const {
+    const auto *bias = static_cast<const C *>(call.bias);
+    const auto features = static_cast<std::size_t>(call.features);
+    if (bias)
+      for (std::size_t at = 0; at < elements; at += features)
+        std::copy_n(bias, features, product.get() + at);
+    if (!spikes)
+      return bias ? product.get() : nullptr;
+    if (reinterpret_cast<std::uintptr_t>(spikes) % alignment)
+      spikes = std::copy_n(spikes, elements, aligned.get()) - elements;
+    multiply(spikes, false, bias != nullptr);
+    return product.get();
+  }
+
+  const C *added(const C *a, const C *b) const {
+    C *const out = sum.get();
+    for (std::size_t i = 0; i < elements; ++i)
+      out[i] = a[i] + b[i];
+    return out;
+  }
+};
+
+// Two rows in turn, for each state.
+template <typename C> struct Spare {
+  std::unique_ptr<Row<C>> rows[SNNIPU_MOST_STATES][2];
+
+  C *at(unsigned state, std::size_t t, std::size_t elements) {
+    auto &row = rows[state][t % 2];
+    if (!row)
+      row = std::make_unique<Row<C>>(elements);
+    return row->get();
+  }
+};
+
+template <typename C> int recurrentForward(const snnipu_recurrent_call &call) {
+  Loop<C> loop(call);
+  Spare<C> spare;
+  auto &step = loop.step;
+  auto *const spk = static_cast<C *>(loop.all.spk), *const incoming = static_cast<C *>(call.incoming);
+  const auto *spikes = static_cast<const C *>(call.first);
+  for (unsigned s = loop.first; s < loop.states(); ++s)
+    step.initial[s] = loop.all.initial[s];
+  for (std::size_t t = 0; t < loop.steps; ++t) {
+    const C *const come = loop.arriving(spikes), *x = loop.input(t);
+    if (call.adds && come)
+      x = loop.added(x, come);
+    if (incoming) {
+      const C *const given = call.adds ? x : come;
+      C *const out = loop.row(incoming, t);
+      if (given)
+        std::copy_n(given, loop.elements, out);
+      else
+        std::fill_n(out, loop.elements, C(0));
+    }
+    step.x = x;
+    if (!call.adds)
+      step.initial[0] = come;
+    for (unsigned s = loop.first; s < loop.states(); ++s)
+      step.final[s] =
+          loop.all.states[s] ? loop.row(static_cast<C *>(loop.all.states[s]), t) : spare.at(s, t, loop.elements);
+    step.spk = loop.row(spk, t);
+    if (const int status = call.neuron(&step))
+      return status;
+    for (unsigned s = loop.first; s < loop.states(); ++s)
+      step.initial[s] = step.final[s];
+    spikes = loop.row(spk, t);
+  }
+  for (unsigned s = loop.first; s < loop.states(); ++s)
+    if (loop.all.final[s])
+      std::copy_n(static_cast<const C *>(step.initial[s]), loop.elements, static_cast<C *>(loop.all.final[s]));
+  return 0;
+}
+
+template <typename C> int recurrentBackward(const snnipu_recurrent_call &call) {
+  Loop<C> loop(call);
+  Spare<C> spare;
+  auto &step = loop.step;
+  const auto &all = loop.all;
+  const auto upstream = [&](const void *of, unsigned bit, std::size_t t) -> const C * {
+    const auto *rows = static_cast<const C *>(of);
+    return rows && !(all.grad_constant >> bit & 1) ? loop.row(rows, t) : rows;
+  };
+  std::unique_ptr<Row<C>> parts[SNNIPU_MOST_PARAMETERS];
+  for (unsigned p = 0; p < SNNIPU_MOST_PARAMETERS; ++p)
+    if (all.grad_parameters[p]) {
+      parts[p] = std::make_unique<Row<C>>(static_cast<std::size_t>(all.parameter_sizes[p]));
+      step.grad_parameters[p] = parts[p]->get();
+    }
+  for (unsigned s = loop.first; s < loop.states(); ++s)
+    step.grad_final[s] = all.grad_final[s];
+  const auto *const spk = static_cast<const C *>(all.spk), *const incoming = static_cast<const C *>(call.incoming);
+  const auto *carried = static_cast<const C *>(call.grad_last);
+  for (std::size_t t = loop.steps; t-- > 0;) {
+    const C *const own = loop.row(spk, t), *const come = incoming ? loop.row(incoming, t) : nullptr;
+    const C *const x = call.adds ? come : loop.input(t);
+    step.x = x ? x : own; // not read
+    const C *grad = upstream(all.grad_spk, 0, t);
+    if (call.adds && carried)
+      grad = grad ? loop.added(grad, carried) : carried;
+    step.grad_spk = grad;
+    if (!call.adds) {
+      step.initial[0] = come;
+      step.states[0] = const_cast<C *>(own);
+      step.grad_final[0] = carried;
+      step.grad_states[0] = upstream(all.grad_states[0], 1, t);
+    }
+    for (unsigned s = loop.first; s < loop.states(); ++s) {
+      auto *const kept = static_cast<C *>(all.states[s]);
+      step.initial[s] = t == 0 ? all.initial[s] : kept ? loop.row(kept, t - 1) : nullptr;
+      step.states[s] = kept ? loop.row(kept, t) : const_cast<C *>(own);
+      step.grad_states[s] = upstream(all.grad_states[s], 1 + s, t);
+      step.grad_initial[s] = spare.at(s, t, loop.elements);
+    }
+    C *const gradX = loop.row(static_cast<C *>(all.grad_x), t);
+    step.grad_x = gradX;
+    if (const int status = call.neuron(&step))
+      return status;
+    for (unsigned s = loop.first; s < loop.states(); ++s)
+      step.grad_final[s] = step.grad_initial[s];
+    if (t || call.grad_first) {
+      loop.multiply(gradX, true, false);
+      carried = loop.product.get();
+    }
+    for (unsigned p = 0; p < SNNIPU_MOST_PARAMETERS; ++p)
+      if (parts[p]) {
+        auto *const total = static_cast<C *>(all.grad_parameters[p]);
+        for (std::size_t i = 0; i < static_cast<std::size_t>(all.parameter_sizes[p]); ++i)
+          total[i] += parts[p]->get()[i];
+      }
+  }
+  for (unsigned s = loop.first; s < loop.states(); ++s)
+    if (all.grad_initial[s])
+      std::copy_n(static_cast<const C *>(step.grad_final[s]), loop.elements, static_cast<C *>(all.grad_initial[s]));
+  if (call.grad_first)
+    std::copy_n(carried, loop.elements, static_cast<C *>(call.grad_first));
+  return 0;
+}
+
+int recurrent(const snnipu_recurrent_call &call, bool backward) {
+  try {
+    switch (call.all->dtype) {
+    case SNNIPU_F32:
+      return backward ? recurrentBackward<float>(call) : recurrentForward<float>(call);
+    case SNNIPU_F64:
+      return backward ? recurrentBackward<double>(call) : recurrentForward<double>(call);
+    default:
+      return 1;
+    }
+  } catch (const std::bad_alloc &) {
+    return 2;
+  }
+}
+
+} // namespace
+} // namespace snnipu
+
+extern "C" {
+int snnipu_recurrent_forward(const snnipu_recurrent_call *call) { return snnipu::recurrent(*call, false); }
+int snnipu_recurrent_backward(const snnipu_recurrent_call *call) { return snnipu::recurrent(*call, true); }
+int64_t snnipu_recurrent_call_size(void) { return sizeof(snnipu_recurrent_call); }
+}

@@ -1,0 +1,164 @@
+"""Recurrence on the CPU in one call: what a call for every step gives, bit by bit."""
+
+import ctypes
+
+import pytest
+import torch
+from torch import nn
+
+import snnipu as snn
+from snnipu import surrogate
+from snnipu.backends import host, kernels, recurrent
+from snnipu.ops.recurrent_sequence import Connection, recurrent_apply
+
+pytestmark = pytest.mark.skipif(
+    host.library is None or recurrent._gemm(torch.float32) is None, reason="this PyTorch shows no product of its BLAS"
+)
+STEPS = 7
+# Rows and features: odd sizes lie unaligned.
+SIZES = [(1, 5), (3, 7), (4, 16), (33, 65)]
+DTYPES = [torch.float32, torch.float64]
+SUBTRACTED = {"reset_mechanism": "subtract"}
+OPTIONS = {**SUBTRACTED, "reset_delay": True}
+NEURONS = {
+    "leaky": (2, {"beta": 0.8, "threshold": 0.4, "graded_spikes_factor": 1.0}),
+    "synaptic": (3, {"alpha": 0.6, "beta": 0.8, "threshold": 0.4, "graded_spikes_factor": 1.0}),
+    "rleaky": (2, {"beta": 0.8, "threshold": 0.4, "graded_spikes_factor": 1.0}),
+    "rsynaptic": (3, {"alpha": 0.6, "beta": 0.8, "threshold": 0.4, "graded_spikes_factor": 1.0}),
+}
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often a native call ran all steps."""
+    made = []
+    for name in ("forward", "backward"):
+        plain = getattr(recurrent, name)
+
+        def counted(*arguments, plain=plain, name=name):
+            found = plain(*arguments)
+            made.extend([name] * (found is not None))
+            return found
+
+        monkeypatch.setattr(recurrent, name, counted)
+    return made
+
+
+def made(neuron, x, states, connection, learnt, **keywords):
+    """Results and gradients of everything, final states among the results."""
+    out = recurrent_apply(
+        neuron,
+        x,
+        states,
+        learnt,
+        connection,
+        options=SUBTRACTED if neuron == "rsynaptic" else OPTIONS,
+        spike_grad=surrogate.fast_sigmoid(slope=5),
+        need_final=True,
+        **keywords,
+    )
+    results = [one for part in out if part is not None for one in (part if isinstance(part, (list, tuple)) else [part])]
+    results = [one for one in results if one is not None and one.numel()]
+    generator = torch.Generator().manual_seed(2)
+    loss = sum((one * torch.randn(one.shape, generator=generator, dtype=one.dtype)).sum() for one in results)
+    inputs = [x, *states, connection.weight, connection.bias, *learnt.values()]
+    inputs = [one for one in inputs if isinstance(one, torch.Tensor) and one.requires_grad]
+    return results, torch.autograd.grad(loss, inputs, allow_unused=True)
+
+
+def both(monkeypatch, *arguments, **keywords):
+    """In one call, and in one for each step."""
+    one = made(*arguments, **keywords)
+    with monkeypatch.context() as patched:
+        patched.setattr(kernels, "_MEANS", kernels._MEANS._replace(forward=lambda *a: None, backward=lambda *a: None))
+        return one, made(*arguments, **keywords)
+
+
+def assert_equal(one, other):
+    for ours, theirs in zip((*one[0], *one[1]), (*other[0], *other[1])):
+        assert (ours is None) == (theirs is None)
+        assert ours is None or torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "features"), SIZES)
+@pytest.mark.parametrize("neuron", NEURONS)
+@pytest.mark.parametrize("kind", ["plain", "bias", "transposed", "states", "constant", "one step", "few stored"])
+def test_one_call_gives_the_bits_of_single_ones(neuron, kind, rows, features, dtype, monkeypatch, calls):
+    torch.manual_seed(0)
+    count, parameters = NEURONS[neuron]
+    weight = nn.Parameter(torch.randn(features, features, dtype=dtype) / 2)
+    bias = nn.Parameter(torch.randn(features, dtype=dtype) / 2) if kind == "bias" else None
+    steps = 1 if kind == "one step" else STEPS
+    constant = kind == "constant"
+    x = torch.randn(*(() if constant else (steps,)), rows, features, dtype=dtype, requires_grad=True)
+    given = kind in ("states", "one step")
+    states = [torch.randn(rows, features, dtype=dtype).relu().requires_grad_() if given else None for _ in range(count)]
+    learnt = {
+        name: torch.full((features,), value, dtype=dtype, requires_grad=True) for name, value in parameters.items()
+    }
+    connection = Connection(weight.t() if kind == "transposed" else weight, bias)
+    store = [place == 0 for place in range(count)] if kind == "few stored" else None
+    one, other = both(
+        monkeypatch, neuron, x, states, connection, learnt, num_steps=STEPS if constant else None, store=store
+    )
+    assert_equal(one, other)
+    assert one[0][0].any()
+    assert calls == ["forward", "backward"]
+
+
+def test_a_gradient_that_is_the_same_at_every_step(monkeypatch, calls):
+    torch.manual_seed(0)
+    layer = snn.RLeaky(beta=0.8, linear_features=6, threshold=0.4, learn_beta=True)
+    x = torch.randn(STEPS, 3, 6, requires_grad=True)
+    found = []
+    for whole in (True, False):
+        with monkeypatch.context() as patched:
+            if not whole:
+                means = kernels._MEANS._replace(forward=lambda *a: None, backward=lambda *a: None)
+                patched.setattr(kernels, "_MEANS", means)
+            spk, mem = layer.sequence(x)[:2]
+            found.append(torch.autograd.grad(spk.sum() + mem.sum(), [x, *layer.parameters()], allow_unused=True))
+    assert calls == ["forward", "backward"]
+    for one, other in zip(*found):
+        assert (one is None) == (other is None)
+        assert one is None or torch.equal(one, other)
+
+
+@pytest.mark.parametrize("bias", [torch.zeros(6, dtype=torch.float64), torch.zeros(5)], ids=["dtype", "size"])
+def test_a_bias_that_does_not_fit_is_pytorchs_error(bias):
+    parameters = {name: torch.tensor(value) for name, value in NEURONS["leaky"][1].items()}
+    with pytest.raises(RuntimeError):
+        recurrent_apply(
+            "leaky",
+            torch.zeros(2, 3, 6),
+            [torch.zeros(3, 6), None],
+            parameters,
+            Connection(torch.zeros(6, 6), bias),
+            options=OPTIONS,
+            spike_grad=surrogate.atan(),
+        )
+
+
+@pytest.mark.parametrize("kind", ["16 bit", "one vector", "large", "precision", "other weights", "one bias"])
+def test_what_runs_step_by_step(kind, monkeypatch, calls):
+    dtype = torch.bfloat16 if kind == "16 bit" else torch.float32
+    features = 300 if kind == "large" else 6
+    rows = (1 << 16) // features + 1 if kind == "large" else 3
+    x = torch.randn(2, *(() if kind == "one vector" else (rows,)), features, dtype=dtype)
+    weight = torch.randn(features, 2 * features if kind == "other weights" else features, dtype=dtype)
+    if kind == "other weights":
+        weight = weight[:, ::2]
+    if kind == "precision":
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+    bias = torch.tensor([0.5]) if kind == "one bias" else None  # which PyTorch spreads
+    parameters = {name: torch.tensor(value) for name, value in NEURONS["leaky"][1].items()}
+    out = recurrent_apply(
+        "leaky", x, [None, None], parameters, Connection(weight, bias), options=OPTIONS, spike_grad=surrogate.atan()
+    )
+    assert out.spk.shape == x.shape
+    assert not calls
+
+
+def test_the_struct_is_the_librarys():
+    assert host.library.snnipu_recurrent_call_size() == ctypes.sizeof(recurrent.Call)
