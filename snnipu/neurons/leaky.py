@@ -138,7 +138,10 @@ class Leaky(FusedNeuron, snntorch.Leaky):
 
         Raises:
             TypeError: ``mem`` passed with ``init_hidden=True``; not a floating tensor.
-            ValueError: ``beta``, ``threshold``, ``graded_spikes_factor`` or ``mem`` of a shape that does not fit.
+            ValueError: ``beta``, ``threshold`` or ``graded_spikes_factor`` of a shape that does not fit.
+
+        Warns:
+            UserWarning: ``mem`` of another shape: zeros stand in for it, as in snnTorch.
         """
         if leaves.enabled and self._reset_in_trace():
             self.reset_mem()
@@ -257,16 +260,12 @@ class Leaky(FusedNeuron, snntorch.Leaky):
             raise TypeError(f"mem must be a torch.Tensor or None, got {type(mem).__name__}")
         if mem.shape == input_.shape or mem.numel() <= 1:
             return
-        if mem.dim() > 1 and mem.shape[1:] != input_.shape[1:]:
-            raise ValueError(
-                f"mem must have the input's shape {tuple(input_.shape)}, got {tuple(mem.shape)}: is it another layer's?"
-            )
         if leaves.tracing():
             return  # a warning ends the graph
-        warnings.warn(
-            f"mem of shape {tuple(mem.shape)} does not fit the input's {tuple(input_.shape)}: starting from zeros",
-            stacklevel=3,
-        )
+        said = f"mem of shape {tuple(mem.shape)} does not fit the input's {tuple(input_.shape)}: starting from zeros"
+        if mem.shape[1:] != input_.shape[1:]:
+            said += "; is it another layer's?"
+        warnings.warn(said, stacklevel=3)
 
     def sequence(  # type: ignore[override]  # its state may be given by name
         self, x: torch.Tensor, mem: Optional[torch.Tensor] = None, *, num_steps: Optional[int] = None
