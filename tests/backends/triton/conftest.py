@@ -1,5 +1,6 @@
 """Triton's compiler without a GPU; and its interpreter."""
 
+import contextlib
 import importlib
 import re
 import subprocess
@@ -117,3 +118,17 @@ def compiled(monkeypatch, tmp_path) -> Callable[..., List[Launch]]:
         return found
 
     return launches
+
+
+@pytest.fixture
+def large_memory():
+    """40 GiB of the GPU's memory, which only one of the tests' processes asks for at a time."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError):  # Windows
+            fcntl = importlib.import_module("fcntl")
+            lock = stack.enter_context(open(Path(tempfile.gettempdir()) / "snnipu-large-memory", "w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if torch.cuda.mem_get_info()[0] < 40 * 2**30:
+            pytest.skip("needs 40 GiB of free GPU memory")
+        yield
+        torch.cuda.empty_cache()

@@ -292,10 +292,8 @@ def test_layers_on_the_gpu_train_as_on_the_cpu():
     assert networks[0].overflow == networks[1].overflow
 
 
-def test_more_than_two_billion_elements():
+def test_more_than_two_billion_elements(large_memory):
     """Offsets have 64 bits."""
-    if torch.cuda.mem_get_info()[0] < 40 * 2**30:
-        pytest.skip("needs 40 GiB of free GPU memory")
     mem = torch.zeros(33, 64, 2**20, device=CUDA)
     mem[-1, -1, -3:] = 2
     spikes = ops.select_spikes(mem, 1.0, 1.0, 4)
