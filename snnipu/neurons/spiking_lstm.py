@@ -292,6 +292,12 @@ class SLSTM(_SpikingLSTM, snntorch.SLSTM):
                 stacklevel=2,
             )
 
+    def _base_zero(self, input_: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        """snnTorch's, not in place: the cell's backward pass on a GPU needs the state that it gave."""
+        syn, mem = self._base_state_function(input_)
+        syn2, mem2 = self._base_state_reset_zero(input_)
+        return syn - syn2 * self.reset, mem - mem2 * self.reset
+
     def _part(self) -> nn.Module:
         return self.lstm_cell
 

@@ -261,3 +261,62 @@ def test_states_are_no_buffers(shape):
         assert state.dtype == torch.float64
         torch.testing.assert_close(state, getattr(theirs, name), rtol=1e-5, atol=1e-6)
     assert copy.deepcopy(own).mem.equal(own.mem)
+
+
+def results_of(own, x, states, wanted):
+    """Outputs of a sequence, and gradients of the tensors that are ``wanted``."""
+    torch.manual_seed(2)
+    outs = own.sequence(x, *states)
+    return [*outs, *torch.autograd.grad(sum((out * torch.randn_like(out)).sum() for out in outs), wanted)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("threshold", [0.05, -0.05])  # below zero, zeros are reset as well
+@pytest.mark.parametrize("reset_mechanism", ["subtract", "zero", "none"])
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_the_backward_pass_is_that_of_the_steps(kind, reset_mechanism, threshold, dtype, monkeypatch):
+    """Outputs bit by bit; the gradients of everything, and of each thing alone."""
+    options = {"reset_mechanism": reset_mechanism, "learn_threshold": True, "threshold": threshold}
+    own = make(snn, SHAPES[kind], **options).to(dtype)
+    x = (torch.randn(SHAPES[kind], dtype=dtype) * 2).requires_grad_()
+    hidden = own.sequence(x)[1].shape[1:]
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    for given in (False, True):
+        states = [(torch.randn(hidden, dtype=dtype) * 0.1).requires_grad_() for _ in range(2 * given)]
+        tensors = [x, *states, *own.parameters()]
+        for wanted in (tensors, *([one] for one in tensors)):
+            for one in tensors:
+                one.requires_grad_(any(one is other for other in wanted))
+            made = results_of(own, x, states, wanted)
+            with monkeypatch.context() as patch:
+                patch.setattr("snnipu.ops.spiking_lstm._has_backward", lambda *_: False)
+                expected = results_of(own, x, states, wanted)
+            assert [torch.equal(one, other) for one, other in zip(made[:3], expected)] == [True] * 3
+            for one, other in zip(made[3:], expected[3:]):
+                assert one.shape == other.shape
+                assert relative_error(one, other) <= tolerance
+
+
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_gradients_of_one_step_and_of_a_constant_input(kind, monkeypatch):
+    own = make(snn, SHAPES[kind], reset_mechanism="subtract", learn_threshold=True)
+    x = torch.randn(SHAPES[kind])
+    for given, steps in ((x[:1], None), (x[0], 1), (x[0], 4)):
+        results = []
+        for there in (True, False):
+            leaf = given.clone().requires_grad_()
+            with monkeypatch.context() as patch:
+                if not there:
+                    patch.setattr("snnipu.ops.spiking_lstm._has_backward", lambda *_: False)
+                outs = own.sequence(leaf, num_steps=steps)
+            gradients = torch.autograd.grad(outs[0].sum() + (outs[1] * outs[2]).sum(), [leaf, *own.parameters()])
+            results.append([*outs, *gradients])
+        for one, other in zip(*results):
+            assert relative_error(one, other) <= 1e-5
+
+
+def test_a_second_derivative_is_refused():
+    own, x = make(snn, SHAPES["linear"]), torch.randn(SHAPES["linear"]).requires_grad_()
+    (gradient,) = torch.autograd.grad(own.sequence(x)[2].sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="a second derivative through snnipu's SLSTM"):
+        gradient.sum().backward()
