@@ -335,8 +335,9 @@ def not_faster(report: GraphReport) -> str:
 def _tracing() -> Iterator[None]:
     from torch._dynamo import config
 
-    # NumPy's own random numbers, not others in their place: a loop that draws them is not compiled.
-    with config.patch(use_numpy_random_stream=True):
+    # NumPy's own random numbers, not others in their place: a loop that draws them is not compiled. And .item() is an
+    # operation like any other, whose number the program may count or keep, not decide by.
+    with config.patch(use_numpy_random_stream=True, capture_scalar_outputs=True):
         yield
 
 

@@ -17,7 +17,7 @@ PREFIX = "__snnipu_"
 LOOP, UNBOUND, REGISTER, _OUT = (f"{PREFIX}{name}" for name in ("loop_", "unbound__", "register__", "out__"))
 
 # A loop with one of these has its results on the way: no compiler takes it as one graph.
-_EAGER_METHODS = {"backward", "item", "numpy", "tolist", "zero_grad", "cpu", "update", "write", "set_description"}
+_EAGER_METHODS = {"backward", "numpy", "tolist", "zero_grad", "update", "write", "set_description"}
 _EAGER_FUNCTIONS = {"print", "input", "open", "locals", "vars", "eval", "exec", "super", "globals", "dir"}
 _REFUSED = (
     ast.Return,

@@ -385,13 +385,12 @@ class Plan:
             if isinstance(bundle, Chain):
                 bundle.input = source if source is not None else Pieces(tuple(inputs), len(found.steps))
             waiting.append(_outputs(found.steps))
-        for node in self.graph.nodes:
-            listed = listed_by(node)
-            if listed is not None and len(listed) > 1:
-                self.pull(listed)
-        if not self.chains or any(found.reason is not None for found in self.chains):
-            for repeated in self._repeated():
-                self.pull(repeated)
+        # A list may hold the results of some steps alone, and is all that shows where no neuron does.
+        lists = [listed for listed in map(listed_by, self.graph.nodes) if listed is not None and len(listed) > 1]
+        left = any(found.reason is not None for found in self.chains)
+        repeated = self._repeated() if left or not self.chains else []
+        for values in (*repeated, *lists) if left else (*lists, *repeated):
+            self.pull(values)
         # What else is done with a sequence, step by step.
         known = 0
         while waiting or known < len(self.bundles):
@@ -413,10 +412,11 @@ class Plan:
                 fixed = tuple(one for one in node.all_input_nodes if one.op in ("placeholder", "get_attr"))
                 found.setdefault((fixed, node.op, node.target, node.meta["stack_trace"]), []).append(node)
         # A layer or a neuron is called once in a step; what has no weights may be of several layers.
-        counts = Counter(len(calls) for (fixed, *_), calls in found.items() if fixed and len(calls) > 2)
         named = Counter(chain.name for chain in self.chains for _ in chain.steps if chain.name)
-        counts.update(calls for calls in named.values() if calls > 2)
+        counts = Counter(calls for calls in named.values() if calls > 2)
+        counts.update(len(calls) for (fixed, *_), calls in found.items() if fixed and len(calls) > 2)
         counts = counts or Counter(len(calls) for calls in found.values() if len(calls) > 2)
+        # Of two that are as frequent, the neurons'.
         steps = counts.most_common(1)[0][0] if counts else 0
         return [calls for calls in found.values() if len(calls) == steps > 2]
 

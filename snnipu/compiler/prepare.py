@@ -25,6 +25,7 @@ def prepare(graph: Graph, fix_numbers: bool = False) -> None:
         _fix_numbers(graph)
     _without_gradient_modes(graph)
     _drop_casts(graph)
+    _differences(graph)
     _out_of_place(graph)
     _count_once(graph)
     _records_as_stacks(graph)
@@ -75,10 +76,15 @@ def _without_gradient_modes(graph: Graph) -> None:
         if not known or any(getattr(nodes.value_of(one), "requires_grad", False) for one in changes.get(node, ())):
             return
     detached: Dict[Node, Node] = {}
+    made_inside = set(inside)
 
     def without_gradient(node: Node, source: Node) -> Node:
         value = nodes.value_of(source)
-        if not isinstance(value, torch.Tensor) or not value.requires_grad:
+        if not isinstance(value, torch.Tensor):
+            return source
+        # What does not learn at the first step, and does later, will be a part of one result that learns.
+        may = value.is_floating_point() and source not in made_inside and source.all_input_nodes
+        if not value.requires_grad and (not may or source in changes.get(node, ())):
             return source
         if source not in detached:
             with graph.inserting_before(node):
@@ -126,6 +132,13 @@ _OPERATORS = {
 # The dtype of a result of 16 bits is its argument's, autocast or not.
 _OF_ANY_PRECISION = {"add", "sub", "mul", "truediv", "div", "relu", "relu6", "leaky_relu", "clamp", "neg", "abs"}
 _OF_INTEGERS = {"add", "sub", "mul", "neg", "abs", "and_", "or_", "xor", "bitwise_and", "bitwise_or", "clamp"}
+
+
+def _differences(graph: Graph) -> None:
+    """``1 - x`` as it is written, which is ``torch.rsub(x, 1)`` where a default device is set."""
+    for node in graph.nodes:
+        if node.target is torch.rsub and len(node.args) == 2 and not node.kwargs:
+            node.target, node.args = operator.sub, (node.args[1], node.args[0])
 
 
 def _out_of_place(graph: Graph) -> None:

@@ -21,7 +21,7 @@ from snnipu._generator.step import OUTPUT
 from snnipu.compiler import nodes, own_functions
 from snnipu.compiler.cycles import components
 from snnipu.compiler.plan import Plan, is_step, module_of
-from snnipu.compiler.runs import Argument, Before, Fixed, Given, Runs, Same, form_of, runs_of
+from snnipu.compiler.runs import Argument, Before, Fixed, Given, Runs, Same, form_of, has_several, runs_of
 from snnipu.ops import _neurons, leaves
 from snnipu.ops.lif_sequence import MECHANISMS
 
@@ -63,6 +63,7 @@ def as_neurons(plan: Plan, without: Container[str] = ()) -> Dict[Node, str]:
     """
     taken: Set[Node] = set()
     found: List[_Neuron] = []
+    added = _with_all_results(plan)
     # The first step often differs from the others: it has nothing before it.
     for apart in (0, 1):
         for runs in runs_of(plan.cycles, apart):
@@ -75,9 +76,29 @@ def as_neurons(plan: Plan, without: Container[str] = ()) -> Dict[Node, str]:
     for made in found:
         steps.update(dict.fromkeys(made.put(plan.graph, now), made.results[0][0].name))
     for node in reversed(plan.graph.nodes):
-        if node in taken and not node.users:
+        if (node in taken or node in added) and not node.users:
             plan.graph.erase_node(node)
     return steps
+
+
+def _with_all_results(plan: Plan) -> Set[Node]:
+    """Let all steps of a layer give what one of them does, of which the program may take the last one's alone."""
+    layers: Dict[str, List[Node]] = {}
+    for chain in plan.chains:
+        if chain.reason is not None:
+            layers.setdefault(str(chain.steps[0].args[2]), []).extend(chain.steps)
+    added: Set[Node] = set()
+    for steps in layers.values():
+        given = [{user.args[1] for user in step.users if nodes.name_of(user) == "getitem"} for step in steps]
+        for step, places in zip(steps, given):
+            for place in set().union(*given) - places:
+                with plan.graph.inserting_after(step):
+                    made = plan.graph.call_function(operator.getitem, (step, place))
+                made.meta.update(step.meta)
+                made.meta["example_value"] = nodes.value_of(step)[place]
+                plan.place[made] = plan.place[step]
+                added.add(made)
+    return added
 
 
 def _neurons_in(plan: Plan, runs: Runs, taken: Set[Node]) -> Iterator["_Neuron"]:
@@ -347,6 +368,17 @@ def _stepped(node: Node, arguments: List[Any], spike: Any) -> Tuple[Any, ...]:
     return (spk, *(spk if name == OUTPUT else next(left) for name in neuron.states))
 
 
+def _without_gradient(graph: Graph) -> Set[Node]:
+    """Calls whose results nobody takes, though they stand in the graph still, or only detached."""
+    found: Set[Node] = set()
+    for node in reversed(graph.nodes):
+        result = nodes.is_fresh(node) or has_several(node) or nodes.name_of(node) == "getitem"
+        passed_on = [user for user in node.users if user not in found and nodes.name_of(user) != "detach"]
+        if node.op.startswith("call") and result and not passed_on:
+            found.add(node)
+    return found
+
+
 @dataclass(eq=False)
 class _Neuron:
     """A neuron that was found in a graph.
@@ -383,6 +415,19 @@ class _Neuron:
             self.anchors.append(order[at])
         return True
 
+    def _learns(self, parameter: Node, without: Set[Node]) -> bool:
+        """Whether anything that the program takes has a gradient for it; ``without``: what it does not."""
+        if self.members.isdisjoint(parameter.users):
+            return True  # nothing is known
+        waiting: List[Node] = [parameter]
+        seen: Set[Node] = set()
+        for node in waiting:  # which grows
+            for user in node.users:
+                if user in self.members and user not in seen and nodes.name_of(user) != "detach":
+                    seen.add(user)
+                    waiting.append(user)
+        return any(user not in self.members and user not in without for node in seen for user in node.users)
+
     def put(self, graph: Graph, now: Dict[Node, Node]) -> List[Node]:
         """Write its steps, and return them; ``now``: what stands for the members of others, and then for its own."""
         last: Any = None
@@ -398,14 +443,22 @@ class _Neuron:
             last.meta["example_value"] = value
             return last  # type: ignore[no-any-return]
 
+        without = _without_gradient(graph)
+
+        def given_to_step(one: Node) -> Node:
+            value, made = nodes.value_of(one), now.get(one, one)
+            learns = not getattr(value, "requires_grad", False) or self._learns(one, without)
+            return made if learns else write("detach", (made,), one, value.detach())
+
         def started(start: Any) -> Any:
             if start is None:
                 return None
-            if isinstance(start, Node) and form_of(start) == form_of(like):
-                return now.get(start, start)
-            target = "expand_as" if isinstance(start, Node) else torch.full_like
-            arguments = (now.get(start, start), like) if isinstance(start, Node) else (like, start)
-            return write(target, arguments, like, nodes.value_of(like))
+            if not isinstance(start, Node):
+                return write(torch.full_like, (like, start), like, nodes.value_of(like))
+            made = given_to_step(start)
+            if form_of(start) == form_of(like):
+                return made
+            return write("expand_as", (made, like), like, nodes.value_of(like))
 
         values = tuple(nodes.value_of(run[-1]) for run in self.results)
         learns = any(value.requires_grad for value in values)
@@ -429,7 +482,7 @@ class _Neuron:
             if t == 0:
                 like = x
                 states = tuple(started(start) for start in self.starts)
-            parameters = tuple(now.get(one, one) for one in self.parameters)
+                parameters = tuple(given_to_step(one) for one in self.parameters)
             step = write(
                 leaves.neuron_step,
                 (x, states, parameters, self.kernel, options, ""),

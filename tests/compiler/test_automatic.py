@@ -456,7 +456,33 @@ def test_a_new_list_in_each_call_is_compiled_once():
     assert f"compiled: {STEPS} steps of lif1, lif2" in str(automatic._auto)
 
 
+def assert_types(trace, spikes):
+    assert {type(one) for one in trace} == {float}
+    assert type(spikes) is int
+
+
 class Counting(Net):
+    """Numbers of Python's, kept at every step: on the network, in a dictionary and in a list."""
+
+    def forward(self, x):
+        mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
+        self.spikes, found, trace = 0, {"mem": 0.0}, []
+        for t in range(len(x)):
+            spk, mem1, mem2 = self.step(x[t], mem1, mem2)
+            self.spikes += int(spk.sum().item())
+            found["mem"] += mem2.detach().cpu().abs().max().item()
+            trace.append(mem1[0, 0].item())
+        assert_types(trace, self.spikes)
+        return torch.stack([mem2.sum(), *(torch.tensor(one) for one in (self.spikes, found["mem"], *trace))])
+
+
+def test_numbers_that_python_keeps():
+    sites = compare(in_forward, make=Counting)
+    assert [site.compiled for site in sites] == [True]
+    assert f"compiled: {STEPS} steps of lif1, lif2" in str(automatic._auto)
+
+
+class Deciding(Net):
     """A loop that no compiler takes."""
 
     def forward(self, x):
@@ -464,7 +490,8 @@ class Counting(Net):
         total = 0.0
         for t in range(len(x)):
             spk, mem1, mem2 = self.step(x[t], mem1, mem2)
-            total += spk.sum().item()
+            if spk.sum().item() > 1:
+                total += 1
         return mem2 + total
 
 
@@ -493,18 +520,18 @@ def entangled_beside_what_ends_a_graph(net, x):
 
 def test_the_record_tells_of_loops_that_are_left_as_they_are():
     compare(entangled_beside_what_ends_a_graph)
-    compare(in_forward, make=Counting)
+    compare(in_forward, make=Deciding)
     compare(in_forward, make=Entangled)
     told = str(automatic._auto)
     lines = pathlib.Path(__file__).read_text().splitlines()
     for line in (
-        "total += spk.sum().item()",
+        "if spk.sum().item() > 1:",
         "first, mem1 = self.lif1(self.fc1(x[t] + spk.repeat(1, 2)), mem1)",
         "mixed = net.fc1(x[t]) + other.repeat(1, 3)[:, :5]",  # of a loop that is compiled alone
     ):
         number = next(place for place, text in enumerate(lines, 1) if text.strip() == line)
         assert f"test_automatic.py:{number}  {line}" in told
-    assert "as it is, refused: Python asks for a tensor's value" in told
+    assert "as it is, refused: Python decides by a tensor's value" in told
     assert "as it is, not faster: no neuron's steps become one operator" in told
     assert "through another neuron" in told
 

@@ -9,7 +9,7 @@ from support import loop_programs
 from support.versions import needs_backend
 from support.zeros import events_taken
 
-from snnipu.compiler import backend
+from snnipu.compiler import backend, reasons
 from snnipu.neurons import multistep
 
 pytestmark = [needs_backend, pytest.mark.filterwarnings("ignore")]
@@ -31,6 +31,8 @@ def test_compiled_programs_give_what_the_loop_gives(seed, monkeypatch):
     with events_taken() if seed % 2 else contextlib.nullcontext():
         reports = compare(program, seed)
     left = [(neuron.name, neuron.why_not) for neuron in neurons(reports) if not neuron.rolled]
+    if program.steps == 2:  # too few to tell what is done again with a state
+        left = [one for one in left if one[1] != reasons.KINDS["state"].why]
     assert program.feedback or not left
 
 
@@ -43,7 +45,9 @@ def compare(program, seed):
         return backend.compile_graph(module, inputs, observer=reports.append, **options)
 
     backend.enable()
-    compiled = torch.compile(other, backend=collect, dynamic=program.dynamic)
+    # As snn.auto() does: .item() is an operation.
+    scalars = torch._dynamo.config.patch(capture_scalar_outputs=True)
+    compiled = scalars(torch.compile(other, backend=collect, dynamic=program.dynamic))
     for batch in program.batches:
         x = torch.rand(program.steps, batch, *program.input) * 2 - 0.5
         inputs = [x.clone().requires_grad_(program.train and program.input_gradient) for _ in range(2)]

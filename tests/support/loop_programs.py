@@ -158,6 +158,8 @@ RECORDS = (
     ("{r} = {zeros}", "{r} += {v}", "{r}"),
     ("{r} = {zeros}", "{r} = {r} + {v}.detach()", "{r}"),
     ("{r} = torch.zeros(())", "{r} += {v}.sum()", "{r}"),
+    ("{r} = 0.0", "{r} += {v}.mean().item()", "torch.zeros(()) + {r}"),
+    ("{r} = []", "{r}.append(float({v}[0].max()))", "torch.zeros(()) + {r}[-1] + {r}[0]"),
     ("{r} = torch.zeros(())", "{r} += {v}.sum().detach()", "{r}"),
     ("{r} = 0", "{r} += {v}", "{r}"),
     ("{r} = 0", "{r} = {r} + (({v} - 0.5) ** 2).mean()", "{r}"),
