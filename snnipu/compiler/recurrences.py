@@ -372,7 +372,7 @@ def _without_gradient(graph: Graph) -> Set[Node]:
     """Calls whose results nobody takes, though they stand in the graph still, or only detached."""
     found: Set[Node] = set()
     for node in reversed(graph.nodes):
-        result = nodes.is_fresh(node) or has_several(node) or nodes.name_of(node) == "getitem"
+        result = nodes.is_fresh(node) or has_several(node) or nodes.name_of(node) in ("getitem", "spike_of")
         passed_on = [user for user in node.users if user not in found and nodes.name_of(user) != "detach"]
         if node.op.startswith("call") and result and not passed_on:
             found.add(node)
@@ -423,10 +423,14 @@ class _Neuron:
         seen: Set[Node] = set()
         for node in waiting:  # which grows
             for user in node.users:
-                if user in self.members and user not in seen and nodes.name_of(user) != "detach":
+                if nodes.name_of(user) == "detach" or user in seen:
+                    continue
+                if user in self.members:
                     seen.add(user)
                     waiting.append(user)
-        return any(user not in self.members and user not in without for node in seen for user in node.users)
+                elif node is not parameter and user not in without:
+                    return True
+        return False
 
     def put(self, graph: Graph, now: Dict[Node, Node]) -> List[Node]:
         """Write its steps, and return them; ``now``: what stands for the members of others, and then for its own."""

@@ -424,12 +424,12 @@ def test_a_subclass(kind):
 class Around(nn.Module):
     """A neuron of snnTorch's, and what the program does with its results from step to step."""
 
-    def __init__(self, step):
+    def __init__(self, step, taken=torch.stack):
         super().__init__()
         self.gain, self.lif = nn.Parameter(torch.rand(WIDTH) + 0.5), snn.Leaky(0.9, threshold=0.3, spike_grad=spike)
         self.syn = snn.Synaptic(0.8, 0.9, threshold=0.3, spike_grad=spike, reset_mechanism="zero")
         self.alpha = snn.Alpha(0.8, 0.7, threshold=0.3, spike_grad=spike)
-        self.step = step
+        self.step, self.taken = step, taken
 
     def forward(self, x):
         spk, states = torch.zeros_like(x[0]), [torch.zeros_like(x[0]) for _ in range(3)]
@@ -437,7 +437,7 @@ class Around(nn.Module):
         for current in x:
             spk, *states = self.step(self, self.gain * current, spk, *states)
             rows.append(spk)
-        return [torch.stack(rows), *states]
+        return [self.taken(rows), *states]
 
 
 def inhibited(net, x, spk, mem, *others):
@@ -470,6 +470,64 @@ def test_what_is_done_around_a_neuron(way):
     assert report.neurons
     assert all(neuron.rolled and neuron.steps == STEPS for neuron in report.neurons)
     assert all(one.times == 0 or one.name.startswith("zeros") for one in report.graphs[0].operators)
+
+
+def rolled(net, x):
+    torch._dynamo.reset()
+    report = compiler.explain(net, x)
+    return bool(report.neurons) and all(neuron.rolled for neuron in report.neurons)
+
+
+@pytest.mark.parametrize("way", ["bounded", "reset again"])
+@pytest.mark.parametrize("taken", [lambda rows: torch.stack(rows[::2]), lambda rows: rows[-1]], ids=["some", "last"])
+def test_results_of_some_steps_alone(way, taken):
+    net, x = Around(AROUND[way], taken), torch.randn(STEPS, BATCH, WIDTH) * 2
+    compare(net, x)
+    assert rolled(net, x)
+
+
+@pytest.mark.parametrize("way", ["inhibited", "reset again", "fatigued"])
+def test_under_a_default_device(way):
+    """``1 - spk`` is another call there."""
+    net, x = Around(AROUND[way]), torch.randn(STEPS, BATCH, WIDTH) * 2
+    with torch.device("cpu"):
+        compare(net, x)
+        assert rolled(net, x)
+
+
+class Counted(Written):
+    """A neuron that learns nothing at the first step, counted without gradient, and a parameter that learns nothing."""
+
+    def __init__(self):
+        super().__init__(None, None)
+        self.lif, self.bound = snn.Leaky(0.9, threshold=0.3, spike_grad=spike), nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x):
+        first, mem, total, rows = torch.zeros_like(x[0]), torch.zeros_like(x[0]), torch.zeros(()), []
+        for current in x:
+            reset = spike(first - self.bound)
+            _spk, mem = self.lif(first, mem)
+            first = (self.beta * first + self.gain * current) * (1 - reset.detach())
+            with torch.no_grad():
+                total += mem.sum()
+            rows.append(mem)
+        return torch.stack(rows), total, first
+
+
+def test_what_learns_nothing():
+    net, x = Counted(), torch.randn(STEPS, BATCH, WIDTH) * 2
+    made = [one.requires_grad for one in snn.compile(net)(x)]
+    assert made == [one.requires_grad for one in net(x)] == [True, False, True]
+    torch._dynamo.reset()
+    results = []
+    for run in (net, snn.compile(net)):
+        net.zero_grad()
+        rows, _, first = run(x)
+        (rows.sum() + first.sum()).backward()
+        results.append([one.grad for one in net.parameters()])
+    assert net.bound.grad is None
+    assert [one is None for one in results[0]] == [one is None for one in results[1]]
+    assert rolled(net, x)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
