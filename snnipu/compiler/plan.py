@@ -414,9 +414,9 @@ class Plan:
         # A layer or a neuron is called once in a step; what has no weights may be of several layers.
         named = Counter(chain.name for chain in self.chains for _ in chain.steps if chain.name)
         counts = Counter(calls for calls in named.values() if calls > 2)
-        counts.update(len(calls) for (fixed, *_), calls in found.items() if fixed and len(calls) > 2)
+        if len(counts) != 1:  # else the neurons agree, and a layer may be called at every second step
+            counts.update(len(calls) for (fixed, *_), calls in found.items() if fixed and len(calls) > 2)
         counts = counts or Counter(len(calls) for calls in found.values() if len(calls) > 2)
-        # Of two that are as frequent, the neurons'.
         steps = counts.most_common(1)[0][0] if counts else 0
         return [calls for calls in found.values() if len(calls) == steps > 2]
 
