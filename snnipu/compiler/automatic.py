@@ -24,7 +24,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tupl
 import snntorch
 import torch
 
-from snnipu.compiler import backend, outline, reasons
+from snnipu.compiler import backend, outline, reasons, tracing
 from snnipu.compiler.lists import Lists, Read
 from snnipu.compiler.reasons import PACKAGES, Reason
 from snnipu.compiler.report import GraphReport
@@ -202,14 +202,14 @@ class Site:
             self.waits_for = None
         if grad in self.reasons:
             return self.function(*args, **kwargs)
-        with self.auto.paused():
+        with tracing.Restored():
             if self._compiled is None:
                 self._compiled = self._compile()
             before = len(self.reports)
             lists = self._lists.watch(self._reached(args, kwargs)) if not before else {}
             self._began = False
             try:
-                with _tracing(), self._lists.aside():
+                with self._lists.aside():
                     result = self._compiled(*args, **kwargs)
             except Exception as error:
                 if self._began:
@@ -249,8 +249,7 @@ class Site:
 
         # Code of its own, so that what PyTorch keeps for it is not that of calls elsewhere.
         copy = _function_like(self.source, self.source.__code__.replace())
-        # Sizes are numbers until another one comes: arithmetic with unknown ones costs time at each call.
-        return torch.compile(copy, backend=compile_graph, fullgraph=True)
+        return tracing.one_graph(copy, compile_graph, self.auto.paused)
 
     def _count(self, grad: bool, compiled: bool, given: Sequence[Any]) -> None:
         if not compiled:
@@ -329,16 +328,6 @@ def not_faster(report: GraphReport) -> str:
     if after > LEFT * before:
         return f"of {before} calls (a neuron's step counted as {STEP}) {after} would be left"
     return ""
-
-
-@contextlib.contextmanager
-def _tracing() -> Iterator[None]:
-    from torch._dynamo import config
-
-    # NumPy's own random numbers, not others in their place: a loop that draws them is not compiled. And .item() is an
-    # operation like any other, whose number the program may count or keep, not decide by.
-    with config.patch(use_numpy_random_stream=True, capture_scalar_outputs=True):
-        yield
 
 
 def _cause(error: Optional[BaseException], kind: type) -> Optional[BaseException]:

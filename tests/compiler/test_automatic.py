@@ -17,7 +17,7 @@ from support.versions import needs_backend, needs_dynamo_of_2_12, needs_newer_dy
 from torch import nn
 
 import snnipu as snn
-from snnipu.compiler import automatic, reset
+from snnipu.compiler import automatic, reset, tracing
 
 pytestmark = [needs_backend, pytest.mark.filterwarnings("ignore")]
 STEPS, BATCH, INPUTS = 6, 3, 4
@@ -226,22 +226,49 @@ def test_snntorchs_neurons_alone(auto):
     assert f"(forward)  as it is, {automatic.OTHERS}" in str(auto)
 
 
-def test_what_cannot_be_compiled_says_so_once(caplog):
-    def run(net, x):
-        mem1, mem2 = net.lif1.init_leaky(), net.lif2.init_leaky()
-        seen = 0
-        for step in range(len(x)):
-            spk, mem1, mem2 = net.step(x[step], mem1, mem2)
-            if spk.sum() > 0:
-                seen += 1
-        return mem2 + seen
+def decides(net, x):
+    mem1, mem2 = net.lif1.init_leaky(), net.lif2.init_leaky()
+    seen = 0
+    for step in range(len(x)):
+        spk, mem1, mem2 = net.step(x[step], mem1, mem2)
+        if spk.sum() > 0:
+            seen += 1
+    return mem2 + seen
 
+
+def test_what_cannot_be_compiled_says_so_once(caplog):
     with caplog.at_level(logging.WARNING, "snnipu.compiler"):
-        sites = compare(run, data=numbers(6))
+        sites = compare(decides, data=numbers(6))
     assert not any(site.compiled for site in sites)
     said = [record.getMessage() for record in caplog.records if "runs as it is" in record.getMessage()]
     assert 1 <= len(said) <= 2
     assert all("test_automatic.py" in one for one in said)
+
+
+def evaluator():
+    """What evaluates the frames of Python in this process; None where Python does not tell."""
+    return tracing._evaluator and tracing._evaluator(tracing._interpreter())
+
+
+def test_a_loop_that_is_refused_leaves_pythons_frames_as_they_were():
+    """TorchDynamo's evaluation of them would make each call of a function in the process slower."""
+    before = evaluator()
+    sites = compare(decides)
+    assert any("decides by a tensor's value" in site.decision for site in sites)
+    assert evaluator() == before
+    compare(lambda net, x: net(x))
+    assert evaluator() == before
+
+
+def test_a_call_for_which_there_is_a_graph_does_not_pause_the_search(auto, monkeypatch):
+    paused = []
+    plain = auto.paused
+    monkeypatch.setattr(auto, "paused", lambda: paused.append(1) or plain())
+    net = Net()
+    for batch, traces in ((BATCH, 0), (BATCH, 1), (BATCH, 1), (BATCH + 1, 2), (BATCH, 2)):
+        net(torch.randn(STEPS, batch, INPUTS)).sum().backward()
+        assert len(paused) == traces
+    assert any(site.compiled for site in auto.sites)
 
 
 class Record:
