@@ -212,6 +212,9 @@ class Site:
                 with self._lists.aside():
                     result = self._compiled(*args, **kwargs)
             except Exception as error:
+                if _cause(error, tracing.Changed) is not None:
+                    self._compiled = None
+                    return self._run(args, kwargs)
                 if self._began:
                     raise
                 if _cause(error, Read) is not None:
@@ -236,12 +239,14 @@ class Site:
     def _compile(self) -> Any:
         def compile_graph(module: Any, example_inputs: Any, **options: Any) -> Any:
             self._lists.traced()
+            codes = tracing.ResetCodes(module)
             made = backend.compile_graph(module, example_inputs, observer=self.reports.append, **options)
             reason = not_faster(self.reports[-1])
             if reason:
                 raise NotFaster(reason)
 
             def run(*inputs: Any) -> Any:
+                codes.check(inputs)
                 self._began = True
                 return made(*inputs)
 
@@ -249,7 +254,12 @@ class Site:
 
         # Code of its own, so that what PyTorch keeps for it is not that of calls elsewhere.
         copy = _function_like(self.source, self.source.__code__.replace())
-        return tracing.one_graph(copy, compile_graph, self.auto.paused)
+        return tracing.one_graph(copy, compile_graph, self._traced)
+
+    @contextlib.contextmanager
+    def _traced(self) -> Iterator[None]:
+        with self.auto.paused(), tracing.ResetCodes.reading():
+            yield
 
     def _count(self, grad: bool, compiled: bool, given: Sequence[Any]) -> None:
         if not compiled:

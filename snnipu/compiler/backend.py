@@ -8,7 +8,7 @@ import snntorch.utils
 import torch
 from torch.fx import GraphModule
 
-from snnipu.compiler import nodes, own_functions, periods, recurrences, reset
+from snnipu.compiler import nodes, own_functions, periods, recurrences, reset, tracing
 from snnipu.compiler.emit import Emitter
 from snnipu.compiler.plan import Plan
 from snnipu.compiler.prepare import prepare
@@ -61,6 +61,7 @@ def enable() -> None:
     # Else DistributedDataParallel's buckets cut a loop's graph into pieces, few of which have a neuron's steps.
     config.optimize_ddp = False
     periods.enable()
+    tracing.ResetCodes.enable()
     leaves.enabled = True
 
 

@@ -3,9 +3,13 @@
 import contextlib
 import ctypes
 import functools
-from typing import Any, Callable, ContextManager, Iterator, Optional
+import threading
+from typing import Any, Callable, ContextManager, Dict, Iterator, Optional, Sequence, Tuple
 
+import snntorch
 import torch
+
+_RESET = "reset_mechanism_val"
 
 
 def one_graph(function: Any, backend: Callable[..., Any], around: Callable[[], ContextManager[None]]) -> Any:
@@ -37,6 +41,80 @@ def _settings() -> Iterator[None]:
         yield
 
 
+class Changed(Exception):
+    """A neuron's reset is another one than what was traced for."""
+
+
+def code_is(code: torch.Tensor, number: int) -> torch.Tensor:
+    """In a graph: it holds where the code of a neuron's reset is this number."""
+    return code
+
+
+class ResetCodes:
+    """The codes of neurons' resets, by which people's own neurons decide: ``if self.reset_mechanism_val == 0``.
+
+    snnTorch keeps them as buffers. A trace between ``reading`` takes their numbers, for which its graph holds alone.
+    """
+
+    _thread = threading.local()  # whether they are read in a thread
+
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        """Those of a graph, from which what tells of them is taken out."""
+        inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self._numbers: Dict[int, int] = {}
+        self._last: Dict[int, Tuple[torch.Tensor, int]] = {}  # what had the right number
+        for node in [one for one in module.graph.nodes if one.target is code_is]:
+            self._numbers[inputs.index(node.args[0])] = node.args[1]
+            module.graph.erase_node(node)
+
+    def check(self, inputs: Sequence[Any]) -> None:
+        """
+        Raises:
+            Changed: an input of the graph has another number.
+        """
+        for place, number in self._numbers.items():
+            code, last = inputs[place], self._last.get(place)
+            if last is None or last[0] is not code or last[1] != code._version:
+                if int(code) != number:
+                    raise Changed
+                self._last[place] = code, code._version
+
+    @classmethod
+    @contextlib.contextmanager
+    def reading(cls) -> Iterator[None]:
+        """A trace reads numbers."""
+        before, cls._thread.reads = getattr(cls._thread, "reads", False), True
+        try:
+            yield
+        finally:
+            cls._thread.reads = before
+
+    @classmethod
+    def enable(cls) -> None:
+        """Let snnTorch's neurons have them."""
+
+        def reads(self: Any) -> bool:
+            return bool(getattr(cls._thread, "reads", False))
+
+        def number(self: Any) -> int:
+            return int(self._buffers[_RESET])
+
+        def value(self: Any) -> Any:
+            if torch.compiler.is_compiling() and self._reads_reset_code():
+                code_is(self._buffers[_RESET], self._reset_code())
+                return self._reset_code()
+            if _RESET not in self._buffers:
+                raise AttributeError(_RESET)
+            return self._buffers[_RESET]
+
+        # TorchDynamo calls them, by these names, and takes what they return for constants.
+        for name, function in (("_reads_reset_code", reads), ("_reset_code", number)):
+            function.__name__ = name
+            setattr(snntorch.SpikingNeuron, name, torch.compiler.assume_constant_result(function))
+        torch._dynamo.allow_in_graph(code_is)  # type: ignore[attr-defined]
+        setattr(snntorch.SpikingNeuron, _RESET, property(value))
+
+
 def _of_python(name: str, result: Any, *arguments: Any) -> Optional[Callable[..., Any]]:
     try:
         function: Any = ctypes.pythonapi[name]
@@ -54,8 +132,8 @@ _set_evaluator = _of_python("_PyInterpreterState_SetEvalFrameFunc", None, ctypes
 class Restored:
     """``with Restored():`` Python's frames run afterwards as before.
 
-    A trace that ends with an error leaves TorchDynamo's evaluation of frames in place of Python's own, which makes every
-    call of a Python function half as slow again, in all of the process and for good.
+    A trace that ends with an error leaves TorchDynamo's evaluation of frames in place of Python's own, which makes
+    each call of a Python function half as slow again, in all of the process and for good.
     """
 
     def __enter__(self) -> None:

@@ -827,6 +827,58 @@ def test_a_loop_of_a_neuron_with_a_function_of_the_programs_is_found(make):
     assert all(neuron.rolled and neuron.steps >= STEPS - 1 for neuron in rolled)
 
 
+class DecidesByTheCode(snntorch.SpikingNeuron):
+    """A class of the program's own, written as snnTorch's were."""
+
+    def __init__(self, reset_mechanism="subtract"):
+        super().__init__(threshold=0.4, reset_mechanism=reset_mechanism)
+
+    def forward(self, x, mem):
+        self.reset = self.mem_reset(mem)
+        mem = 0.9 * mem + x
+        if self.reset_mechanism_val == 0:
+            mem = mem - self.reset * self.threshold
+        elif self.reset_mechanism_val == 1:
+            mem = mem - self.reset * mem
+        return self.fire(mem), mem
+
+
+class OfDecidingNeurons(OfOwnNeurons):
+    def __init__(self):
+        super().__init__()
+        self.lif = DecidesByTheCode()
+
+
+def in_place(net):
+    net.load_state_dict({**net.state_dict(), "lif.reset_mechanism_val": torch.tensor(1)})
+
+
+def by_name(net):
+    net.lif.reset_mechanism = "none"
+
+
+@pytest.mark.parametrize("change", [in_place, by_name])
+def test_a_neuron_that_decides_by_the_code_of_its_reset(change, auto):
+    sites = compare(in_forward, make=OfDecidingNeurons)
+    assert [site.reports[0].neurons[0].steps for site in sites if site.compiled] == [STEPS - 1]
+    torch.manual_seed(1)
+    net, (x,) = OfDecidingNeurons(), numbers(1)
+    assert list(net.lif.state_dict()) == list(snntorch.SpikingNeuron().state_dict())
+    outputs = []
+    for _ in range(2):
+        net(x)
+        with auto.paused():
+            expected = net.fc.weight.new_tensor(0)
+            auto.searches = False
+            expected = net(x)
+            auto.searches = True
+        torch.testing.assert_close(net(x), expected, rtol=0, atol=1e-6)
+        outputs.append(expected)
+        change(net)
+    assert not torch.equal(*outputs)
+    assert any(site.compiled for site in auto.sites)
+
+
 def test_functions_of_a_program_are_what_they_were_when_nobody_looks(auto):
     """They are kept as attributes: ``self.spike = Spike.apply``."""
     kept = Spike.apply
