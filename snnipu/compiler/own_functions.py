@@ -41,7 +41,7 @@ class Passes:
         self.forward, self.backward = forward, backward
         self.change_inputs = _changes_inputs(forward) or _changes_inputs(backward)
         self.is_random = any(map(nodes.is_random, forward.nodes))
-        self._text = _text(forward), _text(backward)
+        self._text = text(forward), text(backward)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Passes) and self._text == other._text
@@ -56,7 +56,8 @@ def _changes_inputs(graph: Graph) -> bool:
     return any(memory.root(node) in inputs for changed in memory.changes.values() for node in changed)
 
 
-def _text(graph: Graph) -> str:
+def text(graph: Graph) -> str:
+    """The same for all graphs that do the same in the same order."""
     places = {node: f"%{place}" for place, node in enumerate(graph.nodes)}
 
     def shown(argument: Any) -> str:
@@ -70,10 +71,15 @@ def _text(graph: Graph) -> str:
     return "\n".join(lines)
 
 
+def is_applied(node: Node) -> bool:
+    """Whether a node is TorchDynamo's of such a function."""
+    return getattr(node.target, "__name__", "") == "autograd_function_apply"
+
+
 def find(graph: Graph) -> None:
     """Note what functions of one result are with the nodes that call them, in copies of the graph, too."""
     for node in graph.nodes:
-        if getattr(node.target, "__name__", "") == "autograd_function_apply":
+        if is_applied(node):
             parts = [getattr(graph.owning_module, str(getattr(one, "target", "")), None) for one in node.args[:2]]
             if not node.kwargs.get("non_differentiable_idx") and all(isinstance(part, GraphModule) for part in parts):
                 forward, backward = (part.graph for part in parts)  # type: ignore[union-attr]

@@ -21,8 +21,9 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 import torch
 from torch.fx import Node
 
-from snnipu.compiler import nodes
+from snnipu.compiler import nodes, own_functions
 from snnipu.ops import leaves
+from snnipu.surrogate import spike_of
 
 _LOG = logging.getLogger("snnipu.compiler")
 # Steps that are compared; loops with fewer left are not worth it.
@@ -161,7 +162,7 @@ def _look(tx: Any, instruction: Any) -> Optional[Callable[[], None]]:
         return None
     step = _nodes_since(graph, loop.end)
     loop.end = end
-    if not any(node.op == "call_function" and node.target in leaves.SEQUENCES for node in step):
+    if not any(map(_is_of_a_neuron, step)):
         loop.steps, loop.states = [], []
         return None
     loop.steps = [*loop.steps, step][-_PERIODS:]
@@ -173,6 +174,11 @@ def _look(tx: Any, instruction: Any) -> Optional[Callable[[], None]]:
     if len(loop.steps) < _PERIODS or len(loop.states) < 2:
         return None
     return _copies(tx, loop)
+
+
+def _is_of_a_neuron(node: Node) -> bool:
+    """Whether a neuron makes a step, or one that is written out fires."""
+    return node.target in leaves.SEQUENCES or node.target is spike_of or own_functions.is_applied(node)
 
 
 def _counts(iterator: Any) -> bool:
@@ -428,14 +434,20 @@ def _state(tx: Any, loop: _Loop) -> _State:
         if not _is_of_the_trace(value):
             values.append(_Item("plain", key))
             values.append(reader.read(value))
-    places = [node for node in output.current_tracer.graph.nodes if node.op in ("placeholder", "get_attr")]
+    modules = dict(getattr(output, "nn_modules", ()) or ())
+    passes = {name for name, module in modules.items() if isinstance(module, torch.fx.GraphModule)}
+    places = [
+        node
+        for node in output.current_tracer.graph.nodes
+        if node.op == "placeholder" or (node.op == "get_attr" and node.target not in passes)
+    ]
     counts = (
         _distinct(output.guards),
         len(places),
         len(effects.tensor_hooks),
         len(effects.save_for_backward),
         len(getattr(output, "random_calls", ()) or ()),
-        len(getattr(output, "nn_modules", ()) or ()),
+        len(modules) - len(passes),
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         *((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")),
@@ -474,7 +486,8 @@ def _frames(tx: Any) -> List[Any]:
 class _Likeness:
     """Compares two consecutive steps and the states after them."""
 
-    def __init__(self, loop: _Loop) -> None:
+    def __init__(self, loop: _Loop, modules: Dict[str, Any]) -> None:
+        self.modules = modules
         before, first, second = loop.steps
         self.first, self.second = first, second
         if not len(before) == len(first) == len(second):
@@ -501,12 +514,19 @@ class _Likeness:
         return [self._node(one, two) for one, two in zip(self.first, self.second)]
 
     def _node(self, one: Node, two: Node) -> Tuple[Any, Any]:
+        if one.op == two.op == "get_attr" and self._parts_are_equal(one, two):
+            return (), {}
         if one.op != two.op or one.op not in ("call_function", "call_method") or one.target != two.target:
             raise _Unlike("steps call different functions")
         if _look_of(nodes.value_of(one)) != _look_of(nodes.value_of(two)):
             raise _Unlike("a result looks different in each step")
         indexing = one.op == "call_function" and one.target in _INDEXING and nodes.is_tensor(one.args[0])
         return self._argument(one.args, two.args, indexing), self._argument(one.kwargs, two.kwargs, False)
+
+    def _parts_are_equal(self, one: Node, two: Node) -> bool:
+        """Whether two nodes stand for the same pass of a function, of which TorchDynamo makes a module in each step."""
+        graphs: List[Any] = [getattr(self.modules.get(str(node.target)), "graph", None) for node in (one, two)]
+        return None not in graphs and len({own_functions.text(graph) for graph in graphs}) == 1
 
     def _argument(self, one: Any, two: Any, indexing: bool) -> Any:
         if type(one) is not type(two):
@@ -587,7 +607,7 @@ class _Likeness:
 
 def _copies(tx: Any, loop: _Loop) -> Optional[Callable[[], None]]:
     one, two = loop.states
-    like = _Likeness(loop)
+    like = _Likeness(loop, tx.output.nn_modules)
     template = like.nodes()
     like.states(one, two)
     more = two.size_guards - one.size_guards
@@ -657,6 +677,9 @@ def _copy(
         loop.iterator.next_variable(tx)
         new: Dict[Node, Node] = {}
         for node, (args, kwargs) in zip(second, template):
+            if node.op == "get_attr":
+                new[node] = node  # TorchDynamo takes the name of such a node for its module's
+                continue
             made = tracer.create_node(node.op, node.target, given(args, new, count), given(kwargs, new, count))
             own = made.meta.get("creation_timestamp")
             made.meta.update(node.meta)

@@ -363,7 +363,53 @@ def _other_cells(net: Any, x: torch.Tensor) -> Any:
     return total, mem
 
 
+class _Spike(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, u: torch.Tensor, slope: float) -> torch.Tensor:
+        ctx.save_for_backward(u)
+        ctx.slope = slope
+        return (u > 0).float()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        (u,) = ctx.saved_tensors
+        return grad / (1 + (ctx.slope * u) ** 2), None
+
+
+def _written_out(net: Any, x: torch.Tensor) -> Any:
+    mem = torch.zeros(3, 5)
+    spikes = []
+    for step in range(net.steps):
+        mem = 0.9 * mem + net.fc(x[step])
+        spk = _Spike.apply(mem - 0.3, 2.0)
+        mem = mem - 0.3 * spk
+        spikes.append(spk)
+    return torch.stack(spikes), mem
+
+
+def _written_out_with_a_surrogate(net: Any, x: torch.Tensor) -> Any:
+    mem, fire = torch.zeros(3, 5), snn.surrogate.atan()
+    for step in range(net.steps):
+        mem = 0.9 * mem + net.fc(x[step])
+        spk = fire(mem - 0.3)
+        mem = mem * (1 - spk)
+    return spk, mem
+
+
+def _swaps_slopes(net: Any, x: torch.Tensor) -> Any:
+    mem, slope, other = torch.zeros(3, 5), 2.0, 20.0
+    spikes = []
+    for step in range(net.steps):
+        mem = 0.9 * mem + net.fc(x[step])
+        spk = _Spike.apply(mem - 0.3, slope)
+        slope, other = other, slope
+        spikes.append(spk)
+    return torch.stack(spikes), mem
+
+
 COPIED = [
+    pytest.param(_written_out, marks=needs_dynamo_of_2_12),
+    _written_out_with_a_surrogate,
     _plain,
     _underscores,
     _indexed,
@@ -379,6 +425,7 @@ COPIED = [
     _shows_the_step_before,
 ]
 WHOLE = [
+    _swaps_slopes,
     _reads_step,
     _reads_table,
     _reads_length,
@@ -454,3 +501,19 @@ def test_an_error_while_copying_traces_the_loop_whole(monkeypatch: pytest.Monkey
     monkeypatch.setattr(periods, "_whole", set())
     assert _copied(_indexed, monkeypatch) == 1  # which compares the results
     assert tried == [True]
+
+
+@pytest.mark.parametrize(("factor", "equal"), [(2.0, True), (3.0, False)])
+def test_the_passes_of_two_steps_functions_are_compared(factor: float, equal: bool) -> None:
+    """They are modules with names of their own."""
+
+    def passes(slope: float) -> torch.fx.GraphModule:
+        return torch.fx.symbolic_trace(lambda u: (u * slope).relu())
+
+    graph = torch.fx.Graph()
+    like: Any = object.__new__(periods._Likeness)
+    like.modules = {"fwd_body_0": passes(2.0), "fwd_body_1": passes(factor)}
+    one, two, unknown = (graph.create_node("get_attr", f"fwd_body_{place}") for place in range(3))
+    assert like._parts_are_equal(one, two) is equal
+    assert not like._parts_are_equal(one, unknown)
+    assert not like._parts_are_equal(unknown, unknown)
