@@ -213,6 +213,8 @@ def _nodes_since(graph: Any, end: Optional[Node]) -> List[Node]:
         if node is end:
             return found[::-1]
         found.append(node)
+    if end is None:  # the graph was empty
+        return found[::-1]
     raise _Unlike("nodes were removed")
 
 
@@ -280,15 +282,25 @@ def _check_code(code: Any, flat: List[Tuple[str, Any, bool]]) -> None:
 
 
 def _check_index(tx: Any, body: List[Tuple[str, Any]], place: int, counter: str) -> None:
-    """The step's number is an index of a tensor, alone or behind whole dimensions."""
-    after = [name for name, _ in body[place + 1 : place + 3]]
-    before = place - 1
-    if body[place][0] == "LOAD_FAST" and after[0] == "BUILD_TUPLE":
-        after = after[1:]
-        while body[before][0] in ("LOAD_CONST", "BUILD_SLICE"):
+    """The step's number is an index of a tensor, alone or beside whole dimensions."""
+    whole = ("LOAD_CONST", "BUILD_SLICE")
+    before, after = place - 1, place + 1
+    while body[after][0] in whole:
+        after += 1
+    if body[after][0] == "BUILD_TUPLE":
+        while body[before][0] in whole:
             before -= 1
+        # A slice is made of its bounds.
+        count = sum(
+            1 if name == "LOAD_CONST" else 1 - bounds for name, bounds in body[before + 1 : after] if bounds != counter
+        )
+        indexes = count + 1 == body[after][1]
+        after += 1
+    else:
+        indexes = after == place + 1
     name, tensor = body[before]
-    if after[0] not in ("BINARY_SUBSCR", "STORE_SUBSCR") or name != "LOAD_FAST" or before == place:
+    indexes = indexes and body[place][0] == "LOAD_FAST" and body[after][0] in ("BINARY_SUBSCR", "STORE_SUBSCR")
+    if not indexes or name != "LOAD_FAST":
         raise _Unlike("the number of the step is more than an index")
     if any(other == "STORE_FAST" and argument == tensor for other, argument in body):
         raise _Unlike("what the number of the step is an index of is not always the same")
@@ -363,6 +375,8 @@ class _Reader:
             item.kind, item.own = "items", (kind, len(value))
             for place, one in enumerate(value):
                 item.parts.append(self.read(one, _putter(value, place) if kind is list else None))
+        elif kind in (set, frozenset) and _PLAIN.issuperset(map(type, value)):
+            item.kind, item.own = "items", (kind, frozenset(value))
         elif issubclass(kind, dict):
             item.kind, item.own = "items", (kind, len(value))
             for key, one in value.items():
@@ -376,6 +390,8 @@ class _Reader:
 
     def _attributes(self, value: Any, without: Tuple[str, ...]) -> List[_Item]:
         own = {name: one for name, one in vars(value).items() if name not in without}
+        if "value" in own and _is_of_the_trace(value):
+            own["value"] = type(own["value"])  # an object without attributes: those of the trace's are noted apart
         return [self.read(part) for name in sorted(own) for part in (name, own[name])]
 
     def _is_mutation(self, value: Any) -> bool:
@@ -565,7 +581,7 @@ class _Likeness:
 
     def _item(self, one: _Item, two: _Item) -> None:
         if one.kind != two.kind or len(one.parts) != len(two.parts):
-            raise _Unlike(f"a variable is no longer what it was: {one.own}, {two.own}")
+            raise _Unlike(f"a variable is no longer what it was: {type(one.own)}, {type(two.own)}")
         if one.kind == "again":
             if self.paired.get(id(one.of)) is not two.of:
                 raise _Unlike("variables are no longer the same")
@@ -576,9 +592,9 @@ class _Likeness:
                 raise _Unlike("a tensor is not its successor")
         elif one.kind in ("record", "other"):
             if one.own is not two.own and not self._equal_sources(one.own, two.own):
-                raise _Unlike(f"a variable is no longer what it was: {one.own}, {two.own}")
+                raise _Unlike(f"a variable is no longer what it was: {type(one.own)}, {type(two.own)}")
         elif one.own != two.own:
-            raise _Unlike(f"a variable is no longer what it was: {one.own}, {two.own}")
+            raise _Unlike(f"a variable is no longer what it was: {type(one.own)}, {type(two.own)}")
         for a, b in zip(one.parts, two.parts):
             self._item(a, b)
 

@@ -23,6 +23,7 @@ class _Net(nn.Module):
         self.fc, self.lif = nn.Linear(6, 5), snn.Leaky(beta=0.9, threshold=0.3)
         self.alpha = snn.Alpha(alpha=0.9, beta=0.8, threshold=0.3)
         self.loop, self.steps, self.count, self.kept = loop, STEPS, 0, [0.0]
+        self.start = torch.zeros(3, 5)
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.loop(self, x)
@@ -363,6 +364,45 @@ def _other_cells(net: Any, x: torch.Tensor) -> Any:
     return total, mem
 
 
+def _indexed_between(net: Any, x: torch.Tensor) -> Any:
+    mem, y, z = net.lif.init_leaky(), x.transpose(0, 1), torch.zeros(3, STEPS, 2, 5)
+    for step in range(net.steps):
+        spk, mem = net.lif(net.fc(y[:, step, :]), mem)
+        z[:, step, 1, 0:5:1] = spk
+    return z, mem
+
+
+def _begins_with_the_loop(net: Any, x: torch.Tensor) -> Any:
+    mem = net.start
+    for _ in range(net.steps):
+        spk, mem = net.lif(net.fc(x[0]), mem)
+    return spk, mem
+
+
+def _makes_a_module_in_each_step(net: Any, x: torch.Tensor) -> Any:
+    mem = net.lif.init_leaky()
+    for step in range(net.steps):
+        net.dropout = nn.Dropout(p=0.5)
+        spk, mem = net.lif(net.fc(x[step]), mem)
+    return spk, mem * net.dropout.p
+
+
+def _makes_other_modules(net: Any, x: torch.Tensor) -> Any:
+    mem, rate, other = net.lif.init_leaky(), nn.Dropout(p=0.5), nn.Dropout(p=0.25)
+    for step in range(net.steps):
+        rate, other = nn.Dropout(p=other.p), nn.Dropout(p=rate.p)
+        spk, mem = net.lif(net.fc(x[step]) * rate.p, mem)
+    return spk, mem
+
+
+def _indexes_by_what_stands_before(net: Any, x: torch.Tensor) -> Any:
+    mem, table = net.lif.init_leaky(), {(0.5, 0, step): step % 3 for step in range(net.steps)}
+    half = 0.5
+    for step in range(net.steps):
+        spk, mem = net.lif(net.fc(x[0]) * table[half, 0, step], mem)
+    return spk, mem
+
+
 class _Spike(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, u: torch.Tensor, slope: float) -> torch.Tensor:
@@ -410,6 +450,9 @@ def _swaps_slopes(net: Any, x: torch.Tensor) -> Any:
 COPIED = [
     pytest.param(_written_out, marks=needs_dynamo_of_2_12),
     _written_out_with_a_surrogate,
+    _indexed_between,
+    _begins_with_the_loop,
+    _makes_a_module_in_each_step,
     _plain,
     _underscores,
     _indexed,
@@ -426,6 +469,8 @@ COPIED = [
 ]
 WHOLE = [
     _swaps_slopes,
+    _makes_other_modules,
+    _indexes_by_what_stands_before,
     _reads_step,
     _reads_table,
     _reads_length,
