@@ -421,12 +421,16 @@ def _look_of(value: Any) -> Any:
 
 
 def _state(tx: Any, loop: _Loop) -> _State:
+    from torch._dynamo.variables.lazy import LazyVariableTracker
     from torch._dynamo.variables.lists import ListVariable
 
+    # What was in a list that the loop was given, nobody need have looked at.
+    kinds = (_tensor_variable(), LazyVariableTracker)
     records: Dict[str, Tuple[Any, Tuple[Any, ...]]] = {}
     for name in loop.records:
-        value = tx.symbolic_locals.get(name)
-        if type(value) is ListVariable and all(type(one) is _tensor_variable() for one in value.items):
+        value = _realized(tx.symbolic_locals.get(name))
+        tensors = type(value) is ListVariable and all(issubclass(type(_realized(one)), kinds) for one in value.items)
+        if tensors and (value.source is None or _has_one_name(tx, value.source)):
             records[name] = value, tuple(value.items)
     output, effects = tx.output, tx.output.side_effects
     reader = _Reader({id(value): name for name, (value, _) in records.items()}, effects)
@@ -449,7 +453,8 @@ def _state(tx: Any, loop: _Loop) -> _State:
     for key, value in effects.id_to_variable.items():
         if not _is_of_the_trace(value):
             values.append(_Item("plain", key))
-            values.append(reader.read(value))
+            if id(_realized(value)) not in reader.records:  # a record that the loop was given is read by its name
+                values.append(reader.read(value))
     modules = dict(getattr(output, "nn_modules", ()) or ())
     passes = {name for name, module in modules.items() if isinstance(module, torch.fx.GraphModule)}
     places = [
@@ -469,6 +474,25 @@ def _state(tx: Any, loop: _Loop) -> _State:
         *((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")),
     )
     return _State(values, reader.places, records, _place(loop.iterator), counts, len(output.shape_env.guards))
+
+
+def _has_one_name(tx: Any, source: Any) -> bool:
+    """Whether a list that the loop was given has been reached by its variable alone."""
+    from torch._dynamo.source import LocalSource
+
+    reached = getattr(tx.output.current_tracer, "traced_sources", None)
+    if reached is None or type(source) is not LocalSource:
+        return False
+
+    def value_of(one: Any) -> Any:
+        name = one.name if isinstance(one.name, str) else one.name()
+        return eval(name, {"L": tx.output.local_scope, "G": tx.output.global_scope})
+
+    try:
+        given = value_of(source)
+        return all(one == source or value_of(one) is not given for one in reached)
+    except Exception:  # one that has no name in the program
+        return False
 
 
 def _distinct(guards: Any) -> int:
@@ -611,6 +635,8 @@ class _Likeness:
             same = (*earlier, *new, *newer)
             if len(same) != len(items) or any(a is not b for a, b in zip(same, items)) or len(new) != len(newer):
                 raise _Unlike("a list is more than appended to")
+            if any(type(one) is not _tensor_variable() for one in (*new, *newer)):
+                raise _Unlike("what is appended is no tensor")
             if any(self.successor(a.proxy.node) is not b.proxy.node for a, b in zip(new, newer)):
                 raise _Unlike("what is appended is not the successor of what was")
             if any(
@@ -703,7 +729,7 @@ def _copy(
                 made.meta["creation_timestamp"] = own
             new[node] = made
         for name, values in appended.items():
-            record = tx.symbolic_locals[name]
+            record = _realized(tx.symbolic_locals[name])
             for value in values:
                 node = value.proxy.node
                 record.items.append(tensor(value, new[node]) if node in kept and node in new else value)

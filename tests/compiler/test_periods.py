@@ -1,12 +1,14 @@
 """Loops whose steps repeat: the graph is the one that TorchDynamo makes when it looks into every step."""
 
 import copy
+import inspect
 from typing import Any, List
 
 import pytest
 import torch
 from support.versions import needs_dynamo_of_2_12
 from torch import nn
+from torch._dynamo import output_graph
 
 import snnipu as snn
 from snnipu.compiler import backend, periods
@@ -530,6 +532,74 @@ def test_steps_that_repeat_are_copied(loop: Any, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("loop", WHOLE)
 def test_steps_that_may_differ_are_traced(loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _copied(loop, monkeypatch) == 0
+
+
+def _fills(net: Any, x: torch.Tensor, record: List[Any], other: List[Any]) -> Any:
+    mem = net.start
+    for step in range(STEPS):
+        spk, mem = net.lif(net.fc(x[step]), mem)
+        record.append(spk)
+        other.append(mem)
+    return mem
+
+
+def _fills_what_an_object_has(net: Any, x: torch.Tensor, record: List[Any], other: List[Any]) -> Any:
+    mem = net.start
+    for step in range(STEPS):
+        spk, mem = net.lif(net.fc(x[step]), mem)
+        record.append(spk)
+        mem = mem * (-1 if len(net.grown) > 9 else 1)
+    return mem
+
+
+def _fills_its_attribute(net: Any, x: torch.Tensor, record: List[Any], other: List[Any]) -> Any:
+    mem, record = net.start, net.grown
+    for step in range(STEPS):
+        spk, mem = net.lif(net.fc(x[step]) * (-1 if len(net.grown) > 9 else 1), mem)
+        record.append(spk)
+    return mem
+
+
+def _fills_one_under_two_names(net: Any, x: torch.Tensor, record: List[Any], other: List[Any]) -> Any:
+    mem = net.start
+    for step in range(STEPS):
+        spk, mem = net.lif(net.fc(x[step]) * (-1 if len(other) > 9 else 1), mem)
+        record.append(spk)
+    return mem
+
+
+@pytest.mark.skipif(
+    "traced_sources" not in inspect.getsource(output_graph), reason="this TorchDynamo does not tell what it reached"
+)
+@pytest.mark.parametrize(
+    ("loop", "shared", "copied"),
+    [
+        (_fills, False, 1),
+        (_fills_what_an_object_has, False, 0),
+        (_fills_its_attribute, False, 0),
+        (_fills_one_under_two_names, True, 0),
+    ],
+)
+def test_lists_that_a_loop_is_given(loop: Any, shared: bool, copied: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a loop is that was taken out of its function."""
+    copies = []
+    own = periods._copy
+    monkeypatch.setattr(periods, "_copy", lambda *given: (copies.append(1), own(*given))[1])
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    net, x = _Net(loop), torch.rand(STEPS, 3, 6)
+    found = []
+    for run in (loop, snn.compile(loop, fullgraph=True)):
+        before = torch.zeros(3, 5)
+        net.grown = record = [before]
+        other = record if shared else [before]
+        mem = run(net, x, record, other)
+        assert record[0] is before
+        found.append([mem, *record, *other])
+    for a, b in zip(*found):
+        torch.testing.assert_close(b, a, rtol=1e-6, atol=1e-6)
+    assert len(found[0]) == len(found[1]) > STEPS
+    assert len(copies) == copied
 
 
 @pytest.mark.parametrize("at_end", [False, True])
