@@ -55,7 +55,7 @@ _LIBRARIES = ("torch.", "snntorch.", "snnipu.")
 _LIBRARY = tuple({str(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "purelib", "platlib")})
 _numbers = itertools.count(1)
 _SPIKE = Surrogate.__call__
-_APPLY = vars(torch.autograd.Function)["apply"].__func__
+_APPLY = vars(torch.autograd.Function)["apply"]  # a class method of Python's or, from PyTorch 2.14 on, of C's
 
 
 class Unbound:
@@ -87,7 +87,7 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     for auto in _looks[:1]:  # which another thread may clear
         if not cls.__module__.startswith(_LIBRARIES) and not torch.compiler.is_compiling():
             auto.saw_spikes(cls, sys._getframe(1))
-    return _APPLY(cls, *args, **kwargs)
+    return _APPLY.__get__(None, cls)(*args, **kwargs)
 
 
 class NotFaster(Exception):
