@@ -277,7 +277,8 @@ def _check_code(code: Any, flat: List[Tuple[str, Any, bool]]) -> None:
     if {"locals", "vars", "dir", "eval", "exec"} & {*code.co_names}:
         raise _Unlike("variables are looked up by name")
     for (name, _, _), (following, _, _) in zip(flat, flat[1:]):
-        if name == "PUSH_EXC_INFO" and following != "WITH_EXCEPT_START":
+        # Python 3.10 and earlier have SETUP_FINALLY.
+        if name == "SETUP_FINALLY" or (name == "PUSH_EXC_INFO" and following != "WITH_EXCEPT_START"):
             raise _Unlike("errors are caught")
 
 
