@@ -81,13 +81,25 @@ UNBOUND = Unbound()
 _looks: List["Automatic"] = []  # who looks at the calls of neurons
 
 
+# These two stay from the first look on: programs keep `Spike.apply` as an attribute, and what was traced with a method
+# holds as long as it is the class's.
 @functools.wraps(_APPLY)
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """``torch.autograd.Function.apply``, from the first look on: programs keep ``Spike.apply`` as an attribute."""
-    for auto in _looks[:1]:  # which another thread may clear
-        if not cls.__module__.startswith(_LIBRARIES) and not torch.compiler.is_compiling():
-            auto.saw_spikes(cls, sys._getframe(1))
+    """``torch.autograd.Function.apply``, which tells of itself."""
+    if not torch.compiler.is_compiling():
+        for auto in _looks[:1]:  # which another thread may clear
+            if not cls.__module__.startswith(_LIBRARIES):
+                auto.saw_spikes(cls, sys._getframe(1))
     return _APPLY.__get__(None, cls)(*args, **kwargs)
+
+
+@functools.wraps(_SPIKE)
+def _spike(self: Surrogate, u: torch.Tensor) -> torch.Tensor:
+    """A call of a surrogate, which tells of itself."""
+    if not torch.compiler.is_compiling():
+        for auto in _looks[:1]:
+            auto.saw_spikes(self, sys._getframe(1))
+    return _SPIKE(self, u)
 
 
 class NotFaster(Exception):
@@ -412,20 +424,14 @@ class Automatic:
                 auto._saw(id(self), sys._getframe(1))
             return plain(self, *args, **kwargs)
 
-        def spike(self: Surrogate, u: torch.Tensor) -> torch.Tensor:
-            if not torch.compiler.is_compiling():
-                auto.saw_spikes(self, sys._getframe(1))
-            return _SPIKE(self, u)
-
         snntorch.SpikingNeuron.__call__ = call
-        Surrogate.__call__ = spike  # type: ignore[method-assign]
+        Surrogate.__call__ = _spike  # type: ignore[method-assign]
         torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[method-assign, assignment]
         _looks[:] = [self]
 
     def _uninstall(self) -> None:
         if "__call__" in vars(snntorch.SpikingNeuron):
             del snntorch.SpikingNeuron.__call__
-            Surrogate.__call__ = _SPIKE  # type: ignore[method-assign]
             _looks.clear()
 
     @contextlib.contextmanager
