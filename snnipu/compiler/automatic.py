@@ -81,11 +81,11 @@ UNBOUND = Unbound()
 _looks: List["Automatic"] = []  # who looks at the calls of neurons
 
 
-# These two stay from the first look on: programs keep `Spike.apply` as an attribute, and what was traced with a method
-# holds as long as it is the class's.
+# These two stay after the first look: programs keep `Spike.apply` as an attribute, and a graph's guards hold as long as
+# the class has the method that was traced.
 @functools.wraps(_APPLY)
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """``torch.autograd.Function.apply``, which tells of itself."""
+    """``torch.autograd.Function.apply``, shown to who looks."""
     if not torch.compiler.is_compiling():
         for auto in _looks[:1]:  # which another thread may clear
             if not cls.__module__.startswith(_LIBRARIES):
@@ -95,7 +95,7 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 @functools.wraps(_SPIKE)
 def _spike(self: Surrogate, u: torch.Tensor) -> torch.Tensor:
-    """A call of a surrogate, which tells of itself."""
+    """``Surrogate.__call__``, shown to who looks."""
     if not torch.compiler.is_compiling():
         for auto in _looks[:1]:
             auto.saw_spikes(self, sys._getframe(1))
@@ -224,6 +224,7 @@ class Site:
                 with self._lists.aside():
                     result = self._compiled(*args, **kwargs)
             except Exception as error:
+                tracing.Restored.failed = True
                 if _cause(error, tracing.Changed) is not None:
                     self._compiled = None
                     return self._run(args, kwargs)

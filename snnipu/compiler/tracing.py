@@ -46,20 +46,21 @@ class Changed(Exception):
 
 
 def code_is(code: torch.Tensor, number: int) -> torch.Tensor:
-    """In a graph: it holds where the code of a neuron's reset is this number."""
+    """A note in a graph: it gives the loop's results as long as the code of a neuron's reset is this number."""
     return code
 
 
 class ResetCodes:
     """The codes of neurons' resets, by which people's own neurons decide: ``if self.reset_mechanism_val == 0``.
 
-    snnTorch keeps them as buffers. A trace between ``reading`` takes their numbers, for which its graph holds alone.
+    snnTorch keeps them as buffers. Inside ``with reading():`` a trace takes their numbers, for which alone its graph is
+    right.
     """
 
     _thread = threading.local()  # whether they are read in a thread
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
-        """Those of a graph, from which what tells of them is taken out."""
+        """Those that a graph was traced for. The notes of them are taken out of it."""
         inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
         self._numbers: Dict[int, int] = {}
         self._last: Dict[int, Tuple[torch.Tensor, int]] = {}  # what had the right number
@@ -130,15 +131,27 @@ _set_evaluator = _of_python("_PyInterpreterState_SetEvalFrameFunc", None, ctypes
 
 
 class Restored:
-    """``with Restored():`` Python's frames run afterwards as before.
+    """``with Restored():`` Python's frames run afterwards as before, once no thread is inside any longer.
 
     A trace that ends with an error leaves TorchDynamo's evaluation of frames in place of Python's own, which makes
-    each call of a Python function half as slow again, in all of the process and for good.
+    each call of a Python function half as slow again, in all of the process and for good. Without an error, nothing is
+    put back: a thread that another compiler serves may be at work.
     """
 
+    failed = False  # whether a trace has ended with an error
+    _lock = threading.RLock()
+    _inside = 0
+    _before: Optional[int] = None
+
     def __enter__(self) -> None:
-        self._before = _evaluator(_interpreter()) if _set_evaluator and _evaluator and _interpreter else None
+        with self._lock:
+            if not Restored._inside and _set_evaluator and _evaluator and _interpreter:
+                Restored._before = _evaluator(_interpreter())
+            Restored._inside += 1
 
     def __exit__(self, *error: Any) -> None:
-        if self._before is not None and _evaluator(_interpreter()) != self._before:  # type: ignore[misc]
-            _set_evaluator(_interpreter(), self._before)  # type: ignore[misc]
+        with self._lock:
+            Restored._inside -= 1
+            left = self.failed and not self._inside and self._before is not None
+            if left and _evaluator(_interpreter()) != self._before:  # type: ignore[misc]
+                _set_evaluator(_interpreter(), self._before)  # type: ignore[misc]

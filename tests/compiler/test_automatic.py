@@ -265,6 +265,22 @@ def test_a_loop_that_is_refused_leaves_pythons_frames_as_they_were():
     assert evaluator() == before
 
 
+@pytest.mark.parametrize("failed", [False, True])
+def test_frames_are_put_back_after_an_error_by_the_last_thread_inside(failed, monkeypatch):
+    """Another thread may be at work with TorchDynamo's."""
+    now, put = ["python"], []
+    monkeypatch.setattr(tracing, "_interpreter", lambda: None)
+    monkeypatch.setattr(tracing, "_evaluator", lambda _: now[0])
+    monkeypatch.setattr(tracing, "_set_evaluator", lambda _, evaluates: put.append(evaluates))
+    monkeypatch.setattr(tracing.Restored, "failed", failed)
+    with tracing.Restored():
+        now[0] = "dynamo"
+        with tracing.Restored():
+            pass
+        assert not put
+    assert put == (["python"] if failed else [])
+
+
 def test_a_call_for_which_there_is_a_graph_does_not_pause_the_search(auto, monkeypatch):
     paused = []
     plain = auto.paused
