@@ -81,16 +81,33 @@ UNBOUND = Unbound()
 _looks: List["Automatic"] = []  # who looks at the calls of neurons
 
 
-# These two stay after the first look: programs keep `Spike.apply` as an attribute, and a graph's guards hold as long as
-# the class has the method that was traced.
-@functools.wraps(_APPLY)
-def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """``torch.autograd.Function.apply``, shown to who looks."""
-    if not torch.compiler.is_compiling():
-        for auto in _looks[:1]:  # which another thread may clear
-            if not cls.__module__.startswith(_LIBRARIES):
-                auto.saw_spikes(cls, sys._getframe(1))
-    return _APPLY.__get__(None, cls)(*args, **kwargs)
+class _Apply:
+    """``torch.autograd.Function.apply``, shown to who looks; its bound methods are equal to PyTorch's own.
+
+    TorchDynamo asks for that where programs keep ``Spike.apply`` as an attribute, taken before the first look or after.
+    """
+
+    def __init__(self) -> None:
+        functools.update_wrapper(self, _APPLY.__get__(None, torch.autograd.Function))
+
+    def __get__(self, instance: Any, cls: Any) -> Any:
+        return types.MethodType(self, cls)
+
+    def __call__(self, cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            for auto in _looks[:1]:  # which another thread may clear
+                if not cls.__module__.startswith(_LIBRARIES):
+                    auto.saw_spikes(cls, sys._getframe(1))
+        return _APPLY.__get__(None, cls)(*args, **kwargs)
+
+    def __eq__(self, other: Any) -> bool:
+        return other is self or other is getattr(_APPLY, "__func__", None)
+
+    def __hash__(self) -> int:
+        return hash(getattr(_APPLY, "__func__", None))
+
+
+_apply = _Apply()
 
 
 @functools.wraps(_SPIKE)
@@ -291,8 +308,8 @@ class Site:
             for mode in (True, False):
                 self._leave(
                     mode,
-                    f"it was compiled anew at {useless + 1} calls, for no call was like another: a list, a "
-                    "number or a dictionary on an object that changes from call to call, say",
+                    f"it was compiled anew at {useless + 1} calls, for no call was like another: a list or "
+                    "a dictionary on an object that changes from call to call, say",
                     reasons.of_compiling_anew(),
                 )
 
@@ -427,7 +444,7 @@ class Automatic:
 
         snntorch.SpikingNeuron.__call__ = call
         Surrogate.__call__ = _spike  # type: ignore[method-assign]
-        torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[method-assign, assignment]
+        torch.autograd.Function.apply = _apply  # type: ignore[method-assign, assignment]
         _looks[:] = [self]
 
     def _uninstall(self) -> None:

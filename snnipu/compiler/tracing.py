@@ -36,8 +36,12 @@ def _settings() -> Iterator[None]:
     from torch._dynamo import config
 
     # NumPy's own random numbers, not others in their place: a loop that draws them is not compiled. And .item() is an
-    # operation like any other, whose number the program may count or keep, not decide by.
-    with config.patch(use_numpy_random_stream=True, capture_scalar_outputs=True):
+    # operation like any other, whose number the program may count or keep, not decide by. A number that a module
+    # counts (self.count += 1) is an input of the graph once it has changed.
+    settings = {"use_numpy_random_stream": True, "capture_scalar_outputs": True}
+    if hasattr(config, "allow_unspec_int_on_nn_module"):
+        settings["allow_unspec_int_on_nn_module"] = True
+    with config.patch(settings):
         yield
 
 

@@ -531,6 +531,51 @@ def test_numbers_that_python_keeps():
     assert f"compiled: {STEPS} steps of lif1, lif2" in str(automatic._auto)
 
 
+class Counted(Net):
+    """Numbers that an object keeps from call to call, by which it also decides, and computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.seen, self.steps, self.last, self.warm = 0, 0, 0, 0.0, 5
+        self.often = {"calls": 0}
+
+    def forward(self, x):
+        self.calls += 1
+        self.seen += x.shape[1]
+        self.last = self.last + 0.5
+        self.often["calls"] += 1
+        mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
+        spikes = []
+        for t in range(len(x)):
+            self.steps += 1
+            spk, mem1, mem2 = self.step(x[t] * (1 + 1 / self.seen), mem1, mem2)
+            spikes.append(spk)
+        if self.calls > self.warm:
+            spikes = spikes[1:]
+        return torch.stack(spikes) * self.last + self.calls
+
+
+@needs_newer_dynamo
+def test_numbers_that_an_object_counts_are_no_reason_to_compile_anew():
+    data, torch_seed = numbers(9), 1
+    torch.manual_seed(torch_seed)
+    net = Counted()
+    with automatic._auto.paused():
+        expected = trained(in_forward, net, data)
+    torch.manual_seed(torch_seed)
+    net = Counted()
+    found = trained(in_forward, net, data)
+    for (out, gradients), (wanted, others) in zip(found, expected):
+        torch.testing.assert_close(out, wanted)
+        torch.testing.assert_close(gradients, others)
+    counted = [(net.calls, net.seen, net.steps, net.last), net.often]
+    assert counted == [(9, 9 * BATCH, 9 * STEPS, 4.5), {"calls": 9}]
+    assert [type(one) for one in counted[0]] == [int, int, int, float]
+    # One more for numbers that are not the same at each call, and one for where the loop's end is another one.
+    assert [len(site.reports) for site in automatic._auto.sites if site.compiled] == [3]
+    assert not [site for site in automatic._auto.sites if site.reasons]
+
+
 class Deciding(Net):
     """A loop that no compiler takes."""
 
@@ -818,6 +863,18 @@ class WrittenWithFunction(Written):
         self.spike = Spike.apply
 
 
+class WithFunctionOfBefore(Net):
+    """A network that there was before anyone looked, and so has PyTorch's own ``apply``."""
+
+    def __init__(self):
+        super().__init__()
+        self.spike = automatic._APPLY.__get__(None, Spike)
+
+    def step(self, x, mem1, mem2):
+        spk, mem1, mem2 = super().step(x, mem1, mem2)
+        return self.spike(spk - 0.5), mem1, mem2
+
+
 class OwnNeuron(snntorch.Leaky):
     """The program's own class of a neuron of snnTorch's, which is one that is written out."""
 
@@ -841,7 +898,7 @@ class OfOwnNeurons(nn.Module):
 
 
 @needs_dynamo_of_2_12
-@pytest.mark.parametrize("make", [WrittenWithFunction, OfOwnNeurons])
+@pytest.mark.parametrize("make", [WrittenWithFunction, WithFunctionOfBefore, OfOwnNeurons])
 def test_a_loop_of_a_neuron_with_a_function_of_the_programs_is_found(make):
     sites = compare(in_forward, make=make)
     rolled = [site.reports[0].neurons[0] for site in sites if site.compiled]
