@@ -43,6 +43,7 @@ SOURCES[1] += [
     "host/delay_linear.cpp",
     "host/avg_pool.cpp",
     "host/recurrent.cpp",
+    "host/spiking_lstm.cpp",
     "host/max_pool.cpp",
     "host/lif_max_pool.cpp",
     "host/parallel.cpp",

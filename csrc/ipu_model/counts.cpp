@@ -1,5 +1,5 @@
 // Written by csrc/ipu_model/popc/counts.py from what Clang makes of csrc/vertices; not to be edited.
-// Sources: 6d49e06b75b33bf485a4fa89e33df08c5392f70b16f9f0322b45086714e4a71c
+// Sources: 0c09fcc6a1e45adc61ea80ac18854af0786d15c0cab979493b7d31626b321b92
 // clang-format off
 #include "ipu_model/counts.hpp"
 

@@ -36,8 +36,20 @@ template <typename V> inline V sqrt(V v) {
 template <typename V> inline V log(V v) {
   return eachLane(v, [](Element<V> lane) { return std::log(lane); });
 }
+// Within 2 ulp for float: a polynomial where exp would lose digits, else 1 - 2 / (exp(2 |v|) + 1).
 template <typename V> inline V tanh(V v) {
-  return eachLane(v, [](Element<V> lane) { return std::tanh(lane); });
+  if constexpr (std::is_same_v<Element<V>, float>) {
+    const V size = abs(v), square = v * v;
+    V p = splat<V>(-5.70498872745e-3f);
+    p = p * square + 2.06390887954e-2f;
+    p = p * square - 5.37397155531e-2f;
+    p = p * square + 1.33314422036e-1f;
+    p = p * square - 3.33332819422e-1f;
+    const V large = splat<V>(1) - splat<V>(2) / (exp(size + size) + splat<V>(1));
+    return size < splat<V>(0.625f) ? p * square * v + v : (v < splat<V>(0) ? -large : large);
+  } else {
+    return eachLane(v, [](Element<V> lane) { return std::tanh(lane); });
+  }
 }
 template <typename V> inline V sin(V v) {
   return eachLane(v, [](Element<V> lane) { return std::sin(lane); });

@@ -4,7 +4,7 @@ from typing import Any, Optional, Sequence
 
 import torch
 
-from snnipu.backends import compiled, host, host_pool, host_sparse, memory, neurons, recurrent, triton
+from snnipu.backends import compiled, host, host_pool, host_sparse, memory, neurons, recurrent, spiking_lstm, triton
 from snnipu.ops import _library, _neurons, recurrent_sequence
 from snnipu.ops import neuron_sequence as operator
 from snnipu.ops.delay_linear import OPERATORS as DELAY_LINEAR
@@ -71,6 +71,8 @@ if host.library is not None:
     _library.implement("neuron_sequence_bwd", "CPU", neuron_sequence_bwd)
     _library.implement("neuron_recurrent_fwd", "CPU", neuron_recurrent_fwd)
     _library.implement("neuron_recurrent_bwd", "CPU", neuron_recurrent_bwd)
+    _library.implement("spiking_lstm_fwd", "CPU", spiking_lstm.spiking_lstm_fwd)
+    _library.implement("spiking_lstm_bwd", "CPU", spiking_lstm.spiking_lstm_bwd)
     _library.implement("dense_to_sparse_fwd", "CPU", host_sparse.dense_to_sparse_fwd)
     _library.implement("sparse_to_dense_fwd", "CPU", host_sparse.sparse_to_dense_fwd)
     _library.implement("sparse_to_dense_bwd", "CPU", host_sparse.sparse_to_dense_bwd)

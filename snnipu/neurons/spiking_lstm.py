@@ -150,7 +150,7 @@ class _SpikingLSTM(PlainStates):
         *,
         num_steps: Optional[int] = None,
     ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """All time steps; the input's part of the gates is computed for all of them before the loop.
+        """All time steps, as one operator.
 
         Args:
             x: ``[T, B, ...]``; or ``[B, ...]``, held constant, with ``num_steps``.
@@ -245,7 +245,8 @@ class SLSTM(_SpikingLSTM, snntorch.SLSTM):
     """A spiking LSTM: ``snntorch.SLSTM`` 1.0, with :meth:`sequence`.
 
     Signature, ``state_dict`` and one step are snnTorch's. In a sequence the product with the input is one for all
-    steps, that with the hidden state is in the loop: up to the rounding of the products, the numbers are snnTorch's.
+    steps, that with the hidden state is in the loop, and all that follows it in a step is one pass over the gates: up
+    to rounding, the numbers are snnTorch's.
 
     As in snnTorch, the states start from zeros in *every* step where ``input_size`` differs from ``hidden_size``: its
     step takes them only where they have the input's shape. A warning says so when such a layer is built.
@@ -315,7 +316,8 @@ class SConv2dLSTM(_SpikingLSTM, snntorch.SConv2dLSTM):
     """A spiking convolutional LSTM: ``snntorch.SConv2dLSTM`` 1.0, with :meth:`sequence`.
 
     Signature, ``state_dict`` and one step are snnTorch's. In a sequence the convolution of the input is one for all
-    steps, that of the hidden state is in the loop: up to the rounding of their sum, snnTorch's one convolution of both.
+    steps, that of the hidden state is in the loop, and all that follows it in a step is one pass over the gates: up to
+    rounding, snnTorch's one convolution of both.
     When snnTorch's code runs for each step is told at :class:`SLSTM`.
     """
 

@@ -5,18 +5,25 @@
     i, f, g, o &= \\sigma, \\sigma, \\tanh, \\sigma(\\text{input's part} + \\text{part of } h_{t-1}) \\\\
     c_t &= f c_{t-1} + i g \\\\
     h_t &= o \\tanh(c_t) - S(h_{t-1})\\,\\theta \\quad\\text{or}\\quad (1 - S(h_{t-1}))\\, o \\tanh(c_t)
+
+The sequence is an operator: what it does in a step is the product with the hidden state, and all that follows in one
+pass over the gates. The backward pass walks back likewise; the weights' gradients are one product over all steps.
 """
 
 from dataclasses import dataclass
-from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Protocol, Sequence, Tuple
 
 import torch
 from torch.nn import functional as F
 
-# The input's part is computed for so many steps at once that it has about so many numbers: 64 MiB in float32.
+from snnipu.ops import _library
+from snnipu.ops._arguments import is_autocast, is_compiling, is_differentiated
+
+# Where nothing is kept for a backward pass, so many numbers of gates are computed at once: 64 MiB in float32.
 _CHUNK = 1 << 24
 
 States = Tuple[torch.Tensor, torch.Tensor]
+Tensors = Sequence[Optional[torch.Tensor]]
 
 
 class Neuron(NamedTuple):
@@ -86,18 +93,39 @@ class LinearCell:
         return made[1], made[0]
 
     def input_gates(self, x: torch.Tensor) -> torch.Tensor:
-        """The input's part of the gates, ``[N, 4 * H]`` of ``x [N, I]``."""
-        return F.linear(x, self.weight_ih, self.bias_ih)
+        """The input's part of the gates and their biases, ``[N, 4 * H]`` of ``x [N, I]``; new memory."""
+        bias = None if self.bias_ih is None or self.bias_hh is None else self.bias_ih + self.bias_hh
+        return F.linear(x, self.weight_ih, bias)
 
     def hidden_weight(self) -> torch.Tensor:
-        """What :meth:`gates` takes."""
+        """What the hidden state is multiplied by."""
         return self.weight_hh
 
-    def gates(self, of_input: torch.Tensor, mem: Optional[torch.Tensor], weight: torch.Tensor) -> torch.Tensor:
-        """The gates, for the hidden state ``mem``; None: zeros."""
-        if mem is None:
-            return of_input if self.bias_hh is None else self.bias_hh + of_input
-        return F.linear(mem, weight, self.bias_hh) + of_input
+    def hidden_gates(self, mem: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """The hidden state's part of the gates."""
+        return F.linear(mem, weight)
+
+    def add_hidden(self, gates: torch.Tensor, mem: torch.Tensor, weight: torch.Tensor) -> None:
+        """Add :meth:`hidden_gates` in place."""
+        gates.addmm_(mem, weight.t())
+
+    def grad_hidden(self, grad: torch.Tensor, mem: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """The gradient of a hidden state that looks like ``mem``, from that of the gates."""
+        return grad @ weight
+
+    def gradients(self, grad: torch.Tensor, x: torch.Tensor, hidden: "Pairs", needs: Sequence[bool]) -> Tensors:
+        """Gradients of ``x`` and of the cell's tensors, from that of the gates for ``x``.
+
+        ``hidden``: gradients of gates, and the hidden states that they were given, of all steps.
+        """
+        bias = grad.sum(0) if any(needs[3:]) else None
+        made = [
+            grad @ self.weight_ih if needs[0] else None,
+            grad.t() @ x if needs[1] else None,
+            _sum([rows.t() @ mem for rows, mem in hidden], self.weight_hh) if needs[2] else None,
+        ]
+        # Each its own: PyTorch may take one for a parameter's grad.
+        return (*made, bias if needs[3] else None, bias.clone() if bias is not None and needs[4] else None)
 
     def activations(self, gates: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         """``i, f, g, o``."""
@@ -150,16 +178,49 @@ class ConvCell:
         return _cell(self.activations(gates), syn)
 
     def input_gates(self, x: torch.Tensor) -> torch.Tensor:
-        """The input's part of the gates, ``[N, 4 * H, h, w]`` of ``x [N, I, h, w]``."""
+        """The input's part of the gates and their bias, ``[N, 4 * H, h, w]`` of ``x [N, I, h, w]``; new memory."""
         return F.conv2d(x, self.weight[:, : -self.hidden], self.bias, padding=self.padding)
 
     def hidden_weight(self) -> torch.Tensor:
-        """What :meth:`gates` takes."""
+        """What the hidden state is convolved with."""
         return self.weight[:, -self.hidden :].contiguous()
 
-    def gates(self, of_input: torch.Tensor, mem: Optional[torch.Tensor], weight: torch.Tensor) -> torch.Tensor:
-        """The gates, for the hidden state ``mem``; None: zeros."""
-        return of_input if mem is None else of_input + F.conv2d(mem, weight, padding=self.padding)
+    def hidden_gates(self, mem: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """The hidden state's part of the gates."""
+        return F.conv2d(mem, weight, padding=self.padding)
+
+    def add_hidden(self, gates: torch.Tensor, mem: torch.Tensor, weight: torch.Tensor) -> None:
+        """Add :meth:`hidden_gates` in place."""
+        gates.add_(self.hidden_gates(mem, weight))
+
+    def _backward(self, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, of_input: bool) -> torch.Tensor:
+        mask = [of_input, not of_input, False]
+        made: Tensors = torch.ops.aten.convolution_backward(
+            grad, x, weight, None, [1, 1], self.padding, [1, 1], False, [0, 0], 1, mask
+        )
+        found = made[0 if of_input else 1]
+        assert found is not None
+        return found
+
+    def grad_hidden(self, grad: torch.Tensor, mem: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """The gradient of a hidden state that looks like ``mem``, from that of the gates."""
+        return self._backward(grad, mem, weight, True)
+
+    def gradients(self, grad: torch.Tensor, x: torch.Tensor, hidden: "Pairs", needs: Sequence[bool]) -> Tensors:
+        """Gradients of ``x`` and of the cell's tensors, from that of the gates for ``x``.
+
+        ``hidden``: gradients of gates, and the hidden states that they were given, of all steps.
+        """
+        of_input, of_hidden = self.weight[:, : -self.hidden], self.weight[:, -self.hidden :]
+        own = None
+        if needs[1]:
+            parts = [self._backward(rows, mem, of_hidden, False) for rows, mem in hidden]
+            own = torch.cat([self._backward(grad, x, of_input, False), _sum(parts, of_hidden)], 1)
+        return (
+            self._backward(grad, x, of_input, True) if needs[0] else None,
+            own,
+            grad.sum([0, 2, 3]) if needs[2] else None,
+        )
 
     def activations(self, gates: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         """``i, f, g, o``, which snnTorch's convolutional cell has in another order."""
@@ -175,11 +236,21 @@ class ConvCell:
 
 
 Cell = Any  # LinearCell or ConvCell
+Pairs = Sequence[Tuple[torch.Tensor, torch.Tensor]]
+
+
+def _sum(parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    return sum(parts[1:], parts[0]) if parts else torch.zeros_like(like)
 
 
 def cell_of(tensors: Sequence[Any], how: Sequence[Any]) -> Cell:
     """A cell from what its ``plain`` gave."""
     return ConvCell(*tensors, *how) if how else LinearCell(*tensors)
+
+
+def tanh_gate(cell: Cell) -> int:
+    """Which of the four gates is tanh's, 2 or 3; the output's is the other one of these."""
+    return 3 if isinstance(cell, ConvCell) else 2
 
 
 def _cell(activations: Tuple[torch.Tensor, ...], syn: Optional[torch.Tensor]) -> States:
@@ -200,6 +271,324 @@ def spiking_lstm_step(
     return neuron.fire(cell.pooled(after)), syn, after
 
 
+# ---- the operator
+
+
+class Pointwise(Protocol):
+    """What follows the products in a step: the reference below, or a kernel."""
+
+    def forward(
+        self,
+        gates: torch.Tensor,
+        before: Tensors,
+        after: Tensors,
+    ) -> None:
+        """Activations in the place of the gates; states after the step, cell and hidden, for those before it."""
+
+    def backward(
+        self,
+        activations: torch.Tensor,
+        before: Tensors,
+        syn: torch.Tensor,
+        grad: Tensors,
+        carried: Tensors,
+        grad_gates: torch.Tensor,
+        grad_before: torch.Tensor,
+        grad_reset: Optional[torch.Tensor],
+    ) -> None:
+        """Gradients of gates, of the cell state before the step and of the threshold at each neuron.
+
+        From two of the states after the step that are added: the loss's own, and those that come from the step after.
+        """
+
+
+class ReferencePointwise:
+    """In plain PyTorch."""
+
+    def __init__(self, cell: Cell, threshold: torch.Tensor, reset: int) -> None:
+        self.threshold, self.reset = threshold, reset
+        self.place = tanh_gate(cell)
+
+    def _split(self, gates: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+        parts = gates.chunk(4, 1)
+        return parts[0], parts[1], parts[self.place], parts[5 - self.place]
+
+    def _reset(self, mem: Optional[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+        return (torch.zeros_like(like) if mem is None else mem) - self.threshold > 0
+
+    def forward(self, gates: torch.Tensor, before: Tensors, after: Tensors) -> None:
+        parts = i, f, g, o = self._split(gates)
+        for part in parts:
+            part.tanh_() if part is g else part.sigmoid_()
+        syn, mem = _cell((i, f, g, o), before[0])
+        if self.reset < 2:
+            reset = self._reset(before[1], mem)
+            mem = mem - reset * self.threshold if self.reset == 0 else mem.masked_fill(reset, 0)
+        for to, made in zip(after, (syn, mem)):
+            assert to is not None
+            to.copy_(made)
+
+    def backward(
+        self,
+        activations: torch.Tensor,
+        before: Tensors,
+        syn: torch.Tensor,
+        grad: Tensors,
+        carried: Tensors,
+        grad_gates: torch.Tensor,
+        grad_before: torch.Tensor,
+        grad_reset: Optional[torch.Tensor],
+    ) -> None:
+        i, f, g, o = self._split(activations)
+        both = [[one for one in pair if one is not None] for pair in zip(grad, carried)]
+        grad_syn, grad_mem = (_sum(pair, syn) for pair in both)
+        if self.reset < 2:
+            reset = self._reset(before[1], syn)
+            if grad_reset is not None:
+                grad_reset.copy_(-grad_mem * reset)
+            grad_mem = grad_mem.masked_fill(reset, 0) if self.reset == 1 else grad_mem
+        tanh = syn.tanh()
+        grad_syn = grad_syn + grad_mem * o * (1 - tanh * tanh)
+        grad_i, grad_f, grad_g, grad_o = self._split(grad_gates)
+        grad_i.copy_(grad_syn * g * i * (1 - i))
+        grad_f.zero_() if before[0] is None else grad_f.copy_(grad_syn * before[0] * f * (1 - f))
+        grad_g.copy_(grad_syn * i * (1 - g * g))
+        grad_o.copy_(grad_mem * tanh * o * (1 - o))
+        grad_before.copy_(grad_syn * f)
+
+
+_CELL = "Tensor? syn, Tensor? mem, Tensor?[] cell, int[] padding, Tensor threshold, int reset, SymInt? num_steps"
+_SCHEMA_FWD = f"spiking_lstm_fwd(Tensor x, {_CELL}) -> (Tensor activations, Tensor syns, Tensor mems)"
+_SCHEMA_BWD = (
+    f"spiking_lstm_bwd(Tensor? grad_syns, Tensor? grad_mems, Tensor activations, Tensor syns, Tensor mems, Tensor x, "
+    f"{_CELL}, bool[] needs) -> (Tensor grad_x, Tensor grad_syn, Tensor grad_mem, Tensor grad_threshold, "
+    "Tensor[] grad_cell)"
+)
+
+
+class Arguments(NamedTuple):
+    """Of ``spiking_lstm_fwd``, in the order of its schema; no ``padding``: a :class:`LinearCell`."""
+
+    x: torch.Tensor
+    syn: Optional[torch.Tensor]
+    mem: Optional[torch.Tensor]
+    cell: Tensors
+    padding: Sequence[int]
+    threshold: torch.Tensor
+    reset: int
+    num_steps: Optional[int]
+
+    def made(self) -> Cell:
+        return cell_of(self.cell, (tuple(self.padding),) if self.padding else ())
+
+    def steps(self) -> Tuple[int, torch.Size]:
+        """Their number, and the shape of one of the input's."""
+        return (len(self.x), self.x.shape[1:]) if self.num_steps is None else (self.num_steps, self.x.shape)
+
+
+Made = Tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+MadeBackward = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, List[torch.Tensor]]
+MakePointwise = Callable[[Cell, torch.Tensor, int], Pointwise]
+
+
+def forward_by(pointwise: MakePointwise, *arguments: Any) -> Made:
+    a = Arguments(*arguments)
+    cell, (steps, step) = a.made(), a.steps()
+    if a.num_steps is None:
+        gates = cell.input_gates(a.x.flatten(0, 1)).contiguous().unflatten(0, (steps, step[0]))
+    else:
+        gates = cell.input_gates(a.x).repeat(steps, *[1] * a.x.dim())
+    shape = (steps, *cell.shape(step))
+    syns, mems = gates.new_empty(shape), gates.new_empty(shape)
+    weight, one = cell.hidden_weight(), pointwise(cell, a.threshold, a.reset)
+    before: Tensors = [None if state is None else state.contiguous() for state in (a.syn, a.mem)]
+    for row, *after in zip(gates.unbind(), syns.unbind(), mems.unbind()):
+        if before[1] is not None:
+            cell.add_hidden(row, before[1], weight)
+        one.forward(row, before, after)
+        before = after
+    return gates, syns, mems
+
+
+def backward_by(
+    pointwise: MakePointwise,
+    grad_syns: Optional[torch.Tensor],
+    grad_mems: Optional[torch.Tensor],
+    activations: torch.Tensor,
+    syns: torch.Tensor,
+    mems: torch.Tensor,
+    *arguments: Any,
+) -> MadeBackward:
+    *given, needs = arguments
+    a = Arguments(*given)
+    cell, steps = a.made(), len(syns)
+    weight, one = cell.hidden_weight(), pointwise(cell, a.threshold, a.reset)
+    upstream = list(zip(_rows(grad_syns, steps), _rows(grad_mems, steps)))
+    first = tuple(None if state is None else state.contiguous() for state in (a.syn, a.mem))
+    states = [first, *zip(syns.unbind(), mems.unbind())]
+    grad_gates = torch.empty_like(activations)
+    grad_reset = torch.empty_like(mems) if needs[3] and a.reset == 0 else None
+    spare = [torch.empty_like(syns[0]) for _ in range(2)] if steps else []
+    carried: Tensors = [None, None]
+    for t in reversed(range(steps)):
+        grad, carry, row = grad_gates[t], spare[t % 2], None if grad_reset is None else grad_reset[t]
+        one.backward(activations[t], states[t], syns[t], upstream[t], carried, grad, carry, row)
+        of_mem = cell.grad_hidden(grad, syns[0], weight) if t or needs[2] else None
+        carried = [carry, None if of_mem is None else of_mem.contiguous()]
+    grads = grad_gates.flatten(0, 1) if a.num_steps is None else grad_gates.sum(0)
+    fed = [(grad_gates[1:].flatten(0, 1), mems[:-1].flatten(0, 1))] if steps > 1 else []
+    if a.mem is not None and steps:
+        fed.append((grad_gates[0], a.mem))
+    x = a.x.flatten(0, 1) if a.num_steps is None else a.x
+    own_needs = [need and tensor is not None for need, tensor in zip(needs[4:], a.cell)]
+    grad_x, *own = cell.gradients(grads, x, fed, [needs[0], *own_needs])
+    empty = x.new_empty(0)
+    grad_syn, grad_mem = (
+        empty if state is None or not need else torch.zeros_like(state) if grad is None else grad
+        for need, grad, state in zip(needs[1:3], carried, (a.syn, a.mem))
+    )
+    return (
+        empty if grad_x is None else grad_x.reshape(a.x.shape),
+        grad_syn,
+        grad_mem,
+        empty if grad_reset is None else grad_reset.sum_to_size(1, *a.threshold.shape)[0],
+        [empty if grad is None else grad for grad in own],
+    )
+
+
+def _rows(grad: Optional[torch.Tensor], steps: int) -> Tensors:
+    """The rows of an upstream gradient."""
+    if grad is None:
+        return [None] * steps
+    if steps > 1 and grad.stride(0) == 0:
+        return [grad[0].contiguous()] * steps
+    return grad.contiguous().unbind()
+
+
+def spiking_lstm_fwd_reference(*arguments: Any) -> Made:
+    """What ``snnipu::spiking_lstm_fwd`` computes, in plain PyTorch."""
+    return forward_by(ReferencePointwise, *arguments)
+
+
+def spiking_lstm_bwd_reference(*arguments: Any) -> MadeBackward:
+    """What ``snnipu::spiking_lstm_bwd`` computes, in plain PyTorch."""
+    return backward_by(ReferencePointwise, *arguments)
+
+
+def _fwd_meta(*arguments: Any) -> Made:
+    a = Arguments(*arguments)
+    steps, step = a.steps()
+    shape = a.made().shape(step)
+    gates = (steps, shape[0], 4 * shape[1], *shape[2:])
+    return a.x.new_empty(gates), a.x.new_empty((steps, *shape)), a.x.new_empty((steps, *shape))
+
+
+def _bwd_meta(grad_syns: Any, grad_mems: Any, activations: Any, syns: Any, mems: Any, *arguments: Any) -> MadeBackward:
+    *given, needs = arguments
+    a = Arguments(*given)
+
+    def like(tensor: Optional[torch.Tensor], need: bool) -> torch.Tensor:
+        return a.x.new_empty(tensor.shape if need and tensor is not None else 0)
+
+    return (
+        like(a.x, needs[0]),
+        like(a.syn, needs[1]),
+        like(a.mem, needs[2]),
+        like(a.threshold, needs[3] and a.reset == 0),
+        [like(tensor, need) for tensor, need in zip(a.cell, needs[4:])],
+    )
+
+
+_fwd = _library.define(_SCHEMA_FWD, reference=spiking_lstm_fwd_reference, meta=_fwd_meta)
+_bwd = _library.define(_SCHEMA_BWD, reference=spiking_lstm_bwd_reference, meta=_bwd_meta)
+
+
+class SpikingLSTM(torch.autograd.Function):
+    """Forward and backward operator as one differentiable function: cell and hidden states after each step.
+
+    Kept for the backward pass: the gates' activations, the states, and what was given. A second derivative is
+    PyTorch's, by :func:`_plain`.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, how: Tuple[Any, ...], x: torch.Tensor, *tensors: Optional[torch.Tensor]
+    ) -> States:
+        syn, mem, threshold, *cell = tensors
+        activations, syns, mems = _fwd(x, syn, mem, cell, how[0], threshold, *how[1:])
+        ctx.how = how
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(activations, syns, mems, x, *tensors)
+        return syns, mems
+
+    @staticmethod
+    def backward(ctx: Any, grad_syns: Optional[torch.Tensor], grad_mems: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
+        padding, reset, num_steps = ctx.how
+        activations, syns, mems, *given = ctx.saved_tensors
+        needs = list(ctx.needs_input_grad[1:])
+        if grad_syns is None and grad_mems is None:
+            return (None,) * (1 + len(needs))
+        if torch.is_grad_enabled() and not is_compiling():
+            return (None, *_differentiable(ctx.how, given, needs, (grad_syns, grad_mems)))
+        x, syn, mem, threshold, *cell = given
+        grad_x, grad_syn, grad_mem, grad_threshold, grad_cell = _bwd(
+            grad_syns,
+            grad_mems,
+            activations,
+            syns,
+            mems,
+            x,
+            syn,
+            mem,
+            cell,
+            padding,
+            threshold,
+            reset,
+            num_steps,
+            needs,
+        )
+        needs[3] = needs[3] and reset == 0
+        made = (grad_x, grad_syn, grad_mem, grad_threshold, *grad_cell)
+        return (None, *(grad if need else None for grad, need in zip(made, needs)))
+
+
+def _plain(quantise: Any, how: Tuple[Any, ...], x: torch.Tensor, *tensors: Optional[torch.Tensor]) -> States:
+    """The operator's results by PyTorch's operations alone, each of which is differentiable."""
+    syn, mem, threshold, *tensors_of_cell = tensors
+    padding, reset, num_steps = how
+    cell = cell_of(tensors_of_cell, (padding,) if padding else ())
+    assert threshold is not None
+    neuron = Neuron(threshold, threshold, reset, torch.sign, quantise)
+    weight = cell.hidden_weight()
+    if num_steps is None:
+        rows = cell.input_gates(x.flatten(0, 1)).unflatten(0, x.shape[:2]).unbind()
+    else:
+        rows = [cell.input_gates(x)] * num_steps
+    made: List[States] = []
+    for gates in rows:
+        # Where there are only zeros, a row of them gives the weight its gradient.
+        hidden = weight.new_zeros(cell.shape((1, *x.shape[2 - (num_steps is not None) :]))) if mem is None else mem
+        if mem is not None or len(rows) == 1:
+            gates = gates + cell.hidden_gates(hidden, weight)
+        syn, mem = neuron.after(*_cell(cell.activations(gates), syn), mem)
+        made.append((syn, mem))
+    return torch.stack([one[0] for one in made]), torch.stack([one[1] for one in made])
+
+
+def _differentiable(how: Tuple[Any, ...], given: Tensors, needs: Sequence[bool], grads: Tensors) -> Tensors:
+    """Gradients that have a derivative themselves."""
+    wanted = [tensor for tensor, need in zip(given, needs) if need and tensor is not None]
+    with torch.enable_grad():
+        made = _plain(None, how, *given)  # type: ignore[arg-type]
+    pairs = [(one, grad) for one, grad in zip(made, grads) if grad is not None]
+    found = iter(
+        torch.autograd.grad(
+            [one for one, _ in pairs], wanted, [grad for _, grad in pairs], create_graph=True, allow_unused=True
+        )
+    )
+    return [next(found) if need else None for need in needs]
+
+
 def spiking_lstm_sequence(
     cell: Cell,
     neuron: Neuron,
@@ -213,37 +602,38 @@ def spiking_lstm_sequence(
     Args:
         x: ``[T, B, ...]``; or ``[B, ...]``, held constant, with ``num_steps``.
     """
-    weight = cell.hidden_weight()
-    constant = num_steps is not None
-    steps = num_steps if num_steps is not None else x.shape[0]
-    shape = torch.Size(cell.shape(x.shape if constant else x.shape[1:]))
+    tensors, how = cell.plain()
+    # What has no part in the result gets no gradient.
+    threshold = neuron.threshold if neuron.reset == 0 else neuron.threshold.detach()
+    given = (threshold, *tensors)
+    options = (how[0] if how else (), neuron.reset)
+    fused = (
+        not neuron.quantise
+        and not is_autocast(x.device.type)
+        and all(one is None or one.dtype == x.dtype for one in (syn, mem, *given))
+    )
+
+    def run(part: torch.Tensor, syn: Any, mem: Any, steps: Optional[int]) -> States:
+        how = (*options, steps)
+        if fused:
+            return SpikingLSTM.apply(how, part, syn, mem, *given)  # type: ignore[no-any-return]
+        return _plain(neuron.quantise, how, part, syn, mem, *given)
+
     if cell.restarts:
-        # All steps are one batch. The product with zeros is what gives its weight a gradient.
-        none = weight.new_zeros(1, shape[1])
-        gates = cell.gates(cell.input_gates(x if constant else x.flatten(0, 1)), none, weight)
-        made = neuron.after(*_cell(cell.activations(gates), None), None)
-        syns, mems = (state.unflatten(0, (-1, shape[0])) for state in made)
-        if constant:
-            syns, mems = (state.expand(steps, *state.shape[1:]) for state in (syns, mems))
+        # All steps are one batch.
+        flat = run(x[None] if num_steps is not None else x.flatten(0, 1)[None], None, None, None)
+        syns, mems = (state[0].unflatten(0, (-1, x.shape[1 - (num_steps is not None)])) for state in flat)
+        if num_steps is not None:
+            syns, mems = (state.expand(num_steps, *state.shape[1:]) for state in (syns, mems))
     else:
-        if mem is None and steps == 1:
-            mem = weight.new_zeros(shape)  # likewise
-        rows: Tuple[List[torch.Tensor], List[torch.Tensor]] = ([], [])
-        for of_input in _chunks(cell, x, num_steps, 4 * shape.numel()):
-            syn, mem = neuron.after(*_cell(cell.activations(cell.gates(of_input, mem, weight)), syn), mem)
-            rows[0].append(syn)
-            rows[1].append(mem)
-        syns, mems = (torch.stack(row) for row in rows)
-    flat = cell.pooled(mems.flatten(0, 1))
-    return neuron.fire(flat.unflatten(0, mems.shape[:2])), syns, mems
-
-
-def _chunks(cell: Cell, x: torch.Tensor, num_steps: Optional[int], size: int) -> Iterator[torch.Tensor]:
-    """The input's part of the gates of each step."""
-    if num_steps is not None:
-        of_input = cell.input_gates(x)
-        for _ in range(num_steps):
-            yield of_input
-        return
-    for part in x.split(max(1, _CHUNK // max(1, size))):
-        yield from cell.input_gates(part.flatten(0, 1)).unflatten(0, part.shape[:2]).unbind()
+        parts = (x,)
+        if num_steps is None and not is_differentiated((x, syn, mem, *given)):
+            gates = 4 * torch.Size(cell.shape(x.shape[1:])).numel()
+            parts = x.split(max(1, _CHUNK // max(1, gates)))
+        made: List[States] = []
+        for part in parts:
+            made.append(run(part, syn, mem, num_steps))
+            syn, mem = made[-1][0][-1], made[-1][1][-1]
+        syns, mems = made[0] if len(made) == 1 else (torch.cat(rows) for rows in zip(*made))
+    flat_mems = cell.pooled(mems.flatten(0, 1))
+    return neuron.fire(flat_mems.unflatten(0, mems.shape[:2])), syns, mems

@@ -156,8 +156,11 @@ NEURONS = {
 
 
 @pytest.mark.parametrize("name", NEURONS)
-def test_neurons_start_from_zeros_in_each_call(name):
+def test_neurons_start_from_zeros_in_each_call(name, request):
     """Two training steps, and a batch of another size, as the loop that clears the states before each."""
+    if name == "SLSTM":  # it rounds at other places, of which three training steps make more
+        torch.set_default_dtype(torch.float64)
+        request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
     net, other = twins(lambda: snn.MultiStep(NEURONS[name](), nn.Identity()))
     for batch in (4, 4, 2):
         x = torch.randn(6, batch, 8) * 3
@@ -172,9 +175,8 @@ def test_neurons_start_from_zeros_in_each_call(name):
                 for parameter in module.parameters():
                     parameter -= 0.1 * parameter.grad
         for own, expected in zip(*results):
-            # The LSTM's product with the input, and a recurrent layer's weight gradient, are one over all steps, and
-            # rounded as such a product.
-            assert relative_error(own, expected) <= (1e-5 if name in ("SLSTM", "RLeaky", "RSynaptic") else 1e-6)
+            # A recurrent layer's weight gradient is one product over all steps, and rounded as such.
+            assert relative_error(own, expected) <= (1e-5 if name in ("RLeaky", "RSynaptic") else 1e-6)
         assert results[0][0].any()
 
 

@@ -8,10 +8,13 @@ import pytest
 import snntorch
 import torch
 from oracle import relative_error
+from support.versions import needs_backend
 from torch import nn
 
 import snnipu as snn
+from snnipu.backends import host, kernels
 from snnipu.functional import quant
+from snnipu.ops import spiking_lstm as op
 
 pytestmark = pytest.mark.filterwarnings("ignore:SLSTM with input_size")
 SHAPES = {"linear": (6, 3, 8), "forgetful": (6, 3, 5), "convolution": (5, 2, 3, 6, 7)}
@@ -93,13 +96,19 @@ def test_quantized_states(kind):
     assert torch.isin(outs[1], quantizer.levels).all()
 
 
-def test_the_inputs_part_is_one_product():
+def test_the_inputs_part_is_one_product(monkeypatch):
+    monkeypatch.setattr(op, "_fwd", op.spiking_lstm_fwd_reference)  # whose operations are seen
+    products = {
+        torch.ops.aten.addmm.default: 1,
+        torch.ops.aten.addmm_.default: 1,
+        torch.ops.aten.convolution.default: 0,
+    }
     sizes = []
 
     class Products(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            if function in (torch.ops.aten.addmm.default, torch.ops.aten.convolution.default):
-                sizes.append(args[1 if function is torch.ops.aten.addmm.default else 0].shape[0])
+            if function in products:
+                sizes.append(args[products[function]].shape[0])
             return function(*args, **(kwargs or {}))
 
     for kind in ("linear", "convolution"):
@@ -111,8 +120,142 @@ def test_the_inputs_part_is_one_product():
 
 
 def test_long_inputs_go_in_parts(monkeypatch):
-    monkeypatch.setattr("snnipu.ops.spiking_lstm._CHUNK", 2 * 4 * 3 * 8)
-    compare((7, 3, 8))
+    neuron, x = make(snn, (7, 3, 8)), torch.randn(7, 3, 8)
+    expected = neuron.sequence(x)
+    lengths = []
+    own = op._fwd
+    monkeypatch.setattr(op, "_CHUNK", 2 * 4 * 3 * 8)
+    monkeypatch.setattr(op, "_fwd", lambda x, *others: lengths.append(len(x)) or own(x, *others))
+    neuron.sequence(x)
+    with torch.no_grad():
+        made = neuron.sequence(x)
+    assert lengths == [7, 2, 2, 2, 1]
+    for ours, whole in zip(made, expected):
+        torch.testing.assert_close(ours, whole, rtol=1e-6, atol=1e-6)
+
+
+def arguments(kind, reset=0, dtype=torch.float64, states=True, steps=None, threshold=0.05):
+    """What ``spiking_lstm_fwd`` takes."""
+    neuron = make(snn, SHAPES[kind], bias=kind != "convolution" or steps is None).to(dtype)
+    x = torch.randn(SHAPES[kind] if steps is None else SHAPES[kind][1:], dtype=dtype)
+    cell, how = neuron._cell().plain()
+    shape = neuron._cell().shape(SHAPES[kind][1:])
+    syn, mem = (torch.randn(shape, dtype=dtype) * 0.1 if states else None for _ in range(2))
+    cell = [None if one is None else one.detach() for one in cell]
+    return [x, syn, mem, cell, list(how[0]) if how else [], torch.as_tensor(threshold, dtype=dtype), reset, steps]
+
+
+CASES = [
+    (kind, reset, states, steps)
+    for kind in SHAPES
+    for reset in range(3)
+    for states, steps in ((True, None), (False, 3))
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("kind", "reset", "states", "steps"), CASES)
+def test_the_kernels_are_the_reference(kind, reset, states, steps, dtype):
+    given = arguments(kind, reset, dtype, states, steps)
+    tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-13}
+    made, expected = torch.ops.snnipu.spiking_lstm_fwd(*given), op.spiking_lstm_fwd_reference(*given)
+    torch.testing.assert_close(made, expected, **tolerance)
+    assert not states or (given[2] > given[5]).any()
+    grads = [torch.randn_like(expected[1]), torch.randn_like(expected[1])]
+    for upstream in (grads, [grads[0], None], [None, grads[0][:1].expand_as(grads[0])]):
+        for needs in ([True] * (4 + len(given[3])), [False] * 4 + [True] * len(given[3]), [True, False] * 4):
+            back = [*upstream, *expected, *given, needs[: 4 + len(given[3])]]
+            found = torch.ops.snnipu.spiking_lstm_bwd(*back)
+            torch.testing.assert_close(found, op.spiking_lstm_bwd_reference(*back), **tolerance)
+            tensors = [*given[:3], given[5], *given[3]]
+            for grad, need, tensor in zip([*found[:4], *found[4]], back[-1], tensors):
+                shape = tensor.shape if need and tensor is not None and (tensor is not given[5] or reset == 0) else (0,)
+                assert grad.shape == shape
+
+
+@pytest.mark.skipif(not hasattr(torch.library, "opcheck"), reason="torch.library.opcheck came with torch 2.4")
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_the_operators_are_whole(kind):
+    given = arguments(kind)
+    torch.library.opcheck(torch.ops.snnipu.spiking_lstm_fwd, tuple(given))
+    made = torch.ops.snnipu.spiking_lstm_fwd(*given)
+    back = (torch.randn_like(made[1]), None, *made, *given, [True] * (4 + len(given[3])))
+    torch.library.opcheck(torch.ops.snnipu.spiking_lstm_bwd, back)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("reset_mechanism", ["subtract", "zero", "none"])
+def test_gradients_and_second_derivatives(kind, reset_mechanism):
+    neuron = make(snn, SHAPES[kind], reset_mechanism=reset_mechanism).double()
+    shape = (2, *SHAPES[kind][1:3], *([3, 3] if kind == "convolution" else []))
+    given = [torch.randn(shape)]
+    if kind != "forgetful":
+        given += [torch.randn(neuron._cell().shape(shape[1:])) for _ in range(2)]
+    given = [one.double().requires_grad_() for one in given]
+    parameters = tuple(neuron.parameters())
+
+    def states(*tensors):
+        return neuron.sequence(*tensors[: len(given)])[1:]
+
+    assert torch.autograd.gradcheck(states, (*given, *parameters), fast_mode=True)
+    assert torch.autograd.gradgradcheck(states, (*given, *parameters), fast_mode=True)
+
+
+def test_a_gradient_is_each_parameters_own():
+    neuron = make(snn, SHAPES["linear"])
+    neuron.sequence(torch.randn(SHAPES["linear"]))[2].sum().backward()
+    cell = neuron.lstm_cell
+    assert torch.equal(cell.bias_ih.grad, cell.bias_hh.grad)
+    cell.bias_ih.grad.zero_()
+    assert cell.bias_hh.grad.any()
+
+
+@pytest.mark.skipif(host.library is None, reason=host.unavailable_reason or "")
+def test_threads_change_no_bit():
+    rows, results = 1200, []  # more than a thread takes at once
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            torch.manual_seed(3)
+            gates, grad_gates = torch.randn(rows, 32), torch.empty(rows, 32)
+            syn, mem, grad_mem, *made = torch.randn(7, rows, 8).unbind()
+            one = kernels.spiking_lstm._pointwise(make(snn, SHAPES["linear"])._cell(), torch.tensor(0.1), 0)
+            one.forward(gates, [syn, mem], made[:2])
+            one.backward(gates, [syn, mem], made[0], [None, grad_mem], [None, None], grad_gates, *made[2:])
+            results.append([gates, grad_gates, *made])
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_16_bit(dtype):
+    neuron, x = make(snn, SHAPES["linear"]), torch.randn(SHAPES["linear"])
+    expected = neuron.sequence(x)
+    made = neuron.to(dtype).sequence(x.to(dtype))
+    made[2].sum().backward()
+    assert made[2].dtype == neuron.lstm_cell.weight_hh.grad.dtype == dtype
+    torch.testing.assert_close(made[2].float(), expected[2], rtol=0.02, atol=0.02)
+
+
+def test_a_threshold_for_each_neuron():
+    compare(SHAPES["linear"], threshold=torch.linspace(0.01, 0.2, 8), learn_threshold=True, reset_mechanism="subtract")
+
+
+@needs_backend
+@pytest.mark.parametrize("kind", SHAPES)
+def test_one_graph(kind):
+    torch._dynamo.reset()
+    neuron, results = make(snn, SHAPES[kind]), []
+    run = torch.compile(neuron.sequence, backend="aot_eager", fullgraph=True)
+    for call in (run, neuron.sequence):
+        x = torch.randn(SHAPES[kind], generator=torch.Generator().manual_seed(1)).requires_grad_()
+        out = call(x)
+        gradients = torch.autograd.grad(out[2].square().sum(), [x, *neuron.parameters()])
+        results.append([*out, *gradients])
+    for made, expected in zip(*results):
+        torch.testing.assert_close(made, expected)
 
 
 @pytest.mark.parametrize("kind", SHAPES)

@@ -9,6 +9,7 @@
 #include "host/recurrent.h"
 #include "host/snnipu.h"
 #include "host/sparse.h"
+#include "host/spiking_lstm.h"
 
 #include <algorithm>
 #include <atomic>
@@ -764,6 +765,39 @@ void recurrence(Draw &draw) {
     draw.checkUntouched();
 }
 
+void spikingLstm(Draw &draw) {
+  snnipu_lstm_call call = {};
+  call.dtype = draw.rarely() ? draw.size(2, 5) : draw.size(0, 1);
+  call.threads = draw.size(1, 3);
+  call.rows = draw.size(1, 9);
+  call.width = draw.rarely() ? draw.size(900, 1100) : draw.size(1, 40);
+  call.tanh_gate = draw.size(2, 3);
+  call.reset = draw.size(0, 2);
+  call.threshold = draw.coin() ? 0.0 : 0.5;
+  const int64_t every = call.rows * call.width, bytes = draw.bytes(call.dtype);
+  call.syn_before = draw.maybe(call.dtype, every);
+  call.mem_before = draw.maybe(call.dtype, every);
+  call.gates = draw.numbers(call.dtype, 4 * every);
+  int status;
+  if (draw.coin()) {
+    call.syn = draw.room(every * bytes);
+    call.mem = draw.room(every * bytes);
+    status = draw.status(snnipu_lstm_forward, call);
+  } else {
+    call.syn = draw.numbers(call.dtype, every);
+    for (const void **grad : {&call.grad_syn, &call.grad_mem, &call.carried_syn, &call.carried_mem})
+      *grad = draw.maybe(call.dtype, every);
+    call.grad_gates = draw.room(4 * every * bytes);
+    call.grad_before = draw.room(every * bytes);
+    call.grad_reset = draw.maybeRoom(every * bytes);
+    status = draw.status(snnipu_lstm_backward, call);
+  }
+  if (status != (call.dtype <= SNNIPU_F64 ? 0 : 1))
+    fail("status of a spiking LSTM", status);
+  if (call.dtype > SNNIPU_F64)
+    draw.checkUntouched();
+}
+
 void fingerprint(Draw &draw) {
   const int64_t count = draw.size(0, 3000);
   auto *const bytes = static_cast<char *>(draw.numbers(SNNIPU_F16, count));
@@ -781,6 +815,7 @@ void fingerprint(Draw &draw) {
 const std::vector<std::pair<std::string, std::function<void(Draw &)>>> families = {
     {"neurons", neuron},
     {"recurrence", recurrence},
+    {"spiking_lstm", spikingLstm},
     {"linear", [](Draw &draw) { currents(draw, false); }},
     {"convolution", [](Draw &draw) { currents(draw, true); }},
     {"delays", delays},

@@ -1,0 +1,102 @@
+"""A spiking LSTM's step behind its products on CPU threads, float32 and float64: csrc/host/spiking_lstm.h."""
+
+import ctypes
+import functools
+from ctypes import c_double, c_int64, c_void_p
+from typing import Any, Optional, Sequence
+
+import torch
+
+from snnipu.backends import host
+from snnipu.ops import spiking_lstm as operator
+
+_DTYPES = {torch.float32: 0, torch.float64: 1}
+Tensors = Sequence[Optional[torch.Tensor]]
+
+
+class Call(ctypes.Structure):
+    """``snnipu_lstm_call``."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("dtype", "threads", "rows", "width", "tanh_gate", "reset")),
+        ("threshold", c_double),
+        *((name, c_void_p) for name in ("gates", "syn_before", "mem_before", "syn", "mem")),
+        *((name, c_void_p) for name in ("grad_syn", "grad_mem", "carried_syn", "carried_mem")),
+        *((name, c_void_p) for name in ("grad_gates", "grad_before", "grad_reset")),
+    ]
+
+
+@functools.lru_cache(maxsize=None)
+def _functions() -> Any:
+    library: Any = host.library
+    library.snnipu_lstm_call_size.restype = c_int64
+    if library.snnipu_lstm_call_size() != ctypes.sizeof(Call):
+        raise host.NativeLibraryError(f"snnipu_lstm_call has another size in the library: {host.BUILD_HINT}")
+    functions = library.snnipu_lstm_forward, library.snnipu_lstm_backward
+    for function in functions:
+        function.argtypes = [c_void_p]
+    return functions
+
+
+def _address(tensor: Optional[torch.Tensor]) -> Optional[int]:
+    return None if tensor is None else tensor.data_ptr()
+
+
+class Pointwise:
+    """See :class:`snnipu.ops.spiking_lstm.Pointwise`; all tensors are contiguous."""
+
+    def __init__(self, cell: operator.Cell, threshold: torch.Tensor, reset: int) -> None:
+        self.call = Call(dtype=_DTYPES[threshold.dtype], threads=torch.get_num_threads(), reset=reset)
+        self.call.tanh_gate = operator.tanh_gate(cell)
+        self.call.threshold = threshold.item()
+        self.known = ctypes.byref(self.call)
+
+    def _run(self, backward: bool, like: torch.Tensor) -> None:
+        if like.numel():
+            self.call.rows, self.call.width = len(like), like.numel() // len(like)
+            host._check(_functions()[backward](self.known), f"spiking_lstm_{'bwd' if backward else 'fwd'}")
+
+    def forward(self, gates: torch.Tensor, before: Tensors, after: Tensors) -> None:
+        """Activations in the place of the gates, and the states after the step."""
+        call, (syn, mem) = self.call, after
+        call.gates = gates.data_ptr()
+        call.syn_before, call.mem_before = map(_address, before)
+        call.syn, call.mem = _address(syn), _address(mem)
+        assert syn is not None
+        self._run(False, syn)
+
+    def backward(
+        self,
+        activations: torch.Tensor,
+        before: Tensors,
+        syn: torch.Tensor,
+        grad: Tensors,
+        carried: Tensors,
+        grad_gates: torch.Tensor,
+        grad_before: torch.Tensor,
+        grad_reset: Optional[torch.Tensor],
+    ) -> None:
+        """Gradients of gates, of the cell state before the step and of the threshold at each neuron."""
+        call = self.call
+        call.gates, call.syn = activations.data_ptr(), syn.data_ptr()
+        call.syn_before, call.mem_before = map(_address, before)
+        call.grad_syn, call.grad_mem = map(_address, grad)
+        call.carried_syn, call.carried_mem = map(_address, carried)
+        call.grad_gates, call.grad_before = grad_gates.data_ptr(), grad_before.data_ptr()
+        call.grad_reset = _address(grad_reset)
+        self._run(True, syn)
+
+
+def _pointwise(cell: operator.Cell, threshold: torch.Tensor, reset: int) -> operator.Pointwise:
+    known = threshold.dtype in _DTYPES and threshold.numel() == 1
+    return (Pointwise if known else operator.ReferencePointwise)(cell, threshold, reset)
+
+
+def spiking_lstm_fwd(*arguments: Any) -> operator.Made:
+    """CPU kernel of ``snnipu::spiking_lstm_fwd``."""
+    return operator.forward_by(_pointwise, *arguments)
+
+
+def spiking_lstm_bwd(*arguments: Any) -> operator.MadeBackward:
+    """CPU kernel of ``snnipu::spiking_lstm_bwd``."""
+    return operator.backward_by(_pointwise, *arguments)
