@@ -29,7 +29,7 @@ typedef struct snnipu_lstm_call {
   const void *carried_syn; /* and from the step after, or NULL */
   const void *carried_mem;
   void *grad_gates;  /* C [rows, 4, width] */
-  void *grad_before; /* of the cell state before the step */
+  void *grad_before; /* of the cell state before the step; may be carried_syn's */
   void *grad_reset;  /* of the threshold at each neuron, or NULL */
 } snnipu_lstm_call;
 

@@ -299,6 +299,7 @@ class Pointwise(Protocol):
         """Gradients of gates, of the cell state before the step and of the threshold at each neuron.
 
         From two of the states after the step that are added: the loss's own, and those that come from the step after.
+        ``grad_before`` may be the latter's memory.
         """
 
 
@@ -428,13 +429,12 @@ def backward_by(
     states = [first, *zip(syns.unbind(), mems.unbind())]
     grad_gates = torch.empty_like(activations)
     grad_reset = torch.empty_like(mems) if needs[3] and a.reset == 0 else None
-    spare = [torch.empty_like(syns[0]) for _ in range(2)] if steps else []
+    carry = syns.new_empty(syns.shape[1:])
     carried: Tensors = [None, None]
     for t in reversed(range(steps)):
-        grad, carry, row = grad_gates[t], spare[t % 2], None if grad_reset is None else grad_reset[t]
+        grad, row = grad_gates[t], None if grad_reset is None else grad_reset[t]
         one.backward(activations[t], states[t], syns[t], upstream[t], carried, grad, carry, row)
-        of_mem = cell.grad_hidden(grad, syns[0], weight) if t or needs[2] else None
-        carried = [carry, None if of_mem is None else of_mem.contiguous()]
+        carried = [carry, cell.grad_hidden(grad, syns[0], weight) if t or needs[2] else None]
     grads = grad_gates.flatten(0, 1) if a.num_steps is None else grad_gates.sum(0)
     fed = [(grad_gates[1:].flatten(0, 1), mems[:-1].flatten(0, 1))] if steps > 1 else []
     if a.mem is not None and steps:
@@ -603,9 +603,7 @@ def spiking_lstm_sequence(
         x: ``[T, B, ...]``; or ``[B, ...]``, held constant, with ``num_steps``.
     """
     tensors, how = cell.plain()
-    # What has no part in the result gets no gradient.
-    threshold = neuron.threshold if neuron.reset == 0 else neuron.threshold.detach()
-    given = (threshold, *tensors)
+    given = (neuron.threshold, *tensors)
     options = (how[0] if how else (), neuron.reset)
     fused = (
         not neuron.quantise

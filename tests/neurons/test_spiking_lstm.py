@@ -134,13 +134,18 @@ def test_long_inputs_go_in_parts(monkeypatch):
         torch.testing.assert_close(ours, whole, rtol=1e-6, atol=1e-6)
 
 
+def scattered(tensor):
+    """The same numbers, not one behind the other in memory."""
+    return torch.stack([tensor, tensor + 1], -1)[..., 0]
+
+
 def arguments(kind, reset=0, dtype=torch.float64, states=True, steps=None, threshold=0.05):
     """What ``spiking_lstm_fwd`` takes."""
     neuron = make(snn, SHAPES[kind], bias=kind != "convolution" or steps is None).to(dtype)
     x = torch.randn(SHAPES[kind] if steps is None else SHAPES[kind][1:], dtype=dtype)
     cell, how = neuron._cell().plain()
     shape = neuron._cell().shape(SHAPES[kind][1:])
-    syn, mem = (torch.randn(shape, dtype=dtype) * 0.1 if states else None for _ in range(2))
+    syn, mem = (scattered(torch.randn(shape, dtype=dtype) * 0.1) if states else None for _ in range(2))
     cell = [None if one is None else one.detach() for one in cell]
     return [x, syn, mem, cell, list(how[0]) if how else [], torch.as_tensor(threshold, dtype=dtype), reset, steps]
 
@@ -161,8 +166,8 @@ def test_the_kernels_are_the_reference(kind, reset, states, steps, dtype):
     made, expected = torch.ops.snnipu.spiking_lstm_fwd(*given), op.spiking_lstm_fwd_reference(*given)
     torch.testing.assert_close(made, expected, **tolerance)
     assert not states or (given[2] > given[5]).any()
-    grads = [torch.randn_like(expected[1]), torch.randn_like(expected[1])]
-    for upstream in (grads, [grads[0], None], [None, grads[0][:1].expand_as(grads[0])]):
+    grads = [scattered(torch.randn(expected[1].shape, dtype=dtype)) for _ in range(2)]
+    for upstream in (grads, [grads[0], None], [None, grads[1]]):
         for needs in ([True] * (4 + len(given[3])), [False] * 4 + [True] * len(given[3]), [True, False] * 4):
             back = [*upstream, *expected, *given, needs[: 4 + len(given[3])]]
             found = torch.ops.snnipu.spiking_lstm_bwd(*back)
@@ -215,18 +220,23 @@ def test_threads_change_no_bit():
     rows, results = 1200, []  # more than a thread takes at once
     threads = torch.get_num_threads()
     try:
-        for count in (1, 3):
+        for count, kind in (
+            (1, kernels.spiking_lstm.Pointwise),
+            (3, kernels.spiking_lstm.Pointwise),
+            (1, op.ReferencePointwise),
+        ):
             torch.set_num_threads(count)
             torch.manual_seed(3)
             gates, grad_gates = torch.randn(rows, 32), torch.empty(rows, 32)
             syn, mem, grad_mem, *made = torch.randn(7, rows, 8).unbind()
-            one = kernels.spiking_lstm._pointwise(make(snn, SHAPES["linear"])._cell(), torch.tensor(0.1), 0)
+            one = kind(make(snn, SHAPES["linear"])._cell(), torch.tensor(0.1), 0)
             one.forward(gates, [syn, mem], made[:2])
             one.backward(gates, [syn, mem], made[0], [None, grad_mem], [None, None], grad_gates, *made[2:])
             results.append([gates, grad_gates, *made])
     finally:
         torch.set_num_threads(threads)
-    assert all(torch.equal(a, b) for a, b in zip(*results))
+    assert all(torch.equal(a, b) for a, b in zip(*results[:2]))
+    torch.testing.assert_close(results[0], results[2], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -241,6 +251,52 @@ def test_16_bit(dtype):
 
 def test_a_threshold_for_each_neuron():
     compare(SHAPES["linear"], threshold=torch.linspace(0.01, 0.2, 8), learn_threshold=True, reset_mechanism="subtract")
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_gradients_of_what_is_the_same_at_all_steps(kind):
+    """A constant input, and a loss of a sum over time."""
+    neuron = make(snn, SHAPES[kind], reset_mechanism="subtract").double()
+    x = torch.randn(SHAPES[kind][1:], dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(neuron._cell().shape(x.shape), dtype=torch.float64)
+    whole = neuron.sequence(x, num_steps=4)[2].sum(0) * weight
+    steps = sum(neuron.sequence(x.expand(4, *x.shape))[2].clone().unbind()) * weight
+    torch.testing.assert_close(whole, steps)
+    given = [x, *neuron.parameters()]
+    own, expected = (torch.autograd.grad(out.sum(), given, allow_unused=True) for out in (whole, steps))
+    for made, wanted in zip(own, expected):
+        torch.testing.assert_close(made, wanted)
+
+
+@pytest.mark.parametrize("reset_mechanism", ["subtract", "zero", "none"])
+def test_a_threshold_without_a_part_in_the_loss_has_no_gradient(reset_mechanism):
+    neuron = make(snn, SHAPES["linear"], reset_mechanism=reset_mechanism, learn_threshold=True)
+    neuron.sequence(torch.randn(SHAPES["linear"]))[2].sum().backward()
+    assert (neuron.threshold.grad is None) == (reset_mechanism != "subtract")
+
+
+def test_autocast_multiplies_as_the_loop():
+    neuron, x = make(snn, SHAPES["linear"]), torch.randn(SHAPES["linear"])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        made = neuron.sequence(x)[2]
+    assert made.dtype == torch.bfloat16
+    torch.testing.assert_close(made.float(), neuron.sequence(x)[2], rtol=0.02, atol=0.02)
+
+
+def test_a_cell_state_of_another_dtype():
+    own, theirs = (make(module, SHAPES["linear"]) for module in (snn, snntorch))
+    x, (syn, mem) = torch.randn(1, 3, 8), torch.randn(2, 3, 8)
+    made = own.sequence(x, syn.double(), mem)
+    expected = theirs(x[0], syn.double(), mem)
+    for ours, wanted in zip(made[1:], expected[1:]):
+        assert ours.dtype == wanted.dtype == torch.float64
+        torch.testing.assert_close(ours[0], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_one_step_of_quantized_states_gives_all_weights_a_gradient():
+    neuron = make(snn, SHAPES["linear"], state_quant=quant.state_quant(num_bits=8, thr_centered=False))
+    neuron.sequence(torch.randn(1, 3, 8))[2].sum().backward()
+    assert neuron.lstm_cell.weight_hh.grad is not None
 
 
 @needs_backend
