@@ -65,8 +65,8 @@ def as_neurons(plan: Plan, without: Container[str] = ()) -> Dict[Node, str]:
     found: List[_Neuron] = []
     added = _with_all_results(plan)
     # The first step often differs from the others: it has nothing before it.
-    for apart in (0, 1):
-        for runs in runs_of(plan.cycles, apart):
+    for apart, ends in ((0, False), (1, False), (0, True), (1, True)):
+        for runs in runs_of(plan.cycles, apart, ends):
             for made in _neurons_in(plan, runs, taken):
                 if made.results[0][0].name not in without:
                     found.append(made)

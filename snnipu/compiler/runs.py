@@ -117,13 +117,16 @@ class Runs:
         """Find the other runs among the nodes ``inside``."""
         inside = self.inside
         for number, run in enumerate(self.runs):  # which grow
+            if is_step(run[0]):
+                for users in self.followers(number):
+                    self.add(users)
             for values in zip(*map(given_to, run)):
                 # The first step needs no result of the loop.
                 own = all(isinstance(value, Node) and value in inside for value in values[1:])
                 if own and self.add(values) is None:
                     self.add([*values[1:], self.after(values[-1])])
             for users in self.followers(number):
-                if users[1] in inside or is_step(run[0]):
+                if users[1] in inside:
                     self.add(users)
 
     def followers(self, number: int) -> Iterator[List[Node]]:
@@ -226,11 +229,13 @@ def _of_float(value: Any, device: Any) -> bool:
     return nodes.is_tensor(value) and form_of(value)[1:] == (torch.float32, device)
 
 
-def runs_of(cycles: Sequence[Sequence[Any]], apart: int) -> List[Runs]:
+def runs_of(cycles: Sequence[Sequence[Any]], apart: int, ends: bool = False) -> List[Runs]:
     """The runs of what needs its own results, those of one form together: from the bundles to all that they take.
 
     Args:
         apart: so many first steps are left as they are.
+        ends: what runs one step more often than the others ends with them: at the last step, what is computed for a
+            next one is in vain, and gone.
     """
     found: Dict[Any, Runs] = {}
     for cycle in cycles:
@@ -244,12 +249,13 @@ def runs_of(cycles: Sequence[Sequence[Any]], apart: int) -> List[Runs]:
         if steps < 2:
             continue
         runs = found.setdefault((steps, form), Runs(steps, form))
-        for unit in cycle:
+        # Neurons first, and their results: of these, others may take those of the step before.
+        for unit in sorted(cycle, key=lambda unit: not isinstance(unit, Chain)):
             own = unit.nodes if isinstance(unit, Bundle) else (unit,)
             runs.inside.update(own)
             runs.inside.update(user for node in own if is_step(node) for user in node.users)
             fed_back = isinstance(unit, Chain) and unit.feedback is not None
-            if isinstance(unit, (Operator, Chain)) and steps <= unit.steps <= whole and not fed_back:
+            if isinstance(unit, (Operator, Chain)) and steps <= unit.steps <= whole + ends and not fed_back:
                 runs.add(own[-steps:])
     for runs in found.values():
         runs.complete()

@@ -472,6 +472,72 @@ def test_what_is_done_around_a_neuron(way):
     assert all(one.times == 0 or one.name.startswith("zeros") for one in report.graphs[0].operators)
 
 
+class Adaptive(Around):
+    """What a step computes last is for the next one alone, and only the spikes are taken: the last one is in vain."""
+
+    def __init__(self, step):
+        super().__init__(step)
+        self.rec, self.rate = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.tensor(0.9))
+        self.fc, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)
+
+    def forward(self, x):
+        spk, mem, trace = (torch.zeros_like(x[0]) for _ in range(3))
+        total = 0
+        for current in x:
+            spk, mem, trace = self.step(self, self.fc(current), spk, mem, trace)
+            total = total + self.out(spk)
+        return [total]
+
+
+def tired(net, x, spk, mem, trace):
+    spk, mem = net.lif(x - trace, mem)
+    return spk, mem, 0.9 * trace + 0.3 * spk
+
+
+def tired_at_a_learnt_rate(net, x, spk, mem, trace):
+    spk, mem = net.lif(x - trace, mem)
+    return spk, mem, net.rate * trace + (1 - net.rate) * spk
+
+
+def tired_and_recurrent(net, x, spk, mem, trace):
+    spk, mem = net.lif(x + net.rec(spk) - trace, mem)
+    return spk, mem, 0.9 * trace + 0.3 * spk
+
+
+def refractory(net, x, spk, mem, trace):
+    spk, mem = net.lif(x * (trace <= 0).float(), mem)
+    return spk, mem, (trace - 1).clamp(min=0) + 3 * spk
+
+
+def depressed(net, x, spk, mem, trace):
+    spk, mem = net.lif(x * (1 - trace), mem)
+    return spk, mem, 0.9 * trace + 0.2 * spk * (1 - trace)
+
+
+def tired_and_written_out(net, x, spk, mem, trace):
+    threshold = 0.3 + 1.8 * trace
+    mem = 0.9 * mem + (x + net.rec(spk)) - spk * threshold
+    spk = spike(mem - threshold)
+    return spk, mem, net.rate * trace + 0.2 * spk
+
+
+ADAPTIVE = [tired, tired_at_a_learnt_rate, tired_and_recurrent, refractory, depressed, tired_and_written_out]
+
+
+@pytest.mark.parametrize("way", ADAPTIVE)
+def test_what_a_neuron_adapts_to(way):
+    steps = 2 * STEPS
+    net, x = Adaptive(way), torch.randn(steps, BATCH, WIDTH) * 2
+    compare(net, x)
+    torch._dynamo.reset()
+    report = compiler.explain(net, x)
+    # The first steps have nothing before them, and may stay steps.
+    over_time = [neuron.steps for neuron in report.neurons if neuron.rolled]
+    assert over_time
+    assert all(count >= steps - 2 for count in over_time)
+    assert all(neuron.steps <= 2 for neuron in report.neurons if not neuron.rolled)
+
+
 def rolled(net, x):
     torch._dynamo.reset()
     report = compiler.explain(net, x)
@@ -905,4 +971,6 @@ def test_steps_that_differ_and_inputs_that_are_results(step):
     net, x = Later(step), torch.randn(STEPS, BATCH, WIDTH) * 2
     compare_networks(net, x)
     torch._dynamo.reset()
-    assert not any(neuron.rolled and neuron.steps >= STEPS - 1 for neuron in compiler.explain(net, x).neurons)
+    over_time = [neuron for neuron in compiler.explain(net, x).neurons if neuron.rolled and neuron.steps >= STEPS - 1]
+    # Spikes that make their own step's input are those of the step before in the next one.
+    assert bool(over_time) == (step is spikes_that_make_the_input)
