@@ -60,3 +60,12 @@ def permuted(argument: Any, order: Sequence[int]) -> Any:
     if not isinstance(argument, torch.Tensor) or argument.dim() == 0:
         return argument
     return in_order(argument.reshape((1,) * (len(order) - argument.dim()) + argument.shape), order)
+
+
+def upstream_rows(grad: Optional[torch.Tensor], steps: int) -> Sequence[Optional[torch.Tensor]]:
+    """The rows of an upstream gradient, each in one piece; one that is the same at all steps, as of a sum, once."""
+    if grad is None:
+        return [None] * steps
+    if steps > 1 and grad.stride(0) == 0:
+        return [grad[0].contiguous()] * steps
+    return [row.contiguous() for row in grad.unbind()]

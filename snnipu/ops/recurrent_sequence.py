@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from snnipu import _generator
 from snnipu import surrogate as surrogates
-from snnipu._layout import fits, in_order, layout, memory_order, permuted
+from snnipu._layout import fits, in_order, layout, memory_order, permuted, upstream_rows
 from snnipu.ops import _library, _neurons
 from snnipu.ops._arguments import Parameter, compute_dtype, state_argument
 from snnipu.ops._derivative import once_differentiable
@@ -341,7 +341,7 @@ def _backward_steps(
     part = [None if sums is None else torch.empty_like(sums) for sums in total]
     one = means.steps(a.neuron, a.variant, a.spk[0], a.parameters)
     one.differentiate(a.surrogate, a.surrogate_a, a.surrogate_b, part)
-    upstream = [_rows(grad, steps) for grad in (a.grad_spk, *a.grad_states)]
+    upstream = [upstream_rows(grad, steps) for grad in (a.grad_spk, *a.grad_states)]
     kept = [state.unbind() if state.numel() else None for state in a.states]
     arriving = a.incoming.unbind() if a.incoming.numel() else [None] * steps
     currents = [a.x] * steps if a.x is None or a.num_steps is not None else a.x.unbind()
@@ -413,15 +413,6 @@ def backward_by(means: Means, *arguments: Any) -> MadeBackward:
         [grad.clone() if need and grad is not None else empty for need, grad in zip(a.need_initial, zero)],
         [empty if sums is None else sums for sums in total],
     )
-
-
-def _rows(grad: Optional[torch.Tensor], steps: int) -> Tensors:
-    """The rows of an upstream gradient."""
-    if grad is None:
-        return [None] * steps
-    if steps > 1 and grad.stride(0) == 0:
-        return [grad[0].contiguous()] * steps
-    return [row.contiguous() for row in grad.unbind()]
 
 
 def neuron_recurrent_fwd_reference(*arguments: Any) -> MadeForward:

@@ -16,6 +16,8 @@ from typing import Any, Callable, List, NamedTuple, Optional, Protocol, Sequence
 import torch
 from torch.nn import functional as F
 
+from snnipu import _route
+from snnipu._layout import upstream_rows
 from snnipu.ops import _library
 from snnipu.ops._arguments import is_autocast, is_compiling, is_differentiated
 
@@ -424,7 +426,7 @@ def backward_by(
     a = Arguments(*given)
     cell, steps = a.made(), len(syns)
     weight, one = cell.hidden_weight(), pointwise(cell, a.threshold, a.reset)
-    upstream = list(zip(_rows(grad_syns, steps), _rows(grad_mems, steps)))
+    upstream = list(zip(upstream_rows(grad_syns, steps), upstream_rows(grad_mems, steps)))
     first = tuple(None if state is None else state.contiguous() for state in (a.syn, a.mem))
     states = [first, *zip(syns.unbind(), mems.unbind())]
     grad_gates = torch.empty_like(activations)
@@ -454,15 +456,6 @@ def backward_by(
         empty if grad_reset is None else grad_reset.sum_to_size(1, *a.threshold.shape)[0],
         [empty if grad is None else grad for grad in own],
     )
-
-
-def _rows(grad: Optional[torch.Tensor], steps: int) -> Tensors:
-    """The rows of an upstream gradient."""
-    if grad is None:
-        return [None] * steps
-    if steps > 1 and grad.stride(0) == 0:
-        return [grad[0].contiguous()] * steps
-    return grad.contiguous().unbind()
 
 
 def spiking_lstm_fwd_reference(*arguments: Any) -> Made:
@@ -606,7 +599,8 @@ def spiking_lstm_sequence(
     given = (neuron.threshold, *tensors)
     options = (how[0] if how else (), neuron.reset)
     fused = (
-        not neuron.quantise
+        not _route.on_real_ipu()  # there, PyTorch's own operations are all that there is
+        and not neuron.quantise
         and not is_autocast(x.device.type)
         and all(one is None or one.dtype == x.dtype for one in (syn, mem, *given))
     )

@@ -275,6 +275,15 @@ def test_a_threshold_without_a_part_in_the_loss_has_no_gradient(reset_mechanism)
     assert (neuron.threshold.grad is None) == (reset_mechanism != "subtract")
 
 
+def test_poptorch_sees_pytorchs_operations(monkeypatch):
+    neuron, x = make(snn, SHAPES["linear"]), torch.randn(SHAPES["linear"])
+    expected = neuron.sequence(x)
+    monkeypatch.setattr(op._route, "on_real_ipu", lambda: True)
+    monkeypatch.setattr(op, "_fwd", None)
+    for made, wanted in zip(neuron.sequence(x), expected):
+        torch.testing.assert_close(made, wanted)
+
+
 def test_autocast_multiplies_as_the_loop():
     neuron, x = make(snn, SHAPES["linear"]), torch.randn(SHAPES["linear"])
     with torch.autocast("cpu", dtype=torch.bfloat16):
