@@ -8,7 +8,7 @@ The library is torch-free and is loaded with ctypes. Environment: ``SNNIPU_ISA``
 import ctypes
 import os
 from ctypes import c_char_p, c_int32, c_int64, c_uint32, c_uint64, c_void_p
-from typing import List, Optional, Tuple
+from typing import Any, Iterable, List, Optional, Tuple, Type
 
 import torch
 
@@ -85,6 +85,16 @@ try:
 except NativeLibraryError as error:
     library = None
     unavailable_reason = str(error)
+
+
+def declare(library: Any, name: str, call: Type[ctypes.Structure], functions: Iterable[str]) -> None:
+    """Let ``library``'s functions take one struct, ``snnipu_NAME_call``, once it is known to be ``call``."""
+    size = getattr(library, f"snnipu_{name}_call_size")
+    size.restype = c_int64
+    if size() != ctypes.sizeof(call):
+        raise NativeLibraryError(f"snnipu_{name}_call has another size in the library: {BUILD_HINT}")
+    for function in functions:
+        getattr(library, f"snnipu_{function}").argtypes = [c_void_p]
 
 
 def isa() -> Optional[str]:

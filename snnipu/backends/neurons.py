@@ -88,11 +88,7 @@ class Kernels(NamedTuple):
 
 def prepared(library: ctypes.CDLL) -> ctypes.CDLL:
     """``library`` once its functions are known to be of this interface."""
-    library.snnipu_neuron_call_size.restype = c_int64
-    if library.snnipu_neuron_call_size() != ctypes.sizeof(Call):
-        raise host.NativeLibraryError(f"snnipu_neuron_call has another size in the library: {host.BUILD_HINT}")
-    for direction in ("forward", "backward"):
-        getattr(library, f"snnipu_neuron_{direction}").argtypes = [c_void_p]
+    host.declare(library, "neuron", Call, ("neuron_forward", "neuron_backward"))
     return library
 
 

@@ -57,22 +57,11 @@ def _is_known(a: Any, x: torch.Tensor, step: torch.Size) -> bool:
         and (a.weight.is_contiguous() or a.weight.t().is_contiguous())
         and torch.get_float32_matmul_precision() == "highest"
         and _gemm(x.dtype) is not None
-        and _functions() is not None
     )
 
 
-@functools.lru_cache(maxsize=None)
-def _functions() -> Any:
-    library = host.library
-    if library is None:
-        return None
-    library.snnipu_recurrent_call_size.restype = c_int64
-    if library.snnipu_recurrent_call_size() != ctypes.sizeof(Call):
-        raise host.NativeLibraryError(f"snnipu_recurrent_call has another size in the library: {host.BUILD_HINT}")
-    functions = library.snnipu_recurrent_forward, library.snnipu_recurrent_backward
-    for function in functions:
-        function.argtypes = [c_void_p]
-    return functions
+if host.library is not None:
+    host.declare(host.library, "recurrent", Call, ("recurrent_forward", "recurrent_backward"))
 
 
 def _address(tensor: Optional[torch.Tensor]) -> int:
@@ -102,8 +91,8 @@ def forward(
     incoming: torch.Tensor,
 ) -> Optional[Tensors]:
     """Write ``spk``, ``states`` and ``incoming``; returns the states after the last step, or None: not of these."""
-    adds, step_shape = adds_to_input(a.neuron), spk.shape[1:]
-    if not _is_known(a, a.x, step_shape):
+    adds, step_shape, library = adds_to_input(a.neuron), spk.shape[1:], host.library
+    if library is None or not _is_known(a, a.x, step_shape):
         return None
     every = neurons._Arguments(kernels, a.variant, a.x.dtype, len(spk), step_shape.numel(), a.num_steps is not None)
     every.connect(neurons._X, a.x)
@@ -119,7 +108,7 @@ def forward(
         every.kept.append(first.to(a.x.dtype).contiguous())
         call.first = every.kept[-1].data_ptr()
     call.incoming = _address(incoming)
-    host._check(_functions()[0](ctypes.byref(call)), "neuron_recurrent_fwd")
+    host._check(library.snnipu_recurrent_forward(ctypes.byref(call)), "neuron_recurrent_fwd")
     final[SPIKES] = spk[-1]
     return final
 
@@ -128,8 +117,8 @@ def backward(
     kernels: neurons.Kernels, a: BackwardArguments, grad_final: Tensors, grad_rows: torch.Tensor, total: Tensors
 ) -> Optional[Tensors]:
     """Write ``grad_rows`` and add to ``total``; returns the gradients of the first states, or None: not of these."""
-    adds, step_shape, like = adds_to_input(a.neuron), a.spk.shape[1:], a.parameters[0]
-    if not _is_known(a, a.spk, step_shape):
+    adds, step_shape, like, library = adds_to_input(a.neuron), a.spk.shape[1:], a.parameters[0], host.library
+    if library is None or not _is_known(a, a.spk, step_shape):
         return None
     every = neurons._Arguments(kernels, a.variant, a.spk.dtype, len(a.spk), step_shape.numel(), a.num_steps is not None)
     every.connect(neurons._X, a.x)
@@ -160,5 +149,5 @@ def backward(
     call = _call(every, kernels.backward, a, len(own), None)
     call.incoming = _address(a.incoming)
     call.grad_last, call.grad_first = _address(grad_final[SPIKES]), _address(before[SPIKES])
-    host._check(_functions()[1](ctypes.byref(call)), "neuron_recurrent_bwd")
+    host._check(library.snnipu_recurrent_backward(ctypes.byref(call)), "neuron_recurrent_bwd")
     return before

@@ -68,13 +68,9 @@ _EMPTY = array("q", bytes(ctypes.sizeof(Call)))
 
 def prepared(library: ctypes.CDLL) -> None:
     """``library``'s functions are of this interface."""
-    library.snnipu_sparse_call_size.restype = c_int64
-    if library.snnipu_sparse_call_size() != ctypes.sizeof(Call):
-        raise host.NativeLibraryError(f"snnipu_sparse_call has another size in the library: {host.BUILD_HINT}")
+    host.declare(library, "sparse", Call, FUNCTIONS)
     library.snnipu_packed_size.argtypes = [c_int64, c_int64]
     library.snnipu_packed_size.restype = c_int64
-    for name in FUNCTIONS:
-        getattr(library, f"snnipu_{name}").argtypes = [c_void_p]
 
 
 if host.library is not None:

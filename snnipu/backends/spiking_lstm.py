@@ -1,7 +1,6 @@
 """A spiking LSTM's step behind its products on CPU threads, float32 and float64: csrc/host/spiking_lstm.h."""
 
 import ctypes
-import functools
 from ctypes import c_double, c_int64, c_void_p
 from typing import Any, Optional, Sequence
 
@@ -26,16 +25,8 @@ class Call(ctypes.Structure):
     ]
 
 
-@functools.lru_cache(maxsize=None)
-def _functions() -> Any:
-    library: Any = host.library
-    library.snnipu_lstm_call_size.restype = c_int64
-    if library.snnipu_lstm_call_size() != ctypes.sizeof(Call):
-        raise host.NativeLibraryError(f"snnipu_lstm_call has another size in the library: {host.BUILD_HINT}")
-    functions = library.snnipu_lstm_forward, library.snnipu_lstm_backward
-    for function in functions:
-        function.argtypes = [c_void_p]
-    return functions
+if host.library is not None:
+    host.declare(host.library, "lstm", Call, ("lstm_forward", "lstm_backward"))
 
 
 def _address(tensor: Optional[torch.Tensor]) -> Optional[int]:
@@ -54,7 +45,9 @@ class Pointwise:
     def _run(self, backward: bool, like: torch.Tensor) -> None:
         if like.numel():
             self.call.rows, self.call.width = len(like), like.numel() // len(like)
-            host._check(_functions()[backward](self.known), f"spiking_lstm_{'bwd' if backward else 'fwd'}")
+            library: Any = host.library
+            function = library.snnipu_lstm_backward if backward else library.snnipu_lstm_forward
+            host._check(function(self.known), f"spiking_lstm_{'bwd' if backward else 'fwd'}")
 
     def forward(self, gates: torch.Tensor, before: Tensors, after: Tensors) -> None:
         """Activations in the place of the gates, and the states after the step."""

@@ -249,7 +249,7 @@ def runs_of(cycles: Sequence[Sequence[Any]], apart: int, ends: bool = False) -> 
         if steps < 2:
             continue
         runs = found.setdefault((steps, form), Runs(steps, form))
-        # Neurons first, and their results: of these, others may take those of the step before.
+        # Neurons first: their results must be runs before an operator is seen to take those of the step before.
         for unit in sorted(cycle, key=lambda unit: not isinstance(unit, Chain)):
             own = unit.nodes if isinstance(unit, Bundle) else (unit,)
             runs.inside.update(own)
