@@ -5,11 +5,12 @@ and attributes, the guards and the gradient mode. Where the states before two co
 tensors, each of which the step has replaced by its successor, all further steps add the same nodes with successors as
 arguments. The state is compared whole; the number of the step may differ, and so may the lengths of records, lists
 that are appended to, for both of which the bytecode must show that nothing else is done with them. A loop that goes
-through tensors is given the next of them in each step. The last step is TorchDynamo's own again. Where anything is not
-as expected, TorchDynamo goes through all steps.
+through tensors, by ``zip`` and ``enumerate`` too, is given the next of them in each step. The last step is
+TorchDynamo's own again. Where anything is not as expected, TorchDynamo goes through all steps.
 """
 
 import functools
+import inspect
 import logging
 import opcode
 import operator
@@ -40,11 +41,29 @@ class _Unlike(Exception):
     """The steps are not known to repeat."""
 
 
-class _Counter:
-    """The number of the step, in a node's arguments."""
+@dataclass(frozen=True)
+class _Number:
+    """The number of the step, in a node's arguments: what it was in the last one, and what is added in each."""
+
+    last: int
+    step: int
 
 
-_COUNTER = _Counter()
+@dataclass(eq=False)
+class _Column:
+    """One of the things that a loop is given in each step: a number, or the next of some tensors.
+
+    Attributes:
+        next: the number, or the tensor's place.
+        step: what is added to it in each step.
+        left: how often there is another one; None: always.
+        tensors: empty for a number.
+    """
+
+    next: int
+    step: int
+    left: Optional[int]
+    tensors: List[Any]
 
 
 @dataclass(eq=False)
@@ -65,7 +84,7 @@ class _State:
         values: of variables, attributes and modes.
         places: for each tensor, how to put another in its place, None where that is not known.
         records: lists that are only appended to, and what is in them.
-        counter: the number of the step that begins.
+        next: the numbers, and the places of the tensors, that the loop is given in the step that begins.
         counts: of guards and inputs: a step that adds some is not like the one before.
         size_guards: those on sizes.
     """
@@ -73,7 +92,7 @@ class _State:
     values: List[_Item]
     places: List[Tuple[Any, Optional[Callable[[Any], None]]]]
     records: Dict[str, Tuple[Any, Tuple[Any, ...]]]
-    counter: int
+    next: Tuple[int, ...]
     counts: Tuple[Any, ...]
     size_guards: int
 
@@ -83,6 +102,7 @@ class _Loop:
     """A loop that is being traced."""
 
     iterator: Any
+    numbers: List[str]  # variables that are set to the number of the step
     records: List[str]  # names of lists that are only appended to
     end: Optional[Node]  # the graph's last node before the step
     steps: List[List[Node]] = field(default_factory=list)
@@ -122,7 +142,7 @@ def _before_step(tx: Any, instruction: Any) -> None:
     from torch._dynamo import exc
 
     place = (tx.f_code, instruction.offset)
-    if place in _whole:
+    if place in _whole or tx.f_code is _enumerate():
         return
     try:
         made = _look(tx, instruction)
@@ -131,7 +151,7 @@ def _before_step(tx: Any, instruction: Any) -> None:
         return
     except Exception as error:  # another version of TorchDynamo; nothing has been changed yet
         _LOG.debug("a loop is traced whole: %s: %s", type(error).__name__, error)
-        _loops.setdefault(tx, {})[instruction] = _Loop(None, [], None, over=True)
+        _loops.setdefault(tx, {})[instruction] = _Loop(None, [], [], None, over=True)
         return
     if made is None:
         return
@@ -148,7 +168,8 @@ def _look(tx: Any, instruction: Any) -> Optional[Callable[[], None]]:
     loops = _loops.setdefault(tx, {})
     loop = loops.get(instruction)
     iterator = tx.stack[-1]
-    if not (_counts(iterator) or _tensors(iterator)):
+    columns = _columns(iterator)
+    if not columns:
         return None
     tracer = tx.output.current_tracer
     if getattr(tracer, "parent", None) is not None:
@@ -156,7 +177,7 @@ def _look(tx: Any, instruction: Any) -> Optional[Callable[[], None]]:
     graph = tracer.graph
     end = next(iter(reversed(graph.nodes)), None)
     if loop is None or (loop.iterator is not iterator and not loop.over):
-        loops[instruction] = _Loop(iterator, _records(tx, instruction), end)
+        loops[instruction] = _Loop(iterator, *_variables(tx, instruction, columns), end)
         return None
     if loop.over:
         return None
@@ -167,7 +188,7 @@ def _look(tx: Any, instruction: Any) -> Optional[Callable[[], None]]:
         return None
     loop.steps = [*loop.steps, step][-_PERIODS:]
     loop.attempts += 1
-    loop.over = loop.attempts > _ATTEMPTS or _left(iterator) < _LEAST_LEFT
+    loop.over = loop.attempts > _ATTEMPTS or _left(columns) < _LEAST_LEFT
     if loop.over or loop.attempts < 2:
         return None
     loop.states = [*loop.states, _state(tx, loop)][-2:]
@@ -181,30 +202,40 @@ def _is_of_a_neuron(node: Node) -> bool:
     return node.target in leaves.SEQUENCES or node.target is spike_of or own_functions.is_applied(node)
 
 
-def _counts(iterator: Any) -> bool:
-    """Whether a loop goes through numbers."""
-    from torch._dynamo.variables.lists import RangeIteratorVariable
+def _columns(iterator: Any) -> List[_Column]:
+    """What a loop is given in each step, one by one; empty: this is not known."""
+    from torch._dynamo.variables.iter import ZipVariable
+    from torch._dynamo.variables.lists import ListIteratorVariable, RangeIteratorVariable
 
-    return type(iterator) is RangeIteratorVariable
+    if type(iterator) is RangeIteratorVariable:
+        left = len(range(iterator.start, iterator.stop, iterator.step))
+        return [_Column(iterator.start, iterator.step, left, [])]
+    if isinstance(iterator, ListIteratorVariable):
+        items, place = list(iterator.items), int(iterator.index)
+        tensors = all(type(one) is _tensor_variable() for one in items)
+        return [_Column(place, 1, len(items) - place, items)] if tensors and items else []
+    if type(iterator) is ZipVariable:
+        parts = [_columns(one) for one in iterator.iterable.items]
+        return [column for part in parts for column in part] if all(parts) else []
+    # To TorchDynamo `enumerate` is a generator, which begins with the first step.
+    inner = getattr(iterator, "inline_tracer", None)
+    if inner is None or inner.f_code is not _enumerate() or not inner.stack:
+        return []
+    number = _realized(inner.symbolic_locals["start"]).as_python_constant()
+    given = _columns(inner.stack[-1])
+    return [_Column(number + 1, 1, None, []), *given] if given else []
 
 
-def _tensors(iterator: Any) -> List[Any]:
-    """Those that a loop goes through; empty where it goes through something else."""
-    from torch._dynamo.variables.lists import ListIteratorVariable
+@functools.lru_cache(maxsize=None)
+def _enumerate() -> Any:
+    """The code of what TorchDynamo has in its place."""
+    from torch._dynamo.polyfills import builtins
 
-    items = list(iterator.items) if isinstance(iterator, ListIteratorVariable) else []
-    return items if all(type(one) is _tensor_variable() for one in items) else []
-
-
-def _place(iterator: Any) -> int:
-    """The number of the step that begins."""
-    return int(iterator.start if _counts(iterator) else iterator.index)
+    return getattr(inspect.unwrap(getattr(builtins, "enumerate", None)), "__code__", None)
 
 
-def _left(iterator: Any) -> int:
-    if _counts(iterator):
-        return len(range(iterator.start, iterator.stop, iterator.step))
-    return len(iterator.items) - int(iterator.index)
+def _left(columns: List[_Column]) -> int:
+    return min(column.left for column in columns if column.left is not None)
 
 
 def _nodes_since(graph: Any, end: Optional[Node]) -> List[Node]:
@@ -221,8 +252,11 @@ def _nodes_since(graph: Any, end: Optional[Node]) -> List[Node]:
 # ---- the loop's body
 
 
-def _records(tx: Any, head: Any) -> List[str]:
-    """The lists that are only appended to, in a body that uses the number of the step, if any, as an index alone."""
+def _variables(tx: Any, head: Any, columns: List[_Column]) -> Tuple[List[str], List[str]]:
+    """Those that are the number of the step, and the lists that are only appended to.
+
+    The body uses the number as an index alone.
+    """
     code = tx.f_code
     flat: List[Tuple[str, Any, bool]] = []  # name, argument, inside the loop
     inside = False
@@ -245,18 +279,24 @@ def _records(tx: Any, head: Any) -> List[str]:
     _check_code(code, flat)
     body = [one[:2] for one in flat if one[2]]
     cells = {*code.co_cellvars, *code.co_freevars}
-    if not body or body[0][0] != "STORE_FAST" or body[0][1] in cells:
-        raise _Unlike("the number of the step is more than a variable")
-    counter = body[0][1]
-    used = [place for place, (_, argument) in enumerate(body[1:], 1) if _mentions(argument, counter)]
-    for place in used if _counts(tx.stack[-1]) else ():
-        if body[place][0] != "STORE_FAST":  # `_, mem = ...`: nobody reads the number
-            _check_index(tx, body, place, counter)
+    start = next((place for place, (name, _) in enumerate(body) if name not in ("STORE_FAST", "UNPACK_SEQUENCE")), 0)
+    targets: List[str] = []
+    for place, (name, argument) in enumerate(body[:start]):
+        if name == "STORE_FAST" and len(targets) < len(columns):
+            targets.append(argument)
+            start = place + 1
+    if len(targets) < len(columns) or len({*targets}) < len(targets) or cells & {*targets}:
+        raise _Unlike("what the loop is given is more than variables")
+    numbers = [name for name, column in zip(targets, columns) if not column.tensors]
+    for counter in numbers:
+        for place in (place for place, (_, argument) in enumerate(body) if _mentions(argument, counter)):
+            if place >= start and body[place][0] != "STORE_FAST":  # `_, mem = ...`: nobody reads the number
+                _check_index(tx, body, place, counter)
     uses: Dict[str, List[int]] = {}
     for place, (_, argument) in enumerate(body):
         if isinstance(argument, str) and argument in code.co_varnames and argument not in cells:
             uses.setdefault(argument, []).append(place)
-    return [
+    records = [
         name
         for name, places in uses.items()
         if all(
@@ -266,6 +306,7 @@ def _records(tx: Any, head: Any) -> List[str]:
             for place in places
         )
     ]
+    return numbers, records
 
 
 def _mentions(argument: Any, name: str) -> bool:
@@ -436,14 +477,11 @@ def _state(tx: Any, loop: _Loop) -> _State:
     output, effects = tx.output, tx.output.side_effects
     reader = _Reader({id(value): name for name, (value, _) in records.items()}, effects)
     values = []
-    first = tx.instructions[tx.instructions.index(tx.current_instruction) + 1]
     for frame in _frames(tx):
         own = frame is tx
-        # The number of the step that ended; nothing but the loop's head writes it, and nothing reads it as a number.
-        skipped = first.argval[0] if isinstance(first.argval, tuple) else first.argval
         for name, value in frame.symbolic_locals.items():
-            counted = own and name == skipped and _counts(loop.iterator)
-            if not counted or type(value) is reader.tensor:
+            # The number of the step that ended: only the loop's head writes it, and nothing reads it as a number.
+            if not (own and name in loop.numbers) or type(value) is reader.tensor:
                 values.append(_Item("plain", name))
                 values.append(reader.read(value, _putter(frame.symbolic_locals, name)))
         stack = frame.stack[:-1] if own else frame.stack
@@ -474,7 +512,8 @@ def _state(tx: Any, loop: _Loop) -> _State:
         torch.is_inference_mode_enabled(),
         *((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")),
     )
-    return _State(values, reader.places, records, _place(loop.iterator), counts, len(output.shape_env.guards))
+    given = tuple(column.next for column in _columns(loop.iterator))
+    return _State(values, reader.places, records, given, counts, len(output.shape_env.guards))
 
 
 def _has_one_name(tx: Any, source: Any) -> bool:
@@ -534,16 +573,23 @@ class _Likeness:
         if not len(before) == len(first) == len(second):
             raise _Unlike("steps do different things")
         # The tensors that the loop goes through, and their places.
-        self.given = [one.proxy.node for one in _tensors(loop.iterator)]
-        self.places = {node: place for place, node in enumerate(self.given)}
-        looks = {_look_of(nodes.value_of(node)) for node in self.given}
-        if len(self.places) < len(self.given) or len(looks) > 1:
+        columns = _columns(loop.iterator)
+        self.given = [[one.proxy.node for one in column.tensors] for column in columns]
+        self.places = {node: (n, place) for n, given in enumerate(self.given) for place, node in enumerate(given)}
+        looks = [{_look_of(nodes.value_of(node)) for node in given} for given in self.given]
+        if len(self.places) < sum(map(len, self.given)) or max(map(len, looks)) > 1:
             raise _Unlike("the loop goes through a tensor twice, or through some that differ")
         # A node of a step, and the one in its place in the step behind.
-        self.after = dict(zip((*before, *first, *self.given), (*first, *second, *self.given[1:])))
-        self.counters = (loop.states[0].counter, loop.states[1].counter)
-        self.counts = _counts(loop.iterator)
-        self.step = loop.iterator.step if self.counts else 1
+        self.after = dict(zip((*before, *first), (*first, *second)))
+        for given in self.given:
+            self.after.update(zip(given, given[1:]))
+        self.next = loop.states[1].next
+        # States are those before the next step: a step's own number is one less.
+        self.numbers: Dict[Any, _Number] = {}
+        for n, column in enumerate(columns):
+            if not column.tensors:
+                one, two = (state.next[n] - column.step for state in loop.states)
+                self.numbers[one, two] = _Number(two, column.step)
         self.paired: Dict[int, _Item] = {}
         self.indices = 0
 
@@ -573,7 +619,8 @@ class _Likeness:
         if type(one) is not type(two):
             raise _Unlike("steps have different arguments")
         if isinstance(one, Node):
-            if self.successor(one) is not two or self.places.get(two, 0) >= self.counters[1]:
+            column, place = self.places.get(two, (0, -1))
+            if self.successor(one) is not two or (place >= 0 and place >= self.next[column]):
                 raise _Unlike("a step does not go on where the one before ended")
             return two
         if isinstance(one, (tuple, list)):
@@ -590,10 +637,9 @@ class _Likeness:
             return slice(*bounds)
         if one is two or one == two:
             return two
-        # States are those before the next step: a step's own number is one less.
-        if indexing and self.counts and type(one) is int and (one, two) == tuple(c - self.step for c in self.counters):
+        if indexing and type(one) is int and (one, two) in self.numbers:
             self.indices += 1
-            return _COUNTER
+            return self.numbers[one, two]
         raise _Unlike("steps have different arguments")
 
     def states(self, one: _State, two: _State) -> None:
@@ -693,19 +739,23 @@ def _copy(
     previous: Dict[Node, Node] = {two: one for one, two in of_first.items()}
     kept = {value.proxy.node for new in appended.values() for value in new}
 
-    def given(value: Any, new: Dict[Node, Node], count: int) -> Any:
+    def later(node: Node, steps: int) -> Node:
+        column, place = like.places[node]
+        return like.given[column][place + steps]
+
+    def given(value: Any, new: Dict[Node, Node], steps: int) -> Any:
         if isinstance(value, Node):
             if value in like.places:
-                return like.given[like.places[value] + count - like.counters[1] + 1]
+                return later(value, steps)
             if value in now:
                 return new[value]
             return now[of_first[value]] if value in of_first else value
-        if value is _COUNTER:
-            return count
+        if isinstance(value, _Number):
+            return value.last + steps * value.step
         if isinstance(value, (tuple, list)):
-            return type(value)([given(one, new, count) for one in value])
+            return type(value)([given(one, new, steps) for one in value])
         if isinstance(value, dict):
-            return {key: given(one, new, count) for key, one in value.items()}
+            return {key: given(one, new, steps) for key, one in value.items()}
         return value
 
     def tensor(value: Any, node: Node) -> Any:
@@ -714,16 +764,15 @@ def _copy(
             node.meta["example_value"] = nodes.value_of(value.proxy.node).clone()
         return value.clone(proxy=torch.fx.Proxy(node, tracer), mutation_type=None)
 
-    left = _left(loop.iterator) - 1
-    for _ in range(left):
-        count = _place(loop.iterator)
+    left = _left(_columns(loop.iterator)) - 1
+    for steps in range(1, left + 1):
         loop.iterator.next_variable(tx)
         new: Dict[Node, Node] = {}
         for node, (args, kwargs) in zip(second, template):
             if node.op == "get_attr":
                 new[node] = node  # TorchDynamo takes the name of such a node for its module's
                 continue
-            made = tracer.create_node(node.op, node.target, given(args, new, count), given(kwargs, new, count))
+            made = tracer.create_node(node.op, node.target, given(args, new, steps), given(kwargs, new, steps))
             own = made.meta.get("creation_timestamp")
             made.meta.update(node.meta)
             if own is not None:
@@ -740,7 +789,7 @@ def _copy(
         if id(value) not in replaced:
             node = value.proxy.node
             if node in like.places:
-                successor = like.given[like.places[node] + left]
+                successor = later(node, left)
             else:
                 successor = now[node] if node in now else previous[of_first[node]]
             replaced[id(value)] = tensor(value, successor)

@@ -290,6 +290,68 @@ def _goes_through_shapes(net: Any, x: torch.Tensor) -> Any:
     return spk, mem
 
 
+def _enumerates(net: Any, x: torch.Tensor) -> Any:
+    mem, record = net.lif.init_leaky(), torch.zeros(STEPS + 1, 3, 5)
+    spikes = []
+    for step, current in enumerate(x, 1):
+        spk, mem = net.lif(net.fc(current), mem)
+        record[step] = spk
+        spikes.append(spk)
+    return torch.stack(spikes) + record[1:], mem + current.sum() + step
+
+
+def _zips(net: Any, x: torch.Tensor) -> Any:
+    mem, last = net.lif.init_leaky(), torch.zeros(3, 5)
+    for current, scale in zip(x, x[:12].mean(-1, keepdim=True)):
+        last, mem = net.lif(net.fc(current) * scale + 0.5 * last, mem)
+    return last, mem + scale
+
+
+def _enumerates_pairs(net: Any, x: torch.Tensor) -> Any:
+    mem, record, y = net.lif.init_leaky(), torch.zeros(STEPS, 3, 5), x.repeat_interleave(2, 0)
+    for step, (current, (number, scale)) in enumerate(zip(x, zip(range(0, 2 * STEPS, 2), x.flip(0).mean(-1)))):
+        spk, mem = net.lif(net.fc(current) * scale[:, None] + y[number, :, :5], mem)
+        record[step] = spk
+    return record, mem
+
+
+def _enumerates_and_counts(net: Any, x: torch.Tensor) -> Any:
+    mem = net.lif.init_leaky()
+    for step, current in enumerate(x):
+        spk, mem = net.lif(net.fc(current) * (1 if step < 9 else -1), mem)
+    return spk, mem
+
+
+def _zips_numbers(net: Any, x: torch.Tensor) -> Any:
+    mem = net.lif.init_leaky()
+    for current, sign in zip(x, [1.0] * 9 + [-1.0] * 5):
+        spk, mem = net.lif(net.fc(current) * sign, mem)
+    return spk, mem
+
+
+def _zips_pairs(net: Any, x: torch.Tensor) -> Any:
+    mem, total = net.lif.init_leaky(), torch.zeros(3, 6)
+    for pair in zip(x, x.flip(0)):
+        total = total + pair[1]
+        spk, mem = net.lif(net.fc(pair[0]), mem)
+    return spk, mem + total.sum()
+
+
+def _zips_one_twice(net: Any, x: torch.Tensor) -> Any:
+    mem, parts = net.lif.init_leaky(), x.unbind()
+    for current, after in zip(parts, parts[1:]):
+        spk, mem = net.lif(net.fc(current - after), mem)
+    return spk, mem
+
+
+def _zips_what_it_makes(net: Any, x: torch.Tensor) -> Any:
+    mem, made = net.lif.init_leaky(), list(x[:6, :, :5].unbind())
+    for current, before in zip(x, made):
+        spk, mem = net.lif(net.fc(current) + before, mem)
+        made.append(spk)
+    return torch.stack(made), mem
+
+
 def _counts_down(net: Any, x: torch.Tensor) -> Any:
     mem = net.lif.init_leaky()
     for step in range(net.steps - 1, -1, -1):
@@ -464,6 +526,9 @@ COPIED = [
     _no_gradient,
     _goes_through,
     _goes_through_parts,
+    _enumerates,
+    _enumerates_pairs,
+    _zips,
     _other_cells,
     _counts_down,
     _counts_from_the_end,
@@ -491,6 +556,11 @@ WHOLE = [
     _goes_through_what_stays,
     _goes_through_one_twice,
     _goes_through_shapes,
+    _enumerates_and_counts,
+    _zips_numbers,
+    _zips_one_twice,
+    _zips_pairs,
+    _zips_what_it_makes,
     _appends_the_step_before,
     _swaps_lists,
     _indexes_a_table_by_a_tensors_name,
