@@ -243,11 +243,16 @@ class Afferents:
             rows = _steps(module, rows)
         return rows[0]
 
-    def check_own(self, rule: str) -> None:
-        """Raise where the neurons' traces are not those of their inputs and the body is too much for them."""
+    def check_own(self, rule: str, u: DenseOrSparse) -> None:
+        """Raise where the neurons' traces are not those of their inputs ``u`` and the body is too much for them."""
         if not self.body:
             return
         (name, first), rest = self.body[0], self.body[1:]
+        if type(first) is nn.Linear and isinstance(u, torch.Tensor) and u.dim() != 3:
+            raise ValueError(
+                f'module {name} (Linear): rule "{rule}" needs a trace for each weight and neuron, and has them for '
+                f"steps of shape [B, {first.in_features}], not {tuple(u.shape[1:])}"
+            )
         if type(first) is nn.Linear or (has_product(first) and type(first) is nn.Conv2d):
             found = next((named for named in rest if type(named[1]) not in _BY_NUMBER), None)
             if found is None:

@@ -152,8 +152,12 @@ class Layer:
         after, dynamics, chunk, before = work.after, self.dynamics, work.chunk, work.before
         if not work.learns or not self.rule.history or dynamics is None or chunk is None:
             return after
+        is_uniform = dynamics.is_uniform(chunk.values)
         seen = [given.detach() for given in work.inputs]
-        for number, made in enumerate(work.made if by is None and dynamics.is_uniform(chunk.values) else ()):
+        for afferents, given in () if is_uniform else zip(self.afferents, seen):
+            if afferents.parameters():
+                afferents.check_own(self.rule.name, given)
+        for number, made in enumerate(work.made if by is None and is_uniform else ()):
             slots, x = made.slots, seen[number]
             if slots is not None and isinstance(x, torch.Tensor):
                 seen[number] = of_slots(slots, x)  # few numbers are read again

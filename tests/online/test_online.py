@@ -1,6 +1,7 @@
 """``snnipu.Online`` as people call it: streams, layers between, what is refused; backpropagation where they agree."""
 
 import contextlib
+import copy
 import gc
 import weakref
 
@@ -215,6 +216,33 @@ def test_a_neuron_of_ones_own():
 def test_what_is_refused(make, error, match):
     with pytest.raises(error, match=match):
         make()
+
+
+def _with_decays_of_their_own(*body, count):
+    return nn.Sequential(*body, snn.Leaky(beta=torch.rand(count), threshold=0.5, init_hidden=True, output=True))
+
+
+@pytest.mark.parametrize("rule", ["ottt", "snap1"])
+@pytest.mark.parametrize(
+    ("body", "count", "shape", "error", "match"),
+    [
+        # Of the same width: the traces of the first one fit the second.
+        ([nn.Linear(7, 5), nn.Linear(5, 5)], 5, (7,), TypeError, r"module 1 \(Linear\): rule .* behind it$"),
+        ([nn.Conv1d(2, 4, 3)], 4, (2, 6), TypeError, r"module 0 \(Conv1d\): rule"),
+        ([nn.Conv2d(2, 4, 3), nn.AvgPool2d(2), nn.Flatten()], 16, (2, 6, 6), TypeError, r"module 1 \(AvgPool2d\)"),
+        ([nn.Conv2d(2, 4, 3, padding="same")], 6, (2, 6, 6), TypeError, r"module 0 \(Conv2d\)"),
+        ([nn.Linear(7, 5)], 5, (4, 7), ValueError, r"shape \[B, 7\], not \(2, 4, 7\)"),
+    ],
+    ids=["two", "conv1d", "pool", "same", "rows"],
+)
+def test_what_neurons_with_traces_of_their_own_cannot_learn(rule, body, count, shape, error, match):
+    net = _with_decays_of_their_own(*copy.deepcopy(body), count=count)
+    with pytest.raises(error, match=match):
+        snn.Online(net, rule=rule)(torch.randn(3, 2, *shape))
+    # One decay for all: the traces are those of the inputs, and any affine body will do.
+    net[-1] = snn.Leaky(beta=0.9, threshold=0.5, init_hidden=True, output=True)
+    snn.Online(net, rule=rule)(torch.randn(3, 2, *shape))[0].sum().backward()
+    assert net[0].weight.grad.any()
 
 
 def test_a_stream_that_changes():
