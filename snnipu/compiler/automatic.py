@@ -442,6 +442,10 @@ class Automatic:
                 auto._saw(id(self), sys._getframe(1))
             return plain(self, *args, **kwargs)
 
+        # Where another compiler leaves a graph, what only looks is no function to compile.
+        lookers: Tuple[Any, ...] = (call, _spike, _Apply.__call__)
+        for one in lookers:
+            torch._dynamo.eval_frame.skip_code(one.__code__)
         snntorch.SpikingNeuron.__call__ = call
         Surrogate.__call__ = _spike  # type: ignore[method-assign]
         torch.autograd.Function.apply = _apply  # type: ignore[method-assign, assignment]

@@ -43,7 +43,7 @@ def enable() -> None:
             f"the backend snnipu needs PyTorch {OLDEST[0]}.{OLDEST[1]} or later: torch.compile of earlier ones "
             f"does not see all that a neuron's step depends on; this is {torch.__version__}. MultiStep runs with any"
         )
-    from torch._dynamo import allow_in_graph, config, disable
+    from torch._dynamo import allow_in_graph, disable
     from torch._dynamo.decorators import substitute_in_graph
 
     for step in leaves.SEQUENCES:
@@ -57,12 +57,22 @@ def enable() -> None:
     for name in ("__len__", "__getitem__", "__setitem__"):
         setattr(WeakInstances, name, disable(getattr(WeakInstances, name)))
     # Else a hook that is registered after compilation is not called. The guards cost no time that can be measured.
-    config.skip_nnmodule_hook_guards = False
+    _set_in_all_threads("skip_nnmodule_hook_guards", False)
     # Else DistributedDataParallel's buckets cut a loop's graph into pieces, few of which have a neuron's steps.
-    config.optimize_ddp = False
+    _set_in_all_threads("optimize_ddp", False)
     periods.enable()
     tracing.ResetCodes.enable()
     leaves.enabled = True
+
+
+def _set_in_all_threads(name: str, value: bool) -> None:
+    """A setting of TorchDynamo's: in newer versions what is set holds in its own thread or context alone."""
+    from torch._dynamo import config
+
+    setattr(config, name, value)
+    entry: Any = getattr(config, "_config", {}).get(name)
+    if hasattr(entry, "default"):
+        entry.default = value
 
 
 def roll(module: GraphModule, whole: bool = False) -> Tuple[GraphModule, Plan]:

@@ -231,7 +231,8 @@ def _enumerate() -> Any:
     """The code of what TorchDynamo has in its place."""
     from torch._dynamo.polyfills import builtins
 
-    return getattr(inspect.unwrap(getattr(builtins, "enumerate", None)), "__code__", None)
+    stand_in: Any = getattr(builtins, "enumerate", None)
+    return getattr(inspect.unwrap(stand_in), "__code__", None)
 
 
 def _left(columns: List[_Column]) -> int:

@@ -74,6 +74,9 @@ def maps(size):
 def delays(size):
     return snn.DelayLinear(size, 50, max_delay=4), events(6, 4, size)
 
+def recurrences(size):
+    return snn.MultiStep(snn.RLeaky(beta=0.9, linear_features=size)), events(6, 4, size)
+
 def step(net, x):
     net.zero_grad()
     out = net(x)
@@ -83,7 +86,7 @@ def step(net, x):
     return [out.detach(), *(value.grad for value in net.parameters() if value.grad is not None)]
 
 failed, results = collections.Counter(), hashlib.sha256()
-for make in (neurons, layers, maps, delays):
+for make in (neurons, layers, maps, delays, recurrences):
     for number in range(8):
         net, x = make(200 + 100 * number)
         if allocator is not None:
@@ -119,7 +122,7 @@ def test_no_memory_is_an_error_and_no_more(allocator, threads):
         return done.stdout.split()
 
     results, *failed = run(LD_PRELOAD=str(allocator))
-    assert failed == ["neurons", "layers", "maps", "delays"]
+    assert failed == ["neurons", "layers", "maps", "delays", "recurrences"]
     assert run() == [results]
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import snnipu as snn
 from snnipu import surrogate
-from snnipu.backends import host, kernels, recurrent
+from snnipu.backends import host, kernels, neurons, recurrent
 from snnipu.ops.recurrent_sequence import Connection, recurrent_apply
 
 pytestmark = pytest.mark.skipif(
@@ -18,6 +18,9 @@ STEPS = 7
 # Rows and features: odd sizes lie unaligned.
 SIZES = [(1, 5), (3, 7), (4, 16), (33, 65)]
 DTYPES = [torch.float32, torch.float64]
+KINDS = ["plain", "bias", "spaced bias", "transposed", "states", "constant", "one step", "few stored"]
+# An adjoint that reads what arrived, and the input.
+KINDS += ["reset at once", "reset at once, constant"]
 SUBTRACTED = {"reset_mechanism": "subtract"}
 OPTIONS = {**SUBTRACTED, "reset_delay": True}
 NEURONS = {
@@ -44,7 +47,7 @@ def calls(monkeypatch):
     return made
 
 
-def made(neuron, x, states, connection, learnt, **keywords):
+def made(neuron, x, states, connection, learnt, reset_delay=True, **keywords):
     """Results and gradients of everything, final states among the results."""
     out = recurrent_apply(
         neuron,
@@ -52,7 +55,7 @@ def made(neuron, x, states, connection, learnt, **keywords):
         states,
         learnt,
         connection,
-        options=SUBTRACTED if neuron == "rsynaptic" else OPTIONS,
+        options=SUBTRACTED if neuron == "rsynaptic" else {**OPTIONS, "reset_delay": reset_delay},
         spike_grad=surrogate.fast_sigmoid(slope=5),
         need_final=True,
         **keywords,
@@ -66,12 +69,18 @@ def made(neuron, x, states, connection, learnt, **keywords):
     return results, torch.autograd.grad(loss, inputs, allow_unused=True)
 
 
-def both(monkeypatch, *arguments, **keywords):
+def filled(like, shape):
+    """Memory of a result, in which an element that is not written is seen."""
+    return like.new_full(shape, torch.nan)
+
+
+def both(monkeypatch, compute, *arguments, **keywords):
     """In one call, and in one for each step."""
-    one = made(*arguments, **keywords)
     with monkeypatch.context() as patched:
+        patched.setattr(kernels, "_MEANS", kernels._MEANS._replace(empty=filled))
+        one = compute(*arguments, **keywords)
         patched.setattr(kernels, "_MEANS", kernels._MEANS._replace(forward=lambda *a: None, backward=lambda *a: None))
-        return one, made(*arguments, **keywords)
+        return one, compute(*arguments, **keywords)
 
 
 def assert_equal(one, other):
@@ -83,14 +92,16 @@ def assert_equal(one, other):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("rows", "features"), SIZES)
 @pytest.mark.parametrize("neuron", NEURONS)
-@pytest.mark.parametrize("kind", ["plain", "bias", "transposed", "states", "constant", "one step", "few stored"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_one_call_gives_the_bits_of_single_ones(neuron, kind, rows, features, dtype, monkeypatch, calls):
     torch.manual_seed(0)
     count, parameters = NEURONS[neuron]
     weight = nn.Parameter(torch.randn(features, features, dtype=dtype) / 2)
-    bias = nn.Parameter(torch.randn(features, dtype=dtype) / 2) if kind == "bias" else None
+    bias = nn.Parameter((torch.randn(features, 2, dtype=dtype) / 2)[:, 0]) if "bias" in kind else None
+    if kind == "bias":
+        bias = nn.Parameter(bias.detach().contiguous())
     steps = 1 if kind == "one step" else STEPS
-    constant = kind == "constant"
+    constant = kind.endswith("constant")
     x = torch.randn(*(() if constant else (steps,)), rows, features, dtype=dtype, requires_grad=True)
     given = kind in ("states", "one step")
     states = [torch.randn(rows, features, dtype=dtype).relu().requires_grad_() if given else None for _ in range(count)]
@@ -99,30 +110,39 @@ def test_one_call_gives_the_bits_of_single_ones(neuron, kind, rows, features, dt
     }
     connection = Connection(weight.t() if kind == "transposed" else weight, bias)
     store = [place == 0 for place in range(count)] if kind == "few stored" else None
-    one, other = both(
-        monkeypatch, neuron, x, states, connection, learnt, num_steps=STEPS if constant else None, store=store
-    )
+    keywords = {"num_steps": STEPS if constant else None, "store": store, "reset_delay": "at once" not in kind}
+    one, other = both(monkeypatch, made, neuron, x, states, connection, learnt, **keywords)
     assert_equal(one, other)
     assert one[0][0].any()
     assert calls == ["forward", "backward"]
 
 
-def test_a_gradient_that_is_the_same_at_every_step(monkeypatch, calls):
+@pytest.mark.parametrize("neuron", NEURONS)
+@pytest.mark.parametrize("same", [(True, True), (True, False), (False, True)], ids=["both", "spikes", "states"])
+def test_a_gradient_that_is_the_same_at_every_step(same, neuron, monkeypatch, calls):
     torch.manual_seed(0)
-    layer = snn.RLeaky(beta=0.8, linear_features=6, threshold=0.4, learn_beta=True)
+    count, values = NEURONS[neuron]
+    parameters = {name: torch.tensor(value, requires_grad=True) for name, value in values.items()}
     x = torch.randn(STEPS, 3, 6, requires_grad=True)
-    found = []
-    for whole in (True, False):
-        with monkeypatch.context() as patched:
-            if not whole:
-                means = kernels._MEANS._replace(forward=lambda *a: None, backward=lambda *a: None)
-                patched.setattr(kernels, "_MEANS", means)
-            spk, mem = layer.sequence(x)[:2]
-            found.append(torch.autograd.grad(spk.sum() + mem.sum(), [x, *layer.parameters()], allow_unused=True))
+    connection = Connection(nn.Parameter(torch.randn(6, 6) / 2), None)
+    weights = torch.randn(STEPS, 3, 6)
+
+    def gradients():
+        out = recurrent_apply(
+            neuron,
+            x,
+            [None] * count,
+            parameters,
+            connection,
+            options=SUBTRACTED if neuron == "rsynaptic" else OPTIONS,
+            spike_grad=surrogate.atan(),
+        )
+        rows = [(out.spk, same[0]), *((state, same[1]) for state in out.states[1:])]
+        loss = sum((row if constant else row * weights).sum() for row, constant in rows)
+        return (), torch.autograd.grad(loss, [x, connection.weight, *parameters.values()])
+
+    assert_equal(*both(monkeypatch, gradients))
     assert calls == ["forward", "backward"]
-    for one, other in zip(*found):
-        assert (one is None) == (other is None)
-        assert one is None or torch.equal(one, other)
 
 
 @pytest.mark.parametrize("bias", [torch.zeros(6, dtype=torch.float64), torch.zeros(5)], ids=["dtype", "size"])
@@ -140,17 +160,23 @@ def test_a_bias_that_does_not_fit_is_pytorchs_error(bias):
         )
 
 
-@pytest.mark.parametrize("kind", ["16 bit", "one vector", "large", "precision", "other weights", "one bias"])
+@pytest.mark.parametrize(
+    "kind", ["16 bit", "one vector", "large", "precision", "other weights", "one bias", "columns", "no product"]
+)
 def test_what_runs_step_by_step(kind, monkeypatch, calls):
     dtype = torch.bfloat16 if kind == "16 bit" else torch.float32
     features = 300 if kind == "large" else 6
     rows = (1 << 16) // features + 1 if kind == "large" else 3
     x = torch.randn(2, *(() if kind == "one vector" else (rows,)), features, dtype=dtype)
+    if kind == "columns":
+        x = x.mT.contiguous().mT
     weight = torch.randn(features, 2 * features if kind == "other weights" else features, dtype=dtype)
     if kind == "other weights":
         weight = weight[:, ::2]
     if kind == "precision":
         monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+    if kind == "no product":
+        monkeypatch.setattr(recurrent, "_gemm", lambda dtype: None)
     bias = torch.tensor([0.5]) if kind == "one bias" else None  # which PyTorch spreads
     parameters = {name: torch.tensor(value) for name, value in NEURONS["leaky"][1].items()}
     out = recurrent_apply(
@@ -162,3 +188,20 @@ def test_what_runs_step_by_step(kind, monkeypatch, calls):
 
 def test_the_struct_is_the_librarys():
     assert host.library.snnipu_recurrent_call_size() == ctypes.sizeof(recurrent.Call)
+
+
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_a_step_that_gets_no_memory_is_an_error(name, monkeypatch, calls):
+    failing = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda call: 2)
+    found = kernels._found
+    monkeypatch.setattr(kernels, "_found", lambda *a: found(*a)._replace(**{name: failing}))
+    layer = snn.RLeaky(beta=0.8, linear_features=6)
+    with pytest.raises(host.OutOfMemoryError, match="neuron_recurrent"):
+        layer.spikes(torch.ones(STEPS, 3, 6)).sum().backward()
+
+
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_a_type_that_blas_does_not_have_is_refused(name):
+    steps = neurons._Arguments(neurons.built(0), 0, torch.float16, 1, 1, False)
+    call = recurrent.Call(all=steps.words.buffer_info()[0])
+    assert getattr(host.library, f"snnipu_recurrent_{name}")(ctypes.byref(call)) == 1

@@ -143,6 +143,19 @@ def test_the_loop_is_found(run):
     assert {neuron.steps for neuron in compiled[0].reports[0].neurons} == {STEPS}
 
 
+def test_another_compiler_sees_pytorchs_functions():
+    """What looks at their calls is no frame to compile, where a hook ends a graph."""
+    net, x = Net(), numbers(1)[0]
+    net(x)
+    gradients = []
+    net.lif1.register_full_backward_hook(lambda module, into, out: (2 * into[0], *into[1:]))
+    for run in (net, torch.compile(net, backend="eager"), snn.compile(net)):
+        net.zero_grad()
+        run(x).sum().backward()
+        gradients.append(net.fc1.weight.grad.clone())
+    torch.testing.assert_close(gradients[1:], gradients[:1] * 2)
+
+
 def test_a_closure_and_keyword_arguments():
     def make(scale):
         def run(net, x, *, offset=0.0):

@@ -5,6 +5,8 @@ import io
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -315,6 +317,23 @@ def test_a_hook_that_is_registered_after_compilation_is_called(make, part):
     for a, b in zip(*gradients):
         torch.testing.assert_close(a, b)
     hook.remove()
+
+
+def test_a_hook_is_called_where_another_thread_compiles():
+    """What is set in one thread of TorchDynamo's settings does not hold in another."""
+    net, x = FullyConnected(), torch.rand(3, 12) * 3
+    compiled = snn.compile(net)
+
+    def run() -> Any:
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(compiled, x).result()
+
+    before = run()
+    net.lif1.register_forward_hook(_twice)
+    after = run()
+    for a, b in zip(after, net(x)):
+        torch.testing.assert_close(a, b)
+    assert not torch.equal(after[1], before[1])
 
 
 @pytest.mark.parametrize("kind", [snn.Leaky, snn.Lapicque])

@@ -11,7 +11,7 @@ from support.interpreter import interpreted  # noqa: F401
 from torch import nn
 
 import snnipu as snn
-from snnipu import equations
+from snnipu import equations, surrogate
 from snnipu.ops import recurrent_sequence as operator
 
 N = 13
@@ -234,6 +234,85 @@ def test_layouts(name, through):
         compare(*results)
 
 
+@pytest.mark.parametrize("through", ["linear", "conv"])
+def test_initial_states_with_gaps(through):
+    torch.manual_seed(0)
+    connection, shape = CONNECTIONS[through]
+    ours, theirs = twins("RLeaky", connection, reset_delay=False)
+    x = torch.randn(4, *shape)
+    states = [torch.rand(*shape, 2)[..., 0].round(), torch.randn(*shape, 2)[..., 0]]
+    for one, other in zip(ours.sequence(x, *states), loop(theirs, x, states)):
+        assert torch.equal(one, other)
+
+
+def applied(neuron, x, states, connection=None, reset_delay=True):
+    """By the operator, with final states."""
+    values = {name: torch.tensor(0.8) for name in ("beta", "threshold", "graded_spikes_factor")}
+    options = {"reset_mechanism": "subtract", "reset_delay": reset_delay}
+    connection = nn.Linear(N, N) if connection is None else connection
+    return operator.recurrent_apply(
+        neuron,
+        x,
+        states,
+        values,
+        operator.Connection(connection.weight, connection.bias),
+        options=options,
+        spike_grad=surrogate.fast_sigmoid(5),
+        need_final=True,
+    )
+
+
+@pytest.mark.parametrize("delay", [True, False])
+def test_spikes_that_are_added_to_the_input(delay):
+    """Of a neuron that has no place for them; kept is no input, but its sum with them."""
+    torch.manual_seed(0)
+    connection = nn.Linear(N, N)
+    leaky = snn.Leaky(
+        beta=0.8, threshold=0.8, graded_spikes_factor=0.8, spike_grad=surrogate.fast_sigmoid(5), reset_delay=delay
+    )
+    x = (2 * torch.randn(9, 3, N)).requires_grad_()
+    spk, mem, rows = torch.zeros(3, N), torch.zeros(3, N), []
+    for current in x:
+        spk, mem = leaky(current + connection(spk), mem)
+        rows.append((spk, mem))
+    expected = [torch.stack(part) for part in zip(*rows)]
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(tuple(t.shape)) or t, lambda t: t):
+        out = applied("leaky", x, [None, None], connection, delay)
+    inputs = [x, connection.weight, connection.bias]
+    compare(*((made, gradients(made, inputs)) for made in ([out.spk, out.states[1]], expected)))
+    assert saved.count((9, 3, N)) == (2 if delay else 3)
+
+
+@pytest.mark.parametrize("neuron", ["leaky", "rleaky"])
+def test_a_gradient_of_final_states_that_is_one_number(neuron):
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, N, requires_grad=True)
+    final = applied(neuron, x, [None, None]).final
+    whole, one_by_one = (
+        torch.autograd.grad(sum(loss), x, retain_graph=True)[0]
+        for loss in ([part.sum() for part in final], [(part * torch.ones(3, N)).sum() for part in final])
+    )
+    assert torch.equal(whole, one_by_one)
+
+
+def test_final_spikes_have_memory_of_their_own():
+    out = applied("rleaky", 2 * torch.ones(4, 3, N), [None, None])
+    assert out.spk[-1].any()
+    out.final[0].zero_()
+    assert out.spk[-1].any()
+
+
+def test_a_threshold_may_change_before_the_backward_pass():
+    torch.manual_seed(0)
+    layer = snn.RLeaky(beta=0.8, linear_features=N)
+    x = torch.randn(4, 3, N, requires_grad=True)
+    spk = layer.spikes(x)
+    (expected,) = torch.autograd.grad(spk.sum(), x, retain_graph=True)
+    layer.threshold.fill_(5)
+    assert torch.equal(torch.autograd.grad(spk.sum(), x)[0], expected)
+
+
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("constant", [False, True], ids=["sequence", "constant"])
 def test_in_multistep(name, constant, monkeypatch):
@@ -382,6 +461,9 @@ def test_empty_sequences():
         assert all(part.shape == shape for part in out)
         out[0].sum().backward()
         assert x.grad.shape == shape
+    states = [torch.ones(2, N, requires_grad=True) for _ in range(2)]
+    spk = layer.sequence(torch.zeros(0, 2, N), *states)[0]
+    assert not any(grad.any() for grad in torch.autograd.grad(spk.sum(), states))
 
 
 def test_second_derivatives_are_refused():
