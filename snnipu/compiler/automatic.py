@@ -19,7 +19,7 @@ import textwrap
 import tokenize
 import types
 import weakref
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import snntorch
 import torch
@@ -48,6 +48,7 @@ LOOKS = 4
 # A function that calls one of these is no graph.
 _EAGER_NAMES = {"backward", "item", "numpy", "tolist", "zero_grad", "print"}
 OTHERS = "its network's neurons are snnTorch's own, not snnipu's"
+CHECKPOINTED = "what its backward pass needs is saved in another way there, as torch.utils.checkpoint does"
 _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<lambda>")
 # Whose frames have no loops of a program's.
 _UNSEEN = (PACKAGES[0], PACKAGES[2])
@@ -169,9 +170,11 @@ class Site:
         self.notes: List[Reason] = []
         self.wanted = False
         self._compiled: Any = None
+        self._modes: Set[bool] = set()  # that have graphs: with and without gradients
         self._began = False
         self._used, self._calls, self._failures = True, 0, 0
         self._useless: Dict[Any, int] = {}  # compilations, by what they were for
+        self._checkpointed = False  # it was called inside a checkpoint
         self._others = False  # a network of snnTorch's neurons came, which runs as it is
         self._lists = Lists()
 
@@ -181,7 +184,7 @@ class Site:
     @property
     def compiled(self) -> bool:
         """Whether calls run compiled, with or without gradients."""
-        return bool(self.reports) and len(self.reasons) < 2 and any(_rolled(report) for report in self.reports)
+        return bool(self._modes - self.reasons.keys()) and any(_rolled(report) for report in self.reports)
 
     @property
     def decision(self) -> str:
@@ -190,8 +193,8 @@ class Site:
             return f"compiled: {_steps_of(self.reports)}"
         if self.reasons:
             return "as it is, " + "; ".join(dict.fromkeys(self.reasons.values()))
-        if self._others:
-            return f"as it is, {OTHERS}"
+        if self._others or self._checkpointed:
+            return f"as it is, {OTHERS if self._others else CHECKPOINTED}"
         if self.waits_for is not None:
             return f"as {self.waits_for.label}, of which it is a part"
         return "found, its next call compiles it"
@@ -222,6 +225,11 @@ class Site:
                 self._others = True
                 _LOG.warning("%s runs as it is: %s", self.label, OTHERS)
             return self.function(*args, **kwargs)
+        if tracing.saves_tensors_otherwise():
+            if not self._checkpointed and self.waits_for is None:
+                self._checkpointed = True
+                _LOG.warning("%s runs as it is: %s", self.label, CHECKPOINTED)
+            return self.function(*args, **kwargs)
         grad = torch.is_grad_enabled()
         if self.waits_for is not None:
             self._calls += 1
@@ -242,7 +250,8 @@ class Site:
                     result = self._compiled(*args, **kwargs)
             except Exception as error:
                 tracing.Restored.failed = True
-                if _cause(error, tracing.Changed) is not None:
+                full = _cause(error, torch._dynamo.exc.FailOnRecompileLimitHit)
+                if full is not None or _cause(error, tracing.Changed) is not None:
                     self._compiled = None
                     return self._run(args, kwargs)
                 if self._began:
@@ -297,6 +306,7 @@ class Site:
             if not self.reports:
                 self._leave(grad, "it has no operators of PyTorch")
             return
+        self._modes.add(grad)
         if len(self.reports) == 1:
             _LOG.info("%s runs compiled: %s", self.label, _steps_of(self.reports))
         if not self._used:

@@ -7,6 +7,7 @@ to that is appended to it afterwards.
 
 import contextlib
 import dis
+import gc
 import sys
 import sysconfig
 import threading
@@ -41,6 +42,7 @@ class Lists:
         self._grow: List[Key] = []
         self._code: List[Any] = []
         self._aside = False
+        self._left = False  # whether a trace may have left references behind
         self._lock = threading.RLock()
 
     def watch(self, values: Iterable[Any]) -> Dict[Key, Tuple[Any, int]]:
@@ -67,6 +69,7 @@ class Lists:
         Raises:
             Read: a list that stands aside is read there.
         """
+        self._left = True
         get = getattr(torch._guards.TracingContext, "get_traced_code", None)
         self._code = list(get() or ()) if get is not None else []
         if not self._code:
@@ -99,8 +102,13 @@ class Lists:
             owner = reference()
             attributes: Dict[str, Any] = {} if owner is None else owner.__dict__
             value: Any = attributes.get(name)
+            if type(value) is not list:
+                continue
+            if sys.getrefcount(value) > _ALONE and self._left:
+                gc.collect()
+                self._left = False
             # One that is known by another name, too, could be read by that.
-            if type(value) is list and sys.getrefcount(value) <= _ALONE:
+            if sys.getrefcount(value) <= _ALONE:
                 attributes[name] = []
                 yield attributes, name, value
 

@@ -10,6 +10,8 @@ import snntorch
 import torch
 
 _RESET = "reset_mechanism_val"
+# Graphs of one function, for sizes and lengths, before they are made anew. PyTorch's limit is 8, and ends them all.
+_GRAPHS = 64
 
 
 def one_graph(function: Any, backend: Callable[..., Any], around: Callable[[], ContextManager[None]]) -> Any:
@@ -38,7 +40,8 @@ def _settings() -> Iterator[None]:
     # NumPy's own random numbers, not others in their place: a loop that draws them is not compiled. And .item() is an
     # operation like any other, whose number the program may count or keep, not decide by. A number that a module
     # counts (self.count += 1) is an input of the graph once it has changed.
-    settings = {"use_numpy_random_stream": True, "capture_scalar_outputs": True}
+    settings: Dict[str, Any] = {"use_numpy_random_stream": True, "capture_scalar_outputs": True}
+    settings["recompile_limit"] = _GRAPHS
     if hasattr(config, "allow_unspec_int_on_nn_module"):
         settings["allow_unspec_int_on_nn_module"] = True
     with config.patch(settings):
@@ -47,6 +50,12 @@ def _settings() -> Iterator[None]:
 
 class Changed(Exception):
     """A neuron's reset is another one than what was traced for."""
+
+
+def saves_tensors_otherwise() -> bool:
+    """Whether someone else keeps what a backward pass needs. ``torch.utils.checkpoint`` counts these tensors, in the
+    forward pass and when it runs anew, between which a loop must not become another one."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # type: ignore[attr-defined]
 
 
 def code_is(code: torch.Tensor, number: int) -> torch.Tensor:

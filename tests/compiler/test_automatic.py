@@ -1,5 +1,6 @@
 """snnipu.auto(): the loop over time is found where people write it, and only what is faster is compiled."""
 
+import gc
 import inspect
 import logging
 import pathlib
@@ -15,6 +16,7 @@ import torch
 from snntorch import utils
 from support.versions import needs_backend, needs_dynamo_of_2_12, needs_newer_dynamo
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import snnipu as snn
 from snnipu.compiler import automatic, reset, tracing
@@ -154,6 +156,62 @@ def test_another_compiler_sees_pytorchs_functions():
         run(x).sum().backward()
         gradients.append(net.fc1.weight.grad.clone())
     torch.testing.assert_close(gradients[1:], gradients[:1] * 2)
+
+
+class Checkpointed(Net):
+    """Chunks of steps, each run again for its backward pass."""
+
+    def chunk(self, x, mem):
+        total = 0
+        for t in range(len(x)):
+            _spk, mem = self.lif1(self.fc1(x[t]), mem)
+            total = total + self.fc2(mem)
+        return total, mem
+
+    def forward(self, x):
+        total, mem = 0, torch.zeros(x.shape[1], 5)
+        for part in x.split(5):
+            made, mem = checkpoint(self.chunk, part, mem, use_reentrant=False)
+            total = total + made
+        return total
+
+
+def test_a_loop_in_a_checkpoint_runs_as_it_is(auto, caplog):
+    sites = compare(lambda net, x: net(x), make=Checkpointed)
+    assert not any(site.compiled or site.reports for site in sites)
+    (said,) = [record.message for record in caplog.records if automatic.CHECKPOINTED in record.message]
+    assert "(chunk) runs as it is: " in said
+    assert automatic.CHECKPOINTED in str(auto)
+    net = Checkpointed()
+    for _ in range(2):
+        net.chunk(torch.ones(5, 1, INPUTS), torch.zeros(1, 5))
+    assert any(site.compiled for site in sites)  # outside of one
+
+
+def test_more_sizes_than_graphs(auto, monkeypatch):
+    """All of a search over sizes runs compiled: at PyTorch's limit none did any more."""
+    monkeypatch.setattr(tracing, "_GRAPHS", 2)
+
+    def net_of(size):
+        net = Net()
+        net.fc1, net.fc2 = nn.Linear(INPUTS, size), nn.Linear(size, 2)
+        return net
+
+    x = numbers(1)[0]
+    for size in (3, 4, 5, 6, 3):
+        net = net_of(size)
+        found = [net(x) for _ in range(3)]
+        with auto.paused():
+            assert all(torch.equal(one, net(x)) for one in found)
+    assert [len(site.reports) for site in auto.sites if site.compiled] == [5]
+
+
+def test_a_loop_that_is_not_faster_is_tried_once(auto, monkeypatch):
+    monkeypatch.setattr(automatic, "LEFT", 0.0)
+    sites = compare(lambda net, x: net(x))
+    assert {len(site.reports) for site in sites} == {1}
+    assert "as it is, not faster: of" in str(auto)
+    assert " compiled: " not in str(auto)
 
 
 def test_a_closure_and_keyword_arguments():
@@ -359,6 +417,30 @@ def test_lists_that_grow_from_call_to_call():
 
 
 @needs_newer_dynamo
+class KeepsItsMembrane(Net):
+    """On itself, as its spikes: TorchDynamo's trace holds all of it until it is let go of."""
+
+    def __init__(self):
+        super().__init__()
+        self.mem, self.spikes = None, []
+
+    def forward(self, x):
+        self.mem = torch.zeros(x.shape[1], 5)
+        for t in range(len(x)):
+            spk, self.mem = self.lif1(self.fc1(x[t]), self.mem)
+            self.spikes.append(spk.detach())
+        return self.fc2(self.mem)
+
+
+def test_a_list_beside_a_state_on_the_object(auto):
+    gc.disable()
+    try:
+        sites = compare(lambda net, x: net(x), make=KeepsItsMembrane, data=numbers(8))
+    finally:
+        gc.enable()
+    assert [len(site.reports) for site in sites if site.compiled] == [2]
+
+
 def test_a_list_that_is_emptied_and_exchanged_between_calls():
     lengths = []
 
