@@ -290,12 +290,12 @@ def _variables(tx: Any, head: Any, columns: List[_Column]) -> Tuple[List[str], L
         raise _Unlike("what the loop is given is more than variables")
     numbers = [name for name, column in zip(targets, columns) if not column.tensors]
     for counter in numbers:
-        for place in (place for place, (_, argument) in enumerate(body) if _mentions(argument, counter)):
+        for place in (place for place, (name, argument) in enumerate(body) if "FAST" in name and argument == counter):
             if place >= start and body[place][0] != "STORE_FAST":  # `_, mem = ...`: nobody reads the number
                 _check_index(tx, body, place, counter)
     uses: Dict[str, List[int]] = {}
-    for place, (_, argument) in enumerate(body):
-        if isinstance(argument, str) and argument in code.co_varnames and argument not in cells:
+    for place, (name, argument) in enumerate(body):
+        if "FAST" in name and argument not in cells:  # an attribute may have the name of a variable
             uses.setdefault(argument, []).append(place)
     records = [
         name
@@ -308,10 +308,6 @@ def _variables(tx: Any, head: Any, columns: List[_Column]) -> Tuple[List[str], L
         )
     ]
     return numbers, records
-
-
-def _mentions(argument: Any, name: str) -> bool:
-    return argument == name if isinstance(argument, str) else isinstance(argument, tuple) and name in argument
 
 
 def _check_code(code: Any, flat: List[Tuple[str, Any, bool]]) -> None:

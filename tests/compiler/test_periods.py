@@ -57,6 +57,14 @@ def _indexed(net: Any, x: torch.Tensor) -> Any:
     return torch.stack(spikes), torch.stack(membranes)
 
 
+def _variables_with_names_of_attributes(net: Any, x: torch.Tensor) -> Any:
+    mem, fc = net.lif.init_leaky(), []
+    for lif in range(net.steps):
+        spk, mem = net.lif(net.fc(x[lif]), mem)
+        fc.append(spk)
+    return torch.stack(fc), mem
+
+
 def _indexed_behind(net: Any, x: torch.Tensor) -> Any:
     mem, y = net.lif.init_leaky(), x.transpose(0, 1)
     spikes = []
@@ -521,6 +529,7 @@ COPIED = [
     _underscores,
     _indexed,
     _indexed_behind,
+    _variables_with_names_of_attributes,
     _recorded,
     _carried,
     _no_gradient,

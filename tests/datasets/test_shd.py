@@ -131,6 +131,7 @@ def test_damaged_files(folder):
         (([0.5, 0.6], [1]), r"recording 1 has times of shape \(2,\) and units of shape \(1,\)"),
         (([-0.5], [1]), "recording 1 has times that are negative or NaN"),
         (([np.nan], [1]), "recording 1 has times that are negative or NaN"),
+        (([0.5, 60.5], [1, 1]), "recording 1 has a time of 60.5 seconds, expected a minute at most"),
     ],
 )
 def test_damaged_recording(folder, recording, message):
@@ -139,6 +140,11 @@ def test_damaged_recording(folder, recording, message):
     train[0]
     with damaged(message):
         train[1]
+
+
+def test_a_recording_of_a_minute(folder):
+    write(folder / "shd_train.h5", [([0.5, 60.0], [1, 2])], [3])
+    assert places(datasets.shd(folder, 2, step_us=60_000_000).train[0][0]) == [(0, 1, 1), (1, 2, 1)]
 
 
 def test_without_h5py(monkeypatch, tmp_path):

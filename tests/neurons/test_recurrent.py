@@ -305,11 +305,11 @@ def test_final_spikes_have_memory_of_their_own():
 
 def test_a_threshold_may_change_before_the_backward_pass():
     torch.manual_seed(0)
-    layer = snn.RLeaky(beta=0.8, linear_features=N)
+    layer = snn.RLeaky(beta=0.8, linear_features=N, learn_threshold=True)
     x = torch.randn(4, 3, N, requires_grad=True)
     spk = layer.spikes(x)
     (expected,) = torch.autograd.grad(spk.sum(), x, retain_graph=True)
-    layer.threshold.fill_(5)
+    layer.threshold.data.fill_(5)
     assert torch.equal(torch.autograd.grad(spk.sum(), x)[0], expected)
 
 
