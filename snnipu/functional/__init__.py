@@ -5,6 +5,7 @@ from typing import Any, List
 import snntorch.functional
 from snntorch.functional import *  # noqa: F403
 
+import snnipu.functional._probe
 import snnipu.functional.quant  # noqa: F401  (ours in place of snnTorch's, which the line above brings along)
 
 

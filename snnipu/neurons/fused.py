@@ -398,7 +398,7 @@ class FusedNeuron(PlainStates):
 
     def reset_mem(self) -> Any:
         """Start from zeros: snnTorch's."""
-        if leaves.tracing():
+        if leaves.tracing() or torch.jit.is_tracing():
             # Zeros whatever their shape: the graph does not depend on the last call's.
             for name in self._states():
                 setattr(self, name, torch.zeros(0, device=self.threshold.device))

@@ -262,10 +262,13 @@ class Leaky(FusedNeuron, snntorch.Leaky):
             return
         if leaves.tracing():
             return  # a warning ends the graph
+        # `init_leaky()` gives zeros of the last call's shape: a smaller last batch is no mistake.
+        if not mem.is_meta and not torch._C._functorch.is_batchedtensor(mem) and not mem.any():
+            return
         said = f"mem of shape {tuple(mem.shape)} does not fit the input's {tuple(input_.shape)}: starting from zeros"
         if mem.shape[1:] != input_.shape[1:]:
             said += "; is it another layer's?"
-        warnings.warn(said, stacklevel=3)
+        warnings.warn(said, stacklevel=5)  # behind forward and two functions of nn.Module's
 
     def sequence(  # type: ignore[override]  # its state may be given by name
         self, x: torch.Tensor, mem: Optional[torch.Tensor] = None, *, num_steps: Optional[int] = None

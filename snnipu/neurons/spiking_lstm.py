@@ -135,7 +135,7 @@ class _SpikingLSTM(PlainStates):
 
     def reset_mem(self) -> Tuple[torch.Tensor, torch.Tensor]:
         """Start from zeros: snnTorch's."""
-        if leaves.tracing():
+        if leaves.tracing() or torch.jit.is_tracing():
             # Zeros whatever their shape: the graph does not depend on the last call's.
             self.syn = torch.zeros(0, device=self.threshold.device)
             self.mem = torch.zeros(0, device=self.threshold.device)

@@ -3,7 +3,9 @@
 import inspect
 
 import pytest
+import snntorch
 import torch
+from snntorch.functional.probe import AttributeMonitor
 from torch import nn
 
 import snnipu as snn
@@ -72,6 +74,44 @@ def test_traces(name, before):
     out = traced(X)
     for own, wanted in zip(*((o if isinstance(o, tuple) else (o,)) for o in (out, expected))):
         assert torch.equal(own, wanted)
+
+
+class Hidden(nn.Module):
+    def __init__(self, neuron):
+        super().__init__()
+        self.fc, self.neuron = nn.Linear(6, 4), neuron
+
+    def forward(self, x):
+        self.neuron.reset_mem()
+        return torch.stack([self.neuron(self.fc(step)) for step in x])
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize(
+    "neuron",
+    [lambda: snn.Leaky(beta=0.9, init_hidden=True), lambda: snn.SLSTM(4, 4, init_hidden=True)],
+    ids=["Leaky", "SLSTM"],
+)
+def test_traces_after_a_step_of_training(neuron):
+    net, x = Hidden(neuron()), torch.rand(3, 2, 6)
+    net(x).sum().backward()
+    with torch.no_grad():
+        traced = torch.jit.trace(net, (x,), check_trace=False)
+    assert torch.equal(traced(x + 1), net(x + 1))
+
+
+def test_snntorchs_probe_finds_the_states():
+    found = []
+    for module in (snn, snntorch):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(5, 4), module.Synaptic(alpha=0.7, beta=0.8, init_hidden=True))
+        probes = [AttributeMonitor(name, False, net, instance=snntorch.SpikingNeuron) for name in ("mem", "syn")]
+        for _ in range(3):
+            net(torch.ones(1, 5))
+        assert [probe["1"] for probe in probes] == [probe.records for probe in probes]
+        found.append([record for probe in probes for record in probe.records])
+    assert len(found[0]) == 6
+    assert all(torch.equal(own, wanted) for own, wanted in zip(*found))
 
 
 def test_what_the_last_forward_was_is_none_before_the_first():

@@ -352,10 +352,37 @@ def test_membrane_of_another_shape():
         warnings.simplefilter("error")
         layer(x, layer.init_leaky())  # snnTorch's idiom: an empty membrane
         layer(torch.tensor(0.3), torch.zeros(1))
+        layer(torch.rand(2, 3), layer.init_leaky())  # zeros of the last call's shape: a smaller last batch
     with pytest.warns(UserWarning, match=r"mem of shape \(8, 3\) does not fit the input's \(4, 3\)"):
         assert torch.equal(layer(x, torch.ones(8, 3))[1], x)
     with pytest.warns(UserWarning, match="is it another layer's"):
         assert torch.equal(layer(x, torch.ones(4, 5))[1], x)
+
+
+def test_gradients_of_a_membrane_itself():
+    """snnTorch's spikes are made of the membrane that it returns; ours only where its own step runs."""
+
+    def of_membranes(module, spike_grad):
+        layer, x = (
+            module.Leaky(beta=0.9, spike_grad=spike_grad),
+            torch.linspace(0, 2, 24).reshape(4, 2, 3).requires_grad_(),
+        )
+        mem, membranes, total = layer.reset_mem(), [], 0
+        for step in range(4):
+            spk, mem = layer(x[step], mem)
+            mem.retain_grad()
+            membranes.append(mem)
+            total = total + (step + 1) * spk.sum()
+        total.backward()
+        return x.grad, [each.grad for each in membranes]
+
+    surrogate = snn.surrogate.fast_sigmoid(slope=5)
+    of_input, wanted = of_membranes(snntorch, snntorch.surrogate.fast_sigmoid(slope=5))
+    own_input, own = of_membranes(snn, surrogate)
+    torch.testing.assert_close(own_input, of_input)
+    assert own[-1] is None
+    own_input, own = of_membranes(snn, lambda u: surrogate(u))
+    torch.testing.assert_close([own_input, *own], [of_input, *wanted])
 
 
 @needs_compile
