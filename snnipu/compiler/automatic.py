@@ -289,6 +289,7 @@ class Site:
                 self._began = True
                 return made(*inputs)
 
+            self.auto.graphs.add(run.__code__)
             return run
 
         # Code of its own, so that what PyTorch keeps for it is not that of calls elsewhere.
@@ -408,6 +409,7 @@ class Automatic:
         self._paused = 0
         self._watching = False
         self._changed: List[Tuple[Any, Any]] = []
+        self.graphs: Set[Any] = set()  # the code of what runs a compiled graph: neurons that it calls show no loop
         self.searches = True
 
     def __str__(self) -> str:
@@ -490,6 +492,8 @@ class Automatic:
         stack = []
         while frame is not None:
             code = frame.f_code
+            if code in self.graphs:
+                return
             if not code.co_filename.startswith(_UNSEEN) and code.co_name not in _COMPREHENSIONS:
                 stack.append(frame)
             frame = frame.f_back
@@ -535,8 +539,9 @@ class Automatic:
             if not decided:
                 self._say(code, f"{_place(code, frame.f_lineno)}: the loop over time is code of a module that runs")
             return True
-        whole = self._whole(code)
-        if whole is None and self._outlined(code):
+        outlined = self._outlined(code)
+        whole = self._whole(code if outlined is None else outlined)
+        if whole is None and outlined is not None:
             return True
         if whole is None:
             if not decided:
@@ -545,17 +550,29 @@ class Automatic:
         self._quiet = 0
         return True
 
-    def _outlined(self, code: Any) -> bool:
-        """Take the loops out of a function that another one made before its module's were; returns whether it was."""
+    def _outlined(self, code: Any) -> Optional[Any]:
+        """Take the loops out of a function that was made behind :func:`auto`, or by another one before its module's
+        were; returns its code then, None where it has none."""
+        found = None
         for made, original in self._originals.items():
             if original == code and made is not code and made.co_freevars == code.co_freevars:
-                functions = self._functions_with(code)
-                for function in functions:
-                    self._changed.append((function, code))
-                    function.__code__ = made
-                    self._quiet = 0
-                return bool(functions)
-        return False
+                found = made if self._put(code, made) else None
+                break
+        if found is not None:
+            # What makes such functions makes others.
+            for made, original in self._originals.items():
+                if original.co_flags & inspect.CO_OPTIMIZED and code in original.co_consts:  # no class, no module
+                    self._put(original, made)
+        return found
+
+    def _put(self, code: Any, made: Any) -> bool:
+        """Exchange the code of all functions that have it; returns whether there are any."""
+        functions = self._functions_with(code)
+        for function in functions:
+            self._changed.append((function, code))
+            function.__code__ = made
+            self._quiet = 0
+        return bool(functions)
 
     def _refuse(self, code: Any, line: int) -> None:
         """Note why a loop around a line is neither compiled as a function of its own nor with its function."""

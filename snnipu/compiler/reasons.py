@@ -118,6 +118,10 @@ KINDS: Dict[str, Kind] = {
         "Python asks for a tensor's value",
         "keep the tensor in the loop, total = total + spk.sum(), and call .item() after the loop",
     ),
+    "sizes": Kind(
+        "the size of a tensor depends on values of another one",
+        "make such tensors, those of spikegen say, outside of the function",
+    ),
     "prints": Kind("it prints", "print after the loop"),
     "neuron": Kind("the neuron's step cannot be traced", _FUSED),
     "break": Kind("this line ends the graph", "move it behind the loop"),
@@ -227,7 +231,7 @@ def of_break(trace: str, said: str) -> Reason:
     kind = next((kind for kind, pattern in _BREAKS if re.search(pattern, f"{text}\n{said}")), "break")
     inside = trace.rpartition(f'"{lines[-1].file}"')[2] if lines else ""
     if any(match[0].startswith(PACKAGES[1:]) for match in _FRAME.findall(inside.partition("\n")[2])):
-        kind = "neuron"
+        kind = "sizes" if kind == "branch" else "neuron"
     return Reason(kind, tuple(lines[-1:]), said if kind == "break" else "")
 
 

@@ -1070,6 +1070,66 @@ def test_such_a_neuron_in_what_nobody_checks(change, auto):
         change(net)
 
 
+SCRIPT_OF_LATER_CLASSES = """
+import torch
+from torch import nn
+
+import snnipu as snn
+from snnipu import spikegen
+
+found = snn.auto()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.lif = nn.Linear(6, 5), snn.Leaky(beta=0.9)
+
+    def forward(self, x):
+        spikes, mem, total = spikegen.rate(x, num_steps=8), self.lif.init_leaky(), 0
+        for step in range(8):
+            spk, mem = self.lif(self.fc(spikes[step]), mem)
+            total = total + spk
+        return total
+
+
+def objective(size):
+    fc, lif = nn.Linear(6, size), snn.Leaky(beta=0.9)
+
+    def run(x):
+        mem, total = lif.init_leaky(), 0
+        for step in range(7):
+            spk, mem = lif(fc(x), mem)
+            total = total + spk
+        return total
+
+    return [run(torch.ones(2, 6)) for _ in range(2)]
+
+
+net = Net()
+for _ in range(4):
+    net(torch.rand(3, 6)).sum().backward()
+for _ in range(6):
+    objective(4)
+print([site.decision for site in found.sites if "forward" in site.label])
+print([site.decision for site in found.sites if "run" in site.label][-1])
+print(sum(len(site.reports) for site in found.sites if "run" in site.label))
+"""
+
+
+def test_functions_that_a_script_makes_later(tmp_path):
+    """Their loops are compiled alone where the function is no graph, and those of functions that are made anew."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT_OF_LATER_CLASSES)
+    found = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, text=True)
+    first, second, third = found.stdout.splitlines()
+    assert first.count("compiled: 8 steps of lif") == 1
+    assert first.count("as it is, refused: the size of a tensor depends on values of another one") == 1
+    assert second == "compiled: 7 steps of lif"
+    assert int(third) <= 3
+    assert "cannot be traced" not in found.stderr
+
+
 def test_functions_of_a_program_are_what_they_were_when_nobody_looks(auto):
     """They are kept as attributes: ``self.spike = Spike.apply``."""
     kept = Spike.apply
