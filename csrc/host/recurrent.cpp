@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
+#include <iterator>
 #include <memory>
 #include <new>
 
@@ -39,12 +39,7 @@ template <typename C> struct Loop {
         elements(static_cast<std::size_t>(all.elements)), first(of.adds ? 0 : 1), step(*of.all), product(elements),
         sum(elements), aligned(elements) {
     step.steps = 1;
-    step.constant_input = 1;
-    step.grad_constant = 0;
-    for (unsigned s = 0; s < SNNIPU_MOST_STATES; ++s) {
-      step.initial[s] = step.grad_states[s] = step.grad_final[s] = nullptr;
-      step.states[s] = step.final[s] = step.grad_initial[s] = nullptr;
-    }
+    std::fill(std::begin(step.states), std::end(step.states), nullptr);
   }
 
   unsigned states() const { return static_cast<unsigned>(call.num_states); }
@@ -160,7 +155,7 @@ template <typename C> int recurrentBackward(const snnipu_recurrent_call &call) {
   for (std::size_t t = loop.steps; t-- > 0;) {
     const C *const own = loop.row(spk, t), *const come = incoming ? loop.row(incoming, t) : nullptr;
     const C *const x = call.adds ? come : loop.input(t);
-    step.x = x ? x : own; // not read
+    step.x = x;
     const C *grad = upstream(all.grad_spk, 0, t);
     if (call.adds && carried)
       grad = grad ? loop.added(grad, carried) : carried;
@@ -169,12 +164,11 @@ template <typename C> int recurrentBackward(const snnipu_recurrent_call &call) {
       step.initial[0] = come;
       step.states[0] = const_cast<C *>(own);
       step.grad_final[0] = carried;
-      step.grad_states[0] = upstream(all.grad_states[0], 1, t);
     }
     for (unsigned s = loop.first; s < loop.states(); ++s) {
       auto *const kept = static_cast<C *>(all.states[s]);
       step.initial[s] = t == 0 ? all.initial[s] : kept ? loop.row(kept, t - 1) : nullptr;
-      step.states[s] = kept ? loop.row(kept, t) : const_cast<C *>(own);
+      step.states[s] = kept ? loop.row(kept, t) : nullptr;
       step.grad_states[s] = upstream(all.grad_states[s], 1 + s, t);
       step.grad_initial[s] = spare.at(s, t, loop.elements);
     }

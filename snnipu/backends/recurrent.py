@@ -65,7 +65,7 @@ if host.library is not None:
 
 
 def _address(tensor: Optional[torch.Tensor]) -> int:
-    return 0 if tensor is None or not tensor.numel() else tensor.data_ptr()
+    return 0 if tensor is None else tensor.data_ptr()  # of an empty one 0, too
 
 
 def _call(every: Any, neuron: Any, a: Any, num_states: int, bias: Optional[torch.Tensor]) -> Call:
@@ -100,13 +100,11 @@ def forward(
     every.connect(neurons._SPK, spk)
     final = [None if place == SPIKES else a.parameters[0].new_empty(step_shape) for place in range(len(states))]
     every.connect_all(neurons._INITIAL, [None if p == SPIKES else one for p, one in enumerate(initial)][adds:])
-    every.connect_all(neurons._STATES, [one if one.numel() else None for one in states][adds:])
+    every.connect_all(neurons._STATES, states[adds:])
     every.connect_all(neurons._FINAL, final[adds:])
     call = _call(every, kernels.forward, a, len(states) - adds, a.bias)
     first = initial[SPIKES]
-    if first is not None:
-        every.kept.append(first.to(a.x.dtype).contiguous())
-        call.first = every.kept[-1].data_ptr()
+    call.first = _address(first)
     call.incoming = _address(incoming)
     host._check(library.snnipu_recurrent_forward(ctypes.byref(call)), "neuron_recurrent_fwd")
     final[SPIKES] = spk[-1]
@@ -129,7 +127,7 @@ def backward(
     for at, place in enumerate(own):
         if place != SPIKES:
             every.connect(neurons._INITIAL + at, a.initial[place])
-            every.connect(neurons._STATES + at, a.states[place] if a.states[place].numel() else None)
+            every.connect(neurons._STATES + at, a.states[place])
             every.connect(neurons._GRAD_FINAL + at, grad_final[place])
     upstream: List[Tuple[int, int, Optional[torch.Tensor]]] = [(0, neurons._GRAD_SPK, a.grad_spk)]
     upstream += [(1 + at, neurons._GRAD_STATES + at, a.grad_states[place]) for at, place in enumerate(own)]

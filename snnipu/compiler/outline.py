@@ -14,7 +14,9 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 PREFIX = "__snnipu_"
 # Names that end with underscores are the same in a class.
-LOOP, UNBOUND, REGISTER, _OUT = (f"{PREFIX}{name}" for name in ("loop_", "unbound__", "register__", "out__"))
+LOOP, UNBOUND, REGISTER, _OUT, _STEPS = (
+    f"{PREFIX}{name}" for name in ("loop_", "unbound__", "register__", "out__", "steps__")
+)
 
 # A loop with one of these has its results on the way: no compiler takes it as one graph.
 _EAGER_METHODS = {"backward", "numpy", "tolist", "zero_grad", "update", "write", "set_description"}
@@ -173,11 +175,16 @@ class _Outliner:
             return None  # Python has other names for them in a class
         if scope.owner:
             _mangle(node, scope.owner)
+        steps = _asked_of_tensors(node)
+        if steps:
+            assert isinstance(node, ast.For)
+            node.iter = ast.copy_location(ast.Name(_STEPS, ast.Load()), node.iter)
         fresh = [name for name in results if name not in arguments]
         body = [*_parsed("".join(f"{name} = {UNBOUND}\n" for name in fresh)), node]
         body += _returned(results)
-        called = self._add(node, scope.node.name, arguments, body)
+        called = self._add(node, scope.node.name, [*arguments, *([_STEPS] if steps else [])], body)
         given = [name if name in sure else f"locals().get({name!r}, {UNBOUND})" for name in arguments]
+        given += [steps] if steps else []
         assert isinstance(called, ast.Name)
         lines = [f"{_OUT} = {called.id}({', '.join(given)})"]
         for place, name in enumerate(results):
@@ -186,6 +193,16 @@ class _Outliner:
             lines.append(set_it if bound else f"if {_OUT}[{place}] is not {UNBOUND}: {set_it}")
         lines.append(f"{_OUT} = None")
         return [_relocate(one, node) for one in _parsed("\n".join(lines))]
+
+
+def _asked_of_tensors(node: ast.stmt) -> str:
+    """The steps of a loop whose number may be a tensor's, ``range(int(lengths.max()))``: computed before the loop, it
+    is a number in its function. Empty where it is not of this kind."""
+    if not (isinstance(node, ast.For) and _is_call_of(node.iter, {"range"})):
+        return ""
+    calls = [one for one in ast.walk(node.iter) if isinstance(one, ast.Call) and one is not node.iter]
+    of_sizes = [_is_call_of(one, {"len"}) or getattr(one.func, "attr", "") == "size" for one in calls]
+    return "" if all(of_sizes) else ast.unparse(node.iter)
 
 
 def _relocate(made: Any, node: ast.stmt) -> Any:

@@ -45,6 +45,21 @@ def test_custom_op_equals_the_op():
     assert torch.equal(*gradients)
 
 
+def test_any_neuron_as_a_custom_op_is_the_op():
+    torch.manual_seed(0)
+    neuron = snn.Synaptic(alpha=0.8, beta=0.9, threshold=0.3, spike_grad=surrogate.fast_sigmoid(10))
+    x, syn, mem = torch.randn(5, 2, 7), torch.randn(2, 7), torch.randn(2, 7)
+    parameters = [torch.tensor([value]) for value in (0.3, 0.8, 0.9, 1.0)]  # in the order of the struct
+    attributes = {**ATTRIBUTES, "neuron": "synaptic", "variant": 0, "states": 3}
+    del attributes["reset"], attributes["reset_delay"]
+    made = poptorch.custom_op(
+        [x, syn, mem, *parameters], "NeuronSequence", "ai.snnipu", 1, [torch.empty_like(x)] * 3, attributes
+    )
+    expected = neuron.sequence(x, syn, mem)
+    assert [each.shape for each in made] == [x.shape] * 3
+    assert all(torch.equal(own, wanted) for own, wanted in zip(made, expected))
+
+
 def test_bad_arguments():
     x = torch.zeros(3, 2)
     with pytest.raises(ValueError, match="LifSequence takes 5 inputs"):

@@ -113,6 +113,14 @@ def in_a_function(net, x):
     return total
 
 
+def as_many_steps_as_a_tensor_says(net, x):
+    mem1, mem2 = net.lif1.init_leaky(), net.lif2.init_leaky()
+    lengths = torch.tensor([len(x) - 1, len(x)])
+    for step in range(int(lengths.max())):
+        _spk, mem1, mem2 = net.step(x[step], mem1, mem2)
+    return mem2
+
+
 def beside_what_ends_a_graph(net, x):
     mem1, mem2 = net.lif1.init_leaky(), net.lif2.init_leaky()
     record = []
@@ -133,12 +141,15 @@ def over_batches(net, x):
     return torch.cat(out)
 
 
-@pytest.mark.parametrize("run", [in_forward, in_a_function, beside_what_ends_a_graph, over_batches])
+@pytest.mark.parametrize(
+    "run", [in_forward, in_a_function, as_many_steps_as_a_tensor_says, beside_what_ends_a_graph, over_batches]
+)
 def test_the_loop_is_found(run):
     sites = compare(run, most=2 if run is over_batches else 1)  # its halves are of two sizes
     compiled = [site for site in sites if site.compiled]
     assert len(compiled) == 1
-    where = {over_batches: "current in half", beside_what_ends_a_graph: "for step", in_a_function: "in_a_function"}
+    where = {over_batches: "current in half", in_a_function: "in_a_function"}
+    where.update(dict.fromkeys((as_many_steps_as_a_tensor_says, beside_what_ends_a_graph), "for step"))
     line = int(compiled[0].label.split(":")[1].split(" ")[0])
     text = pathlib.Path(__file__).read_text().splitlines()[line - 1]
     assert where.get(run, "def forward") in text

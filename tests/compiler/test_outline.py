@@ -52,6 +52,11 @@ PROGRAMS = {
         "def f():\n found = None\n for i in range(9):\n  if abs(i) == 4:\n   found = i\n   break\n else:\n"
         "  found = -1\n return found, i"
     ),
+    "steps that are computed": (
+        "def f(x=(3, 5), n=2):\n s = 0\n for i in range(abs(min(x)) - n, max(x)):\n  s += abs(i)\n  x = n = 0\n"
+        " return s, i, x, n"
+    ),
+    "an error in the steps": "def f():\n s = 0\n for i in range(abs('a')):\n  s += abs(i)\n return s",
     "while": "def f():\n n, s = 5, 0\n while n:\n  s += abs(n)\n  n -= 1\n return s, n",
     "nested": (
         "def f():\n rec = []\n for t in range(3):\n  s = 0\n  for k in range(t):\n   s += abs(k)\n  rec.append(s)\n"

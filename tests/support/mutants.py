@@ -45,7 +45,8 @@ EXCHANGED_IN_CPP = {
     "*": "+", "/": "*", "+=": "-=", "-=": "+=", "*=": "+=", "true": "false", "false": "true",
 }  # fmt: skip
 # What calls the library, and the instruction set that it is compiled for with a fault.
-CALLERS = [f"snnipu/backends/{name}.py" for name in ("host", "host_pool", "host_sparse", "neurons", "neuron_step")]
+_BACKENDS = "host host_pool host_sparse neurons neuron_step recurrent spiking_lstm sparse_call"
+CALLERS = [f"snnipu/backends/{name}.py" for name in _BACKENDS.split()]
 ISA = {"x86_64": "avx2", "AMD64": "avx2", "aarch64": "neon", "arm64": "neon"}.get(platform.machine(), "baseline")
 # Of the tests that run a line, those of so many seconds.
 SECONDS_OF_TESTS = 120
@@ -173,7 +174,9 @@ def recorded(folder, jobs, tests):
     print(f"which test runs which line: {' '.join(tests)} run once, under coverage", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         copy = copied(Path(scratch) / "copy")
-        options = ["-n", str(jobs), "--dist", "loadfile", "--cov=snnipu", "--cov-context=test", "--cov-report="]
+        # A worker that ends early would be waited for.
+        options = ["-n", str(jobs), "--dist", "loadfile", "--max-worker-restart", "0"]
+        options += ["--cov=snnipu", "--cov-context=test", "--cov-report="]
         options += [f"--junitxml={scratch}/tests.xml", "-o", "junit_family=xunit1"]
         options += [part for name in LEFT_OUT for part in ("--ignore", f"tests/{name}.py")]
         done = run_tests(copy, [*options, *tests], COVERAGE_FILE=f"{scratch}/coverage")
@@ -211,8 +214,9 @@ def tests_of(record, path, statement):
     only a trace of it, those that run some of the file. And whether one runs it."""
     of_file = record["lines"].get(path, {})
     if path.startswith("csrc/"):
-        of_file = {line: tests for host in CALLERS for line, tests in record["lines"][host].items()}
-        statement = map(int, of_file)
+        of_callers = [tests for caller in CALLERS for tests in record["lines"].get(caller, {}).values()]
+        of_file = {str(number): tests for number, tests in enumerate(of_callers)}
+        statement = range(len(of_callers))
     numbers = {number for line in statement for number in of_file.get(str(line), ())}
     is_run = bool(numbers)
     if not numbers:
