@@ -388,6 +388,7 @@ class Plan:
         # A list may hold the results of some steps alone, and is all that shows where no neuron does.
         lists = [listed for listed in map(listed_by, self.graph.nodes) if listed is not None and len(listed) > 1]
         left = any(found.reason is not None for found in self.chains)
+        # What a step makes last comes first: by it states are found as those of this step, not of the one before.
         repeated = self._repeated()[::-1] if left or not self.chains else []
         for values in (*repeated, *lists) if left else (*lists, *repeated):
             self.pull(values)

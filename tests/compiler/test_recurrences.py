@@ -521,7 +521,22 @@ def tired_and_written_out(net, x, spk, mem, trace):
     return spk, mem, net.rate * trace + 0.2 * spk
 
 
-ADAPTIVE = [tired, tired_at_a_learnt_rate, tired_and_recurrent, refractory, depressed, tired_and_written_out]
+def recurrent_behind_two_like_operators(net, x, spk, mem, trace):
+    """Its membrane is also that before the next step: it is to be seen as this step's, all of them together."""
+    mem = 0.9 * mem + x + net.rec(spk)
+    spk = surrogate.fast_sigmoid()(mem - 0.3 - 0.4 * trace)
+    return spk, mem, 0.9 * trace + 0.2 * spk
+
+
+ADAPTIVE = [
+    tired,
+    tired_at_a_learnt_rate,
+    tired_and_recurrent,
+    refractory,
+    depressed,
+    tired_and_written_out,
+    recurrent_behind_two_like_operators,
+]
 
 
 @pytest.mark.parametrize("way", ADAPTIVE)
