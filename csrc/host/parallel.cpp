@@ -14,6 +14,7 @@
 #endif
 
 #include <cstdint>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -120,6 +121,8 @@ void runThreads(ThreadBody body, void *data, unsigned threads) {
       others.emplace_back(body, data);
   } catch (const std::system_error &) {
     // No more threads to be had: those that started, and this one, do all the work.
+  } catch (const std::bad_alloc &) {
+    // Nor memory for them.
   }
   body(data);
   for (auto &other : others)

@@ -405,6 +405,7 @@ class Automatic:
         self._counts: Dict[Any, Dict[Any, Tuple[int, Any]]] = {}
         self._looked: Dict[Any, int] = {}  # how often functions were looked for, by their code
         self._modules = 0
+        self._runs_on: Any = None  # the frame of a function whose code was exchanged
         self._quiet = 0
         self._paused = 0
         self._watching = False
@@ -442,6 +443,7 @@ class Automatic:
 
     def _rest(self) -> None:
         self._watching = False
+        self._runs_on = None
         self._counts.clear()
         self._uninstall()
 
@@ -499,6 +501,8 @@ class Automatic:
             frame = frame.f_back
         # Frames that have returned are let go of.
         self._counts = {frame: self._counts.get(frame, {}) for frame in stack}
+        if self._runs_on not in self._counts:
+            self._runs_on = None
         self._quiet += 1
         if self._quiet > QUIET:
             self._rest()
@@ -539,7 +543,11 @@ class Automatic:
             if not decided:
                 self._say(code, f"{_place(code, frame.f_lineno)}: the loop over time is code of a module that runs")
             return True
+        if frame is self._runs_on:
+            return True
         outlined = self._outlined(code)
+        if outlined is not None:
+            self._runs_on = frame
         whole = self._whole(code if outlined is None else outlined)
         if whole is None and outlined is not None:
             return True
@@ -555,7 +563,7 @@ class Automatic:
         were; returns its code then, None where it has none."""
         found = None
         for made, original in self._originals.items():
-            if original == code and made is not code and made.co_freevars == code.co_freevars:
+            if original == code and made is not code:
                 found = made if self._put(code, made) else None
                 break
         if found is not None:
@@ -567,7 +575,7 @@ class Automatic:
 
     def _put(self, code: Any, made: Any) -> bool:
         """Exchange the code of all functions that have it; returns whether there are any."""
-        functions = self._functions_with(code)
+        functions = self._functions_with(code) if made.co_freevars == code.co_freevars else []
         for function in functions:
             self._changed.append((function, code))
             function.__code__ = made

@@ -160,15 +160,24 @@ def test_delays_in_front_learn_by_sltt_in_any_chunks(init_hidden):
         online(x.requires_grad_())
 
 
-def test_a_neuron_of_ones_own():
-    @snn.neuron(states=("mem",), parameters={"beta": 0.9, "threshold": 0.4})
-    def Leak(x, mem, *, beta, threshold, spike):
-        fired = spike(mem - threshold)
-        mem = beta * mem + x - fired * threshold
-        return spike(mem - threshold), mem
+@snn.neuron(states=("mem",), parameters={"beta": 0.9, "threshold": 0.4})
+def Leak(x, mem, *, beta, threshold, spike):
+    fired = spike(mem - threshold)
+    mem = beta * mem + x - fired * threshold
+    return spike(mem - threshold), mem
 
+
+@snn.neuron(states=("mem",), parameters={"beta": 0.9, "threshold": 0.4})
+def Gated(x, mem, *, beta, threshold, spike):
+    """Where its input is high, the membrane goes on: its history is each neuron's own."""
+    mem = torch.where(x > 0.1, beta * mem, 0.0 * mem) + x
+    return spike(mem - threshold), mem
+
+
+@pytest.mark.parametrize("neuron", [Leak, Gated])
+def test_a_neuron_of_ones_own(neuron):
     torch.manual_seed(0)
-    net = snn.MultiStep(nn.Linear(8, 6), Leak(beta=0.8, learn=("beta",))).double()
+    net = snn.MultiStep(nn.Linear(8, 6), neuron(beta=0.8, learn=("beta",))).double()
     x = stream().double()
     online, found = snn.Online(net, rule="snap1"), []
     for length in (3, 12):
