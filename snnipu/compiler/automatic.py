@@ -24,7 +24,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set,
 import snntorch
 import torch
 
-from snnipu.compiler import backend, outline, reasons, tracing
+from snnipu.compiler import backend, nodes, outline, reasons, tracing
 from snnipu.compiler.lists import Lists, Read
 from snnipu.compiler.reasons import PACKAGES, Reason
 from snnipu.compiler.report import GraphReport
@@ -47,8 +47,8 @@ QUIET = 2000
 LOOKS = 4
 # A function that calls one of these is no graph.
 _EAGER_NAMES = {"backward", "item", "numpy", "tolist", "zero_grad", "print"}
+NO_NUMBER = "inside `with torch.device(...)`, or with a default device, PyTorch loses what `.item()` gives"
 OTHERS = "its network's neurons are snnTorch's own, not snnipu's"
-CHECKPOINTED = "what its backward pass needs is saved in another way there, as torch.utils.checkpoint does"
 _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<lambda>")
 # Whose frames have no loops of a program's.
 _UNSEEN = (PACKAGES[0], PACKAGES[2])
@@ -120,8 +120,8 @@ def _spike(self: Surrogate, u: torch.Tensor) -> torch.Tensor:
     return _SPIKE(self, u)
 
 
-class NotFaster(Exception):
-    """The loop runs at least as fast as it is."""
+class AsItIs(Exception):
+    """The loop is better not compiled."""
 
 
 # Whether a network has neurons of snnipu, and whether it has others of snnTorch.
@@ -172,10 +172,11 @@ class Site:
         self._compiled: Any = None
         self._modes: Set[bool] = set()  # that have graphs: with and without gradients
         self._began = False
+        self._again = False  # whether an error in a graph leaves all as it was before, but random numbers
+        self._random: Optional[torch.Tensor] = None  # the generator's state before it
         self._used, self._calls, self._failures = True, 0, 0
         self._useless: Dict[Any, int] = {}  # compilations, by what they were for
-        self._checkpointed = False  # it was called inside a checkpoint
-        self._others = False  # a network of snnTorch's neurons came, which runs as it is
+        self._passed: Dict[str, bool] = {}  # why single calls ran as they are
         self._lists = Lists()
 
     def __repr__(self) -> str:
@@ -193,8 +194,8 @@ class Site:
             return f"compiled: {_steps_of(self.reports)}"
         if self.reasons:
             return "as it is, " + "; ".join(dict.fromkeys(self.reasons.values()))
-        if self._others or self._checkpointed:
-            return f"as it is, {OTHERS if self._others else CHECKPOINTED}"
+        if self._passed:
+            return "as it is, " + "; ".join(self._passed)
         if self.waits_for is not None:
             return f"as {self.waits_for.label}, of which it is a part"
         return "found, its next call compiles it"
@@ -220,15 +221,11 @@ class Site:
         return self._run(args, kwargs)
 
     def _run(self, args: Sequence[Any], kwargs: Dict[str, Any]) -> Any:
-        if _has_others_alone((*args, *kwargs.values())):
-            if not self._others and self.waits_for is None:
-                self._others = True
-                _LOG.warning("%s runs as it is: %s", self.label, OTHERS)
-            return self.function(*args, **kwargs)
-        if tracing.saves_tensors_otherwise():
-            if not self._checkpointed and self.waits_for is None:
-                self._checkpointed = True
-                _LOG.warning("%s runs as it is: %s", self.label, CHECKPOINTED)
+        why = OTHERS if _has_others_alone((*args, *kwargs.values())) else tracing.not_now()
+        if why:
+            if why not in self._passed and self.waits_for is None:
+                self._passed[why] = True
+                _LOG.warning("%s runs as it is: %s", self.label, why)
             return self.function(*args, **kwargs)
         grad = torch.is_grad_enabled()
         if self.waits_for is not None:
@@ -255,14 +252,19 @@ class Site:
                     self._compiled = None
                     return self._run(args, kwargs)
                 if self._began:
-                    raise
+                    if not self._again:
+                        raise
+                    # The error with the lines of the program, which has done by then what stands before them.
+                    if self._random is not None:
+                        torch.set_rng_state(self._random)
+                    return self.function(*args, **kwargs)
                 if _cause(error, Read) is not None:
                     return self.function(*args, **kwargs)
                 self._failures += 1
                 # Where other calls run compiled, one that cannot, a smaller last batch say, is not the end of it.
                 if not self.compiled or self._failures >= FAILURES:
-                    slow = _cause(error, NotFaster)
-                    self._refuse(grad, error) if slow is None else self._leave(grad, f"not faster: {slow}")
+                    better = _cause(error, AsItIs)
+                    self._refuse(grad, error) if better is None else self._leave(grad, str(better))
             else:
                 self._lists.note(lists)
                 self._count(grad, len(self.reports) > before, (*args, *kwargs.values()))
@@ -279,15 +281,22 @@ class Site:
         def compile_graph(module: Any, example_inputs: Any, **options: Any) -> Any:
             self._lists.traced()
             codes = tracing.ResetCodes(module)
+            if tracing.loses_a_result(module):
+                raise AsItIs(NO_NUMBER)
             made = backend.compile_graph(module, example_inputs, observer=self.reports.append, **options)
             reason = not_faster(self.reports[-1])
             if reason:
-                raise NotFaster(reason)
+                raise AsItIs(f"not faster: {reason}")
+            draws = any(map(nodes.is_random, module.graph.nodes))
+            again = nodes.may_run_again(module.graph) and not (draws and torch.cuda.is_available())
 
             def run(*inputs: Any) -> Any:
                 codes.check(inputs)
-                self._began = True
-                return made(*inputs)
+                self._began, self._again = True, again
+                self._random = torch.get_rng_state() if draws and again else None
+                results = made(*inputs)
+                self._again = False
+                return results
 
             self.auto.graphs.add(run.__code__)
             return run

@@ -29,6 +29,8 @@ from snnipu.ops import leaves
 
 # More parts than this are put together from single steps.
 _PARTS = 4
+# Operators whose own results no backward pass needs.
+_NOT_KEPT = {"linear", "matmul", "mm", "bmm", "conv1d", "conv2d", "conv3d", "add", "sub", "mul", "batch_norm"}
 
 
 class _Body:
@@ -453,7 +455,8 @@ class Emitter:
     # ---- results
 
     def _results(self, output: Node) -> Any:
-        """The results, none of which shares memory with another or with what was theirs alone before."""
+        """The results, none of which shares memory with another or with what was theirs alone before, or with what a
+        backward pass needs."""
         given: Set[Any] = set()
 
         def result(pair: Tuple[Node, Any]) -> Any:
@@ -470,6 +473,8 @@ class Emitter:
             if stacked is not None:
                 part: Any = stacked.parts[0]
                 shared = shared or self._has_others(part.series, node)
+                if not shared and self._is_kept(part.series, node):
+                    return self.graph.call_function(helpers.not_kept, (made,))
             return self.graph.call_function(helpers.own_copy, (made,)) if shared else made
 
         given_for: Dict[Any, Any] = {}
@@ -477,6 +482,17 @@ class Emitter:
         results = [result(pair) for pair in zip(flat_now, self.outputs)]
         left = iter(results)
         return map_arg(output.args[0], lambda n: next(left))
+
+    def _is_kept(self, series: Series, node: Node) -> bool:
+        """Whether an operator may keep this sequence for its backward pass: as its input, or its own result."""
+        if self.whole.get(series, set()) - {node}:
+            return True
+        bundle, call = series.bundle, series.bundle.nodes[0]
+        if not isinstance(bundle, Chain):
+            return nodes.name_of(call) not in _NOT_KEPT
+        if call.target not in (leaves.lif_step, leaves.neuron_step) or bundle.feedback is not None:
+            return True
+        return series is not bundle.series[0] or leaves.output_state(call.target, call.args[4]) is not None
 
     def _has_others(self, series: Series, node: Node) -> bool:
         """Whether somebody besides ``node`` is handed memory of this sequence, or it is not our own to begin with."""

@@ -62,3 +62,8 @@ def reshaped(x: torch.Tensor, *sizes: Any) -> torch.Tensor:
 def own_copy(x: torch.Tensor) -> torch.Tensor:
     """The same in memory of its own, for whoever gets it may change it."""
     return x.clone()
+
+
+def not_kept(x: torch.Tensor) -> torch.Tensor:
+    """The same, in memory of its own where there is a backward pass, which may have kept ``x``."""
+    return x.clone() if x.requires_grad else x

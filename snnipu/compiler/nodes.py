@@ -562,6 +562,17 @@ def written_inputs(graph: Graph) -> List[Node]:
     ]
 
 
+def may_run_again(graph: Graph) -> bool:
+    """Whether all but random numbers is as before where the graph ends in an error: it changes nothing from outside,
+    and no modes."""
+    memory = Memory(graph)
+    roots = {memory.root(node) for changed in memory.changes.values() for node in changed}
+    return not any(
+        memory.root(node) in roots if node.op in ("placeholder", "get_attr") else is_barrier(node)
+        for node in graph.nodes
+    )
+
+
 def may_be_memory(node: Node) -> bool:
     value = value_of(node)
     return value is None or isinstance(value, (torch.Tensor, tuple, list))

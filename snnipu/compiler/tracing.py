@@ -17,19 +17,26 @@ _GRAPHS = 64
 def one_graph(function: Any, backend: Callable[..., Any], around: Callable[[], ContextManager[None]]) -> Any:
     """``torch.compile(function, backend=backend, fullgraph=True)``, with ``around()`` entered for each trace.
 
-    A call for which there is a graph already enters nothing.
+    A call for which there is a graph already enters nothing. A call that TorchDynamo does not look at runs as it is.
     """
+    from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
+
     # What torch.compile calls; sizes are numbers until another one comes, for arithmetic with unknown ones costs time
     # at each call.
     context: Any = torch._dynamo.optimize(backend, nopython=True)  # type: ignore[attr-defined]
     trace = context.callback
 
     @functools.wraps(trace)
-    def traced(*args: Any, **kwargs: Any) -> Any:
+    def traced(frame: Any, *args: Any, **kwargs: Any) -> Any:
+        if frame.f_code is not function.__code__:
+            # The function runs as it is; what it calls does, too.
+            return ConvertFrameReturn(FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP), apply_to_code=False)
         with around(), _settings():
-            return trace(*args, **kwargs)
+            return trace(frame, *args, **kwargs)
 
     context.callback = traced
+    # Else such a call ends in an error when it has run, after which the loop would run again.
+    context.fullgraph = False
     return context(function)
 
 
@@ -52,10 +59,33 @@ class Changed(Exception):
     """A neuron's reset is another one than what was traced for."""
 
 
-def saves_tensors_otherwise() -> bool:
-    """Whether someone else keeps what a backward pass needs. ``torch.utils.checkpoint`` counts these tensors, in the
-    forward pass and when it runs anew, between which a loop must not become another one."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # type: ignore[attr-defined]
+def not_now() -> str:
+    """Why a call is to run as it is, whatever its function; empty where nothing is in the way."""
+    # torch.utils.checkpoint counts these tensors, in the forward pass and when it runs anew, between which a loop must
+    # not become another one.
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:  # type: ignore[attr-defined]
+        return "what its backward pass needs is saved in another way there, as torch.utils.checkpoint does"
+    # TorchDynamo does not look at such a call, nor ever again at its function.
+    if torch._C._len_torch_dispatch_stack():
+        return "a TorchDispatchMode sees each of its operations there"
+    if torch.nn.modules.module._has_any_global_hook():
+        return "a hook looks at the calls of all modules"
+    if torch._dynamo.config.disable or _stance() == "force_eager":  # type: ignore[attr-defined]
+        return "PyTorch is told to compile nothing there"
+    return ""
+
+
+def _stance() -> str:
+    """What ``torch.compiler.set_stance`` was told."""
+    from torch._dynamo import eval_frame
+
+    return str(getattr(getattr(eval_frame, "_stance", None), "stance", ""))
+
+
+def loses_a_result(module: torch.fx.GraphModule) -> bool:
+    """Whether the graph gives None where the code around it takes a tensor's number."""
+    output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
+    return None in output.args[0]
 
 
 def code_is(code: torch.Tensor, number: int) -> torch.Tensor:

@@ -1,7 +1,9 @@
 """snnipu.auto(): the loop over time is found where people write it, and only what is faster is compiled."""
 
+import contextlib
 import gc
 import inspect
+import itertools
 import logging
 import pathlib
 import subprocess
@@ -14,9 +16,12 @@ import pytest
 import snntorch
 import torch
 from snntorch import utils
+from support.exact import exact, exact_numbers
 from support.versions import needs_backend, needs_dynamo_of_2_12, needs_newer_dynamo
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import snnipu as snn
 from snnipu.compiler import automatic, reset, tracing
@@ -64,7 +69,7 @@ class Net(nn.Module):
 
 def numbers(batches=4, steps=STEPS, batch=BATCH):
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(steps, batch, INPUTS, generator=generator) * 2 for _ in range(batches)]
+    return [exact_numbers(steps, batch, INPUTS, generator=generator) for _ in range(batches)]
 
 
 def trained(run, net, data):
@@ -86,7 +91,7 @@ def compare(run, make=Net, data=None, most=1):
     alike = data is None
     data = numbers() if data is None else data
     torch.manual_seed(1)
-    net = make()
+    net = exact(make())
     eager = automatic._auto
     with eager.paused():
         torch.manual_seed(2)
@@ -190,13 +195,100 @@ class Checkpointed(Net):
 def test_a_loop_in_a_checkpoint_runs_as_it_is(auto, caplog):
     sites = compare(lambda net, x: net(x), make=Checkpointed)
     assert not any(site.compiled or site.reports for site in sites)
-    (said,) = [record.message for record in caplog.records if automatic.CHECKPOINTED in record.message]
+    (said,) = [record.message for record in caplog.records if "torch.utils.checkpoint" in record.message]
     assert "(chunk) runs as it is: " in said
-    assert automatic.CHECKPOINTED in str(auto)
+    assert "as it is, what its backward pass needs is saved in another way there" in str(auto)
     net = Checkpointed()
     for _ in range(2):
         net.chunk(torch.ones(5, 1, INPUTS), torch.zeros(1, 5))
     assert any(site.compiled for site in sites)  # outside of one
+
+
+class CountsItsCalls(Net):
+    def __init__(self):
+        super().__init__()
+        self.calls, self.given = 0, []
+
+    def forward(self, x):
+        self.calls += 1
+        self.given.append(x.shape[1])
+        return super().forward(x)
+
+
+@contextlib.contextmanager
+def hook_of_all_modules(seen):
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module)))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+AROUND = {
+    "a TorchDispatchMode sees each of its operations there": lambda: FlopCounterMode(display=False),
+    "a hook looks at the calls of all modules": lambda: hook_of_all_modules([]),
+    "PyTorch is told to compile nothing there": lambda: torch.compiler.set_stance("force_eager"),
+}
+
+
+@pytest.mark.parametrize("first", [1, 2])
+@pytest.mark.parametrize("why", AROUND)
+def test_calls_that_pytorch_does_not_compile_run_once(auto, caplog, why, first):
+    """Before the first compilation, and after it; then loops run compiled as before."""
+    calls, counted = itertools.count(), []
+
+    def run(net, x):
+        with AROUND[why]() if next(calls) % 4 == first else contextlib.nullcontext():
+            out = net(x)
+        counted.append((net.calls, len(net.given)))
+        return out
+
+    sites = compare(run, make=CountsItsCalls, data=numbers(4))
+    assert [site.label for site in sites if site.compiled]
+    assert counted == [(n, n) for n in range(1, 9)]
+    assert sum(f"runs as it is: {why}" in record.message for record in caplog.records) == 1
+
+
+def test_hooks_of_all_modules_see_compiled_loops(auto):
+    net, (x, *_), seen = Net(), numbers(), []
+    for _ in range(3):
+        net(x)
+    assert any(site.compiled for site in auto.sites)
+    with hook_of_all_modules(seen):
+        net(x)
+    assert [seen.count(one) for one in (nn.Linear, snn.Leaky, Net)] == [2 * STEPS, 2 * STEPS, 1]
+
+
+class Looks(Net):
+    """Fails at a step, by values alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.calls, self.rows = nn.Embedding(7, INPUTS), 0, []
+
+    def forward(self, words):
+        self.calls += 1
+        self.rows.append(len(words))
+        return super().forward(F.dropout(self.table(words), training=self.training))
+
+
+def test_an_error_in_a_graph_is_the_loops_own(auto):
+    """Its lines are the program's, and what stands before it is done, once; so are random numbers drawn."""
+    net, words = Looks(), torch.arange(STEPS * BATCH).view(STEPS, BATCH) % 7
+    for _ in range(3):
+        net(words)
+    assert any(site.compiled for site in auto.sites)
+    wrong, state = words + 1, torch.get_rng_state()
+    with pytest.raises(IndexError) as told:
+        net(wrong)
+    assert any(entry.name == "forward" and "self.table(words)" in str(entry.statement) for entry in told.traceback)
+    assert (net.calls, net.rows) == (4, [STEPS] * 4)
+    after = torch.get_rng_state()
+    torch.set_rng_state(state)
+    with auto.paused(), pytest.raises(IndexError):
+        Net.forward(net, F.dropout(net.table(wrong)))
+    assert torch.equal(after, torch.get_rng_state())
+    assert torch.equal(net.eval()(words), net(words))
 
 
 def test_more_sizes_than_graphs(auto, monkeypatch):
@@ -637,6 +729,25 @@ def test_numbers_that_python_keeps():
     assert f"compiled: {STEPS} steps of lif1, lif2" in str(automatic._auto)
 
 
+@pytest.mark.parametrize("device", ["with", "default"])
+def test_numbers_that_python_keeps_inside_a_device(auto, device):
+    """PyTorch's graph has None for them."""
+
+    def run(net, x):
+        with torch.device("cpu") if device == "with" else contextlib.nullcontext():
+            return net(x)
+
+    try:
+        torch.set_default_device("cpu" if device == "default" else None)
+        sites = compare(run, make=Counting)
+        assert [site.compiled for site in sites] == [False]
+        assert automatic.NO_NUMBER in str(auto)
+        sites = compare(run)  # without numbers
+    finally:
+        torch.set_default_device(None)
+    assert [site.compiled for site in sites if site.label.endswith("(forward)")].count(True) == 1
+
+
 class Counted(Net):
     """Numbers that an object keeps from call to call, by which it also decides, and computes."""
 
@@ -915,12 +1026,10 @@ def test_a_script_with_all_of_it_at_its_top_level(tmp_path):
     plain = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     command = [sys.executable, "-m", "snnipu", "run", "--compile", str(script)]
     compiled = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert [line.split()[:4] for line in compiled.stdout.splitlines()[:4]] == [
-        line.split()[:4] for line in plain.stdout.splitlines()[:4]
-    ]
-    assert float(compiled.stdout.splitlines()[4].split()[0]) == pytest.approx(
-        float(plain.stdout.splitlines()[4].split()[0]), abs=1e-5
-    )
+    found, expected = (done.stdout.split() for done in (compiled, plain))
+    assert len(found) == 18
+    assert list(map(float, found[:-1])) == pytest.approx(list(map(float, expected[:-1])), rel=1e-5, abs=2e-5)
+    assert found[-1] == expected[-1]
     assert "my.py:11 runs compiled: 5 steps of lif" in compiled.stderr
 
 
