@@ -1,6 +1,7 @@
 """The backend ``snnipu`` of ``torch.compile``."""
 
 import logging
+import sys
 import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
@@ -10,7 +11,7 @@ from torch.fx import GraphModule
 
 from snnipu.compiler import nodes, own_functions, periods, recurrences, reset, tracing
 from snnipu.compiler.emit import Emitter
-from snnipu.compiler.plan import Plan
+from snnipu.compiler.plan import STACK, Plan
 from snnipu.compiler.prepare import prepare
 from snnipu.compiler.report import GraphReport, report_of
 from snnipu.neurons._instances import WeakInstances
@@ -83,7 +84,12 @@ def roll(module: GraphModule, whole: bool = False) -> Tuple[GraphModule, Plan]:
     """
     output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
     originals = nodes.leaves_of(output.args[0])
-    plan = _planned(module.graph, fix_numbers=whole)
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(before + STACK)
+    try:
+        plan = _planned(module.graph, fix_numbers=whole)
+    finally:
+        sys.setrecursionlimit(before)
     # Another compiler is to see all of it.
     emitter = Emitter(plan, originals, in_parts=not whole)
     made = emitter.run()

@@ -94,6 +94,7 @@ class Emitter:
         self.steps: Dict[Series, Set[int]] = {}
         self._needed = self._reachable()
         self._note_uses()
+        self._given = self._records_given()
 
     # ---- what is needed
 
@@ -297,6 +298,11 @@ class Emitter:
             made = self.graph.call_function(helpers.record, (sequence,))
         else:
             made = self.graph.call_function(helpers.record_along, (sequence, dim))
+        part: Any = stacked.parts[0]
+        if node in self._given and self._has_others(part.series, node):
+            made = self.graph.call_function(helpers.own_copy, (made,))
+        elif node in self._given and self._is_kept(part.series, node):
+            made = self.graph.call_function(helpers.not_kept, (made, sequence))
         self.single[node] = made
 
     def _emit_chain(self, chain: Chain) -> None:
@@ -469,12 +475,6 @@ class Emitter:
                 series, step = self.plan.member[node]
                 own = series in self.final and step == series.steps - 1
                 shared = shared or not own
-            stacked = self._stacked(node)
-            if stacked is not None:
-                part: Any = stacked.parts[0]
-                shared = shared or self._has_others(part.series, node)
-                if not shared and self._is_kept(part.series, node):
-                    return self.graph.call_function(helpers.not_kept, (made,))
             return self.graph.call_function(helpers.own_copy, (made,)) if shared else made
 
         given_for: Dict[Any, Any] = {}
@@ -482,6 +482,22 @@ class Emitter:
         results = [result(pair) for pair in zip(flat_now, self.outputs)]
         left = iter(results)
         return map_arg(output.args[0], lambda n: next(left))
+
+    def _records_given(self) -> Set[Node]:
+        """The records of steps that are results, or of which results may be views."""
+        found: Set[Node] = set()
+        seen: Set[Node] = set()
+        waiting = list(next(reversed(self.plan.graph.nodes)).all_input_nodes)
+        while waiting:
+            node = waiting.pop()
+            if node in seen or node in self.plan.member:
+                continue
+            seen.add(node)
+            if self._stacked(node) is not None:
+                found.add(node)
+            elif not nodes.is_fresh(node):
+                waiting += node.all_input_nodes
+        return found
 
     def _is_kept(self, series: Series, node: Node) -> bool:
         """Whether an operator may keep this sequence for its backward pass: as its input, or its own result."""

@@ -64,6 +64,6 @@ def own_copy(x: torch.Tensor) -> torch.Tensor:
     return x.clone()
 
 
-def not_kept(x: torch.Tensor) -> torch.Tensor:
-    """The same, in memory of its own where there is a backward pass, which may have kept ``x``."""
-    return x.clone() if x.requires_grad else x
+def not_kept(made: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
+    """``made``, in memory of its own where a backward pass may need ``sequence``, of which it may be a view."""
+    return made.clone() if made.requires_grad and (made is sequence or made._is_view()) else made

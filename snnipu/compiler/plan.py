@@ -172,6 +172,13 @@ class Found:
     apart: int = 0
 
 
+# Operators, each the input of the next one, that are looked at before the last is one over time: in a loop that
+# only its own earlier steps make, each of these is another step.
+_DEEPEST = 200
+# Python's calls that are open then.
+STACK = 3000
+
+
 def is_step(node: Node) -> bool:
     return node.op == "call_function" and node.target in leaves.SEQUENCES
 
@@ -362,6 +369,7 @@ class Plan:
         self.bundles: List[Bundle] = []
         self._tried: Set[Tuple[Node, ...]] = set()
         self._in_progress: Set[Node] = set()
+        self._depth = 0
         waiting: List[List[Any]] = []
         for found in self.chains:
             if found.steps[0] not in self.banned and not any(node in self.banned for node in found.steps):
@@ -515,9 +523,13 @@ class Plan:
                 if not banned:
                     self._register(sliced, nodes.value_of(first))
                 return not banned
+        if self._depth == _DEEPEST:
+            return False
         self._in_progress.update(run)
+        self._depth += 1
         args = self._lift([list(n.args) for n in run])
         kwargs = self._lift([dict(n.kwargs) for n in run])
+        self._depth -= 1
         self._in_progress.difference_update(run)
         if banned or args is None or kwargs is None or any(node in self.member for node in run):
             return False

@@ -173,6 +173,29 @@ def test_utils_reset_resets_what_snntorchs_does(name):
     assert results[0][0].any()
 
 
+class Given(Loop):
+    """Results that are views of what it stacks."""
+
+    def forward(self, x):
+        spk, mem = super().forward(x)
+        return mem.permute(1, 0, 2), spk[1:], torch.relu(mem)
+
+
+def test_views_of_records_are_no_memory_of_the_backward_pass():
+    net, x = built("rleaky")
+    net = Given(net.neuron, (WIDTH,))
+    grads = []
+    for run in (net, snn.compile(net)):
+        net.zero_grad()
+        made = run(x)
+        loss = sum((one * 1.5).sum() for one in made)
+        for one in made[:2]:
+            one.data.fill_(7)
+        loss.backward()
+        grads.append([p.grad.clone() for p in net.parameters()])
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
+
+
 class GoesOn(Loop):
     """Whose states are arguments."""
 

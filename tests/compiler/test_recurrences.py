@@ -989,3 +989,31 @@ def test_steps_that_differ_and_inputs_that_are_results(step):
     over_time = [neuron for neuron in compiler.explain(net, x).neurons if neuron.rolled and neuron.steps >= STEPS - 1]
     # Spikes that make their own step's input are those of the step before in the next one.
     assert bool(over_time) == (step is spikes_that_make_the_input)
+
+
+class ResetToZero(nn.Module):
+    """Fires by the membrane of the step before; the membrane reads the current of the step before."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(5, 8)
+
+    def forward(self, x):
+        spk = syn = mem = torch.zeros(x.shape[1], 8)
+        spikes = []
+        for t in range(len(x)):
+            current = self.fc(x[t])
+            reset = spike(mem - 0.2).detach()
+            spk = spike(mem - 0.2)
+            syn_after, mem_after = 0.9 * syn + current, 0.8 * mem + 0.2 * syn
+            syn, mem = syn_after - syn_after * reset, mem_after - mem_after * reset
+            spikes.append(spk)
+        return [torch.stack(spikes)]
+
+
+def test_steps_that_are_looked_at_from_step_to_step():
+    """One of 60 steps of this neuron needs all steps before: Python's stack ended, and the loop stayed as it was."""
+    net, x = ResetToZero(), torch.randn(60, BATCH, 5) * 2
+    compare(net, x)
+    torch._dynamo.reset()
+    assert [(neuron.steps, neuron.rolled) for neuron in compiler.explain(net, x).neurons] == [(59, True)]

@@ -32,7 +32,7 @@ import torch
 
 AUTO = "SNNIPU_SURROUNDINGS_AUTO"  # the variable by which a script knows whether it calls snn.auto()
 SECONDS = 240  # that a script may take
-TOLERANCE, TOLERANCE_OF_BFLOAT16 = 1e-4, 3e-2
+TOLERANCE, TOLERANCE_OF_NORM, TOLERANCE_OF_BFLOAT16 = 1e-4, 2e-3, 3e-2
 
 
 # ---- networks
@@ -752,10 +752,18 @@ AFTER = tuple(
 # What is known to differ, by a part of its text: left out.
 KNOWN = {
     "F.linear = halved": "what runs compiled asks for torch's functions again, and finds these",
-    "torch.device('cpu')": "the number that .item() is asked for is None",
     "x.as_subclass(Kind)": "results are plain tensors",
     "torch.set_grad_enabled(step > 0": "each step's results have gradients",
+    "mem.detach().zero_()": "what shares a result's memory in the loop has its own",
+    "torch.autograd.grad(loss, mem": "a gradient of the last membrane is without what comes by the stacked ones",
+    "mem.register_hook(lambda grad: SEEN.append(told": "the same",
+    "net.double()": "an error inside a graph comes without what the loop did before it",
+    "net.bfloat16()": "the same",
 }
+# snnTorch's utils.reset, in a loop that is not compiled, leaves out neurons that were copied: docs/how-to/compile.md.
+KNOWN_OF_HIDDEN_STATES = ("copy.deepcopy(", "pickle.loads(")
+# Gradients that are nothing but rounding, in front of a norm, become steps of Adam.
+KNOWN_OF_NORM = ("torch.optim.Adam", "lbfgs(")
 KINDS = ((MODES, 4), (CALLS, 3), (INPUTS, 3), (CHANGES, 6), (HOOKS, 3), (AFTER, 3))
 LOSSES = (
     "loss = loss_of(out, mem)",
@@ -1030,10 +1038,6 @@ for _one in list(sys.modules.values()):
 """
 
 
-def _is_known(*texts: str) -> bool:
-    return any(known in text for known in KNOWN for text in texts)
-
-
 class Writer:
     """Writes one script.
 
@@ -1061,6 +1065,11 @@ class Writer:
 
     def chance(self, probability: float) -> bool:
         return self.random.random() < probability
+
+    def _is_known(self, *texts: str) -> bool:
+        """Whether a difference is known of what has these texts."""
+        known = [*KNOWN, *{"hidden": KNOWN_OF_HIDDEN_STATES, "norm": KNOWN_OF_NORM}.get(self.network_name, ())]
+        return any(part in text for part in known for text in texts)
 
     def _script(self) -> str:
         title = f"Seed {self.seed}: {self.network_name}, {self.place_name}."
@@ -1119,7 +1128,7 @@ class Writer:
             end.append(self.pick(*CARRIED))
         neurons = self.network.step.format(n="{n}", v="current")
         if self.chance(0.2):
-            kind = self.pick(*(one for one in WRAPPED if not _is_known(one)))
+            kind = self.pick(*(one for one in WRAPPED if not self._is_known(one)))
             neurons = kind.replace("    NEURONS", textwrap.indent(neurons, "    "))
         first = [self.pick(*FIRST)] if self.chance(0.35) else []
         last = [self.pick(*LAST) for _ in range(self.pick(0, 0, 1, 1, 1, 2))]
@@ -1143,7 +1152,7 @@ class Writer:
             # The first two find the loop and compile it, more often than not.
             often = self.pick(0, 1) if number < 2 else self.pick(0, 1, 1, 2)
             for kind in self.random.choices(kinds, [weight for _, weight in KINDS], k=often):
-                event = self.pick(*(one for one in kind if not _is_known(*one)))
+                event = self.pick(*(one for one in kind if not self._is_known(*one)))
                 if not (event.call and any(other.call for other in events)):
                     events.append(event)
             for undo in [*pending]:
@@ -1179,7 +1188,11 @@ class Writer:
         lines += [call, f"show('{number}: out', out)", f"show('{number}: mem', mem)"]
         lines += [event.after for event in events if event.after]
         lines += [self.pick(*LOSSES), f"show('{number}: loss', loss)"]
-        backward = self.pick(*PASSES) if self.chance(0.85) else "show('no pass', loss)"
+        backward = (
+            self.pick(*(one for one in PASSES if not self._is_known(one)))
+            if self.chance(0.85)
+            else "show('no pass', loss)"
+        )
         lines += [f"if loss.requires_grad:\n{textwrap.indent(backward, '    ')}"]
         if "del x" not in "\n".join(lines):
             lines += [f"show('{number}: x', x)", f"show('{number}: gradient of x', x.grad)"]
@@ -1278,7 +1291,11 @@ def _as_before(folder: Path, arguments: List[str]) -> Iterator[None]:
 def differences(seed: int, plain: Sequence[Tuple[str, Any]], other: Sequence[Tuple[str, Any]]) -> List[str]:
     """What differs, as lines of text."""
     found: List[str] = []
-    tolerance = TOLERANCE_OF_BFLOAT16 if "bfloat16" in Writer(seed).source.partition("RECORD = ")[2] else TOLERANCE
+    writer = Writer(seed)
+    # A norm's results are no binary fractions.
+    tolerance = TOLERANCE_OF_NORM if writer.network_name == "norm" else TOLERANCE
+    if "bfloat16" in writer.source.partition("RECORD = ")[2]:
+        tolerance = TOLERANCE_OF_BFLOAT16
     gradients = [value[1] for name, value in plain if "gradient of" in name and isinstance(value, tuple)]
     # Some are nothing but rounding, as that of a bias in front of a norm.
     largest = max((float(one.abs().max()) for one in gradients if one.numel() and one.isfinite().all()), default=0.0)
