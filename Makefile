@@ -1,10 +1,10 @@
 # Every target sets up what it needs in $(VENV). Overridable: PYTHON, VENV, TORCH, TORCHVISION, JOBS, PYTEST_ARGS,
-# BENCH_ARGS, SANITIZE_ISA, SANITIZE_FLAGS, SANITIZE_TESTS, FUZZ_SECONDS, FUZZ_SEED, FUZZ_ARGS, SOAK_SECONDS,
+# LONG_TESTS, BENCH_ARGS, SANITIZE_ISA, SANITIZE_FLAGS, SANITIZE_TESTS, FUZZ_SECONDS, FUZZ_SEED, FUZZ_ARGS, SOAK_SECONDS,
 # MUTANTS_SECONDS, MUTANTS_ARGS, CLANGXX, OUT, WHEEL_VENV, MANYLINUX, AARCH64_CXX, WHEEL_TARGETS, MATRIX_ARGS.
 # The first target downloads PyTorch and compiles the native libraries: about two minutes of a processor, a line for each
 # library. They are compiled again when their sources have changed.
 #   make demo      train on scikit-learn's digits, with pictures
-#   make test      the whole test suite
+#   make test      the tests but for those that take seconds each; with LONG_TESTS=all these, too
 #   make wheel     wheels for Linux (x86-64, aarch64), macOS (arm64) and Windows (x86-64), in dist, checked
 #   make reproducible  two builds of a wheel give equal bytes
 #   make test-emulated  their libraries for Windows and aarch64, run by Wine and qemu where these are installed
@@ -27,6 +27,8 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
 PYTEST_ARGS ?=
+# all, none, or a number: one of the parts in which CI runs them.
+LONG_TESTS ?= none
 JOBS ?= 2
 BENCH_ARGS ?= --resident-memory
 OUT ?= out
@@ -123,7 +125,7 @@ demo: $(VENV)/.data
 	@echo "pictures and results: $(abspath $(OUT)/demo)"
 
 test: $(VENV)/.test
-	$(PYTEST) $(PYTEST_ARGS)
+	$(PYTEST) --long-tests=$(LONG_TESTS) $(PYTEST_ARGS)
 
 # The libraries of the editable installation go into the wheel: nothing is compiled again.
 test-wheel: $(VENV)/.test

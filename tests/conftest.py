@@ -43,20 +43,35 @@ def pytest_configure(config):
 
 
 def pytest_addoption(parser):
-    parser.addoption("--turn", type=int, help="of the tests of tests/long_tests.txt, a third: those of this number")
+    parser.addoption(
+        "--long-tests",
+        default="all",
+        metavar="all|none|N",
+        help=f"of the tests of tests/long_tests.txt, all, none, or the Nth of {TURNS} parts, N being any number",
+    )
+
+
+def _turn(config):
+    """The part of the long tests that runs; None: no part. ``config`` does not ask for all."""
+    asked = config.getoption("--long-tests")
+    if asked != "none" and not asked.isdigit():
+        raise pytest.UsageError(f"--long-tests must be all, none or a number, got {asked!r}")
+    return None if asked == "none" else int(asked)
 
 
 def pytest_report_header(config):
-    turn = config.getoption("--turn")
-    return [] if turn is None else [f"long tests: those of turn {turn % TURNS + 1} of {TURNS}; without --turn, all"]
+    if config.getoption("--long-tests") == "all":
+        return []
+    turn = _turn(config)
+    told = "none" if turn is None else f"part {turn % TURNS + 1} of {TURNS}"
+    return [f"long tests: {told}; --long-tests=all runs all of them"]
 
 
 def pytest_collection_modifyitems(config, items):
     names = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: names.get(Path(str(item.fspath)).stem, len(LONGEST)))
-    turn = config.getoption("--turn")
-    if turn is not None:
-        runs = in_turn([item.nodeid for item in items], turn)
+    if config.getoption("--long-tests") != "all":
+        runs = in_turn([item.nodeid for item in items], _turn(config))
         config.hook.pytest_deselected(items=[item for item, run in zip(items, runs) if not run])
         items[:] = [item for item, run in zip(items, runs) if run]
 

@@ -198,7 +198,7 @@ class Site:
             return "as it is, " + "; ".join(self._passed)
         if self.waits_for is not None:
             return f"as {self.waits_for.label}, of which it is a part"
-        return "found, its next call compiles it"
+        return "found, and not called since: its next call is compiled"
 
     def told(self) -> List[str]:
         """Lines of a text: what is done with it, and why its neurons are called step by step."""
@@ -340,13 +340,16 @@ class Site:
 
     def _leave(self, grad: bool, reason: str, note: Optional[Reason] = None) -> None:
         """From now on it runs as it is."""
-        said = reason in self.reasons.values()
         self.reasons[grad] = reason
         if note is not None and note not in self.notes:
             self.notes.append(note)
-        if not said and self.waits_for is None:
-            how = _LOG.info if self.auto.tries_further(self) else _LOG.warning
-            how("%s runs as it is: %s", self.label, reason)
+        if self.waits_for is not None or reason in self.auto.told:
+            return
+        if self.auto.tries_further(self):
+            _LOG.info("%s runs as it is: %s", self.label, reason)
+        else:
+            self.auto.told.add(reason)
+            _LOG.warning("%s runs as it is: %s", self.label, reason)
 
 
 def _likeness(value: Any) -> Any:
@@ -410,6 +413,7 @@ class Automatic:
         self._originals: Dict[Any, Any] = {}  # code of functions before their loops were taken out
         self._files: Dict[str, bool] = {}
         self._said: Dict[Any, bool] = {}
+        self.told: Set[str] = set()  # why loops run as they are: a function and its loop often for one cause
         self._refused: Dict[Any, List[str]] = {}  # what is told of loops that are no graph, by their function's code
         self._counts: Dict[Any, Dict[Any, Tuple[int, Any]]] = {}
         self._looked: Dict[Any, int] = {}  # how often functions were looked for, by their code
@@ -423,9 +427,13 @@ class Automatic:
         self.searches = True
 
     def __str__(self) -> str:
+        # A function, and the loop in it that was tried alone, often run as they are for one cause.
+        heads: Dict[Any, List[str]] = {}
+        for place, told in enumerate((*self._refused.values(), *(site.told() for site in self.sites))):
+            heads.setdefault(tuple(told[1:]) or place, []).extend(told[:1])
         lines: List[str] = []
-        for told in (*self._refused.values(), *(site.told() for site in self.sites)):
-            lines += told
+        for notes, own in heads.items():
+            lines += [*own, *(notes if isinstance(notes, tuple) else ())]
         return "\n".join(lines) or "no loop over time was found yet"
 
     # ---- watching neurons
@@ -606,7 +614,9 @@ class Automatic:
         for loop in [one for one in loops if one.lineno <= line - start <= (one.end_lineno or one.lineno)][-1:]:
             at = outline.obstacle(loop)
             if at is not None:
-                why = reasons.of_break(f'  File "{code.co_filename}", line {at + start}, in {code.co_name}\n', "")
+                trace = f'  File "{code.co_filename}", line {at + start}, in {code.co_name}\n'
+                own = not code.co_filename.startswith(PACKAGES)
+                why = reasons.of_break(trace, "") if own else Reason("learns")
                 told = why.told(f"{_place(code, loop.lineno + start)} ({code.co_name})  as it is, refused")
                 self._refused[code] = [told[0], *(f"    {one}" for one in told[1:])]
 

@@ -123,6 +123,14 @@ KINDS: Dict[str, Kind] = {
         "make such tensors, those of spikegen say, outside of the function",
     ),
     "prints": Kind("it prints", "print after the loop"),
+    "resets": Kind(
+        "snnTorch's class methods reset or detach all neurons that there are, those of other networks, too",
+        "snntorch.utils.reset(net), or the method of each neuron: lif.reset_mem(), lif.mem = lif.mem.detach()",
+    ),
+    "learns": Kind(
+        "this loop of snnTorch's own learns between its steps",
+        "write the loop over time in the network or in a function of yours, and the loss behind it",
+    ),
     "neuron": Kind("the neuron's step cannot be traced", _FUSED),
     "break": Kind("this line ends the graph", "move it behind the loop"),
     # Functions that are compiled again and again.
@@ -137,6 +145,8 @@ _BREAKS = (
     ("value", r"\.(item|tolist|numpy)\("),
     ("prints", r"\bprint\("),
 )
+# Files with the steps of neurons.
+_NEURONS = r"[/\\]_?neurons[/\\]"
 
 
 class Line(NamedTuple):
@@ -229,9 +239,12 @@ def of_break(trace: str, said: str) -> Reason:
     lines = frames(trace)
     text = lines[-1].text if lines else ""
     kind = next((kind for kind, pattern in _BREAKS if re.search(pattern, f"{text}\n{said}")), "break")
-    inside = trace.rpartition(f'"{lines[-1].file}"')[2] if lines else ""
-    if any(match[0].startswith(PACKAGES[1:]) for match in _FRAME.findall(inside.partition("\n")[2])):
-        kind = "sizes" if kind == "branch" else "neuron"
+    inside = (trace.rpartition(f'"{lines[-1].file}"')[2] if lines else "").partition("\n")[2]
+    deeper = [match[0] for match in _FRAME.findall(inside) if match[0].startswith(PACKAGES[1:])]
+    if re.search(r", in (reset|detach)_hidden\b", inside):
+        kind = "resets"
+    elif deeper:
+        kind = "sizes" if kind == "branch" and not any(re.search(_NEURONS, file) for file in deeper) else "neuron"
     return Reason(kind, tuple(lines[-1:]), said if kind == "break" else "")
 
 

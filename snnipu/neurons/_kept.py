@@ -6,6 +6,7 @@ from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 import torch
 
 from snnipu.backends.neuron_step import Step, derived
+from snnipu.neurons._states import MEM_RESET
 
 _CELLS = {1: ctypes.c_int8, 2: ctypes.c_int16, 4: ctypes.c_int32, 8: ctypes.c_int64}
 _MISSING = object()
@@ -75,6 +76,8 @@ class KeptStep:
         for name, part in self._parts:
             if name in own or getattr(kind, name) is not part:
                 return None
+        if layer.stock.mem_reset is not MEM_RESET:
+            return None
         for name in self._plain:
             if getattr(kind, name, None) is not None:
                 return None

@@ -1,11 +1,16 @@
 """Hidden states as plain attributes of a neuron, which in snnTorch are buffers."""
 
-from typing import Any, Dict, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 import snntorch
 import torch
 
+from snnipu.backends import popart
 from snnipu.ops import leaves
+from snnipu.ops._arguments import is_compiling
+from snnipu.surrogate import Surrogate, as_surrogate
+
+MEM_RESET = snntorch.SpikingNeuron.mem_reset
 
 
 class PlainStates(snntorch.SpikingNeuron):
@@ -25,6 +30,18 @@ class PlainStates(snntorch.SpikingNeuron):
     def _states(self) -> Tuple[str, ...]:
         """Their names."""
         raise NotImplementedError
+
+    def _surrogate(self) -> Optional[Surrogate]:
+        """What the kernels take for ``spike_grad``, which may be exchanged at any time."""
+        return as_surrogate(self.spike_grad)
+
+    def mem_reset(self, mem: torch.Tensor) -> torch.Tensor:
+        """The detached reset signal: snnTorch's, without a surrogate gradient that nobody reads."""
+        known, plain = self._surrogate(), super().mem_reset
+        own = known is not None and known.kernel is not None and plain.__func__ is MEM_RESET
+        if not own or is_compiling() or popart.on_ipu():
+            return plain(mem)  # type: ignore[no-any-return]
+        return ((mem - self.threshold).detach() > 0).float()
 
     def _left_to_give(self, states: Sequence[Any]) -> Sequence[Any]:
         """What of a step's states snnTorch's code is given: in a trace none of them, but they are the neuron's own by

@@ -14,7 +14,7 @@ from snnipu.functional.quant import as_state_quant
 from snnipu.neurons import _instances
 from snnipu.neurons._hooks import is_hooked
 from snnipu.neurons._kept import KeptStep
-from snnipu.neurons._states import PlainStates
+from snnipu.neurons._states import MEM_RESET, PlainStates
 from snnipu.ops import _neurons, leaves
 from snnipu.ops._arguments import RESET_MECHANISMS, check_input, is_compiling, reset_code
 from snnipu.ops.lif_sequence import check_num_steps
@@ -59,7 +59,7 @@ class FusedNeuron(PlainStates):
     options: Tuple[str, ...] = ("reset_mechanism",)
     # What snnTorch's step consists of.
     parts: Tuple[str, ...] = ("_base_state_function", *_STATE_FUNCTIONS, "fire", "mem_reset")
-    stock: type
+    stock: Any
     home: type  # which of ours it is, not a subclass of a user's
     # Those of the stock class: what a subclass or an instance may have in their place.
     stock_parts: Dict[str, Any]
@@ -76,13 +76,15 @@ class FusedNeuron(PlainStates):
     # The step that the kernels took last, and the attributes by which one differs from the next.
     _kept: Optional[KeptStep] = None
     _keywords: Tuple[str, ...]
+    # Why the last step was snnTorch's: of which class it was, and the attribute that no kernel has.
+    _unfused: Optional[Tuple[type, str]] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "stock" in cls.__dict__:
             cls.__signature__ = inspect.signature(cls.stock)  # type: ignore[attr-defined]
             cls.home = cls
-            cls.stock_parts = {name: getattr(cls.stock, name) for name in cls.parts}
+            cls.stock_parts = {name: getattr(cls, name) for name in cls.parts}
             own = (f"_{name}" if name == "reset_mechanism" else name for name in cls.options)
             cls._keywords = ("spike_grad", "inhibition", "state_quant", "state_function", *own)
         if isinstance(cls.__dict__.get("equation"), str):
@@ -174,6 +176,8 @@ class FusedNeuron(PlainStates):
         """Names of what a subclass or this instance has in place of parts of snnTorch's step."""
         kind, own = type(self), self.__dict__
         names = [name for name, part in self.stock_parts.items() if name in own or getattr(kind, name) is not part]
+        if self.stock.mem_reset is not MEM_RESET:
+            names.append("mem_reset")  # which somebody has given to all of snnTorch's neurons
         if leaves.tracing():
             leaves.look_up(self, self.stock_parts)
         function = getattr(self, "state_function", None)
@@ -187,6 +191,34 @@ class FusedNeuron(PlainStates):
             if getattr(kind, name, None) is not None and not parametrize.is_parametrized(self, name):
                 names.append(name)
         return names
+
+    def _keep_unfused(self) -> None:
+        """Say what is replaced, and note what makes a step snnTorch's where a glance can tell before the next one."""
+        replaced = self._replaced()
+        if replaced:
+            self._say_slow(stacklevel=6)  # behind this, forward and two functions of nn.Module's
+        if is_compiling():
+            return
+        known = self._surrogate()
+        names = [name for name in ("inhibition", "state_quant") if self.__dict__.get(name)]
+        if known is None or known.kernel is None:
+            names.append("spike_grad")
+        names += [name for name in replaced if name in self.stock_parts]
+        self.__dict__["_unfused"] = (type(self), names[0]) if names else None
+
+    def _is_unfused_again(self) -> bool:
+        """Whether what made the last step snnTorch's is still there."""
+        if self._unfused is None or is_compiling():
+            return False
+        (kind, name), own = self._unfused, self.__dict__
+        if type(self) is not kind:
+            return False
+        if name in self.stock_parts:
+            return name in own or getattr(kind, name) is not self.stock_parts[name]
+        if name == "spike_grad":
+            resolved, known = self._resolved
+            return resolved is own.get(name) and (known is None or known.kernel is None)
+        return bool(own.get(name))
 
     def _replaces(self, *methods: str) -> bool:
         """Whether a subclass or this instance has own versions of our ``methods``."""
@@ -209,7 +241,7 @@ class FusedNeuron(PlainStates):
         return not self._replaces("sequence", "spikes", "over_time")
 
     @leaves.at_trace_time
-    def _say_slow(self) -> None:
+    def _say_slow(self, stacklevel: int = 4) -> None:
         """Say, once for each class and what it replaces, that the fused operator does not run."""
         names = self._replaced() or ["forward"]
         key = (type(self), *names)
@@ -218,7 +250,7 @@ class FusedNeuron(PlainStates):
             warnings.warn(
                 f"{type(self).__name__} replaces {', '.join(names)} of {self.stock.__name__}: it runs step by step, in "
                 "PyTorch",
-                stacklevel=4,
+                stacklevel=stacklevel,
             )
 
     # ---- the equation's arguments
@@ -324,10 +356,12 @@ class FusedNeuron(PlainStates):
         made = None if named or is_compiling() else self._again(input_, states)
         if made is not None:
             return made
+        if self._is_unfused_again():
+            return super().forward(input_, *states, **named)
         made = self._fused_step(input_, states, named)
         if made is None:
-            if isinstance(input_, torch.Tensor) and self._replaced():
-                self._say_slow()
+            if isinstance(input_, torch.Tensor):
+                self._keep_unfused()
             if self.inhibition and leaves.tracing():
                 return leaves.apart(super().forward, input_, *states, **named)  # TorchDynamo fails at its indices
             return super().forward(input_, *(states if named else self._left_to_give(states)), **named)
@@ -569,7 +603,7 @@ class FusedNeuron(PlainStates):
 
     def __getstate__(self) -> Dict[str, Any]:
         state = super().__getstate__()
-        state["_last_step"] = state["_kept"] = None
+        state["_last_step"] = state["_kept"] = state["_unfused"] = None
         return state
 
     def __setstate__(self, state: Dict[str, Any]) -> None:

@@ -153,6 +153,8 @@ class Leaky(FusedNeuron, snntorch.Leaky):
             made = self._again(input_, (mem,))
             if made is not None:
                 return made
+            if self._is_unfused_again() and self._can_hand_on(input_, mem):
+                return super(FusedNeuron, self).forward(input_)  # snnTorch's
         on_ipu = self._on_ipu()
         if not isinstance(input_, torch.Tensor):
             raise TypeError(f"input_ must be a torch.Tensor, got {type(input_).__name__}")
@@ -175,8 +177,8 @@ class Leaky(FusedNeuron, snntorch.Leaky):
         # A surrogate in PyTorch, a fused step beside it takes longer than snnTorch's; a sequence does not.
         evaluated = surrogate is not None and surrogate.kernel is None and not leaves.tracing()
         if ((rounds or evaluated or self._is_snntorchs_on_gpu(input_)) and not on_ipu) or not fuses:
-            if not fuses and self._replaced():
-                self._say_slow()
+            if evaluated or not fuses:
+                self._keep_unfused()
             self.mem = state
             if self.inhibition and leaves.tracing():
                 return leaves.apart(super(FusedNeuron, self).forward, input_)  # TorchDynamo fails at its indices
@@ -206,6 +208,17 @@ class Leaky(FusedNeuron, snntorch.Leaky):
         if self.init_hidden and not self.output:
             return spk
         return spk, after
+
+    def _can_hand_on(self, input_: torch.Tensor, mem: Optional[torch.Tensor]) -> bool:
+        """Whether snnTorch's code may have this call as it is; if so, ``mem`` is the layer's by then."""
+        if not isinstance(input_, torch.Tensor) or input_.dtype is not _FLOAT or popart.on_ipu():
+            return False
+        if mem is None:
+            return True
+        if self.init_hidden or not isinstance(mem, torch.Tensor) or mem.shape != input_.shape:
+            return False
+        self.mem = mem
+        return True
 
     @leaves.at_trace_time
     def _known_in_trace(self) -> bool:

@@ -21,7 +21,6 @@ _NEURON_STEP = ("fire", "mem_reset")
 _CELL_STEP = ("_base_state_function", "_base_state_reset_zero", "_base_sub", "_base_zero", "_base_int")
 _CALLS = ("forward", "reset_mem")
 _STATE_FUNCTIONS = ("_base_sub", "_base_zero", "_base_int")  # by the code of the reset mechanism
-_MEM_RESET = snntorch.SpikingNeuron.mem_reset
 _SAID: Set[Tuple[Any, ...]] = set()
 
 
@@ -60,7 +59,7 @@ class _SpikingLSTM(PlainStates):
         return names
 
     def _kernel_known(self) -> bool:
-        known = as_surrogate(self.spike_grad)
+        known = self._surrogate()
         return known is not None and known.kernel is not None
 
     def runs_fused(self) -> bool:
@@ -111,7 +110,7 @@ class _SpikingLSTM(PlainStates):
             if not fresh and state.dtype != x.dtype:
                 return None
             states.append(None if fresh else state)
-        known = as_surrogate(self.spike_grad)
+        known = self._surrogate()
         assert known is not None
         assert known.kernel is not None
         tensors, how = cell.plain()
@@ -125,13 +124,6 @@ class _SpikingLSTM(PlainStates):
         )
         self.spk, self.syn, self.mem, self.reset = spk, syn, mem, None
         return spk if self.init_hidden and not self.output else (spk, syn, mem)
-
-    def mem_reset(self, mem: torch.Tensor) -> torch.Tensor:
-        """The reset signal, detached: snnTorch's, without a surrogate gradient that nobody reads."""
-        if snntorch.SpikingNeuron.mem_reset is not _MEM_RESET or not self._kernel_known():
-            return super().mem_reset(mem)
-        with torch.no_grad():
-            return (mem - self.threshold > 0).float()
 
     def reset_mem(self) -> Tuple[torch.Tensor, torch.Tensor]:
         """Start from zeros: snnTorch's."""

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import snntorch
 import torch
-from snntorch import utils
+from snntorch import backprop, utils
+from snntorch.functional import ce_rate_loss
 from support.exact import exact, exact_numbers
 from support.versions import needs_backend, needs_dynamo_of_2_12, needs_newer_dynamo
 from torch import nn
@@ -958,6 +959,39 @@ def test_classes_that_have_each_other_as_attributes():
     source = "class A:\n def f(self): pass\nclass B:\n other = A\n def g(self): pass\nA.other, A.own = B, A\n"
     exec(compile(source, "cyclic.py", "exec"), vars(module))
     assert {function.__name__ for function in automatic._functions_of(module)} == {"f", "g"}
+
+
+def stops_early(net, x):
+    mem = net.lif1.init_leaky()
+    for step in range(x.size(0)):
+        spk, mem = net.lif1(net.fc1(x[step]), mem)
+        if spk.sum() < -1:
+            break
+    return spk
+
+
+def test_a_cause_is_told_once(auto, caplog):
+    """Of a function and of its loop, which is tried alone, the same line ends both graphs."""
+    caplog.set_level(logging.WARNING, "snnipu.compiler")
+
+    net = Net()
+    for x in numbers():
+        stops_early(net, x)
+    refused = "refused: Python decides by a tensor's value"
+    assert caplog.text.count(refused) == 1
+    told = str(auto)
+    assert told.count(refused) == 2
+    assert told.count("the cause: ") == told.count("Instead: ") == 1
+
+
+def test_a_loop_of_snntorchs_own_that_learns(auto):
+    net = nn.Sequential(nn.Linear(INPUTS, 3), snn.Leaky(beta=0.9, init_hidden=True, output=True))
+    data = [(torch.rand(BATCH, INPUTS), torch.zeros(BATCH, dtype=torch.long)) for _ in range(3)]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    how = {"criterion": ce_rate_loss(), "num_steps": 4, "time_var": False, "device": "cpu"}
+    backprop.BPTT(net, data, optimizer=optimizer, **how)
+    assert "(TBPTT)  as it is, refused: this loop of snnTorch's own learns between its steps" in str(auto)
+    assert "write the loop over time in the network" in str(auto)
 
 
 def test_after_stop_all_runs_as_it_is():

@@ -579,6 +579,7 @@ def breaks_after_the_loop(net, x):
 BREAKS = [
     ("neuron", lambda: Net(lif1=snn.Leaky(0.9, spike_grad=snn.surrogate.custom_surrogate(custom))), plain, plain),
     ("neuron", lambda: Net(lif1=snn.Leaky(0.9, inhibition=True)), plain, plain),
+    ("neuron", lambda: Net(lif1=snn.Leaky(0.9, state_quant=snn.functional.quant.state_quant(4))), plain, plain),
     ("branch", Net, decides, decides_by_where),
     ("value", Net, counts, counts_after_the_loop),
     ("prints", Net, prints, prints_after_the_loop),
@@ -660,6 +661,29 @@ def test_what_keeps_an_operator_and_what_helps(kind, make, program, instead):
     compare_numbers(instead, expected, numbers)
 
 
+def kept():
+    return Net(lif1=snn.Leaky(beta=0.9, init_hidden=True))
+
+
+def by_hidden_states(net, x):
+    net.lif1.reset_mem()
+    return torch.stack([net.lif1(net.fc1(x[t])) for t in range(STEPS)])
+
+
+def resets_all_there_are(net, x):
+    net.lif1.reset_hidden()  # here
+    return torch.stack([net.lif1(net.fc1(x[t])) for t in range(STEPS)])
+
+
+def test_a_class_method_resets_more_than_a_graph_has():
+    report, expected, marked = told(kept, resets_all_there_are)
+    (found,) = report.graph_breaks
+    assert (found.kind, lines_of(found)) == ("resets", marked)
+    after, numbers, _ = told(kept, by_hidden_states)
+    assert not after.graph_breaks
+    torch.testing.assert_close(numbers, expected)
+
+
 @pytest.mark.parametrize(("kind", "make", "program", "instead"), BREAKS, ids=[row[0] for row in BREAKS])
 def test_what_ends_a_graph_and_what_helps(kind, make, program, instead):
     report, expected, marked = told(make, program)
@@ -682,9 +706,9 @@ def test_masks_of_dropout_have_no_remedy():
 
 
 def test_every_kind_has_a_program():
-    of_auto = {"anew", "sizes"}  # their programs are beside the other ones of snnipu.auto
+    elsewhere = {"anew", "sizes", "learns", "resets"}  # tests of their own, here or beside those of snnipu.auto
     remedied = {kind for kind, known in reasons.KINDS.items() if known.instead}
-    assert {row[0] for row in [*NEURONS, *OPERATORS, *BREAKS]} == remedied - of_auto
+    assert {row[0] for row in [*NEURONS, *OPERATORS, *BREAKS]} == remedied - elsewhere
 
 
 @needs_newer_dynamo

@@ -10,6 +10,7 @@ import torch
 
 import snnipu as snn
 from snnipu.backends import host, neuron_step
+from snnipu.neurons import fused as fused_module
 
 pytestmark = pytest.mark.skipif(host.library is None, reason="needs the kernels")
 
@@ -89,18 +90,19 @@ class _Halved(torch.nn.Module):
         return value / 2
 
 
-def run(kind, change, init_hidden=False, kept=True, source=snn):
+def run(kind, change, init_hidden=False, kept=True, source=snn, start=lambda lif: None):
     """Spikes, states and gradients of eight steps, ``change`` after the fourth; how many were kept ones."""
     snntorch.SpikingNeuron.init()
     torch.manual_seed(0)
     lif = KINDS[kind](source, init_hidden=init_hidden, output=True)
+    start(lif)
     parameters = dict(lif.named_parameters())
     x = torch.randn(8, *SHAPE, requires_grad=True)
     kept_steps, out, states = [], [], ()
     for t, current in enumerate(x):
         before = lif._kept if source is snn else None
         if not kept:
-            lif._kept = None
+            lif._kept = lif._unfused = None
         spk, *states = lif(current) if init_hidden else lif(current, *states)
         kept_steps.append(before is not None and lif._kept is before)
         out.extend([spk, *states])
@@ -139,6 +141,89 @@ def test_a_change_is_seen(kind, change):
     made, expected = (run(kind, CHANGES[change], kept=kept) for kept in (True, False))
     assert made[4][1:4] == [True] * 3
     check(made, expected)
+
+
+def _of_class(lif):
+    kind = type(lif)
+    half = {"_base_state_function": lambda self, input_: kind._base_state_function(self, 0.5 * input_)}
+    lif.__class__ = type("Own", (kind,), half)
+
+
+def _of_its_base(lif):
+    lif.__class__ = type(lif).__mro__[1]
+
+
+def _function(u):
+    return (u > 0.5) + 0 * u
+
+
+# What makes steps snnTorch's, and what takes that away again.
+UNFUSED = {
+    "state_quant": (CHANGES["quantised"], lambda lif: setattr(lif, "state_quant", False)),
+    "fire": (CHANGES["fire of its own"], lambda lif: delattr(lif, "fire")),
+    "class": (_of_class, _of_its_base),
+    "surrogate": (
+        lambda lif: setattr(lif, "spike_grad", _function),
+        lambda lif: setattr(lif, "spike_grad", snn.surrogate.atan()),
+    ),
+    "inhibition": (lambda lif: setattr(lif, "inhibition", True), lambda lif: setattr(lif, "inhibition", False)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*replaces")
+@pytest.mark.parametrize("change", ["nothing", "back", *CHANGES])
+@pytest.mark.parametrize("init_hidden", [False, True], ids=["given", "hidden"])
+@pytest.mark.parametrize("unfused", UNFUSED)
+@pytest.mark.parametrize("kind", ["leaky", "learnt", "synaptic"])
+def test_steps_that_are_snntorchs_see_a_change(kind, unfused, init_hidden, change):
+    """They, too, are looked at no more closely than they must be."""
+    start, back = UNFUSED[unfused]
+    changes = {"nothing": lambda lif: None, "back": back, **CHANGES}
+
+    def one(**how):
+        return run(kind, changes[change], init_hidden, start=start, **how)
+
+    made = one()
+    assert not any(made[4][:4])
+    assert made[4][-1] or change != "back"
+    check(made, one(kept=False))
+    if change in ("nothing", "back"):
+        check(made, one(source=snntorch), exact=change == "nothing")
+
+
+@pytest.mark.parametrize("kind", [snntorch.SpikingNeuron, snntorch.Leaky])
+def test_a_reset_signal_of_snntorch_that_is_exchanged(kind, monkeypatch):
+    """For all neurons that there are, or for one kind."""
+    monkeypatch.setattr(fused_module, "_SAID", set())
+    x = torch.full((3, 4), 0.75)
+    pairs = [[source.Leaky(beta=0.9, state_quant=q) for source in (snn, snntorch)] for q in (False, _half)]
+    for lif, other in pairs:
+        lif(x), other(x)
+    monkeypatch.setattr(kind, "mem_reset", lambda self, mem: torch.full_like(mem, 0.25))
+    for lif, other in pairs:
+        for _ in range(3):
+            assert torch.equal(lif(x)[1], other(x)[1])
+    assert list(fused_module._SAID) == [(snn.Leaky, "mem_reset")]
+
+
+def test_what_snntorchs_step_is_not_given():
+    lif = snn.Leaky(beta=0.9, state_quant=_half)
+    hidden = snn.Leaky(beta=0.9, state_quant=_half, init_hidden=True)
+    x = torch.rand(3, 4)
+    for _ in range(2):
+        _, mem = lif(x)
+        hidden(x)
+        with pytest.raises(TypeError, match="should not be passed"):
+            hidden(x, mem)
+        with pytest.raises(TypeError, match=r"input_ must be a torch\.Tensor"):
+            lif(None)
+        with pytest.raises(TypeError, match=r"mem must be a torch\.Tensor or None"):
+            lif(x, 0.0)
+        with pytest.raises(TypeError, match="input_ must be real"):
+            lif(x.to(torch.complex64))
+        with pytest.warns(UserWarning, match="is it another layer's"):
+            lif(x, torch.ones(2, 5))
+        assert lif(x[:2])[0].shape == (2, 4)
 
 
 def step_of(lif):
