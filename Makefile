@@ -124,6 +124,8 @@ demo: $(VENV)/.data
 	$(BIN)/python -m snnipu train --plot-dir $(OUT)/demo --json $(OUT)/demo/train.json
 	@echo "pictures and results: $(abspath $(OUT)/demo)"
 
+# Bytecode is kept, also where the environment says otherwise: the tests start hundreds of processes that import us.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.test
 	$(PYTEST) --long-tests=$(LONG_TESTS) $(PYTEST_ARGS)
 
