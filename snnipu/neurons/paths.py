@@ -6,6 +6,7 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 import torch
 from torch import nn
 
+from snnipu.ops._arguments import count_nonzero
 from snnipu.ops.sparse_input import Choice
 from snnipu.spikes import SparseSpikes
 
@@ -119,7 +120,7 @@ def _counted(x: Any) -> Tuple[int, int]:
     if isinstance(x, SparseSpikes):
         return x.shape.numel(), int(x.counts[..., 0].sum())
     if isinstance(x, torch.Tensor) and x.device.type != "meta":
-        return x.numel(), int(x.detach().count_nonzero())
+        return x.numel(), count_nonzero(x)
     return 0, 0
 
 

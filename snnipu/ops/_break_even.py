@@ -5,6 +5,7 @@ from typing import Callable, NamedTuple, Sequence, Union
 
 import torch
 
+from snnipu.ops._arguments import count_nonzero
 from snnipu.spikes import SparseSpikes
 
 
@@ -114,7 +115,7 @@ def is_dense(
         return x.device.type != "meta" and not compiled and x.activity > limit
     if compiled or x.requires_grad or x.device.type in ("meta", "cuda"):
         return True
-    return int(torch.count_nonzero(x)) > limit * x.numel()
+    return count_nonzero(x) > limit * x.numel()
 
 
 # On a GPU: share of the input neurons that spike in a step from which on the dense products of a training step, all

@@ -4,13 +4,14 @@ import contextlib
 import threading
 from typing import Any, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.nn import grad as gradients
 
 from snnipu import _route
 from snnipu.ops import _break_even, _fixed, _library
-from snnipu.ops._arguments import PLAIN, is_autocast, is_differentiated, is_direct
+from snnipu.ops._arguments import PLAIN, count_nonzero, is_autocast, is_differentiated, is_direct
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._maps import Geometry, unchecked_pair
 from snnipu.ops._slots import AS_NEEDED
@@ -277,7 +278,7 @@ class _Product(torch.autograd.Function):
         ctx.geometry, ctx.shape = geometry, x.shape
         kept: Tuple[Optional[torch.Tensor], ...] = (None, None, None)
         if need_weight:  # of spikes the ids alone; padding is 0
-            all_ones = int(values.eq(1).count_nonzero()) == int(counts[..., 1].sum())
+            all_ones = np.count_nonzero(values.numpy() == 1) == int(counts[..., 1].sum())
             kept = (ids, None if all_ones else values, counts)
         ctx.save_for_backward(weight if need_x or need_weight else None, *kept)
         return Events((ids, values, counts), geometry).forward(weight, bias)
@@ -314,7 +315,7 @@ def _slots(x: torch.Tensor, weight: torch.Tensor, most: float, products: int) ->
     slots = _chosen(x, weight, limit)
     choices: Optional[List[Choice]] = getattr(_switch, "choices", None)
     if choices is not None and is_direct(x, dispatched=True):
-        choices.append(Choice(weight, x.numel(), int(x.detach().count_nonzero()), limit, slots is not None))
+        choices.append(Choice(weight, x.numel(), count_nonzero(x), limit, slots is not None))
     return slots
 
 
@@ -344,4 +345,4 @@ def _share(rows: torch.Tensor) -> float:
     """Of elements that are not zero, from rows at equal distances: the same for the same input."""
     looked_at = max(4, min(_ROWS, _NUMBERS // rows.shape[1]))
     some = rows[:: max(1, rows.shape[0] // looked_at)]
-    return int(some.count_nonzero()) / some.numel()
+    return count_nonzero(some) / some.numel()

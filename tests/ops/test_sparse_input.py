@@ -11,6 +11,7 @@ from torch import nn
 
 import snnipu as snn
 from snnipu.ops import _break_even, sparse_input
+from snnipu.ops._arguments import count_nonzero
 
 pytestmark = needs_host_runtime
 
@@ -371,3 +372,13 @@ def test_of_spikes_the_ids_alone_are_kept(events, value):
     assert [t.dtype for t in slots] == [torch.int32, *[torch.float32] * (value != 1), torch.int32]
     out.backward(upstream)
     torch.testing.assert_close(weight.grad, upstream.T @ x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool])
+def test_what_is_not_zero_is_counted(dtype):
+    x = torch.tensor([[0.0, -0.0, 1e-45, -2.0], [float("nan"), float("inf"), 0.0, 1.0]])
+    x = (x.nan_to_num() if dtype == torch.int64 else x).to(dtype)
+    given = [x, x.t(), x[:, ::2], x[:0], x[0, 1]]
+    given += [x.clone().requires_grad_(), torch.nn.Parameter(x.clone())] if dtype.is_floating_point else []
+    for one in given:
+        assert count_nonzero(one) == int(torch.count_nonzero(one))
