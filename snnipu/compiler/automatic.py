@@ -37,8 +37,8 @@ CALLS = 3
 # So many compilations that no second call used, of calls that are alike, and of calls with other networks or sizes, as
 # of a block that a network calls for each layer: the next call would compile anew as well.
 USELESS, USELESS_APART = 3, 8
-# So many calls that could not be compiled, of a loop that others run compiled.
-FAILURES = 3
+# So many calls that could not be compiled, of a loop that others run compiled; not counted after so many that were.
+FAILURES, FORGOTTEN = 3, 50
 # What a neuron's step takes, in calls of operators; and the share of a loop's calls from which on too many are left.
 STEP, LEFT = 3, 0.75
 # After so many calls of neurons that no loop makes, nobody looks any longer.
@@ -174,7 +174,7 @@ class Site:
         self._began = False
         self._again = False  # whether an error in a graph leaves all as it was before, but random numbers
         self._random: Optional[torch.Tensor] = None  # the generator's state before it
-        self._used, self._calls, self._failures = True, 0, 0
+        self._used, self._calls, self._failures, self._runs = True, 0, 0, 0
         self._useless: Dict[Any, int] = {}  # compilations, by what they were for
         self._passed: Dict[str, bool] = {}  # why single calls ran as they are
         self._lists = Lists()
@@ -260,7 +260,8 @@ class Site:
                     return self.function(*args, **kwargs)
                 if _cause(error, Read) is not None:
                     return self.function(*args, **kwargs)
-                self._failures += 1
+                self._failures = 1 if self._runs >= FORGOTTEN else self._failures + 1
+                self._runs = 0
                 # Where other calls run compiled, one that cannot, a smaller last batch say, is not the end of it.
                 if not self.compiled or self._failures >= FAILURES:
                     better = _cause(error, AsItIs)
@@ -311,6 +312,7 @@ class Site:
             yield
 
     def _count(self, grad: bool, compiled: bool, given: Sequence[Any]) -> None:
+        self._runs += 1
         if not compiled:
             self._used = True
             if not self.reports:

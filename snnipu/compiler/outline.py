@@ -5,7 +5,7 @@ module, a function of its global variables. The program does what it did, line n
 """
 
 import ast
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -19,8 +19,10 @@ LOOP, UNBOUND, REGISTER, _OUT, _STEPS = (
 )
 
 # A loop with one of these has its results on the way: no compiler takes it as one graph.
-_EAGER_METHODS = {"backward", "numpy", "tolist", "zero_grad", "update", "write", "set_description"}
-_EAGER_FUNCTIONS = {"print", "input", "open", "locals", "vars", "eval", "exec", "super", "globals", "dir"}
+_LEARNING = {"backward", "zero_grad"}
+_EAGER_METHODS = {*_LEARNING, "numpy", "tolist", "update", "write", "set_description"}
+_LOOKING = {"locals", "vars", "eval", "exec", "super", "globals", "dir"}  # at the function that they are called in
+_EAGER_FUNCTIONS = {*_LOOKING, "print", "input", "open"}
 _REFUSED = (
     ast.Return,
     ast.Yield,
@@ -241,18 +243,24 @@ def _may_be_compiled(node: ast.stmt) -> bool:
 
 
 def obstacle(node: ast.stmt) -> Optional[int]:
-    """The first line of a loop that ends every graph; None: there is none."""
-    lines = [
-        one.lineno
-        for one in ast.walk(node)
-        if isinstance(one, (ast.stmt, ast.expr))
-        and (
-            isinstance(one, _REFUSED)
-            or _is_call_of(one, _EAGER_FUNCTIONS)
-            or (isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr in _EAGER_METHODS)
-        )
-    ]
-    return min(lines, default=None)
+    """The first line of a loop that ends every graph; None: there is none.
+
+    What stands under an ``if`` ends those alone whose trace comes there: ``if verbose: print(step)``.
+    """
+    return min(_obstacles(node, False), default=None)
+
+
+def _obstacles(node: ast.AST, under_if: bool) -> Iterator[int]:
+    if isinstance(node, (ast.stmt, ast.expr)):
+        functions, methods = (_LOOKING, _LEARNING) if under_if else (_EAGER_FUNCTIONS, _EAGER_METHODS)
+        method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in methods
+        if isinstance(node, _REFUSED) or method or _is_call_of(node, functions):
+            yield node.lineno
+    for name, value in ast.iter_fields(node):
+        inside = under_if or (isinstance(node, (ast.If, ast.IfExp)) and name != "test")
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, ast.AST):
+                yield from _obstacles(one, inside)
 
 
 def _plain_assignments(node: ast.AST) -> None:

@@ -122,7 +122,8 @@ KINDS: Dict[str, Kind] = {
         "the size of a tensor depends on values of another one",
         "make such tensors, those of spikegen say, outside of the function",
     ),
-    "prints": Kind("it prints", "print after the loop"),
+    "prints": Kind("it prints, logs or shows progress", "do that after the loop, or between batches"),
+    "clock": Kind("it reads the clock", "measure the whole loop"),
     "resets": Kind(
         "snnTorch's class methods reset or detach all neurons that there are, those of other networks, too",
         "snntorch.utils.reset(net), or the method of each neuron: lif.reset_mem(), lif.mem = lif.mem.detach()",
@@ -143,7 +144,8 @@ KINDS: Dict[str, Kind] = {
 _BREAKS = (
     ("branch", r"(?i)data-dependent|^(if|elif|while)\b.*\.item\(|^assert\b"),
     ("value", r"\.(item|tolist|numpy)\("),
-    ("prints", r"\bprint\("),
+    ("prints", r"\b(print|tqdm|trange)\(|\blogging\."),
+    ("clock", r"\btime\.\w+\b"),
 )
 # Files with the steps of neurons.
 _NEURONS = r"[/\\]_?neurons[/\\]"

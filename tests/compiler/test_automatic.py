@@ -961,6 +961,37 @@ def test_classes_that_have_each_other_as_attributes():
     assert {function.__name__ for function in automatic._functions_of(module)} == {"f", "g"}
 
 
+def prints_now_and_then(net, x, step_of_it):
+    mem1, mem2 = net.lif1.init_leaky(), net.lif2.init_leaky()
+    for step in range(x.size(0)):
+        _spk, mem1, mem2 = net.step(x[step], mem1, mem2)
+        if step == step_of_it:
+            print(float(mem2.sum()))
+    return mem2
+
+
+@needs_newer_dynamo
+def test_what_stands_under_an_if_is_no_hindrance_where_it_is_not_taken(auto, capsys, monkeypatch):
+    """Calls that take it run as they are: some in a row are the end of it, one now and then is not."""
+    monkeypatch.setattr(automatic, "FORGOTTEN", 2)
+    net, data = exact(Net()), exact_numbers(STEPS, BATCH, INPUTS)
+    expected = []
+    for step in [*range(STEPS), STEPS]:
+        with auto.paused():
+            out = prints_now_and_then(net, data, step)
+        expected.append((out, capsys.readouterr().out))
+    never = STEPS
+    for step in [never, never, never, 2, never, never, 4, never, never, 1, never, never, 0, never]:
+        out = prints_now_and_then(net, data, step)
+        assert torch.equal(out, expected[step][0])
+        assert capsys.readouterr().out == expected[step][1]
+    (site,) = [one for one in auto.sites if "prints_now" in one.label]
+    assert site.compiled
+    for step in (0, 1, 2, 3):
+        assert torch.equal(prints_now_and_then(net, data, step), expected[step][0])
+    assert "refused: it prints" in str(auto)
+
+
 def stops_early(net, x):
     mem = net.lif1.init_leaky()
     for step in range(x.size(0)):

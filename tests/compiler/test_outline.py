@@ -220,3 +220,23 @@ def test_random_programs_do_what_they_did(bound, blocks):
     if isinstance(expected[0], tuple) and isinstance(expected[0][0], type):
         return  # a variable without a value
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("print(t)", 2),
+        ("if t: print(t)", None),
+        ("if print(t): pass", 2),
+        ("if t:\n  pass\n else:\n  print(t)", None),
+        ("y = print(t) if t else 0", None),
+        ("if t:\n  loss.backward()", 3),
+        ("if t:\n  optimizer.zero_grad()", 3),
+        ("if t:\n  return", 3),
+        ("if t:\n  x = locals()", 3),
+        ("f(t)\n if t: bar.update()\n bar.update()", 4),
+    ],
+)
+def test_what_ends_every_graph(body, line):
+    """Under an ``if`` only what no loop may have."""
+    assert outline.obstacle(ast.parse(f"for t in x:\n {body}").body[0]) == line

@@ -5,11 +5,14 @@ told, and the program that is written instead.
 """
 
 import inspect
+import logging
+import time
 
 import pytest
 import torch
 from support.versions import needs_backend, needs_dynamo_of_2_12, needs_newer_dynamo
 from torch import nn
+from tqdm import tqdm
 
 import snnipu as snn
 from snnipu import compiler
@@ -17,6 +20,7 @@ from snnipu.compiler import reasons
 
 pytestmark = [needs_backend, pytest.mark.filterwarnings("ignore")]
 STEPS, BATCH, WIDTH = 5, 3, 4
+LOG = logging.getLogger(__name__)
 
 
 @snn.neuron(states=("mem",), parameters={"beta": 0.9})
@@ -560,6 +564,36 @@ def prints_after_the_loop(net, x):
     return spk
 
 
+def logs(net, x):
+    mem, _ = net.states()
+    for t in range(STEPS):
+        LOG.debug("step %d", t)  # here
+        spk, mem = net.lif1(net.fc1(x[t]), mem)
+    return spk
+
+
+def shows_progress(net, x):
+    mem, _ = net.states()
+    for t in tqdm(range(STEPS), disable=True):  # here
+        spk, mem = net.lif1(net.fc1(x[t]), mem)
+    return spk
+
+
+def reads_the_clock(net, x):
+    mem, _ = net.states()
+    for t in range(STEPS):
+        began = time.perf_counter()  # here
+        spk, mem = net.lif1(net.fc1(x[t]), mem)
+    return spk + 0 * began
+
+
+def reads_the_clock_after_the_loop(net, x):
+    mem, _ = net.states()
+    for t in range(STEPS):
+        spk, mem = net.lif1(net.fc1(x[t]), mem)
+    return spk + 0 * time.perf_counter()
+
+
 def breaks(net, x):
     mem, _ = net.states()
     for t in range(STEPS):
@@ -583,6 +617,9 @@ BREAKS = [
     ("branch", Net, decides, decides_by_where),
     ("value", Net, counts, counts_after_the_loop),
     ("prints", Net, prints, prints_after_the_loop),
+    ("prints", Net, logs, plain),
+    ("prints", Net, shows_progress, plain),
+    ("clock", Net, reads_the_clock, reads_the_clock_after_the_loop),
     ("break", Net, breaks, breaks_after_the_loop),
 ]
 # What is written instead gives the same numbers.
@@ -684,7 +721,9 @@ def test_a_class_method_resets_more_than_a_graph_has():
     torch.testing.assert_close(numbers, expected)
 
 
-@pytest.mark.parametrize(("kind", "make", "program", "instead"), BREAKS, ids=[row[0] for row in BREAKS])
+@pytest.mark.parametrize(
+    ("kind", "make", "program", "instead"), BREAKS, ids=[f"{row[0]}-{row[2].__name__}" for row in BREAKS]
+)
 def test_what_ends_a_graph_and_what_helps(kind, make, program, instead):
     report, expected, marked = told(make, program)
     (found,) = report.graph_breaks
