@@ -299,7 +299,7 @@ class Site:
                 self._again = False
                 return results
 
-            self.auto.graphs.add(run.__code__)
+            self.auto.graph = run.__code__
             return run
 
         # Code of its own, so that what PyTorch keeps for it is not that of calls elsewhere.
@@ -402,6 +402,28 @@ def _cause(error: Optional[BaseException], kind: type) -> Optional[BaseException
     return error
 
 
+class _Codes:
+    """Numbers of code: equal ones have one number. The hash of a code goes through all that is in it, at each call."""
+
+    def __init__(self) -> None:
+        self._numbers: Dict[Any, int] = {}
+        self._seen: Dict[int, Tuple[Any, int, bool]] = {}  # by id, which the code here keeps from being another's
+
+    def _found(self, code: Any) -> Tuple[Any, int, bool]:
+        found = self._seen.get(id(code))
+        if found is None:
+            has_loops = not code.co_filename.startswith(_UNSEEN) and code.co_name not in _COMPREHENSIONS
+            found = self._seen[id(code)] = code, self._numbers.setdefault(code, len(self._numbers)), has_loops
+        return found
+
+    def number(self, code: Any) -> int:
+        return self._found(code)[1]
+
+    def may_have_loops(self, code: Any) -> bool:
+        """Whether it is a function, or a module, of the program's."""
+        return self._found(code)[2]
+
+
 class Automatic:
     """What :func:`auto` returns: the loops that were found, and what became of them; ``str`` gives a table.
 
@@ -411,21 +433,23 @@ class Automatic:
 
     def __init__(self) -> None:
         self.sites: List[Site] = []
-        self._by_code: Dict[Any, Site] = {}  # functions and outlined loops, by the code that runs eagerly
+        self._codes = _Codes()
+        self._by_code: Dict[int, Site] = {}  # functions and outlined loops, by the code that runs eagerly
         self._originals: Dict[Any, Any] = {}  # code of functions before their loops were taken out
         self._files: Dict[str, bool] = {}
         self._said: Dict[Any, bool] = {}
         self.told: Set[str] = set()  # why loops run as they are: a function and its loop often for one cause
-        self._refused: Dict[Any, List[str]] = {}  # what is told of loops that are no graph, by their function's code
+        self._refused: Dict[int, List[str]] = {}  # what is told of loops that are no graph, by their function's code
+        self._in_vain: Dict[Any, int] = {}  # how often a code's loop was looked at, and nothing could be done
         self._counts: Dict[Any, Dict[Any, Tuple[int, Any]]] = {}
-        self._looked: Dict[Any, int] = {}  # how often functions were looked for, by their code
+        self._looked: Dict[int, int] = {}  # how often functions were looked for, by their code
         self._modules = 0
         self._runs_on: Any = None  # the frame of a function whose code was exchanged
         self._quiet = 0
         self._paused = 0
         self._watching = False
         self._changed: List[Tuple[Any, Any]] = []
-        self.graphs: Set[Any] = set()  # the code of what runs a compiled graph: neurons that it calls show no loop
+        self.graph: Any = None  # the code of what runs a compiled graph: neurons that it calls show no loop
         self.searches = True
 
     def __str__(self) -> str:
@@ -513,9 +537,9 @@ class Automatic:
         stack = []
         while frame is not None:
             code = frame.f_code
-            if code in self.graphs:
+            if code is self.graph:
                 return
-            if not code.co_filename.startswith(_UNSEEN) and code.co_name not in _COMPREHENSIONS:
+            if self._codes.may_have_loops(code):
                 stack.append(frame)
             frame = frame.f_back
         # Frames that have returned are let go of.
@@ -537,8 +561,10 @@ class Automatic:
             counts[neuron] = number, inner
             if not found and number >= CALLS:
                 found = self._found(frame, stack[place + 1 :], decided)
-            site = self._by_code.get(frame.f_code)
-            decided = decided or (site is not None and site.wanted) or bool(self._refused.get(frame.f_code))
+            if not (found or decided):
+                key = self._codes.number(frame.f_code)
+                site = self._by_code.get(key)
+                decided = (site is not None and site.wanted) or bool(self._refused.get(key))
             inner = counts
 
     def _found(self, frame: Any, outer: Sequence[Any], decided: bool) -> bool:
@@ -548,7 +574,8 @@ class Automatic:
             decided: whether a loop inside runs as it is.
         """
         code = frame.f_code
-        site = self._by_code.get(code)
+        key = self._codes.number(code)
+        site = self._by_code.get(key)
         if site is not None:
             if site.wanted:
                 return not site.reasons or site.compiled
@@ -564,6 +591,9 @@ class Automatic:
             return True
         if frame is self._runs_on:
             return True
+        looked = key, len(self._originals)
+        if self._in_vain.get(looked, 0) >= LOOKS:
+            return False
         outlined = self._outlined(code)
         if outlined is not None:
             self._runs_on = frame
@@ -573,6 +603,7 @@ class Automatic:
         if whole is None:
             if not decided:
                 self._refuse(code, frame.f_lineno)
+            self._in_vain[looked] = self._in_vain.get(looked, 0) + 1
             return False
         self._quiet = 0
         return True
@@ -603,9 +634,10 @@ class Automatic:
 
     def _refuse(self, code: Any, line: int) -> None:
         """Note why a loop around a line is neither compiled as a function of its own nor with its function."""
-        if code in self._refused:
+        key = self._codes.number(code)
+        if key in self._refused:
             return
-        self._refused[code] = []
+        self._refused[key] = []
         try:
             source, first = inspect.getsourcelines(code)
             tree = ast.parse(textwrap.dedent("".join(source)))
@@ -620,7 +652,7 @@ class Automatic:
                 own = not code.co_filename.startswith(PACKAGES)
                 why = reasons.of_break(trace, "") if own else Reason("learns")
                 told = why.told(f"{_place(code, loop.lineno + start)} ({code.co_name})  as it is, refused")
-                self._refused[code] = [told[0], *(f"    {one}" for one in told[1:])]
+                self._refused[key] = [told[0], *(f"    {one}" for one in told[1:])]
 
     def _say(self, key: Any, what: str) -> None:
         if key not in self._said:
@@ -636,19 +668,21 @@ class Automatic:
         original = self._originals.get(code, code)
         if code.co_name == "<module>" or set(original.co_names) & _EAGER_NAMES or original.co_flags & _GENERATOR:
             return None
-        known = self._by_code.get(code)
+        key = self._codes.number(code)
+        known = self._by_code.get(key)
         if known is not None:
             return known if known.wanted else None
         sites = [self._exchange(one, original) for one in self._functions_with(code)]
         found = next((site for site in sites if site is not None), None)
         if found is not None:
-            self._by_code[code] = found
+            self._by_code[key] = found
         return found
 
     def _functions_with(self, code: Any) -> List[Any]:
         """The functions of this code, as often as that is worth its time: a few times."""
-        self._looked[code] = self._looked.get(code, 0) + 1
-        if self._looked[code] > LOOKS:
+        key = self._codes.number(code)
+        self._looked[key] = self._looked.get(key, 0) + 1
+        if self._looked[key] > LOOKS:
             return []
         return [one for one in gc.get_referrers(code) if isinstance(one, types.FunctionType) and one.__code__ is code]
 
@@ -699,7 +733,8 @@ class Automatic:
             loop = loops[function.__name__]
             function.__code__ = function.__code__.replace(co_name=loop.host)
             label = f"{os.path.basename(filename)}:{loop.line}" + (f" ({loop.host})" if loop.host[0] != "<" else "")
-            site = self._by_code[function.__code__] = Site(self, function, label, loop.nested)
+            site = Site(self, function, label, loop.nested)
+            self._by_code[self._codes.number(function.__code__)] = site
 
             def call(*args: Any) -> Any:
                 return site.call(*args)

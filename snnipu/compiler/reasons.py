@@ -246,7 +246,9 @@ def of_break(trace: str, said: str) -> Reason:
     if re.search(r", in (reset|detach)_hidden\b", inside):
         kind = "resets"
     elif deeper:
-        kind = "sizes" if kind == "branch" and not any(re.search(_NEURONS, file) for file in deeper) else "neuron"
+        # What a neuron calls decides by values; where the neuron itself does, they are its input's size.
+        of_neurons = [bool(re.search(_NEURONS, file)) for file in deeper]
+        kind = "sizes" if kind == "branch" and (of_neurons[-1] or not any(of_neurons)) else "neuron"
     return Reason(kind, tuple(lines[-1:]), said if kind == "break" else "")
 
 
