@@ -528,6 +528,8 @@ class Automatic:
 
     def saw_spikes(self, surrogate: Any, frame: Any) -> None:
         """A surrogate was called in this frame, as of a neuron that the program writes out."""
+        if frame.f_code.co_filename.startswith(PACKAGES):
+            return  # of a neuron whose call was seen
         # Layers may have one surrogate, and the same code.
         self._saw((id(surrogate), frame.f_lasti, id(frame.f_locals.get("self"))), frame)
 
