@@ -29,6 +29,7 @@ from snnipu.compiler.lists import Lists, Read
 from snnipu.compiler.reasons import PACKAGES, Reason
 from snnipu.compiler.report import GraphReport
 from snnipu.neurons._states import PlainStates
+from snnipu.ops._arguments import is_autocast
 from snnipu.surrogate import Surrogate
 
 _LOG = logging.getLogger("snnipu.compiler")
@@ -284,6 +285,10 @@ class Site:
             codes = tracing.ResetCodes(module)
             if tracing.loses_a_result(module):
                 raise AsItIs(NO_NUMBER)
+            autocast = is_autocast("cpu") or is_autocast("cuda")
+            mixed = "" if autocast else nodes.of_several_dtypes(module.graph)
+            if mixed:
+                raise AsItIs(f"{mixed} is given tensors of several dtypes")
             made = backend.compile_graph(module, example_inputs, observer=self.reports.append, **options)
             reason = not_faster(self.reports[-1])
             if reason:

@@ -961,6 +961,41 @@ def test_classes_that_have_each_other_as_attributes():
     assert {function.__name__ for function in automatic._functions_of(module)} == {"f", "g"}
 
 
+class Normalised(Net):
+    """A loop that changes tensors from outside of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.rates, self.ran = nn.BatchNorm1d(INPUTS), torch.zeros(STEPS), 0
+
+    def forward(self, x):
+        mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
+        for step in range(x.size(0)):
+            spk, mem1, mem2 = self.step(self.norm(x[step].float()).to(x.dtype), mem1, mem2)
+            self.rates[step] = spk.detach().mean()
+            self.ran += 1
+        return mem2
+
+
+def test_an_error_of_dtypes_comes_where_the_loop_has_it(auto):
+    """TorchDynamo's trace of a product does not meet it: the graph would run up to it, and beyond the loop's step."""
+    nets, (x,) = [Normalised(), Normalised()], numbers(1)
+    for net in nets:
+        with auto.paused() if net is nets[0] else contextlib.nullcontext():
+            for _ in range(3):
+                net(x)
+            for change in (lambda net: (net, x.double()), lambda net: (net, x, net.fc2.double())[:2]):
+                changed, given = change(net)
+                with pytest.raises(RuntimeError, match="same dtype"):
+                    changed(given)
+                net.fc2.float()
+            net(x)
+    for own, other in zip(nets[0].buffers(), nets[1].buffers()):
+        torch.testing.assert_close(own, other)
+    assert [net.ran for net in nets] == [4 * STEPS] * 2
+    assert any(site.compiled for site in auto.sites)
+
+
 def prints_now_and_then(net, x, step_of_it):
     mem1, mem2 = net.lif1.init_leaky(), net.lif2.init_leaky()
     for step in range(x.size(0)):

@@ -168,6 +168,12 @@ OBSTACLES = (
     "logging.getLogger('surroundings').info('step %d', step)",
     "assert torch.isfinite(mem).all()",
     "largest = max(float(one) for one in mem.detach().flatten())",
+    # Under an `if`: of some calls alone, of none, of one step.
+    "if not torch.is_grad_enabled():\n    print('no gradient', step)",
+    "if COUNT['asked'] % 3 == 1 and step == 1:\n    print(float(mem.detach().sum()))\nCOUNT['asked'] += 1",
+    "if step > 99:\n    SEEN.append(spk.detach().numpy().copy())",
+    "if {n}.training and step == 2:\n    print('training', float(spk.detach().sum()))",
+    "SEEN.append(spk.detach().numpy().sum().item() if len(SEEN) == 3 else -1)",
 )
 # Around the neurons: NEURONS is their place.
 WRAPPED = (
@@ -757,8 +763,6 @@ KNOWN = {
     "mem.detach().zero_()": "what shares a result's memory in the loop has its own",
     "torch.autograd.grad(loss, mem": "a gradient of the last membrane is without what comes by the stacked ones",
     "mem.register_hook(lambda grad: SEEN.append(told": "the same",
-    "net.double()": "an error inside a graph comes without what the loop did before it",
-    "net.bfloat16()": "the same",
 }
 # snnTorch's utils.reset, in a loop that is not compiled, leaves out neurons that were copied: docs/how-to/compile.md.
 KNOWN_OF_HIDDEN_STATES = ("copy.deepcopy(", "pickle.loads(")
