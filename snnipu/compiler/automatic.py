@@ -350,12 +350,14 @@ class Site:
         self.reasons[grad] = reason
         if note is not None and note not in self.notes:
             self.notes.append(note)
-        if self.waits_for is not None or reason in self.auto.told:
+        # A function and the loop in it end at the same line.
+        cause = note if note is not None and note.lines else (self.label, reason)
+        if self.waits_for is not None or cause in self.auto.told:
             return
         if self.auto.tries_further(self):
             _LOG.info("%s runs as it is: %s", self.label, reason)
         else:
-            self.auto.told.add(reason)
+            self.auto.told.add(cause)
             _LOG.warning("%s runs as it is: %s", self.label, reason)
 
 
@@ -443,7 +445,7 @@ class Automatic:
         self._originals: Dict[Any, Any] = {}  # code of functions before their loops were taken out
         self._files: Dict[str, bool] = {}
         self._said: Dict[Any, bool] = {}
-        self.told: Set[str] = set()  # why loops run as they are: a function and its loop often for one cause
+        self.told: Set[Any] = set()  # causes for which loops run as they are
         self._refused: Dict[int, List[str]] = {}  # what is told of loops that are no graph, by their function's code
         self._in_vain: Dict[Any, int] = {}  # how often a code's loop was looked at, and nothing could be done
         self._counts: Dict[Any, Dict[Any, Tuple[int, Any]]] = {}
@@ -533,8 +535,9 @@ class Automatic:
 
     def saw_spikes(self, surrogate: Any, frame: Any) -> None:
         """A surrogate was called in this frame, as of a neuron that the program writes out."""
-        if frame.f_code.co_filename.startswith(PACKAGES):
-            return  # of a neuron whose call was seen
+        caller = frame.f_back
+        if caller is not None and all(one.f_code.co_filename.startswith(PACKAGES[1]) for one in (frame, caller)):
+            return  # in snnTorch's step of a neuron, whose call was seen; not lif.fire(mem), which a program calls
         # Layers may have one surrogate, and the same code.
         self._saw((id(surrogate), frame.f_lasti, id(frame.f_locals.get("self"))), frame)
 

@@ -1050,6 +1050,46 @@ def test_a_cause_is_told_once(auto, caplog):
     assert told.count("the cause: ") == told.count("Instead: ") == 1
 
 
+class Hooked(Net):
+    """All of its neurons are looked at."""
+
+    def __init__(self):
+        super().__init__()
+        for lif in (self.lif1, self.lif2):
+            lif.register_forward_hook(lambda *given: None)
+
+
+class HookedElsewhere(Hooked):
+    def forward(self, x):
+        mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
+        for t in range(len(x)):
+            _spk, mem1, mem2 = self.step(x[t], mem1, mem2)
+        return mem2
+
+
+def test_two_loops_of_one_reason_are_both_named(auto, caplog):
+    caplog.set_level(logging.WARNING, "snnipu.compiler")
+    for net in (Hooked(), HookedElsewhere()):
+        for x in numbers():
+            net(x)
+    named = {record.getMessage().split(" runs as it is")[0] for record in caplog.records}
+    assert len(named) == 2
+
+
+def by_fire(net, x):
+    mem, spikes = torch.zeros(x.shape[1], 5), []
+    for step in range(x.size(0)):
+        mem = 0.5 * mem + net.fc1(x[step])
+        spk = net.lif1.fire(mem)
+        mem = mem - spk
+        spikes.append(spk)
+    return torch.stack(spikes)
+
+
+def test_a_loop_that_calls_a_part_of_a_neuron_is_found():
+    assert [site.label for site in compare(by_fire)]
+
+
 def test_a_loop_of_snntorchs_own_that_learns(auto):
     net = nn.Sequential(nn.Linear(INPUTS, 3), snn.Leaky(beta=0.9, init_hidden=True, output=True))
     data = [(torch.rand(BATCH, INPUTS), torch.zeros(BATCH, dtype=torch.long)) for _ in range(3)]

@@ -1,0 +1,50 @@
+"""Batch norm in training over time: T calls with each step's own statistics."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from snnipu.ops import batch_norm
+
+T, C = 4, 3
+
+
+def of_steps(x, mean, var, *affine):
+    return torch.stack([functional.batch_norm(step, mean, var, *affine, True, 0.25, 1e-3) for step in x])
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["averages", "none"])
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("largest", [0, 8192], ids=["step by step", "at once"])
+@pytest.mark.parametrize(
+    "shape", [(5, C), (2, C, 6), (1, C, 3, 2), (0, C), (0, C, 2, 2), (3, C, 0), (2, C, 3, 0)], ids=str
+)
+def test_it_is_its_steps(shape, largest, affine, known, monkeypatch):
+    """Of an empty batch, too, which leaves the running averages as they are."""
+    monkeypatch.setattr(batch_norm, "SMALL_STEP", largest)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(T, *shape, generator=generator, dtype=torch.float64)
+    scales = [torch.randn(C, generator=generator, dtype=torch.float64) for _ in range(2)] if affine else [None, None]
+    found = []
+    for function in (batch_norm.batch_norm_over_time, of_steps):
+        given, learnt = (
+            x.clone().requires_grad_(),
+            [one if one is None else one.clone().requires_grad_() for one in scales],
+        )
+        mean, var = (torch.full((C,), 0.5, dtype=torch.float64), torch.full((C,), 2.0, dtype=torch.float64))
+        averages = (mean, var) if known else (None, None)
+        if function is of_steps:
+            out = function(given, *averages, *learnt)
+        else:
+            out = function(given, *averages, *learnt, momentum=0.25, eps=1e-3)
+        (out * torch.arange(out.numel()).view_as(out)).sum().backward()
+        found.append([out.detach(), given.grad, mean, var, *(one.grad for one in learnt if one is not None)])
+    for own, expected in zip(*found):
+        torch.testing.assert_close(own, expected)
+
+
+def test_one_value_of_a_channel_is_pytorchs_error_of_a_step():
+    mean, var = torch.zeros(C), torch.ones(C)
+    with pytest.raises(ValueError, match=rf"got input size torch\.Size\(\[1, {C}\]\)"):
+        batch_norm.batch_norm_over_time(torch.ones(T, 1, C), mean, var)
+    assert not mean.any()
