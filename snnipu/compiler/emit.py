@@ -265,7 +265,7 @@ class Emitter:
         for place, series in enumerate(wanted):
             self.sequence[series] = self.graph.call_function(operator.getitem, (made, place))
         for place, (series, _) in enumerate(body.finals):
-            if series.steps - 1 in self.steps.get(series, ()):
+            if series.output and series.steps - 1 in self.steps.get(series, ()):
                 self.final[series] = self.graph.call_function(operator.getitem, (made, len(wanted) + place))
         for bundle in stretch.bundles:
             self._take(bundle)
@@ -351,6 +351,9 @@ class Emitter:
                 body.finals.append((series, self.graph.call_function(operator.getitem, (made, count + place - 1))))
             elif last in self.steps.get(series, ()):
                 self.final[series] = self.graph.call_function(operator.getitem, (made, count + place - 1))
+        if body is not None and chain.feedback is not None:
+            spikes = self.graph.call_function(operator.getitem, (made, 2 * count - 1))
+            body.finals.append((chain.series[0], spikes))
 
     def _connection(self, feedback: Feedback) -> Tuple[Any, ...]:
         """What :func:`snnipu.ops.leaves.neuron_fed_back` takes."""
@@ -361,7 +364,9 @@ class Emitter:
         if feedback.minus:
             weight = self.graph.call_function(torch.neg, (weight,))
             bias = None if bias is None else self.graph.call_function(torch.neg, (bias,))
-        return self.value(feedback.spikes), weight, bias, feedback.geometry
+        body = self._body
+        spikes = self.value(feedback.spikes) if body is None else body.state(self._outside(feedback.spikes))
+        return spikes, weight, bias, feedback.geometry
 
     def _emit_slices(self, slices: Slices) -> None:
         assert slices.of is not None

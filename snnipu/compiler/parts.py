@@ -118,7 +118,7 @@ def _may_be_cut(unit: Any) -> bool:
     if not isinstance(unit, (Chain, Operator)) or not all(isinstance(s.value, torch.Tensor) for s in unit.series):
         return False
     if isinstance(unit, Chain):
-        return unit.feedback is None  # its spikes are no state that a part goes on with
+        return True
     return all(isinstance(lifted.value, torch.Tensor) for lifted in (unit.call.lifted() if unit.call else ()))
 
 

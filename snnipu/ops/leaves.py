@@ -333,6 +333,9 @@ def neuron_fed_back(
 
     Args:
         connection: the spikes before the first step, then the layer: weight, bias, geometry.
+
+    Returns:
+        What :func:`neuron_over_time` does, then the last spikes or None.
     """
     name, names, chosen = options
     spikes, weight, bias, geometry = connection
@@ -348,8 +351,8 @@ def neuron_fed_back(
         store=(False, *store),
         need_final=need_final,
     )
-    final = made.final[1:] if made.final is not None else [None] * len(store)
-    return (made.spk, *made.states[1:], *final)
+    final = made.final if made.final is not None else [None] * len(made.states)
+    return (made.spk, *made.states[1:], *final[1:], final[0])
 
 
 def spiking_lstm_step(

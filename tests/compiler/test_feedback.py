@@ -9,7 +9,8 @@ from torch.nn import functional as F
 import snnipu as snn
 from snnipu import surrogate
 from snnipu.compiler import backend
-from snnipu.ops import recurrent_sequence
+from snnipu.neurons import multistep
+from snnipu.ops import leaves, recurrent_sequence
 from snnipu.ops.recurrent_sequence import Connection, recurrent_apply
 
 pytestmark = needs_backend
@@ -387,3 +388,16 @@ def test_the_operator_is_its_reference(monkeypatch, dtype, undelayed):
         gradients = torch.autograd.grad(sum(f.square().sum() for f in found), leaves)
         results.append((found, gradients))
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("start", ["zeros", "none"])
+@pytest.mark.parametrize("neuron", ["graded", "synaptic undelayed"])
+def test_in_parts_of_time_the_spikes_are_handed_on(neuron, start, graphs, monkeypatch):
+    net, x = Recurrent(SPELLINGS["layer"], NEURONS[neuron](), start), torch.randn(STEPS, BATCH, 5)
+    lengths = []
+    apply = leaves.recurrent_apply
+    monkeypatch.setattr(leaves, "recurrent_apply", lambda *a, **k: (lengths.append(len(a[1])), apply(*a, **k))[1])
+    monkeypatch.setattr(multistep, "PART_BYTES", 2 * BATCH * 5 * 4)
+    compare(net, x)
+    assert rolled(graphs) == BOTH
+    assert lengths[-3:] == ([2, 2, 2] if start == "zeros" else [2, 2, 1])
