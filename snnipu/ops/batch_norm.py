@@ -53,4 +53,7 @@ def _average(running: torch.Tensor, values: torch.Tensor, momentum: float) -> No
     steps = values.numel() // running.numel()
     weights = [momentum * (1 - momentum) ** (steps - 1 - t) for t in range(steps)]
     total = torch.mv(values.view(steps, -1).t(), values.new_tensor(weights))
-    running.mul_((1 - momentum) ** steps).add_(total)
+    # As in PyTorch's own, the averages' version stays: each call of batch_norm keeps them for its backward pass, which
+    # does not read them. Under a compiler's tensors, .data would be lost.
+    own = running.data if type(running) is torch.Tensor else running
+    own.mul_((1 - momentum) ** steps).add_(total)

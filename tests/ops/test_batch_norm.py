@@ -48,3 +48,16 @@ def test_one_value_of_a_channel_is_pytorchs_error_of_a_step():
     with pytest.raises(ValueError, match=rf"got input size torch\.Size\(\[1, {C}\]\)"):
         batch_norm.batch_norm_over_time(torch.ones(T, 1, C), mean, var)
     assert not mean.any()
+
+
+@pytest.mark.parametrize("largest", [0, 8192], ids=["step by step", "at once"])
+def test_between_batch_norms_of_steps_of_one_graph(largest, monkeypatch):
+    """A loop that runs as it is once, then compiled, before one backward pass: PyTorch's norm keeps its averages."""
+    monkeypatch.setattr(batch_norm, "SMALL_STEP", largest)
+    x, mean, var = torch.randn(T, 5, C, requires_grad=True), torch.zeros(C), torch.ones(C)
+    before = of_steps(x, mean, var, None, None)
+    at_once = batch_norm.batch_norm_over_time(x, mean, var, momentum=0.25, eps=1e-3)
+    after = of_steps(x, mean, var, None, None)
+    found = [torch.autograd.grad((out**3).sum(), x)[0] for out in (before, at_once, after)]
+    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(found[2], found[0])
