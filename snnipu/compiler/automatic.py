@@ -736,7 +736,7 @@ class Automatic:
             return {}
         before = outline.code_of(original)
         for key, code in outline.code_of(compile(tree, filename, "exec", dont_inherit=True)).items():
-            if key in before:
+            if key in before and code != before[key]:
                 self._originals[code] = before[key]
 
         def register(function: Any) -> Any:

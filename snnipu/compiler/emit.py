@@ -394,7 +394,11 @@ class Emitter:
 
         args = rules.changed(bundle.call.args, given)
         kwargs = rules.changed(bundle.call.kwargs, given)
-        self.sequence[bundle.series[0]] = bundle.make(self.graph, args, kwargs)
+        made = bundle.make(self.graph, args, kwargs)
+        for series in bundle.series:
+            several = len(bundle.series) > 1
+            part = self.graph.call_function(operator.getitem, (made, series.output)) if several else made
+            self.sequence[series] = part
 
     def _take(self, bundle: Any) -> None:
         """The single steps of a bundle's results that somebody asks for: here, where the gradient mode is theirs."""

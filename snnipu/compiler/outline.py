@@ -92,9 +92,9 @@ class _Scope:
         self.changed: Set[str] = set() if outer is None else set(outer.changed)
         for one in ast.walk(node):
             if one is not node and isinstance(one, (*_FUNCTIONS, ast.Lambda)):
-                body = one.body if isinstance(one.body, list) else [one.body]
-                self.cells |= names_of(body)[0] & self.locals
-                self.changed |= {n for part in ast.walk(one) if isinstance(part, ast.Nonlocal) for n in part.names}
+                changed = {n for part in ast.walk(one) if isinstance(part, ast.Nonlocal) for n in part.names}
+                self.cells |= (names_of([one])[0] | changed) & self.locals
+                self.changed |= changed
         self.looks = any(_is_call_of(one, {"locals", "vars", "eval", "exec", "dir"}) for one in ast.walk(node))
 
 

@@ -161,7 +161,8 @@ class Chain(Bundle):
 class Found:
     """A chain as it stands in the graph, whether or not it becomes a sequence.
 
-    ``reason``: why it does not; ``apart``: the steps before ``steps`` that stay steps.
+    ``reason``: why it does not; ``apart``: the steps before ``steps`` that stay steps; ``alone``: no step goes on from
+    the one before, so that they are an operator like others.
     """
 
     name: str
@@ -170,6 +171,7 @@ class Found:
     reason: Optional[Reason] = None
     feedback: Optional[Feedback] = None
     apart: int = 0
+    alone: bool = False
 
 
 # Operators, each the input of the next one, that are looked at before the last is one over time: in a loop that
@@ -196,7 +198,8 @@ class Plan:
         # Batch norms over time change the running averages in the steps' order.
         self.norms = {node for node in graph.nodes if nodes.is_norm_in_training(node)}
         self.fixed: Set[Node] = self.effects - self.norms
-        self.chains = self._find_chains()
+        self.chains = self._alone_together(self._find_chains())
+        self.alone = {step for chain in self.chains if chain.alone for step in chain.steps}
         self.banned: Set[Node] = set()
         # Why nodes of bundles that need their own results are not one.
         self.reasons: Dict[Node, Reason] = {}
@@ -204,7 +207,7 @@ class Plan:
             if chain.reason is None:
                 self._find_feedback(chain)
         for chain in self.chains:
-            if chain.reason is not None:
+            if chain.reason is not None and not chain.alone:
                 self.banned.update(chain.steps)
         self._order = self._order_edges()
         # What needed its own results when everything was bundled that can be.
@@ -216,7 +219,10 @@ class Plan:
                 break
             self.banned.update(unfit)
         for chain in self.chains:
-            if chain.reason is None and chain.steps[0] not in self.bundle_of:
+            left = [step for step in chain.steps if step not in self.bundle_of]
+            if chain.alone and left in ([], [chain.steps[0]]):
+                chain.steps, chain.reason, chain.apart = chain.steps[len(left) :], None, len(left)
+            elif chain.reason is None and left:
                 chain.reason = self.reasons[chain.steps[0]]
 
     # ---- chains
@@ -248,6 +254,28 @@ class Plan:
                 why = self._apart(*same[at : at + 2])
             found.append(Found(name, kind, tuple(chain), why))
         return found
+
+    def _alone_together(self, found: Sequence[Found]) -> List[Found]:
+        """The steps of a layer none of which goes on from the one before, as one."""
+        alone: Dict[Any, List[Found]] = {}
+        for chain in found:
+            step = chain.steps[0]
+            if len(chain.steps) == 1 and step.target in rules.ELEMENTWISE_STEPS and not self.fixed & {step}:
+                alone.setdefault((chain.name, step.target, step.args[2:]), []).append(chain)
+        groups = {}
+        for chains in alone.values():
+            if len(chains) > 1 and not self._comes_from(chains[1].steps[0], chains[0].steps[0]):
+                groups[chains[0].steps[0]] = chains
+        inside = {chain.steps[0] for chains in groups.values() for chain in chains}
+        made = []
+        for chain in found:
+            chains = groups.get(chain.steps[0])
+            if chains is not None:
+                steps = tuple(one.steps[0] for one in chains)
+                made.append(Found(chain.name, chain.kind, steps, chain.reason, alone=True))
+            elif chain.steps[0] not in inside:
+                made.append(chain)
+        return made
 
     @functools.cached_property
     def memory(self) -> nodes.Memory:
@@ -372,7 +400,7 @@ class Plan:
         self._depth = 0
         waiting: List[List[Any]] = []
         for found in self.chains:
-            if found.steps[0] not in self.banned and not any(node in self.banned for node in found.steps):
+            if not found.alone and not any(node in self.banned for node in found.steps):
                 chain = Chain(found.steps, name=found.name, feedback=found.feedback)
                 results = nodes.value_of(found.steps[0])
                 chain.series = [Series(chain, place, value) for place, value in enumerate(results)]
@@ -385,6 +413,10 @@ class Plan:
                             output = 0
                         self.member[user] = chain.series[output], t
         for found in self.chains:
+            if found.alone:
+                self.pull(found.steps)
+                waiting.append(_outputs(found.steps))
+                continue
             bundle = self.bundle_of.get(found.steps[0])
             inputs: List[Any] = [step.args[0] for step in found.steps]
             if bundle is not None and found.feedback is not None:
@@ -507,7 +539,7 @@ class Plan:
 
     def _bundle_run(self, run: Tuple[Node, ...]) -> bool:
         first = run[0]
-        if first.op not in ("call_function", "call_method") or is_step(first):
+        if first.op not in ("call_function", "call_method") or (is_step(first) and first not in self.alone):
             return False
         if first in self.norms and any(self.place[a] > self.place[b] for a, b in zip(run, run[1:])):
             return False
@@ -531,7 +563,7 @@ class Plan:
         kwargs = self._lift([dict(n.kwargs) for n in run])
         self._depth -= 1
         self._in_progress.difference_update(run)
-        if banned or args is None or kwargs is None or any(node in self.member for node in run):
+        if banned or args is None or kwargs is None or any(n in self.member or n in self.bundle_of for n in run):
             return False
         call = Call(first, tuple(args), kwargs)
         if not call.lifted():
@@ -543,8 +575,13 @@ class Plan:
         return True
 
     def _register(self, bundle: Bundle, value: Any) -> None:
-        bundle.series = [Series(bundle, 0, value)]
         self._add(bundle)
+        if bundle.nodes[0] in self.alone:
+            bundle.series = [Series(bundle, place, one) for place, one in enumerate(value)]
+            for t, step in enumerate(bundle.nodes):
+                self.member.update((user, (bundle.series[user.args[1]], t)) for user in step.users)
+            return
+        bundle.series = [Series(bundle, 0, value)]
         for t, node in enumerate(bundle.nodes):
             self.member[node] = bundle.series[0], t
 

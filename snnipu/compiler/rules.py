@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 
 from snnipu.compiler import helpers
 from snnipu.compiler.nodes import ELEMENTWISE, argument, bound, is_tensor, name_of, training, value_of
-from snnipu.ops import sparse_input
+from snnipu.ops import leaves, sparse_input
 from snnipu.ops.avg_pool2d import avg_pool2d
 from snnipu.ops.batch_norm import batch_norm_over_time
 from snnipu.ops.max_pool2d import max_pool2d
@@ -694,9 +694,24 @@ RULES: Dict[str, Callable[[Call], Optional[Make]]] = {
 }
 
 
+# A neuron's steps that are given their states, or begin anew, one by one: what they do to each number they do to all.
+ELEMENTWISE_STEPS = (leaves.lif_step, leaves.neuron_step)
+
+
+def _step(call: Call) -> Optional[Make]:
+    """A neuron's steps none of which goes on from the one before."""
+    x, states, _, _, _, rolls = call.args
+    own = [one for one in (x, *states) if one is not None]
+    if rolls or not all(isinstance(one, Lifted) and one.value.shape == x.value.shape for one in own):
+        return None
+    others = [one for one in call.lifted() if not any(one is given for given in own)]
+    small = all(value_of(node).dim() <= x.dims for node in call.constant_tensors())
+    return _same_call(call) if small and not others else None
+
+
 def over_time(call: Call) -> Optional[Make]:
     """How the call runs over time; None: it does not."""
-    rule = RULES.get(name_of(call.node))
+    rule = _step if call.node.target in ELEMENTWISE_STEPS else RULES.get(name_of(call.node))
     if rule is None or not call.args:
         return None
     return rule(call)

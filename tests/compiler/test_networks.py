@@ -778,3 +778,58 @@ def test_a_part_replaced_after_compilation_is_seen(make):
     net.lif.fire = lambda mem: (mem > 0.1).float()
     assert torch.equal(compiled(x), net(x))
     assert not torch.equal(net(x), before)
+
+
+STARTS = {
+    "anew": lambda neuron, spk: neuron.init_leaky() if isinstance(neuron, snn.Leaky) else neuron.init_synaptic(),
+    "from the layer before": lambda neuron, spk: (spk,) if isinstance(neuron, snn.Leaky) else (spk, spk),
+}
+RESTARTED = {
+    "plain": lambda: snn.Leaky(beta=0.9, threshold=0.4),
+    "learnt": lambda: snn.Leaky(beta=torch.full((8,), 0.7), learn_beta=True, threshold=0.4, learn_threshold=True),
+    "zero": lambda: snn.Leaky(beta=0.9, threshold=0.4, reset_mechanism="zero", reset_delay=False),
+    "graded": lambda: snn.Leaky(beta=0.8, threshold=0.4, learn_graded_spikes_factor=True),
+    "synaptic": lambda: snn.Synaptic(alpha=0.8, beta=torch.tensor([0.7]), learn_beta=True, threshold=0.4),
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("kind", RESTARTED)
+def test_steps_that_do_not_go_on_from_the_one_before_are_one_operator(kind, start, training):
+    """Each begins anew, or with what another layer gave it: the last state is on the neuron, the middle ones are read."""
+
+    class Blocks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(1)
+            self.fc1, self.fc2, self.fc3 = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+            self.first, self.block, self.last = snn.Leaky(beta=0.8, threshold=0.3), RESTARTED[kind](), snn.Leaky(beta=0.9)
+
+        def forward(self, x):
+            mem1, mem3, rows, some = self.first.init_leaky(), self.last.init_leaky(), [], None
+            for t in range(x.shape[0]):
+                spk, mem1 = self.first(self.fc1(x[t]), mem1)
+                states = STARTS[start](self.block, spk)
+                spk, *states = self.block(self.fc2(spk), *(states if isinstance(states, tuple) else (states,)))
+                some = states[-1] if t == 2 else some
+                spk, mem3 = self.last(self.fc3(spk), mem3)
+                rows.append(mem3)
+            return torch.stack(rows), some, spk
+
+    results = []
+    for make in (lambda net: net, Watched):
+        net = Blocks()
+        run = make(net)
+        for batch in (4, 2):
+            x = torch.rand(6, batch, 5, generator=torch.Generator().manual_seed(batch)) * 3
+            with torch.set_grad_enabled(training):
+                made = run(x)
+            if training:
+                sum((one * one).sum() for one in made).backward()
+        results.append([*made, net.block.mem, *(p.grad for p in net.parameters())])
+    for own, expected in zip(results[1], results[0]):
+        assert (own is None) == (expected is None)
+        if own is not None:
+            torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-6)
+    assert [(neuron.steps, neuron.rolled) for neuron in run.neurons] == [(6, True)] * len(run.neurons)

@@ -57,6 +57,13 @@ PROGRAMS = {
         " return s, i, x, n"
     ),
     "an error in the steps": "def f():\n s = 0\n for i in range(abs('a')):\n  s += abs(i)\n return s",
+    "functions inside with names of their own": (
+        "def f():\n def add(s, t):\n  i = s + abs(t)\n  return i\n s = 0\n for i in range(3):\n  s = add(s, i)\n"
+        " return s, i"
+    ),
+    "closure changes what the loop does not know": (
+        "def f():\n s = 0\n def add(t):\n  nonlocal s\n  s += t\n for t in range(3):\n  add(abs(t))\n return s"
+    ),
     "while": "def f():\n n, s = 5, 0\n while n:\n  s += abs(n)\n  n -= 1\n return s, n",
     "nested": (
         "def f():\n rec = []\n for t in range(3):\n  s = 0\n  for k in range(t):\n   s += abs(k)\n  rec.append(s)\n"
@@ -132,7 +139,7 @@ REFUSED = {
     "backward": "def f():\n for t in range(3):\n  abs(t)\n  t.backward()",
     "locals": "def f():\n for t in range(3):\n  y = abs(t)\n return locals()",
     "closure changes it": (
-        "def f():\n s = 0\n def add(t):\n  nonlocal s\n  s += t\n for t in range(3):\n  add(abs(t))\n return s"
+        "def f():\n s = 0\n def add(t):\n  nonlocal s\n  s += t\n for t in range(3):\n  add(abs(t))\n  s += 1\n return s"
     ),
     "a sibling changes what the loop reads": (
         "def f():\n n, out = 0, []\n def bump():\n  nonlocal n\n  n += 1\n def h():\n  for t in range(3):\n   bump()\n"

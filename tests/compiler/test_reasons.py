@@ -112,9 +112,9 @@ def one_step(net, x):
 
 
 def restarted(net, x):
-    spikes = []
+    spikes, start = [], torch.full((x.shape[1], WIDTH), 0.5)
     for t in range(STEPS):
-        spk, _mem = net.lif1(net.fc1(x[t]), net.lif1.init_leaky())  # here
+        spk, _mem = net.lif1(net.fc1(x[t]), start)  # here
         spikes.append(spk)
     return torch.stack(spikes)
 
