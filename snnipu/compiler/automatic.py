@@ -24,7 +24,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set,
 import snntorch
 import torch
 
-from snnipu.compiler import backend, nodes, outline, reasons, tracing
+from snnipu.compiler import backend, nodes, outline, reasons, shown, tracing
 from snnipu.compiler.lists import Lists, Read
 from snnipu.compiler.reasons import PACKAGES, Reason
 from snnipu.compiler.report import GraphReport
@@ -149,7 +149,8 @@ class Site:
 
     Attributes:
         function: what runs eagerly.
-        source: what is compiled: the same, its loops where the program has them.
+        source: what is compiled: the same, its loops where the program has them, or without what it shows.
+        after: what shows that then; None: it shows nothing.
         label: where it stands: file, line, function.
         nested: whether the loop stands in another one of its function.
         reports: one for each compilation.
@@ -158,11 +159,19 @@ class Site:
     """
 
     def __init__(
-        self, auto: "Automatic", function: Any, label: str, nested: bool = False, source: Optional[Any] = None
+        self,
+        auto: "Automatic",
+        function: Any,
+        label: str,
+        nested: bool = False,
+        source: Optional[Any] = None,
+        after: Optional[Any] = None,
+        shown_to: Optional[Any] = None,
     ) -> None:
         self.auto = auto
         self.function = function
         self.source = function if source is None else source
+        self.after, self._shown_to = after, shown_to
         self.label = label
         self.nested = nested
         self.waits_for: Optional[Site] = None
@@ -237,6 +246,9 @@ class Site:
             self.waits_for = None
         if grad in self.reasons:
             return self.function(*args, **kwargs)
+        if self._shown_to is not None and not self._only_shows(args):
+            self._leave(grad, "it calls what may do more than to show something", Reason("prints"))
+            return self.function(*args, **kwargs)
         with tracing.Restored():
             if self._compiled is None:
                 self._compiled = self._compile()
@@ -270,8 +282,21 @@ class Site:
             else:
                 self._lists.note(lists)
                 self._count(grad, len(self.reports) > before, (*args, *kwargs.values()))
-                return result
+                return self._shown(result, args)
         return self.function(*args, **kwargs)
+
+    def _only_shows(self, args: Sequence[Any]) -> bool:
+        try:
+            return all(map(shown.only_shows, self._shown_to(*args)))  # type: ignore[misc]
+        except Exception:
+            return False  # the program's own error comes at its line
+
+    def _shown(self, result: Any, args: Sequence[Any]) -> Any:
+        """The results of the function, once what it would have shown is."""
+        if self.after is None:
+            return result
+        self.after(*args, result[-1])
+        return result[:-1]
 
     def _reached(self, args: Sequence[Any], kwargs: Dict[str, Any]) -> List[Any]:
         """The objects that the function knows: its arguments, and those of its names that are global."""
@@ -741,9 +766,12 @@ class Automatic:
 
         def register(function: Any) -> Any:
             loop = loops[function.__name__]
-            function.__code__ = function.__code__.replace(co_name=loop.host)
+            parts = (outline.COMPILED, outline.AFTER, outline.SHOWN_TO)
+            shows = [function.__globals__.get(loop.name + part) for part in parts]
+            for one in (function, *filter(None, shows)):
+                one.__code__ = one.__code__.replace(co_name=loop.host)
             label = f"{os.path.basename(filename)}:{loop.line}" + (f" ({loop.host})" if loop.host[0] != "<" else "")
-            site = Site(self, function, label, loop.nested)
+            site = Site(self, function, label, loop.nested, *shows)
             self._by_code[self._codes.number(function.__code__)] = site
 
             def call(*args: Any) -> Any:
@@ -751,7 +779,7 @@ class Automatic:
 
             return call
 
-        return {outline.UNBOUND: UNBOUND, outline.REGISTER: register}
+        return {outline.UNBOUND: UNBOUND, outline.REGISTER: register, outline.KEPT: shown.kept}
 
     def adopt(self, module: types.ModuleType) -> None:
         """Take the loops out of the functions and methods of a module that is loaded already."""

@@ -7,6 +7,8 @@ module, a function of its global variables. The program does what it did, line n
 import ast
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
+from snnipu.compiler import shown
+
 Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LOOPS = (ast.For, ast.While)
@@ -14,9 +16,12 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 PREFIX = "__snnipu_"
 # Names that end with underscores are the same in a class.
-LOOP, UNBOUND, REGISTER, _OUT, _STEPS = (
-    f"{PREFIX}{name}" for name in ("loop_", "unbound__", "register__", "out__", "steps__")
+LOOP, UNBOUND, REGISTER, KEPT, _OUT, _STEPS, _SHOWN = (
+    f"{PREFIX}{name}" for name in ("loop_", "unbound__", "register__", "kept__", "out__", "steps__", "shown__")
 )
+# What follows the name of a loop that shows something in those of the loop that does not, of what shows it then, and of
+# what returns the objects that are shown something.
+COMPILED, AFTER, SHOWN_TO = "compiled__", "after__", "to__"
 
 # A loop with one of these has its results on the way: no compiler takes it as one graph.
 _LEARNING = {"backward", "zero_grad"}
@@ -134,34 +139,60 @@ class _Outliner:
         self._depth -= isinstance(node, _LOOPS)
         for handler in getattr(node, "handlers", ()):
             handler.body = self.block(handler.body, scope)
-        if isinstance(node, _LOOPS) and _may_be_compiled(node):
-            made = self._of_module(node) if scope is None else self._of_function(node, scope)
-            if made is not None:
-                return made
+        if isinstance(node, _LOOPS):
+            parts = shown.apart(node, _SHOWN, KEPT)
+            if _may_be_compiled(node if parts is None else parts.loop):
+                made = self._of_module(node, parts) if scope is None else self._of_function(node, scope, parts)
+                if made is not None:
+                    return made
         return [node]
 
     def _in_class(self, node: ast.stmt, scope: Optional[_Scope]) -> List[ast.stmt]:
         return self._statement(node, scope) if isinstance(node, (*_FUNCTIONS, ast.ClassDef)) else [node]
 
-    def _add(self, node: ast.stmt, host: str, arguments: Sequence[str], body: List[ast.stmt]) -> ast.expr:
-        """A function of the loop; returns its name as an expression."""
+    def _add(
+        self,
+        node: ast.stmt,
+        host: str,
+        arguments: Sequence[str],
+        before: List[ast.stmt],
+        results: Sequence[str],
+        parts: Optional[shown.Parts],
+    ) -> ast.expr:
+        """A function of the loop; returns its name as an expression.
+
+        Args:
+            before: statements in front of the loop.
+            results: variables that it returns.
+            parts: the loop that is compiled, and what it shows; None: it is the loop.
+        """
         name = f"{LOOP}{next(self.numbers)}__"
-        made = _parsed(f"def {name}({', '.join(arguments)}): pass")[0]
-        assert isinstance(made, ast.FunctionDef)
-        made.body, made.decorator_list = body, [ast.Name(REGISTER, ast.Load())]
-        _relocate(made, node)
-        self.functions.append(made)
+        made = {name: [*before, node, *_returned(results)]}
+        if parts is not None:
+            first = _parsed(f"{_SHOWN} = []")
+            made[f"{name}{COMPILED}"] = [*before, *first, parts.loop, *_returned([*results, _SHOWN])]
+            made[f"{name}{AFTER}"] = parts.after
+            made[f"{name}{SHOWN_TO}"] = [ast.Return(ast.Tuple(list(parts.to), ast.Load()))]
+        for each, body in reversed(list(made.items())):
+            given = [*arguments, *([_SHOWN] if each.endswith(AFTER) else [])]
+            function = _parsed(f"def {each}({', '.join(given)}): pass")[0]
+            assert isinstance(function, ast.FunctionDef)
+            function.body, function.decorator_list = body, [ast.Name(REGISTER, ast.Load())] if each == name else []
+            _relocate(function, node)
+            self.functions.append(function)
         self.loops.append(Loop(name, host, node.lineno, self._depth > 0))
         return ast.Name(name, ast.Load())
 
-    def _of_module(self, node: ast.stmt) -> Optional[List[ast.stmt]]:
+    def _of_module(self, node: ast.stmt, parts: Optional[shown.Parts]) -> Optional[List[ast.stmt]]:
         _, stores = names_of([node])
         _plain_assignments(node)
-        body: List[ast.stmt] = [ast.Global(sorted(stores))] if stores else []
-        called = ast.Expr(ast.Call(self._add(node, "<module>", (), [*body, node]), [], []))
+        before: List[ast.stmt] = [ast.Global(sorted(stores))] if stores else []
+        called = ast.Expr(ast.Call(self._add(node, "<module>", (), before, (), parts), [], []))
         return [_relocate(called, node)]
 
-    def _of_function(self, node: ast.stmt, scope: _Scope) -> Optional[List[ast.stmt]]:
+    def _of_function(
+        self, node: ast.stmt, scope: _Scope, parts: Optional[shown.Parts]
+    ) -> Optional[List[ast.stmt]]:
         loads, stores = names_of([node])
         known = scope.locals | scope.outer
         if scope.looks or stores & (scope.cells | scope.foreign) or (loads | stores) & scope.changed:
@@ -175,16 +206,18 @@ class _Outliner:
         sure = _surely_bound(scope, node)
         if scope.owner and any(name.startswith("__") and not name.endswith("__") for name in loads | stores):
             return None  # Python has other names for them in a class
+        every = [node, *([] if parts is None else [parts.loop, *parts.after, *parts.to])]
         if scope.owner:
-            _mangle(node, scope.owner)
+            for one in every:
+                _mangle(one, scope.owner)
         steps = _asked_of_tensors(node)
-        if steps:
-            assert isinstance(node, ast.For)
-            node.iter = ast.copy_location(ast.Name(_STEPS, ast.Load()), node.iter)
+        for one in every[:2] if steps else ():
+            assert isinstance(one, ast.For)
+            one.iter = ast.copy_location(ast.Name(_STEPS, ast.Load()), one.iter)
         fresh = [name for name in results if name not in arguments]
-        body = [*_parsed("".join(f"{name} = {UNBOUND}\n" for name in fresh)), node]
-        body += _returned(results)
-        called = self._add(node, scope.node.name, [*arguments, *([_STEPS] if steps else [])], body)
+        before = _parsed("".join(f"{name} = {UNBOUND}\n" for name in fresh))
+        given = [*arguments, *([_STEPS] if steps else [])]
+        called = self._add(node, scope.node.name, given, before, results, parts)
         given = [name if name in sure else f"locals().get({name!r}, {UNBOUND})" for name in arguments]
         given += [steps] if steps else []
         assert isinstance(called, ast.Name)

@@ -245,6 +245,8 @@ def of_break(trace: str, said: str) -> Reason:
     deeper = [match[0] for match in _FRAME.findall(inside) if match[0].startswith(PACKAGES[1:])]
     if re.search(r", in (reset|detach)_hidden\b", inside):
         kind = "resets"
+    elif deeper and os.path.basename(deeper[-1]) == "shown.py":
+        kind = "prints"
     elif deeper:
         # What a neuron calls decides by values; where the neuron itself does, they are its input's size.
         of_neurons = [bool(re.search(_NEURONS, file)) for file in deeper]

@@ -1001,7 +1001,7 @@ def prints_now_and_then(net, x, step_of_it):
     for step in range(x.size(0)):
         _spk, mem1, mem2 = net.step(x[step], mem1, mem2)
         if step == step_of_it:
-            print(float(mem2.sum()))
+            print(*(float(mem.sum()) for mem in (mem1, mem2)))
     return mem2
 
 

@@ -1,0 +1,247 @@
+"""What a loop shows on its way, behind it: ``print``, progress bars, logs, and records of NumPy's arrays.
+
+No graph has such a call in it. The loop that is compiled keeps what the call is given instead, as it is at that step,
+and the calls are made behind the loop, in their order. Taken for such a call is a statement that the rest of the loop
+does not see: ``print``, a method of a progress bar or a logger, ``list.append(... .numpy())`` and
+``array[...] = ... .numpy()``, of objects that the loop itself neither reads nor sets.
+"""
+
+import ast
+import copy
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+
+import numpy
+import torch
+
+_METHODS = {
+    *("set_description", "set_description_str", "set_postfix", "set_postfix_str", "refresh", "update", "write"),
+    *("debug", "info", "warning", "error"),
+}
+_TO_NUMPY = {"numpy", "tolist"}
+# Functions whose result is their arguments' alone.
+_FUNCTIONS = {
+    *("abs", "bool", "float", "format", "int", "list", "max", "min", "repr", "round", "sorted", "str", "sum", "tuple"),
+}
+_LIBRARIES = {"math", "np", "numpy", "torch"}
+_BARS = {"tqdm", "trange"}
+_SHOWING = {
+    *("tqdm", "logging", "loguru", "rich", "alive_progress", "progressbar", "tensorboardX", "io", "_io", "ipykernel"),
+}
+_REFUSED = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.NamedExpr, ast.Await, ast.Yield)
+_PLACES = (ast.Name, ast.Attribute, ast.Subscript)
+
+
+class Parts(NamedTuple):
+    """A loop in two.
+
+    Attributes:
+        loop: that keeps what is shown, in a list that the other part is given.
+        after: statements that show it.
+        to: the objects that are shown something, of which :func:`only_shows` tells more once there are any.
+    """
+
+    loop: ast.stmt
+    after: List[ast.stmt]
+    to: List[ast.expr]
+
+
+def only_shows(to: Any) -> bool:
+    """Whether an object is one of those that nothing else of a program looks at or is changed by: a learner, say, has an
+    ``update``, too."""
+    return type(to) in (list, numpy.ndarray) or type(to).__module__.split(".")[0] in _SHOWING
+
+
+def kept(value: Any) -> Any:
+    """What a later call is to see of a value, as it is now.
+
+    Raises:
+        TypeError: it may change until then.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if type(value) is tuple:
+        return tuple([kept(one) for one in value])
+    if value is None or isinstance(value, (bool, int, float, str, torch.Size)):
+        return value
+    raise TypeError("what is printed or logged at a step may have changed behind the loop")
+
+
+def apart(loop: ast.stmt, name: str, keep: str) -> Optional[Parts]:
+    """The loop without what it shows, and that; None where it shows nothing of this kind.
+
+    Args:
+        name: of the list.
+        keep: of :func:`kept`.
+    """
+    if not isinstance(loop, (ast.For, ast.While)):
+        return None
+    loop = copy.deepcopy(loop)
+    work = _Apart(loop, name, keep)
+    for block in (loop.body, loop.orelse):
+        work.visit_block(block)
+    bar = work.without_bar(loop)
+    if not work.calls and bar is None:
+        return None
+    which, given = f"{name}which", f"{name}given"
+    branches = []
+    for number, (statement, names) in enumerate(work.calls):
+        taken = f"{', '.join([*names.values(), ''])} = {given}" if names else "pass"
+        branch = ast.parse(f"if {which} == {number}:\n {taken}").body[0]
+        assert isinstance(branch, ast.If)
+        branch.body.append(statement)
+        branches.append(branch)
+    after: List[ast.stmt] = []
+    if branches:
+        show = ast.parse(f"for {which}, {given} in {name}: pass").body[0]
+        assert isinstance(show, ast.For)
+        show.body = list(branches)
+        after.append(show)
+    if bar is not None:
+        shown = ast.parse(f"for {which} in _: pass").body[0]
+        assert isinstance(shown, ast.For)
+        shown.iter = bar
+        after.append(shown)
+    return Parts(loop, after, work.to)
+
+
+class _Apart:
+    def __init__(self, loop: ast.stmt, name: str, keep: str) -> None:
+        self.calls: List[Tuple[ast.stmt, Dict[str, str]]] = []
+        self.to: List[ast.expr] = []
+        self._loop, self._name, self._keep = loop, name, keep
+        self._set = {one.id for one in ast.walk(loop) if isinstance(one, ast.Name) and not _is_load(one)}
+        statements = [one for one in ast.walk(loop) if isinstance(one, ast.stmt)]
+        shown_to = [self._receiver(one) for one in statements]
+        own = {id(part) for one in shown_to if one is not None for part in ast.walk(one)}
+        self._read = {ast.unparse(one) for one in ast.walk(loop) if isinstance(one, _PLACES) and id(one) not in own}
+
+    def visit_block(self, statements: List[ast.stmt]) -> None:
+        for place, statement in enumerate(statements):
+            made = self._kept(statement)
+            if made is not None:
+                statements[place] = made
+            elif not isinstance(statement, (ast.Try, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                for name in ("body", "orelse"):
+                    if isinstance(getattr(statement, name, None), list):
+                        self.visit_block(getattr(statement, name))
+
+    def without_bar(self, loop: ast.stmt) -> Optional[ast.expr]:
+        """Take a progress bar from around what the loop goes through; returns the bar."""
+        if not isinstance(loop, ast.For) or not isinstance(loop.iter, ast.Call):
+            return None
+        bar = loop.iter
+        named = bar.func.attr if isinstance(bar.func, ast.Attribute) else getattr(bar.func, "id", "")
+        inside = bar.args[0] if bar.args and not isinstance(bar.args[0], ast.Starred) else None
+        if named not in _BARS or inside is None or not _names(bar).isdisjoint(self._set):
+            return None
+        # Only numbers: what else is gone through may be used up, or be read again.
+        steps = ast.Call(ast.Name("range", ast.Load()), bar.args, []) if named == "trange" else inside
+        if not (isinstance(steps, ast.Call) and getattr(steps.func, "id", "") == "range"):
+            return None
+        loop.iter = ast.copy_location(steps, bar)
+        return copy.deepcopy(bar)
+
+    def _receiver(self, statement: ast.stmt) -> Optional[str]:
+        """What a statement of these shows its values to, as text; empty: nothing that the loop could read."""
+        if isinstance(statement, ast.Assign):
+            target = statement.targets[0]
+            whole = len(statement.targets) == 1 and isinstance(target, ast.Subscript) and _gives_numpy(statement.value)
+            return self._outside(target.value) if whole and isinstance(target, ast.Subscript) else None
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if not isinstance(call, ast.Call):
+            return None
+        if isinstance(call.func, ast.Name):
+            return call.func if call.func.id == "print" else None
+        if not isinstance(call.func, ast.Attribute):
+            return None
+        appends = call.func.attr == "append" and any(map(_gives_numpy, call.args))
+        return self._outside(call.func.value) if appends or call.func.attr in _METHODS else None
+
+    def _outside(self, place: ast.expr) -> Optional[ast.expr]:
+        """``place``, where it names an object that the loop does not set."""
+        root: Any = place
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        return place if isinstance(root, ast.Name) and root.id not in self._set else None
+
+    def _kept(self, statement: ast.stmt) -> Optional[ast.stmt]:
+        """What keeps the values of a call, which is noted; None: it is none of these."""
+        receiver = self._receiver(statement)
+        if receiver is None or ast.unparse(receiver) in self._read:
+            return None
+        if any(isinstance(one, _REFUSED) for one in ast.walk(statement)):
+            return None
+        later = copy.deepcopy(statement)
+        values: Dict[str, str] = {}
+        if isinstance(later, ast.Assign) and isinstance(later.targets[0], ast.Subscript):
+            fits = self._take(later, "value", values) and self._take(later.targets[0], "slice", values)
+        else:
+            call: Any = later.value  # type: ignore[attr-defined]
+            fits = all(self._take(call.args, place, values) for place in range(len(call.args)))
+            fits = fits and all(self._take(keyword, "value", values) for keyword in call.keywords)
+        if not fits:
+            return None
+        taken = ", ".join([*(f"{self._keep}({value})" for value in values), ""]) if values else ""
+        made = ast.parse(f"{self._name}.append(({len(self.calls)}, ({taken})))").body[0]
+        self.calls.append((later, values))
+        if ast.unparse(receiver) != "print":
+            self.to.append(copy.deepcopy(receiver))
+        for one in ast.walk(made):
+            if "lineno" in one._attributes:
+                ast.copy_location(one, statement)
+        return made
+
+    def _take(self, holder: Any, place: Any, values: Dict[str, str]) -> bool:
+        """Put variables for the values that an expression reads; returns whether the rest may be computed later."""
+        node = holder[place] if isinstance(holder, list) else getattr(holder, place)
+        if not isinstance(node, ast.AST) or isinstance(node, (ast.expr_context, ast.operator, ast.cmpop, ast.boolop)):
+            return True
+        is_length = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "len"
+        if is_length or (_is_place(node) and _is_load(node)):
+            text = ast.unparse(node)
+            name = values.setdefault(text, f"{self._name}{len(values)}")
+            made = ast.copy_location(ast.Name(name, ast.Load()), node)
+            if isinstance(holder, list):
+                holder[place] = made
+            else:
+                setattr(holder, place, made)
+            return True
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Name):
+                if node.func.id not in _FUNCTIONS:
+                    return False
+            elif isinstance(node.func, ast.Attribute):
+                root = node.func.value
+                library = isinstance(root, ast.Name) and root.id in _LIBRARIES - self._set
+                if "rand" in node.func.attr or not (library or self._take(node.func, "value", values)):
+                    return False
+            else:
+                return False
+            given = all(self._take(node.args, at, values) for at in range(len(node.args)))
+            return given and all(self._take(keyword, "value", values) for keyword in node.keywords)
+        for name, value in ast.iter_fields(node):
+            parts = [(value, at) for at in range(len(value))] if isinstance(value, list) else [(node, name)]
+            if not all(self._take(*part, values) for part in parts):
+                return False
+        return True
+
+
+def _is_load(node: Any) -> bool:
+    return isinstance(node.ctx, ast.Load)
+
+
+def _is_place(node: ast.AST) -> bool:
+    """Whether a variable, or what is found from one by attributes and indices."""
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return isinstance(node, ast.Name)
+
+
+def _names(node: ast.AST) -> Set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+
+
+def _gives_numpy(value: ast.expr) -> bool:
+    """Whether an expression calls ``.numpy()`` or ``.tolist()``."""
+    calls = (one.func for one in ast.walk(value) if isinstance(one, ast.Call))
+    return any(isinstance(function, ast.Attribute) and function.attr in _TO_NUMPY for function in calls)
