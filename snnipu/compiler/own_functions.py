@@ -4,6 +4,7 @@ TorchDynamo puts both of its passes into the graph, as modules that one node cal
 """
 
 import functools
+from types import FunctionType
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
@@ -35,12 +36,16 @@ class Passes:
     Attributes:
         change_inputs: whether they may change what they are given.
         is_random: whether the forward pass draws numbers.
+        is_linear: whether the gradient of several results of one input is that of their gradients' sum.
+        is_elementwise: whether each number depends on those in its place alone.
     """
 
     def __init__(self, forward: Graph, backward: Graph) -> None:
         self.forward, self.backward = forward, backward
         self.change_inputs = _changes_inputs(forward) or _changes_inputs(backward)
         self.is_random = any(map(nodes.is_random, forward.nodes))
+        self.is_linear = not any(map(nodes.is_random, backward.nodes)) and _is_linear(backward)
+        self.is_elementwise = all(map(_is_elementwise, (*forward.nodes, *backward.nodes)))
         self._text = text(forward), text(backward)
 
     def __eq__(self, other: object) -> bool:
@@ -54,6 +59,51 @@ def _changes_inputs(graph: Graph) -> bool:
     memory = nodes.Memory(graph)
     inputs = {memory.root(node) for node in graph.nodes if node.op == "placeholder"}
     return any(memory.root(node) in inputs for changed in memory.changes.values() for node in changed)
+
+
+# Linear in their first tensor; in either of two; in both together.
+_OF_FIRST = {
+    *("neg", "clone", "positive", "sum", "mean", "view", "reshape", "expand", "contiguous", "float", "t", "transpose"),
+    *("permute", "flatten", "unsqueeze", "squeeze", "div"),
+}
+_OF_EITHER = {"mul", "matmul", "mm"}
+_OF_BOTH = {"add", "sub"}
+
+
+def _is_linear(backward: Graph) -> bool:
+    """Whether a backward pass is linear in the gradient that it is given, as far as its operators tell."""
+    inputs = [node for node in backward.nodes if node.op == "placeholder"]
+    depends = set(inputs[:1])
+    for node in backward.nodes:
+        taken = [one in depends for one in node.args] if node.op != "output" else []
+        name = SAME.get(nodes.name_of(node), nodes.name_of(node))
+        if any(one in depends for one in nodes.leaves_of(list(node.kwargs.values()))):
+            return False
+        if node.op == "output":
+            grads = [grad for grad in node.args[0] if grad is not None]
+            return all(grad in depends for grad in grads)
+        if not any(one in depends for one in nodes.leaves_of(node.args)):
+            continue
+        if name in _OF_FIRST:
+            fits = taken[0] and not any(taken[1:])
+        elif name in _OF_EITHER:
+            fits = taken.count(True) == 1
+        elif name in _OF_BOTH:
+            fits = all(taken)
+        elif name in ("masked_fill", "setitem"):
+            fits = taken == [True, False, False] and node.args[2] == 0
+        else:
+            fits = name == "where" and not taken[0] and all(a or b == 0 for a, b in zip(taken[1:], node.args[1:]))
+        if not fits:
+            return False
+        depends.add(node)
+    return False
+
+
+def _is_elementwise(node: Node) -> bool:
+    if node.op in ("placeholder", "output") or node.target is torch._C._set_grad_enabled:
+        return True
+    return nodes.name_of(node) in nodes.ELEMENTWISE | {"float"} and not nodes.leaves_of(list(node.kwargs.values()))
 
 
 def text(graph: Graph) -> str:
@@ -151,6 +201,11 @@ def _runs(graph: Graph) -> Any:
 def is_own(node: Any) -> bool:
     """Whether a node calls such a function."""
     return isinstance(node, Node) and nodes.OWN in node.meta
+
+
+def is_called_directly(node: Node) -> bool:
+    """Whether :func:`call_directly` has made such a function's node plain."""
+    return is_own(node) and isinstance(node.target, FunctionType)
 
 
 def _arguments(node: Node) -> List[Any]:

@@ -8,7 +8,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from snnipu.compiler import nodes, rules
+from snnipu.compiler import nodes, own_functions, rules
 from snnipu.ops import leaves
 
 _CASTS = {
@@ -326,7 +326,9 @@ def _merge_equal(graph: Graph) -> None:
     known: Dict[Any, Node] = {}
     for node in list(graph.nodes):
         name = nodes.name_of(node)
-        if node.op not in ("call_function", "call_method") or not (name in rules.RULES or name in _SAME_NUMBERS):
+        own = own_functions.is_called_directly(node) and node.meta[nodes.OWN].is_linear
+        known_name = own or name in rules.RULES or name in _SAME_NUMBERS
+        if node.op not in ("call_function", "call_method") or not known_name:
             continue
         if name in _SAME_NUMBERS and _is_shown(node):
             continue

@@ -10,8 +10,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 from torch.fx import Graph, Node
 
-from snnipu.compiler import helpers
-from snnipu.compiler.nodes import ELEMENTWISE, argument, bound, is_tensor, name_of, training, value_of
+from snnipu.compiler import helpers, own_functions
+from snnipu.compiler.nodes import ELEMENTWISE, OWN, argument, bound, is_tensor, key_of, name_of, training, value_of
 from snnipu.ops import leaves, sparse_input
 from snnipu.ops.avg_pool2d import avg_pool2d
 from snnipu.ops.batch_norm import batch_norm_over_time
@@ -702,16 +702,26 @@ def _step(call: Call) -> Optional[Make]:
     """A neuron's steps none of which goes on from the one before."""
     x, states, _, _, _, rolls = call.args
     own = [one for one in (x, *states) if one is not None]
-    if rolls or not all(isinstance(one, Lifted) and one.value.shape == x.value.shape for one in own):
+    if rolls or not all(isinstance(one, Lifted) for one in own) or len({key_of(one.value)[0] for one in own}) > 1:
         return None
     others = [one for one in call.lifted() if not any(one is given for given in own)]
     small = all(value_of(node).dim() <= x.dims for node in call.constant_tensors())
     return _same_call(call) if small and not others else None
 
 
+def _own_function(call: Call) -> Optional[Make]:
+    """An autograd function of the program's own, of tensors of one shape."""
+    lifted = call.lifted()
+    shapes = {key_of(one)[0] for one in (*(one.value for one in lifted), *call.out)}
+    fits = call.node.meta[OWN].is_elementwise and len(shapes) == 1 and not call.constant_tensors()
+    return _same_call(call) if fits and lifted[0].dims and all(one in call.args for one in lifted) else None
+
+
 def over_time(call: Call) -> Optional[Make]:
     """How the call runs over time; None: it does not."""
     rule = _step if call.node.target in ELEMENTWISE_STEPS else RULES.get(name_of(call.node))
+    if own_functions.is_called_directly(call.node):
+        rule = _own_function
     if rule is None or not call.args:
         return None
     return rule(call)

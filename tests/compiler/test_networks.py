@@ -833,3 +833,94 @@ def test_steps_that_do_not_go_on_from_the_one_before_are_one_operator(kind, star
         if own is not None:
             torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-6)
     assert [(neuron.steps, neuron.rolled) for neuron in run.neurons] == [(6, True)] * len(run.neurons)
+
+
+def own_function(made, gradient):
+    """A function of two passes; the backward one is given the gradient, the input and the result."""
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            out = made(x)
+            ctx.save_for_backward(x, out)
+            return out
+
+        @staticmethod
+        def backward(ctx, grad):
+            return gradient(grad, *ctx.saved_tensors)
+
+    return Function.apply
+
+
+def _masked(grad, x, out):
+    grad = grad.clone()
+    grad[x.abs() > 0.3] = 0
+    return grad
+
+
+# Whether the gradient of a sum is the sum of gradients.
+PASSES = {
+    "straight through": (torch.round, lambda g, x, out: g, True),
+    "masked": (lambda x: x.clamp(-0.3, 0.3), lambda g, x, out: g * (x.abs() <= 0.3).float(), True),
+    "set": (lambda x: x.clamp(-0.3, 0.3), _masked, True),
+    "where": (torch.sign, lambda g, x, out: torch.where(x.abs() < 1, g, 0.0), True),
+    "a sum": (lambda x: x * 2, lambda g, x, out: -(g + g / 3), True),
+    "clipped": (torch.round, lambda g, x, out: g.clamp(-0.1, 0.1), False),
+    "shifted": (torch.round, lambda g, x, out: g + 0.01, False),
+    "a difference": (torch.round, lambda g, x, out: g - x, False),
+    "a square": (torch.round, lambda g, x, out: g * g, False),
+    "divided by": (torch.round, lambda g, x, out: x / (1 + g), False),
+    "not of it": (torch.round, lambda g, x, out: x * 0.1, False),
+    "where it is not": (torch.sign, lambda g, x, out: torch.where(x.abs() < 1, g, 1.0), False),
+    "where it is": (torch.sign, lambda g, x, out: torch.where(g > 0, g, 0.0), False),
+}
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_weights_made_anew_at_every_step(name):
+    """By an autograd function, as in quantised training: made once where its gradients may be added first."""
+    made, gradient, linear = PASSES[name]
+    quantise = own_function(made, gradient)
+
+    class Quantised(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.lif = nn.Linear(5, 8), snn.Leaky(beta=0.9, threshold=0.3)
+
+        def forward(self, x):
+            mem, rows = self.lif.init_leaky(), []
+            for t in range(x.shape[0]):
+                spk, mem = self.lif(nn.functional.linear(x[t], quantise(self.fc.weight * 4) / 4, self.fc.bias), mem)
+                rows.append(mem)
+            return torch.stack(rows)
+
+    net, x = Quantised(), torch.rand(6, 3, 5)
+    watched = Watched(net)
+    gradients = []
+    for run in (net, watched):
+        gradients.append(torch.autograd.grad((run(x) ** 2).sum(), (net.fc.weight, net.fc.bias)))
+    for a, b in zip(*gradients):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    calls = [one for one in watched.reports[0].operators if one.name in ("linear", "autograd_function_apply")]
+    assert [one.times for one in calls] == ([1, 1] if linear else [6, 6])
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_an_own_function_of_what_differs_from_step_to_step(name):
+    quantise = own_function(*PASSES[name][:2])
+    net, x = nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 8), snn.Leaky(beta=0.9, threshold=0.3)), torch.rand(6, 3, 5)
+
+    def run(x):
+        mem, rows = net[2].init_leaky(), []
+        for t in range(x.shape[0]):
+            spk, mem = net[2](net[1](quantise(net[0](x[t]) * 3)), mem)
+            rows.append(mem)
+        return torch.stack(rows)
+
+    watched = Watched(run)
+    gradients = [torch.autograd.grad((one(x) ** 2).sum(), list(net.parameters())) for one in (run, watched)]
+    for a, b in zip(*gradients):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    calls = {one.name: one.times for one in watched.reports[0].operators}
+    assert calls["linear"] == 2  # two layers, each once
+    assert calls["autograd_function_apply"] == (1 if name != "set" else 6)
