@@ -190,9 +190,7 @@ class _Outliner:
         called = ast.Expr(ast.Call(self._add(node, "<module>", (), before, (), parts), [], []))
         return [_relocate(called, node)]
 
-    def _of_function(
-        self, node: ast.stmt, scope: _Scope, parts: Optional[shown.Parts]
-    ) -> Optional[List[ast.stmt]]:
+    def _of_function(self, node: ast.stmt, scope: _Scope, parts: Optional[shown.Parts]) -> Optional[List[ast.stmt]]:
         loads, stores = names_of([node])
         known = scope.locals | scope.outer
         if scope.looks or stores & (scope.cells | scope.foreign) or (loads | stores) & scope.changed:

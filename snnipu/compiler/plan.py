@@ -269,9 +269,8 @@ class Plan:
         inside = {chain.steps[0] for chains in groups.values() for chain in chains}
         made = []
         for chain in found:
-            chains = groups.get(chain.steps[0])
-            if chains is not None:
-                steps = tuple(one.steps[0] for one in chains)
+            if chain.steps[0] in groups:
+                steps = tuple(one.steps[0] for one in groups[chain.steps[0]])
                 made.append(Found(chain.name, chain.kind, steps, chain.reason, alone=True))
             elif chain.steps[0] not in inside:
                 made.append(chain)
@@ -579,7 +578,9 @@ class Plan:
         if bundle.nodes[0] in self.alone:
             bundle.series = [Series(bundle, place, one) for place, one in enumerate(value)]
             for t, step in enumerate(bundle.nodes):
-                self.member.update((user, (bundle.series[user.args[1]], t)) for user in step.users)
+                for user in step.users:
+                    output: Any = user.args[1]
+                    self.member[user] = bundle.series[output], t
             return
         bundle.series = [Series(bundle, 0, value)]
         for t, node in enumerate(bundle.nodes):

@@ -46,9 +46,10 @@ class Parts(NamedTuple):
 
 
 def only_shows(to: Any) -> bool:
-    """Whether an object is one of those that nothing else of a program looks at or is changed by: a learner, say, has an
-    ``update``, too."""
-    return type(to) in (list, numpy.ndarray) or type(to).__module__.split(".")[0] in _SHOWING
+    """Whether nothing else is changed by what an object is shown: a learner, say, has an ``update``, too."""
+    if type(to) is numpy.ndarray:
+        return to.base is None  # memory of its own, no tensor's
+    return type(to) is list or type(to).__module__.split(".")[0] in _SHOWING
 
 
 def kept(value: Any) -> Any:
@@ -141,8 +142,8 @@ class _Apart:
         loop.iter = ast.copy_location(steps, bar)
         return copy.deepcopy(bar)
 
-    def _receiver(self, statement: ast.stmt) -> Optional[str]:
-        """What a statement of these shows its values to, as text; empty: nothing that the loop could read."""
+    def _receiver(self, statement: ast.stmt) -> Optional[ast.expr]:
+        """What a statement of these shows its values to, ``print`` itself included; None: it is none of these."""
         if isinstance(statement, ast.Assign):
             target = statement.targets[0]
             whole = len(statement.targets) == 1 and isinstance(target, ast.Subscript) and _gives_numpy(statement.value)
@@ -220,8 +221,8 @@ class _Apart:
             given = all(self._take(node.args, at, values) for at in range(len(node.args)))
             return given and all(self._take(keyword, "value", values) for keyword in node.keywords)
         for name, value in ast.iter_fields(node):
-            parts = [(value, at) for at in range(len(value))] if isinstance(value, list) else [(node, name)]
-            if not all(self._take(*part, values) for part in parts):
+            places: Any = range(len(value)) if isinstance(value, list) else [name]
+            if not all(self._take(value if isinstance(value, list) else node, one, values) for one in places):
                 return False
         return True
 

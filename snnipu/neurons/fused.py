@@ -2,6 +2,7 @@
 
 import inspect
 import warnings
+from types import MethodType
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import torch
@@ -152,9 +153,16 @@ class FusedNeuron(PlainStates):
 
     def _surrogate(self) -> Optional[Surrogate]:
         """What the kernels take for ``spike_grad``, which may be exchanged at any time."""
+        if leaves.tracing() and self._calls_a_method():
+            return None  # TorchDynamo compares no methods, and no kernel is one
         if self._resolved[0] is not self.spike_grad:
             self._resolved = (self.spike_grad, as_surrogate(self.spike_grad))
         return self._resolved[1]
+
+    @leaves.at_trace_time
+    def _calls_a_method(self) -> bool:
+        """Whether ``spike_grad`` is the ``apply`` of an autograd function, say."""
+        return isinstance(self.spike_grad, MethodType)
 
     def _fuses(self) -> bool:
         return self._has_kernel() and not (self.inhibition or self.state_quant or self._replaced())

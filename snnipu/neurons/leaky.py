@@ -174,10 +174,11 @@ class Leaky(FusedNeuron, snntorch.Leaky):
         rounds = rounds or not (fresh or state.dtype == dtype)
         fuses = self._fuses()
         surrogate = self._surrogate()
-        # A surrogate in PyTorch, a fused step beside it takes longer than snnTorch's; a sequence does not.
-        evaluated = surrogate is not None and surrogate.kernel is None and not leaves.tracing()
+        # A surrogate in PyTorch, a fused step beside it takes longer than snnTorch's; a sequence does not. In a trace,
+        # what snnTorch's operations and the surrogate's do together may be one.
+        evaluated = surrogate is not None and surrogate.kernel is None
         if ((rounds or evaluated or self._is_snntorchs_on_gpu(input_)) and not on_ipu) or not fuses:
-            if evaluated or not fuses:
+            if not fuses or (evaluated and not leaves.tracing()):
                 self._keep_unfused()
             self.mem = state
             if self.inhibition and leaves.tracing():

@@ -797,14 +797,18 @@ RESTARTED = {
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("kind", RESTARTED)
 def test_steps_that_do_not_go_on_from_the_one_before_are_one_operator(kind, start, training):
-    """Each begins anew, or with what another layer gave it: the last state is on the neuron, the middle ones are read."""
+    """Each begins anew, or with what another layer gave it; the last state is kept, and one in the middle read."""
 
     class Blocks(nn.Module):
         def __init__(self):
             super().__init__()
             torch.manual_seed(1)
             self.fc1, self.fc2, self.fc3 = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 3)
-            self.first, self.block, self.last = snn.Leaky(beta=0.8, threshold=0.3), RESTARTED[kind](), snn.Leaky(beta=0.9)
+            self.first, self.block, self.last = (
+                snn.Leaky(beta=0.8, threshold=0.3),
+                RESTARTED[kind](),
+                snn.Leaky(beta=0.9),
+            )
 
         def forward(self, x):
             mem1, mem3, rows, some = self.first.init_leaky(), self.last.init_leaky(), [], None
@@ -890,7 +894,7 @@ def test_weights_made_anew_at_every_step(name):
         def forward(self, x):
             mem, rows = self.lif.init_leaky(), []
             for t in range(x.shape[0]):
-                spk, mem = self.lif(nn.functional.linear(x[t], quantise(self.fc.weight * 4) / 4, self.fc.bias), mem)
+                _spk, mem = self.lif(nn.functional.linear(x[t], quantise(self.fc.weight * 4) / 4, self.fc.bias), mem)
                 rows.append(mem)
             return torch.stack(rows)
 
@@ -913,7 +917,7 @@ def test_an_own_function_of_what_differs_from_step_to_step(name):
     def run(x):
         mem, rows = net[2].init_leaky(), []
         for t in range(x.shape[0]):
-            spk, mem = net[2](net[1](quantise(net[0](x[t]) * 3)), mem)
+            _spk, mem = net[2](net[1](quantise(net[0](x[t]) * 3)), mem)
             rows.append(mem)
         return torch.stack(rows)
 

@@ -139,7 +139,8 @@ REFUSED = {
     "backward": "def f():\n for t in range(3):\n  abs(t)\n  t.backward()",
     "locals": "def f():\n for t in range(3):\n  y = abs(t)\n return locals()",
     "closure changes it": (
-        "def f():\n s = 0\n def add(t):\n  nonlocal s\n  s += t\n for t in range(3):\n  add(abs(t))\n  s += 1\n return s"
+        "def f():\n s = 0\n def add(t):\n  nonlocal s\n  s += t\n for t in range(3):\n  add(abs(t))\n  s += 1\n"
+        " return s"
     ),
     "a sibling changes what the loop reads": (
         "def f():\n n, out = 0, []\n def bump():\n  nonlocal n\n  n += 1\n def h():\n  for t in range(3):\n   bump()\n"

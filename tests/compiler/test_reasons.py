@@ -371,10 +371,6 @@ def in_single_precision(net, x):
     return spk2
 
 
-def custom(input_, grad, spikes):
-    return grad / (1 + input_.abs())
-
-
 NEURONS = [
     ("hooks", Hooked, plain, Net, records),
     ("one_step", Net, one_step, Net, plain),
@@ -611,7 +607,6 @@ def breaks_after_the_loop(net, x):
 
 
 BREAKS = [
-    ("neuron", lambda: Net(lif1=snn.Leaky(0.9, spike_grad=snn.surrogate.custom_surrogate(custom))), plain, plain),
     ("neuron", lambda: Net(lif1=snn.Leaky(0.9, inhibition=True)), plain, plain),
     ("neuron", lambda: Net(lif1=snn.Leaky(0.9, state_quant=snn.functional.quant.state_quant(4))), plain, plain),
     ("branch", Net, decides, decides_by_where),

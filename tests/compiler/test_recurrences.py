@@ -1017,3 +1017,45 @@ def test_steps_that_are_looked_at_from_step_to_step():
     compare(net, x)
     torch._dynamo.reset()
     assert [(neuron.steps, neuron.rolled) for neuron in compiler.explain(net, x).neurons] == [(59, True)]
+
+
+OF_PYTORCH = function_of(is_positive, lambda grad, u: grad / (1 + 10 * u.abs()) ** 2)
+SURROGATES = {
+    "a method": OF_PYTORCH.apply,
+    "a function": lambda u: OF_PYTORCH.apply(u),
+    "snnTorch's": surrogate.custom_surrogate(lambda u, grad, spikes: grad / (1 + u.abs())),
+}
+STOCK = {
+    "leaky": lambda **how: snn.Leaky(beta=0.9, learn_beta=True, **how),
+    "leaky to zero": lambda **how: snn.Leaky(beta=0.9, reset_mechanism="zero", learn_threshold=True, **how),
+    "synaptic": lambda **how: snn.Synaptic(alpha=0.8, beta=0.9, **how),
+    "alpha": lambda **how: snn.Alpha(alpha=0.9, beta=0.8, **how),
+    "lapicque": lambda **how: snn.Lapicque(beta=0.9, **how),
+    "rleaky": lambda **how: snn.RLeaky(beta=0.9, V=0.5, all_to_all=False, **how),
+    "rleaky, all to all": lambda **how: snn.RLeaky(beta=0.9, linear_features=WIDTH, **how),
+}
+
+
+@needs_dynamo_of_2_12
+@pytest.mark.parametrize("spelled", SURROGATES)
+@pytest.mark.parametrize("kind", STOCK)
+def test_a_neuron_with_a_surrogate_of_the_programs_own(kind, spelled):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain, self.out = nn.Parameter(torch.rand(WIDTH) + 0.5), nn.Linear(WIDTH, 2)
+            self.lif = STOCK[kind](threshold=0.3, spike_grad=SURROGATES[spelled])
+
+        def forward(self, x):
+            states = self.lif.reset_mem()
+            states, rows, out = states if isinstance(states, tuple) else (states,), [], []
+            for current in x:
+                spk, *states = self.lif(self.gain * current, *states)
+                rows.append(states[-1])
+                out.append(self.out(spk))
+            return [torch.stack(out), torch.stack(rows)]
+
+    net, x = Net(), torch.randn(STEPS, BATCH, WIDTH) * 2
+    compare(net, x, exact=False)
+    torch._dynamo.reset()
+    assert any(one.rolled and one.steps == STEPS for one in compiler.explain(net, x).neurons)

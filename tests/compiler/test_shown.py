@@ -118,7 +118,7 @@ def goes_through_a_bar(net, x, seen):
     mem, out = net.lif.reset_mem(), io.StringIO()
     for t in tqdm(range(len(x)), desc="time", file=out, ncols=60):
         _spk, mem = net.step(x[t], mem)
-    seen.append(f"time: 100%|" in out.getvalue() and f"{STEPS}/{STEPS}" in out.getvalue())
+    seen.append("time: 100%|" in out.getvalue() and f"{STEPS}/{STEPS}" in out.getvalue())
     return mem
 
 
@@ -207,7 +207,10 @@ def of_three_calls(run, capsys, caplog):
         net.zero_grad()
         out = run(net, data, seen)
         out.sum().backward()
-        shown_now = capsys.readouterr().out, [record.getMessage() for record in caplog.records if record.name == LOG.name]
+        shown_now = (
+            capsys.readouterr().out,
+            [record.getMessage() for record in caplog.records if record.name == LOG.name],
+        )
         caplog.clear()
         found.append((out.detach(), [p.grad.clone() for p in net.parameters()], seen, *shown_now))
     return found
@@ -229,7 +232,7 @@ def test_what_is_shown_is_what_the_loop_shows(run, auto, capsys, caplog):
 def shows_what_is_not_there(net, x, seen):
     mem = net.lif.reset_mem()
     for t in range(len(x)):
-        spk, mem = net.step(x[t], mem)
+        _spk, mem = net.step(x[t], mem)
         seen.append(mem.numpy())
     return mem
 
@@ -247,7 +250,7 @@ def test_an_error_of_what_is_shown_is_the_programs_own(auto):
 
 
 @pytest.mark.parametrize(
-    "body, kept",
+    ("body", "kept"),
     [
         ("print(t, a.b.c[0].sum().item())", "(0, (K(t), K(a.b.c[0])))"),
         ("print('x')", "(0, ())"),
