@@ -246,8 +246,8 @@ class Site:
             self.waits_for = None
         if grad in self.reasons:
             return self.function(*args, **kwargs)
-        if self._shown_to is not None and not self._only_shows(args):
-            self._leave(grad, "it calls what may do more than to show something", Reason("prints"))
+        if self._shown_to is not None and not self._may_wait(args):
+            self._leave(grad, "what it shows on its way may be another thing behind the loop", Reason("prints"))
             return self.function(*args, **kwargs)
         with tracing.Restored():
             if self._compiled is None:
@@ -285,9 +285,10 @@ class Site:
                 return self._shown(result, args)
         return self.function(*args, **kwargs)
 
-    def _only_shows(self, args: Sequence[Any]) -> bool:
+    def _may_wait(self, args: Sequence[Any]) -> bool:
+        """Whether what the loop shows may come behind it."""
         try:
-            return all(map(shown.only_shows, self._shown_to(*args)))  # type: ignore[misc]
+            return shown.may_wait(*self._shown_to(*args))  # type: ignore[misc]
         except Exception:
             return False  # the program's own error comes at its line
 

@@ -20,7 +20,7 @@ LOOP, UNBOUND, REGISTER, KEPT, _OUT, _STEPS, _SHOWN = (
     f"{PREFIX}{name}" for name in ("loop_", "unbound__", "register__", "kept__", "out__", "steps__", "shown__")
 )
 # What follows the name of a loop that shows something in those of the loop that does not, of what shows it then, and of
-# what returns the objects that are shown something.
+# what returns the objects that are shown something, and the values that are read then.
 COMPILED, AFTER, SHOWN_TO = "compiled__", "after__", "to__"
 
 # A loop with one of these has its results on the way: no compiler takes it as one graph.
@@ -140,7 +140,7 @@ class _Outliner:
         for handler in getattr(node, "handlers", ()):
             handler.body = self.block(handler.body, scope)
         if isinstance(node, _LOOPS):
-            parts = shown.apart(node, _SHOWN, KEPT)
+            parts = shown.apart(node, _SHOWN, KEPT, set() if scope is None else scope.locals | scope.outer)
             if _may_be_compiled(node if parts is None else parts.loop):
                 made = self._of_module(node, parts) if scope is None else self._of_function(node, scope, parts)
                 if made is not None:
@@ -172,7 +172,9 @@ class _Outliner:
             first = _parsed(f"{_SHOWN} = []")
             made[f"{name}{COMPILED}"] = [*before, *first, parts.loop, *_returned([*results, _SHOWN])]
             made[f"{name}{AFTER}"] = parts.after
-            made[f"{name}{SHOWN_TO}"] = [ast.Return(ast.Tuple(list(parts.to), ast.Load()))]
+            late: List[ast.expr] = [ast.Name(one, ast.Load()) for one in parts.late]
+            shown_to = [ast.Tuple(each, ast.Load()) for each in (parts.to, late)]
+            made[f"{name}{SHOWN_TO}"] = [ast.Return(ast.Tuple(list(shown_to), ast.Load()))]
         for each, body in reversed(list(made.items())):
             given = [*arguments, *([_SHOWN] if each.endswith(AFTER) else [])]
             function = _parsed(f"def {each}({', '.join(given)}): pass")[0]

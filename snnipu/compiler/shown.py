@@ -8,7 +8,7 @@ does not see: ``print``, a method of a progress bar or a logger, ``list.append(.
 
 import ast
 import copy
-from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import AbstractSet, Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy
 import torch
@@ -27,6 +27,7 @@ _BARS = {"tqdm", "trange"}
 _SHOWING = {
     *("tqdm", "logging", "loguru", "rich", "alive_progress", "progressbar", "tensorboardX", "io", "_io", "ipykernel"),
 }
+_UNCHANGING = (type(None), bool, int, float, str)
 _REFUSED = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.NamedExpr, ast.Await, ast.Yield)
 _PLACES = (ast.Name, ast.Attribute, ast.Subscript)
 
@@ -37,15 +38,22 @@ class Parts(NamedTuple):
     Attributes:
         loop: that keeps what is shown, in a list that the other part is given.
         after: statements that show it.
-        to: the objects that are shown something, of which :func:`only_shows` tells more once there are any.
+        to: the objects that are shown something.
+        late: names of what they are shown that the loop does not set, and that is not kept.
     """
 
     loop: ast.stmt
     after: List[ast.stmt]
     to: List[ast.expr]
+    late: List[str]
 
 
-def only_shows(to: Any) -> bool:
+def may_wait(to: Sequence[Any], late: Sequence[Any]) -> bool:
+    """Whether these objects may be shown something behind the loop, and these values be read there."""
+    return all(map(_only_shows, to)) and all(type(value) in _UNCHANGING for value in late)
+
+
+def _only_shows(to: Any) -> bool:
     """Whether nothing else is changed by what an object is shown: a learner, say, has an ``update``, too."""
     if type(to) is numpy.ndarray:
         return to.base is None  # memory of its own, no tensor's
@@ -62,22 +70,23 @@ def kept(value: Any) -> Any:
         return value.clone()
     if type(value) is tuple:
         return tuple([kept(one) for one in value])
-    if value is None or isinstance(value, (bool, int, float, str, torch.Size)):
+    if isinstance(value, (*_UNCHANGING, torch.Size)):
         return value
     raise TypeError("what is printed or logged at a step may have changed behind the loop")
 
 
-def apart(loop: ast.stmt, name: str, keep: str) -> Optional[Parts]:
+def apart(loop: ast.stmt, name: str, keep: str, own: AbstractSet[str] = frozenset()) -> Optional[Parts]:
     """The loop without what it shows, and that; None where it shows nothing of this kind.
 
     Args:
         name: of the list.
         keep: of :func:`kept`.
+        own: variables of its function, which nobody else sets.
     """
     if not isinstance(loop, (ast.For, ast.While)):
         return None
     loop = copy.deepcopy(loop)
-    work = _Apart(loop, name, keep)
+    work = _Apart(loop, name, keep, own)
     for block in (loop.body, loop.orelse):
         work.visit_block(block)
     bar = work.without_bar(loop)
@@ -102,19 +111,21 @@ def apart(loop: ast.stmt, name: str, keep: str) -> Optional[Parts]:
         assert isinstance(shown, ast.For)
         shown.iter = bar
         after.append(shown)
-    return Parts(loop, after, work.to)
+    return Parts(loop, after, work.to, sorted(work.late))
 
 
 class _Apart:
-    def __init__(self, loop: ast.stmt, name: str, keep: str) -> None:
+    def __init__(self, loop: ast.stmt, name: str, keep: str, own: AbstractSet[str]) -> None:
         self.calls: List[Tuple[ast.stmt, Dict[str, str]]] = []
         self.to: List[ast.expr] = []
+        self.late: Set[str] = set()
         self._loop, self._name, self._keep = loop, name, keep
         self._set = {one.id for one in ast.walk(loop) if isinstance(one, ast.Name) and not _is_load(one)}
         statements = [one for one in ast.walk(loop) if isinstance(one, ast.stmt)]
+        self._fixed = own - self._set
         shown_to = [self._receiver(one) for one in statements]
-        own = {id(part) for one in shown_to if one is not None for part in ast.walk(one)}
-        self._read = {ast.unparse(one) for one in ast.walk(loop) if isinstance(one, _PLACES) and id(one) not in own}
+        known = {id(part) for one in shown_to if one is not None for part in ast.walk(one)}
+        self._read = {ast.unparse(one) for one in ast.walk(loop) if isinstance(one, _PLACES) and id(one) not in known}
 
     def visit_block(self, statements: List[ast.stmt]) -> None:
         for place, statement in enumerate(statements):
@@ -198,6 +209,9 @@ class _Apart:
         if not isinstance(node, ast.AST) or isinstance(node, (ast.expr_context, ast.operator, ast.cmpop, ast.boolop)):
             return True
         is_length = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "len"
+        if isinstance(node, ast.Name) and node.id in self._fixed and not isinstance(holder, ast.Attribute):
+            self.late.add(node.id)  # the number of the epoch, say: in the graph, another one would be another graph
+            return True
         if is_length or (_is_place(node) and _is_load(node)):
             text = ast.unparse(node)
             name = values.setdefault(text, f"{self._name}{len(values)}")

@@ -20,6 +20,7 @@ from snnipu.compiler import automatic, shown
 pytestmark = [needs_backend, pytest.mark.filterwarnings("ignore")]
 STEPS, BATCH, INPUTS, NEURONS = 7, 3, 4, 5
 LOG = logging.getLogger("a_program")
+FOUND = {"calls": 0}  # what a program knows by a global name
 
 
 @pytest.fixture
@@ -129,6 +130,17 @@ def goes_through_a_short_one(net, x, seen):
     return mem
 
 
+def counts_its_calls(net, x, seen):
+    mem, call = net.lif.reset_mem(), len(net.rates)
+    name = f"call {call}"
+    for t in range(len(x)):
+        spk, mem = net.step(x[t], mem)
+        print(call, name, f"{call}: {spk.sum().item()}", FOUND["calls"])
+    net.rates.append(call)
+    FOUND["calls"] += 1
+    return mem
+
+
 def logs(net, x, seen):
     mem = net.lif.reset_mem()
     for t in range(len(x)):
@@ -150,9 +162,22 @@ def ends_early(net, x, seen):
     return mem
 
 
+def tick():
+    FOUND["calls"] += 1
+
+
+def prints_what_a_function_sets(net, x, seen):
+    mem = net.lif.reset_mem()
+    for t in range(len(x)):
+        spk, mem = net.step(x[t], mem)
+        tick()
+        print(FOUND["calls"], spk.sum().item())
+    return mem
+
+
 COMPILED = [
     *(prints, prints_now_and_then, a_sum_in_place, a_number, keeps_arrays, shows_a_bar, goes_through_a_bar),
-    *(goes_through_a_short_one, logs, ends_early),
+    *(goes_through_a_short_one, counts_its_calls, prints_what_a_function_sets, logs, ends_early),
 ]
 
 
@@ -194,12 +219,21 @@ def shape_of(tensor):
     return tuple(tensor.shape)
 
 
-AS_IT_IS = [learns, reads_what_it_keeps, prints_a_list, calls_a_function]
+def prints_an_argument(net, x, seen):
+    mem = net.lif.reset_mem()
+    for t in range(len(x)):
+        _spk, mem = net.step(x[t], mem)
+        print(seen, t)
+    return mem
+
+
+AS_IT_IS = [prints_an_argument, learns, reads_what_it_keeps, prints_a_list, calls_a_function]
 
 
 def of_three_calls(run, capsys, caplog):
     """Results, gradients, and all that was shown."""
     torch.manual_seed(3)
+    FOUND["calls"] = 0
     net, data = exact(Net()), exact_numbers(STEPS, BATCH, INPUTS, generator=torch.Generator().manual_seed(0))
     found = []
     for _ in range(3):
@@ -254,6 +288,7 @@ def test_an_error_of_what_is_shown_is_the_programs_own(auto):
     [
         ("print(t, a.b.c[0].sum().item())", "(0, (K(t), K(a.b.c[0])))"),
         ("print('x')", "(0, ())"),
+        ("print(epoch, f'{epoch}', epoch.n, a)", "(0, (K(epoch.n), K(a)))"),
         ("log.info(f'{a:.2f}', extra=b)", "(0, (K(a), K(b)))"),
         ("rows.append(np.mean(a.numpy()))", "(0, (K(a),))"),
         ("print(len(a), a)", "(0, (K(len(a)), K(a)))"),
@@ -263,8 +298,9 @@ def test_an_error_of_what_is_shown_is_the_programs_own(auto):
 )
 def test_what_is_kept_for_later(body, kept):
     loop = ast.parse(f"for t in range(3):\n a = f(t)\n {body}").body[0]
-    parts = shown.apart(loop, "S", "K")
+    parts = shown.apart(loop, "S", "K", {"epoch", "a"})
     assert ast.unparse(parts.loop.body[1]) == f"S.append({kept})"
+    assert parts.late == (["epoch"] if "epoch" in body else [])
 
 
 @pytest.mark.parametrize(
