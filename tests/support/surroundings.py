@@ -174,6 +174,14 @@ OBSTACLES = (
     "if step > 99:\n    SEEN.append(spk.detach().numpy().copy())",
     "if {n}.training and step == 2:\n    print('training', float(spk.detach().sum()))",
     "SEEN.append(spk.detach().numpy().sum().item() if len(SEEN) == 3 else -1)",
+    # What is shown, and comes behind the loop.
+    "print(step, {n}.training, tuple(mem.shape), f'{{float(mem.detach().mean()):.2f}}', len(record))",
+    "if step % 2:\n    print('odd', spk.detach().sum().item())\nelse:\n    print('even')",
+    "BAR.set_description(f'{{step}} {{spk.sum().item():.0f}}')\nBAR.update(1)",
+    "ROWS.append(spk.detach().cpu().numpy())\nTABLE[step] = round(float(spk.detach().mean().numpy()), 3)",
+    "sys.stdout.write(f'{{step}};')",
+    # Weights made anew.
+    "{n}.rounded = Rounded.apply({n}.fc1.weight * 4) / 4",
 )
 # Around the neurons: NEURONS is their place.
 WRAPPED = (
@@ -639,6 +647,9 @@ CHANGES = (
             "net.lif2.reset_mechanism = 'zero'",
             "net.lif2.reset_mechanism = 'none'",
             "net.lif2.spike_grad = surrogate.sigmoid(slope=2)",
+            "net.lif2.spike_grad = Boxcar.apply",
+            "net.lif2.spike_grad = lambda u: Boxcar.apply(u)",
+            "net.lif2.spike_grad = surrogate.custom_surrogate(lambda u, grad, out: grad / (1 + u.abs()))",
             "net.fc2 = on_grid(nn.Linear(net.fc2.in_features, 2))",
             "net.fc2 = nn.Sequential(net.fc2, nn.ReLU())",
             "net.lif2 = type(net.lif2)(beta=0.5, init_hidden=net.lif2.init_hidden, output=net.lif2.output)",
@@ -806,6 +817,7 @@ import dataclasses
 import functools
 import gc
 import importlib
+import io
 import linecache
 import logging
 import os
@@ -821,6 +833,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
+import tqdm
 from snntorch import utils
 from torch import nn
 from torch.nn import functional as F
@@ -837,6 +850,7 @@ LATE = __name__ + "_late"
 STEPS, BATCH, SHAPE = {steps}, {batch}, {shape}
 COUNT, SEEN, HANDLES, HELD, REFERENCES = collections.Counter(), [], [], {{}}, []
 FAIL = {{"at": None}}
+ROWS, TABLE, BAR = [], np.zeros(4 * STEPS + 8), tqdm.tqdm(disable=False, file=io.StringIO(), mininterval=1e9)
 torch.manual_seed(0)
 random.seed(1)
 np.random.seed(2)
@@ -849,6 +863,28 @@ class Stop(Exception):
 
 class Kind(torch.Tensor):
     """A tensor of another class."""
+
+
+class Boxcar(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, u):
+        ctx.save_for_backward(u)
+        return (u > 0).float()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (u,) = ctx.saved_tensors
+        return grad * (u.abs() < 0.5).float()
+
+
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.round(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
 
 
 class Halved(nn.Module):
@@ -1012,6 +1048,8 @@ def show_all(number, net):
                 show(f"{{number}}: {{name}}.{{key}}", value)
     show(f"{{number}}: counters", {{name: value for name, value in COUNT.items()}})
     show(f"{{number}}: seen", SEEN)
+    show(f"{{number}}: arrays", [one.tolist() for one in (TABLE, *ROWS)])
+    show(f"{{number}}: bar", [BAR.n, BAR.desc])
     modes = torch.is_grad_enabled(), torch.get_default_dtype(), torch.is_autocast_enabled("cpu")
     show(f"{{number}}: modes", str(modes))
     show(f"{{number}}: random numbers", str((torch.rand(1), random.random(), np.random.rand())))
