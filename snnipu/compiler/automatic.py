@@ -167,11 +167,12 @@ class Site:
         source: Optional[Any] = None,
         after: Optional[Any] = None,
         shown_to: Optional[Any] = None,
+        shows: Sequence[str] = (),
     ) -> None:
         self.auto = auto
         self.function = function
         self.source = function if source is None else source
-        self.after, self._shown_to = after, shown_to
+        self.after, self._shown_to, self._shows = after, shown_to, shows
         self.label = label
         self.nested = nested
         self.waits_for: Optional[Site] = None
@@ -247,8 +248,7 @@ class Site:
         if grad in self.reasons:
             return self.function(*args, **kwargs)
         if self._shown_to is not None and not self._may_wait(args):
-            self._leave(grad, "what it shows on its way may be another thing behind the loop", Reason("prints"))
-            return self.function(*args, **kwargs)
+            self.source, self.after, self._shown_to, self._compiled = self.function, None, None, None
         with tracing.Restored():
             if self._compiled is None:
                 self._compiled = self._compile()
@@ -312,6 +312,8 @@ class Site:
             if tracing.loses_a_result(module):
                 raise AsItIs(NO_NUMBER)
             autocast = is_autocast("cpu") or is_autocast("cuda")
+            if self._shown_to is not None and tracing.reads(self._shows):
+                raise AsItIs("it reads what it keeps arrays in")
             mixed = "" if autocast else nodes.of_several_dtypes(module.graph)
             if mixed:
                 raise AsItIs(f"{mixed} is given tensors of several dtypes")
@@ -767,12 +769,12 @@ class Automatic:
 
         def register(function: Any) -> Any:
             loop = loops[function.__name__]
-            parts = (outline.COMPILED, outline.AFTER, outline.SHOWN_TO)
-            shows = [function.__globals__.get(loop.name + part) for part in parts]
-            for one in (function, *filter(None, shows)):
+            names = {"source": outline.COMPILED, "after": outline.AFTER, "shown_to": outline.SHOWN_TO}
+            parts = {key: function.__globals__.get(loop.name + name) for key, name in names.items()}
+            for one in (function, *filter(None, parts.values())):
                 one.__code__ = one.__code__.replace(co_name=loop.host)
             label = f"{os.path.basename(filename)}:{loop.line}" + (f" ({loop.host})" if loop.host[0] != "<" else "")
-            site = Site(self, function, label, loop.nested, *shows)
+            site = Site(self, function, label, loop.nested, shows=loop.shows, **parts)
             self._by_code[self._codes.number(function.__code__)] = site
 
             def call(*args: Any) -> Any:

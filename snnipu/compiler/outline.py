@@ -50,12 +50,14 @@ class Loop(NamedTuple):
         host: name of the function, or ``<module>``, in which the loop stands.
         line: where it begins.
         nested: whether it stands in another loop of its function.
+        shows: the objects that it shows something, as the program names them.
     """
 
     name: str
     host: str
     line: int
     nested: bool
+    shows: Tuple[str, ...] = ()
 
 
 def outline(tree: ast.Module, numbers: Iterable[int]) -> List[Loop]:
@@ -182,7 +184,8 @@ class _Outliner:
             function.body, function.decorator_list = body, [ast.Name(REGISTER, ast.Load())] if each == name else []
             _relocate(function, node)
             self.functions.append(function)
-        self.loops.append(Loop(name, host, node.lineno, self._depth > 0))
+        shows = () if parts is None else tuple(map(ast.unparse, parts.to))
+        self.loops.append(Loop(name, host, node.lineno, self._depth > 0, shows))
         return ast.Name(name, ast.Load())
 
     def _of_module(self, node: ast.stmt, parts: Optional[shown.Parts]) -> Optional[List[ast.stmt]]:

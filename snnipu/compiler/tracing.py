@@ -88,6 +88,14 @@ def loses_a_result(module: torch.fx.GraphModule) -> bool:
     return None in output.args[0]
 
 
+def reads(names: Sequence[str]) -> bool:
+    """Whether the trace that goes on has looked at an object of these names: of variables, ``self.rows``."""
+    roots = [name.partition(".") for name in names]
+    sources = {f"{scope}['{root}']{dot}{rest}" for root, dot, rest in roots for scope in "LG"}
+    guards = torch._guards.TracingContext.get().guards_context.dynamo_guards
+    return any(guard.name == one or guard.name.startswith(f"{one}[") for guard in guards for one in sources)
+
+
 def code_is(code: torch.Tensor, number: int) -> torch.Tensor:
     """A note in a graph: it gives the loop's results as long as the code of a neuron's reset is this number."""
     return code
