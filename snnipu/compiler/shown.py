@@ -123,6 +123,7 @@ class _Apart:
         self._set = {one.id for one in ast.walk(loop) if isinstance(one, ast.Name) and not _is_load(one)}
         statements = [one for one in ast.walk(loop) if isinstance(one, ast.stmt)]
         self._fixed = own - self._set
+        self._changed = {name for one in ast.walk(loop) for name in _changed_in_place(one)}
         shown_to = [self._receiver(one) for one in statements]
         known = {id(part) for one in shown_to if one is not None for part in ast.walk(one)}
         self._read = {ast.unparse(one) for one in ast.walk(loop) if isinstance(one, _PLACES) and id(one) not in known}
@@ -193,6 +194,10 @@ class _Apart:
             fits = fits and all(self._take(keyword, "value", values) for keyword in call.keywords)
         if not fits:
             return None
+        # Appended arrays have the memory of what is changed afterwards.
+        appends = isinstance(later, ast.Expr) and _gives_numpy(later.value)
+        if appends and any(_names(ast.parse(value)) & self._changed for value in values):
+            return None
         taken = ", ".join([*(f"{self._keep}({value})" for value in values), ""]) if values else ""
         made = ast.parse(f"{self._name}.append(({len(self.calls)}, ({taken})))").body[0]
         self.calls.append((later, values))
@@ -239,6 +244,16 @@ class _Apart:
             if not all(self._take(value if isinstance(value, list) else node, one, values) for one in places):
                 return False
         return True
+
+
+def _changed_in_place(node: ast.AST) -> Set[str]:
+    """The variable whose value a statement, or a call of a method, changes in place."""
+    changed: Any = None
+    if isinstance(node, ast.AugAssign) or (isinstance(node, ast.Subscript) and not _is_load(node)):
+        changed = node.target if isinstance(node, ast.AugAssign) else node.value
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_"):
+        changed = node.func.value
+    return set() if changed is None else _names(changed)
 
 
 def _is_load(node: Any) -> bool:

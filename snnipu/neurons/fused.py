@@ -2,7 +2,7 @@
 
 import inspect
 import warnings
-from types import MethodType
+from types import BuiltinMethodType, MethodType
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import torch
@@ -162,7 +162,7 @@ class FusedNeuron(PlainStates):
     @leaves.at_trace_time
     def _calls_a_method(self) -> bool:
         """Whether ``spike_grad`` is the ``apply`` of an autograd function, say."""
-        return isinstance(self.spike_grad, MethodType)
+        return isinstance(self.spike_grad, (BuiltinMethodType, MethodType))  # of C from PyTorch 2.14 on
 
     def _fuses(self) -> bool:
         return self._has_kernel() and not (self.inhibition or self.state_quant or self._replaced())

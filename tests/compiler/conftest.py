@@ -4,9 +4,12 @@ import importlib
 import traceback
 
 import pytest
+import snntorch
+import torch
 from torch._dynamo import exc, guards
 
-from snnipu.compiler import backend
+import snnipu as snn
+from snnipu.compiler import automatic, backend
 
 
 @pytest.fixture
@@ -20,6 +23,19 @@ def graphs(monkeypatch):
 
     monkeypatch.setattr(backend, "compile_graph", collect)
     return found
+
+
+@pytest.fixture
+def auto(monkeypatch, request):
+    """A search of its own for each test, in the test's module: the others are all tests that the process has read."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(automatic, "_auto", None)
+    monkeypatch.setattr(snntorch.SpikingNeuron, "__init__", snntorch.SpikingNeuron.__init__)
+    monkeypatch.setattr(automatic.Automatic, "adopt_all", lambda self: self.adopt(request.module))
+    found = snn.auto()
+    yield found
+    found.stop()
+    assert "__call__" not in vars(snntorch.SpikingNeuron)
 
 
 @pytest.fixture(autouse=True)

@@ -3,11 +3,9 @@
 import ast
 import io
 import logging
-import sys
 
 import numpy as np
 import pytest
-import snntorch
 import torch
 from support.exact import exact, exact_numbers
 from support.versions import needs_backend
@@ -15,24 +13,12 @@ from torch import nn
 from tqdm import tqdm, trange
 
 import snnipu as snn
-from snnipu.compiler import automatic, shown
+from snnipu.compiler import shown
 
 pytestmark = [needs_backend, pytest.mark.filterwarnings("ignore")]
 STEPS, BATCH, INPUTS, NEURONS = 7, 3, 4, 5
 LOG = logging.getLogger("a_program")
 FOUND = {"calls": 0}  # what a program knows by a global name
-
-
-@pytest.fixture
-def auto(monkeypatch):
-    """A search of its own, in this module alone."""
-    torch._dynamo.reset()
-    monkeypatch.setattr(automatic, "_auto", None)
-    monkeypatch.setattr(snntorch.SpikingNeuron, "__init__", snntorch.SpikingNeuron.__init__)
-    monkeypatch.setattr(automatic.Automatic, "adopt_all", lambda self: self.adopt(sys.modules[__name__]))
-    found = snn.auto()
-    yield found
-    found.stop()
 
 
 class Net(nn.Module):
@@ -238,7 +224,26 @@ def reads_it_elsewhere(net, x, seen):
     return mem
 
 
-AS_IT_IS = [reads_it_elsewhere, prints_an_argument, learns, reads_what_it_keeps, prints_a_list, calls_a_function]
+def keeps_what_changes(net, x, seen):
+    """All arrays are the last sum."""
+    mem, total, rows = net.lif.reset_mem(), torch.zeros(NEURONS), []
+    for t in range(len(x)):
+        spk, mem = net.step(x[t], mem)
+        total += spk.detach().sum(0)
+        rows.append(total.numpy())
+    seen.append([row.tolist() for row in rows])
+    return mem
+
+
+AS_IT_IS = [
+    keeps_what_changes,
+    reads_it_elsewhere,
+    prints_an_argument,
+    learns,
+    reads_what_it_keeps,
+    prints_a_list,
+    calls_a_function,
+]
 
 
 def of_three_calls(run, capsys, caplog):
@@ -326,6 +331,9 @@ def test_what_is_kept_for_later(body, kept):
         "print((b := a))",
         "print(g(a))",
         "y = a.numpy()",
+        "rows.append(a.numpy())\n a += 1",
+        "rows.append(a.numpy())\n a[0] = 1",
+        "rows.append(a.numpy())\n a.add_(1)",
         "try:\n  print(a)\n except ValueError:\n  pass",
         "g().append(a.numpy())",
     ],
