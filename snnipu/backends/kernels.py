@@ -42,7 +42,7 @@ def _steps(neuron: str, variant: int, x: torch.Tensor, parameters: Sequence[torc
     found = _found(neuron, x.dtype)
     if found is None:
         return recurrent_sequence.ReferenceSteps(neuron, variant, x, parameters)
-    return neurons.Steps(found, variant, x, parameters)
+    return neurons.Steps(found, variant, x.dtype).copy(x.numel(), parameters)
 
 
 def _all_forward(a: recurrent_sequence.ForwardArguments, *made: Any) -> Any:

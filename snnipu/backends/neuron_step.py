@@ -1,4 +1,8 @@
-"""One step of a neuron by a direct call of the kernels: what a loop over small steps takes is mostly the calls."""
+"""One step of a neuron by a direct call of its kernel, without PyTorch's dispatcher.
+
+A loop over small steps spends its time in calls, not in arithmetic. Nothing is kept from one call to the next but
+:class:`Step`, which holds no tensor: each call compares every tensor with what the kernel reads.
+"""
 
 from functools import lru_cache
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -15,119 +19,112 @@ from snnipu.ops.neuron_sequence import Constants, Results, constants, neuron_app
 from snnipu.surrogate import Kernel, SpikeGrad
 
 _DTYPES = (torch.float32, torch.float64)
+Tensors = Sequence[Optional[torch.Tensor]]
 
 
 class Step:
-    """A neuron's step with its options and its surrogate, prepared: what a call needs beside its tensors.
+    """The step of a neuron of the native library: equation, options, surrogate, dtype and kind of device.
 
-    ``constants``: what the kernels take for the parameters, where nobody writes into it; None: each call brings it.
-    ``silent``: the spikes have no gradient.
+    Attributes:
+        plan: the equation with its options.
+        kernel: the surrogate.
+        calls: the kernel's calls, without size and parameters.
+        dtype: of the input, the states and the results.
+        silent: True if the spikes have no gradient.
     """
 
-    __slots__ = ("_calls", "_on_cpu", "_saved", "constants", "kernel", "plan", "silent")
+    __slots__ = ("_on_cpu", "_saved", "calls", "dtype", "kernel", "plan", "silent")
 
-    def __init__(
-        self, plan: _neurons.Plan, kernel: Kernel, x: torch.Tensor, constants: Optional[Constants], silent: bool
-    ) -> None:
-        self.plan, self.kernel, self.constants, self.silent = plan, kernel, constants, silent
-        self._on_cpu = x.is_cpu
-        self._calls: Any = (
-            neurons.Steps(neurons.built(_neurons.BUILT[plan.neuron]), plan.variant, x, constants or ())
-            if x.is_cpu
+    def __init__(self, plan: _neurons.Plan, kernel: Kernel, dtype: torch.dtype, on_cpu: bool, silent: bool) -> None:
+        self.plan, self.kernel, self.dtype, self.silent = plan, kernel, dtype, silent
+        self._on_cpu = on_cpu
+        self.calls: Any = (
+            neurons.Steps(neurons.built(_neurons.BUILT[plan.neuron]), plan.variant, dtype)
+            if on_cpu
             else triton.single_steps(plan.neuron, plan.variant)
         )
-        # By which of the parameters learn: whether x, and the states before and after the step, are read backward.
+        # Keyed by the parameters that learn: whether the backward pass reads x, each state before and after the step.
         self._saved: Dict[Tuple[bool, ...], Tuple[bool, List[bool], List[bool]]] = {}
 
     def saved(self, learns: Tuple[bool, ...]) -> Tuple[bool, List[bool], List[bool]]:
-        """What the backward pass reads."""
-        found = self._saved.get(learns)
-        if found is None:
+        """Return whether the backward pass reads x, each state before the step, and each state after it."""
+        saved = self._saved.get(learns)
+        if saved is None:
             reads = self.plan.reads
             for learnt, needs in zip(learns, self.plan.reads_for):
                 reads = reads | needs if learnt else reads
             places = range(len(self.plan.states))
-            found = self._saved[learns] = (
+            saved = self._saved[learns] = (
                 reads.x,
                 [bool(reads.before >> place & 1) for place in places],
                 [bool(reads.after >> place & 1) for place in places],
             )
-        return found
+        return saved
 
-    def calls(self, elements: int, parameters: Sequence[torch.Tensor]) -> Any:
-        """The kernels' calls for so many elements; ``parameters`` as they are read."""
-        made = self._calls.copy(elements)
-        if self.constants is None:
-            made.connect_parameters(parameters)
-        return made
-
-    def own(self, parameters: Sequence[Any], shape: torch.Size) -> Sequence[torch.Tensor]:
-        """The parameters as the kernels read them, where nobody else writes."""
+    def copied(self, parameters: Sequence[Any], shape: torch.Size) -> Sequence[torch.Tensor]:
+        """Return the parameters as the kernel reads them, in memory that no caller can write."""
         if not self._on_cpu and all(parameter.dim() == 0 for parameter in parameters):
             return torch.stack(list(parameters)).unbind()  # one launch
-        read = [_spread(parameter, shape) for parameter in parameters]
+        read = [_broadcast_to_step(parameter, shape) for parameter in parameters]
         return [r.clone() if r.data_ptr() == given.data_ptr() else r for r, given in zip(read, parameters)]
 
+    def __call__(
+        self, x: torch.Tensor, states: Tensors, parameters: Sequence[torch.Tensor]
+    ) -> Tuple[torch.Tensor, Sequence[torch.Tensor]]:
+        """Return spikes and states of a step whose arguments have been checked; differentiable."""
+        x = x.contiguous()  # x[:, t] is a column
+        fixed = parameters if isinstance(parameters, Constants) else None
+        learning = () if fixed is not None else parameters
+        if torch.is_grad_enabled():
+            for tensor in (x, *states, *learning):
+                if tensor is not None and tensor.requires_grad:
+                    spk, *after = NeuronStep.apply(self, fixed, x, *states, *learning)
+                    if self.plan.output is not None:
+                        after.insert(self.plan.output, spk)
+                    return spk, after
+        if fixed is None:
+            parameters = [_broadcast_to_step(parameter, x.shape) for parameter in parameters]
+        return self.run(x, states, parameters)[:2]
+
     def run(
-        self,
-        x: torch.Tensor,
-        initial: Sequence[Optional[torch.Tensor]],
-        parameters: Sequence[torch.Tensor],
-        copied: Sequence[bool] = (),
+        self, x: torch.Tensor, initial: Tensors, parameters: Sequence[torch.Tensor], copied: Sequence[bool] = ()
     ) -> Tuple[torch.Tensor, List[torch.Tensor], List[Optional[torch.Tensor]]]:
-        """Spikes, states, and copies of the states that are to be ``copied``."""
+        """Return spikes, states, and second copies of the states that are marked in ``copied``."""
         empty, output = torch.empty_like, self.plan.output
         spk = empty(x)
-        after = [None if place == output else empty(x) for place in range(len(initial))]
-        copies = [empty(x) if copy and place != output else None for place, copy in enumerate(copied)]
-        self.calls(x.numel(), parameters).forward(x, initial, spk, after, copies)
+        after: List[Any] = []
+        for place in range(len(initial)):
+            after.append(None if place == output else empty(x))
+        copies = [empty(x) if copy and place != output else None for place, copy in enumerate(copied)] if copied else []
+        self.calls.copy(x.numel(), parameters).forward(x, initial, spk, after, copies)
         if output is not None:
             after[output] = spk
             if copied and copied[output]:
                 copies[output] = spk.clone()
-        return spk, after, copies  # type: ignore[return-value]
-
-    def __call__(
-        self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], parameters: Sequence[torch.Tensor]
-    ) -> Tuple[torch.Tensor, Sequence[torch.Tensor]]:
-        """Spikes and states of a step, which have been checked; ``parameters``: none where they are constant."""
-        x = x.contiguous()  # of steps that are columns, x[:, t]
-        if torch.is_grad_enabled():
-            for tensor in (x, *states, *parameters):
-                if tensor is not None and tensor.requires_grad:
-                    return self._differentiable(x, states, parameters)
-        spk, after, _ = self.run(x, states, [_spread(parameter, x.shape) for parameter in parameters])
-        return spk, after
-
-    def _differentiable(
-        self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], parameters: Sequence[torch.Tensor]
-    ) -> Tuple[torch.Tensor, Sequence[torch.Tensor]]:
-        spk, *after = NeuronStep.apply(self, x, *states, *parameters)
-        output = self.plan.output
-        if output is not None:
-            after.insert(output, spk)
-        return spk, after
+        return spk, after, copies
 
 
 class NeuronStep(torch.autograd.Function):
-    """A step, differentiable. Kept is what the adjoint reads, copies of it: loops change what they hold in place."""
+    """A differentiable step. It saves copies of what the adjoint reads, because loops write to states in place."""
 
     @staticmethod
-    def forward(ctx: Any, step: Step, x: torch.Tensor, *tensors: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        ctx: Any, step: Step, fixed: Optional[Constants], x: torch.Tensor, *tensors: Optional[torch.Tensor]
+    ) -> Any:
         count = len(step.plan.states)
         initial, parameters = tensors[:count], tensors[count:]
-        with_x, with_before, with_after = step.saved(ctx.needs_input_grad[2 + count :])
-        spread = step.own(parameters, x.shape)
-        spk, after, copies = step.run(x, initial, spread, with_after)  # type: ignore[arg-type]
+        with_x, with_before, with_after = step.saved(ctx.needs_input_grad[3 + count :])
+        read = step.copied(parameters, x.shape) if fixed is None else fixed
+        spk, after, copies = step.run(x, initial, read, with_after)
         ctx.save_for_backward(
             x.clone() if with_x else None,
             *[state.clone() if wanted and state is not None else None for wanted, state in zip(with_before, initial)],
             *copies,
-            *spread,
+            *(read if fixed is None else ()),
         )
-        ctx.step = step
+        ctx.step, ctx.fixed, ctx.shape = step, fixed, x.shape
         if parameters:
-            ctx.shapes = [parameter.shape for parameter in parameters]  # type: ignore[union-attr]
+            ctx.sizes = [(read_.shape, given.shape) for read_, given in zip(read, parameters)]  # type: ignore[union-attr]
         ctx.set_materialize_grads(False)
         if step.silent:
             ctx.mark_non_differentiable(spk)
@@ -138,31 +135,37 @@ class NeuronStep(torch.autograd.Function):
     @once_differentiable("neuron_step")
     def backward(ctx: Any, *grads: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
         step: Step = ctx.step
-        plan = step.plan
+        fixed: Optional[Constants] = ctx.fixed
+        plan, shape = step.plan, ctx.shape
         count = len(plan.states)
+        need = ctx.needs_input_grad[3:]
+        rows = [None if grad is None else grad.contiguous() for grad in grads]
+        # The kernel wants a pointer for each tensor, also for those that the requested gradients do not read.
+        unread = next((row for row in rows if row is not None), None)
+        if unread is None:
+            return (None,) * (3 + len(need))
         x, *tensors = ctx.saved_tensors
         before, after, parameters = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
-        need = ctx.needs_input_grad[2:]
-        rows = [None if grad is None else grad.contiguous() for grad in grads]
-        # What no gradient that is wanted depends on may be anything of its size.
-        anything = next((row for row in rows if row is not None), None)
-        if anything is None:
-            return (None,) * (1 + len(need) + 1)
+        for tensor in (x, *before, *after):
+            if tensor is not None:
+                _check_saved(tensor, shape, step.dtype)
         grad_spk, *grad_states = rows
         if plan.output is not None:
             grad_states.insert(plan.output, None)
-        grad_x = torch.empty_like(anything)
-        grad_initial = [torch.empty_like(anything) if wanted else None for wanted in need[:count]]
+        grad_x = torch.empty_like(unread)
+        grad_initial = [torch.empty_like(unread) if wanted else None for wanted in need[:count]]
         grad_parameters: List[Optional[torch.Tensor]] = []
         if parameters:
+            for parameter, (size, _) in zip(parameters, ctx.sizes):
+                _check_saved(parameter, size, step.dtype)
             learns = _neurons.wanted(plan.neuron, plan.variant, need[count:], grad_spk is not None, single=True)
             grad_parameters = [torch.empty_like(p) if wanted else None for p, wanted in zip(parameters, learns)]
-        calls = step.calls(anything.numel(), parameters)
+        calls = step.calls.copy(unread.numel(), parameters if fixed is None else fixed)
         calls.differentiate(*step.kernel, grad_parameters)
         calls.backward(
-            anything if x is None else x,
+            unread if x is None else x,
             before,
-            [anything if state is None else state for state in after],
+            [unread if state is None else state for state in after],
             grad_spk,
             grad_states,
             (),
@@ -170,124 +173,152 @@ class NeuronStep(torch.autograd.Function):
             grad_initial,
         )
         for place, grad in enumerate(grad_parameters):
-            own = ctx.shapes[place]
-            if grad is not None and grad.shape != own:
-                missing = (1,) * (len(own) - grad.dim())  # dimensions of one in front
-                grad_parameters[place] = grad.reshape(missing + grad.shape).sum_to_size(own)
-        return (None, grad_x, *grad_initial, *grad_parameters)
+            if grad is not None:
+                given = ctx.sizes[place][1]
+                if grad.shape != given:
+                    leading = (1,) * (len(given) - grad.dim())  # dimensions of size one that the kernel does not know
+                    grad_parameters[place] = grad.reshape(leading + grad.shape).sum_to_size(given)
+        return (None, None, grad_x, *grad_initial, *grad_parameters)
+
+
+def _check_saved(tensor: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
+    """Check a tensor of the backward pass: a hook of ``saved_tensors_hooks`` may give back another one."""
+    if not (tensor.shape == shape and tensor.dtype == dtype and tensor.is_contiguous()):
+        raise RuntimeError(
+            f"a tensor saved for the backward pass of a neuron must be contiguous, {dtype}, of shape {tuple(shape)}, "
+            f"got {tensor.dtype} of shape {tuple(tensor.shape)} and strides {tensor.stride()}"
+        )
+
+
+# Keyed by neuron, variant, surrogate, dtype, kind of device, and whether the spikes have no gradient.
+_STEPS: Dict[Tuple[Any, ...], Step] = {}
+_MAX_STEPS = 256
+
+
+def _step(plan: _neurons.Plan, kernel: Kernel, x: torch.Tensor, silent: bool) -> Step:
+    on_cpu = x.is_cpu
+    key = (plan.neuron, plan.variant, kernel, x.dtype, on_cpu, silent)
+    step = _STEPS.get(key)
+    if step is None:
+        if len(_STEPS) >= _MAX_STEPS:
+            _STEPS.clear()
+        step = _STEPS[key] = Step(plan, kernel, x.dtype, on_cpu, silent)
+    return step
+
+
+def kernel_step(
+    plan: _neurons.Plan, kernel: Kernel, x: torch.Tensor, states: Tensors, parameters: Mapping[str, Parameter]
+) -> Optional[Tuple[torch.Tensor, Sequence[torch.Tensor]]]:
+    """Run one step by the kernel.
+
+    Args:
+        plan: the equation with its options.
+        kernel: the surrogate.
+        x: input current, ``[B, ...]``.
+        states: before the step, each of x's shape; None: zeros.
+        parameters: of the equation, by name.
+
+    Returns:
+        Spikes and states after the step; None if the kernel does not take these arguments.
+    """
+    if plan.neuron not in _neurons.BUILT or not takes(x):
+        return None
+    for state in states:
+        if state is not None and not fits(state, x):
+            return None
+    values: Optional[Sequence[torch.Tensor]] = constants(plan, parameters, x.dtype) if x.is_cpu else None
+    if values is None:
+        for value in parameters.values():
+            if not _is_taken(value, x):
+                return None
+        values = _derived(plan, parameters, x)
+    silent = False
+    if kernel.is_zero and plan.output is None:
+        silent = not getattr(parameters.get("graded_spikes_factor"), "requires_grad", False)
+    return _step(plan, kernel, x, silent)(x, states, values)
 
 
 def step_apply(
     neuron: str,
     x: torch.Tensor,
-    states: Sequence[Optional[torch.Tensor]],
+    states: Tensors,
     parameters: Mapping[str, Parameter],
     *,
     options: Mapping[str, Any],
     spike_grad: Optional[SpikeGrad] = None,
-) -> Tuple[Results, Optional[Step]]:
-    """:func:`~snnipu.ops.neuron_sequence.neuron_apply` of a single step, its numbers and errors.
-
-    And the step, where the kernel takes it as it is; None: the operator ran.
-    """
-    prepared = _prepare(neuron, x, states, parameters, options, spike_grad)
-    if prepared is None:
-        made = neuron_apply(
-            neuron, x, states, parameters, options=options, num_steps=SINGLE_STEP, spike_grad=spike_grad
-        )
-        return made, None
-    step, values = prepared
-    spk, after = step(x, states, values)
-    return Results(spk, [*after], None), step
-
-
-def _prepare(
-    neuron: str,
-    x: torch.Tensor,
-    states: Sequence[Optional[torch.Tensor]],
-    parameters: Mapping[str, Parameter],
-    options: Mapping[str, Any],
-    spike_grad: Optional[SpikeGrad],
-) -> Optional[Tuple[Step, Sequence[torch.Tensor]]]:
-    """The step, and what the kernel takes for the parameters; None where it does not take the arguments."""
-    known = surrogates.as_surrogate(spike_grad)
-    if known is None or known.kernel is None or neuron not in _neurons.BUILT or not takes(x):
-        return None
-    plan = _neurons.plan(neuron, options)
-    if not all(state is None or fits(state, x) for state in states):
-        return None
-    made = constants(plan, parameters, x.dtype) if x.is_cpu else None
-    values: Sequence[torch.Tensor] = ()
-    if made is None:
-        if not all(_is_taken(value, x) for value in parameters.values()):
-            return None
-        values = derived(plan, parameters, x)
-    learns = getattr(parameters.get("graded_spikes_factor"), "requires_grad", False)
-    silent = known.kernel.is_zero and plan.output is None and not learns
-    return Step(plan, known.kernel, x, made, silent), values
+) -> Results:
+    """Run a single step: :func:`kernel_step`, or :func:`~snnipu.ops.neuron_sequence.neuron_apply` where it refuses."""
+    surrogate = surrogates.as_surrogate(spike_grad)
+    if surrogate is not None and surrogate.kernel is not None:
+        stepped = kernel_step(_neurons.plan(neuron, options), surrogate.kernel, x, states, parameters)
+        if stepped is not None:
+            return Results(stepped[0], [*stepped[1]], None)
+    return neuron_apply(neuron, x, states, parameters, options=options, num_steps=SINGLE_STEP, spike_grad=spike_grad)
 
 
 def takes(x: torch.Tensor) -> bool:
-    """Whether the kernels can take this input."""
+    """Return True if the kernels can take this input."""
     return (
         x.dtype in _DTYPES
         and is_eager(x)
         and (host.library is not None if x.is_cpu else triton.unavailable_reason(x.device) is None)
         and x.layout is torch.strided
+        and not x.is_neg()
         and x.numel() > 0
         and not popart.on_ipu()
     )
 
 
 def fits(state: torch.Tensor, x: torch.Tensor) -> bool:
-    """Whether they can take this state with it."""
+    """Return True if the kernels can take this state with the input ``x``."""
     return (
         type(state) in PLAIN
         and state.shape == x.shape
         and state.device == x.device
         and state.dtype == x.dtype
         and state.is_contiguous()
+        and not state.is_neg()
     )
 
 
 def _is_taken(value: Parameter, x: torch.Tensor) -> bool:
-    """Whether they can take this parameter with it."""
-    if not isinstance(value, torch.Tensor) or type(value) not in PLAIN or value.device != x.device:
+    """Return True if the kernels can take this parameter with the input ``x``."""
+    if type(value) not in PLAIN or value.device != x.device or value.layout is not torch.strided:  # type: ignore[union-attr]
         return False
-    if value.is_complex():
+    if value.is_complex():  # type: ignore[union-attr]
         return False
-    # What has dimensions widens the dtype of what it is computed with.
-    return value.dim() == 0 or (value.dtype == x.dtype and _broadcasts(value.shape, x.shape))
+    # A parameter with dimensions widens the dtype of the result.
+    return value.dim() == 0 or (value.dtype == x.dtype and _broadcasts(value.shape, x.shape))  # type: ignore[union-attr]
 
 
-def derived(plan: _neurons.Plan, parameters: Mapping[str, Parameter], x: torch.Tensor) -> List[torch.Tensor]:
-    """What the kernel takes for parameters that are not constant."""
+def _derived(plan: _neurons.Plan, parameters: Mapping[str, Parameter], x: torch.Tensor) -> List[torch.Tensor]:
+    """Return what the kernel reads for parameters, some of which are tensors that learn or have dimensions."""
     return [
-        (value if value.dtype == x.dtype else value.to(x.dtype)).contiguous()
+        (value if value.dtype == x.dtype else value.to(x.dtype)).contiguous().resolve_neg()
         for value in plan.derive(parameters, one(x.dtype, x.device))
     ]
 
 
 @lru_cache(maxsize=None)
 def one(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """For a parameter that is not read, or is one; nobody writes into it."""
+    """Return the tensor for a parameter that is one, or that the kernel does not read. It is shared: do not write."""
     with torch.inference_mode(False):
         return torch.ones((), dtype=dtype, device=device)
 
 
-def _broadcasts(own: torch.Size, shape: torch.Size) -> bool:
-    """Whether a parameter of shape ``own`` is one value for each element of a step, whose shape stays ``shape``."""
-    if len(own) > len(shape):
+def _broadcasts(given: torch.Size, shape: torch.Size) -> bool:
+    """Return True if a parameter of shape ``given`` broadcasts to a step of shape ``shape``."""
+    if len(given) > len(shape):
         return False
-    return all(a == b or a == 1 for a, b in zip(own, shape[len(shape) - len(own) :]))
+    return all(a == b or a == 1 for a, b in zip(given, shape[len(shape) - len(given) :]))
 
 
-def _spread(parameter: Any, shape: torch.Size) -> Any:
-    """As kernels read a parameter: one value, or one for each element of the dimensions of a step that it spans."""
-    own = parameter.shape
-    trailing = shape[len(shape) - len(own) :]
-    if own == trailing or parameter.numel() == 1:
+def _broadcast_to_step(parameter: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Return a parameter as kernels read it: one value, or one for each element of the step's last dimensions."""
+    given = parameter.shape
+    trailing = shape[len(shape) - len(given) :]
+    if given == trailing or parameter.numel() == 1:
         return parameter
-    while own[0] == 1:
-        own, trailing = own[1:], trailing[1:]
-    return parameter.reshape(own).expand(trailing).contiguous()
+    while given[0] == 1:
+        given, trailing = given[1:], trailing[1:]
+    return parameter.reshape(given).expand(trailing).contiguous()

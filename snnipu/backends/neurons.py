@@ -239,26 +239,29 @@ class Steps:
 
     __slots__ = ("_kept", "_neuron", "_words")
 
-    def __init__(self, neuron: Kernels, variant: int, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> None:
-        arguments = _Arguments(neuron, variant, x.dtype, 1, x.numel(), True)
-        arguments.connect_parameters(parameters)
-        self._neuron, self._kept, self._words = neuron, arguments.kept, arguments.words
+    def __init__(self, neuron: Kernels, variant: int, dtype: torch.dtype) -> None:
+        self._neuron = neuron
+        self._words = _Arguments(neuron, variant, dtype, 1, 0, True).words
+        self._kept: Sequence[torch.Tensor] = ()
 
-    def copy(self, elements: int) -> "Steps":
-        """The same, of another size."""
-        made = object.__new__(Steps)
-        made._neuron, made._kept = self._neuron, self._kept
-        made._words = words = self._words[:]
+    def copy(self, elements: int, parameters: Sequence[torch.Tensor]) -> "Steps":
+        """Return steps of another size with these parameters, in the compute dtype."""
+        copied = object.__new__(Steps)
+        copied._neuron = self._neuron
+        copied._words = words = self._words[:]
         words[_THREADS] = torch.get_num_threads()
         words[_ELEMENTS] = elements
-        return made
-
-    def connect_parameters(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Take other ones, contiguous."""
-        words = self._words
-        for place, parameter in enumerate(parameters):
-            words[_PARAMETERS + place] = parameter.data_ptr()
-            words[_PARAMETER_SIZES + place] = parameter.numel()
+        if isinstance(parameters, Constants):
+            count = len(parameters)
+            words[_PARAMETERS : _PARAMETERS + count] = parameters.pointers
+            words[_PARAMETER_SIZES : _PARAMETER_SIZES + count] = parameters.sizes
+        else:
+            parameters = [parameter.contiguous() for parameter in parameters]
+            for place, parameter in enumerate(parameters):
+                words[_PARAMETERS + place] = parameter.data_ptr()
+                words[_PARAMETER_SIZES + place] = parameter.numel()
+        copied._kept = parameters
+        return copied
 
     def forward(
         self,
@@ -274,13 +277,11 @@ class Steps:
         words[_SPK] = spk.data_ptr()
         _point(words, _INITIAL, before)
         _point(words, _FINAL, after)
-        _point(words, _STATES, copies)
-        self._run(self._neuron.forward, "neuron_sequence_fwd")
-
-    def _run(self, function: Any, name: str) -> None:
-        status = function(self._words.buffer_info()[0])
+        if copies:
+            _point(words, _STATES, copies)
+        status = self._neuron.forward(words.buffer_info()[0])
         if status:
-            host._check(status, name)
+            host._check(status, "neuron_sequence_fwd")
 
     def differentiate(self, surrogate: int, surrogate_a: float, surrogate_b: float, grad_parameters: Tensors) -> None:
         """Make it steps backward; each writes the sums of its own to ``grad_parameters``."""
@@ -313,7 +314,9 @@ class Steps:
         _point(words, _GRAD_FINAL, grad_after)
         words[_GRAD_X] = grad_x.data_ptr()
         _point(words, _GRAD_INITIAL, grad_before)
-        self._run(self._neuron.backward, "neuron_sequence_bwd")
+        status = self._neuron.backward(words.buffer_info()[0])
+        if status:
+            host._check(status, "neuron_sequence_bwd")
 
 
 def _point(words: "array[int]", place: int, tensors: Tensors) -> None:

@@ -3,24 +3,23 @@
 import inspect
 import warnings
 from types import BuiltinMethodType, MethodType
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 from torch.nn.utils import parametrize
 
 from snnipu._layout import SINGLE_STEP
 from snnipu.backends import has_kernels, popart
-from snnipu.backends.neuron_step import fits, one, step_apply, takes
+from snnipu.backends.neuron_step import kernel_step, step_apply
 from snnipu.functional.quant import as_state_quant
 from snnipu.neurons import _instances
 from snnipu.neurons._hooks import is_hooked
-from snnipu.neurons._kept import KeptStep
 from snnipu.neurons._states import MEM_RESET, PlainStates
 from snnipu.ops import _neurons, leaves
 from snnipu.ops._arguments import RESET_MECHANISMS, check_input, is_compiling, reset_code
 from snnipu.ops.lif_sequence import check_num_steps
 from snnipu.ops.neuron_sequence import Results, neuron_apply
-from snnipu.surrogate import Surrogate, as_surrogate
+from snnipu.surrogate import Kernel, Surrogate, as_surrogate
 
 _SAID: Set[Tuple[Any, ...]] = set()
 # Elements of one step from which on its kernel is taken on a GPU. Of a smaller step Python takes as long to launch the
@@ -28,6 +27,8 @@ _SAID: Set[Tuple[Any, ...]] = set()
 # itself is an estimate.
 FEWEST_OF_A_STEP = 1 << 21
 _STATE_FUNCTIONS = ("_base_sub", "_base_zero", "_base_int")  # by the code of the reset mechanism
+# Attributes of every neuron on which its step depends.
+_KEYWORDS = ("spike_grad", "inhibition", "state_quant", "state_function")
 
 
 def load_scalars(module: torch.nn.Module, state_dict: Any, prefix: str, names: Iterable[str]) -> None:
@@ -44,6 +45,45 @@ def values_of(module: torch.nn.Module, names: Iterable[str]) -> Dict[str, Any]:
     return {
         name: own[name] if name in own else learnt[name] if name in learnt else getattr(module, name) for name in names
     }
+
+
+_MISSING = object()
+
+
+class StepDescription(NamedTuple):
+    """A layer's step without its tensors.
+
+    A layer makes it anew when an attribute, method or class on which it depends is another object.
+
+    Attributes:
+        kind: the layer's class.
+        attributes: names and values of the layer's attributes; ``_MISSING`` for those that it lacks.
+        class_attributes: names and values of its class's attributes; None for those that it lacks.
+        mem_reset: snnTorch's function of the reset signal.
+        kernel: the surrogate as the kernels take it.
+        plan: the equation with its options; None: snnTorch's own code is to run.
+    """
+
+    kind: type
+    attributes: Tuple[Tuple[str, Any], ...]
+    class_attributes: Tuple[Tuple[str, Any], ...]
+    mem_reset: Any
+    kernel: Optional[Kernel]
+    plan: Optional[_neurons.Plan]
+
+    def holds(self, layer: "FusedNeuron") -> bool:
+        """Return True if the layer's step is still this one."""
+        kind, attributes, missing = type(layer), layer.__dict__, _MISSING
+        if kind is not self.kind or layer.stock.mem_reset is not self.mem_reset:
+            return False
+        for name, value in self.attributes:
+            if attributes.get(name, missing) is not value:
+                return False
+        for name, value in self.class_attributes:
+            if getattr(kind, name, None) is not value:
+                return False
+        surrogate = layer._resolved[1]
+        return self.kernel is (None if surrogate is None else surrogate.kernel)
 
 
 class FusedNeuron(PlainStates):
@@ -74,11 +114,9 @@ class FusedNeuron(PlainStates):
     _reset_mechanism: str
     # Whether snnTorch's step takes so many operations that kernels are faster at any size.
     has_long_step = False
-    # The step that the kernels took last, and the attributes by which one differs from the next.
-    _kept: Optional[KeptStep] = None
+    # The last step without its tensors, and the attributes on which it depends.
+    _description: Optional[StepDescription] = None
     _keywords: Tuple[str, ...]
-    # Why the last step was snnTorch's: of which class it was, and the attribute that no kernel has.
-    _unfused: Optional[Tuple[type, str]] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -87,7 +125,7 @@ class FusedNeuron(PlainStates):
             cls.home = cls
             cls.stock_parts = {name: getattr(cls, name) for name in cls.parts}
             own = (f"_{name}" if name == "reset_mechanism" else name for name in cls.options)
-            cls._keywords = ("spike_grad", "inhibition", "state_quant", "state_function", *own)
+            cls._keywords = tuple(dict.fromkeys((*_KEYWORDS, *own, *cls.parts)))
         if isinstance(cls.__dict__.get("equation"), str):
             cls.state_names, cls.parameter_names = _neurons.arguments(cls.equation)
 
@@ -200,33 +238,28 @@ class FusedNeuron(PlainStates):
                 names.append(name)
         return names
 
-    def _keep_unfused(self) -> None:
-        """Say what is replaced, and note what makes a step snnTorch's where a glance can tell before the next one."""
+    def _describe(self) -> StepDescription:
+        """Return the description of the layer's step; say, once, which replaced parts make it snnTorch's."""
+        description = self._description
+        if description is not None and description.holds(self):
+            return description
+        own, kind = self.__dict__, type(self)
+        surrogate = self._surrogate()
+        kernel = None if surrogate is None else surrogate.kernel
         replaced = self._replaced()
+        is_stock = bool(kernel is None or self.inhibition or self.state_quant or replaced)
+        names = (*self.parts, *self.state_names, *self.parameter_names)
+        description = own["_description"] = StepDescription(
+            kind,
+            tuple([(name, own.get(name, _MISSING)) for name in self._keywords]),
+            tuple([(name, getattr(kind, name, None)) for name in names]),
+            self.stock.mem_reset,
+            kernel,
+            None if is_stock else _neurons.plan(self.equation, self._options()),
+        )
         if replaced:
-            self._say_slow(stacklevel=6)  # behind this, forward and two functions of nn.Module's
-        if is_compiling():
-            return
-        known = self._surrogate()
-        names = [name for name in ("inhibition", "state_quant") if self.__dict__.get(name)]
-        if known is None or known.kernel is None:
-            names.append("spike_grad")
-        names += [name for name in replaced if name in self.stock_parts]
-        self.__dict__["_unfused"] = (type(self), names[0]) if names else None
-
-    def _is_unfused_again(self) -> bool:
-        """Whether what made the last step snnTorch's is still there."""
-        if self._unfused is None or is_compiling():
-            return False
-        (kind, name), own = self._unfused, self.__dict__
-        if type(self) is not kind:
-            return False
-        if name in self.stock_parts:
-            return name in own or getattr(kind, name) is not self.stock_parts[name]
-        if name == "spike_grad":
-            resolved, known = self._resolved
-            return resolved is own.get(name) and (known is None or known.kernel is None)
-        return bool(own.get(name))
+            self._say_slow(stacklevel=6)  # past this method, forward and two functions of nn.Module
+        return description
 
     def _replaces(self, *methods: str) -> bool:
         """Whether a subclass or this instance has own versions of our ``methods``."""
@@ -281,9 +314,16 @@ class FusedNeuron(PlainStates):
         return [s if s is not None and s.shape == step_shape and s.numel() else None for s in found]
 
     def _kernels(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], **how: Any) -> Results:
-        """The kernels."""
+        """Run the kernels."""
         if how.get("num_steps") == SINGLE_STEP:
-            return self._one_step(x, states, self._values())
+            return step_apply(
+                self.equation,
+                x,
+                self._into_step(x, states),
+                self._step_values(x),
+                options=self._options(),
+                spike_grad=self._surrogate(),
+            )
         return neuron_apply(
             self.equation,
             x,
@@ -296,28 +336,19 @@ class FusedNeuron(PlainStates):
 
     # ---- one step
 
-    def _one_step(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], values: Dict[str, Any]) -> Results:
-        """A step by the kernels with these parameters, which is kept for further ones where that can be."""
-        made, step = step_apply(self.equation, x, states, values, options=self._options(), spike_grad=self._surrogate())
-        own = self.__dict__
-        if step is not None and KeptStep.fits(
-            self, (*self._keywords, *self.state_names), values, one(x.dtype, x.device)
-        ):
-            own["_kept"] = KeptStep(self, step, x.shape, self._keywords, values)
-        return made
-
-    def _into_step(
-        self, x: torch.Tensor, states: List[Optional[torch.Tensor]]
-    ) -> Optional[Sequence[Optional[torch.Tensor]]]:
-        """The states as the kernel of a step takes them; None where it does not."""
+    def _into_step(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]]) -> Sequence[Optional[torch.Tensor]]:
+        """Return the states as the kernel of one step takes them."""
         return states
 
-    def _again(self, x: Any, given: Sequence[Any]) -> Any:
-        """A further step by what the last one prepared; None where it is not sure to be the same."""
-        kept, own = self._kept, self.__dict__
-        if kept is None or type(x) is not torch.Tensor or x.dtype is not torch.float32 or not takes(x):
+    def _step_values(self, x: torch.Tensor) -> Dict[str, Any]:
+        """Return the parameters as the kernel of one step takes them."""
+        return self._values()
+
+    def _direct_step(self, description: StepDescription, x: Any, given: Sequence[Any]) -> Any:
+        """Run the usual step: a float32 input, states of its shape or none; return None for any other."""
+        if type(x) is not torch.Tensor or x.dtype is not torch.float32 or self._is_snntorchs_on_gpu(x):
             return None
-        names = self.state_names
+        own, names, plan = self.__dict__, self.state_names, description.plan
         if len(given) > len(names):
             return None
         init_hidden = own["init_hidden"]
@@ -330,20 +361,24 @@ class FusedNeuron(PlainStates):
                 return None  # an error
             if not isinstance(state, torch.Tensor):
                 return None
-            if fits(state, x):
+            if state.shape == x.shape:
+                if state.dtype is not torch.float32:
+                    return None
                 states.append(state)
             elif state.numel() <= 1 < x.numel():
-                states.append(None)  # of the beginning: zeros
+                states.append(None)  # zeros of a first step
             else:
                 return None
-        parameters = kept.parameters(self, x)
-        taken = None if parameters is None else self._into_step(x, states)
-        if parameters is None or taken is None:
+        assert plan is not None
+        assert description.kernel is not None
+        values = self._step_values(x)
+        stepped = kernel_step(plan, description.kernel, x, self._into_step(x, states), values)
+        if stepped is None:
             return None
-        spk, after = kept.step(x, taken, parameters)
+        spk, after = stepped
         last = states[-1]
-        # What Module.__setattr__ comes to, for names that are attributes already.
-        own["_last_step"] = ("before", None if last is None else last.detach())
+        # Module.__setattr__ does the same for a name that is an attribute already, and takes longer.
+        own["_last_step"] = ("before", last.detach() if last is not None and last.requires_grad else last)
         own.update(zip(names, after))
         if init_hidden and not own["output"]:
             return spk
@@ -361,19 +396,20 @@ class FusedNeuron(PlainStates):
         """One time step, as snnTorch's ``forward``: the same arguments, results, dtypes and errors."""
         if leaves.enabled and self._reset_in_trace():
             self._reset_hidden()
-        made = None if named or is_compiling() else self._again(input_, states)
-        if made is not None:
-            return made
-        if self._is_unfused_again():
-            return super().forward(input_, *states, **named)
-        made = self._fused_step(input_, states, named)
-        if made is None:
-            if isinstance(input_, torch.Tensor):
-                self._keep_unfused()
-            if self.inhibition and leaves.tracing():
+        if is_compiling():
+            made = self._fused_step(input_, states, named)
+            if made is None and self.inhibition and leaves.tracing():
                 return leaves.apart(super().forward, input_, *states, **named)  # TorchDynamo fails at its indices
-            return super().forward(input_, *(states if named else self._left_to_give(states)), **named)
-        return made
+            if made is None:
+                return super().forward(input_, *(states if named else self._left_to_give(states)), **named)
+            return made
+        description = self._describe()
+        if description.plan is None:
+            return super().forward(input_, *states, **named)
+        made = None if named else self._direct_step(description, input_, states)
+        if made is None:
+            made = self._fused_step(input_, states, named)
+        return super().forward(input_, *states, **named) if made is None else made
 
     def _fused_step(self, input_: torch.Tensor, states: Sequence[Any], named: Dict[str, Any]) -> Any:
         """The step by the kernel; None where snnTorch's code is to run."""
@@ -514,9 +550,10 @@ class FusedNeuron(PlainStates):
             or x.shape[0] != 1
         ):
             return None
-        made = self._again(x[0], ())
-        if made is None and takes(x):
-            made = self._fused_step(x[0], (), {})
+        description = self._describe()
+        if description.plan is None:
+            return None
+        made = self._direct_step(description, x[0], ())
         if made is None:
             return None
         names = self._states()
@@ -611,7 +648,7 @@ class FusedNeuron(PlainStates):
 
     def __getstate__(self) -> Dict[str, Any]:
         state = super().__getstate__()
-        state["_last_step"] = state["_kept"] = state["_unfused"] = None
+        state["_last_step"] = state["_description"] = None
         return state
 
     def __setstate__(self, state: Dict[str, Any]) -> None:

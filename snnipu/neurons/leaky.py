@@ -150,10 +150,12 @@ class Leaky(FusedNeuron, snntorch.Leaky):
             if again is not None:
                 return again[0] if self.init_hidden and not self.output else again
         if not is_compiling():
-            made = self._again(input_, (mem,))
-            if made is not None:
-                return made
-            if self._is_unfused_again() and self._can_hand_on(input_, mem):
+            description = self._describe()
+            if description.plan is not None:
+                made = self._direct_step(description, input_, (mem,))
+                if made is not None:
+                    return made
+            elif self._can_hand_on(input_, mem):
                 return super(FusedNeuron, self).forward(input_)  # snnTorch's
         on_ipu = self._on_ipu()
         if not isinstance(input_, torch.Tensor):
@@ -178,8 +180,6 @@ class Leaky(FusedNeuron, snntorch.Leaky):
         # what snnTorch's operations and the surrogate's do together may be one.
         evaluated = surrogate is not None and surrogate.kernel is None
         if ((rounds or evaluated or self._is_snntorchs_on_gpu(input_)) and not on_ipu) or not fuses:
-            if not fuses or (evaluated and not leaves.tracing()):
-                self._keep_unfused()
             self.mem = state
             if self.inhibition and leaves.tracing():
                 return leaves.apart(super(FusedNeuron, self).forward, input_)  # TorchDynamo fails at its indices

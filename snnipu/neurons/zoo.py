@@ -10,9 +10,9 @@ from torch import nn
 from snnipu._layout import SINGLE_STEP
 from snnipu._names.stock import stock
 from snnipu.backends import popart
-from snnipu.backends.neuron_step import fits, one
+from snnipu.backends.neuron_step import one
 from snnipu.neurons._hooks import is_plain
-from snnipu.neurons.fused import FusedNeuron
+from snnipu.neurons.fused import FusedNeuron, StepDescription
 from snnipu.ops import leaves
 from snnipu.ops._arguments import is_autocast
 from snnipu.ops.neuron_sequence import Results
@@ -73,20 +73,15 @@ class _Recurrent(FusedNeuron):
             return False
         return self._connection() is not None and not is_autocast(self.threshold.device.type)
 
-    def _again(self, x: Any, given: Sequence[Any]) -> Any:
-        if self._kept is None or not self._recurs():
-            return None
-        # A kept step looks at the layer's own strength.
-        own = self.all_to_all or getattr(self._modules["recurrent"], STRENGTH) is getattr(self, STRENGTH)
-        return super()._again(x, given) if own else None
+    def _direct_step(self, description: StepDescription, x: Any, given: Sequence[Any]) -> Any:
+        return super()._direct_step(description, x, given) if self._recurs() else None
 
-    def _into_step(
-        self, x: torch.Tensor, states: List[Optional[torch.Tensor]]
-    ) -> Optional[Sequence[Optional[torch.Tensor]]]:
-        if not self.all_to_all:
-            return states
-        come = self._come(x, states[0])
-        return [come, *states[1:]] if fits(come, x) else None
+    def _into_step(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]]) -> Sequence[Optional[torch.Tensor]]:
+        return [self._come(x, states[0]), *states[1:]] if self.all_to_all else states
+
+    def _step_values(self, x: torch.Tensor) -> Dict[str, Any]:
+        values = self._values()
+        return {**values, STRENGTH: one(x.dtype, x.device)} if self.all_to_all else values
 
     def _come(self, x: torch.Tensor, spk: Optional[torch.Tensor]) -> torch.Tensor:
         """What comes of the spikes of the step before, all to all."""
@@ -132,24 +127,20 @@ class _Recurrent(FusedNeuron):
         )
 
     def _kernels(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], **how: Any) -> Results:
-        if not self.all_to_all:
+        if not self.all_to_all or how.get("num_steps") == SINGLE_STEP:
             return super()._kernels(x, states, **how)
-        values = self._values()
-        if how.get("num_steps") != SINGLE_STEP:
-            connection = self._connection()
-            assert connection is not None
-            return recurrent_apply(
-                self.equation,
-                x,
-                states,
-                values,
-                connection,
-                options=self._options(),
-                spike_grad=self._surrogate(),
-                **how,
-            )
-        spk, *others = states
-        return self._one_step(x, [self._come(x, spk), *others], {**values, STRENGTH: one(x.dtype, x.device)})
+        connection = self._connection()
+        assert connection is not None
+        return recurrent_apply(
+            self.equation,
+            x,
+            states,
+            self._values(),
+            connection,
+            options=self._options(),
+            spike_grad=self._surrogate(),
+            **how,
+        )
 
 
 class RLeaky(_Recurrent, snntorch.RLeaky):

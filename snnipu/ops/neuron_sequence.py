@@ -407,13 +407,13 @@ def constants(plan: _neurons.Plan, parameters: Mapping[str, Parameter], dtype: t
     """
     key: List[Any] = [plan.neuron, plan.variant, dtype]
     for value in parameters.values():
-        if not isinstance(value, (int, float)):
-            if type(value) not in PLAIN or value.requires_grad or value.dim() or not value.is_cpu:
+        if type(value) in PLAIN:
+            if value.requires_grad or value.dim() or not value.is_cpu or value.dtype.is_complex:  # type: ignore[union-attr]
                 return None
-            if value.dtype.is_complex:
-                return None
-            key.append(value.dtype)
-            value = value.item()
+            key.append(value.dtype)  # type: ignore[union-attr]
+            value = value.item()  # type: ignore[union-attr]
+        elif not isinstance(value, (int, float)):
+            return None
         key.append(value or repr(value))  # -0.0 equals 0.0, and 1 / -0.0 does not equal 1 / 0.0
     found = _CONSTANTS.get(tuple(key))
     if found is None:

@@ -20,13 +20,9 @@ class Steps:
     def __init__(self, name: str, variant: int, parameters: Sequence[torch.Tensor] = ()) -> None:
         self._name, self._variant, self._parameters = name, variant, parameters
 
-    def copy(self, elements: int) -> "Steps":
-        """The same, of whatever size."""
-        return Steps(self._name, self._variant, self._parameters)
-
-    def connect_parameters(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Take other ones, contiguous."""
-        self._parameters = parameters
+    def copy(self, elements: int, parameters: Sequence[torch.Tensor]) -> "Steps":
+        """Return the same with these parameters, contiguous; a launch takes any size."""
+        return Steps(self._name, self._variant, parameters)
 
     def forward(
         self, x: torch.Tensor, before: Tensors, spk: Optional[torch.Tensor], after: Tensors, copies: Tensors = ()

@@ -1,4 +1,4 @@
-"""Steps that a layer makes by what the last one prepared: whatever changes between two steps is seen."""
+"""A step is described once and checked at each call: whatever changes between two steps is seen."""
 
 import copy
 from types import MethodType
@@ -90,21 +90,19 @@ class _Halved(torch.nn.Module):
         return value / 2
 
 
-def run(kind, change, init_hidden=False, kept=True, source=snn, start=lambda lif: None):
-    """Spikes, states and gradients of eight steps, ``change`` after the fourth; how many were kept ones."""
+def run(kind, change, init_hidden=False, anew=False, source=snn, start=lambda lif: None):
+    """Spikes, states, gradients and error of eight steps, ``change`` after the fourth; ``anew``: described at each."""
     snntorch.SpikingNeuron.init()
     torch.manual_seed(0)
     lif = KINDS[kind](source, init_hidden=init_hidden, output=True)
     start(lif)
     parameters = dict(lif.named_parameters())
     x = torch.randn(8, *SHAPE, requires_grad=True)
-    kept_steps, out, states = [], [], ()
+    out, states = [], ()
     for t, current in enumerate(x):
-        before = lif._kept if source is snn else None
-        if not kept:
-            lif._kept = lif._unfused = None
+        if anew:
+            lif._description = None
         spk, *states = lif(current) if init_hidden else lif(current, *states)
-        kept_steps.append(before is not None and lif._kept is before)
         out.extend([spk, *states])
         if t == 3:
             change(lif)
@@ -115,7 +113,7 @@ def run(kind, change, init_hidden=False, kept=True, source=snn, start=lambda lif
     except RuntimeError as caught:  # of a parameter written in place, say
         error = str(caught)[:100]
     grads = {name: p.grad for name, p in parameters.items()}
-    return [value.detach() for value in out], x.grad, grads, error, kept_steps
+    return [value.detach() for value in out], x.grad, grads, error
 
 
 def check(one, other, exact=True):
@@ -127,10 +125,9 @@ def check(one, other, exact=True):
 
 @pytest.mark.parametrize("init_hidden", [False, True], ids=["given", "hidden"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_steps_are_kept_and_give_snntorchs_numbers(kind, init_hidden):
+def test_steps_give_snntorchs_numbers(kind, init_hidden):
     made = run(kind, lambda lif: None, init_hidden)
-    assert made[4] == [False] + [True] * 7
-    check(made, run(kind, lambda lif: None, init_hidden, kept=False))
+    check(made, run(kind, lambda lif: None, init_hidden, anew=True))
     check(made, run(kind, lambda lif: None, init_hidden, source=snntorch), exact=False)
 
 
@@ -138,9 +135,7 @@ def test_steps_are_kept_and_give_snntorchs_numbers(kind, init_hidden):
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_change_is_seen(kind, change):
-    made, expected = (run(kind, CHANGES[change], kept=kept) for kept in (True, False))
-    assert made[4][1:4] == [True] * 3
-    check(made, expected)
+    check(run(kind, CHANGES[change]), run(kind, CHANGES[change], anew=True))
 
 
 def _of_class(lif):
@@ -184,9 +179,7 @@ def test_steps_that_are_snntorchs_see_a_change(kind, unfused, init_hidden, chang
         return run(kind, changes[change], init_hidden, start=start, **how)
 
     made = one()
-    assert not any(made[4][:4])
-    assert made[4][-1] or change != "back"
-    check(made, one(kept=False))
+    check(made, one(anew=True))
     if change in ("nothing", "back"):
         check(made, one(source=snntorch), exact=change == "nothing")
 
@@ -227,11 +220,14 @@ def test_what_snntorchs_step_is_not_given():
 
 
 def step_of(lif):
-    """A layer whose next step is a kept one, a state for it, and a recorder of kept steps."""
+    """An input, and a state for the next step."""
     x = torch.randn(SHAPE)
-    mem = lif(x)[1]
-    assert lif._kept is not None
-    return x, mem
+    return x, lif(x)[1]
+
+
+def direct(lif, x, mem):
+    """A step by a direct call of the kernel; None where the layer does not make it so."""
+    return lif._direct_step(lif._describe(), x, (mem,))
 
 
 def test_steps_that_are_columns_of_a_sequence():
@@ -248,13 +244,13 @@ def test_steps_that_are_columns_of_a_sequence():
         torch.stack(rows).sum().backward()
         found.append((torch.stack(rows), x.grad))
     assert all(map(torch.equal, *found))
-    assert lif._again(given[:, 1], (mem,)) is not None
+    assert direct(lif, given[:, 1], mem) is not None
 
 
-def test_what_cannot_be_like_the_last_step_is_looked_at_anew():
+def test_no_direct_call_takes_what_its_kernel_does_not():
     lif = snn.Leaky(beta=0.9)
     x, mem = step_of(lif)
-    found = lif._again(x, (mem,))
+    found = direct(lif, x, mem)
     assert torch.equal(found[1], lif(x, mem)[1])
     # Other inputs and states.
     for other, state in [
@@ -274,36 +270,40 @@ def test_what_cannot_be_like_the_last_step_is_looked_at_anew():
         (x.to("meta"), mem.to("meta")),
         (x.to_sparse(), mem),
     ]:
-        assert lif._again(other, (state,)) is None
+        assert direct(lif, other, state) is None
     # Others who look on.
     with torch.autograd.profiler.profile():
-        assert lif._again(x, (mem,)) is None
+        assert direct(lif, x, mem) is None
     with torch.autograd.forward_ad.dual_level():
-        assert lif._again(x, (mem,)) is None
+        assert direct(lif, x, mem) is None
     with mock.patch.object(host, "library", None):
-        assert lif._again(x, (mem,)) is None
+        assert direct(lif, x, mem) is None
     seen = []
-    torch.func.vmap(lambda row: seen.append(lif._again(row, (mem[0],))) or row)(x)
+    torch.func.vmap(lambda row: seen.append(direct(lif, row, mem[0])) or row)(x)
     assert seen == [None]
     with mock.patch.object(neuron_step.popart, "on_ipu", return_value=True):
-        assert lif._again(x, (mem,)) is None
+        assert direct(lif, x, mem) is None
 
 
-def test_what_no_longer_fits_is_looked_at_anew():
+def test_parameters_that_no_longer_fit_the_step():
     def prepared():
         lif = KINDS["per neuron"](snn)
         x, mem = step_of(lif)
-        assert lif._again(x, (mem,)) is not None
+        assert direct(lif, x, mem) is not None
         return lif, x, mem
 
     lif, x, mem = prepared()
-    assert lif._again(x[:, :3].contiguous(), (mem[:, :3].contiguous(),)) is None
-    for other in (torch.rand(1, 6), torch.rand(6).double()):
+    assert direct(lif, x[:, :3].contiguous(), mem[:, :3].contiguous()) is None
+    for other in (torch.rand(4), torch.rand(1, 1, 6), torch.rand(6).double(), torch.rand(6).half()):
         lif, x, mem = prepared()
         lif.beta.data = other
-        assert lif._again(x, (mem,)) is None
+        assert direct(lif, x, mem) is None
     lif, x, mem = prepared()
-    assert lif._last_step[1].grad_fn is None  # what came before is not kept alive
+    lif.beta.data = torch.rand(1, 6)
+    expected = KINDS["per neuron"](snntorch)
+    expected.beta.data = lif.beta.data
+    assert torch.equal(direct(lif, x, mem)[1], expected(x, mem)[1])
+    assert lif._last_step[1].grad_fn is None  # the graph of the step before is not kept alive
 
 
 def test_a_parameter_that_is_a_plain_attribute_is_read_at_every_step():
@@ -324,10 +324,10 @@ def test_changes_of_a_class_are_seen():
     for name, part in [("fire", _quiet), ("threshold", property(lambda self: torch.tensor(0.5)))]:
         kind = type("Mine", (snn.Leaky,), {})
         lif = kind(beta=0.9)
-        x, mem = step_of(lif)
-        assert lif._again(x, (mem,)) is not None
+        assert lif._describe().plan is not None
         setattr(kind, name, part)
-        assert lif._again(x, (mem,)) is None
+        with pytest.warns(UserWarning, match=f"replaces {name}"):
+            assert lif._describe().plan is None
 
 
 def test_a_state_given_to_a_layer_that_hides_it_is_an_error():
@@ -341,11 +341,10 @@ def test_a_state_given_to_a_layer_that_hides_it_is_an_error():
         lif(x, mem, mem, mem)
 
 
-def test_a_copy_keeps_nothing():
+def test_a_copy_follows_its_own_parameters():
     lif = snn.Leaky(beta=0.9, learn_beta=True)
     x, mem = step_of(lif)
     other = copy.deepcopy(lif)
-    assert other._kept is None
     with torch.no_grad():
         other.beta.fill_(0.5)
     assert not torch.equal(other(x, mem)[1], lif(x, mem)[1])
@@ -369,14 +368,12 @@ def test_writes_into_what_a_step_returned_do_not_reach_its_gradient():
     assert all(torch.equal(*pair) for pair in zip(grads(True), grads(False)))
 
 
-@pytest.mark.parametrize("which", ["first", "kept", "float64"])
+@pytest.mark.parametrize("which", ["float32", "float64"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_writes_into_what_a_step_was_given_or_gave_do_not_reach_its_gradient(kind, which):
     dtype = torch.float64 if which == "float64" else torch.float32
     lif = KINDS[kind](snn).to(dtype)
     first = lif(torch.rand(SHAPE, dtype=dtype))
-    if which == "first":
-        lif._kept = None
     given = [
         torch.rand(SHAPE, dtype=dtype).requires_grad_(),
         *(state.detach().clone().requires_grad_() for state in first),
@@ -451,3 +448,42 @@ def test_a_state_of_another_dtype_is_snntorchs(kind, input_dtype, state_dtype):
             states = [torch.rand(SHAPE).round(), *states]
         results.append(lif(torch.rand(SHAPE, dtype=input_dtype), *states))
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_calls_of_other_dtypes_and_sizes_between_steps(kind):
+    """A step of float64 and then one of float32 once wrote twice the memory that there was."""
+    torch.manual_seed(0)
+    layer, fresh = KINDS[kind](snn), KINDS[kind](snn)
+    fresh.load_state_dict(layer.state_dict())
+    for dtype, batch in [
+        (torch.float64, 2),
+        (torch.float32, 2),
+        (torch.float32, 7),
+        (torch.float64, 7),
+        (torch.float32, 1),
+    ]:
+        x = torch.rand(batch, 6, dtype=dtype, requires_grad=True)
+        states = [torch.rand(batch, 6, dtype=dtype, requires_grad=True) for _ in layer._states()]
+        outcomes = []
+        for lif in (layer, copy.deepcopy(fresh)):
+            try:
+                made = lif(x, *states)
+                outcomes.append((*made, *torch.autograd.grad(made[-1].sum(), [x, states[-1]])))
+            except RuntimeError as error:  # a recurrent layer of float32 takes no float64
+                outcomes.append(str(error))
+        if isinstance(outcomes[1], str):
+            assert outcomes[0] == outcomes[1]
+        else:
+            assert all(map(torch.equal, *outcomes))
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.double, lambda saved: saved[:1].clone(), lambda saved: saved.t()])
+def test_saved_tensors_that_a_hook_exchanges_are_refused(change):
+    lif = snn.Leaky(beta=0.9)
+    x = torch.rand(4, 6, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, change):
+        _, mem = lif(x)
+        spk, _ = lif(x, mem)
+    with pytest.raises(RuntimeError, match="saved for the backward pass of a neuron must be contiguous"):
+        spk.sum().backward()
