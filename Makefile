@@ -1,8 +1,8 @@
 # Every target sets up what it needs in $(VENV). Overridable: PYTHON, VENV, TORCH, TORCHVISION, JOBS, PYTEST_ARGS,
 # LONG_TESTS, BENCH_ARGS, SANITIZE_ISA, SANITIZE_FLAGS, SANITIZE_TESTS, FUZZ_SECONDS, FUZZ_SEED, FUZZ_ARGS, SOAK_SECONDS,
 # MUTANTS_SECONDS, MUTANTS_ARGS, CLANGXX, OUT, WHEEL_VENV, MANYLINUX, AARCH64_CXX, WHEEL_TARGETS, MATRIX_ARGS.
-# The first target downloads PyTorch and compiles the native libraries: about two minutes of a processor, a line for each
-# library. They are compiled again when their sources have changed.
+# The first target downloads PyTorch and compiles the native libraries for this processor, a line for each: about three
+# minutes of a processor. They are compiled again when their sources have changed.
 #   make demo      train on scikit-learn's digits, with pictures
 #   make test      the tests but for those that take seconds each; with LONG_TESTS=all these, too
 #   make wheel     wheels for Linux (x86-64, aarch64), macOS (arm64) and Windows (x86-64), in dist, checked
@@ -152,6 +152,7 @@ $(VENV)/.wheel: $(VENV)/.snnipu
 # The compiler's target decides what a wheel is for. For this machine it is the system's, for another ziglang's, a Clang
 # with the headers of all systems, where there is none of its own. auditwheel checks which symbols of the C and C++
 # runtimes are needed, and names a wheel for Linux after the oldest systems that have them.
+wheel: export SNNIPU_BUILD_ISA := all
 wheel: $(VENV)/.wheel
 	rm -rf build $(OUT)/plain dist/snnipu-*.whl
 	$(PIP_WHEEL) --wheel-dir $(OUT)/plain .
@@ -171,6 +172,7 @@ wheel: $(VENV)/.wheel
 	SNNIPU_WHEELS=dist $(BIN)/python -m pytest $(PYTEST_ARGS) tests/test_wheels.py -k "not emulated"
 
 # Two copies of what is committed, in folders of other names, give the same bytes: the libraries, and what is around them.
+reproducible: export SNNIPU_BUILD_ISA := all
 reproducible: $(VENV)/.torch
 	rm -rf $(OUT)/reproducible
 	commit=$$(git rev-parse HEAD); \

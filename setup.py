@@ -2,6 +2,8 @@
 
 Environment:
   SNNIPU_REQUIRE_NATIVE=1  a failed native build is an error (default: install without it; the slow reference runs)
+  SNNIPU_BUILD_ISA=all     libraries for every instruction set of the machine's kind, as wheels have them (default: the
+                           best one of this processor)
   CXX, CXXFLAGS, LDFLAGS   compiler and further flags; the machine that is built for is the compiler's
 """
 
@@ -86,6 +88,25 @@ def instruction_sets(machine):
     return {"baseline": []}
 
 
+def best_isa(compiler):
+    """Return the best instruction set of this processor, by the library's own test of it."""
+    version = ['-DSNNIPU_VERSION=""', '-DSNNIPU_ISA="baseline"', f"-I{CSRC}"]
+    version.append(f"-I{CSRC / 'ipu_model' / 'poplar' / 'include'}")
+    with tempfile.TemporaryDirectory() as folder:
+        program, main = Path(folder) / "best_isa", Path(folder) / "main.cpp"
+        main.write_text(
+            '#include <cstdio>\n#include "host/library.cpp"\nint main() { std::puts(snnipu_best_isa()); }\n'
+        )
+        parallel = str(CSRC / "host" / "parallel.cpp")
+        command = [*compiler, "-std=c++17", "-pthread", "-w", *version, str(main), parallel, "-o", str(program)]
+        if HERE.system == "linux":
+            command.append("-ldl")
+        built = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if built.returncode != 0:
+            raise RuntimeError(f"{compiler[0]} failed for a program that asks for the instruction set: {built.stdout}")
+        return subprocess.run([str(program)], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
 def package_version():
     tree = ast.parse((ROOT / "snnipu" / "_version.py").read_text())
     return next(ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign))
@@ -158,6 +179,9 @@ class BuildNative(build_ext):
             if self.isa not in wanted:
                 raise RuntimeError(f"--isa must be one of {list(wanted)}, got {self.isa!r}")
             wanted = {self.isa: wanted[self.isa]}
+        elif os.environ.get("SNNIPU_BUILD_ISA") != "all" and len(wanted) > 1 and target == HERE:
+            best = best_isa(compiler)
+            wanted = {best: wanted[best]}
         extra, link = shlex.split(os.environ.get("CXXFLAGS", "")), shlex.split(os.environ.get("LDFLAGS", ""))
         record = {
             "sources": native_sources["fingerprint"](ROOT),

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,35 @@ def test_older_systems_have_what_is_needed(file):
         if tuple(map(int, version.split("."))) > OLDEST[runtime]
     ]
     assert newer == []
+
+
+@pytest.mark.parametrize(
+    ("built", "best", "loaded"),
+    [
+        (["avx2", "avx512", "baseline"], "avx512", "avx512"),
+        (["avx2", "avx512", "baseline"], "avx2", "avx2"),
+        (["avx2"], "avx512", "avx2"),
+        (["avx512"], "avx2", None),
+        (["avx2"], "baseline", None),
+        (["neon"], "neon", "neon"),
+    ],
+)
+def test_no_library_is_loaded_that_the_processor_cannot_run(monkeypatch, built, best, loaded):
+    """Built on this processor, a clone or an image may come to another one."""
+
+    class Library(types.SimpleNamespace):
+        def __getattr__(self, name):  # the functions whose arguments are declared
+            return types.SimpleNamespace()
+
+    monkeypatch.delenv("SNNIPU_ISA", raising=False)
+    monkeypatch.setattr(host, "find", lambda: types.SimpleNamespace(problem=None))
+    monkeypatch.setattr(host, "available_isas", lambda: built)
+    monkeypatch.setattr(host, "_open", lambda isa: Library(isa=isa, snnipu_best_isa=lambda: best.encode()))
+    if loaded is not None:
+        assert host._load().isa == loaded
+    else:
+        with pytest.raises(host.NativeLibraryError, match=f"the processor {best}"):
+            host._load()
 
 
 @needs_native

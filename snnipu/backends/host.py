@@ -19,6 +19,8 @@ from snnipu.backends.libraries import BUILD_HINT, find, native_folder
 
 # Sizes are 32-bit in a vertex, as on a tile.
 _MAX_SIZE = 2**32 - 1
+# Instruction sets of x86-64; each has those before it.
+_LEVELS = ("baseline", "avx2", "avx512")
 # What PyTorch's allocator says, by which training tools know that a smaller batch is worth a try.
 _AS_PYTORCH_SAYS = "DefaultCPUAllocator: can't allocate memory"
 
@@ -61,10 +63,13 @@ def _load() -> ctypes.CDLL:
         raise NativeLibraryError(f"{native_folder()} has no library for an instruction set: {BUILD_HINT}")
     wanted = os.environ.get("SNNIPU_ISA")
     if wanted is None:
-        # Any library of the folder runs the question; the baseline runs everywhere.
-        wanted = _open("baseline" if "baseline" in isas else isas[0]).snnipu_best_isa().decode()
-        if wanted not in isas:
-            wanted = "baseline" if "baseline" in isas else isas[0]
+        # Any library of the folder can be asked: the question itself needs no instruction set.
+        best = _open("baseline" if "baseline" in isas else isas[0]).snnipu_best_isa().decode()
+        levels = _LEVELS if best in _LEVELS else (best,)
+        runnable = [isa for isa in levels[: levels.index(best) + 1] if isa in isas]
+        if not runnable:
+            raise NativeLibraryError(f"{native_folder()} has libraries for {isas}, the processor {best}: {BUILD_HINT}")
+        wanted = runnable[-1]
     elif wanted not in isas:
         raise NativeLibraryError(f"SNNIPU_ISA must be one of {isas}, got {wanted!r}")
     library = _open(wanted)
