@@ -7,7 +7,7 @@ import torch
 from support.versions import NO_HALF_CLAMP, needs_compile
 
 import snnipu
-from snnipu.benchmarking.resident import supported
+from benchmarks.resident import supported
 from snnipu.cli import main
 
 TINY = ["--steps", "3", "--batch-size", "2", "--neurons", "9", "--repeats", "1", "--min-seconds", "0"]
@@ -182,7 +182,7 @@ def test_sweep_in_markdown_of_the_other_sizes(capsys):
 
 
 def test_red_gate_of_a_sweep_is_status_1(monkeypatch, tmp_path, capsys):
-    from snnipu.benchmarking.cases import sparse
+    from benchmarks.cases import sparse
 
     monkeypatch.setattr(sparse, "GRADIENT_TOLERANCE", -1.0)
     sparse._problem.cache_clear()
@@ -243,7 +243,7 @@ def test_resident_memory_of_a_sweep_whose_tables_are_all_shown(monkeypatch):
 
 
 def test_sweep_without_memory_is_status_2(monkeypatch, capsys):
-    monkeypatch.setattr("snnipu.benchmarking.cases.memory.available_memory", lambda device: 0)
+    monkeypatch.setattr("benchmarks.cases.memory.available_memory", lambda device: 0)
     with pytest.raises(SystemExit) as stop:
         bench("memory", "--quick")
     assert stop.value.code == 2
@@ -260,7 +260,7 @@ def test_one_case_with_sizes_of_its_own(capsys):
 
 @pytest.mark.skipif(NO_HALF_CLAMP is not None, reason=f"snntorch.Leaky clamps a float16 beta: {NO_HALF_CLAMP}")
 def test_tables_of_a_case_where_no_sizes_are_asked_for(monkeypatch, tmp_path, capsys):
-    from snnipu.benchmarking.cases import lif
+    from benchmarks.cases import lif
 
     def variants(settings):
         small = dataclasses.replace(settings, steps=2, batch_size=3)
@@ -408,7 +408,7 @@ def test_bad_arguments_are_status_2(arguments, said, capsys):
 
 def test_case_that_is_not_for_the_device_is_status_2(monkeypatch, capsys):
     monkeypatch.setattr("snnipu.cli.bench._device", torch.device)
-    monkeypatch.setattr("snnipu.benchmarking.cases.sparse.DEVICES", ("cpu",))
+    monkeypatch.setattr("benchmarks.cases.sparse.DEVICES", ("cpu",))
     with pytest.raises(SystemExit) as stop:
         bench("sparse", "--device", "cuda")
     assert stop.value.code == 2

@@ -1,0 +1,635 @@
+"""Small programs in the style in which people write snnTorch; ``snn`` is the library that they import."""
+
+from dataclasses import replace
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import snnipu
+from benchmarks import loop_networks
+from benchmarks.case import Settings
+from benchmarks.loop_networks import CLASSES, INPUTS, batched_loss, tutorial_loss
+
+# Inputs of the programs that read one vector a step, as of a sensor or an embedding.
+CHANNELS = 64
+# Weights and inputs are multiples of these: float32 sums of their products are exact in any order, so that no spike
+# depends on the order in which a matrix product adds up.
+WEIGHT_GRID, INPUT_GRID = 2.0**-12, 2.0**-4
+_WEIGHTED = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.Embedding)
+
+
+def sparse_pixels(*shape: int, generator: torch.Generator) -> torch.Tensor:
+    """Numbers between 0 and 1, of which four in five are 0."""
+    x = torch.rand(shape, generator=generator)
+    on = torch.rand(shape, generator=generator) < 0.2
+    return (x / INPUT_GRID).round() * INPUT_GRID * on
+
+
+class Program(nn.Module):
+    """A network and its training step. The docstring of each program says what it is an example of.
+
+    Attributes:
+        trains: whether :meth:`step` has the backward pass and the optimizer, too.
+        draws: whether :meth:`rewritten` draws random numbers for all steps at once: on a CPU those of the loop.
+        optimizer: what updates the parameters.
+        terms: of :class:`~benchmarks.loop_networks.LoopNetwork`.
+    """
+
+    trains = False
+    draws = False
+    optimizer: torch.optim.Optimizer
+
+    @staticmethod
+    def data(settings: Settings, generator: torch.Generator) -> torch.Tensor:
+        """The input of one step."""
+        return sparse_pixels(settings.batch_size, INPUTS, generator=generator)
+
+    @staticmethod
+    def terms(settings: Settings) -> int:
+        return 0
+
+    def step(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The loss, ``targets [B]`` are classes. What holds the loop over time is this or what this calls."""
+        spk_rec = self(x)
+        return functional.cross_entropy(spk_rec.sum(0), targets)
+
+    def rewritten(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The same loss with :class:`snnipu.MultiStep` in place of the loop, in the programs that it can say."""
+        raise NotImplementedError
+
+    @classmethod
+    def has_rewrite(cls, device: torch.device) -> bool:
+        """Whether :meth:`rewritten` gives the loop's numbers there."""
+        return cls.rewritten is not Program.rewritten and not (cls.draws and device.type != "cpu")
+
+    def to_grid(self) -> None:
+        """Round the weights to multiples of :data:`WEIGHT_GRID`."""
+        with torch.no_grad():
+            for module in self.modules():
+                for parameter in module.parameters(recurse=False) if isinstance(module, _WEIGHTED) else ():
+                    parameter.copy_((parameter / WEIGHT_GRID).round() * WEIGHT_GRID)
+
+
+def _over_time(x: torch.Tensor, targets: torch.Tensor, layers: Sequence[nn.Module], steps: Optional[int] = None) -> Any:
+    """The loss of :meth:`Program.step` of these layers as :class:`snnipu.MultiStep`."""
+    return functional.cross_entropy(snnipu.MultiStep(*layers)(x, num_steps=steps)[0].sum(0), targets)
+
+
+class _Frames(Program):
+    """A program that reads another vector at each step."""
+
+    @staticmethod
+    def data(settings: Settings, generator: torch.Generator) -> torch.Tensor:
+        return sparse_pixels(settings.steps, settings.batch_size, CHANNELS, generator=generator) * 4
+
+
+class _Images(Program):
+    """A program that reads an image."""
+
+    @staticmethod
+    def data(settings: Settings, generator: torch.Generator) -> torch.Tensor:
+        return sparse_pixels(settings.batch_size, 1, 28, 28, generator=generator) * 2
+
+    @staticmethod
+    def terms(settings: Settings) -> int:
+        return settings.steps * settings.batch_size * 28 * 28
+
+
+class InForward(loop_networks.Tutorial5, Program):
+    """loop in forward"""
+
+    def step(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return tutorial_loss(self(x)[1], targets)
+
+    def rewritten(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return batched_loss(self.over_time(x), targets)
+
+
+class InFunction(loop_networks.HiddenStates, Program):
+    """loop in a free function, hidden states"""
+
+    def __init__(self, snn: Any, settings: Settings) -> None:
+        layers = [
+            nn.Linear(INPUTS, settings.neurons),
+            snn.Leaky(beta=settings.beta, init_hidden=True),
+            nn.Linear(settings.neurons, CLASSES),
+            snn.Leaky(beta=settings.beta, init_hidden=True, output=True),
+        ]
+        super().__init__(layers, settings.steps)
+
+    def step(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return tutorial_loss(loop_networks.forward_pass(self, self.steps, x, self.frames)[1], targets)
+
+    def rewritten(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return batched_loss(self.over_time(x), targets)
+
+
+class InTraining(Program):
+    """loop in the middle of the training function"""
+
+    trains = True
+
+    def __init__(self, snn: Any, settings: Settings) -> None:
+        super().__init__()
+        self.snn, self.steps = snn, settings.steps
+        self.fc1 = nn.Linear(INPUTS, settings.neurons)
+        self.lif1 = snn.Leaky(beta=settings.beta, init_hidden=True)
+        self.fc2 = nn.Linear(settings.neurons, CLASSES)
+        self.lif2 = snn.Leaky(beta=settings.beta, init_hidden=True, output=True)
+
+    def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        spk1 = self.lif1(self.fc1(x))
+        return self.lif2(self.fc2(spk1))  # type: ignore[no-any-return]
+
+    def step(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.train()
+        self.optimizer.zero_grad()
+        self.snn.utils.reset(self)
+        spk_rec = []
+        for _ in range(self.steps):
+            spk, _ = self(x)
+            spk_rec.append(spk)
+        counts = torch.stack(spk_rec).sum(0)
+        loss = functional.cross_entropy(counts, targets)
+        loss.backward()
+        self.optimizer.step()
+        self.accuracy = (counts.argmax(1) == targets).float().mean().item()
+        self.running_loss = loss.item()
+        return loss.detach()
+
+
+class Counters(Program):
+    """counters kept in place"""
+
+    def __init__(self, snn: Any, settings: Settings) -> None:
+        super().__init__()
+        self.steps = settings.steps
+        self.fc1, self.lif1 = nn.Linear(INPUTS, settings.neurons), snn.Leaky(beta=settings.beta)
+        self.fc2, self.lif2 = nn.Linear(settings.neurons, CLASSES), snn.Leaky(beta=settings.beta)
+
+    def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
+        out = torch.zeros(x.shape[0], CLASSES, device=x.device)
+        total = torch.zeros(1, device=x.device)
+        rates = torch.zeros(2, device=x.device)
+        for _ in range(self.steps):
+            spk1, mem1 = self.lif1(self.fc1(x), mem1)
+            spk2, mem2 = self.lif2(self.fc2(spk1), mem2)
+            out += spk2
+            total += spk1.sum()
+            rates[0] += spk1.mean()
+            rates[1] += spk2.mean()
+        return out, total, rates / self.steps
+
+    def step(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        out, total, rates = self(x)
+        regularizer = (rates - 0.1).pow(2).sum() + 1e-6 * total.sum()
+        return functional.cross_entropy(out, targets) + regularizer
+
+
+class Learnt(_Images):
+    """learnt beta and threshold of each channel"""
+
+    def __init__(self, snn: Any, settings: Settings) -> None:
+        super().__init__()
+        self.steps = settings.steps
+        self.conv1, self.pool = nn.Conv2d(1, 8, 5), nn.AvgPool2d(2)
+        self.lif1 = self._neuron(snn, settings, 8)
+        self.conv2 = nn.Conv2d(8, 16, 5)
+        self.lif2 = self._neuron(snn, settings, 16)
+        self.flatten, self.fc = nn.Flatten(), nn.Linear(16 * 4 * 4, CLASSES)
+        self.lif3 = snn.Leaky(beta=settings.beta, threshold=0.5, learn_beta=True, learn_threshold=True)
+
+    @staticmethod
+    def _neuron(snn: Any, settings: Settings, channels: int) -> Any:
+        shape = channels, 1, 1
+        parameters = {"beta": torch.full(shape, settings.beta), "threshold": torch.full(shape, 0.5)}
+        return snn.Leaky(**parameters, learn_beta=True, learn_threshold=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mem1, mem2, mem3 = self.lif1.reset_mem(), self.lif2.reset_mem(), self.lif3.reset_mem()
+        spk3_rec = []
+        for _ in range(self.steps):
+            spk1, mem1 = self.lif1(self.pool(self.conv1(x)), mem1)
+            spk2, mem2 = self.lif2(self.pool(self.conv2(spk1)), mem2)
+            spk3, mem3 = self.lif3(self.fc(spk2.flatten(1)), mem3)
+            spk3_rec.append(spk3)
+        return torch.stack(spk3_rec)
+
+    def rewritten(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        hidden = self.conv1, self.pool, self.lif1, self.conv2, self.pool, self.lif2
+        return _over_time(x, targets, [*hidden, self.flatten, self.fc, self.lif3], self.steps)  # type: ignore[no-any-return]
+
+
+class _TwoLayers(_Frames):
+    def __init__(self, snn: Any, settings: Settings) -> None:
+        super().__init__()
+        self.lif1, self.lif2 = self.neurons(snn, settings)
+        self.between: nn.Module = nn.Identity()
+        self.fc1, self.fc2 = nn.Linear(CHANNELS, settings.neurons), nn.Linear(settings.neurons, CLASSES)
+
+    def neurons(self, snn: Any, settings: Settings) -> List[Any]:
+        return [snn.Leaky(beta=settings.beta) for _ in range(2)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
+        spk_rec = []
+        for step in range(x.size(0)):
+            spk1, mem1 = self.lif1(self.fc1(x[step]), mem1)
+            spk2, mem2 = self.lif2(self.fc2(self.between(spk1)), mem2)
+            spk_rec.append(spk2)
+        return torch.stack(spk_rec)
+
+    def rewritten(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return _over_time(x, targets, [self.fc1, self.lif1, self.between, self.fc2, self.lif2])  # type: ignore[no-any-return]
+
+
+class OneToOne(_Frames):
+    """RLeaky, one-to-one"""
+
+    def __init__(self, snn: Any, settings: Settings) -> None:
+        super().__init__()
+        neurons = settings.neurons
+        self.fc1 = nn.Linear(CHANNELS, neurons)
+        self.lif1 = snn.RLeaky(beta=settings.beta, V=torch.full((neurons,), 0.25), all_to_all=False)
+        self.fc2, self.lif2 = nn.Linear(neurons, CLASSES), snn.Leaky(beta=settings.beta)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        spk1, mem1 = self.lif1.init_rleaky()
+        mem2 = self.lif2.init_leaky()
+        spk2_rec = []
+        for step in range(x.size(0)):
+            spk1, mem1 = self.lif1(self.fc1(x[step]), spk1, mem1)
+            spk2, mem2 = self.lif2(self.fc2(spk1), mem2)
+            spk2_rec.append(spk2)
+        return torch.stack(spk2_rec)
+
+    def rewritten(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return _over_time(x, targets, [self.fc1, self.lif1, self.fc2, self.lif2])  # type: ignore[no-any-return]
+
+
+class AllToAll(_Frames):
+    """RSynaptic, all-to-all"""
+
+    def __init__(self, snn: Any, settings: Settings) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(CHANNELS, settings.neurons)
+        self.lif1 = snn.RSynaptic(alpha=0.8, beta=settings.beta, linear_features=settings.neurons)
+        self.fc2, self.lif2 = nn.Linear(settings.neurons, CLASSES), snn.Leaky(beta=settings.beta)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        spk1, syn1, mem1 = self.lif1.init_rsynaptic()
+        mem2 = self.lif2.init_leaky()
+        out = []
+        for current in x:
+            spk1, syn1, mem1 = self.lif1(self.fc1(current), spk1, syn1, mem1)
+            spk2, mem2 = self.lif2(self.fc2(spk1), mem2)
+            out.append(spk2)
+        return torch.stack(out)
+
+    def rewritten(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return _over_time(x, targets, [self.fc1, self.lif1, self.fc2, self.lif2])  # type: ignore[no-any-return]
+
+
+class Lstm(_Frames):
+    """SLSTM"""
+
+    def __init__(self, snn: Any, settings: Settings) -> None:
+        super().__init__()
+        # snnTorch keeps the states only where both sizes are the same.
+        self.slstm1 = snn.SLSTM(CHANNELS, CHANNELS, threshold=0.1)
+        self.slstm2 = snn.SLSTM(CHANNELS, CHANNELS, threshold=0.1)
+        self.fc = nn.Linear(CHANNELS, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        syn1, mem1 = self.slstm1.init_slstm()
+        syn2, mem2 = self.slstm2.init_slstm()
+        outs = []
+        for step in range(x.size(0)):
+            spk1, syn1, mem1 = self.slstm1(x[step], syn1, mem1)
+            spk2, syn2, mem2 = self.slstm2(spk1, syn2, mem2)
+            outs.append(self.fc(spk2))
+        return torch.stack(outs)
+
+    def rewritten(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        spk_rec = snnipu.MultiStep(self.slstm1, self.slstm2)(x)[0]
+        return functional.cross_entropy(self.fc(spk_rec).sum(0), targets)
+
+
+class ByHand(_Frames):
+    """recurrence by hand"""
+
+    def __init__(self, snn: Any, settings: Settings) -> None:
+        super().__init__()
+        self.neurons = settings.neurons
+        self.inp, self.rec = nn.Linear(CHANNELS, self.neurons), nn.Linear(self.neurons, self.neurons)
+        self.lif = snn.Leaky(beta=settings.beta)
+        self.out, self.readout = nn.Linear(self.neurons, CLASSES), snn.Leaky(beta=settings.beta, threshold=0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mem, mem_out = self.lif.reset_mem(), self.readout.reset_mem()
+        spk = torch.zeros(x.shape[1], self.neurons, device=x.device)
+        spk_rec = []
+        for t in range(x.shape[0]):
+            spk, mem = self.lif(self.inp(x[t]) + self.rec(spk), mem)
+            spk_out, mem_out = self.readout(self.out(spk), mem_out)
+            spk_rec.append(spk_out)
+        return torch.stack(spk_rec, dim=0)
+
+
+class BatchNorm(_Images):
+    """convolutions and batch norm in training"""
+
+    def __init__(self, snn: Any, settings: Settings) -> None:
+        super().__init__()
+        self.steps = settings.steps
+        self.conv1, self.bn1 = nn.Conv2d(1, 8, 3, stride=2, bias=False), nn.BatchNorm2d(8)
+        self.lif1 = snn.Leaky(beta=settings.beta)
+        self.conv2, self.bn2 = nn.Conv2d(8, 16, 3, stride=2, bias=False), nn.BatchNorm2d(16)
+        self.lif2 = snn.Leaky(beta=settings.beta)
+        self.fc = nn.Linear(16 * 6 * 6, CLASSES)
+        self.lif3 = snn.Leaky(beta=settings.beta)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mem1, mem2, mem3 = self.lif1.reset_mem(), self.lif2.reset_mem(), self.lif3.reset_mem()
+        spk_rec = []
+        for _ in range(self.steps):
+            spk1, mem1 = self.lif1(self.bn1(self.conv1(x)), mem1)
+            spk2, mem2 = self.lif2(self.bn2(self.conv2(spk1)), mem2)
+            spk3, mem3 = self.lif3(self.fc(spk2.view(x.size(0), -1)), mem3)
+            spk_rec.append(spk3)
+        return torch.stack(spk_rec)
+
+    def rewritten(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        hidden = self.conv1, self.bn1, self.lif1, self.conv2, self.bn2, self.lif2
+        return _over_time(x, targets, [*hidden, nn.Flatten(), self.fc, self.lif3], self.steps)  # type: ignore[no-any-return]
+
+
+class Dropout(_TwoLayers):
+    """dropout"""
+
+    draws = True
+
+    def __init__(self, snn: Any, settings: Settings) -> None:
+        super().__init__(snn, settings)
+        self.between = nn.Dropout(0.25)
+
+
+class RateCoding(Program):
+    """rate coding drawn in the loop"""
+
+    def __init__(self, snn: Any, settings: Settings) -> None:
+        super().__init__()
+        self.steps = settings.steps
+        self.fc1, self.lif1 = nn.Linear(INPUTS, settings.neurons), snn.Leaky(beta=settings.beta)
+        self.fc2, self.lif2 = nn.Linear(settings.neurons, CLASSES), snn.Leaky(beta=settings.beta)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
+        spk_sum: Any = 0
+        for _ in range(self.steps):
+            spikes = (torch.rand_like(x) < x).float()
+            spk1, mem1 = self.lif1(self.fc1(spikes), mem1)
+            spk2, mem2 = self.lif2(self.fc2(spk1), mem2)
+            spk_sum = spk_sum + spk2
+        return spk_sum  # type: ignore[no-any-return]
+
+    def step(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(self(x), targets)
+
+
+class Convolutional(loop_networks.Convolutional, _Images):
+    """convolutional, hidden states"""
+
+    def __init__(self, snn: Any, settings: Settings) -> None:
+        super().__init__(snn, replace(settings, network="tutorial-6"))
+
+    def step(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        spk_rec, _ = loop_networks.forward_pass(self, self.steps, x, self.frames)
+        return functional.cross_entropy(spk_rec.sum(0), targets)
+
+
+class Autoencoder(loop_networks.Autoencoder, _Images):
+    """autoencoder"""
+
+    def step(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.mse_loss(self(x)[-1], x)
+
+    def rewritten(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.mse_loss(self.over_time(x)[-1], x)
+
+
+class Regression(loop_networks.RegressionNet, Program):
+    """regression on membranes"""
+
+    def __init__(self, snn: Any, settings: Settings) -> None:
+        super().__init__(snn, settings)
+        # The threshold takes part in no result: it has no gradient.
+        self.lif2 = snn.Leaky(beta=settings.beta, learn_beta=True, learn_threshold=True, reset_mechanism="none")
+
+    @staticmethod
+    def data(settings: Settings, generator: torch.Generator) -> torch.Tensor:
+        return torch.rand(settings.steps, settings.batch_size, 1, generator=generator)
+
+    def step(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.mse_loss(self(x), x)
+
+    def rewritten(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.mse_loss(self.over_time(x), x)
+
+
+class Attention(Program):
+    """attention of spikes"""
+
+    TOKENS = 16
+
+    def __init__(self, snn: Any, settings: Settings) -> None:
+        super().__init__()
+        self.width = settings.neurons // 4
+        self.steps, width = settings.steps, self.width
+        self.q, self.k, self.v = (nn.Linear(CHANNELS, width) for _ in range(3))
+        self.q_lif, self.k_lif, self.v_lif = (snn.Leaky(beta=settings.beta) for _ in range(3))
+        self.attn_lif = snn.Leaky(beta=settings.beta, threshold=0.5)
+        self.proj, self.proj_lif = nn.Linear(width, width), snn.Leaky(beta=settings.beta)
+        self.head = nn.Linear(width, CLASSES)
+
+    @staticmethod
+    def data(settings: Settings, generator: torch.Generator) -> torch.Tensor:
+        return sparse_pixels(settings.batch_size, Attention.TOKENS, CHANNELS, generator=generator) * 4
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q_mem, k_mem, v_mem = self.q_lif.reset_mem(), self.k_lif.reset_mem(), self.v_lif.reset_mem()
+        attn_mem, proj_mem = self.attn_lif.reset_mem(), self.proj_lif.reset_mem()
+        logits = []
+        for _ in range(self.steps):
+            q, q_mem = self.q_lif(self.q(x), q_mem)
+            k, k_mem = self.k_lif(self.k(x), k_mem)
+            v, v_mem = self.v_lif(self.v(x), v_mem)
+            attention = (q @ k.transpose(-2, -1)) * 0.125
+            spk, attn_mem = self.attn_lif(attention @ v, attn_mem)
+            spk, proj_mem = self.proj_lif(self.proj(spk), proj_mem)
+            logits.append(self.head(spk.mean(dim=1)))
+        return torch.stack(logits)
+
+
+class Lists(Program):
+    """lists on self that grow from call to call"""
+
+    def __init__(self, snn: Any, settings: Settings) -> None:
+        super().__init__()
+        self.steps = settings.steps
+        self.fc1, self.lif1 = nn.Linear(INPUTS, settings.neurons), snn.Leaky(beta=settings.beta)
+        self.fc2, self.lif2 = nn.Linear(settings.neurons, CLASSES), snn.Leaky(beta=settings.beta)
+        self.activity: List[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
+        spk2_rec = []
+        for _ in range(self.steps):
+            spk1, mem1 = self.lif1(self.fc1(x), mem1)
+            spk2, mem2 = self.lif2(self.fc2(spk1), mem2)
+            self.activity.append(spk1.detach().mean())
+            spk2_rec.append(spk2)
+        return torch.stack(spk2_rec)
+
+
+class Subclass(_TwoLayers):
+    """subclass that replaces a part of the step"""
+
+    def neurons(self, snn: Any, settings: Settings) -> List[Any]:
+        class LeakyInput(snn.Leaky):  # type: ignore[misc]
+            """Decay of the input."""
+
+            def _base_state_function(self, input_: torch.Tensor) -> Any:
+                beta = self.beta.clamp(0, 1)
+                return beta * self.mem + (1 - beta) * input_
+
+        return [LeakyInput(beta=settings.beta, threshold=threshold) for threshold in (0.25, 0.05)]
+
+
+class Quantised(_TwoLayers):
+    """quantised states"""
+
+    def neurons(self, snn: Any, settings: Settings) -> List[Any]:
+        quantiser = snn.functional.quant.state_quant(num_bits=4, uniform=True, threshold=1.0)
+        return [snn.Leaky(beta=settings.beta, state_quant=quantiser) for _ in range(2)]
+
+
+class Tokens(Program):
+    """a call for each token, states in the neurons"""
+
+    VOCABULARY = 100
+
+    def __init__(self, snn: Any, settings: Settings) -> None:
+        super().__init__()
+        width = settings.neurons // 4
+        self.embedding = nn.Embedding(self.VOCABULARY, CHANNELS)
+        self.fc1, self.lif1 = nn.Linear(CHANNELS, width), snn.Leaky(beta=settings.beta)
+        self.fc2, self.lif2 = nn.Linear(width, self.VOCABULARY), snn.Leaky(beta=settings.beta)
+
+    @staticmethod
+    def data(settings: Settings, generator: torch.Generator) -> torch.Tensor:
+        return torch.randint(Tokens.VOCABULARY, (settings.batch_size, settings.steps + 1), generator=generator)
+
+    def forward(self, token: torch.Tensor) -> torch.Tensor:
+        spk1, _ = self.lif1(self.fc1(self.embedding(token)))
+        _, mem2 = self.lif2(self.fc2(spk1))
+        return mem2  # type: ignore[no-any-return]
+
+    def step(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.lif1.reset_mem()
+        self.lif2.reset_mem()
+        loss = torch.zeros((), device=x.device)
+        for position in range(x.shape[1] - 1):
+            logits = self(x[:, position])
+            loss = loss + functional.cross_entropy(logits, x[:, position + 1])
+        return loss / (x.shape[1] - 1)
+
+
+class Population(loop_networks.PopulationNet, Program):
+    """population coding"""
+
+    def step(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return loop_networks.count_loss(self(x), x)
+
+    def rewritten(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return loop_networks.count_loss(self.over_time(x), x)
+
+
+class Episode(Program):
+    """reinforcement learning, a short episode"""
+
+    MOVES, STEPS, ACTIONS = 8, 5, 4
+
+    def __init__(self, snn: Any, settings: Settings) -> None:
+        super().__init__()
+        width = settings.neurons // 4
+        self.fc1, self.lif1 = nn.Linear(CHANNELS, width), snn.Leaky(beta=settings.beta)
+        self.fc2, self.lif2 = nn.Linear(width, self.ACTIONS), snn.Leaky(beta=settings.beta, reset_mechanism="none")
+        # How an action changes what is observed.
+        self.register_buffer("effect", torch.eye(self.ACTIONS).repeat(1, CHANNELS // self.ACTIONS) - 0.25)
+
+    @staticmethod
+    def data(settings: Settings, generator: torch.Generator) -> torch.Tensor:
+        return sparse_pixels(settings.batch_size, CHANNELS, generator=generator) * 4
+
+    def policy(self, observation: torch.Tensor) -> torch.Tensor:
+        mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
+        for _ in range(self.STEPS):
+            spk1, mem1 = self.lif1(self.fc1(observation), mem1)
+            _, mem2 = self.lif2(self.fc2(spk1), mem2)
+        return mem2  # type: ignore[no-any-return]
+
+    def step(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        observation, log_probs, rewards = x, [], []
+        for _ in range(self.MOVES):
+            policy = torch.distributions.Categorical(logits=self.policy(observation))
+            action = policy.sample()
+            observation = observation + self.effect[action]  # type: ignore[index]
+            log_probs.append(policy.log_prob(action))
+            rewards.append(-observation.pow(2).mean(1))
+        returns = torch.stack(rewards).flip(0).cumsum(0).flip(0)
+        advantage = (returns - returns.mean()) / (returns.std() + 1e-6)
+        return -(torch.stack(log_probs) * advantage).mean()
+
+
+PROGRAMS: Dict[str, Type[Program]] = {
+    "forward": InForward,
+    "function": InFunction,
+    "training": InTraining,
+    "counters": Counters,
+    "learnt": Learnt,
+    "rleaky": OneToOne,
+    "rsynaptic": AllToAll,
+    "slstm": Lstm,
+    "by-hand": ByHand,
+    "batch-norm": BatchNorm,
+    "dropout": Dropout,
+    "rate": RateCoding,
+    "conv": Convolutional,
+    "autoencoder": Autoencoder,
+    "regression": Regression,
+    "attention": Attention,
+    "lists": Lists,
+    "subclass": Subclass,
+    "quantised": Quantised,
+    "tokens": Tokens,
+    "population": Population,
+    "episode": Episode,
+}
+
+
+def make(name: str, snn: Any, settings: Settings) -> Program:
+    """The program ``name`` of a library: the same weights for every library."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        program = PROGRAMS[name](snn, settings)  # type: ignore[call-arg]
+    program.to_grid()
+    return program.to(settings.device)
+
+
+def title(name: str) -> str:
+    """What the program is an example of."""
+    return PROGRAMS[name].__doc__ or name

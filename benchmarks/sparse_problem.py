@@ -1,0 +1,199 @@
+"""The problem of the cases on spike ids: random spikes, and a network whose layers all have their activity."""
+
+import math
+import warnings
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+import snntorch
+import torch
+from torch import nn
+from torch.nn import functional
+
+from snnipu import SparseNetwork
+from benchmarks.case import Settings
+from benchmarks.options import comma_separated
+from snnipu.datasets.random_spikes import random_spikes
+from snnipu.training import scale_to_activity
+
+THRESHOLD = 1.0
+FLOAT32_DIGITS, TF32_DIGITS = 24, 11
+
+Layers = List[torch.Tensor]
+
+
+def parse_activity(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number") from None
+    if not 0 < value < 1:
+        raise ValueError(f"must be above 0 and below 1, but is {text}")
+    return value
+
+
+def parse_activities(text: str) -> List[float]:
+    return [parse_activity(str(value)) for value in comma_separated(text, float, "numbers above 0 and below 1")]
+
+
+def check_activity(settings: Settings) -> None:
+    if not 0 < settings.activity < 1:
+        raise ValueError(f"activity: expected a number between 0 and 1, got {settings.activity}")
+
+
+def on_grid(weight: torch.Tensor, tf32: bool = False) -> torch.Tensor:
+    """``weight`` ``[out, ...]`` rounded to multiples of a power of two so large that float32 sums of them are exact.
+
+    Any sum of a row's weights is then the same in whatever order it is added up, and with it the spikes of a gather and
+    of a matrix product. ``tf32``: also of one that rounds its factors to TF32, which these weights survive.
+    """
+    largest = float(weight.abs().max()) * weight[0].numel()
+    if largest == 0:
+        return weight.clone()
+    # One bit is for the rounding up of the weights themselves.
+    step = 2.0 ** (math.ceil(math.log2(largest)) + 1 - FLOAT32_DIGITS)
+    if tf32:
+        step = max(step, 2.0 ** (math.ceil(math.log2(float(weight.abs().max()))) - TF32_DIGITS))
+    return (weight / step).round() * step
+
+
+class SparseProblem:
+    """One point of a sweep: the same input, weights and targets for every contender.
+
+    Attributes:
+        generator: of all random numbers.
+        x: input ``[T, B, S]``, spikes with probability ``settings.activity``.
+        dense_x: the same, ``[T, B, N]`` or ``[T, B, C, H, W]``.
+        weights: of each layer, on a grid: see :func:`on_grid`.
+        targets: ``[B]``, classes.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.device = settings.device
+        self.generator = torch.Generator().manual_seed(settings.seed)
+
+    def draw_input(self, *shape: int) -> None:
+        """``x`` and ``dense_x``, of ``shape``: N, or C, H and W."""
+        settings = self.settings
+        steps, batch, activity = settings.steps, settings.batch_size, settings.activity
+        x = random_spikes(steps, batch, math.prod(shape), activity, self.generator, exact=False)
+        self.x = (x.with_maps(shape) if len(shape) == 3 else x).to(self.device)
+        self.dense_x = self.x.to_dense().reshape(steps, batch, *shape)
+
+    def draw_targets(self, classes: int) -> None:
+        self.targets = torch.randint(classes, (self.settings.batch_size,), generator=self.generator).to(self.device)
+
+    def scale(self, net: SparseNetwork, tolerance: float, tf32: bool = False) -> None:
+        """``weights``: those of ``net``, scaled until each layer has the activity."""
+        with warnings.catch_warnings():
+            # A layer of few neurons cannot have any activity; the measured one is told.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            try:
+                scale_to_activity(net, self.x, self.settings.activity, tolerance=tolerance)
+            except ValueError as error:
+                activity = f"{self.settings.activity:g}"
+                raise ValueError(
+                    f"activity: {activity} is out of reach of so few steps, samples and neurons: {error}"
+                ) from error
+        self.weights = [on_grid(layer.weight.detach(), tf32) for layer in net.layers]
+
+    def filled(self, net: SparseNetwork) -> SparseNetwork:
+        """``net`` with these weights.
+
+        On a GPU its layers have as many slots as their busiest row needs, as one would set them there: the host then
+        waits for nothing.
+        """
+        with torch.no_grad():
+            for layer, weight in zip(net.layers, self.weights):
+                layer.weight.copy_(weight)
+            if self.device.type == "cuda":
+                layers = net(self.x, all_layers=True)
+                assert isinstance(layers, list)
+                for layer, spikes in zip(net.layers, layers):
+                    layer.max_spikes = max(1, int(spikes.counts[..., 1].max()))
+        return net
+
+    def network(self) -> SparseNetwork:
+        """The network with these weights; nothing is dropped."""
+        raise NotImplementedError
+
+    def loss(self, spike_count: torch.Tensor, samples: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """Cross-entropy of the summed output spikes ``[B, ...]``; with a mask ``samples``, of these alone."""
+        count = spike_count.flatten(1)
+        if samples is None:
+            return functional.cross_entropy(count, self.targets)
+        return functional.cross_entropy(count[samples], self.targets[samples])
+
+    def gradients(
+        self, spike_count: torch.Tensor, leaves: Sequence[torch.Tensor], samples: Optional[torch.Tensor] = None
+    ) -> Layers:
+        """Of the loss, as :meth:`loss` has it."""
+        return list(torch.autograd.grad(self.loss(spike_count, samples), leaves))
+
+    def measured(self) -> Dict[str, Any]:
+        """Of the input and each layer: spikes and carried slots per neuron and step, and slots of the busiest step."""
+        with torch.no_grad():
+            layers = self.network()(self.x, all_layers=True)
+        assert isinstance(layers, list)
+        trains = [self.x, *layers]
+        rows = self.settings.steps * self.settings.batch_size
+        return {
+            "activity": [train.activity for train in trains],
+            "carried": [int(train.counts[..., 1].sum()) / (rows * train.num_neurons) for train in trains],
+            "slots": [int(train.counts[..., 1].max()) for train in trains],
+            "dropped": sum(train.overflow for train in trains),
+        }
+
+
+class SnnTorchNet:
+    """The step loop of a user of snnTorch.
+
+    Args:
+        stages: of each layer, what is before its neurons.
+        beta, spike_grad: of the neurons.
+        delay: whether every layer reads what its predecessor did in the step before; else in the same step.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Sequence[nn.Module]],
+        beta: float,
+        spike_grad: Callable[[torch.Tensor], torch.Tensor],
+        delay: bool,
+    ) -> None:
+        self.stages, self.delay = stages, delay
+        self.lifs = [
+            snntorch.Leaky(beta=beta, threshold=THRESHOLD, spike_grad=spike_grad, reset_mechanism="zero").to(
+                weight.device
+            )
+            for weight in self.weights()
+        ]
+
+    def weights(self) -> List[torch.Tensor]:
+        kinds = (nn.Conv2d, nn.Linear)
+        return [module.weight for modules in self.stages for module in modules if isinstance(module, kinds)]
+
+    def _run(self, x: torch.Tensor, spk_rec: List[List[torch.Tensor]]) -> None:
+        mems = [lif.reset_mem() for lif in self.lifs]
+        spks = [x.new_zeros(x.shape[1], weight.shape[0]) for weight in self.weights()]
+        for step in x:
+            before = [step, *spks[:-1]]
+            for index, (modules, lif) in enumerate(zip(self.stages, self.lifs)):
+                cur = before[index] if self.delay or index == 0 else spks[index - 1]
+                for module in modules:
+                    cur = module(cur)
+                spks[index], mems[index] = lif(cur, mems[index])
+            for record, spk in zip(reversed(spk_rec), reversed(spks)):
+                record.append(spk)
+
+    def all_layers(self, x: torch.Tensor) -> Layers:
+        """Spikes ``[T, B, ...]`` of every layer."""
+        spk_rec: List[List[torch.Tensor]] = [[] for _ in self.stages]
+        self._run(x, spk_rec)
+        return [torch.stack(record) for record in spk_rec]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Spikes ``[T, B, ...]`` of the last layer."""
+        spk_rec: List[List[torch.Tensor]] = [[]]
+        self._run(x, spk_rec)
+        return torch.stack(spk_rec[0])
