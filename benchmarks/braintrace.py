@@ -1,6 +1,6 @@
 """BrainTrace's online learning, compiled by JAX, of the same network: the peer's own extra, ``snnipu[braintrace]``."""
 
-from typing import Any, Callable, Iterable, List, Sequence
+from typing import Callable, Iterable, List
 
 import numpy as np
 import torch
@@ -11,13 +11,13 @@ from benchmarks import peers
 Stream = Callable[[Iterable[torch.Tensor]], "tuple[List[torch.Tensor], torch.Tensor]"]
 
 
-def _modules() -> "tuple[Any, Any, Any, Any]":
+def _modules():
     names = ("jax", "jax.numpy", "brainstate", "braintrace")
     jax, jnp, brainstate, braintrace = (peers.imported(name, name.partition(".")[0], "braintrace") for name in names)
     return jax, jnp, brainstate, braintrace
 
 
-def stream(rule: str, weights: Sequence[torch.Tensor], beta: float, upstream: torch.Tensor, **options: Any) -> Stream:
+def stream(rule, weights, beta, upstream, **options):
     """A network of linear layers and leaky neurons, as ``snntorch.Leaky``, that learns by BrainTrace's ``rule``.
 
     The loss of a step is its output spikes times ``upstream`` ``[B, outputs]``. States begin anew with each stream.
@@ -25,30 +25,30 @@ def stream(rule: str, weights: Sequence[torch.Tensor], beta: float, upstream: to
     jax, jnp, brainstate, braintrace = _modules()
 
     @jax.custom_jvp
-    def spike(u: Any) -> Any:
+    def spike(u):
         return (u > 0).astype(u.dtype)
 
     @spike.defjvp
-    def _(primals: Any, tangents: Any) -> Any:
+    def _(primals, tangents):
         (u,), (tangent,) = primals, tangents
         return spike(u), tangent / (1 + jnp.square(jnp.pi * u))  # snnTorch's atan
 
-    class Leaky(brainstate.nn.Module):  # type: ignore[misc,name-defined]
-        def __init__(self, neurons: int) -> None:
+    class Leaky(brainstate.nn.Module):
+        def __init__(self, neurons):
             super().__init__()
             self.neurons = neurons
 
-        def init_state(self, batch_size: int, **_: Any) -> None:
+        def init_state(self, batch_size, **_):
             self.mem = brainstate.HiddenState(jnp.zeros((batch_size, self.neurons)))
 
-        def update(self, x: Any) -> Any:
+        def update(self, x):
             before = self.mem.value
             reset = jax.lax.stop_gradient((before > 1).astype(before.dtype))
             self.mem.value = beta * before + x - reset
             return spike(self.mem.value - 1)
 
-    class Network(brainstate.nn.Module):  # type: ignore[misc,name-defined]
-        def __init__(self) -> None:
+    class Network(brainstate.nn.Module):
+        def __init__(self):
             super().__init__()
             self.parts = []
             for weight in weights:
@@ -57,7 +57,7 @@ def stream(rule: str, weights: Sequence[torch.Tensor], beta: float, upstream: to
                 )
                 self.parts += [linear, Leaky(weight.shape[0])]
 
-        def update(self, x: Any) -> Any:
+        def update(self, x):
             for part in self.parts:
                 x = part(x)
             return x
@@ -69,14 +69,14 @@ def stream(rule: str, weights: Sequence[torch.Tensor], beta: float, upstream: to
     states = list(learner.states().values())
     first = [state.value for state in states]
 
-    def loss(x: Any) -> Any:
+    def loss(x):
         return (learner(x) * factor).sum()
 
-    @brainstate.transform.jit  # type: ignore[untyped-decorator,unused-ignore]
-    def learn(chunk: Any) -> Any:
+    @brainstate.transform.jit
+    def learn(chunk):
         return learner.etrace_grad(chunk, step_fn=loss, reduction="sum", return_value=True)
 
-    def run(chunks: Iterable[torch.Tensor]) -> "tuple[List[torch.Tensor], torch.Tensor]":
+    def run(chunks):
         for state, value in zip(states, first):
             state.value = value
         total, losses = None, []

@@ -2,32 +2,15 @@
 
 import contextlib
 import warnings
-from dataclasses import dataclass, field
-from typing import Dict, Iterable, Iterator, Optional, Sequence, Tuple
+from typing import NamedTuple
 
 import torch
 
+from benchmarks.case import Check
 from snnipu import dense_only
 
 
-@dataclass(frozen=True)
-class Check:
-    """Outcome of a gate.
-
-    Attributes:
-        against: what the results were compared with.
-        detail: the errors and what was allowed, as a sentence.
-        errors: the errors as numbers.
-    """
-
-    passed: bool
-    against: str
-    detail: str
-    errors: Dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Tolerance:
+class Tolerance(NamedTuple):
     """How far a result may be from its reference.
 
     Attributes:
@@ -47,15 +30,14 @@ _EXACT = Tolerance(0.0, 1e-5)
 _FUSED_MULTIPLY_ADD = Tolerance(1e-4, 1e-5)
 
 
-def tolerance_for(dtype: torch.dtype, device: torch.device, same_operations: bool = True) -> Tolerance:
-    """Tolerance of a LIF layer; with ``same_operations`` both sides round in the same order."""
-    if dtype in _HALF:
-        return _HALF[dtype]
-    return _EXACT if device.type == "cpu" and same_operations else _FUSED_MULTIPLY_ADD
+def tolerance_for(dtype, device, same_operations=True):
+    """Return the tolerance of a LIF layer; with ``same_operations`` both sides round in the same order."""
+    exact = device.type == "cpu" and same_operations
+    return _HALF.get(dtype, _EXACT if exact else _FUSED_MULTIPLY_ADD)
 
 
-def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
-    """Largest absolute difference over the largest absolute reference; infinite where either is not finite."""
+def relative_error(value, reference):
+    """Return the largest absolute difference over the largest absolute reference; infinity if either is not finite."""
     if value.shape != reference.shape:
         raise ValueError(f"value: shape {tuple(value.shape)}, but the reference has {tuple(reference.shape)}")
     if reference.numel() == 0:
@@ -68,25 +50,18 @@ def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
     return error / scale if scale > 0 else error
 
 
-LayerPart = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+def check_close(values, expected, tolerance, against):
+    """Compare tensors, each relative to its largest value."""
+    error = max(relative_error(value, reference) for value, reference in zip(values, expected))
+    passed = error <= tolerance and len(values) == len(expected)
+    return Check(passed, against, f"relative error {error:.1e} (allowed: {tolerance:.0e})")
 
 
-def check_layer(
-    spikes: torch.Tensor,
-    gradient: torch.Tensor,
-    reference_spikes: torch.Tensor,
-    reference_gradient: torch.Tensor,
-    tolerance: Tolerance,
-    against: str,
-) -> Check:
-    """Gate of a layer over a sequence: spikes and gradient of its input, all ``[T, B, N]``."""
-    return check_layer_parts([(spikes, gradient, reference_spikes, reference_gradient)], tolerance, against)
+def check_layer(parts, tolerance, against):
+    """Compare spikes and gradient of a layer over a sequence, ``[T, ...]``, with their references.
 
-
-def check_layer_parts(parts: Iterable[LayerPart], tolerance: Tolerance, against: str) -> Check:
-    """The same over parts of the neurons, of which one at a time must be there: spikes, gradient and their references.
-
-    A part's gradient error is relative to that part's largest gradient: no less than to that of all.
+    The parts of the neurons come one at a time. A part's gradient error is relative to that part's largest gradient: it
+    is no less than that relative to all.
     """
     flips = total = 0
     error = 0.0
@@ -102,55 +77,46 @@ def check_layer_parts(parts: Iterable[LayerPart], tolerance: Tolerance, against:
         else:
             part_error = float("inf")
         error = max(error, part_error)
-    fraction = flips / max(1, total)
-    spikes_pass, gradient_passes = fraction <= tolerance.flips, error <= tolerance.gradient
-    said = "all spikes equal" if flips == 0 else f"{flips:,} of {total:,} spikes differ"
     return Check(
-        passed=spikes_pass and gradient_passes,
-        against=against,
-        detail=f"{said} (allowed: {tolerance.flips:.2%}); "
-        f"gradient error {error:.1e} (allowed: {tolerance.gradient:.0e})",
-        errors={"spikes_differing": float(flips), "spikes_differing_fraction": fraction, "gradient_error": error},
+        flips <= tolerance.flips * total and error <= tolerance.gradient,
+        against,
+        f"{flips:,} of {total:,} spikes differ (allowed: {tolerance.flips:.2%}); gradient error {error:.1e} (allowed: "
+        f"{tolerance.gradient:.0e})",
     )
 
 
 def check_network(
-    spikes: Sequence[torch.Tensor],
-    gradients: Sequence[torch.Tensor],
-    reference_spikes: Sequence[torch.Tensor],
-    reference_gradients: Sequence[torch.Tensor],
-    tolerance: float,
-    against: str,
-) -> Check:
-    """Gate of a network of spiking layers: the spikes of every layer, which must be equal, and its weight gradients.
-
-    Of inference there are none.
-    """
+    spikes,
+    gradients,
+    reference_spikes,
+    reference_gradients,
+    tolerance,
+    against,
+):
+    """Compare the spikes of every layer, which must be equal, and the weight gradients; of inference there are none."""
     differing = sum(int((s.detach().double() != r.detach().double()).sum()) for s, r in zip(spikes, reference_spikes))
-    total = sum(r.numel() for r in reference_spikes)
-    error = max((relative_error(g, r) for g, r in zip(gradients, reference_gradients)), default=0.0)
-    said = "all spikes equal" if differing == 0 else f"{differing:,} of {total:,} spikes differ (allowed: none)"
+    total = sum(reference.numel() for reference in reference_spikes)
+    error = max(map(relative_error, gradients, reference_gradients), default=0.0)
     return Check(
-        passed=differing == 0
+        differing == 0
         and error <= tolerance
         and len(spikes) == len(reference_spikes)
         and len(gradients) == len(reference_gradients),
-        against=against,
-        detail=said + (f"; gradient error {error:.1e} (allowed: {tolerance:.0e})" if reference_gradients else ""),
-        errors={"spikes_differing": float(differing), "gradient_error": error},
+        against,
+        f"{differing:,} of {total:,} spikes differ (allowed: 0); gradient error {error:.1e} (allowed: {tolerance:.0e})",
     )
 
 
 def check_training(
-    loss: torch.Tensor,
-    gradients: Sequence[Optional[torch.Tensor]],
-    reference_loss: torch.Tensor,
-    reference_gradients: Sequence[Optional[torch.Tensor]],
-    tolerance: float,
-    against: str,
-    of_network: bool = False,
-) -> Check:
-    """Gate of a training step: the loss and the gradient of every parameter, in the same order on both sides.
+    loss,
+    gradients,
+    reference_loss,
+    reference_gradients,
+    tolerance,
+    against,
+    of_network=False,
+):
+    """Compare the loss and the gradient of every parameter, in the same order on both sides.
 
     A parameter without a gradient has None, on both sides. Errors are relative to the largest gradient of the
     parameter, or ``of_network``, of all parameters: a bias before a batch norm has no gradient but rounding.
@@ -158,39 +124,34 @@ def check_training(
     loss_error = relative_error(loss.reshape(()), reference_loss.reshape(()))
     pairs = [(g, r) for g, r in zip(gradients, reference_gradients) if g is not None and r is not None]
     if of_network and pairs:
-        pairs = [tuple(torch.cat([tensor.flatten() for tensor in side]) for side in zip(*pairs))]  # type: ignore[list-item]
+        pairs = [tuple(torch.cat([tensor.flatten() for tensor in side]) for side in zip(*pairs))]
     gradient_error = max((relative_error(g, r) for g, r in pairs), default=0.0)
     one_sided = sum((g is None) != (r is None) for g, r in zip(gradients, reference_gradients))
-    said = f"; {one_sided} parameters have a gradient on one side alone" if one_sided else ""
     return Check(
-        passed=loss_error <= tolerance and gradient_error <= tolerance and not one_sided,
-        against=against,
-        detail=f"loss error {loss_error:.1e}, gradient error {gradient_error:.1e} (allowed: {tolerance:.0e}){said}",
-        errors={"loss_error": loss_error, "gradient_error": gradient_error},
+        loss_error <= tolerance and gradient_error <= tolerance and not one_sided,
+        against,
+        f"loss error {loss_error:.1e}, gradient error {gradient_error:.1e} (allowed: {tolerance:.0e}); {one_sided} "
+        "parameters have a gradient on one side alone",
     )
 
 
-def summation_rounding(terms: int) -> float:
-    """Relative error of a float32 sum of so many terms in one accumulator, about 2**-24 times the root of their number.
+def summation_rounding(terms):
+    """Return the relative error of a float32 sum of so many terms in one accumulator.
 
-    (Higham and Mary, A new approach to probabilistic rounding error analysis, 2019)
+    It is about 2**-24 times the root of their number (Higham and Mary, A new approach to probabilistic rounding error
+    analysis, 2019).
     """
     return float(2.0**-24 * terms**0.5)
 
 
-def both(first: Check, second: Check, how: str) -> Check:
-    """Two gates of the same results as one; ``how``: what is different in the second."""
-    return Check(
-        passed=first.passed and second.passed,
-        against=first.against,
-        detail=f"{first.detail}; {how}: {second.detail}",
-        errors={key: max(value, second.errors.get(key, value)) for key, value in first.errors.items()},
-    )
+def both(first, second, how):
+    """Return two gates of the same results as one; ``how`` tells what is different in the second."""
+    return Check(first.passed and second.passed, first.against, f"{first.detail}; {how}: {second.detail}")
 
 
 @contextlib.contextmanager
-def without_onednn() -> Iterator[None]:
-    """PyTorch's own convolutions, which sum up a gradient in blocks of bounded size, on a CPU; of zeros, too."""
+def without_onednn():
+    """Use PyTorch's own convolutions on a CPU, which sum up a gradient in blocks of bounded size; also of zeros."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch speaks of TF32 on Intel's GPUs
         with torch.backends.mkldnn.flags(enabled=False), dense_only():

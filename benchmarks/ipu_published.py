@@ -13,7 +13,7 @@ from snnipu.ipu.charts import draw_published
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "ipu-model.json")
     parser.add_argument("--chart", type=Path, default=ROOT / "docs" / "how-to" / "ipu-published.png")

@@ -13,7 +13,6 @@ import argparse
 import json
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional
 
 import torch
 from torch import nn
@@ -27,13 +26,13 @@ KINDS = ("dense", "layers", "network")
 class Tutorial(nn.Module):
     """One of :data:`KINDS`; returns the spike counts of the last layer and their loss."""
 
-    def __init__(self, kind: str, sizes: List[int], slots: int) -> None:
+    def __init__(self, kind, sizes, slots):
         super().__init__()
         torch.manual_seed(0)
         caps = [min(size, slots) for size in sizes]
         self.dense = kind == "dense"
         if kind == "dense":
-            self.net: nn.Module = snn.MultiStep(
+            self.net = snn.MultiStep(
                 *(
                     module
                     for before, after in zip(sizes, sizes[1:])
@@ -51,7 +50,7 @@ class Tutorial(nn.Module):
             self.net = snn.SparseNetwork(sizes, beta=0.95, max_spikes=caps, input_scale=4.0)
         self.limit = caps[0]
 
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
+    def forward(self, x, labels):
         if self.dense:
             out = self.net(x)
             counts = (out[0] if isinstance(out, tuple) else out).sum(0)
@@ -61,7 +60,7 @@ class Tutorial(nn.Module):
         return counts, poptorch.identity_loss(nn.functional.cross_entropy(counts, labels), "none")
 
 
-def measure(kind: str, sizes: List[int], batch: int, steps: int, slots: int, activity: float) -> Dict[str, Any]:
+def measure(kind, sizes, batch, steps, slots, activity):
     """Two training steps."""
     net = Tutorial(kind, sizes, slots)
     before = [weight.detach().clone() for weight in net.parameters()]
@@ -97,7 +96,7 @@ def measure(kind: str, sizes: List[int], batch: int, steps: int, slots: int, act
     }
 
 
-def main(arguments: Optional[List[str]] = None) -> List[Dict[str, Any]]:
+def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--sizes", default="784,1000,10", help="neurons of the input and of each layer")

@@ -1,7 +1,7 @@
 """Networks with a loop over time steps, in the style of snnTorch's tutorials; ``snn`` is the library they import."""
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Tuple
 
 import torch
 from snntorch import utils
@@ -21,7 +21,7 @@ _PER_CLASS = 10
 class TutorialNet(nn.Module):
     """The network of snnTorch's tutorial 5, line by line; ``snn`` is the library that it imports under that name."""
 
-    def __init__(self, snn: Any, num_hidden: int, num_steps: int, beta: float) -> None:
+    def __init__(self, snn, num_hidden, num_steps, beta):
         super().__init__()
         self.num_steps = num_steps
         self.fc1 = nn.Linear(INPUTS, num_hidden)
@@ -29,7 +29,7 @@ class TutorialNet(nn.Module):
         self.fc2 = nn.Linear(num_hidden, CLASSES)
         self.lif2 = snn.Leaky(beta=beta)
 
-    def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x):
         mem1 = self.lif1.init_leaky()
         mem2 = self.lif2.init_leaky()
         spk2_rec = []
@@ -44,7 +44,7 @@ class TutorialNet(nn.Module):
         return torch.stack(spk2_rec, dim=0), torch.stack(mem2_rec, dim=0)
 
 
-def tutorial_loss(mem_rec: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def tutorial_loss(mem_rec, targets):
     """The tutorial's loss: the sum over the steps of the cross-entropy of the membranes."""
     loss = nn.CrossEntropyLoss()
     loss_val = torch.zeros((1), dtype=mem_rec.dtype, device=mem_rec.device)
@@ -53,13 +53,13 @@ def tutorial_loss(mem_rec: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return loss_val
 
 
-def batched_loss(mem_rec: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def batched_loss(mem_rec, targets):
     """The value of :func:`tutorial_loss` in one call: every step has the same number of samples."""
     steps = mem_rec.shape[0]
     return steps * functional.cross_entropy(mem_rec.flatten(0, 1), targets.repeat(steps))
 
 
-def _layers(snn: Any, settings: Settings, hidden: bool) -> List[nn.Module]:
+def _layers(snn, settings, hidden):
     beta, grey = settings.beta, settings.network == "tutorial-6"
     first, second = (12, 64) if grey else (12, 32)
     return [
@@ -75,7 +75,7 @@ def _layers(snn: Any, settings: Settings, hidden: bool) -> List[nn.Module]:
     ]
 
 
-def forward_pass(net: nn.Module, steps: int, data: torch.Tensor, frames: bool) -> Tuple[torch.Tensor, torch.Tensor]:
+def forward_pass(net, steps, data, frames):
     """The tutorials' function of this name."""
     mem_rec = []
     spk_rec = []
@@ -90,7 +90,7 @@ def forward_pass(net: nn.Module, steps: int, data: torch.Tensor, frames: bool) -
 class PopulationNet(nn.Module):
     """Several output neurons for each class."""
 
-    def __init__(self, snn: Any, settings: Settings) -> None:
+    def __init__(self, snn, settings):
         super().__init__()
         self.steps = settings.steps
         self.fc1 = nn.Linear(INPUTS, settings.neurons)
@@ -98,7 +98,7 @@ class PopulationNet(nn.Module):
         self.fc2 = nn.Linear(settings.neurons, CLASSES * _PER_CLASS)
         self.lif2 = snn.Leaky(beta=settings.beta, threshold=0.2)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         mem1 = self.lif1.init_leaky()
         mem2 = self.lif2.init_leaky()
         spk2_rec = []
@@ -108,21 +108,21 @@ class PopulationNet(nn.Module):
             spk2_rec.append(spk2)
         return torch.stack(spk2_rec)
 
-    def over_time(self, x: torch.Tensor) -> torch.Tensor:
-        return snnipu.MultiStep(self.fc1, self.lif1, self.fc2, self.lif2)(x, num_steps=self.steps)[0]  # type: ignore[no-any-return]
+    def over_time(self, x):
+        return snnipu.MultiStep(self.fc1, self.lif1, self.fc2, self.lif2)(x, num_steps=self.steps)[0]
 
 
 class RegressionNet(nn.Module):
     """A membrane that follows a signal: decays are learned, the last layer does not reset."""
 
-    def __init__(self, snn: Any, settings: Settings) -> None:
+    def __init__(self, snn, settings):
         super().__init__()
         self.fc1 = nn.Linear(1, settings.neurons)
         self.lif1 = snn.Leaky(beta=torch.full((settings.neurons,), settings.beta), learn_beta=True)
         self.fc2 = nn.Linear(settings.neurons, 1)
         self.lif2 = snn.Leaky(beta=settings.beta, learn_beta=True, reset_mechanism="none")
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         mem1 = self.lif1.init_leaky()
         mem2 = self.lif2.init_leaky()
         mem2_rec = []
@@ -132,14 +132,14 @@ class RegressionNet(nn.Module):
             mem2_rec.append(mem2)
         return torch.stack(mem2_rec)
 
-    def over_time(self, x: torch.Tensor) -> torch.Tensor:
-        return snnipu.MultiStep(self.fc1, self.lif1, self.fc2, self.lif2)(x)[1]  # type: ignore[no-any-return]
+    def over_time(self, x):
+        return snnipu.MultiStep(self.fc1, self.lif1, self.fc2, self.lif2)(x)[1]
 
 
 class Autoencoder(nn.Module):
     """Batch norms in training: each step has its own statistics."""
 
-    def __init__(self, snn: Any, settings: Settings) -> None:
+    def __init__(self, snn, settings):
         super().__init__()
         self.steps = settings.steps
         # A bias in front of a norm has no gradient but rounding.
@@ -148,7 +148,7 @@ class Autoencoder(nn.Module):
         self.conv2 = nn.ConvTranspose2d(16, 1, 3, padding=1, output_padding=1, stride=2)
         self.lif2 = snn.Leaky(beta=settings.beta, reset_mechanism="none")
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         mem1 = self.lif1.init_leaky()
         mem2 = self.lif2.init_leaky()
         mem2_rec = []
@@ -158,22 +158,22 @@ class Autoencoder(nn.Module):
             mem2_rec.append(mem2)
         return torch.stack(mem2_rec)
 
-    def over_time(self, x: torch.Tensor) -> torch.Tensor:
+    def over_time(self, x):
         net = snnipu.MultiStep(self.conv1, self.norm, self.lif1, self.conv2, self.lif2)
-        return net(x, num_steps=self.steps)[1]  # type: ignore[no-any-return]
+        return net(x, num_steps=self.steps)[1]
 
 
 class DeepNet(nn.Module):
     """A layer each of other neurons."""
 
-    def __init__(self, snn: Any, settings: Settings) -> None:
+    def __init__(self, snn, settings):
         super().__init__()
         beta, neurons, self.steps = settings.beta, settings.neurons, settings.steps
         self.fc1, self.lif1 = nn.Linear(INPUTS, neurons), snn.Synaptic(alpha=0.8, beta=beta)
         self.fc2, self.lif2 = nn.Linear(neurons, neurons // 2), snn.Alpha(alpha=0.95, beta=beta, threshold=0.3)
         self.fc3, self.lif3 = nn.Linear(neurons // 2, CLASSES), snn.RLeaky(beta=beta, V=0.5, all_to_all=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         syn, mem1 = self.lif1.init_synaptic()
         exc, inh, mem2 = self.lif2.init_alpha()
         spk3, mem3 = self.lif3.init_rleaky()
@@ -185,50 +185,50 @@ class DeepNet(nn.Module):
             mem3_rec.append(mem3)
         return torch.stack(mem3_rec)
 
-    def over_time(self, x: torch.Tensor) -> torch.Tensor:
+    def over_time(self, x):
         net = snnipu.MultiStep(self.fc1, self.lif1, self.fc2, self.lif2, self.fc3, self.lif3)
-        return net(x, num_steps=self.steps)[1]  # type: ignore[no-any-return]
+        return net(x, num_steps=self.steps)[1]
 
 
 class Tutorial5(TutorialNet):
-    def __init__(self, snn: Any, settings: Settings) -> None:
+    def __init__(self, snn, settings):
         super().__init__(snn, settings.neurons, settings.steps, settings.beta)
 
-    def over_time(self, x: torch.Tensor) -> torch.Tensor:
+    def over_time(self, x):
         net = snnipu.MultiStep(self.fc1, self.lif1, self.fc2, self.lif2)
-        return net(x, num_steps=self.num_steps)[1]  # type: ignore[no-any-return]
+        return net(x, num_steps=self.num_steps)[1]
 
 
 class HiddenStates(nn.Sequential):
     """Layers with hidden states; the loop is in a function. ``frames``: step t reads ``x[t]``, else the same ``x``."""
 
-    def __init__(self, layers: List[nn.Module], steps: int, frames: bool = False) -> None:
+    def __init__(self, layers, steps, frames=False):
         super().__init__(*layers)
         self.steps, self.frames = steps, frames
 
-    def over_time(self, x: torch.Tensor) -> torch.Tensor:
+    def over_time(self, x):
         # Without hidden states MultiStep starts from zeros in each call.
         for layer in self:
             if isinstance(layer, snnipu.Leaky):
                 layer.init_hidden = False
         net = snnipu.MultiStep(*self)
-        return net(x)[1] if self.frames else net(x, num_steps=self.steps)[1]  # type: ignore[no-any-return]
+        return net(x)[1] if self.frames else net(x, num_steps=self.steps)[1]
 
 
 class Convolutional(HiddenStates):
     """The tutorials' networks."""
 
-    def __init__(self, snn: Any, settings: Settings) -> None:
+    def __init__(self, snn, settings):
         super().__init__(_layers(snn, settings, hidden=True), settings.steps, settings.network == "tutorial-7")
 
 
-def count_loss(spk_rec: Record, x: torch.Tensor) -> torch.Tensor:
+def count_loss(spk_rec, x):
     """Cross-entropy of the spikes of each class's neurons; of arbitrary classes."""
     counts = spk_rec.sum(0).view(spk_rec.shape[1], CLASSES, -1).sum(2)
     return functional.cross_entropy(counts, torch.arange(spk_rec.shape[1], device=x.device) % CLASSES)
 
 
-def _classes(mem_rec: Record) -> torch.Tensor:
+def _classes(mem_rec):
     return torch.arange(mem_rec.shape[1], device=mem_rec.device) % CLASSES
 
 
@@ -255,29 +255,29 @@ class LoopNetwork:
     tolerance: float = 1e-5
     terms: Callable[[int, int], int] = lambda steps, batch: 0
 
-    def rounding(self, steps: int, batch: int) -> float:
+    def rounding(self, steps, batch):
         """What gradients may differ by where oneDNN adds up the steps and samples of a call one after another."""
         return max(self.tolerance, summation_rounding(self.terms(steps, batch)))
 
 
-def _steps_loss(mem_rec: Record, x: torch.Tensor) -> torch.Tensor:
+def _steps_loss(mem_rec, x):
     return tutorial_loss(mem_rec, _classes(mem_rec))
 
 
-def _batched_steps_loss(mem_rec: Record, x: torch.Tensor) -> torch.Tensor:
+def _batched_steps_loss(mem_rec, x):
     return batched_loss(mem_rec, _classes(mem_rec))
 
 
-def _follow(mem_rec: Record, x: torch.Tensor) -> torch.Tensor:
+def _follow(mem_rec, x):
     return functional.mse_loss(mem_rec, x.expand_as(mem_rec))
 
 
-def _flat(steps: int, batch: int) -> Tuple[int, ...]:
+def _flat(steps, batch):
     return batch, INPUTS
 
 
 _STEPS = (_steps_loss, _batched_steps_loss)
-NETWORKS: Dict[str, LoopNetwork] = {
+NETWORKS = {
     "tutorial-5": LoopNetwork("784-N-10, constant input", Tutorial5, _flat, *_STEPS),
     "tutorial-6": LoopNetwork(
         "convolutional, constant image, hidden states", Convolutional, lambda steps, batch: (batch, 1, 28, 28), *_STEPS

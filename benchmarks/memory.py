@@ -12,18 +12,14 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, Optional
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.case import Case, Settings, Unavailable
+from benchmarks.timing import synchronise
 from snnipu.backends import release_memory
 from snnipu.backends.memory import keep_freed_memory, memory_of_machine
-from benchmarks.timing import synchronise
-
-METHODS = {
-    "cpu": "torch.profiler memory events: largest sum of live bytes of torch's CPU allocator during one warm step",
-    "cuda": "torch.cuda.max_memory_allocated during one warm step, less what was allocated before it",
-}
 
 
 def peak_of_events(events: Iterable[Mapping[str, Any]]) -> int:
-    """Largest running sum of the bytes of allocator events (frees are negative), in the order they happened."""
+    """Return the largest running sum of the bytes of allocator events, in their order; frees are negative."""
     live = peak = 0
     for event in events:
         live += int(event["args"]["Bytes"])
@@ -37,9 +33,9 @@ _M_MMAP_THRESHOLD, _M_MMAP_MAX = -3, -4
 
 @contextlib.contextmanager
 def _large_blocks_apart() -> Iterator[None]:
-    """Large blocks lie outside glibc's heap meanwhile, as they do unless snnipu keeps freed memory.
+    """Keep large blocks outside glibc's heap meanwhile, as they are unless snnipu keeps freed memory.
 
-    The profiler's small blocks stay. One that lands where a large one was leaves too little for the next: a loop that
+    The profiler's small blocks stay. One that lands where a large block was leaves too little for the next: a loop that
     makes a sequence's gradient at every step would take as many sequences of memory as it has steps.
     """
     if not keep_freed_memory():  # it does already, or nobody changed the allocator
@@ -55,11 +51,11 @@ def _large_blocks_apart() -> Iterator[None]:
 
 
 def peak_extra_bytes(step: Callable[[], Any], device: torch.device) -> int:
-    """Bytes that ``step`` holds at its peak beyond what is allocated before it.
+    """Return the bytes that ``step`` holds at its peak beyond what is allocated before it.
 
-    Counted: every tensor of every library, whether Python, compiled code or a native op asked for it, since all of them
-    allocate through torch; results count, inputs do not. Not counted: what bypasses torch's allocator, such
-    as a GEMM library's packing buffers. ``step`` should have run before, so that nothing is set up lazily.
+    On a CPU this is the largest sum of live bytes in the profiler's events of PyTorch's allocator. All libraries
+    allocate through it; results count, inputs do not. Not counted are a GEMM library's packing buffers, say. On CUDA
+    it is the allocator's own peak. ``step`` should have run before, so that nothing is set up lazily.
     """
     if device.type == "cuda":
         gc.collect()  # garbage that is only collected during the step would lower its peak
@@ -72,30 +68,23 @@ def peak_extra_bytes(step: Callable[[], Any], device: torch.device) -> int:
         del result
         return int(peak)
     release_memory()  # results in memory of the call before would not be seen by the allocator
-    # Above every level it has: it would report its start and stop on stderr, in the middle of the progress bar.
+    # Above every level it has: it would report its start and stop on stderr, in the middle of the progress.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with _large_blocks_apart(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = step()
     del result
-    handle, path = tempfile.mkstemp(suffix=".json")
-    os.close(handle)
-    try:
-        profiler.export_chrome_trace(path)
-        with open(path, encoding="utf-8") as file:
-            trace = json.load(file)["traceEvents"]
-    finally:
-        os.unlink(path)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        trace = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     events = [event for event in trace if event.get("name") == "[memory]"]
-    # Time stamps can repeat; the profiler's own index, where this torch writes one, says which came first.
+    # Time stamps can repeat; the profiler's own index, where this PyTorch writes one, says which came first.
     events.sort(key=lambda event: (event["ts"], event["args"].get("Ev Idx", 0)))
     return peak_of_events(events)
 
 
 def available_memory(device: Optional[torch.device] = None) -> Optional[int]:
-    """Bytes this process can still get without swapping; None where the system does not tell (but Linux).
-
-    ``device``: of its memory, where that is a GPU.
-    """
+    """Return the bytes this process, or a GPU, can still give without swapping; None where the system does not tell."""
     if device is not None and device.type == "cuda":
         torch.cuda.empty_cache()  # what PyTorch keeps is free, too
         return torch.cuda.mem_get_info(device)[0]
@@ -107,3 +96,34 @@ def available_memory(device: Optional[torch.device] = None) -> Optional[int]:
         return None
     # A control group can allow less than the machine has.
     return max(0, min(free, memory_of_machine() - resident))
+
+
+def tells_resident(device: torch.device) -> bool:
+    """Return True if this system tells the peak of a process, and lets it be reset."""
+    return device.type == "cpu" and Path("/proc/self/clear_refs").exists()
+
+
+def _status(field: str) -> int:
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(field + ":"))
+
+
+def growth_here(case: Case, contender: str, settings: Settings, threads: int) -> Optional[int]:
+    """Return the growth of VmHWM over VmRSS during one warm step; None where the contender cannot run here."""
+    torch.set_num_threads(threads)
+    try:
+        step = next(found for found in case.contenders(settings) if found.name == contender).build().step
+    except Unavailable:  # it was not in the process that asks: there is less memory left
+        return None
+    step()
+    gc.collect()
+    release_memory()
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    before = _status("VmRSS")
+    result = step()
+    growth = max(0, _status("VmHWM") - before)
+    del result
+    return growth

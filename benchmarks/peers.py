@@ -11,12 +11,11 @@ import os
 import shutil
 import time
 import warnings
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Callable, Tuple
 
 import torch
 
-from snnipu._extras import MissingExtra, require
-from benchmarks.case import Contender, Workload
+from benchmarks.case import Contender, Unavailable
 
 PEERS = {
     "snntorch": "snnTorch, eager: its step in a Python loop",
@@ -28,36 +27,34 @@ PEERS = {
     "copy": "a copy of as many bytes as the work reads and writes at least: the floor of memory",
 }
 
-Rule = Callable[[torch.Tensor, torch.Tensor], Tuple[torch.Tensor, torch.Tensor]]
+# A step: spikes and new states, of a current and the states.
+Rule = Callable[..., Tuple[torch.Tensor, ...]]
 
 
-class Unavailable(RuntimeError):
-    """A contender cannot run here; the message says why and what would help."""
-
-
-def imported(module: str, package: str, extra: str = "bench") -> Any:
-    """``module`` of a peer's ``package``; raises Unavailable where it is not there, with the extra that has it."""
+def imported(module, package, extra="bench"):
+    """Import ``module`` of a peer's ``package``; raise Unavailable where it is not there, with the extra that has it."""
     try:
-        return require(module, extra, f"the {package} row")
-    except MissingExtra as error:
-        cause = error.__cause__
-        if isinstance(cause, ModuleNotFoundError) and cause.name == package:
+        return importlib.import_module(module)
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == package:
             raise Unavailable(f'not installed: pip install "snnipu[{extra}]"') from error
-        raise Unavailable(f"installed, but its import fails: {type(cause).__name__}: {cause}") from error
+        raise Unavailable(f"installed, but its import fails: {type(error).__name__}: {error}") from error
+    except Exception as error:  # a binary package built for another version may raise anything
+        raise Unavailable(f"installed, but its import fails: {type(error).__name__}: {error}") from error
 
 
-def spikingjelly(module: str) -> Any:
+def spikingjelly(module):
     """``spikingjelly.activation_based.<module>``."""
     return imported(f"spikingjelly.activation_based.{module}", "spikingjelly")
 
 
-def spikingjelly_lif(beta: float, store_v_seq: bool = False, backend: Optional[str] = None) -> Any:
-    """SpikingJelly's ``LIFNode`` with snnTorch's recurrence: no input decay, soft detached reset, ATan(2) surrogate.
+def spikingjelly_lif(beta, store_v_seq=False, backend=None, hard_reset_slope=None):
+    """Return SpikingJelly's ``LIFNode`` with snnTorch's recurrence: no input decay, a detached reset.
 
-    ``backend``: ``"cupy"`` or ``"triton"``, of a SpikingJelly whose neurons have that argument; None: its default.
+    The reset is by subtraction and the surrogate ATan(2); with ``hard_reset_slope`` to zero and SoftSign of that slope.
+    ``backend`` is ``"cupy"`` or ``"triton"``, of a SpikingJelly whose neurons have that argument.
     """
-    neuron = spikingjelly("neuron")
-    surrogate = spikingjelly("surrogate")
+    neuron, surrogate = spikingjelly("neuron"), spikingjelly("surrogate")
     chosen = {}
     if backend is not None:
         if "backend" not in inspect.signature(neuron.LIFNode.__init__).parameters:
@@ -68,12 +65,13 @@ def spikingjelly_lif(beta: float, store_v_seq: bool = False, backend: Optional[s
         if backend == "cupy":
             imported("cupy", "cupy")
         chosen["backend"] = backend
+    soft = hard_reset_slope is None
     return neuron.LIFNode(
         tau=1 / (1 - beta),
         decay_input=False,
         v_threshold=1.0,
-        v_reset=None,
-        surrogate_function=surrogate.ATan(alpha=2.0),
+        v_reset=None if soft else 0.0,
+        surrogate_function=surrogate.ATan(alpha=2.0) if soft else surrogate.SoftSign(alpha=hard_reset_slope),
         detach_reset=True,
         step_mode="m",
         store_v_seq=store_v_seq,
@@ -81,27 +79,12 @@ def spikingjelly_lif(beta: float, store_v_seq: bool = False, backend: Optional[s
     )
 
 
-def spikingjelly_hard_reset_lif(beta: float, slope: float) -> Any:
-    """SpikingJelly's ``LIFNode`` with a detached reset to zero and its ``SoftSign`` surrogate."""
-    neuron = spikingjelly("neuron")
-    surrogate = spikingjelly("surrogate")
-    return neuron.LIFNode(
-        tau=1 / (1 - beta),
-        decay_input=False,
-        v_threshold=1.0,
-        v_reset=0.0,
-        surrogate_function=surrogate.SoftSign(alpha=slope),
-        detach_reset=True,
-        step_mode="m",
-    )
-
-
-def norse_lif(beta: float, dtype: torch.dtype, device: torch.device) -> Any:
+def norse_lif(beta, dtype, device):
     """norse's ``LIFBoxCell`` (a LIF neuron without synaptic current) with decay ``beta`` and soft reset."""
     lif_box = imported("norse.torch.module.lif_box", "norse")
     reset = imported("norse.torch.functional.reset", "norse")
 
-    def scalar(value: float) -> torch.Tensor:
+    def scalar(value):
         return torch.tensor(value, dtype=dtype, device=device)
 
     parameters = lif_box.LIFBoxParameters(
@@ -114,7 +97,7 @@ def norse_lif(beta: float, dtype: torch.dtype, device: torch.device) -> Any:
     return lif_box.LIFBoxCell(parameters, dt=1.0)
 
 
-def norse_synaptic(alpha: float, beta: float, dtype: torch.dtype) -> Any:
+def norse_synaptic(alpha, beta, dtype):
     """norse's ``LIFCell``, with synaptic decay ``alpha``, membrane decay ``beta`` and a reset to zero."""
     lif = imported("norse.torch.functional.lif", "norse")
     parameters = lif.LIFParameters(
@@ -128,50 +111,41 @@ def norse_synaptic(alpha: float, beta: float, dtype: torch.dtype) -> Any:
     return imported("norse.torch.module.lif", "norse").LIFCell(parameters, dt=1.0)
 
 
-def norse_lift(cell: Any) -> Any:
+def norse_lift(cell):
     """norse's own loop over the first dimension."""
     return imported("norse.torch.module.lift", "norse").Lift(cell)
 
 
-def _spike(distance: torch.Tensor, primitive: torch.Tensor, at_threshold: float) -> torch.Tensor:
+def _spike(distance, primitive, at_threshold):
     """Heaviside forward, the derivative of ``primitive`` backward."""
     hard = torch.heaviside(distance.detach(), torch.tensor(at_threshold, dtype=distance.dtype, device=distance.device))
     return hard + (primitive - primitive.detach())
 
 
-def spikingjelly_rule(beta: float) -> Rule:
-    """``h = v - v/tau + x``; ``spk = H(h - 1)``, ``H(0) = 1``; ``v' = h - spk``, detached: a reset in the same step."""
-    tau = 1 / (1 - beta)
+def spikingjelly_rule(beta, hard_reset_slope=None):
+    """``h = v - v/tau + x``; ``spk = H(h - 1)``, ``H(0) = 1``; ``v' = h - spk``, detached: a reset in the same step.
 
-    def rule(x: torch.Tensor, v: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        h = v - v / tau + x
-        spk = _spike(h - 1, torch.atan(math.pi * (h - 1)) / math.pi, 1.0)
-        return spk, h - spk.detach()
-
-    return rule
-
-
-def spikingjelly_hard_reset_rule(beta: float, slope: float) -> Rule:
-    """``h = v - v/tau + x``; ``spk = H(h - 1)``, ``H(0) = 1``; ``v' = (1 - spk) h``, ``spk`` detached.
-
-    The surrogate is ``slope / 2 / (1 + slope |h - 1|)^2``, the derivative of ``slope u / (1 + slope |u|) / 2``. With it
-    and the reset to zero this is snnTorch's neuron, up to rounding and the factor of the surrogate.
+    With ``hard_reset_slope``: ``v' = (1 - spk) h``, and the surrogate is ``slope / 2 / (1 + slope |h - 1|)^2``. This is
+    snnTorch's neuron with the reset to zero, up to rounding and the factor of the surrogate.
     """
     tau = 1 / (1 - beta)
 
-    def rule(x: torch.Tensor, v: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    def rule(x, v):
         h = v - v / tau + x
-        u = slope * (h - 1)
+        if hard_reset_slope is None:
+            spk = _spike(h - 1, torch.atan(math.pi * (h - 1)) / math.pi, 1.0)
+            return spk, h - spk.detach()
+        u = hard_reset_slope * (h - 1)
         spk = _spike(h - 1, u / (1 + u.abs()) / 2, 1.0)
         return spk, (1 - spk.detach()) * h
 
     return rule
 
 
-def norse_rule(beta: float) -> Rule:
+def norse_rule(beta):
     """``h = v + (1 - beta)(x - v)``; ``spk = H(h - 1)``; ``v' = h - spk``, with gradient through the reset."""
 
-    def rule(x: torch.Tensor, v: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    def rule(x, v):
         h = v + (1 - beta) * (x - v)
         spk = _spike(h - 1, (h - 1) / (1 + (h - 1).abs()), 0.0)
         return spk, (1 - spk) * h + spk * (h - 1)
@@ -179,10 +153,10 @@ def norse_rule(beta: float) -> Rule:
     return rule
 
 
-def norse_synaptic_rule(alpha: float, beta: float) -> Callable[..., Tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+def norse_synaptic_rule(alpha, beta):
     """``i = i + x``; ``h = v + (1 - beta)(i - v)``; ``spk = H(h - 1)``; ``v' = (1 - spk) h``; ``i' = alpha i``."""
 
-    def rule(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def rule(x, i, v):
         i = i + x
         h = v + (1 - beta) * (i - v)
         spk = _spike(h - 1, (h - 1) / (1 + (h - 1).abs()), 0.0)
@@ -191,12 +165,22 @@ def norse_synaptic_rule(alpha: float, beta: float) -> Callable[..., Tuple[torch.
     return rule
 
 
-def forget_compiled() -> None:
+def over_time(rule, currents, states=1):
+    """Return the spikes of all steps by ``rule``, whose states begin as zeros."""
+    before = [torch.zeros_like(currents[0])] * states
+    spk_rec = []
+    for current in currents.unbind():
+        spk, *before = rule(current, *before)
+        spk_rec.append(spk)
+    return torch.stack(spk_rec)
+
+
+def forget_compiled():
     """A process compiles several variants of the same loop; each must start from a clean slate of recompilations."""
     importlib.import_module("torch._dynamo").reset()
 
 
-def compiled(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+def compiled(function, device):
     """``torch.compile`` of the whole ``function`` (a graph break is an error: the row would not be what it says)."""
     if not hasattr(torch, "compile"):
         raise Unavailable(f"torch {torch.__version__} has no torch.compile")
@@ -214,13 +198,12 @@ def compiled(function: Callable[..., Any], device: torch.device) -> Callable[...
 LONGEST_COMPILED_LOOP = 50
 
 
-def compile_seconds(run: Callable[[], Any]) -> float:
-    """Time until ``run`` is compiled, forward and backward, with no help from compilations cached on disk.
+def compile_seconds(run):
+    """Return the time until ``run`` is compiled, forward and backward, without compilations cached on disk.
 
     Two calls: snnTorch's neurons keep their membrane, whose shape is only there after the first, as an attribute.
     """
-    import torch._inductor.config as inductor_config
-
+    inductor_config = importlib.import_module("torch._inductor.config")
     patch = {"force_disable_caches": True} if hasattr(inductor_config, "force_disable_caches") else {}
     start = time.perf_counter()
     with warnings.catch_warnings(), inductor_config.patch(patch):
@@ -230,15 +213,10 @@ def compile_seconds(run: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def multi_step_contenders(
-    spikingjelly: Callable[..., Workload], norse: Callable[[], Workload], device: torch.device
-) -> List[Contender]:
-    """The rows of libraries that run all steps of a layer by themselves.
+def multi_step_contenders(spikingjelly, norse, device):
+    """Return the rows of libraries that run all steps of a layer by themselves, of what makes their workloads.
 
-    Args:
-        spikingjelly: makes SpikingJelly's workload; on CUDA also with ``backend``, the name of one.
-        norse: makes norse's.
-        device: where they run.
+    On CUDA ``spikingjelly`` is called with a ``backend``, too.
     """
     contenders = [
         Contender(

@@ -1,7 +1,6 @@
 """Small programs in the style in which people write snnTorch; ``snn`` is the library that they import."""
 
 from dataclasses import replace
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
 
 import torch
 from torch import nn
@@ -9,7 +8,6 @@ from torch.nn import functional
 
 import snnipu
 from benchmarks import loop_networks
-from benchmarks.case import Settings
 from benchmarks.loop_networks import CLASSES, INPUTS, batched_loss, tutorial_loss
 
 # Inputs of the programs that read one vector a step, as of a sensor or an embedding.
@@ -20,7 +18,7 @@ WEIGHT_GRID, INPUT_GRID = 2.0**-12, 2.0**-4
 _WEIGHTED = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.Embedding)
 
 
-def sparse_pixels(*shape: int, generator: torch.Generator) -> torch.Tensor:
+def sparse_pixels(*shape, generator):
     """Numbers between 0 and 1, of which four in five are 0."""
     x = torch.rand(shape, generator=generator)
     on = torch.rand(shape, generator=generator) < 0.2
@@ -42,29 +40,29 @@ class Program(nn.Module):
     optimizer: torch.optim.Optimizer
 
     @staticmethod
-    def data(settings: Settings, generator: torch.Generator) -> torch.Tensor:
+    def data(settings, generator):
         """The input of one step."""
         return sparse_pixels(settings.batch_size, INPUTS, generator=generator)
 
     @staticmethod
-    def terms(settings: Settings) -> int:
+    def terms(settings):
         return 0
 
-    def step(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def step(self, x, targets):
         """The loss, ``targets [B]`` are classes. What holds the loop over time is this or what this calls."""
         spk_rec = self(x)
         return functional.cross_entropy(spk_rec.sum(0), targets)
 
-    def rewritten(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def rewritten(self, x, targets):
         """The same loss with :class:`snnipu.MultiStep` in place of the loop, in the programs that it can say."""
         raise NotImplementedError
 
     @classmethod
-    def has_rewrite(cls, device: torch.device) -> bool:
+    def has_rewrite(cls, device):
         """Whether :meth:`rewritten` gives the loop's numbers there."""
         return cls.rewritten is not Program.rewritten and not (cls.draws and device.type != "cpu")
 
-    def to_grid(self) -> None:
+    def to_grid(self):
         """Round the weights to multiples of :data:`WEIGHT_GRID`."""
         with torch.no_grad():
             for module in self.modules():
@@ -72,7 +70,7 @@ class Program(nn.Module):
                     parameter.copy_((parameter / WEIGHT_GRID).round() * WEIGHT_GRID)
 
 
-def _over_time(x: torch.Tensor, targets: torch.Tensor, layers: Sequence[nn.Module], steps: Optional[int] = None) -> Any:
+def _over_time(x, targets, layers, steps=None):
     """The loss of :meth:`Program.step` of these layers as :class:`snnipu.MultiStep`."""
     return functional.cross_entropy(snnipu.MultiStep(*layers)(x, num_steps=steps)[0].sum(0), targets)
 
@@ -81,7 +79,7 @@ class _Frames(Program):
     """A program that reads another vector at each step."""
 
     @staticmethod
-    def data(settings: Settings, generator: torch.Generator) -> torch.Tensor:
+    def data(settings, generator):
         return sparse_pixels(settings.steps, settings.batch_size, CHANNELS, generator=generator) * 4
 
 
@@ -89,28 +87,28 @@ class _Images(Program):
     """A program that reads an image."""
 
     @staticmethod
-    def data(settings: Settings, generator: torch.Generator) -> torch.Tensor:
+    def data(settings, generator):
         return sparse_pixels(settings.batch_size, 1, 28, 28, generator=generator) * 2
 
     @staticmethod
-    def terms(settings: Settings) -> int:
+    def terms(settings):
         return settings.steps * settings.batch_size * 28 * 28
 
 
 class InForward(loop_networks.Tutorial5, Program):
     """loop in forward"""
 
-    def step(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def step(self, x, targets):
         return tutorial_loss(self(x)[1], targets)
 
-    def rewritten(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def rewritten(self, x, targets):
         return batched_loss(self.over_time(x), targets)
 
 
 class InFunction(loop_networks.HiddenStates, Program):
     """loop in a free function, hidden states"""
 
-    def __init__(self, snn: Any, settings: Settings) -> None:
+    def __init__(self, snn, settings):
         layers = [
             nn.Linear(INPUTS, settings.neurons),
             snn.Leaky(beta=settings.beta, init_hidden=True),
@@ -119,10 +117,10 @@ class InFunction(loop_networks.HiddenStates, Program):
         ]
         super().__init__(layers, settings.steps)
 
-    def step(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def step(self, x, targets):
         return tutorial_loss(loop_networks.forward_pass(self, self.steps, x, self.frames)[1], targets)
 
-    def rewritten(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def rewritten(self, x, targets):
         return batched_loss(self.over_time(x), targets)
 
 
@@ -131,7 +129,7 @@ class InTraining(Program):
 
     trains = True
 
-    def __init__(self, snn: Any, settings: Settings) -> None:
+    def __init__(self, snn, settings):
         super().__init__()
         self.snn, self.steps = snn, settings.steps
         self.fc1 = nn.Linear(INPUTS, settings.neurons)
@@ -139,11 +137,11 @@ class InTraining(Program):
         self.fc2 = nn.Linear(settings.neurons, CLASSES)
         self.lif2 = snn.Leaky(beta=settings.beta, init_hidden=True, output=True)
 
-    def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x):
         spk1 = self.lif1(self.fc1(x))
-        return self.lif2(self.fc2(spk1))  # type: ignore[no-any-return]
+        return self.lif2(self.fc2(spk1))
 
-    def step(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def step(self, x, targets):
         self.train()
         self.optimizer.zero_grad()
         self.snn.utils.reset(self)
@@ -163,13 +161,13 @@ class InTraining(Program):
 class Counters(Program):
     """counters kept in place"""
 
-    def __init__(self, snn: Any, settings: Settings) -> None:
+    def __init__(self, snn, settings):
         super().__init__()
         self.steps = settings.steps
         self.fc1, self.lif1 = nn.Linear(INPUTS, settings.neurons), snn.Leaky(beta=settings.beta)
         self.fc2, self.lif2 = nn.Linear(settings.neurons, CLASSES), snn.Leaky(beta=settings.beta)
 
-    def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(self, x):
         mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
         out = torch.zeros(x.shape[0], CLASSES, device=x.device)
         total = torch.zeros(1, device=x.device)
@@ -183,7 +181,7 @@ class Counters(Program):
             rates[1] += spk2.mean()
         return out, total, rates / self.steps
 
-    def step(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def step(self, x, targets):
         out, total, rates = self(x)
         regularizer = (rates - 0.1).pow(2).sum() + 1e-6 * total.sum()
         return functional.cross_entropy(out, targets) + regularizer
@@ -192,7 +190,7 @@ class Counters(Program):
 class Learnt(_Images):
     """learnt beta and threshold of each channel"""
 
-    def __init__(self, snn: Any, settings: Settings) -> None:
+    def __init__(self, snn, settings):
         super().__init__()
         self.steps = settings.steps
         self.conv1, self.pool = nn.Conv2d(1, 8, 5), nn.AvgPool2d(2)
@@ -203,12 +201,12 @@ class Learnt(_Images):
         self.lif3 = snn.Leaky(beta=settings.beta, threshold=0.5, learn_beta=True, learn_threshold=True)
 
     @staticmethod
-    def _neuron(snn: Any, settings: Settings, channels: int) -> Any:
+    def _neuron(snn, settings, channels):
         shape = channels, 1, 1
         parameters = {"beta": torch.full(shape, settings.beta), "threshold": torch.full(shape, 0.5)}
         return snn.Leaky(**parameters, learn_beta=True, learn_threshold=True)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         mem1, mem2, mem3 = self.lif1.reset_mem(), self.lif2.reset_mem(), self.lif3.reset_mem()
         spk3_rec = []
         for _ in range(self.steps):
@@ -218,22 +216,22 @@ class Learnt(_Images):
             spk3_rec.append(spk3)
         return torch.stack(spk3_rec)
 
-    def rewritten(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def rewritten(self, x, targets):
         hidden = self.conv1, self.pool, self.lif1, self.conv2, self.pool, self.lif2
-        return _over_time(x, targets, [*hidden, self.flatten, self.fc, self.lif3], self.steps)  # type: ignore[no-any-return]
+        return _over_time(x, targets, [*hidden, self.flatten, self.fc, self.lif3], self.steps)
 
 
 class _TwoLayers(_Frames):
-    def __init__(self, snn: Any, settings: Settings) -> None:
+    def __init__(self, snn, settings):
         super().__init__()
         self.lif1, self.lif2 = self.neurons(snn, settings)
-        self.between: nn.Module = nn.Identity()
+        self.between = nn.Identity()
         self.fc1, self.fc2 = nn.Linear(CHANNELS, settings.neurons), nn.Linear(settings.neurons, CLASSES)
 
-    def neurons(self, snn: Any, settings: Settings) -> List[Any]:
+    def neurons(self, snn, settings):
         return [snn.Leaky(beta=settings.beta) for _ in range(2)]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
         spk_rec = []
         for step in range(x.size(0)):
@@ -242,21 +240,21 @@ class _TwoLayers(_Frames):
             spk_rec.append(spk2)
         return torch.stack(spk_rec)
 
-    def rewritten(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return _over_time(x, targets, [self.fc1, self.lif1, self.between, self.fc2, self.lif2])  # type: ignore[no-any-return]
+    def rewritten(self, x, targets):
+        return _over_time(x, targets, [self.fc1, self.lif1, self.between, self.fc2, self.lif2])
 
 
 class OneToOne(_Frames):
     """RLeaky, one-to-one"""
 
-    def __init__(self, snn: Any, settings: Settings) -> None:
+    def __init__(self, snn, settings):
         super().__init__()
         neurons = settings.neurons
         self.fc1 = nn.Linear(CHANNELS, neurons)
         self.lif1 = snn.RLeaky(beta=settings.beta, V=torch.full((neurons,), 0.25), all_to_all=False)
         self.fc2, self.lif2 = nn.Linear(neurons, CLASSES), snn.Leaky(beta=settings.beta)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         spk1, mem1 = self.lif1.init_rleaky()
         mem2 = self.lif2.init_leaky()
         spk2_rec = []
@@ -266,20 +264,20 @@ class OneToOne(_Frames):
             spk2_rec.append(spk2)
         return torch.stack(spk2_rec)
 
-    def rewritten(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return _over_time(x, targets, [self.fc1, self.lif1, self.fc2, self.lif2])  # type: ignore[no-any-return]
+    def rewritten(self, x, targets):
+        return _over_time(x, targets, [self.fc1, self.lif1, self.fc2, self.lif2])
 
 
 class AllToAll(_Frames):
     """RSynaptic, all-to-all"""
 
-    def __init__(self, snn: Any, settings: Settings) -> None:
+    def __init__(self, snn, settings):
         super().__init__()
         self.fc1 = nn.Linear(CHANNELS, settings.neurons)
         self.lif1 = snn.RSynaptic(alpha=0.8, beta=settings.beta, linear_features=settings.neurons)
         self.fc2, self.lif2 = nn.Linear(settings.neurons, CLASSES), snn.Leaky(beta=settings.beta)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         spk1, syn1, mem1 = self.lif1.init_rsynaptic()
         mem2 = self.lif2.init_leaky()
         out = []
@@ -289,21 +287,21 @@ class AllToAll(_Frames):
             out.append(spk2)
         return torch.stack(out)
 
-    def rewritten(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return _over_time(x, targets, [self.fc1, self.lif1, self.fc2, self.lif2])  # type: ignore[no-any-return]
+    def rewritten(self, x, targets):
+        return _over_time(x, targets, [self.fc1, self.lif1, self.fc2, self.lif2])
 
 
 class Lstm(_Frames):
     """SLSTM"""
 
-    def __init__(self, snn: Any, settings: Settings) -> None:
+    def __init__(self, snn, settings):
         super().__init__()
         # snnTorch keeps the states only where both sizes are the same.
         self.slstm1 = snn.SLSTM(CHANNELS, CHANNELS, threshold=0.1)
         self.slstm2 = snn.SLSTM(CHANNELS, CHANNELS, threshold=0.1)
         self.fc = nn.Linear(CHANNELS, CLASSES)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         syn1, mem1 = self.slstm1.init_slstm()
         syn2, mem2 = self.slstm2.init_slstm()
         outs = []
@@ -313,7 +311,7 @@ class Lstm(_Frames):
             outs.append(self.fc(spk2))
         return torch.stack(outs)
 
-    def rewritten(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def rewritten(self, x, targets):
         spk_rec = snnipu.MultiStep(self.slstm1, self.slstm2)(x)[0]
         return functional.cross_entropy(self.fc(spk_rec).sum(0), targets)
 
@@ -321,14 +319,14 @@ class Lstm(_Frames):
 class ByHand(_Frames):
     """recurrence by hand"""
 
-    def __init__(self, snn: Any, settings: Settings) -> None:
+    def __init__(self, snn, settings):
         super().__init__()
         self.neurons = settings.neurons
         self.inp, self.rec = nn.Linear(CHANNELS, self.neurons), nn.Linear(self.neurons, self.neurons)
         self.lif = snn.Leaky(beta=settings.beta)
         self.out, self.readout = nn.Linear(self.neurons, CLASSES), snn.Leaky(beta=settings.beta, threshold=0.5)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         mem, mem_out = self.lif.reset_mem(), self.readout.reset_mem()
         spk = torch.zeros(x.shape[1], self.neurons, device=x.device)
         spk_rec = []
@@ -342,7 +340,7 @@ class ByHand(_Frames):
 class BatchNorm(_Images):
     """convolutions and batch norm in training"""
 
-    def __init__(self, snn: Any, settings: Settings) -> None:
+    def __init__(self, snn, settings):
         super().__init__()
         self.steps = settings.steps
         self.conv1, self.bn1 = nn.Conv2d(1, 8, 3, stride=2, bias=False), nn.BatchNorm2d(8)
@@ -352,7 +350,7 @@ class BatchNorm(_Images):
         self.fc = nn.Linear(16 * 6 * 6, CLASSES)
         self.lif3 = snn.Leaky(beta=settings.beta)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         mem1, mem2, mem3 = self.lif1.reset_mem(), self.lif2.reset_mem(), self.lif3.reset_mem()
         spk_rec = []
         for _ in range(self.steps):
@@ -362,9 +360,9 @@ class BatchNorm(_Images):
             spk_rec.append(spk3)
         return torch.stack(spk_rec)
 
-    def rewritten(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def rewritten(self, x, targets):
         hidden = self.conv1, self.bn1, self.lif1, self.conv2, self.bn2, self.lif2
-        return _over_time(x, targets, [*hidden, nn.Flatten(), self.fc, self.lif3], self.steps)  # type: ignore[no-any-return]
+        return _over_time(x, targets, [*hidden, nn.Flatten(), self.fc, self.lif3], self.steps)
 
 
 class Dropout(_TwoLayers):
@@ -372,7 +370,7 @@ class Dropout(_TwoLayers):
 
     draws = True
 
-    def __init__(self, snn: Any, settings: Settings) -> None:
+    def __init__(self, snn, settings):
         super().__init__(snn, settings)
         self.between = nn.Dropout(0.25)
 
@@ -380,33 +378,33 @@ class Dropout(_TwoLayers):
 class RateCoding(Program):
     """rate coding drawn in the loop"""
 
-    def __init__(self, snn: Any, settings: Settings) -> None:
+    def __init__(self, snn, settings):
         super().__init__()
         self.steps = settings.steps
         self.fc1, self.lif1 = nn.Linear(INPUTS, settings.neurons), snn.Leaky(beta=settings.beta)
         self.fc2, self.lif2 = nn.Linear(settings.neurons, CLASSES), snn.Leaky(beta=settings.beta)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
-        spk_sum: Any = 0
+        spk_sum = 0
         for _ in range(self.steps):
             spikes = (torch.rand_like(x) < x).float()
             spk1, mem1 = self.lif1(self.fc1(spikes), mem1)
             spk2, mem2 = self.lif2(self.fc2(spk1), mem2)
             spk_sum = spk_sum + spk2
-        return spk_sum  # type: ignore[no-any-return]
+        return spk_sum
 
-    def step(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def step(self, x, targets):
         return functional.cross_entropy(self(x), targets)
 
 
 class Convolutional(loop_networks.Convolutional, _Images):
     """convolutional, hidden states"""
 
-    def __init__(self, snn: Any, settings: Settings) -> None:
+    def __init__(self, snn, settings):
         super().__init__(snn, replace(settings, network="tutorial-6"))
 
-    def step(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def step(self, x, targets):
         spk_rec, _ = loop_networks.forward_pass(self, self.steps, x, self.frames)
         return functional.cross_entropy(spk_rec.sum(0), targets)
 
@@ -414,29 +412,29 @@ class Convolutional(loop_networks.Convolutional, _Images):
 class Autoencoder(loop_networks.Autoencoder, _Images):
     """autoencoder"""
 
-    def step(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def step(self, x, targets):
         return functional.mse_loss(self(x)[-1], x)
 
-    def rewritten(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def rewritten(self, x, targets):
         return functional.mse_loss(self.over_time(x)[-1], x)
 
 
 class Regression(loop_networks.RegressionNet, Program):
     """regression on membranes"""
 
-    def __init__(self, snn: Any, settings: Settings) -> None:
+    def __init__(self, snn, settings):
         super().__init__(snn, settings)
         # The threshold takes part in no result: it has no gradient.
         self.lif2 = snn.Leaky(beta=settings.beta, learn_beta=True, learn_threshold=True, reset_mechanism="none")
 
     @staticmethod
-    def data(settings: Settings, generator: torch.Generator) -> torch.Tensor:
+    def data(settings, generator):
         return torch.rand(settings.steps, settings.batch_size, 1, generator=generator)
 
-    def step(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def step(self, x, targets):
         return functional.mse_loss(self(x), x)
 
-    def rewritten(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def rewritten(self, x, targets):
         return functional.mse_loss(self.over_time(x), x)
 
 
@@ -445,7 +443,7 @@ class Attention(Program):
 
     TOKENS = 16
 
-    def __init__(self, snn: Any, settings: Settings) -> None:
+    def __init__(self, snn, settings):
         super().__init__()
         self.width = settings.neurons // 4
         self.steps, width = settings.steps, self.width
@@ -456,10 +454,10 @@ class Attention(Program):
         self.head = nn.Linear(width, CLASSES)
 
     @staticmethod
-    def data(settings: Settings, generator: torch.Generator) -> torch.Tensor:
+    def data(settings, generator):
         return sparse_pixels(settings.batch_size, Attention.TOKENS, CHANNELS, generator=generator) * 4
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         q_mem, k_mem, v_mem = self.q_lif.reset_mem(), self.k_lif.reset_mem(), self.v_lif.reset_mem()
         attn_mem, proj_mem = self.attn_lif.reset_mem(), self.proj_lif.reset_mem()
         logits = []
@@ -477,14 +475,14 @@ class Attention(Program):
 class Lists(Program):
     """lists on self that grow from call to call"""
 
-    def __init__(self, snn: Any, settings: Settings) -> None:
+    def __init__(self, snn, settings):
         super().__init__()
         self.steps = settings.steps
         self.fc1, self.lif1 = nn.Linear(INPUTS, settings.neurons), snn.Leaky(beta=settings.beta)
         self.fc2, self.lif2 = nn.Linear(settings.neurons, CLASSES), snn.Leaky(beta=settings.beta)
-        self.activity: List[torch.Tensor] = []
+        self.activity = []
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
         spk2_rec = []
         for _ in range(self.steps):
@@ -498,11 +496,11 @@ class Lists(Program):
 class Subclass(_TwoLayers):
     """subclass that replaces a part of the step"""
 
-    def neurons(self, snn: Any, settings: Settings) -> List[Any]:
-        class LeakyInput(snn.Leaky):  # type: ignore[misc]
+    def neurons(self, snn, settings):
+        class LeakyInput(snn.Leaky):
             """Decay of the input."""
 
-            def _base_state_function(self, input_: torch.Tensor) -> Any:
+            def _base_state_function(self, input_):
                 beta = self.beta.clamp(0, 1)
                 return beta * self.mem + (1 - beta) * input_
 
@@ -512,7 +510,7 @@ class Subclass(_TwoLayers):
 class Quantised(_TwoLayers):
     """quantised states"""
 
-    def neurons(self, snn: Any, settings: Settings) -> List[Any]:
+    def neurons(self, snn, settings):
         quantiser = snn.functional.quant.state_quant(num_bits=4, uniform=True, threshold=1.0)
         return [snn.Leaky(beta=settings.beta, state_quant=quantiser) for _ in range(2)]
 
@@ -522,7 +520,7 @@ class Tokens(Program):
 
     VOCABULARY = 100
 
-    def __init__(self, snn: Any, settings: Settings) -> None:
+    def __init__(self, snn, settings):
         super().__init__()
         width = settings.neurons // 4
         self.embedding = nn.Embedding(self.VOCABULARY, CHANNELS)
@@ -530,15 +528,15 @@ class Tokens(Program):
         self.fc2, self.lif2 = nn.Linear(width, self.VOCABULARY), snn.Leaky(beta=settings.beta)
 
     @staticmethod
-    def data(settings: Settings, generator: torch.Generator) -> torch.Tensor:
+    def data(settings, generator):
         return torch.randint(Tokens.VOCABULARY, (settings.batch_size, settings.steps + 1), generator=generator)
 
-    def forward(self, token: torch.Tensor) -> torch.Tensor:
+    def forward(self, token):
         spk1, _ = self.lif1(self.fc1(self.embedding(token)))
         _, mem2 = self.lif2(self.fc2(spk1))
-        return mem2  # type: ignore[no-any-return]
+        return mem2
 
-    def step(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def step(self, x, targets):
         self.lif1.reset_mem()
         self.lif2.reset_mem()
         loss = torch.zeros((), device=x.device)
@@ -551,10 +549,10 @@ class Tokens(Program):
 class Population(loop_networks.PopulationNet, Program):
     """population coding"""
 
-    def step(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def step(self, x, targets):
         return loop_networks.count_loss(self(x), x)
 
-    def rewritten(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def rewritten(self, x, targets):
         return loop_networks.count_loss(self.over_time(x), x)
 
 
@@ -563,7 +561,7 @@ class Episode(Program):
 
     MOVES, STEPS, ACTIONS = 8, 5, 4
 
-    def __init__(self, snn: Any, settings: Settings) -> None:
+    def __init__(self, snn, settings):
         super().__init__()
         width = settings.neurons // 4
         self.fc1, self.lif1 = nn.Linear(CHANNELS, width), snn.Leaky(beta=settings.beta)
@@ -572,22 +570,22 @@ class Episode(Program):
         self.register_buffer("effect", torch.eye(self.ACTIONS).repeat(1, CHANNELS // self.ACTIONS) - 0.25)
 
     @staticmethod
-    def data(settings: Settings, generator: torch.Generator) -> torch.Tensor:
+    def data(settings, generator):
         return sparse_pixels(settings.batch_size, CHANNELS, generator=generator) * 4
 
-    def policy(self, observation: torch.Tensor) -> torch.Tensor:
+    def policy(self, observation):
         mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
         for _ in range(self.STEPS):
             spk1, mem1 = self.lif1(self.fc1(observation), mem1)
             _, mem2 = self.lif2(self.fc2(spk1), mem2)
-        return mem2  # type: ignore[no-any-return]
+        return mem2
 
-    def step(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def step(self, x, targets):
         observation, log_probs, rewards = x, [], []
         for _ in range(self.MOVES):
             policy = torch.distributions.Categorical(logits=self.policy(observation))
             action = policy.sample()
-            observation = observation + self.effect[action]  # type: ignore[index]
+            observation = observation + self.effect[action]
             log_probs.append(policy.log_prob(action))
             rewards.append(-observation.pow(2).mean(1))
         returns = torch.stack(rewards).flip(0).cumsum(0).flip(0)
@@ -595,7 +593,7 @@ class Episode(Program):
         return -(torch.stack(log_probs) * advantage).mean()
 
 
-PROGRAMS: Dict[str, Type[Program]] = {
+PROGRAMS = {
     "forward": InForward,
     "function": InFunction,
     "training": InTraining,
@@ -621,15 +619,15 @@ PROGRAMS: Dict[str, Type[Program]] = {
 }
 
 
-def make(name: str, snn: Any, settings: Settings) -> Program:
+def make(name, snn, settings):
     """The program ``name`` of a library: the same weights for every library."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        program = PROGRAMS[name](snn, settings)  # type: ignore[call-arg]
+        program = PROGRAMS[name](snn, settings)
     program.to_grid()
     return program.to(settings.device)
 
 
-def title(name: str) -> str:
+def title(name):
     """What the program is an example of."""
     return PROGRAMS[name].__doc__ or name

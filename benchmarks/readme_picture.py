@@ -42,7 +42,7 @@ PANELS = (
 )
 
 
-def main() -> None:
+def main():
     figure, axes = plt.subplots(1, 2, figsize=(9.6, 2.7), constrained_layout=True)
     for ax, (file, is_wanted, title, labels) in zip(axes, PANELS):
         cases = json.loads((RESULTS / file).read_text(encoding="utf-8"))["cases"]

@@ -1,144 +1,131 @@
-"""Run a case: prepare, check, measure memory, time; what fails its check gets no numbers."""
+"""Run a table: prepare, check, measure memory, time; what fails its check gets no times."""
 
-from dataclasses import dataclass, field
-from typing import Any, Callable, Collection, Dict, List, Optional
+import concurrent.futures
+import multiprocessing
+from typing import Any, Callable, Collection, Dict, Iterable, List, Optional
 
 import torch
 
+from benchmarks.case import Case, Settings, Unavailable, Workload
+from benchmarks.cases import CASES
+from benchmarks.memory import growth_here, peak_extra_bytes
+from benchmarks.timing import interleaved
 from snnipu.backends import release_memory
-from benchmarks.case import Case, Contender, Workload
-from benchmarks.checks import Check
-from benchmarks.memory import peak_extra_bytes
-from benchmarks.peers import Unavailable
-from benchmarks.timing import Timing, measure
 
 OK, RED, UNAVAILABLE, FAILED = "ok", "red", "unavailable", "failed"
+Record = Dict[str, Any]
 
 
-@dataclass
-class ContenderResult:
-    """One row.
-
-    Attributes:
-        status: ``ok``; ``red`` (its check failed); ``unavailable`` (not installed, no compiler) or ``failed`` (raised).
-            Only ``ok`` has a time.
-        reason: why the status is not ``ok``.
-        ratios: how many times as long as each of snnipu's own rows this one takes, by the name of that row (medians).
-        peak_bytes: memory that one step holds at its peak beyond what was allocated before.
-        copy_share: time of the row that copies this one's least traffic over this one's (medians); None without either.
-        phases: share of a step's time of each of its phases, by name, where it has any.
-        resident_bytes: growth of the resident memory of a process of its own, where that was asked for.
-    """
-
-    contender: Contender
-    status: str
-    reason: str = ""
-    check: Optional[Check] = None
-    timing: Optional[Timing] = None
-    ratios: Dict[str, float] = field(default_factory=dict)
-    copy_share: Optional[float] = None
-    peak_bytes: Optional[int] = None
-    resident_bytes: Optional[int] = None
-    compile_seconds: Optional[float] = None
-    phases: Dict[str, float] = field(default_factory=dict)
+def _growth_by_name(case: str, contender: str, settings: Settings, threads: int) -> Optional[int]:
+    return growth_here(CASES[case], contender, settings, threads)
 
 
-@dataclass
-class CaseResult:
-    """One table. ``measured`` is what :attr:`Case.measured` told; ``memory_apart`` as in :class:`Sweep`."""
-
-    case: Case
-    results: List[ContenderResult]
-    measured: Dict[str, Any] = field(default_factory=dict)
-    memory_apart: bool = False
-
-    @property
-    def passed(self) -> bool:
-        """No gate is red, and every row of snnipu's own ran."""
-        return all(r.status == OK or (r.status != RED and not r.contender.own) for r in self.results)
-
-    def memory_reference(self) -> Optional[int]:
-        """Peak bytes of the contender that is 100 %, where it ran."""
-        return next((r.peak_bytes for r in self.results if r.contender.name == self.case.memory_reference), None)
-
-
-def selected(case: Case, peers: Collection[str]) -> List[Contender]:
-    """snnipu's own rows and those of ``peers``."""
-    return [c for c in case.contenders if c.peer is None or c.peer in peers]
+def resident_peak_bytes(case: str, contender: str, settings: Settings) -> Optional[int]:
+    """Return the growth of the resident memory of a fresh process in one step: fragmentation and all."""
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        return pool.submit(_growth_by_name, case, contender, settings, torch.get_num_threads()).result()
 
 
 def _reason(error: BaseException) -> str:
-    """Type and beginning of the message, on one line: a compiler's error can fill pages."""
-    said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return said if len(said) <= 200 else said[:199] + "…"
+    """Return type and beginning of the message on one line: a compiler's error can fill pages."""
+    message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return message if len(message) <= 200 else message[:199] + "…"
 
 
-def run_case(
+def run_table(
+    name: str,
     case: Case,
+    settings: Settings,
+    records: List[Record],
     peers: Collection[str],
-    device: torch.device,
-    repeats: int = 20,
-    min_seconds: float = 5.0,
-    resident: Optional[Callable[[str], Optional[int]]] = None,
+    repeats: int,
+    min_seconds: float,
+    resident: bool = False,
     memory_apart: bool = False,
-    on_stage: Callable[[str], None] = lambda stage: None,
-    on_round: Callable[[], None] = lambda: None,
-) -> CaseResult:
-    """Run ``case`` with snnipu's own rows and those of ``peers``.
+    after_measurement: Callable[[], None] = lambda: None,
+    tell: Callable[[str], None] = lambda stage: None,
+) -> None:
+    """Run the table of ``settings`` and append its records: one for each repetition of each contender.
 
-    ``resident`` measures a contender's resident memory, by its name; with ``memory_apart`` that is its peak memory,
-    too. ``on_stage`` is told what is being prepared,
-    ``on_round`` that a timing round is over. A contender that cannot be built, or raises, keeps its row, with the
-    reason; the others go on.
+    A contender without times has one record, whose ``status`` is ``red`` (its check failed), ``unavailable`` (not
+    installed, no compiler) or ``failed`` (it raised), with the reason. The others go on. ``after_measurement`` is
+    called whenever there is more to write.
     """
-    results: List[ContenderResult] = []
-    workloads: Dict[str, Workload] = {}
-    for contender in selected(case, peers):
-        on_stage(f"{case.name}: checking {contender.label}")
-        result = ContenderResult(contender, OK)
-        results.append(result)
+    shared = {"case": name, "title": case.title(settings), **case.parameters_of(settings)}
+    shared["dtype"] = str(settings.dtype).replace("torch.", "")
+    rows: Dict[str, Record] = {}
+    workloads = {}
+    for contender in case.contenders(settings):
+        if contender.peer and contender.peer not in peers:
+            continue
+        tell(f"{shared['title']}: checking {contender.label}")
+        row = rows[contender.name] = {**shared, "contender": contender.name, "label": contender.label}
+        row.update(own=not contender.peer, status=OK, reference=case.reference, floor=contender.floor)
+        row.update(note=contender.note, samples=contender.samples)
         try:
             workload = contender.build()
-            result.compile_seconds = workload.compile_seconds
-            result.check = workload.check()
-            if not result.check.passed:
-                result.status, result.reason = RED, result.check.detail
+            check = workload.check()
+            row.update(against=check.against, check=check.detail, compile_seconds=workload.compile_seconds)
+            if not check.passed:
+                row.update(status=RED, reason=check.detail)
                 continue
             workload.step()
-            if resident is not None:
-                result.resident_bytes = resident(contender.name)
-            if memory_apart and result.resident_bytes is None:
-                raise Unavailable("a process of its own has too little memory for it beside this one")
+            if resident or memory_apart:
+                row["resident_bytes"] = resident_peak_bytes(name, contender.name, settings)
             if memory_apart:
-                result.peak_bytes = result.resident_bytes
+                row["peak_bytes"] = row.pop("resident_bytes")
+                if row["peak_bytes"] is None:
+                    raise Unavailable("a process of its own has too little memory for it beside this one")
             elif contender.torch_memory:
-                result.peak_bytes = peak_extra_bytes(workload.step, device)
+                row["peak_bytes"] = peak_extra_bytes(workload.step, settings.device)
             workloads[contender.name] = workload
         except Unavailable as error:
-            result.status, result.reason = UNAVAILABLE, str(error)
+            row.update(status=UNAVAILABLE, reason=str(error))
         except Exception as error:  # whatever a library raises, the other rows must go on
-            result.status, result.reason = FAILED, _reason(error)
+            row.update(status=FAILED, reason=_reason(error))
+        finally:
+            records.append(row)
+            after_measurement()
 
-    on_stage(f"{case.name}: timing")
-    steps = {name: workload.step for name, workload in workloads.items()}
-    timings = measure(
-        steps,
-        device,
-        repeats,
-        min_seconds,
-        on_round,
-        slow_seconds=case.slow_seconds,
-        slow_rounds=case.slow_rounds,
-        before=release_memory if case.alone else None,
-    )
-    own = {r.contender.name: timings[r.contender.name].median for r in results if r.contender.own and r.status == OK}
-    for result in results:
-        if result.status == OK:
-            result.timing = timings[result.contender.name]
-            result.ratios = {name: result.timing.median / median for name, median in own.items()}
-            floor = timings.get(result.contender.floor)
-            phases = workloads[result.contender.name].phases
-            spent = phases() if phases is not None else {}
-            result.phases = {phase: seconds / sum(spent.values()) for phase, seconds in spent.items()}
-            result.copy_share = floor.median / result.timing.median if floor else None
-    return CaseResult(case, results, case.measured() if workloads else {}, memory_apart)
+    tell(f"{shared['title']}: timing")
+    for contender_name, sample in (case.samples or _interleaved_of(case, workloads, min_seconds))(settings, repeats):
+        row = rows[contender_name]
+        if "round" in row:
+            row = {key: value for key, value in row.items() if key not in sample._fields}
+            records.append(row)
+        row.update(sample._asdict())
+        after_measurement()
+    measured = case.measured(settings) if workloads else {}
+    for contender_name, workload in workloads.items():
+        spent = workload.phases() if workload.phases is not None else {}
+        measured_too = {phase: seconds / sum(spent.values()) for phase, seconds in spent.items()}
+        _update(records, rows[contender_name], {**measured_too, "measured": measured or None})
+    after_measurement()
+
+
+def _interleaved_of(case: Case, workloads: Dict[str, Workload], min_seconds: float) -> Any:
+    def samples(settings: Settings, repeats: int) -> Any:
+        return interleaved(
+            {contender: workload.step for contender, workload in workloads.items()},
+            settings.device,
+            repeats,
+            min_seconds,
+            slow_seconds=case.slow_seconds,
+            slow_rounds=case.slow_rounds,
+            before=release_memory if case.gives_back(settings) else None,
+        )
+
+    return samples
+
+
+def _update(records: Iterable[Record], row: Record, more: Record) -> None:
+    """Add ``more`` to the records of the contender of ``row``."""
+    for record in records:
+        if (record["title"], record["contender"]) == (row["title"], row["contender"]):
+            record.update(more)
+
+
+def passed(records: Iterable[Record]) -> bool:
+    """Return True if no check is red, and every row of snnipu's own ran."""
+    return all(record["status"] == OK or (record["status"] != RED and not record["own"]) for record in records)

@@ -2,17 +2,14 @@
 
 import math
 import warnings
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import List
 
 import snntorch
 import torch
 from torch import nn
 from torch.nn import functional
 
-from snnipu import SparseNetwork
-from benchmarks.case import Settings
-from benchmarks.options import comma_separated
-from snnipu.datasets.random_spikes import random_spikes
+from snnipu.datasets import random_spikes
 from snnipu.training import scale_to_activity
 
 THRESHOLD = 1.0
@@ -21,26 +18,7 @@ FLOAT32_DIGITS, TF32_DIGITS = 24, 11
 Layers = List[torch.Tensor]
 
 
-def parse_activity(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a number") from None
-    if not 0 < value < 1:
-        raise ValueError(f"must be above 0 and below 1, but is {text}")
-    return value
-
-
-def parse_activities(text: str) -> List[float]:
-    return [parse_activity(str(value)) for value in comma_separated(text, float, "numbers above 0 and below 1")]
-
-
-def check_activity(settings: Settings) -> None:
-    if not 0 < settings.activity < 1:
-        raise ValueError(f"activity: expected a number between 0 and 1, got {settings.activity}")
-
-
-def on_grid(weight: torch.Tensor, tf32: bool = False) -> torch.Tensor:
+def on_grid(weight, tf32=False):
     """``weight`` ``[out, ...]`` rounded to multiples of a power of two so large that float32 sums of them are exact.
 
     Any sum of a row's weights is then the same in whatever order it is added up, and with it the spikes of a gather and
@@ -67,12 +45,12 @@ class SparseProblem:
         targets: ``[B]``, classes.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings):
         self.settings = settings
         self.device = settings.device
         self.generator = torch.Generator().manual_seed(settings.seed)
 
-    def draw_input(self, *shape: int) -> None:
+    def draw_input(self, *shape):
         """``x`` and ``dense_x``, of ``shape``: N, or C, H and W."""
         settings = self.settings
         steps, batch, activity = settings.steps, settings.batch_size, settings.activity
@@ -80,10 +58,10 @@ class SparseProblem:
         self.x = (x.with_maps(shape) if len(shape) == 3 else x).to(self.device)
         self.dense_x = self.x.to_dense().reshape(steps, batch, *shape)
 
-    def draw_targets(self, classes: int) -> None:
+    def draw_targets(self, classes):
         self.targets = torch.randint(classes, (self.settings.batch_size,), generator=self.generator).to(self.device)
 
-    def scale(self, net: SparseNetwork, tolerance: float, tf32: bool = False) -> None:
+    def scale(self, net, tolerance, tf32=False):
         """``weights``: those of ``net``, scaled until each layer has the activity."""
         with warnings.catch_warnings():
             # A layer of few neurons cannot have any activity; the measured one is told.
@@ -97,7 +75,7 @@ class SparseProblem:
                 ) from error
         self.weights = [on_grid(layer.weight.detach(), tf32) for layer in net.layers]
 
-    def filled(self, net: SparseNetwork) -> SparseNetwork:
+    def filled(self, net):
         """``net`` with these weights.
 
         On a GPU its layers have as many slots as their busiest row needs, as one would set them there: the host then
@@ -113,24 +91,22 @@ class SparseProblem:
                     layer.max_spikes = max(1, int(spikes.counts[..., 1].max()))
         return net
 
-    def network(self) -> SparseNetwork:
+    def network(self):
         """The network with these weights; nothing is dropped."""
         raise NotImplementedError
 
-    def loss(self, spike_count: torch.Tensor, samples: Optional[torch.Tensor] = None) -> torch.Tensor:
+    def loss(self, spike_count, samples=None):
         """Cross-entropy of the summed output spikes ``[B, ...]``; with a mask ``samples``, of these alone."""
         count = spike_count.flatten(1)
         if samples is None:
             return functional.cross_entropy(count, self.targets)
         return functional.cross_entropy(count[samples], self.targets[samples])
 
-    def gradients(
-        self, spike_count: torch.Tensor, leaves: Sequence[torch.Tensor], samples: Optional[torch.Tensor] = None
-    ) -> Layers:
+    def gradients(self, spike_count, leaves, samples=None):
         """Of the loss, as :meth:`loss` has it."""
         return list(torch.autograd.grad(self.loss(spike_count, samples), leaves))
 
-    def measured(self) -> Dict[str, Any]:
+    def measured(self):
         """Of the input and each layer: spikes and carried slots per neuron and step, and slots of the busiest step."""
         with torch.no_grad():
             layers = self.network()(self.x, all_layers=True)
@@ -156,11 +132,11 @@ class SnnTorchNet:
 
     def __init__(
         self,
-        stages: Sequence[Sequence[nn.Module]],
-        beta: float,
-        spike_grad: Callable[[torch.Tensor], torch.Tensor],
-        delay: bool,
-    ) -> None:
+        stages,
+        beta,
+        spike_grad,
+        delay,
+    ):
         self.stages, self.delay = stages, delay
         self.lifs = [
             snntorch.Leaky(beta=beta, threshold=THRESHOLD, spike_grad=spike_grad, reset_mechanism="zero").to(
@@ -169,11 +145,11 @@ class SnnTorchNet:
             for weight in self.weights()
         ]
 
-    def weights(self) -> List[torch.Tensor]:
+    def weights(self):
         kinds = (nn.Conv2d, nn.Linear)
         return [module.weight for modules in self.stages for module in modules if isinstance(module, kinds)]
 
-    def _run(self, x: torch.Tensor, spk_rec: List[List[torch.Tensor]]) -> None:
+    def _run(self, x, spk_rec):
         mems = [lif.reset_mem() for lif in self.lifs]
         spks = [x.new_zeros(x.shape[1], weight.shape[0]) for weight in self.weights()]
         for step in x:
@@ -186,14 +162,19 @@ class SnnTorchNet:
             for record, spk in zip(reversed(spk_rec), reversed(spks)):
                 record.append(spk)
 
-    def all_layers(self, x: torch.Tensor) -> Layers:
+    def all_layers(self, x):
         """Spikes ``[T, B, ...]`` of every layer."""
-        spk_rec: List[List[torch.Tensor]] = [[] for _ in self.stages]
+        spk_rec = [[] for _ in self.stages]
         self._run(x, spk_rec)
         return [torch.stack(record) for record in spk_rec]
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x):
         """Spikes ``[T, B, ...]`` of the last layer."""
-        spk_rec: List[List[torch.Tensor]] = [[]]
+        spk_rec = [[]]
         self._run(x, spk_rec)
         return torch.stack(spk_rec[0])
+
+
+def percent(settings):
+    """Return the activity as titles have it."""
+    return f"{100 * settings.activity:.3g} %"

@@ -1,13 +1,11 @@
 """One training step of a network: the timed unit of the cases that train."""
 
 import time
-from typing import Callable, Dict, Optional
 
 import torch
-from torch import nn
 
 from benchmarks.case import Workload
-from benchmarks.checks import Check, both, without_onednn
+from benchmarks.checks import both, without_onednn
 from benchmarks.timing import synchronise
 
 _PHASE_STEPS = 3
@@ -15,21 +13,21 @@ _PHASE_STEPS = 3
 CUDNN_ROUNDING = 1e-3
 
 
-def adam(net: nn.Module) -> torch.optim.Optimizer:
+def adam(net):
     """The optimizer of all contenders."""
     return torch.optim.Adam(net.parameters(), lr=5e-4)
 
 
 def training_workload(
-    optimizer: torch.optim.Optimizer,
-    loss: Callable[[], torch.Tensor],
-    check: Callable[[], Check],
-    device: torch.device,
-    compile_seconds: Optional[float] = None,
-) -> Workload:
-    """The forward pass to the value of ``loss``, the backward pass and the optimizer's step, with their shares."""
+    optimizer,
+    loss,
+    check,
+    device,
+    compile_seconds=None,
+):
+    """Return the forward pass to the value of ``loss``, the backward pass and the optimizer's step, with their times."""
 
-    def step(lap: Callable[[str], None] = lambda phase: None) -> torch.Tensor:
+    def step(lap=lambda phase: None):
         value = loss()
         lap("forward")
         optimizer.zero_grad()
@@ -39,13 +37,13 @@ def training_workload(
         lap("optimizer")
         return value
 
-    def phases() -> Dict[str, float]:
-        spent: Dict[str, float] = {}
+    def phases():
+        spent = {}
         for _ in range(_PHASE_STEPS):
             synchronise(device)
             last = time.perf_counter()
 
-            def lap(phase: str) -> None:
+            def lap(phase):
                 nonlocal last
                 synchronise(device)
                 now = time.perf_counter()
@@ -58,10 +56,8 @@ def training_workload(
     return Workload(step, check, compile_seconds, phases)
 
 
-def check_rounding(
-    compared: Callable[[float], Check], tolerance: float, rounding: float, device: torch.device
-) -> Check:
-    """The gate ``compared(tolerance)``; where convolutions' libraries round more than that, also without them.
+def check_rounding(compared, tolerance, rounding, device):
+    """Return the gate ``compared(tolerance)``; where convolutions' libraries round more, also without them.
 
     oneDNN's sums may then be off by ``rounding``; cuDNN chooses by the size among algorithms that differ by more.
     """

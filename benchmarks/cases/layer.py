@@ -1,9 +1,8 @@
 """A fully connected layer of leaky neurons, as the Open Neuromorphic benchmark has it, against its size."""
 
-import dataclasses
 import functools
 import math
-from typing import Callable, List, Optional, Tuple
+from typing import Callable
 
 import snntorch
 import torch
@@ -11,159 +10,125 @@ from torch.nn import functional
 
 import snnipu
 from benchmarks import peers
-from benchmarks.case import Case, Contender, Settings, Workload
-from benchmarks.checks import Check, check_layer, tolerance_for
+from benchmarks.case import Case, Contender, Workload
+from benchmarks.cases.lif import snntorch_loop
+from benchmarks.checks import check_layer, tolerance_for
 
-SUMMARY = "Linear layer n × n and LIF neurons over 500 steps, forward + backward, against n"
-DTYPES = (torch.float32,)
-FULL = {"steps": 500, "batch_size": 16, "neurons": 512, "repeats": 10, "min_seconds": 1.0}
-QUICK = {"steps": 60, "batch_size": 2, "neurons": 32, "repeats": 2, "min_seconds": 0.0}
-SIZES_ON_CUDA = (512, 2048, 4096, 16384)
-_SLOW_SECONDS = 0.05
 # Share of the inputs that spike at each step.
-_ACTIVITY = 0.1
+ACTIVITY = 0.1
 # Standard deviation of the neurons' current, of which they spike now and then at the threshold 1.
-_CURRENT = 0.5
+CURRENT = 0.5
 # Weights are whole numbers up to this, times a power of two: sums of any of them in any order are exact in float32
 # (and the numbers are TF32's), so that all contenders see the same currents.
-_LARGEST_WEIGHT = 1023
+LARGEST_WEIGHT = 1023
 
-Layer = Callable[[torch.Tensor], torch.Tensor]
-Step = Callable[[torch.Tensor, torch.Tensor], Tuple[torch.Tensor, torch.Tensor]]
-SpikesAndGradient = Tuple[torch.Tensor, torch.Tensor]
-
-
-def variants(settings: Settings) -> List[Settings]:
-    """The tables where no sizes were asked for: on a GPU from 512 to 16384 neurons."""
-    if settings.device.type != "cuda":
-        return [settings]
-    return [dataclasses.replace(settings, neurons=neurons) for neurons in SIZES_ON_CUDA]
+# Makes spikes of currents.
+Neurons = Callable[[torch.Tensor], torch.Tensor]
 
 
-def build(settings: Settings) -> Case:
-    """The case at the given sizes: random spikes ``[T, B, n]`` in, weights ``[n, n]``, no bias."""
-    steps, batch_size, neurons = settings.steps, settings.batch_size, settings.neurons
-    dtype, device, beta = settings.dtype, settings.device, settings.beta
+def contenders(settings):
+    """Random spikes ``[T, B, n]`` in, weights ``[n, n]``, no bias."""
+    neurons, dtype, device, beta = settings.neurons, settings.dtype, settings.device, settings.beta
 
     @functools.lru_cache(maxsize=1)
-    def data() -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Input spikes, weights and the upstream gradient of the spikes."""
+    def data():
+        """Return input spikes, weights and the upstream gradient of the spikes."""
         generator = torch.Generator(device).manual_seed(settings.seed)
-        shape = (steps, batch_size, neurons)
-        spikes = (torch.rand(shape, generator=generator, device=device) < _ACTIVITY).to(dtype)
-        whole = torch.randint(
-            -_LARGEST_WEIGHT, _LARGEST_WEIGHT + 1, (neurons, neurons), generator=generator, device=device
-        )
-        spread = math.sqrt(neurons * _ACTIVITY / 3) * _LARGEST_WEIGHT
-        weight = whole.to(dtype) * 2.0 ** round(math.log2(_CURRENT / spread))
-        return spikes, weight.requires_grad_(), torch.randn(shape, generator=generator, device=device, dtype=dtype)
+        shape = (settings.steps, settings.batch_size, neurons)
+        where = {"generator": generator, "device": device}
+        spikes = (torch.rand(shape, **where) < ACTIVITY).to(dtype)
+        whole = torch.randint(-LARGEST_WEIGHT, LARGEST_WEIGHT + 1, (neurons, neurons), **where)
+        spread = math.sqrt(neurons * ACTIVITY / 3) * LARGEST_WEIGHT
+        weight = whole.to(dtype) * 2.0 ** round(math.log2(CURRENT / spread))
+        return spikes, weight.requires_grad_(), torch.randn(shape, dtype=dtype, **where)
 
-    def run(layer: Layer) -> SpikesAndGradient:
-        """``layer`` makes spikes of the input spikes."""
+    def run(neurons_, scale=1.0):
         x, weight, upstream = data()
-        spk = layer(x)
-        (gradient,) = torch.autograd.grad(spk, weight, upstream)
-        return spk, gradient
+        currents = functional.linear(x, weight)
+        spk = neurons_(currents if scale == 1 else currents * scale)
+        return spk, torch.autograd.grad(spk, weight, upstream)[0]
 
-    def linear(x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, data()[1])
-
-    def snntorch_lif() -> snntorch.Leaky:
+    def snntorch_lif():
         return snntorch.Leaky(beta=beta).to(device, dtype)
 
-    def snntorch_layer(lif: Step, start: Callable[[], torch.Tensor]) -> Layer:
-        def layer(x: torch.Tensor) -> torch.Tensor:
-            mem = start()
-            spk_rec = []
-            for cur in linear(x).unbind():
-                spk, mem = lif(cur, mem)
-                spk_rec.append(spk)
-            return torch.stack(spk_rec)
-
-        return layer
-
     @functools.lru_cache(maxsize=1)
-    def reference() -> SpikesAndGradient:
+    def reference():
         lif = snntorch_lif()
-        return run(snntorch_layer(lif, lif.reset_mem))
+        return run(lambda currents: snntorch_loop(lif, currents.unbind())[0])
 
-    def compare(actual: SpikesAndGradient, expected: SpikesAndGradient, against: str, same_operations: bool) -> Check:
-        """A neuron's spikes and the gradient of its weights."""
-        tolerance = tolerance_for(dtype, device, same_operations)
-        (spk, gradient), (reference_spk, reference_gradient) = actual, expected
-        rows = (spk.flatten(0, 1), gradient.t(), reference_spk.flatten(0, 1), reference_gradient.t())
-        return check_layer(*rows, dataclasses.replace(tolerance, gradient=10 * tolerance.gradient), against)
+    def workload(neurons_, rule=None, scale=1.0, compiles=False):
+        """Return the workload of a library, whose results must be snnTorch's or follow its own ``rule``."""
 
-    def workload(layer: Layer, compile_time: bool = False) -> Workload:
-        step = functools.partial(run, layer)
-        seconds = peers.compile_seconds(step) if compile_time else None
-        return Workload(step, lambda: compare(step(), reference(), "snnTorch", True), seconds)
+        def check():
+            expected = reference() if rule is None else run(lambda data: peers.over_time(rule, data), scale)
+            tolerance = tolerance_for(dtype, device, rule is None)
+            # A neuron's spikes and the gradient of its weights.
+            (spk, gradient), (reference_spk, reference_gradient) = run(neurons_, scale), expected
+            rows = (spk.flatten(0, 1), gradient.t(), reference_spk.flatten(0, 1), reference_gradient.t())
+            tolerance = tolerance._replace(gradient=10 * tolerance.gradient)
+            return check_layer([rows], tolerance, "snnTorch" if rule is None else "its own rule")
 
-    def follows(rule: peers.Rule, layer: Layer, scale: float = 1.0) -> Workload:
-        """A library whose neuron is another function: against its rule in plain PyTorch."""
-        step = functools.partial(run, layer)
+        step = functools.partial(run, neurons_, scale)
+        return Workload(step, check, peers.compile_seconds(step) if compiles else None)
 
-        def plain(x: torch.Tensor) -> torch.Tensor:
-            currents = linear(x) * scale
-            v = torch.zeros_like(currents[0])
-            spk_rec = []
-            for cur in currents.unbind():
-                spk, v = rule(cur, v)
-                spk_rec.append(spk)
-            return torch.stack(spk_rec)
-
-        return Workload(step, lambda: compare(step(), run(plain), "its own rule", False))
-
-    def own() -> Workload:
+    def own():
         lif = snnipu.Leaky(beta=beta).to(device, dtype)
-        return workload(lambda x: lif.sequence(linear(x))[0])
+        return workload(lambda currents: lif.sequence(currents)[0])
 
-    def snntorch_loop() -> Workload:
+    def loop():
         lif = snntorch_lif()
-        return workload(snntorch_layer(lif, lif.reset_mem))
+        return workload(lambda currents: snntorch_loop(lif, currents.unbind())[0])
 
-    def compiled_step() -> Workload:
+    def compiled_step():
         lif = snntorch_lif()
-        step = peers.compiled(lambda cur, mem: lif(cur, mem), device)
-        return workload(snntorch_layer(step, lif.reset_mem), compile_time=True)
+        step = peers.compiled(lambda current, mem: lif(current, mem), device)
+        return workload(lambda currents: snntorch_loop(lif, currents.unbind(), step)[0], compiles=True)
 
-    def spikingjelly(backend: Optional[str] = None) -> Workload:
+    def spikingjelly(backend=None):
         lif = peers.spikingjelly_lif(beta, backend=backend).to(device)
 
-        def layer(x: torch.Tensor) -> torch.Tensor:
+        def forward(currents):
             lif.reset()
-            return lif(linear(x))
+            return lif(currents)
 
-        return follows(peers.spikingjelly_rule(beta), layer)
+        return workload(forward, peers.spikingjelly_rule(beta))
 
-    def norse() -> Workload:
+    def norse():
         lift = peers.norse_lift(peers.norse_lif(beta, dtype, device))
         # norse multiplies its input by 1 - beta.
-        scale = 1 / (1 - beta)
-        return follows(peers.norse_rule(beta), lambda x: lift(linear(x) * scale)[0], scale)
+        return workload(lambda currents: lift(currents)[0], peers.norse_rule(beta), 1 / (1 - beta))
 
-    contenders = [
-        Contender("snnipu", "snnipu Leaky.sequence", own, ratio_label="snnipu"),
-        Contender("snntorch", "snnTorch loop", snntorch_loop, peer="snntorch"),
+    return [
+        Contender("snnipu", "snnipu Leaky.sequence", own),
+        Contender("snntorch", "snnTorch loop", loop, "snntorch"),
         Contender(
             "compile",
             "snnTorch step, torch.compile",
             compiled_step,
-            peer="compile",
-            note="one step is compiled, and a loop in Python calls it",
+            "compile",
+            "one step is compiled, and a loop in Python calls it",
         ),
         *peers.multi_step_contenders(spikingjelly, norse, device),
     ]
-    return Case(
-        name="layer",
-        title=f"Linear {neurons} × {neurons} and LIF, forward + backward: T={steps} × B={batch_size}",
-        caption=(
-            f"The work: from input spikes [T, B, n], {_ACTIVITY:.0%} of them set, one matrix product over all steps, "
-            "the spikes of all steps, and from their upstream gradient that of the weights: for every library the "
-            f"product is taken out of the loop. beta {beta}, threshold 1, reset by subtraction. The sizes are those of "
-            "the Open Neuromorphic benchmark."
-        ),
-        contenders=contenders,
-        parameters={"steps": steps, "batch_size": batch_size, "neurons": neurons},
-        slow_seconds=_SLOW_SECONDS,
-    )
+
+
+CASE = Case(
+    summary="Linear layer n × n and LIF neurons over 500 steps, forward + backward, against n",
+    work=(
+        f"From input spikes [T, B, n], {ACTIVITY:.0%} of them set: one matrix product over all steps, the spikes of all "
+        "steps, and from their upstream gradient that of the weights. For every library the product is taken out of the "
+        "loop. Threshold 1, reset by subtraction. The sizes are those of the Open Neuromorphic benchmark."
+    ),
+    title=lambda settings: (
+        f"Linear {settings.neurons} × {settings.neurons} and LIF, forward + backward: T={settings.steps} × "
+        f"B={settings.batch_size}"
+    ),
+    contenders=contenders,
+    sizes={"steps": 500, "batch_size": 16, "neurons": 512, "beta": 0.9},
+    quick={"steps": 60, "batch_size": 2, "neurons": 32},
+    axes=("neurons",),
+    repeats=10,
+    min_seconds=1.0,
+    slow_seconds=0.05,
+    on_cuda=tuple({"steps": 500, "batch_size": 16, "neurons": neurons} for neurons in (512, 2048, 4096, 16384)),
+)

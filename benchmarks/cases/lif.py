@@ -2,113 +2,44 @@
 
 import functools
 from dataclasses import replace
-from typing import Callable, List, Optional, Tuple
+from typing import Callable, Tuple
 
 import snntorch
 import torch
 
 import snnipu
 from benchmarks import peers
-from benchmarks.case import Case, Contender, Settings, Workload
-from benchmarks.checks import Check, Tolerance, check_layer_parts, tolerance_for
-
-SUMMARY = "LIF neurons alone over a sequence, forward + backward"
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-# On a GPU a contender that takes longer takes part in fewer rounds: a loop over 500 steps starts thousands of kernels.
-_SLOW_SECONDS_ON_CUDA = 0.05
+from benchmarks.case import Case, Check, Contender, Workload
+from benchmarks.checks import check_layer, tolerance_for
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
-SpikesAndGradient = Tuple[torch.Tensor, torch.Tensor]
+SpikesAndGradient = Tuple[torch.Tensor, ...]
+WORK = (
+    "From x [T, B, N], which requires a gradient, and an upstream gradient of the stacked spikes: the spikes of all "
+    "steps and the gradient of x. Threshold 1, reset by subtraction."
+)
 
 
-def _run(forward: Forward, x: torch.Tensor, grad_spk: torch.Tensor) -> SpikesAndGradient:
+def gradients(forward, x, grad_spk):
+    """Return the spikes and the gradient of ``x``."""
     spk = forward(x)
-    (grad_x,) = torch.autograd.grad(spk, x, grad_spk)
-    return spk, grad_x
+    return (spk, *torch.autograd.grad(spk, [x], grad_spk))
 
 
-def _snntorch_loop(lif: snntorch.Leaky, x: torch.Tensor) -> torch.Tensor:
-    mem = lif.reset_mem()
-    spk_rec = []
-    for step in range(x.shape[0]):
-        spk, mem = lif(x[step], mem)
-        spk_rec.append(spk)
-    return torch.stack(spk_rec)
-
-
-def _snntorch_loop_unbind(lif: snntorch.Leaky, x: torch.Tensor) -> torch.Tensor:
-    mem = lif.reset_mem()
-    spk_rec = []
-    for cur in x.unbind():
-        spk, mem = lif(cur, mem)
-        spk_rec.append(spk)
-    return torch.stack(spk_rec)
-
-
-def _snntorch_loop_membrane(lif: snntorch.Leaky, x: torch.Tensor) -> SpikesAndGradient:
-    mem = lif.reset_mem()
+def snntorch_loop(neuron, steps, step=None):
+    """Return spikes and membranes of all steps."""
+    mem = neuron.reset_mem()
     spk_rec, mem_rec = [], []
-    for step in range(x.shape[0]):
-        spk, mem = lif(x[step], mem)
+    for current in steps:
+        spk, mem = (step or neuron)(current, mem)
         spk_rec.append(spk)
         mem_rec.append(mem)
-    return torch.stack(spk_rec), torch.stack(mem_rec)
+    return torch.stack(spk_rec), mem_rec
 
 
-def _snntorch_compiled_steps(lif: snntorch.Leaky, device: torch.device) -> Forward:
-    """The loop in Python over a compiled step."""
-    step = peers.compiled(lambda cur, mem: lif(cur, mem), device)
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        mem = lif.reset_mem()
-        spk_rec = []
-        for cur in x.unbind():
-            spk, mem = step(cur, mem)
-            spk_rec.append(spk)
-        return torch.stack(spk_rec)
-
-    return forward
-
-
-def _plain_loop(rule: peers.Rule, x: torch.Tensor) -> torch.Tensor:
-    v = torch.zeros_like(x[0])
-    spk_rec = []
-    for cur in x.unbind():
-        spk, v = rule(cur, v)
-        spk_rec.append(spk)
-    return torch.stack(spk_rec)
-
-
-def variants(settings: Settings) -> List[Settings]:
-    """The tables where no sizes were asked for: on a GPU wide layers in half precision, and a long sequence."""
-    if settings.device.type != "cuda":
-        return [settings]
-    return [
-        replace(settings, steps=32, batch_size=64, neurons=65536, dtype=torch.float16),
-        replace(settings, steps=500, batch_size=16, neurons=4096, dtype=torch.float32),
-    ]
-
-
-def copy_of_least_traffic(x: torch.Tensor) -> Workload:
-    """As many bytes as the work on ``x`` moves at least, copied by PyTorch.
-
-    Six sequences: forward reads x and writes spikes and membranes; backward reads the membranes and the gradient of the
-    spikes, and writes the gradient of x. A copy reads one and writes one.
-    """
-    source = x.detach().unsqueeze(0).expand(3, *x.shape).contiguous()
-
-    def check() -> Check:
-        return Check(torch.equal(source.clone(), source), "itself", "a copy")
-
-    return Workload(lambda: source.clone(), check)
-
-
-def caption(beta: float) -> str:
-    """What is done, as a sentence."""
-    return (
-        "The work: from x [T, B, N], which requires a gradient, and an upstream gradient of the stacked spikes, "
-        f"compute the spikes of all steps and the gradient of x. beta {beta}, threshold 1, reset by subtraction."
-    )
+def indexed(x):
+    """Yield ``x[step]``, as people write it: each has a gradient of the size of ``x``."""
+    return (x[step] for step in range(x.shape[0]))
 
 
 class Work:
@@ -118,197 +49,196 @@ class Work:
         x, grad_spk: the input and the upstream gradient of its spikes, ``[T, B, N]``, standard normal.
     """
 
-    def __init__(self, settings: Settings, part: Optional[int] = None) -> None:
+    def __init__(self, settings, part=None):
         """``part``: about so many elements of x are compared with their reference at a time; None: all."""
         self.settings = settings
         self.shape = (settings.steps, settings.batch_size, settings.neurons)
         self.beta, self.dtype, self.device = settings.beta, settings.dtype, settings.device
         generator = torch.Generator(self.device).manual_seed(settings.seed)
-
-        def normal() -> torch.Tensor:
-            return torch.randn(self.shape, generator=generator, device=self.device).to(self.dtype)
-
-        self.x = normal().requires_grad_()
-        self.grad_spk = normal()
+        self.x, self.grad_spk = (
+            torch.randn(self.shape, generator=generator, device=self.device).to(self.dtype) for _ in range(2)
+        )
+        self.x.requires_grad_()
         columns = settings.batch_size * settings.neurons
         width = columns if part is None else min(columns, max(1, part // settings.steps))
         self.parts = [(start, min(start + width, columns)) for start in range(0, columns, width)]
         # Contenders that are compared with the same reference share it while there is one part.
-        self._reference = functools.lru_cache(maxsize=1)(self._run_reference)
+        self.reference = functools.lru_cache(maxsize=1)(self._reference)
 
-    def _columns(self, sequence: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    def _columns(self, sequence, start, stop):
         """Some of the neurons of all samples, ``[T, stop - start]``."""
         return sequence.detach().flatten(1)[:, start:stop]
 
-    def _run_reference(self, start: int, stop: int) -> SpikesAndGradient:
-        x = self._columns(self.x, start, stop).clone().requires_grad_()
-        grad_spk = self._columns(self.grad_spk, start, stop)
-        # Over x[step] it takes time in proportion to the square of the steps.
-        return _run(functools.partial(_snntorch_loop_unbind, self.snntorch_lif()), x, grad_spk)
+    def _leaves(self, x, start, stop):
+        return self._columns(x, start, stop).clone().requires_grad_(), self._columns(self.grad_spk, start, stop)
 
-    def _check(
-        self,
-        results: SpikesAndGradient,
-        reference: Callable[[int, int], SpikesAndGradient],
-        tolerance: Tolerance,
-        against: str,
-    ) -> Check:
+    def _reference(self, start, stop):
+        lif = self.snntorch_lif()
+        # Over x[step] it takes time in proportion to the square of the steps.
+        return gradients(lambda x: snntorch_loop(lif, x.unbind())[0], *self._leaves(self.x, start, stop))
+
+    def _check(self, results, reference, tolerance, against):
         for result in results:
             if result.shape != self.shape:
                 raise ValueError(f"expected results of shape {self.shape}, got {tuple(result.shape)}")
-        parts = (
-            (*(self._columns(result, start, stop) for result in results), *reference(start, stop))
-            for start, stop in self.parts
-        )
-        return check_layer_parts(parts, tolerance, against)  # type: ignore[arg-type]
+        parts = ((*(self._columns(result, *part) for result in results), *reference(*part)) for part in self.parts)
+        return check_layer(parts, tolerance, against)
 
-    def _same_as_snntorch(self, step: Callable[[], Tuple[torch.Tensor, ...]]) -> Callable[[], Check]:
-        def check() -> Check:
-            spk, grad_x = step()[:2]
-            return self._check((spk, grad_x), self._reference, tolerance_for(self.dtype, self.device), "snnTorch")
+    def as_snntorch(self, step):
+        """Return the workload whose results must be snnTorch's."""
+        tolerance = tolerance_for(self.dtype, self.device)
+        return Workload(step, lambda: self._check(step()[:2], self.reference, tolerance, "snnTorch"))
 
-        return check
+    def follows(self, rule, forward, x, states=1):
+        """Return the workload of a library whose neuron is another function: it must follow its own rule."""
+        step = functools.partial(gradients, forward, x, self.grad_spk)
+        tolerance = tolerance_for(self.dtype, self.device, same_operations=False)
 
-    def _follows(
-        self, rule: peers.Rule, step: Callable[[], SpikesAndGradient], data: torch.Tensor
-    ) -> Callable[[], Check]:
-        def expected(start: int, stop: int) -> SpikesAndGradient:
-            x = self._columns(data, start, stop).clone().requires_grad_()
-            return _run(functools.partial(_plain_loop, rule), x, self._columns(self.grad_spk, start, stop))
+        def expected(start, stop):
+            return gradients(lambda data: peers.over_time(rule, data, states), *self._leaves(x, start, stop))
 
-        def check() -> Check:
-            tolerance = tolerance_for(self.dtype, self.device, same_operations=False)
-            return self._check(step(), expected, tolerance, "its own rule")
+        return Workload(step, lambda: self._check(step(), expected, tolerance, "its own rule"))
 
-        return check
-
-    def snntorch_lif(self) -> snntorch.Leaky:
+    def snntorch_lif(self):
         return snntorch.Leaky(beta=self.beta).to(self.device, self.dtype)
 
-    def _forward(self, forward: Forward) -> Workload:
-        step = functools.partial(_run, forward, self.x, self.grad_spk)
-        return Workload(step, self._same_as_snntorch(step))
+    def forward(self, forward):
+        return self.as_snntorch(functools.partial(gradients, forward, self.x, self.grad_spk))
 
-    def sequence(self) -> Workload:
-        """``snnipu.Leaky.sequence``."""
+    def sequence(self):
         lif = snnipu.Leaky(beta=self.beta).to(self.device, self.dtype)
-        return self._forward(lambda data: lif.sequence(data)[0])
+        return self.forward(lambda x: lif.sequence(x)[0])
 
-    def spikes(self) -> Workload:
-        """``snnipu.Leaky.spikes``."""
-        return self._forward(snnipu.Leaky(beta=self.beta).to(self.device, self.dtype).spikes)
+    def spikes(self):
+        return self.forward(snnipu.Leaky(beta=self.beta).to(self.device, self.dtype).spikes)
 
-    def loop(self) -> Workload:
-        """snnTorch's loop over ``x[step]``."""
-        return self._forward(functools.partial(_snntorch_loop, self.snntorch_lif()))
+    def loop(self):
+        lif = self.snntorch_lif()
+        return self.forward(lambda x: snntorch_loop(lif, indexed(x))[0])
 
-    def loop_unbind(self) -> Workload:
-        """snnTorch's loop over ``x.unbind()``."""
-        return self._forward(functools.partial(_snntorch_loop_unbind, self.snntorch_lif()))
+    def loop_unbind(self):
+        lif = self.snntorch_lif()
+        return self.forward(lambda x: snntorch_loop(lif, x.unbind())[0])
 
-    def loop_membrane(self) -> Workload:
-        """snnTorch's loop over ``x[step]`` that stacks the membranes too."""
+    def loop_membrane(self):
         lif = self.snntorch_lif()
 
-        def step() -> Tuple[torch.Tensor, ...]:
-            spk, mem = _snntorch_loop_membrane(lif, self.x)
+        def step():
+            spk, mem_rec = snntorch_loop(lif, indexed(self.x))
             (grad_x,) = torch.autograd.grad(spk, self.x, self.grad_spk)
-            return spk, grad_x, mem
+            return spk, grad_x, torch.stack(mem_rec)
 
-        return Workload(step, self._same_as_snntorch(step))
+        return self.as_snntorch(step)
 
-    @property
-    def compiles_whole_loop(self) -> bool:
-        return self.settings.steps <= peers.LONGEST_COMPILED_LOOP
-
-    def compiled(self) -> Workload:
-        """snnTorch's loop, or its step where that would take too long, under ``torch.compile``."""
+    def compiled(self):
+        """Return snnTorch's loop, or its step where that would take too long, under ``torch.compile``."""
         lif = self.snntorch_lif()
-        forward = (
-            peers.compiled(functools.partial(_snntorch_loop, lif), self.device)
-            if self.compiles_whole_loop
-            else _snntorch_compiled_steps(lif, self.device)
-        )
-        workload = self._forward(forward)
+        if compiles_whole_loop(self.settings):
+            forward = peers.compiled(lambda x: snntorch_loop(lif, indexed(x))[0], self.device)
+        else:
+            step = peers.compiled(lambda current, mem: lif(current, mem), self.device)
+
+            def forward(x):
+                return snntorch_loop(lif, x.unbind(), step)[0]
+
+        workload = self.forward(forward)
         return replace(workload, compile_seconds=peers.compile_seconds(workload.step))
 
-    def spikingjelly(self, backend: Optional[str] = None) -> Workload:
-        """SpikingJelly's multi-step neuron."""
+    def spikingjelly(self, backend=None):
         lif = peers.spikingjelly_lif(self.beta, backend=backend).to(self.device)
 
-        def forward(data: torch.Tensor) -> torch.Tensor:
+        def forward(x):
             lif.reset()
-            return lif(data)
+            return lif(x)
 
-        step = functools.partial(_run, forward, self.x, self.grad_spk)
-        return Workload(step, self._follows(peers.spikingjelly_rule(self.beta), step, self.x))
+        return self.follows(peers.spikingjelly_rule(self.beta), forward, self.x)
 
-    def norse(self) -> Workload:
-        """norse's neuron over the sequence."""
+    def scaled_for_norse(self):
+        """Return x over 1 - beta, which norse multiplies its input by: its neurons see the others' currents."""
+        return (self.x.detach() / (1 - self.beta)).requires_grad_()
+
+    def norse(self):
         lift = peers.norse_lift(peers.norse_lif(self.beta, self.dtype, self.device))
-        # norse multiplies its input by 1 - beta: scaled beforehand, its neurons see the currents the others see.
-        scaled = (self.x.detach() / (1 - self.beta)).requires_grad_()
-        step = functools.partial(_run, lambda data: lift(data)[0], scaled, self.grad_spk)
-        return Workload(step, self._follows(peers.norse_rule(self.beta), step, scaled))
+        return self.follows(peers.norse_rule(self.beta), lambda x: lift(x)[0], self.scaled_for_norse())
 
 
-def build(settings: Settings) -> Case:
-    """The case at the given sizes: ``x`` and the upstream gradient of the spikes are standard normal, ``[T, B, N]``."""
+def compiles_whole_loop(settings):
+    return settings.steps <= peers.LONGEST_COMPILED_LOOP
+
+
+def copy_of_least_traffic(x):
+    """Return a copy of as many bytes as the work on ``x`` moves at least.
+
+    Six sequences: forward reads x and writes spikes and membranes; backward reads the membranes and the gradient of the
+    spikes, and writes the gradient of x. A copy reads one and writes one.
+    """
+    source = x.detach().unsqueeze(0).expand(3, *x.shape).contiguous()
+    return Workload(source.clone, lambda: Check(torch.equal(source.clone(), source), "itself", "a copy"))
+
+
+def contenders(settings):
     work = Work(settings)
-    shape, dtype, device, beta = work.shape, work.dtype, work.device, work.beta
-    contenders: List[Contender] = [
-        Contender("snnipu", "snnipu Leaky.sequence", work.sequence, ratio_label="snnipu"),
+    whole = compiles_whole_loop(settings)
+    return [
+        Contender("snnipu", "snnipu Leaky.sequence", work.sequence, floor="copy"),
         Contender(
             "snntorch",
             "snnTorch loop",
             work.loop,
-            peer="snntorch",
-            note="its usual loop: lif(x[step], mem), then torch.stack of the spikes",
+            "snntorch",
+            "its usual loop: lif(x[step], mem), then torch.stack of the spikes",
         ),
         Contender(
             "snntorch-unbind",
             "snnTorch loop, x.unbind()",
             work.loop_unbind,
-            peer="snntorch",
-            note="tuned by hand: the gradients of the steps are stacked once, not added up in a full-size tensor each",
+            "snntorch",
+            "tuned by hand: the gradients of the steps are stacked once, not added up in a full-size tensor each",
         ),
         Contender(
             "snntorch-membrane",
             "snnTorch loop, spk and mem",
             work.loop_membrane,
-            peer="snntorch",
-            note="records and stacks the membrane too: what Leaky.sequence returns",
+            "snntorch",
+            "records and stacks the membrane too: what Leaky.sequence returns",
         ),
         Contender(
             "compile",
-            f"snnTorch {'loop' if work.compiles_whole_loop else 'step'}, torch.compile",
+            f"snnTorch {'loop' if whole else 'step'}, torch.compile",
             work.compiled,
-            peer="compile",
-            note="" if work.compiles_whole_loop else "one step is compiled, and a loop in Python calls it",
+            "compile",
+            "" if whole else "one step is compiled, and a loop in Python calls it",
         ),
-        *peers.multi_step_contenders(work.spikingjelly, work.norse, device),
-    ]
-    contenders.append(
+        *peers.multi_step_contenders(work.spikingjelly, work.norse, settings.device),
         Contender(
             "copy",
             "copy of as many bytes",
             lambda: copy_of_least_traffic(work.x),
-            peer="copy",
-            note="the least the work reads and writes is six sequences: its time over a row's is that row's share of "
-            "the bandwidth of a copy",
-        )
-    )
-    element_type = "" if dtype == torch.float32 else f", {str(dtype).replace('torch.', '')}"
-    return Case(
-        name="lif",
-        title=f"LIF alone, forward + backward: T={shape[0]} × B={shape[1]} × N={shape[2]}{element_type}",
-        caption=caption(beta),
-        contenders=contenders,
-        parameters={
-            "steps": shape[0],
-            "batch_size": shape[1],
-            "neurons": shape[2],
-            "dtype": str(dtype).replace("torch.", ""),
-        },
-        slow_seconds=_SLOW_SECONDS_ON_CUDA if device.type == "cuda" else None,
-    )
+            "copy",
+            "the least that the work reads and writes is six sequences",
+            "copy",
+        ),
+    ]
+
+
+CASE = Case(
+    summary="LIF neurons alone over a sequence, forward + backward",
+    work=WORK,
+    title=lambda settings: (
+        f"LIF alone, forward + backward: T={settings.steps} × B={settings.batch_size} × N={settings.neurons}, "
+        f"{str(settings.dtype).replace('torch.', '')}"
+    ),
+    contenders=contenders,
+    sizes={"steps": 25, "batch_size": 128, "neurons": 1000, "beta": 0.9},
+    quick={"steps": 5, "batch_size": 16, "neurons": 64},
+    axes=("steps", "batch_size", "neurons"),
+    dtypes=(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+    repeats=20,
+    min_seconds=5.0,
+    # A loop over 500 steps starts thousands of kernels on a GPU.
+    slow_seconds=0.25,
+    on_cuda=(
+        {"steps": 32, "batch_size": 64, "neurons": 65536, "dtype": torch.float16},
+        {"steps": 500, "batch_size": 16, "neurons": 4096},
+    ),
+)

@@ -4,128 +4,85 @@ import functools
 import math
 import time
 from dataclasses import replace
-from typing import Callable, List, Sequence, Tuple
+from typing import Callable
 
 import torch
 
-from snnipu.backends import release_memory
 from benchmarks import peers
-from benchmarks.case import Axis, Case, Contender, Settings, Sweep, Workload
+from benchmarks.case import Case, Check, Contender, Settings, Unavailable, Workload, several
 from benchmarks.cases import lif
-from benchmarks.checks import Check
 from benchmarks.memory import available_memory, peak_extra_bytes
-from benchmarks.options import Option
 from benchmarks.timing import synchronise
+from snnipu.backends import release_memory
 
-SUMMARY = "lif against the size of the sequence, from 1 MB to 1 GB: share of a copy's speed, page faults"
-DTYPES = (torch.float32,)
-FULL = {"steps": 100, "batch_size": 128, "neurons": 1024, "repeats": 9, "min_seconds": 3.0}
-
-Shape = Tuple[int, int, int]
-TENSORS: Tuple[Shape, ...] = (
-    (25, 16, 625),
-    (25, 128, 1000),
-    (100, 128, 1024),
-    (200, 128, 1024),
-    (800, 128, 1024),
-    (1000, 256, 1024),
-)
-QUICK_TENSORS: Tuple[Shape, ...] = ((5, 16, 64), (10, 16, 128))
-
-MEGABYTE = 1e6
 ELEMENT_BYTES = 4
+# With less than so many times the tensor, what each row leaves in the heap is given back before the next.
+MEMORY_OF_ALL = 24
 # A size runs where so many times its tensor are available: x, the upstream gradient, all results at once, the copies.
 LEAST_MEMORY = 12
-# With less, what each row leaves in the heap is given back before the next: there is no room for that of all.
-_MEMORY_OF_ALL = 24
 # Beside a peer's own step: what snnipu keeps for its results, and norse's input.
-_OTHERS = 4
+OTHERS = 4
 # A peer's time and memory are told from a step on a part of the samples, where the whole is larger.
-_PROBE_ELEMENTS = 2**20
-_LARGER_PROBE = 8
+PROBE_ELEMENTS = 2**20
+LARGER_PROBE = 8
 # A peer that takes longer a call has no time: norse's loop over x[step] makes a gradient of all of x at every step.
 LONGEST_SECONDS = 20.0
 # Parts of the results that are compared at a time.
-_CHECKED_ELEMENTS = 2**24
+CHECKED_ELEMENTS = 2**24
 # A copy goes over blocks of this size, which no cache holds: it need not have six more sequences of memory.
-_COPY_ELEMENTS = 2**26
-_SLOW_SECONDS = 0.25
-_SLOW_ROUNDS = 3
+COPY_ELEMENTS = 2**26
 # Bytes that a neuron reads and writes in a step at least, forward and backward.
 SEQUENCE_BYTES, SPIKES_BYTES = 24, 20
 
 
-def _shape(text: str) -> Shape:
-    try:
-        steps, batch_size, neurons = (int(size) for size in text.split("x"))
-    except ValueError:
-        raise ValueError(f"expected sizes TxBxN such as 100x128x1024, separated by commas, but is {text!r}") from None
-    if min(steps, batch_size, neurons) < 1:
-        raise ValueError(f"sizes must be at least 1, but is {text!r}")
-    return steps, batch_size, neurons
-
-
-def _shapes(text: str) -> List[Shape]:
-    shapes = sorted({_shape(part) for part in text.split(",")}, key=math.prod)
-    for one, other in zip(shapes, shapes[1:]):
-        if math.prod(one) == math.prod(other):
-            raise ValueError(f"each must have another size, but two have {math.prod(one)} elements")
-    return shapes
-
-
-OPTIONS = (
-    Option(
-        "tensors",
-        f"sizes of the sequence, TxBxN; default: {','.join('x'.join(map(str, shape)) for shape in TENSORS)}",
-        _shapes,
-        TENSORS,
-        QUICK_TENSORS,
-        metavar="LIST",
-        replaces=("steps", "batch_size", "neurons"),
-    ),
-)
-
-
-def _elements(settings: Settings) -> int:
+def elements(settings):
     return settings.steps * settings.batch_size * settings.neurons
 
 
-def megabytes(settings: Settings) -> float:
-    """Size of one sequence ``[T, B, N]`` in float32."""
-    return _elements(settings) * ELEMENT_BYTES / MEGABYTE
-
-
-def _gigabytes(size: float) -> str:
-    return f"{size / 1e9:.1f} GB"
+def points(values):
+    """Return the sizes that there is memory for, in ascending order."""
+    sizes = [dict(zip(("steps", "batch_size", "neurons"), map(int, t.split("x")))) for t in several(values["tensor"])]
+    if any(len(size) != 3 or min(size.values()) < 1 for size in sizes):
+        raise ValueError(f"tensor: expected sizes TxBxN such as 100x128x1024, got {values['tensor']}")
+    release_memory()
+    available = available_memory() or math.inf
+    tables = [
+        {**values, **size} for size in sizes if LEAST_MEMORY * elements(Settings(**size)) * ELEMENT_BYTES <= available
+    ]
+    if not tables:
+        raise ValueError(
+            f"tensor: each size needs {LEAST_MEMORY} times its bytes, and {available / 1e9:.1f} GB are there"
+        )
+    return sorted(tables, key=lambda table: elements(Settings(**table)))
 
 
 class Work(lif.Work):
     """The work of ``lif`` and the memory that the copies read and write."""
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings, part=_CHECKED_ELEMENTS)
+    def __init__(self, settings):
+        super().__init__(settings, part=CHECKED_ELEMENTS)
 
     @functools.cached_property
-    def copied(self) -> Tuple[torch.Tensor, torch.Tensor]:
+    def copied(self):
         """Source and destination, of which every page is there."""
-        largest = math.ceil(_elements(self.settings) * SEQUENCE_BYTES / 2 / ELEMENT_BYTES)
-        source = torch.rand(min(largest, _COPY_ELEMENTS), generator=torch.Generator().manual_seed(0)).to(self.device)
+        largest = math.ceil(elements(self.settings) * SEQUENCE_BYTES / 2 / ELEMENT_BYTES)
+        source = torch.rand(min(largest, COPY_ELEMENTS), generator=torch.Generator().manual_seed(0)).to(self.device)
         return source, source.clone()
 
-    def copy(self, traffic: int) -> Workload:
-        """Copies half of ``traffic`` bytes for each element of x: what is copied is read and written."""
+    def copy(self, traffic):
+        """Copy half of ``traffic`` bytes for each element of x: what is copied is read and written."""
         source, destination = self.copied
-        left = math.ceil(_elements(self.settings) * traffic / 2 / ELEMENT_BYTES)
+        left = math.ceil(elements(self.settings) * traffic / 2 / ELEMENT_BYTES)
         blocks = []
         while left > 0:
             blocks.append((destination[:left], source[:left]))
             left -= source.numel()
 
-        def step() -> None:
+        def step():
             for to, from_ in blocks:
                 to.copy_(from_)
 
-        def check() -> Check:
+        def check():
             destination.fill_(-1)
             step()
             copied = max(to.numel() for to, _ in blocks)
@@ -135,88 +92,81 @@ class Work(lif.Work):
 
 
 # One at a time: the next point of a sweep takes the place of the last.
-_work = functools.lru_cache(maxsize=1)(Work)
+work_of = functools.lru_cache(maxsize=1)(Work)
+Make = Callable[[lif.Work], Workload]
 
 
-def _part(settings: Settings, elements: int) -> Settings:
-    """So many samples that x has about so many elements."""
-    return replace(
-        settings, batch_size=min(settings.batch_size, max(1, elements // (settings.steps * settings.neurons)))
-    )
+def _part(settings, limit):
+    """Return settings with so many samples that x has about ``limit`` elements."""
+    samples = max(1, limit // (settings.steps * settings.neurons))
+    return replace(settings, batch_size=min(settings.batch_size, samples))
 
 
-def _warm_seconds(workload: Workload, device: torch.device) -> float:
-    """The shortest of some calls, of which the first sets things up."""
-    seconds = []
+def _warm_seconds(settings, make):
+    """Return the shortest of some calls, of which the first sets things up."""
+    workload, seconds = make(lif.Work(settings)), []
     for _ in range(3):
         start = time.perf_counter()
         workload.step()
-        synchronise(device)
+        synchronise(settings.device)
         seconds.append(time.perf_counter() - start)
     return min(seconds[1:])
 
 
-def _seconds(settings: Settings, make: Callable[[lif.Work], Workload]) -> float:
-    """Of one step: those of a loop's calls and those of its samples, told apart by two parts."""
-    small = _part(settings, _PROBE_ELEMENTS)
-    large = _part(settings, _PROBE_ELEMENTS * _LARGER_PROBE)
-    seconds = _warm_seconds(make(lif.Work(small)), small.device)
-    if seconds * _elements(settings) / _elements(small) <= LONGEST_SECONDS or large == small:
+def _seconds(settings, make):
+    """Return the time of a step: that of a loop's calls and that of its samples, told apart by two parts."""
+    small, large = _part(settings, PROBE_ELEMENTS), _part(settings, PROBE_ELEMENTS * LARGER_PROBE)
+    seconds = _warm_seconds(small, make)
+    if seconds * elements(settings) / elements(small) <= LONGEST_SECONDS or large == small:
         return seconds
-    more = max(0.0, _warm_seconds(make(lif.Work(large)), large.device) - seconds)
-    added = large.batch_size - small.batch_size
-    return seconds + more / added * (settings.batch_size - small.batch_size)
+    more = max(0.0, _warm_seconds(large, make) - seconds)
+    return seconds + more / (large.batch_size - small.batch_size) * (settings.batch_size - small.batch_size)
 
 
-def _peak_bytes(settings: Settings, make: Callable[[lif.Work], Workload]) -> float:
-    """Of one step, in proportion to that on a part of the samples."""
-    small = _part(settings, _PROBE_ELEMENTS)
+def _peak_bytes(settings, make):
+    """Return the memory of a step, in proportion to that on a part of the samples."""
+    small = _part(settings, PROBE_ELEMENTS)
     workload = make(lif.Work(small))
     workload.step()  # the first one sets things up
-    return peak_extra_bytes(workload.step, small.device) * _elements(settings) / _elements(small)
+    return peak_extra_bytes(workload.step, small.device) * elements(settings) / elements(small)
 
 
-def _fits(settings: Settings, make: Callable[[lif.Work], Workload]) -> None:
-    """Raises :class:`benchmarks.Unavailable` where a step takes too long, or more memory than there is."""
-    if _elements(settings) <= _PROBE_ELEMENTS:
+def check_fits(settings, make):
+    """Raise Unavailable where a step takes too long, or more memory than there is."""
+    if elements(settings) <= PROBE_ELEMENTS:
         return
     seconds = _seconds(settings, make)
     if seconds > LONGEST_SECONDS:
-        raise peers.Unavailable(
-            f"would take about {seconds:.0f} s a step; those above {LONGEST_SECONDS:g} s do not run"
-        )
-    needed = _peak_bytes(settings, make) + _OTHERS * _elements(settings) * ELEMENT_BYTES
+        raise Unavailable(f"would take about {seconds:.0f} s a step; those above {LONGEST_SECONDS:g} s do not run")
+    needed = _peak_bytes(settings, make) + OTHERS * elements(settings) * ELEMENT_BYTES
     release_memory()
     available = available_memory(settings.device)
     if available is not None and needed > available:
-        raise peers.Unavailable(
-            f"needs about {_gigabytes(needed)} of memory, of which {_gigabytes(available)} are available"
-        )
+        raise Unavailable(f"needs about {needed / 1e9:.1f} GB of memory, of which {available / 1e9:.1f} are available")
 
 
-def _peer(settings: Settings, make: Callable[[lif.Work], Workload]) -> Workload:
-    work = _work(settings)
-    _fits(settings, make)
-    return make(work)
-
-
-def _is_tight(settings: Settings) -> bool:
+def is_tight(settings):
     available = available_memory(settings.device)
-    return available is not None and available < _MEMORY_OF_ALL * megabytes(settings) * MEGABYTE
+    return available is not None and available < MEMORY_OF_ALL * elements(settings) * ELEMENT_BYTES
 
 
-def build(settings: Settings) -> Case:
-    """The case at the given sizes. Input and upstream gradient are made when the first contender is built."""
+def contenders(settings):
+    """Input and upstream gradient are made when the first contender is built."""
 
-    def peer(make: Callable[..., Workload]) -> Callable[..., Workload]:
-        return lambda **more: _peer(settings, functools.partial(make, **more))
+    def peer(make):
+        def build(**more):
+            work, chosen = work_of(settings), functools.partial(make, **more)
+            check_fits(settings, chosen)
+            return chosen(work)
 
-    contenders: List[Contender] = [
+        return build
+
+    others = peers.multi_step_contenders(peer(lif.Work.spikingjelly), peer(lif.Work.norse), settings.device)
+    return [
         Contender(
             "snnipu",
             "snnipu Leaky.sequence",
-            lambda: _work(settings).sequence(),
-            ratio_label="snnipu",
+            lambda: work_of(settings).sequence(),
             note="returns spikes and membranes; its floor is a copy of 24 bytes a neuron and step: forward reads x and "
             "writes both, backward reads the membranes and the gradient of the spikes and writes that of x",
             floor="copy-24",
@@ -224,7 +174,7 @@ def build(settings: Settings) -> Case:
         Contender(
             "snnipu-spikes",
             "snnipu Leaky.spikes",
-            lambda: _work(settings).spikes(),
+            lambda: work_of(settings).spikes(),
             note="returns the spikes alone; its floor is a copy of 20 bytes: the backward pass reads x again",
             floor="copy-20",
         ),
@@ -232,98 +182,50 @@ def build(settings: Settings) -> Case:
             "snntorch-unbind",
             "snnTorch loop, x.unbind()",
             peer(lif.Work.loop_unbind),
-            peer="snntorch",
-            note="its fastest loop, and as the other libraries' its membranes are kept for backward: their floor is "
-            "that of Leaky.sequence",
-            floor="copy-24",
-        ),
-        *(
-            replace(contender, floor="copy-24")
-            for contender in peers.multi_step_contenders(
-                peer(lif.Work.spikingjelly), peer(lif.Work.norse), settings.device
-            )
-        ),
-        Contender(
+            "snntorch",
+            "its fastest loop, and as the other libraries' its membranes are kept for backward: their floor is that of "
+            "Leaky.sequence",
             "copy-24",
-            "copy of 24 bytes",
-            lambda: _work(settings).copy(SEQUENCE_BYTES),
-            peer="copy",
-            note="a neuron and step: 12 read and 12 written, to memory that is there",
-            floor="copy-24",
         ),
-        Contender(
-            "copy-20", "copy of 20 bytes", lambda: _work(settings).copy(SPIKES_BYTES), peer="copy", floor="copy-20"
+        *(replace(contender, floor="copy-24") for contender in others),
+        *(
+            Contender(
+                f"copy-{traffic}",
+                f"copy of {traffic} bytes",
+                lambda traffic=traffic: work_of(settings).copy(traffic),
+                "copy",
+                "a neuron and step, half of them read and half written, to memory that is there",
+                f"copy-{traffic}",
+            )
+            for traffic in (SEQUENCE_BYTES, SPIKES_BYTES)
         ),
     ]
-    size, tight = megabytes(settings), _is_tight(settings)
-    return Case(
-        name="memory",
-        title=f"LIF alone, forward + backward, {size:,.3g} MB a sequence: "
+
+
+CASE = Case(
+    summary="lif against the size of the sequence, from 1 MB to 1 GB: share of a copy's speed, page faults",
+    work=lif.WORK,
+    title=lambda settings: (
+        f"LIF alone, forward + backward, {elements(settings) * ELEMENT_BYTES / 1e6:,.3g} MB a sequence: "
         f"T={settings.steps} × B={settings.batch_size} × N={settings.neurons}"
-        if size < 1000
-        else f"LIF alone, forward + backward, {size:,.0f} MB a sequence: "
-        f"T={settings.steps} × B={settings.batch_size} × N={settings.neurons}",
-        caption=lif.caption(settings.beta),
-        contenders=contenders,
-        memory_reference="snntorch-unbind",
-        parameters={
-            "megabytes": size,
-            "steps": settings.steps,
-            "batch_size": settings.batch_size,
-            "neurons": settings.neurons,
-            "dtype": str(settings.dtype).replace("torch.", ""),
-            "memory_given_back": tight,
-        },
-        slow_seconds=_SLOW_SECONDS,
-        slow_rounds=_SLOW_ROUNDS,
-        alone=tight,
-        show_faults=settings.device.type == "cpu",
-    )
-
-
-def sweep(settings: Settings, tensors: Sequence[Shape]) -> Sweep:
-    """The points against the size of the sequence; those that this machine has no memory for are left out.
-
-    Args:
-        settings: but for the sizes.
-        tensors: T, B and N of each point, no two with as many elements.
-
-    Raises:
-        ValueError: there is too little memory for all of them.
-    """
-    points = [replace(settings, steps=t, batch_size=b, neurons=n) for t, b, n in sorted(tensors, key=math.prod)]
-    release_memory()
-    available = available_memory(settings.device)
-    fitting: List[Settings] = []
-    left_out: List[str] = []
-    for point in points:
-        needed = LEAST_MEMORY * megabytes(point) * MEGABYTE
-        if available is None or needed <= available:
-            fitting.append(point)
-        else:
-            left_out.append(
-                f"{point.steps} × {point.batch_size} × {point.neurons} is left out: it needs about "
-                f"{_gigabytes(needed)} of memory, of which {_gigabytes(available)} are available."
-            )
-    faults = ("faults",) if settings.device.type == "cpu" else ()
-    if not fitting:
-        raise ValueError(f"tensors: {left_out[0]}")
-    return Sweep(
-        name="memory",
-        title="LIF alone, forward + backward, against the size of the sequence",
-        caption=lif.caption(settings.beta),
-        points=fitting,
-        axes=[
-            Axis(
-                "megabytes",
-                "sequence size in MB",
-                [megabytes(point) for point in fitting],
-                {},
-                tables=("time", "copy_share", *faults),
-                panels=("copy_share", *faults),
-            )
-        ],
-        reference=None,
-        headline=None,
-        left_out=left_out,
-    )
+    ),
+    contenders=contenders,
+    sizes={
+        "tensor": ("25x16x625", "25x128x1000", "100x128x1024", "200x128x1024", "800x128x1024", "1000x256x1024"),
+        "beta": 0.9,
+    },
+    quick={"tensor": ("5x16x64", "10x16x128")},
+    points=points,
+    axes=("megabytes",),
+    tables=("milliseconds", "of_copy", "faults"),
+    charts=("of_copy", "faults"),
+    parameters=lambda settings: {
+        "megabytes": elements(settings) * ELEMENT_BYTES / 1e6,
+        "memory_given_back": is_tight(settings),
+    },
+    reference="snntorch-unbind",
+    min_seconds=3.0,
+    slow_seconds=0.25,
+    slow_rounds=3,
+    gives_back=is_tight,
+)

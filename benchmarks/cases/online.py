@@ -1,8 +1,7 @@
 """Online learning beside backpropagation through time: a stream of T steps, forward and all gradients, in chunks."""
 
 import functools
-from dataclasses import replace
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+from typing import List
 
 import snntorch
 import torch
@@ -11,56 +10,27 @@ from torch.nn import functional
 
 import snnipu
 from benchmarks import braintrace, peers
-from benchmarks.case import Axis, Case, Contender, Settings, Sweep, Workload
-from benchmarks.checks import Check, relative_error
+from benchmarks.case import Case, Contender, Unavailable, Workload
+from benchmarks.checks import check_close
 from benchmarks.memory import available_memory
-from benchmarks.options import Option, comma_separated
 from benchmarks.sparse_problem import on_grid
 
-SUMMARY = "online learning beside backpropagation through time, against the length of the stream: time and memory"
-DTYPES = (torch.float32,)
-DEVICES = ("cpu",)
-FULL = {"steps": 200, "batch_size": 32, "neurons": 512, "repeats": 5, "min_seconds": 0.0}
-QUICK = {"steps": 20, "batch_size": 2, "neurons": 16, "repeats": 2, "min_seconds": 0.0}
-STREAMS = (50, 200, 1000, 5000)
-QUICK_STREAMS = (10, 20)
 INPUTS, OUTPUTS, CHUNK, LONG_CHUNK = 700, 20, 50, 200
 ACTIVITY = 0.02
 # So much of a stream is drawn; it comes again and again.
 DRAWN = 4
 TOLERANCE = 1e-4
 CHECKED_STEPS = 3 * CHUNK // 2
-SLOW_SECONDS, SLOW_ROUNDS = 0.5, 3
 # Bytes of a sample and step that backpropagation keeps of a neuron, or of an input: at least.
 KEPT_BYTES = 8
 
 Tensors = List[torch.Tensor]
 
 
-def _parse_streams(text: str) -> List[int]:
-    values = comma_separated(text, int, "whole numbers")
-    if min(values, default=1) < 1:
-        raise ValueError(f"must be 1 or more, but has {min(values)}")
-    return values
-
-
-OPTIONS = (
-    Option(
-        "streams",
-        f"lengths of the stream in steps; default: {','.join(map(str, STREAMS))}",
-        _parse_streams,
-        STREAMS,
-        QUICK_STREAMS,
-        metavar="LIST",
-        replaces=("steps",),
-    ),
-)
-
-
 class Problem:
     """The same stream, weights and upstream gradient of the output spikes for every contender."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings):
         self.settings = settings
         generator = torch.Generator().manual_seed(settings.seed)
         batch, sizes = settings.batch_size, [INPUTS, settings.neurons, settings.neurons, OUTPUTS]
@@ -74,7 +44,7 @@ class Problem:
         ]
         self.upstream = torch.randn(batch, OUTPUTS, generator=generator)
 
-    def chunks(self, steps: int, length: int) -> Iterator[torch.Tensor]:
+    def chunks(self, steps, length):
         """The stream of ``steps``, in chunks."""
         done = 0
         while done < steps:
@@ -83,42 +53,42 @@ class Problem:
             yield self.x[start:stop]
             done += stop - start
 
-    def linears(self) -> List[nn.Linear]:
+    def linears(self):
         made = [nn.Linear(weight.shape[1], weight.shape[0], bias=False) for weight in self.weights]
         with torch.no_grad():
             for linear, weight in zip(made, self.weights):
                 linear.weight.copy_(weight)
         return made
 
-    def network(self, init_hidden: bool = False) -> snnipu.MultiStep:
-        modules: List[nn.Module] = []
+    def network(self, init_hidden=False):
+        modules = []
         for linear in self.linears():
             modules += [linear, snnipu.Leaky(beta=self.settings.beta, init_hidden=init_hidden)]
         return snnipu.MultiStep(*modules)
 
-    def measured(self) -> Dict[str, Any]:
+    def measured(self):
         """Spikes per neuron and step of each layer."""
         out, found = self.x, []
         with torch.no_grad():
             for module in self.network():
-                out = module(out) if isinstance(module, nn.Linear) else module.spikes(out)  # type: ignore[operator]
+                out = module(out) if isinstance(module, nn.Linear) else module.spikes(out)
                 if not isinstance(module, nn.Linear):
                     found.append(float(out.mean()))
         return {"activity": found}
 
-    def loss(self, spk: torch.Tensor) -> torch.Tensor:
+    def loss(self, spk):
         """Of output spikes ``[T, B, outputs]``: linear, so that it is the same in any division."""
         return (spk * self.upstream).sum()
 
-    def through_time(self, steps: int, net: nn.Module) -> Tensors:
+    def through_time(self, steps, net):
         """The whole stream at once."""
         spk, _ = net(torch.cat(list(self.chunks(steps, CHUNK))))
         return list(torch.autograd.grad(self.loss(spk), list(net.parameters())))
 
-    def truncated(self, steps: int, net: nn.Module) -> Tensors:
+    def truncated(self, steps, net):
         """Chunk by chunk, by backpropagation through each, its states carried on: what people do to save memory."""
         own = list(net.parameters())
-        lifs: List[Any] = [module for module in net.modules() if isinstance(module, snnipu.Leaky)]
+        lifs = [module for module in net.modules() if isinstance(module, snnipu.Leaky)]
         for lif in lifs:
             lif.reset_mem()
         total = [torch.zeros_like(parameter) for parameter in own]
@@ -129,7 +99,7 @@ class Problem:
                 lif.mem = lif.mem.detach()
         return total
 
-    def online(self, steps: int, online: snnipu.Online, length: int = CHUNK) -> Tensors:
+    def online(self, steps, online, length=CHUNK):
         own = list(online.net.parameters())
         for parameter in own:
             parameter.grad = None
@@ -140,9 +110,9 @@ class Problem:
             for readout in online.readouts:
                 loss = loss + readout.square().sum() / readout[0].numel()
             loss.backward()
-        return [parameter.grad for parameter in own]  # type: ignore[misc]
+        return [parameter.grad for parameter in own]
 
-    def spikingjelly(self, steps: int, net: nn.Module) -> Tensors:
+    def spikingjelly(self, steps, net):
         functional_, own = peers.spikingjelly("functional"), list(net.parameters())
         for parameter in own:
             parameter.grad = None
@@ -151,28 +121,28 @@ class Problem:
             for x in chunk:
                 out = net(x)
                 self.loss(out[0] if isinstance(out, list) else out).backward()
-        return [parameter.grad for parameter in own]  # type: ignore[misc]
+        return [parameter.grad for parameter in own]
 
-    def spikingjelly_network(self, node: str) -> nn.Module:
+    def spikingjelly_network(self, node):
         kind, atan = getattr(peers.spikingjelly("neuron"), node), peers.spikingjelly("surrogate").ATan
-        modules: List[nn.Module] = []
+        modules = []
         for linear in self.linears():
             tau = 1 / (1 - self.settings.beta)
             modules += [linear, kind(tau=tau, decay_input=False, v_reset=None, surrogate_function=atan())]
-        sequential: Any = peers.spikingjelly("layer").OTTTSequential if node.startswith("OTTT") else nn.Sequential
-        return sequential(*modules)  # type: ignore[no-any-return]
+        sequential = peers.spikingjelly("layer").OTTTSequential if node.startswith("OTTT") else nn.Sequential
+        return sequential(*modules)
 
-    def by_steps(self, steps: int, traces: bool, input_trace: bool = True, at_once: bool = False) -> Tensors:
+    def by_steps(self, steps, traces, input_trace=True, at_once=False):
         """SLTT, or with ``traces`` OTTT, step by step in plain PyTorch; ``at_once``: the reset is in the spike's step.
 
         Each product has its value and the gradient of the layer below by the spikes, that of weights by their trace.
         """
         own = [linear.weight for linear in self.linears()]
         beta, spike_grad = self.settings.beta, snntorch.surrogate.atan()
-        mems: List[Any] = [0.0] * len(own)
-        sums: List[Any] = [0.0] * len(own)
+        mems = [0.0] * len(own)
+        sums = [0.0] * len(own)
         for chunk in self.chunks(steps, CHUNK):
-            loss: Any = 0.0
+            loss = 0.0
             for spk in chunk:
                 for layer, weight in enumerate(own):
                     keeps = traces and (layer > 0 or input_trace)
@@ -186,34 +156,26 @@ class Problem:
                     mems[layer] = (mem - spk if at_once else mem).detach()
                 loss = loss + self.loss(spk)
             loss.backward()
-        return [weight.grad for weight in own]  # type: ignore[misc]
+        return [weight.grad for weight in own]
 
 
-def _compared(made: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], against: str) -> Check:
-    error = max(relative_error(one, other) for one, other in zip(made, expected))
-    return Check(
-        error <= TOLERANCE,
-        against,
-        f"relative error of the gradients {error:.1e} (allowed: {TOLERANCE:.0e})",
-        {"error": error},
-    )
+def _compared(results, expected, against):
+    return check_close(results, expected, TOLERANCE, against)
 
 
 # One at a time: the next point of a sweep takes the place of the last.
-_problem = functools.lru_cache(maxsize=1)(Problem)
+problem_of = functools.lru_cache(maxsize=1)(Problem)
 
 
-def _of_time(settings: Settings) -> Workload:
-    problem = _problem(settings)
+def _of_time(settings):
+    problem = problem_of(settings)
     neurons = INPUTS + 2 * settings.neurons + OUTPUTS
     needed, available = KEPT_BYTES * settings.steps * settings.batch_size * neurons, available_memory()
     if available is not None and needed > available / 2:
-        raise peers.Unavailable(
-            f"keeps {needed / 1e9:.1f} GB at least, of which {available / 1e9:.1f} GB are available"
-        )
+        raise Unavailable(f"keeps {needed / 1e9:.1f} GB at least, of which {available / 1e9:.1f} GB are available")
     net = problem.network()
 
-    def check() -> Check:
+    def check():
         # Of a loop over snnTorch's neurons, on the beginning of the stream.
         steps = min(CHECKED_STEPS, settings.steps)
         linears, lifs = problem.linears(), [snntorch.Leaky(beta=settings.beta) for _ in problem.weights]
@@ -230,23 +192,23 @@ def _of_time(settings: Settings) -> Workload:
     return Workload(lambda: problem.through_time(settings.steps, net), check)
 
 
-def _truncated(settings: Settings) -> Workload:
-    problem = _problem(settings)
+def _truncated(settings):
+    problem = problem_of(settings)
     net = problem.network(init_hidden=True)
     steps = min(CHUNK, settings.steps)
 
-    def check() -> Check:  # of one chunk it is the whole
+    def check():  # of one chunk it is the whole
         return _compared(problem.truncated(steps, net), problem.through_time(steps, problem.network()), "BPTT")
 
     return Workload(lambda: problem.truncated(settings.steps, net), check)
 
 
-def _by_rule(settings: Settings, rule: str, options: Dict[str, Any], length: int = CHUNK) -> Workload:
-    problem = _problem(settings)
+def _by_rule(settings, rule, options, length=CHUNK):
+    problem = problem_of(settings)
     online = snnipu.Online(problem.network(), rule=rule, **options)
     steps = min(CHECKED_STEPS, settings.steps)
 
-    def check() -> Check:
+    def check():
         made = problem.online(steps, online, length)
         if rule in ("sltt", "ottt"):
             return _compared(made, problem.by_steps(steps, traces=rule == "ottt"), "explicit steps")
@@ -258,27 +220,27 @@ def _by_rule(settings: Settings, rule: str, options: Dict[str, Any], length: int
     return Workload(lambda: problem.online(settings.steps, online, length), check)
 
 
-def _spikingjelly(settings: Settings, node: str) -> Workload:
-    problem = _problem(settings)
+def _spikingjelly(settings, node):
+    problem = problem_of(settings)
     net = problem.spikingjelly_network(node)
     steps = min(CHECKED_STEPS, settings.steps)
 
-    def check() -> Check:
+    def check():
         expected = problem.by_steps(steps, traces=node.startswith("OTTT"), input_trace=False, at_once=True)
         return _compared(problem.spikingjelly(steps, net), expected, "its own rule")
 
     return Workload(lambda: problem.spikingjelly(settings.steps, net), check)
 
 
-def _braintrace(settings: Settings, rule: str, most: int) -> Workload:
+def _braintrace(settings, rule, most):
     if settings.steps > most:
-        raise peers.Unavailable(f"takes minutes for {settings.steps} steps; it is run for {most} at most")
-    problem = _problem(settings)
+        raise Unavailable(f"takes minutes for {settings.steps} steps; it is run for {most} at most")
+    problem = problem_of(settings)
     options = {"decay_or_rank": settings.beta} if rule == "pp_prop" else {}
     made = braintrace.stream(rule, problem.weights, settings.beta, problem.upstream, **options)
     steps = min(CHECKED_STEPS, settings.steps)
 
-    def check() -> Check:
+    def check():
         grads, losses = made(problem.chunks(steps, CHUNK))
         if rule == "D_RTRL":
             return _compared(grads, problem.by_steps(steps, traces=True), "explicit steps, as ottt")
@@ -289,7 +251,7 @@ def _braintrace(settings: Settings, rule: str, most: int) -> Workload:
     return Workload(lambda: made(problem.chunks(settings.steps, CHUNK))[0], check)
 
 
-RULES: Sequence[Tuple[str, Dict[str, Any], str]] = (
+RULES = (
     ("sltt", {}, "each step by itself"),
     ("ottt", {}, "a trace of each input"),
     ("eprop", {"low_pass": False}, "the readout's error at each step; with its low-pass it takes four times as long"),
@@ -302,32 +264,29 @@ RULES: Sequence[Tuple[str, Dict[str, Any], str]] = (
 )
 
 
-_LONG = f"in chunks of {LONG_CHUNK} steps: less to do around each, and more memory"
+LONG = f"in chunks of {LONG_CHUNK} steps: less to do around each, and more memory"
 # Name, rule, the longest stream that is run, what it is.
-_BRAINTRACE: Sequence[Tuple[str, str, int, str]] = (
+BRAINTRACE = (
     ("pp-prop", "pp_prop", 10_000, "traces of inputs and of outputs, an approximation"),
     ("D-RTRL", "D_RTRL", 200, "a trace for each weight and sample; here the gradients of ottt"),
 )
 
 
-def build(settings: Settings) -> Case:
-    """One stream of ``settings.steps``."""
+def contenders(settings):
+    def own(name, label, make, *more, note):
+        return Contender(name, label, functools.partial(make, settings, *more), note=note)
 
-    def own(name: str, label: str, make: Callable[..., Workload], *more: Any, note: str, ratio: str = "") -> Contender:
-        return Contender(name, label, functools.partial(make, settings, *more), ratio_label=ratio, note=note)
-
-    contenders = [
-        own("bptt", "BPTT, MultiStep", _of_time, note="the whole stream at once", ratio="BPTT"),
+    return [
+        own("bptt", "BPTT, MultiStep", _of_time, note="the whole stream at once"),
         own(
             "truncated",
             f"BPTT in chunks of {CHUNK}",
             _truncated,
             note="states carried on, and gradients cut between chunks",
-            ratio="BPTT in chunks",
         ),
         *(own(rule, f"Online, {rule}", _by_rule, rule, options, note=note) for rule, options, note in RULES),
         *(
-            own(f"{rule}-{LONG_CHUNK}", f"Online, {rule}, by {LONG_CHUNK}", _by_rule, rule, {}, LONG_CHUNK, note=_LONG)
+            own(f"{rule}-{LONG_CHUNK}", f"Online, {rule}, by {LONG_CHUNK}", _by_rule, rule, {}, LONG_CHUNK, note=LONG)
             for rule in ("sltt", "ottt")
         ),
         *(
@@ -335,65 +294,47 @@ def build(settings: Settings) -> Case:
                 f"braintrace-{name}",
                 f"BrainTrace, {name}",
                 functools.partial(_braintrace, settings, rule, most),
-                peer="braintrace",
+                "braintrace",
+                f"compiled by JAX, which takes all cores it may; {note}",
                 torch_memory=False,
-                note=f"compiled by JAX, which takes all cores it may; {note}",
             )
-            for name, rule, most, note in _BRAINTRACE
+            for name, rule, most, note in BRAINTRACE
         ),
         *(
             Contender(
                 f"spikingjelly-{node[:4].lower()}",
                 f"SpikingJelly, {node[:4]}",
                 functools.partial(_spikingjelly, settings, node),
-                peer="spikingjelly",
-                note=f"{node}, step by step; it resets in the step of the spike",
+                "spikingjelly",
+                f"{node}, step by step; it resets in the step of the spike",
             )
             for node in ("SLTTLIFNode", "OTTTLIFNode")
         ),
     ]
-    sizes = "-".join(map(str, (INPUTS, settings.neurons, settings.neurons, OUTPUTS)))
-    return Case(
-        name="online",
-        title=f"Learning online, {sizes}: T={settings.steps} × B={settings.batch_size}",
-        caption=_CAPTION,
-        contenders=contenders,
-        memory_reference="bptt",
-        memory_label="BPTT",
-        parameters={
-            "steps": settings.steps,
-            "batch_size": settings.batch_size,
-            "neurons": settings.neurons,
-            "chunk": CHUNK,
-            "activity": ACTIVITY,
-        },
-        measured=lambda: _problem(settings).measured(),
-        slow_seconds=SLOW_SECONDS,
-        slow_rounds=SLOW_ROUNDS,
-        check_meaning=(
-            f"check: gradients of the stream's beginning within {TOLERANCE:.0e} of the named, relative to the largest."
-        ),
-    )
 
 
-_CAPTION = (
-    f"The work: a stream of T steps, {100 * ACTIVITY:g} % of the input active, its output spikes and the gradients of "
-    f"all weights, in chunks of {CHUNK} steps; states and traces go on from chunk to chunk."
+CASE = Case(
+    summary="online learning beside backpropagation through time, against the length of the stream: time and memory",
+    work=(
+        f"A stream of T steps, {100 * ACTIVITY:g} % of the input active, its output spikes and the gradients of all "
+        f"weights, in chunks of {CHUNK} steps; states and traces go on from chunk to chunk."
+    ),
+    title=lambda settings: (
+        f"Learning online, {INPUTS}-{settings.neurons}-{settings.neurons}-{OUTPUTS}: T={settings.steps} × "
+        f"B={settings.batch_size}"
+    ),
+    contenders=contenders,
+    sizes={"steps": (50, 200, 1000, 5000), "batch_size": 32, "neurons": 512, "beta": 0.9},
+    quick={"steps": (10, 20), "batch_size": 2, "neurons": 16},
+    axes=("steps",),
+    tables=("milliseconds", "peak_mebibytes"),
+    charts=("milliseconds", "peak_mebibytes"),
+    reference="bptt",
+    repeats=5,
+    slow_seconds=0.5,
+    slow_rounds=3,
+    devices=("cpu",),
+    memory_apart=True,
+    measured=lambda settings: problem_of(settings).measured(),
+    check=f"Gradients of the stream's beginning within {TOLERANCE:.0e} of the named, relative to the largest.",
 )
-
-
-def sweep(settings: Settings, streams: Sequence[int]) -> Sweep:
-    """The points against the length of the stream."""
-    lengths = sorted(set(streams))
-    tables: Any = ("time", "memory")
-    headline = settings.steps if settings.steps in lengths else lengths[0]
-    return Sweep(
-        name="online",
-        title=f"Learning online: B={settings.batch_size}, chunks of {CHUNK}",
-        caption=_CAPTION,
-        points=[replace(settings, steps=length) for length in lengths],
-        axes=[Axis("steps", "steps of the stream", lengths, {}, tables=tables, panels=tables)],
-        reference=None,
-        headline={"steps": headline},
-        memory_apart=True,
-    )

@@ -219,9 +219,7 @@ def sparse(sizes: Sizes, device: torch.device) -> Case:
         return spikes.detach(), torch.autograd.grad(loss, weights)
 
     def loop(spike_grad: Any) -> Step:
-        neurons = [
-            snntorch.Leaky(beta=0.95, spike_grad=spike_grad, reset_mechanism="zero").to(device) for _ in linears
-        ]
+        neurons = [snntorch.Leaky(beta=0.95, spike_grad=spike_grad, reset_mechanism="zero").to(device) for _ in linears]
 
         def run() -> Results:
             mems, spk_rec = [neuron.reset_mem() for neuron in neurons], []
